@@ -25,11 +25,11 @@
 //!
 //! | model | error |
 //! |---|---|
-//! | roofline | of a model and a number of devices with a table: the table against the factors of the file, if these were fitted to another one, else against factors fitted to all the others; of other dense models in 16 bits: the largest of the measured models on as many devices, named as such |
+//! | roofline | of a model and a number of devices with a table: the table against the factors of the file, if these were fitted to another one, else against factors fitted to all the others; of other models in 16 bits, dense or with experts: the largest of the measured models of the sort on as many devices, named as such |
 //! | table | of interpolation, with every third point of each axis left out |
 //! | fitted | of every fifth step of the run, with a fit to the others |
 //!
-//! All else is "not measured": experts, latent caches, weights in 8 bits, pipelines, streamed weights, and Vidur's tables, whose points are
+//! All else is "not measured": data-parallel attention, latent caches, weights in 8 bits, pipelines, streamed weights, and Vidur's tables, whose points are
 //! predictions themselves. [`hardware::file`](crate::hardware::file) holds the errors of rooflines; a table of kernels added up is the
 //! reference, so the engine's own work between kernels is not in them. Over the same 600 steps of Llama-3.1-8B, the aiconfigurator's A100
 //! table and Vidur's A100 tables differ by 12.3 % in the median and 24.1 % at the 95th percentile: two profiles of one device, so no model of
@@ -49,6 +49,7 @@ use crate::model::Model;
 
 pub mod choice;
 pub mod errors;
+mod experts;
 mod fitted;
 mod grid;
 mod lower_bound;
@@ -219,6 +220,12 @@ pub trait CostModel {
     fn replica_pipelined(&self, replica: usize, shape: &StepShape) -> PipelinedStep {
         let _ = replica;
         self.pipelined(shape)
+    }
+
+    /// Returns the duration of one step of a group of ranks in lock step, nanoseconds: data-parallel attention, experts in common.
+    /// There is a shape for each rank, empty for one without work, which runs along. `replica` is the first rank.
+    fn lock_step_ns(&self, replica: usize, shapes: &[StepShape]) -> u64 {
+        shapes.iter().map(|shape| self.replica_step_ns(replica, shape)).max().unwrap_or(0)
     }
 
     /// Returns the duration of a step on one replica of a fleet, nanoseconds; equal for all replicas of one kind.

@@ -86,6 +86,8 @@ pub struct RooflineError {
     pub model: &'static str,
     /// Tensor parallelism: number of devices that share each layer.
     pub tensor: u32,
+    /// Expert parallelism: number of devices with whole experts, 1 for slices of each.
+    pub expert: u32,
     /// Reference of the comparison.
     pub against: &'static str,
     /// Errors by kind of batch.

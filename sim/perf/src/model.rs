@@ -124,6 +124,16 @@ impl Model {
         }
     }
 
+    /// Returns the number of layers with experts.
+    pub fn expert_layers(&self) -> u64 {
+        self.experts.map_or(0, |moe| self.layers.saturating_sub(moe.dense_layers))
+    }
+
+    /// Returns the elements of the matrices of all layers that every token passes through: all but those of the experts.
+    pub fn common_elements(&self) -> u64 {
+        self.elements(0.0).min(ELEMENTS_MAX) as u64
+    }
+
     /// Returns the elements of the feed-forward matrices of all layers if the tokens of a layer use `experts` of its experts.
     fn feed_forward_elements(&self, experts: f64) -> f64 {
         let matrices = (3 * self.hidden) as f64;

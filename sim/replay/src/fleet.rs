@@ -20,7 +20,7 @@ use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
 use crate::settings::{Arrivals, Settings, SettingsError};
 use crate::worker::Worker;
-use trunkline_sim_perf::cost::{CostModel, PipelinedStep};
+use trunkline_sim_perf::cost::{CostModel, PipelinedStep, StepShape};
 use trunkline_sim_perf::link::{Copy, Links};
 use trunkline_sim_report::observer::{Observer, ReplicaChange, StepSeen};
 use trunkline_sim_report::outcome::Outcome;
@@ -33,6 +33,7 @@ mod fast_forward;
 mod faults;
 mod held;
 mod lifecycle;
+mod lock_step;
 mod phase;
 mod pipeline;
 mod reporting;
@@ -42,6 +43,7 @@ mod shared_storage;
 
 use self::held::Held;
 use self::lifecycle::Lifecycle;
+use self::lock_step::LockSteps;
 use self::phase::Phase;
 use self::pipeline::Pipeline;
 use self::roots::Roots;
@@ -196,6 +198,10 @@ enum SimEvent {
         replica: usize,
         life: u32,
     },
+    /// End of a step of a group in lock step, behind the ends of its ranks, or begin of one after an idle time.
+    LockStep {
+        group: usize,
+    },
     /// Observation by the autoscaler.
     Scale,
 }
@@ -222,6 +228,7 @@ struct Fleet<'a> {
     shared: SharedStorage,
     flights: InFlightRequests,
     lifecycle: Lifecycle,
+    lock_steps: LockSteps,
     worker: Worker,
     meters: Meters<'a>,
     now_ns: u64,
@@ -285,13 +292,15 @@ impl<'a> Fleet<'a> {
             Arrivals::Serial | Arrivals::AtOnce => 1.0,
         };
         let meters = Meters::new(&settings.tenants, replicas.len());
+        let lock_steps = LockSteps::new(settings);
         Ok(Self {
             settings,
             cost,
             can_fast_forward: !observer.wants_steps()
                 && !settings.replicas_change()
                 && meters.is_alone()
-                && settings.group_layers.is_empty(),
+                && settings.group_layers.is_empty()
+                && lock_steps.is_empty(),
             observer,
             stopped: false,
             pending: Pending {
@@ -307,6 +316,7 @@ impl<'a> Fleet<'a> {
             cluster,
             flights: InFlightRequests::default(),
             lifecycle: Lifecycle::new(settings)?,
+            lock_steps,
             replicas,
             shared: SharedStorage::default(),
             worker: Worker::new(settings.draft_acceptance),
@@ -376,6 +386,7 @@ impl<'a> Fleet<'a> {
                 self.join(replica, ReplicaChange::Started);
             }
             SimEvent::FailAtRandom { .. } | SimEvent::Return { .. } | SimEvent::Ready { .. } => {}
+            SimEvent::LockStep { group } => self.begin_lock_step(group),
             SimEvent::Scale => self.scale(),
         }
     }
@@ -523,6 +534,9 @@ impl<'a> Fleet<'a> {
         let shape = self.replicas[replica].held.shape(&step);
         self.totals.seqs_run += shape.sequences();
         self.totals.tokens_run += shape.tokens;
+        if let Some(group) = self.lock_steps.group_of(replica) {
+            return self.await_group(at_ns, replica, group, shape, step);
+        }
         let times = if self.settings.core.pipeline_stages > 1 {
             self.cost.replica_pipelined(replica, &shape)
         } else {
@@ -530,8 +544,14 @@ impl<'a> Fleet<'a> {
             PipelinedStep { latency_ns, stage_ns: latency_ns }
         };
         let it = &mut self.replicas[replica];
-        let (begin_ns, end_ns) = it.pipeline.push(at_ns, times, it.slowness);
+        let times = it.pipeline.push(at_ns, times, it.slowness);
+        self.started(replica, times, shape, step);
+    }
+
+    /// Notes the begin and the end of a step on a replica.
+    fn started(&mut self, replica: usize, (begin_ns, end_ns): (u64, u64), shape: StepShape, step: Box<Step>) {
         self.meters.step_began(&mut self.flights, begin_ns, replica, &step.seqs);
+        let it = &mut self.replicas[replica];
         it.in_flight.push_back(step);
         let life = it.life;
         if !self.can_fast_forward && self.observer.wants_steps() {

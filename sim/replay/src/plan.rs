@@ -180,6 +180,9 @@ pub enum PlanError {
     /// Search over replicas of several kinds.
     #[error("a fleet of several kinds has its replicas; look for the rate")]
     Mixed,
+    /// Search over replicas in lock step.
+    #[error("replicas with dp are ranks of a group in lock step; give their number and look for the rate")]
+    LockStep,
     /// Price out of range.
     #[error("price of {hardware} is {price}; it must be a number above 0")]
     Price {
@@ -274,6 +277,7 @@ fn range(trace: &Trace, candidate: &Candidate<'_>, search: &Search<'_>) -> Resul
     match (search.goal, search.split) {
         (Goal::Rate, true) => Err(PlanError::SplitRate),
         (Goal::Replicas { .. }, _) if has_roles => Err(PlanError::Roles),
+        (Goal::Replicas { .. }, _) if candidate.settings.parallel.data > 1 => Err(PlanError::LockStep),
         (Goal::Replicas { max: 0 }, _) => Err(PlanError::NoReplicas),
         (Goal::Replicas { max: 1 }, true) => Err(PlanError::SplitOfOne),
         (Goal::Replicas { max }, split) => Ok((1 + i64::from(split), i64::from(max))),

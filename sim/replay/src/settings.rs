@@ -21,6 +21,9 @@ use trunkline_sim_workload::tenants::Shares;
 use trunkline_sim_workload::trace::LENGTH_TOKENS_MAX;
 
 mod kinds;
+mod lock_step;
+
+pub use self::lock_step::LockStepError;
 
 /// Queue limit above any trace: a replay measures waiting times, so no request is rejected for a full queue.
 pub const MAX_QUEUE: u32 = 1 << 24;
@@ -258,7 +261,8 @@ impl Settings {
             return Err(SettingsError::Prices { prices: self.prices.len(), kinds });
         }
         self.validate_autoscale()?;
-        self.validate_roles()
+        self.validate_roles()?;
+        Ok(self.validate_lock_step()?)
     }
 
     /// Checks that a policy can change the number of replicas.
@@ -421,6 +425,9 @@ pub enum SettingsError {
     /// Autoscaling that cannot be.
     #[error(transparent)]
     Autoscale(#[from] AutoscaleError),
+    /// Ranks that cannot run in lock step.
+    #[error(transparent)]
+    LockStep(#[from] LockStepError),
     /// Prices out of range, or not one for each kind of replica.
     #[error("{prices} prices for {kinds} kinds of replica; give each kind a price above 0, or none")]
     Prices {

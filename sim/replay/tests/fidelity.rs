@@ -3,6 +3,7 @@
 
 mod fidelity {
     pub mod engine;
+    pub mod experts;
     pub mod kernels;
     pub mod vidur;
     pub mod vllm;

@@ -120,6 +120,11 @@ fn fit_overhead(
     model: &Model,
     samples: &[Sample],
 ) -> anyhow::Result<()> {
+    ensure!(
+        args.parallel.data == 1,
+        "parallel is {}; calibrate knows no ranks in lock step, so leave dp out",
+        args.parallel
+    );
     let kernels = kernels.make(hardware, model, args.parallel, Weights::Resident)?;
     let found = engine_overhead(&*kernels, samples)?;
     let held_out = 100.0 * found.held_out.bias;

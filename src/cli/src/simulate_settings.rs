@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde::de::MapAccess;
 use trunkline_port::Token;
@@ -29,7 +29,8 @@ pub struct SimulateSettings {
     #[arg(long, value_name = "HARDWARE")]
     pub simulate: Option<String>,
 
-    /// Simulated devices of each worker: tp2 for tensor parallel, pp2 for pipeline parallel, tp2pp2 for both [default: tp1].
+    /// Simulated devices of each worker: tp2 for tensor parallel, pp2 for pipeline parallel, tp2pp2 for both, tp2ep2 for whole experts on each
+    /// device [default: tp1].
     #[arg(long, value_name = "SHAPE")]
     pub parallel: Option<String>,
 
@@ -111,6 +112,10 @@ impl SimulateSettings {
         let mut fleet = Fleet::new(hardware, shape(model)?);
         if let Some(text) = &self.parallel {
             fleet.parallel = text.parse()?;
+            ensure!(
+                fleet.parallel.data == 1,
+                "parallel is '{text}'; a simulated worker has no dp: replay has groups of replicas in lock step"
+            );
         }
         if let Some(text) = &self.cost {
             fleet.cost = text.parse()?;
@@ -199,6 +204,9 @@ mod tests {
         assert_eq!(error(&alone, None), "cost is given without simulate; name the hardware to simulate");
         let bad = SimulateSettings { simulate_text: Some("poem".into()), ..on("h100-80g") };
         assert_eq!(error(&bad, None), "unknown simulate-text 'poem'; there are: random, echo");
+        let bad = SimulateSettings { parallel: Some("dp2ep2".into()), ..on("h100-80g") };
+        let message = error(&bad, Some("qwen3-30b-a3b"));
+        assert!(message.starts_with("parallel is 'dp2ep2'; a simulated worker has no dp"), "{message}");
         let bad = SimulateSettings { engine_overhead: Some("1:2:3".into()), ..on("h100-80g") };
         assert!(error(&bad, None).starts_with("engine overhead '1:2:3' is not STEP_US or STEP_US:SEQUENCE_US"));
     }

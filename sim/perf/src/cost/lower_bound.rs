@@ -1,12 +1,13 @@
 //! Physical lower bound of the step time.
 
-use super::work::Demand;
+use super::experts::ExpertShape;
+use super::work::{Demand, Work};
 use super::{Parallel, StepShape};
 use crate::hardware::Hardware;
 use crate::model::Model;
 
 /// Lower bound of the step time on a group of devices: all FLOPs at peak, or all bytes at full bandwidth, spread evenly over the
-/// devices.
+/// devices. Of the experts, those are read that the tokens cannot do without: as many as each token uses.
 ///
 /// The bound would be wrong only for steps with their KV in the L2 cache. Weights never fit there.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +15,10 @@ pub struct LowerBound {
     demand: Demand,
     flops_s: f64,
     bytes_s: f64,
+    /// Experts of a layer, and layers with experts; `None` for a dense model.
+    experts: Option<(ExpertShape, f64)>,
+    /// Ranks that share the experts.
+    ranks: f64,
 }
 
 impl LowerBound {
@@ -24,12 +29,27 @@ impl LowerBound {
             demand: Demand::new(model),
             flops_s: hardware.flops_s(model.dtype_bytes) * devices,
             bytes_s: hardware.bandwidth_bytes_s * devices,
+            experts: ExpertShape::of(model).map(|shape| (shape, model.expert_layers() as f64)),
+            ranks: parallel.data.into(),
         }
     }
 
-    /// Returns the lower bound for a step, seconds.
+    /// Returns the lower bound for a step, seconds; with data-parallel attention of a rank whose other ranks idle.
     pub fn step_s(&self, shape: &StepShape) -> f64 {
-        self.demand.parts(shape).total().time_s(self.flops_s, self.bytes_s)
+        self.among_s(shape, shape.tokens)
+    }
+
+    /// Returns the lower bound for the ranks of a group in lock step, seconds.
+    pub fn lock_step_s(&self, shapes: &[StepShape]) -> f64 {
+        let tokens = shapes.iter().map(|shape| shape.tokens).sum();
+        shapes.iter().map(|shape| self.among_s(shape, tokens)).fold(0.0, f64::max)
+    }
+
+    /// Returns the lower bound for a rank among ranks with `tokens` in all, seconds.
+    fn among_s(&self, shape: &StepShape, tokens: u64) -> f64 {
+        let least = |(shape, layers): (ExpertShape, f64)| shape.least(tokens as f64).times(layers / self.ranks);
+        let experts = self.experts.map_or(Work::default(), least);
+        self.demand.parts(shape).total().plus(experts).time_s(self.flops_s, self.bytes_s)
     }
 
     /// Returns the greater of `time_s` and the lower bound, seconds.
@@ -67,7 +87,7 @@ mod tests {
         for hardware in hardware::presets() {
             for model in model::PRESETS {
                 for (tensor, pipeline) in [(1, 1), (4, 1), (2, 2), (1, 8)] {
-                    let parallel = Parallel { tensor, pipeline };
+                    let parallel = Parallel { tensor, pipeline, ..Parallel::ONE };
                     let devices = f64::from(tensor * pipeline);
                     let limit = LowerBound::new(hardware, model, parallel);
                     let roofline = Roofline::parallel(hardware, model, parallel);
@@ -84,7 +104,8 @@ mod tests {
                         let flops = 2.0 * (model.active_elements() * shape.tokens) as f64
                             + 2.0 * (model.head_elements() * shape.sampled) as f64
                             + (model.pair_flops() * (shape.prefill_pairs + shape.decode_pairs)) as f64;
-                        let bytes = model.read_elements(shape.tokens) * model.dtype_bytes as f64
+                        let elements = if shape.tokens > 0 { model.active_elements() } else { model.common_elements() };
+                        let bytes = (elements * model.dtype_bytes) as f64
                             + model.kv_bytes_per_token() as f64
                                 * (shape.prefill_kv_tokens + shape.decode_kv_tokens) as f64;
                         for cost in models {

@@ -51,6 +51,11 @@ impl CostModel for Mixed {
         self.kinds[kind].pipelined(shape)
     }
 
+    fn lock_step_ns(&self, replica: usize, shapes: &[StepShape]) -> u64 {
+        let kind = self.kind_of.get(replica).copied().unwrap_or(0);
+        self.kinds[kind].lock_step_ns(0, shapes)
+    }
+
     fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {
         let kind = self.kind_of.get(replica).copied().unwrap_or(0);
         self.kinds[kind].step_ns(shape)

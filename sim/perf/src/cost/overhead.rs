@@ -92,6 +92,12 @@ impl CostModel for Hosted {
         self.with_overhead(self.cost.replica_pipelined(replica, shape), shape)
     }
 
+    /// Adds the overhead of the rank with the most sequences: the others wait for it.
+    fn lock_step_ns(&self, replica: usize, shapes: &[StepShape]) -> u64 {
+        let overhead_ns = shapes.iter().map(|shape| self.overhead.ns(shape)).max().unwrap_or(0);
+        self.cost.lock_step_ns(replica, shapes) + overhead_ns
+    }
+
     fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {
         self.cost.replica_step_ns(replica, shape) + self.overhead.ns(shape)
     }
@@ -119,6 +125,21 @@ mod tests {
         assert_eq!((with.latency_ns, with.stage_ns), (without.latency_ns + more_ns, without.stage_ns + more_ns));
         assert_eq!(hosted.replica_pipelined(0, &shape), with);
         assert_eq!(hosted.name(), format!("{}; engine overhead 850 us a step, 12.5 us a sequence", kernels.name()));
+    }
+
+    #[test]
+    fn ranks_in_lock_step_wait_for_the_longest_overhead() {
+        let (hardware, model) = (hardware::by_name("h100-80g").unwrap(), model::by_name("qwen3-30b-a3b").unwrap());
+        let kernels = || cost::of(hardware, model, "dp2ep2".parse().unwrap());
+        let shapes = [StepShape::decodes(8, 1000), StepShape::decodes(20, 1000)];
+        let alone_ns = kernels().lock_step_ns(0, &shapes);
+        assert!(alone_ns > kernels().step_ns(&shapes[1]), "the experts have the tokens of both ranks");
+        let hosted = "850:12.5".parse::<EngineOverhead>().unwrap().around(kernels());
+        assert_eq!(hosted.lock_step_ns(0, &shapes), alone_ns + 850_000 + 20 * 12_500);
+        let kinds = vec![(2, "a".into(), self::kernels()), (2, "b".into(), kernels())];
+        let mixed = cost::Mixed::new(kinds);
+        assert_eq!(mixed.lock_step_ns(2, &shapes), alone_ns, "of the kind of the group");
+        assert_ne!(mixed.lock_step_ns(0, &shapes), alone_ns);
     }
 
     #[test]

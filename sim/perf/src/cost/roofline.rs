@@ -3,11 +3,12 @@
 //!
 //! The time of a step is the sum of
 //!
-//! * the matrices of the layers: `max(FLOPs / (peak * e), (weights + KV written) / (bandwidth * e))`,
+//! * the matrices of the layers that every token passes through: `max(FLOPs / (peak * e), (weights + KV written) / (bandwidth * e))`,
+//! * of layers with experts the products, by the same formula, and the activations moved between their kernels: see [`super::experts`],
 //! * the output matrix for the sampled positions, by the same formula,
 //! * attention of prefill chunks: `max(FLOPs / (peak * e), KV read / (bandwidth * e))`,
 //! * attention of decodes, by the same formula; in one call with prefills if there are any, see below,
-//! * an overhead per step and per layer,
+//! * an overhead per step, per layer, and once more per layer with experts,
 //!
 //! with the factors `e` of [`crate::hardware::Efficiency`]. The maxima are smooth, as in measurements: `max(a, b)` stands for the
 //! fourth root of `a^4 + b^4`.
@@ -19,10 +20,16 @@
 //! **Tensor parallelism**: each of `n` devices does `1 / n` of everything, and two all-reduces per layer add up the results:
 //! `latency + 2 (n - 1) / n * bytes / bandwidth`, not overlapped with anything.
 //!
+//! **Experts**: the devices share the products as whole experts or as slices of each. Data-parallel attention adds an all-gather before
+//! the experts and a reduce-scatter behind them, each `latency + (n - 1) / n * bytes / bandwidth` for the tokens of all `n` ranks, as
+//! vLLM's default `allgather_reducescatter` does. A step of ranks in lock step takes the slowest rank's attention and matrices,
+//! and the experts for the tokens of all. Choices are taken to be even.
+//!
 //! **Pipeline parallelism**: a core has one step in flight, so stages wait for each other. A step passes whole, or split into as
 //! many parts as stages, which follow one another: `(stages - 1 + parts) * time of a stage`, whichever is less. A split saves
 //! waiting, but reads the weights once more per part.
 
+use super::experts::ExpertShape;
 use super::work::{Demand, Parts, Work};
 use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepErrors, StepShape, nanoseconds};
 use crate::hardware::Hardware;
@@ -39,6 +46,8 @@ pub struct Roofline {
     hardware: Hardware,
     parallel: Parallel,
     demand: Demand,
+    /// Experts of a layer on one device, and layers with experts; `None` for a dense model.
+    experts: Option<(ExpertShape, f64)>,
     limit: LowerBound,
     flops_s: f64,
     /// Share of the layers in the largest stage.
@@ -62,11 +71,16 @@ impl Roofline {
     pub fn parallel(hardware: &Hardware, model: &Model, parallel: Parallel) -> Self {
         let stage_layers = model.layers.div_ceil(u64::from(parallel.pipeline)) as f64;
         let (errors, trust) = stated::of(hardware, model, parallel);
-        let spread = if parallel == Parallel::ONE { String::new() } else { format!(" {parallel}") };
+        let spread = match parallel {
+            Parallel::ONE => String::new(),
+            Parallel { data: 1, .. } => format!(" {parallel}"),
+            _ => format!(" {parallel}, ranks in lock step"),
+        };
         Self {
             hardware: *hardware,
             parallel,
             demand: Demand::new(model),
+            experts: ExpertShape::of(model).map(|shape| (shape.among(parallel), model.expert_layers() as f64)),
             limit: LowerBound::new(hardware, model, parallel),
             flops_s: hardware.flops_s(model.dtype_bytes),
             stage_share: stage_layers / model.layers as f64,
@@ -83,8 +97,30 @@ impl Roofline {
         self.limit.step_s(shape)
     }
 
+    /// Returns the time of a step of one stage without experts and their exchange, seconds.
+    pub(super) fn without_experts_s(&self, shape: &StepShape) -> f64 {
+        let parts = self.demand.parts(shape);
+        self.common_s(shape, &parts, 1.0) + self.head_s(&parts) + self.hardware.step_overhead_s
+    }
+
     /// Returns the time of the largest stage for one of `n` equal parts of a step, without the output matrix, seconds.
     fn stage_s(&self, shape: &StepShape, parts: &Parts, n: f64) -> f64 {
+        self.common_s(shape, parts, n) + self.experts_s(shape.tokens as f64 / n)
+    }
+
+    /// Returns the time of the experts in the largest stage, and of the exchange among ranks, for `tokens` of all ranks, seconds.
+    fn experts_s(&self, tokens: f64) -> f64 {
+        let Some((shape, layers)) = &self.experts else { return 0.0 };
+        let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
+        let products = shape.products(tokens);
+        let products_s = products.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth);
+        let moved_s = shape.moved_bytes(tokens) / (bandwidth_bytes_s * e.kv_bandwidth);
+        let exchange_s = 2.0 * self.parallel.all_gather_s(&self.hardware, tokens, self.token_bytes);
+        layers * self.stage_share * (products_s + moved_s + exchange_s + self.hardware.layer_overhead_s)
+    }
+
+    /// Returns the time of all but the experts in the largest stage, for one of `n` equal parts of a step, seconds.
+    fn common_s(&self, shape: &StepShape, parts: &Parts, n: f64) -> f64 {
         let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
         let share = self.stage_share / f64::from(self.parallel.tensor);
         let mut layers = parts.layers.times(share);
@@ -129,6 +165,17 @@ impl Roofline {
         stages_s + self.head_s(&parts) + self.hardware.step_overhead_s
     }
 
+    /// Returns the time of a step of ranks in lock step before applying the lower bound, seconds.
+    fn ranks_s(&self, shapes: &[StepShape]) -> f64 {
+        let rank_s = |shape: &StepShape| {
+            let parts = self.demand.parts(shape);
+            self.common_s(shape, &parts, 1.0) + self.head_s(&parts)
+        };
+        let tokens: u64 = shapes.iter().map(|shape| shape.tokens).sum();
+        let slowest_s = shapes.iter().map(rank_s).fold(0.0, f64::max);
+        slowest_s + self.experts_s(tokens as f64) + self.hardware.step_overhead_s
+    }
+
     /// Returns the time of the output matrix, seconds.
     fn head_s(&self, parts: &Parts) -> f64 {
         let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
@@ -148,6 +195,10 @@ impl CostModel for Roofline {
 
     fn step_ns(&self, shape: &StepShape) -> u64 {
         nanoseconds(self.limit.hold(self.step_s(shape), shape))
+    }
+
+    fn lock_step_ns(&self, _: usize, shapes: &[StepShape]) -> u64 {
+        nanoseconds(self.ranks_s(shapes).max(self.limit.lock_step_s(shapes)))
     }
 
     fn pipelined(&self, shape: &StepShape) -> PipelinedStep {
@@ -249,5 +300,43 @@ mod tests {
         let of = |n| seconds(&Roofline::new(h100, qwen), StepShape::decodes(n, 100));
         assert!(of(16) > 3.0 * of(1), "{} {}", of(1), of(16));
         assert!(of(256) < 1.7 * of(64), "all experts are read already");
+    }
+    #[test]
+    fn a_step_of_ranks_is_the_slowest_rank_and_the_experts_of_all_tokens() {
+        let (h100, qwen) = (hardware::by_name("h100-80g").unwrap(), model::by_name("qwen3-30b-a3b").unwrap());
+        let cost = Roofline::parallel(h100, qwen, "dp2ep2".parse().unwrap());
+        let ns = |shapes: &[StepShape]| cost.lock_step_ns(0, shapes) as f64;
+        let (few, many, idle) = (StepShape::decodes(8, 500), StepShape::decodes(64, 500), StepShape::default());
+        assert_eq!(ns(&[many, idle]), cost.step_ns(&many) as f64, "the other rank idles in a step of one");
+        assert_eq!(ns(&[many, few]), ns(&[few, many]));
+        assert!(ns(&[many, many]) > ns(&[many, few]) && ns(&[many, few]) > ns(&[many, idle]));
+        assert!(ns(&[many, many]) < 1.2 * ns(&[many, idle]), "weights are read once for both");
+        // A prefill of one rank holds the other rank's decodes up.
+        let prefill = StepShape::prefill(4096, 0);
+        assert!(ns(&[prefill, few]) > ns(&[prefill, idle]) && ns(&[prefill, few]) < 1.05 * ns(&[prefill, idle]));
+    }
+
+    #[test]
+    fn ranks_pay_for_the_exchange_of_tokens_and_not_for_two_all_reduces() {
+        let (h100, qwen) = (hardware::by_name("h100-80g").unwrap(), model::by_name("qwen3-30b-a3b").unwrap());
+        let slow = Hardware { peer_link_bytes_s: 1e9, ..*h100 };
+        let shapes = [StepShape::prefill(1024, 0), StepShape::prefill(3072, 0)];
+        let s = |hardware| Roofline::parallel(hardware, qwen, "dp2ep2".parse().unwrap()).ranks_s(&shapes);
+        // 48 layers, an all-gather and a reduce-scatter of half of 4,096 tokens of 4 KiB.
+        let expected_s = 48.0 * 2.0 * 0.5 * 4096.0 * 4096.0 * (1.0 / 1e9 - 1.0 / h100.peer_link_bytes_s);
+        assert!((s(&slow) - s(h100) - expected_s).abs() < 1e-6, "{} {expected_s}", s(&slow) - s(h100));
+    }
+
+    #[test]
+    fn whole_experts_move_more_than_slices() {
+        let (h100, qwen) = (hardware::by_name("h100-80g").unwrap(), model::by_name("qwen3-30b-a3b").unwrap());
+        let of =
+            |text: &str| seconds(&Roofline::parallel(h100, qwen, text.parse().unwrap()), StepShape::prefill(8192, 0));
+        let (one, slices, whole) = (of("tp1"), of("tp4"), of("tp4ep4"));
+        assert!(slices < whole && whole < one, "{one} {slices} {whole}");
+        // The pairs' hidden states and the activation's rows of all 65,536 pairs in 48 layers.
+        let more = 2.0 * 65_536.0 * 48.0 * (4096.0 + 5.0 * 768.0 + 704.0 - (6144.0 + 6.0 * 192.0));
+        let expected_s = more / (h100.bandwidth_bytes_s * h100.efficiency.kv_bandwidth);
+        assert!((whole - slices - expected_s).abs() < 1e-6, "{} {expected_s}", whole - slices);
     }
 }

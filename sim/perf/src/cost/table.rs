@@ -12,8 +12,10 @@
 //! average:
 //!
 //! ```text
-//! step = linear(n) + layers * attention(P, K, B, k) + head(sampled) + overhead + overhead per sequence * sequences
+//! step = linear(n) + layers * attention(P, K, B, k) + experts(N) + head(sampled) + overhead + overhead per sequence * sequences
 //! ```
+//!
+//! with the `N` tokens of all ranks for data-parallel attention. Of ranks in lock step all but the experts is that of the slowest.
 //!
 //! Inside its grid a table is linear between measured points. Outside, kernels are assumed to reach the same share of the peak as
 //! at the edge. Where tables measured both ways can be compared, the sum of separate prefill and decode times is a third too low
@@ -24,6 +26,7 @@
 use std::path::PathBuf;
 
 use super::errors::{Sample, usual_steps};
+use super::experts::ExpertShape;
 use super::grid::Grid;
 use super::work::{Demand, Work};
 use super::{CostModel, LowerBound, Parallel, StepShape, nanoseconds};
@@ -79,8 +82,8 @@ pub enum TableFault {
         value: String,
     },
     /// Model with operations missing from the table.
-    #[error("these kernels are put together for dense models with grouped-query attention only, which {0} is not")]
-    NotDense(&'static str),
+    #[error("these kernels have no latent attention, which {0} has; give --cost roofline")]
+    Latent(&'static str),
     /// File without a single usable row.
     #[error("holds no row for {0}")]
     Empty(String),
@@ -132,6 +135,9 @@ pub(crate) struct Series {
     growing_s: f64,
     arithmetic_s: f64,
 }
+
+/// Largest number of tokens of all ranks with a computed time of the experts.
+const EXPERT_TOKENS_MAX: u64 = 65_536;
 
 /// Largest count in a step.
 const COUNT_MAX: u64 = 1 << 20;
@@ -220,6 +226,8 @@ pub struct Table {
     attention: Attention,
     /// Granularity of lookups: tokens are rounded up to a multiple of this.
     tokens_step: u64,
+    /// Experts of all layers, and the exchange of tokens among ranks, by tokens of all ranks; `None` for a dense model.
+    experts: Option<Series>,
     errors: StepErrors,
 }
 
@@ -245,6 +253,16 @@ impl Table {
 
     /// Returns the time of a step before applying the lower bound, seconds.
     pub(super) fn step_s(&self, shape: &StepShape) -> f64 {
+        self.common_s(shape) + self.experts_s(shape.tokens)
+    }
+
+    /// Returns the time of the experts for `tokens` of all ranks, seconds.
+    fn experts_s(&self, tokens: u64) -> f64 {
+        self.experts.as_ref().map_or(0.0, |experts| experts.at(tokens))
+    }
+
+    /// Returns the time of all but the experts, seconds.
+    pub(super) fn common_s(&self, shape: &StepShape) -> f64 {
         let attention_s = match &self.attention {
             Attention::Fused(mixed) => mixed.layer_s(shape),
             Attention::Binned(rounded) => rounded.layer_s(shape),
@@ -268,6 +286,31 @@ impl CostModel for Table {
         let time_s = self.step_s(shape);
         nanoseconds(self.limit.map_or(time_s, |limit| limit.hold(time_s, shape)))
     }
+
+    fn lock_step_ns(&self, _: usize, shapes: &[StepShape]) -> u64 {
+        let tokens = shapes.iter().map(|shape| shape.tokens).sum();
+        let slowest_s = shapes.iter().map(|shape| self.common_s(shape)).fold(0.0, f64::max);
+        let time_s = slowest_s + self.experts_s(tokens);
+        nanoseconds(self.limit.map_or(time_s, |limit| time_s.max(limit.lock_step_s(shapes))))
+    }
+}
+
+/// Returns the counts with computed times: all small ones, then sixteen per factor of two.
+fn token_counts(max: u64) -> impl Iterator<Item = u64> {
+    (1..=max).filter(|n| n.is_multiple_of((n.next_power_of_two() / 32).max(1)))
+}
+
+/// Returns the times of the experts of all layers from those of one layer by tokens of all ranks, seconds.
+fn expert_series(model: &Model, shape: ExpertShape, device: &Device, layer_s: impl Fn(u64) -> f64) -> Series {
+    let layers = model.expert_layers() as f64;
+    let points: Vec<_> = token_counts(EXPERT_TOKENS_MAX).map(|tokens| (tokens, layers * layer_s(tokens))).collect();
+    // More tokens than these choose every expert.
+    let weights = shape.products(EXPERT_TOKENS_MAX as f64).bytes;
+    let work = [1.0, 2.0].map(|tokens| Work {
+        flops: layers * shape.products(tokens).flops,
+        bytes: layers * (weights + shape.moved_bytes(tokens)),
+    });
+    Series::new(&points, work, device)
 }
 
 /// Returns the work of the layers' matrices on one of `tensor` devices for one token and for two.
@@ -286,7 +329,11 @@ fn head_work(model: &Model, tensor: u32) -> [Work; 2] {
 
 /// Returns the name of a table for reports: source, model and devices, and notes on rows that were not used or not measured.
 fn describe(source: &str, hardware: &Hardware, model: &Model, parallel: Parallel, notes: &[String]) -> String {
-    let spread = if parallel == Parallel::ONE { String::new() } else { format!(" {parallel}") };
+    let spread = match parallel {
+        Parallel::ONE => String::new(),
+        Parallel { data: 1, .. } => format!(" {parallel}"),
+        _ => format!(" {parallel}, ranks in lock step"),
+    };
     let notes: String = notes.iter().map(|note| format!("; {note}")).collect();
     format!("table of {source} ({} on {}{spread}{notes})", model.name, hardware.name)
 }

@@ -32,10 +32,10 @@ impl Work {
     }
 }
 
-/// Parts of a step, over all devices.
+/// Parts of a step without experts, over all devices of a rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parts {
-    /// Matrices of the layers, and writing of KV.
+    /// Matrices of the layers that every token passes through, and writing of KV.
     pub layers: Work,
     /// Output matrix, for sampled positions only.
     pub head: Work,
@@ -55,38 +55,36 @@ impl Parts {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
     model: Model,
-    active_flops: f64,
+    common_flops: f64,
     head_elements: f64,
     pair_flops: f64,
     kv_token_bytes: f64,
-    /// Bytes of a dense model's layers, all read in every step; `None` with experts.
-    layer_bytes: Option<f64>,
+    /// Bytes of the matrices that every token passes through, all read in every step.
+    layer_bytes: f64,
 }
 
 impl Demand {
     pub fn new(model: &Model) -> Self {
-        let dense = model.experts.is_none();
         Self {
             model: *model,
-            active_flops: 2.0 * model.active_elements() as f64,
+            common_flops: 2.0 * model.common_elements() as f64,
             head_elements: model.head_elements() as f64,
             pair_flops: model.pair_flops() as f64,
             kv_token_bytes: model.kv_bytes_per_token() as f64,
-            layer_bytes: dense.then(|| (model.layer_elements() * model.dtype_bytes) as f64),
+            layer_bytes: (model.common_elements() * model.dtype_bytes) as f64,
         }
     }
 
     pub fn parts(&self, shape: &StepShape) -> Parts {
         let tokens = shape.tokens as f64;
         let dtype_bytes = self.model.dtype_bytes as f64;
-        let layer_bytes = self.layer_bytes.unwrap_or_else(|| self.model.read_elements(shape.tokens) * dtype_bytes);
         let head_bytes = if shape.sampled > 0 { self.head_elements * dtype_bytes } else { 0.0 };
         let attention = |pairs: u64, kv_tokens: u64| Work {
             flops: self.pair_flops * pairs as f64,
             bytes: self.kv_token_bytes * kv_tokens as f64,
         };
         Parts {
-            layers: Work { flops: self.active_flops * tokens, bytes: layer_bytes + self.kv_token_bytes * tokens },
+            layers: Work { flops: self.common_flops * tokens, bytes: self.layer_bytes + self.kv_token_bytes * tokens },
             head: Work { flops: 2.0 * self.head_elements * shape.sampled as f64, bytes: head_bytes },
             prefill: attention(shape.prefill_pairs, shape.prefill_kv_tokens),
             decode: attention(shape.decode_pairs, shape.decode_kv_tokens),

@@ -32,6 +32,7 @@
 //! against = "which measurements"
 //! of = [                              # median, 95th percentile and bias by kind of batch; each is optional
 //!     { model = "llama-3.1-8b", tensor = 1, prefill = [0.05, 0.12, 0.01], decode = [0.04, 0.1, 0.0], mixed = [0.05, 0.13, -0.01] },
+//!     { model = "mixtral-8x7b", tensor = 2, expert = 2, decode = [0.1, 0.2, 0.0] },  # whole experts on each; slices without it
 //! ]
 //!
 //! [step_time]                         # what steps of one model take here; optional; made by calibration
@@ -169,6 +170,8 @@ struct RooflineErrorFile {
 struct ModelErrorFile {
     model: String,
     tensor: u32,
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    expert: u32,
     prefill: Option<[f64; 3]>,
     decode: Option<[f64; 3]>,
     mixed: Option<[f64; 3]>,
@@ -195,6 +198,15 @@ struct StepTimeFile {
     error: Option<StepErrorFile>,
 }
 
+fn one() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_one(n: &u32) -> bool {
+    *n == 1
+}
+
 /// Errors of the kinds of batch: prefills, decodes, both.
 type KindsFile = [Option<[f64; 3]>; 3];
 
@@ -210,9 +222,9 @@ fn kinds(StepErrors { prefill, decode, mixed }: StepErrors) -> KindsFile {
 impl RooflineErrorFile {
     fn errors(self) -> &'static [RooflineError] {
         let against: &'static str = self.against.leak();
-        let of = |ModelErrorFile { model, tensor, prefill, decode, mixed }: ModelErrorFile| {
+        let of = |ModelErrorFile { model, tensor, expert, prefill, decode, mixed }: ModelErrorFile| {
             let errors = errors([prefill, decode, mixed]);
-            RooflineError { model: model.leak(), tensor, against, errors }
+            RooflineError { model: model.leak(), tensor, expert, against, errors }
         };
         self.of.into_iter().map(of).collect::<Vec<_>>().leak()
     }
@@ -220,7 +232,14 @@ impl RooflineErrorFile {
     fn of(errors: &[RooflineError]) -> Option<Self> {
         let of = |error: &RooflineError| {
             let [prefill, decode, mixed] = kinds(error.errors);
-            ModelErrorFile { model: error.model.into(), tensor: error.tensor, prefill, decode, mixed }
+            ModelErrorFile {
+                model: error.model.into(),
+                tensor: error.tensor,
+                expert: error.expert,
+                prefill,
+                decode,
+                mixed,
+            }
         };
         Some(Self { against: errors.first()?.against.into(), of: errors.iter().map(of).collect() })
     }

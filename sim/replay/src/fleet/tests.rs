@@ -17,6 +17,7 @@ mod autoscaling;
 mod failures;
 mod fast_forwards;
 mod layer_groups;
+mod lock_step;
 mod random_failures;
 mod routers;
 mod steps_in_flight;

@@ -64,6 +64,11 @@ impl CostModel for Wrong<'_> {
         self.scaled_both(replica, shape, self.cost.replica_pipelined(replica, shape))
     }
 
+    fn lock_step_ns(&self, replica: usize, shapes: &[StepShape]) -> u64 {
+        let all = shapes.iter().copied().fold(StepShape::default(), StepShape::and);
+        self.scaled(replica, &all, self.cost.lock_step_ns(replica, shapes))
+    }
+
     fn replica_step_ns(&self, replica: usize, shape: &StepShape) -> u64 {
         self.scaled(replica, shape, self.cost.replica_step_ns(replica, shape))
     }
@@ -126,5 +131,43 @@ impl Prober<'_> {
     /// Returns the probe of a number.
     pub(super) fn into_probe(self, number: i64) -> Option<Probe> {
         self.done.into_iter().find(|(other, _)| *other == number).map(|(_, probe)| probe)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trunkline_sim_perf::cost::Residuals;
+
+    /// A millisecond for each token of all ranks, of which prefills are off by a quarter and decodes by a half.
+    struct Off;
+
+    impl CostModel for Off {
+        fn name(&self) -> &str {
+            "off"
+        }
+
+        fn step_ns(&self, shape: &StepShape) -> u64 {
+            1_000_000 * shape.tokens
+        }
+
+        fn errors(&self, _: usize) -> StepErrors {
+            let of = |median| Some(Residuals { median, ..Residuals::default() });
+            StepErrors { prefill: of(0.25), decode: of(0.5), mixed: of(0.6) }
+        }
+
+        fn lock_step_ns(&self, _: usize, shapes: &[StepShape]) -> u64 {
+            shapes.iter().map(|shape| self.step_ns(shape)).sum()
+        }
+    }
+
+    #[test]
+    fn a_step_of_ranks_is_off_by_the_error_of_all_its_kinds_of_batch() {
+        let ns = |slower, shapes: [StepShape; 2]| Wrong { cost: &Off, slower }.lock_step_ns(0, &shapes);
+        let (prefill, decodes) = (StepShape::prefill(3, 0), StepShape::decodes(2, 9));
+        assert_eq!(ns(true, [decodes, decodes]), 8_000_000);
+        assert_eq!(ns(true, [prefill, prefill]), 8_000_000);
+        assert_eq!(ns(false, [prefill, StepShape::default()]), 2_400_000);
+        assert_eq!(ns(true, [prefill, decodes]), 12_500_000, "both, though no rank has both");
     }
 }

@@ -324,3 +324,14 @@ fn each_hour_of_a_day_has_the_answer_of_its_own_search() {
     assert!(small.fixed.is_none() && small.hours[10].best.is_none() && small.hours[3].best.is_some());
     assert_eq!(day(24, 4_000.0).unwrap_err().to_string(), "start delay is 4000; it must be from 0 to 3600 seconds");
 }
+
+#[test]
+fn ranks_in_lock_step_are_planned_by_the_rate() {
+    let (trace, slos) = (steady(100, 1), slos(&["ttft_p99=40ms"], None));
+    let mut ranks = settings(2, 4_000);
+    (ranks.model, ranks.parallel) = (*model::by_name("mixtral-8x7b").unwrap(), "dp2ep2".parse().unwrap());
+    let fault = answer(&trace, ranks.clone(), &slos, Goal::Replicas { max: 8 }, false).unwrap_err().to_string();
+    assert_eq!(fault, "replicas with dp are ranks of a group in lock step; give their number and look for the rate");
+    let found = answer(&trace, ranks.clone(), &slos, Goal::Rate, false).unwrap();
+    assert_eq!(found.best.unwrap().replicas, 2);
+}

@@ -38,7 +38,8 @@ impl Case {
     }
 
     fn name(&self) -> String {
-        format!("{} tp{}", self.model.name, self.parallel.tensor)
+        let whole = if self.parallel.expert > 1 { ", whole experts" } else { "" };
+        format!("{} tp{}{whole}", self.model.name, self.parallel.tensor)
     }
 
     fn residuals(&self, hardware: &Hardware) -> Residuals {
@@ -131,28 +132,32 @@ fn check(name: &str, tokens_max: u64, table: impl Fn(&Hardware, &Model) -> Table
 fn cases(hardware: &Hardware, folder: &str) -> Vec<Case> {
     let mut cases = Vec::new();
     for tensor in [1, 2, 4, 8] {
-        let parallel = Parallel { tensor, pipeline: 1 };
-        for model in model::PRESETS {
+        let slices = model::PRESETS.iter().map(|model| (model, Parallel::tensor(tensor)));
+        let whole = Parallel { expert: tensor, ..Parallel::tensor(tensor) };
+        let has_experts = |model: &&Model| model.experts.is_some() && tensor > 1;
+        let with_whole = model::PRESETS.iter().filter(has_experts).map(|model| (model, whole));
+        for (model, parallel) in slices.chain(with_whole) {
             let fits = parallel.weight_bytes(model) < hardware.memory_bytes * 9 / 10;
             if !fits || parallel.check(model).is_err() {
                 continue;
             }
-            match Table::from_aiconfigurator(&aiconfigurator(folder), hardware, model, tensor) {
+            match Table::from_aiconfigurator(&aiconfigurator(folder), hardware, model, parallel) {
                 Ok(table) => cases.push(Case { model, parallel, samples: samples(&table, 2048) }),
-                Err(error) => println!("{} {} tp{tensor}: {}", hardware.name, model.name, error.fault),
+                Err(error) => println!("{} {} {parallel}: {}", hardware.name, model.name, error.fault),
             }
         }
     }
     cases
 }
 
-/// The file's factors were fitted to llama-3.1-8b on one device: its own error is that of factors fitted to all other cases.
+/// The file's factors were fitted to llama-3.1-8b on one device: its own error is that of factors fitted to all other dense cases. No factor is
+/// fitted to a model with experts.
 fn errors_of(name: &str, folder: &str) {
     let hardware = hardware::by_name(name).unwrap();
     let cases = cases(hardware, folder);
     assert!(cases.len() > 8, "{} cases", cases.len());
     let is_own = |case: &&Case| case.name() == "llama-3.1-8b tp1";
-    let by_others = fit(hardware, cases.iter().filter(|case| !is_own(case)), false);
+    let by_others = fit(hardware, cases.iter().filter(|case| !is_own(case) && case.model.experts.is_none()), false);
     let found = |case: &Case| match is_own(&case) {
         true => case.errors(&by_others),
         false => case.errors(hardware),
@@ -168,9 +173,13 @@ fn compare(hardware: &Hardware, found: &[(&Case, StepErrors)]) {
     };
     for (case, StepErrors { prefill, decode, mixed }) in found {
         let (name, tensor) = (case.model.name, case.parallel.tensor);
+        let expert = match case.parallel.expert {
+            1 => String::new(),
+            expert => format!(", expert = {expert}"),
+        };
         let [prefill, decode, mixed] = [prefill, decode, mixed].map(|errors| figures(*errors));
         println!(
-            "    {{ model = \"{name}\", tensor = {tensor}, prefill = {prefill}, decode = {decode}, mixed = {mixed} }},"
+            "    {{ model = \"{name}\", tensor = {tensor}{expert}, prefill = {prefill}, decode = {decode}, mixed = {mixed} }},"
         );
     }
     assert_eq!(hardware.errors.len(), found.len(), "{} states all errors", hardware.name);
@@ -195,7 +204,7 @@ fn aiconfigurator(folder: &str) -> PathBuf {
 fn rtx_4090() {
     check("rtx4090-24g", 2048, |hardware, model| {
         let folder = data("profiles/llmservingsim/RTX4090");
-        Table::from_llmservingsim(&folder, hardware, model, 1, Skew::Share(0.0)).unwrap()
+        Table::from_llmservingsim(&folder, hardware, model, Parallel::ONE, Skew::Share(0.0)).unwrap()
     });
 }
 
@@ -205,7 +214,7 @@ fn rtx_4090() {
 fn rtx_4090_with_holes() {
     let folder = data("profiles/llmservingsim/RTX4090");
     let (hardware, model) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
-    let read = |path: &Path| Table::from_llmservingsim(path, hardware, model, 1, Skew::Published).unwrap();
+    let read = |path: &Path| Table::from_llmservingsim(path, hardware, model, Parallel::ONE, Skew::Published).unwrap();
     let whole = read(&folder);
     assert_eq!(whole.name(), "table of LLMServingSim (llama-3.1-8b on rtx4090-24g)", "every row is used");
     let holed = tempfile::tempdir().unwrap();
@@ -233,7 +242,7 @@ fn rtx_4090_with_holes() {
 #[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn a100() {
     check("a100-80g", 2048, |hardware, model| {
-        Table::from_aiconfigurator(&aiconfigurator("a100_sxm"), hardware, model, 1).unwrap()
+        Table::from_aiconfigurator(&aiconfigurator("a100_sxm"), hardware, model, Parallel::ONE).unwrap()
     });
 }
 
@@ -241,7 +250,7 @@ fn a100() {
 #[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn h100() {
     check("h100-80g", 2048, |hardware, model| {
-        Table::from_aiconfigurator(&aiconfigurator("h100_sxm"), hardware, model, 1).unwrap()
+        Table::from_aiconfigurator(&aiconfigurator("h100_sxm"), hardware, model, Parallel::ONE).unwrap()
     });
 }
 
@@ -249,7 +258,7 @@ fn h100() {
 #[cfg_attr(not(trunkline_profiles), ignore = "TRUNKLINE_DATA names no folder with profiles/")]
 fn h200() {
     check("h200-141g", 2048, |hardware, model| {
-        Table::from_aiconfigurator(&aiconfigurator("h200_sxm"), hardware, model, 1).unwrap()
+        Table::from_aiconfigurator(&aiconfigurator("h200_sxm"), hardware, model, Parallel::ONE).unwrap()
     });
 }
 
@@ -259,7 +268,7 @@ fn h200() {
 fn two_profiles_of_one_device() {
     let (hardware, model) = (hardware::by_name("a100-80g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
     let (kernels, vidur) = (aiconfigurator("a100_sxm"), data("profiles/vidur/llama3_8b_tp1"));
-    let kernels = Table::from_aiconfigurator(&kernels, hardware, model, 1).unwrap();
+    let kernels = Table::from_aiconfigurator(&kernels, hardware, model, Parallel::ONE).unwrap();
     let vidur = Table::from_vidur(&vidur, hardware, model, 1).unwrap();
     // Vidur leaves out the output matrix, so here nothing is sampled.
     let mut samples = samples(&vidur, 2048);
@@ -294,7 +303,7 @@ fn errors_of_h200() {
 fn errors_of_rtx_4090() {
     let (hardware, model) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
     let folder = data("profiles/llmservingsim/RTX4090");
-    let table = Table::from_llmservingsim(&folder, hardware, model, 1, Skew::Share(0.0)).unwrap();
+    let table = Table::from_llmservingsim(&folder, hardware, model, Parallel::ONE, Skew::Share(0.0)).unwrap();
     let every_second = |parity: usize| {
         let all = samples(&table, 2048).into_iter().enumerate();
         Case::one(model, all.filter(|(at, _)| at % 2 == parity).map(|(_, sample)| sample).collect())

@@ -54,7 +54,7 @@ struct Run {
 fn load(skew: Skew) -> Run {
     let folder = data("profiles/llmservingsim/RTX4090");
     let (hardware, model) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
-    let table = Table::from_llmservingsim(&folder, hardware, model, 1, skew).unwrap();
+    let table = Table::from_llmservingsim(&folder, hardware, model, Parallel::ONE, skew).unwrap();
     let text = fs::read_to_string(folder.join("vllm_requests.jsonl")).unwrap();
     let real: Vec<Real> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     // Nobody is queued before arriving, and who comes to an idle engine is queued at once: so far are the clocks apart.

@@ -104,7 +104,9 @@ pub(crate) struct FleetArgs {
     #[arg(long, value_name = "NAME", default_value = "llama-3.1-8b")]
     model: String,
 
-    /// Devices of one replica: tp2 for tensor parallel, pp2 for pipeline parallel, tp2pp2 for both.
+    /// Devices of one replica: tp2 for tensor parallel, pp2 for pipeline parallel, tp2pp2 for both. For a model with experts: ep with the
+    /// number of all devices for whole experts on each device, as in tp2ep2 or dp4ep4, not slices; dp4 for groups of 4 replicas with separate
+    /// requests, common experts, and all steps at the same time.
     #[arg(long, value_name = "SHAPE", default_value = "tp1")]
     parallel: Parallel,
 
@@ -128,7 +130,7 @@ pub(crate) struct FleetArgs {
     #[arg(long, value_name = "LAYERS")]
     h2o_layers: Option<String>,
 
-    /// Number of replicas [default: 1, or as many as in the recording].
+    /// Number of replicas; with dp, of ranks [default: 1, with dp one group, or the number in the recording].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) replicas: Option<u32>,
 
@@ -163,7 +165,7 @@ pub(crate) struct RoutingArgs {
     pub(crate) tenants: Option<String>,
 
     /// Router, which assigns requests to replicas: round_robin, least_loaded, random2 or prefix_affinity, with parameters as in
-    /// prefix_affinity:stale_ms=500. Give it more than once to compare [default: round_robin, or as in the recording].
+    /// prefix_affinity:stale_ms=500. Give more than one to compare [default: round_robin, or as in the recording].
     #[arg(long, value_name = "SPEC")]
     router: Vec<String>,
 
@@ -262,7 +264,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         Some(roles.len())
     };
     let replicas = fleet.replicas.filter(|replicas| roles.is_empty() || *replicas > 1);
-    let replicas = replicas.unwrap_or(known.map_or(1, |known| known.max(1) as u32));
+    let replicas = replicas.unwrap_or(known.map_or(fleet.parallel.data, |known| known.max(1) as u32));
     let one = GroupSpec { hardware: fleet.hardware.clone(), parallel: fleet.parallel, replicas };
     let (first, others) = match &fleet.fleet {
         Some(FleetSpec(groups)) => (&groups[0], &groups[1..]),

@@ -211,6 +211,27 @@ fn a_fleet_may_be_of_several_kinds() {
 }
 
 #[test]
+fn ranks_of_data_parallel_attention_are_replicas() {
+    let of = |words: &str| settings_of(&format!("trace --model qwen3-30b-a3b {words}"));
+    let ranks = of("--parallel dp2ep2");
+    assert_eq!((ranks.replicas, ranks.parallel.data, ranks.parallel.expert), (2, 2, 2));
+    assert_eq!(of("--parallel dp2ep2 --replicas 6").replicas, 6);
+    assert_eq!(of("--parallel tp2ep2").replicas, 1);
+    // A rank holds the KV of its own requests in all heads, beside half of the experts.
+    let (one, half) = (of("--parallel tp1"), of("--parallel tp2"));
+    assert!(one.core.device_blocks < ranks.core.device_blocks && ranks.core.device_blocks < half.core.device_blocks);
+    assert!(fault(&["trace", "--parallel", "dp2"]).contains("dp2 divides experts, and llama-3.1-8b has none"));
+    let three = fault(&["trace", "--model", "qwen3-30b-a3b", "--parallel", "dp2", "--replicas", "3"]);
+    assert!(three.starts_with("3 replicas for dp2: each replica is a rank"), "{three}");
+    let reports = replayed(&["--model", "qwen3-30b-a3b", "--parallel", "dp2ep2", "--limit", "10"]);
+    assert!(
+        reports[0].settings.cost_model.starts_with("roofline tp1dp2ep2pp1, ranks in lock step ("),
+        "{}",
+        reports[0].settings.cost_model
+    );
+}
+
+#[test]
 fn an_engine_sets_the_defaults_of_limits() {
     let core = |words: &str| settings_of(&words.split_whitespace().collect::<Vec<_>>().join(" ")).core;
     let vllm = core("t --engine vllm-v1");

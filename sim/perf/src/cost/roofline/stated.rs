@@ -5,16 +5,24 @@ use crate::hardware::{Hardware, RooflineError};
 use crate::model::{self, Model};
 
 /// Returns the errors of the roofline of `model`, and a statement of them. A model without a measurement has the largest errors of
-/// the measured models on as many devices if it is of their sort: dense, full attention, 16 bits.
+/// the measured models on as many devices if it is of their sort: dense or with experts, full attention, 16 bits.
 pub(super) fn of(hardware: &Hardware, model: &Model, parallel: Parallel) -> (StepErrors, String) {
     let none = |why: String| (StepErrors::default(), format!("error not measured for {why}"));
-    let measured: Vec<&RooflineError> =
-        hardware.errors.iter().filter(|error| error.tensor == parallel.tensor).collect();
+    let has_experts = |name: &str| model::by_name(name).is_ok_and(|preset| preset.experts.is_some());
+    let of_sort = |error: &&RooflineError| {
+        error.tensor == parallel.tensor
+            && error.expert == parallel.expert
+            && has_experts(error.model) == model.experts.is_some()
+    };
+    let measured: Vec<&RooflineError> = hardware.errors.iter().filter(of_sort).collect();
     if hardware.errors.is_empty() {
         return none(format!("{}; shares of the peaks are assumed", hardware.name));
     }
     if parallel.pipeline > 1 {
         return none("pipelines".into());
+    }
+    if parallel.data > 1 {
+        return none("data-parallel attention".into());
     }
     if let Some(error) = measured.iter().find(|error| is(error.model, model)) {
         let RooflineError { against, errors, .. } = error;
@@ -24,13 +32,17 @@ pub(super) fn of(hardware: &Hardware, model: &Model, parallel: Parallel) -> (Ste
         return none(format!("{what}, such as {}", model.name));
     }
     let tensor = parallel.tensor;
+    let sort = if model.experts.is_some() { "model with experts" } else { "model" };
+    let whole = if parallel.expert > 1 { ", whole experts on each" } else { "" };
     let Some(largest) = measured.iter().map(|error| error.errors).reduce(StepErrors::or_larger) else {
-        return none(format!("any model on {tensor} devices"));
+        let devices = if tensor == 1 { "one device".into() } else { format!("{tensor} devices") };
+        return none(format!("any {sort} on {devices}{whole}"));
     };
+    let kind = if model.experts.is_some() { "models with experts" } else { "dense models" };
     let (n, against) = (measured.len(), measured[0].against);
-    let models = if n == 1 { format!("of {}", measured[0].model) } else { format!("the largest of {n} dense models") };
+    let models = if n == 1 { format!("of {}", measured[0].model) } else { format!("the largest of {n} {kind}") };
     let statement = format!(
-        "error not measured for {} tp{tensor}; {models} there, median / p95: {largest}; against {against}",
+        "error not measured for {} tp{tensor}{whole}; {models} there, median / p95: {largest}; against {against}",
         model.name
     );
     (largest, statement)
@@ -46,7 +58,6 @@ fn unlike(model: &Model) -> Option<&'static str> {
     [
         (model.windows.is_some(), "sliding windows"),
         (model.planned_as_full.is_some(), "attention that is not full, and is planned as if it were"),
-        (model.experts.is_some(), "mixtures of experts"),
         (model.latent.is_some(), "latent attention"),
         (model.dtype_bytes != 2, "weights that are not of 16 bits"),
         (model.kv_dtype_bytes != 2, "KV that is not of 16 bits"),
@@ -68,12 +79,14 @@ mod tests {
 
     fn statement(model: &Model, parallel: &str) -> (StepErrors, String) {
         const fn measured(model: &'static str, tensor: u32, errors: StepErrors) -> RooflineError {
-            RooflineError { model, tensor, against: "a table", errors }
+            RooflineError { model, tensor, expert: 1, against: "a table", errors }
         }
         let of = [
             measured("llama-3.1-8b", 1, errors(0.05)),
             measured("qwen3-8b", 1, errors(0.125)),
             measured("llama-3.1-8b", 2, errors(0.25)),
+            measured("mixtral-8x7b", 2, errors(0.5)),
+            RooflineError { expert: 2, ..measured("mixtral-8x7b", 2, errors(0.75)) },
         ];
         let hardware = Hardware { errors: of.to_vec().leak(), ..*hardware::by_name("l4-24g").unwrap() };
         super::of(&hardware, model, parallel.parse().unwrap())
@@ -107,6 +120,18 @@ mod tests {
     }
 
     #[test]
+    fn a_model_with_experts_states_errors_of_such_models_divided_like_it() {
+        let of = |name, parallel| statement(&preset(name), parallel);
+        assert_eq!(of("mixtral-8x7b", "tp2").0, errors(0.5));
+        assert_eq!(of("mixtral-8x7b", "tp2ep2").0, errors(0.75));
+        let (found, text) = of("qwen3-30b-a3b", "tp2ep2");
+        assert_eq!(found, errors(0.75));
+        let expected = "error not measured for qwen3-30b-a3b tp2, whole experts on each; of mixtral-8x7b there, ";
+        assert!(text.starts_with(expected), "{text}");
+        assert_eq!(of("qwen3-8b", "tp2").0, errors(0.25), "a dense model states none of them");
+    }
+
+    #[test]
     fn what_was_not_measured_states_no_error() {
         let none = |model: Model, parallel| {
             let (found, text) = statement(&model, parallel);
@@ -116,7 +141,9 @@ mod tests {
         assert_eq!(none(preset("llama-3.1-8b"), "tp4"), "error not measured for any model on 4 devices");
         assert_eq!(none(preset("llama-3.1-8b"), "tp1pp2"), "error not measured for pipelines");
         let moe = none(preset("mixtral-8x7b"), "tp1");
-        assert_eq!(moe, "error not measured for mixtures of experts, such as mixtral-8x7b");
+        assert_eq!(moe, "error not measured for any model with experts on one device");
+        let ranks = none(preset("mixtral-8x7b"), "dp2ep2");
+        assert_eq!(ranks, "error not measured for data-parallel attention");
         let in_8_bits = none(Model { dtype_bytes: 1, ..preset("llama-3.1-8b") }, "tp1");
         assert_eq!(in_8_bits, "error not measured for weights that are not of 16 bits, such as llama-3.1-8b");
         let assumed = of(hardware::by_name("l4-24g").unwrap(), &preset("llama-3.1-8b"), Parallel::ONE);

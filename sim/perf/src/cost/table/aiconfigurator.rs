@@ -6,21 +6,25 @@
 //! | `context_attention_perf.parquet` | `batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_cache_dtype,latency` | attention of prefills |
 //! | `generation_attention_perf.parquet` | the same and `step` | attention of decodes after `step` tokens |
 //! | `custom_allreduce_perf.parquet` | `num_gpus,message_size,latency,backend` | all-reduce; only with several devices |
+//! | `moe_perf.parquet` | see `aiconfigurator/experts.rs` | experts; only for a model that has some |
+//! | `nccl_perf.parquet` | `op_name,nccl_dtype,num_gpus,message_size,latency` | all-gather and reduce-scatter; only with data-parallel attention |
 //!
 //! Latencies are in milliseconds. A matrix of an unmeasured shape is assumed as efficient as the measured one nearest in shape, at
 //! the same number of rows. Prefills after computed tokens are missing from the tables; their time is that of a prefill from the
 //! start with as many (query, key) pairs. Operations other than matrix products and attention (norms, activation, rotation) count
-//! as the bytes they move. Dense models only.
+//! as the bytes they move. Routers and shared experts are products. Latent attention is not covered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{
     Attention, Device, Grid, LowerBound, Parallel, Points, Series, StepErrors, StepShape, Table, TableError,
-    TableFault, describe, head_work, linear_work, rows,
+    TableFault, describe, head_work, linear_work, rows, token_counts,
 };
 use crate::hardware::Hardware;
 use crate::model::Model;
+
+mod experts;
 
 /// Rows of the matrices for lookups, at most.
 const TOKENS_MAX: u64 = 8192;
@@ -57,7 +61,7 @@ impl SeparateAttention {
 }
 
 impl Table {
-    /// Builds the table in folder `path` for `model` on `tensor` devices of kind `hardware`, on which it was measured.
+    /// Builds the table in folder `path` for `model` on as many devices of kind `hardware` as `parallel` says, on which it was measured.
     ///
     /// # Errors
     ///
@@ -66,9 +70,9 @@ impl Table {
         path: &Path,
         hardware: &Hardware,
         model: &Model,
-        tensor: u32,
+        parallel: Parallel,
     ) -> Result<Self, TableError> {
-        Self::read_aiconfigurator(path, hardware, model, tensor, Points::All)
+        Self::read_aiconfigurator(path, hardware, model, parallel, Points::All)
     }
 
     /// Builds the table from some of its points.
@@ -76,14 +80,14 @@ impl Table {
         path: &Path,
         hardware: &Hardware,
         model: &Model,
-        tensor: u32,
+        parallel: Parallel,
         points: Points,
     ) -> Result<Self, TableError> {
-        if model.experts.is_some() || model.latent.is_some() {
-            return Err(TableError { path: path.into(), line: 0, fault: TableFault::NotDense(model.name) });
+        if model.latent.is_some() {
+            return Err(TableError { path: path.into(), line: 0, fault: TableFault::Latent(model.name) });
         }
+        let tensor = parallel.tensor;
         let device = Device::new(hardware, model, tensor);
-        let parallel = Parallel { tensor, pipeline: 1 };
         let products = Products::read(&path.join("gemm_perf.csv"), device, points)?;
         let layers = model.layers as f64;
         let mut linear = products.linear(model, tensor);
@@ -95,23 +99,21 @@ impl Table {
         }
         linear.iter_mut().for_each(|(_, time_s)| *time_s *= layers);
         let (n, k) = (model.vocab.div_ceil(u64::from(tensor)), model.hidden);
-        let head: Vec<_> = tokens().map(|m| (m, products.time_s(m, n, k))).collect();
+        let head: Vec<_> = token_counts(TOKENS_MAX).map(|m| (m, products.time_s(m, n, k))).collect();
+        let mut notes = Vec::new();
+        let experts = experts::read(path, model, parallel, device, points, &mut notes)?;
         Ok(Self {
-            name: describe("aiconfigurator", hardware, model, parallel, &[]),
+            name: describe("aiconfigurator", hardware, model, parallel, &notes),
             limit: Some(LowerBound::new(hardware, model, parallel)),
             layers,
             linear: Series::new(&linear, linear_work(model, tensor), &device),
             head: Some(Series::new(&head, head_work(model, tensor), &device)),
             attention: Attention::Separate(apart(path, model, tensor, device, points)?),
             tokens_step: 1,
+            experts,
             errors: StepErrors::default(),
         })
     }
-}
-
-/// Returns the counts with computed times: all small ones, then sixteen per factor of two.
-fn tokens() -> impl Iterator<Item = u64> {
-    (1..=TOKENS_MAX).filter(|n| n.is_multiple_of((n.next_power_of_two() / 32).max(1)))
 }
 
 /// Measured matrix products: times by rows, for each pair of columns and depth, seconds.
@@ -163,19 +165,36 @@ impl Products {
         time_s * self.ideal_s(m as f64, n, k) / self.ideal_s(m as f64, *near_n, *near_k)
     }
 
-    /// Returns the time of all operations of a layer that depend on tokens, seconds by tokens.
+    /// Returns the time of all operations of a layer that depend on tokens, seconds by tokens: all but the experts, in the mean of all
+    /// layers.
     fn linear(&self, model: &Model, tensor: u32) -> Vec<(u64, f64)> {
         let share = |n: u64| n.div_ceil(u64::from(tensor));
         let (hidden, query) = (model.hidden, share(model.heads * model.head_dim));
-        let (key_value, inner) = (share(2 * model.kv_heads * model.head_dim), share(model.intermediate));
-        let matrices = [(query + key_value, hidden), (hidden, query), (2 * inner, hidden), (hidden, inner)];
+        let key_value = share(2 * model.kv_heads * model.head_dim);
+        let mut matrices = vec![(query + key_value, hidden, 1.0), (hidden, query, 1.0)];
         // Two norms that read and write two streams, queries and keys in place, the gate.
-        let bytes = BF16_BYTES * (8 * hidden + 2 * (query + key_value) + 3 * inner) as f64;
-        let of = |m: u64| {
-            let products: f64 = matrices.iter().map(|(n, k)| self.time_s(m, *n, *k)).sum();
-            products + m as f64 * bytes / self.device.bytes_s
+        let mut moved = (8 * hidden + 2 * (query + key_value)) as f64;
+        let mut gated = |inner: u64, of_layers: f64| {
+            matrices.extend([(2 * inner, hidden, of_layers), (hidden, inner, of_layers)]);
+            moved += (3 * inner) as f64 * of_layers;
         };
-        tokens().map(|m| (m, of(m))).collect()
+        match model.experts {
+            None => gated(share(model.intermediate), 1.0),
+            Some(moe) => {
+                let sparse = model.expert_layers() as f64 / model.layers as f64;
+                gated(share(model.intermediate), 1.0 - sparse);
+                if moe.shared_width > 0 {
+                    gated(share(moe.shared_width), sparse);
+                }
+                matrices.push((moe.count, hidden, sparse));
+            }
+        }
+        let used: Vec<_> = matrices.into_iter().filter(|(_, _, of_layers)| *of_layers > 0.0).collect();
+        let of = |m: u64| {
+            let products: f64 = used.iter().map(|(n, k, of_layers)| of_layers * self.time_s(m, *n, *k)).sum();
+            products + m as f64 * (BF16_BYTES * moved) / self.device.bytes_s
+        };
+        token_counts(TOKENS_MAX).map(|m| (m, of(m))).collect()
     }
 }
 

@@ -7,6 +7,7 @@
 //! | `attention.csv` | `prefill_chunk,kv_prefill,n_decode,kv_decode,time_us` | attention call for a chunk and some decodes |
 //! | | or `layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us` | the same for several prefills |
 //! | `skew_fit.csv` | `pc,n_label,...,alpha,n_samples` | extra time for decodes of unequal contexts |
+//! | `moe.csv` | `ep,tokens,activated_experts,time_us`, without `ep` in old profiles | experts of a layer; only for a model that has some |
 //! | `meta.yaml` | `model`, `skew_fit` | description, in the folder or beside folders `tpN/` of tables for `N` devices |
 //!
 //! Times of several devices are those of one of them, without communication; all-reduces are computed from the peer link of the
@@ -24,6 +25,7 @@ use crate::hardware::Hardware;
 use crate::model::Model;
 
 mod attention;
+mod experts;
 mod profile;
 
 pub(super) use attention::FusedAttention;
@@ -63,7 +65,7 @@ fn times_of(operation: &str) -> Option<Times> {
 const HEAD: [&str; 2] = ["lm_head", "sampler"];
 
 impl Table {
-    /// Builds the table in folder `path`, measured for `model` on `tensor` devices of `hardware`. The folder is one of tables, or one
+    /// Builds the table in folder `path`, measured for `model` on devices of `hardware`, as many as `parallel` says. The folder is one of tables, or one
     /// with a folder `tpN` of tables for each number of devices.
     ///
     /// # Errors
@@ -73,10 +75,10 @@ impl Table {
         path: &Path,
         hardware: &Hardware,
         model: &Model,
-        tensor: u32,
+        parallel: Parallel,
         skew: Skew,
     ) -> Result<Self, TableError> {
-        Self::read_llmservingsim(path, hardware, model, tensor, skew, Points::All)
+        Self::read_llmservingsim(path, hardware, model, parallel, skew, Points::All)
     }
 
     /// Builds the table from some of its points.
@@ -84,17 +86,17 @@ impl Table {
         path: &Path,
         hardware: &Hardware,
         model: &Model,
-        tensor: u32,
+        parallel: Parallel,
         skew: Skew,
         points: Points,
     ) -> Result<Self, TableError> {
+        let tensor = parallel.tensor;
         let profile = Profile::find(path, tensor);
         let path = &profile.tables;
-        let parallel = Parallel { tensor, pipeline: 1 };
         let device = Device::new(hardware, model, tensor);
         let layers = model.layers as f64;
         let mut notes = Vec::new();
-        profile.name_others(&mut notes);
+        profile.name_others(model.experts.is_some(), &mut notes);
         let mut linear = sum(&path.join("dense.csv"), ["layer", "tokens", "time_us"], &mut notes, |operation| {
             times_of(operation).map(|times| match times {
                 Times::Layer(n) => n * layers,
@@ -117,6 +119,7 @@ impl Table {
             Skew::Published => profile.skew(tensor, &mut notes),
         };
         let attention = attention::read(&path.join("attention.csv"), device, skew, points, &mut notes)?;
+        let experts = experts::read(&path.join("moe.csv"), hardware, model, parallel, points)?;
         Ok(Self {
             name: describe("LLMServingSim", hardware, model, parallel, &notes),
             limit: Some(LowerBound::new(hardware, model, parallel)),
@@ -125,6 +128,7 @@ impl Table {
             head: Some(Series::new(&head, head_work(model, tensor), &device)),
             attention: Attention::Fused(attention),
             tokens_step: 1,
+            experts,
             errors: StepErrors::default(),
         })
     }

@@ -5,7 +5,12 @@ use std::path::Path;
 
 use super::*;
 use crate::columns::{Cell, Column, ColumnWriter, Kind};
+use crate::model::Latent;
 use crate::{hardware, model};
+
+mod experts;
+
+const DEEPSEEK: Latent = Latent { query_rank: 1536, kv_rank: 512, rope_dim: 64, nope_dim: 128, value_dim: 128 };
 
 fn write(folder: &Path, name: &str, text: &str) {
     fs::write(folder.join(name), text).unwrap();
@@ -80,7 +85,7 @@ fn a_mixed_table_adds_up_its_parts() {
     let folder = tempfile::tempdir().unwrap();
     llmservingsim(folder.path());
     let (hardware, model) = a100();
-    let table = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Share(0.0)).unwrap();
+    let table = Table::from_llmservingsim(folder.path(), hardware, model, Parallel::ONE, Skew::Share(0.0)).unwrap();
     let expected_us = |tokens: u64, sampled: u64, attention_us: f64| {
         32.0 * (8 * (1000 + tokens)) as f64 + 7.0 + 100.0 + (10 + sampled) as f64 + 32.0 * attention_us
     };
@@ -97,7 +102,7 @@ fn a_mixed_table_adds_up_its_parts() {
     // Unequal contexts make no difference without skew; with it they do, in the share that was asked for.
     let uneven = StepShape { decode_kv_max: 900, ..StepShape::decodes(10, 100) };
     near(uneven, expected_us(10, 10, attention_us(0, 0, 10, 100)));
-    let table = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Fitted).unwrap();
+    let table = Table::from_llmservingsim(folder.path(), hardware, model, Parallel::ONE, Skew::Fitted).unwrap();
     let found_us = table.step_s(&uneven) * 1e6;
     let skewed = expected_us(10, 10, attention_us(0, 0, 10, 100) + 0.175 * 10.0 * 800.0);
     assert!((found_us / skewed - 1.0).abs() < 1e-9, "{found_us} {skewed}");
@@ -135,7 +140,8 @@ fn holes_of_a_union_of_grids_are_interpolated() {
     rewrite(folder.path(), "attention.csv", |line| {
         Some(if line == "16,0,0,0,26" { format!("{line}{second}") } else { line.into() })
     });
-    let read = |folder: &Path| Table::from_llmservingsim(folder, hardware, model, 1, Skew::Share(0.0)).unwrap();
+    let read =
+        |folder: &Path| Table::from_llmservingsim(folder, hardware, model, Parallel::ONE, Skew::Share(0.0)).unwrap();
     let (union, product) = (read(folder.path()), read(whole.path()));
     let Attention::Fused(attention) = &union.attention else { panic!("a fused table") };
     // Times are linear along each axis, so that interpolation between the grids is exact.
@@ -174,7 +180,7 @@ fn effective_keys_stand_for_computed_tokens() {
     }
     attention += "attention,16,8.0,1,16,4,1e9\nindexer,16,8.0,1,16,1,1e9\n";
     write(folder.path(), "attention.csv", &attention);
-    let table = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Share(0.0)).unwrap();
+    let table = Table::from_llmservingsim(folder.path(), hardware, model, Parallel::ONE, Skew::Share(0.0)).unwrap();
     let near = |shape: StepShape, expected_us: f64| {
         let Attention::Fused(attention) = &table.attention else { panic!("a fused table") };
         let found_us = attention.layer_s(&shape) * 1e6;
@@ -204,7 +210,9 @@ fn several_devices_have_their_tables_and_all_reduces() {
         llmservingsim(&folder.path().join(degree));
     }
     write(folder.path(), "meta.yaml", "skew_fit:\n  enabled: true\n  per_tp:\n    1:\n      alpha_default: 0.5\n");
-    let read = |tensor| Table::from_llmservingsim(folder.path(), hardware, model, tensor, Skew::Published).unwrap();
+    let read = |tensor| {
+        Table::from_llmservingsim(folder.path(), hardware, model, Parallel::tensor(tensor), Skew::Published).unwrap()
+    };
     let (one, two) = (read(1), read(2));
     for tokens in [1, 512, 1024] {
         let all_reduce_s =
@@ -228,7 +236,7 @@ fn a_norm_of_heads_counts_and_operations_may_differ_in_their_counts() {
     let folder = tempfile::tempdir().unwrap();
     let (hardware, model) = a100();
     llmservingsim(folder.path());
-    let read = || Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Published).unwrap();
+    let read = || Table::from_llmservingsim(folder.path(), hardware, model, Parallel::ONE, Skew::Published).unwrap();
     let without = read();
     let text = fs::read_to_string(folder.path().join("dense.csv")).unwrap();
     write(folder.path(), "dense.csv", &format!("{text}qk_norm,1,11\nqk_norm,256,21\nqk_norm,1024,31\n"));
@@ -245,13 +253,13 @@ fn beyond_a_table_the_share_of_the_peak_is_held() {
     let folder = tempfile::tempdir().unwrap();
     llmservingsim(folder.path());
     let (hardware, model) = a100();
-    let table = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Share(0.0)).unwrap();
+    let table = Table::from_llmservingsim(folder.path(), hardware, model, Parallel::ONE, Skew::Share(0.0)).unwrap();
     let s = |shape| table.step_s(&shape);
     assert!(s(StepShape::prefill(4096, 0)) > 2.0 * s(StepShape::prefill(1024, 0)));
     assert!(s(StepShape::decodes(64, 40_960)) > 5.0 * s(StepShape::decodes(64, 4_096)));
     // Whatever the numbers are, physics holds: a table of nothing but zeros takes as long as the limit.
     write(folder.path(), "dense.csv", "layer,tokens,time_us\nqkv_proj,1,0\nqkv_proj,2,0\n");
-    let zeros = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Share(0.0)).unwrap();
+    let zeros = Table::from_llmservingsim(folder.path(), hardware, model, Parallel::ONE, Skew::Share(0.0)).unwrap();
     let shape = StepShape::prefill(8192, 0);
     let limit = LowerBound::new(hardware, model, Parallel::ONE);
     assert!(zeros.step_ns(&shape) as f64 >= limit.step_s(&shape) * 1e9);
@@ -262,7 +270,7 @@ fn faults_name_file_and_line() {
     let folder = tempfile::tempdir().unwrap();
     let (hardware, model) = a100();
     let read = || {
-        let fault = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Fitted).unwrap_err();
+        let fault = Table::from_llmservingsim(folder.path(), hardware, model, Parallel::ONE, Skew::Fitted).unwrap_err();
         fault.to_string().replace(&format!("{}/", folder.path().display()), "")
     };
     assert_eq!(read(), "dense.csv: no such file; check the path");
@@ -305,7 +313,7 @@ fn faults_of_parquet_name_file_and_row() {
         write(folder.path(), "dense.csv", text);
         as_parquet(&folder.path().join("dense.csv"), &folder.path().join("dense.parquet"));
         fs::remove_file(folder.path().join("dense.csv")).unwrap();
-        let fault = Table::from_llmservingsim(folder.path(), hardware, model, 1, Skew::Fitted).unwrap_err();
+        let fault = Table::from_llmservingsim(folder.path(), hardware, model, Parallel::ONE, Skew::Fitted).unwrap_err();
         fault.to_string().replace(&format!("{}/", folder.path().display()), "")
     };
     assert_eq!(read("layer,tokens\nqkv_proj,1\n"), "dense.parquet: there is no column 'time_us'");
@@ -373,7 +381,7 @@ fn kernels_are_put_together_for_a_model() {
     );
     write(folder.path(), "generation_attention_perf.csv", &generation);
     let (hardware, model) = a100();
-    let table = Table::from_aiconfigurator(folder.path(), hardware, model, 1).unwrap();
+    let table = Table::from_aiconfigurator(folder.path(), hardware, model, Parallel::ONE).unwrap();
     // At half the peak throughout: 1,024 tokens of 7.5 GFLOP each per layer pair, and 1 % of bytes for what is no product.
     let half_s = 2.0 * 1024.0 * 2.0 * model.layer_elements() as f64 / 312e12;
     let found_s = table.linear.at(1024);
@@ -388,15 +396,20 @@ fn kernels_are_put_together_for_a_model() {
     for name in ["gemm_perf", "context_attention_perf", "generation_attention_perf"] {
         as_parquet(&folder.path().join(format!("{name}.csv")), &published.path().join(format!("{name}.parquet")));
     }
-    let same = Table::from_aiconfigurator(published.path(), hardware, model, 1).unwrap();
+    let same = Table::from_aiconfigurator(published.path(), hardware, model, Parallel::ONE).unwrap();
     for shape in [StepShape::prefill(300, 0), StepShape::decodes(3, 700), StepShape::prefill(64, 512)] {
         assert_eq!(same.step_ns(&shape), table.step_ns(&shape), "{shape:?}");
     }
-    let missing = Table::from_aiconfigurator(folder.path(), hardware, model, 2).unwrap_err().to_string();
+    let missing =
+        Table::from_aiconfigurator(folder.path(), hardware, model, Parallel::tensor(2)).unwrap_err().to_string();
     assert!(missing.ends_with("custom_allreduce_perf.csv: no such file; check the path"), "{missing}");
-    let experts = model::by_name("mixtral-8x7b").unwrap();
-    let dense_only = Table::from_aiconfigurator(folder.path(), hardware, experts, 1).unwrap_err().to_string();
-    assert!(dense_only.ends_with("grouped-query attention only, which mixtral-8x7b is not"), "{dense_only}");
+    let latent = Model { latent: Some(DEEPSEEK), ..*model };
+    let no_latent =
+        Table::from_aiconfigurator(folder.path(), hardware, &latent, Parallel::ONE).unwrap_err().to_string();
+    assert!(
+        no_latent.ends_with("have no latent attention, which llama-3.1-8b has; give --cost roofline"),
+        "{no_latent}"
+    );
 }
 
 #[test]

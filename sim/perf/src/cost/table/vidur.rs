@@ -88,7 +88,7 @@ impl Table {
         let device = Device::new(hardware, model, tensor);
         let layers = model.layers as f64;
         let linear = linear(&path.join("linear_ops_ms.csv"), layers, tensor)?;
-        let parallel = Parallel { tensor, pipeline: 1 };
+        let parallel = Parallel::tensor(tensor);
         Ok(Self {
             name: describe("Vidur", hardware, model, parallel, &[]),
             limit: Some(super::LowerBound::new(hardware, model, parallel)),
@@ -105,6 +105,7 @@ impl Table {
                 batching: if model.kv_heads < model.heads { BATCHING } else { 1.0 },
             }),
             tokens_step: TOKENS_STEP,
+            experts: None,
             errors: StepErrors::default(),
         })
     }

@@ -21,7 +21,7 @@ impl CostModel for FourStages {
 
 fn with(max_steps_in_flight: u32, pipeline_stages: u32) -> Settings {
     let mut settings = settings(16, 4_000);
-    settings.parallel = Parallel { tensor: 1, pipeline: 4 };
+    settings.parallel = Parallel { pipeline: 4, ..Parallel::ONE };
     (settings.core.max_steps_in_flight, settings.core.pipeline_stages) = (max_steps_in_flight, pipeline_stages);
     settings
 }

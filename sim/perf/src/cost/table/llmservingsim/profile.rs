@@ -54,14 +54,17 @@ impl Profile {
         self.meta.get("model").map_or("", String::as_str)
     }
 
-    /// Adds a note on files of measurements that the table does not use, such as `moe.csv`.
-    pub fn name_others(&self, notes: &mut Vec<String>) {
+    /// Adds a note on files of measurements that the table does not use, such as `moe.csv` for a model without experts.
+    pub fn name_others(&self, has_experts: bool, notes: &mut Vec<String>) {
         let Ok(entries) = fs::read_dir(&self.tables) else { return };
         let others: BTreeSet<String> = entries
             .flatten()
             .map(|entry| entry.file_name().to_string_lossy().into_owned())
             .filter(|name| name.ends_with(".csv") || name.ends_with(".csv.gz") || name.ends_with(".parquet"))
-            .filter(|name| !KNOWN.contains(&name.split('.').next().unwrap_or_default()))
+            .filter(|name| match name.split('.').next().unwrap_or_default() {
+                "moe" => !has_experts,
+                stem => !KNOWN.contains(&stem),
+            })
             .collect();
         notes.extend(others.into_iter().map(|name| format!("{name} not used")));
     }
@@ -167,7 +170,7 @@ mod tests {
             write(&folder.path().join("tp1").join(file), "x");
         }
         let mut notes = Vec::new();
-        Profile::find(folder.path(), 1).name_others(&mut notes);
+        Profile::find(folder.path(), 1).name_others(false, &mut notes);
         assert_eq!(notes, ["linear_attention.parquet not used", "moe.csv not used"]);
     }
 
