@@ -500,7 +500,7 @@ mod tests {
         assert!(report.served.iter().all(|served| served.requests == 6 && served.peak >= 1));
         let (text, json) = (report.render(), serde_json::to_value(&report).unwrap());
         assert!(text.contains("all but 1") && text.contains("on by off, batch 1"));
-        assert_eq!(json["cases"].as_array().unwrap().len(), 8);
+        assert_eq!(json["cases"].as_array().unwrap().len(), 9);
         assert_eq!(json["benchmark"], "h2o");
     }
 
