@@ -18,7 +18,7 @@ type Granted = (u64, RetentionHint);
 
 fn class_of((since_ns, hint): &Granted, at_ns: u64) -> usize {
     let class = hint.class_above() as u64;
-    let fallen = if hint.ttl_ns == 0 { 0 } else { (at_ns - since_ns) * class / hint.ttl_ns };
+    let fallen = ((at_ns - since_ns) * class).checked_div(hint.ttl_ns).unwrap_or(0);
     class.saturating_sub(fallen) as usize
 }
 
