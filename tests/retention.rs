@@ -19,7 +19,10 @@ fn asking(retention: &[RetentionHint]) -> GenerateRequest {
 /// Sends prompts that nobody sends again, more than the cache holds.
 async fn flood(client: &mut Client) {
     for n in 0..12 {
-        client.ask(greedy(&format!("{n} is a number of a prompt that is sent once and never again, to fill it."), 4)).await.unwrap();
+        client
+            .ask(greedy(&format!("{n} is a number of a prompt that is sent once and never again, to fill it."), 4))
+            .await
+            .unwrap();
     }
 }
 

@@ -6,14 +6,14 @@
 //! `36..=51`, `52..=67`, `68..=83`, `84..=100`. The eviction policy orders the blocks of the default class alone; blocks of
 //! another class leave in the order of least recent use.
 //!
-//! **Life.** A hint takes effect when the request releases its blocks: at the end, at a preemption, at the end of a swap-out. The
+//! **Life.** A hint takes effect when the request releases blocks: at the end, at a preemption, at the end of a swap-out. The
 //! time to live begins there. A hint `n` classes above the default falls by one class after each `n`-th of the time to live, and
-//! to the default at its end; the block then counts as just used. A hint below the default has no time to live.
+//! to the default at the end; the block then counts as just used. A hint below the default has no time to live.
 //!
-//! **Blocks.** A block is of no use without the blocks before it, so a hint above the default holds for the blocks before its
+//! **Blocks.** A block is of no use without the blocks before it, so a hint above the default holds for the blocks before the
 //! range too, and a hint below the default takes effect only where all later blocks of the request have such a hint. A block used
-//! by several requests has the strongest of their hints that has not ended; no hint is stronger than a hint below the default. A block
-//! that leaves the device loses its hint.
+//! by several requests has the strongest hint that has not ended; no hint is stronger than a hint below the default. A block
+//! that leaves the device loses the hint.
 //!
 //! **Bounds.** Blocks above the default are charged to the tenant that strengthened the hint last. One tenant has a share of the
 //! device's blocks at most, all tenants together half, or one tenant's share if greater ([`crate::Config::retained_blocks`]). Beyond
@@ -171,7 +171,7 @@ pub struct RetainedBlocks {
     pub of_all: u32,
 }
 
-/// Hints of a request that is about to release its blocks.
+/// Hints of a request about to release blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim<'a> {
     /// Tenant of the request, charged for the blocks.
@@ -209,7 +209,7 @@ impl Claim<'_> {
     }
 }
 
-/// Returns the class above the default at a time, by the ends of its hints; 0 is the default.
+/// Returns the class above the default at a time, by the ends of the hints; 0 is the default.
 pub(crate) fn class_at(ends: &Ends, now_ns: u64) -> usize {
     ends.iter().take_while(|end| **end > now_ns).count()
 }

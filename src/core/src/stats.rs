@@ -91,7 +91,7 @@ pub struct H2oCounters {
 pub struct RetentionCounters {
     /// Cached device blocks above the default priority now.
     pub retained_blocks: u32,
-    /// Blocks for which a hint above the default was ignored, because the tenant had its share or all tenants theirs.
+    /// Blocks for which a hint above the default was ignored, because the tenant or all tenants together had the share.
     pub ignored_retained_blocks: u64,
     /// Blocks evicted above the default priority: no block of a lower priority was left.
     pub evicted_retained_blocks: u64,

@@ -9,7 +9,6 @@ use trunkline_core::RetentionHint;
 use trunkline_core::retention::{TO_END, check};
 
 use super::TraceFault;
-use super::write::decimal;
 
 const NS_PER_MS: u64 = 1_000_000;
 /// Longest time to live, milliseconds: 31 years.
@@ -59,7 +58,7 @@ pub(super) fn to_json(hints: &[RetentionHint]) -> String {
         let to = if hint.to == TO_END { String::new() } else { format!("\"to\": {}, ", hint.to) };
         let ttl = match hint.ttl_ns {
             0 => String::new(),
-            ns => format!(", \"ttl_ms\": {}", decimal(ns, NS_PER_MS)),
+            ns => format!(", \"ttl_ms\": {}", ns as f64 / NS_PER_MS as f64),
         };
         format!("{{\"from\": {}, {to}\"priority\": {}{ttl}}}", hint.from, hint.priority)
     };

@@ -4,7 +4,7 @@ use crate::registry::RegistryError;
 use crate::retention::RetainedBlocks;
 use crate::spec::{Param, Spec};
 
-/// Share of the device's blocks that hints of all tenants keep at least, if they ask for so many, per cent.
+/// Share of the device's blocks that hints of all tenants may keep at least, per cent.
 const ALL_PERCENT: u64 = 50;
 
 const PARAMS: [Param; 1] = [Param {
@@ -15,10 +15,10 @@ const PARAMS: [Param; 1] = [Param {
     max: 100,
 }];
 
-/// Splits the spec of the device's eviction: the policy with its own parameters, and the percentage of blocks that one tenant may retain.
+/// Splits the spec of the device's eviction: the policy with own parameters, and the percentage of blocks that one tenant may retain.
 ///
 /// # Errors
-/// If the percentage is outside its range or given twice.
+/// If the percentage is outside the range or given twice.
 pub(super) fn split(spec: &str) -> Result<(String, u64), RegistryError> {
     let (name, params) = spec.split_once(':').unwrap_or((spec, ""));
     let is_own = |part: &&str| part.split_once('=').is_some_and(|(key, _)| key == PARAMS[0].key);

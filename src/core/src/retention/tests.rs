@@ -1,3 +1,5 @@
+//! Classes, ends and faults of hints, and the blocks for which a claim holds.
+
 use super::*;
 
 fn hint(from: u32, to: u32, priority: u8, ttl_ns: u64) -> RetentionHint {

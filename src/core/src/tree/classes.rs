@@ -3,9 +3,9 @@
 //! The policy holds the idle blocks of the default class. Blocks of each other class stand in a queue, last used at the back. Without
 //! a hint, everything goes to the policy, and nothing else is kept.
 //!
-//! A block is never of a higher class than its parent: a request claims a prefix from its first block on, with ends that fall
+//! A block is never of a higher class than the parent: a request claims a prefix from the first block on, with ends that fall
 //! from block to block, and stops where a tenant's bound is reached. Of two blocks whose class falls at one time the deeper one falls first.
-//! A child therefore leaves before its parent, as the policy and the queues demand.
+//! A child therefore leaves before the parent, as the policy and the queues demand.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -18,11 +18,11 @@ use crate::nodes::Nodes;
 use crate::retention::{CLASSES_ABOVE, Claim, Ends, RetainedBlocks, class_at};
 use crate::stats::RetentionCounters;
 
-/// Queue of the blocks evicted before those of the policy. The queue of the class `n` above the default has number `n`.
+/// Queue of the blocks evicted before the policy's blocks. The queue of the class `n` above the default has number `n`.
 const EARLY: usize = 0;
 /// Time of a block without a timer.
 const NEVER: u64 = u64::MAX;
-/// Outdated timers kept before they are cleared away, at most.
+/// Outdated timers kept at most.
 const OUTDATED_SPARE: usize = 64;
 
 /// Use of a block by requests without a hint below the default.
@@ -113,7 +113,7 @@ impl Classes {
         self.hinted.as_ref().map_or(0, |hinted| hinted.timers.len())
     }
 
-    /// Sets the time, and lets blocks whose class fell since change their order.
+    /// Sets the time, and reorders the blocks whose class fell since.
     #[inline]
     pub fn advance(&mut self, now_ns: u64, nodes: &Nodes, pool: &BlockPool) {
         if let Some(hinted) = &mut self.hinted {
@@ -289,7 +289,7 @@ impl Hinted {
         }
     }
 
-    /// Takes the blocks of an idle chain out of the queues. Returns the blocks in the policy, and counts them out.
+    /// Takes the blocks of an idle chain out of the queues. Returns the blocks in the policy, which are counted out.
     fn take_out<'a>(&mut self, chain: &'a [BlockHandle]) -> &'a [BlockHandle] {
         let above = chain.iter().take_while(|block| self.queues.remove(block.index)).count();
         let early = chain[above..].iter().rev().take_while(|block| self.queues.remove(block.index)).count();
@@ -330,7 +330,7 @@ impl Hinted {
         true
     }
 
-    /// Counts the blocks of a request whose hints are ignored, from the `first` block of its prefix on.
+    /// Counts the blocks of a request whose hints are ignored, from the `first` block of the prefix on.
     fn ignore(&mut self, rest: &[BlockHandle], claim: &Claim<'_>, first: usize, block_size: usize) {
         let n = first + rest.len();
         let mut at = first;
@@ -340,7 +340,7 @@ impl Hinted {
         }
     }
 
-    /// Sets the timer of a block to the next fall of its class, unless an earlier one is set.
+    /// Sets the timer of a block to the next fall of the class, unless an earlier one is set.
     fn set_timer(&mut self, slot: u32, nodes: &Nodes) {
         let record = &mut self.records[slot as usize];
         let class = class_at(&record.ends, self.now_ns);

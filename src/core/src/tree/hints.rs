@@ -18,8 +18,8 @@ impl PrefixTree {
         self.eviction.advance(now_ns, &self.nodes, &self.pool);
     }
 
-    /// Takes in the hints of a request about to release the published blocks `prefix`, from the first block of its prompt on. A request
-    /// MUST claim its prefix before it releases any block, also without hints.
+    /// Takes in the hints of a request about to release the published blocks `prefix`, from the first block of the prompt on. A request
+    /// MUST claim the prefix before releasing any block, also without hints.
     pub fn claim(&mut self, prefix: &[BlockHandle], claim: &Claim<'_>) {
         if prefix.first().is_some_and(|first| self.is_findable(*first)) {
             self.eviction.claim(prefix, claim, self.block_size, &self.nodes);
