@@ -18,6 +18,7 @@ mod failures;
 mod fast_forwards;
 mod layer_groups;
 mod random_failures;
+mod retention;
 mod routers;
 mod steps_in_flight;
 mod tenants;
