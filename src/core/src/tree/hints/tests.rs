@@ -167,7 +167,7 @@ fn hints() -> impl Strategy<Value = Vec<RetentionHint>> {
         let mut hints = Vec::new();
         for (gap, len, priority, times) in parts {
             let from = begin + gap / 3;
-            let to = if gap == 5 { TO_END } else { from + len };
+            let to = if gap >= 3 { TO_END } else { from + len };
             hints.push(RetentionHint { from, to, priority, ttl_ns: if priority < 35 { 0 } else { 12 * times } });
             if to == TO_END {
                 break;
