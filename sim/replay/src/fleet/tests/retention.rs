@@ -7,8 +7,8 @@ use trunkline_core::retention::TO_END;
 /// Requests of two blocks of 512 tokens: every eighth begins with the block of a system prompt, the others are one-off.
 fn assistants(hints: &[RetentionHint]) -> Trace {
     let made = |i: u32| {
-        let ids = if i % 8 == 0 { [0, 2 * i + 1] } else { [2 * i + 2, 2 * i + 1] };
-        let retention = if i % 8 == 0 { hints.into() } else { Box::default() };
+        let ids = if i.is_multiple_of(8) { [0, 2 * i + 1] } else { [2 * i + 2, 2 * i + 1] };
+        let retention = if i.is_multiple_of(8) { hints.into() } else { Box::default() };
         TraceRequest { retention, ..request(u64::from(i) * 40, 1024, 8, &ids) }
     };
     trace((0..80).map(made).collect())
@@ -46,7 +46,7 @@ fn hints_change_nothing_between_steps_and_fast_forwards() {
     for eviction in ["lru", "reuse", "s3fifo:retain_percent=60"] {
         let mut settings = settings(16, 2_500);
         settings.core.eviction = eviction.into();
-        let report = super::fast_forwards::same(&trace, &settings, &OneMs);
+        let report = fast_forwards::same(&trace, &settings, &OneMs);
         assert!(report.tokens.prefix_hit_tokens > 0);
     }
 }
