@@ -1,4 +1,4 @@
-//! Checks after every event: blocks, limits of steps, progress.
+//! Checks after every event: blocks, limits of steps, progress; and counts of blocks.
 
 use trunkline_core::{Place, Step, StepSeq};
 
@@ -63,5 +63,35 @@ impl Driver {
         assert!(seq.n_generated < known.request.max_tokens, "request {} runs past its last token", seq.request);
         let is_last = (seq.computed + seq.n_tokens) as usize == known.request.prompt.len() + generated;
         assert_eq!(seq.sample, is_last, "request {} samples if it runs its last token", seq.request);
+    }
+
+    /// Returns the number of free or evictable blocks.
+    pub fn usable(&self) -> u32 {
+        let stats = self.stats();
+        stats.free_blocks + stats.idle_blocks
+    }
+
+    /// Returns the number of blocks that requests or copies use.
+    pub fn in_use(&self) -> u32 {
+        let stats = self.stats();
+        stats.held_blocks + stats.private_blocks + stats.moving_blocks
+    }
+
+    /// Returns `true` if every block of the device is free or evictable.
+    pub fn all_blocks_usable(&self) -> bool {
+        self.usable() == self.core.config().pool_blocks()
+    }
+
+    /// Returns the number of free blocks on the host.
+    pub fn host_free(&self) -> u32 {
+        self.stats().free_host_blocks
+    }
+
+    /// Asserts that no request is left and every block is usable again.
+    pub fn assert_empty(&self) {
+        let (stats, config) = (self.stats(), self.core.config());
+        assert_eq!((stats.waiting, stats.running, stats.swapped), (0, 0, 0));
+        assert_eq!((self.usable(), self.host_free()), (config.pool_blocks(), config.host_capacity()));
+        assert!(self.steps.is_empty() && self.copies.is_empty());
     }
 }

@@ -597,28 +597,6 @@ impl Driver {
         self.core.stats()
     }
 
-    /// Returns the number of free or evictable blocks.
-    pub fn usable(&self) -> u32 {
-        let stats = self.stats();
-        stats.free_blocks + stats.idle_blocks
-    }
-
-    /// Returns the number of blocks that requests or copies use.
-    pub fn in_use(&self) -> u32 {
-        let stats = self.stats();
-        stats.held_blocks + stats.private_blocks + stats.moving_blocks
-    }
-
-    /// Returns `true` if every block of the device is free or evictable.
-    pub fn all_blocks_usable(&self) -> bool {
-        self.usable() == self.core.config().pool_blocks()
-    }
-
-    /// Returns the number of free blocks on the host.
-    pub fn host_free(&self) -> u32 {
-        self.stats().free_host_blocks
-    }
-
     /// Returns `true` if a request has ended.
     pub fn has_ended(&self, id: u64) -> bool {
         self.reason(id).is_some()
@@ -661,13 +639,5 @@ impl Driver {
             assert_eq!(self.usages[id].completion_tokens as usize, self.said(*id).len(), "{id}");
         }
         self.assert_texts();
-    }
-
-    /// Asserts that no request is left and every block is usable again.
-    pub fn assert_empty(&self) {
-        let (stats, config) = (self.stats(), self.core.config());
-        assert_eq!((stats.waiting, stats.running, stats.swapped), (0, 0, 0));
-        assert_eq!((self.usable(), self.host_free()), (config.pool_blocks(), config.host_capacity()));
-        assert!(self.steps.is_empty() && self.copies.is_empty());
     }
 }

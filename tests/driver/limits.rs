@@ -2,8 +2,9 @@
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
+use trunkline_core::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
 use trunkline_core::spec::Param;
-use trunkline_core::{Config, Keeps, Preemption, TierConfig, Write, eviction, h2o, policy};
+use trunkline_core::{Config, Keeps, Preemption, RetentionHint, TierConfig, Write, eviction, h2o, policy};
 
 /// Prompts first, with a reserve that falls within a few steps, and without sharing of work in flight.
 const RESERVING: &str = "chunks:reserve_permille=900,least_permille=100,decay_steps=9,await_prefix=0";
@@ -98,6 +99,38 @@ pub(crate) fn run_prompts_first(seed: u64, config: &mut Config) {
     if rng.random_range(0..8) == 0 {
         config.preemption = Preemption::Retract;
     }
+}
+
+/// Bounds the blocks that retention hints keep, for some seeds. Returns the generator of the hints if requests have some. Draws nothing
+/// from the run's own generator, so that other seeds run as they did.
+pub(crate) fn retain(seed: u64, config: &mut Config) -> Option<Pcg64Mcg> {
+    let mut rng = Pcg64Mcg::seed_from_u64(seed.rotate_left(48));
+    if rng.random_range(0..4) > 0 {
+        return None;
+    }
+    let begin = if config.eviction.contains(':') { ',' } else { ':' };
+    let percent = pick(&mut rng, &[0, 1, 10, 25, 60, 100]);
+    config.eviction += &format!("{begin}retain_percent={percent}");
+    Some(rng)
+}
+
+/// Draws retention hints for a prompt of `tokens` tokens, at times none.
+pub(crate) fn hints(rng: &mut Pcg64Mcg, tokens: u32) -> Vec<RetentionHint> {
+    let mut begin = 0;
+    let mut hints = Vec::new();
+    for _ in 0..rng.random_range(0..4) {
+        let from = begin + pick(rng, &[0, 0, 1, 9]);
+        let some = rng.random_range(1..=tokens);
+        let to = pick(rng, &[from + some, tokens.max(from + 1), TO_END]);
+        let priority = pick(rng, &[0, 20, PRIORITY_DEFAULT, 36, 60, 80, PRIORITY_MAX]);
+        let ttl_ns = pick(rng, &[0, 1, 700, 4_000, 30_000, 200_000]);
+        hints.push(RetentionHint { from, to, priority, ttl_ns: if priority < PRIORITY_DEFAULT { 0 } else { ttl_ns } });
+        if to == TO_END {
+            break;
+        }
+        begin = to;
+    }
+    hints
 }
 
 /// Divides the layers of the model into groups, for some seeds. Draws nothing from the run's own generator, so that other seeds run as

@@ -10,7 +10,7 @@ use trunkline_core::{
 };
 
 use crate::Driver;
-use crate::limits::{divide_layers, limits, pick, run_prompts_first, share_a_tier, suit_worker};
+use crate::limits::{divide_layers, hints, limits, pick, retain, run_prompts_first, share_a_tier, suit_worker};
 use crate::oracle::{EOS, VOCAB, continuation};
 
 /// What a run came to.
@@ -82,6 +82,10 @@ pub struct Outcome {
     pub looked_up: u64,
     /// Blocks that sequences dropped from their tables.
     pub dropped_blocks: u64,
+    /// Blocks evicted above the default priority.
+    pub evicted_retained: u64,
+    /// Blocks for which retention hints were ignored.
+    pub ignored_retained: u64,
 }
 
 impl Outcome {
@@ -122,6 +126,8 @@ impl Outcome {
             looked_up: self.looked_up + other.looked_up,
             dropped_blocks: self.dropped_blocks + other.dropped_blocks,
             poisoned: self.poisoned + other.poisoned,
+            evicted_retained: self.evicted_retained + other.evicted_retained,
+            ignored_retained: self.ignored_retained + other.ignored_retained,
         }
     }
 }
@@ -145,6 +151,8 @@ struct Run {
     flushes: bool,
     /// `true` if the connection of the worker breaks now and then.
     resumes: bool,
+    /// Generator of retention hints, if requests have some.
+    hint_rng: Option<Pcg64Mcg>,
     outcome: Outcome,
     /// Every event and its time, for a replay.
     events: Vec<(u64, Event)>,
@@ -162,6 +170,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
     divide_layers(seed, &mut config);
     let resumes = suit_worker(seed, &mut config);
     run_prompts_first(seed, &mut config);
+    let hint_rng = retain(seed, &mut config);
     share_a_tier(&mut rng, &mut config);
     let is_shared = config.tiers.iter().any(|tier| tier.shared);
     let mut driver = Driver::with_content(config, rng.next_u64());
@@ -170,7 +179,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
         before.finish(requests / 2);
         driver = before.driver.replaced();
     }
-    let mut run = Run { resumes, ..Run::new(&mut rng, driver, requests) };
+    let mut run = Run { resumes, hint_rng, ..Run::new(&mut rng, driver, requests) };
     let outcome = run.finish(requests);
     let mut second = Core::new(run.driver.core.config().clone()).expect("the same limits");
     let mut ignored = Vec::new();
@@ -197,6 +206,7 @@ impl Run {
             weak_hashes: rng.random_range(0..8) == 0,
             // Nothing is looked up after a flush.
             resumes: false,
+            hint_rng: None,
             flushes: !is_shared || rng.random_range(0..4) == 0,
             rng: Pcg64Mcg::seed_from_u64(rng.next_u64()),
             outcome: Outcome::default(),
@@ -233,6 +243,8 @@ impl Run {
             merged_blocks: stats.merged_blocks,
             evicted_blocks: stats.evicted_blocks,
             dropped_blocks: stats.h2o.h2o_dropped_blocks,
+            evicted_retained: stats.retention.evicted_retained_blocks,
+            ignored_retained: stats.retention.ignored_retained_blocks,
             lost_transfers: driver.lost_copies,
             drafts_allowed: driver.worker.drafts_allowed,
             drafts_accepted: driver.worker.drafts_accepted,
@@ -520,6 +532,9 @@ impl Run {
         if self.driver.core.config().h2o.mode != h2o::Mode::Off {
             let modes = [None, None, Some(h2o::Mode::Off), Some(h2o::Mode::Probe), Some(h2o::Mode::On)];
             request.h2o = modes[n as usize % modes.len()];
+        }
+        if let Some(rng) = &mut self.hint_rng {
+            request.retention = hints(rng, request.prompt.len() as u32 + 1);
         }
         if self.weak_hashes {
             request.hashes.clear();

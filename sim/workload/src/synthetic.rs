@@ -24,6 +24,8 @@
 //! # A turn in which the model calls tools: all calls but the last generate call-tokens, and after tool-s the output of the
 //! # tool is appended [default: none]
 //! agent = { calls = { … }, call-tokens = { … }, tool-s = { … }, tool-output-tokens = { … } }
+//! # Retention hints, 0 to 100 with 35 as the default: system-prompt, conversation (the prompt behind it), answer [default: none]
+//! retention = { system-prompt = { priority = 80, ttl-s = 300.0 }, answer = { priority = 0 } }
 //! ```
 //!
 //! # Arrivals of sessions
@@ -73,7 +75,9 @@ pub use self::arrivals::Arrivals;
 pub use self::distribution::{Column, Distribution};
 pub use self::generator::Generator;
 pub use self::open_loop::{AssumedLatency, OpenLoop};
-pub use self::spec::{AgentSpec, PopulationSpec, SessionSpec, Spec, SystemPrompts, WorkloadError, WorkloadFault};
+pub use self::spec::{
+    AgentSpec, HintSpec, PopulationSpec, RetentionSpec, SessionSpec, Spec, SystemPrompts, WorkloadError, WorkloadFault,
+};
 
 /// Requests in a workload, at most.
 pub const REQUESTS_MAX: u64 = 1 << 30;

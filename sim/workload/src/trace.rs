@@ -33,7 +33,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use trunkline_core::Token;
+use trunkline_core::{RetentionHint, Token};
 
 use crate::UnknownName;
 pub use crate::lines::LineFault;
@@ -46,6 +46,7 @@ mod csv;
 mod fault;
 mod mooncake;
 mod reader;
+mod retention;
 mod row;
 mod select;
 mod source;
@@ -146,6 +147,8 @@ pub struct TraceRequest {
     pub output: Option<Box<[Token]>>,
     /// Tenant, namespace, priority and deadline.
     pub terms: Terms,
+    /// Priorities of the tokens in the prefix cache: see [`trunkline_core::retention`].
+    pub retention: Box<[RetentionHint]>,
 }
 
 impl Default for TraceRequest {
@@ -158,6 +161,7 @@ impl Default for TraceRequest {
             content: Content::Unique(0),
             output: None,
             terms: Terms::default(),
+            retention: Box::default(),
         }
     }
 }
@@ -231,6 +235,7 @@ impl TraceRequest {
         if self.input_tokens <= tokens {
             return;
         }
+        retention::cut(&mut self.retention, self.input_tokens, tokens);
         self.input_tokens = tokens;
         match &mut self.content {
             Content::Unique(_) => {}

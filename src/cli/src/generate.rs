@@ -25,6 +25,7 @@ Examples:
   trunkline generate --max-tokens 200 --temperature 0.8 --seed 7 'Once upon a time'
   trunkline generate --json --token-ids 72,101,108,108,111
   trunkline generate --stop '.' - < prompt.txt
+  trunkline generate --retain prompt:priority=80,ttl_ms=60000 --retain answer:priority=0 - < prompt.txt
   trunkline generate --json --logprobs 3 'Once upon a time' | jq .logprobs
   trunkline generate --addr example.org:50051 --tls-ca ca.pem --token-file my-token 'Once upon a time'
 
@@ -75,6 +76,12 @@ pub struct GenerateArgs {
     /// Eviction within the sequence: off, probe or on [default: as the server was started].
     #[arg(long, value_name = "MODE")]
     h2o: Option<String>,
+
+    /// Priority of a range of tokens in the prefix cache after the request, 0 to 100, where 35 is the default and lower is evicted first:
+    /// `prompt`, `answer`, `FROM..TO` or `FROM..`, with a time to live if the priority shall fall to the default, as in
+    /// `prompt:priority=80,ttl_ms=60000`. May be given more than once.
+    #[arg(long, value_name = "SPEC", value_parser = crate::retain::hint)]
+    retain: Vec<proto::RetentionHint>,
 
     /// Type of the KV for the request; some worker must have the type [default: the first worker's].
     #[arg(long, value_name = "TYPE")]
@@ -265,6 +272,7 @@ fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
         priority: args.priority,
         h2o: args.h2o.clone().unwrap_or_default(),
         kv_dtype: args.kv_dtype.clone().unwrap_or_default(),
+        retention: args.retain.clone(),
         timeout_ms: timeout_ms.context("--timeout is above 49 days; leave it out instead")?,
         ..Default::default()
     })

@@ -42,6 +42,7 @@ mod plan;
 #[cfg(test)]
 mod readme_tests;
 mod replay;
+mod retain;
 mod revision;
 mod routers;
 mod selection;

@@ -84,7 +84,7 @@ SIGTERM or Ctrl-C drains the server: running requests end, new ones are refused.
 
 /// Serve a model over gRPC.
 ///
-/// Prints `listening on http://ADDRESS` when it accepts requests, and `digest DIGEST`, the digest of all its scheduling
+/// Prints `listening on http://ADDRESS` when it accepts requests, and `digest DIGEST`, the digest of all scheduling
 /// decisions, when it has stopped.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, allow_negative_numbers = true)]

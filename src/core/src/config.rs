@@ -3,6 +3,7 @@
 mod error;
 mod h2o;
 mod prefill_first;
+mod retained;
 mod table;
 mod worker;
 
@@ -18,6 +19,7 @@ pub use self::worker::WorkerFacts;
 use crate::eviction::{self, Eviction};
 use crate::policy::{self, Policy};
 use crate::registry::{UnknownName, choose};
+use crate::retention::RetainedBlocks;
 use crate::tier::TIERS_MAX;
 
 /// Name of a first tier that is host memory, and shares its blocks with swapped-out requests.
@@ -162,9 +164,10 @@ settings! {
         /// A name in [`policy::REGISTRY`]; for parameters see [`crate::spec`].
         policy: String { default: "fcfs".into(), value: "SPEC" }
 
-        /// Eviction policy: the order in which idle cached blocks are evicted; an unknown name lists all.
+        /// Eviction policy: the order in which idle cached blocks are evicted; an unknown name lists all. With any policy,
+        /// `retain_percent`, as in `lru:retain_percent=25`, bounds the blocks that retention hints of one tenant keep.
         ///
-        /// A name in [`eviction::REGISTRY`]; for parameters see [`crate::spec`].
+        /// A name in [`eviction::REGISTRY`]; for parameters see [`crate::spec`]. [`Config::retained_blocks`] has the bounds in blocks.
         eviction: String { default: "lru".into(), value: "NAME" }
     }
 
@@ -356,7 +359,14 @@ impl Config {
     ///
     /// If no eviction policy has the name, or a parameter is unknown or outside its range.
     pub fn make_eviction(&self) -> Result<Box<dyn Eviction>, ConfigError> {
-        Ok(eviction::REGISTRY.make(&self.eviction, self.device_blocks)?)
+        let (policy, _) = retained::split(&self.eviction)?;
+        Ok(eviction::REGISTRY.make(&policy, self.device_blocks)?)
+    }
+
+    /// Returns the number of blocks that retention hints may keep above the default priority, at most.
+    pub fn retained_blocks(&self) -> RetainedBlocks {
+        let percent = retained::split(&self.eviction).map_or(0, |(_, percent)| percent);
+        retained::bounds(self.device_blocks, percent)
     }
 }
 

@@ -22,7 +22,7 @@ use crate::stats::Stats;
 use crate::step::{Step, StepResult};
 use crate::steps::Steps;
 use crate::transfer_table::TransferEnd;
-use crate::{readers, swap, transfer_end};
+use crate::{readers, retention, swap, transfer_end};
 
 /// Deadlines of ended requests kept before they are cleared away, at most.
 const DEADLINES_SPARE: usize = 64;
@@ -217,6 +217,7 @@ impl Core {
             loading: state.loading.len() as u32,
             swapped: (state.sequences.len() - placed - state.reported) as u32,
             tiers: state.kv.tiers.stats(),
+            retention: state.kv.tree.retention(),
             ..state.journal.stats
         }
     }
@@ -225,6 +226,7 @@ impl Core {
     fn advance(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
         self.state.kv.transfers.now_ns = self.now_ns;
+        self.state.kv.tree.advance(self.now_ns);
     }
 
     /// Notes that a worker joined, with empty KV blocks. A worker there before, whose loss was not reported, is lost.
@@ -258,6 +260,10 @@ impl Core {
         }
         if self.state.sequences.is_empty() {
             self.state.reserve.reset();
+        }
+        if !request.retention.is_empty() {
+            let limits = self.state.config.retained_blocks();
+            self.state.kv.tree.follow_hints(self.now_ns, limits);
         }
         let seq = Sequence::new(request, arrival, self.now_ns);
         self.state.waiting.joined(seq.tenant);
@@ -296,7 +302,7 @@ impl Core {
         } else if request.id.is_inner() {
             Some(Refusal::ReservedId)
         } else {
-            None
+            retention::check(&request.retention).err().map(Refusal::Retention)
         }
     }
 

@@ -158,6 +158,7 @@ impl FastForward {
             self.end_step();
             driver.on_step_end(self.batch.len() as u32);
             if self.to_boundary == 0 {
+                state.kv.tree.advance(*now_ns);
                 if !renew_blocks(state, &mut self.batch, driver) {
                     return None;
                 }

@@ -32,6 +32,7 @@ use crate::journal::Journal;
 use crate::links::Links;
 use crate::lookups::Lookups;
 use crate::prefix::Prefix;
+use crate::retention::Claim;
 use crate::sequence::{Phase, Sequence};
 use crate::tiers::{PlannedBlock, Tiers};
 use crate::transfer::Place;
@@ -334,8 +335,17 @@ impl Kv {
         self.retired.len() - self.n_retired() as usize
     }
 
+    /// Takes in the retention hints of a sequence about to release its published blocks, or some of them.
+    pub fn claim(&mut self, seq: &Sequence) {
+        if !seq.id.is_inner() {
+            let claim = Claim { tenant: seq.tenant, hints: &seq.cold.retention };
+            self.tree.claim(&seq.table[..seq.published as usize], &claim);
+        }
+    }
+
     /// Releases every block of a sequence, in every place. No transfer for the sequence may be in flight.
     pub fn release(&mut self, seq: &mut Sequence) {
+        self.claim(seq);
         let (hosts, beside) = match &mut seq.phase {
             Phase::SwappingOut(swap_out) => (std::mem::take(&mut swap_out.hosts), std::mem::take(&mut swap_out.beside)),
             Phase::Swapped(swapped) => (std::mem::take(&mut swapped.hosts), std::mem::take(&mut swapped.beside)),

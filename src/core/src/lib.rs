@@ -99,6 +99,7 @@ mod remains;
 pub mod request;
 mod rereads;
 mod reserve;
+pub mod retention;
 mod run_bits;
 mod scheduler;
 pub mod sequence;
@@ -133,7 +134,10 @@ pub use crate::hash::{BlockHash, Namespace};
 pub use crate::ids::{BlockHandle, RequestId, Token};
 pub use crate::remains::Remains;
 pub use crate::request::{FinishReason, Refusal, Request, Sampling, Usage};
-pub use crate::stats::{DraftCounters, H2oCounters, RequestCounters, Stats, SwapCounters, TierStats, TokenCounters};
+pub use crate::retention::RetentionHint;
+pub use crate::stats::{
+    DraftCounters, H2oCounters, RequestCounters, RetentionCounters, Stats, SwapCounters, TierStats, TokenCounters,
+};
 pub use crate::step::{Dropped, Keeps, NO_BLOCK, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq};
 pub use crate::suspects::WORKER_FAILURES_MAX;
 pub use crate::tier::TIERS_MAX;

@@ -6,6 +6,7 @@ pub use trunkline_port::Sampling;
 use crate::h2o::Mode;
 use crate::hash::{BlockHash, extend_hashes};
 use crate::ids::{RequestId, Token};
+use crate::retention::{RetentionError, RetentionHint};
 
 /// A request as the core sees it. Text, channels and credentials stay with the driver.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,6 +49,9 @@ pub struct Request {
     /// Eviction within the request's sequence; `None` for [`crate::Config::h2o`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub h2o: Option<Mode>,
+    /// Priorities of ranges of tokens in the prefix cache, in the order of the ranges: see [`crate::retention`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub retention: Vec<RetentionHint>,
     /// Class of the engines that may serve the request, by the type of their KV; 0 for the first. For clusters: a core has one type.
     #[serde(default, skip_serializing_if = "is_first")]
     pub kv_class: u8,
@@ -83,6 +87,7 @@ impl Request {
             deadline_ns: None,
             sampling: Sampling::default(),
             h2o: None,
+            retention: Vec::new(),
             kv_class: 0,
             continues: false,
         }
@@ -196,6 +201,9 @@ pub enum Refusal {
     /// The id is reserved: the core gives such ids to requests of its own.
     #[error("ids of requests are below 2^63")]
     ReservedId,
+    /// A retention hint is malformed.
+    #[error(transparent)]
+    Retention(RetentionError),
 }
 
 impl Refusal {
@@ -212,6 +220,7 @@ impl Refusal {
             Self::NoEngine => 8,
             Self::DuplicateId => 9,
             Self::ReservedId => 10,
+            Self::Retention(_) => 11,
         }
     }
 }

@@ -37,6 +37,7 @@ use crate::ids::{BlockHandle, RequestId, Token};
 use crate::policy::RequestView;
 use crate::prefetch::{prefetch, prefetch_at};
 use crate::request::{FinishReason, Request, Sampling, Usage};
+use crate::retention::RetentionHint;
 use crate::transitions::lists;
 
 pub(crate) use phase::{Load, Phase, SwapIn, SwapOut, Swapped};
@@ -222,6 +223,8 @@ pub(crate) struct Cold {
     pub continues: bool,
     /// Eviction within the sequence, as the request asks; `None` for the core's mode.
     pub h2o: Option<h2o::Mode>,
+    /// Priorities of the tokens in the prefix cache.
+    pub retention: Box<[RetentionHint]>,
     /// Of an inner request, which reads a prompt again: the position from which on attention is scored.
     pub reread_from: Option<u32>,
     /// Planner of eviction within the sequence, while the sequence has KV and its mode is not `off`.
@@ -298,6 +301,7 @@ impl Sequence {
                 kv_class: request.kv_class,
                 continues: request.continues,
                 h2o: request.h2o,
+                retention: request.retention.into_boxed_slice(),
                 reread_from: None,
                 planner: None,
             }),
@@ -597,6 +601,7 @@ impl Sequence {
             deadline_ns: cold.view.deadline_ns,
             sampling: cold.sampling,
             h2o: cold.h2o,
+            retention: cold.retention.into_vec(),
             kv_class: cold.kv_class,
             continues: cold.continues,
             worker_failures: u32::from(self.worker_failures),

@@ -86,6 +86,17 @@ pub struct H2oCounters {
     pub h2o_reread_tokens: u64,
 }
 
+/// Gauge and counters of retention hints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct RetentionCounters {
+    /// Cached device blocks above the default priority now.
+    pub retained_blocks: u32,
+    /// Blocks for which a hint above the default was ignored, because the tenant or all tenants together had the share.
+    pub ignored_retained_blocks: u64,
+    /// Blocks evicted above the default priority: no block of a lower priority was left.
+    pub evicted_retained_blocks: u64,
+}
+
 /// Gauges and counters of a core. Serialised as one flat map, with the fields of the nested counters in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
@@ -128,6 +139,9 @@ pub struct Stats {
     /// Counts of eviction within sequences (H2O).
     #[serde(flatten)]
     pub h2o: H2oCounters,
+    /// Gauge and counts of retention hints.
+    #[serde(flatten)]
+    pub retention: RetentionCounters,
     /// Preemptions so far, swapped or recomputed.
     pub preemptions: u64,
     /// Device blocks published so far.
@@ -206,6 +220,15 @@ impl AddAssign for H2oCounters {
     }
 }
 
+impl AddAssign for RetentionCounters {
+    fn add_assign(&mut self, other: Self) {
+        let Self { retained_blocks, ignored_retained_blocks, evicted_retained_blocks } = other;
+        self.retained_blocks += retained_blocks;
+        self.ignored_retained_blocks += ignored_retained_blocks;
+        self.evicted_retained_blocks += evicted_retained_blocks;
+    }
+}
+
 impl AddAssign for Stats {
     /// Adds the gauges and counters of another core, tier by tier.
     fn add_assign(&mut self, other: Self) {
@@ -225,6 +248,7 @@ impl AddAssign for Stats {
         self.swaps += other.swaps;
         self.drafts += other.drafts;
         self.h2o += other.h2o;
+        self.retention += other.retention;
         self.preemptions += other.preemptions;
         self.published_blocks += other.published_blocks;
         self.merged_blocks += other.merged_blocks;
@@ -283,6 +307,7 @@ mod tests {
                 h2o_dropped_blocks: 1,
                 h2o_reread_tokens: 1,
             },
+            retention: RetentionCounters { retained_blocks: 1, ignored_retained_blocks: 1, evicted_retained_blocks: 1 },
             preemptions: 1,
             published_blocks: 1,
             merged_blocks: 1,
@@ -310,7 +335,7 @@ mod tests {
             &",".repeat(TIERS_MAX - 1),
             r#"],"swap_outs","swap_ins","swapped_out_blocks","swapped_in_blocks","failed_transfers","#,
             r#""draft_tokens","accepted_draft_tokens","#,
-            r#""h2o_plans","h2o_floor_plans","h2o_dropped_tokens","h2o_dropped_blocks","h2o_reread_tokens","preemptions","published_blocks","merged_blocks","evicted_blocks","#,
+            r#""h2o_plans","h2o_floor_plans","h2o_dropped_tokens","h2o_dropped_blocks","h2o_reread_tokens","retained_blocks","ignored_retained_blocks","evicted_retained_blocks","preemptions","published_blocks","merged_blocks","evicted_blocks","#,
             r#""prefix_blocks","prefix_runs"}"#,
         ];
         assert_eq!(keys, expected.concat());

@@ -190,6 +190,7 @@ pub(crate) fn end_transfer(state: &mut State, slot: usize, ok: bool) {
 pub(crate) fn orphan(state: &mut State, slot: usize) {
     let State { sequences, kv, .. } = state;
     let seq = &mut sequences[slot];
+    kv.claim(seq);
     let mut orphan = match &mut seq.phase {
         Phase::SwappingOut(swap_out) => Orphan {
             blocks: std::mem::take(&mut seq.table),
@@ -249,6 +250,7 @@ fn end_out(state: &mut State, slot: usize) {
     let State { sequences, kv, swaps, waiting, .. } = state;
     let Phase::SwappingOut(swap_out) = &mut sequences[slot].phase else { unreachable!("its swap-out just ended") };
     let (hosts, beside) = (std::mem::take(&mut swap_out.hosts), std::mem::take(&mut swap_out.beside));
+    kv.claim(&sequences[slot]);
     let pinned = sequences[slot].table.len() - hosts.len();
     let others: Vec<usize> = if kv.groups.n() > 0 { Vec::new() } else { swaps.swapped_slots().collect() };
     for at in (pinned..sequences[slot].table.len()).rev() {

@@ -41,9 +41,12 @@
 //! ```
 
 mod ahead;
+mod classes;
 mod demotion;
+mod hints;
 mod matching;
 
+use self::classes::Classes;
 use crate::block::{BlockEvent, BlockPool, BlockState, ROOM_MAX};
 use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;
@@ -104,7 +107,8 @@ pub enum Published {
 pub struct PrefixTree {
     block_size: usize,
     pool: BlockPool,
-    eviction: Box<dyn Eviction>,
+    /// Order of eviction.
+    eviction: Classes,
     /// Published blocks by fingerprint.
     index: BlockIndex,
     nodes: Nodes,
@@ -136,7 +140,7 @@ impl PrefixTree {
             block_size: block_size as usize,
             pool: BlockPool::new(capacity),
             counts_hits: eviction.reads_hits(),
-            eviction,
+            eviction: Classes::new(eviction),
             index: BlockIndex::new(capacity),
             nodes: Nodes::with_capacity(room),
             namespaces: Namespaces::default(),
@@ -298,6 +302,7 @@ impl PrefixTree {
         for block in 0..self.pool.opened() {
             if self.pool.state(block) == BlockState::Held {
                 self.index.remove(self.nodes.fingerprint(block), block);
+                self.eviction.left(&[block]);
                 self.pool.apply(block, BlockEvent::Flushed);
             }
         }
@@ -551,6 +556,7 @@ impl PrefixTree {
 
     /// Takes a leaf and ancestors, each the parent of the block before, out of the tree.
     fn remove_chain(&mut self, chain: &[u32]) {
+        self.eviction.left(chain);
         self.leave_namespace(chain[chain.len() - 1]);
         if let Some(parent) = self.nodes.remove_chain(chain) {
             self.eviction.leaf(parent, &self.nodes);
@@ -625,6 +631,7 @@ impl PrefixTree {
     /// Panics on any contradiction.
     pub fn check(&self) {
         self.pool.check();
+        self.eviction.check(self.pool.count(BlockState::Idle), &self.nodes);
         let nodes = &self.nodes;
         let mut children = vec![0u32; nodes.len()];
         let mut published = 0;

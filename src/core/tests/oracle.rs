@@ -43,6 +43,8 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.groups_loaded > seeds / 20, "{} loads with layer groups", sum.groups_loaded);
     assert!(sum.loads > seeds / 2 && sum.blocks_loaded > sum.loads && sum.stores > seeds && sum.blocks_stored > seeds);
     assert!(sum.dropped_blocks > seeds, "{} blocks dropped", sum.dropped_blocks);
+    assert!(sum.evicted_retained > seeds / 10, "{} blocks evicted above the default priority", sum.evicted_retained);
+    assert!(sum.ignored_retained > seeds / 10, "{} blocks beyond the bounds of hints", sum.ignored_retained);
     assert!(sum.looked_up > seeds / 4, "{} blocks of others", sum.looked_up);
     assert!(sum.failed_transfers > seeds / 20 && sum.lost_transfers > 0);
     assert!(sum.drafts_accepted > seeds && sum.drafts_allowed > sum.drafts_accepted);

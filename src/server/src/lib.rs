@@ -69,6 +69,7 @@ mod offer;
 mod outbox;
 mod queue;
 mod recorder;
+mod retention;
 mod seats;
 mod server;
 mod service;

@@ -54,7 +54,8 @@ impl From<Rejection> for Status {
                 | Refusal::NoTokensAsked
                 | Refusal::ContextTooLong { .. }
                 | Refusal::NeverFits { .. }
-                | Refusal::ReservedId => Self::invalid_argument(message),
+                | Refusal::ReservedId
+                | Refusal::Retention(_) => Self::invalid_argument(message),
                 Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => Self::resource_exhausted(message),
                 Refusal::Draining | Refusal::NoEngine => Self::unavailable(message),
                 Refusal::DuplicateId => Self::already_exists(message),
@@ -216,6 +217,7 @@ fn blocks(stats: &Stats) -> proto::Blocks {
         idle: stats.idle_blocks,
         held: stats.held_blocks,
         private: stats.private_blocks,
+        retained: stats.retention.retained_blocks,
     }
 }
 
@@ -240,6 +242,8 @@ fn counters(stats: &Stats, drafts: Drafts) -> proto::Counters {
         h2o_dropped_tokens: stats.h2o.h2o_dropped_tokens,
         h2o_dropped_blocks: stats.h2o.h2o_dropped_blocks,
         h2o_reread_tokens: stats.h2o.h2o_reread_tokens,
+        ignored_retained_blocks: stats.retention.ignored_retained_blocks,
+        evicted_retained_blocks: stats.retention.evicted_retained_blocks,
     }
 }
 
@@ -298,6 +302,7 @@ mod tests {
     use tokio::task::JoinHandle;
     use tonic::Code;
     use trunkline_core::Config;
+    use trunkline_core::retention::RetentionError;
     use trunkline_port::ModelInfo;
     use trunkline_text::Tokenizer;
 
@@ -524,6 +529,7 @@ mod tests {
             (Refusal::NoEngine, Code::Unavailable),
             (Refusal::DuplicateId, Code::AlreadyExists),
             (Refusal::ReservedId, Code::InvalidArgument),
+            (Refusal::Retention(RetentionError::TooMany { n: 17 }), Code::InvalidArgument),
         ];
         for (refusal, code) in cases {
             assert_eq!(Status::from(Rejection::Refused(refusal)).code(), code, "{refusal}");

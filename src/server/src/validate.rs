@@ -10,6 +10,7 @@ use trunkline_core::{Namespace, Sampling, Token};
 
 use crate::caller::Client;
 use crate::proto;
+use crate::retention::{self, HintFault};
 
 /// Generated tokens of a request without `max_tokens`, at most.
 pub(crate) const MAX_TOKENS_DEFAULT: u32 = 128;
@@ -48,6 +49,8 @@ pub(crate) struct Checked {
     pub(crate) priority: i32,
     /// Eviction within the sequence; `None` is the server's mode.
     pub(crate) h2o: Option<Mode>,
+    /// Retention hints, as [`retention::check_hints`] checked them.
+    pub(crate) retention: Vec<proto::RetentionHint>,
     /// Type of the KV; empty for that of the first engine.
     pub(crate) kv_dtype: String,
     pub(crate) timeout: Option<Duration>,
@@ -64,6 +67,12 @@ pub(crate) enum Prompt {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Invalid(pub(crate) String);
+
+impl From<HintFault> for Invalid {
+    fn from(fault: HintFault) -> Self {
+        Self(fault.to_string())
+    }
+}
 
 impl From<Invalid> for Status {
     fn from(invalid: Invalid) -> Self {
@@ -112,12 +121,14 @@ pub(crate) fn check(
         share_cache,
         h2o,
         kv_dtype,
+        retention,
     } = request;
     check_names(&request_id, &cache_salt, &tenant)?;
     // No worker computes adapters yet. The place of an adapter in the namespace of cached blocks is there.
     ensure(adapter.is_empty(), || format!("adapter is '{adapter}'; this model serves no adapters"))?;
     check_extra_keys(&extra_keys)?;
     let prompt = check_prompt(prompt, vocab_size)?;
+    retention::check_hints(&retention)?;
     let output = output.unwrap_or_default();
     let stopping = check_stopping(stopping.unwrap_or_default(), vocab_size)?;
     let mut stop_token_ids = stopping.stop_token_ids;
@@ -143,6 +154,7 @@ pub(crate) fn check(
         share_cache,
         priority,
         h2o: check_h2o(&h2o)?,
+        retention,
         kv_dtype,
         timeout: (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms.into())),
     })
@@ -348,6 +360,7 @@ mod tests {
             share_cache: Some(true),
             h2o: "probe".into(),
             kv_dtype: "q8_0".into(),
+            retention: vec![proto::RetentionHint { priority: Some(80), ..Default::default() }],
         });
         assert_eq!(
             checked,
@@ -376,6 +389,7 @@ mod tests {
                 share_cache: Some(true),
                 priority: -3,
                 h2o: Some(Mode::Probe),
+                retention: vec![proto::RetentionHint { priority: Some(80), ..Default::default() }],
                 kv_dtype: "q8_0".into(),
                 timeout: Some(Duration::from_millis(1500)),
             })
@@ -390,6 +404,13 @@ mod tests {
         refused("token_ids[1] is 300", |request| {
             request.prompt = Some(Wire::TokenIds(proto::TokenIds { ids: vec![1, VOCAB] }));
         });
+    }
+
+    #[test]
+    fn a_retention_hint_needs_a_priority_in_its_range() {
+        let hint = |priority| proto::RetentionHint { priority, ..Default::default() };
+        refused("retention[1]: priority is missing", |request| request.retention = vec![hint(Some(0)), hint(None)]);
+        refused("retention[0]: priority is 101", |request| request.retention = vec![hint(Some(101))]);
     }
 
     #[test]

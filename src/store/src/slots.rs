@@ -1,6 +1,6 @@
 //! Numbered slots of a place, and what each holds.
 //!
-//! Every write first *claims* its slot. The claim takes the old contents out and has a number of its own, the generation; only the latest
+//! Every write first *claims* a slot. The claim takes the old contents out and has a number of its own, the generation; only the latest
 //! claim of a slot can fill the slot. So a write that was submitted earlier and finishes later changes nothing.
 
 use std::collections::HashMap;

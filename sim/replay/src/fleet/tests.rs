@@ -19,6 +19,7 @@ mod fast_forwards;
 mod layer_groups;
 mod lock_step;
 mod random_failures;
+mod retention;
 mod routers;
 mod steps_in_flight;
 mod tenants;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use trunkline_cluster::{ClusterConfig, Output};
 use trunkline_core::event::Action;
-use trunkline_core::{BlockHash, FinishReason, Request, RequestId, Token};
+use trunkline_core::{BlockHash, FinishReason, Request, RequestId, RetentionHint, Token};
 
 use super::{RecordingError, RecordingFault, Replayed, Shown, header, header_version, replay_watched};
 use trunkline_sim_report::report::{DeadlineReport, Latencies};
@@ -72,6 +72,7 @@ struct ServedRequest {
     prompt: Vec<Token>,
     output: Vec<Token>,
     terms: Terms,
+    retention: Box<[RetentionHint]>,
     end: End,
 }
 
@@ -136,6 +137,7 @@ impl Served {
             prompt: request.prompt.clone(),
             output: request.generated.clone(),
             terms,
+            retention: request.retention.clone().into(),
             end: End::CutShort,
         });
     }
@@ -216,6 +218,7 @@ impl ServedRequest {
             content: Content::Tokens(self.prompt.into()),
             output: Some(self.output.into()),
             terms: self.terms,
+            retention: self.retention,
         }
     }
 }

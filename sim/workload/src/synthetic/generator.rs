@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::arrivals::Beginnings;
 use super::distribution::{Distribution, Sampler, Samples};
 use super::rng_stream::RngStream;
-use super::spec::{PopulationSpec, Spec, WorkloadError, WorkloadFault, label};
+use super::spec::{PopulationSpec, RetentionSpec, Spec, WorkloadError, WorkloadFault, label};
 use super::{SAMPLES_MAX, TURNS_MAX};
 use crate::trace::{
     Content, Format, GENERATED_FROM, Outcome, Piece, Source, Terms, TraceError, TraceFault, TraceReader, TraceRequest,
@@ -32,6 +32,7 @@ struct Population {
     turns: Option<(Sampler, Sampler)>,
     agent: Option<Agent>,
     terms: Terms,
+    retention: RetentionSpec,
 }
 
 /// Calls of an agent, their tokens, and the time and output of tools.
@@ -64,6 +65,8 @@ struct Session {
     rng: RngStream,
     said: Vec<Piece>,
     said_tokens: u32,
+    /// Tokens of the system prompt.
+    system_tokens: u32,
     /// Turns after the current one.
     turns_left: u32,
     /// Calls of the current turn after the current one.
@@ -186,7 +189,18 @@ impl Generator {
         };
         let (input, output) = (library.sampler(&spec.input_tokens)?, library.sampler(&spec.output_tokens)?);
         let terms = spec.terms();
-        Ok(Population { beginnings, next_ns, n_sessions: 0, prompts, input, output, turns, agent, terms })
+        Ok(Population {
+            beginnings,
+            next_ns,
+            n_sessions: 0,
+            prompts,
+            input,
+            output,
+            turns,
+            agent,
+            terms,
+            retention: spec.retention,
+        })
     }
 
     /// Returns the number of sessions with a request scheduled or in flight that is not their last.
@@ -228,6 +242,7 @@ impl Generator {
             rng,
             said,
             said_tokens,
+            system_tokens,
             turns_left: turns - 1,
             calls_left: calls - 1,
             output_tokens,
@@ -238,13 +253,15 @@ impl Generator {
     fn ask(&mut self, at_ns: u64, session: Session) -> TraceRequest {
         let number = self.n_given;
         self.n_given += 1;
+        let population = &self.populations[session.population];
         let request = TraceRequest {
             arrival_ns: at_ns - self.first_ns,
             input_tokens: session.said_tokens,
             output_tokens: session.output_tokens,
             content: Content::Pieces(session.said.clone().into()),
             output: None,
-            terms: self.populations[session.population].terms,
+            terms: population.terms,
+            retention: population.retention.hints(session.system_tokens, session.said_tokens),
         };
         if session.turns_left + session.calls_left > 0 && self.n_given < self.requests {
             self.waiting.insert(number, session);

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use trunkline_core::RetentionHint;
+use trunkline_core::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
 
 use super::arrivals::Arrivals;
 use super::distribution::Distribution;
@@ -74,6 +76,60 @@ pub struct PopulationSpec {
     pub priority: i32,
     /// Deadline of each request, seconds after its arrival.
     pub deadline_s: Option<f64>,
+    /// Retention hints of each request.
+    #[serde(default)]
+    pub retention: RetentionSpec,
+}
+
+/// Retention hints for the parts of a request: see [`trunkline_core::retention`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct RetentionSpec {
+    /// Hint for the system prompt.
+    pub system_prompt: Option<HintSpec>,
+    /// Hint for the prompt behind the system prompt: the conversation so far and the new message.
+    pub conversation: Option<HintSpec>,
+    /// Hint for the answer.
+    pub answer: Option<HintSpec>,
+}
+
+/// Priority and time to live of a part of a request in the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct HintSpec {
+    /// Priority, 0 to 100; 35 is the default of a cache, lower is evicted first.
+    pub priority: u8,
+    /// Time from the end of a request to the default priority, seconds; 0 is without an end.
+    #[serde(default)]
+    pub ttl_s: f64,
+}
+
+impl RetentionSpec {
+    /// Returns the hints of a request with `system_tokens` of `input_tokens` in the system prompt.
+    pub(super) fn hints(&self, system_tokens: u32, input_tokens: u32) -> Box<[RetentionHint]> {
+        let parts = [
+            (self.system_prompt, 0, system_tokens),
+            (self.conversation, system_tokens, input_tokens),
+            (self.answer, input_tokens, TO_END),
+        ];
+        let hint = |(spec, from, to): (Option<HintSpec>, u32, u32)| {
+            let HintSpec { priority, ttl_s } = spec.filter(|_| from < to)?;
+            Some(RetentionHint { from, to, priority, ttl_ns: (ttl_s * 1e9) as u64 })
+        };
+        parts.into_iter().filter_map(hint).collect()
+    }
+
+    fn check(&self, number: usize, name: &str) -> Result<(), WorkloadFault> {
+        let parts =
+            [("system-prompt", self.system_prompt), ("conversation", self.conversation), ("answer", self.answer)];
+        for (part, hint) in parts.into_iter().filter_map(|(part, hint)| Some((part, hint?))) {
+            let field = |field: &str| format!("{field} of {part} in retention of population {}", label(number, name));
+            within(field("priority"), hint.priority.into(), 0.0, PRIORITY_MAX.into())?;
+            let longest_s = if hint.priority < PRIORITY_DEFAULT { 0.0 } else { SECONDS_MAX };
+            within(field("ttl-s"), hint.ttl_s, 0.0, longest_s)?;
+        }
+        Ok(())
+    }
 }
 
 /// System prompts shared by many sessions.
@@ -223,6 +279,7 @@ impl Spec {
                 let field = format!("deadline-s of population {}", label(number, &population.name));
                 within(field, deadline_s, DEADLINE_S_MIN, SECONDS_MAX)?;
             }
+            population.retention.check(number, &population.name)?;
             let Some(prompts) = &population.system_prompts else { continue };
             let field =
                 |field: &str| format!("{field} of system-prompts of population {}", label(number, &population.name));

@@ -8,7 +8,9 @@ use crate::trace::stats::{StatsOptions, stats};
 use crate::trace::{
     Content, Format, GENERATED_FROM, Outcome, Source, TimeScaled, Trace, TraceRequest, convert, generated_token,
 };
+use trunkline_core::RetentionHint;
 use trunkline_core::draw::mix;
+use trunkline_core::retention::TO_END;
 
 const CHAT: &str = r#"
 seed = 7
@@ -416,4 +418,43 @@ fn populations_have_tenants_priorities_and_deadlines() {
     assert_eq!(seen, [(0, 0, None), (2, -1, Some(1_500_000_000))].into());
     let (_, fault) = Spec::parse(&text.replace("1.5", "-1")).unwrap_err();
     assert!(fault.to_string().starts_with("deadline-s of population 2 is -1; it must be from"), "{fault}");
+}
+
+#[test]
+fn populations_have_retention_hints_for_the_parts_of_a_request() {
+    let text = |hints: &str| {
+        format!(
+            "requests = 30\n[[population]]\narrivals = {{ process = \"poisson\", sessions-per-s = 1.0 }}\n\
+             input-tokens = {{ kind = \"constant\", value = 10 }}\noutput-tokens = {{ kind = \"constant\", value = 5 }}\n\
+             system-prompts = {{ count = 1, zipf = 0.0, tokens = {{ kind = \"constant\", value = 40 }} }}\n\
+             session = {{ turns = {{ kind = \"constant\", value = 2 }}, think-s = {{ kind = \"constant\", value = 1 }} }}\n{hints}"
+        )
+    };
+    let requests = |hints: &str| -> Vec<TraceRequest> {
+        let generator = Generator::new(&Spec::parse(&text(hints)).unwrap()).unwrap();
+        AssumedLatency::default().requests(generator).map(Result::unwrap).collect()
+    };
+    let hint = |from, to, priority, ttl_ns| RetentionHint { from, to, priority, ttl_ns };
+    let hinted = requests(
+        "retention = { system-prompt = { priority = 80, ttl-s = 1.5 }, conversation = { priority = 40 }, answer = { priority = 0 } }",
+    );
+    for request in &hinted {
+        let n = request.input_tokens;
+        let expected = [hint(0, 40, 80, 1_500_000_000), hint(40, n, 40, 0), hint(n, TO_END, 0, 0)];
+        assert_eq!(*request.retention, expected);
+    }
+    assert!(hinted.iter().any(|request| request.input_tokens == 65), "second turns have a longer conversation");
+    let mut plain = requests("");
+    assert!(plain.iter().all(|request| request.retention.is_empty()));
+    plain.iter_mut().zip(&hinted).for_each(|(request, hinted)| request.retention = hinted.retention.clone());
+    assert_eq!(plain, hinted, "hints draw no random numbers");
+    let fault = |hints: &str| Spec::parse(&text(hints)).unwrap_err().1.to_string();
+    assert_eq!(
+        fault("retention = { answer = { priority = 101 } }"),
+        "priority of answer in retention of population 1 is 101; it must be from 0 to 100"
+    );
+    assert_eq!(
+        fault("retention = { answer = { priority = 3, ttl-s = 1.0 } }"),
+        "ttl-s of answer in retention of population 1 is 1; it must be from 0 to 0"
+    );
 }

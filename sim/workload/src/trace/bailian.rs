@@ -14,11 +14,11 @@ use super::{Format, Piece, TraceFault};
 pub(super) const BLOCK_TOKENS: u32 = 16;
 
 pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
-    let BlockIdLine { at_ns, input_tokens, output_tokens, ids, terms } =
+    let BlockIdLine { at_ns, input_tokens, output_tokens, ids, terms, retention } =
         BlockIdLine::parse(line, Format::Bailian, BLOCK_TOKENS, timestamp_ns)?;
     let tokens_of = |i: usize| (input_tokens - i as u32 * BLOCK_TOKENS).min(BLOCK_TOKENS);
     let pieces = ids.iter().enumerate().map(|(i, id)| Piece { content: *id, tokens: tokens_of(i) }).collect();
-    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Pieces(pieces), output: None, terms })
+    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Pieces(pieces), output: None, terms, retention })
 }
 
 fn timestamp_ns(value: Value) -> Result<u64, TraceFault> {

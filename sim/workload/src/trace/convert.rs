@@ -48,10 +48,11 @@ pub fn convert(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Conversion, ConvertError> {
     let mut writer = TraceWriter::create(path, to)?;
-    let (mut n_requests, mut any_terms) = (0u64, false);
+    let (mut n_requests, mut any_terms, mut any_hints) = (0u64, false, false);
     for request in requests {
         let request = request?;
         any_terms |= request.terms != Terms::default();
+        any_hints |= !request.retention.is_empty();
         writer.write(&request)?;
         n_requests += 1;
         if n_requests.is_multiple_of(PROGRESS_EVERY) {
@@ -62,6 +63,9 @@ pub fn convert(
     let mut losses = losses(from, to);
     if any_terms && to == Format::Vidur {
         losses.push("tenants, namespaces, priorities and deadlines are left out");
+    }
+    if any_hints && to == Format::Vidur {
+        losses.push("retention hints are left out");
     }
     Ok(Conversion { requests: n_requests, failed_requests: 0, losses })
 }

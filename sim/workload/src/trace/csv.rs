@@ -135,6 +135,7 @@ impl Columns {
             return Ok(None);
         }
         Ok(Some(Row {
+            retention: Box::default(),
             at_ns,
             input_tokens: length(dialect.input, input)?,
             output_tokens: length(dialect.output, output)?,

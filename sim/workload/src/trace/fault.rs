@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use trunkline_core::retention::RetentionError;
 
 use super::{Format, HASH_ID_MAX, LENGTH_TOKENS_MAX, REQUESTS_MAX};
 use crate::lines::{LineFault, LineNumber};
@@ -90,6 +91,9 @@ pub enum TraceFault {
         /// Permitted values, in words.
         expected: &'static str,
     },
+    /// Retention hint out of range.
+    #[error(transparent)]
+    Retention(#[from] RetentionError),
     /// Timestamp that cannot be read.
     #[error("{field} is {value}; it must be {expected}")]
     BadTimestamp {

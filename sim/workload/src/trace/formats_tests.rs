@@ -5,6 +5,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use tempfile::NamedTempFile;
+use trunkline_core::retention::TO_END;
 
 use super::*;
 
@@ -407,6 +408,29 @@ fn terms_and_outputs_are_kept_by_formats_that_have_a_place_for_them() {
     };
     let lost = |to| conversion(to).contains(&"tenants, namespaces, priorities and deadlines are left out");
     assert!(lost(Format::Vidur) && !lost(Format::Mooncake));
+}
+
+#[test]
+fn retention_hints_are_kept_by_json_formats() {
+    let hint = |from, to, priority, ttl_ns| RetentionHint { from, to, priority, ttl_ns };
+    let request = TraceRequest {
+        input_tokens: 3,
+        content: Content::Tokens([5, 6, 7].into()),
+        retention: [hint(0, 2, 80, 1_500_000), hint(3, TO_END, 0, 0)].into(),
+        ..TraceRequest::default()
+    };
+    let trace = Trace { format: Format::Tokens, requests: vec![request] };
+    let kept = |format, name| through(&trace, format, name).requests[0].retention == trace.requests[0].retention;
+    assert!(kept(Format::Tokens, "a.jsonl") && kept(Format::Mooncake, "a.jsonl"));
+    let folder = tempfile::tempdir().unwrap();
+    let requests = trace.requests.iter().cloned().map(Ok);
+    let losses = convert(requests, Format::Tokens, &folder.path().join("a.csv"), Format::Vidur, &mut |_| {}).unwrap();
+    assert!(losses.losses.contains(&"retention hints are left out"));
+    let path = folder.path().join("a.jsonl");
+    let line = r#"{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1], "retention": [{"priority": 3, "ttl_ms": 1}]}"#;
+    std::fs::write(&path, line).unwrap();
+    let error = Trace::load(&path, None, None).unwrap_err().to_string();
+    assert!(error.ends_with("line 1: retention[0]: a priority below 35 has no time to live; leave it out"), "{error}");
 }
 
 #[test]

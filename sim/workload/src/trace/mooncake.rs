@@ -2,9 +2,10 @@
 
 use serde::Deserialize;
 use serde_json::Value;
+use trunkline_core::RetentionHint;
 
 use super::row::{Row, RowContent, length};
-use super::{Format, HASH_ID_MAX, HASH_ID_TOKENS, Terms, TraceFault};
+use super::{Format, HASH_ID_MAX, HASH_ID_TOKENS, Terms, TraceFault, retention};
 
 const FIELDS: &str = "timestamp, input_length, output_length and hash_ids";
 const NS_PER_MS: f64 = 1e6;
@@ -19,6 +20,7 @@ struct Object {
     namespace: Option<Value>,
     priority: Option<Value>,
     deadline_s: Option<Value>,
+    retention: Option<Value>,
 }
 
 /// Line with block ids, as in the Mooncake and Bailian formats, which differ in the unit of time and the size of a block.
@@ -28,6 +30,7 @@ pub(super) struct BlockIdLine {
     pub output_tokens: u32,
     pub ids: Box<[u32]>,
     pub terms: Terms,
+    pub retention: Box<[RetentionHint]>,
 }
 
 impl BlockIdLine {
@@ -47,14 +50,15 @@ impl BlockIdLine {
         let output_tokens = tokens("output_length", object.output_length)?;
         let ids = hash_ids(present(FIELDS, "hash_ids", object.hash_ids)?, input_tokens, block_tokens)?;
         let terms = Terms::of_json([object.tenant, object.namespace, object.priority, object.deadline_s])?;
-        Ok(Self { at_ns, input_tokens, output_tokens, ids, terms })
+        let retention = retention::of_json(object.retention)?;
+        Ok(Self { at_ns, input_tokens, output_tokens, ids, terms, retention })
     }
 }
 
 pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
-    let BlockIdLine { at_ns, input_tokens, output_tokens, ids, terms } =
+    let BlockIdLine { at_ns, input_tokens, output_tokens, ids, terms, retention } =
         BlockIdLine::parse(line, Format::Mooncake, HASH_ID_TOKENS, timestamp_ns)?;
-    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Blocks(ids), output: None, terms })
+    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Blocks(ids), output: None, terms, retention })
 }
 
 pub(super) fn present<T>(expected: &'static str, field: &'static str, value: Option<T>) -> Result<T, TraceFault> {

@@ -207,6 +207,7 @@ impl TraceReader {
             content,
             output: row.output,
             terms: row.terms,
+            retention: row.retention,
         })
     }
 }

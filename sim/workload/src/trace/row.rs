@@ -1,6 +1,6 @@
 //! Parsed line of a trace, common to all formats.
 
-use trunkline_core::Token;
+use trunkline_core::{RetentionHint, Token};
 
 use super::{LENGTH_TOKENS_MAX, Piece, Terms, TraceFault};
 
@@ -14,6 +14,7 @@ pub(super) struct Row {
     /// Tokens of the output, if known.
     pub output: Option<Box<[Token]>>,
     pub terms: Terms,
+    pub retention: Box<[RetentionHint]>,
 }
 
 /// Content according to a line.

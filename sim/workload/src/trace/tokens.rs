@@ -6,7 +6,7 @@ use trunkline_core::Token;
 
 use super::mooncake::present;
 use super::row::{Row, RowContent, length};
-use super::{Format, LENGTH_TOKENS_MAX, Terms, TraceFault};
+use super::{Format, LENGTH_TOKENS_MAX, Terms, TraceFault, retention};
 
 const FIELDS: &str = "arrival_time_ns, input_tok_ids and output_toks";
 /// First arrival time out of range, nanoseconds: 31 years, far below the limit of a replay's clock.
@@ -23,6 +23,7 @@ struct Object {
     namespace: Option<Value>,
     priority: Option<Value>,
     deadline_s: Option<Value>,
+    retention: Option<Value>,
 }
 
 pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
@@ -48,5 +49,6 @@ pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
     let output = output.map(Vec::into_boxed_slice);
     let input_tokens = found as u32;
     let terms = Terms::of_json([object.tenant, object.namespace, object.priority, object.deadline_s])?;
-    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Tokens(tokens.into()), output, terms })
+    let retention = retention::of_json(object.retention)?;
+    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Tokens(tokens.into()), output, terms, retention })
 }

@@ -9,7 +9,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::blocks::{PrefixTree, blocks_of};
-use super::{Content, Format, HASH_ID_TOKENS, TraceRequest};
+use super::{Content, Format, HASH_ID_TOKENS, TraceRequest, retention};
 
 const ZSTD_LEVEL: i32 = 3;
 const NS_PER_MS: u64 = 1_000_000;
@@ -168,7 +168,7 @@ impl TraceWriter {
                 &made[..]
             }
         };
-        let TraceRequest { arrival_ns, input_tokens, output_tokens, output, terms, .. } = request;
+        let TraceRequest { arrival_ns, input_tokens, output_tokens, output, terms, retention, .. } = request;
         self.line = format!(
             r#"{{"input_toks": {input_tokens}, "output_toks": {output_tokens}, "arrival_time_ns": {arrival_ns}, "input_tok_ids": "#
         );
@@ -178,18 +178,20 @@ impl TraceWriter {
             push_list(&mut self.line, &output[..*output_tokens as usize]);
         }
         self.line.push_str(&terms.to_json());
+        self.line.push_str(&retention::to_json(retention));
         self.line.push_str("}\n");
     }
 
     fn mooncake(&mut self, request: &TraceRequest) -> Result<(), WriteFault> {
         let at_ms = decimal(request.arrival_ns, NS_PER_MS);
-        let TraceRequest { input_tokens, output_tokens, content, terms, .. } = request;
+        let TraceRequest { input_tokens, output_tokens, content, terms, retention, .. } = request;
         self.line = format!(
             r#"{{"timestamp": {at_ms}, "input_length": {input_tokens}, "output_length": {output_tokens}, "hash_ids": "#
         );
         let ids = if let Content::Blocks(ids) = content { ids.clone() } else { self.synthetic_ids(request)? };
         push_list(&mut self.line, &ids);
         self.line.push_str(&terms.to_json());
+        self.line.push_str(&retention::to_json(retention));
         self.line.push_str("}\n");
         Ok(())
     }

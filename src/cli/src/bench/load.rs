@@ -141,6 +141,7 @@ fn request(traced: &TraceRequest, vocab_size: u32) -> GenerateRequest {
     GenerateRequest {
         prompt: Some(Prompt::TokenIds(TokenIds { ids })),
         stopping: Some(Stopping { max_tokens: Some(traced.output_tokens), ignore_eos: true, ..Stopping::default() }),
+        retention: traced.retention.iter().map(crate::retain::sent).collect(),
         ..GenerateRequest::default()
     }
 }

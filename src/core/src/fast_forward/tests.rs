@@ -6,6 +6,7 @@ use crate::core::Core;
 use crate::event::{Action, Event};
 use crate::hash::Namespace;
 use crate::request::{FinishReason, Request};
+use crate::retention::RetentionHint;
 use crate::step::StepResult;
 
 const STEP_NS: u64 = 10;
@@ -123,6 +124,28 @@ fn duplicates_that_merge_in_a_fast_forward_are_free_at_once() {
     let (ends, digest, skipped) = run(config.clone(), &requests, true);
     assert!(skipped > 10, "{skipped} steps were skipped over");
     assert_eq!(run(config, &requests, false), (ends, digest, 0));
+}
+
+#[test]
+fn retention_hints_end_in_a_fast_forward() {
+    // Two prompts of two blocks are kept, then an answer needs all 18 blocks. The stronger hint ends first, while steps are skipped over.
+    let config = Config {
+        block_size: 4,
+        device_blocks: 18,
+        launch_watermark: 0.0,
+        eviction: "lru:retain_percent=100".into(),
+        ..Config::default()
+    };
+    let hinted = |id, priority, ttl_ns| Request {
+        retention: vec![RetentionHint { from: 0, to: 8, priority, ttl_ns }],
+        max_tokens: 1,
+        ..request(id, None)
+    };
+    let requests = |ttl_ns| [(0, hinted(0, 100, ttl_ns)), (20, hinted(1, 40, 0)), (40, request(2, None))];
+    let (ends, digest, skipped) = run(config.clone(), &requests(300), true);
+    assert!(skipped > 10, "{skipped} steps were skipped over");
+    assert_eq!(run(config.clone(), &requests(300), false), (ends, digest, 0));
+    assert_ne!(run(config, &requests(0), false).1, digest, "the order of eviction does not depend on the hint");
 }
 
 #[test]

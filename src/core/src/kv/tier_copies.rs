@@ -132,6 +132,7 @@ impl Kv {
         if pairs.is_empty() {
             return;
         }
+        self.claim(seq);
         self.release_groups(seq, 0);
         let mut private = seq.table.split_off(published);
         self.tree.release(&mut private, 0);

@@ -5,6 +5,7 @@ use crate::block::{BlockEvent, BlockState};
 use crate::hash::BlockHash;
 use crate::ids::BlockHandle;
 use crate::namespaces::is_namespace;
+use crate::retention::Claim;
 
 impl PrefixTree {
     /// Takes the next victim of the eviction policy out of the tree, to be copied to a tier and then freed with
@@ -60,6 +61,7 @@ impl PrefixTree {
         chain.iter().for_each(|block| self.share(*block));
         self.readopt(block, parent);
         chain.push(block);
+        self.claim(&chain, &Claim { tenant: 0, hints: &[] });
         let n = chain.len();
         self.release(&mut chain, n);
     }

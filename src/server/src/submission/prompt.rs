@@ -20,6 +20,7 @@ use trunkline_core::{Namespace, Request, RequestId, Token};
 use trunkline_text::Parts;
 
 use super::{Rejection, Submitter};
+use crate::retention;
 use crate::validate::{self, Checked, Invalid, MAX_TOKENS_DEFAULT, Prompt};
 
 /// Bytes of text tokenised in one go, at least; a text with as many is tokenised at once.
@@ -155,6 +156,7 @@ impl Submitter {
         request.tenant = checked.tenant;
         request.priority = checked.priority;
         request.h2o = checked.h2o;
+        request.retention = retention::resolve(&checked.retention, n_prompt)?;
         request.sampling = checked.sampling;
         request.hash_prompt(self.config.block_size);
         Ok(request)

@@ -62,7 +62,7 @@ impl CostModel for Uneven {
 }
 
 /// Replays with and without fast-forward, and expects equal reports and outcomes.
-fn same(trace: &Trace, settings: &Settings, cost: &dyn CostModel) -> Report {
+pub(super) fn same(trace: &Trace, settings: &Settings, cost: &dyn CostModel) -> Report {
     let mut outcomes = Vec::new();
     let mut watch = |outcome: &Outcome| {
         outcomes.push(*outcome);

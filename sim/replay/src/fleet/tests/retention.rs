@@ -1,0 +1,52 @@
+//! Retention hints of traces in replays.
+
+use super::*;
+use trunkline_core::RetentionHint;
+use trunkline_core::retention::TO_END;
+
+/// Requests of two blocks of 512 tokens: every eighth begins with the block of a system prompt, the others are one-off.
+fn assistants(hints: &[RetentionHint]) -> Trace {
+    let made = |i: u32| {
+        let ids = if i.is_multiple_of(8) { [0, 2 * i + 1] } else { [2 * i + 2, 2 * i + 1] };
+        let retention = if i.is_multiple_of(8) { hints.into() } else { Box::default() };
+        TraceRequest { retention, ..request(u64::from(i) * 40, 1024, 8, &ids) }
+    };
+    trace((0..80).map(made).collect())
+}
+
+fn system(priority: u8, ttl_ns: u64) -> RetentionHint {
+    RetentionHint { from: 0, to: 512, priority, ttl_ns }
+}
+
+#[test]
+fn a_replay_follows_the_hints_of_a_trace() {
+    // 330 blocks of 16 tokens hold five requests; seven one-off requests come between two with the system prompt.
+    let found = |hints: &[RetentionHint]| {
+        let report = run(&assistants(hints), &settings(16, 330));
+        assert_eq!(report.completed, 80);
+        report.tokens.prefix_hit_tokens
+    };
+    assert_eq!(found(&[]), 0);
+    assert_eq!(found(&[system(80, 0)]), 9 * 512);
+    assert_eq!(found(&[system(80, 1_000 * MS)]), 9 * 512);
+    assert_eq!(found(&[system(80, 20 * MS)]), 0, "the hint ends before the next request");
+    assert_eq!(found(&[system(20, 0)]), 0);
+}
+
+#[test]
+fn hints_change_nothing_between_steps_and_fast_forwards() {
+    let mut trace = conversations(150, 5);
+    for (i, request) in trace.requests.iter_mut().enumerate() {
+        let to = request.input_tokens / 2 + 1;
+        let prompt = RetentionHint { to, priority: 30 + (i % 70) as u8, ..system(0, 0) };
+        let ttl_ns = if prompt.priority < 35 { 0 } else { (i % 5) as u64 * 60 * MS };
+        let answer = RetentionHint { from: request.input_tokens, to: TO_END, priority: 0, ttl_ns: 0 };
+        request.retention = [RetentionHint { ttl_ns, ..prompt }, answer].into();
+    }
+    for eviction in ["lru", "reuse", "s3fifo:retain_percent=60"] {
+        let mut settings = settings(16, 2_500);
+        settings.core.eviction = eviction.into();
+        let report = fast_forwards::same(&trace, &settings, &OneMs);
+        assert!(report.tokens.prefix_hit_tokens > 0);
+    }
+}

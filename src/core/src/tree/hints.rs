@@ -1,0 +1,36 @@
+//! Retention hints of the requests that use the tree's blocks.
+
+use super::PrefixTree;
+use crate::block::BlockState;
+use crate::ids::BlockHandle;
+use crate::retention::{Claim, RetainedBlocks};
+use crate::stats::RetentionCounters;
+
+impl PrefixTree {
+    /// Follows retention hints from `now_ns` on, within limits, unless hints are followed already. Without hints, claims do nothing.
+    pub fn follow_hints(&mut self, now_ns: u64, limits: RetainedBlocks) {
+        self.eviction.follow_hints(now_ns, limits, self.pool.count(BlockState::Idle), self.pool.opened());
+    }
+
+    /// Sets the time for hints. Times MUST NOT go back.
+    #[inline]
+    pub fn advance(&mut self, now_ns: u64) {
+        self.eviction.advance(now_ns, &self.nodes, &self.pool);
+    }
+
+    /// Takes in the hints of a request about to release the published blocks `prefix`, from the first block of the prompt on. A request
+    /// MUST claim the prefix before releasing any block, also without hints.
+    pub fn claim(&mut self, prefix: &[BlockHandle], claim: &Claim<'_>) {
+        if prefix.first().is_some_and(|first| self.is_findable(*first)) {
+            self.eviction.claim(prefix, claim, self.block_size, &self.nodes);
+        }
+    }
+
+    /// Returns gauges and counters of hints.
+    pub fn retention(&self) -> RetentionCounters {
+        self.eviction.counters()
+    }
+}
+
+#[cfg(test)]
+mod tests;
