@@ -294,7 +294,7 @@ fn may_admit(state: &State) -> bool {
 /// Decides on a step of the same decodes.
 fn decide_step(state: &mut State, batch: &mut [Decode]) {
     let State { sequences, kv, journal, reserve, .. } = state;
-    reserve.decode_step();
+    reserve.skip_decode_step();
     for decode in batch {
         if std::mem::take(&mut decode.table_changed) {
             let seq = &mut sequences[decode.slot];

@@ -135,7 +135,11 @@ impl Kv {
 
     /// Returns the hashes of a sequence's blocks that may be found in a cache.
     fn findable<'a>(&self, seq: &'a Sequence) -> &'a [BlockHash] {
-        let hashes = &seq.cold.hashes;
+        let mut hashes = &seq.cold.hashes[..];
+        if let Some(from) = seq.cold.reread_from {
+            // What is read again must be run again, also if it is cached.
+            hashes = &hashes[..hashes.len().min((from / self.block_size) as usize)];
+        }
         let below_last = (seq.n_tokens() - 1) / self.block_size;
         if self.whole_block_hits { &hashes[..hashes.len().min(below_last as usize)] } else { hashes }
     }

@@ -44,7 +44,10 @@ impl Planners {
     pub fn begin(&mut self, seq: &mut Sequence) {
         let mode = seq.cold.h2o.unwrap_or(self.default);
         if mode != Mode::Off && seq.cold.planner.is_none() {
-            let state = h2o::State::new(&self.scorer.needs());
+            let mut state = h2o::State::new(&self.scorer.needs());
+            if seq.cold.history.reread_failed {
+                state.give_up_reread();
+            }
             seq.cold.planner = Some(Box::new(Planner { mode, state, dropped_tokens: 0 }));
             self.is_used = true;
         }

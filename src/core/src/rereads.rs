@@ -40,8 +40,11 @@ pub(crate) struct Rereads {
 }
 
 impl Rereads {
-    /// Begins to read the prompt of the request in `slot` again.
+    /// Begins to read the prompt of the request in `slot` again, unless a reading is under way: that goes on after a preemption.
     pub fn begin(&mut self, request: RequestId, slot: usize) {
+        if self.readings.iter().any(|reading| reading.request == request) {
+            return;
+        }
         self.readings.push(Reading { request, slot, scores: Vec::new(), part: 0..0, inner: None, is_read: false });
     }
 

@@ -107,6 +107,12 @@ impl Reserve {
         self.share = (self.share - (first - least) / f64::from(settings.decay_steps)).max(least);
     }
 
+    /// Takes note of a step of decodes without a scheduling pass.
+    pub fn skip_decode_step(&mut self) {
+        self.preempted = false;
+        self.decode_step();
+    }
+
     /// Takes note of a preemption; `remaining` requests run on.
     pub fn preempted<'a>(&mut self, remaining: impl Iterator<Item = &'a Sequence>) {
         if self.settings.is_none() {

@@ -218,6 +218,8 @@ impl Scheduler {
         if !state.suspects.is_narrowing() {
             return false;
         }
+        let State { batch, sequences, reserve, .. } = state;
+        reserve.begin_pass(batch.running.iter().map(|slot| &sequences[*slot]));
         let group = state.suspects.take_group(&state.sequences);
         for slot in group.iter().copied() {
             let seq = &state.sequences[slot];

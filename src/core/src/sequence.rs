@@ -128,6 +128,8 @@ pub(crate) struct History {
     pub imported_failures: u32,
     /// Generated tokens that the request brought along.
     pub imported_tokens: u32,
+    /// `true` once a second reading of the prompt failed, or a step with it: the prompt is not read again.
+    pub reread_failed: bool,
     /// `true` once blocks of far tiers were brought nearer for the sequence.
     pub prefetched: bool,
     /// `true` once blocks of the sequence were looked up in a shared tier, or found not to be worth a look-up.
@@ -600,7 +602,8 @@ impl Sequence {
             priority: cold.view.priority,
             deadline_ns: cold.view.deadline_ns,
             sampling: cold.sampling,
-            h2o: cold.h2o,
+            // Another core would read the prompt again.
+            h2o: if cold.history.reread_failed { Some(h2o::Mode::Off) } else { cold.h2o },
             retention: cold.retention.into_vec(),
             kv_class: cold.kv_class,
             continues: cold.continues,

@@ -349,6 +349,69 @@ fn a_second_reading_ends_with_its_request() {
 }
 
 #[test]
+fn a_prompt_that_fails_the_worker_when_repeated_is_repeated_once() {
+    for is_named in [true, false] {
+        let mut driver = Driver::with_content(zipped(&[Keeps::All, Keeps::Scored], 40), 1);
+        driver.join();
+        driver.submit(1, prompt(40), 30);
+        driver.answer_until(|driver| driver.running().len() == 2);
+        let inner = driver.ids().into_iter().find(|id| *id > 1).unwrap();
+        if is_named {
+            driver.event(Event::Fail(RequestId(inner)));
+        }
+        driver.lose_worker();
+        driver.join();
+        driver.run_to_end();
+        let h2o = driver.stats().h2o;
+        assert_eq!(
+            (h2o.h2o_reread_tokens, h2o.h2o_dropped_blocks > 0),
+            (16, true),
+            "one part was begun, and plans go on"
+        );
+        driver.assert_all_said([1]);
+        driver.assert_empty();
+    }
+}
+
+#[test]
+fn a_cached_copy_is_read_again_all_the_same() {
+    let mut config = zipped(&[Keeps::All, Keeps::Scored], 80);
+    config.max_context = 200;
+    let mut driver = Driver::with_content(config, 1);
+    driver.join();
+    let twice = [prompt(16), prompt(16)].concat();
+    driver.submit_request(Request {
+        h2o: Some(h2o::Mode::Off),
+        ..Request::new(RequestId(1), Namespace::default().root(), twice, 1)
+    });
+    driver.run_to_end();
+    driver.submit(2, prompt(16), 30);
+    driver.answer_until(|driver| driver.ids().iter().any(|id| *id > 2));
+    let inner = driver.running().into_iter().find(|(id, ..)| *id > 2).unwrap();
+    assert_eq!((inner.1, inner.2), (16, 12), "the copy is run, and scored, from its first row on");
+    driver.run_to_end();
+    driver.assert_empty();
+}
+
+#[test]
+fn blocks_that_were_never_read_again_do_not_rank_last() {
+    // The scores of the first ten blocks are kept; there is no room behind 56 tokens to read the other four again.
+    let mut config = zipped(&[Keeps::All, Keeps::Scored], 60);
+    config.max_context = 64;
+    let mut driver = Driver::with_content(config, 1);
+    driver.join();
+    driver.submit(1, prompt(40), 10);
+    driver.run_to_end();
+    let read = driver.stats().h2o.h2o_reread_tokens;
+    driver.submit(2, [prompt(40), (600..616).collect()].concat(), 8);
+    driver.answer_until(|driver| !driver.drops().is_empty());
+    assert_eq!(driver.stats().h2o.h2o_reread_tokens, read);
+    assert_eq!(driver.drops(), [(1, 2..4), (1, 5..11), (1, 12..13)], "blocks 4 and 11 stay, by what the answer reads");
+    driver.run_to_end();
+    driver.assert_empty();
+}
+
+#[test]
 fn a_prompt_without_room_behind_it_is_thinned_without_a_second_reading() {
     // 44 tokens of context: nothing fits behind 40 tokens. The later blocks stay.
     let mut config = zipped(&[Keeps::All, Keeps::Scored], 40);

@@ -388,7 +388,11 @@ impl Driver {
                 if let Some(id) = guilty {
                     // It ends with the step; else it would fail the next one too, and all beside it. A step that begins now, because
                     // this request no longer runs, belongs to the life that has failed: the worker drops it.
-                    self.apply(Input::Client(Event::Fail(id)));
+                    // Each engine numbers its inner requests on its own.
+                    self.apply(match id.is_inner() {
+                        true => Input::Engine(engine, Event::Fail(id)),
+                        false => Input::Client(Event::Fail(id)),
+                    });
                 }
                 if self.workers.lock_steps.has(engine) {
                     return self.vacate(engine, Status::aborted("a step of the worker failed"), "a step failed");

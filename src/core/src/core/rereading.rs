@@ -41,10 +41,31 @@ impl Core {
             }
             reading.inner = None;
             if !std::mem::take(&mut reading.is_read) {
-                reading.part.end = usize::MAX;
+                self.give_up_reading(at);
+                return false;
             }
         }
         is_awaited && self.read_on(at)
+    }
+
+    /// Notes that a reading failed, so that a prompt that fails the worker when repeated does so once.
+    fn give_up_reading(&mut self, at: usize) {
+        let State { sequences, rereads, .. } = &mut self.state;
+        let reading = &rereads.readings[at];
+        let Some(seq) = sequences.get_mut(reading.slot).filter(|seq| seq.id == reading.request) else { return };
+        seq.cold.history.reread_failed = true;
+        if let Some(planner) = &mut seq.cold.planner {
+            planner.state.give_up_reread();
+        }
+    }
+
+    /// Gives up the readings with an inner request in one of the slots of a failed step.
+    pub(super) fn give_up_readings(&mut self, failed: impl Fn(usize) -> bool) {
+        for at in 0..self.state.rereads.readings.len() {
+            if self.state.rereads.readings[at].inner.is_some_and(|(_, slot)| failed(slot)) {
+                self.give_up_reading(at);
+            }
+        }
     }
 
     /// Begins the next part of a reading, or hands the scores to the planner. Returns `false` after the last part.
@@ -56,9 +77,10 @@ impl Core {
         keep_scores(rereads, at, seq);
         let Some(part) = next_part(rereads, at, seq, planners, config.max_context, config.device_blocks) else {
             let n = seq.computed.div_ceil(planners.block_size) as usize;
-            let scores = &mut rereads.readings[at].scores;
+            let Reading { scores, part, .. } = &mut rereads.readings[at];
             let Some(planner) = &mut seq.cold.planner else { return false };
-            if scores.iter().all(|score| *score == 0.0) {
+            if part.end < scores.len() {
+                // There is no room to read the rest, whose blocks would all be dropped.
                 planner.state.give_up_reread();
             } else {
                 scores.resize(n.max(scores.len()), 0.0);
@@ -138,5 +160,6 @@ fn next_part(
     let room = max_context.min(device_blocks.saturating_mul(size)).saturating_sub(seq.prompt_tokens + size + 1);
     let most = (planners.scorer.needs().reread_tokens.min(room) / size) as usize;
     let blocks = (start..n).take(most).take_while(|block| kept(rereads, *block).is_none()).count();
+    rereads.readings[at].part = start..start;
     (blocks > 0).then(|| start..start + blocks)
 }

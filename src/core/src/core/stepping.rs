@@ -138,9 +138,10 @@ impl Core {
         if seq.ending.is_none() && !sampled.is_empty() {
             if seq.is_prefill() {
                 seq.transition(SequenceEvent::FirstToken, Phase::Decode);
-                if seq.cold.planner.as_ref().is_some_and(|planner| planner.state.awaits_reread()) {
-                    rereads.begin(seq.id, slot);
-                }
+            }
+            // Mostly with the first token; a sequence that is swapped in may be beyond it.
+            if seq.cold.planner.as_ref().is_some_and(|planner| planner.state.awaits_reread()) {
+                rereads.begin(seq.id, slot);
             }
             journal.stats.drafts.accepted_draft_tokens += sampled.len() as u64 - 1;
             for token in sampled {
@@ -295,6 +296,8 @@ impl Core {
         self.state.suspects.explain(explained);
         if !steps.is_empty() && blames {
             self.state.suspects.failed(named);
+            let parts: Vec<usize> = slots().collect();
+            self.give_up_readings(|slot| parts.contains(&slot));
         }
     }
 

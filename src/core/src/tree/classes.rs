@@ -359,13 +359,13 @@ impl Hinted {
 
     /// Lets classes fall up to a time, until a block falls that belongs to the policy. Returns that block.
     fn next_fallen(&mut self, now_ns: u64, nodes: &Nodes) -> Option<u32> {
-        while let Some(Reverse((at_ns, _, slot))) = self.timers.peek().copied() {
+        while let Some(Reverse((at_ns, Reverse(depth), slot))) = self.timers.peek().copied() {
             if at_ns > now_ns {
                 break;
             }
             self.timers.pop();
             let record = &mut self.records[slot as usize];
-            if record.timer_ns != at_ns {
+            if record.timer_ns != at_ns || nodes.depth(slot) != depth {
                 continue;
             }
             record.timer_ns = NEVER;
