@@ -86,7 +86,9 @@ pub(crate) fn suit_worker(seed: u64, config: &mut Config) -> bool {
     let mut rng = Pcg64Mcg::seed_from_u64(seed.rotate_left(32));
     config.worker.whole_block_hits = rng.random_range(0..8) == 0;
     config.worker.all_tokens = rng.random_range(0..8) == 0;
-    rng.random_range(0..4) == 0
+    let breaks = rng.random_range(0..4) == 0;
+    config.worker.in_step_hits = rng.random_range(0..4) == 0;
+    breaks
 }
 
 /// Runs prompts before decodes, and retracts requests, for some seeds. Draws nothing from the run's own generator, so that other seeds run

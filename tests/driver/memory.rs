@@ -34,8 +34,17 @@ pub(crate) struct Traffic {
     pub(crate) copy_into: Option<u64>,
     pub(crate) read_by: Option<RequestId>,
     pub(crate) written_by: Option<RequestId>,
-    /// The first table of the step that has it: whose, which layer group and entry, and whether it may only read it.
-    pub(crate) in_table: Option<(RequestId, (usize, usize), bool)>,
+    /// The first table of the step that has it: whose, which layer group and entry, and what the sequence may do with it.
+    pub(crate) in_table: Option<(RequestId, (usize, usize), Use)>,
+}
+
+/// What a sequence of a step may do with a block of its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Reads,
+    /// Writes the block, which is full at the end of the step.
+    Fills,
+    Writes,
 }
 
 /// The KV blocks of one side.

@@ -109,6 +109,8 @@ pub struct OracleWorker {
     all_tokens: bool,
     /// `true` if every token that is run is written.
     whole_block_hits: bool,
+    /// `true` if sequences may read blocks that earlier ones of the same step fill.
+    in_step_hits: bool,
     /// Positions that each layer group keeps.
     keeps: Vec<Keeps>,
     device: Memory,
@@ -151,6 +153,7 @@ impl OracleWorker {
             max_drafts: config.max_drafts,
             all_tokens: config.worker.all_tokens,
             whole_block_hits: config.worker.whole_block_hits,
+            in_step_hits: config.worker.in_step_hits,
             keeps: config.worker.groups.clone(),
             device: Memory::new("device", config.block_size, config.pool_blocks()),
             host: Memory::new("host", config.block_size, config.host_capacity()),
@@ -480,57 +483,8 @@ impl OracleWorker {
         self.truths.get(&seq.request).filter(|truth| Some(truth.number) == number)
     }
 
-    fn assert_drafts_are_allowed(&self, seq: &StepSeq) {
-        let request = seq.request;
-        assert!(seq.n_tokens > 0, "request {request} runs nothing");
-        assert!(seq.n_drafts <= self.max_drafts, "request {request} drafts {} tokens", seq.n_drafts);
-        assert!(seq.sample || seq.n_drafts == 0, "request {request} drafts and does not sample");
-        let end = (seq.computed + seq.n_tokens + seq.n_drafts) as usize;
-        let room = self.table(seq).len() * self.block_size;
-        assert!(room >= end, "request {request} has room for {room} tokens and runs or drafts {end}");
-    }
-
-    /// Two sequences may have the same block only at the same place, and then neither may write it.
-    fn claim_table(&mut self, seq: &StepSeq) {
-        let mirror = self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated");
-        for (group, index, block) in mirror.groups.entries(&mirror.table) {
-            let read_only = (index + 1) * self.block_size <= seq.kv_write_from as usize;
-            let place = (group, index);
-            let first = self.device.traffic(block).in_table.get_or_insert((seq.request, place, read_only));
-            if *first == (seq.request, place, read_only) {
-                continue;
-            }
-            assert_ne!(first.0, seq.request, "request {} has block {block} twice", seq.request);
-            assert_eq!(first.1, place, "requests {} and {} have block {block} in two places", first.0, seq.request);
-            assert!(
-                first.2 && read_only,
-                "requests {} and {} have block {block}, and one may write it",
-                first.0,
-                seq.request
-            );
-        }
-    }
-
-    /// Marks what the step reads and writes, room for drafts included: nobody may write there, or copy to or from it.
-    fn claim_blocks(&mut self, seq: &StepSeq) {
-        let size = self.block_size;
-        let mirror = self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated");
-        let write_from = seq.kv_write_from.max(seq.computed) as usize;
-        let run_end = (seq.computed + seq.n_tokens) as usize;
-        let write_end = run_end + seq.n_drafts as usize;
-        let read = ..write_from.min(run_end).div_ceil(size);
-        let written = if write_from < write_end { write_from / size..write_end.div_ceil(size) } else { 0..0 };
-        for (_, index, block) in mirror.groups.entries(&mirror.table) {
-            if read.contains(&index) {
-                self.device.begin_step_read(block, seq.request);
-            }
-            if written.contains(&index) {
-                self.device.begin_step_write(block, seq.request);
-            }
-        }
-    }
-
-    /// Compares a sequence's tokens, and all cells that it reads, with what they must be.
+    /// Compares a sequence's tokens, and all cells that it reads, with what they must be. Cells that earlier sequences of the step write
+    /// are compared when these have run.
     fn assert_true(&self, step: &Step, seq: &StepSeq) {
         let Some(truth) = self.truth(seq) else { return };
         let request = seq.request;
@@ -560,6 +514,9 @@ impl OracleWorker {
             assert_eq!(seq.n_generated as usize + truth.prompt_tokens, end, "request {request} samples another token");
         }
         for position in 0..computed.max(end.min(seq.kv_write_from as usize)) {
+            if self.awaits(step, seq, position) {
+                continue;
+            }
             for group in 0..self.keeps.len().max(1) {
                 let Some(cell) = self.read_in(seq, group, position) else { continue };
                 assert!(
@@ -572,6 +529,12 @@ impl OracleWorker {
                 );
             }
         }
+    }
+
+    /// Returns `true` if an earlier sequence of the step has to run before this one reads a position.
+    fn awaits(&self, step: &Step, seq: &StepSeq, position: usize) -> bool {
+        let writer = self.device.traffic[self.table(seq)[position / self.block_size] as usize].written_by;
+        self.in_step_hits && self.step == Some(step.id) && writer.is_some_and(|writer| writer != seq.request)
     }
 
     /// Returns the cell of a position in a layer group, given the cell in the first group of a sequence that dropped nothing.
@@ -623,6 +586,9 @@ impl OracleWorker {
 
     /// Runs one sequence and its drafts. Returns its sampled tokens: `dictated`, or what the cells say.
     fn run(&mut self, step: &Step, seq: &StepSeq, dictated: Option<Vec<Token>>) -> Vec<Token> {
+        if self.in_step_hits {
+            self.assert_true(step, seq);
+        }
         let before = self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated").before;
         let mut cell = if seq.computed == 0 { before } else { self.read(seq, seq.computed as usize - 1) };
         let last = self.mirrors[seq.slot as usize].as_ref().and_then(|mirror| mirror.sampled);
@@ -683,6 +649,8 @@ impl OracleWorker {
     }
 }
 
+#[path = "oracle_claims.rs"]
+mod claims;
 #[cfg(test)]
 #[path = "oracle_faults.rs"]
 mod faults;

@@ -251,6 +251,38 @@ fn tables_that_should_not_meet_are_found() {
 }
 
 #[test]
+fn a_block_filled_in_the_same_step_is_read_by_later_sequences_alone() {
+    let mut worker = worker();
+    (worker.in_step_hits, worker.max_drafts) = (true, 0);
+    let expect = |worker: &mut OracleWorker| {
+        (0..2).for_each(|id| worker.expect(&Request { id: RequestId(id), ..request() }));
+    };
+    let of = |id, seqs: &[(u32, &[Token], &[u32])]| {
+        let mut step = step(id, seqs);
+        step.seqs.iter_mut().for_each(|seq| seq.sample = seq.computed + seq.n_tokens == 6);
+        step
+    };
+    // The first fills block 2 and begins block 3.
+    let fills: (u32, &[Token], &[u32]) = (0, &[1, 2, 3, 4, 5], &[2, 3]);
+    let reads: (u32, &[Token], &[u32]) = (4, &[5, 6], &[2, 5]);
+    expect(&mut worker);
+    let good = of(1, &[fills, reads]);
+    worker.send_step(&good);
+    run(&mut worker, &good);
+    worker.reset();
+    fails("request 0 reads what nobody wrote at 0", || worker.begin_step(&of(2, &[reads, fills])));
+    worker.reset();
+    let half: (u32, &[Token], &[u32]) = (0, &[1, 2, 3], &[2]);
+    fails("have block 2, and one may write it", || worker.begin_step(&of(3, &[half, reads])));
+    worker.reset();
+    worker.forget(RequestId(0));
+    let wrong = of(4, &[(0, &[7, 7, 7, 7, 7], &[2, 3]), reads]);
+    worker.send_step(&wrong);
+    worker.begin_step(&wrong);
+    fails("request 1 reads wrong KV at 0", || _ = worker.end_step(&wrong));
+}
+
+#[test]
 fn steps_of_the_wrong_shape_are_found() {
     let change = |change: fn(&mut Step, &mut StepSeq), with: &str| {
         let mut step = decode(&[2, 3]);

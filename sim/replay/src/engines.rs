@@ -12,6 +12,7 @@ pub struct Engine {
     max_batch_tokens: u32,
     max_batch_size: u32,
     whole_block_hits: bool,
+    in_step_hits: bool,
     prefill_first: PrefillFirst,
     max_steps_in_flight: u32,
     policy: &'static str,
@@ -26,6 +27,7 @@ const PLAIN: Engine = Engine {
     max_batch_tokens: 2048,
     max_batch_size: 256,
     whole_block_hits: false,
+    in_step_hits: false,
     prefill_first: PrefillFirst::Off,
     max_steps_in_flight: 1,
     policy: "fcfs",
@@ -40,10 +42,9 @@ pub static PRESETS: Registry<Engine> = Registry::new(
             name: "vllm-v1",
             about: "vLLM's V1 engine on one device: chunked prefill, recomputation, no reserve of blocks, hits of whole blocks \
                     below the last token; with --max-steps-in-flight 2, its asynchronous scheduling. Unlike it, a request takes the \
-                    blocks of its whole prompt when it is admitted, waits for the step that computes a prefix it shares, and is \
-                    preempted when the steps in flight have ended",
+                    blocks of its whole prompt when it is admitted, and is preempted when the steps in flight have ended",
             params: &[],
-            make: |_, ()| Engine { max_batch_tokens: 2048, max_batch_size: 256, whole_block_hits: true, ..PLAIN },
+            make: |_, ()| Engine { whole_block_hits: true, in_step_hits: true, ..PLAIN },
         },
         Entry {
             name: "vllm-v0",
@@ -71,6 +72,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 max_batch_tokens: 8192,
                 max_batch_size: 2048,
                 whole_block_hits: true,
+                in_step_hits: false,
                 prefill_first: PrefillFirst::Chunks(Chunks { reserve: NEW_TOKEN_RATIO, awaits_prefix: false }),
                 max_steps_in_flight: 2,
                 policy: "lpm:ageing_us_per_token=1000000",
@@ -102,7 +104,11 @@ impl Engine {
             prefill_first: self.prefill_first,
             max_steps_in_flight: self.max_steps_in_flight,
             policy: self.policy.into(),
-            worker: WorkerFacts { whole_block_hits: self.whole_block_hits, ..WorkerFacts::default() },
+            worker: WorkerFacts {
+                whole_block_hits: self.whole_block_hits,
+                in_step_hits: self.in_step_hits,
+                ..WorkerFacts::default()
+            },
             ..Settings::core()
         }
     }

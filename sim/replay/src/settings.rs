@@ -3,7 +3,7 @@
 use trunkline_cluster::router::{self, ROUTER_DEFAULT};
 use trunkline_cluster::{ClusterConfig, ClusterError, EngineConfig, Role};
 use trunkline_core::registry::RegistryError;
-use trunkline_core::{Config, ConfigError};
+use trunkline_core::{Config, ConfigError, WorkerFacts};
 
 use crate::autoscale::{Autoscale, AutoscaleError};
 use crate::faults::{self, Failure, FaultError, Slow};
@@ -150,9 +150,10 @@ impl Settings {
         }
     }
 
-    /// Returns the core's default limits, with an unlimited queue and context.
+    /// Returns the core's default limits, with an unlimited queue and context, and the hits of the embedded worker.
     pub fn core() -> Config {
         Config {
+            worker: WorkerFacts { in_step_hits: true, ..WorkerFacts::default() },
             max_queue: MAX_QUEUE,
             max_queued_tokens: MAX_QUEUED_TOKENS,
             max_context: MAX_CONTEXT,

@@ -62,12 +62,15 @@ macro_rules! case {
 }
 
 /// All checks behind the first two, in order.
-const CASES: [Case; 19] = [
+const CASES: [Case; 20] = [
     case!("heartbeats", faults::heartbeats),
     case!("prefill in chunks", cases::chunks),
     case!("batch equals alone", cases::batch, "max_sequences above 1", |hello| hello.abilities.max_sequences > 1),
     case!("scattered blocks", cases::scattered),
     case!("shared prefix", cases::shared_prefix),
+    case!("prefix of the same step", cases::in_step_hits, "in_step_hits and max_sequences above 1", |hello| {
+        hello.abilities.in_step_hits && hello.abilities.max_sequences > 1 && hello.abilities.max_tokens > 1
+    }),
     case!("partial writes", cases::partial_writes, "partial_writes", |hello| hello.abilities.partial_writes),
     case!("cut block tables", cases::table_cut),
     case!(

@@ -53,6 +53,8 @@ pub enum FakeFault {
     MixesGroups,
     /// A step without sequences takes the last block of every block table.
     IdlesInTables,
+    /// The sequences of a step run last to first.
+    RunsBackwards,
 }
 
 /// Settings of a fake worker.
@@ -136,6 +138,7 @@ impl FakeWorker {
                 steps_in_flight: 2,
                 max_logprobs: 20,
                 partial_writes: true,
+                in_step_hits: true,
                 seeded_sampling: true,
                 ..Abilities::default()
             },
@@ -242,10 +245,14 @@ impl StepRunner for FakeWorker {
         }
         let mut output = StepOutput::default();
         output.result.step = step.id;
-        for (i, seq) in step.seqs.iter().enumerate() {
+        let mut digests = vec![0; step.seqs.len()];
+        for at in 0..step.seqs.len() {
+            let i = if self.has(FakeFault::RunsBackwards) { step.seqs.len() - 1 - at } else { at };
             let of = if self.has(FakeFault::MixesBatch) { 0 } else { i };
             let tables = &self.slots[step.seqs[of].slot as usize].tables;
-            let digest = self.forward(step, seq, tables);
+            digests[i] = self.forward(step, &step.seqs[i], tables);
+        }
+        for (seq, digest) in step.seqs.iter().zip(digests) {
             if seq.sample {
                 let (token, logprobs) = self.pick(seq, digest, step.seqs.len());
                 output.result.push(&[token]);

@@ -81,6 +81,8 @@ pub struct Abilities {
     pub seeded_sampling: bool,
     /// Stages of the worker's pipeline, at least 1.
     pub pipeline_stages: u32,
+    /// `true` if a sequence may read blocks that sequences before it fill in the same step.
+    pub in_step_hits: bool,
 }
 
 impl Default for Abilities {
@@ -95,6 +97,7 @@ impl Default for Abilities {
             scores: false,
             seeded_sampling: false,
             pipeline_stages: 1,
+            in_step_hits: false,
         }
     }
 }
@@ -181,6 +184,7 @@ impl Hello {
                 scores: abilities.scores,
                 seeded_sampling: abilities.seeded_sampling,
                 pipeline_stages: abilities.pipeline_stages,
+                in_step_hits: abilities.in_step_hits,
             }),
             resume: self
                 .resume
@@ -369,5 +373,6 @@ fn decode_abilities(message: &wire::WorkerAbilities) -> Result<Abilities, HelloF
         scores: message.scores,
         seeded_sampling: message.seeded_sampling,
         pipeline_stages: stages.max(1),
+        in_step_hits: message.in_step_hits,
     })
 }

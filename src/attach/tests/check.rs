@@ -35,7 +35,7 @@ async fn checked(config: FakeConfig, edit: impl Fn(&mut Hello)) -> Vec<CheckRow>
 async fn the_reference_worker_passes_every_check() {
     for (block_size, scored_groups) in [(16, 0), (1, 0), (5, 0), (16, 1), (3, 2)] {
         let rows = checked(FakeConfig { block_size, blocks: 161, scored_groups, ..CONFIG }, |_| ()).await;
-        assert_eq!(rows.len(), 22);
+        assert_eq!(rows.len(), 23);
         for row in rows {
             let offered = row.name != "idle steps" && (row.name != "dropped blocks" || scored_groups > 0);
             let passed =
@@ -60,6 +60,7 @@ async fn a_worker_with_few_abilities_passes_what_it_offers() {
     let names: Vec<_> = not_offered.iter().map(|row| row.name).collect();
     let expected = [
         "batch equals alone",
+        "prefix of the same step",
         "partial writes",
         "dropped blocks",
         "two steps in flight",
@@ -82,7 +83,7 @@ async fn a_worker_of_a_group_is_checked_as_a_group_of_its_own() {
     let rows = checked(CONFIG, |hello| hello.lock_step = lock_step(1)).await;
     let failed = rows.iter().filter(|row| matches!(row.verdict, Verdict::Fail(_))).count();
     let idle = rows.iter().find(|row| row.name == "idle steps").map(|row| &row.verdict);
-    assert_eq!((rows.len(), failed, idle), (22, 0, Some(&Verdict::Pass)));
+    assert_eq!((rows.len(), failed, idle), (23, 0, Some(&Verdict::Pass)));
     let rows = checked(CONFIG, |hello| hello.lock_step = lock_step(3)).await;
     let line = "the worker runs beside 2 others of its group; check it as a group of 1";
     assert_eq!(rows, [CheckRow { name: "hello", verdict: Verdict::Fail(line.into()) }]);
@@ -103,6 +104,7 @@ async fn every_mistake_of_a_worker_fails_a_check() {
         (FakeFault::IgnoresDrops, "dropped blocks"),
         (FakeFault::MixesGroups, "prefill in chunks"),
         (FakeFault::IdlesInTables, "idle steps"),
+        (FakeFault::RunsBackwards, "prefix of the same step"),
     ] {
         let config = FakeConfig { fault: Some(fault), scored_groups: 1, blocks: 128, ..CONFIG };
         let rows = checked(config, |hello| hello.lock_step = lock_step(1)).await;

@@ -32,6 +32,7 @@ fn hello() -> Hello {
         max_drafts: 3,
         max_logprobs: 20,
         partial_writes: true,
+        in_step_hits: true,
         scores: true,
         seeded_sampling: true,
         pipeline_stages: 2,

@@ -123,12 +123,14 @@ impl Engines {
     }
 
     /// Returns the settings of the cluster: the limits of each engine are those of the class, or `cores[0]` for all. Beside embedded workers, any
-    /// attached worker must do, even a worker that writes KV for every token of a step.
+    /// attached worker must do, even a worker that writes KV for every token of a step, or reads nothing that the same step computes.
     pub fn cluster(&self, cores: &[Config]) -> ClusterConfig {
         let engine = |(at, role): (usize, &Role)| {
             let kv_class = self.kv_classes[at];
             let mut core = cores.get(usize::from(kv_class)).unwrap_or(&cores[0]).clone();
-            core.worker.whole_block_hits |= at >= self.embedded() && self.embedded() > 0;
+            let is_embedded = at < self.embedded();
+            core.worker.whole_block_hits |= !is_embedded && self.embedded() > 0;
+            core.worker.in_step_hits = is_embedded || (core.worker.in_step_hits && self.embedded() == 0);
             EngineConfig { core, role: *role, kv_class }
         };
         ClusterConfig { engines: self.roles.iter().enumerate().map(engine).collect(), router: self.router.clone() }
@@ -200,6 +202,7 @@ pub fn roles(names: &str) -> anyhow::Result<Vec<Role>> {
 #[cfg(test)]
 mod tests {
     use trunkline_cluster::{Cluster, EngineId};
+    use trunkline_core::WorkerFacts;
 
     use super::*;
     use crate::attach_settings::AttachSettings;
@@ -219,7 +222,8 @@ mod tests {
 
     #[test]
     fn one_worker_is_a_cluster_of_one_engine() {
-        let config = Config::default();
+        let config =
+            Config { worker: WorkerFacts { in_step_hits: true, ..WorkerFacts::default() }, ..Config::default() };
         assert_eq!(
             engines(None, None, 1).unwrap().cluster(std::slice::from_ref(&config)),
             ClusterConfig::uniform(&config, 1)

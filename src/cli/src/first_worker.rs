@@ -28,6 +28,7 @@ pub fn limits_of_worker(
         groups: hello.model.groups.iter().map(|group| group.keeps).collect(),
         all_tokens: true,
         whole_block_hits: !can.partial_writes,
+        in_step_hits: can.in_step_hits,
     };
     if !settings.has("block_size") {
         let first = hello.kv.block_sizes.first();

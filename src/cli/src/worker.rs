@@ -244,6 +244,7 @@ fn hello(args: &AttachArgs, model: ModelInfo) -> anyhow::Result<Hello> {
         scores: args.null.is_none(),
         seeded_sampling: true,
         pipeline_stages: 1,
+        in_step_hits: true,
     };
     let name = args.name.clone().unwrap_or_else(|| format!("{}-{}", host(), std::process::id()));
     let program = format!("trunkline-worker {}", env!("CARGO_PKG_VERSION"));

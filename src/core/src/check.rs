@@ -180,6 +180,8 @@ fn check_phase(state: &State, slot: usize, seq: &Sequence) {
     let in_batch = matches!(seq.phase, Phase::Prefill | Phase::Decode);
     assert!(in_batch || !seq.is_in_step(), "{} is {:?} and in a step", seq.id, seq.state());
     assert_eq!(in_batch, seq.mirror.slot().is_some(), "{} is {:?}", seq.id, seq.state());
+    // A prompt that is cached whole runs its last token again.
+    assert!(!in_batch || seq.published * size <= seq.planned() + 1, "{} published what no step computes", seq.id);
     let arriving = if let Phase::SwappingIn(swap_in) = &seq.phase { swap_in.arriving.len() } else { 0 };
     let blocks = seq.table.len() + seq.phase.hosts().len();
     assert!(seq.computed_blocks(size) <= blocks + arriving);

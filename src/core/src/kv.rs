@@ -239,11 +239,16 @@ impl Kv {
         std::iter::once(host).chain(tiers).filter(|(_, blocks)| !blocks.is_empty())
     }
 
-    /// Publishes the full, computed blocks of a sequence, and replaces duplicates by the blocks published before. A duplicate read
-    /// by steps in flight, `last_step` at the latest, is freed at the end of the last reading step.
-    pub fn publish(&mut self, seq: &mut Sequence, last_step: u64, journal: &mut Journal) {
+    /// Returns `true` if a block is cached on the device, by hash alone.
+    pub fn is_published(&self, hash: BlockHash) -> bool {
+        self.tree.estimate(&[hash]) > 0
+    }
+
+    /// Publishes the full blocks of a sequence up to the `computed`-th token, and replaces duplicates by the blocks published before. A
+    /// duplicate read by steps in flight, `last_step` at the latest, is freed at the end of the last reading step.
+    pub fn publish(&mut self, seq: &mut Sequence, computed: u32, last_step: u64, journal: &mut Journal) {
         let size = self.block_size;
-        let (from, to) = (seq.published as usize, (seq.computed / size) as usize);
+        let (from, to) = (seq.published as usize, (computed / size) as usize);
         if to > from + 1 && !seq.unpublishable {
             seq.hash_of_block(to - 1, size);
         }

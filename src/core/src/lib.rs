@@ -21,7 +21,8 @@
 //! # Invariants
 //!
 //! * Every block is in exactly one state: free + private + held + idle + moving = capacity, after every event ([`block`]).
-//! * A published block is full, computed and never written again. Only the tail of a sequence is private.
+//! * A published block is full and never written again; it is computed, or by a step in flight ([`WorkerFacts::in_step_hits`]). Only the
+//!   tail of a sequence is private.
 //! * A hit is verified by comparing tokens ([`tree`]). A collision of hashes costs time, never contents.
 //! * A reader of a block reads its ancestors too, so eviction is leaf-first by construction ([`tree`]).
 //! * Every accepted request gets exactly one [`Action::Finish`] or [`Action::Withdrawn`], from every state ([`sequence`]).

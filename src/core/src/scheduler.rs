@@ -13,7 +13,8 @@
 //! With [`Config::prefill_first`] a step runs prompts alone, as long as some can run, and else decodes alone.
 //!
 //! **Work is shared in flight.** A request whose next block a prefill in the batch is about to publish is parked until that block,
-//! and all that follow it in both prompts, are published, or the prefill stops; requests behind it may pass.
+//! and all that follow it in both prompts, are published, or the prefill stops; requests behind it may pass. With
+//! [`crate::WorkerFacts::in_step_hits`] blocks are published when the step that computes them is made, so that the request can join this step.
 
 use crate::admission::{Admission, admit};
 use crate::config::{Config, PrefillFirst};
@@ -279,6 +280,7 @@ impl Scheduler {
                     return;
                 }
                 self.run(state, slot, chunk, 0, step);
+                state.publish_ahead(slot);
                 *budget -= chunk;
             }
         }
@@ -299,6 +301,7 @@ impl Scheduler {
                 Admission::Admitted => {
                     let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
                     self.run(state, slot, chunk, 0, step);
+                    state.publish_ahead(slot);
                     *budget -= chunk;
                 }
                 Admission::Deferred(hash) => state.waiting.park(slot, hash),

@@ -230,11 +230,37 @@ impl State {
     pub fn publish(&mut self, slot: usize) {
         let seq = &self.sequences[slot];
         let (from, was_unpublishable) = (seq.published, seq.unpublishable);
-        self.kv.publish(&mut self.sequences[slot], self.journal.stats.steps, &mut self.journal);
+        let computed = seq.computed;
+        self.kv.publish(&mut self.sequences[slot], computed, self.journal.stats.steps, &mut self.journal);
         self.announce(slot, from);
         if self.sequences[slot].unpublishable && !was_unpublishable {
             self.disown(slot);
         }
+    }
+
+    /// Publishes the blocks of a prefill that steps in flight will have computed, the step being made included, if the worker can read them
+    /// in these steps. Duplicates of published blocks are merged when they are computed.
+    pub fn publish_ahead(&mut self, slot: usize) {
+        let Self { config, kv, sequences, journal, .. } = self;
+        let (seq, size) = (&mut sequences[slot], config.block_size);
+        let from = seq.published;
+        // The others wait for blocks with hashes alone.
+        let end = (seq.planned() / size).min(seq.cold.hashes.len() as u32);
+        let is_plain = kv.groups.n() == 0 && seq.cold.planner.is_none() && !seq.unpublishable;
+        if !config.worker.in_step_hits || !is_plain || end <= from || kv.is_published(seq.cold.hashes[from as usize]) {
+            return;
+        }
+        kv.publish(seq, end * size, journal.stats.steps, journal);
+        self.announce(slot, from);
+        if self.sequences[slot].unpublishable {
+            self.disown(slot);
+        }
+    }
+
+    /// Returns `true` if a sequence has published blocks that steps in flight compute, or run again for the last token of a prompt.
+    pub fn has_published_ahead(&self, slot: usize) -> bool {
+        let seq = &self.sequences[slot];
+        self.config.worker.in_step_hits && seq.published * self.config.block_size > seq.computed
     }
 
     /// Wakes the requests that wait for the blocks just published by a sequence, from the `from`-th on.

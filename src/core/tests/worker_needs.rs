@@ -57,6 +57,52 @@ fn a_prompt_cached_to_its_end_runs_one_token_or_its_last_block() {
 }
 
 #[test]
+fn a_prompt_joins_the_step_that_computes_its_prefix_if_the_worker_can_read_it_there() {
+    for in_step_hits in [false, true] {
+        let worker = WorkerFacts { in_step_hits, ..WorkerFacts::default() };
+        let mut bench = Driver::with_content(Config { max_batch_tokens: 16, worker, ..config() }, 1);
+        // Chunks of 16 and 4 tokens. The second prompt has 18 of these 20 in common, four whole blocks and a half.
+        bench.submit(1, prompt(20), 3);
+        bench.submit(2, [prompt(18), vec![90; 4]].concat(), 3);
+        bench.submit(3, prompt(20), 3);
+        bench.join();
+        let steps: Vec<Vec<(u64, u32, u32)>> = std::iter::from_fn(|| {
+            let step = bench.step().map(|step| step.seqs.iter().map(|seq| (seq.request.0, seq.computed, seq.n_tokens)));
+            let step = step.map(Iterator::collect)?;
+            bench.answer();
+            Some(step)
+        })
+        .take(2)
+        .collect();
+        let mut second = vec![(1, 16, 4), (2, 16, 6)];
+        second.extend(in_step_hits.then_some((3, 19, 1)));
+        assert_eq!(steps, [vec![(1, 0, 16)], second]);
+        bench.run_to_end();
+        assert_eq!(bench.stats().tokens.cached_tokens, 16 + 19);
+        bench.assert_all_said([1, 2, 3]);
+        bench.assert_empty();
+    }
+}
+
+#[test]
+fn a_worker_that_comes_back_starts_over_if_blocks_of_its_lost_steps_were_found() {
+    let worker = WorkerFacts { in_step_hits: true, ..WorkerFacts::default() };
+    let mut bench = Driver::with_content(Config { max_steps_in_flight: 2, worker, ..config() }, 1);
+    bench.submit(1, prompt(8), 9);
+    bench.submit(2, prompt(10), 9);
+    bench.join();
+    let second: Vec<_> = bench.steps[1].seqs.iter().map(|seq| (seq.request.0, seq.computed)).collect();
+    assert_eq!(second, [(1, 8), (2, 8)], "the second request reads what a step in flight computes");
+    bench.event(Event::WorkerResumed);
+    assert!(bench.steps.is_empty(), "the worker is reset");
+    bench.join();
+    assert_eq!(bench.stats().preemptions, 2);
+    bench.run_to_end();
+    bench.assert_all_said([1, 2]);
+    bench.assert_empty();
+}
+
+#[test]
 fn a_worker_that_comes_back_keeps_its_kv_and_gets_every_sequence_again() {
     let mut bench = Driver::new(Config { max_steps_in_flight: 2, ..config() });
     bench.submit(1, prompt(6), 9);

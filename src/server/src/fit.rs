@@ -131,6 +131,9 @@ fn check_limits(core: &Config, hello: &Hello) -> Result<(), String> {
     if !core.worker.whole_block_hits && !can.partial_writes {
         return Err("the server's prefix hits end within blocks, which needs partial_writes".into());
     }
+    if core.worker.in_step_hits && !can.in_step_hits {
+        return Err("the server lets prompts read what the same step computes, which needs in_step_hits".into());
+    }
     if core.h2o.mode != Mode::Off && !can.scores {
         return Err("the server evicts by attention (H2O), which needs scores".into());
     }

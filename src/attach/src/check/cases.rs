@@ -107,6 +107,35 @@ pub(super) async fn shared_prefix(peer: &mut Peer, expected: &Expected) -> Resul
     first.same_as(&expected.alone[0])
 }
 
+/// Begins a prompt in the step that fills the last block of its prefix.
+pub(super) async fn in_step_hits(peer: &mut Peer, expected: &Expected) -> Result<(), Failure> {
+    let shape = &expected.shape;
+    let (budget, shared) = (peer.hello.abilities.max_tokens, shape.shared_blocks());
+    let end = shared as u32 * shape.block_size;
+    let own = shape.table(0);
+    // Whoever reads the blocks too early reads another text.
+    finish(peer, &mut expected.fresh(2, 1), &own, 1).await?;
+    let (mut first, mut second) = (expected.fresh(0, 0), expected.fresh(Shape::SHARING, 1));
+    while first.computed + 1 < end {
+        let chunk = (end - 1 - first.computed).min(budget);
+        run(peer, vec![Part::new(&mut first, chunk, false, &own[..shared])]).await?;
+    }
+    let table = [&own[..shared], &shape.table(1)[shared..]].concat();
+    second.computed = end;
+    let fills = (first.n_prompt - first.computed).min(budget - 1);
+    let begins = (second.n_prompt - second.computed).min(budget - fills);
+    let (samples, answers) = (first.computed + fills == first.n_prompt, end + begins == second.n_prompt);
+    let (filling, reading) = [(&first, fills, &own), (&second, begins, &table)]
+        .map(|(seq, n, table)| &table[..(seq.computed + n).div_ceil(shape.block_size) as usize])
+        .into();
+    let parts = vec![Part::new(&mut first, fills, samples, filling), Part::new(&mut second, begins, answers, reading)];
+    run(peer, parts).await?;
+    finish(peer, &mut first, &own, N_NEW).await?;
+    finish(peer, &mut second, &table, N_NEW).await?;
+    first.same_as(&expected.alone[0])?;
+    second.same_as(&expected.alone[Shape::SHARING])
+}
+
 /// Runs the last token of a cached prompt without writing its KV again.
 pub(super) async fn partial_writes(peer: &mut Peer, expected: &Expected) -> Result<(), Failure> {
     let shape = &expected.shape;

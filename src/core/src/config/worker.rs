@@ -19,12 +19,20 @@ pub struct WorkerFacts {
     /// prompt that is cached to its end runs its last block again, into a block of its own. Else the last token alone runs, and its KV is
     /// not written.
     pub whole_block_hits: bool,
+    /// `true` for workers that write the KV of all sequences of a step, layer by layer, before attention reads any: a prompt may find
+    /// blocks that the same step computes for a prompt before it, or a step in flight. Else it waits until that step has ended. Without
+    /// effect with layer groups, and for prompts thinned by eviction within the sequence.
+    pub in_step_hits: bool,
 }
 
 impl std::fmt::Display for WorkerFacts {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let groups = self.groups.iter().map(|keeps| format!("{keeps:?}").to_lowercase());
-        let flags = [("all_tokens", self.all_tokens), ("whole_block_hits", self.whole_block_hits)];
+        let flags = [
+            ("all_tokens", self.all_tokens),
+            ("whole_block_hits", self.whole_block_hits),
+            ("in_step_hits", self.in_step_hits),
+        ];
         let flags = flags.into_iter().filter(|(_, is)| *is).map(|(name, _)| name.to_owned());
         out.write_str(&groups.chain(flags).collect::<Vec<_>>().join(", "))
     }

@@ -241,10 +241,16 @@ impl Core {
         self.state.wait_all(lost);
     }
 
-    /// Gives up the steps in flight of a worker that has kept its KV, and sends every sequence again.
+    /// Gives up the steps in flight of a worker that has kept its KV, and sends every sequence again. A worker that may not have computed
+    /// blocks which others found already is reset.
     pub(super) fn resume_worker(&mut self, actions: &mut Vec<Action>) {
         if !self.worker_joined {
             return;
+        }
+        if self.steps.slots().any(|slot| self.state.has_published_ahead(slot)) {
+            self.worker_joined = false;
+            actions.push(Action::ResetWorker);
+            return self.lose_kv(false, actions);
         }
         self.state.journal.decide(Decision::WorkerResumed, 0, self.steps.oldest().unwrap_or(0));
         let steps = self.steps.lose();

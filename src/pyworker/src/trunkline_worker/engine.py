@@ -70,6 +70,7 @@ class Abilities:
     scores: bool = False
     seeded_sampling: bool = False
     pipeline_stages: int = 1
+    in_step_hits: bool = False
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ def hello(engine: Engine, name: str, resume: pb.Resume | None) -> pb.Hello:
             scores=can.scores,
             seeded_sampling=can.seeded_sampling,
             pipeline_stages=can.pipeline_stages,
+            in_step_hits=can.in_step_hits,
         ),
         resume=resume,
         lock_step=pb.LockStep(group=place.group, size=place.size, rank=place.rank) if place else None,

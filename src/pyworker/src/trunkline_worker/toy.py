@@ -49,7 +49,7 @@ class ToyEngine(Engine):
             kv_bytes_per_token=8,
         )
         self.kv = KvFacts(block_sizes=(16, 32, 8), tokens=tokens, block_io=True)
-        self.abilities = Abilities(max_sequences=256, max_tokens=4096, partial_writes=True)
+        self.abilities = Abilities(max_sequences=256, max_tokens=4096, partial_writes=True, in_step_hits=True)
         self._kv = np.zeros((0, 2, 16), np.float32)
 
     def begin(self, settings: Settings) -> None:

@@ -33,6 +33,7 @@ def abilities(max_sequences: int, max_tokens: int) -> Abilities:
         partial_writes=True,
         scores=True,
         seeded_sampling=True,
+        in_step_hits=True,
     )
 
 

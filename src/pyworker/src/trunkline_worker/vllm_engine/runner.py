@@ -48,6 +48,7 @@ class VllmEngine(Engine):
             max_logprobs=MAX_LOGPROBS,
             seeded_sampling=all(self._calls("trunkline_seeds_work")),
             pipeline_stages=stages,
+            in_step_hits=True,
         )
         self._executor.register_failure_callback(self._process_ended)
         self._prove_layout()

@@ -131,7 +131,7 @@ class WorkerKv(_message.Message):
     def __init__(self, block_sizes: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., block_io: bool = ...) -> None: ...
 
 class WorkerAbilities(_message.Message):
-    __slots__ = ("max_sequences", "max_tokens", "steps_in_flight", "max_drafts", "max_logprobs", "partial_writes", "scores", "seeded_sampling", "pipeline_stages")
+    __slots__ = ("max_sequences", "max_tokens", "steps_in_flight", "max_drafts", "max_logprobs", "partial_writes", "scores", "seeded_sampling", "pipeline_stages", "in_step_hits")
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,7 @@ class WorkerAbilities(_message.Message):
     SCORES_FIELD_NUMBER: _ClassVar[int]
     SEEDED_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_STAGES_FIELD_NUMBER: _ClassVar[int]
+    IN_STEP_HITS_FIELD_NUMBER: _ClassVar[int]
     max_sequences: int
     max_tokens: int
     steps_in_flight: int
@@ -150,7 +151,8 @@ class WorkerAbilities(_message.Message):
     scores: bool
     seeded_sampling: bool
     pipeline_stages: int
-    def __init__(self, max_sequences: _Optional[int] = ..., max_tokens: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., max_drafts: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., partial_writes: bool = ..., scores: bool = ..., seeded_sampling: bool = ..., pipeline_stages: _Optional[int] = ...) -> None: ...
+    in_step_hits: bool
+    def __init__(self, max_sequences: _Optional[int] = ..., max_tokens: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., max_drafts: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., partial_writes: bool = ..., scores: bool = ..., seeded_sampling: bool = ..., pipeline_stages: _Optional[int] = ..., in_step_hits: bool = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("session", "life")
