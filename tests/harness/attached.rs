@@ -90,6 +90,7 @@ pub fn hello(name: &str) -> Hello {
         max_logprobs: 20,
         partial_writes: true,
         seeded_sampling: true,
+        in_step_hits: true,
         ..Abilities::default()
     };
     Hello {
