@@ -88,6 +88,7 @@ pub(crate) fn suit_worker(seed: u64, config: &mut Config) -> bool {
     config.worker.all_tokens = rng.random_range(0..8) == 0;
     let breaks = rng.random_range(0..4) == 0;
     config.worker.in_step_hits = rng.random_range(0..4) == 0;
+    config.reserve_prompts = rng.random_range(0..4) > 0;
     breaks
 }
 

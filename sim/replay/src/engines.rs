@@ -13,6 +13,7 @@ pub struct Engine {
     max_batch_size: u32,
     whole_block_hits: bool,
     in_step_hits: bool,
+    reserve_prompts: bool,
     prefill_first: PrefillFirst,
     max_steps_in_flight: u32,
     policy: &'static str,
@@ -28,6 +29,7 @@ const PLAIN: Engine = Engine {
     max_batch_size: 256,
     whole_block_hits: false,
     in_step_hits: false,
+    reserve_prompts: true,
     prefill_first: PrefillFirst::Off,
     max_steps_in_flight: 1,
     policy: "fcfs",
@@ -41,10 +43,10 @@ pub static PRESETS: Registry<Engine> = Registry::new(
         Entry {
             name: "vllm-v1",
             about: "vLLM's V1 engine on one device: chunked prefill, recomputation, no reserve of blocks, hits of whole blocks \
-                    below the last token; with --max-steps-in-flight 2, its asynchronous scheduling. Unlike it, a request takes the \
-                    blocks of its whole prompt when it is admitted, and is preempted when the steps in flight have ended",
+                    below the last token; with --max-steps-in-flight 2, its asynchronous scheduling. Unlike it, a request is \
+                    preempted when the steps in flight have ended",
             params: &[],
-            make: |_, ()| Engine { whole_block_hits: true, in_step_hits: true, ..PLAIN },
+            make: |_, ()| Engine { whole_block_hits: true, in_step_hits: true, reserve_prompts: false, ..PLAIN },
         },
         Entry {
             name: "vllm-v0",
@@ -73,6 +75,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 max_batch_size: 2048,
                 whole_block_hits: true,
                 in_step_hits: false,
+                reserve_prompts: true,
                 prefill_first: PrefillFirst::Chunks(Chunks { reserve: NEW_TOKEN_RATIO, awaits_prefix: false }),
                 max_steps_in_flight: 2,
                 policy: "lpm:ageing_us_per_token=1000000",
@@ -98,6 +101,7 @@ impl Engine {
             max_batch_size: self.max_batch_size,
             align_chunks: false,
             launch_watermark: 0.0,
+            reserve_prompts: self.reserve_prompts,
             swap_in_watermark: 0.0,
             host_blocks: 0,
             preemption: self.preemption,

@@ -43,13 +43,16 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
     let total = seq.n_tokens();
     let hit = kv.hit() as u32;
     let needed = total.div_ceil(size) - hit;
-    let usable = kv.usable() - kv.count_idle_found();
+    let usable = kv.usable().saturating_sub(kv.count_idle_found());
     // Some blocks for each running sequence are left, so that admission does not cause the next preemption.
     let watermark = (f64::from(state.batch.len()) * state.config.launch_watermark).ceil() as u32;
-    let has_room = usable >= needed.saturating_add(watermark).saturating_mul(kv.entry_blocks())
+    let watermark = watermark.saturating_mul(kv.entry_blocks());
+    let has_room = usable >= kv.blocks_for(0, needed).saturating_add(watermark)
         && reserve.has_room(seq, tokens_of(needed, size), tokens_of(usable / kv.entry_blocks(), size));
-    // A load is planned only if it can begin, or be prepared once.
-    let loads = (has_room || !seq.cold.history.prefetched) && kv.plan_load(seq);
+    // A load is planned only if it can begin, or be prepared once. What fits chunk by chunk may not fit with all that would be loaded.
+    let loads = (has_room || !seq.cold.history.prefetched)
+        && kv.plan_load(seq)
+        && (!has_room || usable >= kv.blocks_for(kv.planned(), needed).saturating_add(watermark));
     // The last token is run again even if its KV is there, because its logits are not.
     let computed = (hit * size).min(total - 1);
     let needs_budget = !loads && limited_budget.is_some_and(|budget| budget < (total - computed).min(least_chunk));
@@ -64,7 +67,9 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
         return Admission::Full;
     }
     kv.admitted();
-    take_blocks(state, slot, needed, computed);
+    let load = if loads { kv.planned() } else { 0 };
+    let at_once = if kv.takes_chunks() { load } else { needed };
+    take_blocks(state, slot, at_once, computed);
     let State { sequences, journal, waiting, .. } = state;
     let seq = &mut sequences[slot];
     let decision = if loads { Decision::Load } else { Decision::Admit };
@@ -85,13 +90,14 @@ fn tokens_of(blocks: u32, block_size: u32) -> u64 {
     u64::from(blocks) * u64::from(block_size)
 }
 
-/// Gives a sequence its prefix hit and `needed` private blocks.
-fn take_blocks(state: &mut State, slot: usize, needed: u32, computed: u32) {
+/// Gives a sequence its prefix hit and `at_once` entries with private blocks. The rest of its tokens are promised theirs.
+fn take_blocks(state: &mut State, slot: usize, at_once: u32, computed: u32) {
     let State { sequences, kv, rehit, .. } = state;
     let seq = &mut sequences[slot];
     kv.hold_found(seq);
-    let allocated = kv.grow(seq, needed);
+    let allocated = kv.grow(seq, at_once);
     assert!(allocated, "usable blocks were counted a moment ago");
+    kv.promise(seq);
     seq.computed = computed;
     let found = seq.published.saturating_sub(seq.cold.history.shared_at_preemption);
     rehit.observe(found, seq.cold.history.cached_at_preemption);

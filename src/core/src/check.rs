@@ -27,6 +27,7 @@ impl Core {
         }
         assert_eq!(self.by_id.len() + state.reported, state.sequences.len());
         check_blocks(state);
+        check_promises(state);
         check_shared_work(state);
         let holders = state.sequences.iter().flat_map(|(_, seq)| seq.phase.hosts().iter().chain(seq.phase.beside()));
         let holders = holders.filter(|host| **host != NO_BLOCK);
@@ -97,6 +98,17 @@ fn check_blocks(state: &State) {
     assert_eq!(moving, pool.count(BlockState::Moving), "a block is copied for no sequence, or for two");
     // Each private block is in some table, and no two tables can claim one: the number would not add up.
     assert_eq!(private, pool.count(BlockState::Private), "a private block has no owner, or two");
+}
+
+/// Panics unless prompts under way alone have promises.
+fn check_promises(state: &State) {
+    let mut promised = 0;
+    for (_, seq) in &state.sequences {
+        let takes_more = matches!(seq.phase, Phase::Prefill | Phase::Loading(_));
+        assert!(seq.cold.promised == 0 || takes_more, "{} is {:?} and has a promise", seq.id, seq.state());
+        promised += seq.cold.promised;
+    }
+    assert_eq!(promised, state.kv.promised.total());
 }
 
 /// Panics unless the tables of the layer groups after the first agree with the table of the first, and with the cached blocks beside it.

@@ -113,6 +113,10 @@ settings! {
         /// Blocks that must stay usable for each running request when another is admitted.
         launch_watermark: f64 { default: 1.0, range: 0.0..=WATERMARK_MAX, value: "BLOCKS" }
 
+        /// Keep blocks free for a prompt from its admission on, as many as it takes at most; with `false`, a prompt is admitted if it fits, takes
+        /// blocks chunk by chunk, and is preempted if they run out meanwhile, as in vLLM.
+        reserve_prompts: bool { default: true, value: "BOOL", recorded: unless_default }
+
         /// Blocks that must stay usable for each running request when one is swapped in.
         swap_in_watermark: f64 { default: 1.0, range: 0.0..=WATERMARK_MAX, value: "BLOCKS" }
 

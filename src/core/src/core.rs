@@ -283,6 +283,7 @@ impl Core {
         let total = prompt_tokens.saturating_add(max_tokens);
         // The last token generated needs no KV.
         let needed = total.saturating_sub(1).div_ceil(config.block_size);
+        let needed_blocks = self.state.kv.blocks_for(0, needed);
         if self.draining {
             Some(Refusal::Draining)
         } else if prompt_tokens == 0 {
@@ -291,7 +292,7 @@ impl Core {
             Some(Refusal::NoTokensAsked)
         } else if total > config.max_context {
             Some(Refusal::ContextTooLong { prompt_tokens, max_tokens, context: config.max_context })
-        } else if needed > config.device_blocks {
+        } else if needed_blocks > config.pool_blocks() {
             Some(Refusal::NeverFits { prompt_tokens, max_tokens, needed, capacity: config.device_blocks })
         } else if waiting.len() as u32 >= config.max_queue {
             Some(Refusal::QueueFull { limit: config.max_queue })

@@ -13,6 +13,7 @@
 
 mod demotions;
 mod groups;
+mod promised;
 mod remembered;
 mod shared_tier;
 mod swapped_groups;
@@ -22,6 +23,7 @@ mod tiered_groups;
 use std::collections::VecDeque;
 
 use self::demotions::Demotions;
+use self::promised::Promised;
 use self::remembered::Remembered;
 use crate::config::{Config, ConfigError, Write};
 use crate::group_blocks::GroupBlocks;
@@ -77,6 +79,8 @@ pub(crate) struct Kv {
     plan_beside: Vec<Option<PlannedBlock>>,
     /// Tier of the first block left out of the last plan because computing the block takes less time.
     passed_over: Option<usize>,
+    /// Blocks that prompts under way will take.
+    pub promised: Promised,
 }
 
 /// A block that a sequence gave up while steps in flight may read it.
@@ -119,6 +123,7 @@ impl Kv {
             plan: Vec::new(),
             plan_beside: Vec::new(),
             passed_over: None,
+            promised: Promised::new(config),
         })
     }
 
@@ -179,6 +184,7 @@ impl Kv {
     pub fn clear_device(&mut self) {
         self.tree.clear();
         self.groups.clear();
+        self.promised.clear();
     }
 
     /// Keeps the prefix just found for the next attempt to admit the sequence. `found` is undefined afterwards.
@@ -355,6 +361,7 @@ impl Kv {
     /// Releases every block of a sequence, in every place. No transfer for the sequence may be in flight.
     pub fn release(&mut self, seq: &mut Sequence) {
         self.claim(seq);
+        self.withdraw_promise(seq);
         let (hosts, beside) = match &mut seq.phase {
             Phase::SwappingOut(swap_out) => (std::mem::take(&mut swap_out.hosts), std::mem::take(&mut swap_out.beside)),
             Phase::Swapped(swapped) => (std::mem::take(&mut swapped.hosts), std::mem::take(&mut swapped.beside)),

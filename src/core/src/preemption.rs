@@ -188,7 +188,7 @@ pub(crate) fn lose(state: &mut State, slot: usize) {
 }
 
 /// Takes a sequence out of the batch, releases the sequence's blocks, and returns the sequence to the waiting queue.
-fn preempt(state: &mut State, slot: usize) {
+pub(crate) fn preempt(state: &mut State, slot: usize) {
     state.leave_batch(slot);
     let State { sequences, kv, journal, .. } = state;
     let seq = &mut sequences[slot];

@@ -20,7 +20,7 @@ use crate::admission::{Admission, admit};
 use crate::config::{Config, PrefillFirst};
 use crate::journal::Journal;
 use crate::planners::Planners;
-use crate::preemption::{grew, preempt_one};
+use crate::preemption::{grew, preempt, preempt_one};
 use crate::prefill_budget::PrefillBudget;
 use crate::readers;
 use crate::sequence::{Phase, Sequence};
@@ -239,9 +239,8 @@ impl Scheduler {
             }
             if state.sequences[slot].is_prefill() {
                 let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
-                if chunk > 0 {
+                if chunk > 0 && self.run_chunk(state, slot, chunk, step) {
                     *budget -= chunk;
-                    self.run(state, slot, chunk, 0, step);
                 }
             }
         }
@@ -269,19 +268,21 @@ impl Scheduler {
         if step.seqs.len() == state.batch.running.len() {
             return;
         }
-        for at in 0..state.batch.running.len() {
-            let slot = state.batch.running[at];
+        let mut at = 0;
+        while let Some(slot) = state.batch.running.get(at).copied() {
             let seq = &state.sequences[slot];
-            if seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none() {
-                let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
-                if chunk == 0 {
-                    // Prefills behind this one wait too, so that an earlier prefill is never overtaken by smaller ones.
-                    *budget = 0;
-                    return;
-                }
-                self.run(state, slot, chunk, 0, step);
-                state.publish_ahead(slot);
+            if !seq.is_prefill() || seq.decodes_next() || seq.ending.is_some() {
+                at += 1;
+                continue;
+            }
+            let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
+            if chunk > 0 && self.run_chunk(state, slot, chunk, step) {
                 *budget -= chunk;
+                at += 1;
+            } else if chunk == 0 || !gives_way(state, slot, step) || !step.seqs.is_empty() {
+                // Prefills behind this one wait too, so that an earlier prefill is never overtaken by smaller ones.
+                *budget = 0;
+                return;
             }
         }
     }
@@ -300,8 +301,8 @@ impl Scheduler {
             match admit(state, slot, limited.then_some(*budget)) {
                 Admission::Admitted => {
                     let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
-                    self.run(state, slot, chunk, 0, step);
-                    state.publish_ahead(slot);
+                    let ran = self.run_chunk(state, slot, chunk, step);
+                    assert!(ran, "the blocks were counted at admission");
                     *budget -= chunk;
                 }
                 Admission::Deferred(hash) => state.waiting.park(slot, hash),
@@ -327,6 +328,21 @@ impl Scheduler {
             0 if step_is_empty || !self.aligned => budget,
             aligned => aligned,
         }
+    }
+
+    /// Adds the next `n_tokens` of a prompt to the step, with their blocks. Returns `false`, and changes nothing, if too few are usable.
+    fn run_chunk(&mut self, state: &mut State, slot: usize, n_tokens: u32, step: &mut Step) -> bool {
+        let State { sequences, kv, suspects, .. } = state;
+        let seq = &mut sequences[slot];
+        if !kv.take_chunk(seq, seq.planned() + n_tokens) {
+            return false;
+        }
+        let narrows = suspects.is_narrowing();
+        self.run(state, slot, n_tokens, 0, step);
+        if !narrows {
+            state.publish_ahead(slot);
+        }
+        true
     }
 
     /// Adds the next `n_tokens` of a sequence, and room for drafts, to the step.
@@ -504,6 +520,17 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
         }
     }
     Some(stalled)
+}
+
+/// Preempts a prompt that lacks blocks for its next chunk. Returns `false` if it waits instead, for a step in flight that runs it, or, beside
+/// others that run or alone, for a transfer.
+fn gives_way(state: &mut State, slot: usize, step: &Step) -> bool {
+    let waits = !state.kv.transfers.is_empty() && (!step.seqs.is_empty() || state.batch.len() == 1);
+    if waits || state.sequences[slot].is_in_step() {
+        return false;
+    }
+    preempt(state, slot);
+    true
 }
 
 fn can_decode(seq: &Sequence, config: &Config, step: u64) -> bool {

@@ -229,6 +229,8 @@ pub(crate) struct Cold {
     pub retention: Box<[RetentionHint]>,
     /// Of an inner request, which reads a prompt again: the position from which on attention is scored.
     pub reread_from: Option<u32>,
+    /// Blocks promised to the sequence, for tokens of its prompt that its tables have no entries for.
+    pub promised: u32,
     /// Planner of eviction within the sequence, while the sequence has KV and its mode is not `off`.
     pub planner: Option<Box<Planner>>,
 }
@@ -305,6 +307,7 @@ impl Sequence {
                 h2o: request.h2o,
                 retention: request.retention.into_boxed_slice(),
                 reread_from: None,
+                promised: 0,
                 planner: None,
             }),
         }
@@ -534,6 +537,12 @@ impl Sequence {
         self.computed.div_ceil(block_size) as usize
     }
 
+    /// Returns the number of last entries with a block in the table of a layer group after the first.
+    pub fn last_held(&self, group: usize) -> u32 {
+        let table = self.cold.tables.get(group).map_or(&[][..], Vec::as_slice);
+        table.iter().rev().take_while(|block| **block != BlockHandle::NONE).count() as u32
+    }
+
     /// Returns the number of blocks at some entries of the block tables, in all layer groups.
     pub fn blocks_at(&self, entries: Range<usize>) -> usize {
         let held = |table: &Vec<BlockHandle>| {
@@ -570,6 +579,7 @@ impl Sequence {
         debug_assert!(self.cold.tables.iter().all(Vec::is_empty), "so are those of all groups");
         self.cold.drops.clear();
         self.cold.planner = None;
+        self.cold.promised = 0;
         self.on_worker = false;
         self.unpublishable = self.cold.reread_from.is_some();
         self.computed = 0;

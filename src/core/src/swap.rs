@@ -39,6 +39,7 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     state.leave_batch(slot);
     let State { sequences, kv, journal, .. } = state;
     let seq = &mut sequences[slot];
+    kv.withdraw_promise(seq);
     kv.release_groups(seq, n);
     let mut unused = seq.table.split_off(n);
     kv.tree.release(&mut unused, 0);
@@ -147,7 +148,7 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
     let total = (seq.n_tokens() as usize).div_ceil(size as usize);
     let new = copied + total - n;
     let needed = kv.count_arriving(new, &seq.phase.beside()[(found - pinned) * kv.groups.n()..]);
-    let usable = kv.usable() - idle;
+    let usable = kv.usable().saturating_sub(idle);
     let fits = usable >= needed.saturating_add(watermark) && batched < config.max_batch_size;
     fits.then_some(SwapInPlan { pinned, found, copied, new })
 }

@@ -47,9 +47,9 @@ fn blocks_behind_a_window_are_given_back_and_stay_cached() {
         in_use.push(driver.in_use());
         driver.answer();
     }
-    // Ten blocks of the prompt in both groups; each chunk of four blocks leaves the two that the window of the next token touches. Then
-    // 40 tokens: ten blocks and two. A block more for each four tokens generated, and the window moves on.
-    assert_eq!(in_use, [20, 18, 14, 14, 14, 14, 14, 15, 15, 15, 15]);
+    // Each chunk takes four blocks in both groups, and leaves the two that the window of the next token touches: 4 + 4, 8 + 6, and for the
+    // last two blocks 10 + 4. Then 40 tokens: ten blocks and two. A block more for each four tokens generated, and the window moves on.
+    assert_eq!(in_use, [8, 14, 14, 14, 14, 14, 14, 15, 15, 15, 15]);
     assert_eq!((driver.usable(), driver.stats().idle_blocks), (40, 24), "twelve blocks in each group");
     driver.submit(2, prompt(40), 1);
     assert_eq!(driver.running(), [(2, 39, 1, true)], "all but the last token is found");
@@ -71,6 +71,47 @@ fn a_window_lets_more_requests_in() {
         driver.stats().running
     };
     assert_eq!((runs(&[Keeps::All, Keeps::All]), runs(&[Keeps::All, Keeps::Window(8)])), (1, 2));
+}
+
+#[test]
+fn a_prompt_with_a_window_needs_no_more_blocks_than_it_has_at_once() {
+    // A prompt of 80 tokens has 20 entries. With all positions kept in both groups it takes 40 blocks. With a window of 8 tokens it has 20 and,
+    // in the second group, the 3 blocks that a window touches and those of a chunk of 16 tokens in the step and the one before: 2 x 5.
+    let runs = |groups: &[Keeps], blocks: u32| {
+        let mut driver = Driver::with_content(config(groups, blocks), 1);
+        driver.join();
+        driver.submit(1, prompt(80), 1);
+        let mut most = driver.in_use();
+        while !driver.has_ended(1) {
+            driver.answer();
+            most = most.max(driver.in_use());
+        }
+        driver.assert_all_said([1]);
+        most
+    };
+    let window = [Keeps::All, Keeps::Window(8)];
+    assert_eq!(runs(&[Keeps::All, Keeps::All], 20), 40);
+    assert_eq!(runs(&window, 17), 26, "20 blocks, and 6 behind the start of the last window");
+}
+
+#[test]
+fn blocks_promised_to_a_prompt_are_not_given_to_another() {
+    // A step of 18 tokens has room for the second prompt beside a chunk of 16. Of 2 x 18 blocks the first prompt has 8, and is promised 16 and 11;
+    // the second needs 2, and gets them when the first has 18 and is promised 16.
+    let config = Config { max_batch_tokens: 18, ..config(&[Keeps::All, Keeps::Window(8)], 18) };
+    let mut driver = Driver::with_content(config, 1);
+    driver.join();
+    driver.submit(1, prompt(80), 2);
+    driver.submit(2, vec![500, 501], 2);
+    let mut waited = 0;
+    while !driver.ids().contains(&2) {
+        driver.answer();
+        waited += 1;
+    }
+    assert_eq!((waited, driver.stats().preemptions), (2, 0));
+    driver.run_to_end();
+    driver.assert_all_said([1, 2]);
+    driver.assert_empty();
 }
 
 #[test]

@@ -11,9 +11,10 @@ use crate::ids::BlockHandle;
 use crate::sequence::Sequence;
 
 impl Kv {
-    /// Returns the number of blocks that [`Self::grow`] can hand out: free ones, and cached ones without readers.
+    /// Returns the number of blocks that [`Self::grow`] can hand out: free ones, and cached ones without readers, but for those promised
+    /// to prompts under way.
     pub fn usable(&self) -> u32 {
-        self.tree.usable() + self.groups.n_idle()
+        (self.tree.usable() + self.groups.n_idle()).saturating_sub(self.promised.total())
     }
 
     /// Returns the number of blocks of an entry in the tables of a sequence: one for each group.

@@ -258,6 +258,11 @@ impl Kv {
         !self.plan.is_empty()
     }
 
+    /// Returns the number of entries that the last plan loads.
+    pub fn planned(&self) -> u32 {
+        self.plan.len() as u32
+    }
+
     /// Plans all blocks in tiers that continue the blocks of a sequence found on the device. Tiers with overdue transfers are left out.
     pub(super) fn plan_all(&mut self, seq: &Sequence) {
         self.plan.clear();
