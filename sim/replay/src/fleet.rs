@@ -538,14 +538,14 @@ impl<'a> Fleet<'a> {
         if let Some(group) = self.lock_steps.group_of(replica) {
             return self.await_group(at_ns, replica, group, shape, step);
         }
-        let times = if self.settings.core.pipeline_stages > 1 {
+        let it = &mut self.replicas[replica];
+        let times = if it.pipeline.has_stages() {
             self.cost.replica_pipelined(replica, &shape)
         } else {
-            let latency_ns = self.cost.replica_step_ns(replica, &shape);
-            PipelinedStep { latency_ns, stage_ns: latency_ns }
+            PipelinedStep::undivided(self.cost.replica_step_ns(replica, &shape))
         };
-        let it = &mut self.replicas[replica];
-        let times = it.pipeline.push(at_ns, times, it.slowness);
+        let awaits_token = step.seqs.iter().any(|seq| seq.input_from_last);
+        let times = it.pipeline.push(at_ns, times, it.slowness, awaits_token);
         self.started(replica, times, shape, step);
     }
 
@@ -585,7 +585,7 @@ impl Replica {
         let slow = settings.routing.slow.iter().find(|slow| slow.replica as usize == number);
         Self {
             in_flight: VecDeque::new(),
-            pipeline: Pipeline::default(),
+            pipeline: Pipeline::new(settings.core_of(number).pipeline_stages),
             fast_forward_first_ns: 0,
             links: Links::new(hardware, settings.block_bytes(), &settings.far_links),
             held: Held::new(settings),
