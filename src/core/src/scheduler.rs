@@ -17,7 +17,7 @@
 //! [`crate::WorkerFacts::in_step_hits`] blocks are published when the step that computes them is made, so that the request can join this step.
 
 use crate::admission::{Admission, admit};
-use crate::config::{Config, PrefillFirst};
+use crate::config::{Config, PipelineBatches, PrefillFirst};
 use crate::journal::Journal;
 use crate::planners::Planners;
 use crate::preemption::{grew, preempt_one};
@@ -272,7 +272,7 @@ impl Scheduler {
         for at in 0..state.batch.running.len() {
             let slot = state.batch.running[at];
             let seq = &state.sequences[slot];
-            if seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none() {
+            if seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none() && !is_kept_apart(seq, &state.config) {
                 let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
                 if chunk == 0 {
                     // Prefills behind this one wait too, so that an earlier prefill is never overtaken by smaller ones.
@@ -291,7 +291,8 @@ impl Scheduler {
         if state.waiting.is_empty() || state.is_under_memory_pressure() || state.batched() >= max_batch_size {
             return;
         }
-        while *budget > 0 && state.batched() < max_batch_size {
+        let share = step_share(&state.config);
+        while *budget > 0 && state.batched() < max_batch_size && step.seqs.len() < share {
             let State { waiting, sequences, kv, .. } = state;
             let next = waiting.next(kv.tree.evicted(), &mut |slot| kv.cached_prefix(&sequences[slot]));
             let Some(slot) = next else { break };
@@ -477,7 +478,7 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
         let State { sequences, kv, config, .. } = &mut *state;
         let seq = &mut sequences[slot];
         let is_full = seq.planned() == seq.capacity(config.block_size);
-        let short = is_full && seq.decodes_next() && seq.may_run(step, config.pipeline_stages);
+        let short = is_full && may_decode(seq, config, step);
         if !short {
             at += 1;
             continue;
@@ -507,19 +508,36 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
 }
 
 fn can_decode(seq: &Sequence, config: &Config, step: u64) -> bool {
-    seq.decodes_next() && seq.may_run(step, config.pipeline_stages) && seq.planned() < seq.capacity(config.block_size)
+    may_decode(seq, config, step) && seq.planned() < seq.capacity(config.block_size)
+}
+
+/// Returns `true` if step `step` may run the sequence as a decode, with or without a block for the token.
+fn may_decode(seq: &Sequence, config: &Config, step: u64) -> bool {
+    seq.decodes_next() && seq.may_run(step, config.pipeline_stages) && !is_kept_apart(seq, config)
 }
 
 /// Returns the number of decodes in one step, at most: the stages of a pipeline work on different sequences, so each step takes an
 /// equal share of the decodes.
 fn decode_share(state: &State) -> usize {
-    match state.config.pipeline_stages {
-        1 => usize::MAX,
-        stages => {
-            let decodes = |slot: &&usize| state.sequences[**slot].decodes_next();
-            state.batch.running.iter().filter(decodes).count().div_ceil(stages as usize)
-        }
+    let stages = state.config.pipeline_stages;
+    if stages == 1 || state.config.worker.pipeline_batches != PipelineBatches::Even {
+        return step_share(&state.config);
     }
+    let decodes = |slot: &&usize| state.sequences[**slot].decodes_next();
+    state.batch.running.iter().filter(decodes).count().div_ceil(stages as usize)
+}
+
+/// Returns the number of sequences in one step, at most, beside [`Config::max_batch_size`], which counts those of all steps.
+fn step_share(config: &Config) -> usize {
+    match (config.pipeline_stages, config.worker.pipeline_batches) {
+        (stages @ 2.., PipelineBatches::Apart) => (config.max_batch_size / stages).max(1) as usize,
+        _ => usize::MAX,
+    }
+}
+
+/// Returns `true` if a step in flight keeps the sequence from being in another one.
+fn is_kept_apart(seq: &Sequence, config: &Config) -> bool {
+    config.pipeline_stages > 1 && config.worker.pipeline_batches == PipelineBatches::Apart && seq.is_in_step()
 }
 
 /// Returns the number of tokens that each of `n_decodes` may draft: fewer the more decodes run, because drafts pay only while the
