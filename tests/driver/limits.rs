@@ -2,6 +2,7 @@
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
+use trunkline_core::config::PipelineBatches;
 use trunkline_core::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
 use trunkline_core::spec::Param;
 use trunkline_core::{Config, Keeps, Preemption, RetentionHint, TierConfig, Write, eviction, h2o, policy};
@@ -92,7 +93,7 @@ pub(crate) fn suit_worker(seed: u64, config: &mut Config) -> bool {
     breaks
 }
 
-/// Runs prompts before decodes, and retracts requests, for some seeds. Draws nothing from the run's own generator, so that other seeds run
+/// Runs prompts before decodes, retracts requests, and divides them among stages in other ways, for some seeds. Draws nothing from the run's own generator, so that other seeds run
 /// as they did.
 pub(crate) fn run_prompts_first(seed: u64, config: &mut Config) {
     let mut rng = Pcg64Mcg::seed_from_u64(seed.rotate_left(16));
@@ -101,6 +102,9 @@ pub(crate) fn run_prompts_first(seed: u64, config: &mut Config) {
     }
     if rng.random_range(0..8) == 0 {
         config.preemption = Preemption::Retract;
+    }
+    if config.pipeline_stages > 1 && rng.random_range(0..2) == 0 {
+        config.worker.pipeline_batches = pick(&mut rng, &PipelineBatches::ALL);
     }
 }
 

@@ -187,13 +187,25 @@ impl StepShape {
     }
 }
 
-/// Times of a step that passes through the stages of a pipeline, with other steps in the stages before and behind it.
+/// Times of a step in the stages of a pipeline. A stage runs one step at a time, while other steps are in the stages before and behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PipelinedStep {
-    /// Time from the begin in the first stage to the end in the last, nanoseconds.
-    pub latency_ns: u64,
-    /// Time in the slowest stage, nanoseconds: the next step begins and ends so much later.
+    /// Time in each stage but the last, with sending to the next stage, nanoseconds.
     pub stage_ns: u64,
+    /// Time in the last stage, with output matrix and sampling, nanoseconds.
+    pub last_ns: u64,
+}
+
+impl PipelinedStep {
+    /// Returns the times of a step that runs as a whole in the last stage: steps follow one another.
+    pub const fn undivided(step_ns: u64) -> Self {
+        Self { stage_ns: 0, last_ns: step_ns }
+    }
+
+    /// Returns the times of a step with these times in the stages, or longer ones so that no stage is faster than `limit_s`, seconds.
+    pub(crate) fn at_least(limit_s: f64, stage_s: f64, last_s: f64) -> Self {
+        Self { stage_ns: nanoseconds(stage_s.max(limit_s)), last_ns: nanoseconds(last_s.max(limit_s)) }
+    }
 }
 
 /// Model of step durations. MUST be a pure function of the shape; otherwise replays differ.
@@ -212,8 +224,7 @@ pub trait CostModel {
 
     /// Returns the times of a step that is one of several in a pipeline. A model without stages runs steps one after another.
     fn pipelined(&self, shape: &StepShape) -> PipelinedStep {
-        let latency_ns = self.step_ns(shape);
-        PipelinedStep { latency_ns, stage_ns: latency_ns }
+        PipelinedStep::undivided(self.step_ns(shape))
     }
 
     /// Returns the times of a step in the pipeline of one replica of a fleet; equal for all replicas of one kind.

@@ -1,6 +1,6 @@
 //! Core limits that resemble the scheduling of known engines, for comparisons.
 
-use trunkline_core::config::{Chunks, OutputReserve, PrefillFirst};
+use trunkline_core::config::{Chunks, OutputReserve, PipelineBatches, PrefillFirst};
 use trunkline_core::registry::{Entry, Registry, RegistryError};
 use trunkline_core::{Config, Preemption, WorkerFacts};
 
@@ -16,6 +16,7 @@ pub struct Engine {
     reserve_prompts: bool,
     prefill_first: PrefillFirst,
     max_steps_in_flight: u32,
+    pipeline_batches: PipelineBatches,
     policy: &'static str,
     preemption: Preemption,
 }
@@ -32,6 +33,7 @@ const PLAIN: Engine = Engine {
     reserve_prompts: true,
     prefill_first: PrefillFirst::Off,
     max_steps_in_flight: 1,
+    pipeline_batches: PipelineBatches::Ready,
     policy: "fcfs",
     preemption: Preemption::Recompute,
 };
@@ -59,6 +61,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 max_batch_size: 256,
                 whole_block_hits: true,
                 prefill_first: PrefillFirst::Whole,
+                pipeline_batches: PipelineBatches::Apart,
                 ..PLAIN
             },
         },
@@ -78,6 +81,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 reserve_prompts: true,
                 prefill_first: PrefillFirst::Chunks(Chunks { reserve: NEW_TOKEN_RATIO, awaits_prefix: false }),
                 max_steps_in_flight: 2,
+                pipeline_batches: PipelineBatches::Ready,
                 policy: "lpm:ageing_us_per_token=1000000",
                 preemption: Preemption::Retract,
             },
@@ -86,7 +90,13 @@ pub static PRESETS: Registry<Engine> = Registry::new(
             name: "sarathi",
             about: "Sarathi-Serve with chunks of 512 tokens and 128 sequences",
             params: &[],
-            make: |_, ()| Engine { max_batch_tokens: 512, max_batch_size: 128, whole_block_hits: false, ..PLAIN },
+            make: |_, ()| Engine {
+                max_batch_tokens: 512,
+                max_batch_size: 128,
+                whole_block_hits: false,
+                pipeline_batches: PipelineBatches::Apart,
+                ..PLAIN
+            },
         },
     ],
 );
@@ -111,6 +121,7 @@ impl Engine {
             worker: WorkerFacts {
                 whole_block_hits: self.whole_block_hits,
                 in_step_hits: self.in_step_hits,
+                pipeline_batches: self.pipeline_batches,
                 ..WorkerFacts::default()
             },
             ..Settings::core()
@@ -150,6 +161,8 @@ mod tests {
             let Config { max_steps_in_flight, policy, preemption, .. } = core(name);
             assert_eq!((max_steps_in_flight, &*policy, preemption), (1, "fcfs", Preemption::Recompute), "{name}");
         }
+        let batches = PRESETS.names().map(|name| core(name).worker.pipeline_batches.name()).collect::<Vec<_>>();
+        assert_eq!(batches, ["ready", "apart", "ready", "apart"]);
         let message = by_name("orca").unwrap_err().to_string();
         assert_eq!(message, "unknown engine 'orca'; there are: vllm-v1, vllm-v0, sglang, sarathi");
     }

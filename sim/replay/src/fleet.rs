@@ -40,6 +40,7 @@ mod reporting;
 mod roots;
 mod scaling;
 mod shared_storage;
+mod turns;
 
 use self::held::Held;
 use self::lifecycle::Lifecycle;
@@ -48,6 +49,7 @@ use self::phase::Phase;
 use self::pipeline::Pipeline;
 use self::roots::Roots;
 use self::shared_storage::SharedStorage;
+use self::turns::Turns;
 
 /// Ends of requests between two calls of the progress function.
 const PROGRESS_EVERY: u64 = 64;
@@ -240,6 +242,8 @@ struct Fleet<'a> {
 /// Requests that have not arrived yet.
 struct Pending<'a> {
     source: TimeScaled<&'a mut dyn Source>,
+    /// Requests read ahead, if replicas take turns and the replay fast-forwards.
+    turns: Option<Turns>,
     arrivals: Arrivals,
     /// Time of the next arrival, if arrivals follow the source and the source knows.
     next_ns: Option<u64>,
@@ -273,6 +277,8 @@ struct Totals {
     tokens_run: u64,
     /// Steps begun in fast-forwards.
     fast_forwarded: u64,
+    /// Fast-forwards, counted again when one resumes after a pause.
+    fast_forwards: u64,
 }
 
 impl<'a> Fleet<'a> {
@@ -293,18 +299,21 @@ impl<'a> Fleet<'a> {
         };
         let meters = Meters::new(&settings.tenants, replicas.len());
         let lock_steps = LockSteps::new(settings);
+        let can_fast_forward = !observer.wants_steps()
+            && !settings.replicas_change()
+            && meters.is_alone()
+            && settings.group_layers.is_empty()
+            && lock_steps.is_empty();
+        let source = TimeScaled::new(source, speed);
         Ok(Self {
             settings,
             cost,
-            can_fast_forward: !observer.wants_steps()
-                && !settings.replicas_change()
-                && meters.is_alone()
-                && settings.group_layers.is_empty()
-                && lock_steps.is_empty(),
+            can_fast_forward,
             observer,
             stopped: false,
             pending: Pending {
-                source: TimeScaled::new(source, speed),
+                turns: Turns::new(settings, &source).filter(|_| can_fast_forward),
+                source,
                 arrivals: settings.arrivals,
                 next_ns: None,
                 ahead: vec![VecDeque::new(); replicas.len()],
@@ -457,6 +466,9 @@ impl<'a> Fleet<'a> {
         match output {
             Output::Engine(engine, action) => self.perform_action(at_ns, engine.index(), action),
             Output::Placed { request, engine } => {
+                let turns = self.pending.turns.as_ref();
+                let in_turn = turns.is_none_or(|turns| turns.replica_of(request.0) == engine.index());
+                assert!(in_turn, "the router sends requests in turn");
                 let flight = self.flights.get(request.0);
                 let is_new = flight.replica == u32::MAX;
                 flight.replica = engine.0;
@@ -538,14 +550,14 @@ impl<'a> Fleet<'a> {
         if let Some(group) = self.lock_steps.group_of(replica) {
             return self.await_group(at_ns, replica, group, shape, step);
         }
-        let times = if self.settings.core.pipeline_stages > 1 {
+        let it = &mut self.replicas[replica];
+        let times = if it.pipeline.has_stages() {
             self.cost.replica_pipelined(replica, &shape)
         } else {
-            let latency_ns = self.cost.replica_step_ns(replica, &shape);
-            PipelinedStep { latency_ns, stage_ns: latency_ns }
+            PipelinedStep::undivided(self.cost.replica_step_ns(replica, &shape))
         };
-        let it = &mut self.replicas[replica];
-        let times = it.pipeline.push(at_ns, times, it.slowness);
+        let awaits_token = step.seqs.iter().any(|seq| seq.input_from_last);
+        let times = it.pipeline.push(at_ns, times, it.slowness, awaits_token);
         self.started(replica, times, shape, step);
     }
 
@@ -585,7 +597,7 @@ impl Replica {
         let slow = settings.routing.slow.iter().find(|slow| slow.replica as usize == number);
         Self {
             in_flight: VecDeque::new(),
-            pipeline: Pipeline::default(),
+            pipeline: Pipeline::new(settings.core_of(number).pipeline_stages),
             fast_forward_first_ns: 0,
             links: Links::new(hardware, settings.block_bytes(), &settings.far_links),
             held: Held::new(settings),

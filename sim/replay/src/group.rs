@@ -2,7 +2,7 @@
 //!
 //! [`crate::Settings`] describe the replicas of the first kind; [`crate::Settings::others`] are further kinds, numbered after them.
 //! All kinds serve one model, with one block size and one policy. Kinds differ only by their devices: number of blocks, and
-//! durations of steps and copies.
+//! durations of steps and copies, and stages.
 //!
 //! Routers measure load in requests and tokens rather than time, so a fast replica receives as much as a slow one until its load
 //! falls behind. A request too large for its replica is refused, even if a larger replica had room.
@@ -28,6 +28,12 @@ pub struct Group {
     pub swap_block_ns: u64,
     /// Estimated cost of recomputing a token, nanoseconds.
     pub recompute_token_ns: u64,
+    /// Stages that the scheduler assumes.
+    pub pipeline_stages: u32,
+    /// Steps in flight, at most.
+    pub max_steps_in_flight: u32,
+    /// Token budget of a step.
+    pub max_batch_tokens: u32,
 }
 
 /// Text form of one kind, such as `a100-80g:tp2*4`.

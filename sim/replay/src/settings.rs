@@ -22,8 +22,10 @@ use trunkline_sim_workload::trace::LENGTH_TOKENS_MAX;
 
 mod kinds;
 mod lock_step;
+mod pipelines;
 
 pub use self::lock_step::LockStepError;
+pub use self::pipelines::{GivenSteps, STEPS_PER_STAGE};
 
 /// Queue limit above any trace: a replay measures waiting times, so no request is rejected for a full queue.
 pub const MAX_QUEUE: u32 = 1 << 24;
@@ -214,12 +216,7 @@ impl Settings {
             group.parallel.check(&self.model)?;
             self.core_in(group).validate()?;
         }
-        let pipelines = self.kinds().map(|(_, _, parallel, _)| parallel.pipeline);
-        if let Some(pipeline) =
-            pipelines.into_iter().find(|pipeline| ![1, *pipeline].contains(&self.core.pipeline_stages))
-        {
-            return Err(SettingsError::PipelineStages { stages: self.core.pipeline_stages, pipeline });
-        }
+        self.check_pipelines()?;
         if self.replicas == 0 || self.others.iter().any(|group| group.replicas == 0) {
             return Err(SettingsError::NoReplicas);
         }

@@ -5,6 +5,7 @@ mod fidelity {
     pub mod engine;
     pub mod experts;
     pub mod kernels;
+    pub mod stages;
     pub mod vidur;
     pub mod vllm;
 }

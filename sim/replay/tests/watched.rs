@@ -62,6 +62,9 @@ fn mixed() -> Settings {
         device_blocks: 1100,
         swap_block_ns: 0,
         recompute_token_ns: 0,
+        pipeline_stages: 1,
+        max_steps_in_flight: 1,
+        max_batch_tokens: settings.core.max_batch_tokens,
     }];
     settings
 }

@@ -31,7 +31,7 @@ mod round_robin;
 mod stale_loads;
 
 /// Router unless the user names another.
-pub const ROUTER_DEFAULT: &str = "round_robin";
+pub const ROUTER_DEFAULT: &str = round_robin::NAME;
 
 const LOAD_STALE_KEY: &str = "load_stale_ms";
 
@@ -102,7 +102,7 @@ pub static REGISTRY: Registry<Box<dyn Router>, RouterContext> = Registry::new(
     "router",
     &[
         Entry {
-            name: ROUTER_DEFAULT,
+            name: round_robin::NAME,
             about: "open engines in turn",
             params: &[],
             make: |_, _| Box::new(round_robin::RoundRobin::default()),
@@ -140,6 +140,11 @@ pub fn make(spec: &str, context: RouterContext) -> Result<Box<dyn Router>, Regis
         Some((_, stale_ms)) if *stale_ms > 0 => Box::new(stale_loads::StaleLoads::new(router, *stale_ms)),
         _ => router,
     })
+}
+
+/// Returns `true` if the router that `spec` names sends requests to open engines in turn, by the order of their arrivals alone.
+pub fn is_in_turn(spec: &str) -> bool {
+    REGISTRY.parse(spec).is_ok_and(|(entry, _)| entry.name == round_robin::NAME)
 }
 
 /// Returns the open engine of the least cost; ties go to the first. `cost` is called for open engines only.

@@ -47,12 +47,12 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
     // Some blocks for each running sequence are left, so that admission does not cause the next preemption.
     let watermark = (f64::from(state.batch.len()) * state.config.launch_watermark).ceil() as u32;
     let watermark = watermark.saturating_mul(kv.entry_blocks());
-    let has_room = usable >= kv.blocks_for(0, needed).saturating_add(watermark)
+    let has_room = usable >= kv.blocks_for(hit, 0, needed).saturating_add(watermark)
         && reserve.has_room(seq, tokens_of(needed, size), tokens_of(usable / kv.entry_blocks(), size));
     // A load is planned only if it can begin, or be prepared once. What fits chunk by chunk may not fit with all that would be loaded.
     let loads = (has_room || !seq.cold.history.prefetched)
         && kv.plan_load(seq)
-        && (!has_room || usable >= kv.blocks_for(kv.planned(), needed).saturating_add(watermark));
+        && (!has_room || usable >= kv.blocks_for(hit, kv.planned(), needed).saturating_add(watermark));
     // The last token is run again even if its KV is there, because its logits are not.
     let computed = (hit * size).min(total - 1);
     let needs_budget = !loads && limited_budget.is_some_and(|budget| budget < (total - computed).min(least_chunk));

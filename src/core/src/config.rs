@@ -2,6 +2,7 @@
 
 mod error;
 mod h2o;
+mod pipeline_batches;
 mod prefill_first;
 mod retained;
 mod table;
@@ -12,6 +13,7 @@ use trunkline_port::Keeps;
 
 pub use self::error::ConfigError;
 pub use self::h2o::H2oConfig;
+pub use self::pipeline_batches::PipelineBatches;
 pub use self::prefill_first::{Chunks, OutputReserve, PrefillFirst};
 pub use self::table::{Kind, Setting};
 use self::table::{Milliseconds, Notation, Plain, check, dashed, read, settings};

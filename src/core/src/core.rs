@@ -283,7 +283,7 @@ impl Core {
         let total = prompt_tokens.saturating_add(max_tokens);
         // The last token generated needs no KV.
         let needed = total.saturating_sub(1).div_ceil(config.block_size);
-        let needed_blocks = self.state.kv.blocks_for(0, needed);
+        let needed_blocks = self.state.kv.blocks_for(0, 0, needed);
         if self.draining {
             Some(Refusal::Draining)
         } else if prompt_tokens == 0 {

@@ -17,7 +17,7 @@
 //! [`crate::WorkerFacts::in_step_hits`] blocks are published when the step that computes them is made, so that the request can join this step.
 
 use crate::admission::{Admission, admit};
-use crate::config::{Config, PrefillFirst};
+use crate::config::{Config, PipelineBatches, PrefillFirst};
 use crate::journal::Journal;
 use crate::planners::Planners;
 use crate::preemption::{grew, preempt, preempt_one};
@@ -97,7 +97,11 @@ impl Scheduler {
                 }
                 budget = budget.min(self.prefill_budget.tokens());
             }
-            self.run_prefills_and_admit(state, &mut budget, step);
+            let gave_way = self.run_prefills_and_admit(state, &mut budget, step);
+            if gave_way && step.seqs.is_empty() && (is_plain || reserve_decode_blocks(state, alone, step.id)) {
+                // Decodes that waited for blocks may have them now.
+                continue;
+            }
             if !step.seqs.is_empty() || !alone || !state.kv.transfers.is_empty() || !swap::release_last(state) {
                 return;
             }
@@ -115,13 +119,15 @@ impl Scheduler {
         !step.seqs.is_empty()
     }
 
-    fn run_prefills_and_admit(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
+    /// Returns `true` if a prompt under way gave its blocks up.
+    fn run_prefills_and_admit(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) -> bool {
         let State { batch, sequences, reserve, .. } = state;
         let admits = reserve.begin_pass(batch.running.iter().map(|slot| &sequences[*slot]));
-        self.run_prefills(state, budget, step);
+        let gave_way = self.run_prefills(state, budget, step);
         if admits {
             self.admit_waiting(state, budget, step);
         }
+        gave_way
     }
 
     fn run_decodes(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
@@ -264,14 +270,15 @@ impl Scheduler {
         }
     }
 
-    fn run_prefills(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
+    /// Runs chunks of the prompts under way. Returns `true` if one gave its blocks up.
+    fn run_prefills(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) -> bool {
         if step.seqs.len() == state.batch.running.len() {
-            return;
+            return false;
         }
-        let mut at = 0;
+        let (mut at, mut gave_way) = (0, false);
         while let Some(slot) = state.batch.running.get(at).copied() {
             let seq = &state.sequences[slot];
-            if !seq.is_prefill() || seq.decodes_next() || seq.ending.is_some() {
+            if !seq.is_prefill() || seq.decodes_next() || seq.ending.is_some() || is_kept_apart(seq, &state.config) {
                 at += 1;
                 continue;
             }
@@ -279,12 +286,17 @@ impl Scheduler {
             if chunk > 0 && self.run_chunk(state, slot, chunk, step) {
                 *budget -= chunk;
                 at += 1;
-            } else if chunk == 0 || !gives_way(state, slot, step) || !step.seqs.is_empty() {
+                continue;
+            }
+            let gives_way = chunk > 0 && gives_way(state, slot, step);
+            gave_way |= gives_way;
+            if !gives_way || !step.seqs.is_empty() {
                 // Prefills behind this one wait too, so that an earlier prefill is never overtaken by smaller ones.
                 *budget = 0;
-                return;
+                break;
             }
         }
+        gave_way
     }
 
     fn admit_waiting(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
@@ -292,7 +304,8 @@ impl Scheduler {
         if state.waiting.is_empty() || state.is_under_memory_pressure() || state.batched() >= max_batch_size {
             return;
         }
-        while *budget > 0 && state.batched() < max_batch_size {
+        let share = step_share(&state.config);
+        while *budget > 0 && state.batched() < max_batch_size && step.seqs.len() < share {
             let State { waiting, sequences, kv, .. } = state;
             let next = waiting.next(kv.tree.evicted(), &mut |slot| kv.cached_prefix(&sequences[slot]));
             let Some(slot) = next else { break };
@@ -493,7 +506,7 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
         let State { sequences, kv, config, .. } = &mut *state;
         let seq = &mut sequences[slot];
         let is_full = seq.planned() == seq.capacity(config.block_size);
-        let short = is_full && seq.decodes_next() && seq.may_run(step, config.pipeline_stages);
+        let short = is_full && may_decode(seq, config, step);
         if !short {
             at += 1;
             continue;
@@ -534,19 +547,36 @@ fn gives_way(state: &mut State, slot: usize, step: &Step) -> bool {
 }
 
 fn can_decode(seq: &Sequence, config: &Config, step: u64) -> bool {
-    seq.decodes_next() && seq.may_run(step, config.pipeline_stages) && seq.planned() < seq.capacity(config.block_size)
+    may_decode(seq, config, step) && seq.planned() < seq.capacity(config.block_size)
+}
+
+/// Returns `true` if step `step` may run the sequence as a decode, with or without a block for the token.
+fn may_decode(seq: &Sequence, config: &Config, step: u64) -> bool {
+    seq.decodes_next() && seq.may_run(step, config.pipeline_stages) && !is_kept_apart(seq, config)
 }
 
 /// Returns the number of decodes in one step, at most: the stages of a pipeline work on different sequences, so each step takes an
 /// equal share of the decodes.
 fn decode_share(state: &State) -> usize {
-    match state.config.pipeline_stages {
-        1 => usize::MAX,
-        stages => {
-            let decodes = |slot: &&usize| state.sequences[**slot].decodes_next();
-            state.batch.running.iter().filter(decodes).count().div_ceil(stages as usize)
-        }
+    let stages = state.config.pipeline_stages;
+    if stages == 1 || state.config.worker.pipeline_batches != PipelineBatches::Even {
+        return step_share(&state.config);
     }
+    let decodes = |slot: &&usize| state.sequences[**slot].decodes_next();
+    state.batch.running.iter().filter(decodes).count().div_ceil(stages as usize)
+}
+
+/// Returns the number of sequences in one step, at most, beside [`Config::max_batch_size`], which counts those of all steps.
+fn step_share(config: &Config) -> usize {
+    match (config.pipeline_stages, config.worker.pipeline_batches) {
+        (stages @ 2.., PipelineBatches::Apart) => (config.max_batch_size / stages).max(1) as usize,
+        _ => usize::MAX,
+    }
+}
+
+/// Returns `true` if a step in flight keeps the sequence from being in another one.
+fn is_kept_apart(seq: &Sequence, config: &Config) -> bool {
+    config.pipeline_stages > 1 && config.worker.pipeline_batches == PipelineBatches::Apart && seq.is_in_step()
 }
 
 /// Returns the number of tokens that each of `n_decodes` may draft: fewer the more decodes run, because drafts pay only while the

@@ -1,6 +1,9 @@
 //! Several steps in flight: what is sent ahead, what waits, and what an early end costs.
 
-use trunkline_core::{Config, Event, FinishReason, Namespace, Request, RequestId, StepResult, StepSeq, Token};
+use trunkline_core::config::PipelineBatches;
+use trunkline_core::{
+    Config, Event, FinishReason, Namespace, Request, RequestId, StepResult, StepSeq, Token, WorkerFacts,
+};
 use trunkline_driver::Driver;
 
 const EOS: Token = 9;
@@ -173,6 +176,46 @@ fn the_stages_of_a_pipeline_run_equal_shares_of_the_decodes() {
     all.sort_unstable();
     assert_eq!(all, [1, 2, 3, 4], "no sequence is in two stages");
     assert!(parts(&bench).concat().iter().all(|(.., input_from_last)| !input_from_last));
+}
+
+#[test]
+fn a_step_may_take_every_decode_that_waits() {
+    let staged = |pipeline_batches| Config {
+        max_steps_in_flight: 2,
+        pipeline_stages: 2,
+        worker: WorkerFacts { pipeline_batches, ..WorkerFacts::default() },
+        max_batch_tokens: 20,
+        ..config()
+    };
+    let lengths = |bench: &Driver| parts(bench).iter().map(Vec::len).collect::<Vec<_>>();
+    for (mode, next, later) in [(PipelineBatches::Ready, 3, [1, 3]), (PipelineBatches::Apart, 2, [2, 2])] {
+        let mut bench = joined(staged(mode));
+        (1..=4).for_each(|id| submit(&mut bench, id, prompt(100 * id as u32, 3), 20));
+        assert_eq!(lengths(&bench), [1, 1], "the first two to come");
+        // The third step takes the decode and both that wait, or half of the four sequences that may run.
+        bench.answer_with(50);
+        assert_eq!(lengths(&bench), [1, next], "{mode:?}");
+        (0..8).for_each(|_| bench.answer_with(50));
+        let mut all = lengths(&bench);
+        all.sort_unstable();
+        assert_eq!(all, later, "{mode:?}: decodes stay where they are");
+    }
+}
+
+#[test]
+fn chunks_of_a_prompt_follow_one_another_unless_requests_are_apart() {
+    for (mode, expected) in [
+        (PipelineBatches::Even, vec![vec![(1, 0, 16, false)], vec![(1, 16, 16, false)]]),
+        (PipelineBatches::Ready, vec![vec![(1, 0, 16, false)], vec![(1, 16, 16, false)]]),
+        (PipelineBatches::Apart, vec![vec![(1, 0, 16, false)], vec![(2, 0, 16, false)]]),
+    ] {
+        let worker = WorkerFacts { pipeline_batches: mode, ..WorkerFacts::default() };
+        let limits = Config { max_steps_in_flight: 2, pipeline_stages: 2, worker, ..config() };
+        let mut bench = joined(limits);
+        submit(&mut bench, 1, prompt(100, 40), 2);
+        submit(&mut bench, 2, prompt(200, 40), 2);
+        assert_eq!(parts(&bench), expected, "{mode:?}");
+    }
 }
 
 #[test]

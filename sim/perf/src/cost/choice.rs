@@ -93,7 +93,7 @@ pub enum CostError {
     /// Folder without a table.
     #[error("{}: holds no table; {}", .0.display(), what_tables_hold())]
     NoTable(PathBuf),
-    /// Table measured for another number of devices or stages.
+    /// Table measured for another number of devices.
     #[error("{}: a table of {layout} is of {measured}, but parallel is {parallel}", path.display())]
     Spread {
         /// Path of the folder.
@@ -223,7 +223,6 @@ fn read(
 ) -> Result<Table, CostError> {
     let spread = |measured| CostError::Spread { path: path.into(), layout, measured, parallel };
     match layout {
-        _ if parallel.pipeline > 1 => Err(spread("one stage".into())),
         Layout::Vidur if parallel.data > 1 || parallel.expert > 1 => Err(spread("dense models".into())),
         Layout::LlmServingSim => {
             let profile = Profile::find(path, parallel.tensor);
@@ -235,7 +234,7 @@ fn read(
             Ok(of(Points::All)?.held_out(of(Points::TwoOfThree)))
         }
         Layout::Vidur => {
-            let table = Table::from_vidur(path, hardware, model, parallel.tensor)?;
+            let table = Table::from_vidur(path, hardware, model, parallel)?;
             Ok(table.unmeasured("its points are predictions of Vidur"))
         }
         Layout::Aiconfigurator => {
@@ -266,11 +265,12 @@ fn check_model(profile: &Profile, path: &Path, model: &Model) -> Result<(), Cost
     }
 }
 
-/// Checks the prefill time of a table against the roofline.
+/// Checks the prefill time of a table against the roofline, of all layers in one stage.
 fn check(table: &Table, path: &Path, hardware: &Hardware, model: &Model, parallel: Parallel) -> Result<(), CostError> {
     // Vidur's tables leave out the output matrix.
     let shape = StepShape { sampled: 0, ..StepShape::prefill(COMPARED_TOKENS, 0) };
     let ms = |step_ns: u64| step_ns as f64 / 1e6;
+    let parallel = Parallel { pipeline: 1, ..parallel };
     let roofline = Roofline::parallel(hardware, model, parallel);
     // Kernels of experts are chosen by their shape, and by an uneven choice of experts may take twice as long as by the roofline.
     let (table_ms, roofline_ms) = match model.experts {

@@ -157,8 +157,8 @@ impl Parallel {
     /// Returns the KV bytes of one token on the fullest device. With fewer KV heads than devices, several devices hold a copy of a
     /// head.
     pub fn kv_bytes_per_token(self, model: &Model) -> u64 {
-        let (tensor, pipeline) = (u64::from(self.tensor), u64::from(self.pipeline));
-        let layers = model.layers.div_ceil(pipeline);
+        let tensor = u64::from(self.tensor);
+        let layers = self.stage_layers(model);
         let layer_bytes = model.kv_bytes_per_token() / model.layers;
         // A latent cache has no heads to share out.
         let share = if model.latent.is_some() { 1 } else { tensor.min(model.kv_heads) };
@@ -186,6 +186,20 @@ impl Parallel {
         hardware.peer_link_latency_s + (n - 1.0) / n * tokens * token_bytes / hardware.peer_link_bytes_s
     }
 
+    /// Returns the time to send `tokens` tokens with `token_bytes` bytes each from one stage to the next, not overlapped with anything,
+    /// seconds: `latency + bytes / bandwidth` of the peer link; 0 for one stage.
+    pub(super) fn send_s(self, hardware: &Hardware, tokens: f64, token_bytes: f64) -> f64 {
+        if self.pipeline == 1 {
+            return 0.0;
+        }
+        hardware.peer_link_latency_s + tokens * token_bytes / hardware.peer_link_bytes_s
+    }
+
+    /// Returns the number of layers in the largest stage of `model`.
+    pub(super) fn stage_layers(self, model: &Model) -> u64 {
+        model.layers.div_ceil(u64::from(self.pipeline))
+    }
+
     /// Returns the bytes of weights on the fullest device. The matrices that every token passes through are on each rank.
     pub fn weight_bytes(self, model: &Model) -> u64 {
         let (tensor, pipeline) = (u64::from(self.tensor), u64::from(self.pipeline));
@@ -195,7 +209,7 @@ impl Parallel {
             (Some(moe), 2..) => experts / moe.count * moe.count.div_ceil(self.expert.into()),
             _ => experts.div_ceil(self.expert_devices().into()),
         };
-        let stage_layers = model.layers.div_ceil(pipeline);
+        let stage_layers = self.stage_layers(model);
         let layers = stage_layers * (common / model.layers);
         let head = model.head_elements();
         // Embedding and output matrix are on the first and the last stage.

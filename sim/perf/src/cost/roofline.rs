@@ -25,9 +25,11 @@
 //! vLLM's default `allgather_reducescatter` does. A step of ranks in lock step takes the slowest rank's attention and matrices,
 //! and the experts for the tokens of all. Choices are taken to be even.
 //!
-//! **Pipeline parallelism**: a core has one step in flight, so stages wait for each other. A step passes whole, or split into as
-//! many parts as stages, which follow one another: `(stages - 1 + parts) * time of a stage`, whichever is less. A split saves
-//! waiting, but reads the weights once more per part.
+//! **Pipeline parallelism**: a stage has as many layers as the largest, and sends the tokens to the next one over the peer link:
+//! `latency + bytes / bandwidth`, not overlapped with anything. The last stage has the output matrix too. With several steps in flight the
+//! stages run different steps. With one step in flight, stages wait for each other: a step passes whole, or split into as many parts as
+//! stages, which follow one another: `(stages - 1 + parts) * time of a stage`, whichever is less. A split saves waiting, but reads the
+//! weights once more per part.
 
 use super::experts::ExpertShape;
 use super::work::{Demand, Parts, Work};
@@ -69,7 +71,7 @@ impl Roofline {
 
     /// Returns the roofline of `model` spread over several devices.
     pub fn parallel(hardware: &Hardware, model: &Model, parallel: Parallel) -> Self {
-        let stage_layers = model.layers.div_ceil(u64::from(parallel.pipeline)) as f64;
+        let stage_layers = parallel.stage_layers(model) as f64;
         let (errors, trust) = stated::of(hardware, model, parallel);
         let spread = match parallel {
             Parallel::ONE => String::new(),
@@ -148,9 +150,8 @@ impl Roofline {
     /// Returns the time of all stages for a step in `n` parts, seconds.
     fn stages_s(&self, shape: &StepShape, parts: &Parts, n: u32) -> f64 {
         let stages = f64::from(self.parallel.pipeline);
-        let (n, tokens) = (f64::from(n), shape.tokens as f64);
-        let send_s =
-            self.hardware.peer_link_latency_s + tokens / n * self.token_bytes / self.hardware.peer_link_bytes_s;
+        let n = f64::from(n);
+        let send_s = self.parallel.send_s(&self.hardware, shape.tokens as f64 / n, self.token_bytes);
         (stages - 1.0 + n) * self.stage_s(shape, parts, n) + (stages - 1.0) * send_s
     }
 
@@ -202,17 +203,15 @@ impl CostModel for Roofline {
     }
 
     fn pipelined(&self, shape: &StepShape) -> PipelinedStep {
-        let stages = f64::from(self.parallel.pipeline);
         if self.parallel.pipeline == 1 {
-            let latency_ns = self.step_ns(shape);
-            return PipelinedStep { latency_ns, stage_ns: latency_ns };
+            return PipelinedStep::undivided(self.step_ns(shape));
         }
-        // The step is not divided: the other steps in flight fill the pipeline. The last stage has the output matrix too.
+        // The step is not divided: the other steps in flight fill the pipeline.
         let parts = self.demand.parts(shape);
-        let end_s = self.head_s(&parts) + self.hardware.step_overhead_s;
-        let latency_s = self.limit.hold(self.stages_s(shape, &parts, 1) + end_s, shape);
-        let stage_s = self.stage_s(shape, &parts, 1.0) + end_s;
-        PipelinedStep { latency_ns: nanoseconds(latency_s), stage_ns: nanoseconds(stage_s.max(latency_s / stages)) }
+        let stage_s = self.stage_s(shape, &parts, 1.0);
+        let send_s = self.parallel.send_s(&self.hardware, shape.tokens as f64, self.token_bytes);
+        let last_s = stage_s + self.head_s(&parts) + self.hardware.step_overhead_s;
+        PipelinedStep::at_least(self.limit.step_s(shape), stage_s + send_s, last_s)
     }
 }
 

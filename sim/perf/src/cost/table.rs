@@ -15,7 +15,7 @@
 //! step = linear(n) + layers * attention(P, K, B, k) + experts(N) + head(sampled) + overhead + overhead per sequence * sequences
 //! ```
 //!
-//! with the `N` tokens of all ranks for data-parallel attention. Of ranks in lock step all but the experts is that of the slowest.
+//! A pipeline divides it into stages: see [`stages`]. With `N` tokens of all ranks for data-parallel attention. Of ranks in lock step all but the experts is that of the slowest.
 //!
 //! Inside its grid a table is linear between measured points. Outside, kernels are assumed to reach the same share of the peak as
 //! at the edge. Where tables measured both ways can be compared, the sum of separate prefill and decode times is a third too low
@@ -25,11 +25,12 @@
 
 use std::path::PathBuf;
 
+use self::stages::Stages;
 use super::errors::{Sample, usual_steps};
 use super::experts::ExpertShape;
 use super::grid::Grid;
 use super::work::{Demand, Work};
-use super::{CostModel, LowerBound, Parallel, StepShape, nanoseconds};
+use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepShape, nanoseconds};
 use crate::columns::ColumnFault;
 use crate::hardware::{Hardware, StepErrors};
 use crate::model::Model;
@@ -38,6 +39,7 @@ use trunkline_sim_workload::lines::{LineFault, LineNumber};
 mod aiconfigurator;
 mod llmservingsim;
 mod rows;
+mod stages;
 mod vidur;
 
 pub(crate) use llmservingsim::Profile;
@@ -228,6 +230,8 @@ pub struct Table {
     tokens_step: u64,
     /// Experts of all layers, and the exchange of tokens among ranks, by tokens of all ranks; `None` for a dense model.
     experts: Option<Series>,
+    /// Stages of a pipeline; `None` for a single one.
+    stages: Option<Stages>,
     errors: StepErrors,
 }
 
@@ -251,9 +255,30 @@ impl Table {
         Self { name: format!("{}; error not measured: {why}", self.name), ..self }
     }
 
-    /// Returns the time of a step before applying the lower bound, seconds.
+    /// Returns the time of a step in a single stage before applying the lower bound, seconds.
     pub(super) fn step_s(&self, shape: &StepShape) -> f64 {
         self.common_s(shape) + self.experts_s(shape.tokens)
+    }
+
+    /// Returns the time of a step that passes through all stages before applying the lower bound, seconds.
+    fn staged_s(&self, shape: &StepShape) -> f64 {
+        let Some(stages) = &self.stages else { return self.step_s(shape) };
+        stages.whole_s(self.layers_s(shape), self.head_s(shape), self.looked_up(shape.tokens))
+    }
+
+    /// Returns the time of all layers, experts included, seconds.
+    fn layers_s(&self, shape: &StepShape) -> f64 {
+        self.common_layers_s(shape) + self.experts_s(shape.tokens)
+    }
+
+    /// Returns the time of the output matrix and sampling, seconds.
+    fn head_s(&self, shape: &StepShape) -> f64 {
+        self.head.as_ref().map_or(0.0, |head| head.at(shape.sampled))
+    }
+
+    /// Returns the number of tokens at which times of a step of `tokens` tokens are looked up.
+    fn looked_up(&self, tokens: u64) -> u64 {
+        tokens.next_multiple_of(self.tokens_step)
     }
 
     /// Returns the time of the experts for `tokens` of all ranks, seconds.
@@ -263,13 +288,17 @@ impl Table {
 
     /// Returns the time of all but the experts, seconds.
     pub(super) fn common_s(&self, shape: &StepShape) -> f64 {
+        self.common_layers_s(shape) + self.head_s(shape)
+    }
+
+    /// Returns the time of all layers without the experts, seconds.
+    fn common_layers_s(&self, shape: &StepShape) -> f64 {
         let attention_s = match &self.attention {
             Attention::Fused(mixed) => mixed.layer_s(shape),
             Attention::Binned(rounded) => rounded.layer_s(shape),
             Attention::Separate(apart) => apart.layer_s(shape),
         };
-        let head_s = self.head.as_ref().map_or(0.0, |head| head.at(shape.sampled));
-        self.linear.at(shape.tokens.next_multiple_of(self.tokens_step)) + self.layers * attention_s + head_s
+        self.linear.at(self.looked_up(shape.tokens)) + self.layers * attention_s
     }
 }
 
@@ -283,8 +312,15 @@ impl CostModel for Table {
     }
 
     fn step_ns(&self, shape: &StepShape) -> u64 {
-        let time_s = self.step_s(shape);
+        let time_s = self.staged_s(shape);
         nanoseconds(self.limit.map_or(time_s, |limit| limit.hold(time_s, shape)))
+    }
+
+    fn pipelined(&self, shape: &StepShape) -> PipelinedStep {
+        let Some(stages) = &self.stages else { return PipelinedStep::undivided(self.step_ns(shape)) };
+        let tokens = self.looked_up(shape.tokens);
+        let (stage_s, last_s) = stages.split_s(self.layers_s(shape), self.head_s(shape), tokens);
+        PipelinedStep::at_least(self.limit.map_or(0.0, |limit| limit.step_s(shape)), stage_s, last_s)
     }
 
     fn lock_step_ns(&self, _: usize, shapes: &[StepShape]) -> u64 {

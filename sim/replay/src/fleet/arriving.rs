@@ -3,11 +3,11 @@
 use trunkline_cluster::Input;
 use trunkline_core::event::Event;
 
-use super::{Fleet, engine};
+use super::{Fleet, Pending, engine};
 use crate::fleet::ReplayError;
 use crate::in_flight::InFlightRequest;
 use crate::settings::Arrivals;
-use trunkline_sim_workload::trace::Source;
+use trunkline_sim_workload::trace::{Source, TraceError, TraceRequest};
 
 /// Requests taken ahead per replica, above the number that a core may defer in the search for a request to admit.
 const LOOK_AHEAD: usize = 64;
@@ -16,7 +16,7 @@ impl Fleet<'_> {
     /// Starts the arrivals that depend on no end.
     pub(super) fn begin_arrivals(&mut self) -> Result<(), ReplayError> {
         match self.pending.arrivals {
-            Arrivals::Traced { .. } => self.pending.next_ns = self.pending.source.next_arrival_ns()?,
+            Arrivals::Traced { .. } => self.pending.next_ns = self.pending.next_arrival_ns()?,
             Arrivals::Serial => self.arrive_next()?,
             Arrivals::AtOnce => {
                 // As many as can run, and as many again and some, so that no scheduling pass comes to the end of the queue.
@@ -38,7 +38,7 @@ impl Fleet<'_> {
         }
         if matches!(self.pending.arrivals, Arrivals::Traced { .. }) {
             self.pending.freed.clear();
-            self.pending.next_ns = self.pending.source.next_arrival_ns()?;
+            self.pending.next_ns = self.pending.next_arrival_ns()?;
             return Ok(());
         }
         // An arrival may be refused, and so free a place again.
@@ -55,7 +55,7 @@ impl Fleet<'_> {
     pub(super) fn arrive_next(&mut self) -> Result<(), ReplayError> {
         let Some(number) = self.take()? else { return Ok(()) };
         if matches!(self.pending.arrivals, Arrivals::Traced { .. }) {
-            self.pending.next_ns = self.pending.source.next_arrival_ns()?;
+            self.pending.next_ns = self.pending.next_arrival_ns()?;
         }
         self.arrive(number, None);
         Ok(())
@@ -75,7 +75,7 @@ impl Fleet<'_> {
 
     /// Takes a request from the source. Its latencies count from now, or from the beginning if all requests arrive there.
     fn take(&mut self) -> Result<Option<u64>, ReplayError> {
-        let Some(traced) = self.pending.source.next_request()? else { return Ok(None) };
+        let Some(traced) = self.pending.next_request()? else { return Ok(None) };
         let asked_ns = if self.pending.arrivals == Arrivals::AtOnce { 0 } else { self.now_ns };
         let tenant = self.settings.tenants.tenant_of(self.totals.taken, traced.terms.tenant);
         let number = self.flights.push(InFlightRequest::new(traced, asked_ns, tenant));
@@ -91,5 +91,22 @@ impl Fleet<'_> {
             Some(replica) => Input::Engine(engine(replica), submit),
             None => Input::Client(submit),
         });
+    }
+}
+
+impl Pending<'_> {
+    /// Returns the time of the next arrival, if the source knows.
+    fn next_arrival_ns(&mut self) -> Result<Option<u64>, TraceError> {
+        match &mut self.turns {
+            Some(turns) => turns.next_arrival_ns(&mut self.source),
+            None => self.source.next_arrival_ns(),
+        }
+    }
+
+    fn next_request(&mut self) -> Result<Option<TraceRequest>, TraceError> {
+        match &mut self.turns {
+            Some(turns) => Ok(turns.next_request()),
+            None => self.source.next_request(),
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Fast-forward of steady decode steps, with all effects on the driver at once.
 //!
-//! No event elsewhere affects a replica before the next arrival, which may go to this replica and is routed by the loads of all. If
-//! arrivals depend on ends, or requests are handed over, the next end anywhere can cause one. Fast-forward is disabled with failures, which can come at any
+//! No event elsewhere affects a replica before the next arrival, which may go to this replica and is routed by the loads of all. If replicas
+//! take turns, only the replica's own next arrival does. If arrivals depend on ends, or requests are handed over, the next end anywhere can cause one. Fast-forward is disabled with failures, which can come at any
 //! time; with several tenants, compared at every step; and with observers of steps.
 
 use trunkline_core::{FastForwardDriver, FastForwardResult, RequestId, SteadyBatch, SteadyStep, Token};
@@ -72,7 +72,7 @@ impl Fleet<'_> {
     /// Ends the step in flight and fast-forwards the following steady steps up to the next event. Returns `false` if no step could
     /// be fast-forwarded.
     pub(super) fn fast_forward(&mut self, replica: usize) -> bool {
-        let until_ns = self.undisturbed_until_ns();
+        let until_ns = self.undisturbed_until_ns(replica);
         let it = &mut self.replicas[replica];
         if !it.in_flight.is_empty() {
             it.fast_forward_first_ns = self.now_ns;
@@ -96,6 +96,7 @@ impl Fleet<'_> {
         }
         it.pipeline.busy_ns += driver.busy_ns;
         self.totals.fast_forwarded += driver.steps;
+        self.totals.fast_forwards += 1;
         self.totals.seqs_run += driver.seqs_run;
         self.totals.tokens_run += driver.seqs_run;
         if let Some(step) = it.in_flight.pop_front() {
@@ -113,10 +114,13 @@ impl Fleet<'_> {
         true
     }
 
-    /// Returns the earliest time of an external event at any replica, other than the end of its own copies.
-    fn undisturbed_until_ns(&self) -> u64 {
+    /// Returns the earliest time of an external event that may reach a replica, other than the end of its own copies.
+    fn undisturbed_until_ns(&self, replica: usize) -> u64 {
         let arrival_ns = match self.pending.arrivals {
-            Arrivals::Traced { .. } => self.pending.next_ns,
+            Arrivals::Traced { .. } => match &self.pending.turns {
+                Some(turns) => turns.next_at(replica),
+                None => self.pending.next_ns,
+            },
             Arrivals::Serial | Arrivals::AtOnce => None,
         };
         // An end elsewhere may cause an arrival, or hand a request over to this replica.

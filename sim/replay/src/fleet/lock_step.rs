@@ -79,11 +79,11 @@ impl Fleet<'_> {
         let latency_ns = self.cost.lock_step_ns(ranks.start, &shapes);
         // All wait for the slowest rank.
         let slowness = self.replicas[ranks.clone()].iter().map(|rank| rank.slowness).fold(0.0, f64::max);
-        let times = PipelinedStep { latency_ns, stage_ns: latency_ns };
+        let times = PipelinedStep::undivided(latency_ns);
         let mut group_end_ns = self.now_ns;
         for (replica, step) in ranks.zip(steps) {
             let Some((shape, step)) = step else { continue };
-            let (begin_ns, end_ns) = self.replicas[replica].pipeline.push(self.now_ns, times, slowness);
+            let (begin_ns, end_ns) = self.replicas[replica].pipeline.push(self.now_ns, times, slowness, false);
             group_end_ns = end_ns;
             self.started(replica, (begin_ns, end_ns), shape, step);
         }

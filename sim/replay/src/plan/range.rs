@@ -41,8 +41,8 @@ impl Wrong<'_> {
 
     fn scaled_both(&self, replica: usize, shape: &StepShape, step: PipelinedStep) -> PipelinedStep {
         PipelinedStep {
-            latency_ns: self.scaled(replica, shape, step.latency_ns),
             stage_ns: self.scaled(replica, shape, step.stage_ns),
+            last_ns: self.scaled(replica, shape, step.last_ns),
         }
     }
 }

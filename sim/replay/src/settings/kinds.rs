@@ -50,6 +50,9 @@ impl Settings {
             device_blocks: group.device_blocks,
             swap_block_ns: group.swap_block_ns,
             recompute_token_ns: group.recompute_token_ns,
+            pipeline_stages: group.pipeline_stages,
+            max_steps_in_flight: group.max_steps_in_flight,
+            max_batch_tokens: group.max_batch_tokens,
             ..self.core.clone()
         }
     }
@@ -81,8 +84,18 @@ impl Settings {
     ) -> Result<(), DoesNotFit> {
         let fitting = || self.blocks_beside_weights(&hardware, parallel);
         let device_blocks = device_blocks.map_or_else(fitting, Ok)?;
-        let Config { swap_block_ns, recompute_token_ns, .. } = self.core;
-        self.others.push(Group { hardware, parallel, replicas, device_blocks, swap_block_ns, recompute_token_ns });
+        let Config { swap_block_ns, recompute_token_ns, pipeline_stages, max_steps_in_flight, .. } = self.core;
+        self.others.push(Group {
+            hardware,
+            parallel,
+            replicas,
+            device_blocks,
+            swap_block_ns,
+            recompute_token_ns,
+            pipeline_stages,
+            max_steps_in_flight,
+            max_batch_tokens: self.core.max_batch_tokens,
+        });
         Ok(())
     }
 

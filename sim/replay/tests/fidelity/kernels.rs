@@ -269,7 +269,7 @@ fn two_profiles_of_one_device() {
     let (hardware, model) = (hardware::by_name("a100-80g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
     let (kernels, vidur) = (aiconfigurator("a100_sxm"), data("profiles/vidur/llama3_8b_tp1"));
     let kernels = Table::from_aiconfigurator(&kernels, hardware, model, Parallel::ONE).unwrap();
-    let vidur = Table::from_vidur(&vidur, hardware, model, 1).unwrap();
+    let vidur = Table::from_vidur(&vidur, hardware, model, Parallel::ONE).unwrap();
     // Vidur leaves out the output matrix, so here nothing is sampled.
     let mut samples = samples(&vidur, 2048);
     samples.iter_mut().for_each(|sample| sample.shape.sampled = 0);

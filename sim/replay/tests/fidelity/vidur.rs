@@ -140,7 +140,7 @@ fn a_table_of_two_devices_includes_what_they_tell_each_other() {
         "num_key_value_heads": 8, "vocab_size": 32000}"#;
     let model = model::parse_config("llama-2-70b", text).unwrap();
     let hardware = hardware::by_name("a100-80g").unwrap();
-    let table = Table::from_vidur(&profile, hardware, &model, 2).unwrap();
+    let table = Table::from_vidur(&profile, hardware, &model, Parallel::tensor(2)).unwrap();
     let roofline = Roofline::parallel(hardware, &model, Parallel::tensor(2));
     for shape in [StepShape::decodes(1, 100), StepShape::decodes(64, 2000), StepShape::prefill(2048, 0)] {
         let (table_ms, roofline_ms) = (table.step_ns(&shape) as f64 / 1e6, roofline.step_ns(&shape) as f64 / 1e6);

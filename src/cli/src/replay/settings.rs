@@ -16,7 +16,7 @@ use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::engines::Engine;
 use trunkline_sim_replay::group::{FleetSpec, GroupSpec};
 use trunkline_sim_replay::recorded;
-use trunkline_sim_replay::settings::DRAFT_ACCEPTANCE_DEFAULT;
+use trunkline_sim_replay::settings::{DRAFT_ACCEPTANCE_DEFAULT, GivenSteps, STEPS_PER_STAGE};
 use trunkline_sim_replay::{Arrivals, Routing, Settings, engines};
 use trunkline_sim_workload::tenants::Shares;
 
@@ -49,6 +49,9 @@ impl CoreFlags for ReplayFlags {
             "device_blocks" => "as many as fit beside the weights".into(),
             "swap_block_ns" => "from the hardware's link".into(),
             "recompute_token_ns" => "from the cost model".into(),
+            "max_batch_tokens" => format!("{MAX_BATCH_TOKENS} divided by the pipeline stages, or the engine's"),
+            "pipeline_stages" => "those of --parallel; 1 with one step in flight".into(),
+            "max_steps_in_flight" => "1, or the engine's; 2 for each pipeline stage, or 1 with an engine".into(),
             _ => {
                 let default = (setting.get)(&limits_of(None));
                 let differs = |engine| (setting.get)(&limits_of(Some(engine))) != default;
@@ -388,6 +391,17 @@ fn divide_layers(settings: &mut Settings, full: Option<&str>) -> anyhow::Result<
     Ok(())
 }
 
+/// Returns the stages, steps in flight and token budget that are given.
+fn given_steps(args: &SettingsArgs, core: &Config) -> GivenSteps {
+    let given = |name, value| args.core.has(name).then_some(value);
+    GivenSteps {
+        stages: given("pipeline_stages", core.pipeline_stages),
+        steps: given("max_steps_in_flight", core.max_steps_in_flight),
+        keeps_tokens: args.core.has("max_batch_tokens") || args.limits.engine.is_some() || args.recorded.is_some(),
+        per_stage: if args.limits.engine.is_some() { 1 } else { STEPS_PER_STAGE },
+    }
+}
+
 /// Adds the other kinds of replicas, and fills in numbers of blocks and costs that follow from hardware and model unless given.
 fn size(settings: &mut Settings, others: &[GroupSpec], args: &SettingsArgs) -> anyhow::Result<BoxedCost> {
     let is_known =
@@ -400,6 +414,7 @@ fn size(settings: &mut Settings, others: &[GroupSpec], args: &SettingsArgs) -> a
     for GroupSpec { hardware, parallel, replicas } in others {
         settings.add_group(hardware::find(hardware)?, *parallel, *replicas, device_blocks)?;
     }
+    settings.fill_pipelines(given_steps(args, &settings.core));
     if let Some(gb) = args.limits.host_memory_gb {
         ensure!(
             (0.0..=HOST_MEMORY_GB_MAX).contains(&gb),

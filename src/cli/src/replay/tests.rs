@@ -258,6 +258,37 @@ fn an_engine_sets_the_defaults_of_limits() {
 }
 
 #[test]
+fn stages_are_filled_unless_steps_are_given() {
+    let of = |words: &str| {
+        let settings = settings_of(&format!("t --model llama-3.1-70b {words}"));
+        let core = |replica| settings.core_of(replica);
+        (0..settings.n_replicas() as usize)
+            .map(|replica| (core(replica).pipeline_stages, core(replica).max_steps_in_flight))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of("--parallel tp4"), [(1, 1)]);
+    assert_eq!(of("--parallel tp2pp2"), [(2, 4)]);
+    assert_eq!(of("--parallel pp4 --engine vllm-v1"), [(4, 4)]);
+    assert_eq!(of("--parallel pp4 --max-steps-in-flight 1"), [(1, 1)]);
+    assert_eq!(of("--parallel pp4 --max-steps-in-flight 6"), [(4, 6)]);
+    assert_eq!(of("--parallel pp4 --pipeline-stages 1"), [(1, 1)]);
+    assert_eq!(of("--fleet h100-80g:tp4,h100-80g:tp2pp2,h100-80g:pp4"), [(1, 1), (2, 4), (4, 8)]);
+    let tokens = |words: &str| {
+        settings_of(format!("t --model llama-3.1-70b --parallel pp4 {words}").trim_end()).core.max_batch_tokens
+    };
+    assert_eq!(
+        ["", "--max-steps-in-flight 1", "--max-batch-tokens 8192", "--engine vllm-v1"].map(tokens),
+        [2048, 8192, 8192, 2048]
+    );
+    let mixed = settings_of("t --fleet h100-80g,h100-80g:pp2");
+    assert_eq!([0, 1].map(|replica| mixed.core_of(replica).max_batch_tokens), [8192, 4096]);
+    let batches = |words: &str| settings_of(words).core.worker.pipeline_batches.name();
+    assert_eq!(["t", "t --engine sarathi", "t --engine vllm-v1"].map(batches), ["even", "apart", "ready"]);
+    let wrong = fault(&["t", "--model", "llama-3.1-70b", "--parallel", "pp4", "--pipeline-stages", "2"]);
+    assert!(wrong.starts_with("pipeline_stages is 2, but a replica has 4; give the replica as many"), "{wrong}");
+}
+
+#[test]
 fn an_engine_adds_its_own_time_to_steps() {
     let name = |words: &str| settings_of(words).cost_model().unwrap().name().to_string();
     assert!(name("t --engine-overhead 850:12").ends_with("; engine overhead 850 us a step, 12 us a sequence"));

@@ -2,6 +2,9 @@
 
 use super::{Incoming, Load, Pick, Router};
 
+/// Name of the router.
+pub(super) const NAME: &str = "round_robin";
+
 #[derive(Debug, Default)]
 pub(super) struct RoundRobin {
     next: usize,

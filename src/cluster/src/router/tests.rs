@@ -40,6 +40,9 @@ fn names_are_unique_and_closed_engines_are_left_out() {
 #[test]
 fn turns_go_round_and_the_least_loaded_is_found() {
     let mut router = make("round_robin", CONTEXT).unwrap();
+    assert!(
+        is_in_turn("round_robin") && !is_in_turn("least_loaded") && !is_in_turn("random2:seed=3") && !is_in_turn("x")
+    );
     let turn = |router: &mut Box<dyn Router>, open| pick(&mut **router, 0, 0, &[], &loads([0; 3], open)).engine;
     assert_eq!([0; 4].map(|_| turn(&mut router, [true; 3])), [0, 1, 2, 0]);
     assert_eq!([0; 3].map(|_| turn(&mut router, [true, false, true])), [2, 0, 2]);

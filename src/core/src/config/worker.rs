@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use trunkline_port::Keeps;
 
+use super::PipelineBatches;
+
 /// Layer groups of the model, and needs of the workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -23,6 +25,9 @@ pub struct WorkerFacts {
     /// blocks that the same step computes for a prompt before it, or a step in flight. Else it waits until that step has ended. Without
     /// effect with layer groups, and for prompts thinned by eviction within the sequence.
     pub in_step_hits: bool,
+    /// Requests that a step takes beside those of the steps in other stages, if the worker is a pipeline of [`super::Config::pipeline_stages`].
+    /// Other divisions than the default imitate the schedulers of other engines.
+    pub pipeline_batches: PipelineBatches,
 }
 
 impl std::fmt::Display for WorkerFacts {
@@ -34,6 +39,8 @@ impl std::fmt::Display for WorkerFacts {
             ("in_step_hits", self.in_step_hits),
         ];
         let flags = flags.into_iter().filter(|(_, is)| *is).map(|(name, _)| name.to_owned());
-        out.write_str(&groups.chain(flags).collect::<Vec<_>>().join(", "))
+        let batches = Some(self.pipeline_batches).filter(|batches| *batches != PipelineBatches::Even);
+        let batches = batches.map(|batches| format!("pipeline_batches={}", batches.name()));
+        out.write_str(&groups.chain(flags).chain(batches).collect::<Vec<_>>().join(", "))
     }
 }

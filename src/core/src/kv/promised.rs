@@ -52,10 +52,14 @@ impl Promised {
         self.total
     }
 
-    /// Returns the number of blocks that a prompt with `entries` entries in its tables has at once, at most.
-    pub fn at_most(&self, entries: u32) -> u32 {
-        let in_group = |most: &u32| if self.by_chunk { entries.min(*most) } else { entries };
-        self.most.iter().map(in_group).fold(entries, u32::saturating_add)
+    /// Returns the number of blocks that a prompt takes for `entries` more entries of its tables, at most: as many as it has at once. `held` are
+    /// the last entries with a block in a group after the first so far.
+    fn at_most(&self, entries: u32, held: impl Fn(usize) -> u32) -> u32 {
+        let in_group = |(group, most): (usize, &u32)| match self.by_chunk {
+            true => entries.min(most.saturating_sub(held(group))),
+            false => entries,
+        };
+        self.most.iter().enumerate().map(in_group).fold(entries, u32::saturating_add)
     }
 
     /// Forgets all promises: the sequences lost their blocks.
@@ -70,11 +74,12 @@ impl Kv {
         self.promised.by_chunk
     }
 
-    /// Returns the number of blocks that a prompt takes behind its hit: `loaded` entries at once, and up to `entries` in all.
-    pub fn blocks_for(&self, loaded: u32, entries: u32) -> u32 {
+    /// Returns the number of blocks that a prompt takes behind a hit of `hit` entries: `loaded` entries at once, and up to `entries` in all.
+    pub fn blocks_for(&self, hit: u32, loaded: u32, entries: u32) -> u32 {
         let loaded = if self.takes_chunks() { loaded } else { entries };
         let at_once = loaded.saturating_mul(self.entry_blocks());
-        at_once.saturating_add(self.promised.at_most(entries - loaded))
+        let held = |group| hit - self.groups.first_read(group, hit as usize) as u32;
+        at_once.saturating_add(self.promised.at_most(entries - loaded, held))
     }
 
     /// Promises a sequence the blocks of its tokens that its tables lack.
@@ -84,8 +89,7 @@ impl Kv {
             return;
         }
         let rest = seq.n_tokens().div_ceil(self.block_size).saturating_sub(seq.table.len() as u32);
-        let in_group = |(group, most): (usize, &u32)| rest.min(most.saturating_sub(seq.last_held(group)));
-        seq.cold.promised = rest + self.promised.most.iter().enumerate().map(in_group).sum::<u32>();
+        seq.cold.promised = self.promised.at_most(rest, |group| seq.last_held(group));
         self.promised.total += seq.cold.promised;
     }
 

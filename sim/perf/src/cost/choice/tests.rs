@@ -174,7 +174,8 @@ fn a_published_profile_has_tables_for_its_numbers_of_devices() {
     );
     let other = made(&folder.path().join("tp2"), "tp1").unwrap_err();
     assert!(other.ends_with("a table of llmservingsim is of 2 devices, but parallel is tp1pp1"), "{other}");
-    assert!(at("pp2").unwrap_err().ends_with("is of one stage, but parallel is tp1pp2"));
+    assert_eq!(stated(&at("pp2").unwrap()), "table of LLMServingSim (llama-3.1-8b on rtx4090-24g tp1pp2)");
+    assert!(at("tp4pp2").unwrap_err().ends_with("is of 1 and of 2 devices, but parallel is tp4pp2"));
     // The description is beside the folders of tables.
     fs::write(folder.path().join("meta.yaml"), "model: meta-llama/Llama-3.2-3B\n").unwrap();
     assert!(at("tp1").unwrap_err().contains("was measured for meta-llama/Llama-3.2-3B"));

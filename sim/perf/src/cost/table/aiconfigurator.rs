@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{
-    Attention, Device, Grid, LowerBound, Parallel, Points, Series, StepErrors, StepShape, Table, TableError,
+    Attention, Device, Grid, LowerBound, Parallel, Points, Series, Stages, StepErrors, StepShape, Table, TableError,
     TableFault, describe, head_work, linear_work, rows, token_counts,
 };
 use crate::hardware::Hardware;
@@ -111,6 +111,7 @@ impl Table {
             attention: Attention::Separate(apart(path, model, tensor, device, points)?),
             tokens_step: 1,
             experts,
+            stages: Stages::over_peer_link(hardware, model, parallel),
             errors: StepErrors::default(),
         })
     }

@@ -17,8 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{
-    Attention, Device, LowerBound, Parallel, Points, Series, StepErrors, Table, TableError, TableFault, describe,
-    head_work, linear_work, rows,
+    Attention, Device, LowerBound, Parallel, Points, Series, Stages, StepErrors, Table, TableError, TableFault,
+    describe, head_work, linear_work, rows,
 };
 use crate::cost::roofline::RESIDUAL_BYTES;
 use crate::hardware::Hardware;
@@ -129,6 +129,7 @@ impl Table {
             attention: Attention::Fused(attention),
             tokens_step: 1,
             experts,
+            stages: Stages::over_peer_link(hardware, model, parallel),
             errors: StepErrors::default(),
         })
     }

@@ -39,6 +39,9 @@ fn as_parquet(csv: &Path, to: &Path) {
     writer.finish().unwrap();
 }
 
+/// Nanoseconds of a millisecond.
+const MS_NS: u64 = 1_000_000;
+
 fn a100() -> (&'static Hardware, &'static Model) {
     (hardware::by_name("a100-80g").unwrap(), model::by_name("llama-3.1-8b").unwrap())
 }
@@ -346,7 +349,7 @@ fn vidurs_tables_are_put_together_as_vidur_does() {
     write(folder.path(), "attn_prefill.csv", &prefill);
     write(folder.path(), "attn_decode.csv", &decode);
     let (hardware, model) = a100();
-    let table = |tensor| Table::from_vidur(folder.path(), hardware, model, tensor).unwrap();
+    let table = |tensor| Table::from_vidur(folder.path(), hardware, model, Parallel::tensor(tensor)).unwrap();
     let near = |tensor, shape: StepShape, layer_ms: f64| {
         let found_ms = table(tensor).step_s(&shape) * 1e3;
         assert!((found_ms / 32.0 / layer_ms - 1.0).abs() < 1e-9, "{shape:?}: {found_ms}");
@@ -356,6 +359,43 @@ fn vidurs_tables_are_put_together_as_vidur_does() {
     near(1, StepShape::prefill(30, 60), 10.0 + 64.0 + 30.0);
     near(1, StepShape::prefill(3, 0).and(StepShape::prefill(4, 0)), 10.0 + 1.1 * 5.0);
     near(2, StepShape::prefill(30, 60), 10.0 + 64.0 + 30.0 + 2.0 * (32.0 + 0.02));
+    // Four stages of eight layers; 30 tokens are looked up as 32.
+    let staged = |parallel: &str| {
+        let parallel = parallel.parse().unwrap();
+        let table = Table::from_vidur(folder.path(), hardware, model, parallel).unwrap();
+        let step = table.pipelined(&StepShape::prefill(30, 60));
+        (step.stage_ns, step.last_ns, table.step_ns(&StepShape::prefill(30, 60)))
+    };
+    assert_eq!(staged("pp4"), (8 * 104 * MS_NS + 1000 * MS_NS, 8 * 104 * MS_NS, 32 * 104 * MS_NS + 3 * 1000 * MS_NS));
+    let layers_us = 8 * (104_000 + 2 * 32_020);
+    assert_eq!(staged("tp2pp4"), (layers_us * 1000 + 1000 * MS_NS, layers_us * 1000, layers_us * 4000 + 3000 * MS_NS));
+    // Without a measurement, sending takes the peer link.
+    let unsent = linear.replace(",send_recv", "").replace(",1000\n", "\n");
+    write(folder.path(), "linear_ops_ms.csv", &unsent);
+    let link_s = hardware.peer_link_latency_s + 30.0_f64.max(32.0) * 2.0 * 4096.0 / hardware.peer_link_bytes_s;
+    assert_eq!(staged("pp4").0, 8 * 104 * MS_NS + (link_s * 1e9).ceil() as u64);
+}
+
+#[test]
+fn the_last_stage_has_the_head() {
+    let folder = tempfile::tempdir().unwrap();
+    llmservingsim(folder.path());
+    let (hardware, model) = a100();
+    let table = |parallel: &str| {
+        let parallel = parallel.parse().unwrap();
+        Table::from_llmservingsim(folder.path(), hardware, model, parallel, Skew::Share(0.0)).unwrap()
+    };
+    let shape = StepShape::decodes(4, 16);
+    let (one, four) = (table("tp1"), table("pp4"));
+    let step = four.pipelined(&shape);
+    let link_ns = 1e9 * (hardware.peer_link_latency_s + 4.0 * 8192.0 / hardware.peer_link_bytes_s);
+    let (layers_ns, head_ns) = (one.layers_s(&shape) * 1e9, one.head_s(&shape) * 1e9);
+    assert!(head_ns > 10.0 * link_ns, "the head is seen: {head_ns}");
+    let near = |found: u64, expected: f64| assert!((found as f64 - expected).abs() < 2.0, "{found} {expected}");
+    near(step.stage_ns, layers_ns / 4.0 + link_ns);
+    near(step.last_ns, layers_ns / 4.0 + head_ns);
+    near(four.step_ns(&shape), layers_ns + head_ns + 3.0 * link_ns);
+    assert_eq!(one.pipelined(&shape), PipelinedStep::undivided(one.step_ns(&shape)));
 }
 
 #[test]

@@ -9,21 +9,23 @@
 //! Vidur composes them as follows, and so does this module, to allow comparison with Vidur's results:
 //!
 //! ```text
-//! layer   = sum of operations(n8) + prefill + decode + 2 * (all_reduce(n8) + 0.02 ms) if there is more than one device
+//! stage   = layers of the stage * layer + send_recv(n8) unless it is the last
+//! layer   = sum of operations(n8) + prefill + decode + 2 * (all_reduce(n8) + 0.02 ms) if a stage has more than one device
 //! prefill = table(sum of k64, root of the sum of c * c), a tenth more if there are several
 //! decode  = table(B, k64 of the mean), a tenth more if there are several
 //! ```
 //!
 //! `n8` is rounded up to a multiple of 8, `k64` to one of 64, and the tenth applies to models with fewer key than query heads.
-//! Embedding, output matrix, sampling and stages are left out. The points are predictions of Vidur's model at equal distances, not
+//! Embedding, output matrix and sampling are left out. A table without `send_recv` sends over the peer link. The points are predictions of Vidur's model at equal distances, not
 //! measurements, so leaving some out says nothing about the error.
 
 use std::path::Path;
 
 use super::{
-    Attention, Device, Grid, Parallel, Series, StepErrors, StepShape, Table, TableError, TableFault, describe,
-    linear_work, rows,
+    Attention, Device, Grid, Parallel, Series, Stages, StepErrors, StepShape, Table, TableError, TableFault, Work,
+    describe, linear_work, rows,
 };
+use crate::cost::roofline::RESIDUAL_BYTES;
 use crate::hardware::Hardware;
 use crate::model::Model;
 
@@ -79,16 +81,22 @@ impl BinnedAttention {
 }
 
 impl Table {
-    /// Builds the table in folder `path`, measured for `model` on `tensor` devices of kind `hardware`.
+    /// Builds the table in folder `path`, measured for `model` on devices of kind `hardware`, as many as the `parallel.tensor` of a stage.
     ///
     /// # Errors
     ///
     /// [`TableError`] if a file cannot be read, or lacks a point of the grid.
-    pub fn from_vidur(path: &Path, hardware: &Hardware, model: &Model, tensor: u32) -> Result<Self, TableError> {
+    pub fn from_vidur(path: &Path, hardware: &Hardware, model: &Model, parallel: Parallel) -> Result<Self, TableError> {
+        let tensor = parallel.tensor;
         let device = Device::new(hardware, model, tensor);
         let layers = model.layers as f64;
-        let linear = linear(&path.join("linear_ops_ms.csv"), layers, tensor)?;
-        let parallel = Parallel::tensor(tensor);
+        let operations = path.join("linear_ops_ms.csv");
+        let linear = linear(&operations, layers, tensor)?;
+        let stages = match sending(&operations, model, &device) {
+            Ok(sending) => Stages::measured(model, parallel, sending),
+            Err(error) if error.fault.is_missing_column() => Stages::over_peer_link(hardware, model, parallel),
+            Err(error) => return Err(error),
+        };
         Ok(Self {
             name: describe("Vidur", hardware, model, parallel, &[]),
             limit: Some(super::LowerBound::new(hardware, model, parallel)),
@@ -106,6 +114,7 @@ impl Table {
             }),
             tokens_step: TOKENS_STEP,
             experts: None,
+            stages,
             errors: StepErrors::default(),
         })
     }
@@ -134,6 +143,19 @@ fn linear(path: &Path, layers: f64, tensor: u32) -> Result<Vec<(u64, f64)>, Tabl
         true => Err(TableError { path: path.into(), line: 0, fault: TableFault::Empty("any number of tokens".into()) }),
         false => Ok(points),
     }
+}
+
+/// Returns the time of sending from one stage to the next, by tokens.
+fn sending(path: &Path, model: &Model, device: &Device) -> Result<Series, TableError> {
+    let mut points = Vec::new();
+    rows::read(path, ["num_tokens", "send_recv"], |row| {
+        points.push((row.count(0)?, row.number(1)? / 1e3));
+        Ok(())
+    })?;
+    points.sort_unstable_by_key(|(tokens, _)| *tokens);
+    points.dedup_by_key(|(tokens, _)| *tokens);
+    let work = [1.0, 2.0].map(|tokens| Work { flops: 0.0, bytes: tokens * RESIDUAL_BYTES * model.hidden as f64 });
+    Ok(Series::new(&points, work, device))
 }
 
 /// Reads a grid with two axes from a file with one row per point, seconds.

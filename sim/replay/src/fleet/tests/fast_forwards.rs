@@ -98,6 +98,41 @@ fn fast_forward_equals_single_steps() {
 }
 
 #[test]
+fn replicas_that_take_turns_fast_forward_past_arrivals_elsewhere() {
+    let host = |write| TierConfig { name: "host".into(), blocks: 600, write, eviction: "lru".into(), shared: false };
+    for seed in 0..6 {
+        let trace = conversations(150, 40 + seed);
+        for replicas in [2, 3, 7] {
+            let mut settings = Settings { replicas, ..settings(16, [300, 5_000][seed as usize % 2]) };
+            settings.core.max_batch_size = [256, 5][seed as usize / 3];
+            if seed % 3 == 1 {
+                settings.core.tiers = vec![host(Write::Through)];
+            }
+            same(&trace, &settings, &Uneven);
+        }
+    }
+}
+
+#[test]
+fn an_arrival_elsewhere_pauses_no_fast_forward_if_replicas_take_turns() {
+    // A long answer on each of eight replicas, and a short one more every 10 ms, ten for each replica.
+    let mut requests: Vec<TraceRequest> = (0..8).map(|n| request(0, 100, 1_000, &[n])).collect();
+    requests.extend((1..=80).map(|n| request(10 * n, 20, 1, &[1_000 + n as u32])));
+    let fast_forwards = |router: &str| {
+        let mut settings = Settings { replicas: 8, ..settings(16, 1_000) };
+        settings.routing.router = router.into();
+        let trace = trace(requests.clone());
+        let (mut source, mut watch) = (trace.source(), |_: &Outcome| ControlFlow::Continue(()));
+        let mut fleet = Fleet::new(&mut source, &settings, &OneMs, &mut watch).unwrap();
+        fleet.run().unwrap();
+        fleet.totals.fast_forwards
+    };
+    // Each arrival at a replica pauses one, which then resumes and ends for the prompt; another begins behind the prompt.
+    assert_eq!(fast_forwards("round_robin"), 8 * (3 * 10 + 1));
+    assert!(fast_forwards("least_loaded") > 8 * 80 / 2, "every replica stops at every arrival");
+}
+
+#[test]
 fn nearly_all_steps_of_lone_decodes_are_fast_forwarded() {
     let trace = trace(vec![request(0, 100, 500, &[1]), request(5, 90, 300, &[2])]);
     let settings = settings(16, 1000);

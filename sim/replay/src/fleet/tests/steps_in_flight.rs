@@ -15,7 +15,7 @@ impl CostModel for FourStages {
     }
 
     fn pipelined(&self, _: &StepShape) -> PipelinedStep {
-        PipelinedStep { latency_ns: 4 * MS, stage_ns: MS }
+        PipelinedStep { stage_ns: MS, last_ns: MS }
     }
 }
 
