@@ -497,6 +497,7 @@ impl Core {
         let blocks = self.state.kv.flush();
         let with_kv = self.state.sequences.iter().filter(|(_, seq)| !matches!(seq.phase, Phase::Waiting));
         for slot in with_kv.map(|(slot, _)| slot).collect::<Vec<_>>() {
+            self.state.sequences[slot].cold.is_stale = true;
             if !self.state.sequences[slot].unpublishable {
                 self.state.end_shared_work(slot);
                 self.state.sequences[slot].unpublishable = true;

@@ -231,6 +231,8 @@ pub(crate) struct Cold {
     pub reread_from: Option<u32>,
     /// Blocks promised to the sequence, for tokens of its prompt that its tables have no entries for.
     pub promised: u32,
+    /// `true` if the cache was flushed since the sequence got its KV: what the cache finds now was computed later, and does not go with the KV.
+    pub is_stale: bool,
     /// Planner of eviction within the sequence, while the sequence has KV and its mode is not `off`.
     pub planner: Option<Box<Planner>>,
 }
@@ -308,6 +310,7 @@ impl Sequence {
                 retention: request.retention.into_boxed_slice(),
                 reread_from: None,
                 promised: 0,
+                is_stale: false,
                 planner: None,
             }),
         }
@@ -580,6 +583,7 @@ impl Sequence {
         self.cold.drops.clear();
         self.cold.planner = None;
         self.cold.promised = 0;
+        self.cold.is_stale = false;
         self.on_worker = false;
         self.unpublishable = self.cold.reread_from.is_some();
         self.computed = 0;

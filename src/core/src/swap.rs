@@ -128,7 +128,11 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
     let n = pinned + seq.phase.hosts().len();
     let Phase::Swapped(swapped) = &seq.phase else { unreachable!("{} is in the queue of the swapped", seq.id) };
     // What a sequence did not publish before depends on what it dropped.
-    let findable = if seq.unpublishable { swapped.published } else { seq.computed / size } as usize;
+    let findable = match (seq.cold.is_stale, seq.unpublishable) {
+        (true, _) => 0,
+        (false, true) => swapped.published as usize,
+        (false, false) => (seq.computed / size) as usize,
+    };
     kv.found.clear();
     if findable > pinned {
         seq.hash_of_block(findable - 1, size);
