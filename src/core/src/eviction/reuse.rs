@@ -27,9 +27,9 @@
 //! candidates: the probability of a return first rises with age and then falls, so the least is mostly at one of the ends.
 
 use super::Eviction;
+use super::by_age::ByAge;
 use super::ghost::Ghost;
 use super::hazard::{Followed, HazardTable, KINDS};
-use super::queue::Queues;
 use super::segments::Segments;
 use crate::ids::BlockHandle;
 use crate::nodes::Nodes;
@@ -102,7 +102,7 @@ struct Segment {
 /// Idle segments by class, each class in order of age.
 #[derive(Debug)]
 pub(super) struct Reuse {
-    queues: Queues,
+    queued: ByAge,
     hazards: HazardTable,
     ghost: Ghost,
     known: Vec<Known>,
@@ -128,7 +128,7 @@ pub(super) struct Reuse {
 impl Reuse {
     pub fn new(capacity: u32) -> Self {
         Self {
-            queues: Queues::new(CLASSES),
+            queued: ByAge::new(CLASSES),
             hazards: HazardTable::new(capacity, CLASSES, SHARED, SEQUENCE),
             ghost: Ghost::new(capacity.saturating_mul(GHOST).min(GHOST_MAX)),
             known: Vec::new(),
@@ -190,10 +190,10 @@ impl Reuse {
     /// Returns the queued segment of least worth.
     fn least(&self) -> Option<u32> {
         let mut least: Option<(f32, u32)> = None;
-        for class in 0..CLASSES {
-            let Some(front) = self.queues.front(class) else { continue };
-            let back = self.queues.back(class).filter(|back| *back != front);
-            for segment in [Some(front), back].into_iter().flatten() {
+        for class in self.queued.occupied() {
+            let oldest = self.queued.oldest(class);
+            let youngest = self.queued.youngest(class).filter(|youngest| Some(*youngest) != oldest);
+            for segment in oldest.into_iter().chain(youngest) {
                 let worth = self.worth(class, segment);
                 if least.is_none_or(|(than, _)| worth < than) {
                     least = Some((worth, segment));
@@ -203,17 +203,15 @@ impl Reuse {
         least.map(|(_, segment)| segment)
     }
 
-    /// Queues a segment by class: at the end if the segment is the youngest, else at the front.
+    /// Queues a segment by class and age.
     fn enqueue(&mut self, segment: u32) {
         let Segment { class, idle_at, .. } = self.segments[segment];
-        let class = usize::from(class);
-        let youngest =
-            self.queues.back(class).is_none_or(|back| self.segments[back].idle_at.wrapping_sub(idle_at) as i32 <= 0);
-        if youngest {
-            self.queues.push_back(class, segment);
-        } else {
-            self.queues.push_front(class, segment);
-        }
+        self.queued.insert(usize::from(class), segment, idle_at);
+    }
+
+    /// Takes a segment out of the queue of its class. Returns `false` if the segment is in none.
+    fn dequeue(&mut self, segment: u32) -> bool {
+        self.queued.remove(usize::from(self.segments[segment].class), segment)
     }
 
     /// Takes one block out of a segment. Returns the shrunk segment.
@@ -228,7 +226,7 @@ impl Reuse {
         if self.segments[segment].len > 0 {
             return;
         }
-        self.queues.remove(segment);
+        self.dequeue(segment);
         self.segments.release(segment);
         if self.victim == segment {
             self.victim = NONE;
@@ -245,13 +243,13 @@ impl Reuse {
         self.last_idle = None;
         let segment = match self.victim {
             NONE => self.least()?,
-            victim if self.queues.queue_of(victim).is_none() => self.least()?,
+            victim if !self.queued.contains(victim) => self.least()?,
             victim => victim,
         };
         self.victim = segment;
         let class = self.segments[segment].class;
-        self.last_victim = (class, self.queues.front(usize::from(class)) != Some(segment));
-        self.queues.remove(segment);
+        self.last_victim = (class, self.queued.oldest(usize::from(class)) != Some(segment));
+        self.dequeue(segment);
         Some(segment)
     }
 
@@ -261,7 +259,7 @@ impl Reuse {
         if segment == NONE {
             return;
         }
-        let queued = self.queues.remove(segment);
+        let queued = self.dequeue(segment);
         self.segments[segment].class = LEFT_BEHIND as u8;
         self.segments[segment].idle_at = self.hazards.clock;
         let tail = self.segments[segment].tail;
@@ -426,7 +424,7 @@ impl Eviction for Reuse {
     }
 
     fn clear(&mut self) {
-        self.queues.clear();
+        self.queued.clear();
         self.segments.clear();
         (self.last_idle, self.follow_parent, self.victim, self.left) = (None, false, NONE, NONE);
     }
@@ -447,8 +445,8 @@ impl Eviction for Reuse {
     fn likely_next(&self) -> Option<u32> {
         let (class, is_youngest) = self.last_victim;
         let class = usize::from(class);
-        let segment = if is_youngest { self.queues.back(class) } else { self.queues.front(class) }?;
-        self.queues.request(segment);
+        let segment = if is_youngest { self.queued.youngest(class) } else { self.queued.oldest(class) }?;
+        self.queued.request(segment);
         let tail = self.segments[segment].tail;
         prefetch(&self.known[tail.saturating_sub(KNOWN_AHEAD) as usize..=tail as usize]);
         Some(tail)
