@@ -1,24 +1,27 @@
 //! Classes of segments, each in order of age.
 //!
 //! Most segments enter a class as the youngest: a list per class takes them in, in O(1). The others enter late, when the blocks
-//! behind have been evicted and the segment is a leaf: a heap per class takes those in, in O(log n). A late segment at either end of
-//! the list would hide older ones, and segments long dead would stay in the cache.
+//! behind have been evicted and the segment is a leaf, and mostly in order of age too: a second list takes those in, and a heap the
+//! few that are in no order, in O(log n). A segment at the end of a list that is not its place would hide older ones, and segments long
+//! dead would stay in the cache.
 
 use super::queue::Queues;
 
 /// Classes at most: one bit of a word each.
 const CLASSES_MAX: usize = 128;
+/// Lists of a class: of the segments that entered as the youngest, and of late ones.
+const LISTS: usize = 2;
 const NONE: u32 = u32::MAX;
 
-/// A segment in the heap of a class.
+/// A segment in a class.
 #[derive(Clone, Copy, Debug)]
-struct Late {
+struct Entry {
     /// Clock at which the segment fell idle.
     idle_at: u32,
     segment: u32,
 }
 
-impl Late {
+impl Entry {
     /// Returns `true` if the segment leaves before another. The clock may have wrapped around in between.
     fn is_before(self, other: Self) -> bool {
         match self.idle_at.wrapping_sub(other.idle_at) as i32 {
@@ -34,16 +37,16 @@ struct Place {
     /// Clock at which the segment fell idle.
     idle_at: u32,
     /// Index in the heap of the class, or [`NONE`].
-    late: u32,
+    in_heap: u32,
 }
 
 /// Segments by class and age. Segments are numbers.
 #[derive(Debug)]
 pub(super) struct ByAge {
-    /// Segments that entered as the youngest of their class, oldest first.
+    /// [`LISTS`] of each class, oldest first.
     lists: Queues,
-    /// Segments that entered late, a binary heap per class with the oldest on top.
-    heaps: Vec<Vec<Late>>,
+    /// Segments that fit in no list, a binary heap per class with the oldest on top.
+    heaps: Vec<Vec<Entry>>,
     places: Vec<Place>,
     /// Classes with segments, a bit each.
     occupied: u128,
@@ -53,7 +56,7 @@ impl ByAge {
     /// Creates `classes` empty classes.
     pub fn new(classes: usize) -> Self {
         assert!(classes <= CLASSES_MAX);
-        Self { lists: Queues::new(classes), heaps: vec![Vec::new(); classes], places: Vec::new(), occupied: 0 }
+        Self { lists: Queues::new(classes * LISTS), heaps: vec![Vec::new(); classes], places: Vec::new(), occupied: 0 }
     }
 
     /// Empties all classes.
@@ -76,18 +79,19 @@ impl ByAge {
 
     /// Returns the oldest segment of a class.
     pub fn oldest(&self, class: usize) -> Option<u32> {
-        let late = self.heaps[class].first();
-        let listed = self.lists.front(class).map(|segment| Late { idle_at: self.idle_at(segment), segment });
-        match (late, listed) {
-            (Some(late), Some(listed)) if listed.is_before(*late) => Some(listed.segment),
-            (Some(late), _) => Some(late.segment),
-            (None, listed) => listed.map(|listed| listed.segment),
+        let mut oldest = self.heaps[class].first().copied();
+        for list in lists(class) {
+            if let Some(segment) = self.lists.front(list) {
+                let entry = Entry { idle_at: self.idle_at(segment), segment };
+                oldest = oldest.filter(|oldest| oldest.is_before(entry)).or(Some(entry));
+            }
         }
+        oldest.map(|oldest| oldest.segment)
     }
 
     /// Returns the youngest of the segments of a class that did not enter late.
     pub fn youngest(&self, class: usize) -> Option<u32> {
-        self.lists.back(class)
+        self.lists.back(class * LISTS)
     }
 
     /// Returns `true` if a segment is in a class.
@@ -99,15 +103,18 @@ impl ByAge {
     pub fn insert(&mut self, class: usize, segment: u32, idle_at: u32) {
         let at = segment as usize;
         if self.places.len() <= at {
-            self.places.resize(at + 1, Place { idle_at: 0, late: NONE });
+            self.places.resize(at + 1, Place { idle_at: 0, in_heap: NONE });
         }
         self.occupied |= 1 << class;
-        self.places[at] = Place { idle_at, late: NONE };
-        let youngest = self.lists.back(class);
-        if youngest.is_none_or(|youngest| self.idle_at(youngest).wrapping_sub(idle_at) as i32 <= 0) {
-            self.lists.push_back(class, segment);
+        self.places[at] = Place { idle_at, in_heap: NONE };
+        let fits = |list: &usize| {
+            let youngest = self.lists.back(*list);
+            youngest.is_none_or(|youngest| self.idle_at(youngest).wrapping_sub(idle_at) as i32 <= 0)
+        };
+        if let Some(list) = lists(class).find(fits) {
+            self.lists.push_back(list, segment);
         } else {
-            self.heaps[class].push(Late { idle_at, segment });
+            self.heaps[class].push(Entry { idle_at, segment });
             self.rise(class, self.heaps[class].len() - 1);
         }
     }
@@ -115,11 +122,11 @@ impl ByAge {
     /// Takes a segment out of its class. Returns `false` if the segment is in none; `class` MUST be the class otherwise.
     pub fn remove(&mut self, class: usize, segment: u32) -> bool {
         if let Some(at) = self.heap_place(segment) {
-            self.remove_late(class, at);
+            self.remove_from_heap(class, at);
         } else if !self.lists.remove(segment) {
             return false;
         }
-        if self.lists.is_empty(class) && self.heaps[class].is_empty() {
+        if self.heaps[class].is_empty() && lists(class).all(|list| self.lists.is_empty(list)) {
             self.occupied &= !(1 << class);
         }
         true
@@ -138,13 +145,13 @@ impl ByAge {
 
     /// Returns the place of a segment in the heap of its class.
     fn heap_place(&self, segment: u32) -> Option<usize> {
-        let late = self.places.get(segment as usize)?.late;
-        (late != NONE).then_some(late as usize)
+        let at = self.places.get(segment as usize)?.in_heap;
+        (at != NONE).then_some(at as usize)
     }
 
-    fn remove_late(&mut self, class: usize, at: usize) {
+    fn remove_from_heap(&mut self, class: usize, at: usize) {
         let removed = self.heaps[class].swap_remove(at);
-        self.places[removed.segment as usize].late = NONE;
+        self.places[removed.segment as usize].in_heap = NONE;
         if at < self.heaps[class].len() {
             self.sink(class, at);
             self.rise(class, at);
@@ -179,10 +186,15 @@ impl ByAge {
         self.put(class, at, entry);
     }
 
-    fn put(&mut self, class: usize, at: usize, entry: Late) {
+    fn put(&mut self, class: usize, at: usize, entry: Entry) {
         self.heaps[class][at] = entry;
-        self.places[entry.segment as usize].late = at as u32;
+        self.places[entry.segment as usize].in_heap = at as u32;
     }
+}
+
+/// Returns the lists of a class.
+fn lists(class: usize) -> std::ops::Range<usize> {
+    class * LISTS..(class + 1) * LISTS
 }
 
 #[cfg(test)]
