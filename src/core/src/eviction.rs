@@ -3,6 +3,7 @@
 //! The tree reports to a policy when blocks fall idle, are read again, or become leaves; the policy picks the victims. To add
 //! one: write `eviction/NAME.rs` with a type that implements [`Eviction`], and add a line to [`REGISTRY`].
 
+mod by_age;
 mod cost;
 mod ghost;
 mod greedy_dual;

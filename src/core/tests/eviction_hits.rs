@@ -156,7 +156,7 @@ const PINNED: [(&str, [u32; 2]); 6] = [
     ("cost", [6533, 12_560]),
     ("lfu", [6165, 11_247]),
     ("lru", [5828, 11_896]),
-    ("reuse", [6701, 12_798]),
+    ("reuse", [6614, 12_821]),
     ("s3fifo", [6540, 11_274]),
     ("s3fifo:small_percent=40", [6168, 12_093]),
 ];
@@ -270,12 +270,72 @@ fn questions(seed: u64, n: usize) -> Vec<Vec<u32>> {
 
 #[test]
 fn reuse_keeps_documents_and_not_the_questions_about_them() {
-    let requests = questions(3, 6000);
-    let found = |name| [100, 400, 1600].map(|blocks| hits(name, blocks, &requests));
+    // The smallest cache holds a dozen prompts, and what it finds of 6,000 depends on the seed: by a tenth and more.
+    let requests = [3, 4, 5, 6].map(|seed| questions(seed, 6000));
+    let found =
+        |name| [100, 400, 1600].map(|blocks| requests.iter().map(|requests| hits(name, blocks, requests)).sum::<u32>());
     let [lru, s3fifo, reuse] = ["lru", "s3fifo", "reuse"].map(found);
     for at in 0..3 {
         assert!(reuse[at] * 100 >= lru[at].max(s3fifo[at]) * 98, "reuse {reuse:?}, lru {lru:?}, s3fifo {s3fifo:?}");
     }
     // Change these numbers only with a change of the policy that is meant to change them.
-    assert_eq!((lru, s3fifo, reuse), ([395, 1841, 6604], [860, 3076, 10_606], [876, 3577, 11_289]));
+    assert_eq!((lru, s3fifo, reuse), ([1701, 7290, 26_098], [3137, 12_651, 43_377], [3296, 13_638, 46_261]));
+}
+
+/// Questions about documents of which a popular one is at times replaced by a new one: a document is asked about soon after the first
+/// use, or never again.
+fn news(seed: u64, n: usize) -> Vec<Vec<u32>> {
+    let mut draws = Draws(seed);
+    let mut next = 0;
+    let mut fresh = |n: u64| -> Vec<u32> {
+        next += n as u32;
+        (next - n as u32..next).collect()
+    };
+    let mut documents: Vec<Vec<u32>> = (0..200).map(|_| fresh(12)).collect();
+    let mut requests = Vec::new();
+    while requests.len() < n {
+        let [popular, replaced] = [0, 0].map(|_| draws.below(200).min(draws.below(200)).min(draws.below(200)) as usize);
+        if draws.below(4) == 0 {
+            documents[replaced] = fresh(12);
+        }
+        requests.push([&documents[popular][..], &fresh(2 + draws.below(2))].concat());
+    }
+    requests
+}
+
+/// Searches, many at once: each request continues some answer to a problem by one or two blocks, until the search ends.
+fn searches(seed: u64, n: usize) -> Vec<Vec<u32>> {
+    let mut draws = Draws(seed);
+    let mut next = 0;
+    let mut fresh = |n: u64| -> Vec<u32> {
+        next += n as u32;
+        (next - n as u32..next).collect()
+    };
+    let mut searches: Vec<Vec<Vec<u32>>> = (0..60).map(|_| vec![fresh(16)]).collect();
+    let mut requests = Vec::new();
+    while requests.len() < n {
+        let nodes = &mut searches[draws.below(60) as usize];
+        let node = [&nodes[draws.below(nodes.len() as u64) as usize][..], &fresh(1 + draws.below(2))].concat();
+        nodes.push(node.clone());
+        if nodes.len() > 25 {
+            *nodes = vec![fresh(16)];
+        }
+        requests.push(node);
+    }
+    requests
+}
+
+#[test]
+fn reuse_is_never_far_below_lru_and_s3fifo() {
+    let cases = [("news", news(5, 5000)), ("searches", searches(6, 5000))];
+    for (name, requests) in cases {
+        let found = |name| [300, 1000, 2000].map(|blocks| hits(name, blocks, &requests));
+        let [lru, s3fifo, reuse] = ["lru", "s3fifo", "reuse"].map(found);
+        for at in 0..3 {
+            assert!(
+                reuse[at] * 100 >= lru[at].max(s3fifo[at]) * 98,
+                "{name}: {reuse:?}, lru {lru:?}, s3fifo {s3fifo:?}"
+            );
+        }
+    }
 }

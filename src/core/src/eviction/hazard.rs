@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
+use crate::draw::mix;
+
 /// Kinds of one turn. Ordered classes come in groups of this many, one group for each turn of a sequence.
 pub(super) const KINDS: usize = 4;
 /// Age buckets per doubling of the age.
@@ -18,10 +20,11 @@ const DOUBLINGS: usize = 10;
 const BUCKETS: usize = PER_DOUBLING * DOUBLINGS;
 /// Least age of the second bucket, as a share of the capacity.
 const FIRST_AGE: f64 = 1.0 / 32.0;
-/// Blocks of the cache per followed segment; the number of followed segments is clamped to the bounds below.
-const BLOCKS_PER_FOLLOWED: usize = 4;
-const FOLLOWED_MIN: usize = 1 << 12;
+/// Followed segments, at most; 4 MiB.
 const FOLLOWED_MAX: usize = 1 << 16;
+/// Least time for which a segment is followed, as a multiple of the capacity. What is known ends at this age, and blocks that are worth
+/// keeping live to about the capacity or a few times that.
+const FOLLOWED_FOR: usize = 2;
 /// Segments of a class after which all counts of the class are halved, so that recent traffic counts more.
 const REMEMBERED: f32 = 4096.0;
 /// Segments between two computations of the indices, at first and at most. The interval doubles.
@@ -74,8 +77,9 @@ pub(super) struct HazardTable {
     numbers: HashMap<u64, u64, std::hash::BuildHasherDefault<Identity>>,
     /// For each bucket, the number of the first followed segment below the bucket's age.
     cursors: [u64; BUCKETS],
-    followed_max: usize,
     capacity: u32,
+    /// One segment in so many is followed, a power of two: as many as [`FOLLOWED_MAX`] allows if each segment is one block.
+    follow_every: u64,
     /// Time, counted in blocks published or read.
     pub clock: u32,
     /// Least age of each bucket.
@@ -108,8 +112,8 @@ impl HazardTable {
             base: 0,
             numbers: HashMap::default(),
             cursors: [0; BUCKETS],
-            followed_max: (capacity as usize / BLOCKS_PER_FOLLOWED).clamp(FOLLOWED_MIN, FOLLOWED_MAX),
             capacity,
+            follow_every: 1 << (capacity as usize * FOLLOWED_FOR / FOLLOWED_MAX).max(1).ilog2(),
             clock: 0,
             ages,
             observations: 0,
@@ -129,14 +133,18 @@ impl HazardTable {
         self.ages.partition_point(|least| *least <= age) - 1
     }
 
-    /// Follows the segment with this fingerprint from now on.
-    pub fn follow(&mut self, fingerprint: u64, class: u8, turn: u8, uses: u16) {
+    /// Follows the segment with this fingerprint from now on, if the segment is in the sample: chosen by chance, so that every class is
+    /// in the sample by its share, and a prefix in constant use is sometimes. Returns `true` if the segment is followed.
+    pub fn follow(&mut self, fingerprint: u64, class: u8, turn: u8, uses: u16) -> bool {
+        if mix(fingerprint ^ u64::from(self.clock)) & (self.follow_every - 1) != 0 {
+            return false;
+        }
         self.advance();
         if let Some(old) = self.numbers.insert(fingerprint, self.base + self.followed.len() as u64) {
             self.followed[(old - self.base) as usize].alive = false;
         }
         self.followed.push_back(Followed { fingerprint, since: self.clock, class, turn, uses, alive: true });
-        if self.followed.len() > self.followed_max {
+        if self.followed.len() > FOLLOWED_MAX {
             self.forget();
         }
         self.observations += 1;
@@ -146,6 +154,7 @@ impl HazardTable {
             self.begin_to_learn();
         }
         self.learn();
+        true
     }
 
     /// Stops following the oldest segment.
@@ -281,5 +290,41 @@ impl std::hash::Hasher for Identity {
 
     fn write_u64(&mut self, value: u64) {
         self.0 = value;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Follows `n` segments of a class, one a clock. Every other segment returns after `gap`. Returns the number followed.
+    fn learn(table: &mut HazardTable, n: u32, gap: u32) -> usize {
+        let mut followed = 0;
+        for at in 0..n {
+            table.clock += 1;
+            followed += usize::from(table.follow(mix(at.into()), 0, 0, 1));
+            if at >= gap && at % 2 == 0 {
+                table.returned(mix((at - gap).into()));
+            }
+        }
+        followed
+    }
+
+    #[test]
+    fn a_large_cache_follows_a_sample_that_lasts_for_the_capacity() {
+        let (capacity, gap) = (1 << 19, 3 << 18);
+        let mut table = HazardTable::new(capacity, KINDS, KINDS, KINDS);
+        let followed = learn(&mut table, 4 * capacity, gap);
+        let expected = 4 * capacity as usize / 16;
+        assert!(followed.abs_diff(expected) < expected / 20, "{followed} of {expected}");
+        // Returns at one and a half times the capacity are seen, and segments about to return are worth more than others.
+        let [young, due, late] = [0, gap - 1, 2 * gap].map(|age| table.index[0][table.bucket(table.clock - age)]);
+        assert!(due > 2.0 * young && young > 2.0 * late, "{young} {due} {late}");
+    }
+
+    #[test]
+    fn a_small_cache_follows_every_segment() {
+        let mut table = HazardTable::new(1000, KINDS, KINDS, KINDS);
+        assert_eq!(learn(&mut table, 5000, 100), 5000);
     }
 }

@@ -3,22 +3,24 @@
 //! **Victims are segments.** A segment is the blocks of one prefix that one request was the last to use. The blocks fall idle
 //! together and will be read together or not at all, so the policy judges a segment as one and evicts the blocks tail first.
 //! Blocks shared by many requests form segments apart from blocks of a single conversation: a block used more often than its
-//! conversation had turns is shared. Blocks computed by a request form segments apart from the ones found: where many ask
-//! about one document, the document returns and the questions do not.
+//! conversation had turns is shared. Blocks computed by a request form segments apart from the ones found, and of those
+//! computed the last quarter or few, the *end*, one apart from the rest: where many ask about one document, the document
+//! returns and the questions do not. Unless the rest is worth much more than the end, both are evicted together.
 //!
 //! **Classes.** Conversations return, the more surely the longer they have lasted; one-off prompts do not. The class of a
-//! segment is the *turn* of its request, once for computed and once for found segments. First turns are further classed by the
-//! length of the prompt, later turns by the time since the turn before, each compared with a running mean, and a single
-//! computed block of a later turn, often partial, has a class of its own; shared segments are classed by uses. A request counts as a
-//! further turn of a segment if it leaves behind at most a quarter of the segment, or one block (the last block of a prompt is
-//! often partial). Blocks left behind have a class of their own.
+//! segment is the *turn* of its request, once for ends, once for the rest and once for found segments. First turns are further
+//! classed by the length of the prompt, later turns by the time since the turn before, each compared with a running mean, and a
+//! single computed block of a later turn, often partial, has a class of its own; shared segments are classed by uses. A request
+//! counts as a further turn of a segment if it leaves behind at most a quarter of the segment, or one block (the last block of
+//! a prompt is often partial). Blocks left behind have a class of their own.
 //!
-//! **Learning.** One block of each segment, the one before the last, is followed by its fingerprint, whether it is still
-//! cached or not. Per class and age, a [`HazardTable`] counts the segments that reached the age and the ones that were then
-//! used again (a life table; Kaplan and Meier 1958; unfollowed segments add no bias). Age is counted in blocks
-//! published or read, so that age is proportional to the time a block survives, whatever the load. The prior of a class with
-//! few counts is the turn before, and the prior of all classes a probability of return that falls with age, which is least
-//! recently used. A [`Ghost`] of the blocks evicted of late tells a block computed again from one that is new, as in S3-FIFO.
+//! **Learning.** One block of each segment, the last or the one before, is followed by its fingerprint, whether it is still
+//! cached or not; in a large cache that is done for a sample of the segments. Per class and age, a [`HazardTable`] counts the
+//! segments that reached the age and the ones that were then used again (a life table; Kaplan and Meier 1958; unfollowed
+//! segments add no bias). Age is counted in blocks published or read, so that age is proportional to the time a block survives,
+//! whatever the load. The prior of a class with few counts is the turn before, and the prior of all classes a probability of
+//! return that falls with age, which is least recently used. A [`Ghost`] of the blocks evicted of late tells a block computed
+//! again from one that is new, as in S3-FIFO.
 //!
 //! **Deciding.** From the hazards follows the worth of keeping a segment of a class and age: the best ratio, over all
 //! horizons, of the probability of a read within the horizon to the expected time in the cache (the Gittins index; least hit
@@ -27,9 +29,9 @@
 //! candidates: the probability of a return first rises with age and then falls, so the least is mostly at one of the ends.
 
 use super::Eviction;
+use super::by_age::ByAge;
 use super::ghost::Ghost;
 use super::hazard::{Followed, HazardTable, KINDS};
-use super::queue::Queues;
 use super::segments::Segments;
 use crate::ids::BlockHandle;
 use crate::nodes::Nodes;
@@ -39,15 +41,24 @@ use crate::prefetch::prefetch;
 const SINGLE: usize = 0;
 /// Turns with classes of their own; later turns count as the last one.
 const TURNS: usize = 8;
-/// Classes of a sequence: of the computed segments, which come first, and of the segments found.
+/// Classes of a sequence: of the ends of what requests computed, of the rest of that, and of the segments found.
 const SEQUENCE: usize = TURNS * KINDS;
+/// First class of segments found.
+const FOUND: usize = 2 * SEQUENCE;
 /// First class of shared segments.
-const SHARED: usize = 2 * SEQUENCE;
+const SHARED: usize = 3 * SEQUENCE;
 /// Classes of shared segments, one for each doubling of the uses; more uses than that count as the last one.
 const SHARED_CLASSES: usize = 8;
 /// Class of the blocks left behind when a request continued only part of a segment.
 const LEFT_BEHIND: usize = SHARED + SHARED_CLASSES;
 const CLASSES: usize = LEFT_BEHIND + 1;
+/// One part in so many of the blocks computed by a request is the end of the request: as much as the next request of a conversation may
+/// leave behind.
+const END: usize = 4;
+/// Blocks of an end, at least. With 2 to 5 the numbers in docs/eviction.md change by less than a hundredth in the mean.
+const END_MIN: usize = 4;
+/// Worth of the rest in worths of the end up to which both are evicted together: neighbours that leave together are free together.
+const APART: f32 = 2.0;
 /// Blocks in the ghost, as a multiple of the capacity, and at most: more than the processor's caches hold would cost time at every
 /// eviction.
 const GHOST: u32 = 2;
@@ -102,7 +113,7 @@ struct Segment {
 /// Idle segments by class, each class in order of age.
 #[derive(Debug)]
 pub(super) struct Reuse {
-    queues: Queues,
+    queued: ByAge,
     hazards: HazardTable,
     ghost: Ghost,
     known: Vec<Known>,
@@ -128,7 +139,7 @@ pub(super) struct Reuse {
 impl Reuse {
     pub fn new(capacity: u32) -> Self {
         Self {
-            queues: Queues::new(CLASSES),
+            queued: ByAge::new(CLASSES),
             hazards: HazardTable::new(capacity, CLASSES, SHARED, SEQUENCE),
             ghost: Ghost::new(capacity.saturating_mul(GHOST).min(GHOST_MAX)),
             known: Vec::new(),
@@ -190,10 +201,10 @@ impl Reuse {
     /// Returns the queued segment of least worth.
     fn least(&self) -> Option<u32> {
         let mut least: Option<(f32, u32)> = None;
-        for class in 0..CLASSES {
-            let Some(front) = self.queues.front(class) else { continue };
-            let back = self.queues.back(class).filter(|back| *back != front);
-            for segment in [Some(front), back].into_iter().flatten() {
+        for class in self.queued.occupied() {
+            let oldest = self.queued.oldest(class);
+            let youngest = self.queued.youngest(class).filter(|youngest| Some(*youngest) != oldest);
+            for segment in oldest.into_iter().chain(youngest) {
                 let worth = self.worth(class, segment);
                 if least.is_none_or(|(than, _)| worth < than) {
                     least = Some((worth, segment));
@@ -203,17 +214,15 @@ impl Reuse {
         least.map(|(_, segment)| segment)
     }
 
-    /// Queues a segment by class: at the end if the segment is the youngest, else at the front.
+    /// Queues a segment by class and age.
     fn enqueue(&mut self, segment: u32) {
         let Segment { class, idle_at, .. } = self.segments[segment];
-        let class = usize::from(class);
-        let youngest =
-            self.queues.back(class).is_none_or(|back| self.segments[back].idle_at.wrapping_sub(idle_at) as i32 <= 0);
-        if youngest {
-            self.queues.push_back(class, segment);
-        } else {
-            self.queues.push_front(class, segment);
-        }
+        self.queued.insert(usize::from(class), segment, idle_at);
+    }
+
+    /// Takes a segment out of the queue of its class. Returns `false` if the segment is in none.
+    fn dequeue(&mut self, segment: u32) -> bool {
+        self.queued.remove(usize::from(self.segments[segment].class), segment)
     }
 
     /// Takes one block out of a segment. Returns the shrunk segment.
@@ -228,7 +237,7 @@ impl Reuse {
         if self.segments[segment].len > 0 {
             return;
         }
-        self.queues.remove(segment);
+        self.dequeue(segment);
         self.segments.release(segment);
         if self.victim == segment {
             self.victim = NONE;
@@ -245,14 +254,44 @@ impl Reuse {
         self.last_idle = None;
         let segment = match self.victim {
             NONE => self.least()?,
-            victim if self.queues.queue_of(victim).is_none() => self.least()?,
+            victim if !self.queued.contains(victim) => self.least()?,
             victim => victim,
         };
         self.victim = segment;
         let class = self.segments[segment].class;
-        self.last_victim = (class, self.queues.front(usize::from(class)) != Some(segment));
-        self.queues.remove(segment);
+        self.last_victim = (class, self.queued.oldest(usize::from(class)) != Some(segment));
+        self.dequeue(segment);
         Some(segment)
+    }
+
+    /// Returns the segment of the parent of the last block of an end, if the segment is to be evicted with the end: both were computed
+    /// by one request and are about equally worth keeping, as far as is known.
+    fn rest(&self, end: u32, parent: u32) -> Option<u32> {
+        let rest = self.known[parent as usize].segment;
+        // The parent waits in the order of another priority.
+        if rest == NONE {
+            return None;
+        }
+        let (end, Segment { class, idle_at, .. }) = (self.segments[end], self.segments[rest]);
+        if class != end.class + SEQUENCE as u8 || usize::from(class) >= FOUND || idle_at != end.idle_at {
+            return None;
+        }
+        let worth = |class: u8| self.hazards.index[usize::from(class)][self.hazards.bucket(idle_at)];
+        (worth(class) <= worth(end.class) * APART).then_some(rest)
+    }
+
+    /// Takes the last block out of the segment to evict from. Returns the segment and the block to be evicted next, if that is the parent:
+    /// of the same segment, or of one that leaves with it. The parent, a leaf then, would become the victim again.
+    fn take(&mut self, segment: u32, block: u32, blocks: &Nodes) -> Option<(u32, u32)> {
+        self.segments[segment].len -= 1;
+        let parent = blocks.next_leaf(block);
+        let mut next = Some(segment);
+        if self.segments[segment].len == 0 {
+            next = parent.and_then(|parent| self.rest(segment, parent));
+            self.release_if_empty(segment);
+            self.victim = next.unwrap_or(NONE);
+        }
+        next.zip(parent.filter(|parent| Some(self.known[*parent as usize].segment) == next))
     }
 
     /// Moves the rest of a continued segment to the class [`LEFT_BEHIND`]: the request has read all blocks of its hit.
@@ -261,14 +300,13 @@ impl Reuse {
         if segment == NONE {
             return;
         }
-        let queued = self.queues.remove(segment);
+        let queued = self.dequeue(segment);
         self.segments[segment].class = LEFT_BEHIND as u8;
         self.segments[segment].idle_at = self.hazards.clock;
         let tail = self.segments[segment].tail;
         if queued {
             self.enqueue(segment);
             self.follow(tail, LEFT_BEHIND as u8, 0, self.uses(tail, blocks), blocks);
-            self.known[tail as usize].followed = true;
         }
     }
 
@@ -295,33 +333,38 @@ impl Reuse {
         !self.known[block as usize].settled && self.uses(block, blocks) == 1
     }
 
-    /// Returns the class of a segment ending with a block. `parent_is_new` is `None` for the first block of a prompt.
-    fn class(&self, block: u32, (turn, gap): (u8, u8), uses: u32, parent_is_new: Option<bool>) -> usize {
+    /// Returns the class of a segment ending with a block. `parent_is_new` is `None` for the first block of a prompt; `is_end` is
+    /// `true` in the end of a prompt.
+    fn class(&self, block: u32, (turn, gap): (u8, u8), uses: u32, parent_is_new: Option<bool>, is_end: bool) -> usize {
         if uses > u32::from(turn) + 1 {
             return SHARED + (uses.ilog2() as usize).min(SHARED_CLASSES) - 1;
         }
         let group = usize::from(turn).min(TURNS - 1) * KINDS;
         let computed = !self.known[block as usize].settled && uses == 1;
         match computed {
-            true if turn > 0 && parent_is_new == Some(false) => group + SINGLE,
-            true => group + usize::from(gap),
-            false => SEQUENCE + group + usize::from(gap),
+            true if is_end && turn > 0 && parent_is_new == Some(false) => group + SINGLE,
+            true if is_end => group + usize::from(gap),
+            true => SEQUENCE + group + usize::from(gap),
+            false => FOUND + group + usize::from(gap),
         }
     }
 
+    /// Lets the table follow a segment by this block, if the segment is in the sample.
     fn follow(&mut self, block: u32, class: u8, turn: u8, uses: u32, blocks: &Nodes) {
         let uses = uses.min(u16::MAX.into()) as u16;
-        self.hazards.follow(blocks.fingerprint(block), class, turn, uses);
+        let followed = self.hazards.follow(blocks.fingerprint(block), class, turn, uses);
+        self.known[block as usize].followed |= followed;
     }
 
-    /// Puts a block into a segment on falling idle. The descendants in the chain fell idle before.
-    fn fall_idle(&mut self, block: u32, blocks: &Nodes) {
+    /// Puts a block into a segment on falling idle. The descendants in the chain fell idle before. `is_end` is `true` in the end of
+    /// the blocks that the request computed.
+    fn fall_idle(&mut self, block: u32, is_end: bool, blocks: &Nodes) {
         let before = self.last_idle.filter(|before| blocks.parent(*before) == Some(block));
         let (turn, gap) = self.turn(block, before, blocks);
         // A block was used whenever a descendant was.
         let uses = self.uses(block, blocks).max(before.map_or(1, |_| self.last_uses));
         let parent_is_new = blocks.parent(block).map(|parent| self.is_new(parent, blocks));
-        let class = self.class(block, (turn, gap), uses, parent_is_new);
+        let class = self.class(block, (turn, gap), uses, parent_is_new, is_end);
         let sort = |class| if class < SHARED { class / SEQUENCE } else { class };
         let joined = before
             .map(|before| self.known[before as usize].segment)
@@ -341,7 +384,7 @@ impl Reuse {
         };
         self.follow_parent = joined.is_none() && !follow;
         let known = &mut self.known[block as usize];
-        *known = Known { segment, turn, gap, settled: true, continues: false, followed: follow, ..*known };
+        *known = Known { segment, turn, gap, settled: true, continues: false, followed: false, ..*known };
         if follow {
             self.follow(block, self.segments[segment].class, turn, uses, blocks);
         }
@@ -357,12 +400,13 @@ impl Reuse {
             self.settle_left(blocks);
         }
         let Segment { len, full, idle_at, class, .. } = self.shrink(segment);
-        let continues = usize::from(class) < SHARED && (len <= 1 || len <= full / 4);
+        let continues = usize::from(class) < SHARED && (len <= 1 || len <= full / END as u32);
         if continues && len > 0 {
             self.left = segment;
         }
         let next_gap = self.gap_class(idle_at);
         let known = &mut self.known[at];
+        known.segment = NONE;
         known.continues = continues;
         known.next_gap = next_gap;
         if known.followed {
@@ -417,8 +461,10 @@ impl Eviction for Reuse {
 
     fn idle(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
         self.settle_left(blocks);
+        let computed = chain.iter().rev().take_while(|block| !self.known[block.index as usize].settled).count();
+        let end = (computed / END).max(END_MIN);
         for (after, block) in chain.iter().rev().enumerate() {
-            self.fall_idle(block.index, blocks);
+            self.fall_idle(block.index, after < end, blocks);
             if after == 0 && blocks.is_leaf(block.index) {
                 self.leaf(block.index, blocks);
             }
@@ -426,7 +472,7 @@ impl Eviction for Reuse {
     }
 
     fn clear(&mut self) {
-        self.queues.clear();
+        self.queued.clear();
         self.segments.clear();
         (self.last_idle, self.follow_parent, self.victim, self.left) = (None, false, NONE, NONE);
     }
@@ -447,8 +493,8 @@ impl Eviction for Reuse {
     fn likely_next(&self) -> Option<u32> {
         let (class, is_youngest) = self.last_victim;
         let class = usize::from(class);
-        let segment = if is_youngest { self.queues.back(class) } else { self.queues.front(class) }?;
-        self.queues.request(segment);
+        let segment = if is_youngest { self.queued.youngest(class) } else { self.queued.oldest(class) }?;
+        self.queued.request(segment);
         let tail = self.segments[segment].tail;
         prefetch(&self.known[tail.saturating_sub(KNOWN_AHEAD) as usize..=tail as usize]);
         Some(tail)
@@ -457,25 +503,19 @@ impl Eviction for Reuse {
     fn pop(&mut self, blocks: &Nodes) -> Option<u32> {
         let segment = self.next_victim(blocks)?;
         let block = self.segments[segment].tail;
-        self.shrink(segment);
+        self.take(segment, block, blocks);
         self.ghost.insert_all(std::iter::once(blocks.fingerprint(block)));
         Some(block)
     }
 
     fn pop_chain(&mut self, n: usize, blocks: &Nodes, out: &mut Vec<u32>) {
         let Some(segment) = self.next_victim(blocks) else { return };
-        let mut block = self.segments[segment].tail;
         let begin = out.len();
-        for _ in 0..n {
+        let mut next = Some((segment, self.segments[segment].tail));
+        while let Some((segment, block)) = next.filter(|_| out.len() - begin < n) {
             out.push(block);
-            self.segments[segment].len -= 1;
-            // The parent, a leaf then, would make the segment the victim again.
-            match blocks.next_leaf(block).filter(|parent| self.known[*parent as usize].segment == segment) {
-                Some(parent) => block = parent,
-                None => break,
-            }
+            next = self.take(segment, block, blocks);
         }
         self.ghost.insert_all(out[begin..].iter().map(|block| blocks.fingerprint(*block)));
-        self.release_if_empty(segment);
     }
 }
