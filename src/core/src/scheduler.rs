@@ -535,8 +535,8 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
     Some(stalled)
 }
 
-/// Preempts a prompt that lacks blocks for its next chunk. Returns `false` if it waits instead, for a step in flight that runs it, or, beside
-/// others that run or alone, for a transfer.
+/// Preempts a prompt without blocks for its next chunk. Returns `false` if the prompt waits instead: for its own step in flight, or for a
+/// transfer, if others run or the prompt is alone.
 fn gives_way(state: &mut State, slot: usize, step: &Step) -> bool {
     let waits = !state.kv.transfers.is_empty() && (!step.seqs.is_empty() || state.batch.len() == 1);
     if waits || state.sequences[slot].is_in_step() {

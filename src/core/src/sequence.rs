@@ -231,7 +231,7 @@ pub(crate) struct Cold {
     pub reread_from: Option<u32>,
     /// Blocks promised to the sequence, for tokens of its prompt that its tables have no entries for.
     pub promised: u32,
-    /// `true` if the cache was flushed since the sequence got its KV: what the cache finds now was computed later, and does not go with the KV.
+    /// `true` if the cache was flushed since the sequence got its KV. Blocks found now were computed later, and do not go with the KV.
     pub is_stale: bool,
     /// Planner of eviction within the sequence, while the sequence has KV and its mode is not `off`.
     pub planner: Option<Box<Planner>>,

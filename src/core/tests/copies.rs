@@ -275,3 +275,26 @@ fn a_failed_load_costs_the_blocks_from_its_first_on_and_no_block_before() {
     assert_eq!(driver.running(), [(3, good * BLOCK, 33 - good * BLOCK, true)]);
     driver.run_to_end();
 }
+
+#[test]
+fn what_was_computed_after_a_flush_does_not_go_with_what_was_swapped_out_before() {
+    let limits =
+        Config { preemption: Preemption::Swap, host_blocks: 20, policy: "priority".into(), ..config(Vec::new()) };
+    let mut driver = Driver::with_content(limits, 1);
+    driver.join();
+    let urgent = |id: u64, priority: i32, tokens: u32| {
+        let root = Namespace::default().root();
+        Request { priority, ..Request::new(RequestId(id), root, prompt(1, 20), tokens) }
+    };
+    driver.submit_request(urgent(1, 5, 12));
+    driver.answer();
+    driver.flush();
+    // The second request computes the same prompt again, and takes the blocks of the first.
+    driver.submit_request(urgent(2, -5, 16));
+    driver.answer_until(|driver| driver.stats().preemptions > 0);
+    driver.run_to_end();
+    let swaps = driver.stats().swaps;
+    assert!(swaps.swap_ins == 1 && swaps.swapped_out_blocks >= 6, "{swaps:?}");
+    assert_eq!(swaps.swapped_in_blocks, swaps.swapped_out_blocks, "all come back, though the prompt is cached");
+    driver.assert_all_said([1, 2]);
+}

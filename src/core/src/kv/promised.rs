@@ -13,14 +13,14 @@ use super::Kv;
 use crate::config::Config;
 use crate::sequence::Sequence;
 
-/// How prompts take blocks, and what was promised to them.
+/// Rule for the blocks of prompts, and the sum of the promises.
 #[derive(Debug)]
 pub(crate) struct Promised {
     /// `true` if a prompt takes the blocks of a chunk when the chunk runs.
     by_chunk: bool,
     /// `true` if the blocks still to be taken are kept free.
     keeps_free: bool,
-    /// Entries with a block that a prompt has at once, at most, in each group after the first.
+    /// Entries with a block of one prompt at one time, at most, in each group after the first.
     most: Vec<u32>,
     /// Blocks promised to all sequences.
     total: u32,
@@ -52,7 +52,7 @@ impl Promised {
         self.total
     }
 
-    /// Returns the number of blocks that a prompt takes for `entries` more entries of its tables, at most: as many as it has at once. `held` are
+    /// Returns the number of blocks taken by a prompt for `entries` more entries of its tables, at most: the blocks of one time. `held` are
     /// the last entries with a block in a group after the first so far.
     fn at_most(&self, entries: u32, held: impl Fn(usize) -> u32) -> u32 {
         let in_group = |(group, most): (usize, &u32)| match self.by_chunk {
@@ -74,7 +74,7 @@ impl Kv {
         self.promised.by_chunk
     }
 
-    /// Returns the number of blocks that a prompt takes behind a hit of `hit` entries: `loaded` entries at once, and up to `entries` in all.
+    /// Returns the number of blocks taken by a prompt behind a hit of `hit` entries: `loaded` entries at once, and up to `entries` in all.
     pub fn blocks_for(&self, hit: u32, loaded: u32, entries: u32) -> u32 {
         let loaded = if self.takes_chunks() { loaded } else { entries };
         let at_once = loaded.saturating_mul(self.entry_blocks());
@@ -82,7 +82,7 @@ impl Kv {
         at_once.saturating_add(self.promised.at_most(entries - loaded, held))
     }
 
-    /// Promises a sequence the blocks of its tokens that its tables lack.
+    /// Promises a sequence the blocks lacking in its tables.
     pub fn promise(&mut self, seq: &mut Sequence) {
         debug_assert_eq!(seq.cold.promised, 0);
         if !self.promised.by_chunk || !self.promised.keeps_free {
@@ -93,7 +93,7 @@ impl Kv {
         self.promised.total += seq.cold.promised;
     }
 
-    /// Takes back what was promised to a sequence.
+    /// Takes the promise to a sequence back.
     pub fn withdraw_promise(&mut self, seq: &mut Sequence) {
         self.promised.total -= std::mem::take(&mut seq.cold.promised);
     }
