@@ -1,5 +1,5 @@
-//! Admission: a waiting request finds the cached prefix of its prompt, takes every block needed for the tokens, and enters the
-//! batch.
+//! Admission: a waiting request finds the cached prefix of its prompt, takes every block needed for the tokens or is promised the rest
+//! ([`crate::kv`], `promised`), and enters the batch.
 
 use crate::config::PrefillFirst;
 use crate::digest::Decision;

@@ -7,7 +7,8 @@
 //! **The head can always finish.** A request is admitted only when every block of its current tokens is available, and takes
 //! all of them at once; so two prefills never hold halves of the blocks both need. A decode without a free block preempts the
 //! victim among the running requests, itself at last, or waits for blocks that transfers are about to free; the rest runs
-//! on. Nothing is admitted while a request that ran before is swapped out. If nothing at all can run, swapped requests release
+//! on. With sliding windows the blocks of later chunks are promised instead (`kv/promised.rs`), and a prompt without blocks for its chunk
+//! gives its own up. Nothing is admitted while a request that ran before is swapped out. If nothing at all can run, swapped requests release
 //! their blocks, the last first. A request that could not run alone was refused at submission.
 //!
 //! With [`Config::prefill_first`] a step runs prompts alone, as long as some can run, and else decodes alone.

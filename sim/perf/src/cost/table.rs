@@ -15,7 +15,8 @@
 //! step = linear(n) + layers * attention(P, K, B, k) + experts(N) + head(sampled) + overhead + overhead per sequence * sequences
 //! ```
 //!
-//! A pipeline divides it into stages: see `stages`. With `N` tokens of all ranks for data-parallel attention. Of ranks in lock step all but the experts is that of the slowest.
+//! with the `N` tokens of all ranks for data-parallel attention. Of ranks in lock step all but the experts is that of the slowest. A pipeline
+//! divides the step into stages (`table/stages.rs`).
 //!
 //! Inside its grid a table is linear between measured points. Outside, kernels are assumed to reach the same share of the peak as
 //! at the edge. Where tables measured both ways can be compared, the sum of separate prefill and decode times is a third too low
