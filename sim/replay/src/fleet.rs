@@ -302,7 +302,7 @@ impl<'a> Fleet<'a> {
         let can_fast_forward = !observer.wants_steps()
             && !settings.replicas_change()
             && meters.is_alone()
-            && settings.group_layers.is_empty()
+            && settings.group_sizes.is_empty()
             && lock_steps.is_empty();
         let source = TimeScaled::new(source, speed);
         Ok(Self {

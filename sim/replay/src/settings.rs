@@ -57,8 +57,9 @@ pub struct Settings {
     pub others: Vec<Group>,
     /// Limits of each replica's core. [`Settings::core`] returns limits suited to a replay.
     pub core: Config,
-    /// Layers in each layer group of the core ([`trunkline_core::config::WorkerFacts::groups`]); empty for a model without groups.
-    pub group_layers: Vec<u32>,
+    /// Layers in each layer group of the core ([`trunkline_core::config::WorkerFacts::groups`]), or KV heads, if layers are divided among groups: in all
+    /// groups together those of the model. Empty for a model without groups.
+    pub group_sizes: Vec<u32>,
     /// Links between the host and the further tiers of the prefix cache; one fewer than [`Config::tiers`].
     pub far_links: Vec<TierLink>,
     /// `true` if the shared tier is host memory of one server: look-ups there wait for the copies under way, as those of
@@ -137,7 +138,7 @@ impl Settings {
             parallel: Parallel::ONE,
             replicas: 1,
             core: Self::core(),
-            group_layers: Vec::new(),
+            group_sizes: Vec::new(),
             far_links: Vec::new(),
             shared_memory: false,
             arrivals: Arrivals::TRACED,
@@ -176,18 +177,21 @@ impl Settings {
     fn blocks_beside_weights(&self, hardware: &Hardware, parallel: Parallel) -> Result<u32, DoesNotFit> {
         let blocks = device_blocks_beside(self.weights, hardware, &self.model, parallel, self.core.block_size)?;
         // All groups have blocks as large as those of the largest.
-        let block_layers = self.block_layers() * u64::from(self.core.n_groups());
-        Ok((u64::from(blocks) * self.model.layers / block_layers).max(1) as u32)
+        let (largest, all) = self.block_share();
+        Ok((u64::from(blocks) * all / (largest * u64::from(self.core.n_groups()))).max(1) as u32)
     }
 
     /// Returns the bytes of a KV block over all devices of a replica. With layer groups it holds the layers of the largest.
     pub fn block_bytes(&self) -> u64 {
-        self.model.kv_bytes_per_token() / self.model.layers * self.block_layers() * u64::from(self.core.block_size)
+        let (largest, all) = self.block_share();
+        self.model.kv_bytes_per_token() * largest / all * u64::from(self.core.block_size)
     }
 
-    /// Returns the number of layers in a KV block.
-    fn block_layers(&self) -> u64 {
-        self.group_layers.iter().max().map_or(self.model.layers, |layers| u64::from(*layers))
+    /// Returns the part of the model's KV in a block: the layers, or KV heads, of the largest group, and of the model.
+    fn block_share(&self) -> (u64, u64) {
+        let largest = self.group_sizes.iter().max().map_or(self.model.layers, |size| u64::from(*size));
+        let all: u64 = self.group_sizes.iter().map(|size| u64::from(*size)).sum();
+        (largest, if all == 0 { self.model.layers } else { all })
     }
 
     /// Sets the estimated costs of copying a block and recomputing a token, by which the cores choose between the two.
@@ -293,11 +297,12 @@ impl Settings {
         !failures.is_empty() || random_failures.is_some() || autoscale.is_some()
     }
 
-    /// Checks that the layer groups of the core share the layers of the model.
+    /// Checks that the layer groups of the core share the layers, or the KV heads, of the model.
     fn check_layer_groups(&self) -> Result<(), SettingsError> {
-        let (groups, layers) = (self.core.worker.groups.len(), self.group_layers.iter().map(|n| u64::from(*n)).sum());
-        if groups != self.group_layers.len() || (groups > 0 && layers != self.model.layers) {
-            return Err(SettingsError::LayerGroups { groups, layers, model_layers: self.model.layers });
+        let (groups, members) = (self.core.worker.groups.len(), self.group_sizes.iter().map(|n| u64::from(*n)).sum());
+        let (layers, heads) = (self.model.layers, self.model.layers * self.model.kv_heads);
+        if groups != self.group_sizes.len() || (groups > 0 && members != layers && members != heads) {
+            return Err(SettingsError::LayerGroups { groups, members, layers, heads });
         }
         Ok(())
     }
@@ -367,14 +372,18 @@ pub enum SettingsError {
     #[error("speed is {0}; it must be above 0, such as 2 for twice the load")]
     Speed(f64),
     /// Layer groups without the layers of the model.
-    #[error("{layers} layers in {groups} layer groups for a model of {model_layers} layers")]
+    #[error(
+        "{members} layers or KV heads in {groups} layer groups for a model of {layers} layers and {heads} KV heads"
+    )]
     LayerGroups {
         /// Number of groups of the core.
         groups: usize,
-        /// Layers of all groups.
-        layers: u64,
+        /// Layers, or KV heads, of all groups.
+        members: u64,
         /// Layers of the model.
-        model_layers: u64,
+        layers: u64,
+        /// KV heads of all layers.
+        heads: u64,
     },
     /// Different numbers of links and further tiers.
     #[error("{links} links for {tiers} tiers behind the first")]

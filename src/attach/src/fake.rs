@@ -101,8 +101,11 @@ impl FakeWorker {
     /// Returns facts about the fake model: one layer in each layer group.
     fn info(config: &FakeConfig) -> ModelInfo {
         let n_layers = 1 + config.scored_groups;
-        let group =
-            |layer| LayerGroup { layers: vec![layer], keeps: if layer == 0 { Keeps::All } else { Keeps::Scored } };
+        let group = |layer| LayerGroup {
+            layers: vec![layer],
+            heads: Vec::new(),
+            keeps: if layer == 0 { Keeps::All } else { Keeps::Scored },
+        };
         let groups = if n_layers > 1 { (0..n_layers).map(group).collect() } else { Vec::new() };
         ModelInfo {
             name: "fake".into(),

@@ -14,6 +14,8 @@ const BLOCK_SIZE_MAX: u32 = 1 << 16;
 const BLOCK_BYTES_MAX: u64 = 1 << 30;
 /// Stages of a worker's pipeline, at most.
 const PIPELINE_STAGES_MAX: u32 = 64;
+/// KV heads of a model whose layer groups have single heads, at most.
+const HEADS_MAX: u64 = 1 << 20;
 /// Workers of a lock-step group, at most.
 const GROUP_SIZE_MAX: u32 = 1024;
 /// Number of entries of each list in a [`wire::Hello`], at most.
@@ -150,6 +152,14 @@ pub enum HelloFault {
         /// Number of a layer at fault.
         layer: u32,
     },
+    /// The layer groups do not hold each KV head once.
+    #[error(
+        "hello: model.groups: head {head} must be below n_layers * n_kv_heads and in exactly one group, in ascending order"
+    )]
+    Head {
+        /// Number of the head.
+        head: u32,
+    },
     /// A layer group has a window and scores at once, or the first group has a window.
     #[error("hello: model.groups[{group}]: {reason}")]
     Group {
@@ -248,6 +258,7 @@ fn encode_model(model: &ModelInfo) -> wire::WorkerModel {
         layers: group.layers.clone(),
         window: if let Keeps::Window(window) = group.keeps { window } else { 0 },
         scored: group.keeps == Keeps::Scored,
+        heads: group.heads.clone(),
     };
     wire::WorkerModel {
         name: model.name.clone(),
@@ -283,7 +294,10 @@ fn decode_model(model: wire::WorkerModel) -> Result<ModelInfo, HelloFault> {
     for token in &model.eos_token_ids {
         check_range("model.eos_token_ids", u64::from(*token), *token < model.vocab_size, "below vocab_size")?;
     }
-    let groups = decode_groups(&model.groups, n_layers)?;
+    let has_heads = model.groups.iter().any(|group| !group.heads.is_empty());
+    let n_members = u64::from(n_layers) * if has_heads { u64::from(model.n_kv_heads) } else { 1 };
+    check_range("model.n_kv_heads", model.n_kv_heads.into(), n_members <= HEADS_MAX, "at most 1048576 in all layers")?;
+    let groups = decode_groups(&model.groups, has_heads, n_members as usize)?;
     let info = ModelInfo {
         name: model.name,
         revision: model.revision,
@@ -305,8 +319,15 @@ fn decode_model(model: wire::WorkerModel) -> Result<ModelInfo, HelloFault> {
     Ok(info)
 }
 
-fn decode_groups(groups: &[wire::WorkerLayerGroup], n_layers: u32) -> Result<Vec<LayerGroup>, HelloFault> {
-    let mut seen = vec![false; n_layers as usize];
+/// Checks that groups have each of the `n_members` layers, or KV heads if `has_heads`, once.
+fn decode_groups(
+    groups: &[wire::WorkerLayerGroup],
+    has_heads: bool,
+    n_members: usize,
+) -> Result<Vec<LayerGroup>, HelloFault> {
+    let missed =
+        |number: u32| if has_heads { HelloFault::Head { head: number } } else { HelloFault::Layer { layer: number } };
+    let mut seen = vec![false; n_members];
     let mut out = Vec::with_capacity(groups.len());
     for (index, group) in groups.iter().enumerate() {
         let fault = |reason| Err(HelloFault::Group { group: index, reason });
@@ -317,21 +338,22 @@ fn decode_groups(groups: &[wire::WorkerLayerGroup], n_layers: u32) -> Result<Vec
             (_, false) if index == 0 => return fault("the first group keeps all positions, without a window"),
             (window, false) => Keeps::Window(window),
         };
-        if group.layers.is_empty() {
-            return fault("a group has at least one layer");
+        let (members, others) = if has_heads { (&group.heads, &group.layers) } else { (&group.layers, &group.heads) };
+        if members.is_empty() || !others.is_empty() {
+            return fault("a group has at least one layer; or all groups have heads, and none layers");
         }
         let mut last = None;
-        for layer in &group.layers {
-            let fresh = seen.get_mut(*layer as usize).map(|seen| !std::mem::replace(seen, true));
-            if fresh != Some(true) || last >= Some(*layer) {
-                return Err(HelloFault::Layer { layer: *layer });
+        for member in members {
+            let fresh = seen.get_mut(*member as usize).map(|seen| !std::mem::replace(seen, true));
+            if fresh != Some(true) || last >= Some(*member) {
+                return Err(missed(*member));
             }
-            last = Some(*layer);
+            last = Some(*member);
         }
-        out.push(LayerGroup { layers: group.layers.clone(), keeps });
+        out.push(LayerGroup { layers: group.layers.clone(), heads: group.heads.clone(), keeps });
     }
     match seen.iter().position(|seen| !seen) {
-        Some(layer) if !groups.is_empty() => Err(HelloFault::Layer { layer: layer as u32 }),
+        Some(member) if !groups.is_empty() => Err(missed(member as u32)),
         _ => Ok(out),
     }
 }

@@ -8,7 +8,7 @@ use trunkline_attach::{Abilities, Hello, HelloFault, KvRoom, LockStep, Resume, S
 use trunkline_port::{Keeps, LayerGroup, ModelInfo};
 
 fn hello() -> Hello {
-    let group = |layers: &[u32], keeps| LayerGroup { layers: layers.to_vec(), keeps };
+    let group = |layers: &[u32], keeps| LayerGroup { layers: layers.to_vec(), heads: Vec::new(), keeps };
     let groups = vec![group(&[0, 3], Keeps::All), group(&[1], Keeps::Window(64)), group(&[2], Keeps::Scored)];
     let model = ModelInfo {
         name: "tiny".to_owned(),
@@ -48,6 +48,13 @@ fn hello() -> Hello {
     }
 }
 
+/// Gives the layer groups single KV heads in place of layers.
+fn give_heads(hello: &mut wire::Hello, heads: [&[u32]; 3]) {
+    for (group, heads) in hello.model.as_mut().unwrap().groups.iter_mut().zip(heads) {
+        (group.layers, group.heads) = (Vec::new(), heads.to_vec());
+    }
+}
+
 #[test]
 fn a_hello_survives_the_wire() {
     for resume in [hello().resume, None] {
@@ -55,13 +62,18 @@ fn a_hello_survives_the_wire() {
         let bytes = sent.encode().encode_to_vec();
         assert_eq!(Hello::decode(wire::Hello::decode(&bytes[..]).unwrap()), Ok(sent));
     }
+    let mut divided = hello().encode();
+    give_heads(&mut divided, [&[0, 3, 7], &[1, 2], &[4, 5, 6]]);
+    let decoded = Hello::decode(divided.clone()).unwrap();
+    assert_eq!((&decoded.model.groups[2].heads[..], &decoded.model.groups[2].layers[..]), (&[4, 5, 6][..], &[][..]));
+    assert_eq!(decoded.encode(), divided);
 }
 
 #[test]
 fn every_broken_rule_of_a_hello_is_named() {
     type Break = fn(&mut wire::Hello);
     let model: fn(&mut wire::Hello) -> &mut wire::WorkerModel = |hello| hello.model.as_mut().unwrap();
-    let breaks: [(Break, &str); 26] = [
+    let breaks: [(Break, &str); 29] = [
         (|hello| hello.protocol = 2, "version 2 of the protocol"),
         (|hello| hello.name.clear(), "name must have 1 to 256 bytes"),
         (|hello| hello.name = "x".repeat(257), "name must have 1 to 256 bytes"),
@@ -78,6 +90,9 @@ fn every_broken_rule_of_a_hello_is_named() {
         (|hello| hello.model.as_mut().unwrap().groups[0].layers = vec![3, 0], "layer 0"),
         (|hello| hello.model.as_mut().unwrap().groups[1].layers = vec![9], "layer 9"),
         (|hello| drop(hello.model.as_mut().unwrap().groups.pop()), "layer 2"),
+        (|hello| hello.model.as_mut().unwrap().groups[1].heads = vec![1], "groups[0]: a group has at least one layer"),
+        (|hello| give_heads(hello, [&[0, 1, 2, 3, 4], &[5], &[6, 9]]), "head 9"),
+        (|hello| give_heads(hello, [&[0, 1, 2, 3, 4], &[5], &[6]]), "head 7"),
         (|hello| hello.model.as_mut().unwrap().groups[2].window = 5, "groups[2]: a group has a window or scores"),
         (|hello| hello.model.as_mut().unwrap().groups[0].window = 5, "groups[0]: the first group keeps all"),
         (|hello| hello.kv.as_mut().unwrap().block_sizes.clear(), "kv.block_sizes is 0"),

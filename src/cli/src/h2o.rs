@@ -1,5 +1,6 @@
 //! `trunkline h2o`: tools for eviction within sequences.
 
+pub mod full_heads;
 pub mod layer_file;
 pub mod retrieval;
 
@@ -10,6 +11,7 @@ use clap::{Args, Subcommand};
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
+use self::full_heads::FullHeads;
 use self::layer_file::LayerFile;
 use self::retrieval::far_reading;
 use crate::bench::h2o::rig::BLOCK;
@@ -19,7 +21,7 @@ use crate::revision::revision;
 
 const EXAMPLES: &str = "\
 Examples:
-  Find the layers of a model that read far back, and serve it with eviction in the others:
+  Find the KV heads of a model that read far back, and serve it with eviction in the others:
     trunkline h2o calibrate ./SmolLM2-135M-Instruct.Q4_1.gguf
     trunkline serve --model ./SmolLM2-135M-Instruct.Q4_1.gguf --h2o on";
 
@@ -32,9 +34,9 @@ pub struct H2oArgs {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Find the layers of a model that read far back, and write them to a file beside the model, where `serve --h2o` finds it.
+    /// Find the KV heads of a model that read far back, and write them to a file beside the model, where `serve --h2o` finds it.
     ///
-    /// The model reads texts that stand twice in its context. Layers whose attention goes from the second copy back to the first keep every
+    /// The model reads texts that stand twice in its context. Heads whose attention goes from the second copy back to the first keep every
     /// token later; the others may drop tokens.
     #[command(after_help = EXAMPLES)]
     Calibrate(CalibrateArgs),
@@ -55,9 +57,9 @@ struct CalibrateArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     texts: u32,
 
-    /// Layers that keep every token [default: 27.5 % of all layers].
+    /// KV heads that keep every token, of all layers together [default: 27.5 % of all].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    layers: Option<u32>,
+    heads: Option<u32>,
 
     /// Threads that compute, at most 1024; 0 is one per core.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -80,7 +82,8 @@ pub fn run(args: &H2oArgs) -> anyhow::Result<()> {
     let file = calibrate(args, &tokenizer, model)?;
     let output = args.output.clone().unwrap_or_else(|| LayerFile::default_path(path));
     file.write(&output)?;
-    print(&render(&file))?;
+    print(&render(&file)?)?;
+    print(&format!("--h2o-layers {}", file.keep))?;
     print(&format!("wrote {}", output.display()))
 }
 
@@ -94,30 +97,34 @@ fn calibrate(args: &CalibrateArgs, tokenizer: &Tokenizer, model: Model) -> anyho
         info.max_context
     );
     let shares = far_reading(model, tokenizer, n, args.texts, args.threads)?;
-    let layers = match args.layers {
-        Some(layers) => retrieval::first_layers(&shares, &info, layers as usize),
-        None => retrieval::full_layers(&shares, &info),
+    let full = match args.heads {
+        Some(heads) => retrieval::first_heads(&shares, &info, heads as usize),
+        None => retrieval::full_heads(&shares, &info),
     };
     Ok(LayerFile {
         model: name,
         revision: revision(&args.model)
             .with_context(|| format!("cannot read the files of {}", args.model.display()))?,
-        layers,
+        keep: full.to_string(),
         tokens: n as u32,
         texts: args.texts * texts::KINDS.len() as u32,
         shares,
     })
 }
 
-/// Returns a table of the layers, those that read back most first.
-fn render(file: &LayerFile) -> String {
+/// Returns a table of the heads that read back most: those that keep every token, and half as many more.
+fn render(file: &LayerFile) -> anyhow::Result<String> {
+    let per_layer = file.shares.first().map_or(1, Vec::len);
+    let shares: Vec<f64> = file.shares.iter().flatten().copied().collect();
+    let full = FullHeads::parse(&file.keep, file.shares.len() as u32, per_layer as u32)?;
     let mut table = table();
-    table.set_header(["layer", "share of far reading", "keeps"]);
-    let mut order: Vec<usize> = (0..file.shares.len()).collect();
-    order.sort_by(|a, b| file.shares[*b].total_cmp(&file.shares[*a]));
-    for layer in order {
-        let keeps = if file.layers.contains(&(layer as u32)) { "every token" } else { "what attention reads" };
-        table.add_row([layer.to_string(), format!("{:.1} %", 100.0 * file.shares[layer]), keeps.into()]);
+    table.set_header(["KV head", "share of far reading", "keeps"]);
+    let mut order: Vec<usize> = (0..shares.len()).collect();
+    order.sort_by(|a, b| shares[*b].total_cmp(&shares[*a]));
+    for head in order.into_iter().take(full.len() + full.len().div_ceil(2)) {
+        let keeps = if full.contains(head as u32) { "every token" } else { "what attention reads" };
+        let name = format!("{}.{}", head / per_layer, head % per_layer);
+        table.add_row([name, format!("{:.1} %", 100.0 * shares[head]), keeps.into()]);
     }
-    table.to_string()
+    Ok(table.to_string())
 }

@@ -1,13 +1,13 @@
 //! Flags of eviction within sequences (H2O), and the layer groups that follow from them.
 
-use anyhow::{Context, ensure};
 use clap::Args;
 use serde::de::MapAccess;
 use tracing::warn;
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, ConfigError, Keeps};
-use trunkline_port::LayerGroup;
-use trunkline_worker::{Model, equal_groups};
+use trunkline_worker::Model;
+
+use crate::h2o::full_heads::FullHeads;
 
 /// Keys of a config file, each the name of a flag.
 pub const H2O_KEYS: [&str; 9] = [
@@ -30,8 +30,8 @@ const FULL_LAYERS_UNKNOWN: u32 = 4;
 /// Settings of eviction within sequences, beside `--h2o`.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct H2oSettings {
-    /// Layers that keep every token while the others drop tokens, as in 7,14,17,18,20,21,23,24: those that read far back [default: as
-    /// trunkline h2o calibrate found them, else each fourth, with --h2o-ratio 2 at most].
+    /// Layers, or single KV heads as LAYER.HEAD, that keep every token while the others drop tokens, as in 7.2,17.1,18: those that read far
+    /// back [default: as trunkline h2o calibrate found them, else each fourth layer, with --h2o-ratio 2 at most].
     #[arg(long, value_name = "LAYERS")]
     pub h2o_layers: Option<String>,
 
@@ -128,22 +128,21 @@ impl H2oSettings {
     }
 
     /// Divides the layers of a model into those that keep every token and those that drop tokens, if eviction is on or the layers are
-    /// given, and gives the core its groups. `found` are layers that were found to read far back.
+    /// given, and gives the core its groups. `found` are layers and heads that were found to read far back, as in `--h2o-layers`.
     ///
     /// # Errors
-    /// If a layer is no number, does not exist, or has a sliding window.
-    pub fn divide(&self, model: Model, found: Option<Vec<u32>>, config: &mut Config) -> anyhow::Result<Model> {
+    /// If a layer or head is no number, does not exist, or has a sliding window.
+    pub fn divide(&self, model: Model, found: Option<&str>, config: &mut Config) -> anyhow::Result<Model> {
         let is_wanted = config.h2o.mode != Mode::Off || self.h2o_layers.is_some();
         let model = if is_wanted { self.with_groups(model, found, config)? } else { model };
         config.worker.groups = model.info().groups.iter().map(|group| group.keeps).collect();
         Ok(model)
     }
 
-    fn with_groups(&self, model: Model, found: Option<Vec<u32>>, config: &mut Config) -> anyhow::Result<Model> {
+    fn with_groups(&self, model: Model, found: Option<&str>, config: &mut Config) -> anyhow::Result<Model> {
         let info = model.info();
-        let full = match (&self.h2o_layers, found) {
-            (Some(text), _) => layers(text, info.n_layers)?,
-            (None, Some(found)) => found,
+        let full = match (self.h2o_layers.as_deref(), found) {
+            (Some(text), _) | (None, Some(text)) => FullHeads::parse(text, info.n_layers, info.n_kv_heads)?,
             (None, None) => {
                 if config.h2o.ratio > RATIO_MAX_UNKNOWN {
                     warn!(
@@ -152,11 +151,11 @@ impl H2oSettings {
                     );
                     config.h2o.ratio = RATIO_MAX_UNKNOWN;
                 }
-                spread_layers(info.n_layers)
+                FullHeads::of_layers(&spread_layers(info.n_layers), info.n_layers, info.n_kv_heads)
             }
         };
         let windows: Vec<_> = info.groups.into_iter().filter(|group| matches!(group.keeps, Keeps::Window(_))).collect();
-        Ok(model.with_groups(dropping_groups(info.n_layers, full, &windows)?)?)
+        Ok(model.with_groups(full.groups(&windows)?)?)
     }
 }
 
@@ -164,42 +163,6 @@ impl H2oSettings {
 pub fn spread_layers(n_layers: u32) -> Vec<u32> {
     let n_full = (n_layers / FULL_LAYERS_UNKNOWN).max(1);
     (0..n_full).map(|layer| (2 * layer + 1) * n_layers / (2 * n_full)).collect()
-}
-
-/// Divides the layers of a model into those that keep every token (`full`), those with sliding windows, and the others, which drop
-/// tokens.
-///
-/// # Errors
-/// If a layer of `full` has a sliding window.
-pub fn dropping_groups(n_layers: u32, full: Vec<u32>, windows: &[LayerGroup]) -> anyhow::Result<Vec<LayerGroup>> {
-    let is_windowed = |layer: &u32| windows.iter().any(|group| group.layers.contains(layer));
-    if let Some(layer) = full.iter().find(|layer| is_windowed(layer)) {
-        anyhow::bail!("h2o-layers names layer {layer}, which has a sliding window; name layers that read every token");
-    }
-    let drops = |layer: &u32| !full.contains(layer) && !is_windowed(layer);
-    let dropping = (0..n_layers).filter(drops).collect();
-    let mut kinds = vec![(Keeps::All, full.clone())];
-    kinds.extend(windows.iter().map(|group| (group.keeps, group.layers.clone())));
-    kinds.push((Keeps::Scored, dropping));
-    kinds.retain(|(_, layers)| !layers.is_empty());
-    Ok(equal_groups(&kinds))
-}
-
-/// Reads a list of layers.
-///
-/// # Errors
-/// If a layer is no number, or does not exist.
-pub fn layers(text: &str, n_layers: u32) -> anyhow::Result<Vec<u32>> {
-    let layer = |text: &str| -> anyhow::Result<u32> {
-        let layer =
-            text.trim().parse().with_context(|| format!("h2o-layers names '{text}'; give numbers, as in 7,14"))?;
-        ensure!(layer < n_layers, "h2o-layers names layer {layer}; the model has the layers 0 to {}", n_layers - 1);
-        Ok(layer)
-    };
-    let mut layers = text.split(',').map(layer).collect::<anyhow::Result<Vec<u32>>>()?;
-    layers.sort_unstable();
-    layers.dedup();
-    Ok(layers)
 }
 
 #[cfg(test)]
@@ -231,7 +194,7 @@ mod tests {
         let mut config = Config::default();
         config.h2o.mode = Mode::On;
         let divide = |settings: &H2oSettings, config: &mut Config| {
-            let model = settings.divide(Model::seeded(1), Some(vec![1]), config).unwrap();
+            let model = settings.divide(Model::seeded(1), Some("1"), config).unwrap();
             model.info().groups[0].layers.clone()
         };
         assert_eq!(divide(&H2oSettings::default(), &mut config), [1]);
@@ -251,7 +214,7 @@ mod tests {
     fn wrong_layers_and_numbers_are_reported() {
         let fault = |settings: &H2oSettings| divided(settings, Mode::On).unwrap_err().to_string();
         assert_eq!(fault(&layers_of("7,x")), "h2o-layers names layer 7; the model has the layers 0 to 1");
-        assert_eq!(fault(&layers_of("one")), "h2o-layers names 'one'; give numbers, as in 7,14");
+        assert_eq!(fault(&layers_of("one")), "h2o-layers names 'one'; give numbers, as in 7,14 or 7.2,14.0");
         let few = H2oSettings { h2o_sink: Some("few".into()), ..H2oSettings::default() };
         assert_eq!(fault(&few), "h2o sink is 'few'; give a number");
     }

@@ -87,15 +87,15 @@ impl<'a> ModelSource<'a> {
         }
     }
 
-    /// Returns the layers that keep every token under `--h2o`, if `h2o calibrate` found them for this revision.
+    /// Returns the layers and KV heads that keep every token under `--h2o`, as in `--h2o-layers`, if `h2o calibrate` found them for this revision.
     ///
     /// # Errors
     /// If the file of layers cannot be read or is malformed.
-    pub fn layers(self, revision: &str) -> anyhow::Result<Option<Vec<u32>>> {
+    pub fn full_heads(self, revision: &str) -> anyhow::Result<Option<String>> {
         match self {
-            Self::BuiltIn => Ok(Some(LayerFile::parse(LAYERS, Path::new("small-world/h2o.toml"))?.layers)),
+            Self::BuiltIn => Ok(Some(LayerFile::parse(LAYERS, Path::new("small-world/h2o.toml"))?.keep)),
             Self::Random => Ok(None),
-            Self::Path(path) => LayerFile::layers_of(path, revision),
+            Self::Path(path) => LayerFile::keep_of(path, revision),
         }
     }
 }
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(revision, read.revision().unwrap());
         let layers = LayerFile::of(folder).unwrap().unwrap();
         assert_eq!(layers.revision, revision, "the layers belong to these weights");
-        assert_eq!(built_in.layers(&revision).unwrap().unwrap(), read.layers(&revision).unwrap().unwrap());
+        assert_eq!(built_in.full_heads(&revision).unwrap().unwrap(), read.full_heads(&revision).unwrap().unwrap());
         assert_eq!(built_in.model().unwrap().info(), read.model().unwrap().info());
         let text = "The secret words of the fox are: moon, kettle.";
         let tokens = built_in.tokenizer().unwrap().encode(text).unwrap();
@@ -135,7 +135,7 @@ mod tests {
         let random = ModelSource::of(Some(Path::new(RANDOM)));
         assert_eq!(random, ModelSource::Random);
         assert_eq!(random.model().unwrap().info().max_context, 32_768);
-        assert_eq!((random.revision().unwrap(), random.layers("").unwrap()), (String::new(), None));
+        assert_eq!((random.revision().unwrap(), random.full_heads("").unwrap()), (String::new(), None));
         let Err(error) = ModelSource::of(Some(Path::new("/no/model"))).model() else { panic!("loaded") };
         let line = "cannot load the model /no/model: there is no such folder or file; give a Hugging Face folder or a GGUF file";
         assert_eq!(error.to_string(), line);

@@ -287,8 +287,8 @@ fn of_class(
 fn divided(settings: &Settings, model: Model, revision: &str) -> anyhow::Result<(Model, Config)> {
     let max_context = model.config().max_context;
     let mut config = limits(settings, model.info().kv_bytes_per_token, max_context)?;
-    let found = ModelSource::of(settings.model.as_deref()).layers(revision)?;
-    let model = settings.h2o.divide(model, found, &mut config)?;
+    let found = ModelSource::of(settings.model.as_deref()).full_heads(revision)?;
+    let model = settings.h2o.divide(model, found.as_deref(), &mut config)?;
     if !settings.core.has("device_blocks") {
         config.device_blocks = device_blocks(config.block_size, model.info().kv_bytes_per_token);
     }
@@ -315,7 +315,7 @@ fn stores(
 pub(crate) fn rotation(model: &Model) -> Vec<Vec<u64>> {
     let turns = |radians: &f32| (f64::from(*radians) / TAU * 2f64.powi(64)) as u64;
     let layer: Vec<u64> = model.rotary_frequencies().iter().map(turns).collect();
-    vec![layer; model.info().block_layers() as usize]
+    vec![layer; model.info().block_shape().0 as usize]
 }
 
 /// Returns the limits of the core, and a backend of null workers. A model folder serves for its tokenizer alone.

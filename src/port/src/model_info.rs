@@ -42,9 +42,16 @@ impl ModelInfo {
         self.groups.len().max(1) as u32
     }
 
-    /// Returns the number of layers in the largest group: every block has room for as many.
-    pub fn block_layers(&self) -> u32 {
-        self.groups.iter().map(|group| group.layers.len() as u32).max().unwrap_or(self.n_layers)
+    /// Returns the layers in the largest group, and the KV heads of each: every block has room for as many. If groups have single heads, each head
+    /// counts as a layer of one head.
+    pub fn block_shape(&self) -> (u32, u32) {
+        let largest =
+            |members: fn(&LayerGroup) -> &Vec<u32>| self.groups.iter().map(|group| members(group).len()).max();
+        match largest(|group| &group.heads) {
+            None => (self.n_layers, self.n_kv_heads),
+            Some(0) => (largest(|group| &group.layers).unwrap_or_default() as u32, self.n_kv_heads),
+            Some(heads) => (heads as u32, 1),
+        }
     }
 
     /// Returns the size of a block of `block_size` tokens, in bytes.
@@ -53,13 +60,16 @@ impl ModelInfo {
     }
 }
 
-/// Layers that share block tables. A block holds the KV of one group: [`crate::DeviceBlocks`] and [`crate::Step::blocks`] number the
+/// Layers, or single KV heads of layers, that share block tables. A block holds the KV of one group: [`crate::DeviceBlocks`] and [`crate::Step::blocks`] number the
 /// blocks of all groups together, and each block fits any group. So a group smaller than the largest one leaves a part of its
 /// blocks unused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerGroup {
     /// Numbers of the layers, ascending. Each layer of the model is in exactly one group.
     pub layers: Vec<u32>,
+    /// Numbers of the KV heads, ascending, `layer * n_kv_heads + head`, for a model whose layers are divided: all its groups have heads then, and no
+    /// `layers`. Each head of the model is in exactly one group.
+    pub heads: Vec<u32>,
     /// Positions that the layers keep.
     pub keeps: Keeps,
 }
@@ -82,13 +92,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_has_the_layers_of_the_largest_group() {
-        let whole = ModelInfo { n_layers: 5, kv_bytes_per_token: 500, ..ModelInfo::default() };
-        assert_eq!((whole.n_groups(), whole.block_layers(), whole.block_bytes(16)), (1, 5, 8000));
-        let group = |layers: &[u32]| LayerGroup { layers: layers.to_vec(), keeps: Keeps::All };
+    fn a_block_has_the_layers_or_heads_of_the_largest_group() {
+        let whole = ModelInfo { n_layers: 5, n_kv_heads: 2, kv_bytes_per_token: 500, ..ModelInfo::default() };
+        assert_eq!((whole.n_groups(), whole.block_shape(), whole.block_bytes(16)), (1, (5, 2), 8000));
+        let group = |layers: &[u32]| LayerGroup { layers: layers.to_vec(), ..LayerGroup::default() };
         // Two blocks of three layers each: 600 bytes for a token.
         let groups = vec![group(&[0, 2, 4]), group(&[1, 3])];
+        let split = ModelInfo { groups, kv_bytes_per_token: 600, ..whole.clone() };
+        assert_eq!((split.n_groups(), split.block_shape(), split.block_bytes(16)), (2, (3, 2), 4800));
+        let group = |heads: &[u32]| LayerGroup { heads: heads.to_vec(), ..LayerGroup::default() };
+        let groups = vec![group(&[0, 3, 4, 9]), group(&[1, 2, 5, 6]), group(&[7, 8])];
         let split = ModelInfo { groups, kv_bytes_per_token: 600, ..whole };
-        assert_eq!((split.n_groups(), split.block_layers(), split.block_bytes(16)), (2, 3, 4800));
+        assert_eq!((split.block_shape(), split.block_bytes(16)), ((4, 1), 3200));
     }
 }

@@ -48,11 +48,12 @@ impl EngineStore {
 /// Returns the layout of a model's blocks, without the rotation of keys, which a model's facts do not have.
 pub fn layout(model: &ModelInfo, block_size: u32) -> BlockLayout {
     let narrow = |n: u32| u16::try_from(n).ok();
+    let (layers, heads) = model.block_shape();
     let shape = || {
         Some(trunkline_store::Shape {
-            layers: narrow(model.block_layers())?,
+            layers: narrow(layers)?,
             tokens: narrow(block_size)?,
-            heads: narrow(model.n_kv_heads)?,
+            heads: narrow(heads)?,
             head_dim: narrow(model.head_dim)?,
         })
     };

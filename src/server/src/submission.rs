@@ -284,7 +284,10 @@ impl KvClass {
 /// Returns what makes the bytes of cached blocks differ for one model: the type and shape of KV, and the layer groups.
 fn kv_layout(model: &ModelInfo) -> String {
     let ModelInfo { kv_dtype, n_layers, n_kv_heads, head_dim, groups, .. } = model;
-    let group = |group: &LayerGroup| format!(" {:?} {:?}", group.keeps, group.layers);
+    let group = |group: &LayerGroup| {
+        let (unit, members) = if group.heads.is_empty() { ("", &group.layers) } else { ("heads ", &group.heads) };
+        format!(" {:?} {unit}{members:?}", group.keeps)
+    };
     let groups: String = groups.iter().map(group).collect();
     format!("{kv_dtype} {n_layers}x{n_kv_heads}x{head_dim}{groups}")
 }
@@ -301,7 +304,7 @@ mod tests {
             ModelInfo { kv_dtype: "bf16".into(), n_layers: 2, n_kv_heads: 3, head_dim: 64, ..ModelInfo::default() };
         // Disks hold blocks under this: a change makes them unreadable.
         assert_eq!(kv_layout(&plain), "bf16 2x3x64");
-        let group = |keeps, layers: &[u32]| LayerGroup { layers: layers.to_vec(), keeps };
+        let group = |keeps, layers: &[u32]| LayerGroup { layers: layers.to_vec(), heads: Vec::new(), keeps };
         let of = |groups: Vec<LayerGroup>| kv_layout(&ModelInfo { groups, ..plain.clone() });
         let first = of(vec![group(Keeps::All, &[0]), group(Keeps::Window(8), &[1])]);
         assert_eq!(first, "bf16 2x3x64 All [0] Window(8) [1]");

@@ -62,8 +62,16 @@ struct Tile {
     from: usize,
     rows: usize,
     heads: Range<usize>,
-    /// Place of the tile's scores among all tiles' scores; empty if no row is scored.
+    /// Place of the tile's scores among all tiles' scores; empty if no row is scored. With the heads apart, those of one head after another.
     scores: Range<usize>,
+}
+
+impl Tile {
+    /// Returns the part of the tile's scores for its `i`-th head.
+    fn scores_of<'a>(&self, i: usize, heads_apart: bool, scores: &'a mut [f32]) -> &'a mut [f32] {
+        let n = scores.len() / self.heads.len();
+        if heads_apart { &mut scores[i * n..][..n] } else { scores }
+    }
 }
 
 /// The pieces of work of a batch. Equal in every layer.
@@ -71,16 +79,18 @@ pub(crate) struct Plan<'a> {
     sequences: &'a [Sequence<'a>],
     config: &'a ModelConfig,
     tiles: Vec<Tile>,
+    /// `true` if each KV head has scores of its own.
+    heads_apart: bool,
     /// About how many multiply-adds a layer makes.
     cost: usize,
 }
 
 impl<'a> Plan<'a> {
     /// Cuts a batch into tiles.
-    pub(crate) fn new(sequences: &'a [Sequence<'a>], config: &'a ModelConfig) -> Self {
+    pub(crate) fn new(sequences: &'a [Sequence<'a>], config: &'a ModelConfig, heads_apart: bool) -> Self {
         let n_kv_heads = config.n_kv_heads as usize;
         let tile_rows = (TILE_QUERIES / config.group()).max(1);
-        let mut plan = Self { sequences, config, tiles: Vec::new(), cost: 0 };
+        let mut plan = Self { sequences, config, tiles: Vec::new(), heads_apart, cost: 0 };
         let mut scores = 0;
         for (sequence, seq) in sequences.iter().enumerate() {
             for from in (0..seq.n_rows).step_by(tile_rows) {
@@ -91,7 +101,7 @@ impl<'a> Plan<'a> {
                 // The outputs of one KV head lie together only within a row.
                 let step = if rows == 1 { 1 } else { n_kv_heads };
                 for head in (0..n_kv_heads).step_by(step) {
-                    let (heads, end) = (head..head + step, scores + entries);
+                    let (heads, end) = (head..head + step, scores + entries * if heads_apart { step } else { 1 });
                     plan.tiles.push(Tile { sequence, from, rows, heads, scores: scores..end });
                     scores = end;
                 }
@@ -108,11 +118,11 @@ type Task<'a> = (&'a Tile, &'a mut [f32], &'a mut [f32]);
 /// Attention of one layer for every row of the batch.
 ///
 /// `qkv` has rows of all query heads, then all key heads, then all value heads, already rotated; keys and values are
-/// read from `kv` only. `out` has rows of all query heads. Scored rows add to `scores`, if the layer counts for scores.
+/// read from `kv` only. `out` has rows of all query heads. Scored rows add to `scores`, for the KV heads that count for scores.
 pub(crate) fn attend(
     plan: &Plan<'_>,
     kv: &BlockView<'_>,
-    layer: Place,
+    places: &[Place],
     qkv: &[f32],
     out: &mut [f32],
     scores: &mut Scores,
@@ -120,7 +130,8 @@ pub(crate) fn attend(
 ) {
     let config = plan.config;
     let (dim, group) = (config.head_dim as usize, config.group());
-    let scored = layer.scored && scores.wanted();
+    let scored_heads = places.iter().filter(|place| place.scored).count();
+    let scored = scored_heads > 0 && scores.wanted();
     scores.tiles.resize(plan.tiles.last().map_or(0, |tile| tile.scores.end), 0.0);
     scores.tiles.fill(0.0);
     let (mut rest, mut rest_scores) = (out, scores.tiles.as_mut_slice());
@@ -132,7 +143,7 @@ pub(crate) fn attend(
         (rest, rest_scores) = (others, other_scores);
     }
     let per_task = tasks.len().div_ceil(16 * threads.count()).max(1);
-    let inputs = Inputs { plan, kv, layer, qkv };
+    let inputs = Inputs { plan, kv, places, qkv };
     threads.chunks(&mut tasks, per_task, plan.cost, |_, tasks| {
         let mut state = State::default();
         for (tile, out, scores) in tasks {
@@ -140,7 +151,8 @@ pub(crate) fn attend(
         }
     });
     if scored {
-        scores.add_layer(plan.tiles.iter().map(|tile| (tile.sequence, tile.scores.clone())));
+        let tiles = plan.tiles.iter().map(|tile| (tile.sequence, tile.heads.start, tile.scores.clone()));
+        scores.add_layer(scored_heads, tiles);
     }
 }
 
@@ -148,7 +160,8 @@ pub(crate) fn attend(
 struct Inputs<'a> {
     plan: &'a Plan<'a>,
     kv: &'a BlockView<'a>,
-    layer: Place,
+    /// Places of the layer's KV heads.
+    places: &'a [Place],
     qkv: &'a [f32],
 }
 
@@ -158,6 +171,7 @@ impl Inputs<'_> {
         let (dim, group) = (self.plan.config.head_dim as usize, self.plan.config.group());
         for (i, head) in tile.heads.clone().enumerate() {
             let queries = self.queries(tile, head);
+            let scores = tile.scores_of(i, self.plan.heads_apart, scores);
             let collector = self.collector(tile, &queries).filter(|_| !scores.is_empty());
             vectorised(
                 #[inline(always)]
@@ -181,11 +195,12 @@ impl Inputs<'_> {
         let config = self.plan.config;
         let width = config.q_width() + 2 * config.kv_width();
         let seq = &self.plan.sequences[tile.sequence];
-        let table = &seq.tables[self.layer.group];
+        let place = &self.places[head];
+        let table = &seq.tables[place.group];
         Queries {
             table,
             kv: self.kv,
-            layer: self.layer.index,
+            place,
             head,
             qkv: &self.qkv[(seq.row + tile.from) * width..(seq.row + tile.from + tile.rows) * width],
             width,
@@ -193,17 +208,17 @@ impl Inputs<'_> {
             group: config.group(),
             n: tile.rows * config.group(),
             index: table.index(seq.position as usize + tile.from),
-            window: self.layer.window.map_or(usize::MAX, |window| window as usize),
+            window: place.window.map_or(usize::MAX, |window| window as usize),
         }
     }
 
     /// Returns the collector of a tile's scores, if a row of the tile is scored.
-    fn collector(&self, tile: &Tile, queries: &Queries<'_>) -> Option<Collector<'_>> {
+    fn collector<'b>(&'b self, tile: &Tile, queries: &Queries<'b>) -> Option<Collector<'b>> {
         let seq = &self.plan.sequences[tile.sequence];
-        let scored = seq.scored.as_ref().filter(|_| !tile.scores.is_empty())?;
+        let scored = seq.scored.as_ref().filter(|_| !tile.scores.is_empty() && queries.place.scored)?;
         let rows = scored.rows.start.saturating_sub(tile.from)..(scored.rows.end - tile.from).min(tile.rows);
         Some(Collector {
-            table: &seq.tables[self.layer.group],
+            table: queries.table,
             kind: scored.kind,
             queries: rows.start * queries.group..rows.end * queries.group,
             group: queries.group,
@@ -235,7 +250,7 @@ struct State {
 struct Queries<'a> {
     table: &'a Table<'a>,
     kv: &'a BlockView<'a>,
-    layer: usize,
+    place: &'a Place,
     head: usize,
     qkv: &'a [f32],
     width: usize,
@@ -324,7 +339,7 @@ impl Queries<'_> {
     fn score(&self, start: usize, span: Range<usize>, scores: &mut [f32], cells: &mut Vec<f32>) {
         let size = self.kv.block_size();
         for (block, offset, at, run) in self.runs(start, span) {
-            let keys = self.kv.keys(self.layer, block, self.head, cells);
+            let keys = self.kv.keys(self.place, block, cells);
             if size.is_multiple_of(LANES) {
                 // Runs begin at multiples of sixteen, so sixteen lanes never leave the block.
                 for lane in (0..run).step_by(LANES) {
@@ -399,7 +414,7 @@ impl Queries<'_> {
     fn add_values(&self, start: usize, span: Range<usize>, state: &mut State) {
         let State { weights, sums, cells, .. } = state;
         for (block, offset, at, run) in self.runs(start, span) {
-            let values = self.kv.values(self.layer, block, self.head, offset..offset + run, cells);
+            let values = self.kv.values(self.place, block, offset..offset + run, cells);
             // Positions of the run seen by query `i`.
             let seen = |i: usize| {
                 let visible = self.visible(i, start);

@@ -13,13 +13,19 @@ use crate::seeded::tiny_config;
 /// A configuration, a filled cache and the table of one sequence of `n` positions whose blocks lie backwards.
 fn filled(config: &ModelConfig, dtype: KvDtype, block_size: u32, n: usize, kv_rows: &[f32]) -> (KvCache, Vec<u32>) {
     let n_blocks = (n as u32).div_ceil(block_size);
-    let mut kv = KvCache::new(Arc::new(KvMemory::new(config, config.n_layers, dtype, block_size, n_blocks).unwrap()));
+    let mut kv = KvCache::new(Arc::new(
+        KvMemory::new(config, (config.n_layers, config.n_kv_heads), dtype, block_size, n_blocks).unwrap(),
+    ));
     let table: Vec<u32> = (0..n_blocks).rev().collect();
     let width = config.kv_width();
     let mut locked = kv.lock(table.iter().copied(), empty());
     for (position, row) in kv_rows.chunks(2 * width).enumerate().take(n) {
         let (block, offset) = (position / block_size as usize, position % block_size as usize);
-        locked.write(0, table[block], offset, &row[..width], &row[width..]);
+        let (keys, values) = row.split_at(width);
+        let dim = config.head_dim as usize;
+        for (place, (key, value)) in places(config, PLACE).iter().zip(keys.chunks(dim).zip(values.chunks(dim))) {
+            locked.write(place, table[block], offset, key, value);
+        }
     }
     drop(locked);
     (kv, table)
@@ -29,8 +35,13 @@ fn run(config: &ModelConfig, kv: &mut KvCache, sequences: &[Sequence<'_>], qkv: 
     run_scored(config, kv, sequences, qkv, threads, PLACE).0
 }
 
+/// Places of a layer's heads, all like `place`.
+fn places(config: &ModelConfig, place: Place) -> Vec<Place> {
+    (0..config.n_kv_heads as usize).map(|head| Place { head, ..place }).collect()
+}
+
 /// Layer 0 in the only group, all positions visible.
-const PLACE: Place = Place { group: 0, index: 0, window: None, scored: true, unused_behind: false };
+const PLACE: Place = Place { group: 0, index: 0, head: 0, window: None, scored: true, unused_behind: false };
 
 fn run_scored(
     config: &ModelConfig,
@@ -43,10 +54,11 @@ fn run_scored(
     let locked = kv.lock(empty(), sequences.iter().flat_map(Sequence::blocks_read));
     let rows = sequences.iter().map(|seq| seq.n_rows).sum::<usize>();
     let mut out = vec![f32::NAN; rows * config.q_width()];
-    let plan = Plan::new(sequences, config);
+    let plan = Plan::new(sequences, config, false);
     let mut scores = Scores::default();
-    scores.begin(sequences.iter().map(|seq| seq.scored.as_ref()), config.n_heads as usize);
-    attend(&plan, &locked.view(), place, qkv, &mut out, &mut scores, &Threads::new(threads).unwrap());
+    scores.begin(sequences.iter().map(|seq| seq.scored.as_ref()), config.group());
+    let places = places(config, place);
+    attend(&plan, &locked.view(), &places, qkv, &mut out, &mut scores, &Threads::new(threads).unwrap());
     (out, scores)
 }
 

@@ -1,5 +1,6 @@
 //! Errors of model files and of steps; each message names the fault, the place, and the remedy.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use trunkline_port::{RequestId, StepError, Token};
@@ -239,29 +240,47 @@ impl From<WorkerError> for StepError {
     }
 }
 
+/// A layer or a KV head in a layer group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupMember {
+    /// Number of a layer.
+    Layer(u32),
+    /// Number of a KV head, `layer * n_kv_heads + head`.
+    Head(u32),
+}
+
+impl fmt::Display for GroupMember {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Layer(layer) => write!(f, "layer {layer}"),
+            Self::Head(head) => write!(f, "KV head {head}"),
+        }
+    }
+}
+
 /// Layer groups that contradict the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupsError {
-    /// A layer is in no group.
-    #[error("layer {layer} is in no layer group; each layer must be in exactly one")]
+    /// A layer or head is in no group.
+    #[error("{member} is in no layer group; each must be in exactly one")]
     Missing {
-        /// Number of the layer.
-        layer: u32,
+        /// The layer or head.
+        member: GroupMember,
     },
-    /// A layer is in two groups.
-    #[error("layer {layer} is in two layer groups; each layer must be in exactly one")]
+    /// A layer or head is in two groups.
+    #[error("{member} is in two layer groups; each must be in exactly one")]
     Twice {
-        /// Number of the layer.
-        layer: u32,
+        /// The layer or head.
+        member: GroupMember,
     },
-    /// A group names a layer beyond the model's last.
-    #[error("a layer group names layer {layer}, but the layers are 0 to {}", n_layers - 1)]
-    NoLayer {
-        /// Number of the layer.
-        layer: u32,
-        /// Number of layers of the model.
-        n_layers: u32,
+    /// A group names a layer or head beyond the model's last.
+    #[error("a layer group names {member}, but the numbers are 0 to {}", n - 1)]
+    Unknown {
+        /// The layer or head.
+        member: GroupMember,
+        /// Number of layers, or of KV heads, of the model.
+        n: u32,
     },
     /// A group has no layers.
     #[error("layer group {group} has no layers; leave it out")]
@@ -269,8 +288,14 @@ pub enum GroupsError {
         /// Number of the group.
         group: u32,
     },
-    /// The layers of a group do not ascend.
-    #[error("the layers of layer group {group} do not ascend; sort them")]
+    /// A group has layers and single heads.
+    #[error("layer group {group} has layers and single KV heads; name the heads of all layers")]
+    Both {
+        /// Number of the group.
+        group: u32,
+    },
+    /// The layers or heads of a group do not ascend.
+    #[error("the numbers of layer group {group} do not ascend; sort them")]
     Order {
         /// Number of the group.
         group: u32,

@@ -1,25 +1,27 @@
-//! Layer groups: layers that share block tables, and the place of each layer's KV in the blocks of its group.
+//! Layer groups: layers, or single KV heads, that share block tables, and the place of each head's KV in the blocks of its group.
 
 use trunkline_port::{Keeps, LayerGroup};
 
-use crate::error::GroupsError;
+use crate::error::{GroupMember, GroupsError};
 
 /// Layers' worth of memory left unused in all groups together, as a part of the model's layers, at most: 1 in 10. Smaller groups waste
 /// less, but each group has tables of its own.
 const WASTE_MAX: usize = 10;
 
-/// Group of a layer, place of the layer's KV within a block, and reach of the layer's attention.
+/// Group of a KV head, place of its KV within a block, and reach of its attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// Number of the group.
     pub(crate) group: usize,
-    /// Index of the layer within its group.
+    /// Index of the head's layer within a block; in a group of single heads that of the head.
     pub(crate) index: usize,
+    /// Number of the head within its layer in the block; 0 in a group of single heads.
+    pub(crate) head: usize,
     /// Positions read by a query, its own the last; `None` for all.
     pub(crate) window: Option<u32>,
-    /// `true` if attention of the layer counts for scores.
+    /// `true` if attention of the head counts for scores.
     pub(crate) scored: bool,
-    /// `true` for the last layer of a group smaller than the largest: the rest of its blocks stays unused.
+    /// `true` for the last head of a group smaller than the largest: the rest of its blocks stays unused.
     pub(crate) unused_behind: bool,
 }
 
@@ -30,46 +32,55 @@ pub(crate) struct Groups {
     listed: Vec<LayerGroup>,
     /// Positions kept by each group; one entry at least.
     keeps: Vec<Keeps>,
-    /// Place of each layer.
+    /// `[layer][KV head]`: place of each head.
     places: Vec<Place>,
-    /// Layers of the largest group.
-    largest: usize,
+    n_kv_heads: usize,
+    /// Layers of a block, and KV heads of each.
+    block_shape: (u32, u32),
 }
 
 impl Groups {
-    /// Checks the groups of a model whose layers have these windows; no groups stand for one with all layers.
+    /// Checks the groups of a model whose layers have these windows, and `n_kv_heads` KV heads each; no groups stand for one with all layers.
     ///
     /// # Errors
-    /// A layer in no group or in two, layers out of order, a window of 0, or a group that drops positions within the window of a layer.
-    pub(crate) fn new(listed: Vec<LayerGroup>, windows: &[Option<u32>]) -> Result<Self, GroupsError> {
+    /// A layer or head in no group or in two, layers or heads out of order, layers beside heads, a window of 0, or a group that drops positions
+    /// within the window of a layer.
+    pub(crate) fn new(listed: Vec<LayerGroup>, windows: &[Option<u32>], n_kv_heads: u32) -> Result<Self, GroupsError> {
         let n_layers = windows.len() as u32;
-        let whole = [LayerGroup { layers: (0..n_layers).collect(), keeps: Keeps::All }];
+        let whole = [LayerGroup { layers: (0..n_layers).collect(), ..LayerGroup::default() }];
         let groups: &[LayerGroup] = if listed.is_empty() { &whole } else { &listed };
-        let largest = groups.iter().map(|group| group.layers.len()).max().unwrap_or_default();
+        let of_heads = groups.iter().any(|group| !group.heads.is_empty());
+        let (unit, others) = if of_heads { (1, n_kv_heads as usize) } else { (n_kv_heads as usize, 1) };
+        let name = if of_heads { GroupMember::Head } else { GroupMember::Layer };
+        let members = |group: &LayerGroup| if of_heads { group.heads.clone() } else { group.layers.clone() };
+        let largest = groups.iter().map(|group| members(group).len()).max().unwrap_or_default();
         let any_scored = groups.iter().any(|group| group.keeps == Keeps::Scored);
-        let mut places = vec![None; windows.len()];
+        let mut places = vec![None; windows.len() * n_kv_heads as usize];
         for (number, group) in groups.iter().enumerate() {
-            check_group(number, group, windows)?;
-            for (index, layer) in group.layers.iter().enumerate() {
-                let place = &mut places[*layer as usize];
-                if place.is_some() {
-                    return Err(GroupsError::Twice { layer: *layer });
-                }
-                let own = windows[*layer as usize];
+            let members = members(group);
+            check_group(number, group, &members, windows, others)?;
+            for (index, member) in members.iter().enumerate() {
+                let own = windows[*member as usize / others];
                 let window = match group.keeps {
                     Keeps::Window(window) => Some(own.map_or(window, |own| own.min(window))),
                     Keeps::All | Keeps::Scored => own,
                 };
                 let scored = !any_scored || group.keeps == Keeps::Scored;
-                let unused_behind = index + 1 == group.layers.len() && index + 1 < largest;
-                *place = Some(Place { group: number, index, window, scored, unused_behind });
+                for head in 0..unit {
+                    let unused_behind = head + 1 == unit && index + 1 == members.len() && index + 1 < largest;
+                    let place = &mut places[*member as usize * unit + head];
+                    if place.replace(Place { group: number, index, head, window, scored, unused_behind }).is_some() {
+                        return Err(GroupsError::Twice { member: name(*member) });
+                    }
+                }
             }
         }
-        let missing = |layer: usize| GroupsError::Missing { layer: layer as u32 };
+        let missing = |place: usize| GroupsError::Missing { member: name((place / unit) as u32) };
         let places: Result<Vec<Place>, GroupsError> =
-            places.into_iter().enumerate().map(|(layer, place)| place.ok_or_else(|| missing(layer))).collect();
+            places.into_iter().enumerate().map(|(at, place)| place.ok_or_else(|| missing(at))).collect();
         let keeps = groups.iter().map(|group| group.keeps).collect();
-        Ok(Self { keeps, places: places?, largest, listed })
+        let (places, n_kv_heads) = (places?, n_kv_heads as usize);
+        Ok(Self { keeps, places, n_kv_heads, block_shape: (largest as u32, unit as u32), listed })
     }
 
     /// Returns the groups of a model by the windows of its layers: none if no layer has a window. Layers that keep every position come
@@ -97,33 +108,47 @@ impl Groups {
         &self.keeps
     }
 
-    /// Returns the place of a layer.
-    pub(crate) fn place(&self, layer: usize) -> Place {
-        self.places[layer]
+    /// Returns the places of a layer's KV heads.
+    pub(crate) fn places(&self, layer: usize) -> &[Place] {
+        &self.places[layer * self.n_kv_heads..][..self.n_kv_heads]
     }
 
-    /// Returns the number of layers in the largest group: every block has room for as many.
-    pub(crate) fn block_layers(&self) -> u32 {
-        self.largest as u32
+    /// Returns the layers in the largest group and the KV heads of each: every block has room for as many. In groups of single heads each
+    /// counts as a layer.
+    pub(crate) fn block_shape(&self) -> (u32, u32) {
+        self.block_shape
     }
 }
 
-fn check_group(number: usize, group: &LayerGroup, windows: &[Option<u32>]) -> Result<(), GroupsError> {
-    let (group_number, n_layers) = (number as u32, windows.len() as u32);
-    if group.layers.is_empty() {
+/// Checks one group: `members` are its layers, or its heads, of which a layer has `per_layer`.
+fn check_group(
+    number: usize,
+    group: &LayerGroup,
+    members: &[u32],
+    windows: &[Option<u32>],
+    per_layer: usize,
+) -> Result<(), GroupsError> {
+    let (group_number, n_members) = (number as u32, (windows.len() * per_layer) as u32);
+    let of_heads = !group.heads.is_empty();
+    let name = if of_heads { GroupMember::Head } else { GroupMember::Layer };
+    if members.is_empty() {
         return Err(GroupsError::Empty { group: group_number });
+    }
+    if of_heads && !group.layers.is_empty() {
+        return Err(GroupsError::Both { group: group_number });
     }
     if group.keeps == Keeps::Window(0) {
         return Err(GroupsError::NoWindow { group: group_number });
     }
-    if let Some(layer) = group.layers.iter().copied().find(|layer| *layer >= n_layers) {
-        return Err(GroupsError::NoLayer { layer, n_layers });
+    if let Some(member) = members.iter().copied().find(|member| *member >= n_members) {
+        return Err(GroupsError::Unknown { member: name(member), n: n_members });
     }
-    if !group.layers.is_sorted_by(|a, b| a < b) {
+    if !members.is_sorted_by(|a, b| a < b) {
         return Err(GroupsError::Order { group: group_number });
     }
     // Which positions a window shows is fixed by the model; blocks that attention hardly reads may lie within it.
-    let windowed = group.layers.iter().copied().find(|layer| windows[*layer as usize].is_some());
+    let layers = members.iter().map(|member| *member / per_layer as u32);
+    let windowed = layers.into_iter().find(|layer| windows[*layer as usize].is_some());
     match windowed {
         Some(layer) if group.keeps == Keeps::Scored => Err(GroupsError::ScoredWindow { layer }),
         _ => Ok(()),
@@ -147,11 +172,17 @@ pub fn equal_groups(kinds: &[(Keeps, Vec<u32>)]) -> Vec<LayerGroup> {
         let mut rest = layers.as_slice();
         for left in (1..=layers.len().div_ceil(size)).rev() {
             let (layers, others) = rest.split_at(rest.len().div_ceil(left));
-            groups.push(LayerGroup { layers: layers.to_vec(), keeps: *keeps });
+            groups.push(LayerGroup { layers: layers.to_vec(), heads: Vec::new(), keeps: *keeps });
             rest = others;
         }
     }
     groups
+}
+
+/// Divides KV heads of several kinds into groups as [`equal_groups`] divides layers.
+pub fn equal_head_groups(kinds: &[(Keeps, Vec<u32>)]) -> Vec<LayerGroup> {
+    let groups = equal_groups(kinds).into_iter();
+    groups.map(|group| LayerGroup { heads: group.layers, layers: Vec::new(), keeps: group.keeps }).collect()
 }
 
 #[cfg(test)]
@@ -159,42 +190,78 @@ mod tests {
     use super::*;
 
     fn group(layers: &[u32], keeps: Keeps) -> LayerGroup {
-        LayerGroup { layers: layers.to_vec(), keeps }
+        LayerGroup { layers: layers.to_vec(), heads: Vec::new(), keeps }
+    }
+
+    fn head_group(heads: &[u32], keeps: Keeps) -> LayerGroup {
+        LayerGroup { layers: Vec::new(), heads: heads.to_vec(), keeps }
     }
 
     #[test]
     fn layers_find_their_group_and_their_place_in_a_block() {
         let listed = vec![group(&[1, 3], Keeps::Scored), group(&[0], Keeps::All), group(&[2], Keeps::Window(9))];
-        let groups = Groups::new(listed.clone(), &[Some(5), None, Some(12), None]).unwrap();
-        let place = |group, index, window, scored| Place { group, index, window, scored, unused_behind: group > 0 };
+        let groups = Groups::new(listed.clone(), &[Some(5), None, Some(12), None], 2).unwrap();
+        let place = |group, index, window, scored| {
+            let of = |head| Place { group, index, head, window, scored, unused_behind: group > 0 && head == 1 };
+            [of(0), of(1)]
+        };
         let expected = [
             place(1, 0, Some(5), false),
             place(0, 0, None, true),
             place(2, 0, Some(9), false),
             place(0, 1, None, true),
         ];
-        assert_eq!((0..4).map(|layer| groups.place(layer)).collect::<Vec<_>>(), expected);
-        assert_eq!((groups.block_layers(), groups.listed()), (2, listed.as_slice()));
+        assert_eq!((0..4).map(|layer| groups.places(layer)).collect::<Vec<_>>(), expected);
+        assert_eq!((groups.block_shape(), groups.listed()), ((2, 2), listed.as_slice()));
         // Without groups there is one, and every layer counts for scores.
-        let groups = Groups::new(Vec::new(), &[None; 3]).unwrap();
-        assert_eq!((groups.block_layers(), groups.keeps(), groups.listed()), (3, &[Keeps::All][..], &[][..]));
-        assert!((0..3).all(|layer| groups.place(layer).scored));
+        let groups = Groups::new(Vec::new(), &[None; 3], 2).unwrap();
+        assert_eq!((groups.block_shape(), groups.keeps(), groups.listed()), ((3, 2), &[Keeps::All][..], &[][..]));
+        assert!((0..3).flat_map(|layer| groups.places(layer)).all(|place| place.scored));
+    }
+
+    #[test]
+    fn heads_of_one_layer_may_be_in_different_groups() {
+        let listed = vec![
+            head_group(&[1, 4], Keeps::All),
+            head_group(&[0, 2, 3], Keeps::Scored),
+            head_group(&[5], Keeps::Window(4)),
+        ];
+        let groups = Groups::new(listed, &[None, None, Some(6)], 2).unwrap();
+        let place = |group, index, window, scored, unused_behind| Place {
+            group,
+            index,
+            head: 0,
+            window,
+            scored,
+            unused_behind,
+        };
+        assert_eq!(groups.places(0), [place(1, 0, None, true, false), place(0, 0, None, false, false)]);
+        assert_eq!(groups.places(1), [place(1, 1, None, true, false), place(1, 2, None, true, false)]);
+        assert_eq!(groups.places(2), [place(0, 1, Some(6), false, true), place(2, 0, Some(4), false, true)]);
+        assert_eq!(groups.block_shape(), (3, 1));
     }
 
     #[test]
     fn groups_that_contradict_the_model_are_refused() {
         let all = |layers: &[u32]| group(layers, Keeps::All);
+        let heads = |heads: &[u32]| head_group(heads, Keeps::All);
+        let layer = GroupMember::Layer;
         for (listed, expected) in [
-            (vec![all(&[0, 1]), all(&[1, 2])], GroupsError::Twice { layer: 1 }),
-            (vec![all(&[0]), all(&[2])], GroupsError::Missing { layer: 1 }),
-            (vec![all(&[0, 1, 3])], GroupsError::NoLayer { layer: 3, n_layers: 3 }),
+            (vec![all(&[0, 1]), all(&[1, 2])], GroupsError::Twice { member: layer(1) }),
+            (vec![all(&[0]), all(&[2])], GroupsError::Missing { member: layer(1) }),
+            (vec![all(&[0, 1, 3])], GroupsError::Unknown { member: layer(3), n: 3 }),
             (vec![all(&[0, 1, 2]), all(&[])], GroupsError::Empty { group: 1 }),
             (vec![all(&[0]), all(&[2, 1])], GroupsError::Order { group: 1 }),
             (vec![all(&[0]), all(&[1, 1, 2])], GroupsError::Order { group: 1 }),
             (vec![all(&[0]), group(&[1, 2], Keeps::Window(0))], GroupsError::NoWindow { group: 1 }),
             (vec![group(&[0, 1, 2], Keeps::Scored)], GroupsError::ScoredWindow { layer: 2 }),
+            (vec![heads(&[0, 1, 2, 3, 5])], GroupsError::Missing { member: GroupMember::Head(4) }),
+            (vec![heads(&[0, 1, 2, 3, 4, 6])], GroupsError::Unknown { member: GroupMember::Head(6), n: 6 }),
+            (vec![heads(&[0, 1]), all(&[1, 2])], GroupsError::Empty { group: 1 }),
+            (vec![LayerGroup { layers: vec![1], ..heads(&[0, 1]) }], GroupsError::Both { group: 0 }),
+            (vec![heads(&[0, 1, 2, 3]), head_group(&[4, 5], Keeps::Scored)], GroupsError::ScoredWindow { layer: 2 }),
         ] {
-            assert_eq!(Groups::new(listed, &[None, None, Some(7)]), Err(expected));
+            assert_eq!(Groups::new(listed, &[None, None, Some(7)], 2), Err(expected));
         }
     }
 

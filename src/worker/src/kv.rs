@@ -20,6 +20,7 @@ use half::{bf16, f16};
 
 use crate::config::ModelConfig;
 use crate::error::WorkerError;
+use crate::groups::Place;
 use crate::matrix::half::{widen_bf16, widen_f16};
 use crate::quantised_cells::{Bits, QuantisedCells, UNIT};
 
@@ -255,10 +256,10 @@ pub(crate) struct KvMemory {
 }
 
 impl KvMemory {
-    /// Allocates `n_blocks` blocks of `block_size` tokens with the KV of `n_layers` layers: the layers of the largest layer group.
+    /// Allocates `n_blocks` blocks of `block_size` tokens with the KV of so many layers, and KV heads in each: those of the largest layer group.
     pub(crate) fn new(
         config: &ModelConfig,
-        n_layers: u32,
+        (n_layers, n_kv_heads): (u32, u32),
         dtype: KvDtype,
         block_size: u32,
         n_blocks: u32,
@@ -266,7 +267,7 @@ impl KvMemory {
         if !config.head_dim.is_multiple_of(dtype.unit()) {
             return Err(WorkerError::HeadDim { dtype: dtype.name(), unit: dtype.unit(), head_dim: config.head_dim });
         }
-        let heads = 2 * u128::from(config.n_kv_heads) * u128::from(n_layers) * u128::from(block_size);
+        let heads = 2 * u128::from(n_kv_heads) * u128::from(n_layers) * u128::from(block_size);
         let block_floats = heads * u128::from(config.head_dim);
         let bytes = u128::from(dtype.bytes_of(config.head_dim.into())) * heads * u128::from(n_blocks);
         let available = available_bytes();
@@ -283,7 +284,7 @@ impl KvMemory {
         let layout = Layout {
             n_layers: n_layers as usize,
             block_size: block_size as usize,
-            n_kv_heads: config.n_kv_heads as usize,
+            n_kv_heads: n_kv_heads as usize,
             head_dim: config.head_dim as usize,
         };
         debug_assert_eq!(layout.floats(), block_floats);
@@ -412,27 +413,24 @@ impl LockedBlocks<'_> {
         BlockView { layout: self.layout, index: self.index, cells: cells.collect() }
     }
 
-    /// Stores the keys and values (`[head][dim]` each) of the `offset`-th token of a block, for the `layer`-th layer of the block's group.
+    /// Stores the key and the value (`[dim]` each) of the `offset`-th token of a block, for one head of the block's group.
     ///
     /// # Panics
     /// If the block is not locked for writing.
-    pub(crate) fn write(&mut self, layer: usize, block: u32, offset: usize, keys: &[f32], values: &[f32]) {
-        let (half, dim) = (self.layout.half(), self.layout.head_dim);
+    pub(crate) fn write(&mut self, place: &Place, block: u32, offset: usize, key: &[f32], value: &[f32]) {
         let layout = self.layout;
+        let at = layout.keys_at(place.index, place.head);
         let cells = self.cells_mut(block);
-        for (head, (keys, values)) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).enumerate() {
-            let at = layout.keys_at(layer, head);
-            cells.store(at + offset, layout.block_size, keys);
-            cells.store(at + half + offset * dim, 1, values);
-        }
+        cells.store(at + offset, layout.block_size, key);
+        cells.store(at + layout.half() + offset * layout.head_dim, 1, value);
     }
 
-    /// Zeroes a block behind its `layer`-th layer, the last of its group: bytes that another group left there.
+    /// Zeroes a block behind the last head of its group: bytes that another group left there.
     ///
     /// # Panics
     /// If the block is not locked for writing.
-    pub(crate) fn clear_behind(&mut self, layer: usize, block: u32) {
-        let at = self.layout.keys_at(layer + 1, 0);
+    pub(crate) fn clear_behind(&mut self, place: &Place, block: u32) {
+        let at = self.layout.keys_at(place.index, place.head) + 2 * self.layout.half();
         self.cells_mut(block).clear_from(at);
     }
 
@@ -464,8 +462,8 @@ impl BlockView<'_> {
 
     /// Returns the keys of one head in one block, `[dim][token]`; `buffer` is memory for keys other than F32.
     #[inline(always)]
-    pub(crate) fn keys<'a>(&'a self, layer: usize, block: u32, head: usize, buffer: &'a mut Vec<f32>) -> &'a [f32] {
-        let at = self.layout.keys_at(layer, head);
+    pub(crate) fn keys<'a>(&'a self, place: &Place, block: u32, buffer: &'a mut Vec<f32>) -> &'a [f32] {
+        let at = self.layout.keys_at(place.index, place.head);
         self.cells(block).read(at..at + self.layout.half(), self.layout.block_size, buffer)
     }
 
@@ -474,13 +472,13 @@ impl BlockView<'_> {
     #[inline(always)]
     pub(crate) fn values<'a>(
         &'a self,
-        layer: usize,
+        place: &Place,
         block: u32,
-        head: usize,
         tokens: Range<usize>,
         buffer: &'a mut Vec<f32>,
     ) -> &'a [f32] {
-        let (at, dim) = (self.layout.keys_at(layer, head) + self.layout.half(), self.layout.head_dim);
+        let keys_at = self.layout.keys_at(place.index, place.head);
+        let (at, dim) = (keys_at + self.layout.half(), self.layout.head_dim);
         self.cells(block).read(at + tokens.start * dim..at + tokens.end * dim, 1, buffer)
     }
 }
@@ -506,7 +504,21 @@ mod tests {
     }
 
     fn memory_of(dtype: KvDtype, n_blocks: u32) -> Arc<KvMemory> {
-        Arc::new(KvMemory::new(&tiny_config(), tiny_config().n_layers, dtype, 4, n_blocks).unwrap())
+        Arc::new(
+            KvMemory::new(&tiny_config(), (tiny_config().n_layers, tiny_config().n_kv_heads), dtype, 4, n_blocks)
+                .unwrap(),
+        )
+    }
+
+    fn place(index: usize, head: usize) -> Place {
+        Place { group: 0, index, head, window: None, scored: true, unused_behind: false }
+    }
+
+    fn write(locked: &mut LockedBlocks<'_>, layer: usize, block: u32, offset: usize, keys: &[f32], values: &[f32]) {
+        let dim = locked.layout.head_dim;
+        for (head, (key, value)) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).enumerate() {
+            locked.write(&place(layer, head), block, offset, key, value);
+        }
     }
 
     fn all(memory: &KvMemory, block: u32) -> Vec<f32> {
@@ -527,14 +539,14 @@ mod tests {
             let keys: Vec<f32> = (1..=heads * dim).map(|i| i as f32).collect();
             let values: Vec<f32> = keys.iter().map(|key| -key).collect();
             let mut locked = kv.lock([2].into_iter(), [0, 2].into_iter());
-            locked.write(1, 2, 3, &keys, &values);
+            write(&mut locked, 1, 2, 3, &keys, &values);
             for head in 0..heads {
                 for d in 0..dim {
-                    assert_eq!(locked.view().keys(1, 2, head, buffer)[d * 4 + 3], keys[head * dim + d]);
-                    assert_eq!(locked.view().values(1, 2, head, 3..4, buffer)[d], values[head * dim + d]);
+                    assert_eq!(locked.view().keys(&place(1, head), 2, buffer)[d * 4 + 3], keys[head * dim + d]);
+                    assert_eq!(locked.view().values(&place(1, head), 2, 3..4, buffer)[d], values[head * dim + d]);
                 }
             }
-            assert_eq!(locked.view().keys(1, 0, 0, buffer), vec![0.0; 4 * dim]);
+            assert_eq!(locked.view().keys(&place(1, 0), 0, buffer), vec![0.0; 4 * dim]);
             drop(locked);
             assert_eq!(non_zero(&kv.memory), 2 * heads * dim);
             let bytes = 2 * 4 * u64::from(config.n_layers) * config.kv_width() as u64 * 12;
@@ -555,8 +567,8 @@ mod tests {
             let mut row = vec![0.0; width];
             row[..4].copy_from_slice(&[exact, tiny, huge, -huge]);
             let mut locked = kv.lock([0].into_iter(), empty());
-            locked.write(0, 0, 2, &row, &row);
-            assert_eq!(locked.view().values(0, 0, 0, 2..3, &mut Vec::new())[..4], expected, "{}", dtype.name());
+            write(&mut locked, 0, 0, 2, &row, &row);
+            assert_eq!(locked.view().values(&place(0, 0), 0, 2..3, &mut Vec::new())[..4], expected, "{}", dtype.name());
         }
     }
 
@@ -574,7 +586,7 @@ mod tests {
             for layer in 0..n_layers {
                 for token in 0..block_size {
                     let [keys, values] = [0, 1].map(|side| row(((layer * 2 + side) * block_size + token) * width));
-                    locked.write(layer, 1, token, &keys, &values);
+                    write(&mut locked, layer, 1, token, &keys, &values);
                 }
             }
             drop(locked);
@@ -626,13 +638,14 @@ mod tests {
     #[should_panic(expected = "block 1 is locked for reading only")]
     fn a_block_locked_for_reading_is_not_written() {
         let mut kv = KvCache::new(memory(2));
-        kv.lock(empty(), [1].into_iter()).write(0, 1, 0, &[1.0; 32], &[1.0; 32]);
+        write(&mut kv.lock(empty(), [1].into_iter()), 0, 1, 0, &[1.0; 32], &[1.0; 32]);
     }
 
     #[test]
     fn a_cache_that_cannot_be_had_is_refused_with_numbers() {
         let config = tiny_config();
-        let Err(error) = KvMemory::new(&config, config.n_layers, KvDtype::F32, u32::MAX, u32::MAX) else {
+        let Err(error) = KvMemory::new(&config, (config.n_layers, config.n_kv_heads), KvDtype::F32, u32::MAX, u32::MAX)
+        else {
             panic!("allocated")
         };
         let token_bytes = 2 * 4 * u128::from(config.n_layers) * config.kv_width() as u128;
@@ -644,17 +657,17 @@ mod tests {
     fn quantised_blocks_have_units_of_one_head_and_come_back_as_they_were() {
         let config = ModelConfig { head_dim: 64, n_heads: 2, n_kv_heads: 1, ..tiny_config() };
         for (dtype, token_bytes) in [(KvDtype::Q8_0, 34 * 2), (KvDtype::Q4_0, 18 * 2)] {
-            let memory = Arc::new(KvMemory::new(&config, 3, dtype, 5, 2).unwrap());
+            let memory = Arc::new(KvMemory::new(&config, (3, 1), dtype, 5, 2).unwrap());
             assert_eq!(memory.block_bytes(), 3 * 2 * 5 * token_bytes);
             let mut kv = KvCache::new(memory.clone());
             let mut locked = kv.lock([0].into_iter(), empty());
             let row: Vec<f32> = (0..64).map(|d| (d as f32 * 0.3).sin()).collect();
             let other: Vec<f32> = row.iter().map(|value| value * -2.0).collect();
-            locked.write(2, 0, 4, &row, &other);
+            write(&mut locked, 2, 0, 4, &row, &other);
             let (mut keys, mut values) = (Vec::new(), Vec::new());
             let view = locked.view();
-            let keys = view.keys(2, 0, 0, &mut keys);
-            let values = view.values(2, 0, 0, 4..5, &mut values);
+            let keys = view.keys(&place(2, 0), 0, &mut keys);
+            let values = view.values(&place(2, 0), 0, 4..5, &mut values);
             for (d, expected) in row.iter().enumerate() {
                 assert!((keys[d * 5 + 4] - expected).abs() < 0.13 && keys[d * 5 + 3] == 0.0);
                 assert!((values[d] + 2.0 * expected).abs() < 0.26);
@@ -668,7 +681,7 @@ mod tests {
             memory.import(1, &bytes);
             assert_eq!(all(&memory, 1), all(&memory, 0));
             let narrow = ModelConfig { head_dim: 48, ..config.clone() };
-            let Err(error) = KvMemory::new(&narrow, 3, dtype, 5, 2) else { panic!("allocated") };
+            let Err(error) = KvMemory::new(&narrow, (3, 1), dtype, 5, 2) else { panic!("allocated") };
             let expected = WorkerError::HeadDim { dtype: dtype.name(), unit: 32, head_dim: 48 };
             assert_eq!(error, expected);
         }

@@ -140,7 +140,8 @@ impl Model {
         };
         let rope = Rope::new(&config);
         let windows = config.layer_windows();
-        let groups = Groups::new(Groups::of_windows(&windows), &windows).expect("groups made for these layers");
+        let groups = Groups::new(Groups::of_windows(&windows), &windows, config.n_kv_heads);
+        let groups = groups.expect("groups made for these layers");
         Self {
             name,
             config,
@@ -180,9 +181,9 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// Groups that do not have each layer once, in ascending order, or that contradict the windows of the layers: see [`GroupsError`].
+    /// Groups that do not have each layer, or each KV head, once, in ascending order, or that contradict the windows of the layers: see [`GroupsError`].
     pub fn with_groups(self, groups: Vec<LayerGroup>) -> Result<Model, GroupsError> {
-        let groups = Groups::new(groups, &self.config.layer_windows())?;
+        let groups = Groups::new(groups, &self.config.layer_windows(), self.config.n_kv_heads)?;
         Ok(Self { groups, ..self })
     }
 
@@ -219,8 +220,9 @@ impl Model {
     }
 
     fn kv_bytes_per_token_of(&self, kv_dtype: KvDtype) -> u64 {
-        let layers = u64::from(self.groups.block_layers()) * self.groups.keeps().len() as u64;
-        2 * kv_dtype.bytes_of(self.config.head_dim.into()) * layers * u64::from(self.config.n_kv_heads)
+        let (layers, heads) = self.groups.block_shape();
+        let heads = u64::from(layers) * u64::from(heads) * self.groups.keeps().len() as u64;
+        2 * kv_dtype.bytes_of(self.config.head_dim.into()) * heads
     }
 
     /// Returns the facts about the model for a front end.
@@ -254,11 +256,11 @@ impl Model {
         let (q_width, kv_width) = (self.config.q_width(), self.config.kv_width());
         let (qkv_width, inner) = (q_width + 2 * kv_width, self.config.intermediate_size as usize);
         let eps = self.config.rms_norm_eps;
-        let plan = Plan::new(batch.sequences, &self.config);
+        let plan = Plan::new(batch.sequences, &self.config, scratch.scores.by_head);
         let written = batch.sequences.iter().flat_map(Sequence::blocks_written);
         let read = batch.sequences.iter().flat_map(Sequence::blocks_read);
         let mut kv = kv.lock(written, read);
-        scratch.scores.begin(batch.sequences.iter().map(|seq| seq.scored.as_ref()), self.config.n_heads as usize);
+        scratch.scores.begin(batch.sequences.iter().map(|seq| seq.scored.as_ref()), self.config.group());
         self.embed(batch.tokens, &mut scratch.x);
         self.turn(batch.sequences, scratch);
         scratch.normed.resize(rows * hidden, 0.0);
@@ -272,9 +274,9 @@ impl Model {
             norm_rows(x, &layer.attention_norm, eps, normed, threads);
             layer.qkv.apply(normed, qkv, Output::Replace, linear, threads);
             self.place_heads(layer, qkv, cos, sin, threads);
-            let place = self.groups.place(i);
-            store(batch.sequences, &mut kv, place, qkv, q_width, kv_width);
-            attend(&plan, &kv.view(), place, qkv, attention, scores, threads);
+            let places = self.groups.places(i);
+            store(batch.sequences, &mut kv, places, qkv, q_width, kv_width);
+            attend(&plan, &kv.view(), places, qkv, attention, scores, threads);
             layer.o.apply(attention, x, Output::Add, linear, threads);
             add_bias(layer.o_bias.as_deref(), x, threads);
             norm_rows(x, &layer.mlp_norm, eps, normed, threads);
@@ -363,23 +365,25 @@ fn norm_rows(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32], threads: &Thr
 fn store(
     sequences: &[Sequence<'_>],
     kv: &mut LockedBlocks<'_>,
-    layer: Place,
+    places: &[Place],
     qkv: &[f32],
     q_width: usize,
     kv_width: usize,
 ) {
-    let size = kv.block_size();
+    let (size, dim) = (kv.block_size(), kv_width / places.len());
     let width = q_width + 2 * kv_width;
     for seq in sequences {
-        let table = &seq.tables[layer.group];
         for (i, row) in qkv[seq.row * width..].chunks_exact(width).take(seq.n_rows).enumerate() {
             let position = seq.position as usize + i;
             if position >= seq.write_from as usize {
                 let (keys, values) = row[q_width..].split_at(kv_width);
-                let index = table.index(position);
-                kv.write(layer.index, table.block_at(index), index % size, keys, values);
-                if layer.unused_behind && index.is_multiple_of(size) {
-                    kv.clear_behind(layer.index, table.block_at(index));
+                for (place, (keys, values)) in places.iter().zip(keys.chunks_exact(dim).zip(values.chunks_exact(dim))) {
+                    let table = &seq.tables[place.group];
+                    let index = table.index(position);
+                    kv.write(place, table.block_at(index), index % size, keys, values);
+                    if place.unused_behind && index.is_multiple_of(size) {
+                        kv.clear_behind(place, table.block_at(index));
+                    }
                 }
             }
         }

@@ -185,11 +185,11 @@ impl Collector<'_> {
     }
 }
 
-/// Scores of the sequences of a batch, summed over layers.
+/// Scores of the sequences of a batch, summed over layers and KV heads.
 #[derive(Default)]
 pub(crate) struct Scores {
-    /// `true` keeps the layers apart.
-    pub(crate) by_layer: bool,
+    /// `true` keeps the KV heads apart.
+    pub(crate) by_head: bool,
     sequences: Vec<SequenceScores>,
     /// Scores of one layer: the entries of each scored tile.
     pub(crate) tiles: Vec<f32>,
@@ -198,22 +198,22 @@ pub(crate) struct Scores {
 struct SequenceScores {
     kind: ScoreKind,
     entries: usize,
-    /// Queries that count in each layer.
+    /// Queries that count in each KV head.
     queries: usize,
-    /// Layers counted so far.
-    layers: usize,
-    /// `[entry]`, or `[layer][entry]` with the layers apart.
+    /// KV heads counted so far, in all layers.
+    heads: usize,
+    /// `[entry]`, or `[layer][KV head][entry]` with the heads apart.
     joined: Vec<f64>,
 }
 
 impl Scores {
-    /// Forgets the last batch.
-    pub(crate) fn begin<'a>(&mut self, sequences: impl Iterator<Item = Option<&'a ScoredRows>>, n_heads: usize) {
+    /// Forgets the last batch. `group` query heads share a KV head.
+    pub(crate) fn begin<'a>(&mut self, sequences: impl Iterator<Item = Option<&'a ScoredRows>>, group: usize) {
         let of = |scored: Option<&ScoredRows>| SequenceScores {
             kind: scored.map(|scored| scored.kind).unwrap_or_default(),
             entries: scored.map_or(0, |scored| scored.entries),
-            queries: scored.map_or(0, |scored| scored.rows.len() * n_heads),
-            layers: 0,
+            queries: scored.map_or(0, |scored| scored.rows.len() * group),
+            heads: 0,
             joined: Vec::new(),
         };
         self.sequences.clear();
@@ -225,16 +225,16 @@ impl Scores {
         self.sequences.iter().any(|seq| seq.entries > 0)
     }
 
-    /// Adds a layer: the scores of each tile in [`Self::tiles`], with the tile's sequence and range.
-    pub(crate) fn add_layer(&mut self, tiles: impl Iterator<Item = (usize, Range<usize>)>) {
+    /// Adds a layer of `heads` scored KV heads: the scores of each tile in [`Self::tiles`], with the tile's sequence, first head, and range.
+    pub(crate) fn add_layer(&mut self, heads: usize, tiles: impl Iterator<Item = (usize, usize, Range<usize>)>) {
         for seq in self.sequences.iter_mut().filter(|seq| seq.entries > 0) {
-            seq.layers += 1;
-            let n = if self.by_layer { seq.layers * seq.entries } else { seq.entries };
+            seq.heads += heads;
+            let n = if self.by_head { seq.heads * seq.entries } else { seq.entries };
             seq.joined.resize(n, 0.0);
         }
-        for (sequence, range) in tiles {
+        for (sequence, first_head, range) in tiles {
             let seq = &mut self.sequences[sequence];
-            let at = seq.joined.len() - seq.entries;
+            let at = if self.by_head { (seq.heads - heads + first_head) * seq.entries } else { 0 };
             for (joined, score) in seq.joined[at..].iter_mut().zip(&self.tiles[range]) {
                 let score = f64::from(*score);
                 *joined = match seq.kind {
@@ -245,13 +245,13 @@ impl Scores {
         }
     }
 
-    /// Returns the scores of a sequence: averages over all queries and layers, or the largest. With the layers apart, the entries of each layer
+    /// Returns the scores of a sequence: averages over all queries and KV heads, or the largest. With the heads apart, the entries of each head
     /// one after another.
     pub(crate) fn of(&self, sequence: usize) -> impl Iterator<Item = f32> {
         let seq = &self.sequences[sequence];
-        let layers = if self.by_layer { 1 } else { seq.layers };
+        let heads = if self.by_head { 1 } else { seq.heads };
         let divisor = match seq.kind {
-            ScoreKind::Mean => (seq.queries * layers).max(1) as f64,
+            ScoreKind::Mean => (seq.queries * heads).max(1) as f64,
             ScoreKind::Max => 1.0,
         };
         seq.joined.iter().map(move |joined| (joined / divisor) as f32)

@@ -97,7 +97,7 @@ impl Worker {
         let threads = Threads::new(config.threads)?;
         let memory = KvMemory::new(
             model.config(),
-            model.groups().block_layers(),
+            model.groups().block_shape(),
             kv_dtype,
             config.block_size,
             config.device_blocks,
@@ -139,9 +139,9 @@ impl Worker {
         Ok((output, rows))
     }
 
-    /// Reports the scores of each layer by themselves from now on, one layer after another: for tools.
-    pub fn score_layers_apart(&mut self) {
-        self.scratch.scores.by_layer = true;
+    /// Reports the scores of each KV head by themselves from now on, those of the first layer's heads first: for tools.
+    pub fn score_heads_apart(&mut self) {
+        self.scratch.scores.by_head = true;
     }
 
     /// Returns this worker's blocks as bytes, for use on other threads while steps run.

@@ -26,7 +26,12 @@ struct Run {
 }
 
 fn group(layers: &[u32], keeps: Keeps) -> LayerGroup {
-    LayerGroup { layers: layers.to_vec(), keeps }
+    LayerGroup { layers: layers.to_vec(), heads: Vec::new(), keeps }
+}
+
+/// A group of single KV heads; the model has two layers of two.
+fn heads(heads: &[u32], keeps: Keeps) -> LayerGroup {
+    LayerGroup { layers: Vec::new(), heads: heads.to_vec(), keeps }
 }
 
 impl Run {
@@ -121,6 +126,8 @@ fn groups_that_drop_nothing_compute_the_bits_of_one_group() {
         vec![group(&[0], Keeps::All), group(&[1], Keeps::All)],
         vec![group(&[1], Keeps::Scored), group(&[0], Keeps::Window(4000))],
         vec![group(&[0, 1], Keeps::Scored)],
+        vec![heads(&[1, 2], Keeps::All), heads(&[0, 3], Keeps::Scored)],
+        vec![heads(&[3], Keeps::All), heads(&[0, 1, 2], Keeps::Window(4000))],
     ] {
         for (chunk, max_drafts, threads) in [(150, 0, 1), (13, 0, 2), (64, 5, 1)] {
             let mut run = Run::new(groups.clone(), &prompt(150), max_drafts, threads);
@@ -162,11 +169,36 @@ fn evicting() -> Vec<LayerGroup> {
     vec![group(&[0], Keeps::All), group(&[1], Keeps::Scored)]
 }
 
+/// Groups in which one KV head of each layer drops blocks; the second has room for a head more.
+fn divided() -> Vec<LayerGroup> {
+    vec![heads(&[0], Keeps::All), heads(&[1, 3], Keeps::Scored), heads(&[2], Keeps::All)]
+}
+
+#[test]
+fn heads_drop_blocks_by_themselves() {
+    let logits_of = |groups: Vec<LayerGroup>| {
+        let mut run = Run::new(groups, &prompt(150), 0, 1);
+        run.until(150, 43, 0);
+        run.drops = vec![Dropped { seq: 0, group: 1, first: 1, n: 6 }];
+        run.until(170, 1, 0)
+    };
+    let all = |heads_all: &[u32], dropping: &[u32]| vec![heads(heads_all, Keeps::All), heads(dropping, Keeps::Scored)];
+    let both = logits_of(evicting());
+    assert_eq!(logits_of(all(&[0, 1], &[2, 3])), both, "both heads of a layer are the layer");
+    let (second, third) = (logits_of(all(&[0, 1, 3], &[2])), logits_of(all(&[0, 1, 2], &[3])));
+    assert!(second != both && third != both && second != third);
+}
+
 #[test]
 fn dropped_positions_are_invisible_wherever_the_rest_of_the_blocks_lies() {
-    let mut plain = Run::new(evicting(), &prompt(150), 0, 1);
+    dropped_positions_are_invisible(evicting);
+    dropped_positions_are_invisible(divided);
+}
+
+fn dropped_positions_are_invisible(groups: fn() -> Vec<LayerGroup>) {
+    let mut plain = Run::new(groups(), &prompt(150), 0, 1);
     let unevicted = plain.until(170, 150, 0);
-    let mut run = Run::new(evicting(), &prompt(150), 0, 1);
+    let mut run = Run::new(groups(), &prompt(150), 0, 1);
     run.until(150, 150, 0);
     run.drops = vec![Dropped { seq: 0, group: 1, first: 1, n: 3 }, Dropped { seq: 0, group: 1, first: 6, n: 1 }];
     let gone: Vec<u32> = [1, 2, 3, 6].map(|entry| run.tables[1][entry]).to_vec();
@@ -174,7 +206,7 @@ fn dropped_positions_are_invisible_wherever_the_rest_of_the_blocks_lies() {
     assert_ne!(logits, unevicted[1..], "what is gone is missed");
 
     // The same again, and what was in the blocks is overwritten.
-    let mut other = Run::new(evicting(), &prompt(150), 0, 2);
+    let mut other = Run::new(groups(), &prompt(150), 0, 2);
     other.until(150, 37, 0);
     let blocks = other.worker.blocks();
     gone.iter().for_each(|block| blocks.write(*block, &vec![0xff; blocks.block_bytes()]).unwrap());
@@ -182,11 +214,11 @@ fn dropped_positions_are_invisible_wherever_the_rest_of_the_blocks_lies() {
     assert_eq!(other.until(170, 1, 0), logits);
 
     // A sequence that comes back from elsewhere brings its holes along, to other blocks.
-    let mut run = Run::new(evicting(), &prompt(150), 0, 1);
+    let mut run = Run::new(groups(), &prompt(150), 0, 1);
     run.until(150, 150, 0);
     let bytes: Vec<Vec<Vec<u8>>> =
         run.tables.iter().map(|table| table.iter().map(|b| run.read(*b)).collect()).collect();
-    let mut back = Run::new(evicting(), &run.tokens, 0, 1);
+    let mut back = Run::new(groups(), &run.tokens, 0, 1);
     for (group, bytes) in bytes.iter().enumerate() {
         for (entry, bytes) in bytes.iter().enumerate() {
             if group == 1 && [1, 2, 3, 6].contains(&entry) {
@@ -218,14 +250,15 @@ fn drafts_run_beside_holes_and_change_no_bit() {
 
 #[test]
 fn scores_have_an_entry_for_each_block_and_add_up_to_one() {
-    for (groups, holes) in [(evicting(), true), (vec![group(&[0, 1], Keeps::Scored)], true), (Vec::new(), false)] {
-        let last = groups.len().max(1) - 1;
+    let alone = || vec![group(&[0, 1], Keeps::Scored)];
+    for (groups, holes) in [(evicting(), true), (divided(), true), (alone(), true), (Vec::new(), false)] {
+        let scored = groups.iter().position(|group| group.keeps == Keeps::Scored).unwrap_or(0);
         let mut run = Run::new(groups, &prompt(150), 0, 1);
         let mut unscored = run.step(150, 0).0;
         assert!(std::mem::take(&mut unscored.result.scores).is_empty());
         run.scored = Some((1, ScoreKind::Mean));
         if holes {
-            run.drops = vec![Dropped { seq: 0, group: last as u32, first: 1, n: 3 }];
+            run.drops = vec![Dropped { seq: 0, group: scored as u32, first: 1, n: 3 }];
         }
         let scores = run.step(1, 0).0.result.scores;
         assert_eq!(scores.len(), 151usize.div_ceil(BLOCK));
@@ -265,5 +298,7 @@ fn facts_about_the_model_count_every_block() {
     let run = Run::new(evicting(), &[], 0, 1);
     let bytes = run.worker.blocks().block_bytes() as u64;
     assert_eq!(bytes * 2, plain.kv_bytes_per_token * BLOCK as u64, "a block has one of two layers");
+    let three = Model::seeded(3).with_groups(divided()).unwrap().info();
+    assert_eq!(three.kv_bytes_per_token * 4, plain.kv_bytes_per_token * 6, "three blocks of two heads for four heads");
     assert!(Model::seeded(3).with_groups(vec![group(&[0], Keeps::All)]).is_err());
 }

@@ -13,7 +13,7 @@ use crate::settings::Settings;
 /// Holes in the block tables of the sequences on one replica, as its worker sees them.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
-    /// Positions kept by each group, and its layers; empty for a model without groups.
+    /// Positions kept by each group, and its layers or KV heads; empty for a model without groups.
     groups: Vec<(Keeps, u64)>,
     block_size: u32,
     /// For each slot on the worker, the holes in the table of each group.
@@ -50,7 +50,7 @@ impl Holes {
 impl Held {
     /// Returns the state of a worker without sequences.
     pub(crate) fn new(settings: &Settings) -> Self {
-        let layers = settings.group_layers.iter().map(|layers| u64::from(*layers));
+        let layers = settings.group_sizes.iter().map(|layers| u64::from(*layers));
         let groups = settings.core.worker.groups.iter().copied().zip(layers).collect();
         Self { groups, block_size: settings.core.block_size, tables: Vec::new() }
     }

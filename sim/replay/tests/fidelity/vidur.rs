@@ -27,7 +27,7 @@ fn run_with(core: Config, requests: u64, speed: f64) -> Report {
     let trace = Trace::load_selected(&trace, ReaderOptions::default(), &selection).unwrap();
     let settings = Settings {
         prices: Vec::new(),
-        group_layers: Vec::new(),
+        group_sizes: Vec::new(),
         far_links: Vec::new(),
         shared_memory: false,
         routing: trunkline_sim_replay::Routing::default(),

@@ -180,7 +180,7 @@ fn a_replay_of_the_workload_is_near() {
     let trace = Trace::load(&trace, None, None).unwrap();
     let mut settings = Settings {
         prices: Vec::new(),
-        group_layers: Vec::new(),
+        group_sizes: Vec::new(),
         hardware: *hardware::by_name("rtx4090-24g").unwrap(),
         model: *model::by_name("llama-3.1-8b").unwrap(),
         parallel: Parallel::ONE,

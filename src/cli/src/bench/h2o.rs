@@ -21,6 +21,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use trunkline_core::h2o::{Settings, Target};
 use trunkline_core::registry;
+use trunkline_port::ModelInfo;
 use trunkline_server::layout;
 use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
@@ -29,11 +30,12 @@ use trunkline_worker::{KvDtype, Model};
 use self::figures::{Figures, mean_recall};
 use self::gates::{GatedCase, Gates, Outcome};
 use self::quality::{Case, Lengths, Look, Quality};
-use self::rig::{BLOCK, Rig, groups};
+use self::rig::{BLOCK, Rig};
 use self::served::{Load, Served};
 use self::speed::Speed;
 use self::stored::Stored;
 use super::measure::Report;
+use crate::h2o::full_heads::FullHeads;
 use crate::h2o::retrieval::{self, far_reading};
 use crate::model_source::ModelSource;
 use crate::serve::rotation;
@@ -87,7 +89,8 @@ pub struct H2oOptions {
     #[arg(long, value_name = "TYPE", default_value = "bf16")]
     kv_dtype: String,
 
-    /// Layers that keep everything, or 'none' [default: as in the file of `h2o calibrate`, else as it would find them].
+    /// Layers, or single KV heads as LAYER.HEAD, that keep everything, or 'none' [default: as in the file of `h2o calibrate`, else as it
+    /// would find them].
     #[arg(long, value_name = "LIST")]
     full_layers: Option<String>,
 
@@ -124,7 +127,8 @@ pub struct H2oOptions {
 #[derive(Debug, Serialize)]
 struct H2oReport {
     model: String,
-    full_layers: Vec<u32>,
+    /// Layers and KV heads that keep everything, as in `--full-layers`.
+    full_layers: String,
     prompt: usize,
     unevicted_recall_percent: f64,
     unevicted: Vec<Quality>,
@@ -165,12 +169,11 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let gates = Gates::load(options.gates.as_deref())?;
     let model = load(options)?;
     let name = model.name().to_owned();
-    let n_layers = model.config().n_layers;
     let plan = Plan::new(options, &model)?;
-    let full = plan.full_layers(n_layers)?;
+    let full = plan.full_heads(&model.info())?;
     let gated = gates.case(plan.lengths.prompt);
     let mut report = Report::new("h2o", options.quick, NOTES.to_vec());
-    let model = model.with_groups(groups(n_layers, &full))?;
+    let model = model.with_groups(full.groups(&[])?)?;
     let layout = BlockLayout { frequencies: Some(rotation(&model)), ..layout(&model.info(), BLOCK as u32) };
     let mut rig = plan.rig(model)?;
     let settings = plan.cases(gated);
@@ -180,17 +183,19 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let look: Look<'_> = &mut |rig, prompt, case, seq| {
         if case == compared { stored.add(rig, &layout, prompt, seq) } else { Ok(()) }
     };
-    let (unevicted, mut cases) = plan.measure(&mut rig, &settings, full.len(), n_layers as usize, look)?;
+    let (unevicted, mut cases) = plan.measure(&mut rig, &settings, full.len(), full.n_all(), look)?;
     for speed in plan.speed(&mut rig, &settings)? {
         add_speed(&mut report, &speed);
     }
     drop(rig);
     // Baselines of the recall gate: in all layers, at the total ratio of the compared case.
     if !full.is_empty() {
-        let model = load(options)?.with_groups(groups(n_layers, &[]))?;
+        let info = load(options)?.info();
+        let none = FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads);
+        let model = load(options)?.with_groups(none.groups(&[])?)?;
         let ratio = cases[compared].total_ratio as f32;
         let baselines: Vec<Case> = gates.must_forget.iter().map(|scorer| plan.case(scorer, ratio)).collect();
-        let all = n_layers as usize;
+        let all = full.n_all();
         let (_, figures) = plan.measure(&mut plan.rig(model)?, &baselines, 0, all, &mut |_, _, _, _| Ok(()))?;
         cases.extend(figures.into_iter().map(|figures| Figures { all_layers: true, ..figures }));
     }
@@ -202,7 +207,7 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let outcomes = gated.map(|case| gates.check(case, unevicted_recall_percent, &cases, bytes_ratio));
     Ok(H2oReport {
         model: name,
-        full_layers: full,
+        full_layers: full.to_string(),
         prompt: plan.lengths.prompt,
         unevicted_recall_percent,
         unevicted,
@@ -263,25 +268,20 @@ impl<'a> Plan<'a> {
         ratios.iter().flat_map(|ratio| self.scorers.iter().map(|scorer| self.case(scorer, *ratio))).collect()
     }
 
-    /// Returns the layers that keep everything: those of the command line, those of the model's file, or those that read far back.
-    fn full_layers(&self, n_layers: u32) -> anyhow::Result<Vec<u32>> {
+    /// Returns the heads that keep everything: those of the command line, those of the model's file, or those that read far back.
+    fn full_heads(&self, info: &ModelInfo) -> anyhow::Result<FullHeads> {
         let (options, source) = (self.options, ModelSource::of(self.options.model.as_deref()));
-        let mut layers = match options.full_layers.as_deref() {
-            Some("none") => Vec::new(),
-            Some(list) => list
-                .split(',')
-                .map(|layer| layer.trim().parse().with_context(|| format!("'{layer}' is no number of a layer")))
-                .collect::<anyhow::Result<Vec<u32>>>()?,
-            None => match source.layers(&source.revision()?)? {
-                Some(layers) => layers,
+        let read = |text: &str| FullHeads::parse(text, info.n_layers, info.n_kv_heads);
+        let full = match options.full_layers.as_deref() {
+            Some("none") => FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads),
+            Some(list) => read(list)?,
+            None => match source.full_heads(&source.revision()?)? {
+                Some(list) => read(&list)?,
                 None => found(load(options)?, &self.tokenizer, self.lengths.prompt, options.threads)?,
             },
         };
-        layers.sort_unstable();
-        layers.dedup();
-        ensure!(layers.iter().all(|layer| *layer < n_layers), "the model has the layers 0 to {}", n_layers - 1);
-        ensure!(layers.len() < n_layers as usize, "at least one layer has to evict");
-        Ok(layers)
+        ensure!(full.len() < full.n_all(), "at least one KV head has to evict");
+        Ok(full)
     }
 
     /// Starts a worker with memory for a prompt, a batch of cases, and all their questions.
@@ -293,7 +293,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns the load on servers: texts without facts, each with a number before it.
-    fn load(&'a self, ratio: f32, full_layers: &'a [u32]) -> anyhow::Result<Load<'a>> {
+    fn load(&'a self, ratio: f32, full: &'a FullHeads) -> anyhow::Result<Load<'a>> {
         let Lengths { prompt, after, .. } = self.lengths;
         let requests = self.options.requests.min(if self.options.quick { 6 } else { u32::MAX });
         let mut prompts = Vec::new();
@@ -304,7 +304,7 @@ impl<'a> Plan<'a> {
         }
         let H2oOptions { model, kv_dtype, threads, .. } = self.options;
         let answer = after as u32;
-        Ok(Load { model: model.as_deref(), kv_dtype, ratio, full_layers, threads: *threads, prompts, answer })
+        Ok(Load { model: model.as_deref(), kv_dtype, ratio, full, threads: *threads, prompts, answer })
     }
 
     /// Measures all cases on all texts.
@@ -370,12 +370,12 @@ fn load(options: &H2oOptions) -> anyhow::Result<Model> {
     Ok(ModelSource::of(options.model.as_deref()).model()?.with_kv_dtype(dtype))
 }
 
-/// Returns the layers that `h2o calibrate` would find, with texts of at most 1,024 tokens and half a prompt.
-fn found(model: Model, tokenizer: &Tokenizer, prompt: usize, threads: usize) -> anyhow::Result<Vec<u32>> {
+/// Returns the heads that `h2o calibrate` would find, with texts of at most 1,024 tokens and half a prompt.
+fn found(model: Model, tokenizer: &Tokenizer, prompt: usize, threads: usize) -> anyhow::Result<FullHeads> {
     let info = model.info();
     let tokens = (prompt / 2).min(1024) / BLOCK * BLOCK;
     let shares = far_reading(model, tokenizer, tokens, 1, threads)?;
-    Ok(retrieval::full_layers(&shares, &info))
+    Ok(retrieval::full_heads(&shares, &info))
 }
 
 impl H2oReport {
@@ -399,11 +399,8 @@ impl H2oReport {
         table.set_header(header);
         table.add_row(["off", "", "", "", "", "", "", "", &format!("{:.0} %", self.unevicted_recall_percent), "", ""]);
         for case in &self.cases {
-            let layers = if case.all_layers || self.full_layers.is_empty() {
-                "all".to_owned()
-            } else {
-                format!("all but {}", self.full_layers.len())
-            };
+            let layers =
+                if case.all_layers || self.full_layers.is_empty() { "all".to_owned() } else { "some".to_owned() };
             let depths: Vec<String> = case.recall_by_depth.iter().map(|recall| format!("{recall:.0}")).collect();
             table.add_row([
                 case.scorer.clone(),
@@ -499,7 +496,7 @@ mod tests {
         assert_eq!(served, [("off", 0), ("h2o", 0), ("h2o, full", 0), ("h2o, store", 0)]);
         assert!(report.served.iter().all(|served| served.requests == 6 && served.peak >= 1));
         let (text, json) = (report.render(), serde_json::to_value(&report).unwrap());
-        assert!(text.contains("all but 1") && text.contains("on by off, batch 1"));
+        assert!(text.contains("some") && text.contains("on by off, batch 1"));
         assert_eq!(json["cases"].as_array().unwrap().len(), 9);
         assert_eq!(json["benchmark"], "h2o");
     }
@@ -507,9 +504,12 @@ mod tests {
     #[test]
     fn bad_layers_and_settings_are_refused() {
         let error = |arguments: &[&str]| format!("{:#}", measure(&options(arguments)).unwrap_err());
-        assert_eq!(error(&["--full-layers", "9"]), "the model has the layers 0 to 1");
-        assert_eq!(error(&["--full-layers", "0,1"]), "at least one layer has to evict");
-        assert_eq!(error(&["--full-layers", "x"]), "'x' is no number of a layer: invalid digit found in string");
+        assert_eq!(error(&["--full-layers", "9"]), "h2o-layers names layer 9; the model has the layers 0 to 1");
+        assert_eq!(error(&["--full-layers", "0,1"]), "at least one KV head has to evict");
+        assert_eq!(
+            error(&["--full-layers", "x"]),
+            "h2o-layers names 'x'; give numbers, as in 7,14 or 7.2,14.0: invalid digit found in string"
+        );
         assert_eq!(
             error(&["--block", "24"]),
             "h2o block is 24 tokens; it must be a multiple of the KV block of 16 tokens"

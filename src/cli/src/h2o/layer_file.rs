@@ -1,4 +1,4 @@
-//! File with the layers of a model that read far back, as `h2o calibrate` writes it and `serve --h2o` reads it.
+//! File with the KV heads of a model that read far back, as `h2o calibrate` writes it and `serve --h2o` reads it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,10 +8,12 @@ use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-const HEADER: &str =
-    "# Layers that read far back, found by `trunkline h2o calibrate`. They keep every token under --h2o on.\n";
+use super::full_heads::FullHeads;
 
-/// Layers of one revision of a model.
+const HEADER: &str =
+    "# KV heads that read far back, found by `trunkline h2o calibrate`. They keep every token under --h2o on.\n";
+
+/// KV heads of one revision of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerFile {
@@ -19,14 +21,14 @@ pub struct LayerFile {
     pub model: String,
     /// Revision of the weights: 32 hex digits, as in `GetModelInfo`.
     pub revision: String,
-    /// Layers that keep every token, ascending.
-    pub layers: Vec<u32>,
+    /// Layers and heads that keep every token, as in `--h2o-layers`.
+    pub keep: String,
     /// Tokens of each text.
     pub tokens: u32,
     /// Number of texts.
     pub texts: u32,
-    /// Share of each layer in all far reading; the shares add up to 1.
-    pub shares: Vec<f64>,
+    /// `[layer][KV head]`: share of each head in all far reading; the shares add up to 1.
+    pub shares: Vec<Vec<f64>>,
 }
 
 impl LayerFile {
@@ -49,18 +51,18 @@ impl LayerFile {
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Returns the layers of a model that read far back, if `h2o calibrate` found them for this revision.
+    /// Returns the layers and heads of a model that read far back, if `h2o calibrate` found them for this revision.
     ///
     /// # Errors
     /// If the file cannot be read or is malformed.
-    pub fn layers_of(model: &Path, revision: &str) -> anyhow::Result<Option<Vec<u32>>> {
+    pub fn keep_of(model: &Path, revision: &str) -> anyhow::Result<Option<String>> {
         let Some(file) = Self::of(model)? else { return Ok(None) };
         if file.revision != revision {
             let path = Self::default_path(model);
             warn!("{} is of other weights; run trunkline h2o calibrate again", path.display());
             return Ok(None);
         }
-        Ok(Some(file.layers))
+        Ok(Some(file.keep))
     }
 
     /// Reads the file of a model, if there is one.
@@ -81,15 +83,17 @@ impl LayerFile {
     /// # Errors
     /// If the text is malformed.
     pub fn parse(text: &str, path: &Path) -> anyhow::Result<Self> {
-        let file: Self = toml::from_str(text).with_context(|| format!("{} is no file of layers", path.display()))?;
-        let n = file.shares.len() as u32;
-        let beyond = file.layers.iter().find(|layer| **layer >= n);
+        let file: Self = toml::from_str(text).with_context(|| {
+            format!("{} is no file of this version; run trunkline h2o calibrate again", path.display())
+        })?;
+        let (n_layers, per_layer) = (file.shares.len() as u32, file.shares.first().map_or(0, Vec::len));
         ensure!(
-            beyond.is_none() && !file.layers.is_empty(),
-            "{} names layer {}; it has shares of {n} layers: run trunkline h2o calibrate again",
-            path.display(),
-            beyond.map_or("no".into(), u32::to_string)
+            file.shares.iter().all(|heads| heads.len() == per_layer),
+            "{} has layers with different numbers of KV heads; run trunkline h2o calibrate again",
+            path.display()
         );
+        FullHeads::parse(&file.keep, n_layers, per_layer as u32)
+            .with_context(|| format!("{} is damaged; run trunkline h2o calibrate again", path.display()))?;
         Ok(file)
     }
 }
@@ -102,10 +106,10 @@ mod tests {
         LayerFile {
             model: "tiny".into(),
             revision: "00ff".into(),
-            layers: vec![1, 3],
+            keep: "1,3.0".into(),
             tokens: 1024,
             texts: 4,
-            shares: vec![0.1, 0.4, 0.2, 0.3],
+            shares: vec![vec![0.1, 0.05], vec![0.2, 0.15], vec![0.1, 0.1], vec![0.2, 0.1]],
         }
     }
 
@@ -119,8 +123,8 @@ mod tests {
         assert_eq!(LayerFile::of(&gguf).unwrap(), None);
         file().write(&LayerFile::default_path(&gguf)).unwrap();
         assert_eq!(LayerFile::of(&gguf).unwrap(), Some(file()));
-        assert_eq!(LayerFile::layers_of(&gguf, &file().revision).unwrap(), Some(file().layers));
-        assert_eq!(LayerFile::layers_of(&gguf, "of other weights").unwrap(), None);
+        assert_eq!(LayerFile::keep_of(&gguf, &file().revision).unwrap(), Some(file().keep));
+        assert_eq!(LayerFile::keep_of(&gguf, "of other weights").unwrap(), None);
     }
 
     #[test]
@@ -129,10 +133,12 @@ mod tests {
         let path = LayerFile::default_path(dir.path());
         let fault = || format!("{:#}", LayerFile::of(dir.path()).unwrap_err());
         fs::write(&path, "layers = 3").unwrap();
-        assert!(fault().contains("h2o.toml is no file of layers"), "{}", fault());
-        LayerFile { layers: vec![4], ..file() }.write(&path).unwrap();
-        assert!(fault().contains("names layer 4; it has shares of 4 layers"), "{}", fault());
-        LayerFile { layers: vec![], ..file() }.write(&path).unwrap();
-        assert!(fault().contains("names layer no"), "{}", fault());
+        assert!(fault().contains("h2o.toml is no file of this version"), "{}", fault());
+        LayerFile { keep: "4".into(), ..file() }.write(&path).unwrap();
+        assert!(fault().contains("names layer 4; the model has the layers 0 to 3"), "{}", fault());
+        LayerFile { keep: String::new(), ..file() }.write(&path).unwrap();
+        assert!(fault().contains("names ''"), "{}", fault());
+        LayerFile { shares: vec![vec![0.5, 0.1], vec![0.4]], ..file() }.write(&path).unwrap();
+        assert!(fault().contains("different numbers of KV heads"), "{}", fault());
     }
 }

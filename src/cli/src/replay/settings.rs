@@ -24,7 +24,8 @@ use super::service::ServiceArgs;
 use super::tiers::TierArgs;
 use crate::core_settings::{CoreFlags, CoreSettings};
 use crate::engines::roles as engines_roles;
-use crate::h2o_settings::{dropping_groups, layers, spread_layers};
+use crate::h2o::full_heads::FullHeads;
+use crate::h2o_settings::spread_layers;
 
 /// Token budget of a step that keeps a GPU busy.
 pub(crate) const MAX_BATCH_TOKENS: u32 = 8192;
@@ -129,7 +130,8 @@ pub(crate) struct FleetArgs {
     #[arg(long, value_name = "SPEC", default_value_t = Weights::Resident)]
     weights: Weights,
 
-    /// Layers that keep every token while --h2o is on and the others drop tokens, as in 7,14,17,18,20,21,23,24 [default: each fourth].
+    /// Layers, or single KV heads as LAYER.HEAD, that keep every token while --h2o is on and the others drop tokens, as in 7.2,17.1,18
+    /// [default: each fourth layer].
     #[arg(long, value_name = "LAYERS")]
     h2o_layers: Option<String>,
 
@@ -283,7 +285,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         replicas: first.replicas,
         others: Vec::new(),
         core,
-        group_layers: Vec::new(),
+        group_sizes: Vec::new(),
         arrivals,
         tenants: routing.tenants.as_deref().map_or(Ok(Shares::default()), str::parse)?,
         draft_acceptance: limits.draft_acceptance,
@@ -364,29 +366,32 @@ fn divide_layers(settings: &mut Settings, full: Option<&str>) -> anyhow::Result<
             "the recorded model has {recorded} layer groups, more than {} has layers",
             settings.model.name
         );
-        settings.group_layers =
+        settings.group_sizes =
             (0..recorded).map(|group| (group + 1) * n_layers / recorded - group * n_layers / recorded).collect();
         return Ok(());
     }
     let windows = settings.model.windows.map(|windows| LayerGroup {
         layers: (n_layers - windows.layers as u32..n_layers).collect(),
+        heads: Vec::new(),
         keeps: Keeps::Window(windows.tokens),
     });
     let n_unlimited = n_layers - windows.iter().map(|group| group.layers.len() as u32).sum::<u32>();
+    let per_layer = settings.model.kv_heads as u32;
     let n_full = match full {
-        Some(text) => layers(text, n_layers)?.len() as u32,
-        None if settings.core.h2o.mode == Mode::Off => n_unlimited,
-        None => (spread_layers(n_unlimited).len() as u32).min(n_unlimited),
+        Some(text) => FullHeads::parse(text, n_layers, per_layer)?.len() as u32,
+        None if settings.core.h2o.mode == Mode::Off => n_unlimited * per_layer,
+        None => (spread_layers(n_unlimited).len() as u32).min(n_unlimited) * per_layer,
     };
     ensure!(
-        n_full <= n_unlimited,
-        "h2o-layers names {n_full} layers, but {n_unlimited} layers of {} read every token",
+        n_full <= n_unlimited * per_layer,
+        "h2o-layers names {n_full} KV heads, but {} heads of {} read every token",
+        n_unlimited * per_layer,
         settings.model.name
     );
-    let groups = dropping_groups(n_layers, (0..n_full).collect(), windows.as_slice())?;
+    let groups = FullHeads::new((0..n_full).collect(), n_layers, per_layer).groups(windows.as_slice())?;
     if groups.iter().any(|group| group.keeps != Keeps::All) {
         settings.core.worker.groups = groups.iter().map(|group| group.keeps).collect();
-        settings.group_layers = groups.iter().map(|group| group.layers.len() as u32).collect();
+        settings.group_sizes = groups.iter().map(|group| (group.layers.len() + group.heads.len()) as u32).collect();
     }
     Ok(())
 }

@@ -304,14 +304,14 @@ fn an_engine_adds_its_own_time_to_steps() {
 #[test]
 fn eviction_within_sequences_divides_the_layers() {
     let of = |words: &str| settings_of(words);
-    assert!(of("t").group_layers.is_empty());
+    assert!(of("t").group_sizes.is_empty());
     let fourth = of("t --h2o on:ratio=4");
-    assert_eq!((fourth.group_layers.as_slice(), fourth.core.device_blocks), (&[8; 4][..], of("t").core.device_blocks));
+    assert_eq!((fourth.group_sizes.as_slice(), fourth.core.device_blocks), (&[8; 4][..], of("t").core.device_blocks));
     let keeps = [Keeps::All, Keeps::Scored, Keeps::Scored, Keeps::Scored];
     assert_eq!((fourth.core.worker.groups.as_slice(), fourth.core.h2o.ratio), (&keeps[..], 4.0));
     let given = of("t --h2o probe --h2o-layers 0,8,16,24,31");
-    assert_eq!(given.core.worker.groups.len(), given.group_layers.len());
-    assert_eq!((given.group_layers[0], given.group_layers.iter().sum::<u32>()), (5, 32));
+    assert_eq!(given.core.worker.groups.len(), given.group_sizes.len());
+    assert_eq!((given.group_sizes[0], given.group_sizes.iter().sum::<u32>()), (5, 32));
     assert_eq!(given.core.worker.groups.iter().filter(|keeps| **keeps == Keeps::All).count(), 1);
     let layers = fault(&["none", "--h2o-layers", "32"]);
     assert_eq!(layers, "h2o-layers names layer 32; the model has the layers 0 to 31");
@@ -329,17 +329,17 @@ fn layers_with_windows_are_groups_of_their_own() {
         settings_of(&format!("t --model {}{flags}", file.path().display()))
     };
     let (window, plain) = (Keeps::Window(512), with("", ""));
-    assert!(plain.group_layers.is_empty());
+    assert!(plain.group_sizes.is_empty());
     let gemma = with(r#", "sliding_window": 512, "sliding_window_pattern": 6"#, "");
     let keeps = [Keeps::All, window, window, window, window, window, window];
-    assert_eq!((&gemma.core.worker.groups[..], &gemma.group_layers[..]), (&keeps[..], &[4, 4, 4, 4, 4, 3, 3][..]));
+    assert_eq!((&gemma.core.worker.groups[..], &gemma.group_sizes[..]), (&keeps[..], &[4, 4, 4, 4, 4, 3, 3][..]));
     // Groups of four layers in a pool for 28: a fourteenth is unused.
     assert_eq!(gemma.core.device_blocks, (u64::from(plain.core.device_blocks) * 26 / 28) as u32);
     let dropping = with(r#", "sliding_window": 512, "sliding_window_pattern": 6"#, " --h2o on").core.worker.groups;
     let count = |keeps| dropping.iter().filter(|group| **group == keeps).count();
     assert_eq!((count(Keeps::All), count(Keeps::Scored), count(window)), (1, 3, 22));
     let mistral = with(r#", "sliding_window": 4096"#, "");
-    assert_eq!((&mistral.core.worker.groups[..], &mistral.group_layers[..]), (&[Keeps::Window(4096)][..], &[26][..]));
+    assert_eq!((&mistral.core.worker.groups[..], &mistral.group_sizes[..]), (&[Keeps::Window(4096)][..], &[26][..]));
     assert_eq!(mistral.core.device_blocks, plain.core.device_blocks);
 }
 

@@ -26,7 +26,7 @@ fn replay_kv(trace: &Trace, settings: &Settings) -> Report {
 fn grouped(others: Keeps, device_blocks: u32) -> Settings {
     let mut settings = settings(16, device_blocks);
     settings.core.worker.groups = vec![Keeps::All, others, others, others];
-    settings.group_layers = vec![8; 4];
+    settings.group_sizes = vec![8; 4];
     settings.core.max_batch_tokens = 8192;
     settings
 }
@@ -86,8 +86,14 @@ fn the_pool_is_shared_by_groups_of_one_size() {
     assert_eq!((settings.fitting_device_blocks().unwrap(), settings.block_bytes()), (whole, 16 * 131_072 / 4));
     // Groups of 8, 12 and 12 layers leave a ninth of the pool unused.
     settings.core.worker.groups.pop();
-    settings.group_layers = vec![8, 12, 12];
+    settings.group_sizes = vec![8, 12, 12];
     assert_eq!(settings.fitting_device_blocks().unwrap(), (u64::from(whole) * 32 / 36) as u32);
-    settings.group_layers = vec![8, 12, 13];
-    assert!(settings.validate().unwrap_err().to_string().contains("33 layers in 3 layer groups for a model of 32"));
+    settings.group_sizes = vec![8, 12, 13];
+    assert!(
+        settings
+            .validate()
+            .unwrap_err()
+            .to_string()
+            .contains("33 layers or KV heads in 3 layer groups for a model of 32 layers and 256")
+    );
 }

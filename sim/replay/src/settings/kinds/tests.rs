@@ -27,7 +27,7 @@ fn settings(hardware: &str, replicas: u32) -> Settings {
         replicas,
         others: Vec::new(),
         core: Settings::core(),
-        group_layers: Vec::new(),
+        group_sizes: Vec::new(),
         far_links: Vec::new(),
         shared_memory: false,
         arrivals: Arrivals::TRACED,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use trunkline_core::h2o::{Rows, Scorer, Settings, State};
-use trunkline_port::{Dropped, Keeps, LayerGroup, NO_BLOCK, RequestId, ScoreKind, Scored, SeqStart, Step, StepSeq};
+use trunkline_port::{Dropped, Keeps, NO_BLOCK, RequestId, ScoreKind, Scored, SeqStart, Step, StepSeq};
 use trunkline_worker::{Blocks, Model, Worker, WorkerConfig};
 
 /// Tokens of a KV block.
@@ -61,7 +61,7 @@ pub struct Held {
     /// Number of the block's layer group.
     pub group: u8,
     pub keeps: Keeps,
-    /// Layers of the block's group.
+    /// Layers, or single heads, of the block's group.
     pub layers: usize,
 }
 
@@ -76,30 +76,15 @@ pub struct Answer {
 pub struct Rig {
     worker: Worker,
     keeps: Vec<Keeps>,
-    /// Layers of each group.
+    /// Layers, or single heads, of each group.
     layers: Vec<usize>,
     readers: Vec<u32>,
     free: Vec<u32>,
     slots: Vec<u32>,
     steps: u64,
-    /// Layers with scores of their own; 1 if they have common ones.
-    layers_apart: usize,
+    /// KV heads with scores of their own; 1 if they have common ones.
+    heads_apart: usize,
     max_context: usize,
-}
-
-/// Returns layer groups: the layers `full` keep all positions, the others evict. Groups have as many layers as `full`.
-pub fn groups(n_layers: u32, full: &[u32]) -> Vec<LayerGroup> {
-    let evicting: Vec<u32> = (0..n_layers).filter(|layer| !full.contains(layer)).collect();
-    let size = if full.is_empty() { evicting.len() } else { full.len() };
-    let mut groups = Vec::new();
-    if !full.is_empty() {
-        let mut layers = full.to_vec();
-        layers.sort_unstable();
-        groups.push(LayerGroup { layers, keeps: Keeps::All });
-    }
-    let others = evicting.chunks(size.max(1));
-    groups.extend(others.map(|layers| LayerGroup { layers: layers.to_vec(), keeps: Keeps::Scored }));
-    groups
 }
 
 impl Rig {
@@ -112,7 +97,7 @@ impl Rig {
         let (mut keeps, mut layers) = (vec![Keeps::All], vec![info.n_layers as usize]);
         if !info.groups.is_empty() {
             keeps = info.groups.iter().map(|group| group.keeps).collect();
-            layers = info.groups.iter().map(|group| group.layers.len()).collect();
+            layers = info.groups.iter().map(|group| group.layers.len() + group.heads.len()).collect();
         }
         let blocks = (tokens.div_ceil(BLOCK) * keeps.len()) as u32;
         let config = WorkerConfig { block_size: BLOCK as u32, device_blocks: blocks, max_drafts: 0, threads };
@@ -126,15 +111,15 @@ impl Rig {
             free: (0..blocks).rev().collect(),
             slots: (0..4096).rev().collect(),
             steps: 0,
-            layers_apart: 1,
+            heads_apart: 1,
             max_context,
         })
     }
 
-    /// Reports the scores of each of the `n_layers` layers by themselves: those of the first, then those of the second, and so on.
-    pub fn with_layers_apart(mut self, n_layers: u32) -> Self {
-        self.worker.score_layers_apart();
-        self.layers_apart = n_layers as usize;
+    /// Reports the scores of each of the model's `n_heads` KV heads by themselves: those of the first, then those of the second, and so on.
+    pub fn with_heads_apart(mut self, n_heads: usize) -> Self {
+        self.worker.score_heads_apart();
+        self.heads_apart = n_heads;
         self
     }
 
@@ -245,7 +230,7 @@ impl Rig {
                 answer.logits = logits.next().context("a row of logits for each sampling sequence")?;
             }
             if step.scored_rows(index) > 0 {
-                let n = ((seq.computed + seq.n_tokens) as usize).div_ceil(BLOCK) * self.layers_apart;
+                let n = ((seq.computed + seq.n_tokens) as usize).div_ceil(BLOCK) * self.heads_apart;
                 answer.scores = scores[..n].to_vec();
                 scores = &scores[n..];
             }
@@ -367,10 +352,12 @@ mod tests {
     use trunkline_core::h2o::{REGISTRY, Target};
 
     use super::*;
+    use crate::h2o::full_heads::FullHeads;
 
     fn rig(full: &[u32]) -> Rig {
         let model = Model::seeded(3);
-        let groups = groups(model.config().n_layers, full);
+        let info = model.info();
+        let groups = FullHeads::of_layers(full, info.n_layers, info.n_kv_heads).groups(&[]).unwrap();
         Rig::new(model.with_groups(groups).unwrap(), 1024, 1).unwrap()
     }
 
@@ -381,15 +368,6 @@ mod tests {
     fn decode(rig: &mut Rig, seq: &mut Seq, token: u32) -> Answer {
         let scored = seq.eviction.as_ref().map(|_| (1, ScoreKind::Mean));
         rig.step(&mut [Run { seq, tokens: &[token], scored, sample: true, again: false }]).unwrap().pop().unwrap()
-    }
-
-    #[test]
-    fn every_layer_is_in_one_group_and_full_layers_evict_nothing() {
-        let made = groups(30, &[7, 18, 3, 20]);
-        assert_eq!((made[0].layers.as_slice(), made[0].keeps), (&[3, 7, 18, 20][..], Keeps::All));
-        assert_eq!(made.iter().map(|group| group.layers.len()).collect::<Vec<_>>(), [4, 4, 4, 4, 4, 4, 4, 2]);
-        assert!(made[1..].iter().all(|group| group.keeps == Keeps::Scored));
-        assert_eq!(groups(4, &[]).len(), 1);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::bench::load::{Stream, read};
 use crate::bench::measure::quantile;
 use crate::config_file::Settings;
 use crate::engines::Engines;
+use crate::h2o::full_heads::FullHeads;
 use crate::serve::embedded;
 
 /// Whole sequences that device memory holds at once.
@@ -45,7 +46,7 @@ pub struct Load<'a> {
     pub kv_dtype: &'a str,
     /// Target of the evicting layers.
     pub ratio: f32,
-    pub full_layers: &'a [u32],
+    pub full: &'a FullHeads,
     pub threads: usize,
     /// Prompts, all equally long.
     pub prompts: Vec<Vec<u32>>,
@@ -142,7 +143,7 @@ struct Line {
 /// If a server does not start, or a request fails.
 pub fn measure(load: &Load<'_>) -> anyhow::Result<Vec<Served>> {
     let runtime = Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
-    let ways = WAYS.iter().filter(|(_, flags)| flags.is_empty() || !load.full_layers.is_empty());
+    let ways = WAYS.iter().filter(|(_, flags)| flags.is_empty() || !load.full.is_empty());
     ways.map(|(way, flags)| runtime.block_on(served(load, way, flags))).collect()
 }
 
@@ -150,7 +151,6 @@ pub fn measure(load: &Load<'_>) -> anyhow::Result<Vec<Served>> {
 fn settings(load: &Load<'_>, flags: &[&str]) -> anyhow::Result<Settings> {
     let tokens = load.prompts.iter().map(Vec::len).max().unwrap_or(0) + load.answer as usize;
     let blocks = FIT * tokens.div_ceil(BLOCK);
-    let layers: Vec<String> = load.full_layers.iter().map(u32::to_string).collect();
     let mut line = vec![
         "serve".to_owned(),
         format!("--device-blocks={blocks}"),
@@ -165,7 +165,7 @@ fn settings(load: &Load<'_>, flags: &[&str]) -> anyhow::Result<Settings> {
         line.push(format!("--model={}", model.display()));
     }
     if !flags.is_empty() {
-        line.extend([format!("--h2o-ratio={}", load.ratio), format!("--h2o-layers={}", layers.join(","))]);
+        line.extend([format!("--h2o-ratio={}", load.ratio), format!("--h2o-layers={}", load.full)]);
     }
     line.extend(flags.iter().map(|flag| (*flag).to_owned()));
     Ok(Line::try_parse_from(line)?.settings)

@@ -1,0 +1,199 @@
+//! KV heads that keep every token while the others drop tokens, and the layer groups that follow.
+
+use std::fmt;
+
+use anyhow::{Context, ensure};
+use trunkline_port::{Keeps, LayerGroup};
+use trunkline_worker::{equal_groups, equal_head_groups};
+
+/// KV heads that keep every token, of a model with `per_layer` KV heads in each layer.
+///
+/// As text, a list of layers with all their heads, and of single heads as LAYER.HEAD: `7,18.2` is layer 7, and head 2 of layer 18.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FullHeads {
+    /// `layer * per_layer + head`, ascending.
+    heads: Vec<u32>,
+    n_layers: u32,
+    per_layer: u32,
+}
+
+impl FullHeads {
+    /// Makes a set of heads, numbered `layer * per_layer + head`.
+    pub fn new(mut heads: Vec<u32>, n_layers: u32, per_layer: u32) -> Self {
+        heads.sort_unstable();
+        heads.dedup();
+        Self { heads, n_layers, per_layer }
+    }
+
+    /// Makes a set of all heads of some layers.
+    pub fn of_layers(layers: &[u32], n_layers: u32, per_layer: u32) -> Self {
+        let heads = layers.iter().flat_map(|layer| layer * per_layer..(layer + 1) * per_layer).collect();
+        Self::new(heads, n_layers, per_layer)
+    }
+
+    /// Reads a list of layers and heads; messages name it h2o-layers.
+    ///
+    /// # Errors
+    /// If an entry is no number, or the model has no such layer or head.
+    pub fn parse(text: &str, n_layers: u32, per_layer: u32) -> anyhow::Result<Self> {
+        let mut heads = Vec::new();
+        for entry in text.split(',').map(str::trim) {
+            let number = |text: &str| {
+                text.parse::<u32>()
+                    .with_context(|| format!("h2o-layers names '{entry}'; give numbers, as in 7,14 or 7.2,14.0"))
+            };
+            let (layer, head) = match entry.split_once('.') {
+                Some((layer, head)) => (number(layer)?, Some(number(head)?)),
+                None => (number(entry)?, None),
+            };
+            ensure!(
+                layer < n_layers,
+                "h2o-layers names layer {layer}; the model has the layers 0 to {}",
+                n_layers.saturating_sub(1)
+            );
+            match head {
+                None => heads.extend(layer * per_layer..(layer + 1) * per_layer),
+                Some(head) => {
+                    let last = per_layer.saturating_sub(1);
+                    ensure!(head < per_layer, "h2o-layers names KV head {entry}; a layer has the KV heads 0 to {last}");
+                    heads.push(layer * per_layer + head);
+                }
+            }
+        }
+        Ok(Self::new(heads, n_layers, per_layer))
+    }
+
+    /// Returns the number of heads.
+    pub fn len(&self) -> usize {
+        self.heads.len()
+    }
+
+    /// Returns `true` if every head drops tokens.
+    pub fn is_empty(&self) -> bool {
+        self.heads.is_empty()
+    }
+
+    /// Returns `true` if a head, by number, keeps every token.
+    pub fn contains(&self, head: u32) -> bool {
+        self.heads.binary_search(&head).is_ok()
+    }
+
+    /// Returns the number of KV heads of the model.
+    pub fn n_all(&self) -> usize {
+        (self.n_layers * self.per_layer) as usize
+    }
+
+    /// Divides the model into layer groups: the heads of this set, those of layers with sliding windows, and the others, which drop tokens. Groups
+    /// have whole layers if no layer is divided.
+    ///
+    /// # Errors
+    /// If a head of this set is in a layer with a sliding window.
+    pub fn groups(&self, windows: &[LayerGroup]) -> anyhow::Result<Vec<LayerGroup>> {
+        let is_windowed = |layer: u32| windows.iter().any(|group| group.layers.contains(&layer));
+        let own: Vec<u32> = self.heads.iter().map(|head| head / self.per_layer).collect();
+        if let Some(layer) = own.iter().find(|layer| is_windowed(**layer)) {
+            anyhow::bail!(
+                "h2o-layers names layer {layer}, which has a sliding window; name layers that read every token"
+            );
+        }
+        let is_whole = |layers: &[u32]| layers.len() == self.per_layer as usize;
+        let is_divided = own.chunk_by(|a, b| a == b).any(|layers| !is_whole(layers));
+        let per_member = if is_divided { 1 } else { self.per_layer };
+        let members = |heads: &mut dyn Iterator<Item = u32>| -> Vec<u32> {
+            heads.filter(|head| head.is_multiple_of(per_member)).map(|head| head / per_member).collect()
+        };
+        let heads_of = |layers: &[u32]| -> Vec<u32> {
+            layers.iter().flat_map(|layer| layer * self.per_layer..(layer + 1) * self.per_layer).collect()
+        };
+        let drops = |head: &u32| !self.contains(*head) && !is_windowed(head / self.per_layer);
+        let mut kinds = vec![(Keeps::All, members(&mut self.heads.iter().copied()))];
+        kinds.extend(windows.iter().map(|group| (group.keeps, members(&mut heads_of(&group.layers).into_iter()))));
+        kinds.push((Keeps::Scored, members(&mut (0..self.n_layers * self.per_layer).filter(drops))));
+        kinds.retain(|(_, members)| !members.is_empty());
+        Ok(if is_divided { equal_head_groups(&kinds) } else { equal_groups(&kinds) })
+    }
+}
+
+impl fmt::Display for FullHeads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for heads in self.heads.chunk_by(|a, b| a / self.per_layer == b / self.per_layer) {
+            let layer = heads[0] / self.per_layer;
+            if heads.len() == self.per_layer as usize {
+                write!(f, "{separator}{layer}")?;
+                separator = ",";
+                continue;
+            }
+            for head in heads {
+                write!(f, "{separator}{layer}.{}", head % self.per_layer)?;
+                separator = ",";
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heads(text: &str) -> FullHeads {
+        FullHeads::parse(text, 4, 3).unwrap()
+    }
+
+    fn members(groups: &[LayerGroup]) -> Vec<(Keeps, &[u32], &[u32])> {
+        groups.iter().map(|group| (group.keeps, &group.layers[..], &group.heads[..])).collect()
+    }
+
+    #[test]
+    fn layers_and_heads_are_read_and_written() {
+        for (text, expected) in
+            [("2,0", "0,2"), ("1.2, 3,1.0", "1.0,1.2,3"), ("1.0,1.1,1.2,1", "1"), ("0.1,0.1", "0.1")]
+        {
+            assert_eq!(heads(text).to_string(), expected);
+            assert_eq!(heads(expected), heads(text));
+        }
+        assert_eq!((heads("1,2.0").len(), heads("1,2.0").n_all()), (4, 12));
+        assert_eq!(heads("1,3"), FullHeads::of_layers(&[3, 1], 4, 3));
+        let fault = |text: &str| FullHeads::parse(text, 4, 3).unwrap_err().to_string();
+        assert_eq!(fault("0,4"), "h2o-layers names layer 4; the model has the layers 0 to 3");
+        assert_eq!(fault("0.3"), "h2o-layers names KV head 0.3; a layer has the KV heads 0 to 2");
+        for text in ["x", "1.", "", "1.x", "1.0.0"] {
+            assert!(fault(text).ends_with("give numbers, as in 7,14 or 7.2,14.0"), "{}", fault(text));
+        }
+    }
+
+    #[test]
+    fn whole_layers_stay_whole_and_divided_ones_divide_the_model() {
+        let whole = heads("1").groups(&[]).unwrap();
+        let expected: [(Keeps, &[u32], &[u32]); 4] = [
+            (Keeps::All, &[1], &[]),
+            (Keeps::Scored, &[0], &[]),
+            (Keeps::Scored, &[2], &[]),
+            (Keeps::Scored, &[3], &[]),
+        ];
+        assert_eq!(members(&whole), expected);
+        let divided = heads("0.1,2").groups(&[]).unwrap();
+        let expected: [(Keeps, &[u32], &[u32]); 3] = [
+            (Keeps::All, &[], &[1, 6, 7, 8]),
+            (Keeps::Scored, &[], &[0, 2, 3, 4]),
+            (Keeps::Scored, &[], &[5, 9, 10, 11]),
+        ];
+        assert_eq!(members(&divided), expected);
+    }
+
+    #[test]
+    fn layers_with_windows_are_kept_apart() {
+        let windows = [LayerGroup { layers: vec![2], heads: Vec::new(), keeps: Keeps::Window(64) }];
+        let divided = heads("0.1,1.2,3.0").groups(&windows).unwrap();
+        let expected: [(Keeps, &[u32], &[u32]); 4] = [
+            (Keeps::All, &[], &[1, 5, 9]),
+            (Keeps::Window(64), &[], &[6, 7, 8]),
+            (Keeps::Scored, &[], &[0, 2, 3]),
+            (Keeps::Scored, &[], &[4, 10, 11]),
+        ];
+        assert_eq!(members(&divided), expected);
+        let fault = heads("2.1").groups(&windows).unwrap_err().to_string();
+        assert!(fault.starts_with("h2o-layers names layer 2, which has a sliding window"), "{fault}");
+    }
+}
