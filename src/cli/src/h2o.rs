@@ -1,8 +1,8 @@
 //! `trunkline h2o`: tools for eviction within sequences.
 
 pub mod full_heads;
+pub mod head_loss;
 pub mod layer_file;
-pub mod retrieval;
 
 use std::path::PathBuf;
 
@@ -11,9 +11,8 @@ use clap::{Args, Subcommand};
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
-use self::full_heads::FullHeads;
+use self::head_loss::{HeadLosses, head_losses};
 use self::layer_file::LayerFile;
-use self::retrieval::far_reading;
 use crate::bench::h2o::rig::BLOCK;
 use crate::bench::h2o::texts;
 use crate::output::{print, table};
@@ -21,7 +20,7 @@ use crate::revision::revision;
 
 const EXAMPLES: &str = "\
 Examples:
-  Find the KV heads of a model that read far back, and serve it with eviction in the others:
+  Find the KV heads of a model that have to keep every token, and serve it with eviction in the others:
     trunkline h2o calibrate ./SmolLM2-135M-Instruct.Q4_1.gguf
     trunkline serve --model ./SmolLM2-135M-Instruct.Q4_1.gguf --h2o on";
 
@@ -34,10 +33,10 @@ pub struct H2oArgs {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Find the KV heads of a model that read far back, and write them to a file beside the model, where `serve --h2o` finds it.
+    /// Find the KV heads of a model that have to keep every token, and write them to a file beside the model, where `serve --h2o` finds it.
     ///
-    /// The model reads texts that stand twice in its context. Heads whose attention goes from the second copy back to the first keep every
-    /// token later; the others may drop tokens.
+    /// The model reads texts, and reads on with one KV head at a time that has dropped all but the first and the last tokens. Heads whose loss
+    /// changes most what the model says next keep every token later; the others may drop tokens.
     #[command(after_help = EXAMPLES)]
     Calibrate(CalibrateArgs),
 }
@@ -49,8 +48,8 @@ struct CalibrateArgs {
     #[arg(value_name = "MODEL")]
     model: PathBuf,
 
-    /// Tokens of each text, whole blocks of 16; the context of the model must hold twice as many and 64 more.
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(128..=65_536))]
+    /// Tokens of each text, whole blocks of 16; the context of the model must hold 96 more.
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(128..=65_536))]
     tokens: u32,
 
     /// Texts of each kind: prose, code, a diary, talk and stories.
@@ -90,16 +89,16 @@ pub fn run(args: &H2oArgs) -> anyhow::Result<()> {
 fn calibrate(args: &CalibrateArgs, tokenizer: &Tokenizer, model: Model) -> anyhow::Result<LayerFile> {
     let (name, info) = (model.name().to_owned(), model.info());
     let n = args.tokens as usize / BLOCK * BLOCK;
-    let needed = 2 * n + retrieval::BETWEEN_MAX;
+    let needed = n + head_loss::BEHIND_MAX;
     ensure!(
         needed <= info.max_context as usize,
-        "{n} tokens twice need a context of {needed}, and the model has {}; give fewer --tokens",
+        "texts of {n} tokens need a context of {needed}, and the model has {}; give fewer --tokens",
         info.max_context
     );
-    let shares = far_reading(model, tokenizer, n, args.texts, args.threads)?;
+    let losses = head_losses(model, tokenizer, n, args.texts, args.threads)?;
     let full = match args.heads {
-        Some(heads) => retrieval::first_heads(&shares, &info, heads as usize),
-        None => retrieval::full_heads(&shares, &info),
+        Some(heads) => losses.first_heads(&info, heads as usize),
+        None => losses.full_heads(&info),
     };
     Ok(LayerFile {
         model: name,
@@ -108,23 +107,23 @@ fn calibrate(args: &CalibrateArgs, tokenizer: &Tokenizer, model: Model) -> anyho
         keep: full.to_string(),
         tokens: n as u32,
         texts: args.texts * texts::KINDS.len() as u32,
-        shares,
+        kv_heads: info.n_kv_heads,
+        rest: losses.rest,
+        repeated: losses.repeated,
     })
 }
 
-/// Returns a table of the heads that read back most: those that keep every token, and half as many more.
+/// Returns a table of the heads that lose most: those that keep every token, and half as many more.
 fn render(file: &LayerFile) -> anyhow::Result<String> {
-    let per_layer = file.shares.first().map_or(1, Vec::len);
-    let shares: Vec<f64> = file.shares.iter().flatten().copied().collect();
-    let full = FullHeads::parse(&file.keep, file.shares.len() as u32, per_layer as u32)?;
+    let full = file.full_heads()?;
+    let losses = HeadLosses { rest: file.rest.clone(), repeated: file.repeated.clone() };
     let mut table = table();
-    table.set_header(["KV head", "share of far reading", "keeps"]);
-    let mut order: Vec<usize> = (0..shares.len()).collect();
-    order.sort_by(|a, b| shares[*b].total_cmp(&shares[*a]));
-    for head in order.into_iter().take(full.len() + full.len().div_ceil(2)) {
-        let keeps = if full.contains(head as u32) { "every token" } else { "what attention reads" };
-        let name = format!("{}.{}", head / per_layer, head % per_layer);
-        table.add_row([name, format!("{:.1} %", 100.0 * shares[head]), keeps.into()]);
+    table.set_header(["KV head", "loss, rest of a text", "loss, repetition", "keeps"]);
+    for head in losses.order().into_iter().take(full.len() + full.len().div_ceil(2)) {
+        let keeps = if full.contains(head) { "every token" } else { "what attention reads" };
+        let name = format!("{}.{}", head / file.kv_heads, head % file.kv_heads);
+        let percent = |shares: &[f64]| format!("{:.1} %", 100.0 * shares[head as usize]);
+        table.add_row([name, percent(&losses.rest), percent(&losses.repeated), keeps.into()]);
     }
     Ok(table.to_string())
 }

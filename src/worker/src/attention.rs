@@ -62,16 +62,8 @@ struct Tile {
     from: usize,
     rows: usize,
     heads: Range<usize>,
-    /// Place of the tile's scores among all tiles' scores; empty if no row is scored. With the heads apart, those of one head after another.
+    /// Place of the tile's scores among all tiles' scores; empty if no row is scored.
     scores: Range<usize>,
-}
-
-impl Tile {
-    /// Returns the part of the tile's scores for its `i`-th head.
-    fn scores_of<'a>(&self, i: usize, heads_apart: bool, scores: &'a mut [f32]) -> &'a mut [f32] {
-        let n = scores.len() / self.heads.len();
-        if heads_apart { &mut scores[i * n..][..n] } else { scores }
-    }
 }
 
 /// The pieces of work of a batch. Equal in every layer.
@@ -79,18 +71,16 @@ pub(crate) struct Plan<'a> {
     sequences: &'a [Sequence<'a>],
     config: &'a ModelConfig,
     tiles: Vec<Tile>,
-    /// `true` if each KV head has scores of its own.
-    heads_apart: bool,
     /// About how many multiply-adds a layer makes.
     cost: usize,
 }
 
 impl<'a> Plan<'a> {
     /// Cuts a batch into tiles.
-    pub(crate) fn new(sequences: &'a [Sequence<'a>], config: &'a ModelConfig, heads_apart: bool) -> Self {
+    pub(crate) fn new(sequences: &'a [Sequence<'a>], config: &'a ModelConfig) -> Self {
         let n_kv_heads = config.n_kv_heads as usize;
         let tile_rows = (TILE_QUERIES / config.group()).max(1);
-        let mut plan = Self { sequences, config, tiles: Vec::new(), heads_apart, cost: 0 };
+        let mut plan = Self { sequences, config, tiles: Vec::new(), cost: 0 };
         let mut scores = 0;
         for (sequence, seq) in sequences.iter().enumerate() {
             for from in (0..seq.n_rows).step_by(tile_rows) {
@@ -101,7 +91,7 @@ impl<'a> Plan<'a> {
                 // The outputs of one KV head lie together only within a row.
                 let step = if rows == 1 { 1 } else { n_kv_heads };
                 for head in (0..n_kv_heads).step_by(step) {
-                    let (heads, end) = (head..head + step, scores + entries * if heads_apart { step } else { 1 });
+                    let (heads, end) = (head..head + step, scores + entries);
                     plan.tiles.push(Tile { sequence, from, rows, heads, scores: scores..end });
                     scores = end;
                 }
@@ -151,7 +141,7 @@ pub(crate) fn attend(
         }
     });
     if scored {
-        let tiles = plan.tiles.iter().map(|tile| (tile.sequence, tile.heads.start, tile.scores.clone()));
+        let tiles = plan.tiles.iter().map(|tile| (tile.sequence, tile.scores.clone()));
         scores.add_layer(scored_heads, tiles);
     }
 }
@@ -171,7 +161,6 @@ impl Inputs<'_> {
         let (dim, group) = (self.plan.config.head_dim as usize, self.plan.config.group());
         for (i, head) in tile.heads.clone().enumerate() {
             let queries = self.queries(tile, head);
-            let scores = tile.scores_of(i, self.plan.heads_apart, scores);
             let collector = self.collector(tile, &queries).filter(|_| !scores.is_empty());
             vectorised(
                 #[inline(always)]

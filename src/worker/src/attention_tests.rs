@@ -54,7 +54,7 @@ fn run_scored(
     let locked = kv.lock(empty(), sequences.iter().flat_map(Sequence::blocks_read));
     let rows = sequences.iter().map(|seq| seq.n_rows).sum::<usize>();
     let mut out = vec![f32::NAN; rows * config.q_width()];
-    let plan = Plan::new(sequences, config, false);
+    let plan = Plan::new(sequences, config);
     let mut scores = Scores::default();
     scores.begin(sequences.iter().map(|seq| seq.scored.as_ref()), config.group());
     let places = places(config, place);

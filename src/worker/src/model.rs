@@ -256,7 +256,7 @@ impl Model {
         let (q_width, kv_width) = (self.config.q_width(), self.config.kv_width());
         let (qkv_width, inner) = (q_width + 2 * kv_width, self.config.intermediate_size as usize);
         let eps = self.config.rms_norm_eps;
-        let plan = Plan::new(batch.sequences, &self.config, scratch.scores.by_head);
+        let plan = Plan::new(batch.sequences, &self.config);
         let written = batch.sequences.iter().flat_map(Sequence::blocks_written);
         let read = batch.sequences.iter().flat_map(Sequence::blocks_read);
         let mut kv = kv.lock(written, read);

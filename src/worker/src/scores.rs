@@ -188,8 +188,6 @@ impl Collector<'_> {
 /// Scores of the sequences of a batch, summed over layers and KV heads.
 #[derive(Default)]
 pub(crate) struct Scores {
-    /// `true` keeps the KV heads apart.
-    pub(crate) by_head: bool,
     sequences: Vec<SequenceScores>,
     /// Scores of one layer: the entries of each scored tile.
     pub(crate) tiles: Vec<f32>,
@@ -202,7 +200,7 @@ struct SequenceScores {
     queries: usize,
     /// KV heads counted so far, in all layers.
     heads: usize,
-    /// `[entry]`, or `[layer][KV head][entry]` with the heads apart.
+    /// One for each entry of the table.
     joined: Vec<f64>,
 }
 
@@ -225,17 +223,15 @@ impl Scores {
         self.sequences.iter().any(|seq| seq.entries > 0)
     }
 
-    /// Adds a layer of `heads` scored KV heads: the scores of each tile in [`Self::tiles`], with the tile's sequence, first head, and range.
-    pub(crate) fn add_layer(&mut self, heads: usize, tiles: impl Iterator<Item = (usize, usize, Range<usize>)>) {
+    /// Adds a layer of `heads` scored KV heads: the scores of each tile in [`Self::tiles`], with the tile's sequence and range.
+    pub(crate) fn add_layer(&mut self, heads: usize, tiles: impl Iterator<Item = (usize, Range<usize>)>) {
         for seq in self.sequences.iter_mut().filter(|seq| seq.entries > 0) {
             seq.heads += heads;
-            let n = if self.by_head { seq.heads * seq.entries } else { seq.entries };
-            seq.joined.resize(n, 0.0);
+            seq.joined.resize(seq.entries, 0.0);
         }
-        for (sequence, first_head, range) in tiles {
+        for (sequence, range) in tiles {
             let seq = &mut self.sequences[sequence];
-            let at = if self.by_head { (seq.heads - heads + first_head) * seq.entries } else { 0 };
-            for (joined, score) in seq.joined[at..].iter_mut().zip(&self.tiles[range]) {
+            for (joined, score) in seq.joined.iter_mut().zip(&self.tiles[range]) {
                 let score = f64::from(*score);
                 *joined = match seq.kind {
                     ScoreKind::Mean => *joined + score,
@@ -245,13 +241,11 @@ impl Scores {
         }
     }
 
-    /// Returns the scores of a sequence: averages over all queries and KV heads, or the largest. With the heads apart, the entries of each head
-    /// one after another.
+    /// Returns the scores of a sequence: averages over all queries and KV heads, or the largest.
     pub(crate) fn of(&self, sequence: usize) -> impl Iterator<Item = f32> {
         let seq = &self.sequences[sequence];
-        let heads = if self.by_head { 1 } else { seq.heads };
         let divisor = match seq.kind {
-            ScoreKind::Mean => (seq.queries * heads).max(1) as f64,
+            ScoreKind::Mean => (seq.queries * seq.heads).max(1) as f64,
             ScoreKind::Max => 1.0,
         };
         seq.joined.iter().map(move |joined| (joined / divisor) as f32)

@@ -139,11 +139,6 @@ impl Worker {
         Ok((output, rows))
     }
 
-    /// Reports the scores of each KV head by themselves from now on, those of the first layer's heads first: for tools.
-    pub fn score_heads_apart(&mut self) {
-        self.scratch.scores.by_head = true;
-    }
-
     /// Returns this worker's blocks as bytes, for use on other threads while steps run.
     pub fn blocks(&self) -> Blocks {
         Blocks::new(Arc::clone(self.kv.memory()))

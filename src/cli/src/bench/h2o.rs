@@ -5,7 +5,7 @@
 
 mod figures;
 mod gates;
-mod quality;
+pub(crate) mod quality;
 pub(crate) mod rig;
 mod served;
 mod speed;
@@ -36,7 +36,7 @@ use self::speed::Speed;
 use self::stored::Stored;
 use super::measure::Report;
 use crate::h2o::full_heads::FullHeads;
-use crate::h2o::retrieval::{self, far_reading};
+use crate::h2o::head_loss::head_losses;
 use crate::model_source::ModelSource;
 use crate::serve::rotation;
 
@@ -268,7 +268,7 @@ impl<'a> Plan<'a> {
         ratios.iter().flat_map(|ratio| self.scorers.iter().map(|scorer| self.case(scorer, *ratio))).collect()
     }
 
-    /// Returns the heads that keep everything: those of the command line, those of the model's file, or those that read far back.
+    /// Returns the heads that keep everything: those of the command line, those of the model's file, or those that `h2o calibrate` would find.
     fn full_heads(&self, info: &ModelInfo) -> anyhow::Result<FullHeads> {
         let (options, source) = (self.options, ModelSource::of(self.options.model.as_deref()));
         let read = |text: &str| FullHeads::parse(text, info.n_layers, info.n_kv_heads);
@@ -370,12 +370,11 @@ fn load(options: &H2oOptions) -> anyhow::Result<Model> {
     Ok(ModelSource::of(options.model.as_deref()).model()?.with_kv_dtype(dtype))
 }
 
-/// Returns the heads that `h2o calibrate` would find, with texts of at most 1,024 tokens and half a prompt.
+/// Returns the heads that `h2o calibrate` would find, with texts of at most 2,048 tokens.
 fn found(model: Model, tokenizer: &Tokenizer, prompt: usize, threads: usize) -> anyhow::Result<FullHeads> {
     let info = model.info();
-    let tokens = (prompt / 2).min(1024) / BLOCK * BLOCK;
-    let shares = far_reading(model, tokenizer, tokens, 1, threads)?;
-    Ok(retrieval::full_heads(&shares, &info))
+    let tokens = prompt.min(2048) / BLOCK * BLOCK;
+    Ok(head_losses(model, tokenizer, tokens, 1, threads)?.full_heads(&info))
 }
 
 impl H2oReport {

@@ -1,4 +1,4 @@
-//! File with the KV heads of a model that read far back, as `h2o calibrate` writes it and `serve --h2o` reads it.
+//! File with the KV heads of a model that keep every token under eviction, as `h2o calibrate` writes it and `serve --h2o` reads it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,8 +10,7 @@ use tracing::warn;
 
 use super::full_heads::FullHeads;
 
-const HEADER: &str =
-    "# KV heads that read far back, found by `trunkline h2o calibrate`. They keep every token under --h2o on.\n";
+const HEADER: &str = "# KV heads that keep every token under --h2o on, found by `trunkline h2o calibrate`.\n";
 
 /// KV heads of one revision of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,8 +26,12 @@ pub struct LayerFile {
     pub tokens: u32,
     /// Number of texts.
     pub texts: u32,
-    /// `[layer][KV head]`: share of each head in all far reading; the shares add up to 1.
-    pub shares: Vec<Vec<f64>>,
+    /// Number of KV heads in a layer.
+    pub kv_heads: u32,
+    /// `[layer * kv_heads + head]`: share of each head in the loss by the rest of a text, if it drops tokens alone.
+    pub rest: Vec<f64>,
+    /// Share of each head in the loss by the repetition of a text.
+    pub repeated: Vec<f64>,
 }
 
 impl LayerFile {
@@ -42,6 +45,20 @@ impl LayerFile {
         model.with_file_name(name)
     }
 
+    /// Returns the heads that keep every token.
+    ///
+    /// # Errors
+    /// If the file contradicts itself.
+    pub fn full_heads(&self) -> anyhow::Result<FullHeads> {
+        let (n, per_layer) = (self.rest.len() as u32, self.kv_heads);
+        ensure!(
+            per_layer > 0 && n.is_multiple_of(per_layer) && self.repeated.len() as u32 == n,
+            "it has {n} and {} losses for layers of {per_layer} KV heads",
+            self.repeated.len()
+        );
+        FullHeads::parse(&self.keep, n / per_layer, per_layer)
+    }
+
     /// Writes the file.
     ///
     /// # Errors
@@ -51,7 +68,7 @@ impl LayerFile {
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Returns the layers and heads of a model that read far back, if `h2o calibrate` found them for this revision.
+    /// Returns the layers and heads of a model that keep every token, if `h2o calibrate` found them for this revision.
     ///
     /// # Errors
     /// If the file cannot be read or is malformed.
@@ -86,13 +103,7 @@ impl LayerFile {
         let file: Self = toml::from_str(text).with_context(|| {
             format!("{} is no file of this version; run trunkline h2o calibrate again", path.display())
         })?;
-        let (n_layers, per_layer) = (file.shares.len() as u32, file.shares.first().map_or(0, Vec::len));
-        ensure!(
-            file.shares.iter().all(|heads| heads.len() == per_layer),
-            "{} has layers with different numbers of KV heads; run trunkline h2o calibrate again",
-            path.display()
-        );
-        FullHeads::parse(&file.keep, n_layers, per_layer as u32)
+        file.full_heads()
             .with_context(|| format!("{} is damaged; run trunkline h2o calibrate again", path.display()))?;
         Ok(file)
     }
@@ -109,7 +120,9 @@ mod tests {
             keep: "1,3.0".into(),
             tokens: 1024,
             texts: 4,
-            shares: vec![vec![0.1, 0.05], vec![0.2, 0.15], vec![0.1, 0.1], vec![0.2, 0.1]],
+            kv_heads: 2,
+            rest: vec![0.1, 0.05, 0.2, 0.15, 0.1, 0.1, 0.2, 0.1],
+            repeated: vec![0.125; 8],
         }
     }
 
@@ -138,7 +151,7 @@ mod tests {
         assert!(fault().contains("names layer 4; the model has the layers 0 to 3"), "{}", fault());
         LayerFile { keep: String::new(), ..file() }.write(&path).unwrap();
         assert!(fault().contains("names ''"), "{}", fault());
-        LayerFile { shares: vec![vec![0.5, 0.1], vec![0.4]], ..file() }.write(&path).unwrap();
-        assert!(fault().contains("different numbers of KV heads"), "{}", fault());
+        LayerFile { repeated: vec![0.5], ..file() }.write(&path).unwrap();
+        assert!(fault().contains("8 and 1 losses for layers of 2 KV heads"), "{}", fault());
     }
 }

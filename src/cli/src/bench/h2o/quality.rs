@@ -233,9 +233,14 @@ fn force(
     Ok(())
 }
 
+/// Returns the divergence (Kullback-Leibler) of log probabilities from those of a baseline, nats.
+pub fn divergence(baseline: &[f32], case: &[f32]) -> f64 {
+    let terms = baseline.iter().zip(case).map(|(p, q)| f64::from(p.exp()) * f64::from(p - q));
+    terms.sum::<f64>().max(0.0)
+}
+
 fn compare(sum: &mut Quality, baseline: &[f32], case: &[f32], next: u32) {
-    let divergence = baseline.iter().zip(case).map(|(p, q)| f64::from(p.exp()) * f64::from(p - q));
-    sum.kl += divergence.sum::<f64>().max(0.0);
+    sum.kl += divergence(baseline, case);
     sum.nats -= f64::from(case[next as usize]);
     sum.agree += u32::from(argmax(baseline) == argmax(case));
 }
@@ -310,7 +315,8 @@ fn argmax(row: &[f32]) -> usize {
     best.map_or(0, |(at, _)| at)
 }
 
-fn log_softmax(logits: &[f32]) -> Vec<f32> {
+/// Returns the logarithms of the probabilities of tokens.
+pub fn log_softmax(logits: &[f32]) -> Vec<f32> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
     let log = sum.ln() as f32;

@@ -1,5 +1,6 @@
 //! A worker without a scheduler: sequences with block tables of their own, forks of sequences that share blocks, and eviction.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
@@ -82,8 +83,6 @@ pub struct Rig {
     free: Vec<u32>,
     slots: Vec<u32>,
     steps: u64,
-    /// KV heads with scores of their own; 1 if they have common ones.
-    heads_apart: usize,
     max_context: usize,
 }
 
@@ -111,16 +110,8 @@ impl Rig {
             free: (0..blocks).rev().collect(),
             slots: (0..4096).rev().collect(),
             steps: 0,
-            heads_apart: 1,
             max_context,
         })
-    }
-
-    /// Reports the scores of each of the model's `n_heads` KV heads by themselves: those of the first, then those of the second, and so on.
-    pub fn with_heads_apart(mut self, n_heads: usize) -> Self {
-        self.worker.score_heads_apart();
-        self.heads_apart = n_heads;
-        self
     }
 
     /// Creates a sequence without tokens.
@@ -193,21 +184,24 @@ impl Rig {
         let request = RequestId(u64::from(seq.slot));
         let Some(plan) = state.plan(&**scorer, settings, request, seq.computed as u32) else { return };
         state.apply(settings, &plan);
-        for (group, _) in self.keeps.iter().enumerate().filter(|(_, keeps)| **keeps == Keeps::Scored) {
+        let evicts = |(group, keeps): (usize, &Keeps)| (*keeps == Keeps::Scored).then_some(group);
+        for group in self.keeps.iter().enumerate().filter_map(evicts).collect::<Vec<_>>() {
             for range in &plan.drops {
-                let (first, end) = (range.start / BLOCK as u32, range.end / BLOCK as u32);
-                seq.drops.push(Dropped { seq: 0, group: group as u32, first, n: end - first });
+                self.drop_blocks(seq, group, range.start as usize / BLOCK..range.end as usize / BLOCK);
             }
         }
-        for drop in &seq.drops {
-            let entries = &mut seq.tables[drop.group as usize][drop.first as usize..][..drop.n as usize];
-            let blocks: Vec<u32> = entries.to_vec();
-            entries.fill(NO_BLOCK);
-            blocks.into_iter().for_each(|block| self.release(block));
-        }
-        if seq.sent.is_none() {
-            // The first step sends the tables with their holes.
-            seq.drops.clear();
+    }
+
+    /// Drops blocks of a sequence from the table of a group; the worker learns of it with the next step.
+    pub fn drop_blocks(&mut self, seq: &mut Seq, group: usize, blocks: Range<usize>) {
+        let entries = &mut seq.tables[group][blocks.clone()];
+        let dropped: Vec<u32> = entries.to_vec();
+        entries.fill(NO_BLOCK);
+        dropped.into_iter().for_each(|block| self.release(block));
+        // The first step sends the tables with their holes.
+        if seq.sent.is_some() {
+            let (first, n) = (blocks.start as u32, blocks.len() as u32);
+            seq.drops.push(Dropped { seq: 0, group: group as u32, first, n });
         }
     }
 
@@ -230,7 +224,7 @@ impl Rig {
                 answer.logits = logits.next().context("a row of logits for each sampling sequence")?;
             }
             if step.scored_rows(index) > 0 {
-                let n = ((seq.computed + seq.n_tokens) as usize).div_ceil(BLOCK) * self.heads_apart;
+                let n = ((seq.computed + seq.n_tokens) as usize).div_ceil(BLOCK);
                 answer.scores = scores[..n].to_vec();
                 scores = &scores[n..];
             }

@@ -1,0 +1,259 @@
+//! KV heads that have to keep every token: those without whose far tokens the model would say something else.
+//!
+//! The model reads a text. Then one KV head at a time drops all but the first and the last tokens, and the model reads on: the rest of the
+//! text, and, behind an instruction to repeat the text, its beginning. The loss of a head is the divergence of the next token's distribution
+//! from that of the model with every token. Few heads lose much: those that fetch tokens from far back, which DuoAttention
+//! (arXiv 2410.10819) finds by training. The repetition is that of KVzip (arXiv 2505.23416).
+
+use std::ops::Range;
+
+use anyhow::Context;
+use trunkline_port::{Keeps, LayerGroup, ModelInfo};
+use trunkline_text::Tokenizer;
+use trunkline_worker::Model;
+
+use super::full_heads::FullHeads;
+use crate::bench::h2o::quality::{divergence, log_softmax};
+use crate::bench::h2o::rig::{BLOCK, Rig, Run, Seq};
+use crate::bench::h2o::texts;
+
+/// First tokens that a head keeps.
+const SINK: usize = 32;
+/// Last tokens that a head keeps, at most; a quarter of a shorter text.
+const RECENT: usize = 256;
+/// Tokens behind a text, at most: an instruction and the first tokens of the text, and those that are measured.
+pub const BEHIND_MAX: usize = LEAD + MEASURED;
+/// Tokens of the instruction and of the repetition's beginning, whole blocks.
+const LEAD: usize = 64;
+/// Tokens after each of which the next token's distribution is compared, in each of the two ways to read on.
+const MEASURED: usize = 32;
+const INSTRUCTION: &str = "\n\nRepeat the previous text exactly:\n";
+/// Heads that are measured in one batch.
+const HEADS_AT_ONCE: usize = 30;
+
+/// Share of the KV heads that keep every token by default: with one of 6 tokens kept in the others, the total is above 2.5 (`docs/h2o.md`).
+const FULL_SHARE: f64 = 0.275;
+
+/// Loss of each KV head of a model that drops tokens alone, as shares that add up to 1; 0 for heads of layers with a sliding window.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeadLosses {
+    /// By the rest of the text: `[layer * n_kv_heads + head]`.
+    pub rest: Vec<f64>,
+    /// By the repetition of the text.
+    pub repeated: Vec<f64>,
+}
+
+/// Measures the loss of each KV head of a model, over `texts` texts of each kind and `tokens` tokens, whole blocks.
+///
+/// # Errors
+/// If a kind has too little text, or the model cannot run.
+pub fn head_losses(
+    model: Model,
+    tokenizer: &Tokenizer,
+    tokens: usize,
+    texts: u32,
+    threads: usize,
+) -> anyhow::Result<HeadLosses> {
+    let info = model.info();
+    let groups = one_by_one(&info);
+    let alone: Vec<(usize, u32)> = (0..)
+        .zip(&groups)
+        .filter(|(_, group)| group.keeps == Keeps::Scored)
+        .map(|(at, group)| (at, group.heads[0]))
+        .collect();
+    // Forks share the text; each has blocks of its own behind it.
+    let memory = tokens + (HEADS_AT_ONCE + 1) * (BEHIND_MAX + BLOCK);
+    let mut measure = Measure { rig: Rig::new(model.with_groups(groups)?, memory, threads)?, tokenizer, tokens, texts };
+    let groups: Vec<usize> = alone.iter().map(|(group, _)| *group).collect();
+    let [rest, repeated] = measure.losses(&groups)?.map(|losses| {
+        let total: f64 = losses.iter().sum();
+        let mut shares = vec![0.0; (info.n_layers * info.n_kv_heads) as usize];
+        for ((_, head), loss) in alone.iter().zip(losses) {
+            shares[*head as usize] = if total > 0.0 { loss / total } else { 0.0 };
+        }
+        shares
+    });
+    Ok(HeadLosses { rest, repeated })
+}
+
+impl HeadLosses {
+    /// Returns the heads that keep every token by default: 27.5 % of them at most, and at least one.
+    pub fn full_heads(&self, info: &ModelInfo) -> FullHeads {
+        self.first_heads(info, ((self.rest.len() as f64 * FULL_SHARE) as usize).max(1))
+    }
+
+    /// Returns the first `n` heads of [`Self::order`], without those of layers that have a window.
+    pub fn first_heads(&self, info: &ModelInfo, n: usize) -> FullHeads {
+        let windowed = info.groups.iter().filter(|group| matches!(group.keeps, Keeps::Window(_)));
+        let windowed: Vec<u32> = windowed.flat_map(|group| group.layers.iter().copied()).collect();
+        let heads = self.order().into_iter().filter(|head| !windowed.contains(&(head / info.n_kv_heads)));
+        FullHeads::new(heads.take(n).collect(), info.n_layers, info.n_kv_heads)
+    }
+
+    /// Returns all heads, those that lose most first. A head stands where the way in which it loses more places it: the few heads that a
+    /// repetition needs, and those that a text is continued by, come before heads in the middle of both. Of equal heads the lower is first.
+    pub fn order(&self) -> Vec<u32> {
+        let places = [&self.rest, &self.repeated].map(|shares| {
+            let mut order: Vec<usize> = (0..shares.len()).collect();
+            order.sort_by(|a, b| shares[*b].total_cmp(&shares[*a]));
+            let mut places = vec![0; shares.len()];
+            order.into_iter().enumerate().for_each(|(place, head)| places[head] = place);
+            places
+        });
+        let mut order: Vec<u32> = (0..self.rest.len() as u32).collect();
+        order.sort_by_key(|head| {
+            let [rest, repeated] = [&places[0], &places[1]].map(|places| places[*head as usize]);
+            (rest.min(repeated), rest + repeated)
+        });
+        order
+    }
+}
+
+/// Texts to be read, and the worker that reads them.
+struct Measure<'a> {
+    rig: Rig,
+    tokenizer: &'a Tokenizer,
+    tokens: usize,
+    texts: u32,
+}
+
+impl Measure<'_> {
+    /// Returns the loss of each group, if it drops tokens alone, over all texts: by the rest of the text, and by its repetition.
+    fn losses(&mut self, groups: &[usize]) -> anyhow::Result<[Vec<f64>; 2]> {
+        let instruction = self.tokenizer.encode_with(INSTRUCTION, false)?;
+        let mut losses = [vec![0.0; groups.len()], vec![0.0; groups.len()]];
+        for number in 0..u64::from(self.texts) {
+            for kind in texts::KINDS {
+                let text = texts::text(kind, number, self.tokenizer, self.tokens, MEASURED, 0)?.tokens;
+                let (text, rest) = text.split_at(self.tokens);
+                // Of the repetition, so much is there already that whole blocks are.
+                let lead: Vec<u32> = instruction.iter().chain(text).copied().take(LEAD).collect();
+                let repeated = &text[LEAD.saturating_sub(instruction.len())..][..MEASURED];
+                let mut origin = self.rig.start();
+                self.rig.prefill(&mut origin, text, false)?;
+                self.add_losses(&origin, rest, groups, &mut losses[0])?;
+                self.rig.prefill(&mut origin, &lead, false)?;
+                self.add_losses(&origin, repeated, groups, &mut losses[1])?;
+                self.rig.end(origin);
+            }
+        }
+        Ok(losses)
+    }
+
+    /// Adds the loss of each group when the model reads `tokens` behind `origin`.
+    fn add_losses(&mut self, origin: &Seq, tokens: &[u32], groups: &[usize], losses: &mut [f64]) -> anyhow::Result<()> {
+        let rig = &mut self.rig;
+        let whole = rig.fork(origin);
+        let whole = read_on(rig, vec![whole], tokens)?.pop().context("the model with every token")?;
+        for (groups, losses) in groups.chunks(HEADS_AT_ONCE).zip(losses.chunks_mut(HEADS_AT_ONCE)) {
+            let mut seqs = Vec::with_capacity(groups.len());
+            for group in groups {
+                let mut seq = rig.fork(origin);
+                rig.drop_blocks(&mut seq, *group, dropped(origin.computed));
+                seqs.push(seq);
+            }
+            for (loss, rows) in losses.iter_mut().zip(read_on(rig, seqs, tokens)?) {
+                *loss += whole.iter().zip(&rows).map(|(whole, row)| divergence(whole, row)).sum::<f64>();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the blocks of a text that a head drops: all but those of the first and the last tokens.
+fn dropped(tokens: usize) -> Range<usize> {
+    let (n, recent) = (tokens / BLOCK, RECENT.min(tokens / 4) / BLOCK);
+    (SINK / BLOCK).min(n - recent)..n - recent
+}
+
+/// Returns layer groups of one head each, that evict. Layers with a window keep their groups.
+fn one_by_one(info: &ModelInfo) -> Vec<LayerGroup> {
+    let per_layer = info.n_kv_heads;
+    let windowed = info.groups.iter().filter(|group| matches!(group.keeps, Keeps::Window(_)));
+    let heads = |layers: &[u32]| layers.iter().flat_map(|layer| layer * per_layer..(layer + 1) * per_layer).collect();
+    let mut groups: Vec<LayerGroup> = windowed
+        .map(|group| LayerGroup { layers: Vec::new(), heads: heads(&group.layers), keeps: group.keeps })
+        .collect();
+    for head in 0..info.n_layers * per_layer {
+        if !groups.iter().any(|group| group.heads.contains(&head)) {
+            groups.push(LayerGroup { layers: Vec::new(), heads: vec![head], keeps: Keeps::Scored });
+        }
+    }
+    groups
+}
+
+/// Runs `tokens`, one per step, through sequences, and ends them. Returns the log probabilities behind each token, by sequence.
+fn read_on(rig: &mut Rig, mut seqs: Vec<Seq>, tokens: &[u32]) -> anyhow::Result<Vec<Vec<Vec<f32>>>> {
+    let mut rows = vec![Vec::with_capacity(tokens.len()); seqs.len()];
+    for token in tokens.chunks(1) {
+        let run = |seq| Run { seq, tokens: token, scored: None, sample: true, again: false };
+        let answers = rig.step(&mut seqs.iter_mut().map(run).collect::<Vec<_>>())?;
+        rows.iter_mut().zip(answers).for_each(|(rows, answer)| rows.push(log_softmax(&answer.logits)));
+    }
+    seqs.into_iter().for_each(|seq| rig.end(seq));
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn losses(rest: [f64; 10], repeated: [f64; 10]) -> HeadLosses {
+        HeadLosses { rest: rest.to_vec(), repeated: repeated.to_vec() }
+    }
+
+    #[test]
+    fn a_head_counts_by_the_way_in_which_it_loses_more() {
+        let rest = [0.1, 0.02, 0.2, 0.1, 0.04, 0.02, 0.03, 0.2, 0.21, 0.08];
+        let equal = losses(rest, rest).order();
+        assert_eq!(equal, [8, 2, 7, 0, 3, 9, 4, 6, 1, 5]);
+        let repeated = [0.0, 0.9, 0.0, 0.0, 0.05, 0.0, 0.0, 0.0, 0.0, 0.05];
+        assert_eq!(
+            losses(rest, repeated).order()[..4],
+            [1, 8, 2, 4],
+            "heads 1 and 4 are first and second for a repetition"
+        );
+    }
+
+    #[test]
+    fn the_first_heads_keep_every_token_and_windows_never() {
+        let rest = [0.1, 0.02, 0.2, 0.1, 0.05, 0.02, 0.03, 0.2, 0.21, 0.07];
+        let (losses, none) = (losses(rest, rest), ModelInfo { n_layers: 5, n_kv_heads: 2, ..ModelInfo::default() });
+        assert_eq!(losses.first_heads(&none, 4).to_string(), "0.0,1.0,3.1,4.0");
+        assert_eq!(losses.full_heads(&none).len(), 2, "27.5 % of ten heads");
+        let windows = LayerGroup { layers: vec![1, 4], heads: Vec::new(), keeps: Keeps::Window(64) };
+        let windowed = ModelInfo { groups: vec![windows], ..none.clone() };
+        assert_eq!(losses.first_heads(&windowed, 2).to_string(), "0.0,3.1");
+        assert_eq!(losses.first_heads(&none, 99).len(), 10);
+        let groups: Vec<_> = one_by_one(&windowed).into_iter().map(|group| group.heads).collect();
+        assert_eq!(groups, [vec![2, 3, 8, 9], vec![0], vec![1], vec![4], vec![5], vec![6], vec![7]]);
+    }
+
+    #[test]
+    fn the_first_and_the_last_tokens_are_never_dropped() {
+        assert_eq!([2048, 512, 128, 32].map(dropped), [2..112, 2..24, 2..6, 2..2]);
+    }
+
+    #[test]
+    fn every_head_of_a_model_loses_and_heads_are_told_apart() {
+        let (model, tokenizer) = (Model::seeded(5), Tokenizer::bytes());
+        let info = model.info();
+        let losses = head_losses(model, &tokenizer, 192, 1, 1).unwrap();
+        for shares in [&losses.rest, &losses.repeated] {
+            assert_eq!(shares.len(), (info.n_layers * info.n_kv_heads) as usize);
+            assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9 && shares.iter().all(|share| *share > 0.0));
+            assert!(shares.iter().enumerate().all(|(at, share)| !shares[..at].contains(share)), "{shares:?}");
+        }
+        assert_ne!(losses.rest, losses.repeated);
+    }
+
+    #[test]
+    fn a_layer_with_a_window_is_left_alone() {
+        let group = |layer, keeps| LayerGroup { layers: vec![layer], heads: Vec::new(), keeps };
+        let groups = vec![group(0, Keeps::Window(64)), group(1, Keeps::All)];
+        let model = Model::seeded(5).with_groups(groups).unwrap();
+        let losses = head_losses(model, &Tokenizer::bytes(), 192, 1, 1).unwrap();
+        assert_eq!(losses.rest[..2], [0.0, 0.0]);
+        assert!(losses.rest[2..].iter().all(|share| *share > 0.0));
+    }
+}
