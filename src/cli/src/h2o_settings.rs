@@ -146,7 +146,7 @@ impl H2oSettings {
             (None, None) => {
                 if config.h2o.ratio > RATIO_MAX_UNKNOWN {
                     warn!(
-                        "dropping at most one token of two, because it is not known which layers read far back; trunkline h2o \
+                        "dropping at most one token of two, because it is not known which KV heads read far back; trunkline h2o \
                          calibrate finds them"
                     );
                     config.h2o.ratio = RATIO_MAX_UNKNOWN;

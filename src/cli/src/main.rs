@@ -11,7 +11,7 @@
 //! | `trace` | inspect, convert and generate traces |
 //! | `calibrate` | fit step times to a server |
 //! | `bench` | measure the core and the server on this machine |
-//! | `h2o` | find the layers of a model that read far back |
+//! | `h2o` | find the KV heads of a model that have to keep every token |
 //! | `cache` | look into a disk tier at rest |
 //!
 //! Each subcommand is a module with a `…Args` of flags and a `run`; `run` returns an error, which [`main`] prints as one line.
