@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
@@ -100,8 +100,9 @@ impl LayerFile {
     /// # Errors
     /// If the text is malformed.
     pub fn parse(text: &str, path: &Path) -> anyhow::Result<Self> {
-        let file: Self = toml::from_str(text).with_context(|| {
-            format!("{} is no file of this version; run trunkline h2o calibrate again", path.display())
+        let file: Self = toml::from_str(text).map_err(|error| {
+            let (path, fault) = (path.display(), error.message());
+            anyhow!("{path} is not of this version, or damaged ({fault}); run trunkline h2o calibrate again")
         })?;
         file.full_heads()
             .with_context(|| format!("{} is damaged; run trunkline h2o calibrate again", path.display()))?;
@@ -146,7 +147,7 @@ mod tests {
         let path = LayerFile::default_path(dir.path());
         let fault = || format!("{:#}", LayerFile::of(dir.path()).unwrap_err());
         fs::write(&path, "layers = 3").unwrap();
-        assert!(fault().contains("h2o.toml is no file of this version"), "{}", fault());
+        assert!(fault().contains("h2o.toml is not of this version, or damaged ("), "{}", fault());
         LayerFile { keep: "4".into(), ..file() }.write(&path).unwrap();
         assert!(fault().contains("names layer 4; the model has the layers 0 to 3"), "{}", fault());
         LayerFile { keep: String::new(), ..file() }.write(&path).unwrap();
