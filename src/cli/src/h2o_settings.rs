@@ -142,7 +142,9 @@ impl H2oSettings {
     fn with_groups(&self, model: Model, found: Option<&str>, config: &mut Config) -> anyhow::Result<Model> {
         let info = model.info();
         let full = match (self.h2o_layers.as_deref(), found) {
-            (Some(text), _) | (None, Some(text)) => FullHeads::parse(text, info.n_layers, info.n_kv_heads)?,
+            (Some(text), _) | (None, Some(text)) => {
+                FullHeads::parse("h2o-layers", text, info.n_layers, info.n_kv_heads)?
+            }
             (None, None) => {
                 if config.h2o.ratio > RATIO_MAX_UNKNOWN {
                     warn!(

@@ -60,9 +60,9 @@ impl ModelInfo {
     }
 }
 
-/// Layers, or single KV heads of layers, that share block tables. A block holds the KV of one group: [`crate::DeviceBlocks`] and [`crate::Step::blocks`] number the
-/// blocks of all groups together, and each block fits any group. So a group smaller than the largest one leaves a part of its
-/// blocks unused.
+/// Layers, or single KV heads of layers, that share block tables. A block holds the KV of one group: [`crate::DeviceBlocks`] and
+/// [`crate::Step::blocks`] number the blocks of all groups together, and each block fits any group. So a group smaller than the largest one
+/// leaves a part of its blocks unused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerGroup {
     /// Numbers of the layers, ascending. Each layer of the model is in exactly one group.

@@ -129,6 +129,8 @@ struct H2oReport {
     model: String,
     /// Layers and KV heads that keep everything, as in `--full-layers`.
     full_layers: String,
+    /// Number of KV heads that keep everything.
+    full_heads: usize,
     prompt: usize,
     unevicted_recall_percent: f64,
     unevicted: Vec<Quality>,
@@ -170,7 +172,8 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let model = load(options)?;
     let name = model.name().to_owned();
     let plan = Plan::new(options, &model)?;
-    let full = plan.full_heads(&model.info())?;
+    let info = model.info();
+    let full = plan.full_heads(&info)?;
     let gated = gates.case(plan.lengths.prompt);
     let mut report = Report::new("h2o", options.quick, NOTES.to_vec());
     let model = model.with_groups(full.groups(&[])?)?;
@@ -190,7 +193,6 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     drop(rig);
     // Baselines of the recall gate: in all layers, at the total ratio of the compared case.
     if !full.is_empty() {
-        let info = load(options)?.info();
         let none = FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads);
         let model = load(options)?.with_groups(none.groups(&[])?)?;
         let ratio = cases[compared].total_ratio as f32;
@@ -208,6 +210,7 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     Ok(H2oReport {
         model: name,
         full_layers: full.to_string(),
+        full_heads: full.len(),
         prompt: plan.lengths.prompt,
         unevicted_recall_percent,
         unevicted,
@@ -271,7 +274,7 @@ impl<'a> Plan<'a> {
     /// Returns the heads that keep everything: those of the command line, those of the model's file, or those that `h2o calibrate` would find.
     fn full_heads(&self, info: &ModelInfo) -> anyhow::Result<FullHeads> {
         let (options, source) = (self.options, ModelSource::of(self.options.model.as_deref()));
-        let read = |text: &str| FullHeads::parse(text, info.n_layers, info.n_kv_heads);
+        let read = |text: &str| FullHeads::parse("full-layers", text, info.n_layers, info.n_kv_heads);
         let full = match options.full_layers.as_deref() {
             Some("none") => FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads),
             Some(list) => read(list)?,
@@ -384,7 +387,7 @@ impl H2oReport {
         table.load_style(presets::NOTHING);
         let header = [
             "scorer",
-            "layers",
+            "KV heads",
             "ratio",
             "evicting",
             "total",
@@ -398,12 +401,15 @@ impl H2oReport {
         table.set_header(header);
         table.add_row(["off", "", "", "", "", "", "", "", &format!("{:.0} %", self.unevicted_recall_percent), "", ""]);
         for case in &self.cases {
-            let layers =
-                if case.all_layers || self.full_layers.is_empty() { "all".to_owned() } else { "some".to_owned() };
+            let heads = if case.all_layers || self.full_heads == 0 {
+                "all".to_owned()
+            } else {
+                format!("all but {}", self.full_heads)
+            };
             let depths: Vec<String> = case.recall_by_depth.iter().map(|recall| format!("{recall:.0}")).collect();
             table.add_row([
                 case.scorer.clone(),
-                layers,
+                heads,
                 format!("{:.2}", case.ratio),
                 format!("{:.2}", case.evicting_ratio),
                 format!("{:.2}", case.total_ratio),
@@ -495,7 +501,7 @@ mod tests {
         assert_eq!(served, [("off", 0), ("h2o", 0), ("h2o, full", 0), ("h2o, store", 0)]);
         assert!(report.served.iter().all(|served| served.requests == 6 && served.peak >= 1));
         let (text, json) = (report.render(), serde_json::to_value(&report).unwrap());
-        assert!(text.contains("some") && text.contains("on by off, batch 1"));
+        assert!(text.contains("all but 2") && text.contains("on by off, batch 1"));
         assert_eq!(json["cases"].as_array().unwrap().len(), 9);
         assert_eq!(json["benchmark"], "h2o");
     }
@@ -503,11 +509,11 @@ mod tests {
     #[test]
     fn bad_layers_and_settings_are_refused() {
         let error = |arguments: &[&str]| format!("{:#}", measure(&options(arguments)).unwrap_err());
-        assert_eq!(error(&["--full-layers", "9"]), "h2o-layers names layer 9; the model has the layers 0 to 1");
+        assert_eq!(error(&["--full-layers", "9"]), "full-layers names layer 9; the model has the layers 0 to 1");
         assert_eq!(error(&["--full-layers", "0,1"]), "at least one KV head has to evict");
         assert_eq!(
             error(&["--full-layers", "x"]),
-            "h2o-layers names 'x'; give numbers, as in 7,14 or 7.2,14.0: invalid digit found in string"
+            "full-layers names 'x'; give numbers, as in 7,14 or 7.2,14.0: invalid digit found in string"
         );
         assert_eq!(
             error(&["--block", "24"]),

@@ -31,16 +31,16 @@ impl FullHeads {
         Self::new(heads, n_layers, per_layer)
     }
 
-    /// Reads a list of layers and heads; messages name it h2o-layers.
+    /// Reads a list of layers and heads; messages name it `setting`.
     ///
     /// # Errors
     /// If an entry is no number, or the model has no such layer or head.
-    pub fn parse(text: &str, n_layers: u32, per_layer: u32) -> anyhow::Result<Self> {
+    pub fn parse(setting: &str, text: &str, n_layers: u32, per_layer: u32) -> anyhow::Result<Self> {
         let mut heads = Vec::new();
         for entry in text.split(',').map(str::trim) {
             let number = |text: &str| {
                 text.parse::<u32>()
-                    .with_context(|| format!("h2o-layers names '{entry}'; give numbers, as in 7,14 or 7.2,14.0"))
+                    .with_context(|| format!("{setting} names '{entry}'; give numbers, as in 7,14 or 7.2,14.0"))
             };
             let (layer, head) = match entry.split_once('.') {
                 Some((layer, head)) => (number(layer)?, Some(number(head)?)),
@@ -48,14 +48,14 @@ impl FullHeads {
             };
             ensure!(
                 layer < n_layers,
-                "h2o-layers names layer {layer}; the model has the layers 0 to {}",
+                "{setting} names layer {layer}; the model has the layers 0 to {}",
                 n_layers.saturating_sub(1)
             );
             match head {
                 None => heads.extend(layer * per_layer..(layer + 1) * per_layer),
                 Some(head) => {
                     let last = per_layer.saturating_sub(1);
-                    ensure!(head < per_layer, "h2o-layers names KV head {entry}; a layer has the KV heads 0 to {last}");
+                    ensure!(head < per_layer, "{setting} names KV head {entry}; a layer has the KV heads 0 to {last}");
                     heads.push(layer * per_layer + head);
                 }
             }
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     fn heads(text: &str) -> FullHeads {
-        FullHeads::parse(text, 4, 3).unwrap()
+        FullHeads::parse("h2o-layers", text, 4, 3).unwrap()
     }
 
     fn members(groups: &[LayerGroup]) -> Vec<(Keeps, &[u32], &[u32])> {
@@ -155,7 +155,7 @@ mod tests {
         }
         assert_eq!((heads("1,2.0").len(), heads("1,2.0").n_all()), (4, 12));
         assert_eq!(heads("1,3"), FullHeads::of_layers(&[3, 1], 4, 3));
-        let fault = |text: &str| FullHeads::parse(text, 4, 3).unwrap_err().to_string();
+        let fault = |text: &str| FullHeads::parse("h2o-layers", text, 4, 3).unwrap_err().to_string();
         assert_eq!(fault("0,4"), "h2o-layers names layer 4; the model has the layers 0 to 3");
         assert_eq!(fault("0.3"), "h2o-layers names KV head 0.3; a layer has the KV heads 0 to 2");
         for text in ["x", "1.", "", "1.x", "1.0.0"] {

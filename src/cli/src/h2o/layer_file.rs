@@ -56,7 +56,7 @@ impl LayerFile {
             "it has {n} and {} losses for layers of {per_layer} KV heads",
             self.repeated.len()
         );
-        FullHeads::parse(&self.keep, n / per_layer, per_layer)
+        FullHeads::parse("keep", &self.keep, n / per_layer, per_layer)
     }
 
     /// Writes the file.

@@ -378,7 +378,7 @@ fn divide_layers(settings: &mut Settings, full: Option<&str>) -> anyhow::Result<
     let n_unlimited = n_layers - windows.iter().map(|group| group.layers.len() as u32).sum::<u32>();
     let per_layer = settings.model.kv_heads as u32;
     let n_full = match full {
-        Some(text) => FullHeads::parse(text, n_layers, per_layer)?.len() as u32,
+        Some(text) => FullHeads::parse("h2o-layers", text, n_layers, per_layer)?.len() as u32,
         None if settings.core.h2o.mode == Mode::Off => n_unlimited * per_layer,
         None => (spread_layers(n_unlimited).len() as u32).min(n_unlimited) * per_layer,
     };
