@@ -128,23 +128,22 @@ impl H2oSettings {
     }
 
     /// Divides the layers of a model into those that keep every token and those that drop tokens, if eviction is on or the layers are
-    /// given, and gives the core its groups. `found` are layers and heads that were found to read far back, as in `--h2o-layers`.
+    /// given, and gives the core its groups and their weights. `found` are heads that were found to read far back.
     ///
     /// # Errors
     /// If a layer or head is no number, does not exist, or has a sliding window.
-    pub fn divide(&self, model: Model, found: Option<&str>, config: &mut Config) -> anyhow::Result<Model> {
+    pub fn divide(&self, model: Model, found: Option<&FullHeads>, config: &mut Config) -> anyhow::Result<Model> {
         let is_wanted = config.h2o.mode != Mode::Off || self.h2o_layers.is_some();
         let model = if is_wanted { self.with_groups(model, found, config)? } else { model };
         config.worker.groups = model.info().groups.iter().map(|group| group.keeps).collect();
         Ok(model)
     }
 
-    fn with_groups(&self, model: Model, found: Option<&str>, config: &mut Config) -> anyhow::Result<Model> {
+    fn with_groups(&self, model: Model, found: Option<&FullHeads>, config: &mut Config) -> anyhow::Result<Model> {
         let info = model.info();
         let full = match (self.h2o_layers.as_deref(), found) {
-            (Some(text), _) | (None, Some(text)) => {
-                FullHeads::parse("h2o-layers", text, info.n_layers, info.n_kv_heads)?
-            }
+            (Some(text), _) => FullHeads::parse("h2o-layers", text, info.n_layers, info.n_kv_heads)?,
+            (None, Some(found)) => found.clone(),
             (None, None) => {
                 if config.h2o.ratio > RATIO_MAX_UNKNOWN {
                     warn!(
@@ -157,7 +156,11 @@ impl H2oSettings {
             }
         };
         let windows: Vec<_> = info.groups.into_iter().filter(|group| matches!(group.keeps, Keeps::Window(_))).collect();
-        Ok(model.with_groups(full.groups(&windows)?)?)
+        let groups = full.groups(&windows)?;
+        if config.h2o.weights.is_empty() {
+            config.h2o.weights = full.weights(&groups);
+        }
+        Ok(model.with_groups(groups)?)
     }
 }
 
@@ -196,12 +199,35 @@ mod tests {
         let mut config = Config::default();
         config.h2o.mode = Mode::On;
         let divide = |settings: &H2oSettings, config: &mut Config| {
-            let model = settings.divide(Model::seeded(1), Some("1"), config).unwrap();
+            let info = Model::seeded(1).info();
+            let found = FullHeads::of_layers(&[1], info.n_layers, info.n_kv_heads);
+            let model = settings.divide(Model::seeded(1), Some(&found), config).unwrap();
             model.info().groups[0].layers.clone()
         };
         assert_eq!(divide(&H2oSettings::default(), &mut config), [1]);
         assert_eq!(config.h2o.ratio, 6.0);
         assert_eq!(divide(&layers_of("0"), &mut config), [0], "layers that are given win");
+        assert!(config.h2o.weights.is_empty(), "there are no losses");
+    }
+
+    #[test]
+    fn groups_are_weighed_by_the_losses_found_unless_weights_or_layers_are_given() {
+        let info = Model::seeded(1).info();
+        let n = info.n_layers * info.n_kv_heads;
+        let found = FullHeads::new(vec![0], info.n_layers, info.n_kv_heads)
+            .with_losses((0..n).map(|head| f64::from(head * head)).collect());
+        let weights = |given: &str, settings: &H2oSettings| {
+            let mut config = Config { h2o: given.parse().unwrap(), ..Config::default() };
+            settings.divide(Model::seeded(1), Some(&found), &mut config).unwrap();
+            config.validate().map(|()| config.h2o.weights).map_err(|error| error.to_string())
+        };
+        let default = weights("on", &H2oSettings::default()).unwrap();
+        assert!(default.len() > 1 && default.is_sorted_by(|a, b| a > b), "{default:?}");
+        assert_eq!(weights("on", &layers_of("0")), Ok(Vec::new()));
+        let given = vec!["1"; default.len()].join("/");
+        assert_eq!(weights(&format!("on:weights={given}"), &H2oSettings::default()), Ok(vec![1.0; default.len()]));
+        let fault = weights("on:weights=1/1/1/1/1/1/1/1/1", &H2oSettings::default()).unwrap_err();
+        assert!(fault.starts_with("h2o weights has 9 numbers for "), "{fault}");
     }
 
     #[test]

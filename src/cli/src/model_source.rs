@@ -6,6 +6,7 @@ use anyhow::{Context, bail};
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
+use crate::h2o::full_heads::FullHeads;
 use crate::h2o::layer_file::LayerFile;
 use crate::revision::{revision, revision_of};
 
@@ -87,15 +88,15 @@ impl<'a> ModelSource<'a> {
         }
     }
 
-    /// Returns the layers and KV heads that keep every token under `--h2o`, as in `--h2o-layers`, if `h2o calibrate` found them for this revision.
+    /// Returns the KV heads that keep every token under `--h2o`, with the losses of all, if `h2o calibrate` found them for this revision.
     ///
     /// # Errors
     /// If the file of layers cannot be read or is malformed.
-    pub fn full_heads(self, revision: &str) -> anyhow::Result<Option<String>> {
+    pub fn full_heads(self, revision: &str) -> anyhow::Result<Option<FullHeads>> {
         match self {
-            Self::BuiltIn => Ok(Some(LayerFile::parse(LAYERS, Path::new("small-world/h2o.toml"))?.keep)),
+            Self::BuiltIn => LayerFile::parse(LAYERS, Path::new("small-world/h2o.toml"))?.full_heads().map(Some),
             Self::Random => Ok(None),
-            Self::Path(path) => LayerFile::keep_of(path, revision),
+            Self::Path(path) => LayerFile::heads_of(path, revision),
         }
     }
 }

@@ -288,7 +288,7 @@ fn divided(settings: &Settings, model: Model, revision: &str) -> anyhow::Result<
     let max_context = model.config().max_context;
     let mut config = limits(settings, model.info().kv_bytes_per_token, max_context)?;
     let found = ModelSource::of(settings.model.as_deref()).full_heads(revision)?;
-    let model = settings.h2o.divide(model, found.as_deref(), &mut config)?;
+    let model = settings.h2o.divide(model, found.as_ref(), &mut config)?;
     if !settings.core.has("device_blocks") {
         config.device_blocks = device_blocks(config.block_size, model.info().kv_bytes_per_token);
     }

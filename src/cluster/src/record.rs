@@ -35,7 +35,7 @@ pub enum Line {
         /// Format version: [`VERSION`], for one engine.
         trunkline_recording: u32,
         /// Limits of the recorded core.
-        config: Config,
+        config: Box<Config>,
     },
     /// The first line of several engines.
     ClusterHeader {
@@ -104,7 +104,7 @@ impl Line {
     pub fn header(cluster: &ClusterConfig) -> Self {
         match &cluster.engines[..] {
             [EngineConfig { core, role: Role::Both, kv_class: 0 }] => {
-                Self::Header { trunkline_recording: VERSION, config: core.clone() }
+                Self::Header { trunkline_recording: VERSION, config: Box::new(core.clone()) }
             }
             _ => Self::ClusterHeader { trunkline_recording: VERSION_CLUSTER, cluster: cluster.clone() },
         }
@@ -114,7 +114,7 @@ impl Line {
     pub fn cluster(self) -> Option<ClusterConfig> {
         match self {
             Self::Header { config, .. } => {
-                let engines = vec![EngineConfig { core: config, role: Role::Both, kv_class: 0 }];
+                let engines = vec![EngineConfig { core: *config, role: Role::Both, kv_class: 0 }];
                 Some(ClusterConfig { engines, router: ROUTER_DEFAULT.into() })
             }
             Self::ClusterHeader { cluster, .. } => Some(cluster),
@@ -229,7 +229,7 @@ mod tests {
                 assert_eq!(Line::parse(&line.to_json()).unwrap(), line);
             }
         }
-        let header = Line::Header { trunkline_recording: VERSION, config: Config::default() };
+        let header = Line::Header { trunkline_recording: VERSION, config: Box::default() };
         assert_eq!(Line::parse(&header.to_json()).unwrap(), header);
         let end = Line::End { end: End { at_ns: 5, digest: "00ff".into() } };
         assert_eq!(Line::parse(&end.to_json()).unwrap(), end);
@@ -261,7 +261,7 @@ mod tests {
     fn one_engine_is_recorded_as_a_core_without_a_cluster() {
         let config = Config::default();
         let header = Line::header(&ClusterConfig::uniform(&config, 1));
-        assert_eq!(header, Line::Header { trunkline_recording: 4, config: config.clone() });
+        assert_eq!(header, Line::Header { trunkline_recording: 4, config: Box::new(config.clone()) });
         assert!(header.to_json().starts_with("{\"trunkline_recording\":4,\"config\":{\"block_size\":16,"));
         assert_eq!(header.cluster(), Some(ClusterConfig::uniform(&config, 1)));
         let joined = Input::Engine(EngineId(0), Event::WorkerJoined);
@@ -294,7 +294,7 @@ mod tests {
             shared: false,
         }];
         let config = Config { tiers, launch_watermark: 0.5, align_chunks: false, ..Config::default() };
-        let header = Line::Header { trunkline_recording: VERSION, config };
+        let header = Line::Header { trunkline_recording: VERSION, config: Box::new(config) };
         let line = concat!(
             r#"{"trunkline_recording":4,"config":{"block_size":16,"device_blocks":4096,"max_batch_tokens":2048,"#,
             r#""max_batch_size":256,"max_queue":1024,"max_queued_tokens":1099511627776,"align_chunks":false,"#,

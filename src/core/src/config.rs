@@ -316,6 +316,12 @@ impl Config {
         if self.worker.groups.contains(&Keeps::Window(0)) {
             return Err(ConfigError::EmptyWindow);
         }
+        let groups = self.worker.groups.iter().skip(1).filter(|keeps| **keeps == Keeps::Scored).count();
+        let weights = self.h2o.weights.len();
+        // Without groups nothing is dropped, and a server reads its settings before it divides its model.
+        if weights > 0 && !self.worker.groups.is_empty() && weights != groups {
+            return Err(ConfigError::H2oWeights { weights, groups });
+        }
         if u64::from(self.device_blocks) * u64::from(self.n_groups()) > u64::from(TOKENS_MAX) {
             return Err(ConfigError::TooManyGroups {
                 n: self.worker.groups.len(),

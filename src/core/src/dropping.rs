@@ -46,45 +46,80 @@ fn report(state: &mut State, part: Part, rows: u32, scores: &[f32]) {
     let Planners { settings, scorer, block_size, .. } = &*planners;
     if !scores.is_empty() {
         let rows = Rows { n: rows, prefill: !part.decodes };
-        planner.state.report(&**scorer, settings, scores, *block_size, rows);
+        planner.state.report(&**scorer, &settings[0], scores, *block_size, rows);
     }
     if !is_decode {
         return;
     }
     planner.state.count_steps(u32::from(part.decodes));
-    if let Some(plan) = planner.state.plan(&**scorer, settings, id, seq.computed) {
-        apply(state, part.slot(), &plan);
+    let plans = planner.state.plans(&**scorer, settings, id, seq.computed);
+    if !plans.is_empty() {
+        apply(state, part.slot(), &plans);
     }
 }
 
-/// Drops the entries of a plan from the tables of the groups that evict, or in mode `probe` counts them.
-fn apply(state: &mut State, slot: usize, plan: &Plan) {
+/// Drops the entries of plans, one for each of the settings, from the tables of the groups that evict, or in mode `probe` counts them.
+fn apply(state: &mut State, slot: usize, plans: &[Plan]) {
     let State { sequences, planners, kv, journal, .. } = state;
     let seq = &mut sequences[slot];
     let Some(planner) = &mut seq.cold.planner else { return };
     let counters = &mut journal.stats.h2o;
     counters.h2o_plans += 1;
-    counters.h2o_floor_plans += u64::from(plan.dominates);
+    counters.h2o_floor_plans += u64::from(plans.iter().all(|plan| plan.dominates));
     let is_probe = planner.mode == Mode::Probe || planners.groups.is_empty();
+    let dropped = planners.dropped_tokens(plans);
     // What a probe would have dropped before is not dropped again.
-    let n_tokens = if is_probe { plan.dropped().saturating_sub(planner.dropped_tokens) } else { plan.dropped() };
+    let n_tokens = if is_probe { dropped.saturating_sub(planner.dropped_tokens) } else { dropped };
     counters.h2o_dropped_tokens += u64::from(n_tokens);
     planner.dropped_tokens += n_tokens;
-    if is_probe || plan.drops.is_empty() {
+    if is_probe || plans.iter().all(|plan| plan.drops.is_empty()) {
         return;
     }
-    planner.state.apply(&planners.settings, plan);
-    journal.decide(Decision::Drop, seq.id.0, u64::from(plan.held) << 32 | u64::from(plan.final_keep()));
+    planner.state.apply(&planners.settings, plans);
     seq.unpublishable = true;
     let last_step = seq.last_step(journal.stats.steps);
-    let entry = |position: u32| (position / planners.block_size) as usize;
-    let entries: Vec<Range<usize>> = plan.drops.iter().map(|drop| entry(drop.start)..entry(drop.end)).collect();
-    kv.save_dropped(seq, &entries, journal);
-    for (Range { start, end }, entries) in plan.drops.iter().zip(&entries) {
-        journal.digest.fold(u64::from(*start) << 32 | u64::from(*end));
-        for group in &planners.groups {
-            kv.drop_entries(seq, *group, entries.start, entries.len(), last_step);
-            journal.stats.h2o.h2o_dropped_blocks += entries.len() as u64;
+    let entries: Vec<Vec<Range<usize>>> = plans.iter().map(|plan| entries_of(plan, planners.block_size)).collect();
+    kv.save_dropped(seq, &union(&entries), journal);
+    for (at, (plan, entries)) in plans.iter().zip(&entries).enumerate().filter(|(_, (plan, _))| !plan.drops.is_empty())
+    {
+        journal.decide(Decision::Drop, seq.id.0, u64::from(plan.held) << 32 | u64::from(plan.final_keep()));
+        for (Range { start, end }, entries) in plan.drops.iter().zip(entries) {
+            journal.digest.fold(u64::from(*start) << 32 | u64::from(*end));
+            for (group, _) in planners.groups.iter().filter(|(_, settings)| *settings == at) {
+                kv.drop_entries(seq, *group, entries.start, entries.len(), last_step);
+                journal.stats.h2o.h2o_dropped_blocks += entries.len() as u64;
+            }
         }
+    }
+}
+
+/// Returns the entries of a block table dropped by a plan.
+fn entries_of(plan: &Plan, block_size: u32) -> Vec<Range<usize>> {
+    let entry = |position: u32| (position / block_size) as usize;
+    plan.drops.iter().map(|drop| entry(drop.start)..entry(drop.end)).collect()
+}
+
+/// Returns the entries in any of the lists, ascending and without overlap.
+fn union(lists: &[Vec<Range<usize>>]) -> Vec<Range<usize>> {
+    let mut all: Vec<Range<usize>> = lists.iter().flatten().cloned().collect();
+    all.sort_unstable_by_key(|range| range.start);
+    let mut out: Vec<Range<usize>> = Vec::with_capacity(all.len());
+    for range in all {
+        match out.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => out.push(range),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::union;
+
+    #[test]
+    fn entries_dropped_by_several_plans_are_saved_once() {
+        assert_eq!(union(&[vec![2..4, 8..9], vec![1..2, 3..6, 10..11]]), [1..6, 8..9, 10..11]);
+        assert_eq!(union(&[Vec::new(), vec![4..5, 7..8]]), [4..5, 7..8]);
     }
 }

@@ -24,16 +24,17 @@
 //! let settings = Settings { block_tokens: 16, sink_tokens: 16, recent_tokens: 32, trigger_tokens: 64, target, ..Settings::default() };
 //! settings.validate(16)?;
 //! let scorer = REGISTRY.make("tova", settings)?;
-//! let mut state = State::new(&scorer.needs());
+//! let mut state = State::new(&scorer.needs(), 1);
 //! // 10 KV blocks of 16 tokens; the last row of the prompt read the first, the fourth and the last most.
 //! let scores = [0.2, 0.05, 0.02, 0.3, 0.01, 0.02, 0.05, 0.05, 0.1, 0.2];
 //! state.report(&*scorer, &settings, &scores, 16, Rows { n: 1, prefill: true });
-//! let plan = state.plan(&*scorer, &settings, RequestId(1), 160).expect("a prompt above the trigger is planned at once");
+//! // A prompt above the trigger is planned at once; there is a plan for each of the settings.
+//! let plans = state.plans(&*scorer, &[settings], RequestId(1), 160);
 //! // Half of 160 tokens stay: 48 in the floors, the fourth block, and the last of three blocks with a score of 0.05.
-//! assert_eq!(plan.reserve, [0..16, 48..64, 112..160]);
-//! assert_eq!(plan.drops, [16..48, 64..112]);
-//! state.apply(&settings, &plan);
-//! assert_eq!(state.holes().held_tokens(160, 16), 80);
+//! assert_eq!(plans[0].reserve, [0..16, 48..64, 112..160]);
+//! assert_eq!(plans[0].drops, [16..48, 64..112]);
+//! state.apply(&[settings], &plans);
+//! assert_eq!(state.holes()[0].held_tokens(160, 16), 80);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

@@ -3,7 +3,7 @@
 use trunkline_port::Keeps;
 
 use crate::config::{Config, ConfigError};
-use crate::h2o::{self, Mode, Scorer, Settings};
+use crate::h2o::{self, Mode, Plan, Scorer, Settings};
 use crate::sequence::{Planner, Sequence};
 
 /// Settings, scorer and default mode of eviction within sequences.
@@ -11,12 +11,12 @@ use crate::sequence::{Planner, Sequence};
 pub(crate) struct Planners {
     /// Mode of requests that ask for none.
     default: Mode,
-    /// Floors, block, trigger and target.
-    pub settings: Settings,
+    /// Floors, block, trigger and target; several settings differ in weights alone.
+    pub settings: Vec<Settings>,
     /// Ranks blocks.
     pub scorer: Box<dyn Scorer>,
-    /// Layer groups after the first that evict, by number: 0 is the first after the first.
-    pub groups: Vec<usize>,
+    /// Layer groups after the first that evict, by number: 0 is the first after the first. Each has the number of its settings.
+    pub groups: Vec<(usize, usize)>,
     /// Tokens in a KV block.
     pub block_size: u32,
     /// `true` once a sequence had a planner.
@@ -30,11 +30,14 @@ impl Planners {
     /// If the scorer is unknown.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let evicts = |(group, keeps): (usize, &Keeps)| (*keeps == Keeps::Scored).then_some(group);
+        let groups = config.worker.groups.iter().skip(1).enumerate().filter_map(evicts);
+        let settings = config.h2o.group_settings(config.block_size);
+        let last = settings.len() - 1;
         Ok(Self {
             default: config.h2o.mode,
-            settings: config.h2o.settings(config.block_size),
+            settings,
             scorer: config.h2o.make_scorer(config.block_size)?,
-            groups: config.worker.groups.iter().skip(1).enumerate().filter_map(evicts).collect(),
+            groups: groups.enumerate().map(|(at, group)| (group, at.min(last))).collect(),
             block_size: config.block_size,
             is_used: false,
         })
@@ -44,7 +47,7 @@ impl Planners {
     pub fn begin(&mut self, seq: &mut Sequence) {
         let mode = seq.cold.h2o.unwrap_or(self.default);
         if mode != Mode::Off && seq.cold.planner.is_none() {
-            let mut state = h2o::State::new(&self.scorer.needs());
+            let mut state = h2o::State::new(&self.scorer.needs(), self.settings.len());
             if seq.cold.history.reread_failed {
                 state.give_up_reread();
             }
@@ -65,6 +68,15 @@ impl Planners {
         match seq.decodes_next() {
             true => needs.decode_rows.min(n_tokens),
             false => needs.rows_of_chunk(seq.planned(), n_tokens, seq.prompt_tokens),
+        }
+    }
+
+    /// Returns the tokens dropped by plans, one for each of the settings, in the mean over the groups that evict, rounded down.
+    pub fn dropped_tokens(&self, plans: &[Plan]) -> u32 {
+        let sum: u64 = self.groups.iter().map(|(_, settings)| u64::from(plans[*settings].dropped())).sum();
+        match self.groups.len() as u64 {
+            0 => plans.iter().map(Plan::dropped).sum::<u32>() / plans.len().max(1) as u32,
+            n => (sum / n) as u32,
         }
     }
 

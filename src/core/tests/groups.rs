@@ -115,6 +115,44 @@ fn blocks_promised_to_a_prompt_are_not_given_to_another() {
 }
 
 #[test]
+fn groups_keep_by_their_weights() {
+    let weighted = |weights: &[f32], mode| {
+        let mut config = third(&[Keeps::All, Keeps::Scored, Keeps::Window(8), Keeps::Scored], 20);
+        (config.h2o.weights, config.h2o.mode) = (weights.to_vec(), mode);
+        let mut driver = Driver::with_content(config, 1);
+        driver.join();
+        driver.submit(1, prompt(40), 30);
+        driver.answer_until(|driver| driver.stats().h2o.h2o_plans == 1);
+        let (h2o, in_use) = (driver.stats().h2o, driver.in_use());
+        driver.answer_until(|driver| driver.has_ended(1));
+        driver.submit(2, prompt(40), 1);
+        driver.run_to_end();
+        driver.assert_all_said([1, 2]);
+        driver.assert_empty();
+        (h2o.h2o_dropped_tokens, h2o.h2o_dropped_blocks, in_use)
+    };
+    // Of 42 tokens in 11 blocks the floors are the first and the last two, 10 tokens; a third is 14. The window touches three blocks.
+    assert_eq!(weighted(&[1.0, 1.0], h2o::Mode::On), (28, 14, 11 + 4 + 3 + 4));
+    // Beyond the floors, 6.4 tokens and 1.6 are two blocks and one; the mean of 24 and 28 tokens is dropped.
+    assert_eq!(weighted(&[1.6, 0.4], h2o::Mode::On), (26, 13, 11 + 5 + 3 + 4));
+    assert_eq!(weighted(&[0.0, 2.0], h2o::Mode::On), (28, 14, 11 + 3 + 3 + 5));
+    assert_eq!(weighted(&[0.0, 2.0], h2o::Mode::Probe), (28, 0, 11 + 11 + 3 + 11));
+}
+
+#[test]
+fn weights_are_given_for_each_group_that_drops() {
+    let fault = |groups: &[Keeps]| {
+        let mut config = third(groups, 20);
+        config.h2o.weights = vec![1.5, 0.5];
+        config.validate().map_err(|error| error.to_string())
+    };
+    assert_eq!(fault(&[Keeps::All, Keeps::Scored, Keeps::Scored]), Ok(()));
+    assert_eq!(fault(&[]), Ok(()), "nothing is divided yet");
+    let message = "h2o weights has 2 numbers for 1 layer groups that drop tokens; give one for each";
+    assert_eq!(fault(&[Keeps::All, Keeps::Scored]), Err(message.into()));
+}
+
+#[test]
 fn a_sequence_keeps_the_share_of_the_plan_and_publishes_no_more() {
     let mut driver = Driver::with_content(third(&[Keeps::All, Keeps::Scored, Keeps::Scored], 20), 1);
     driver.join();

@@ -57,6 +57,7 @@ impl Params {
                 0 => Target::Static { keep_ratio: self.target_keep_ratio },
                 _ => Target::Adaptive { lossy_ratio: self.target_lossy_ratio },
             },
+            weight: 1.0,
         }
     }
 }

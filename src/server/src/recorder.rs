@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(
             lines,
             [
-                Line::Header { trunkline_recording: VERSION, config: Config::default() },
+                Line::Header { trunkline_recording: VERSION, config: Box::default() },
                 Line::Event { at_ns: 3, engine: None, event: Event::WorkerJoined },
                 Line::Event { at_ns: 5, engine: None, event: Event::Tick },
                 Line::End { end: End { at_ns: 5, digest: "0000000000000007".into() } },

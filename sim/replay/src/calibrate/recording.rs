@@ -88,7 +88,8 @@ mod tests {
     #[test]
     fn a_recorded_server_is_calibrated() {
         let config = Config { max_batch_tokens: 128, max_batch_size: 8, ..Config::default() };
-        let mut lines = vec![Line::Header { trunkline_recording: record::VERSION, config: config.clone() }.to_json()];
+        let mut lines =
+            vec![Line::Header { trunkline_recording: record::VERSION, config: Box::new(config.clone()) }.to_json()];
         let mut core = Core::new(config).unwrap();
         let mut tell = |core: &mut Core, at_ns: u64, event: Event| {
             lines.push(Line::Event { at_ns, engine: None, event: event.clone() }.to_json());

@@ -24,7 +24,7 @@ impl Recorder {
     fn new() -> Self {
         let config =
             Config { block_size: 4, device_blocks: 30, max_batch_size: 4, max_batch_tokens: 16, ..Config::default() };
-        let header = Line::Header { trunkline_recording: record::VERSION, config: config.clone() };
+        let header = Line::Header { trunkline_recording: record::VERSION, config: Box::new(config.clone()) };
         Self { core: Core::new(config).unwrap(), lines: vec![header.to_json()], events: 0 }
     }
 

@@ -176,11 +176,14 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let full = plan.full_heads(&info)?;
     let gated = gates.case(plan.lengths.prompt);
     let mut report = Report::new("h2o", options.quick, NOTES.to_vec());
-    let model = model.with_groups(full.groups(&[])?)?;
+    let groups = full.groups(&[])?;
+    let weights = full.weights(&groups);
+    let weights = if weights.is_empty() { vec![1.0] } else { weights };
+    let model = model.with_groups(groups)?;
     let layout = BlockLayout { frequencies: Some(rotation(&model)), ..layout(&model.info(), BLOCK as u32) };
     let mut rig = plan.rig(model)?;
-    let settings = plan.cases(gated);
-    settings.iter().try_for_each(|case| case.settings.validate(BLOCK as u32))?;
+    let settings = plan.cases(gated, &weights);
+    settings.iter().flat_map(|case| &case.settings).try_for_each(|settings| settings.validate(BLOCK as u32))?;
     let compared = settings.iter().position(|case| gated.is_some_and(|gated| gated.names(case))).unwrap_or(0);
     let mut stored = Stored::default();
     let look: Look<'_> = &mut |rig, prompt, case, seq| {
@@ -196,7 +199,7 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
         let none = FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads);
         let model = load(options)?.with_groups(none.groups(&[])?)?;
         let ratio = cases[compared].total_ratio as f32;
-        let baselines: Vec<Case> = gates.must_forget.iter().map(|scorer| plan.case(scorer, ratio)).collect();
+        let baselines: Vec<Case> = gates.must_forget.iter().map(|scorer| plan.case(scorer, ratio, &[1.0])).collect();
         let all = full.n_all();
         let (_, figures) = plan.measure(&mut plan.rig(model)?, &baselines, 0, all, &mut |_, _, _, _| Ok(()))?;
         cases.extend(figures.into_iter().map(|figures| Figures { all_layers: true, ..figures }));
@@ -254,21 +257,22 @@ impl<'a> Plan<'a> {
         Ok(Self { options, tokenizer, lengths, texts: all, n_facts, scorers })
     }
 
-    fn case(&self, scorer: &str, lossy_ratio: f32) -> Case {
-        let settings = Settings {
+    fn case(&self, scorer: &str, lossy_ratio: f32, weights: &[f32]) -> Case {
+        let settings = |weight: &f32| Settings {
             sink_tokens: self.options.sink,
             recent_tokens: self.options.recent,
             block_tokens: self.options.block,
             target: Target::Adaptive { lossy_ratio },
+            weight: *weight,
             ..Settings::default()
         };
-        Case { scorer: scorer.to_owned(), settings }
+        Case { scorer: scorer.to_owned(), settings: weights.iter().map(settings).collect() }
     }
 
-    fn cases(&self, gated: Option<&GatedCase>) -> Vec<Case> {
+    fn cases(&self, gated: Option<&GatedCase>, weights: &[f32]) -> Vec<Case> {
         let default = [gated.map_or(3.0, |case| case.ratio)];
         let ratios = if self.options.ratios.is_empty() { &default[..] } else { &self.options.ratios };
-        ratios.iter().flat_map(|ratio| self.scorers.iter().map(|scorer| self.case(scorer, *ratio))).collect()
+        ratios.iter().flat_map(|ratio| self.scorers.iter().map(|scorer| self.case(scorer, *ratio, weights))).collect()
     }
 
     /// Returns the heads that keep everything: those of the command line, those of the model's file, or those that `h2o calibrate` would find.
@@ -279,7 +283,7 @@ impl<'a> Plan<'a> {
             Some("none") => FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads),
             Some(list) => read(list)?,
             None => match source.full_heads(&source.revision()?)? {
-                Some(list) => read(&list)?,
+                Some(found) => found,
                 None => found(load(options)?, &self.tokenizer, self.lengths.prompt, options.threads)?,
             },
         };
@@ -307,6 +311,9 @@ impl<'a> Plan<'a> {
         }
         let H2oOptions { model, kv_dtype, threads, .. } = self.options;
         let answer = after as u32;
+        let source = ModelSource::of(model.as_deref());
+        let of_file = source.full_heads(&source.revision()?)?;
+        let full = (of_file.as_ref() != Some(full)).then_some(full);
         Ok(Load { model: model.as_deref(), kv_dtype, ratio, full, threads: *threads, prompts, answer })
     }
 
@@ -331,7 +338,9 @@ impl<'a> Plan<'a> {
             }
         }
         let figures = by_case.into_iter().zip(cases).map(|(texts, case)| {
-            let Target::Adaptive { lossy_ratio: ratio } = case.settings.target else { unreachable!("made by `case`") };
+            let Target::Adaptive { lossy_ratio: ratio } = case.settings[0].target else {
+                unreachable!("made by `case`")
+            };
             Figures { scorer: case.scorer.clone(), ratio, ..Figures::new(texts, &unevicted, full, layers) }
         });
         let figures = figures.collect();

@@ -9,12 +9,14 @@ use trunkline_worker::{equal_groups, equal_head_groups};
 /// KV heads that keep every token, of a model with `per_layer` KV heads in each layer.
 ///
 /// As text, a list of layers with all their heads, and of single heads as LAYER.HEAD: `7,18.2` is layer 7, and head 2 of layer 18.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct FullHeads {
     /// `layer * per_layer + head`, ascending.
     heads: Vec<u32>,
     n_layers: u32,
     per_layer: u32,
+    /// Loss of each head of the model, if it drops tokens alone; empty if nobody measured it.
+    losses: Vec<f64>,
 }
 
 impl FullHeads {
@@ -22,7 +24,17 @@ impl FullHeads {
     pub fn new(mut heads: Vec<u32>, n_layers: u32, per_layer: u32) -> Self {
         heads.sort_unstable();
         heads.dedup();
-        Self { heads, n_layers, per_layer }
+        Self { heads, n_layers, per_layer, losses: Vec::new() }
+    }
+
+    /// Sets the loss of each head of the model. Heads that drop tokens are then grouped by loss, and a group of a high loss keeps more.
+    ///
+    /// # Panics
+    /// Panics if there is not one loss for each head.
+    #[must_use]
+    pub fn with_losses(self, losses: Vec<f64>) -> Self {
+        assert_eq!(losses.len(), self.n_all(), "a loss for each head");
+        Self { losses, ..self }
     }
 
     /// Makes a set of all heads of some layers.
@@ -84,7 +96,7 @@ impl FullHeads {
     }
 
     /// Divides the model into layer groups: the heads of this set, those of layers with sliding windows, and the others, which drop tokens. Groups
-    /// have whole layers if no layer is divided.
+    /// have whole layers if no layer is divided. With losses, the groups that drop tokens have members of similar loss, in falling order.
     ///
     /// # Errors
     /// If a head of this set is in a layer with a sliding window.
@@ -108,9 +120,47 @@ impl FullHeads {
         let drops = |head: &u32| !self.contains(*head) && !is_windowed(head / self.per_layer);
         let mut kinds = vec![(Keeps::All, members(&mut self.heads.iter().copied()))];
         kinds.extend(windows.iter().map(|group| (group.keeps, members(&mut heads_of(&group.layers).into_iter()))));
-        kinds.push((Keeps::Scored, members(&mut (0..self.n_layers * self.per_layer).filter(drops))));
+        let mut dropping = members(&mut (0..self.n_layers * self.per_layer).filter(drops));
+        let loss = |member: &u32| self.loss(*member * per_member..(*member + 1) * per_member);
+        dropping.sort_by(|a, b| loss(b).total_cmp(&loss(a)));
+        kinds.push((Keeps::Scored, dropping));
         kinds.retain(|(_, members)| !members.is_empty());
-        Ok(if is_divided { equal_head_groups(&kinds) } else { equal_groups(&kinds) })
+        let mut groups = if is_divided { equal_head_groups(&kinds) } else { equal_groups(&kinds) };
+        groups.iter_mut().for_each(|group| {
+            group.layers.sort_unstable();
+            group.heads.sort_unstable();
+        });
+        Ok(groups)
+    }
+
+    /// Returns the weight of each of `groups` that drops tokens: its tokens beyond the floors, in units of the mean over all heads that drop tokens.
+    /// Empty without losses, or if there is one such group.
+    ///
+    /// A head that keeps one token of r is taken to lose in proportion to r. The sum over all heads, at an equal number of tokens, is least if the tokens
+    /// of each go with the root of its loss.
+    pub fn weights(&self, groups: &[LayerGroup]) -> Vec<f32> {
+        let dropping: Vec<Vec<u32>> = groups
+            .iter()
+            .filter(|group| group.keeps == Keeps::Scored)
+            .map(|group| {
+                let of_layers =
+                    group.layers.iter().flat_map(|layer| layer * self.per_layer..(layer + 1) * self.per_layer);
+                of_layers.chain(group.heads.iter().copied()).collect()
+            })
+            .collect();
+        let n_heads: usize = dropping.iter().map(Vec::len).sum();
+        let roots: Vec<f64> =
+            dropping.iter().map(|heads| (self.loss(heads.iter().copied()) / heads.len() as f64).sqrt()).collect();
+        let sum: f64 = roots.iter().zip(&dropping).map(|(root, heads)| root * heads.len() as f64).sum();
+        if dropping.len() < 2 || sum == 0.0 {
+            return Vec::new();
+        }
+        roots.iter().map(|root| (root * n_heads as f64 / sum) as f32).collect()
+    }
+
+    /// Returns the loss of several heads together; 0 without losses.
+    fn loss(&self, heads: impl Iterator<Item = u32>) -> f64 {
+        heads.filter_map(|head| self.losses.get(head as usize)).sum()
     }
 }
 
@@ -180,6 +230,40 @@ mod tests {
             (Keeps::Scored, &[], &[5, 9, 10, 11]),
         ];
         assert_eq!(members(&divided), expected);
+    }
+
+    #[test]
+    fn heads_that_lose_most_keep_most_beyond_the_floors() {
+        // Head 0.1 and layer 2 keep every token; of the others, 3.1, 0.0, 3.2 and 1.1 lose most.
+        let losses = vec![4.0, 0.0, 1.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4.0, 4.0];
+        let heads = heads("0.1,2").with_losses(losses);
+        let groups = heads.groups(&[]).unwrap();
+        let expected: [(Keeps, &[u32], &[u32]); 3] = [
+            (Keeps::All, &[], &[1, 6, 7, 8]),
+            (Keeps::Scored, &[], &[0, 4, 10, 11]),
+            (Keeps::Scored, &[], &[2, 3, 5, 9]),
+        ];
+        assert_eq!(members(&groups), expected);
+        // Roots of the mean losses 4 and 1/4 are 2 and 1/2; their mean is 5/4.
+        assert_eq!(heads.weights(&groups), [1.6, 0.4]);
+        assert!(FullHeads::new(vec![1], 4, 3).weights(&groups).is_empty(), "nobody measured losses");
+        assert!(heads.weights(&groups[..2]).is_empty(), "one group keeps the mean");
+    }
+
+    #[test]
+    fn whole_layers_are_divided_by_the_losses_of_their_heads() {
+        let losses = vec![0.0, 0.0, 1.0, 9.0, 9.0, 9.0, 4.0, 4.0, 4.0, 0.0, 0.0, 0.0];
+        let heads = heads("1").with_losses(losses);
+        let groups = heads.groups(&[]).unwrap();
+        let expected: [(Keeps, &[u32], &[u32]); 4] = [
+            (Keeps::All, &[1], &[]),
+            (Keeps::Scored, &[2], &[]),
+            (Keeps::Scored, &[0], &[]),
+            (Keeps::Scored, &[3], &[]),
+        ];
+        assert_eq!(members(&groups), expected);
+        let weights = heads.weights(&groups);
+        assert!(weights[0] > weights[1] && weights[1] > 0.0 && weights[2] == 0.0, "{weights:?}");
     }
 
     #[test]

@@ -87,7 +87,18 @@ impl HeadLosses {
         let windowed = info.groups.iter().filter(|group| matches!(group.keeps, Keeps::Window(_)));
         let windowed: Vec<u32> = windowed.flat_map(|group| group.layers.iter().copied()).collect();
         let heads = self.order().into_iter().filter(|head| !windowed.contains(&(head / info.n_kv_heads)));
-        FullHeads::new(heads.take(n).collect(), info.n_layers, info.n_kv_heads)
+        self.join(FullHeads::new(heads.take(n).collect(), info.n_layers, info.n_kv_heads))
+    }
+
+    /// Adds the losses to a set of heads. The two ways to read on count alike over the heads outside the set.
+    pub fn join(&self, full: FullHeads) -> FullHeads {
+        let [rest, repeated] = [&self.rest, &self.repeated].map(|shares| {
+            let outside: f64 =
+                (0..).zip(shares).filter(|(head, _)| !full.contains(*head)).map(|(_, share)| share).sum();
+            shares.iter().map(move |share| if outside > 0.0 { share / outside } else { 0.0 })
+        });
+        let losses = rest.zip(repeated).map(|(rest, repeated)| rest + repeated).collect();
+        full.with_losses(losses)
     }
 
     /// Returns all heads, those that lose most first. A head stands where the way in which it loses more places it: the few heads that a
@@ -213,6 +224,18 @@ mod tests {
             [1, 8, 2, 4],
             "heads 1 and 4 are first and second for a repetition"
         );
+    }
+
+    #[test]
+    fn both_ways_count_alike_over_the_heads_that_drop() {
+        let rest = [0.5, 0.2, 0.1, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0];
+        let repeated = [0.9, 0.0, 0.0, 0.025, 0.075, 0.0, 0.0, 0.0, 0.0, 0.0];
+        let heads = losses(rest, repeated).join(FullHeads::new(vec![0, 9], 5, 2));
+        // Shares of the others: 0.4, 0.2, 0.2, 0.2 and 0, 0, 1/4, 3/4. Heads 4 and 3 lose most.
+        let groups = heads.groups(&[]).unwrap();
+        assert_eq!([&groups[1].heads[..], &groups[2].heads[..]], [&[3, 4][..], &[1, 2]]);
+        let weights = heads.weights(&groups);
+        assert!((weights[0] / weights[1] - (1.4f32 / 0.6).sqrt()).abs() < 1e-6, "{weights:?}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::full_heads::FullHeads;
+use super::head_loss::HeadLosses;
 
 const HEADER: &str = "# KV heads that keep every token under --h2o on, found by `trunkline h2o calibrate`.\n";
 
@@ -45,7 +46,7 @@ impl LayerFile {
         model.with_file_name(name)
     }
 
-    /// Returns the heads that keep every token.
+    /// Returns the heads that keep every token, with the losses of all.
     ///
     /// # Errors
     /// If the file contradicts itself.
@@ -56,7 +57,8 @@ impl LayerFile {
             "it has {n} and {} losses for layers of {per_layer} KV heads",
             self.repeated.len()
         );
-        FullHeads::parse("keep", &self.keep, n / per_layer, per_layer)
+        let losses = HeadLosses { rest: self.rest.clone(), repeated: self.repeated.clone() };
+        Ok(losses.join(FullHeads::parse("keep", &self.keep, n / per_layer, per_layer)?))
     }
 
     /// Writes the file.
@@ -68,18 +70,18 @@ impl LayerFile {
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Returns the layers and heads of a model that keep every token, if `h2o calibrate` found them for this revision.
+    /// Returns the heads of a model that keep every token, with the losses of all, if `h2o calibrate` found them for this revision.
     ///
     /// # Errors
     /// If the file cannot be read or is malformed.
-    pub fn keep_of(model: &Path, revision: &str) -> anyhow::Result<Option<String>> {
+    pub fn heads_of(model: &Path, revision: &str) -> anyhow::Result<Option<FullHeads>> {
         let Some(file) = Self::of(model)? else { return Ok(None) };
         if file.revision != revision {
             let path = Self::default_path(model);
             warn!("{} is of other weights; run trunkline h2o calibrate again", path.display());
             return Ok(None);
         }
-        Ok(Some(file.keep))
+        file.full_heads().map(Some)
     }
 
     /// Reads the file of a model, if there is one.
@@ -137,8 +139,11 @@ mod tests {
         assert_eq!(LayerFile::of(&gguf).unwrap(), None);
         file().write(&LayerFile::default_path(&gguf)).unwrap();
         assert_eq!(LayerFile::of(&gguf).unwrap(), Some(file()));
-        assert_eq!(LayerFile::keep_of(&gguf, &file().revision).unwrap(), Some(file().keep));
-        assert_eq!(LayerFile::keep_of(&gguf, "of other weights").unwrap(), None);
+        let heads = LayerFile::heads_of(&gguf, &file().revision).unwrap().unwrap();
+        assert_eq!(heads.to_string(), file().keep);
+        let weights = heads.weights(&heads.groups(&[]).unwrap());
+        assert!(weights.is_sorted_by(|a, b| a >= b) && weights[0] > 1.0, "by losses: {weights:?}");
+        assert_eq!(LayerFile::heads_of(&gguf, "of other weights").unwrap(), None);
     }
 
     #[test]

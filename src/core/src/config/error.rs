@@ -65,6 +65,14 @@ pub enum ConfigError {
         /// Text that was given.
         value: String,
     },
+    /// Weights of `h2o` for more or fewer layer groups than evict.
+    #[error("h2o weights has {weights} numbers for {groups} layer groups that drop tokens; give one for each")]
+    H2oWeights {
+        /// Number of weights.
+        weights: usize,
+        /// Number of layer groups that evict.
+        groups: usize,
+    },
     /// A key of `h2o` that does not exist.
     #[error("unknown h2o setting '{key}'; there are: {keys}")]
     UnknownH2o {

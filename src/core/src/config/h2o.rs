@@ -30,6 +30,10 @@ pub struct H2oConfig {
     pub interval: u32,
     /// Weight of the past in the moving average of scores, 0 to 1.
     pub alpha: f32,
+    /// Tokens kept beyond the floors in each layer group that evicts, in the order of the groups and in units of the mean of all groups; at most
+    /// 64 each. Empty: 1 for all.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub weights: Vec<f32>,
 }
 
 impl Default for H2oConfig {
@@ -45,13 +49,15 @@ impl Default for H2oConfig {
             trigger: 512,
             interval: 16,
             alpha: 0.9,
+            weights: Vec::new(),
         }
     }
 }
 
 impl H2oConfig {
     /// Keys of the numbers, as in `on:ratio=4`, and of the scorer.
-    pub const KEYS: [&str; 8] = ["scorer", "ratio", "sink", "recent", "block", "trigger", "interval", "alpha"];
+    pub const KEYS: [&str; 9] =
+        ["scorer", "ratio", "sink", "recent", "block", "trigger", "interval", "alpha", "weights"];
 
     /// Returns the settings of the planner for KV blocks of `block_size` tokens.
     pub fn settings(&self, block_size: u32) -> Settings {
@@ -63,6 +69,16 @@ impl H2oConfig {
             interval_steps: self.interval,
             alpha: self.alpha,
             target: Target::Adaptive { lossy_ratio: self.ratio },
+            weight: 1.0,
+        }
+    }
+
+    /// Returns the settings of each layer group that evicts, or one for all if the groups have no weights.
+    pub fn group_settings(&self, block_size: u32) -> Vec<Settings> {
+        let mean = self.settings(block_size);
+        match self.weights.as_slice() {
+            [] => vec![mean],
+            weights => weights.iter().map(|weight| Settings { weight: *weight, ..mean }).collect(),
         }
     }
 
@@ -79,7 +95,7 @@ impl H2oConfig {
     /// # Errors
     /// If a number is outside its range, the block is no multiple of `block_size`, or the scorer is unknown; the first such fault.
     pub fn validate(&self, block_size: u32) -> Result<(), ConfigError> {
-        self.settings(block_size).validate(block_size)?;
+        self.group_settings(block_size).iter().try_for_each(|settings| settings.validate(block_size))?;
         self.make_scorer(block_size).map(|_| ())
     }
 
@@ -102,6 +118,13 @@ impl H2oConfig {
             "trigger" => read(&mut self.trigger, key, text)?,
             "interval" => read(&mut self.interval, key, text)?,
             "alpha" => read(&mut self.alpha, key, text)?,
+            "weights" => {
+                let weights = text.split('/').map(|weight| {
+                    let mut value = 0.0;
+                    read(&mut value, key, weight).map(|()| value)
+                });
+                self.weights = weights.collect::<Result<_, _>>()?;
+            }
             _ => return Err(ConfigError::UnknownH2o { key: key.into(), keys: Self::KEYS.join(", ") }),
         }
         Ok(())
@@ -116,6 +139,7 @@ impl H2oConfig {
             "block" => self.block.to_string(),
             "trigger" => self.trigger.to_string(),
             "interval" => self.interval.to_string(),
+            "weights" => self.weights.iter().map(f32::to_string).collect::<Vec<_>>().join("/"),
             _ => self.alpha.to_string(),
         }
     }
@@ -153,7 +177,13 @@ mod tests {
 
     #[test]
     fn the_text_of_the_settings_is_read_back() {
-        for text in ["off", "probe", "on:ratio=3.5,recent=128", "on:scorer=snapkv,block=64,interval=1,alpha=0.5"] {
+        for text in [
+            "off",
+            "probe",
+            "on:ratio=3.5,recent=128",
+            "on:scorer=snapkv,block=64,interval=1,alpha=0.5",
+            "on:weights=1.5/0.5",
+        ] {
             assert_eq!(text.parse::<H2oConfig>().unwrap().to_string(), text);
         }
         let defaults = "on:ratio=6,sink=32,recent=256,block=0,trigger=512,interval=16,alpha=0.9".parse::<H2oConfig>();
@@ -166,10 +196,12 @@ mod tests {
         assert_eq!(fault("yes"), "unknown h2o mode 'yes'; there are: off, probe, on");
         assert_eq!(
             fault("on:rato=3"),
-            "unknown h2o setting 'rato'; there are: scorer, ratio, sink, recent, block, trigger, interval, alpha"
+            "unknown h2o setting 'rato'; there are: scorer, ratio, sink, recent, block, trigger, interval, alpha, weights"
         );
         assert_eq!(fault("on:sink=few"), "h2o sink is 'few'; give a number");
+        assert_eq!(fault("on:weights=1/x"), "h2o weights is 'x'; give a number");
         let invalid = |text: &str| text.parse::<H2oConfig>().unwrap().validate(16).unwrap_err().to_string();
+        assert_eq!(invalid("on:weights=1/-1"), "h2o weight is -1; it must be between 0 and 64");
         assert_eq!(invalid("on:ratio=0.5"), "h2o ratio is 0.5; it must be between 1 and 64");
         assert_eq!(
             invalid("on:block=24"),

@@ -84,7 +84,7 @@ impl Core {
                 planner.state.give_up_reread();
             } else {
                 scores.resize(n.max(scores.len()), 0.0);
-                planner.state.report_reread(&*planners.scorer, &planners.settings, scores, planners.block_size);
+                planner.state.report_reread(&*planners.scorer, &planners.settings[0], scores, planners.block_size);
             }
             return false;
         };

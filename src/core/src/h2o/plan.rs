@@ -18,7 +18,7 @@
 //! # When floors dominate
 //!
 //! If the floors alone reach the target, **nothing** is dropped, as in the reference: the plan lists the floors, but is not to be
-//! applied ([`Plan::dominates`]). A short sequence is therefore kept whole until the target of its length exceeds the floors: with
+//! applied ([`Plan::dominates`]). Weights do not count here, so all groups begin to drop at one length. A short sequence is therefore kept whole until the target of its length exceeds the floors: with
 //! sink 32, recent 256, blocks of 16 and a target of 1 in 6, until about 1,800 tokens. The reference also leaves its published ratios
 //! at the values of an earlier plan then; [`Ratios::note`] does the same.
 
@@ -78,7 +78,7 @@ pub struct Plan {
     pub held: u32,
     /// Held tokens in the floors: sink and recent, in whole blocks.
     pub floor: u32,
-    /// Tokens to keep at least, before the floors are looked at: `1..=held`.
+    /// Tokens to keep at least, `1..=held`.
     pub target: u32,
     /// `true` if the floors alone reach the target. The plan then drops nothing, and [`Self::reserve`] lists the floors alone.
     pub dominates: bool,
@@ -110,7 +110,7 @@ impl Plan {
 /// 1. Floors: held blocks with any of the first `sink_tokens` tokens, and held blocks from the one in which the last `recent_tokens`
 ///    tokens begin. A partial last block is always part of a floor, so only whole blocks are ever dropped.
 /// 2. Target: `ceil(keep_ratio * tokens)` in `f32`, within `1..=held`.
-/// 3. The target above the floors is rounded up to whole blocks.
+/// 3. The target above the floors, times the weight, is rounded up to whole blocks.
 /// 4. Other held blocks are taken in descending order of rank, until as many tokens are selected.
 ///
 /// **The order is total.** A negative, infinite or NaN rank counts as 0; [`f32::MAX`] is the highest rank. Of equal
@@ -134,8 +134,10 @@ pub fn plan(settings: &Settings, tokens: u32, holes: &Holes, rank: impl Fn(u32) 
         }
     }
     let floor = selected;
-    let target = ((settings.target.keep_ratio() * tokens as f32).ceil() as u32).max(1).min(held);
-    let dominates = floor >= target;
+    let mean = ((settings.target.keep_ratio() * tokens as f32).ceil() as u32).max(1);
+    let dominates = floor >= mean.min(held);
+    let above = (mean.saturating_sub(floor) as f32 * settings.weight).ceil() as u32;
+    let target = if dominates { mean } else { floor.saturating_add(above) }.min(held);
     let quantised = held.min(floor + target.saturating_sub(floor).div_ceil(size) * size);
     others.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
     for (_, block) in others {

@@ -8,6 +8,7 @@ const TOKENS_MAX: u32 = 1 << 24;
 const BLOCK_TOKENS: RangeInclusive<u32> = 1..=4096;
 const INTERVAL: RangeInclusive<u32> = 1..=65_536;
 const LOSSY_RATIO: RangeInclusive<f32> = 1.0..=64.0;
+const WEIGHT: RangeInclusive<f32> = 0.0..=64.0;
 const UNIT: RangeInclusive<f32> = 0.0..=1.0;
 
 /// Share of a sequence's tokens to keep in the evicting layers.
@@ -53,8 +54,10 @@ pub struct Settings {
     pub interval_steps: u32,
     /// Weight of the past in the moving average of scores, `0.0..=1.0`: after n steps, a score has `alpha^n` of its weight.
     pub alpha: f32,
-    /// Share of the tokens to keep.
+    /// Share of the tokens to keep, in the mean over the layer groups.
     pub target: Target,
+    /// Tokens kept beyond the floors, in units of the mean over the layer groups; `0.0..=64.0`, and 1 keeps the mean.
+    pub weight: f32,
 }
 
 impl Default for Settings {
@@ -67,6 +70,7 @@ impl Default for Settings {
             interval_steps: 16,
             alpha: 0.9,
             target: Target::Adaptive { lossy_ratio: 3.5 },
+            weight: 1.0,
         }
     }
 }
@@ -83,6 +87,7 @@ impl Settings {
         check("h2o trigger", self.trigger_tokens, 0..=TOKENS_MAX)?;
         check("h2o interval", self.interval_steps, INTERVAL)?;
         check("h2o alpha", self.alpha, UNIT)?;
+        check("h2o weight", self.weight, WEIGHT)?;
         match self.target {
             Target::Adaptive { lossy_ratio } => check("h2o ratio", lossy_ratio, LOSSY_RATIO)?,
             Target::Static { keep_ratio } => check("h2o keep ratio", keep_ratio, UNIT)?,

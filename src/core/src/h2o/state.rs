@@ -1,4 +1,4 @@
-//! State of one sequence under eviction: scores, holes, and the token steps since the last plan.
+//! State of one sequence under eviction: scores, holes, and the token steps since the last plans.
 
 use trunkline_port::{RequestId, ScoreKind};
 
@@ -7,12 +7,13 @@ use super::scores::{Scores, sound};
 use super::settings::Settings;
 use super::{Needs, Rows, Scorer};
 
-/// Scores, holes and age of the last plan of one sequence. A sequence whose KV is computed again starts with a new state; a sequence
+/// Scores, holes and age of the last plans of one sequence. Layer groups with the same [`Settings`] share holes; the others have their own. A sequence whose KV is computed again starts with a new state; a sequence
 /// swapped out and in keeps its state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
     scores: Scores,
-    holes: Holes,
+    /// By number of the settings.
+    holes: Vec<Holes>,
     steps: u32,
     /// `true` until the prompt was read again, if the scorer asks for that.
     awaits_reread: bool,
@@ -21,12 +22,13 @@ pub struct State {
 }
 
 impl State {
-    /// Creates the state of a sequence without KV. The first plan is due an interval after the first decode step, or with the first
+    /// Creates the state of a sequence without KV, for `n` different settings. The first plan is due an interval after the first decode step, or with the first
     /// one if the scorer needs no decode steps ([`Needs::waits_for_decodes`]).
-    pub fn new(needs: &Needs) -> Self {
+    pub fn new(needs: &Needs, n: usize) -> Self {
         Self {
             steps: if needs.waits_for_decodes() { 0 } else { u32::MAX },
             awaits_reread: needs.reread_tokens > 0,
+            holes: vec![Holes::default(); n],
             ..Self::default()
         }
     }
@@ -69,20 +71,22 @@ impl State {
         self.steps = self.steps.saturating_add(steps);
     }
 
-    /// Makes a plan if one is due for a sequence of `tokens` tokens, and begins a new interval. The plan changes nothing before
-    /// [`Self::apply`].
-    pub fn plan(&mut self, scorer: &dyn Scorer, settings: &Settings, request: RequestId, tokens: u32) -> Option<Plan> {
-        if self.awaits_reread || !settings.is_due(tokens, self.steps) {
-            return None;
+    /// Makes the plan of each of `settings` if plans are due for a sequence of `tokens` tokens, and begins a new interval. Otherwise returns no
+    /// plan. Plans change nothing before [`Self::apply`]. `settings` MUST be of the number given to [`Self::new`], and differ in weights alone.
+    pub fn plans(&mut self, scorer: &dyn Scorer, settings: &[Settings], request: RequestId, tokens: u32) -> Vec<Plan> {
+        assert_eq!(settings.len(), self.holes.len(), "holes for each of the settings");
+        if self.awaits_reread || !settings.iter().all(|settings| settings.is_due(tokens, self.steps)) {
+            return Vec::new();
         }
         self.steps = 0;
-        Some(plan(settings, tokens, &self.holes, |block| scorer.rank(&self.scores, request, block)))
+        let rank = |block| scorer.rank(&self.scores, request, block);
+        settings.iter().zip(&self.holes).map(|(settings, holes)| plan(settings, tokens, holes, rank)).collect()
     }
 
-    /// Makes holes of the positions dropped by an applied plan. `settings` MUST be those of the plan.
-    pub fn apply(&mut self, settings: &Settings, plan: &Plan) {
-        for positions in &plan.drops {
-            self.holes.drop_positions(positions, settings.block_tokens);
+    /// Makes holes of the positions dropped by applied plans. `settings` MUST be those of the plans.
+    pub fn apply(&mut self, settings: &[Settings], plans: &[Plan]) {
+        for ((settings, holes), plan) in settings.iter().zip(&mut self.holes).zip(plans) {
+            plan.drops.iter().for_each(|positions| holes.drop_positions(positions, settings.block_tokens));
         }
     }
 
@@ -91,8 +95,8 @@ impl State {
         &self.scores
     }
 
-    /// Returns the blocks dropped so far.
-    pub fn holes(&self) -> &Holes {
+    /// Returns the blocks dropped so far, for each of the settings.
+    pub fn holes(&self) -> &[Holes] {
         &self.holes
     }
 }

@@ -17,10 +17,10 @@ fn scorer(spec: &str) -> Box<dyn Scorer> {
 /// Makes the plan of a sequence of 96 tokens (6 blocks, 3 to keep) after one report.
 fn planned(spec: &str, reported: &[f32], rows: Rows) -> Plan {
     let (scorer, settings) = (scorer(spec), small());
-    let mut state = State::new(&scorer.needs());
+    let mut state = State::new(&scorer.needs(), 1);
     state.report(&*scorer, &settings, reported, 4, rows);
     state.count_steps(settings.interval_steps);
-    state.plan(&*scorer, &settings, REQUEST, 96).unwrap()
+    state.plans(&*scorer, &[settings], REQUEST, 96).remove(0)
 }
 
 /// Returns the only block kept beside the floors, 0 and 5.
@@ -62,7 +62,7 @@ fn a_score_of_a_kv_block_that_is_no_number_does_not_spoil_its_neighbours() {
 fn scorers_differ_in_the_steps_they_remember() {
     let middle_after = |spec: &str, steps: &[(f32, f32)]| {
         let (scorer, settings) = (scorer(spec), small());
-        let mut state = State::new(&scorer.needs());
+        let mut state = State::new(&scorer.needs(), 1);
         for (first, third) in steps {
             state.report(
                 &*scorer,
@@ -73,7 +73,7 @@ fn scorers_differ_in_the_steps_they_remember() {
             );
         }
         state.count_steps(16);
-        middle(&state.plan(&*scorer, &settings, REQUEST, 96).unwrap())
+        middle(&state.plans(&*scorer, &[settings], REQUEST, 96)[0])
     };
     let faded = [(0.9, 0.0), (0.1, 0.2), (0.1, 0.2)];
     assert_eq!(middle_after("h2o", &faded), 1, "0.9 * 0.81 + 0.19 * 0.1 is above 0.19 * 0.2");
@@ -94,7 +94,7 @@ fn a_window_of_the_prompt_over_two_chunks_counts_every_row_alike() {
         [0, 16, 16]
     );
     assert_eq!([needs.rows_of_chunk(0, 20, 20), needs.rows_of_chunk(64, 32, 96)], [20, 32]);
-    let mut state = State::new(&needs);
+    let mut state = State::new(&needs, 1);
     state.report(&*scorer, &settings, &reported(&[(4, 0.5)]), 4, Rows { n: 24, prefill: true });
     state.report(&*scorer, &settings, &reported(&[(12, 0.9)]), 4, Rows { n: 8, prefill: true });
     assert_eq!(state.scores().as_slice(), [0.0, 12.0, 0.0, 7.2, 0.0, 0.0]);
@@ -129,13 +129,13 @@ fn the_first_plan_waits_for_an_interval_only_if_the_scorer_needs_decode_steps() 
     let specs = ["h2o", "streaming", "snapkv", "tova", "hmax", "kvzip", "random"];
     for (spec, at_once) in specs.map(|spec| (spec, spec != "h2o")) {
         let (scorer, settings) = (scorer(spec), small());
-        let mut state = State::new(&scorer.needs());
+        let mut state = State::new(&scorer.needs(), 1);
         state.give_up_reread();
-        assert_eq!(state.plan(&*scorer, &settings, REQUEST, 96).is_some(), at_once, "{spec}");
+        assert_eq!(state.plans(&*scorer, &[settings], REQUEST, 96).len(), usize::from(at_once), "{spec}");
         state.count_steps(15);
-        assert!(state.plan(&*scorer, &settings, REQUEST, 111).is_none(), "{spec}");
+        assert!(state.plans(&*scorer, &[settings], REQUEST, 111).is_empty(), "{spec}");
         state.count_steps(1);
-        assert!(state.plan(&*scorer, &settings, REQUEST, 112).is_some(), "{spec}");
+        assert!(!state.plans(&*scorer, &[settings], REQUEST, 112).is_empty(), "{spec}");
     }
     assert!(REGISTRY.names().eq(specs), "every scorer is in the list above");
 }
@@ -145,20 +145,21 @@ fn a_sequence_under_repeated_plans_stays_within_a_block_of_the_target() {
     let settings = Settings { target: Target::Adaptive { lossy_ratio: 4.0 }, ..small() };
     for entry in REGISTRY.entries() {
         let scorer = REGISTRY.make(entry.name, settings).unwrap();
-        let mut state = State::new(&scorer.needs());
+        let mut state = State::new(&scorer.needs(), 1);
         state.give_up_reread();
         let mut gone: Vec<u32> = Vec::new();
         for tokens in 256..768u32 {
             let scores: Vec<f32> = (0..tokens.div_ceil(4)).map(|n| (n * 7 % 13) as f32).collect();
             state.report(&*scorer, &settings, &scores, 4, Rows { n: 1, prefill: false });
             state.count_steps(1);
-            if let Some(plan) = state.plan(&*scorer, &settings, REQUEST, tokens) {
-                state.apply(&settings, &plan);
-                let (held, target) = (state.holes().held_tokens(tokens, 16), tokens.div_ceil(4));
+            let plans = state.plans(&*scorer, &[settings], REQUEST, tokens);
+            if !plans.is_empty() {
+                state.apply(&[settings], &plans);
+                let (held, target) = (state.holes()[0].held_tokens(tokens, 16), tokens.div_ceil(4));
                 assert!(held >= target && held < target + 16, "{}: {held} of {tokens}", entry.name);
             }
-            assert!(gone.iter().all(|block| state.holes().contains(*block)), "{}: a block came back", entry.name);
-            gone = (0..tokens / 16).filter(|block| state.holes().contains(*block)).collect();
+            assert!(gone.iter().all(|block| state.holes()[0].contains(*block)), "{}: a block came back", entry.name);
+            gone = (0..tokens / 16).filter(|block| state.holes()[0].contains(*block)).collect();
         }
         assert!(gone.len() >= 28, "{}: {gone:?}", entry.name);
     }
@@ -168,19 +169,19 @@ fn a_sequence_under_repeated_plans_stays_within_a_block_of_the_target() {
 fn kvzip_waits_for_the_second_reading_and_keeps_what_it_read() {
     let (scorer, settings) = (scorer("kvzip"), small());
     let begin = || {
-        let mut state = State::new(&scorer.needs());
+        let mut state = State::new(&scorer.needs(), 1);
         // A decode step that reads block 1 says nothing of the prompt.
         state.report(&*scorer, &settings, &reported(&[(4, 0.2)]), 4, Rows { n: 1, prefill: false });
         state.count_steps(settings.interval_steps);
         state
     };
     let mut state = begin();
-    assert!(state.awaits_reread() && state.plan(&*scorer, &settings, REQUEST, 96).is_none());
+    assert!(state.awaits_reread() && state.plans(&*scorer, &[settings], REQUEST, 96).is_empty());
     // One position of block 3 was read more than the four KV blocks of block 2 each.
     let scores = reported(&[(8, 0.4), (9, 0.4), (10, 0.4), (11, 0.4), (13, 0.5)]);
     state.report_reread(&*scorer, &settings, &scores, 4);
-    assert_eq!(middle(&state.plan(&*scorer, &settings, REQUEST, 96).unwrap()), 3);
+    assert_eq!(middle(&state.plans(&*scorer, &[settings], REQUEST, 96)[0]), 3);
     let mut state = begin();
     state.give_up_reread();
-    assert_eq!(middle(&state.plan(&*scorer, &settings, REQUEST, 96).unwrap()), 1, "what decode steps read");
+    assert_eq!(middle(&state.plans(&*scorer, &[settings], REQUEST, 96)[0]), 1, "what decode steps read");
 }

@@ -37,7 +37,7 @@ impl Figures {
     pub fn new(texts: Vec<Quality>, unevicted: &[Quality], full: usize, layers: usize) -> Self {
         let sum = |of: &dyn Fn(&Quality) -> f64, all: &[Quality]| all.iter().map(of).sum::<f64>();
         let tokens = sum(&|text| f64::from(text.tokens), &texts);
-        let (positions, held) = (sum(&|text| text.positions as f64, &texts), sum(&|text| text.held as f64, &texts));
+        let (positions, held) = (sum(&|text| text.positions as f64, &texts), sum(&|text| text.held, &texts));
         let nats = |all: &[Quality]| sum(&|text| text.nats, all) / tokens;
         let (full, layers) = (full as f64, layers as f64);
         let (recalled, of) = (mean_recall(&texts), mean_recall(unevicted));
@@ -71,13 +71,13 @@ mod tests {
 
     #[test]
     fn ratios_are_means_over_tokens_and_layers_and_recall_is_compared() {
-        let text = |nats, held, recall: &[f64]| Quality {
+        let text = |nats, held: u32, recall: &[f64]| Quality {
             tokens: 10,
             nats,
             kl: 0.2,
             agree: 9,
             positions: 1000,
-            held,
+            held: f64::from(held),
             recall: recall.to_vec(),
             ..Quality::default()
         };

@@ -55,7 +55,7 @@ pub struct Outcome {
 impl GatedCase {
     /// Returns `true` if the gates are for this case.
     pub fn names(&self, case: &Case) -> bool {
-        case.scorer == self.scorer && case.settings.target == (Target::Adaptive { lossy_ratio: self.ratio })
+        case.scorer == self.scorer && case.settings[0].target == (Target::Adaptive { lossy_ratio: self.ratio })
     }
 
     /// Returns `true` if the figures are those of the case.

@@ -22,13 +22,14 @@ const CASES_AT_ONCE: usize = 8;
 pub struct Case {
     /// Scorer with parameters, as in the registry.
     pub scorer: String,
-    pub settings: Settings,
+    /// Of each layer group that evicts, or one for all; they differ in weights alone.
+    pub settings: Vec<Settings>,
 }
 
 impl Case {
     /// Returns the target of the evicting layers: one of so many tokens is kept.
     pub fn ratio(&self) -> f32 {
-        1.0 / self.settings.target.keep_ratio()
+        1.0 / self.settings[0].target.keep_ratio()
     }
 }
 
@@ -58,7 +59,7 @@ pub struct Quality {
     pub agree: u32,
     /// Sum over counted tokens of the tokens of the sequence, and of the tokens held by evicting layers.
     pub positions: u64,
-    pub held: u64,
+    pub held: f64,
     /// Positions of the facts.
     pub facts: Vec<usize>,
     /// Share of the words recalled, by fact in the order of positions.
@@ -88,7 +89,7 @@ pub fn measure(
     let prompt = &text.tokens[..lengths.prompt];
     let scorers: Vec<Arc<dyn Scorer>> = cases
         .iter()
-        .map(|case| Ok(REGISTRY.make(&case.scorer, case.settings)?.into()))
+        .map(|case| Ok(REGISTRY.make(&case.scorer, case.settings[0])?.into()))
         .collect::<anyhow::Result<_>>()?;
     let max_of_all = scorers.iter().any(|scorer| scorer.needs().kind == ScoreKind::Max);
     let mut origin = rig.start();
@@ -107,7 +108,7 @@ pub fn measure(
     for at_once in of_one_kind(&scorers) {
         let mut run = Vec::new();
         for at in &at_once {
-            let (scorer, settings) = (&scorers[*at], cases[*at].settings);
+            let (scorer, settings) = (&scorers[*at], cases[*at].settings.clone());
             let mut measured = Measured::new(rig.fork(&origin), text);
             let state = prompt_scores(rig, &mut origin, prompt, &**scorer, &settings, &of_all)?;
             measured.seq.eviction = Some(Eviction { scorer: Arc::clone(scorer), settings, state });
@@ -162,17 +163,17 @@ pub fn prompt_scores(
     origin: &mut Seq,
     prompt: &[u32],
     scorer: &dyn Scorer,
-    settings: &Settings,
+    settings: &[Settings],
     of_all: &[Reported],
 ) -> anyhow::Result<State> {
     let needs = scorer.needs();
-    let mut state = State::new(&needs);
+    let mut state = State::new(&needs, settings.len());
     if needs.reread_tokens > 0 {
         let scores = rig.read_again(origin, prompt, needs.reread_tokens as usize)?;
-        state.report_reread(scorer, settings, &scores, BLOCK as u32);
+        state.report_reread(scorer, &settings[0], &scores, BLOCK as u32);
     }
     let mut report =
-        |reported: &Reported| state.report(scorer, settings, &reported.scores, BLOCK as u32, reported.rows);
+        |reported: &Reported| state.report(scorer, &settings[0], &reported.scores, BLOCK as u32, reported.rows);
     match (needs.kind, needs.prompt_rows) {
         (_, 0) => {}
         (ScoreKind::Max, _) => of_all.iter().for_each(&mut report),
@@ -211,18 +212,15 @@ fn force(
             if let Some(eviction) = &mut seq.eviction {
                 let Eviction { scorer, settings, state } = eviction;
                 if !scores.is_empty() {
-                    state.report(&**scorer, settings, &scores, BLOCK as u32, Rows { n: 1, prefill: false });
+                    state.report(&**scorer, &settings[0], &scores, BLOCK as u32, Rows { n: 1, prefill: false });
                 }
                 state.count_steps(1);
             }
             if at >= lengths.before && at + 1 < lengths.after {
                 let tokens = seq.computed as u32;
-                let held = seq.eviction.as_ref().map_or(tokens, |eviction| {
-                    eviction.state.holes().held_tokens(tokens, eviction.settings.block_tokens)
-                });
                 quality.tokens += 1;
                 quality.positions += u64::from(tokens);
-                quality.held += u64::from(held);
+                quality.held += rig.held_tokens(seq);
             }
             rig.evict(seq);
         }

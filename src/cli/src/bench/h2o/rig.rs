@@ -17,7 +17,8 @@ const CHUNK: usize = 512;
 #[derive(Debug)]
 pub struct Eviction {
     pub scorer: Arc<dyn Scorer>,
-    pub settings: Settings,
+    /// Of each layer group that evicts, or one for all; they differ in weights alone.
+    pub settings: Vec<Settings>,
     pub state: State,
 }
 
@@ -182,14 +183,32 @@ impl Rig {
         let Some(eviction) = &mut seq.eviction else { return };
         let Eviction { scorer, settings, state } = eviction;
         let request = RequestId(u64::from(seq.slot));
-        let Some(plan) = state.plan(&**scorer, settings, request, seq.computed as u32) else { return };
-        state.apply(settings, &plan);
-        let evicts = |(group, keeps): (usize, &Keeps)| (*keeps == Keeps::Scored).then_some(group);
-        for group in self.keeps.iter().enumerate().filter_map(evicts).collect::<Vec<_>>() {
+        let plans = state.plans(&**scorer, settings, request, seq.computed as u32);
+        state.apply(settings, &plans);
+        // A single plan is of all groups.
+        for (group, plan) in self.evicting().into_iter().zip(plans.iter().cycle()) {
             for range in &plan.drops {
                 self.drop_blocks(seq, group, range.start as usize / BLOCK..range.end as usize / BLOCK);
             }
         }
+    }
+
+    /// Returns the groups that evict, by number.
+    fn evicting(&self) -> Vec<usize> {
+        let evicts = |(group, keeps): (usize, &Keeps)| (*keeps == Keeps::Scored).then_some(group);
+        self.keeps.iter().enumerate().filter_map(evicts).collect()
+    }
+
+    /// Returns the tokens that a sequence holds in the groups that evict, in the mean over their layers or heads.
+    pub fn held_tokens(&self, seq: &Seq) -> f64 {
+        let groups = self.evicting();
+        let held = |group: usize| -> usize {
+            let dropped = seq.tables[group].iter().filter(|block| **block == NO_BLOCK).count();
+            seq.computed - dropped * BLOCK
+        };
+        let held: usize = groups.iter().map(|group| held(*group) * self.layers[*group]).sum();
+        let layers: usize = groups.iter().map(|group| self.layers[*group]).sum();
+        held as f64 / layers.max(1) as f64
     }
 
     /// Drops blocks of a sequence from the table of a group; the worker learns of it with the next step.
@@ -394,11 +413,10 @@ mod tests {
             ..Settings::default()
         };
         let scorer: Arc<dyn Scorer> = REGISTRY.make("streaming", settings).unwrap().into();
-        let state = State::new(&scorer.needs());
-        thin.eviction = Some(Eviction { scorer, settings, state });
+        let state = State::new(&scorer.needs(), 1);
+        thin.eviction = Some(Eviction { scorer, settings: vec![settings], state });
         rig.evict(&mut thin);
-        let held = thin.eviction.as_ref().unwrap().state.holes().held_tokens(96, 16);
-        assert_eq!(held, 48);
+        assert_eq!((rig.held_tokens(&thin), rig.held_tokens(&plain)), (48.0, 96.0));
         assert_ne!(decode(&mut rig, &mut thin, 5).logits, decode(&mut rig, &mut plain, 5).logits);
         let free = rig.free.len();
         rig.end(plain);

@@ -58,10 +58,10 @@ pub fn measure(
     let prompt = &text.tokens[..lengths.prompt];
     rig.prefill(&mut origin, prompt, false)?;
     let mut thin = rig.fork(&origin);
-    let scorer: Arc<dyn Scorer> = REGISTRY.make(&case.scorer, case.settings)?.into();
+    let scorer: Arc<dyn Scorer> = REGISTRY.make(&case.scorer, case.settings[0])?.into();
     let kind = scorer.needs().kind;
     let state = prompt_scores(rig, &mut origin, prompt, &*scorer, &case.settings, &[])?;
-    thin.eviction = Some(Eviction { scorer, settings: case.settings, state });
+    thin.eviction = Some(Eviction { scorer, settings: case.settings.clone(), state });
     // Both are as long, and one has had its plans.
     for at in 0..lengths.after {
         let token = [text.tokens[lengths.prompt + at]];
@@ -71,7 +71,7 @@ pub fn measure(
         ];
         let answers = rig.step(&mut runs)?;
         if let Some(Eviction { scorer, settings, state }) = &mut thin.eviction {
-            state.report(&**scorer, settings, &answers[1].scores, BLOCK as u32, Rows { n: 1, prefill: false });
+            state.report(&**scorer, &settings[0], &answers[1].scores, BLOCK as u32, Rows { n: 1, prefill: false });
             state.count_steps(1);
         }
         rig.evict(&mut thin);

@@ -41,6 +41,30 @@ fn blocks_of_high_scores_stay_and_inverted_scores_keep_the_others() {
 }
 
 #[test]
+fn a_weight_multiplies_what_is_kept_beyond_the_floors() {
+    // 80 tokens in 20 blocks, 40 to keep in the mean: the floors hold 8 of them, and 32 are beyond.
+    let with = |weight| {
+        let plan = made(&Settings { weight, ..settings(4, 4, 4, 2.0) }, 80, &Holes::default(), &[0.5; 20]);
+        (plan.floor, plan.target, plan.final_keep(), plan.dominates)
+    };
+    assert_eq!(with(1.0), (8, 40, 40, false));
+    assert_eq!(with(0.0), (8, 8, 8, false));
+    assert_eq!(with(0.3), (8, 18, 20, false), "32 times 0.3 is 9.6");
+    assert_eq!(with(1.75), (8, 64, 64, false));
+    assert_eq!(with(64.0), (8, 80, 80, false));
+    // What earlier plans dropped makes the target no smaller.
+    let low = Settings { weight: 0.3, ..settings(4, 4, 4, 2.0) };
+    let first = made(&low, 80, &Holes::default(), &[0.5; 20]);
+    let mut gone = Holes::default();
+    first.drops.iter().for_each(|drop| gone.drop_positions(drop, 4));
+    assert_eq!(made(&low, 80, &gone, &[0.5; 20]).dropped(), 0);
+    // Floors dominate at the same length whatever the weight.
+    let short =
+        |weight| made(&Settings { weight, ..settings(4, 8, 8, 2.0) }, 24, &Holes::default(), &[0.5; 6]).dominates;
+    assert_eq!([0.0, 1.0, 9.0].map(short), [true; 3]);
+}
+
+#[test]
 fn of_equal_ranks_the_later_block_stays_and_bad_ranks_count_as_zero() {
     let settings = settings(4, 4, 4, 2.0);
     let equal = made(&settings, 32, &Holes::default(), &[0.5; 8]);
