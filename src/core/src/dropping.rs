@@ -76,13 +76,14 @@ fn apply(state: &mut State, slot: usize, plans: &[Plan]) {
         return;
     }
     planner.state.apply(&planners.settings, plans);
+    for plan in plans.iter().filter(|plan| !plan.drops.is_empty()) {
+        journal.decide(Decision::Drop, seq.id.0, u64::from(plan.held) << 32 | u64::from(plan.final_keep()));
+    }
     seq.unpublishable = true;
     let last_step = seq.last_step(journal.stats.steps);
     let entries: Vec<Vec<Range<usize>>> = plans.iter().map(|plan| entries_of(plan, planners.block_size)).collect();
     kv.save_dropped(seq, &union(&entries), journal);
-    for (at, (plan, entries)) in plans.iter().zip(&entries).enumerate().filter(|(_, (plan, _))| !plan.drops.is_empty())
-    {
-        journal.decide(Decision::Drop, seq.id.0, u64::from(plan.held) << 32 | u64::from(plan.final_keep()));
+    for (at, (plan, entries)) in plans.iter().zip(&entries).enumerate() {
         for (Range { start, end }, entries) in plan.drops.iter().zip(entries) {
             journal.digest.fold(u64::from(*start) << 32 | u64::from(*end));
             for (group, _) in planners.groups.iter().filter(|(_, settings)| *settings == at) {
