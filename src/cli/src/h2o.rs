@@ -1,18 +1,18 @@
 //! `trunkline h2o`: tools for eviction within sequences.
 
 pub mod full_heads;
+pub mod head_file;
 pub mod head_loss;
-pub mod layer_file;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
+use self::head_file::HeadFile;
 use self::head_loss::{HeadLosses, head_losses};
-use self::layer_file::LayerFile;
 use crate::bench::h2o::rig::BLOCK;
 use crate::bench::h2o::texts;
 use crate::output::{print, table};
@@ -35,7 +35,7 @@ pub struct H2oArgs {
 enum Command {
     /// Find the KV heads of a model that have to keep every token, and write them to a file beside the model, where `serve --h2o` finds it.
     ///
-    /// The model reads texts, and reads on with one KV head at a time that has dropped all but the first and the last tokens. Heads whose loss
+    /// The model reads texts, and reads on with one KV head at a time that has dropped what `--h2o on` would drop at a ratio of 6. Heads whose loss
     /// changes most what the model says next keep every token later; the others may drop tokens.
     #[command(after_help = EXAMPLES)]
     Calibrate(CalibrateArgs),
@@ -49,7 +49,7 @@ struct CalibrateArgs {
     model: PathBuf,
 
     /// Tokens of each text, whole blocks of 16; the context of the model must hold 96 more.
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(128..=65_536))]
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(i64::from(head_loss::TOKENS_MIN)..=65_536))]
     tokens: u32,
 
     /// Texts of each kind: prose, code, a diary, talk and stories.
@@ -79,28 +79,22 @@ pub fn run(args: &H2oArgs) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::load(path)?;
     let model = Model::load(path).with_context(|| format!("cannot load the model {}", path.display()))?;
     let file = calibrate(args, &tokenizer, model)?;
-    let output = args.output.clone().unwrap_or_else(|| LayerFile::default_path(path));
+    let output = args.output.clone().unwrap_or_else(|| HeadFile::default_path(path));
     file.write(&output)?;
     print(&render(&file)?)?;
     print(&format!("--h2o-layers {}", file.keep))?;
     print(&format!("wrote {}", output.display()))
 }
 
-fn calibrate(args: &CalibrateArgs, tokenizer: &Tokenizer, model: Model) -> anyhow::Result<LayerFile> {
+fn calibrate(args: &CalibrateArgs, tokenizer: &Tokenizer, model: Model) -> anyhow::Result<HeadFile> {
     let (name, info) = (model.name().to_owned(), model.info());
     let n = args.tokens as usize / BLOCK * BLOCK;
-    let needed = n + head_loss::BEHIND_MAX;
-    ensure!(
-        needed <= info.max_context as usize,
-        "texts of {n} tokens need a context of {needed}, and the model has {}; give fewer --tokens",
-        info.max_context
-    );
     let losses = head_losses(model, tokenizer, n, args.texts, args.threads)?;
     let full = match args.heads {
         Some(heads) => losses.first_heads(&info, heads as usize),
         None => losses.full_heads(&info),
     };
-    Ok(LayerFile {
+    Ok(HeadFile {
         model: name,
         revision: revision(&args.model)
             .with_context(|| format!("cannot read the files of {}", args.model.display()))?,
@@ -114,7 +108,7 @@ fn calibrate(args: &CalibrateArgs, tokenizer: &Tokenizer, model: Model) -> anyho
 }
 
 /// Returns a table of the heads that lose most: those that keep every token, and half as many more.
-fn render(file: &LayerFile) -> anyhow::Result<String> {
+fn render(file: &HeadFile) -> anyhow::Result<String> {
     let full = file.full_heads()?;
     let losses = HeadLosses { rest: file.rest.clone(), repeated: file.repeated.clone() };
     let mut table = table();

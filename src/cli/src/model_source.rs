@@ -7,7 +7,7 @@ use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
 use crate::h2o::full_heads::FullHeads;
-use crate::h2o::layer_file::LayerFile;
+use crate::h2o::head_file::HeadFile;
 use crate::revision::{revision, revision_of};
 
 /// Name of the model in the program: a folder of `models/`.
@@ -91,12 +91,12 @@ impl<'a> ModelSource<'a> {
     /// Returns the KV heads that keep every token under `--h2o`, with the losses of all, if `h2o calibrate` found them for this revision.
     ///
     /// # Errors
-    /// If the file of layers cannot be read or is malformed.
+    /// If the file of heads cannot be read or is malformed.
     pub fn full_heads(self, revision: &str) -> anyhow::Result<Option<FullHeads>> {
         match self {
-            Self::BuiltIn => LayerFile::parse(LAYERS, Path::new("small-world/h2o.toml"))?.full_heads().map(Some),
+            Self::BuiltIn => HeadFile::parse(LAYERS, Path::new("small-world/h2o.toml"))?.full_heads().map(Some),
             Self::Random => Ok(None),
-            Self::Path(path) => LayerFile::heads_of(path, revision),
+            Self::Path(path) => HeadFile::heads_of(path, revision),
         }
     }
 }
@@ -122,7 +122,7 @@ mod tests {
         let (built_in, read) = (ModelSource::of(None), ModelSource::of(Some(folder)));
         let revision = built_in.revision().unwrap();
         assert_eq!(revision, read.revision().unwrap());
-        let layers = LayerFile::of(folder).unwrap().unwrap();
+        let layers = HeadFile::of(folder).unwrap().unwrap();
         assert_eq!(layers.revision, revision, "the layers belong to these weights");
         assert_eq!(built_in.full_heads(&revision).unwrap().unwrap(), read.full_heads(&revision).unwrap().unwrap());
         assert_eq!(built_in.model().unwrap().info(), read.model().unwrap().info());

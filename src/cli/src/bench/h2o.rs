@@ -36,7 +36,7 @@ use self::speed::Speed;
 use self::stored::Stored;
 use super::measure::Report;
 use crate::h2o::full_heads::FullHeads;
-use crate::h2o::head_loss::head_losses;
+use crate::h2o::head_loss::{TOKENS_MIN, head_losses};
 use crate::model_source::ModelSource;
 use crate::serve::rotation;
 
@@ -385,7 +385,7 @@ fn load(options: &H2oOptions) -> anyhow::Result<Model> {
 /// Returns the heads that `h2o calibrate` would find, with texts of at most 2,048 tokens.
 fn found(model: Model, tokenizer: &Tokenizer, prompt: usize, threads: usize) -> anyhow::Result<FullHeads> {
     let info = model.info();
-    let tokens = prompt.min(2048) / BLOCK * BLOCK;
+    let tokens = prompt.clamp(TOKENS_MIN as usize, 2048) / BLOCK * BLOCK;
     Ok(head_losses(model, tokenizer, tokens, 1, threads)?.full_heads(&info))
 }
 

@@ -1,14 +1,15 @@
 //! KV heads that have to keep every token: those without whose far tokens the model would say something else.
 //!
-//! The model reads a text. Then one KV head at a time drops all but the first and the last tokens, and the model reads on: the rest of the
-//! text, and, behind an instruction to repeat the text, its beginning. The loss of a head is the divergence of the next token's distribution
-//! from that of the model with every token. Few heads lose much: those that fetch tokens from far back, which DuoAttention
+//! The model reads a text. Then one KV head at a time drops the blocks that `h2o` would drop at a ratio of 6, and the model reads on: the rest
+//! of the text, and, behind an instruction to repeat the text, its beginning. The loss of a head is the divergence of the next token's
+//! distribution from that of the model with every token. Few heads lose much: those that fetch tokens from far back, which DuoAttention
 //! (arXiv 2410.10819) finds by training. The repetition is that of KVzip (arXiv 2505.23416).
 
 use std::ops::Range;
 
-use anyhow::Context;
-use trunkline_port::{Keeps, LayerGroup, ModelInfo};
+use anyhow::{Context, ensure};
+use trunkline_core::h2o::{REGISTRY, Scorer, Settings, State, Target};
+use trunkline_port::{Keeps, LayerGroup, ModelInfo, RequestId};
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
@@ -17,12 +18,18 @@ use crate::bench::h2o::quality::{divergence, log_softmax};
 use crate::bench::h2o::rig::{BLOCK, Rig, Run, Seq};
 use crate::bench::h2o::texts;
 
-/// First tokens that a head keeps.
-const SINK: usize = 32;
-/// Last tokens that a head keeps, at most; a quarter of a shorter text.
-const RECENT: usize = 256;
+/// Tokens of a text by tokens that a head keeps: the default of `--h2o on` for calibrated models.
+const RATIO: f32 = 6.0;
+/// Last tokens that a head keeps, at most, as of the default of `--h2o on`.
+const RECENT_MAX: usize = 256;
+/// Of shorter texts, one of so many tokens. Scores then choose as large a share of the kept tokens as in a text of 4,096 tokens.
+const RECENT_PART: usize = 16;
+/// Tokens of a text, at least: of shorter ones the first and the last tokens alone are as many as a head may keep.
+pub const TOKENS_MIN: u32 = 512;
+/// Number of the first text of each kind; those of the benchmark are lower.
+const FIRST_TEXT: u64 = 512;
 /// Tokens behind a text, at most: an instruction and the first tokens of the text, and those that are measured.
-pub const BEHIND_MAX: usize = LEAD + MEASURED;
+const BEHIND_MAX: usize = LEAD + MEASURED;
 /// Tokens of the instruction and of the repetition's beginning, whole blocks.
 const LEAD: usize = 64;
 /// Tokens after each of which the next token's distribution is compared, in each of the two ways to read on.
@@ -46,7 +53,7 @@ pub struct HeadLosses {
 /// Measures the loss of each KV head of a model, over `texts` texts of each kind and `tokens` tokens, whole blocks.
 ///
 /// # Errors
-/// If a kind has too little text, or the model cannot run.
+/// If the model's context cannot hold a text, a kind has too little text, or the model cannot run.
 pub fn head_losses(
     model: Model,
     tokenizer: &Tokenizer,
@@ -55,6 +62,12 @@ pub fn head_losses(
     threads: usize,
 ) -> anyhow::Result<HeadLosses> {
     let info = model.info();
+    let needed = tokens + BEHIND_MAX;
+    ensure!(
+        needed <= info.max_context as usize,
+        "texts of {tokens} tokens need a context of {needed}, and the model has {}; give fewer --tokens",
+        info.max_context
+    );
     let groups = one_by_one(&info);
     let alone: Vec<(usize, u32)> = (0..)
         .zip(&groups)
@@ -63,7 +76,10 @@ pub fn head_losses(
         .collect();
     // Forks share the text; each has blocks of its own behind it.
     let memory = tokens + (HEADS_AT_ONCE + 1) * (BEHIND_MAX + BLOCK);
-    let mut measure = Measure { rig: Rig::new(model.with_groups(groups)?, memory, threads)?, tokenizer, tokens, texts };
+    let settings = settings(tokens);
+    let scorer = REGISTRY.make("h2o", settings)?;
+    let rig = Rig::new(model.with_groups(groups)?, memory, threads)?;
+    let mut measure = Measure { rig, tokenizer, tokens, texts, scorer, settings };
     let groups: Vec<usize> = alone.iter().map(|(group, _)| *group).collect();
     let [rest, repeated] = measure.losses(&groups)?.map(|losses| {
         let total: f64 = losses.iter().sum();
@@ -77,17 +93,27 @@ pub fn head_losses(
 }
 
 impl HeadLosses {
-    /// Returns the heads that keep every token by default: 27.5 % of them at most, and at least one.
+    /// Returns the heads that keep every token by default: 27.5 % at most of those of layers without a window, and at least one.
     pub fn full_heads(&self, info: &ModelInfo) -> FullHeads {
-        self.first_heads(info, ((self.rest.len() as f64 * FULL_SHARE) as usize).max(1))
+        let heads = self.order_without_windows(info);
+        let n = ((heads.len() as f64 * FULL_SHARE) as usize).max(1);
+        self.first_of(heads, n, info)
     }
 
     /// Returns the first `n` heads of [`Self::order`], without those of layers that have a window.
     pub fn first_heads(&self, info: &ModelInfo, n: usize) -> FullHeads {
+        self.first_of(self.order_without_windows(info), n, info)
+    }
+
+    fn first_of(&self, mut heads: Vec<u32>, n: usize, info: &ModelInfo) -> FullHeads {
+        heads.truncate(n);
+        self.join(FullHeads::new(heads, info.n_layers, info.n_kv_heads))
+    }
+
+    fn order_without_windows(&self, info: &ModelInfo) -> Vec<u32> {
         let windowed = info.groups.iter().filter(|group| matches!(group.keeps, Keeps::Window(_)));
         let windowed: Vec<u32> = windowed.flat_map(|group| group.layers.iter().copied()).collect();
-        let heads = self.order().into_iter().filter(|head| !windowed.contains(&(head / info.n_kv_heads)));
-        self.join(FullHeads::new(heads.take(n).collect(), info.n_layers, info.n_kv_heads))
+        self.order().into_iter().filter(|head| !windowed.contains(&(head / info.n_kv_heads))).collect()
     }
 
     /// Adds the losses to a set of heads. The two ways to read on count alike over the heads outside the set.
@@ -126,6 +152,8 @@ struct Measure<'a> {
     tokenizer: &'a Tokenizer,
     tokens: usize,
     texts: u32,
+    scorer: Box<dyn Scorer>,
+    settings: Settings,
 }
 
 impl Measure<'_> {
@@ -133,7 +161,7 @@ impl Measure<'_> {
     fn losses(&mut self, groups: &[usize]) -> anyhow::Result<[Vec<f64>; 2]> {
         let instruction = self.tokenizer.encode_with(INSTRUCTION, false)?;
         let mut losses = [vec![0.0; groups.len()], vec![0.0; groups.len()]];
-        for number in 0..u64::from(self.texts) {
+        for number in FIRST_TEXT..FIRST_TEXT + u64::from(self.texts) {
             for kind in texts::KINDS {
                 let text = texts::text(kind, number, self.tokenizer, self.tokens, MEASURED, 0)?.tokens;
                 let (text, rest) = text.split_at(self.tokens);
@@ -142,17 +170,25 @@ impl Measure<'_> {
                 let repeated = &text[LEAD.saturating_sub(instruction.len())..][..MEASURED];
                 let mut origin = self.rig.start();
                 self.rig.prefill(&mut origin, text, false)?;
-                self.add_losses(&origin, rest, groups, &mut losses[0])?;
+                self.add_losses(&mut origin, text, rest, groups, &mut losses[0])?;
                 self.rig.prefill(&mut origin, &lead, false)?;
-                self.add_losses(&origin, repeated, groups, &mut losses[1])?;
+                self.add_losses(&mut origin, &[text, &lead].concat(), repeated, groups, &mut losses[1])?;
                 self.rig.end(origin);
             }
         }
         Ok(losses)
     }
 
-    /// Adds the loss of each group when the model reads `tokens` behind `origin`.
-    fn add_losses(&mut self, origin: &Seq, tokens: &[u32], groups: &[usize], losses: &mut [f64]) -> anyhow::Result<()> {
+    /// Adds the loss of each group when the model reads `tokens` behind `origin`, whose tokens are `prompt`.
+    fn add_losses(
+        &mut self,
+        origin: &mut Seq,
+        prompt: &[u32],
+        tokens: &[u32],
+        groups: &[usize],
+        losses: &mut [f64],
+    ) -> anyhow::Result<()> {
+        let dropped = self.dropped(origin, prompt)?;
         let rig = &mut self.rig;
         let whole = rig.fork(origin);
         let whole = read_on(rig, vec![whole], tokens)?.pop().context("the model with every token")?;
@@ -160,7 +196,7 @@ impl Measure<'_> {
             let mut seqs = Vec::with_capacity(groups.len());
             for group in groups {
                 let mut seq = rig.fork(origin);
-                rig.drop_blocks(&mut seq, *group, dropped(origin.computed));
+                dropped.iter().for_each(|blocks| rig.drop_blocks(&mut seq, *group, blocks.clone()));
                 seqs.push(seq);
             }
             for (loss, rows) in losses.iter_mut().zip(read_on(rig, seqs, tokens)?) {
@@ -169,12 +205,29 @@ impl Measure<'_> {
         }
         Ok(())
     }
+
+    /// Returns the blocks that a head drops behind a prompt, by how much all heads read them over the last tokens between two plans.
+    fn dropped(&mut self, origin: &mut Seq, prompt: &[u32]) -> anyhow::Result<Vec<Range<usize>>> {
+        let Self { rig, scorer, settings, .. } = self;
+        let reported = rig.score_again(origin, prompt, settings.interval_steps as usize)?;
+        let mut state = State::new(&scorer.needs(), 1);
+        state.report(&**scorer, settings, &reported.scores, BLOCK as u32, reported.rows);
+        state.count_steps(reported.rows.n);
+        let plans = state.plans(&**scorer, std::slice::from_ref(settings), RequestId(0), prompt.len() as u32);
+        let positions = plans.into_iter().flat_map(|plan| plan.drops);
+        Ok(positions.map(|positions| positions.start as usize / BLOCK..positions.end as usize / BLOCK).collect())
+    }
 }
 
-/// Returns the blocks of a text that a head drops: all but those of the first and the last tokens.
-fn dropped(tokens: usize) -> Range<usize> {
-    let (n, recent) = (tokens / BLOCK, RECENT.min(tokens / 4) / BLOCK);
-    (SINK / BLOCK).min(n - recent)..n - recent
+/// Returns the settings of `h2o` for a text of so many tokens.
+fn settings(tokens: usize) -> Settings {
+    Settings {
+        recent_tokens: (tokens / RECENT_PART).min(RECENT_MAX) as u32,
+        block_tokens: BLOCK as u32,
+        trigger_tokens: 0,
+        target: Target::Adaptive { lossy_ratio: RATIO },
+        ..Settings::default()
+    }
 }
 
 /// Returns layer groups of one head each, that evict. Layers with a window keep their groups.
@@ -247,21 +300,31 @@ mod tests {
         let windows = LayerGroup { layers: vec![1, 4], heads: Vec::new(), keeps: Keeps::Window(64) };
         let windowed = ModelInfo { groups: vec![windows], ..none.clone() };
         assert_eq!(losses.first_heads(&windowed, 2).to_string(), "0.0,3.1");
+        assert_eq!(losses.full_heads(&windowed).len(), 1, "27.5 % of the six heads without a window");
         assert_eq!(losses.first_heads(&none, 99).len(), 10);
         let groups: Vec<_> = one_by_one(&windowed).into_iter().map(|group| group.heads).collect();
         assert_eq!(groups, [vec![2, 3, 8, 9], vec![0], vec![1], vec![4], vec![5], vec![6], vec![7]]);
     }
 
     #[test]
-    fn the_first_and_the_last_tokens_are_never_dropped() {
-        assert_eq!([2048, 512, 128, 32].map(dropped), [2..112, 2..24, 2..6, 2..2]);
+    fn scores_choose_among_the_blocks_between_the_first_and_the_last() {
+        for (tokens, recent, chosen) in [(TOKENS_MIN, 32, 2), (2048, 128, 12), (4096, 256, 25), (65_536, 256, 665)] {
+            let settings = settings(tokens as usize);
+            assert_eq!(settings.recent_tokens, recent);
+            let scorer = REGISTRY.make("h2o", settings).unwrap();
+            let mut state = State::new(&scorer.needs(), 1);
+            state.count_steps(settings.interval_steps);
+            let plans = state.plans(&*scorer, &[settings], RequestId(0), tokens);
+            let dropped: u32 = plans[0].drops.iter().map(|positions| positions.end - positions.start).sum();
+            assert_eq!((tokens - dropped - 32 - recent) / BLOCK as u32, chosen, "{tokens} tokens");
+        }
     }
 
     #[test]
     fn every_head_of_a_model_loses_and_heads_are_told_apart() {
         let (model, tokenizer) = (Model::seeded(5), Tokenizer::bytes());
         let info = model.info();
-        let losses = head_losses(model, &tokenizer, 192, 1, 1).unwrap();
+        let losses = head_losses(model, &tokenizer, TOKENS_MIN as usize, 1, 1).unwrap();
         for shares in [&losses.rest, &losses.repeated] {
             assert_eq!(shares.len(), (info.n_layers * info.n_kv_heads) as usize);
             assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9 && shares.iter().all(|share| *share > 0.0));
@@ -275,7 +338,7 @@ mod tests {
         let group = |layer, keeps| LayerGroup { layers: vec![layer], heads: Vec::new(), keeps };
         let groups = vec![group(0, Keeps::Window(64)), group(1, Keeps::All)];
         let model = Model::seeded(5).with_groups(groups).unwrap();
-        let losses = head_losses(model, &Tokenizer::bytes(), 192, 1, 1).unwrap();
+        let losses = head_losses(model, &Tokenizer::bytes(), TOKENS_MIN as usize, 1, 1).unwrap();
         assert_eq!(losses.rest[..2], [0.0, 0.0]);
         assert!(losses.rest[2..].iter().all(|share| *share > 0.0));
     }

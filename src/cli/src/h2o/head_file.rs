@@ -16,7 +16,7 @@ const HEADER: &str = "# KV heads that keep every token under --h2o on, found by 
 /// KV heads of one revision of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct LayerFile {
+pub struct HeadFile {
     /// Name of the model.
     pub model: String,
     /// Revision of the weights: 32 hex digits, as in `GetModelInfo`.
@@ -35,7 +35,7 @@ pub struct LayerFile {
     pub repeated: Vec<f64>,
 }
 
-impl LayerFile {
+impl HeadFile {
     /// Returns the place of a model's file: in its folder, or beside it.
     pub fn default_path(model: &Path) -> PathBuf {
         if model.is_dir() {
@@ -66,7 +66,7 @@ impl LayerFile {
     /// # Errors
     /// If the file cannot be written.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
-        let text = format!("{HEADER}{}", toml::to_string(self).context("the layers cannot be written as TOML")?);
+        let text = format!("{HEADER}{}", toml::to_string(self).context("the heads cannot be written as TOML")?);
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
@@ -116,8 +116,8 @@ impl LayerFile {
 mod tests {
     use super::*;
 
-    fn file() -> LayerFile {
-        LayerFile {
+    fn file() -> HeadFile {
+        HeadFile {
             model: "tiny".into(),
             revision: "00ff".into(),
             keep: "1,3.0".into(),
@@ -134,30 +134,30 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let gguf = dir.path().join("a.gguf");
         fs::write(&gguf, "").unwrap();
-        assert_eq!(LayerFile::default_path(dir.path()), dir.path().join("h2o.toml"));
-        assert_eq!(LayerFile::default_path(&gguf), dir.path().join("a.gguf.h2o.toml"));
-        assert_eq!(LayerFile::of(&gguf).unwrap(), None);
-        file().write(&LayerFile::default_path(&gguf)).unwrap();
-        assert_eq!(LayerFile::of(&gguf).unwrap(), Some(file()));
-        let heads = LayerFile::heads_of(&gguf, &file().revision).unwrap().unwrap();
+        assert_eq!(HeadFile::default_path(dir.path()), dir.path().join("h2o.toml"));
+        assert_eq!(HeadFile::default_path(&gguf), dir.path().join("a.gguf.h2o.toml"));
+        assert_eq!(HeadFile::of(&gguf).unwrap(), None);
+        file().write(&HeadFile::default_path(&gguf)).unwrap();
+        assert_eq!(HeadFile::of(&gguf).unwrap(), Some(file()));
+        let heads = HeadFile::heads_of(&gguf, &file().revision).unwrap().unwrap();
         assert_eq!(heads.to_string(), file().keep);
         let weights = heads.weights(&heads.groups(&[]).unwrap());
         assert!(weights.is_sorted_by(|a, b| a >= b) && weights[0] > 1.0, "by losses: {weights:?}");
-        assert_eq!(LayerFile::heads_of(&gguf, "of other weights").unwrap(), None);
+        assert_eq!(HeadFile::heads_of(&gguf, "of other weights").unwrap(), None);
     }
 
     #[test]
     fn a_damaged_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let path = LayerFile::default_path(dir.path());
-        let fault = || format!("{:#}", LayerFile::of(dir.path()).unwrap_err());
+        let path = HeadFile::default_path(dir.path());
+        let fault = || format!("{:#}", HeadFile::of(dir.path()).unwrap_err());
         fs::write(&path, "layers = 3").unwrap();
         assert!(fault().contains("h2o.toml is not of this version, or damaged ("), "{}", fault());
-        LayerFile { keep: "4".into(), ..file() }.write(&path).unwrap();
+        HeadFile { keep: "4".into(), ..file() }.write(&path).unwrap();
         assert!(fault().contains("names layer 4; the model has the layers 0 to 3"), "{}", fault());
-        LayerFile { keep: String::new(), ..file() }.write(&path).unwrap();
+        HeadFile { keep: String::new(), ..file() }.write(&path).unwrap();
         assert!(fault().contains("names ''"), "{}", fault());
-        LayerFile { repeated: vec![0.5], ..file() }.write(&path).unwrap();
+        HeadFile { repeated: vec![0.5], ..file() }.write(&path).unwrap();
         assert!(fault().contains("8 and 1 losses for layers of 2 KV heads"), "{}", fault());
     }
 }
