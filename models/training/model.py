@@ -74,7 +74,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden_size, self.kv_heads * self.width, bias=False)
         self.o_proj = nn.Linear(self.heads * self.width, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, visible: Tensor | None = None) -> Tensor:
         batch, length, _ = x.shape
         q = self.q_proj(x).view(batch, length, self.heads, self.width).transpose(1, 2)
         k = self.k_proj(x).view(batch, length, self.kv_heads, self.width).transpose(1, 2)
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         group = self.heads // self.kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None)
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -109,8 +109,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.mlp = FeedForward(shape)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, visible: Tensor | None = None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, visible)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -192,12 +192,15 @@ class Llama(nn.Module):
                 free, width
             )
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Returns the logits of the next token at every position; without `positions` they are 0, 1, 2, ..."""
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, visible: list[Tensor | None] | None = None) -> Tensor:
+        """Returns the logits of the next token at every position; without `positions` they are 0, 1, 2, ...
+
+        `visible` says for each layer which keys a query sees, `[batch, head, query, key]`; `None` is all before it.
+        """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         cos, sin = self.cos[positions], self.sin[positions]
         x = self.model.embed_tokens(tokens)
-        for layer in self.model.layers:
-            x = layer(x, cos, sin)
+        for layer, seen in zip(self.model.layers, visible or [None] * len(self.model.layers), strict=True):
+            x = layer(x, cos, sin, seen)
         return F.linear(self.model.norm(x), self.model.embed_tokens.weight)

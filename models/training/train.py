@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from random import Random
@@ -17,11 +18,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 
 from corpus import Corpus, train_tokenizer
 from model import Llama, Shape
 from optimizer import optimizers
+from thinned import divergence, heads, visible
 
 
 def arguments() -> argparse.Namespace:
@@ -47,6 +50,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--stretch", action="store_true", help="leave out positions at one place of the sequence, up to the whole context"
     )
+    parser.add_argument(
+        "--thin",
+        metavar="HEADS",
+        help="read each sequence again with tokens dropped in all KV heads but these, written LAYER.HEAD,LAYER.HEAD",
+    )
+    parser.add_argument("--agree", type=float, default=4.0, help="weight of the divergence between the two readings")
+    parser.add_argument("--weights", type=Path, help="folder of an exported model to start from, if there is no checkpoint")
     parser.add_argument("--bfloat16", action="store_true", help="multiply matrices in bfloat16")
     parser.add_argument("--compile", action="store_true", help="use torch.compile")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
@@ -71,6 +81,30 @@ def weighted_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """Returns the mean loss of the targets by their weights."""
     each = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
     return (each * weights.flatten()).sum() / weights.sum()
+
+
+def step_loss(
+    args: argparse.Namespace, forward: Callable[..., Tensor], corpus: Corpus, step: int, whole: set[tuple[int, int]] | None
+) -> tuple[Tensor, float, int]:
+    """Returns the loss of a step, the divergence between its two readings, and its tokens.
+
+    With `whole`, the KV heads that keep every token, each sequence is read again with tokens dropped in the others.
+    """
+    batch = corpus.batch(step, args.sequences, args.context, args.recall, args.copy)
+    inputs, targets, weights = (t.to(args.device) for t in batch)
+    positions = stretched(step, args.context, Shape().max_position_embeddings) if args.stretch else torch.arange(args.context)
+    positions = positions.to(args.device)
+    with autocast(args):
+        logits = forward(inputs, positions)
+    loss = weighted_loss(logits, targets, weights)
+    if whole is None:
+        return loss, 0.0, inputs.numel()
+    masks = [mask if mask is None else mask.to(args.device) for mask in visible(step, *inputs.shape, whole, Shape())]
+    with autocast(args):
+        thinned = forward(inputs, positions, masks)
+    apart = divergence(logits, thinned)
+    loss = (loss + weighted_loss(thinned, targets, weights)) / 2 + args.agree * apart
+    return loss, apart.item(), inputs.numel()
 
 
 def rate(args: argparse.Namespace, step: int) -> float:
@@ -102,6 +136,9 @@ def main() -> None:
     model = Llama(Shape()).to(args.device)
     opts = optimizers(model, args.matrix_lr, args.vector_lr)
     step, seen = 0, 0
+    if args.weights and not checkpoint.exists():
+        model.load_state_dict(load_file(args.weights / "model.safetensors"))
+        step = args.start
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location=args.device, weights_only=True)
         model.load_state_dict(state["model"])
@@ -112,19 +149,14 @@ def main() -> None:
         raise SystemExit(f"the checkpoint is at step {step}; the stage covers steps {args.start} to {args.until}")
     rates = [[group["lr"] for group in opt.param_groups] for opt in optimizers(model, args.matrix_lr, args.vector_lr)]
     forward = torch.compile(model) if args.compile else model
-    began, mean = time.monotonic(), 0.0
+    whole = heads(args.thin) if args.thin else None
+    began, mean, mean_apart = time.monotonic(), 0.0, 0.0
 
     def keep() -> None:
         save(checkpoint, {"model": model.state_dict(), "optimizers": [o.state_dict() for o in opts], "step": step, "seen": seen})
 
     while step < args.until:
-        inputs, targets, weights = (
-            t.to(args.device) for t in corpus.batch(step, args.sequences, args.context, args.recall, args.copy)
-        )
-        positions = stretched(step, args.context, Shape().max_position_embeddings) if args.stretch else torch.arange(args.context)
-        with autocast(args):
-            logits = forward(inputs, positions.to(args.device))
-        loss = weighted_loss(logits, targets, weights)
+        loss, apart, tokens = step_loss(args, forward, corpus, step, whole)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for opt, of in zip(opts, rates, strict=True):
@@ -132,8 +164,9 @@ def main() -> None:
                 group["lr"] = full * rate(args, step)
             opt.step()
             opt.zero_grad(set_to_none=True)
-        step, seen = step + 1, seen + inputs.numel()
+        step, seen = step + 1, seen + tokens
         mean = loss.item() if mean == 0.0 else 0.95 * mean + 0.05 * loss.item()
+        mean_apart = apart if mean_apart == 0.0 else 0.95 * mean_apart + 0.05 * apart
         if step % 10 == 0:
             line = {
                 "step": step,
@@ -142,6 +175,8 @@ def main() -> None:
                 "context": args.context,
                 "rate": round(rate(args, step), 4),
             }
+            if whole is not None:
+                line["apart"] = round(mean_apart, 5)
             line["seconds"] = round(time.monotonic() - began, 1)
             with (args.state / "log.jsonl").open("a") as log:
                 log.write(json.dumps(line) + "\n")
