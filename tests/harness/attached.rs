@@ -13,7 +13,7 @@ use tonic::transport::Endpoint;
 use tonic::{Status, Streaming};
 use trunkline_attach::wire::workers_client::WorkersClient;
 use trunkline_attach::wire::{self, from_worker, to_worker};
-use trunkline_attach::{Abilities, Hello, KvRoom, Mirror, Resume, Session, StepLimits, encode_done};
+use trunkline_attach::{Abilities, Hello, KvRoom, Mirror, Region, Resume, Session, StepLimits, encode_done};
 use trunkline_port::{DeviceBlocks, ModelInfo, Step, StepRunner};
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
@@ -70,6 +70,8 @@ pub struct Device {
     blocks: Arc<dyn DeviceBlocks>,
     /// Session and life to resume.
     resume: Option<Resume>,
+    /// `true` for a device on another machine than the server: shared memory cannot be opened there.
+    pub is_elsewhere: bool,
 }
 
 impl Default for Device {
@@ -77,7 +79,7 @@ impl Default for Device {
         let config = WorkerConfig { block_size: 16, device_blocks: BLOCKS, max_drafts: 0, threads: 1 };
         let mut worker = Worker::new(Arc::new(Model::seeded(SEED)), config).expect("a small model");
         let blocks = StepRunner::blocks(&mut worker);
-        Self { worker, blocks, resume: None }
+        Self { worker, blocks, resume: None, is_elsewhere: false }
     }
 }
 
@@ -116,6 +118,8 @@ pub struct Attached {
     /// Settings from the server's welcome.
     pub session: Session,
     mirror: Mirror,
+    /// Memory that the server shares, if the worker announced that it can and opened the memory.
+    pub region: Option<Region>,
     /// Steps received.
     pub steps: u64,
 }
@@ -159,7 +163,11 @@ impl Attached {
         }
         device.resume = Some(Resume { session: session.name.clone(), life: session.life });
         let mirror = Mirror::new(StepLimits::new(&hello, &session));
-        Ok(Self { device, answers, jobs, session, mirror, steps: 0 })
+        let offer = session.shared_memory.as_ref().filter(|_| !device.is_elsewhere);
+        let region = offer.map(|offer| Region::open(offer).expect("memory of this machine"));
+        let worker = Self { device, answers, jobs, session, mirror, region, steps: 0 };
+        worker.region.iter().for_each(|region| worker.send(from_worker::Message::SharedMemoryOpened(region.opened())));
+        Ok(worker)
     }
 
     /// Attaches a worker of a name, without anything to resume.
@@ -203,12 +211,25 @@ impl Attached {
                 }
                 Some(from_worker::Message::ResetDone(wire::ResetDone { life }))
             }
-            Message::ReadBlock(wire::ReadBlock { id, block, .. }) => {
+            Message::ReadBlock(wire::ReadBlock { id, block, slot, .. }) => {
                 let mut data = vec![0; self.device.blocks.block_bytes()];
                 self.device.blocks.read(block, &mut data).expect("a block of the device");
-                Some(from_worker::Message::BlockRead(wire::BlockRead { id, data, error: String::new() }))
+                let read = match slot {
+                    None => wire::BlockRead { id, data, ..Default::default() },
+                    Some(slot) => {
+                        let region = self.region.as_ref().expect("a slot of memory that was opened");
+                        region.write(slot, &data).expect("a slot of the memory");
+                        wire::BlockRead { id, slot_bytes: data.len() as u64, ..Default::default() }
+                    }
+                };
+                Some(from_worker::Message::BlockRead(read))
             }
-            Message::WriteBlock(wire::WriteBlock { id, block, data, .. }) => {
+            Message::WriteBlock(wire::WriteBlock { id, block, mut data, slot, slot_bytes, .. }) => {
+                if let Some(slot) = slot {
+                    data.resize(slot_bytes as usize, 0);
+                    let region = self.region.as_ref().expect("a slot of memory that was opened");
+                    region.read(slot, &mut data).expect("a slot of the memory");
+                }
                 self.device.blocks.write(block, &data).expect("a block of the device");
                 Some(from_worker::Message::BlockWritten(wire::BlockWritten { id, error: String::new() }))
             }
@@ -279,14 +300,22 @@ pub enum Death {
 pub fn keep(
     server: SocketAddr,
     name: impl Into<String>,
+    next_death: impl FnMut() -> Option<(u64, Death)> + Send + 'static,
+) -> JoinHandle<()> {
+    keep_as(server, hello(&name.into()), next_death)
+}
+
+/// Keeps a worker with an announcement attached, as [`keep`] does.
+pub fn keep_as(
+    server: SocketAddr,
+    hello: Hello,
     mut next_death: impl FnMut() -> Option<(u64, Death)> + Send + 'static,
 ) -> JoinHandle<()> {
-    let name = name.into();
     tokio::spawn(async move {
         let wire = Wire::to(server).await;
         let mut device = Device::default();
         loop {
-            let mut worker = match Attached::attach(wire.addr, hello(&name), device).await {
+            let mut worker = match Attached::attach(wire.addr, hello.clone(), device).await {
                 Ok(worker) => worker,
                 // The server has stopped, or stops.
                 Err((status, _)) if status.code() == tonic::Code::Unavailable => return,

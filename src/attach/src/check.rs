@@ -8,6 +8,7 @@ mod faults;
 mod peer;
 mod player;
 mod shape;
+mod shared;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,7 +19,6 @@ use tokio::net::TcpListener;
 use self::cases::Expected;
 use self::peer::{Door, Failure, Peer};
 use self::shape::Shape;
-use crate::hello::Hello;
 
 /// Outcome of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct CheckRow {
 type CaseFuture<'a> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>>;
 
 /// Name of an ability, and the field with it.
-type Ability = (&'static str, fn(&Hello) -> bool);
+type Ability = (&'static str, fn(&Peer) -> bool);
 
 /// A check: its name, the ability it needs, and its steps.
 struct Case {
@@ -62,33 +62,32 @@ macro_rules! case {
 }
 
 /// All checks behind the first two, in order.
-const CASES: [Case; 20] = [
+const CASES: [Case; 21] = [
     case!("heartbeats", faults::heartbeats),
     case!("prefill in chunks", cases::chunks),
-    case!("batch equals alone", cases::batch, "max_sequences above 1", |hello| hello.abilities.max_sequences > 1),
+    case!("batch equals alone", cases::batch, "max_sequences above 1", |peer| peer.hello.abilities.max_sequences > 1),
     case!("scattered blocks", cases::scattered),
     case!("shared prefix", cases::shared_prefix),
-    case!("prefix of the same step", cases::in_step_hits, "in_step_hits and max_sequences above 1", |hello| {
-        hello.abilities.in_step_hits && hello.abilities.max_sequences > 1 && hello.abilities.max_tokens > 1
+    case!("prefix of the same step", cases::in_step_hits, "in_step_hits and max_sequences above 1", |peer| {
+        let can = &peer.hello.abilities;
+        can.in_step_hits && can.max_sequences > 1 && can.max_tokens > 1
     }),
-    case!("partial writes", cases::partial_writes, "partial_writes", |hello| hello.abilities.partial_writes),
+    case!("partial writes", cases::partial_writes, "partial_writes", |peer| peer.hello.abilities.partial_writes),
     case!("cut block tables", cases::table_cut),
-    case!(
-        "dropped blocks",
-        cases::dropped_blocks,
-        "block_io with a layer group that drops blocks so early",
-        cases::can_drop
-    ),
+    case!("dropped blocks", cases::dropped_blocks, "block_io with a layer group that drops blocks so early", |peer| {
+        cases::can_drop(&peer.hello)
+    }),
     case!("slots used again", cases::slot_reuse),
-    case!("two steps in flight", cases::two_in_flight, "steps_in_flight above 1", |hello| {
-        hello.abilities.steps_in_flight > 1
+    case!("two steps in flight", cases::two_in_flight, "steps_in_flight above 1", |peer| {
+        peer.hello.abilities.steps_in_flight > 1
     }),
     case!("preemption at any token", cases::restart),
-    case!("idle steps", cases::idle, "lock_step", |hello| hello.lock_step.is_some()),
-    case!("swap out and in", faults::swap, "block_io", |hello| hello.kv.block_io),
+    case!("idle steps", cases::idle, "lock_step", |peer| peer.hello.lock_step.is_some()),
+    case!("swap out and in", faults::swap, "block_io", |peer| peer.hello.kv.block_io),
+    case!("shared memory", shared::copies, "shared_memory, block_io, and this machine", shared::can_share),
     case!("reset", faults::reset),
-    case!("seeded sampling", cases::seeded_sampling, "seeded_sampling", |hello| hello.abilities.seeded_sampling),
-    case!("log probabilities", cases::logprobs, "max_logprobs above 0", |hello| hello.abilities.max_logprobs > 0),
+    case!("seeded sampling", cases::seeded_sampling, "seeded_sampling", |peer| peer.hello.abilities.seeded_sampling),
+    case!("log probabilities", cases::logprobs, "max_logprobs above 0", |peer| peer.hello.abilities.max_logprobs > 0),
     case!("failed steps", faults::step_failure),
     case!("nonsense", faults::nonsense),
     case!("reconnection with KV", faults::resume, "sessions that resume: a lock_step group has none", resumes),
@@ -98,8 +97,8 @@ const CASES: [Case; 20] = [
 const LAST: Case =
     case!("reconnection without KV", faults::new_session, "sessions that resume: a lock_step group has none", resumes);
 
-fn resumes(hello: &Hello) -> bool {
-    hello.lock_step.is_none()
+fn resumes(peer: &Peer) -> bool {
+    peer.hello.lock_step.is_none()
 }
 
 /// Waits for a worker to dial `listener`, and checks the worker. Each message of the worker is awaited for `patience`. `report` is called
@@ -147,7 +146,7 @@ pub async fn run(listener: TcpListener, patience: Duration, mut report: impl FnM
 
 async fn check(case: &Case, peer: &mut Peer, expected: &Expected) -> Verdict {
     match case.needs {
-        Some((ability, has)) if !has(&peer.hello) => Verdict::NotOffered(ability),
+        Some((ability, has)) if !has(peer) => Verdict::NotOffered(ability),
         _ => match (case.run)(peer, expected).await {
             Ok(()) => Verdict::Pass,
             Err(failure) => Verdict::Fail(failure.0),

@@ -142,6 +142,7 @@ impl FakeWorker {
                 max_logprobs: 20,
                 partial_writes: true,
                 in_step_hits: true,
+                shared_memory: true,
                 seeded_sampling: true,
                 ..Abilities::default()
             },

@@ -85,6 +85,8 @@ pub struct Abilities {
     pub pipeline_stages: u32,
     /// `true` if a sequence may read blocks that sequences before it fill in the same step.
     pub in_step_hits: bool,
+    /// `true` if the worker opens memory shared by a server on its machine, for copies of blocks.
+    pub shared_memory: bool,
 }
 
 impl Default for Abilities {
@@ -100,6 +102,7 @@ impl Default for Abilities {
             seeded_sampling: false,
             pipeline_stages: 1,
             in_step_hits: false,
+            shared_memory: false,
         }
     }
 }
@@ -195,6 +198,7 @@ impl Hello {
                 seeded_sampling: abilities.seeded_sampling,
                 pipeline_stages: abilities.pipeline_stages,
                 in_step_hits: abilities.in_step_hits,
+                shared_memory: abilities.shared_memory,
             }),
             resume: self
                 .resume
@@ -396,5 +400,6 @@ fn decode_abilities(message: &wire::WorkerAbilities) -> Result<Abilities, HelloF
         seeded_sampling: message.seeded_sampling,
         pipeline_stages: stages.max(1),
         in_step_hits: message.in_step_hits,
+        shared_memory: message.shared_memory,
     })
 }

@@ -25,6 +25,7 @@ pub mod loopback;
 pub mod mirror;
 pub mod sampling;
 pub mod session;
+pub mod shared_memory;
 pub mod worker;
 
 /// Generated messages and services of the protocol.
@@ -45,6 +46,7 @@ pub use crate::hello::{Abilities, Hello, HelloFault, KvRoom, LockStep, Resume};
 pub use crate::mirror::{Mirror, StepFault, StepLimits};
 pub use crate::sampling::{decode_sampling, encode_sampling};
 pub use crate::session::{Session, WelcomeFault};
+pub use crate::shared_memory::{Region, RegionFault};
 
 /// Version of the protocol, [`wire::Hello::protocol`].
 pub const PROTOCOL: u32 = 1;

@@ -21,11 +21,26 @@ use crate::done::{DoneFault, SentStep};
 use crate::encoder::StepEncoder;
 use crate::hello::Hello;
 use crate::session::Session;
+use crate::shared_memory::{Region, RegionFault};
 use crate::wire;
 use crate::wire::from_worker::Message as FromWorker;
 use crate::wire::to_worker::Message as ToWorker;
 use crate::wire::workers_server::{Workers, WorkersServer};
 use crate::worker::{self, Dialled, MakeRunner};
+
+/// Copies under way at once, at most, and slots of shared memory.
+const COPIES: u32 = 4;
+/// Bytes of one message, at most.
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// Memory offered to a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offered {
+    /// Memory of this machine.
+    Here,
+    /// Memory of another machine, which the worker cannot open.
+    Elsewhere,
+}
 
 /// Reason for the end of a loopback.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +59,17 @@ pub enum LoopbackError {
         /// Reason of the worker.
         reason: String,
     },
+    /// A block was not copied.
+    #[error("block {block} was not copied: {reason}")]
+    Copy {
+        /// Number of the block.
+        block: u32,
+        /// Reason of the worker.
+        reason: String,
+    },
+    /// Memory could not be shared.
+    #[error(transparent)]
+    Shared(#[from] RegionFault),
     /// The worker's end is gone.
     #[error("the worker is gone")]
     Gone,
@@ -58,6 +84,11 @@ pub struct Loopback {
     stop: watch::Sender<bool>,
     /// Time that the worker spent on steps, microseconds.
     busy_us: u64,
+    block_bytes: usize,
+    /// Memory offered to the worker.
+    region: Option<Region>,
+    /// `true` once the worker has opened the memory.
+    is_shared: bool,
     /// Network threads of both sides, kept alive.
     runtimes: [Option<Runtime>; 2],
 }
@@ -99,10 +130,29 @@ impl Loopback {
     /// # Errors
     /// If threads or sockets cannot be had, or the worker does not attach.
     pub fn start(hello: Hello, make: MakeRunner) -> Result<Self, LoopbackError> {
+        Self::start_sharing(hello, make, None)
+    }
+
+    /// Starts a worker as [`Loopback::start`] does, and offers memory for copies of blocks.
+    ///
+    /// # Errors
+    /// If threads, sockets or memory cannot be had, or the worker does not attach.
+    pub fn start_sharing(
+        hello: Hello,
+        make: MakeRunner,
+        shared_memory: Option<Offered>,
+    ) -> Result<Self, LoopbackError> {
         let threads = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let (server, client) = (threads()?, threads()?);
         let block_size = hello.kv.block_sizes.first().copied().unwrap_or(1);
+        let block_bytes = hello.model.block_bytes(block_size);
+        let region = shared_memory.map(|_| Region::create(COPIES, block_bytes, [7; 32])).transpose()?;
+        let mut offer = region.as_ref().map(Region::offer);
+        if shared_memory == Some(Offered::Elsewhere) {
+            offer.iter_mut().for_each(|offer| offer.pid = u32::MAX);
+        }
         let session = Session {
+            shared_memory: offer,
             name: "loopback".into(),
             life: 1,
             block_size,
@@ -116,7 +166,8 @@ impl Loopback {
         let address = listener.local_addr()?;
         let (said_hello, hellos) = channel();
         let (messages, from_worker) = channel();
-        let service = WorkersServer::new(Service { hello: said_hello, messages, welcome: session.encode() });
+        let service = WorkersServer::new(Service { hello: said_hello, messages, welcome: session.encode() })
+            .max_decoding_message_size(MESSAGE_BYTES_MAX);
         server.spawn(async move {
             let incoming = TcpListenerStream::new(listener);
             let _ = Server::builder().tcp_nodelay(true).add_service(service).serve_with_incoming(incoming).await;
@@ -130,7 +181,9 @@ impl Loopback {
         client.spawn(worker::run(hello, make, dial, stopped));
         let to_worker = hellos.recv_timeout(Duration::from_secs(60)).map_err(|_| LoopbackError::Gone)?;
         let runtimes = [Some(server), Some(client)];
-        Ok(Self { to_worker, from_worker, encoder, sent: VecDeque::new(), stop, busy_us: 0, runtimes })
+        let (block_bytes, sent) = (block_bytes as usize, VecDeque::new());
+        let (is_shared, busy_us) = (false, 0);
+        Ok(Self { to_worker, from_worker, encoder, sent, stop, busy_us, block_bytes, region, is_shared, runtimes })
     }
 
     /// Sends a step. Never waits.
@@ -157,6 +210,87 @@ impl Loopback {
                 FromWorker::StepFailed(failed) => {
                     return Err(LoopbackError::Failed { id: failed.id, reason: failed.reason });
                 }
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns `true` if copies go through shared memory: the worker has opened the memory, before it answered the first copy.
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
+    fn slot(&self, block: u32) -> Option<(&Region, u32)> {
+        self.region.as_ref().filter(|_| self.is_shared).map(|region| (region, block % COPIES))
+    }
+
+    /// Copies blocks 0, 1 .. out of the worker, a few at a time, as many as `bytes` holds.
+    ///
+    /// # Errors
+    /// If a block is not copied, or the worker is gone.
+    pub fn read_blocks(&mut self, bytes: &mut [u8]) -> Result<(), LoopbackError> {
+        let n = (bytes.len() / self.block_bytes) as u32;
+        let mut slots = VecDeque::new();
+        for next in 0..n + COPIES {
+            if let Some(block) = next.checked_sub(COPIES) {
+                let part = bytes.chunks_exact_mut(self.block_bytes).nth(block as usize).unwrap_or_default();
+                let slot = slots.pop_front().flatten();
+                let FromWorker::BlockRead(read) = self.copied()? else { return Err(LoopbackError::Gone) };
+                match (&self.region, slot) {
+                    (Some(region), Some(slot)) if read.slot_bytes == part.len() as u64 => region.read(slot, part)?,
+                    _ if read.data.len() == part.len() => part.copy_from_slice(&read.data),
+                    _ => return Err(LoopbackError::Copy { block, reason: read.error }),
+                }
+            }
+            if next < n {
+                let slot = self.slot(next).map(|(_, slot)| slot);
+                slots.push_back(slot);
+                let (id, life) = (u64::from(next), self.encoder.life());
+                let read = wire::ReadBlock { id, life, block: next, slot };
+                let _ = self.to_worker.send(Ok(wire::ToWorker { message: Some(ToWorker::ReadBlock(read)) }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the bytes of blocks 0, 1 .. to the worker, a few at a time.
+    ///
+    /// # Errors
+    /// If a block is not copied, or the worker is gone.
+    pub fn write_blocks(&mut self, bytes: &[u8]) -> Result<(), LoopbackError> {
+        let parts: Vec<&[u8]> = bytes.chunks_exact(self.block_bytes).collect();
+        for (next, part) in (0..).zip(parts.iter().copied().map(Some).chain([None; COPIES as usize])) {
+            // The slot of the next block is that of the oldest copy.
+            if let Some(block) = u32::checked_sub(next, COPIES) {
+                let FromWorker::BlockWritten(written) = self.copied()? else { return Err(LoopbackError::Gone) };
+                if !written.error.is_empty() {
+                    return Err(LoopbackError::Copy { block, reason: written.error });
+                }
+            }
+            if let Some(part) = part {
+                let (id, life) = (u64::from(next), self.encoder.life());
+                let mut write = wire::WriteBlock { id, life, block: next, ..Default::default() };
+                match self.slot(next) {
+                    Some((region, slot)) => {
+                        region.write(slot, part)?;
+                        (write.slot, write.slot_bytes) = (Some(slot), part.len() as u64);
+                    }
+                    None => write.data = part.to_vec(),
+                }
+                let _ = self.to_worker.send(Ok(wire::ToWorker { message: Some(ToWorker::WriteBlock(write)) }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the answer to the oldest copy.
+    fn copied(&mut self) -> Result<FromWorker, LoopbackError> {
+        loop {
+            match self.from_worker.recv().map_err(|_| LoopbackError::Gone)? {
+                FromWorker::SharedMemoryOpened(opened) => {
+                    self.is_shared = self.region.as_ref().is_some_and(|region| region.is_proved_by(&opened));
+                }
+                answer @ (FromWorker::BlockRead(_) | FromWorker::BlockWritten(_)) => return Ok(answer),
                 _ => {}
             }
         }

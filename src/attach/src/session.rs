@@ -30,6 +30,8 @@ pub struct Session {
     pub silence: Duration,
     /// Time for which the server waits for a worker to come back.
     pub resume: Duration,
+    /// Memory that the server shares on this connection.
+    pub shared_memory: Option<wire::SharedMemory>,
 }
 
 /// Reason for refusing a Welcome.
@@ -60,6 +62,7 @@ impl Session {
             heartbeat_ms: ms(self.heartbeat),
             silence_ms: ms(self.silence),
             resume_ms: ms(self.resume),
+            shared_memory: self.shared_memory.clone(),
         }
     }
 }
@@ -103,6 +106,8 @@ impl Hello {
             heartbeat: ms(beat),
             silence: ms(silence),
             resume: ms(message.resume_ms),
+            // A server that shares memory all the same is not believed.
+            shared_memory: message.shared_memory.filter(|_| self.abilities.shared_memory),
         })
     }
 }

@@ -33,6 +33,7 @@ fn hello() -> Hello {
         max_logprobs: 20,
         partial_writes: true,
         in_step_hits: true,
+        shared_memory: true,
         scores: true,
         seeded_sampling: true,
         pipeline_stages: 2,
@@ -128,6 +129,7 @@ fn session() -> Session {
         heartbeat: Duration::from_secs(1),
         silence: Duration::from_secs(5),
         resume: Duration::from_secs(30),
+        shared_memory: Some(wire::SharedMemory { pid: 1, fd: 2, mark: vec![3; 16], slots: 4, slot_bytes: 8192 }),
     }
 }
 
@@ -135,6 +137,10 @@ fn session() -> Session {
 fn a_welcome_survives_the_wire() {
     let bytes = session().encode().encode_to_vec();
     assert_eq!(hello().accept(wire::Welcome::decode(&bytes[..]).unwrap()), Ok(session()));
+    let mut old = hello();
+    old.abilities.shared_memory = false;
+    let accepted = old.accept(session().encode());
+    assert_eq!(accepted, Ok(Session { shared_memory: None, ..session() }), "it did not ask for memory");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use trunkline_attach::fake::{FakeConfig, FakeWorker};
-use trunkline_attach::loopback::{Loopback, LoopbackError};
+use trunkline_attach::loopback::{Loopback, LoopbackError, Offered};
 use trunkline_port::{DeviceBlocks, RequestId, SeqStart, Step, StepError, StepOutput, StepResult, StepRunner, StepSeq};
 
 const CONFIG: FakeConfig = FakeConfig { block_size: 16, blocks: 64, scored_groups: 0, fault: None };
@@ -90,5 +90,30 @@ fn a_runner_that_fails_or_panics_fails_the_step_and_no_more() {
         wire.send(&prompt(2));
         let Err(LoopbackError::Failed { id, reason }) = wire.receive() else { panic!("the step did not fail") };
         assert_eq!((id, reason.as_str()), (2, expected));
+    }
+}
+
+#[test]
+fn blocks_come_back_as_they_went_through_shared_memory_or_in_messages() {
+    for (offered, announced, is_shared) in [
+        (Some(Offered::Here), true, true),
+        (Some(Offered::Here), false, false),
+        (Some(Offered::Elsewhere), true, false),
+        (None, true, false),
+    ] {
+        let mut hello = FakeWorker::hello("fake", &CONFIG);
+        hello.abilities.shared_memory = announced;
+        let make = Box::new(|_: &_| Ok(Box::new(FakeWorker::new(CONFIG)) as _));
+        let mut wire = Loopback::start_sharing(hello, make, offered).unwrap();
+        // Cells of 8 bytes, 16 in a block.
+        let written: Vec<u8> = (0..64 * 128_u32).map(|at| (at * 7 % 251) as u8).collect();
+        // Before the first answer nothing is shared.
+        for _ in 0..2 {
+            let mut read = vec![0; written.len()];
+            wire.write_blocks(&written).unwrap();
+            wire.read_blocks(&mut read).unwrap();
+            assert!(read == written, "{offered:?}, announced: {announced}");
+            assert_eq!(wire.is_shared(), is_shared, "{offered:?}, announced: {announced}");
+        }
     }
 }

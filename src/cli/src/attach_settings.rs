@@ -8,7 +8,8 @@ use serde::de::MapAccess;
 use trunkline_server::AttachOptions;
 
 /// Keys of the settings, which are also the names of the flags.
-pub const ATTACH_KEYS: [&str; 4] = ["attached-workers", "worker-silence", "worker-resume", "worker-wait"];
+pub const ATTACH_KEYS: [&str; 5] =
+    ["attached-workers", "worker-silence", "worker-resume", "worker-wait", "worker-shared-memory"];
 /// Longest time that a setting may have, seconds: a day.
 const SECONDS_MAX: f64 = 86_400.0;
 
@@ -34,6 +35,11 @@ pub struct AttachSettings {
     /// worker attaches [default: 60].
     #[arg(long, value_name = "SECONDS")]
     pub worker_wait: Option<f64>,
+
+    /// true or false: copy blocks through shared memory to and from attached workers on this machine with the same user; blocks of others
+    /// travel in messages [default: true].
+    #[arg(long, value_name = "BOOL")]
+    pub worker_shared_memory: Option<bool>,
 }
 
 impl AttachSettings {
@@ -44,6 +50,7 @@ impl AttachSettings {
             worker_silence: self.worker_silence.or(other.worker_silence),
             worker_resume: self.worker_resume.or(other.worker_resume),
             worker_wait: self.worker_wait.or(other.worker_wait),
+            worker_shared_memory: self.worker_shared_memory.or(other.worker_shared_memory),
         }
     }
 
@@ -56,7 +63,8 @@ impl AttachSettings {
             "attached-workers" => self.attached_workers = Some(file.next_value()?),
             "worker-silence" => self.worker_silence = Some(file.next_value()?),
             "worker-resume" => self.worker_resume = Some(file.next_value()?),
-            _ => self.worker_wait = Some(file.next_value()?),
+            "worker-wait" => self.worker_wait = Some(file.next_value()?),
+            _ => self.worker_shared_memory = Some(file.next_value()?),
         }
         Ok(())
     }
@@ -72,6 +80,7 @@ impl AttachSettings {
             silence: seconds("worker-silence", self.worker_silence, 0.1, default.silence)?,
             resume: seconds("worker-resume", self.worker_resume, 0.0, default.resume)?,
             wait: seconds("worker-wait", self.worker_wait, 0.0, default.wait)?,
+            shared_memory: self.worker_shared_memory.unwrap_or(default.shared_memory),
         })
     }
 }
@@ -95,6 +104,8 @@ mod tests {
         let options = given(&["--worker-silence=2.5", "--worker-resume=0"]).attach.options(3).unwrap();
         assert_eq!((options.engines, options.silence), (3, Duration::from_millis(2500)));
         assert_eq!((options.resume, options.wait), (Duration::ZERO, AttachOptions::default().wait));
+        assert!(options.shared_memory);
+        assert!(!given(&["--worker-shared-memory=false"]).attach.options(1).unwrap().shared_memory);
         let error = given(&["--worker-silence=0"]).attach.options(1).unwrap_err();
         assert_eq!(error.to_string(), "worker-silence is 0; it must be between 0.1 and 86400 seconds");
     }

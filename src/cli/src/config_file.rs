@@ -315,6 +315,7 @@ mod tests {
             "--worker-silence=4.5",
             "--worker-resume=5.5",
             "--worker-wait=6.5",
+            "--worker-shared-memory=false",
             "--router=least_loaded",
             "--roles=both,both",
             "--copy-timeout-ms=5000",

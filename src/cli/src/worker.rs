@@ -116,6 +116,10 @@ struct AttachArgs {
     /// File with a bearer token for the server, the first word [default: the variable TRUNKLINE_TOKEN, or no token].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+
+    /// true or false: copy blocks through shared memory if the server runs on this machine with the same user [default: true].
+    #[arg(long, value_name = "BOOL")]
+    shared_memory: Option<bool>,
 }
 
 /// Runs a worker until a signal stops it, or checks a worker.
@@ -245,6 +249,7 @@ fn hello(args: &AttachArgs, model: ModelInfo) -> anyhow::Result<Hello> {
         seeded_sampling: true,
         pipeline_stages: 1,
         in_step_hits: true,
+        shared_memory: args.shared_memory.unwrap_or(true),
     };
     let name = args.name.clone().unwrap_or_else(|| format!("{}-{}", host(), std::process::id()));
     let program = format!("trunkline-worker {}", env!("CARGO_PKG_VERSION"));

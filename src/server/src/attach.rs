@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status, Streaming};
-use tracing::warn;
+use tracing::{info, warn};
 use trunkline_attach::Hello;
 use trunkline_attach::wire;
 use trunkline_attach::wire::workers_server::Workers;
@@ -24,7 +24,7 @@ use crate::bodies::Accepted;
 use crate::caller::Caller;
 use crate::commands::{Attaching, Command};
 use crate::fit::Fit;
-use crate::link::{Link, LinkEnd, Outgoing, shortened};
+use crate::link::{Link, LinkEnd, Outgoing, share, shortened};
 use crate::log_limit::LogLimit;
 use crate::queue::DriverHandle;
 use crate::seats::{AttachOptions, Occupant, Resume, heartbeat};
@@ -104,9 +104,11 @@ impl WorkersService {
     ) -> Result<Outgoing, Status> {
         let session = sessions::random_id().map_err(|err| Status::unavailable(format!("no random bits: {err}")))?;
         let number = self.next_link.fetch_add(1, Ordering::Relaxed);
+        let shares = self.options.shared_memory && hello.abilities.shared_memory && hello.kv.block_io;
         let Hello { name, program, resume, model, lock_step, .. } = hello;
         let resume = resume.map(|resume| Resume { session: resume.session, life: resume.life });
-        let (link, queue, jobs) = Link::new(number, block_size, model.vocab_size, self.driver.clock());
+        let region = if shares { share(model.block_bytes(block_size)) } else { None };
+        let (link, queue, jobs) = Link::new(number, block_size, model.vocab_size, region, self.driver.clock());
         let (open, closed) = oneshot::channel();
         let outgoing = Outgoing::new(link.clone(), jobs, heartbeat(self.options.silence), open);
         let (seated, is_seated) = oneshot::channel();
@@ -174,6 +176,11 @@ fn is_mistake(status: &Status) -> bool {
     matches!(status.code(), Code::Internal | Code::OutOfRange | Code::InvalidArgument) && status.source().is_none()
 }
 
+/// Returns `true` for the message of a worker that has opened shared memory.
+fn opens_memory(message: &wire::FromWorker) -> bool {
+    matches!(message.message, Some(wire::from_worker::Message::SharedMemoryOpened(_)))
+}
+
 /// Reads the answers of a worker until the connection ends.
 struct Reader {
     driver: DriverHandle,
@@ -192,6 +199,7 @@ impl Reader {
                 _ = &mut closed => break LinkEnd::Broke("the connection broke".into()),
                 message = timeout(self.silence, incoming.message()) => message,
             };
+            let opens = matches!(&message, Ok(Ok(Some(message))) if opens_memory(message));
             let event = match message {
                 Ok(Ok(Some(message))) => self.link.take(message),
                 Ok(Ok(None)) => break LinkEnd::Left,
@@ -204,6 +212,7 @@ impl Reader {
                 }
             };
             match event {
+                Ok(None) if opens => info!(engine = %self.engine, "blocks of the worker travel through shared memory"),
                 Ok(None) => {}
                 Ok(Some((life, event))) => {
                     let (engine, link) = (self.engine, self.link.number());

@@ -12,14 +12,19 @@
 //!
 //! [`Link::reset`] begins a life: unanswered steps are forgotten, copies under way fail at once, and no copy of an earlier life is sent
 //! any more. The worker reports the new life when it touches no block for an earlier one.
+//!
+//! # Shared memory
+//!
+//! A worker on the same machine may open memory of the server ([`slots`]); copies then name a slot, and messages carry no block.
 
 mod blocks;
 mod outgoing;
+mod slots;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender, unbounded_channel};
@@ -27,11 +32,13 @@ use tonic::Status;
 use tonic::codegen::Bytes;
 use tracing::error;
 use trunkline_attach::wire::{self, from_worker};
-use trunkline_attach::{DoneFault, SentStep, StepEncoder};
+use trunkline_attach::{DoneFault, Region, SentStep, StepEncoder};
 use trunkline_port::{RequestId, Step};
 
 pub(crate) use self::blocks::LinkBlocks;
 pub(crate) use self::outgoing::Outgoing;
+use self::slots::Slots;
+pub(crate) use self::slots::share;
 use crate::clock::Clock;
 use crate::worker_thread::{StepJob, StepQueue, WorkerEvent};
 
@@ -46,9 +53,9 @@ pub(crate) enum Job {
     /// The begin of a life.
     Reset { life: u64 },
     /// A block to read.
-    Read { id: u64, life: u64, block: u32 },
-    /// A block to write.
-    Write { id: u64, life: u64, block: u32, data: Bytes },
+    Read { id: u64, life: u64, block: u32, slot: Option<u32> },
+    /// A block to write, from `data` or the first `slot_bytes` of a slot.
+    Write { id: u64, life: u64, block: u32, data: Bytes, slot: Option<u32>, slot_bytes: u64 },
     /// The end of the stream, for a reason.
     End(Status),
 }
@@ -79,10 +86,28 @@ pub(crate) enum Nonsense {
     SecondHello,
     #[error("a message without contents")]
     Empty,
+    #[error("SharedMemoryOpened without an offer, with another proof, or for the second time")]
+    NotShared,
+    #[error("block reading {id} was answered with a slot, and named none")]
+    NoSlot { id: u64 },
+}
+
+/// Bytes of a block.
+enum Contents {
+    /// In a message; none for a block that was written.
+    Message(Bytes),
+    /// So many in the slot of the copy.
+    Slot(u64),
 }
 
 /// Answer of the worker to a block that was to be read or written: the bytes read, or the reason for none.
-type BlockAnswer = Result<Bytes, String>;
+type BlockAnswer = Result<Contents, String>;
+
+/// A copy without an answer yet.
+struct Waiting {
+    answer: SyncSender<BlockAnswer>,
+    slot: Option<u32>,
+}
 
 /// Blocks being read or written, by number.
 #[derive(Default)]
@@ -90,7 +115,9 @@ struct Copies {
     /// Life of the worker; copies of an earlier one are refused.
     life: u64,
     next: u64,
-    waiting: HashMap<u64, SyncSender<BlockAnswer>>,
+    waiting: HashMap<u64, Waiting>,
+    /// Memory shared with the worker, as long as the connection stands.
+    slots: Option<Slots>,
     /// `true` once the connection is broken.
     is_closed: bool,
 }
@@ -110,6 +137,10 @@ struct Counters {
     busy_us: AtomicU64,
     /// Time of the last message, nanoseconds.
     heard_ns: AtomicU64,
+    /// Bytes of blocks that travelled in messages, in both directions.
+    message_bytes: AtomicU64,
+    /// Bytes of blocks that travelled through shared memory, in both directions.
+    shared_bytes: AtomicU64,
 }
 
 /// Counters of a connection at a moment.
@@ -121,6 +152,12 @@ pub(crate) struct LinkStats {
     pub(crate) busy_us: u64,
     /// Time of the worker's last message, nanoseconds.
     pub(crate) heard_ns: u64,
+    /// `true` if the worker has opened the memory shared with it.
+    pub(crate) shares_memory: bool,
+    /// Bytes of blocks that travelled in messages, in both directions.
+    pub(crate) message_bytes: u64,
+    /// Bytes of blocks that travelled through shared memory, in both directions.
+    pub(crate) shared_bytes: u64,
 }
 
 /// One connection of a worker.
@@ -131,6 +168,8 @@ pub(crate) struct Link {
     jobs: WeakUnboundedSender<Job>,
     in_flight: Mutex<InFlight>,
     copies: Mutex<Copies>,
+    /// Wakes a copy that waits for a slot of shared memory.
+    slot_free: Condvar,
     counters: Counters,
     has_ended: AtomicBool,
     /// Wakes the reader of the connection when the server ends the stream: the worker may read nothing any more.
@@ -146,12 +185,13 @@ pub(crate) struct LinkQueue {
 }
 
 impl Link {
-    /// Makes connection number `number`, to a worker with blocks of `block_size` tokens and token ids below `vocab_size`; with both ends of
-    /// the queue of jobs.
+    /// Makes connection number `number`, to a worker with blocks of `block_size` tokens and token ids below `vocab_size`, with memory to
+    /// share; with both ends of the queue of jobs.
     pub(crate) fn new(
         number: u64,
         block_size: u32,
         vocab_size: u32,
+        region: Option<Region>,
         clock: Clock,
     ) -> (Arc<Self>, LinkQueue, UnboundedReceiver<Job>) {
         let (jobs, receiver) = unbounded_channel();
@@ -161,7 +201,8 @@ impl Link {
             clock,
             jobs: jobs.downgrade(),
             in_flight: Mutex::new(InFlight { encoder, steps: VecDeque::new(), is_stopped: false }),
-            copies: Mutex::default(),
+            copies: Mutex::new(Copies { slots: region.map(Slots::new), ..Copies::default() }),
+            slot_free: Condvar::new(),
             counters: Counters { heard_ns: clock.now_ns().into(), ..Counters::default() },
             has_ended: AtomicBool::new(false),
             ended: Notify::new(),
@@ -178,8 +219,15 @@ impl Link {
     /// Returns the counters.
     pub(crate) fn stats(&self) -> LinkStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { steps, busy_us, heard_ns } = &self.counters;
-        LinkStats { steps: read(steps), busy_us: read(busy_us), heard_ns: read(heard_ns) }
+        let Counters { steps, busy_us, heard_ns, message_bytes, shared_bytes } = &self.counters;
+        LinkStats {
+            steps: read(steps),
+            busy_us: read(busy_us),
+            heard_ns: read(heard_ns),
+            shares_memory: lock(&self.copies).slots.as_ref().is_some_and(Slots::is_open),
+            message_bytes: read(message_bytes),
+            shared_bytes: read(shared_bytes),
+        }
     }
 
     /// Ends the stream with a status, unless it has ended.
@@ -214,6 +262,9 @@ impl Link {
         let mut copies = lock(&self.copies);
         copies.is_closed = true;
         copies.waiting.clear();
+        // The memory goes with the copies that still read it.
+        copies.slots = None;
+        self.slot_free.notify_all();
     }
 
     /// Begins a life: forgets the steps and copies of earlier lives. The worker is stopped until it reports the life.
@@ -224,7 +275,12 @@ impl Link {
         in_flight.steps.clear();
         let mut copies = lock(&self.copies);
         copies.life = life;
-        copies.waiting.clear();
+        let Copies { waiting, slots, .. } = &mut *copies;
+        for slot in waiting.drain().filter_map(|(_, waiting)| waiting.slot) {
+            // The worker may write the slot until it reports the new life.
+            slots.iter_mut().for_each(|slots| slots.interrupt(slot));
+        }
+        self.slot_free.notify_all();
     }
 
     /// Notes that a step is on the way to the worker, and returns the step's message; `None` for a step of an earlier life.
@@ -250,13 +306,15 @@ impl Link {
             Some(Message::StepFailed(failed)) => self.step_failed(failed),
             Some(Message::ResetDone(wire::ResetDone { life })) => self.reset_done(life),
             Some(Message::BlockRead(read)) => {
-                self.copied(read.id, answer(read.error, read.data.into()));
-                Ok(None)
+                let in_slot = read.slot_bytes > 0 && read.error.is_empty();
+                let contents =
+                    if in_slot { Contents::Slot(read.slot_bytes) } else { Contents::Message(read.data.into()) };
+                self.copied(read.id, answer(read.error, contents)).map(|()| None)
             }
             Some(Message::BlockWritten(written)) => {
-                self.copied(written.id, answer(written.error, Bytes::new()));
-                Ok(None)
+                self.copied(written.id, answer(written.error, Contents::Message(Bytes::new()))).map(|()| None)
             }
+            Some(Message::SharedMemoryOpened(opened)) => self.opened(&opened).map(|()| None),
             Some(Message::Heartbeat(_)) => Ok(None),
             Some(Message::Hello(_)) => Err(Nonsense::SecondHello),
             None => Err(Nonsense::Empty),
@@ -308,15 +366,34 @@ impl Link {
             return Err(Nonsense::Unasked { life });
         }
         in_flight.is_stopped = false;
+        if let Some(slots) = &mut lock(&self.copies).slots {
+            slots.end_life();
+        }
+        self.slot_free.notify_all();
         Ok(Some((life, WorkerEvent::Ready)))
     }
 
     /// Answers whoever waits for a block. An answer to a copy of an earlier life has nobody waiting.
-    fn copied(&self, id: u64, answer: BlockAnswer) {
-        if let Some(waiting) = lock(&self.copies).waiting.remove(&id) {
-            // Whoever waited may have gone.
-            let _ = waiting.try_send(answer);
+    fn copied(&self, id: u64, answer: BlockAnswer) -> Result<(), Nonsense> {
+        let Some(waiting) = lock(&self.copies).waiting.remove(&id) else { return Ok(()) };
+        if waiting.slot.is_none() && matches!(answer, Ok(Contents::Slot(_))) {
+            return Err(Nonsense::NoSlot { id });
         }
+        // Whoever waited may have gone.
+        let _ = waiting.answer.try_send(answer);
+        Ok(())
+    }
+
+    /// Notes that the worker has opened the memory shared with it.
+    fn opened(&self, opened: &wire::SharedMemoryOpened) -> Result<(), Nonsense> {
+        let mut copies = lock(&self.copies);
+        if copies.is_closed {
+            return Ok(());
+        }
+        if !copies.slots.as_mut().is_some_and(|slots| slots.open(opened)) {
+            return Err(Nonsense::NotShared);
+        }
+        Ok(())
     }
 }
 
@@ -327,8 +404,9 @@ impl LinkQueue {
     }
 
     /// Begins with `life`, and welcomes the worker: jobs from now on come behind the welcome.
-    pub(crate) fn welcome(&self, life: u64, welcome: wire::Welcome) {
+    pub(crate) fn welcome(&self, life: u64, mut welcome: wire::Welcome) {
         self.link.reset(life);
+        welcome.shared_memory = lock(&self.link.copies).slots.as_ref().map(Slots::offer);
         lock(&self.link.in_flight).is_stopped = false;
         self.send(Job::Welcome(Box::new(welcome)));
     }
@@ -355,8 +433,8 @@ impl LinkQueue {
 }
 
 /// Returns the answer to a block that was read or written.
-fn answer(error: String, data: Bytes) -> BlockAnswer {
-    if error.is_empty() { Ok(data) } else { Err(shortened(&error)) }
+fn answer(error: String, contents: Contents) -> BlockAnswer {
+    if error.is_empty() { Ok(contents) } else { Err(shortened(&error)) }
 }
 
 /// Returns the beginning of a worker's text, fit for one line of a log.

@@ -126,13 +126,15 @@ pub struct AttachOptions {
     /// Time for which requests wait for a worker if no engine has one. After that they end with an error, and new ones are refused until
     /// a worker attaches.
     pub wait: Duration,
+    /// `true` to copy blocks through shared memory where a worker on this machine can.
+    pub shared_memory: bool,
 }
 
 impl Default for AttachOptions {
-    /// No attached workers; 10 s of silence, 10 s to resume, and 60 s to wait for a worker.
+    /// No attached workers; 10 s of silence, 10 s to resume, 60 s to wait for a worker, and shared memory.
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { engines: 0, silence: seconds(10), resume: seconds(10), wait: seconds(60) }
+        Self { engines: 0, silence: seconds(10), resume: seconds(10), wait: seconds(60), shared_memory: true }
     }
 }
 
@@ -190,6 +192,8 @@ impl Seats {
             heartbeat: heartbeat(self.silence),
             silence: self.silence,
             resume: self.resume,
+            // The connection adds its own.
+            shared_memory: None,
         };
         session.encode()
     }

@@ -291,6 +291,9 @@ fn attached_worker(worker: &WorkerSnapshot, now_ns: u64) -> proto::AttachedWorke
         lock_step_group,
         lock_step_rank,
         waits_for_group: worker.waits_for_group,
+        shared_memory: worker.stats.shares_memory,
+        shared_block_bytes: worker.stats.shared_bytes,
+        message_block_bytes: worker.stats.message_bytes,
     }
 }
 

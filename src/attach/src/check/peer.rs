@@ -14,6 +14,7 @@ use trunkline_port::StepOutput;
 use crate::done::SentStep;
 use crate::hello::{Hello, Resume};
 use crate::session::Session;
+use crate::shared_memory::Region;
 use crate::wire;
 use crate::wire::from_worker::Message as FromWorker;
 use crate::wire::to_worker::Message as ToWorker;
@@ -21,6 +22,8 @@ use crate::wire::workers_server::{Workers, WorkersServer};
 
 /// Bytes of a message, at most.
 const MESSAGE_BYTES_MAX: usize = (1 << 30) + (64 << 20);
+/// Slots of shared memory.
+const SLOTS: u32 = 4;
 /// Time between two messages of a side, at most.
 const HEARTBEAT: Duration = Duration::from_millis(1000);
 /// Time without a message after which a connection counts as broken.
@@ -38,6 +41,8 @@ pub(super) fn ensure(good: bool, line: impl FnOnce() -> String) -> Result<(), Fa
 
 /// Call of a worker, before its Hello was read.
 struct Call {
+    /// `true` if the worker dialled by the loopback address: on this machine.
+    is_local: bool,
     messages: Streaming<wire::FromWorker>,
     answers: UnboundedSender<Result<wire::ToWorker, Status>>,
 }
@@ -56,7 +61,8 @@ impl Workers for Service {
         request: Request<Streaming<wire::FromWorker>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
         let (answers, stream) = unbounded_channel();
-        let _ = self.calls.send(Call { messages: request.into_inner(), answers });
+        let is_local = request.remote_addr().is_some_and(|addr| addr.ip().is_loopback());
+        let _ = self.calls.send(Call { is_local, messages: request.into_inner(), answers });
         Ok(Response::new(UnboundedReceiverStream::new(stream)))
     }
 }
@@ -119,6 +125,10 @@ pub(super) struct Peer {
     messages: Streaming<wire::FromWorker>,
     answers: UnboundedSender<Result<wire::ToWorker, Status>>,
     heart: JoinHandle<()>,
+    /// Memory offered on this connection, and `true` once the worker has opened the memory.
+    shared: Option<(Region, bool)>,
+    /// `true` if the worker dialled by the loopback address.
+    pub(super) is_local: bool,
     /// Present life of the worker's KV.
     pub(super) life: u64,
     last_id: u64,
@@ -134,9 +144,11 @@ impl Peer {
     /// Waits for a worker, and welcomes it to a new session.
     pub(super) async fn accept(mut door: Door) -> Result<Self, Failure> {
         let (call, hello) = door.hello().await?;
-        let session = session_of(&hello, 1, false);
+        let mut session = session_of(&hello, 1, false);
+        let shared = share(&hello, &mut session);
         let heart = welcome(&call, &session);
-        Ok(Self { door, hello, session, messages: call.messages, answers: call.answers, heart, life: 1, last_id: 0 })
+        let Call { is_local, messages, answers } = call;
+        Ok(Self { door, hello, session, messages, answers, heart, shared, is_local, life: 1, last_id: 0 })
     }
 
     /// Breaks the connection, waits for the worker to come back, and returns the session that the worker asked to resume. `resume` continues
@@ -155,8 +167,10 @@ impl Peer {
         if !resumed {
             self.session.name = format!("check-{}", self.life);
         }
+        self.shared = share(&hello, &mut self.session);
         self.heart = welcome(&call, &self.session);
         self.hello = hello;
+        self.is_local = call.is_local;
         (self.messages, self.answers) = (call.messages, call.answers);
         Ok(asked)
     }
@@ -177,6 +191,11 @@ impl Peer {
         (0..self.hello.model.n_groups()).map(move |group| block + group * group_blocks)
     }
 
+    /// Returns the shared memory, if the worker has opened the memory.
+    pub(super) fn shared_region(&self) -> Option<&Region> {
+        self.shared.as_ref().filter(|(_, is_open)| *is_open).map(|(region, _)| region)
+    }
+
     /// Returns a new number for a step or a copy.
     pub(super) fn id(&mut self) -> u64 {
         self.last_id += 1;
@@ -189,8 +208,23 @@ impl Peer {
         let _ = self.answers.send(Ok(wire::ToWorker { message }));
     }
 
-    /// Waits for the next message, heartbeats included.
+    /// Waits for the next message, heartbeats included. Notes that shared memory was opened.
     pub(super) async fn any(&mut self) -> Result<FromWorker, Failure> {
+        loop {
+            let opened = match self.message().await? {
+                FromWorker::SharedMemoryOpened(opened) => opened,
+                message => return Ok(message),
+            };
+            match &mut self.shared {
+                Some((region, is_open @ false)) if region.is_proved_by(&opened) => *is_open = true,
+                Some((_, false)) => return Err(Failure("SharedMemoryOpened has another proof than the memory".into())),
+                Some((_, true)) => return Err(Failure("the worker sent a second SharedMemoryOpened".into())),
+                None => return Err(Failure("the worker opened shared memory that was not offered".into())),
+            }
+        }
+    }
+
+    async fn message(&mut self) -> Result<FromWorker, Failure> {
         let patience = self.door.patience;
         let message = timeout(patience, self.messages.message()).await;
         let message = message.map_err(|_| Failure(format!("no message within {} s", patience.as_secs_f32())))?;
@@ -261,7 +295,7 @@ impl Peer {
     /// Reads a block; the inner error is the worker's.
     pub(super) async fn try_read(&mut self, block: u32) -> Result<Result<Vec<u8>, String>, Failure> {
         let id = self.id();
-        self.send(Some(ToWorker::ReadBlock(wire::ReadBlock { id, life: self.life, block })));
+        self.send(Some(ToWorker::ReadBlock(wire::ReadBlock { id, life: self.life, block, slot: None })));
         match self.next().await? {
             FromWorker::BlockRead(read) if read.id == id && read.error.is_empty() => Ok(Ok(read.data)),
             FromWorker::BlockRead(read) if read.id == id => Ok(Err(read.error)),
@@ -283,7 +317,14 @@ impl Peer {
     /// Writes a block; the inner error is the worker's.
     pub(super) async fn try_write(&mut self, block: u32, data: Vec<u8>) -> Result<Result<(), String>, Failure> {
         let id = self.id();
-        self.send(Some(ToWorker::WriteBlock(wire::WriteBlock { id, life: self.life, block, data })));
+        let write = wire::WriteBlock { id, life: self.life, block, data, ..Default::default() };
+        self.written(write).await
+    }
+
+    /// Sends a writing, and waits for the answer; the inner error is the worker's.
+    pub(super) async fn written(&mut self, write: wire::WriteBlock) -> Result<Result<(), String>, Failure> {
+        let id = write.id;
+        self.send(Some(ToWorker::WriteBlock(write)));
         match self.next().await? {
             FromWorker::BlockWritten(written) if written.id == id && written.error.is_empty() => Ok(Ok(())),
             FromWorker::BlockWritten(written) if written.id == id => Ok(Err(written.error)),
@@ -314,7 +355,20 @@ fn session_of(hello: &Hello, life: u64, resumed: bool) -> Session {
         heartbeat: HEARTBEAT,
         silence: SILENCE,
         resume: Duration::from_secs(60),
+        shared_memory: None,
     }
+}
+
+/// Shares memory with a worker that can, if the system has any.
+fn share(hello: &Hello, session: &mut Session) -> Option<(Region, bool)> {
+    if !hello.abilities.shared_memory || !hello.kv.block_io {
+        return None;
+    }
+    // Nobody else opens this memory: the secret need not be one.
+    let secret = std::array::from_fn(|at| (session.life as u8).wrapping_mul(31).wrapping_add(at as u8));
+    let region = Region::create(SLOTS, hello.model.block_bytes(session.block_size), secret).ok()?;
+    session.shared_memory = Some(region.offer());
+    Some((region, false))
 }
 
 /// Sends the Welcome, and heartbeats from then on.
@@ -333,7 +387,7 @@ fn welcome(call: &Call, session: &Session) -> JoinHandle<()> {
     })
 }
 
-fn unexpected(message: &FromWorker, expected: &str) -> Failure {
+pub(super) fn unexpected(message: &FromWorker, expected: &str) -> Failure {
     let name = match message {
         FromWorker::Hello(_) => "a second Hello".into(),
         FromWorker::StepDone(done) => format!("StepDone of step {} of life {}", done.id, done.life),
@@ -342,6 +396,7 @@ fn unexpected(message: &FromWorker, expected: &str) -> Failure {
         FromWorker::BlockRead(read) => format!("BlockRead {}", read.id),
         FromWorker::BlockWritten(written) => format!("BlockWritten {}", written.id),
         FromWorker::Heartbeat(_) => "Heartbeat".into(),
+        FromWorker::SharedMemoryOpened(_) => "SharedMemoryOpened".into(),
     };
     Failure(format!("the worker sent {name} instead of {expected}"))
 }

@@ -1,5 +1,6 @@
 //! One connection of a worker: Hello, Welcome, then messages in both directions until either side ends the call.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
@@ -11,11 +12,12 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 use tracing::info;
 
-use super::copies::CopyJob;
+use super::copies::{Copy, CopyJob};
 use super::engine::{Connection, Engine};
 use crate::hello::Hello;
 use crate::mirror::StepLimits;
 use crate::session::Session;
+use crate::shared_memory::Region;
 use crate::wire;
 use crate::wire::from_worker::Message as FromWorker;
 use crate::wire::to_worker::Message as ToWorker;
@@ -113,15 +115,33 @@ pub(super) async fn attach(
         Err(fault) => return ended(Ended::Refused(fault.to_string())),
     };
     let name = session.name.clone();
-    let mut link = Link { number, session, answers, messages, heard: Instant::now() };
+    let region = open(&session, &answers);
+    let mut link = Link { number, session, region, answers, messages, heard: Instant::now() };
     let ended = link.serve(hello, engine, stop).await;
     Attached { session: Some(name), ended }
+}
+
+/// Opens the memory that the server shares, and tells the server. `None` if blocks travel in messages.
+fn open(session: &Session, answers: &UnboundedSender<wire::FromWorker>) -> Option<Arc<Region>> {
+    match Region::open(session.shared_memory.as_ref()?) {
+        Ok(region) => {
+            let message = Some(FromWorker::SharedMemoryOpened(region.opened()));
+            let _ = answers.send(wire::FromWorker { message });
+            Some(Arc::new(region))
+        }
+        Err(fault) => {
+            info!("blocks travel in messages: {fault}");
+            None
+        }
+    }
 }
 
 /// The two directions of a call.
 struct Link {
     number: u64,
     session: Session,
+    /// Memory shared with the server.
+    region: Option<Arc<Region>>,
     answers: UnboundedSender<wire::FromWorker>,
     messages: Streaming<wire::ToWorker>,
     /// Time of the last message.
@@ -157,6 +177,7 @@ impl Link {
             life = session.life,
             block_size = session.block_size,
             blocks = session.blocks,
+            shared_memory = self.region.is_some(),
             "attached"
         );
         self.heard = Instant::now();
@@ -189,16 +210,16 @@ impl Link {
 
     /// Passes a message on to the threads of the worker.
     fn take(&self, message: wire::ToWorker, engine: &Engine) {
-        let copy = |life, id, block, write| {
-            let answers = self.answers.clone();
-            engine.copy(CopyJob { connection: self.number, life, id, block, write, answers });
+        let copy = |life, id, block, copy| {
+            let (region, answers) = (self.region.clone(), self.answers.clone());
+            engine.copy(CopyJob { connection: self.number, life, id, block, copy, region, answers });
         };
         match message.message {
             Some(ToWorker::Step(step)) => engine.step(self.number, step),
             Some(ToWorker::Idle(idle)) => engine.idle(self.number, idle.life),
             Some(ToWorker::Reset(reset)) => engine.reset(self.number, reset.life),
-            Some(ToWorker::ReadBlock(read)) => copy(read.life, read.id, read.block, None),
-            Some(ToWorker::WriteBlock(write)) => copy(write.life, write.id, write.block, Some(write.data)),
+            Some(ToWorker::ReadBlock(read)) => copy(read.life, read.id, read.block, Copy::Read { slot: read.slot }),
+            Some(ToWorker::WriteBlock(write)) => copy(write.life, write.id, write.block, Copy::of(write)),
             Some(ToWorker::Heartbeat(_)) => {}
             Some(ToWorker::Welcome(_)) => tracing::error!("the server sent a second Welcome; the message is ignored"),
             None => tracing::error!("the server sent a message unknown to this worker; the message is ignored"),

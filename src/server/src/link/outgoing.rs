@@ -48,9 +48,10 @@ impl Outgoing {
             Some(Job::Run { life, step }) => Message::Step(self.link.send_step(life, step)?),
             Some(Job::Idle { life }) => Message::Idle(wire::Idle { life }),
             Some(Job::Reset { life }) => Message::Reset(wire::Reset { life }),
-            Some(Job::Read { id, life, block }) => Message::ReadBlock(wire::ReadBlock { id, life, block }),
-            Some(Job::Write { id, life, block, data }) => {
-                Message::WriteBlock(wire::WriteBlock { id, life, block, data: data.into() })
+            Some(Job::Read { id, life, block, slot }) => Message::ReadBlock(wire::ReadBlock { id, life, block, slot }),
+            Some(Job::Write { id, life, block, data, slot, slot_bytes }) => {
+                let slot_bytes = if slot.is_some() { slot_bytes } else { 0 };
+                Message::WriteBlock(wire::WriteBlock { id, life, block, data: data.into(), slot, slot_bytes })
             }
             Some(Job::End(status)) => return end(self, status),
             None => return end(self, Status::unavailable("the server is stopping")),

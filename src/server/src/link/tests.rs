@@ -8,8 +8,10 @@ use trunkline_port::{DeviceBlocks, StepSeq};
 use super::*;
 use from_worker::Message;
 
+mod shared;
+
 fn link() -> (Arc<Link>, LinkQueue, UnboundedReceiver<Job>) {
-    Link::new(1, 16, 100, Clock::start())
+    Link::new(1, 16, 100, None, Clock::start())
 }
 
 /// A step that samples one token for one request.
@@ -113,15 +115,15 @@ fn a_block_is_read_by_number_and_copies_end_with_the_life_and_the_connection() {
         })
     };
     let reading = read(1);
-    let Some(Job::Read { id, life: 1, block: 9 }) = jobs.blocking_recv() else { panic!("a block to read") };
-    let answer = wire::BlockRead { id, data: vec![1, 2, 3, 4], error: String::new() };
+    let Some(Job::Read { id, life: 1, block: 9, slot: None }) = jobs.blocking_recv() else { panic!("a block to read") };
+    let answer = wire::BlockRead { id, data: vec![1, 2, 3, 4], ..Default::default() };
     assert_eq!(kind(link.take(message(Message::BlockRead(answer.clone())))), "nothing");
     assert_eq!(reading.join().unwrap(), Ok([1, 2, 3, 4]));
     assert_eq!(kind(link.take(message(Message::BlockRead(answer)))), "nothing", "nobody waits");
 
     let failing = read(1);
     let Some(Job::Read { id, .. }) = jobs.blocking_recv() else { panic!("a block to read") };
-    let answer = wire::BlockRead { id, data: Vec::new(), error: "no\tdevice".into() };
+    let answer = wire::BlockRead { id, error: "no\tdevice".into(), ..Default::default() };
     link.take(message(Message::BlockRead(answer))).unwrap();
     assert_eq!(failing.join().unwrap(), Err("no device".into()));
 
@@ -143,7 +145,7 @@ fn a_block_of_another_size_ends_the_connection() {
     let blocks = LinkBlocks::new(Arc::clone(&link), 0, 4);
     let reading = thread::spawn(move || blocks.read(0, &mut [0; 4]).unwrap_err().to_string());
     let Some(Job::Read { id, .. }) = jobs.blocking_recv() else { panic!("a block to read") };
-    let answer = wire::BlockRead { id, data: vec![1; 5], error: String::new() };
+    let answer = wire::BlockRead { id, data: vec![1; 5], ..Default::default() };
     link.take(message(Message::BlockRead(answer))).unwrap();
     assert_eq!(reading.join().unwrap(), "the worker read 5 bytes of a block of 4 bytes");
     let Some(Job::End(status)) = jobs.blocking_recv() else { panic!("the end") };

@@ -15,7 +15,7 @@ SCORE_KIND_MEAN: ScoreKind
 SCORE_KIND_MAX: ScoreKind
 
 class FromWorker(_message.Message):
-    __slots__ = ("hello", "step_done", "step_failed", "reset_done", "block_read", "block_written", "heartbeat")
+    __slots__ = ("hello", "step_done", "step_failed", "reset_done", "block_read", "block_written", "heartbeat", "shared_memory_opened")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_DONE_FIELD_NUMBER: _ClassVar[int]
     STEP_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class FromWorker(_message.Message):
     BLOCK_READ_FIELD_NUMBER: _ClassVar[int]
     BLOCK_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEMORY_OPENED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step_done: StepDone
     step_failed: StepFailed
@@ -30,7 +31,8 @@ class FromWorker(_message.Message):
     block_read: BlockRead
     block_written: BlockWritten
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., reset_done: _Optional[_Union[ResetDone, _Mapping]] = ..., block_read: _Optional[_Union[BlockRead, _Mapping]] = ..., block_written: _Optional[_Union[BlockWritten, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    shared_memory_opened: SharedMemoryOpened
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., reset_done: _Optional[_Union[ResetDone, _Mapping]] = ..., block_read: _Optional[_Union[BlockRead, _Mapping]] = ..., block_written: _Optional[_Union[BlockWritten, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., shared_memory_opened: _Optional[_Union[SharedMemoryOpened, _Mapping]] = ...) -> None: ...
 
 class ToWorker(_message.Message):
     __slots__ = ("welcome", "step", "reset", "read_block", "write_block", "heartbeat", "idle")
@@ -133,7 +135,7 @@ class WorkerKv(_message.Message):
     def __init__(self, block_sizes: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., block_io: bool = ...) -> None: ...
 
 class WorkerAbilities(_message.Message):
-    __slots__ = ("max_sequences", "max_tokens", "steps_in_flight", "max_drafts", "max_logprobs", "partial_writes", "scores", "seeded_sampling", "pipeline_stages", "in_step_hits")
+    __slots__ = ("max_sequences", "max_tokens", "steps_in_flight", "max_drafts", "max_logprobs", "partial_writes", "scores", "seeded_sampling", "pipeline_stages", "in_step_hits", "shared_memory")
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +146,7 @@ class WorkerAbilities(_message.Message):
     SEEDED_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_STAGES_FIELD_NUMBER: _ClassVar[int]
     IN_STEP_HITS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     max_sequences: int
     max_tokens: int
     steps_in_flight: int
@@ -154,7 +157,8 @@ class WorkerAbilities(_message.Message):
     seeded_sampling: bool
     pipeline_stages: int
     in_step_hits: bool
-    def __init__(self, max_sequences: _Optional[int] = ..., max_tokens: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., max_drafts: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., partial_writes: bool = ..., scores: bool = ..., seeded_sampling: bool = ..., pipeline_stages: _Optional[int] = ..., in_step_hits: bool = ...) -> None: ...
+    shared_memory: bool
+    def __init__(self, max_sequences: _Optional[int] = ..., max_tokens: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., max_drafts: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., partial_writes: bool = ..., scores: bool = ..., seeded_sampling: bool = ..., pipeline_stages: _Optional[int] = ..., in_step_hits: bool = ..., shared_memory: bool = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("session", "life")
@@ -165,7 +169,7 @@ class Resume(_message.Message):
     def __init__(self, session: _Optional[str] = ..., life: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("session", "life", "resumed", "engine", "block_size", "blocks", "steps_in_flight", "max_drafts", "heartbeat_ms", "silence_ms", "resume_ms")
+    __slots__ = ("session", "life", "resumed", "engine", "block_size", "blocks", "steps_in_flight", "max_drafts", "heartbeat_ms", "silence_ms", "resume_ms", "shared_memory")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +181,7 @@ class Welcome(_message.Message):
     HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_MS_FIELD_NUMBER: _ClassVar[int]
     RESUME_MS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     session: str
     life: int
     resumed: bool
@@ -188,7 +193,28 @@ class Welcome(_message.Message):
     heartbeat_ms: int
     silence_ms: int
     resume_ms: int
-    def __init__(self, session: _Optional[str] = ..., life: _Optional[int] = ..., resumed: bool = ..., engine: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., max_drafts: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., silence_ms: _Optional[int] = ..., resume_ms: _Optional[int] = ...) -> None: ...
+    shared_memory: SharedMemory
+    def __init__(self, session: _Optional[str] = ..., life: _Optional[int] = ..., resumed: bool = ..., engine: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., max_drafts: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., silence_ms: _Optional[int] = ..., resume_ms: _Optional[int] = ..., shared_memory: _Optional[_Union[SharedMemory, _Mapping]] = ...) -> None: ...
+
+class SharedMemory(_message.Message):
+    __slots__ = ("pid", "fd", "mark", "slots", "slot_bytes")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    fd: int
+    mark: bytes
+    slots: int
+    slot_bytes: int
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., mark: _Optional[bytes] = ..., slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
+
+class SharedMemoryOpened(_message.Message):
+    __slots__ = ("proof",)
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    proof: bytes
+    def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("id", "life", "starts", "slots", "computed", "n_tokens", "sample", "n_generated", "table_keep", "n_blocks", "blocks", "kv_write_from", "n_drafts", "drops", "scored_rows", "score_kind")
@@ -333,36 +359,44 @@ class ResetDone(_message.Message):
     def __init__(self, life: _Optional[int] = ...) -> None: ...
 
 class ReadBlock(_message.Message):
-    __slots__ = ("id", "life", "block")
+    __slots__ = ("id", "life", "block", "slot")
     ID_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
     id: int
     life: int
     block: int
-    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., block: _Optional[int] = ...) -> None: ...
+    slot: int
+    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., block: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class BlockRead(_message.Message):
-    __slots__ = ("id", "data", "error")
+    __slots__ = ("id", "data", "error", "slot_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: int
     data: bytes
     error: str
-    def __init__(self, id: _Optional[int] = ..., data: _Optional[bytes] = ..., error: _Optional[str] = ...) -> None: ...
+    slot_bytes: int
+    def __init__(self, id: _Optional[int] = ..., data: _Optional[bytes] = ..., error: _Optional[str] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
 
 class WriteBlock(_message.Message):
-    __slots__ = ("id", "life", "block", "data")
+    __slots__ = ("id", "life", "block", "data", "slot", "slot_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: int
     life: int
     block: int
     data: bytes
-    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., block: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    slot: int
+    slot_bytes: int
+    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., block: _Optional[int] = ..., data: _Optional[bytes] = ..., slot: _Optional[int] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
 
 class BlockWritten(_message.Message):
     __slots__ = ("id", "error")
