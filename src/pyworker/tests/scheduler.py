@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -101,6 +103,34 @@ class Server:
         self._server.stop(0)
 
 
+class Memory:
+    """Memory that a test shares with the worker."""
+
+    SLOTS = 4
+
+    def __init__(self, block_bytes, sealed=True):
+        self.slot_bytes = -(-block_bytes // 4096) * 4096
+        self.fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, 4096 + self.SLOTS * self.slot_bytes)
+        self.secret = os.urandom(32)
+        os.pwrite(self.fd, self.secret, 0)
+        if sealed:
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+
+    def offer(self, **fields):
+        fields = {"pid": os.getpid(), "fd": self.fd, "mark": self.secret[:16], **fields}
+        return pb.SharedMemory(**{"slots": self.SLOTS, "slot_bytes": self.slot_bytes, **fields})
+
+    def read(self, slot, n_bytes):
+        return os.pread(self.fd, n_bytes, 4096 + slot * self.slot_bytes)
+
+    def write(self, slot, data):
+        os.pwrite(self.fd, data, 4096 + slot * self.slot_bytes)
+
+    def close(self):
+        os.close(self.fd)
+
+
 @dataclass
 class Seq:
     """A sequence: its tokens, its block table, and what the worker has of it."""
@@ -148,6 +178,7 @@ class Scheduler:
         self.finished: list[Seq] = []
         self.counts = {"hits": 0, "preemptions": 0, "swaps": 0, "steps": 0}
         self.script = None
+        self.memory: Memory | None = None
 
     def welcome(self, resumed=False, life=None, session="s1", **fields):
         self.life = life or self.life
@@ -252,15 +283,25 @@ class Scheduler:
 
     def read(self, block):
         self.copy_id += 1
-        self.peer.send(read_block=pb.ReadBlock(id=self.copy_id, life=self.life, block=block))
+        slot = self.copy_id % Memory.SLOTS if self.memory else None
+        self.peer.send(read_block=pb.ReadBlock(id=self.copy_id, life=self.life, block=block, slot=slot))
         answer = self.peer.receive("block_read")
         assert answer.id == self.copy_id and not answer.error, answer.error
+        if self.memory:
+            assert answer.slot_bytes == self.block_bytes and not answer.data
+            return self.memory.read(slot, answer.slot_bytes)
         assert len(answer.data) == self.block_bytes
         return answer.data
 
     def write(self, block, data):
         self.copy_id += 1
-        self.peer.send(write_block=pb.WriteBlock(id=self.copy_id, life=self.life, block=block, data=data))
+        message = pb.WriteBlock(id=self.copy_id, life=self.life, block=block)
+        if self.memory:
+            message.slot, message.slot_bytes = self.copy_id % Memory.SLOTS, len(data)
+            self.memory.write(message.slot, data)
+        else:
+            message.data = data
+        self.peer.send(write_block=message)
         answer = self.peer.receive("block_written")
         assert answer.id == self.copy_id and not answer.error, answer.error
 

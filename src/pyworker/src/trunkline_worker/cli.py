@@ -61,6 +61,12 @@ def parser() -> argparse.ArgumentParser:
         "--scored-layers", help="torch: layers whose blocks may be dropped by attention scores (H2O), as 4-29 or 4,6,8"
     )
     p.add_argument("--eager", action="store_true", help="no compilation and no CUDA graphs")
+    p.add_argument(
+        "--shared-memory",
+        choices=("true", "false"),
+        default="true",
+        help="copy blocks through shared memory if the server runs on this machine with the same user (default: true)",
+    )
     p.add_argument("--log", default="info", choices=("debug", "info", "warning", "error"), help="log level (default: info)")
     return p
 
@@ -123,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, ImportError, OSError, EngineLost, StepError) as error:
         print(f"trunkline-worker: {error}", file=sys.stderr)
         return 1
-    target = Target(args.connect, args.name, ca=args.ca, token=token, tls=args.tls)
+    target = Target(args.connect, args.name, ca=args.ca, token=token, tls=args.tls, shared_memory=args.shared_memory == "true")
     session = Session(engine, target)
 
     def stop(number: int, _frame: FrameType | None) -> None:

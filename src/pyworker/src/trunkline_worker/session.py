@@ -17,6 +17,7 @@ from . import __version__
 from .engine import Engine, EngineLost
 from .proto import ATTACH
 from .proto import messages as pb
+from .shared_memory import AVAILABLE, Region, Unshared
 from .work import Work
 
 log = logging.getLogger(__name__)
@@ -47,13 +48,14 @@ class Target:
     ca: Path | None = None
     token: str | None = None
     tls: bool = False
+    shared_memory: bool = True
 
 
 class Refused(Exception):
     """The server will not have this worker; another attempt would be refused too."""
 
 
-def hello(engine: Engine, name: str, resume: pb.Resume | None) -> pb.Hello:
+def hello(engine: Engine, name: str, resume: pb.Resume | None, shared_memory: bool = True) -> pb.Hello:
     """Returns the first message of a connection."""
     model, kv, can = engine.model, engine.kv, engine.abilities
     place = engine.lock_step
@@ -88,6 +90,7 @@ def hello(engine: Engine, name: str, resume: pb.Resume | None) -> pb.Hello:
             seeded_sampling=can.seeded_sampling,
             pipeline_stages=can.pipeline_stages,
             in_step_hits=can.in_step_hits,
+            shared_memory=shared_memory and kv.block_io and AVAILABLE,
         ),
         resume=resume,
         lock_step=pb.LockStep(group=place.group, size=place.size, rank=place.rank) if place else None,
@@ -100,6 +103,8 @@ class Connection:
     def __init__(self, channel: grpc.Channel, target: Target, first: pb.Hello, work: Work) -> None:
         self.work = work
         self.welcome: pb.Welcome | None = None
+        self.region: Region | None = None
+        self._shares = first.abilities.shared_memory
         self.error: grpc.RpcError | None = None
         self.ended = threading.Event()
         self.heard = self.said = time.monotonic()
@@ -140,13 +145,26 @@ class Connection:
             for message in self._call:
                 self.heard = time.monotonic()
                 if message.HasField("welcome"):
+                    self.region = self._open(message.welcome)
                     self.welcome = message.welcome
                 if self.welcome is not None:
-                    self.work.deliver(message, self.send)
+                    self.work.deliver(message, self.send, self.region)
         except grpc.RpcError as error:
             self.error = error
         finally:
             self.ended.set()
+
+    def _open(self, welcome: pb.Welcome) -> Region | None:
+        """Opens the memory that the server shares, and tells the server."""
+        if self.region is not None or not self._shares or not welcome.HasField("shared_memory"):
+            return self.region
+        try:
+            region = Region(welcome.shared_memory)
+        except Unshared as error:
+            log.info("blocks travel in messages: %s", error)
+            return None
+        self.send(pb.FromWorker(shared_memory_opened=pb.SharedMemoryOpened(proof=region.proof)))
+        return region
 
 
 def _details(connection: Connection) -> str:
@@ -204,7 +222,7 @@ class Session:
     def _connect(self) -> str:
         """Runs one connection to its end, and returns the reason for it."""
         with self._channel() as channel:
-            connection = Connection(channel, self.target, hello(self.engine, self.target.name, self._resume), self.work)
+            connection = Connection(channel, self.target, self._hello(), self.work)
             self.connections += 1
             reason = self._watch(connection)
             if self._stop.is_set() and not connection.ended.is_set():
@@ -217,6 +235,8 @@ class Session:
                 # A step may wait for another worker for ever, so nothing here can be waited for.
                 raise EngineLost(f"the group of this worker is gone ({reason or _details(connection)}); start this worker again")
             intact = self.work.detach()
+            if connection.region is not None:
+                connection.region.close()
         if connection.welcome is not None:
             session = connection.welcome.session
             self._resume = pb.Resume(session=session, life=self.work.life) if intact and session else None
@@ -226,6 +246,9 @@ class Session:
             raise Refused(f"{self.target.address} refused this worker: {_details(connection)}")
         return _details(connection) if reason == "" else reason
 
+    def _hello(self) -> pb.Hello:
+        return hello(self.engine, self.target.name, self._resume, self.target.shared_memory)
+
     def _watch(self, connection: Connection) -> str:
         """Sends heartbeats until the connection ends, falls silent, or the worker is stopped."""
         greeted = False
@@ -234,9 +257,10 @@ class Session:
             if welcome is not None and not greeted:
                 greeted = True
                 log.info(
-                    "attached to %s as engine %d: %d blocks of %d tokens, life %d%s",
+                    "attached to %s as engine %d: %d blocks of %d tokens, life %d%s%s",
                     *(self.target.address, welcome.engine, welcome.blocks, welcome.block_size, welcome.life),
                     " (resumed)" if welcome.resumed else "",
+                    "; blocks travel through shared memory" if connection.region else "",
                 )
             beat = (welcome.heartbeat_ms if welcome else 0) / 1000 or 1.0
             silence = (welcome.silence_ms if welcome else 0) / 1000 or WELCOME_TIMEOUT

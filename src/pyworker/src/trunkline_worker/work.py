@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from .engine import Engine, EngineLost, Result, Settings, StepError
 from .proto import messages as pb
+from .shared_memory import Region
 from .slots import Batch, SlotTable
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Work:
         self._table: SlotTable | None = None
         self._settings: Settings | None = None
         self._jobs: deque[Job] = deque()
-        self._copies: deque[Copy] = deque()
+        self._copies: deque[tuple[Copy, Region | None]] = deque()
         self._running: deque[Running] = deque()
         self._send: Send | None = None
         self._copying = False
@@ -74,8 +75,8 @@ class Work:
         with self._changed:
             self._send = send
 
-    def deliver(self, message: pb.ToWorker, attached: Send) -> None:
-        """Takes a message of the server, unless the connection that answers through `attached` is over."""
+    def deliver(self, message: pb.ToWorker, attached: Send, region: Region | None = None) -> None:
+        """Takes a message of the server, unless the connection that answers through `attached` and shares `region` is over."""
         kind = message.WhichOneof("message")
         with self._changed:
             if self._send != attached:
@@ -88,7 +89,7 @@ class Work:
             if kind in ("welcome", "reset", "step", "idle"):
                 self._jobs.append(getattr(message, kind))
             elif kind in ("read_block", "write_block"):
-                self._copies.append(getattr(message, kind))
+                self._copies.append((getattr(message, kind), region))
             self._changed.notify_all()
 
     def detach(self) -> bool:
@@ -325,31 +326,51 @@ class Work:
                 self._changed.wait_for(lambda: self._stopped or (self._copies and not self._barrier))
                 if self._stopped:
                     return
-                copy = self._copies.popleft()
+                copy, region = self._copies.popleft()
                 self._copying = True
                 life = self.life
             if copy.life == life:
-                answer = self._copy(copy)
+                answer = self._copy(copy, region)
                 with self._changed:
                     current = not self._barrier
                 if current:
                     self._answer(answer)
 
-    def _copy(self, copy: Copy) -> pb.FromWorker:
-        error, data = "", b""
+    def _copy(self, copy: Copy, region: Region | None) -> pb.FromWorker:
+        error, data, slot_bytes = "", b"", 0
         try:
             if self._settings is None or copy.block >= self._settings.blocks:
                 raise ValueError(f"there is no block {copy.block}")
             if isinstance(copy, pb.ReadBlock):
                 data = self.engine.read_block(copy.block)
+                if region is not None and copy.HasField("slot") and _put(region, copy.slot, data):
+                    data, slot_bytes = b"", len(data)
             else:
-                self.engine.write_block(copy.block, copy.data)
+                self.engine.write_block(copy.block, _contents(copy, region))
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
             log.error("copy of block %d: %s", copy.block, error)
         if isinstance(copy, pb.ReadBlock):
-            return pb.FromWorker(block_read=pb.BlockRead(id=copy.id, data=data, error=error))
+            return pb.FromWorker(block_read=pb.BlockRead(id=copy.id, data=data, error=error, slot_bytes=slot_bytes))
         return pb.FromWorker(block_written=pb.BlockWritten(id=copy.id, error=error))
+
+
+def _put(region: Region, slot: int, data: bytes) -> bool:
+    """Writes a block to a slot. Returns `False` if it must travel in the message: the server takes it either way."""
+    try:
+        region.write(slot, data)
+    except (OSError, ValueError) as error:
+        log.warning("a block travels in a message: %s", error)
+        return False
+    return True
+
+
+def _contents(copy: pb.WriteBlock, region: Region | None) -> bytes:
+    if not copy.HasField("slot"):
+        return copy.data
+    if region is None:
+        raise ValueError("a slot was named without shared memory")
+    return region.read(copy.slot, copy.slot_bytes)
 
 
 def _outcome(running: Running) -> Result | Exception:
