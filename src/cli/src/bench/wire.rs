@@ -1,4 +1,6 @@
-//! Wire benchmark: steps to an attached worker without a model and back, over loopback.
+//! Wire benchmark: steps to an attached worker without a model and back, and blocks, over loopback.
+
+mod blocks;
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +13,11 @@ use super::allocations::counted;
 use super::measure::{Report, quantile};
 use crate::null_worker::NullWorker;
 
-const NOTES: [&str; 4] = [
+const NOTES: [&str; 5] = [
     "A server's end and a worker in one process, joined by gRPC over loopback; steps of 64 or 256 decodes after prompts of 100 tokens.",
     "A round trip is the time from a step of the core to its checked output, with a worker that answers at once; each run is the median of 500 steps.",
     "Idle is the share of time in which a worker with steps of 5 ms does not run one.",
+    "A copy is that of 64 blocks of 256 KiB out of the memory of a worker or there, in messages or through shared memory, four at a time.",
     "Allocations are those of one step on both sides without the network: they grow with the number of columns, not of tokens.",
 ];
 const BLOCK_SIZE: u32 = 16;
@@ -50,6 +53,7 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
             report.add("idle", case, "%", idle.collect::<Result<_, LoopbackError>>()?);
         }
     }
+    blocks::measure(&mut report, if quick { 2 } else { 25 })?;
     for n in [64, 256] {
         report.add("allocations", format!("{n} decodes"), "", allocations(n, 2 * BLOCK_SIZE)?);
     }
@@ -226,5 +230,6 @@ mod tests {
     fn every_figure_is_measured() {
         let text = run(true).unwrap().render();
         assert_eq!((text.matches("round trip").count(), text.matches("in flight").count()), (3, 4), "{text}");
+        assert_eq!(text.matches("copy  ").count(), 5, "{text}");
     }
 }
