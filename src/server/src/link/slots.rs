@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 use trunkline_attach::Region;
 use trunkline_attach::wire;
 
@@ -25,7 +25,7 @@ pub(crate) fn share(block_bytes: u64) -> Option<Region> {
     match Region::create(slots, block_bytes, secret) {
         Ok(region) => Some(region),
         Err(fault) => {
-            warn!("blocks of an attached worker travel in messages: {fault}");
+            info!("blocks of an attached worker travel in messages: {fault}");
             None
         }
     }
