@@ -182,7 +182,7 @@ async fn a_worker_killed_in_the_middle_of_answers_loses_no_request() {
 async fn the_worker_passes_every_check_with_layer_groups_too() {
     let plain = Model::seeded(SEED);
     let n_layers = plain.info().n_layers;
-    let group = |layers, keeps| LayerGroup { layers, heads: Vec::new(), keeps };
+    let group = |layers, keeps| LayerGroup { layers, keeps, ..LayerGroup::default() };
     let split = |keeps| vec![group(vec![0], Keeps::All), group((1..n_layers).collect(), keeps)];
     for (groups, drops) in [(Vec::new(), false), (split(Keeps::Scored), true), (split(Keeps::Window(16)), true)] {
         let model = Model::seeded(SEED).with_groups(groups).unwrap();

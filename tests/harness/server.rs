@@ -41,7 +41,8 @@ pub struct TestServer {
 pub fn divided(core: &Config) -> Model {
     let model = Model::seeded(SEED);
     let layers = (0..model.info().n_layers).rev();
-    let group = |(layer, keeps): (u32, &Keeps)| LayerGroup { layers: vec![layer], heads: Vec::new(), keeps: *keeps };
+    let group =
+        |(layer, keeps): (u32, &Keeps)| LayerGroup { layers: vec![layer], keeps: *keeps, ..LayerGroup::default() };
     let groups = layers.zip(&core.worker.groups).map(group).collect();
     model.with_groups(groups).expect("a group for each layer, or none")
 }

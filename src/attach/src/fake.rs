@@ -103,8 +103,8 @@ impl FakeWorker {
         let n_layers = 1 + config.scored_groups;
         let group = |layer| LayerGroup {
             layers: vec![layer],
-            heads: Vec::new(),
             keeps: if layer == 0 { Keeps::All } else { Keeps::Scored },
+            ..LayerGroup::default()
         };
         let groups = if n_layers > 1 { (0..n_layers).map(group).collect() } else { Vec::new() };
         ModelInfo {

@@ -263,6 +263,7 @@ fn encode_model(model: &ModelInfo) -> wire::WorkerModel {
         window: if let Keeps::Window(window) = group.keeps { window } else { 0 },
         scored: group.keeps == Keeps::Scored,
         heads: group.heads.clone(),
+        weight: group.weight,
     };
     wire::WorkerModel {
         name: model.name.clone(),
@@ -354,7 +355,11 @@ fn decode_groups(
             }
             last = Some(*member);
         }
-        out.push(LayerGroup { layers: group.layers.clone(), heads: group.heads.clone(), keeps });
+        if group.weight > LayerGroup::WEIGHT_MAX || (group.weight > 0 && !group.scored) {
+            return fault("a weight is at most 64000, and only groups with scores have one");
+        }
+        let (layers, heads) = (group.layers.clone(), group.heads.clone());
+        out.push(LayerGroup { layers, heads, keeps, weight: group.weight });
     }
     match seen.iter().position(|seen| !seen) {
         Some(member) if !groups.is_empty() => Err(missed(member as u32)),

@@ -8,8 +8,9 @@ use trunkline_attach::{Abilities, Hello, HelloFault, KvRoom, LockStep, Resume, S
 use trunkline_port::{Keeps, LayerGroup, ModelInfo};
 
 fn hello() -> Hello {
-    let group = |layers: &[u32], keeps| LayerGroup { layers: layers.to_vec(), heads: Vec::new(), keeps };
-    let groups = vec![group(&[0, 3], Keeps::All), group(&[1], Keeps::Window(64)), group(&[2], Keeps::Scored)];
+    let group = |layers: &[u32], keeps| LayerGroup { layers: layers.to_vec(), keeps, ..LayerGroup::default() };
+    let scored = LayerGroup { weight: 1250, ..group(&[2], Keeps::Scored) };
+    let groups = vec![group(&[0, 3], Keeps::All), group(&[1], Keeps::Window(64)), scored];
     let model = ModelInfo {
         name: "tiny".to_owned(),
         revision: "r1".to_owned(),
@@ -74,7 +75,7 @@ fn a_hello_survives_the_wire() {
 fn every_broken_rule_of_a_hello_is_named() {
     type Break = fn(&mut wire::Hello);
     let model: fn(&mut wire::Hello) -> &mut wire::WorkerModel = |hello| hello.model.as_mut().unwrap();
-    let breaks: [(Break, &str); 29] = [
+    let breaks: [(Break, &str); 31] = [
         (|hello| hello.protocol = 2, "version 2 of the protocol"),
         (|hello| hello.name.clear(), "name must have 1 to 256 bytes"),
         (|hello| hello.name = "x".repeat(257), "name must have 1 to 256 bytes"),
@@ -95,6 +96,8 @@ fn every_broken_rule_of_a_hello_is_named() {
         (|hello| give_heads(hello, [&[0, 1, 2, 3, 4], &[5], &[6, 9]]), "head 9"),
         (|hello| give_heads(hello, [&[0, 1, 2, 3, 4], &[5], &[6]]), "head 7"),
         (|hello| hello.model.as_mut().unwrap().groups[2].window = 5, "groups[2]: a group has a window or scores"),
+        (|hello| hello.model.as_mut().unwrap().groups[2].weight = 64_001, "groups[2]: a weight is at most 64000"),
+        (|hello| hello.model.as_mut().unwrap().groups[1].weight = 1, "groups[1]: a weight is at most 64000, and only"),
         (|hello| hello.model.as_mut().unwrap().groups[0].window = 5, "groups[0]: the first group keeps all"),
         (|hello| hello.kv.as_mut().unwrap().block_sizes.clear(), "kv.block_sizes is 0"),
         (|hello| hello.kv.as_mut().unwrap().block_sizes.push(16), "kv.block_sizes is 16"),

@@ -24,6 +24,7 @@ pub fn limits_of_worker(
 ) -> anyhow::Result<Config> {
     let can = &hello.abilities;
     config.max_context = hello.model.max_context;
+    config.h2o.weigh(&hello.model.groups);
     config.worker = WorkerFacts {
         groups: hello.model.groups.iter().map(|group| group.keeps).collect(),
         all_tokens: true,
@@ -76,7 +77,7 @@ pub fn check_stages(config: &Config) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use trunkline_attach::{Abilities, KvRoom};
-    use trunkline_port::ModelInfo;
+    use trunkline_port::{Keeps, LayerGroup, ModelInfo};
 
     use super::*;
     use crate::serve::tests::given;
@@ -121,6 +122,14 @@ mod tests {
         assert_eq!(of(&["--block-size=16"]), ((16, 62), 1024, 64, 2, 4096));
         let flags = ["--device-blocks=7", "--max-batch-tokens=512", "--max-batch-size=8", "--max-steps-in-flight=1"];
         assert_eq!(of(&flags), ((32, 7), 512, 8, 1, 4096));
+        let group = |keeps, weight| LayerGroup { keeps, weight, ..LayerGroup::default() };
+        let groups = vec![group(Keeps::All, 0), group(Keeps::Scored, 1500), group(Keeps::Scored, 500)];
+        let weighed = Hello { model: ModelInfo { groups, ..hello().model }, ..hello() };
+        let weights = |h2o: &str| {
+            let config = Config { h2o: h2o.parse().unwrap(), ..Config::default() };
+            limits_of_worker(&given(&[]).core, config, &weighed).unwrap().h2o.weights
+        };
+        assert_eq!((weights("on"), weights("on:weights=1/2")), (vec![1.5, 0.5], vec![1.0, 2.0]), "a setting wins");
         let none = Hello { kv: KvRoom { tokens: 31, ..hello().kv }, ..hello() };
         let error = limits_of_worker(&given(&[]).core, Config::default(), &none).unwrap_err();
         assert_eq!(error.to_string(), "kv.tokens is 31; there is no room for a block");

@@ -1,5 +1,6 @@
 //! Flags of eviction within sequences (H2O), and the layer groups that follow from them.
 
+use anyhow::Context;
 use clap::Args;
 use serde::de::MapAccess;
 use tracing::warn;
@@ -22,6 +23,8 @@ pub const H2O_KEYS: [&str; 9] = [
     "h2o-alpha",
 ];
 
+/// Setting of the heads that keep every token.
+const LAYERS: &str = "h2o-layers";
 /// Ratio of a model for which nobody found the layers that keep every token, at most.
 const RATIO_MAX_UNKNOWN: f32 = 2.0;
 /// Of a model for which nobody found them, one layer in so many keeps every token.
@@ -142,7 +145,7 @@ impl H2oSettings {
     fn with_groups(&self, model: Model, found: Option<&FullHeads>, config: &mut Config) -> anyhow::Result<Model> {
         let info = model.info();
         let full = match (self.h2o_layers.as_deref(), found) {
-            (Some(text), _) => FullHeads::parse("h2o-layers", text, info.n_layers, info.n_kv_heads)?,
+            (Some(text), _) => FullHeads::parse(LAYERS, text, info.n_layers, info.n_kv_heads)?,
             (None, Some(found)) => found.clone(),
             (None, None) => {
                 if config.h2o.ratio > RATIO_MAX_UNKNOWN {
@@ -155,13 +158,30 @@ impl H2oSettings {
                 FullHeads::of_layers(&spread_layers(info.n_layers), info.n_layers, info.n_kv_heads)
             }
         };
-        let windows: Vec<_> = info.groups.into_iter().filter(|group| matches!(group.keeps, Keeps::Window(_))).collect();
-        let groups = full.groups(&windows)?;
-        if config.h2o.weights.is_empty() {
-            config.h2o.weights = full.weights(&groups);
-        }
-        Ok(model.with_groups(groups)?)
+        let model = divided(model, &full)?;
+        config.h2o.weigh(&model.info().groups);
+        Ok(model)
     }
+}
+
+/// Divides a model for a server with `--h2o on` elsewhere: heads of `layers` keep every token, or else those `found` for the model.
+///
+/// # Errors
+/// If a layer or head is no number, does not exist, or has a sliding window, or if no heads are known.
+pub fn divided_for_a_server(model: Model, layers: Option<&str>, found: Option<FullHeads>) -> anyhow::Result<Model> {
+    let info = model.info();
+    let given = layers.map(|text| FullHeads::parse(LAYERS, text, info.n_layers, info.n_kv_heads)).transpose()?;
+    let full = given.or(found).context(
+        "it is not known which KV heads of the model read far back; find them with trunkline h2o calibrate, or name some with --h2o-layers",
+    )?;
+    divided(model, &full)
+}
+
+/// Divides a model into layer groups.
+fn divided(model: Model, full: &FullHeads) -> anyhow::Result<Model> {
+    let windows: Vec<_> =
+        model.info().groups.into_iter().filter(|group| matches!(group.keeps, Keeps::Window(_))).collect();
+    Ok(model.with_groups(full.groups(&windows)?)?)
 }
 
 /// Returns the layers that keep every token in a model for which nobody found them: every fourth.

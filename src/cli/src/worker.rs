@@ -19,6 +19,7 @@ use trunkline_server::{ClientTls, authorization, connect_tls};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Worker, WorkerConfig};
 
+use crate::h2o_settings::divided_for_a_server;
 use crate::model_source::ModelSource;
 use crate::null_worker::{NullWorker, duration};
 use crate::serve::{cores, device_blocks};
@@ -44,6 +45,10 @@ Examples:
 
   Over an untrusted network: TLS, and a token with the role worker:
     trunkline worker --connect example.org:50051 --model ./SmolLM2-135M --tls-ca ca.pem --token-file my-token
+
+  A server that drops tokens hardly read by attention, and a worker whose KV heads were looked at by trunkline h2o calibrate:
+    trunkline serve --workers 0 --h2o on --model ./SmolLM2-135M
+    trunkline worker --connect 127.0.0.1:50051 --model ./SmolLM2-135M --h2o
 
   No model, steps of 5 ms, to measure everything around a model:
     trunkline worker --connect 127.0.0.1:50051 --null 5ms
@@ -96,6 +101,15 @@ struct AttachArgs {
     /// Element type of the KV cache: f32, f16, bf16, q8_0 or q4_0 [default: f32].
     #[arg(long, value_name = "TYPE")]
     kv_dtype: Option<String>,
+
+    /// Let the server drop tokens (serve --h2o on) in all KV heads but those that trunkline h2o calibrate found.
+    #[arg(long, conflicts_with = "null")]
+    h2o: bool,
+
+    /// Layers, or single KV heads as LAYER.HEAD, that keep every token while the server drops tokens in the others [default: with --h2o,
+    /// as trunkline h2o calibrate found them].
+    #[arg(long, value_name = "LAYERS", conflicts_with = "null")]
+    h2o_layers: Option<String>,
 
     /// KV blocks [default: 1 GiB of KV, but room for 8192 tokens and at most 16384 blocks].
     #[arg(long, value_name = "N", conflicts_with = "kv_mem")]
@@ -205,8 +219,12 @@ fn sizes(args: &AttachArgs, token_bytes: u64) -> anyhow::Result<KvRoom> {
 /// Loads the model, and returns its facts and the maker of its workers.
 fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::Result<(ModelInfo, MakeRunner)> {
     let source = ModelSource::of(args.model.as_deref());
-    let model = Arc::new(source.model()?.with_kv_dtype(dtype));
-    let info = ModelInfo { revision: source.revision()?, ..model.info() };
+    let (mut model, revision) = (source.model()?.with_kv_dtype(dtype), source.revision()?);
+    if args.h2o || args.h2o_layers.is_some() {
+        model = divided_for_a_server(model, args.h2o_layers.as_deref(), source.full_heads(&revision)?)?;
+    }
+    let model = Arc::new(model);
+    let info = ModelInfo { revision, ..model.info() };
     let make: MakeRunner = Box::new(move |session: &Session| {
         let config = WorkerConfig {
             block_size: session.block_size,
@@ -315,6 +333,8 @@ fn stop_on_signals() -> std::io::Result<watch::Receiver<bool>> {
 
 #[cfg(test)]
 mod tests {
+    use trunkline_port::Keeps;
+
     use super::*;
 
     fn given(edit: impl Fn(&mut AttachArgs)) -> AttachArgs {
@@ -363,6 +383,17 @@ mod tests {
         let session = Session { block_size: 8, blocks: 4, ..Session::default() };
         let bytes = make(&session).unwrap().blocks().block_bytes();
         assert_eq!(bytes as u64, hello.model.block_bytes(8));
+        let keeps = |args: &AttachArgs| -> Vec<Keeps> {
+            embedded(args, KvDtype::default(), config).unwrap().0.groups.iter().map(|group| group.keeps).collect()
+        };
+        assert_eq!(keeps(&args), [], "all layers keep every token");
+        let args = given(|args| args.h2o_layers = Some("0,1,2,3".into()));
+        assert_eq!(keeps(&args), [Keeps::All, Keeps::Scored], "half of the layers");
+        let (info, _) = embedded(&given(|args| args.h2o = true), KvDtype::default(), config).unwrap();
+        assert!(info.groups[1].weight > info.groups[2].weight, "as calibrated: {:?}", info.groups);
+        let args = given(|args| (args.h2o, args.model) = (true, Some("random".into())));
+        let Err(error) = embedded(&args, KvDtype::default(), config) else { panic!("no heads are known") };
+        assert!(error.to_string().ends_with("or name some with --h2o-layers"), "{error}");
         let args = given(|args| args.null = Some("0ms".into()));
         let (info, _) = null(&args, "0ms").unwrap();
         assert!(!self::hello(&args, info).unwrap().kv.block_io);

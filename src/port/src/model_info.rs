@@ -72,6 +72,14 @@ pub struct LayerGroup {
     pub heads: Vec<u32>,
     /// Positions that the layers keep.
     pub keeps: Keeps,
+    /// Tokens that a group of [`Keeps::Scored`] keeps beyond the first and last tokens, in thousandths of the mean over all such groups, at most
+    /// [`Self::WEIGHT_MAX`]. 0 in all groups: they keep alike.
+    pub weight: u32,
+}
+
+impl LayerGroup {
+    /// Greatest weight.
+    pub const WEIGHT_MAX: u32 = 64_000;
 }
 
 /// Positions whose KV the layers of a group keep.

@@ -3,7 +3,7 @@
 use trunkline_attach::Hello;
 use trunkline_core::Config;
 use trunkline_core::h2o::Mode;
-use trunkline_port::ModelInfo;
+use trunkline_port::{Keeps, ModelInfo};
 
 use crate::offer::SamplingOffer;
 
@@ -136,6 +136,12 @@ fn check_limits(core: &Config, hello: &Hello) -> Result<(), String> {
     }
     if core.h2o.mode != Mode::Off && !can.scores {
         return Err("the server evicts by attention (H2O), which needs scores".into());
+    }
+    if core.h2o.mode == Mode::On && !core.worker.groups.contains(&Keeps::Scored) {
+        return Err(
+            "the server evicts by attention (H2O), and no layer group of the worker drops tokens; start trunkline worker with --h2o, trunkline-worker with --scored-layers"
+                .into(),
+        );
     }
     Ok(())
 }

@@ -304,7 +304,7 @@ mod tests {
             ModelInfo { kv_dtype: "bf16".into(), n_layers: 2, n_kv_heads: 3, head_dim: 64, ..ModelInfo::default() };
         // Disks hold blocks under this: a change makes them unreadable.
         assert_eq!(kv_layout(&plain), "bf16 2x3x64");
-        let group = |keeps, layers: &[u32]| LayerGroup { layers: layers.to_vec(), heads: Vec::new(), keeps };
+        let group = |keeps, layers: &[u32]| LayerGroup { layers: layers.to_vec(), keeps, ..LayerGroup::default() };
         let of = |groups: Vec<LayerGroup>| kv_layout(&ModelInfo { groups, ..plain.clone() });
         let first = of(vec![group(Keeps::All, &[0]), group(Keeps::Window(8), &[1])]);
         assert_eq!(first, "bf16 2x3x64 All [0] Window(8) [1]");

@@ -172,7 +172,7 @@ pub fn equal_groups(kinds: &[(Keeps, Vec<u32>)]) -> Vec<LayerGroup> {
         let mut rest = layers.as_slice();
         for left in (1..=layers.len().div_ceil(size)).rev() {
             let (layers, others) = rest.split_at(rest.len().div_ceil(left));
-            groups.push(LayerGroup { layers: layers.to_vec(), heads: Vec::new(), keeps: *keeps });
+            groups.push(LayerGroup { layers: layers.to_vec(), keeps: *keeps, ..LayerGroup::default() });
             rest = others;
         }
     }
@@ -182,7 +182,7 @@ pub fn equal_groups(kinds: &[(Keeps, Vec<u32>)]) -> Vec<LayerGroup> {
 /// Divides KV heads of several kinds into groups as [`equal_groups`] divides layers.
 pub fn equal_head_groups(kinds: &[(Keeps, Vec<u32>)]) -> Vec<LayerGroup> {
     let groups = equal_groups(kinds).into_iter();
-    groups.map(|group| LayerGroup { heads: group.layers, layers: Vec::new(), keeps: group.keeps }).collect()
+    groups.map(|group| LayerGroup { heads: group.layers, layers: Vec::new(), ..group }).collect()
 }
 
 #[cfg(test)]
@@ -190,11 +190,11 @@ mod tests {
     use super::*;
 
     fn group(layers: &[u32], keeps: Keeps) -> LayerGroup {
-        LayerGroup { layers: layers.to_vec(), heads: Vec::new(), keeps }
+        LayerGroup { layers: layers.to_vec(), keeps, ..LayerGroup::default() }
     }
 
     fn head_group(heads: &[u32], keeps: Keeps) -> LayerGroup {
-        LayerGroup { layers: Vec::new(), heads: heads.to_vec(), keeps }
+        LayerGroup { heads: heads.to_vec(), keeps, ..LayerGroup::default() }
     }
 
     #[test]

@@ -26,12 +26,12 @@ struct Run {
 }
 
 fn group(layers: &[u32], keeps: Keeps) -> LayerGroup {
-    LayerGroup { layers: layers.to_vec(), heads: Vec::new(), keeps }
+    LayerGroup { layers: layers.to_vec(), keeps, ..LayerGroup::default() }
 }
 
 /// A group of single KV heads; the model has two layers of two.
 fn heads(heads: &[u32], keeps: Keeps) -> LayerGroup {
-    LayerGroup { layers: Vec::new(), heads: heads.to_vec(), keeps }
+    LayerGroup { heads: heads.to_vec(), keeps, ..LayerGroup::default() }
 }
 
 impl Run {

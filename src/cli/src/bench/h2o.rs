@@ -20,7 +20,7 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use trunkline_core::h2o::{Settings, Target};
-use trunkline_core::registry;
+use trunkline_core::{H2oConfig, registry};
 use trunkline_port::ModelInfo;
 use trunkline_server::layout;
 use trunkline_store::BlockLayout;
@@ -177,7 +177,7 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let gated = gates.case(plan.lengths.prompt);
     let mut report = Report::new("h2o", options.quick, NOTES.to_vec());
     let groups = full.groups(&[])?;
-    let weights = full.weights(&groups);
+    let weights = H2oConfig::weights_of(&groups);
     let weights = if weights.is_empty() { vec![1.0] } else { weights };
     let model = model.with_groups(groups)?;
     let layout = BlockLayout { frequencies: Some(rotation(&model)), ..layout(&model.info(), BLOCK as u32) };

@@ -96,7 +96,8 @@ impl FullHeads {
     }
 
     /// Divides the model into layer groups: the heads of this set, those of layers with sliding windows, and the others, which drop tokens. Groups
-    /// have whole layers if no layer is divided. With losses, the groups that drop tokens have members of similar loss, in falling order.
+    /// have whole layers if no layer is divided. With losses, the groups that drop tokens have members of similar loss, in falling order, and
+    /// weights.
     ///
     /// # Errors
     /// If a head of this set is in a layer with a sliding window.
@@ -130,32 +131,31 @@ impl FullHeads {
             group.layers.sort_unstable();
             group.heads.sort_unstable();
         });
+        self.weigh(&mut groups);
         Ok(groups)
     }
 
-    /// Returns the weight of each of `groups` that drops tokens: its tokens beyond the floors, in units of the mean over all heads that drop tokens.
-    /// Empty without losses, or if there is one such group.
+    /// Sets the weights of the groups that drop tokens, in units of the mean over their heads. Sets none without losses, or if there is one such group.
     ///
     /// A head that keeps one token of r is taken to lose in proportion to r. The sum over all heads, at an equal number of tokens, is least if the tokens
     /// of each go with the root of its loss.
-    pub fn weights(&self, groups: &[LayerGroup]) -> Vec<f32> {
-        let dropping: Vec<Vec<u32>> = groups
-            .iter()
-            .filter(|group| group.keeps == Keeps::Scored)
-            .map(|group| {
-                let of_layers =
-                    group.layers.iter().flat_map(|layer| layer * self.per_layer..(layer + 1) * self.per_layer);
-                of_layers.chain(group.heads.iter().copied()).collect()
-            })
-            .collect();
-        let n_heads: usize = dropping.iter().map(Vec::len).sum();
-        let roots: Vec<f64> =
-            dropping.iter().map(|heads| (self.loss(heads.iter().copied()) / heads.len() as f64).sqrt()).collect();
-        let sum: f64 = roots.iter().zip(&dropping).map(|(root, heads)| root * heads.len() as f64).sum();
+    fn weigh(&self, groups: &mut [LayerGroup]) {
+        let dropping: Vec<&mut LayerGroup> = groups.iter_mut().filter(|group| group.keeps == Keeps::Scored).collect();
+        let heads_of = |group: &LayerGroup| -> Vec<u32> {
+            let of_layers = group.layers.iter().flat_map(|layer| layer * self.per_layer..(layer + 1) * self.per_layer);
+            of_layers.chain(group.heads.iter().copied()).collect()
+        };
+        let heads: Vec<Vec<u32>> = dropping.iter().map(|group| heads_of(group)).collect();
+        let roots = heads.iter().map(|heads| (self.loss(heads.iter().copied()) / heads.len() as f64).sqrt());
+        let roots: Vec<f64> = roots.collect();
+        let sum: f64 = roots.iter().zip(&heads).map(|(root, heads)| root * heads.len() as f64).sum();
+        let n_heads: usize = heads.iter().map(Vec::len).sum();
         if dropping.len() < 2 || sum == 0.0 {
-            return Vec::new();
+            return;
         }
-        roots.iter().map(|root| (root * n_heads as f64 / sum) as f32).collect()
+        for (group, root) in dropping.into_iter().zip(roots) {
+            group.weight = ((root * n_heads as f64 / sum * 1000.0).round() as u32).min(LayerGroup::WEIGHT_MAX);
+        }
     }
 
     /// Returns the loss of several heads together; 0 without losses.
@@ -189,6 +189,10 @@ mod tests {
 
     fn heads(text: &str) -> FullHeads {
         FullHeads::parse("h2o-layers", text, 4, 3).unwrap()
+    }
+
+    fn weights(groups: &[LayerGroup]) -> Vec<u32> {
+        groups.iter().map(|group| group.weight).collect()
     }
 
     fn members(groups: &[LayerGroup]) -> Vec<(Keeps, &[u32], &[u32])> {
@@ -245,9 +249,11 @@ mod tests {
         ];
         assert_eq!(members(&groups), expected);
         // Roots of the mean losses 4 and 1/4 are 2 and 1/2; their mean is 5/4.
-        assert_eq!(heads.weights(&groups), [1.6, 0.4]);
-        assert!(FullHeads::new(vec![1], 4, 3).weights(&groups).is_empty(), "nobody measured losses");
-        assert!(heads.weights(&groups[..2]).is_empty(), "one group keeps the mean");
+        assert_eq!(weights(&groups), [0, 1600, 400]);
+        let unknown = FullHeads::new(vec![1, 6, 7, 8], 4, 3).groups(&[]).unwrap();
+        assert_eq!(weights(&unknown), [0; 3], "nobody measured losses");
+        let halves = FullHeads::new((0..6).collect(), 4, 3).with_losses(vec![1.0; 12]).groups(&[]).unwrap();
+        assert_eq!(weights(&halves), [0; 2], "one group keeps the mean");
     }
 
     #[test]
@@ -262,13 +268,13 @@ mod tests {
             (Keeps::Scored, &[3], &[]),
         ];
         assert_eq!(members(&groups), expected);
-        let weights = heads.weights(&groups);
-        assert!(weights[0] > weights[1] && weights[1] > 0.0 && weights[2] == 0.0, "{weights:?}");
+        let weights = weights(&groups[1..]);
+        assert!(weights[0] > weights[1] && weights[1] > 0 && weights[2] == 0, "{weights:?}");
     }
 
     #[test]
     fn layers_with_windows_are_kept_apart() {
-        let windows = [LayerGroup { layers: vec![2], heads: Vec::new(), keeps: Keeps::Window(64) }];
+        let windows = [LayerGroup { layers: vec![2], keeps: Keeps::Window(64), ..LayerGroup::default() }];
         let divided = heads("0.1,1.2,3.0").groups(&windows).unwrap();
         let expected: [(Keeps, &[u32], &[u32]); 4] = [
             (Keeps::All, &[], &[1, 5, 9]),

@@ -372,8 +372,8 @@ fn divide_layers(settings: &mut Settings, full: Option<&str>) -> anyhow::Result<
     }
     let windows = settings.model.windows.map(|windows| LayerGroup {
         layers: (n_layers - windows.layers as u32..n_layers).collect(),
-        heads: Vec::new(),
         keeps: Keeps::Window(windows.tokens),
+        ..LayerGroup::default()
     });
     let n_unlimited = n_layers - windows.iter().map(|group| group.layers.len() as u32).sum::<u32>();
     let per_layer = settings.model.kv_heads as u32;

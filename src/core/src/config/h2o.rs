@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use trunkline_port::{Keeps, LayerGroup};
 
 use super::ConfigError;
 use crate::h2o::{Mode, REGISTRY, Scorer, Settings, Target};
@@ -79,6 +80,22 @@ impl H2oConfig {
         match self.weights.as_slice() {
             [] => vec![mean],
             weights => weights.iter().map(|weight| Settings { weight: *weight, ..mean }).collect(),
+        }
+    }
+
+    /// Returns the weights of the layer groups that evict, in units of their mean; empty if the groups have none.
+    pub fn weights_of(groups: &[LayerGroup]) -> Vec<f32> {
+        if groups.iter().all(|group| group.weight == 0) {
+            return Vec::new();
+        }
+        let scored = groups.iter().filter(|group| group.keeps == Keeps::Scored);
+        scored.map(|group| group.weight as f32 / 1000.0).collect()
+    }
+
+    /// Takes the weights of the layer groups, unless weights are set.
+    pub fn weigh(&mut self, groups: &[LayerGroup]) {
+        if self.weights.is_empty() {
+            self.weights = Self::weights_of(groups);
         }
     }
 

@@ -113,16 +113,18 @@ class WorkerModel(_message.Message):
     def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., n_layers: _Optional[int] = ..., hidden_size: _Optional[int] = ..., n_heads: _Optional[int] = ..., n_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[WorkerLayerGroup, _Mapping]]] = ...) -> None: ...
 
 class WorkerLayerGroup(_message.Message):
-    __slots__ = ("layers", "window", "scored", "heads")
+    __slots__ = ("layers", "window", "scored", "heads", "weight")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     SCORED_FIELD_NUMBER: _ClassVar[int]
     HEADS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedScalarFieldContainer[int]
     window: int
     scored: bool
     heads: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, layers: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ..., scored: bool = ..., heads: _Optional[_Iterable[int]] = ...) -> None: ...
+    weight: int
+    def __init__(self, layers: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ..., scored: bool = ..., heads: _Optional[_Iterable[int]] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class WorkerKv(_message.Message):
     __slots__ = ("block_sizes", "tokens", "block_io")
