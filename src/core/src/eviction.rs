@@ -7,14 +7,17 @@ mod by_age;
 mod cost;
 mod ghost;
 mod greedy_dual;
+mod guard;
 mod hazard;
 mod levels;
 mod lfu;
 mod lru;
+mod plain;
 pub mod queue;
 mod reuse;
 mod s3fifo;
 mod segments;
+mod shadow;
 
 use self::greedy_dual::GreedyDual;
 use crate::ids::BlockHandle;

@@ -78,12 +78,12 @@ impl Ghost {
         prefetch_at(&raw const self.buckets[self.home(hash)]);
     }
 
-    /// Forgets a fingerprint. Returns `true` if it was remembered.
-    pub fn take(&mut self, hash: u64) -> bool {
+    /// Forgets a fingerprint. Returns the number of fingerprints remembered since, or `None` if this one was not.
+    pub fn take(&mut self, hash: u64) -> Option<u32> {
         self.settle();
         let (clock, capacity, tag) = (self.clock, self.capacity, tag(hash));
-        let Some(entry) = self.bucket(hash).0.iter_mut().find(|entry| **entry >> 32 == tag) else { return false };
-        clock.wrapping_sub(std::mem::take(entry) as u32) < capacity
+        let entry = self.bucket(hash).0.iter_mut().find(|entry| **entry >> 32 == tag)?;
+        Some(clock.wrapping_sub(std::mem::take(entry) as u32)).filter(|age| *age < capacity)
     }
 
     fn bucket(&mut self, hash: u64) -> &mut Bucket {
@@ -110,12 +110,12 @@ mod tests {
     fn the_oldest_is_forgotten_and_taken_or_renewed_ones_are_not_forgotten_twice() {
         let mut ghost = Ghost::new(3);
         ghost.insert_all(1..=3);
-        assert!(ghost.take(2));
-        assert!(!ghost.take(2));
+        assert!(ghost.take(2).is_some());
+        assert!(ghost.take(2).is_none());
         // The old place of 1 goes, its new one stays.
         ghost.insert_all([1, 4, 5].into_iter());
-        assert!(!ghost.take(3));
-        assert!(ghost.take(1) && ghost.take(4) && ghost.take(5));
+        assert!(ghost.take(3).is_none());
+        assert!(ghost.take(1).is_some() && ghost.take(4).is_some() && ghost.take(5).is_some());
     }
 
     #[test]
@@ -123,8 +123,8 @@ mod tests {
         let hash = |i: u64| crate::draw::mix(i);
         let mut ghost = Ghost::new(10_000);
         ghost.insert_all((0..100_000).map(hash));
-        assert_eq!((0..90_000).filter(|i| ghost.take(hash(*i))).count(), 0);
-        let kept = (90_000..100_000).filter(|i| ghost.take(hash(*i))).count();
+        assert_eq!((0..90_000).filter(|i| ghost.take(hash(*i)).is_some()).count(), 0);
+        let kept = (90_000..100_000).filter(|i| ghost.take(hash(*i)).is_some()).count();
         assert!((9_700..10_000).contains(&kept), "{kept} of 10,000");
     }
 
@@ -144,7 +144,7 @@ mod tests {
                     ghost.insert_all([hash].into_iter());
                     model.push((hash, true));
                 } else {
-                    prop_assert_eq!(ghost.take(hash), was);
+                    prop_assert_eq!(ghost.take(hash).is_some(), was);
                 }
             }
         }

@@ -22,6 +22,9 @@
 //! return that falls with age, which is least recently used. A [`Ghost`] of the blocks evicted of late tells a block computed
 //! again from one that is new, as in S3-FIFO.
 //!
+//! **Guard.** Shadow directories of LRU and S3-FIFO show the hits of both. Where the policy falls behind the better one, or nothing
+//! is to be gained, it evicts in the order of that one ([`Guard`]).
+//!
 //! **Deciding.** From the hazards follows the worth of keeping a segment of a class and age: the best ratio, over all
 //! horizons, of the probability of a read within the horizon to the expected time in the cache (the Gittins index; least hit
 //! density, Beckmann et al., NSDI 2018, is a relative with one horizon). The segment of least worth is evicted. Length does
@@ -31,7 +34,9 @@
 use super::Eviction;
 use super::by_age::ByAge;
 use super::ghost::Ghost;
+use super::guard::{Guard, Order};
 use super::hazard::{Followed, HazardTable, KINDS};
+use super::plain::PlainOrders;
 use super::segments::Segments;
 use crate::ids::BlockHandle;
 use crate::nodes::Nodes;
@@ -88,12 +93,24 @@ struct Known {
     continues: bool,
     /// `true` if the segment is followed by this block's fingerprint.
     followed: bool,
+    /// `true` if the ghost of S3-FIFO would have known the block when computed.
+    remembered: bool,
 }
 
 impl Known {
     /// Creates the state of a block just published.
     fn new(turn: u8, gap: u8, uses_before: u16) -> Self {
-        Self { segment: NONE, uses_before, turn, gap, next_gap: 0, settled: false, continues: false, followed: false }
+        Self {
+            segment: NONE,
+            uses_before,
+            turn,
+            gap,
+            next_gap: 0,
+            settled: false,
+            continues: false,
+            followed: false,
+            remembered: false,
+        }
     }
 }
 
@@ -119,6 +136,9 @@ pub(super) struct Reuse {
     ghost: Ghost,
     known: Vec<Known>,
     segments: Segments<Segment>,
+    guard: Guard,
+    plain: PlainOrders,
+    capacity: u32,
     /// Running mean of the time between two turns, in blocks published or read.
     mean_gap: f32,
     /// Running mean of the length of first turns, in blocks.
@@ -145,6 +165,9 @@ impl Reuse {
             ghost: Ghost::new(capacity.saturating_mul(GHOST).min(GHOST_MAX)),
             known: Vec::new(),
             segments: Segments::new(),
+            guard: Guard::new(capacity),
+            plain: PlainOrders::new(capacity),
+            capacity,
             mean_gap: capacity as f32,
             mean_length: 1.0,
             last_idle: None,
@@ -199,6 +222,16 @@ impl Reuse {
         self.hazards.index[class][self.hazards.bucket(self.segments[segment].idle_at)]
     }
 
+    /// Returns the queued segment to evict from: the one of least worth, or the first in the order chosen by the guard.
+    fn first(&mut self) -> Option<u32> {
+        let order = self.guard.order();
+        let plain = match order {
+            Order::Learned => None,
+            order => self.plain.first(order, |segment| self.queued.contains(segment)),
+        };
+        plain.or_else(|| self.least())
+    }
+
     /// Returns the queued segment of least worth.
     fn least(&self) -> Option<u32> {
         let mut least: Option<(f32, u32)> = None;
@@ -229,6 +262,7 @@ impl Reuse {
     /// Takes one block out of a segment. Returns the shrunk segment.
     fn shrink(&mut self, segment: u32) -> Segment {
         self.segments[segment].len -= 1;
+        self.plain.shrink(segment);
         let shrunk = self.segments[segment];
         self.release_if_empty(segment);
         shrunk
@@ -239,6 +273,7 @@ impl Reuse {
             return;
         }
         self.dequeue(segment);
+        self.plain.end(segment);
         self.segments.release(segment);
         if self.victim == segment {
             self.victim = NONE;
@@ -248,20 +283,21 @@ impl Reuse {
         }
     }
 
-    /// Chooses the segment to evict from, and takes it out of its queue: the one evicted from before, as long as its next block
-    /// is a leaf, or the one of least worth.
+    /// Chooses the segment to evict from, and takes it out of its queue. In the learned order, the segment evicted from before comes
+    /// first, as long as its next block is a leaf.
     fn next_victim(&mut self, blocks: &Nodes) -> Option<u32> {
         self.settle_left(blocks);
         self.last_idle = None;
+        let order = self.guard.order();
         let segment = match self.victim {
-            NONE => self.least()?,
-            victim if !self.queued.contains(victim) => self.least()?,
-            victim => victim,
+            victim if victim != NONE && order == Order::Learned && self.queued.contains(victim) => victim,
+            _ => self.first()?,
         };
         self.victim = segment;
         let class = self.segments[segment].class;
         self.last_victim = (class, self.queued.oldest(usize::from(class)) != Some(segment));
         self.dequeue(segment);
+        self.plain.evicted_from(segment, order);
         Some(segment)
     }
 
@@ -270,7 +306,7 @@ impl Reuse {
     fn rest(&self, end: u32, parent: u32) -> Option<u32> {
         let rest = self.known[parent as usize].segment;
         // The parent waits in the order of another priority.
-        if rest == NONE {
+        if rest == NONE || self.guard.order() != Order::Learned {
             return None;
         }
         let (end, Segment { class, idle_at, .. }) = (self.segments[end], self.segments[rest]);
@@ -285,6 +321,7 @@ impl Reuse {
     /// of the same segment, or of one that leaves with it. The parent, a leaf then, would become the victim again.
     fn take(&mut self, segment: u32, block: u32, blocks: &Nodes) -> Option<(u32, u32)> {
         self.segments[segment].len -= 1;
+        self.plain.shrink(segment);
         let parent = blocks.next_leaf(block);
         let mut next = Some(segment);
         if self.segments[segment].len == 0 {
@@ -292,6 +329,8 @@ impl Reuse {
             self.release_if_empty(segment);
             self.victim = next.unwrap_or(NONE);
         }
+        let order = self.guard.order();
+        next = next.filter(|next| self.plain.goes_on(*next, order, |segment| self.queued.contains(segment)));
         next.zip(parent.filter(|parent| Some(self.known[*parent as usize].segment) == next))
     }
 
@@ -370,15 +409,20 @@ impl Reuse {
         let joined = before
             .map(|before| self.known[before as usize].segment)
             .filter(|segment| sort(usize::from(self.segments[*segment].class)) == sort(class));
+        let proven = self.known[block as usize].settled || self.known[block as usize].remembered;
         let (segment, follow) = match joined {
             Some(segment) => {
                 self.segments[segment].len += 1;
                 self.segments[segment].full += 1;
+                let Segment { len, .. } = self.segments[segment];
+                self.plain.grow(segment, len - 1, proven);
                 (segment, self.follow_parent)
             }
             None => {
                 let (idle_at, class) = (self.hazards.clock, class as u8);
                 let segment = self.segments.insert(Segment { tail: block, len: 1, full: 1, idle_at, class });
+                self.plain.begin(segment);
+                self.plain.grow(segment, 0, proven);
                 // The next request often does not continue the last block of this one; follow the block before the last.
                 (segment, class as usize >= SEQUENCE || parent_is_new != Some(true))
             }
@@ -443,7 +487,8 @@ impl Reuse {
             let known = &self.known[parent as usize];
             !known.settled && known.uses_before == 0
         });
-        let mut uses_before = u16::from(!is_behind_new && self.ghost.take(blocks.fingerprint(block)));
+        let ghost_age = if is_behind_new { None } else { self.ghost.take(blocks.fingerprint(block)) };
+        let mut uses_before = u16::from(ghost_age.is_some());
         if let Some(entry) = self.returned(blocks.fingerprint(block)) {
             uses_before = entry.uses;
             if usize::from(entry.class) < SHARED {
@@ -451,7 +496,8 @@ impl Reuse {
                 gap = self.gap_class(entry.since);
             }
         }
-        self.known[at] = Known::new(turn, gap, uses_before);
+        let remembered = ghost_age.is_some_and(|age| age < self.capacity);
+        self.known[at] = Known { remembered, ..Known::new(turn, gap, uses_before) };
     }
 }
 
@@ -462,6 +508,10 @@ impl Eviction for Reuse {
 
     fn idle(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
         self.settle_left(blocks);
+        self.plain.settle();
+        let used =
+            chain.iter().map(|block| (blocks.fingerprint(block.index), self.known[block.index as usize].settled));
+        self.guard.used(chain.len(), used, self.plain.idle() + chain.len() as u32);
         let computed = chain.iter().rev().take_while(|block| !self.known[block.index as usize].settled).count();
         let end = (computed / END).max(END_MIN);
         for (after, block) in chain.iter().rev().enumerate() {
@@ -475,6 +525,8 @@ impl Eviction for Reuse {
     fn clear(&mut self) {
         self.queued.clear();
         self.segments.clear();
+        self.guard.clear();
+        self.plain.clear();
         (self.last_idle, self.follow_parent, self.victim, self.left) = (None, false, NONE, NONE);
     }
 
@@ -482,6 +534,7 @@ impl Eviction for Reuse {
         let segment = self.known[block as usize].segment;
         self.segments[segment].tail = block;
         self.enqueue(segment);
+        self.plain.leaf(segment);
     }
 
     fn read(&mut self, chain: &[BlockHandle], blocks: &Nodes) {

@@ -90,7 +90,7 @@ impl Eviction for S3Fifo {
             if self.proven.len() <= at {
                 self.proven.resize(at + 1, false);
             }
-            self.proven[at] = self.ghost.take(blocks.fingerprint(block.index));
+            self.proven[at] = self.ghost.take(blocks.fingerprint(block.index)).is_some();
         }
     }
 
