@@ -16,12 +16,11 @@ use trunkline_cluster::{ClusterConfig, EngineConfig, Role};
 use trunkline_core::{Config, Preemption, Write};
 use trunkline_port::ModelInfo;
 use trunkline_server::proto::{AttachedWorker, GetServerInfoResponse};
-use trunkline_server::{AttachOptions, EngineStore, Options, Outcome, layout};
-use trunkline_sim_replay::recorded::replay_recorded;
+use trunkline_server::{AttachOptions, EngineStore, Options, layout};
 use trunkline_store::{Compression, SharedMemory, StoreSettings, TierMedium};
 use trunkline_tests::attached::{Attached, BLOCKS, Death, Device, Wire, hello, keep_as};
 use trunkline_tests::server::{Client, TestServer, collect, greedy};
-use trunkline_tests::tiered::{BLOCK_SIZE, ask_all, config, plain_texts, prompts};
+use trunkline_tests::tiered::{BLOCK_SIZE, ask_all, assert_replays, config, plain_texts, prompts};
 
 /// Starts a server with a prefill and a decode engine for attached workers, which pass blocks on by way of the server's memory.
 async fn start(shares: bool, record: Option<&Path>) -> TestServer {
@@ -90,11 +89,6 @@ async fn asking(server: &TestServer) -> JoinHandle<Vec<String>> {
 
 fn workers(info: &GetServerInfoResponse) -> [AttachedWorker; 2] {
     [0, 1].map(|engine| info.engines[engine].worker.clone().expect("a worker"))
-}
-
-fn assert_replays(path: &Path, outcome: &Outcome) {
-    let replayed = replay_recorded(path, &mut |_| {}).unwrap();
-    assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,11 +7,10 @@ use trunkline_cluster::{ClusterConfig, EngineConfig, Role};
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, H2oConfig, Keeps, WorkerFacts, Write};
 use trunkline_port::ModelInfo;
-use trunkline_server::{EngineStore, Options, Outcome, layout};
-use trunkline_sim_replay::recorded::replay_recorded;
+use trunkline_server::{EngineStore, Options, layout};
 use trunkline_store::{Compression, SharedMemory, StoreSettings, TierMedium};
 use trunkline_tests::server::TestServer;
-use trunkline_tests::tiered::{BLOCK_SIZE, ask_all, config, plain_texts};
+use trunkline_tests::tiered::{BLOCK_SIZE, ask_all, assert_replays, config, plain_texts};
 
 /// Media of tiers: host memory, and a disk folder of 64 MiB if there is one.
 fn media(disk: Option<&Path>) -> Vec<TierMedium> {
@@ -31,12 +30,6 @@ async fn serve(config: Config, tiers: Vec<TierMedium>, compression: Compression,
     let options = Options { cluster, record: record.map(Into::into), ..Options::default() };
     let stores = |model: &ModelInfo| store(model, tiers, compression);
     TestServer::launch_stored(options, stores, |_, worker| Box::new(worker)).await.unwrap()
-}
-
-/// Replays a recording: it gives the decisions of the run.
-fn assert_replays(path: &Path, outcome: &Outcome) {
-    let replayed = replay_recorded(path, &mut |_| {}).unwrap();
-    assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -187,7 +187,9 @@ async fn the_worker_passes_every_check_with_layer_groups_too() {
     for (groups, drops) in [(Vec::new(), false), (split(Keeps::Scored), true), (split(Keeps::Window(16)), true)] {
         let model = Model::seeded(SEED).with_groups(groups).unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let hello = Hello { model: model.info(), ..hello("checked") };
+        let hello = hello("checked");
+        let abilities = Abilities { shared_memory: true, ..hello.abilities };
+        let hello = Hello { model: model.info(), abilities, ..hello };
         let worker = Running::start_with(listener.local_addr().unwrap(), hello, Arc::new(model));
         let rows = check::run(listener, Duration::from_secs(60), |_| ()).await;
         for row in rows {

@@ -1,6 +1,10 @@
 //! Limits and prompts of servers with tiers: a device too small for the prompts, so that blocks move.
 
+use std::path::Path;
+
 use trunkline_core::{Config, Preemption, TierConfig, Write};
+use trunkline_server::Outcome;
+use trunkline_sim_replay::recorded::replay_recorded;
 
 use crate::server::{Client, TestServer, greedy};
 
@@ -54,4 +58,13 @@ pub async fn plain_texts() -> Vec<String> {
     let texts = ask_all(&mut server.client().await).await.0;
     server.drain().await;
     texts
+}
+
+/// Replays a recording: it gives the decisions of the run.
+///
+/// # Panics
+/// Panics if the recording is malformed, or the decisions differ.
+pub fn assert_replays(path: &Path, outcome: &Outcome) {
+    let replayed = replay_recorded(path, &mut |_| {}).unwrap();
+    assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
 }

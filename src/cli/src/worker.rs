@@ -48,7 +48,7 @@ Examples:
 
   A server that drops tokens hardly read by attention, and a worker whose KV heads were looked at by trunkline h2o calibrate:
     trunkline serve --workers 0 --h2o on --model ./SmolLM2-135M
-    trunkline worker --connect 127.0.0.1:50051 --model ./SmolLM2-135M --h2o
+    trunkline worker --connect 127.0.0.1:50051 --model ./SmolLM2-135M --h2o on
 
   No model, steps of 5 ms, to measure everything around a model:
     trunkline worker --connect 127.0.0.1:50051 --null 5ms
@@ -103,11 +103,11 @@ struct AttachArgs {
     kv_dtype: Option<String>,
 
     /// Let the server drop tokens (serve --h2o on) in all KV heads but those that trunkline h2o calibrate found.
-    #[arg(long, conflicts_with = "null")]
-    h2o: bool,
+    #[arg(long, value_name = "MODE", value_parser = ["off", "on"], conflicts_with = "null")]
+    h2o: Option<String>,
 
-    /// Layers, or single KV heads as LAYER.HEAD, that keep every token while the server drops tokens in the others [default: with --h2o,
-    /// as trunkline h2o calibrate found them].
+    /// Layers, or single KV heads as LAYER.HEAD, that keep every token while the server drops tokens in the others [default: with --h2o
+    /// on, as trunkline h2o calibrate found them].
     #[arg(long, value_name = "LAYERS", conflicts_with = "null")]
     h2o_layers: Option<String>,
 
@@ -220,7 +220,7 @@ fn sizes(args: &AttachArgs, token_bytes: u64) -> anyhow::Result<KvRoom> {
 fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::Result<(ModelInfo, MakeRunner)> {
     let source = ModelSource::of(args.model.as_deref());
     let (mut model, revision) = (source.model()?.with_kv_dtype(dtype), source.revision()?);
-    if args.h2o || args.h2o_layers.is_some() {
+    if args.h2o.as_deref() == Some("on") || args.h2o_layers.is_some() {
         model = divided_for_a_server(model, args.h2o_layers.as_deref(), source.full_heads(&revision)?)?;
     }
     let model = Arc::new(model);
@@ -389,9 +389,11 @@ mod tests {
         assert_eq!(keeps(&args), [], "all layers keep every token");
         let args = given(|args| args.h2o_layers = Some("0,1,2,3".into()));
         assert_eq!(keeps(&args), [Keeps::All, Keeps::Scored], "half of the layers");
-        let (info, _) = embedded(&given(|args| args.h2o = true), KvDtype::default(), config).unwrap();
-        assert!(info.groups[1].weight > info.groups[2].weight, "as calibrated: {:?}", info.groups);
-        let args = given(|args| (args.h2o, args.model) = (true, Some("random".into())));
+        let (info, _) = embedded(&given(|args| args.h2o = Some("on".into())), KvDtype::default(), config).unwrap();
+        let scored = info.groups.iter().filter(|group| group.keeps == Keeps::Scored);
+        let weights: Vec<u32> = scored.map(|group| group.weight).collect();
+        assert!(weights.is_sorted_by(|a, b| a >= b) && weights[0] > 1000, "as calibrated: {weights:?}");
+        let args = given(|args| (args.h2o, args.model) = (Some("on".into()), Some("random".into())));
         let Err(error) = embedded(&args, KvDtype::default(), config) else { panic!("no heads are known") };
         assert!(error.to_string().ends_with("or name some with --h2o-layers"), "{error}");
         let args = given(|args| args.null = Some("0ms".into()));

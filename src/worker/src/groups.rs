@@ -95,7 +95,7 @@ impl Groups {
             }
         }
         kinds.sort_by_key(|(keeps, _)| *keeps != Keeps::All);
-        if kinds.iter().all(|(keeps, _)| *keeps == Keeps::All) { Vec::new() } else { equal_groups(&kinds) }
+        if kinds.iter().all(|(keeps, _)| *keeps == Keeps::All) { Vec::new() } else { equal_groups(&kinds, 0) }
     }
 
     /// Returns the groups as reported in [`trunkline_port::ModelInfo::groups`].
@@ -155,18 +155,22 @@ fn check_group(
     }
 }
 
-/// Divides layers of several kinds into groups of about equal size, each of one kind, so that little of the blocks stays unused: the largest
-/// size up to the smallest kind that wastes at most a tenth.
+/// Divides layers of several kinds into groups of about equal size, each of one kind, so that little of the blocks stays unused. Of the sizes up
+/// to the smallest kind that waste at most a tenth, this is the smallest that makes at most `most` groups, or else the largest.
 ///
-/// For example 8 layers that keep all positions and 22 that evict give groups of 8, 8, 7 and 7.
-pub fn equal_groups(kinds: &[(Keeps, Vec<u32>)]) -> Vec<LayerGroup> {
+/// For example 8 layers that keep all positions and 22 that evict give groups of 8, 8, 7 and 7 with a `most` of 0, and with 8 two groups of 4 and
+/// six of 4 or 3.
+pub fn equal_groups(kinds: &[(Keeps, Vec<u32>)], most: usize) -> Vec<LayerGroup> {
     let total: usize = kinds.iter().map(|(_, layers)| layers.len()).sum();
     let smallest = kinds.iter().map(|(_, layers)| layers.len()).filter(|n| *n > 0).min().unwrap_or_default();
     let wasted = |size: usize| -> usize {
         kinds.iter().map(|(_, layers)| layers.len().next_multiple_of(size) - layers.len()).sum()
     };
+    let n_groups = |size: usize| -> usize { kinds.iter().map(|(_, layers)| layers.len().div_ceil(size)).sum() };
     // Groups of one layer waste nothing.
-    let Some(size) = (1..=smallest).rev().find(|size| wasted(*size) * WASTE_MAX <= total) else { return Vec::new() };
+    let sizes: Vec<usize> = (1..=smallest).filter(|size| wasted(*size) * WASTE_MAX <= total).collect();
+    let few = sizes.iter().find(|size| n_groups(**size) <= most);
+    let Some(size) = few.or(sizes.last()).copied() else { return Vec::new() };
     let mut groups = Vec::new();
     for (keeps, layers) in kinds {
         let mut rest = layers.as_slice();
@@ -180,8 +184,8 @@ pub fn equal_groups(kinds: &[(Keeps, Vec<u32>)]) -> Vec<LayerGroup> {
 }
 
 /// Divides KV heads of several kinds into groups as [`equal_groups`] divides layers.
-pub fn equal_head_groups(kinds: &[(Keeps, Vec<u32>)]) -> Vec<LayerGroup> {
-    let groups = equal_groups(kinds).into_iter();
+pub fn equal_head_groups(kinds: &[(Keeps, Vec<u32>)], most: usize) -> Vec<LayerGroup> {
+    let groups = equal_groups(kinds, most).into_iter();
     groups.map(|group| LayerGroup { heads: group.layers, layers: Vec::new(), ..group }).collect()
 }
 
@@ -267,18 +271,23 @@ mod tests {
 
     #[test]
     fn groups_are_about_equal_and_waste_little() {
-        let sizes = |full: u32, rest: u32| -> Vec<usize> {
+        let at_most = |most, full: u32, rest: u32| -> Vec<usize> {
             let kinds = [(Keeps::All, (0..full).collect()), (Keeps::Scored, (full..full + rest).collect())];
-            equal_groups(&kinds).iter().map(|group| group.layers.len()).collect()
+            equal_groups(&kinds, most).iter().map(|group| group.layers.len()).collect()
         };
+        let sizes = |full, rest| at_most(0, full, rest);
         assert_eq!(sizes(8, 22), [8, 8, 7, 7]);
         assert_eq!(sizes(10, 20), [10, 10, 10]);
         assert_eq!(sizes(4, 22), [4, 4, 4, 4, 4, 3, 3]);
         assert_eq!(sizes(7, 25), [7, 7, 6, 6, 6]);
         assert_eq!(sizes(1, 2), [1, 1, 1]);
         assert_eq!(sizes(0, 5), [5]);
-        assert!(equal_groups(&[]).is_empty());
-        let groups = equal_groups(&[(Keeps::All, vec![1, 3]), (Keeps::Window(8), vec![0, 2, 4, 5])]);
+        assert_eq!(at_most(8, 8, 22), [4, 4, 4, 4, 4, 4, 3, 3]);
+        assert_eq!(at_most(8, 24, 66), [12, 12, 11, 11, 11, 11, 11, 11]);
+        assert_eq!(at_most(8, 3, 13), [3, 3, 3, 3, 2, 2], "groups of 2 would be nine");
+        assert_eq!(at_most(2, 1, 2), [1, 1, 1], "no size makes so few");
+        assert!(equal_groups(&[], 0).is_empty());
+        let groups = equal_groups(&[(Keeps::All, vec![1, 3]), (Keeps::Window(8), vec![0, 2, 4, 5])], 0);
         let expected = [group(&[1, 3], Keeps::All), group(&[0, 2], Keeps::Window(8)), group(&[4, 5], Keeps::Window(8))];
         assert_eq!(groups, expected);
     }
