@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(sizes(0, 5), [5]);
         assert_eq!(at_most(8, 8, 22), [4, 4, 4, 4, 4, 4, 3, 3]);
         assert_eq!(at_most(8, 24, 66), [12, 12, 11, 11, 11, 11, 11, 11]);
-        assert_eq!(at_most(8, 3, 13), [3, 3, 3, 3, 2, 2], "groups of 2 would be nine");
+        assert_eq!(at_most(8, 3, 13), [1; 16], "groups of 2 and 3 waste an eighth");
         assert_eq!(at_most(2, 1, 2), [1, 1, 1], "no size makes so few");
         assert!(equal_groups(&[], 0).is_empty());
         let groups = equal_groups(&[(Keeps::All, vec![1, 3]), (Keeps::Window(8), vec![0, 2, 4, 5])], 0);
