@@ -203,7 +203,11 @@ impl Reader {
             let event = match message {
                 Ok(Ok(Some(message))) => self.link.take(message),
                 Ok(Ok(None)) => break LinkEnd::Left,
-                Ok(Err(status)) if is_mistake(&status) => break LinkEnd::Faulty(shortened(status.message())),
+                Ok(Err(status)) if is_mistake(&status) => {
+                    let why = shortened(status.message());
+                    self.link.end_faulty(why.clone());
+                    break LinkEnd::Faulty(why);
+                }
                 Ok(Err(status)) => break LinkEnd::Broke(shortened(status.message())),
                 Err(_) => {
                     let message = format!("the worker was silent for {:?}", self.silence);

@@ -248,6 +248,11 @@ impl Link {
         self.end(status);
     }
 
+    /// Returns `true` once the worker has broken a rule. A client that has read the status of [`Self::end_faulty`] finds it so.
+    pub(crate) fn is_faulty(&self) -> bool {
+        self.fault.get().is_some()
+    }
+
     /// Waits until the server ends the stream; returns the reason.
     pub(crate) async fn ended(&self) -> LinkEnd {
         self.ended.notified().await;

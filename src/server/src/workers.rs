@@ -412,6 +412,11 @@ impl Workers {
         self.slots[engine.index()].watchdog.is_resetting()
     }
 
+    /// Returns `true` if the attached worker of an engine broke a rule, also while the end of its connection is still on the way.
+    pub(crate) fn is_faulty(&self, engine: EngineId) -> bool {
+        self.slots[engine.index()].link.as_ref().is_some_and(|link| link.is_faulty())
+    }
+
     /// Returns `true` if the attached worker of an engine sent a message in the last two heartbeats.
     pub(crate) fn is_heard(&self, engine: EngineId, now_ns: u64) -> bool {
         let heard_ns = self.slots[engine.index()].link.as_ref().map(|link| link.stats().heard_ns);

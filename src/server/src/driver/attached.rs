@@ -59,8 +59,11 @@ impl Driver {
                     format!("a worker of this name is attached as {engine}; give each worker a --name of its own");
                 Err(Status::already_exists(why))
             }
-            // The end of the reset was lost with the connection; the worker holds nothing of use. Nor does one of a group.
-            Some(Place::Resume(engine)) if workers.is_resetting(engine) || lock_step.is_some() => {
+            // The end of the reset was lost with the connection; the worker holds nothing of use. Nor does one of a group, and the KV of one that
+            // broke a rule is not trusted.
+            Some(Place::Resume(engine))
+                if workers.is_resetting(engine) || workers.is_faulty(engine) || lock_step.is_some() =>
+            {
                 Ok(Place::Replace(engine))
             }
             Some(Place::Replace(engine)) if !workers.lock_steps.has(engine) => {

@@ -58,6 +58,7 @@ fn the_end_of_a_stream_reaches_the_reader_though_nobody_takes_the_jobs() {
     let (faulty, _queue, _jobs) = link();
     faulty.end_faulty("three bytes".into());
     faulty.end(Status::aborted("late"));
+    assert!(faulty.is_faulty());
     assert_eq!(end_of(&faulty), Some(LinkEnd::Faulty("three bytes".into())));
 }
 
