@@ -22,8 +22,8 @@ const PROMPT: u32 = 128;
 const DECODES: u32 = 15;
 /// Blocks of a sequence: the longest prompt and decodes.
 const BLOCKS: u32 = PREFILL.div_ceil(BLOCK_SIZE) + 1;
-/// Sequences of the largest batch.
-const BATCHES: [u32; 3] = [1, 8, 32];
+/// Sequences of each batch, ascending: few rows take other loops than one and many.
+const BATCHES: [u32; 5] = [1, 2, 4, 8, 32];
 
 /// Kinds of weights: those whose blocks divide the rows of the model.
 const KINDS: [WeightKind; 6] =
@@ -54,7 +54,12 @@ pub fn run(path: Option<&Path>, threads: usize, quick: bool) -> anyhow::Result<R
 /// Adds the figures of one model.
 fn measure(report: &mut Report, name: &str, model: Model, threads: usize, quick: bool) -> anyhow::Result<()> {
     let vocab = model.config().vocab_size;
-    let config = WorkerConfig { block_size: BLOCK_SIZE, device_blocks: BLOCKS * BATCHES[2], max_drafts: 0, threads };
+    let config = WorkerConfig {
+        block_size: BLOCK_SIZE,
+        device_blocks: BLOCKS * BATCHES[BATCHES.len() - 1],
+        max_drafts: 0,
+        threads,
+    };
     let worker = Worker::new(Arc::new(model), config)?;
     let mut runner = Runner { worker, vocab, numbers: Numbers::new(), steps: 0 };
     let (prefills, decodes) = if quick { (1, 1) } else { (5, DECODES) };

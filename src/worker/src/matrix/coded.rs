@@ -22,7 +22,10 @@ const VECTORS: usize = LANES / 8;
 /// Rows computed side by side: their sums fill half of the registers of AVX2.
 const ROWS: usize = 4;
 
-/// Units of a panel unpacked at a time for several rows: 8 KiB, which stay in the first-level cache.
+/// Rows for which words are unpacked in registers, once for each [`ROWS`]; for more, into memory, once for all.
+const FEW: usize = 2 * ROWS;
+
+/// Units of a panel unpacked at a time for many rows: 8 KiB, which stay in the first-level cache.
 const DEPTH: usize = 256 / UNIT;
 
 /// Words to be requested from memory before their use.
@@ -121,47 +124,64 @@ impl<'a, F: Fn(usize) -> SpanFactors> CodedPanel<'a, F> {
         sums: &mut [Sums],
     ) {
         sums.fill([0.0; LANES]);
-        match sums {
-            [sums] => self.times_row::<W, C, SPAN, OFFSETS>(vectors, x, sums),
-            _ => self.times_tiles::<W, C, SPAN, OFFSETS>(vectors, x, sums),
+        if sums.len() > FEW {
+            return self.times_tiles::<W, C, SPAN, OFFSETS>(vectors, x, sums);
+        }
+        let (fours, rest) = sums.as_chunks_mut::<ROWS>();
+        let from = fours.len() * ROWS;
+        for (four, sums) in fours.iter_mut().enumerate() {
+            self.times_few::<W, C, ROWS, SPAN, OFFSETS>(vectors, x, four * ROWS, sums.each_mut());
+        }
+        match rest {
+            [a, b, c] => self.times_few::<W, C, 3, SPAN, OFFSETS>(vectors, x, from, [a, b, c]),
+            [a, b] => self.times_few::<W, C, 2, SPAN, OFFSETS>(vectors, x, from, [a, b]),
+            [a] => self.times_few::<W, C, 1, SPAN, OFFSETS>(vectors, x, from, [a]),
+            _ => {}
         }
     }
 
-    /// Computes the products with one row: every word is unpacked for its only use.
+    /// Computes the products with `R` rows: every word is unpacked in registers, once for all of them.
     #[inline(always)]
-    fn times_row<W: Words, C: Code, const SPAN: usize, const OFFSETS: bool>(
+    fn times_few<W: Words, C: Code, const R: usize, const SPAN: usize, const OFFSETS: bool>(
         &self,
         vectors: W,
         x: RoundedRows<'_>,
-        sums: &mut Sums,
+        row: usize,
+        sums: [&mut Sums; R],
     ) {
-        let (step, factors) = (SPAN * C::WORDS * LANES, x.factors(0));
-        let mut total = *sums;
-        for (span, x) in x.pairs(0).chunks_exact(SPAN * UNIT_PAIRS).enumerate() {
+        let step = SPAN * C::WORDS * LANES;
+        let rows: [&[[u32; UNIT_PAIRS]]; R] = from_fn(|r| x.pairs(row + r).as_chunks().0);
+        let groups: [&[Factors]; R] = from_fn(|r| x.factors(row + r));
+        let mut totals: [Sums; R] = from_fn(|r| *sums[r]);
+        for span in 0..rows[0].len() / SPAN {
             let words = &self.words[span * step..];
             Ahead::new(words.get(AHEAD..AHEAD + step).unwrap_or_default(), 1).step();
-            let mut products = [vectors.zero(); VECTORS];
-            for (unit, x) in x.as_chunks::<UNIT_PAIRS>().0.iter().enumerate() {
+            let x: [&[[u32; UNIT_PAIRS]; SPAN]; R] =
+                from_fn(|r| rows[r][span * SPAN..].first_chunk().expect("whole spans"));
+            let mut products = [[vectors.zero(); VECTORS]; R];
+            for unit in 0..SPAN {
                 let words = &words[unit * C::WORDS * LANES..][..C::WORDS * LANES];
                 for v in 0..VECTORS {
                     let weights = C::unpack(vectors, &words[v * 8..]);
                     for pair in 0..UNIT_PAIRS {
-                        products[v] = vectors.add_products(products[v], weights[pair], x[pair]);
+                        for r in 0..R {
+                            products[r][v] = vectors.add_products(products[r][v], weights[pair], x[r][unit][pair]);
+                        }
                     }
                 }
             }
-            add_span::<W, OFFSETS>(
-                vectors,
-                &mut total,
-                products,
-                &(self.factors)(span),
-                factors[span * SPAN * UNIT / GROUP],
-            );
+            let factors = (self.factors)(span);
+            for (r, products) in products.into_iter().enumerate() {
+                let group = groups[r][span * SPAN * UNIT / GROUP];
+                add_span::<W, OFFSETS>(vectors, &mut totals[r], products, &factors, group);
+            }
         }
-        *sums = total;
+        for (sums, total) in sums.into_iter().zip(totals) {
+            *sums = total;
+        }
     }
 
-    /// Computes the products with several rows: a part of the panel is unpacked once for all of them.
+    /// Computes the products with many rows: a part of the panel is unpacked once for all of them.
     #[inline(always)]
     fn times_tiles<W: Words, C: Code, const SPAN: usize, const OFFSETS: bool>(
         &self,
