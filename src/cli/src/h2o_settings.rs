@@ -42,7 +42,7 @@ pub struct H2oSettings {
     #[arg(long, value_name = "NAME")]
     pub h2o_scorer: Option<String>,
 
-    /// Tokens of a sequence for each token kept in the layers that drop tokens [default: 6].
+    /// Tokens of a sequence for each token kept in the layers that drop tokens, in the mean over these layers [default: 6].
     #[arg(long, value_name = "RATIO")]
     pub h2o_ratio: Option<String>,
 

@@ -220,7 +220,8 @@ fn sizes(args: &AttachArgs, token_bytes: u64) -> anyhow::Result<KvRoom> {
 fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::Result<(ModelInfo, MakeRunner)> {
     let source = ModelSource::of(args.model.as_deref());
     let (mut model, revision) = (source.model()?.with_kv_dtype(dtype), source.revision()?);
-    if args.h2o.as_deref() == Some("on") || args.h2o_layers.is_some() {
+    let divides = args.h2o.as_deref().map_or(args.h2o_layers.is_some(), |mode| mode == "on");
+    if divides {
         model = divided_for_a_server(model, args.h2o_layers.as_deref(), source.full_heads(&revision)?)?;
     }
     let model = Arc::new(model);
@@ -389,6 +390,8 @@ mod tests {
         assert_eq!(keeps(&args), [], "all layers keep every token");
         let args = given(|args| args.h2o_layers = Some("0,1,2,3".into()));
         assert_eq!(keeps(&args), [Keeps::All, Keeps::Scored], "half of the layers");
+        let off = AttachArgs { h2o: Some("off".into()), ..args };
+        assert_eq!(keeps(&off), [], "off is off, whatever the layers");
         let (info, _) = embedded(&given(|args| args.h2o = Some("on".into())), KvDtype::default(), config).unwrap();
         let scored = info.groups.iter().filter(|group| group.keeps == Keeps::Scored);
         let weights: Vec<u32> = scored.map(|group| group.weight).collect();

@@ -77,7 +77,7 @@ pub struct H2oOptions {
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=16))]
     facts: u32,
 
-    /// Scorers to compare, with parameters [default: all].
+    /// Scorers to compare, separated by semicolons, with parameters, as in 'h2o;snapkv:rows=64' [default: all].
     #[arg(long, value_name = "LIST", value_delimiter = ';')]
     scorers: Vec<String>,
 
