@@ -40,6 +40,8 @@ struct Sent {
     /// `true` while a request with the id of a live one is being delivered.
     duplicate: bool,
     withdrawn: BTreeSet<RequestId>,
+    /// Requests that were preempted while a step ran them, when the event was delivered.
+    preempted: BTreeSet<RequestId>,
     closing: bool,
 }
 
@@ -217,6 +219,7 @@ impl Driver {
             _ => {}
         }
         let mut actions = Vec::new();
+        self.sent.preempted = self.core.preempted().collect();
         self.core.handle(self.now_ns, event, &mut actions);
         self.forget_inner();
         actions.into_iter().for_each(|action| self.perform(action));
@@ -427,7 +430,9 @@ impl Driver {
             }
             _ => {}
         }
-        if known.has_ended_by_itself() && !known.withdrawn && !self.blame.of(id).guilty {
+        // What a step computes of a preempted request is not published.
+        let is_published = !known.withdrawn && !self.sent.preempted.contains(&id);
+        if known.has_ended_by_itself() && is_published && !self.blame.of(id).guilty {
             self.found.ended(&known.request, &known.text);
         }
         self.ends.push((id.0, reason));

@@ -108,6 +108,19 @@ pub(crate) fn run_prompts_first(seed: u64, config: &mut Config) {
     }
 }
 
+/// Lets requests leave while steps in flight run them, for some of the seeds that recompute or retract. Draws nothing from the run's own
+/// generator, so that other seeds run as they did.
+pub(crate) fn preempt_at_once(seed: u64, config: &mut Config) {
+    let mut rng = Pcg64Mcg::seed_from_u64(seed.rotate_left(8));
+    if rng.random_range(0..2) == 0 {
+        config.preemption = match config.preemption {
+            Preemption::Recompute => Preemption::RecomputeAtOnce,
+            Preemption::Retract => Preemption::RetractAtOnce,
+            other => other,
+        };
+    }
+}
+
 /// Bounds the blocks that retention hints keep, for some seeds. Returns the generator of the hints if requests have some. Draws nothing
 /// from the run's own generator, so that other seeds run as they did.
 pub(crate) fn retain(seed: u64, config: &mut Config) -> Option<Pcg64Mcg> {

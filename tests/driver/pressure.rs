@@ -10,7 +10,9 @@ use trunkline_core::{
 };
 
 use crate::Driver;
-use crate::limits::{divide_layers, hints, limits, pick, retain, run_prompts_first, share_a_tier, suit_worker};
+use crate::limits::{
+    divide_layers, hints, limits, pick, preempt_at_once, retain, run_prompts_first, share_a_tier, suit_worker,
+};
 use crate::oracle::{EOS, VOCAB, continuation};
 
 /// What a run came to.
@@ -32,6 +34,8 @@ pub struct Outcome {
     pub refused_by_tokens: u64,
     /// Preemptions.
     pub preemptions: u64,
+    /// Events that preempted a request while a step ran it.
+    pub preempted_in_steps: u64,
     /// Prompt tokens found in the cache.
     pub cached_tokens: u64,
     /// Blocks merged.
@@ -101,6 +105,7 @@ impl Outcome {
             refused: self.refused + other.refused,
             refused_by_tokens: self.refused_by_tokens + other.refused_by_tokens,
             preemptions: self.preemptions + other.preemptions,
+            preempted_in_steps: self.preempted_in_steps + other.preempted_in_steps,
             cached_tokens: self.cached_tokens + other.cached_tokens,
             merged_blocks: self.merged_blocks + other.merged_blocks,
             evicted_blocks: self.evicted_blocks + other.evicted_blocks,
@@ -170,6 +175,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
     divide_layers(seed, &mut config);
     let resumes = suit_worker(seed, &mut config);
     run_prompts_first(seed, &mut config);
+    preempt_at_once(seed, &mut config);
     let hint_rng = retain(seed, &mut config);
     share_a_tier(&mut rng, &mut config);
     let is_shared = config.tiers.iter().any(|tier| tier.shared);
@@ -547,7 +553,9 @@ impl Run {
     /// Delivers an event, and submits again what the core gives back.
     fn event(&mut self, event: Event) {
         self.events.push((self.driver.now_ns, event.clone()));
+        let preempted = self.driver.core.preempted().count();
         self.driver.deliver(event);
+        self.outcome.preempted_in_steps += u64::from(self.driver.core.preempted().count() > preempted);
         if let Some(request) = self.driver.withdrawn.pop() {
             self.outcome.withdrawn += 1;
             self.event(Event::Submit(Box::new(request)));

@@ -45,10 +45,15 @@ pub static PRESETS: Registry<Engine> = Registry::new(
         Entry {
             name: "vllm-v1",
             about: "vLLM's V1 engine on one device: chunked prefill, recomputation, no reserve of blocks, hits of whole blocks \
-                    below the last token; with --max-steps-in-flight 2, its asynchronous scheduling. Unlike it, a request is \
-                    preempted when the steps in flight have ended",
+                    below the last token; with --max-steps-in-flight 2, its asynchronous scheduling",
             params: &[],
-            make: |_, ()| Engine { whole_block_hits: true, in_step_hits: true, reserve_prompts: false, ..PLAIN },
+            make: |_, ()| Engine {
+                whole_block_hits: true,
+                in_step_hits: true,
+                reserve_prompts: false,
+                preemption: Preemption::RecomputeAtOnce,
+                ..PLAIN
+            },
         },
         Entry {
             name: "vllm-v0",
@@ -83,7 +88,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 max_steps_in_flight: 2,
                 pipeline_batches: PipelineBatches::Ready,
                 policy: "lpm:ageing_us_per_token=1000000",
-                preemption: Preemption::Retract,
+                preemption: Preemption::RetractAtOnce,
             },
         },
         Entry {
@@ -158,9 +163,11 @@ mod tests {
         assert_eq!(["vllm-v1", "vllm-v0", "sglang"].map(prefill_first), ["false", "true", sglang]);
         assert!(core("vllm-v1").worker.whole_block_hits && !core("sarathi").worker.whole_block_hits);
         for name in ["vllm-v1", "vllm-v0", "sarathi"] {
-            let Config { max_steps_in_flight, policy, preemption, .. } = core(name);
-            assert_eq!((max_steps_in_flight, &*policy, preemption), (1, "fcfs", Preemption::Recompute), "{name}");
+            let Config { max_steps_in_flight, policy, .. } = core(name);
+            assert_eq!((max_steps_in_flight, &*policy), (1, "fcfs"), "{name}");
         }
+        let preemptions = PRESETS.names().map(|name| core(name).preemption.name()).collect::<Vec<_>>();
+        assert_eq!(preemptions, ["recompute_at_once", "recompute", "retract_at_once", "recompute"]);
         let batches = PRESETS.names().map(|name| core(name).worker.pipeline_batches.name()).collect::<Vec<_>>();
         assert_eq!(batches, ["ready", "apart", "ready", "apart"]);
         let message = by_name("orca").unwrap_err().to_string();
@@ -170,7 +177,7 @@ mod tests {
     #[test]
     fn sglang_overlaps_steps_and_orders_by_the_cache() {
         let config = by_name("sglang").unwrap().core(1000);
-        assert_eq!((config.max_steps_in_flight, config.preemption), (2, Preemption::Retract));
+        assert_eq!((config.max_steps_in_flight, config.preemption), (2, Preemption::RetractAtOnce));
         let policy = config.make_policy().unwrap();
         let rank = |cached_tokens, arrival_ns| {
             policy.rank(&RequestView { cached_tokens, arrival_ns, ..RequestView::default() })

@@ -12,8 +12,7 @@ const LEAVES: &str =
     "SGLang evicts whole leaves of its tree, in the order in which they were last looked up, also by waiting requests";
 /// Cases that are not equal in blocks of one token, which SGLang has: the reason, and a bound on the relative error of means, medians and
 /// percentiles.
-const INEXACT: [(&str, &str, f64); 5] = [
-    ("retractions", "SGLang retracts while a step is in flight; here the step ends first, and its tokens count", 0.01),
+const INEXACT: [(&str, &str, f64); 4] = [
     ("burst of shared prompts, lpm", CHUNKS, 0.12),
     ("queue above 128, lpm", "SGLang orders more than 128 waiting requests by arrival", 0.05),
     ("evictions", LEAVES, 0.01),
@@ -21,6 +20,8 @@ const INEXACT: [(&str, &str, f64); 5] = [
 ];
 /// Greatest relative error of the other cases in blocks of 16 tokens.
 const BLOCKS_OF_16: f64 = 0.10;
+/// Case with 125 such blocks, in which few tokens decide who is retracted, and the error.
+const FEW_BLOCKS: (&str, f64) = ("retractions", 0.55);
 
 fn truth() -> Truth {
     serde_json::from_str(include_str!("sglang_scheduler/truth.json")).unwrap()
@@ -64,6 +65,7 @@ fn blocks_of_16_tokens_change_little() {
     let truth = truth();
     for case in truth.cases.iter().filter(|case| INEXACT.iter().all(|(name, ..)| *name != case.name)) {
         let (.., error) = compare(engine(&truth, case, 16), case);
-        assert!(error < BLOCKS_OF_16, "{}: {error}", case.name);
+        let most = if case.name == FEW_BLOCKS.0 { FEW_BLOCKS.1 } else { BLOCKS_OF_16 };
+        assert!(error < most, "{}: {error}", case.name);
     }
 }

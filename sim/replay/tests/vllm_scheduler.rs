@@ -6,13 +6,6 @@ mod scheduled;
 use scheduled::{Engine, Truth, worst};
 use trunkline_sim_replay::engines;
 
-/// Cases that are not equal: the reason, and a bound on the relative error of means, medians and percentiles.
-const INEXACT: [(&str, &str, f64); 1] = [(
-    "preemptions, two steps in flight",
-    "vLLM preempts at once; here the steps in flight end first, and their blocks stay cached",
-    0.01,
-)];
-
 #[test]
 fn every_request_is_answered_when_vllm_would_answer_it() {
     let truth: Truth = serde_json::from_str(include_str!("vllm_scheduler/truth.json")).unwrap();
@@ -28,9 +21,6 @@ fn every_request_is_answered_when_vllm_would_answer_it() {
             engine.answered.len(),
             error * 100.0
         );
-        match INEXACT.iter().find(|(name, ..)| *name == case.name) {
-            Some((_, reason, most)) => assert!(error < *most, "{}: {error}; known: {reason}", case.name),
-            None => assert_eq!((equal, steps), (engine.answered.len(), case.steps), "{}", case.name),
-        }
+        assert_eq!((equal, steps), (engine.answered.len(), case.steps), "{}", case.name);
     }
 }

@@ -544,7 +544,10 @@ pub(crate) mod tests {
         let message = wrong("--device-blocks=0");
         assert!(message.starts_with("device_blocks is 0"), "{message}");
         let message = wrong("--preemption=magic");
-        assert_eq!(message, "unknown preemption 'magic'; there are: swap, recompute, cost, retract");
+        assert_eq!(
+            message,
+            "unknown preemption 'magic'; there are: swap, recompute, cost, retract, recompute_at_once, retract_at_once"
+        );
         assert_eq!(wrong("--max-drafts=65"), "max_drafts is 65; it must be between 0 and 64");
         let message = wrong("--launch-watermark=-1");
         assert!(message.starts_with("launch_watermark is -1"), "{message}");

@@ -5,6 +5,8 @@
 pub(crate) struct Batch {
     /// Slots of the sequences in the batch, in order of admission.
     pub running: Vec<usize>,
+    /// Slots of sequences preempted at once: out of the batch, but still run by steps in flight.
+    pub preempted: Vec<usize>,
     /// Worker slots not in use that were used before, the last freed at the end.
     free_worker_slots: Vec<u32>,
     /// First worker slot never used. Worker slots so stay below the size of the batch.
@@ -26,11 +28,13 @@ impl Batch {
         })
     }
 
-    /// Removes a sequence. Its worker slot is freed separately, with [`Self::free_worker_slot`].
+    /// Removes a sequence, running or preempted. Its worker slot is freed separately, with [`Self::free_worker_slot`].
     pub fn leave(&mut self, slot: usize) {
         // Mostly the last to arrive leave early.
         if let Some(at) = self.running.iter().rposition(|other| *other == slot) {
             self.running.remove(at);
+        } else if !self.preempted.is_empty() {
+            self.preempted.retain(|other| *other != slot);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use trunkline_port::NO_BLOCK;
 
+use crate::batch::Batch;
 use crate::block::BlockState;
 use crate::core::Core;
 use crate::ids::{BlockHandle, RequestId};
@@ -18,7 +19,9 @@ impl Core {
         state.kv.tree.check();
         for (slot, seq) in &state.sequences {
             if let Some(Ending::Reported(_)) = seq.ending {
-                assert!(seq.is_in_step() && !state.batch.running.contains(&slot), "{} waits for no step", seq.id);
+                let Batch { running, preempted, .. } = &state.batch;
+                let is_listed = running.contains(&slot) || preempted.contains(&slot);
+                assert!(seq.is_in_step() && !is_listed, "{} waits for no step", seq.id);
             } else {
                 assert_eq!(self.by_id.get(&seq.id), Some(&slot));
                 check_queue(state, slot, seq);
@@ -176,6 +179,7 @@ fn check_queue(state: &State, slot: usize, seq: &Sequence) {
     let queues = [
         ("waiting", matches!(seq.phase, Phase::Waiting), state.waiting.contains(slot)),
         ("batch", matches!(seq.phase, Phase::Prefill | Phase::Decode), state.batch.running.contains(&slot)),
+        ("preempted", matches!(seq.phase, Phase::Preempted), state.batch.preempted.contains(&slot)),
         ("loading", matches!(seq.phase, Phase::Loading(_)), state.loading.contains(&slot)),
         ("swapped", matches!(seq.phase, Phase::Swapped(_)), state.swaps.swapped.contains(&place)),
         ("arriving", matches!(seq.phase, Phase::SwappingIn(_)), state.swaps.arriving.contains(&slot)),
@@ -190,7 +194,7 @@ fn check_phase(state: &State, slot: usize, seq: &Sequence) {
     let size = state.config.block_size;
     let transfers = |is: &dyn Fn(&Purpose) -> bool| count(&state.kv.transfers, is);
     let in_batch = matches!(seq.phase, Phase::Prefill | Phase::Decode);
-    assert!(in_batch || !seq.is_in_step(), "{} is {:?} and in a step", seq.id, seq.state());
+    assert!(in_batch || seq.is_preempted() == seq.is_in_step(), "{} is {:?} and in a step", seq.id, seq.state());
     assert_eq!(in_batch, seq.mirror.slot().is_some(), "{} is {:?}", seq.id, seq.state());
     // A prompt that is cached whole runs its last token again.
     assert!(!in_batch || seq.published * size <= seq.planned() + 1, "{} published what no step computes", seq.id);
@@ -199,6 +203,7 @@ fn check_phase(state: &State, slot: usize, seq: &Sequence) {
     assert!(seq.computed_blocks(size) <= blocks + arriving);
     match &seq.phase {
         Phase::Waiting => assert!(seq.table.is_empty(), "a waiting sequence holds no block"),
+        Phase::Preempted => assert!(seq.table.is_empty() && state.kv.copies_wait(), "{} holds a block", seq.id),
         Phase::Prefill | Phase::Decode => {}
         Phase::Loading(load) => {
             assert!(load.transfers > 0 && load.blocks > 0);

@@ -142,6 +142,7 @@ settings! {
 
         /// Preemption of a running request when others need its blocks: `swap` to the host, `recompute`, `cost` for the
         /// cheaper of the two by estimate, or `retract`, which recomputes the request with the least output behind all that wait.
+        /// `recompute_at_once` and `retract_at_once` do not wait for the steps in flight, as in vLLM and SGLang.
         preemption: Preemption { default: Preemption::Cost, value: "NAME" }
 
         /// Estimated time to copy a block one way between device and host, nanoseconds, for `--preemption cost`.
@@ -199,12 +200,23 @@ pub enum Preemption {
     /// As [`Self::Recompute`], but the request with the least output goes, of equals the one with the longest prompt, and then
     /// waits behind all other requests of equal rank: SGLang's retraction.
     Retract,
+    /// As [`Self::Recompute`], but a request is preempted, and later steps get the blocks, while steps in flight still run the
+    /// request; tokens sampled there count, and nothing is admitted until the steps have ended: vLLM's asynchronous scheduling.
+    RecomputeAtOnce,
+    /// As [`Self::Retract`], but while steps in flight still run the request; tokens sampled there are dropped: SGLang's overlap.
+    RetractAtOnce,
 }
 
 impl Preemption {
     /// All ways, with the names users write.
-    pub const ALL: [(&'static str, Self); 4] =
-        [("swap", Self::Swap), ("recompute", Self::Recompute), ("cost", Self::Cost), ("retract", Self::Retract)];
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("swap", Self::Swap),
+        ("recompute", Self::Recompute),
+        ("cost", Self::Cost),
+        ("retract", Self::Retract),
+        ("recompute_at_once", Self::RecomputeAtOnce),
+        ("retract_at_once", Self::RetractAtOnce),
+    ];
 
     /// Returns the name users write.
     pub fn name(self) -> &'static str {
@@ -213,7 +225,19 @@ impl Preemption {
             Self::Recompute => "recompute",
             Self::Cost => "cost",
             Self::Retract => "retract",
+            Self::RecomputeAtOnce => "recompute_at_once",
+            Self::RetractAtOnce => "retract_at_once",
         }
+    }
+
+    /// Returns `true` if the request with the least output goes, and waits behind all others.
+    pub fn retracts(self) -> bool {
+        matches!(self, Self::Retract | Self::RetractAtOnce)
+    }
+
+    /// Returns `true` if a request is preempted while steps in flight run the request.
+    pub fn is_at_once(self) -> bool {
+        matches!(self, Self::RecomputeAtOnce | Self::RetractAtOnce)
     }
 }
 

@@ -179,6 +179,12 @@ impl Core {
         self.by_id.get(&id).is_some_and(|slot| self.state.sequences[*slot].state() == SequenceState::Waiting)
     }
 
+    /// Returns the requests preempted at once and still run by steps in flight. For tests.
+    #[doc(hidden)]
+    pub fn preempted(&self) -> impl Iterator<Item = RequestId> {
+        self.state.batch.preempted.iter().map(|slot| self.state.sequences[*slot].id)
+    }
+
     /// Returns a request of the core's own, which reads a prompt again, unless it has ended. For workers of tests, which check what they run.
     #[doc(hidden)]
     pub fn inner_request(&mut self, id: RequestId) -> Option<Request> {
@@ -200,9 +206,10 @@ impl Core {
         let pool = state.kv.tree.pool();
         let (prefix_blocks, prefix_runs) = state.kv.tree.taken();
         let groups = &state.kv.groups;
-        let placed = state.waiting.len() + state.batch.running.len() + state.loading.len();
+        let waiting = state.waiting.len() + state.batch.preempted.len();
+        let placed = waiting + state.batch.running.len() + state.loading.len();
         Stats {
-            waiting: state.waiting.len() as u32,
+            waiting: waiting as u32,
             running: state.batch.len(),
             free_blocks: pool.count(BlockState::Free),
             idle_blocks: pool.count(BlockState::Idle) + groups.n_idle(),
@@ -373,6 +380,7 @@ impl Core {
             SequenceState::SwappingOut | SequenceState::Swapped | SequenceState::SwappingIn => {
                 swap::leave_queue(&mut self.state, slot);
             }
+            SequenceState::Preempted => self.state.batch.leave(slot),
             SequenceState::Loading => {}
         }
     }
@@ -495,7 +503,8 @@ impl Core {
     /// Drops the cache. Requests that run keep their blocks, and publish no more of them: the weights may have changed since.
     fn flush(&mut self, actions: &mut Vec<Action>) {
         let blocks = self.state.kv.flush();
-        let with_kv = self.state.sequences.iter().filter(|(_, seq)| !matches!(seq.phase, Phase::Waiting));
+        let has_kv = |seq: &Sequence| !matches!(seq.phase, Phase::Waiting | Phase::Preempted);
+        let with_kv = self.state.sequences.iter().filter(|(_, seq)| has_kv(seq));
         for slot in with_kv.map(|(slot, _)| slot).collect::<Vec<_>>() {
             self.state.sequences[slot].cold.is_stale = true;
             if !self.state.sequences[slot].unpublishable {

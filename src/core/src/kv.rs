@@ -81,6 +81,8 @@ pub(crate) struct Kv {
     passed_over: Option<usize>,
     /// Blocks that prompts under way will take.
     pub promised: Promised,
+    /// Last step in flight that may still use blocks released at once, if there is one.
+    released_until: Option<u64>,
 }
 
 /// A block that a sequence gave up while steps in flight may read it.
@@ -124,6 +126,7 @@ impl Kv {
             plan_beside: Vec::new(),
             passed_over: None,
             promised: Promised::new(config),
+            released_until: None,
         })
     }
 
@@ -333,8 +336,9 @@ impl Kv {
         }
     }
 
-    /// Frees the blocks given up that no step after `ended` reads.
+    /// Frees the blocks given up that no step after `ended` reads. Copies may again touch blocks released at once in such steps.
     pub fn free_retired(&mut self, ended: u64) {
+        self.released_until = self.released_until.filter(|last_step| *last_step > ended);
         while let Some((_, block)) = self.retired.pop_front_if(|(last_step, _)| *last_step <= ended) {
             self.free(block);
         }
@@ -358,6 +362,19 @@ impl Kv {
         }
     }
 
+    /// Releases every block of a sequence in steps in flight, `last_step` at the latest, and all blocks given up before. Later steps may
+    /// use the blocks at once, as a worker runs steps in order. Copies run beside steps and wait: [`Self::copies_wait`].
+    pub fn release_at_once(&mut self, seq: &mut Sequence, last_step: u64) {
+        self.free_retired(last_step);
+        self.released_until = Some(last_step);
+        self.release(seq);
+    }
+
+    /// Returns `true` while a step in flight may use free or idle blocks. No copy from or to such a block MUST begin.
+    pub fn copies_wait(&self) -> bool {
+        self.released_until.is_some()
+    }
+
     /// Releases every block of a sequence, in every place. No transfer for the sequence may be in flight.
     pub fn release(&mut self, seq: &mut Sequence) {
         self.claim(seq);
@@ -372,7 +389,9 @@ impl Kv {
                 self.release_beside(&mut swap_in.arriving_beside);
                 (std::mem::take(&mut swap_in.hosts), std::mem::take(&mut swap_in.beside))
             }
-            Phase::Waiting | Phase::Loading(_) | Phase::Prefill | Phase::Decode => (Vec::new(), Vec::new()),
+            Phase::Waiting | Phase::Loading(_) | Phase::Prefill | Phase::Decode | Phase::Preempted => {
+                (Vec::new(), Vec::new())
+            }
         };
         hosts.into_iter().for_each(|host| self.leave_host(host));
         self.leave_beside(&beside);

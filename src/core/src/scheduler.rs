@@ -77,7 +77,7 @@ impl Scheduler {
         if !is_plain && !reserve_decode_blocks(state, alone, step.id) {
             return;
         }
-        if !state.kv.tiers.is_empty() {
+        if !state.kv.tiers.is_empty() && !state.kv.copies_wait() {
             state.kv.write_back(state.batch.len(), &mut state.journal);
         }
         loop {
@@ -480,7 +480,7 @@ fn is_plain(state: &mut State) -> bool {
 
 /// Ensures that every decode has a block for the next token, or will have one when transfers end. Returns `false` if a sequence has
 /// to be preempted and a step is in flight: the sequences of the step cannot leave, so no other step begins before the end of the
-/// step.
+/// step, unless [`crate::Preemption::is_at_once`].
 fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
     state.victims.clear();
     while let Some(stalled) = try_reserve_decode_blocks(state, alone, step) {
@@ -498,6 +498,7 @@ fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
 /// Takes a block for every decode that needs one. Returns the number of decodes that wait for transfers, or `None` if a sequence has
 /// to be preempted and a step is in flight.
 fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Option<usize> {
+    let may_preempt = alone || state.config.preemption.is_at_once();
     let mut at = 0;
     let mut stalled = 0;
     // Blocks that transfers will free; counted when first needed, and again after a preemption.
@@ -521,7 +522,7 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
         if (stalled + 1) * entry_blocks <= *future_free.get_or_insert_with(|| readers::future_free(state)) as usize {
             stalled += 1;
             at += 1;
-        } else if !alone {
+        } else if !may_preempt {
             return None;
         } else if state.batch.len() > 1 || !swap::release_last_pinned(state) {
             preempt_one(state);
@@ -540,7 +541,8 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
 /// transfer, if others run or the prompt is alone.
 fn gives_way(state: &mut State, slot: usize, step: &Step) -> bool {
     let waits = !state.kv.transfers.is_empty() && (!step.seqs.is_empty() || state.batch.len() == 1);
-    if waits || state.sequences[slot].is_in_step() {
+    let is_kept = state.sequences[slot].is_in_step() && !state.config.preemption.is_at_once();
+    if waits || is_kept {
         return false;
     }
     preempt(state, slot);

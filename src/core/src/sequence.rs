@@ -4,8 +4,9 @@
 //! |---|---|---|
 //! | waiting | no block | admission -> prefill, or loading |
 //! | loading | all blocks for the tokens, some being filled from a tier | transfers ended, or failed -> prefill; worker lost -> waiting |
-//! | prefill | all blocks for the tokens | last chunk sampled -> decode; preemption -> waiting or swapping out; worker lost -> waiting |
-//! | decode | all blocks for the tokens, and one more now and then | last token -> ended; preemption -> waiting or swapping out; worker lost -> waiting |
+//! | prefill | all blocks for the tokens | last chunk sampled -> decode; preemption -> waiting, preempted or swapping out; worker lost -> waiting |
+//! | decode | all blocks for the tokens, and one more now and then | last token -> ended; preemption -> waiting, preempted or swapping out; worker lost -> waiting |
+//! | preempted | no block; still run by steps in flight | the last of these steps ended, worker lost -> waiting |
 //! | swapping out | device blocks, and host blocks being filled | transfer ended -> swapped; transfer failed, worker lost -> waiting |
 //! | swapped | host blocks, and device blocks with other readers | room on the device -> swapping in; nothing else can run, worker lost -> waiting |
 //! | swapping in | device blocks being filled, and the host blocks copied from | all transfers ended -> prefill or decode; a transfer failed, worker lost -> waiting |
@@ -349,6 +350,11 @@ impl Sequence {
         self.state() == SequenceState::Prefill
     }
 
+    /// Returns `true` for a sequence preempted at once and still run by steps in flight.
+    pub fn is_preempted(&self) -> bool {
+        self.state() == SequenceState::Preempted
+    }
+
     /// Returns `true` if the next token to run is one that was sampled, or that a step in flight samples.
     pub fn decodes_next(&self) -> bool {
         self.is_decode() || (self.ahead.samples > 0 && self.is_prefill())
@@ -575,9 +581,11 @@ impl Sequence {
         ahead.drafts = false;
     }
 
-    /// Goes back to waiting, with all tokens and no block.
+    /// Goes back to waiting, with all tokens and no block, or first waits for the steps in flight with the sequence.
     pub fn rewind(&mut self, event: SequenceEvent) {
-        let left = self.transition(event, Phase::Waiting);
+        let next = if self.is_in_step() { Phase::Preempted } else { Phase::Waiting };
+        let left = self.transition(event, next);
+        self.settle();
         debug_assert!(self.table.is_empty() && left.hosts().is_empty(), "the blocks are released first");
         debug_assert!(self.cold.tables.iter().all(Vec::is_empty), "so are those of all groups");
         self.cold.drops.clear();

@@ -97,9 +97,11 @@ impl State {
         (self.batch.running.len() + self.swaps.arriving.len() + self.loading.len() + self.reported) as u32
     }
 
-    /// Returns `true` if a request that ran is out of the batch for lack of blocks. No other request is admitted then.
+    /// Returns `true` if a request that ran is out of the batch for lack of blocks, swapped out or still in steps in flight. No other
+    /// request is admitted then.
     pub fn is_under_memory_pressure(&self) -> bool {
-        !self.swaps.swapped.is_empty() || self.kv.transfers.swapping_out().next().is_some()
+        let swaps = !self.swaps.swapped.is_empty() || self.kv.transfers.swapping_out().next().is_some();
+        swaps || self.kv.copies_wait()
     }
 
     /// Returns the number of blocks that must stay usable: `per_sequence` for each running sequence.

@@ -69,7 +69,7 @@ pub(crate) fn orphan(state: &mut State, slot: usize) {
     match state.sequences[slot].phase {
         Phase::Loading(_) => loading::orphan(state, slot),
         Phase::SwappingOut(_) | Phase::SwappingIn(_) => swap::orphan(state, slot),
-        Phase::Waiting | Phase::Prefill | Phase::Decode | Phase::Swapped(_) => {}
+        Phase::Waiting | Phase::Prefill | Phase::Decode | Phase::Preempted | Phase::Swapped(_) => {}
     }
 }
 

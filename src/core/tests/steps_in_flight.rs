@@ -2,7 +2,8 @@
 
 use trunkline_core::config::PipelineBatches;
 use trunkline_core::{
-    Config, Event, FinishReason, Namespace, Request, RequestId, StepResult, StepSeq, Token, WorkerFacts,
+    Config, Event, FinishReason, Namespace, Preemption, Request, RequestId, StepResult, StepSeq, TierConfig, Token,
+    WorkerFacts, Write,
 };
 use trunkline_driver::Driver;
 
@@ -140,6 +141,108 @@ fn a_preemption_waits_until_no_step_is_in_flight() {
     }
     assert_eq!(bench.ends, [(1, FinishReason::Length), (2, FinishReason::Length)]);
     assert_eq!(bench.tokens.len(), 8);
+}
+
+/// A core with five blocks, and two requests of three blocks each. Runs until the second cannot grow while the first runs, and is
+/// preempted.
+fn crowded(preemption: Preemption) -> Driver {
+    let mut bench = joined(Config { device_blocks: 5, launch_watermark: 0.0, preemption, ..config() });
+    submit(&mut bench, 1, prompt(100, 8), 4);
+    submit(&mut bench, 2, prompt(200, 8), 4);
+    while bench.core.stats().preemptions == 0 {
+        assert!(bench.ends.is_empty(), "blocks run out before the first request ends");
+        bench.answer_with(50);
+    }
+    bench
+}
+
+#[test]
+fn a_request_preempted_at_once_leaves_while_a_step_runs_it_and_keeps_the_token_sampled_there() {
+    let mut bench = crowded(Preemption::RecomputeAtOnce);
+    let in_flight = [vec![(1, 9, 1, true), (2, 0, 8, false)], vec![(1, 10, 1, true)]];
+    assert_eq!(parts(&bench), in_flight, "the second step has a block of the request that the first still runs");
+    assert_eq!(bench.core.preempted().collect::<Vec<_>>(), [RequestId(2)]);
+    assert_eq!((bench.tokens.as_slice(), bench.core.stats().waiting), ([(1, 50), (1, 50)].as_slice(), 1));
+    bench.answer_with(51);
+    assert_eq!(bench.tokens[2..], [(1, 51), (2, 51)], "the token is right: its KV was there");
+    assert!(bench.core.preempted().next().is_none() && bench.core.is_waiting(RequestId(2)));
+    bench.answer_with(52);
+    assert_eq!(bench.ends, [(1, FinishReason::Length)]);
+    assert_eq!(parts(&bench)[0], [(2, 0, 9, false)], "nothing of its prompt was published when it left");
+    (53..56).for_each(|token| bench.answer_with(token));
+    assert_eq!(bench.said(2), [51, 53, 54, 55]);
+    assert!(bench.all_blocks_usable());
+}
+
+#[test]
+fn a_request_retracted_at_once_samples_the_token_of_the_step_in_flight_again() {
+    let mut bench = crowded(Preemption::RetractAtOnce);
+    assert_eq!(parts(&bench)[0], [(1, 9, 1, true), (2, 0, 8, false)]);
+    bench.answer_with(51);
+    assert_eq!(bench.tokens[2..], [(1, 51)], "the token for 2 is dropped");
+    bench.answer_with(52);
+    assert_eq!(parts(&bench)[0], [(2, 0, 8, false)]);
+    (51..55).for_each(|token| bench.answer_with(token));
+    assert_eq!(bench.said(2), [51, 52, 53, 54]);
+    assert!(bench.all_blocks_usable());
+}
+
+#[test]
+fn a_preempted_request_ends_in_every_way_while_a_step_runs_it() {
+    for event in [Event::Abort as fn(RequestId) -> Event, Event::Stop, Event::Withdraw, Event::Fail] {
+        let mut bench = crowded(Preemption::RecomputeAtOnce);
+        bench.event(event(RequestId(2)));
+        bench.answer_with(51);
+        assert!(bench.core.preempted().next().is_none());
+        assert!(bench.has_ended(2) || bench.withdrawn.len() == 1, "{:?}", bench.ends);
+        assert_eq!(bench.tokens[2..], [(1, 51)], "no token follows the end");
+        submit(&mut bench, 3, prompt(300, 4), 1);
+        while !bench.steps.is_empty() {
+            bench.answer_with(52);
+        }
+        assert!(bench.has_ended(1) && bench.has_ended(3) && bench.all_blocks_usable());
+    }
+    for event in [Event::WorkerLost, Event::WorkerTaken, Event::WorkerResumed] {
+        let mut bench = crowded(Preemption::RecomputeAtOnce);
+        let is_lost = !matches!(event, Event::WorkerResumed);
+        bench.event(event);
+        if is_lost {
+            assert!(bench.core.is_waiting(RequestId(2)));
+            bench.join();
+        }
+        while !bench.steps.is_empty() {
+            bench.answer_with(52);
+        }
+        assert_eq!((bench.said(1).len(), bench.said(2).len()), (4, 4));
+        assert!(bench.all_blocks_usable());
+    }
+}
+
+#[test]
+fn no_copy_touches_a_block_released_at_once_before_the_step_in_flight_has_ended() {
+    // The tier has the first two blocks of a third prompt, whose load would take the blocks of the preempted request.
+    let tier =
+        TierConfig { name: "tier".into(), blocks: 8, write: Write::Through, eviction: "lru".into(), shared: false };
+    let config = Config { device_blocks: 8, launch_watermark: 0.0, tiers: vec![tier], ..config() };
+    let mut bench = joined(Config { preemption: Preemption::RecomputeAtOnce, ..config });
+    submit(&mut bench, 3, prompt(300, 9), 1);
+    bench.answer_with(50);
+    bench.finish_copy(0);
+    bench.evict_idle();
+    submit(&mut bench, 1, prompt(100, 16), 12);
+    submit(&mut bench, 2, prompt(200, 12), 12);
+    while bench.core.stats().preemptions == 0 {
+        bench.answer_with(50);
+    }
+    submit(&mut bench, 4, prompt(300, 9), 1);
+    bench.event(Event::Abort(RequestId(2)));
+    assert!(bench.copies.is_empty(), "4 is next, and there is room, but the blocks of 2 are in a step");
+    bench.answer_with(50);
+    assert_eq!(bench.copies.len(), 1, "the step has ended");
+    while !bench.steps.is_empty() || !bench.copies.is_empty() {
+        if bench.copies.is_empty() { bench.answer_with(50) } else { bench.finish_copy(0) }
+    }
+    assert!(bench.has_ended(4) && bench.all_blocks_usable());
 }
 
 #[test]

@@ -109,7 +109,10 @@ fn impossible_settings_are_reported_before_the_trace_is_read() {
     assert!(fault(&["none", "--policy", "fcfs", "--policy", "magic"]).starts_with("unknown policy 'magic'"));
     assert!(fault(&["none", "--eviction", "magic"]).starts_with("unknown eviction policy 'magic'; there are: lru"));
     let preemption = fault(&["none", "--preemption", "magic"]);
-    assert_eq!(preemption, "unknown preemption 'magic'; there are: swap, recompute, cost, retract");
+    assert_eq!(
+        preemption,
+        "unknown preemption 'magic'; there are: swap, recompute, cost, retract, recompute_at_once, retract_at_once"
+    );
     let format = parse(&["none", "--format", "x"]).unwrap_err().to_string();
     let known = "unknown trace format 'x'; there are: mooncake, azure, burstgpt, bailian, vidur, tokens";
     assert!(format.contains(known), "{format}");
@@ -237,7 +240,7 @@ fn an_engine_sets_the_defaults_of_limits() {
     let vllm = core("t --engine vllm-v1");
     assert_eq!((vllm.max_batch_tokens, vllm.max_batch_size, vllm.block_size), (2048, 256, 16));
     assert_eq!((vllm.launch_watermark, vllm.swap_in_watermark, vllm.align_chunks), (0.0, 0.0, false));
-    assert_eq!((vllm.preemption, vllm.host_blocks), (Preemption::Recompute, 0));
+    assert_eq!((vllm.preemption, vllm.host_blocks), (Preemption::RecomputeAtOnce, 0));
     let words = "t --engine vllm-v1 --block-size 32 --max-batch-tokens 4096 --max-batch-size 8 --launch-watermark 1 \
                  --swap-in-watermark 0.5 --align-chunks true --host-blocks 7 --preemption swap";
     let given = core(words);

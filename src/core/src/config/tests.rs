@@ -107,7 +107,10 @@ fn text_of_no_value_is_reported_with_the_allowed_values() {
     assert_eq!(fault("max_queue", "many"), "max_queue is 'many'; give a whole number");
     assert_eq!(fault("max_queue", "-1"), "max_queue is '-1'; give a whole number");
     assert_eq!(fault("align_chunks", "1"), "align_chunks is '1'; give true or false");
-    assert_eq!(fault("preemption", "x"), "unknown preemption 'x'; there are: swap, recompute, cost, retract");
+    assert_eq!(
+        fault("preemption", "x"),
+        "unknown preemption 'x'; there are: swap, recompute, cost, retract, recompute_at_once, retract_at_once"
+    );
     for text in ["-1", "nan", "inf", "1e300", ""] {
         assert_eq!(
             fault("target_step_ns", text),

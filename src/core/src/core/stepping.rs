@@ -96,6 +96,7 @@ impl Core {
         if any_ended {
             self.end_sequences(parts, actions);
         }
+        preemption::end_steps(&mut self.state);
         self.changed = changed;
         self.steps.recycle_picked(step.picked);
     }
@@ -111,12 +112,14 @@ impl Core {
                 self.report_early(slot, reason, actions);
             }
         }
-        let sequences = &self.state.sequences;
-        self.state.batch.running.retain(|slot| match sequences[*slot].ending {
+        let State { sequences, batch, .. } = &mut self.state;
+        let stays = |slot: &usize| match sequences[*slot].ending {
             None => true,
             Some(Ending::Reported(_)) => false,
             Some(_) => sequences[*slot].is_in_step(),
-        });
+        };
+        batch.running.retain(stays);
+        batch.preempted.retain(stays);
         for slot in parts.iter().map(|part| part.slot()) {
             let Some(seq) = self.state.sequences.get(slot).filter(|seq| !seq.is_in_step()) else { continue };
             match seq.ending {
@@ -135,7 +138,9 @@ impl Core {
         let slot = part.slot();
         let seq = &mut sequences[slot];
         seq.end_step(part.n_tokens, part.sample);
-        if seq.ending.is_none() && !sampled.is_empty() {
+        let has_kv = !seq.is_preempted();
+        let counts = has_kv || !config.preemption.retracts();
+        if seq.ending.is_none() && !sampled.is_empty() && counts {
             if seq.is_prefill() {
                 seq.transition(SequenceEvent::FirstToken, Phase::Decode);
             }
@@ -161,8 +166,10 @@ impl Core {
             }
         }
         // Every sampled token but the last was a draft, and has KV. Tokens after the end of the request were dropped.
-        let computed = seq.computed + part.n_tokens + (sampled.len() as u32).saturating_sub(1);
-        seq.computed = computed.min(seq.n_tokens());
+        if has_kv {
+            let computed = seq.computed + part.n_tokens + (sampled.len() as u32).saturating_sub(1);
+            seq.computed = computed.min(seq.n_tokens());
+        }
         if seq.ending.is_some() || seq.computed >= (seq.published + 1) * config.block_size {
             seq.request_first();
             changed.push(slot);
@@ -195,7 +202,10 @@ impl Core {
     /// Learns from the time of a step: the prefill budget from decodes that shared with prefills, the cost of recomputation from
     /// prefills.
     fn observe_step_time(&mut self, parts: &[Part], step_ns: u64) {
-        let is_decode = |part: &&Part| self.state.sequences[part.slot()].is_decode();
+        let is_decode = |part: &&Part| {
+            let seq = &self.state.sequences[part.slot()];
+            seq.is_decode() || (seq.is_preempted() && part.decodes)
+        };
         let prompt_tokens = || parts.iter().filter(|part| !is_decode(part)).map(|part| part.n_tokens).sum();
         if self.state.config.target_step_ns > 0 && parts.first().is_some_and(|part| is_decode(&part)) {
             self.scheduler.prefill_budget.observe(prompt_tokens(), step_ns);
@@ -233,6 +243,15 @@ impl Core {
                 }
             }
         }
+        for slot in std::mem::take(&mut self.state.batch.preempted) {
+            match self.state.sequences[slot].ending {
+                Some(ending) => self.remove(slot, ending, actions),
+                None => {
+                    self.state.sequences[slot].rewind(SequenceEvent::WorkerLost);
+                    lost.push((slot, self.state.sequences[slot].view(0)));
+                }
+            }
+        }
         for slot in transfer_end::lose_all(&mut self.state) {
             self.state.rewind(slot, SequenceEvent::WorkerLost);
             lost.push((slot, self.state.sequences[slot].view(0)));
@@ -247,7 +266,8 @@ impl Core {
         if !self.worker_joined {
             return;
         }
-        if self.steps.slots().any(|slot| self.state.has_published_ahead(slot)) {
+        let may_lack = self.state.kv.copies_wait() && self.state.config.worker.in_step_hits;
+        if may_lack || self.steps.slots().any(|slot| self.state.has_published_ahead(slot)) {
             self.worker_joined = false;
             actions.push(Action::ResetWorker);
             return self.lose_kv(false, actions);
@@ -264,6 +284,7 @@ impl Core {
             let seq = &mut self.state.sequences[*slot];
             (seq.on_worker, seq.mirror.table_sent) = (false, 0);
         }
+        preemption::end_steps(&mut self.state);
     }
 
     /// Gives up the steps in flight, and counts a failure for their sequences if `blames`.

@@ -191,6 +191,7 @@ impl Kv {
     }
 
     fn demote_from_device(&mut self, n: usize, journal: &mut Journal) {
+        debug_assert!(n == 0 || !self.copies_wait(), "a step in flight may still write cached blocks");
         let (mut pairs, mut beside, mut left) = (Vec::new(), Beside::new(), Vec::new());
         for _ in 0..n.min(AHEAD_MAX).div_ceil(self.entry_blocks() as usize) {
             let Some((block, parent)) = self.tree.begin_demotion() else { break };
@@ -305,6 +306,7 @@ impl Kv {
 
     /// Begins the transfers of the plan for the sequence in `slot`, which was just admitted with room for all its tokens.
     pub fn begin_load(&mut self, slot: usize, seq: &Sequence, journal: &mut Journal) -> Load {
+        debug_assert!(!self.copies_wait(), "a step in flight may still write the blocks of {}", seq.id);
         let first = seq.published as usize;
         let blocks = self.plan.len();
         let targets = (first..first + blocks)

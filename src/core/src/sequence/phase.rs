@@ -16,6 +16,8 @@ pub enum SequenceState {
     Prefill,
     /// In the batch; one token without KV, the last one generated.
     Decode,
+    /// Out of the batch, without any block; steps in flight still run the sequence.
+    Preempted,
     /// Out of the batch; the KV is being copied to the host.
     SwappingOut,
     /// Out of the batch; the KV is on the host, except for a prefix read by other sequences on the device.
@@ -37,6 +39,8 @@ pub enum SequenceEvent {
     FirstToken,
     /// The sequence left the batch to free blocks, and is recomputed later.
     Preempted,
+    /// The last step in flight with the preempted sequence ended.
+    StepsEnded,
     /// The sequence left the batch to free blocks, and the KV is copied to the host.
     SwapOutBegan,
     /// The KV is on the host.
@@ -56,10 +60,10 @@ pub enum SequenceEvent {
 }
 
 /// Every change of [`SequenceState`]. From every state a request may also end.
-pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 24] = {
+pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 28] = {
     use SequenceEvent::{
-        Admitted, FirstToken, LoadBegan, LoadEnded, Preempted, Released, SwapInBegan, SwapInEnded, SwapOutBegan,
-        SwapOutEnded, TransferFailed, TransferOverdue, WorkerLost,
+        Admitted, FirstToken, LoadBegan, LoadEnded, Preempted, Released, StepsEnded, SwapInBegan, SwapInEnded,
+        SwapOutBegan, SwapOutEnded, TransferFailed, TransferOverdue, WorkerLost,
     };
     use SequenceState::{Decode, Loading, Prefill, Swapped, SwappingIn, SwappingOut, Waiting};
     [
@@ -69,6 +73,9 @@ pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 24] = {
         (FirstToken, Prefill, Decode),
         (Preempted, Prefill, Waiting),
         (Preempted, Decode, Waiting),
+        (Preempted, Prefill, SequenceState::Preempted),
+        (Preempted, Decode, SequenceState::Preempted),
+        (StepsEnded, SequenceState::Preempted, Waiting),
         (SwapOutBegan, Prefill, SwappingOut),
         (SwapOutBegan, Decode, SwappingOut),
         (SwapOutEnded, SwappingOut, Swapped),
@@ -84,6 +91,7 @@ pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 24] = {
         (WorkerLost, Loading, Waiting),
         (WorkerLost, Prefill, Waiting),
         (WorkerLost, Decode, Waiting),
+        (WorkerLost, SequenceState::Preempted, Waiting),
         (WorkerLost, SwappingOut, Waiting),
         (WorkerLost, Swapped, Waiting),
         (WorkerLost, SwappingIn, Waiting),
@@ -101,6 +109,8 @@ pub(crate) enum Phase {
     Prefill,
     /// Runs one token per step, see [`SequenceState::Decode`].
     Decode,
+    /// Waits for steps in flight, see [`SequenceState::Preempted`].
+    Preempted,
     /// Leaves for the host, see [`SequenceState::SwappingOut`].
     SwappingOut(Box<SwapOut>),
     /// Rests on the host, see [`SequenceState::Swapped`].
@@ -191,6 +201,7 @@ impl Phase {
             Self::Loading(_) => SequenceState::Loading,
             Self::Prefill => SequenceState::Prefill,
             Self::Decode => SequenceState::Decode,
+            Self::Preempted => SequenceState::Preempted,
             Self::SwappingOut(_) => SequenceState::SwappingOut,
             Self::Swapped(_) => SequenceState::Swapped,
             Self::SwappingIn(_) => SequenceState::SwappingIn,
@@ -203,7 +214,7 @@ impl Phase {
             Self::SwappingOut(swap_out) => &swap_out.hosts,
             Self::Swapped(swapped) => &swapped.hosts,
             Self::SwappingIn(swap_in) => &swap_in.hosts,
-            Self::Waiting | Self::Loading(_) | Self::Prefill | Self::Decode => &[],
+            Self::Waiting | Self::Loading(_) | Self::Prefill | Self::Decode | Self::Preempted => &[],
         }
     }
 
@@ -213,7 +224,7 @@ impl Phase {
             Self::SwappingOut(swap_out) => &swap_out.beside,
             Self::Swapped(swapped) => &swapped.beside,
             Self::SwappingIn(swap_in) => &swap_in.beside,
-            Self::Waiting | Self::Loading(_) | Self::Prefill | Self::Decode => &[],
+            Self::Waiting | Self::Loading(_) | Self::Prefill | Self::Decode | Self::Preempted => &[],
         }
     }
 
@@ -242,6 +253,9 @@ LoadEnded: Loading -> Prefill
 FirstToken: Prefill -> Decode
 Preempted: Prefill -> Waiting
 Preempted: Decode -> Waiting
+Preempted: Prefill -> Preempted
+Preempted: Decode -> Preempted
+StepsEnded: Preempted -> Waiting
 SwapOutBegan: Prefill -> SwappingOut
 SwapOutBegan: Decode -> SwappingOut
 SwapOutEnded: SwappingOut -> Swapped
@@ -257,6 +271,7 @@ Released: Swapped -> Waiting
 WorkerLost: Loading -> Waiting
 WorkerLost: Prefill -> Waiting
 WorkerLost: Decode -> Waiting
+WorkerLost: Preempted -> Waiting
 WorkerLost: SwappingOut -> Waiting
 WorkerLost: Swapped -> Waiting
 WorkerLost: SwappingIn -> Waiting
