@@ -9,6 +9,8 @@ use trunkline_core::{Config, Keeps, Preemption, RetentionHint, TierConfig, Write
 
 /// Prompts first, with a reserve that falls within a few steps, and without sharing of work in flight.
 const RESERVING: &str = "chunks:reserve_permille=900,least_permille=100,decay_steps=9,await_prefix=0";
+/// Prompts first, whose chunks are found while steps in flight compute them.
+const FINDING: &str = "chunks:await_prefix=0,find_chunks=1";
 
 /// Draws one of the choices.
 pub fn pick<T: Copy>(rng: &mut Pcg64Mcg, choices: &[T]) -> T {
@@ -98,7 +100,7 @@ pub(crate) fn suit_worker(seed: u64, config: &mut Config) -> bool {
 pub(crate) fn run_prompts_first(seed: u64, config: &mut Config) {
     let mut rng = Pcg64Mcg::seed_from_u64(seed.rotate_left(16));
     if rng.random_range(0..4) == 0 {
-        config.prefill_first = pick(&mut rng, &["true", "chunks", RESERVING]).parse().expect("a mode");
+        config.prefill_first = pick(&mut rng, &["true", "chunks", RESERVING, FINDING]).parse().expect("a mode");
     }
     if rng.random_range(0..8) == 0 {
         config.preemption = Preemption::Retract;

@@ -79,10 +79,10 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 whole_block_hits: true,
                 in_step_hits: false,
                 reserve_prompts: true,
-                prefill_first: PrefillFirst::Chunks(Chunks { reserve: NEW_TOKEN_RATIO, awaits_prefix: false }),
+                prefill_first: PrefillFirst::Chunks(Chunks { reserve: NEW_TOKEN_RATIO, awaits_prefix: false, finds_chunks: true }),
                 max_steps_in_flight: 2,
                 pipeline_batches: PipelineBatches::Ready,
-                policy: "lpm:ageing_us_per_token=1000000",
+                policy: "lpm_sorted",
                 preemption: Preemption::Retract,
             },
         },
@@ -140,7 +140,7 @@ pub fn by_name(name: &str) -> Result<Engine, RegistryError> {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_core::policy::RequestView;
+    use trunkline_core::policy::Sorting;
 
     use super::*;
 
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!((limits("vllm-v1"), limits("sarathi")), ((2048, 256), (512, 128)));
         let core = |name: &str| by_name(name).unwrap().core(1000);
         let prefill_first = |name: &str| core(name).prefill_first.to_string();
-        let sglang = "chunks:reserve_permille=700,least_permille=98,await_prefix=0";
+        let sglang = "chunks:reserve_permille=700,least_permille=98,await_prefix=0,find_chunks=1";
         assert_eq!(["vllm-v1", "vllm-v0", "sglang"].map(prefill_first), ["false", "true", sglang]);
         assert!(core("vllm-v1").worker.whole_block_hits && !core("sarathi").worker.whole_block_hits);
         for name in ["vllm-v1", "vllm-v0", "sarathi"] {
@@ -171,11 +171,7 @@ mod tests {
     fn sglang_overlaps_steps_and_orders_by_the_cache() {
         let config = by_name("sglang").unwrap().core(1000);
         assert_eq!((config.max_steps_in_flight, config.preemption), (2, Preemption::Retract));
-        let policy = config.make_policy().unwrap();
-        let rank = |cached_tokens, arrival_ns| {
-            policy.rank(&RequestView { cached_tokens, arrival_ns, ..RequestView::default() })
-        };
-        assert!(rank(16, 15_000_000_000) < rank(0, 0), "a block outweighs 15 s of waiting");
-        assert!(rank(16, 0) < rank(16, 1));
+        let sorting = Sorting { queue_max: 128, check_tokens: 32, shared_tokens: 32 };
+        assert_eq!(config.make_policy().unwrap().sorting(), Some(sorting));
     }
 }

@@ -40,7 +40,7 @@ use crate::tiers::{PlannedBlock, Tiers};
 use crate::transfer::Place;
 use crate::transfer_table::TransferTable;
 use crate::tree::{Parent, PrefixTree, Published};
-use crate::waiting::CachedPrefix;
+use crate::waiting::{Beginning, CachedPrefix};
 
 /// KV blocks in all places, and the transfers in flight.
 #[derive(Debug)]
@@ -201,6 +201,13 @@ impl Kv {
     pub fn cached_prefix(&self, seq: &Sequence) -> CachedPrefix {
         let blocks = self.estimate(seq);
         CachedPrefix { tokens: blocks as u32 * self.block_size, next: seq.cold.hashes.get(blocks).copied() }
+    }
+
+    /// Returns the beginning of a sequence for a sort of the waiting queue by cached tokens and by the first `shared_tokens` tokens.
+    pub fn beginning(&self, seq: &Sequence, shared_tokens: u32) -> Beginning {
+        let cached_tokens = self.estimate(seq) as u32 * self.block_size;
+        let last = shared_tokens.div_ceil(self.block_size).checked_sub(1);
+        Beginning { cached_tokens, hash: last.and_then(|at| seq.cold.hashes.get(at as usize).copied()) }
     }
 
     /// Returns the number of host blocks that a swap-out can take: free blocks, and in a shared memory also those of the tier that can

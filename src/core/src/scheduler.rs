@@ -122,8 +122,14 @@ impl Scheduler {
 
     /// Returns `true` if a prompt under way gave its blocks up.
     fn run_prefills_and_admit(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) -> bool {
+        if state.config.prefill_first.finds_chunks() && !state.suspects.is_narrowing() {
+            state.publish_chunks();
+        }
         let State { batch, sequences, reserve, .. } = state;
         let admits = reserve.begin_pass(batch.running.iter().map(|slot| &sequences[*slot]));
+        if state.waiting.is_sorted() {
+            sort_waiting(state, admits);
+        }
         let gave_way = self.run_prefills(state, budget, step);
         if admits {
             self.admit_waiting(state, budget, step);
@@ -534,6 +540,17 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
         }
     }
     Some(stalled)
+}
+
+/// Sorts the waiting queue for a pass that may admit a request, or runs a prompt under way.
+fn sort_waiting(state: &mut State, admits: bool) {
+    let batched = state.batched();
+    let State { waiting, sequences, kv, batch, config, .. } = state;
+    let is_under_way = |slot: &usize| sequences[*slot].is_prefill() && !sequences[*slot].decodes_next();
+    let may_admit = admits && batched < config.max_batch_size;
+    if may_admit || batch.running.iter().any(is_under_way) {
+        waiting.sort(&mut |slot, shared_tokens| kv.beginning(&sequences[slot], shared_tokens));
+    }
 }
 
 /// Preempts a prompt without blocks for its next chunk. Returns `false` if the prompt waits instead: for its own step in flight, or for a

@@ -241,13 +241,33 @@ impl State {
     /// Publishes the blocks of a prefill that steps in flight will have computed, the step being made included, if the worker can read them
     /// in these steps. Duplicates of published blocks are merged when they are computed.
     pub fn publish_ahead(&mut self, slot: usize) {
+        let seq = &self.sequences[slot];
+        let next = seq.cold.hashes.get(seq.published as usize);
+        if self.config.worker.in_step_hits && next.is_some_and(|next| !self.kv.is_published(*next)) {
+            self.publish_planned(slot);
+        }
+    }
+
+    /// Publishes the chunks of all prompts under way, and merges duplicates, while steps in flight compute them: the next step runs after
+    /// these. For [`crate::config::Chunks::finds_chunks`].
+    pub fn publish_chunks(&mut self) {
+        for at in 0..self.batch.running.len() {
+            let slot = self.batch.running[at];
+            let seq = &self.sequences[slot];
+            if seq.is_prefill() && seq.is_in_step() && !seq.decodes_next() && seq.ending.is_none() {
+                self.publish_planned(slot);
+            }
+        }
+    }
+
+    fn publish_planned(&mut self, slot: usize) {
         let Self { config, kv, sequences, journal, .. } = self;
         let (seq, size) = (&mut sequences[slot], config.block_size);
         let from = seq.published;
         // The others wait for blocks with hashes alone.
         let end = (seq.planned() / size).min(seq.cold.hashes.len() as u32);
         let is_plain = kv.groups.n() == 0 && seq.cold.planner.is_none() && !seq.unpublishable;
-        if !config.worker.in_step_hits || !is_plain || end <= from || kv.is_published(seq.cold.hashes[from as usize]) {
+        if !is_plain || end <= from {
             return;
         }
         kv.publish(seq, end * size, journal.stats.steps, journal);
@@ -260,7 +280,8 @@ impl State {
     /// Returns `true` if a sequence has published blocks that steps in flight compute, or run again for the last token of a prompt.
     pub fn has_published_ahead(&self, slot: usize) -> bool {
         let seq = &self.sequences[slot];
-        self.config.worker.in_step_hits && seq.published * self.config.block_size > seq.computed
+        let publishes_ahead = self.config.worker.in_step_hits || self.config.prefill_first.finds_chunks();
+        publishes_ahead && seq.published * self.config.block_size > seq.computed
     }
 
     /// Wakes the requests that wait for the blocks just published by a sequence, from the `from`-th on.

@@ -9,7 +9,7 @@ fn error(policy: &str) -> String {
 
 #[test]
 fn an_unknown_policy_is_reported_in_one_line() {
-    let known = "there are: fcfs, priority, sjf, lpm, edf, vtc";
+    let known = "there are: fcfs, priority, sjf, lpm, lpm_sorted, edf, vtc";
     assert_eq!(error("fifo"), format!("unknown policy 'fifo'; {known}"));
     assert_eq!(error("fifo:ageing_ms=1"), format!("unknown policy 'fifo'; {known}"));
     assert_eq!(error(""), format!("unknown policy ''; {known}"));
