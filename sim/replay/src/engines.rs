@@ -18,6 +18,7 @@ pub struct Engine {
     max_steps_in_flight: u32,
     pipeline_batches: PipelineBatches,
     policy: &'static str,
+    eviction: Option<&'static str>,
     preemption: Preemption,
 }
 
@@ -35,6 +36,7 @@ const PLAIN: Engine = Engine {
     max_steps_in_flight: 1,
     pipeline_batches: PipelineBatches::Ready,
     policy: "fcfs",
+    eviction: None,
     preemption: Preemption::Recompute,
 };
 
@@ -79,10 +81,15 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 whole_block_hits: true,
                 in_step_hits: false,
                 reserve_prompts: true,
-                prefill_first: PrefillFirst::Chunks(Chunks { reserve: NEW_TOKEN_RATIO, awaits_prefix: false, finds_chunks: true }),
+                prefill_first: PrefillFirst::Chunks(Chunks {
+                    reserve: NEW_TOKEN_RATIO,
+                    awaits_prefix: false,
+                    finds_chunks: true,
+                }),
                 max_steps_in_flight: 2,
                 pipeline_batches: PipelineBatches::Ready,
                 policy: "lpm_sorted",
+                eviction: Some("leaves"),
                 preemption: Preemption::Retract,
             },
         },
@@ -104,6 +111,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
 impl Engine {
     /// Returns the limits for a device with `device_blocks` blocks of 16 tokens.
     pub fn core(&self, device_blocks: u32) -> Config {
+        let plain = Settings::core();
         Config {
             block_size: 16,
             device_blocks,
@@ -118,13 +126,14 @@ impl Engine {
             prefill_first: self.prefill_first,
             max_steps_in_flight: self.max_steps_in_flight,
             policy: self.policy.into(),
+            eviction: self.eviction.map_or(plain.eviction, String::from),
             worker: WorkerFacts {
                 whole_block_hits: self.whole_block_hits,
                 in_step_hits: self.in_step_hits,
                 pipeline_batches: self.pipeline_batches,
                 ..WorkerFacts::default()
             },
-            ..Settings::core()
+            ..plain
         }
     }
 }

@@ -23,6 +23,7 @@ use crate::journal::Journal;
 use crate::planners::Planners;
 use crate::preemption::{grew, preempt, preempt_one};
 use crate::prefill_budget::PrefillBudget;
+use crate::queue_pass::QueuePasses;
 use crate::readers;
 use crate::sequence::{Phase, Sequence};
 use crate::state::State;
@@ -44,6 +45,8 @@ pub(crate) struct Scheduler {
     pub sends_tokens: bool,
     /// Logits that drafts may take in a step: what the sequences themselves leave.
     draft_logits: u32,
+    /// Passes over the waiting queue so far.
+    queue_passes: QueuePasses,
     /// `true` if prefill chunks never end inside a block. Off if a step full of decodes could leave less than a block: prefills
     /// would starve.
     aligned: bool,
@@ -56,6 +59,7 @@ impl Scheduler {
             prefill_budget: PrefillBudget::new(config.target_step_ns, config.block_size, config.max_batch_tokens),
             picked: Picked::default(),
             sends_tokens: true,
+            queue_passes: QueuePasses::default(),
             draft_logits: config.max_step_logits - config.max_batch_size,
             aligned: config.align_chunks
                 && config.max_batch_tokens >= config.block_size.saturating_add(config.max_batch_size),
@@ -127,9 +131,7 @@ impl Scheduler {
         }
         let State { batch, sequences, reserve, .. } = state;
         let admits = reserve.begin_pass(batch.running.iter().map(|slot| &sequences[*slot]));
-        if state.waiting.is_sorted() {
-            sort_waiting(state, admits);
-        }
+        self.queue_passes.begin(state, admits);
         let gave_way = self.run_prefills(state, budget, step);
         if admits {
             self.admit_waiting(state, budget, step);
@@ -540,17 +542,6 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
         }
     }
     Some(stalled)
-}
-
-/// Sorts the waiting queue for a pass that may admit a request, or runs a prompt under way.
-fn sort_waiting(state: &mut State, admits: bool) {
-    let batched = state.batched();
-    let State { waiting, sequences, kv, batch, config, .. } = state;
-    let is_under_way = |slot: &usize| sequences[*slot].is_prefill() && !sequences[*slot].decodes_next();
-    let may_admit = admits && batched < config.max_batch_size;
-    if may_admit || batch.running.iter().any(is_under_way) {
-        waiting.sort(&mut |slot, shared_tokens| kv.beginning(&sequences[slot], shared_tokens));
-    }
 }
 
 /// Preempts a prompt without blocks for its next chunk. Returns `false` if the prompt waits instead: for its own step in flight, or for a

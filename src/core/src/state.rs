@@ -13,8 +13,9 @@ use crate::prefetch::prefetch;
 use crate::rehit::RehitRate;
 use crate::rereads::Rereads;
 use crate::reserve::Reserve;
-use crate::sequence::{Phase, Sequence, SequenceEvent};
+use crate::sequence::{Ending, Phase, Sequence, SequenceEvent};
 use crate::shared_work::SharedWork;
+use crate::steps::Part;
 use crate::suspects::Suspects;
 use crate::swap_queue::SwapQueue;
 use crate::victims::Victims;
@@ -256,6 +257,24 @@ impl State {
             let seq = &self.sequences[slot];
             if seq.is_prefill() && seq.is_in_step() && !seq.decodes_next() && seq.ending.is_none() {
                 self.publish_planned(slot);
+                self.kv.visit_end(&self.sequences[slot]);
+            }
+        }
+    }
+
+    /// Reports the ends of the prompts and answers that a step just finished, and published, to the eviction policy.
+    pub fn visit_ends(&mut self, parts: &[Part]) {
+        if !self.kv.tree.notes_visits() {
+            return;
+        }
+        for part in parts {
+            let seq = &self.sequences[part.slot()];
+            let ends = match seq.ending {
+                None => part.sample && !part.decodes,
+                Some(ending) => matches!(ending, Ending::Finish(_)),
+            };
+            if ends {
+                self.kv.visit_end(seq);
             }
         }
     }
@@ -277,11 +296,15 @@ impl State {
         }
     }
 
+    /// Returns `true` if sequences may find blocks that steps in flight compute.
+    pub fn publishes_ahead(&self) -> bool {
+        self.config.worker.in_step_hits || self.config.prefill_first.finds_chunks()
+    }
+
     /// Returns `true` if a sequence has published blocks that steps in flight compute, or run again for the last token of a prompt.
     pub fn has_published_ahead(&self, slot: usize) -> bool {
         let seq = &self.sequences[slot];
-        let publishes_ahead = self.config.worker.in_step_hits || self.config.prefill_first.finds_chunks();
-        publishes_ahead && seq.published * self.config.block_size > seq.computed
+        self.publishes_ahead() && seq.published * self.config.block_size > seq.computed
     }
 
     /// Wakes the requests that wait for the blocks just published by a sequence, from the `from`-th on.

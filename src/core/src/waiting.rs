@@ -206,6 +206,17 @@ impl Waiting {
         matches!(self.order, Order::Tenants(_))
     }
 
+    /// Returns the first `n` requests in order, parked ones left out. With a policy ordering tenants, the first request of each.
+    pub fn first_unparked(&self, n: usize) -> Vec<usize> {
+        match &self.order {
+            Order::Plain(places) => places.iter().take(n).map(|(.., slot)| *slot).collect(),
+            Order::Tenants(tenants) => {
+                let tenants = tenants.firsts.iter().map(|(_, (.., slot))| *slot);
+                tenants.take(n).collect()
+            }
+        }
+    }
+
     /// Returns the next request to admit by the cached tokens counted so far, parked ones left out.
     pub fn first(&self) -> Option<usize> {
         match &self.order {

@@ -214,7 +214,9 @@ fn a_prompt_longer_than_a_step_runs_in_chunks_that_decodes_wait_for() {
 #[test]
 fn a_sorted_queue_has_one_of_several_new_prefixes_first_and_then_the_longest_found() {
     // 1 and 2 share twelve tokens, and so do 4 and 1.
-    for (policy, first) in [("lpm_sorted:check_tokens=8,shared_tokens=12", [1, 3]), ("lpm_sorted:shared_tokens=0", [1, 2])] {
+    for (policy, first) in
+        [("lpm_sorted:check_tokens=8,shared_tokens=12", [1, 3]), ("lpm_sorted:shared_tokens=0", [1, 2])]
+    {
         let prefill_first = "chunks:await_prefix=0".parse().unwrap();
         let limits = Config { policy: policy.into(), max_batch_size: 2, prefill_first, ..config() };
         let mut driver = Driver::without_worker(limits);

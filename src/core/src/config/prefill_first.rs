@@ -182,7 +182,13 @@ mod tests {
 
     #[test]
     fn every_mode_is_read_back_from_its_text() {
-        for text in ["false", "true", "chunks", "chunks:reserve_permille=700,least_permille=98,await_prefix=0", "chunks:find_chunks=1"] {
+        for text in [
+            "false",
+            "true",
+            "chunks",
+            "chunks:reserve_permille=700,least_permille=98,await_prefix=0",
+            "chunks:find_chunks=1",
+        ] {
             let mode: PrefillFirst = text.parse().unwrap();
             assert_eq!(mode.to_string(), text);
             assert_eq!(serde_json::from_str::<PrefillFirst>(&serde_json::to_string(&mode).unwrap()).unwrap(), mode);

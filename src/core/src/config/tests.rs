@@ -38,7 +38,7 @@ fn an_eviction_policy_takes_parameters_as_a_policy_does() {
     assert_eq!(error("s3fifo:small_percent=90"), None);
     assert_eq!(
         error("fifo:small_percent=90").unwrap(),
-        "unknown eviction policy 'fifo'; there are: lru, lfu, s3fifo, reuse, cost"
+        "unknown eviction policy 'fifo'; there are: lru, lfu, s3fifo, reuse, leaves, cost"
     );
     assert_eq!(
         error("s3fifo:small_percent=0").unwrap(),

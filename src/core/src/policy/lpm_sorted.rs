@@ -72,10 +72,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_those_of_sglang() {
-        assert_eq!(
-            make("lpm_sorted").sorting(),
-            Some(Sorting { queue_max: 128, check_tokens: 32, shared_tokens: 32 })
-        );
+        assert_eq!(make("lpm_sorted").sorting(), Some(Sorting { queue_max: 128, check_tokens: 32, shared_tokens: 32 }));
         assert_eq!(
             make("lpm_sorted:queue_max=5,check_tokens=6,shared_tokens=0").sorting(),
             Some(Sorting { queue_max: 5, check_tokens: 6, shared_tokens: 0 })

@@ -26,9 +26,9 @@ impl Waiting {
     }
 
     /// Sorts the queue, parked requests included, if the policy has the queue sorted and no more requests wait than the policy's limit.
-    /// `count` counts by slot, for a number of shared tokens.
-    pub fn sort(&mut self, count: &mut dyn FnMut(usize, u32) -> Beginning) {
-        let Some(sorting) = self.sorting.filter(|sorting| self.len <= sorting.queue_max as usize) else { return };
+    /// `count` counts by slot, for a number of shared tokens. Returns `true` if the queue was sorted.
+    pub fn sort(&mut self, count: &mut dyn FnMut(usize, u32) -> Beginning) -> bool {
+        let Some(sorting) = self.sorting.filter(|sorting| self.len <= sorting.queue_max as usize) else { return false };
         let Order::Plain(order) = &self.order else { unreachable!("a policy of tenants has no sorted queue") };
         let parked = self.parked.iter().map(|(_, slot)| self.entry(*slot).place(*slot));
         let mut queue: Vec<Place> = order.iter().copied().chain(parked).collect();
@@ -51,6 +51,7 @@ impl Waiting {
         let slots = sorted.iter().map(|(_, slot)| *slot);
         let shown = slots.filter(|slot| self.entry(*slot).parked.is_none());
         self.order = Order::Plain(shown.map(|slot| self.entry(slot).place(slot)).collect());
+        true
     }
 
     fn entry(&self, slot: usize) -> &Entry {
