@@ -10,7 +10,9 @@ use trunkline_core::{
 };
 
 use crate::Driver;
-use crate::limits::{divide_layers, hints, limits, pick, retain, run_prompts_first, share_a_tier, suit_worker};
+use crate::limits::{
+    divide_layers, hints, imitate, limits, pick, retain, run_prompts_first, share_a_tier, suit_worker,
+};
 use crate::oracle::{EOS, VOCAB, continuation};
 
 /// What a run came to.
@@ -170,6 +172,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
     divide_layers(seed, &mut config);
     let resumes = suit_worker(seed, &mut config);
     run_prompts_first(seed, &mut config);
+    imitate(seed, &mut config);
     let hint_rng = retain(seed, &mut config);
     share_a_tier(&mut rng, &mut config);
     let is_shared = config.tiers.iter().any(|tier| tier.shared);

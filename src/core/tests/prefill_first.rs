@@ -1,6 +1,6 @@
 //! Prompts before decodes, in chunks, with room for output: the decisions of `prefill_first: chunks`, and `preemption: retract`.
 
-use trunkline_core::{Config, Event, Namespace, Preemption, Request, RequestId, Token};
+use trunkline_core::{Config, Event, Namespace, Preemption, Request, RequestId, TierConfig, Token, Write};
 use trunkline_driver::Driver;
 
 const STOP: Token = 7;
@@ -212,4 +212,24 @@ fn a_worker_that_comes_back_starts_over_if_chunks_of_its_lost_steps_were_found()
         driver.assert_all_said([1, 2]);
         driver.assert_empty();
     }
+}
+
+#[test]
+fn a_block_that_a_step_in_flight_computes_is_not_copied_to_a_tier() {
+    let tier =
+        TierConfig { name: "tier".into(), blocks: 200, write: Write::Through, eviction: "lru".into(), shared: false };
+    let mode = config("chunks:await_prefix=0,find_chunks=1");
+    let limits = Config { device_blocks: 400, max_steps_in_flight: 3, tiers: vec![tier], ..mode };
+    let mut driver = Driver::with_content(limits, 1);
+    driver.join();
+    driver.submit(1, prompt(1, 30, 30), 1);
+    driver.submit(2, prompt(2, 30, 95), 1);
+    assert_eq!((driver.steps.len(), made_last(&driver)), (3, vec![(2, 40, 40)]));
+    // The blocks of 1 are merged with those of the first chunk of 2, whose step runs next.
+    driver.answer();
+    assert!(driver.has_ended(1) && driver.copies.is_empty());
+    assert_eq!(driver.stats().merged_blocks, 30);
+    driver.run_to_end();
+    driver.assert_all_said([1, 2]);
+    driver.assert_empty();
 }
