@@ -3,12 +3,18 @@
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::config::PipelineBatches;
+use trunkline_core::registry::Entry;
 use trunkline_core::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
 use trunkline_core::spec::Param;
 use trunkline_core::{Config, Keeps, Preemption, RetentionHint, TierConfig, Write, eviction, h2o, policy};
 
 /// Prompts first, with a reserve that falls within a few steps, and without sharing of work in flight.
 const RESERVING: &str = "chunks:reserve_permille=900,least_permille=100,decay_steps=9,await_prefix=0";
+/// Prompts first, whose chunks are found while steps in flight compute them.
+const FINDING: &str = "chunks:await_prefix=0,find_chunks=1";
+/// Policies of SGLang, which [`imitate`] draws.
+const SORTED: &str = "lpm_sorted";
+const LEAVES: &str = "leaves";
 
 /// Draws one of the choices.
 pub fn pick<T: Copy>(rng: &mut Pcg64Mcg, choices: &[T]) -> T {
@@ -29,7 +35,7 @@ pub fn limits(rng: &mut Pcg64Mcg) -> Config {
         max_batch_size,
         max_queue: rng.random_range(1..30),
         max_context: 200,
-        policy: any_of(rng, policy::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params))),
+        policy: any_of(rng, named(policy::REGISTRY.entries()).filter(|(name, _)| *name != SORTED)),
         eviction: any_eviction(rng),
         ..Config::default()
     };
@@ -54,7 +60,12 @@ fn any_of<'a>(rng: &mut Pcg64Mcg, entries: impl Iterator<Item = (&'a str, &'a [P
 }
 
 fn any_eviction(rng: &mut Pcg64Mcg) -> String {
-    any_of(rng, eviction::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params)))
+    any_of(rng, named(eviction::REGISTRY.entries()).filter(|(name, _)| *name != LEAVES))
+}
+
+/// Returns the names and parameters of entries.
+fn named<T, C>(entries: &'static [Entry<T, C>]) -> impl Iterator<Item = (&'static str, &'static [Param])> {
+    entries.iter().map(|entry| (entry.name, entry.params))
 }
 
 fn tier(rng: &mut Pcg64Mcg, device_blocks: u32) -> TierConfig {
@@ -118,6 +129,22 @@ pub(crate) fn preempt_at_once(seed: u64, config: &mut Config) {
             Preemption::Retract => Preemption::RetractAtOnce,
             other => other,
         };
+    }
+}
+
+/// Sorts the queue, evicts leaves, and finds chunks as SGLang does, for some seeds. Draws nothing from the run's own generator, so that
+/// other seeds run as they did.
+pub(crate) fn imitate(seed: u64, config: &mut Config) {
+    let mut rng = Pcg64Mcg::seed_from_u64(!seed.rotate_left(40));
+    if rng.random_range(0..6) == 0 {
+        config.policy = any_of(&mut rng, named(policy::REGISTRY.entries()).filter(|(name, _)| *name == SORTED));
+    }
+    if rng.random_range(0..6) == 0 {
+        config.eviction = LEAVES.into();
+        config.tiers.iter_mut().for_each(|tier| tier.eviction = pick(&mut rng, &[LEAVES, "lru"]).into());
+    }
+    if rng.random_range(0..8) == 0 {
+        config.prefill_first = FINDING.parse().expect("a mode");
     }
 }
 

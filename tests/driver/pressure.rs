@@ -11,7 +11,7 @@ use trunkline_core::{
 
 use crate::Driver;
 use crate::limits::{
-    divide_layers, hints, limits, pick, preempt_at_once, retain, run_prompts_first, share_a_tier, suit_worker,
+    divide_layers, hints, imitate, limits, pick, preempt_at_once, retain, run_prompts_first, share_a_tier, suit_worker,
 };
 use crate::oracle::{EOS, VOCAB, continuation};
 
@@ -176,6 +176,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
     let resumes = suit_worker(seed, &mut config);
     run_prompts_first(seed, &mut config);
     preempt_at_once(seed, &mut config);
+    imitate(seed, &mut config);
     let hint_rng = retain(seed, &mut config);
     share_a_tier(&mut rng, &mut config);
     let is_shared = config.tiers.iter().any(|tier| tier.shared);

@@ -18,6 +18,7 @@ pub struct Engine {
     max_steps_in_flight: u32,
     pipeline_batches: PipelineBatches,
     policy: &'static str,
+    eviction: Option<&'static str>,
     preemption: Preemption,
 }
 
@@ -35,6 +36,7 @@ const PLAIN: Engine = Engine {
     max_steps_in_flight: 1,
     pipeline_batches: PipelineBatches::Ready,
     policy: "fcfs",
+    eviction: None,
     preemption: Preemption::Recompute,
 };
 
@@ -84,10 +86,15 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 whole_block_hits: true,
                 in_step_hits: false,
                 reserve_prompts: true,
-                prefill_first: PrefillFirst::Chunks(Chunks { reserve: NEW_TOKEN_RATIO, awaits_prefix: false }),
+                prefill_first: PrefillFirst::Chunks(Chunks {
+                    reserve: NEW_TOKEN_RATIO,
+                    awaits_prefix: false,
+                    finds_chunks: true,
+                }),
                 max_steps_in_flight: 2,
                 pipeline_batches: PipelineBatches::Ready,
-                policy: "lpm:ageing_us_per_token=1000000",
+                policy: "lpm_sorted",
+                eviction: Some("leaves"),
                 preemption: Preemption::RetractAtOnce,
             },
         },
@@ -109,6 +116,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
 impl Engine {
     /// Returns the limits for a device with `device_blocks` blocks of 16 tokens.
     pub fn core(&self, device_blocks: u32) -> Config {
+        let plain = Settings::core();
         Config {
             block_size: 16,
             device_blocks,
@@ -123,13 +131,14 @@ impl Engine {
             prefill_first: self.prefill_first,
             max_steps_in_flight: self.max_steps_in_flight,
             policy: self.policy.into(),
+            eviction: self.eviction.map_or(plain.eviction, String::from),
             worker: WorkerFacts {
                 whole_block_hits: self.whole_block_hits,
                 in_step_hits: self.in_step_hits,
                 pipeline_batches: self.pipeline_batches,
                 ..WorkerFacts::default()
             },
-            ..Settings::core()
+            ..plain
         }
     }
 }
@@ -145,7 +154,7 @@ pub fn by_name(name: &str) -> Result<Engine, RegistryError> {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_core::policy::RequestView;
+    use trunkline_core::policy::Sorting;
 
     use super::*;
 
@@ -159,7 +168,7 @@ mod tests {
         assert_eq!((limits("vllm-v1"), limits("sarathi")), ((2048, 256), (512, 128)));
         let core = |name: &str| by_name(name).unwrap().core(1000);
         let prefill_first = |name: &str| core(name).prefill_first.to_string();
-        let sglang = "chunks:reserve_permille=700,least_permille=98,await_prefix=0";
+        let sglang = "chunks:reserve_permille=700,least_permille=98,await_prefix=0,find_chunks=1";
         assert_eq!(["vllm-v1", "vllm-v0", "sglang"].map(prefill_first), ["false", "true", sglang]);
         assert!(core("vllm-v1").worker.whole_block_hits && !core("sarathi").worker.whole_block_hits);
         for name in ["vllm-v1", "vllm-v0", "sarathi"] {
@@ -178,11 +187,7 @@ mod tests {
     fn sglang_overlaps_steps_and_orders_by_the_cache() {
         let config = by_name("sglang").unwrap().core(1000);
         assert_eq!((config.max_steps_in_flight, config.preemption), (2, Preemption::RetractAtOnce));
-        let policy = config.make_policy().unwrap();
-        let rank = |cached_tokens, arrival_ns| {
-            policy.rank(&RequestView { cached_tokens, arrival_ns, ..RequestView::default() })
-        };
-        assert!(rank(16, 15_000_000_000) < rank(0, 0), "a block outweighs 15 s of waiting");
-        assert!(rank(16, 0) < rank(16, 1));
+        let sorting = Sorting { queue_max: 128, check_tokens: 32, shared_tokens: 32 };
+        assert_eq!(config.make_policy().unwrap().sorting(), Some(sorting));
     }
 }

@@ -387,12 +387,13 @@ impl Core {
 
     /// Removes a sequence without a queue, and reports the end of the request.
     fn remove(&mut self, slot: usize, ending: Ending, actions: &mut Vec<Action>) {
+        let computed = self.computed_blocks(slot);
         let state = &mut self.state;
         state.end_shared_work(slot);
         state.free_worker_slot(slot);
         let failed = state.sequences[slot].guilty || ending == Ending::Finish(FinishReason::Error);
         if self.worker_joined && !failed && !state.sequences[slot].id.is_inner() {
-            state.kv.write_through(&mut state.sequences[slot], &mut state.journal);
+            state.kv.write_through(&mut state.sequences[slot], computed, &mut state.journal);
         }
         state.release(slot);
         let seq = state.sequences.remove(slot);
@@ -414,6 +415,22 @@ impl Core {
         self.forget_deadlines();
     }
 
+    /// Returns the number of leading published blocks of a sequence, which is in no step, that no step in flight computes.
+    fn computed_blocks(&self, slot: usize) -> usize {
+        let State { sequences, config, kv, .. } = &self.state;
+        let seq = &sequences[slot];
+        let published = seq.published as usize;
+        if !self.state.publishes_ahead() || kv.tiers.is_empty() {
+            return published;
+        }
+        let others = self.steps.slots().filter_map(|slot| sequences.get(slot));
+        others.fold(published, |computed, other| {
+            let from = (other.computed / config.block_size) as usize;
+            let is_shared = from < computed.min(other.published as usize) && other.table[from] == seq.table[from];
+            if is_shared { from } else { computed }
+        })
+    }
+
     /// Reports the end of a request while steps in flight still run the request's sequence. Of the sequence, which the caller takes
     /// out of the batch, only the blocks and the slot on the worker are left until the last of these steps ends.
     fn report_early(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
@@ -433,13 +450,14 @@ impl Core {
 
     /// Removes a sequence whose end was reported, once no step in flight runs it.
     fn discard(&mut self, slot: usize) {
+        let computed = self.computed_blocks(slot);
         let state = &mut self.state;
         state.reported -= 1;
         state.reserve.released(slot);
         state.free_worker_slot(slot);
         let seq = &state.sequences[slot];
         if self.worker_joined && !seq.has_failed() && !seq.id.is_inner() {
-            state.kv.write_through(&mut state.sequences[slot], &mut state.journal);
+            state.kv.write_through(&mut state.sequences[slot], computed, &mut state.journal);
         }
         state.release(slot);
         self.remains.push(state.sequences.remove(slot));

@@ -9,6 +9,7 @@ mod ghost;
 mod greedy_dual;
 mod guard;
 mod hazard;
+mod leaves;
 mod levels;
 mod lfu;
 mod lru;
@@ -75,6 +76,24 @@ pub trait Eviction: Send + std::fmt::Debug {
         true
     }
 
+    /// Returns `true` if the policy evicts as many blocks as it likes, and no fewer than asked for: [`Self::pop_chain`] is then asked for
+    /// all idle blocks, until enough have left. MUST be constant.
+    fn evicts_whole(&self) -> bool {
+        false
+    }
+
+    /// Returns `true` if the policy reads [`Self::visit`]. If not, the tree need not call it. MUST be constant.
+    fn notes_visits(&self) -> bool {
+        false
+    }
+
+    /// Takes note of a look-up with this block, published and not evicted since, as the last one found, or of a prompt or an answer ending
+    /// with the block.
+    fn visit(&mut self, _block: u32, _blocks: &Nodes) {}
+
+    /// Takes note of blocks about to leave the tree, by the policy's choice or otherwise. A cache without a tree does not call this.
+    fn left(&mut self, _chain: &[u32], _blocks: &Nodes) {}
+
     /// Takes note of newly computed blocks without duplicates, first to last. The contents may have been in the cache before,
     /// and the slots may have held other contents.
     fn published(&mut self, _chain: &[BlockHandle], _blocks: &Nodes) {}
@@ -112,6 +131,12 @@ pub static REGISTRY: Registry<Box<dyn Eviction>, u32> = Registry::new(
             about: "least likely to be used again, learned from the traffic",
             params: &[],
             make: |_, n| Box::new(reuse::Reuse::new(n)),
+        },
+        Entry {
+            name: "leaves",
+            about: "whole leaves of a radix tree, least recently looked up; SGLang's",
+            params: &[],
+            make: |_, n| Box::new(leaves::Leaves::new(n)),
         },
         Entry {
             name: "cost",

@@ -40,7 +40,7 @@ use crate::tiers::{PlannedBlock, Tiers};
 use crate::transfer::Place;
 use crate::transfer_table::TransferTable;
 use crate::tree::{Parent, PrefixTree, Published};
-use crate::waiting::CachedPrefix;
+use crate::waiting::{Beginning, CachedPrefix};
 
 /// KV blocks in all places, and the transfers in flight.
 #[derive(Debug)]
@@ -139,6 +139,18 @@ impl Kv {
             self.found.truncate(self.groups.usable(&self.found));
         }
         self.find_demoting(seq);
+        if self.tree.notes_visits()
+            && let Some(last) = self.found.last()
+        {
+            self.tree.visit(last);
+        }
+    }
+
+    /// Reports the end of the published blocks of a sequence to the eviction policy: of a prompt, a chunk or an answer.
+    pub fn visit_end(&mut self, seq: &Sequence) {
+        if let Some(last) = seq.published.checked_sub(1).filter(|_| self.tree.notes_visits()) {
+            self.tree.visit(seq.table[last as usize].index);
+        }
     }
 
     /// Returns the hashes of a sequence's blocks that may be found in a cache.
@@ -204,6 +216,17 @@ impl Kv {
     pub fn cached_prefix(&self, seq: &Sequence) -> CachedPrefix {
         let blocks = self.estimate(seq);
         CachedPrefix { tokens: blocks as u32 * self.block_size, next: seq.cold.hashes.get(blocks).copied() }
+    }
+
+    /// Looks up the beginning of a sequence for a sort of the waiting queue by cached tokens and by the first `shared_tokens` tokens.
+    pub fn look_up_beginning(&mut self, seq: &Sequence, shared_tokens: u32) -> Beginning {
+        let found = self.estimate(seq);
+        if found > 0 && self.tree.notes_visits() {
+            self.tree.visit_hash(seq.cold.hashes[found - 1]);
+        }
+        let cached_tokens = found as u32 * self.block_size;
+        let last = shared_tokens.div_ceil(self.block_size).checked_sub(1);
+        Beginning { cached_tokens, hash: last.and_then(|at| seq.cold.hashes.get(at as usize).copied()) }
     }
 
     /// Returns the number of host blocks that a swap-out can take: free blocks, and in a shared memory also those of the tier that can

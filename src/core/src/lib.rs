@@ -93,6 +93,7 @@ mod preemption;
 mod prefetch;
 mod prefill_budget;
 pub mod prefix;
+mod queue_pass;
 mod readers;
 pub mod registry;
 mod rehit;

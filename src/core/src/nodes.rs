@@ -230,6 +230,11 @@ impl Nodes {
         self.children[index as usize] == 0
     }
 
+    /// Returns the number of published blocks right behind a block.
+    pub(crate) fn n_children(&self, index: u32) -> u32 {
+        self.children[index as usize]
+    }
+
     /// Returns `true` if a published block may continue this one. Always `true` for a namespace.
     pub(crate) fn is_continued(&self, parent: u32) -> bool {
         is_namespace(parent) || self.children[parent as usize] > 0

@@ -10,6 +10,7 @@
 //! | `priority` | the most urgent, with ageing | dynamic priorities (Jackson, 1960) |
 //! | `sjf` | the least uncached work, with ageing | Smith, 1956 |
 //! | `lpm` | the longest cached prefix, with ageing | SGLang (Zheng et al., NeurIPS 2024) |
+//! | `lpm_sorted` | the longest cached prefix, in a queue sorted before each pass | SGLang 0.5 |
 //! | `edf` | the earliest deadline | Liu and Layland, 1973 |
 //! | `vtc` | the tenant served least | Virtual Token Counter (Sheng et al., OSDI 2024) |
 //!
@@ -32,6 +33,7 @@
 mod edf;
 mod fcfs;
 mod lpm;
+mod lpm_sorted;
 mod priority;
 mod sjf;
 mod vtc;
@@ -60,6 +62,17 @@ pub struct RequestView {
     /// Number of those tokens found in the cache at the last count. Of a running request: the number found if the request were
     /// preempted and came back at once.
     pub cached_tokens: u32,
+}
+
+/// Rules of a queue sorted as a whole before each scheduling pass: by cached tokens, most first, equals in the order of the pass before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sorting {
+    /// Waiting requests sorted, at most; a longer queue keeps the order, new requests at the end.
+    pub queue_max: u32,
+    /// Cached tokens of a request compared with the beginnings of the requests before, at most.
+    pub check_tokens: u32,
+    /// Tokens shared with a compared request before, from which on a request goes last; 0 for never.
+    pub shared_tokens: u32,
 }
 
 /// An order of requests.
@@ -95,6 +108,12 @@ pub trait Policy: Send + std::fmt::Debug {
     /// Returns `true` if ranks depend on [`RequestView::cached_tokens`]. MUST be constant.
     fn ranks_by_cache(&self) -> bool {
         false
+    }
+
+    /// Returns the rules of sorting, for a policy with a queue sorted before each scheduling pass. The rank of such a policy MUST be 0 for
+    /// every request: the rank of a request not sorted yet. Not for policies ordering tenants. MUST be constant.
+    fn sorting(&self) -> Option<Sorting> {
+        None
     }
 
     /// Returns `true` if the policy orders tenants before requests: the tenant of lowest [`Self::standing`] is served first,
@@ -148,6 +167,12 @@ pub static REGISTRY: Registry<Box<dyn Policy>> = Registry::new(
             about: "most cached tokens first; waiting makes up for tokens",
             params: &lpm::PARAMS,
             make: |values, ()| Box::new(lpm::Lpm::new(values)),
+        },
+        Entry {
+            name: "lpm_sorted",
+            about: "most cached tokens first, sorted before each step; SGLang's queue",
+            params: &lpm_sorted::PARAMS,
+            make: |values, ()| Box::new(lpm_sorted::LpmSorted::new(values)),
         },
         Entry {
             name: "edf",

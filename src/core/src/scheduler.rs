@@ -23,6 +23,7 @@ use crate::journal::Journal;
 use crate::planners::Planners;
 use crate::preemption::{grew, preempt, preempt_one};
 use crate::prefill_budget::PrefillBudget;
+use crate::queue_pass::QueuePasses;
 use crate::readers;
 use crate::sequence::{Phase, Sequence};
 use crate::state::State;
@@ -44,6 +45,8 @@ pub(crate) struct Scheduler {
     pub sends_tokens: bool,
     /// Logits that drafts may take in a step: what the sequences themselves leave.
     draft_logits: u32,
+    /// Passes over the waiting queue so far.
+    queue_passes: QueuePasses,
     /// `true` if prefill chunks never end inside a block. Off if a step full of decodes could leave less than a block: prefills
     /// would starve.
     aligned: bool,
@@ -56,6 +59,7 @@ impl Scheduler {
             prefill_budget: PrefillBudget::new(config.target_step_ns, config.block_size, config.max_batch_tokens),
             picked: Picked::default(),
             sends_tokens: true,
+            queue_passes: QueuePasses::default(),
             draft_logits: config.max_step_logits - config.max_batch_size,
             aligned: config.align_chunks
                 && config.max_batch_tokens >= config.block_size.saturating_add(config.max_batch_size),
@@ -122,8 +126,12 @@ impl Scheduler {
 
     /// Returns `true` if a prompt under way gave its blocks up.
     fn run_prefills_and_admit(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) -> bool {
+        if state.config.prefill_first.finds_chunks() && !state.suspects.is_narrowing() {
+            state.publish_chunks();
+        }
         let State { batch, sequences, reserve, .. } = state;
         let admits = reserve.begin_pass(batch.running.iter().map(|slot| &sequences[*slot]));
+        self.queue_passes.begin(state, admits);
         let gave_way = self.run_prefills(state, budget, step);
         if admits {
             self.admit_waiting(state, budget, step);

@@ -13,8 +13,9 @@ use crate::prefetch::prefetch;
 use crate::rehit::RehitRate;
 use crate::rereads::Rereads;
 use crate::reserve::Reserve;
-use crate::sequence::{Phase, Sequence, SequenceEvent};
+use crate::sequence::{Ending, Phase, Sequence, SequenceEvent};
 use crate::shared_work::SharedWork;
+use crate::steps::Part;
 use crate::suspects::Suspects;
 use crate::swap_queue::SwapQueue;
 use crate::victims::Victims;
@@ -243,13 +244,51 @@ impl State {
     /// Publishes the blocks of a prefill that steps in flight will have computed, the step being made included, if the worker can read them
     /// in these steps. Duplicates of published blocks are merged when they are computed.
     pub fn publish_ahead(&mut self, slot: usize) {
+        let seq = &self.sequences[slot];
+        let next = seq.cold.hashes.get(seq.published as usize);
+        if self.config.worker.in_step_hits && next.is_some_and(|next| !self.kv.is_published(*next)) {
+            self.publish_planned(slot);
+        }
+    }
+
+    /// Publishes the chunks of all prompts under way, and merges duplicates, while steps in flight compute them: the next step runs after
+    /// these. For [`crate::config::Chunks::finds_chunks`].
+    pub fn publish_chunks(&mut self) {
+        for at in 0..self.batch.running.len() {
+            let slot = self.batch.running[at];
+            let seq = &self.sequences[slot];
+            if seq.is_prefill() && seq.is_in_step() && !seq.decodes_next() && seq.ending.is_none() {
+                self.publish_planned(slot);
+                self.kv.visit_end(&self.sequences[slot]);
+            }
+        }
+    }
+
+    /// Reports the ends of the prompts and answers that a step just finished, and published, to the eviction policy.
+    pub fn visit_ends(&mut self, parts: &[Part]) {
+        if !self.kv.tree.notes_visits() {
+            return;
+        }
+        for part in parts {
+            let seq = &self.sequences[part.slot()];
+            let ends = match seq.ending {
+                None => part.sample && !part.decodes,
+                Some(ending) => matches!(ending, Ending::Finish(_)),
+            };
+            if ends {
+                self.kv.visit_end(seq);
+            }
+        }
+    }
+
+    fn publish_planned(&mut self, slot: usize) {
         let Self { config, kv, sequences, journal, .. } = self;
         let (seq, size) = (&mut sequences[slot], config.block_size);
         let from = seq.published;
         // The others wait for blocks with hashes alone.
         let end = (seq.planned() / size).min(seq.cold.hashes.len() as u32);
         let is_plain = kv.groups.n() == 0 && seq.cold.planner.is_none() && !seq.unpublishable;
-        if !config.worker.in_step_hits || !is_plain || end <= from || kv.is_published(seq.cold.hashes[from as usize]) {
+        if !is_plain || end <= from {
             return;
         }
         kv.publish(seq, end * size, journal.stats.steps, journal);
@@ -259,10 +298,15 @@ impl State {
         }
     }
 
+    /// Returns `true` if sequences may find blocks that steps in flight compute.
+    pub fn publishes_ahead(&self) -> bool {
+        self.config.worker.in_step_hits || self.config.prefill_first.finds_chunks()
+    }
+
     /// Returns `true` if a sequence has published blocks that steps in flight compute, or run again for the last token of a prompt.
     pub fn has_published_ahead(&self, slot: usize) -> bool {
         let seq = &self.sequences[slot];
-        self.config.worker.in_step_hits && seq.published * self.config.block_size > seq.computed
+        self.publishes_ahead() && seq.published * self.config.block_size > seq.computed
     }
 
     /// Wakes the requests that wait for the blocks just published by a sequence, from the `from`-th on.

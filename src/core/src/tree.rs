@@ -43,6 +43,7 @@
 mod ahead;
 mod classes;
 mod demotion;
+mod evicting;
 mod hints;
 mod matching;
 
@@ -201,11 +202,6 @@ impl PrefixTree {
         std::mem::take(&mut self.left)
     }
 
-    /// Evicts up to `n` idle blocks, as many as there are.
-    pub fn evict_idle(&mut self, n: u32) {
-        self.evict(n.min(self.pool.count(BlockState::Idle)));
-    }
-
     /// Returns `true` if a block has the hash, published and not evicted since. The tokens are not compared.
     pub fn contains(&self, hash: BlockHash) -> bool {
         self.lookup(hash).is_some()
@@ -302,7 +298,7 @@ impl PrefixTree {
         for block in 0..self.pool.opened() {
             if self.pool.state(block) == BlockState::Held {
                 self.index.remove(self.nodes.fingerprint(block), block);
-                self.eviction.left(&[block]);
+                self.eviction.left(&[block], &self.nodes);
                 self.pool.apply(block, BlockEvent::Flushed);
             }
         }
@@ -484,13 +480,6 @@ impl PrefixTree {
         table.clear();
     }
 
-    /// Evicts every idle block. Returns the number of blocks evicted.
-    pub fn flush(&mut self) -> u32 {
-        let n = self.pool.count(BlockState::Idle);
-        self.evict(n);
-        n
-    }
-
     /// Frees all blocks and forgets what they held, whoever reads or owns them: the contents are lost. The caller MUST empty all tables,
     /// without [`Self::release`]. Returns the number of blocks that could be found.
     pub fn clear(&mut self) -> u32 {
@@ -504,85 +493,6 @@ impl PrefixTree {
         self.eviction.clear();
         self.left.clear();
         lost
-    }
-
-    /// Evicts `n` blocks. At least `n` MUST be idle.
-    fn evict(&mut self, n: u32) {
-        let mut left = n;
-        while left > 0 {
-            left -= self.pop_chain(left);
-        }
-        self.drop_leaving();
-    }
-
-    /// Evicts blocks so that the next `n` blocks of a table can be neighbours, as far as the pool keeps blocks free for that.
-    fn evict_ahead(&mut self, n: u32, table: &[BlockHandle]) {
-        let lacking = self.pool.lacking(n, table);
-        let mut left = lacking.min(self.pool.count(BlockState::Idle));
-        if left == 0 {
-            return;
-        }
-        let run = self.pool.run_length(table.len() as u32 + n);
-        while left > 0 {
-            left -= self.pop_chain(1);
-            // The blocks of a chain leave last to first: down to the beginning of a run.
-            let last = *self.leaving.last().expect("a block was popped");
-            let more = left.min(last % run);
-            if more > 0 {
-                left -= self.pop_chain(more);
-            }
-            self.drop_leaving();
-            if self.pool.lacking(n, table) == 0 {
-                return;
-            }
-        }
-    }
-
-    /// Takes one to `n` victims of the eviction policy out of the tree, to `leaving`. At least `n` blocks MUST be idle, with those
-    /// leaving. Returns the number of blocks taken.
-    fn pop_chain(&mut self, n: u32) -> u32 {
-        let mut leaving = std::mem::take(&mut self.leaving);
-        let at = leaving.len();
-        self.eviction.pop_chain(n as usize, &self.nodes, &mut leaving);
-        assert!((1..=n as usize).contains(&(leaving.len() - at)), "if a block is idle, so is a leaf");
-        if leaving.len() <= SHORT {
-            leaving[at..].iter().for_each(|block| self.index.prefetch(self.nodes.fingerprint(*block)));
-        }
-        self.remove_chain(&leaving[at..]);
-        let popped = (leaving.len() - at) as u32;
-        self.leaving = leaving;
-        popped
-    }
-
-    /// Takes a leaf and ancestors, each the parent of the block before, out of the tree.
-    fn remove_chain(&mut self, chain: &[u32]) {
-        self.eviction.left(chain);
-        self.leave_namespace(chain[chain.len() - 1]);
-        if let Some(parent) = self.nodes.remove_chain(chain) {
-            self.eviction.leaf(parent, &self.nodes);
-        }
-    }
-
-    /// Counts a block that is about to leave the tree out of its namespace, if the block is the first of a prefix.
-    fn leave_namespace(&mut self, block: u32) {
-        let parent = self.nodes.parents[block as usize];
-        if is_namespace(parent) {
-            self.namespaces.leave(parent);
-        }
-    }
-
-    /// Frees the blocks in `leaving`.
-    fn drop_leaving(&mut self) {
-        self.evicted += self.leaving.len() as u64;
-        if self.notes_left {
-            self.left.extend_from_slice(&self.leaving);
-        }
-        self.pool.evict(&self.leaving);
-        if self.index.clear_if_all_leave(self.leaving.len()) {
-            return self.leaving.clear();
-        }
-        self.index.remove_all(self.leaving.iter().map(|block| (self.nodes.fingerprint(*block), *block)));
-        self.leaving.clear();
     }
 
     /// Returns the fingerprint and the tokens of a block that is published, or was when its demotion began.

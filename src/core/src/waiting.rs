@@ -4,19 +4,21 @@
 //! share among tenants it has two levels, the requests of each tenant and the tenants by standing, so that a tenant moves as
 //! a whole when it is served. Every operation takes logarithmic time in the number of waiting requests, except
 //! [`Waiting::next`], which counts the cached tokens of [`RECOUNTS_MAX`] requests at most, and [`Waiting::wake`], which takes
-//! that time for each request woken.
+//! that time for each request woken. A policy may have the whole queue sorted instead, up to a length (`sorting.rs`).
 //!
 //! **Parked requests.** A request that waits for a block which another request is about to publish is parked under the hash of
 //! the block: it keeps its place in the order, costs nothing until the block is published or the other request stops, and lets
 //! requests behind it pass.
 
+mod sorting;
 mod watches;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use self::sorting::Beginning;
 use self::watches::Watches;
 use crate::hash::BlockHash;
-use crate::policy::{Policy, RequestView};
+use crate::policy::{Policy, RequestView, Sorting};
 
 /// Requests whose cached tokens one [`Waiting::next`] counts again, at most.
 pub const RECOUNTS_MAX: usize = 256;
@@ -58,6 +60,8 @@ impl Entry {
 #[derive(Debug)]
 pub struct Waiting {
     policy: Box<dyn Policy>,
+    /// Rules of sorting, if the policy has any.
+    sorting: Option<Sorting>,
     /// Waiting requests by slot.
     entries: Vec<Option<Entry>>,
     /// Requests without the parked ones.
@@ -78,6 +82,7 @@ impl Waiting {
     /// Creates an empty queue ordered by `policy`.
     pub fn new(policy: Box<dyn Policy>) -> Self {
         Self {
+            sorting: policy.sorting(),
             entries: Vec::new(),
             order: if policy.by_tenant() { Order::Tenants(Tenants::default()) } else { Order::Plain(BTreeSet::new()) },
             parked: BTreeSet::new(),
@@ -199,6 +204,17 @@ impl Waiting {
     /// Returns `true` if the policy counts the service of tenants: then the caller reports [`Self::served`].
     pub fn counts_service(&self) -> bool {
         matches!(self.order, Order::Tenants(_))
+    }
+
+    /// Returns the first `n` requests in order, parked ones left out. With a policy ordering tenants, the first request of each.
+    pub fn first_unparked(&self, n: usize) -> Vec<usize> {
+        match &self.order {
+            Order::Plain(places) => places.iter().take(n).map(|(.., slot)| *slot).collect(),
+            Order::Tenants(tenants) => {
+                let tenants = tenants.firsts.iter().map(|(_, (.., slot))| *slot);
+                tenants.take(n).collect()
+            }
+        }
     }
 
     /// Returns the next request to admit by the cached tokens counted so far, parked ones left out.

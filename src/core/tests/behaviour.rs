@@ -508,7 +508,7 @@ fn limits_out_of_range_are_named() {
             .starts_with("max_batch_tokens is 3; it must be at least max_batch_size")
     );
     let unknown = error(Config { policy: "fifo".into(), ..config() });
-    assert_eq!(unknown, "unknown policy 'fifo'; there are: fcfs, priority, sjf, lpm, edf, vtc");
+    assert_eq!(unknown, "unknown policy 'fifo'; there are: fcfs, priority, sjf, lpm, lpm_sorted, edf, vtc");
 }
 
 #[test]

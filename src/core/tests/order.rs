@@ -210,3 +210,43 @@ fn a_prompt_longer_than_a_step_runs_in_chunks_that_decodes_wait_for() {
     assert_eq!((&steps[0], &steps[1..4]), (&vec![(1, 0, 10, true)], &chunks[..]));
     assert_eq!(steps[4], [(1, 10, 1, true), (2, 70, 1, true)]);
 }
+
+#[test]
+fn a_sorted_queue_has_one_of_several_new_prefixes_first_and_then_the_longest_found() {
+    // 1 and 2 share twelve tokens, and so do 4 and 1.
+    for (policy, first) in
+        [("lpm_sorted:check_tokens=8,shared_tokens=12", [1, 3]), ("lpm_sorted:shared_tokens=0", [1, 2])]
+    {
+        let prefill_first = "chunks:await_prefix=0".parse().unwrap();
+        let limits = Config { policy: policy.into(), max_batch_size: 2, prefill_first, ..config() };
+        let mut driver = Driver::without_worker(limits);
+        for (id, kind) in [(1, 1), (2, 1), (3, 3)] {
+            driver.submit(id, [prompt(kind, 12), prompt(10 + id as u32, 4)].concat(), 1);
+        }
+        driver.join();
+        assert_eq!(driver.ids(), first, "{policy}");
+        driver.submit(5, prompt(5, 16), 1);
+        driver.submit(4, [prompt(1, 12), prompt(14, 4)].concat(), 1);
+        driver.answer();
+        let rest: Vec<u64> = if first[1] == 3 { vec![2, 4] } else { vec![4, 3] };
+        assert_eq!(driver.ids(), rest, "{policy}: 4 arrived last and is cached, 5 is not");
+        driver.run_to_end();
+    }
+}
+
+#[test]
+fn more_waiting_requests_than_are_sorted_stay_in_their_order() {
+    let prefill_first = "chunks:await_prefix=0".parse().unwrap();
+    let policy = "lpm_sorted:queue_max=3".into();
+    let mut driver = Driver::new(Config { policy, max_batch_size: 1, prefill_first, ..config() });
+    driver.submit(1, prompt(1, 12), 1);
+    for (id, kind) in [(2, 2), (3, 3), (4, 4), (5, 1)] {
+        driver.submit(id, [prompt(kind, 12), vec![7; 4]].concat(), 1);
+    }
+    driver.answer();
+    assert_eq!(driver.ids(), [2], "5 has a prefix, but four wait");
+    driver.answer();
+    assert_eq!(driver.ids(), [5], "three wait");
+    driver.run_to_end();
+    assert_eq!(driver.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2, 5, 3, 4]);
+}

@@ -1,6 +1,6 @@
 //! Prompts before decodes, in chunks, with room for output: the decisions of `prefill_first: chunks`, and `preemption: retract`.
 
-use trunkline_core::{Config, Namespace, Preemption, Request, RequestId, Token};
+use trunkline_core::{Config, Event, Namespace, Preemption, Request, RequestId, TierConfig, Token, Write};
 use trunkline_driver::Driver;
 
 const STOP: Token = 7;
@@ -150,4 +150,86 @@ fn the_request_with_the_least_output_is_retracted_and_waits_behind_all_others() 
     assert_eq!(driver.ids(), [4], "3 arrived before 4, but waits behind it");
     driver.run_to_end();
     driver.assert_all_said([1, 2, 3, 4]);
+}
+
+/// Returns the sequences of the step made last: (request, computed, tokens).
+fn made_last(driver: &Driver) -> Vec<(u64, u32, u32)> {
+    let step = driver.steps.back().expect("a step is in flight");
+    step.seqs.iter().map(|seq| (seq.request.0, seq.computed, seq.n_tokens)).collect()
+}
+
+#[test]
+fn a_chunk_is_found_from_the_next_step_on_while_a_step_in_flight_computes_it() {
+    for (mode, two) in [("chunks:await_prefix=0", (2, 40, 25)), ("chunks:await_prefix=0,find_chunks=1", (2, 80, 12))] {
+        let limits = Config { device_blocks: 400, max_steps_in_flight: 2, ..config(mode) };
+        let mut driver = Driver::with_content(limits, 1);
+        driver.submit(1, prompt(1, 90, 95), 4);
+        driver.submit(2, prompt(2, 90, 92), 4);
+        driver.join();
+        assert_eq!((driver.steps.len(), made_last(&driver)), (2, vec![(1, 40, 40)]), "{mode}");
+        driver.answer();
+        assert_eq!(made_last(&driver), [(1, 80, 15), two], "{mode}: the second chunk is in flight");
+        driver.run_to_end();
+        assert_eq!(driver.stats().tokens.cached_tokens, u64::from(two.1), "{mode}");
+        driver.assert_all_said([1, 2]);
+        driver.assert_empty();
+    }
+}
+
+#[test]
+fn a_chunk_that_another_prompt_has_computed_meanwhile_is_merged_and_found() {
+    let mode = "chunks:await_prefix=0,find_chunks=1";
+    let mut driver = Driver::with_content(Config { device_blocks: 400, max_steps_in_flight: 2, ..config(mode) }, 1);
+    driver.submit(1, prompt(1, 30, 30), 4);
+    driver.submit(2, prompt(2, 30, 70), 4);
+    driver.submit(3, [prompt(2, 30, 50), prompt(3, 0, 5)].concat(), 4);
+    driver.join();
+    assert_eq!(driver.running(), [(1, 0, 30, true), (2, 0, 10, false)]);
+    assert_eq!(made_last(&driver), [(2, 10, 40)]);
+    driver.answer();
+    // Tokens 10 to 30 are published by 1, and computed again by 2 in the step in flight.
+    assert_eq!(made_last(&driver), [(2, 50, 20), (3, 50, 5)]);
+    assert_eq!(driver.stats().merged_blocks, 30);
+    driver.run_to_end();
+    driver.assert_all_said([1, 2, 3]);
+    driver.assert_empty();
+}
+
+#[test]
+fn a_worker_that_comes_back_starts_over_if_chunks_of_its_lost_steps_were_found() {
+    for (mode, preemptions) in [("chunks:await_prefix=0", 0), ("chunks:await_prefix=0,find_chunks=1", 2)] {
+        let mut driver = Driver::with_content(Config { device_blocks: 400, max_steps_in_flight: 2, ..config(mode) }, 1);
+        driver.submit(1, prompt(1, 90, 95), 4);
+        driver.submit(2, prompt(2, 90, 92), 4);
+        driver.join();
+        driver.answer();
+        driver.event(Event::WorkerResumed);
+        if driver.steps.is_empty() {
+            driver.join();
+        }
+        assert_eq!(driver.stats().preemptions, preemptions, "{mode}");
+        driver.run_to_end();
+        driver.assert_all_said([1, 2]);
+        driver.assert_empty();
+    }
+}
+
+#[test]
+fn a_block_that_a_step_in_flight_computes_is_not_copied_to_a_tier() {
+    let tier =
+        TierConfig { name: "tier".into(), blocks: 200, write: Write::Through, eviction: "lru".into(), shared: false };
+    let mode = config("chunks:await_prefix=0,find_chunks=1");
+    let limits = Config { device_blocks: 400, max_steps_in_flight: 3, tiers: vec![tier], ..mode };
+    let mut driver = Driver::with_content(limits, 1);
+    driver.join();
+    driver.submit(1, prompt(1, 30, 30), 1);
+    driver.submit(2, prompt(2, 30, 95), 1);
+    assert_eq!((driver.steps.len(), made_last(&driver)), (3, vec![(2, 40, 40)]));
+    // The blocks of 1 are merged with those of the first chunk of 2, whose step runs next.
+    driver.answer();
+    assert!(driver.has_ended(1) && driver.copies.is_empty());
+    assert_eq!(driver.stats().merged_blocks, 30);
+    driver.run_to_end();
+    driver.assert_all_said([1, 2]);
+    driver.assert_empty();
 }

@@ -252,7 +252,7 @@ fn an_engine_sets_the_defaults_of_limits() {
     assert_eq!((plain.max_batch_tokens, plain.launch_watermark, plain.align_chunks), (8192, 1.0, true));
     assert_eq!((plain.preemption, plain.device_blocks), (Preemption::Cost, vllm.device_blocks));
     let sglang = core("t --engine sglang");
-    assert_eq!((sglang.max_steps_in_flight, &*sglang.policy), (2, "lpm:ageing_us_per_token=1000000"));
+    assert_eq!((sglang.max_steps_in_flight, &*sglang.policy), (2, "lpm_sorted"));
     let given = core("t --engine sglang --policy fcfs --max-steps-in-flight 1 --prefill-first false --block-size 1");
     assert_eq!((given.max_steps_in_flight, &*given.policy, given.prefill_first), (1, "fcfs", PrefillFirst::Off));
     assert_eq!(given.device_blocks / 16, sglang.device_blocks);

@@ -11,7 +11,7 @@ use crate::spec::Param;
 
 const PERMILLE: u64 = 1_000;
 
-const PARAMS: [Param; 4] = [
+const PARAMS: [Param; 5] = [
     Param {
         key: "reserve_permille",
         about: "share of the tokens that running requests may still generate, kept free when another is admitted; 0 is none",
@@ -34,6 +34,13 @@ const PARAMS: [Param; 4] = [
         min: 0,
         max: 1,
     },
+    Param {
+        key: "find_chunks",
+        about: "1 to let requests find a chunk of a prompt as soon as the next step is made, 0 when the step of the chunk has ended",
+        default: 0,
+        min: 0,
+        max: 1,
+    },
 ];
 
 /// All ways to run prompts before decodes.
@@ -50,7 +57,7 @@ static REGISTRY: Registry<PrefillFirst> = Registry::new(
                 let [reserve, least, steps] = [0, 1, 2].map(|at| values[at] as u32);
                 let reserve =
                     OutputReserve { permille: reserve, least_permille: least.min(reserve), decay_steps: steps };
-                PrefillFirst::Chunks(Chunks { reserve, awaits_prefix: values[3] == 1 })
+                PrefillFirst::Chunks(Chunks { reserve, awaits_prefix: values[3] == 1, finds_chunks: values[4] == 1 })
             },
         },
     ],
@@ -76,6 +83,9 @@ pub struct Chunks {
     pub reserve: OutputReserve,
     /// `true` if a request waits while another computes a prefix of the prompt.
     pub awaits_prefix: bool,
+    /// `true` if a request finds the blocks of a chunk of another prompt, except the last, from the next scheduling pass on, while a step
+    /// in flight computes the chunk: steps run in order. Without effect with layer groups.
+    pub finds_chunks: bool,
 }
 
 /// Room left by an admission for tokens not generated yet: SGLang's new-token ratio. The share falls from step to step, and
@@ -108,14 +118,22 @@ impl PrefillFirst {
     pub fn awaits_prefix(self) -> bool {
         !matches!(self, Self::Chunks(Chunks { awaits_prefix: false, .. }))
     }
+
+    /// Returns `true` if requests find chunks computed by steps in flight.
+    pub fn finds_chunks(self) -> bool {
+        matches!(self, Self::Chunks(Chunks { finds_chunks: true, .. }))
+    }
 }
 
 impl fmt::Display for PrefillFirst {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Chunks(Chunks { reserve, awaits_prefix }) = self else { return write!(f, "{}", self.is_on()) };
+        let Self::Chunks(Chunks { reserve, awaits_prefix, finds_chunks }) = self else {
+            return write!(f, "{}", self.is_on());
+        };
         f.write_str("chunks")?;
         let OutputReserve { permille, least_permille, decay_steps } = *reserve;
-        let values = [permille, least_permille, decay_steps, u32::from(*awaits_prefix)].map(u64::from);
+        let flags = [awaits_prefix, finds_chunks].map(|flag| u32::from(*flag));
+        let values = [permille, least_permille, decay_steps, flags[0], flags[1]].map(u64::from);
         let changed = PARAMS.iter().zip(values).filter(|(param, value)| param.default != *value);
         for (at, (param, value)) in changed.enumerate() {
             write!(f, "{}{}={value}", if at == 0 { ':' } else { ',' }, param.key)?;
@@ -164,7 +182,13 @@ mod tests {
 
     #[test]
     fn every_mode_is_read_back_from_its_text() {
-        for text in ["false", "true", "chunks", "chunks:reserve_permille=700,least_permille=98,await_prefix=0"] {
+        for text in [
+            "false",
+            "true",
+            "chunks",
+            "chunks:reserve_permille=700,least_permille=98,await_prefix=0",
+            "chunks:find_chunks=1",
+        ] {
             let mode: PrefillFirst = text.parse().unwrap();
             assert_eq!(mode.to_string(), text);
             assert_eq!(serde_json::from_str::<PrefillFirst>(&serde_json::to_string(&mode).unwrap()).unwrap(), mode);

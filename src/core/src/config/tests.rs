@@ -9,7 +9,7 @@ fn error(policy: &str) -> String {
 
 #[test]
 fn an_unknown_policy_is_reported_in_one_line() {
-    let known = "there are: fcfs, priority, sjf, lpm, edf, vtc";
+    let known = "there are: fcfs, priority, sjf, lpm, lpm_sorted, edf, vtc";
     assert_eq!(error("fifo"), format!("unknown policy 'fifo'; {known}"));
     assert_eq!(error("fifo:ageing_ms=1"), format!("unknown policy 'fifo'; {known}"));
     assert_eq!(error(""), format!("unknown policy ''; {known}"));
@@ -38,7 +38,7 @@ fn an_eviction_policy_takes_parameters_as_a_policy_does() {
     assert_eq!(error("s3fifo:small_percent=90"), None);
     assert_eq!(
         error("fifo:small_percent=90").unwrap(),
-        "unknown eviction policy 'fifo'; there are: lru, lfu, s3fifo, reuse, cost"
+        "unknown eviction policy 'fifo'; there are: lru, lfu, s3fifo, reuse, leaves, cost"
     );
     assert_eq!(
         error("s3fifo:small_percent=0").unwrap(),

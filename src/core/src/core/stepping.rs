@@ -92,6 +92,7 @@ impl Core {
         }
         self.state.waiting.serve_generated();
         let any_ended = self.publish(&mut changed);
+        self.state.visit_ends(parts);
         dropping::end_step(&mut self.state, &step.picked, &result.scores);
         if any_ended {
             self.end_sequences(parts, actions);

@@ -101,9 +101,9 @@ impl Kv {
         (keys, tokens)
     }
 
-    /// Begins to copy the published blocks of an ended request to the first tier, if the tier takes them now. The transfer then holds
-    /// the blocks in place of the request.
-    pub fn write_through(&mut self, seq: &mut Sequence, journal: &mut Journal) {
+    /// Begins to copy the first `computed` published blocks of an ended request to the first tier, if the tier takes blocks now. The
+    /// transfer then holds the blocks in place of the request.
+    pub fn write_through(&mut self, seq: &mut Sequence, computed: usize, journal: &mut Journal) {
         let Some(write) = self.tiers.write(0).filter(|write| *write != Write::Back) else { return };
         let published = seq.published as usize;
         if seq.table[..published].first().is_some_and(|first| !self.tree.is_findable(*first)) {
@@ -111,7 +111,7 @@ impl Kv {
         }
         let is_open = self.is_open(0);
         let (mut pairs, mut beside, mut skipped) = (Vec::new(), Beside::new(), 0);
-        for block in &seq.table[..published] {
+        for block in &seq.table[..computed] {
             if write == Write::SecondUse && self.tree.hits(*block) == 0 {
                 // Blocks after this one were found at most as often.
                 break;

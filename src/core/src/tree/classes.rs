@@ -149,12 +149,28 @@ impl Classes {
         }
     }
 
-    /// Forgets the hints of blocks that leave the tree.
+    /// Forgets the hints of blocks about to leave the tree.
     #[inline]
-    pub fn left(&mut self, blocks: &[u32]) {
+    pub fn left(&mut self, blocks: &[u32], nodes: &Nodes) {
+        self.policy.left(blocks, nodes);
         if let Some(hinted) = &mut self.hinted {
             blocks.iter().for_each(|block| hinted.forget(*block));
         }
+    }
+
+    /// Returns `true` if the policy evicts more blocks than asked for: see [`Eviction::evicts_whole`].
+    pub fn evicts_whole(&self) -> bool {
+        self.policy.evicts_whole()
+    }
+
+    /// Returns `true` if the policy reads [`Self::visit`].
+    pub fn notes_visits(&self) -> bool {
+        self.policy.notes_visits()
+    }
+
+    /// Takes note of the end of a look-up, a prompt or an answer: see [`Eviction::visit`].
+    pub fn visit(&mut self, block: u32, nodes: &Nodes) {
+        self.policy.visit(block, nodes);
     }
 
     pub fn published(&mut self, chain: &[BlockHandle], nodes: &Nodes) {

@@ -172,7 +172,8 @@ impl Model {
             let view = &request.view;
             let (at_ns, cached) = (i128::from(view.arrival_ns), i128::from(view.cached_tokens));
             let rank = match self.name {
-                "fcfs" => 0,
+                // Nothing is sorted here; `sorting.rs` has a model of its own.
+                "fcfs" | "lpm_sorted" => 0,
                 "priority" => i128::from(view.priority) * 30_000_000_000 + at_ns,
                 "sjf" => (i128::from(view.tokens) - cached).max(0) * 1_000_000 + at_ns,
                 "lpm" => at_ns - cached * 1_000_000,
