@@ -109,7 +109,7 @@ pub(crate) fn suit_worker(seed: u64, config: &mut Config) -> bool {
 pub(crate) fn run_prompts_first(seed: u64, config: &mut Config) {
     let mut rng = Pcg64Mcg::seed_from_u64(seed.rotate_left(16));
     if rng.random_range(0..4) == 0 {
-        config.prefill_first = pick(&mut rng, &["true", "chunks", RESERVING]).parse().expect("a mode");
+        config.prefill_first = pick(&mut rng, &["true", "padded", "chunks", RESERVING]).parse().expect("a mode");
     }
     if rng.random_range(0..8) == 0 {
         config.preemption = Preemption::Retract;

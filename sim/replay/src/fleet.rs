@@ -244,6 +244,8 @@ struct Pending<'a> {
     source: TimeScaled<&'a mut dyn Source>,
     /// Requests read ahead, if replicas take turns and the replay fast-forwards.
     turns: Option<Turns>,
+    /// `true` if requests go to the replicas in turn, and replicas affect each other in no other way.
+    in_turn: bool,
     arrivals: Arrivals,
     /// Time of the next arrival, if arrivals follow the source and the source knows.
     next_ns: Option<u64>,
@@ -314,6 +316,7 @@ impl<'a> Fleet<'a> {
             pending: Pending {
                 turns: Turns::new(settings, &source).filter(|_| can_fast_forward),
                 source,
+                in_turn: turns::are_taken(settings),
                 arrivals: settings.arrivals,
                 next_ns: None,
                 ahead: vec![VecDeque::new(); replicas.len()],

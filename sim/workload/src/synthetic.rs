@@ -67,6 +67,7 @@
 mod arrivals;
 mod distribution;
 mod generator;
+mod horizon;
 mod open_loop;
 mod rng_stream;
 mod spec;

@@ -30,6 +30,7 @@
 //! a prompt; [`Piece`]s keep to this rule.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -224,6 +225,14 @@ impl TraceRequest {
     pub fn output_token(&self, number: u64, n: u32) -> Token {
         let known = self.output.as_ref().and_then(|output| output.get(n as usize));
         known.copied().unwrap_or_else(|| generated_token(number, n))
+    }
+
+    /// Appends tokens of the output to `tokens`, as [`Self::output_token`] numbers them.
+    pub fn extend_output(&self, number: u64, numbers: Range<u32>, tokens: &mut Vec<Token>) {
+        match &self.output {
+            None => tokens.extend(numbers.map(|n| generated_token(number, n))),
+            Some(_) => tokens.extend(numbers.map(|n| self.output_token(number, n))),
+        }
     }
 
     /// Truncates the prompt so that prompt and output have at most `max_context` tokens. An output of `max_context` tokens or more

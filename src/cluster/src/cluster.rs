@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use trunkline_core::registry::RegistryError;
 use trunkline_core::{
     Action, ConfigError, Core, Event, FastForwardDriver, FastForwardResult, FinishReason, Refusal, Remains, Request,
-    RequestId, SteadyBatch, SteadyStep, Step, StepResult, Token, Usage,
+    RequestId, Step, StepResult, Usage,
 };
 
 use crate::deadlines::Deadlines;
@@ -595,12 +595,13 @@ impl Cluster {
         driver: &mut dyn FastForwardDriver,
         out: &mut Vec<Output>,
     ) -> FastForwardResult {
-        let mut counted = CountedTokens { driver, tokens: 0 };
         let mut actions = std::mem::take(&mut self.actions);
         let core = &mut self.engines[engine.index()].core;
-        let result = core.fast_forward(now_ns, &mut counted, &mut actions);
+        let result = core.fast_forward(now_ns, driver, &mut actions);
         self.deadlines.set(engine, core.next_deadline_ns());
-        self.placements.count_tokens(engine, counted.tokens);
+        if let FastForwardResult::Paused { tokens, .. } | FastForwardResult::Ended { tokens, .. } = result {
+            self.placements.count_tokens(engine, tokens);
+        }
         self.absorb_all(engine, &mut actions, out);
         self.actions = actions;
         result
@@ -612,31 +613,6 @@ impl Cluster {
         let first_ns = self.engines.iter().filter_map(|engine| engine.core.next_deadline_ns()).min();
         assert_eq!(self.deadlines.first_ns(), first_ns, "a deadline of an engine is not known");
         self.placements.check();
-    }
-}
-
-/// Counts the tokens of fast-forwarded steps on the way to the driver.
-struct CountedTokens<'a> {
-    driver: &'a mut dyn FastForwardDriver,
-    tokens: u64,
-}
-
-impl FastForwardDriver for CountedTokens<'_> {
-    fn on_step_begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep {
-        self.driver.on_step_begin(begin_ns, batch)
-    }
-
-    fn on_step_end(&mut self, requests: u32) {
-        self.tokens += u64::from(requests);
-        self.driver.on_step_end(requests);
-    }
-
-    fn token(&mut self, request: RequestId, n: u32) -> Token {
-        self.driver.token(request, n)
-    }
-
-    fn on_tokens(&mut self, request: RequestId, tokens: u32) {
-        self.driver.on_tokens(request, tokens);
     }
 }
 

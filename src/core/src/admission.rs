@@ -1,7 +1,6 @@
 //! Admission: a waiting request finds the cached prefix of its prompt, takes every block needed for the tokens or is promised the rest
 //! ([`crate::kv`], `promised`), and enters the batch.
 
-use crate::config::PrefillFirst;
 use crate::digest::Decision;
 use crate::hash::BlockHash;
 use crate::sequence::{Phase, SequenceEvent};
@@ -28,7 +27,7 @@ pub(crate) enum Admission {
 /// first.
 pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>) -> Admission {
     let size = state.config.block_size;
-    let least_chunk = if state.config.prefill_first == PrefillFirst::Whole { u32::MAX } else { size };
+    let least_chunk = if state.config.prefill_first.is_whole() { u32::MAX } else { size };
     if let Some(last) = awaited_block(state, slot) {
         return Admission::Deferred(last);
     }

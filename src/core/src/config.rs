@@ -91,7 +91,8 @@ settings! {
         align_chunks: bool { default: true, value: "BOOL" }
 
         /// Prefills before decodes, never beside them: with `true`, a step runs whole prompts alone while a waiting request can be
-        /// admitted, else all decodes; with `chunks`, the last prompt of a step may continue in the next.
+        /// admitted, else all decodes; with `padded`, each prompt counts as the longest of the step; with `chunks`, the last prompt of a
+        /// step may continue in the next.
         ///
         /// Imitates engines without a mixed batch. With `true`, a prompt longer than the token budget of a step runs in chunks, too.
         /// `chunks` takes parameters, as in `chunks:reserve_permille=700,least_permille=98`: [`PrefillFirst`].

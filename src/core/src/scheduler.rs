@@ -318,9 +318,10 @@ impl Scheduler {
             let State { waiting, sequences, kv, .. } = state;
             let next = waiting.next(kv.tree.evicted(), &mut |slot| kv.cached_prefix(&sequences[slot]));
             let Some(slot) = next else { break };
-            let whole = state.config.prefill_first == PrefillFirst::Whole;
-            let limited = (self.aligned || whole) && !step.seqs.is_empty();
-            match admit(state, slot, limited.then_some(*budget)) {
+            let first = state.config.prefill_first;
+            let limited = (self.aligned || first.is_whole()) && !step.seqs.is_empty();
+            let limit = if first == PrefillFirst::Padded { padded_budget(&state.config, step) } else { *budget };
+            match admit(state, slot, limited.then_some(limit)) {
                 Admission::Admitted => {
                     let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
                     let ran = self.run_chunk(state, slot, chunk, step);
@@ -583,6 +584,13 @@ fn step_share(config: &Config) -> usize {
         (stages @ 2.., PipelineBatches::Apart) => (config.max_batch_size / stages).max(1) as usize,
         _ => usize::MAX,
     }
+}
+
+/// Returns the tokens of another prompt in a step, at most, if every prompt counts as the longest.
+fn padded_budget(config: &Config, step: &Step) -> u32 {
+    let longest = step.seqs.iter().map(|seq| seq.n_tokens).max().unwrap_or(0);
+    let share = config.max_batch_tokens / (step.seqs.len() as u32 + 1);
+    if longest <= share { share } else { 0 }
 }
 
 /// Returns `true` if a step in flight keeps the sequence from being in another one.

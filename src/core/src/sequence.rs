@@ -506,6 +506,15 @@ impl Sequence {
         (self.worker_failures, self.suspicion) = (0, 0);
     }
 
+    /// Appends generated tokens, which `write` appends to the others.
+    pub fn push_all(&mut self, write: impl FnOnce(&mut Vec<Token>)) {
+        self.settle();
+        write(&mut self.cold.tokens);
+        self.n_tokens = self.cold.tokens.len() as u32;
+        self.last_token = self.cold.tokens.last().copied().unwrap_or_default();
+        (self.worker_failures, self.suspicion) = (0, 0);
+    }
+
     /// Reserves memory for the tokens to be generated, up to a limit, so that steps need not.
     pub fn reserve(&mut self, block_size: u32) {
         let more = (self.max_tokens - self.generated()).min(RESERVED_TOKENS_MAX);

@@ -195,6 +195,25 @@ fn prompts_go_first_and_alone_without_chunked_prefill() {
 }
 
 #[test]
+fn padded_prompts_count_as_the_longest_of_their_step() {
+    let limits = Config { prefill_first: PrefillFirst::Padded, max_batch_tokens: 40, max_batch_size: 9, ..config() };
+    let mut driver = Driver::without_worker(limits);
+    for (id, tokens) in [(1, 20), (2, 5), (3, 5), (4, 13), (5, 13), (6, 14), (7, 40), (8, 1)] {
+        driver.submit_request(request(id, tokens, 6));
+    }
+    driver.join();
+    let mut steps = Vec::new();
+    for _ in 0..5 {
+        steps.push(driver.running().iter().map(|(id, _, tokens, _)| (*id, *tokens)).collect::<Vec<_>>());
+        driver.answer();
+    }
+    assert_eq!(steps[0], [(1, 20), (2, 5)], "three times 20 are too many");
+    assert_eq!(steps[1], [(3, 5), (4, 13), (5, 13)], "four times 14 are too many");
+    assert_eq!((&steps[2][..], &steps[3][..]), (&[(6, 14)][..], &[(7, 40)][..]));
+    assert_eq!(steps[4], [(8, 1)]);
+}
+
+#[test]
 fn a_prompt_longer_than_a_step_runs_in_chunks_that_decodes_wait_for() {
     let limits = Config { prefill_first: PrefillFirst::Whole, align_chunks: false, max_batch_tokens: 30, ..config() };
     let mut driver = Driver::without_worker(limits);

@@ -47,9 +47,14 @@ impl LowerBound {
 
     /// Returns the lower bound for a rank among ranks with `tokens` in all, seconds.
     fn among_s(&self, shape: &StepShape, tokens: u64) -> f64 {
+        self.total_s(self.demand.parts(shape).total(), tokens)
+    }
+
+    /// Returns the lower bound for work without experts, of a rank among ranks with `tokens` in all, seconds.
+    pub(super) fn total_s(&self, total: Work, tokens: u64) -> f64 {
         let least = |(shape, layers): (ExpertShape, f64)| shape.least(tokens as f64).times(layers / self.ranks);
         let experts = self.experts.map_or(Work::default(), least);
-        self.demand.parts(shape).total().plus(experts).time_s(self.flops_s, self.bytes_s)
+        total.plus(experts).time_s(self.flops_s, self.bytes_s)
     }
 
     /// Returns the greater of `time_s` and the lower bound, seconds.

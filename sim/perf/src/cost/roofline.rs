@@ -37,7 +37,10 @@ use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepErrors, StepShap
 use crate::hardware::Hardware;
 use crate::model::Model;
 
+mod decodes;
 mod stated;
+
+use self::decodes::Decodes;
 
 /// Bytes per element of the residual stream.
 pub(super) const RESIDUAL_BYTES: f64 = 2.0;
@@ -59,6 +62,8 @@ pub struct Roofline {
     token_bytes: f64,
     /// FLOPs per (query, key) pair in one query head, all layers.
     head_pair_flops: f64,
+    /// Terms of steps of decodes alone; empty with stages.
+    decodes: Vec<Decodes>,
     errors: StepErrors,
     name: String,
 }
@@ -78,7 +83,7 @@ impl Roofline {
             Parallel { data: 1, .. } => format!(" {parallel}"),
             _ => format!(" {parallel}, ranks in lock step"),
         };
-        Self {
+        let roofline = Self {
             hardware: *hardware,
             parallel,
             demand: Demand::new(model),
@@ -89,9 +94,11 @@ impl Roofline {
             stage_layers,
             head_pair_flops: model.pair_flops() as f64 / model.heads as f64,
             token_bytes: RESIDUAL_BYTES * model.hidden as f64,
+            decodes: Vec::new(),
             errors,
             name: format!("roofline{spread} ({trust})"),
-        }
+        };
+        Self { decodes: roofline.all_decodes(), ..roofline }
     }
 
     /// Returns the lower bound of the step time, seconds.
@@ -123,24 +130,44 @@ impl Roofline {
 
     /// Returns the time of all but the experts in the largest stage, for one of `n` equal parts of a step, seconds.
     fn common_s(&self, shape: &StepShape, parts: &Parts, n: f64) -> f64 {
-        let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
-        let share = self.stage_share / f64::from(self.parallel.tensor);
-        let mut layers = parts.layers.times(share);
-        // Every part reads all weights, but does its share of the computing.
-        layers.flops /= n;
-        let (flops_s, bytes_s) = (self.hardware.peak_flops_s * e.attention_flops, bandwidth_bytes_s * e.kv_bandwidth);
         let attention_s = if shape.prefills > 0 && shape.decodes > 0 {
+            let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
+            let (flops_s, bytes_s) =
+                (self.hardware.peak_flops_s * e.attention_flops, bandwidth_bytes_s * e.kv_bandwidth);
             let rows = Work { flops: parts.decode.flops * e.mixed_rows, ..parts.decode };
-            let all_s = parts.prefill.plus(rows).times(share / n).blended_s(flops_s, bytes_s);
+            let all_s = parts.prefill.plus(rows).times(self.share() / n).blended_s(flops_s, bytes_s);
             let longest_flops = self.head_pair_flops * self.stage_share * e.mixed_rows * shape.decode_kv_max as f64;
             all_s.max(longest_flops * self.hardware.processors / flops_s)
         } else {
-            let time_s = |work: Work| work.times(share / n).blended_s(flops_s, bytes_s);
-            time_s(parts.prefill) + time_s(parts.decode)
+            self.attention_s(parts.prefill, n) + self.attention_s(parts.decode, n)
         };
+        self.layers_s(parts, n) + attention_s + self.overheads_s(shape.tokens as f64 / n)
+    }
+
+    /// Returns the share of the model's work on one device of the largest stage.
+    fn share(&self) -> f64 {
+        self.stage_share / f64::from(self.parallel.tensor)
+    }
+
+    /// Returns the time of the matrices of the layers in the largest stage, for one of `n` equal parts of a step, seconds.
+    fn layers_s(&self, parts: &Parts, n: f64) -> f64 {
+        let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
+        let mut layers = parts.layers.times(self.share());
+        // Every part reads all weights, but does its share of the computing.
+        layers.flops /= n;
         layers.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth)
-            + attention_s
-            + self.stage_layers * (self.hardware.layer_overhead_s + 2.0 * self.all_reduce_s(shape.tokens as f64 / n))
+    }
+
+    /// Returns the time of attention of one kind in the largest stage, for one of `n` equal parts of a step, seconds.
+    fn attention_s(&self, work: Work, n: f64) -> f64 {
+        let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
+        let (flops_s, bytes_s) = (self.hardware.peak_flops_s * e.attention_flops, bandwidth_bytes_s * e.kv_bandwidth);
+        work.times(self.share() / n).blended_s(flops_s, bytes_s)
+    }
+
+    /// Returns the overheads of the layers in the largest stage, with all-reduces of `tokens` tokens, seconds.
+    fn overheads_s(&self, tokens: f64) -> f64 {
+        self.stage_layers * (self.hardware.layer_overhead_s + 2.0 * self.all_reduce_s(tokens))
     }
 
     fn all_reduce_s(&self, tokens: f64) -> f64 {
@@ -195,7 +222,8 @@ impl CostModel for Roofline {
     }
 
     fn step_ns(&self, shape: &StepShape) -> u64 {
-        nanoseconds(self.limit.hold(self.step_s(shape), shape))
+        let step_s = self.decodes_s(shape).unwrap_or_else(|| self.limit.hold(self.step_s(shape), shape));
+        nanoseconds(step_s)
     }
 
     fn lock_step_ns(&self, _: usize, shapes: &[StepShape]) -> u64 {

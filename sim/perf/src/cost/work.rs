@@ -79,15 +79,20 @@ impl Demand {
         let tokens = shape.tokens as f64;
         let dtype_bytes = self.model.dtype_bytes as f64;
         let head_bytes = if shape.sampled > 0 { self.head_elements * dtype_bytes } else { 0.0 };
-        let attention = |pairs: u64, kv_tokens: u64| Work {
-            flops: self.pair_flops * pairs as f64,
-            bytes: self.kv_token_bytes * kv_tokens as f64,
-        };
         Parts {
             layers: Work { flops: self.common_flops * tokens, bytes: self.layer_bytes + self.kv_token_bytes * tokens },
             head: Work { flops: 2.0 * self.head_elements * shape.sampled as f64, bytes: head_bytes },
-            prefill: attention(shape.prefill_pairs, shape.prefill_kv_tokens),
-            decode: attention(shape.decode_pairs, shape.decode_kv_tokens),
+            prefill: self.attention(shape.prefill_pairs, shape.prefill_kv_tokens),
+            decode: self.decode(shape),
         }
+    }
+
+    /// Returns the attention of decodes.
+    pub fn decode(&self, shape: &StepShape) -> Work {
+        self.attention(shape.decode_pairs, shape.decode_kv_tokens)
+    }
+
+    fn attention(&self, pairs: u64, kv_tokens: u64) -> Work {
+        Work { flops: self.pair_flops * pairs as f64, bytes: self.kv_token_bytes * kv_tokens as f64 }
     }
 }

@@ -1,8 +1,12 @@
 //! Fast-forward of steady decode steps, with all effects on the driver at once.
 //!
 //! No event elsewhere affects a replica before the next arrival, which may go to this replica and is routed by the loads of all. If replicas
-//! take turns, only the replica's own next arrival does. If arrivals depend on ends, or requests are handed over, the next end anywhere can cause one. Fast-forward is disabled with failures, which can come at any
-//! time; with several tenants, compared at every step; and with observers of steps.
+//! take turns, only the replica's own next arrival does. If arrivals depend on ends, the next end anywhere can cause one, but not before
+//! the session has reacted: the source knows how long that takes at least. If requests are handed over, the next end anywhere counts.
+//! Fast-forward is disabled with failures, which can come at any time; with several tenants, compared at every step; and with observers of
+//! steps.
+
+use std::ops::Range;
 
 use trunkline_core::{FastForwardDriver, FastForwardResult, RequestId, SteadyBatch, SteadyStep, Token};
 
@@ -57,10 +61,8 @@ impl FastForwardDriver for FastForward<'_, '_> {
         SteadyStep { end_ns, skip }
     }
 
-    fn on_step_end(&mut self, _: u32) {}
-
-    fn token(&mut self, request: RequestId, n: u32) -> Token {
-        self.flights.get(request.0).traced.output_token(request.0, n)
+    fn generate(&mut self, request: RequestId, numbers: Range<u32>, tokens: &mut Vec<Token>) {
+        self.flights.get(request.0).traced.extend_output(request.0, numbers, tokens);
     }
 
     fn on_tokens(&mut self, request: RequestId, tokens: u32) {
@@ -105,8 +107,8 @@ impl Fleet<'_> {
         let life = it.life;
         match result {
             FastForwardResult::NotSteady => unreachable!("returned above"),
-            FastForwardResult::Paused { end_ns } => self.schedule(end_ns, SimEvent::StepEnd { replica, life }),
-            FastForwardResult::Ended { begin_ns } => {
+            FastForwardResult::Paused { end_ns, .. } => self.schedule(end_ns, SimEvent::StepEnd { replica, life }),
+            FastForwardResult::Ended { begin_ns, .. } => {
                 let outputs = std::mem::take(&mut self.spare.outputs);
                 self.perform_all(begin_ns, outputs);
             }
@@ -115,17 +117,29 @@ impl Fleet<'_> {
     }
 
     /// Returns the earliest time of an external event that may reach a replica, other than the end of its own copies.
-    fn undisturbed_until_ns(&self, replica: usize) -> u64 {
-        let arrival_ns = match self.pending.arrivals {
-            Arrivals::Traced { .. } => match &self.pending.turns {
-                Some(turns) => turns.next_at(replica),
-                None => self.pending.next_ns,
-            },
-            Arrivals::Serial | Arrivals::AtOnce => None,
+    fn undisturbed_until_ns(&mut self, replica: usize) -> u64 {
+        let deadline_ns = self.cluster.next_deadline_ns().unwrap_or(u64::MAX);
+        deadline_ns.min(self.undisturbed_by_others_until_ns(replica))
+    }
+
+    /// Returns the earliest time at which a request may arrive at a replica, or be handed over to it.
+    fn undisturbed_by_others_until_ns(&mut self, replica: usize) -> u64 {
+        let end_ns = self.queue.peek().map_or(u64::MAX, |next| next.0.at_ns);
+        let hands_over = self.settings.hands_over();
+        let waits_for_ends = self.pending.source.waits_for_ends();
+        let next_ns = match (&self.pending.turns, self.pending.arrivals) {
+            (Some(turns), _) => turns.next_at(replica).unwrap_or(u64::MAX),
+            (None, Arrivals::Traced { .. }) => self.pending.next_ns.unwrap_or(u64::MAX),
+            (None, Arrivals::Serial | Arrivals::AtOnce) => u64::MAX,
         };
         // An end elsewhere may cause an arrival, or hand a request over to this replica.
-        let is_disturbed = self.pending.source.waits_for_ends() || self.settings.hands_over();
-        let end_ns = if is_disturbed { self.queue.peek().map(|next| next.0.at_ns) } else { None };
-        arrival_ns.into_iter().chain(end_ns).chain(self.cluster.next_deadline_ns()).min().unwrap_or(u64::MAX)
+        let any_ns = if waits_for_ends || hands_over { next_ns.min(end_ns) } else { next_ns };
+        if !waits_for_ends || hands_over || !matches!(self.pending.arrivals, Arrivals::Traced { .. }) {
+            return any_ns;
+        }
+        let n = self.replicas.len();
+        let next = (self.totals.taken % n as u64) as usize;
+        let turn = if self.pending.in_turn { (replica + n - next) % n } else { 0 };
+        any_ns.max(self.pending.source.earliest_arrival_ns(turn, end_ns))
     }
 }

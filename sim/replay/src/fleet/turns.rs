@@ -20,15 +20,19 @@ pub(super) struct Turns {
     next: usize,
 }
 
+/// Returns `true` if the replica of a request depends on the order of arrivals alone, and nothing else on other replicas.
+pub(super) fn are_taken(settings: &Settings) -> bool {
+    let apart = !settings.replicas_change() && !settings.core.tiers.iter().any(|tier| tier.shared);
+    apart && router::is_in_turn(&settings.routing.router) && settings.routing.roles.is_empty()
+}
+
 impl Turns {
     /// Returns the turns of a fleet; `None` if the replica of a request depends on more than the order of arrivals, if ends cause arrivals, or
     /// if the replicas share storage, so that one finds what another stored before.
     pub fn new(settings: &Settings, source: &dyn Source) -> Option<Self> {
         let replicas = settings.n_replicas() as usize;
         let known = matches!(settings.arrivals, Arrivals::Traced { .. }) && !source.waits_for_ends();
-        let apart = !settings.replicas_change() && !settings.core.tiers.iter().any(|tier| tier.shared);
-        let in_turn = router::is_in_turn(&settings.routing.router) && settings.routing.roles.is_empty();
-        (replicas > 1 && known && apart && in_turn).then(|| Self { ahead: VecDeque::new(), replicas, next: 0 })
+        (replicas > 1 && known && are_taken(settings)).then(|| Self { ahead: VecDeque::new(), replicas, next: 0 })
     }
 
     /// Reads ahead. Returns the time of the next arrival, nanoseconds; `None` if no request is left.

@@ -1,11 +1,11 @@
 //! Vidur's runs of a 70B on pipelines of two stages of two A100s (128 sequences, four replicas in turn, Azure's conversations at their own
-//! rate), by Vidur's own tables: replays of ours, and a small model of Vidur's Sarathi scheduler of our own, which tells errors of the stages
+//! rate), by Vidur's own tables: replays of ours, and a small model of Vidur's schedulers of our own, which tells errors of the stages
 //! from differences of the schedulers.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use trunkline_core::Config;
-use trunkline_core::config::PipelineBatches;
+use trunkline_core::config::{PipelineBatches, PrefillFirst};
 use trunkline_sim_perf::cost::{BoxedCost, CostChoice, Parallel, StepShape};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::{Settings, engines, replay};
@@ -19,6 +19,7 @@ use crate::data;
 const STAGES: usize = 2;
 const REPLICAS: usize = 4;
 const CHUNK_TOKENS: u64 = 512;
+const PROMPT_TOKENS: u64 = 4096;
 const SEQUENCES: usize = 128;
 
 /// Latencies that Vidur reported of Sarathi-Serve with chunks of 512 tokens, seconds: mean, p50, p90 and p99 of the time to the first token; p50, p90 and p99 of the time between tokens
@@ -94,9 +95,36 @@ impl Asked {
     }
 }
 
+/// Scheduler of the model.
+#[derive(Clone, Copy, PartialEq)]
+enum Scheduler {
+    /// Decodes, and chunks of prompts beside them.
+    Sarathi,
+    /// Whole prompts alone, else decodes.
+    Vllm(Bound),
+}
+
+/// Bound of the prompts of a batch, [`PROMPT_TOKENS`].
+#[derive(Clone, Copy, PartialEq)]
+enum Bound {
+    /// Of the sum of their lengths.
+    Sum,
+    /// Of their number times the longest, as Vidur does: they are padded to it.
+    Padded,
+}
+
+impl Bound {
+    /// Returns `true` if prompts of these lengths fit in one batch.
+    fn holds(self, lengths: &[u64]) -> bool {
+        let padded = || lengths.len() as u64 * lengths.iter().max().unwrap_or(&0);
+        PROMPT_TOKENS >= if self == Self::Sum { lengths.iter().sum() } else { padded() }
+    }
+}
+
 /// Vidur's replica: a batch is made whenever fewer than [`STAGES`] are under way, of the requests that are in none of them, in the order of
-/// arrival: decodes, prompts begun, then new ones. Each stage runs batches in the order in which they were made.
+/// arrival: decodes, prompts begun, then new ones; or whole prompts, else decodes. Each stage runs batches in the order in which they were made.
 struct Replica<'a> {
+    scheduler: Scheduler,
     cost: &'a BoxedCost,
     requests: Vec<Asked>,
     /// Requests not begun.
@@ -111,8 +139,34 @@ struct Replica<'a> {
 impl Replica<'_> {
     /// Picks requests and tokens of the next batch.
     fn next_batch(&mut self) -> Vec<(usize, u64)> {
-        let mut batch: Vec<(usize, u64)> = Vec::new();
         self.between.sort_by_key(|at| (self.requests[*at].arrival_ns, *at));
+        match self.scheduler {
+            Scheduler::Sarathi => self.next_mixed(),
+            Scheduler::Vllm(bound) => self.next_whole(bound),
+        }
+    }
+
+    fn next_whole(&mut self, bound: Bound) -> Vec<(usize, u64)> {
+        let mut lengths = Vec::new();
+        let mut batch = Vec::new();
+        while let Some(at) = self.waiting.front().copied() {
+            lengths.push(self.requests[at].prompt);
+            if !bound.holds(&lengths) || self.unfinished == SEQUENCES || batch.len() == SEQUENCES / STAGES {
+                break;
+            }
+            self.waiting.pop_front();
+            self.unfinished += 1;
+            batch.push((at, self.requests[at].prompt));
+        }
+        if batch.is_empty() {
+            let n = self.between.len().min(SEQUENCES / STAGES);
+            batch.extend(self.between.drain(..n).map(|at| (at, 1)));
+        }
+        batch
+    }
+
+    fn next_mixed(&mut self) -> Vec<(usize, u64)> {
+        let mut batch: Vec<(usize, u64)> = Vec::new();
         let (prompts, decodes): (Vec<_>, Vec<_>) =
             self.between.drain(..).partition(|at| self.requests[*at].is_prefill());
         for at in decodes {
@@ -207,7 +261,7 @@ impl Replica<'_> {
 }
 
 /// Runs the model on every fourth request for each replica.
-fn modelled(trace: &Trace, cost: &BoxedCost) -> [f64; 10] {
+fn modelled(trace: &Trace, cost: &BoxedCost, scheduler: Scheduler) -> [f64; 10] {
     let mut turns: BTreeMap<usize, Vec<Asked>> = BTreeMap::new();
     for (at, request) in trace.requests.iter().enumerate() {
         turns.entry(at % REPLICAS).or_default().push(Asked::new(request));
@@ -215,6 +269,7 @@ fn modelled(trace: &Trace, cost: &BoxedCost) -> [f64; 10] {
     let [mut ttft, mut tpot, mut e2e] = [(); 3].map(|()| Kept::default());
     for requests in turns.into_values() {
         let replica = Replica {
+            scheduler,
             cost,
             requests,
             waiting: VecDeque::new(),
@@ -249,7 +304,8 @@ fn a_run_through_two_stages_has_its_percentiles() {
     let trace = conversations();
     let sarathi = settings("sarathi", 2);
     println!("TTFT mean, p50, p90, p99; TPOT and E2E p50, p90, p99");
-    let model = against(&SARATHI, "model of the scheduler", &modelled(&trace, &sarathi.cost_model().unwrap()));
+    let modelled = modelled(&trace, &sarathi.cost_model().unwrap(), Scheduler::Sarathi);
+    let model = against(&SARATHI, "model of the scheduler", &modelled);
     let ours = against(&SARATHI, "replay", &replayed(&trace, &sarathi));
     assert!(model.iter().chain(&ours).all(|error| error.abs() < 0.005), "{model:?} {ours:?}");
     let mut even = sarathi;
@@ -265,11 +321,17 @@ fn a_run_through_two_stages_has_its_percentiles() {
     not(all(trunkline_profiles, trunkline_traces)),
     ignore = "TRUNKLINE_DATA names no folder with profiles/ and traces/"
 )]
-fn whole_prompts_through_two_stages_have_nearly_the_percentiles() {
+fn whole_prompts_through_two_stages_have_its_percentiles_if_they_are_padded() {
     let mut vllm = settings("vllm-v0", 2);
-    (vllm.core.max_batch_tokens, vllm.core.max_batch_size) = (4096, SEQUENCES as u32);
-    // Vidur bounds the prompts of a batch by their number times the longest, the preset by their sum.
-    let errors = against(&VLLM, "vllm-v0", &replayed(&conversations(), &vllm));
-    assert!(errors.iter().all(|error| error.abs() < 0.3), "{errors:?}");
-    assert!(errors[4..].iter().all(|error| error.abs() < 0.03), "{errors:?}");
+    (vllm.core.max_batch_tokens, vllm.core.max_batch_size) = (PROMPT_TOKENS as u32, SEQUENCES as u32);
+    let trace = conversations();
+    let cost = vllm.cost_model().unwrap();
+    let model = |name: &str, bound| against(&VLLM, name, &modelled(&trace, &cost, Scheduler::Vllm(bound)));
+    let [sum, padded] = [model("model, sum", Bound::Sum), model("model, padded", Bound::Padded)];
+    let preset = against(&VLLM, "vllm-v0", &replayed(&trace, &vllm));
+    vllm.core.prefill_first = PrefillFirst::Padded;
+    let ours = against(&VLLM, "vllm-v0, padded", &replayed(&trace, &vllm));
+    assert!(padded.iter().chain(&ours).all(|error| error.abs() < 0.005), "{padded:?} {ours:?}");
+    // The bound is all of the difference.
+    assert!(preset[0] > 0.1 && preset.iter().zip(&sum).all(|(ours, model)| (ours - model).abs() < 0.005), "{sum:?}");
 }

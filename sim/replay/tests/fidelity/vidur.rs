@@ -2,6 +2,7 @@
 //! their own), replayed from Vidur's own tables.
 
 use trunkline_core::Config;
+use trunkline_core::config::PrefillFirst;
 use trunkline_sim_perf::cost::{CostChoice, CostModel, EngineOverhead, Parallel, Roofline, StepShape, Table, Weights};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::{Arrivals, Settings, engines, replay};
@@ -115,9 +116,12 @@ fn runs_of_vllms_first_scheduler_have_their_percentiles() {
             [10.73, 56.35, 101.2],
         ),
     ];
-    for ((name, blocks, speed), ttft, tpot, e2e) in runs {
+    let modes = [PrefillFirst::Whole, PrefillFirst::Padded];
+    for (((name, blocks, speed), ttft, tpot, e2e), mode) in
+        runs.into_iter().flat_map(|run| modes.map(|mode| (run, mode)))
+    {
         let preset = engines::by_name("vllm-v0").unwrap().core(blocks);
-        let core = Config { max_batch_tokens: CONTEXT_MAX, max_batch_size: 128, ..preset };
+        let core = Config { max_batch_tokens: CONTEXT_MAX, max_batch_size: 128, prefill_first: mode, ..preset };
         let report = run_with(core, u64::MAX, speed);
         let of = |s: &Summary| [s.p50, s.p90, s.p99];
         let latencies = &report.latencies;
@@ -127,8 +131,11 @@ fn runs_of_vllms_first_scheduler_have_their_percentiles() {
         let expected = [&ttft[..], &tpot, &e2e].concat();
         let errors: Vec<f64> = found.iter().zip(&expected).map(|(found, expected)| found / expected - 1.0).collect();
         let each: Vec<String> = errors.iter().map(|error| format!("{:+.2}", 100.0 * error)).collect();
-        println!("{name}: {} % ({} preemptions)", each.join(" "), report.preemptions);
-        assert!(errors.iter().all(|error| error.abs() < 0.03), "{name}: {errors:?}");
+        println!("{name}, {mode}: {} % ({} preemptions)", each.join(" "), report.preemptions);
+        // Vidur pads prompts, and keeps a hundredth of the blocks free.
+        let is_equal = mode == PrefillFirst::Padded && blocks == BLOCKS;
+        let limit = if is_equal { 0.005 } else { 0.03 };
+        assert!(errors.iter().all(|error| error.abs() < limit), "{name}, {mode}: {errors:?}");
     }
 }
 

@@ -1,11 +1,11 @@
 //! Generator of the requests of a workload.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 
 use super::arrivals::Beginnings;
 use super::distribution::{Distribution, Sampler, Samples};
+use super::horizon::Horizon;
 use super::rng_stream::RngStream;
 use super::spec::{PopulationSpec, RetentionSpec, Spec, WorkloadError, WorkloadFault, label};
 use super::{SAMPLES_MAX, TURNS_MAX};
@@ -22,9 +22,10 @@ const SHARE_AT_MOST: u32 = 4;
 
 /// Population with its distributions loaded.
 struct Population {
-    beginnings: Beginnings,
-    /// Start of the next session, nanoseconds.
-    next_ns: Option<u64>,
+    /// Starts of the sessions not drawn yet; `None` after the last one.
+    beginnings: Option<Beginnings>,
+    /// Next sessions with their starts, nanoseconds: at least one unless no further session begins.
+    ahead: VecDeque<(u64, Session)>,
     n_sessions: u64,
     prompts: Prompts,
     input: Sampler,
@@ -59,7 +60,7 @@ impl Prompts {
     }
 }
 
-/// Session and its conversation so far.
+/// Session and its conversation up to a request, which is scheduled or in flight.
 struct Session {
     population: usize,
     rng: RngStream,
@@ -67,38 +68,31 @@ struct Session {
     said_tokens: u32,
     /// Tokens of the system prompt.
     system_tokens: u32,
-    /// Turns after the current one.
+    /// Turns after the one of the next message.
     turns_left: u32,
-    /// Calls of the current turn after the current one.
+    /// Calls of the turn of the next message after that message.
     calls_left: u32,
-    /// Length of the next output, tokens.
+    /// Length of the output, tokens.
+    output_tokens: u32,
+    /// Message after the output; `None` if the request is the last.
+    next: Option<Message>,
+}
+
+/// Next message of a session. Drawn ahead: the time of a request is known when the answer before it ends.
+#[derive(Clone, Copy)]
+struct Message {
+    /// Time from the end of the answer to the message, nanoseconds.
+    reaction_ns: u64,
+    /// Length of the message, tokens.
+    input_tokens: u32,
+    /// Length of the answer to the message, tokens.
     output_tokens: u32,
 }
 
-/// Session with a scheduled request, ordered by time, then by scheduling.
-struct Due {
-    at_ns: u64,
-    order: u64,
-    session: Session,
-}
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at_ns, self.order) == (other.at_ns, other.order)
-    }
-}
-
-impl Eq for Due {}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at_ns, self.order).cmp(&(other.at_ns, other.order))
+impl Session {
+    /// Returns the time from the end of the answer to the next request; `u64::MAX` if none follows.
+    fn reaction_ns(&self) -> u64 {
+        self.next.map_or(u64::MAX, |message| message.reaction_ns)
     }
 }
 
@@ -110,10 +104,14 @@ pub struct Generator {
     max_context: u32,
     first_ns: u64,
     populations: Vec<Population>,
-    due: BinaryHeap<Reverse<Due>>,
+    /// Sessions with a scheduled request, by time, then by scheduling.
+    due: BTreeMap<(u64, u64), Session>,
     order: u64,
     /// Sessions waiting for an answer, by request number.
     waiting: HashMap<u64, Session>,
+    /// Reaction times and request numbers of the sessions waiting for an answer.
+    reactions: BTreeSet<(u64, u64)>,
+    horizon: Horizon,
     n_given: u64,
     /// Number of the next new content.
     next_content: u32,
@@ -135,9 +133,11 @@ impl Generator {
             max_context: spec.max_context_tokens,
             first_ns: 0,
             populations: Vec::new(),
-            due: BinaryHeap::new(),
+            due: BTreeMap::new(),
             order: 0,
             waiting: HashMap::new(),
+            reactions: BTreeSet::new(),
+            horizon: Horizon::default(),
             n_given: 0,
             next_content: 0,
         };
@@ -147,8 +147,9 @@ impl Generator {
                 fail(WorkloadFault::Samples { population: label(number, &population.name), error: Box::new(error) })
             })?;
             generator.populations.push(prepared);
+            generator.draw_sessions(number, 1);
         }
-        generator.first_ns = generator.populations.iter().filter_map(|it| it.next_ns).min().unwrap_or(0);
+        generator.first_ns = generator.next_beginning().map_or(0, |(at_ns, _)| at_ns);
         Ok(generator)
     }
 
@@ -159,8 +160,7 @@ impl Generator {
         library: &mut Library<'_>,
     ) -> Result<Population, TraceError> {
         let rng = |part| RngStream::new(self.seed, number as u64, part);
-        let mut beginnings = Beginnings::new(spec.arrivals, rng(PART_ARRIVALS));
-        let next_ns = next_ns(&mut beginnings, self.duration_ns);
+        let beginnings = Beginnings::new(spec.arrivals, rng(PART_ARRIVALS));
         let mut prompts = Prompts::default();
         if let Some(shared) = &spec.system_prompts {
             let tokens = library.sampler(&shared.tokens)?;
@@ -190,8 +190,8 @@ impl Generator {
         let (input, output) = (library.sampler(&spec.input_tokens)?, library.sampler(&spec.output_tokens)?);
         let terms = spec.terms();
         Ok(Population {
-            beginnings,
-            next_ns,
+            beginnings: Some(beginnings),
+            ahead: VecDeque::new(),
             n_sessions: 0,
             prompts,
             input,
@@ -211,7 +211,7 @@ impl Generator {
     /// Returns the start and the population of the next session.
     fn next_beginning(&self) -> Option<(u64, usize)> {
         let beginnings = self.populations.iter().enumerate();
-        beginnings.filter_map(|(number, population)| Some((population.next_ns?, number))).min()
+        beginnings.filter_map(|(number, population)| Some((population.ahead.front()?.0, number))).min()
     }
 
     fn content(&mut self) -> u32 {
@@ -220,39 +220,37 @@ impl Generator {
         content
     }
 
-    /// Starts a session of a population with its first question.
-    fn begin(&mut self, number: usize) -> Session {
-        let content = self.content();
+    /// Draws sessions of a population until `n` are ahead, or no further one begins.
+    fn draw_sessions(&mut self, number: usize, n: usize) {
         let population = &mut self.populations[number];
-        let mut rng = RngStream::new(self.seed, number as u64, PART_SESSIONS + population.n_sessions);
-        population.n_sessions += 1;
-        population.next_ns = next_ns(&mut population.beginnings, self.duration_ns);
-
-        let mut said: Vec<_> = population.prompts.draw(&mut rng).into_iter().collect();
-        let system_tokens = said.first().map_or(0, |piece| piece.tokens);
-        let turns = population.turns.as_ref().map_or(1, |(turns, _)| turns.count(&mut rng, TURNS_MAX));
-        let (input, output, calls) = population.question(&mut rng);
-        let room = self.max_context - system_tokens;
-        let output_tokens = output.min(room / SHARE_AT_MOST);
-        let input_tokens = input.min(room - output_tokens);
-        said.push(Piece { content, tokens: input_tokens });
-        let said_tokens = system_tokens + input_tokens;
-        Session {
-            population: number,
-            rng,
-            said,
-            said_tokens,
-            system_tokens,
-            turns_left: turns - 1,
-            calls_left: calls - 1,
-            output_tokens,
+        while population.ahead.len() < n
+            && let Some(beginnings) = &mut population.beginnings
+        {
+            let Some(at_ns) = next_ns(beginnings, self.duration_ns) else {
+                population.beginnings = None;
+                return;
+            };
+            let rng = RngStream::new(self.seed, number as u64, PART_SESSIONS + population.n_sessions);
+            population.n_sessions += 1;
+            let session = population.session(number, rng, self.max_context);
+            population.ahead.push_back((at_ns, session));
         }
+    }
+
+    /// Starts the next session of a population with its first question.
+    fn begin(&mut self, number: usize) -> Option<(u64, Session)> {
+        let (at_ns, mut session) = self.populations[number].ahead.pop_front()?;
+        self.draw_sessions(number, 1);
+        let content = self.content();
+        session.said.last_mut()?.content = content;
+        Some((at_ns, session))
     }
 
     /// Returns the request of a session; the session waits for the answer unless this request is its last.
     fn ask(&mut self, at_ns: u64, session: Session) -> TraceRequest {
         let number = self.n_given;
         self.n_given += 1;
+        self.horizon.clear();
         let population = &self.populations[session.population];
         let request = TraceRequest {
             arrival_ns: at_ns - self.first_ns,
@@ -263,7 +261,8 @@ impl Generator {
             terms: population.terms,
             retention: population.retention.hints(session.system_tokens, session.said_tokens),
         };
-        if session.turns_left + session.calls_left > 0 && self.n_given < self.requests {
+        if session.next.is_some() && self.n_given < self.requests {
+            self.reactions.insert((session.reaction_ns(), number));
             self.waiting.insert(number, session);
         }
         request
@@ -271,20 +270,30 @@ impl Generator {
 
     /// Continues a session after its answer, if the context has room.
     fn continue_session(&mut self, mut session: Session, number: u64, now_ns: u64) {
+        let Some(message) = session.next else { return };
         let answer = Piece { content: GENERATED_FROM | number as u32, tokens: session.output_tokens };
-        session.said.push(answer);
-        let population = &self.populations[session.population];
-        let (delay_ns, input_tokens) = population.next_message(&mut session);
-        let said_tokens = u64::from(session.said_tokens) + u64::from(answer.tokens) + u64::from(input_tokens);
-        if said_tokens + u64::from(session.output_tokens) > u64::from(self.max_context) {
+        let said_tokens = u64::from(session.said_tokens) + u64::from(answer.tokens) + u64::from(message.input_tokens);
+        if said_tokens + u64::from(message.output_tokens) > u64::from(self.max_context) {
             return;
         }
         session.said_tokens = said_tokens as u32;
+        session.output_tokens = message.output_tokens;
         let content = self.content();
-        session.said.push(Piece { content, tokens: input_tokens });
+        session.said.extend([answer, Piece { content, tokens: message.input_tokens }]);
+        self.populations[session.population].draw_next(&mut session);
         self.order += 1;
-        let at_ns = now_ns.saturating_add(delay_ns);
-        self.due.push(Reverse(Due { at_ns, order: self.order, session }));
+        let at_ns = now_ns.saturating_add(message.reaction_ns);
+        self.due.insert((at_ns, self.order), session);
+        self.horizon.clear();
+    }
+
+    /// Brings the horizon up to `n` arrivals.
+    fn look_ahead(&mut self, n: usize) {
+        (0..self.populations.len()).for_each(|number| self.draw_sessions(number, n));
+        let ahead = self.populations.iter().flat_map(|population| population.ahead.iter().take(n));
+        let ahead = ahead.map(|(at_ns, session)| (*at_ns, session.reaction_ns()));
+        let due = self.due.iter().take(n).map(|((at_ns, _), session)| (*at_ns, session.reaction_ns()));
+        self.horizon.fill(due.chain(ahead), n);
     }
 }
 
@@ -298,22 +307,54 @@ impl Population {
         (input, output, calls)
     }
 
-    /// Draws the delay and length of the next message: a tool's output or a user's next question.
-    fn next_message(&self, session: &mut Session) -> (u64, u32) {
+    /// Draws a session with its first question, whose content is not numbered yet.
+    fn session(&self, population: usize, mut rng: RngStream, max_context: u32) -> Session {
+        let mut said: Vec<_> = self.prompts.draw(&mut rng).into_iter().collect();
+        let system_tokens = said.first().map_or(0, |piece| piece.tokens);
+        let turns = self.turns.as_ref().map_or(1, |(turns, _)| turns.count(&mut rng, TURNS_MAX));
+        let (input, output, calls) = self.question(&mut rng);
+        let room = max_context - system_tokens;
+        let output_tokens = output.min(room / SHARE_AT_MOST);
+        let input_tokens = input.min(room - output_tokens);
+        said.push(Piece { content: 0, tokens: input_tokens });
+        let mut session = Session {
+            population,
+            rng,
+            said,
+            said_tokens: system_tokens + input_tokens,
+            system_tokens,
+            turns_left: turns - 1,
+            calls_left: calls - 1,
+            output_tokens,
+            next: None,
+        };
+        self.draw_next(&mut session);
+        session
+    }
+
+    /// Draws the next message of a session, if one follows.
+    fn draw_next(&self, session: &mut Session) {
+        let follows = session.turns_left + session.calls_left > 0;
+        session.next = follows.then(|| self.next_message(session));
+    }
+
+    /// Draws the next message: a tool's output or a user's next question.
+    fn next_message(&self, session: &mut Session) -> Message {
         let rng = &mut session.rng;
         if session.calls_left > 0
             && let Some(agent) = &self.agent
         {
             session.calls_left -= 1;
             let last = session.calls_left == 0;
-            session.output_tokens = if last { self.output.tokens(rng) } else { agent.call_tokens.tokens(rng) };
-            return (agent.tool.time_ns(rng), agent.tool_tokens.tokens(rng));
+            let output_tokens = if last { self.output.tokens(rng) } else { agent.call_tokens.tokens(rng) };
+            let (reaction_ns, input_tokens) = (agent.tool.time_ns(rng), agent.tool_tokens.tokens(rng));
+            return Message { reaction_ns, input_tokens, output_tokens };
         }
         session.turns_left -= 1;
-        let delay_ns = self.turns.as_ref().map_or(0, |(_, think)| think.time_ns(rng));
-        let (input, output, calls) = self.question(rng);
-        (session.output_tokens, session.calls_left) = (output, calls - 1);
-        (delay_ns, input)
+        let reaction_ns = self.turns.as_ref().map_or(0, |(_, think)| think.time_ns(rng));
+        let (input_tokens, output_tokens, calls) = self.question(rng);
+        session.calls_left = calls - 1;
+        Message { reaction_ns, input_tokens, output_tokens }
     }
 }
 
@@ -331,7 +372,7 @@ impl Source for Generator {
         if self.n_given == self.requests {
             return Ok(None);
         }
-        let due_ns = self.due.peek().map(|Reverse(due)| due.at_ns);
+        let due_ns = self.due.first_key_value().map(|((at_ns, _), _)| *at_ns);
         let begins_ns = self.next_beginning().map(|(at_ns, _)| at_ns);
         Ok(due_ns.into_iter().chain(begins_ns).min().map(|at_ns| at_ns - self.first_ns))
     }
@@ -341,25 +382,33 @@ impl Source for Generator {
             return Ok(None);
         }
         let beginning = self.next_beginning();
-        let due = self.due.peek().map(|Reverse(due)| due.at_ns);
-        match (due, beginning) {
-            (Some(due_ns), beginning) if beginning.is_none_or(|(at_ns, _)| due_ns <= at_ns) => {
-                let Reverse(Due { at_ns, session, .. }) = self.due.pop().expect("it was seen");
-                Ok(Some(self.ask(at_ns, session)))
-            }
-            (_, Some((at_ns, population))) => {
-                let session = self.begin(population);
-                Ok(Some(self.ask(at_ns, session)))
-            }
-            (_, None) => Ok(None),
-        }
+        let due_ns = self.due.first_key_value().map(|((at_ns, _), _)| *at_ns);
+        let is_due = due_ns.is_some_and(|due_ns| beginning.is_none_or(|(at_ns, _)| due_ns <= at_ns));
+        let next = match beginning {
+            _ if is_due => self.due.pop_first().map(|((at_ns, _), session)| (at_ns, session)),
+            Some((_, population)) => self.begin(population),
+            None => None,
+        };
+        Ok(next.map(|(at_ns, session)| self.ask(at_ns, session)))
     }
 
     fn ended(&mut self, number: u64, now_ns: u64, outcome: Outcome) {
         let Some(session) = self.waiting.remove(&number) else { return };
+        self.reactions.remove(&(session.reaction_ns(), number));
         if outcome == Outcome::Completed {
             self.continue_session(session, number, now_ns.saturating_add(self.first_ns));
         }
+    }
+
+    fn earliest_arrival_ns(&mut self, n: usize, end_ns: u64) -> u64 {
+        if self.n_given == self.requests {
+            return u64::MAX;
+        }
+        let shortest_ns = self.reactions.first().map_or(u64::MAX, |(reaction_ns, _)| *reaction_ns);
+        if self.horizon.len() <= n {
+            self.look_ahead(n + 1);
+        }
+        end_ns.saturating_add(shortest_ns).min(self.horizon.at_ns(n).saturating_sub(self.first_ns))
     }
 
     fn waits_for_ends(&self) -> bool {

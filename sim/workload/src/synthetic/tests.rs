@@ -198,11 +198,20 @@ agent = { calls = { kind = "constant", value = 3 }, call-tokens = { kind = "cons
 
 /// A server that ends requests in another order, at other times.
 fn serve(text: &str, service_ns: impl Fn(u64) -> u64) -> Vec<TraceRequest> {
-    let mut source = generator(text);
+    serve_watched(&mut generator(text), service_ns, &mut |_, _, _| {})
+}
+
+/// As [`serve`]. Calls `watch` before each event with the source, the number of requests so far, and the next end.
+fn serve_watched<S: Source>(
+    source: &mut S,
+    service_ns: impl Fn(u64) -> u64,
+    watch: &mut dyn FnMut(&mut S, usize, u64),
+) -> Vec<TraceRequest> {
     let mut ends: Vec<(u64, u64)> = Vec::new();
     let mut given = Vec::new();
     loop {
         ends.sort_unstable();
+        watch(source, given.len(), ends.first().map_or(u64::MAX, |(end_ns, _)| *end_ns));
         let arrival_ns = source.next_arrival_ns().unwrap();
         match (ends.first().copied(), arrival_ns) {
             (Some((end_ns, number)), arrival_ns) if arrival_ns.is_none_or(|at| end_ns <= at) => {
@@ -237,6 +246,26 @@ fn what_is_asked_does_not_depend_on_how_fast_it_is_answered() {
     let slow = serve(&text, |number| 20 * S + number * 7919 % 13 * S);
     assert!(fast.len() > 500 && fast.last().unwrap().arrival_ns < slow.last().unwrap().arrival_ns);
     assert_eq!(shapes(&fast), shapes(&slow));
+}
+
+#[test]
+fn no_request_arrives_before_the_earliest_time_that_the_source_knows() {
+    let text = CHAT.replace("mean = 20", "mean = 0.5").replace("mean = 3 }", "mean = 0.1 }");
+    for (speed, service_ns) in [(1.0, S / 50), (1.0, 3 * S), (0.37, S), (1000.0, S / 900)] {
+        let mut source = TimeScaled::new(generator(&text), speed);
+        let mut bounds = Vec::new();
+        let given = serve_watched(&mut source, |number| number * 7919 % 13 * service_ns, &mut |source, n, end_ns| {
+            bounds.extend((0..6).map(|after| (n + after, after, source.earliest_arrival_ns(after, end_ns))));
+        });
+        let mut met = [0; 6];
+        for (number, after, bound_ns) in bounds.iter().filter(|(number, ..)| *number < given.len()) {
+            let arrival_ns = given[*number].arrival_ns;
+            assert!(arrival_ns >= *bound_ns, "{number} at {arrival_ns} ns, {after} behind, before {bound_ns}");
+            met[*after] += usize::from(arrival_ns - bound_ns < S / 1000);
+        }
+        println!("{speed} {service_ns}: {met:?} of {} to the millisecond", bounds.len() / 6);
+        assert!(met[0] > bounds.len() / 20 && met[2] > 0, "{met:?}");
+    }
 }
 
 #[test]

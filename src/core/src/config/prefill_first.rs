@@ -50,6 +50,12 @@ static REGISTRY: Registry<PrefillFirst> = Registry::new(
         Entry { name: "false", about: "prefills beside decodes", params: &[], make: |_, ()| PrefillFirst::Off },
         Entry { name: "true", about: "whole prompts alone", params: &[], make: |_, ()| PrefillFirst::Whole },
         Entry {
+            name: "padded",
+            about: "whole prompts alone, each counted as the longest of the step",
+            params: &[],
+            make: |_, ()| PrefillFirst::Padded,
+        },
+        Entry {
             name: "chunks",
             about: "prompts alone, the last of a step in chunks",
             params: &PARAMS,
@@ -72,6 +78,9 @@ pub enum PrefillFirst {
     Off,
     /// A step runs whole prompts alone, as long as some can run, else all decodes.
     Whole,
+    /// As [`Self::Whole`], but the number of prompts in a step times the length of the longest is within the token budget, as in engines
+    /// with padded prompts.
+    Padded,
     /// As [`Self::Whole`], but a step takes prompts up to the token budget, and the last prompt may continue in the next step.
     Chunks(Chunks),
 }
@@ -106,11 +115,16 @@ impl PrefillFirst {
         self != Self::Off
     }
 
+    /// Returns `true` if a prompt within the token budget runs in one step.
+    pub fn is_whole(self) -> bool {
+        matches!(self, Self::Whole | Self::Padded)
+    }
+
     /// Returns the room kept for output, if any.
     pub fn reserve(self) -> Option<OutputReserve> {
         match self {
             Self::Chunks(Chunks { reserve, .. }) => Some(reserve).filter(|reserve| reserve.permille > 0),
-            Self::Off | Self::Whole => None,
+            Self::Off | Self::Whole | Self::Padded => None,
         }
     }
 
@@ -128,7 +142,11 @@ impl PrefillFirst {
 impl fmt::Display for PrefillFirst {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Chunks(Chunks { reserve, awaits_prefix, finds_chunks }) = self else {
-            return write!(f, "{}", self.is_on());
+            return f.write_str(match self {
+                Self::Off => "false",
+                Self::Padded => "padded",
+                _ => "true",
+            });
         };
         f.write_str("chunks")?;
         let OutputReserve { permille, least_permille, decay_steps } = *reserve;
@@ -185,6 +203,7 @@ mod tests {
         for text in [
             "false",
             "true",
+            "padded",
             "chunks",
             "chunks:reserve_permille=700,least_permille=98,await_prefix=0",
             "chunks:find_chunks=1",
@@ -204,7 +223,7 @@ mod tests {
     #[test]
     fn unknown_modes_and_parameters_are_reported_in_one_line() {
         let fault = |text: &str| text.parse::<PrefillFirst>().unwrap_err().to_string();
-        assert_eq!(fault("1"), "unknown prefill-first mode '1'; there are: false, true, chunks");
+        assert_eq!(fault("1"), "unknown prefill-first mode '1'; there are: false, true, padded, chunks");
         assert_eq!(
             fault("chunks:reserve_permille=1001"),
             "prefill-first mode 'chunks': reserve_permille is '1001'; it must be a whole number between 0 and 1000"

@@ -350,10 +350,13 @@ impl Core {
             self.state.suspects.succeeded();
         }
         self.advance(now_ns);
-        if let Some(end_ns) = self.fast_forward.run(&mut self.state, &mut self.now_ns, has_deadlines, driver) {
+        let before = self.fast_forward.tokens();
+        let paused = self.fast_forward.run(&mut self.state, &mut self.now_ns, has_deadlines, driver);
+        let tokens = self.fast_forward.tokens() - before;
+        if let Some(end_ns) = paused {
             let step = self.steps.only().expect("the step that began the fast-forward stands for all");
             step.id = self.state.journal.stats.steps;
-            return FastForwardResult::Paused { end_ns };
+            return FastForwardResult::Paused { end_ns, tokens };
         }
         self.fast_forward.end(&mut self.state, driver);
         self.advance(self.now_ns);
@@ -364,6 +367,6 @@ impl Core {
         self.send_transfers(actions);
         #[cfg(debug_assertions)]
         self.check_sometimes();
-        FastForwardResult::Ended { begin_ns: self.now_ns }
+        FastForwardResult::Ended { begin_ns: self.now_ns, tokens }
     }
 }

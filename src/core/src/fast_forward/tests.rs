@@ -25,10 +25,8 @@ impl FastForwardDriver for Patient {
         SteadyStep { end_ns, skip: end_ns < self.until_ns }
     }
 
-    fn on_step_end(&mut self, _: u32) {}
-
-    fn token(&mut self, _: RequestId, _: u32) -> Token {
-        TOKEN
+    fn generate(&mut self, _: RequestId, numbers: Range<u32>, tokens: &mut Vec<Token>) {
+        tokens.extend(numbers.map(|_| TOKEN));
     }
 
     fn on_tokens(&mut self, _: RequestId, _: u32) {}
@@ -72,8 +70,8 @@ fn run(config: Config, requests: &[(u64, Request)], fast_forwards: bool) -> (Vec
             };
             skipped += driver.begun;
             match result {
-                FastForwardResult::Paused { end_ns } => step_end_ns = Some(end_ns),
-                FastForwardResult::Ended { begin_ns } => now_ns = begin_ns,
+                FastForwardResult::Paused { end_ns, .. } => step_end_ns = Some(end_ns),
+                FastForwardResult::Ended { begin_ns, .. } => now_ns = begin_ns,
                 FastForwardResult::NotSteady => {
                     let step = step.take().expect("a step in flight ends");
                     let tokens: Vec<_> = step.seqs.iter().filter(|seq| seq.sample).map(|_| TOKEN).collect();

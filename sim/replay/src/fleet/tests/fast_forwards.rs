@@ -205,30 +205,82 @@ fn fast_forward_equals_single_steps_with_hand_overs() {
     }
 }
 
-#[test]
-fn fast_forward_equals_single_steps_in_a_closed_loop() {
-    let spec = r#"
-        seed = 3
-        requests = 300
+/// Returns a workload of `requests` requests of people and of an agent, who react soon to short answers.
+fn closed_loop(seed: u64, requests: u64, deadline: &str) -> Spec {
+    let spec = format!(
+        r#"
+        seed = {seed}
+        requests = {requests}
         [[population]]
         name = "chat"
-        arrivals = { process = "poisson", sessions-per-s = 8 }
-        input-tokens = { kind = "lognormal", mean = 200, cv = 0.5, max = 1000 }
-        output-tokens = { kind = "lognormal", mean = 60, cv = 0.8, max = 300 }
-        session = { turns = { kind = "constant", value = 4 }, think-s = { kind = "exponential", mean = 0.3 } }
+        arrivals = {{ process = "poisson", sessions-per-s = 8 }}
+        input-tokens = {{ kind = "lognormal", mean = 200, cv = 0.5, max = 1000 }}
+        output-tokens = {{ kind = "lognormal", mean = 60, cv = 0.8, max = 300 }}
+        session = {{ turns = {{ kind = "constant", value = 4 }}, think-s = {{ kind = "exponential", mean = 0.3 }} }}
+        {deadline}
+        [[population]]
+        name = "agents"
+        arrivals = {{ process = "constant", sessions-per-s = 1.5 }}
+        input-tokens = {{ kind = "constant", value = 300 }}
+        output-tokens = {{ kind = "constant", value = 100 }}
+        [population.agent]
+        calls = {{ kind = "constant", value = 5 }}
+        call-tokens = {{ kind = "constant", value = 30 }}
+        tool-s = {{ kind = "exponential", mean = 0.02 }}
+        tool-output-tokens = {{ kind = "constant", value = 90 }}
+    "#
+    );
+    Spec::parse(&spec).unwrap()
+}
+
+#[test]
+fn fast_forward_equals_single_steps_in_a_closed_loop() {
+    let routers = ["round_robin", "least_loaded", "prefix_affinity", "round_robin"];
+    for (seed, router) in (0..).zip(routers) {
+        let spec = closed_loop(seed, 250, ["", "deadline-s = 0.4"][seed as usize / 3]);
+        for (replicas, speed) in [(1, 1.0), (3, 1.0), (7, 1.0), (3, 0.3), (3, 2.5)] {
+            let mut settings = settings(16, [300, 2000][seed as usize % 2]);
+            (settings.replicas, settings.routing.router) = (replicas, router.into());
+            settings.arrivals = Arrivals::Traced { speed };
+            let run = |observer: &mut dyn Observer| {
+                let mut source = Generator::new(&spec).unwrap();
+                assert!(source.waits_for_ends());
+                Report { wall_s: 0.0, ..replay_source(&mut source, &settings, &Uneven, observer).unwrap() }
+            };
+            let mut stepped = Shown::default();
+            let expected = run(&mut stepped);
+            let mut outcomes = Vec::new();
+            let fast = run(&mut |outcome: &Outcome| {
+                outcomes.push(*outcome);
+                ControlFlow::Continue(())
+            });
+            assert_eq!((fast, &outcomes), (expected, &stepped.outcomes), "{router} {replicas} {speed}");
+            assert_eq!(outcomes.len(), 250);
+        }
+    }
+}
+
+#[test]
+fn an_end_elsewhere_pauses_no_fast_forward_before_the_session_reacts() {
+    // Twenty sessions of two long answers each, half a minute apart; all arrive within a second.
+    let spec = r#"
+        requests = 40
+        [[population]]
+        arrivals = { process = "constant", sessions-per-s = 20 }
+        input-tokens = { kind = "constant", value = 100 }
+        output-tokens = { kind = "constant", value = 2000 }
+        session = { turns = { kind = "constant", value = 2 }, think-s = { kind = "constant", value = 30 } }
     "#;
     let spec = Spec::parse(spec).unwrap();
-    let mut settings = settings(16, 2000);
-    settings.replicas = 3;
-    let run = |observer: &mut dyn Observer| {
-        let mut source = Generator::new(&spec).unwrap();
-        assert!(source.waits_for_ends());
-        Report { wall_s: 0.0, ..replay_source(&mut source, &settings, &Linear, observer).unwrap() }
-    };
-    let stepped = run(&mut Shown::default());
-    let fast = run(&mut |_: &Outcome| ControlFlow::Continue(()));
-    assert_eq!(fast, stepped);
-    assert_eq!(fast.completed, 300);
+    for router in ["round_robin", "least_loaded"] {
+        let mut settings = Settings { replicas: 4, ..settings(16, 10_000) };
+        settings.routing.router = router.into();
+        let (mut source, mut watch) = (Generator::new(&spec).unwrap(), |_: &Outcome| ControlFlow::Continue(()));
+        let mut fleet = Fleet::new(&mut source, &settings, &OneMs, &mut watch).unwrap();
+        fleet.run().unwrap();
+        let (steps, pauses) = (fleet.totals.fast_forwarded, fleet.totals.fast_forwards);
+        assert!(steps > 10_000 && pauses < 400, "{router}: {steps} steps in {pauses} fast-forwards");
+    }
 }
 
 /// Returns requests with short prompts, some with a shared prefix, and long answers: blocks run out during decode-only batches.
