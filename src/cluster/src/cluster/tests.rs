@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use trunkline_core::{Config, Namespace, Stats, TierConfig, Write};
+use trunkline_core::{Config, Namespace, Stats, TierConfig, Token, Write};
 use trunkline_driver::oracle::OracleWorker;
 
 use super::*;
