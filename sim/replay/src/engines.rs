@@ -75,10 +75,10 @@ pub static PRESETS: Registry<Engine> = Registry::new(
         Entry {
             name: "sglang",
             about: "SGLang 0.5 with prompts first and never beside decodes, in chunks; two steps in flight (its overlap); the longest cached \
-                    prefix first (--policy fcfs for its default); room kept for output, 0.7 of it at first (its new-token ratio); \
-                    retraction of the least output. Unlike it, blocks have 16 tokens instead of one (--block-size 1 is equal to it \
-                    and much slower), are evicted one by one, and are found when the step that computes them has ended; more than \
-                    128 waiting requests stay in this order; no chunk is larger on a device of 160 GB, or smaller below 60 GB",
+                    prefix first, in its queue of up to 128 sorted requests (--policy fcfs for its default); room kept for output, 0.7 of \
+                    it at first (its new-token ratio); retraction of the least output; whole leaves of its tree evicted. Unlike it, \
+                    blocks have 16 tokens instead of one (--block-size 1 is equal to it and much slower), and a request is retracted \
+                    when the steps in flight have ended; no chunk is larger on a device of 160 GB, or smaller below 60 GB",
             params: &[],
             make: |_, ()| Engine {
                 max_batch_tokens: 8192,
@@ -187,6 +187,7 @@ mod tests {
     fn sglang_overlaps_steps_and_orders_by_the_cache() {
         let config = by_name("sglang").unwrap().core(1000);
         assert_eq!((config.max_steps_in_flight, config.preemption), (2, Preemption::RetractAtOnce));
+        assert_eq!((&*config.eviction, &*by_name("vllm-v1").unwrap().core(1000).eviction), ("leaves", "lru"));
         let sorting = Sorting { queue_max: 128, check_tokens: 32, shared_tokens: 32 };
         assert_eq!(config.make_policy().unwrap().sorting(), Some(sorting));
     }

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use super::Eviction;
 use super::segments::Segments;
 use crate::ids::BlockHandle;
-use crate::nodes::Nodes;
+use crate::nodes::{Nodes, ROOT};
 
 const NONE: u32 = u32::MAX;
 /// Time from one use to the next: more than a path has nodes.
@@ -194,6 +194,11 @@ impl Eviction for Leaves {
             self.nodes[slot.node].idle += 1;
         }
         let last = super::last(chain);
+        if blocks.parents[last as usize] == ROOT {
+            // A tier: each block is alone, and was used until now.
+            self.clock += TICK;
+            self.use_at(self.slots[last as usize].node, self.clock);
+        }
         if blocks.is_leaf(last) {
             self.leaf(last, blocks);
         }
