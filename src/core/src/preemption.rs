@@ -83,9 +83,11 @@ pub(crate) fn preempt_one(state: &mut State) {
     }
     let State { batch, sequences, reserve, .. } = state;
     reserve.preempted(batch.running.iter().map(|slot| &sequences[*slot]));
-    // Other keys change if another sequence now reads blocks alone, or if the tenant's standing was lifted.
+    // Other keys change if another sequence now reads blocks alone, or if the tenant's standing was lifted. Beside a transfer that reads the
+    // same blocks, no count says so.
     let lifted = tenant_rank.is_some_and(|before| rank(state) != before);
-    if lifted || state.kv.tree.sharing_changes() != sharing {
+    let uncounted = state.config.preemption == Preemption::Cost && reads_chains(state);
+    if lifted || uncounted || state.kv.tree.sharing_changes() != sharing {
         state.victims.clear();
     }
 }
