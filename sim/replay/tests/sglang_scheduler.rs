@@ -12,7 +12,7 @@ const INEXACT: [(&str, &str, usize, f64); 1] = [(
     "retractions, lpm",
     "SGLang forgets the output of a retracted request and evicts ahead, and the order feeds on what is left",
     22,
-    0.12,
+    0.13,
 )];
 /// Greatest relative error of the other cases in blocks of 16 tokens.
 const BLOCKS_OF_16: f64 = 0.10;
