@@ -22,12 +22,14 @@ use trunkline_sim_perf::hardware::Hardware;
 
 mod benchmark;
 mod least_squares;
+mod links;
 mod overhead;
 mod recording;
 
 pub use benchmark::{BenchmarkError, from_benchmark};
+pub use links::{BusyPeriod, LinkFit, PERIODS_MIN, fit_links};
 pub use overhead::{OverheadFit, engine_overhead};
-pub use recording::from_recording;
+pub use recording::{Observed, from_recording};
 
 /// Result of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq)]

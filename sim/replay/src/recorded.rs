@@ -130,13 +130,22 @@ pub enum RecordingFault {
 pub(crate) struct Shown<'a> {
     /// Time of the input on the recorded clock, nanoseconds.
     pub at_ns: u64,
-    /// Engine and id of the step ended by the input, if any.
-    pub finished: Option<(EngineId, u64)>,
-    /// Engine whose worker was lost with its steps in flight.
-    pub lost: Option<EngineId>,
+    /// Engine whose worker the input tells of.
+    pub news: Option<(EngineId, News)>,
     /// Request submitted by the input; shown before the outputs, without any.
     pub submitted: Option<&'a Request>,
     pub outputs: &'a [Output],
+}
+
+/// News of a worker.
+#[derive(Clone, Copy)]
+pub(crate) enum News {
+    /// Step of this id ended.
+    StepEnded(u64),
+    /// Transfer of this id ended, with every block if `is_whole`.
+    CopyEnded { id: u64, is_whole: bool },
+    /// Steps in flight are lost, and transfers are or may be.
+    Lost,
 }
 
 /// Replays the recording at `path`. Calls `progress` with the number of events now and then.
@@ -266,18 +275,11 @@ impl Replay {
         if let Some(request) = submitted(&mut input) {
             self.requests += 1;
             request.hash_prompt(self.block_size);
-            watch(&Shown { at_ns, finished: None, lost: None, submitted: Some(request), outputs: &[] });
+            watch(&Shown { at_ns, news: None, submitted: Some(request), outputs: &[] });
         }
-        let finished = match &input {
-            Input::Engine(engine, Event::StepFinished(result)) => Some((*engine, result.step)),
-            _ => None,
-        };
-        let lost = match &input {
-            Input::Engine(engine, Event::WorkerLost | Event::WorkerTaken) | Input::Retire(engine) => Some(*engine),
-            _ => None,
-        };
+        let news = news(&input);
         self.cluster.handle(at_ns, input, &mut self.outputs);
-        watch(&Shown { at_ns, finished, lost, submitted: None, outputs: &self.outputs });
+        watch(&Shown { at_ns, news, submitted: None, outputs: &self.outputs });
         for output in self.outputs.drain(..) {
             if let Output::Engine(engine, Action::RunStep(step)) = output {
                 self.cluster.recycle(engine, step);
@@ -308,6 +310,25 @@ fn engine_of(input: &Input) -> Option<EngineId> {
             Some(*engine)
         }
     }
+}
+
+/// Returns what an input tells of a worker.
+fn news(input: &Input) -> Option<(EngineId, News)> {
+    let (engine, event) = match input {
+        Input::Engine(engine, event) => (*engine, event),
+        Input::Retire(engine) => return Some((*engine, News::Lost)),
+        _ => return None,
+    };
+    let news = match event {
+        Event::StepFinished(result) => News::StepEnded(result.step),
+        Event::TransferFinished(id) => News::CopyEnded { id: *id, is_whole: true },
+        Event::TransferFailed(id) | Event::TransferInterrupted(id) | Event::TransferPartial { transfer: id, .. } => {
+            News::CopyEnded { id: *id, is_whole: false }
+        }
+        Event::WorkerLost | Event::WorkerTaken | Event::WorkerResumed => News::Lost,
+        _ => return None,
+    };
+    Some((engine, news))
 }
 
 /// Returns the request that an input submits.

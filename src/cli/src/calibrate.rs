@@ -2,14 +2,17 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use clap::Args;
 use trunkline_sim_perf::cost::{CostChoice, Parallel, Sample, Weights};
 use trunkline_sim_perf::hardware::{self, Hardware};
 use trunkline_sim_perf::model::{self, Model};
-use trunkline_sim_replay::calibrate::{calibrate, engine_overhead, from_benchmark, from_recording};
+use trunkline_sim_replay::calibrate::{
+    LinkFit, Observed, PERIODS_MIN, calibrate, engine_overhead, fit_links, from_benchmark, from_recording,
+};
+use trunkline_sim_replay::recorded::settings;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,7 +30,8 @@ Examples:
 
 /// Fit step times to a server's recording, or to a benchmark of a server.
 ///
-/// Writes a hardware file for `replay --hardware`: the device, with step times fitted for one model.
+/// Writes a hardware file for `replay --hardware`: the device, with step times fitted for one model, and from a recording with copies of KV
+/// blocks also the speed of the link between device and host.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CalibrateArgs {
@@ -77,15 +81,18 @@ pub struct CalibrateArgs {
 pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     let base = hardware::find(&args.hardware)?;
     let model = model::find(&args.model)?;
-    let (samples, source) = match (&args.recorded, &args.benchmark) {
+    let (observed, source) = match (&args.recorded, &args.benchmark) {
         (Some(path), _) => (from_recording(path)?, path),
-        (None, Some(path)) => (from_benchmark(path, args.step_tokens)?, path),
+        (None, Some(path)) => {
+            let steps = from_benchmark(path, args.step_tokens)?;
+            (Observed { steps, ..Observed::default() }, path)
+        }
         (None, None) => anyhow::bail!("name a recording with --recorded, or a benchmark with --benchmark"),
     };
     if let Some(kernels) = &args.kernels {
-        return fit_overhead(args, kernels, &base, &model, &samples);
+        return fit_overhead(args, kernels, &base, &model, &observed.steps);
     }
-    let found = calibrate(model.name, &samples)?;
+    let found = calibrate(model.name, &observed.steps)?;
     let held_out = 100.0 * found.held_out_bias;
     check_bias(args, held_out)?;
     let against = format!("every fifth of {} steps of {} in {}", found.samples, model.name, source.display());
@@ -93,7 +100,12 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         Some(stem) if args.output.as_os_str() != "-" => stem.to_string_lossy().into_owned(),
         _ => format!("{}-calibrated", base.name),
     };
-    let text = hardware::file::to_toml(&found.hardware(&base, &name, &against));
+    let mut calibrated = found.hardware(&base, &name, &against);
+    let link_lines = match &args.recorded {
+        Some(path) => links(path, &observed, &model, &mut calibrated)?,
+        None => Vec::new(),
+    };
+    let text = hardware::file::to_toml(&calibrated);
     if args.output.as_os_str() == "-" {
         io::stdout().write_all(text.as_bytes())?;
     } else {
@@ -109,7 +121,40 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         100.0 * residuals.bias,
         found.held_out,
     )?;
+    for line in link_lines {
+        writeln!(io::stderr(), "{line}")?;
+    }
     Ok(())
+}
+
+/// Sets the host link of `hardware` to what the copies of the recording at `path` took. Returns a line about each link that carried any: those
+/// behind the host are no part of a hardware file, so their line has the options of `replay`.
+fn links(path: &Path, observed: &Observed, model: &Model, hardware: &mut Hardware) -> anyhow::Result<Vec<String>> {
+    let recorded = settings(path)?;
+    let core = &recorded.engines[0].core;
+    let block_bytes = Parallel::ONE.kv_bytes_per_token(model) * u64::from(core.block_size);
+    let mut lines = Vec::new();
+    for fit in fit_links(&observed.periods) {
+        let LinkFit { link, latency_s, block_s, periods, median_error } = fit;
+        let (bytes_s, latency_us) = (block_bytes as f64 / block_s, latency_s * 1e6);
+        let (gb_s, error) = (bytes_s / 1e9, 100.0 * median_error);
+        let fitted = format!("fitted to {periods} periods with copies, median error {error:.1} %");
+        match core.tiers.get(link).map(|tier| tier.name.as_str()) {
+            _ if link == 0 => {
+                (hardware.host_link_bytes_s, hardware.host_link_latency_s) = (bytes_s, latency_s);
+                lines.push(format!("host link: {gb_s:.3} GB/s after {latency_us:.0} us, {fitted}"));
+            }
+            Some(name @ ("disk" | "remote")) => {
+                lines.push(format!("{name}: --{name}-gb-s {gb_s:.3} --{name}-latency-us {latency_us:.0}, {fitted}"));
+            }
+            _ => {}
+        }
+    }
+    if lines.is_empty() && !observed.periods.is_empty() {
+        let n = observed.periods.len();
+        lines.push(format!("links: as in the device's description; {n} periods with copies are too few to fit to, it takes {PERIODS_MIN}"));
+    }
+    Ok(lines)
 }
 
 /// Prints what an engine adds to the kernels of each step.
