@@ -112,8 +112,10 @@ fn awaited_block(state: &State, slot: usize) -> Option<BlockHash> {
     let hashes = &state.sequences[slot].cold.hashes;
     // Counting by hashes is enough: this is no hit yet.
     let at = state.kv.estimate(&state.sequences[slot]);
-    let next = *hashes.get(at)?;
-    let owner = state.shared_work.owner(next)?;
+    if at >= hashes.len() {
+        return None;
+    }
+    let owner = state.shared_work.owner(hashes, at, |slot| state.sequences[slot].prompt_rest())?;
     let others = &state.sequences[owner].cold.hashes;
     // The chained hash of a block names all blocks before it too: equal hashes are a prefix.
     let (mut shared, mut differs) = (at, hashes.len().min(others.len()));
@@ -121,6 +123,5 @@ fn awaited_block(state: &State, slot: usize) -> Option<BlockHash> {
         let middle = shared.midpoint(differs);
         if hashes[middle] == others[middle] { shared = middle } else { differs = middle }
     }
-    // If hashes collide, the owner may own the next block alone.
-    Some(hashes[shared]).filter(|last| state.shared_work.owns(owner, *last)).or(Some(next))
+    Some(hashes[shared])
 }

@@ -153,19 +153,22 @@ fn check_groups(state: &State) -> (u32, u32) {
 /// Panics unless prefills and loading sequences own the blocks that they are about to publish, and every parked request waits for
 /// such a block, or for a look-up in flight.
 fn check_shared_work(state: &State) {
-    let mut owned = 0;
+    let (mut notes, rest) = (0, |slot: usize| state.sequences[slot].prompt_rest());
     for (slot, seq) in &state.sequences {
         let publishes = matches!(seq.phase, Phase::Prefill | Phase::Loading(_)) && !seq.unpublishable;
         if publishes && seq.ending.is_none() {
-            let rest = &seq.cold.hashes[seq.published as usize..];
-            assert!(rest.iter().all(|hash| state.shared_work.owns(slot, *hash)), "{} publishes unannounced", seq.id);
-            owned += rest.len();
+            let (hashes, published) = rest(slot);
+            let is_owner = published < hashes.len();
+            assert_eq!(state.shared_work.has(slot), is_owner, "{} owns what it is about to publish", seq.id);
+            notes += state.shared_work.notes_of(slot, rest(slot));
         }
     }
-    assert_eq!(owned, state.shared_work.len(), "a sequence owns blocks that it will not publish");
+    assert_eq!(notes, state.shared_work.notes(), "a sequence owns blocks that it will not publish");
     for (hash, slot) in state.waiting.parked() {
         let id = state.sequences[slot].id;
-        let is_coming = state.shared_work.owner(hash).is_some() || state.kv.lookups.is_awaited(hash);
+        let hashes = &state.sequences[slot].cold.hashes;
+        let at = hashes.iter().position(|own| *own == hash).expect("a block of its own prompt");
+        let is_coming = state.shared_work.owner(hashes, at, rest).is_some() || state.kv.lookups.is_awaited(hash);
         assert!(is_coming, "{id} is parked for a block that no sequence computes and no look-up asks for");
     }
 }

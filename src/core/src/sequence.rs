@@ -345,6 +345,11 @@ impl Sequence {
         self.state() == SequenceState::Decode
     }
 
+    /// Returns the hashes of the blocks, and the number of published ones.
+    pub fn prompt_rest(&self) -> (&[BlockHash], usize) {
+        (&self.cold.hashes, self.published as usize)
+    }
+
     /// Returns `true` for a sequence in the batch whose prompt is being computed, as far as the results so far say.
     pub fn is_prefill(&self) -> bool {
         self.state() == SequenceState::Prefill

@@ -312,13 +312,17 @@ impl State {
     /// Wakes the requests that wait for the blocks just published by a sequence, from the `from`-th on.
     fn announce(&mut self, slot: usize, from: u32) {
         let Self { sequences, waiting, shared_work, .. } = self;
-        let seq = &sequences[slot];
         if waiting.is_empty() && shared_work.is_empty() {
             return;
         }
-        for hash in &seq.cold.hashes[from as usize..seq.published as usize] {
+        let (hashes, published) = sequences[slot].prompt_rest();
+        let is_owner = shared_work.has(slot);
+        shared_work.publish(slot, from as usize, (hashes, published));
+        for (at, hash) in hashes.iter().enumerate().take(published).skip(from as usize) {
             waiting.published(*hash);
-            if shared_work.end(slot, *hash) {
+            let is_awaited =
+                || is_owner || shared_work.owner(hashes, at, |slot| sequences[slot].prompt_rest()).is_some();
+            if waiting.parks() && is_awaited() {
                 waiting.wake(*hash);
             }
         }
@@ -328,7 +332,7 @@ impl State {
     pub fn begin_shared_work(&mut self, slot: usize) {
         let seq = &self.sequences[slot];
         if !seq.unpublishable {
-            self.shared_work.begin(slot, &seq.cold.hashes[seq.published as usize..]);
+            self.shared_work.begin(slot, seq.prompt_rest());
         }
     }
 
@@ -342,12 +346,9 @@ impl State {
 
     fn disown(&mut self, slot: usize) {
         let Self { sequences, waiting, shared_work, .. } = self;
-        let seq = &sequences[slot];
-        if !shared_work.is_empty() {
-            for hash in seq.cold.hashes.iter().skip(seq.published as usize).filter(|hash| shared_work.end(slot, **hash))
-            {
-                waiting.wake(*hash);
-            }
+        let (hashes, published) = sequences[slot].prompt_rest();
+        if shared_work.end(slot, (hashes, published)) && waiting.parks() {
+            hashes[published..].iter().for_each(|hash| waiting.wake(*hash));
         }
     }
 

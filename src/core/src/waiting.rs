@@ -275,6 +275,11 @@ impl Waiting {
         self.parked.insert((hash, slot));
     }
 
+    /// Returns `true` if a request is parked.
+    pub fn parks(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
     /// Puts all requests that are parked for a block back, each into its place in the order.
     pub fn wake(&mut self, hash: BlockHash) {
         while let Some(place) = self.parked.range((hash, 0)..=(hash, usize::MAX)).next().copied() {
