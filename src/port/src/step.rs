@@ -99,7 +99,7 @@ pub struct StepSeq {
 #[serde(rename_all = "snake_case")]
 pub enum ScoreKind {
     /// Softmax probability given to the positions of the block, averaged over scored rows, heads and layers: the scores of a sequence
-    /// add up to 1.
+    /// add up to 1. If groups keep different shares ([`crate::LayerGroup::weight`]), heads SHOULD count with the square of the weight.
     #[default]
     Mean,
     /// The largest softmax probability given to one position of the block by any scored row, head and layer, from a distance of at

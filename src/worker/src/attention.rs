@@ -120,8 +120,8 @@ pub(crate) fn attend(
 ) {
     let config = plan.config;
     let (dim, group) = (config.head_dim as usize, config.group());
-    let scored_heads = places.iter().filter(|place| place.scored).count();
-    let scored = scored_heads > 0 && scores.wanted();
+    let weight: f32 = places.iter().map(|place| place.score_weight).sum();
+    let scored = weight > 0.0 && scores.wanted();
     scores.tiles.resize(plan.tiles.last().map_or(0, |tile| tile.scores.end), 0.0);
     scores.tiles.fill(0.0);
     let (mut rest, mut rest_scores) = (out, scores.tiles.as_mut_slice());
@@ -142,7 +142,7 @@ pub(crate) fn attend(
     });
     if scored {
         let tiles = plan.tiles.iter().map(|tile| (tile.sequence, tile.scores.clone()));
-        scores.add_layer(scored_heads, tiles);
+        scores.add_layer(weight, tiles);
     }
 }
 
@@ -204,11 +204,12 @@ impl Inputs<'_> {
     /// Returns the collector of a tile's scores, if a row of the tile is scored.
     fn collector<'b>(&'b self, tile: &Tile, queries: &Queries<'b>) -> Option<Collector<'b>> {
         let seq = &self.plan.sequences[tile.sequence];
-        let scored = seq.scored.as_ref().filter(|_| !tile.scores.is_empty() && queries.place.scored)?;
+        let scored = seq.scored.as_ref().filter(|_| !tile.scores.is_empty() && queries.place.score_weight > 0.0)?;
         let rows = scored.rows.start.saturating_sub(tile.from)..(scored.rows.end - tile.from).min(tile.rows);
         Some(Collector {
             table: queries.table,
             kind: scored.kind,
+            weight: queries.place.score_weight,
             queries: rows.start * queries.group..rows.end * queries.group,
             group: queries.group,
             position: seq.position as usize + tile.from,

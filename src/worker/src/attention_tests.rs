@@ -35,13 +35,14 @@ fn run(config: &ModelConfig, kv: &mut KvCache, sequences: &[Sequence<'_>], qkv: 
     run_scored(config, kv, sequences, qkv, threads, PLACE).0
 }
 
-/// Places of a layer's heads, all like `place`.
+/// Places of a layer's heads, all like `place`, which is that of head 0; each further head has the weight of `place` times that of the head before.
 fn places(config: &ModelConfig, place: Place) -> Vec<Place> {
-    (0..config.n_kv_heads as usize).map(|head| Place { head, ..place }).collect()
+    let weight = |head: u32| place.score_weight.powi(head as i32);
+    (0..config.n_kv_heads).map(|head| Place { head: head as usize, score_weight: weight(head), ..place }).collect()
 }
 
 /// Layer 0 in the only group, all positions visible.
-const PLACE: Place = Place { group: 0, index: 0, head: 0, window: None, scored: true, unused_behind: false };
+const PLACE: Place = Place { group: 0, index: 0, head: 0, window: None, score_weight: 1.0, unused_behind: false };
 
 fn run_scored(
     config: &ModelConfig,
@@ -224,15 +225,17 @@ fn scores_agree_with_the_definition_in_double_precision() {
         let (from, n) = (350, 400);
         let (qkv, kv_rows) = random_rows(&config, n, 15);
         let rows = &qkv[from * (config.q_width() + 2 * config.kv_width())..];
-        for (block_size, kind, window) in [
-            (16, ScoreKind::Mean, None),
-            (16, ScoreKind::Max, None),
-            (3, ScoreKind::Mean, None),
-            (3, ScoreKind::Max, None),
-            (48, ScoreKind::Mean, None),
-            (48, ScoreKind::Max, None),
-            (16, ScoreKind::Mean, Some(90)),
-            (16, ScoreKind::Max, Some(90)),
+        for (block_size, kind, window, weight) in [
+            (16, ScoreKind::Mean, None, 1.0),
+            (16, ScoreKind::Mean, None, 0.25),
+            (16, ScoreKind::Max, None, 1.0),
+            (16, ScoreKind::Max, None, 0.25),
+            (3, ScoreKind::Mean, None, 1.0),
+            (3, ScoreKind::Max, None, 1.0),
+            (48, ScoreKind::Mean, None, 4.0),
+            (48, ScoreKind::Max, None, 1.0),
+            (16, ScoreKind::Mean, Some(90), 1.0),
+            (16, ScoreKind::Max, Some(90), 1.0),
         ] {
             let (mut kv, table) = filled(&config, KvDtype::F32, block_size as u32, n, &kv_rows);
             let holes = with_holes(&table, block_size);
@@ -245,7 +248,9 @@ fn scores_agree_with_the_definition_in_double_precision() {
             let entries = (n - 2).div_ceil(block_size);
             let scored = Some(ScoredRows { rows: 40..48, kind, entries });
             let seq = Sequence { scored, ..sequence(table, from, n - from) };
-            let place = Place { window, ..PLACE };
+            let place = Place { window, score_weight: weight, ..PLACE };
+            let weight_of = |head: u32| f64::from(weight).powi((head / config.group() as u32) as i32);
+            let weights: f64 = (0..config.n_heads).map(weight_of).sum();
             let (out, scores) = run_scored(&config, &mut kv, std::slice::from_ref(&seq), rows, 1, place);
             let got: Vec<f32> = scores.of(0).collect();
             let mut expected = vec![0.0f64; entries];
@@ -258,7 +263,7 @@ fn scores_agree_with_the_definition_in_double_precision() {
                 for (t, p) in probabilities.into_iter().enumerate() {
                     let score = &mut expected[t / block_size];
                     match kind {
-                        ScoreKind::Mean => *score += p / (8 * config.n_heads) as f64,
+                        ScoreKind::Mean => *score += p * weight_of(head) / (8.0 * weights),
                         ScoreKind::Max if t + 32 <= row => *score = score.max(p),
                         ScoreKind::Max => {}
                     }

@@ -9,7 +9,7 @@ use crate::error::{GroupMember, GroupsError};
 const WASTE_MAX: usize = 10;
 
 /// Group of a KV head, place of its KV within a block, and reach of its attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Place {
     /// Number of the group.
     pub(crate) group: usize,
@@ -19,8 +19,8 @@ pub(crate) struct Place {
     pub(crate) head: usize,
     /// Positions read by a query, its own the last; `None` for all.
     pub(crate) window: Option<u32>,
-    /// `true` if attention of the head counts for scores.
-    pub(crate) scored: bool,
+    /// Weight of the head's attention in scores; 0 if it does not count.
+    pub(crate) score_weight: f32,
     /// `true` for the last head of a group smaller than the largest: the rest of its blocks stays unused.
     pub(crate) unused_behind: bool,
 }
@@ -65,11 +65,14 @@ impl Groups {
                     Keeps::Window(window) => Some(own.map_or(window, |own| own.min(window))),
                     Keeps::All | Keeps::Scored => own,
                 };
-                let scored = !any_scored || group.keeps == Keeps::Scored;
+                let score_weight = if !any_scored || group.keeps == Keeps::Scored { score_weight(group) } else { 0.0 };
                 for head in 0..unit {
                     let unused_behind = head + 1 == unit && index + 1 == members.len() && index + 1 < largest;
                     let place = &mut places[*member as usize * unit + head];
-                    if place.replace(Place { group: number, index, head, window, scored, unused_behind }).is_some() {
+                    if place
+                        .replace(Place { group: number, index, head, window, score_weight, unused_behind })
+                        .is_some()
+                    {
                         return Err(GroupsError::Twice { member: name(*member) });
                     }
                 }
@@ -118,6 +121,13 @@ impl Groups {
     pub(crate) fn block_shape(&self) -> (u32, u32) {
         self.block_shape
     }
+}
+
+/// Returns the weight of a group's heads in scores. What a head loses with a block is about the attention of the head to the block times the
+/// loss of the head, and the tokens that a group keeps go with the root of its loss ([`LayerGroup::weight`]). So the sum of attention
+/// with squared weights says what all heads together lose with a block.
+fn score_weight(group: &LayerGroup) -> f32 {
+    if group.weight == 0 { 1.0 } else { (group.weight as f32 / 1000.0).powi(2) }
 }
 
 /// Checks one group: `members` are its layers, or its heads, of which a layer has `per_layer`.
@@ -206,7 +216,8 @@ mod tests {
         let listed = vec![group(&[1, 3], Keeps::Scored), group(&[0], Keeps::All), group(&[2], Keeps::Window(9))];
         let groups = Groups::new(listed.clone(), &[Some(5), None, Some(12), None], 2).unwrap();
         let place = |group, index, window, scored| {
-            let of = |head| Place { group, index, head, window, scored, unused_behind: group > 0 && head == 1 };
+            let score_weight = if scored { 1.0 } else { 0.0 };
+            let of = |head| Place { group, index, head, window, score_weight, unused_behind: group > 0 && head == 1 };
             [of(0), of(1)]
         };
         let expected = [
@@ -220,7 +231,7 @@ mod tests {
         // Without groups there is one, and every layer counts for scores.
         let groups = Groups::new(Vec::new(), &[None; 3], 2).unwrap();
         assert_eq!((groups.block_shape(), groups.keeps(), groups.listed()), ((3, 2), &[Keeps::All][..], &[][..]));
-        assert!((0..3).flat_map(|layer| groups.places(layer)).all(|place| place.scored));
+        assert!((0..3).flat_map(|layer| groups.places(layer)).all(|place| place.score_weight == 1.0));
     }
 
     #[test]
@@ -236,13 +247,22 @@ mod tests {
             index,
             head: 0,
             window,
-            scored,
+            score_weight: if scored { 1.0 } else { 0.0 },
             unused_behind,
         };
         assert_eq!(groups.places(0), [place(1, 0, None, true, false), place(0, 0, None, false, false)]);
         assert_eq!(groups.places(1), [place(1, 1, None, true, false), place(1, 2, None, true, false)]);
         assert_eq!(groups.places(2), [place(0, 1, Some(6), false, true), place(2, 0, Some(4), false, true)]);
         assert_eq!(groups.block_shape(), (3, 1));
+    }
+
+    #[test]
+    fn heads_count_for_scores_by_the_square_of_what_their_group_keeps() {
+        let weighted = |heads: &[u32], weight| LayerGroup { weight, ..head_group(heads, Keeps::Scored) };
+        let listed = vec![head_group(&[1], Keeps::All), weighted(&[0], 1_500), weighted(&[2, 3], 500)];
+        let groups = Groups::new(listed, &[None, None], 2).unwrap();
+        let weights = |layer| groups.places(layer).iter().map(|place| place.score_weight).collect::<Vec<_>>();
+        assert_eq!((weights(0), weights(1)), (vec![2.25, 0.0], vec![0.25, 0.25]));
     }
 
     #[test]

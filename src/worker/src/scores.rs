@@ -77,6 +77,8 @@ pub(crate) struct Pieces {
 pub(crate) struct Collector<'a> {
     pub(crate) table: &'a Table<'a>,
     pub(crate) kind: ScoreKind,
+    /// Weight of the head in [`ScoreKind::Mean`].
+    pub(crate) weight: f32,
     /// Scored queries of the tile.
     pub(crate) queries: Range<usize>,
     /// Queries in a row.
@@ -136,8 +138,8 @@ impl Collector<'_> {
     #[inline(always)]
     pub(crate) fn finish(&self, maxima: &[f32], totals: &[f32], pieces: &mut Pieces, scores: &mut [f32]) {
         match self.kind {
-            ScoreKind::Mean => self.finish_with(maxima, totals, pieces, scores, |a, b| a + b),
-            ScoreKind::Max => self.finish_with(maxima, totals, pieces, scores, larger),
+            ScoreKind::Mean => self.finish_with(maxima, totals, self.weight, pieces, scores, |a, b| a + b),
+            ScoreKind::Max => self.finish_with(maxima, totals, 1.0, pieces, scores, larger),
         }
     }
 
@@ -146,6 +148,7 @@ impl Collector<'_> {
         &self,
         maxima: &[f32],
         totals: &[f32],
+        weight: f32,
         pieces: &mut Pieces,
         scores: &mut [f32],
         join: impl Fn(f32, f32) -> f32 + Copy,
@@ -156,7 +159,7 @@ impl Collector<'_> {
         joined.resize(spans * per, 0.0);
         for (n, i) in self.queries.clone().enumerate() {
             let running = &mut running[n * spans..][..spans];
-            let (maximum, share) = (maxima[i], 1.0 / totals[i]);
+            let (maximum, share) = (maxima[i], weight / totals[i]);
             running.iter_mut().for_each(|running| *running = exp(*running - maximum) * share);
             let weights = weights[n * spans * per..][..spans * per].chunks_exact(per);
             for ((joined, weights), factor) in joined.chunks_exact_mut(per).zip(weights).zip(running.iter()) {
@@ -185,7 +188,7 @@ impl Collector<'_> {
     }
 }
 
-/// Scores of the sequences of a batch, summed over layers and KV heads.
+/// Scores of the sequences of a batch, summed over layers and, with weights, KV heads.
 #[derive(Default)]
 pub(crate) struct Scores {
     sequences: Vec<SequenceScores>,
@@ -198,8 +201,8 @@ struct SequenceScores {
     entries: usize,
     /// Queries that count in each KV head.
     queries: usize,
-    /// KV heads counted so far, in all layers.
-    heads: usize,
+    /// Weights of the KV heads counted so far, in all layers.
+    weights: f64,
     /// One for each entry of the table.
     joined: Vec<f64>,
 }
@@ -211,7 +214,7 @@ impl Scores {
             kind: scored.map(|scored| scored.kind).unwrap_or_default(),
             entries: scored.map_or(0, |scored| scored.entries),
             queries: scored.map_or(0, |scored| scored.rows.len() * group),
-            heads: 0,
+            weights: 0.0,
             joined: Vec::new(),
         };
         self.sequences.clear();
@@ -223,10 +226,10 @@ impl Scores {
         self.sequences.iter().any(|seq| seq.entries > 0)
     }
 
-    /// Adds a layer of `heads` scored KV heads: the scores of each tile in [`Self::tiles`], with the tile's sequence and range.
-    pub(crate) fn add_layer(&mut self, heads: usize, tiles: impl Iterator<Item = (usize, Range<usize>)>) {
+    /// Adds a layer whose scored KV heads have `weight` together: the scores of each tile in [`Self::tiles`], with the tile's sequence and range.
+    pub(crate) fn add_layer(&mut self, weight: f32, tiles: impl Iterator<Item = (usize, Range<usize>)>) {
         for seq in self.sequences.iter_mut().filter(|seq| seq.entries > 0) {
-            seq.heads += heads;
+            seq.weights += f64::from(weight);
             seq.joined.resize(seq.entries, 0.0);
         }
         for (sequence, range) in tiles {
@@ -241,11 +244,17 @@ impl Scores {
         }
     }
 
-    /// Returns the scores of a sequence: averages over all queries and KV heads, or the largest.
+    /// Returns the scores of a sequence: averages over all queries and, by weight, KV heads, or the largest.
     pub(crate) fn of(&self, sequence: usize) -> impl Iterator<Item = f32> {
         let seq = &self.sequences[sequence];
         let divisor = match seq.kind {
-            ScoreKind::Mean => (seq.queries * seq.heads).max(1) as f64,
+            ScoreKind::Mean => {
+                if seq.weights > 0.0 {
+                    seq.queries as f64 * seq.weights
+                } else {
+                    1.0
+                }
+            }
             ScoreKind::Max => 1.0,
         };
         seq.joined.iter().map(move |joined| (joined / divisor) as f32)
