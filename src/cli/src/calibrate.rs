@@ -132,7 +132,8 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
 fn links(path: &Path, observed: &Observed, model: &Model, hardware: &mut Hardware) -> anyhow::Result<Vec<String>> {
     let recorded = settings(path)?;
     let core = &recorded.engines[0].core;
-    let block_bytes = Parallel::ONE.kv_bytes_per_token(model) * u64::from(core.block_size);
+    // Layer groups of a server are about equally large.
+    let block_bytes = model.kv_bytes_per_token() * u64::from(core.block_size) / u64::from(core.n_groups());
     let mut lines = Vec::new();
     for fit in fit_links(&observed.periods) {
         let LinkFit { link, latency_s, block_s, periods, median_error } = fit;
@@ -152,7 +153,7 @@ fn links(path: &Path, observed: &Observed, model: &Model, hardware: &mut Hardwar
     }
     if lines.is_empty() && !observed.periods.is_empty() {
         let n = observed.periods.len();
-        lines.push(format!("links: as in the device's description; {n} periods with copies are too few to fit to, it takes {PERIODS_MIN}"));
+        lines.push(format!("links: as in the device's description; {n} periods with copies are too few to fit to, it takes {PERIODS_MIN} for each link"));
     }
     Ok(lines)
 }
@@ -195,4 +196,63 @@ fn check_bias(args: &CalibrateArgs, held_out: f64) -> anyhow::Result<()> {
         args.max_bias
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use trunkline_cluster::record::{self, Line};
+    use trunkline_core::{Config, TierConfig, Write as TierWrite};
+    use trunkline_sim_replay::calibrate::BusyPeriod;
+
+    use super::*;
+
+    #[test]
+    fn the_host_link_goes_into_the_hardware_and_others_into_options() {
+        let tier = |name: &str| TierConfig {
+            name: name.into(),
+            blocks: 100,
+            write: TierWrite::Through,
+            eviction: "lru".into(),
+            shared: false,
+        };
+        let config = Config { tiers: vec![tier("host"), tier("disk")], ..Config::default() };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("r.jsonl");
+        let header = Line::Header { trunkline_recording: record::VERSION, config: Box::new(config.clone()) };
+        fs::write(&path, header.to_json() + "\n").unwrap();
+
+        let model = model::by_name("llama-3.1-8b").unwrap();
+        let block_bytes = (model.kv_bytes_per_token() * u64::from(config.block_size)) as f64;
+        // 20 GB/s after 50 us, and 4 GB/s after 200 us.
+        let period = |link, blocks: u64, gb_s: f64, latency_s: f64| BusyPeriod {
+            link,
+            blocks,
+            time_s: latency_s + blocks as f64 * block_bytes / gb_s / 1e9,
+        };
+        let of = |n| (1..=n).flat_map(|blocks| [period(0, blocks, 20.0, 50e-6), period(1, blocks, 4.0, 200e-6)]);
+        let observed = |n| Observed { periods: of(n).collect(), ..Observed::default() };
+
+        let mut hardware = *hardware::by_name("h100-80g").unwrap();
+        let lines = links(&path, &observed(40), model, &mut hardware).unwrap();
+        assert_eq!(
+            lines,
+            [
+                "host link: 20.000 GB/s after 50 us, fitted to 40 periods with copies, median error 0.0 %",
+                "disk: --disk-gb-s 4.000 --disk-latency-us 200, fitted to 40 periods with copies, median error 0.0 %",
+            ]
+        );
+        assert!((hardware.host_link_bytes_s / 20e9 - 1.0).abs() < 1e-6, "{}", hardware.host_link_bytes_s);
+        assert!((hardware.host_link_latency_s / 50e-6 - 1.0).abs() < 1e-6, "{}", hardware.host_link_latency_s);
+
+        let mut unchanged = *hardware::by_name("h100-80g").unwrap();
+        let before = unchanged;
+        let lines = links(&path, &observed(10), model, &mut unchanged).unwrap();
+        assert_eq!(
+            lines,
+            [
+                "links: as in the device's description; 20 periods with copies are too few to fit to, it takes 20 for each link"
+            ]
+        );
+        assert_eq!(unchanged.host_link_bytes_s, before.host_link_bytes_s);
+    }
 }
