@@ -27,6 +27,9 @@ use crate::swap;
 use crate::victims::Key;
 use crate::waiting::Waiting;
 
+/// Tokens of each remaining decode for which a retraction makes room (`SGLANG_RETRACT_DECODE_STEPS`).
+const TOKENS_AHEAD: u32 = 20;
+
 /// Estimated cost of preempting a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Loss {
@@ -81,6 +84,9 @@ pub(crate) fn preempt_one(state: &mut State) {
     if !(swaps && swap::begin_out(state, slot)) {
         preempt(state, slot);
     }
+    if state.config.preemption.retracts() {
+        evict_ahead(state);
+    }
     let State { batch, sequences, reserve, .. } = state;
     reserve.preempted(batch.running.iter().map(|slot| &sequences[*slot]));
     // Other keys change if another sequence now reads blocks alone, or if the tenant's standing was lifted. Beside a transfer that reads the
@@ -90,6 +96,22 @@ pub(crate) fn preempt_one(state: &mut State) {
     if lifted || uncounted || state.kv.tree.sharing_changes() != sharing {
         state.victims.clear();
     }
+}
+
+/// Evicts cached blocks after a retraction, until the decodes left have blocks for their next tokens, as far as there are such blocks
+/// (`release_req`, version 0.5.23).
+fn evict_ahead(state: &mut State) {
+    let State { batch, sequences, kv, config, .. } = state;
+    let (mut decodes, mut taken) = (0, 0);
+    for seq in batch.running.iter().map(|slot| &sequences[*slot]).filter(|seq| seq.decodes_next()) {
+        decodes += 1;
+        // The pass under way gave it a block.
+        let is_fresh =
+            seq.planned().is_multiple_of(config.block_size) && seq.planned() < seq.capacity(config.block_size);
+        taken += u32::from(is_fresh);
+    }
+    let needed = (decodes * TOKENS_AHEAD).div_ceil(config.block_size).saturating_sub(taken);
+    kv.evict_until_free(needed * kv.entry_blocks());
 }
 
 /// Returns the running sequence to preempt, the one of the lowest key ([`key`]).
