@@ -12,6 +12,8 @@
 //! blocks at once, because a worker runs steps in order. Copies run beside steps, so until the steps in flight end, no copy touches a
 //! free or cached block, and nothing is admitted. Meanwhile the victim is in state [`crate::sequence::SequenceState::Preempted`]; tokens
 //! sampled by the steps in flight count, unless the victim was retracted.
+//!
+//! **Retraction.** [`Preemption::retracts`] follows SGLang: the least output goes, and cached blocks are evicted ahead of the next need.
 
 use std::cmp::Reverse;
 
@@ -98,8 +100,9 @@ pub(crate) fn preempt_one(state: &mut State) {
     }
 }
 
-/// Evicts cached blocks after a retraction, until the decodes left have blocks for their next tokens, as far as there are such blocks
-/// (`release_req`, version 0.5.23).
+/// Evicts cached blocks after a retraction, until the decodes left have blocks for their next tokens, or none is cached (`release_req`,
+/// SGLang 0.5.23). SGLang does not cache the output of a running request. The retraction found no idle block, so the output, behind the
+/// prompt, is evicted first: under the policy `leaves` as a whole, which is the same.
 fn evict_ahead(state: &mut State) {
     let State { batch, sequences, kv, config, .. } = state;
     let (mut decodes, mut taken) = (0, 0);
