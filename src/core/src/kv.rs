@@ -146,13 +146,14 @@ impl Kv {
         }
     }
 
-    /// Reports the end of the published blocks of a sequence to the eviction policy: of a prompt, a chunk or an answer. Then that of the
-    /// prompt, if output follows: after a retraction both were computed as one.
+    /// Reports the end of the published blocks of a sequence to the eviction policy: of a prompt, a chunk or an answer. After a retraction
+    /// prompt and output are computed as one, and the end of the prompt is reported too.
     pub fn visit_end(&mut self, seq: &Sequence) {
         if !self.tree.notes_visits() {
             return;
         }
-        let prompt = Some(seq.prompt_tokens / self.block_size).filter(|prompt| *prompt < seq.published);
+        let was_retracted = seq.cold.history.queued_as.is_some();
+        let prompt = Some(seq.prompt_tokens / self.block_size).filter(|end| was_retracted && *end < seq.published);
         for end in [Some(seq.published), prompt].into_iter().flatten().filter(|end| *end > 0) {
             self.tree.visit(seq.table[end as usize - 1].index);
         }
