@@ -77,8 +77,8 @@ pub static PRESETS: Registry<Engine> = Registry::new(
             about: "SGLang 0.5 with prompts first and never beside decodes, in chunks; two steps in flight (its overlap); the longest cached \
                     prefix first, in its queue of up to 128 sorted requests (--policy fcfs for its default); room kept for output, 0.7 of \
                     it at first (its new-token ratio); retraction of the least output; whole leaves of its tree evicted. Unlike it, \
-                    blocks have 16 tokens instead of one (--block-size 1 is equal to it and much slower), and a request is retracted \
-                    when the steps in flight have ended; no chunk is larger on a device of 160 GB, or smaller below 60 GB",
+                    blocks have 16 tokens instead of one (--block-size 1 is equal to it and much slower), and no chunk is larger on \
+                    a device of 160 GB, or smaller below 60 GB",
             params: &[],
             make: |_, ()| Engine {
                 max_batch_tokens: 8192,

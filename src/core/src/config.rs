@@ -199,12 +199,14 @@ pub enum Preemption {
     /// Swaps or recomputes, as the estimated costs say; see [`Config::swap_block_ns`] and [`Config::recompute_token_ns`].
     Cost,
     /// As [`Self::Recompute`], but the request with the least output goes, of equals the one with the longest prompt, and then
-    /// waits behind all other requests of equal rank: SGLang's retraction.
+    /// waits behind all other requests of equal rank: SGLang's retraction. Cached blocks are evicted at once until 20 tokens of each
+    /// decode left have room, first the output of the request, as nothing else is idle then.
     Retract,
     /// As [`Self::Recompute`], but a request is preempted, and later steps get the blocks, while steps in flight still run the
     /// request; tokens sampled there count, and nothing is admitted until the steps have ended: vLLM's asynchronous scheduling.
     RecomputeAtOnce,
-    /// As [`Self::Retract`], but while steps in flight still run the request; tokens sampled there are dropped: SGLang's overlap.
+    /// As [`Self::Retract`], but while steps in flight still run the request; tokens sampled there are dropped: SGLang's overlap. While a
+    /// step in flight samples the last token of some request, no decode runs without a block, and none is retracted.
     RetractAtOnce,
 }
 

@@ -146,10 +146,16 @@ impl Kv {
         }
     }
 
-    /// Reports the end of the published blocks of a sequence to the eviction policy: of a prompt, a chunk or an answer.
+    /// Reports the end of the published blocks of a sequence to the eviction policy: of a prompt, a chunk or an answer. After a retraction
+    /// prompt and output are computed as one, and the end of the prompt is reported too.
     pub fn visit_end(&mut self, seq: &Sequence) {
-        if let Some(last) = seq.published.checked_sub(1).filter(|_| self.tree.notes_visits()) {
-            self.tree.visit(seq.table[last as usize].index);
+        if !self.tree.notes_visits() {
+            return;
+        }
+        let was_retracted = seq.cold.history.queued_as.is_some();
+        let prompt = Some(seq.prompt_tokens / self.block_size).filter(|end| was_retracted && *end < seq.published);
+        for end in [Some(seq.published), prompt].into_iter().flatten().filter(|end| *end > 0) {
+            self.tree.visit(seq.table[end as usize - 1].index);
         }
     }
 

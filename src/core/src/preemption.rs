@@ -12,6 +12,8 @@
 //! blocks at once, because a worker runs steps in order. Copies run beside steps, so until the steps in flight end, no copy touches a
 //! free or cached block, and nothing is admitted. Meanwhile the victim is in state [`crate::sequence::SequenceState::Preempted`]; tokens
 //! sampled by the steps in flight count, unless the victim was retracted.
+//!
+//! **Retraction.** [`Preemption::retracts`] follows SGLang: the least output goes, and cached blocks are evicted ahead of the next need.
 
 use std::cmp::Reverse;
 
@@ -26,6 +28,9 @@ use crate::state::State;
 use crate::swap;
 use crate::victims::Key;
 use crate::waiting::Waiting;
+
+/// Tokens of each remaining decode for which a retraction makes room (`SGLANG_RETRACT_DECODE_STEPS`).
+const TOKENS_AHEAD: u32 = 20;
 
 /// Estimated cost of preempting a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +86,9 @@ pub(crate) fn preempt_one(state: &mut State) {
     if !(swaps && swap::begin_out(state, slot)) {
         preempt(state, slot);
     }
+    if state.config.preemption.retracts() {
+        evict_ahead(state);
+    }
     let State { batch, sequences, reserve, .. } = state;
     reserve.preempted(batch.running.iter().map(|slot| &sequences[*slot]));
     // Other keys change if another sequence now reads blocks alone, or if the tenant's standing was lifted. Beside a transfer that reads the
@@ -90,6 +98,23 @@ pub(crate) fn preempt_one(state: &mut State) {
     if lifted || uncounted || state.kv.tree.sharing_changes() != sharing {
         state.victims.clear();
     }
+}
+
+/// Evicts cached blocks after a retraction, until the decodes left have blocks for their next tokens, or none is cached (`release_req`,
+/// SGLang 0.5.23). SGLang does not cache the output of a running request. The retraction found no idle block, so the output, behind the
+/// prompt, is evicted first: under the policy `leaves` as a whole, which is the same.
+fn evict_ahead(state: &mut State) {
+    let State { batch, sequences, kv, config, .. } = state;
+    let (mut decodes, mut taken) = (0, 0);
+    for seq in batch.running.iter().map(|slot| &sequences[*slot]).filter(|seq| seq.decodes_next()) {
+        decodes += 1;
+        // The pass under way gave it a block.
+        let is_fresh =
+            seq.planned().is_multiple_of(config.block_size) && seq.planned() < seq.capacity(config.block_size);
+        taken += u32::from(is_fresh);
+    }
+    let needed = (decodes * TOKENS_AHEAD).div_ceil(config.block_size).saturating_sub(taken);
+    kv.evict_until_free(needed * kv.entry_blocks());
 }
 
 /// Returns the running sequence to preempt, the one of the lowest key ([`key`]).

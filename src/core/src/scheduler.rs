@@ -18,7 +18,7 @@
 //! [`crate::WorkerFacts::in_step_hits`] blocks are published when the step that computes them is made, so that the request can join this step.
 
 use crate::admission::{Admission, admit};
-use crate::config::{Config, PipelineBatches, PrefillFirst};
+use crate::config::{Config, PipelineBatches, Preemption, PrefillFirst};
 use crate::journal::Journal;
 use crate::planners::Planners;
 use crate::preemption::{grew, preempt, preempt_one};
@@ -492,6 +492,9 @@ fn is_plain(state: &mut State) -> bool {
 /// step, unless [`crate::Preemption::is_at_once`].
 fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
     state.victims.clear();
+    if state.config.preemption == Preemption::RetractAtOnce && puts_off_retraction(state, step) {
+        return false;
+    }
     while let Some(stalled) = try_reserve_decode_blocks(state, alone, step) {
         // The device does not idle for transfers that may take long: blocks are taken from one of several decodes instead. A swap-out
         // was begun for such a block, and is waited for.
@@ -502,6 +505,24 @@ fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
         preempt_one(state);
     }
     false
+}
+
+/// Returns `true` if blocks run out while a step in flight samples the last token of some request: the blocks of that request are free
+/// when the step ends, so no decode runs before, and none is retracted (`update_running_batch`, SGLang 0.5.23).
+fn puts_off_retraction(state: &mut State, step: u64) -> bool {
+    let State { batch, sequences, kv, config, .. } = state;
+    let seqs = || batch.running.iter().map(|slot| &sequences[*slot]);
+    let is_last = |seq: &Sequence| {
+        let samples = u32::from(seq.ahead.samples);
+        samples > 0 && seq.ending.is_none() && seq.generated() + samples >= seq.max_tokens
+    };
+    let is_short = |seq: &&Sequence| seq.planned() == seq.capacity(config.block_size) && may_decode(seq, config, step);
+    let needed = seqs().filter(is_short).count() as u32 * kv.entry_blocks();
+    let puts_off = needed > kv.usable() && seqs().any(is_last);
+    if puts_off {
+        kv.evict_until_free(needed);
+    }
+    puts_off
 }
 
 /// Takes a block for every decode that needs one. Returns the number of decodes that wait for transfers, or `None` if a sequence has

@@ -233,3 +233,56 @@ fn a_block_that_a_step_in_flight_computes_is_not_copied_to_a_tier() {
     driver.assert_all_said([1, 2]);
     driver.assert_empty();
 }
+
+#[test]
+fn the_output_of_a_retracted_request_leaves_the_cache_and_the_prompt_stays() {
+    let limits = Config { eviction: "leaves".into(), ..config("chunks") };
+    let mut driver = joined(limits, &[(1, 10, 45), (2, 10, 80)]);
+    driver.answer_until(|driver| driver.stats().preemptions > 0);
+    let (output, stats) = (driver.said(2).to_vec(), driver.stats());
+    assert_eq!((output.len(), stats.evicted_blocks, stats.idle_blocks), (41, 40, 10), "a leaf leaves as a whole");
+    driver.answer_until(|driver| driver.ids() == [2]);
+    assert_eq!(driver.running(), [(2, 10, 40, false)], "of 51 tokens those of the prompt are found");
+    driver.run_to_end();
+    driver.assert_all_said([1, 2]);
+    driver.submit(3, [prompt(2, 0, 10), output].concat(), 1);
+    assert_eq!(driver.running(), [(3, 50, 1, true)], "the output of a request that has ended is found");
+}
+
+#[test]
+fn a_retraction_makes_room_for_20_tokens_of_each_remaining_decode() {
+    // With 61 blocks request 1 has just taken the last one.
+    for (device_blocks, evicted) in [(60, 20), (61, 19)] {
+        let mut driver = joined(Config { device_blocks, ..config("chunks") }, &[(1, 20, 30), (2, 20, 30)]);
+        driver.answer_until(|driver| driver.stats().preemptions > 0);
+        assert_eq!((driver.ids(), driver.stats().evicted_blocks), (vec![1], evicted), "{device_blocks} blocks");
+        driver.run_to_end();
+        driver.assert_all_said([1, 2]);
+    }
+}
+
+#[test]
+fn nothing_is_retracted_while_a_step_in_flight_samples_a_last_token() {
+    for (answer, preemptions) in [(11, 0), (12, 1)] {
+        let at_once = Config { preemption: Preemption::RetractAtOnce, max_steps_in_flight: 2, ..config("chunks") };
+        let mut driver = joined(Config { device_blocks: 60, ..at_once }, &[(1, 20, answer), (2, 20, 20)]);
+        driver.answer_until(|driver| driver.said(1).len() == 10);
+        assert_eq!(driver.steps.len(), preemptions + 1, "the 11th token of 1 is being sampled, and no block is free");
+        driver.run_to_end();
+        assert_eq!(driver.stats().preemptions, preemptions as u64);
+        driver.assert_all_said([1, 2]);
+    }
+}
+
+#[test]
+fn a_prompt_computed_with_output_is_a_leaf_of_its_own() {
+    let limits = Config { device_blocks: 60, eviction: "leaves".into(), ..config("chunks") };
+    let mut driver = joined(limits, &[(1, 20, 12), (2, 20, 13)]);
+    driver.run_to_end();
+    assert_eq!(driver.stats().preemptions, 1, "2 has computed 31 tokens again as a prompt, and then one more");
+    // The leaves of 1 go first, then the last token of 2, then the other 11 of the output.
+    driver.submit(3, prompt(3, 0, 30), 1);
+    driver.run_to_end();
+    driver.submit(4, prompt(2, 0, 21), 1);
+    assert_eq!(driver.running(), [(4, 20, 1, true)]);
+}

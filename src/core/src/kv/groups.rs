@@ -50,6 +50,11 @@ impl Kv {
         true
     }
 
+    /// Evicts cached blocks until `n` are free, or none is left to evict.
+    pub fn evict_until_free(&mut self, n: u32) {
+        self.make_room(n.min(self.usable()));
+    }
+
     /// Evicts cached blocks until `n` are free. At least `n` MUST be usable.
     pub(super) fn make_room(&mut self, n: u32) {
         loop {
