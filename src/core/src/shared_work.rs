@@ -112,7 +112,7 @@ impl SharedWork {
         if stride == 1 { &mut self.each } else { &mut self.strided }
     }
 
-    /// Returns the number of noted blocks, and how many there should be for an owner of blocks. For checks.
+    /// Returns the number of noted blocks. For checks.
     pub fn notes(&self) -> usize {
         self.each.0.len() + self.strided.0.len()
     }
