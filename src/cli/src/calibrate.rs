@@ -127,8 +127,8 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sets the host link of `hardware` to what the copies of the recording at `path` took. Returns a line about each link that carried any: those
-/// behind the host are no part of a hardware file, so their line has the options of `replay`.
+/// Sets the host link of `hardware` to what the copies of the recording at `path` took. Returns a line about each link with copies. Links behind the
+/// host are no part of a hardware file; their lines have the options of `replay`.
 fn links(path: &Path, observed: &Observed, model: &Model, hardware: &mut Hardware) -> anyhow::Result<Vec<String>> {
     let recorded = settings(path)?;
     let core = &recorded.engines[0].core;
