@@ -55,6 +55,7 @@ impl Groups {
         let members = |group: &LayerGroup| if of_heads { group.heads.clone() } else { group.layers.clone() };
         let largest = groups.iter().map(|group| members(group).len()).max().unwrap_or_default();
         let any_scored = groups.iter().any(|group| group.keeps == Keeps::Scored);
+        let weighs = groups.iter().any(|group| group.weight > 0);
         let mut places = vec![None; windows.len() * n_kv_heads as usize];
         for (number, group) in groups.iter().enumerate() {
             let members = members(group);
@@ -65,7 +66,8 @@ impl Groups {
                     Keeps::Window(window) => Some(own.map_or(window, |own| own.min(window))),
                     Keeps::All | Keeps::Scored => own,
                 };
-                let score_weight = if !any_scored || group.keeps == Keeps::Scored { score_weight(group) } else { 0.0 };
+                let counts = !any_scored || group.keeps == Keeps::Scored;
+                let score_weight = if counts { score_weight(group, weighs) } else { 0.0 };
                 for head in 0..unit {
                     let unused_behind = head + 1 == unit && index + 1 == members.len() && index + 1 < largest;
                     let place = &mut places[*member as usize * unit + head];
@@ -125,9 +127,9 @@ impl Groups {
 
 /// Returns the weight of a group's heads in scores. What a head loses with a block is about the attention of the head to the block times the
 /// loss of the head, and the tokens that a group keeps go with the root of its loss ([`LayerGroup::weight`]). So the sum of attention
-/// with squared weights says what all heads together lose with a block.
-fn score_weight(group: &LayerGroup) -> f32 {
-    if group.weight == 0 { 1.0 } else { (group.weight as f32 / 1000.0).powi(2) }
+/// with squared weights says what all heads together lose with a block. Without weights in any group all count alike.
+fn score_weight(group: &LayerGroup, weighs: bool) -> f32 {
+    if weighs { (group.weight as f32 / 1000.0).powi(2) } else { 1.0 }
 }
 
 /// Checks one group: `members` are its layers, or its heads, of which a layer has `per_layer`.
@@ -259,10 +261,10 @@ mod tests {
     #[test]
     fn heads_count_for_scores_by_the_square_of_what_their_group_keeps() {
         let weighted = |heads: &[u32], weight| LayerGroup { weight, ..head_group(heads, Keeps::Scored) };
-        let listed = vec![head_group(&[1], Keeps::All), weighted(&[0], 1_500), weighted(&[2, 3], 500)];
+        let listed = vec![head_group(&[1], Keeps::All), weighted(&[0], 1_500), weighted(&[2], 500), weighted(&[3], 0)];
         let groups = Groups::new(listed, &[None, None], 2).unwrap();
         let weights = |layer| groups.places(layer).iter().map(|place| place.score_weight).collect::<Vec<_>>();
-        assert_eq!((weights(0), weights(1)), (vec![2.25, 0.0], vec![0.25, 0.25]));
+        assert_eq!((weights(0), weights(1)), (vec![2.25, 0.0], vec![0.25, 0.0]));
     }
 
     #[test]
