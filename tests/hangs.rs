@@ -13,12 +13,25 @@ use trunkline_server::proto::{AbortRequest, FinishReason, GenerateRequest};
 use trunkline_tests::server::{Client, TestServer, collect, gated, greedy};
 use trunkline_worker::Worker;
 
-/// A worker whose blocks are not read until the gate's other end is dropped, and whose steps fail on command.
+/// A worker whose blocks are not read until the gate's other end is dropped, and one of whose steps fails if the test wants.
 struct Hanging {
     worker: Worker,
     blocks: Arc<HangingBlocks>,
-    /// Fails a step for each message.
-    fails: Receiver<()>,
+    stage: Stage,
+    /// Takes the worker from one stage to the next; a test that drops its end wants no failure.
+    signals: Receiver<()>,
+}
+
+/// Where a worker is on its way to the step that fails.
+#[derive(Clone, Copy, PartialEq)]
+enum Stage {
+    /// The first step waits for a signal, so that the test says which requests the second finds.
+    First,
+    /// No step had two requests so far.
+    Single,
+    /// Two requests run. The step that has one of them left waits for a signal, and fails.
+    Pair,
+    Failed,
 }
 
 struct HangingBlocks {
@@ -48,7 +61,17 @@ impl DeviceBlocks for HangingBlocks {
 
 impl StepRunner for Hanging {
     fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
-        if self.fails.try_recv().is_ok() {
+        self.stage = match (self.stage, step.seqs.len()) {
+            (Stage::First, _) => {
+                // An error means that the test wants no failure; so below.
+                let _ = self.signals.recv();
+                Stage::Single
+            }
+            (Stage::Single, 2) => Stage::Pair,
+            (Stage::Pair, 1) if self.signals.recv().is_ok() => Stage::Failed,
+            (stage, _) => stage,
+        };
+        if self.stage == Stage::Failed {
             return Err(StepError::new("a failure that the test wants"));
         }
         StepRunner::run(&mut self.worker, step)
@@ -76,20 +99,20 @@ fn config() -> Config {
     }
 }
 
-/// A server with a hanging worker first and whole ones later, and the ends of the channels: hanging copies, the gate, failures.
+/// A server with a hanging worker first and whole ones later, and the ends of the channels: hanging copies, the gate, signals.
 async fn server(step_timeout: Duration) -> (TestServer, Receiver<()>, Sender<()>, Sender<()>) {
     let (hangs, hanging) = channel();
     let (gate, closed) = channel();
-    let (fail, fails) = channel();
-    let first = Mutex::new(Some((hangs, closed, fails)));
+    let (signal, signals) = channel();
+    let first = Mutex::new(Some((hangs, closed, signals)));
     let wrap = move |_: EngineId, mut worker: Worker| -> Box<dyn StepRunner> {
-        let Some((hangs, gate, fails)) = first.lock().unwrap().take() else { return Box::new(worker) };
+        let Some((hangs, gate, signals)) = first.lock().unwrap().take() else { return Box::new(worker) };
         let (hangs, gate) = (Mutex::new(hangs), Mutex::new(gate));
         let blocks = Arc::new(HangingBlocks { blocks: StepRunner::blocks(&mut worker), hangs, gate });
-        Box::new(Hanging { worker, blocks, fails })
+        Box::new(Hanging { worker, blocks, stage: Stage::First, signals })
     };
     let options = Options { cluster: ClusterConfig::uniform(&config(), 1), step_timeout, ..Options::default() };
-    (TestServer::launch(options, wrap).await.unwrap(), hanging, gate, fail)
+    (TestServer::launch(options, wrap).await.unwrap(), hanging, gate, signal)
 }
 
 fn long(id: &str) -> GenerateRequest {
@@ -103,7 +126,8 @@ async fn abort(client: &mut Client, id: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_whose_copy_hangs_are_answered_and_the_blocks_come_back_with_the_copy() {
-    let (server, hanging, gate, _fail) = server(Duration::ZERO).await;
+    let (server, hanging, gate, signal) = server(Duration::ZERO).await;
+    drop(signal);
     let mut client = server.client().await;
     let first = client.open(long("first")).await.unwrap();
     let second = client.open(long("second")).await.unwrap();
@@ -120,7 +144,8 @@ async fn requests_whose_copy_hangs_are_answered_and_the_blocks_come_back_with_th
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadline_does_not_wait_for_a_copy_that_hangs() {
-    let (server, hanging, gate, _fail) = server(Duration::ZERO).await;
+    let (server, hanging, gate, signal) = server(Duration::ZERO).await;
+    drop(signal);
     let mut client = server.client().await;
     let mut late = 0;
     // On a slow machine the first deadlines pass before a copy begins.
@@ -143,17 +168,20 @@ async fn a_deadline_does_not_wait_for_a_copy_that_hangs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_fails_while_a_copy_hangs_costs_the_worker_and_no_request() {
-    let (server, hanging, gate, fail) = server(Duration::from_millis(50)).await;
+    // Long enough for the steps that wait for this test; the reset of the worker takes all of it.
+    let (server, hanging, gate, signal) = server(Duration::from_secs(2)).await;
     let mut client = server.client().await;
-    let alone = client.ask(greedy("a long request called first", 120)).await.unwrap().text;
     let first = client.open(long("first")).await.unwrap();
     let second = client.open(long("second")).await.unwrap();
+    client.until(|info| info.load.unwrap().waiting == 1).await;
+    signal.send(()).unwrap();
     hanging.recv().unwrap();
-    fail.send(()).unwrap();
-    // A step for the failure, if none runs.
     let more = client.open(long("third")).await.unwrap();
+    signal.send(()).unwrap();
     client.until(|info| info.engines[0].abandoned_workers == 1).await;
     // The new worker computes all of them, while the copy of the old one still hangs.
+    let whole = TestServer::start(config()).await;
+    let alone = whole.client().await.ask(greedy("a long request called first", 120)).await.unwrap().text;
     assert_eq!(collect(first).await.unwrap().text, alone);
     for stream in [second, more] {
         assert_eq!(collect(stream).await.unwrap().reason, FinishReason::Length);
