@@ -22,6 +22,8 @@ use std::sync::LazyLock;
 
 use trunkline_sim_workload::UnknownName;
 
+use crate::model::Arithmetic;
+
 pub mod file;
 mod step_errors;
 
@@ -131,13 +133,11 @@ impl Efficiency {
 }
 
 impl Hardware {
-    /// Returns the peak for weights of `dtype_bytes` bytes per element, FLOP/s.
-    pub fn flops_s(&self, dtype_bytes: u64) -> f64 {
-        match dtype_bytes {
-            0 | 1 => self.fp8_flops_s,
-            2 => self.peak_flops_s,
-            // No preset's data sheet has a greater one for 32 bits: TF32 takes half of the BF16 rate.
-            _ => self.peak_flops_s / 2.0,
+    /// Returns the peak for products in `arithmetic`, FLOP/s.
+    pub fn flops_s(&self, arithmetic: Arithmetic) -> f64 {
+        match arithmetic {
+            Arithmetic::Bits8 => self.fp8_flops_s,
+            Arithmetic::Bits16 => self.peak_flops_s,
         }
     }
 }

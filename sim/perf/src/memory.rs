@@ -12,19 +12,29 @@ const BLOCKS_MAX: u64 = 1 << 30;
 /// Model too large for the device: no room for KV.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
-    "{model} does not fit on {hardware}: weights and one KV block need {:.2} GB, {USABLE_PERCENT} % of the memory is {:.2} GB, \
+    "{model} does not fit on {hardware}: weights{} and one KV block need {:.2} GB, {USABLE_PERCENT} % of the memory is {:.2} GB, \
      {:.2} GB are missing; choose larger hardware or a smaller model, let weights stream, or set the number of device blocks by hand",
-    *needed_bytes as f64 / 1e9, *usable_bytes as f64 / 1e9, (needed_bytes - usable_bytes) as f64 / 1e9
+    describe(*state_bytes), *needed_bytes as f64 / 1e9, *usable_bytes as f64 / 1e9, (needed_bytes - usable_bytes) as f64 / 1e9
 )]
 pub struct DoesNotFit {
     /// Name of the model.
     pub model: &'static str,
     /// Name of the device.
     pub hardware: &'static str,
-    /// Bytes of the weights and one block.
+    /// Bytes of recurrent states, for the sequences of a full batch.
+    pub state_bytes: u64,
+    /// Bytes of the weights, the states and one block.
     pub needed_bytes: u64,
     /// Usable bytes of the device.
     pub usable_bytes: u64,
+}
+
+/// Returns the part of a message about recurrent states; nothing if there are none.
+fn describe(state_bytes: u64) -> String {
+    match state_bytes {
+        0 => String::new(),
+        bytes => format!(", recurrent states of a full batch ({:.2} GB; see --max-batch-size)", bytes as f64 / 1e9),
+    }
 }
 
 /// Returns the number of blocks of `block_size` tokens that fit beside the weights. `block_size` MUST be at least 1.
@@ -48,11 +58,11 @@ pub fn parallel_device_blocks(
     parallel: Parallel,
     block_size: u32,
 ) -> Result<u32, DoesNotFit> {
-    blocks_beside(parallel.weight_bytes(model), hardware, model, parallel, block_size)
+    blocks_beside(parallel.weight_bytes(model), 0, hardware, model, parallel, block_size)
 }
 
-/// Returns the number of blocks of `block_size` tokens that fit beside the resident or streamed weights. `block_size` MUST be at
-/// least 1.
+/// Returns the number of blocks of `block_size` tokens that fit beside the resident or streamed weights, and the recurrent states of
+/// `sequences` sequences. `block_size` MUST be at least 1.
 ///
 /// # Errors
 ///
@@ -63,16 +73,19 @@ pub fn device_blocks_beside(
     model: &Model,
     parallel: Parallel,
     block_size: u32,
+    sequences: u32,
 ) -> Result<u32, DoesNotFit> {
     let weight_bytes = match weights {
         Weights::Resident => parallel.weight_bytes(model),
         Weights::Streamed(streamed) => streamed.device_bytes(model),
     };
-    blocks_beside(weight_bytes, hardware, model, parallel, block_size)
+    let state_bytes = parallel.state_bytes(model).saturating_mul(sequences.into());
+    blocks_beside(weight_bytes, state_bytes, hardware, model, parallel, block_size)
 }
 
 fn blocks_beside(
     weight_bytes: u64,
+    state_bytes: u64,
     hardware: &Hardware,
     model: &Model,
     parallel: Parallel,
@@ -81,11 +94,13 @@ fn blocks_beside(
     assert!(block_size > 0, "block size is at least one token");
     let usable_bytes = hardware.memory_bytes / 100 * USABLE_PERCENT;
     let block_bytes = parallel.kv_bytes_per_token(model) * u64::from(block_size);
-    let needed_bytes = weight_bytes + block_bytes;
+    let taken_bytes = weight_bytes.saturating_add(state_bytes);
+    let needed_bytes = taken_bytes.saturating_add(block_bytes);
     if needed_bytes > usable_bytes {
-        return Err(DoesNotFit { model: model.name, hardware: hardware.name, needed_bytes, usable_bytes });
+        let (model, hardware) = (model.name, hardware.name);
+        return Err(DoesNotFit { model, hardware, state_bytes, needed_bytes, usable_bytes });
     }
-    Ok(((usable_bytes - weight_bytes) / block_bytes).min(BLOCKS_MAX) as u32)
+    Ok(((usable_bytes - taken_bytes) / block_bytes).min(BLOCKS_MAX) as u32)
 }
 
 /// Returns the number of blocks of `block_bytes` bytes that fit in `bytes` of host memory. `block_bytes` MUST be at least 1.
@@ -97,6 +112,7 @@ pub fn host_blocks(bytes: u64, block_bytes: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::tests::qwen3_next;
     use crate::{hardware, model};
 
     #[test]
@@ -123,7 +139,7 @@ mod tests {
     #[test]
     fn weights_that_stream_leave_room() {
         let (rtx, llama) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-70b").unwrap());
-        let blocks = |text: &str| device_blocks_beside(text.parse().unwrap(), rtx, llama, Parallel::ONE, 16);
+        let blocks = |text: &str| device_blocks_beside(text.parse().unwrap(), rtx, llama, Parallel::ONE, 16, 256);
         assert!(blocks("resident").is_err());
         // Of 23.2 GB a window of two layers takes 3.4, embedding and output matrix 4.2; a block takes 5.2 MB.
         let all_move = blocks("stream").unwrap();
@@ -132,6 +148,28 @@ mod tests {
         let four_stay = blocks("stream:device_layers=4").unwrap();
         assert!((1_300..1_310).contains(&(all_move - four_stay)), "{four_stay}");
         assert!(blocks("stream:device_layers=12").is_err());
+    }
+
+    #[test]
+    fn recurrent_states_of_a_full_batch_take_room() {
+        let (h200, qwen) = (hardware::by_name("h200-141g").unwrap(), qwen3_next());
+        let blocks = |parallel: Parallel, sequences| {
+            device_blocks_beside(Weights::Resident, h200, &qwen, parallel, 16, sequences).unwrap()
+        };
+        let two: Parallel = "tp2".parse().unwrap();
+        let (none, full) = (blocks(two, 0), blocks(two, 256));
+        // 36 states of 32 heads of 128 by 128 elements, and three inputs of 8,192 channels, of 16 bits; half on each device.
+        let state_bytes = 36 * (32 * 128 * 128 + 3 * 8192) * 2 / 2;
+        assert_eq!(two.state_bytes(&qwen), state_bytes);
+        let block_bytes = 16 * two.kv_bytes_per_token(&qwen);
+        assert!(u64::from(none - full).abs_diff(256 * state_bytes / block_bytes) <= 1, "{none} {full}");
+        // Four stages have nine of the states each.
+        assert_eq!("pp4".parse::<Parallel>().unwrap().state_bytes(&qwen), state_bytes / 2);
+        let error = device_blocks_beside(Weights::Resident, h200, &qwen, two, 16, 1 << 20).unwrap_err().to_string();
+        assert!(
+            error.contains("weights, recurrent states of a full batch (20718.92 GB; see --max-batch-size)"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -1,20 +1,25 @@
 //! Models: shapes that determine FLOPs and bytes.
 //!
 //! The numbers come from each model's published `config.json`, which [`from_config`] reads. Covered are decoders with grouped-query
-//! or multi-head attention, or with a latent cache as in DeepSeek, and gated feed-forward networks of three matrices, dense or with
-//! experts. Norms, biases, routers and rotary tables are ignored: below 0.1 % of the weights.
+//! or multi-head attention, or with a latent cache as in DeepSeek, and feed-forward networks of two or, with a gate, three matrices, dense or
+//! with experts. Norms, biases, routers, attention gates and rotary tables are ignored: mostly below 0.1 % of the weights.
 //!
 //! Layers with a sliding window keep and read the window alone, where the blocks of a replica are divided into layer groups. Other
 //! attention that reads a part of the context (chunks, sparse indexes) is planned as full attention, and [`Model::label`] says so.
-//! Models with recurrent layers are refused.
+//!
+//! Recurrent layers of hybrid models have no KV: each running sequence holds a state of fixed size in each. Steps read and write the states.
 
 use std::path::Path;
 
 use trunkline_sim_workload::UnknownName;
 
 mod config;
+mod hybrid;
+mod precision;
 
 pub use config::{ModelError, from_config, parse_config};
+pub use hybrid::Hybrid;
+pub use precision::{Arithmetic, Bits, Precision};
 
 /// Shapes of a decoder-only transformer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +38,14 @@ pub struct Model {
     pub head_dim: u64,
     /// Width of the feed-forward network of a dense layer, elements.
     pub intermediate: u64,
+    /// `true` if feed-forward networks have three matrices, one of them a gate; otherwise they have two.
+    pub gated: bool,
     /// Tokens in the vocabulary.
     pub vocab: u64,
     /// `true` if the output matrix is the embedding (tied).
     pub tied: bool,
-    /// Bytes per element of the weights.
-    pub dtype_bytes: u64,
+    /// Precision of the weights.
+    pub precision: Precision,
     /// Bytes per element of the KV cache.
     pub kv_dtype_bytes: u64,
     /// Experts; `None` for a dense model.
@@ -47,6 +54,8 @@ pub struct Model {
     pub latent: Option<Latent>,
     /// Layers with a sliding window; `None` if every layer reads every token.
     pub windows: Option<Windows>,
+    /// Layers by their sorts; `None` if every layer has attention and a feed-forward network.
+    pub hybrid: Option<Hybrid>,
     /// Attention of the model that is planned as full attention over all tokens, which takes more KV and longer steps; `None` if the
     /// model has full attention.
     pub planned_as_full: Option<&'static str>,
@@ -100,12 +109,30 @@ const ELEMENTS_MAX: f64 = (1u64 << 58) as f64;
 impl Model {
     /// Returns the name for reports, with what the model is planned as if that is something else.
     pub fn label(&self) -> String {
-        match self.planned_as_full {
-            Some(what) => {
-                format!("{} ({what} planned as full attention: KV and step times are upper bounds)", self.name)
-            }
-            None => self.name.into(),
+        let mut label = self.name.to_owned();
+        if let Some(what) = self.planned_as_full {
+            label += &format!(" ({what} planned as full attention: KV and step times are upper bounds)");
         }
+        if self.kv_dtype_bytes != 2 {
+            label += &format!(" (KV of {} bits)", 8 * self.kv_dtype_bytes);
+        }
+        if self.hybrid.is_some() {
+            label += " (recurrent layers: prefix hits as if their states were kept at the end of every block, an upper bound)";
+        }
+        label
+    }
+
+    /// Returns the number of layers with attention.
+    pub const fn attention_layers(&self) -> u64 {
+        match self.hybrid {
+            None => self.layers,
+            Some(hybrid) => hybrid.attention_layers,
+        }
+    }
+
+    /// Returns the number of layers with a feed-forward network.
+    fn feed_forward_layers(&self) -> u64 {
+        self.hybrid.map_or(self.layers, |hybrid| hybrid.feed_forward_layers)
     }
 
     /// Returns the elements of the attention matrices of a layer.
@@ -126,7 +153,7 @@ impl Model {
 
     /// Returns the number of layers with experts.
     pub fn expert_layers(&self) -> u64 {
-        self.experts.map_or(0, |moe| self.layers.saturating_sub(moe.dense_layers))
+        self.experts.map_or(0, |moe| self.feed_forward_layers().saturating_sub(moe.dense_layers))
     }
 
     /// Returns the elements of the matrices of all layers that every token passes through: all but those of the experts.
@@ -136,15 +163,20 @@ impl Model {
 
     /// Returns the elements of the feed-forward matrices of all layers if the tokens of a layer use `experts` of its experts.
     fn feed_forward_elements(&self, experts: f64) -> f64 {
-        let matrices = (3 * self.hidden) as f64;
+        let matrices = (self.feed_forward_matrices() * self.hidden) as f64;
         match self.experts {
-            None => matrices * (self.layers * self.intermediate) as f64,
+            None => matrices * (self.feed_forward_layers() * self.intermediate) as f64,
             Some(moe) => {
-                let sparse = (self.layers - moe.dense_layers) as f64;
+                let sparse = self.expert_layers() as f64;
                 let width = moe.shared_width as f64 + experts * moe.width as f64;
                 matrices * (sparse * width + (moe.dense_layers * self.intermediate) as f64)
             }
         }
+    }
+
+    /// Returns the number of matrices of a feed-forward network.
+    pub(crate) const fn feed_forward_matrices(&self) -> u64 {
+        if self.gated { 3 } else { 2 }
     }
 
     /// Returns the elements of the matrices of all layers.
@@ -158,7 +190,8 @@ impl Model {
     }
 
     fn elements(&self, experts: f64) -> f64 {
-        (self.layers * self.attention_elements()) as f64 + self.feed_forward_elements(experts)
+        let recurrent = self.hybrid.map_or(0, |hybrid| hybrid.recurrent_layers * hybrid.elements);
+        (self.attention_layers() * self.attention_elements() + recurrent) as f64 + self.feed_forward_elements(experts)
     }
 
     /// Returns the elements of the layers' matrices read in a step of `tokens`. Of a layer's experts only used ones are read; the
@@ -176,10 +209,21 @@ impl Model {
         self.vocab * self.hidden
     }
 
+    /// Returns the bytes of the matrices of all layers that every token passes through.
+    pub fn common_bytes(&self) -> u64 {
+        self.precision.layers.bytes(self.common_elements())
+    }
+
+    /// Returns the bytes of the matrices of all layers.
+    pub fn layer_bytes(&self) -> u64 {
+        let common = self.common_elements();
+        self.common_bytes() + self.precision.experts.bytes(self.layer_elements() - common)
+    }
+
     /// Returns the bytes of all weights, the embedding included.
     pub fn weight_bytes(&self) -> u64 {
         let embedding = if self.tied { 0 } else { self.vocab * self.hidden };
-        (self.layer_elements() + self.head_elements() + embedding) * self.dtype_bytes
+        self.layer_bytes() + self.precision.ends.bytes(self.head_elements() + embedding)
     }
 
     /// Returns the KV elements of one token in one layer.
@@ -192,7 +236,7 @@ impl Model {
 
     /// Returns the KV bytes of one token in all layers.
     pub const fn kv_bytes_per_token(&self) -> u64 {
-        self.layers * self.kv_elements() * self.kv_dtype_bytes
+        self.attention_layers() * self.kv_elements() * self.kv_dtype_bytes
     }
 
     /// Returns the FLOPs of attention per (query, key) pair over all layers: scores and weighted values, two FLOPs for each
@@ -202,7 +246,7 @@ impl Model {
             None => 2 * self.head_dim,
             Some(latent) => latent.nope_dim + latent.rope_dim + latent.value_dim,
         };
-        2 * self.layers * self.heads * width
+        2 * self.attention_layers() * self.heads * width
     }
 }
 
@@ -215,17 +259,17 @@ const DENSE: Model = Model {
     kv_heads: 8,
     head_dim: 128,
     intermediate: 0,
+    gated: true,
     vocab: 0,
     tied: false,
-    dtype_bytes: BF16_BYTES,
-    kv_dtype_bytes: BF16_BYTES,
+    precision: Precision::BITS_16,
+    kv_dtype_bytes: 2,
     experts: None,
     latent: None,
     windows: None,
+    hybrid: None,
     planned_as_full: None,
 };
-
-const BF16_BYTES: u64 = 2;
 
 /// All presets, in BF16.
 pub const PRESETS: &[Model] = &[
@@ -316,8 +360,13 @@ pub fn find(text: &str) -> Result<Model, ModelError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A model with 36 gated delta nets and 12 layers of attention.
+    pub(crate) fn qwen3_next() -> Model {
+        parse_config("qwen3-next", include_str!("model/config/published/qwen3-next-80b.json")).unwrap()
+    }
 
     #[test]
     fn weights_are_as_many_as_the_model_cards_say() {
@@ -334,10 +383,19 @@ mod tests {
             ("mixtral-8x7b", 46.70),
         ] {
             let model = by_name(name).unwrap();
-            let found = (model.weight_bytes() / model.dtype_bytes) as f64 / 1e9;
+            let found = (model.weight_bytes() / 2) as f64 / 1e9;
             assert!((found / billions - 1.0).abs() < 1e-3, "{name}: {found}");
         }
         assert_eq!(PRESETS.len(), 10, "every preset is checked above");
+    }
+
+    #[test]
+    fn a_hybrid_says_what_its_hits_assume() {
+        let label = qwen3_next().label();
+        assert_eq!(
+            label,
+            "qwen3-next (recurrent layers: prefix hits as if their states were kept at the end of every block, an upper bound)"
+        );
     }
 
     #[test]

@@ -424,7 +424,11 @@ impl<'a> Fleet<'a> {
         let flight = self.flights.get(number);
         let traced = &flight.traced;
         let terms = traced.terms;
-        let root = self.roots.of(&self.settings.model, terms.namespace);
+        let model = &self.settings.model;
+        let root = match self.settings.prefix_caching {
+            true => self.roots.of(model, terms.namespace),
+            false => Roots::of_request(model, number),
+        };
         let mut request = Request::new(RequestId(number), root, traced.prompt(), traced.output_tokens);
         request.tenant = if self.settings.tenants.is_traced() { terms.tenant.into() } else { u64::from(flight.tenant) };
         request.priority = terms.priority;

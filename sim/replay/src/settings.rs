@@ -65,6 +65,8 @@ pub struct Settings {
     /// `true` if the shared tier is host memory of one server: look-ups there wait for the copies under way, as those of
     /// `trunkline_store::SharedMemory` do. Look-ups in remote storage are answered with what is there.
     pub shared_memory: bool,
+    /// `false` if no request finds KV of another one, as in an engine without prefix caching.
+    pub prefix_caching: bool,
     /// Arrival times of requests.
     pub arrivals: Arrivals,
     /// Shares of the tenants.
@@ -141,6 +143,7 @@ impl Settings {
             group_sizes: Vec::new(),
             far_links: Vec::new(),
             shared_memory: false,
+            prefix_caching: true,
             arrivals: Arrivals::TRACED,
             tenants: Shares::default(),
             draft_acceptance: DRAFT_ACCEPTANCE_DEFAULT,
@@ -175,7 +178,8 @@ impl Settings {
 
     /// Returns the number of KV blocks that fit on a device beside its share of the weights, in each layer group.
     fn blocks_beside_weights(&self, hardware: &Hardware, parallel: Parallel) -> Result<u32, DoesNotFit> {
-        let blocks = device_blocks_beside(self.weights, hardware, &self.model, parallel, self.core.block_size)?;
+        let Config { block_size, max_batch_size, .. } = self.core;
+        let blocks = device_blocks_beside(self.weights, hardware, &self.model, parallel, block_size, max_batch_size)?;
         // All groups have blocks as large as those of the largest.
         let (largest, all) = self.block_share();
         Ok((u64::from(blocks) * all / (largest * u64::from(self.core.n_groups()))).max(1) as u32)

@@ -44,8 +44,10 @@ pub(crate) struct ExpertShape {
     pub slices: f64,
     /// Devices that each hold whole experts.
     pub ranks: f64,
-    /// Bytes per element of the weights.
-    pub dtype_bytes: f64,
+    /// Bytes per element of the weights, scales included.
+    pub element_bytes: f64,
+    /// Matrices of an expert.
+    pub matrices: f64,
 }
 
 impl ExpertShape {
@@ -59,7 +61,8 @@ impl ExpertShape {
             count: moe.count as f64,
             slices: 1.0,
             ranks: 1.0,
-            dtype_bytes: model.dtype_bytes as f64,
+            element_bytes: model.precision.experts.bytes_each(),
+            matrices: model.feed_forward_matrices() as f64,
         })
     }
 
@@ -72,7 +75,7 @@ impl ExpertShape {
 
     /// Returns the elements of the matrices of one expert.
     fn elements(&self) -> f64 {
-        3.0 * self.hidden * self.width
+        self.matrices * self.hidden * self.width
     }
 
     /// Returns the expected number of experts chosen by `tokens` tokens.
@@ -84,7 +87,7 @@ impl ExpertShape {
     pub fn products(&self, tokens: f64) -> Work {
         let share = 1.0 / (self.slices * self.ranks);
         let flops = 2.0 * self.elements() * self.active * tokens;
-        Work { flops, bytes: self.touched(tokens) * self.elements() * self.dtype_bytes }.times(share)
+        Work { flops, bytes: self.touched(tokens) * self.elements() * self.element_bytes }.times(share)
     }
 
     /// Returns the bytes of activations that one device moves in one layer.
@@ -98,7 +101,7 @@ impl ExpertShape {
     /// Returns the least work of `tokens` tokens on one device, in one layer: all choose the same experts.
     pub fn least(&self, tokens: f64) -> Work {
         let read = if tokens > 0.0 { self.active } else { 0.0 };
-        Work { bytes: read * self.elements() * self.dtype_bytes, ..self.products(tokens) }
+        Work { bytes: read * self.elements() * self.element_bytes, ..self.products(tokens) }
     }
 }
 

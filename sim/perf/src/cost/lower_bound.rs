@@ -27,7 +27,7 @@ impl LowerBound {
         let devices = f64::from(parallel.devices());
         Self {
             demand: Demand::new(model),
-            flops_s: hardware.flops_s(model.dtype_bytes) * devices,
+            flops_s: hardware.flops_s(model.precision.arithmetic) * devices,
             bytes_s: hardware.bandwidth_bytes_s * devices,
             experts: ExpertShape::of(model).map(|shape| (shape, model.expert_layers() as f64)),
             ranks: parallel.data.into(),
@@ -110,14 +110,17 @@ mod tests {
                             + 2.0 * (model.head_elements() * shape.sampled) as f64
                             + (model.pair_flops() * (shape.prefill_pairs + shape.decode_pairs)) as f64;
                         let elements = if shape.tokens > 0 { model.active_elements() } else { model.common_elements() };
-                        let bytes = (elements * model.dtype_bytes) as f64
+                        let bytes = model.precision.layers.bytes(elements) as f64
                             + model.kv_bytes_per_token() as f64
                                 * (shape.prefill_kv_tokens + shape.decode_kv_tokens) as f64;
                         for cost in models {
                             let time_s = cost.step_ns(&shape) as f64 / 1e9;
                             let place =
                                 format!("{} {} {} {parallel} {shape:?}", cost.name(), hardware.name, model.name);
-                            assert!(time_s >= flops / hardware.flops_s(model.dtype_bytes) / devices, "{place}");
+                            assert!(
+                                time_s >= flops / hardware.flops_s(model.precision.arithmetic) / devices,
+                                "{place}"
+                            );
                             assert!(time_s >= bytes / hardware.bandwidth_bytes_s / devices, "{place}");
                         }
                     }

@@ -10,7 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::hardware::Hardware;
-use crate::model::Model;
+use crate::model::{Model, Precision};
 
 /// Devices that hold one copy of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +85,16 @@ pub enum ParallelError {
         /// Name of the model.
         model: &'static str,
     },
+    /// KV heads that the devices can neither share out nor copy evenly.
+    #[error("tp{tensor} neither divides the {kv_heads} KV heads of {model} nor is a multiple of them")]
+    KvHeads {
+        /// Number of devices of a stage.
+        tensor: u32,
+        /// Number of KV heads.
+        kv_heads: u64,
+        /// Name of the model.
+        model: &'static str,
+    },
     /// More stages than layers.
     #[error("pp{pipeline} is more stages than {model} has layers, which is {layers}")]
     Layers {
@@ -120,11 +130,15 @@ impl Parallel {
     ///
     /// # Errors
     ///
-    /// [`ParallelError`] if the heads are not divisible, a stage would have no layer, or experts are divided that are not there.
+    /// [`ParallelError`] if query or KV heads cannot be shared out evenly, a stage would have no layer, or experts are divided that are not there.
     pub fn check(self, model: &Model) -> Result<(), ParallelError> {
         let (tensor, pipeline, model_name) = (self.tensor, self.pipeline, model.name);
         if tensor == 0 || !model.heads.is_multiple_of(u64::from(tensor)) {
             return Err(ParallelError::Heads { tensor, heads: model.heads, model: model_name });
+        }
+        let (kv_heads, shares) = (model.kv_heads, u64::from(tensor));
+        if model.latent.is_none() && !kv_heads.is_multiple_of(shares) && !shares.is_multiple_of(kv_heads) {
+            return Err(ParallelError::KvHeads { tensor, kv_heads, model: model_name });
         }
         if pipeline == 0 || u64::from(pipeline) > model.layers {
             return Err(ParallelError::Layers { pipeline, layers: model.layers, model: model_name });
@@ -158,8 +172,8 @@ impl Parallel {
     /// head.
     pub fn kv_bytes_per_token(self, model: &Model) -> u64 {
         let tensor = u64::from(self.tensor);
-        let layers = self.stage_layers(model);
-        let layer_bytes = model.kv_bytes_per_token() / model.layers;
+        let layers = model.attention_layers().div_ceil(self.pipeline.into());
+        let layer_bytes = model.kv_bytes_per_token() / model.attention_layers();
         // A latent cache has no heads to share out.
         let share = if model.latent.is_some() { 1 } else { tensor.min(model.kv_heads) };
         layers * layer_bytes.div_ceil(share)
@@ -210,11 +224,19 @@ impl Parallel {
             _ => experts.div_ceil(self.expert_devices().into()),
         };
         let stage_layers = self.stage_layers(model);
-        let layers = stage_layers * (common / model.layers);
+        let layers = (stage_layers * (common / model.layers)).div_ceil(tensor);
         let head = model.head_elements();
         // Embedding and output matrix are on the first and the last stage.
         let ends = if pipeline == 1 && !model.tied { 2 * head } else { head };
-        ((layers + ends).div_ceil(tensor) + stage_layers * experts_here) * model.dtype_bytes
+        let Precision { layers: of_layers, experts: of_experts, ends: of_ends, .. } = model.precision;
+        of_layers.bytes(layers) + of_ends.bytes(ends.div_ceil(tensor)) + of_experts.bytes(stage_layers * experts_here)
+    }
+
+    /// Returns the bytes of the recurrent states of one sequence on the fullest device; their heads are shared out.
+    pub fn state_bytes(self, model: &Model) -> u64 {
+        let Some(hybrid) = model.hybrid else { return 0 };
+        let layers = hybrid.recurrent_layers.div_ceil(self.pipeline.into());
+        layers * hybrid.state_bytes.div_ceil(self.tensor.into())
     }
 }
 
@@ -310,6 +332,13 @@ mod tests {
         assert_eq!(Parallel { tensor: 32, pipeline: 32, ..Parallel::ONE }.check(llama), Ok(()));
         let error = |text: &str| text.parse::<Parallel>().unwrap().check(llama).unwrap_err().to_string();
         assert_eq!(error("tp3"), "tp3 does not divide the 32 query heads of llama-3.1-8b");
+        let five = Model { heads: 40, kv_heads: 5, ..*llama };
+        let check = |tensor| Parallel::tensor(tensor).check(&five).map_err(|error| error.to_string());
+        assert_eq!((check(5), check(10)), (Ok(()), Ok(())), "heads are shared out, or copied");
+        assert_eq!(
+            check(2),
+            Err("tp2 neither divides the 5 KV heads of llama-3.1-8b nor is a multiple of them".into())
+        );
         assert_eq!(error("pp33"), "pp33 is more stages than llama-3.1-8b has layers, which is 32");
     }
 

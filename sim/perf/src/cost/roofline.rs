@@ -7,6 +7,7 @@
 //! * of layers with experts the products, by the same formula, and the activations moved between their kernels: see [`super::experts`],
 //! * the output matrix for the sampled positions, by the same formula,
 //! * attention of prefill chunks: `max(FLOPs / (peak * e), KV read / (bandwidth * e))`,
+//! * states of recurrent layers, read and written once for each sequence, by the same formula,
 //! * attention of decodes, by the same formula; in one call with prefills if there are any, see below,
 //! * an overhead per step, per layer, and once more per layer with experts,
 //!
@@ -89,7 +90,7 @@ impl Roofline {
             demand: Demand::new(model),
             experts: ExpertShape::of(model).map(|shape| (shape.among(parallel), model.expert_layers() as f64)),
             limit: LowerBound::new(hardware, model, parallel),
-            flops_s: hardware.flops_s(model.dtype_bytes),
+            flops_s: hardware.flops_s(model.precision.arithmetic),
             stage_share: stage_layers / model.layers as f64,
             stage_layers,
             head_pair_flops: model.pair_flops() as f64 / model.heads as f64,
@@ -149,13 +150,14 @@ impl Roofline {
         self.stage_share / f64::from(self.parallel.tensor)
     }
 
-    /// Returns the time of the matrices of the layers in the largest stage, for one of `n` equal parts of a step, seconds.
+    /// Returns the time of the matrices and recurrent states of the layers in the largest stage, for one of `n` equal parts of a step, seconds.
     fn layers_s(&self, parts: &Parts, n: f64) -> f64 {
         let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
         let mut layers = parts.layers.times(self.share());
         // Every part reads all weights, but does its share of the computing.
         layers.flops /= n;
-        layers.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth)
+        let layers_s = layers.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth);
+        layers_s + self.attention_s(parts.recurrent, n)
     }
 
     /// Returns the time of attention of one kind in the largest stage, for one of `n` equal parts of a step, seconds.
@@ -208,7 +210,7 @@ impl Roofline {
     fn head_s(&self, parts: &Parts) -> f64 {
         let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
         let head = parts.head.times(1.0 / f64::from(self.parallel.tensor));
-        head.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth)
+        head.blended_s(self.hardware.peak_flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth)
     }
 }
 
@@ -247,7 +249,13 @@ impl CostModel for Roofline {
 mod tests {
     use super::*;
     use crate::cost::recompute_token_ns;
+    use crate::model::tests::qwen3_next;
+    use crate::model::{Arithmetic, Bits, Hybrid, Precision};
     use crate::{hardware, model};
+
+    fn preset(name: &str) -> Model {
+        *model::by_name(name).unwrap()
+    }
 
     fn roofline(hardware: &str, model: &str) -> Roofline {
         Roofline::new(hardware::by_name(hardware).unwrap(), model::by_name(model).unwrap())
@@ -319,6 +327,38 @@ mod tests {
         let prefill = StepShape::prefill(8_192, 0);
         let share = of("pp4", prefill) / of("tp1", prefill);
         assert!((0.43..0.48).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn recurrent_states_are_read_and_written_once_for_each_sequence() {
+        let (h200, qwen) = (hardware::by_name("h200-141g").unwrap(), qwen3_next());
+        let stateless =
+            Model { hybrid: qwen.hybrid.map(|hybrid| Hybrid { state_bytes: 0, state_elements: 0, ..hybrid }), ..qwen };
+        let tp2: Parallel = "tp2".parse().unwrap();
+        let of = |model: &Model, shape| seconds(&Roofline::parallel(h200, model, tp2), shape);
+        let rate = h200.bandwidth_bytes_s * h200.efficiency.kv_bandwidth;
+        for (shape, sequences) in [(StepShape::decodes(64, 1_000), 64.0), (StepShape::decodes(64, 9_000), 64.0)] {
+            let moved_s = 2.0 * sequences * 36.0 * f64::from((32 * 128 * 128 + 3 * 8192) * 2) / 2.0 / rate;
+            let found_s = of(&qwen, shape) - of(&stateless, shape);
+            assert!((found_s / moved_s - 1.0).abs() < 0.01, "{found_s} {moved_s}");
+        }
+        // A long prefill is bound by the products of the matrices, and reads one state.
+        let prefill = StepShape::prefill(8_192, 0);
+        assert!(of(&qwen, prefill) < 1.1 * of(&stateless, prefill) && of(&qwen, prefill) > of(&stateless, prefill));
+    }
+
+    #[test]
+    fn quantised_weights_are_read_faster_and_multiplied_as_their_arithmetic_says() {
+        let (h100, llama) = (hardware::by_name("h100-80g").unwrap(), preset("llama-3.1-8b"));
+        let of = |precision, shape| seconds(&Roofline::new(h100, &Model { precision, ..llama }), shape);
+        let awq = Precision::quantised(Bits::grouped(4, 20, 128), Arithmetic::Bits16);
+        let fp8 = Precision::quantised(Bits::each(8), Arithmetic::Bits8);
+        let decode = StepShape::decodes(1, 100);
+        let [full, eight, four] = [Precision::BITS_16, fp8, awq].map(|precision| of(precision, decode));
+        assert!(four < eight && eight < 0.7 * full, "{four} {eight} {full}");
+        let prefill = StepShape::prefill(8_192, 0);
+        let [full, eight, four] = [Precision::BITS_16, fp8, awq].map(|precision| of(precision, prefill));
+        assert!(eight < 0.65 * full && (four / full - 1.0).abs() < 0.02, "{four} {eight} {full}");
     }
 
     #[test]

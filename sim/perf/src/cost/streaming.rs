@@ -108,7 +108,7 @@ impl StreamingPlan {
     pub fn new(model: &Model, resident: Resident) -> Self {
         Self {
             layers: model.layers as u32,
-            layer_bytes: model.layer_elements() / model.layers * model.dtype_bytes,
+            layer_bytes: model.layer_bytes() / model.layers,
             disk_bytes_s: 3e9,
             link_bytes_s: 64e9,
             resident,

@@ -85,8 +85,13 @@ pub enum TableFault {
         value: String,
     },
     /// Model with operations missing from the table.
-    #[error("these kernels have no latent attention, which {0} has; give --cost roofline")]
-    Latent(&'static str),
+    #[error("these kernels have no {what}, which {model} has; give --cost roofline")]
+    Lacks {
+        /// What is missing.
+        what: &'static str,
+        /// Name of the model.
+        model: &'static str,
+    },
     /// File without a single usable row.
     #[error("holds no row for {0}")]
     Empty(String),
@@ -191,7 +196,7 @@ impl Device {
     /// Returns the peaks of one of `tensor` devices that share each layer.
     pub fn new(hardware: &Hardware, model: &Model, tensor: u32) -> Self {
         let share = f64::from(tensor) * model.layers as f64;
-        let (flops_s, bytes_s) = (hardware.flops_s(model.dtype_bytes), hardware.bandwidth_bytes_s);
+        let (flops_s, bytes_s) = (hardware.flops_s(model.precision.arithmetic), hardware.bandwidth_bytes_s);
         Self {
             flops_s,
             bytes_s,

@@ -37,6 +37,8 @@ impl Work {
 pub(crate) struct Parts {
     /// Matrices of the layers that every token passes through, and writing of KV.
     pub layers: Work,
+    /// States of recurrent layers, read and written once for each sequence.
+    pub recurrent: Work,
     /// Output matrix, for sampled positions only.
     pub head: Work,
     /// Attention of prefill chunks.
@@ -47,18 +49,21 @@ pub(crate) struct Parts {
 
 impl Parts {
     pub fn total(&self) -> Work {
-        self.layers.plus(self.head).plus(self.prefill).plus(self.decode)
+        self.layers.plus(self.recurrent).plus(self.head).plus(self.prefill).plus(self.decode)
     }
 }
 
 /// Work of a model as a function of the batch shape.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
-    model: Model,
     common_flops: f64,
     head_elements: f64,
+    head_bytes: f64,
     pair_flops: f64,
     kv_token_bytes: f64,
+    /// FLOPs of the states for each token, and bytes of the states of a sequence.
+    state_flops: f64,
+    state_bytes: f64,
     /// Bytes of the matrices that every token passes through, all read in every step.
     layer_bytes: f64,
 }
@@ -66,21 +71,26 @@ pub(crate) struct Demand {
 impl Demand {
     pub fn new(model: &Model) -> Self {
         Self {
-            model: *model,
             common_flops: 2.0 * model.common_elements() as f64,
             head_elements: model.head_elements() as f64,
+            head_bytes: model.precision.ends.bytes(model.head_elements()) as f64,
             pair_flops: model.pair_flops() as f64,
             kv_token_bytes: model.kv_bytes_per_token() as f64,
-            layer_bytes: (model.common_elements() * model.dtype_bytes) as f64,
+            state_flops: model.hybrid.map_or(0.0, |hybrid| hybrid.token_flops() as f64),
+            state_bytes: model.hybrid.map_or(0.0, |hybrid| hybrid.sequence_bytes() as f64),
+            layer_bytes: model.common_bytes() as f64,
         }
     }
 
     pub fn parts(&self, shape: &StepShape) -> Parts {
         let tokens = shape.tokens as f64;
-        let dtype_bytes = self.model.dtype_bytes as f64;
-        let head_bytes = if shape.sampled > 0 { self.head_elements * dtype_bytes } else { 0.0 };
+        let head_bytes = if shape.sampled > 0 { self.head_bytes } else { 0.0 };
         Parts {
             layers: Work { flops: self.common_flops * tokens, bytes: self.layer_bytes + self.kv_token_bytes * tokens },
+            recurrent: Work {
+                flops: self.state_flops * tokens,
+                bytes: 2.0 * self.state_bytes * (shape.decodes + shape.prefills) as f64,
+            },
             head: Work { flops: 2.0 * self.head_elements * shape.sampled as f64, bytes: head_bytes },
             prefill: self.attention(shape.prefill_pairs, shape.prefill_kv_tokens),
             decode: self.decode(shape),

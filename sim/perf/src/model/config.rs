@@ -3,9 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
-use super::{Experts, Latent, Model, Windows};
+use self::hybrid::LayerFields;
+use self::quantisation::Quantisation;
+use super::{Experts, Latent, Model, Precision, Windows};
 use trunkline_sim_workload::UnknownName;
+
+mod hybrid;
+mod published;
+mod quantisation;
 
 /// Failure to load a model.
 #[derive(Debug, thiserror::Error)]
@@ -41,57 +48,89 @@ pub enum ModelError {
         /// Permitted values, in words.
         expected: &'static str,
     },
-    /// Layers without attention: their state has another size, and their steps other times.
-    #[error("{name}: {field} names layers that are no attention, such as recurrent ones, which are not modelled")]
+    /// Layers without attention of a sort that is not modelled.
+    #[error(
+        "{name}: {field} names layers that are no attention, and no recurrent ones known here; there are: Mamba, Mamba 2, and gated delta nets"
+    )]
     Recurrent {
         /// Name of the model.
         name: String,
         /// Field that names the layers.
         field: &'static str,
     },
+    /// Recurrent layers alone.
+    #[error("{name}: by {field} no layer has attention, so there is no KV to plan")]
+    NoAttention {
+        /// Name of the model.
+        name: String,
+        /// Field that names the layers.
+        field: &'static str,
+    },
     /// Weights of a type with unknown size or speed.
-    #[error("{name}: weights of type '{dtype}' are not known here; there are: bfloat16, float16, float32, fp8")]
+    #[error("{name}: weights of type '{dtype}' are not known here; there are: {known}")]
     UnknownDtype {
         /// Name of the model.
         name: String,
         /// Type as found in the file.
         dtype: String,
+        /// Types that are known.
+        known: &'static str,
     },
 }
 
-/// Relevant fields, under all their names.
+/// Relevant fields, under the first of their names.
 #[derive(Deserialize)]
 struct Config {
-    #[serde(alias = "n_layer")]
     num_hidden_layers: u64,
-    #[serde(alias = "n_embd")]
     hidden_size: u64,
-    #[serde(alias = "n_head")]
     num_attention_heads: u64,
     num_key_value_heads: Option<u64>,
     head_dim: Option<u64>,
     intermediate_size: u64,
     vocab_size: u64,
-    #[serde(default)]
     tie_word_embeddings: bool,
-    #[serde(alias = "dtype")]
+    gated: bool,
     torch_dtype: Option<String>,
-    quantization_config: Option<Quantization>,
-    #[serde(alias = "num_local_experts", alias = "n_routed_experts")]
-    num_experts: Option<u64>,
-    num_experts_per_tok: Option<u64>,
-    moe_intermediate_size: Option<u64>,
-    shared_expert_intermediate_size: Option<u64>,
-    n_shared_experts: Option<u64>,
-    #[serde(default)]
-    first_k_dense_replace: u64,
+    quantization_config: Option<Quantisation>,
+    #[serde(flatten)]
+    experts: ExpertConfig,
     #[serde(flatten)]
     latent: LatentConfig,
     #[serde(flatten)]
     attention: AttentionConfig,
 }
 
-/// Fields that say which tokens the attention of a layer reads, and which layers have none.
+/// Fields of a mixture of experts.
+#[derive(Deserialize)]
+struct ExpertConfig {
+    num_experts: Option<u64>,
+    num_experts_per_tok: Option<u64>,
+    moe_intermediate_size: Option<u64>,
+    shared_expert_intermediate_size: Option<u64>,
+    n_shared_experts: Option<u64>,
+    first_k_dense_replace: Option<u64>,
+    decoder_sparse_step: Option<u64>,
+    mlp_only_layers: Option<Vec<u64>>,
+    interleave_moe_layer_step: Option<u64>,
+    expert_layer_period: Option<u64>,
+    /// Width of the dense layers of Llama 4, whose `intermediate_size` is that of an expert.
+    intermediate_size_mlp: Option<u64>,
+}
+
+impl ExpertConfig {
+    /// Returns the number of layers, of so many, with a dense network in place of experts.
+    fn dense_layers(&self, layers: u64) -> u64 {
+        let every = |step: Option<u64>| step.filter(|step| *step > 1).map(|step| layers - layers / step);
+        let stepped = every(self.decoder_sparse_step)
+            .or_else(|| every(self.interleave_moe_layer_step))
+            .or_else(|| every(self.expert_layer_period));
+        let listed = self.mlp_only_layers.as_ref().map_or(0, |listed| listed.len() as u64);
+        let dense = stepped.unwrap_or(0) + listed + self.first_k_dense_replace.unwrap_or(0);
+        dense.min(layers)
+    }
+}
+
+/// Fields that say which tokens the attention of a layer reads.
 #[derive(Deserialize)]
 struct AttentionConfig {
     sliding_window: Option<u64>,
@@ -103,36 +142,9 @@ struct AttentionConfig {
     index_topk: Option<u64>,
     max_position_embeddings: Option<u64>,
     layer_types: Option<Vec<String>>,
-    #[serde(alias = "layers_block_type")]
-    block_types: Option<Vec<String>>,
-    hybrid_override_pattern: Option<String>,
-    attn_layer_period: Option<u64>,
-    full_attention_interval: Option<u64>,
-    #[serde(alias = "mamba_d_state", alias = "ssm_state_size")]
-    state_size: Option<u64>,
 }
 
-/// Sorts of layers with attention, as in `layer_types`.
-const ATTENTION_LAYERS: [&str; 4] = ["full_attention", "sliding_attention", "chunked_attention", "attention"];
-
 impl AttentionConfig {
-    /// Returns the field that names layers without attention, such as recurrent ones.
-    fn recurrent(&self) -> Option<&'static str> {
-        let others = |types: &Option<Vec<String>>| {
-            types.iter().flatten().any(|layer| !ATTENTION_LAYERS.contains(&layer.as_str()))
-        };
-        [
-            ("layer_types", others(&self.layer_types)),
-            ("layers_block_type", others(&self.block_types)),
-            ("hybrid_override_pattern", self.hybrid_override_pattern.is_some()),
-            ("attn_layer_period", self.attn_layer_period.is_some_and(|period| period > 1)),
-            ("full_attention_interval", self.full_attention_interval.is_some_and(|interval| interval > 1)),
-            ("mamba_d_state", self.state_size.is_some()),
-        ]
-        .into_iter()
-        .find_map(|(field, is)| is.then_some(field))
-    }
-
     /// Returns `true` if a context can be longer than so many tokens.
     fn limits(&self, tokens: Option<u64>) -> bool {
         tokens.is_some_and(|tokens| tokens < self.max_position_embeddings.unwrap_or(u64::MAX))
@@ -182,11 +194,6 @@ struct LatentConfig {
     v_head_dim: Option<u64>,
 }
 
-#[derive(Deserialize)]
-struct Quantization {
-    quant_method: String,
-}
-
 /// Greatest width of any matrix, elements.
 const WIDTH_MAX: u64 = 1 << 20;
 /// Greatest number of layers, heads or experts, and greatest head width. Products of these and two widths fit in 64 bits.
@@ -209,31 +216,39 @@ pub fn from_config(path: &Path) -> Result<Model, ModelError> {
 ///
 /// [`ModelError`] if the text is invalid.
 pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
-    let config: Config =
-        serde_json::from_str(text).map_err(|fault| ModelError::Malformed { name: name.into(), fault })?;
+    let malformed = |fault| ModelError::Malformed { name: name.into(), fault };
+    let published: Map<String, Value> = serde_json::from_str(text).map_err(malformed)?;
+    let fields = Value::Object(published::fields(published));
+    let sorts: LayerFields = serde_json::from_value(fields.clone()).map_err(malformed)?;
+    let config: Config = serde_json::from_value(fields).map_err(malformed)?;
     config.check(name)?;
-    if let Some(field) = config.attention.recurrent() {
-        return Err(ModelError::Recurrent { name: name.into(), field });
-    }
-    let dtype_bytes = config.dtype_bytes(name)?;
+    let hybrid = sorts.hybrid(name)?;
     let heads = config.num_attention_heads;
+    // A pattern lists attention and feed-forward networks as layers of their own.
+    let layers = hybrid.map_or(config.num_hidden_layers, |hybrid| {
+        hybrid.feed_forward_layers.max(hybrid.attention_layers).max(hybrid.recurrent_layers)
+    });
+    let windows = config.attention.windows(layers);
+    let partial = windows.and(hybrid).map(|_| "sliding windows");
     Ok(Model {
         name: name.to_owned().leak(),
-        layers: config.num_hidden_layers,
+        layers,
         hidden: config.hidden_size,
         heads,
         kv_heads: config.num_key_value_heads.unwrap_or(heads),
         head_dim: config.head_dim.unwrap_or(config.hidden_size / heads),
-        intermediate: config.intermediate_size,
+        intermediate: config.experts.intermediate_size_mlp.unwrap_or(config.intermediate_size),
+        gated: config.gated,
         vocab: config.vocab_size,
         tied: config.tie_word_embeddings,
-        dtype_bytes,
+        precision: config.precision(name)?,
         // Engines keep the KV in 16 bits unless told otherwise.
-        kv_dtype_bytes: dtype_bytes.max(2),
-        experts: config.experts(),
+        kv_dtype_bytes: config.quantization_config.as_ref().map_or(2, Quantisation::kv_bytes),
+        experts: config.experts(layers, sorts.dense_in_pattern()),
         latent: config.latent(),
-        windows: config.attention.windows(config.num_hidden_layers),
-        planned_as_full: config.attention.partial(),
+        windows: windows.filter(|_| hybrid.is_none()),
+        hybrid,
+        planned_as_full: config.attention.partial().or(partial),
     })
 }
 
@@ -245,8 +260,8 @@ impl Config {
             ("num_attention_heads", Some(self.num_attention_heads)),
             ("num_key_value_heads", self.num_key_value_heads),
             ("head_dim", self.head_dim),
-            ("num_experts", self.num_experts),
-            ("num_experts_per_tok", self.num_experts_per_tok),
+            ("num_experts", self.experts.num_experts.filter(|count| *count > 0)),
+            ("num_experts_per_tok", self.experts.num_experts_per_tok.filter(|_| self.experts.num_experts != Some(0))),
             ("qk_rope_head_dim", self.latent.qk_rope_head_dim),
             ("qk_nope_head_dim", self.latent.qk_nope_head_dim),
             ("v_head_dim", self.latent.v_head_dim),
@@ -259,7 +274,8 @@ impl Config {
             ("hidden_size", Some(self.hidden_size)),
             ("intermediate_size", Some(self.intermediate_size)),
             ("vocab_size", Some(self.vocab_size)),
-            ("moe_intermediate_size", self.moe_intermediate_size),
+            ("moe_intermediate_size", self.experts.moe_intermediate_size),
+            ("intermediate_size_mlp", self.experts.intermediate_size_mlp),
             ("kv_lora_rank", self.latent.kv_lora_rank),
         ] {
             if let Some(value) = value.filter(|value| !(1..=WIDTH_MAX).contains(value)) {
@@ -268,44 +284,56 @@ impl Config {
         }
         for (field, value, max, expected) in [
             ("q_lora_rank", self.latent.q_lora_rank, WIDTH_MAX, "at most 1048576"),
-            ("shared_expert_intermediate_size", self.shared_expert_intermediate_size, WIDTH_MAX, "at most 1048576"),
-            ("n_shared_experts", self.n_shared_experts, COUNT_MAX, "at most 4096"),
+            (
+                "shared_expert_intermediate_size",
+                self.experts.shared_expert_intermediate_size,
+                WIDTH_MAX,
+                "at most 1048576",
+            ),
+            ("n_shared_experts", self.experts.n_shared_experts, COUNT_MAX, "at most 4096"),
         ] {
             if let Some(value) = value.filter(|value| *value > max) {
                 return fail(field, value, expected);
             }
         }
-        match (self.num_experts, self.num_experts_per_tok) {
-            (Some(count), Some(active)) if active > count => {
+        let ExpertConfig { num_experts, num_experts_per_tok, first_k_dense_replace, .. } = self.experts;
+        let dense = first_k_dense_replace.unwrap_or(0);
+        match (num_experts, num_experts_per_tok) {
+            (Some(1..), Some(active)) if Some(active) > num_experts => {
                 fail("num_experts_per_tok", active, "at most the number of experts")
             }
-            _ if self.first_k_dense_replace > self.num_hidden_layers => {
-                fail("first_k_dense_replace", self.first_k_dense_replace, "at most num_hidden_layers")
-            }
+            _ if dense > self.num_hidden_layers => fail("first_k_dense_replace", dense, "at most num_hidden_layers"),
             _ => Ok(()),
         }
     }
 
-    fn dtype_bytes(&self, name: &str) -> Result<u64, ModelError> {
-        let quantized = self.quantization_config.as_ref().map(|quantization| quantization.quant_method.as_str());
-        match quantized.or(self.torch_dtype.as_deref()).unwrap_or("bfloat16") {
-            "fp8" => Ok(1),
-            "bfloat16" | "float16" => Ok(2),
-            "float32" => Ok(4),
-            other => Err(ModelError::UnknownDtype { name: name.into(), dtype: other.into() }),
+    /// Returns the precision of the weights. Engines run a checkpoint in 32 bits in 16 (`--dtype auto` of vLLM and SGLang).
+    fn precision(&self, name: &str) -> Result<Precision, ModelError> {
+        if let Some(quantisation) = &self.quantization_config {
+            return quantisation.precision(name);
+        }
+        match self.torch_dtype.as_deref().unwrap_or("bfloat16") {
+            "bfloat16" | "float16" | "float32" => Ok(Precision::BITS_16),
+            other => {
+                let known = "bfloat16, float16, float32";
+                Err(ModelError::UnknownDtype { name: name.into(), dtype: other.into(), known })
+            }
         }
     }
 
-    fn experts(&self) -> Option<Experts> {
-        let count = self.num_experts?;
-        let width = self.moe_intermediate_size.unwrap_or(self.intermediate_size);
-        let shared = self.shared_expert_intermediate_size.unwrap_or(self.n_shared_experts.unwrap_or(0) * width);
+    /// Returns the experts of a model of so many layers, of which a pattern says how many are `dense`, if there is one.
+    fn experts(&self, layers: u64, dense: Option<u64>) -> Option<Experts> {
+        let experts = &self.experts;
+        let count = experts.num_experts.filter(|count| *count > 0)?;
+        let width = experts.moe_intermediate_size.unwrap_or(self.intermediate_size);
+        // Llama 4 has one shared expert, which its configuration does not say.
+        let shared = experts.n_shared_experts.unwrap_or(experts.interleave_moe_layer_step.map_or(0, |_| 1));
         Some(Experts {
             count,
-            active: self.num_experts_per_tok.unwrap_or(count),
+            active: experts.num_experts_per_tok.unwrap_or(count),
             width,
-            shared_width: shared,
-            dense_layers: self.first_k_dense_replace,
+            shared_width: experts.shared_expert_intermediate_size.unwrap_or(shared * width),
+            dense_layers: dense.unwrap_or_else(|| experts.dense_layers(layers)),
         })
     }
 
@@ -352,7 +380,9 @@ mod tests {
             "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "quantization_config": {"quant_method": "fp8"},
             "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 129280}"#;
         let model = parse_config("deepseek-v3", text).unwrap();
-        assert!((model.weight_bytes() as f64 / 671e9 - 1.0).abs() < 2e-3, "{}", model.weight_bytes());
+        let weights = model.layer_elements() + 2 * model.head_elements();
+        assert!((weights as f64 / 671e9 - 1.0).abs() < 2e-3, "{weights}");
+        assert_eq!(model.weight_bytes(), weights + 2 * model.head_elements(), "ends are of 16 bits");
         let active = model.active_elements() + model.head_elements();
         assert!((active as f64 / 37e9 - 1.0).abs() < 0.03, "{active}");
         assert_eq!(model.kv_bytes_per_token(), 61 * 576 * 2);
@@ -365,6 +395,33 @@ mod tests {
             "max_position_embeddings": 32768{more}}}"#
         );
         parse_config("m", &text)
+    }
+
+    /// Parameters of published models, and the bytes of their checkpoints and of the KV of a token, by their model cards and files.
+    #[test]
+    fn published_models_have_the_parameters_of_their_cards() {
+        for (name, billions, gigabytes, kv_bytes) in [
+            ("gpt-oss-20b", 20.9, 13.8, 24 * 2 * 8 * 64 * 2),
+            ("gemma-3-4b", 3.88, 7.76, 34 * 2 * 4 * 256 * 2),
+            ("llama-4-scout", 107.8, 215.5, 48 * 2 * 8 * 128 * 2),
+            ("qwen3-next-80b", 79.5, 159.0, 12 * 2 * 2 * 256 * 2),
+            ("nemotron-h-8b", 8.1, 16.2, 4 * 2 * 8 * 128 * 2),
+            ("jamba-1.5-mini", 51.5, 103.0, 4 * 2 * 8 * 128 * 2),
+            ("granite-4-h-small", 32.2, 64.4, 4 * 2 * 8 * 128 * 2),
+            ("falcon-7b", 6.92, 13.8, 32 * 2 * 64 * 2),
+            ("starcoder2-15b", 15.7, 31.3, 40 * 2 * 4 * 128 * 2),
+            ("qwen2.5-7b-awq", 7.62, 5.6, 28 * 2 * 4 * 128 * 2),
+        ] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/model/config/published");
+            let model =
+                parse_config(name, &std::fs::read_to_string(path.join(format!("{name}.json"))).unwrap()).unwrap();
+            let embedding = if model.tied { 0 } else { model.head_elements() };
+            let weights = (model.layer_elements() + model.head_elements() + embedding) as f64 / 1e9;
+            assert!((weights / billions - 1.0).abs() < 0.01, "{name}: {weights}");
+            let bytes = model.weight_bytes() as f64 / 1e9;
+            assert!((bytes / gigabytes - 1.0).abs() < 0.015, "{name}: {bytes}");
+            assert_eq!(model.kv_bytes_per_token(), kv_bytes, "{name}");
+        }
     }
 
     #[test]
@@ -400,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_that_is_planned_as_full_is_named_and_recurrent_layers_are_refused() {
+    fn attention_that_is_planned_as_full_is_named_and_unknown_layers_are_refused() {
         let parse = |more: &str| small(more).map(|model| model.planned_as_full).map_err(|error| error.to_string());
         for (more, what) in [
             // Mistral, Llama 4, DeepSeek 3.2; chunks as long as any context.
@@ -412,25 +469,27 @@ mod tests {
             assert_eq!(parse(more), Ok(what), "{more}");
         }
         for (more, field) in [
+            // LFM2, RecurrentGemma, Zamba2, and recurrent layers without sizes.
+            (r#", "layer_types": ["conv", "full_attention"]"#, "layer_types"),
+            (r#", "layers_block_type": ["mamba", "hybrid"]"#, "layer_types"),
             (r#", "layer_types": ["linear_attention", "full_attention"]"#, "layer_types"),
-            (r#", "layers_block_type": ["mamba", "attention"]"#, "layers_block_type"),
-            (r#", "hybrid_override_pattern": "M-*-""#, "hybrid_override_pattern"),
+            (r#", "hybrid_override_pattern": "M-*?""#, "hybrid_override_pattern"),
             (r#", "attn_layer_period": 8"#, "attn_layer_period"),
-            (r#", "full_attention_interval": 4"#, "full_attention_interval"),
-            (r#", "mamba_d_state": 16"#, "mamba_d_state"),
         ] {
-            let error = "names layers that are no attention, such as recurrent ones, which are not modelled";
+            let error = "names layers that are no attention, and no recurrent ones known here; there are: Mamba, Mamba 2, and gated delta nets";
             assert_eq!(parse(more), Err(format!("m: {field} {error}")));
         }
+        let pure = parse(r#", "state_size": 16, "expand": 2, "conv_kernel": 4"#);
+        assert_eq!(pure, Err("m: by mamba_d_state no layer has attention, so there is no KV to plan".into()));
     }
 
     #[test]
     fn the_largest_numbers_can_be_counted_with() {
         let text = r#"{"hidden_size": 1048576, "intermediate_size": 1048576, "num_attention_heads": 4096, "head_dim": 4096,
             "num_hidden_layers": 4096, "num_experts": 4096, "num_experts_per_tok": 4096, "vocab_size": 1048576,
-            "torch_dtype": "float32"}"#;
+            "num_key_value_heads": 4096}"#;
         let model = parse_config("m", text).unwrap();
-        assert!(model.weight_bytes() > 1 << 60 && model.kv_bytes_per_token() > 1 << 36 && model.pair_flops() > 1 << 36);
+        assert!(model.weight_bytes() > 1 << 58 && model.kv_bytes_per_token() > 1 << 36 && model.pair_flops() > 1 << 36);
     }
 
     #[test]
@@ -449,8 +508,8 @@ mod tests {
             "m: num_experts_per_tok is 3; it must be at most the number of experts"
         );
         assert_eq!(
-            error(&with(r#", "quantization_config": {"quant_method": "awq"}"#)),
-            "m: weights of type 'awq' are not known here; there are: bfloat16, float16, float32, fp8"
+            error(&with(r#", "dtype": "int8""#)),
+            "m: weights of type 'int8' are not known here; there are: bfloat16, float16, float32"
         );
     }
 }

@@ -137,7 +137,10 @@ fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> Set
         trace: String::new(),
         format: format.as_str(),
         hardware: settings.hardware.name,
-        model: settings.model.label(),
+        model: match settings.prefix_caching {
+            true => settings.model.label(),
+            false => format!("{}, without prefix caching", settings.model.label()),
+        },
         replicas: settings.n_replicas(),
         groups: settings.kinds().map(group_report).collect(),
         router: settings.routing.router.clone(),

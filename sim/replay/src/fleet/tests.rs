@@ -325,6 +325,17 @@ fn naive_hits_of_ids(trace: &Trace, block_size: u32, partial_blocks: bool) -> Na
     hits
 }
 
+#[test]
+fn without_prefix_caching_no_request_finds_anothers_blocks() {
+    let twice = trace(vec![request(0, 1024, 4, &[1, 2]), request(100, 1024, 4, &[1, 2]), request(200, 512, 4, &[1])]);
+    let cached = run(&twice, &settings(16, 1000));
+    assert_eq!(cached.tokens.prefix_hit_tokens, 1023 + 511);
+    let settings = Settings { prefix_caching: false, ..settings(16, 1000) };
+    let alone = run(&twice, &settings);
+    assert_eq!((alone.tokens.prefix_hit_tokens, alone.completed), (0, 3));
+    assert_eq!(alone.settings.model, "llama-3.1-8b, without prefix caching");
+}
+
 /// The published figure for Mooncake's conversation trace, and why ours is another. An unlimited cache, requests one after another,
 /// 512-token blocks, partial last blocks counted as blocks: 0.3664 of the blocks hit. The core publishes a block only when it is full,
 /// so partial last blocks are neither counted nor hit; and of a prompt that is found whole, the last token is run again.

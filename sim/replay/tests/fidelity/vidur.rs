@@ -31,6 +31,7 @@ fn run_with(core: Config, requests: u64, speed: f64) -> Report {
         group_sizes: Vec::new(),
         far_links: Vec::new(),
         shared_memory: false,
+        prefix_caching: true,
         routing: trunkline_sim_replay::Routing::default(),
         parallel: Parallel::ONE,
         cost: CostChoice::Table { layout: None, path: profile },

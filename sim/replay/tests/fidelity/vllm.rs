@@ -192,6 +192,7 @@ fn a_replay_of_the_workload_is_near() {
         core: engines::by_name("vllm-v1").unwrap().core(BLOCKS),
         far_links: Vec::new(),
         shared_memory: false,
+        prefix_caching: true,
         arrivals: Arrivals::TRACED,
         tenants: Shares::default(),
         draft_acceptance: 0.0,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use clap::Args;
+use clap::{ArgAction, Args, ValueEnum};
 use trunkline_cluster::{ClusterConfig, ROUTER_DEFAULT, Role};
 use trunkline_core::config::Setting;
 use trunkline_core::h2o::Mode;
@@ -97,6 +97,27 @@ pub(crate) struct SettingsArgs {
     pub(crate) fit_blocks: bool,
 }
 
+/// Type of the elements of a KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum KvType {
+    Bf16,
+    F16,
+    #[value(aliases = ["fp8_e4m3", "fp8_e5m2"])]
+    Fp8,
+    F32,
+}
+
+impl KvType {
+    /// Returns the bytes of an element.
+    fn bytes(self) -> u64 {
+        match self {
+            Self::Fp8 => 1,
+            Self::Bf16 | Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
 /// Hardware and model.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FleetArgs {
@@ -107,6 +128,14 @@ pub(crate) struct FleetArgs {
     /// Model to serve: a preset, or a Hugging Face config.json; an unknown name lists all presets.
     #[arg(long, value_name = "NAME", default_value = "llama-3.1-8b")]
     model: String,
+
+    /// Type of the KV cache, which decides its size: bf16, f16, fp8 or f32 [default: as in the config.json, else of 16 bits].
+    #[arg(long, value_name = "TYPE", value_enum)]
+    kv_dtype: Option<KvType>,
+
+    /// Let requests find the KV of others with the same prefix; false is `--no-enable-prefix-caching` of vLLM.
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+    prefix_caching: bool,
 
     /// Devices of one replica: tp2 for tensor parallel, pp2 for pipeline parallel, tp2pp2 for both. For a model with experts: ep with the
     /// number of all devices for whole experts on each device, as in tp2ep2 or dp4ep4, not slices; dp4 for groups of 4 replicas with separate
@@ -275,9 +304,13 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         Some(FleetSpec(groups)) => (&groups[0], &groups[1..]),
         None => (&one, &[][..]),
     };
+    let mut model = model::find(&fleet.model)?;
+    if let Some(kv_type) = fleet.kv_dtype {
+        model.kv_dtype_bytes = kv_type.bytes();
+    }
     let mut settings = Settings {
         hardware: hardware::find(&first.hardware)?,
-        model: model::find(&fleet.model)?,
+        model,
         parallel: first.parallel,
         cost: fleet.cost.clone(),
         engine_overhead: fleet.engine_overhead,
@@ -291,6 +324,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         draft_acceptance: limits.draft_acceptance,
         far_links: Vec::new(),
         shared_memory: args.tiers.has_shared_memory(),
+        prefix_caching: fleet.prefix_caching,
         routing: Routing {
             router: ROUTER_DEFAULT.into(),
             roles,

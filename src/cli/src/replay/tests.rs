@@ -163,6 +163,19 @@ fn impossible_numbers_are_reported_in_one_line() {
 }
 
 #[test]
+fn a_narrower_kv_makes_more_blocks() {
+    let blocks = |flags: &[&str]| {
+        let flags: Vec<&str> = ["t"].into_iter().chain(flags.iter().copied()).collect();
+        let all = settings(&flags).unwrap();
+        (all[0].core.device_blocks, all[0].block_bytes(), all[0].model.label())
+    };
+    assert_eq!(blocks(&[]), blocks(&["--kv-dtype", "bf16"]));
+    assert_eq!(blocks(&["--kv-dtype", "fp8"]), (58_087, 1 << 20, "llama-3.1-8b (KV of 8 bits)".into()));
+    assert_eq!(blocks(&["--kv-dtype", "f32"]).1, 4 << 20);
+    assert!(!settings(&["t", "--prefix-caching", "false"]).unwrap()[0].prefix_caching);
+}
+
+#[test]
 fn flags_become_settings() {
     let words = "t --host-memory-gb 64 --preemption swap --launch-watermark 2.5 --swap-in-watermark 0.5 --max-step-logits 999 \
                  --target-step-ms 12.5 --max-drafts 4 --draft-acceptance 0.7 --tenants 3,1 --speed 2";

@@ -16,7 +16,7 @@ pub(super) struct Decodes {
     overheads_s: f64,
     experts_s: f64,
     head_s: f64,
-    /// Matrices of the layers and the output matrix, for the lower bound.
+    /// Matrices and recurrent states of the layers, and the output matrix, for the lower bound.
     matrices: Work,
 }
 
@@ -34,7 +34,7 @@ impl Roofline {
                 overheads_s: self.overheads_s(n as f64),
                 experts_s: self.experts_s(n as f64),
                 head_s: self.head_s(&parts),
-                matrices: parts.layers.plus(parts.head),
+                matrices: parts.layers.plus(parts.recurrent).plus(parts.head),
             }
         };
         (0..=DECODES_MAX).map(of).collect()
@@ -59,27 +59,30 @@ impl Roofline {
 mod tests {
     use super::super::super::Parallel;
     use super::*;
+    use crate::model::tests::qwen3_next;
     use crate::{hardware, model};
 
     #[test]
     fn decodes_alone_take_as_long_as_in_general() {
         let mut checked = 0;
+        let preset = |name: &str| *model::by_name(name).unwrap();
         for (model, parallel) in [
-            ("llama-3.1-8b", "tp1"),
-            ("llama-3.1-70b", "tp4"),
-            ("qwen3-30b-a3b", "tp2ep2"),
-            ("mixtral-8x7b", "tp2"),
-            ("llama-3.1-70b", "tp2pp2"),
+            (preset("llama-3.1-8b"), "tp1"),
+            (preset("llama-3.1-70b"), "tp4"),
+            (preset("qwen3-30b-a3b"), "tp2ep2"),
+            (preset("mixtral-8x7b"), "tp2"),
+            (preset("llama-3.1-70b"), "tp2pp2"),
+            (qwen3_next(), "tp2"),
         ] {
             for hardware in hardware::presets() {
                 let parallel: Parallel = parallel.parse().unwrap();
-                let roofline = Roofline::parallel(hardware, model::by_name(model).unwrap(), parallel);
+                let roofline = Roofline::parallel(hardware, &model, parallel);
                 for (n, context) in (0..=DECODES_MAX + 2).map(|n| (n, 1 + n * n * 7_919 % 100_003)) {
                     let shape = StepShape { decode_kv_tokens: n * context + n % 3, ..StepShape::decodes(n, context) };
                     let general_s = roofline.limit.hold(roofline.step_s(&shape), &shape);
                     let step_s = roofline.decodes_s(&shape);
                     assert_eq!(step_s.is_some(), n <= DECODES_MAX && parallel.pipeline == 1, "{shape:?}");
-                    assert_eq!(step_s.unwrap_or(general_s).to_bits(), general_s.to_bits(), "{model} {shape:?}");
+                    assert_eq!(step_s.unwrap_or(general_s).to_bits(), general_s.to_bits(), "{} {shape:?}", model.name);
                     checked += usize::from(step_s.is_some());
                 }
                 assert_eq!(roofline.decodes_s(&StepShape::decodes(2, 9).and(StepShape::prefill(3, 0))), None);

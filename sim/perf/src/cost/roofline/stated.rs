@@ -2,7 +2,7 @@
 
 use super::super::{Parallel, StepErrors};
 use crate::hardware::{Hardware, RooflineError};
-use crate::model::{self, Model};
+use crate::model::{self, Model, Precision};
 
 /// Returns the errors of the roofline of `model`, and a statement of them. A model without a measurement has the largest errors of
 /// the measured models on as many devices if it is of their sort: dense or with experts, full attention, 16 bits.
@@ -59,7 +59,8 @@ fn unlike(model: &Model) -> Option<&'static str> {
         (model.windows.is_some(), "sliding windows"),
         (model.planned_as_full.is_some(), "attention that is not full, and is planned as if it were"),
         (model.latent.is_some(), "latent attention"),
-        (model.dtype_bytes != 2, "weights that are not of 16 bits"),
+        (model.hybrid.is_some(), "recurrent layers"),
+        (model.precision != Precision::BITS_16, "weights that are not of 16 bits"),
         (model.kv_dtype_bytes != 2, "KV that is not of 16 bits"),
     ]
     .into_iter()
@@ -71,6 +72,7 @@ mod tests {
     use super::*;
     use crate::cost::Residuals;
     use crate::hardware;
+    use crate::model::{Arithmetic, Bits};
 
     fn errors(median: f64) -> StepErrors {
         let of = Some(Residuals { median, p95: 2.0 * median, bias: 0.0 });
@@ -144,7 +146,10 @@ mod tests {
         assert_eq!(moe, "error not measured for any model with experts on one device");
         let ranks = none(preset("mixtral-8x7b"), "dp2ep2");
         assert_eq!(ranks, "error not measured for data-parallel attention");
-        let in_8_bits = none(Model { dtype_bytes: 1, ..preset("llama-3.1-8b") }, "tp1");
+        let in_8_bits = none(
+            Model { precision: Precision::quantised(Bits::each(8), Arithmetic::Bits8), ..preset("llama-3.1-8b") },
+            "tp1",
+        );
         assert_eq!(in_8_bits, "error not measured for weights that are not of 16 bits, such as llama-3.1-8b");
         let assumed = of(hardware::by_name("l4-24g").unwrap(), &preset("llama-3.1-8b"), Parallel::ONE);
         assert_eq!(assumed.1, "error not measured for l4-24g; shares of the peaks are assumed");

@@ -22,7 +22,7 @@ use super::{
     TableFault, describe, head_work, linear_work, rows, token_counts,
 };
 use crate::hardware::Hardware;
-use crate::model::Model;
+use crate::model::{Model, Precision};
 
 mod experts;
 
@@ -83,8 +83,12 @@ impl Table {
         parallel: Parallel,
         points: Points,
     ) -> Result<Self, TableError> {
-        if model.latent.is_some() {
-            return Err(TableError { path: path.into(), line: 0, fault: TableFault::Latent(model.name) });
+        if let Some(what) = lacks(model) {
+            return Err(TableError {
+                path: path.into(),
+                line: 0,
+                fault: TableFault::Lacks { what, model: model.name },
+            });
         }
         let tensor = parallel.tensor;
         let device = Device::new(hardware, model, tensor);
@@ -115,6 +119,17 @@ impl Table {
             errors: StepErrors::default(),
         })
     }
+}
+
+/// Returns what a model has and the kernels read here do not, if anything.
+fn lacks(model: &Model) -> Option<&'static str> {
+    [
+        (model.latent.is_some(), "latent attention"),
+        (model.hybrid.is_some(), "recurrent layers"),
+        (model.precision != Precision::BITS_16, "quantised weights"),
+    ]
+    .into_iter()
+    .find_map(|(is, what)| is.then_some(what))
 }
 
 /// Measured matrix products: times by rows, for each pair of columns and depth, seconds.
@@ -176,8 +191,9 @@ impl Products {
         // Two norms that read and write two streams, queries and keys in place, the gate.
         let mut moved = (8 * hidden + 2 * (query + key_value)) as f64;
         let mut gated = |inner: u64, of_layers: f64| {
-            matrices.extend([(2 * inner, hidden, of_layers), (hidden, inner, of_layers)]);
-            moved += (3 * inner) as f64 * of_layers;
+            let into = model.feed_forward_matrices() - 1;
+            matrices.extend([(into * inner, hidden, of_layers), (hidden, inner, of_layers)]);
+            moved += ((into + 1) * inner) as f64 * of_layers;
         };
         match model.experts {
             None => gated(share(model.intermediate), 1.0),

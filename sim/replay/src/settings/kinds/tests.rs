@@ -30,6 +30,7 @@ fn settings(hardware: &str, replicas: u32) -> Settings {
         group_sizes: Vec::new(),
         far_links: Vec::new(),
         shared_memory: false,
+        prefix_caching: true,
         arrivals: Arrivals::TRACED,
         tenants: Shares::default(),
         draft_acceptance: 0.5,

@@ -53,7 +53,7 @@ pub(super) fn read(
     let kernels = kernels(&path.join("moe_perf.csv"), notes)?;
     let near = nearest(&kernels, shape);
     let (measured, times) = near.expect("a shape was read");
-    let near = at_shape(measured, shape.dtype_bytes);
+    let near = at_shape(measured, shape);
     if near != shape {
         let [hidden, width, active, count, slices, ranks] = measured;
         notes.push(format!(
@@ -128,9 +128,10 @@ fn nearest(kernels: &Kernels, shape: ExpertShape) -> Option<(Measured, &BTreeMap
     near.map(|(measured, times)| (*measured, times))
 }
 
-fn at_shape(measured: Measured, dtype_bytes: f64) -> ExpertShape {
+/// Returns the measured shape, with weights like those of `like`.
+fn at_shape(measured: Measured, like: ExpertShape) -> ExpertShape {
     let [hidden, width, active, count, slices, ranks] = measured.map(|n| n as f64);
-    ExpertShape { hidden, width, active, count, slices, ranks, dtype_bytes }
+    ExpertShape { hidden, width, active, count, slices, ranks, ..like }
 }
 
 /// Returns the times of an all-gather and of a reduce-scatter of the residual stream among `data` ranks, seconds by tokens of all.

@@ -1,0 +1,110 @@
+//! Configurations as published: nested ones, fields under several names, and what a family leaves out because its class in `transformers`
+//! has it by default.
+
+use serde_json::{Map, Value};
+
+/// Fields that hold the configuration of the language model of a multi-modal one.
+const NESTED: [&str; 3] = ["text_config", "llm_config", "language_config"];
+
+/// Fields, and their other names.
+const NAMES: [(&str, &[&str]); 14] = [
+    ("num_hidden_layers", &["n_layer", "n_layers", "num_layers"]),
+    ("hidden_size", &["n_embd", "d_model"]),
+    ("num_attention_heads", &["n_head", "n_heads"]),
+    ("num_key_value_heads", &["num_kv_heads", "n_head_kv", "multi_query_group_num"]),
+    ("head_dim", &["attention_head_dim", "kv_channels"]),
+    ("intermediate_size", &["ffn_hidden_size", "ffn_dim", "n_inner"]),
+    ("vocab_size", &["padded_vocab_size"]),
+    ("max_position_embeddings", &["n_positions", "seq_length"]),
+    ("torch_dtype", &["dtype"]),
+    ("num_experts", &["num_local_experts", "n_routed_experts"]),
+    ("num_experts_per_tok", &["experts_per_token"]),
+    ("shared_expert_intermediate_size", &["shared_intermediate_size", "moe_shared_expert_intermediate_size"]),
+    ("layer_types", &["layers_block_type"]),
+    ("mamba_d_state", &["ssm_state_size", "state_size"]),
+];
+
+/// Families whose output matrix is the embedding unless `tie_word_embeddings` says otherwise.
+const TIED: [&str; 13] = [
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "cohere",
+    "cohere2",
+    "gpt2",
+    "gpt_bigcode",
+    "opt",
+    "falcon",
+    "bloom",
+    "mpt",
+    "starcoder2",
+];
+
+/// Families whose feed-forward networks have two matrices: no gate.
+const UNGATED: [&str; 13] = [
+    "gpt2",
+    "gpt_bigcode",
+    "gptj",
+    "gpt_neox",
+    "opt",
+    "falcon",
+    "bloom",
+    "mpt",
+    "phi",
+    "codegen",
+    "starcoder2",
+    "nemotron",
+    "nemotron_h",
+];
+
+/// Fields of families that leave them out.
+const DEFAULTS: [(&str, &[(&str, u64)]); 2] = [
+    (
+        "gemma3_text",
+        &[
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 4),
+            ("head_dim", 256),
+            ("vocab_size", 262_208),
+            ("sliding_window", 4096),
+            ("sliding_window_pattern", 6),
+        ],
+    ),
+    ("gemma2", &[("sliding_window", 4096)]),
+];
+
+/// Returns the fields of the language model, each under its first name, with the defaults of the family. Fields of a nested configuration
+/// come before those around it.
+pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
+    let nested = NESTED.iter().find_map(|name| match published.remove(*name) {
+        Some(Value::Object(inner)) => Some(inner),
+        _ => None,
+    });
+    published.extend(nested.into_iter().flatten());
+    published.retain(|_, value| !value.is_null());
+    for (name, others) in NAMES {
+        for other in others {
+            if let Some(value) = published.remove(*other) {
+                published.entry(name).or_insert(value);
+            }
+        }
+    }
+    let family = published.get("model_type").and_then(Value::as_str).unwrap_or_default().to_owned();
+    for (name, value) in DEFAULTS.iter().filter(|(name, _)| *name == family).flat_map(|(_, defaults)| *defaults) {
+        published.entry(*name).or_insert((*value).into());
+    }
+    published.entry("tie_word_embeddings").or_insert(TIED.contains(&family.as_str()).into());
+    published.entry("gated").or_insert((!UNGATED.contains(&family.as_str())).into());
+    if UNGATED.contains(&family.as_str())
+        && let Some(hidden) = published.get("hidden_size").and_then(Value::as_u64)
+    {
+        published.entry("intermediate_size").or_insert(hidden.saturating_mul(4).into());
+    }
+    // One KV head for all queries: Falcon 7B, StarCoder.
+    let is = |name: &str| published.get(name).and_then(Value::as_bool) == Some(true);
+    if is("multi_query") && !is("new_decoder_architecture") {
+        published.insert("num_key_value_heads".into(), 1.into());
+    }
+    published
+}

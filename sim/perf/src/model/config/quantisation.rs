@@ -1,0 +1,186 @@
+//! Precision of published weights: `quantization_config`, by the names of vLLM's and SGLang's methods.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::ModelError;
+use crate::model::{Arithmetic, Bits, Precision};
+
+/// `quant_method` of the methods known here, for messages.
+const KNOWN: &str = "fp8, awq, gptq, auto-round, compressed-tensors, mxfp4, modelopt (FP8, NVFP4), bitsandbytes";
+/// Least number of bits of a quantised weight, and the largest.
+const BITS: std::ops::RangeInclusive<u64> = 2..=8;
+
+/// Relevant fields of `quantization_config`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Quantisation {
+    quant_method: String,
+    #[serde(alias = "w_bit")]
+    bits: Option<u64>,
+    /// Weights with a common scale; -1 for a whole row.
+    #[serde(alias = "q_group_size")]
+    group_size: Option<i64>,
+    load_in_4bit: bool,
+    bnb_4bit_use_double_quant: bool,
+    quant_algo: Option<String>,
+    config_groups: serde_json::Map<String, Value>,
+    kv_cache_scheme: Option<Scheme>,
+}
+
+/// How the weights, activations or KV of a `compressed-tensors` checkpoint are quantised.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Scheme {
+    num_bits: u64,
+    group_size: Option<i64>,
+    #[serde(rename = "type")]
+    sort: String,
+}
+
+/// Weights and activations of one group of `compressed-tensors`.
+#[derive(Deserialize)]
+struct Group {
+    weights: Option<Scheme>,
+    input_activations: Option<Scheme>,
+}
+
+impl Quantisation {
+    /// Returns the precision of the weights of the model called `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::UnknownDtype`] for a method or a number of bits not known here.
+    pub(super) fn precision(&self, name: &str) -> Result<Precision, ModelError> {
+        let unknown = || ModelError::UnknownDtype { name: name.into(), dtype: self.describe(), known: KNOWN };
+        let widened = |bits| Precision::quantised(bits, Arithmetic::Bits16);
+        let precision = match self.quant_method.as_str() {
+            "fp8" | "fbgemm_fp8" => Precision::quantised(Bits::each(8), Arithmetic::Bits8),
+            // A scale of 16 bits and a zero point for each group.
+            "awq" | "gptq" | "awq_marlin" | "gptq_marlin" | "auto-round" | "auto_round" => {
+                widened(bits(self.bits.ok_or_else(unknown)?, 16, self.group_size, true).ok_or_else(unknown)?)
+            }
+            "compressed-tensors" => self.compressed_tensors().ok_or_else(unknown)?,
+            // As published for gpt-oss: experts alone.
+            "mxfp4" => Precision { experts: Bits::grouped(4, 8, 32), ..Precision::BITS_16 },
+            "modelopt" | "modelopt_fp4" => match self.quant_algo.as_deref() {
+                Some("FP8") => Precision::quantised(Bits::each(8), Arithmetic::Bits8),
+                Some("NVFP4") => widened(Bits::grouped(4, 8, 16)),
+                _ => return Err(unknown()),
+            },
+            // NF4: the largest of 64 weights, in 32 bits or, quantised itself, in 8.
+            "bitsandbytes" if self.load_in_4bit => {
+                widened(Bits::grouped(4, if self.bnb_4bit_use_double_quant { 8 } else { 32 }, 64))
+            }
+            "bitsandbytes" => Precision::quantised(Bits::each(8), Arithmetic::Bits8),
+            _ => return Err(unknown()),
+        };
+        Ok(precision)
+    }
+
+    /// Returns the bytes of an element of the KV cache, which engines take from the checkpoint.
+    pub(super) fn kv_bytes(&self) -> u64 {
+        if self.kv_cache_scheme.as_ref().is_some_and(|scheme| scheme.num_bits == 8) { 1 } else { 2 }
+    }
+
+    /// Returns the precision of a `compressed-tensors` checkpoint by its first group; `None` if there is none that is understood.
+    fn compressed_tensors(&self) -> Option<Precision> {
+        let group: Group = serde_json::from_value(self.config_groups.values().next()?.clone()).ok()?;
+        let weights = group.weights?;
+        let scale = if weights.sort == "float" && weights.num_bits == 4 { 8 } else { 16 };
+        let bits = bits(weights.num_bits, scale, weights.group_size, false)?;
+        let narrow = group.input_activations.is_some_and(|activations| activations.num_bits == 8);
+        Some(Precision::quantised(bits, if narrow { Arithmetic::Bits8 } else { Arithmetic::Bits16 }))
+    }
+
+    /// Returns the method for a message.
+    fn describe(&self) -> String {
+        let method = &self.quant_method;
+        match (&self.quant_algo, self.bits) {
+            (Some(algorithm), _) => format!("{method} {algorithm}"),
+            (None, Some(bits)) => format!("{method} of {bits} bits"),
+            (None, None) => method.clone(),
+        }
+    }
+}
+
+/// Returns the bits of a weight with a scale for each group, and a zero point if there is one; `None` for bits out of range.
+fn bits(bits: u64, scale: u64, group_size: Option<i64>, zero_point: bool) -> Option<Bits> {
+    let shared = scale + if zero_point { bits } else { 0 };
+    BITS.contains(&bits).then(|| match group_size.and_then(|size| u64::try_from(size).ok()) {
+        Some(group @ 1..) => Bits::grouped(bits, shared, group),
+        _ => Bits::each(bits),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn precision(text: &str) -> Result<Precision, String> {
+        let quantisation: Quantisation = serde_json::from_str(text).unwrap();
+        quantisation.precision("m").map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn methods_have_the_bits_of_their_files() {
+        let widened = |bits| Ok(Precision::quantised(bits, Arithmetic::Bits16));
+        let in_8_bits = Ok(Precision::quantised(Bits::each(8), Arithmetic::Bits8));
+        for (text, expected) in [
+            (
+                r#"{"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true}"#,
+                widened(Bits::grouped(4, 20, 128)),
+            ),
+            (r#"{"quant_method": "gptq", "bits": 8, "group_size": -1, "desc_act": true}"#, widened(Bits::each(8))),
+            (r#"{"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}"#, in_8_bits.clone()),
+            (
+                r#"{"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"],
+                    "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+                    "input_activations": {"num_bits": 8, "type": "float", "dynamic": true}}}}"#,
+                in_8_bits.clone(),
+            ),
+            (
+                r#"{"quant_method": "compressed-tensors", "config_groups": {"group_0": {
+                    "weights": {"num_bits": 4, "type": "int", "group_size": 128}, "input_activations": null}}}"#,
+                widened(Bits::grouped(4, 16, 128)),
+            ),
+            (
+                r#"{"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}"#,
+                Ok(Precision { experts: Bits::grouped(4, 8, 32), ..Precision::BITS_16 }),
+            ),
+            (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, widened(Bits::grouped(4, 8, 16))),
+            (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, widened(Bits::grouped(4, 32, 64))),
+            (r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#, in_8_bits),
+        ] {
+            assert_eq!(precision(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_named_with_what_is() {
+        for (text, what) in [
+            (r#"{"quant_method": "exl2", "bits": 5}"#, "exl2 of 5 bits"),
+            (r#"{"quant_method": "gptq", "bits": 16}"#, "gptq of 16 bits"),
+            (r#"{"quant_method": "awq"}"#, "awq"),
+            (r#"{"quant_method": "modelopt", "quant_algo": "MIXED"}"#, "modelopt MIXED"),
+            (r#"{"quant_method": "compressed-tensors"}"#, "compressed-tensors"),
+            ("{}", ""),
+        ] {
+            let error = precision(text).unwrap_err();
+            assert!(
+                error.starts_with(&format!("m: weights of type '{what}' are not known here; there are: ")),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_kv_follows_the_checkpoint() {
+        let kv_bytes = |text: &str| serde_json::from_str::<Quantisation>(text).unwrap().kv_bytes();
+        assert_eq!(kv_bytes(r#"{"quant_method": "fp8"}"#), 2);
+        assert_eq!(
+            kv_bytes(r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}"#),
+            1
+        );
+    }
+}
