@@ -19,6 +19,9 @@ pub enum LineFault {
     /// File not found at the path.
     #[error("no such file; check the path")]
     NotFound,
+    /// Pipe, device or socket.
+    #[error("is a pipe or a device, and is read more than once; write it to a file first")]
+    NoFile,
     /// File cannot be opened or read.
     #[error("cannot be read: {0}")]
     Unreadable(io::Error),
@@ -98,6 +101,10 @@ impl Lines {
     ///
     /// [`LineFault`] if the file is missing or cannot be read.
     pub fn open(path: &Path) -> Result<Self, LineFault> {
+        // To open a pipe would wait for a writer.
+        if std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+            return Err(LineFault::NoFile);
+        }
         let file = File::open(path).map_err(|e| {
             if e.kind() == ErrorKind::NotFound { LineFault::NotFound } else { LineFault::Unreadable(e) }
         })?;

@@ -71,19 +71,52 @@ struct StatsArgs {
     json: Option<PathBuf>,
 }
 
+/// Trace to write.
 #[derive(Clone, Debug, Args)]
-struct ConvertArgs {
-    /// Trace to read.
-    #[arg(value_name = "IN")]
-    from: PathBuf,
-
-    /// File to write; compressed if the name ends in .gz or .zst.
+struct OutArgs {
+    /// File to write; compressed if the name ends in .gz or .zst. `-` is standard output, and the summary goes to standard error.
     #[arg(value_name = "OUT")]
     to: PathBuf,
 
     /// Format to write: mooncake, vidur or tokens [default: vidur for .csv, else mooncake].
     #[arg(long, value_name = "NAME")]
     to_format: Option<Format>,
+}
+
+impl OutArgs {
+    /// Returns the format to write.
+    fn format(&self) -> Format {
+        self.to_format.unwrap_or_else(|| TraceWriter::format_of(&self.to))
+    }
+
+    fn is_standard(&self) -> bool {
+        self.to.as_os_str() == "-"
+    }
+
+    /// Returns the path to write to.
+    fn path(&self) -> &Path {
+        if self.is_standard() { Path::new("/dev/stdout") } else { &self.to }
+    }
+
+    /// Says what was written.
+    fn report(&self, conversion: &Conversion) -> anyhow::Result<()> {
+        let summary = summary(conversion, &self.to, self.format());
+        if self.is_standard() {
+            eprintln!("{summary}");
+            return Ok(());
+        }
+        print(&summary)
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+struct ConvertArgs {
+    /// Trace to read.
+    #[arg(value_name = "IN")]
+    from: PathBuf,
+
+    #[command(flatten)]
+    out: OutArgs,
 
     #[command(flatten)]
     part: SelectionArgs,
@@ -95,13 +128,8 @@ struct GenerateArgs {
     #[arg(value_name = "SPEC")]
     spec: PathBuf,
 
-    /// File to write; compressed if the name ends in .gz or .zst.
-    #[arg(value_name = "OUT")]
-    to: PathBuf,
-
-    /// Format to write: mooncake, vidur or tokens [default: vidur for .csv, else mooncake].
-    #[arg(long, value_name = "NAME")]
-    to_format: Option<Format>,
+    #[command(flatten)]
+    out: OutArgs,
 
     /// Seed of random numbers, instead of the workload's.
     #[arg(long, value_name = "N")]
@@ -142,28 +170,27 @@ fn run_stats(args: &StatsArgs) -> anyhow::Result<()> {
 
 fn run_convert(args: &ConvertArgs) -> anyhow::Result<()> {
     let selection = args.part.selection_at_speed()?;
-    let format = args.to_format.unwrap_or_else(|| TraceWriter::format_of(&args.to));
+    let (path, format) = (args.out.path(), args.out.format());
     if is_recording(&args.from) {
         let (recorded, trace) = recording(&args.from, args.part.options(), &selection)?;
         let requests = trace.requests.into_iter().map(Ok);
-        let conversion = with_spinner(|progress| convert(requests, trace.format, &args.to, format, progress))?;
-        let conversion = Conversion { failed_requests: recorded.left_out, ..conversion };
-        return print(&summary(&conversion, &args.to, format));
+        let conversion = with_spinner(|progress| convert(requests, trace.format, path, format, progress))?;
+        return args.out.report(&Conversion { failed_requests: recorded.left_out, ..conversion });
     }
     let convert = |progress: &mut dyn FnMut(u64)| {
-        convert_file(&args.from, args.part.options(), &selection, &args.to, format, progress)
+        convert_file(&args.from, args.part.options(), &selection, path, format, progress)
     };
-    print(&summary(&with_spinner(convert)?, &args.to, format))
+    args.out.report(&with_spinner(convert)?)
 }
 
 fn run_generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let mut spec = Spec::load(&args.spec)?;
     spec.seed = args.seed.unwrap_or(spec.seed);
     spec.requests = args.requests.unwrap_or(spec.requests);
-    let format = args.to_format.unwrap_or_else(|| TraceWriter::format_of(&args.to));
+    let (path, format) = (args.out.path(), args.out.format());
     let requests = spec.assumed_service.requests(Generator::new(&spec)?);
-    let conversion = with_spinner(|progress| convert(requests, Format::Synthetic, &args.to, format, progress))?;
-    print(&summary(&conversion, &args.to, format))
+    let conversion = with_spinner(|progress| convert(requests, Format::Synthetic, path, format, progress))?;
+    args.out.report(&conversion)
 }
 
 /// Shows the number of requests done while `work` runs.

@@ -22,6 +22,9 @@ pub enum ConvertError {
     /// Source and destination are one file.
     #[error("{0} is both what is read and what is written; name another file to write")]
     SameFile(String),
+    /// Trace without a request, which no reader takes.
+    #[error("no request is left to write; check the selection, or the duration of the workload")]
+    Empty,
 }
 
 /// Result of a conversion.
@@ -58,6 +61,9 @@ pub fn convert(
         if n_requests.is_multiple_of(PROGRESS_EVERY) {
             progress(n_requests);
         }
+    }
+    if n_requests == 0 {
+        return Err(ConvertError::Empty);
     }
     writer.finish()?;
     let mut losses = losses(from, to);

@@ -324,6 +324,28 @@ fn losses_are_said() {
 }
 
 #[test]
+#[cfg(unix)]
+fn links_and_devices_are_written_through() {
+    let folder = tempfile::tempdir().unwrap();
+    let [source, kept, link, device] =
+        ["a.jsonl", "kept.jsonl", "link.jsonl", "device"].map(|name| folder.path().join(name));
+    std::fs::write(&source, format!("{TOKENS}\n")).unwrap();
+    std::fs::write(&kept, "old").unwrap();
+    std::os::unix::fs::symlink(&kept, &link).unwrap();
+    std::os::unix::fs::symlink("/dev/null", &device).unwrap();
+    let write = |to: &std::path::Path| {
+        convert_file(&source, ReaderOptions::default(), &Selection::default(), to, Format::Tokens, &mut |_| {})
+            .unwrap();
+        std::fs::read_link(to).unwrap()
+    };
+    assert_eq!(write(&link), kept);
+    assert_eq!(Trace::load(&kept, None, None).unwrap().requests.len(), 1);
+    assert_eq!(write(&device), std::path::Path::new("/dev/null"));
+    let error = Trace::load(&device, None, None).unwrap_err().to_string();
+    assert!(error.ends_with("is a pipe or a device, and is read more than once; write it to a file first"), "{error}");
+}
+
+#[test]
 fn what_cannot_be_written_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.jsonl");

@@ -76,10 +76,12 @@ impl Sink {
     }
 }
 
-/// Line-by-line writer of a trace. The file has a temporary name until it is whole, so no partial file is ever taken for a trace.
+/// Line-by-line writer of a trace. The file has a temporary name until it is whole, so no partial file is ever taken for a trace. A pipe or
+/// device is written as it is.
 pub struct TraceWriter {
     path: PathBuf,
-    partial: PathBuf,
+    /// Temporary name, and the final one behind all symbolic links; `None` for a pipe or device.
+    partial: Option<(PathBuf, PathBuf)>,
     format: Format,
     sink: Option<Sink>,
     ids: PrefixTree,
@@ -105,10 +107,15 @@ impl TraceWriter {
         if !matches!(format, Format::Mooncake | Format::Vidur | Format::Tokens) {
             return Err(fail(WriteFault::Format(format)));
         }
-        let mut partial = OsString::from(path);
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        let mut sink = Sink::create(&partial, path).map_err(|e| fail(e.into()))?;
+        let is_special = fs::metadata(path).is_ok_and(|found| !found.is_file());
+        let partial = (!is_special).then(|| {
+            let last = fs::canonicalize(path).unwrap_or_else(|_| path.into());
+            let mut partial = OsString::from(&last);
+            partial.push(".partial");
+            (PathBuf::from(partial), last)
+        });
+        let to = partial.as_ref().map_or(path, |(partial, _)| partial);
+        let mut sink = Sink::create(to, path).map_err(|e| fail(e.into()))?;
         if format == Format::Vidur {
             sink.write(b"arrived_at,num_prefill_tokens,num_decode_tokens\n").map_err(|e| fail(e.into()))?;
         }
@@ -146,12 +153,21 @@ impl TraceWriter {
     /// [`WriteError`] if the file cannot be written or renamed.
     pub fn finish(mut self) -> Result<(), WriteError> {
         let sink = self.sink.take().expect("finished once");
-        let finished = sink.finish().and_then(|()| fs::rename(&self.partial, &self.path));
+        let finished = sink.finish().and_then(|()| match &self.partial {
+            Some((partial, last)) => fs::rename(partial, last),
+            None => Ok(()),
+        });
         finished.map_err(|e| {
-            // Nothing more can be done if it cannot be removed either.
-            let _ = fs::remove_file(&self.partial);
+            self.remove_partial();
             WriteError { path: self.path.clone(), fault: e.into() }
         })
+    }
+
+    fn remove_partial(&self) {
+        if let Some((partial, _)) = &self.partial {
+            // Nothing more can be done if it cannot be removed either.
+            let _ = fs::remove_file(partial);
+        }
     }
 
     fn vidur(&mut self, request: &TraceRequest) {
@@ -217,7 +233,7 @@ impl Drop for TraceWriter {
     fn drop(&mut self) {
         if self.sink.take().is_some() {
             // The trace was given up; its beginning is of no use.
-            let _ = fs::remove_file(&self.partial);
+            self.remove_partial();
         }
     }
 }
