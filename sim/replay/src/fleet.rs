@@ -80,10 +80,20 @@ pub enum ReplayError {
         /// Number of unfinished requests.
         unfinished: u64,
     },
+    /// Arrival, step or copy beyond [`TIME_MAX_NS`].
+    #[error(
+        "an arrival, a step or a copy ends after more than {} years; check the trace, --speed, --slow and the hardware file",
+        TIME_MAX_NS / YEAR_NS
+    )]
+    EndOfTime,
     /// Stopped by an observer.
     #[error("the replay was stopped")]
     Stopped,
 }
+
+const YEAR_NS: u64 = 365 * 86_400 * 1_000_000_000;
+/// Virtual time at which a replay is given up. Half of what 63 bits hold: the end of any step that begins before fits.
+const TIME_MAX_NS: u64 = 1 << 62;
 
 /// Replays `trace` to the end. Calls `progress` with the number of ended requests now and then.
 ///
@@ -349,6 +359,9 @@ impl<'a> Fleet<'a> {
             }
             let queued_ns = self.queue.peek().map(|Reverse(next)| next.at_ns);
             let next_ns = queued_ns.into_iter().chain(self.pending.next_ns).min();
+            if next_ns.is_some_and(|next_ns| next_ns >= TIME_MAX_NS) {
+                return Err(ReplayError::EndOfTime);
+            }
             // Copies have deadlines, and requests may have.
             if let Some(deadline_ns) = self.cluster.next_deadline_ns()
                 && next_ns.is_none_or(|next_ns| deadline_ns < next_ns)

@@ -11,7 +11,7 @@ use std::ops::Range;
 use trunkline_core::{FastForwardDriver, FastForwardResult, RequestId, SteadyBatch, SteadyStep, Token};
 
 use super::pipeline::slowed;
-use super::{Fleet, SimEvent, engine};
+use super::{Fleet, SimEvent, TIME_MAX_NS, engine};
 use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
 use crate::settings::Arrivals;
@@ -50,7 +50,7 @@ impl FastForwardDriver for FastForward<'_, '_> {
         };
         let duration_ns = slowed(self.cost.replica_step_ns(self.replica, &shape), self.slowness);
         let end_ns = begin_ns + duration_ns;
-        let skip = end_ns < self.until_ns;
+        let skip = end_ns < self.until_ns.min(TIME_MAX_NS);
         self.meters.gaps(duration_ns, n);
         self.busy_ns += duration_ns;
         self.steps += 1;

@@ -62,9 +62,13 @@ impl Pipeline {
     }
 }
 
+/// Longest duration of a step, nine years: so that the end of a step fits wherever one may begin.
+const STEP_NS_MAX: u64 = 1 << 58;
+
 /// Returns the duration of a step on a slow replica.
 pub(super) fn slowed(duration_ns: u64, slowness: f64) -> u64 {
-    if slowness == 1.0 { duration_ns } else { (duration_ns as f64 * slowness).round() as u64 }
+    let slowed_ns = if slowness == 1.0 { duration_ns } else { (duration_ns as f64 * slowness).round() as u64 };
+    slowed_ns.min(STEP_NS_MAX)
 }
 
 #[cfg(test)]

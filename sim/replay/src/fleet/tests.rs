@@ -269,8 +269,14 @@ fn impossible_settings_are_refused() {
     assert!(
         fails(slow(f64::NAN)).starts_with("speed is NaN;") && fails(slow(f64::INFINITY)).starts_with("speed is inf;")
     );
+    let beyond = "an arrival, a step or a copy ends after more than 146 years; check the trace, --speed, --slow and the hardware file";
+    assert_eq!(fails(slow(1e-13)), beyond);
     let lucky = Settings { draft_acceptance: 1.5, ..settings(16, 10) };
     assert_eq!(fails(lucky), "draft_acceptance is 1.5; it must be between 0 and 1");
+    let mut halted = settings(16, 10);
+    halted.routing.slow = vec!["0:1e13".parse().unwrap()];
+    let decodes = self::trace(vec![request(0, 16, 64, &[1])]);
+    assert_eq!(replay(&decodes, &halted, &OneMs, &mut |_| {}).unwrap_err().to_string(), beyond);
 }
 
 #[test]

@@ -22,10 +22,16 @@ pub enum ConvertError {
     /// Source and destination are one file.
     #[error("{0} is both what is read and what is written; name another file to write")]
     SameFile(String),
+    /// Arrival later than a replay can have it.
+    #[error("a request arrives after more than 146 years; give a higher speed")]
+    Late,
     /// Trace without a request, which no reader takes.
     #[error("no request is left to write; check the selection, or the duration of the workload")]
     Empty,
 }
+
+/// Latest arrival: [`ConvertError::Late`] has it in years.
+const ARRIVAL_NS_MAX: u64 = 1 << 62;
 
 /// Result of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +60,9 @@ pub fn convert(
     let (mut n_requests, mut any_terms, mut any_hints) = (0u64, false, false);
     for request in requests {
         let request = request?;
+        if request.arrival_ns >= ARRIVAL_NS_MAX {
+            return Err(ConvertError::Late);
+        }
         any_terms |= request.terms != Terms::default();
         any_hints |= !request.retention.is_empty();
         writer.write(&request)?;
