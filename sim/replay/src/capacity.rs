@@ -5,7 +5,7 @@
 //! is below its capacity. The *load* of a replay is the mean arrival rate over the capacity.
 
 use crate::fleet::{ReplayError, replay};
-use crate::settings::{Arrivals, Routing, Settings};
+use crate::settings::{Arrivals, Routing, Settings, SettingsError};
 use trunkline_sim_perf::cost::CostModel;
 use trunkline_sim_report::report::LoadReport;
 use trunkline_sim_workload::tenants::Shares;
@@ -21,7 +21,7 @@ const MEASURED_SHARE: f64 = 0.9;
 ///
 /// # Errors
 ///
-/// [`ReplayError`] if `fraction` is not above 0, the trace has no rate or the fleet no capacity, or the replay fails.
+/// [`ReplayError`] if `fraction` is not above 0, the trace has no rate or the fleet no capacity, as one with roles, or the replay fails.
 pub fn load(
     trace: &Trace,
     settings: &Settings,
@@ -45,6 +45,9 @@ pub(crate) fn capacity_requests_s(
     cost: &dyn CostModel,
     progress: &mut dyn FnMut(u64),
 ) -> Result<f64, ReplayError> {
+    if !settings.routing.roles.is_empty() {
+        return Err(SettingsError::RolesAtOnce.into());
+    }
     let mut saturated = settings.clone();
     saturated.arrivals = Arrivals::AtOnce;
     saturated.tenants = Shares::default();

@@ -139,9 +139,10 @@ pub enum PlanError {
     /// Replay that failed.
     #[error(transparent)]
     Replay(#[from] ReplayError),
-    /// Prompts too large for the device, whatever the fleet or rate.
+    /// Requests too large for the device, whatever the fleet or rate; of a probe that stopped, those so far.
     #[error(
-        "{refused} of {requests} requests are too large for {hardware}, more than the goodput allows; give it more blocks"
+        "at least {refused} of {requests} requests are too large for {hardware}, more than the SLOs allow whatever the number of replicas; give it more \
+         blocks, or shorten them with --max-context"
     )]
     TooLarge {
         /// Name of the device.
@@ -465,8 +466,7 @@ impl Prober<'_> {
             }
             ControlFlow::Continue(())
         });
-        let allowed = self.search.slos.goodput().map(|goodput| (1.0 - goodput) * requests as f64);
-        if allowed.is_some_and(|allowed| refused as f64 > allowed) {
+        if refused > self.search.slos.failures_allowed(requests) {
             return Err(PlanError::TooLarge { hardware: settings.hardware.name, refused, requests });
         }
         let mut probe = Probe {

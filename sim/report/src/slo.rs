@@ -118,6 +118,22 @@ impl fmt::Display for Slo {
     }
 }
 
+impl Slo {
+    /// Returns the greatest number of values above the limit, of so many, with which a nearest-rank percentile is within; of a mean, of values
+    /// without end.
+    fn above_allowed(&self, values: u64) -> u64 {
+        let per_cent = match self.statistic {
+            Some(Statistic::P50) => 50,
+            Some(Statistic::P90) => 90,
+            Some(Statistic::P95) => 95,
+            Some(Statistic::P99) => 99,
+            Some(Statistic::Max | Statistic::Mean) => 100,
+            None => 0,
+        };
+        values * (100 - per_cent) / 100
+    }
+}
+
 /// Consistent set of SLOs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slos {
@@ -179,9 +195,11 @@ impl Slos {
         Ok(Self { of_all, of_each, goodput })
     }
 
-    /// Returns the required goodput, if any.
-    pub fn goodput(&self) -> Option<f64> {
-        self.goodput
+    /// Returns the number of requests, of so many, that may be refused, or end without a latency: they are above any limit.
+    pub fn failures_allowed(&self, requests: u64) -> u64 {
+        let of_all = self.of_all.iter().map(|slo| slo.above_allowed(requests));
+        let of_each = self.goodput.map(|goodput| ((1.0 - goodput) * requests as f64 + 1e-9) as u64);
+        of_all.chain(of_each).min().unwrap_or(requests)
     }
 
     fn keeps_each(&self, outcome: &Outcome) -> bool {
@@ -213,9 +231,7 @@ impl<'a> Judge<'a> {
     /// Counts the outcome of a request. Returns an SLO that can no longer be met, if there is one.
     pub fn see(&mut self, outcome: &Outcome) -> Option<String> {
         let mut lost = None;
-        // The greatest number of values above a nearest-rank percentile, if every request to come completes.
         let requests = self.requests;
-        let allowed_above = |per_cent: u64| requests * (100 - per_cent) / 100;
         for (slo, (above, sum_ns)) in self.slos.of_all.iter().zip(&mut self.counts) {
             let value_ns = match slo.metric {
                 Latency::Ttft => outcome.ttft_ns,
@@ -223,18 +239,15 @@ impl<'a> Judge<'a> {
                 Latency::E2e => outcome.e2e_ns,
                 Latency::Itl => None,
             };
-            let Some(value_ns) = value_ns.or(outcome.timed_out().then_some(u64::MAX)) else { continue };
-            // A request without the latency by its deadline is above any limit.
+            // A request that was refused, or has no such latency by its deadline, is above any limit.
+            let failed = outcome.refused || outcome.timed_out();
+            let Some(value_ns) = value_ns.or(failed.then_some(u64::MAX)) else { continue };
             *sum_ns += u128::from(value_ns);
             *above += u64::from(value_ns as f64 / 1e9 > slo.limit_s);
             let is_lost = match slo.statistic {
-                Some(Statistic::P50) => *above > allowed_above(50),
-                Some(Statistic::P90) => *above > allowed_above(90),
-                Some(Statistic::P95) => *above > allowed_above(95),
-                Some(Statistic::P99) => *above > allowed_above(99),
-                Some(Statistic::Max) => *above > 0,
                 // All to come would have to take no time.
-                Some(Statistic::Mean) => *sum_ns as f64 / 1e9 / self.requests as f64 > slo.limit_s,
+                Some(Statistic::Mean) => *sum_ns as f64 / 1e9 / requests as f64 > slo.limit_s,
+                Some(_) => *above > slo.above_allowed(requests),
                 None => false,
             };
             // All are counted on: whoever replays to the end wants the figures of all.
@@ -353,6 +366,24 @@ mod tests {
     }
 
     #[test]
+    fn a_refused_request_is_above_any_limit() {
+        let refused = Outcome { refused: true, ttft_ns: None, e2e_ns: None, ..outcome(0.0, 0.0) };
+        for (specs, goodput, allowed) in [
+            (&["ttft_p99=1s"][..], None, 1),
+            (&["ttft_p90=1s", "tpot_p50=1s"], None, 19),
+            (&["ttft_p90=1s", "ttft=1s"], Some(0.95), 9),
+            (&["e2e_mean=9s"], None, 0),
+            (&["e2e_max=9s"], None, 0),
+        ] {
+            let slos = slos(specs, goodput).unwrap();
+            assert_eq!(slos.failures_allowed(199), allowed, "{specs:?}");
+            let mut judge = Judge::new(&slos, 199);
+            let kept = (0..199).take_while(|_| judge.see(&refused).is_none()).count();
+            assert_eq!(kept as u64, allowed, "{specs:?}");
+        }
+    }
+
+    #[test]
     fn a_promise_is_lost_when_no_rest_can_save_it() {
         // The 90th percentile of 20 is above 1 s as soon as three are.
         let p90 = slos(&["ttft_p90=1s"], None).unwrap();
@@ -368,6 +399,10 @@ mod tests {
         let both = slos(&["ttft_p50=1s", "ttft_p99=2s", "e2e=5s", "e2e_max=100s"], Some(0.5)).unwrap();
         let mut judge = Judge::new(&both, 4);
         let refused = Outcome { refused: true, ttft_ns: None, e2e_ns: None, ..outcome(0.0, 0.0) };
+        assert_eq!([outcome(2.0, 5.0), outcome(0.1, 6.0)].map(|it| judge.see(&it)), [None, None]);
+        assert_eq!(judge.see(&refused), Some("ttft_p99".into()));
+        let share = slos(&["ttft=2s", "e2e=5s"], Some(0.5)).unwrap();
+        let mut judge = Judge::new(&share, 4);
         assert_eq!([outcome(2.0, 5.0), outcome(0.1, 6.0), refused].map(|it| judge.see(&it)), [None, None, None]);
         assert_eq!(judge.see(&outcome(0.2, 7.0)), Some("goodput".into()));
     }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use trunkline_store::{Checked, check_disk};
@@ -55,6 +55,9 @@ pub fn run(args: &CacheArgs) -> anyhow::Result<ExitCode> {
     };
     let checked = check_disk(&options.path, verifies)
         .with_context(|| format!("cannot read the disk tier in {}", options.path.display()))?;
+    let is_other =
+        checked.segments.is_empty() && options.path.read_dir().is_ok_and(|mut entries| entries.next().is_some());
+    ensure!(!is_other, "{} holds files, and no segment of a disk tier; check the path", options.path.display());
     let text = if options.json { serde_json::to_string_pretty(&facts(&checked))? } else { render(&checked, verifies) };
     writeln!(io::stdout(), "{text}").context("cannot write to standard output")?;
     let is_damaged = verifies && checked.faults().total() > 0;
@@ -138,6 +141,9 @@ mod tests {
         let options = |json| Options { path: folder.path().to_owned(), json };
         let verify = |json| run(&CacheArgs { what: What::Verify(options(json)) }).unwrap();
         assert_eq!(verify(false), ExitCode::SUCCESS);
+        fs::write(folder.path().join("notes.txt"), "of another program").unwrap();
+        let other = run(&CacheArgs { what: What::Verify(options(false)) }).unwrap_err().to_string();
+        assert!(other.ends_with(" holds files, and no segment of a disk tier; check the path"), "{other}");
         fs::write(folder.path().join("segment-0000000000000001.tkv"), [7; 8192]).unwrap();
         assert_eq!((verify(false), verify(true)), (ExitCode::FAILURE, ExitCode::FAILURE));
         assert_eq!(run(&CacheArgs { what: What::Inspect(options(true)) }).unwrap(), ExitCode::SUCCESS);

@@ -67,8 +67,8 @@ pub struct Settings {
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
-    /// Element type of the KV cache: f32, f16 or bf16. The types of 16 bits hold twice the tokens in the same memory, and round
-    /// keys and values to 11 and 8 significant bits [default: f32].
+    /// Element type of the KV cache: f32, f16, bf16, q8_0 or q4_0. Types of fewer bits hold more tokens in the same memory, and round keys and
+    /// values: f16 to 11 significant bits, bf16 to 8, q8_0 and q4_0 to 8 and 4 bits with a scale for each 32 numbers [default: f32].
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<String>,
 

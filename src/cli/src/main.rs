@@ -117,7 +117,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(*args),
         Command::Worker(args) => worker::run(*args).map(|()| ExitCode::SUCCESS),
         Command::Replay(args) => replay::run(*args).map(|()| ExitCode::SUCCESS),
-        Command::Plan(args) => plan::run(*args).map(|()| ExitCode::SUCCESS),
+        Command::Plan(args) => plan::run(*args),
         Command::Sweep(args) => sweep::run(&args),
         Command::Calibrate(args) => calibrate::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
@@ -128,8 +128,14 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|err| {
         let cut_off = err.downcast_ref::<io::Error>().is_some_and(|err| err.kind() == io::ErrorKind::BrokenPipe);
         // The reader of our output closed the pipe: a normal end.
-        if cut_off { ExitCode::SUCCESS } else { fail(&format!("{err:#}")) }
+        if cut_off { ExitCode::SUCCESS } else { fail(&with_causes(&err)) }
     })
+}
+
+/// Returns the message of an error and of its causes, but for those that the message has already.
+fn with_causes(err: &anyhow::Error) -> String {
+    let causes = err.chain().skip(1).map(ToString::to_string);
+    causes.fold(err.to_string(), |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") })
 }
 
 fn fail(message: &str) -> ExitCode {

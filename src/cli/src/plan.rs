@@ -3,13 +3,18 @@
 mod day;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use trunkline_sim_perf::cost::BoxedCost;
-use trunkline_sim_replay::plan::{Answer, Candidate, Goal, LOAD_RELIABLE_MAX, Probe, Search, plan, plan_day};
+use trunkline_sim_perf::hardware;
+use trunkline_sim_perf::memory::DoesNotFit;
+use trunkline_sim_replay::plan::{
+    Answer, Candidate, DayAnswer, Goal, LOAD_RELIABLE_MAX, PlanError, Probe, Search, plan, plan_day,
+};
 use trunkline_sim_replay::recorded;
 use trunkline_sim_replay::{Arrivals, Settings};
 use trunkline_sim_report::slo::{Slo, SloResult, Slos};
@@ -18,6 +23,7 @@ use trunkline_sim_workload::Trace;
 use self::day::DayArgs;
 use crate::output::{JsonArgs, align_right, grouped, per_cent, print, table, write_json};
 use crate::replay::input::{is_workload, recording};
+use crate::replay::service::hardware_names;
 use crate::replay::settings::{Runs, SettingsArgs, runs};
 use crate::selection::SelectionArgs;
 
@@ -93,11 +99,29 @@ pub struct PlanArgs {
     json: JsonArgs,
 }
 
-/// Runs the command.
+/// A fleet of one kind of hardware, or of `--fleet`, with its cost model.
+type Fleet = (Settings, BoxedCost);
+
+/// Kind of hardware without an answer: the model or too many requests do not fit on it.
+#[derive(Clone, Debug, Serialize)]
+struct Unable {
+    hardware: String,
+    error: String,
+}
+
+/// Answer for one kind of hardware.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Planned<A> {
+    Answer(A),
+    Unable(Unable),
+}
+
+/// Runs the command. The exit status is a failure if no hardware meets the SLOs.
 ///
 /// # Errors
 /// If an SLO or a setting makes no sense, the trace cannot be read, or an answer cannot be written.
-pub fn run(args: PlanArgs) -> anyhow::Result<()> {
+pub fn run(args: PlanArgs) -> anyhow::Result<ExitCode> {
     let slos = args.slo.iter().map(|spec| spec.parse::<Slo>()).collect::<Result<Vec<_>, _>>()?;
     let slos = Slos::new(&slos, args.goodput)?;
     let mut args = args;
@@ -115,7 +139,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         true => recording(&args.trace, args.part.options(), &args.part.selection())?.1,
         false => Trace::load_selected(&args.trace, args.part.options(), &args.part.selection())?,
     };
-    for (settings, _) in &mut fleets {
+    for (settings, _) in fleets.iter_mut().flatten() {
         args.settings.adopt_tenants(settings, trace.tenants());
     }
 
@@ -123,38 +147,66 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
     let search = Search { slos: &slos, goal, complete: args.complete, split: args.split };
     let spinner = ProgressBar::new_spinner();
     spinner.set_style(ProgressStyle::with_template("{elapsed:>4} {pos} requests replayed")?);
-    let candidates = fleets.iter().zip(prices).map(|((settings, cost), price_hour)| Candidate {
-        settings: settings.clone(),
-        cost: &**cost,
-        price_hour,
-    });
     let progress = || spinner.inc(1);
     if let Some(day) = day {
-        let answers = candidates.map(|candidate| plan_day(&trace, &candidate, &search, &day, &progress));
-        let answers = answers.collect::<Result<Vec<_>, _>>();
+        let answers = each(&fleets, prices, |candidate| plan_day(&trace, candidate, &search, &day, &progress));
         spinner.finish_and_clear();
-        return answer(&args, &answers?, |answer| day::render(answer, goal));
+        let met = |answer: &DayAnswer| answer.fixed.is_some();
+        return answer(&args, &answers?, |answer| day::render(answer, goal), met);
     }
-    let answers = candidates.map(|candidate| plan(&trace, &candidate, &search, &progress));
-    let answers = answers.collect::<Result<Vec<_>, _>>();
+    let answers = each(&fleets, prices, |candidate| plan(&trace, candidate, &search, &progress));
     spinner.finish_and_clear();
-    answer(&args, &answers?, |answer| render(answer, goal))
+    answer(&args, &answers?, |answer| render(answer, goal), |answer| answer.best.is_some())
 }
 
-/// Writes the answers as JSON or as text.
-fn answer<A: Serialize>(args: &PlanArgs, answers: &[A], render: impl Fn(&A) -> String) -> anyhow::Result<()> {
+/// Plans with each fleet. Of several, those too small for the requests have no answer.
+fn each<A>(
+    fleets: &[Result<Fleet, Unable>],
+    prices: Vec<Option<f64>>,
+    plan: impl Fn(&Candidate<'_>) -> Result<A, PlanError>,
+) -> Result<Vec<Planned<A>>, PlanError> {
+    let planned = |(fleet, price_hour): (&Result<Fleet, Unable>, Option<f64>)| match fleet {
+        Err(unable) => Ok(Planned::Unable(unable.clone())),
+        Ok((settings, cost)) => match plan(&Candidate { settings: settings.clone(), cost: &**cost, price_hour }) {
+            Err(error @ PlanError::TooLarge { hardware, .. }) if fleets.len() > 1 => {
+                Ok(Planned::Unable(Unable { hardware: hardware.into(), error: error.to_string() }))
+            }
+            answer => answer.map(Planned::Answer),
+        },
+    };
+    fleets.iter().zip(prices).map(planned).collect()
+}
+
+/// Writes the answers as JSON or as text, and returns whether the SLOs are met with any hardware.
+fn answer<A: Serialize>(
+    args: &PlanArgs,
+    answers: &[Planned<A>],
+    render: impl Fn(&A) -> String,
+    is_met: impl Fn(&A) -> bool,
+) -> anyhow::Result<ExitCode> {
+    let text = |planned: &Planned<A>| match planned {
+        Planned::Answer(answer) => render(answer),
+        Planned::Unable(Unable { hardware, error }) => format!("{hardware}\n\nnot planned with: {error}"),
+    };
     match &args.json.json {
-        Some(to) => write_json("report", to, &serde_json::to_string_pretty(answers)?),
-        None => print(&answers.iter().map(render).collect::<Vec<_>>().join("\n\n")),
+        Some(to) => write_json("report", to, &serde_json::to_string_pretty(answers)?)?,
+        None => print(&answers.iter().map(text).collect::<Vec<_>>().join("\n\n"))?,
     }
+    let is_met = |planned: &Planned<A>| matches!(planned, Planned::Answer(answer) if is_met(answer));
+    Ok(if answers.iter().any(is_met) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Returns settings and cost model for each kind of hardware, or for the fleet of `--fleet`.
-fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<(Settings, BoxedCost)>> {
+/// Returns settings and cost model for each kind of hardware, or for the fleet of `--fleet`. Of several kinds, those too small for the model
+/// are told.
+fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<Result<Fleet, Unable>>> {
     if args.settings.fleet.fleet.is_some() {
         ensure!(args.find_rate, "the replicas of --fleet are given; look for the rate they take with --find-rate");
-        return Ok(vec![fleet(&args.settings, args)?]);
+        return Ok(vec![Ok(fleet(&args.settings, args)?)]);
     }
+    ensure!(
+        args.find_rate || args.settings.fleet.replicas.is_none(),
+        "--replicas is a given number; look for the rate they take with --find-rate, or limit the search with --max-replicas"
+    );
     ensure!(
         args.find_rate || args.settings.routing.roles.is_none(),
         "roles are those of a given number of replicas; find the division with --split, or the rate with --find-rate"
@@ -163,18 +215,25 @@ fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<(Settings, BoxedCost)>> {
         args.find_rate || !args.settings.service.is_autoscaled(),
         "an autoscaled fleet finds the number of replicas itself; look for the rate with --find-rate"
     );
+    let names: Vec<&str> = args.settings.fleet.hardware.split(',').collect();
     let of_hardware = |hardware: &str| {
         let mut of_one = args.settings.clone();
         of_one.fleet.hardware = hardware.trim().into();
         if !args.find_rate {
             of_one.fleet.replicas = Some(args.max_replicas);
         }
-        fleet(&of_one, args)
+        match fleet(&of_one, args) {
+            Err(error) if names.len() > 1 && error.is::<DoesNotFit>() => {
+                let hardware = hardware::find(hardware.trim())?.name.into();
+                Ok(Err(Unable { hardware, error: error.to_string() }))
+            }
+            fleet => fleet.map(Ok),
+        }
     };
-    args.settings.fleet.hardware.split(',').map(of_hardware).collect()
+    names.iter().map(|name| of_hardware(name)).collect()
 }
 
-fn fleet(settings: &SettingsArgs, args: &PlanArgs) -> anyhow::Result<(Settings, BoxedCost)> {
+fn fleet(settings: &SettingsArgs, args: &PlanArgs) -> anyhow::Result<Fleet> {
     let Runs { settings: mut runs, cost } = runs(settings, Arrivals::Traced { speed: args.part.speed })?;
     match runs.pop() {
         Some(settings) if runs.is_empty() => Ok((settings, cost)),
@@ -183,9 +242,15 @@ fn fleet(settings: &SettingsArgs, args: &PlanArgs) -> anyhow::Result<(Settings, 
 }
 
 /// Returns the price of a replica of each of `fleets` for an hour, the mean over kinds if there are several; `None` if not given.
-fn prices(args: &PlanArgs, fleets: &[(Settings, BoxedCost)]) -> anyhow::Result<Vec<Option<f64>>> {
-    args.settings.service.check_prices(fleets.iter().map(|(fleet, _)| fleet))?;
-    let mean = |(fleet, _): &(Settings, BoxedCost)| {
+fn prices(args: &PlanArgs, fleets: &[Result<Fleet, Unable>]) -> anyhow::Result<Vec<Option<f64>>> {
+    let names = |fleet: &'_ Result<Fleet, Unable>| match fleet {
+        Ok((settings, _)) => hardware_names(settings).map(String::from).collect(),
+        Err(unable) => vec![unable.hardware.clone()],
+    };
+    let names: Vec<String> = fleets.iter().flat_map(names).collect();
+    args.settings.service.check_prices(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let mean = |fleet: &Result<Fleet, Unable>| {
+        let (fleet, _) = fleet.as_ref().ok()?;
         let replicas = std::iter::once(fleet.replicas).chain(fleet.others.iter().map(|group| group.replicas));
         let sum = replicas.zip(&fleet.prices).map(|(replicas, price)| f64::from(replicas) * price).sum::<f64>();
         (!fleet.prices.is_empty()).then(|| sum / f64::from(fleet.n_replicas()))
@@ -387,6 +452,10 @@ mod tests {
         );
         let roles = "roles are those of a given number of replicas; find the division with --split, or the rate with --find-rate";
         assert_eq!(fault(&format!("{slo} --roles prefill,decode")), roles);
+        assert_eq!(
+            fault(&format!("{slo} --replicas 4")),
+            "--replicas is a given number; look for the rate they take with --find-rate, or limit the search with --max-replicas"
+        );
         assert_eq!(fault(slo), "none: no such file; check the path");
     }
 
@@ -397,7 +466,32 @@ mod tests {
         let args = parse(words);
         let fleets = fleets(&args).unwrap();
         assert_eq!(prices(&args, &fleets).unwrap(), [Some(2.0)]);
-        assert_eq!(fleets[0].0.devices(), "1 x h100-80g, 2 x a100-80g tp2pp1");
+        assert_eq!(fleets[0].as_ref().ok().unwrap().0.devices(), "1 x h100-80g, 2 x a100-80g tp2pp1");
+    }
+
+    #[test]
+    fn hardware_that_is_too_small_does_not_stop_the_plan() {
+        let mut trace = tempfile::NamedTempFile::new().unwrap();
+        writeln!(trace, r#"{{"timestamp": 0, "input_length": 512, "output_length": 2, "hash_ids": [1]}}"#).unwrap();
+        let out = tempfile::NamedTempFile::new().unwrap();
+        let (trace, out) = (trace.path().display().to_string(), out.path().display().to_string());
+        let plan = |words: &str| {
+            let met = run(parse(&format!("{trace} --json {out} --model llama-3.1-70b {words}"))).unwrap();
+            let answers: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
+            (met, answers)
+        };
+        let (met, answers) =
+            plan("--slo ttft_p99=9s --hardware h100-80g,b200-180g --price h100-80g=2 --price b200-180g=4");
+        assert_eq!((met, answers[1]["best"]["replicas"].as_u64()), (ExitCode::SUCCESS, Some(1)));
+        assert_eq!(answers[0]["hardware"], "h100-80g");
+        assert!(answers[0]["error"].as_str().unwrap().starts_with("llama-3.1-70b does not fit on h100-80g: "));
+        // Nor does one with too few blocks for a request.
+        let (met, answers) = plan("--slo ttft_p99=9s --hardware b200-180g,h200-141g --device-blocks 9");
+        assert_eq!(met, ExitCode::FAILURE);
+        assert!(
+            answers[1]["error"].as_str().unwrap().starts_with("at least 1 of 1 requests are too large for h200-141g")
+        );
+        assert_eq!(plan("--slo ttft_max=1ms --hardware b200-180g").0, ExitCode::FAILURE);
     }
 
     #[test]
@@ -411,7 +505,8 @@ mod tests {
         let out = tempfile::NamedTempFile::new().unwrap();
         let (trace, out) = (trace.path().display().to_string(), out.path().display().to_string());
         let words = "--slo ttft_p99=100ms --slo e2e=2s --goodput 0.9 --hardware h100-80g,a100-80g --price a100-80g=1.5";
-        run(parse(&format!("{trace} {words} --max-replicas 8 --json {out}"))).unwrap();
+        let met = run(parse(&format!("{trace} {words} --max-replicas 8 --json {out}"))).unwrap();
+        assert_eq!(met, ExitCode::SUCCESS);
         let answers: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(out).unwrap()).unwrap();
         let replicas = |at: usize| answers[at]["best"]["replicas"].as_u64().unwrap();
         assert_eq!((&answers[0]["hardware"], &answers[1]["hardware"]), (&"h100-80g".into(), &"a100-80g".into()));
@@ -421,14 +516,16 @@ mod tests {
 
         let trace = Trace::load(trace.as_ref(), None, None).unwrap();
         let slos = Slos::new(&["ttft_p99=100ms".parse().unwrap()], None).unwrap();
-        let (settings, cost) = fleets(&parse("t --slo ttft_p99=100ms --split --shared-mem 64GB")).unwrap().remove(0);
+        let (settings, cost) =
+            fleets(&parse("t --slo ttft_p99=100ms --split --shared-mem 64GB")).unwrap().remove(0).ok().unwrap();
         let candidate = Candidate { settings, cost: &*cost, price_hour: None };
         let goal = Goal::Replicas { max: 8 };
         let search = Search { slos: &slos, goal, complete: false, split: true };
         let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), goal);
         assert!(text.contains("met by 3 replicas (2 prefill, 1 decode)"), "{text}");
         for goal in [Goal::Replicas { max: 8 }, Goal::Rate] {
-            let (settings, cost) = fleets(&parse("t --slo ttft_p99=100ms --replicas 2 --find-rate")).unwrap().remove(0);
+            let (settings, cost) =
+                fleets(&parse("t --slo ttft_p99=100ms --replicas 2 --find-rate")).unwrap().remove(0).ok().unwrap();
             let candidate = Candidate { settings, cost: &*cost, price_hour: Some(2.0) };
             let search = Search { slos: &slos, goal, complete: false, split: false };
             let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), goal);

@@ -6,7 +6,7 @@ mod measured;
 mod outputs;
 pub(crate) mod render;
 mod run;
-mod service;
+pub(crate) mod service;
 pub(crate) mod settings;
 pub(crate) mod tiers;
 
@@ -24,6 +24,7 @@ use trunkline_sim_report::report::{BaselineReport, LoadReport};
 use self::input::{Input, Part};
 use self::outputs::OutputArgs;
 use self::run::Stage;
+use self::service::hardware_names;
 use self::settings::{Runs, SettingsArgs, runs};
 use crate::output::{print, write_json};
 use crate::selection::SelectionArgs;
@@ -147,7 +148,7 @@ impl ReplayArgs {
     /// If a setting is unknown, malformed or outside its range.
     pub(crate) fn plan(&self) -> anyhow::Result<ReplayPlan> {
         let Runs { settings: runs, cost } = runs(&self.settings, self.arrivals())?;
-        self.settings.service.check_prices(runs.iter())?;
+        self.settings.service.check_prices(&runs.iter().flat_map(hardware_names).collect::<Vec<_>>())?;
         let load = self.of_trace.load;
         if let Some(fraction) = load.filter(|fraction| !(*fraction > 0.0 && fraction.is_finite())) {
             return Err(ReplayError::LoadFraction(fraction).into());

@@ -25,7 +25,9 @@ pub(crate) fn parse_size(subject: &str, text: &str) -> anyhow::Result<f64> {
     let bytes = unit.and_then(|(number, bytes)| Some(number.trim().parse::<f64>().ok()? * bytes));
     match bytes {
         Some(bytes) if bytes > 0.0 && bytes <= BYTES_MAX => Ok(bytes),
-        _ => bail!("{subject} is '{text}'; write a number with a unit, such as 64GB or 2TiB"),
+        _ => bail!(
+            "{subject} is '{text}'; write a number above 0 with MB, GB, TB, MiB, GiB or TiB, such as 64GB or 2TiB"
+        ),
     }
 }
 
@@ -55,7 +57,9 @@ mod tests {
             let err = host(bad).unwrap_err().to_string();
             assert_eq!(
                 err,
-                format!("the size of the host tier is '{bad}'; write a number with a unit, such as 64GB or 2TiB")
+                format!(
+                    "the size of the host tier is '{bad}'; write a number above 0 with MB, GB, TB, MiB, GiB or TiB, such as 64GB or 2TiB"
+                )
             );
         }
     }

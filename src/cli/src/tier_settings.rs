@@ -378,7 +378,7 @@ mod tests {
         let error = |settings: TierSettings| format!("{:#}", settings.tiers(1 << 20, 1).unwrap_err());
         assert_eq!(
             error(settings(Some("4"), None)),
-            "host-mem is '4'; write a number with a unit, such as 64GB or 2TiB"
+            "host-mem is '4'; write a number above 0 with MB, GB, TB, MiB, GiB or TiB, such as 64GB or 2TiB"
         );
         assert_eq!(
             error(settings(Some("0.5MiB"), None)),

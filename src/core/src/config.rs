@@ -102,7 +102,7 @@ settings! {
         max_step_logits: u32 { default: 1 << 16, range: 1..=TOKENS_MAX, value: "N" }
 
         /// Speculative decoding: tokens drafted for a decoding request, at most, while few requests run. The output does not
-        /// change; 0 is off.
+        /// change, except under `--h2o on`; 0 is off.
         ///
         /// See [`crate::step::StepSeq::n_drafts`].
         max_drafts: u32 { default: 0, range: 0..=DRAFTS_MAX, value: "N" }

@@ -29,7 +29,7 @@
 //! **Pipeline parallelism**: a stage has as many layers as the largest, and sends the tokens to the next one over the peer link:
 //! `latency + bytes / bandwidth`, not overlapped with anything. The last stage has the output matrix too. With several steps in flight the
 //! stages run different steps. With one step in flight, stages wait for each other: a step passes whole, or split into as many parts as
-//! stages, which follow one another: `(stages - 1 + parts) * time of a stage`, whichever is less. A split saves waiting, but reads the
+//! stages, which follow one another: the time of all stages, and that of the largest for each further part, whichever is less. A split saves waiting, but reads the
 //! weights once more per part.
 
 use super::experts::ExpertShape;
@@ -181,7 +181,8 @@ impl Roofline {
         let stages = f64::from(self.parallel.pipeline);
         let n = f64::from(n);
         let send_s = self.parallel.send_s(&self.hardware, shape.tokens as f64 / n, self.token_bytes);
-        (stages - 1.0 + n) * self.stage_s(shape, parts, n) + (stages - 1.0) * send_s
+        // Stages of fewer layers than the largest take less; parts follow one another at the pace of the largest.
+        (1.0 / self.stage_share + n - 1.0) * self.stage_s(shape, parts, n) + (stages - 1.0) * send_s
     }
 
     /// Returns the time of a step before applying the lower bound, seconds.
@@ -323,6 +324,10 @@ mod tests {
         // Decodes read weights: stages do not help, they only send.
         let decodes = StepShape::decodes(8, 1_000);
         assert!(of("pp4", decodes) > of("tp1", decodes) && of("pp4", decodes) < 1.02 * of("tp1", decodes));
+        // Stages of 32 layers in five have six or seven.
+        let llama = model::by_name("llama-3.1-8b").unwrap();
+        let of_five = |text: &str| seconds(&Roofline::parallel(h100, llama, text.parse().unwrap()), decodes);
+        assert!(of_five("pp5") < 1.02 * of_five("tp1"), "{} {}", of_five("pp5"), of_five("tp1"));
         // A prefill in four parts keeps them busy but for the bubble: 7 part-stages instead of 16.
         let prefill = StepShape::prefill(8_192, 0);
         let share = of("pp4", prefill) / of("tp1", prefill);

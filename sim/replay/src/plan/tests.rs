@@ -149,12 +149,12 @@ fn what_no_fleet_can_do_is_told() {
     let told = |settings, goal| answer(&trace, settings, &slos, goal, false).unwrap_err().to_string();
     // Ten blocks hold prompts of 141 tokens and less.
     let too_large = told(settings(1, 10), Goal::Replicas { max: 8 });
-    assert!(
-        too_large.ends_with(
-            " of 100 requests are too large for h100-80g, more than the goodput allows; give it more blocks"
-        ),
-        "{too_large}"
-    );
+    let expected = "of 100 requests are too large for h100-80g, more than the SLOs allow whatever the number of replicas; give it more \
+                    blocks, or shorten them with --max-context";
+    assert!(too_large.starts_with("at least ") && too_large.ends_with(expected), "{too_large}");
+    let slos = self::slos(&["ttft_p99=1s"], None);
+    let refused = answer(&trace, settings(1, 10), &slos, Goal::Replicas { max: 8 }, false).unwrap_err().to_string();
+    assert!(refused.ends_with(expected), "without a goodput: {refused}");
     assert_eq!(told(settings(1, 1_000), Goal::Replicas { max: 0 }), "the most replicas is 0; it must be at least 1");
     let mut faulty = settings(1, 1_000);
     faulty.routing.slow = vec!["0:2".parse().unwrap()];

@@ -34,8 +34,12 @@ pub(super) fn report(report: &Report) -> String {
         tables.push(tenants(fairness));
     }
     align_right(&mut latencies, 1);
-    tables.push(latencies);
-    let tables = tables.iter().map(Table::trim_fmt).collect::<Vec<_>>().join("\n\n");
+    let mut tables: Vec<String> = tables.iter().map(Table::trim_fmt).collect();
+    tables.push(match report.completed {
+        0 => "No request completed, so there are no latencies.".into(),
+        _ => latencies.trim_fmt(),
+    });
+    let tables = tables.join("\n\n");
     report.baseline.as_ref().map_or(String::new(), baseline) + &tables
 }
 

@@ -93,7 +93,7 @@ impl ServiceArgs {
     pub(super) fn prices_of(&self, settings: &Settings) -> anyhow::Result<Vec<f64>> {
         let prices = self.prices()?;
         let price_of = |name: &str| prices.iter().rev().find(|(known, _)| *known == name).map(|(_, price)| *price);
-        if kinds(settings).all(|name| price_of(name).is_none()) {
+        if hardware_names(settings).all(|name| price_of(name).is_none()) {
             return Ok(Vec::new());
         }
         let price = |name: &str| {
@@ -102,16 +102,16 @@ impl ServiceArgs {
             ensure!(price > 0.0 && price.is_finite(), "price of {name} is {price}; it must be a number above 0");
             Ok(price)
         };
-        kinds(settings).map(price).collect()
+        hardware_names(settings).map(price).collect()
     }
 
     /// Checks that every price is of a kind of replica in `fleets`.
     ///
     /// # Errors
     /// If a price is malformed, or of other hardware.
-    pub(crate) fn check_prices<'a>(&self, fleets: impl Iterator<Item = &'a Settings> + Clone) -> anyhow::Result<()> {
+    pub(crate) fn check_prices(&self, known: &[&str]) -> anyhow::Result<()> {
         for (name, _) in self.prices()? {
-            if !fleets.clone().any(|fleet| kinds(fleet).any(|known| known == name)) {
+            if !known.contains(&name) {
                 bail!("price of '{name}', which is not planned with; name it in --hardware");
             }
         }
@@ -128,6 +128,6 @@ impl ServiceArgs {
 }
 
 /// Returns the hardware of each kind of replica.
-fn kinds(fleet: &Settings) -> impl Iterator<Item = &'static str> {
+pub(crate) fn hardware_names(fleet: &Settings) -> impl Iterator<Item = &'static str> {
     std::iter::once(fleet.hardware.name).chain(fleet.others.iter().map(|group| group.hardware.name))
 }

@@ -140,6 +140,14 @@ fn compression_has_a_ratio_and_a_speed() {
         assert!(told.starts_with("compression speed of a tier's link is ") && told.ends_with("above 0"), "{told}");
     }
     assert!(parse(&["t", "--compression-gb-s", "8"]).is_err(), "of no compression");
+    for flags in
+        ["--tier-write back", "--tier-eviction lru", "--disk-gb-s 3", "--compression 0.5", "--remote-latency-us 9"]
+    {
+        let words = ["t"].into_iter().chain(flags.split(' ')).collect::<Vec<_>>();
+        assert!(parse(&words).is_err(), "{flags} of no tier");
+    }
+    let late = ["none", "--host-mem", "1GB", "--disk-size", "1TB", "--disk-latency-us", "-1"];
+    assert_eq!(fault(&late), "disk-latency-us is -1; it must be at least 0");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::ensure;
-use clap::Args;
+use clap::{ArgGroup, Args};
 use trunkline_core::{TierConfig, Write};
 use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::link::TierLink;
@@ -21,6 +21,8 @@ const SHARED: &str = "shared";
 
 /// Tiers of the prefix cache, and the links to them.
 #[derive(Clone, Debug, Args)]
+#[command(group(ArgGroup::new("tier").args(["host_mem", "shared_mem"]).multiple(true)))]
+#[command(group(ArgGroup::new("far_tier").args(["disk_size", "remote"]).multiple(true)))]
 pub(crate) struct TierArgs {
     /// Host memory of each replica for cached blocks beyond the device, such as 64GB.
     #[arg(long, value_name = "SIZE")]
@@ -49,23 +51,23 @@ pub(crate) struct TierArgs {
     links: Vec<PathBuf>,
 
     /// Bandwidth of the disk, GB/s in each direction [default: 6].
-    #[arg(long, value_name = "GB/S")]
+    #[arg(long, value_name = "GB/S", requires = "disk_size")]
     disk_gb_s: Option<f64>,
 
     /// Bandwidth of the network to remote storage, GB/s in each direction.
-    #[arg(long, value_name = "GB/S", default_value_t = 10.0)]
+    #[arg(long, value_name = "GB/S", default_value_t = 10.0, requires = "remote")]
     remote_gb_s: f64,
 
     /// Latency of each copy from or to the disk, microseconds.
-    #[arg(long, value_name = "US", default_value_t = 100.0)]
+    #[arg(long, value_name = "US", default_value_t = 100.0, requires = "disk_size", allow_negative_numbers = true)]
     disk_latency_us: f64,
 
     /// Latency of each copy from or to remote storage, microseconds.
-    #[arg(long, value_name = "US", default_value_t = 500.0)]
+    #[arg(long, value_name = "US", default_value_t = 500.0, requires = "remote", allow_negative_numbers = true)]
     remote_latency_us: f64,
 
     /// Size of a block on disk and in remote storage over its size on the device; below 1 if compressed [default: 1].
-    #[arg(long, value_name = "RATIO")]
+    #[arg(long, value_name = "RATIO", requires = "far_tier")]
     compression: Option<f64>,
 
     /// Speed of compression and of decompression in each replica, GB/s of uncompressed blocks, for the disk and for remote
@@ -75,11 +77,11 @@ pub(crate) struct TierArgs {
 
     /// Moment at which a tier takes a block: through (at the end of its request), second_use (after a prefix hit) or back
     /// (before eviction). One for all tiers, or one for each, separated by commas.
-    #[arg(long, value_name = "WHEN", default_value = "through")]
+    #[arg(long, value_name = "WHEN", default_value = "through", requires = "tier")]
     tier_write: String,
 
     /// Eviction policy of the tiers; an unknown name lists all. One for all tiers, or one for each, separated by commas.
-    #[arg(long, value_name = "NAME", default_value = "lru")]
+    #[arg(long, value_name = "NAME", default_value = "lru", requires = "tier")]
     tier_eviction: String,
 }
 
@@ -98,6 +100,9 @@ impl TierArgs {
         let asked: Vec<_> = asked.iter().filter_map(|(name, size)| Some((*name, size.as_ref()?))).collect();
         let writes = one_or_each("tier-write", &self.tier_write, asked.len())?;
         let evictions = one_or_each("tier-eviction", &self.tier_eviction, asked.len())?;
+        for (flag, us) in [("disk", self.disk_latency_us), ("remote", self.remote_latency_us)] {
+            ensure!(us >= 0.0 && us.is_finite(), "{flag}-latency-us is {us}; it must be at least 0");
+        }
         let (mut tiers, mut links) = (Vec::new(), Vec::new());
         for (at, (name, size)) in asked.into_iter().enumerate() {
             let ratio = if ["host", SHARED].contains(&name) { 1.0 } else { self.ratio(measured) };

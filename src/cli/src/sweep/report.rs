@@ -54,7 +54,7 @@ pub(super) struct ReportArgs {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Write all rows as CSV to a file.
+    /// Write all rows as CSV to a file, or to standard output if it is `-`, instead of tables.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
 
@@ -109,6 +109,9 @@ pub(super) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let joined = join::load(&args.paths)?;
     let by = args.by.iter().map(|parameter| parameter_at(&joined, parameter)).collect::<anyhow::Result<Vec<_>>>()?;
     if let Some(to) = &args.csv {
+        if to.as_os_str() == "-" {
+            return print(csv(&joined).trim_end());
+        }
         fs::write(to, csv(&joined)).with_context(|| format!("cannot write {}", to.display()))?;
     }
     if let Some(to) = &args.parquet {

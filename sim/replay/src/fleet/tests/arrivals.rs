@@ -54,6 +54,9 @@ fn a_load_is_a_share_of_the_capacity() {
     assert!(fails(&trace, &settings, f64::NAN).starts_with("load is NaN;"));
     let instant = self::trace(vec![request(0, 10, 1, &[0]); 3]);
     assert!(fails(&instant, &settings, 0.8).starts_with("all requests of the trace arrive at one instant"));
+    let mut apart = Settings { replicas: 2, ..settings.clone() };
+    apart.routing.roles = vec![trunkline_cluster::Role::Prefill, trunkline_cluster::Role::Decode];
+    assert!(fails(&trace, &apart, 0.8).starts_with("with roles, a fleet has no capacity to measure"));
     settings.core.device_blocks = 1;
     assert!(fails(&trace, &settings, 0.8).starts_with("every request is too large"));
 }
