@@ -199,15 +199,16 @@ const WIDTH_MAX: u64 = 1 << 20;
 /// Greatest number of layers, heads or experts, and greatest head width. Products of these and two widths fit in 64 bits.
 const COUNT_MAX: u64 = 1 << 12;
 
-/// Reads the file at `path` and names the model after the folder of the file.
+/// Reads the file at `path` and names the model after the file, or after the folder of a `config.json`.
 ///
 /// # Errors
 ///
 /// [`ModelError`] if the file cannot be read or is invalid.
 pub fn from_config(path: &Path) -> Result<Model, ModelError> {
     let text = std::fs::read_to_string(path).map_err(|fault| ModelError::Unreadable { path: path.into(), fault })?;
-    let folder = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-    parse_config(&folder.unwrap_or_else(|| path.display().to_string()), &text)
+    let named = if path.ends_with("config.json") { path.parent().and_then(Path::file_name) } else { path.file_stem() };
+    let name = named.map(|name| name.to_string_lossy().into_owned());
+    parse_config(&name.unwrap_or_else(|| path.display().to_string()), &text)
 }
 
 /// Parses the text of a `config.json`. `name` stays in memory for the life of the program.
@@ -395,6 +396,18 @@ mod tests {
             "max_position_embeddings": 32768{more}}}"#
         );
         parse_config("m", &text)
+    }
+
+    #[test]
+    fn a_model_is_named_after_its_file_or_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = include_str!("config/published/gemma-3-4b.json");
+        for (file, name) in [("qwen/config.json", "qwen"), ("qwen/gemma-3-4b.json", "gemma-3-4b")] {
+            let path = folder.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(from_config(&path).unwrap().name, name);
+        }
     }
 
     /// Parameters of published models, and the bytes of their checkpoints and of the KV of a token, by their model cards and files.
