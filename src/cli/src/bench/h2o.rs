@@ -164,6 +164,8 @@ struct Plan<'a> {
     lengths: Lengths,
     texts: Vec<texts::Text>,
     n_facts: usize,
+    /// Tokens of a question and its answer, at most.
+    asked: usize,
     scorers: Vec<String>,
 }
 
@@ -235,13 +237,6 @@ impl<'a> Plan<'a> {
             (whole(options.prompt), whole(options.after), options.facts as usize)
         };
         let lengths = Lengths { prompt, after, before: 16 };
-        let context = model.config().max_context as usize;
-        // Behind the text there are questions and answers.
-        let needed = prompt + after + 128;
-        ensure!(
-            needed <= context,
-            "the model's context is {context} tokens; prompt, continuation and questions need {needed}"
-        );
         let kinds = if options.quick { &options.kinds[..1] } else { &options.kinds };
         let mut all = Vec::new();
         for number in 0..u64::from(options.texts) {
@@ -249,12 +244,19 @@ impl<'a> Plan<'a> {
                 all.push(texts::text(kind, number, &tokenizer, prompt, after, n_facts)?);
             }
         }
+        let asked = all.iter().flat_map(|text| &text.facts).map(|fact| texts::asked_tokens(fact, &tokenizer));
+        let asked = asked.collect::<anyhow::Result<Vec<_>>>()?.into_iter().max().unwrap_or_default();
+        let (context, needed) = (model.config().max_context as usize, prompt + after + asked);
+        ensure!(
+            needed <= context,
+            "the model's context is {context} tokens; prompt, continuation and questions need {needed}"
+        );
         let scorers = if options.scorers.is_empty() {
             trunkline_core::h2o::REGISTRY.names().map(str::to_owned).collect()
         } else {
             options.scorers.clone()
         };
-        Ok(Self { options, tokenizer, lengths, texts: all, n_facts, scorers })
+        Ok(Self { options, tokenizer, lengths, texts: all, n_facts, asked, scorers })
     }
 
     fn case(&self, scorer: &str, lossy_ratio: f32, weights: &[f32]) -> Case {
@@ -293,7 +295,7 @@ impl<'a> Plan<'a> {
 
     /// Starts a worker with memory for a prompt, a batch of cases, and all their questions.
     fn rig(&self, model: Model) -> anyhow::Result<Rig> {
-        let questions = 9 * self.n_facts * 96;
+        let questions = 9 * self.n_facts * (self.asked + BLOCK).next_multiple_of(BLOCK);
         let Lengths { prompt, after, .. } = self.lengths;
         // A second reading of the prompt runs beside the cases of a batch.
         Rig::new(model, 3 * prompt + 12 * (after + 32) + questions, self.options.threads)

@@ -1,7 +1,8 @@
 //! Texts with planted facts: five kinds of text, and sentences in them to be asked for later.
 //!
 //! A fact reads "The secret words of the tiger are: stone, ladder, ...": words that nothing else in the text suggests, so that they can only
-//! be copied from their place. Facts stand at even distances; the question is the sentence up to the colon.
+//! be copied from their place. Facts stand at even distances. The question is one that a user would ask, with the beginning of the answer:
+//! with the sentence alone, models of a hundred million parameters confuse the facts even if they see every token.
 
 use anyhow::{Context, ensure};
 use trunkline_text::Tokenizer;
@@ -41,7 +42,7 @@ const SECRETS: [&str; 96] = [
 /// A planted fact.
 #[derive(Clone, Debug)]
 pub struct Fact {
-    /// Sentence up to the colon.
+    /// Question, and the answer up to the colon: the sentence of the fact.
     pub question: String,
     /// Words to be recalled, in order.
     pub words: Vec<&'static str>,
@@ -83,10 +84,12 @@ pub fn text(
         if facts.len() < n_facts && tokens.len() >= next {
             let animal = animals.swap_remove(numbers.below(animals.len()));
             let words: Vec<&str> = (0..FACT_WORDS).map(|_| secrets.swap_remove(numbers.below(secrets.len()))).collect();
-            let question = format!("\nThe secret words of the {animal} are:");
-            let sentence = format!("{question} {}.\n", words.join(", "));
+            let sentence = format!("\nThe secret words of the {animal} are:");
+            let question =
+                format!("\n\nQuestion: What are the secret words of the {animal}?\nAnswer: {}", sentence.trim_start());
+            let stated = tokenizer.encode_with(&format!("{sentence} {}.\n", words.join(", ")), false)?;
             facts.push(Fact { question, words, position: tokens.len() });
-            tokens.extend(tokenizer.encode_with(&sentence, false)?);
+            tokens.extend(stated);
         }
         let paragraph = paragraphs.next().with_context(|| format!("'{kind}' has too little text"))?;
         tokens.extend(tokenizer.encode_with(&paragraph, false)?);
@@ -218,6 +221,14 @@ pub fn expected(fact: &Fact, tokenizer: &Tokenizer) -> anyhow::Result<Vec<Expect
     Ok(out)
 }
 
+/// Returns the tokens of a question and the right answer.
+///
+/// # Errors
+/// If the tokenizer has no token for a part of them.
+pub fn asked_tokens(fact: &Fact, tokenizer: &Tokenizer) -> anyhow::Result<usize> {
+    Ok(tokenizer.encode_with(&fact.question, false)?.len() + expected(fact, tokenizer)?.len())
+}
+
 /// Returns the share of the words whose tokens are all as expected, `0.0..=1.0`.
 pub fn recall(expected: &[Expected], answer: &[u32]) -> f64 {
     let words = expected.iter().filter_map(|expected| expected.word).max().map_or(0, |last| last + 1);
@@ -240,7 +251,8 @@ mod tests {
             assert_eq!((made.tokens.len(), made.facts.len()), (6_500, 6));
             let all = tokenizer.decode(&made.tokens);
             for (n, fact) in made.facts.iter().enumerate() {
-                let sentence = format!("{} {}.", fact.question, fact.words.join(", "));
+                let (_, stated) = fact.question.split_once("Answer: ").unwrap();
+                let sentence = format!("\n{stated} {}.", fact.words.join(", "));
                 assert_eq!(all.matches(&sentence).count(), 1, "{kind}: {sentence}");
                 assert_eq!(all[fact.position..].find(&sentence), Some(0));
                 assert!(fact.position.abs_diff((2 * n + 1) * 500) < 700, "{kind}: {}", fact.position);
