@@ -311,7 +311,7 @@ impl Config {
     /// Returns the precision of the weights. Engines run a checkpoint in 32 bits in 16 (`--dtype auto` of vLLM and SGLang).
     fn precision(&self, name: &str) -> Result<Precision, ModelError> {
         if let Some(quantisation) = &self.quantization_config {
-            return quantisation.precision(name);
+            return quantisation.precision(name, self.experts.num_experts.is_some_and(|count| count > 0));
         }
         match self.torch_dtype.as_deref().unwrap_or("bfloat16") {
             "bfloat16" | "float16" | "float32" => Ok(Precision::BITS_16),
@@ -421,9 +421,12 @@ mod tests {
             ("nemotron-h-8b", 8.1, 16.2, 4 * 2 * 8 * 128 * 2),
             ("jamba-1.5-mini", 51.5, 103.0, 4 * 2 * 8 * 128 * 2),
             ("granite-4-h-small", 32.2, 64.4, 4 * 2 * 8 * 128 * 2),
+            ("bamba-9b", 9.78, 19.6, 3 * 2 * 8 * 128 * 2),
             ("falcon-7b", 6.92, 13.8, 32 * 2 * 64 * 2),
             ("starcoder2-15b", 15.7, 31.3, 40 * 2 * 4 * 128 * 2),
             ("qwen2.5-7b-awq", 7.62, 5.6, 28 * 2 * 4 * 128 * 2),
+            ("dbrx", 131.6, 263.1, 40 * 2 * 8 * 128 * 2),
+            ("ernie-4.5-21b-a3b", 21.8, 43.6, 28 * 2 * 4 * 128 * 2),
         ] {
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/model/config/published");
             let model =
@@ -487,12 +490,17 @@ mod tests {
             (r#", "layers_block_type": ["mamba", "hybrid"]"#, "layer_types"),
             (r#", "layer_types": ["linear_attention", "full_attention"]"#, "layer_types"),
             (r#", "hybrid_override_pattern": "M-*?""#, "hybrid_override_pattern"),
+            (r#", "block_types": ["recurrent", "attention"]"#, "layer_types"),
             (r#", "attn_layer_period": 8"#, "attn_layer_period"),
+            // MiniMax, Kimi Linear, Phi-4 flash.
+            (r#", "attn_type_list": [0, 0, 1]"#, "attn_type_list"),
+            (r#", "linear_attn_config": {"kda_layers": [1]}"#, "linear_attn_config"),
+            (r#", "mamba_d_state": 16, "mb_per_layer": 2"#, "mamba_d_state"),
         ] {
             let error = "names layers that are no attention, and no recurrent ones known here; there are: Mamba, Mamba 2, and gated delta nets";
             assert_eq!(parse(more), Err(format!("m: {field} {error}")));
         }
-        let pure = parse(r#", "state_size": 16, "expand": 2, "conv_kernel": 4"#);
+        let pure = parse(r#", "model_type": "mamba", "state_size": 16, "expand": 2, "conv_kernel": 4"#);
         assert_eq!(pure, Err("m: by mamba_d_state no layer has attention, so there is no KV to plan".into()));
     }
 

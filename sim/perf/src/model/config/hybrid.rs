@@ -7,6 +7,7 @@
 //! | gated delta nets (arXiv 2412.06464) | Qwen3-Next, Qwen3.5 | value heads of key width by value width |
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::ModelError;
 use crate::model::Hybrid;
@@ -23,6 +24,10 @@ pub(super) struct LayerFields {
     attn_layer_period: Option<u64>,
     attn_layer_offset: u64,
     full_attention_interval: Option<u64>,
+    attn_layer_indices: Option<Vec<u64>>,
+    /// Sorts of layers of MiniMax, and of Kimi Linear: not known here.
+    attn_type_list: Option<Value>,
+    linear_attn_config: Option<Value>,
     #[serde(alias = "mamba_num_heads")]
     mamba_n_heads: Option<u64>,
     #[serde(alias = "mamba_head_dim")]
@@ -119,12 +124,27 @@ impl LayerFields {
         if let Some(interval) = self.full_attention_interval.filter(|interval| *interval > 1) {
             return ("full_attention_interval", some(with(n - n / interval)));
         }
+        if let Some(layers) = &self.attn_layer_indices {
+            return ("attn_layer_indices", some(with(n.saturating_sub(layers.len() as u64))));
+        }
+        for (field, sorts) in
+            [("attn_type_list", &self.attn_type_list), ("linear_attn_config", &self.linear_attn_config)]
+        {
+            if sorts.is_some() {
+                return (field, Err(field));
+            }
+        }
         if self.model_type == "falcon_h1" {
             // Each layer has both side by side.
             return ("model_type", Ok(Some(Counts { attention: n, recurrent: n, feed_forward: n })));
         }
-        let pure = self.mamba_d_state.map(|_| Counts { attention: 0, recurrent: n, feed_forward: 0 });
-        ("mamba_d_state", Ok(pure))
+        let pure = || Counts { attention: 0, recurrent: n, feed_forward: 0 };
+        let counts = match self.mamba_d_state {
+            None => Ok(None),
+            Some(_) if self.model_type.contains("mamba") => Ok(Some(pure())),
+            Some(_) => Err("mamba_d_state"),
+        };
+        ("mamba_d_state", counts)
     }
 
     /// Returns the elements of the matrices of a gated delta net, of its state, and of its convolution's last inputs.

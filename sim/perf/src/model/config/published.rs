@@ -6,21 +6,26 @@ use serde_json::{Map, Value};
 /// Fields that hold the configuration of the language model of a multi-modal one.
 const NESTED: [&str; 3] = ["text_config", "llm_config", "language_config"];
 
+/// Fields that hold a part of the configuration: DBRX, MPT.
+const PARTS: [&str; 2] = ["attn_config", "ffn_config"];
+
 /// Fields, and their other names.
-const NAMES: [(&str, &[&str]); 14] = [
+const NAMES: [(&str, &[&str]); 16] = [
     ("num_hidden_layers", &["n_layer", "n_layers", "num_layers"]),
-    ("hidden_size", &["n_embd", "d_model"]),
+    ("hidden_size", &["n_embd", "n_embed", "d_model"]),
     ("num_attention_heads", &["n_head", "n_heads"]),
-    ("num_key_value_heads", &["num_kv_heads", "n_head_kv", "multi_query_group_num"]),
+    ("num_key_value_heads", &["num_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num"]),
     ("head_dim", &["attention_head_dim", "kv_channels"]),
     ("intermediate_size", &["ffn_hidden_size", "ffn_dim", "n_inner"]),
     ("vocab_size", &["padded_vocab_size"]),
-    ("max_position_embeddings", &["n_positions", "seq_length"]),
+    ("max_position_embeddings", &["n_positions", "seq_length", "max_seq_len"]),
     ("torch_dtype", &["dtype"]),
-    ("num_experts", &["num_local_experts", "n_routed_experts"]),
-    ("num_experts_per_tok", &["experts_per_token"]),
+    ("num_experts", &["num_local_experts", "n_routed_experts", "moe_num_experts"]),
+    ("num_experts_per_tok", &["experts_per_token", "moe_top_k", "moe_k"]),
+    ("n_shared_experts", &["moe_num_shared_experts", "num_shared_experts"]),
+    ("first_k_dense_replace", &["moe_layer_start_index"]),
     ("shared_expert_intermediate_size", &["shared_intermediate_size", "moe_shared_expert_intermediate_size"]),
-    ("layer_types", &["layers_block_type"]),
+    ("layer_types", &["layers_block_type", "block_types"]),
     ("mamba_d_state", &["ssm_state_size", "state_size"]),
 ];
 
@@ -82,6 +87,13 @@ pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
         _ => None,
     });
     published.extend(nested.into_iter().flatten());
+    for name in PARTS {
+        if let Some(Value::Object(part)) = published.remove(name) {
+            part.into_iter().for_each(|(name, value)| {
+                published.entry(name).or_insert(value);
+            });
+        }
+    }
     published.retain(|_, value| !value.is_null());
     for (name, others) in NAMES {
         for other in others {
@@ -100,6 +112,10 @@ pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
         && let Some(hidden) = published.get("hidden_size").and_then(Value::as_u64)
     {
         published.entry("intermediate_size").or_insert(hidden.saturating_mul(4).into());
+    }
+    // EXAONE 4 spells the pattern of its layers out, and lists them too.
+    if published.get("sliding_window_pattern").is_some_and(Value::is_string) {
+        published.remove("sliding_window_pattern");
     }
     // One KV head for all queries: Falcon 7B, StarCoder.
     let is = |name: &str| published.get(name).and_then(Value::as_bool) == Some(true);

@@ -26,6 +26,9 @@ pub(super) struct Quantisation {
     quant_algo: Option<String>,
     config_groups: serde_json::Map<String, Value>,
     kv_cache_scheme: Option<Scheme>,
+    /// Modules that are not quantised, or patterns of their names.
+    #[serde(alias = "modules_to_not_convert")]
+    ignore: Option<Vec<String>>,
 }
 
 /// How the weights, activations or KV of a `compressed-tensors` checkpoint are quantised.
@@ -46,12 +49,20 @@ struct Group {
 }
 
 impl Quantisation {
-    /// Returns the precision of the weights of the model called `name`.
+    /// Returns the precision of the weights of the model called `name`, with or without experts.
     ///
     /// # Errors
     ///
     /// [`ModelError::UnknownDtype`] for a method or a number of bits not known here.
-    pub(super) fn precision(&self, name: &str) -> Result<Precision, ModelError> {
+    pub(super) fn precision(&self, name: &str, has_experts: bool) -> Result<Precision, ModelError> {
+        let precision = self.precision_of_method(name)?;
+        // Then experts are the bulk of what is quantised.
+        let spares_attention = |module: &String| module.contains("self_attn") && !module.contains("norm");
+        let spared = has_experts && self.ignore.iter().flatten().any(spares_attention);
+        Ok(if spared { Precision { layers: Precision::BITS_16.layers, ..precision } } else { precision })
+    }
+
+    fn precision_of_method(&self, name: &str) -> Result<Precision, ModelError> {
         let unknown = || ModelError::UnknownDtype { name: name.into(), dtype: self.describe(), known: KNOWN };
         let widened = |bits| Precision::quantised(bits, Arithmetic::Bits16);
         let precision = match self.quant_method.as_str() {
@@ -119,7 +130,7 @@ mod tests {
 
     fn precision(text: &str) -> Result<Precision, String> {
         let quantisation: Quantisation = serde_json::from_str(text).unwrap();
-        quantisation.precision("m").map_err(|error| error.to_string())
+        quantisation.precision("m", true).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -147,6 +158,11 @@ mod tests {
             (
                 r#"{"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}"#,
                 Ok(Precision { experts: Bits::grouped(4, 8, 32), ..Precision::BITS_16 }),
+            ),
+            (
+                r#"{"quant_method": "compressed-tensors", "ignore": ["lm_head", "re:.*self_attn.*"], "config_groups": {"group_0": {
+                    "weights": {"num_bits": 4, "type": "int", "group_size": 32}}}}"#,
+                Ok(Precision { experts: Bits::grouped(4, 16, 32), ..Precision::BITS_16 }),
             ),
             (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, widened(Bits::grouped(4, 8, 16))),
             (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, widened(Bits::grouped(4, 32, 64))),
