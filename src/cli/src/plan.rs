@@ -349,7 +349,7 @@ fn range(answer: &Answer, goal: Goal) -> Vec<String> {
         ];
     };
     let end = |probe: &Option<Probe>| match (probe, goal) {
-        (None, Goal::Replicas { .. }) => "no number tried".into(),
+        (None, Goal::Replicas { max }) => format!("more than {}", replicas(max)),
         (None, Goal::Rate) => "no rate".into(),
         (Some(probe), Goal::Replicas { .. }) => format!("{}{}", replicas(probe.replicas), division(probe)),
         (Some(probe), Goal::Rate) => format!("{} requests/s", rate(probe)),

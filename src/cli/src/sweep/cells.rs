@@ -7,12 +7,13 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use clap::{ArgAction, Args, Command, Parser};
+use clap::builder::Str;
+use clap::{Arg, ArgAction, Args, Command, Parser};
 use trunkline_sim_perf::memory::DoesNotFit;
 use trunkline_sim_replay::Settings;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::spec::{Point, Setting, Spec, TRACE};
+use super::spec::{Axis, Point, Setting, Spec, TRACE};
 use crate::replay::input::Part;
 use crate::replay::{ReplayArgs, ReplayPlan};
 
@@ -67,7 +68,9 @@ struct Fault {
 /// If a parameter is unknown, or a value is wrong by itself. Values that only contradict each other make a cell that fails.
 pub(super) fn cells(spec: &Spec) -> anyhow::Result<Vec<Cell>> {
     let file = spec.path.display();
-    check_parameters(spec).with_context(|| format!("sweep {file}"))?;
+    let mut spec = spec.clone();
+    check_parameters(&mut spec).with_context(|| format!("sweep {file}"))?;
+    let spec = &spec;
     let folder = spec.path.parent().unwrap_or(Path::new(""));
     let mut digests = HashMap::new();
     let mut cells = Vec::new();
@@ -91,12 +94,10 @@ pub(super) fn cells(spec: &Spec) -> anyhow::Result<Vec<Cell>> {
 }
 
 /// Checks that every parameter is a flag that affects a replay, and that flags with and without a value are used as such.
-fn check_parameters(spec: &Spec) -> anyhow::Result<()> {
+fn check_parameters(spec: &mut Spec) -> anyhow::Result<()> {
     let replay = ReplayArgs::augment_args(Command::new("replay"));
-    let flags: HashMap<&str, bool> = replay
-        .get_arguments()
-        .filter_map(|flag| Some((flag.get_long()?, matches!(flag.get_action(), ArgAction::SetTrue))))
-        .collect();
+    let flags: HashMap<&str, Takes> =
+        replay.get_arguments().filter_map(|flag| Some((flag.get_long()?, Takes::of(flag)))).collect();
     for (section, parameter) in spec.parameters() {
         if NO_PARAMETERS.contains(&parameter) {
             bail!(
@@ -109,19 +110,44 @@ fn check_parameters(spec: &Spec) -> anyhow::Result<()> {
             bail!("unknown knob {section}.{parameter}; there are: {TRACE}, {}", known.join(", "));
         }
     }
-    for axis in &spec.axes {
-        for (parameter, setting) in axis.steps.iter().flat_map(|step| axis.parameters.iter().zip(step)) {
-            let place = format!("{}.{parameter}", axis.section);
-            match (flags.get(parameter.as_str()), setting) {
-                (_, Setting::Off) | (Some(true), Setting::On) | (Some(false) | None, Setting::Values(_)) => {}
-                (Some(true), Setting::Values(_)) => bail!("{place} is '{}'; give true or false", setting.label()),
-                (Some(false) | None, Setting::On) => {
-                    bail!("{place} is true, but takes a value; `replay --help` says which")
+    for Axis { section, parameters, steps } in &mut spec.axes {
+        for (parameter, setting) in steps.iter_mut().flat_map(|step| parameters.iter().zip(step)) {
+            let takes = flags.get(parameter.as_str()).copied().unwrap_or(Takes::Value);
+            match (takes, &*setting) {
+                (_, Setting::Off)
+                | (Takes::Nothing, Setting::On)
+                | (Takes::TrueOrFalse | Takes::Value, Setting::Values(_)) => {}
+                (Takes::TrueOrFalse, Setting::On | Setting::No) => *setting = Setting::Values(vec![setting.label()]),
+                (_, Setting::No) => *setting = Setting::Off,
+                (Takes::Value, Setting::On) => {
+                    bail!("{section}.{parameter} is true, but takes a value; `replay --help` says which")
+                }
+                (Takes::Nothing, Setting::Values(_)) => {
+                    bail!("{section}.{parameter} is '{}'; give true or false", setting.label())
                 }
             }
         }
     }
     Ok(())
+}
+
+/// What a flag takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Takes {
+    Nothing,
+    TrueOrFalse,
+    Value,
+}
+
+impl Takes {
+    fn of(flag: &Arg) -> Self {
+        let is_bool = |names: &[Str]| names.len() == 1 && names[0] == "BOOL";
+        match flag.get_action() {
+            ArgAction::SetTrue => Self::Nothing,
+            _ if flag.get_value_names().is_some_and(is_bool) => Self::TrueOrFalse,
+            _ => Self::Value,
+        }
+    }
 }
 
 fn trace_of<'a>(point: &Point<'a>) -> anyhow::Result<&'a str> {
@@ -131,12 +157,27 @@ fn trace_of<'a>(point: &Point<'a>) -> anyhow::Result<&'a str> {
     }
 }
 
+/// Flags that a replay takes beside one of some tiers alone. A cell without the tier leaves them out, so that tiers can be compared with none.
+const OF_TIERS: [(&[&str], &[&str]); 4] = [
+    (&["tier-write", "tier-eviction"], &["host-mem", "shared-mem"]),
+    (&["disk-gb-s", "disk-latency-us"], &["disk-size"]),
+    (&["remote-gb-s", "remote-latency-us", "remote-shared"], &["remote"]),
+    (&["compression", "compression-gb-s"], &["disk-size", "remote"]),
+];
+
+/// Returns `true` if a point has no tier for a parameter.
+fn lacks_tier(point: &Point<'_>, parameter: &str) -> bool {
+    let has = |tier: &&str| point.iter().any(|(known, setting)| known == tier && **setting != Setting::Off);
+    OF_TIERS.iter().any(|(flags, tiers)| flags.contains(&parameter) && !tiers.iter().any(has))
+}
+
 /// Returns the command line of `replay` for a point.
 fn words(point: &Point<'_>, trace: &Path, folder: &Path) -> Vec<String> {
     let mut words = vec!["replay".to_string()];
-    for (parameter, setting) in point.iter().filter(|(parameter, _)| *parameter != TRACE) {
+    let of_replay = |parameter: &str| parameter != TRACE && !lacks_tier(point, parameter);
+    for (parameter, setting) in point.iter().filter(|(parameter, _)| of_replay(parameter)) {
         match setting {
-            Setting::Off => {}
+            Setting::Off | Setting::No => {}
             Setting::On => words.push(format!("--{parameter}")),
             Setting::Values(values) => {
                 words.extend(values.iter().map(|value| format!("--{parameter}={}", in_folder(value, folder))));

@@ -43,8 +43,10 @@ pub(super) struct Axis {
 pub(super) enum Setting {
     /// The flag is not given.
     Off,
-    /// The flag is given without a value.
+    /// `true`: the flag is given without a value, or with the value `true` if it takes one.
     On,
+    /// `false`: the flag is not given, or with the value `false` if it takes true or false.
+    No,
     /// The flag is given with each of these.
     Values(Vec<String>),
 }
@@ -55,6 +57,7 @@ impl Setting {
         match self {
             Self::Off => NONE.into(),
             Self::On => "true".into(),
+            Self::No => "false".into(),
             Self::Values(values) => values.join(" "),
         }
     }
@@ -62,7 +65,7 @@ impl Setting {
     /// Reads a value of the file; an array is a flag given several times.
     fn parse(value: &Value) -> anyhow::Result<Self> {
         Ok(match value {
-            Value::Boolean(false) => Self::Off,
+            Value::Boolean(false) => Self::No,
             Value::Boolean(true) => Self::On,
             Value::String(text) if text == NONE => Self::Off,
             Value::Array(values) if values.is_empty() => Self::Off,

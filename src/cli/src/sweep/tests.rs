@@ -72,6 +72,31 @@ fn values(joined: &Joined) -> Vec<String> {
 }
 
 #[test]
+fn a_flag_that_takes_true_or_false_is_given_either() {
+    let place = place();
+    let text = "trace = 't.jsonl'\n[grid]\nprefix-caching = [false, true]\nreserve-prompts = [true, false, 'none']\n";
+    let cells = cells_of(&place, text).unwrap();
+    let found = cells.iter().map(|cell| {
+        let settings = &cell.ready.as_ref().unwrap().settings;
+        (cell.parameters[2].1.as_str(), settings.prefix_caching, settings.core.reserve_prompts)
+    });
+    let expected = [("true", true), ("false", false), ("none", true)];
+    let expected =
+        [false, true].into_iter().flat_map(|caching| expected.map(|(label, reserve)| (label, caching, reserve)));
+    assert!(found.eq(expected));
+}
+
+#[test]
+fn a_cell_without_a_tier_leaves_the_flags_of_tiers_out() {
+    let place = place();
+    let text =
+        "trace = 't.jsonl'\n[grid]\nhost-mem = ['none', '64GB']\n[fixed]\ntier-write = 'back'\ncompression = 0.5\n";
+    let cells = cells_of(&place, text).unwrap();
+    let tiers = |cell: &Cell| cell.ready.as_ref().unwrap().settings.core.tiers.len();
+    assert_eq!(cells.iter().map(tiers).collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
 fn the_last_axis_changes_fastest_and_zips_go_together() {
     let place = place();
     let text = "trace = 't.jsonl'\n[grid]\npolicy = ['fcfs', 'sjf']\nserial = [false, true]\n[[zip]]\n\
