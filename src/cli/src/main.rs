@@ -132,7 +132,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Returns the message of an error and of its causes, but for those that the message has already.
+/// Returns the message of an error, and the messages of its causes without repetitions.
 fn with_causes(err: &anyhow::Error) -> String {
     let causes = err.chain().skip(1).map(ToString::to_string);
     causes.fold(err.to_string(), |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") })

@@ -159,7 +159,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<ExitCode> {
     answer(&args, &answers?, |answer| render(answer, goal), |answer| answer.best.is_some())
 }
 
-/// Plans with each fleet. Of several, those too small for the requests have no answer.
+/// Plans with each fleet. Of several, one too small for the requests has no answer.
 fn each<A>(
     fleets: &[Result<Fleet, Unable>],
     prices: Vec<Option<f64>>,
@@ -196,8 +196,8 @@ fn answer<A: Serialize>(
     Ok(if answers.iter().any(is_met) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Returns settings and cost model for each kind of hardware, or for the fleet of `--fleet`. Of several kinds, those too small for the model
-/// are told.
+/// Returns settings and cost model for each kind of hardware, or for the fleet of `--fleet`. Of several kinds, one too small for the model
+/// comes with the reason.
 fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<Result<Fleet, Unable>>> {
     if args.settings.fleet.fleet.is_some() {
         ensure!(args.find_rate, "the replicas of --fleet are given; look for the rate they take with --find-rate");

@@ -11,7 +11,7 @@ use trunkline_core::{Config, Keeps, Preemption};
 use trunkline_port::LayerGroup;
 use trunkline_sim_perf::cost::{BoxedCost, CostChoice, EngineOverhead, Parallel, Weights};
 use trunkline_sim_perf::memory::host_blocks;
-use trunkline_sim_perf::model::LATENT_BLOCK_TOKENS;
+use trunkline_sim_perf::model::{LATENT_BLOCK_TOKENS, Model};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::engines::Engine;
 use trunkline_sim_replay::group::{FleetSpec, GroupSpec};
@@ -174,6 +174,15 @@ pub(crate) struct FleetArgs {
     pub(crate) fleet: Option<FleetSpec>,
 }
 
+impl FleetArgs {
+    /// Returns the model, with the KV cache of the type asked for.
+    fn model(&self) -> anyhow::Result<Model> {
+        let mut model = model::find(&self.model)?;
+        model.kv_dtype_bytes = self.kv_dtype.map_or(model.kv_dtype_bytes, KvType::bytes);
+        Ok(model)
+    }
+}
+
 /// Limits beside the settings of the core.
 #[derive(Clone, Debug, Args)]
 struct LimitArgs {
@@ -304,13 +313,9 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         Some(FleetSpec(groups)) => (&groups[0], &groups[1..]),
         None => (&one, &[][..]),
     };
-    let mut model = model::find(&fleet.model)?;
-    if let Some(kv_type) = fleet.kv_dtype {
-        model.kv_dtype_bytes = kv_type.bytes();
-    }
     let mut settings = Settings {
         hardware: hardware::find(&first.hardware)?,
-        model,
+        model: fleet.model()?,
         parallel: first.parallel,
         cost: fleet.cost.clone(),
         engine_overhead: fleet.engine_overhead,
@@ -387,8 +392,8 @@ fn limits(args: &SettingsArgs) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// Divides the layers into groups: those with a sliding window, and with eviction within sequences those that keep every token (`full`)
-/// and those that drop tokens. A replay needs the number of layers, not their positions. The groups of a recorded server are those of the
+/// Divides the layers into groups: layers with a sliding window, and with eviction within sequences layers that keep every token (`full`)
+/// and layers that drop tokens. A replay needs the number of layers, not their positions. A recorded server has the groups of the
 /// model; numbers of layers are not recorded, so the groups share all layers evenly.
 fn divide_layers(settings: &mut Settings, full: Option<&str>) -> anyhow::Result<()> {
     let n_layers = settings.model.layers as u32;

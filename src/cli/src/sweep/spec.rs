@@ -43,9 +43,9 @@ pub(super) struct Axis {
 pub(super) enum Setting {
     /// The flag is not given.
     Off,
-    /// `true`: the flag is given without a value, or with the value `true` if it takes one.
+    /// `true`: the flag is given without a value, or with the value `true` if the flag takes true or false.
     On,
-    /// `false`: the flag is not given, or with the value `false` if it takes true or false.
+    /// `false`: the flag is not given, or with the value `false` if the flag takes true or false.
     No,
     /// The flag is given with each of these.
     Values(Vec<String>),

@@ -12,11 +12,10 @@ use serde_json::Value;
 use super::ModelError;
 use crate::model::Hybrid;
 
-/// Relevant fields, under the first of their names.
+/// Fields that say the sorts of layers, under the first of their names.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct LayerFields {
-    hidden_size: u64,
     num_hidden_layers: u64,
     model_type: String,
     layer_types: Option<Vec<String>>,
@@ -28,6 +27,15 @@ pub(super) struct LayerFields {
     /// Sorts of layers of MiniMax, and of Kimi Linear: not known here.
     attn_type_list: Option<Value>,
     linear_attn_config: Option<Value>,
+    #[serde(flatten)]
+    sizes: RecurrentSizes,
+}
+
+/// Fields with the sizes of recurrent layers.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct RecurrentSizes {
+    hidden_size: u64,
     #[serde(alias = "mamba_num_heads")]
     mamba_n_heads: Option<u64>,
     #[serde(alias = "mamba_head_dim")]
@@ -78,12 +86,11 @@ impl LayerFields {
         let unknown = |field| ModelError::Recurrent { name: name.into(), field };
         let (field, counts) = self.counts();
         let Some(counts) = counts.map_err(unknown)? else { return Ok(None) };
-        let sizes = self.gated_delta_net().or_else(|| self.mamba2()).or_else(|| self.mamba());
-        let [elements, state, convolution] = sizes.ok_or_else(|| unknown(field))?;
+        let [elements, state, convolution] = self.sizes.of_layer().ok_or_else(|| unknown(field))?;
         if counts.attention == 0 {
             return Err(ModelError::NoAttention { name: name.into(), field });
         }
-        let is_float32 = self.mamba_ssm_dtype.as_deref() == Some("float32");
+        let is_float32 = self.sizes.mamba_ssm_dtype.as_deref() == Some("float32");
         Ok(Some(Hybrid {
             attention_layers: counts.attention,
             recurrent_layers: counts.recurrent,
@@ -139,12 +146,20 @@ impl LayerFields {
             return ("model_type", Ok(Some(Counts { attention: n, recurrent: n, feed_forward: n })));
         }
         let pure = || Counts { attention: 0, recurrent: n, feed_forward: 0 };
-        let counts = match self.mamba_d_state {
+        let counts = match self.sizes.mamba_d_state {
             None => Ok(None),
             Some(_) if self.model_type.contains("mamba") => Ok(Some(pure())),
             Some(_) => Err("mamba_d_state"),
         };
         ("mamba_d_state", counts)
+    }
+}
+
+impl RecurrentSizes {
+    /// Returns the elements of the matrices of a layer, of a state, and of the last inputs of the convolution; `None` for sizes of no sort
+    /// known here.
+    fn of_layer(&self) -> Option<[u64; 3]> {
+        self.gated_delta_net().or_else(|| self.mamba2()).or_else(|| self.mamba())
     }
 
     /// Returns the elements of the matrices of a gated delta net, of its state, and of its convolution's last inputs.

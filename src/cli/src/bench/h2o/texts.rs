@@ -1,8 +1,8 @@
 //! Texts with planted facts: five kinds of text, and sentences in them to be asked for later.
 //!
 //! A fact reads "The secret words of the tiger are: stone, ladder, ...": words that nothing else in the text suggests, so that they can only
-//! be copied from their place. Facts stand at even distances. The question is one that a user would ask, with the beginning of the answer:
-//! with the sentence alone, models of a hundred million parameters confuse the facts even if they see every token.
+//! be copied from their place. Facts stand at even distances. A question asks as a user would, and the answer begins as the fact does:
+//! with the sentence alone, models of a hundred million parameters confuse the facts, even with every token in sight.
 
 use anyhow::{Context, ensure};
 use trunkline_text::Tokenizer;
