@@ -466,7 +466,8 @@ impl Prober<'_> {
             }
             ControlFlow::Continue(())
         });
-        if refused > self.search.slos.failures_allowed(requests) {
+        // A request too large for one kind of replica may fit on another.
+        if settings.others.is_empty() && refused > self.search.slos.failures_allowed(requests) {
             return Err(PlanError::TooLarge { hardware: settings.hardware.name, refused, requests });
         }
         let mut probe = Probe {

@@ -1,7 +1,8 @@
 //! `trunkline cache`: look into a disk tier at rest.
 
+use std::fs::DirEntry;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
@@ -55,13 +56,18 @@ pub fn run(args: &CacheArgs) -> anyhow::Result<ExitCode> {
     };
     let checked = check_disk(&options.path, verifies)
         .with_context(|| format!("cannot read the disk tier in {}", options.path.display()))?;
-    let is_other =
-        checked.segments.is_empty() && options.path.read_dir().is_ok_and(|mut entries| entries.next().is_some());
+    let is_other = checked.segments.is_empty() && holds_others(&options.path);
     ensure!(!is_other, "{} holds files, and no segment of a disk tier; check the path", options.path.display());
     let text = if options.json { serde_json::to_string_pretty(&facts(&checked))? } else { render(&checked, verifies) };
     writeln!(io::stdout(), "{text}").context("cannot write to standard output")?;
     let is_damaged = verifies && checked.faults().total() > 0;
     Ok(if is_damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Returns `true` if a folder has entries other than the lock of a tier.
+fn holds_others(folder: &Path) -> bool {
+    let is_other = |entry: io::Result<DirEntry>| entry.is_ok_and(|entry| entry.file_name() != "lock");
+    folder.read_dir().is_ok_and(|mut entries| entries.any(is_other))
 }
 
 fn facts(checked: &Checked) -> serde_json::Value {

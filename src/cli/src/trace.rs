@@ -89,19 +89,10 @@ impl OutArgs {
         self.to_format.unwrap_or_else(|| TraceWriter::format_of(&self.to))
     }
 
-    fn is_standard(&self) -> bool {
-        self.to.as_os_str() == "-"
-    }
-
-    /// Returns the path to write to.
-    fn path(&self) -> &Path {
-        if self.is_standard() { Path::new("/dev/stdout") } else { &self.to }
-    }
-
     /// Says what was written.
     fn report(&self, conversion: &Conversion) -> anyhow::Result<()> {
         let summary = summary(conversion, &self.to, self.format());
-        if self.is_standard() {
+        if self.to.as_os_str() == "-" {
             eprintln!("{summary}");
             return Ok(());
         }
@@ -170,7 +161,7 @@ fn run_stats(args: &StatsArgs) -> anyhow::Result<()> {
 
 fn run_convert(args: &ConvertArgs) -> anyhow::Result<()> {
     let selection = args.part.selection_at_speed()?;
-    let (path, format) = (args.out.path(), args.out.format());
+    let (path, format) = (&args.out.to, args.out.format());
     if is_recording(&args.from) {
         let (recorded, trace) = recording(&args.from, args.part.options(), &selection)?;
         let requests = trace.requests.into_iter().map(Ok);
@@ -187,7 +178,7 @@ fn run_generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let mut spec = Spec::load(&args.spec)?;
     spec.seed = args.seed.unwrap_or(spec.seed);
     spec.requests = args.requests.unwrap_or(spec.requests);
-    let (path, format) = (args.out.path(), args.out.format());
+    let (path, format) = (&args.out.to, args.out.format());
     let requests = spec.assumed_service.requests(Generator::new(&spec)?);
     let conversion = with_spinner(|progress| convert(requests, Format::Synthetic, path, format, progress))?;
     args.out.report(&conversion)

@@ -110,7 +110,7 @@ mod tests {
                             + 2.0 * (model.head_elements() * shape.sampled) as f64
                             + (model.pair_flops() * (shape.prefill_pairs + shape.decode_pairs)) as f64;
                         let elements = if shape.tokens > 0 { model.active_elements() } else { model.common_elements() };
-                        let bytes = model.precision.layers.bytes(elements) as f64
+                        let bytes = model.precision.feed_forward.bytes(elements) as f64
                             + model.kv_bytes_per_token() as f64
                                 * (shape.prefill_kv_tokens + shape.decode_kv_tokens) as f64;
                         for cost in models {

@@ -228,8 +228,10 @@ impl Parallel {
         let head = model.head_elements();
         // Embedding and output matrix are on the first and the last stage.
         let ends = if pipeline == 1 && !model.tied { 2 * head } else { head };
-        let Precision { layers: of_layers, experts: of_experts, ends: of_ends, .. } = model.precision;
-        of_layers.bytes(layers) + of_ends.bytes(ends.div_ceil(tensor)) + of_experts.bytes(stage_layers * experts_here)
+        let Precision { attention, feed_forward, ends: of_ends, .. } = model.precision;
+        let mixers = (stage_layers * (model.mixer_elements() / model.layers)).div_ceil(tensor).min(layers);
+        let others = layers - mixers + stage_layers * experts_here;
+        attention.bytes(mixers) + feed_forward.bytes(others) + of_ends.bytes(ends.div_ceil(tensor))
     }
 
     /// Returns the bytes of the recurrent states of one sequence on the fullest device; their heads are shared out.

@@ -56,6 +56,8 @@ pub struct Roofline {
     experts: Option<(ExpertShape, f64)>,
     limit: LowerBound,
     flops_s: f64,
+    /// FLOPs of the common matrices at `flops_s` that take as long as all of them at their own rates, as a factor.
+    common_share: f64,
     /// Share of the layers in the largest stage.
     stage_share: f64,
     /// Layers in the largest stage.
@@ -91,6 +93,7 @@ impl Roofline {
             experts: ExpertShape::of(model).map(|shape| (shape.among(parallel), model.expert_layers() as f64)),
             limit: LowerBound::new(hardware, model, parallel),
             flops_s: hardware.flops_s(model.precision.arithmetic),
+            common_share: common_share(hardware, model),
             stage_share: stage_layers / model.layers as f64,
             stage_layers,
             head_pair_flops: model.pair_flops() as f64 / model.heads as f64,
@@ -155,7 +158,7 @@ impl Roofline {
         let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
         let mut layers = parts.layers.times(self.share());
         // Every part reads all weights, but does its share of the computing.
-        layers.flops /= n;
+        layers.flops = layers.flops * self.common_share / n;
         let layers_s = layers.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth);
         layers_s + self.attention_s(parts.recurrent, n)
     }
@@ -213,6 +216,15 @@ impl Roofline {
         let head = parts.head.times(1.0 / f64::from(self.parallel.tensor));
         head.blended_s(self.hardware.peak_flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth)
     }
+}
+
+/// Returns the factor on the FLOPs of the matrices that every token passes through, where attention is multiplied at another rate than the
+/// feed-forward networks; else 1.
+fn common_share(hardware: &Hardware, model: &Model) -> f64 {
+    let (rate, of_attention) =
+        (hardware.flops_s(model.precision.arithmetic), hardware.flops_s(model.precision.attention_arithmetic()));
+    let (all, attention) = (model.common_elements() as f64, model.mixer_elements() as f64);
+    if rate == of_attention { 1.0 } else { (all - attention + attention * rate / of_attention) / all }
 }
 
 impl CostModel for Roofline {

@@ -24,7 +24,7 @@
 //!
 //! [`super::CostChoice`] detects the layout of a folder, and rejects tables of another model.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use self::stages::Stages;
 use super::errors::{Sample, usual_steps};
@@ -34,7 +34,7 @@ use super::work::{Demand, Work};
 use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepShape, nanoseconds};
 use crate::columns::ColumnFault;
 use crate::hardware::{Hardware, StepErrors};
-use crate::model::Model;
+use crate::model::{Model, Precision};
 use trunkline_sim_workload::lines::{LineFault, LineNumber};
 
 mod aiconfigurator;
@@ -104,6 +104,21 @@ impl TableFault {
     /// Returns `true` if the file lacks a required column.
     fn is_missing_column(&self) -> bool {
         matches!(self, Self::MissingColumn(_) | Self::Columns(ColumnFault::MissingColumn(_)))
+    }
+}
+
+/// Fails if a model has something that no measured table has.
+fn check_measured(path: &Path, model: &Model) -> Result<(), TableError> {
+    let lacks = [
+        (model.hybrid.is_some(), "recurrent layers"),
+        (model.precision != Precision::BITS_16, "quantised weights"),
+        (model.kv_dtype_bytes != 2, "KV of other than 16 bits"),
+    ];
+    match lacks.into_iter().find(|(is, _)| *is) {
+        None => Ok(()),
+        Some((_, what)) => {
+            Err(TableError { path: path.into(), line: 0, fault: TableFault::Lacks { what, model: model.name } })
+        }
     }
 }
 

@@ -58,6 +58,24 @@ pub enum ModelError {
         /// Field that names the layers.
         field: &'static str,
     },
+    /// Field that another one needs.
+    #[error("{name}: {field} is missing; {why}")]
+    Missing {
+        /// Name of the model.
+        name: String,
+        /// Name of the field.
+        field: &'static str,
+        /// What needs the field.
+        why: &'static str,
+    },
+    /// Layers of several shapes, or networks side by side.
+    #[error("{name}: {field} says that layers differ in a way that is not modelled")]
+    Unmodelled {
+        /// Name of the model.
+        name: String,
+        /// Field with the difference.
+        field: &'static str,
+    },
     /// Recurrent layers alone.
     #[error("{name}: by {field} no layer has attention, so there is no KV to plan")]
     NoAttention {
@@ -86,7 +104,7 @@ struct Config {
     num_attention_heads: u64,
     num_key_value_heads: Option<u64>,
     head_dim: Option<u64>,
-    intermediate_size: u64,
+    intermediate_size: Option<u64>,
     vocab_size: u64,
     tie_word_embeddings: bool,
     gated: bool,
@@ -113,6 +131,8 @@ struct ExpertConfig {
     mlp_only_layers: Option<Vec<u64>>,
     interleave_moe_layer_step: Option<u64>,
     expert_layer_period: Option<u64>,
+    /// Whether a layer has experts, by layer; or a number.
+    moe_layer_freq: Option<Value>,
     /// Width of the dense layers of Llama 4, whose `intermediate_size` is that of an expert.
     intermediate_size_mlp: Option<u64>,
 }
@@ -125,6 +145,10 @@ impl ExpertConfig {
             .or_else(|| every(self.interleave_moe_layer_step))
             .or_else(|| every(self.expert_layer_period));
         let listed = self.mlp_only_layers.as_ref().map_or(0, |listed| listed.len() as u64);
+        let flags = self.moe_layer_freq.as_ref().and_then(Value::as_array);
+        if let Some(flags) = flags {
+            return (flags.iter().filter(|flag| flag.as_u64() == Some(0)).count() as u64).min(layers);
+        }
         let dense = stepped.unwrap_or(0) + listed + self.first_k_dense_replace.unwrap_or(0);
         dense.min(layers)
     }
@@ -219,16 +243,17 @@ pub fn from_config(path: &Path) -> Result<Model, ModelError> {
 pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
     let malformed = |fault| ModelError::Malformed { name: name.into(), fault };
     let published: Map<String, Value> = serde_json::from_str(text).map_err(malformed)?;
-    let fields = Value::Object(published::fields(published));
+    let fields = published::fields(published);
+    if let Some(field) = published::unmodelled(&fields) {
+        return Err(ModelError::Unmodelled { name: name.into(), field });
+    }
+    let fields = Value::Object(fields);
     let sorts: LayerFields = serde_json::from_value(fields.clone()).map_err(malformed)?;
     let config: Config = serde_json::from_value(fields).map_err(malformed)?;
     config.check(name)?;
     let hybrid = sorts.hybrid(name)?;
     let heads = config.num_attention_heads;
-    // A pattern lists attention and feed-forward networks as layers of their own.
-    let layers = hybrid.map_or(config.num_hidden_layers, |hybrid| {
-        hybrid.feed_forward_layers.max(hybrid.attention_layers).max(hybrid.recurrent_layers)
-    });
+    let layers = hybrid.map_or(config.num_hidden_layers, |hybrid| hybrid.layers);
     let windows = config.attention.windows(layers);
     let partial = windows.and(hybrid).map(|_| "sliding windows");
     Ok(Model {
@@ -238,14 +263,14 @@ pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
         heads,
         kv_heads: config.num_key_value_heads.unwrap_or(heads),
         head_dim: config.head_dim.unwrap_or(config.hidden_size / heads),
-        intermediate: config.experts.intermediate_size_mlp.unwrap_or(config.intermediate_size),
+        intermediate: config.experts.intermediate_size_mlp.unwrap_or(config.intermediate(name)?),
         gated: config.gated,
         vocab: config.vocab_size,
         tied: config.tie_word_embeddings,
-        precision: config.precision(name)?,
+        precision: config.precision(name, layers)?,
         // Engines keep the KV in 16 bits unless told otherwise.
         kv_dtype_bytes: config.quantization_config.as_ref().map_or(2, Quantisation::kv_bytes),
-        experts: config.experts(layers, sorts.dense_in_pattern()),
+        experts: config.experts(name, layers, sorts.dense_in_pattern())?,
         latent: config.latent(),
         windows: windows.filter(|_| hybrid.is_none()),
         hybrid,
@@ -263,9 +288,9 @@ impl Config {
             ("head_dim", self.head_dim),
             ("num_experts", self.experts.num_experts.filter(|count| *count > 0)),
             ("num_experts_per_tok", self.experts.num_experts_per_tok.filter(|_| self.experts.num_experts != Some(0))),
-            ("qk_rope_head_dim", self.latent.qk_rope_head_dim),
-            ("qk_nope_head_dim", self.latent.qk_nope_head_dim),
-            ("v_head_dim", self.latent.v_head_dim),
+            ("qk_rope_head_dim", self.latent.kv_lora_rank.and(self.latent.qk_rope_head_dim)),
+            ("qk_nope_head_dim", self.latent.kv_lora_rank.and(self.latent.qk_nope_head_dim)),
+            ("v_head_dim", self.latent.kv_lora_rank.and(self.latent.v_head_dim)),
         ] {
             if let Some(value) = value.filter(|value| !(1..=COUNT_MAX).contains(value)) {
                 return fail(field, value, "between 1 and 4096");
@@ -273,7 +298,7 @@ impl Config {
         }
         for (field, value) in [
             ("hidden_size", Some(self.hidden_size)),
-            ("intermediate_size", Some(self.intermediate_size)),
+            ("intermediate_size", self.intermediate_size),
             ("vocab_size", Some(self.vocab_size)),
             ("moe_intermediate_size", self.experts.moe_intermediate_size),
             ("intermediate_size_mlp", self.experts.intermediate_size_mlp),
@@ -299,6 +324,9 @@ impl Config {
         }
         let ExpertConfig { num_experts, num_experts_per_tok, first_k_dense_replace, .. } = self.experts;
         let dense = first_k_dense_replace.unwrap_or(0);
+        if self.head_dim.is_none() && self.hidden_size < self.num_attention_heads {
+            return fail("hidden_size", self.hidden_size, "at least num_attention_heads, without head_dim");
+        }
         match (num_experts, num_experts_per_tok) {
             (Some(1..), Some(active)) if Some(active) > num_experts => {
                 fail("num_experts_per_tok", active, "at most the number of experts")
@@ -309,9 +337,9 @@ impl Config {
     }
 
     /// Returns the precision of the weights. Engines run a checkpoint in 32 bits in 16 (`--dtype auto` of vLLM and SGLang).
-    fn precision(&self, name: &str) -> Result<Precision, ModelError> {
+    fn precision(&self, name: &str, layers: u64) -> Result<Precision, ModelError> {
         if let Some(quantisation) = &self.quantization_config {
-            return quantisation.precision(name, self.experts.num_experts.is_some_and(|count| count > 0));
+            return quantisation.precision(name, layers);
         }
         match self.torch_dtype.as_deref().unwrap_or("bfloat16") {
             "bfloat16" | "float16" | "float32" => Ok(Precision::BITS_16),
@@ -322,20 +350,31 @@ impl Config {
         }
     }
 
+    /// Returns the width of a dense feed-forward network.
+    fn intermediate(&self, name: &str) -> Result<u64, ModelError> {
+        // A model of experts alone may leave it out.
+        let width = self.intermediate_size.or(self.experts.moe_intermediate_size);
+        let why = "it is the width of the feed-forward networks";
+        width.ok_or_else(|| ModelError::Missing { name: name.into(), field: "intermediate_size", why })
+    }
+
     /// Returns the experts of a model of so many layers, of which a pattern says how many are `dense`, if there is one.
-    fn experts(&self, layers: u64, dense: Option<u64>) -> Option<Experts> {
+    fn experts(&self, name: &str, layers: u64, dense: Option<u64>) -> Result<Option<Experts>, ModelError> {
         let experts = &self.experts;
-        let count = experts.num_experts.filter(|count| *count > 0)?;
-        let width = experts.moe_intermediate_size.unwrap_or(self.intermediate_size);
+        let Some(count) = experts.num_experts.filter(|count| *count > 0) else { return Ok(None) };
+        let why = "it says how many of the experts a token uses";
+        let missing = || ModelError::Missing { name: name.into(), field: "num_experts_per_tok", why };
+        let active = experts.num_experts_per_tok.ok_or_else(missing)?;
+        let width = experts.moe_intermediate_size.map_or_else(|| self.intermediate(name), Ok)?;
         // Llama 4 has one shared expert, which its configuration does not say.
         let shared = experts.n_shared_experts.unwrap_or(experts.interleave_moe_layer_step.map_or(0, |_| 1));
-        Some(Experts {
+        Ok(Some(Experts {
             count,
-            active: experts.num_experts_per_tok.unwrap_or(count),
+            active,
             width,
             shared_width: experts.shared_expert_intermediate_size.unwrap_or(shared * width),
             dense_layers: dense.unwrap_or_else(|| experts.dense_layers(layers)),
-        })
+        }))
     }
 
     fn latent(&self) -> Option<Latent> {
@@ -502,6 +541,43 @@ mod tests {
         }
         let pure = parse(r#", "model_type": "mamba", "state_size": 16, "expand": 2, "conv_kernel": 4"#);
         assert_eq!(pure, Err("m: by mamba_d_state no layer has attention, so there is no KV to plan".into()));
+    }
+
+    #[test]
+    fn what_says_too_little_or_too_much_is_refused() {
+        let error = |more: &str| small(more).unwrap_err().to_string();
+        assert_eq!(
+            error(r#", "num_experts": 8"#),
+            "m: num_experts_per_tok is missing; it says how many of the experts a token uses"
+        );
+        for field in ["hybrid_layer_pattern", "num_global_key_value_heads", "residual_moe"] {
+            let expected = format!("m: {field} says that layers differ in a way that is not modelled");
+            assert_eq!(error(&format!(r#", "{field}": [0, 1]"#)), expected);
+            assert!(small(&format!(r#", "{field}": false"#)).is_ok());
+        }
+        let narrow = r#"{"hidden_size": 2, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 9}"#;
+        assert_eq!(
+            parse_config("m", narrow).unwrap_err().to_string(),
+            "m: hidden_size is 2; it must be at least num_attention_heads, without head_dim"
+        );
+        let huge = r#", "linear_num_value_heads": 4096, "linear_value_head_dim": 1048576, "linear_num_key_heads": 4096,
+            "linear_key_head_dim": 4096, "full_attention_interval": 2"#;
+        assert!(error(huge).starts_with("m: full_attention_interval names layers that are no attention"));
+    }
+
+    #[test]
+    fn fields_of_families_are_understood() {
+        // MiniMax M2 has attention in all layers; the first Qwen counts gate and input together; MiMo lists its dense layers.
+        assert_eq!(small(r#", "attn_type_list": [1, 1]"#).unwrap().hybrid, None);
+        assert_eq!(small(r#", "model_type": "qwen""#).unwrap().intermediate, 32);
+        let experts = |more: &str| small(&format!(r#", "num_experts": 8{more}"#)).unwrap().experts.unwrap();
+        assert_eq!(experts(r#", "top_k_experts": 2, "moe_layer_freq": [0, 1, 1, 0]"#).dense_layers, 2);
+        assert_eq!(experts(r#", "moe_k": 2, "num_dense_layers": 3"#).dense_layers, 3);
+        assert_eq!(experts(r#", "num_experts_per_tok": 2, "decoder_sparse_step": 2"#).dense_layers, 13);
+        // A null does not hide what is around the configuration of the text model.
+        let nested = r#"{"quantization_config": {"quant_method": "fp8"}, "text_config": {"hidden_size": 64, "intermediate_size": 64,
+            "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 9, "quantization_config": null}}"#;
+        assert_ne!(parse_config("m", nested).unwrap().precision, Precision::BITS_16);
     }
 
     #[test]

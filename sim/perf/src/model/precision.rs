@@ -40,24 +40,33 @@ pub enum Arithmetic {
 /// Precision of the weights of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
-    /// Matrices of the layers, without experts.
-    pub layers: Bits,
-    /// Matrices of experts.
-    pub experts: Bits,
+    /// Matrices of attention and of recurrent layers.
+    pub attention: Bits,
+    /// Matrices of feed-forward networks, dense or of experts.
+    pub feed_forward: Bits,
     /// Embedding and output matrix.
     pub ends: Bits,
-    /// Arithmetic of the products in the layers. The output matrix is multiplied in 16 bits.
+    /// Arithmetic of the products in feed-forward networks, and of attention if as narrow. The output matrix is multiplied in 16 bits.
     pub arithmetic: Arithmetic,
 }
 
 impl Precision {
     /// All weights in 16 bits, BF16 or F16.
-    pub const BITS_16: Self =
-        Self { layers: Bits::each(16), experts: Bits::each(16), ends: Bits::each(16), arithmetic: Arithmetic::Bits16 };
+    pub const BITS_16: Self = Self {
+        attention: Bits::each(16),
+        feed_forward: Bits::each(16),
+        ends: Bits::each(16),
+        arithmetic: Arithmetic::Bits16,
+    };
 
     /// Returns weights whose layers are quantised alike, multiplied in `arithmetic`, between ends of 16 bits.
     pub const fn quantised(layers: Bits, arithmetic: Arithmetic) -> Self {
-        Self { layers, experts: layers, ends: Bits::each(16), arithmetic }
+        Self { attention: layers, feed_forward: layers, ends: Bits::each(16), arithmetic }
+    }
+
+    /// Returns the arithmetic of the products of attention.
+    pub fn attention_arithmetic(&self) -> Arithmetic {
+        if self.attention == Self::BITS_16.attention { Arithmetic::Bits16 } else { self.arithmetic }
     }
 }
 

@@ -341,6 +341,9 @@ fn links_and_devices_are_written_through() {
     assert_eq!(write(&link), kept);
     assert_eq!(Trace::load(&kept, None, None).unwrap().requests.len(), 1);
     assert_eq!(write(&device), std::path::Path::new("/dev/null"));
+    let (dangling, target) = (folder.path().join("dangling"), folder.path().join("target"));
+    std::os::unix::fs::symlink("target", &dangling).unwrap();
+    assert_eq!((write(&dangling), target.is_file()), ("target".into(), true));
     let error = Trace::load(&device, None, None).unwrap_err().to_string();
     assert!(error.ends_with("is a pipe or a device, and is read more than once; write it to a file first"), "{error}");
 }

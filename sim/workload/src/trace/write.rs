@@ -42,15 +42,20 @@ pub enum WriteFault {
     TooManyBlocks,
 }
 
+/// Where bytes go in the end: a file, or standard output.
+type Out = BufWriter<Box<dyn Write + Send>>;
+
 enum Sink {
-    Plain(BufWriter<File>),
-    Gzip(GzEncoder<BufWriter<File>>),
-    Zstd(zstd::Encoder<'static, BufWriter<File>>),
+    Plain(Out),
+    Gzip(GzEncoder<Out>),
+    Zstd(zstd::Encoder<'static, Out>),
 }
 
 impl Sink {
     fn create(path: &Path, packed_as: &Path) -> io::Result<Self> {
-        let file = BufWriter::with_capacity(1 << 17, File::create(path)?);
+        let out: Box<dyn Write + Send> =
+            if is_standard(path) { Box::new(io::stdout()) } else { Box::new(File::create(path)?) };
+        let file = BufWriter::with_capacity(1 << 17, out);
         Ok(match packed_as.extension().and_then(|extension| extension.to_str()) {
             Some("gz") => Self::Gzip(GzEncoder::new(file, Compression::best())),
             Some("zst") => Self::Zstd(zstd::Encoder::new(file, ZSTD_LEVEL)?),
@@ -76,6 +81,25 @@ impl Sink {
     }
 }
 
+/// Returns `true` for `-`, standard output.
+fn is_standard(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+/// Returns the temporary and the final path of a file to be written at `path`, behind symbolic links; `None` if bytes go there at once: to
+/// standard output, a pipe or a device.
+fn partial_of(path: &Path) -> Option<(PathBuf, PathBuf)> {
+    if is_standard(path) || fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return None;
+    }
+    // A link to a file that is not there yet has a target, but no canonical path.
+    let target = || Some(path.parent()?.join(fs::read_link(path).ok()?));
+    let last = fs::canonicalize(path).ok().or_else(target).unwrap_or_else(|| path.into());
+    let mut partial = OsString::from(&last);
+    partial.push(".partial");
+    Some((PathBuf::from(partial), last))
+}
+
 /// Line-by-line writer of a trace. The file has a temporary name until it is whole, so no partial file is ever taken for a trace. A pipe or
 /// device is written as it is.
 pub struct TraceWriter {
@@ -97,7 +121,7 @@ impl TraceWriter {
     }
 
     /// Creates a trace in format `mooncake`, `vidur` or `tokens`; gzip for names ending in `.gz`, Zstandard for `.zst`. Replaces an
-    /// existing file once the trace is whole.
+    /// existing file once the trace is whole. `-` is standard output.
     ///
     /// # Errors
     ///
@@ -107,13 +131,7 @@ impl TraceWriter {
         if !matches!(format, Format::Mooncake | Format::Vidur | Format::Tokens) {
             return Err(fail(WriteFault::Format(format)));
         }
-        let is_special = fs::metadata(path).is_ok_and(|found| !found.is_file());
-        let partial = (!is_special).then(|| {
-            let last = fs::canonicalize(path).unwrap_or_else(|_| path.into());
-            let mut partial = OsString::from(&last);
-            partial.push(".partial");
-            (PathBuf::from(partial), last)
-        });
+        let partial = partial_of(path);
         let to = partial.as_ref().map_or(path, |(partial, _)| partial);
         let mut sink = Sink::create(to, path).map_err(|e| fail(e.into()))?;
         if format == Format::Vidur {

@@ -250,6 +250,7 @@ impl SettingsArgs {
     pub(crate) fn as_recorded(&self) -> Self {
         let mut flags = Self { core: CoreSettings::default(), ..self.clone() };
         flags.fleet.replicas = None;
+        flags.fleet.prefix_caching = true;
         flags.limits.engine = None;
         flags.routing =
             RoutingArgs { tenants: None, router: Vec::new(), fail: Vec::new(), roles: None, slow: Vec::new() };

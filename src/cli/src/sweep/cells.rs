@@ -165,10 +165,11 @@ const OF_TIERS: [(&[&str], &[&str]); 4] = [
     (&["compression", "compression-gb-s"], &["disk-size", "remote"]),
 ];
 
-/// Returns `true` if a point has no tier for a parameter.
+/// Returns `true` if a parameter is of tiers that the grid names and a point does not have.
 fn lacks_tier(point: &Point<'_>, parameter: &str) -> bool {
-    let has = |tier: &&str| point.iter().any(|(known, setting)| known == tier && **setting != Setting::Off);
-    OF_TIERS.iter().any(|(flags, tiers)| flags.contains(&parameter) && !tiers.iter().any(has))
+    let Some((_, tiers)) = OF_TIERS.iter().find(|(flags, _)| flags.contains(&parameter)) else { return false };
+    let mut named = point.iter().filter(|(known, _)| tiers.contains(known)).peekable();
+    named.peek().is_some() && named.all(|(_, setting)| **setting == Setting::Off)
 }
 
 /// Returns the command line of `replay` for a point.

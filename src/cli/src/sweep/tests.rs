@@ -89,11 +89,14 @@ fn a_flag_that_takes_true_or_false_is_given_either() {
 #[test]
 fn a_cell_without_a_tier_leaves_the_flags_of_tiers_out() {
     let place = place();
-    let text =
-        "trace = 't.jsonl'\n[grid]\nhost-mem = ['none', '64GB']\n[fixed]\ntier-write = 'back'\ncompression = 0.5\n";
+    let text = "trace = 't.jsonl'\n[grid]\nhost-mem = ['none', '64GB']\n[fixed]\ntier-write = 'back'\n\
+                disk-size = 'none'\ncompression = 0.5\n";
     let cells = cells_of(&place, text).unwrap();
     let tiers = |cell: &Cell| cell.ready.as_ref().unwrap().settings.core.tiers.len();
     assert_eq!(cells.iter().map(tiers).collect::<Vec<_>>(), [0, 1]);
+    let unnamed = cells_of(&place, "trace = 't.jsonl'\n[fixed]\ntier-write = 'back'\n").err().unwrap();
+    let unnamed = format!("{unnamed:#}");
+    assert!(unnamed.contains("tier-write"), "{unnamed}");
 }
 
 #[test]

@@ -19,10 +19,10 @@ use std::path::Path;
 
 use super::{
     Attention, Device, Grid, LowerBound, Parallel, Points, Series, Stages, StepErrors, StepShape, Table, TableError,
-    TableFault, describe, head_work, linear_work, rows, token_counts,
+    TableFault, check_measured, describe, head_work, linear_work, rows, token_counts,
 };
 use crate::hardware::Hardware;
-use crate::model::{Model, Precision};
+use crate::model::Model;
 
 mod experts;
 
@@ -83,12 +83,10 @@ impl Table {
         parallel: Parallel,
         points: Points,
     ) -> Result<Self, TableError> {
-        if let Some(what) = lacks(model) {
-            return Err(TableError {
-                path: path.into(),
-                line: 0,
-                fault: TableFault::Lacks { what, model: model.name },
-            });
+        check_measured(path, model)?;
+        if model.latent.is_some() {
+            let fault = TableFault::Lacks { what: "latent attention", model: model.name };
+            return Err(TableError { path: path.into(), line: 0, fault });
         }
         let tensor = parallel.tensor;
         let device = Device::new(hardware, model, tensor);
@@ -119,17 +117,6 @@ impl Table {
             errors: StepErrors::default(),
         })
     }
-}
-
-/// Returns what a model has and the kernels read here do not, if anything.
-fn lacks(model: &Model) -> Option<&'static str> {
-    [
-        (model.latent.is_some(), "latent attention"),
-        (model.hybrid.is_some(), "recurrent layers"),
-        (model.precision != Precision::BITS_16, "quantised weights"),
-    ]
-    .into_iter()
-    .find_map(|(is, what)| is.then_some(what))
 }
 
 /// Measured matrix products: times by rows, for each pair of columns and depth, seconds.

@@ -18,7 +18,7 @@ use std::path::Path;
 
 use super::{
     Attention, Device, LowerBound, Parallel, Points, Series, Stages, StepErrors, Table, TableError, TableFault,
-    describe, head_work, linear_work, rows,
+    check_measured, describe, head_work, linear_work, rows,
 };
 use crate::cost::roofline::RESIDUAL_BYTES;
 use crate::hardware::Hardware;
@@ -90,6 +90,7 @@ impl Table {
         skew: Skew,
         points: Points,
     ) -> Result<Self, TableError> {
+        check_measured(path, model)?;
         let tensor = parallel.tensor;
         let profile = Profile::find(path, tensor);
         let path = &profile.tables;

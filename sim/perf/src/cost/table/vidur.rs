@@ -23,7 +23,7 @@ use std::path::Path;
 
 use super::{
     Attention, Device, Grid, Parallel, Series, Stages, StepErrors, StepShape, Table, TableError, TableFault, Work,
-    describe, linear_work, rows,
+    check_measured, describe, linear_work, rows,
 };
 use crate::cost::roofline::RESIDUAL_BYTES;
 use crate::hardware::Hardware;
@@ -87,6 +87,7 @@ impl Table {
     ///
     /// [`TableError`] if a file cannot be read, or lacks a point of the grid.
     pub fn from_vidur(path: &Path, hardware: &Hardware, model: &Model, parallel: Parallel) -> Result<Self, TableError> {
+        check_measured(path, model)?;
         let tensor = parallel.tensor;
         let device = Device::new(hardware, model, tensor);
         let layers = model.layers as f64;

@@ -64,6 +64,8 @@ const RECURRENT: [&str; 3] = ["mamba", "mamba2", "linear_attention"];
 /// Numbers of layers by sort.
 #[derive(Clone, Copy)]
 struct Counts {
+    /// Layers with all that a layer of a transformer has. A pattern counts attention and feed-forward networks apart.
+    layers: u64,
     attention: u64,
     recurrent: u64,
     feed_forward: u64,
@@ -75,6 +77,8 @@ const ELEMENT_BYTES: u64 = 2;
 const CONVOLUTION: u64 = 4;
 /// Greatest size of a dimension of a recurrent layer: products of three fit in 64 bits.
 const SIZE_MAX: u64 = 1 << 20;
+/// Greatest number of layers.
+const LAYERS_MAX: u64 = 1 << 12;
 
 impl LayerFields {
     /// Returns the layers by their sorts; `None` if all have attention and a feed-forward network.
@@ -86,12 +90,16 @@ impl LayerFields {
         let unknown = |field| ModelError::Recurrent { name: name.into(), field };
         let (field, counts) = self.counts();
         let Some(counts) = counts.map_err(unknown)? else { return Ok(None) };
+        if [counts.layers, counts.attention, counts.recurrent].into_iter().any(|n| n > LAYERS_MAX) {
+            return Err(unknown(field));
+        }
         let [elements, state, convolution] = self.sizes.of_layer().ok_or_else(|| unknown(field))?;
         if counts.attention == 0 {
             return Err(ModelError::NoAttention { name: name.into(), field });
         }
         let is_float32 = self.sizes.mamba_ssm_dtype.as_deref() == Some("float32");
         Ok(Some(Hybrid {
+            layers: counts.layers,
             attention_layers: counts.attention,
             recurrent_layers: counts.recurrent,
             feed_forward_layers: counts.feed_forward,
@@ -110,11 +118,14 @@ impl LayerFields {
     /// is not known.
     fn counts(&self) -> (&'static str, Result<Option<Counts>, &'static str>) {
         let n = self.num_hidden_layers;
-        let with = |recurrent: u64| Counts { attention: n.saturating_sub(recurrent), recurrent, feed_forward: n };
+        let with =
+            |recurrent: u64| Counts { layers: n, attention: n.saturating_sub(recurrent), recurrent, feed_forward: n };
         let some = |counts: Counts| Ok((counts.recurrent > 0).then_some(counts));
         if let Some(pattern) = &self.hybrid_override_pattern {
             let count = |sorts: &str| pattern.chars().filter(|sort| sorts.contains(*sort)).count() as u64;
-            let counts = Counts { attention: count("*"), recurrent: count("M"), feed_forward: count("-E") };
+            let (attention, recurrent, feed_forward) = (count("*"), count("M"), count("-E"));
+            let counts =
+                Counts { layers: (attention + recurrent).max(feed_forward), attention, recurrent, feed_forward };
             let all = counts.attention + counts.recurrent + counts.feed_forward;
             let known = all == pattern.chars().count() as u64;
             return ("hybrid_override_pattern", if known { some(counts) } else { Err("hybrid_override_pattern") });
@@ -134,18 +145,20 @@ impl LayerFields {
         if let Some(layers) = &self.attn_layer_indices {
             return ("attn_layer_indices", some(with(n.saturating_sub(layers.len() as u64))));
         }
-        for (field, sorts) in
-            [("attn_type_list", &self.attn_type_list), ("linear_attn_config", &self.linear_attn_config)]
-        {
-            if sorts.is_some() {
-                return (field, Err(field));
-            }
+        // All layers of MiniMax M2 have attention.
+        let is_attention = |sort: &Value| sort.as_u64() == Some(1);
+        let others = |sorts: &Value| !sorts.as_array().is_some_and(|sorts| sorts.iter().all(is_attention));
+        if self.attn_type_list.as_ref().is_some_and(others) {
+            return ("attn_type_list", Err("attn_type_list"));
+        }
+        if self.linear_attn_config.is_some() {
+            return ("linear_attn_config", Err("linear_attn_config"));
         }
         if self.model_type == "falcon_h1" {
             // Each layer has both side by side.
-            return ("model_type", Ok(Some(Counts { attention: n, recurrent: n, feed_forward: n })));
+            return ("model_type", Ok(Some(Counts { layers: n, attention: n, recurrent: n, feed_forward: n })));
         }
-        let pure = || Counts { attention: 0, recurrent: n, feed_forward: 0 };
+        let pure = || Counts { layers: n, attention: 0, recurrent: n, feed_forward: 0 };
         let counts = match self.sizes.mamba_d_state {
             None => Ok(None),
             Some(_) if self.model_type.contains("mamba") => Ok(Some(pure())),
@@ -166,7 +179,7 @@ impl RecurrentSizes {
     fn gated_delta_net(&self) -> Option<[u64; 3]> {
         let (heads, width) = (self.linear_num_value_heads?, self.linear_value_head_dim?);
         let (key_heads, key_width) = (self.linear_num_key_heads?, self.linear_key_head_dim?);
-        fit([heads, width, key_heads, key_width, self.convolution()])?;
+        fit([heads, width, key_heads, key_width, self.convolution()], self.hidden_size)?;
         let (keys, values) = (key_heads * key_width, heads * width);
         let inputs = self.hidden_size * (2 * keys + 2 * values + 2 * heads);
         let elements = inputs + values * self.hidden_size;
@@ -177,7 +190,7 @@ impl RecurrentSizes {
     fn mamba2(&self) -> Option<[u64; 3]> {
         let (heads, width, state) = (self.mamba_n_heads?, self.mamba_d_head?, self.mamba_d_state?);
         let groups = self.mamba_n_groups.unwrap_or(1);
-        fit([heads, width, state, groups, self.convolution()])?;
+        fit([heads, width, state, groups, self.convolution()], self.hidden_size)?;
         let inner = heads * width;
         let inputs = self.hidden_size * (2 * inner + 2 * groups * state + heads);
         let elements = inputs + inner * self.hidden_size;
@@ -188,7 +201,7 @@ impl RecurrentSizes {
     fn mamba(&self) -> Option<[u64; 3]> {
         let (expand, state) = (self.mamba_expand?, self.mamba_d_state?);
         let rank = self.mamba_dt_rank.unwrap_or(self.hidden_size.div_ceil(16));
-        fit([expand, state, rank, self.convolution()])?;
+        fit([expand, state, rank, self.convolution()], self.hidden_size)?;
         let inner = expand * self.hidden_size;
         let elements = inner * (3 * self.hidden_size + 2 * rank + 2 * state);
         Some([elements, inner * state, inner * (self.convolution() - 1)])
@@ -201,8 +214,8 @@ impl RecurrentSizes {
 }
 
 /// Returns `None` if a size is 0 or out of proportion.
-fn fit<const N: usize>(sizes: [u64; N]) -> Option<()> {
+fn fit<const N: usize>(sizes: [u64; N], hidden: u64) -> Option<()> {
     let within = sizes.iter().all(|size| (1..=SIZE_MAX).contains(size));
-    let product = sizes.iter().map(|size| *size as f64).product::<f64>();
-    (within && product < (1u64 << 40) as f64).then_some(())
+    let product = sizes.iter().map(|size| *size as f64).product::<f64>() * hidden as f64;
+    (within && product < (1u64 << 48) as f64).then_some(())
 }

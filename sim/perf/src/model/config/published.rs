@@ -10,7 +10,7 @@ const NESTED: [&str; 3] = ["text_config", "llm_config", "language_config"];
 const PARTS: [&str; 2] = ["attn_config", "ffn_config"];
 
 /// Fields, and their other names.
-const NAMES: [(&str, &[&str]); 16] = [
+const NAMES: [(&str, &[&str]); 17] = [
     ("num_hidden_layers", &["n_layer", "n_layers", "num_layers"]),
     ("hidden_size", &["n_embd", "n_embed", "d_model"]),
     ("num_attention_heads", &["n_head", "n_heads"]),
@@ -20,17 +20,21 @@ const NAMES: [(&str, &[&str]); 16] = [
     ("vocab_size", &["padded_vocab_size"]),
     ("max_position_embeddings", &["n_positions", "seq_length", "max_seq_len"]),
     ("torch_dtype", &["dtype"]),
+    ("quantization_config", &["compression_config"]),
     ("num_experts", &["num_local_experts", "n_routed_experts", "moe_num_experts"]),
-    ("num_experts_per_tok", &["experts_per_token", "moe_top_k", "moe_k"]),
+    (
+        "num_experts_per_tok",
+        &["experts_per_token", "moe_top_k", "moe_k", "moe_topk", "top_k_experts", "num_experts_per_token"],
+    ),
     ("n_shared_experts", &["moe_num_shared_experts", "num_shared_experts"]),
-    ("first_k_dense_replace", &["moe_layer_start_index"]),
+    ("first_k_dense_replace", &["moe_layer_start_index", "num_dense_layers"]),
     ("shared_expert_intermediate_size", &["shared_intermediate_size", "moe_shared_expert_intermediate_size"]),
     ("layer_types", &["layers_block_type", "block_types"]),
     ("mamba_d_state", &["ssm_state_size", "state_size"]),
 ];
 
 /// Families whose output matrix is the embedding unless `tie_word_embeddings` says otherwise.
-const TIED: [&str; 13] = [
+const TIED: [&str; 15] = [
     "gemma",
     "gemma2",
     "gemma3",
@@ -44,10 +48,12 @@ const TIED: [&str; 13] = [
     "bloom",
     "mpt",
     "starcoder2",
+    "smollm3",
+    "ernie4_5",
 ];
 
 /// Families whose feed-forward networks have two matrices: no gate.
-const UNGATED: [&str; 13] = [
+const UNGATED: [&str; 16] = [
     "gpt2",
     "gpt_bigcode",
     "gptj",
@@ -61,6 +67,9 @@ const UNGATED: [&str; 13] = [
     "starcoder2",
     "nemotron",
     "nemotron_h",
+    "arcee",
+    "apertus",
+    "persimmon",
 ];
 
 /// Fields of families that leave them out.
@@ -79,14 +88,37 @@ const DEFAULTS: [(&str, &[(&str, u64)]); 2] = [
     ("gemma2", &[("sliding_window", 4096)]),
 ];
 
+/// Fields of models whose layers differ in KV heads, widths or networks: Gemma 4, MiMo-V2, Step-3.5, Nemotron NAS, LongCat, Grok, Arctic, Ring.
+const UNMODELLED: [&str; 10] = [
+    "num_global_key_value_heads",
+    "hybrid_layer_pattern",
+    "num_attention_groups",
+    "block_configs",
+    "zero_expert_num",
+    "residual_moe",
+    "parallel_attn_mlp_res",
+    "enable_moe_block",
+    "layer_group_size",
+    "moe_layers_enum",
+];
+
+/// Returns a field that says what is not modelled, if there is one.
+pub(super) fn unmodelled(fields: &Map<String, Value>) -> Option<&'static str> {
+    let says = |field: &&str| {
+        fields.get(*field).is_some_and(|value| *value != Value::Bool(false) && value.as_u64() != Some(0))
+    };
+    UNMODELLED.into_iter().find(says)
+}
+
 /// Returns the fields of the language model, each under its first name, with the defaults of the family. Fields of a nested configuration
 /// come before those around it.
 pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
+    published.retain(|_, value| !value.is_null());
     let nested = NESTED.iter().find_map(|name| match published.remove(*name) {
         Some(Value::Object(inner)) => Some(inner),
         _ => None,
     });
-    published.extend(nested.into_iter().flatten());
+    published.extend(nested.into_iter().flatten().filter(|(_, value)| !value.is_null()));
     for name in PARTS {
         if let Some(Value::Object(part)) = published.remove(name) {
             part.into_iter().for_each(|(name, value)| {
@@ -112,6 +144,12 @@ pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
         && let Some(hidden) = published.get("hidden_size").and_then(Value::as_u64)
     {
         published.entry("intermediate_size").or_insert(hidden.saturating_mul(4).into());
+    }
+    // The first Qwen counts gate and input together.
+    if family == "qwen"
+        && let Some(width) = published.get("intermediate_size").and_then(Value::as_u64)
+    {
+        published.insert("intermediate_size".into(), (width / 2).into());
     }
     // EXAONE 4 spells the pattern of its layers out, and lists them too.
     if published.get("sliding_window_pattern").is_some_and(Value::is_string) {

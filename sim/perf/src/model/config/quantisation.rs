@@ -1,5 +1,7 @@
 //! Precision of published weights: `quantization_config`, by the names of vLLM's and SGLang's methods.
 
+use std::collections::BTreeSet;
+
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -26,9 +28,14 @@ pub(super) struct Quantisation {
     quant_algo: Option<String>,
     config_groups: serde_json::Map<String, Value>,
     kv_cache_scheme: Option<Scheme>,
-    /// Modules that are not quantised, or patterns of their names.
-    #[serde(alias = "modules_to_not_convert")]
-    ignore: Option<Vec<String>>,
+    kv_cache_quant_algo: Option<String>,
+    /// Modules that are not quantised, or patterns of their names, by the names of several tools.
+    ignore: Option<Value>,
+    modules_to_not_convert: Option<Value>,
+    ignored_layers: Option<Value>,
+    exclude_modules: Option<Value>,
+    /// Patterns of GPTQModel; those with `-:` are not quantised.
+    dynamic: Option<serde_json::Map<String, Value>>,
 }
 
 /// How the weights, activations or KV of a `compressed-tensors` checkpoint are quantised.
@@ -49,17 +56,26 @@ struct Group {
 }
 
 impl Quantisation {
-    /// Returns the precision of the weights of the model called `name`, with or without experts.
+    /// Returns the precision of the weights of the model called `name`, of so many layers.
     ///
     /// # Errors
     ///
     /// [`ModelError::UnknownDtype`] for a method or a number of bits not known here.
-    pub(super) fn precision(&self, name: &str, has_experts: bool) -> Result<Precision, ModelError> {
+    pub(super) fn precision(&self, name: &str, layers: u64) -> Result<Precision, ModelError> {
         let precision = self.precision_of_method(name)?;
-        // Then experts are the bulk of what is quantised.
-        let spares_attention = |module: &String| module.contains("self_attn") && !module.contains("norm");
-        let spared = has_experts && self.ignore.iter().flatten().any(spares_attention);
-        Ok(if spared { Precision { layers: Precision::BITS_16.layers, ..precision } } else { precision })
+        let attention = if self.spares_attention(layers) { Precision::BITS_16.attention } else { precision.attention };
+        Ok(Precision { attention, ..precision })
+    }
+
+    /// Returns `true` if the matrices of attention of most layers are not quantised.
+    fn spares_attention(&self, layers: u64) -> bool {
+        let lists = [&self.ignore, &self.modules_to_not_convert, &self.ignored_layers, &self.exclude_modules];
+        let listed = lists.into_iter().flatten().filter_map(Value::as_array).flatten().filter_map(Value::as_str);
+        let patterns =
+            self.dynamic.iter().flat_map(|patterns| patterns.keys()).filter_map(|key| key.strip_prefix("-:"));
+        let spared: Vec<&str> = listed.chain(patterns).filter(|module| is_attention(module)).collect();
+        let numbers: BTreeSet<u64> = spared.iter().filter_map(|module| layer_of(module)).collect();
+        spared.iter().any(|module| layer_of(module).is_none()) || 2 * numbers.len() as u64 > layers
     }
 
     fn precision_of_method(&self, name: &str) -> Result<Precision, ModelError> {
@@ -73,7 +89,7 @@ impl Quantisation {
             }
             "compressed-tensors" => self.compressed_tensors().ok_or_else(unknown)?,
             // As published for gpt-oss: experts alone.
-            "mxfp4" => Precision { experts: Bits::grouped(4, 8, 32), ..Precision::BITS_16 },
+            "mxfp4" => Precision { feed_forward: Bits::grouped(4, 8, 32), ..Precision::BITS_16 },
             "modelopt" | "modelopt_fp4" => match self.quant_algo.as_deref() {
                 Some("FP8") => Precision::quantised(Bits::each(8), Arithmetic::Bits8),
                 Some("NVFP4") => widened(Bits::grouped(4, 8, 16)),
@@ -91,7 +107,8 @@ impl Quantisation {
 
     /// Returns the bytes of an element of the KV cache, which engines take from the checkpoint.
     pub(super) fn kv_bytes(&self) -> u64 {
-        if self.kv_cache_scheme.as_ref().is_some_and(|scheme| scheme.num_bits == 8) { 1 } else { 2 }
+        let is_fp8 = self.kv_cache_quant_algo.as_deref() == Some("FP8");
+        if is_fp8 || self.kv_cache_scheme.as_ref().is_some_and(|scheme| scheme.num_bits == 8) { 1 } else { 2 }
     }
 
     /// Returns the precision of a `compressed-tensors` checkpoint by its first group; `None` if there is none that is understood.
@@ -115,6 +132,21 @@ impl Quantisation {
     }
 }
 
+/// Returns `true` for the name, or a pattern, of all matrices of attention or of one of them.
+fn is_attention(module: &str) -> bool {
+    let Some(at) = module.rfind("attn") else { return false };
+    let part = module[at + 4..].trim_matches(|c: char| !c.is_alphanumeric());
+    part.is_empty()
+        || ["q_proj", "k_proj", "v_proj", "o_proj", "qkv", "in_proj_qkv", "out_proj"]
+            .iter()
+            .any(|name| part.starts_with(name))
+}
+
+/// Returns the number of the layer in the name of a module; `None` for a pattern of all layers.
+fn layer_of(module: &str) -> Option<u64> {
+    module.split('.').find_map(|part| part.parse().ok())
+}
+
 /// Returns the bits of a weight with a scale for each group, and a zero point if there is one; `None` for bits out of range.
 fn bits(bits: u64, scale: u64, group_size: Option<i64>, zero_point: bool) -> Option<Bits> {
     let shared = scale + if zero_point { bits } else { 0 };
@@ -130,7 +162,7 @@ mod tests {
 
     fn precision(text: &str) -> Result<Precision, String> {
         let quantisation: Quantisation = serde_json::from_str(text).unwrap();
-        quantisation.precision("m", true).map_err(|error| error.to_string())
+        quantisation.precision("m", 4).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -157,18 +189,43 @@ mod tests {
             ),
             (
                 r#"{"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}"#,
-                Ok(Precision { experts: Bits::grouped(4, 8, 32), ..Precision::BITS_16 }),
+                Ok(Precision { feed_forward: Bits::grouped(4, 8, 32), ..Precision::BITS_16 }),
             ),
             (
                 r#"{"quant_method": "compressed-tensors", "ignore": ["lm_head", "re:.*self_attn.*"], "config_groups": {"group_0": {
                     "weights": {"num_bits": 4, "type": "int", "group_size": 32}}}}"#,
-                Ok(Precision { experts: Bits::grouped(4, 16, 32), ..Precision::BITS_16 }),
+                Ok(Precision { feed_forward: Bits::grouped(4, 16, 32), ..Precision::BITS_16 }),
             ),
             (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, widened(Bits::grouped(4, 8, 16))),
             (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, widened(Bits::grouped(4, 32, 64))),
             (r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#, in_8_bits),
         ] {
             assert_eq!(precision(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn attention_that_is_left_out_has_16_bits() {
+        let spared = |lists: &str| {
+            let text = format!(r#"{{"quant_method": "fp8", {lists}}}"#);
+            precision(&text).unwrap()
+                == Precision { attention: Bits::each(16), ..Precision::quantised(Bits::each(8), Arithmetic::Bits8) }
+        };
+        for lists in [
+            r#""modules_to_not_convert": ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn", "model.layers.2.self_attn"]"#,
+            r#""ignored_layers": ["re:.*self_attn.*"]"#,
+            r#""exclude_modules": ["lm_head", "*.self_attn.o_proj"]"#,
+            r#""dynamic": {"-:.*attn.*": {}}"#,
+            r#""ignore": null, "modules_to_not_convert": ["self_attn"]"#,
+        ] {
+            assert!(spared(lists), "{lists}");
+        }
+        for lists in [
+            r#""modules_to_not_convert": ["model.layers.0.self_attn", "model.layers.3.self_attn"]"#,
+            r#""ignore": ["lm_head", "model.layers.0.linear_attn.conv1d", "re:.*self_attn.q_norm"]"#,
+            r#""dynamic": {"+:.*attn.*": {}}"#,
+        ] {
+            assert!(!spared(lists), "{lists}");
         }
     }
 
@@ -194,6 +251,7 @@ mod tests {
     fn the_kv_follows_the_checkpoint() {
         let kv_bytes = |text: &str| serde_json::from_str::<Quantisation>(text).unwrap().kv_bytes();
         assert_eq!(kv_bytes(r#"{"quant_method": "fp8"}"#), 2);
+        assert_eq!(kv_bytes(r#"{"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}"#), 1);
         assert_eq!(
             kv_bytes(r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}"#),
             1
