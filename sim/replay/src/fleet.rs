@@ -80,7 +80,7 @@ pub enum ReplayError {
         /// Number of unfinished requests.
         unfinished: u64,
     },
-    /// Arrival, step or copy beyond [`TIME_MAX_NS`].
+    /// Arrival, step or copy beyond the time that a replay can count.
     #[error(
         "an arrival, a step or a copy ends after more than {} years; check the trace, --speed, --slow and the hardware file",
         TIME_MAX_NS / YEAR_NS
