@@ -140,15 +140,14 @@ struct ExpertConfig {
 impl ExpertConfig {
     /// Returns the number of layers, of so many, with a dense network in place of experts.
     fn dense_layers(&self, layers: u64) -> u64 {
+        if let Some(flags) = self.moe_layer_freq.as_ref().and_then(Value::as_array) {
+            return (flags.iter().filter(|flag| flag.as_u64() == Some(0)).count() as u64).min(layers);
+        }
         let every = |step: Option<u64>| step.filter(|step| *step > 1).map(|step| layers - layers / step);
         let stepped = every(self.decoder_sparse_step)
             .or_else(|| every(self.interleave_moe_layer_step))
             .or_else(|| every(self.expert_layer_period));
         let listed = self.mlp_only_layers.as_ref().map_or(0, |listed| listed.len() as u64);
-        let flags = self.moe_layer_freq.as_ref().and_then(Value::as_array);
-        if let Some(flags) = flags {
-            return (flags.iter().filter(|flag| flag.as_u64() == Some(0)).count() as u64).min(layers);
-        }
         let dense = stepped.unwrap_or(0) + listed + self.first_k_dense_replace.unwrap_or(0);
         dense.min(layers)
     }

@@ -121,12 +121,11 @@ pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
     published.extend(nested.into_iter().flatten().filter(|(_, value)| !value.is_null()));
     for name in PARTS {
         if let Some(Value::Object(part)) = published.remove(name) {
-            part.into_iter().for_each(|(name, value)| {
+            part.into_iter().filter(|(_, value)| !value.is_null()).for_each(|(name, value)| {
                 published.entry(name).or_insert(value);
             });
         }
     }
-    published.retain(|_, value| !value.is_null());
     for (name, others) in NAMES {
         for other in others {
             if let Some(value) = published.remove(*other) {
