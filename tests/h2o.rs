@@ -8,8 +8,15 @@ use trunkline_tests::server::{Answer, Client, TestServer, greedy};
 
 /// Limits of a model whose last layer keeps all tokens; the other drops three of four. Steps run two at a time.
 fn config(other: Keeps) -> Config {
-    let h2o =
-        H2oConfig { mode: Mode::On, ratio: 4.0, sink: 4, recent: 8, trigger: 32, interval: 4, ..H2oConfig::default() };
+    let h2o = H2oConfig {
+        mode: Mode::On,
+        ratio: Some(4.0),
+        sink: 4,
+        recent: 8,
+        trigger: 32,
+        interval: 4,
+        ..H2oConfig::default()
+    };
     Config {
         block_size: 4,
         device_blocks: 256,

@@ -97,7 +97,15 @@ fn forgetting(keeps: Keeps, tiers: &[(&str, Write)]) -> Config {
     let mode = if keeps == Keeps::Scored { Mode::On } else { Mode::Off };
     Config {
         worker: WorkerFacts { groups: vec![Keeps::All, keeps], ..WorkerFacts::default() },
-        h2o: H2oConfig { mode, ratio: 3.0, sink: 16, recent: 32, trigger: 64, interval: 2, ..H2oConfig::default() },
+        h2o: H2oConfig {
+            mode,
+            ratio: Some(3.0),
+            sink: 16,
+            recent: 32,
+            trigger: 64,
+            interval: 2,
+            ..H2oConfig::default()
+        },
         ..config(tiers)
     }
 }

@@ -239,8 +239,15 @@ async fn blocks_go_to_a_tier_and_come_back_through_the_connection() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_with_layer_groups_drops_what_an_embedded_one_drops() {
-    let h2o =
-        H2oConfig { mode: Mode::On, ratio: 4.0, sink: 4, recent: 8, trigger: 32, interval: 4, ..H2oConfig::default() };
+    let h2o = H2oConfig {
+        mode: Mode::On,
+        ratio: Some(4.0),
+        sink: 4,
+        recent: 8,
+        trigger: 32,
+        interval: 4,
+        ..H2oConfig::default()
+    };
     let core = Config {
         block_size: 4,
         device_blocks: 256,

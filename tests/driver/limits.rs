@@ -197,7 +197,7 @@ pub(crate) fn divide_layers(seed: u64, config: &mut Config) {
     let size = config.block_size;
     config.h2o.mode = pick(&mut rng, &[h2o::Mode::Off, h2o::Mode::Probe, h2o::Mode::On, h2o::Mode::On]);
     config.h2o.scorer = any_of(&mut rng, h2o::REGISTRY.entries().iter().map(|entry| (entry.name, entry.params)));
-    config.h2o.ratio = pick(&mut rng, &[1.0, 1.5, 3.0, 64.0]);
+    config.h2o.ratio = Some(pick(&mut rng, &[1.0, 1.5, 3.0, 64.0]));
     config.h2o.sink = pick(&mut rng, &[0, 1, size]);
     config.h2o.recent = pick(&mut rng, &[0, 1, 2 * size]);
     config.h2o.block = pick(&mut rng, &[0, size, 3 * size]);

@@ -3,14 +3,17 @@
 pub mod full_heads;
 pub mod head_file;
 pub mod head_loss;
+pub mod total;
 
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use trunkline_port::ModelInfo;
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
+use self::full_heads::FullHeads;
 use self::head_file::HeadFile;
 use self::head_loss::{HeadLosses, head_losses};
 use crate::bench::h2o::rig::BLOCK;
@@ -33,10 +36,10 @@ pub struct H2oArgs {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Find the KV heads of a model that have to keep every token, and write them to a file beside the model, where `serve --h2o` finds it.
+    /// Find what a model loses if one of its KV heads drops tokens, and write it to a file beside the model, where `serve --h2o` finds it.
     ///
     /// The model reads texts, and reads on with one KV head at a time that has dropped what `--h2o on` would drop at a ratio of 6. Heads whose loss
-    /// changes most what the model says next keep every token later; the others may drop tokens.
+    /// changes most what the model says next keep every token later; the others drop tokens, the fewer the more they lose.
     #[command(after_help = EXAMPLES)]
     Calibrate(CalibrateArgs),
 }
@@ -56,10 +59,6 @@ struct CalibrateArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     texts: u32,
 
-    /// KV heads that keep every token, of all layers together [default: 27.5 % of all].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    heads: Option<u32>,
-
     /// Threads that compute, at most 1024; 0 is one per core.
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
@@ -78,11 +77,14 @@ pub fn run(args: &H2oArgs) -> anyhow::Result<()> {
     let path = &args.model;
     let tokenizer = Tokenizer::load(path)?;
     let model = Model::load(path).with_context(|| format!("cannot load the model {}", path.display()))?;
+    let info = model.info();
     let file = calibrate(args, &tokenizer, model)?;
     let output = args.output.clone().unwrap_or_else(|| HeadFile::default_path(path));
     file.write(&output)?;
-    print(&render(&file)?)?;
-    print(&format!("--h2o-layers {}", file.keep))?;
+    let losses = file.losses()?;
+    let full = losses.full_heads(&info, total::DEFAULT);
+    print(&render(&losses, &full, &info))?;
+    print(&format!("--h2o-layers {full}"))?;
     print(&format!("wrote {}", output.display()))
 }
 
@@ -90,15 +92,11 @@ fn calibrate(args: &CalibrateArgs, tokenizer: &Tokenizer, model: Model) -> anyho
     let (name, info) = (model.name().to_owned(), model.info());
     let n = args.tokens as usize / BLOCK * BLOCK;
     let losses = head_losses(model, tokenizer, n, args.texts, args.threads)?;
-    let full = match args.heads {
-        Some(heads) => losses.first_heads(&info, heads as usize),
-        None => losses.full_heads(&info),
-    };
     Ok(HeadFile {
         model: name,
         revision: revision(&args.model)
             .with_context(|| format!("cannot read the files of {}", args.model.display()))?,
-        keep: full.to_string(),
+        keep: None,
         tokens: n as u32,
         texts: args.texts * texts::KINDS.len() as u32,
         kv_heads: info.n_kv_heads,
@@ -107,17 +105,19 @@ fn calibrate(args: &CalibrateArgs, tokenizer: &Tokenizer, model: Model) -> anyho
     })
 }
 
-/// Returns a table of the heads that lose most: those that keep every token, and half as many more.
-fn render(file: &HeadFile) -> anyhow::Result<String> {
-    let full = file.full_heads()?;
-    let losses = HeadLosses { rest: file.rest.clone(), repeated: file.repeated.clone() };
+/// Returns a table of the heads that lose most: those that keep every token, and as many more.
+fn render(losses: &HeadLosses, full: &FullHeads, info: &ModelInfo) -> String {
+    let joint = |head: &u32| losses.rest[*head as usize] + losses.repeated[*head as usize];
+    let mut heads: Vec<u32> = (0..info.n_layers * info.n_kv_heads).collect();
+    heads.sort_by(|a, b| full.contains(*b).cmp(&full.contains(*a)).then(joint(b).total_cmp(&joint(a))));
     let mut table = table();
-    table.set_header(["KV head", "loss, rest of a text", "loss, repetition", "keeps"]);
-    for head in losses.order().into_iter().take(full.len() + full.len().div_ceil(2)) {
+    let keeps = format!("keeps at --h2o-total {}", total::DEFAULT);
+    table.set_header(["KV head", "loss, rest of a text", "loss, repetition", &keeps]);
+    for head in heads.into_iter().take(2 * full.len()) {
         let keeps = if full.contains(head) { "every token" } else { "what attention reads" };
-        let name = format!("{}.{}", head / file.kv_heads, head % file.kv_heads);
+        let name = format!("{}.{}", head / info.n_kv_heads, head % info.n_kv_heads);
         let percent = |shares: &[f64]| format!("{:.1} %", 100.0 * shares[head as usize]);
         table.add_row([name, percent(&losses.rest), percent(&losses.repeated), keeps.into()]);
     }
-    Ok(table.to_string())
+    table.to_string()
 }

@@ -6,13 +6,17 @@ use serde::de::MapAccess;
 use tracing::warn;
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, ConfigError, Keeps};
+use trunkline_port::ModelInfo;
 use trunkline_worker::Model;
 
 use crate::h2o::full_heads::FullHeads;
+use crate::h2o::head_loss::HeadLosses;
+use crate::h2o::total;
 
 /// Keys of a config file, each the name of a flag.
-pub const H2O_KEYS: [&str; 9] = [
+pub const H2O_KEYS: [&str; 10] = [
     "h2o-layers",
+    "h2o-total",
     "h2o-scorer",
     "h2o-ratio",
     "h2o-sink",
@@ -34,15 +38,20 @@ const FULL_LAYERS_UNKNOWN: u32 = 4;
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct H2oSettings {
     /// Layers, or single KV heads as LAYER.HEAD, that keep every token while the others drop tokens, as in 7.2,17.1,18: those that read far
-    /// back [default: as trunkline h2o calibrate found them, else each fourth layer, with --h2o-ratio 2 at most].
+    /// back [default: those that lose most as found by trunkline h2o calibrate, else each fourth layer, with --h2o-ratio 2 at most].
     #[arg(long, value_name = "LAYERS")]
     pub h2o_layers: Option<String>,
+
+    /// Tokens of a sequence for each token kept, in the mean over all KV heads, 1.1 to 16: says how many heads keep every token, and how much the
+    /// others drop [default: 2.5].
+    #[arg(long, value_name = "RATIO")]
+    pub h2o_total: Option<String>,
 
     /// Way to rank the blocks of a sequence; an unknown name lists all [default: h2o].
     #[arg(long, value_name = "NAME")]
     pub h2o_scorer: Option<String>,
 
-    /// Tokens of a sequence for each token kept in the layers that drop tokens, in the mean over these layers [default: 6].
+    /// Tokens of a sequence for each token kept in the heads that drop tokens, in the mean over these heads [default: as --h2o-total asks, 6 at most].
     #[arg(long, value_name = "RATIO")]
     pub h2o_ratio: Option<String>,
 
@@ -77,6 +86,7 @@ impl H2oSettings {
     pub fn or(self, other: Self) -> Self {
         Self {
             h2o_layers: self.h2o_layers.or(other.h2o_layers),
+            h2o_total: self.h2o_total.or(other.h2o_total),
             h2o_scorer: self.h2o_scorer.or(other.h2o_scorer),
             h2o_ratio: self.h2o_ratio.or(other.h2o_ratio),
             h2o_sink: self.h2o_sink.or(other.h2o_sink),
@@ -99,6 +109,7 @@ impl H2oSettings {
         };
         let field = match key {
             "h2o-layers" => &mut self.h2o_layers,
+            "h2o-total" => &mut self.h2o_total,
             "h2o-scorer" => &mut self.h2o_scorer,
             "h2o-ratio" => &mut self.h2o_ratio,
             "h2o-sink" => &mut self.h2o_sink,
@@ -131,47 +142,82 @@ impl H2oSettings {
     }
 
     /// Divides the layers of a model into those that keep every token and those that drop tokens, if eviction is on or the layers are
-    /// given, and gives the core its groups and their weights. `found` are heads that were found to read far back.
+    /// given, and gives the core its groups, their weights and the ratio. `losses` are those of the model's heads, if they were measured.
     ///
     /// # Errors
-    /// If a layer or head is no number, does not exist, or has a sliding window.
-    pub fn divide(&self, model: Model, found: Option<&FullHeads>, config: &mut Config) -> anyhow::Result<Model> {
+    /// If a layer or head is no number, does not exist, or has a sliding window, or if the total is no number or out of reach.
+    pub fn divide(&self, model: Model, losses: Option<&HeadLosses>, config: &mut Config) -> anyhow::Result<Model> {
         let is_wanted = config.h2o.mode != Mode::Off || self.h2o_layers.is_some();
-        let model = if is_wanted { self.with_groups(model, found, config)? } else { model };
+        let model = if is_wanted { self.with_groups(model, losses, config)? } else { model };
         config.worker.groups = model.info().groups.iter().map(|group| group.keeps).collect();
         Ok(model)
     }
 
-    fn with_groups(&self, model: Model, found: Option<&FullHeads>, config: &mut Config) -> anyhow::Result<Model> {
+    /// Gives the core the ratio that the total asks for, unless the ratio is set or no group of the model drops tokens.
+    ///
+    /// # Errors
+    /// If the total is no number or out of reach, or stands beside a ratio.
+    pub fn set_ratio(&self, model: &ModelInfo, config: &mut Config) -> anyhow::Result<()> {
+        let total = self.total()?;
+        if model.groups.iter().any(|group| group.keeps == Keeps::Scored) {
+            total::set_ratio(total, model, config)?;
+        }
+        Ok(())
+    }
+
+    fn total(&self) -> anyhow::Result<Option<f32>> {
+        self.h2o_total.as_deref().map(total::parse).transpose()
+    }
+
+    fn with_groups(&self, model: Model, losses: Option<&HeadLosses>, config: &mut Config) -> anyhow::Result<Model> {
         let info = model.info();
-        let full = match (self.h2o_layers.as_deref(), found) {
-            (Some(text), _) => FullHeads::parse(LAYERS, text, info.n_layers, info.n_kv_heads)?,
-            (None, Some(found)) => found.clone(),
-            (None, None) => {
-                if config.h2o.ratio > RATIO_MAX_UNKNOWN {
-                    warn!(
-                        "dropping at most one token of two, because it is not known which KV heads read far back; trunkline h2o \
-                         calibrate finds them"
-                    );
-                    config.h2o.ratio = RATIO_MAX_UNKNOWN;
-                }
-                FullHeads::of_layers(&spread_layers(info.n_layers), info.n_layers, info.n_kv_heads)
-            }
-        };
-        let model = divided(model, &full)?;
-        config.h2o.weigh(&model.info().groups);
+        let full = known_heads(&info, self.h2o_layers.as_deref(), losses, self.total()?)?;
+        let is_known = full.is_some();
+        let every_fourth = || FullHeads::of_layers(&spread_layers(info.n_layers), info.n_layers, info.n_kv_heads);
+        let model = divided(model, &full.unwrap_or_else(every_fourth))?;
+        let info = model.info();
+        config.h2o.weigh(&info.groups);
+        self.set_ratio(&info, config)?;
+        let ratio = config.h2o.ratio.get_or_insert(RATIO_MAX_UNKNOWN);
+        if !is_known && *ratio > RATIO_MAX_UNKNOWN {
+            warn!(
+                "dropping at most one token of two, because it is not known which KV heads read far back; trunkline h2o \
+                 calibrate finds them"
+            );
+            *ratio = RATIO_MAX_UNKNOWN;
+        }
         Ok(model)
     }
 }
 
-/// Divides a model for a server with `--h2o on` elsewhere: heads of `layers` keep every token, or else those `found` for the model.
+/// Returns the heads of a model that keep every token: those given, or those that lose most; `None` if neither is known.
+fn known_heads(
+    info: &ModelInfo,
+    given: Option<&str>,
+    losses: Option<&HeadLosses>,
+    total: Option<f32>,
+) -> anyhow::Result<Option<FullHeads>> {
+    let Some(given) = given else {
+        return Ok(losses.map(|losses| losses.full_heads(info, total.unwrap_or(total::DEFAULT))));
+    };
+    let full = FullHeads::parse(LAYERS, given, info.n_layers, info.n_kv_heads)?;
+    Ok(Some(match losses {
+        Some(losses) => losses.join(full),
+        None => full,
+    }))
+}
+
+/// Divides a model for a server with `--h2o on` elsewhere: heads of `layers` keep every token, or else those that lose most.
 ///
 /// # Errors
 /// If a layer or head is no number, does not exist, or has a sliding window, or if no heads are known.
-pub fn divided_for_a_server(model: Model, layers: Option<&str>, found: Option<FullHeads>) -> anyhow::Result<Model> {
-    let info = model.info();
-    let given = layers.map(|text| FullHeads::parse(LAYERS, text, info.n_layers, info.n_kv_heads)).transpose()?;
-    let full = given.or(found).context(
+pub fn divided_for_a_server(
+    model: Model,
+    layers: Option<&str>,
+    losses: Option<&HeadLosses>,
+    total: Option<f32>,
+) -> anyhow::Result<Model> {
+    let full = known_heads(&model.info(), layers, losses, total)?.context(
         "it is not known which KV heads of the model read far back; find them with trunkline h2o calibrate, or name some with --h2o-layers",
     )?;
     divided(model, &full)
@@ -211,39 +257,53 @@ mod tests {
         assert_eq!(divided(&H2oSettings::default(), Mode::Off).unwrap().1.worker.groups, []);
         let (groups, config) = divided(&layers_of("1"), Mode::On).unwrap();
         assert_eq!((groups, config.worker.groups), (vec![vec![1], vec![0]], vec![Keeps::All, Keeps::Scored]));
-        assert_eq!(config.h2o.ratio, 6.0);
+        assert_eq!(config.h2o.ratio, Some(6.0), "half of the model is whole");
     }
 
-    #[test]
-    fn layers_found_for_a_model_are_the_default_with_the_full_ratio() {
-        let mut config = Config::default();
-        config.h2o.mode = Mode::On;
-        let divide = |settings: &H2oSettings, config: &mut Config| {
-            let info = Model::seeded(1).info();
-            let found = FullHeads::of_layers(&[1], info.n_layers, info.n_kv_heads);
-            let model = settings.divide(Model::seeded(1), Some(&found), config).unwrap();
-            model.info().groups[0].layers.clone()
-        };
-        assert_eq!(divide(&H2oSettings::default(), &mut config), [1]);
-        assert_eq!(config.h2o.ratio, 6.0);
-        assert_eq!(divide(&layers_of("0"), &mut config), [0], "layers that are given win");
-        assert!(config.h2o.weights.is_empty(), "there are no losses");
-    }
-
-    #[test]
-    fn groups_are_weighed_by_the_losses_found_unless_weights_or_layers_are_given() {
+    /// Returns losses of a seeded model's heads that grow with the number of the head.
+    fn growing_losses() -> HeadLosses {
         let info = Model::seeded(1).info();
         let n = info.n_layers * info.n_kv_heads;
-        let found = FullHeads::new(vec![0], info.n_layers, info.n_kv_heads)
-            .with_losses((0..n).map(|head| f64::from(head * head)).collect());
+        let losses: Vec<f64> = (0..n).map(|head| f64::from(head * head) / f64::from(n * n * n)).collect();
+        HeadLosses { rest: losses.clone(), repeated: losses, keep: None }
+    }
+
+    #[test]
+    fn heads_that_lose_most_are_whole_unless_others_are_given() {
+        let info = Model::seeded(1).info();
+        let losses = growing_losses();
+        let divide = |settings: &H2oSettings| {
+            let mut config = Config::default();
+            config.h2o.mode = Mode::On;
+            let model = settings.divide(Model::seeded(1), Some(&losses), &mut config).unwrap();
+            let whole = model.info().groups.into_iter().filter(|group| group.keeps == Keeps::All);
+            let heads_of = |layer: u32| layer * info.n_kv_heads..(layer + 1) * info.n_kv_heads;
+            let heads: Vec<u32> =
+                whole.flat_map(|group| group.layers.into_iter().flat_map(heads_of).chain(group.heads)).collect();
+            (heads, config.h2o.ratio.unwrap())
+        };
+        let last = info.n_layers * info.n_kv_heads - 1;
+        let (heads, ratio) = divide(&H2oSettings::default());
+        assert_eq!(heads, [last]);
+        assert!((ratio - 3.0 / (4.0 / 2.525 - 1.0)).abs() < 1e-3, "{ratio}");
+        let (heads, ratio) = divide(&H2oSettings { h2o_total: Some("1.5".into()), ..H2oSettings::default() });
+        assert_eq!(heads, [last - 1, last]);
+        assert!((ratio - 2.0 / (4.0 / 1.515 - 2.0)).abs() < 1e-3, "{ratio}");
+        assert_eq!(divide(&layers_of("0.1")).0, [1], "heads that are given win");
+    }
+
+    #[test]
+    fn groups_are_weighed_by_the_losses_unless_weights_are_given() {
+        let losses = growing_losses();
         let weights = |given: &str, settings: &H2oSettings| {
             let mut config = Config { h2o: given.parse().unwrap(), ..Config::default() };
-            settings.divide(Model::seeded(1), Some(&found), &mut config).unwrap();
+            settings.divide(Model::seeded(1), Some(&losses), &mut config).unwrap();
             config.validate().map(|()| config.h2o.weights).map_err(|error| error.to_string())
         };
         let default = weights("on", &H2oSettings::default()).unwrap();
         assert!(default.len() > 1 && default.is_sorted_by(|a, b| a > b), "{default:?}");
-        assert_eq!(weights("on", &layers_of("0")), Ok(Vec::new()));
+        let named = weights("on", &layers_of("0.0")).unwrap();
+        assert!(named.len() > 1 && named.is_sorted_by(|a, b| a > b), "heads that are given have losses too: {named:?}");
         let given = vec!["1"; default.len()].join("/");
         assert_eq!(weights(&format!("on:weights={given}"), &H2oSettings::default()), Ok(vec![1.0; default.len()]));
         let fault = weights("on:weights=1/1/1/1/1/1/1/1/1", &H2oSettings::default()).unwrap_err();
@@ -253,9 +313,9 @@ mod tests {
     #[test]
     fn a_model_nobody_looked_at_drops_at_most_every_second_token() {
         let (_, config) = divided(&H2oSettings::default(), Mode::On).unwrap();
-        assert_eq!((config.h2o.ratio, config.worker.groups), (2.0, vec![Keeps::All, Keeps::Scored]));
+        assert_eq!((config.h2o.ratio, config.worker.groups), (Some(2.0), vec![Keeps::All, Keeps::Scored]));
         let low = H2oSettings { h2o_ratio: Some("1.5".into()), ..H2oSettings::default() };
-        assert_eq!(divided(&low, Mode::On).unwrap().1.h2o.ratio, 1.5);
+        assert_eq!(divided(&low, Mode::On).unwrap().1.h2o.ratio, Some(1.5));
     }
 
     #[test]

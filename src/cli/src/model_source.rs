@@ -6,8 +6,8 @@ use anyhow::{Context, bail};
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
-use crate::h2o::full_heads::FullHeads;
 use crate::h2o::head_file::HeadFile;
+use crate::h2o::head_loss::HeadLosses;
 use crate::revision::{revision, revision_of};
 
 /// Name of the model in the program: a folder of `models/`.
@@ -88,15 +88,15 @@ impl<'a> ModelSource<'a> {
         }
     }
 
-    /// Returns the KV heads that keep every token under `--h2o`, with the losses of all, if `h2o calibrate` found them for this revision.
+    /// Returns the losses of the KV heads that drop tokens under `--h2o`, if `h2o calibrate` found them for this revision.
     ///
     /// # Errors
-    /// If the file of heads cannot be read or is malformed.
-    pub fn full_heads(self, revision: &str) -> anyhow::Result<Option<FullHeads>> {
+    /// If the file of losses cannot be read or is malformed.
+    pub fn head_losses(self, revision: &str) -> anyhow::Result<Option<HeadLosses>> {
         match self {
-            Self::BuiltIn => HeadFile::parse(LAYERS, Path::new("small-world/h2o.toml"))?.full_heads().map(Some),
+            Self::BuiltIn => HeadFile::parse(LAYERS, Path::new("small-world/h2o.toml"))?.losses().map(Some),
             Self::Random => Ok(None),
-            Self::Path(path) => HeadFile::heads_of(path, revision),
+            Self::Path(path) => HeadFile::losses_of(path, revision),
         }
     }
 }
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(revision, read.revision().unwrap());
         let layers = HeadFile::of(folder).unwrap().unwrap();
         assert_eq!(layers.revision, revision, "the layers belong to these weights");
-        assert_eq!(built_in.full_heads(&revision).unwrap().unwrap(), read.full_heads(&revision).unwrap().unwrap());
+        assert_eq!(built_in.head_losses(&revision).unwrap().unwrap(), read.head_losses(&revision).unwrap().unwrap());
         assert_eq!(built_in.model().unwrap().info(), read.model().unwrap().info());
         let text = "The secret words of the fox are: moon, kettle.";
         let tokens = built_in.tokenizer().unwrap().encode(text).unwrap();
@@ -136,7 +136,7 @@ mod tests {
         let random = ModelSource::of(Some(Path::new(RANDOM)));
         assert_eq!(random, ModelSource::Random);
         assert_eq!(random.model().unwrap().info().max_context, 32_768);
-        assert_eq!((random.revision().unwrap(), random.full_heads("").unwrap()), (String::new(), None));
+        assert_eq!((random.revision().unwrap(), random.head_losses("").unwrap()), (String::new(), None));
         let Err(error) = ModelSource::of(Some(Path::new("/no/model"))).model() else { panic!("loaded") };
         let line = "cannot load the model /no/model: there is no such folder or file; give a Hugging Face folder or a GGUF file";
         assert_eq!(error.to_string(), line);

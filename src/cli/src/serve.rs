@@ -212,6 +212,8 @@ fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideMo
         };
         let config = limits(&settings, hello.model.block_bytes(1), hello.model.max_context)?;
         let mut config = limits_of_worker(&settings.core, config, hello)?;
+        settings.h2o.set_ratio(&hello.model, &mut config)?;
+        config.validate()?;
         check_tokenizer(&tokenizer, hello.model.vocab_size)?;
         let name =
             |path: &PathBuf| if path.is_dir() { path.file_name() } else { path.file_stem() }.map(ToOwned::to_owned);
@@ -287,7 +289,7 @@ fn of_class(
 fn divided(settings: &Settings, model: Model, revision: &str) -> anyhow::Result<(Model, Config)> {
     let max_context = model.config().max_context;
     let mut config = limits(settings, model.info().kv_bytes_per_token, max_context)?;
-    let found = ModelSource::of(settings.model.as_deref()).full_heads(revision)?;
+    let found = ModelSource::of(settings.model.as_deref()).head_losses(revision)?;
     let model = settings.h2o.divide(model, found.as_ref(), &mut config)?;
     if !settings.core.has("device_blocks") {
         config.device_blocks = device_blocks(config.block_size, model.info().kv_bytes_per_token);

@@ -19,6 +19,7 @@ use trunkline_server::{ClientTls, authorization, connect_tls};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Worker, WorkerConfig};
 
+use crate::h2o::total;
 use crate::h2o_settings::divided_for_a_server;
 use crate::model_source::ModelSource;
 use crate::null_worker::{NullWorker, duration};
@@ -110,6 +111,11 @@ struct AttachArgs {
     /// on, as trunkline h2o calibrate found them].
     #[arg(long, value_name = "LAYERS", conflicts_with = "null")]
     h2o_layers: Option<String>,
+
+    /// Tokens of a sequence for each token kept, in the mean over all KV heads, as for `serve --h2o-total`: says how many heads keep every token
+    /// [default: 2.5].
+    #[arg(long, value_name = "RATIO", conflicts_with = "null")]
+    h2o_total: Option<String>,
 
     /// KV blocks [default: 1 GiB of KV, but room for 8192 tokens and at most 16384 blocks].
     #[arg(long, value_name = "N", conflicts_with = "kv_mem")]
@@ -222,7 +228,9 @@ fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::
     let (mut model, revision) = (source.model()?.with_kv_dtype(dtype), source.revision()?);
     let divides = args.h2o.as_deref().map_or(args.h2o_layers.is_some(), |mode| mode == "on");
     if divides {
-        model = divided_for_a_server(model, args.h2o_layers.as_deref(), source.full_heads(&revision)?)?;
+        let total = args.h2o_total.as_deref().map(total::parse).transpose()?;
+        let losses = source.head_losses(&revision)?;
+        model = divided_for_a_server(model, args.h2o_layers.as_deref(), losses.as_ref(), total)?;
     }
     let model = Arc::new(model);
     let info = ModelInfo { revision, ..model.info() };
@@ -389,7 +397,9 @@ mod tests {
         };
         assert_eq!(keeps(&args), [], "all layers keep every token");
         let args = given(|args| args.h2o_layers = Some("0,1,2,3".into()));
-        assert_eq!(keeps(&args), [Keeps::All, Keeps::Scored], "half of the layers");
+        let mut kinds = keeps(&args);
+        kinds.dedup();
+        assert_eq!(kinds, [Keeps::All, Keeps::Scored], "some keep every token, the others drop tokens");
         let off = AttachArgs { h2o: Some("off".into()), ..args };
         assert_eq!(keeps(&off), [], "off is off, whatever the layers");
         let (info, _) = embedded(&given(|args| args.h2o = Some("on".into())), KvDtype::default(), config).unwrap();

@@ -26,7 +26,7 @@ fn third(groups: &[Keeps], device_blocks: u32) -> Config {
     Config {
         h2o: H2oConfig {
             mode: h2o::Mode::On,
-            ratio: 3.0,
+            ratio: Some(3.0),
             sink: 4,
             recent: 4,
             trigger: 24,
@@ -325,7 +325,7 @@ fn twice_as_many_requests_run_at_once_with_the_same_memory() {
     let most_at_once = |mode: h2o::Mode| {
         let groups = [Keeps::All, Keeps::Scored, Keeps::Scored, Keeps::Scored];
         let mut config = third(&groups, 40);
-        (config.h2o.mode, config.h2o.ratio, config.max_batch_size, config.max_batch_tokens) = (mode, 6.0, 16, 64);
+        (config.h2o.mode, config.h2o.ratio, config.max_batch_size, config.max_batch_tokens) = (mode, Some(6.0), 16, 64);
         let mut driver = Driver::with_content(config, 1);
         driver.join();
         for id in 0..12u32 {

@@ -225,7 +225,8 @@ fn blocks_go_down_again_beside_one_that_the_tier_kept() {
 fn dropped_blocks_of_a_prompt_are_saved_before_others_take_their_room() {
     for write in [Write::Back, Write::Through] {
         let mut config = config(&[Keeps::All, Keeps::Scored], write);
-        let settings = H2oConfig { ratio: 3.0, sink: 4, recent: 4, trigger: 24, interval: 2, ..H2oConfig::default() };
+        let settings =
+            H2oConfig { ratio: Some(3.0), sink: 4, recent: 4, trigger: 24, interval: 2, ..H2oConfig::default() };
         config.h2o = H2oConfig { mode: h2o::Mode::On, ..settings };
         let mut driver = joined(config);
         driver.submit(1, prompt(101), 16);

@@ -252,7 +252,8 @@ pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
     config.check(name)?;
     let hybrid = sorts.hybrid(name)?;
     let heads = config.num_attention_heads;
-    let layers = hybrid.map_or(config.num_hidden_layers, |hybrid| hybrid.layers);
+    let layers = hybrid.map_or(config.num_hidden_layers, |(layers, _)| layers);
+    let hybrid = hybrid.map(|(_, hybrid)| hybrid);
     let windows = config.attention.windows(layers);
     let partial = windows.and(hybrid).map(|_| "sliding windows");
     Ok(Model {

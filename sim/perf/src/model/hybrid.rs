@@ -3,8 +3,6 @@
 /// Layers of a hybrid model by their sorts. A layer with attention or a recurrent state may have a feed-forward network or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hybrid {
-    /// Layers of the model, each with attention, a recurrent state, or both.
-    pub layers: u64,
     /// Layers with attention.
     pub attention_layers: u64,
     /// Layers with a recurrent state.

@@ -36,7 +36,8 @@ use self::speed::Speed;
 use self::stored::Stored;
 use super::measure::Report;
 use crate::h2o::full_heads::FullHeads;
-use crate::h2o::head_loss::{TOKENS_MIN, head_losses};
+use crate::h2o::head_loss::{HeadLosses, TOKENS_MIN, head_losses};
+use crate::h2o::total;
 use crate::model_source::ModelSource;
 use crate::serve::rotation;
 
@@ -81,7 +82,12 @@ pub struct H2oOptions {
     #[arg(long, value_name = "LIST", value_delimiter = ';')]
     scorers: Vec<String>,
 
-    /// Ratios of the evicting layers: one of so many tokens is kept [default: of the case in the gates file, else 3].
+    /// Total ratio for which heads that keep everything are chosen, and the ratio of the others: tokens of all heads by tokens kept [default: of the
+    /// case in the gates file, else 2.5].
+    #[arg(long, value_name = "RATIO")]
+    total: Option<String>,
+
+    /// Ratios of the evicting heads: one of so many tokens is kept [default: as the total asks].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     ratios: Vec<f32>,
 
@@ -89,8 +95,8 @@ pub struct H2oOptions {
     #[arg(long, value_name = "TYPE", default_value = "bf16")]
     kv_dtype: String,
 
-    /// Layers, or single KV heads as LAYER.HEAD, that keep everything, or 'none' [default: as in the file of `h2o calibrate`, else as it
-    /// would find them].
+    /// Layers, or single KV heads as LAYER.HEAD, that keep everything, or 'none' [default: as the total asks, by the file of `h2o calibrate`, else by
+    /// what it would find].
     #[arg(long, value_name = "LIST")]
     full_layers: Option<String>,
 
@@ -175,18 +181,20 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let name = model.name().to_owned();
     let plan = Plan::new(options, &model)?;
     let info = model.info();
-    let full = plan.full_heads(&info)?;
     let gated = gates.case(plan.lengths.prompt);
+    let total = plan.total(gated)?;
+    let full = plan.full_heads(&info, total)?;
     let mut report = Report::new("h2o", options.quick, NOTES.to_vec());
     let groups = full.groups(&[])?;
     let weights = H2oConfig::weights_of(&groups);
     let weights = if weights.is_empty() { vec![1.0] } else { weights };
     let model = model.with_groups(groups)?;
-    let layout = BlockLayout { frequencies: Some(rotation(&model)), ..layout(&model.info(), BLOCK as u32) };
+    let info = model.info();
+    let layout = BlockLayout { frequencies: Some(rotation(&model)), ..layout(&info, BLOCK as u32) };
     let mut rig = plan.rig(model)?;
-    let settings = plan.cases(gated, &weights);
+    let settings = plan.cases(total::ratio(total, &info).unwrap_or(H2oConfig::RATIO), &weights);
     settings.iter().flat_map(|case| &case.settings).try_for_each(|settings| settings.validate(BLOCK as u32))?;
-    let compared = settings.iter().position(|case| gated.is_some_and(|gated| gated.names(case))).unwrap_or(0);
+    let compared = gated.and_then(|gated| gated.find(&settings, |ratio| total::of(ratio, &info))).unwrap_or(0);
     let mut stored = Stored::default();
     let look: Look<'_> = &mut |rig, prompt, case, seq| {
         if case == compared { stored.add(rig, &layout, prompt, seq) } else { Ok(()) }
@@ -211,7 +219,7 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let unevicted_recall_percent = mean_recall(&unevicted);
     cases.iter_mut().for_each(|case| case.passes = gates.are_met(case));
     let bytes_ratio = (options.kv_dtype == "bf16").then(|| stored.bytes.totals()[0]);
-    let outcomes = gated.map(|case| gates.check(case, unevicted_recall_percent, &cases, bytes_ratio));
+    let outcomes = gated.map(|case| gates.check(case, ratio, unevicted_recall_percent, &cases, bytes_ratio));
     Ok(H2oReport {
         model: name,
         full_layers: full.to_string(),
@@ -271,23 +279,32 @@ impl<'a> Plan<'a> {
         Case { scorer: scorer.to_owned(), settings: weights.iter().map(settings).collect() }
     }
 
-    fn cases(&self, gated: Option<&GatedCase>, weights: &[f32]) -> Vec<Case> {
-        let default = [gated.map_or(3.0, |case| case.ratio)];
+    /// Returns the total ratio for which heads and ratios are chosen.
+    fn total(&self, gated: Option<&GatedCase>) -> anyhow::Result<f32> {
+        let default = gated.map_or(total::DEFAULT, |case| case.total_ratio as f32);
+        self.options.total.as_deref().map_or(Ok(default), total::parse)
+    }
+
+    fn cases(&self, ratio: f32, weights: &[f32]) -> Vec<Case> {
+        let default = [ratio];
         let ratios = if self.options.ratios.is_empty() { &default[..] } else { &self.options.ratios };
         ratios.iter().flat_map(|ratio| self.scorers.iter().map(|scorer| self.case(scorer, *ratio, weights))).collect()
     }
 
-    /// Returns the heads that keep everything: those of the command line, those of the model's file, or those that `h2o calibrate` would find.
-    fn full_heads(&self, info: &ModelInfo) -> anyhow::Result<FullHeads> {
+    /// Returns the heads that keep everything: those of the command line, or those that the losses of all heads give for the total.
+    fn full_heads(&self, info: &ModelInfo, total: f32) -> anyhow::Result<FullHeads> {
         let (options, source) = (self.options, ModelSource::of(self.options.model.as_deref()));
-        let read = |text: &str| FullHeads::parse("full-layers", text, info.n_layers, info.n_kv_heads);
-        let full = match options.full_layers.as_deref() {
-            Some("none") => FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads),
-            Some(list) => read(list)?,
-            None => match source.full_heads(&source.revision()?)? {
-                Some(found) => found,
-                None => found(load(options)?, &self.tokenizer, self.lengths.prompt, options.threads)?,
-            },
+        let losses = source.head_losses(&source.revision()?)?;
+        let full = match (options.full_layers.as_deref(), losses) {
+            (Some("none"), _) => FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads),
+            (Some(list), losses) => {
+                let full = FullHeads::parse("full-layers", list, info.n_layers, info.n_kv_heads)?;
+                losses.map_or(full.clone(), |losses| losses.join(full))
+            }
+            (None, Some(losses)) => losses.full_heads(info, total),
+            (None, None) => {
+                found(load(options)?, &self.tokenizer, self.lengths.prompt, options.threads)?.full_heads(info, total)
+            }
         };
         ensure!(full.len() < full.n_all(), "at least one KV head has to evict");
         Ok(full)
@@ -313,9 +330,6 @@ impl<'a> Plan<'a> {
         }
         let H2oOptions { model, kv_dtype, threads, .. } = self.options;
         let answer = after as u32;
-        let source = ModelSource::of(model.as_deref());
-        let of_file = source.full_heads(&source.revision()?)?;
-        let full = (of_file.as_ref() != Some(full)).then_some(full);
         Ok(Load { model: model.as_deref(), kv_dtype, ratio, full, threads: *threads, prompts, answer })
     }
 
@@ -384,11 +398,10 @@ fn load(options: &H2oOptions) -> anyhow::Result<Model> {
     Ok(ModelSource::of(options.model.as_deref()).model()?.with_kv_dtype(dtype))
 }
 
-/// Returns the heads that `h2o calibrate` would find, with texts of at most 2,048 tokens.
-fn found(model: Model, tokenizer: &Tokenizer, prompt: usize, threads: usize) -> anyhow::Result<FullHeads> {
-    let info = model.info();
+/// Returns the losses that `h2o calibrate` would find, with texts of at most 2,048 tokens.
+fn found(model: Model, tokenizer: &Tokenizer, prompt: usize, threads: usize) -> anyhow::Result<HeadLosses> {
     let tokens = prompt.clamp(TOKENS_MIN as usize, 2048) / BLOCK * BLOCK;
-    Ok(head_losses(model, tokenizer, tokens, 1, threads)?.full_heads(&info))
+    head_losses(model, tokenizer, tokens, 1, threads)
 }
 
 impl H2oReport {

@@ -1,4 +1,4 @@
-//! File with the KV heads of a model that keep every token under eviction, as `h2o calibrate` writes it and `serve --h2o` reads it.
+//! File with what each KV head of a model loses under eviction, as `h2o calibrate` writes it and `serve --h2o` reads it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,9 +11,9 @@ use tracing::warn;
 use super::full_heads::FullHeads;
 use super::head_loss::HeadLosses;
 
-const HEADER: &str = "# KV heads that keep every token under --h2o on, found by `trunkline h2o calibrate`.\n";
+const HEADER: &str = "# What a model loses if a KV head drops tokens, found by `trunkline h2o calibrate`: which heads keep every token follows.\n";
 
-/// KV heads of one revision of a model.
+/// Losses of the KV heads of one revision of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadFile {
@@ -21,8 +21,9 @@ pub struct HeadFile {
     pub model: String,
     /// Revision of the weights: 32 hex digits, as in `GetModelInfo`.
     pub revision: String,
-    /// Layers and heads that keep every token, as in `--h2o-layers`.
-    pub keep: String,
+    /// Layers and heads that keep every token at any total, as in `--h2o-layers`; without, heads are chosen by their losses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep: Option<String>,
     /// Tokens of each text.
     pub tokens: u32,
     /// Number of texts.
@@ -46,19 +47,23 @@ impl HeadFile {
         model.with_file_name(name)
     }
 
-    /// Returns the heads that keep every token, with the losses of all.
+    /// Returns the losses.
     ///
     /// # Errors
     /// If the file contradicts itself.
-    pub fn full_heads(&self) -> anyhow::Result<FullHeads> {
+    pub fn losses(self) -> anyhow::Result<HeadLosses> {
         let (n, per_layer) = (self.rest.len() as u32, self.kv_heads);
         ensure!(
             per_layer > 0 && n.is_multiple_of(per_layer) && self.repeated.len() as u32 == n,
             "it has {n} and {} losses for layers of {per_layer} KV heads",
             self.repeated.len()
         );
-        let losses = HeadLosses { rest: self.rest.clone(), repeated: self.repeated.clone() };
-        Ok(losses.join(FullHeads::parse("keep", &self.keep, n / per_layer, per_layer)?))
+        ensure!(
+            self.rest.iter().chain(&self.repeated).all(|share| (0.0..=1.0).contains(share)),
+            "a loss is no share of all"
+        );
+        let keep = self.keep.map(|keep| FullHeads::parse("keep", &keep, n / per_layer, per_layer)).transpose()?;
+        Ok(HeadLosses { rest: self.rest, repeated: self.repeated, keep })
     }
 
     /// Writes the file.
@@ -66,22 +71,22 @@ impl HeadFile {
     /// # Errors
     /// If the file cannot be written.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
-        let text = format!("{HEADER}{}", toml::to_string(self).context("the heads cannot be written as TOML")?);
+        let text = format!("{HEADER}{}", toml::to_string(self).context("the losses cannot be written as TOML")?);
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Returns the heads of a model that keep every token, with the losses of all, if `h2o calibrate` found them for this revision.
+    /// Returns the losses of a model's heads, if `h2o calibrate` found them for this revision.
     ///
     /// # Errors
     /// If the file cannot be read or is malformed.
-    pub fn heads_of(model: &Path, revision: &str) -> anyhow::Result<Option<FullHeads>> {
+    pub fn losses_of(model: &Path, revision: &str) -> anyhow::Result<Option<HeadLosses>> {
         let Some(file) = Self::of(model)? else { return Ok(None) };
         if file.revision != revision {
             let path = Self::default_path(model);
             warn!("{} is of other weights; run trunkline h2o calibrate again", path.display());
             return Ok(None);
         }
-        file.full_heads().map(Some)
+        file.losses().map(Some)
     }
 
     /// Reads the file of a model, if there is one.
@@ -106,7 +111,8 @@ impl HeadFile {
             let (path, fault) = (path.display(), error.message());
             anyhow!("{path} is not of this version, or damaged ({fault}); run trunkline h2o calibrate again")
         })?;
-        file.full_heads()
+        file.clone()
+            .losses()
             .with_context(|| format!("{} is damaged; run trunkline h2o calibrate again", path.display()))?;
         Ok(file)
     }
@@ -114,15 +120,13 @@ impl HeadFile {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_port::Keeps;
-
     use super::*;
 
     fn file() -> HeadFile {
         HeadFile {
             model: "tiny".into(),
             revision: "00ff".into(),
-            keep: "1,3.0".into(),
+            keep: None,
             tokens: 1024,
             texts: 4,
             kv_heads: 2,
@@ -141,13 +145,11 @@ mod tests {
         assert_eq!(HeadFile::of(&gguf).unwrap(), None);
         file().write(&HeadFile::default_path(&gguf)).unwrap();
         assert_eq!(HeadFile::of(&gguf).unwrap(), Some(file()));
-        let heads = HeadFile::heads_of(&gguf, &file().revision).unwrap().unwrap();
-        assert_eq!(heads.to_string(), file().keep);
-        let groups = heads.groups(&[]).unwrap();
-        let dropping = groups.iter().filter(|group| group.keeps == Keeps::Scored);
-        let weights: Vec<u32> = dropping.map(|group| group.weight).collect();
-        assert!(weights.is_sorted_by(|a, b| a >= b) && weights[0] > 1000, "by losses: {weights:?}");
-        assert_eq!(HeadFile::heads_of(&gguf, "of other weights").unwrap(), None);
+        assert_eq!(HeadFile::losses_of(&gguf, &file().revision).unwrap(), Some(file().losses().unwrap()));
+        HeadFile { keep: Some("1,3.0".into()), ..file() }.write(&HeadFile::default_path(&gguf)).unwrap();
+        let keep = HeadFile::of(&gguf).unwrap().unwrap().losses().unwrap().keep;
+        assert_eq!(keep.map(|heads| heads.to_string()), Some("1,3.0".to_owned()));
+        assert_eq!(HeadFile::losses_of(&gguf, "of other weights").unwrap(), None);
     }
 
     #[test]
@@ -157,11 +159,11 @@ mod tests {
         let fault = || format!("{:#}", HeadFile::of(dir.path()).unwrap_err());
         fs::write(&path, "layers = 3").unwrap();
         assert!(fault().contains("h2o.toml is not of this version, or damaged ("), "{}", fault());
-        HeadFile { keep: "4".into(), ..file() }.write(&path).unwrap();
+        HeadFile { keep: Some("4".into()), ..file() }.write(&path).unwrap();
         assert!(fault().contains("names layer 4; the model has the layers 0 to 3"), "{}", fault());
-        HeadFile { keep: String::new(), ..file() }.write(&path).unwrap();
-        assert!(fault().contains("names ''"), "{}", fault());
         HeadFile { repeated: vec![0.5], ..file() }.write(&path).unwrap();
         assert!(fault().contains("8 and 1 losses for layers of 2 KV heads"), "{}", fault());
+        HeadFile { repeated: vec![-0.5; 8], ..file() }.write(&path).unwrap();
+        assert!(fault().contains("a loss is no share of all"), "{}", fault());
     }
 }

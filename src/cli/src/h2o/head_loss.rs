@@ -38,8 +38,8 @@ const INSTRUCTION: &str = "\n\nRepeat the previous text exactly:\n";
 /// Heads that are measured in one batch.
 const HEADS_AT_ONCE: usize = 30;
 
-/// Share of the KV heads that keep every token by default: with one of 6 tokens kept in the others, the total is above 2.5 (`docs/h2o.md`).
-const FULL_SHARE: f64 = 0.275;
+/// Share of the floors, the first and last tokens that every head keeps, in a sequence for which heads are chosen: 288 of 4,096 tokens.
+const FLOORS: f64 = 288.0 / 4096.0;
 
 /// Loss of each KV head of a model that drops tokens alone, as shares that add up to 1; 0 for heads of layers with a sliding window.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +48,8 @@ pub struct HeadLosses {
     pub rest: Vec<f64>,
     /// By the repetition of the text.
     pub repeated: Vec<f64>,
+    /// Heads that keep every token at any total; without, heads are chosen by their losses.
+    pub keep: Option<FullHeads>,
 }
 
 /// Measures the loss of each KV head of a model, over `texts` texts of each kind and `tokens` tokens, whole blocks.
@@ -89,60 +91,60 @@ pub fn head_losses(
         }
         shares
     });
-    Ok(HeadLosses { rest, repeated })
+    Ok(HeadLosses { rest, repeated, keep: None })
 }
 
 impl HeadLosses {
-    /// Returns the heads that keep every token by default: 27.5 % at most of those of layers without a window, and at least one.
-    pub fn full_heads(&self, info: &ModelInfo) -> FullHeads {
-        let heads = self.order_without_windows(info);
-        let n = ((heads.len() as f64 * FULL_SHARE) as usize).max(1);
-        self.first_of(heads, n, info)
-    }
-
-    /// Returns the first `n` heads of [`Self::order`], without those of layers that have a window.
-    pub fn first_heads(&self, info: &ModelInfo, n: usize) -> FullHeads {
-        self.first_of(self.order_without_windows(info), n, info)
-    }
-
-    fn first_of(&self, mut heads: Vec<u32>, n: usize, info: &ModelInfo) -> FullHeads {
-        heads.truncate(n);
-        self.join(FullHeads::new(heads, info.n_layers, info.n_kv_heads))
-    }
-
-    fn order_without_windows(&self, info: &ModelInfo) -> Vec<u32> {
+    /// Returns the heads that keep every token: [`Self::keep`], or those that do if all heads, but for those of layers with a sliding window, are to
+    /// have the total ratio `total`; at least one does, and one drops tokens.
+    ///
+    /// What a head that keeps one token of r loses is taken to grow with r, so that all together lose least if the tokens beyond the floors go with the root of
+    /// each head's loss ([`FullHeads::groups`]). A head that would get more than there are keeps every token, and what it does not need
+    /// goes to the others. So heads are taken one by one, in falling order of loss, until the next would not get all tokens.
+    pub fn full_heads(&self, info: &ModelInfo, total: f32) -> FullHeads {
+        if let Some(keep) = &self.keep {
+            return self.join(keep.clone());
+        }
         let windowed = info.groups.iter().filter(|group| matches!(group.keeps, Keeps::Window(_)));
         let windowed: Vec<u32> = windowed.flat_map(|group| group.layers.iter().copied()).collect();
-        self.order().into_iter().filter(|head| !windowed.contains(&(head / info.n_kv_heads))).collect()
+        let mut others: Vec<u32> = (0..info.n_layers * info.n_kv_heads).collect();
+        others.retain(|head| !windowed.contains(&(head / info.n_kv_heads)));
+        let budget = others.len() as f64 * (1.0 / f64::from(total) - FLOORS);
+        let mut full = Vec::new();
+        while others.len() > 1 {
+            let losses = self.joint(|head| others.contains(&head));
+            let loss = |head: &u32| losses[*head as usize];
+            // Of equal heads the lowest.
+            let Some(at) = (0..others.len()).rev().max_by(|a, b| loss(&others[*a]).total_cmp(&loss(&others[*b])))
+            else {
+                break;
+            };
+            let roots: f64 = others.iter().map(|head| loss(head).sqrt()).sum();
+            let left = budget - full.len() as f64 * (1.0 - FLOORS);
+            let gets = left * loss(&others[at]).sqrt() / roots;
+            // Without any loss `gets` is no number.
+            if !full.is_empty() && (gets <= 1.0 - FLOORS || roots == 0.0) {
+                break;
+            }
+            full.push(others.remove(at));
+        }
+        self.join(FullHeads::new(full, info.n_layers, info.n_kv_heads))
     }
 
     /// Adds the losses to a set of heads. The two ways to read on count alike over the heads outside the set.
     pub fn join(&self, full: FullHeads) -> FullHeads {
-        let [rest, repeated] = [&self.rest, &self.repeated].map(|shares| {
-            let outside: f64 =
-                (0..).zip(shares).filter(|(head, _)| !full.contains(*head)).map(|(_, share)| share).sum();
-            shares.iter().map(move |share| if outside > 0.0 { share / outside } else { 0.0 })
-        });
-        let losses = rest.zip(repeated).map(|(rest, repeated)| rest + repeated).collect();
+        let losses = self.joint(|head| !full.contains(head));
         full.with_losses(losses)
     }
 
-    /// Returns all heads, those that lose most first. A head stands where the way in which it loses more places it: the few heads that a
-    /// repetition needs, and those that a text is continued by, come before heads in the middle of both. Of equal heads the lower is first.
-    pub fn order(&self) -> Vec<u32> {
-        let places = [&self.rest, &self.repeated].map(|shares| {
-            let mut order: Vec<usize> = (0..shares.len()).collect();
-            order.sort_by(|a, b| shares[*b].total_cmp(&shares[*a]));
-            let mut places = vec![0; shares.len()];
-            order.into_iter().enumerate().for_each(|(place, head)| places[head] = place);
-            places
+    /// Returns the loss of each head in both ways to read on, which count alike over the heads that drop tokens.
+    fn joint(&self, drops: impl Fn(u32) -> bool) -> Vec<f64> {
+        let [rest, repeated] = [&self.rest, &self.repeated].map(|shares| {
+            let dropping = (0..).zip(shares).filter(|(head, _)| drops(*head));
+            let all: f64 = dropping.map(|(_, share)| share).sum();
+            shares.iter().map(move |share| if all > 0.0 { share / all } else { 0.0 })
         });
-        let mut order: Vec<u32> = (0..self.rest.len() as u32).collect();
-        order.sort_by_key(|head| {
-            let [rest, repeated] = [&places[0], &places[1]].map(|places| places[*head as usize]);
-            (rest.min(repeated), rest + repeated)
-        });
-        order
+        rest.zip(repeated).map(|(rest, repeated)| rest + repeated).collect()
     }
 }
 
@@ -263,20 +265,7 @@ mod tests {
     use super::*;
 
     fn losses(rest: [f64; 10], repeated: [f64; 10]) -> HeadLosses {
-        HeadLosses { rest: rest.to_vec(), repeated: repeated.to_vec() }
-    }
-
-    #[test]
-    fn a_head_counts_by_the_way_in_which_it_loses_more() {
-        let rest = [0.1, 0.02, 0.2, 0.1, 0.04, 0.02, 0.03, 0.2, 0.21, 0.08];
-        let equal = losses(rest, rest).order();
-        assert_eq!(equal, [8, 2, 7, 0, 3, 9, 4, 6, 1, 5]);
-        let repeated = [0.0, 0.9, 0.0, 0.0, 0.05, 0.0, 0.0, 0.0, 0.0, 0.05];
-        assert_eq!(
-            losses(rest, repeated).order()[..4],
-            [1, 8, 2, 4],
-            "heads 1 and 4 are first and second for a repetition"
-        );
+        HeadLosses { rest: rest.to_vec(), repeated: repeated.to_vec(), keep: None }
     }
 
     #[test]
@@ -292,18 +281,35 @@ mod tests {
     }
 
     #[test]
-    fn the_first_heads_keep_every_token_and_windows_never() {
-        let rest = [0.1, 0.02, 0.2, 0.1, 0.05, 0.02, 0.03, 0.2, 0.21, 0.07];
+    fn heads_keep_every_token_until_the_next_would_not_get_all() {
+        let rest = [0.4, 0.02, 0.1, 0.1, 0.05, 0.02, 0.03, 0.1, 0.11, 0.07];
         let (losses, none) = (losses(rest, rest), ModelInfo { n_layers: 5, n_kv_heads: 2, ..ModelInfo::default() });
-        assert_eq!(losses.first_heads(&none, 4).to_string(), "0.0,1.0,3.1,4.0");
-        assert_eq!(losses.full_heads(&none).len(), 2, "27.5 % of ten heads");
+        let full = |total| losses.full_heads(&none, total).to_string();
+        // Roots of the losses: 0.632, 0.332, three of 0.316, 0.265, 0.224, 0.173, two of 0.141; their sum is 2.856. At a total of 2.5 there are 3.297 texts
+        // beyond the floors: head 0.0 would get 0.730 of one, where 0.930 are beyond the floors. At 2 it would get 0.951, and then the first of the others 0.502. At
+        // 1.1 six would get more than all, and the seventh 0.924.
+        assert_eq!([full(2.5), full(2.0)], ["0.0"; 2], "one at least");
+        assert_eq!(full(1.1), "0.0,1,3.1,4");
         let windows = LayerGroup { layers: vec![1, 4], keeps: Keeps::Window(64), ..LayerGroup::default() };
         let windowed = ModelInfo { groups: vec![windows], ..none.clone() };
-        assert_eq!(losses.first_heads(&windowed, 2).to_string(), "0.0,3.1");
-        assert_eq!(losses.full_heads(&windowed).len(), 1, "27.5 % of the six heads without a window");
-        assert_eq!(losses.first_heads(&none, 99).len(), 10);
+        assert_eq!(losses.full_heads(&windowed, 1.4).to_string(), "0.0,3.1");
         let groups: Vec<_> = one_by_one(&windowed).into_iter().map(|group| group.heads).collect();
         assert_eq!(groups, [vec![2, 3, 8, 9], vec![0], vec![1], vec![4], vec![5], vec![6], vec![7]]);
+    }
+
+    #[test]
+    fn a_head_counts_by_both_ways_to_read_on() {
+        let rest = [0.3, 0.2, 0.2, 0.1, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0];
+        let repeated = [0.0, 0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.9];
+        let info = ModelInfo { n_layers: 5, n_kv_heads: 2, ..ModelInfo::default() };
+        let full = losses(rest, repeated).full_heads(&info, 2.0);
+        // Without head 4.1 the repetition is the loss of head 1.0 alone.
+        assert_eq!(full.to_string(), "1.0,4.1");
+        let none = losses([0.0; 10], [0.0; 10]).full_heads(&info, 2.5);
+        assert_eq!(none.to_string(), "0.0", "heads that lose nothing");
+        let keep = Some(FullHeads::new(vec![2, 5], 5, 2));
+        let fixed = HeadLosses { keep, ..losses(rest, repeated) }.full_heads(&info, 2.0);
+        assert_eq!(fixed.to_string(), "1.0,2.1");
     }
 
     #[test]

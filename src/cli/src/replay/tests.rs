@@ -332,7 +332,7 @@ fn eviction_within_sequences_divides_the_layers() {
     let fourth = of("t --h2o on:ratio=4");
     assert_eq!((fourth.group_sizes.as_slice(), fourth.core.device_blocks), (&[8; 4][..], of("t").core.device_blocks));
     let keeps = [Keeps::All, Keeps::Scored, Keeps::Scored, Keeps::Scored];
-    assert_eq!((fourth.core.worker.groups.as_slice(), fourth.core.h2o.ratio), (&keeps[..], 4.0));
+    assert_eq!((fourth.core.worker.groups.as_slice(), fourth.core.h2o.ratio), (&keeps[..], Some(4.0)));
     let given = of("t --h2o probe --h2o-layers 0,8,16,24,31");
     assert_eq!(given.core.worker.groups.len(), given.group_sizes.len());
     assert_eq!((given.group_sizes[0], given.group_sizes.iter().sum::<u32>()), (5, 32));

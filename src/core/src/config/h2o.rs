@@ -17,8 +17,10 @@ pub struct H2oConfig {
     pub mode: Mode,
     /// Way to rank the blocks of a sequence: a name in [`crate::h2o::REGISTRY`], with parameters if needed.
     pub scorer: String,
-    /// Tokens of a sequence for each token kept in the layer groups that evict, 1 to 64.
-    pub ratio: f32,
+    /// Tokens of a sequence for each token kept in the layer groups that evict, 1 to 64; `None` is [`Self::RATIO`]. Who knows the sizes of the groups may
+    /// derive another ratio while none is set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio: Option<f32>,
     /// First tokens of a sequence that are never dropped, in whole blocks.
     pub sink: u32,
     /// Last tokens of a sequence that are never dropped, in whole blocks.
@@ -43,7 +45,7 @@ impl Default for H2oConfig {
         Self {
             mode: Mode::Off,
             scorer: "h2o".into(),
-            ratio: 6.0,
+            ratio: None,
             sink: 32,
             recent: 256,
             block: 0,
@@ -56,6 +58,9 @@ impl Default for H2oConfig {
 }
 
 impl H2oConfig {
+    /// Ratio of the layer groups that evict, if none is set.
+    pub const RATIO: f32 = 6.0;
+
     /// Keys of the numbers, as in `on:ratio=4`, and of the scorer.
     pub const KEYS: [&str; 9] =
         ["scorer", "ratio", "sink", "recent", "block", "trigger", "interval", "alpha", "weights"];
@@ -69,7 +74,7 @@ impl H2oConfig {
             trigger_tokens: self.trigger,
             interval_steps: self.interval,
             alpha: self.alpha,
-            target: Target::Adaptive { lossy_ratio: self.ratio },
+            target: Target::Adaptive { lossy_ratio: self.ratio.unwrap_or(Self::RATIO) },
             weight: 1.0,
         }
     }
@@ -122,13 +127,15 @@ impl H2oConfig {
     /// If there is no such key, or the text is no value of the key's type.
     pub fn set(&mut self, key: &str, text: &str) -> Result<(), ConfigError> {
         fn read<T: FromStr>(field: &mut T, key: &str, text: &str) -> Result<(), ConfigError> {
-            let malformed = || ConfigError::MalformedH2o { key: key.into(), value: text.into() };
-            *field = text.parse().map_err(|_| malformed())?;
+            *field = number(key, text)?;
             Ok(())
+        }
+        fn number<T: FromStr>(key: &str, text: &str) -> Result<T, ConfigError> {
+            text.parse().map_err(|_| ConfigError::MalformedH2o { key: key.into(), value: text.into() })
         }
         match key {
             "scorer" => self.scorer = text.into(),
-            "ratio" => read(&mut self.ratio, key, text)?,
+            "ratio" => self.ratio = Some(number(key, text)?),
             "sink" => read(&mut self.sink, key, text)?,
             "recent" => read(&mut self.recent, key, text)?,
             "block" => read(&mut self.block, key, text)?,
@@ -136,11 +143,7 @@ impl H2oConfig {
             "interval" => read(&mut self.interval, key, text)?,
             "alpha" => read(&mut self.alpha, key, text)?,
             "weights" => {
-                let weights = text.split('/').map(|weight| {
-                    let mut value = 0.0;
-                    read(&mut value, key, weight).map(|()| value)
-                });
-                self.weights = weights.collect::<Result<_, _>>()?;
+                self.weights = text.split('/').map(|weight| number(key, weight)).collect::<Result<_, _>>()?;
             }
             _ => return Err(ConfigError::UnknownH2o { key: key.into(), keys: Self::KEYS.join(", ") }),
         }
@@ -150,7 +153,7 @@ impl H2oConfig {
     fn get(&self, key: &str) -> String {
         match key {
             "scorer" => self.scorer.clone(),
-            "ratio" => self.ratio.to_string(),
+            "ratio" => self.ratio.map(|ratio| ratio.to_string()).unwrap_or_default(),
             "sink" => self.sink.to_string(),
             "recent" => self.recent.to_string(),
             "block" => self.block.to_string(),
@@ -203,8 +206,13 @@ mod tests {
         ] {
             assert_eq!(text.parse::<H2oConfig>().unwrap().to_string(), text);
         }
-        let defaults = "on:ratio=6,sink=32,recent=256,block=0,trigger=512,interval=16,alpha=0.9".parse::<H2oConfig>();
+        let defaults = "on:sink=32,recent=256,block=0,trigger=512,interval=16,alpha=0.9".parse::<H2oConfig>();
         assert_eq!(defaults.unwrap(), H2oConfig { mode: Mode::On, ..H2oConfig::default() });
+        let ratio = |text: &str| match text.parse::<H2oConfig>().unwrap().settings(16).target {
+            Target::Adaptive { lossy_ratio } => lossy_ratio,
+            Target::Static { .. } => unreachable!("no text gives it"),
+        };
+        assert_eq!([ratio("on"), ratio("on:ratio=6"), ratio("on:ratio=2.5")], [6.0, 6.0, 2.5]);
     }
 
     #[test]

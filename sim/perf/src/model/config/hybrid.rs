@@ -81,12 +81,13 @@ const SIZE_MAX: u64 = 1 << 20;
 const LAYERS_MAX: u64 = 1 << 12;
 
 impl LayerFields {
-    /// Returns the layers by their sorts; `None` if all have attention and a feed-forward network.
+    /// Returns the number of layers, each with attention, a recurrent state, or both, and the layers by their sorts; `None` if all have attention and a
+    /// feed-forward network.
     ///
     /// # Errors
     ///
     /// [`ModelError::Recurrent`] with the field that names layers of sorts or sizes not known here.
-    pub(super) fn hybrid(&self, name: &str) -> Result<Option<Hybrid>, ModelError> {
+    pub(super) fn hybrid(&self, name: &str) -> Result<Option<(u64, Hybrid)>, ModelError> {
         let unknown = |field| ModelError::Recurrent { name: name.into(), field };
         let (field, counts) = self.counts();
         let Some(counts) = counts.map_err(unknown)? else { return Ok(None) };
@@ -98,15 +99,15 @@ impl LayerFields {
             return Err(ModelError::NoAttention { name: name.into(), field });
         }
         let is_float32 = self.sizes.mamba_ssm_dtype.as_deref() == Some("float32");
-        Ok(Some(Hybrid {
-            layers: counts.layers,
+        let hybrid = Hybrid {
             attention_layers: counts.attention,
             recurrent_layers: counts.recurrent,
             feed_forward_layers: counts.feed_forward,
             elements,
             state_elements: state,
             state_bytes: state * if is_float32 { 4 } else { ELEMENT_BYTES } + convolution * ELEMENT_BYTES,
-        }))
+        };
+        Ok(Some((counts.layers, hybrid)))
     }
 
     /// Returns the number of layers with experts or a dense network in place of them, in a pattern; `None` without a pattern.

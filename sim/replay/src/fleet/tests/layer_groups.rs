@@ -35,7 +35,7 @@ fn grouped(others: Keeps, device_blocks: u32) -> Settings {
 fn dropping(device_blocks: u32) -> Settings {
     let mut settings = grouped(Keeps::Scored, device_blocks);
     let h2o = &mut settings.core.h2o;
-    (h2o.mode, h2o.ratio, h2o.recent, h2o.trigger) = (Mode::On, 4.0, 64, 256);
+    (h2o.mode, h2o.ratio, h2o.recent, h2o.trigger) = (Mode::On, Some(4.0), 64, 256);
     settings
 }
 

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use trunkline_core::h2o::Target;
 
 use super::figures::Figures;
 use super::quality::Case;
@@ -33,8 +32,6 @@ pub struct GatedCase {
     /// Tokens of the prompt, at least.
     pub prompt: usize,
     pub scorer: String,
-    /// Target of the evicting layers.
-    pub ratio: f32,
     /// Ratio over all layers and tokens, at least.
     pub total_ratio: f64,
     /// Bytes of every token by the bytes left after compression, at least.
@@ -53,14 +50,13 @@ pub struct Outcome {
 }
 
 impl GatedCase {
-    /// Returns `true` if the gates are for this case.
-    pub fn names(&self, case: &Case) -> bool {
-        case.scorer == self.scorer && case.settings[0].target == (Target::Adaptive { lossy_ratio: self.ratio })
-    }
-
-    /// Returns `true` if the figures are those of the case.
-    pub fn is(&self, figures: &Figures) -> bool {
-        !figures.all_layers && figures.scorer == self.scorer && figures.ratio == self.ratio
+    /// Returns the place of the case that has to pass among `cases`: of those of the scorer, the one with the least ratio that gives the total, or else the
+    /// one with the greatest. `total` gives the total of a ratio.
+    pub fn find(&self, cases: &[Case], total: impl Fn(f32) -> f32) -> Option<usize> {
+        let reaches = |at: &usize| f64::from(total(cases[*at].ratio())) >= self.total_ratio;
+        let by_ratio = |a: &usize, b: &usize| cases[*a].ratio().total_cmp(&cases[*b].ratio());
+        let own = || (0..cases.len()).filter(|at| cases[*at].scorer == self.scorer);
+        own().filter(reaches).min_by(by_ratio).or_else(|| own().max_by(by_ratio))
     }
 }
 
@@ -93,10 +89,11 @@ impl Gates {
             && self.passes_recall(figures)
     }
 
-    /// Checks the case that has to pass, and the baselines that have to fail. `bytes_ratio` is of all bytes of the case.
+    /// Checks the case that has to pass, whose ratio is `ratio`, and the baselines that have to fail. `bytes_ratio` is of all bytes of the case.
     pub fn check(
         &self,
         case: &GatedCase,
+        ratio: f32,
         unevicted_recall: f64,
         all: &[Figures],
         bytes_ratio: Option<f64>,
@@ -113,9 +110,11 @@ impl Gates {
             value,
             bar: format!("at most {bar}"),
         };
+        let is_case =
+            |figures: &Figures| !figures.all_layers && figures.scorer == case.scorer && figures.ratio == ratio;
         let mut out = vec![at_least("unevicted, recall %".into(), unevicted_recall, self.unevicted_recall_percent)];
-        let name = |what: &str| format!("{} at {}, {what}", case.scorer, case.ratio);
-        if let Some(figures) = all.iter().find(|figures| case.is(figures)) {
+        let name = |what: &str| format!("{} at {ratio:.2}, {what}", case.scorer);
+        if let Some(figures) = all.iter().find(|figures| is_case(figures)) {
             let perplexity = figures.perplexity_percent.abs();
             out.push(at_least(name("total ratio"), figures.total_ratio, case.total_ratio));
             out.push(at_most(name("perplexity %, either way"), perplexity, self.perplexity_percent));
@@ -144,6 +143,8 @@ impl Gates {
 
 #[cfg(test)]
 mod tests {
+    use trunkline_core::h2o::{Settings, Target};
+
     use super::*;
 
     fn figures(scorer: &str, all_layers: bool, recall: f64) -> Figures {
@@ -162,10 +163,9 @@ mod tests {
 
     fn check(unevicted: f64, all: &[Figures], bytes_ratio: f64) -> Vec<String> {
         let gates = Gates::load(None).unwrap();
-        let case =
-            GatedCase { prompt: 1024, scorer: "h2o".into(), ratio: 3.0, total_ratio: 2.0, bytes_ratio: Some(3.0) };
+        let case = GatedCase { prompt: 1024, scorer: "h2o".into(), total_ratio: 2.0, bytes_ratio: Some(3.0) };
         let slipped = |outcome: &Outcome| !outcome.passed;
-        let failed = gates.check(&case, unevicted, all, Some(bytes_ratio)).into_iter().filter(slipped);
+        let failed = gates.check(&case, 3.0, unevicted, all, Some(bytes_ratio)).into_iter().filter(slipped);
         failed.map(|outcome| outcome.gate).collect()
     }
 
@@ -174,15 +174,15 @@ mod tests {
         let good = [figures("h2o", false, 95.0), figures("streaming", true, 30.0), figures("random", true, 94.0)];
         assert_eq!(check(80.0, &good, 3.0), [""; 0]);
         assert_eq!(check(79.9, &good, 3.0), ["unevicted, recall %"]);
-        assert_eq!(check(80.0, &good, 2.9), ["h2o at 3, total ratio of bytes"]);
+        assert_eq!(check(80.0, &good, 2.9), ["h2o at 3.00, total ratio of bytes"]);
         type Slip = fn(&mut Figures);
         let slips: [(Slip, &str); 6] = [
-            (|f| f.total_ratio = 1.99, "h2o at 3, total ratio"),
-            (|f| f.perplexity_percent = 2.1, "h2o at 3, perplexity %, either way"),
-            (|f| f.perplexity_percent = -2.1, "h2o at 3, perplexity %, either way"),
-            (|f| f.kl_nats = 0.021, "h2o at 3, KL, nats"),
-            (|f| f.top1_percent = 96.9, "h2o at 3, top-1 %"),
-            (|f| f.recall_of_unevicted_percent = 94.9, "h2o at 3, recall, % of unevicted"),
+            (|f| f.total_ratio = 1.99, "h2o at 3.00, total ratio"),
+            (|f| f.perplexity_percent = 2.1, "h2o at 3.00, perplexity %, either way"),
+            (|f| f.perplexity_percent = -2.1, "h2o at 3.00, perplexity %, either way"),
+            (|f| f.kl_nats = 0.021, "h2o at 3.00, KL, nats"),
+            (|f| f.top1_percent = 96.9, "h2o at 3.00, top-1 %"),
+            (|f| f.recall_of_unevicted_percent = 94.9, "h2o at 3.00, recall, % of unevicted"),
         ];
         for (slip, gate) in slips {
             let mut all = good.clone();
@@ -190,6 +190,19 @@ mod tests {
             assert_eq!(check(80.0, &all, 3.0), [gate]);
             assert!(gate.contains("ratio") || !Gates::load(None).unwrap().are_met(&all[0]));
         }
+    }
+
+    #[test]
+    fn the_least_ratio_of_the_scorer_that_gives_the_total_has_to_pass() {
+        let case = |scorer: &str, lossy_ratio| Case {
+            scorer: scorer.into(),
+            settings: vec![Settings { target: Target::Adaptive { lossy_ratio }, ..Settings::default() }],
+        };
+        let gated = GatedCase { prompt: 1024, scorer: "h2o".into(), total_ratio: 2.0, bytes_ratio: None };
+        let find = |cases: &[Case]| gated.find(cases, |ratio| ratio / 2.0);
+        assert_eq!(find(&[case("h2o", 6.0), case("tova", 4.0), case("h2o", 5.0), case("h2o", 3.0)]), Some(2));
+        assert_eq!(find(&[case("h2o", 2.0), case("h2o", 3.0)]), Some(1), "no ratio gives the total");
+        assert_eq!(find(&[case("tova", 5.0)]), None);
     }
 
     #[test]

@@ -46,8 +46,8 @@ pub struct Load<'a> {
     pub kv_dtype: &'a str,
     /// Target of the evicting layers.
     pub ratio: f32,
-    /// Heads that keep everything; `None` for those of the model's file.
-    pub full: Option<&'a FullHeads>,
+    /// Heads that keep everything.
+    pub full: &'a FullHeads,
     pub threads: usize,
     /// Prompts, all equally long.
     pub prompts: Vec<Vec<u32>>,
@@ -144,7 +144,7 @@ struct Line {
 /// If a server does not start, or a request fails.
 pub fn measure(load: &Load<'_>) -> anyhow::Result<Vec<Served>> {
     let runtime = Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
-    let ways = WAYS.iter().filter(|(_, flags)| flags.is_empty() || load.full.is_none_or(|full| !full.is_empty()));
+    let ways = WAYS.iter().filter(|(_, flags)| flags.is_empty() || !load.full.is_empty());
     ways.map(|(way, flags)| runtime.block_on(served(load, way, flags))).collect()
 }
 
@@ -167,7 +167,7 @@ fn settings(load: &Load<'_>, flags: &[&str]) -> anyhow::Result<Settings> {
     }
     if !flags.is_empty() {
         line.push(format!("--h2o-ratio={}", load.ratio));
-        line.extend(load.full.map(|full| format!("--h2o-layers={full}")));
+        line.extend((!load.full.is_empty()).then(|| format!("--h2o-layers={}", load.full)));
     }
     line.extend(flags.iter().map(|flag| (*flag).to_owned()));
     Ok(Line::try_parse_from(line)?.settings)

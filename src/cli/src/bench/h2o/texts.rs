@@ -1,8 +1,9 @@
 //! Texts with planted facts: five kinds of text, and sentences in them to be asked for later.
 //!
 //! A fact reads "The secret words of the tiger are: stone, ladder, ...": words that nothing else in the text suggests, so that they can only
-//! be copied from their place. Facts stand at even distances. A question asks as a user would, and the answer begins as the fact does:
-//! with the sentence alone, models of a hundred million parameters confuse the facts, even with every token in sight.
+//! be copied from their place. Facts stand at even distances. A question asks as a user would, in a conversation in which another fact was asked for and
+//! answered before, and the answer begins as the fact does: with the sentence alone, models of a hundred million parameters confuse the
+//! facts, even with every token in sight.
 
 use anyhow::{Context, ensure};
 use trunkline_text::Tokenizer;
@@ -42,7 +43,7 @@ const SECRETS: [&str; 96] = [
 /// A planted fact.
 #[derive(Clone, Debug)]
 pub struct Fact {
-    /// Question, and the answer up to the colon: the sentence of the fact.
+    /// Question about another fact with its right answer, the question about this one, and the answer up to the colon: the sentence of the fact.
     pub question: String,
     /// Words to be recalled, in order.
     pub words: Vec<&'static str>,
@@ -95,8 +96,20 @@ pub fn text(
         tokens.extend(tokenizer.encode_with(&paragraph, false)?);
     }
     ensure!(facts.len() == n_facts, "{} of {n_facts} facts found a place", facts.len());
+    lead_in(&mut facts);
     tokens.truncate(prompt + after);
     Ok(Text { name: format!("{kind} {number}"), tokens, facts })
+}
+
+/// Puts before the question about each fact the one about the fact before it, and the right answer; before the first that about the last. A single fact is
+/// asked for alone.
+fn lead_in(facts: &mut [Fact]) {
+    let answered: Vec<String> =
+        facts.iter().map(|fact| format!("{} {}.", fact.question, fact.words.join(", "))).collect();
+    let before = answered.iter().cycle().skip(answered.len().saturating_sub(1));
+    if answered.len() > 1 {
+        facts.iter_mut().zip(before).for_each(|(fact, before)| fact.question.insert_str(0, before));
+    }
 }
 
 /// Returns the paragraphs of a text, each with a line end. Texts of one kind with different numbers begin at different places.
@@ -251,7 +264,10 @@ mod tests {
             assert_eq!((made.tokens.len(), made.facts.len()), (6_500, 6));
             let all = tokenizer.decode(&made.tokens);
             for (n, fact) in made.facts.iter().enumerate() {
-                let (_, stated) = fact.question.split_once("Answer: ").unwrap();
+                let (before, stated) = fact.question.rsplit_once("Answer: ").unwrap();
+                let other = &made.facts[(n + 5) % 6].words.join(", ");
+                assert!(before.contains(&format!("are: {other}.\n\nQuestion: ")), "{kind}: {before}");
+                assert!(!fact.question.contains(&fact.words.join(", ")));
                 let sentence = format!("\n{stated} {}.", fact.words.join(", "));
                 assert_eq!(all.matches(&sentence).count(), 1, "{kind}: {sentence}");
                 assert_eq!(all[fact.position..].find(&sentence), Some(0));
