@@ -250,7 +250,7 @@ impl Generator {
     fn ask(&mut self, at_ns: u64, session: Session) -> TraceRequest {
         let number = self.n_given;
         self.n_given += 1;
-        self.horizon.clear();
+        self.horizon.remove(at_ns, session.reaction_ns());
         let population = &self.populations[session.population];
         let request = TraceRequest {
             arrival_ns: at_ns - self.first_ns,
@@ -283,11 +283,11 @@ impl Generator {
         self.populations[session.population].draw_next(&mut session);
         self.order += 1;
         let at_ns = now_ns.saturating_add(message.reaction_ns);
+        self.horizon.add(at_ns, session.reaction_ns());
         self.due.insert((at_ns, self.order), session);
-        self.horizon.clear();
     }
 
-    /// Brings the horizon up to `n` arrivals.
+    /// Brings the horizon up to `n` scheduled requests.
     fn look_ahead(&mut self, n: usize) {
         (0..self.populations.len()).for_each(|number| self.draw_sessions(number, n));
         let ahead = self.populations.iter().flat_map(|population| population.ahead.iter().take(n));
@@ -405,8 +405,8 @@ impl Source for Generator {
             return u64::MAX;
         }
         let shortest_ns = self.reactions.first().map_or(u64::MAX, |(reaction_ns, _)| *reaction_ns);
-        if self.horizon.len() <= n {
-            self.look_ahead(n + 1);
+        if let Some(lacking) = self.horizon.lacks(n) {
+            self.look_ahead(lacking);
         }
         end_ns.saturating_add(shortest_ns).min(self.horizon.at_ns(n).saturating_sub(self.first_ns))
     }
