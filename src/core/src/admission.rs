@@ -91,8 +91,10 @@ fn tokens_of(blocks: u32, block_size: u32) -> u64 {
 
 /// Gives a sequence its prefix hit and `at_once` entries with private blocks. The rest of its tokens are promised theirs.
 fn take_blocks(state: &mut State, slot: usize, at_once: u32, computed: u32) {
-    let State { sequences, kv, rehit, .. } = state;
+    let State { sequences, kv, rehit, config, .. } = state;
     let seq = &mut sequences[slot];
+    // The tables are made as long as they will be.
+    seq.reserve(config.block_size);
     kv.hold_found(seq);
     let allocated = kv.grow(seq, at_once);
     assert!(allocated, "usable blocks were counted a moment ago");

@@ -522,12 +522,13 @@ impl Sequence {
 
     /// Reserves memory for the tokens to be generated, up to a limit, so that steps need not.
     pub fn reserve(&mut self, block_size: u32) {
-        let more = (self.max_tokens - self.generated()).min(RESERVED_TOKENS_MAX);
-        self.cold.tokens.reserve(more as usize + self.n_recent as usize);
-        let blocks = more.div_ceil(block_size) as usize;
-        self.table.reserve(blocks);
-        self.cold.tables.iter_mut().for_each(|table| table.reserve(blocks));
-        self.cold.hashes.reserve(blocks);
+        let tokens = self.n_tokens + (self.max_tokens - self.generated()).min(RESERVED_TOKENS_MAX);
+        let lacking = |there: usize, all: u32| (all as usize).saturating_sub(there);
+        self.cold.tokens.reserve(lacking(self.cold.tokens.len(), tokens));
+        let blocks = tokens.div_ceil(block_size);
+        self.table.reserve(lacking(self.table.len(), blocks));
+        self.cold.tables.iter_mut().for_each(|table| table.reserve(lacking(table.len(), blocks)));
+        self.cold.hashes.reserve(lacking(self.cold.hashes.len(), tokens / block_size));
     }
 
     /// Returns the reason of the end if the request ends with the last token generated.
