@@ -5,6 +5,7 @@
 
 use crate::hash::BlockHash;
 use crate::huge_pages;
+use crate::ids::BlockHandle;
 use crate::namespaces::is_namespace;
 use crate::prefetch::prefetch;
 use crate::run_bits::RunBits;
@@ -94,9 +95,24 @@ impl Nodes {
         self.hits[range].fill(0);
     }
 
+    /// Records a newly published block, as [`Self::publish`] does.
+    pub(crate) fn publish_one(&mut self, index: u32, parent: u32, hash: BlockHash) {
+        let at = index as usize;
+        let (mut depth, mut follows) = (0, false);
+        if !is_namespace(parent) {
+            self.children[parent as usize] += 1;
+            depth = self.depths[parent as usize] + 1;
+            follows = parent + 1 == index;
+        }
+        self.runs.set(at, usize::from(follows));
+        self.fingerprints[at] = hash.fingerprint();
+        self.parents[at] = parent;
+        (self.children[at], self.readers[at], self.depths[at], self.hits[at]) = (0, 1, depth, 0);
+    }
+
     /// Records a newly published block without parent and readers.
     pub(crate) fn publish_first(&mut self, index: u32, hash: BlockHash) {
-        self.publish(index, ROOT, &[hash]);
+        self.publish_one(index, ROOT, hash);
         self.readers[index as usize] = 0;
     }
 
@@ -261,6 +277,16 @@ impl Nodes {
     }
 }
 
+/// Calls `each` for every run of blocks in adjacent slots, with the first slot and the length of the run.
+pub(crate) fn for_runs(chain: &[BlockHandle], mut each: impl FnMut(u32, usize)) {
+    let mut rest = chain;
+    while let Some(first) = rest.first() {
+        let len = ascending(rest.len(), first.index, |i| rest[i].index);
+        each(first.index, len);
+        rest = &rest[len..];
+    }
+}
+
 /// Calls `each` for every run of slots that count down by one, with the lowest slot and the length of the run.
 #[inline]
 pub(crate) fn for_falling_runs(slots: &[u32], mut each: impl FnMut(u32, usize)) {
@@ -321,6 +347,22 @@ mod tests {
         assert_eq!(nodes.remove_chain(&rest), Some(0));
         assert_eq!(nodes.remove_chain(&[0]), None);
         assert!(nodes.parents.iter().all(|parent| *parent == UNPUBLISHED) && nodes.children.iter().all(|n| *n == 0));
+    }
+
+    #[test]
+    fn a_block_alone_is_published_like_a_chain_of_one() {
+        for (slot, parent) in [(8, ROOT), (8, 7), (9, 7), (3, 7)] {
+            let [mut alone, mut chain] = [(); 2].map(|()| {
+                let mut nodes = Nodes::default();
+                nodes.open(10);
+                nodes.publish(6, ROOT, &[BlockHash(1), BlockHash(2)]);
+                nodes.hits[slot as usize] = 5;
+                nodes
+            });
+            alone.publish_one(slot, parent, BlockHash(3));
+            chain.publish(slot, parent, &[BlockHash(3)]);
+            assert_eq!(format!("{alone:?}"), format!("{chain:?}"), "slot {slot} behind {parent}");
+        }
     }
 
     #[test]

@@ -55,7 +55,7 @@ use crate::hash::BlockHash;
 use crate::huge_pages;
 use crate::ids::{BlockHandle, Token};
 use crate::namespaces::{Namespaces, is_namespace};
-use crate::nodes::{Nodes, UNPUBLISHED, ascending};
+use crate::nodes::{Nodes, UNPUBLISHED, for_runs};
 use crate::prefetch::prefetch;
 use crate::prefix::Prefix;
 
@@ -382,7 +382,7 @@ impl PrefixTree {
             return Published::Merged(duplicate);
         }
         let parent = self.enter(parent);
-        self.add_chain(&[block], parent, &[hash], tokens);
+        self.add(block, parent, hash, tokens);
         Published::New
     }
 
@@ -424,6 +424,16 @@ impl PrefixTree {
         self.add_chain(chain, parent.index, hashes, tokens);
     }
 
+    /// Adds a block after `parent`, with one reader.
+    fn add(&mut self, block: BlockHandle, parent: u32, hash: BlockHash, tokens: &[Token]) {
+        self.nodes.publish_one(block.index, parent, hash);
+        self.tokens[block.index as usize * self.block_size..][..self.block_size].copy_from_slice(tokens);
+        self.pool.apply(block.index, BlockEvent::Published);
+        self.index.insert(hash.fingerprint(), block.index, |index| self.nodes.fingerprint(index));
+        self.eviction.published(&[block], &self.nodes);
+    }
+
+    /// Adds neighbours in prefix order, as [`Self::add`] does for each.
     fn add_chain(&mut self, chain: &[BlockHandle], mut parent: u32, hashes: &[BlockHash], tokens: &[Token]) {
         let mut at = 0;
         if (2..=SHORT).contains(&chain.len()) {
@@ -589,16 +599,6 @@ impl PrefixTree {
 /// Returns a run of neighbouring slots in pieces: first slot and length of each.
 fn pieces(first: u32, len: usize) -> impl Iterator<Item = (u32, usize)> {
     (0..len).step_by(PIECE).map(move |at| (first + at as u32, PIECE.min(len - at)))
-}
-
-/// Calls `each` for every run of blocks in adjacent slots, with the first slot and the length of the run.
-fn for_runs(chain: &[BlockHandle], mut each: impl FnMut(u32, usize)) {
-    let mut rest = chain;
-    while let Some(first) = rest.first() {
-        let len = ascending(rest.len(), first.index, |i| rest[i].index);
-        each(first.index, len);
-        rest = &rest[len..];
-    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::Eviction;
 use super::queue::Queues;
 use super::segments::Segments;
 use crate::ids::BlockHandle;
-use crate::nodes::Nodes;
+use crate::nodes::{Nodes, for_runs};
 
 /// Blocks of one prefix fallen idle together.
 #[derive(Clone, Copy, Debug)]
@@ -55,13 +55,13 @@ impl Eviction for Lru {
     fn idle(&mut self, chain: &[BlockHandle], _: &Nodes) {
         let segment = self.segments.insert(Segment { tail: super::last(chain), len: chain.len() as u32 });
         self.queue.push_back(0, segment);
-        for block in chain {
-            let at = block.index as usize;
-            if self.segment_of.len() <= at {
-                self.segment_of.resize(at + 1, 0);
+        for_runs(chain, |first, len| {
+            let (first, end) = (first as usize, first as usize + len);
+            if self.segment_of.len() < end {
+                self.segment_of.resize(end, 0);
             }
-            self.segment_of[at] = segment;
-        }
+            self.segment_of[first..end].fill(segment);
+        });
     }
 
     fn clear(&mut self) {

@@ -38,6 +38,9 @@ impl PrefixTree {
 
     /// Evicts `n` blocks. At least `n` MUST be idle.
     pub(super) fn evict(&mut self, n: u32) {
+        if n == 0 {
+            return;
+        }
         let mut left = n;
         while left > 0 {
             let asked = match self.eviction.evicts_whole() {
