@@ -82,7 +82,7 @@ pub fn run(args: &H2oArgs) -> anyhow::Result<()> {
     let output = args.output.clone().unwrap_or_else(|| HeadFile::default_path(path));
     file.write(&output)?;
     let losses = file.losses()?;
-    let full = losses.full_heads(&info, total::DEFAULT);
+    let full = losses.full_heads(&info, total::DEFAULT)?;
     print(&render(&losses, &full, &info))?;
     print(&format!("--h2o-layers {full}"))?;
     print(&format!("wrote {}", output.display()))

@@ -5,7 +5,7 @@ use clap::Args;
 use serde::de::MapAccess;
 use tracing::warn;
 use trunkline_core::h2o::Mode;
-use trunkline_core::{Config, ConfigError, Keeps};
+use trunkline_core::{Config, Keeps};
 use trunkline_port::ModelInfo;
 use trunkline_worker::Model;
 
@@ -38,12 +38,12 @@ const FULL_LAYERS_UNKNOWN: u32 = 4;
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct H2oSettings {
     /// Layers, or single KV heads as LAYER.HEAD, that keep every token while the others drop tokens, as in 7.2,17.1,18: those that read far
-    /// back [default: those that lose most as found by trunkline h2o calibrate, else each fourth layer, with --h2o-ratio 2 at most].
+    /// back [default: the ones that lose most as found by trunkline h2o calibrate, else each fourth layer, with --h2o-ratio 2 at most].
     #[arg(long, value_name = "LAYERS")]
     pub h2o_layers: Option<String>,
 
     /// Tokens of a sequence for each token kept, in the mean over all KV heads, 1.1 to 16: says how many heads keep every token, and how much the
-    /// others drop [default: 2.5].
+    /// others drop; the number of heads only if neither --h2o-layers nor the model's file names them [default: 2.5].
     #[arg(long, value_name = "RATIO")]
     pub h2o_total: Option<String>,
 
@@ -51,7 +51,7 @@ pub struct H2oSettings {
     #[arg(long, value_name = "NAME")]
     pub h2o_scorer: Option<String>,
 
-    /// Tokens of a sequence for each token kept in the heads that drop tokens, in the mean over these heads [default: as --h2o-total asks, 6 at most].
+    /// Tokens of a sequence for each token kept in the heads that drop tokens, in the mean over these heads [default: as --h2o-total asks, 6 at most without --h2o-total].
     #[arg(long, value_name = "RATIO")]
     pub h2o_ratio: Option<String>,
 
@@ -126,8 +126,9 @@ impl H2oSettings {
     /// Puts the numbers and the scorer into the limits of the core.
     ///
     /// # Errors
-    /// If a text is no number.
-    pub fn apply(&self, config: &mut Config) -> Result<(), ConfigError> {
+    /// If a text is no number, or the total is out of range.
+    pub fn apply(&self, config: &mut Config) -> anyhow::Result<()> {
+        self.total()?;
         let values = [
             ("scorer", &self.h2o_scorer),
             ("ratio", &self.h2o_ratio),
@@ -138,7 +139,8 @@ impl H2oSettings {
             ("interval", &self.h2o_interval),
             ("alpha", &self.h2o_alpha),
         ];
-        values.into_iter().try_for_each(|(key, value)| value.iter().try_for_each(|text| config.h2o.set(key, text)))
+        values.into_iter().try_for_each(|(key, value)| value.iter().try_for_each(|text| config.h2o.set(key, text)))?;
+        Ok(())
     }
 
     /// Divides the layers of a model into those that keep every token and those that drop tokens, if eviction is on or the layers are
@@ -166,7 +168,7 @@ impl H2oSettings {
     }
 
     fn total(&self) -> anyhow::Result<Option<f32>> {
-        self.h2o_total.as_deref().map(total::parse).transpose()
+        self.h2o_total.as_deref().map(|text| total::parse(total::SETTING, text)).transpose()
     }
 
     fn with_groups(&self, model: Model, losses: Option<&HeadLosses>, config: &mut Config) -> anyhow::Result<Model> {
@@ -190,7 +192,7 @@ impl H2oSettings {
     }
 }
 
-/// Returns the heads of a model that keep every token: those given, or those that lose most; `None` if neither is known.
+/// Returns the heads of a model that keep every token: the heads given, or the ones that lose most; `None` if neither is known.
 fn known_heads(
     info: &ModelInfo,
     given: Option<&str>,
@@ -198,16 +200,19 @@ fn known_heads(
     total: Option<f32>,
 ) -> anyhow::Result<Option<FullHeads>> {
     let Some(given) = given else {
-        return Ok(losses.map(|losses| losses.full_heads(info, total.unwrap_or(total::DEFAULT))));
+        return losses.map(|losses| losses.full_heads(info, total.unwrap_or(total::DEFAULT))).transpose();
     };
     let full = FullHeads::parse(LAYERS, given, info.n_layers, info.n_kv_heads)?;
     Ok(Some(match losses {
-        Some(losses) => losses.join(full),
+        Some(losses) => {
+            losses.check(info)?;
+            losses.join(full)
+        }
         None => full,
     }))
 }
 
-/// Divides a model for a server with `--h2o on` elsewhere: heads of `layers` keep every token, or else those that lose most.
+/// Divides a model for a server with `--h2o on` elsewhere: heads of `layers` keep every token, or else the ones that lose most.
 ///
 /// # Errors
 /// If a layer or head is no number, does not exist, or has a sliding window, or if no heads are known.
@@ -325,5 +330,7 @@ mod tests {
         assert_eq!(fault(&layers_of("one")), "h2o-layers names 'one'; give numbers, as in 7,14 or 7.2,14.0");
         let few = H2oSettings { h2o_sink: Some("few".into()), ..H2oSettings::default() };
         assert_eq!(fault(&few), "h2o sink is 'few'; give a number");
+        let much = H2oSettings { h2o_total: Some("much".into()), ..H2oSettings::default() };
+        assert_eq!(divided(&much, Mode::Off).unwrap_err().to_string(), "h2o-total is 'much'; give a number");
     }
 }

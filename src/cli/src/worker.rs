@@ -103,17 +103,17 @@ struct AttachArgs {
     #[arg(long, value_name = "TYPE")]
     kv_dtype: Option<String>,
 
-    /// Let the server drop tokens (serve --h2o on) in all KV heads but those that trunkline h2o calibrate found.
+    /// Let the server drop tokens (serve --h2o on) in all KV heads but the ones that lose most as found by trunkline h2o calibrate.
     #[arg(long, value_name = "MODE", value_parser = ["off", "on"], conflicts_with = "null")]
     h2o: Option<String>,
 
     /// Layers, or single KV heads as LAYER.HEAD, that keep every token while the server drops tokens in the others [default: with --h2o
-    /// on, as trunkline h2o calibrate found them].
+    /// on, the ones that lose most as found by trunkline h2o calibrate].
     #[arg(long, value_name = "LAYERS", conflicts_with = "null")]
     h2o_layers: Option<String>,
 
-    /// Tokens of a sequence for each token kept, in the mean over all KV heads, as for `serve --h2o-total`: says how many heads keep every token
-    /// [default: 2.5].
+    /// Tokens of a sequence for each token kept, in the mean over all KV heads, says how many heads keep every token. Give the server the same
+    /// --h2o-total for the share that the others drop [default: 2.5].
     #[arg(long, value_name = "RATIO", conflicts_with = "null")]
     h2o_total: Option<String>,
 
@@ -226,9 +226,9 @@ fn sizes(args: &AttachArgs, token_bytes: u64) -> anyhow::Result<KvRoom> {
 fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::Result<(ModelInfo, MakeRunner)> {
     let source = ModelSource::of(args.model.as_deref());
     let (mut model, revision) = (source.model()?.with_kv_dtype(dtype), source.revision()?);
+    let total = args.h2o_total.as_deref().map(|text| total::parse(total::SETTING, text)).transpose()?;
     let divides = args.h2o.as_deref().map_or(args.h2o_layers.is_some(), |mode| mode == "on");
     if divides {
-        let total = args.h2o_total.as_deref().map(total::parse).transpose()?;
         let losses = source.head_losses(&revision)?;
         model = divided_for_a_server(model, args.h2o_layers.as_deref(), losses.as_ref(), total)?;
     }

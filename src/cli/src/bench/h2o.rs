@@ -192,7 +192,7 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let info = model.info();
     let layout = BlockLayout { frequencies: Some(rotation(&model)), ..layout(&info, BLOCK as u32) };
     let mut rig = plan.rig(model)?;
-    let settings = plan.cases(total::ratio(total, &info).unwrap_or(H2oConfig::RATIO), &weights);
+    let settings = plan.cases(plan.ratio(total, &info)?, &weights);
     settings.iter().flat_map(|case| &case.settings).try_for_each(|settings| settings.validate(BLOCK as u32))?;
     let compared = gated.and_then(|gated| gated.find(&settings, |ratio| total::of(ratio, &info))).unwrap_or(0);
     let mut stored = Stored::default();
@@ -282,7 +282,16 @@ impl<'a> Plan<'a> {
     /// Returns the total ratio for which heads and ratios are chosen.
     fn total(&self, gated: Option<&GatedCase>) -> anyhow::Result<f32> {
         let default = gated.map_or(total::DEFAULT, |case| case.total_ratio as f32);
-        self.options.total.as_deref().map_or(Ok(default), total::parse)
+        self.options.total.as_deref().map_or(Ok(default), |text| total::parse("total", text))
+    }
+
+    /// Returns the ratio of the heads that drop tokens for a total, of a model that is divided. If the command line gives heads, or ratios, the total of
+    /// the gates may be out of reach.
+    fn ratio(&self, total: f32, model: &ModelInfo) -> anyhow::Result<f32> {
+        if self.options.total.is_some() && self.options.ratios.is_empty() {
+            return total::reached("total", total, model);
+        }
+        Ok(total::ratio(total, model).unwrap_or(H2oConfig::RATIO))
     }
 
     fn cases(&self, ratio: f32, weights: &[f32]) -> Vec<Case> {
@@ -301,9 +310,9 @@ impl<'a> Plan<'a> {
                 let full = FullHeads::parse("full-layers", list, info.n_layers, info.n_kv_heads)?;
                 losses.map_or(full.clone(), |losses| losses.join(full))
             }
-            (None, Some(losses)) => losses.full_heads(info, total),
+            (None, Some(losses)) => losses.full_heads(info, total)?,
             (None, None) => {
-                found(load(options)?, &self.tokenizer, self.lengths.prompt, options.threads)?.full_heads(info, total)
+                found(load(options)?, &self.tokenizer, self.lengths.prompt, options.threads)?.full_heads(info, total)?
             }
         };
         ensure!(full.len() < full.n_all(), "at least one KV head has to evict");
@@ -353,11 +362,10 @@ impl<'a> Plan<'a> {
                 progress(case, &Figures::new(last.to_vec(), to_compare, full, layers));
             }
         }
-        let figures = by_case.into_iter().zip(cases).map(|(texts, case)| {
-            let Target::Adaptive { lossy_ratio: ratio } = case.settings[0].target else {
-                unreachable!("made by `case`")
-            };
-            Figures { scorer: case.scorer.clone(), ratio, ..Figures::new(texts, &unevicted, full, layers) }
+        let figures = by_case.into_iter().zip(cases).map(|(texts, case)| Figures {
+            scorer: case.scorer.clone(),
+            ratio: case.ratio(),
+            ..Figures::new(texts, &unevicted, full, layers)
         });
         let figures = figures.collect();
         Ok((unevicted, figures))

@@ -18,7 +18,7 @@ use crate::bench::h2o::quality::{divergence, log_softmax};
 use crate::bench::h2o::rig::{BLOCK, Rig, Run, Seq};
 use crate::bench::h2o::texts;
 
-/// Tokens of a text by tokens that a head keeps: the default of `--h2o on` for calibrated models.
+/// Tokens of a text by tokens that a head keeps while its loss is measured.
 const RATIO: f32 = 6.0;
 /// Last tokens that a head keeps, at most, as of the default of `--h2o on`.
 const RECENT_MAX: usize = 256;
@@ -101,9 +101,13 @@ impl HeadLosses {
     /// What a head that keeps one token of r loses is taken to grow with r, so that all together lose least if the tokens beyond the floors go with the root of
     /// each head's loss ([`FullHeads::groups`]). A head that would get more than there are keeps every token, and what it does not need
     /// goes to the others. So heads are taken one by one, in falling order of loss, until the next would not get all tokens.
-    pub fn full_heads(&self, info: &ModelInfo, total: f32) -> FullHeads {
+    ///
+    /// # Errors
+    /// If the losses are of a model with other heads.
+    pub fn full_heads(&self, info: &ModelInfo, total: f32) -> anyhow::Result<FullHeads> {
+        self.check(info)?;
         if let Some(keep) = &self.keep {
-            return self.join(keep.clone());
+            return Ok(self.join(keep.clone()));
         }
         let windowed = info.groups.iter().filter(|group| matches!(group.keeps, Keeps::Window(_)));
         let windowed: Vec<u32> = windowed.flat_map(|group| group.layers.iter().copied()).collect();
@@ -128,7 +132,20 @@ impl HeadLosses {
             }
             full.push(others.remove(at));
         }
-        self.join(FullHeads::new(full, info.n_layers, info.n_kv_heads))
+        Ok(self.join(FullHeads::new(full, info.n_layers, info.n_kv_heads)))
+    }
+
+    /// Checks that there is a loss for each head of a model.
+    ///
+    /// # Errors
+    /// If the losses are of a model with other heads.
+    pub fn check(&self, info: &ModelInfo) -> anyhow::Result<()> {
+        let (n, heads) = (self.rest.len(), (info.n_layers * info.n_kv_heads) as usize);
+        ensure!(
+            n == heads && self.repeated.len() == heads && self.keep.as_ref().is_none_or(|keep| keep.n_all() == heads),
+            "there are losses of {n} KV heads, and the model has {heads}; run trunkline h2o calibrate again"
+        );
+        Ok(())
     }
 
     /// Adds the losses to a set of heads. The two ways to read on count alike over the heads outside the set.
@@ -284,7 +301,7 @@ mod tests {
     fn heads_keep_every_token_until_the_next_would_not_get_all() {
         let rest = [0.4, 0.02, 0.1, 0.1, 0.05, 0.02, 0.03, 0.1, 0.11, 0.07];
         let (losses, none) = (losses(rest, rest), ModelInfo { n_layers: 5, n_kv_heads: 2, ..ModelInfo::default() });
-        let full = |total| losses.full_heads(&none, total).to_string();
+        let full = |total| losses.full_heads(&none, total).unwrap().to_string();
         // Roots of the losses: 0.632, 0.332, three of 0.316, 0.265, 0.224, 0.173, two of 0.141; their sum is 2.856. At a total of 2.5 there are 3.297 texts
         // beyond the floors: head 0.0 would get 0.730 of one, where 0.930 are beyond the floors. At 2 it would get 0.951, and then the first of the others 0.502. At
         // 1.1 six would get more than all, and the seventh 0.924.
@@ -292,7 +309,7 @@ mod tests {
         assert_eq!(full(1.1), "0.0,1,3.1,4");
         let windows = LayerGroup { layers: vec![1, 4], keeps: Keeps::Window(64), ..LayerGroup::default() };
         let windowed = ModelInfo { groups: vec![windows], ..none.clone() };
-        assert_eq!(losses.full_heads(&windowed, 1.4).to_string(), "0.0,3.1");
+        assert_eq!(losses.full_heads(&windowed, 1.4).unwrap().to_string(), "0.0,3.1");
         let groups: Vec<_> = one_by_one(&windowed).into_iter().map(|group| group.heads).collect();
         assert_eq!(groups, [vec![2, 3, 8, 9], vec![0], vec![1], vec![4], vec![5], vec![6], vec![7]]);
     }
@@ -302,14 +319,17 @@ mod tests {
         let rest = [0.3, 0.2, 0.2, 0.1, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0];
         let repeated = [0.0, 0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.9];
         let info = ModelInfo { n_layers: 5, n_kv_heads: 2, ..ModelInfo::default() };
-        let full = losses(rest, repeated).full_heads(&info, 2.0);
+        let full = losses(rest, repeated).full_heads(&info, 2.0).unwrap();
         // Without head 4.1 the repetition is the loss of head 1.0 alone.
         assert_eq!(full.to_string(), "1.0,4.1");
-        let none = losses([0.0; 10], [0.0; 10]).full_heads(&info, 2.5);
+        let none = losses([0.0; 10], [0.0; 10]).full_heads(&info, 2.5).unwrap();
         assert_eq!(none.to_string(), "0.0", "heads that lose nothing");
         let keep = Some(FullHeads::new(vec![2, 5], 5, 2));
-        let fixed = HeadLosses { keep, ..losses(rest, repeated) }.full_heads(&info, 2.0);
+        let fixed = HeadLosses { keep, ..losses(rest, repeated) }.full_heads(&info, 2.0).unwrap();
         assert_eq!(fixed.to_string(), "1.0,2.1");
+        let other = ModelInfo { n_layers: 6, ..info };
+        let fault = losses(rest, repeated).full_heads(&other, 2.0).unwrap_err().to_string();
+        assert_eq!(fault, "there are losses of 10 KV heads, and the model has 12; run trunkline h2o calibrate again");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use trunkline_core::{Config, H2oConfig, Keeps};
 use trunkline_port::ModelInfo;
 
@@ -16,14 +16,33 @@ const RATIO_MAX: f32 = 64.0;
 /// plans every 16 tokens: 1.006 to 1.01.
 const HELD: f64 = 1.01;
 
-/// Reads a total from text.
+/// Name of the setting in a server and a worker.
+pub const SETTING: &str = "h2o-total";
+
+/// Reads a total from text; messages name it `setting`.
 ///
 /// # Errors
 /// If the text is no number of the range.
-pub fn parse(text: &str) -> anyhow::Result<f32> {
-    let total: f32 = text.parse().with_context(|| format!("h2o-total is '{text}'; give a number"))?;
-    ensure!(RANGE.contains(&total), "h2o-total is {text}; it must be between {} and {}", RANGE.start(), RANGE.end());
+pub fn parse(setting: &str, text: &str) -> anyhow::Result<f32> {
+    let total: f32 = text.parse().map_err(|_| anyhow!("{setting} is '{text}'; give a number"))?;
+    ensure!(RANGE.contains(&total), "{setting} is {text}; it must be between {} and {}", RANGE.start(), RANGE.end());
     Ok(total)
+}
+
+/// Returns the ratio that [`ratio`] gives; messages name the total `setting`.
+///
+/// # Errors
+/// If no ratio gives the total.
+pub fn reached(setting: &str, total: f32, model: &ModelInfo) -> anyhow::Result<f32> {
+    ratio(total, model).with_context(|| {
+        let (whole, dropping) = counts(model);
+        // Rounded down, so that the number shown is reached.
+        let most = (of(RATIO_MAX, model) * 100.0).floor() / 100.0;
+        format!(
+            "{setting} is {total}, but {whole} of {} KV heads keep every token; give {most} at most",
+            whole + dropping
+        )
+    })
 }
 
 /// Returns the ratio of the heads that drop tokens at which all heads, but for those of layers with a sliding window, have the total `total`. Returns
@@ -62,15 +81,7 @@ pub fn set_ratio(total: Option<f32>, model: &ModelInfo, config: &mut Config) -> 
         return Ok(());
     };
     ensure!(config.h2o.ratio.is_none(), "h2o-total and h2o-ratio contradict each other; give one of them");
-    let found = ratio(total, model).with_context(|| {
-        let (whole, dropping) = counts(model);
-        let all = whole + dropping;
-        format!(
-            "h2o-total is {total}, but {whole} of {all} KV heads keep every token, so the total is below {:.2}",
-            all / whole
-        )
-    })?;
-    config.h2o.ratio = Some(found);
+    config.h2o.ratio = Some(reached(SETTING, total, model)?);
     Ok(())
 }
 
@@ -116,14 +127,17 @@ mod tests {
         assert_eq!([set(None, 7, "on"), set(None, 6, "on")], [Ok(6.0), Ok(6.0)], "6 at most without a total");
         assert_eq!(set(Some(3.0), 4, "on"), Ok(ratio(3.0, &model(4)).unwrap()));
         assert!(set(Some(3.0), 4, "on:ratio=3").unwrap_err().ends_with("give one of them"));
-        let far = "h2o-total is 4, but 4 of 16 KV heads keep every token, so the total is below 4.00";
-        assert_eq!(set(Some(4.0), 4, "on"), Err(far.to_owned()));
+        assert_eq!(set(Some(3.5), 4, "on"), Ok(ratio(3.5, &model(4)).unwrap()));
+        assert!(set(Some(3.5), 4, "on").unwrap() > H2oConfig::RATIO, "a total that is given may need more than 6");
+        let far = "h2o-total is 3.98, but 4 of 16 KV heads keep every token; give 3.78 at most";
+        assert_eq!(set(Some(3.98), 4, "on"), Err(far.to_owned()));
+        assert!(set(Some(3.78), 4, "on").is_ok());
     }
 
     #[test]
     fn a_total_is_a_number_of_a_range() {
-        assert_eq!(parse("3").unwrap(), 3.0);
-        let fault = |text: &str| parse(text).unwrap_err().to_string();
+        assert_eq!(parse(SETTING, "3").unwrap(), 3.0);
+        let fault = |text: &str| format!("{:#}", parse(SETTING, text).unwrap_err());
         assert_eq!(fault("much"), "h2o-total is 'much'; give a number");
         assert_eq!(fault("1"), "h2o-total is 1; it must be between 1.1 and 16");
         assert_eq!(fault("NaN"), "h2o-total is NaN; it must be between 1.1 and 16");

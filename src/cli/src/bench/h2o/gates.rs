@@ -203,6 +203,11 @@ mod tests {
         assert_eq!(find(&[case("h2o", 6.0), case("tova", 4.0), case("h2o", 5.0), case("h2o", 3.0)]), Some(2));
         assert_eq!(find(&[case("h2o", 2.0), case("h2o", 3.0)]), Some(1), "no ratio gives the total");
         assert_eq!(find(&[case("tova", 5.0)]), None);
+        // The gates find the figures of the case by its ratio, also where 1 / (1 / ratio) is another number.
+        let odd = case("h2o", 3.5);
+        let all = [Figures { ratio: 3.5, ..figures("h2o", false, 10.0) }];
+        let failed = Gates::load(None).unwrap().check(&gated, odd.ratio(), 90.0, &all, None);
+        assert_eq!(failed.iter().filter(|outcome| !outcome.passed).count(), 1, "recall: {failed:?}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use serde::Serialize;
-use trunkline_core::h2o::{REGISTRY, Rows, Scorer, Settings, State};
+use trunkline_core::h2o::{REGISTRY, Rows, Scorer, Settings, State, Target};
 use trunkline_port::ScoreKind;
 use trunkline_text::Tokenizer;
 
@@ -29,7 +29,10 @@ pub struct Case {
 impl Case {
     /// Returns the target of the evicting layers: one of so many tokens is kept.
     pub fn ratio(&self) -> f32 {
-        1.0 / self.settings[0].target.keep_ratio()
+        match self.settings[0].target {
+            Target::Adaptive { lossy_ratio } => lossy_ratio,
+            Target::Static { keep_ratio } => 1.0 / keep_ratio,
+        }
     }
 }
 
