@@ -44,7 +44,7 @@
 use trunkline_core::{Step, StepSeq};
 
 use crate::hardware::Hardware;
-pub use crate::hardware::{Residuals, StepErrors, StepTime};
+pub use crate::hardware::{Curve, Piece, Residuals, StepErrors, StepTime};
 use crate::model::Model;
 
 pub mod choice;
@@ -64,7 +64,7 @@ mod work;
 
 pub use choice::{CostChoice, CostChoiceError, CostError};
 pub use errors::Sample;
-pub use fitted::{FEATURES, Fitted, features};
+pub use fitted::Fitted;
 pub use lower_bound::LowerBound;
 pub use mixed::Mixed;
 pub use overhead::{EngineOverhead, EngineOverheadError};

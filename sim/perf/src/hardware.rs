@@ -24,9 +24,11 @@ use trunkline_sim_workload::UnknownName;
 
 use crate::model::Arithmetic;
 
+mod curve;
 pub mod file;
 mod step_errors;
 
+pub use curve::{Curve, Piece};
 pub use file::{HardwareError, parse};
 pub use step_errors::{Residuals, StepErrors};
 
@@ -96,19 +98,21 @@ pub struct RooflineError {
     pub errors: StepErrors,
 }
 
-/// Coefficients of a linear step-time model: `time = sum(coefficient * feature)`. All are non-negative.
+/// Step times of one model as a sum of terms, none of them negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTime {
     /// Model served during the measurement.
     pub model: &'static str,
     /// Time of every step, seconds.
     pub constant_s: f64,
-    /// Time per token run, seconds.
-    pub token_s: f64,
-    /// Time per sequence, seconds.
-    pub sequence_s: f64,
+    /// Time of the tokens run.
+    pub tokens: Curve,
+    /// Time of the sequences.
+    pub sequences: Curve,
     /// Time per token of context read by decodes, seconds.
     pub context_token_s: f64,
+    /// Time per token of context read by decodes beside a prefill, in addition, seconds: some kernels run both as prefills.
+    pub mixed_context_token_s: f64,
     /// Time per (query, key) pair of prefill attention, seconds.
     pub prefill_pair_s: f64,
     /// Reference of the errors.

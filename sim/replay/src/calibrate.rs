@@ -2,7 +2,8 @@
 //!
 //! Both sources become samples: the batch shape and the duration of a step. The coefficients of a [`StepTime`] minimise the sum of
 //! squared *relative* errors, all non-negative: a decode of 10 ms counts as much as a prefill of 300 ms. Errors above 5 % count
-//! linearly rather than squared. Then all coefficients are scaled by one factor, so that all steps together take as long as measured: a fit
+//! linearly rather than squared. Sequences and tokens have a coefficient for each doubling of their number that enough samples show, and the context
+//! that decodes beside prefills read has one of its own if that predicts the steps left out better. Then all coefficients are scaled by one factor, so that all steps together take as long as measured: a fit
 //! by steps follows the usual step, and a long run pays for the slow ones too.
 //!
 //! How far the total is off on steps that the fit has not seen is measured with every fifth step left out ([`Calibration::held_out_bias`]).
@@ -17,14 +18,18 @@
 //! [`calibrate`] returns the coefficients and their errors; [`Calibration::hardware`] adds them to the description of a device,
 //! which [`trunkline_sim_perf::hardware::file::to_toml`] writes and [`trunkline_sim_perf::hardware::find`] reads.
 
-use trunkline_sim_perf::cost::{FEATURES, Residuals, Sample, StepErrors, StepTime, features};
+use trunkline_sim_perf::cost::{Residuals, Sample, StepErrors, StepTime};
 use trunkline_sim_perf::hardware::Hardware;
+
+use least_squares::Rows;
+use terms::Terms;
 
 mod benchmark;
 mod least_squares;
 mod links;
 mod overhead;
 mod recording;
+mod terms;
 
 pub use benchmark::{BenchmarkError, from_benchmark};
 pub use links::{BusyPeriod, LinkFit, PERIODS_MIN, fit_links};
@@ -44,6 +49,8 @@ pub struct Calibration {
     pub held_out_bias: f64,
     /// Errors of every fifth step by kind of batch, with a fit to the others.
     pub held_out: StepErrors,
+    /// Least and greatest of the ratios of measured to predicted time over the tenths of the run: how the speed of the machine varied.
+    pub drift: [f64; 2],
 }
 
 /// Too few samples for a fit.
@@ -54,8 +61,8 @@ pub struct TooFewSamples {
     pub found: usize,
 }
 
-/// Samples required: ten per coefficient.
-pub const SAMPLES_MIN: usize = 10 * FEATURES;
+/// Samples required.
+pub const SAMPLES_MIN: usize = 50;
 
 /// Fits step times to samples of `model`.
 ///
@@ -64,13 +71,32 @@ pub const SAMPLES_MIN: usize = 10 * FEATURES;
 /// [`TooFewSamples`] with fewer than [`SAMPLES_MIN`] usable samples.
 pub fn calibrate(model: &'static str, samples: &[Sample]) -> Result<Calibration, TooFewSamples> {
     let usable = usable(samples)?;
-    let time = fit(model, &usable);
     let (left_out, others) = every_fifth(&usable);
-    let by_others = fit(model, &others);
+    let with = fit(model, &others, true);
+    let without = fit(model, &others, false);
+    let is_mixed = is_better(&left_out, &with, &without);
+    let by_others = if is_mixed { with } else { without };
+    let time = fit(model, &usable, is_mixed);
     let held_out_bias = Residuals::of(&left_out, |shape| by_others.step_s(shape)).bias;
     let held_out = StepErrors::of(&left_out, |shape| by_others.step_s(shape));
     let residuals = Residuals::of(&usable, |shape| time.step_s(shape));
-    Ok(Calibration { time, samples: usable.len(), residuals, held_out_bias, held_out })
+    Ok(Calibration { time, samples: usable.len(), residuals, held_out_bias, held_out, drift: drift(&usable, &time) })
+}
+
+/// Returns `true` if `time` predicts the samples better than `other`: if its errors are smaller in the mean by more than two standard errors.
+fn is_better(samples: &[Sample], time: &StepTime, other: &StepTime) -> bool {
+    let error = |time: &StepTime, sample: &Sample| (time.step_s(&sample.shape) / sample.time_s - 1.0).abs();
+    let gains = samples.iter().map(|sample| error(other, sample) - error(time, sample));
+    let (sum, squares) = gains.fold((0.0, 0.0), |(sum, squares), gain| (sum + gain, squares + gain * gain));
+    // With gains that do not differ in the mean, the sum is within two roots of the sum of squares in 95 of 100 cases.
+    sum > 2.0 * squares.sqrt()
+}
+
+/// Returns the least and greatest ratio of measured to predicted time over tenths of the samples.
+fn drift(samples: &[Sample], time: &StepTime) -> [f64; 2] {
+    let tenths = samples.chunks(samples.len().div_ceil(10));
+    let ratios = tenths.map(|tenth| 1.0 / (1.0 + Residuals::of(tenth, |shape| time.step_s(shape)).bias));
+    ratios.fold([f64::INFINITY, 0.0], |[least, most], ratio| [ratio.min(least), ratio.max(most)])
 }
 
 /// Returns the samples with a duration, if there are enough.
@@ -86,19 +112,18 @@ fn every_fifth(samples: &[Sample]) -> (Vec<Sample>, Vec<Sample>) {
     (of(fifths), of(others))
 }
 
-/// Fits the usual step, and scales it to the time of all steps together.
-fn fit(model: &'static str, usable: &[Sample]) -> StepTime {
-    let row = |sample: &Sample| (features(&sample.shape).map(|feature| feature / sample.time_s), 1.0);
-    let x = least_squares::robust(&usable.iter().map(row).collect::<Vec<_>>());
-    let [constant_s, token_s, sequence_s, context_token_s, prefill_pair_s] = x;
-    let (against, errors) = ("", StepErrors::default());
-    let time = StepTime { model, constant_s, token_s, sequence_s, context_token_s, prefill_pair_s, against, errors };
-    let scale = 1.0 / (1.0 + Residuals::of(usable, |shape| time.step_s(shape)).bias);
-    if !scale.is_finite() {
-        return time;
+/// Fits the usual step, perhaps with a term for the context that decodes beside prefills read, and scales it to the time of all steps together.
+fn fit(model: &'static str, usable: &[Sample], is_mixed: bool) -> StepTime {
+    let terms = Terms::of(usable, is_mixed);
+    let mut rows = Rows::new(terms.len());
+    usable.iter().for_each(|sample| rows.push(terms.row(&sample.shape).map(|term| term / sample.time_s), 1.0));
+    let mut x = rows.robust();
+    let predict = |shape: &_| terms.row(shape).zip(&x).map(|(term, coefficient)| term * coefficient).sum();
+    let scale = 1.0 / (1.0 + Residuals::of(usable, predict).bias);
+    if scale.is_finite() {
+        x.iter_mut().for_each(|coefficient| *coefficient *= scale);
     }
-    let [constant_s, token_s, sequence_s, context_token_s, prefill_pair_s] = x.map(|coefficient| scale * coefficient);
-    StepTime { constant_s, token_s, sequence_s, context_token_s, prefill_pair_s, ..time }
+    terms.step_time(model, &x)
 }
 
 impl Calibration {
@@ -116,7 +141,7 @@ impl Calibration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use trunkline_sim_perf::cost::{self, Parallel, StepShape};
+    use trunkline_sim_perf::cost::{self, Curve, Parallel, Piece, StepShape};
     use trunkline_sim_perf::{hardware, model};
 
     fn samples(time: StepTime, noise: f64) -> Vec<Sample> {
@@ -134,12 +159,14 @@ mod tests {
         samples
     }
 
+    const LINE: Curve = Curve(&[Piece { from: 0, each_s: 10e-6 }]);
     const TRUE: StepTime = StepTime {
         model: "llama-3.1-8b",
         constant_s: 8e-3,
-        token_s: 40e-6,
-        sequence_s: 10e-6,
+        tokens: Curve(&[Piece { from: 0, each_s: 40e-6 }]),
+        sequences: LINE,
         context_token_s: 90e-9,
+        mixed_context_token_s: 50e-9,
         prefill_pair_s: 2e-9,
         against: "",
         errors: StepErrors { prefill: None, decode: None, mixed: None },
@@ -148,8 +175,15 @@ mod tests {
     #[test]
     fn what_made_the_samples_is_found() {
         let found = calibrate("llama-3.1-8b", &samples(TRUE, 0.0)).unwrap();
-        for (found, expected) in found.time.coefficients().into_iter().zip(TRUE.coefficients()) {
-            assert!((found / expected - 1.0).abs() < 1e-6, "{found} {expected}");
+        for (found, expected) in [
+            (found.time.constant_s, TRUE.constant_s),
+            (found.time.tokens.time_s(3000), TRUE.tokens.time_s(3000)),
+            (found.time.sequences.time_s(100), TRUE.sequences.time_s(100)),
+            (found.time.context_token_s, TRUE.context_token_s),
+            (found.time.mixed_context_token_s, TRUE.mixed_context_token_s),
+            (found.time.prefill_pair_s, TRUE.prefill_pair_s),
+        ] {
+            assert!((found / expected - 1.0).abs() < 1e-5, "{found} {expected}");
         }
         assert!(found.residuals.p95 < 1e-6 && found.residuals.bias.abs() < 1e-6, "{:?}", found.residuals);
         assert_eq!(found.samples, 400);
@@ -157,9 +191,14 @@ mod tests {
 
     #[test]
     fn noise_is_in_the_residuals_and_not_in_signs() {
-        let found = calibrate("llama-3.1-8b", &samples(StepTime { sequence_s: 0.0, ..TRUE }, 0.04)).unwrap();
+        let found =
+            calibrate("llama-3.1-8b", &samples(StepTime { sequences: Curve::default(), ..TRUE }, 0.04)).unwrap();
         assert!((0.03..0.07).contains(&found.residuals.median), "{:?}", found.residuals);
-        assert!(found.time.coefficients().iter().all(|coefficient| *coefficient >= 0.0), "{:?}", found.time);
+        let time = found.time;
+        let pieces = time.tokens.0.iter().chain(time.sequences.0).map(|piece| piece.each_s);
+        let contexts = [time.context_token_s, time.mixed_context_token_s];
+        let mut all = pieces.chain(contexts).chain([time.constant_s, time.prefill_pair_s]);
+        assert!(all.all(|coefficient| coefficient >= 0.0), "{time:?}");
     }
 
     #[test]
@@ -190,9 +229,53 @@ mod tests {
         let samples: Vec<Sample> = samples(TRUE, 0.0).into_iter().enumerate().map(slow).collect();
         let found = calibrate("llama-3.1-8b", &samples).unwrap();
         assert!(found.residuals.bias.abs() < 1e-9, "{:?}", found.residuals);
-        assert!((1.02..1.08).contains(&(found.time.token_s / TRUE.token_s)), "{:?}", found.time);
+        let slower = found.time.tokens.time_s(2000) / TRUE.tokens.time_s(2000);
+        assert!((1.02..1.08).contains(&slower), "{:?}", found.time);
         // No slow step is the fifth of five, so the held-out steps are shorter than the fit to the others says.
         assert!((0.03..0.09).contains(&found.held_out_bias), "{}", found.held_out_bias);
+    }
+
+    #[test]
+    fn bends_are_found_and_go_on_beyond_the_samples() {
+        // Batches are free up to 4 sequences, and chunks take twice as long for each token beyond 256.
+        let of = |from, each_s| Piece { from, each_s };
+        let sequences = Curve::new(vec![of(0, 0.0), of(4, 300e-6)]);
+        let tokens = Curve::new(vec![of(0, 40e-6), of(256, 80e-6)]);
+        let bent = StepTime { sequences, tokens, ..TRUE };
+        let light = |i: u64| match i % 2 {
+            0 => StepShape::decodes(1 + i % 16, 100 + i),
+            _ => StepShape::prefill(16 + 7 * (i % 100), i),
+        };
+        let of = |shape: StepShape| Sample { shape, time_s: bent.step_s(&shape) };
+        let samples: Vec<Sample> = (0..2000).map(|i| of(light(i))).collect();
+        let found = calibrate("m", &samples).unwrap().time;
+        for shape in [StepShape::decodes(3, 500), StepShape::decodes(64, 500), StepShape::prefill(2000, 0)] {
+            let error = found.step_s(&shape) / bent.step_s(&shape) - 1.0;
+            assert!(error.abs() < 0.01, "{shape:?}: {error}, {found:?}");
+        }
+    }
+
+    #[test]
+    fn context_beside_prefills_counts_apart_only_where_it_shows() {
+        let with = |mixed_context_token_s| {
+            let found = calibrate("m", &samples(StepTime { mixed_context_token_s, ..TRUE }, 0.05)).unwrap();
+            found.time.mixed_context_token_s
+        };
+        assert_eq!(with(0.0), 0.0);
+        assert!((with(500e-9) / 500e-9 - 1.0).abs() < 0.2, "{}", with(500e-9));
+    }
+
+    #[test]
+    fn a_machine_that_slows_down_is_seen_in_tenths_of_the_run() {
+        let drift = |slow: f64| {
+            let mut samples = samples(TRUE, 0.02);
+            samples[320..].iter_mut().for_each(|sample| sample.time_s *= slow);
+            calibrate("m", &samples).unwrap().drift
+        };
+        let [least, most] = drift(1.0);
+        assert!(0.98 < least && most < 1.02, "{least} {most}");
+        let [least, most] = drift(1.3);
+        assert!((1.2..1.4).contains(&(most / least)), "{least} {most}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! variable `TRUNKLINE_DATA` names a folder with `profiles/` and `traces/`; without it the tests are ignored (`sim/data.rs`).
 
 mod fidelity {
+    pub mod calibrated;
     pub mod engine;
     pub mod experts;
     pub mod kernels;

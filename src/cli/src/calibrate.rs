@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use trunkline_sim_perf::cost::{CostChoice, Parallel, Sample, Weights};
+use trunkline_sim_perf::cost::{CostChoice, Parallel, Residuals, Sample, Weights};
 use trunkline_sim_perf::hardware::{self, Hardware};
 use trunkline_sim_perf::model::{self, Model};
 use trunkline_sim_replay::calibrate::{
-    LinkFit, Observed, PERIODS_MIN, calibrate, engine_overhead, fit_links, from_benchmark, from_recording,
+    Calibration, LinkFit, Observed, PERIODS_MIN, calibrate, engine_overhead, fit_links, from_benchmark, from_recording,
 };
 use trunkline_sim_replay::recorded::settings;
 
@@ -74,6 +74,9 @@ pub struct CalibrateArgs {
     output: PathBuf,
 }
 
+/// Difference between the slowest and the fastest tenth of a run on a steady machine, percent at most.
+const STEADY: f64 = 10.0;
+
 /// Runs the command.
 ///
 /// # Errors
@@ -111,20 +114,36 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     } else {
         fs::write(&args.output, text).with_context(|| format!("cannot write {}", args.output.display()))?;
     }
-    let residuals = found.residuals;
-    writeln!(
-        io::stderr(),
-        "fitted to {} steps: median error {:.1} %, p95 {:.1} %, all steps together {:+.1} %; of every fifth step with a fit to the others, median / p95: {}; these together {held_out:+.1} %",
-        found.samples,
-        100.0 * residuals.median,
-        100.0 * residuals.p95,
-        100.0 * residuals.bias,
-        found.held_out,
-    )?;
-    for line in link_lines {
+    let lines = [errors_line(&found, held_out), speed_line(found.drift)];
+    for line in lines.iter().chain(&link_lines) {
         writeln!(io::stderr(), "{line}")?;
     }
     Ok(())
+}
+
+fn errors_line(found: &Calibration, held_out: f64) -> String {
+    let Residuals { median, p95, bias } = found.residuals;
+    format!(
+        "fitted to {} steps: median error {:.1} %, p95 {:.1} %, all steps together {:+.1} %; of every fifth step with a fit to the others, median / p95: {}; these together {held_out:+.1} %",
+        found.samples,
+        100.0 * median,
+        100.0 * p95,
+        100.0 * bias,
+        found.held_out,
+    )
+}
+
+/// Returns a line about the speed of the machine over the run, with advice if it varied by more than the error that a fit may have.
+fn speed_line([least, most]: [f64; 2]) -> String {
+    let [least, most] = [least, most].map(|ratio| 100.0 * (ratio - 1.0));
+    let line = format!("tenths of the run took {least:+.1} to {most:+.1} % more than fitted");
+    if most - least <= STEADY {
+        line
+    } else {
+        format!(
+            "{line}: the speed of the machine varied, by other programs perhaps, so expect as much of a replay's step times"
+        )
+    }
 }
 
 /// Sets the host link of `hardware` to what the copies of the recording at `path` took. Returns a line about each link with copies. Links behind the
@@ -205,6 +224,13 @@ mod tests {
     use trunkline_sim_replay::calibrate::BusyPeriod;
 
     use super::*;
+
+    #[test]
+    fn a_machine_whose_speed_varied_is_named() {
+        assert_eq!(speed_line([0.96, 1.05]), "tenths of the run took -4.0 to +5.0 % more than fitted");
+        let line = speed_line([0.87, 1.23]);
+        assert!(line.starts_with("tenths of the run took -13.0 to +23.0 % more than fitted: the speed of"), "{line}");
+    }
 
     #[test]
     fn the_host_link_goes_into_the_hardware_and_others_into_options() {

@@ -39,8 +39,9 @@
 //! model = "llama-3.1-8b"
 //! constant_us = 180.0                 # each step
 //! token_us = 21.0                     # each token run
-//! sequence_us = 4.0                   # each sequence in the step
+//! sequence_us = [[0, 4.0], [8, 6.5]]  # each sequence in the step: 4 us up to 8 of them, 6.5 us beyond; token_us can be such a list, too
 //! context_token_ns = 40.0             # each token of context that decodes read
+//! mixed_context_token_ns = 70.0       # the same beside a prefill, in addition; optional
 //! prefill_pair_ns = 0.9               # each pair of a prefill's token and one it attends to
 //!
 //! [step_time.error]                   # against steps left out of the fit; optional
@@ -48,11 +49,13 @@
 //! decode = [0.02, 0.05, -0.01]
 //! ```
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Efficiency, Hardware, Residuals, RooflineError, StepErrors, StepTime};
+use super::{Curve, Efficiency, Hardware, Piece, Residuals, RooflineError, StepErrors, StepTime};
 use trunkline_sim_workload::UnknownName;
 
 /// Default overhead of a step: launches and the gap between steps. An assumption, not a measurement.
@@ -191,12 +194,18 @@ struct StepErrorFile {
 struct StepTimeFile {
     model: String,
     constant_us: f64,
-    token_us: f64,
-    sequence_us: f64,
+    token_us: CurveFile,
+    sequence_us: CurveFile,
     context_token_ns: f64,
+    #[serde(default)]
+    mixed_context_token_ns: f64,
     prefill_pair_ns: f64,
     error: Option<StepErrorFile>,
 }
+
+/// Pieces of a [`Curve`]: where each begins, and microseconds.
+#[derive(Serialize)]
+struct CurveFile(Vec<(u64, f64)>);
 
 fn one() -> u32 {
     1
@@ -259,9 +268,10 @@ impl StepTimeFile {
         StepTime {
             model: self.model.leak(),
             constant_s: self.constant_us / 1e6,
-            token_s: self.token_us / 1e6,
-            sequence_s: self.sequence_us / 1e6,
+            tokens: self.token_us.curve(),
+            sequences: self.sequence_us.curve(),
             context_token_s: self.context_token_ns / 1e9,
+            mixed_context_token_s: self.mixed_context_token_ns / 1e9,
             prefill_pair_s: self.prefill_pair_ns / 1e9,
             against,
             errors,
@@ -271,6 +281,49 @@ impl StepTimeFile {
     /// Returns all figures of the errors.
     fn figures(&self) -> impl Iterator<Item = [f64; 3]> {
         self.error.iter().flat_map(|error| [error.prefill, error.decode, error.mixed]).flatten()
+    }
+}
+
+impl CurveFile {
+    fn curve(self) -> Curve {
+        Curve::new(self.0.into_iter().map(|(from, us)| Piece { from, each_s: us / 1e6 }).collect())
+    }
+
+    fn of(curve: Curve) -> Self {
+        Self(curve.0.iter().map(|piece| (piece.from, piece.each_s * 1e6)).collect())
+    }
+}
+
+/// Reads a number, for a straight line, or a list of pieces.
+impl<'de> Deserialize<'de> for CurveFile {
+    fn deserialize<D: Deserializer<'de>>(file: D) -> Result<Self, D::Error> {
+        struct Pieces;
+
+        impl<'de> Visitor<'de> for Pieces {
+            type Value = CurveFile;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("microseconds, or a list of [FROM, MICROSECONDS]")
+            }
+
+            fn visit_f64<E: Error>(self, us: f64) -> Result<CurveFile, E> {
+                Ok(CurveFile(vec![(0, us)]))
+            }
+
+            fn visit_i64<E: Error>(self, us: i64) -> Result<CurveFile, E> {
+                self.visit_f64(us as f64)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<CurveFile, A::Error> {
+                let mut pieces = Vec::new();
+                while let Some(piece) = list.next_element()? {
+                    pieces.push(piece);
+                }
+                Ok(CurveFile(pieces))
+            }
+        }
+
+        file.deserialize_any(Pieces)
     }
 }
 
@@ -348,16 +401,36 @@ impl File {
         if let Some(time) = &self.step_time {
             times.extend([
                 ("step_time.constant_us", time.constant_us),
-                ("step_time.token_us", time.token_us),
-                ("step_time.sequence_us", time.sequence_us),
                 ("step_time.context_token_ns", time.context_token_ns),
+                ("step_time.mixed_context_token_ns", time.mixed_context_token_ns),
                 ("step_time.prefill_pair_ns", time.prefill_pair_ns),
             ]);
+            times.extend(time.token_us.0.iter().map(|(_, us)| ("step_time.token_us", *us)));
+            times.extend(time.sequence_us.0.iter().map(|(_, us)| ("step_time.sequence_us", *us)));
         }
         if let Some((field, value)) = times.into_iter().find(|(_, value)| !(0.0..NUMBER_MAX).contains(value)) {
             return out(field, value, "at least 0 and below a milliard");
         }
+        self.check_curves()?;
         self.check_errors()
+    }
+
+    fn check_curves(&self) -> Result<(), HardwareError> {
+        let curves = self
+            .step_time
+            .iter()
+            .flat_map(|time| [("step_time.token_us", &time.token_us), ("step_time.sequence_us", &time.sequence_us)]);
+        for (field, CurveFile(pieces)) in curves {
+            let mut below = None;
+            for (from, _) in pieces {
+                if below.map_or(*from != 0, |below| *from <= below) {
+                    let expected = "the beginning of a piece: 0 for the first, and rising";
+                    return Err(HardwareError::OutOfRange { field, value: *from as f64, expected });
+                }
+                below = Some(*from);
+            }
+        }
+        Ok(())
     }
 
     fn check_errors(&self) -> Result<(), HardwareError> {
@@ -420,9 +493,10 @@ impl File {
             step_time: hardware.step_time.map(|time| StepTimeFile {
                 model: time.model.into(),
                 constant_us: time.constant_s * 1e6,
-                token_us: time.token_s * 1e6,
-                sequence_us: time.sequence_s * 1e6,
+                token_us: CurveFile::of(time.tokens),
+                sequence_us: CurveFile::of(time.sequences),
                 context_token_ns: time.context_token_s * 1e9,
+                mixed_context_token_ns: time.mixed_context_token_s * 1e9,
                 prefill_pair_ns: time.prefill_pair_s * 1e9,
                 error: StepErrorFile::of(&time),
             }),
@@ -457,6 +531,29 @@ mod tests {
         assert_eq!((least.fp8_flops_s, least.peer_link_bytes_s, least.errors), (1e14, 1e10, &[][..]));
         let one = parse(&format!("{LEAST}[efficiency]\nkv_bandwidth = 0.5\n")).unwrap();
         assert_eq!(one.efficiency, Efficiency { kv_bandwidth: 0.5, ..Efficiency::ASSUMED });
+    }
+
+    #[test]
+    fn a_curve_is_a_number_or_pieces_in_rising_order() {
+        let with = |token_us: &str| {
+            let time = format!("model = 'm'\nconstant_us = 100\ntoken_us = {token_us}\nsequence_us = 4.5\n");
+            parse(&format!("{LEAST}[step_time]\n{time}context_token_ns = 40.0\nprefill_pair_ns = 1\n"))
+        };
+        let time = |token_us| with(token_us).unwrap().step_time.unwrap();
+        assert!((time("20").tokens.time_s(10) / 200e-6 - 1.0).abs() < 1e-12);
+        assert!((time("20").sequences.time_s(2) / 9e-6 - 1.0).abs() < 1e-12);
+        assert!((time("[[0, 20.0], [8, 30.5]]").tokens.time_s(10) / 221e-6 - 1.0).abs() < 1e-12);
+        let bent = with("[[0, 20.0], [8, 30.5]]").unwrap();
+        let again = parse(&to_toml(&bent)).unwrap().step_time.unwrap().tokens;
+        assert!((again.time_s(10) / 221e-6 - 1.0).abs() < 1e-12, "{again:?}");
+
+        let error = |token_us| with(token_us).unwrap_err().to_string();
+        let rising = "it must be the beginning of a piece: 0 for the first, and rising";
+        assert_eq!(error("[[4, 20.0]]"), format!("step_time.token_us is 4; {rising}"));
+        assert_eq!(error("[[0, 20.0], [0, 1.0]]"), format!("step_time.token_us is 0; {rising}"));
+        assert_eq!(error("[[0, -1.0]]"), "step_time.token_us is -1; it must be at least 0 and below a milliard");
+        let kind = error("'fast'");
+        assert!(kind.ends_with("expected microseconds, or a list of [FROM, MICROSECONDS]"), "{kind}");
     }
 
     #[test]

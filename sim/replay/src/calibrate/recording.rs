@@ -92,15 +92,16 @@ mod tests {
 
     use super::*;
     use crate::calibrate::{calibrate, fit_links};
-    use trunkline_sim_perf::cost::{StepErrors, StepTime};
+    use trunkline_sim_perf::cost::{Curve, Piece, StepErrors, StepTime};
 
     /// What a step of the recorded server takes, seconds.
     const TRUE: StepTime = StepTime {
         model: "m",
         constant_s: 5e-3,
-        token_s: 30e-6,
-        sequence_s: 100e-6,
+        tokens: Curve(&[Piece { from: 0, each_s: 30e-6 }]),
+        sequences: Curve(&[Piece { from: 0, each_s: 100e-6 }]),
         context_token_s: 1e-6,
+        mixed_context_token_s: 0.0,
         prefill_pair_s: 20e-9,
         against: "",
         errors: StepErrors { prefill: None, decode: None, mixed: None },
@@ -201,8 +202,10 @@ mod tests {
         assert_eq!((observed.steps.len(), observed.periods.len()), (steps, 0));
         let found = calibrate("m", &observed.steps).unwrap();
         assert!(found.residuals.p95 < 1e-3, "{found:?}");
-        let (found, expected) = (found.time.coefficients(), TRUE.coefficients());
-        assert!(found.iter().zip(expected).all(|(found, expected)| (found / expected - 1.0).abs() < 0.05), "{found:?}");
+        for shape in [StepShape::decodes(8, 300), StepShape::prefill(128, 200), StepShape::decodes(1, 40)] {
+            let (found, expected) = (found.time.step_s(&shape), TRUE.step_s(&shape));
+            assert!((found / expected - 1.0).abs() < 0.05, "{shape:?}: {found}, {expected}");
+        }
     }
 
     #[test]
