@@ -11,7 +11,7 @@ use trunkline_worker::Model;
 
 use crate::h2o::full_heads::FullHeads;
 use crate::h2o::head_loss::HeadLosses;
-use crate::h2o::total;
+use crate::h2o::total::{self, Heads};
 
 /// Keys of a config file, each the name of a flag.
 pub const H2O_KEYS: [&str; 10] = [
@@ -162,7 +162,7 @@ impl H2oSettings {
     pub fn set_ratio(&self, model: &ModelInfo, config: &mut Config) -> anyhow::Result<()> {
         let total = self.total()?;
         if model.groups.iter().any(|group| group.keeps == Keeps::Scored) {
-            total::set_ratio(total, model, config)?;
+            total::set_ratio(total, Heads::of(model), config)?;
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ use self::stored::Stored;
 use super::measure::Report;
 use crate::h2o::full_heads::FullHeads;
 use crate::h2o::head_loss::{HeadLosses, TOKENS_MIN, head_losses};
-use crate::h2o::total;
+use crate::h2o::total::{self, Heads};
 use crate::model_source::ModelSource;
 use crate::serve::rotation;
 
@@ -194,7 +194,8 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let mut rig = plan.rig(model)?;
     let settings = plan.cases(plan.ratio(total, &info)?, &weights);
     settings.iter().flat_map(|case| &case.settings).try_for_each(|settings| settings.validate(BLOCK as u32))?;
-    let compared = gated.and_then(|gated| gated.find(&settings, |ratio| total::of(ratio, &info))).unwrap_or(0);
+    let compared =
+        gated.and_then(|gated| gated.find(&settings, |ratio| total::of(ratio, Heads::of(&info)))).unwrap_or(0);
     let mut stored = Stored::default();
     let look: Look<'_> = &mut |rig, prompt, case, seq| {
         if case == compared { stored.add(rig, &layout, prompt, seq) } else { Ok(()) }
@@ -289,9 +290,9 @@ impl<'a> Plan<'a> {
     /// the gates may be out of reach.
     fn ratio(&self, total: f32, model: &ModelInfo) -> anyhow::Result<f32> {
         if self.options.total.is_some() && self.options.ratios.is_empty() {
-            return total::reached("total", total, model);
+            return total::reached("total", total, Heads::of(model));
         }
-        Ok(total::ratio(total, model).unwrap_or(H2oConfig::RATIO))
+        Ok(total::ratio(total, Heads::of(model)).unwrap_or(H2oConfig::RATIO))
     }
 
     fn cases(&self, ratio: f32, weights: &[f32]) -> Vec<Case> {

@@ -25,6 +25,7 @@ use super::tiers::TierArgs;
 use crate::core_settings::{CoreFlags, CoreSettings};
 use crate::engines::roles as engines_roles;
 use crate::h2o::full_heads::FullHeads;
+use crate::h2o::total::{self, Heads};
 use crate::h2o_settings::spread_layers;
 
 /// Token budget of a step that keeps a GPU busy.
@@ -163,6 +164,11 @@ pub(crate) struct FleetArgs {
     /// [default: each fourth layer].
     #[arg(long, value_name = "LAYERS")]
     h2o_layers: Option<String>,
+
+    /// Tokens of a sequence for each token kept while --h2o is on, in the mean over all KV heads, 1.1 to 16: says how much the heads drop that
+    /// --h2o-layers does not name, in place of a ratio [default: 2.5, as in a server].
+    #[arg(long, value_name = "RATIO")]
+    h2o_total: Option<String>,
 
     /// Number of replicas; with dp, of ranks [default: 1, with dp one group, or the number in the recording].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -341,7 +347,8 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         },
         prices: Vec::new(),
     };
-    divide_layers(&mut settings, fleet.h2o_layers.as_deref())?;
+    let total = fleet.h2o_total.as_deref().map(|text| total::parse(total::SETTING, text)).transpose()?;
+    divide_layers(&mut settings, fleet.h2o_layers.as_deref(), total)?;
     let is_latent = settings.model.latent.is_some();
     if is_latent && args.recorded.is_none() && !args.core.has("block_size") {
         settings.core.block_size = LATENT_BLOCK_TOKENS;
@@ -394,13 +401,17 @@ fn limits(args: &SettingsArgs) -> anyhow::Result<Config> {
 }
 
 /// Divides the layers into groups: layers with a sliding window, and with eviction within sequences layers that keep every token (`full`)
-/// and layers that drop tokens. A replay needs the number of layers, not their positions. A recorded server has the groups of the
-/// model; numbers of layers are not recorded, so the groups share all layers evenly.
-fn divide_layers(settings: &mut Settings, full: Option<&str>) -> anyhow::Result<()> {
+/// and layers that drop tokens, by the ratio that the `total` asks for. A replay needs the number of layers, not their positions. A recorded server has
+/// the groups of the model; numbers of layers are not recorded, so the groups share all layers evenly.
+fn divide_layers(settings: &mut Settings, full: Option<&str>, total: Option<f32>) -> anyhow::Result<()> {
     let n_layers = settings.model.layers as u32;
     let recorded = settings.core.worker.groups.len() as u32;
     if recorded > 0 {
         ensure!(full.is_none(), "h2o-layers does not go with a recording, whose layers are divided already");
+        ensure!(
+            total.is_none(),
+            "h2o-total does not go with a recording, whose layers are divided already; give --h2o on:ratio=R"
+        );
         ensure!(
             recorded <= n_layers,
             "the recorded model has {recorded} layer groups, more than {} has layers",
@@ -428,6 +439,10 @@ fn divide_layers(settings: &mut Settings, full: Option<&str>) -> anyhow::Result<
         n_unlimited * per_layer,
         settings.model.name
     );
+    let heads = Heads { whole: n_full, dropping: n_unlimited * per_layer - n_full };
+    if settings.core.h2o.mode != Mode::Off && heads.dropping > 0 {
+        total::set_ratio(total, heads, &mut settings.core)?;
+    }
     let groups = FullHeads::new((0..n_full).collect(), n_layers, per_layer).groups(windows.as_slice())?;
     if groups.iter().any(|group| group.keeps != Keeps::All) {
         settings.core.worker.groups = groups.iter().map(|group| group.keeps).collect();
@@ -474,16 +489,16 @@ fn size(settings: &mut Settings, others: &[GroupSpec], args: &SettingsArgs) -> a
     }
     (settings.core.tiers, settings.far_links) = args.tiers.tiers(settings, &measured)?;
     let cost = settings.cost_model()?;
+    let Config { swap_block_ns, recompute_token_ns, .. } = settings.core;
     settings.estimate_costs(&*cost);
     // Estimates that are given replace those of the hardware, for all kinds of replicas.
-    args.core.apply(&mut settings.core)?;
-    for group in &mut settings.others {
-        if args.core.has("swap_block_ns") {
-            group.swap_block_ns = settings.core.swap_block_ns;
-        }
-        if args.core.has("recompute_token_ns") {
-            group.recompute_token_ns = settings.core.recompute_token_ns;
-        }
+    if args.core.has("swap_block_ns") {
+        settings.core.swap_block_ns = swap_block_ns;
+        settings.others.iter_mut().for_each(|group| group.swap_block_ns = swap_block_ns);
+    }
+    if args.core.has("recompute_token_ns") {
+        settings.core.recompute_token_ns = recompute_token_ns;
+        settings.others.iter_mut().for_each(|group| group.recompute_token_ns = recompute_token_ns);
     }
     Ok(cost)
 }
