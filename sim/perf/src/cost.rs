@@ -44,7 +44,7 @@
 use trunkline_core::{Step, StepSeq};
 
 use crate::hardware::Hardware;
-pub use crate::hardware::{Curve, Piece, Residuals, StepErrors, StepTime};
+pub use crate::hardware::{Curve, Largest, Piece, Residuals, StepErrors, StepTime};
 use crate::model::Model;
 
 pub mod choice;
@@ -102,6 +102,11 @@ pub struct StepShape {
 }
 
 impl StepShape {
+    /// Returns the size of the step.
+    pub fn size(&self) -> Largest {
+        Largest { sequences: self.sequences(), tokens: self.tokens }
+    }
+
     /// Returns the batch shape of a step.
     pub fn of(step: &Step) -> Self {
         Self::reading(step, |seq| seq.computed.into())
@@ -220,6 +225,13 @@ pub trait CostModel {
     fn errors(&self, replica: usize) -> StepErrors {
         let _ = replica;
         StepErrors::default()
+    }
+
+    /// Returns the largest steps that the times on one replica of a fleet were measured with; times of larger ones are extrapolated. `None` if the
+    /// model has no such end.
+    fn largest(&self, replica: usize) -> Option<Largest> {
+        let _ = replica;
+        None
     }
 
     /// Returns the times of a step that is one of several in a pipeline. A model without stages runs steps one after another.

@@ -20,6 +20,7 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
+use serde::{Deserialize, Serialize};
 use trunkline_sim_workload::UnknownName;
 
 use crate::model::Arithmetic;
@@ -115,10 +116,35 @@ pub struct StepTime {
     pub mixed_context_token_s: f64,
     /// Time per (query, key) pair of prefill attention, seconds.
     pub prefill_pair_s: f64,
+    /// Largest steps of the measurement: times of larger ones are extrapolated. `None` if that is not known.
+    pub largest: Option<Largest>,
     /// Reference of the errors.
     pub against: &'static str,
     /// Errors against steps left out of the fit.
     pub errors: StepErrors,
+}
+
+/// Largest steps of a measurement, or of a replay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Largest {
+    /// Most sequences in a step.
+    pub sequences: u64,
+    /// Most tokens run in a step.
+    pub tokens: u64,
+}
+
+impl Largest {
+    /// Returns the larger one of each number.
+    #[must_use]
+    pub fn or_larger(self, other: Self) -> Self {
+        Self { sequences: self.sequences.max(other.sequences), tokens: self.tokens.max(other.tokens) }
+    }
+
+    /// Returns `true` if a step of the other is larger than any of these.
+    pub fn is_exceeded_by(&self, other: &Self) -> bool {
+        other.sequences > self.sequences || other.tokens > self.tokens
+    }
 }
 
 impl Efficiency {

@@ -18,7 +18,7 @@
 //! [`calibrate`] returns the coefficients and their errors; [`Calibration::hardware`] adds them to the description of a device,
 //! which [`trunkline_sim_perf::hardware::file::to_toml`] writes and [`trunkline_sim_perf::hardware::find`] reads.
 
-use trunkline_sim_perf::cost::{Residuals, Sample, StepErrors, StepTime};
+use trunkline_sim_perf::cost::{Largest, Residuals, Sample, StepErrors, StepTime};
 use trunkline_sim_perf::hardware::Hardware;
 
 use least_squares::Rows;
@@ -76,7 +76,8 @@ pub fn calibrate(model: &'static str, samples: &[Sample]) -> Result<Calibration,
     let without = fit(model, &others, false);
     let is_mixed = is_better(&left_out, &with, &without);
     let by_others = if is_mixed { with } else { without };
-    let time = fit(model, &usable, is_mixed);
+    let largest = usable.iter().map(|sample| sample.shape.size()).reduce(Largest::or_larger);
+    let time = StepTime { largest, ..fit(model, &usable, is_mixed) };
     let held_out_bias = Residuals::of(&left_out, |shape| by_others.step_s(shape)).bias;
     let held_out = StepErrors::of(&left_out, |shape| by_others.step_s(shape));
     let residuals = Residuals::of(&usable, |shape| time.step_s(shape));
@@ -168,6 +169,7 @@ mod tests {
         context_token_s: 90e-9,
         mixed_context_token_s: 50e-9,
         prefill_pair_s: 2e-9,
+        largest: None,
         against: "",
         errors: StepErrors { prefill: None, decode: None, mixed: None },
     };
@@ -212,6 +214,7 @@ mod tests {
         let stated = "held-out error, median / p95: prefill 0.0 / 0.0 %, decode 0.0 / 0.0 %, mixed 0.0 / 0.0 %";
         assert_eq!(cost.name(), format!("fitted ({stated}; against a recording)"));
         assert_eq!(cost.errors(0), found.held_out);
+        assert_eq!(cost.largest(0), Some(Largest { sequences: 71, tokens: 2085 }));
         let shape = StepShape::decodes(10, 1000);
         assert!((cost.step_ns(&shape) as f64 / 1e9 / TRUE.step_s(&shape) - 1.0).abs() < 1e-6);
         // Another model has the roofline of the device, and its error.

@@ -20,11 +20,11 @@ use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
 use crate::settings::{Arrivals, Settings, SettingsError};
 use crate::worker::Worker;
-use trunkline_sim_perf::cost::{CostModel, PipelinedStep, StepShape};
+use trunkline_sim_perf::cost::{CostModel, Largest, PipelinedStep, StepShape};
 use trunkline_sim_perf::link::{Copy, Links};
 use trunkline_sim_report::observer::{Observer, ReplicaChange, StepSeen};
 use trunkline_sim_report::outcome::Outcome;
-use trunkline_sim_report::report::Report;
+use trunkline_sim_report::report::{Extrapolated, Report};
 use trunkline_sim_workload::trace::{self, Source, TimeScaled, Trace, TraceError};
 
 mod arriving;
@@ -167,6 +167,8 @@ struct Replica {
     life: u32,
     /// Factor on the durations of the steps.
     slowness: f64,
+    /// Largest steps that the times of this replica were measured with.
+    largest: Option<Largest>,
     phase: Phase,
     /// Number of times in service so far, to draw the length of each.
     services: u64,
@@ -287,10 +289,24 @@ struct Totals {
     seqs_run: u64,
     /// Tokens of all steps, drafts included.
     tokens_run: u64,
+    /// Largest steps of those larger than any that their time was measured with, and the largest measured ones.
+    extrapolated: Option<Extrapolated>,
     /// Steps begun in fast-forwards.
     fast_forwarded: u64,
     /// Fast-forwards, counted again when one resumes after a pause.
     fast_forwards: u64,
+}
+
+impl Totals {
+    /// Takes note of a step larger than any that its time was measured with.
+    fn measure(&mut self, shape: &StepShape, largest: Option<Largest>) {
+        if let Some(measured) = largest
+            && measured.is_exceeded_by(&shape.size())
+        {
+            let extrapolated = self.extrapolated.get_or_insert(Extrapolated { largest: Largest::default(), measured });
+            extrapolated.largest = extrapolated.largest.or_larger(shape.size());
+        }
+    }
 }
 
 impl<'a> Fleet<'a> {
@@ -302,7 +318,7 @@ impl<'a> Fleet<'a> {
     ) -> Result<Self, ReplayError> {
         settings.validate()?;
         let replicas =
-            (0..settings.n_replicas() as usize).map(|number| Replica::new(settings, number)).collect::<Vec<_>>();
+            (0..settings.n_replicas() as usize).map(|number| Replica::new(settings, number, cost)).collect::<Vec<_>>();
         let mut cluster = Cluster::new(&settings.cluster()).map_err(SettingsError::Cluster)?;
         cluster.omit_tokens();
         let speed = match settings.arrivals {
@@ -567,6 +583,7 @@ impl<'a> Fleet<'a> {
         let shape = self.replicas[replica].held.shape(&step);
         self.totals.seqs_run += shape.sequences();
         self.totals.tokens_run += shape.tokens;
+        self.totals.measure(&shape, self.replicas[replica].largest);
         if let Some(group) = self.lock_steps.group_of(replica) {
             return self.await_group(at_ns, replica, group, shape, step);
         }
@@ -612,7 +629,7 @@ fn engine(replica: usize) -> EngineId {
 
 impl Replica {
     /// Returns replica `number` of a fleet, up and idle.
-    fn new(settings: &Settings, number: usize) -> Self {
+    fn new(settings: &Settings, number: usize, cost: &dyn CostModel) -> Self {
         let hardware = settings.hardware_of(number);
         let slow = settings.routing.slow.iter().find(|slow| slow.replica as usize == number);
         Self {
@@ -623,6 +640,7 @@ impl Replica {
             held: Held::new(settings),
             life: 0,
             slowness: slow.map_or(1.0, |slow| slow.factor),
+            largest: cost.largest(number),
             phase: Phase::Up,
             services: 0,
         }

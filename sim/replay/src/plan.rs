@@ -31,6 +31,7 @@ use crate::settings::{Arrivals, Settings};
 use trunkline_cluster::Role;
 use trunkline_sim_perf::cost::CostModel;
 use trunkline_sim_report::outcome::Outcome;
+use trunkline_sim_report::report::Extrapolated;
 use trunkline_sim_report::slo::{Judge, SloResult, Slos};
 use trunkline_sim_workload::trace::Trace;
 
@@ -118,6 +119,9 @@ pub struct Probe {
     pub met: bool,
     /// Requests refused as too large for the device, until the stop.
     pub refused: u64,
+    /// Steps whose times are extrapolated; `None` if there are none, and for a stopped probe.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extrapolated: Option<Extrapolated>,
     /// Share of the replicas' time spent in steps; `None` for a stopped probe.
     pub utilisation: Option<f64>,
     /// Price per million tokens of prompts and outputs.
@@ -479,6 +483,7 @@ impl Prober<'_> {
             stopped_by,
             met: false,
             refused,
+            extrapolated: None,
             utilisation: None,
             price_million_tokens: None,
             price_million_output_tokens: None,
@@ -491,6 +496,7 @@ impl Prober<'_> {
         // A figure of nothing is 0, but a fleet that completes nothing keeps no promise.
         // Percentiles leave out requests that ended at their deadlines; the judge does not.
         probe.met = report.completed > 0 && is_kept && probe.figures.iter().all(|figure| figure.met);
+        probe.extrapolated = report.batches.extrapolated;
         probe.utilisation = Some(report.fleet.utilisation);
         if let Some(price_hour) = self.candidate.price_hour {
             let fixed_hours = f64::from(settings.n_replicas()) * report.duration_s / 3600.0;

@@ -1,9 +1,12 @@
 //! Report of a replay.
 
+use std::fmt;
+
 use serde::ser::Error;
 use serde::{Serialize, Serializer};
 use trunkline_core::config::SETTINGS;
 use trunkline_core::{Config, TierStats};
+use trunkline_sim_perf::hardware::Largest;
 use trunkline_sim_perf::link::LinkReport;
 use trunkline_sim_workload::summary::Summary;
 
@@ -108,6 +111,29 @@ pub struct BatchReport {
     pub drafted_tokens: u64,
     /// Draft tokens that the model accepted.
     pub accepted_drafts: u64,
+    /// Steps whose times are extrapolated; `None` if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extrapolated: Option<Extrapolated>,
+}
+
+/// Steps larger than any that their times were measured with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Extrapolated {
+    /// Largest of them.
+    pub largest: Largest,
+    /// Largest measured ones.
+    pub measured: Largest,
+}
+
+impl fmt::Display for Extrapolated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { largest, measured } = self;
+        write!(
+            f,
+            "steps of up to {} sequences and {} tokens, extrapolated: measured were {} and {}",
+            largest.sequences, largest.tokens, measured.sequences, measured.tokens
+        )
+    }
 }
 
 /// Use of the replicas, starts, stops and failures.

@@ -1,6 +1,6 @@
 //! Step times fitted to a server.
 
-use super::{CostModel, LowerBound, StepErrors, StepShape, nanoseconds};
+use super::{CostModel, Largest, LowerBound, StepErrors, StepShape, nanoseconds};
 use crate::hardware::StepTime;
 
 impl StepTime {
@@ -41,6 +41,10 @@ impl CostModel for Fitted {
 
     fn errors(&self, _: usize) -> StepErrors {
         self.time.errors
+    }
+
+    fn largest(&self, _: usize) -> Option<Largest> {
+        self.time.largest
     }
 
     fn step_ns(&self, shape: &StepShape) -> u64 {

@@ -1,6 +1,6 @@
 //! Cost model of a fleet with several kinds of replica.
 
-use super::{BoxedCost, CostModel, PipelinedStep, StepErrors, StepShape};
+use super::{BoxedCost, CostModel, Largest, PipelinedStep, StepErrors, StepShape};
 
 /// Cost models of all kinds, and the kind of each replica.
 pub struct Mixed {
@@ -40,6 +40,11 @@ impl CostModel for Mixed {
     fn errors(&self, replica: usize) -> StepErrors {
         let kind = self.kind_of.get(replica).copied().unwrap_or(0);
         self.kinds[kind].errors(0)
+    }
+
+    fn largest(&self, replica: usize) -> Option<Largest> {
+        let kind = self.kind_of.get(replica).copied().unwrap_or(0);
+        self.kinds[kind].largest(0)
     }
 
     fn pipelined(&self, shape: &StepShape) -> PipelinedStep {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{BoxedCost, CostModel, PipelinedStep, StepErrors, StepShape};
+use super::{BoxedCost, CostModel, Largest, PipelinedStep, StepErrors, StepShape};
 
 /// Longest overhead per step or sequence, microseconds.
 const US_MAX: f64 = 1e6;
@@ -82,6 +82,10 @@ impl CostModel for Hosted {
     /// Returns the errors of the kernels.
     fn errors(&self, replica: usize) -> StepErrors {
         self.cost.errors(replica)
+    }
+
+    fn largest(&self, replica: usize) -> Option<Largest> {
+        self.cost.largest(replica)
     }
 
     fn pipelined(&self, shape: &StepShape) -> PipelinedStep {

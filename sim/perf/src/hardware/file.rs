@@ -43,6 +43,7 @@
 //! context_token_ns = 40.0             # each token of context that decodes read
 //! mixed_context_token_ns = 70.0       # the same beside a prefill, in addition; optional
 //! prefill_pair_ns = 0.9               # each pair of a prefill's token and one it attends to
+//! largest = { sequences = 64, tokens = 2048 }  # largest steps measured; optional
 //!
 //! [step_time.error]                   # against steps left out of the fit; optional
 //! against = "which steps"
@@ -55,7 +56,7 @@ use std::path::{Path, PathBuf};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Curve, Efficiency, Hardware, Piece, Residuals, RooflineError, StepErrors, StepTime};
+use super::{Curve, Efficiency, Hardware, Largest, Piece, Residuals, RooflineError, StepErrors, StepTime};
 use trunkline_sim_workload::UnknownName;
 
 /// Default overhead of a step: launches and the gap between steps. An assumption, not a measurement.
@@ -200,6 +201,7 @@ struct StepTimeFile {
     #[serde(default)]
     mixed_context_token_ns: f64,
     prefill_pair_ns: f64,
+    largest: Option<Largest>,
     error: Option<StepErrorFile>,
 }
 
@@ -273,6 +275,7 @@ impl StepTimeFile {
             context_token_s: self.context_token_ns / 1e9,
             mixed_context_token_s: self.mixed_context_token_ns / 1e9,
             prefill_pair_s: self.prefill_pair_ns / 1e9,
+            largest: self.largest,
             against,
             errors,
         }
@@ -498,6 +501,7 @@ impl File {
                 context_token_ns: time.context_token_s * 1e9,
                 mixed_context_token_ns: time.mixed_context_token_s * 1e9,
                 prefill_pair_ns: time.prefill_pair_s * 1e9,
+                largest: time.largest,
                 error: StepErrorFile::of(&time),
             }),
         }

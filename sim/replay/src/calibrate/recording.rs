@@ -103,6 +103,7 @@ mod tests {
         context_token_s: 1e-6,
         mixed_context_token_s: 0.0,
         prefill_pair_s: 20e-9,
+        largest: None,
         against: "",
         errors: StepErrors { prefill: None, decode: None, mixed: None },
     };

@@ -55,6 +55,7 @@ impl Terms {
             context_token_s: last[0],
             mixed_context_token_s: last.get(2).copied().unwrap_or(0.0),
             prefill_pair_s: last[1],
+            largest: None,
             against: "",
             errors: StepErrors::default(),
         }

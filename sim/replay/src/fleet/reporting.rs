@@ -110,6 +110,7 @@ impl Totals {
             mean_step_tokens: ratio(self.tokens_run as f64, steps as f64),
             drafted_tokens: sum(|stats| stats.drafts.draft_tokens),
             accepted_drafts: sum(|stats| stats.drafts.accepted_draft_tokens),
+            extrapolated: self.extrapolated,
         }
     }
 }

@@ -14,6 +14,7 @@ use trunkline_sim_workload::trace::{Content, Format, HASH_ID_TOKENS, TraceReques
 
 mod arrivals;
 mod autoscaling;
+mod extrapolated;
 mod failures;
 mod fast_forwards;
 mod layer_groups;

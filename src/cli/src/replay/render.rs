@@ -212,6 +212,7 @@ fn results(facts: &mut Table, report: &Report) {
         ["utilisation", &per_cent(report.fleet.utilisation)],
         ["preemptions", &grouped(report.preemptions)],
     ]);
+    facts.add_rows(report.batches.extrapolated.map(|steps| ["step times".into(), steps.to_string()]));
     facts.add_rows(report.fleet.service.iter().flat_map(in_service));
     if report.fleet.rerouted > 0 {
         facts.add_row(["rerouted", &format!("{} times", grouped(report.fleet.rerouted))]);

@@ -1,0 +1,40 @@
+//! Steps larger than any that their times were measured with.
+
+use super::*;
+use trunkline_sim_perf::cost::Largest;
+
+/// Steps of a millisecond, measured up to some size.
+struct MeasuredUpTo(Largest);
+
+impl CostModel for MeasuredUpTo {
+    fn name(&self) -> &str {
+        "measured"
+    }
+
+    fn step_ns(&self, _: &StepShape) -> u64 {
+        MS
+    }
+
+    fn largest(&self, _: usize) -> Option<Largest> {
+        Some(self.0)
+    }
+}
+
+#[test]
+fn a_report_names_them_and_what_was_measured() {
+    // Three prompts of 100 tokens at once, in steps of 128.
+    let trace = trace((0..3).map(|at| request(0, 100, 5, &[at])).collect());
+    let mut settings = settings(512, 1000);
+    (settings.core.max_batch_tokens, settings.core.max_batch_size) = (128, 8);
+    let extrapolated = |sequences, tokens| {
+        let cost = MeasuredUpTo(Largest { sequences, tokens });
+        let report = replay(&trace, &settings, &cost, &mut |_| {}).unwrap();
+        report.batches.extrapolated.map(|steps| steps.to_string())
+    };
+    assert_eq!(extrapolated(3, 128), None);
+    let few = "steps of up to 3 sequences and 128 tokens, extrapolated: measured were 2 and 128";
+    assert_eq!(extrapolated(2, 128).as_deref(), Some(few));
+    let short = "steps of up to 3 sequences and 128 tokens, extrapolated: measured were 3 and 100";
+    assert_eq!(extrapolated(3, 100).as_deref(), Some(short));
+    assert_eq!(run(&trace, &settings).batches.extrapolated, None, "a model without an end");
+}
