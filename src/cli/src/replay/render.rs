@@ -213,10 +213,7 @@ fn results(facts: &mut Table, report: &Report) {
         ["preemptions", &grouped(report.preemptions)],
     ]);
     facts.add_rows(report.batches.extrapolated.map(|steps| ["step times".into(), steps.to_string()]));
-    facts.add_rows(report.fleet.service.iter().flat_map(in_service));
-    if report.fleet.rerouted > 0 {
-        facts.add_row(["rerouted", &format!("{} times", grouped(report.fleet.rerouted))]);
-    }
+    facts.add_rows(in_fleet(report));
     let links = [
         ("swapped out", report.swaps.swap_outs, report.swaps.link_out),
         ("swapped in", report.swaps.swap_ins, report.swaps.link_in),
@@ -245,6 +242,13 @@ fn results(facts: &mut Table, report: &Report) {
     if let Some(fairness) = &report.fairness {
         facts.add_row(["service gap", &format!("{} units at most", grouped(fairness.service_gap_max))]);
     }
+}
+
+/// Returns the rows about replicas: those in service, and requests moved between them.
+fn in_fleet(report: &Report) -> Vec<[String; 2]> {
+    let rerouted = report.fleet.rerouted;
+    let rerouted = (rerouted > 0).then(|| ["rerouted".into(), format!("{} times", grouped(rerouted))]);
+    report.fleet.service.iter().flat_map(in_service).chain(rerouted).collect()
 }
 
 /// Returns rows about the replicas in service.
