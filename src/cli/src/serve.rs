@@ -31,6 +31,7 @@ use crate::replay::settings::MAX_BATCH_TOKENS;
 use crate::simulate_settings::{self, Simulation};
 use crate::simulated;
 use crate::simulated::clock::{Clock, RealTime};
+use crate::tier_settings::machine_memory;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
 /// Time after which a step may be taken for lost, seconds.
@@ -115,6 +116,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     // Mistakes in settings and address are reported before a large model is read.
     let mut config = limits(&settings, 1 << 10, Config::default().max_context)?;
     if let Some(tiers) = settings.tiers.tiers(1, engines.workers())? {
+        if simulation.is_none() {
+            settings.tiers.check_memory(machine_memory())?;
+        }
         tiers.apply(&mut config);
     }
     Cluster::new(&engines.cluster(&[config]))?;

@@ -158,6 +158,28 @@ impl TierSettings {
         Ok(())
     }
 
+    /// Checks that tiers in host memory fit into the `memory` of the machine, bytes; `None` checks nothing.
+    ///
+    /// # Errors
+    /// If the tiers are larger, or a size is malformed.
+    pub fn check_memory(&self, memory: Option<u64>) -> anyhow::Result<()> {
+        let Some(memory) = memory else { return Ok(()) };
+        let mut needed = 0.0;
+        let mut flags = Vec::new();
+        for (flag, size) in [("host-mem", &self.host_mem), ("shared-mem", &self.shared_mem)] {
+            if let Some(size) = size {
+                needed += parse_size(flag, size)?;
+                flags.push(format!("{flag} is {size}"));
+            }
+        }
+        let (flags, gib) = (flags.join(" and "), memory as f64 / f64::from(1 << 30));
+        ensure!(
+            needed <= memory as f64,
+            "{flags}, but this machine has {gib:.1} GiB of memory; leave room for the rest of the server"
+        );
+        Ok(())
+    }
+
     /// Returns the tiers of each of `workers` workers, whose blocks have `block_bytes` bytes. `None` if no tier is asked for.
     ///
     /// # Errors
@@ -307,6 +329,17 @@ impl ServerTiers {
     }
 }
 
+/// Returns the memory that this machine, or the control group of this process, has, bytes; `None` where the kernel does not say.
+pub fn machine_memory() -> Option<u64> {
+    let all = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let all = all.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let all = all.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
+    // The limit is the word "max" without one.
+    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let limit = limit.and_then(|limit| limit.trim().parse::<u64>().ok());
+    Some(limit.map_or(all, |limit| limit.min(all)))
+}
+
 /// Returns the disk folder of a worker.
 fn folder(path: &Path, worker: usize) -> PathBuf {
     if worker == 0 { path.to_owned() } else { path.join(format!("worker-{worker}")) }
@@ -323,6 +356,18 @@ mod tests {
             disk_size: disk_size.map(Into::into),
             disk,
             ..Default::default()
+        }
+    }
+
+    #[test]
+    fn tiers_larger_than_the_memory_of_the_machine_are_refused() {
+        let settings = TierSettings { shared_mem: Some("6GB".into()), ..settings(Some("10GiB"), None) };
+        let check = |memory| settings.check_memory(memory).map_err(|fault| fault.to_string());
+        assert_eq!([check(None), check(Some(17 << 30))], [Ok(()), Ok(())]);
+        let fault = "host-mem is 10GiB and shared-mem is 6GB, but this machine has 15.0 GiB of memory; leave room for the rest of the server";
+        assert_eq!(check(Some(15 << 30)), Err(fault.into()));
+        if cfg!(target_os = "linux") {
+            assert!(machine_memory().unwrap() > 1 << 28);
         }
     }
 
