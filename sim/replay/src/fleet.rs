@@ -356,7 +356,7 @@ impl<'a> Fleet<'a> {
             lifecycle: Lifecycle::new(settings)?,
             lock_steps,
             replicas,
-            shared: SharedStorage::default(),
+            shared: SharedStorage::new(settings),
             worker: Worker::new(settings.draft_acceptance),
             now_ns: 0,
             queue: BinaryHeap::new(),
@@ -409,9 +409,9 @@ impl<'a> Fleet<'a> {
         match next.what {
             SimEvent::StepEnd { replica, life } if life == self.replicas[replica].life => self.end_step(replica),
             SimEvent::TransferEnd { replica, life, id } if life == self.replicas[replica].life => {
-                self.shared.end(replica, id);
+                let ended = self.shared.end(replica, id);
                 self.answer_settled_lookups();
-                self.tell(replica, Event::TransferFinished(id));
+                self.tell(replica, ended);
             }
             SimEvent::LookupEnd { replica, lookup } => self.end_lookup(replica, lookup),
             SimEvent::StepEnd { .. } | SimEvent::TransferEnd { .. } => {}

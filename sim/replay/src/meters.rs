@@ -158,7 +158,6 @@ impl<'a> Meters<'a> {
         );
         if flight.n_generated == 0 {
             flight.first_token_ns = now_ns;
-            self.tenants[usize::from(flight.tenant)].ttft.record(now_ns - flight.submitted_ns);
         } else {
             self.itl.record(now_ns - flight.last_token_ns, 1);
         }
@@ -193,6 +192,8 @@ impl<'a> Meters<'a> {
         assert_eq!(flight.n_generated, asked, "a request ends when it has its tokens");
         let tenant = &mut self.tenants[usize::from(flight.tenant)];
         let e2e_ns = now_ns - flight.submitted_ns;
+        // A prefill replica's first token is that of a request which a decode replica may still refuse.
+        tenant.ttft.record(flight.first_token_ns - flight.submitted_ns);
         tenant.e2e.record(e2e_ns);
         let tpot_ns = (asked > 1).then(|| (now_ns - flight.first_token_ns) / u64::from(asked - 1));
         tpot_ns.into_iter().for_each(|ns| tenant.tpot.record(ns));

@@ -69,7 +69,7 @@ impl RandomFailures {
 
     fn draw_ns(&self, mean_ns: f64, replica: usize, position: u64) -> u64 {
         let uniform = unit(FAILURE_STREAM ^ mix(self.seed), replica as u64, position);
-        (-mean_ns * libm::log(1.0 - uniform)).round() as u64 + 1
+        ((-mean_ns * libm::log(1.0 - uniform)).round() as u64).saturating_add(1)
     }
 }
 
@@ -99,6 +99,12 @@ mod tests {
         let other = RandomFailures { seed: 2, ..random };
         assert_ne!(random.service_ns(0, 0), other.service_ns(0, 0));
         assert_ne!(random.service_ns(0, 0), random.service_ns(1, 0));
+    }
+
+    #[test]
+    fn the_longest_mean_is_longer_than_any_replay_and_never_0() {
+        let random = RandomFailures { mtbf_hours: MEAN_MAX, mttr_minutes: MEAN_MAX, seed: 0 };
+        assert!((0..1000).all(|n| random.service_ns(n, 0) > HOUR_NS as u64 && random.repair_ns(n, 0) > 0));
     }
 
     #[test]

@@ -359,12 +359,9 @@ fn simulated(
         (simulated::stored_layout(config.block_size), backend.model.block_bytes(config.block_size));
     backend.stores = match settings.tiers.tiers(block_bytes, workers)? {
         Some(tiers) => {
+            let tiers = tiers.without_contents(block_bytes, layout.memory_bytes())?;
             tiers.apply(&mut config);
-            tiers.without_contents(block_bytes, layout.memory_bytes())?.open(
-                &layout,
-                &config,
-                &(0..workers).collect::<Vec<_>>(),
-            )?
+            tiers.open(&layout, &config, &(0..workers).collect::<Vec<_>>())?
         }
         None => simulated::swap_stores(&config, workers)?,
     };

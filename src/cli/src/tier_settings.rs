@@ -224,6 +224,7 @@ impl ServerTiers {
                 _ => Ok(blocks.min(BLOCKS_MAX)),
             }
         };
+        let room = if self.compression == Compression::Off { 1 } else { COMPRESSION_MAX };
         let mut named = Vec::new();
         if self.host_bytes > 0 || settings.host_mem.is_some() {
             // Swapped-out requests and the tier share the memory; compression makes room for more blocks.
@@ -232,10 +233,10 @@ impl ServerTiers {
             named.push(("host", (blocks * (COMPRESSION_MAX - 1)).max(1) as u32));
         }
         if let Some((_, bytes)) = &self.disk {
-            named.push(("disk", (fits("disk-size", *bytes)? * COMPRESSION_MAX).min(BLOCKS_MAX) as u32));
+            named.push(("disk", (fits("disk-size", *bytes)? * room).min(BLOCKS_MAX) as u32));
         }
         if let Some(bytes) = self.shared_bytes {
-            named.push((SHARED, (fits("shared-mem", bytes)? * COMPRESSION_MAX).min(BLOCKS_MAX) as u32));
+            named.push((SHARED, (fits("shared-mem", bytes)? * room).min(BLOCKS_MAX) as u32));
         }
         if self.remote.is_some() {
             named.push((REMOTE, REMOTE_BLOCKS));
@@ -263,7 +264,10 @@ impl ServerTiers {
         let scaled = |bytes: u64| bytes / block_bytes.next_multiple_of(PAGE) * stored_bytes;
         let sizes = (self.host_bytes, self.shared_bytes);
         (self.host_bytes, self.shared_bytes) = (scaled(sizes.0), sizes.1.map(scaled));
-        self.compression = Compression::Off;
+        let was_compressed = std::mem::replace(&mut self.compression, Compression::Off) != Compression::Off;
+        if let Some(shared) = self.tiers.iter_mut().find(|tier| tier.name == SHARED && was_compressed) {
+            shared.blocks = (shared.blocks / COMPRESSION_MAX as u32).max(1);
+        }
         Ok(self)
     }
 

@@ -6,7 +6,7 @@
 //!
 //! | name | sends a request to |
 //! |---|---|
-//! | `round_robin` | the next open engine in turn |
+//! | `round_robin` | of the open engines, the one whose last turn is longest ago |
 //! | `least_loaded` | the engine with the fewest tokens of unfinished requests |
 //! | `random2` | the less loaded of two engines drawn at random |
 //! | `prefix_affinity` | the engine with the least to compute and to hold, given the prefixes it is believed to cache |

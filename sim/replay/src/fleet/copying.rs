@@ -12,9 +12,7 @@ use trunkline_sim_report::observer::TransferSeen;
 
 impl Fleet<'_> {
     pub(super) fn begin_copy(&mut self, at_ns: u64, replica: usize, transfer: &Transfer) {
-        if self.is_shared(transfer.to) {
-            self.shared.begin(replica, transfer);
-        }
+        self.note_shared(replica, transfer);
         let direction = self.replicas[replica].links.ask(at_ns, transfer);
         self.schedule_wake_up(replica, direction);
     }

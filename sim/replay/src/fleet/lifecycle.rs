@@ -18,7 +18,7 @@ use trunkline_sim_report::service::{ServiceLog, ServiceReport};
 
 use super::phase::Phase;
 use super::scaling::Scaling;
-use super::{Fleet, SimEvent, engine};
+use super::{Fleet, SimEvent, TIME_MAX_NS, engine};
 use crate::settings::{Settings, SettingsError};
 
 /// Starts, stops and failures of a fleet.
@@ -154,6 +154,9 @@ impl Fleet<'_> {
         let at_ns = self.now_ns.saturating_add(random.service_ns(replica, it.services));
         it.services += 1;
         let life = it.life;
+        if at_ns >= TIME_MAX_NS {
+            return;
+        }
         self.schedule(at_ns, SimEvent::FailAtRandom { replica, life });
     }
 

@@ -1,21 +1,32 @@
 //! Storage that all replicas share behind their own tiers: what one replica stored, the others find.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use trunkline_core::event::Event;
-use trunkline_core::transfer::{Lookup, Place, Transfer};
+use trunkline_core::transfer::{BlockFault, Lookup, Place, Transfer};
 
 use super::{Fleet, SimEvent};
+use crate::settings::Settings;
 
 /// Look-up or copy of a replica: the number of the replica, and the id there.
 type Numbered = (usize, u64);
 
-/// Blocks in shared storage, by content. Nothing is dropped there; each core knows as many blocks as its tier has room for.
+/// Blocks in shared storage, by content. Each core knows as many blocks as its tier has room for. Remote storage drops nothing; shared memory has room for
+/// as many blocks as the tier of one core, and drops the block read or written longest ago, as a server's does: a core may know a block that
+/// is gone, and copies in vain.
 #[derive(Default)]
 pub(super) struct SharedStorage {
-    blocks: HashSet<u128>,
+    /// Blocks that fit; `None` for all.
+    capacity: Option<usize>,
+    /// Blocks, with the number of their last use.
+    blocks: HashMap<u128, u64>,
+    /// Blocks by the number of their last use; of storage that drops blocks.
+    by_use: BTreeMap<u64, u128>,
+    uses: u64,
     /// Blocks on the way to the storage.
     storing: HashMap<Numbered, Vec<u128>>,
+    /// Pairs of copies from the storage whose blocks were gone, by copy.
+    gone: HashMap<Numbered, Vec<(u32, BlockFault)>>,
     /// Number of copies that bring each block to the storage.
     under_way: HashMap<u128, u32>,
     /// Look-ups on the way.
@@ -25,24 +36,67 @@ pub(super) struct SharedStorage {
 }
 
 impl SharedStorage {
-    /// Notes a copy that began.
-    pub(super) fn begin(&mut self, replica: usize, transfer: &Transfer) {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let tier = settings.core.tiers.iter().find(|tier| tier.shared && settings.shared_memory);
+        Self { capacity: tier.map(|tier| tier.blocks as usize), ..Self::default() }
+    }
+
+    /// Notes a copy from the storage that began.
+    fn read(&mut self, replica: usize, transfer: &Transfer) {
+        let mut gone = Vec::new();
+        for (at, key) in (0..).zip(&transfer.keys) {
+            if self.blocks.contains_key(&key.hash) {
+                self.put(key.hash);
+            } else {
+                gone.push((at, BlockFault::Bad));
+            }
+        }
+        if !gone.is_empty() {
+            self.gone.insert((replica, transfer.id), gone);
+        }
+    }
+
+    /// Takes in a block, or makes it the one used last.
+    fn put(&mut self, block: u128) {
+        let Some(capacity) = self.capacity else {
+            self.blocks.insert(block, 0);
+            return;
+        };
+        self.uses += 1;
+        if let Some(last) = self.blocks.insert(block, self.uses) {
+            self.by_use.remove(&last);
+        }
+        self.by_use.insert(self.uses, block);
+        if self.blocks.len() > capacity
+            && let Some((_, oldest)) = self.by_use.pop_first()
+        {
+            self.blocks.remove(&oldest);
+        }
+    }
+
+    /// Notes a copy to the storage that began.
+    fn write(&mut self, replica: usize, transfer: &Transfer) {
         let blocks: Vec<u128> = transfer.keys.iter().map(|key| key.hash).collect();
         blocks.iter().for_each(|block| *self.under_way.entry(*block).or_default() += 1);
         self.storing.insert((replica, transfer.id), blocks);
     }
 
-    /// Takes in the blocks of a copy that ended. Copies to other places are ignored.
-    pub(super) fn end(&mut self, replica: usize, id: u64) {
+    /// Takes in the blocks of a copy that ended, and returns how the copy ended for the core.
+    pub(super) fn end(&mut self, replica: usize, id: u64) -> Event {
         let blocks = self.storing.remove(&(replica, id)).unwrap_or_default();
         self.settle(&blocks);
-        self.blocks.extend(blocks);
+        blocks.into_iter().for_each(|block| self.put(block));
+        match self.gone.remove(&(replica, id)) {
+            Some(faults) => Event::TransferPartial { transfer: id, faults },
+            None => Event::TransferFinished(id),
+        }
     }
 
     /// Forgets the copies of a replica that failed.
     pub(super) fn lose(&mut self, replica: usize) {
         let lost: Vec<_> = self.storing.extract_if(|(other, _), _| *other == replica).collect();
         lost.iter().for_each(|(_, blocks)| self.settle(blocks));
+        self.gone.retain(|(other, _), _| *other != replica);
     }
 
     /// Notes that one copy of each block is over.
@@ -66,14 +120,20 @@ impl SharedStorage {
     /// Returns the leading blocks of a look-up in the storage.
     fn answer(&mut self, replica: usize, lookup: u64) -> u32 {
         let keys = self.asked.remove(&(replica, lookup)).unwrap_or_default();
-        keys.iter().take_while(|key| self.blocks.contains(key)).count() as u32
+        keys.iter().take_while(|key| self.blocks.contains_key(key)).count() as u32
     }
 }
 
 impl Fleet<'_> {
-    /// Returns `true` for the place of the shared tier.
-    pub(super) fn is_shared(&self, place: Place) -> bool {
-        matches!(place, Place::Tier(tier) if self.settings.core.tiers[tier as usize].shared)
+    /// Notes a copy that began, if it is to or from the shared tier.
+    pub(super) fn note_shared(&mut self, replica: usize, transfer: &Transfer) {
+        let tiers = &self.settings.core.tiers;
+        let is_shared = |place| matches!(place, Place::Tier(tier) if tiers[tier as usize].shared);
+        if is_shared(transfer.to) {
+            self.shared.write(replica, transfer);
+        } else if is_shared(transfer.from) {
+            self.shared.read(replica, transfer);
+        }
     }
 
     /// Begins a look-up, answered after the latency of the link to the storage.

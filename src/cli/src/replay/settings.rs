@@ -482,6 +482,11 @@ fn size(settings: &mut Settings, others: &[GroupSpec], args: &SettingsArgs) -> a
         );
         settings.core.host_blocks = host_blocks((gb * 1e9) as u64, settings.block_bytes());
     }
+    let is_replaced = args.tiers.has_host() && args.limits.host_memory_gb.is_none() && !args.core.has("host_blocks");
+    if args.recorded.is_some() && is_replaced {
+        // The server's came from its own --host-mem.
+        settings.core.host_blocks = 0;
+    }
     let measured = args.tiers.measured()?;
     if let Some(gb_s) = measured.host_gb_s {
         settings.hardware.host_link_bytes_s = gb_s * 1e9;

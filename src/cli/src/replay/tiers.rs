@@ -127,6 +127,11 @@ impl TierArgs {
         Ok((tiers, links))
     }
 
+    /// Returns `true` if there is a tier in host memory.
+    pub(super) fn has_host(&self) -> bool {
+        self.host_mem.is_some()
+    }
+
     /// Returns `true` if all replicas share host memory.
     pub(super) fn has_shared_memory(&self) -> bool {
         self.shared_mem.is_some()

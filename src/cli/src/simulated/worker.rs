@@ -93,6 +93,8 @@ impl SimulatedWorker {
             if seq.sample {
                 let slot = &self.slots[seq.slot as usize];
                 let accepted = accepted_drafts(DRAFT_ACCEPTANCE_DEFAULT, seq.request.0, seq.n_generated, seq.n_drafts);
+                output.drafted += u64::from(seq.n_drafts);
+                output.accepted += u64::from(accepted);
                 let numbers = seq.n_generated..=seq.n_generated + accepted;
                 tokens.extend(numbers.map(|n| self.device.text.token(slot.seed, &slot.prompt, n)));
                 let asked = slot.logprobs.into_iter();

@@ -46,6 +46,13 @@ fn turns_go_round_and_the_least_loaded_is_found() {
     let turn = |router: &mut Box<dyn Router>, open| pick(&mut **router, 0, 0, &[], &loads([0; 3], open)).engine;
     assert_eq!([0; 4].map(|_| turn(&mut router, [true; 3])), [0, 1, 2, 0]);
     assert_eq!([0; 3].map(|_| turn(&mut router, [true, false, true])), [2, 0, 2]);
+    // Two sorts of requests by turns, as prompts and their decodes with roles.
+    let mut router = make("round_robin", CONTEXT).unwrap();
+    let decodes = [0; 4].map(|_| {
+        assert_eq!(turn(&mut router, [true, false, false]), 0);
+        turn(&mut router, [false, true, true])
+    });
+    assert_eq!(decodes, [1, 2, 1, 2]);
     let mut router = make("least_loaded", CONTEXT).unwrap();
     let least = |router: &mut Box<dyn Router>, tokens| pick(&mut **router, 0, 0, &[], &loads(tokens, [true; 3])).engine;
     assert_eq!(least(&mut router, [3, 2, 2]), 1);

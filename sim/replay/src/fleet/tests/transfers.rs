@@ -148,6 +148,28 @@ fn a_replica_finds_in_shared_storage_what_another_stored_there() {
 }
 
 #[test]
+fn shared_memory_holds_as_many_blocks_as_it_has_room_for() {
+    // Four prompts of four blocks, twice in the same order, each time to the other replica.
+    let prompt = |i: u32| {
+        request(u64::from(i) * 1000, 65, 1, &[10 * (i % 4), 10 * (i % 4) + 1, 10 * (i % 4) + 2, 10 * (i % 4) + 3, 99])
+    };
+    let mut requests: Vec<_> = (0..8).map(prompt).collect();
+    // An odd number between the rounds changes the replicas of the second one.
+    requests.insert(4, request(3_500, 10, 1, &[500]));
+    let trace = trace(requests);
+    let found = |blocks| {
+        let mut settings = Settings { replicas: 2, shared_memory: true, ..settings(16, 100) };
+        let (name, write, eviction) = ("shared".into(), Write::Through, "lru".into());
+        settings.core.tiers = vec![TierConfig { name, blocks, write, eviction, shared: true }];
+        let report = replay(&trace, &settings, &SlowPrefill, &mut |_| {}).unwrap();
+        assert_eq!((report.completed, report.refused), (9, 0));
+        report.tiers[0].hit_blocks
+    };
+    assert_eq!(found(100), 16, "all of the second round");
+    assert_eq!(found(12), 0, "the block wanted next is always the one dropped last");
+}
+
+#[test]
 fn requests_are_swapped_over_the_link_and_back() {
     let requests = (0..8).map(|i| request(0, 64, 200, &[i])).collect();
     let trace = trace(requests);

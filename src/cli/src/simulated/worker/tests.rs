@@ -108,6 +108,7 @@ fn tokens_follow_from_seed_and_position_and_drafts_change_none() {
     two.run(&step(1, &[(0, true, 2, 0), (3, true, 5, 0)])).unwrap();
     let next = one.run(&step(2, &[(3, false, 1, 0)])).unwrap();
     let drafted = two.run(&step(2, &[(3, false, 1, 40)])).unwrap();
+    assert_eq!((drafted.drafted, drafted.accepted), (40, drafted.result.of(0).len() as u64 - 1));
     let drafted = drafted.result.of(0).to_vec();
     assert_eq!(next.result.of(0), &drafted[..1]);
     assert!((1..=41).contains(&drafted.len()), "{}", drafted.len());
