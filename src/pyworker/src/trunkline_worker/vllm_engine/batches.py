@@ -24,9 +24,11 @@ class Live:
 class Batches:
     """Builds SchedulerOutputs, and remembers which sequences vLLM's model runner knows."""
 
-    def __init__(self, tells_tokens: bool = False) -> None:
+    def __init__(self, tells_tokens: bool = False, runner_v2: bool = False) -> None:
         self._tells_tokens = tells_tokens
         """Stages before the last one never see what is sampled, and are told the tokens to run."""
+        self._runner_v2 = runner_v2
+        """vLLM's model runner V2: it takes a cut block table with a new request alone, and seeds from requests."""
         from vllm import SamplingParams
         from vllm.v1.core.sched import output
 
@@ -46,7 +48,12 @@ class Batches:
         return [self._live[slot].request for slot in batch.slots.tolist()]
 
     def seeds(self, batch: Batch) -> dict[str, int]:
-        """Returns a seed for each sequence of a batch that draws its next token: it follows from (seed, n) alone."""
+        """Returns a seed for each sequence of a batch that draws its next token: it follows from (seed, n) alone.
+
+        The model runner V2 gets none: it derives each draw from the seed of the request and the position.
+        """
+        if self._runner_v2:
+            return {}
         table = batch.table
         rows = np.flatnonzero(batch.sample & (table.temperature[batch.slots] > 0))
         if len(rows) == 0:
@@ -66,6 +73,10 @@ class Batches:
                 new.append(self._start(table, slot, computed[i]))
                 continue
             live = self._live[slot]
+            if self._runner_v2 and i in cut:
+                # V2 only appends to the tables of requests that it knows; a new request of the same name takes the place of one.
+                new.append(self._new(table, slot, live, computed[i]))
+                continue
             cached.req_ids.append(live.request)
             cached.num_computed_tokens.append(computed[i])
             cached.num_output_tokens.append(int(table.n_tokens[slot]) - live.n_given)
@@ -96,13 +107,15 @@ class Batches:
         if slot in self._live:
             self._finished.add(self._live[slot].request)
         self._count += 1
-        n = int(table.n_tokens[slot])
-        live = Live(f"{self._count}", int(table.starts[slot]), n)
+        live = Live(f"{self._count}", int(table.starts[slot]), int(table.n_tokens[slot]))
         self._live[slot] = live
-        tokens = table.tokens[slot, :n].tolist()
+        return self._new(table, slot, live, computed)
+
+    def _new(self, table: SlotTable, slot: int, live: Live, computed: int) -> Any:
+        tokens = table.tokens[slot, : table.n_tokens[slot]].tolist()
         return self._output.NewRequestData(
             req_id=live.request,
-            prompt_token_ids=tokens,
+            prompt_token_ids=tokens[: live.n_given],
             mm_features=[],
             sampling_params=self._sampling(table, slot),
             pooling_params=None,
@@ -125,6 +138,8 @@ class Batches:
             ignore_eos=True,
             detokenize=False,
             max_tokens=1 << 30,
+            # vLLM keeps a seed as a signed number, and takes -1 for none.
+            seed=int(table.seed[slot]) & ((1 << 63) - 1) if hot and self._runner_v2 else None,
         )
 
 

@@ -41,8 +41,12 @@ class Extension:
             batch.generators[batch.req_id_to_index[request]] = generator
 
     def trunkline_seeds_work(self) -> bool:
-        """Returns `True` if the model runner keeps a generator for each request, as `trunkline_step` needs."""
-        batch = getattr(self.model_runner, "input_batch", None)
+        """Returns `True` if the model runner keeps a generator or a seed for each request."""
+        runner = self.model_runner
+        if hasattr(runner, "req_states"):
+            # V2 hashes the seed of the request and the position.
+            return hasattr(getattr(runner.sampler, "sampling_states", None), "seeds")
+        batch = getattr(runner, "input_batch", None)
         return hasattr(batch, "generators") and hasattr(batch, "req_id_to_index")
 
     def trunkline_caches(self) -> list[tuple[tuple[int, ...], str]]:
@@ -76,6 +80,14 @@ class Extension:
     def trunkline_recover(self) -> None:
         """Makes the model runner forget all requests and the half of a step that it may hold, after a step that failed."""
         runner = self.model_runner
+        if hasattr(runner, "execute_model_state") and hasattr(runner, "req_states"):
+            # V2: what the failed step wrote down for the device goes there now, before later steps write the same rows.
+            runner.execute_model_state = None
+            runner.req_states.apply_staged_writes()
+            runner.block_tables.apply_staged_writes()
+            for request in list(runner.req_states.req_id_to_index):
+                runner._remove_request(request)
+            return
         if not hasattr(runner, "execute_model_state") or not hasattr(runner, "requests"):
             raise RuntimeError(f"{type(runner).__name__} keeps its requests in another way")
         runner.execute_model_state = None

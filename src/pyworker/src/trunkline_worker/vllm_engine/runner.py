@@ -29,7 +29,7 @@ class VllmEngine(Engine):
         self.program = f"vllm {version}"
         self._config, self._executor, caches = start.start(options)
         self._calls = Calls(self._executor)
-        self._batches = Batches(tells_tokens=options.pipeline_parallel > 1)
+        self._batches = Batches(options.pipeline_parallel > 1, runner_v2=start.has_runner_v2(self._config))
         self._parts = start.parts_of(self._calls, caches[0], self._config)
         self._failed = False
         """A step failed, and vLLM has not forgotten it yet."""

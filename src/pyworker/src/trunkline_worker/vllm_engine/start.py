@@ -68,6 +68,7 @@ def start(options: Options) -> tuple[Any, Any, list[Any]]:
     from vllm.v1.executor import Executor
 
     config = configure(options)
+    _check_runner(options, config)
     executor = _meet(options, lambda: Executor.get_class(config)(config))
     if options.divides_experts and current_platform.is_cpu():
         executor.collective_rpc("trunkline_lend_cpu_experts")
@@ -144,6 +145,8 @@ def configure(options: Options) -> Any:
         fields["num_gpu_blocks_override"] = tokens // options.block_size + 1
     if options.n_processes == 1:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    # V1 ran with all that the worker does, V2 in one process and in Triton's interpreter alone.
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     if cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(_gigabytes(options, tokens or CPU_KV_TOKENS)))
         if options.n_processes > 1 or options.divides_experts:
@@ -166,6 +169,26 @@ def configure(options: Options) -> Any:
     config.parallel_config._data_parallel_master_port_list = []
     config.parallel_config.data_parallel_master_port = options.group_address[1]
     return config
+
+
+def has_runner_v2(config: Any) -> bool:
+    """Returns `True` if vLLM runs the model with its model runner V2."""
+    return bool(getattr(config, "use_v2_model_runner", False))
+
+
+def _check_runner(options: Options, config: Any) -> None:
+    """Checks that the model runner can do what the options ask for.
+
+    V2 hands sampled tokens to other stages after a fixed number of steps, which the server does not keep.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not has_runner_v2(config):
+        return
+    flags = {"--pipeline-parallel": options.pipeline_parallel > 1, "--data-parallel-group": options.divides_experts}
+    for flag in (flag for flag, given in flags.items() if given):
+        raise ValueError(f"{flag}: not with vLLM's model runner V2: set VLLM_USE_V2_MODEL_RUNNER=0")
 
 
 def _group_fields(group: LockStep, host: str) -> dict[str, Any]:
