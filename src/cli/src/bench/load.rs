@@ -15,6 +15,7 @@ use serde::Serialize;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
 use trunkline_core::draw::unit;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::generate_response::Event;
@@ -28,6 +29,9 @@ use crate::selection::SelectionArgs;
 
 /// Stream of draws that give the tokens of a trace ids below the vocabulary's size; see [`trunkline_core::draw`].
 const TOKEN_STREAM: u64 = 0x70cf;
+/// Codes of requests that a server refuses, as too large for it or because its queue is full.
+const REFUSALS: [Code; 4] =
+    [Code::InvalidArgument, Code::OutOfRange, Code::FailedPrecondition, Code::ResourceExhausted];
 /// Connections that share the streams.
 const CONNECTIONS: usize = 4;
 
@@ -58,6 +62,8 @@ pub struct LoadOptions {
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Seen {
     requests: u64,
+    /// Requests that the server refused, such as prompts too large for it; all else is of the others.
+    refused: u64,
     prompt_tokens: u64,
     cached_tokens: u64,
     output_tokens: u64,
@@ -78,16 +84,59 @@ pub(crate) struct Stream {
     pub(crate) e2e_ns: u64,
 }
 
+/// What became of a load.
+#[derive(Debug, Default)]
+struct Outcome {
+    streams: Vec<Stream>,
+    refused: u64,
+    /// Number of the first request that was refused, and why.
+    first_refused: Option<(usize, Status)>,
+    /// Time from the first request to the last token.
+    duration: Duration,
+}
+
+impl Outcome {
+    /// Takes in the answer to request `number`.
+    ///
+    /// # Errors
+    /// If the server is not there or failed the request.
+    fn add(&mut self, (number, answer): (usize, Result<Stream, Status>)) -> anyhow::Result<()> {
+        match answer {
+            Ok(stream) => self.streams.push(stream),
+            Err(status) if REFUSALS.contains(&status.code()) => {
+                self.refused += 1;
+                if self.first_refused.as_ref().is_none_or(|(first, _)| number < *first) {
+                    self.first_refused = Some((number, status));
+                }
+            }
+            Err(status) => return Err(status).with_context(|| format!("request {number}")),
+        }
+        Ok(())
+    }
+}
+
 /// Sends the load and prints the latencies.
 ///
 /// # Errors
-/// If the trace or the report cannot be read, or the server is not there or fails a request.
+/// If the trace or the report cannot be read, the report is of another trace, or the server is not there or fails a request.
 pub fn run(options: &LoadOptions) -> anyhow::Result<()> {
     let against = options.against.as_deref().map(report).transpose()?;
     let trace = Trace::load_selected(&options.trace, options.part.options(), &options.part.selection_at_speed()?)?;
     ensure!(!trace.requests.is_empty(), "{} has no request to send", options.trace.display());
     let runtime = Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
-    let seen = summary(&runtime.block_on(send(&options.addr, &trace))?);
+    if let Some(report) = &against {
+        check_same(report, &trace)?;
+    }
+    let outcome = runtime.block_on(send(&options.addr, &trace))?;
+    if let Some((number, status)) = &outcome.first_refused {
+        let (refused, all) = (outcome.refused, trace.requests.len());
+        writeln!(
+            io::stderr(),
+            "refused {refused} of {all} requests, the first is number {number}: {}",
+            status.message()
+        )?;
+    }
+    let seen = summary(&outcome);
     let text = match options.json {
         true => serde_json::to_string_pretty(&seen)?,
         false => table(&seen, against.as_ref()),
@@ -106,8 +155,26 @@ fn report(path: &Path) -> anyhow::Result<serde_json::Value> {
     Ok(report)
 }
 
-/// Sends each request at its arrival time. Returns the streams, and the time from the first request to the last token.
-async fn send(addr: &str, trace: &Trace) -> anyhow::Result<(Vec<Stream>, Duration)> {
+/// Checks that a report is of this trace, by the numbers of requests and of prompt tokens.
+fn check_same(report: &serde_json::Value, trace: &Trace) -> anyhow::Result<()> {
+    let (requests, tokens) = (
+        trace.requests.len() as u64,
+        trace.requests.iter().map(|request| u64::from(request.input_tokens)).sum::<u64>(),
+    );
+    let of = |key: &str| report[key].as_u64();
+    let has_all = of("completed") == of("requests");
+    let is_same = of("requests") == Some(requests) && (!has_all || of("prompt_tokens") == Some(tokens));
+    ensure!(
+        is_same,
+        "the report is of another trace: {} requests with {} prompt tokens; this one has {requests} with {tokens}",
+        report["requests"],
+        report["prompt_tokens"]
+    );
+    Ok(())
+}
+
+/// Sends each request at its arrival time.
+async fn send(addr: &str, trace: &Trace) -> anyhow::Result<Outcome> {
     let endpoint = Endpoint::from_shared(format!("http://{addr}")).with_context(|| format!("addr is '{addr}'"))?;
     let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -117,21 +184,23 @@ async fn send(addr: &str, trace: &Trace) -> anyhow::Result<(Vec<Stream>, Duratio
     let vocab_size = clients[0].get_model_info(GetModelInfoRequest {}).await?.into_inner().vocab_size;
     let (begin, first_ns) = (Instant::now(), trace.requests[0].arrival_ns);
     let mut streams = JoinSet::new();
-    let mut seen = Vec::with_capacity(trace.requests.len());
+    let mut seen = Outcome::default();
     for (at, traced) in trace.requests.iter().enumerate() {
         let request = request(traced, vocab_size);
         let arrival = (begin + Duration::from_nanos(traced.arrival_ns - first_ns)).into();
         // A request that fails ends the load at once, however many are still to come.
         while let Ok(Some(stream)) = tokio::time::timeout_at(arrival, streams.join_next()).await {
-            seen.push(stream??);
+            seen.add(stream?)?;
         }
         tokio::time::sleep_until(arrival).await;
-        streams.spawn(read(clients[at % CONNECTIONS].clone(), request));
+        let client = clients[at % CONNECTIONS].clone();
+        streams.spawn(async move { (at, read(client, request).await) });
     }
     while let Some(stream) = streams.join_next().await {
-        seen.push(stream??);
+        seen.add(stream?)?;
     }
-    Ok((seen, begin.elapsed()))
+    seen.duration = begin.elapsed();
+    Ok(seen)
 }
 
 /// Returns the request to send for a request of a trace.
@@ -149,8 +218,8 @@ fn request(traced: &TraceRequest, vocab_size: u32) -> GenerateRequest {
 /// Sends a request and reads the answer to the end.
 ///
 /// # Errors
-/// If the server is not there or fails the request.
-pub(crate) async fn read(mut client: InferenceClient<Channel>, request: GenerateRequest) -> anyhow::Result<Stream> {
+/// If the server is not there, or refuses or fails the request.
+pub(crate) async fn read(mut client: InferenceClient<Channel>, request: GenerateRequest) -> Result<Stream, Status> {
     let begin = Instant::now();
     let elapsed_ns = || begin.elapsed().as_nanos() as u64;
     let mut seen = Stream::default();
@@ -174,7 +243,7 @@ pub(crate) async fn read(mut client: InferenceClient<Channel>, request: Generate
     Ok(seen)
 }
 
-fn summary((streams, duration): &(Vec<Stream>, Duration)) -> Seen {
+fn summary(Outcome { streams, refused, duration, .. }: &Outcome) -> Seen {
     let (mut ttft, mut tpot, mut e2e) = (Kept::default(), Kept::default(), Kept::default());
     for stream in streams {
         ttft.record(stream.ttft_ns);
@@ -186,6 +255,7 @@ fn summary((streams, duration): &(Vec<Stream>, Duration)) -> Seen {
     let sum = |of: fn(&Stream) -> u32| streams.iter().map(|stream| u64::from(of(stream))).sum();
     Seen {
         requests: streams.len() as u64,
+        refused: *refused,
         prompt_tokens: sum(|stream| stream.prompt_tokens),
         cached_tokens: sum(|stream| stream.cached_tokens),
         output_tokens: sum(|stream| stream.output_tokens),
@@ -266,7 +336,8 @@ mod tests {
             ttft_ns: ttft_ms * 1_000_000,
             e2e_ns: e2e_ms * 1_000_000,
         };
-        let seen = summary(&(vec![stream(10, 50, 5), stream(20, 20, 1)], Duration::from_secs(2)));
+        let streams = vec![stream(10, 50, 5), stream(20, 20, 1)];
+        let seen = summary(&Outcome { streams, duration: Duration::from_secs(2), ..Outcome::default() });
         assert_eq!((seen.requests, seen.prompt_tokens, seen.cached_tokens, seen.output_tokens), (2, 20, 6, 6));
         assert_eq!((seen.ttft_s.mean, seen.tpot_s.mean, seen.e2e_s.p99), (0.015, 0.01, 0.05));
         let of = |mean: f64| serde_json::json!({ "mean": mean, "p50": mean, "p90": mean, "p99": mean });
@@ -274,6 +345,32 @@ mod tests {
         let text = table(&seen, Some(&report));
         assert!(text.contains("+50.0 %") && text.contains("-50.0 %") && text.contains("+0.0 %"), "{text}");
         assert!(!table(&seen, None).contains('%'));
+    }
+
+    #[test]
+    fn refused_requests_are_counted_and_failed_ones_end_the_load() {
+        let mut outcome = Outcome::default();
+        for number in [3, 1, 2] {
+            outcome.add((number, Err(Status::invalid_argument(format!("too large: {number}"))))).unwrap();
+        }
+        outcome.add((0, Ok(Stream::default()))).unwrap();
+        assert_eq!((outcome.streams.len(), outcome.refused), (1, 3));
+        assert_eq!(outcome.first_refused.as_ref().unwrap().0, 1);
+        assert_eq!((summary(&outcome).requests, summary(&outcome).refused), (1, 3));
+        let failed = outcome.add((7, Err(Status::unavailable("gone")))).unwrap_err();
+        assert!(format!("{failed:#}").starts_with("request 7: "), "{failed:#}");
+    }
+
+    #[test]
+    fn a_report_of_another_trace_is_refused() {
+        let trace =
+            Trace { format: trunkline_sim_workload::trace::Format::Azure, requests: (0..3).map(traced).collect() };
+        let report = |requests, completed, prompt_tokens| serde_json::json!({ "requests": requests, "completed": completed, "prompt_tokens": prompt_tokens });
+        assert!(check_same(&report(3, 3, 192), &trace).is_ok());
+        assert!(check_same(&report(3, 2, 128), &trace).is_ok(), "one was refused");
+        assert!(check_same(&report(4, 4, 192), &trace).is_err());
+        let fault = check_same(&report(3, 3, 200), &trace).unwrap_err().to_string();
+        assert_eq!(fault, "the report is of another trace: 3 requests with 200 prompt tokens; this one has 3 with 192");
     }
 
     #[test]

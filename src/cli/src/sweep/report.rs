@@ -63,6 +63,9 @@ pub(super) struct ReportArgs {
     parquet: Option<PathBuf>,
 }
 
+/// Beginnings of the names of latencies.
+const LATENCIES: [&str; 4] = ["ttft_", "tpot_", "itl_", "e2e_"];
+
 /// A figure to show in tables.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Metric {
@@ -85,8 +88,10 @@ impl Metric {
         Ok(Self { name: column.name.clone(), kind: column.kind, better: *better, at })
     }
 
+    /// Returns the value of a cell; `None` for latencies of no requests, which reports have as 0.
     pub fn of(&self, row: &Row) -> Option<f64> {
-        row.figures[self.at].number()
+        let is_latency = LATENCIES.iter().any(|latency| self.name.starts_with(latency));
+        row.figures[self.at].number().filter(|x| !is_latency || *x > 0.0)
     }
 
     fn show(&self, x: f64) -> String {
@@ -137,16 +142,21 @@ pub(super) fn text(
     pareto: &[Metric],
 ) -> anyhow::Result<String> {
     let ok: Vec<&Row> = joined.rows.iter().filter(|row| row.ok()).collect();
+    let refused = Metric::find("refused")?;
+    let refusing = ok.iter().filter(|row| refuses(&refused, row)).count();
     let mut parts = vec![facts(joined)];
     let shown: Vec<usize> = if by.is_empty() { joined.axes.iter().flatten().copied().collect() } else { by.to_vec() };
     let rows = match pareto {
         [] => ok.clone(),
-        [a, b] => on_front(&ok, a, b)?,
+        [a, b] => {
+            let all: Vec<&Row> = ok.iter().copied().filter(|row| !refuses(&refused, row)).collect();
+            on_front(&all, a, b)?
+        }
         _ => bail!("--pareto takes two figures, such as ttft_p99,prefix_hit_ratio"),
     };
     // The figures of the front are what it is about.
     let mut metrics = metrics.to_vec();
-    for metric in pareto.iter().chain(sort) {
+    for metric in pareto.iter().chain(sort).chain((refusing > 0).then_some(&refused)) {
         if !metrics.contains(metric) {
             metrics.push(metric.clone());
         }
@@ -158,6 +168,13 @@ pub(super) fn text(
             parts.push(effect_table(joined, &ok, axis, &metrics).trim_fmt());
         }
     }
+    if refusing > 0 {
+        let cells =
+            if refusing == 1 { "1 cell refuses".into() } else { format!("{} cells refuse", grouped(refusing as u64)) };
+        parts.push(format!(
+            "warning: {cells} requests as too large for the device: latencies are of the others, and such a cell is never marked as best, nor on a Pareto front"
+        ));
+    }
     parts.extend(named(
         "failed",
         joined
@@ -168,6 +185,11 @@ pub(super) fn text(
     ));
     parts.extend(named("missing", joined.missing.iter().map(|values| name(joined, values))));
     Ok(parts.join("\n\n"))
+}
+
+/// Returns `true` if requests were refused in a cell.
+fn refuses(refused: &Metric, row: &Row) -> bool {
+    refused.of(row).is_some_and(|n| n > 0.0)
 }
 
 /// Returns the number of cells, and the parameters with one value.
@@ -208,11 +230,14 @@ fn on_front<'a>(rows: &[&'a Row], a: &Metric, b: &Metric) -> anyhow::Result<Vec<
 struct Line {
     values: Vec<String>,
     cells: usize,
+    /// `true` if requests were refused in any of the cells.
+    refuses: bool,
     figures: Vec<Option<f64>>,
 }
 
 /// Returns a line for each row, or for each set of values of the parameters shown.
 fn lines(rows: &[&Row], shown: &[usize], metrics: &[Metric], grouped: bool) -> Vec<Line> {
+    let refused = metrics.iter().find(|metric| metric.name == "refused");
     let values = |row: &Row| shown.iter().map(|parameter| row.value(*parameter).to_string()).collect::<Vec<_>>();
     let mut groups: Vec<(Vec<String>, Vec<&Row>)> = Vec::new();
     for row in rows {
@@ -230,6 +255,7 @@ fn lines(rows: &[&Row], shown: &[usize], metrics: &[Metric], grouped: bool) -> V
     let line = |(values, members): (Vec<String>, Vec<&Row>)| Line {
         values,
         cells: members.len(),
+        refuses: refused.is_some_and(|refused| members.iter().any(|row| refuses(refused, row))),
         figures: metrics.iter().map(|metric| mean(&members, metric)).collect(),
     };
     groups.into_iter().map(line).collect()
@@ -239,7 +265,7 @@ fn cells(joined: &Joined, mut lines: Vec<Line>, shown: &[usize], metrics: &[Metr
     if let Some((at, metric)) = sort.and_then(|sort| metrics.iter().enumerate().find(|(_, metric)| *metric == sort)) {
         let sign = if metric.better == Direction::Higher { -1.0 } else { 1.0 };
         let key = |line: &Line| line.figures[at].map_or(f64::INFINITY, |x| sign * x);
-        lines.sort_by(|a, b| key(a).total_cmp(&key(b)));
+        lines.sort_by(|a, b| a.refuses.cmp(&b.refuses).then(key(a).total_cmp(&key(b))));
     }
     let means = lines.iter().any(|line| line.cells > 1);
     let mut table = table();
@@ -250,13 +276,16 @@ fn cells(joined: &Joined, mut lines: Vec<Line>, shown: &[usize], metrics: &[Metr
     let best: Vec<Option<f64>> = metrics
         .iter()
         .enumerate()
-        .map(|(at, metric)| best(lines.iter().filter_map(|line| line.figures[at]), metric.better))
+        .map(|(at, metric)| {
+            best(lines.iter().filter(|line| !line.refuses).filter_map(|line| line.figures[at]), metric.better)
+        })
         .collect();
     for line in &lines {
         let mut row = line.values.clone();
         row.extend(means.then(|| line.cells.to_string()));
         for ((metric, figure), best) in metrics.iter().zip(&line.figures).zip(&best) {
-            let mark = if lines.len() > 1 && figure.is_some() && figure == best { "* " } else { "" };
+            let is_best = lines.len() > 1 && !line.refuses && figure.is_some() && figure == best;
+            let mark = if is_best { "* " } else { "" };
             row.push(figure.map_or("-".into(), |x| format!("{mark}{}", metric.show(x))));
         }
         table.add_row(row);

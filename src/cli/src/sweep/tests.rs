@@ -244,6 +244,27 @@ fn values_that_only_do_not_go_together_are_rows_that_failed() {
 }
 
 #[test]
+fn cells_that_refuse_requests_are_never_best() {
+    let place = place();
+    // Prompts of 512 tokens and answers of 20 take 34 blocks.
+    let text = "trace = 't.jsonl'\n[grid]\ndevice-blocks = [20, 64, 128]\n";
+    run_shard(&place, text, "out", "1/1", usize::MAX, 1);
+    let joined = joined(&place, &["out"]);
+    let [ttft, completed] = ["ttft_p99", "completed"].map(|name| Metric::find(name).unwrap());
+    let shown = |pareto: &[Metric]| {
+        let text = report::text(&joined, std::slice::from_ref(&ttft), Some(&ttft), &[], pareto).unwrap();
+        text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
+    };
+    let all = shown(&[]);
+    let row = all.iter().position(|line| line == "20 - 30").expect("no latency, and 30 refused");
+    assert!(row > all.iter().position(|line| line.starts_with("128 ")).unwrap(), "sorted behind the others: {all:?}");
+    let warning = "warning: 1 cell refuses requests as too large for the device";
+    assert!(all.iter().any(|line| line.starts_with(warning)), "{all:?}");
+    let front = shown(&[ttft.clone(), completed]);
+    assert!(!front[3..6].iter().any(|line| line.starts_with("20 ")), "{front:?}");
+}
+
+#[test]
 fn a_sweep_goes_on_where_it_was_stopped() {
     let place = place();
     let first = run_shard(&place, GRID, "out", "1/1", 3, 1);
