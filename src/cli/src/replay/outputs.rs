@@ -69,6 +69,9 @@ impl OutputArgs {
                 bail!("--{other} and --{flag} both write {}; give each a file of its own", path.display());
             }
         }
+        if let Some((flag, _)) = files.iter().find(|(flag, path)| *flag != "json" && *path == Path::new("-")) {
+            bail!("--{flag} writes a file, and '-' is standard output for --json alone; name a file, or /dev/stdout");
+        }
         for (flag, path) in &files {
             let written_at_the_end = matches!(*flag, "json" | "html") && *path != Path::new("-");
             if written_at_the_end {

@@ -454,6 +454,8 @@ fn outputs_that_cannot_be_written_are_reported_before_the_replay() {
     assert!(told.starts_with("cannot write --json to no-folder/x.json"), "{told}");
     let told = fault(&["no-trace.csv", "--json", "x", "--requests", "x"]);
     assert_eq!(told, "--json and --requests both write x; give each a file of its own");
+    let told = fault(&["none", "--html", "-"]);
+    assert_eq!(told, "--html writes a file, and '-' is standard output for --json alone; name a file, or /dev/stdout");
     assert!(!Path::new("x").exists());
 }
 
