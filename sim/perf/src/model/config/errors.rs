@@ -1,0 +1,87 @@
+//! Errors of the reader of configurations.
+
+use std::path::PathBuf;
+
+use trunkline_sim_workload::UnknownName;
+
+/// Failure to load a model.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// Name of no known preset.
+    #[error(transparent)]
+    UnknownName(#[from] UnknownName),
+    /// File cannot be read.
+    #[error("{}: cannot be read: {fault}", path.display())]
+    Unreadable {
+        /// Path of the file.
+        path: PathBuf,
+        /// Error of the system.
+        fault: std::io::Error,
+    },
+    /// Not a configuration of a decoder.
+    #[error("{name}: not the config.json of a decoder that is known here: {fault}")]
+    Malformed {
+        /// Name of the model.
+        name: String,
+        /// Error of the parser.
+        fault: serde_json::Error,
+    },
+    /// Number out of range.
+    #[error("{name}: {field} is {value}; it must be {expected}")]
+    OutOfRange {
+        /// Name of the model.
+        name: String,
+        /// Name of the field.
+        field: &'static str,
+        /// Value as found in the input.
+        value: u64,
+        /// Permitted values, in words.
+        expected: &'static str,
+    },
+    /// Layers without attention of a sort that is not modelled.
+    #[error(
+        "{name}: {field} names layers that are no attention, and no recurrent ones known here; there are: Mamba, Mamba 2, and gated delta nets"
+    )]
+    Recurrent {
+        /// Name of the model.
+        name: String,
+        /// Field that names the layers.
+        field: &'static str,
+    },
+    /// Field that another one needs.
+    #[error("{name}: {field} is missing; {why}")]
+    Missing {
+        /// Name of the model.
+        name: String,
+        /// Name of the field.
+        field: &'static str,
+        /// What needs the field.
+        why: &'static str,
+    },
+    /// Layers of several shapes, or networks side by side.
+    #[error("{name}: {field} says that layers differ in a way that is not modelled")]
+    Unmodelled {
+        /// Name of the model.
+        name: String,
+        /// Field with the difference.
+        field: &'static str,
+    },
+    /// Recurrent layers alone.
+    #[error("{name}: by {field} no layer has attention, so there is no KV to plan")]
+    NoAttention {
+        /// Name of the model.
+        name: String,
+        /// Field that names the layers.
+        field: &'static str,
+    },
+    /// Weights of a type with unknown size or speed.
+    #[error("{name}: weights of type '{dtype}' are not known here; there are: {known}")]
+    UnknownDtype {
+        /// Name of the model.
+        name: String,
+        /// Type as found in the file.
+        dtype: String,
+        /// Types that are known.
+        known: &'static str,
+    },
+}

@@ -1,0 +1,214 @@
+//! Configurations of families, and configurations of none.
+
+use super::*;
+use crate::model;
+
+#[test]
+fn a_dense_config_gives_the_preset() {
+    let text = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "torch_dtype": "bfloat16",
+        "tie_word_embeddings": false, "vocab_size": 128256, "rope_theta": 500000.0}"#;
+    assert_eq!(parse_config("llama-3.1-8b", text).unwrap(), *model::by_name("llama-3.1-8b").unwrap());
+}
+
+#[test]
+fn experts_go_by_several_names() {
+    let mixtral = r#"{"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000}"#;
+    assert_eq!(parse_config("mixtral-8x7b", mixtral).unwrap(), *model::by_name("mixtral-8x7b").unwrap());
+    let qwen = r#"{"head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+        "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+        "num_key_value_heads": 4, "torch_dtype": "bfloat16", "vocab_size": 151936}"#;
+    assert_eq!(parse_config("qwen3-30b-a3b", qwen).unwrap(), *model::by_name("qwen3-30b-a3b").unwrap());
+}
+
+#[test]
+fn deepseek_v3_has_as_many_weights_and_as_little_kv_as_its_report_says() {
+    let text = r#"{"first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512,
+        "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "num_attention_heads": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128, "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "quantization_config": {"quant_method": "fp8"},
+        "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 129280}"#;
+    let model = parse_config("deepseek-v3", text).unwrap();
+    let weights = model.layer_elements() + 2 * model.head_elements();
+    assert!((weights as f64 / 671e9 - 1.0).abs() < 2e-3, "{weights}");
+    assert_eq!(model.weight_bytes(), weights + 2 * model.head_elements(), "ends are of 16 bits");
+    let active = model.active_elements() + model.head_elements();
+    assert!((active as f64 / 37e9 - 1.0).abs() < 0.03, "{active}");
+    assert_eq!(model.kv_bytes_per_token(), 61 * 576 * 2);
+}
+
+/// A model of 26 layers and 32,768 tokens of context, with further fields.
+fn small(more: &str) -> Result<Model, ModelError> {
+    let text = format!(
+        r#"{{"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 26, "vocab_size": 9,
+        "max_position_embeddings": 32768{more}}}"#
+    );
+    parse_config("m", &text)
+}
+
+#[test]
+fn a_model_is_named_after_its_file_or_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = include_str!("published/gemma-3-4b.json");
+    for (file, name) in [("qwen/config.json", "qwen"), ("qwen/gemma-3-4b.json", "gemma-3-4b")] {
+        let path = folder.path().join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(from_config(&path).unwrap().name, name);
+    }
+}
+
+/// Parameters of published models, and the bytes of their checkpoints and of the KV of a token, by their model cards and files.
+#[test]
+fn published_models_have_the_parameters_of_their_cards() {
+    for (name, billions, gigabytes, kv_bytes) in [
+        ("gpt-oss-20b", 20.9, 13.8, 24 * 2 * 8 * 64 * 2),
+        ("gemma-3-4b", 3.88, 7.76, 34 * 2 * 4 * 256 * 2),
+        ("llama-4-scout", 107.8, 215.5, 48 * 2 * 8 * 128 * 2),
+        ("qwen3-next-80b", 79.5, 159.0, 12 * 2 * 2 * 256 * 2),
+        ("nemotron-h-8b", 8.1, 16.2, 4 * 2 * 8 * 128 * 2),
+        ("jamba-1.5-mini", 51.5, 103.0, 4 * 2 * 8 * 128 * 2),
+        ("granite-4-h-small", 32.2, 64.4, 4 * 2 * 8 * 128 * 2),
+        ("bamba-9b", 9.78, 19.6, 3 * 2 * 8 * 128 * 2),
+        ("falcon-7b", 6.92, 13.8, 32 * 2 * 64 * 2),
+        ("starcoder2-15b", 15.7, 31.3, 40 * 2 * 4 * 128 * 2),
+        ("qwen2.5-7b-awq", 7.62, 5.6, 28 * 2 * 4 * 128 * 2),
+        ("dbrx", 131.6, 263.1, 40 * 2 * 8 * 128 * 2),
+        ("ernie-4.5-21b-a3b", 21.8, 43.6, 28 * 2 * 4 * 128 * 2),
+    ] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/model/config/published");
+        let model = parse_config(name, &std::fs::read_to_string(path.join(format!("{name}.json"))).unwrap()).unwrap();
+        let embedding = if model.tied { 0 } else { model.head_elements() };
+        let weights = (model.layer_elements() + model.head_elements() + embedding) as f64 / 1e9;
+        assert!((weights / billions - 1.0).abs() < 0.01, "{name}: {weights}");
+        let bytes = model.weight_bytes() as f64 / 1e9;
+        assert!((bytes / gigabytes - 1.0).abs() < 0.015, "{name}: {bytes}");
+        assert_eq!(model.kv_bytes_per_token(), kv_bytes, "{name}");
+    }
+}
+
+#[test]
+fn windows_are_those_of_the_families() {
+    let windows = |more: &str| small(more).unwrap().windows.map(|windows| (windows.tokens, windows.layers));
+    let types = |sorts: [&str; 2]| format!("{:?}", sorts.repeat(13));
+    for (more, expected) in [
+        // Mistral 0.1 and 0.2, Phi-3, and Qwen2 without and with windows.
+        (r#", "sliding_window": 4096"#.into(), Some((4096, 26))),
+        (r#", "sliding_window": null"#.into(), None),
+        (r#", "sliding_window": 2047"#.into(), Some((2047, 26))),
+        (r#", "sliding_window": 4096, "use_sliding_window": false"#.into(), None),
+        (r#", "sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 20"#.into(), Some((4096, 6))),
+        (r#", "sliding_window": 4096, "use_sliding_window": true, "max_window_layers": 26"#.into(), None),
+        // Gemma 2 and 3, gpt-oss; a window as long as any context.
+        (r#", "sliding_window": 4096, "model_type": "gemma2""#.into(), Some((4096, 13))),
+        (r#", "sliding_window": 512, "sliding_window_pattern": 6"#.into(), Some((512, 22))),
+        (
+            format!(r#", "sliding_window": 128, "layer_types": {}"#, types(["sliding_attention", "full_attention"])),
+            Some((128, 13)),
+        ),
+        (format!(r#", "sliding_window": 128, "layer_types": {}"#, types(["full_attention"; 2])), None),
+        (r#", "sliding_window": 32768"#.into(), None),
+    ] {
+        assert_eq!(windows(&more), expected, "{more}");
+    }
+}
+
+#[test]
+fn attention_that_is_planned_as_full_is_named_and_unknown_layers_are_refused() {
+    let parse = |more: &str| small(more).map(|model| model.planned_as_full).map_err(|error| error.to_string());
+    for (more, what) in [
+        // Mistral, Llama 4, DeepSeek 3.2; chunks as long as any context.
+        (r#", "sliding_window": 4096"#, None),
+        (r#", "attention_chunk_size": 8192"#, Some("chunked attention")),
+        (r#", "index_topk": 2048"#, Some("sparse attention")),
+        (r#", "attention_chunk_size": 32768"#, None),
+    ] {
+        assert_eq!(parse(more), Ok(what), "{more}");
+    }
+    for (more, field) in [
+        // LFM2, RecurrentGemma, Zamba2, and recurrent layers without sizes.
+        (r#", "layer_types": ["conv", "full_attention"]"#, "layer_types"),
+        (r#", "layers_block_type": ["mamba", "hybrid"]"#, "layer_types"),
+        (r#", "layer_types": ["linear_attention", "full_attention"]"#, "layer_types"),
+        (r#", "hybrid_override_pattern": "M-*?""#, "hybrid_override_pattern"),
+        (r#", "block_types": ["recurrent", "attention"]"#, "layer_types"),
+        (r#", "attn_layer_period": 8"#, "attn_layer_period"),
+        // MiniMax, Kimi Linear, Phi-4 flash.
+        (r#", "attn_type_list": [0, 0, 1]"#, "attn_type_list"),
+        (r#", "linear_attn_config": {"kda_layers": [1]}"#, "linear_attn_config"),
+        (r#", "mamba_d_state": 16, "mb_per_layer": 2"#, "mamba_d_state"),
+    ] {
+        let error = "names layers that are no attention, and no recurrent ones known here; there are: Mamba, Mamba 2, and gated delta nets";
+        assert_eq!(parse(more), Err(format!("m: {field} {error}")));
+    }
+    let pure = parse(r#", "model_type": "mamba", "state_size": 16, "expand": 2, "conv_kernel": 4"#);
+    assert_eq!(pure, Err("m: by mamba_d_state no layer has attention, so there is no KV to plan".into()));
+}
+
+#[test]
+fn what_says_too_little_or_too_much_is_refused() {
+    let error = |more: &str| small(more).unwrap_err().to_string();
+    assert_eq!(
+        error(r#", "num_experts": 8"#),
+        "m: num_experts_per_tok is missing; it says how many of the experts a token uses"
+    );
+    for field in ["hybrid_layer_pattern", "num_global_key_value_heads", "residual_moe"] {
+        let expected = format!("m: {field} says that layers differ in a way that is not modelled");
+        assert_eq!(error(&format!(r#", "{field}": [0, 1]"#)), expected);
+        assert!(small(&format!(r#", "{field}": false"#)).is_ok());
+    }
+    let narrow = r#"{"hidden_size": 2, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 9}"#;
+    assert_eq!(
+        parse_config("m", narrow).unwrap_err().to_string(),
+        "m: hidden_size is 2; it must be at least num_attention_heads, without head_dim"
+    );
+    let huge = r#", "linear_num_value_heads": 4096, "linear_value_head_dim": 1048576, "linear_num_key_heads": 4096,
+        "linear_key_head_dim": 4096, "full_attention_interval": 2"#;
+    assert!(error(huge).starts_with("m: full_attention_interval names layers that are no attention"));
+}
+
+#[test]
+fn fields_of_families_are_understood() {
+    // MiniMax M2 has attention in all layers; the first Qwen counts gate and input together; MiMo lists its dense layers.
+    assert_eq!(small(r#", "attn_type_list": [1, 1]"#).unwrap().hybrid, None);
+    assert_eq!(small(r#", "model_type": "qwen""#).unwrap().intermediate, 32);
+    let experts = |more: &str| small(&format!(r#", "num_experts": 8{more}"#)).unwrap().experts.unwrap();
+    assert_eq!(experts(r#", "top_k_experts": 2, "moe_layer_freq": [0, 1, 1, 0]"#).dense_layers, 2);
+    assert_eq!(experts(r#", "moe_k": 2, "num_dense_layers": 3"#).dense_layers, 3);
+    assert_eq!(experts(r#", "num_experts_per_tok": 2, "decoder_sparse_step": 2"#).dense_layers, 13);
+    // A null does not hide what is around the configuration of the text model.
+    let nested = r#"{"quantization_config": {"quant_method": "fp8"}, "text_config": {"hidden_size": 64, "intermediate_size": 64,
+        "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 9, "quantization_config": null}}"#;
+    assert_ne!(parse_config("m", nested).unwrap().precision, Precision::BITS_16);
+}
+
+#[test]
+fn the_largest_numbers_can_be_counted_with() {
+    let text = r#"{"hidden_size": 1048576, "intermediate_size": 1048576, "num_attention_heads": 4096, "head_dim": 4096,
+        "num_hidden_layers": 4096, "num_experts": 4096, "num_experts_per_tok": 4096, "vocab_size": 1048576,
+        "num_key_value_heads": 4096}"#;
+    let model = parse_config("m", text).unwrap();
+    assert!(model.weight_bytes() > 1 << 58 && model.kv_bytes_per_token() > 1 << 36 && model.pair_flops() > 1 << 36);
+}
+
+#[test]
+fn what_is_no_model_is_refused_in_one_line() {
+    let error = |text: &str| parse_config("m", text).unwrap_err().to_string();
+    assert!(error("{}").starts_with("m: not the config.json of a decoder that is known here: missing field"));
+    let with = |more: &str| {
+        format!(
+            r#"{{"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 9{more}}}"#
+        )
+    };
+    assert!(parse_config("m", &with("")).is_ok());
+    assert_eq!(error(&with(r#", "head_dim": 0"#)), "m: head_dim is 0; it must be between 1 and 4096");
+    assert_eq!(
+        error(&with(r#", "num_experts": 2, "num_experts_per_tok": 3"#)),
+        "m: num_experts_per_tok is 3; it must be at most the number of experts"
+    );
+    assert_eq!(
+        error(&with(r#", "dtype": "int8""#)),
+        "m: weights of type 'int8' are not known here; there are: bfloat16, float16, float32"
+    );
+}
