@@ -88,8 +88,9 @@ const DEFAULTS: [(&str, &[(&str, u64)]); 2] = [
     ("gemma2", &[("sliding_window", 4096)]),
 ];
 
-/// Fields of models whose layers differ in KV heads, widths or networks: Gemma 4, MiMo-V2, Step-3.5, Nemotron NAS, LongCat, Grok, Arctic, Ring.
-const UNMODELLED: [&str; 10] = [
+/// Fields of models whose layers differ in KV, heads, widths or networks: Gemma 4, MiMo-V2, Step-3.5, Nemotron NAS, LongCat, Grok, Arctic, Ring,
+/// DeepSeek-V4, whose layers compress their KV differently and whose experts have a type of their own, Gemma 3n, and Laguna.
+const UNMODELLED: [&str; 14] = [
     "num_global_key_value_heads",
     "hybrid_layer_pattern",
     "num_attention_groups",
@@ -100,6 +101,10 @@ const UNMODELLED: [&str; 10] = [
     "enable_moe_block",
     "layer_group_size",
     "moe_layers_enum",
+    "compress_ratios",
+    "expert_dtype",
+    "num_kv_shared_layers",
+    "num_attention_heads_per_layer",
 ];
 
 /// Returns a field that says what is not modelled, if there is one.

@@ -153,7 +153,7 @@ fn what_says_too_little_or_too_much_is_refused() {
         error(r#", "num_experts": 8"#),
         "m: num_experts_per_tok is missing; it says how many of the experts a token uses"
     );
-    for field in ["hybrid_layer_pattern", "num_global_key_value_heads", "residual_moe"] {
+    for field in ["hybrid_layer_pattern", "num_global_key_value_heads", "residual_moe", "num_kv_shared_layers"] {
         let expected = format!("m: {field} says that layers differ in a way that is not modelled");
         assert_eq!(error(&format!(r#", "{field}": [0, 1]"#)), expected);
         assert!(small(&format!(r#", "{field}": false"#)).is_ok());
@@ -166,6 +166,19 @@ fn what_says_too_little_or_too_much_is_refused() {
     let huge = r#", "linear_num_value_heads": 4096, "linear_value_head_dim": 1048576, "linear_num_key_heads": 4096,
         "linear_key_head_dim": 4096, "full_attention_interval": 2"#;
     assert!(error(huge).starts_with("m: full_attention_interval names layers that are no attention"));
+}
+
+#[test]
+fn deepseek_v4_is_refused_and_not_taken_for_a_model_of_short_windows() {
+    let with = |more: &str| small(&format!(r#", "model_type": "deepseek_v4", "sliding_window": 128{more}"#));
+    let refused = |field| Err(format!("m: {field} says that layers differ in a way that is not modelled"));
+    for (more, field) in [
+        (r#", "compress_ratios": [0, 0, 4, 128, 0], "expert_dtype": "fp4""#, "compress_ratios"),
+        (r#", "expert_dtype": "fp4""#, "expert_dtype"),
+        (r#", "num_attention_heads_per_layer": [48, 64]"#, "num_attention_heads_per_layer"),
+    ] {
+        assert_eq!(with(more).map_err(|error| error.to_string()), refused(field));
+    }
 }
 
 #[test]
