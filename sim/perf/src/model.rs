@@ -56,6 +56,8 @@ pub struct Model {
     pub windows: Option<Windows>,
     /// Layers by their sorts; `None` if every layer has attention and a feed-forward network.
     pub hybrid: Option<Hybrid>,
+    /// Layers with attention, one after the other, that share the KV of the first of them (arXiv 2405.12981); 1 if each layer has its own.
+    pub kv_share: u64,
     /// Attention of the model that is planned as full attention over all tokens, which takes more KV and longer steps; `None` if the
     /// model has full attention.
     pub planned_as_full: Option<&'static str>,
@@ -130,6 +132,11 @@ impl Model {
         }
     }
 
+    /// Returns the number of layers with a KV of their own.
+    pub const fn kv_layers(&self) -> u64 {
+        self.attention_layers().div_ceil(self.kv_share)
+    }
+
     /// Returns the number of layers with a feed-forward network.
     fn feed_forward_layers(&self) -> u64 {
         self.hybrid.map_or(self.layers, |hybrid| hybrid.feed_forward_layers)
@@ -148,6 +155,14 @@ impl Model {
                 let key_value = self.hidden * (kv_rank + rope_dim) + kv_rank * self.heads * (nope_dim + value_dim);
                 query + key_value + self.heads * value_dim * self.hidden
             }
+        }
+    }
+
+    /// Returns the elements of the matrices that make the KV of a layer, which layers with the KV of another lack.
+    const fn key_value_elements(&self) -> u64 {
+        match self.latent {
+            None => 2 * self.hidden * self.head_dim * self.kv_heads,
+            Some(_) => 0,
         }
     }
 
@@ -196,7 +211,8 @@ impl Model {
     /// Returns the elements of the matrices of attention and of recurrent layers.
     pub(crate) fn mixer_elements(&self) -> u64 {
         let recurrent = self.hybrid.map_or(0, |hybrid| hybrid.recurrent_layers * hybrid.elements);
-        self.attention_layers() * self.attention_elements() + recurrent
+        let lacking = (self.attention_layers() - self.kv_layers()) * self.key_value_elements();
+        self.attention_layers() * self.attention_elements() - lacking + recurrent
     }
 
     /// Returns the elements of the layers' matrices read in a step of `tokens`. Of a layer's experts only used ones are read; the
@@ -243,6 +259,11 @@ impl Model {
 
     /// Returns the KV bytes of one token in all layers.
     pub const fn kv_bytes_per_token(&self) -> u64 {
+        self.kv_layers() * self.kv_elements() * self.kv_dtype_bytes
+    }
+
+    /// Returns the KV bytes of one token that attention reads for a query in all layers. A KV that layers share is read in each of them.
+    pub const fn kv_read_bytes_per_token(&self) -> u64 {
         self.attention_layers() * self.kv_elements() * self.kv_dtype_bytes
     }
 
@@ -275,6 +296,7 @@ const DENSE: Model = Model {
     latent: None,
     windows: None,
     hybrid: None,
+    kv_share: 1,
     planned_as_full: None,
 };
 

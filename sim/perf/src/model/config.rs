@@ -12,6 +12,7 @@ use super::{Experts, Latent, Model, Precision, Windows};
 
 mod errors;
 mod hybrid;
+mod numbers;
 mod published;
 mod quantisation;
 
@@ -84,6 +85,8 @@ struct AttentionConfig {
     index_topk: Option<u64>,
     max_position_embeddings: Option<u64>,
     layer_types: Option<Vec<String>>,
+    use_cla: Option<bool>,
+    cla_share_factor: Option<u64>,
 }
 
 impl AttentionConfig {
@@ -114,6 +117,11 @@ impl AttentionConfig {
         };
         let layers = self.count("sliding_attention").unwrap_or(unlisted).min(n_layers);
         (layers > 0).then_some(Windows { tokens: tokens.min(u64::from(u32::MAX)) as u32, layers })
+    }
+
+    /// Returns the number of layers with one KV in common.
+    fn kv_share(&self) -> u64 {
+        self.cla_share_factor.filter(|_| self.use_cla == Some(true)).unwrap_or(1)
     }
 
     /// Returns the attention that is planned as full attention though it reads a part of the context alone, if a context can be longer
@@ -161,10 +169,11 @@ pub fn from_config(path: &Path) -> Result<Model, ModelError> {
 pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
     let malformed = |fault| ModelError::Malformed { name: name.into(), fault };
     let published: Map<String, Value> = serde_json::from_str(text).map_err(malformed)?;
-    let fields = published::fields(published);
+    let mut fields = published::fields(published);
     if let Some(field) = published::unmodelled(&fields) {
         return Err(ModelError::Unmodelled { name: name.into(), field });
     }
+    numbers::settle_lists(name, &mut fields)?;
     let fields = Value::Object(fields);
     let sorts: LayerFields = serde_json::from_value(fields.clone()).map_err(malformed)?;
     let config: Config = serde_json::from_value(fields).map_err(malformed)?;
@@ -174,7 +183,9 @@ pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
     let layers = hybrid.map_or(config.num_hidden_layers, |(layers, _)| layers);
     let hybrid = hybrid.map(|(_, hybrid)| hybrid);
     let windows = config.attention.windows(layers);
-    let partial = windows.and(hybrid).map(|_| "sliding windows");
+    let kv_share = config.attention.kv_share();
+    let has_window_groups = hybrid.is_none() && kv_share == 1;
+    let partial = windows.filter(|_| !has_window_groups).map(|_| "sliding windows");
     Ok(Model {
         name: name.to_owned().leak(),
         layers,
@@ -191,8 +202,9 @@ pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
         kv_dtype_bytes: config.quantization_config.as_ref().map_or(2, Quantisation::kv_bytes),
         experts: config.experts(name, layers, sorts.dense_in_pattern())?,
         latent: config.latent(),
-        windows: windows.filter(|_| hybrid.is_none()),
+        windows: windows.filter(|_| has_window_groups),
         hybrid,
+        kv_share,
         planned_as_full: config.attention.partial().or(partial),
     })
 }
@@ -205,6 +217,7 @@ impl Config {
             ("num_attention_heads", Some(self.num_attention_heads)),
             ("num_key_value_heads", self.num_key_value_heads),
             ("head_dim", self.head_dim),
+            ("cla_share_factor", self.attention.cla_share_factor),
             ("num_experts", self.experts.num_experts.filter(|count| *count > 0)),
             ("num_experts_per_tok", self.experts.num_experts_per_tok.filter(|_| self.experts.num_experts != Some(0))),
             ("qk_rope_head_dim", self.latent.kv_lora_rank.and(self.latent.qk_rope_head_dim)),

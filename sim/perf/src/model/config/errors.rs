@@ -66,6 +66,20 @@ pub enum ModelError {
         /// Field with the difference.
         field: &'static str,
     },
+    /// Number that differs between layers, or between text and images.
+    #[error(
+        "{name}: {field} is a list of different numbers, such as {first} and {other}; models whose layers differ in it are not modelled"
+    )]
+    Varies {
+        /// Name of the model.
+        name: String,
+        /// Field with the list.
+        field: &'static str,
+        /// First value of the list.
+        first: String,
+        /// First value that differs.
+        other: String,
+    },
     /// Recurrent layers alone.
     #[error("{name}: by {field} no layer has attention, so there is no KV to plan")]
     NoAttention {

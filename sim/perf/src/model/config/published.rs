@@ -26,8 +26,8 @@ const NAMES: [(&str, &[&str]); 17] = [
         "num_experts_per_tok",
         &["experts_per_token", "moe_top_k", "moe_k", "moe_topk", "top_k_experts", "num_experts_per_token"],
     ),
-    ("n_shared_experts", &["moe_num_shared_experts", "num_shared_experts"]),
-    ("first_k_dense_replace", &["moe_layer_start_index", "num_dense_layers"]),
+    ("n_shared_experts", &["moe_num_shared_experts", "num_shared_experts", "num_shared_expert"]),
+    ("first_k_dense_replace", &["moe_layer_start_index", "num_dense_layers", "moe_layer_num_skipped"]),
     ("shared_expert_intermediate_size", &["shared_intermediate_size", "moe_shared_expert_intermediate_size"]),
     ("layer_types", &["layers_block_type", "block_types"]),
     ("mamba_d_state", &["ssm_state_size", "state_size"]),
@@ -158,6 +158,15 @@ pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
     // EXAONE 4 spells the pattern of its layers out, and lists them too.
     if published.get("sliding_window_pattern").is_some_and(Value::is_string) {
         published.remove("sliding_window_pattern");
+    }
+    // Hunyuan says of dense models too how many experts there are, and of models without shared experts how many of those.
+    if let Some(Value::Bool(has_shared)) = published.get("use_mixed_mlp_moe").cloned() {
+        if !has_shared {
+            published.remove("n_shared_experts");
+        }
+        if published.get("num_experts").and_then(Value::as_u64) == Some(1) {
+            published.remove("num_experts");
+        }
     }
     // One KV head for all queries: Falcon 7B, StarCoder.
     let is = |name: &str| published.get(name).and_then(Value::as_bool) == Some(true);

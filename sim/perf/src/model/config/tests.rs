@@ -76,6 +76,8 @@ fn published_models_have_the_parameters_of_their_cards() {
         ("qwen2.5-7b-awq", 7.62, 5.6, 28 * 2 * 4 * 128 * 2),
         ("dbrx", 131.6, 263.1, 40 * 2 * 8 * 128 * 2),
         ("ernie-4.5-21b-a3b", 21.8, 43.6, 28 * 2 * 4 * 128 * 2),
+        ("hunyuan-large", 389.0, 778.0, 32 * 2 * 8 * 80 * 2),
+        ("hunyuan-a13b", 80.4, 160.8, 32 * 2 * 8 * 128 * 2),
     ] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/model/config/published");
         let model = parse_config(name, &std::fs::read_to_string(path.join(format!("{name}.json"))).unwrap()).unwrap();
@@ -194,6 +196,42 @@ fn fields_of_families_are_understood() {
     let nested = r#"{"quantization_config": {"quant_method": "fp8"}, "text_config": {"hidden_size": 64, "intermediate_size": 64,
         "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 9, "quantization_config": null}}"#;
     assert_ne!(parse_config("m", nested).unwrap().precision, Precision::BITS_16);
+}
+
+#[test]
+fn layers_that_share_their_kv_read_it_each() {
+    let text = include_str!("published/hunyuan-large.json");
+    let shared = parse_config("hunyuan-large", text).unwrap();
+    let apart = parse_config("hunyuan-large", &text.replace(r#""use_cla": true"#, r#""use_cla": false"#)).unwrap();
+    assert_eq!((shared.kv_share, shared.kv_layers(), apart.kv_share, apart.kv_layers()), (2, 32, 1, 64));
+    assert_eq!(2 * shared.kv_bytes_per_token(), apart.kv_bytes_per_token());
+    assert_eq!(shared.kv_read_bytes_per_token(), apart.kv_read_bytes_per_token());
+    // Every second layer has no matrices of keys and values.
+    assert_eq!(apart.mixer_elements() - shared.mixer_elements(), 32 * 2 * 6400 * 8 * 80);
+    let fields = |more: &str| small(&format!(r#", "use_cla": true, "cla_share_factor": {more}"#));
+    assert_eq!(fields("0").unwrap_err().to_string(), "m: cla_share_factor is 0; it must be between 1 and 4096");
+    let windows = fields(r#"2, "sliding_window": 64"#).unwrap();
+    assert_eq!((windows.windows, windows.planned_as_full), (None, Some("sliding windows")));
+}
+
+#[test]
+fn experts_of_hunyuan_are_those_of_its_class() {
+    let experts = |more: &str| small(&format!(r#", "moe_topk": 1, "num_shared_expert": 2{more}"#)).unwrap().experts;
+    let shared = |more: &str| experts(more).map(|experts| (experts.count, experts.shared_width, experts.dense_layers));
+    assert_eq!(shared(r#", "num_experts": 4, "use_mixed_mlp_moe": true"#), Some((4, 128, 0)));
+    assert_eq!(shared(r#", "num_experts": 4, "use_mixed_mlp_moe": false"#), Some((4, 0, 0)));
+    assert_eq!(shared(r#", "num_experts": 1, "use_mixed_mlp_moe": false"#), None, "dense");
+    assert_eq!(shared(r#", "num_experts": 4, "moe_layer_num_skipped": 1"#), Some((4, 128, 1)));
+}
+
+#[test]
+fn numbers_by_layer_are_taken_if_equal() {
+    let experts = |topk: &str| small(&format!(r#", "num_experts": 8, "moe_topk": {topk}"#));
+    assert_eq!(experts("[2, 2, 2]").unwrap().experts, experts("2").unwrap().experts);
+    assert_eq!(
+        experts("[2, 2, 4]").unwrap_err().to_string(),
+        "m: num_experts_per_tok is a list of different numbers, such as 2 and 4; models whose layers differ in it are not modelled"
+    );
 }
 
 #[test]
