@@ -58,6 +58,8 @@ pub struct Model {
     pub hybrid: Option<Hybrid>,
     /// Layers with attention, one after the other, that share the KV of the first of them (arXiv 2405.12981); 1 if each layer has its own.
     pub kv_share: u64,
+    /// Layers whose attention reads an image in place of the text (Llama 3.2 Vision): tokens have no KV there; 0 for none.
+    pub cross_layers: u64,
     /// Attention of the model that is planned as full attention over all tokens, which takes more KV and longer steps; `None` if the
     /// model has full attention.
     pub planned_as_full: Option<&'static str>,
@@ -115,6 +117,9 @@ impl Model {
         if let Some(what) = self.planned_as_full {
             label += &format!(" ({what} planned as full attention: KV and step times are upper bounds)");
         }
+        if self.cross_layers > 0 {
+            label += " (requests without images: layers of cross-attention have no KV)";
+        }
         if self.kv_dtype_bytes != 2 {
             label += &format!(" (KV of {} bits)", 8 * self.kv_dtype_bytes);
         }
@@ -134,7 +139,12 @@ impl Model {
 
     /// Returns the number of layers with a KV of their own.
     pub const fn kv_layers(&self) -> u64 {
-        self.attention_layers().div_ceil(self.kv_share)
+        self.self_attention_layers().div_ceil(self.kv_share)
+    }
+
+    /// Returns the number of layers whose attention reads the tokens before.
+    const fn self_attention_layers(&self) -> u64 {
+        self.attention_layers() - self.cross_layers
     }
 
     /// Returns the number of layers with a feed-forward network.
@@ -211,7 +221,7 @@ impl Model {
     /// Returns the elements of the matrices of attention and of recurrent layers.
     pub(crate) fn mixer_elements(&self) -> u64 {
         let recurrent = self.hybrid.map_or(0, |hybrid| hybrid.recurrent_layers * hybrid.elements);
-        let lacking = (self.attention_layers() - self.kv_layers()) * self.key_value_elements();
+        let lacking = (self.self_attention_layers() - self.kv_layers()) * self.key_value_elements();
         self.attention_layers() * self.attention_elements() - lacking + recurrent
     }
 
@@ -264,7 +274,7 @@ impl Model {
 
     /// Returns the KV bytes of one token that attention reads for a query in all layers. A KV that layers share is read in each of them.
     pub const fn kv_read_bytes_per_token(&self) -> u64 {
-        self.attention_layers() * self.kv_elements() * self.kv_dtype_bytes
+        self.self_attention_layers() * self.kv_elements() * self.kv_dtype_bytes
     }
 
     /// Returns the FLOPs of attention per (query, key) pair over all layers: scores and weighted values, two FLOPs for each
@@ -274,7 +284,7 @@ impl Model {
             None => 2 * self.head_dim,
             Some(latent) => latent.nope_dim + latent.rope_dim + latent.value_dim,
         };
-        2 * self.attention_layers() * self.heads * width
+        2 * self.self_attention_layers() * self.heads * width
     }
 }
 
@@ -297,6 +307,7 @@ const DENSE: Model = Model {
     windows: None,
     hybrid: None,
     kv_share: 1,
+    cross_layers: 0,
     planned_as_full: None,
 };
 

@@ -1,5 +1,6 @@
 //! Reader of a model's shapes from the `config.json` published with its weights.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -8,7 +9,7 @@ use serde_json::{Map, Value};
 pub use self::errors::ModelError;
 use self::hybrid::LayerFields;
 use self::quantisation::Quantisation;
-use super::{Experts, Latent, Model, Precision, Windows};
+use super::{Experts, Hybrid, Latent, Model, Precision, Windows};
 
 mod errors;
 mod hybrid;
@@ -51,15 +52,24 @@ struct ExpertConfig {
     mlp_only_layers: Option<Vec<u64>>,
     interleave_moe_layer_step: Option<u64>,
     expert_layer_period: Option<u64>,
+    /// `dense` or `sparse`, by layer.
+    mlp_layer_types: Option<Vec<String>>,
     /// Whether a layer has experts, by layer; or a number.
     moe_layer_freq: Option<Value>,
     /// Width of the dense layers of Llama 4, whose `intermediate_size` is that of an expert.
     intermediate_size_mlp: Option<u64>,
 }
 
+/// Sort of a layer without experts in `mlp_layer_types`, and of a layer with experts.
+const DENSE: &str = "dense";
+const SPARSE: &str = "sparse";
+
 impl ExpertConfig {
     /// Returns the number of layers, of so many, with a dense network in place of experts.
     fn dense_layers(&self, layers: u64) -> u64 {
+        if let Some(sorts) = &self.mlp_layer_types {
+            return (sorts.iter().filter(|sort| *sort == DENSE).count() as u64).min(layers);
+        }
         if let Some(flags) = self.moe_layer_freq.as_ref().and_then(Value::as_array) {
             return (flags.iter().filter(|flag| flag.as_u64() == Some(0)).count() as u64).min(layers);
         }
@@ -87,6 +97,8 @@ struct AttentionConfig {
     layer_types: Option<Vec<String>>,
     use_cla: Option<bool>,
     cla_share_factor: Option<u64>,
+    /// Numbers of the layers whose attention reads an image.
+    cross_attention_layers: Option<BTreeSet<u64>>,
 }
 
 impl AttentionConfig {
@@ -122,6 +134,21 @@ impl AttentionConfig {
     /// Returns the number of layers with one KV in common.
     fn kv_share(&self) -> u64 {
         self.cla_share_factor.filter(|_| self.use_cla == Some(true)).unwrap_or(1)
+    }
+
+    /// Returns the number of layers, of so many, whose attention reads an image.
+    fn cross_layers(&self, name: &str, layers: u64, hybrid: Option<Hybrid>) -> Result<u64, ModelError> {
+        let (name, field) = (name.to_owned(), "cross_attention_layers");
+        let Some(listed) = self.cross_attention_layers.as_ref() else { return Ok(0) };
+        match (listed.last(), listed.len() as u64) {
+            (Some(last), _) if *last >= layers => {
+                let expected = "the number of a layer, from 0";
+                Err(ModelError::OutOfRange { name, field, value: *last, expected })
+            }
+            (_, all) if all == layers => Err(ModelError::NoAttention { name, field }),
+            (Some(_), _) if hybrid.is_some() => Err(ModelError::Unmodelled { name, field }),
+            (_, count) => Ok(count),
+        }
     }
 
     /// Returns the attention that is planned as full attention though it reads a part of the context alone, if a context can be longer
@@ -183,8 +210,8 @@ pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
     let layers = hybrid.map_or(config.num_hidden_layers, |(layers, _)| layers);
     let hybrid = hybrid.map(|(_, hybrid)| hybrid);
     let windows = config.attention.windows(layers);
-    let kv_share = config.attention.kv_share();
-    let has_window_groups = hybrid.is_none() && kv_share == 1;
+    let (kv_share, cross_layers) = (config.attention.kv_share(), config.attention.cross_layers(name, layers, hybrid)?);
+    let has_window_groups = hybrid.is_none() && kv_share == 1 && cross_layers == 0;
     let partial = windows.filter(|_| !has_window_groups).map(|_| "sliding windows");
     Ok(Model {
         name: name.to_owned().leak(),
@@ -205,6 +232,7 @@ pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
         windows: windows.filter(|_| has_window_groups),
         hybrid,
         kv_share,
+        cross_layers,
         planned_as_full: config.attention.partial().or(partial),
     })
 }
@@ -294,6 +322,10 @@ impl Config {
     fn experts(&self, name: &str, layers: u64, dense: Option<u64>) -> Result<Option<Experts>, ModelError> {
         let experts = &self.experts;
         let Some(count) = experts.num_experts.filter(|count| *count > 0) else { return Ok(None) };
+        let unknown = |sort: &String| ![DENSE, SPARSE].contains(&sort.as_str());
+        if experts.mlp_layer_types.iter().flatten().any(unknown) {
+            return Err(ModelError::Unmodelled { name: name.into(), field: "mlp_layer_types" });
+        }
         let why = "it says how many of the experts a token uses";
         let missing = || ModelError::Missing { name: name.into(), field: "num_experts_per_tok", why };
         let active = experts.num_experts_per_tok.ok_or_else(missing)?;

@@ -34,7 +34,7 @@ const NAMES: [(&str, &[&str]); 17] = [
 ];
 
 /// Families whose output matrix is the embedding unless `tie_word_embeddings` says otherwise.
-const TIED: [&str; 15] = [
+const TIED: [&str; 17] = [
     "gemma",
     "gemma2",
     "gemma3",
@@ -50,6 +50,8 @@ const TIED: [&str; 15] = [
     "starcoder2",
     "smollm3",
     "ernie4_5",
+    "minicpm",
+    "minicpm3",
 ];
 
 /// Families whose feed-forward networks have two matrices: no gate.

@@ -76,6 +76,9 @@ fn published_models_have_the_parameters_of_their_cards() {
         ("qwen2.5-7b-awq", 7.62, 5.6, 28 * 2 * 4 * 128 * 2),
         ("dbrx", 131.6, 263.1, 40 * 2 * 8 * 128 * 2),
         ("ernie-4.5-21b-a3b", 21.8, 43.6, 28 * 2 * 4 * 128 * 2),
+        ("llama-3.2-11b-vision", 9.78, 19.55, 32 * 2 * 8 * 128 * 2),
+        ("minicpm-2b", 2.72, 5.45, 40 * 2 * 36 * 64 * 2),
+        ("minicpm3-4b", 4.07, 8.15, 62 * 288 * 2),
         ("hunyuan-large", 389.0, 778.0, 32 * 2 * 8 * 80 * 2),
         ("hunyuan-a13b", 80.4, 160.8, 32 * 2 * 8 * 128 * 2),
     ] {
@@ -192,6 +195,12 @@ fn fields_of_families_are_understood() {
     assert_eq!(experts(r#", "top_k_experts": 2, "moe_layer_freq": [0, 1, 1, 0]"#).dense_layers, 2);
     assert_eq!(experts(r#", "moe_k": 2, "num_dense_layers": 3"#).dense_layers, 3);
     assert_eq!(experts(r#", "num_experts_per_tok": 2, "decoder_sparse_step": 2"#).dense_layers, 13);
+    let sorts =
+        |sorts: [&str; 3]| format!(r#", "num_experts": 8, "num_experts_per_tok": 2, "mlp_layer_types": {sorts:?}"#);
+    let dense = small(&sorts(["dense", "sparse", "dense"])).unwrap().experts.unwrap();
+    assert_eq!(dense.dense_layers, 2);
+    let error = small(&sorts(["dense", "sparse", "odd"])).unwrap_err().to_string();
+    assert_eq!(error, "m: mlp_layer_types says that layers differ in a way that is not modelled");
     // A null does not hide what is around the configuration of the text model.
     let nested = r#"{"quantization_config": {"quant_method": "fp8"}, "text_config": {"hidden_size": 64, "intermediate_size": 64,
         "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 9, "quantization_config": null}}"#;
@@ -212,6 +221,32 @@ fn layers_that_share_their_kv_read_it_each() {
     assert_eq!(fields("0").unwrap_err().to_string(), "m: cla_share_factor is 0; it must be between 1 and 4096");
     let windows = fields(r#"2, "sliding_window": 64"#).unwrap();
     assert_eq!((windows.windows, windows.planned_as_full), (None, Some("sliding windows")));
+}
+
+#[test]
+fn layers_that_read_an_image_have_no_kv_of_the_text() {
+    let text = include_str!("published/llama-3.2-11b-vision.json");
+    let model = parse_config("m", text).unwrap();
+    let llama = model::by_name("llama-3.1-8b").unwrap();
+    assert_eq!((model.layers, model.cross_layers, model.kv_layers()), (40, 8, 32));
+    assert_eq!(
+        (model.kv_bytes_per_token(), model.kv_read_bytes_per_token(), model.pair_flops()),
+        (llama.kv_bytes_per_token(), llama.kv_bytes_per_token(), llama.pair_flops())
+    );
+    assert_eq!(model.mixer_elements() * 32, llama.mixer_elements() * 40, "matrices are in all layers");
+    assert_eq!(model.label(), "m (requests without images: layers of cross-attention have no KV)");
+    let error = |listed: &str| {
+        let fields = format!(r#", "cross_attention_layers": {listed}"#);
+        small(&fields).unwrap_err().to_string()
+    };
+    assert_eq!(error("[3, 26]"), "m: cross_attention_layers is 26; it must be the number of a layer, from 0");
+    let all: Vec<u64> = (0..26).collect();
+    let none = "m: by cross_attention_layers no layer has attention, so there is no KV to plan";
+    assert_eq!(error(&format!("{all:?}")), none);
+    let hybrid =
+        r#", "layers_block_type": ["mamba"], "mamba_expand": 2, "mamba_d_state": 16, "cross_attention_layers": [1]"#;
+    assert!(small(hybrid).unwrap_err().to_string().starts_with("m: cross_attention_layers says that layers differ"));
+    assert_eq!(small(r#", "cross_attention_layers": []"#).unwrap().cross_layers, 0);
 }
 
 #[test]
