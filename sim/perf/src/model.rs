@@ -387,7 +387,7 @@ pub fn by_name(name: &str) -> Result<&'static Model, UnknownName> {
     })
 }
 
-/// Returns the preset called `text`, or reads the `config.json` at the path `text`.
+/// Returns the preset called `text`, or reads the `config.json` at the path `text`, which may be its folder.
 ///
 /// # Errors
 ///
@@ -396,7 +396,11 @@ pub fn find(text: &str) -> Result<Model, ModelError> {
     if text.ends_with(".json") {
         return from_config(Path::new(text));
     }
-    Ok(*by_name(text)?)
+    let path = Path::new(text);
+    match by_name(text) {
+        Err(_) if path.is_dir() => from_config(&path.join("config.json")),
+        preset => Ok(*preset?),
+    }
 }
 
 #[cfg(test)]
@@ -458,10 +462,24 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_folder_stands_for_its_config() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("falcon-7b");
+        let find = || find(path.to_str().unwrap());
+        std::fs::create_dir(&path).unwrap();
+        let error = find().unwrap_err().to_string();
+        assert!(error.contains("falcon-7b/config.json: cannot be read: "), "{error}");
+        let text = include_str!("model/config/published/falcon-7b.json");
+        std::fs::write(path.join("config.json"), text).unwrap();
+        assert_eq!(find().unwrap(), parse_config("falcon-7b", text).unwrap());
+    }
+
+    #[test]
     fn an_unknown_name_lists_what_there_is() {
         let message = by_name("gpt").unwrap_err().to_string();
         assert!(message.starts_with("unknown model 'gpt'; there are: llama-3.1-8b, "), "{message}");
-        assert_eq!(find("gpt").unwrap_err().to_string(), message);
+        let found = find("gpt").unwrap_err().to_string();
+        assert_eq!(found, message + "; or give the path of a config.json, or of its folder");
         assert_eq!(find("qwen3-4b").unwrap(), *by_name("qwen3-4b").unwrap());
         assert!(find("no/config.json").unwrap_err().to_string().starts_with("no/config.json: cannot be read: "));
     }

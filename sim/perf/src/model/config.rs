@@ -13,9 +13,9 @@ use super::{Experts, Hybrid, Latent, Model, Precision, Windows};
 
 mod errors;
 mod hybrid;
-mod numbers;
 mod published;
 mod quantisation;
+mod types;
 
 /// Relevant fields, under the first of their names.
 #[derive(Deserialize)]
@@ -30,7 +30,6 @@ struct Config {
     tie_word_embeddings: bool,
     gated: bool,
     torch_dtype: Option<String>,
-    quantization_config: Option<Quantisation>,
     #[serde(flatten)]
     experts: ExpertConfig,
     #[serde(flatten)]
@@ -183,7 +182,11 @@ const COUNT_MAX: u64 = 1 << 12;
 /// [`ModelError`] if the file cannot be read or is invalid.
 pub fn from_config(path: &Path) -> Result<Model, ModelError> {
     let text = std::fs::read_to_string(path).map_err(|fault| ModelError::Unreadable { path: path.into(), fault })?;
-    let named = if path.ends_with("config.json") { path.parent().and_then(Path::file_name) } else { path.file_stem() };
+    // A folder without a name is `.` or ends in `..`.
+    let whole =
+        if path.parent().is_some_and(|folder| folder.file_name().is_none()) { path.canonicalize().ok() } else { None };
+    let whole = whole.as_deref().unwrap_or(path);
+    let named = if path.ends_with("config.json") { whole.parent().and_then(Path::file_name) } else { path.file_stem() };
     let name = named.map(|name| name.to_string_lossy().into_owned());
     parse_config(&name.unwrap_or_else(|| path.display().to_string()), &text)
 }
@@ -200,7 +203,14 @@ pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
     if let Some(field) = published::unmodelled(&fields) {
         return Err(ModelError::Unmodelled { name: name.into(), field });
     }
-    numbers::settle_lists(name, &mut fields)?;
+    if let Some(field) = published::no_decoder(&fields) {
+        return Err(ModelError::NoDecoder { name: name.into(), field });
+    }
+    types::settle(name, &mut fields)?;
+    let field = "quantization_config";
+    let quantisation = fields.remove(field).map(serde_json::from_value).transpose();
+    let quantisation: Option<Quantisation> =
+        quantisation.map_err(|fault| ModelError::Quantisation { name: name.into(), field, fault })?;
     let fields = Value::Object(fields);
     let sorts: LayerFields = serde_json::from_value(fields.clone()).map_err(malformed)?;
     let config: Config = serde_json::from_value(fields).map_err(malformed)?;
@@ -224,9 +234,9 @@ pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
         gated: config.gated,
         vocab: config.vocab_size,
         tied: config.tie_word_embeddings,
-        precision: config.precision(name, layers)?,
+        precision: config.precision(name, layers, quantisation.as_ref())?,
         // Engines keep the KV in 16 bits unless told otherwise.
-        kv_dtype_bytes: config.quantization_config.as_ref().map_or(2, Quantisation::kv_bytes),
+        kv_dtype_bytes: quantisation.as_ref().map_or(2, Quantisation::kv_bytes),
         experts: config.experts(name, layers, sorts.dense_in_pattern())?,
         latent: config.latent(),
         windows: windows.filter(|_| has_window_groups),
@@ -282,10 +292,20 @@ impl Config {
                 return fail(field, value, expected);
             }
         }
+        self.check_relations(name)
+    }
+
+    /// Checks the numbers that depend on others.
+    fn check_relations(&self, name: &str) -> Result<(), ModelError> {
+        let fail = |field, value, expected| Err(ModelError::OutOfRange { name: name.into(), field, value, expected });
         let ExpertConfig { num_experts, num_experts_per_tok, first_k_dense_replace, .. } = self.experts;
         let dense = first_k_dense_replace.unwrap_or(0);
         if self.head_dim.is_none() && self.hidden_size < self.num_attention_heads {
             return fail("hidden_size", self.hidden_size, "at least num_attention_heads, without head_dim");
+        }
+        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads.unwrap_or(1));
+        if self.latent.kv_lora_rank.is_none() && !heads.is_multiple_of(kv_heads) {
+            return fail("num_key_value_heads", kv_heads, "a divisor of num_attention_heads");
         }
         match (num_experts, num_experts_per_tok) {
             (Some(1..), Some(active)) if Some(active) > num_experts => {
@@ -297,8 +317,8 @@ impl Config {
     }
 
     /// Returns the precision of the weights. Engines run a checkpoint in 32 bits in 16 (`--dtype auto` of vLLM and SGLang).
-    fn precision(&self, name: &str, layers: u64) -> Result<Precision, ModelError> {
-        if let Some(quantisation) = &self.quantization_config {
+    fn precision(&self, name: &str, layers: u64, quantisation: Option<&Quantisation>) -> Result<Precision, ModelError> {
+        if let Some(quantisation) = quantisation {
             return quantisation.precision(name, layers);
         }
         match self.torch_dtype.as_deref().unwrap_or("bfloat16") {

@@ -8,7 +8,7 @@ use trunkline_sim_workload::UnknownName;
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// Name of no known preset.
-    #[error(transparent)]
+    #[error("{0}; or give the path of a config.json, or of its folder")]
     UnknownName(#[from] UnknownName),
     /// File cannot be read.
     #[error("{}: cannot be read: {fault}", path.display())]
@@ -37,6 +37,36 @@ pub enum ModelError {
         value: u64,
         /// Permitted values, in words.
         expected: &'static str,
+    },
+    /// Value of another type.
+    #[error("{name}: {field} is {value}; it must be {expected}")]
+    Mistyped {
+        /// Name of the model.
+        name: String,
+        /// Name of the field.
+        field: &'static str,
+        /// Value as found in the input, shortened.
+        value: String,
+        /// Type of the field, in words.
+        expected: &'static str,
+    },
+    /// Encoder, or a model of encoder and decoder.
+    #[error("{name}: by {field} this is no decoder; only decoders, which answer prompts token by token, are planned")]
+    NoDecoder {
+        /// Name of the model.
+        name: String,
+        /// Field that says so, with its value.
+        field: String,
+    },
+    /// Quantisation of an unknown form.
+    #[error("{name}: {field} is not understood: {fault}")]
+    Quantisation {
+        /// Name of the model.
+        name: String,
+        /// Name of the field.
+        field: &'static str,
+        /// Error of the parser.
+        fault: serde_json::Error,
     },
     /// Layers without attention of a sort that is not modelled.
     #[error(

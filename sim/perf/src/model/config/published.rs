@@ -109,6 +109,39 @@ const UNMODELLED: [&str; 14] = [
     "num_attention_heads_per_layer",
 ];
 
+/// Families of encoders, which are decoders too if `is_decoder` says so.
+const ENCODERS: [&str; 13] = [
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "distilbert",
+    "albert",
+    "electra",
+    "deberta",
+    "deberta-v2",
+    "mpnet",
+    "modernbert",
+    "nomic_bert",
+    "eurobert",
+];
+
+/// Returns the field, with its value, by which the model is an encoder or has one, if it does.
+pub(super) fn no_decoder(fields: &Map<String, Value>) -> Option<String> {
+    let is = |name: &str| fields.get(name).and_then(Value::as_bool) == Some(true);
+    if is("is_encoder_decoder") {
+        return Some("is_encoder_decoder".into());
+    }
+    if is("is_decoder") {
+        return None;
+    }
+    let family = fields.get("model_type").and_then(Value::as_str).filter(|family| ENCODERS.contains(family));
+    let classes = fields.get("architectures").and_then(Value::as_array);
+    let masked = classes.into_iter().flatten().filter_map(Value::as_str).find(|class| class.ends_with("ForMaskedLM"));
+    let family = family.map(|family| format!("model_type '{family}'"));
+    family.or_else(|| masked.map(|class| format!("the class '{class}'")))
+}
+
 /// Returns a field that says what is not modelled, if there is one.
 pub(super) fn unmodelled(fields: &Map<String, Value>) -> Option<&'static str> {
     let says = |field: &&str| {
@@ -151,11 +184,21 @@ pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
     {
         published.entry("intermediate_size").or_insert(hidden.saturating_mul(4).into());
     }
+    correct(&family, &mut published);
+    published
+}
+
+/// Corrects fields that mean something else in a family than in others.
+fn correct(family: &str, published: &mut Map<String, Value>) {
     // The first Qwen counts gate and input together.
     if family == "qwen"
         && let Some(width) = published.get("intermediate_size").and_then(Value::as_u64)
     {
         published.insert("intermediate_size".into(), (width / 2).into());
+    }
+    // Derived from the width, as without the field.
+    if published.get("mamba_dt_rank").is_some_and(|rank| rank == "auto") {
+        published.remove("mamba_dt_rank");
     }
     // EXAONE 4 spells the pattern of its layers out, and lists them too.
     if published.get("sliding_window_pattern").is_some_and(Value::is_string) {
@@ -175,5 +218,4 @@ pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
     if is("multi_query") && !is("new_decoder_architecture") {
         published.insert("num_key_value_heads".into(), 1.into());
     }
-    published
 }

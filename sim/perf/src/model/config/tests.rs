@@ -50,8 +50,11 @@ fn small(more: &str) -> Result<Model, ModelError> {
 #[test]
 fn a_model_is_named_after_its_file_or_folder() {
     let folder = tempfile::tempdir().unwrap();
+    let own_name = folder.path().file_name().unwrap().to_string_lossy().into_owned();
     let text = include_str!("published/gemma-3-4b.json");
-    for (file, name) in [("qwen/config.json", "qwen"), ("qwen/gemma-3-4b.json", "gemma-3-4b")] {
+    for (file, name) in
+        [("qwen/config.json", "qwen"), ("qwen/gemma-3-4b.json", "gemma-3-4b"), ("qwen/../config.json", &own_name)]
+    {
         let path = folder.path().join(file);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, text).unwrap();
@@ -267,6 +270,67 @@ fn numbers_by_layer_are_taken_if_equal() {
         experts("[2, 2, 4]").unwrap_err().to_string(),
         "m: num_experts_per_tok is a list of different numbers, such as 2 and 4; models whose layers differ in it are not modelled"
     );
+}
+
+#[test]
+fn a_value_of_another_type_is_named() {
+    let error = |more: &str| small(more).unwrap_err().to_string();
+    for (more, what) in [
+        (r#", "head_dim": "64""#, r#"head_dim is "64"; it must be a whole number"#),
+        (r#", "sliding_window": -1"#, "sliding_window is -1; it must be a whole number"),
+        (
+            r#", "num_key_value_heads": [4, 2, "many"]"#,
+            "num_key_value_heads is a list of different numbers, such as 4 and 2; ",
+        ),
+        (r#", "moe_num_experts": []"#, "num_experts is []; it must be a whole number"),
+        (r#", "linear_key_head_dim": {"a": 1}"#, r#"linear_key_head_dim is {"a":1}; it must be a whole number"#),
+        (r#", "tie_word_embeddings": "yes""#, r#"tie_word_embeddings is "yes"; it must be true or false"#),
+        (r#", "dtype": 16"#, "torch_dtype is 16; it must be text"),
+        (r#", "layer_types": [1, 2]"#, "layer_types is [1,2]; it must be a list of text"),
+        (r#", "mlp_only_layers": 3"#, "mlp_only_layers is 3; it must be a list of whole numbers"),
+        (r#", "quantization_config": 4"#, "quantization_config is not understood: invalid type: integer `4`"),
+    ] {
+        let found = error(more);
+        assert!(found.starts_with(&format!("m: {what}")), "{found}");
+    }
+    let long = format!(r#", "layer_types": [{}]"#, ["9"; 99].join(", "));
+    assert!(error(&long).contains(",9,9...; it must be"), "{}", error(&long));
+    // Gemma 3n lists the equal widths of its networks; ERNIE 4.5 VL the widths of experts for text and for images.
+    let widths = |listed: &str| small(&format!(r#", "num_experts": 4, "moe_k": 2, "moe_intermediate_size": {listed}"#));
+    assert_eq!(widths("[512, 512]").unwrap().experts.unwrap().width, 512);
+    assert!(
+        widths("[1536, 512]").unwrap_err().to_string().starts_with("m: moe_intermediate_size is a list of different")
+    );
+    // The width of the step of a Mamba layer follows from the width of the model.
+    let jamba = include_str!("published/jamba-1.5-mini.json");
+    let derived = jamba.replace(r#""mamba_dt_rank": 256"#, r#""mamba_dt_rank": "auto""#);
+    assert_eq!(parse_config("m", &derived).unwrap(), parse_config("m", jamba).unwrap());
+}
+
+#[test]
+fn encoders_are_refused() {
+    for (more, field) in [
+        (r#", "model_type": "bert""#, "model_type 'bert'"),
+        (r#", "model_type": "xlm-roberta", "is_decoder": false"#, "model_type 'xlm-roberta'"),
+        (r#", "architectures": ["NomicForMaskedLM"]"#, "the class 'NomicForMaskedLM'"),
+        (r#", "model_type": "t5", "is_encoder_decoder": true"#, "is_encoder_decoder"),
+    ] {
+        let expected = "this is no decoder; only decoders, which answer prompts token by token, are planned";
+        assert_eq!(small(more).unwrap_err().to_string(), format!("m: by {field} {expected}"));
+    }
+    assert!(small(r#", "model_type": "bert", "is_decoder": true"#).is_ok());
+    assert!(small(r#", "is_encoder_decoder": false, "architectures": ["LlamaForCausalLM"]"#).is_ok());
+}
+
+#[test]
+fn query_heads_are_shared_out_among_kv_heads() {
+    for (kv_heads, fits) in [(1, true), (2, true), (4, true), (3, false), (8, false)] {
+        let model = small(&format!(r#", "num_key_value_heads": {kv_heads}"#)).map_err(|error| error.to_string());
+        let expected = format!("m: num_key_value_heads is {kv_heads}; it must be a divisor of num_attention_heads");
+        assert_eq!(model.map(|_| ()), if fits { Ok(()) } else { Err(expected) });
+    }
+    let latent = r#", "num_key_value_heads": 3, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8"#;
+    assert!(small(latent).is_ok(), "a latent cache has no KV heads");
 }
 
 #[test]
