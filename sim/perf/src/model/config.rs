@@ -175,20 +175,29 @@ const WIDTH_MAX: u64 = 1 << 20;
 /// Greatest number of layers, heads or experts, and greatest head width. Products of these and two widths fit in 64 bits.
 const COUNT_MAX: u64 = 1 << 12;
 
-/// Reads the file at `path` and names the model after the file, or after the folder of a `config.json`.
+/// File beside a `config.json` with the quantisation of checkpoints of NVIDIA's Model Optimizer, where the `config.json` has none.
+const QUANTISATION_FILE: &str = "hf_quant_config.json";
+
+/// Reads the file at `path` and names the model after the file, or after the folder of a `config.json`. Quantisation that a `config.json` leaves out
+/// is read from `hf_quant_config.json` in the same folder.
 ///
 /// # Errors
 ///
 /// [`ModelError`] if the file cannot be read or is invalid.
 pub fn from_config(path: &Path) -> Result<Model, ModelError> {
-    let text = std::fs::read_to_string(path).map_err(|fault| ModelError::Unreadable { path: path.into(), fault })?;
+    let read = |path: &Path| {
+        std::fs::read_to_string(path).map_err(|fault| ModelError::Unreadable { path: path.into(), fault })
+    };
+    let text = read(path)?;
+    let beside = path.with_file_name(QUANTISATION_FILE);
+    let quantisation = if path.ends_with("config.json") && beside.exists() { Some(read(&beside)?) } else { None };
     // A folder without a name is `.` or ends in `..`.
     let whole =
         if path.parent().is_some_and(|folder| folder.file_name().is_none()) { path.canonicalize().ok() } else { None };
     let whole = whole.as_deref().unwrap_or(path);
     let named = if path.ends_with("config.json") { whole.parent().and_then(Path::file_name) } else { path.file_stem() };
     let name = named.map(|name| name.to_string_lossy().into_owned());
-    parse_config(&name.unwrap_or_else(|| path.display().to_string()), &text)
+    parse(&name.unwrap_or_else(|| path.display().to_string()), &text, quantisation.as_deref())
 }
 
 /// Parses the text of a `config.json`. `name` stays in memory for the life of the program.
@@ -197,6 +206,11 @@ pub fn from_config(path: &Path) -> Result<Model, ModelError> {
 ///
 /// [`ModelError`] if the text is invalid.
 pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
+    parse(name, text, None)
+}
+
+/// Parses the text of a `config.json`, and of an `hf_quant_config.json` for a configuration without quantisation.
+fn parse(name: &str, text: &str, beside: Option<&str>) -> Result<Model, ModelError> {
     let malformed = |fault| ModelError::Malformed { name: name.into(), fault };
     let published: Map<String, Value> = serde_json::from_str(text).map_err(malformed)?;
     let mut fields = published::fields(published);
@@ -207,10 +221,7 @@ pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
         return Err(ModelError::NoDecoder { name: name.into(), field });
     }
     types::settle(name, &mut fields)?;
-    let field = "quantization_config";
-    let quantisation = fields.remove(field).map(serde_json::from_value).transpose();
-    let quantisation: Option<Quantisation> =
-        quantisation.map_err(|fault| ModelError::Quantisation { name: name.into(), field, fault })?;
+    let quantisation = Quantisation::of(name, fields.remove("quantization_config"), beside)?;
     let fields = Value::Object(fields);
     let sorts: LayerFields = serde_json::from_value(fields.clone()).map_err(malformed)?;
     let config: Config = serde_json::from_value(fields).map_err(malformed)?;

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model;
+use crate::model::{Arithmetic, Bits};
 
 #[test]
 fn a_dense_config_gives_the_preset() {
@@ -60,6 +61,24 @@ fn a_model_is_named_after_its_file_or_folder() {
         std::fs::write(&path, text).unwrap();
         assert_eq!(from_config(&path).unwrap().name, name);
     }
+}
+
+#[test]
+fn quantisation_is_read_beside_a_config_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = include_str!("published/starcoder2-15b.json");
+    let beside =
+        r#"{"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": null, "exclude_modules": ["lm_head"]}}"#;
+    std::fs::write(folder.path().join("hf_quant_config.json"), beside).unwrap();
+    let plain = parse_config("m", text).unwrap();
+    let precision_in = |file: &str| {
+        let path = folder.path().join(file);
+        std::fs::write(&path, text).unwrap();
+        from_config(&path).unwrap().precision
+    };
+    assert_eq!(precision_in("starcoder.json"), plain.precision, "of another model, perhaps");
+    let quantised = precision_in("config.json");
+    assert_eq!(quantised, Precision::quantised(Bits::each(8), Arithmetic::Bits8));
 }
 
 /// Parameters of published models, and the bytes of their checkpoints and of the KV of a token, by their model cards and files.
