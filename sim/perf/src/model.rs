@@ -56,6 +56,10 @@ pub struct Model {
     pub windows: Option<Windows>,
     /// Layers by their sorts; `None` if every layer has attention and a feed-forward network.
     pub hybrid: Option<Hybrid>,
+    /// Layers with attention, one after the other, that share the KV of the first of them (arXiv 2405.12981); 1 if each layer has its own.
+    pub kv_share: u64,
+    /// Layers whose attention reads an image in place of the text (Llama 3.2 Vision): tokens have no KV there; 0 for none.
+    pub cross_layers: u64,
     /// Attention of the model that is planned as full attention over all tokens, which takes more KV and longer steps; `None` if the
     /// model has full attention.
     pub planned_as_full: Option<&'static str>,
@@ -113,6 +117,9 @@ impl Model {
         if let Some(what) = self.planned_as_full {
             label += &format!(" ({what} planned as full attention: KV and step times are upper bounds)");
         }
+        if self.cross_layers > 0 {
+            label += " (requests without images: layers of cross-attention have no KV)";
+        }
         if self.kv_dtype_bytes != 2 {
             label += &format!(" (KV of {} bits)", 8 * self.kv_dtype_bytes);
         }
@@ -128,6 +135,16 @@ impl Model {
             None => self.layers,
             Some(hybrid) => hybrid.attention_layers,
         }
+    }
+
+    /// Returns the number of layers with a KV of their own.
+    pub const fn kv_layers(&self) -> u64 {
+        self.self_attention_layers().div_ceil(self.kv_share)
+    }
+
+    /// Returns the number of layers whose attention reads the tokens before.
+    const fn self_attention_layers(&self) -> u64 {
+        self.attention_layers() - self.cross_layers
     }
 
     /// Returns the number of layers with a feed-forward network.
@@ -148,6 +165,14 @@ impl Model {
                 let key_value = self.hidden * (kv_rank + rope_dim) + kv_rank * self.heads * (nope_dim + value_dim);
                 query + key_value + self.heads * value_dim * self.hidden
             }
+        }
+    }
+
+    /// Returns the elements of the matrices that make the KV of a layer, which layers with the KV of another lack.
+    const fn key_value_elements(&self) -> u64 {
+        match self.latent {
+            None => 2 * self.hidden * self.head_dim * self.kv_heads,
+            Some(_) => 0,
         }
     }
 
@@ -196,7 +221,8 @@ impl Model {
     /// Returns the elements of the matrices of attention and of recurrent layers.
     pub(crate) fn mixer_elements(&self) -> u64 {
         let recurrent = self.hybrid.map_or(0, |hybrid| hybrid.recurrent_layers * hybrid.elements);
-        self.attention_layers() * self.attention_elements() + recurrent
+        let lacking = (self.self_attention_layers() - self.kv_layers()) * self.key_value_elements();
+        self.attention_layers() * self.attention_elements() - lacking + recurrent
     }
 
     /// Returns the elements of the layers' matrices read in a step of `tokens`. Of a layer's experts only used ones are read; the
@@ -243,7 +269,12 @@ impl Model {
 
     /// Returns the KV bytes of one token in all layers.
     pub const fn kv_bytes_per_token(&self) -> u64 {
-        self.attention_layers() * self.kv_elements() * self.kv_dtype_bytes
+        self.kv_layers() * self.kv_elements() * self.kv_dtype_bytes
+    }
+
+    /// Returns the KV bytes of one token that attention reads for a query in all layers. A KV that layers share is read in each of them.
+    pub const fn kv_read_bytes_per_token(&self) -> u64 {
+        self.self_attention_layers() * self.kv_elements() * self.kv_dtype_bytes
     }
 
     /// Returns the FLOPs of attention per (query, key) pair over all layers: scores and weighted values, two FLOPs for each
@@ -253,7 +284,7 @@ impl Model {
             None => 2 * self.head_dim,
             Some(latent) => latent.nope_dim + latent.rope_dim + latent.value_dim,
         };
-        2 * self.attention_layers() * self.heads * width
+        2 * self.self_attention_layers() * self.heads * width
     }
 }
 
@@ -275,6 +306,8 @@ const DENSE: Model = Model {
     latent: None,
     windows: None,
     hybrid: None,
+    kv_share: 1,
+    cross_layers: 0,
     planned_as_full: None,
 };
 
@@ -354,7 +387,7 @@ pub fn by_name(name: &str) -> Result<&'static Model, UnknownName> {
     })
 }
 
-/// Returns the preset called `text`, or reads the `config.json` at the path `text`.
+/// Returns the preset called `text`, or reads the `config.json` at the path `text`, which may be its folder.
 ///
 /// # Errors
 ///
@@ -363,7 +396,11 @@ pub fn find(text: &str) -> Result<Model, ModelError> {
     if text.ends_with(".json") {
         return from_config(Path::new(text));
     }
-    Ok(*by_name(text)?)
+    let path = Path::new(text);
+    match by_name(text) {
+        Err(_) if path.is_dir() => from_config(&path.join("config.json")),
+        preset => Ok(*preset?),
+    }
 }
 
 #[cfg(test)]
@@ -425,10 +462,24 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_folder_stands_for_its_config() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("falcon-7b");
+        let find = || find(path.to_str().unwrap());
+        std::fs::create_dir(&path).unwrap();
+        let error = find().unwrap_err().to_string();
+        assert!(error.contains("falcon-7b/config.json: cannot be read: "), "{error}");
+        let text = include_str!("model/config/published/falcon-7b.json");
+        std::fs::write(path.join("config.json"), text).unwrap();
+        assert_eq!(find().unwrap(), parse_config("falcon-7b", text).unwrap());
+    }
+
+    #[test]
     fn an_unknown_name_lists_what_there_is() {
         let message = by_name("gpt").unwrap_err().to_string();
         assert!(message.starts_with("unknown model 'gpt'; there are: llama-3.1-8b, "), "{message}");
-        assert_eq!(find("gpt").unwrap_err().to_string(), message);
+        let found = find("gpt").unwrap_err().to_string();
+        assert_eq!(found, message + "; or give the path of a config.json, or of its folder");
         assert_eq!(find("qwen3-4b").unwrap(), *by_name("qwen3-4b").unwrap());
         assert!(find("no/config.json").unwrap_err().to_string().starts_with("no/config.json: cannot be read: "));
     }

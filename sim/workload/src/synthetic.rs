@@ -52,6 +52,10 @@
 //! Draws above `max` become `max`, which lowers the mean. Counts are rounded, to at least 1. If `input-tokens` and `output-tokens`
 //! name one trace, both come from one request of the trace.
 //!
+//! If the system prompt, question and answer of a session's first request are above `max-context-tokens` together, the system prompt is cut
+//! to what fits, but not below a quarter of the context, then the answer, but not below a quarter of the rest, and then the question. A spec
+//! whose least lengths of the three are above it is an error.
+//!
 //! # Shared content
 //!
 //! A prompt is the system prompt, the whole conversation of its session, and the new message. The conversation includes answers:

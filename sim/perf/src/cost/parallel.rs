@@ -172,8 +172,8 @@ impl Parallel {
     /// head.
     pub fn kv_bytes_per_token(self, model: &Model) -> u64 {
         let tensor = u64::from(self.tensor);
-        let layers = model.attention_layers().div_ceil(self.pipeline.into());
-        let layer_bytes = model.kv_bytes_per_token() / model.attention_layers();
+        let layers = model.kv_layers().div_ceil(self.pipeline.into());
+        let layer_bytes = model.kv_bytes_per_token() / model.kv_layers();
         // A latent cache has no heads to share out.
         let share = if model.latent.is_some() { 1 } else { tensor.min(model.kv_heads) };
         layers * layer_bytes.div_ceil(share)

@@ -111,6 +111,8 @@ impl TableFault {
 fn check_measured(path: &Path, model: &Model) -> Result<(), TableError> {
     let lacks = [
         (model.hybrid.is_some(), "recurrent layers"),
+        (model.kv_share > 1, "layers that share their KV"),
+        (model.cross_layers > 0, "layers of cross-attention"),
         (model.precision != Precision::BITS_16, "quantised weights"),
         (model.kv_dtype_bytes != 2, "KV of other than 16 bits"),
     ];

@@ -61,6 +61,8 @@ pub(crate) struct Demand {
     head_bytes: f64,
     pair_flops: f64,
     kv_token_bytes: f64,
+    /// KV bytes of a token that a query reads in all layers.
+    kv_read_bytes: f64,
     /// FLOPs of the states for each token, and bytes of the states of a sequence.
     state_flops: f64,
     state_bytes: f64,
@@ -76,6 +78,7 @@ impl Demand {
             head_bytes: model.precision.ends.bytes(model.head_elements()) as f64,
             pair_flops: model.pair_flops() as f64,
             kv_token_bytes: model.kv_bytes_per_token() as f64,
+            kv_read_bytes: model.kv_read_bytes_per_token() as f64,
             state_flops: model.hybrid.map_or(0.0, |hybrid| hybrid.token_flops() as f64),
             state_bytes: model.hybrid.map_or(0.0, |hybrid| hybrid.sequence_bytes() as f64),
             layer_bytes: model.common_bytes() as f64,
@@ -103,6 +106,27 @@ impl Demand {
     }
 
     fn attention(&self, pairs: u64, kv_tokens: u64) -> Work {
-        Work { flops: self.pair_flops * pairs as f64, bytes: self.kv_token_bytes * kv_tokens as f64 }
+        Work { flops: self.pair_flops * pairs as f64, bytes: self.kv_read_bytes * kv_tokens as f64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model;
+
+    #[test]
+    fn a_kv_that_layers_share_is_written_once_and_read_by_each() {
+        let llama = *model::by_name("llama-3.1-8b").unwrap();
+        let parts = |model: &Model| {
+            let shape =
+                StepShape { tokens: 1, decodes: 1, decode_pairs: 900, decode_kv_tokens: 900, ..StepShape::default() };
+            Demand::new(model).parts(&shape)
+        };
+        let (apart, shared) = (parts(&llama), parts(&Model { kv_share: 2, ..llama }));
+        assert_eq!(shared.decode.bytes, apart.decode.bytes);
+        // 16 of 32 layers write no KV, of 4,096 bytes, and have no matrices for it.
+        let matrices = 16 * 2 * 4096 * 1024 * 2;
+        assert_eq!(apart.layers.bytes - shared.layers.bytes, f64::from(16 * 4096 + matrices));
     }
 }

@@ -105,6 +105,18 @@ impl TryFrom<Raw> for Distribution {
     }
 }
 
+impl Distribution {
+    /// Returns the least number of tokens that can be drawn; 1 where it is not known without drawing.
+    pub(super) fn least_tokens(&self) -> u32 {
+        let least = match self {
+            Self::Constant { value } => *value,
+            Self::Uniform { min, .. } => *min,
+            Self::Exponential { .. } | Self::Lognormal { .. } | Self::Empirical { .. } => 1.0,
+        };
+        least.round().clamp(1.0, f64::from(LENGTH_TOKENS_MAX)) as u32
+    }
+}
+
 /// Lengths of the requests of a trace.
 #[derive(Clone, Debug)]
 pub(super) struct Samples {

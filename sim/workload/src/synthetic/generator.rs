@@ -17,8 +17,8 @@ use crate::trace::{
 const PART_ARRIVALS: u64 = 0;
 const PART_PROMPTS: u64 = 1;
 const PART_SESSIONS: u64 = 2;
-/// A system prompt takes at most this fraction of the context, and a first answer this fraction of the rest.
-const SHARE_AT_MOST: u32 = 4;
+/// A system prompt is not cut below this fraction of the context, and a first answer not below this fraction of the rest.
+const SHARE_KEPT: u32 = 4;
 
 /// Population with its distributions loaded.
 struct Population {
@@ -167,7 +167,7 @@ impl Generator {
             let mut rng = rng(PART_PROMPTS);
             let mut sum = 0.0;
             for rank in 1..=shared.count {
-                let tokens = tokens.count(&mut rng, self.max_context / SHARE_AT_MOST);
+                let tokens = tokens.count(&mut rng, self.max_context);
                 prompts.pieces.push(Piece { content: self.next_content, tokens });
                 self.next_content += 1;
                 sum += libm::pow(f64::from(rank), -shared.zipf);
@@ -310,12 +310,11 @@ impl Population {
     /// Draws a session with its first question, whose content is not numbered yet.
     fn session(&self, population: usize, mut rng: RngStream, max_context: u32) -> Session {
         let mut said: Vec<_> = self.prompts.draw(&mut rng).into_iter().collect();
-        let system_tokens = said.first().map_or(0, |piece| piece.tokens);
         let turns = self.turns.as_ref().map_or(1, |(turns, _)| turns.count(&mut rng, TURNS_MAX));
         let (input, output, calls) = self.question(&mut rng);
-        let room = max_context - system_tokens;
-        let output_tokens = output.min(room / SHARE_AT_MOST);
-        let input_tokens = input.min(room - output_tokens);
+        let drawn = [said.first().map_or(0, |piece| piece.tokens), input, output];
+        let [system_tokens, input_tokens, output_tokens] = fit(drawn, max_context);
+        said.iter_mut().for_each(|prompt| prompt.tokens = system_tokens);
         said.push(Piece { content: 0, tokens: input_tokens });
         let mut session = Session {
             population,
@@ -356,6 +355,16 @@ impl Population {
         session.calls_left = calls - 1;
         Message { reaction_ns, input_tokens, output_tokens }
     }
+}
+
+/// Returns a system prompt, a question and an answer as drawn if the context has room for all three. Otherwise the system prompt gives way first,
+/// down to a quarter of the context, then the answer, down to a quarter of the rest, and then the question.
+fn fit([system, input, output]: [u32; 3], max_context: u32) -> [u32; 3] {
+    let beside = max_context.saturating_sub(input.saturating_add(output));
+    let system = system.min(beside.max(max_context / SHARE_KEPT));
+    let room = max_context - system;
+    let output = output.min(room.saturating_sub(input).max(room / SHARE_KEPT));
+    [system, input.min(room - output), output]
 }
 
 /// Returns the start of a population's next session, if before the end.

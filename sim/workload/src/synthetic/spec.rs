@@ -210,6 +210,25 @@ pub enum WorkloadFault {
         /// Permitted values, in words.
         expected: String,
     },
+    /// First requests of sessions beyond the context, whatever is drawn.
+    #[error(
+        "a first request of population {population} has at least {least} tokens (system prompt {system}, question {input}, answer {output}), \
+         and max-context-tokens is {max}; raise it, or shorten them"
+    )]
+    NeverFits {
+        /// Number of the population, from 1, and its name.
+        population: String,
+        /// Least tokens of all three.
+        least: u64,
+        /// Least tokens of a system prompt.
+        system: u32,
+        /// Least tokens of a question.
+        input: u32,
+        /// Least tokens of the answer to the first call.
+        output: u32,
+        /// Longest context, tokens.
+        max: u32,
+    },
     /// Unreadable trace of an empirical distribution.
     #[error("of population {population}: {error}")]
     Samples {
@@ -225,6 +244,19 @@ impl PopulationSpec {
     pub(super) fn terms(&self) -> Terms {
         let deadline_ns = self.deadline_s.map(|s| (s * 1e9) as u64);
         Terms { tenant: self.tenant, priority: self.priority, deadline_ns, ..Terms::default() }
+    }
+
+    /// Fails if no first request of a session fits a context of `max` tokens.
+    fn check_fits(&self, number: usize, max: u32) -> Result<(), WorkloadFault> {
+        let system = self.system_prompts.as_ref().map_or(0, |prompts| prompts.tokens.least_tokens());
+        let (input, answer) = (self.input_tokens.least_tokens(), self.output_tokens.least_tokens());
+        let output = self.agent.as_ref().map_or(answer, |agent| agent.call_tokens.least_tokens().min(answer));
+        let least = [system, input, output].into_iter().map(u64::from).sum();
+        if least <= u64::from(max) {
+            return Ok(());
+        }
+        let population = label(number, &self.name);
+        Err(WorkloadFault::NeverFits { population, least, system, input, output, max })
     }
 }
 
@@ -280,6 +312,7 @@ impl Spec {
                 within(field, deadline_s, DEADLINE_S_MIN, SECONDS_MAX)?;
             }
             population.retention.check(number, &population.name)?;
+            population.check_fits(number, self.max_context_tokens)?;
             let Some(prompts) = &population.system_prompts else { continue };
             let field =
                 |field: &str| format!("{field} of system-prompts of population {}", label(number, &population.name));

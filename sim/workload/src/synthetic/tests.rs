@@ -366,6 +366,10 @@ fn odd_specs_end_without_a_panic() {
                 .replace("mean = 200", &format!("mean = {b}"))
                 .replace("mean = 20 ", &format!("mean = {a} "))
                 .replace("min = 1, max = 9", &format!("min = {b}, max = 1e9"))
+                .replace("min = 100, max = 900", "min = 1, max = 900")
+                .replace("value = 400", "value = 3")
+                .replace("value = 300", "value = 9")
+                .replace("value = 40 ", "value = 4 ")
                 .replace("max-context-tokens = 16_384", "max-context-tokens = 8");
             if let Ok(spec) = Spec::parse(&text) {
                 let all = spec.assumed_service.requests(Generator::new(&spec).unwrap());
@@ -375,6 +379,64 @@ fn odd_specs_end_without_a_panic() {
         }
     }
     assert!(ran >= 20, "{ran}");
+}
+
+#[test]
+fn only_what_does_not_fit_is_cut() {
+    let first = |system: u32, input: u32, output: u32| {
+        let constant = |value: u32| format!("{{ kind = \"lognormal\", mean = {value}, cv = 0 }}");
+        let text = format!(
+            "requests = 1\nmax-context-tokens = 1000\n[[population]]\n\
+             arrivals = {{ process = \"constant\", sessions-per-s = 1 }}\ninput-tokens = {}\noutput-tokens = {}\n\
+             system-prompts = {{ count = 1, zipf = 0, tokens = {} }}\n",
+            constant(input),
+            constant(output),
+            constant(system)
+        );
+        let request = requests(&text).remove(0);
+        let Content::Pieces(pieces) = &request.content else { unreachable!() };
+        assert_eq!(pieces[0].tokens + pieces[1].tokens, request.input_tokens);
+        [pieces[0].tokens, pieces[1].tokens, request.output_tokens]
+    };
+    for (drawn, expected) in [
+        // Each as long as the others allow.
+        ([600, 100, 300], [600, 100, 300]),
+        ([10, 980, 10], [10, 980, 10]),
+        ([10, 10, 980], [10, 10, 980]),
+        // The system prompt gives way first, then the answer, then the question.
+        ([999, 100, 300], [600, 100, 300]),
+        ([999, 100, 700], [250, 100, 650]),
+        ([200, 100, 900], [200, 100, 700]),
+        ([999, 700, 700], [250, 563, 187]),
+        ([200, 999, 100], [200, 700, 100]),
+        ([1_000_000; 3], [250, 563, 187]),
+    ] {
+        let [system, input, output] = drawn;
+        assert_eq!(first(system, input, output), expected, "{drawn:?}");
+    }
+}
+
+#[test]
+fn a_first_request_that_can_never_fit_is_refused() {
+    let spec = |system: &str, calls: &str| {
+        simple(1, r#"process = "constant", sessions-per-s = 1"#, r#"kind = "uniform", min = 500, max = 900"#)
+            .replace("requests = 1\n", "requests = 1\nmax-context-tokens = 60_509\n")
+            + &format!(
+                "name = \"coders\"\nsystem-prompts = {{ count = 2, zipf = 0, tokens = {{ {system} }} }}\n{calls}"
+            )
+    };
+    let constant = r#"kind = "constant", value = 60_000"#;
+    assert_eq!(
+        fault(&spec(constant, "")),
+        ": a first request of population 1 (coders) has at least 60510 tokens (system prompt 60000, question 500, answer 10), \
+         and max-context-tokens is 60509; raise it, or shorten them"
+    );
+    let calls = "agent = { calls = { kind = \"constant\", value = 2 }, call-tokens = { kind = \"constant\", value = 9 }, \
+         tool-s = { kind = \"constant\", value = 1 }, tool-output-tokens = { kind = \"constant\", value = 5 } }\n";
+    for spec in [spec(r#"kind = "lognormal", mean = 60_000, cv = 1"#, ""), spec(constant, calls)] {
+        let all = requests(&spec);
+        assert!(all.iter().all(|request| request.input_tokens + request.output_tokens <= 60_509));
+    }
 }
 
 /// A file of the examples that ship with the sources.

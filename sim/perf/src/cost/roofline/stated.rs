@@ -60,6 +60,8 @@ fn unlike(model: &Model) -> Option<&'static str> {
         (model.planned_as_full.is_some(), "attention that is not full, and is planned as if it were"),
         (model.latent.is_some(), "latent attention"),
         (model.hybrid.is_some(), "recurrent layers"),
+        (model.kv_share > 1, "layers that share their KV"),
+        (model.cross_layers > 0, "layers of cross-attention"),
         (model.precision != Precision::BITS_16, "weights that are not of 16 bits"),
         (model.kv_dtype_bytes != 2, "KV that is not of 16 bits"),
     ]

@@ -26,15 +26,15 @@ const NAMES: [(&str, &[&str]); 17] = [
         "num_experts_per_tok",
         &["experts_per_token", "moe_top_k", "moe_k", "moe_topk", "top_k_experts", "num_experts_per_token"],
     ),
-    ("n_shared_experts", &["moe_num_shared_experts", "num_shared_experts"]),
-    ("first_k_dense_replace", &["moe_layer_start_index", "num_dense_layers"]),
+    ("n_shared_experts", &["moe_num_shared_experts", "num_shared_experts", "num_shared_expert"]),
+    ("first_k_dense_replace", &["moe_layer_start_index", "num_dense_layers", "moe_layer_num_skipped"]),
     ("shared_expert_intermediate_size", &["shared_intermediate_size", "moe_shared_expert_intermediate_size"]),
     ("layer_types", &["layers_block_type", "block_types"]),
     ("mamba_d_state", &["ssm_state_size", "state_size"]),
 ];
 
 /// Families whose output matrix is the embedding unless `tie_word_embeddings` says otherwise.
-const TIED: [&str; 15] = [
+const TIED: [&str; 17] = [
     "gemma",
     "gemma2",
     "gemma3",
@@ -50,6 +50,8 @@ const TIED: [&str; 15] = [
     "starcoder2",
     "smollm3",
     "ernie4_5",
+    "minicpm",
+    "minicpm3",
 ];
 
 /// Families whose feed-forward networks have two matrices: no gate.
@@ -88,8 +90,9 @@ const DEFAULTS: [(&str, &[(&str, u64)]); 2] = [
     ("gemma2", &[("sliding_window", 4096)]),
 ];
 
-/// Fields of models whose layers differ in KV heads, widths or networks: Gemma 4, MiMo-V2, Step-3.5, Nemotron NAS, LongCat, Grok, Arctic, Ring.
-const UNMODELLED: [&str; 10] = [
+/// Fields of models whose layers differ in KV, heads, widths or networks: Gemma 4, MiMo-V2, Step-3.5, Nemotron NAS, LongCat, Grok, Arctic, Ring,
+/// DeepSeek-V4, whose layers compress their KV differently and whose experts have a type of their own, Gemma 3n, and Laguna.
+const UNMODELLED: [&str; 14] = [
     "num_global_key_value_heads",
     "hybrid_layer_pattern",
     "num_attention_groups",
@@ -100,7 +103,44 @@ const UNMODELLED: [&str; 10] = [
     "enable_moe_block",
     "layer_group_size",
     "moe_layers_enum",
+    "compress_ratios",
+    "expert_dtype",
+    "num_kv_shared_layers",
+    "num_attention_heads_per_layer",
 ];
+
+/// Families of encoders, which are decoders too if `is_decoder` says so.
+const ENCODERS: [&str; 13] = [
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "distilbert",
+    "albert",
+    "electra",
+    "deberta",
+    "deberta-v2",
+    "mpnet",
+    "modernbert",
+    "nomic_bert",
+    "eurobert",
+];
+
+/// Returns the field, with its value, by which the model is an encoder or has one, if it does.
+pub(super) fn no_decoder(fields: &Map<String, Value>) -> Option<String> {
+    let is = |name: &str| fields.get(name).and_then(Value::as_bool) == Some(true);
+    if is("is_encoder_decoder") {
+        return Some("is_encoder_decoder".into());
+    }
+    if is("is_decoder") {
+        return None;
+    }
+    let family = fields.get("model_type").and_then(Value::as_str).filter(|family| ENCODERS.contains(family));
+    let classes = fields.get("architectures").and_then(Value::as_array);
+    let masked = classes.into_iter().flatten().filter_map(Value::as_str).find(|class| class.ends_with("ForMaskedLM"));
+    let family = family.map(|family| format!("model_type '{family}'"));
+    family.or_else(|| masked.map(|class| format!("the class '{class}'")))
+}
 
 /// Returns a field that says what is not modelled, if there is one.
 pub(super) fn unmodelled(fields: &Map<String, Value>) -> Option<&'static str> {
@@ -144,20 +184,38 @@ pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
     {
         published.entry("intermediate_size").or_insert(hidden.saturating_mul(4).into());
     }
+    correct(&family, &mut published);
+    published
+}
+
+/// Corrects fields that mean something else in a family than in others.
+fn correct(family: &str, published: &mut Map<String, Value>) {
     // The first Qwen counts gate and input together.
     if family == "qwen"
         && let Some(width) = published.get("intermediate_size").and_then(Value::as_u64)
     {
         published.insert("intermediate_size".into(), (width / 2).into());
     }
+    // Derived from the width, as without the field.
+    if published.get("mamba_dt_rank").is_some_and(|rank| rank == "auto") {
+        published.remove("mamba_dt_rank");
+    }
     // EXAONE 4 spells the pattern of its layers out, and lists them too.
     if published.get("sliding_window_pattern").is_some_and(Value::is_string) {
         published.remove("sliding_window_pattern");
+    }
+    // Hunyuan says of dense models too how many experts there are, and of models without shared experts how many of those.
+    if let Some(Value::Bool(has_shared)) = published.get("use_mixed_mlp_moe").cloned() {
+        if !has_shared {
+            published.remove("n_shared_experts");
+        }
+        if published.get("num_experts").and_then(Value::as_u64) == Some(1) {
+            published.remove("num_experts");
+        }
     }
     // One KV head for all queries: Falcon 7B, StarCoder.
     let is = |name: &str| published.get(name).and_then(Value::as_bool) == Some(true);
     if is("multi_query") && !is("new_decoder_architecture") {
         published.insert("num_key_value_heads".into(), 1.into());
     }
-    published
 }

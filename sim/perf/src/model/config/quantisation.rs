@@ -55,7 +55,29 @@ struct Group {
     input_activations: Option<Scheme>,
 }
 
+/// Contents of `hf_quant_config.json`, which Model Optimizer writes.
+#[derive(Deserialize)]
+struct Beside {
+    quantization: Quantisation,
+}
+
 impl Quantisation {
+    /// Returns the quantisation of the model called `name` from its configuration or, if the configuration has none, from the text of an
+    /// `hf_quant_config.json` beside; `None` for weights that are not quantised.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Quantisation`] if it is not understood.
+    pub(super) fn of(name: &str, inside: Option<Value>, beside: Option<&str>) -> Result<Option<Self>, ModelError> {
+        let unclear = |field| move |fault| ModelError::Quantisation { name: name.into(), field, fault };
+        if let Some(inside) = inside {
+            return serde_json::from_value(inside).map(Some).map_err(unclear("quantization_config"));
+        }
+        let Some(beside) = beside else { return Ok(None) };
+        let Beside { quantization } = serde_json::from_str(beside).map_err(unclear("hf_quant_config.json"))?;
+        Ok(Some(Self { quant_method: "modelopt".into(), ..quantization }))
+    }
+
     /// Returns the precision of the weights of the model called `name`, of so many layers.
     ///
     /// # Errors
@@ -93,6 +115,8 @@ impl Quantisation {
             "modelopt" | "modelopt_fp4" => match self.quant_algo.as_deref() {
                 Some("FP8") => Precision::quantised(Bits::each(8), Arithmetic::Bits8),
                 Some("NVFP4") => widened(Bits::grouped(4, 8, 16)),
+                // The KV alone.
+                None if self.kv_cache_quant_algo.is_some() => Precision::BITS_16,
                 _ => return Err(unknown()),
             },
             // NF4: the largest of 64 weights, in 32 bits or, quantised itself, in 8.
@@ -245,6 +269,32 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn quantisation_beside_a_configuration_counts_if_it_has_none() {
+        let of = |inside: Option<&str>, beside: &str| {
+            let inside = inside.map(|text| serde_json::from_str(text).unwrap());
+            let quantisation = Quantisation::of("m", inside, Some(beside)).map_err(|error| error.to_string())?.unwrap();
+            let precision = quantisation.precision("m", 4).map_err(|error| error.to_string())?;
+            Ok::<_, String>((precision, quantisation.kv_bytes()))
+        };
+        let beside =
+            |algorithms: &str| format!(r#"{{"producer": {{"name": "modelopt"}}, "quantization": {{{algorithms}}}}}"#);
+        let nvfp4 = beside(
+            r#""quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]"#,
+        );
+        let widened = Precision::quantised(Bits::grouped(4, 8, 16), Arithmetic::Bits16);
+        assert_eq!(of(None, &nvfp4), Ok((widened, 1)));
+        let in_8_bits = Precision::quantised(Bits::each(8), Arithmetic::Bits8);
+        assert_eq!(of(Some(r#"{"quant_method": "fp8"}"#), &nvfp4), Ok((in_8_bits, 2)));
+        let kv_alone = beside(r#""quant_algo": null, "kv_cache_quant_algo": "FP8""#);
+        assert_eq!(of(None, &kv_alone), Ok((Precision::BITS_16, 1)));
+        let error = of(None, &beside(r#""quant_algo": "W4A8_AWQ""#)).unwrap_err();
+        assert!(error.starts_with("m: weights of type 'modelopt W4A8_AWQ' are not known here"), "{error}");
+        let error = of(None, "{}").unwrap_err();
+        assert!(error.starts_with("m: hf_quant_config.json is not understood: missing field"), "{error}");
+        assert_eq!(Quantisation::of("m", None, None).unwrap().map(|_| ()), None);
     }
 
     #[test]
