@@ -13,7 +13,7 @@ type Numbered = (usize, u64);
 
 /// Blocks in shared storage, by content. Each core knows as many blocks as its tier has room for. Remote storage drops nothing; shared memory has room for
 /// as many blocks as the tier of one core, and drops the block read or written longest ago, as a server's does: a core may know a block that
-/// is gone, and copies in vain.
+/// is gone, and the copy then brings nothing.
 #[derive(Default)]
 pub(super) struct SharedStorage {
     /// Blocks that fit; `None` for all.
