@@ -67,7 +67,9 @@ pub enum ReplayError {
     #[error("load is {0}; it must be above 0, such as 0.8 for 80 % of the capacity")]
     LoadFraction(f64),
     /// Arrivals at a single instant, without a rate to scale.
-    #[error("all requests of the trace arrive at one instant, so it has no rate to multiply; --load and --find-rate need arrivals over some time")]
+    #[error(
+        "all requests of the trace arrive at one instant, so it has no rate to multiply; --load and --find-rate need arrivals over some time"
+    )]
     NoRate,
     /// Every request refused, so no capacity exists.
     #[error("every request is too large for the device, so there is no capacity; give it more blocks")]

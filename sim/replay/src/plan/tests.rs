@@ -125,7 +125,10 @@ fn the_highest_rate_is_met_and_a_little_more_is_not() {
     let never = self::slos(&["ttft_p99=1us"], None);
     assert_eq!(answer(&steady(20, 10), settings(1, 2_000), &never, Goal::Rate, false).unwrap().best, None);
     let at_once = answer(&steady(20, 0), settings(1, 2_000), &never, Goal::Rate, false).unwrap_err().to_string();
-    assert_eq!(at_once, "all requests of the trace arrive at one instant, so it has no rate to multiply; --load and --find-rate need arrivals over some time");
+    assert_eq!(
+        at_once,
+        "all requests of the trace arrive at one instant, so it has no rate to multiply; --load and --find-rate need arrivals over some time"
+    );
 }
 
 #[test]
