@@ -291,7 +291,7 @@ struct Totals {
     seqs_run: u64,
     /// Tokens of all steps, drafts included.
     tokens_run: u64,
-    /// Largest steps of those larger than any that their time was measured with, and the largest measured ones.
+    /// Steps larger than any that their time was measured with, of the kind of replica with the furthest.
     extrapolated: Option<Extrapolated>,
     /// Steps begun in fast-forwards.
     fast_forwarded: u64,
@@ -305,8 +305,8 @@ impl Totals {
         if let Some(measured) = largest
             && measured.is_exceeded_by(&shape.size())
         {
-            let extrapolated = self.extrapolated.get_or_insert(Extrapolated { largest: Largest::default(), measured });
-            extrapolated.largest = extrapolated.largest.or_larger(shape.size());
+            let step = Extrapolated { largest: shape.size(), measured };
+            self.extrapolated = Some(self.extrapolated.map_or(step, |before| before.or_further(step)));
         }
     }
 }

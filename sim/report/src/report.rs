@@ -125,6 +125,24 @@ pub struct Extrapolated {
     pub measured: Largest,
 }
 
+impl Extrapolated {
+    /// Returns both together if they are beyond the same measurement, else the one further beyond its own.
+    #[must_use]
+    pub fn or_further(self, other: Self) -> Self {
+        if self.measured == other.measured {
+            return Self { largest: self.largest.or_larger(other.largest), ..self };
+        }
+        if other.factor() > self.factor() { other } else { self }
+    }
+
+    /// Returns how many times as large as measured the largest step is.
+    fn factor(&self) -> f64 {
+        let of = |step: u64, measured: u64| step as f64 / measured.max(1) as f64;
+        let Self { largest, measured } = self;
+        of(largest.sequences, measured.sequences).max(of(largest.tokens, measured.tokens))
+    }
+}
+
 impl fmt::Display for Extrapolated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { largest, measured } = self;

@@ -301,7 +301,8 @@ fn decode_model(model: wire::WorkerModel) -> Result<ModelInfo, HelloFault> {
     }
     let has_heads = model.groups.iter().any(|group| !group.heads.is_empty());
     let n_members = u64::from(n_layers) * if has_heads { u64::from(model.n_kv_heads) } else { 1 };
-    check_range("model.n_kv_heads", model.n_kv_heads.into(), n_members <= HEADS_MAX, "at most 1048576 in all layers")?;
+    let n_heads = u64::from(n_layers) * u64::from(model.n_kv_heads);
+    check_range("model.n_kv_heads", model.n_kv_heads.into(), n_heads <= HEADS_MAX, "at most 1048576 in all layers")?;
     let groups = decode_groups(&model.groups, has_heads, n_members as usize)?;
     let info = ModelInfo {
         name: model.name,

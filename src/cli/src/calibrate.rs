@@ -141,7 +141,7 @@ fn speed_line([least, most]: [f64; 2]) -> String {
         line
     } else {
         format!(
-            "{line}: the speed of the machine varied, by other programs perhaps, so expect as much of a replay's step times"
+            "{line}: the speed of the machine varied, or some sorts of steps do not fit; expect as much of a replay's step times"
         )
     }
 }

@@ -19,7 +19,7 @@
 //! An LRU cache of any size is useless here: layers come round in a circle, and the next layer needed is the one just evicted.
 //! Pinned layers do as well as any policy can, best spread evenly between the streamed ones.
 
-use super::{BoxedCost, CostModel, StepShape, nanoseconds};
+use super::{BoxedCost, CostModel, Largest, StepShape, nanoseconds};
 use crate::model::Model;
 
 /// Layers pinned in memory.
@@ -249,6 +249,10 @@ impl CostModel for Streaming {
         let compute_ns = self.compute.step_ns(shape);
         let pass_s = self.pass_s(compute_ns as f64 / 1e9 / f64::from(self.plan.layers));
         nanoseconds(pass_s).max(compute_ns)
+    }
+
+    fn largest(&self, replica: usize) -> Option<Largest> {
+        self.compute.largest(replica)
     }
 }
 

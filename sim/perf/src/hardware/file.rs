@@ -63,6 +63,8 @@ use trunkline_sim_workload::UnknownName;
 const STEP_OVERHEAD_US: f64 = 100.0;
 /// Default overhead of an attention call: 13 to 17 us in fits to decode attention on A100, RTX 4090 and RTX PRO 6000.
 const LAYER_OVERHEAD_US: f64 = 15.0;
+/// Pieces of a curve, one for each doubling of its number.
+const PIECES_MAX: usize = 64;
 /// Largest number in a file, in the units of the file: a thousand times the greatest of today.
 const NUMBER_MAX: f64 = 1e9;
 
@@ -424,6 +426,10 @@ impl File {
             .iter()
             .flat_map(|time| [("step_time.token_us", &time.token_us), ("step_time.sequence_us", &time.sequence_us)]);
         for (field, CurveFile(pieces)) in curves {
+            if pieces.len() > PIECES_MAX {
+                let expected = "pieces, 64 at most";
+                return Err(HardwareError::OutOfRange { field, value: pieces.len() as f64, expected });
+            }
             let mut below = None;
             for (from, _) in pieces {
                 if below.map_or(*from != 0, |below| *from <= below) {

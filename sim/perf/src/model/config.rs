@@ -190,7 +190,8 @@ pub fn from_config(path: &Path) -> Result<Model, ModelError> {
     };
     let text = read(path)?;
     let beside = path.with_file_name(QUANTISATION_FILE);
-    let quantisation = if path.ends_with("config.json") && beside.exists() { Some(read(&beside)?) } else { None };
+    let asks = path.ends_with("config.json") && !text.contains("\"quantization_config\"") && beside.exists();
+    let quantisation = if asks { Some(read(&beside)?) } else { None };
     // A folder without a name is `.` or ends in `..`.
     let whole =
         if path.parent().is_some_and(|folder| folder.file_name().is_none()) { path.canonicalize().ok() } else { None };

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{Candidate, PlanError, Probe, Prober, Search};
-use trunkline_sim_perf::cost::{CostModel, PipelinedStep, StepErrors, StepShape};
+use trunkline_sim_perf::cost::{CostModel, Largest, PipelinedStep, StepErrors, StepShape};
 use trunkline_sim_workload::trace::Trace;
 
 /// Typical errors of step times by kind of batch, and the answers with all step times off by them.
@@ -54,6 +54,10 @@ impl CostModel for Wrong<'_> {
 
     fn step_ns(&self, shape: &StepShape) -> u64 {
         self.scaled(0, shape, self.cost.step_ns(shape))
+    }
+
+    fn largest(&self, replica: usize) -> Option<Largest> {
+        self.cost.largest(replica)
     }
 
     fn pipelined(&self, shape: &StepShape) -> PipelinedStep {

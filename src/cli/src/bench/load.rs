@@ -136,6 +136,7 @@ pub fn run(options: &LoadOptions) -> anyhow::Result<()> {
             status.message()
         )?;
     }
+    ensure!(!outcome.streams.is_empty(), "the server refused every request");
     let seen = summary(&outcome);
     let text = match options.json {
         true => serde_json::to_string_pretty(&seen)?,
@@ -224,7 +225,11 @@ pub(crate) async fn read(mut client: InferenceClient<Channel>, request: Generate
     let elapsed_ns = || begin.elapsed().as_nanos() as u64;
     let mut seen = Stream::default();
     let mut stream = client.generate(request).await?.into_inner();
-    while let Some(message) = stream.message().await? {
+    loop {
+        // A request with tokens was not refused, whatever ended it.
+        let read = stream.message().await;
+        let cut = |status: Status| if seen.output_tokens > 0 { Status::aborted(status.message()) } else { status };
+        let Some(message) = read.map_err(cut)? else { return Ok(seen) };
         match message.event {
             Some(Event::Chunk(chunk)) => {
                 seen.e2e_ns = elapsed_ns();
@@ -240,7 +245,6 @@ pub(crate) async fn read(mut client: InferenceClient<Channel>, request: Generate
             _ => {}
         }
     }
-    Ok(seen)
 }
 
 fn summary(Outcome { streams, refused, duration, .. }: &Outcome) -> Seen {

@@ -440,7 +440,9 @@ fn divide_layers(settings: &mut Settings, full: Option<&str>, total: Option<f32>
         settings.model.name
     );
     let heads = Heads { whole: n_full, dropping: n_unlimited * per_layer - n_full };
-    if settings.core.h2o.mode != Mode::Off && heads.dropping > 0 {
+    let drops = settings.core.h2o.mode != Mode::Off && heads.dropping > 0;
+    ensure!(drops || total.is_none(), "h2o-total has no effect unless heads drop tokens; add --h2o on");
+    if drops {
         total::set_ratio(total, heads, &mut settings.core)?;
     }
     let groups = FullHeads::new((0..n_full).collect(), n_layers, per_layer).groups(windows.as_slice())?;

@@ -352,6 +352,8 @@ fn a_total_sets_the_ratio_of_eviction_as_in_a_server() {
     assert!(near(ratio("t --h2o on --h2o-total 2"), 1.0 / 2.02 - 0.25));
     let both = fault(&["none", "--h2o", "on:ratio=4", "--h2o-total", "3"]);
     assert_eq!(both, "h2o-total and h2o-ratio contradict each other; give one of them");
+    let off = fault(&["none", "--h2o-total", "3"]);
+    assert_eq!(off, "h2o-total has no effect unless heads drop tokens; add --h2o on");
     let far = fault(&["none", "--h2o", "on", "--h2o-total", "4"]);
     assert_eq!(far, "h2o-total is 4, but 64 of 256 KV heads keep every token; give 3.78 at most");
 }

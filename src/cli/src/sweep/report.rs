@@ -172,7 +172,7 @@ pub(super) fn text(
         let cells =
             if refusing == 1 { "1 cell refuses".into() } else { format!("{} cells refuse", grouped(refusing as u64)) };
         parts.push(format!(
-            "warning: {cells} requests as too large for the device: latencies are of the others, and such a cell is never marked as best, nor on a Pareto front"
+            "warning: {cells} requests as too large for the device: latencies are of the others, and such a cell counts in the means by knob, but is never marked as best, nor on a Pareto front"
         ));
     }
     parts.extend(named(

@@ -36,5 +36,12 @@ fn a_report_names_them_and_what_was_measured() {
     assert_eq!(extrapolated(2, 128).as_deref(), Some(few));
     let short = "steps of up to 3 sequences and 128 tokens, extrapolated: measured were 3 and 100";
     assert_eq!(extrapolated(3, 100).as_deref(), Some(short));
+    let of = |sequences, measured| {
+        let largest = |sequences| Largest { sequences, tokens: 1 };
+        Extrapolated { largest: largest(sequences), measured: largest(measured) }
+    };
+    assert_eq!(of(20, 16).or_further(of(24, 16)), of(24, 16));
+    assert_eq!(of(20, 16).or_further(of(70, 64)), of(20, 16), "another kind of replica, less far beyond its own");
+    assert_eq!(of(20, 16).or_further(of(100, 64)), of(100, 64));
     assert_eq!(run(&trace, &settings).batches.extrapolated, None, "a model without an end");
 }
