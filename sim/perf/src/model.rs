@@ -60,6 +60,8 @@ pub struct Model {
     pub kv_share: u64,
     /// Layers whose attention reads an image in place of the text (Llama 3.2 Vision): tokens have no KV there; 0 for none.
     pub cross_layers: u64,
+    /// Most tokens of prompt and answer together, as engines allow by default; `None` if that is not known.
+    pub max_context: Option<u32>,
     /// Attention of the model that is planned as full attention over all tokens, which takes more KV and longer steps; `None` if the
     /// model has full attention.
     pub planned_as_full: Option<&'static str>,
@@ -127,6 +129,11 @@ impl Model {
             label += " (recurrent layers: prefix hits as if their states were kept at the end of every block, an upper bound)";
         }
         label
+    }
+
+    /// Returns `true` if `other` has the same shapes and precisions: names and longest contexts may differ.
+    pub fn is_like(&self, other: &Self) -> bool {
+        Self { name: other.name, max_context: other.max_context, ..*self } == *other
     }
 
     /// Returns the number of layers with attention.
@@ -308,13 +315,32 @@ const DENSE: Model = Model {
     hybrid: None,
     kv_share: 1,
     cross_layers: 0,
+    max_context: None,
     planned_as_full: None,
 };
 
 /// All presets, in BF16.
 pub const PRESETS: &[Model] = &[
-    Model { name: "llama-3.1-8b", layers: 32, hidden: 4096, heads: 32, intermediate: 14_336, vocab: 128_256, ..DENSE },
-    Model { name: "llama-3.1-70b", layers: 80, hidden: 8192, heads: 64, intermediate: 28_672, vocab: 128_256, ..DENSE },
+    Model {
+        name: "llama-3.1-8b",
+        layers: 32,
+        hidden: 4096,
+        heads: 32,
+        intermediate: 14_336,
+        vocab: 128_256,
+        max_context: Some(131_072),
+        ..DENSE
+    },
+    Model {
+        name: "llama-3.1-70b",
+        layers: 80,
+        hidden: 8192,
+        heads: 64,
+        intermediate: 28_672,
+        vocab: 128_256,
+        max_context: Some(131_072),
+        ..DENSE
+    },
     Model {
         name: "llama-3.2-1b",
         layers: 16,
@@ -325,6 +351,7 @@ pub const PRESETS: &[Model] = &[
         intermediate: 8192,
         vocab: 128_256,
         tied: true,
+        max_context: Some(131_072),
         ..DENSE
     },
     Model {
@@ -335,6 +362,7 @@ pub const PRESETS: &[Model] = &[
         intermediate: 8192,
         vocab: 128_256,
         tied: true,
+        max_context: Some(131_072),
         ..DENSE
     },
     Model {
@@ -347,6 +375,7 @@ pub const PRESETS: &[Model] = &[
         intermediate: 6144,
         vocab: 151_936,
         experts: Some(Experts { count: 128, active: 8, width: 768, shared_width: 0, dense_layers: 0 }),
+        max_context: Some(40_960),
         ..DENSE
     },
     Model {
@@ -357,6 +386,7 @@ pub const PRESETS: &[Model] = &[
         intermediate: 14_336,
         vocab: 32_000,
         experts: Some(Experts { count: 8, active: 2, width: 14_336, shared_width: 0, dense_layers: 0 }),
+        max_context: Some(32_768),
         ..DENSE
     },
     Model {
@@ -367,11 +397,39 @@ pub const PRESETS: &[Model] = &[
         intermediate: 9728,
         vocab: 151_936,
         tied: true,
+        max_context: Some(40_960),
         ..DENSE
     },
-    Model { name: "qwen3-8b", layers: 36, hidden: 4096, heads: 32, intermediate: 12_288, vocab: 151_936, ..DENSE },
-    Model { name: "qwen3-14b", layers: 40, hidden: 5120, heads: 40, intermediate: 17_408, vocab: 151_936, ..DENSE },
-    Model { name: "qwen3-32b", layers: 64, hidden: 5120, heads: 64, intermediate: 25_600, vocab: 151_936, ..DENSE },
+    Model {
+        name: "qwen3-8b",
+        layers: 36,
+        hidden: 4096,
+        heads: 32,
+        intermediate: 12_288,
+        vocab: 151_936,
+        max_context: Some(40_960),
+        ..DENSE
+    },
+    Model {
+        name: "qwen3-14b",
+        layers: 40,
+        hidden: 5120,
+        heads: 40,
+        intermediate: 17_408,
+        vocab: 151_936,
+        max_context: Some(40_960),
+        ..DENSE
+    },
+    Model {
+        name: "qwen3-32b",
+        layers: 64,
+        hidden: 5120,
+        heads: 64,
+        intermediate: 25_600,
+        vocab: 151_936,
+        max_context: Some(40_960),
+        ..DENSE
+    },
 ];
 
 /// Returns the preset called `name`.

@@ -24,7 +24,7 @@ use trunkline_sim_perf::cost::{CostModel, Largest, PipelinedStep, StepShape};
 use trunkline_sim_perf::link::{Copy, Links};
 use trunkline_sim_report::observer::{Observer, ReplicaChange, StepSeen};
 use trunkline_sim_report::outcome::Outcome;
-use trunkline_sim_report::report::{Extrapolated, Report};
+use trunkline_sim_report::report::{Extrapolated, Report, TooLong};
 use trunkline_sim_workload::trace::{self, Source, TimeScaled, Trace, TraceError};
 
 mod arriving;
@@ -285,6 +285,8 @@ struct Totals {
     taken: u64,
     /// Requests completed or refused.
     ended: u64,
+    /// Requests longer than the model's context.
+    too_long: Option<TooLong>,
     /// Time of the last end, nanoseconds.
     last_end_ns: u64,
     /// Sequences of all steps.

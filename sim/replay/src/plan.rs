@@ -31,7 +31,7 @@ use crate::settings::{Arrivals, Settings};
 use trunkline_cluster::Role;
 use trunkline_sim_perf::cost::CostModel;
 use trunkline_sim_report::outcome::Outcome;
-use trunkline_sim_report::report::Extrapolated;
+use trunkline_sim_report::report::{Extrapolated, TooLong};
 use trunkline_sim_report::slo::{Judge, SloResult, Slos};
 use trunkline_sim_workload::trace::Trace;
 
@@ -119,6 +119,9 @@ pub struct Probe {
     pub met: bool,
     /// Requests refused as too large for the device, until the stop.
     pub refused: u64,
+    /// Requests longer than the model's context; `None` if there are none, and for a stopped probe.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub too_long: Option<TooLong>,
     /// Steps whose times are extrapolated; `None` if there are none, and for a stopped probe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extrapolated: Option<Extrapolated>,
@@ -483,6 +486,7 @@ impl Prober<'_> {
             stopped_by,
             met: false,
             refused,
+            too_long: None,
             extrapolated: None,
             utilisation: None,
             price_million_tokens: None,
@@ -496,6 +500,7 @@ impl Prober<'_> {
         // A figure of nothing is 0, but a fleet that completes nothing keeps no promise.
         // Percentiles leave out requests that ended at their deadlines; the judge does not.
         probe.met = report.completed > 0 && is_kept && probe.figures.iter().all(|figure| figure.met);
+        probe.too_long = report.tokens.too_long;
         probe.extrapolated = report.batches.extrapolated;
         probe.utilisation = Some(report.fleet.utilisation);
         if let Some(price_hour) = self.candidate.price_hour {

@@ -83,6 +83,42 @@ pub struct TokenTotals {
     pub mean_prefix_run: f64,
     /// Blocks that sequences dropped from their tables (H2O), without those behind a sliding window.
     pub dropped_blocks: u64,
+    /// Requests longer than the model's context; `None` if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub too_long: Option<TooLong>,
+}
+
+/// Requests whose prompt and answer together are longer than the model's context. Engines refuse them or cut their answers; a replay runs them
+/// to their end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct TooLong {
+    /// Number of the requests.
+    pub requests: u64,
+    /// Tokens of the longest.
+    pub longest: u64,
+    /// Tokens of the model's context.
+    pub max_context: u32,
+}
+
+impl TooLong {
+    /// Adds a request of so many tokens to those found so far, if it is too long.
+    pub fn add(found: &mut Option<Self>, tokens: u64, max_context: u32) {
+        if tokens > max_context.into() {
+            let found = found.get_or_insert(Self { requests: 0, longest: 0, max_context });
+            found.requests += 1;
+            found.longest = found.longest.max(tokens);
+        }
+    }
+}
+
+impl fmt::Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { requests, longest, max_context } = self;
+        write!(
+            f,
+            "{requests} are longer than the model's context of {max_context} tokens, up to {longest}; --max-context {max_context} shortens them"
+        )
+    }
 }
 
 /// Swaps between device and host.

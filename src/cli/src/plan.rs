@@ -319,6 +319,7 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
     if let Some(load) = answer.load {
         lines.push(format!("load is {} of what the fleet can take", per_cent(load)));
     }
+    lines.extend(best.too_long.map(|requests| format!("warning: {requests}")));
     lines.extend(best.extrapolated.map(|steps| format!("warning: {steps}; calibrate on a run at least as loaded")));
     if answer.is_saturated() {
         let most = per_cent(LOAD_RELIABLE_MAX);

@@ -341,11 +341,12 @@ fn simulated(
     Simulation { mut fleet, text }: Simulation,
     clock: Arc<dyn Clock>,
 ) -> anyhow::Result<(Vec<Config>, Backend)> {
+    let max_context = simulated::max_context(&fleet.model);
     let partial = fleet.model.windows.map(|_| "sliding windows").or(fleet.model.planned_as_full);
     if let Some(partial) = partial {
         warn!("the model has {partial}, simulated as full attention: KV and step times are upper bounds");
     }
-    fleet.core = limits(settings, fleet.model.kv_bytes_per_token(), simulated::MAX_CONTEXT)?;
+    fleet.core = limits(settings, fleet.model.kv_bytes_per_token(), max_context)?;
     if !settings.core.has("device_blocks") {
         fleet.core.device_blocks = fleet.fitting_device_blocks()?;
     }
@@ -431,6 +432,7 @@ async fn serve(server: Server, tls: bool) -> anyhow::Result<()> {
         cached_tokens = stats.tokens.cached_tokens,
         generated_tokens = stats.tokens.generated_tokens,
         preemptions = stats.preemptions,
+        restarted = stats.requests.restarted,
         drafted_tokens = outcome.drafts.drafted,
         accepted_drafts = outcome.drafts.accepted,
         "stopped"

@@ -26,8 +26,13 @@ use self::clock::Clock;
 use self::text::{Text, TextKind};
 use self::worker::{Device, SimulatedWorker};
 
-/// Longest sequence, tokens: as long as today's models allow.
-pub const MAX_CONTEXT: u32 = 1 << 17;
+/// Longest sequence of a model whose longest context is not known, tokens.
+const MAX_CONTEXT: u32 = 1 << 17;
+
+/// Returns the longest sequence, tokens.
+pub fn max_context(model: &Model) -> u32 {
+    model.max_context.unwrap_or(MAX_CONTEXT)
+}
 
 /// Returns facts about the model as clients see them; ids of tokens reach as far as those of model and tokenizer.
 pub fn info(model: &Model, tokenizer: &Tokenizer, end: Option<Token>) -> ModelInfo {
@@ -41,7 +46,7 @@ pub fn info(model: &Model, tokenizer: &Tokenizer, end: Option<Token>) -> ModelIn
         name: model.name.into(),
         revision: "simulated".into(),
         vocab_size: narrow(model.vocab).max(tokenizer.vocab_size()),
-        max_context: MAX_CONTEXT,
+        max_context: max_context(model),
         eos_token_ids: end.into_iter().collect(),
         n_layers: narrow(model.layers),
         hidden_size: narrow(model.hidden),

@@ -215,7 +215,7 @@ pub(crate) fn lose(state: &mut State, slot: usize) {
     state.free_worker_slot(slot);
     let seq = &mut state.sequences[slot];
     state.journal.decide(Decision::Preempt, seq.id.0, u64::from(seq.computed));
-    state.journal.stats.preemptions += 1;
+    state.journal.stats.requests.restarted += 1;
     let history = &mut seq.cold.history;
     // Blocks lost with the worker are not found again; that says nothing of preemptions.
     (history.shared_at_preemption, history.cached_at_preemption) = (0, 0);

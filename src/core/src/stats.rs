@@ -34,6 +34,8 @@ pub struct RequestCounters {
     pub finished: u64,
     /// Requests taken back before their end, to run elsewhere.
     pub withdrawn: u64,
+    /// Returns of running requests to their beginning because the worker lost their KV. Preemptions are counted apart.
+    pub restarted: u64,
 }
 
 /// Counts of prompt, cached and generated tokens.
@@ -173,11 +175,12 @@ impl AddAssign for TierStats {
 
 impl AddAssign for RequestCounters {
     fn add_assign(&mut self, other: Self) {
-        let Self { accepted, refused, finished, withdrawn } = other;
+        let Self { accepted, refused, finished, withdrawn, restarted } = other;
         self.accepted += accepted;
         self.refused += refused;
         self.finished += finished;
         self.withdrawn += withdrawn;
+        self.restarted += restarted;
     }
 }
 
@@ -286,7 +289,7 @@ mod tests {
             held_blocks: 1,
             private_blocks: 1,
             steps: 1,
-            requests: RequestCounters { accepted: 1, refused: 1, finished: 1, withdrawn: 1 },
+            requests: RequestCounters { accepted: 1, refused: 1, finished: 1, withdrawn: 1, restarted: 1 },
             tokens: TokenCounters { prompt_tokens: 1, cached_tokens: 1, generated_tokens: 1 },
             loading: 1,
             swapped: 1,
@@ -330,7 +333,7 @@ mod tests {
         let keys = json.replace(tier, "").replace(":0", "");
         let expected = [
             r#"{"waiting","running","free_blocks","idle_blocks","held_blocks","private_blocks","steps","#,
-            r#""accepted","refused","finished","withdrawn","prompt_tokens","cached_tokens","generated_tokens","#,
+            r#""accepted","refused","finished","withdrawn","restarted","prompt_tokens","cached_tokens","generated_tokens","#,
             r#""loading","swapped","moving_blocks","free_host_blocks","tiers":["#,
             &",".repeat(TIERS_MAX - 1),
             r#"],"swap_outs","swap_ins","swapped_out_blocks","swapped_in_blocks","failed_transfers","#,

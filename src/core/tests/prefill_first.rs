@@ -197,7 +197,7 @@ fn a_chunk_that_another_prompt_has_computed_meanwhile_is_merged_and_found() {
 
 #[test]
 fn a_worker_that_comes_back_starts_over_if_chunks_of_its_lost_steps_were_found() {
-    for (mode, preemptions) in [("chunks:await_prefix=0", 0), ("chunks:await_prefix=0,find_chunks=1", 2)] {
+    for (mode, restarted) in [("chunks:await_prefix=0", 0), ("chunks:await_prefix=0,find_chunks=1", 2)] {
         let mut driver = Driver::with_content(Config { device_blocks: 400, max_steps_in_flight: 2, ..config(mode) }, 1);
         driver.submit(1, prompt(1, 90, 95), 4);
         driver.submit(2, prompt(2, 90, 92), 4);
@@ -207,7 +207,7 @@ fn a_worker_that_comes_back_starts_over_if_chunks_of_its_lost_steps_were_found()
         if driver.steps.is_empty() {
             driver.join();
         }
-        assert_eq!(driver.stats().preemptions, preemptions, "{mode}");
+        assert_eq!((driver.stats().requests.restarted, driver.stats().preemptions), (restarted, 0), "{mode}");
         driver.run_to_end();
         driver.assert_all_said([1, 2]);
         driver.assert_empty();

@@ -244,6 +244,7 @@ fn counters(stats: &Stats, drafts: Drafts) -> proto::Counters {
         h2o_reread_tokens: stats.h2o.h2o_reread_tokens,
         ignored_retained_blocks: stats.retention.ignored_retained_blocks,
         evicted_retained_blocks: stats.retention.evicted_retained_blocks,
+        restarted: stats.requests.restarted,
     }
 }
 

@@ -258,7 +258,7 @@ fn check_model(profile: &Profile, path: &Path, model: &Model) -> Result<(), Cost
     let named = profile.model();
     let name = named.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
     match model::by_name(&name) {
-        Ok(measured) if Model { name: model.name, ..*measured } != *model => {
+        Ok(measured) if !measured.is_like(model) => {
             Err(CostError::OtherModel { path: path.into(), measured: named.into(), model: model.name })
         }
         _ => Ok(()),

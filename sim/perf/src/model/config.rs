@@ -11,6 +11,7 @@ use self::hybrid::LayerFields;
 use self::quantisation::Quantisation;
 use super::{Experts, Hybrid, Latent, Model, Precision, Windows};
 
+mod context;
 mod errors;
 mod hybrid;
 mod published;
@@ -223,6 +224,8 @@ fn parse(name: &str, text: &str, beside: Option<&str>) -> Result<Model, ModelErr
     }
     types::settle(name, &mut fields)?;
     let quantisation = Quantisation::of(name, fields.remove("quantization_config"), beside)?;
+    let positions = fields.get("max_position_embeddings").and_then(Value::as_u64);
+    let max_context = context::longest(&fields, positions);
     let fields = Value::Object(fields);
     let sorts: LayerFields = serde_json::from_value(fields.clone()).map_err(malformed)?;
     let config: Config = serde_json::from_value(fields).map_err(malformed)?;
@@ -255,6 +258,7 @@ fn parse(name: &str, text: &str, beside: Option<&str>) -> Result<Model, ModelErr
         hybrid,
         kv_share,
         cross_layers,
+        max_context,
         planned_as_full: config.attention.partial().or(partial),
     })
 }

@@ -7,6 +7,7 @@ use super::{Fleet, Pending, engine};
 use crate::fleet::ReplayError;
 use crate::in_flight::InFlightRequest;
 use crate::settings::Arrivals;
+use trunkline_sim_report::report::TooLong;
 use trunkline_sim_workload::trace::{Source, TraceError, TraceRequest};
 
 /// Requests taken ahead per replica, above the number that a core may defer in the search for a request to admit.
@@ -78,6 +79,10 @@ impl Fleet<'_> {
         let Some(traced) = self.pending.next_request()? else { return Ok(None) };
         let asked_ns = if self.pending.arrivals == Arrivals::AtOnce { 0 } else { self.now_ns };
         let tenant = self.settings.tenants.tenant_of(self.totals.taken, traced.terms.tenant);
+        if let Some(max_context) = self.settings.model.max_context {
+            let tokens = u64::from(traced.input_tokens) + u64::from(traced.output_tokens);
+            TooLong::add(&mut self.totals.too_long, tokens, max_context);
+        }
         let number = self.flights.push(InFlightRequest::new(traced, asked_ns, tenant));
         assert_eq!(number, self.totals.taken, "requests are numbered as they come");
         self.totals.taken += 1;

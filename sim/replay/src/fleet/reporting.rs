@@ -46,6 +46,7 @@ impl Fleet<'_> {
                 prefix_runs: sum(|stats| stats.prefix_runs),
                 mean_prefix_run: ratio(sum(|stats| stats.prefix_blocks) as f64, sum(|stats| stats.prefix_runs) as f64),
                 dropped_blocks: sum(|stats| stats.h2o.h2o_dropped_blocks),
+                too_long: self.totals.too_long,
             },
             preemptions: sum(|stats| stats.preemptions),
             swaps: SwapReport {

@@ -19,6 +19,7 @@ mod failures;
 mod fast_forwards;
 mod layer_groups;
 mod lock_step;
+mod long_requests;
 mod random_failures;
 mod retention;
 mod routers;

@@ -50,7 +50,7 @@ pub(super) fn of(hardware: &Hardware, model: &Model, parallel: Parallel) -> (Ste
 
 /// Returns `true` if `model` has the shapes of the preset called `name`.
 fn is(name: &str, model: &Model) -> bool {
-    model::by_name(name).is_ok_and(|preset| Model { name: preset.name, ..*model } == *preset)
+    model::by_name(name).is_ok_and(|preset| model.is_like(preset))
 }
 
 /// Returns the property of `model` that no measured model has, if any.
