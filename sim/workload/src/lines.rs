@@ -25,8 +25,8 @@ pub enum LineFault {
     /// File cannot be opened or read.
     #[error("cannot be read: {0}")]
     Unreadable(io::Error),
-    /// Gzip stream ends before its trailer.
-    #[error("the gzip stream is cut off; fetch or compress the file again")]
+    /// Gzip stream ends before its trailer, or a few bytes follow its end.
+    #[error("the gzip stream is cut off, or bytes follow its end; fetch or compress the file again")]
     TruncatedGzip,
     /// Gzip stream is damaged.
     #[error("the gzip stream is damaged ({0}); fetch or compress the file again")]

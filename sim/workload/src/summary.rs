@@ -8,10 +8,10 @@
 //! Percentiles are nearest-rank: the p-th percentile is the smallest measured value not exceeded by at least p per cent of the
 //! values. No percentile lies between two measured values.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-/// Summary of a distribution, seconds. All fields are 0 for an empty distribution.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+/// Summary of a distribution, seconds. All fields are 0 for an empty distribution, which is `null` in JSON.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Arithmetic mean of the values, seconds.
     pub mean: f64,
@@ -42,6 +42,23 @@ impl Summary {
             p99: at(99),
             max: seconds(max_ns),
         }
+    }
+}
+
+impl Serialize for Summary {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Values {
+            mean: f64,
+            p50: f64,
+            p90: f64,
+            p95: f64,
+            p99: f64,
+            max: f64,
+        }
+        let Self { mean, p50, p90, p95, p99, max } = *self;
+        let values = Values { mean, p50, p90, p95, p99, max };
+        Some(values).filter(|_| *self != Self::default()).serialize(serializer)
     }
 }
 
@@ -198,6 +215,13 @@ mod tests {
         let mut meter = Histogram::default();
         values.iter().for_each(|v| meter.record(*v, 1));
         meter.summary()
+    }
+
+    #[test]
+    fn a_summary_of_nothing_is_null_in_json() {
+        assert_eq!(serde_json::to_string(&exact(&[])).unwrap(), "null");
+        let second = r#"{"mean":1.0,"p50":1.0,"p90":1.0,"p95":1.0,"p99":1.0,"max":1.0}"#;
+        assert_eq!(serde_json::to_string(&exact(&[1_000_000_000])).unwrap(), second);
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "NAME")]
     hardware: String,
 
-    /// Model of the server: a preset, or the config.json of its weights.
+    /// Model of the server: a preset, a Hugging Face folder, or its config.json.
     #[arg(long, value_name = "NAME")]
     model: String,
 

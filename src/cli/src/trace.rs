@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -78,20 +79,26 @@ struct OutArgs {
     #[arg(value_name = "OUT")]
     to: PathBuf,
 
-    /// Format to write: mooncake, vidur or tokens [default: vidur for .csv, else mooncake].
+    /// Format to write: mooncake, vidur or tokens [default: vidur for .csv, mooncake for .jsonl].
     #[arg(long, value_name = "NAME")]
     to_format: Option<Format>,
 }
 
 impl OutArgs {
     /// Returns the format to write.
-    fn format(&self) -> Format {
-        self.to_format.unwrap_or_else(|| TraceWriter::format_of(&self.to))
+    ///
+    /// # Errors
+    /// If neither flag nor name says it.
+    fn format(&self) -> anyhow::Result<Format> {
+        let (flag, path) = (self.to_format, self.to.display());
+        flag.or_else(|| TraceWriter::format_of(&self.to)).with_context(|| {
+            format!("the name {path} does not say the format; end it in .jsonl or .csv, or give --to-format mooncake, vidur or tokens")
+        })
     }
 
     /// Says what was written.
     fn report(&self, conversion: &Conversion) -> anyhow::Result<()> {
-        let summary = summary(conversion, &self.to, self.format());
+        let summary = summary(conversion, &self.to, self.format()?);
         if self.to.as_os_str() == "-" {
             eprintln!("{summary}");
             return Ok(());
@@ -161,7 +168,7 @@ fn run_stats(args: &StatsArgs) -> anyhow::Result<()> {
 
 fn run_convert(args: &ConvertArgs) -> anyhow::Result<()> {
     let selection = args.part.selection_at_speed()?;
-    let (path, format) = (&args.out.to, args.out.format());
+    let (path, format) = (&args.out.to, args.out.format()?);
     if is_recording(&args.from) {
         let (recorded, trace) = recording(&args.from, args.part.options(), &selection)?;
         let requests = trace.requests.into_iter().map(Ok);
@@ -178,7 +185,7 @@ fn run_generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let mut spec = Spec::load(&args.spec)?;
     spec.seed = args.seed.unwrap_or(spec.seed);
     spec.requests = args.requests.unwrap_or(spec.requests);
-    let (path, format) = (&args.out.to, args.out.format());
+    let (path, format) = (&args.out.to, args.out.format()?);
     let requests = spec.assumed_service.requests(Generator::new(&spec)?);
     let conversion = with_spinner(|progress| convert(requests, Format::Synthetic, path, format, progress))?;
     args.out.report(&conversion)

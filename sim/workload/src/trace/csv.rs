@@ -81,17 +81,27 @@ impl Columns {
         };
         let header = std::str::from_utf8(line)
             .map_err(|_| TraceFault::Malformed { format, why: "the header is not text".into() })?;
+        let find_any = |column: &'static str| {
+            let mut found = fields(header).enumerate().filter(|(_, name)| *name == column).map(|(at, _)| at);
+            match (found.next(), found.next()) {
+                (_, Some(_)) => Err(TraceFault::RepeatedColumn { column }),
+                (first, None) => Ok(first),
+            }
+        };
         let find = |column: &'static str| {
-            fields(header)
-                .position(|name| name == column)
+            find_any(column)?
                 .ok_or_else(|| TraceFault::MissingColumn { column, header: header.chars().take(200).collect() })
         };
+        let mut terms = [None; 4];
+        for (at, column) in terms.iter_mut().zip(Terms::FIELDS) {
+            *at = find_any(column)?;
+        }
         Ok(Self {
             dialect,
             time: find(dialect.time)?,
             input: find(dialect.input)?,
             output: find(dialect.output)?,
-            terms: Terms::FIELDS.map(|column| fields(header).position(|name| name == column)),
+            terms,
             n_columns: fields(header).count(),
         })
     }

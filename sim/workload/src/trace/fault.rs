@@ -52,6 +52,12 @@ pub enum TraceFault {
         /// Header as found in the file.
         header: String,
     },
+    /// CSV header with a column twice.
+    #[error("the header has the column '{column}' twice; remove one")]
+    RepeatedColumn {
+        /// Name of the column.
+        column: &'static str,
+    },
     /// JSON object without a required field.
     #[error("field '{field}' is missing; a request has {expected}")]
     MissingField {

@@ -105,7 +105,10 @@ fn a_cut_off_gzip_is_refused() {
     let text: String = (0..2000).map(|i| line(i, 1 + (i as u32 * 7919) % 500, 1, &[i as u32]) + "\n").collect();
     let whole = gzip(&text);
     let message = fault(&whole[..whole.len() / 2], None);
-    assert!(message.ends_with(": the gzip stream is cut off; fetch or compress the file again"), "{message}");
+    assert!(
+        message.ends_with(": the gzip stream is cut off, or bytes follow its end; fetch or compress the file again"),
+        "{message}"
+    );
     assert!(message.starts_with(", line "), "{message}");
     let file = file(&whole[..whole.len() / 2]);
     let error = Trace::load(file.path(), None, None).unwrap_err();
@@ -115,6 +118,8 @@ fn a_cut_off_gzip_is_refused() {
 
 #[test]
 fn a_forced_format_is_not_second_guessed() {
+    let twice = fault("TIMESTAMP,ContextTokens,GeneratedTokens,ContextTokens\n", None);
+    assert_eq!(twice, ", line 1: the header has the column 'ContextTokens' twice; remove one");
     let missing_column = ", line 1: the header has no column 'TIMESTAMP', only: {\"timestamp\": 0";
     assert!(fault(line(0, 1, 1, &[0]), Some(Format::Azure)).starts_with(missing_column));
     assert!(

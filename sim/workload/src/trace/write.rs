@@ -113,11 +113,16 @@ pub struct TraceWriter {
 }
 
 impl TraceWriter {
-    /// Returns the format for a file name: `vidur` for `.csv`, else `mooncake`, ignoring the compression suffix.
-    pub fn format_of(path: &Path) -> Format {
+    /// Returns the format for a file name, ignoring the compression suffix: `vidur` for `.csv`; `mooncake` for `.jsonl`, `.json` and names
+    /// without a suffix; `None` for other suffixes.
+    pub fn format_of(path: &Path) -> Option<Format> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let name = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(name);
-        if name.ends_with(".csv") { Format::Vidur } else { Format::Mooncake }
+        match Path::new(name).extension().and_then(|suffix| suffix.to_str()) {
+            Some("csv") => Some(Format::Vidur),
+            None | Some("jsonl" | "json") => Some(Format::Mooncake),
+            Some(_) => None,
+        }
     }
 
     /// Creates a trace in format `mooncake`, `vidur` or `tokens`; gzip for names ending in `.gz`, Zstandard for `.zst`. Replaces an
@@ -296,10 +301,12 @@ mod tests {
     #[test]
     fn names_ask_for_formats() {
         for (name, format) in [
-            ("a.csv", Format::Vidur),
-            ("a.csv.zst", Format::Vidur),
-            ("a.jsonl.gz", Format::Mooncake),
-            ("csv", Format::Mooncake),
+            ("a.csv", Some(Format::Vidur)),
+            ("a.csv.zst", Some(Format::Vidur)),
+            ("a.jsonl.gz", Some(Format::Mooncake)),
+            ("csv", Some(Format::Mooncake)),
+            ("-", Some(Format::Mooncake)),
+            ("a.parquet", None),
         ] {
             assert_eq!(TraceWriter::format_of(Path::new(name)), format, "{name}");
         }

@@ -126,7 +126,7 @@ pub(crate) struct FleetArgs {
     #[arg(long, value_name = "NAME", default_value = "h100-80g")]
     pub(crate) hardware: String,
 
-    /// Model to serve: a preset, or a Hugging Face config.json; an unknown name lists all presets.
+    /// Model to serve: a preset, a Hugging Face folder, or its config.json; an unknown name lists all presets.
     #[arg(long, value_name = "NAME", default_value = "llama-3.1-8b")]
     model: String,
 

@@ -8,18 +8,21 @@ use crate::model::{Arithmetic, Bits};
 fn a_dense_config_gives_the_preset() {
     let text = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
         "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "torch_dtype": "bfloat16",
-        "tie_word_embeddings": false, "vocab_size": 128256, "rope_theta": 500000.0}"#;
+        "tie_word_embeddings": false, "vocab_size": 128256, "rope_theta": 500000.0, "max_position_embeddings": 131072,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}}"#;
     assert_eq!(parse_config("llama-3.1-8b", text).unwrap(), *model::by_name("llama-3.1-8b").unwrap());
 }
 
 #[test]
 fn experts_go_by_several_names() {
     let mixtral = r#"{"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32,
-        "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000}"#;
+        "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
+        "max_position_embeddings": 32768}"#;
     assert_eq!(parse_config("mixtral-8x7b", mixtral).unwrap(), *model::by_name("mixtral-8x7b").unwrap());
     let qwen = r#"{"head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
         "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
-        "num_key_value_heads": 4, "torch_dtype": "bfloat16", "vocab_size": 151936}"#;
+        "num_key_value_heads": 4, "torch_dtype": "bfloat16", "vocab_size": 151936,
+        "max_position_embeddings": 40960}"#;
     assert_eq!(parse_config("qwen3-30b-a3b", qwen).unwrap(), *model::by_name("qwen3-30b-a3b").unwrap());
 }
 
