@@ -81,7 +81,7 @@ Examples:
     4f9c21d8a07be5539b1cf6e2d4a80c17 generate alice
     d03b5e72c9f14a68805d2be91f7a6c34 admin operator
 
-SIGTERM or Ctrl-C drains the server: running requests end, new ones are refused. A second signal stops at once.";
+SIGTERM, SIGHUP or Ctrl-C drains the server: running requests end, new ones are refused. A second signal stops at once.";
 
 /// Serve a model over gRPC.
 ///

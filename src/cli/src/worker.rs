@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tonic::transport::Endpoint;
 use tracing::info;
@@ -15,7 +14,7 @@ use trunkline_attach::worker::{self, Dial, Dialled, MakeRunner};
 use trunkline_attach::{Abilities, Hello, KvRoom, Session};
 use trunkline_core::registry;
 use trunkline_port::{ModelInfo, StepRunner};
-use trunkline_server::{ClientTls, authorization, connect_tls};
+use trunkline_server::{ClientTls, StopSignals, authorization, connect_tls};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Worker, WorkerConfig};
 
@@ -57,7 +56,7 @@ Examples:
   Check a worker of your own, which dials this address:
     trunkline worker check 127.0.0.1:50052
 
-A worker that loses its server dials again and keeps its KV. SIGTERM or Ctrl-C ends the worker after the steps at hand.";
+A worker that loses its server dials again and keeps its KV. SIGTERM, SIGHUP or Ctrl-C ends the worker after the steps at hand.";
 
 /// Run a model for a server, or check a worker.
 #[derive(Args)]
@@ -325,13 +324,9 @@ fn dial(args: &AttachArgs) -> anyhow::Result<Dial> {
 
 fn stop_on_signals() -> std::io::Result<watch::Receiver<bool>> {
     let (stop, stopped) = watch::channel(false);
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut stops = StopSignals::listen()?;
     tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+        stops.next().await;
         info!("stopping after the steps at hand");
         stop.send_replace(true);
         // Without a sender, nobody would wait for the signal any more.

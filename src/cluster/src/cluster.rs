@@ -324,6 +324,7 @@ impl Cluster {
 
     /// Chooses an engine for a request and returns the choice with the prompt tokens believed cached there. Engines that are up go
     /// before engines expected to come up; engines of another KV class, of the role `unfit`, and those that refused the request, are left out.
+    /// A request with its prompt on a prefill engine (`unfit`) waits for no decode engine to come up: it can go on where it is.
     fn pick(&mut self, request: &Request, unfit: Role, refused: &[EngineId]) -> Option<(EngineId, u32)> {
         if let [engine] = &self.engines[..] {
             let open = !matches!(engine.state, EngineState::Closed | EngineState::Gone) && refused.is_empty();
@@ -337,7 +338,8 @@ impl Cluster {
             is_of_class && engine.role != unfit && engine.state == state && !refused.contains(&id)
         };
         let any_up = (0..engines.len()).any(|at| fits(EngineId(at as u32), EngineState::Up));
-        let open = if any_up { EngineState::Up } else { EngineState::Absent };
+        let is_handed_over = unfit == Role::Prefill;
+        let open = if any_up || is_handed_over { EngineState::Up } else { EngineState::Absent };
         let pick = self.placements.pick(self.now_ns, request, |id| fits(id, open))?;
         Some((EngineId(pick.engine as u32), pick.known_tokens))
     }
@@ -534,6 +536,11 @@ impl Cluster {
     /// Returns the core of an engine.
     pub fn core(&self, engine: EngineId) -> &Core {
         &self.engines[engine.index()].core
+    }
+
+    /// Returns `true` if new requests go to an engine of this role, whatever the engine's state.
+    pub fn prefills(&self, engine: EngineId) -> bool {
+        self.engines[engine.index()].role != Role::Decode
     }
 
     /// Returns the state of an engine at this moment.

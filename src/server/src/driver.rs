@@ -25,7 +25,7 @@ use tonic::Status;
 use tracing::{debug, error, info, warn};
 use trunkline_cluster::record::End;
 use trunkline_cluster::{Cluster, EngineId, EngineState, Input, Output as ClusterOutput};
-use trunkline_core::{Action, Event, Refusal, RequestId, Stats};
+use trunkline_core::{Action, Event, FinishReason, Refusal, RequestId, Stats};
 use trunkline_port::{KnownBlock, StepRunner, TokenLogprobs, TransferReport};
 
 use crate::clock::Clock;
@@ -115,6 +115,8 @@ pub(crate) fn spawn(
 struct Client {
     outputs: OutboxSender,
     accepted: Option<oneshot::Sender<Result<(), Refusal>>>,
+    /// `true` if no worker is left for the request.
+    without_worker: bool,
 }
 
 impl Client {
@@ -290,7 +292,7 @@ impl Driver {
             Command::Submit { outputs, .. } if outputs.is_closed() => {}
             Command::Submit { request, outputs, accepted } => {
                 let id = request.id;
-                self.clients.insert(id, Client { outputs, accepted: Some(accepted) });
+                self.clients.insert(id, Client { outputs, accepted: Some(accepted), without_worker: false });
                 self.apply(Input::Client(Event::Submit(request)));
                 if let Some(client) = self.clients.get_mut(&id) {
                     client.accept();
@@ -474,8 +476,8 @@ impl Driver {
             return;
         }
         error!(%engine, "the worker ended too often and is given up");
-        if self.workers.all_given_up() {
-            return self.fail("all workers ended and none can be started again");
+        if self.prefilling(None).all(|engine| self.workers.is_given_up(engine)) {
+            return self.fail("all workers that take new requests ended and none can be started again");
         }
         self.note_served();
         self.fail_all(engine);
@@ -489,9 +491,10 @@ impl Driver {
         requests
     }
 
-    /// Ends all requests on an engine with an error.
+    /// Ends all requests on an engine that has no worker any more.
     fn fail_all(&mut self, engine: EngineId) {
         for id in self.requests_on(engine) {
+            self.clients.entry(id).and_modify(|client| client.without_worker = true);
             self.apply(Input::Client(Event::Fail(id)));
         }
     }
@@ -589,7 +592,9 @@ impl Driver {
                 self.output(request, Output::Token { token, logprobs });
             }
             Action::Finish { request, reason, usage } => {
-                self.output(request, Output::Finish { reason, usage });
+                let without_worker = self.clients.get(&request).is_some_and(|client| client.without_worker);
+                let failed = without_worker && reason == FinishReason::Error;
+                self.output(request, if failed { Output::NoWorker } else { Output::Finish { reason, usage } });
                 self.clients.remove(&request);
             }
             Action::Refuse { request, refusal } => {

@@ -95,7 +95,7 @@ pub use crate::limits::NetworkLimits;
 pub use crate::offer::SamplingOffer;
 pub use crate::seats::AttachOptions;
 pub use crate::server::{Backend, DecideModel, Options, Server, ServerError, listen};
-pub use crate::shutdown::{ServerHandle, stop_on_signals};
+pub use crate::shutdown::{ServerHandle, StopSignals, stop_on_signals};
 pub use crate::stores::{EngineStore, layout};
 pub use crate::tls::{TlsError, TlsFiles};
 pub use crate::tokens::TokenFileError;

@@ -25,6 +25,8 @@ pub(crate) struct NetworkCounters {
     pub(crate) closed: AtomicU64,
     /// Calls ended because the client did not read.
     pub(crate) unread_ended: AtomicU64,
+    /// Requests refused as too many before an engine saw them.
+    pub(crate) rejected_requests: AtomicU64,
     /// Requests without a valid token, or with a role that does not suffice.
     pub(crate) unauthorised: AtomicU64,
 }

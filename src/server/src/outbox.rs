@@ -16,8 +16,16 @@ use crate::shares::Share;
 
 /// Output of an accepted request.
 pub(crate) enum Output {
-    Token { token: Token, logprobs: Option<TokenLogprobs> },
-    Finish { reason: FinishReason, usage: Usage },
+    Token {
+        token: Token,
+        logprobs: Option<TokenLogprobs>,
+    },
+    Finish {
+        reason: FinishReason,
+        usage: Usage,
+    },
+    /// No worker is left that could run the request.
+    NoWorker,
 }
 
 impl Output {
@@ -25,7 +33,7 @@ impl Output {
     fn bytes(&self) -> u64 {
         let top = match self {
             Self::Token { logprobs: Some(logprobs), .. } => size_of_val(logprobs.top.as_slice()),
-            Self::Token { logprobs: None, .. } | Self::Finish { .. } => 0,
+            Self::Token { logprobs: None, .. } | Self::Finish { .. } | Self::NoWorker => 0,
         };
         (size_of::<Self>() + top) as u64
     }
@@ -76,7 +84,7 @@ impl OutboxSender {
     /// Adds an output; returns `false` if nobody reads the outbox.
     pub(crate) fn send(&self, output: Output) -> bool {
         let bytes = output.bytes();
-        let ends = matches!(output, Output::Finish { .. });
+        let ends = matches!(output, Output::Finish { .. } | Output::NoWorker);
         let mut queue = self.0.lock();
         let arrived = queue.on_the_way.take();
         if queue.closed {

@@ -1,5 +1,6 @@
 //! The gRPC service: from messages to commands for the core's thread, and back.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,6 +34,13 @@ pub(crate) struct InferenceService {
 impl InferenceService {
     pub(crate) fn new(submitter: Submitter, network: Arc<Network>) -> Self {
         Self { shared: Arc::new(submitter), network }
+    }
+
+    /// Counts a request refused before an engine saw it because there are too many.
+    fn count(&self, rejection: &Rejection) {
+        if rejection.is_overload() {
+            self.network.counters.rejected_requests.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -83,7 +91,8 @@ impl Inference for InferenceService {
         let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
         let detokenizer = shared.tokenizer.detokenizer(checked.skip_special_tokens);
         let timeout = [call_timeout, checked.timeout].into_iter().flatten().min();
-        let submitted = shared.submit(&caller, checked, arrival_ns, timeout).await?;
+        let submitted = shared.submit(&caller, checked, arrival_ns, timeout).await;
+        let submitted = submitted.inspect_err(|rejection| self.count(rejection))?;
         let request_id = submitted.client_id().parse().ok();
         let mut response = Response::new(Generation::new(submitted, detokenizer, stop, min_tokens));
         if let Some(request_id) = request_id {
@@ -101,6 +110,7 @@ impl Inference for InferenceService {
                 ids.len()
             )));
         }
+        let ids: BTreeSet<String> = ids.into_iter().collect();
         let found: Vec<RequestId> = ids.iter().flat_map(|id| self.shared.sessions.abort(&caller, id)).collect();
         let n_found = found.len() as u32;
         if n_found > 0 {
@@ -204,6 +214,7 @@ fn network(network: &Network) -> proto::Network {
         closed: read(&counters.closed),
         unread_ended: read(&counters.unread_ended),
         unauthorised: read(&counters.unauthorised),
+        rejected_requests: read(&counters.rejected_requests),
     }
 }
 
@@ -245,6 +256,7 @@ fn counters(stats: &Stats, drafts: Drafts) -> proto::Counters {
         ignored_retained_blocks: stats.retention.ignored_retained_blocks,
         evicted_retained_blocks: stats.retention.evicted_retained_blocks,
         restarted: stats.requests.restarted,
+        withdrawn: stats.requests.withdrawn,
     }
 }
 

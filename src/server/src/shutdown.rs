@@ -107,30 +107,68 @@ impl ServerHandle {
     }
 }
 
-/// Makes SIGTERM and SIGINT drain the server, and the next of either stop the server at once.
+/// Makes SIGTERM, SIGINT and SIGHUP drain the server, and the next of them stop the server at once.
 ///
 /// # Errors
 ///
 /// If the system does not let the process listen for signals.
 pub fn stop_on_signals(server: ServerHandle) -> std::io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut stops = StopSignals::listen()?;
     tokio::spawn(async move {
-        next(&mut terminate, &mut interrupt).await;
+        stops.next().await;
         info!("told to stop: finishing the requests at hand; a second signal stops at once");
         server.drain().await;
-        next(&mut terminate, &mut interrupt).await;
+        stops.next().await;
         warn!("told to stop at once");
         server.shutdown().await;
     });
     Ok(())
 }
 
-async fn next(terminate: &mut Signal, interrupt: &mut Signal) {
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// Signals that ask a process to stop: SIGTERM, SIGINT (Ctrl-C) and SIGHUP (the terminal closed).
+#[derive(Debug)]
+pub struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+    /// `None` under `nohup`, which asks to outlive the terminal.
+    hangup: Option<Signal>,
+}
+
+impl StopSignals {
+    /// Listens for the signals, which end the process no more.
+    ///
+    /// # Errors
+    ///
+    /// If the system does not let the process listen for signals.
+    pub fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: if ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) },
+        })
     }
+
+    /// Waits for the next of the signals.
+    pub async fn next(&mut self) {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = hangup => {}
+        }
+    }
+}
+
+/// Returns `true` if the process was started with SIGHUP ignored: bit 0 of `SigIgn` in `/proc/self/status` (proc_pid_status(5)).
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! State of the stores, as clients see it.
 
+use std::collections::HashMap;
+
 use trunkline_core::TierStats;
 use trunkline_port::Place;
-use trunkline_store::{LinkStats, PlaceStats, Spread, StoreStats};
+use trunkline_store::{FaultCounts, LinkStats, PlaceStats, Spread, StoreStats};
 
 use crate::proto;
 
@@ -41,7 +43,8 @@ fn place(name: String, stats: &PlaceStats, counters: &TierStats) -> proto::Store
         blocks: stats.blocks,
         stored_bytes: stats.stored_bytes,
         limit_bytes: stats.limit_bytes,
-        faults: stats.faults.each().map(|(fault, n)| (fault.name().to_owned(), n)).filter(|(_, n)| *n > 0).collect(),
+        faults: faults(stats.faults),
+        dropped_at_start: stats.disk.as_ref().map(|disk| faults(disk.dropped_at_start)).unwrap_or_default(),
         hit_blocks: counters.hit_blocks,
         stored_blocks: counters.stored_blocks,
         evicted_blocks: counters.evicted_blocks,
@@ -52,6 +55,11 @@ fn place(name: String, stats: &PlaceStats, counters: &TierStats) -> proto::Store
         idle_before_end: Some(durations(&stats.residency.idle_before_end)),
         gap: Some(durations(&stats.residency.gap)),
     }
+}
+
+/// Returns the numbers above 0 by the name of the reason.
+fn faults(counts: FaultCounts) -> HashMap<String, u64> {
+    counts.each().filter(|(_, n)| *n > 0).map(|(fault, n)| (fault.name().to_owned(), n)).collect()
 }
 
 fn link(from: String, to: String, stats: &LinkStats) -> proto::StoreLink {

@@ -64,12 +64,13 @@ impl Generation {
 
     fn take(&mut self, outputs: &mut Vec<Output>) {
         let mut chunk = proto::Chunk::default();
-        let mut end = None;
+        let (mut end, mut without_worker) = (None, false);
         for output in outputs.drain(..) {
             match output {
                 Output::Token { .. } if self.stopping.is_some() => {}
                 Output::Token { token, logprobs } => self.token(token, logprobs, &mut chunk),
                 Output::Finish { reason, usage } => end = Some((reason, usage)),
+                Output::NoWorker => without_worker = true,
             }
         }
         self.tell_stop();
@@ -83,6 +84,10 @@ impl Generation {
         }
         if let Some((reason, usage)) = end {
             self.end(reason, usage);
+        }
+        if without_worker {
+            self.submitted.end();
+            self.ready.push_back(Err(Status::unavailable("no worker is left to run the request; try again later")));
         }
     }
 

@@ -59,6 +59,13 @@ pub(crate) enum Rejection {
     NoRandomness(getrandom::Error),
 }
 
+impl Rejection {
+    /// Returns `true` if the request is one too many for the server or for its client.
+    pub(crate) fn is_overload(&self) -> bool {
+        matches!(self, Self::TokenizerBusy | Self::QueueFull | Self::ShareFull(_) | Self::TooManyOpen(_))
+    }
+}
+
 impl From<NotTaken> for Rejection {
     fn from(reason: NotTaken) -> Self {
         match reason {

@@ -248,9 +248,9 @@ impl Workers {
         self.slots.iter().filter_map(|slot| slot.restart_at_ns).min()
     }
 
-    /// Returns `true` if all workers have been given up.
-    pub(crate) fn all_given_up(&self) -> bool {
-        self.slots.iter().all(|slot| slot.given_up)
+    /// Returns `true` if the worker of an engine has been given up.
+    pub(crate) fn is_given_up(&self, engine: EngineId) -> bool {
+        self.slots[engine.index()].given_up
     }
 
     /// Returns `true` if an engine has a worker, attached with all of its group or embedded, or gets one without an operator: an embedded one is started again,
@@ -260,12 +260,6 @@ impl Workers {
             true => self.seats.is_occupied(engine) && self.lock_steps.is_ready(engine),
             false => !self.slots[engine.index()].given_up,
         }
-    }
-
-    /// Returns `true` if [`Self::is_served`] holds for some engine other than `except`.
-    pub(crate) fn any_served(&self, except: Option<EngineId>) -> bool {
-        let mut engines = (0..self.slots.len() as u32).map(EngineId);
-        engines.any(|engine| Some(engine) != except && self.is_served(engine))
     }
 
     /// Forgets planned restarts, for tests that make workers themselves.
@@ -511,7 +505,7 @@ mod tests {
             pauses.push(pause.as_millis());
         }
         assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 30_000]);
-        assert!(!workers.all_given_up(), "the other worker runs");
+        assert!(workers.is_given_up(ENGINE) && !workers.is_given_up(EngineId(0)), "the other worker runs");
         workers.note_step(ENGINE, 1, 0);
         assert_eq!(workers.plan_restart(ENGINE, 7), Some(PAUSE_MIN), "a step that ended starts the count again");
     }

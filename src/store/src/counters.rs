@@ -1,5 +1,6 @@
 //! Counters of blocks that were not as they should be.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Reason for not using a stored block.
@@ -70,6 +71,15 @@ impl FaultCounts {
     /// Counts a fault of one block.
     pub fn add(&mut self, fault: Fault) {
         self.0[fault as usize] += 1;
+    }
+}
+
+/// Reasons with their numbers, those of 0 left out: `3 flipped, 1 torn`.
+impl fmt::Display for FaultCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let each: Vec<_> =
+            self.each().filter(|(_, n)| *n > 0).map(|(fault, n)| format!("{n} {}", fault.name())).collect();
+        f.write_str(&each.join(", "))
     }
 }
 

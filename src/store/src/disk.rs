@@ -152,6 +152,14 @@ impl Disk {
         let log = Arc::new(Log::new(settings.limits()?, files));
         let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "read the segments", source };
         let recovered = recovery::recover(&log).map_err(failed)?;
+        if recovered.faults.total() > 0 {
+            tracing::warn!(
+                "{}: {} damaged records are dropped ({})",
+                settings.path.display(),
+                recovered.faults.total(),
+                recovered.faults
+            );
+        }
         let queue = Arc::new(WriteQueue::new(QUEUE_BYTES));
         let (writer, finisher) = Writer::new(&log, &queue, recovered.next_segment);
         let mut disk =

@@ -397,6 +397,22 @@ fn prefill_engines_hand_over_after_the_first_token() {
 }
 
 #[test]
+fn a_request_stays_on_its_prefill_engine_while_no_decode_engine_is_up() {
+    let mut rig = Rig::new(&roles(&[Role::Prefill, Role::Decode]));
+    rig.engine(1, Event::WorkerLost);
+    assert_eq!(rig.cluster.status(EngineId(1)).state, EngineState::Absent);
+    rig.submit(0, 8, 4);
+    rig.run_all();
+    rig.assert_whole(0, 4);
+    assert_eq!(rig.moves, [], "it does not wait for a worker that may never come");
+    rig.engine(1, Event::WorkerJoined);
+    rig.submit(1, 8, 4);
+    rig.run_all();
+    rig.assert_whole(1, 4);
+    assert_eq!(rig.moves, [(1, 0, 1, Move::HandedOver)]);
+}
+
+#[test]
 fn an_untrusted_worker_is_absent_until_it_joins_again() {
     let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 2));
     rig.submit(0, 8, 3);

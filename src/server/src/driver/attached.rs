@@ -30,7 +30,7 @@ impl Driver {
         let engines: Vec<EngineId> = self.workers.seats.engines().collect();
         for engine in engines {
             self.workers.empty(engine);
-            if self.workers.any_served(None) {
+            if self.any_served(None) {
                 self.apply(Input::Retire(engine));
             }
         }
@@ -206,7 +206,7 @@ impl Driver {
             // The next worker of the seat finds the engine open.
             self.apply(Input::OpenEngine(engine));
         }
-        if self.workers.any_served(Some(engine)) {
+        if self.any_served(Some(engine)) {
             warn!(%engine, worker = name, requests, why, "a worker is lost; other engines continue its requests");
             self.apply(Input::Retire(engine));
         } else {
@@ -228,10 +228,20 @@ impl Driver {
         }
     }
 
-    /// Returns `true` if an engine other than `except` is up.
+    /// Returns the engines other than `except` whose role takes new requests, and requests of lost workers.
+    pub(super) fn prefilling(&self, except: Option<EngineId>) -> impl Iterator<Item = EngineId> {
+        let engines = (0..self.cluster.n_engines() as u32).map(EngineId);
+        engines.filter(move |engine| Some(*engine) != except && self.cluster.prefills(*engine))
+    }
+
+    /// Returns `true` if such an engine is up.
     fn any_up(&self, except: Option<EngineId>) -> bool {
-        let mut engines = (0..self.cluster.n_engines() as u32).map(EngineId);
-        engines.any(|engine| Some(engine) != except && self.cluster.status(engine).state == EngineState::Up)
+        self.prefilling(except).any(|engine| self.cluster.status(engine).state == EngineState::Up)
+    }
+
+    /// Returns `true` if such an engine has a worker, or gets one without an operator ([`crate::workers::Workers::is_served`]).
+    fn any_served(&self, except: Option<EngineId>) -> bool {
+        self.prefilling(except).any(|engine| self.workers.is_served(engine))
     }
 
     /// Resets an attached worker whose step takes too long, or ends its connection if the reset takes too long.
@@ -281,7 +291,7 @@ impl Driver {
 
     /// Notes a change of the engines that have a worker.
     pub(super) fn note_served(&mut self) {
-        let is_served = self.workers.any_served(None);
+        let is_served = self.any_served(None);
         self.served.send_if_modified(|served| std::mem::replace(served, is_served) != is_served);
         let wait_ns = || u64::try_from(self.workers.seats.wait().as_nanos()).unwrap_or(u64::MAX);
         self.wait_until_ns = match (is_served, self.wait_until_ns) {

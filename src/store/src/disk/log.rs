@@ -1,8 +1,9 @@
 //! Contents of a disk tier: which record is in which slot, and which segments there are.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use trunkline_port::{BlockKey, Token};
@@ -54,6 +55,8 @@ pub struct WriteCounters {
     pub rewritten: AtomicU64,
     /// Writes that the system refused.
     pub failed: AtomicU64,
+    /// `true` if the last write failed.
+    pub failing: AtomicBool,
     /// Segments deleted.
     pub deleted: AtomicU64,
     /// Number of the last write.
@@ -70,6 +73,23 @@ impl Log {
             counters: WriteCounters::default(),
             finishing: Arc::default(),
             segments: Mutex::default(),
+        }
+    }
+
+    /// Counts a write that the system refused, and logs the first of several in a row.
+    pub fn failed(&self, path: &Path, task: &str, error: &io::Error) {
+        self.counters.failed.fetch_add(1, Relaxed);
+        if !self.counters.failing.swap(true, Relaxed) {
+            let more = "blocks are not kept until a write succeeds; further failures are counted, not logged";
+            tracing::warn!("{}: {task}: {error}; {more}", path.display());
+        }
+    }
+
+    /// Counts the bytes of records written.
+    pub fn wrote(&self, bytes: u64) {
+        self.counters.written.fetch_add(bytes, Relaxed);
+        if self.counters.failing.swap(false, Relaxed) {
+            tracing::info!("{}: writes succeed again", self.limits.folder.display());
         }
     }
 

@@ -68,8 +68,7 @@ impl Writing {
 
     /// Counts a write at `begin` that failed. Returns the answer for its records.
     fn failed(&self, error: &io::Error, begin: u64) -> BlockFault {
-        self.log.counters.failed.fetch_add(1, Relaxed);
-        tracing::warn!("{}: cannot write: {error}", self.segment.path.display());
+        self.log.failed(&self.segment.path, "cannot write", error);
         let mut progress = self.progress();
         progress.failed_at = progress.failed_at.min(begin);
         fault_of(error)
@@ -220,7 +219,7 @@ impl Writer {
         let fault = match write_all(writing.segment.file.as_ref(), &parts, begin) {
             Ok(()) => {
                 writing.wrote(end, writes.len() as u64);
-                self.log.counters.written.fetch_add(end - begin, Relaxed);
+                self.log.wrote(end - begin);
                 None
             }
             Err(error) => {
@@ -296,8 +295,7 @@ impl Cursor {
         self.next_segment += 1;
         let segment = Segment::create(log.files.as_ref(), &limits.folder, number, limits.segment_bytes, limits.layout);
         let segment = segment.map_err(|error| {
-            log.counters.failed.fetch_add(1, Relaxed);
-            tracing::warn!("{}: cannot create a segment: {error}", limits.folder.display());
+            log.failed(&limits.folder, "cannot create a segment", &error);
             fault_of(&error)
         })?;
         log.segments().insert(number, Arc::clone(&segment));
