@@ -284,10 +284,6 @@ impl Cluster {
             EngineEvent::Retired if had_worker => self.deliver(engine, Event::WorkerLost, out),
             EngineEvent::Retired | EngineEvent::Drained | EngineEvent::Opened => {}
         }
-        if event == EngineEvent::Retired && !self.engines[engine.index()].core.config().tiers.is_empty() {
-            // The next worker has tiers of its own, with nothing in them.
-            self.deliver(engine, Event::FlushCache, out);
-        }
         match after {
             EngineState::Closed | EngineState::Gone => self.withdraw_all(engine, Move::Lost, out),
             EngineState::Draining => self.withdraw_all(engine, Move::Drained, out),

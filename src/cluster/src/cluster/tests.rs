@@ -21,6 +21,8 @@ struct Rig {
     emptied: Vec<u32>,
     drained: u32,
     resets: Vec<u32>,
+    /// Look-ups asked of shared tiers.
+    lookups: u32,
 }
 
 fn config() -> Config {
@@ -58,6 +60,7 @@ impl Rig {
             refusals: Vec::new(),
             moves: Vec::new(),
             emptied: Vec::new(),
+            lookups: 0,
             drained: 0,
             resets: Vec::new(),
         };
@@ -100,7 +103,8 @@ impl Rig {
             Action::Refuse { request, refusal } => self.refusals.push((request.0, refusal)),
             Action::Drained => self.drained += 1,
             Action::Flushed { .. } | Action::Transfer(_) | Action::Cancel { .. } => {}
-            Action::Lookup(_) | Action::Release { .. } => {}
+            Action::Lookup(_) => self.lookups += 1,
+            Action::Release { .. } => {}
             action => panic!("{action:?} is for no client"),
         }
     }
@@ -556,19 +560,28 @@ fn a_request_that_times_out_in_its_hand_over_reports_what_the_prefill_found_cach
 }
 
 #[test]
-fn tiers_of_a_retired_engine_are_gone_with_their_worker() {
-    let tier =
-        TierConfig { name: "host".into(), blocks: 8, write: Write::Through, eviction: "lru".into(), shared: false };
-    let mut rig = Rig::new(&ClusterConfig::uniform(&Config { tiers: vec![tier], ..config() }, 1));
+fn tiers_outlive_the_worker_of_a_retired_engine_and_serve_the_next() {
+    let tier = |name: &str, shared| {
+        let (name, eviction) = (name.into(), "lru".into());
+        TierConfig { name, blocks: 8, write: Write::Through, eviction, shared }
+    };
+    let mut rig = Rig::new(&ClusterConfig::uniform(&Config { tiers: vec![tier("host", false)], ..config() }, 1));
     rig.submit(0, 8, 2);
     rig.run_all();
     rig.engine(0, Event::TransferFinished(1));
-    let idle = |rig: &Rig| rig.stats(0).tiers[0].blocks;
-    assert_eq!(idle(&rig), 2, "the prompt is in the tier");
+    let blocks = |rig: &Rig| rig.stats(0).tiers[0].blocks;
+    assert_eq!(blocks(&rig), 2, "the prompt is in the tier");
     rig.engine(0, Event::WorkerLost);
-    assert_eq!(idle(&rig), 2, "the worker comes back with its tiers");
     rig.retire(0);
-    assert_eq!(idle(&rig), 0, "the next worker brings empty ones");
+    assert_eq!(blocks(&rig), 2, "the store is the server's");
+
+    let mut rig = Rig::new(&ClusterConfig::uniform(&Config { tiers: vec![tier("remote", true)], ..config() }, 1));
+    rig.submit(0, 8, 2);
+    assert_eq!(rig.lookups, 1);
+    rig.retire(0);
+    rig.engine(0, Event::WorkerJoined);
+    rig.submit(1, 12, 2);
+    assert_eq!(rig.lookups, 2, "the next worker's requests are looked up too");
 }
 
 /// Two engines of KV class 0 and one of class 1.
