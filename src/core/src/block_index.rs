@@ -4,6 +4,11 @@
 //! fingerprint of the block it found. An entry is the index of a block and, in the bits above, a tag: as many bits of the
 //! fingerprint as fit, so that other blocks are hardly ever read. A full bucket counts each further block and the next bucket
 //! takes the block in. A removal therefore leaves no trace, and the table never needs a clean-up.
+//!
+//! Clients choose the tokens and know the hash, so they could make thousands of blocks for one bucket. The bucket is therefore the fingerprint
+//! times an odd number that each table draws at random (Dietzfelbinger et al., 1997). Where a block lies changes no decision.
+
+use std::hash::{BuildHasher, RandomState};
 
 use crate::block::ROOM_MAX;
 use crate::huge_pages;
@@ -29,14 +34,21 @@ pub(crate) struct BlockIndex {
     len: usize,
     /// Bits of an entry used for the index.
     index_bits: u32,
+    /// Odd number that spreads fingerprints over the buckets.
+    multiplier: u64,
 }
 
 impl BlockIndex {
     /// Creates an empty index for blocks below `capacity`.
     pub fn new(capacity: u32) -> Self {
+        Self::spread_by(RandomState::new().hash_one(capacity), capacity)
+    }
+
+    /// Creates an empty index that spreads fingerprints by a number.
+    fn spread_by(multiplier: u64, capacity: u32) -> Self {
         assert!(capacity <= BLOCKS_MAX, "{capacity} blocks are more than can be told apart");
         let index_bits = 32 - capacity.saturating_sub(1).leading_zeros();
-        let mut index = Self { words: Vec::new(), skip: 0, buckets: 0, len: 0, index_bits };
+        let mut index = Self { words: Vec::new(), skip: 0, buckets: 0, len: 0, index_bits, multiplier: multiplier | 1 };
         index.make_room((capacity.min(ROOM_MAX) as usize).div_ceil(LOAD).max(1));
         index
     }
@@ -180,7 +192,7 @@ impl BlockIndex {
     }
 
     fn home(&self, hash: u64) -> usize {
-        (((hash >> 32) * self.buckets as u64) >> 32) as usize
+        (((hash.wrapping_mul(self.multiplier) >> 32) * self.buckets as u64) >> 32) as usize
     }
 
     fn after(&self, at: usize) -> usize {
@@ -291,10 +303,23 @@ mod tests {
     }
 
     #[test]
+    fn fingerprints_made_for_one_bucket_are_spread() {
+        // Equal upper halves, then equal lower halves but for a few bits.
+        for hash in [|index: u32| u64::from(index), |index: u32| u64::from(index) << 40] {
+            let mut index = BlockIndex::spread_by(0xd6e8_feb8_6659_fd93, 1 << 16);
+            for block in 0..40_000 {
+                index.insert(hash(block), block, hash);
+            }
+            let overflowed: u32 = index.words[index.skip..].chunks_exact(WORDS).map(|bucket| bucket[ENTRIES]).sum();
+            assert!(overflowed < 10_000, "{overflowed} of 40,000 blocks passed a full bucket");
+        }
+    }
+
+    #[test]
     fn many_blocks_at_once_enter_and_leave_like_one_by_one() {
         let hash = |index: u32| u64::from(index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         for n in [1, 2, AHEAD as u32, AHEAD as u32 + 1, 1000] {
-            let (mut index, mut one_by_one) = (BlockIndex::new(1000), BlockIndex::new(1000));
+            let (mut index, mut one_by_one) = (BlockIndex::spread_by(5, 1000), BlockIndex::spread_by(5, 1000));
             index.insert_all((0..n).map(|block| (hash(block), block)), hash);
             (0..n).for_each(|block| one_by_one.insert(hash(block), block, hash));
             let rows = |index: &BlockIndex| index.words[index.skip..][..index.buckets * WORDS].to_vec();

@@ -326,6 +326,7 @@ impl Config {
             check("blocks of a tier", &tier.blocks, &(1..=TOKENS_MAX))?;
             tier.make_eviction()?;
         }
+        check("host_blocks with the blocks of the tier", &self.host_capacity(), &(0..=TOKENS_MAX))?;
         self.check_groups()?;
         if self.max_step_logits < self.max_batch_size {
             let (logits, size) = (self.max_step_logits, self.max_batch_size);

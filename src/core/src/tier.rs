@@ -176,9 +176,16 @@ impl Tier {
         self.lent = lent;
     }
 
-    /// Evicts a block unless a slot is free. Returns `false` if no block can be evicted.
+    /// Returns the number of blocks that fit beside the blocks that cannot be evicted.
+    pub fn available(&self) -> u32 {
+        let used = self.slots.capacity() - self.count(TierState::Free);
+        self.capacity().saturating_sub(used - self.count(TierState::Idle))
+    }
+
+    /// Evicts blocks until one more fits: several if the tier holds more than its limit, because blocks could not be evicted when the limit
+    /// fell. Returns `false` if too few can be evicted.
     pub fn make_room(&mut self) -> bool {
-        if self.free() == 0 {
+        while self.free() == 0 {
             let Some(victim) = self.pop_victim() else { return false };
             self.evict(victim);
         }
@@ -470,6 +477,24 @@ Evicted: Idle -> Free
             tier.check(std::iter::empty());
         }
         assert_eq!(tier.begin_demotion(), None);
+    }
+
+    #[test]
+    fn a_tier_that_shrank_while_its_blocks_were_read_comes_down_to_its_limit_before_it_takes_another() {
+        let mut tier = Tier::new(2, 4, crate::eviction::REGISTRY.make("lru", 4).unwrap());
+        let slots: Vec<u32> = (1..=4).map(|at| tier.reserve(&contents(at, at - 1, &[1, 2])).unwrap()).collect();
+        for slot in &slots {
+            tier.end_fill(*slot, true);
+            tier.pin(*slot, true);
+        }
+        tier.resize(2);
+        assert_eq!((tier.count(TierState::Pinned), tier.free(), tier.available()), (4, 0, 0));
+        slots[..3].iter().for_each(|slot| tier.unpin(*slot));
+        assert_eq!(tier.available(), 1, "beside the one that is read");
+        assert!(tier.reserve(&contents(5, 4, &[1, 2])).is_some());
+        assert_eq!((tier.count(TierState::Free), tier.evicted), (2, 3));
+        tier.resize(1);
+        assert!(tier.reserve(&contents(6, 5, &[1, 2])).is_none(), "the one that is read fills it");
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl Tiers {
 
     /// Returns the number of blocks of the first tier that are free or can be evicted.
     pub fn lendable(&self) -> u32 {
-        self.tiers[0].free() + self.tiers[0].count(TierState::Idle)
+        self.tiers[0].available()
     }
 
     /// Evicts a block of the first tier unless one is free. Returns `false` if no block can be evicted.

@@ -8,7 +8,6 @@
 //! Hashes are cut to 64 bits. A collision costs a request its best engine and nothing else.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 
 /// Index that stands for no chunk.
 const NONE: u32 = u32::MAX;
@@ -18,7 +17,7 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Prefixes {
     capacity: usize,
     /// Never iterated.
-    by_hash: HashMap<u64, u32, BuildHasherDefault<AlreadyHashed>>,
+    by_hash: HashMap<u64, u32, ahash::RandomState>,
     chunks: Vec<Chunk>,
     /// Ends of the recency list: most and least recently used chunk.
     newest: u32,
@@ -31,24 +30,6 @@ struct Chunk {
     hash: u64,
     newer: u32,
     older: u32,
-}
-
-/// Hasher for keys that are hashes already.
-#[derive(Clone, Copy, Debug, Default)]
-struct AlreadyHashed(u64);
-
-impl Hasher for AlreadyHashed {
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("keys are u64");
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
 }
 
 impl Prefixes {

@@ -153,3 +153,18 @@ fn a_setting_younger_than_a_recording_is_left_out_at_its_default() {
     assert!(serde_json::from_str::<Limits>(r#"{"steps":2}"#).is_err(), "blocks are in every recording");
     assert_eq!(LIMITS.iter().map(|setting| setting.flag).collect::<Vec<_>>(), ["blocks", "steps"]);
 }
+
+#[test]
+fn host_memory_of_swaps_and_of_a_tier_together_stays_within_the_range_of_a_table() {
+    let host = TierConfig {
+        name: "host".into(),
+        blocks: 1 << 20,
+        write: Write::Through,
+        eviction: "lru".into(),
+        shared: false,
+    };
+    let with = |host_blocks| Config { host_blocks, tiers: vec![host.clone()], ..Config::default() }.validate();
+    assert_eq!(with(TOKENS_MAX - (1 << 20)), Ok(()));
+    let error = with(TOKENS_MAX).unwrap_err().to_string();
+    assert_eq!(error, "host_blocks with the blocks of the tier is 1074790400; it must be between 0 and 1073741824");
+}

@@ -77,7 +77,7 @@ pub(super) struct HazardTable {
     /// Number of the first entry of `followed`; the others are numbered on from there.
     base: u64,
     /// Numbers of followed segments by fingerprint.
-    numbers: HashMap<u64, u64, std::hash::BuildHasherDefault<Identity>>,
+    numbers: HashMap<u64, u64, ahash::RandomState>,
     /// For each bucket, the number of the first followed segment below the bucket's age.
     cursors: [u64; BUCKETS],
     capacity: u32,
@@ -292,24 +292,6 @@ fn indices(hazard: &[f32; BUCKETS], ages: &[u32; BUCKETS]) -> [f32; BUCKETS] {
         *out = best.0 / best.1;
     }
     out
-}
-
-/// Identity as a hasher: the bits of fingerprints are well mixed.
-#[derive(Default)]
-pub(super) struct Identity(u64);
-
-impl std::hash::Hasher for Identity {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("only fingerprints are keys here");
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value;
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@
 use hashbrown::HashMap;
 
 use super::ghost::Ghost;
-use super::hazard::Identity;
 use super::queue::Queues;
 
 /// Blocks followed, at most, by each directory.
@@ -59,7 +58,7 @@ pub(super) struct Shadow {
     /// Unproven blocks above which S3-FIFO evicts from the queue of these.
     small_max: u32,
     /// Slots by fingerprint.
-    slots_by_fingerprint: HashMap<u64, u32, std::hash::BuildHasherDefault<Identity>>,
+    slots_by_fingerprint: HashMap<u64, u32, ahash::RandomState>,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Blocks that LRU holds, in order of use.
