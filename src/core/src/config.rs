@@ -56,10 +56,11 @@ settings! {
         /// KV blocks on each device.
         device_blocks: u32 { default: 4096, range: 1..=TOKENS_MAX, value: "N" }
 
-        /// Token budget of a step: prompt and decode tokens computed in one step, at most; cached tokens do not count.
+        /// Token budget of a step (`max_num_batched_tokens` of vLLM): prompt and decode tokens computed in one step, at most; cached
+        /// tokens do not count.
         max_batch_tokens: u32 { default: 2048, range: 1..=TOKENS_MAX, value: "N" }
 
-        /// Sequences in one step, at most.
+        /// Sequences in one step, at most (`max_num_seqs` of vLLM).
         ///
         /// A request that ended early counts until the steps in flight that run it end.
         max_batch_size: u32 { default: 256, range: 1..=1 << 20, value: "N" }

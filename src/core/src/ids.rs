@@ -2,13 +2,12 @@
 
 pub use trunkline_port::ids::{RequestId, Token};
 
-/// A block of KV on the device, named so that a stale name is noticed: `generation` counts how often the slot
-/// `index` has been freed, and the pool refuses a handle whose generation is not the slot's own.
+/// Handle of a KV block on the device. The pool refuses a stale handle: one whose `generation` is not that of the slot `index`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockHandle {
-    /// The slot, below the pool's capacity. This is the number that workers see in a block table.
+    /// Number of the slot, below the capacity of the pool: what workers see in a block table.
     pub index: u32,
-    /// How often the slot had been freed when this handle was made.
+    /// Number of times that the slot was freed before this handle was made.
     pub generation: u32,
 }
 

@@ -20,7 +20,7 @@
 //!
 //! # Invariants
 //!
-//! * Every block is in exactly one state: free + private + held + idle + moving = capacity, after every event ([`block`]).
+//! * Every block is in exactly one state: free + private + held + idle + moving + stale = capacity, after every event ([`block`]).
 //! * A published block is full and never written again; it is computed, or by a step in flight ([`WorkerFacts::in_step_hits`]). Only the
 //!   tail of a sequence is private.
 //! * A hit is verified by comparing tokens ([`tree`]). A collision of hashes costs time, never contents.

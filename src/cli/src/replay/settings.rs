@@ -53,7 +53,7 @@ impl CoreFlags for ReplayFlags {
             "recompute_token_ns" => "from the cost model".into(),
             "max_batch_tokens" => format!("{MAX_BATCH_TOKENS} divided by the pipeline stages, or the engine's"),
             "pipeline_stages" => "those of --parallel; 1 with one step in flight".into(),
-            "max_steps_in_flight" => "1, or the engine's; 2 for each pipeline stage, or 1 with an engine".into(),
+            "max_steps_in_flight" => "1; 2 for each pipeline stage; with `--engine`, as the preset says".into(),
             _ => {
                 let default = (setting.get)(&limits_of(None));
                 let differs = |engine| (setting.get)(&limits_of(Some(engine))) != default;
