@@ -22,6 +22,7 @@ use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
+use self::unused::unused;
 use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
 use crate::first_worker::limits_of_worker;
@@ -32,6 +33,8 @@ use crate::simulate_settings::{self, Simulation};
 use crate::simulated;
 use crate::simulated::clock::{Clock, RealTime};
 use crate::tier_settings::machine_memory;
+
+mod unused;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
 /// Time after which a step may be taken for lost, seconds.
@@ -121,14 +124,11 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         }
         tiers.apply(&mut config);
     }
-    Cluster::new(&engines.cluster(&[config]))?;
+    let cluster = engines.cluster(std::slice::from_ref(&config));
+    Cluster::new(&cluster)?;
+    unused(&settings, &config, &cluster).iter().for_each(|line| warn!("{line}"));
     settings.network.apply(&mut Options::default())?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        // Threads for long prompts: more than cores would only make each other slower.
-        .max_blocking_threads(cores().max(2))
-        .build()
-        .context("cannot start the threads of the network")?;
+    let runtime = network_threads()?;
     let listener = runtime.block_on(listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)))?;
 
     let mut options = Options {
@@ -160,6 +160,14 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     // Tasks still running belong to clients that did not read to the end.
     runtime.shutdown_background();
     result
+}
+
+/// Starts the threads of the network.
+fn network_threads() -> anyhow::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    // Threads for long prompts: more than cores would only make each other slower.
+    builder.enable_all().max_blocking_threads(cores().max(2));
+    builder.build().context("cannot start the threads of the network")
 }
 
 /// Returns a server with embedded workers, and perhaps attached ones besides.

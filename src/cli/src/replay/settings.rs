@@ -370,7 +370,7 @@ fn limits_of(engine: Option<Engine>) -> Config {
     }
 }
 
-/// Returns the limits of a recorded server as a replay has them: without its queue limits and its tiers.
+/// Returns the limits of a recorded server for a replay, without queue limits and tiers.
 fn recorded_limits(recorded: &ClusterConfig) -> Config {
     let Config { max_queue, max_queued_tokens, max_context, .. } = Settings::core();
     let core = recorded.engines[0].core.clone();

@@ -1,0 +1,62 @@
+//! Settings of a server that have no effect beside the others.
+
+use trunkline_cluster::{ClusterConfig, Role};
+use trunkline_core::h2o::Mode;
+use trunkline_core::{Config, Preemption};
+
+use crate::config_file::Settings;
+use crate::h2o_settings::H2oSettings;
+
+/// Returns a line for each setting without effect. `config` are the limits of each engine of `cluster`, with its tiers.
+pub fn unused(settings: &Settings, config: &Config, cluster: &ClusterConfig) -> Vec<String> {
+    let tiers = &settings.tiers;
+    let mut lines = Vec::new();
+    if config.h2o.mode == Mode::Off && settings.h2o != H2oSettings::default() {
+        lines.push("settings of --h2o-* have no effect without --h2o probe or --h2o on".into());
+    }
+    for (flag, given) in [
+        ("compression", tiers.compression.is_some()),
+        ("compression-layers", tiers.compression_layers.is_some()),
+        ("tier-write", tiers.tier_write.is_some()),
+        ("tier-eviction", tiers.tier_eviction.is_some()),
+    ] {
+        if given && config.tiers.is_empty() && config.host_capacity() == 0 {
+            lines.push(format!("--{flag} has no effect without --host-mem, --disk, --shared-mem or --remote"));
+        }
+    }
+    if config.preemption == Preemption::Swap && config.host_capacity() == 0 {
+        lines.push("--preemption swap computes preempted requests again without --host-mem or --host-blocks".into());
+    }
+    if cluster.engines.iter().any(|engine| engine.role == Role::Prefill) && config.tiers.iter().all(|tier| !tier.shared)
+    {
+        lines.push("decode workers compute every prompt again without --shared-mem or --remote".into());
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_without_effect_are_named_and_others_are_not() {
+        let mut settings = Settings::default();
+        let lines = |settings: &Settings, config: &Config| {
+            unused(settings, config, &ClusterConfig::uniform(&Config::default(), 1))
+        };
+        assert!(lines(&settings, &Config::default()).is_empty());
+        settings.h2o.h2o_ratio = Some("3".into());
+        settings.tiers.tier_write = Some("back".into());
+        let swaps = Config { preemption: Preemption::Swap, ..Config::default() };
+        let named = lines(&settings, &swaps);
+        assert_eq!(named.len(), 3, "{named:?}");
+        assert!(named[0].starts_with("settings of --h2o-*") && named[1].starts_with("--tier-write has no effect"));
+        let mut used = Config { host_blocks: 8, ..swaps };
+        used.h2o.mode = Mode::Probe;
+        assert!(lines(&settings, &used).is_empty());
+        let mut cluster = ClusterConfig::uniform(&Config::default(), 2);
+        (cluster.engines[0].role, cluster.engines[1].role) = (Role::Prefill, Role::Decode);
+        let apart = unused(&Settings::default(), &Config::default(), &cluster);
+        assert!(apart[0].starts_with("decode workers compute every prompt again"), "{apart:?}");
+    }
+}
