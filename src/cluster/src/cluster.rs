@@ -1,6 +1,6 @@
 //! The state machine over many cores: inputs in, outputs out.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 use trunkline_core::registry::RegistryError;
@@ -125,6 +125,8 @@ pub struct Cluster {
     now_ns: u64,
     deadlines: Deadlines,
     closing: Closing,
+    /// Drained engines with requests left.
+    emptying: BTreeSet<EngineId>,
     /// The end of draining has been reported.
     drained: bool,
     /// `true` if the request being submitted has the id of a present request.
@@ -175,6 +177,7 @@ impl Cluster {
             digest: ClusterDigest::default(),
             now_ns: 0,
             closing: Closing::Open,
+            emptying: BTreeSet::new(),
             drained: false,
             duplicate: false,
             flushed: 0,
@@ -200,11 +203,11 @@ impl Cluster {
             Input::Engine(engine, event) => self.handle_engine(engine, event, out),
             Input::Retire(engine) => self.change(engine, EngineEvent::Retired, out),
             Input::DrainEngine(engine) => {
-                self.engines[engine.index()].notify_empty = true;
+                self.emptying.insert(engine);
                 self.change(engine, EngineEvent::Drained, out);
             }
             Input::OpenEngine(engine) => {
-                self.engines[engine.index()].notify_empty = false;
+                self.emptying.remove(&engine);
                 self.change(engine, EngineEvent::Opened, out);
             }
         }
@@ -513,13 +516,12 @@ impl Cluster {
     }
 
     fn report_empty(&mut self, out: &mut Vec<Output>) {
-        for (at, engine) in self.engines.iter_mut().enumerate() {
-            let id = EngineId(at as u32);
-            if engine.notify_empty && self.placements.load(id).requests == 0 {
-                engine.notify_empty = false;
-                out.push(Output::Emptied(id));
-            }
-        }
+        let Self { emptying, placements, .. } = self;
+        emptying.retain(|id| {
+            let is_empty = placements.load(*id).requests == 0;
+            out.extend(is_empty.then_some(Output::Emptied(*id)));
+            !is_empty
+        });
     }
 }
 

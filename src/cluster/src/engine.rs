@@ -154,13 +154,11 @@ pub(crate) struct Engine {
     pub state: EngineState,
     /// `true` if the core has reported an empty engine after a drain or shutdown.
     pub drained: bool,
-    /// `true` if the operator drained the engine and awaits notice of the last request's end.
-    pub notify_empty: bool,
 }
 
 impl Engine {
     pub fn new(core: Core, role: Role, kv_class: u8) -> Self {
-        Self { core, role, kv_class, state: EngineState::Absent, drained: false, notify_empty: false }
+        Self { core, role, kv_class, state: EngineState::Absent, drained: false }
     }
 }
 
