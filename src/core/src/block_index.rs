@@ -24,7 +24,7 @@ const AHEAD: usize = 24;
 /// Greatest capacity with bits left for a tag in an entry.
 const BLOCKS_MAX: u32 = 1 << 30;
 
-/// Indices of blocks by fingerprint. Of several blocks with one fingerprint, a rare event, only one is found.
+/// Indices of blocks by fingerprint. Of several blocks with one fingerprint, a rare event, only the lowest is found.
 #[derive(Debug)]
 pub(crate) struct BlockIndex {
     words: Vec<u32>,
@@ -58,11 +58,13 @@ impl BlockIndex {
         self.len
     }
 
-    /// Finds a block by its fingerprint. `hash_of` returns the fingerprint of a block in the index.
+    /// Finds a block by its fingerprint, of several the one with the lowest index, wherever they lie. `hash_of` returns the fingerprint of a
+    /// block in the index.
     #[inline]
     pub fn find(&self, hash: u64, hash_of: impl Fn(u32) -> u64) -> Option<u32> {
         let tag = self.tag(hash);
         let mut at = self.home(hash);
+        let mut found = u32::MAX;
         // Once around at most: in a small table every bucket may have overflowed.
         for _ in 0..self.buckets {
             let bucket = self.bucket(at);
@@ -70,7 +72,7 @@ impl BlockIndex {
             while tagged != 0 {
                 let index = bucket[tagged.trailing_zeros() as usize] ^ tag;
                 if hash_of(index) == hash {
-                    return Some(index);
+                    found = found.min(index);
                 }
                 tagged &= tagged - 1;
             }
@@ -79,7 +81,7 @@ impl BlockIndex {
             }
             at = self.after(at);
         }
-        None
+        (found < u32::MAX).then_some(found)
     }
 
     /// Adds a block. The block MUST NOT be in the index.
@@ -312,6 +314,18 @@ mod tests {
             }
             let overflowed: u32 = index.words[index.skip..].chunks_exact(WORDS).map(|bucket| bucket[ENTRIES]).sum();
             assert!(overflowed < 10_000, "{overflowed} of 40,000 blocks passed a full bucket");
+        }
+    }
+
+    #[test]
+    fn of_blocks_with_one_fingerprint_the_lowest_is_found_however_they_lie() {
+        for multiplier in 0..50u64 {
+            let mut index = BlockIndex::spread_by(multiplier.wrapping_mul(0x9e37_79b9_7f4a_7c15), 2000);
+            // Forty blocks with each fingerprint: they overflow.
+            let hash = |index: u32| u64::from(index % 50).wrapping_mul(0xd6e8_feb8_6659_fd93);
+            (0..2000).rev().for_each(|block| index.insert(hash(block), block, hash));
+            (0..1000).for_each(|block| index.remove(hash(block), block));
+            assert!((0..50).all(|block| index.find(hash(block), hash) == Some(1000 + block)));
         }
     }
 

@@ -107,7 +107,7 @@ impl Scheduler {
                 // Decodes that waited for blocks may have them now.
                 continue;
             }
-            if !step.seqs.is_empty() || !alone || !state.kv.transfers.is_empty() || !swap::release_last(state) {
+            if !step.seqs.is_empty() || !alone || state.kv.transfers.any_in_time() || !swap::release_last(state) {
                 return;
             }
         }
@@ -570,7 +570,7 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
 /// Preempts a prompt without blocks for its next chunk. Returns `false` if the prompt waits instead: for its own step in flight, or for a
 /// transfer, if others run or the prompt is alone.
 fn gives_way(state: &mut State, slot: usize, step: &Step) -> bool {
-    let waits = !state.kv.transfers.is_empty() && (!step.seqs.is_empty() || state.batch.len() == 1);
+    let waits = state.kv.transfers.any_in_time() && (!step.seqs.is_empty() || state.batch.len() == 1);
     let is_kept = state.sequences[slot].is_in_step() && !state.config.preemption.is_at_once();
     if waits || is_kept {
         return false;

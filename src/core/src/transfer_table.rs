@@ -383,6 +383,11 @@ impl TransferTable {
         self.in_flight.is_empty()
     }
 
+    /// Returns `true` if a transfer is in flight and not overdue: one whose end is worth a wait.
+    pub fn any_in_time(&self) -> bool {
+        self.in_flight.len() > self.n_overdue as usize
+    }
+
     /// Returns the transfers in flight, in the order of request.
     pub fn iter(&self) -> impl Iterator<Item = &InFlight> {
         self.in_flight.iter()

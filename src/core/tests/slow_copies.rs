@@ -336,3 +336,40 @@ fn nothing_computed_before_a_flush_is_found_after_it() {
     rig.run_to_end();
     assert!(rig.all_blocks_usable());
 }
+
+#[test]
+fn swapped_requests_that_do_not_fit_beside_a_copy_that_hangs_are_not_held_up_by_it() {
+    let config = Config {
+        device_blocks: 18,
+        host_blocks: 40,
+        preemption: Preemption::Swap,
+        // Nobody comes back while another runs.
+        swap_in_watermark: 100.0,
+        ..config()
+    };
+    let mut rig = Driver::new(config);
+    let (one, other) = (tokens(100, 17), tokens(200, 17));
+    rig.submit(1, tokens(0, 9), 30);
+    rig.submit(2, one.clone(), 8);
+    rig.submit(3, other.clone(), 8);
+    rig.answer_until(|rig| rig.stats().published_blocks >= 10);
+    rig.submit(4, [one, tokens(300, 4)].concat(), 40);
+    rig.submit(5, [other, tokens(400, 4)].concat(), 40);
+    // Requests 4 and 5 leave for the host, and keep the four blocks each that they share with requests 2 and 3.
+    while !rig.has_ended(1) {
+        match rig.copies.is_empty() {
+            true => rig.answer(),
+            false => rig.finish_copy(0),
+        }
+    }
+    assert_eq!((rig.stats().swapped, rig.steps.len(), rig.copies.len()), (2, 0, 1), "{:?}", rig.stats());
+    assert_eq!(rig.copies[0].to, Place::Tier(0), "what request 1 computed is stored, and the store hangs");
+    pass_timeout(&mut rig);
+    assert_eq!(rig.stats().swapped, 1, "request 5 gives its blocks up, and request 4 comes back");
+    rig.finish_copy(1);
+    rig.answer();
+    assert_eq!((rig.ids(), rig.copies.len()), (vec![4], 1), "request 4 is back, and runs");
+    rig.finish_copy(0);
+    rig.run_to_end();
+    rig.assert_all_said(1..=5);
+}
