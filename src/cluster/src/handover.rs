@@ -5,7 +5,7 @@
 //! the prefill core; the cluster does not report this end but submits the copy, with the token, to a decoding engine. Peers split
 //! requests the same way (a prefill request with `max_tokens` = 1 in vLLM's and Dynamo's disaggregated serving).
 //!
-//! While no engine takes over, as when the only decode engine is drained or starts again, a request stays on the prefill engine to
+//! While no engine takes over, as when the only decode engine is drained or has no worker, a request stays on the prefill engine to
 //! the end.
 //!
 //! The decode engine finds the prompt in its own cache, in a tier that both engines share, or computes the prompt. The prefill engine's core

@@ -148,10 +148,12 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
         return None;
     }
     let copied = n - found - joined;
-    // Like a prefill, the sequence takes every block its tokens need at once, so that it can always continue.
-    let total = (seq.n_tokens() as usize).div_ceil(size as usize);
-    let new = copied + total - n;
-    let needed = kv.count_arriving(new, &seq.phase.beside()[(found - pinned) * kv.groups.n()..]);
+    // Like a prefill, the sequence takes every block its tokens need, or is promised the blocks of further chunks, so that it can always continue.
+    let lacking = (seq.n_tokens() as usize).div_ceil(size as usize) - n;
+    let later = if kv.takes_chunks() && lacking > 1 { lacking } else { 0 };
+    let new = copied + lacking - later;
+    let beside = &seq.phase.beside()[(found - pinned) * kv.groups.n()..];
+    let needed = kv.count_arriving(new, beside).saturating_add(kv.blocks_behind(beside, later as u32));
     let usable = kv.usable().saturating_sub(idle);
     let fits = usable >= needed.saturating_add(watermark) && batched < config.max_batch_size;
     fits.then_some(SwapInPlan { pinned, found, copied, new })
@@ -341,6 +343,7 @@ fn resume(state: &mut State, slot: usize) {
     state.kv.leave_beside(&beside);
     state.journal.stats.swaps.swap_ins += 1;
     if !decodes {
+        state.kv.promise(&mut state.sequences[slot]);
         state.begin_shared_work(slot);
     }
     state.enter_batch(slot);

@@ -288,6 +288,29 @@ fn what_a_sequence_holds_in_each_group_goes_out_and_comes_back() {
 }
 
 #[test]
+fn a_prompt_that_comes_back_half_read_needs_no_more_than_its_window_beside() {
+    let groups = [Keeps::All, Keeps::Window(8)];
+    let limits = Config { host_blocks: 64, preemption: Preemption::Swap, max_batch_tokens: 8, ..config(&groups, 20) };
+    let mut driver = Driver::with_content(limits, 1);
+    driver.join();
+    driver.submit(1, prompt(4), 60);
+    (0..8).for_each(|_| driver.answer());
+    // Of 40 blocks, 24 and at most nine of the window are promised, until request 1 needs a block too many.
+    driver.submit(2, (500..596).collect(), 4);
+    driver.answer_until(|driver| !driver.copies.is_empty());
+    assert_eq!((driver.stats().swaps.swap_outs, driver.stats().waiting), (1, 0));
+    driver.run_to_end();
+    let swaps = driver.stats().swaps;
+    assert_eq!(
+        (swaps.swap_outs, swaps.swap_ins, driver.stats().preemptions),
+        (1, 1, 1),
+        "what was read is not read again"
+    );
+    driver.assert_texts();
+    driver.assert_empty();
+}
+
+#[test]
 fn slots_of_evicted_blocks_are_clean_for_what_comes_back_from_the_host() {
     // A pool that evicts a little more than it must, so that blocks of a table can be neighbours.
     let limits = Config {

@@ -7,7 +7,7 @@
 //!
 //! Without [`Config::reserve_prompts`] chunks take their blocks too, and nothing is promised.
 
-use trunkline_port::Keeps;
+use trunkline_port::{Keeps, NO_BLOCK};
 
 use super::Kv;
 use crate::config::Config;
@@ -80,6 +80,14 @@ impl Kv {
         let at_once = loaded.saturating_mul(self.entry_blocks());
         let held = |group| hit - self.groups.first_read(group, hit as usize) as u32;
         at_once.saturating_add(self.promised.at_most(entries - loaded, held))
+    }
+
+    /// Returns the number of blocks promised to a prompt that comes back from the host, for `entries` entries of its tables behind those with the
+    /// host blocks `beside` in the groups after the first.
+    pub fn blocks_behind(&self, beside: &[u32], entries: u32) -> u32 {
+        let of_group = |group: usize| beside.iter().skip(group).step_by(self.groups.n().max(1));
+        let held = |group| of_group(group).rev().take_while(|host| **host != NO_BLOCK).count() as u32;
+        self.promised.at_most(entries, held)
     }
 
     /// Promises a sequence the blocks lacking in its tables.
