@@ -89,7 +89,7 @@ fn seconds(name: &str, value: Option<f64>, min: f64, default: Duration) -> anyho
     let Some(seconds) = value else { return Ok(default) };
     ensure!(
         (min..=SECONDS_MAX).contains(&seconds),
-        "{name} is {seconds}; it must be between {min} and {SECONDS_MAX} seconds"
+        "{name} is {seconds:?}; it must be between {min} and {SECONDS_MAX} seconds"
     );
     Ok(Duration::from_secs_f64(seconds))
 }
@@ -107,6 +107,6 @@ mod tests {
         assert!(options.shared_memory);
         assert!(!given(&["--worker-shared-memory=false"]).attach.options(1).unwrap().shared_memory);
         let error = given(&["--worker-silence=0"]).attach.options(1).unwrap_err();
-        assert_eq!(error.to_string(), "worker-silence is 0; it must be between 0.1 and 86400 seconds");
+        assert_eq!(error.to_string(), "worker-silence is 0.0; it must be between 0.1 and 86400 seconds");
     }
 }

@@ -298,6 +298,7 @@ fn dial(args: &AttachArgs) -> anyhow::Result<Dial> {
     let scheme = if args.tls_ca.is_some() { "https" } else { "http" };
     let endpoint = Endpoint::from_shared(format!("{scheme}://{}", address(args)));
     let endpoint = endpoint.with_context(|| format!("'{}' is no address; give HOST:PORT", address(args)))?;
+    ensure!(endpoint.uri().port().is_some(), "'{}' has no port; give HOST:PORT", address(args));
     let endpoint = endpoint
         .tcp_nodelay(true)
         .initial_stream_window_size(WINDOW_BYTES)
@@ -372,6 +373,7 @@ mod tests {
         assert!(wrong(|args| args.kv_dtype = Some("f8".into())).starts_with("unknown kv-dtype 'f8'"));
         assert!(wrong(|args| args.null = Some("5".into())).starts_with("'5' has no unit"));
         assert!(wrong(|args| args.connect = Some("a b".into())).starts_with("'a b' is no address"));
+        assert_eq!(wrong(|args| args.connect = Some("nonsense".into())), "'nonsense' has no port; give HOST:PORT");
         assert!(wrong(|args| args.model = Some("/nowhere".into())).contains("there is no such folder or file"));
         assert!(wrong(|args| args.token_file = Some("/nowhere".into())).contains("/nowhere"));
         assert!(wrong(|args| args.name = Some("a\nb".into())).contains("name must have"));

@@ -55,8 +55,8 @@ impl FullHeads {
         let mut heads = Vec::new();
         for entry in text.split(',').map(str::trim) {
             let number = |text: &str| {
-                text.parse::<u32>()
-                    .with_context(|| format!("{setting} names '{entry}'; give numbers, as in 7,14 or 7.2,14.0"))
+                let number = text.parse::<u32>().ok();
+                number.with_context(|| format!("{setting} names '{entry}'; give numbers, as in 7,14 or 7.2,14.0"))
             };
             let (layer, head) = match entry.split_once('.') {
                 Some((layer, head)) => (number(layer)?, Some(number(head)?)),
