@@ -31,7 +31,7 @@ pub struct AttachSettings {
     #[arg(long, value_name = "SECONDS")]
     pub worker_resume: Option<f64>,
 
-    /// Seconds for which requests wait for a worker if none is left; then they end with an error, and new ones are refused until a
+    /// Seconds for which requests wait for a worker if none is left; then they end with UNAVAILABLE, and new ones are refused until a
     /// worker attaches [default: 60].
     #[arg(long, value_name = "SECONDS")]
     pub worker_wait: Option<f64>,
