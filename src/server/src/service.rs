@@ -527,7 +527,7 @@ mod tests {
                 streams.push(running);
             }
             assert_eq!((roots[0], roots[0]), (roots[1], roots[2]), "tenants that share, and no tenant");
-            let distinct: std::collections::BTreeSet<_> = roots.iter().collect();
+            let distinct: BTreeSet<_> = roots.iter().collect();
             assert_eq!(distinct.len(), 5);
         });
     }
