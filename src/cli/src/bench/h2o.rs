@@ -544,10 +544,7 @@ mod tests {
         let error = |arguments: &[&str]| format!("{:#}", measure(&options(arguments)).unwrap_err());
         assert_eq!(error(&["--full-layers", "9"]), "full-layers names layer 9; the model has the layers 0 to 1");
         assert_eq!(error(&["--full-layers", "0,1"]), "at least one KV head has to evict");
-        assert_eq!(
-            error(&["--full-layers", "x"]),
-            "full-layers names 'x'; give numbers, as in 7,14 or 7.2,14.0: invalid digit found in string"
-        );
+        assert_eq!(error(&["--full-layers", "x"]), "full-layers names 'x'; give numbers, as in 7,14 or 7.2,14.0");
         assert_eq!(
             error(&["--block", "24"]),
             "h2o block is 24 tokens; it must be a multiple of the KV block of 16 tokens"
