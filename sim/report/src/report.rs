@@ -116,7 +116,7 @@ impl fmt::Display for TooLong {
         let Self { requests, longest, max_context } = self;
         write!(
             f,
-            "{requests} are longer than the model's context of {max_context} tokens, up to {longest}; --max-context {max_context} shortens them"
+            "{requests} requests are longer than the model's context of {max_context} tokens, up to {longest}; --max-context {max_context} shortens them"
         )
     }
 }

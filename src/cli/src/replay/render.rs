@@ -212,7 +212,7 @@ fn results(facts: &mut Table, report: &Report) {
         ["utilisation", &per_cent(report.fleet.utilisation)],
         ["preemptions", &grouped(report.preemptions)],
     ]);
-    facts.add_rows(report.tokens.too_long.map(|requests| ["long requests".into(), requests.to_string()]));
+    facts.add_rows(report.tokens.too_long.map(|requests| ["too long".into(), requests.to_string()]));
     facts.add_rows(report.batches.extrapolated.map(|steps| ["step times".into(), steps.to_string()]));
     facts.add_rows(in_fleet(report));
     let links = [

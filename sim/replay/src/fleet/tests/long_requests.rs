@@ -13,7 +13,8 @@ fn a_report_counts_them_and_says_which_flag_shortens_them() {
         report.tokens.too_long.map(|requests| requests.to_string())
     };
     assert_eq!(too_long(Some(123)), None, "as long as the longest");
-    let two = "2 are longer than the model's context of 121 tokens, up to 123; --max-context 121 shortens them";
+    let two =
+        "2 requests are longer than the model's context of 121 tokens, up to 123; --max-context 121 shortens them";
     assert_eq!(too_long(Some(121)).as_deref(), Some(two));
     assert_eq!(too_long(None), None, "a model that does not say");
 }
