@@ -1,5 +1,8 @@
 //! Workers that attach over gRPC: they come, go, die, come back and send nonsense, and no request notices but in time.
 
+#[path = "attached/roles.rs"]
+mod roles;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,7 +14,7 @@ use tokio::task::JoinHandle;
 use tonic::Code;
 use trunkline_attach::wire::{self, from_worker, to_worker};
 use trunkline_attach::{Hello, Resume};
-use trunkline_cluster::{ClusterConfig, Role};
+use trunkline_cluster::ClusterConfig;
 use trunkline_core::{Config, Preemption};
 use trunkline_server::proto::{AttachedWorker, FinishReason};
 use trunkline_server::{AttachOptions, Backend, MakeWorker, Options, SamplingOffer, WorkerError};
@@ -165,39 +168,6 @@ async fn requests_fail_if_no_worker_comes_and_health_says_so() {
     drop(health);
     server.drain().await;
     worker.await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn with_roles_requests_wait_for_a_prefill_worker_and_for_no_decode_worker() {
-    let prompts = prompts(4);
-    let mut options = attaching(2);
-    options.attach.resume = Duration::ZERO;
-    (options.cluster.engines[0].role, options.cluster.engines[1].role) = (Role::Prefill, Role::Decode);
-    let server = launch(options).await;
-    let wire = Wire::to(server.addr()).await;
-    let prefill = Attached::fresh(wire.addr, "prefill").await;
-    assert_eq!(prefill.session.engine, 0);
-    let prefill = tokio::spawn(prefill.serve());
-    let mut client = server.client().await;
-    // Nobody decodes: requests stay on the prefill engine.
-    check(&ask_all(&mut client, &prompts).await, &prompts).await;
-    let decode = forever(&server, "decode");
-    client.until(|info| info.engines[1].worker.is_some()).await;
-    check(&ask_all(&mut client, &prompts).await, &prompts).await;
-    assert_eq!(client.settled().await.engines[1].counters.unwrap().accepted, 4, "handed over");
-    wire.cut();
-    prefill.await.unwrap();
-    client.until(|info| info.engines[0].worker.is_none()).await;
-    // Nobody prefills: requests wait, and are not refused.
-    let (mut asking, asked) = (client.clone(), prompts.clone());
-    let answers = tokio::spawn(async move { ask_all(&mut asking, &asked).await });
-    client.until(|info| info.engines[0].requests == 4).await;
-    let next = forever(&server, "next");
-    check(&answers.await.unwrap(), &prompts).await;
-    client.settled().await;
-    server.drain().await;
-    next.await.unwrap();
-    decode.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

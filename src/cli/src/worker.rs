@@ -272,7 +272,7 @@ fn hello(args: &AttachArgs, model: ModelInfo) -> anyhow::Result<Hello> {
         max_logprobs: 1024,
         partial_writes: true,
         scores: args.null.is_none(),
-        seeded_sampling: true,
+        seeded_sampling: args.null.is_none(),
         pipeline_stages: 1,
         in_step_hits: true,
         shared_memory: args.shared_memory.unwrap_or(true),

@@ -435,7 +435,8 @@ impl Driver {
                 EngineState::Absent => !self.workers.is_served(other),
                 EngineState::Up | EngineState::Draining => false,
             };
-            if is_without && status.load.requests > 0 {
+            // A decode engine that is up takes over none: the requests wait on.
+            if is_without && status.load.requests > 0 && self.any_up(Some(other)) {
                 self.apply(Input::Retire(other));
             }
         }

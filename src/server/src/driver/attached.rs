@@ -235,7 +235,7 @@ impl Driver {
     }
 
     /// Returns `true` if such an engine is up.
-    fn any_up(&self, except: Option<EngineId>) -> bool {
+    pub(super) fn any_up(&self, except: Option<EngineId>) -> bool {
         self.prefilling(except).any(|engine| self.cluster.status(engine).state == EngineState::Up)
     }
 
