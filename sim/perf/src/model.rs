@@ -89,6 +89,9 @@ pub struct Experts {
     pub shared_width: u64,
     /// Layers with a dense network instead of experts.
     pub dense_layers: u64,
+    /// Width of the vectors that experts read and write, elements, if it is not that of the residual stream: two matrices for all experts
+    /// of a layer lead there and back (LatentMoE of Nemotron 3).
+    pub latent_width: Option<u64>,
 }
 
 /// Multi-head latent attention: keys and values of all heads derive from one short cached vector.
@@ -104,6 +107,8 @@ pub struct Latent {
     pub nope_dim: u64,
     /// Width of a value.
     pub value_dim: u64,
+    /// Bytes of a token in the key cache of a sparse index, in each layer; 0 without an index.
+    pub index_bytes: u64,
 }
 
 /// Tokens in a KV block by default for a latent cache, as the kernels for such caches want them.
@@ -117,7 +122,9 @@ impl Model {
     pub fn label(&self) -> String {
         let mut label = self.name.to_owned();
         if let Some(what) = self.planned_as_full {
-            label += &format!(" ({what} planned as full attention: KV and step times are upper bounds)");
+            // The keys of an index are part of the KV.
+            let kv = if self.latent.is_some_and(|latent| latent.index_bytes > 0) { "" } else { ", and so is the KV" };
+            label += &format!(" ({what} planned as full attention: step times are upper bounds{kv})");
         }
         if self.cross_layers > 0 {
             label += " (requests without images: layers of cross-attention have no KV)";
@@ -163,7 +170,7 @@ impl Model {
     const fn attention_elements(&self) -> u64 {
         match self.latent {
             None => self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads),
-            Some(Latent { query_rank, kv_rank, rope_dim, nope_dim, value_dim }) => {
+            Some(Latent { query_rank, kv_rank, rope_dim, nope_dim, value_dim, .. }) => {
                 let query_dim = self.heads * (nope_dim + rope_dim);
                 let query = match query_rank {
                     0 => self.hidden * query_dim,
@@ -200,8 +207,11 @@ impl Model {
             None => matrices * (self.feed_forward_layers() * self.intermediate) as f64,
             Some(moe) => {
                 let sparse = self.expert_layers() as f64;
-                let width = moe.shared_width as f64 + experts * moe.width as f64;
-                matrices * (sparse * width + (moe.dense_layers * self.intermediate) as f64)
+                let input = moe.latent_width.unwrap_or(self.hidden) as f64;
+                let ways = moe.latent_width.map_or(0, |width| 2 * self.hidden * width) as f64;
+                let routed = self.feed_forward_matrices() as f64 * input * experts * moe.width as f64;
+                let dense = sparse * moe.shared_width as f64 + (moe.dense_layers * self.intermediate) as f64;
+                matrices * dense + sparse * (routed + ways)
             }
         }
     }
@@ -266,32 +276,41 @@ impl Model {
         self.layer_bytes() + self.precision.ends.bytes(self.head_elements() + embedding)
     }
 
-    /// Returns the KV elements of one token in one layer.
-    const fn kv_elements(&self) -> u64 {
+    /// Returns the KV bytes of one token in one layer.
+    const fn layer_kv_bytes(&self) -> u64 {
         match self.latent {
-            None => 2 * self.kv_heads * self.head_dim,
-            Some(latent) => latent.kv_rank + latent.rope_dim,
+            None => 2 * self.kv_heads * self.head_dim * self.kv_dtype_bytes,
+            Some(latent) => (latent.kv_rank + latent.rope_dim) * self.kv_dtype_bytes + latent.index_bytes,
         }
     }
 
     /// Returns the KV bytes of one token in all layers.
     pub const fn kv_bytes_per_token(&self) -> u64 {
-        self.kv_layers() * self.kv_elements() * self.kv_dtype_bytes
+        self.kv_layers() * self.layer_kv_bytes()
     }
 
     /// Returns the KV bytes of one token that attention reads for a query in all layers. A KV that layers share is read in each of them.
     pub const fn kv_read_bytes_per_token(&self) -> u64 {
-        self.self_attention_layers() * self.kv_elements() * self.kv_dtype_bytes
+        self.self_attention_layers() * self.layer_kv_bytes()
     }
 
-    /// Returns the FLOPs of attention per (query, key) pair over all layers: scores and weighted values, two FLOPs for each
-    /// element, in every query head. A latent cache counts at the width of its heads, the least that computes the result.
+    /// Returns the FLOPs of attention per (query, key) pair of a prefill over all layers: scores and weighted values, two FLOPs for each
+    /// element, in every query head. The keys and values of a latent cache are computed for a prefill, and have the width of its heads.
     pub const fn pair_flops(&self) -> u64 {
         let width = match self.latent {
             None => 2 * self.head_dim,
             Some(latent) => latent.nope_dim + latent.rope_dim + latent.value_dim,
         };
         2 * self.self_attention_layers() * self.heads * width
+    }
+
+    /// Returns the FLOPs of attention per (query, key) pair of a decode over all layers. The heads of a latent cache multiply with the
+    /// cached vector itself, which is wider than their keys and values (the absorbed form of DeepSeek-V2, arXiv 2405.04434).
+    pub const fn decode_pair_flops(&self) -> u64 {
+        match self.latent {
+            None => self.pair_flops(),
+            Some(latent) => 2 * self.self_attention_layers() * self.heads * (2 * latent.kv_rank + latent.rope_dim),
+        }
     }
 }
 
@@ -374,7 +393,14 @@ pub const PRESETS: &[Model] = &[
         head_dim: 128,
         intermediate: 6144,
         vocab: 151_936,
-        experts: Some(Experts { count: 128, active: 8, width: 768, shared_width: 0, dense_layers: 0 }),
+        experts: Some(Experts {
+            count: 128,
+            active: 8,
+            width: 768,
+            shared_width: 0,
+            dense_layers: 0,
+            latent_width: None,
+        }),
         max_context: Some(40_960),
         ..DENSE
     },
@@ -385,7 +411,14 @@ pub const PRESETS: &[Model] = &[
         heads: 32,
         intermediate: 14_336,
         vocab: 32_000,
-        experts: Some(Experts { count: 8, active: 2, width: 14_336, shared_width: 0, dense_layers: 0 }),
+        experts: Some(Experts {
+            count: 8,
+            active: 2,
+            width: 14_336,
+            shared_width: 0,
+            dense_layers: 0,
+            latent_width: None,
+        }),
         max_context: Some(32_768),
         ..DENSE
     },

@@ -32,7 +32,7 @@ const ACTIVATION_BYTES: f64 = 2.0;
 /// Experts of one layer, and the devices that share them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ExpertShape {
-    /// Width of the residual stream, elements.
+    /// Width of the vectors that experts read and write, elements.
     pub hidden: f64,
     /// Width of an expert, elements.
     pub width: f64,
@@ -55,7 +55,7 @@ impl ExpertShape {
     pub fn of(model: &Model) -> Option<Self> {
         let moe = model.experts?;
         Some(Self {
-            hidden: model.hidden as f64,
+            hidden: moe.latent_width.unwrap_or(model.hidden) as f64,
             width: moe.width as f64,
             active: moe.active as f64,
             count: moe.count as f64,

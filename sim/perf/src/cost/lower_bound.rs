@@ -26,7 +26,7 @@ impl LowerBound {
     pub fn new(hardware: &Hardware, model: &Model, parallel: Parallel) -> Self {
         let devices = f64::from(parallel.devices());
         Self {
-            demand: Demand::new(model),
+            demand: Demand::new(model, parallel),
             flops_s: hardware.flops_s(model.precision.arithmetic) * devices,
             bytes_s: hardware.bandwidth_bytes_s * devices,
             experts: ExpertShape::of(model).map(|shape| (shape, model.expert_layers() as f64)),

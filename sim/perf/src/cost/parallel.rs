@@ -171,12 +171,15 @@ impl Parallel {
     /// Returns the KV bytes of one token on the fullest device. With fewer KV heads than devices, several devices hold a copy of a
     /// head.
     pub fn kv_bytes_per_token(self, model: &Model) -> u64 {
-        let tensor = u64::from(self.tensor);
         let layers = model.kv_layers().div_ceil(self.pipeline.into());
         let layer_bytes = model.kv_bytes_per_token() / model.kv_layers();
-        // A latent cache has no heads to share out.
-        let share = if model.latent.is_some() { 1 } else { tensor.min(model.kv_heads) };
-        layers * layer_bytes.div_ceil(share)
+        layers * layer_bytes.div_ceil(self.kv_shares(model))
+    }
+
+    /// Returns the number of shares that the KV of a layer is divided into: `n` devices with fewer shares hold copies. A latent cache has
+    /// no heads to share out.
+    pub(super) fn kv_shares(self, model: &Model) -> u64 {
+        if model.latent.is_some() { 1 } else { model.kv_heads.min(self.tensor.into()) }
     }
 
     /// Returns the time of an all-reduce of `tokens` tokens with `token_bytes` bytes each, not overlapped with anything, seconds:

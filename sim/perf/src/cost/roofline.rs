@@ -16,10 +16,12 @@
 //!
 //! **Mixed calls** of prefills and decodes compute `mixed_rows` rows for each decode. The decode with the longest context runs on
 //! one multiprocessor per head, from its first token to its last, however idle the others are. Such a call takes the longest of its
-//! FLOPs, its bytes, and that one decode.
+//! FLOPs, its bytes, and that one decode. A latent cache has a call for prefills, which computes keys and values of every head, and
+//! another for decodes, whose heads multiply with the cached vector itself, as in vLLM.
 //!
 //! **Tensor parallelism**: each of `n` devices does `1 / n` of everything, and two all-reduces per layer add up the results:
-//! `latency + 2 (n - 1) / n * bytes / bandwidth`, not overlapped with anything.
+//! `latency + 2 (n - 1) / n * bytes / bandwidth`, not overlapped with anything. KV that cannot be divided among all devices is read and
+//! written by each that holds a copy: that of a latent cache, and of fewer KV heads than devices.
 //!
 //! **Experts**: the devices share the products as whole experts or as slices of each. Data-parallel attention adds an all-gather before
 //! the experts and a reduce-scatter behind them, each `latency + (n - 1) / n * bytes / bandwidth` for the tokens of all `n` ranks, as
@@ -65,6 +67,8 @@ pub struct Roofline {
     token_bytes: f64,
     /// FLOPs per (query, key) pair in one query head, all layers.
     head_pair_flops: f64,
+    /// `true` if prefills and decodes have a call each: those of a latent cache compute in two ways.
+    separate_calls: bool,
     /// Terms of steps of decodes alone; empty with stages.
     decodes: Vec<Decodes>,
     errors: StepErrors,
@@ -89,7 +93,7 @@ impl Roofline {
         let roofline = Self {
             hardware: *hardware,
             parallel,
-            demand: Demand::new(model),
+            demand: Demand::new(model, parallel),
             experts: ExpertShape::of(model).map(|shape| (shape.among(parallel), model.expert_layers() as f64)),
             limit: LowerBound::new(hardware, model, parallel),
             flops_s: hardware.flops_s(model.precision.arithmetic),
@@ -97,6 +101,7 @@ impl Roofline {
             stage_share: stage_layers / model.layers as f64,
             stage_layers,
             head_pair_flops: model.pair_flops() as f64 / model.heads as f64,
+            separate_calls: model.latent.is_some(),
             token_bytes: RESIDUAL_BYTES * model.hidden as f64,
             decodes: Vec::new(),
             errors,
@@ -134,7 +139,7 @@ impl Roofline {
 
     /// Returns the time of all but the experts in the largest stage, for one of `n` equal parts of a step, seconds.
     fn common_s(&self, shape: &StepShape, parts: &Parts, n: f64) -> f64 {
-        let attention_s = if shape.prefills > 0 && shape.decodes > 0 {
+        let attention_s = if shape.prefills > 0 && shape.decodes > 0 && !self.separate_calls {
             let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
             let (flops_s, bytes_s) =
                 (self.hardware.peak_flops_s * e.attention_flops, bandwidth_bytes_s * e.kv_bandwidth);
@@ -263,7 +268,7 @@ mod tests {
     use super::*;
     use crate::cost::recompute_token_ns;
     use crate::model::tests::qwen3_next;
-    use crate::model::{Arithmetic, Bits, Hybrid, Precision};
+    use crate::model::{Arithmetic, Bits, Hybrid, Latent, Precision};
     use crate::{hardware, model};
 
     fn preset(name: &str) -> Model {
@@ -327,6 +332,49 @@ mod tests {
         // 160 all-reduces of 32 MiB, of which 1.75 times as much goes over the wire.
         let expected_s = 160.0 * 1.75 * f64::from(2_048 * 8_192 * 2) * (1.0 / 1e9 - 1.0 / h100.peer_link_bytes_s);
         assert!((slow_s - talking("tp8") - expected_s).abs() < 1e-6);
+    }
+
+    #[test]
+    fn devices_with_a_copy_of_the_kv_each_read_all_of_it() {
+        // So many FLOPs that bytes alone count, without overheads.
+        let h200 = hardware::by_name("h200-141g").unwrap();
+        let fast = Hardware { peak_flops_s: 1e21, ..*h200 };
+        let rate = h200.bandwidth_bytes_s * h200.efficiency.kv_bandwidth;
+        let latent =
+            Latent { query_rank: 1536, kv_rank: 512, rope_dim: 64, nope_dim: 128, value_dim: 128, index_bytes: 0 };
+        let latent = Model { latent: Some(latent), ..preset("llama-3.1-70b") };
+        let four_heads = preset("qwen3-30b-a3b");
+        for (model, parallel, shares) in [
+            (latent, "tp1", 1),
+            (latent, "tp8", 1),
+            (four_heads, "tp2", 2),
+            (four_heads, "tp4", 4),
+            (four_heads, "tp8", 4),
+        ] {
+            let roofline = Roofline::parallel(&fast, &model, parallel.parse().unwrap());
+            let more_s =
+                seconds(&roofline, StepShape::decodes(64, 30_000)) - seconds(&roofline, StepShape::decodes(64, 10_000));
+            let bytes = 64 * 20_000 * model.kv_bytes_per_token() / shares;
+            let share = more_s / (bytes as f64 / rate);
+            assert!((share - 1.0).abs() < 1e-3, "{} {parallel}: {share}", model.name);
+        }
+    }
+
+    #[test]
+    fn decodes_over_a_latent_cache_multiply_with_the_cached_vectors() {
+        let latent =
+            Latent { query_rank: 1536, kv_rank: 512, rope_dim: 64, nope_dim: 128, value_dim: 128, index_bytes: 0 };
+        let model = Model { latent: Some(latent), ..preset("llama-3.1-70b") };
+        assert_eq!(model.decode_pair_flops() * 320, model.pair_flops() * 1088);
+        // Prefills and decodes have calls of their own: nothing waits for the longest decode.
+        let cost = Roofline::parallel(hardware::by_name("h200-141g").unwrap(), &model, "tp8".parse().unwrap());
+        let (prefill, decodes) = (StepShape::prefill(2_048, 0), StepShape::decodes(8, 60_000));
+        let attention_s = |shape: &StepShape| {
+            let parts = cost.demand.parts(shape);
+            cost.common_s(shape, &parts, 1.0) - cost.layers_s(&parts, 1.0) - cost.overheads_s(shape.tokens as f64)
+        };
+        let apart_s = attention_s(&prefill) + attention_s(&decodes);
+        assert!((attention_s(&prefill.and(decodes)) / apart_s - 1.0).abs() < 1e-9);
     }
 
     #[test]

@@ -213,12 +213,13 @@ impl Device {
     /// Returns the peaks of one of `tensor` devices that share each layer.
     pub fn new(hardware: &Hardware, model: &Model, tensor: u32) -> Self {
         let share = f64::from(tensor) * model.layers as f64;
+        let kv_share = (Parallel::tensor(tensor).kv_shares(model) * model.layers) as f64;
         let (flops_s, bytes_s) = (hardware.flops_s(model.precision.arithmetic), hardware.bandwidth_bytes_s);
         Self {
             flops_s,
             bytes_s,
             pair_s: model.pair_flops() as f64 / share / hardware.peak_flops_s,
-            kv_s: model.kv_bytes_per_token() as f64 / share / bytes_s,
+            kv_s: model.kv_bytes_per_token() as f64 / kv_share / bytes_s,
         }
     }
 
@@ -374,14 +375,14 @@ fn expert_series(model: &Model, shape: ExpertShape, device: &Device, layer_s: im
 
 /// Returns the work of the layers' matrices on one of `tensor` devices for one token and for two.
 fn linear_work(model: &Model, tensor: u32) -> [Work; 2] {
-    let demand = Demand::new(model);
+    let demand = Demand::new(model, Parallel::tensor(tensor));
     [1, 2]
         .map(|tokens| demand.parts(&StepShape { tokens, ..StepShape::default() }).layers.times(1.0 / f64::from(tensor)))
 }
 
 /// Returns the work of the output matrix on one of `tensor` devices for one position and for two.
 fn head_work(model: &Model, tensor: u32) -> [Work; 2] {
-    let demand = Demand::new(model);
+    let demand = Demand::new(model, Parallel::tensor(tensor));
     [1, 2]
         .map(|sampled| demand.parts(&StepShape { sampled, ..StepShape::default() }).head.times(1.0 / f64::from(tensor)))
 }

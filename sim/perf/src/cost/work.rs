@@ -1,6 +1,6 @@
 //! Work of a step: FLOPs and bytes.
 
-use super::StepShape;
+use super::{Parallel, StepShape};
 use crate::model::Model;
 
 /// FLOPs and bytes of one part of a step.
@@ -59,9 +59,12 @@ pub(crate) struct Demand {
     common_flops: f64,
     head_elements: f64,
     head_bytes: f64,
-    pair_flops: f64,
+    /// FLOPs of attention for each (query, key) pair, of a prefill and of a decode.
+    prefill_pair_flops: f64,
+    decode_pair_flops: f64,
+    /// KV bytes of a token that are written. A token that several devices hold counts once for each.
     kv_token_bytes: f64,
-    /// KV bytes of a token that a query reads in all layers.
+    /// KV bytes of a token that a query reads in all layers, on all devices that do.
     kv_read_bytes: f64,
     /// FLOPs of the states for each token, and bytes of the states of a sequence.
     state_flops: f64,
@@ -71,14 +74,17 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
-    pub fn new(model: &Model) -> Self {
+    /// Returns the work of `model` on all devices of a rank of `parallel` together.
+    pub fn new(model: &Model, parallel: Parallel) -> Self {
+        let kv_copies = f64::from(parallel.tensor) / parallel.kv_shares(model) as f64;
         Self {
             common_flops: 2.0 * model.common_elements() as f64,
             head_elements: model.head_elements() as f64,
             head_bytes: model.precision.ends.bytes(model.head_elements()) as f64,
-            pair_flops: model.pair_flops() as f64,
-            kv_token_bytes: model.kv_bytes_per_token() as f64,
-            kv_read_bytes: model.kv_read_bytes_per_token() as f64,
+            prefill_pair_flops: model.pair_flops() as f64,
+            decode_pair_flops: model.decode_pair_flops() as f64,
+            kv_token_bytes: model.kv_bytes_per_token() as f64 * kv_copies,
+            kv_read_bytes: model.kv_read_bytes_per_token() as f64 * kv_copies,
             state_flops: model.hybrid.map_or(0.0, |hybrid| hybrid.token_flops() as f64),
             state_bytes: model.hybrid.map_or(0.0, |hybrid| hybrid.sequence_bytes() as f64),
             layer_bytes: model.common_bytes() as f64,
@@ -95,18 +101,20 @@ impl Demand {
                 bytes: 2.0 * self.state_bytes * (shape.decodes + shape.prefills) as f64,
             },
             head: Work { flops: 2.0 * self.head_elements * shape.sampled as f64, bytes: head_bytes },
-            prefill: self.attention(shape.prefill_pairs, shape.prefill_kv_tokens),
+            prefill: Work {
+                flops: self.prefill_pair_flops * shape.prefill_pairs as f64,
+                bytes: self.kv_read_bytes * shape.prefill_kv_tokens as f64,
+            },
             decode: self.decode(shape),
         }
     }
 
     /// Returns the attention of decodes.
     pub fn decode(&self, shape: &StepShape) -> Work {
-        self.attention(shape.decode_pairs, shape.decode_kv_tokens)
-    }
-
-    fn attention(&self, pairs: u64, kv_tokens: u64) -> Work {
-        Work { flops: self.pair_flops * pairs as f64, bytes: self.kv_read_bytes * kv_tokens as f64 }
+        Work {
+            flops: self.decode_pair_flops * shape.decode_pairs as f64,
+            bytes: self.kv_read_bytes * shape.decode_kv_tokens as f64,
+        }
     }
 }
 
@@ -121,7 +129,7 @@ mod tests {
         let parts = |model: &Model| {
             let shape =
                 StepShape { tokens: 1, decodes: 1, decode_pairs: 900, decode_kv_tokens: 900, ..StepShape::default() };
-            Demand::new(model).parts(&shape)
+            Demand::new(model, Parallel::ONE).parts(&shape)
         };
         let (apart, shared) = (parts(&llama), parts(&Model { kv_share: 2, ..llama }));
         assert_eq!(shared.decode.bytes, apart.decode.bytes);

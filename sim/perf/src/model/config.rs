@@ -45,6 +45,7 @@ struct ExpertConfig {
     num_experts: Option<u64>,
     num_experts_per_tok: Option<u64>,
     moe_intermediate_size: Option<u64>,
+    moe_latent_size: Option<u64>,
     shared_expert_intermediate_size: Option<u64>,
     n_shared_experts: Option<u64>,
     first_k_dense_replace: Option<u64>,
@@ -169,6 +170,7 @@ struct LatentConfig {
     qk_rope_head_dim: Option<u64>,
     qk_nope_head_dim: Option<u64>,
     v_head_dim: Option<u64>,
+    index_head_dim: Option<u64>,
 }
 
 /// Greatest width of any matrix, elements.
@@ -218,6 +220,9 @@ fn parse(name: &str, text: &str, beside: Option<&str>) -> Result<Model, ModelErr
     let mut fields = published::fields(published);
     if let Some(field) = published::unmodelled(&fields) {
         return Err(ModelError::Unmodelled { name: name.into(), field });
+    }
+    if let Some((field, lacks)) = published::unknown_name(&fields) {
+        return Err(ModelError::UnknownField { name: name.into(), field, lacks });
     }
     if let Some(field) = published::no_decoder(&fields) {
         return Err(ModelError::NoDecoder { name: name.into(), field });
@@ -277,6 +282,7 @@ impl Config {
             ("qk_rope_head_dim", self.latent.kv_lora_rank.and(self.latent.qk_rope_head_dim)),
             ("qk_nope_head_dim", self.latent.kv_lora_rank.and(self.latent.qk_nope_head_dim)),
             ("v_head_dim", self.latent.kv_lora_rank.and(self.latent.v_head_dim)),
+            ("index_head_dim", self.latent.index_head_dim),
         ] {
             if let Some(value) = value.filter(|value| !(1..=COUNT_MAX).contains(value)) {
                 return fail(field, value, "between 1 and 4096");
@@ -287,6 +293,7 @@ impl Config {
             ("intermediate_size", self.intermediate_size),
             ("vocab_size", Some(self.vocab_size)),
             ("moe_intermediate_size", self.experts.moe_intermediate_size),
+            ("moe_latent_size", self.experts.moe_latent_size),
             ("intermediate_size_mlp", self.experts.intermediate_size_mlp),
             ("kv_lora_rank", self.latent.kv_lora_rank),
         ] {
@@ -374,6 +381,7 @@ impl Config {
             width,
             shared_width: experts.shared_expert_intermediate_size.unwrap_or(shared * width),
             dense_layers: dense.unwrap_or_else(|| experts.dense_layers(layers)),
+            latent_width: experts.moe_latent_size,
         }))
     }
 
@@ -384,6 +392,8 @@ impl Config {
             rope_dim: self.latent.qk_rope_head_dim?,
             nope_dim: self.latent.qk_nope_head_dim?,
             value_dim: self.latent.v_head_dim?,
+            // Keys of 8 bits, and a scale of 32, as vLLM and SGLang keep them.
+            index_bytes: self.attention.index_topk.map_or(0, |_| self.latent.index_head_dim.unwrap_or(128) + 4),
         })
     }
 }

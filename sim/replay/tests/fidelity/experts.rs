@@ -31,7 +31,14 @@ fn kernels(folder: &str, distribution: &str) -> Vec<Kernel> {
         Kernel {
             tokens: count(0),
             hidden: count(1),
-            experts: Experts { count: count(4), active: count(3), width: count(2), shared_width: 0, dense_layers: 0 },
+            experts: Experts {
+                count: count(4),
+                active: count(3),
+                width: count(2),
+                shared_width: 0,
+                dense_layers: 0,
+                latent_width: None,
+            },
             tensor: count(5) as u32,
             expert: count(6) as u32,
             time_s: text(9, row).parse::<f64>().unwrap() / 1e3,

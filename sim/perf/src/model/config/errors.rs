@@ -88,6 +88,16 @@ pub enum ModelError {
         /// What needs the field.
         why: &'static str,
     },
+    /// Field of experts or of a latent cache, and no field with their number.
+    #[error("{name}: has {field}, but not {lacks}, or not under a name known here; add {lacks} to the file")]
+    UnknownField {
+        /// Name of the model.
+        name: String,
+        /// Field found in the input.
+        field: String,
+        /// Field that is missing.
+        lacks: &'static str,
+    },
     /// Layers of several shapes, or networks side by side.
     #[error("{name}: {field} says that layers differ in a way that is not modelled")]
     Unmodelled {

@@ -10,7 +10,7 @@ const NESTED: [&str; 3] = ["text_config", "llm_config", "language_config"];
 const PARTS: [&str; 2] = ["attn_config", "ffn_config"];
 
 /// Fields, and their other names.
-const NAMES: [(&str, &[&str]); 17] = [
+const NAMES: [(&str, &[&str]); 22] = [
     ("num_hidden_layers", &["n_layer", "n_layers", "num_layers"]),
     ("hidden_size", &["n_embd", "n_embed", "d_model"]),
     ("num_attention_heads", &["n_head", "n_heads"]),
@@ -21,7 +21,7 @@ const NAMES: [(&str, &[&str]); 17] = [
     ("max_position_embeddings", &["n_positions", "seq_length", "max_seq_len"]),
     ("torch_dtype", &["dtype"]),
     ("quantization_config", &["compression_config"]),
-    ("num_experts", &["num_local_experts", "n_routed_experts", "moe_num_experts"]),
+    ("num_experts", &["num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"]),
     (
         "num_experts_per_tok",
         &["experts_per_token", "moe_top_k", "moe_k", "moe_topk", "top_k_experts", "num_experts_per_token"],
@@ -31,7 +31,18 @@ const NAMES: [(&str, &[&str]); 17] = [
     ("shared_expert_intermediate_size", &["shared_intermediate_size", "moe_shared_expert_intermediate_size"]),
     ("layer_types", &["layers_block_type", "block_types"]),
     ("mamba_d_state", &["ssm_state_size", "state_size"]),
+    // openPangu.
+    ("q_lora_rank", &["attention_q_lora_dim"]),
+    ("kv_lora_rank", &["attention_kv_lora_dim"]),
+    ("qk_nope_head_dim", &["attention_qk_dim"]),
+    ("qk_rope_head_dim", &["attention_qk_rope_dim"]),
+    ("v_head_dim", &["attention_v_dim"]),
 ];
+
+/// Marks of fields of models with experts or with a latent cache, and the field that says how many, or how wide: a model with the one and
+/// without the other has it under a name that is not known here.
+const MARKS: [(&str, &str); 3] =
+    [("expert", "num_experts"), ("moe_intermediate_size", "num_experts"), ("kv_lora", "kv_lora_rank")];
 
 /// Families whose output matrix is the embedding unless `tie_word_embeddings` says otherwise.
 const TIED: [&str; 17] = [
@@ -150,15 +161,28 @@ pub(super) fn unmodelled(fields: &Map<String, Value>) -> Option<&'static str> {
     UNMODELLED.into_iter().find(says)
 }
 
+/// Returns a field of a model with experts or with a latent cache, and the field that it lacks, if there is one.
+pub(super) fn unknown_name(fields: &Map<String, Value>) -> Option<(String, &'static str)> {
+    let marked = |(field, value): (&String, &Value)| {
+        let number = value.as_u64().filter(|number| *number > 1)?;
+        let (_, lacks) = MARKS.iter().find(|(mark, lacks)| field.contains(mark) && !fields.contains_key(*lacks))?;
+        (number > 1).then(|| (field.clone(), *lacks))
+    };
+    fields.iter().find_map(marked)
+}
+
 /// Returns the fields of the language model, each under its first name, with the defaults of the family. Fields of a nested configuration
 /// come before those around it.
 pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
-    published.retain(|_, value| !value.is_null());
+    without_nulls(&mut published);
     let nested = NESTED.iter().find_map(|name| match published.remove(*name) {
-        Some(Value::Object(inner)) => Some(inner),
+        Some(Value::Object(mut inner)) => {
+            without_nulls(&mut inner);
+            Some(inner)
+        }
         _ => None,
     });
-    published.extend(nested.into_iter().flatten().filter(|(_, value)| !value.is_null()));
+    published.extend(nested.into_iter().flatten());
     for name in PARTS {
         if let Some(Value::Object(part)) = published.remove(name) {
             part.into_iter().filter(|(_, value)| !value.is_null()).for_each(|(name, value)| {
@@ -188,6 +212,21 @@ pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
     published
 }
 
+/// Removes fields without a value. No number of experts is 0 experts.
+fn without_nulls(fields: &mut Map<String, Value>) {
+    let counts = |name: &String| {
+        NAMES
+            .iter()
+            .any(|(first, others)| *first == "num_experts" && (name == first || others.contains(&name.as_str())))
+    };
+    for (name, value) in fields.iter_mut() {
+        if value.is_null() && counts(name) {
+            *value = 0.into();
+        }
+    }
+    fields.retain(|_, value| !value.is_null());
+}
+
 /// Corrects fields that mean something else in a family than in others.
 fn correct(family: &str, published: &mut Map<String, Value>) {
     // The first Qwen counts gate and input together.
@@ -210,7 +249,7 @@ fn correct(family: &str, published: &mut Map<String, Value>) {
             published.remove("n_shared_experts");
         }
         if published.get("num_experts").and_then(Value::as_u64) == Some(1) {
-            published.remove("num_experts");
+            published.insert("num_experts".into(), 0.into());
         }
     }
     // One KV head for all queries: Falcon 7B, StarCoder.

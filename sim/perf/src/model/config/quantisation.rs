@@ -48,11 +48,34 @@ struct Scheme {
     sort: String,
 }
 
-/// Weights and activations of one group of `compressed-tensors`.
+/// Weights and activations of one group of `compressed-tensors`, and the names of its modules, or patterns of them.
 #[derive(Deserialize)]
 struct Group {
+    #[serde(default)]
+    targets: Vec<String>,
     weights: Option<Scheme>,
     input_activations: Option<Scheme>,
+}
+
+impl Group {
+    /// Returns `true` if the group names modules of a part of the layers.
+    fn names(&self, is_of_part: fn(&str) -> bool) -> bool {
+        self.targets.iter().any(|target| is_of_part(target))
+    }
+
+    /// Returns `true` if the group is of all matrices that no other group names.
+    fn is_of_the_rest(&self) -> bool {
+        !self.names(is_attention) && !self.names(is_feed_forward)
+    }
+
+    /// Returns bits and arithmetic; `None` for bits out of range.
+    fn precision(&self) -> Option<(Bits, Arithmetic)> {
+        let weights = self.weights.as_ref()?;
+        let scale = if weights.sort == "float" && weights.num_bits == 4 { 8 } else { 16 };
+        let bits = bits(weights.num_bits, scale, weights.group_size, false)?;
+        let narrow = self.input_activations.as_ref().is_some_and(|activations| activations.num_bits == 8);
+        Some((bits, if narrow { Arithmetic::Bits8 } else { Arithmetic::Bits16 }))
+    }
 }
 
 /// Contents of `hf_quant_config.json`, which Model Optimizer writes.
@@ -135,14 +158,19 @@ impl Quantisation {
         if is_fp8 || self.kv_cache_scheme.as_ref().is_some_and(|scheme| scheme.num_bits == 8) { 1 } else { 2 }
     }
 
-    /// Returns the precision of a `compressed-tensors` checkpoint by its first group; `None` if there is none that is understood.
+    /// Returns the precision of a `compressed-tensors` checkpoint; `None` without groups, or if a part of the layers has several.
     fn compressed_tensors(&self) -> Option<Precision> {
-        let group: Group = serde_json::from_value(self.config_groups.values().next()?.clone()).ok()?;
-        let weights = group.weights?;
-        let scale = if weights.sort == "float" && weights.num_bits == 4 { 8 } else { 16 };
-        let bits = bits(weights.num_bits, scale, weights.group_size, false)?;
-        let narrow = group.input_activations.is_some_and(|activations| activations.num_bits == 8);
-        Some(Precision::quantised(bits, if narrow { Arithmetic::Bits8 } else { Arithmetic::Bits16 }))
+        let groups = self.config_groups.values().map(|group| serde_json::from_value(group.clone()).ok());
+        let groups: Vec<Group> = groups.collect::<Option<_>>().filter(|groups: &Vec<_>| !groups.is_empty())?;
+        let of_part = |is_of_part: fn(&str) -> bool| {
+            let mut own = groups.iter().filter(|group| group.names(is_of_part)).peekable();
+            let rest = if own.peek().is_none() { &groups[..] } else { &[] };
+            let mut all = own.chain(rest.iter().filter(|group| group.is_of_the_rest())).map(Group::precision);
+            let first = all.next().unwrap_or(Some((Bits::each(16), Arithmetic::Bits16)))?;
+            all.all(|other| other == Some(first)).then_some(first)
+        };
+        let ((attention, _), (feed_forward, arithmetic)) = (of_part(is_attention)?, of_part(is_feed_forward)?);
+        Some(Precision { attention, ..Precision::quantised(feed_forward, arithmetic) })
     }
 
     /// Returns the method for a message.
@@ -164,6 +192,13 @@ fn is_attention(module: &str) -> bool {
         || ["q_proj", "k_proj", "v_proj", "o_proj", "qkv", "in_proj_qkv", "out_proj"]
             .iter()
             .any(|name| part.starts_with(name))
+}
+
+/// Returns `true` for the name, or a pattern, of matrices of feed-forward networks, or of experts.
+fn is_feed_forward(module: &str) -> bool {
+    ["mlp", "ffn", "feed_forward", "expert", "gate_proj", "up_proj", "down_proj"]
+        .iter()
+        .any(|part| module.contains(part))
 }
 
 /// Returns the number of the layer in the name of a module; `None` for a pattern of all layers.
@@ -251,6 +286,30 @@ mod tests {
         ] {
             assert!(!spared(lists), "{lists}");
         }
+    }
+
+    #[test]
+    fn groups_of_compressed_tensors_count_for_the_matrices_they_name() {
+        let fp8 = r#"{"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8}}"#;
+        let nvfp4 = r#"{"targets": ["re:.*mlp.*"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}"#;
+        let rest = r#"{"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}"#;
+        let of = |groups: &[&str]| {
+            let groups: Vec<_> =
+                groups.iter().enumerate().map(|(n, group)| format!(r#""group_{n}": {group}"#)).collect();
+            precision(&format!(
+                r#"{{"quant_method": "compressed-tensors", "config_groups": {{{}}}}}"#,
+                groups.join(",")
+            ))
+        };
+        let four = Precision::quantised(Bits::grouped(4, 8, 16), Arithmetic::Bits16);
+        let mixed = Precision { attention: Bits::each(8), ..four };
+        for groups in [[fp8, nvfp4], [nvfp4, fp8], [fp8, rest], [rest, fp8]] {
+            assert_eq!(of(&groups), Ok(mixed), "{groups:?}");
+        }
+        assert_eq!(of(&[nvfp4]), Ok(Precision { attention: Bits::each(16), ..four }), "attention is in no group");
+        assert_eq!(of(&[rest, rest]), Ok(four));
+        let eight = nvfp4.replace(r#""num_bits": 4"#, r#""num_bits": 8"#);
+        assert!(of(&[fp8, nvfp4, &eight]).unwrap_err().contains("'compressed-tensors' are not known here"));
     }
 
     #[test]

@@ -42,6 +42,57 @@ fn deepseek_v3_has_as_many_weights_and_as_little_kv_as_its_report_says() {
     assert_eq!(model.kv_bytes_per_token(), 61 * 576 * 2);
 }
 
+#[test]
+fn a_sparse_index_keeps_keys_beside_a_latent_cache() {
+    let latent = r#", "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128"#;
+    let of = |more: &str| small(&format!("{latent}{more}")).unwrap();
+    assert_eq!(of("").kv_bytes_per_token(), 26 * 576 * 2);
+    let indexed = of(r#", "index_topk": 2048, "index_head_dim": 128"#);
+    assert_eq!(indexed.kv_bytes_per_token(), 26 * (576 * 2 + 128 + 4));
+    assert_eq!(indexed.label(), "m (sparse attention planned as full attention: step times are upper bounds)");
+    let chunked = small(r#", "attention_chunk_size": 8192"#).unwrap().label();
+    assert!(chunked.ends_with("step times are upper bounds, and so is the KV)"), "{chunked}");
+}
+
+#[test]
+fn experts_behind_a_latent_width_have_the_matrices_there_and_back() {
+    let experts =
+        r#", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 100, "n_shared_experts": 1"#;
+    let of = |more: &str| small(&format!("{experts}{more}")).unwrap();
+    let (wide, latent) = (of(""), of(r#", "moe_latent_size": 16"#));
+    let routed = |input: u64, experts: u64| 26 * 3 * input * experts * 100;
+    assert_eq!(wide.layer_elements() - routed(64, 8), latent.layer_elements() - routed(16, 8) - 26 * 2 * 64 * 16);
+    assert_eq!(wide.active_elements() - routed(64, 2), latent.active_elements() - routed(16, 2) - 26 * 2 * 64 * 16);
+    assert_eq!(
+        latent.layer_elements() - latent.common_elements(),
+        routed(16, 8),
+        "the two matrices are of every token"
+    );
+}
+
+#[test]
+fn experts_and_latent_caches_under_unknown_names_are_refused() {
+    let refused = |more: &str| small(more).unwrap_err().to_string();
+    for (more, field, lacks) in [
+        (r#", "moe_intermediate_size": 128"#, "moe_intermediate_size", "num_experts"),
+        (r#", "count_of_experts": 64"#, "count_of_experts", "num_experts"),
+        (r#", "num_experts_per_tok": 4"#, "num_experts_per_tok", "num_experts"),
+        (r#", "my_kv_lora_rank": 512"#, "my_kv_lora_rank", "kv_lora_rank"),
+    ] {
+        let expected =
+            format!("m: has {field}, but not {lacks}, or not under a name known here; add {lacks} to the file");
+        assert_eq!(refused(more), expected);
+    }
+    // A dense model of a family with experts says so.
+    let dense = r#", "n_routed_experts": null, "moe_intermediate_size": 128, "num_experts_per_tok": 4"#;
+    assert_eq!(small(dense).unwrap().experts, None);
+    let pangu = r#", "num_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "attention_kv_lora_dim": 16,
+        "attention_q_lora_dim": 24, "attention_qk_dim": 12, "attention_qk_rope_dim": 4, "attention_v_dim": 8"#;
+    let pangu = small(pangu).unwrap();
+    let latent = Latent { query_rank: 24, kv_rank: 16, rope_dim: 4, nope_dim: 12, value_dim: 8, index_bytes: 0 };
+    assert_eq!((pangu.latent, pangu.experts.unwrap().count), (Some(latent), 8));
+}
+
 /// A model of 26 layers and 32,768 tokens of context, with further fields.
 fn small(more: &str) -> Result<Model, ModelError> {
     let text = format!(

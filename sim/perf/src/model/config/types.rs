@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::ModelError;
 
 /// Fields that are numbers, under the first of their names.
-const NUMBERS: [&str; 48] = [
+const NUMBERS: [&str; 50] = [
     "num_hidden_layers",
     "hidden_size",
     "num_attention_heads",
@@ -17,6 +17,7 @@ const NUMBERS: [&str; 48] = [
     "num_experts",
     "num_experts_per_tok",
     "moe_intermediate_size",
+    "moe_latent_size",
     "shared_expert_intermediate_size",
     "n_shared_experts",
     "first_k_dense_replace",
@@ -36,6 +37,7 @@ const NUMBERS: [&str; 48] = [
     "qk_rope_head_dim",
     "qk_nope_head_dim",
     "v_head_dim",
+    "index_head_dim",
     "attn_layer_period",
     "attn_layer_offset",
     "full_attention_interval",

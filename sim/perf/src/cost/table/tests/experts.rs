@@ -14,7 +14,14 @@ fn small() -> Model {
         head_dim: 64,
         intermediate: 512,
         vocab: 1024,
-        experts: Some(Experts { count: 4, active: 2, width: 128, shared_width: 64, dense_layers: 1 }),
+        experts: Some(Experts {
+            count: 4,
+            active: 2,
+            width: 128,
+            shared_width: 64,
+            dense_layers: 1,
+            latent_width: None,
+        }),
         ..*model::by_name("llama-3.1-8b").unwrap()
     }
 }
@@ -161,7 +168,7 @@ fn experts_of_another_shape_are_as_efficient_as_the_nearest() {
 fn profile(folder: &Path, moe: &str) -> Model {
     llmservingsim(folder);
     write(folder, "moe.csv", moe);
-    let experts = Experts { count: 4, active: 1, width: 128, shared_width: 0, dense_layers: 0 };
+    let experts = Experts { count: 4, active: 1, width: 128, shared_width: 0, dense_layers: 0, latent_width: None };
     Model { experts: Some(experts), ..*a100().1 }
 }
 
