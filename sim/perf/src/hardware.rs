@@ -23,7 +23,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 use trunkline_sim_workload::UnknownName;
 
-use crate::model::Arithmetic;
+use crate::model::{Arithmetic, Model};
 
 mod curve;
 pub mod file;
@@ -42,6 +42,8 @@ pub struct Hardware {
     pub peak_flops_s: f64,
     /// Dense FP8 peak, FLOP/s; the BF16 peak on devices without FP8.
     pub fp8_flops_s: f64,
+    /// Dense INT8 peak, operations/s; the FP8 peak if the file does not say.
+    pub int8_ops_s: f64,
     /// Memory bandwidth peak, bytes/s.
     pub bandwidth_bytes_s: f64,
     /// Total size of the memory, bytes.
@@ -54,6 +56,8 @@ pub struct Hardware {
     pub peer_link_bytes_s: f64,
     /// Latency of an all-reduce, independent of its size, seconds.
     pub peer_link_latency_s: f64,
+    /// Devices that the peer link joins.
+    pub peer_devices: u32,
     /// Number of multiprocessors of the device.
     pub processors: f64,
     /// Shares of the peaks reached by kernels.
@@ -102,8 +106,12 @@ pub struct RooflineError {
 /// Step times of one model as a sum of terms, none of them negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTime {
-    /// Model served during the measurement.
+    /// Name of the model served during the measurement.
     pub model: &'static str,
+    /// Bytes of its weights, and of the KV of a token, by which it is known under any name; `None` for a file without them.
+    pub model_bytes: Option<[u64; 2]>,
+    /// Its spread over devices, as [`crate::cost::Parallel`] is written; empty for one device.
+    pub parallel: &'static str,
     /// Time of every step, seconds.
     pub constant_s: f64,
     /// Time of the tokens run.
@@ -122,6 +130,17 @@ pub struct StepTime {
     pub against: &'static str,
     /// Errors against steps left out of the fit.
     pub errors: StepErrors,
+}
+
+impl StepTime {
+    /// Returns `true` if these are times of `model` spread like `parallel`.
+    pub fn is_of(&self, model: &Model, parallel: &str) -> bool {
+        let is_model = match self.model_bytes {
+            Some(bytes) => bytes == [model.weight_bytes(), model.kv_bytes_per_token()],
+            None => self.model == model.name,
+        };
+        is_model && (self.parallel == parallel || self.parallel.is_empty() && parallel == "tp1pp1")
+    }
 }
 
 /// Largest steps of a measurement, or of a replay.
@@ -166,7 +185,8 @@ impl Hardware {
     /// Returns the peak for products in `arithmetic`, FLOP/s.
     pub fn flops_s(&self, arithmetic: Arithmetic) -> f64 {
         match arithmetic {
-            Arithmetic::Bits8 => self.fp8_flops_s,
+            Arithmetic::Float8 => self.fp8_flops_s,
+            Arithmetic::Int8 => self.int8_ops_s,
             Arithmetic::Bits16 => self.peak_flops_s,
         }
     }

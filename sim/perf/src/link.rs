@@ -1,7 +1,8 @@
 //! Links of a replica: durations of copies of KV blocks.
 //!
 //! One link joins the device to the host's memory, the place of swapped requests and of the first tier of the prefix cache; one
-//! more link joins the host to each further tier. A copy uses the link of the farther of its two ends. A link carries both
+//! more link joins the host to each further tier. Each device of a replica has a link to the host of its own, and copies its share of every
+//! block at the same time: the host link here is that of the fullest device. The others carry whole blocks. A copy uses the link of the farther of its two ends. A link carries both
 //! directions at once, each at its full rate; each is a direction of its own (`link/direction.rs`). A copy first takes the link's latency, without using its
 //! rate, and then moves its bytes. Copies in one direction share the rate equally. Copies and steps do not slow each other down: a
 //! link takes a few per cent of the device's memory bandwidth.
@@ -97,14 +98,14 @@ fn ns(seconds: f64) -> u64 {
 }
 
 impl Links {
-    /// Returns idle links for blocks of `block_bytes` bytes; `far` are the links behind the host.
-    pub fn new(hardware: &Hardware, block_bytes: u64, far: &[TierLink]) -> Self {
+    /// Returns idle links for blocks of `block_bytes` bytes, of which a device has `device_bytes`; `far` are the links behind the host.
+    pub fn new(hardware: &Hardware, device_bytes: u64, block_bytes: u64, far: &[TierLink]) -> Self {
         let link = |latency_s, block_s| Link {
             latency_s,
             block_s,
             directions: [LinkDirection::default(), LinkDirection::default()],
         };
-        let mut links = vec![link(hardware.host_link_latency_s, block_s(hardware, block_bytes))];
+        let mut links = vec![link(hardware.host_link_latency_s, block_s(hardware, device_bytes))];
         links.extend(far.iter().map(|far| link(far.latency_s, far.bytes_take_s(block_bytes as f64))));
         Self(links)
     }
@@ -155,14 +156,14 @@ impl Links {
     }
 }
 
-fn block_s(hardware: &Hardware, block_bytes: u64) -> f64 {
-    block_bytes as f64 / hardware.host_link_bytes_s
+fn block_s(hardware: &Hardware, device_bytes: u64) -> f64 {
+    device_bytes as f64 / hardware.host_link_bytes_s
 }
 
-/// Returns the cost of copying a block of `block_bytes` bytes one way, for [`trunkline_core::Config::swap_block_ns`]: its bytes
-/// alone, since the blocks of a request share one latency.
-pub fn swap_block_ns(hardware: &Hardware, block_bytes: u64) -> u64 {
-    (block_s(hardware, block_bytes) * 1e9).ceil() as u64
+/// Returns the cost of copying a block one way, of which a device has `device_bytes`, for [`trunkline_core::Config::swap_block_ns`]: its
+/// bytes alone, since the blocks of a request share one latency.
+pub fn swap_block_ns(hardware: &Hardware, device_bytes: u64) -> u64 {
+    (block_s(hardware, device_bytes) * 1e9).ceil() as u64
 }
 
 #[cfg(test)]
@@ -190,7 +191,7 @@ mod tests {
             ..*hardware::by_name("h100-80g").unwrap()
         };
         let disk = TierLink { bytes_s: 2_097_152.0 / 2e-3, latency_s: 1e-3, ratio: 0.5, codec_bytes_s };
-        Links::new(&hardware, BLOCK_BYTES, &[disk])
+        Links::new(&hardware, BLOCK_BYTES, BLOCK_BYTES, &[disk])
     }
 
     /// Asks for copies, each at a time with its ends and blocks, and says when each ended.

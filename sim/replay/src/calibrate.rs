@@ -18,8 +18,9 @@
 //! [`calibrate`] returns the coefficients and their errors; [`Calibration::hardware`] adds them to the description of a device,
 //! which [`trunkline_sim_perf::hardware::file::to_toml`] writes and [`trunkline_sim_perf::hardware::find`] reads.
 
-use trunkline_sim_perf::cost::{Largest, Residuals, Sample, StepErrors, StepTime};
+use trunkline_sim_perf::cost::{Largest, LowerBound, Parallel, Residuals, Sample, StepErrors, StepTime};
 use trunkline_sim_perf::hardware::Hardware;
+use trunkline_sim_perf::model::Model;
 
 use least_squares::Rows;
 use terms::Terms;
@@ -106,6 +107,14 @@ fn usable(samples: &[Sample]) -> Result<Vec<Sample>, TooFewSamples> {
     if usable.len() < SAMPLES_MIN { Err(TooFewSamples { found: usable.len() }) } else { Ok(usable) }
 }
 
+/// Returns the share of the samples that took less than nine tenths of the least time in which devices like `hardware` run `model`: in all
+/// but odd samples of clients, the server had more devices, or fewer bits.
+pub fn too_fast(samples: &[Sample], hardware: &Hardware, model: &Model, parallel: Parallel) -> f64 {
+    let limit = LowerBound::new(hardware, model, parallel);
+    let fast = samples.iter().filter(|sample| sample.time_s > 0.0 && sample.time_s < 0.9 * limit.step_s(&sample.shape));
+    fast.count() as f64 / samples.len().max(1) as f64
+}
+
 /// Returns every fifth sample, and the others.
 fn every_fifth(samples: &[Sample]) -> (Vec<Sample>, Vec<Sample>) {
     let (fifths, others): (Vec<_>, Vec<_>) = samples.iter().enumerate().partition(|(at, _)| at % 5 == 4);
@@ -128,21 +137,25 @@ fn fit(model: &'static str, usable: &[Sample], is_mixed: bool) -> StepTime {
 }
 
 impl Calibration {
-    /// Returns `base` with the fitted step times and their held-out errors. `name` and `against`, the reference of the errors, stay in
-    /// memory for the life of the program.
-    pub fn hardware(&self, base: &Hardware, name: &str, against: &str) -> Hardware {
-        Hardware {
-            name: name.to_owned().leak(),
-            step_time: Some(StepTime { against: against.to_owned().leak(), errors: self.held_out, ..self.time }),
-            ..*base
-        }
+    /// Returns `base` with the fitted step times of `model`, spread like `parallel`, and their held-out errors. `name` and `against`, the
+    /// reference of the errors, stay in memory for the life of the program.
+    pub fn hardware(&self, base: &Hardware, model: &Model, parallel: Parallel, name: &str, against: &str) -> Hardware {
+        let time = StepTime {
+            model: model.name,
+            model_bytes: Some([model.weight_bytes(), model.kv_bytes_per_token()]),
+            parallel: parallel.to_string().leak(),
+            against: against.to_owned().leak(),
+            errors: self.held_out,
+            ..self.time
+        };
+        Hardware { name: name.to_owned().leak(), step_time: Some(time), ..*base }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use trunkline_sim_perf::cost::{self, Curve, Parallel, Piece, StepShape};
+    use trunkline_sim_perf::cost::{self, Curve, Piece, StepShape};
     use trunkline_sim_perf::{hardware, model};
 
     fn samples(time: StepTime, noise: f64) -> Vec<Sample> {
@@ -163,6 +176,8 @@ mod tests {
     const LINE: Curve = Curve(&[Piece { from: 0, each_s: 10e-6 }]);
     const TRUE: StepTime = StepTime {
         model: "llama-3.1-8b",
+        model_bytes: None,
+        parallel: "",
         constant_s: 8e-3,
         tokens: Curve(&[Piece { from: 0, each_s: 40e-6 }]),
         sequences: LINE,
@@ -204,12 +219,23 @@ mod tests {
     }
 
     #[test]
+    fn steps_faster_than_the_device_are_counted() {
+        let (h100, llama) = (hardware::by_name("h100-80g").unwrap(), model::by_name("llama-3.1-70b").unwrap());
+        // 141 GB of weights take 42 ms on one device, and 11 ms on four.
+        let at = |time_s| Sample { shape: StepShape::decodes(4, 100), time_s };
+        let share = |samples: &[Sample], parallel: &str| too_fast(samples, h100, llama, parallel.parse().unwrap());
+        assert_eq!(share(&[at(0.012); 20], "tp1"), 1.0);
+        assert_eq!(share(&[at(0.012); 20], "tp4"), 0.0);
+        assert_eq!(share(&[at(0.012), at(0.050), at(0.060), at(0.0)], "tp1"), 0.25);
+    }
+
+    #[test]
     fn a_calibrated_file_makes_a_fitted_model() {
         let found = calibrate("llama-3.1-8b", &samples(TRUE, 0.0)).unwrap();
         let h100 = hardware::by_name("h100-80g").unwrap();
-        let text = hardware::file::to_toml(&found.hardware(h100, "mine", "a recording"));
-        let mine = hardware::parse(&text).unwrap();
         let llama = model::by_name("llama-3.1-8b").unwrap();
+        let text = hardware::file::to_toml(&found.hardware(h100, llama, Parallel::ONE, "mine", "a recording"));
+        let mine = hardware::parse(&text).unwrap();
         let cost = cost::of(&mine, llama, Parallel::ONE);
         let stated = "held-out error, median / p95: prefill 0.0 / 0.0 %, decode 0.0 / 0.0 %, mixed 0.0 / 0.0 %";
         assert_eq!(cost.name(), format!("fitted ({stated}; against a recording)"));
@@ -218,8 +244,10 @@ mod tests {
         let shape = StepShape::decodes(10, 1000);
         assert!((cost.step_ns(&shape) as f64 / 1e9 / TRUE.step_s(&shape) - 1.0).abs() < 1e-6);
         // Another model has the roofline of the device, and its error.
-        let other = cost::of(&mine, model::by_name("qwen3-8b").unwrap(), Parallel::ONE);
-        assert_eq!(other.name(), cost::of(h100, model::by_name("qwen3-8b").unwrap(), Parallel::ONE).name());
+        let qwen = model::by_name("qwen3-8b").unwrap();
+        let [other, roofline] = [&mine, h100].map(|hardware| cost::of(hardware, qwen, Parallel::ONE).name().to_owned());
+        let note = "; the file has step times of another model: llama-3.1-8b on one device)";
+        assert_eq!(other, format!("{}{note}", roofline.strip_suffix(')').unwrap()));
     }
 
     #[test]

@@ -635,12 +635,13 @@ impl Replica {
     /// Returns replica `number` of a fleet, up and idle.
     fn new(settings: &Settings, number: usize, cost: &dyn CostModel) -> Self {
         let hardware = settings.hardware_of(number);
+        let device_bytes = settings.device_block_bytes(settings.parallel_of(number));
         let slow = settings.routing.slow.iter().find(|slow| slow.replica as usize == number);
         Self {
             in_flight: VecDeque::new(),
             pipeline: Pipeline::new(settings.core_of(number).pipeline_stages),
             fast_forward_first_ns: 0,
-            links: Links::new(hardware, settings.block_bytes(), &settings.far_links),
+            links: Links::new(hardware, device_bytes, settings.block_bytes(), &settings.far_links),
             held: Held::new(settings),
             life: 0,
             slowness: slow.map_or(1.0, |slow| slow.factor),

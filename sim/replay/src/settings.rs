@@ -191,6 +191,12 @@ impl Settings {
         self.model.kv_bytes_per_token() * largest / all * u64::from(self.core.block_size)
     }
 
+    /// Returns the bytes of a KV block on the fullest device of a replica with `parallel`: what a device's link to the host carries.
+    pub fn device_block_bytes(&self, parallel: Parallel) -> u64 {
+        let (largest, all) = self.block_share();
+        parallel.kv_bytes_per_token(&self.model) * largest / all * u64::from(self.core.block_size)
+    }
+
     /// Returns the part of the model's KV in a block: the layers, or KV heads, of the largest group, and of the model.
     fn block_share(&self) -> (u64, u64) {
         let largest = self.group_sizes.iter().max().map_or(self.model.layers, |size| u64::from(*size));
@@ -200,12 +206,12 @@ impl Settings {
 
     /// Sets the estimated costs of copying a block and recomputing a token, by which the cores choose between the two.
     pub fn estimate_costs(&mut self, cost: &dyn CostModel) {
-        let block_bytes = self.block_bytes();
-        self.core.swap_block_ns = swap_block_ns(&self.hardware, block_bytes);
+        self.core.swap_block_ns = swap_block_ns(&self.hardware, self.device_block_bytes(self.parallel));
         self.core.recompute_token_ns = recompute_token_ns(cost);
         let mut first = self.replicas as usize;
-        for group in &mut self.others {
-            group.swap_block_ns = swap_block_ns(&group.hardware, block_bytes);
+        let bytes: Vec<u64> = self.others.iter().map(|group| self.device_block_bytes(group.parallel)).collect();
+        for (group, device_bytes) in self.others.iter_mut().zip(bytes) {
+            group.swap_block_ns = swap_block_ns(&group.hardware, device_bytes);
             group.recompute_token_ns = replica_recompute_token_ns(cost, first);
             first += group.replicas as usize;
         }

@@ -11,6 +11,7 @@ use trunkline_sim_perf::hardware::{self, Hardware};
 use trunkline_sim_perf::model::{self, Model};
 use trunkline_sim_replay::calibrate::{
     Calibration, LinkFit, Observed, PERIODS_MIN, calibrate, engine_overhead, fit_links, from_benchmark, from_recording,
+    too_fast,
 };
 use trunkline_sim_replay::recorded::settings;
 
@@ -65,8 +66,8 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "SPEC", conflicts_with = "output")]
     kernels: Option<CostChoice>,
 
-    /// Devices of the server, for --kernels: tp2 for tensor parallel.
-    #[arg(long, value_name = "SHAPE", default_value = "tp1", requires = "kernels")]
+    /// Devices of the server: tp2 for two in tensor parallel.
+    #[arg(long, value_name = "SHAPE", default_value = "tp1")]
     parallel: Parallel,
 
     /// Hardware file to write; `-` is standard output.
@@ -74,6 +75,8 @@ pub struct CalibrateArgs {
     output: PathBuf,
 }
 
+/// Share of the steps faster than the device, at most.
+const TOO_FAST: f64 = 0.1;
 /// Difference between the slowest and the fastest tenth of a run on a steady machine, percent at most.
 const STEADY: f64 = 10.0;
 
@@ -92,6 +95,21 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         }
         (None, None) => anyhow::bail!("name a recording with --recorded, or a benchmark with --benchmark"),
     };
+    ensure!(
+        args.parallel.data == 1,
+        "parallel is {}; calibrate knows no ranks in lock step, so leave dp out",
+        args.parallel
+    );
+    args.parallel.check(&model)?;
+    let share = too_fast(&observed.steps, &base, &model, args.parallel);
+    ensure!(
+        share <= TOO_FAST,
+        "{:.0} % of the steps are faster than {} {} can run {}: give the server's device with --hardware, its number of devices with --parallel, and its model, as quantised, with --model",
+        100.0 * share,
+        base.name,
+        args.parallel,
+        model.name
+    );
     if let Some(kernels) = &args.kernels {
         return fit_overhead(args, kernels, &base, &model, &observed.steps);
     }
@@ -103,7 +121,7 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         Some(stem) if args.output.as_os_str() != "-" => stem.to_string_lossy().into_owned(),
         _ => format!("{}-calibrated", base.name),
     };
-    let mut calibrated = found.hardware(&base, &name, &against);
+    let mut calibrated = found.hardware(&base, &model, args.parallel, &name, &against);
     let link_lines = match &args.recorded {
         Some(path) => links(path, &observed, &model, &mut calibrated)?,
         None => Vec::new(),
@@ -185,11 +203,6 @@ fn fit_overhead(
     model: &Model,
     samples: &[Sample],
 ) -> anyhow::Result<()> {
-    ensure!(
-        args.parallel.data == 1,
-        "parallel is {}; calibrate knows no ranks in lock step, so leave dp out",
-        args.parallel
-    );
     let kernels = kernels.make(hardware, model, args.parallel, Weights::Resident)?;
     let found = engine_overhead(&*kernels, samples)?;
     let held_out = 100.0 * found.held_out.bias;

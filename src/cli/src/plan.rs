@@ -304,6 +304,7 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
         Goal::Rate if answer.at_end => format!("met at {} times the rate of the trace and perhaps more", best.speed),
         Goal::Rate => format!("met up to {} requests/s, {:.3} times the rate of the trace", rate(best), best.speed),
     }];
+    lines.extend(overload(answer));
     lines.extend(range(answer, goal));
     for figure in &best.figures {
         let (name, limit) = (&figure.name, value(&figure.name, figure.limit));
@@ -321,7 +322,7 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
     }
     lines.extend(best.too_long.map(|requests| format!("warning: {requests}")));
     lines.extend(best.extrapolated.map(|steps| format!("warning: {steps}; calibrate on a run at least as loaded")));
-    if answer.is_saturated() {
+    if answer.is_saturated() && overload(answer).is_none() {
         let most = per_cent(LOAD_RELIABLE_MAX);
         lines.push(format!(
             "warning: above a load of {most} tails are unreliable: small errors of step times make them large"
@@ -334,6 +335,17 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
         lines.push(format!("costs {all:.4} for a million tokens, {output:.4} for a million generated ones"));
     }
     lines
+}
+
+/// Returns a warning of a fleet that meets its SLOs only because the trace ends before too many requests wait, if it is one.
+fn overload(answer: &Answer) -> Option<String> {
+    let (load, arriving) = (answer.load?, answer.best.as_ref()?.arrival_requests_s?);
+    (load > 1.0).then(|| {
+        format!(
+            "warning: {arriving:.3} requests/s arrive and the fleet completes {:.3}: it meets the SLOs because the trace ends, and would not for long; give a longer trace, or promise less",
+            arriving / load
+        )
+    })
 }
 
 /// Returns a number of replicas in words: `1 replica`, `3 replicas`.
@@ -543,6 +555,17 @@ mod tests {
                 assert!(text.contains(part), "{part}: {text}");
             }
         }
+        // A trace that ends before the queue is long enough to miss the SLO.
+        let slos = Slos::new(&["ttft_p99=60s".parse().unwrap()], None).unwrap();
+        let (settings, cost) = fleets(&parse("t --slo ttft_p99=60s --find-rate")).unwrap().remove(0).ok().unwrap();
+        let candidate = Candidate { settings, cost: &*cost, price_hour: None };
+        let search = Search { slos: &slos, goal: Goal::Rate, complete: false, split: false };
+        let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), Goal::Rate);
+        let warning = text.lines().find(|line| line.ends_with("give a longer trace, or promise less")).expect(&text);
+        assert!(
+            warning.contains(" arrive and the fleet completes ") && !text.contains("tails are unreliable"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -77,7 +77,7 @@ pub fn backend(
     let device = Arc::new(Device {
         cost,
         link: BlockTimes {
-            block_ns: swap_block_ns(&fleet.hardware, fleet.block_bytes()),
+            block_ns: swap_block_ns(&fleet.hardware, fleet.device_block_bytes(fleet.parallel)),
             latency_ns: (fleet.hardware.host_link_latency_s * 1e9) as u64,
         },
         clock,

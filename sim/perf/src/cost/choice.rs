@@ -135,13 +135,15 @@ pub enum CostError {
         /// Parallelism requested for the model.
         parallel: Parallel,
     },
-    /// Device file without step times of this model on one device.
-    #[error("{hardware} has no measured step times of {model} on one device; make a file that has, with calibrate")]
+    /// Device file without step times of this model, spread like this.
+    #[error("{hardware} has no measured step times of {model} {parallel}; make a file that has, with calibrate")]
     NotFitted {
         /// Name of the device.
         hardware: &'static str,
         /// Name of the model.
         model: &'static str,
+        /// Parallelism requested for the model.
+        parallel: Parallel,
     },
     /// Streaming plan that cannot work.
     #[error(transparent)]
@@ -185,7 +187,7 @@ impl CostChoice {
             Self::Roofline => Ok(Box::new(Roofline::parallel(hardware, model, parallel))),
             Self::Fitted => match fitted(hardware, model, parallel) {
                 Some(fitted) => Ok(Box::new(fitted)),
-                None => Err(CostError::NotFitted { hardware: hardware.name, model: model.name }),
+                None => Err(CostError::NotFitted { hardware: hardware.name, model: model.name, parallel }),
             },
             Self::Table { layout, path } => {
                 let layout = match layout {
@@ -201,9 +203,9 @@ impl CostChoice {
     }
 }
 
-/// Returns the step times of the device's file if they are of this model on one device.
+/// Returns the step times of the device's file if they are of this model, spread like this.
 pub(super) fn fitted(hardware: &Hardware, model: &Model, parallel: Parallel) -> Option<Fitted> {
-    let time = hardware.step_time.filter(|time| time.model == model.name && parallel == Parallel::ONE)?;
+    let time = hardware.step_time.filter(|time| time.is_of(model, &parallel.to_string()))?;
     Some(Fitted::new(time, LowerBound::new(hardware, model, parallel)))
 }
 

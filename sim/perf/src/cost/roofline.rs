@@ -105,7 +105,11 @@ impl Roofline {
             token_bytes: RESIDUAL_BYTES * model.hidden as f64,
             decodes: Vec::new(),
             errors,
-            name: format!("roofline{spread} ({trust})"),
+            name: format!(
+                "roofline{spread} ({trust}{}{})",
+                unused(hardware, model, parallel),
+                across(hardware, parallel)
+            ),
         };
         Self { decodes: roofline.all_decodes(), ..roofline }
     }
@@ -221,6 +225,28 @@ impl Roofline {
         let head = parts.head.times(1.0 / f64::from(self.parallel.tensor));
         head.blended_s(self.hardware.peak_flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth)
     }
+}
+
+/// Returns a note on step times in the device's file that are not those of `model` spread like this, if there are any.
+fn unused(hardware: &Hardware, model: &Model, parallel: Parallel) -> String {
+    let Some(time) = hardware.step_time.filter(|time| !time.is_of(model, &parallel.to_string())) else {
+        return String::new();
+    };
+    let what = if time.is_of(model, time.parallel) { "the model spread otherwise" } else { "another model" };
+    let spread = if ["", "tp1pp1"].contains(&time.parallel) { "one device" } else { time.parallel };
+    format!("; the file has step times of {what}: {} on {spread}", time.model)
+}
+
+/// Returns a note on more devices than a peer link joins, if there are.
+fn across(hardware: &Hardware, parallel: Parallel) -> String {
+    let devices = parallel.tensor * parallel.data;
+    if devices <= hardware.peer_devices {
+        return String::new();
+    }
+    format!(
+        "; {devices} devices that exchange tokens in each layer, as if the peer link of {} joined them",
+        hardware.peer_devices
+    )
 }
 
 /// Returns the factor on the FLOPs of the matrices that every token passes through, where attention is multiplied at another rate than the
@@ -417,7 +443,7 @@ mod tests {
         let (h100, llama) = (hardware::by_name("h100-80g").unwrap(), preset("llama-3.1-8b"));
         let of = |precision, shape| seconds(&Roofline::new(h100, &Model { precision, ..llama }), shape);
         let awq = Precision::quantised(Bits::grouped(4, 20, 128), Arithmetic::Bits16);
-        let fp8 = Precision::quantised(Bits::each(8), Arithmetic::Bits8);
+        let fp8 = Precision::quantised(Bits::each(8), Arithmetic::Float8);
         let decode = StepShape::decodes(1, 100);
         let [full, eight, four] = [Precision::BITS_16, fp8, awq].map(|precision| of(precision, decode));
         assert!(four < eight && eight < 0.7 * full, "{four} {eight} {full}");

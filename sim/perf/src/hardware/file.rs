@@ -4,7 +4,8 @@
 //! name = "h100-80g"
 //! source = "the vendor's data sheet"  # for people
 //! bf16_tflops = 989.4                 # dense
-//! fp8_tflops = 1978.9                 # dense; optional
+//! fp8_tflops = 1978.9                 # dense; optional, else the BF16 rate
+//! int8_tops = 1978.9                  # dense; optional, else the FP8 rate
 //! memory_gb_s = 3350.0
 //! memory_mib = 81559
 //! processors = 132                    # multiprocessors
@@ -16,6 +17,7 @@
 //! [peer_link]                         # all-reduces among devices; optional, else the host link's
 //! gb_s = 130.0
 //! latency_us = 6.0
+//! devices = 8                         # devices that it joins; optional, else 8
 //!
 //! [efficiency]                        # shares of the peaks that kernels reach; each is optional
 //! linear_flops = 0.65
@@ -37,6 +39,8 @@
 //!
 //! [step_time]                         # what steps of one model take here; optional; made by calibration
 //! model = "llama-3.1-8b"
+//! model_bytes = [16060522496, 131072] # of its weights, and of the KV of a token, by which a model is known under any name; optional
+//! parallel = "tp2pp1"                 # optional, else one device
 //! constant_us = 180.0                 # each step
 //! token_us = 21.0                     # each token run
 //! sequence_us = [[0, 4.0], [8, 6.5]]  # each sequence in the step: 4 us up to 8 of them, 6.5 us beyond; token_us can be such a list, too
@@ -113,11 +117,12 @@ struct File {
     source: String,
     bf16_tflops: f64,
     fp8_tflops: Option<f64>,
+    int8_tops: Option<f64>,
     memory_gb_s: f64,
     memory_mib: u64,
     processors: u32,
     host_link: LinkFile,
-    peer_link: Option<LinkFile>,
+    peer_link: Option<PeerLinkFile>,
     #[serde(default)]
     efficiency: EfficiencyFile,
     #[serde(default)]
@@ -131,6 +136,15 @@ struct File {
 struct LinkFile {
     gb_s: f64,
     latency_us: f64,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PeerLinkFile {
+    gb_s: f64,
+    latency_us: f64,
+    #[serde(default = "eight")]
+    devices: u32,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -196,6 +210,11 @@ struct StepErrorFile {
 #[serde(deny_unknown_fields)]
 struct StepTimeFile {
     model: String,
+    /// Bytes of the weights, and of the KV of a token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model_bytes: Option<[u64; 2]>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    parallel: String,
     constant_us: f64,
     token_us: CurveFile,
     sequence_us: CurveFile,
@@ -213,6 +232,10 @@ struct CurveFile(Vec<(u64, f64)>);
 
 fn one() -> u32 {
     1
+}
+
+fn eight() -> u32 {
+    8
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
@@ -271,6 +294,8 @@ impl StepTimeFile {
         };
         StepTime {
             model: self.model.leak(),
+            model_bytes: self.model_bytes,
+            parallel: self.parallel.leak(),
             constant_s: self.constant_us / 1e6,
             tokens: self.token_us.curve(),
             sequences: self.sequence_us.curve(),
@@ -374,19 +399,21 @@ pub fn to_toml(hardware: &Hardware) -> String {
 impl File {
     fn check(&self) -> Result<(), HardwareError> {
         let out = |field, value, expected| Err(HardwareError::OutOfRange { field, value, expected });
-        let peer_link = self.peer_link.unwrap_or(self.host_link);
+        let peer_link = self.peer_link();
         let peaks = [
             ("bf16_tflops", self.bf16_tflops),
             ("fp8_tflops", self.fp8_tflops.unwrap_or(1.0)),
+            ("int8_tops", self.int8_tops.unwrap_or(1.0)),
             ("memory_gb_s", self.memory_gb_s),
             ("memory_mib", self.memory_mib as f64),
             ("processors", f64::from(self.processors)),
             ("efficiency.mixed_rows", self.efficiency.mixed_rows),
             ("host_link.gb_s", self.host_link.gb_s),
             ("peer_link.gb_s", peer_link.gb_s),
+            ("peer_link.devices", f64::from(peer_link.devices)),
         ];
         if let Some((field, value)) = peaks.into_iter().find(|(_, value)| !(*value > 0.0 && *value < NUMBER_MAX)) {
-            return out(field, value, "above 0 and below a milliard");
+            return out(field, value, "above 0 and below a billion");
         }
         let shares = [
             ("efficiency.linear_flops", self.efficiency.linear_flops),
@@ -414,7 +441,7 @@ impl File {
             times.extend(time.sequence_us.0.iter().map(|(_, us)| ("step_time.sequence_us", *us)));
         }
         if let Some((field, value)) = times.into_iter().find(|(_, value)| !(0.0..NUMBER_MAX).contains(value)) {
-            return out(field, value, "at least 0 and below a milliard");
+            return out(field, value, "at least 0 and below a billion");
         }
         self.check_curves()?;
         self.check_errors()
@@ -456,20 +483,29 @@ impl File {
         Ok(())
     }
 
+    /// Returns the link among devices: by default that to the host.
+    fn peer_link(&self) -> PeerLinkFile {
+        let LinkFile { gb_s, latency_us } = self.host_link;
+        self.peer_link.unwrap_or(PeerLinkFile { gb_s, latency_us, devices: eight() })
+    }
+
     fn hardware(self) -> Hardware {
-        let peer_link = self.peer_link.unwrap_or(self.host_link);
+        let peer_link = self.peer_link();
         let EfficiencyFile { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows } =
             self.efficiency;
+        let fp8_tflops = self.fp8_tflops.unwrap_or(self.bf16_tflops);
         Hardware {
             name: self.name.leak(),
             peak_flops_s: self.bf16_tflops * 1e12,
-            fp8_flops_s: self.fp8_tflops.unwrap_or(self.bf16_tflops) * 1e12,
+            fp8_flops_s: fp8_tflops * 1e12,
+            int8_ops_s: self.int8_tops.unwrap_or(fp8_tflops) * 1e12,
             bandwidth_bytes_s: self.memory_gb_s * 1e9,
             memory_bytes: self.memory_mib << 20,
             host_link_bytes_s: self.host_link.gb_s * 1e9,
             host_link_latency_s: self.host_link.latency_us / 1e6,
             peer_link_bytes_s: peer_link.gb_s * 1e9,
             peer_link_latency_s: peer_link.latency_us / 1e6,
+            peer_devices: peer_link.devices,
             processors: f64::from(self.processors),
             efficiency: Efficiency { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows },
             step_overhead_s: self.overhead.step_us / 1e6,
@@ -488,10 +524,15 @@ impl File {
             source: String::new(),
             bf16_tflops: hardware.peak_flops_s / 1e12,
             fp8_tflops: Some(hardware.fp8_flops_s / 1e12),
+            int8_tops: Some(hardware.int8_ops_s / 1e12),
             memory_gb_s: hardware.bandwidth_bytes_s / 1e9,
             memory_mib: hardware.memory_bytes >> 20,
             host_link: link(hardware.host_link_bytes_s, hardware.host_link_latency_s),
-            peer_link: Some(link(hardware.peer_link_bytes_s, hardware.peer_link_latency_s)),
+            peer_link: Some(PeerLinkFile {
+                gb_s: hardware.peer_link_bytes_s / 1e9,
+                latency_us: hardware.peer_link_latency_s * 1e6,
+                devices: hardware.peer_devices,
+            }),
             processors: hardware.processors as u32,
             efficiency: EfficiencyFile { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows },
             overhead: OverheadFile {
@@ -501,6 +542,8 @@ impl File {
             roofline_error: RooflineErrorFile::of(hardware.errors),
             step_time: hardware.step_time.map(|time| StepTimeFile {
                 model: time.model.into(),
+                model_bytes: time.model_bytes,
+                parallel: time.parallel.into(),
                 constant_us: time.constant_s * 1e6,
                 token_us: CurveFile::of(time.tokens),
                 sequence_us: CurveFile::of(time.sequences),
@@ -529,6 +572,7 @@ mod tests {
             let read = parse(&to_toml(preset)).unwrap();
             assert_eq!((read.name, read.memory_bytes, read.errors), (preset.name, preset.memory_bytes, preset.errors));
             assert!(near(read.peak_flops_s, preset.peak_flops_s) && near(read.fp8_flops_s, preset.fp8_flops_s));
+            assert!(near(read.int8_ops_s, preset.int8_ops_s) && read.peer_devices == preset.peer_devices);
             assert!(near(read.bandwidth_bytes_s, preset.bandwidth_bytes_s));
             assert_eq!(read.efficiency, preset.efficiency);
         }
@@ -538,7 +582,10 @@ mod tests {
     fn what_is_left_out_is_assumed() {
         let least = parse(LEAST).unwrap();
         assert_eq!(least.efficiency, Efficiency::ASSUMED);
-        assert_eq!((least.fp8_flops_s, least.peer_link_bytes_s, least.errors), (1e14, 1e10, &[][..]));
+        assert_eq!((least.fp8_flops_s, least.int8_ops_s, least.peer_link_bytes_s), (1e14, 1e14, 1e10));
+        assert_eq!((least.peer_devices, least.errors), (8, &[][..]));
+        let fp8 = parse(&LEAST.replace("memory_gb_s", "fp8_tflops = 200\nmemory_gb_s")).unwrap();
+        assert_eq!((fp8.peak_flops_s, fp8.fp8_flops_s, fp8.int8_ops_s), (1e14, 2e14, 2e14));
         let one = parse(&format!("{LEAST}[efficiency]\nkv_bandwidth = 0.5\n")).unwrap();
         assert_eq!(one.efficiency, Efficiency { kv_bandwidth: 0.5, ..Efficiency::ASSUMED });
     }
@@ -561,7 +608,7 @@ mod tests {
         let rising = "it must be the beginning of a piece: 0 for the first, and rising";
         assert_eq!(error("[[4, 20.0]]"), format!("step_time.token_us is 4; {rising}"));
         assert_eq!(error("[[0, 20.0], [0, 1.0]]"), format!("step_time.token_us is 0; {rising}"));
-        assert_eq!(error("[[0, -1.0]]"), "step_time.token_us is -1; it must be at least 0 and below a milliard");
+        assert_eq!(error("[[0, -1.0]]"), "step_time.token_us is -1; it must be at least 0 and below a billion");
         let kind = error("'fast'");
         assert!(kind.ends_with("expected microseconds, or a list of [FROM, MICROSECONDS]"), "{kind}");
     }
@@ -574,7 +621,7 @@ mod tests {
             error(&format!("{LEAST}[efficiency]\nkv_bandwidth = 1.5\n")),
             "efficiency.kv_bandwidth is 1.5; it must be above 0 and at most 1"
         );
-        assert_eq!(error(&LEAST.replace("1000", "nan")), "memory_gb_s is NaN; it must be above 0 and below a milliard");
+        assert_eq!(error(&LEAST.replace("1000", "nan")), "memory_gb_s is NaN; it must be above 0 and below a billion");
         let unknown = error(&format!("{LEAST}speed = 1\n"));
         assert!(unknown.starts_with("not a description of a device: line ") && unknown.contains("speed"), "{unknown}");
         assert!(!unknown.contains('\n'));

@@ -33,8 +33,10 @@ impl Bits {
 pub enum Arithmetic {
     /// Products of 16-bit floats. Weights of fewer bits are widened first.
     Bits16,
-    /// Products of 8-bit floats or integers, of activations too.
-    Bits8,
+    /// Products of 8-bit floats, of activations too.
+    Float8,
+    /// Products of 8-bit integers, of activations too.
+    Int8,
 }
 
 /// Precision of the weights of a model.

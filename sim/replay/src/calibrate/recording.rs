@@ -97,6 +97,8 @@ mod tests {
     /// What a step of the recorded server takes, seconds.
     const TRUE: StepTime = StepTime {
         model: "m",
+        model_bytes: None,
+        parallel: "",
         constant_s: 5e-3,
         tokens: Curve(&[Piece { from: 0, each_s: 30e-6 }]),
         sequences: Curve(&[Piece { from: 0, each_s: 100e-6 }]),

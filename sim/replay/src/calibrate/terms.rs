@@ -49,6 +49,8 @@ impl Terms {
         let (tokens, last) = rest.split_at(self.tokens.len());
         StepTime {
             model,
+            model_bytes: None,
+            parallel: "",
             constant_s: coefficients[0],
             tokens: curve(&self.tokens, tokens),
             sequences: curve(&self.sequences, sequences),

@@ -30,6 +30,11 @@ impl Settings {
         self.group_of(replica).map_or(&self.hardware, |group| &group.hardware)
     }
 
+    /// Returns the parallelism of a replica.
+    pub fn parallel_of(&self, replica: usize) -> Parallel {
+        self.group_of(replica).map_or(self.parallel, |group| group.parallel)
+    }
+
     /// Returns the price of each replica for an hour; empty without prices.
     pub(crate) fn replica_prices(&self) -> Vec<f64> {
         let kinds = self.kinds().zip(&self.prices);

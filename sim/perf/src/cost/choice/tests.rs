@@ -69,10 +69,38 @@ fn a_roofline_can_be_had_where_steps_were_measured() {
     assert_eq!(made("auto", "tp1"), made("fitted", "tp1"));
     assert!(made("roofline", "tp1").unwrap().starts_with("roofline (held-out error, "));
     assert!(made("auto", "tp2").unwrap().starts_with("roofline tp2"));
-    let none =
-        "rtx4090-24g has no measured step times of llama-3.1-8b on one device; make a file that has, with calibrate";
-    assert_eq!(made("fitted", "tp2").unwrap_err(), none);
-    assert_eq!(make("fitted", device("rtx4090-24g"), llama(), "tp1", "resident").unwrap_err(), none);
+    let none = |parallel| {
+        format!(
+            "rtx4090-24g has no measured step times of llama-3.1-8b {parallel}; make a file that has, with calibrate"
+        )
+    };
+    assert_eq!(made("fitted", "tp2").unwrap_err(), none("tp2pp1"));
+    assert_eq!(make("fitted", device("rtx4090-24g"), llama(), "tp1", "resident").unwrap_err(), none("tp1pp1"));
+}
+
+#[test]
+fn fitted_times_are_of_a_model_of_the_same_size_and_spread() {
+    let llama = llama();
+    let bytes = [llama.weight_bytes(), llama.kv_bytes_per_token()];
+    let time = super::super::StepTime {
+        model: "llama-3.1-8b",
+        model_bytes: Some(bytes),
+        parallel: "tp2pp1",
+        constant_s: 0.1,
+        ..Default::default()
+    };
+    let measured = Hardware { step_time: Some(time), ..*device("h100-80g") };
+    let name = |model: &Model, parallel: &str| make("auto", &measured, model, parallel, "resident").unwrap();
+    assert!(name(llama, "tp2").starts_with("fitted "));
+    assert!(name(&Model { name: "Llama-3.1-8B-Instruct", ..*llama }, "tp2").starts_with("fitted "));
+    let smaller = name(&Model { layers: 2, ..*llama }, "tp2");
+    assert!(smaller.starts_with("roofline tp2"), "{smaller}");
+    assert!(smaller.ends_with("; the file has step times of another model: llama-3.1-8b on tp2pp1)"), "{smaller}");
+    let alone = name(llama, "tp1");
+    assert!(
+        alone.ends_with("; the file has step times of the model spread otherwise: llama-3.1-8b on tp2pp1)"),
+        "{alone}"
+    );
 }
 
 #[test]

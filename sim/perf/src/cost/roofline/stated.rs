@@ -149,7 +149,7 @@ mod tests {
         let ranks = none(preset("mixtral-8x7b"), "dp2ep2");
         assert_eq!(ranks, "error not measured for data-parallel attention");
         let in_8_bits = none(
-            Model { precision: Precision::quantised(Bits::each(8), Arithmetic::Bits8), ..preset("llama-3.1-8b") },
+            Model { precision: Precision::quantised(Bits::each(8), Arithmetic::Float8), ..preset("llama-3.1-8b") },
             "tp1",
         );
         assert_eq!(in_8_bits, "error not measured for weights that are not of 16 bits, such as llama-3.1-8b");

@@ -73,8 +73,12 @@ impl Group {
         let weights = self.weights.as_ref()?;
         let scale = if weights.sort == "float" && weights.num_bits == 4 { 8 } else { 16 };
         let bits = bits(weights.num_bits, scale, weights.group_size, false)?;
-        let narrow = self.input_activations.as_ref().is_some_and(|activations| activations.num_bits == 8);
-        Some((bits, if narrow { Arithmetic::Bits8 } else { Arithmetic::Bits16 }))
+        let narrow = self.input_activations.as_ref().filter(|activations| activations.num_bits == 8);
+        let arithmetic = narrow.map_or(Arithmetic::Bits16, |activations| match activations.sort.as_str() {
+            "int" => Arithmetic::Int8,
+            _ => Arithmetic::Float8,
+        });
+        Some((bits, arithmetic))
     }
 }
 
@@ -127,7 +131,7 @@ impl Quantisation {
         let unknown = || ModelError::UnknownDtype { name: name.into(), dtype: self.describe(), known: KNOWN };
         let widened = |bits| Precision::quantised(bits, Arithmetic::Bits16);
         let precision = match self.quant_method.as_str() {
-            "fp8" | "fbgemm_fp8" => Precision::quantised(Bits::each(8), Arithmetic::Bits8),
+            "fp8" | "fbgemm_fp8" => Precision::quantised(Bits::each(8), Arithmetic::Float8),
             // A scale of 16 bits and a zero point for each group.
             "awq" | "gptq" | "awq_marlin" | "gptq_marlin" | "auto-round" | "auto_round" => {
                 widened(bits(self.bits.ok_or_else(unknown)?, 16, self.group_size, true).ok_or_else(unknown)?)
@@ -136,7 +140,7 @@ impl Quantisation {
             // As published for gpt-oss: experts alone.
             "mxfp4" => Precision { feed_forward: Bits::grouped(4, 8, 32), ..Precision::BITS_16 },
             "modelopt" | "modelopt_fp4" => match self.quant_algo.as_deref() {
-                Some("FP8") => Precision::quantised(Bits::each(8), Arithmetic::Bits8),
+                Some("FP8") => Precision::quantised(Bits::each(8), Arithmetic::Float8),
                 Some("NVFP4") => widened(Bits::grouped(4, 8, 16)),
                 // The KV alone.
                 None if self.kv_cache_quant_algo.is_some() => Precision::BITS_16,
@@ -146,7 +150,7 @@ impl Quantisation {
             "bitsandbytes" if self.load_in_4bit => {
                 widened(Bits::grouped(4, if self.bnb_4bit_use_double_quant { 8 } else { 32 }, 64))
             }
-            "bitsandbytes" => Precision::quantised(Bits::each(8), Arithmetic::Bits8),
+            "bitsandbytes" => Precision::quantised(Bits::each(8), Arithmetic::Int8),
             _ => return Err(unknown()),
         };
         Ok(precision)
@@ -227,7 +231,8 @@ mod tests {
     #[test]
     fn methods_have_the_bits_of_their_files() {
         let widened = |bits| Ok(Precision::quantised(bits, Arithmetic::Bits16));
-        let in_8_bits = Ok(Precision::quantised(Bits::each(8), Arithmetic::Bits8));
+        let in_8_bits = Ok(Precision::quantised(Bits::each(8), Arithmetic::Float8));
+        let in_8_bit_integers = Ok(Precision::quantised(Bits::each(8), Arithmetic::Int8));
         for (text, expected) in [
             (
                 r#"{"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true}"#,
@@ -257,7 +262,12 @@ mod tests {
             ),
             (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, widened(Bits::grouped(4, 8, 16))),
             (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, widened(Bits::grouped(4, 32, 64))),
-            (r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#, in_8_bits),
+            (r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#, in_8_bit_integers.clone()),
+            (
+                r#"{"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"],
+                    "weights": {"num_bits": 8, "type": "int"}, "input_activations": {"num_bits": 8, "type": "int"}}}}"#,
+                in_8_bit_integers,
+            ),
         ] {
             assert_eq!(precision(text), expected, "{text}");
         }
@@ -268,7 +278,7 @@ mod tests {
         let spared = |lists: &str| {
             let text = format!(r#"{{"quant_method": "fp8", {lists}}}"#);
             precision(&text).unwrap()
-                == Precision { attention: Bits::each(16), ..Precision::quantised(Bits::each(8), Arithmetic::Bits8) }
+                == Precision { attention: Bits::each(16), ..Precision::quantised(Bits::each(8), Arithmetic::Float8) }
         };
         for lists in [
             r#""modules_to_not_convert": ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn", "model.layers.2.self_attn"]"#,
@@ -345,7 +355,7 @@ mod tests {
         );
         let widened = Precision::quantised(Bits::grouped(4, 8, 16), Arithmetic::Bits16);
         assert_eq!(of(None, &nvfp4), Ok((widened, 1)));
-        let in_8_bits = Precision::quantised(Bits::each(8), Arithmetic::Bits8);
+        let in_8_bits = Precision::quantised(Bits::each(8), Arithmetic::Float8);
         assert_eq!(of(Some(r#"{"quant_method": "fp8"}"#), &nvfp4), Ok((in_8_bits, 2)));
         let kv_alone = beside(r#""quant_algo": null, "kv_cache_quant_algo": "FP8""#);
         assert_eq!(of(None, &kv_alone), Ok((Precision::BITS_16, 1)));

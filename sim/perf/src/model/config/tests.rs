@@ -132,7 +132,7 @@ fn quantisation_is_read_beside_a_config_json() {
     };
     assert_eq!(precision_in("starcoder.json"), plain.precision, "of another model, perhaps");
     let quantised = precision_in("config.json");
-    assert_eq!(quantised, Precision::quantised(Bits::each(8), Arithmetic::Bits8));
+    assert_eq!(quantised, Precision::quantised(Bits::each(8), Arithmetic::Float8));
 }
 
 /// Parameters of published models, and the bytes of their checkpoints and of the KV of a token, by their model cards and files.

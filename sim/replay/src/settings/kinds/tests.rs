@@ -70,6 +70,22 @@ fn run(settings: &Settings, n: u32) -> Report {
 }
 
 #[test]
+fn each_device_copies_its_share_of_a_block_over_its_own_link() {
+    let spread = |parallel: &str| {
+        let settings = Settings { parallel: parallel.parse().unwrap(), ..settings("h100-80g", 1) };
+        (settings.device_block_bytes(settings.parallel), estimated(settings).core.swap_block_ns)
+    };
+    // 2 MiB at 55 GB/s. Eight KV heads are divided among up to eight devices, and layers among stages.
+    assert_eq!(spread("tp1"), (2 << 20, 38_131));
+    assert_eq!(spread("tp8"), (1 << 18, 4_767));
+    assert_eq!(spread("tp16"), (1 << 18, 4_767));
+    assert_eq!(spread("tp2pp2"), (1 << 19, 9_533));
+    let settings = mixed();
+    assert_eq!(settings.block_bytes(), 2 << 20);
+    assert_eq!(settings.others[0].swap_block_ns, 41_944, "1 MiB at 25 GB/s");
+}
+
+#[test]
 fn written_and_read() {
     let spec: FleetSpec = "h100-80g*2, a100-80g:tp2*4,my/own.toml".parse().unwrap();
     assert_eq!(spec.to_string(), "h100-80g:tp1pp1*2,a100-80g:tp2pp1*4,my/own.toml:tp1pp1*1");
