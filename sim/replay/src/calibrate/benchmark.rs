@@ -93,6 +93,7 @@ struct Seen {
 pub fn from_benchmark(path: &Path, step_tokens: u64) -> Result<Vec<Sample>, BenchmarkError> {
     let text =
         std::fs::read_to_string(path).map_err(|fault| BenchmarkError::Unreadable { path: path.into(), fault })?;
+    let text = strict(&text);
     // SGLang adds a line per run; vLLM writes one object, perhaps over several lines.
     let last = || text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
     let benchmark: Benchmark = serde_json::from_str(&text)
@@ -100,6 +101,29 @@ pub fn from_benchmark(path: &Path, step_tokens: u64) -> Result<Vec<Sample>, Benc
         .map_err(|fault| BenchmarkError::Malformed { path: path.into(), fault })?;
     let starts = benchmark.starts(path)?;
     Ok(benchmark.samples(&starts, step_tokens))
+}
+
+/// Returns JSON as Python writes it, with `Infinity` and `NaN` outside of strings as `"inf"` and `null`: SGLang writes its default request
+/// rate like that.
+fn strict(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let (mut rest, mut in_string) = (text, false);
+    while let Some(at) = rest.find(['"', '\\', 'I', 'N', '-']) {
+        let (before, from) = rest.split_at(at);
+        out.push_str(before);
+        let words = [("Infinity", "\"inf\""), ("-Infinity", "null"), ("NaN", "null")];
+        let word = words.iter().find(|(word, _)| !in_string && from.starts_with(word));
+        // An escaped character is taken with its backslash.
+        let taken = match word {
+            Some((word, _)) => word.len(),
+            None if from.starts_with('\\') => 1 + from[1..].chars().next().map_or(0, char::len_utf8),
+            None => 1,
+        };
+        in_string ^= from.starts_with('"');
+        out.push_str(word.map_or(&from[..taken], |(_, strict)| strict));
+        rest = &from[taken..];
+    }
+    out + rest
 }
 
 impl Benchmark {
@@ -229,10 +253,22 @@ mod tests {
         let run = |rate: &str, itl: f64| {
             format!(r#"{{"input_lens": [9], "ttfts": [0.125], "itls": [[{itl}]], "request_rate": {rate}}}"#)
         };
-        let samples = read(&format!("{}\n{}\n", run("1.0", 0.5), run("\"inf\"", 0.25))).unwrap();
-        assert_eq!(samples, [Sample { shape: StepShape::decodes(1, 10), time_s: 0.25 }]);
+        for rate in ["\"inf\"", "Infinity"] {
+            let samples = read(&format!("{}\n{}\n", run("1.0", 0.5), run(rate, 0.25))).unwrap();
+            assert_eq!(samples, [Sample { shape: StepShape::decodes(1, 10), time_s: 0.25 }]);
+        }
         let message = read(&run("1.0", 0.5)).unwrap_err().to_string();
         assert!(message.contains("b.json: says not when requests started"), "{message}");
+    }
+
+    #[test]
+    fn python_writes_numbers_that_json_lacks() {
+        assert_eq!(
+            strict(r#"{"a": Infinity, "b": [-Infinity, NaN, -1.5]}"#),
+            r#"{"a": "inf", "b": [null, null, -1.5]}"#
+        );
+        let text = r#"{"NaN": "Infinity \" NaN \\", "é": "-\é"}"#;
+        assert_eq!(strict(text), text);
     }
 
     #[test]

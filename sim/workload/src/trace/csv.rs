@@ -1,6 +1,6 @@
 //! Lines of CSV traces: a header, fields without quotes, and columns found by name.
 
-use super::row::{Row, RowContent, length};
+use super::row::{Row, RowContent, length, whole};
 use super::{Format, Terms, TraceFault, azure};
 
 /// Column names of a format.
@@ -12,7 +12,7 @@ struct Dialect {
     time_ns: fn(&str) -> Option<u64>,
     /// Expected form of a timestamp.
     expected: &'static str,
-    /// `true` if the format logs failed requests with an output of 0.
+    /// `true` if the format logs requests that failed, or were given up, with an output of 0.
     failures: bool,
 }
 
@@ -23,7 +23,7 @@ const AZURE: Dialect = Dialect {
     output: "GeneratedTokens",
     time_ns: azure::timestamp_ns,
     expected: "like 2023-11-16 18:15:46.6805900",
-    failures: false,
+    failures: true,
 };
 
 const SECONDS: &str = "seconds, not negative, below 10^9";
@@ -141,7 +141,7 @@ impl Columns {
             value: if time.is_empty() { "empty".into() } else { time.into() },
             expected: dialect.expected,
         })?;
-        if dialect.failures && output == "0" {
+        if dialect.failures && whole(output) == "0" {
             return Ok(None);
         }
         Ok(Some(Row {

@@ -40,7 +40,7 @@ pub enum TraceFault {
     /// First line of no known format.
     #[error(
         "neither Mooncake JSON lines (first line begins with '{{') nor Azure CSV (header TIMESTAMP,ContextTokens,GeneratedTokens) \
-         nor any other format that is known; convert it, or force one of {} if the first line is unusual",
+         nor any other format that is known; convert it to lengths or ids of tokens, or force one of {} if the first line is unusual",
         Format::ALL.map(Format::as_str).join(", ")
     )]
     UnknownFormat,

@@ -25,9 +25,17 @@ pub(super) enum RowContent {
     Tokens(Box<[Token]>),
 }
 
+/// Returns a number without a fraction of zeros: some programs write whole numbers as `374.0`.
+pub(super) fn whole(text: &str) -> &str {
+    match text.split_once('.') {
+        Some((whole, zeros)) if zeros.bytes().all(|byte| byte == b'0') => whole,
+        _ => text,
+    }
+}
+
 /// Parses a number of tokens from 1 to [`LENGTH_TOKENS_MAX`].
 pub(super) fn length(field: &'static str, text: &str) -> Result<u32, TraceFault> {
-    match text.parse() {
+    match whole(text).parse() {
         Ok(n @ 1..=LENGTH_TOKENS_MAX) => Ok(n),
         _ => Err(TraceFault::BadLength { field, value: text.into() }),
     }

@@ -138,7 +138,8 @@ fn faults_in_azure_lines_are_named() {
     let at_most = "it must be a whole number from 1 to 16777216";
     assert_eq!(row("2023-11-16 18:15:47,-3,44"), format!(", line 3: ContextTokens is -3; {at_most}"));
     assert_eq!(row("2023-11-16 18:15:47,3,many"), format!(", line 3: GeneratedTokens is many; {at_most}"));
-    assert_eq!(row("2023-11-16 18:15:47,3,0"), format!(", line 3: GeneratedTokens is 0; {at_most}"));
+    assert_eq!(row("2023-11-16 18:15:47,0,3"), format!(", line 3: ContextTokens is 0; {at_most}"));
+    assert_eq!(row("2023-11-16 18:15:47,3.5,44"), format!(", line 3: ContextTokens is 3.5; {at_most}"));
     assert_eq!(row("2023-11-16 18:15:47,99999999999,1"), format!(", line 3: ContextTokens is 99999999999; {at_most}"));
     assert_eq!(
         row("2023-11-16 18:15:47,3"),
@@ -149,6 +150,14 @@ fn faults_in_azure_lines_are_named() {
         row("2023-11-16 18:15:46.1805900,3,4"),
         ", line 3: the timestamp goes back by 0.5 s; sort the lines by their timestamps"
     );
+}
+
+#[test]
+fn azure_lines_may_have_fractions_of_zeros_and_no_output() {
+    let text =
+        format!("{HEADER}\n2023-11-16 18:15:46.68,374.0,44.0\n2023-11-16 18:15:47,9,0\n2023-11-16 18:15:48,9,0.0\n");
+    let read = load(text);
+    assert_eq!(read.requests.iter().map(|r| (r.input_tokens, r.output_tokens)).collect::<Vec<_>>(), [(374, 44)]);
 }
 
 #[test]

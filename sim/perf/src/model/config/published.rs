@@ -3,8 +3,9 @@
 
 use serde_json::{Map, Value};
 
-/// Fields that hold the configuration of the language model of a multi-modal one.
-const NESTED: [&str; 3] = ["text_config", "llm_config", "language_config"];
+/// Fields that hold the configuration of the language model of a multi-modal one, the outermost first: that of Qwen Omni thinks in text
+/// before it talks.
+const NESTED: [&str; 4] = ["thinker_config", "text_config", "llm_config", "language_config"];
 
 /// Fields that hold a part of the configuration: DBRX, MPT.
 const PARTS: [&str; 2] = ["attn_config", "ffn_config"];
@@ -175,14 +176,12 @@ pub(super) fn unknown_name(fields: &Map<String, Value>) -> Option<(String, &'sta
 /// come before those around it.
 pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
     without_nulls(&mut published);
-    let nested = NESTED.iter().find_map(|name| match published.remove(*name) {
-        Some(Value::Object(mut inner)) => {
+    for name in NESTED {
+        if let Some(Value::Object(mut inner)) = published.remove(name) {
             without_nulls(&mut inner);
-            Some(inner)
+            published.extend(inner);
         }
-        _ => None,
-    });
-    published.extend(nested.into_iter().flatten());
+    }
     for name in PARTS {
         if let Some(Value::Object(part)) = published.remove(name) {
             part.into_iter().filter(|(_, value)| !value.is_null()).for_each(|(name, value)| {
