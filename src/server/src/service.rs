@@ -89,10 +89,11 @@ impl Inference for InferenceService {
 
         shared.offer.check(&checked.sampling)?;
         let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
-        let detokenizer = shared.tokenizer.detokenizer(checked.skip_special_tokens);
+        let skip_special_tokens = checked.skip_special_tokens;
         let timeout = [call_timeout, checked.timeout].into_iter().flatten().min();
         let submitted = shared.submit(&caller, checked, arrival_ns, timeout).await;
         let submitted = submitted.inspect_err(|rejection| self.count(rejection))?;
+        let detokenizer = shared.tokenizer.detokenizer_behind(submitted.prompt_end(), skip_special_tokens);
         let request_id = submitted.client_id().parse().ok();
         let mut response = Response::new(Generation::new(submitted, detokenizer, stop, min_tokens));
         if let Some(request_id) = request_id {

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use trunkline_core::{Config, Refusal, Request, RequestId};
+use trunkline_core::{Config, Refusal, Request, RequestId, Token};
 use trunkline_port::{LayerGroup, ModelInfo};
-use trunkline_text::Tokenizer;
+use trunkline_text::{PROMPT_END, Tokenizer};
 
 mod prompt;
 
@@ -82,11 +82,18 @@ pub(crate) struct Submitted {
     session: Option<Session>,
     driver: DriverHandle,
     outputs: OutboxReceiver,
+    /// Last tokens of the prompt, behind which the text goes on.
+    prompt_end: Vec<Token>,
 }
 
 impl Submitted {
     pub(crate) fn new(id: RequestId, session: Session, driver: DriverHandle, outputs: OutboxReceiver) -> Self {
-        Self { id, session: Some(session), driver, outputs }
+        Self { id, session: Some(session), driver, outputs, prompt_end: Vec::new() }
+    }
+
+    /// Returns the last tokens of the prompt, as many as say how the text behind them begins.
+    pub(crate) fn prompt_end(&self) -> &[Token] {
+        &self.prompt_end
     }
 
     /// Returns the client's id of the request; empty if the request has ended.
@@ -222,7 +229,9 @@ impl Submitter {
         let (id, session) = self.open(caller, std::mem::take(&mut checked.request_id))?;
         let mut request = self.prepare_in_time(id, checked, deadline_ns).await?;
         request.deadline_ns = deadline_ns;
+        let prompt_end = request.prompt[request.prompt.len().saturating_sub(PROMPT_END)..].to_vec();
         let (mut submitted, is_accepted) = self.send(caller, request, session, shares)?;
+        submitted.prompt_end = prompt_end;
         // If the client goes away while we wait here, `submitted` is dropped and aborts the request.
         match is_accepted.await {
             Ok(Ok(())) => Ok(submitted),

@@ -15,6 +15,9 @@ pub struct Detokenizer {
     state: State,
 }
 
+/// Tokens at the end of a prompt that say how the text behind them begins.
+pub const PROMPT_END: usize = 5;
+
 enum State {
     /// Tokens have bytes of their own.
     Pieces {
@@ -39,6 +42,25 @@ impl Detokenizer {
             None => State::Window { ids: Vec::new(), done: 0 },
         };
         Self { codec, skip_special, state }
+    }
+
+    /// Starts a stream that goes on behind a prompt with these last tokens, of which [`PROMPT_END`] are enough. A space between the prompt and
+    /// the first token is part of the text then: decoders that drop the space at the beginning of a text keep it.
+    pub(crate) fn behind(codec: Arc<Codec>, skip_special: bool, prompt_end: &[u32]) -> Self {
+        let mut stream = Self::new(codec, skip_special);
+        match &mut stream.state {
+            State::Pieces { strip, .. } => {
+                let pieces = stream.codec.pieces.as_ref().expect("the state follows the codec");
+                if prompt_end.iter().any(|token| !pieces.of(*token, true).is_empty()) {
+                    *strip = 0;
+                }
+            }
+            State::Window { ids, done } => {
+                ids.extend_from_slice(prompt_end);
+                *done = ids.len();
+            }
+        }
+        stream
     }
 
     /// Takes the next token and returns the newly certain text; empty within a character.

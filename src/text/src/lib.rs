@@ -37,7 +37,7 @@ mod parts;
 mod stop_strings;
 mod tokenizer;
 
-pub use crate::detokenizer::Detokenizer;
+pub use crate::detokenizer::{Detokenizer, PROMPT_END};
 pub use crate::error::TokenizerError;
 pub use crate::parts::Parts;
 pub use crate::stop_strings::StopMatcher;

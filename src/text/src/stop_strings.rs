@@ -4,10 +4,10 @@
 //! result depends on the text alone, not on how the text was cut into pieces. A tail that could still become a stop string is
 //! held back.
 //!
-//! Each stop string is matched by its own Knuth-Morris-Pratt automaton over bytes: its state is the length of the longest
 //! A Knuth-Morris-Pratt automaton over bytes matches each stop string. The state of an automaton is the length of the longest
 //! prefix of the stop string at the end of the text, so the longest state of all is just the length to hold back. Bytes will do: a
 //! stop string begins at the beginning of a character and ends at the end of one, and so does every match.
+
 /// Incremental search for several stop strings.
 pub struct StopMatcher {
     patterns: Vec<Pattern>,

@@ -114,6 +114,12 @@ impl Tokenizer {
         Detokenizer::new(Arc::clone(&self.codec), skip_special_tokens)
     }
 
+    /// Starts a new stream of text that goes on behind a prompt with these last tokens, [`crate::PROMPT_END`] or as many as it has: a space between
+    /// the prompt and the answer is part of the answer.
+    pub fn detokenizer_behind(&self, prompt_end: &[u32], skip_special_tokens: bool) -> Detokenizer {
+        Detokenizer::behind(Arc::clone(&self.codec), skip_special_tokens, prompt_end)
+    }
+
     /// Returns the text of `ids` without special tokens, as from a [`Detokenizer`]. Unknown ids have no text; bytes outside of
     /// UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
@@ -249,6 +255,25 @@ mod tests {
         let parts: Vec<String> = [1, 2, 3, 4, 5].into_iter().map(|id| detokenizer.push(id)).collect();
         assert_eq!(parts, ["token", "izer", "s", " split", " words"]);
         assert_eq!(detokenizer.finish(), "");
+    }
+
+    #[test]
+    fn an_answer_begins_with_the_space_that_parts_it_from_its_prompt() {
+        for (tokenizer, prompt, answer) in [(byte_fallback(), TEXT, "a b"), (word_piece(), "split", "words token")] {
+            let [prompt, answer] = [prompt, answer].map(|text| tokenizer.encode(text).unwrap());
+            let text = |mut stream: Detokenizer| {
+                let text: String = answer.iter().map(|id| stream.push(*id)).collect();
+                text + &stream.finish()
+            };
+            let alone = text(tokenizer.detokenizer(true));
+            assert!(!alone.starts_with(' '), "{alone:?}");
+            let end = &prompt[prompt.len().saturating_sub(crate::PROMPT_END)..];
+            assert_eq!(text(tokenizer.detokenizer_behind(end, true)), format!(" {alone}"));
+            assert_eq!(text(tokenizer.detokenizer_behind(&[], true)), alone);
+        }
+        // Bytes have no space of their own.
+        let bytes = Tokenizer::bytes();
+        assert_eq!(bytes.detokenizer_behind(&bytes.encode("ab").unwrap(), true).push(u32::from(b'c')), "c");
     }
 
     #[test]
