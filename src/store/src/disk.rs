@@ -133,8 +133,8 @@ impl DiskSettings {
             let reason = format!("{} bytes are too few for blocks of this size; {least} at least", self.bytes);
             return Err(StoreError::Setting { setting: "disk size", reason });
         }
-        let segments_max = usize::try_from(segments).unwrap_or(usize::MAX);
-        Ok(Limits { folder: self.path.clone(), layout: self.layout, segment_bytes, segments_max })
+        let bytes = segments * segment_bytes;
+        Ok(Limits { folder: self.path.clone(), layout: self.layout, segment_bytes, bytes })
     }
 }
 

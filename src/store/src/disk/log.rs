@@ -1,4 +1,4 @@
-//! Contents of a disk tier: which record is in which slot, and which segments there are.
+//! Contents of a disk tier: the records by slot, and the segments.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,10 +24,10 @@ pub struct Limits {
     pub folder: PathBuf,
     /// Layout of the records.
     pub layout: u64,
-    /// Bytes of a segment.
+    /// Bytes of a new segment.
     pub segment_bytes: u64,
-    /// Segments, at most. One is kept for emptying others.
-    pub segments_max: usize,
+    /// Bytes of all segments, at most. Those of one segment are kept for emptying others.
+    pub bytes: u64,
 }
 
 /// Contents of a disk tier, shared by its writer and its readers.
@@ -105,7 +105,13 @@ impl Log {
 
     /// Returns the bytes that records can take, at most.
     pub fn capacity_bytes(&self) -> u64 {
-        self.limits.segment_bytes * (self.limits.segments_max as u64).saturating_sub(1)
+        self.limits.bytes - self.limits.segment_bytes
+    }
+
+    /// Returns the bytes to be deleted before `n` more segments are within the limit.
+    pub fn excess_bytes(&self, n: u64) -> u64 {
+        let used: u64 = self.segments().values().map(|segment| segment.bytes).sum();
+        (used + n * self.limits.segment_bytes).saturating_sub(self.limits.bytes)
     }
 
     /// Deletes a segment. Records that a reader has in hand stay readable.

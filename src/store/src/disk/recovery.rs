@@ -1,6 +1,6 @@
 //! Recovery of a disk tier after a restart, and the check of one at rest.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -121,17 +121,22 @@ fn recover_segment(
     Ok(Some((segment, scan.records)))
 }
 
-/// Deletes the segments with the fewest live bytes, until a new one fits. Returns the numbers of those with records.
-fn make_fit(log: &Log, records: &[(Arc<Segment>, Found)]) -> Vec<u64> {
+/// Deletes the segments with the fewest live bytes, until a new one fits. Returns the numbers of the deleted ones.
+fn make_fit(log: &Log, records: &[(Arc<Segment>, Found)]) -> HashSet<u64> {
     let mut live: HashMap<u64, u64> = log.segments().keys().map(|number| (*number, 0)).collect();
     for (segment, found) in records {
         *live.entry(segment.number).or_default() += found.len;
     }
     let mut by_use: Vec<(u64, u64)> = live.into_iter().map(|(number, bytes)| (bytes, number)).collect();
     by_use.sort_unstable();
-    let surplus = (by_use.len() + 1).saturating_sub(log.limits.segments_max);
-    let dropped: Vec<u64> = by_use.into_iter().take(surplus).map(|(_, number)| number).collect();
-    dropped.iter().for_each(|number| log.delete(*number));
+    let mut dropped = HashSet::new();
+    for (_, number) in by_use {
+        if log.excess_bytes(1) == 0 {
+            break;
+        }
+        log.delete(number);
+        dropped.insert(number);
+    }
     dropped
 }
 
@@ -192,7 +197,7 @@ pub fn check(folder: &Path, checks_payloads: bool) -> io::Result<Checked> {
     let files = SystemFiles::for_reading();
     let mut checked = Checked::default();
     let mut keys = HashMap::new();
-    let mut roots = std::collections::HashSet::new();
+    let mut roots = HashSet::new();
     for (number, path) in segment_paths(&files, folder)? {
         let (segment, layout) = Segment::open(&files, &path, number)?;
         let mut result = CheckedSegment {

@@ -30,6 +30,8 @@ pub struct Segment {
     pub path: PathBuf,
     /// File, open.
     pub file: Box<dyn BlockFile>,
+    /// Bytes of the file when it was created or opened.
+    pub bytes: u64,
     live: AtomicU64,
     /// `true` until the last write of the segment has ended.
     is_being_written: AtomicBool,
@@ -124,7 +126,8 @@ impl Segment {
             drop(files.remove(&path));
             return Err(error);
         }
-        Ok(Arc::new(Self { number, path, file, live: AtomicU64::new(0), is_being_written: AtomicBool::new(true) }))
+        let (live, is_being_written) = (AtomicU64::new(0), AtomicBool::new(true));
+        Ok(Arc::new(Self { number, path, file, bytes, live, is_being_written }))
     }
 
     /// Opens the file of a segment. Returns the layout of its records, if the header is whole.
@@ -133,13 +136,14 @@ impl Segment {
     /// If the system refuses.
     pub fn open(files: &dyn Files, path: &Path, number: u64) -> io::Result<(Arc<Self>, Result<u64, Fault>)> {
         let file = files.open(path)?;
+        let bytes = file.size()?;
         let mut page = Aligned::with_capacity(PAGE);
         page.resize(PAGE);
         let n = read_full(file.as_ref(), page.as_mut_slice(), 0)?;
         let layout = numbers(HEADER_MAGIC, &page.as_slice()[..n]);
         let layout = layout.and_then(|[own, layout, _]| if own == number { Ok(layout) } else { Err(Fault::Swapped) });
         let (path, live, is_being_written) = (path.to_owned(), AtomicU64::new(0), AtomicBool::new(false));
-        Ok((Arc::new(Self { number, path, file, live, is_being_written }), layout))
+        Ok((Arc::new(Self { number, path, file, bytes, live, is_being_written }), layout))
     }
 
     /// Returns the bytes of records in use.

@@ -153,6 +153,26 @@ fn the_size_is_limited_in_bytes_and_space_is_used_again() {
 }
 
 #[test]
+fn another_limit_holds_for_segments_from_before() {
+    let larger = 64 << 20;
+    for limit in [2 << 20, 4 << 20, 128 << 20] {
+        let folder = TempDir::new().unwrap();
+        let (disk, _) = open(&settings(&folder, larger)).unwrap();
+        assert!((0..260).all(|seed| write(&disk, seed, seed).is_ok()));
+        drop(disk);
+        assert_eq!(segments(&folder).len(), 3, "of 2 MiB");
+        let (disk, known) = open(&settings(&folder, limit)).unwrap();
+        assert!(folder_bytes(&folder) <= limit, "{} bytes of {limit}", folder_bytes(&folder));
+        assert!(limit < larger || known.len() == 260);
+        assert!(known.iter().all(|block| read(&disk, block.block, block.key.fingerprint as u32) == Ok(())));
+        // The blocks found make way for others.
+        let slots = (disk.usage().2 / RECORD) as u32;
+        let written = (1_000..1_300).filter(|seed| write(&disk, seed % slots, *seed).is_ok()).count();
+        assert!(written > 200 && folder_bytes(&folder) <= limit, "{written} written, {} bytes", folder_bytes(&folder));
+    }
+}
+
+#[test]
 fn a_disk_full_of_live_blocks_refuses_until_some_are_dead() {
     let folder = TempDir::new().unwrap();
     let (disk, _) = open(&settings(&folder, 2 << 20)).unwrap();

@@ -22,7 +22,7 @@ use super::segment::{Location, Segment};
 
 /// Bytes written in one go by one thread, unless a record is longer.
 const BATCH: usize = 1 << 20;
-/// A segment is emptied if at most this many sixteenths are live; fuller disks take nothing new.
+/// Segments are emptied into another if at most this many sixteenths of the other become live; fuller disks take nothing new.
 const LIVE_MAX_16THS: u64 = 15;
 
 /// Segments that one batch of records waits for, at most.
@@ -274,15 +274,9 @@ impl Cursor {
         while self.room(log) < len {
             self.close(full);
             delete_dead(log);
-            let (count, max) = (log.segments().len(), log.limits.segments_max);
-            if count + 1 < max {
-                self.create(log)?;
-            } else {
-                let victim = victim(log).ok_or(BlockFault::Refused)?;
-                if victim.live_bytes() > capacity * LIVE_MAX_16THS / 16 {
-                    return Err(BlockFault::Refused);
-                }
-                self.create(log)?;
+            let victims = victims(log, capacity * LIVE_MAX_16THS / 16)?;
+            self.create(log)?;
+            for victim in victims {
                 self.empty(log, &victim, full)?;
             }
         }
@@ -342,11 +336,24 @@ fn delete_dead(log: &Log) {
     dead.into_iter().for_each(|number| log.delete(number));
 }
 
-/// Returns the segment with the fewest live bytes of all that are not being written.
-fn victim(log: &Log) -> Option<Arc<Segment>> {
+/// Returns the segments with the fewest live bytes, `live_max` in all, to be emptied into the next one so that a segment stays free.
+fn victims(log: &Log, live_max: u64) -> Result<Vec<Arc<Segment>>, BlockFault> {
+    // One segment is about to be created, another stays free.
+    let mut excess = log.excess_bytes(2);
     let segments = log.segments();
     let written = segments.values().filter(|segment| !segment.is_being_written());
-    written.min_by_key(|segment| (segment.live_bytes(), segment.number)).cloned()
+    let mut written: Vec<_> = written.map(|segment| (segment.live_bytes(), segment)).collect();
+    written.sort_unstable_by_key(|(live, segment)| (*live, segment.number));
+    let (mut victims, mut sum) = (Vec::new(), 0);
+    for (live, segment) in written {
+        sum += live;
+        if excess == 0 || sum > live_max {
+            break;
+        }
+        excess = excess.saturating_sub(segment.bytes);
+        victims.push(Arc::clone(segment));
+    }
+    if excess == 0 { Ok(victims) } else { Err(BlockFault::Refused) }
 }
 
 /// Returns the answer for a failed write: a full disk takes nothing now, any other fault is one of the way.
