@@ -90,7 +90,7 @@ fn recover_segment(
     let (segment, layout) = Segment::open(log.files.as_ref(), path, number)?;
     match layout {
         Ok(layout) if layout == log.limits.layout => {}
-        // Records of another model or layout make way as soon as space is needed.
+        // Records of another model or layout make way as soon as no space is left.
         Ok(_) | Err(Fault::Stale) => {
             tracing::warn!("{}: the segment is of another layout, and is not read", path.display());
             faults.add(Fault::Stale);

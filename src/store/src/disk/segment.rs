@@ -30,6 +30,8 @@ pub struct Segment {
     pub path: PathBuf,
     /// File, open.
     pub file: Box<dyn BlockFile>,
+    /// Layout of the records; `None` if the header is not whole.
+    pub layout: Option<u64>,
     /// Bytes of the file when it was created or opened.
     pub bytes: u64,
     live: AtomicU64,
@@ -127,7 +129,8 @@ impl Segment {
             return Err(error);
         }
         let (live, is_being_written) = (AtomicU64::new(0), AtomicBool::new(true));
-        Ok(Arc::new(Self { number, path, file, bytes, live, is_being_written }))
+        let layout = Some(layout);
+        Ok(Arc::new(Self { number, path, file, layout, bytes, live, is_being_written }))
     }
 
     /// Opens the file of a segment. Returns the layout of its records, if the header is whole.
@@ -143,7 +146,8 @@ impl Segment {
         let layout = numbers(HEADER_MAGIC, &page.as_slice()[..n]);
         let layout = layout.and_then(|[own, layout, _]| if own == number { Ok(layout) } else { Err(Fault::Swapped) });
         let (path, live, is_being_written) = (path.to_owned(), AtomicU64::new(0), AtomicBool::new(false));
-        Ok((Arc::new(Self { number, path, file, bytes, live, is_being_written }), layout))
+        let segment = Self { number, path, file, layout: layout.ok(), bytes, live, is_being_written };
+        Ok((Arc::new(segment), layout))
     }
 
     /// Returns the bytes of records in use.

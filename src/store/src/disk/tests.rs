@@ -418,10 +418,27 @@ fn swapped_and_stale_records_are_found_at_the_start_and_when_read() {
     file.write_all_at(&old, 4096 + 9 * RECORD).unwrap();
     assert_eq!(read(&disk, 7, 9), Err(Fault::Stale));
     drop(disk);
-    // A program with another layout finds nothing, and does no harm to what it may write.
-    let other = DiskSettings { layout: 78, ..settings(&folder, 16 << 20) };
+}
+
+#[test]
+fn segments_of_another_layout_stay_until_their_space_is_needed() {
+    let folder = TempDir::new().unwrap();
+    let limit = 4 << 20;
+    let (disk, _) = open(&settings(&folder, limit)).unwrap();
+    assert!((0..48).all(|seed| write(&disk, seed, seed).is_ok()));
+    drop(disk);
+    let n = segments(&folder).len();
+    let other = DiskSettings { layout: 78, ..settings(&folder, limit) };
     let (disk, known) = open(&other).unwrap();
-    assert_eq!((known, disk.stats().dropped_at_start.of(Fault::Stale)), (Vec::new(), 1));
+    assert_eq!((known, disk.stats().dropped_at_start.of(Fault::Stale)), (Vec::new(), n as u64));
+    assert!((0..20).all(|seed| write(&disk, seed, 100 + seed).is_ok()));
+    drop(disk);
+    let (disk, known) = open(&settings(&folder, limit)).unwrap();
+    assert_eq!(seeds(&known), (0..48).collect::<Vec<_>>());
+    drop(disk);
+    let (disk, _) = open(&other).unwrap();
+    assert!((0..150).all(|seed| write(&disk, seed, 200 + seed).is_ok()), "all space is for the layout in use");
+    assert!(folder_bytes(&folder) <= limit);
 }
 
 #[test]

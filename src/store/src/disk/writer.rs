@@ -328,12 +328,19 @@ impl Cursor {
     }
 }
 
+/// Deletes segments without live records: all of the own layout, and of other layouts for want of space.
 fn delete_dead(log: &Log) {
     let segments = log.segments();
     let dead = segments.values().filter(|segment| segment.live_bytes() == 0 && !segment.is_being_written());
-    let dead: Vec<u64> = dead.map(|segment| segment.number).collect();
+    let (own, others): (Vec<_>, Vec<_>) = dead.cloned().partition(|dead| dead.layout == Some(log.limits.layout));
     drop(segments);
-    dead.into_iter().for_each(|number| log.delete(number));
+    own.iter().for_each(|dead| log.delete(dead.number));
+    for dead in others {
+        if log.excess_bytes(2) == 0 {
+            return;
+        }
+        log.delete(dead.number);
+    }
 }
 
 /// Returns the segments with the fewest live bytes, `live_max` in all, to be emptied into the next one so that a segment stays free.
