@@ -16,9 +16,10 @@ use trunkline_core::Config;
 use trunkline_core::h2o::Mode;
 use trunkline_port::ModelInfo;
 use trunkline_server::{
-    Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, layout, listen, stop_on_signals,
+    Backend, DecideModel, EngineStore, FILES_RESERVED, MakeWorker, Options, SamplingOffer, Server, layout, listen,
+    stop_on_signals,
 };
-use trunkline_store::BlockLayout;
+use trunkline_store::{BlockLayout, SEGMENTS_MAX};
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
@@ -140,6 +141,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     };
     let network = settings.network.clone();
     network.apply(&mut options)?;
+    raise_open_files(&settings, &engines, options.network.connections);
     let result = runtime.block_on(async {
         let server = match engines.embedded() {
             0 => Server::of_first_worker(listener, first_worker(settings, engines)?, options).await?,
@@ -160,6 +162,18 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     // Tasks still running belong to clients that did not read to the end.
     runtime.shutdown_background();
     result
+}
+
+/// Raises the limit of open files, and warns if it is too low for the connections and the segments of the disk tiers.
+fn raise_open_files(settings: &Settings, engines: &Engines, connections: u32) {
+    let disks = if settings.tiers.disk.is_some() { engines.workers() as u64 } else { 0 };
+    let needed = u64::from(connections) + FILES_RESERVED + disks * SEGMENTS_MAX;
+    if let Some(files) = trunkline_server::raise_open_files().filter(|files| disks > 0 && *files < needed) {
+        warn!(
+            "this process can open {files} files, and connections and disk tiers may need {needed}; raise the limit (ulimit -Hn), or \
+             lower --max-connections"
+        );
+    }
 }
 
 /// Starts the threads of the network.

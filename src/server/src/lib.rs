@@ -91,7 +91,7 @@ mod workers;
 pub use crate::client::{ClientError, ClientTls, authorization, connect_tls};
 pub use crate::commands::Drafts;
 pub use crate::driver::Outcome;
-pub use crate::limits::NetworkLimits;
+pub use crate::limits::{FILES_RESERVED, NetworkLimits, raise_open_files};
 pub use crate::offer::SamplingOffer;
 pub use crate::seats::AttachOptions;
 pub use crate::server::{Backend, DecideModel, Options, Server, ServerError, listen};

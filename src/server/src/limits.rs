@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 /// Limits that keep one client from taking a server's memory, descriptors or time from others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkLimits {
@@ -77,13 +79,21 @@ impl NetworkLimits {
 }
 
 /// Descriptors kept for files, the listener and connections on their way in or out.
-const FILES_RESERVED: u64 = 64;
+pub const FILES_RESERVED: u64 = 64;
 
 /// Returns the soft limit of open files of this process; `None` if the system does not say.
 pub(crate) fn open_files_max() -> Option<u64> {
     let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()
+}
+
+/// Raises the soft limit of open files of this process to the hard limit, where the system allows. Returns the soft limit then; `None` for no
+/// limit.
+pub fn raise_open_files() -> Option<u64> {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let is_raised = current != maximum && setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
+    if is_raised { maximum } else { current }
 }
 
 #[cfg(test)]
@@ -106,5 +116,9 @@ mod tests {
     #[test]
     fn the_limit_of_open_files_is_known() {
         assert!(open_files_max().is_some_and(|files| files > 8));
+        let before = open_files_max();
+        let raised = raise_open_files();
+        assert_eq!(raised, open_files_max());
+        assert!(raised.is_none_or(|files| before.is_some_and(|before| files >= before)));
     }
 }

@@ -29,6 +29,7 @@ use crate::record::{Header, header_len};
 use crate::residency::Residency;
 
 use files::Files;
+pub use log::SEGMENTS_MAX;
 use log::{Limits, Log};
 use queue::WriteQueue;
 use writer::Writer;
@@ -40,7 +41,7 @@ pub use recovery::{Checked, CheckedSegment, check};
 /// Maker of the operations on the files of a folder, which is there: [`system_files`], or files that fail on purpose.
 pub type OpenFiles<'a> = &'a dyn Fn(&Path) -> Arc<dyn Files>;
 
-/// Most bytes of a segment.
+/// Most bytes of a segment, unless the tier has too many segments then.
 const SEGMENT_MAX: u64 = 64 << 20;
 /// Least bytes of a segment.
 const SEGMENT_MIN: u64 = 256 << 10;
@@ -126,7 +127,8 @@ fn lock(folder: &Path) -> Result<File, StoreError> {
 impl DiskSettings {
     fn limits(&self) -> Result<Limits, StoreError> {
         let least = (4 * self.record_max as u64 + 2 * PAGE as u64).next_multiple_of(PAGE as u64);
-        let segment_bytes = (self.bytes / 32).clamp(SEGMENT_MIN, SEGMENT_MAX).max(least) / PAGE as u64 * PAGE as u64;
+        let part = (self.bytes / 32).clamp(SEGMENT_MIN, SEGMENT_MAX).max(self.bytes / SEGMENTS_MAX);
+        let segment_bytes = part.max(least) / PAGE as u64 * PAGE as u64;
         let segments = self.bytes / segment_bytes;
         if segments < SEGMENTS_MIN {
             let least = SEGMENTS_MIN * segment_bytes;

@@ -38,7 +38,9 @@ pub use crate::cache::CacheStats;
 pub use crate::coder::CodecStats;
 pub use crate::counters::{Fault, FaultCounts};
 pub use crate::disk::files::{BlockFile, Files};
-pub use crate::disk::{Checked, CheckedSegment, DiskStats, OpenFiles, check as check_disk, plain_disk, system_files};
+pub use crate::disk::{
+    Checked, CheckedSegment, DiskStats, OpenFiles, SEGMENTS_MAX, check as check_disk, plain_disk, system_files,
+};
 pub use crate::error::StoreError;
 pub use crate::layout::BlockLayout;
 pub use crate::links::LinkStats;

@@ -17,6 +17,10 @@ use super::files::{Files, read_full};
 use super::finishing::Finishing;
 use super::segment::{Location, Segment};
 
+/// Segments of a disk tier, at most: each is an open file. A folder from before may have more; then each new segment takes the place of
+/// one.
+pub const SEGMENTS_MAX: u64 = 512;
+
 /// Size and limits of a disk tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use trunkline_port::BlockFault;
 
 use super::files::{BlockFile, SystemFiles};
+use super::segment::Segment;
 use super::*;
 use crate::held::Coding;
 use crate::record::{Address, place, seal};
@@ -170,6 +171,22 @@ fn another_limit_holds_for_segments_from_before() {
         let written = (1_000..1_300).filter(|seed| write(&disk, seed % slots, *seed).is_ok()).count();
         assert!(written > 200 && folder_bytes(&folder) <= limit, "{written} written, {} bytes", folder_bytes(&folder));
     }
+}
+
+#[test]
+fn a_tier_has_few_open_files_whatever_its_size() {
+    let folder = TempDir::new().unwrap();
+    for bytes in [4 << 20, 100 << 20, 5 << 30, 100 << 30, 3 << 40] {
+        let limits = settings(&folder, bytes).limits().unwrap();
+        assert!(limits.bytes <= bytes && limits.bytes / limits.segment_bytes <= SEGMENTS_MAX, "{limits:?}");
+    }
+    // Many small segments, as after many short runs.
+    let files = SystemFiles::new(folder.path());
+    (1..=SEGMENTS_MAX + 20).for_each(|number| drop(Segment::create(&files, folder.path(), number, 8192, 78).unwrap()));
+    let (disk, _) = open(&settings(&folder, 64 << 20)).unwrap();
+    assert_eq!(disk.stats().segments, SEGMENTS_MAX + 20, "none is lost at the start");
+    write(&disk, 0, 0).unwrap();
+    assert_eq!(disk.stats().segments, SEGMENTS_MAX - 1, "one is kept free");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::record::{Address, place};
 
 use super::files::write_all;
 use super::finishing::Unfinished;
-use super::log::Log;
+use super::log::{Log, SEGMENTS_MAX};
 use super::queue::{Write, WriteQueue};
 use super::segment::{Location, Segment};
 
@@ -336,17 +336,22 @@ fn delete_dead(log: &Log) {
     drop(segments);
     own.iter().for_each(|dead| log.delete(dead.number));
     for dead in others {
-        if log.excess_bytes(2) == 0 {
+        if excess_bytes(log) == 0 {
             return;
         }
         log.delete(dead.number);
     }
 }
 
+/// Returns the bytes to be deleted so that a segment can be created and another stays free; at least 1 if there are as many as there may be.
+fn excess_bytes(log: &Log) -> u64 {
+    let is_last = log.segments().len() as u64 + 2 > SEGMENTS_MAX;
+    log.excess_bytes(2).max(u64::from(is_last))
+}
+
 /// Returns the segments with the fewest live bytes, `live_max` in all, to be emptied into the next one so that a segment stays free.
 fn victims(log: &Log, live_max: u64) -> Result<Vec<Arc<Segment>>, BlockFault> {
-    // One segment is about to be created, another stays free.
-    let mut excess = log.excess_bytes(2);
+    let mut excess = excess_bytes(log);
     let segments = log.segments();
     let written = segments.values().filter(|segment| !segment.is_being_written());
     let mut written: Vec<_> = written.map(|segment| (segment.live_bytes(), segment)).collect();
