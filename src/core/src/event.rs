@@ -53,7 +53,7 @@ pub enum Event {
         faults: Vec<(u32, BlockFault)>,
     },
     /// A tier holds blocks from before this core began, as on a disk. MUST come before the first request. Blocks MUST be numbered from
-    /// 0 on, without a gap, oldest first. Blocks beyond the tier's size are left out.
+    /// 0 on, without a gap, oldest first. Without room for all, the newest are taken; the others are released.
     TierFound {
         /// Number of the tier, 0 for the nearest.
         tier: u8,

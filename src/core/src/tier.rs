@@ -159,15 +159,28 @@ impl Tier {
         }
     }
 
-    /// Takes in a block found in the tier at the start. Returns `false` if no slot is free, the next free slot has another number, or
-    /// another block has the fingerprint.
-    pub fn adopt(&mut self, known: &KnownBlock) -> bool {
-        let fits = self.free() > 0 && known.block == self.slots.opened() && known.tokens.len() == self.block_size;
-        if !fits {
-            return false;
+    /// Takes in blocks found in the tier at the start, in the slots from 0 on, oldest first. Without room for all, the newest are taken. Returns
+    /// the blocks taken; the slots of all others are free, and released. A tier that was used before takes none.
+    pub fn adopt<'a>(&mut self, blocks: &'a [KnownBlock]) -> Vec<&'a KnownBlock> {
+        let surplus = blocks.len().saturating_sub(self.free() as usize);
+        let (mut adopted, mut unused) = (Vec::new(), Vec::new());
+        for (at, known) in blocks.iter().enumerate() {
+            if known.block != self.slots.opened() || known.block == self.slots.capacity() {
+                break;
+            }
+            let slot = self.slots.take(TierEvent::FillBegan).expect("the slot was never used");
+            let fits = at >= surplus && known.tokens.len() == self.block_size;
+            if fits && !self.has_fingerprint(known.key.fingerprint) {
+                self.fill(slot, &Contents { key: known.key, tokens: &known.tokens });
+                self.end_fill(slot, true);
+                adopted.push(known);
+            } else {
+                self.open(slot);
+                unused.push(slot);
+            }
         }
-        let reserved = self.reserve(&Contents { key: known.key, tokens: &known.tokens });
-        reserved.inspect(|slot| self.end_fill(*slot, true)).is_some()
+        unused.into_iter().for_each(|slot| self.free_slot(slot, TierEvent::FillFailed));
+        adopted
     }
 
     /// Sets the number of free slots whose memory swapped-out requests use.
@@ -232,6 +245,13 @@ impl Tier {
             return None;
         }
         let slot = self.slots.take(TierEvent::FillBegan).expect("a slot is free");
+        self.fill(slot, contents);
+        Some(slot)
+    }
+
+    /// Enters a block to be written to a slot just taken.
+    fn fill(&mut self, slot: u32, contents: &Contents) {
+        let fingerprint = contents.key.fingerprint;
         self.open(slot);
         self.nodes.publish_first(slot, BlockHash(u128::from(fingerprint)));
         self.keys[slot as usize] = contents.key;
@@ -239,7 +259,6 @@ impl Tier {
         let nodes = &self.nodes;
         self.index.insert(fingerprint, slot, |slot| nodes.fingerprint(slot));
         self.eviction.published(&[handle(slot)], &self.nodes);
-        Some(slot)
     }
 
     /// Ends the transfer that writes a block: the block is present if `ok`, else freed. A block struck out meanwhile is freed.

@@ -157,10 +157,9 @@ impl Tiers {
         self.owed[tier] > 0
     }
 
-    /// Takes in blocks found in a tier at the start, in order, up to the first without room. Returns their number.
-    pub fn adopt(&mut self, tier: usize, blocks: &[KnownBlock]) -> usize {
-        let Some(tier) = self.tiers.get_mut(tier) else { return 0 };
-        blocks.iter().take_while(|known| tier.adopt(known)).count()
+    /// Takes in blocks found in a tier at the start, oldest first. Returns the blocks taken; the slots of all others are released.
+    pub fn adopt<'a>(&mut self, tier: usize, blocks: &'a [KnownBlock]) -> Vec<&'a KnownBlock> {
+        self.tiers.get_mut(tier).map_or(Vec::new(), |tier| tier.adopt(blocks))
     }
 
     /// Takes in a chain of blocks found in a tier's storage, beside those already there; the tail first, so that the tail is evicted first.

@@ -145,14 +145,25 @@ fn blocks_from_before_with_other_tokens_or_another_prefix_are_not_found() {
 }
 
 #[test]
-fn blocks_from_before_that_do_not_fit_are_left_out() {
+fn without_room_for_all_blocks_from_before_the_oldest_are_released() {
     let (mut driver, blocks) = restarted(prompt(1, 21));
     driver.event(Event::TierResized { tier: 0, blocks: 2 });
     driver.event(Event::TierFound { tier: 0, blocks: blocks.clone() });
     assert_eq!(driver.stats().tiers[0].blocks, 2);
+    assert_eq!(driver.worker.released, [0, 1, 2].map(|block| (Place::Tier(0), block)));
     driver.event(Event::TierFound { tier: 7, blocks: blocks.clone() });
     driver.event(Event::TierFound { tier: 0, blocks });
     assert_eq!(driver.stats().tiers[0].blocks, 2, "no such tier, and not twice");
+}
+
+#[test]
+fn a_block_from_before_that_cannot_be_taken_is_released_and_the_others_are_found() {
+    let (mut driver, mut blocks) = restarted(prompt(1, 21));
+    // The second slot has another block by the hash of the first.
+    blocks[1].key.fingerprint = blocks[0].key.fingerprint;
+    driver.event(Event::TierFound { tier: 0, blocks });
+    assert_eq!((driver.stats().tiers[0].blocks, &driver.worker.released[..]), (4, &[(Place::Tier(0), 1)][..]));
+    assert_eq!(ask(&mut driver, 1, prompt(1, 21)), 4, "up to the block released");
 }
 
 #[test]

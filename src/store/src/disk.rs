@@ -218,7 +218,7 @@ impl Disk {
     /// Returns the number of blocks, the bytes of the records, and the bytes of records for which there is room without emptying segments
     /// all the time.
     pub fn usage(&self) -> (u64, u64, u64) {
-        (self.log.slots.filled(), self.log.live_bytes(), self.log.capacity_bytes() / 8 * 7)
+        (self.log.slots.filled(), self.log.live_bytes(), self.log.room_bytes())
     }
 
     /// Returns the times that blocks spent in the tier.

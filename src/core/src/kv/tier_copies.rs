@@ -54,8 +54,8 @@ impl Kv {
     /// Takes in blocks that a tier holds from before this core began.
     pub fn adopt_tier(&mut self, tier: u8, blocks: &[KnownBlock], journal: &mut Journal) {
         let adopted = self.tiers.adopt(tier.into(), blocks);
-        journal.decide(Decision::TierFound, tier.into(), adopted as u64);
-        blocks[..adopted].iter().for_each(|known| journal.digest.fold(known.key.hash as u64));
+        journal.decide(Decision::TierFound, tier.into(), adopted.len() as u64);
+        adopted.iter().for_each(|known| journal.digest.fold(known.key.hash as u64));
     }
 
     /// Sets the number of blocks that fit in a tier.

@@ -112,6 +112,11 @@ impl Log {
         self.limits.bytes - self.limits.segment_bytes
     }
 
+    /// Returns the bytes that records can take without segments being emptied all the time.
+    pub fn room_bytes(&self) -> u64 {
+        self.capacity_bytes() / 8 * 7
+    }
+
     /// Returns the bytes to be deleted before `n` more segments are within the limit.
     pub fn excess_bytes(&self, n: u64) -> u64 {
         let used: u64 = self.segments().values().map(|segment| segment.bytes).sum();

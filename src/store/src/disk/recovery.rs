@@ -67,6 +67,7 @@ pub fn recover(log: &Log) -> io::Result<Recovered> {
     if let Some((_, found)) = records.last() {
         log.counters.sequence.store(found.header.address.sequence, Relaxed);
     }
+    drop_oldest(&mut records, log.room_bytes());
     let dropped = make_fit(log, &records);
     let mut blocks = Vec::new();
     for (segment, found) in records.into_iter().filter(|(segment, _)| !dropped.contains(&segment.number)) {
@@ -119,6 +120,18 @@ fn recover_segment(
         segment.complete(scan.end, scan.records.len() as u64)?;
     }
     Ok(Some((segment, scan.records)))
+}
+
+/// Drops the oldest records, so that the others take at most `room` bytes: segments may hold dead records besides, and blocks
+/// without room in the core would be of no use, and keep segments from being deleted.
+fn drop_oldest(records: &mut Vec<(Arc<Segment>, Found)>, room: u64) {
+    let mut sum = 0;
+    let newest = records.iter().rev().take_while(|(_, found)| {
+        sum += found.len;
+        sum <= room
+    });
+    let surplus = records.len() - newest.count();
+    records.drain(..surplus);
 }
 
 /// Deletes the segments with the fewest live bytes, until a new one fits. Returns the numbers of the deleted ones.
