@@ -57,22 +57,32 @@ pub fn save(folder: &Path, layout: u64, id: u64, table: &[u8]) -> io::Result<()>
     fs::rename(unfinished, folder.join(name))
 }
 
-/// Reads all tables of a layout in a folder, the newest last. Damaged files are left out, with a line in the log.
+/// Returns the time of the last change of a file, and its bytes.
+fn read(path: &Path) -> io::Result<(SystemTime, Vec<u8>)> {
+    let metadata = fs::metadata(path)?;
+    if metadata.len() > TABLE_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok((metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH), fs::read(path)?))
+}
+
+/// Reads all tables of a layout in a folder, the newest last. Damaged and unreadable files are left out, with a line in the log.
 ///
 /// # Errors
 /// If the folder cannot be read.
 pub fn load(folder: &Path, layout: u64) -> io::Result<Vec<Vec<u8>>> {
     let mut tables: Vec<(SystemTime, Vec<u8>)> = Vec::new();
     for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let (path, metadata) = (entry.path(), entry.metadata()?);
-        if path.extension().is_none_or(|extension| extension != "tkt") || metadata.len() > TABLE_MAX {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "tkt") {
             continue;
         }
-        let bytes = fs::read(&path)?;
-        match unwrap(layout, &bytes) {
-            Ok(table) => tables.push((metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH), table.to_vec())),
-            Err(fault) => tracing::warn!("{}: the side table is not used: {fault}", path.display()),
+        match read(&path) {
+            Ok((modified, bytes)) => match unwrap(layout, &bytes) {
+                Ok(table) => tables.push((modified, table.to_vec())),
+                Err(fault) => tracing::warn!("{}: the side table is not used: {fault}", path.display()),
+            },
+            Err(error) => tracing::warn!("{}: the side table is not used: {error}", path.display()),
         }
     }
     tables.sort_unstable();
@@ -94,6 +104,9 @@ mod tests {
         bytes[HEADER] ^= 1;
         fs::write(&path, bytes).unwrap();
         fs::write(folder.path().join("table-0000000000000004.tkt.new"), wrap(7, b"unfinished")).unwrap();
+        // Neither can be read: a folder, and a link to nothing.
+        fs::create_dir(folder.path().join("table-0000000000000005.tkt")).unwrap();
+        std::os::unix::fs::symlink("missing", folder.path().join("table-0000000000000006.tkt")).unwrap();
         assert_eq!(load(folder.path(), 7).unwrap(), [b"one"]);
         assert_eq!(unwrap(7, &wrap(7, b"")), Ok(&b""[..]));
         assert_eq!((unwrap(7, &[0; 10]), unwrap(9, &wrap(7, b"x"))), (Err(Fault::Short), Err(Fault::Stale)));
