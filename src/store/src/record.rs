@@ -31,6 +31,8 @@ const MAGIC: [u8; 4] = *b"TKVR";
 const VERSION: u16 = 1;
 /// Most tokens of a record that a reader believes in.
 const TOKENS_MAX: usize = 1 << 16;
+/// Longest payload read, bytes: the largest block, and the header of a frame.
+const PAYLOAD_MAX: u64 = (1 << 30) + 1024;
 
 /// Place of a record on disk, and the number of the write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -143,6 +145,10 @@ impl Header {
         if u16::from_le_bytes([fixed[4], fixed[5]]) != VERSION {
             return Err(Fault::Stale);
         }
+        let payload_len = long(104);
+        if payload_len > PAYLOAD_MAX {
+            return Err(Fault::Flipped);
+        }
         let first_token = u32::from_le_bytes(std::array::from_fn(|at| fixed[96 + at]));
         let [root, parent, hash] = [wide(40), wide(56), wide(72)];
         let key = BlockKey { root, parent, hash, fingerprint: long(88), first_token, group: fixed[7] };
@@ -152,7 +158,7 @@ impl Header {
             address: Address { sequence: long(16), segment: long(24), offset: long(32) },
             key,
             tokens: header[FIXED..].as_chunks::<4>().0.iter().map(|token| Token::from_le_bytes(*token)).collect(),
-            payload_len: usize::try_from(long(104)).map_err(|_| Fault::Flipped)?,
+            payload_len: payload_len as usize,
             payload_checksum: long(112),
         })
     }

@@ -62,8 +62,14 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// Reads the header at `offset`, and the payload if `checks_payload`.
-fn read(pages: &mut Pages<'_>, offset: u64, ahead: usize, checks_payload: bool) -> io::Result<Result<Header, Fault>> {
+/// Reads the header at `offset` of a record that ends at `limit` at the latest, and the payload if `checks_payload`.
+fn read(
+    pages: &mut Pages<'_>,
+    offset: u64,
+    limit: u64,
+    ahead: usize,
+    checks_payload: bool,
+) -> io::Result<Result<Header, Fault>> {
     let page = pages.at(offset, PAGE, ahead)?;
     let len = match announced_len(page) {
         Some(len) => len,
@@ -73,6 +79,9 @@ fn read(pages: &mut Pages<'_>, offset: u64, ahead: usize, checks_payload: bool) 
         Ok(header) => header,
         Err(fault) => return Ok(Err(fault)),
     };
+    if offset + header.record_len() as u64 > limit {
+        return Ok(Err(Fault::Short));
+    }
     if checks_payload {
         let record = pages.at(offset, header.record_len(), ahead)?;
         if let Err(fault) = header.payload(record) {
@@ -105,7 +114,7 @@ pub fn scan(segment: &Segment, layout: u64, checks_all: bool) -> io::Result<Scan
             break;
         }
         let is_empty = page.iter().all(|byte| *byte == 0);
-        let fault = match read(&mut pages, at, ahead, checks_payload)? {
+        let fault = match read(&mut pages, at, limit, ahead, checks_payload)? {
             Ok(header) => {
                 let len = (header.record_len() as u64).next_multiple_of(PAGE as u64);
                 let is_here = header.address.segment == segment.number && header.address.offset == at;

@@ -476,6 +476,28 @@ fn segments_of_another_layout_stay_until_their_space_is_needed() {
 }
 
 #[test]
+fn a_record_that_announces_more_bytes_than_there_are_is_dropped() {
+    for payload_len in [u64::MAX, u64::MAX - 4_300, 1 << 62, 1 << 30, 200_000] {
+        for is_complete in [true, false] {
+            let folder = TempDir::new().unwrap();
+            let path = ten_blocks(&folder);
+            let file = File::options().read(true).write(true).open(&path).unwrap();
+            let (offset, mut bytes) = (4096 + 3 * RECORD, vec![0; 4096]);
+            file.read_exact_at(&mut bytes, offset).unwrap();
+            bytes[104..112].copy_from_slice(&payload_len.to_le_bytes());
+            place(&mut bytes, 4, Address { sequence: 4, segment: 1, offset });
+            file.write_all_at(&bytes, offset).unwrap();
+            if !is_complete {
+                file.set_len(4096 + 10 * RECORD).unwrap();
+            }
+            assert_eq!(check(folder.path(), true).unwrap().faults().total(), 1);
+            let (_, found, dropped) = reopen(&folder);
+            assert_eq!((found, dropped.total()), (vec![0, 1, 2, 4, 5, 6, 7, 8, 9], 1), "{payload_len} bytes");
+        }
+    }
+}
+
+#[test]
 fn records_behind_a_hole_are_found_and_the_hole_is_dropped_once() {
     let folder = TempDir::new().unwrap();
     let path = ten_blocks(&folder);
