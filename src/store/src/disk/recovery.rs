@@ -154,7 +154,7 @@ fn make_fit(log: &Log, records: &[(Arc<Segment>, Found)]) -> HashSet<u64> {
 }
 
 /// Segment of a tier at rest.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckedSegment {
     /// File of the segment.
     pub path: PathBuf,
@@ -202,7 +202,32 @@ impl Checked {
     }
 }
 
-/// Reads a disk tier at rest, and changes nothing. All payloads are read and checked if `checks_payloads`.
+/// Reads the segment of the path in `result`, and fills in the other fields. Returns the records found.
+fn check_segment(
+    files: &dyn Files,
+    number: u64,
+    checks_payloads: bool,
+    result: &mut CheckedSegment,
+) -> io::Result<Vec<Found>> {
+    let (segment, layout) = Segment::open(files, &result.path, number)?;
+    (result.file_bytes, result.layout) = (segment.bytes, segment.layout);
+    match layout {
+        Ok(layout) => {
+            let scan = scan(&segment, layout, checks_payloads)?;
+            result.is_complete = scan.is_complete;
+            result.records = scan.records.len() as u64;
+            result.record_bytes = scan.records.iter().map(|found| found.len).sum();
+            result.faults = scan.faults;
+            return Ok(scan.records);
+        }
+        Err(Fault::Torn | Fault::Short) => {}
+        Err(fault) => result.faults.add(fault),
+    }
+    Ok(Vec::new())
+}
+
+/// Reads a disk tier at rest, and changes nothing. All payloads are read and checked if `checks_payloads`. An
+/// unreadable segment counts as one unreadable record.
 ///
 /// # Errors
 /// If the folder cannot be read.
@@ -212,32 +237,20 @@ pub fn check(folder: &Path, checks_payloads: bool) -> io::Result<Checked> {
     let mut keys = HashMap::new();
     let mut roots = HashSet::new();
     for (number, path) in segment_paths(&files, folder)? {
-        let (segment, layout) = Segment::open(&files, &path, number)?;
-        let mut result = CheckedSegment {
-            file_bytes: segment.file.size()?,
-            path,
-            layout: layout.ok(),
-            is_complete: false,
-            records: 0,
-            record_bytes: 0,
-            faults: FaultCounts::default(),
-        };
-        match layout {
-            Ok(layout) => {
-                let scan = scan(&segment, layout, checks_payloads)?;
-                result.is_complete = scan.is_complete;
-                result.records = scan.records.len() as u64;
-                result.record_bytes = scan.records.iter().map(|found| found.len).sum();
-                result.faults = scan.faults;
-                for Found { header, .. } in scan.records {
+        let mut result = CheckedSegment { path, ..CheckedSegment::default() };
+        match check_segment(&files, number, checks_payloads, &mut result) {
+            Ok(records) => {
+                for Found { header, .. } in records {
                     checked.frames += u64::from(header.coding == crate::held::Coding::Frame);
                     checked.payload_bytes += header.payload_len as u64;
                     roots.insert(header.key.root);
                     keys.insert(header.key, header.tokens.len() as u64);
                 }
             }
-            Err(Fault::Torn | Fault::Short) => {}
-            Err(fault) => result.faults.add(fault),
+            Err(error) => {
+                tracing::warn!("{}: cannot read the segment: {error}", result.path.display());
+                result.faults.add(Fault::Unreadable);
+            }
         }
         checked.segments.push(result);
     }

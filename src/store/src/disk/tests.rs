@@ -476,6 +476,20 @@ fn segments_of_another_layout_stay_until_their_space_is_needed() {
 }
 
 #[test]
+fn a_segment_that_cannot_be_read_is_named_and_the_others_are_checked() {
+    let folder = TempDir::new().unwrap();
+    ten_blocks(&folder);
+    let path = folder.path().join(segment::file_name(0));
+    fs::create_dir(&path).unwrap();
+    for checks_payloads in [false, true] {
+        let checked = check(folder.path(), checks_payloads).unwrap();
+        assert_eq!((checked.blocks, checked.segments.len()), (10, 2));
+        assert_eq!((&checked.segments[0].path, checked.segments[0].faults.of(Fault::Unreadable)), (&path, 1));
+    }
+    assert_eq!(reopen(&folder).1, (0..10).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_record_that_announces_more_bytes_than_there_are_is_dropped() {
     for payload_len in [u64::MAX, u64::MAX - 4_300, 1 << 62, 1 << 30, 200_000] {
         for is_complete in [true, false] {
