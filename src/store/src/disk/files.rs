@@ -89,8 +89,10 @@ pub struct SystemFiles {
 impl SystemFiles {
     /// Finds out if files in `folder` can be read and written past the page cache.
     pub fn new(folder: &Path) -> Self {
-        let probe = folder.join("probe");
-        let is_direct = probe_direct(&probe).is_ok();
+        let probe = folder.join(".trunkline-probe");
+        // Left behind by a process that was killed.
+        drop(fs::remove_file(&probe));
+        let is_direct = is_direct(&probe_direct(&probe));
         drop(fs::remove_file(&probe));
         if !is_direct {
             tracing::warn!(
@@ -118,11 +120,17 @@ impl SystemFiles {
 
 fn probe_direct(path: &Path) -> io::Result<()> {
     let files = SystemFiles { is_direct: true, is_read_only: false };
-    let file = files.options().create(true).truncate(true).open(path)?;
+    let file = files.options().create_new(true).open(path)?;
     let mut page = Aligned::with_capacity(PAGE);
     page.resize(PAGE);
     file.write_all_at(page.as_slice(), 0)?;
     file.read_exact_at(page.as_mut_slice(), 0)
+}
+
+/// Returns `true` unless the system refused a direct write or read as such. Any other error, as of a full disk, says nothing of direct ones.
+fn is_direct(probed: &io::Result<()>) -> bool {
+    let error = probed.as_ref().err().and_then(Errno::from_io_error);
+    !matches!(error, Some(Errno::INVAL | Errno::OPNOTSUPP))
 }
 
 impl Files for SystemFiles {
@@ -217,4 +225,27 @@ pub fn read_full(file: &dyn BlockFile, bytes: &mut [u8], offset: u64) -> io::Res
         }
     }
     Ok(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_refused_direct_write_shows_that_there_are_none() {
+        for (error, expected) in [(Errno::INVAL, false), (Errno::OPNOTSUPP, false), (Errno::NOSPC, true)] {
+            assert_eq!(is_direct(&Err(error.into())), expected, "{error}");
+        }
+        assert!(is_direct(&Ok(())));
+    }
+
+    #[test]
+    fn the_probe_for_direct_writes_leaves_other_files_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("probe"), "of the user").unwrap();
+        fs::write(folder.path().join(".trunkline-probe"), "left behind").unwrap();
+        let files = SystemFiles::new(folder.path());
+        assert_eq!(fs::read(folder.path().join("probe")).unwrap(), b"of the user");
+        assert_eq!(files.list(folder.path()).unwrap(), [folder.path().join("probe")]);
+    }
 }
