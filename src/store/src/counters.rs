@@ -70,7 +70,12 @@ impl FaultCounts {
 
     /// Counts a fault of one block.
     pub fn add(&mut self, fault: Fault) {
-        self.0[fault as usize] += 1;
+        self.add_n(fault, 1);
+    }
+
+    /// Counts a fault of `n` blocks.
+    pub fn add_n(&mut self, fault: Fault, n: u64) {
+        self.0[fault as usize] += n;
     }
 }
 

@@ -12,7 +12,7 @@ use crate::counters::{Fault, FaultCounts};
 
 use super::files::{Files, SystemFiles};
 use super::log::Log;
-use super::scan::{Found, scan};
+use super::scan::{Found, Scan, scan};
 use super::segment::{Location, Segment, number_of};
 
 /// Contents of a tier after a restart.
@@ -81,45 +81,54 @@ pub fn recover(log: &Log) -> io::Result<Recovered> {
     Ok(Recovered { blocks, faults, next_segment })
 }
 
-/// Opens a segment and finds its records. An unfinished segment is completed behind its last whole record; one without a record is deleted.
+/// Opens a segment and finds its records. An unfinished segment is completed behind its last whole record; one without a record is deleted. A broken
+/// header is written again for the records found.
 fn recover_segment(
     log: &Log,
     path: &Path,
     number: u64,
     faults: &mut FaultCounts,
 ) -> io::Result<Option<(Arc<Segment>, Vec<Found>)>> {
-    let (segment, layout) = Segment::open(log.files.as_ref(), path, number)?;
+    let (mut segment, layout) = Segment::open(log.files.as_ref(), path, number)?;
     match layout {
         Ok(layout) if layout == log.limits.layout => {}
         // Records of another model or layout make way as soon as no space is left.
         Ok(_) | Err(Fault::Stale) => {
             tracing::warn!("{}: the segment is of another layout, and is not read", path.display());
             faults.add(Fault::Stale);
-            return Ok(Some((segment, Vec::new())));
+            return Ok(Some((Arc::new(segment), Vec::new())));
         }
-        Err(fault) => {
-            // A writer that ended before the header was written leaves an empty file.
-            if fault == Fault::Flipped || fault == Fault::Swapped {
-                faults.add(fault);
-            }
-            log.files.remove(path)?;
-            return Ok(None);
-        }
+        Err(fault @ (Fault::Flipped | Fault::Swapped)) => faults.add(fault),
+        // A writer that ended before the header was written leaves an empty file.
+        Err(_) => {}
     }
     let scan = scan(&segment, log.limits.layout, false)?;
-    scan.faults.each().for_each(|(fault, n)| (0..n).for_each(|_| faults.add(fault)));
+    if layout.is_ok() || !scan.records.is_empty() {
+        scan.faults.each().for_each(|(fault, n)| faults.add_n(fault, n));
+    }
     if scan.records.is_empty() {
         log.files.remove(path)?;
         return Ok(None);
     }
-    if !scan.is_complete {
-        // Several records are written at once: some behind a broken one may be whole.
-        for offset in scan.broken.iter().filter(|offset| **offset < scan.end) {
-            segment.erase(*offset)?;
-        }
-        segment.complete(scan.end, scan.records.len() as u64)?;
+    if let Err(error) = repair(&mut segment, log.limits.layout, &scan) {
+        tracing::warn!("{}: cannot repair the segment, only read it: {error}", path.display());
     }
-    Ok(Some((segment, scan.records)))
+    Ok(Some((Arc::new(segment), scan.records)))
+}
+
+/// Writes the header and the end of a segment with records, where missing.
+fn repair(segment: &mut Segment, layout: u64, scan: &Scan) -> io::Result<()> {
+    if segment.layout.is_none() {
+        segment.write_header(layout)?;
+    }
+    if scan.is_complete {
+        return Ok(());
+    }
+    // Several records are written at once: some behind a broken one may be whole.
+    for offset in scan.broken.iter().filter(|offset| **offset < scan.end) {
+        segment.erase(*offset)?;
+    }
+    segment.complete(scan.end, scan.records.len() as u64)
 }
 
 /// Drops the oldest records, so that the others take at most `room` bytes: segments may hold dead records besides, and blocks
@@ -196,7 +205,7 @@ impl Checked {
     pub fn faults(&self) -> FaultCounts {
         let mut sum = FaultCounts::default();
         for segment in &self.segments {
-            segment.faults.each().for_each(|(fault, n)| (0..n).for_each(|_| sum.add(fault)));
+            segment.faults.each().for_each(|(fault, n)| sum.add_n(fault, n));
         }
         sum
     }

@@ -124,20 +124,30 @@ impl Segment {
     pub fn create(files: &dyn Files, folder: &Path, number: u64, bytes: u64, layout: u64) -> io::Result<Arc<Self>> {
         let path = folder.join(file_name(number));
         let file = files.create(&path, bytes)?;
-        if let Err(error) = write_all(file.as_ref(), &[page(HEADER_MAGIC, [number, layout, 0]).as_slice()], 0) {
-            drop(files.remove(&path));
+        let (live, is_being_written) = (AtomicU64::new(0), AtomicBool::new(true));
+        let mut segment = Self { number, path, file, layout: None, bytes, live, is_being_written };
+        if let Err(error) = segment.write_header(layout) {
+            drop(files.remove(&segment.path));
             return Err(error);
         }
-        let (live, is_being_written) = (AtomicU64::new(0), AtomicBool::new(true));
-        let layout = Some(layout);
-        Ok(Arc::new(Self { number, path, file, layout, bytes, live, is_being_written }))
+        Ok(Arc::new(segment))
+    }
+
+    /// Writes the header, for records of a layout.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn write_header(&mut self, layout: u64) -> io::Result<()> {
+        write_all(self.file.as_ref(), &[page(HEADER_MAGIC, [self.number, layout, 0]).as_slice()], 0)?;
+        self.layout = Some(layout);
+        Ok(())
     }
 
     /// Opens the file of a segment. Returns the layout of its records, if the header is whole.
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn open(files: &dyn Files, path: &Path, number: u64) -> io::Result<(Arc<Self>, Result<u64, Fault>)> {
+    pub fn open(files: &dyn Files, path: &Path, number: u64) -> io::Result<(Self, Result<u64, Fault>)> {
         let file = files.open(path)?;
         let bytes = file.size()?;
         let mut page = Aligned::with_capacity(PAGE);
@@ -146,8 +156,7 @@ impl Segment {
         let layout = numbers(HEADER_MAGIC, &page.as_slice()[..n]);
         let layout = layout.and_then(|[own, layout, _]| if own == number { Ok(layout) } else { Err(Fault::Swapped) });
         let (path, live, is_being_written) = (path.to_owned(), AtomicU64::new(0), AtomicBool::new(false));
-        let segment = Self { number, path, file, layout: layout.ok(), bytes, live, is_being_written };
-        Ok((Arc::new(segment), layout))
+        Ok((Self { number, path, file, layout: layout.ok(), bytes, live, is_being_written }, layout))
     }
 
     /// Returns the bytes of records in use.

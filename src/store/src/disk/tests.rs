@@ -253,6 +253,8 @@ struct Faults {
     writes: VecDeque<Broken>,
     creates: VecDeque<i32>,
     reads: u32,
+    /// Offset of a page that cannot be read.
+    bad_page: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -316,8 +318,9 @@ impl BlockFile for FaultyFile {
             faults.reads -= 1;
             return Err(io::Error::from_raw_os_error(5));
         }
+        let is_bad = faults.bad_page.is_some_and(|page| (offset..offset + bytes.len() as u64).contains(&page));
         drop(faults);
-        self.file.read_at(bytes, offset)
+        if is_bad { Err(io::Error::from_raw_os_error(5)) } else { self.file.read_at(bytes, offset) }
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -335,11 +338,14 @@ impl BlockFile for FaultyFile {
 
 fn open_faulty(folder: &TempDir) -> (Disk, Arc<Mutex<Faults>>) {
     let faults = Arc::<Mutex<Faults>>::default();
+    (open_faulty_with(folder, &faults).0, faults)
+}
+
+fn open_faulty_with(folder: &TempDir, faults: &Arc<Mutex<Faults>>) -> (Disk, Vec<KnownBlock>) {
     let files = |folder: &Path| -> Arc<dyn Files> {
-        Arc::new(FaultyFiles { system: SystemFiles::new(folder), faults: Arc::clone(&faults) })
+        Arc::new(FaultyFiles { system: SystemFiles::new(folder), faults: Arc::clone(faults) })
     };
-    let (disk, _) = Disk::open(&settings(folder, 4 << 20), &files).unwrap();
-    (disk, faults)
+    Disk::open(&settings(folder, 4 << 20), &files).unwrap()
 }
 
 #[test]
@@ -473,6 +479,31 @@ fn segments_of_another_layout_stay_until_their_space_is_needed() {
     let (disk, _) = open(&other).unwrap();
     assert!((0..150).all(|seed| write(&disk, seed, 200 + seed).is_ok()), "all space is for the layout in use");
     assert!(folder_bytes(&folder) <= limit);
+}
+
+#[test]
+fn a_bad_page_costs_one_record_and_a_bad_header_none() {
+    let folder = TempDir::new().unwrap();
+    let path = ten_blocks(&folder);
+    let file = File::options().write(true).open(&path).unwrap();
+    for bytes in [[0; 4096], [7; 4096]] {
+        file.write_all_at(&bytes, 0).unwrap();
+        let (disk, found, dropped) = reopen(&folder);
+        assert_eq!((found, dropped.total()), ((0..10).collect(), u64::from(bytes[0]) / 7));
+        assert!((0..10).all(|seed| read(&disk, seed, seed) == Ok(())));
+        drop(disk);
+        assert_eq!(reopen(&folder).2.total(), 0, "the header is written again");
+    }
+    for is_complete in [true, false] {
+        if !is_complete {
+            file.set_len(4096 + 10 * RECORD).unwrap();
+        }
+        let faults = Arc::<Mutex<Faults>>::default();
+        faults.lock().unwrap().bad_page = Some(4096 + 3 * RECORD);
+        let (disk, known) = open_faulty_with(&folder, &faults);
+        assert_eq!(seeds(&known), [0, 1, 2, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(disk.stats().dropped_at_start.of(Fault::Unreadable), 1);
+    }
 }
 
 #[test]
