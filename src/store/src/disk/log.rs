@@ -123,14 +123,17 @@ impl Log {
         (used + n * self.limits.segment_bytes).saturating_sub(self.limits.bytes)
     }
 
-    /// Deletes a segment. Records that a reader has in hand stay readable.
+    /// Deletes a segment. Records that a reader has in hand stay readable. A segment whose file cannot be deleted takes space as before.
     pub fn delete(&self, number: u64) {
-        let removed = self.segments().remove(&number);
-        if let Some(segment) = removed {
-            if let Err(error) = self.files.remove(&segment.path) {
+        let Some(segment) = self.segments().get(&number).cloned() else { return };
+        match self.files.remove(&segment.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!("{}: cannot delete the segment: {error}", segment.path.display());
             }
-            self.counters.deleted.fetch_add(1, Relaxed);
+            _ => {
+                self.segments().remove(&number);
+                self.counters.deleted.fetch_add(1, Relaxed);
+            }
         }
     }
 

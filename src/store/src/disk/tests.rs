@@ -253,6 +253,7 @@ struct Faults {
     writes: VecDeque<Broken>,
     creates: VecDeque<i32>,
     reads: u32,
+    removes: u32,
     /// Offset of a page that cannot be read.
     bad_page: Option<u64>,
 }
@@ -282,6 +283,12 @@ impl Files for FaultyFiles {
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
+        let mut faults = self.faults.lock().unwrap();
+        if faults.removes > 0 {
+            faults.removes -= 1;
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        drop(faults);
         self.system.remove(path)
     }
 
@@ -504,6 +511,22 @@ fn a_bad_page_costs_one_record_and_a_bad_header_none() {
         assert_eq!(seeds(&known), [0, 1, 2, 4, 5, 6, 7, 8, 9]);
         assert_eq!(disk.stats().dropped_at_start.of(Fault::Unreadable), 1);
     }
+}
+
+#[test]
+fn a_segment_that_cannot_be_deleted_counts_until_it_is() {
+    let folder = TempDir::new().unwrap();
+    let (disk, faults) = open_faulty(&folder);
+    assert!((0..20).all(|seed| write(&disk, seed, seed).is_ok()));
+    (0..12).for_each(|slot| disk.release(slot));
+    // The first segment is deleted once it is complete, and others are created meanwhile.
+    faults.lock().unwrap().removes = u32::MAX;
+    assert!((20..60).all(|seed| write(&disk, seed, seed).is_ok()));
+    assert_eq!((disk.stats().segments, disk.stats().deleted_segments), (segments(&folder).len() as u64, 0));
+    faults.lock().unwrap().removes = 0;
+    let is_deleted = |seed| write(&disk, 20 + seed % 100, seed).is_ok() && disk.stats().deleted_segments > 0;
+    assert!((60..200).any(is_deleted));
+    assert_eq!(disk.stats().segments, segments(&folder).len() as u64);
 }
 
 #[test]

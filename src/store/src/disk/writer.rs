@@ -354,7 +354,9 @@ fn victims(log: &Log, live_max: u64) -> Result<Vec<Arc<Segment>>, BlockFault> {
     let mut excess = excess_bytes(log);
     let segments = log.segments();
     let written = segments.values().filter(|segment| !segment.is_being_written());
-    let mut written: Vec<_> = written.map(|segment| (segment.live_bytes(), segment)).collect();
+    // A dead one is a segment whose file could not be deleted.
+    let written = written.map(|segment| (segment.live_bytes(), segment)).filter(|(live, _)| *live > 0);
+    let mut written: Vec<_> = written.collect();
     written.sort_unstable_by_key(|(live, segment)| (*live, segment.number));
     let (mut victims, mut sum) = (Vec::new(), 0);
     for (live, segment) in written {
