@@ -78,11 +78,14 @@ pub fn file_name(number: u64) -> String {
     format!("segment-{number:016x}.tkv")
 }
 
+/// Highest number of a segment; files with a higher one are left alone.
+const NUMBER_MAX: u64 = u64::MAX >> 1;
+
 /// Returns the number of the segment with a file name.
 pub fn number_of(path: &Path) -> Option<u64> {
     let name = path.file_name()?.to_str()?;
     let number = u64::from_str_radix(name.strip_prefix("segment-")?.strip_suffix(".tkv")?, 16).ok()?;
-    (file_name(number) == name).then_some(number)
+    (number <= NUMBER_MAX && file_name(number) == name).then_some(number)
 }
 
 /// Makes a page: magic, version, and three numbers, with a checksum behind.

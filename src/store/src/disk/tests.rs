@@ -514,6 +514,27 @@ fn a_bad_page_costs_one_record_and_a_bad_header_none() {
 }
 
 #[test]
+fn a_receiver_that_panics_costs_no_other_record() {
+    let folder = TempDir::new().unwrap();
+    let (disk, _) = open(&settings(&folder, 4 << 20)).unwrap();
+    // The receiver is gone, and sending to it panics: as often as there are threads, and once more.
+    (0..=WRITERS as u32).for_each(|seed| drop(start(&disk, seed, seed)));
+    assert_eq!(write(&disk, 9, 9), Ok(RECORD));
+    drop(disk);
+    let (disk, known) = open(&settings(&folder, 4 << 20)).unwrap();
+    assert_eq!((known.len(), disk.stats().queued_bytes), (WRITERS + 2, 0));
+}
+
+#[test]
+fn the_last_number_is_no_segment() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("segment-ffffffffffffffff.tkv");
+    fs::write(&path, "no segment").unwrap();
+    let (disk, _) = open(&settings(&folder, 4 << 20)).unwrap();
+    assert_eq!((write(&disk, 0, 0), fs::read(path).unwrap()), (Ok(RECORD), b"no segment".to_vec()));
+}
+
+#[test]
 fn a_segment_that_cannot_be_deleted_counts_until_it_is() {
     let folder = TempDir::new().unwrap();
     let (disk, faults) = open_faulty(&folder);

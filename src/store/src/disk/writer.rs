@@ -5,6 +5,7 @@
 
 use std::io;
 use std::iter::Peekable;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -183,7 +184,10 @@ impl Writer {
     fn answer(&self, write: Write, result: Result<u64, BlockFault>) {
         let Write { record, done, .. } = write;
         self.queue.written(vec![record]);
-        done(result);
+        // The other records of the batch are answered all the same, and the thread writes on.
+        if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
+            tracing::error!("the receiver of an answer to a write panicked");
+        }
     }
 
     /// Takes places for the next records, as many as the open segment has room for. The first has `len` bytes.
