@@ -47,6 +47,8 @@ pub struct Log {
     pub counters: WriteCounters,
     /// Segments on their way to completion.
     pub finishing: Arc<Finishing>,
+    /// Bytes of records for which the filesystem has space; not known if it has enough.
+    room_of_filesystem: AtomicU64,
     segments: Mutex<BTreeMap<u64, Arc<Segment>>>,
 }
 
@@ -76,6 +78,7 @@ impl Log {
             slots: Slots::default(),
             counters: WriteCounters::default(),
             finishing: Arc::default(),
+            room_of_filesystem: AtomicU64::new(u64::MAX),
             segments: Mutex::default(),
         }
     }
@@ -112,9 +115,20 @@ impl Log {
         self.limits.bytes - self.limits.segment_bytes
     }
 
-    /// Returns the bytes that records can take without segments being emptied all the time.
+    /// Returns the bytes for live records, so that segments are not emptied all the time. After [`Self::filesystem_is_full`] fewer than
+    /// the live bytes, so that blocks leave and segments can be deleted.
     pub fn room_bytes(&self) -> u64 {
-        self.capacity_bytes() / 8 * 7
+        (self.capacity_bytes() / 8 * 7).min(self.room_of_filesystem.load(Relaxed))
+    }
+
+    /// Notes that the filesystem has no space for another segment, though the limit is not reached.
+    pub fn filesystem_is_full(&self) {
+        self.room_of_filesystem.fetch_min(self.live_bytes() / 8 * 7, Relaxed);
+    }
+
+    /// Notes that the filesystem had space for another segment.
+    pub fn filesystem_has_space(&self) {
+        self.room_of_filesystem.store(u64::MAX, Relaxed);
     }
 
     /// Returns the bytes to be deleted before `n` more segments are within the limit.

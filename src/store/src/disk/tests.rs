@@ -254,6 +254,8 @@ struct Faults {
     creates: VecDeque<i32>,
     reads: u32,
     removes: u32,
+    /// `true` if no file can be created until one is removed.
+    is_full: bool,
     /// Offset of a page that cannot be read.
     bad_page: Option<u64>,
 }
@@ -272,7 +274,10 @@ impl FaultyFiles {
 
 impl Files for FaultyFiles {
     fn create(&self, path: &Path, bytes: u64) -> io::Result<Box<dyn BlockFile>> {
-        match self.faults.lock().unwrap().creates.pop_front() {
+        let mut faults = self.faults.lock().unwrap();
+        let error = if faults.is_full { Some(28) } else { faults.creates.pop_front() };
+        drop(faults);
+        match error {
             Some(number) => Err(io::Error::from_raw_os_error(number)),
             None => Ok(self.wrap(self.system.create(path, bytes)?)),
         }
@@ -288,6 +293,7 @@ impl Files for FaultyFiles {
             faults.removes -= 1;
             return Err(io::ErrorKind::PermissionDenied.into());
         }
+        faults.is_full = false;
         drop(faults);
         self.system.remove(path)
     }
@@ -511,6 +517,36 @@ fn a_bad_page_costs_one_record_and_a_bad_header_none() {
         assert_eq!(seeds(&known), [0, 1, 2, 4, 5, 6, 7, 8, 9]);
         assert_eq!(disk.stats().dropped_at_start.of(Fault::Unreadable), 1);
     }
+}
+
+#[test]
+fn a_filesystem_that_is_full_below_the_limit_lowers_the_room_until_blocks_leave() {
+    let folder = TempDir::new().unwrap();
+    let (disk, faults) = open_faulty(&folder);
+    let (.., room) = disk.usage();
+    assert!((0..30).all(|seed| write(&disk, seed, seed).is_ok()));
+    faults.lock().unwrap().is_full = true;
+    assert!((30..36).all(|seed| write(&disk, seed, seed).is_ok()), "the open segment has room");
+    for live in [36, 30] {
+        assert_eq!(write(&disk, 40, 40), Err(BlockFault::Refused));
+        assert_eq!((disk.usage().1, disk.usage().2), (live * RECORD, live * RECORD / 8 * 7));
+        // The core has the blocks beyond the room leave.
+        (36 - live as u32..42 - live as u32).for_each(|slot| disk.release(slot));
+    }
+    assert_eq!(write(&disk, 40, 40), Ok(RECORD));
+    assert_eq!((disk.usage().2, disk.stats().segments), (room, 3), "one segment of three was dead, and made way");
+}
+
+#[test]
+fn a_full_filesystem_needs_the_space_of_other_layouts() {
+    let folder = TempDir::new().unwrap();
+    let other = DiskSettings { layout: 78, ..settings(&folder, 4 << 20) };
+    let (disk, _) = open(&other).unwrap();
+    assert!((0..20).all(|seed| write(&disk, seed, seed).is_ok()));
+    drop(disk);
+    let (disk, faults) = open_faulty(&folder);
+    faults.lock().unwrap().creates.push_back(28);
+    assert_eq!((write(&disk, 0, 0), disk.stats().segments), (Ok(RECORD), 1));
 }
 
 #[test]

@@ -291,11 +291,21 @@ impl Cursor {
         let limits = &log.limits;
         let number = self.next_segment;
         self.next_segment += 1;
-        let segment = Segment::create(log.files.as_ref(), &limits.folder, number, limits.segment_bytes, limits.layout);
+        let create =
+            || Segment::create(log.files.as_ref(), &limits.folder, number, limits.segment_bytes, limits.layout);
+        let is_full = |error: &io::Error| fault_of(error) == BlockFault::Refused;
+        let segment = match create() {
+            Err(error) if is_full(&error) && delete_others(log) => create(),
+            created => created,
+        };
         let segment = segment.map_err(|error| {
             log.failed(&limits.folder, "cannot create a segment", &error);
+            if is_full(&error) {
+                log.filesystem_is_full();
+            }
             fault_of(&error)
         })?;
+        log.filesystem_has_space();
         log.segments().insert(number, Arc::clone(&segment));
         let progress = Mutex::new(Progress { records: 0, end: PAGE as u64, failed_at: u64::MAX });
         let (log, unfinished, finisher) = (Arc::clone(log), Some(log.finishing.begin()), self.finisher.clone());
@@ -345,6 +355,16 @@ fn delete_dead(log: &Log) {
         }
         log.delete(dead.number);
     }
+}
+
+/// Deletes all segments of other layouts, on a full filesystem. Returns `false` if there is none.
+fn delete_others(log: &Log) -> bool {
+    let segments = log.segments();
+    let others = segments.values().filter(|segment| segment.layout != Some(log.limits.layout));
+    let others: Vec<u64> = others.map(|segment| segment.number).collect();
+    drop(segments);
+    others.iter().for_each(|number| log.delete(*number));
+    !others.is_empty()
 }
 
 /// Returns the bytes to be deleted so that a segment can be created and another stays free; at least 1 if there are as many as there may be.
