@@ -1,5 +1,6 @@
 //! Copies and steps that hang: clients are answered, and the blocks come back later.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,10 +14,12 @@ use trunkline_server::proto::{AbortRequest, FinishReason, GenerateRequest};
 use trunkline_tests::server::{Client, TestServer, collect, gated, greedy};
 use trunkline_worker::Worker;
 
-/// A worker whose blocks are not read until the gate's other end is dropped, and one of whose steps fails if the test wants.
+/// A worker whose blocks are not read, or not written, until the gate's other end is dropped, and one of whose steps fails if the test wants.
 struct Hanging {
     worker: Worker,
     blocks: Arc<HangingBlocks>,
+    /// Set by a test whose next step fails.
+    fails_next: Arc<AtomicBool>,
     stage: Stage,
     /// Takes the worker from one stage to the next; a test that drops its end wants no failure.
     signals: Receiver<()>,
@@ -34,11 +37,30 @@ enum Stage {
     Failed,
 }
 
+/// Direction of the copies that hang.
+#[derive(Clone, Copy, PartialEq)]
+enum Direction {
+    Read,
+    Write,
+}
+
 struct HangingBlocks {
     blocks: Arc<dyn DeviceBlocks>,
+    hanging: Direction,
     /// Notified when a copy begins to hang.
     hangs: Mutex<Sender<()>>,
     gate: Mutex<Receiver<()>>,
+}
+
+impl HangingBlocks {
+    fn hang(&self, direction: Direction) {
+        if direction == self.hanging {
+            // A test that does not look has ended.
+            let _ = self.hangs.lock().unwrap().send(());
+            // An error means that the gate is open.
+            let _ = self.gate.lock().unwrap().recv();
+        }
+    }
 }
 
 impl DeviceBlocks for HangingBlocks {
@@ -47,14 +69,12 @@ impl DeviceBlocks for HangingBlocks {
     }
 
     fn read(&self, block: u32, bytes: &mut [u8]) -> Result<(), CopyError> {
-        // A test that does not look has ended.
-        let _ = self.hangs.lock().unwrap().send(());
-        // An error means that the gate is open.
-        let _ = self.gate.lock().unwrap().recv();
+        self.hang(Direction::Read);
         self.blocks.read(block, bytes)
     }
 
     fn write(&self, block: u32, bytes: &[u8]) -> Result<(), CopyError> {
+        self.hang(Direction::Write);
         self.blocks.write(block, bytes)
     }
 }
@@ -71,7 +91,7 @@ impl StepRunner for Hanging {
             (Stage::Pair, 1) if self.signals.recv().is_ok() => Stage::Failed,
             (stage, _) => stage,
         };
-        if self.stage == Stage::Failed {
+        if self.stage == Stage::Failed || self.fails_next.swap(false, Ordering::Relaxed) {
             return Err(StepError::new("a failure that the test wants"));
         }
         StepRunner::run(&mut self.worker, step)
@@ -99,20 +119,33 @@ fn config() -> Config {
     }
 }
 
-/// A server with a hanging worker first and whole ones later, and the ends of the channels: hanging copies, the gate, signals.
-async fn server(step_timeout: Duration) -> (TestServer, Receiver<()>, Sender<()>, Sender<()>) {
+/// A server with a hanging worker first and whole ones later, and what its test holds of the worker.
+struct Hung {
+    server: TestServer,
+    /// Copies that hang.
+    hanging: Receiver<()>,
+    /// Lets all copies pass when dropped.
+    gate: Sender<()>,
+    signal: Sender<()>,
+    fails_next: Arc<AtomicBool>,
+}
+
+async fn serve(direction: Direction, step_timeout: Duration) -> Hung {
     let (hangs, hanging) = channel();
     let (gate, closed) = channel();
     let (signal, signals) = channel();
-    let first = Mutex::new(Some((hangs, closed, signals)));
+    let fails_next = Arc::new(AtomicBool::new(false));
+    let first = Mutex::new(Some((hangs, closed, signals, Arc::clone(&fails_next))));
     let wrap = move |_: EngineId, mut worker: Worker| -> Box<dyn StepRunner> {
-        let Some((hangs, gate, signals)) = first.lock().unwrap().take() else { return Box::new(worker) };
+        let Some((hangs, gate, signals, fails_next)) = first.lock().unwrap().take() else { return Box::new(worker) };
         let (hangs, gate) = (Mutex::new(hangs), Mutex::new(gate));
-        let blocks = Arc::new(HangingBlocks { blocks: StepRunner::blocks(&mut worker), hangs, gate });
-        Box::new(Hanging { worker, blocks, stage: Stage::First, signals })
+        let blocks = StepRunner::blocks(&mut worker);
+        let blocks = Arc::new(HangingBlocks { blocks, hanging: direction, hangs, gate });
+        Box::new(Hanging { worker, blocks, fails_next, stage: Stage::First, signals })
     };
     let options = Options { cluster: ClusterConfig::uniform(&config(), 1), step_timeout, ..Options::default() };
-    (TestServer::launch(options, wrap).await.unwrap(), hanging, gate, signal)
+    let server = TestServer::launch(options, wrap).await.unwrap();
+    Hung { server, hanging, gate, signal, fails_next }
 }
 
 fn long(id: &str) -> GenerateRequest {
@@ -126,7 +159,7 @@ async fn abort(client: &mut Client, id: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_whose_copy_hangs_are_answered_and_the_blocks_come_back_with_the_copy() {
-    let (server, hanging, gate, signal) = server(Duration::ZERO).await;
+    let Hung { server, hanging, gate, signal, .. } = serve(Direction::Read, Duration::ZERO).await;
     drop(signal);
     let mut client = server.client().await;
     let first = client.open(long("first")).await.unwrap();
@@ -144,7 +177,7 @@ async fn requests_whose_copy_hangs_are_answered_and_the_blocks_come_back_with_th
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadline_does_not_wait_for_a_copy_that_hangs() {
-    let (server, hanging, gate, signal) = server(Duration::ZERO).await;
+    let Hung { server, hanging, gate, signal, .. } = serve(Direction::Read, Duration::ZERO).await;
     drop(signal);
     let mut client = server.client().await;
     let mut late = 0;
@@ -169,7 +202,7 @@ async fn a_deadline_does_not_wait_for_a_copy_that_hangs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_fails_while_a_copy_hangs_costs_the_worker_and_no_request() {
     // Long enough for the steps that wait for this test; the reset of the worker takes all of it.
-    let (server, hanging, gate, signal) = server(Duration::from_secs(2)).await;
+    let Hung { server, hanging, gate, signal, .. } = serve(Direction::Read, Duration::from_secs(2)).await;
     let mut client = server.client().await;
     let first = client.open(long("first")).await.unwrap();
     let second = client.open(long("second")).await.unwrap();
@@ -186,6 +219,29 @@ async fn a_step_that_fails_while_a_copy_hangs_costs_the_worker_and_no_request() 
     for stream in [second, more] {
         assert_eq!(collect(stream).await.unwrap().reason, FinishReason::Length);
     }
+    drop(gate);
+    client.until(|info| info.engines[0].abandoned_workers == 0).await;
+    client.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_lost_while_a_block_is_written_to_it_costs_no_request() {
+    // The reset of the worker takes all of the timeout.
+    let Hung { server, hanging, gate, signal, fails_next } = serve(Direction::Write, Duration::from_secs(2)).await;
+    drop(signal);
+    let mut client = server.client().await;
+    let streams = [client.open(long("first")).await.unwrap(), client.open(long("second")).await.unwrap()];
+    // One was swapped out, the other is done, and the block written back hangs: the lost worker's host blocks are released meanwhile.
+    hanging.recv().unwrap();
+    fails_next.store(true, Ordering::Relaxed);
+    let third = client.open(greedy("short", 4)).await.unwrap();
+    client.until(|info| info.engines[0].abandoned_workers == 1).await;
+    let whole = TestServer::start(config()).await;
+    for (id, stream) in ["first", "second"].into_iter().zip(streams) {
+        let alone = whole.client().await.ask(greedy(&format!("a long request called {id}"), 120)).await.unwrap().text;
+        assert_eq!(collect(stream).await.unwrap().text, alone);
+    }
+    assert_eq!(collect(third).await.unwrap().reason, FinishReason::Length);
     drop(gate);
     client.until(|info| info.engines[0].abandoned_workers == 0).await;
     client.settled().await;

@@ -1,7 +1,7 @@
 //! Blocks in host memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 use trunkline_port::BlockKey;
 use xxhash_rust::xxh3::xxh3_64;
@@ -25,15 +25,9 @@ pub struct Body {
     piece: Piece,
     coding: Coding,
     checksum: u64,
-    /// Sizes of the places that hold the block, once for each slot.
-    sizes: Vec<Arc<AtomicU64>>,
 }
 
 impl Body {
-    fn size(&self) -> u64 {
-        rounded(self.piece.len()) as u64
-    }
-
     /// Returns the stored bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.piece
@@ -57,7 +51,18 @@ impl Body {
 #[derive(Debug)]
 pub struct Held {
     id: u64,
+    /// Stored form. A copy holds the lock for as long as the device takes, so nobody waits to write it.
     body: RwLock<Body>,
+    /// Memory of the body, in a lock of its own: slots are filled and emptied while copies read the body.
+    size: Mutex<Size>,
+}
+
+/// Memory of a block.
+#[derive(Debug)]
+struct Size {
+    bytes: u64,
+    /// Sizes of the places that hold the block, once for each slot.
+    places: Vec<Arc<AtomicU64>>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
@@ -67,8 +72,10 @@ impl Held {
     pub fn new(arena: &Arc<Arena>, bytes: &[u8], coding: Coding) -> Option<Arc<Self>> {
         let mut piece = arena.allocate(bytes.len())?;
         piece.copy_from_slice(bytes);
-        let body = Body { piece, coding, checksum: xxh3_64(bytes), sizes: Vec::new() };
-        Some(Arc::new(Self { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), body: RwLock::new(body) }))
+        let body = Body { piece, coding, checksum: xxh3_64(bytes) };
+        let size = Size { bytes: rounded(bytes.len()) as u64, places: Vec::new() };
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Some(Arc::new(Self { id, body: RwLock::new(body), size: Mutex::new(size) }))
     }
 
     /// Returns a number that no other block of this process has.
@@ -83,28 +90,39 @@ impl Held {
 
     /// Returns the memory taken, bytes.
     pub fn stored_bytes(&self) -> u64 {
-        self.body().size()
+        self.size().bytes
     }
 
-    fn body_mut(&self) -> RwLockWriteGuard<'_, Body> {
-        self.body.write().unwrap_or_else(PoisonError::into_inner)
+    fn size(&self) -> MutexGuard<'_, Size> {
+        self.size.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces an uncompressed body by its frame. Returns `false` if the frame takes as much memory.
+    /// Returns the stored form, for a change; `None` while a copy reads the form.
+    fn body_mut(&self) -> Option<RwLockWriteGuard<'_, Body>> {
+        match self.body.try_write() {
+            Ok(body) => Some(body),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Replaces an uncompressed body by its frame. Returns `false` if the frame takes as much memory, or a copy reads the body: a device that
+    /// hangs keeps the body for as long.
     pub fn compress(&self, arena: &Arc<Arena>, frame: &[u8]) -> bool {
-        let mut body = self.body_mut();
+        let Some(mut body) = self.body_mut() else { return false };
         if body.coding == Coding::Frame || rounded(frame.len()) >= rounded(body.piece.len()) {
             return false;
         }
-        let before = body.size();
         let piece = std::mem::replace(&mut body.piece, arena.nothing());
         body.piece = arena.exchange(piece, frame.len());
         body.piece.copy_from_slice(frame);
         body.coding = Coding::Frame;
         body.checksum = xxh3_64(frame);
-        let saved = before - body.size();
-        for size in &body.sizes {
-            size.fetch_sub(saved, Ordering::Relaxed);
+        let mut size = self.size();
+        let saved = size.bytes - rounded(frame.len()) as u64;
+        size.bytes -= saved;
+        for place in &size.places {
+            place.fetch_sub(saved, Ordering::Relaxed);
         }
         true
     }
@@ -132,10 +150,10 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let mut body = self.held.body_mut();
-        self.size.fetch_sub(body.size(), Ordering::Relaxed);
-        if let Some(at) = body.sizes.iter().position(|size| Arc::ptr_eq(size, &self.size)) {
-            body.sizes.swap_remove(at);
+        let mut size = self.held.size();
+        self.size.fetch_sub(size.bytes, Ordering::Relaxed);
+        if let Some(at) = size.places.iter().position(|place| Arc::ptr_eq(place, &self.size)) {
+            size.places.swap_remove(at);
         }
     }
 }
@@ -160,10 +178,10 @@ impl HostPlace {
 
     /// Fills a slot; returns `false` if a later claim owns the slot.
     pub fn fill(&self, slot: u32, generation: u64, key: Option<BlockKey>, held: &Arc<Held>) -> bool {
-        let mut body = held.body_mut();
-        self.size.fetch_add(body.size(), Ordering::Relaxed);
-        body.sizes.push(Arc::clone(&self.size));
-        drop(body);
+        let mut size = held.size();
+        self.size.fetch_add(size.bytes, Ordering::Relaxed);
+        size.places.push(Arc::clone(&self.size));
+        drop(size);
         let kept = Kept { key, held: Arc::clone(held), size: Arc::clone(&self.size) };
         self.slots.fill(slot, generation, Arc::new(kept)).is_ok()
     }
@@ -185,7 +203,7 @@ mod tests {
         assert_eq!(held[0].stored_bytes(), rounded(700_000) as u64);
         assert_eq!((held[0].body().coding(), held[0].body().bytes()[699_999]), (Coding::Frame, 5));
         assert_eq!((held[0].body().verify(), held[1].body().verify()), (Ok(()), Ok(())));
-        held[1].body_mut().piece[77] ^= 4;
+        held[1].body_mut().unwrap().piece[77] ^= 4;
         assert_eq!(held[1].body().verify(), Err(Fault::Flipped));
     }
 
@@ -208,5 +226,21 @@ mod tests {
         drop(far.slots().claim(7));
         drop(held);
         assert_eq!((far.stored_bytes(), arena.stats().used_bytes), (0, 0));
+    }
+
+    #[test]
+    fn slots_are_filled_and_emptied_while_a_copy_reads_the_block() {
+        let arena = Arena::new(8 << 20);
+        let place = HostPlace::default();
+        let held = Held::new(&arena, &vec![1; 1 << 20], Coding::Raw).unwrap();
+        let reading = held.body();
+        let (generation, _) = place.slots().claim(0);
+        assert!(place.fill(0, generation, None, &held));
+        assert_eq!((place.stored_bytes(), held.stored_bytes()), (1 << 20, 1 << 20));
+        assert!(!held.compress(&arena, &[5; 100]), "the copy reads what is there");
+        drop(place.slots().release(0));
+        assert_eq!(place.stored_bytes(), 0);
+        drop(reading);
+        assert!(held.compress(&arena, &[5; 100]));
     }
 }

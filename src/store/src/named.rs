@@ -27,7 +27,7 @@ struct Inner {
 }
 
 impl NamedBlocks {
-    /// Returns the block with a key, if it is in host memory, and counts it as shared.
+    /// Returns the block with a key, if host memory has one, and counts the block as shared.
     pub fn share(&self, key: &BlockKey) -> Option<Arc<Held>> {
         if self.is_closed.load(Relaxed) {
             return None;

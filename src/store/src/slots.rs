@@ -1,4 +1,4 @@
-//! Numbered slots of a place, and what each holds.
+//! Numbered slots of a place, and the contents of each.
 //!
 //! Every write first *claims* a slot. The claim takes the old contents out and has a number of its own, the generation; only the latest
 //! claim of a slot can fill the slot. So a write that was submitted earlier and finishes later changes nothing.
