@@ -130,16 +130,14 @@ impl Remote {
 
     fn call<T>(&self, call: impl FnOnce(Instant) -> Result<T, Unanswered>) -> Result<T, NoBlock> {
         let now = Instant::now();
-        if !self.breaker.allows(now) {
-            return Err(NoBlock::Unanswered);
-        }
+        let Some(allowed) = self.breaker.allows(now) else { return Err(NoBlock::Unanswered) };
         match call(now + self.deadline) {
             Ok(value) => {
                 self.breaker.answered();
                 Ok(value)
             }
             Err(error) => {
-                if self.breaker.failed(Instant::now()) {
+                if self.breaker.failed(allowed, Instant::now()) {
                     tracing::warn!("the remote store does not answer, and is left alone for a while: {error}");
                 }
                 Err(NoBlock::Unanswered)

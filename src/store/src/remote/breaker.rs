@@ -27,23 +27,32 @@ struct State {
     retried: u64,
 }
 
+/// Call allowed by a breaker. The end is to be noted, with [`Breaker::answered`] or [`Breaker::failed`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Call while the store is up.
+    Usual,
+    /// Single call while the store is down.
+    Try,
+}
+
 impl Breaker {
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns `true` if the store is worth a call at `now`. If the store is down, one call is after each pause, and no other until the end of that call.
-    pub fn allows(&self, now: Instant) -> bool {
+    /// Returns the call allowed at `now`. If the store is down, one call is after each pause, and no other until the end of that call.
+    pub fn allows(&self, now: Instant) -> Option<Call> {
         let mut state = self.state();
         match state.retry_at {
-            None => true,
+            None => Some(Call::Usual),
             Some(at) if now >= at => {
                 // The end of the try sets the time of the next.
                 state.retry_at = Some(now + TRY_MAX);
                 state.retried += 1;
-                true
+                Some(Call::Try)
             }
-            Some(_) => false,
+            Some(_) => None,
         }
     }
 
@@ -59,17 +68,18 @@ impl Breaker {
         (state.retry_at, state.pause) = (None, Duration::ZERO);
     }
 
-    /// Notes a call without an answer. Returns `true` if the store counts as down from now on.
-    pub fn failed(&self, now: Instant) -> bool {
+    /// Notes a call without an answer. Returns `true` if the store counts as down from now on. Calls that began before lengthen no pause: many threads
+    /// may wait for a store when it fails.
+    pub fn failed(&self, call: Call, now: Instant) -> bool {
         let mut state = self.state();
-        state.failures += 1;
-        if state.failures < FAILURES_MAX {
-            return false;
-        }
+        state.failures = state.failures.saturating_add(1);
         let was_up = state.retry_at.is_none();
-        state.pause = (state.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
-        state.retry_at = Some(now + state.pause);
-        was_up
+        let goes_down = was_up && state.failures >= FAILURES_MAX;
+        if goes_down || !was_up && call == Call::Try {
+            state.pause = (state.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+            state.retry_at = Some(now + state.pause);
+        }
+        goes_down
     }
 
     /// Returns `true` if the store counts as down, and the number of tries since.
@@ -88,16 +98,33 @@ mod tests {
         let breaker = Breaker::default();
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
-        assert!(!breaker.failed(at(0)) && !breaker.failed(at(0)) && breaker.allows(at(0)));
-        assert!(breaker.failed(at(0)), "down at the third");
+        let fails = |ms: u64| breaker.failed(Call::Usual, at(ms));
+        assert!(!fails(0) && !fails(0) && breaker.allows(at(0)) == Some(Call::Usual));
+        assert!(fails(0), "down at the third");
         assert!(breaker.is_open(at(999)) && !breaker.is_open(at(1000)));
-        assert!(!breaker.allows(at(999)) && breaker.allows(at(1000)) && !breaker.allows(at(1001)));
-        assert!(!breaker.failed(at(1100)), "still down");
-        assert!(!breaker.allows(at(3099)) && breaker.allows(at(3100)));
+        assert_eq!([999, 1000, 1001].map(|ms| breaker.allows(at(ms))), [None, Some(Call::Try), None]);
+        assert!(!breaker.failed(Call::Try, at(1100)), "still down");
+        assert_eq!([3099, 3100].map(|ms| breaker.allows(at(ms))), [None, Some(Call::Try)]);
         assert_eq!(breaker.stats(), (true, 2));
         breaker.answered();
-        assert!(breaker.allows(at(3101)) && breaker.stats() == (false, 2));
-        assert_eq!((0..20).filter(|_| breaker.failed(at(0))).count(), 1);
-        assert!(!breaker.allows(at(59_999)) && breaker.allows(at(60_000)), "no pause is longer than a minute");
+        assert_eq!((breaker.allows(at(3101)), breaker.stats()), (Some(Call::Usual), (false, 2)));
+    }
+
+    #[test]
+    fn calls_that_fail_together_make_one_pause_and_tries_that_fail_make_the_next_ones_longer() {
+        let breaker = Breaker::default();
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        assert_eq!((0..20).filter(|_| breaker.failed(Call::Usual, at(0))).count(), 1);
+        assert_eq!([999, 1000].map(|ms| breaker.allows(at(ms))), [None, Some(Call::Try)]);
+        // A call from before the store went down says nothing of the try.
+        assert!(!breaker.failed(Call::Usual, at(1001)));
+        assert_eq!([1002, 30_999].map(|ms| breaker.allows(at(ms))), [None; 2]);
+        let mut now = 1000;
+        for pause in [2, 4, 8, 16, 32, 60, 60] {
+            breaker.failed(Call::Try, at(now));
+            now += pause * 1000;
+            assert_eq!([now - 1, now].map(|ms| breaker.allows(at(ms))), [None, Some(Call::Try)], "{pause} s");
+        }
     }
 }
