@@ -1,6 +1,7 @@
 //! Objects in remote storage, behind a trait, so that tests can make a store hang or fail.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fmt::Debug;
 use std::future::Future;
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub trait Objects: Debug + Send + Sync {
     /// Notes that an object is about to be written by this process. [`Self::settle`] MUST follow.
     fn announce(&self, _name: String) {}
 
-    /// Notes that a write that was announced has ended, well or not.
+    /// Notes the end of an announced write, well or not.
     fn settle(&self, _name: &str) {}
 
     /// Calls `then` when none of the objects is announced: at once, or from the thread that settles the last. Storage that does not see the
@@ -64,11 +65,17 @@ pub type Then = Box<dyn FnOnce() + Send>;
 /// Settings of S3 that an address may have behind its `?`.
 const QUERY_KEYS: [&str; 4] = ["endpoint", "region", "skip_signature", "virtual_hosted_style_request"];
 
-/// Returns the settings of S3 from the variables that begin with `AWS_`, and from the query of an address, which has precedence. Plain HTTP is
-/// allowed where the endpoint says so.
-fn options(url: &Url) -> Result<HashMap<String, String>, String> {
-    let variables = std::env::vars().filter(|(name, _)| name.starts_with("AWS_"));
-    let mut options: HashMap<String, String> = variables.map(|(name, value)| (name.to_lowercase(), value)).collect();
+/// Returns the settings of S3 from the variables beginning with `AWS_`, and, with precedence, from the query of an address. Plain HTTP is
+/// allowed where the endpoint says so. Variables without UTF-8 are left out.
+fn options(
+    url: &Url,
+    variables: impl Iterator<Item = (OsString, OsString)>,
+) -> Result<HashMap<String, String>, String> {
+    let setting = |(name, value): (OsString, OsString)| {
+        let name = name.into_string().ok().filter(|name| name.starts_with("AWS_"))?;
+        Some((name.to_lowercase(), value.into_string().ok()?))
+    };
+    let mut options: HashMap<String, String> = variables.filter_map(setting).collect();
     for (key, value) in url.query_pairs() {
         if url.scheme() == "file" || !QUERY_KEYS.contains(&&*key) {
             let keys = QUERY_KEYS.join(", ");
@@ -125,7 +132,7 @@ impl StoredObjects {
             let folder = url.to_file_path().map_err(|()| refuse("the folder must be absolute".to_owned()))?;
             std::fs::create_dir_all(folder).map_err(|error| refuse(format!("cannot create the folder: {error}")))?;
         }
-        let options = options(&url).map_err(refuse)?;
+        let options = options(&url, std::env::vars_os()).map_err(refuse)?;
         url.set_query(None);
         let (store, prefix) = connect(&url, options).map_err(|error| refuse(error.to_string()))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -211,11 +218,22 @@ impl Objects for StoredObjects {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     #[test]
+    fn variables_are_settings_unless_they_are_not_utf8() {
+        let noise = OsString::from_vec(vec![b'A', 0xff]);
+        let variables =
+            [("AWS_REGION".into(), "eu-1".into()), ("AWS_ENDPOINT".into(), noise.clone()), (noise.clone(), noise)];
+        let options = options(&Url::parse("s3://bucket").unwrap(), variables.into_iter()).unwrap();
+        assert_eq!(options, HashMap::from([("aws_region".to_owned(), "eu-1".to_owned())]));
+    }
+
+    #[test]
     fn settings_in_an_address_are_known_ones_and_plain_http_follows_the_endpoint() {
-        let read = |address: &str| options(&Url::parse(address).unwrap());
+        let read = |address: &str| options(&Url::parse(address).unwrap(), std::iter::empty());
         let options = read("s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=eu-1").unwrap();
         let get = |name: &str| options.get(name).map(String::as_str);
         assert_eq!(get("aws_endpoint"), Some("http://127.0.0.1:9000"));
