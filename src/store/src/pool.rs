@@ -17,6 +17,9 @@ pub enum Urgency {
     Idle = 2,
 }
 
+/// Idle jobs that wait, at most: some megabytes of them.
+const IDLE_MAX: usize = 1 << 16;
+
 /// Work for a thread with state `S` of its own: buffers, used again by every job of the thread.
 pub type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
 
@@ -39,7 +42,7 @@ impl<S> Queue<S> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a job. A closed queue drops the job.
+    /// Adds a job. A closed queue drops the job; of too many idle jobs the oldest is dropped.
     pub fn push(&self, urgency: Urgency, job: Job<S>) {
         let mut state = self.state();
         if state.is_closed {
@@ -48,8 +51,11 @@ impl<S> Queue<S> {
             drop(job);
             return;
         }
-        state.jobs[urgency as usize].push_back(job);
+        let jobs = &mut state.jobs[urgency as usize];
+        let surplus = if urgency == Urgency::Idle && jobs.len() >= IDLE_MAX { jobs.pop_front() } else { None };
+        jobs.push_back(job);
         drop(state);
+        drop(surplus);
         self.wake.notify_all();
     }
 
@@ -191,6 +197,21 @@ mod tests {
         pool.queue().push(Urgency::Urgent, Box::new(move |()| send.send(()).unwrap()));
         done.recv().unwrap();
         (0..4).for_each(|_| release.send(()).unwrap());
+    }
+
+    #[test]
+    fn idle_jobs_that_never_get_a_thread_do_not_pile_up() {
+        let pool = Pool::<()>::start("test", 1).unwrap();
+        let (release, held) = mpsc::channel::<()>();
+        pool.queue().push(Urgency::Urgent, Box::new(move |()| held.recv().unwrap()));
+        let (send, done) = mpsc::channel();
+        for at in 0..IDLE_MAX + 10 {
+            let send = send.clone();
+            pool.queue().push(Urgency::Idle, Box::new(move |()| send.send(at).unwrap()));
+        }
+        drop(send);
+        release.send(()).unwrap();
+        assert!(done.iter().eq(10..IDLE_MAX + 10), "the oldest are dropped, the rest keeps its order");
     }
 
     #[test]
