@@ -79,7 +79,7 @@ impl SideTable {
     ///
     /// # Panics
     /// If `statistics` has another length than the shape has channels, `frequencies` another length than the shape has layers, or one of them is
-    /// neither empty nor half a head long.
+    /// neither empty nor half a head long; a head of an odd length has no half.
     pub fn from_statistics(shape: &Shape, frequencies: Vec<Vec<u64>>, statistics: &[(f64, f64)]) -> Self {
         let (channels, half) = (shape.channels(), usize::from(shape.head_dim / 2));
         assert_frequencies(shape, &frequencies);
@@ -103,8 +103,9 @@ impl SideTable {
         Self::new(channels, shape.head_dim.into(), &table, frequencies)
     }
 
-    /// Reads what [`Self::to_bytes`] wrote. Returns `None` if the bytes are no table, a table of another version, or damaged.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+    /// Reads a table for blocks of a shape, as [`Self::to_bytes`] wrote it. Returns `None` if the bytes are no table, a table of another version
+    /// or for another shape, or damaged. The shape bounds the work for bytes from anywhere.
+    pub fn from_bytes(bytes: &[u8], shape: &Shape) -> Option<Self> {
         let (head, contents) = bytes.split_first_chunk::<8>()?;
         let (id, contents) = contents.split_first_chunk::<8>()?;
         let &[label, 0, 0] = head.strip_prefix(&HEAD)? else { return None };
@@ -113,17 +114,18 @@ impl SideTable {
         }
         let mut numbers = Numbers(contents);
         let [channels_each, head_dim, layers] = [numbers.word()?, numbers.word()?, numbers.word()?];
-        let mut frequencies = Vec::new();
+        if [channels_each, head_dim, layers] != [shape.channels(), shape.head_dim.into(), shape.layers.into()] {
+            return None;
+        }
+        let mut frequencies = Vec::with_capacity(layers);
         for _ in 0..layers {
             let n = numbers.word()?;
             // Kept in order, so that a table is written as it was read.
             let layer: Option<Vec<u64>> = (0..n).map(|_| numbers.next().map(u64::from_le_bytes)).collect();
-            frequencies.push(layer.filter(|layer| layer.is_empty() || layer.len() == head_dim / 2)?);
+            frequencies.push(layer.filter(|layer| layer.is_empty() || 2 * layer.len() == head_dim)?);
         }
         let n = channels_each.checked_mul(2)?.checked_mul(layers)?;
-        let is_whole = head_dim > 0
-            && channels_each > 0
-            && channels_each.is_multiple_of(head_dim)
+        let is_whole = channels_each > 0
             && numbers.0.len() == n.checked_mul(4)?
             && numbers.0.iter().skip(3).step_by(4).all(|upper| *upper <= 1);
         let channel = |bytes: &[u8; 4]| Channel {
@@ -249,7 +251,8 @@ impl Calibrator {
     /// Creates a collector for blocks of a shape. `frequencies` belong to each layer's rotary embeddings.
     ///
     /// # Panics
-    /// If `frequencies` has another length than the shape has layers, or one of them is neither empty nor half a head long.
+    /// If `frequencies` has another length than the shape has layers, or one of them is neither empty nor half a head long; a head of an odd length
+    /// has no half.
     pub fn new(shape: Shape, frequencies: Vec<Vec<u64>>) -> Self {
         assert_frequencies(&shape, &frequencies);
         let sums = vec![Sums::default(); 2 * usize::from(shape.layers) * shape.channels()];
@@ -328,8 +331,11 @@ fn values_of(dtype: Dtype, bytes: &[u8], values: &mut Vec<f64>) {
 
 fn assert_frequencies(shape: &Shape, frequencies: &[Vec<u64>]) {
     assert_eq!(frequencies.len(), usize::from(shape.layers), "frequencies for each layer");
-    let half = usize::from(shape.head_dim / 2);
-    assert!(frequencies.iter().all(|layer| layer.is_empty() || layer.len() == half), "a frequency for each pair");
+    let head_dim = usize::from(shape.head_dim);
+    assert!(
+        frequencies.iter().all(|layer| layer.is_empty() || 2 * layer.len() == head_dim),
+        "a frequency for each pair"
+    );
 }
 
 /// Returns the statistics in integers. `reach` is the greatest magnitude that the mean may have after a rotation.

@@ -119,9 +119,9 @@ impl Coder {
         };
         let dtype = dtype_of(&layout.dtype).filter(fits);
         let empty = dtype.and(layout.shape).zip(layout.frequencies.clone()).and_then(|(shape, frequencies)| {
-            let half = usize::from(shape.head_dim / 2);
+            let head_dim = usize::from(shape.head_dim);
             let is_whole = frequencies.len() == usize::from(shape.layers)
-                && frequencies.iter().all(|layer| layer.is_empty() || layer.len() == half);
+                && frequencies.iter().all(|layer| layer.is_empty() || 2 * layer.len() == head_dim);
             is_whole.then(|| Calibrator::new(shape, frequencies))
         });
         Self {
@@ -169,10 +169,8 @@ impl Coder {
     /// # Errors
     /// If the bytes are no table, or of another model's shape.
     pub fn add_table(&self, bytes: &[u8]) -> Result<u64, Fault> {
-        let table = SideTable::from_bytes(bytes).ok_or(Fault::Flipped)?;
-        if !self.layout.shape.is_some_and(|shape| table.fits(&shape)) {
-            return Err(Fault::Stale);
-        }
+        let shape = self.layout.shape.ok_or(Fault::Stale)?;
+        let table = SideTable::from_bytes(bytes, &shape).ok_or(Fault::Flipped)?;
         let id = table.id();
         let mut calibrators = self.calibrators.lock().unwrap_or_else(PoisonError::into_inner);
         calibrators.by_group.insert(table.label(), None);

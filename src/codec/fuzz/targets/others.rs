@@ -3,12 +3,19 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use trunkline_codec::SideTable;
 use trunkline_codec::gear::{self, Encoder, Predictors, Word};
 use trunkline_codec::quant;
+use trunkline_codec::{Shape, SideTable};
 use xxhash_rust::xxh3::xxh3_64;
 
 const LEN_MAX: usize = 1 << 16;
+
+/// Returns the shape of the blocks that a table is for.
+fn shape(table: &[u8]) -> Shape {
+    let word = |at: usize| table.get(at..at + 4).map_or(0, |bytes| u32::from_le_bytes(bytes.try_into().expect("four")));
+    let [channels, head_dim, layers] = [0, 4, 8].map(word);
+    Shape { layers: layers as u16, tokens: 1, heads: (channels / head_dim.max(1)) as u16, head_dim: head_dim as u16 }
+}
 
 fuzz_target!(|data: &[u8]| {
     for word in [Word::F16, Word::F32] {
@@ -24,8 +31,9 @@ fuzz_target!(|data: &[u8]| {
         }
     }
     let table = [&b"TKVS\x01\0\0\0"[..], &xxh3_64(data).to_le_bytes(), data].concat();
-    if let Some(read) = SideTable::from_bytes(&table) {
-        assert!(SideTable::from_bytes(&read.to_bytes()) == Some(read));
+    let shape = shape(data);
+    if let Some(read) = SideTable::from_bytes(&table, &shape) {
+        assert!(SideTable::from_bytes(&read.to_bytes(), &shape) == Some(read));
     }
     let mut values = Vec::new();
     if quant::from_q8_0(data, &mut values).is_ok() {

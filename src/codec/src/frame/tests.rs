@@ -232,21 +232,53 @@ fn fast_frames_come_back_and_only_of_types_with_long_exponents() {
 fn a_table_is_read_as_it_was_written() {
     let table = calibrated(Dtype::Bf16);
     let labelled = table.clone().labelled(3);
-    assert_eq!(SideTable::from_bytes(&labelled.to_bytes()).map(|table| table.label()), Some(3));
+    assert_eq!(SideTable::from_bytes(&labelled.to_bytes(), &SHAPE).map(|table| table.label()), Some(3));
     assert_ne!((labelled.id(), table.label()), (table.id(), 3), "tables of two layer groups are two tables");
     let bytes = table.to_bytes();
-    assert_eq!(SideTable::from_bytes(&bytes), Some(table));
-    assert!((0..bytes.len()).all(|len| SideTable::from_bytes(&bytes[..len]).is_none()));
+    assert_eq!(SideTable::from_bytes(&bytes, &SHAPE), Some(table));
+    assert!((0..bytes.len()).all(|len| SideTable::from_bytes(&bytes[..len], &SHAPE).is_none()));
     for at in 0..bytes.len() {
         let mut damaged = bytes.clone();
         damaged[at] ^= 1 << (at % 8);
-        assert_eq!(SideTable::from_bytes(&damaged), None, "byte {at}");
+        assert_eq!(SideTable::from_bytes(&damaged, &SHAPE), None, "byte {at}");
     }
     let mut other = bytes.clone();
     *other.last_mut().unwrap() = 2;
     let id = checksum(&other[16..]).to_le_bytes();
     other[8..16].copy_from_slice(&id);
-    assert_eq!(SideTable::from_bytes(&other), None, "a table has one form, and so one id");
+    assert_eq!(SideTable::from_bytes(&other, &SHAPE), None, "a table has one form, and so one id");
+}
+
+#[test]
+fn a_table_for_blocks_of_another_shape_is_refused() {
+    let Shape { layers, heads, head_dim, .. } = SHAPE;
+    let bytes = calibrated(Dtype::Bf16).to_bytes();
+    let others = [
+        Shape { layers: layers + 1, ..SHAPE },
+        Shape { heads: heads + 1, ..SHAPE },
+        Shape { heads: 2 * heads, head_dim: head_dim / 2, ..SHAPE },
+    ];
+    assert!(others.iter().all(|shape| SideTable::from_bytes(&bytes, shape).is_none()));
+    // More layers than any model has are not looked at.
+    let mut contents = [1u32, 1, u32::MAX].map(u32::to_le_bytes).concat();
+    contents.extend([0; 4096]);
+    let endless = [&b"TKVS\x01\0\0\0"[..], &checksum(&contents).to_le_bytes(), &contents].concat();
+    let shape = Shape { layers: u16::MAX, tokens: 1, heads: 1, head_dim: 1 };
+    assert_eq!(SideTable::from_bytes(&endless, &shape), None);
+}
+
+#[test]
+fn heads_of_an_odd_length_are_not_rotated() {
+    let shape = Shape { layers: 1, tokens: 1, heads: 1, head_dim: 3 };
+    let table = |frequencies: &[u64]| {
+        let mut contents = [3u32, 3, 1, frequencies.len() as u32].map(u32::to_le_bytes).concat();
+        contents.extend(frequencies.iter().flat_map(|frequency| frequency.to_le_bytes()));
+        contents.extend([0; 2 * 3 * 4]);
+        let bytes = [&b"TKVS\x01\0\0\0"[..], &checksum(&contents).to_le_bytes(), &contents].concat();
+        SideTable::from_bytes(&bytes, &shape)
+    };
+    assert!(table(&[]).is_some_and(|table| !table.rotates()));
+    assert_eq!(table(&[1 << 60]), None, "the third element of a head has no partner");
 }
 
 /// A block of quantised elements such as a model makes.

@@ -136,6 +136,19 @@ fn frames_of_other_layouts_and_changed_frames_are_refused() {
 }
 
 #[test]
+fn nothing_is_learned_of_rotated_heads_of_an_odd_length() {
+    let shape = Shape { head_dim: 63, ..SHAPE };
+    let frequencies = Some(vec![rotary_frequencies(63, 10_000.0); 2]);
+    let layout = BlockLayout { shape: Some(shape), block_bytes: BLOCK / 64 * 63, frequencies, ..layout() };
+    let coder = Coder::new(layout.clone());
+    let bytes = |seed: u64| block(seed)[..layout.block_bytes].to_vec();
+    (0..40).for_each(|n| coder.observe(&bytes(n), at(n as u32 * 16), |id, _| panic!("table {id}")));
+    let (mut frame, mut out) = (Vec::new(), Vec::new());
+    assert!(coder.encode(&mut Engine::default(), &bytes(50), Some(at(800)), &mut frame));
+    assert_eq!((coder.decode(&mut Engine::default(), &frame, &mut out), out == bytes(50)), (Ok(()), true));
+}
+
+#[test]
 fn layouts_that_the_codec_does_not_know_are_not_encoded() {
     let unknown = [
         BlockLayout { dtype: "int3".to_owned(), ..layout() },
