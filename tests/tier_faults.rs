@@ -169,7 +169,8 @@ async fn a_remote_store_that_fails_in_every_way_changes_no_text() {
     for fault in [AnswerFault::Interrupted, AnswerFault::Refused, AnswerFault::Silent] {
         objects.set(Some(fault));
         let failed = |store: &StoreInfo| {
-            let failed = link(store, "remote", "device").failed + link(store, "device", "remote").failed;
+            let writes = link(store, "device", "remote");
+            let failed = link(store, "remote", "device").failed + writes.failed + writes.refused;
             if objects.failed() > 0 { failed } else { 0 }
         };
         ask_until_risen(&mut client, &texts, &format!("{fault:?} answer"), failed).await;

@@ -108,6 +108,7 @@ impl From<NoBlock> for Failure {
         match reason {
             NoBlock::Unproven(fault) => Self::Unproven(fault),
             NoBlock::Unanswered => Self::Interrupted,
+            NoBlock::Refused => Self::Refused,
         }
     }
 }

@@ -220,7 +220,7 @@ impl Places {
         matches!(self.tier(place), Some(Tier::Remote(..)))
     }
 
-    /// Returns `true` if a place takes nothing for now: a remote store without an answer. No block is read or compressed for such a place.
+    /// Returns `true` if a place takes nothing for now: a remote store whose last writes failed. No block is read or compressed for such a place.
     pub fn is_left_alone(&self, place: Place) -> bool {
         matches!(self.tier(place), Some(Tier::Remote(remote, _)) if remote.is_left_alone())
     }

@@ -41,9 +41,11 @@ fn probes(low: usize, high: usize) -> Vec<usize> {
 /// State of a remote tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteStats {
-    /// `true` if the store did not answer lately: all but single tries fail at once.
+    /// `true` if the store did not answer reads and look-ups lately: all but single tries fail at once.
     pub is_down: bool,
-    /// Tries while the store was down.
+    /// `true` if the store took no writes lately: all but single tries are refused at once.
+    pub takes_no_writes: bool,
+    /// Tries of reads and writes while the store was down.
     pub tries_while_down: u64,
 }
 
@@ -53,7 +55,10 @@ pub struct Remote {
     objects: Box<dyn Objects>,
     layout: u64,
     deadline: Duration,
-    breaker: Breaker,
+    /// Judgement of reads and look-ups.
+    reads: Breaker,
+    /// Judgement of writes, apart from reads: a store may be full, or closed to writers.
+    writes: Breaker,
     /// Side tables known to be there.
     tables: Mutex<HashSet<u64>>,
     /// Bytes of the records written by this store, by slot. A record is read by its key, whatever the slot holds.
@@ -68,6 +73,8 @@ pub enum NoBlock {
     Unproven(Fault),
     /// The store did not answer.
     Unanswered,
+    /// The store took no object.
+    Refused,
 }
 
 impl Remote {
@@ -81,8 +88,9 @@ impl Remote {
 
     /// Creates a tier of objects.
     pub fn new(objects: Box<dyn Objects>, deadline: Duration, layout: u64) -> Self {
-        let (breaker, tables, slots) = (Breaker::default(), Mutex::default(), Slots::default());
-        Self { objects, layout, deadline, breaker, tables, slots, stored: AtomicU64::new(0) }
+        let [reads, writes] = [Breaker::default(), Breaker::default()];
+        let (tables, slots) = (Mutex::default(), Slots::default());
+        Self { objects, layout, deadline, reads, writes, tables, slots, stored: AtomicU64::new(0) }
     }
 
     /// Returns the slots, for look-ups.
@@ -115,9 +123,9 @@ impl Remote {
         self.stored.load(Relaxed)
     }
 
-    /// Returns `true` if the store is left alone for now: a call would fail at once.
+    /// Returns `true` if the store takes no writes for now: a write would fail at once.
     pub fn is_left_alone(&self) -> bool {
-        self.breaker.is_open(Instant::now())
+        self.writes.is_open(Instant::now())
     }
 
     fn name(&self, key: &BlockKey) -> String {
@@ -128,21 +136,36 @@ impl Remote {
         format!("v1/{:016x}/tables/{id:016x}", self.layout)
     }
 
-    fn call<T>(&self, call: impl FnOnce(Instant) -> Result<T, Unanswered>) -> Result<T, NoBlock> {
+    /// Makes a call, judged by `breaker`. Fails without a reason if the store is left alone; `state` is the state that the log names.
+    fn call<T>(
+        &self,
+        breaker: &Breaker,
+        state: &str,
+        call: impl FnOnce(Instant) -> Result<T, Unanswered>,
+    ) -> Result<T, Option<Unanswered>> {
         let now = Instant::now();
-        let Some(allowed) = self.breaker.allows(now) else { return Err(NoBlock::Unanswered) };
-        match call(now + self.deadline) {
-            Ok(value) => {
-                self.breaker.answered();
-                Ok(value)
+        let allowed = breaker.allows(now).ok_or(None)?;
+        let result = call(now + self.deadline);
+        match &result {
+            Ok(_) => breaker.answered(),
+            Err(error) if breaker.failed(allowed, Instant::now()) => {
+                tracing::warn!("the remote store {state}, and is asked by single tries only, for a while: {error}");
             }
-            Err(error) => {
-                if self.breaker.failed(allowed, Instant::now()) {
-                    tracing::warn!("the remote store does not answer, and is left alone for a while: {error}");
-                }
-                Err(NoBlock::Unanswered)
-            }
+            Err(_) => {}
         }
+        result.map_err(Some)
+    }
+
+    fn read<T>(&self, call: impl FnOnce(Instant) -> Result<T, Unanswered>) -> Result<T, NoBlock> {
+        self.call(&self.reads, "answers no reads", call).map_err(|_| NoBlock::Unanswered)
+    }
+
+    fn write(&self, name: &str, bytes: Vec<u8>) -> Result<(), NoBlock> {
+        let put = |deadline| self.objects.put(name, bytes, deadline);
+        self.call(&self.writes, "takes no writes", put).map_err(|reason| match reason {
+            Some(Unanswered::Deadline) => NoBlock::Unanswered,
+            Some(Unanswered::Failed(_)) | None => NoBlock::Refused,
+        })
     }
 
     /// Notes that the record of a block is about to be written. [`Self::settle`] MUST follow.
@@ -164,10 +187,10 @@ impl Remote {
     /// Writes a record. Returns its bytes.
     ///
     /// # Errors
-    /// If the store did not answer.
+    /// If the store did not answer, or took no object.
     pub fn put(&self, key: &BlockKey, record: Vec<u8>) -> Result<u64, NoBlock> {
         let len = record.len() as u64;
-        self.call(|deadline| self.objects.put(&self.name(key), record, deadline))?;
+        self.write(&self.name(key), record)?;
         Ok(len)
     }
 
@@ -176,7 +199,7 @@ impl Remote {
     /// # Errors
     /// If there is none, the record fails verification, or the store did not answer.
     pub fn get(&self, key: &BlockKey, tokens: &[Token], record_max: usize) -> Result<(Header, Vec<u8>), NoBlock> {
-        let record = self.call(|deadline| self.objects.get(&self.name(key), record_max, deadline))?;
+        let record = self.read(|deadline| self.objects.get(&self.name(key), record_max, deadline))?;
         let record = record.ok_or(NoBlock::Unproven(Fault::Missing))?;
         let check = || {
             let header = Header::read(&record)?;
@@ -203,7 +226,7 @@ impl Remote {
         while low < high {
             let probes = probes(low, high);
             let names: Vec<String> = probes.iter().map(|at| self.name(&keys[*at])).collect();
-            let Ok(found) = self.call(|deadline| self.objects.has(&names, deadline)) else { return 0 };
+            let Ok(found) = self.read(|deadline| self.objects.has(&names, deadline)) else { return 0 };
             for (at, found) in probes.into_iter().zip(found) {
                 if found {
                     low = low.max(at + 1);
@@ -220,7 +243,7 @@ impl Remote {
         let mut there = 0;
         for keys in keys.chunks(ASKED_AT_ONCE) {
             let names: Vec<String> = keys.iter().map(|key| self.name(key)).collect();
-            let Ok(found) = self.call(|deadline| self.objects.has(&names, deadline)) else { return 0 };
+            let Ok(found) = self.read(|deadline| self.objects.has(&names, deadline)) else { return 0 };
             there += found.iter().take_while(|found| **found).count();
             if found.contains(&false) {
                 break;
@@ -231,18 +254,18 @@ impl Remote {
 
     /// Asks for a block, so that a store is noticed that answers again.
     pub fn try_again(&self, key: &BlockKey) {
-        let _ = self.call(|deadline| self.objects.has(&[self.name(key)], deadline));
+        let _ = self.read(|deadline| self.objects.has(&[self.name(key)], deadline));
     }
 
     /// Writes a side table, unless it is there.
     ///
     /// # Errors
-    /// If the store did not answer.
+    /// If the store did not answer, or took no object.
     pub fn put_table(&self, id: u64, table: &[u8]) -> Result<(), NoBlock> {
         if self.tables.lock().unwrap_or_else(PoisonError::into_inner).contains(&id) {
             return Ok(());
         }
-        self.call(|deadline| self.objects.put(&self.table_name(id), tables::wrap(self.layout, table), deadline))?;
+        self.write(&self.table_name(id), tables::wrap(self.layout, table))?;
         self.tables.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
         Ok(())
     }
@@ -252,7 +275,7 @@ impl Remote {
     /// # Errors
     /// If there is none, the table is damaged, or the store did not answer.
     pub fn table(&self, id: u64) -> Result<Vec<u8>, NoBlock> {
-        let bytes = self.call(|deadline| self.objects.get(&self.table_name(id), TABLE_MAX, deadline))?;
+        let bytes = self.read(|deadline| self.objects.get(&self.table_name(id), TABLE_MAX, deadline))?;
         let bytes = bytes.ok_or(NoBlock::Unproven(Fault::Stale))?;
         let table = tables::unwrap(self.layout, &bytes).map_err(NoBlock::Unproven)?;
         self.tables.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
@@ -261,8 +284,8 @@ impl Remote {
 
     /// Returns the state of the store.
     pub fn stats(&self) -> RemoteStats {
-        let (is_down, tries_while_down) = self.breaker.stats();
-        RemoteStats { is_down, tries_while_down }
+        let ((is_down, tried_reads), (takes_no_writes, tried_writes)) = (self.reads.stats(), self.writes.stats());
+        RemoteStats { is_down, takes_no_writes, tries_while_down: tried_reads + tried_writes }
     }
 }
 

@@ -144,6 +144,24 @@ fn a_store_that_does_not_answer_is_not_asked_again_for_a_while() {
 }
 
 #[test]
+fn a_store_that_takes_no_writes_is_read_all_the_same() {
+    let (remote, fake) = remote();
+    remote.put(&KEY, record(&KEY)).unwrap();
+    let get = || remote.get(&KEY, &TOKENS, 4096).map(|_| ());
+    *fake.fault.lock().unwrap() = Some(Unanswered::Failed("the bucket is full".to_owned()));
+    *fake.calls.lock().unwrap() = 0;
+    for _ in 0..50 {
+        assert_eq!(remote.put(&KEY, record(&KEY)), Err(NoBlock::Refused));
+    }
+    let calls = *fake.calls.lock().unwrap();
+    assert!((3..=6).contains(&calls), "{calls} calls");
+    *fake.fault.lock().unwrap() = None;
+    assert_eq!((get(), remote.leading(&[KEY]), remote.is_left_alone()), (Ok(()), 1, true));
+    let stats = remote.stats();
+    assert_eq!((stats.is_down, stats.takes_no_writes), (false, true), "an answer to a read is none to a write");
+}
+
+#[test]
 fn side_tables_are_written_once_and_found_by_other_servers() {
     let (remote, fake) = remote();
     remote.put_table(5, b"table").unwrap();

@@ -1,5 +1,6 @@
 //! Tests of the store with a remote tier in a folder.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -23,6 +24,15 @@ fn lookup(store: &Store, tier: u8, seeds: impl Iterator<Item = u32>) -> u32 {
     let lookup = Lookup { id: 1, tier, keys: seeds.map(key).collect() };
     store.lookup(lookup, Box::new(move |answer| send.send(answer).unwrap()));
     found.recv().unwrap()
+}
+
+/// Returns the path of the one object in a folder.
+fn only_object(folder: &TempDir) -> PathBuf {
+    let mut path = folder.path().to_owned();
+    while path.is_dir() {
+        path = std::fs::read_dir(&path).unwrap().next().unwrap().unwrap().path();
+    }
+    path
 }
 
 #[test]
@@ -55,12 +65,9 @@ fn a_remote_that_hangs_costs_its_own_copies_and_no_others() {
     let device = Device::with((0..40).map(|at| (at, at)));
     copy(&store, &device, Place::Device, REMOTE, &[(0, 0, 0)]);
     // A reader of a pipe without a writer waits for ever.
-    let mut names = vec![folder.path().to_owned()];
-    while names[0].is_dir() {
-        names = std::fs::read_dir(&names[0]).unwrap().map(|entry| entry.unwrap().path()).collect();
-    }
-    std::fs::remove_file(&names[0]).unwrap();
-    mknodat(CWD, &names[0], FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let object = only_object(&folder);
+    std::fs::remove_file(&object).unwrap();
+    mknodat(CWD, &object, FileType::Fifo, Mode::RWXU, 0).unwrap();
     let hanging: Vec<_> =
         (0..20).map(|at| start(&store, &device, REMOTE, Place::Device, &[(0, 50 + at, 0)], true)).collect();
     let blocks: Vec<_> = (0..20).map(|at| (at, at, at)).collect();
@@ -71,8 +78,31 @@ fn a_remote_that_hangs_costs_its_own_copies_and_no_others() {
     }
     assert!(store.stats().tiers[1].remote.unwrap().is_down);
     assert_eq!(lookup(&store, 1, 0..1), 0, "nobody waits for storage that is down");
-    // The device has no such block: nothing is read, let alone compressed, for a store that is down.
-    assert_eq!(copy(&store, &device, Place::Device, REMOTE, &[(99, 1, 3)]).faults, [(0, BlockFault::Refused)]);
+}
+
+#[test]
+fn a_remote_that_takes_no_writes_is_read_and_no_block_is_read_for_it() {
+    let folder = TempDir::new().unwrap();
+    let store = with_remote(&folder, Compression::Off, 60_000);
+    let device = Device::with((0..4).map(|at| (at, at)));
+    copy(&store, &device, Place::Device, REMOTE, &[(0, 0, 0)]);
+    let object = only_object(&folder);
+    for at in 1..4 {
+        // No file takes the place of a folder.
+        let taken = object.with_file_name(format!("{:032x}", key(at).hash)).join("taken");
+        std::fs::create_dir_all(taken).unwrap();
+        let report = copy(&store, &device, Place::Device, REMOTE, &[(at, at, at)]);
+        assert_eq!(report.faults, [(0, BlockFault::Refused)]);
+    }
+    let remote = store.stats().tiers[1].remote.unwrap();
+    assert_eq!((remote.is_down, remote.takes_no_writes), (false, true));
+    assert_eq!(
+        (lookup(&store, 1, 0..1), copy(&store, &device, REMOTE, Place::Device, &[(0, 7, 0)]).faults),
+        (1, vec![])
+    );
+    assert_eq!(device.block(7), Some(contents(0)));
+    // The device has no such block: nothing is read, let alone compressed, for a store that takes no writes.
+    assert_eq!(copy(&store, &device, Place::Device, REMOTE, &[(99, 1, 5)]).faults, [(0, BlockFault::Refused)]);
 }
 
 #[test]
