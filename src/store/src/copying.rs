@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use trunkline_port::{BlockKey, DeviceBlocks, Place, Token, Transfer};
 
@@ -265,8 +266,8 @@ impl Copy<'_> {
         let payload = &record[header_len(self.tokens.len())..];
         let table =
             Some(payload).filter(|_| coding == Coding::Frame).and_then(|frame| self.places.coder.table_of(frame));
-        if let Some((id, table)) = table.and_then(|id| Some((id, self.places.coder.table(id)?))) {
-            remote.put_table(id, &table)?;
+        if let Some(id) = table {
+            remote.put_table(id, Instant::now(), || self.places.coder.table(id))?;
         }
         let stored_bytes = remote.put(&key, record)?;
         remote.fill(self.to, self.generation, stored_bytes);

@@ -7,7 +7,7 @@ mod breaker;
 mod objects;
 mod shared_memory;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,6 +26,11 @@ pub use shared_memory::SharedMemory;
 
 /// Longest side table read, bytes.
 const TABLE_MAX: usize = 64 << 20;
+
+/// Time after which a side table is written again: objects expire, and each frame needs a table that is as new.
+const TABLE_AGAIN: Duration = Duration::from_secs(3600);
+/// Part of the names of all side tables, and of no other object.
+const TABLES: &str = "/tables/";
 
 /// Blocks asked for at once by a look-up.
 const PROBES: usize = 8;
@@ -59,8 +64,8 @@ pub struct Remote {
     reads: Breaker,
     /// Judgement of writes, apart from reads: a store may be full, or closed to writers.
     writes: Breaker,
-    /// Side tables known to be there.
-    tables: Mutex<HashSet<u64>>,
+    /// Times of the last writes of side tables.
+    tables: Mutex<HashMap<u64, Instant>>,
     /// Bytes of the records written by this store, by slot. A record is read by its key, whatever the slot holds.
     slots: Slots<u64>,
     stored: AtomicU64,
@@ -133,10 +138,10 @@ impl Remote {
     }
 
     fn table_name(&self, id: u64) -> String {
-        format!("v1/{:016x}/tables/{id:016x}", self.layout)
+        format!("v1/{:016x}{TABLES}{id:016x}", self.layout)
     }
 
-    /// Makes a call, judged by `breaker`. Fails without a reason if the store is left alone; `state` is the state that the log names.
+    /// Makes a call, judged by `breaker`. Fails without a reason if the store is left alone. `state` is for the log.
     fn call<T>(
         &self,
         breaker: &Breaker,
@@ -257,16 +262,18 @@ impl Remote {
         let _ = self.read(|deadline| self.objects.has(&[self.name(key)], deadline));
     }
 
-    /// Writes a side table, unless it is there.
+    /// Writes the side table returned by `table`, unless the table was written a short time before `now`.
     ///
     /// # Errors
     /// If the store did not answer, or took no object.
-    pub fn put_table(&self, id: u64, table: &[u8]) -> Result<(), NoBlock> {
-        if self.tables.lock().unwrap_or_else(PoisonError::into_inner).contains(&id) {
+    pub fn put_table(&self, id: u64, now: Instant, table: impl FnOnce() -> Option<Vec<u8>>) -> Result<(), NoBlock> {
+        let is_new = |written: &Instant| now.saturating_duration_since(*written) < TABLE_AGAIN;
+        if self.tables.lock().unwrap_or_else(PoisonError::into_inner).get(&id).is_some_and(is_new) {
             return Ok(());
         }
-        self.write(&self.table_name(id), tables::wrap(self.layout, table))?;
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+        let Some(table) = table() else { return Ok(()) };
+        self.write(&self.table_name(id), tables::wrap(self.layout, &table))?;
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner).insert(id, now);
         Ok(())
     }
 
@@ -278,7 +285,6 @@ impl Remote {
         let bytes = self.read(|deadline| self.objects.get(&self.table_name(id), TABLE_MAX, deadline))?;
         let bytes = bytes.ok_or(NoBlock::Unproven(Fault::Stale))?;
         let table = tables::unwrap(self.layout, &bytes).map_err(NoBlock::Unproven)?;
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
         Ok(table.to_vec())
     }
 

@@ -1,13 +1,15 @@
 //! Objects in host memory, shared by the stores of one process: blocks travel from one engine to another, as from a prefill engine to a
 //! decode engine.
 //!
-//! The memory keeps the objects used last, up to a limit in bytes. Writers announce objects before the copies begin, so that a look-up in
+//! The memory keeps the objects used last, up to a limit in bytes, and all side tables: each store has a few small ones, and no frame can be
+//! read without the table of the frame. Writers announce objects before the copies begin, so that a look-up in
 //! between waits for the copies. No thread waits: the look-up begins when the last announced object is settled.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::TABLES;
 use super::objects::{Objects, Then, Unanswered};
 
 /// Host memory for blocks of several stores. Clones are the same memory.
@@ -30,9 +32,11 @@ struct Object {
 #[derive(Default)]
 struct State {
     objects: HashMap<String, Object>,
-    /// Names by the time of their last use.
+    /// Names by the time of their last use, without side tables.
     order: BTreeMap<u64, String>,
     bytes: u64,
+    /// Part of the bytes that is side tables.
+    table_bytes: u64,
     uses: u64,
     /// Writers of announced objects, by name.
     announced: HashMap<String, u32>,
@@ -77,6 +81,9 @@ impl State {
         if let Some(object) = self.objects.remove(name) {
             self.order.remove(&object.used);
             self.bytes -= object.bytes.len() as u64;
+            if name.contains(TABLES) {
+                self.table_bytes -= object.bytes.len() as u64;
+            }
         }
     }
 
@@ -93,20 +100,27 @@ impl State {
 
 impl Objects for SharedMemory {
     fn put(&self, name: &str, bytes: Vec<u8>, _: Instant) -> Result<(), Unanswered> {
-        let len = bytes.len() as u64;
-        if len > self.0.limit_bytes {
+        let (len, limit) = (bytes.len() as u64, self.0.limit_bytes);
+        if len > limit {
             return Err(Unanswered::Failed(format!("an object of {len} bytes is larger than the memory")));
         }
         let mut state = self.state();
         state.remove(name);
-        while state.bytes + len > self.0.limit_bytes {
+        if state.table_bytes + len > limit {
+            return Err(Unanswered::Failed("the memory is full of side tables".to_owned()));
+        }
+        while state.bytes + len > limit {
             let oldest = state.order.values().next().cloned();
             oldest.into_iter().for_each(|oldest| state.remove(&oldest));
         }
         state.uses += 1;
         let used = state.uses;
         state.bytes += len;
-        state.order.insert(used, name.to_owned());
+        if name.contains(TABLES) {
+            state.table_bytes += len;
+        } else {
+            state.order.insert(used, name.to_owned());
+        }
         state.objects.insert(name.to_owned(), Object { bytes, used });
         Ok(())
     }
@@ -178,6 +192,21 @@ mod tests {
         assert_eq!((memory.bytes(), memory.get("a", 9, now()).unwrap()), (10, Some(vec![3; 6])));
         assert!(memory.put("d", vec![0; 11], now()).is_err());
         assert_eq!(memory.has(&names(["a", "c"]), now()).unwrap(), [true, true], "what never fits costs nobody room");
+    }
+
+    #[test]
+    fn side_tables_stay_and_take_their_part_of_the_memory() {
+        let memory = SharedMemory::new(10);
+        memory.put("v1/0/tables/1", vec![1; 4], now()).unwrap();
+        for name in ["a", "b", "c"] {
+            memory.put(name, vec![2; 4], now()).unwrap();
+        }
+        assert_eq!(memory.get("v1/0/tables/1", 9, now()).unwrap(), Some(vec![1; 4]));
+        assert_eq!(memory.has(&names(["a", "b", "c"]), now()).unwrap(), [false, false, true]);
+        memory.put("v1/0/tables/1", vec![3; 5], now()).unwrap();
+        assert!(memory.put("d", vec![0; 6], now()).is_err());
+        assert_eq!(memory.has(&names(["c"]), now()).unwrap(), [true], "what never fits costs nobody room");
+        assert_eq!(memory.get("v1/0/tables/1", 9, now()).unwrap(), Some(vec![3; 5]));
     }
 
     #[test]

@@ -162,11 +162,15 @@ fn a_store_that_takes_no_writes_is_read_all_the_same() {
 }
 
 #[test]
-fn side_tables_are_written_once_and_found_by_other_servers() {
+fn side_tables_are_written_again_after_an_hour_and_found_by_other_servers() {
     let (remote, fake) = remote();
-    remote.put_table(5, b"table").unwrap();
-    remote.put_table(5, b"table").unwrap();
-    assert_eq!(*fake.calls.lock().unwrap(), 1);
+    let start = Instant::now();
+    let put = |seconds: u64| {
+        let now = start + Duration::from_secs(seconds);
+        remote.put_table(5, now, || Some(b"table".to_vec())).unwrap();
+        std::mem::take(&mut *fake.calls.lock().unwrap())
+    };
+    assert_eq!([0, 0, 3599, 3600, 3601].map(put), [1, 0, 0, 1, 0]);
     let other = Remote::new(Box::new(fake.clone()), Duration::from_secs(1), 99);
     assert_eq!(other.table(5), Ok(b"table".to_vec()));
     assert_eq!(other.table(6), Err(NoBlock::Unproven(Fault::Stale)), "its frames cannot be read");
