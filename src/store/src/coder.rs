@@ -169,14 +169,35 @@ impl Coder {
     /// # Errors
     /// If the bytes are no table, or of another model's shape.
     pub fn add_table(&self, bytes: &[u8]) -> Result<u64, Fault> {
-        let shape = self.layout.shape.ok_or(Fault::Stale)?;
-        let table = SideTable::from_bytes(bytes, &shape).ok_or(Fault::Flipped)?;
+        let table = self.read_table(bytes)?;
         let id = table.id();
+        self.add(table);
+        Ok(id)
+    }
+
+    /// Adds the table with an id, as [`Self::add_table`] does.
+    ///
+    /// # Errors
+    /// If the bytes are no table, or another one.
+    pub fn add_table_named(&self, id: u64, bytes: &[u8]) -> Result<(), Fault> {
+        let table = self.read_table(bytes)?;
+        if table.id() != id {
+            return Err(Fault::Swapped);
+        }
+        self.add(table);
+        Ok(())
+    }
+
+    fn read_table(&self, bytes: &[u8]) -> Result<SideTable, Fault> {
+        let shape = self.layout.shape.ok_or(Fault::Stale)?;
+        SideTable::from_bytes(bytes, &shape).ok_or(Fault::Flipped)
+    }
+
+    fn add(&self, table: SideTable) {
         let mut calibrators = self.calibrators.lock().unwrap_or_else(PoisonError::into_inner);
         calibrators.by_group.insert(table.label(), None);
         drop(calibrators);
         self.adopt(table);
-        Ok(id)
     }
 
     fn adopt(&self, table: SideTable) {
@@ -189,6 +210,11 @@ impl Coder {
     /// Returns the id of the table that a frame needs, if it needs one.
     pub fn table_of(&self, frame: &[u8]) -> Option<u64> {
         inspect(frame).ok()?.table
+    }
+
+    /// Returns `true` if a table is known.
+    pub fn has_table(&self, id: u64) -> bool {
+        self.tables.read().unwrap_or_else(PoisonError::into_inner).contains_key(&id)
     }
 
     /// Returns the bytes of a table, if the table is known.

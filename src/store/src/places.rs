@@ -1,6 +1,7 @@
 //! Places of a store and their contents: what all threads share.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use trunkline_port::{BlockFault, Place};
@@ -22,6 +23,9 @@ use crate::settings::{Compression, StoreSettings};
 const AUTO_BLOCKS: u64 = 64;
 /// Least ratio for which compression `auto` continues.
 const AUTO_RATIO: f64 = 1.02;
+
+/// Most side tables read from other servers, for memory and for the folders of disks.
+const FETCHED_TABLES_MAX: usize = 512;
 
 /// Buffers of a thread, used again by each job.
 #[derive(Debug, Default)]
@@ -92,6 +96,8 @@ pub struct Places {
     compression: Compression,
     compressed_groups: Option<Vec<u8>>,
     links: Mutex<HashMap<(Place, Place), Arc<Link>>>,
+    /// Side tables read from remote storage since the store was opened.
+    fetched_tables: AtomicUsize,
 }
 
 impl Places {
@@ -111,6 +117,7 @@ impl Places {
             compression: settings.compression,
             compressed_groups: settings.compressed_groups.clone(),
             links: Mutex::default(),
+            fetched_tables: AtomicUsize::new(0),
         }
     }
 
@@ -236,9 +243,17 @@ impl Places {
 
     /// Makes sure that a frame from remote storage can be decoded: reads its side table if need be, and keeps the table beside the disks.
     pub fn fetch_table(&self, remote: &Remote, frame: &[u8]) -> Result<(), NoBlock> {
-        let Some(id) = self.coder.table_of(frame).filter(|id| self.coder.table(*id).is_none()) else { return Ok(()) };
+        let Some(id) = self.coder.table_of(frame).filter(|id| !self.coder.has_table(*id)) else { return Ok(()) };
+        if self.fetched_tables.load(Relaxed) >= FETCHED_TABLES_MAX {
+            return Err(NoBlock::Unproven(Fault::Stale));
+        }
         let table = remote.table(id)?;
-        self.coder.add_table(&table).map_err(NoBlock::Unproven)?;
+        self.coder.add_table_named(id, &table).map_err(NoBlock::Unproven)?;
+        if self.fetched_tables.fetch_add(1, Relaxed) + 1 == FETCHED_TABLES_MAX {
+            tracing::warn!(
+                "{FETCHED_TABLES_MAX} side tables were read from remote storage: blocks that need others are computed until a restart"
+            );
+        }
         self.save_table(id, &table);
         Ok(())
     }
@@ -344,3 +359,6 @@ impl Places {
         self.queue.push(Urgency::Idle, Box::new(job));
     }
 }
+
+#[cfg(test)]
+mod tests;

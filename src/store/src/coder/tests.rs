@@ -57,7 +57,9 @@ fn a_table_is_learned_from_512_tokens_and_old_frames_stay_readable() {
     let other = Coder::new(layout());
     assert_eq!(other.decode(&mut engine, &predicted, &mut out), Err(Fault::Stale));
     let (id, bytes) = &tables[0].1;
+    assert_eq!((other.add_table_named(id + 1, bytes), other.has_table(*id)), (Err(Fault::Swapped), false));
     assert_eq!((other.add_table(bytes), other.add_table(&bytes[1..])), (Ok(*id), Err(Fault::Flipped)));
+    assert!(other.has_table(*id) && !other.has_table(id + 1));
     assert_eq!((other.decode(&mut engine, &predicted, &mut out), out == block(50)), (Ok(()), true));
     assert_eq!((0..40).find_map(|n| observe(&other, n)), None, "statistics that were kept are not learned again");
 }
