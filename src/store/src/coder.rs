@@ -224,12 +224,16 @@ impl Coder {
     }
 
     /// Appends the frame of a block to `out`; a block of unknown origin uses the table of the first layer group. Returns `false` if blocks of the
-    /// layout have no frames; `out` is unchanged then.
+    /// layout have no frames, or elements are quantised without statistics: frames would hold blocks unchanged. `out` is unchanged then.
     pub fn encode(&self, engine: &mut Engine, bytes: &[u8], origin: Option<Origin>, out: &mut Vec<u8>) -> bool {
         let (Some(dtype), Some(shape)) = (self.dtype, self.layout.shape) else { return false };
         let begin = Instant::now();
         let group = origin.map_or(0, |origin| origin.group);
         let table = self.current.read().unwrap_or_else(PoisonError::into_inner).get(&group).cloned();
+        let is_usable = |table: &Arc<SideTable>| origin.is_some() || !table.rotates();
+        if dtype.is_quantised() && !table.as_ref().is_some_and(is_usable) {
+            return false;
+        }
         let before = out.len();
         let block = Block { dtype, shape, position: origin.map(|origin| origin.position), bytes };
         if engine.0.encode(&block, table.as_deref(), out).is_err() {

@@ -19,7 +19,7 @@ use crate::pool::{Queue, Urgency};
 use crate::remote::{NoBlock, Remote};
 use crate::settings::{Compression, StoreSettings};
 
-/// Blocks measured before compression `auto` judges the ratio.
+/// Encoded blocks before compression `auto` judges the ratio.
 const AUTO_BLOCKS: u64 = 64;
 /// Least ratio for which compression `auto` continues.
 const AUTO_RATIO: f64 = 1.02;
@@ -294,7 +294,6 @@ impl Places {
             Compression::Full | Compression::Store => self.coder.can_encode(),
             Compression::Auto => {
                 let stats = self.coder.stats();
-                // Later blocks may be better: a few are encoded all the same.
                 self.coder.can_encode() && (stats.encoded_blocks < AUTO_BLOCKS || stats.ratio() >= AUTO_RATIO)
             }
         }

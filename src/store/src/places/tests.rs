@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use trunkline_codec::{Calibrator, Dtype, Shape, rotary_frequencies};
+use trunkline_codec::{Calibrator, Dtype, Shape, quant, rotary_frequencies};
 
 use super::*;
 use crate::layout::BlockLayout;
@@ -59,4 +59,30 @@ fn side_tables_of_other_servers_are_read_up_to_a_limit() {
     assert!(frames.iter().all(|frame| fetch(frame) == Ok(())));
     assert_eq!(fetch(last), Err(NoBlock::Unproven(Fault::Stale)));
     assert!(frames.iter().all(|frame| fetch(frame) == Ok(())), "what was read is there");
+}
+
+#[test]
+fn automatic_compression_judges_quantised_blocks_by_their_statistics() {
+    let quantised = |seed: u64| {
+        // Some channels have large means.
+        let mean = |at: usize| if at % 32 >= 28 { 9.0 } else { 0.0 };
+        let value = |(at, two): (usize, &[u8; 2])| f32::from_bits(u32::from(u16::from_le_bytes(*two)) << 16) + mean(at);
+        let (values, mut bytes): (Vec<f32>, _) =
+            (block(seed).as_chunks::<2>().0.iter().enumerate().map(value).collect(), Vec::new());
+        quant::to_q8_0(&values, &mut bytes).expect("values are finite");
+        bytes
+    };
+    let places = places(BlockLayout { dtype: "q8_0".to_owned(), block_bytes: quantised(0).len(), ..layout() });
+    let (mut engine, mut frame) = (Engine::default(), Vec::new());
+    let mut encodes = |seed: u64, origin: Option<Origin>| {
+        frame.clear();
+        places.encode(&mut engine, &quantised(seed), origin, &mut frame)
+    };
+    for seed in 0..2 * AUTO_BLOCKS {
+        assert!(!encodes(seed, Some(ORIGIN)) && places.compresses(), "there are no statistics yet");
+    }
+    (0..32).for_each(|seed| places.learn(&quantised(seed), Some(ORIGIN)));
+    assert!(!encodes(50, None), "statistics need the position");
+    assert!((0..2 * AUTO_BLOCKS).all(|seed| encodes(seed, Some(ORIGIN))));
+    assert!(places.compresses(), "{}", places.coder.stats().ratio());
 }
