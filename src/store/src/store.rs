@@ -211,16 +211,11 @@ impl Store {
     pub fn lookup(&self, lookup: Lookup, done: Box<dyn FnOnce(u32) + Send>) {
         let place = Place::Tier(lookup.tier);
         let answer = Found { found: 0, done: Some(done) };
-        let remote = match self.places.tier(place) {
-            Some(Tier::Remote(remote, queue)) => Some((remote.stats().is_down, queue)),
-            _ => None,
-        };
-        let Some((is_down, queue)) = remote else {
-            return self.pool.queue().push(Urgency::Urgent, Box::new(move |_| drop(answer)));
-        };
+        let nothing = |answer: Found| self.pool.queue().push(Urgency::Urgent, Box::new(move |_| drop(answer)));
+        let Some(Tier::Remote(remote, queue)) = self.places.tier(place) else { return nothing(answer) };
         let places = Arc::clone(&self.places);
-        if is_down {
-            self.pool.queue().push(Urgency::Urgent, Box::new(move |_| drop(answer)));
+        if remote.stats().is_down {
+            nothing(answer);
             let ask = move |_: &mut Scratch| {
                 if let (Some(Tier::Remote(remote, _)), Some(key)) = (places.tier(place), lookup.keys.first()) {
                     remote.try_again(key);
@@ -228,7 +223,6 @@ impl Store {
             };
             return queue.push(Urgency::Background, Box::new(ask));
         }
-        let Some(Tier::Remote(remote, _)) = self.places.tier(place) else { return };
         let (queue, keys) = (Arc::clone(queue), lookup.keys.clone());
         let ask = move |_: &mut Scratch| {
             if let Some(Tier::Remote(remote, _)) = places.tier(place) {
