@@ -377,6 +377,13 @@ pub fn inspect(frame: &[u8]) -> Result<FrameInfo, FrameError> {
     Header::read(frame).map(|header| header.info)
 }
 
+/// Returns the id of the side table that the header of a frame names. Nothing else is checked: decoding does.
+pub fn table_named_by(frame: &[u8]) -> Option<u64> {
+    let header: &[u8; HEADER] = frame.first_chunk()?;
+    let names_table = header[..4] == MAGIC && header[4] == VERSION && header[6] == Transform::Predicted as u8;
+    names_table.then(|| u64::from_le_bytes(std::array::from_fn(|at| header[24 + at])))
+}
+
 struct Header {
     info: FrameInfo,
     position: u32,

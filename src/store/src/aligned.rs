@@ -10,6 +10,13 @@ pub struct Aligned {
     start: usize,
 }
 
+/// Bytes that begin anywhere until the buffer is resized.
+impl From<Vec<u8>> for Aligned {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { bytes, start: 0 }
+    }
+}
+
 impl Aligned {
     /// Creates an empty buffer for `capacity` bytes.
     pub fn with_capacity(capacity: usize) -> Self {
@@ -51,6 +58,13 @@ impl Aligned {
         self.resize(self.as_slice().len().next_multiple_of(PAGE));
     }
 
+    /// Returns the bytes in memory of just their length.
+    pub fn into_vec(mut self) -> Vec<u8> {
+        self.bytes.drain(..self.start.min(self.bytes.len()));
+        self.bytes.shrink_to_fit();
+        self.bytes
+    }
+
     /// Returns the bytes.
     pub fn as_slice(&self) -> &[u8] {
         self.bytes.get(self.start..).unwrap_or_default()
@@ -65,6 +79,19 @@ impl Aligned {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_of_a_vector_come_back() {
+        for len in [0, 1, PAGE, 10_000] {
+            let bytes: Vec<u8> = (0..len).map(|at| at as u8).collect();
+            let mut buffer = Aligned::from(bytes.clone());
+            assert_eq!(buffer.as_slice(), bytes);
+            buffer.resize(len + 3);
+            assert_eq!(buffer.as_slice().as_ptr().align_offset(PAGE), 0);
+            assert_eq!(buffer.into_vec(), [bytes, vec![0; 3]].concat());
+        }
+        assert!(Aligned::default().into_vec().is_empty());
+    }
 
     #[test]
     fn bytes_begin_at_a_page_however_they_grow() {

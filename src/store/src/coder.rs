@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
-use trunkline_codec::frame::{Block, Codec, FrameError, inspect};
+use trunkline_codec::frame::{Block, Codec, FrameError, table_named_by};
 use trunkline_codec::{Calibrator, Dtype, SideTable};
 use trunkline_port::BlockKey;
 
@@ -164,7 +164,7 @@ impl Coder {
         Some(table)
     }
 
-    /// Adds a table that was kept. New frames of its layer group use the first table added or learned.
+    /// Adds a kept table. New frames of its layer group use the first table added or learned.
     ///
     /// # Errors
     /// If the bytes are no table, or of another model's shape.
@@ -207,9 +207,9 @@ impl Coder {
         self.current.write().unwrap_or_else(PoisonError::into_inner).entry(table.label()).or_insert(table);
     }
 
-    /// Returns the id of the table that a frame needs, if it needs one.
+    /// Returns the id of the table named by a frame. Whether the frame is whole shows when it is decoded.
     pub fn table_of(&self, frame: &[u8]) -> Option<u64> {
-        inspect(frame).ok()?.table
+        table_named_by(frame)
     }
 
     /// Returns `true` if a table is known.

@@ -218,8 +218,7 @@ impl Copy<'_> {
         if header.coding == Coding::Frame {
             self.places.fetch_table(remote, &record[range.clone()])?;
         }
-        scratch.record.resize(0);
-        scratch.record.append(|bytes| bytes.extend_from_slice(&record));
+        scratch.record = Aligned::from(record);
         Ok(Source::Record(header.coding, range))
     }
 
@@ -262,7 +261,7 @@ impl Copy<'_> {
     fn deliver_to_remote(&self, scratch: &mut Scratch, remote: &Remote, source: Source) -> Result<u64, Failure> {
         let mut buffer = Aligned::default();
         let (coding, key) = self.record(scratch, source, &mut buffer)?;
-        let record = buffer.as_slice().to_vec();
+        let record = buffer.into_vec();
         let payload = &record[header_len(self.tokens.len())..];
         let table =
             Some(payload).filter(|_| coding == Coding::Frame).and_then(|frame| self.places.coder.table_of(frame));

@@ -95,6 +95,7 @@ fn framed(block: &Block<'_>, table: Option<&SideTable>) -> (Transform, Vec<u8>) 
     assert_eq!((&back[3..], &back[..3]), (block.bytes, &[1, 2, 3][..]));
     assert_eq!((info.transform, info.frame_len, info.block_len), (transform, frame.len(), block.bytes.len()));
     assert_eq!(inspect(&frame), Ok(info));
+    assert_eq!(table_named_by(&frame), info.table);
     (transform, frame)
 }
 
