@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::error::StoreError;
 use crate::layout::BlockLayout;
+use crate::record::header_len;
 use crate::remote::SharedMemory;
 
 /// Medium of a tier.
@@ -101,6 +102,7 @@ impl StoreSettings {
     /// If a setting has no meaning.
     pub fn check(&self) -> Result<(), StoreError> {
         let refuse = |setting, reason: &str| Err(StoreError::Setting { setting, reason: reason.to_owned() });
+        let record_bytes = (header_len(self.layout.block_size as usize) + self.layout.block_bytes) as u64;
         if self.layout.block_bytes == 0 || self.layout.block_bytes > 1 << 30 {
             return refuse("block bytes", "blocks have 1 byte to 1 GiB");
         }
@@ -112,6 +114,15 @@ impl StoreSettings {
         }
         if self.tiers.len() > 16 {
             return refuse("tiers", "there can be 16 tiers at most");
+        }
+        for medium in &self.tiers {
+            if let TierMedium::Shared(memory) = medium
+                && memory.limit_bytes() < record_bytes
+            {
+                let limit = memory.limit_bytes();
+                let reason = format!("{limit} bytes are too few for a block and its header; {record_bytes} at least");
+                return refuse("shared memory", &reason);
+            }
         }
         Ok(())
     }
@@ -125,13 +136,16 @@ mod tests {
     fn settings_without_a_meaning_are_refused_with_one_line() {
         let layout = BlockLayout { block_bytes: 100_000, block_size: 16, ..BlockLayout::default() };
         let good = StoreSettings::new(layout, 1_000_000);
-        assert!(good.check().is_ok());
+        let shared =
+            |bytes| StoreSettings { tiers: vec![TierMedium::Shared(SharedMemory::new(bytes))], ..good.clone() };
+        assert!(good.check().is_ok() && shared(100_192).check().is_ok());
         assert_eq!(good.host_blocks(), 9, "blocks take whole pages");
         let bad = [
             StoreSettings { layout: BlockLayout { block_bytes: 0, ..good.layout.clone() }, ..good.clone() },
             StoreSettings { layout: BlockLayout { block_size: 0, ..good.layout.clone() }, ..good.clone() },
             StoreSettings { threads: 0, ..good.clone() },
             StoreSettings { tiers: vec![TierMedium::Host; 17], ..good.clone() },
+            shared(100_191),
         ];
         for settings in bad {
             let error = settings.check().unwrap_err().to_string();

@@ -66,6 +66,11 @@ impl SharedMemory {
         Self(Arc::new(Memory { limit_bytes, state: Mutex::default() }))
     }
 
+    /// Returns the most bytes of all objects.
+    pub fn limit_bytes(&self) -> u64 {
+        self.0.limit_bytes
+    }
+
     /// Returns the bytes of all objects.
     pub fn bytes(&self) -> u64 {
         self.state().bytes
