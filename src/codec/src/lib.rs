@@ -36,7 +36,8 @@
 //! ```
 //!
 //! **Boundary:** this crate depends on no other crate of Trunkline and has no I/O, clock or thread. Every decoder takes bytes from
-//! anywhere: malformed ones are refused with a typed error, and memory is taken only as bytes are produced.
+//! anywhere: malformed ones are refused with a typed error, and take no more memory than the caller's limit for a block
+//! or the shape of a table allows.
 
 #![forbid(unsafe_code)]
 

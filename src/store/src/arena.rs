@@ -79,7 +79,8 @@ impl Memory {
     }
 }
 
-/// Returns the memory of a piece of `len` bytes: sizes are rounded up by a 32nd at most, and pieces of similar size are exchangeable.
+/// Returns the memory of a piece of `len` bytes. Sizes are rounded up, so that pieces of similar size are exchangeable: to 64 bytes below a
+/// mapping, else to whole pages and by a 32nd at most, unless a page is more.
 pub fn rounded(len: usize) -> usize {
     if len < MAPPED_MIN {
         return len.next_multiple_of(64);

@@ -1,7 +1,8 @@
 //! Remote tier: records as objects in storage shared by many servers.
 //!
 //! An object's name is `v1/LAYOUT/ROOT/HASH`, all in hexadecimal digits: who knows the key of a block knows the name. Side tables are
-//! `v1/LAYOUT/tables/ID`. Objects are never deleted by a server; the store's own rules (as a bucket's lifecycle) let them expire.
+//! `v1/LAYOUT/tables/ID`. Objects are never deleted by a server; the store's own rules (as a bucket's lifecycle) let them expire, so a side table is
+//! written again each hour while frames need it.
 
 mod breaker;
 mod objects;

@@ -111,8 +111,8 @@ impl Store {
         (0..transfer.pairs.len()).filter_map(|pair| Announced::of(&self.places, transfer, pair)).collect()
     }
 
-    /// Starts a transfer, and returns at once. `done` is called once, from a thread of the store, when no block is read or written
-    /// for the transfer any more.
+    /// Starts a transfer, and returns at once. `done` is called once, when no block is read or written for the transfer any more: from a thread of
+    /// the store, or at once if there are no blocks.
     ///
     /// Each write takes the old contents of the slot out at once. If an earlier write to the slot is still under way, that write changes nothing
     /// any more.
