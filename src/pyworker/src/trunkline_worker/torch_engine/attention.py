@@ -17,6 +17,7 @@ from torch.nn.attention.bias import causal_lower_right
 from ..engine import ModelFacts
 from ..slots import HOLE, Batch
 from . import kernels
+from .uploads import upload
 
 GATHERED = 1 << 24
 """Elements of keys gathered at once for a group of decodes, at most: 64 MiB of f32."""
@@ -117,13 +118,13 @@ def plan(batch: Batch, group: int, block_size: int, kv_width: int, device: torch
 def _chunk(batch: Batch, i: int, first: int, table: np.ndarray, block_size: int, device: torch.device) -> Chunk:
     n, computed = int(batch.n_tokens[i]), int(batch.computed[i])
     holes = table == HOLE
-    blocks = torch.from_numpy(np.where(holes, 0, table).astype(np.int64)).to(device)
+    blocks = upload(np.where(holes, 0, table).astype(np.int64), device)
     if not holes.any() and (computed == 0 or device.type == "cuda"):
         return Chunk(first, n, blocks, None, causal=True, end=computed + n)
     places = torch.arange(len(table) * block_size, device=device)
     mask = places <= torch.arange(computed, computed + n, device=device)[:, None]
     if holes.any():
-        mask &= torch.from_numpy(~holes).to(device).repeat_interleave(block_size)
+        mask &= upload(~holes, device).repeat_interleave(block_size)
     return Chunk(first, n, blocks, mask, causal=False, end=computed + n)
 
 
@@ -138,17 +139,14 @@ def _decodes(
     in_place: bool,
 ) -> Decodes:
     table = tables[batch.slots[part], :width]
-
-    def on(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
-
+    rows, ends = upload(firsts, device), upload(batch.ends[part], device)
     if in_place:
-        return Decodes(on(firsts), on(table), None, on(batch.ends[part]))
+        return Decodes(rows, upload(table, device), None, ends)
     places = np.arange(width * block_size)
     mask = places < batch.ends[part][:, None]
     mask &= np.repeat(table != HOLE, block_size, axis=1)
     # Gathers read some block for an entry without one, and the mask hides it.
-    return Decodes(on(firsts), on(np.maximum(table, 0).astype(np.int64)), on(mask), on(batch.ends[part]))
+    return Decodes(rows, upload(np.maximum(table, 0).astype(np.int64), device), upload(mask, device), ends)
 
 
 def over(batch: Batch, cache: KvCache, scorers: list[list[Scorer]]) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
@@ -161,8 +159,8 @@ def over(batch: Batch, cache: KvCache, scorers: list[list[Scorer]]) -> Callable[
     for group in range(len(scorers)):
         plans.append(plan(batch, group, size, width, device, in_place))
         rows, places = write_places(batch, group, size)
-        kept = None if len(rows) == n_rows else torch.from_numpy(rows).to(device)
-        writes.append((kept, torch.from_numpy(places).to(device)))
+        kept = None if len(rows) == n_rows else upload(rows, device)
+        writes.append((kept, upload(places, device)))
 
     def attend_layer(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         group = cache.places[layer][0]
@@ -275,9 +273,9 @@ def scorers(batch: Batch, group: int, block_size: int, device: torch.device) -> 
             Scorer(
                 first=int(firsts[i] + batch.n_tokens[i]) - n,
                 n=n,
-                blocks=torch.from_numpy(np.maximum(table, 0).astype(np.int64)).to(device),
-                mask=torch.from_numpy((places <= rows) & held).to(device),
-                far=torch.from_numpy((rows - places >= FAR) & held).to(device),
+                blocks=upload(np.maximum(table, 0).astype(np.int64), device),
+                mask=upload((places <= rows) & held, device),
+                far=upload((rows - places >= FAR) & held, device),
                 use_max=batch.score_max,
                 block_size=block_size,
             )

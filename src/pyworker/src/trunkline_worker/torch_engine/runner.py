@@ -17,6 +17,7 @@ from .attention import KvCache
 from .config import LlamaConfig
 from .graphs import DecodeGraphs
 from .model import Llama, Rows
+from .uploads import upload
 from .weights import Weights
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -123,9 +124,9 @@ class TorchEngine(Engine):
             event.record()
 
         def wait() -> Result:
-            if event is not None:
-                event.synchronize()
             with torch.inference_mode():
+                if event is not None:
+                    event.synchronize()
                 scores = [x for scorer in flat for x in scorer.scores()]
                 return Result([int(token) for token in on_host.tolist()], ranked.entries() if ranked else [], scores)
 
@@ -138,17 +139,17 @@ class TorchEngine(Engine):
         return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
 
     def _rows(self, batch: Batch) -> Rows:
-        ends = np.cumsum(batch.n_tokens)
-        host = torch.from_numpy(batch.tokens().astype(np.int64))
-        tokens = host.to(self.device, non_blocking=True)
+        host = batch.tokens()
+        sampled = (np.cumsum(batch.n_tokens) - 1)[batch.sample]
+        slots = np.repeat(batch.slots, batch.n_tokens)
+        parts = [host, batch.positions(), slots, sampled]
+        joined = upload(np.concatenate(parts).astype(np.int64), self.device)
+        tokens, positions, of_slot, ends = joined.split([len(part) for part in parts])
         if self.own_samples and bool((host < 0).any()):
             # The sample of a step that still runs: the device has it already.
             self._grow_last(batch.table.size)
-            slots = np.repeat(batch.slots, batch.n_tokens).astype(np.int64)
-            tokens = torch.where(tokens < 0, self._last[torch.from_numpy(slots).to(self.device)], tokens)
-        positions = torch.from_numpy(batch.positions().astype(np.int64)).to(self.device, non_blocking=True)
-        sampled = torch.from_numpy((ends - 1)[batch.sample].astype(np.int64)).to(self.device, non_blocking=True)
-        return Rows(tokens, positions, sampled)
+            tokens = torch.where(tokens < 0, self._last[of_slot], tokens)
+        return Rows(tokens, positions, ends)
 
     def _seen_in(self, batch: Batch) -> Tensor | None:
         """Returns the tokens in each sampling sequence, or None if no sequence has a repetition penalty."""
@@ -163,14 +164,14 @@ class TorchEngine(Engine):
             self._seen_by = np.concatenate([self._seen_by, np.zeros((more, 2), np.int64)])
         for slot in slots[wanted].tolist():
             if self._seen_by[slot, 0] != table.starts[slot]:
-                self._seen[slot] = False
+                self._seen[slot].zero_()
                 self._seen_by[slot] = table.starts[slot], 0
             new = table.tokens[slot, self._seen_by[slot, 1] : table.n_tokens[slot]].astype(np.int64)
             self._seen_by[slot, 1] = table.n_tokens[slot]
             # A token that is not known yet was entered by the step that samples it.
-            self._seen[slot, torch.from_numpy(new[new >= 0]).to(self.device)] = True
-        rows = self._seen[torch.from_numpy(slots.astype(np.int64)).to(self.device)]
-        return rows & torch.from_numpy(wanted).to(self.device)[:, None]
+            self._seen[slot].index_fill_(0, upload(new[new >= 0], self.device), True)
+        rows = self._seen[upload(slots.astype(np.int64), self.device)]
+        return rows & upload(wanted, self.device)[:, None]
 
     def _grow_last(self, size: int) -> None:
         """Makes room for the last samples of `size` slots: slots of the batch may be new."""
@@ -181,10 +182,10 @@ class TorchEngine(Engine):
         if not self.own_samples:
             return
         self._grow_last(batch.table.size)
-        slots = torch.from_numpy(batch.slots[batch.sample].astype(np.int64)).to(self.device, non_blocking=True)
+        slots = upload(batch.slots[batch.sample].astype(np.int64), self.device)
         self._last[slots] = picked
         if len(self._seen) >= batch.table.size:
-            self._seen[slots, picked] = True
+            self._seen.index_put_((slots, picked), torch.ones_like(picked, dtype=torch.bool))
 
     def read_block(self, block: int) -> bytes:
         """Returns the bytes of a block."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..draws import draws
 from ..engine import Logprob
 from ..slots import Batch
+from .uploads import upload
 
 DRAWN = 1 << 23
 """Elements of logits drawn from at once, at most: sorting and sums in f64 take about 40 bytes for each."""
@@ -49,6 +50,7 @@ def sample(logits: Tensor, batch: Batch, seen: Tensor | None) -> Tensor:
 
 def _draw(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32], number: Tensor, sort: bool) -> Tensor:
     table = batch.table
+    # `masked_fill` takes a number as it is; `torch.where` would copy it to the device and wait for that.
     maximum = logits.max(-1, keepdim=True).values
     # Shares of the most likely token's probability.
     shares = torch.exp((logits - maximum) / _on(table.temperature[slots], logits)[:, None])
@@ -58,12 +60,12 @@ def _draw(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32], number: Te
         shares, ids = shares.sort(dim=-1, descending=True, stable=True)
         k = np.where(table.top_k[slots] == 0, shares.shape[1], table.top_k[slots])
         places = torch.arange(shares.shape[1], device=shares.device)
-        shares = torch.where(places < _on(k, logits)[:, None], shares, 0)
+        shares = shares.masked_fill(places >= _on(k, logits)[:, None], 0)
         before = shares.double().cumsum(-1)
         goal = before[:, -1:] * _on(table.top_p[slots].astype(np.float64), logits)[:, None]
         # The smallest set whose sum reaches the goal: tokens before which the sum is below it.
-        shares = torch.where((before - shares.double() < goal) | (places == 0), shares, 0)
-    shares = torch.where(shares >= _on(table.min_p[slots], logits)[:, None], shares, 0)
+        shares = shares.masked_fill((before - shares.double() >= goal) & (places > 0), 0)
+    shares = shares.masked_fill(shares < _on(table.min_p[slots], logits)[:, None], 0)
     sums = shares.double().cumsum(-1)
     at = (sums <= sums[:, -1:] * number[:, None]).sum(-1)
     last = (shares > 0).long() * torch.arange(1, shares.shape[1] + 1, device=shares.device)
@@ -106,4 +108,4 @@ def log_probabilities(logits: Tensor, picked: Tensor, batch: Batch) -> Ranked | 
 
 
 def _on(values: npt.NDArray[np.generic], like: Tensor) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device, non_blocking=True)
+    return upload(values, like.device)

@@ -1,0 +1,100 @@
+"""Steps of the torch engine without transformers."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("safetensors", reason="safetensors is not installed")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from trunkline_worker.engine import KvFacts, Settings  # noqa: E402
+from trunkline_worker.proto import messages as pb  # noqa: E402
+from trunkline_worker.slots import SlotTable  # noqa: E402
+from trunkline_worker.torch_engine import attention, engine, model_facts, sampling, weights  # noqa: E402
+from trunkline_worker.torch_engine.config import LlamaConfig, Rope  # noqa: E402
+
+SETTINGS = Settings(block_size=8, blocks=24, steps_in_flight=2)
+CONFIG = LlamaConfig(
+    family="llama",
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=8,
+    max_context=64,
+    norm_eps=1e-5,
+    rope=Rope(10_000.0),
+    tied=False,
+    dtype="f32",
+)
+
+
+def made(device="cpu"):
+    """An engine with random weights that has begun."""
+    facts = model_facts(CONFIG, "random", "1", "f32", CONFIG.max_context, scored=(1,))
+    loaded = weights.random(CONFIG, torch.float32, torch.device("cpu"))
+    for part in (loaded, *loaded.layers):
+        vars(part).update({name: t.to(device) for name, t in vars(part).items() if isinstance(t, torch.Tensor)})
+    found = engine(CONFIG, loaded, facts, KvFacts((8,), 24 * 8, True))
+    found.begin(SETTINGS)
+    return found
+
+
+def step(number, rows, **columns):
+    """A step that starts a sequence of `tokens` for each (slot, tokens), in blocks of its own, and samples."""
+    n = len(rows)
+    found = pb.Step(id=number, life=1, slots=[slot for slot, _ in rows], sample=[1] * n, **columns)
+    for i, (slot, tokens) in enumerate(rows):
+        entries = -(-len(tokens) // 8) + 1
+        found.n_tokens.append(len(tokens))
+        found.n_blocks.append(entries)
+        # Both layer groups have blocks of their own.
+        found.blocks.extend(range(slot * 8, slot * 8 + 2 * entries))
+        start = found.starts.add(index=i, request=100 + slot, tokens=tokens, n_prompt=len(tokens))
+        start.sampling.CopyFrom(pb.WorkerSampling(temperature=0.8, top_k=9, top_p=0.9, min_p=0.1, repetition_penalty=1.1))
+        start.sampling.logprobs = 2
+    return found
+
+
+def table_of(runner):
+    return SlotTable(runner.model, SETTINGS)
+
+
+class Uploads(TorchDispatchMode):
+    """Counts copies to the device, and those that wait for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.n, self.waiting = 0, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and kwargs.get("device") == torch.device("meta"):
+            self.n += 1
+            if not kwargs.get("non_blocking"):
+                self.waiting.append(args[0].shape)
+        return func(*args, **kwargs)
+
+
+def test_nothing_that_a_step_uploads_is_waited_for():
+    """A device without memory stands for a GPU: a copy that waits there would wait for the step before."""
+    runner = made("meta")
+    runner.own_samples = True
+    table = table_of(runner)
+    first = table.apply(step(1, [(0, [3, 4, 5, 6]), (1, [7])], scored_rows=[2, 1]))
+    table.reserve(first)
+    more = {"n_generated": [1, 1], "table_keep": [2, 2], "scored_rows": [1, 1], "kv_write_from": [4, 2]}
+    second = table.apply(pb.Step(id=2, life=1, slots=[0, 1], computed=[4, 1], n_tokens=[1, 1], sample=[1, 1], **more))
+    with Uploads() as uploads, torch.no_grad():
+        for batch in (first, second):
+            before = uploads.n
+            rows = runner._rows(batch)
+            assert uploads.n == before + 1
+            scorers = attention.all_scorers(batch, runner.model, 8, runner.device)
+            logits = runner._llama.forward(rows, attention.over(batch, runner._cache, scorers))
+            picked = sampling.sample(logits, batch, runner._seen_in(batch))
+            runner._remember(batch, picked)
+            sampling.log_probabilities(logits, picked, batch)
+    assert uploads.n > 20 and uploads.waiting == []
