@@ -134,6 +134,31 @@ def test_the_first_stage_runs_the_second_step_while_the_last_one_runs_the_first(
     engine.close()
 
 
+class Broken(ToyStage):
+    """Cannot run again after its first step."""
+
+    def run(self, batch, before):
+        if batch.id == 2:
+            raise EngineLost("its device runs nothing any more")
+        return super().run(batch, before)
+
+
+def test_a_stage_that_cannot_run_again_ends_the_worker_with_its_reason():
+    one = ToyEngine()
+    engine = Pipeline("toy", one.model, one.kv, one.abilities, [("stage 0", partial(Broken, True))], [8])
+    with Attached(engine) as worker:
+        scheduler = greet(worker)
+        scheduler.welcome()
+        for step in (1, 2):
+            scheduler.peer.send(step=start(step, step, [step, 9]))
+        scheduler.peer.receive("step_done")
+        failed = scheduler.peer.receive("step_failed")
+        worker.thread.join(20)
+        assert isinstance(worker.failure, EngineLost)
+        assert failed.reason == str(worker.failure) == "stage 0: its device runs nothing any more"
+    engine.close()
+
+
 @pytest.mark.parametrize("at_work", [False, True])
 def test_a_stage_that_dies_ends_the_worker_with_one_line(engine, at_work):
     with Attached(engine) as worker:

@@ -1,4 +1,4 @@
-"""Steps of the torch engine without transformers."""
+"""Steps of the torch engine without transformers: uploads, failures of a device, and memory that runs out."""
 
 import pytest
 
@@ -7,10 +7,10 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from trunkline_worker.engine import KvFacts, Settings  # noqa: E402
+from trunkline_worker.engine import EngineLost, KvFacts, Settings, StepError  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.slots import SlotTable  # noqa: E402
-from trunkline_worker.torch_engine import attention, engine, model_facts, sampling, weights  # noqa: E402
+from trunkline_worker.torch_engine import attention, engine, failures, model_facts, sampling, weights  # noqa: E402
 from trunkline_worker.torch_engine.config import LlamaConfig, Rope  # noqa: E402
 
 SETTINGS = Settings(block_size=8, blocks=24, steps_in_flight=2)
@@ -98,3 +98,23 @@ def test_nothing_that_a_step_uploads_is_waited_for():
             runner._remember(batch, picked)
             sampling.log_probabilities(logits, picked, batch)
     assert uploads.n > 20 and uploads.waiting == []
+
+
+def test_an_error_of_a_gpu_that_runs_nothing_after_it_ends_the_worker():
+    """There is no GPU here, so every call of this one fails, as after an illegal access of a kernel."""
+    runner = made()
+    batch = table_of(runner).apply(step(1, [(0, [3, 4, 5])]))
+    runner.device = torch.device("cuda:0")
+    with pytest.raises(EngineLost, match="cuda:0 runs nothing any more, start this worker again: "):
+        runner.submit(batch)
+
+
+def test_an_error_of_a_device_that_still_answers_fails_the_step_alone(monkeypatch):
+    error = torch.OutOfMemoryError("no memory")
+    monkeypatch.setattr(failures, "answers", lambda device: True)
+    assert failures.judged(error, torch.device("cuda:0")) is error
+    monkeypatch.setattr(failures, "answers", lambda device: False)
+    assert failures.judged(error, torch.device("cpu")) is error
+    assert isinstance(failures.judged(error, torch.device("cuda:0")), EngineLost)
+    refused = StepError("a bad step")
+    assert failures.judged(refused, torch.device("cuda:0")) is refused

@@ -106,6 +106,7 @@ class Stage(ABC):
 
         Raises:
             StepError: the batch cannot be run.
+            EngineLost: this stage cannot run again, for example after an error of its GPU. The worker ends.
         """
 
     @abstractmethod
@@ -126,12 +127,16 @@ class Failure:
 
     reason: str
     request: int | None = None
+    ends_worker: bool = False
+    """The stage cannot run again."""
 
     @staticmethod
     def of(stage: str, error: Exception) -> Failure:
         """Describes an exception of a stage."""
         if isinstance(error, StepError):
             return Failure(str(error), error.request)
+        if isinstance(error, EngineLost):
+            return Failure(f"{stage}: {error}", ends_worker=True)
         return Failure(f"{stage}: {type(error).__name__}: {error}")
 
 
@@ -288,6 +293,8 @@ class Pipeline(Engine):
             self._results.put(None)
             raise self._gone(self._stages[-1])
         if isinstance(result, Failure):
+            if result.ends_worker:
+                raise EngineLost(result.reason)
             raise StepError(result.reason, result.request)
         return cast(Result, result)
 
@@ -389,7 +396,7 @@ def _attempt(name: str, act: Callable[..., Any], *arguments: Any) -> Any:
     try:
         answer = act(*arguments)
     except Exception as error:
-        if not isinstance(error, StepError):
+        if not isinstance(error, StepError | EngineLost):
             log.exception("%s", name)
         return Failure.of(name, error)
     return b"" if answer is None else answer

@@ -15,6 +15,7 @@ from ..slots import Batch
 from . import attention, kernels, sampling
 from .attention import KvCache
 from .config import LlamaConfig
+from .failures import judging
 from .graphs import DecodeGraphs
 from .model import Llama, Rows
 from .uploads import upload
@@ -97,8 +98,12 @@ class TorchEngine(Engine):
         return self.submit(batch)()
 
     def submit(self, batch: Batch) -> Callable[[], Result]:
-        """Starts a batch; on a CPU it has run when this returns."""
-        with torch.inference_mode(), self._on_device():
+        """Starts a batch; on a CPU it has run when this returns.
+
+        Raises:
+            EngineLost: the GPU runs nothing any more; the function returned raises it too.
+        """
+        with judging(self.device), torch.inference_mode(), self._on_device():
             return self._submit(batch)
 
     def _submit(self, batch: Batch) -> Callable[[], Result]:
@@ -124,7 +129,7 @@ class TorchEngine(Engine):
             event.record()
 
         def wait() -> Result:
-            with torch.inference_mode():
+            with judging(self.device), torch.inference_mode():
                 if event is not None:
                     event.synchronize()
                 scores = [x for scorer in flat for x in scorer.scores()]

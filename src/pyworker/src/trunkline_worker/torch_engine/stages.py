@@ -24,6 +24,7 @@ from . import attention, sampling
 from . import weights as weights_of
 from .attention import KvCache
 from .config import LlamaConfig
+from .failures import judging
 from .model import Llama, Rows
 from .runner import DTYPES, abilities, block_sizes, bytes_of, replace_block
 
@@ -142,7 +143,7 @@ class TorchStage(Stage):
 
     def run(self, batch: StageBatch, before: Any) -> Any:
         """Runs the layers, and samples in the last stage."""
-        with torch.inference_mode():
+        with judging(self._device), torch.inference_mode():
             return self._run(batch, before)
 
     def _run(self, batch: StageBatch, before: Any) -> Any:
