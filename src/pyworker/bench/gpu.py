@@ -20,7 +20,7 @@ import torch
 from trunkline_worker.engine import KvFacts, Settings
 from trunkline_worker.proto import messages as pb
 from trunkline_worker.slots import SlotTable
-from trunkline_worker.torch_engine import attention, engine, kernels, model_facts
+from trunkline_worker.torch_engine import engine, kernels, model_facts, trial
 from trunkline_worker.torch_engine import weights as weights_of
 from trunkline_worker.torch_engine.config import LlamaConfig, Rope
 from trunkline_worker.torch_engine.runner import DTYPES, TorchEngine
@@ -75,23 +75,10 @@ def bandwidth(device: torch.device, size: int) -> float:
 
 def check_kernel(device: torch.device, dtype: torch.dtype) -> float | None:
     """Returns the largest difference of the decode kernel from PyTorch's attention, or None if the kernel cannot run here."""
-    torch.manual_seed(1)
-    n, heads, kv_heads, dim, size, width = 7, 8, 2, 64, 16, 40
-    q = torch.randn(n, heads, dim, device=device, dtype=dtype)
-    if not kernels.usable(q):
+    heads, kv_heads, dim = 8, 2, 64
+    if not kernels.usable(torch.empty(1, dim, device=device, dtype=dtype)):
         return None
-    keys, values = (torch.randn(n * width, size, kv_heads, dim, device=device, dtype=dtype) for _ in range(2))
-    blocks = torch.randperm(n * width, device=device).view(n, width)
-    ends = torch.tensor([1, 15, 16, 17, 256, 257, 640], device=device, dtype=torch.int32)
-    # Entries without a block are skipped.
-    blocks[6, 3] = blocks[5, 1] = -1
-    mask = torch.arange(width * size, device=device) < ends[:, None]
-    mask &= (blocks >= 0).repeat_interleave(size, 1)
-    found = kernels.paged_decode(q, keys, values, blocks, ends)
-    k, v = (attention._gather(x, blocks).float() for x in (keys, values))
-    grouped = q.view(n, kv_heads, heads // kv_heads, dim).float()
-    expected = torch.nn.functional.scaled_dot_product_attention(grouped, k, v, attn_mask=mask[:, None, None, :])
-    return float((found.float() - expected.reshape(n, heads, dim)).abs().max())
+    return trial.difference(device, dtype, heads, kv_heads, dim)
 
 
 def prepare(runner: TorchEngine, settings: Settings, batch: int, context: int) -> tuple[SlotTable, pb.Step]:

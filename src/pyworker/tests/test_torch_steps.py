@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from trunkline_worker.engine import EngineLost, KvFacts, Settings, StepError  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.slots import SlotTable  # noqa: E402
-from trunkline_worker.torch_engine import attention, engine, failures, model_facts, sampling, weights  # noqa: E402
+from trunkline_worker.torch_engine import attention, engine, failures, kernels, model_facts, sampling, weights  # noqa: E402
 from trunkline_worker.torch_engine.config import LlamaConfig, Rope  # noqa: E402
 
 SETTINGS = Settings(block_size=8, blocks=24, steps_in_flight=2)
@@ -31,13 +31,13 @@ CONFIG = LlamaConfig(
 )
 
 
-def made(device="cpu"):
+def made(device="cpu", **options):
     """An engine with random weights that has begun."""
     facts = model_facts(CONFIG, "random", "1", "f32", CONFIG.max_context, scored=(1,))
     loaded = weights.random(CONFIG, torch.float32, torch.device("cpu"))
     for part in (loaded, *loaded.layers):
         vars(part).update({name: t.to(device) for name, t in vars(part).items() if isinstance(t, torch.Tensor)})
-    found = engine(CONFIG, loaded, facts, KvFacts((8,), 24 * 8, True))
+    found = engine(CONFIG, loaded, facts, KvFacts((8,), 24 * 8, True), **options)
     found.begin(SETTINGS)
     return found
 
@@ -118,3 +118,47 @@ def test_an_error_of_a_device_that_still_answers_fails_the_step_alone(monkeypatc
     assert isinstance(failures.judged(error, torch.device("cuda:0")), EngineLost)
     refused = StepError("a bad step")
     assert failures.judged(refused, torch.device("cuda:0")) is refused
+
+
+def gathered(q, keys, values, blocks, ends):
+    """Stands for the kernel on a CPU."""
+    n, heads, dim = q.shape
+    k, v = (attention.gather(x, blocks) for x in (keys, values))
+    mask = (torch.arange(k.shape[2]) < ends[:, None]) & (blocks >= 0).repeat_interleave(keys.shape[1], 1)
+    grouped = q.view(n, keys.shape[2], -1, dim)
+    return torch.nn.functional.scaled_dot_product_attention(grouped, k, v, attn_mask=mask[:, None, None]).reshape(n, heads, dim)
+
+
+def failing(*_):
+    raise RuntimeError("Failed to find C compiler.\nSpecify one by CC")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "warning"),
+    [
+        (gathered, None),
+        (failing, "which fails on cpu: Failed to find C compiler."),
+        (lambda *given: gathered(*given) * 1.2, "which differs from PyTorch's attention by"),
+        (lambda *given: gathered(*given) * torch.nan, "which differs from PyTorch's attention by nan"),
+    ],
+)
+def test_a_kernel_that_does_not_work_is_found_at_the_start(monkeypatch, caplog, kernel, warning):
+    monkeypatch.setattr(kernels, "usable", lambda like: True)
+    monkeypatch.setattr(kernels, "paged_decode", kernel)
+    runner = made(graphs=False)
+    assert runner._cache.in_place == (warning is None)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == (warning is not None) and all(warning in line for line in warnings)
+    # Decodes run either way.
+    table = table_of(runner)
+    for message in (step(1, [(0, [3, 4, 5])]), decode(2, computed=[3])):
+        batch = table.apply(message)
+        result = runner.run(batch)
+        table.reserve(batch)
+        table.record(batch, table.starts[batch.slots], result.tokens)
+    assert len(result.tokens) == 1
+
+
+def decode(number, **columns):
+    """A step that decodes in slot 0."""
+    return pb.Step(id=number, life=1, slots=[0], n_tokens=[1], sample=[1], table_keep=[2], **columns)

@@ -60,13 +60,25 @@ class Plan:
 
 
 class KvCache:
-    """Keys and values: [layer in group, keys or values, block, position, head, element]."""
+    """Keys and values: [layer in group, keys or values, block, position, head, element].
 
-    def __init__(self, model: ModelFacts, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    Decodes read blocks `in_place` by the kernel, else gathered.
+    """
+
+    def __init__(
+        self,
+        model: ModelFacts,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        in_place: bool = False,
+    ) -> None:
         layers = max((len(group.layers) for group in model.groups), default=model.n_layers)
         shape = (layers, 2, blocks, block_size, model.n_kv_heads, model.head_dim)
         self.data = torch.zeros(shape, dtype=dtype, device=device)
         self.block_size = block_size
+        self.in_place = in_place
         self.places: dict[int, tuple[int, int]] = {i: (0, i) for i in range(model.n_layers)}
         """Group of each layer, and its number in the group."""
         for g, group in enumerate(model.groups):
@@ -155,9 +167,8 @@ def over(batch: Batch, cache: KvCache, scorers: list[list[Scorer]]) -> Callable[
     width = cache.data.shape[-1] * cache.data.shape[-2]
     plans, writes = [], []
     n_rows = int(batch.n_tokens.sum())
-    in_place = kernels.usable(cache.data)
     for group in range(len(scorers)):
-        plans.append(plan(batch, group, size, width, device, in_place))
+        plans.append(plan(batch, group, size, width, device, cache.in_place))
         rows, places = write_places(batch, group, size)
         kept = None if len(rows) == n_rows else upload(rows, device)
         writes.append((kept, upload(places, device)))
@@ -188,14 +199,14 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Tensor:
             out[group.rows] = kernels.paged_decode(rows, keys, values, group.blocks, group.ends)
             continue
         n, heads, dim = rows.shape
-        k, v = (_gather(x, group.blocks) for x in (keys, values))
+        k, v = (gather(x, group.blocks) for x in (keys, values))
         grouped = rows.view(n, kv_heads, heads // kv_heads, dim)
         attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=group.mask[:, None, None, :])
         out[group.rows] = attended.reshape(n, heads, dim)
     return out
 
 
-def _gather(cache: Tensor, blocks: Tensor) -> Tensor:
+def gather(cache: Tensor, blocks: Tensor) -> Tensor:
     """Returns the blocks of `cache` as [sequence, head, position, element]."""
     n, width = blocks.shape
     _, size, heads, dim = cache.shape
@@ -206,7 +217,7 @@ def _gather(cache: Tensor, blocks: Tensor) -> Tensor:
 def _attend_chunk(rows: Tensor, keys: Tensor, values: Tensor, chunk: Chunk) -> Tensor:
     n, heads = rows.shape[:2]
     kv_heads = keys.shape[2]
-    k, v = (_gather(x, chunk.blocks[None]) for x in (keys, values))
+    k, v = (gather(x, chunk.blocks[None]) for x in (keys, values))
     q = rows.transpose(0, 1)[None]
     if chunk.causal:
         k, v = k[:, :, : chunk.end], v[:, :, : chunk.end]
@@ -236,7 +247,7 @@ class Scorer:
     def add(self, q: Tensor, keys: Tensor) -> None:
         """Adds the attention of one layer."""
         rows = q[self.first : self.first + self.n].float()
-        k = _gather(keys, self.blocks[None])[0].float()
+        k = gather(keys, self.blocks[None])[0].float()
         heads, dim = rows.shape[1:]
         grouped = rows.view(self.n, k.shape[0], heads // k.shape[0], dim).permute(1, 2, 0, 3)
         logits = (grouped @ k[:, None].transpose(-1, -2)) * dim**-0.5

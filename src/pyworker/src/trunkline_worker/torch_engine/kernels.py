@@ -22,7 +22,7 @@ PROGRAMS = 4096
 
 
 def usable(like: Tensor) -> bool:
-    """Returns `True` if kernels run on the device of this tensor."""
+    """Returns `True` if kernels are there for the device and the width of this tensor; `trial` finds out if they work."""
     return triton is not None and like.is_cuda and like.shape[-1] in (32, 64, 128, 256)
 
 

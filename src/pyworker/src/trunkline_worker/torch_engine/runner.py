@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ..engine import Abilities, Engine, KvFacts, ModelFacts, Result, Settings
 from ..slots import Batch
-from . import attention, kernels, sampling
+from . import attention, sampling
 from .attention import KvCache
 from .config import LlamaConfig
 from .failures import judging
 from .graphs import DecodeGraphs
 from .model import Llama, Rows
+from .trial import kernel_works
 from .uploads import upload
 from .weights import Weights
 
@@ -58,7 +59,9 @@ class TorchEngine(Engine):
         self._llama = Llama(config, weights, facts.max_context)
         self._dtype = weights.embedding.dtype
         self._cache: KvCache | None = None
-        self._use_graphs = graphs and on_gpu and kernels.usable(weights.embedding.new_empty(1, facts.head_dim))
+        with self._on_device():
+            self._in_place = kernel_works(self.device, self._dtype, facts.n_heads, facts.n_kv_heads, facts.head_dim)
+        self._use_graphs = graphs and self._in_place
         self._graphs: DecodeGraphs | None = None
         self._last = torch.zeros(0, dtype=torch.int64, device=self.device)
         """Token sampled last in each slot."""
@@ -77,7 +80,7 @@ class TorchEngine(Engine):
         """Allocates KV, and a spare block for padding."""
         self._cache, self._graphs, self._staging = None, None, None
         self._seen_by[:] = 0
-        cache = KvCache(self.model, settings.blocks + 1, settings.block_size, self._dtype, self.device)
+        cache = KvCache(self.model, settings.blocks + 1, settings.block_size, self._dtype, self.device, self._in_place)
         self._cache = cache
         if self._use_graphs:
             self._graphs = DecodeGraphs(self._llama, cache, settings.blocks, self.model.max_context)

@@ -27,6 +27,7 @@ from .config import LlamaConfig
 from .failures import judging
 from .model import Llama, Rows
 from .runner import DTYPES, abilities, block_sizes, bytes_of, replace_block
+from .trial import kernel_works
 
 log = logging.getLogger(__name__)
 
@@ -134,12 +135,13 @@ class TorchStage(Stage):
         self._is_first, self._is_last = part.layers.start == 0, part.layers.stop == config.n_layers
         weights = weights_of.load(folder, config, self._dtype, self._device, part.layers)
         self._llama = Llama(config, weights, facts.max_context)
+        self._in_place = kernel_works(self._device, self._dtype, facts.n_heads, facts.n_kv_heads, facts.head_dim)
         self._cache: KvCache | None = None
 
     def begin(self, settings: Settings) -> None:
         """Allocates KV for these layers."""
         self._cache = None
-        self._cache = KvCache(self._facts, settings.blocks, settings.block_size, self._dtype, self._device)
+        self._cache = KvCache(self._facts, settings.blocks, settings.block_size, self._dtype, self._device, self._in_place)
 
     def run(self, batch: StageBatch, before: Any) -> Any:
         """Runs the layers, and samples in the last stage."""
