@@ -140,7 +140,8 @@ def main() -> None:
     facts = model_facts(config, args.shape, "random", args.dtype, config.max_context)
     each = -(-(args.context + args.steps + 1) // args.block_size)
     settings = Settings(args.block_size, each * args.batch, 2)
-    runner = engine(config, weights, facts, KvFacts((args.block_size,), settings.blocks * args.block_size, True))
+    kv = KvFacts((args.block_size,), settings.blocks * args.block_size, True)
+    runner = engine(config, weights, facts, kv, max_sequences=args.batch)
     runner.begin(settings)
     table, step = prepare(runner, settings, args.batch, args.context)
     times = decode(runner, table, step, args.steps)[args.steps // 4 :]

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from trunkline_worker.engine import EngineLost, KvFacts, Settings, StepError  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.slots import SlotTable  # noqa: E402
-from trunkline_worker.torch_engine import attention, engine, failures, kernels, model_facts, sampling, weights  # noqa: E402
+from trunkline_worker.torch_engine import attention, engine, failures, graphs, kernels, model_facts, sampling, stages, weights  # noqa: E402
+from trunkline_worker.torch_engine import runner as runner_of  # noqa: E402
 from trunkline_worker.torch_engine.config import LlamaConfig, Rope  # noqa: E402
 
 SETTINGS = Settings(block_size=8, blocks=24, steps_in_flight=2)
@@ -162,3 +163,85 @@ def test_a_kernel_that_does_not_work_is_found_at_the_start(monkeypatch, caplog, 
 def decode(number, **columns):
     """A step that decodes in slot 0."""
     return pb.Step(id=number, life=1, slots=[0], n_tokens=[1], sample=[1], table_keep=[2], **columns)
+
+
+def test_graphs_are_few_and_the_largest_comes_first():
+    found = graphs.shapes(256, 8192)
+    assert len(found) == len(set(found)) == 36 and found[0] == (256, 8192)
+    assert {width for _, width in found} == {512, 2048, 8192}
+    assert graphs.shapes(3, 5) == [(3, 5), (2, 5), (1, 5)]
+    assert graphs.shapes(10_000, 1)[0] == (graphs.MOST_SEQUENCES, 1)
+
+
+def test_a_batch_runs_in_the_smallest_graph_with_room_for_it():
+    found = graphs.shapes(48, 64)
+    assert graphs.fitting(found, 1, 1) == (1, 16)
+    assert graphs.fitting(found, 17, 17) == (32, 64)
+    assert graphs.fitting(found, 49, 1) is graphs.fitting(found, 1, 65) is graphs.fitting([], 1, 1) is None
+
+
+class Repeated(graphs.DecodeGraphs):
+    """Repeats the forward pass of a graph on a CPU, where none can be captured."""
+
+    def _recorded(self, forward):
+        out = forward()
+        return (lambda: out.copy_(forward())), out
+
+
+def decoded(monkeypatch, use_graphs, before=lambda runner: None):
+    """Tokens of two sequences over three decodes, and the engine."""
+    monkeypatch.setattr(kernels, "usable", lambda like: True)
+    monkeypatch.setattr(kernels, "paged_decode", gathered)
+    monkeypatch.setattr(runner_of, "DecodeGraphs", Repeated)
+    runner = made(graphs=use_graphs)
+    table, tokens = table_of(runner), []
+    for i in range(4):
+        columns = {"n_generated": [i, i], "computed": [2 + i, i]} if i else {}
+        message = pb.Step(id=i + 1, life=1, slots=[0, 1], n_tokens=[1, 1], sample=[1, 1], table_keep=[2, 2], **columns)
+        batch = table.apply(message if i else step(1, [(0, [3, 4, 5]), (1, [9])]))
+        if i == 2:
+            before(runner)
+        tokens.append(runner.run(batch).tokens)
+        table.reserve(batch)
+        table.record(batch, table.starts[batch.slots], tokens[-1])
+    return tokens, runner
+
+
+def test_graphs_say_what_eager_steps_say(monkeypatch):
+    eager, without = decoded(monkeypatch, use_graphs=False)
+    found, runner = decoded(monkeypatch, use_graphs=True)
+    assert without._graphs is None and len(runner._graphs._graphs) == len(graphs.shapes(256, 8))
+    assert found == eager
+    # A shape without a graph runs eagerly.
+    assert decoded(monkeypatch, use_graphs=True, before=lambda runner: runner._graphs._graphs.clear())[0] == eager
+
+
+def test_graphs_are_dropped_if_memory_runs_out_and_the_step_runs_again(monkeypatch):
+    eager, _ = decoded(monkeypatch, use_graphs=False)
+
+    def fail(runner):
+        def run(batch, rows):
+            runner._llama.layers(runner._llama.embed(rows), rows, attention.over(batch, runner._cache, [[], []]))
+            raise torch.OutOfMemoryError("no memory")
+
+        runner._graphs.run = run
+
+    found, runner = decoded(monkeypatch, use_graphs=True, before=fail)
+    assert found == eager and runner._graphs is None
+
+
+def test_graphs_that_cannot_be_captured_leave_the_engine_eager(monkeypatch, caplog):
+    monkeypatch.setattr(Repeated, "_recorded", failing)
+    _, runner = decoded(monkeypatch, use_graphs=True)
+    assert runner._graphs is None
+    assert "decodes run without CUDA graphs: Failed to find C compiler." in caplog.text
+
+
+def test_room_of_a_gpu_counts_the_graphs():
+    facts = made().model
+    beside = graphs.memory(facts, 256, 8)
+    free = stages.RESERVE + (1 << 30)
+    assert graphs.WORKSPACE < beside < graphs.WORKSPACE + (128 << 20)
+    assert stages.room(facts, free) - stages.room(facts, free, beside) == pytest.approx(
+        beside / (facts.kv_bytes_per_token / 2), abs=1
+    )

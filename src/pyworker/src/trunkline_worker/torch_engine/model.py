@@ -58,7 +58,14 @@ class Llama:
 
     def logits(self, x: Tensor, rows: Rows) -> Tensor:
         """Returns the logits of the sampled rows, in f32, from the rows behind the last layer."""
-        x = self._norm(x[rows.sampled], self.weights.norm)
+        return self.head(self.last(x, rows))
+
+    def last(self, x: Tensor, rows: Rows) -> Tensor:
+        """Returns the sampled rows behind the last norm."""
+        return self._norm(x[rows.sampled], self.weights.norm)
+
+    def head(self, x: Tensor) -> Tensor:
+        """Returns the logits of rows behind the last norm, in f32."""
         return F.linear(x, self.weights.head).float()
 
     def _attention(self, i: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,17 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..engine import Abilities, Engine, KvFacts, ModelFacts, Result, Settings
+from ..engine import Abilities, Engine, EngineLost, KvFacts, ModelFacts, Result, Settings
 from ..slots import Batch
 from . import attention, sampling
-from .attention import KvCache
+from .attention import KvCache, Scorer
 from .config import LlamaConfig
 from .failures import judging
-from .graphs import DecodeGraphs
+from .graphs import DecodeGraphs, free
 from .model import Llama, Rows
 from .trial import kernel_works
 from .uploads import upload
 from .weights import Weights
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 MAX_LOGPROBS = 20
@@ -83,10 +86,28 @@ class TorchEngine(Engine):
         cache = KvCache(self.model, settings.blocks + 1, settings.block_size, self._dtype, self.device, self._in_place)
         self._cache = cache
         if self._use_graphs:
-            self._graphs = DecodeGraphs(self._llama, cache, settings.blocks, self.model.max_context)
+            self._graphs = self._captured(cache, spare=settings.blocks)
         if self.own_samples:
             with self._on_device():
                 self._staging = torch.empty_like(cache.data[:, :, 0], device="cpu").pin_memory()
+
+    def _captured(self, cache: KvCache, spare: int) -> DecodeGraphs | None:
+        """Returns graphs for decodes, or None with a warning if they cannot be captured."""
+        graphs = DecodeGraphs(self._llama, cache, spare, self.model.max_context)
+        reason = ""
+        try:
+            with judging(self.device), torch.inference_mode(), self._on_device():
+                graphs.capture(self.abilities.max_sequences)
+        except EngineLost:
+            raise
+        except Exception as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+        if not reason:
+            return graphs
+        log.warning("decodes run without CUDA graphs: %s", reason)
+        del graphs
+        free(self.device)
+        return None
 
     def reset(self) -> None:
         """Forgets all sequences; blocks are written before they are read again."""
@@ -110,14 +131,7 @@ class TorchEngine(Engine):
             return self._submit(batch)
 
     def _submit(self, batch: Batch) -> Callable[[], Result]:
-        cache = self._cache
-        assert cache is not None, "begin comes first"
-        scorers = attention.all_scorers(batch, self.model, cache.block_size, self.device)
-        rows = self._rows(batch)
-        if self._graphs is not None and batch.n_tokens.max() == 1 and batch.sample.all() and not any(scorers):
-            logits = self._graphs.run(batch, rows)
-        else:
-            logits = self._llama.forward(rows, attention.over(batch, cache, scorers))
+        scorers, logits = self._forward_or_free(batch)
         picked = sampling.sample(logits, batch, self._seen_in(batch)) if len(logits) else logits.new_zeros(0).long()
         self._remember(batch, picked)
         # All that the host wants is on its way before the next step is submitted, and `wait` reads nothing from the device.
@@ -139,6 +153,30 @@ class TorchEngine(Engine):
                 return Result([int(token) for token in on_host.tolist()], ranked.entries() if ranked else [], scores)
 
         return wait
+
+    def _forward_or_free(self, batch: Batch) -> tuple[list[list[Scorer]], Tensor]:
+        """Runs the model, a second time without CUDA graphs if there is too little memory with them."""
+        try:
+            return self._forward(batch)
+        except torch.OutOfMemoryError as error:
+            log.warning("memory ran out: CUDA graphs are dropped, and the step runs again: %s", str(error).splitlines()[0])
+        # Behind the handler, where nothing holds the tensors of the pass that failed.
+        self._graphs = None
+        free(self.device)
+        return self._forward(batch)
+
+    def _forward(self, batch: Batch) -> tuple[list[list[Scorer]], Tensor]:
+        """Runs the model. Returns scorers with what they found, and the logits of the sampling sequences."""
+        cache = self._cache
+        assert cache is not None, "begin comes first"
+        scorers = attention.all_scorers(batch, self.model, cache.block_size, self.device)
+        rows = self._rows(batch)
+        logits = None
+        if self._graphs is not None and batch.n_tokens.max() == 1 and batch.sample.all() and not any(scorers):
+            logits = self._graphs.run(batch, rows)
+        if logits is None:
+            logits = self._llama.forward(rows, attention.over(batch, cache, scorers))
+        return scorers, logits
 
     def _sent(self, values: Tensor) -> Tensor:
         """Returns the values in pinned memory of the host, where they are once the device comes to this point."""

@@ -93,11 +93,14 @@ def local(facts: ModelFacts, layers: range) -> ModelFacts:
     return replace(facts, n_layers=len(layers), groups=groups, kv_bytes_per_token=bytes_per_token)
 
 
-def room(facts: ModelFacts, free: int) -> int:
-    """Returns the tokens whose KV has room in so many bytes of a GPU, in the blocks of all layer groups together."""
+def room(facts: ModelFacts, free: int, beside: int = 0) -> int:
+    """Returns the tokens whose KV has room in so many bytes of a GPU, in the blocks of all layer groups together.
+
+    `beside` are bytes to leave in addition to those for the activations of a small step.
+    """
     # A chunk of the longest prompt gathers its keys and values for all query heads.
     gathered = 3 * facts.max_context * facts.n_heads * facts.head_dim * DTYPES[facts.kv_dtype].itemsize
-    return int(max(0, free - RESERVE - gathered) // (facts.kv_bytes_per_token // facts.n_groups))
+    return int(max(0, free - RESERVE - gathered - beside) // (facts.kv_bytes_per_token // facts.n_groups))
 
 
 def _room(parts: list[Part], locals_: list[ModelFacts], layer_bytes: int, vocabulary_bytes: int) -> int:
