@@ -12,17 +12,25 @@ from . import cpu_experts
 class Extension:
     """Mixed into vLLM's worker class; names begin with `trunkline_`, so that none meets a method of vLLM."""
 
+    device: Any
     model_runner: Any
     parallel_config: Any
     rank: int
     execute_model: Any
     sample_tokens: Any
+    execute_dummy_batch: Any
+
+    def trunkline_enter(self) -> None:
+        """Makes the GPU of this worker the current one of the thread, which may not be the thread that loaded the model."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def trunkline_step(self, step: Any, seeds: dict[str, int]) -> Any:
         """Runs a step, and returns what vLLM says about it: on the first worker of the last stage, None on others.
 
         All workers answer, so that a failure in any of them is heard.
         """
+        self.trunkline_enter()
         output = self.execute_model(step)
         if seeds:
             self._seed(seeds)
@@ -30,6 +38,11 @@ class Extension:
             output = self.sample_tokens(None)
         config = self.parallel_config
         return output if self.rank == config.world_size - config.tensor_parallel_size else None
+
+    def trunkline_idle(self) -> None:
+        """Runs an empty step, in which the experts of this worker compute for the others of its group."""
+        self.trunkline_enter()
+        self.execute_dummy_batch()
 
     def _seed(self, seeds: dict[str, int]) -> None:
         """Gives each of these requests a generator with this seed for the token to be sampled now, and others none."""
@@ -55,12 +68,14 @@ class Extension:
 
     def trunkline_read(self, block: int) -> bytes:
         """Returns the bytes of a block in the layers of this worker, each as [head, token, content]."""
+        self.trunkline_enter()
         with torch.inference_mode():
             layers = [cache[block].contiguous().reshape(-1).view(torch.uint8) for cache in self.model_runner.kv_caches]
             return bytes(torch.cat(layers).cpu().numpy().tobytes())
 
     def trunkline_write(self, block: int, parts: list[bytes]) -> None:
         """Replaces a block: `parts` has the bytes for each worker."""
+        self.trunkline_enter()
         with torch.inference_mode():
             source = torch.frombuffer(bytearray(parts[self.rank]), dtype=torch.uint8)
             at = 0
@@ -79,6 +94,7 @@ class Extension:
 
     def trunkline_recover(self) -> None:
         """Makes the model runner forget all requests and the half of a step that it may hold, after a step that failed."""
+        self.trunkline_enter()
         runner = self.model_runner
         if hasattr(runner, "execute_model_state") and hasattr(runner, "req_states"):
             # V2: what the failed step wrote down for the device goes there now, before later steps write the same rows.

@@ -135,7 +135,7 @@ class VllmEngine(Engine):
             EngineLost: vLLM failed to run it.
         """
         try:
-            self._calls("execute_dummy_batch")
+            self._calls("trunkline_idle")
         except Exception as error:
             raise EngineLost(f"vLLM failed to run an empty step: {type(error).__name__}: {error}") from error
 

@@ -165,10 +165,17 @@ def configure(options: Options) -> Any:
         )
     config = EngineArgs(**fields, **_group_fields(options.group, options.group_address[0])).create_engine_config()
     check_group()
-    # vLLM picks free ports where it starts all ranks itself; here each rank finds the others by itself.
-    config.parallel_config._data_parallel_master_port_list = []
-    config.parallel_config.data_parallel_master_port = options.group_address[1]
+    start_alone(config.parallel_config, options.group_address[1])
     return config
+
+
+def start_alone(parallel: Any, port: int) -> None:
+    """Changes a configuration from that of ranks which vLLM starts together to that of one which finds the others by itself."""
+    # vLLM picks free ports where it starts all ranks itself.
+    parallel._data_parallel_master_port_list = []
+    parallel.data_parallel_master_port = port
+    # Without this vLLM passes over the GPUs of lower ranks, but each worker sees its own GPUs alone.
+    parallel.data_parallel_rank_local = 0
 
 
 def has_runner_v2(config: Any) -> bool:
