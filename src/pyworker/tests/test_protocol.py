@@ -260,6 +260,39 @@ def test_a_server_that_is_full_is_asked_again():
         worker.server.accept().receive("hello")
 
 
+HANGING = """
+import sys, threading
+from trunkline_worker import cli, session
+from trunkline_worker.toy import ToyEngine
+
+class Hanging(ToyEngine):
+    def run(self, batch):
+        print("running", flush=True)
+        threading.Event().wait()
+    def close(self):
+        threading.Event().wait()
+
+session.HUNG = cli.CLOSE_TIMEOUT = 0
+cli.build = lambda arguments: Hanging()
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_worker_whose_step_hangs_ends_when_the_connection_does():
+    server = Server()
+    command = [sys.executable, "-c", HANGING, "--connect", server.address]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    peer = server.accept()
+    peer.receive("hello")
+    Scheduler(peer, pb.Hello(), blocks=40, block_size=16).welcome(resume_ms=0)
+    peer.send(step=two_steps(1)[0])
+    assert process.stdout.readline() == "running\n"
+    peer.hang_up()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and "trunkline-worker: a step did not end in 0 s; start this worker again" in errors
+    server.stop()
+
+
 class IdleEngine(ToyEngine):
     """Remembers what it ran, and in which order."""
 

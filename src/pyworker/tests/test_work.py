@@ -1,8 +1,11 @@
 """The engine thread: order of answers when a submission fails, values that are no numbers, and messages of old connections."""
 
 import queue
+import threading
 
-from trunkline_worker.engine import EngineLost, Logprob, Result
+import pytest
+
+from trunkline_worker.engine import EngineHung, EngineLost, Logprob, Result
 from trunkline_worker.proto import messages as pb
 from trunkline_worker.toy import ToyEngine
 from trunkline_worker.work import Work
@@ -54,6 +57,40 @@ def test_a_submission_that_fails_is_answered_behind_the_steps_before_it():
     assert rig.answer().step_done.id == 1
     failed = rig.answer().step_failed
     assert failed.id == 2 and "no memory" in failed.reason
+    rig.work.stop()
+
+
+class Hanging(ToyEngine):
+    """An engine whose steps and copies end when the test allows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.may_end = threading.Semaphore(0), threading.Event()
+
+    def run(self, batch):
+        self.begun.release()
+        self.may_end.wait(20)
+        return super().run(batch)
+
+    def read_block(self, block):
+        self.begun.release()
+        self.may_end.wait(20)
+        return super().read_block(block)
+
+
+@pytest.mark.parametrize("what", ["a step", "a copy of a block"])
+def test_what_does_not_end_ends_the_worker(what):
+    engine = Hanging()
+    rig = Rig(engine)
+    if what == "a step":
+        rig.start(1, slot=0)
+    else:
+        rig.deliver(read_block=pb.ReadBlock(id=1, life=1, block=0))
+    assert engine.begun.acquire(timeout=20)
+    assert not rig.work.detach(timeout=0)
+    assert isinstance(rig.work.lost, EngineHung)
+    assert str(rig.work.lost) == f"{what} did not end in 0 s; start this worker again"
+    engine.may_end.set()
     rig.work.stop()
 
 

@@ -8,15 +8,19 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 from . import __version__
-from .engine import Engine, EngineLost, LockStep, StepError
+from .engine import Engine, EngineHung, EngineLost, LockStep, StepError
 from .session import Refused, Session, Target
 
 log = logging.getLogger("trunkline_worker")
+
+CLOSE_TIMEOUT = 20.0
+"""Seconds for an engine that hangs to end its processes."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -140,9 +144,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, stop)
     try:
         session.run()
+    except EngineHung as error:
+        print(f"trunkline-worker: {error}", file=sys.stderr)
+        return _leave(engine)
     except (Refused, EngineLost) as error:
         print(f"trunkline-worker: {error}", file=sys.stderr)
-        return 1
-    finally:
         engine.close()
+        return 1
+    engine.close()
     return 0
+
+
+def _leave(engine: Engine) -> int:
+    """Ends the process although the engine's threads hang, after the engine's own processes where they can be ended."""
+    closing = threading.Thread(target=engine.close, daemon=True)
+    closing.start()
+    closing.join(CLOSE_TIMEOUT)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(1)

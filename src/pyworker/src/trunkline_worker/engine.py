@@ -128,6 +128,10 @@ class EngineLost(Exception):
     """The engine cannot run again, for example after the death of one of its processes. The worker ends."""
 
 
+class EngineHung(EngineLost):
+    """A step or a copy does not end, so nothing of the engine can be waited for."""
+
+
 class Engine(ABC):
     """Runs a model.
 

@@ -18,7 +18,7 @@ from .engine import Engine, EngineLost
 from .proto import ATTACH
 from .proto import messages as pb
 from .shared_memory import AVAILABLE, Region, Unshared
-from .work import Work
+from .work import HUNG, Work
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ class Session:
             if self.engine.lock_step and connection.welcome and not self._stop.is_set():
                 # A step may wait for another worker for ever, so nothing here can be waited for.
                 raise EngineLost(f"the group of this worker is gone ({reason or _details(connection)}); start this worker again")
-            intact = self.work.detach()
+            intact = self.work.detach(self._patience(connection))
             if connection.region is not None:
                 connection.region.close()
         if connection.welcome is not None:
@@ -245,6 +245,12 @@ class Session:
         if connection.error.code() in FINAL:
             raise Refused(f"{self.target.address} refused this worker: {_details(connection)}")
         return _details(connection) if reason == "" else reason
+
+    def _patience(self, connection: Connection) -> float:
+        """Returns the seconds for which a step may still run: beyond, the server waits for this worker no more."""
+        if self._stop.is_set():
+            return DRAIN_TIMEOUT
+        return max(HUNG, (connection.welcome.resume_ms if connection.welcome else 0) / 1000)
 
     def _hello(self) -> pb.Hello:
         return hello(self.engine, self.target.name, self._resume, self.target.shared_memory)

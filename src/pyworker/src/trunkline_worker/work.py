@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .engine import Engine, EngineLost, Result, Settings, StepError
+from .engine import Engine, EngineHung, EngineLost, Result, Settings, StepError
 from .proto import messages as pb
 from .shared_memory import Region
 from .slots import Batch, SlotTable
@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 Send = Callable[[pb.FromWorker], None]
 Job = pb.Step | pb.Idle | pb.Reset | pb.Welcome
 Copy = pb.ReadBlock | pb.WriteBlock
+
+HUNG = 60.0
+"""Seconds for what runs to end when a connection is over, at least."""
 
 
 @dataclass
@@ -92,15 +95,21 @@ class Work:
                 self._copies.append((getattr(message, kind), region))
             self._changed.notify_all()
 
-    def detach(self) -> bool:
-        """Drops queued messages and answers, and waits until nothing runs. Returns `True` if KV is intact."""
+    def detach(self, timeout: float = HUNG) -> bool:
+        """Drops queued messages and answers, and waits until nothing runs. Returns `True` if KV is intact.
+
+        If something still runs after `timeout` seconds, the engine is lost.
+        """
         with self._changed:
             self._send = None
             dropped_reset = any(isinstance(job, pb.Reset | pb.Welcome) for job in self._jobs)
             self._jobs.clear()
             self._copies.clear()
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self.lost or not (self._busy or self._running or self._copying))
+            ended = self._changed.wait_for(lambda: self.lost or not (self._busy or self._running or self._copying), timeout)
+            if not ended:
+                what = "a copy of a block" if not (self._busy or self._running) else "a step"
+                self.lost = EngineHung(f"{what} did not end in {timeout:.0f} s; start this worker again")
             self.intact &= not dropped_reset
             return self.intact and self.lost is None
 
