@@ -8,6 +8,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from trunkline_worker.engine import EngineLost, KvFacts, Settings, StepError  # noqa: E402
+from trunkline_worker.pipeline import portable  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.slots import SlotTable  # noqa: E402
 from trunkline_worker.torch_engine import attention, engine, failures, graphs, kernels, model_facts, sampling, stages, weights  # noqa: E402
@@ -245,3 +246,60 @@ def test_room_of_a_gpu_counts_the_graphs():
     assert stages.room(facts, free) - stages.room(facts, free, beside) == pytest.approx(
         beside / (facts.kv_bytes_per_token / 2), abs=1
     )
+
+
+def test_logits_that_are_no_numbers_fail_the_step_of_their_request_and_leave_nothing_behind():
+    runner = made()
+    fresh = runner.run(table_of(runner).apply(step(1, [(0, [3, 4, 5])]))).tokens
+    embedding = runner._llama.weights.embedding
+    plain = embedding[7].clone()
+    embedding[7] = torch.nan
+    with pytest.raises(StepError, match="logits that are not finite") as failed:
+        runner.run(table_of(runner).apply(step(2, [(1, [3, 4, 5]), (0, [6, 7, 8])])))
+    assert failed.value.request == 100
+    embedding[7] = plain
+    assert not runner._cache.data.isfinite().all()
+    runner.reset()
+    # Places behind the end of a sequence are gathered under a mask.
+    table = table_of(runner)
+    batch = table.apply(step(3, [(0, [3, 4, 5])]))
+    assert runner.run(batch).tokens == fresh
+    table.reserve(batch)
+    table.record(batch, table.starts[batch.slots], fresh)
+    assert runner._cache.data.isfinite().all() and len(runner.run(table.apply(decode(4, computed=[3]))).tokens) == 1
+
+
+def test_a_stage_fails_and_forgets_likewise(tmp_path):
+    pytest.importorskip("safetensors.torch").save_file(
+        named(weights.random(CONFIG, torch.float32, torch.device("cpu"))), tmp_path / "model.safetensors"
+    )
+    facts = made().model
+    stage = stages.TorchStage(tmp_path, CONFIG, facts, stages.Part(range(2), "cpu", 1))
+    stage.begin(SETTINGS)
+    stage._llama.weights.embedding[7] = torch.nan
+    with pytest.raises(StepError, match="logits that are not finite") as failed:
+        stage.run(portable(table_of(made()).apply(step(1, [(0, [6, 7, 8])]))), None)
+    assert failed.value.request == 100 and not stage._cache.data.isfinite().all()
+    stage.reset()
+    assert not stage._cache.data.any()
+
+
+def named(found):
+    """The tensors of a model by the names of Hugging Face."""
+    tensors = {"model.embed_tokens.weight": found.embedding, "model.norm.weight": found.norm, "lm_head.weight": found.head}
+    for i, layer in enumerate(found.layers):
+        q, k, v = layer.qkv.split([32, 16, 16])
+        gate, up = layer.gate_up.chunk(2)
+        parts = {
+            "input_layernorm": layer.norm,
+            "self_attn.q_proj": q,
+            "self_attn.k_proj": k,
+            "self_attn.v_proj": v,
+            "self_attn.o_proj": layer.out,
+            "post_attention_layernorm": layer.mlp_norm,
+            "mlp.gate_proj": gate,
+            "mlp.up_proj": up,
+            "mlp.down_proj": layer.down,
+        }
+        tensors.update({f"model.layers.{i}.{name}.weight": part for name, part in parts.items()})
+    return {name: part.clone() for name, part in tensors.items()}

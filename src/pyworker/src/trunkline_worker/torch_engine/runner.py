@@ -62,6 +62,8 @@ class TorchEngine(Engine):
         self._llama = Llama(config, weights, facts.max_context)
         self._dtype = weights.embedding.dtype
         self._cache: KvCache | None = None
+        self._spoiled = False
+        """Blocks may hold values that are no numbers."""
         with self._on_device():
             self._in_place = kernel_works(self.device, self._dtype, facts.n_heads, facts.n_kv_heads, facts.head_dim)
         self._use_graphs = graphs and self._in_place
@@ -90,6 +92,7 @@ class TorchEngine(Engine):
         if self.own_samples:
             with self._on_device():
                 self._staging = torch.empty_like(cache.data[:, :, 0], device="cpu").pin_memory()
+        self._spoiled = False
 
     def _captured(self, cache: KvCache, spare: int) -> DecodeGraphs | None:
         """Returns graphs for decodes, or None with a warning if they cannot be captured."""
@@ -110,8 +113,21 @@ class TorchEngine(Engine):
         return None
 
     def reset(self) -> None:
-        """Forgets all sequences; blocks are written before they are read again."""
+        """Forgets all sequences; blocks are written before they are read again.
+
+        Masked places are read all the same, and a value that is no number would spoil what is computed from them: after one, all
+        blocks are zeroed.
+        """
         self._seen_by[:] = 0
+        if self._spoiled and self._cache is not None:
+            self._cache.data.zero_()
+            self._spoiled = False
+            self._synchronize()
+
+    def _synchronize(self) -> None:
+        """Waits for the GPU: blocks are copied on another stream, and not before they are zeroed."""
+        if self.own_samples:
+            torch.cuda.synchronize(self.device)
 
     def forget_slots(self) -> None:
         """Forgets all sequences."""
@@ -135,7 +151,7 @@ class TorchEngine(Engine):
         picked = sampling.sample(logits, batch, self._seen_in(batch)) if len(logits) else logits.new_zeros(0).long()
         self._remember(batch, picked)
         # All that the host wants is on its way before the next step is submitted, and `wait` reads nothing from the device.
-        on_host = self._sent(picked)
+        on_host, unfit = self._sent(picked), self._sent(sampling.unfit(logits))
         ranked = sampling.log_probabilities(logits, picked, batch)
         ranked = ranked.moved(self._sent) if ranked else None
         flat = [scorer for group in scorers for scorer in group]
@@ -149,10 +165,18 @@ class TorchEngine(Engine):
             with judging(self.device), torch.inference_mode():
                 if event is not None:
                     event.synchronize()
+                self._check(unfit, batch)
                 scores = [x for scorer in flat for x in scorer.scores()]
                 return Result([int(token) for token in on_host.tolist()], ranked.entries() if ranked else [], scores)
 
         return wait
+
+    def _check(self, unfit: Tensor, batch: Batch) -> None:
+        try:
+            sampling.check(unfit, batch)
+        except sampling.NotFinite:
+            self._spoiled = True
+            raise
 
     def _forward_or_free(self, batch: Batch) -> tuple[list[list[Scorer]], Tensor]:
         """Runs the model, a second time without CUDA graphs if there is too little memory with them."""

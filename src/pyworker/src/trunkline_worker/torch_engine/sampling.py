@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..draws import draws
-from ..engine import Logprob
+from ..engine import Logprob, StepError
 from ..slots import Batch
 from .uploads import upload
 
@@ -69,8 +69,32 @@ def _draw(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32], number: Te
     sums = shares.double().cumsum(-1)
     at = (sums <= sums[:, -1:] * number[:, None]).sum(-1)
     last = (shares > 0).long() * torch.arange(1, shares.shape[1] + 1, device=shares.device)
-    at = torch.minimum(at, last.max(-1).values - 1)
+    # Of logits that are no numbers no share is above 0, and an index below 0 would end the CUDA context.
+    at = torch.minimum(at, last.max(-1).values - 1).clamp_min(0)
     return at if ids is None else ids.gather(-1, at[:, None])[:, 0]
+
+
+def unfit(logits: Tensor) -> Tensor:
+    """Returns `True` for each row with a logit that is no number or infinite: weights or KV behind it are wrong."""
+    # A sum of finite numbers of 32 bits is finite in 64 bits.
+    return ~logits.sum(-1, dtype=torch.float64).isfinite()
+
+
+def check(found: Tensor, batch: Batch) -> None:
+    """Checks what `unfit` found, on the host.
+
+    Raises:
+        StepError: the logits of a sequence are not finite.
+    """
+    rows = np.flatnonzero(found.numpy())
+    if len(rows):
+        request = int(batch.requests[batch.sample][rows[0]])
+        reason = "the model computed logits that are not finite (weights trained in bf16 may need --dtype bf16 or f32)"
+        raise NotFinite(f"step {batch.id}: {reason}", request)
+
+
+class NotFinite(StepError):
+    """The logits of a request are not finite, and neither may be the KV behind them."""
 
 
 @dataclass

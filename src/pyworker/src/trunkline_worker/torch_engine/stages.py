@@ -146,6 +146,17 @@ class TorchStage(Stage):
         self._cache = None
         self._cache = KvCache(self._facts, settings.blocks, settings.block_size, self._dtype, self._device, self._in_place)
 
+    def reset(self) -> None:
+        """Zeroes KV: blocks may hold values that are no numbers, and masked places are read all the same."""
+        if self._cache is not None:
+            self._cache.data.zero_()
+            self._synchronize()
+
+    def _synchronize(self) -> None:
+        """Waits for the GPU: blocks are copied by another thread, and not before they are zeroed."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def run(self, batch: StageBatch, before: Any) -> Any:
         """Runs the layers, and samples in the last stage."""
         with judging(self._device), torch.inference_mode():
@@ -169,6 +180,7 @@ class TorchStage(Stage):
             return Handed(x.contiguous().view(torch.uint8).cpu().numpy(), scores)
         logits = self._llama.logits(x, rows)
         picked = sampling.sample(logits, batch, self._seen(batch, len(logits))) if len(logits) else logits.new_zeros(0).long()
+        sampling.check(sampling.unfit(logits).cpu(), batch)
         ranked = sampling.log_probabilities(logits, picked, batch)
         return Result(picked.tolist(), ranked.entries() if ranked else [], [x for scorer in flat for x in scorer.scores()])
 
