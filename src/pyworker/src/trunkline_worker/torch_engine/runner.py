@@ -93,6 +93,7 @@ class TorchEngine(Engine):
             with self._on_device():
                 self._staging = torch.empty_like(cache.data[:, :, 0], device="cpu").pin_memory()
         self._spoiled = False
+        self._synchronize()
 
     def _captured(self, cache: KvCache, spare: int) -> DecodeGraphs | None:
         """Returns graphs for decodes, or None with a warning if they cannot be captured."""

@@ -145,6 +145,7 @@ class TorchStage(Stage):
         """Allocates KV for these layers."""
         self._cache = None
         self._cache = KvCache(self._facts, settings.blocks, settings.block_size, self._dtype, self._device, self._in_place)
+        self._synchronize()
 
     def reset(self) -> None:
         """Zeroes KV: blocks may hold values that are no numbers, and masked places are read all the same."""
