@@ -38,6 +38,7 @@ FAMILIES = {
         "LlamaForCausalLM",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}, "tie_word_embeddings": True},
     ),
+    "biases": ("LlamaConfig", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": None}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 32}),
@@ -301,6 +302,10 @@ def test_bf16_blocks_travel_as_they_are(folder_of):
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "yarn"),
         ({"hidden_act": "gelu"}, "gelu"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor is 0.25"),
+        ({"num_attention_heads": None}, "num_attention_heads is None; it must be a number"),
+        ({"architectures": ["MistralForCausalLM"]}, "one of 4096 tokens: give --max-context 4096 or less"),
     ],
 )
 def test_models_that_do_not_fit_are_refused_by_name(tmp_path, change, what):

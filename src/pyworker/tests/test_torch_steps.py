@@ -1,10 +1,13 @@
 """Steps of the torch engine without transformers: uploads, failures of a device, and memory that runs out."""
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
+from safetensors.torch import save_file  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from trunkline_worker.engine import EngineLost, KvFacts, Settings, StepError  # noqa: E402
@@ -12,6 +15,7 @@ from trunkline_worker.pipeline import portable  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.slots import SlotTable  # noqa: E402
 from trunkline_worker.torch_engine import attention, engine, failures, graphs, kernels, model_facts, sampling, stages, weights  # noqa: E402
+from trunkline_worker.torch_engine import config as config_of  # noqa: E402
 from trunkline_worker.torch_engine import runner as runner_of  # noqa: E402
 from trunkline_worker.torch_engine.config import LlamaConfig, Rope  # noqa: E402
 
@@ -270,9 +274,7 @@ def test_logits_that_are_no_numbers_fail_the_step_of_their_request_and_leave_not
 
 
 def test_a_stage_fails_and_forgets_likewise(tmp_path):
-    pytest.importorskip("safetensors.torch").save_file(
-        named(weights.random(CONFIG, torch.float32, torch.device("cpu"))), tmp_path / "model.safetensors"
-    )
+    saved(tmp_path)
     facts = made().model
     stage = stages.TorchStage(tmp_path, CONFIG, facts, stages.Part(range(2), "cpu", 1))
     stage.begin(SETTINGS)
@@ -303,3 +305,84 @@ def named(found):
         }
         tensors.update({f"model.layers.{i}.{name}.weight": part for name, part in parts.items()})
     return {name: part.clone() for name, part in tensors.items()}
+
+
+def saved(folder, change=lambda tensors: None, name="model.safetensors"):
+    """Saves a model at random in a folder, with a change."""
+    tensors = named(weights.random(CONFIG, torch.float32, torch.device("cpu")))
+    change(tensors)
+    save_file(tensors, folder / name)
+
+
+def loaded(folder, layers=None):
+    return weights.load(folder, CONFIG, torch.float32, torch.device("cpu"), layers)
+
+
+LAYER = "model.layers.1."
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda t: t.update({LAYER + "mlp.extra.weight": torch.ones(2)}), f"knows no tensor {LAYER}mlp.extra.weight"),
+        (lambda t: t.update({LAYER + "self_attn.q_norm.weight": torch.ones(8)}), f"knows no tensor {LAYER}self_attn.q_norm"),
+        (lambda t: t.update({"model.layers.2.norm.weight": torch.ones(2)}), "knows no tensor model.layers.2.norm.weight"),
+        (lambda t: t.update({"model.embed_tokens.weight": torch.ones(63, 32)}), r"has shape \[63, 32\], and .* \[64, 32\]"),
+        (lambda t: t.update({LAYER + "mlp.down_proj.bias": torch.ones(31)}), r"has shape \[31\], and .* \[32\]"),
+        (lambda t: t.update({LAYER + "input_layernorm.weight": torch.ones(32).to(torch.int8)}), "is of torch.int8"),
+        (lambda t: t.pop(LAYER + "mlp.up_proj.weight"), f"no tensor {LAYER}mlp.up_proj.weight"),
+    ],
+)
+def test_weights_that_do_not_fit_the_config_are_refused_by_name(tmp_path, change, what):
+    saved(tmp_path, change)
+    with pytest.raises(ValueError, match=what):
+        loaded(tmp_path)
+
+
+def test_weights_that_follow_from_others_or_belong_to_other_stages_are_left(tmp_path):
+    saved(tmp_path, lambda t: t.update({LAYER + "self_attn.rotary_emb.inv_freq": torch.ones(4)}))
+    assert len(loaded(tmp_path).layers) == 2
+    assert [len(loaded(tmp_path, range(i, i + 1)).layers) for i in range(2)] == [1, 1]
+
+
+def test_layers_with_biases_add_them(tmp_path):
+    biases = {LAYER + f"mlp.{name}_proj.bias": torch.randn(n) for name, n in (("gate", 48), ("up", 48), ("down", 32))}
+    saved(tmp_path, lambda tensors: tensors.update(biases))
+    layer = loaded(tmp_path).layers[1]
+    assert torch.equal(layer.gate_up_bias, torch.cat(list(biases.values())[:2]))
+    assert torch.equal(layer.down_bias, biases[LAYER + "mlp.down_proj.bias"])
+
+
+def test_files_are_those_of_the_index(tmp_path):
+    with pytest.raises(ValueError, match=r"no \*\.safetensors"):
+        weights.files(tmp_path)
+    saved(tmp_path, name="b.safetensors")
+    assert [path.name for path in weights.files(tmp_path)] == ["b.safetensors"]
+    saved(tmp_path)
+    assert [path.name for path in weights.files(tmp_path)] == ["model.safetensors"]
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "b.safetensors", "y": "b.safetensors"}}))
+    assert [path.name for path in weights.files(tmp_path)] == ["b.safetensors"]
+    for wrong in ({"weight_map": {"x": "c.safetensors"}}, {"weight_map": {"x": "../b.safetensors"}}, {}, []):
+        index.write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match=r"index\.json: "):
+            weights.files(tmp_path)
+
+
+def test_windows_and_heads_are_those_of_the_family():
+    def parsed(name, **fields):
+        sizes = {"num_attention_heads": 32, "hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 8, "intermediate_size": 8}
+        return config_of.parse({"architectures": [f"{name}ForCausalLM"], **sizes, **fields})
+
+    found = {name: parsed(name) for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
+    assert [config.n_kv_heads for config in found.values()] == [32, 8, 32, 32]
+    assert [config.head_dim for config in found.values()] == [2, 2, 2, 128]
+    assert [config.max_context for config in found.values()] == [2048, 131_072, 32_768, 32_768]
+    assert [config.window for config in found.values()] == [None, 4096, None, None]
+    assert parsed("Mistral", num_key_value_heads=None, sliding_window=None).n_kv_heads == 32
+    windowed = {"sliding_window": 99, "use_sliding_window": True}
+    cases = [({"max_window_layers": 4}, None), ({"max_window_layers": 3}, 99), ({}, None), ({"use_sliding_window": False}, None)]
+    cases += [({"layer_types": ["full_attention"] * 4}, None), ({"layer_types": ["sliding_attention"] * 4}, 99)]
+    for fields, window in cases:
+        assert parsed("Qwen3", **{**windowed, **fields}).window == window
+    assert parsed("Llama", **windowed).window is parsed("Mistral", sliding_window=None).window is None

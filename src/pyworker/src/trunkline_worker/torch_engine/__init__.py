@@ -32,12 +32,18 @@ def build(args: argparse.Namespace) -> Engine:
     config = parse(raw)
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device)
     dtype = args.dtype or (config.dtype if device.type == "cuda" else "f32")
+    max_context = min(args.max_context or config.max_context, config.max_context)
+    if config.window is not None and config.window < max_context:
+        raise ValueError(
+            f"--engine torch has no sliding windows, and this model has one of {config.window} tokens: "
+            f"give --max-context {config.window} or less (or try --engine vllm)"
+        )
     facts = model_facts(
         config,
         name=args.model_name or args.model.resolve().name,
         revision=args.revision if args.revision is not None else fingerprint(args.model),
         dtype=dtype,
-        max_context=min(args.max_context or config.max_context, config.max_context),
+        max_context=max_context,
         eos=end_tokens(args.model, raw),
         scored=parse_layers(args.scored_layers, config.n_layers) if args.scored_layers else (),
     )

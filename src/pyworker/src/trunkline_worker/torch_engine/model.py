@@ -52,8 +52,8 @@ class Llama:
         cos, sin = self._cos[rows.positions][:, None], self._sin[rows.positions][:, None]
         for i, layer in enumerate(self.weights.layers):
             x = x + self._attention(i, layer, self._norm(x, layer.norm), cos, sin, attend)
-            gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
+            gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
         return x
 
     def logits(self, x: Tensor, rows: Rows) -> Tensor:
