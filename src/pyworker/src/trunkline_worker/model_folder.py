@@ -5,10 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 PIECE = 1 << 16
 PIECES = 64
+TENSOR_PIECE = 1 << 12
+"""Bytes that count of a tensor."""
+MOST_HEADER = 100_000_000
+"""Bytes of a header, at most: the limit of the safetensors library."""
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+"""Ends of the names of files with weights."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -27,24 +33,61 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def end_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the tokens that end a text, from the generation config or the model's."""
+    """Returns the tokens that end a text, from the model's config and from the generation config, ascending.
+
+    Raises:
+        ValueError: generation_config.json cannot be read, or eos_token_id names no tokens.
+    """
     path = folder / "generation_config.json"
-    found = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
-    if found is None:
-        found = config.get("eos_token_id")
-    if found is None:
-        return ()
-    return tuple(int(token) for token in (found if isinstance(found, list) else [found]))
+    found = set(_tokens(folder / "config.json", config.get("eos_token_id")))
+    if path.exists():
+        try:
+            generation = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from error
+        found.update(_tokens(path, generation.get("eos_token_id") if isinstance(generation, dict) else None))
+    return tuple(sorted(found))
+
+
+def _tokens(path: Path, found: Any) -> list[int]:
+    tokens = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(isinstance(token, int) for token in tokens):
+        raise ValueError(f"{path}: eos_token_id is {found}; it must be a token or a list of tokens")
+    return tokens
 
 
 def fingerprint(folder: Path) -> str:
-    """Returns a revision of the weights: a hash of the config and of 64 pieces of each safetensors file, with its size."""
+    """Returns a revision of the weights: a hash of the config, and of pieces of all files with weights.
+
+    Of each tensor in safetensors a piece counts, so that a change of few layers shows; of other files 64 pieces.
+    """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
-            for i in range(PIECES):
-                file.seek(max(0, size - PIECE) * i // (PIECES - 1))
-                digest.update(file.read(PIECE))
+            for at, n in _tensor_pieces(file, digest) or _even_pieces(size):
+                file.seek(at)
+                digest.update(file.read(n))
     return digest.hexdigest()[:16]
+
+
+def _even_pieces(size: int) -> list[tuple[int, int]]:
+    return [(max(0, size - PIECE) * i // (PIECES - 1), PIECE) for i in range(PIECES)]
+
+
+def _tensor_pieces(file: BinaryIO, digest: hashlib._Hash) -> list[tuple[int, int]]:
+    """Returns place and length of a piece in the middle of each tensor, and hashes the header. None in other files."""
+    if not file.name.endswith(".safetensors"):
+        return []
+    n = int.from_bytes(file.read(8), "little")
+    try:
+        header = file.read(n) if n <= MOST_HEADER else b""
+        tensors = [entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"]
+        digest.update(header)
+        return [
+            (8 + n + first + max(0, end - first - TENSOR_PIECE) // 2, min(TENSOR_PIECE, end - first)) for first, end in tensors
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # Whatever loads the model says what is wrong with the file.
+        return []
