@@ -386,3 +386,21 @@ def test_windows_and_heads_are_those_of_the_family():
     for fields, window in cases:
         assert parsed("Qwen3", **{**windowed, **fields}).window == window
     assert parsed("Llama", **windowed).window is parsed("Mistral", sliding_window=None).window is None
+
+
+def test_log_probabilities_are_ranked_in_parts_as_at_once(monkeypatch):
+    rows = [(slot, [3 + slot, 9]) for slot in range(3)]
+    runner = made()
+    # Equal tokens are ranked by their ids.
+    runner._llama.weights.head[10:20] = runner._llama.weights.head[10]
+    at_once = runner.run(table_of(runner).apply(step(1, rows)))
+    sizes = []
+    plain = sampling._ranked
+    monkeypatch.setattr(sampling, "_ranked", lambda *given: sizes.append(len(given[2])) or plain(*given))
+    monkeypatch.setattr(sampling, "DRAWN", 2 * CONFIG.vocab_size)
+    assert runner.run(table_of(runner).apply(step(1, rows))) == at_once and sizes == [2, 1]
+
+
+def test_room_of_a_gpu_counts_the_rows_of_the_largest_step():
+    few, many = (stages.activations(CONFIG, n, "bf16") for n in (1, 1000))
+    assert many == 1000 * few == 1000 * 2 * (3 * 48 + 2 * 32 + 4 * 32)

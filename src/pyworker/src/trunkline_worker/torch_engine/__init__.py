@@ -52,7 +52,7 @@ def build(args: argparse.Namespace) -> Engine:
     if args.threads:
         torch.set_num_threads(args.threads)
     weights = weights_of.load(args.model, config, DTYPES[dtype], device)
-    tokens = args.kv_tokens or _room(args, facts, device)
+    tokens = args.kv_tokens or _room(args, config, facts, device)
     kv = KvFacts(block_sizes(args.block_size), tokens, block_io=True)
     log.info("%s, %s, %s: room for %d tokens of KV", facts.name, dtype, device, tokens)
     return engine(config, weights, facts, kv, args.max_sequences, args.max_tokens, graphs=not args.eager)
@@ -119,9 +119,11 @@ def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _room(args: argparse.Namespace, facts: ModelFacts, device: torch.device) -> int:
+def _room(args: argparse.Namespace, config: LlamaConfig, facts: ModelFacts, device: torch.device) -> int:
     if device.type != "cuda":
         return stages.CPU_KV_TOKENS
     free, _ = torch.cuda.mem_get_info(device)
-    beside = 0 if args.eager else graphs_of.memory(facts, args.max_sequences, block_sizes(args.block_size)[0])
+    beside = stages.activations(config, args.max_tokens, facts.kv_dtype)
+    if not args.eager:
+        beside += graphs_of.memory(facts, args.max_sequences, block_sizes(args.block_size)[0])
     return stages.room(facts, free, beside)

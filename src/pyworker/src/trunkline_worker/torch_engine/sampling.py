@@ -123,12 +123,21 @@ def log_probabilities(logits: Tensor, picked: Tensor, batch: Batch) -> Ranked | 
     rows = np.flatnonzero(wanted >= 0)
     if len(rows) == 0:
         return None
-    logits = logits[_on(rows, logits)]
+    most, at_once = int(wanted[rows].max()), max(1, DRAWN // logits.shape[1])
+    parts = [_ranked(logits, picked, rows[i : i + at_once], most) for i in range(0, len(rows), at_once)]
+    chosen, values, ids = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Ranked(chosen, values, ids, wanted[rows].tolist())
+
+
+def _ranked(logits: Tensor, picked: Tensor, rows: npt.NDArray[np.intp], most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the log probability of the sampled token of each row, and the most likely ones with their tokens."""
+    at = _on(rows, logits)
+    logits = logits[at]
     logprobs = logits - logits.double().logsumexp(-1, keepdim=True).float()
-    chosen = logprobs.gather(-1, picked[_on(rows, logits)][:, None])[:, 0]
-    most = int(wanted[rows].max())
+    chosen = logprobs.gather(-1, picked[at][:, None])[:, 0]
+    # Stable: of equal tokens the lower id comes first. Copies, so that the rest of the sorted rows is freed.
     ranked = logprobs.sort(dim=-1, descending=True, stable=True)
-    return Ranked(chosen, ranked.values[:, :most], ranked.indices[:, :most], wanted[rows].tolist())
+    return chosen, ranked.values[:, :most].clone(), ranked.indices[:, :most].clone()
 
 
 def _on(values: npt.NDArray[np.generic], like: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 CPU_KV_TOKENS = 16_384
 RESERVE = 2 << 30
-"""Bytes of a GPU's free memory that are left for activations."""
+"""Bytes of a GPU's free memory that are left for sampling, libraries, and what nobody counts."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def build(args: argparse.Namespace, config: LlamaConfig, facts: ModelFacts, devi
         for i, (part, own) in enumerate(zip(parts, locals_, strict=True))
     ]
     itemsize = DTYPES[facts.kv_dtype].itemsize
-    tokens = args.kv_tokens or _room(parts, locals_, layer * itemsize, vocabulary * itemsize)
+    beside = activations(config, args.max_tokens, facts.kv_dtype)
+    tokens = args.kv_tokens or _room(parts, locals_, layer * itemsize, vocabulary * itemsize, beside)
     kv = KvFacts(block_sizes(args.block_size), tokens, block_io=True)
     log.info("%s, %s, %s: %d stages, room for %d tokens of KV", facts.name, facts.kv_dtype, device, n, tokens)
     shares = [own.kv_bytes_per_token // groups for own in locals_]
@@ -96,14 +97,21 @@ def local(facts: ModelFacts, layers: range) -> ModelFacts:
 def room(facts: ModelFacts, free: int, beside: int = 0) -> int:
     """Returns the tokens whose KV has room in so many bytes of a GPU, in the blocks of all layer groups together.
 
-    `beside` are bytes to leave in addition to those for the activations of a small step.
+    `beside` are bytes to leave in addition to `RESERVE` and the keys and values that a chunk gathers.
     """
     # A chunk of the longest prompt gathers its keys and values for all query heads.
     gathered = 3 * facts.max_context * facts.n_heads * facts.head_dim * DTYPES[facts.kv_dtype].itemsize
     return int(max(0, free - RESERVE - gathered - beside) // (facts.kv_bytes_per_token // facts.n_groups))
 
 
-def _room(parts: list[Part], locals_: list[ModelFacts], layer_bytes: int, vocabulary_bytes: int) -> int:
+def activations(config: LlamaConfig, max_tokens: int, dtype: str) -> int:
+    """Returns the bytes that the rows of the largest step take in one layer, at most at once."""
+    q_width = config.n_heads * config.head_dim
+    row = 3 * config.intermediate_size + 2 * q_width + 4 * config.hidden_size
+    return max_tokens * row * int(DTYPES[dtype].itemsize)
+
+
+def _room(parts: list[Part], locals_: list[ModelFacts], layer_bytes: int, vocabulary_bytes: int, beside: int) -> int:
     """Returns the tokens whose KV has room in every stage, beside weights that are not loaded yet."""
     if not parts[0].device.startswith("cuda"):
         return CPU_KV_TOKENS
@@ -112,7 +120,7 @@ def _room(parts: list[Part], locals_: list[ModelFacts], layer_bytes: int, vocabu
         free, _ = torch.cuda.mem_get_info(part.device)
         # The first stage embeds tokens, and the last one has the head.
         weights = layer_bytes * len(part.layers) + vocabulary_bytes * (i in (0, len(parts) - 1))
-        rooms.append(room(own, free - weights))
+        rooms.append(room(own, free - weights, beside))
     return int(min(rooms))
 
 
