@@ -404,3 +404,17 @@ def test_log_probabilities_are_ranked_in_parts_as_at_once(monkeypatch):
 def test_room_of_a_gpu_counts_the_rows_of_the_largest_step():
     few, many = (stages.activations(CONFIG, n, "bf16") for n in (1, 1000))
     assert many == 1000 * few == 1000 * 2 * (3 * 48 + 2 * 32 + 4 * 32)
+
+
+@pytest.mark.parametrize("kind", [pb.SCORE_KIND_MAX, pb.SCORE_KIND_MEAN])
+def test_rows_are_scored_in_parts_as_at_once(monkeypatch, kind):
+    runner = made()
+    message = step(1, [(0, list(range(3, 60))), (1, [9])], scored_rows=[50, 1], score_kind=kind)
+    # Blocks of their own for the longer sequence.
+    del message.blocks[:]
+    message.blocks.extend(range(2 * sum(message.n_blocks)))
+    at_once = runner.run(table_of(runner).apply(message)).scores
+    assert len(at_once) == 9 and max(at_once) > 0
+    # Two rows of 64 positions and 4 heads.
+    monkeypatch.setattr(attention, "SCORED", 2 * 64 * 4)
+    assert runner.run(table_of(runner).apply(message)).scores == pytest.approx(at_once, abs=1e-6)

@@ -23,6 +23,8 @@ GATHERED = 1 << 24
 """Elements of keys gathered at once for a group of decodes, at most: 64 MiB of f32."""
 SPREAD = 1.25
 """Longest block table of a group of decodes, as a multiple of the shortest."""
+SCORED = 1 << 25
+"""Elements of attention scored at once, at most, if one row has no more: 128 MiB of f32, three times."""
 FAR = 32
 """Distance from which attention counts for scores of kind "max", in positions."""
 
@@ -236,31 +238,52 @@ class Scorer:
     first: int
     n: int
     """Rows of the batch that count."""
+    end: int
+    """Position behind the last row."""
     blocks: Tensor
-    mask: Tensor
-    far: Tensor
+    held: Tensor
+    """`True` for positions with KV."""
     use_max: bool
     block_size: int
     layers: int = 0
     total: Tensor | None = None
+    _masks: tuple[Tensor, Tensor] | None = None
 
     def add(self, q: Tensor, keys: Tensor) -> None:
-        """Adds the attention of one layer."""
-        rows = q[self.first : self.first + self.n].float()
+        """Adds the attention of one layer, for so many rows at once as memory allows."""
         k = gather(keys, self.blocks[None])[0].float()
+        at_once = max(1, SCORED // (q.shape[1] * k.shape[1]))
+        for at in range(0, self.n, at_once):
+            self._add_rows(q, k, at, min(self.n, at + at_once))
+        self.layers += 1
+
+    def _add_rows(self, q: Tensor, k: Tensor, first: int, last: int) -> None:
+        rows = q[self.first + first : self.first + last].float()
         heads, dim = rows.shape[1:]
-        grouped = rows.view(self.n, k.shape[0], heads // k.shape[0], dim).permute(1, 2, 0, 3)
+        grouped = rows.view(last - first, k.shape[0], heads // k.shape[0], dim).permute(1, 2, 0, 3)
         logits = (grouped @ k[:, None].transpose(-1, -2)) * dim**-0.5
-        shares = logits.masked_fill(~self.mask, float("-inf")).softmax(-1)
+        mask, far = self._visible(first, last)
+        shares = logits.masked_fill_(~mask, float("-inf")).softmax(-1)
         if self.use_max:
             # Dropped and near positions count nothing.
-            by_place = (shares * self.far).amax((0, 1, 2))
+            by_place = shares.mul_(far).amax((0, 1, 2))
             score = by_place.view(-1, self.block_size).amax(-1)
             self.total = score if self.total is None else torch.maximum(self.total, score)
         else:
-            score = shares.mean((0, 1, 2)).view(-1, self.block_size).sum(-1)
+            score = shares.sum((0, 1, 2)).view(-1, self.block_size).sum(-1) / (heads * self.n)
             self.total = score if self.total is None else self.total + score
-        self.layers += 1
+
+    def _visible(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Returns the positions that each row attends to, and those of them that are far."""
+        if self._masks is not None:
+            return self._masks
+        places = torch.arange(len(self.held), device=self.held.device)
+        behind = torch.arange(self.end - self.n + first, self.end - self.n + last, device=places.device)[:, None] - places
+        masks = (behind >= 0) & self.held, (behind >= FAR) & self.held
+        if last - first == self.n:
+            # The same in every layer.
+            self._masks = masks
+        return masks
 
     def scores(self) -> list[float]:
         """Returns the score of each entry of the block table."""
@@ -277,16 +300,13 @@ def scorers(batch: Batch, group: int, block_size: int, device: torch.device) -> 
     for i in np.flatnonzero(batch.scored_rows > 0):
         end, n = int(batch.ends[i]), int(batch.scored_rows[i])
         table = batch.table.tables[group, batch.slots[i], : -(-end // block_size)]
-        places = np.arange(len(table) * block_size)
-        rows = np.arange(end - n, end)[:, None]
-        held = np.repeat(table != HOLE, block_size)
         found.append(
             Scorer(
                 first=int(firsts[i] + batch.n_tokens[i]) - n,
                 n=n,
+                end=end,
                 blocks=upload(np.maximum(table, 0).astype(np.int64), device),
-                mask=upload((places <= rows) & held, device),
-                far=upload((rows - places >= FAR) & held, device),
+                held=upload(np.repeat(table != HOLE, block_size), device),
                 use_max=batch.score_max,
                 block_size=block_size,
             )
