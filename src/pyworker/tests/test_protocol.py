@@ -13,10 +13,11 @@ from attached import Attached, greet
 from scheduler import Scheduler, Server, greedy
 
 from trunkline_worker import cli
-from trunkline_worker.engine import EngineLost, LockStep
+from trunkline_worker.engine import EngineLost, LockStep, Settings, StepError
 from trunkline_worker.proto import ATTACH
 from trunkline_worker.proto import messages as pb
 from trunkline_worker.session import Connection, Refused, Target
+from trunkline_worker.slots import SlotTable
 from trunkline_worker.toy import ToyEngine, next_token
 from trunkline_worker.work import Work
 
@@ -160,6 +161,28 @@ def test_nonsense_fails_the_step_and_nothing_else(change, what):
         scheduler.peer.receive("reset_done")
         scheduler.peer.send(step=two_steps(2)[0])
         scheduler.peer.receive("step_done")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("temperature", -1.0, "a number of at least 0"),
+        ("temperature", float("nan"), "a number of at least 0"),
+        ("temperature", float("inf"), "a number of at least 0"),
+        ("top_p", 0.0, "above 0 and at most 1"),
+        ("top_p", 1.5, "above 0 and at most 1"),
+        ("min_p", -0.5, "from 0 to 1"),
+        ("min_p", float("nan"), "from 0 to 1"),
+        ("repetition_penalty", 0.0, "a number above 0"),
+        ("repetition_penalty", float("inf"), "a number above 0"),
+    ],
+)
+def test_sampling_parameters_out_of_range_fail_the_step_of_their_request(field, value, wanted):
+    step = two_steps(1)[0]
+    setattr(step.starts[0].sampling, field, value)
+    with pytest.raises(StepError) as failed:
+        SlotTable(ToyEngine().model, Settings(16, 8, 2)).apply(step)
+    assert str(failed.value) == f"step 1: {field} is {value:g}; it must be {wanted}" and failed.value.request == 7
 
 
 def test_a_broken_connection_is_resumed_with_its_kv():

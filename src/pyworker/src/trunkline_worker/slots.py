@@ -5,6 +5,7 @@ All slots share a few arrays that grow in place, so a step of a thousand decodes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -175,6 +176,8 @@ class SlotTable:
         tokens = np.array(list(start.tokens), np.int64)
         if tokens.max() >= self.model.vocab_size:
             raise StepError(f"step {batch.id}: token {tokens.max()} is not in the vocabulary", start.request)
+        if fault := _sampling_fault(start.sampling):
+            raise StepError(f"step {batch.id}: {fault}", start.request)
         self._grow_tokens(n)
         self.tokens[slot, :n] = tokens
         self.n_tokens[slot] = n
@@ -274,6 +277,18 @@ _BY_SLOT = (
     *("tokens", "n_tokens", "table_len", "n_prompt", "starts", "request"),
     *("temperature", "top_k", "top_p", "min_p", "penalty", "seed", "logprobs"),
 )
+
+
+def _sampling_fault(sampling: pb.WorkerSampling) -> str | None:
+    """Returns the first sampling parameter outside its range, with the range, if there is one."""
+    temperature, penalty = sampling.temperature, sampling.repetition_penalty
+    checks = [
+        ("temperature", temperature, math.isfinite(temperature) and temperature >= 0, "a number of at least 0"),
+        ("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "above 0 and at most 1"),
+        ("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "from 0 to 1"),
+        ("repetition_penalty", penalty, math.isfinite(penalty) and penalty > 0, "a number above 0"),
+    ]
+    return next((f"{name} is {value:g}; it must be {wanted}" for name, value, good, wanted in checks if not good), None)
 
 
 def _column(name: str, values: Iterable[int], n: int) -> Int32s:
