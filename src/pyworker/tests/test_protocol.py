@@ -16,7 +16,7 @@ from trunkline_worker import cli
 from trunkline_worker.engine import EngineLost, LockStep, Settings, StepError
 from trunkline_worker.proto import ATTACH
 from trunkline_worker.proto import messages as pb
-from trunkline_worker.session import Connection, Refused, Target
+from trunkline_worker.session import Connection, Refused, Target, hello
 from trunkline_worker.slots import SlotTable
 from trunkline_worker.toy import ToyEngine, next_token
 from trunkline_worker.work import Work
@@ -122,7 +122,7 @@ def test_answers_are_ready_before_the_first_message_is_heard(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", slow_start)
     with grpc.insecure_channel(server.address) as channel:
-        Connection(channel, Target(server.address, "w"), pb.Hello(), work).cancel()
+        Connection(channel, Target(server.address, "w"), hello(work.engine, "w", None), work).cancel()
     assert len(done) == 1
     work.stop()
     server.stop()
@@ -252,7 +252,7 @@ def test_heartbeats_are_sent_while_nothing_happens():
     with Attached() as worker:
         peer = worker.server.accept()
         peer.receive("hello")
-        Scheduler(peer, None or pb.Hello(), blocks=4, block_size=16).welcome(heartbeat_ms=60)
+        Scheduler(peer, pb.Hello(), blocks=4, block_size=16).welcome(heartbeat_ms=60)
         for _ in range(3):
             assert peer.inbox.get(timeout=20).HasField("heartbeat")
 
@@ -260,7 +260,7 @@ def test_heartbeats_are_sent_while_nothing_happens():
 def test_a_silent_server_is_dialed_again():
     with Attached() as worker:
         scheduler = greet(worker)
-        scheduler.welcome(silence_ms=300)
+        scheduler.welcome(heartbeat_ms=100, silence_ms=300)
         assert worker.server.accept().receive("hello").resume.session == "s1"
 
 
@@ -272,6 +272,27 @@ def test_a_refusal_is_final():
         peer.hang_up()
         worker.thread.join(20)
         assert isinstance(worker.failure, Refused) and "another model" in str(worker.failure)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"block_size": 64}, "block_size is 64; it must be a size that the worker announced"),
+        ({"blocks": 0}, "blocks is 0; it must be from 1 to 256"),
+        ({"blocks": 257}, "blocks is 257; it must be from 1 to 256"),
+        ({"steps_in_flight": 3}, "steps_in_flight is 3; it must be from 1 to 2"),
+        ({"heartbeat_ms": 0}, "heartbeat_ms is 0; it must be at least 1"),
+        ({"heartbeat_ms": 500, "silence_ms": 500}, "silence_ms is 500; it must be above heartbeat_ms"),
+        ({"resumed": True}, "life is 1; it must be that of the session to resume"),
+    ],
+)
+def test_a_welcome_that_does_not_fit_is_final(fields, fault):
+    with Attached() as worker:
+        scheduler = greet(worker)
+        plain = {"session": "s", "life": 1, "block_size": 16, "blocks": 40, "steps_in_flight": 2}
+        scheduler.peer.send(welcome=pb.Welcome(**{**plain, "heartbeat_ms": 500, "silence_ms": 60_000, **fields}))
+        worker.thread.join(20)
+        assert isinstance(worker.failure, Refused) and str(worker.failure).endswith(f"does not fit this worker: Welcome.{fault}")
 
 
 def test_a_server_that_is_full_is_asked_again():

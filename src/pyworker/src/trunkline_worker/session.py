@@ -52,7 +52,7 @@ class Target:
 
 
 class Refused(Exception):
-    """The server will not have this worker; another attempt would be refused too."""
+    """The server will not have this worker, or the worker the server; another attempt would be refused too."""
 
 
 def hello(engine: Engine, name: str, resume: pb.Resume | None, shared_memory: bool = True) -> pb.Hello:
@@ -97,12 +97,38 @@ def hello(engine: Engine, name: str, resume: pb.Resume | None, shared_memory: bo
     )
 
 
+def check_welcome(welcome: pb.Welcome, said: pb.Hello) -> None:
+    """Checks a server's answer against the Hello before it.
+
+    Raises:
+        ValueError: the server asks for more than the worker announced, or continues a session unknown to the worker.
+    """
+    size, steps = welcome.block_size, said.abilities.steps_in_flight
+    most = said.kv.tokens // max(1, size)
+    checks = [
+        ("block_size", size, size > 0 and size in said.kv.block_sizes, "a size that the worker announced"),
+        ("blocks", welcome.blocks, 1 <= welcome.blocks <= most, f"from 1 to {most}"),
+        ("steps_in_flight", welcome.steps_in_flight, 1 <= welcome.steps_in_flight <= steps, f"from 1 to {steps}"),
+        ("heartbeat_ms", welcome.heartbeat_ms, welcome.heartbeat_ms >= 1, "at least 1"),
+        ("silence_ms", welcome.silence_ms, welcome.silence_ms > welcome.heartbeat_ms, "above heartbeat_ms"),
+    ]
+    if welcome.resumed:
+        known = said.HasField("resume") and welcome.life == said.resume.life
+        checks.append(("life", welcome.life, known, "that of the session to resume"))
+    for name, value, good, wanted in checks:
+        if not good:
+            raise ValueError(f"Welcome.{name} is {value}; it must be {wanted}")
+
+
 class Connection:
     """One stream to the server."""
 
     def __init__(self, channel: grpc.Channel, target: Target, first: pb.Hello, work: Work) -> None:
         self.work = work
         self.welcome: pb.Welcome | None = None
+        self.fault: str | None = None
+        """Reason to leave a server whose Welcome does not fit."""
+        self._first = first
         self.region: Region | None = None
         self._shares = first.abilities.shared_memory
         self.error: grpc.RpcError | None = None
@@ -145,12 +171,15 @@ class Connection:
             for message in self._call:
                 self.heard = time.monotonic()
                 if message.HasField("welcome"):
+                    check_welcome(message.welcome, self._first)
                     self.region = self._open(message.welcome)
                     self.welcome = message.welcome
                 if self.welcome is not None:
                     self.work.deliver(message, self.send, self.region)
         except grpc.RpcError as error:
             self.error = error
+        except ValueError as error:
+            self.fault = str(error)
         finally:
             self.ended.set()
 
@@ -191,7 +220,7 @@ class Session:
         """Stays attached until `stop`.
 
         Raises:
-            Refused: the server will not have this worker.
+            Refused: the server will not have this worker, or its Welcome does not fit.
             EngineLost: the engine cannot run again, or another worker of its group is gone.
         """
         self.work.start()
@@ -240,6 +269,8 @@ class Session:
         if connection.welcome is not None:
             session = connection.welcome.session
             self._resume = pb.Resume(session=session, life=self.work.life) if intact and session else None
+        if connection.fault is not None:
+            raise Refused(f"{self.target.address} sent a Welcome that does not fit this worker: {connection.fault}")
         if connection.error is None or self._stop.is_set():
             return reason
         if connection.error.code() in FINAL:
