@@ -396,6 +396,59 @@ def test_a_place_outside_the_group_is_refused_in_one_line(flags, line, capsys):
     assert capsys.readouterr().err == f"trunkline-worker: {line}\n"
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (KeyError("num_attention_heads"), "KeyError: 'num_attention_heads'"),
+        (AssertionError("rank 1 is out of bounds\nsecond line"), "AssertionError: rank 1 is out of bounds"),
+        (RuntimeError(), "RuntimeError: "),
+        (ValueError("1 validation error\n  the model has no experts"), "1 validation error the model has no experts"),
+    ],
+)
+def test_any_failure_at_the_start_is_one_line(error, line, capsys, monkeypatch):
+    def build(_arguments):
+        raise error
+
+    monkeypatch.setattr(cli, "build", build)
+    assert cli.main(["--engine", "toy", "--connect", "localhost:1"]) == 1
+    assert capsys.readouterr().err == f"trunkline-worker: {line}\n"
+
+
+def test_a_token_that_cannot_be_read_is_one_line(tmp_path, capsys):
+    assert cli.main(["--engine", "toy", "--connect", "localhost:1", "--token-file", str(tmp_path / "none")]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("trunkline-worker: ") and "none" in lines[0]
+
+
+class Small(ToyEngine):
+    """An engine without memory for the blocks that the server wants."""
+
+    closed = False
+
+    def begin(self, settings):
+        raise MemoryError(f"no memory for {settings.blocks} blocks")
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_failure_of_the_first_life_is_one_line(capsys, monkeypatch):
+    server, engine = Server(), Small()
+    monkeypatch.setattr(cli, "build", lambda arguments: engine)
+    monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
+    status = []
+    worker = threading.Thread(target=lambda: status.append(cli.main(["--connect", server.address])))
+    worker.start()
+    peer = server.accept()
+    peer.receive("hello")
+    Scheduler(peer, pb.Hello(), blocks=40, block_size=16).welcome()
+    worker.join(20)
+    lines = capsys.readouterr().err.splitlines()
+    assert status == [1] and lines[-1] == "trunkline-worker: MemoryError: no memory for 40 blocks" and engine.closed
+    assert not any("Traceback" in line for line in lines)
+    server.stop()
+
+
 def test_sigterm_ends_the_process_cleanly():
     server = Server()
     command = [sys.executable, "-m", "trunkline_worker", "--engine", "toy", "--connect", server.address]

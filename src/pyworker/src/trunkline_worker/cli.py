@@ -127,12 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line, and returns the exit status: 0 after SIGTERM or SIGINT, 1 after a failure."""
     args = parser().parse_args(argv)
     logging.basicConfig(level=args.log.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    token = args.token_file.read_text().strip() if args.token_file else os.environ.get("TRUNKLINE_TOKEN")
     try:
+        token = args.token_file.read_text().strip() if args.token_file else os.environ.get("TRUNKLINE_TOKEN")
         engine = build(args)
-    except (ValueError, ImportError, OSError, EngineLost, StepError) as error:
-        print(f"trunkline-worker: {error}", file=sys.stderr)
-        return 1
+    except Exception as error:
+        return _failed(error)
     target = Target(args.connect, args.name, ca=args.ca, token=token, tls=args.tls, shared_memory=args.shared_memory == "true")
     session = Session(engine, target)
 
@@ -145,14 +144,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         session.run()
     except EngineHung as error:
-        print(f"trunkline-worker: {error}", file=sys.stderr)
+        _failed(error)
         return _leave(engine)
-    except (Refused, EngineLost) as error:
-        print(f"trunkline-worker: {error}", file=sys.stderr)
+    except Exception as error:
         engine.close()
-        return 1
+        return _failed(error)
     engine.close()
     return 0
+
+
+def _failed(error: Exception) -> int:
+    """Prints one line about a failure, and the place in the code at --log debug. Returns the exit status."""
+    log.debug("the worker failed", exc_info=error)
+    first = (str(error).strip().splitlines() or [""])[0]
+    expected = isinstance(error, ValueError | ImportError | OSError | EngineLost | StepError | Refused)
+    # The reason may stand in a later line, as in the errors of vLLM's configuration.
+    line = " ".join(str(error).split()) if expected and first else f"{type(error).__name__}: {first}"
+    print(f"trunkline-worker: {line}", file=sys.stderr)
+    return 1
 
 
 def _leave(engine: Engine) -> int:

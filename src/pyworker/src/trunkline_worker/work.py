@@ -129,7 +129,7 @@ class Work:
             loop()
         except BaseException as error:
             if not isinstance(error, EngineLost):
-                log.exception("the worker cannot continue")
+                log.debug("the worker cannot continue", exc_info=True)
             self._lose(error)
 
     def _lose(self, error: BaseException) -> None:
