@@ -90,7 +90,7 @@ pub enum ModelError {
     /// A tensor's element type is unknown to this worker.
     #[error(
         "tensor {name} in {} has the type {found}; the types are F32, F16 and BF16, and in GGUF files also Q8_0, Q4_0, \
-         Q4_1, Q4_K and Q6_K",
+         Q4_1, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K",
         path.display()
     )]
     Dtype {

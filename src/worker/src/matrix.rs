@@ -40,16 +40,33 @@ pub enum WeightKind {
     Q4_0,
     /// 32 weights of 4 bits with a scale and a minimum: `q d + m`, 20 bytes.
     Q4_1,
+    /// 32 weights of 5 bits with a scale: `(q - 16) d`, 22 bytes.
+    Q5_0,
+    /// 32 weights of 5 bits with a scale and a minimum: `q d + m`, 24 bytes.
+    Q5_1,
     /// 256 weights of 4 bits; each 32 have a scale and a minimum of 6 bits: `q d s - e m`, 144 bytes.
     Q4K,
+    /// 256 weights of 5 bits, with scales and minima as in Q4_K, 176 bytes.
+    Q5K,
     /// 256 weights of 6 bits; each 16 have a scale of 8 bits: `(q - 32) d s`, 210 bytes.
     Q6K,
 }
 
 impl WeightKind {
     /// Every kind.
-    pub const ALL: [Self; 8] =
-        [Self::F32, Self::Bf16, Self::F16, Self::Q8_0, Self::Q4_0, Self::Q4_1, Self::Q4K, Self::Q6K];
+    pub const ALL: [Self; 11] = [
+        Self::F32,
+        Self::Bf16,
+        Self::F16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+    ];
 
     /// Returns the name of the kind, as in GGUF files.
     pub fn name(self) -> &'static str {
@@ -60,7 +77,10 @@ impl WeightKind {
             Self::Q8_0 => "Q8_0",
             Self::Q4_0 => "Q4_0",
             Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
             Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
         }
     }
@@ -69,8 +89,8 @@ impl WeightKind {
     pub fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::Bf16 | Self::F16 => 1,
-            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 => 32,
-            Self::Q4K | Self::Q6K => 256,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => 32,
+            Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
     }
 
@@ -82,7 +102,10 @@ impl WeightKind {
             Self::Q8_0 => 34,
             Self::Q4_0 => 18,
             Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
             Self::Q4K => 144,
+            Self::Q5K => 176,
             Self::Q6K => 210,
         }
     }
@@ -96,8 +119,8 @@ impl WeightKind {
             Self::F32 => first_bad(bytes, |bits| u32::from_le_bytes(bits) & 0x7f80_0000 == 0x7f80_0000),
             Self::Bf16 => first_bad(bytes, |bits| u16::from_le_bytes(bits) & 0x7f80 == 0x7f80),
             Self::F16 => first_bad(bytes, |bits| u16::from_le_bytes(bits) & 0x7c00 == 0x7c00),
-            Self::Q8_0 | Self::Q4_0 => first(&|block| half(block, 0)),
-            Self::Q4_1 | Self::Q4K => first(&|block| half(block, 0) || half(block, 2)),
+            Self::Q8_0 | Self::Q4_0 | Self::Q5_0 => first(&|block| half(block, 0)),
+            Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K => first(&|block| half(block, 0) || half(block, 2)),
             Self::Q6K => first(&|block| half(block, 208)),
         };
         block.map(|block| block * self.block_len())
@@ -210,6 +233,9 @@ impl Matrix {
             WeightKind::Q4_1 => Panels::Nibbles(Nibbles::from_q4_1(inputs, outputs, bytes)),
             WeightKind::Q4K => Panels::Nibbles(Nibbles::from_q4_k(inputs, outputs, bytes)),
             WeightKind::Q8_0 => Panels::Codes(Codes::from_q8_0(inputs, outputs, bytes)),
+            WeightKind::Q5_0 => Panels::Codes(Codes::from_q5_0(inputs, outputs, bytes)),
+            WeightKind::Q5_1 => Panels::Codes(Codes::from_q5_1(inputs, outputs, bytes)),
+            WeightKind::Q5K => Panels::Codes(Codes::from_q5_k(inputs, outputs, bytes)),
             WeightKind::Q6K => Panels::Codes(Codes::from_q6_k(inputs, outputs, bytes)),
         };
         Ok(Self { outputs, inputs, panels })

@@ -68,12 +68,14 @@ fn random_matrix(kind: WeightKind, outputs: usize, inputs: usize, noise: &mut No
                     WeightKind::Q8_0 => (0, bound / 128.0),
                     WeightKind::Q6K => (208, bound / (32.0 * 128.0)),
                     WeightKind::Q4K => (0, bound / (8.0 * 64.0)),
+                    WeightKind::Q5_0 | WeightKind::Q5_1 => (0, bound / 16.0),
+                    WeightKind::Q5K => (0, bound / (16.0 * 64.0)),
                     _ => (0, bound / 8.0),
                 };
                 block[at..at + 2].copy_from_slice(&half(factor));
                 match kind {
-                    WeightKind::Q4_1 => block[2..4].copy_from_slice(&half(-bound)),
-                    WeightKind::Q4K => block[2..4].copy_from_slice(&half(bound / 64.0)),
+                    WeightKind::Q4_1 | WeightKind::Q5_1 => block[2..4].copy_from_slice(&half(-bound)),
+                    WeightKind::Q4K | WeightKind::Q5K => block[2..4].copy_from_slice(&half(bound / 64.0)),
                     _ => {}
                 }
                 bytes.extend(block);
@@ -138,7 +140,7 @@ impl Model {
     ///
     /// # Panics
     ///
-    /// If blocks of the kind do not divide rows of 576 weights: Q4_K and Q6_K.
+    /// If blocks of the kind do not divide rows of 576 weights: Q4_K, Q5_K and Q6_K.
     pub fn seeded_like_smollm2(kind: WeightKind, n_layers: u32, seed: u64) -> Model {
         let config = ModelConfig {
             vocab_size: Self::SMOLLM2_VOCAB,

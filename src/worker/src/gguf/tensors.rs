@@ -114,7 +114,10 @@ impl<'a, R: Read + Seek> FileTensors<'a, R> {
             GGUFTensorType::Q8_0 => WeightKind::Q8_0,
             GGUFTensorType::Q4_0 => WeightKind::Q4_0,
             GGUFTensorType::Q4_1 => WeightKind::Q4_1,
+            GGUFTensorType::Q5_0 => WeightKind::Q5_0,
+            GGUFTensorType::Q5_1 => WeightKind::Q5_1,
             GGUFTensorType::Q4_K => WeightKind::Q4K,
+            GGUFTensorType::Q5_K => WeightKind::Q5K,
             GGUFTensorType::Q6_K => WeightKind::Q6K,
             other => return Err(ModelError::Dtype { name: name.to_owned(), path, found: other.name().to_owned() }),
         };

@@ -195,9 +195,9 @@ fn halves(bytes: &[u8]) -> [u8; GROUP] {
     from_fn(|j| bytes[j % 16] >> (j / 16 * 4) & 15)
 }
 
-/// Returns scale and offset of a group of Q4_K. The first four scales and offsets are the low 6 bits of a byte each; the others
+/// Returns scale and offset of 32 weights of Q4_K and Q5_K. The first four scales and offsets are the low 6 bits of a byte each; the others
 /// have 4 bits in the last four bytes and 2 in the upper bits of the first eight.
-fn six_bits(bytes: &[u8], group: usize) -> (u8, u8) {
+pub(super) fn six_bits(bytes: &[u8], group: usize) -> (u8, u8) {
     if group < 4 {
         return (bytes[group] & 63, bytes[group + 4] & 63);
     }

@@ -18,8 +18,8 @@ fn random_bytes(kind: WeightKind, outputs: usize, inputs: usize, seed: u64) -> V
             return (0..outputs * inputs).flat_map(|_| noise.uniform(1.0).to_le_bytes()[2..].to_vec()).collect();
         }
         WeightKind::F16 => &[0],
-        WeightKind::Q8_0 | WeightKind::Q4_0 => &[0],
-        WeightKind::Q4_1 | WeightKind::Q4K => &[0, 2],
+        WeightKind::Q8_0 | WeightKind::Q4_0 | WeightKind::Q5_0 => &[0],
+        WeightKind::Q4_1 | WeightKind::Q5_1 | WeightKind::Q4K | WeightKind::Q5K => &[0, 2],
         WeightKind::Q6K => &[208],
     };
     for block in bytes.chunks_exact_mut(kind.block_bytes()) {
@@ -40,8 +40,12 @@ fn block_weights(kind: WeightKind, block: &[u8]) -> Vec<f32> {
         WeightKind::Q8_0 => block[2..].iter().map(|q| f32::from(*q as i8) * half(0)).collect(),
         WeightKind::Q4_0 => nibbles(&block[2..]).map(|q| (q - 8.0) * half(0)).collect(),
         WeightKind::Q4_1 => nibbles(&block[4..]).map(|q| q * half(0) + half(2)).collect(),
-        WeightKind::Q4K => {
+        WeightKind::Q5_0 => fives(&block[2..6], &block[6..]).map(|q| (q - 16.0) * half(0)).collect(),
+        WeightKind::Q5_1 => fives(&block[4..8], &block[8..]).map(|q| q * half(0) + half(2)).collect(),
+        WeightKind::Q4K | WeightKind::Q5K => {
             let mut weights = Vec::new();
+            let (upper, low) =
+                if kind == WeightKind::Q5K { (&block[16..48], &block[48..]) } else { (&[0; 32][..], &block[16..]) };
             for group in 0..8 {
                 let bits = &block[4..16];
                 let (scale, minimum) = if group < 4 {
@@ -51,8 +55,9 @@ fn block_weights(kind: WeightKind, block: &[u8]) -> Vec<f32> {
                     (scale, (bits[group + 4] >> 4) | ((bits[group] >> 6) << 4))
                 };
                 let (d, m) = (half(0) * f32::from(scale), half(2) * f32::from(minimum));
-                for q in &block[16 + group / 2 * 32..][..32] {
+                for (q, upper) in low[group / 2 * 32..][..32].iter().zip(upper) {
                     let q = if group % 2 == 0 { q & 0xf } else { q >> 4 };
+                    let q = if upper & (1 << group) == 0 { q } else { q + 16 };
                     weights.push(d * f32::from(q) - m);
                 }
             }
@@ -78,6 +83,11 @@ fn block_weights(kind: WeightKind, block: &[u8]) -> Vec<f32> {
             weights
         }
     }
+}
+
+fn fives<'a>(upper: &'a [u8], low: &'a [u8]) -> impl Iterator<Item = f32> + 'a {
+    let upper = u32::from_le_bytes(upper.try_into().unwrap());
+    nibbles(low).enumerate().map(move |(i, q)| if upper >> i & 1 == 1 { q + 16.0 } else { q })
 }
 
 fn nibbles(bytes: &[u8]) -> impl Iterator<Item = f32> {
@@ -145,11 +155,24 @@ fn blocks_by_hand() {
     let q4_1 = [&half(2.0)[..], &half(-3.0), &[0xf0], &[0; 14], &[0x21]].concat();
     let row = weights(WeightKind::Q4_1, &q4_1);
     assert_eq!((row[0], row[16], row[1], row[15], row[31]), (-3.0, 27.0, -3.0, -1.0, 1.0));
+    // Weight 0 has the code 1, weight 16 the code 15 + 16, weight 31 the code 2 + 16.
+    let fives = [&[0, 0, 1, 0x80][..], &[0xf1], &[0; 14], &[0x20]].concat();
+    let row = weights(WeightKind::Q5_0, &[&half(2.0)[..], &fives].concat());
+    assert_eq!((row[0], row[16], row[1], row[31]), (-30.0, 30.0, -32.0, 4.0));
+    let row = weights(WeightKind::Q5_1, &[&half(2.0)[..], &half(-3.0), &fives].concat());
+    assert_eq!((row[0], row[16], row[1], row[31]), (-1.0, 59.0, -3.0, 33.0));
     // Group 0: scale 3, minimum 5. Group 5: scale 1 + 2 * 16, minimum 4 + 1 * 16.
     let scales = [3, 2 << 6, 0, 0, 5, 1 << 6, 0, 0, 0, 1 | 4 << 4, 0, 0];
     let q4_k = [&half(0.5)[..], &half(0.25), &scales, &[7; 32], &[0; 32], &[0x20; 32], &[0; 32]].concat();
     let row = weights(WeightKind::Q4K, &q4_k);
     assert_eq!((row[0], row[160], row[128], row[255]), (7.0 * 1.5 - 1.25, 2.0 * 16.5 - 5.0, 0.0, 0.0));
+    // The same with an upper bit for weight 0, and for the last of group 5.
+    let (mut upper, factors) = ([0; 32], [half(0.5), half(0.25)].concat());
+    (upper[0], upper[31]) = (1, 1 << 5);
+    let q5_k = [&factors[..], &scales, &upper, &[7; 32], &[0; 32], &[0x20; 32], &[0; 32]].concat();
+    let row = weights(WeightKind::Q5K, &q5_k);
+    assert_eq!((row[0], row[1], row[160]), (23.0 * 1.5 - 1.25, 7.0 * 1.5 - 1.25, 2.0 * 16.5 - 5.0));
+    assert_eq!((row[191], row[255]), (18.0 * 16.5 - 5.0, 0.0));
     // Weight 0 has the code 1 + 2 * 16 - 32, weight 96 the code 15 + 3 * 16 - 32, weight 255 the code 0 - 32.
     let mut q6_k = vec![0; 210];
     (q6_k[0], q6_k[32], q6_k[128], q6_k[192], q6_k[198], q6_k[207]) = (1, 0xf0, 2 | 3 << 6, 4, 0xff, 2);
@@ -166,8 +189,8 @@ fn weights_that_are_no_numbers_are_refused_by_place() {
         // The upper byte of a float, or of each F16 in a block.
         let ends: &[usize] = match kind {
             WeightKind::F32 => &[3],
-            WeightKind::Bf16 | WeightKind::F16 | WeightKind::Q8_0 | WeightKind::Q4_0 => &[1],
-            WeightKind::Q4_1 | WeightKind::Q4K => &[1, 3],
+            WeightKind::Bf16 | WeightKind::F16 | WeightKind::Q8_0 | WeightKind::Q4_0 | WeightKind::Q5_0 => &[1],
+            WeightKind::Q4_1 | WeightKind::Q5_1 | WeightKind::Q4K | WeightKind::Q5K => &[1, 3],
             WeightKind::Q6K => &[209],
         };
         for (row, column) in [(0, 0), (0, 256), (5, 768), (8, 1024 - kind.block_len())] {
