@@ -76,7 +76,7 @@ pub struct CalibrateArgs {
 }
 
 /// Share of the steps faster than the device, at most.
-const TOO_FAST: f64 = 0.1;
+const TOO_FAST: f64 = 0.5;
 /// Difference between the slowest and the fastest tenth of a run on a steady machine, percent at most.
 const STEADY: f64 = 10.0;
 
