@@ -101,15 +101,7 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         args.parallel
     );
     args.parallel.check(&model)?;
-    let share = too_fast(&observed.steps, &base, &model, args.parallel);
-    ensure!(
-        share <= TOO_FAST,
-        "{:.0} % of the steps are faster than {} {} can run {}: give the server's device with --hardware, its number of devices with --parallel, and its model, as quantised, with --model",
-        100.0 * share,
-        base.name,
-        args.parallel,
-        model.name
-    );
+    check_speed(args, &observed.steps, &base, &model)?;
     if let Some(kernels) = &args.kernels {
         return fit_overhead(args, kernels, &base, &model, &observed.steps);
     }
@@ -220,6 +212,22 @@ fn fit_overhead(
     Ok(())
 }
 
+/// Fails if most steps are faster than the devices can run the model.
+fn check_speed(args: &CalibrateArgs, steps: &[Sample], base: &Hardware, model: &Model) -> anyhow::Result<()> {
+    let share = too_fast(steps, base, model, args.parallel);
+    let devices = match args.parallel {
+        Parallel::ONE => format!("one {}", base.name),
+        parallel => format!("{} {parallel}", base.name),
+    };
+    ensure!(
+        share <= TOO_FAST,
+        "{:.0} % of the steps are faster than {devices} can run {}: give the server's device with --hardware, its number of devices with --parallel, and its model, as quantised, with --model",
+        100.0 * share,
+        model.name
+    );
+    Ok(())
+}
+
 /// Fails if the time of all held-out steps together is too far off, percent.
 fn check_bias(args: &CalibrateArgs, held_out: f64) -> anyhow::Result<()> {
     ensure!(
@@ -237,6 +245,29 @@ mod tests {
     use trunkline_sim_replay::calibrate::BusyPeriod;
 
     use super::*;
+
+    #[test]
+    fn a_run_faster_than_the_devices_is_refused() {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            args: CalibrateArgs,
+        }
+        let words = "calibrate --benchmark b.json --hardware h100-80g --model llama-3.1-70b --parallel";
+        let (base, model) = (hardware::find("h100-80g").unwrap(), model::find("llama-3.1-70b").unwrap());
+        let steps = [Sample { shape: trunkline_sim_perf::cost::StepShape::decodes(4, 100), time_s: 0.012 }; 9];
+        let check = |parallel| {
+            let args = <Cli as clap::Parser>::parse_from(words.split(' ').chain([parallel])).args;
+            check_speed(&args, &steps, &base, &model).map_err(|error| error.to_string())
+        };
+        let message = check("tp1").unwrap_err();
+        assert!(
+            message.starts_with("100 % of the steps are faster than one h100-80g can run llama-3.1-70b: "),
+            "{message}"
+        );
+        assert!(check("tp2").unwrap_err().contains("faster than h100-80g tp2pp1 can run"));
+        assert_eq!(check("tp4"), Ok(()));
+    }
 
     #[test]
     fn a_machine_whose_speed_varied_is_named() {

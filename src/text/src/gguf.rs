@@ -55,14 +55,14 @@ const PLAIN: Words =
 const WORDS: [Words; 6] = [
     Words { names: &["gpt-2"], gpt2_last: true, ..PLAIN },
     Words {
-        names: &["llama-bpe", "llama3", "llama-v3"],
+        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"],
         splits: &[LLAMA3_WORDS],
         whole_words: true,
         begins: true,
         ..PLAIN
     },
     Words { names: &["tekken"], splits: &[TEKKEN_WORDS], whole_words: true, begins: true, ..PLAIN },
-    Words { names: &["qwen2"], splits: &[QWEN2_WORDS], composed: true, ..PLAIN },
+    Words { names: &["qwen2", "deepseek-r1-qwen"], splits: &[QWEN2_WORDS], composed: true, ..PLAIN },
     Words { names: &["smollm"], splits: &[r"\p{N}"], gpt2_last: true, ..PLAIN },
     // The rule of llama.cpp for files that name no other.
     Words {
