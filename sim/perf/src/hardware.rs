@@ -108,7 +108,7 @@ pub struct RooflineError {
 pub struct StepTime {
     /// Name of the model served during the measurement.
     pub model: &'static str,
-    /// Bytes of its weights, and of the KV of a token, by which it is known under any name; `None` for a file without them.
+    /// Its [`Model::size`]; `None` for a file without one.
     pub model_bytes: Option<[u64; 2]>,
     /// Its spread over devices, as [`crate::cost::Parallel`] is written; empty for one device.
     pub parallel: &'static str,
@@ -136,7 +136,7 @@ impl StepTime {
     /// Returns `true` if these are times of `model` spread like `parallel`.
     pub fn is_of(&self, model: &Model, parallel: &str) -> bool {
         let is_model = match self.model_bytes {
-            Some(bytes) => bytes == [model.weight_bytes(), model.kv_bytes_per_token()],
+            Some(bytes) => bytes == model.size(),
             None => self.model == model.name,
         };
         is_model && (self.parallel == parallel || self.parallel.is_empty() && parallel == "tp1pp1")

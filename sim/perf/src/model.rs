@@ -289,6 +289,11 @@ impl Model {
         self.kv_layers() * self.layer_kv_bytes()
     }
 
+    /// Returns the bytes of the weights, and of the KV of a token in 16 bits: by these a model is known under any name, and with any KV type.
+    pub fn size(&self) -> [u64; 2] {
+        [self.weight_bytes(), Self { kv_dtype_bytes: 2, ..*self }.kv_bytes_per_token()]
+    }
+
     /// Returns the KV bytes of one token that attention reads for a query in all layers. A KV that layers share is read in each of them.
     pub const fn kv_read_bytes_per_token(&self) -> u64 {
         self.self_attention_layers() * self.layer_kv_bytes()

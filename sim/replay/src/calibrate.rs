@@ -18,7 +18,7 @@
 //! [`calibrate`] returns the coefficients and their errors; [`Calibration::hardware`] adds them to the description of a device,
 //! which [`trunkline_sim_perf::hardware::file::to_toml`] writes and [`trunkline_sim_perf::hardware::find`] reads.
 
-use trunkline_sim_perf::cost::{Largest, LowerBound, Parallel, Residuals, Sample, StepErrors, StepTime};
+use trunkline_sim_perf::cost::{Largest, LowerBound, Parallel, Residuals, Sample, StepErrors, StepShape, StepTime};
 use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::model::Model;
 
@@ -107,11 +107,20 @@ fn usable(samples: &[Sample]) -> Result<Vec<Sample>, TooFewSamples> {
     if usable.len() < SAMPLES_MIN { Err(TooFewSamples { found: usable.len() }) } else { Ok(usable) }
 }
 
-/// Returns the share of the samples that took less than nine tenths of the least time in which devices like `hardware` run `model`: in all
-/// but odd samples of clients, the server had more devices, or fewer bits.
+/// Returns the share of the samples that took less than nine tenths of the least time in which devices like `hardware` run the matrices of `model`:
+/// in all but odd samples of clients, the server had more devices, or fewer bits. How much of its context attention reads, and in how many bits, a
+/// sample does not say.
 pub fn too_fast(samples: &[Sample], hardware: &Hardware, model: &Model, parallel: Parallel) -> f64 {
     let limit = LowerBound::new(hardware, model, parallel);
-    let fast = samples.iter().filter(|sample| sample.time_s > 0.0 && sample.time_s < 0.9 * limit.step_s(&sample.shape));
+    let matrices = |shape: StepShape| StepShape {
+        prefill_pairs: 0,
+        prefill_kv_tokens: 0,
+        decode_pairs: 0,
+        decode_kv_tokens: 0,
+        ..shape
+    };
+    let is_fast = |sample: &&Sample| sample.time_s > 0.0 && sample.time_s < 0.9 * limit.step_s(&matrices(sample.shape));
+    let fast = samples.iter().filter(is_fast);
     fast.count() as f64 / samples.len().max(1) as f64
 }
 
@@ -142,7 +151,7 @@ impl Calibration {
     pub fn hardware(&self, base: &Hardware, model: &Model, parallel: Parallel, name: &str, against: &str) -> Hardware {
         let time = StepTime {
             model: model.name,
-            model_bytes: Some([model.weight_bytes(), model.kv_bytes_per_token()]),
+            model_bytes: Some(model.size()),
             parallel: parallel.to_string().leak(),
             against: against.to_owned().leak(),
             errors: self.held_out,
@@ -155,7 +164,7 @@ impl Calibration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use trunkline_sim_perf::cost::{self, Curve, Piece, StepShape};
+    use trunkline_sim_perf::cost::{self, Curve, Piece};
     use trunkline_sim_perf::{hardware, model};
 
     fn samples(time: StepTime, noise: f64) -> Vec<Sample> {
@@ -227,6 +236,9 @@ mod tests {
         assert_eq!(share(&[at(0.012); 20], "tp1"), 1.0);
         assert_eq!(share(&[at(0.012); 20], "tp4"), 0.0);
         assert_eq!(share(&[at(0.012), at(0.050), at(0.060), at(0.0)], "tp1"), 0.25);
+        // Attention may read a window of a long context alone.
+        let long = Sample { shape: StepShape::decodes(64, 100_000), time_s: 0.050 };
+        assert_eq!(share(&[long], "tp1"), 0.0);
     }
 
     #[test]

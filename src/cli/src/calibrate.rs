@@ -115,7 +115,7 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     };
     let mut calibrated = found.hardware(&base, &model, args.parallel, &name, &against);
     let link_lines = match &args.recorded {
-        Some(path) => links(path, &observed, &model, &mut calibrated)?,
+        Some(path) => links(path, &observed, &model, args.parallel, &mut calibrated)?,
         None => Vec::new(),
     };
     let text = hardware::file::to_toml(&calibrated);
@@ -158,15 +158,23 @@ fn speed_line([least, most]: [f64; 2]) -> String {
 
 /// Sets the host link of `hardware` to what the copies of the recording at `path` took. Returns a line about each link with copies. Links behind the
 /// host are no part of a hardware file; their lines have the options of `replay`.
-fn links(path: &Path, observed: &Observed, model: &Model, hardware: &mut Hardware) -> anyhow::Result<Vec<String>> {
+fn links(
+    path: &Path,
+    observed: &Observed,
+    model: &Model,
+    parallel: Parallel,
+    hardware: &mut Hardware,
+) -> anyhow::Result<Vec<String>> {
     let recorded = settings(path)?;
     let core = &recorded.engines[0].core;
     // Layer groups of a server are about equally large.
-    let block_bytes = model.kv_bytes_per_token() * u64::from(core.block_size) / u64::from(core.n_groups());
+    let block_bytes = |token_bytes: u64| token_bytes * u64::from(core.block_size) / u64::from(core.n_groups());
     let mut lines = Vec::new();
     for fit in fit_links(&observed.periods) {
         let LinkFit { link, latency_s, block_s, periods, median_error } = fit;
-        let (bytes_s, latency_us) = (block_bytes as f64 / block_s, latency_s * 1e6);
+        // Each device has a link to the host of its own.
+        let token_bytes = if link == 0 { parallel.kv_bytes_per_token(model) } else { model.kv_bytes_per_token() };
+        let (bytes_s, latency_us) = (block_bytes(token_bytes) as f64 / block_s, latency_s * 1e6);
         let (gb_s, error) = (bytes_s / 1e9, 100.0 * median_error);
         let fitted = format!("fitted to {periods} periods with copies, median error {error:.1} %");
         match core.tiers.get(link).map(|tier| tier.name.as_str()) {
@@ -303,7 +311,7 @@ mod tests {
         let observed = |n| Observed { periods: of(n).collect(), ..Observed::default() };
 
         let mut hardware = *hardware::by_name("h100-80g").unwrap();
-        let lines = links(&path, &observed(40), model, &mut hardware).unwrap();
+        let lines = links(&path, &observed(40), model, Parallel::ONE, &mut hardware).unwrap();
         assert_eq!(
             lines,
             [
@@ -314,9 +322,16 @@ mod tests {
         assert!((hardware.host_link_bytes_s / 20e9 - 1.0).abs() < 1e-6, "{}", hardware.host_link_bytes_s);
         assert!((hardware.host_link_latency_s / 50e-6 - 1.0).abs() < 1e-6, "{}", hardware.host_link_latency_s);
 
+        // Two devices that copy halves of a block at once have a link of half the rate each.
+        let two = links(&path, &observed(40), model, Parallel::tensor(2), &mut hardware).unwrap();
+        assert!(
+            two[0].starts_with("host link: 10.000 GB/s") && two[1].starts_with("disk: --disk-gb-s 4.000 "),
+            "{two:?}"
+        );
+
         let mut unchanged = *hardware::by_name("h100-80g").unwrap();
         let before = unchanged;
-        let lines = links(&path, &observed(10), model, &mut unchanged).unwrap();
+        let lines = links(&path, &observed(10), model, Parallel::ONE, &mut unchanged).unwrap();
         assert_eq!(
             lines,
             [

@@ -337,12 +337,13 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
     lines
 }
 
-/// Returns a warning of a fleet that meets its SLOs only because the trace ends before too many requests wait, if it is one.
+/// Returns a warning of a fleet that may meet its SLOs only because the trace ends before too many requests wait. Of a trace that is not much longer
+/// than its answers the load says little.
 fn overload(answer: &Answer) -> Option<String> {
     let (load, arriving) = (answer.load?, answer.best.as_ref()?.arrival_requests_s?);
     (load > 1.0).then(|| {
         format!(
-            "warning: {arriving:.3} requests/s arrive and the fleet completes {:.3}: it meets the SLOs because the trace ends, and would not for long; give a longer trace, or promise less",
+            "warning: {arriving:.3} requests/s arrive, and of all requests at once the fleet completes {:.3}: perhaps it meets the SLOs only because the trace ends; give a longer trace to be sure",
             arriving / load
         )
     })
@@ -561,9 +562,10 @@ mod tests {
         let candidate = Candidate { settings, cost: &*cost, price_hour: None };
         let search = Search { slos: &slos, goal: Goal::Rate, complete: false, split: false };
         let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), Goal::Rate);
-        let warning = text.lines().find(|line| line.ends_with("give a longer trace, or promise less")).expect(&text);
+        let warning = text.lines().find(|line| line.ends_with("give a longer trace to be sure")).expect(&text);
         assert!(
-            warning.contains(" arrive and the fleet completes ") && !text.contains("tails are unreliable"),
+            warning.contains(" arrive, and of all requests at once the fleet completes ")
+                && !text.contains("tails are unreliable"),
             "{text}"
         );
     }

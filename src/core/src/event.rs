@@ -54,6 +54,7 @@ pub enum Event {
     },
     /// A tier holds blocks from before this core began, as on a disk. MUST come before the first request. Blocks MUST be numbered from
     /// 0 on, without a gap, oldest first. Without room for all, the newest are taken; the others are released.
+    /// Blocks beyond the slots of the tier are left out.
     TierFound {
         /// Number of the tier, 0 for the nearest.
         tier: u8,

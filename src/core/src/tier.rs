@@ -160,9 +160,9 @@ impl Tier {
     }
 
     /// Takes in blocks found in the tier at the start, in the slots from 0 on, oldest first. Without room for all, the newest are taken. Returns
-    /// the blocks taken; the slots of all others are free, and released. A tier that was used before takes none.
+    /// the blocks taken; the slots of all others are free, and released. Blocks beyond the last slot are left out. A tier that was used before takes none.
     pub fn adopt<'a>(&mut self, blocks: &'a [KnownBlock]) -> Vec<&'a KnownBlock> {
-        let surplus = blocks.len().saturating_sub(self.free() as usize);
+        let surplus = blocks.len().min(self.slots.capacity() as usize).saturating_sub(self.free() as usize);
         let (mut adopted, mut unused) = (Vec::new(), Vec::new());
         for (at, known) in blocks.iter().enumerate() {
             if known.block != self.slots.opened() || known.block == self.slots.capacity() {

@@ -39,7 +39,7 @@
 //!
 //! [step_time]                         # what steps of one model take here; optional; made by calibration
 //! model = "llama-3.1-8b"
-//! model_bytes = [16060522496, 131072] # of its weights, and of the KV of a token, by which a model is known under any name; optional
+//! model_bytes = [16060522496, 131072] # of its weights, and of the KV of a token in 16 bits: it is known by them under any name; optional
 //! parallel = "tp2pp1"                 # optional, else one device
 //! constant_us = 180.0                 # each step
 //! token_us = 21.0                     # each token run

@@ -121,9 +121,11 @@ impl Log {
         (self.capacity_bytes() / 8 * 7).min(self.room_of_filesystem.load(Relaxed))
     }
 
-    /// Notes that the filesystem has no space for another segment, though the limit is not reached.
+    /// Notes that the filesystem has no space for another segment, though the limit is not reached. A record has room all the same: its write
+    /// tries again.
     pub fn filesystem_is_full(&self) {
-        self.room_of_filesystem.fetch_min(self.live_bytes() / 8 * 7, Relaxed);
+        let room = (self.live_bytes() / 8 * 7).max(self.limits.segment_bytes / 4);
+        self.room_of_filesystem.fetch_min(room, Relaxed);
     }
 
     /// Notes that the filesystem had space for another segment.

@@ -81,10 +81,9 @@ fn a_roofline_can_be_had_where_steps_were_measured() {
 #[test]
 fn fitted_times_are_of_a_model_of_the_same_size_and_spread() {
     let llama = llama();
-    let bytes = [llama.weight_bytes(), llama.kv_bytes_per_token()];
     let time = super::super::StepTime {
         model: "llama-3.1-8b",
-        model_bytes: Some(bytes),
+        model_bytes: Some(llama.size()),
         parallel: "tp2pp1",
         constant_s: 0.1,
         ..Default::default()
@@ -93,6 +92,7 @@ fn fitted_times_are_of_a_model_of_the_same_size_and_spread() {
     let name = |model: &Model, parallel: &str| make("auto", &measured, model, parallel, "resident").unwrap();
     assert!(name(llama, "tp2").starts_with("fitted "));
     assert!(name(&Model { name: "Llama-3.1-8B-Instruct", ..*llama }, "tp2").starts_with("fitted "));
+    assert!(name(&Model { kv_dtype_bytes: 1, ..*llama }, "tp2").starts_with("fitted "));
     let smaller = name(&Model { layers: 2, ..*llama }, "tp2");
     assert!(smaller.starts_with("roofline tp2"), "{smaller}");
     assert!(smaller.ends_with("; the file has step times of another model: llama-3.1-8b on tp2pp1)"), "{smaller}");

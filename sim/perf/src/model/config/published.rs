@@ -175,10 +175,10 @@ pub(super) fn unknown_name(fields: &Map<String, Value>) -> Option<(String, &'sta
 /// Returns the fields of the language model, each under its first name, with the defaults of the family. Fields of a nested configuration
 /// come before those around it.
 pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
-    without_nulls(&mut published);
+    let mut no_experts = without_nulls(&mut published);
     for name in NESTED {
         if let Some(Value::Object(mut inner)) = published.remove(name) {
-            without_nulls(&mut inner);
+            no_experts |= without_nulls(&mut inner);
             published.extend(inner);
         }
     }
@@ -196,6 +196,9 @@ pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
             }
         }
     }
+    if no_experts {
+        published.entry("num_experts").or_insert(0.into());
+    }
     let family = published.get("model_type").and_then(Value::as_str).unwrap_or_default().to_owned();
     for (name, value) in DEFAULTS.iter().filter(|(name, _)| *name == family).flat_map(|(_, defaults)| *defaults) {
         published.entry(*name).or_insert((*value).into());
@@ -211,19 +214,13 @@ pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
     published
 }
 
-/// Removes fields without a value. No number of experts is 0 experts.
-fn without_nulls(fields: &mut Map<String, Value>) {
-    let counts = |name: &String| {
-        NAMES
-            .iter()
-            .any(|(first, others)| *first == "num_experts" && (name == first || others.contains(&name.as_str())))
-    };
-    for (name, value) in fields.iter_mut() {
-        if value.is_null() && counts(name) {
-            *value = 0.into();
-        }
-    }
+/// Removes fields without a value. Returns `true` if the number of experts is one of them: there are none then, unless another name has a number.
+fn without_nulls(fields: &mut Map<String, Value>) -> bool {
+    let (_, others) = NAMES.iter().find(|(name, _)| *name == "num_experts").expect("a name of the list");
+    let mut names = others.iter().chain(&["num_experts"]);
+    let no_experts = names.any(|name| fields.get(*name).is_some_and(Value::is_null));
     fields.retain(|_, value| !value.is_null());
+    no_experts
 }
 
 /// Corrects fields that mean something else in a family than in others.

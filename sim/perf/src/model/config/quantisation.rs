@@ -65,7 +65,13 @@ impl Group {
 
     /// Returns `true` if the group is of all matrices that no other group names.
     fn is_of_the_rest(&self) -> bool {
-        !self.names(is_attention) && !self.names(is_feed_forward)
+        !self.names(names_attention) && !self.names(is_feed_forward)
+    }
+
+    /// Returns `true` if the group quantises weights, and not those of the embedding and the output matrix alone.
+    fn is_of_layers(&self) -> bool {
+        let is_end = |target: &String| ["lm_head", "embed"].iter().any(|end| target.contains(end));
+        self.weights.is_some() && (self.targets.is_empty() || !self.targets.iter().all(is_end))
     }
 
     /// Returns bits and arithmetic; `None` for bits out of range.
@@ -165,7 +171,11 @@ impl Quantisation {
     /// Returns the precision of a `compressed-tensors` checkpoint; `None` without groups, or if a part of the layers has several.
     fn compressed_tensors(&self) -> Option<Precision> {
         let groups = self.config_groups.values().map(|group| serde_json::from_value(group.clone()).ok());
-        let groups: Vec<Group> = groups.collect::<Option<_>>().filter(|groups: &Vec<_>| !groups.is_empty())?;
+        let mut groups: Vec<Group> = groups.collect::<Option<_>>()?;
+        groups.retain(Group::is_of_layers);
+        if groups.is_empty() {
+            return None;
+        }
         let of_part = |is_of_part: fn(&str) -> bool| {
             let mut own = groups.iter().filter(|group| group.names(is_of_part)).peekable();
             let rest = if own.peek().is_none() { &groups[..] } else { &[] };
@@ -173,7 +183,7 @@ impl Quantisation {
             let first = all.next().unwrap_or(Some((Bits::each(16), Arithmetic::Bits16)))?;
             all.all(|other| other == Some(first)).then_some(first)
         };
-        let ((attention, _), (feed_forward, arithmetic)) = (of_part(is_attention)?, of_part(is_feed_forward)?);
+        let ((attention, _), (feed_forward, arithmetic)) = (of_part(names_attention)?, of_part(is_feed_forward)?);
         Some(Precision { attention, ..Precision::quantised(feed_forward, arithmetic) })
     }
 
@@ -196,6 +206,12 @@ fn is_attention(module: &str) -> bool {
         || ["q_proj", "k_proj", "v_proj", "o_proj", "qkv", "in_proj_qkv", "out_proj"]
             .iter()
             .any(|name| part.starts_with(name))
+}
+
+/// Returns `true` for a target of matrices of attention: a name, or a pattern, with `attn` or without.
+fn names_attention(target: &str) -> bool {
+    let name = target.trim_end_matches(|c: char| !c.is_alphanumeric());
+    is_attention(target) || ["q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"].iter().any(|end| name.ends_with(end))
 }
 
 /// Returns `true` for the name, or a pattern, of matrices of feed-forward networks, or of experts.
@@ -318,6 +334,12 @@ mod tests {
         }
         assert_eq!(of(&[nvfp4]), Ok(Precision { attention: Bits::each(16), ..four }), "attention is in no group");
         assert_eq!(of(&[rest, rest]), Ok(four));
+        // By the names of single matrices, beside an output matrix, and beside activations alone.
+        let by_name = r#"{"targets": ["re:.*q_proj", "re:.*o_proj$", "re:.*up_proj"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}"#;
+        assert_eq!(of(&[by_name]), Ok(four));
+        let head = r#"{"targets": ["re:.*lm_head"], "weights": {"num_bits": 8, "type": "float"}}"#;
+        let activations = r#"{"targets": ["LlamaAttention"], "weights": null, "input_activations": {"num_bits": 8}}"#;
+        assert_eq!(of(&[rest, head, activations]), Ok(four));
         let eight = nvfp4.replace(r#""num_bits": 4"#, r#""num_bits": 8"#);
         assert!(of(&[fp8, nvfp4, &eight]).unwrap_err().contains("'compressed-tensors' are not known here"));
     }

@@ -86,6 +86,8 @@ fn experts_and_latent_caches_under_unknown_names_are_refused() {
     // A dense model of a family with experts says so.
     let dense = r#", "n_routed_experts": null, "moe_intermediate_size": 128, "num_experts_per_tok": 4"#;
     assert_eq!(small(dense).unwrap().experts, None);
+    let other = r#", "num_experts": null, "num_local_experts": 8, "num_experts_per_tok": 2"#;
+    assert_eq!(small(other).unwrap().experts.unwrap().count, 8);
     let pangu = r#", "num_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "attention_kv_lora_dim": 16,
         "attention_q_lora_dim": 24, "attention_qk_dim": 12, "attention_qk_rope_dim": 4, "attention_v_dim": 8"#;
     let pangu = small(pangu).unwrap();
