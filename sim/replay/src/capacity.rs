@@ -61,8 +61,11 @@ pub(crate) fn capacity_requests_s(
     Ok(MEASURED_SHARE * report.requests as f64 / report.latencies.e2e_s.p90)
 }
 
-/// Returns the mean arrival rate of a trace in requests per second; `None` if all requests arrive at once.
+/// Returns the mean arrival rate of a trace in requests per second; `None` if all requests arrive at once, or when others have ended.
 pub(crate) fn arrival_requests_s(trace: &Trace) -> Option<f64> {
+    if trace.requests.iter().any(|request| request.turn.is_some()) {
+        return None;
+    }
     let last_ns = trace.requests.last()?.arrival_ns;
     (last_ns > 0).then(|| (trace.requests.len() - 1) as f64 / (last_ns as f64 / 1e9))
 }

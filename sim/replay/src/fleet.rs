@@ -66,9 +66,10 @@ pub enum ReplayError {
     /// Load out of range.
     #[error("load is {0}; it must be above 0, such as 0.8 for 80 % of the capacity")]
     LoadFraction(f64),
-    /// Arrivals at a single instant, without a rate to scale.
+    /// Arrivals at a single instant, or that follow answers, without a rate to scale.
     #[error(
-        "all requests of the trace arrive at one instant, so it has no rate to multiply; --load and --find-rate need arrivals over some time"
+        "all requests of the trace arrive at one instant, or after answers, so it has no rate to multiply; --load and --find-rate need \
+         arrivals at times of their own"
     )]
     NoRate,
     /// Every request refused, so no capacity exists.
@@ -336,6 +337,9 @@ impl<'a> Fleet<'a> {
             && meters.is_alone()
             && settings.group_sizes.is_empty()
             && lock_steps.is_empty();
+        if !matches!(settings.arrivals, Arrivals::Traced { .. }) {
+            source.wait_for_no_end();
+        }
         let source = TimeScaled::new(source, speed);
         Ok(Self {
             settings,

@@ -4,7 +4,7 @@
 //!
 //! | [`Format`] | a line | content of prompts |
 //! |---|---|---|
-//! | `mooncake` | JSON: `timestamp` ms, `input_length`, `output_length`, `hash_ids` | one id per 512 tokens; equal id = equal prefix up to the end of the block |
+//! | `mooncake` | JSON: `timestamp` ms, `input_length`, `output_length`, `hash_ids`; with sessions `session_id`, `delay` ms | one id per 512 tokens, or as many as [`ReaderOptions::block_tokens`]; equal id = equal prefix up to the end of the block |
 //! | `azure` | CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`, 2023 and 2024 | none: every prompt is unique |
 //! | `burstgpt` | CSV: `Timestamp` s, `Request tokens`, `Response tokens` | none |
 //! | `bailian` | JSON: `chat_id`, `timestamp` s, `input_length`, `output_length`, `hash_ids` | one id per 16 tokens |
@@ -16,6 +16,10 @@
 //! Lines MUST be in the order of their timestamps. A step back is an error rather than a reason to sort, because two traces pasted
 //! together look like this; [`ReaderOptions::reorder_requests`] allows bounded disorder. Requests without input or output are
 //! errors too, except for failed requests in a BurstGPT log (output 0), which are skipped because no server completed them.
+//!
+//! A Mooncake trace may consist of sessions, as in AIPerf and Dynamo: lines with one `session_id` are the turns of a session, in
+//! this order. A later [`Turn`] arrives `delay` milliseconds after the end of the turn before, and not before its own `timestamp`, if
+//! any. Such lines need no order of time, and `input_length` counts the whole prompt. The first line MUST have a `session_id`.
 //!
 //! A replay needs no trace in memory: a [`Source`] yields requests one by one, from a file, a loaded [`Trace`] or a generator
 //! ([`crate::synthetic`]). Prompt tokens are made at submission and never stored: see [`TraceRequest::prompt`].
@@ -50,6 +54,7 @@ mod reader;
 mod retention;
 mod row;
 mod select;
+mod sessions;
 mod source;
 pub mod stats;
 mod terms;
@@ -60,6 +65,7 @@ pub use self::convert::{Conversion, ConvertError, convert, convert_file, losses}
 pub use self::fault::{TraceError, TraceFault};
 pub use self::reader::{REORDER_REQUESTS_MAX, ReaderOptions, TraceReader};
 pub use self::select::{BadSlice, BadSpeed, Bound, Selected, Selection, Slice};
+pub use self::sessions::Turn;
 pub use self::source::{FileSource, Loaded, Outcome, Source, TimeScaled};
 pub use self::terms::Terms;
 pub use self::write::{TraceWriter, WriteError, WriteFault};
@@ -150,6 +156,8 @@ pub struct TraceRequest {
     pub terms: Terms,
     /// Priorities of the tokens in the prefix cache: see [`trunkline_core::retention`].
     pub retention: Box<[RetentionHint]>,
+    /// Place in a session. A later turn arrives when the turn before has ended, but not before `arrival_ns`.
+    pub turn: Option<Turn>,
 }
 
 impl Default for TraceRequest {
@@ -163,6 +171,7 @@ impl Default for TraceRequest {
             output: None,
             terms: Terms::default(),
             retention: Box::default(),
+            turn: None,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Part of a trace file to read: flags of every command that reads one.
 
+use std::num::NonZeroU32;
+
 use clap::Args;
 use trunkline_sim_workload::Format;
 use trunkline_sim_workload::trace::{ReaderOptions, Selection, Slice};
@@ -14,6 +16,10 @@ pub(crate) struct SelectionArgs {
     /// Read N requests ahead to sort them by arrival time; at 0, an arrival before the previous one is an error.
     #[arg(long, value_name = "N", default_value_t = 0)]
     reorder: usize,
+
+    /// Tokens per id in hash_ids of a Mooncake trace [default: 512].
+    #[arg(long, value_name = "N")]
+    trace_block_size: Option<NonZeroU32>,
 
     /// Take a part only: 100..200 in request numbers from 0, or 60s..120s in seconds from the first arrival; either end may
     /// be left out.
@@ -36,7 +42,7 @@ pub(crate) struct SelectionArgs {
 impl SelectionArgs {
     /// Returns the options of the reader.
     pub(crate) fn options(&self) -> ReaderOptions {
-        ReaderOptions { format: self.format, reorder_requests: self.reorder }
+        ReaderOptions { format: self.format, reorder_requests: self.reorder, block_tokens: self.trace_block_size }
     }
 
     /// Returns the selection with arrival times as in the file; a replay applies the speed itself.

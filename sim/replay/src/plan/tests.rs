@@ -127,7 +127,8 @@ fn the_highest_rate_is_met_and_a_little_more_is_not() {
     let at_once = answer(&steady(20, 0), settings(1, 2_000), &never, Goal::Rate, false).unwrap_err().to_string();
     assert_eq!(
         at_once,
-        "all requests of the trace arrive at one instant, so it has no rate to multiply; --load and --find-rate need arrivals over some time"
+        "all requests of the trace arrive at one instant, or after answers, so it has no rate to multiply; --load and --find-rate need arrivals at \
+         times of their own"
     );
 }
 

@@ -219,6 +219,7 @@ impl ServedRequest {
             output: Some(self.output.into()),
             terms: self.terms,
             retention: self.retention,
+            turn: None,
         }
     }
 }

@@ -260,6 +260,7 @@ impl Generator {
             output: None,
             terms: population.terms,
             retention: population.retention.hints(session.system_tokens, session.said_tokens),
+            turn: None,
         };
         if session.next.is_some() && self.n_given < self.requests {
             self.reactions.insert((session.reaction_ns(), number));

@@ -6,9 +6,9 @@
 use serde_json::Value;
 
 use super::csv::seconds_ns;
-use super::mooncake::BlockIdLine;
+use super::mooncake::{BlockIdLine, FIELDS, pieces, present};
 use super::row::{Row, RowContent};
-use super::{Format, Piece, TraceFault};
+use super::{Format, TraceFault};
 
 /// Tokens per block id.
 pub(super) const BLOCK_TOKENS: u32 = 16;
@@ -16,9 +16,9 @@ pub(super) const BLOCK_TOKENS: u32 = 16;
 pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
     let BlockIdLine { at_ns, input_tokens, output_tokens, ids, terms, retention } =
         BlockIdLine::parse(line, Format::Bailian, BLOCK_TOKENS, timestamp_ns)?;
-    let tokens_of = |i: usize| (input_tokens - i as u32 * BLOCK_TOKENS).min(BLOCK_TOKENS);
-    let pieces = ids.iter().enumerate().map(|(i, id)| Piece { content: *id, tokens: tokens_of(i) }).collect();
-    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Pieces(pieces), output: None, terms, retention })
+    let ids = present(FIELDS, "hash_ids", ids)?;
+    let content = RowContent::Pieces(pieces(&ids, input_tokens, BLOCK_TOKENS));
+    Ok(Row { at_ns, input_tokens, output_tokens, content, output: None, terms, retention, turn: None })
 }
 
 fn timestamp_ns(value: Value) -> Result<u64, TraceFault> {

@@ -57,7 +57,7 @@ pub fn convert(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Conversion, ConvertError> {
     let mut writer = TraceWriter::create(path, to)?;
-    let (mut n_requests, mut any_terms, mut any_hints) = (0u64, false, false);
+    let (mut n_requests, mut any_terms, mut any_hints, mut any_turns) = (0u64, false, false, false);
     for request in requests {
         let request = request?;
         if request.arrival_ns >= ARRIVAL_NS_MAX {
@@ -65,6 +65,7 @@ pub fn convert(
         }
         any_terms |= request.terms != Terms::default();
         any_hints |= !request.retention.is_empty();
+        any_turns |= request.turn.is_some();
         writer.write(&request)?;
         n_requests += 1;
         if n_requests.is_multiple_of(PROGRESS_EVERY) {
@@ -81,6 +82,9 @@ pub fn convert(
     }
     if any_hints && to == Format::Vidur {
         losses.push("retention hints are left out");
+    }
+    if any_turns {
+        losses.push("the turns of a session no longer wait for each other, and arrive at their earliest times");
     }
     Ok(Conversion { requests: n_requests, failed_requests: 0, losses })
 }

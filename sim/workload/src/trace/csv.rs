@@ -152,6 +152,7 @@ impl Columns {
             content: RowContent::None,
             output: None,
             terms,
+            turn: None,
         }))
     }
 }

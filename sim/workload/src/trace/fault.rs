@@ -28,6 +28,25 @@ impl fmt::Display for BeyondWindow {
     }
 }
 
+/// Advice in an error message: the sizes of a block, powers of two, under which a prompt has as many ids; or nothing.
+struct OtherBlocks {
+    ids: usize,
+    tokens: u32,
+    format: Format,
+}
+
+impl fmt::Display for OtherBlocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = |size: &u32| self.tokens.div_ceil(*size) as usize == self.ids;
+        match (0..=16).map(|power| 1 << power).find(fits) {
+            Some(size) if self.format == Format::Mooncake => {
+                write!(f, "; for blocks of {size} tokens give --trace-block-size {size}")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Fault in a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceFault {
@@ -118,9 +137,21 @@ pub enum TraceFault {
         /// Size of the reorder window, requests; see [`super::ReaderOptions::reorder_requests`].
         window_requests: usize,
     },
+    /// Session that begins in the middle of a trace without sessions.
+    #[error(
+        "session_id is in this line but not in the first; give the first line one too, so that the trace is read whole"
+    )]
+    LateSession,
+    /// Size of a block for a format that fixes it, or has no blocks.
+    #[error("--trace-block-size is for Mooncake traces, and this is one of the {format} format; leave it out")]
+    BlockTokens {
+        /// Format of the trace.
+        format: Format,
+    },
     /// Wrong number of block ids for the length of the prompt.
     #[error(
-        "{found} hash_ids for input_length {input_tokens}; there must be {expected}, one for every {block_tokens} tokens or part thereof"
+        "{found} hash_ids for input_length {input_tokens}; there must be {expected}, one for every {block_tokens} tokens or part thereof{}",
+        OtherBlocks { ids: *found, tokens: *input_tokens, format: *format }
     )]
     HashIdCount {
         /// Number of ids found.
@@ -129,6 +160,8 @@ pub enum TraceFault {
         expected: usize,
         /// Prompt length in tokens.
         input_tokens: u32,
+        /// Format of the trace.
+        format: Format,
         /// Tokens per block id.
         block_tokens: u32,
     },

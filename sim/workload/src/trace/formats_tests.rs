@@ -121,7 +121,7 @@ fn bailian_ids_stand_for_sixteen_tokens() {
     );
     assert_eq!(
         fault(bailian("1", 16, &[7]).replace("output_length", "length")),
-        ", line 1: field 'output_length' is missing; a request has timestamp, input_length, output_length and hash_ids"
+        ", line 1: field 'output_length' is missing; a request has timestamp, input_length and output_length, and hash_ids for what prompts share"
     );
 }
 

@@ -1,21 +1,30 @@
 //! Lines of a Mooncake trace: JSON objects.
+//!
+//! AIPerf and Dynamo write the same lines with sessions: lines of one `session_id` are its turns, and a later turn arrives `delay`
+//! milliseconds after the end of the turn before. They may leave out `hash_ids`, and the `timestamp` of any line with a session.
 
 use serde::Deserialize;
 use serde_json::Value;
 use trunkline_core::RetentionHint;
 
-use super::row::{Row, RowContent, length};
-use super::{Format, HASH_ID_MAX, HASH_ID_TOKENS, Terms, TraceFault, retention};
+use super::row::{Row, RowContent, RowTurn, length};
+use super::{Format, HASH_ID_MAX, HASH_ID_TOKENS, Piece, Terms, TraceFault, retention};
 
-const FIELDS: &str = "timestamp, input_length, output_length and hash_ids";
+pub(super) const FIELDS: &str = "timestamp, input_length and output_length, and hash_ids for what prompts share";
 const NS_PER_MS: f64 = 1e6;
 
 #[derive(Deserialize)]
 struct Object {
+    #[serde(alias = "created_time")]
     timestamp: Option<Value>,
+    #[serde(alias = "input_tokens")]
     input_length: Option<Value>,
+    #[serde(alias = "output_tokens")]
     output_length: Option<Value>,
     hash_ids: Option<Vec<u64>>,
+    session_id: Option<Value>,
+    #[serde(alias = "delay_ms")]
+    delay: Option<Value>,
     tenant: Option<Value>,
     namespace: Option<Value>,
     priority: Option<Value>,
@@ -28,9 +37,40 @@ pub(super) struct BlockIdLine {
     pub at_ns: u64,
     pub input_tokens: u32,
     pub output_tokens: u32,
-    pub ids: Box<[u32]>,
+    /// `None` if nothing is known of the content.
+    pub ids: Option<Box<[u32]>>,
     pub terms: Terms,
     pub retention: Box<[RetentionHint]>,
+}
+
+impl Object {
+    fn parse(line: &[u8], format: Format) -> Result<Self, TraceFault> {
+        serde_json::from_slice(line).map_err(|e| TraceFault::Malformed { format, why: e.to_string() })
+    }
+
+    /// Returns the lengths and the content, in blocks of `block_tokens` tokens, of a line of `format` that arrives at `at_ns`.
+    fn into_line(self, at_ns: u64, format: Format, block_tokens: u32) -> Result<BlockIdLine, TraceFault> {
+        let tokens =
+            |field: &'static str, value: Option<Value>| length(field, &present(FIELDS, field, value)?.to_string());
+        let input_tokens = tokens("input_length", self.input_length)?;
+        let output_tokens = tokens("output_length", self.output_length)?;
+        let ids = self.hash_ids.filter(|ids| !ids.is_empty());
+        let ids = ids.map(|ids| hash_ids(ids, input_tokens, format, block_tokens)).transpose()?;
+        let terms = Terms::of_json([self.tenant, self.namespace, self.priority, self.deadline_s])?;
+        let retention = retention::of_json(self.retention)?;
+        Ok(BlockIdLine { at_ns, input_tokens, output_tokens, ids, terms, retention })
+    }
+
+    /// Returns the place in a session, if the line names one.
+    fn turn(&mut self) -> Result<Option<RowTurn>, TraceFault> {
+        let Some(session) = self.session_id.take() else { return Ok(None) };
+        let session = match session {
+            Value::String(name) => name,
+            other => other.to_string(),
+        };
+        let delay_ns = self.delay.take().map(|delay| milliseconds_ns("delay", delay)).transpose()?.unwrap_or(0);
+        Ok(Some(RowTurn { session: session.into(), delay_ns, is_timed: self.timestamp.is_some() }))
+    }
 }
 
 impl BlockIdLine {
@@ -41,24 +81,43 @@ impl BlockIdLine {
         block_tokens: u32,
         at_ns: fn(Value) -> Result<u64, TraceFault>,
     ) -> Result<Self, TraceFault> {
-        let object: Object =
-            serde_json::from_slice(line).map_err(|e| TraceFault::Malformed { format, why: e.to_string() })?;
-        let at_ns = at_ns(present(FIELDS, "timestamp", object.timestamp)?)?;
-        let tokens =
-            |field: &'static str, value: Option<Value>| length(field, &present(FIELDS, field, value)?.to_string());
-        let input_tokens = tokens("input_length", object.input_length)?;
-        let output_tokens = tokens("output_length", object.output_length)?;
-        let ids = hash_ids(present(FIELDS, "hash_ids", object.hash_ids)?, input_tokens, block_tokens)?;
-        let terms = Terms::of_json([object.tenant, object.namespace, object.priority, object.deadline_s])?;
-        let retention = retention::of_json(object.retention)?;
-        Ok(Self { at_ns, input_tokens, output_tokens, ids, terms, retention })
+        let mut object = Object::parse(line, format)?;
+        let at_ns = at_ns(present(FIELDS, "timestamp", object.timestamp.take())?)?;
+        object.into_line(at_ns, format, block_tokens)
     }
 }
 
-pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
+/// Block ids of a trace.
+#[derive(Clone, Copy)]
+pub(super) struct Blocks {
+    /// Tokens per id.
+    pub tokens: u32,
+    /// `true` if every line has ids; else those without have a unique prompt.
+    pub are_known: bool,
+}
+
+pub(super) fn parse(line: &[u8], blocks: Blocks) -> Result<Row, TraceFault> {
+    let mut object = Object::parse(line, Format::Mooncake)?;
+    let turn = object.turn()?;
+    let at_ns = match object.timestamp.take() {
+        None if turn.is_some() => 0,
+        timestamp => milliseconds_ns("timestamp", present(FIELDS, "timestamp", timestamp)?)?,
+    };
     let BlockIdLine { at_ns, input_tokens, output_tokens, ids, terms, retention } =
-        BlockIdLine::parse(line, Format::Mooncake, HASH_ID_TOKENS, timestamp_ns)?;
-    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Blocks(ids), output: None, terms, retention })
+        object.into_line(at_ns, Format::Mooncake, blocks.tokens)?;
+    let content = match ids {
+        None if blocks.are_known => return Err(TraceFault::MissingField { field: "hash_ids", expected: FIELDS }),
+        None => RowContent::None,
+        Some(ids) if blocks.tokens == HASH_ID_TOKENS => RowContent::Blocks(ids),
+        Some(ids) => RowContent::Pieces(pieces(&ids, input_tokens, blocks.tokens)),
+    };
+    Ok(Row { at_ns, input_tokens, output_tokens, content, output: None, terms, retention, turn })
+}
+
+/// Returns the content of a prompt with an id for every `block_tokens` tokens.
+pub(super) fn pieces(ids: &[u32], input_tokens: u32, block_tokens: u32) -> Box<[Piece]> {
+    let tokens_of = |i: usize| (input_tokens - i as u32 * block_tokens).min(block_tokens);
+    ids.iter().enumerate().map(|(i, id)| Piece { content: *id, tokens: tokens_of(i) }).collect()
 }
 
 pub(super) fn present<T>(expected: &'static str, field: &'static str, value: Option<T>) -> Result<T, TraceFault> {
@@ -66,10 +125,10 @@ pub(super) fn present<T>(expected: &'static str, field: &'static str, value: Opt
 }
 
 /// Checks that a prompt of `input_tokens` tokens has the right number of block ids, none above [`HASH_ID_MAX`].
-fn hash_ids(ids: Vec<u64>, input_tokens: u32, block_tokens: u32) -> Result<Box<[u32]>, TraceFault> {
+fn hash_ids(ids: Vec<u64>, input_tokens: u32, format: Format, block_tokens: u32) -> Result<Box<[u32]>, TraceFault> {
     let expected = input_tokens.div_ceil(block_tokens) as usize;
     if ids.len() != expected {
-        return Err(TraceFault::HashIdCount { found: ids.len(), expected, input_tokens, block_tokens });
+        return Err(TraceFault::HashIdCount { found: ids.len(), expected, input_tokens, format, block_tokens });
     }
     let checked =
         |id: u64| u32::try_from(id).ok().filter(|id| *id <= HASH_ID_MAX).ok_or(TraceFault::HashIdTooLarge { id });
@@ -80,7 +139,7 @@ fn hash_ids(ids: Vec<u64>, input_tokens: u32, block_tokens: u32) -> Result<Box<[
 const TIMESTAMP_NS_MAX: u64 = 1_000_000_000_000_000_000;
 
 /// Returns whole milliseconds exactly, fractions to the nearest nanosecond.
-fn timestamp_ns(value: Value) -> Result<u64, TraceFault> {
+fn milliseconds_ns(field: &'static str, value: Value) -> Result<u64, TraceFault> {
     let whole = value.as_u64().and_then(|ms| ms.checked_mul(NS_PER_MS as u64)).filter(|ns| *ns < TIMESTAMP_NS_MAX);
     let any = || {
         value
@@ -90,7 +149,7 @@ fn timestamp_ns(value: Value) -> Result<u64, TraceFault> {
             .map(|ns| ns.round() as u64)
     };
     whole.or_else(any).ok_or_else(|| TraceFault::BadTimestamp {
-        field: "timestamp",
+        field,
         value: value.to_string(),
         expected: "milliseconds, not negative, below 10^12",
     })

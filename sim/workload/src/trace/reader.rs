@@ -1,14 +1,19 @@
-//! Trace reader: parses lines, sorts requests within a window, and counts time from the first arrival.
+//! Trace reader: parses lines, sorts requests within a window, or all of them if they are turns of sessions, and counts time from the
+//! first arrival.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::row::{Row, RowContent};
-use super::{Content, Format, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, bailian, csv, mooncake, tokens};
+use super::sessions::{self, Turn};
+use super::{
+    Content, Format, HASH_ID_TOKENS, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, bailian, csv, mooncake, tokens,
+};
 use crate::lines::Lines;
 
 /// Size of the reorder window in requests, at most.
@@ -55,10 +60,12 @@ pub struct ReaderOptions {
     /// Size of the reorder window in requests, at most [`REORDER_REQUESTS_MAX`]. With 0 every step back in time is an error;
     /// otherwise only a step back beyond the window is.
     pub reorder_requests: usize,
+    /// Tokens per block id of a Mooncake trace; `None` for [`super::HASH_ID_TOKENS`].
+    pub block_tokens: Option<NonZeroU32>,
 }
 
 enum Parser {
-    Mooncake,
+    Mooncake(mooncake::Blocks),
     Bailian,
     Tokens,
     Csv(csv::Columns),
@@ -73,6 +80,10 @@ pub struct TraceReader {
     pending: Option<Vec<u8>>,
     waiting: BinaryHeap<Reverse<Waiting>>,
     reorder_requests: usize,
+    /// `true` if the first line belongs to a session: the trace is read whole.
+    has_sessions: bool,
+    /// Rows of a trace with sessions, in the order of time.
+    in_order: VecDeque<(Row, Option<Turn>)>,
     at_end: bool,
     first_ns: Option<u64>,
     last_ns: u64,
@@ -106,8 +117,17 @@ impl TraceReader {
         };
         let number = lines.number();
         let format = options.format.filter(|format| *format != Format::Synthetic).or_else(|| detect(&first));
-        let (parser, pending) = match format.ok_or_else(|| fail(number, TraceFault::UnknownFormat))? {
-            Format::Mooncake => (Parser::Mooncake, Some(first)),
+        let format = format.ok_or_else(|| fail(number, TraceFault::UnknownFormat))?;
+        if options.block_tokens.is_some() && format != Format::Mooncake {
+            return Err(fail(number, TraceFault::BlockTokens { format }));
+        }
+        let has_sessions = format == Format::Mooncake && telltale(&first).session_id.is_some();
+        let (parser, pending) = match format {
+            Format::Mooncake => {
+                let tokens = options.block_tokens.map_or(HASH_ID_TOKENS, NonZeroU32::get);
+                let blocks = mooncake::Blocks { tokens, are_known: telltale(&first).hash_ids.is_some() };
+                (Parser::Mooncake(blocks), Some(first))
+            }
             Format::Bailian => (Parser::Bailian, Some(first)),
             Format::Tokens => (Parser::Tokens, Some(first)),
             Format::Recording => return Err(fail(number, TraceFault::Recording)),
@@ -123,6 +143,8 @@ impl TraceReader {
             pending,
             waiting: BinaryHeap::new(),
             reorder_requests: options.reorder_requests.min(REORDER_REQUESTS_MAX),
+            has_sessions,
+            in_order: VecDeque::new(),
             at_end: false,
             first_ns: None,
             last_ns: 0,
@@ -135,7 +157,7 @@ impl TraceReader {
     /// Returns the format of the lines.
     pub fn format(&self) -> Format {
         match &self.parser {
-            Parser::Mooncake => Format::Mooncake,
+            Parser::Mooncake(_) => Format::Mooncake,
             Parser::Bailian => Format::Bailian,
             Parser::Tokens => Format::Tokens,
             Parser::Csv(columns) => columns.format(),
@@ -145,6 +167,11 @@ impl TraceReader {
     /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns `true` if the requests are turns of sessions.
+    pub fn has_sessions(&self) -> bool {
+        self.has_sessions
     }
 
     /// Returns the number of requests logged as failed, and skipped, so far.
@@ -170,11 +197,15 @@ impl TraceReader {
         Ok(None)
     }
 
-    /// Returns the next row in the order of time.
-    fn next_row(&mut self) -> Result<Option<Row>, TraceFault> {
+    /// Returns the next row in the order of time, and its place in a session.
+    fn next_row(&mut self) -> Result<Option<(Row, Option<Turn>)>, TraceFault> {
+        if self.has_sessions {
+            return self.next_of_sessions();
+        }
         while !self.at_end && self.waiting.len() <= self.reorder_requests {
             match self.read_row()? {
                 None => self.at_end = true,
+                Some(Row { turn: Some(_), .. }) => return Err(TraceFault::LateSession),
                 Some(row) if row.at_ns < self.last_ns => {
                     let by_s = (self.last_ns - row.at_ns) as f64 / 1e9;
                     return Err(TraceFault::TimeGoesBack { by_s, window_requests: self.reorder_requests });
@@ -184,10 +215,26 @@ impl TraceReader {
                 }
             }
         }
-        Ok(self.waiting.pop().map(|Reverse(waiting)| waiting.row))
+        Ok(self.waiting.pop().map(|Reverse(waiting)| (waiting.row, None)))
     }
 
-    fn place(&mut self, row: Row) -> Result<TraceRequest, TraceFault> {
+    /// Reads the whole trace at first. Returns the next row.
+    fn next_of_sessions(&mut self) -> Result<Option<(Row, Option<Turn>)>, TraceFault> {
+        if !self.at_end {
+            let mut rows = Vec::new();
+            while let Some(row) = self.read_row()? {
+                if rows.len() as u64 == REQUESTS_MAX {
+                    return Err(TraceFault::TooManyRequests);
+                }
+                rows.push(row);
+            }
+            self.in_order = sessions::in_order(rows).into();
+            self.at_end = true;
+        }
+        Ok(self.in_order.pop_front())
+    }
+
+    fn place(&mut self, row: Row, turn: Option<Turn>) -> Result<TraceRequest, TraceFault> {
         let first_ns = *self.first_ns.get_or_insert(row.at_ns);
         self.last_ns = row.at_ns;
         if self.n_requests == REQUESTS_MAX {
@@ -208,6 +255,7 @@ impl TraceReader {
             output: row.output,
             terms: row.terms,
             retention: row.retention,
+            turn,
         })
     }
 }
@@ -224,7 +272,7 @@ impl Iterator for TraceReader {
                 self.ended = true;
                 return None;
             }
-            Ok(Some(row)) => self.place(row),
+            Ok(Some((row, turn))) => self.place(row, turn),
             Err(fault) => Err(fault),
         };
         Some(row.map_err(|fault| {
@@ -247,30 +295,36 @@ fn first_line(lines: &mut Lines) -> Result<Option<Vec<u8>>, TraceFault> {
 
 fn parse(parser: &Parser, line: &[u8]) -> Result<Option<Row>, TraceFault> {
     match parser {
-        Parser::Mooncake => mooncake::parse(line).map(Some),
+        Parser::Mooncake(blocks) => mooncake::parse(line, *blocks).map(Some),
         Parser::Bailian => bailian::parse(line).map(Some),
         Parser::Tokens => tokens::parse(line).map(Some),
         Parser::Csv(columns) => columns.parse(line),
     }
 }
 
-/// Fields found in only one format.
-#[derive(Deserialize)]
+/// Fields that tell a format, sessions, or that prompts share content.
+#[derive(Default, Deserialize)]
 struct Telltale {
+    session_id: Option<IgnoredAny>,
+    hash_ids: Option<IgnoredAny>,
     chat_id: Option<IgnoredAny>,
     input_tok_ids: Option<IgnoredAny>,
     trunkline_recording: Option<IgnoredAny>,
+}
+
+/// Returns the telling fields of a line; none of a damaged one, since what is wrong with it is for its parser to say.
+fn telltale(first: &[u8]) -> Telltale {
+    serde_json::from_slice(first).unwrap_or_default()
 }
 
 fn detect(first: &[u8]) -> Option<Format> {
     if !first.starts_with(b"{") {
         return csv::detect(first);
     }
-    match serde_json::from_slice(first) {
-        Ok(Telltale { chat_id: Some(_), .. }) => Some(Format::Bailian),
-        Ok(Telltale { input_tok_ids: Some(_), .. }) => Some(Format::Tokens),
-        Ok(Telltale { trunkline_recording: Some(_), .. }) => Some(Format::Recording),
-        // What is wrong with a damaged line is for its parser to say.
-        _ => Some(Format::Mooncake),
-    }
+    Some(match telltale(first) {
+        Telltale { chat_id: Some(_), .. } => Format::Bailian,
+        Telltale { input_tok_ids: Some(_), .. } => Format::Tokens,
+        Telltale { trunkline_recording: Some(_), .. } => Format::Recording,
+        _ => Format::Mooncake,
+    })
 }

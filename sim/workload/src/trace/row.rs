@@ -15,6 +15,18 @@ pub(super) struct Row {
     pub output: Option<Box<[Token]>>,
     pub terms: Terms,
     pub retention: Box<[RetentionHint]>,
+    /// Place in a session, if the trace has sessions.
+    pub turn: Option<RowTurn>,
+}
+
+/// Place of a line in a session, as the line says it.
+pub(super) struct RowTurn {
+    /// Name of the session.
+    pub session: Box<str>,
+    /// Time from the end of the turn before, nanoseconds.
+    pub delay_ns: u64,
+    /// `true` if [`Row::at_ns`] is the line's own; else it is 0.
+    pub is_timed: bool,
 }
 
 /// Content according to a line.

@@ -87,6 +87,9 @@ impl<I: Iterator<Item = Result<TraceRequest, TraceError>>> Iterator for Selected
             if slice.begin.is_reached(number, request.arrival_ns) {
                 let first_ns = *self.first_ns.get_or_insert(request.arrival_ns);
                 request.arrival_ns = time_scaled(request.arrival_ns - first_ns, speed);
+                if let Some(turn) = &mut request.turn {
+                    turn.delay_ns = time_scaled(turn.delay_ns, speed);
+                }
                 if let Some(tokens) = max_context {
                     request.cut_to(tokens);
                 }

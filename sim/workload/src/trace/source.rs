@@ -1,8 +1,10 @@
 //! Sources of requests for a replay.
 
 use std::path::Path;
+use std::slice;
 
 use super::select::time_scaled;
+use super::sessions::Sessions;
 use super::{Format, ReaderOptions, Selected, Selection, Trace, TraceError, TraceFault, TraceReader, TraceRequest};
 
 /// Source of requests in the order of arrival. Request `n` of the source, from 0, has the number `n`.
@@ -40,6 +42,9 @@ pub trait Source {
         let _ = (number, now_ns, outcome);
     }
 
+    /// Lets every request arrive at its own time, whatever has ended, where a source knows the times.
+    fn wait_for_no_end(&mut self) {}
+
     /// Returns `true` if an end can cause an arrival or bring one forward.
     fn waits_for_ends(&self) -> bool {
         false
@@ -73,6 +78,10 @@ impl<S: Source + ?Sized> Source for &mut S {
 
     fn ended(&mut self, number: u64, now_ns: u64, outcome: Outcome) {
         (**self).ended(number, now_ns, outcome);
+    }
+
+    fn wait_for_no_end(&mut self) {
+        (**self).wait_for_no_end();
     }
 
     fn waits_for_ends(&self) -> bool {
@@ -141,6 +150,10 @@ impl<S: Source> Source for TimeScaled<S> {
         self.source.ended(number, self.unscaled(now_ns), outcome);
     }
 
+    fn wait_for_no_end(&mut self) {
+        self.source.wait_for_no_end();
+    }
+
     fn waits_for_ends(&self) -> bool {
         self.source.waits_for_ends()
     }
@@ -159,46 +172,155 @@ impl<S: Source> Source for TimeScaled<S> {
     }
 }
 
+/// Requests in the order of their earliest times, of which the turns of sessions wait for each other.
+#[derive(Debug)]
+struct Queue<I> {
+    requests: I,
+    /// Next request that arrives at its own time, read ahead.
+    ahead: Option<Result<TraceRequest, TraceError>>,
+    /// `None` if every request arrives at its own time.
+    sessions: Option<Sessions>,
+    n_given: u64,
+}
+
+impl<I: Iterator<Item = Result<TraceRequest, TraceError>>> Queue<I> {
+    fn new(requests: I, has_sessions: bool) -> Self {
+        let mut it = Self { requests, ahead: None, sessions: has_sessions.then(Sessions::default), n_given: 0 };
+        it.read_ahead();
+        it
+    }
+
+    /// Reads up to the next request that arrives at its own time, and puts turns that wait for others aside.
+    fn read_ahead(&mut self) {
+        while self.ahead.is_none()
+            && let Some(next) = self.requests.next()
+        {
+            self.ahead = match (next, &mut self.sessions) {
+                (Ok(request), Some(sessions)) => sessions.hold(request).map(Ok),
+                (next, _) => Some(next),
+            };
+        }
+    }
+
+    /// Returns the time of the request read ahead: 0 if it cannot be read.
+    fn ahead_ns(&self) -> Option<u64> {
+        self.ahead.as_ref().map(|ahead| ahead.as_ref().map_or(0, |request| request.arrival_ns))
+    }
+
+    fn due_ns(&self) -> Option<u64> {
+        self.sessions.as_ref().and_then(Sessions::next_ns)
+    }
+
+    /// Lets every request arrive at its own time. MUST come before the first request.
+    fn wait_for_no_end(&mut self) {
+        assert_eq!(self.n_given, 0, "before the first request");
+        self.sessions = None;
+    }
+
+    /// Returns the time of the next arrival, if one is known.
+    fn next_ns(&mut self) -> Result<Option<u64>, TraceError> {
+        if let Some(Err(error)) = self.ahead.take_if(|ahead| ahead.is_err()) {
+            return Err(error);
+        }
+        Ok(self.ahead_ns().into_iter().chain(self.due_ns()).min())
+    }
+
+    fn ended(&mut self, number: u64, now_ns: u64) {
+        if let Some(sessions) = &mut self.sessions {
+            sessions.ended(number, now_ns);
+        }
+    }
+
+    /// Returns a time not after the next arrival if nothing ends before `end_ns`.
+    fn earliest_ns(&self, end_ns: u64) -> u64 {
+        self.ahead_ns().into_iter().chain(self.due_ns()).fold(end_ns, u64::min)
+    }
+}
+
+impl<I: Iterator<Item = Result<TraceRequest, TraceError>>> Iterator for Queue<I> {
+    type Item = Result<TraceRequest, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let ahead_ns = self.ahead_ns();
+        let is_due = self.due_ns().is_some_and(|due_ns| ahead_ns.is_none_or(|ahead_ns| due_ns <= ahead_ns));
+        let next = match &mut self.sessions {
+            Some(sessions) if is_due => sessions.pop().map(Ok),
+            _ => self.ahead.take(),
+        };
+        if let Some(Ok(request)) = &next {
+            if let Some(sessions) = &mut self.sessions {
+                sessions.begin(self.n_given, request);
+            }
+            self.n_given += 1;
+            self.read_ahead();
+        }
+        next
+    }
+}
+
+/// Requests of a trace in memory.
+type Cloned<'a> = std::iter::Map<
+    std::iter::Cloned<slice::Iter<'a, TraceRequest>>,
+    fn(TraceRequest) -> Result<TraceRequest, TraceError>,
+>;
+
 /// Source of the requests of a trace in memory.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Loaded<'a> {
-    trace: &'a Trace,
-    n_given: usize,
+    format: Format,
+    n_requests: u64,
+    queue: Queue<Cloned<'a>>,
 }
 
 impl<'a> Loaded<'a> {
     pub(super) fn new(trace: &'a Trace) -> Self {
-        Self { trace, n_given: 0 }
+        let requests: Cloned<'a> = trace.requests.iter().cloned().map(Ok);
+        let has_sessions = trace.requests.iter().any(|request| request.turn.is_some());
+        let n_requests = trace.requests.len() as u64;
+        Self { format: trace.format, n_requests, queue: Queue::new(requests, has_sessions) }
     }
 }
 
 impl Source for Loaded<'_> {
     fn format(&self) -> Format {
-        self.trace.format
+        self.format
     }
 
     fn next_arrival_ns(&mut self) -> Result<Option<u64>, TraceError> {
-        Ok(self.trace.requests.get(self.n_given).map(|request| request.arrival_ns))
+        self.queue.next_ns()
     }
 
     fn next_request(&mut self) -> Result<Option<TraceRequest>, TraceError> {
-        let request = self.trace.requests.get(self.n_given).cloned();
-        self.n_given += usize::from(request.is_some());
-        Ok(request)
+        self.queue.next().transpose()
+    }
+
+    fn ended(&mut self, number: u64, now_ns: u64, _: Outcome) {
+        self.queue.ended(number, now_ns);
+    }
+
+    fn wait_for_no_end(&mut self) {
+        self.queue.wait_for_no_end();
+    }
+
+    fn waits_for_ends(&self) -> bool {
+        self.queue.sessions.is_some()
+    }
+
+    fn earliest_arrival_ns(&mut self, _: usize, end_ns: u64) -> u64 {
+        self.queue.earliest_ns(end_ns)
     }
 
     fn requests_hint(&self) -> Option<u64> {
-        Some(self.trace.requests.len() as u64)
+        Some(self.n_requests)
     }
 }
 
-/// Source that reads a file on demand.
+/// Source that reads a file on demand; a trace with sessions is read whole. As an iterator it yields the requests in the order of their
+/// earliest times.
 pub struct FileSource {
     format: Format,
     limit: u64,
-    requests: Selected<TraceReader>,
-    /// Next request, read ahead to know its arrival time.
-    ahead: Option<Result<TraceRequest, TraceError>>,
+    queue: Queue<Selected<TraceReader>>,
 }
 
 impl FileSource {
@@ -209,10 +331,9 @@ impl FileSource {
     /// [`TraceError`] if the file cannot be read or the selection is empty.
     pub fn open(path: &Path, options: ReaderOptions, selection: &Selection) -> Result<Self, TraceError> {
         let reader = TraceReader::open_with(path, options)?;
-        let format = reader.format();
-        let mut requests = selection.of(reader);
-        let ahead = requests.next();
-        if ahead.is_none() {
+        let (format, has_sessions) = (reader.format(), reader.has_sessions());
+        let queue = Queue::new(selection.of(reader), has_sessions);
+        if queue.ahead.is_none() {
             let fault = if selection.slice == Default::default() {
                 TraceFault::Empty
             } else {
@@ -220,12 +341,12 @@ impl FileSource {
             };
             return Err(TraceError { path: path.into(), line: 0, fault });
         }
-        Ok(Self { format, limit: selection.limit, requests, ahead })
+        Ok(Self { format, limit: selection.limit, queue })
     }
 
     /// Returns the number of requests logged as failed, and skipped, so far.
     pub fn failed_requests(&self) -> u64 {
-        self.requests.inner().failed_requests()
+        self.queue.requests.inner().failed_requests()
     }
 }
 
@@ -233,11 +354,8 @@ impl Iterator for FileSource {
     type Item = Result<TraceRequest, TraceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let next = self.ahead.take();
-        if matches!(next, Some(Ok(_))) {
-            self.ahead = self.requests.next();
-        }
-        next
+        self.queue.sessions = None;
+        self.queue.next()
     }
 }
 
@@ -247,14 +365,27 @@ impl Source for FileSource {
     }
 
     fn next_arrival_ns(&mut self) -> Result<Option<u64>, TraceError> {
-        if let Some(Err(error)) = self.ahead.take_if(|ahead| ahead.is_err()) {
-            return Err(error);
-        }
-        Ok(self.ahead.as_ref().and_then(|ahead| ahead.as_ref().ok()).map(|request| request.arrival_ns))
+        self.queue.next_ns()
     }
 
     fn next_request(&mut self) -> Result<Option<TraceRequest>, TraceError> {
-        self.next().transpose()
+        self.queue.next().transpose()
+    }
+
+    fn ended(&mut self, number: u64, now_ns: u64, _: Outcome) {
+        self.queue.ended(number, now_ns);
+    }
+
+    fn wait_for_no_end(&mut self) {
+        self.queue.wait_for_no_end();
+    }
+
+    fn waits_for_ends(&self) -> bool {
+        self.queue.sessions.is_some()
+    }
+
+    fn earliest_arrival_ns(&mut self, _: usize, end_ns: u64) -> u64 {
+        self.queue.earliest_ns(end_ns)
     }
 
     fn requests_hint(&self) -> Option<u64> {

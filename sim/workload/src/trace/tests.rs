@@ -172,7 +172,8 @@ fn faults_in_mooncake_lines_are_named() {
     assert_eq!(with("output_length\": 1", "output_length\": 0"), format!(", line 2: output_length is 0; {at_most}"));
     assert_eq!(
         with("[0, 1]", "[0, 1, 2]"),
-        ", line 2: 3 hash_ids for input_length 600; there must be 2, one for every 512 tokens or part thereof"
+        ", line 2: 3 hash_ids for input_length 600; there must be 2, one for every 512 tokens or part thereof; for blocks of 256 \
+         tokens give --trace-block-size 256"
     );
     let too_large = ", line 2: hash id 2147483648 is above 2147483647; number the ids from 0 on";
     assert_eq!(with("[0, 1]", "[0, 2147483648]"), too_large);

@@ -50,5 +50,6 @@ pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
     let input_tokens = found as u32;
     let terms = Terms::of_json([object.tenant, object.namespace, object.priority, object.deadline_s])?;
     let retention = retention::of_json(object.retention)?;
-    Ok(Row { at_ns, input_tokens, output_tokens, content: RowContent::Tokens(tokens.into()), output, terms, retention })
+    let content = RowContent::Tokens(tokens.into());
+    Ok(Row { at_ns, input_tokens, output_tokens, content, output, terms, retention, turn: None })
 }

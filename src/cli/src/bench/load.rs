@@ -23,7 +23,7 @@ use trunkline_server::proto::inference_client::InferenceClient;
 use trunkline_server::proto::{GenerateRequest, GetModelInfoRequest, Stopping, TokenIds};
 use trunkline_sim_workload::Trace;
 use trunkline_sim_workload::summary::{Kept, Summary};
-use trunkline_sim_workload::trace::TraceRequest;
+use trunkline_sim_workload::trace::{self, Source, TraceRequest};
 
 use crate::selection::SelectionArgs;
 
@@ -183,22 +183,28 @@ async fn send(addr: &str, trace: &Trace) -> anyhow::Result<Outcome> {
         clients.push(InferenceClient::new(channel));
     }
     let vocab_size = clients[0].get_model_info(GetModelInfoRequest {}).await?.into_inner().vocab_size;
-    let (begin, first_ns) = (Instant::now(), trace.requests[0].arrival_ns);
+    let (begin, mut source) = (Instant::now(), trace.source());
     let mut streams = JoinSet::new();
-    let mut seen = Outcome::default();
-    for (at, traced) in trace.requests.iter().enumerate() {
-        let request = request(traced, vocab_size);
-        let arrival = (begin + Duration::from_nanos(traced.arrival_ns - first_ns)).into();
-        // A request that fails ends the load at once, however many are still to come.
-        while let Ok(Some(stream)) = tokio::time::timeout_at(arrival, streams.join_next()).await {
-            seen.add(stream?)?;
+    let (mut seen, mut n_sent) = (Outcome::default(), 0);
+    loop {
+        let arrival = source.next_arrival_ns()?.map(|ns| (begin + Duration::from_nanos(ns)).into());
+        let ended = match arrival {
+            Some(arrival) => tokio::time::timeout_at(arrival, streams.join_next()).await.ok().flatten(),
+            None => streams.join_next().await,
+        };
+        if let Some(stream) = ended {
+            // A request that fails ends the load at once, however many are still to come; one that ends may bring the next forward.
+            let (number, answer): (usize, _) = stream?;
+            source.ended(number as u64, begin.elapsed().as_nanos() as u64, trace::Outcome::Completed);
+            seen.add((number, answer))?;
+            continue;
         }
+        let Some(arrival) = arrival else { break };
         tokio::time::sleep_until(arrival).await;
-        let client = clients[at % CONNECTIONS].clone();
+        let request = request(&source.next_request()?.expect("the next arrival"), vocab_size);
+        let (at, client) = (n_sent, clients[n_sent % CONNECTIONS].clone());
         streams.spawn(async move { (at, read(client, request).await) });
-    }
-    while let Some(stream) = streams.join_next().await {
-        seen.add(stream?)?;
+        n_sent += 1;
     }
     seen.duration = begin.elapsed();
     Ok(seen)
@@ -367,8 +373,7 @@ mod tests {
 
     #[test]
     fn a_report_of_another_trace_is_refused() {
-        let trace =
-            Trace { format: trunkline_sim_workload::trace::Format::Azure, requests: (0..3).map(traced).collect() };
+        let trace = Trace { format: trace::Format::Azure, requests: (0..3).map(traced).collect() };
         let report = |requests, completed, prompt_tokens| serde_json::json!({ "requests": requests, "completed": completed, "prompt_tokens": prompt_tokens });
         assert!(check_same(&report(3, 3, 192), &trace).is_ok());
         assert!(check_same(&report(3, 2, 128), &trace).is_ok(), "one was refused");
