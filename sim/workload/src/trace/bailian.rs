@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::csv::seconds_ns;
+use super::csv::{SECONDS, seconds_ns};
 use super::mooncake::{BlockIdLine, FIELDS, pieces, present};
 use super::row::{Row, RowContent};
 use super::{Format, TraceFault};
@@ -23,9 +23,5 @@ pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
 
 fn timestamp_ns(value: Value) -> Result<u64, TraceFault> {
     let text = value.to_string();
-    seconds_ns(&text).ok_or(TraceFault::BadTimestamp {
-        field: "timestamp",
-        value: text,
-        expected: "seconds, not negative, below 10^9",
-    })
+    seconds_ns(&text).ok_or(TraceFault::BadTimestamp { field: "timestamp", value: text, expected: SECONDS })
 }

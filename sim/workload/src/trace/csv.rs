@@ -1,6 +1,6 @@
-//! Lines of CSV traces: a header, fields without quotes, and columns found by name.
+//! Lines of CSV traces: a header, fields with or without quotes and without commas, and columns found by name.
 
-use super::row::{Row, RowContent, length, whole};
+use super::row::{Row, RowContent, TIME_NS_END, length, whole};
 use super::{Format, Terms, TraceFault, azure};
 
 /// Column names of a format.
@@ -26,7 +26,8 @@ const AZURE: Dialect = Dialect {
     failures: true,
 };
 
-const SECONDS: &str = "seconds, not negative, below 10^9";
+/// Form of a timestamp in seconds.
+pub(super) const SECONDS: &str = "seconds, not negative, before the year 2116 if counted from 1970";
 
 const BURSTGPT: Dialect = Dialect {
     format: Format::BurstGpt,
@@ -67,8 +68,9 @@ pub(super) fn detect(header: &[u8]) -> Option<Format> {
     [&AZURE, &BURSTGPT, &VIDUR].iter().find(has_any).map(|dialect| dialect.format)
 }
 
-fn fields(line: &str) -> impl Iterator<Item = &str> {
-    line.split(',').map(str::trim)
+fn fields<'a>(line: &'a str) -> impl Iterator<Item = &'a str> {
+    let unquoted = |field: &'a str| field.strip_prefix('"').and_then(|field| field.strip_suffix('"')).unwrap_or(field);
+    line.split(',').map(move |field| unquoted(field.trim()).trim())
 }
 
 impl Columns {
@@ -157,12 +159,9 @@ impl Columns {
     }
 }
 
-/// First timestamp out of range, seconds: 31 years, far below the limit of a replay's clock.
-const SECONDS_MAX: u64 = 1_000_000_000;
-
 /// Parses seconds as nanoseconds: decimal digits exactly, numbers with an exponent to the nearest nanosecond.
 pub(super) fn seconds_ns(text: &str) -> Option<u64> {
-    exact_ns(text).or_else(|| rounded_ns(text)).filter(|ns| *ns < SECONDS_MAX * 1_000_000_000)
+    exact_ns(text).or_else(|| rounded_ns(text)).filter(|ns| *ns < TIME_NS_END)
 }
 
 fn exact_ns(text: &str) -> Option<u64> {
@@ -177,8 +176,8 @@ fn exact_ns(text: &str) -> Option<u64> {
 }
 
 fn rounded_ns(text: &str) -> Option<u64> {
-    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..SECONDS_MAX as f64).contains(seconds))?;
-    Some((seconds * 1e9).round() as u64)
+    let ns = text.parse::<f64>().ok()? * 1e9;
+    (0.0..TIME_NS_END as f64).contains(&ns).then(|| ns.round() as u64)
 }
 
 #[cfg(test)]
@@ -196,10 +195,11 @@ mod tests {
             ("4.999999999e-05", 50_000),
             ("1.0000000004", 1_000_000_000),
             ("999999999.999999999", 999_999_999_999_999_999),
+            ("1757000000.5", 1_757_000_000_500_000_000),
         ] {
             assert_eq!(seconds_ns(text), Some(ns), "{text}");
         }
-        for text in ["", ".", "-1", "nan", "inf", "1e9", "1000000000", "1.2.3", "0x10", "5 s"] {
+        for text in ["", ".", "-1", "nan", "inf", "1e10", "4700000000", "1.2.3", "0x10", "5 s"] {
             assert_eq!(seconds_ns(text), None, "{text}");
         }
     }

@@ -130,13 +130,19 @@ pub enum TraceFault {
         expected: &'static str,
     },
     /// Request with an earlier timestamp than the request above.
-    #[error("the timestamp goes back by {by_s} s{}; sort the lines by their timestamps", BeyondWindow(*window_requests))]
+    #[error(
+        "the timestamp goes back by {by_s} s{}; sort the lines by their timestamps, or read N requests ahead with --reorder N",
+        BeyondWindow(*window_requests)
+    )]
     TimeGoesBack {
         /// Size of the step back, seconds.
         by_s: f64,
         /// Size of the reorder window, requests; see [`super::ReaderOptions::reorder_requests`].
         window_requests: usize,
     },
+    /// Request long after the first.
+    #[error("arrives more than 31 years after the first request; are all timestamps counted from the same time?")]
+    TooLong,
     /// Session that begins in the middle of a trace without sessions.
     #[error(
         "session_id is in this line but not in the first; give the first line one too, so that the trace is read whole"

@@ -46,6 +46,15 @@ fn burstgpt_of_two_releases() {
          19440110.5,,2,ChatGPT,36,29,65,API log\n",
     );
     assert_eq!(shape(&later), [(0, 906, 446), (500, 36, 29)]);
+    // As a spreadsheet writes it, with seconds since 1970.
+    let quoted = load(
+        "\"Timestamp\",\"Model\",\"Request tokens\",\"Response tokens\"\n\"1757000000\",\"a\",\"3\",\"4\"\n1757000001.5,a,5,6\n",
+    );
+    assert_eq!(shape(&quoted), [(0, 3, 4), (1500, 5, 6)]);
+    assert_eq!(
+        fault(format!("{BURSTGPT}5,a,472,18,490,x\n1757000000,a,3,3,6,x\n")),
+        ", line 3: arrives more than 31 years after the first request; are all timestamps counted from the same time?"
+    );
 }
 
 #[test]
@@ -64,8 +73,14 @@ fn faults_in_burstgpt_lines_are_named() {
     let at_most = "it must be a whole number from 1 to 16777216";
     assert_eq!(row("6,a,0,3,3,x"), format!(", line 3: Request tokens is 0; {at_most}"));
     assert_eq!(row("6,a,3,-3,0,x"), format!(", line 3: Response tokens is -3; {at_most}"));
-    assert_eq!(row("noon,a,3,3,6,x"), ", line 3: Timestamp is noon; it must be seconds, not negative, below 10^9");
-    assert_eq!(row("4,a,3,3,6,x"), ", line 3: the timestamp goes back by 1 s; sort the lines by their timestamps");
+    assert_eq!(
+        row("noon,a,3,3,6,x"),
+        ", line 3: Timestamp is noon; it must be seconds, not negative, before the year 2116 if counted from 1970"
+    );
+    assert_eq!(
+        row("4,a,3,3,6,x"),
+        ", line 3: the timestamp goes back by 1 s; sort the lines by their timestamps, or read N requests ahead with --reorder N"
+    );
     assert_eq!(
         row("6,a,3,3"),
         ", line 3: not a line of the burstgpt format (4 fields where the header has 6); mend or remove it"
@@ -94,7 +109,7 @@ fn vidur_lines() {
     assert_eq!(fault(format!("{VIDUR}0,1,0\n")), format!(", line 2: num_decode_tokens is 0; {at_most}"));
     assert_eq!(
         fault(format!("{VIDUR}-0.5,1,1\n")),
-        ", line 2: arrived_at is -0.5; it must be seconds, not negative, below 10^9"
+        ", line 2: arrived_at is -0.5; it must be seconds, not negative, before the year 2116 if counted from 1970"
     );
 }
 
@@ -117,7 +132,7 @@ fn bailian_ids_stand_for_sixteen_tokens() {
     );
     assert_eq!(
         fault(bailian("\"1\"", 16, &[7])),
-        ", line 1: timestamp is \"1\"; it must be seconds, not negative, below 10^9"
+        ", line 1: timestamp is \"1\"; it must be seconds, not negative, before the year 2116 if counted from 1970"
     );
     assert_eq!(
         fault(bailian("1", 16, &[7]).replace("output_length", "length")),
@@ -141,7 +156,7 @@ fn token_ids_are_the_prompt() {
     );
     assert_eq!(
         with("46926808", "0.5"),
-        ", line 1: arrival_time_ns is 0.5; it must be whole nanoseconds, not negative, below 10^18"
+        ", line 1: arrival_time_ns is 0.5; it must be whole nanoseconds, not negative, before the year 2116 if counted from 1970"
     );
     assert_eq!(
         with("\"output_toks\"", "\"out\""),
@@ -177,10 +192,13 @@ fn a_bounded_disorder_is_put_in_order_if_asked_for() {
         let message = read(reorder).unwrap_err().to_string();
         message.strip_prefix(&file.path().display().to_string()).unwrap().to_string()
     };
-    assert_eq!(message(0), ", line 4: the timestamp goes back by 1 s; sort the lines by their timestamps");
+    assert_eq!(
+        message(0),
+        ", line 4: the timestamp goes back by 1 s; sort the lines by their timestamps, or read N requests ahead with --reorder N"
+    );
     assert_eq!(
         message(1),
-        ", line 5: the timestamp goes back by 1.5 s, past the 1 requests that are put in order; sort the lines by their timestamps"
+        ", line 5: the timestamp goes back by 1.5 s, past the 1 requests that are put in order; sort the lines by their timestamps, or read N requests ahead with --reorder N"
     );
     let requests = read(3).unwrap();
     assert_eq!(requests.iter().map(|it| it.input_tokens).collect::<Vec<_>>(), [9, 1, 2, 3, 4]);

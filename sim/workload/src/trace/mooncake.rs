@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use trunkline_core::RetentionHint;
 
-use super::row::{Row, RowContent, RowTurn, length};
+use super::row::{Row, RowContent, RowTurn, TIME_NS_END, length};
 use super::{Format, HASH_ID_MAX, HASH_ID_TOKENS, Piece, Terms, TraceFault, retention};
 
 pub(super) const FIELDS: &str = "timestamp, input_length and output_length, and hash_ids for what prompts share";
@@ -135,22 +135,19 @@ fn hash_ids(ids: Vec<u64>, input_tokens: u32, format: Format, block_tokens: u32)
     ids.into_iter().map(checked).collect()
 }
 
-/// First timestamp out of range, nanoseconds: 31 years, far below the limit of a replay's clock.
-const TIMESTAMP_NS_MAX: u64 = 1_000_000_000_000_000_000;
-
 /// Returns whole milliseconds exactly, fractions to the nearest nanosecond.
 fn milliseconds_ns(field: &'static str, value: Value) -> Result<u64, TraceFault> {
-    let whole = value.as_u64().and_then(|ms| ms.checked_mul(NS_PER_MS as u64)).filter(|ns| *ns < TIMESTAMP_NS_MAX);
+    let whole = value.as_u64().and_then(|ms| ms.checked_mul(NS_PER_MS as u64)).filter(|ns| *ns < TIME_NS_END);
     let any = || {
         value
             .as_f64()
             .map(|ms| ms * NS_PER_MS)
-            .filter(|ns| (0.0..TIMESTAMP_NS_MAX as f64).contains(ns))
+            .filter(|ns| (0.0..TIME_NS_END as f64).contains(ns))
             .map(|ns| ns.round() as u64)
     };
     whole.or_else(any).ok_or_else(|| TraceFault::BadTimestamp {
         field,
         value: value.to_string(),
-        expected: "milliseconds, not negative, below 10^12",
+        expected: "milliseconds, not negative, before the year 2116 if counted from 1970",
     })
 }

@@ -19,6 +19,9 @@ use crate::lines::Lines;
 /// Size of the reorder window in requests, at most.
 pub const REORDER_REQUESTS_MAX: usize = 1 << 20;
 
+/// First time out of range after the first request, nanoseconds: 31 years, far below the limit of a replay's clock.
+const SPAN_NS_END: u64 = 1_000_000_000_000_000_000;
+
 /// Row in the reorder window; rows with equal times keep their order.
 struct Waiting {
     at_ns: u64,
@@ -237,6 +240,9 @@ impl TraceReader {
     fn place(&mut self, row: Row, turn: Option<Turn>) -> Result<TraceRequest, TraceFault> {
         let first_ns = *self.first_ns.get_or_insert(row.at_ns);
         self.last_ns = row.at_ns;
+        if row.at_ns - first_ns >= SPAN_NS_END {
+            return Err(TraceFault::TooLong);
+        }
         if self.n_requests == REQUESTS_MAX {
             return Err(TraceFault::TooManyRequests);
         }

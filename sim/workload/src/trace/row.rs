@@ -4,6 +4,9 @@ use trunkline_core::{RetentionHint, Token};
 
 use super::{LENGTH_TOKENS_MAX, Piece, Terms, TraceFault};
 
+/// First time of a line out of range, nanoseconds: counted from 1970, the year 2116.
+pub(super) const TIME_NS_END: u64 = 1 << 62;
+
 /// Parsed line, before comparison with other lines.
 pub(super) struct Row {
     /// Nanoseconds since an origin shared by all lines.

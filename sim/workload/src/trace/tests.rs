@@ -148,7 +148,7 @@ fn faults_in_azure_lines_are_named() {
     assert_eq!(row("noon,3,4"), ", line 3: TIMESTAMP is noon; it must be like 2023-11-16 18:15:46.6805900");
     assert_eq!(
         row("2023-11-16 18:15:46.1805900,3,4"),
-        ", line 3: the timestamp goes back by 0.5 s; sort the lines by their timestamps"
+        ", line 3: the timestamp goes back by 0.5 s; sort the lines by their timestamps, or read N requests ahead with --reorder N"
     );
 }
 
@@ -179,11 +179,11 @@ fn faults_in_mooncake_lines_are_named() {
     assert_eq!(with("[0, 1]", "[0, 2147483648]"), too_large);
     assert_eq!(
         with("\"timestamp\": 10", "\"timestamp\": 9"),
-        ", line 2: the timestamp goes back by 0.001 s; sort the lines by their timestamps"
+        ", line 2: the timestamp goes back by 0.001 s; sort the lines by their timestamps, or read N requests ahead with --reorder N"
     );
     assert_eq!(
         with("\"timestamp\": 10", "\"timestamp\": -1"),
-        ", line 2: timestamp is -1; it must be milliseconds, not negative, below 10^12"
+        ", line 2: timestamp is -1; it must be milliseconds, not negative, before the year 2116 if counted from 1970"
     );
     let far = with("\"timestamp\": 10", "\"timestamp\": 18446744073709");
     assert!(far.starts_with(", line 2: timestamp is 18446744073709"), "{far}");
