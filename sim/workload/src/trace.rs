@@ -46,6 +46,7 @@ pub use crate::lines::LineFault;
 mod azure;
 mod bailian;
 pub mod blocks;
+mod chats;
 mod convert;
 mod csv;
 mod fault;
@@ -314,8 +315,7 @@ impl Trace {
         Ok(Self { format: source.format(), requests: source.collect::<Result<_, _>>()? })
     }
 
-    /// Returns the selected part of the trace. References of synthetic requests to each other's outputs keep their numbers, so the
-    /// selected requests no longer share those outputs.
+    /// Returns the selected part of the trace. References of requests to each other's outputs go by the numbers in the part.
     pub fn select(&self, selection: &Selection) -> Self {
         let requests = selection.of(self.requests.iter().cloned().map(Ok));
         Self { format: self.format, requests: requests.filter_map(Result::ok).collect() }

@@ -21,6 +21,11 @@ pub(crate) struct SelectionArgs {
     #[arg(long, value_name = "N")]
     trace_block_size: Option<NonZeroU32>,
 
+    /// Begin a chat's next prompt with the answer before, kept in the cache as engines do; for Bailian traces, whose ids name
+    /// prompts alone.
+    #[arg(long)]
+    reuse_answers: bool,
+
     /// Take a part only: 100..200 in request numbers from 0, or 60s..120s in seconds from the first arrival; either end may
     /// be left out.
     #[arg(long, value_name = "BEGIN..END", default_value = "..")]
@@ -42,7 +47,12 @@ pub(crate) struct SelectionArgs {
 impl SelectionArgs {
     /// Returns the options of the reader.
     pub(crate) fn options(&self) -> ReaderOptions {
-        ReaderOptions { format: self.format, reorder_requests: self.reorder, block_tokens: self.trace_block_size }
+        ReaderOptions {
+            format: self.format,
+            reorder_requests: self.reorder,
+            reuse_answers: self.reuse_answers,
+            block_tokens: self.trace_block_size,
+        }
     }
 
     /// Returns the selection with arrival times as in the file; a replay applies the speed itself.

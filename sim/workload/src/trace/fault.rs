@@ -154,6 +154,12 @@ pub enum TraceFault {
         /// Format of the trace.
         format: Format,
     },
+    /// Answers asked for in a format without chats.
+    #[error("--reuse-answers is for Bailian traces, and this is one of the {format} format; leave it out")]
+    ReuseAnswers {
+        /// Format of the trace.
+        format: Format,
+    },
     /// Wrong number of block ids for the length of the prompt.
     #[error(
         "{found} hash_ids for input_length {input_tokens}; there must be {expected}, one for every {block_tokens} tokens or part thereof{}",

@@ -489,3 +489,32 @@ fn csv_may_have_columns_of_terms() {
     let error = Trace::load(&path, None, None).unwrap_err().to_string();
     assert!(error.contains("line 2: priority is x; it must be a whole number"), "{error}");
 }
+
+#[test]
+fn chats_find_their_answers_if_asked_to() {
+    let line = |chat: u32, parent: i64, input: u32, ids: &[u32]| {
+        format!(
+            r#"{{"chat_id": {chat}, "parent_chat_id": {parent}, "timestamp": {chat}, "input_length": {input}, "output_length": 20, "type": "text", "turn": 1, "hash_ids": {ids:?}}}"#
+        )
+    };
+    let lines = [line(0, -1, 5, &[9]), line(1, -1, 40, &[1, 2, 3]), line(2, 1, 90, &[1, 2, 7, 8, 9, 10])];
+    let file = file(lines.join("\n"));
+    let options = ReaderOptions { reuse_answers: true, ..ReaderOptions::default() };
+    let whole = Trace::load_selected(file.path(), options, &Selection::default()).unwrap();
+    let output = |number: u64| (0..20).map(move |n| generated_token(number, n));
+    assert!(whole.requests[2].prompt()[40..60].iter().copied().eq(output(1)));
+    // In a part of the trace, requests have other numbers.
+    let selection = Selection { slice: "1..".parse().unwrap(), ..Selection::default() };
+    let part = Trace::load_selected(file.path(), options, &selection).unwrap();
+    assert!(part.requests[1].prompt()[40..60].iter().copied().eq(output(0)));
+    assert_eq!(part.requests, whole.select(&selection).requests);
+    let as_it_stands = Trace::load(file.path(), None, None).unwrap();
+    assert_ne!(as_it_stands.requests[2].prompt(), whole.requests[2].prompt());
+    assert_eq!(as_it_stands.requests[1], whole.requests[1]);
+    let azure = self::file("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n");
+    let refused = Trace::load_selected(azure.path(), options, &Selection::default()).unwrap_err().to_string();
+    assert!(
+        refused.ends_with(": --reuse-answers is for Bailian traces, and this is one of the azure format; leave it out"),
+        "{refused}"
+    );
+}

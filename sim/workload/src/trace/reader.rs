@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use super::chats::Chats;
 use super::row::{Row, RowContent};
 use super::sessions::{self, Turn};
 use super::{
@@ -63,13 +64,16 @@ pub struct ReaderOptions {
     /// Size of the reorder window in requests, at most [`REORDER_REQUESTS_MAX`]. With 0 every step back in time is an error;
     /// otherwise only a step back beyond the window is.
     pub reorder_requests: usize,
+    /// Whether a chat's next prompt holds the answer before as the replay generates it, in a Bailian trace.
+    pub reuse_answers: bool,
     /// Tokens per block id of a Mooncake trace; `None` for [`super::HASH_ID_TOKENS`].
     pub block_tokens: Option<NonZeroU32>,
 }
 
 enum Parser {
     Mooncake(mooncake::Blocks),
-    Bailian,
+    /// `true` to put answers into the prompts of later turns.
+    Bailian(bool),
     Tokens,
     Csv(csv::Columns),
 }
@@ -87,6 +91,7 @@ pub struct TraceReader {
     has_sessions: bool,
     /// Rows of a trace with sessions, in the order of time.
     in_order: VecDeque<(Row, Option<Turn>)>,
+    chats: Chats,
     at_end: bool,
     first_ns: Option<u64>,
     last_ns: u64,
@@ -124,6 +129,9 @@ impl TraceReader {
         if options.block_tokens.is_some() && format != Format::Mooncake {
             return Err(fail(number, TraceFault::BlockTokens { format }));
         }
+        if options.reuse_answers && format != Format::Bailian {
+            return Err(fail(number, TraceFault::ReuseAnswers { format }));
+        }
         let has_sessions = format == Format::Mooncake && telltale(&first).session_id.is_some();
         let (parser, pending) = match format {
             Format::Mooncake => {
@@ -131,7 +139,7 @@ impl TraceReader {
                 let blocks = mooncake::Blocks { tokens, are_known: telltale(&first).hash_ids.is_some() };
                 (Parser::Mooncake(blocks), Some(first))
             }
-            Format::Bailian => (Parser::Bailian, Some(first)),
+            Format::Bailian => (Parser::Bailian(options.reuse_answers), Some(first)),
             Format::Tokens => (Parser::Tokens, Some(first)),
             Format::Recording => return Err(fail(number, TraceFault::Recording)),
             format => {
@@ -148,6 +156,7 @@ impl TraceReader {
             reorder_requests: options.reorder_requests.min(REORDER_REQUESTS_MAX),
             has_sessions,
             in_order: VecDeque::new(),
+            chats: Chats::default(),
             at_end: false,
             first_ns: None,
             last_ns: 0,
@@ -161,7 +170,7 @@ impl TraceReader {
     pub fn format(&self) -> Format {
         match &self.parser {
             Parser::Mooncake(_) => Format::Mooncake,
-            Parser::Bailian => Format::Bailian,
+            Parser::Bailian(_) => Format::Bailian,
             Parser::Tokens => Format::Tokens,
             Parser::Csv(columns) => columns.format(),
         }
@@ -251,6 +260,10 @@ impl TraceReader {
             RowContent::Blocks(ids) => Content::Blocks(ids),
             RowContent::Pieces(pieces) => Content::Pieces(pieces),
             RowContent::Tokens(tokens) => Content::Tokens(tokens),
+            RowContent::Chat(turn) => {
+                let number = self.n_requests as u32;
+                Content::Pieces(self.chats.prompt(turn, number, row.input_tokens, row.output_tokens))
+            }
         };
         self.n_requests += 1;
         Ok(TraceRequest {
@@ -302,7 +315,7 @@ fn first_line(lines: &mut Lines) -> Result<Option<Vec<u8>>, TraceFault> {
 fn parse(parser: &Parser, line: &[u8]) -> Result<Option<Row>, TraceFault> {
     match parser {
         Parser::Mooncake(blocks) => mooncake::parse(line, *blocks).map(Some),
-        Parser::Bailian => bailian::parse(line).map(Some),
+        Parser::Bailian(reuse_answers) => bailian::parse(line, *reuse_answers).map(Some),
         Parser::Tokens => tokens::parse(line).map(Some),
         Parser::Csv(columns) => columns.parse(line),
     }

@@ -2,6 +2,7 @@
 
 use trunkline_core::{RetentionHint, Token};
 
+use super::chats::ChatTurn;
 use super::{LENGTH_TOKENS_MAX, Piece, Terms, TraceFault};
 
 /// First time of a line out of range, nanoseconds: counted from 1970, the year 2116.
@@ -38,6 +39,8 @@ pub(super) enum RowContent {
     Blocks(Box<[u32]>),
     Pieces(Box<[Piece]>),
     Tokens(Box<[Token]>),
+    /// Turn of a chat whose prompt holds the answer before.
+    Chat(ChatTurn),
 }
 
 /// Returns a number without a fraction of zeros: some programs write whole numbers as `374.0`.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{TraceError, TraceRequest};
+use super::{Content, GENERATED_FROM, TraceError, TraceRequest};
 
 /// Selection from a trace. Applies the slice first, then the limit, then the speed and the maximum context.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +43,7 @@ impl Selection {
     /// Selects from requests in the order of arrival. Arrivals count from the first selected request; requests after the last
     /// selected one are not read.
     pub fn of<I: Iterator<Item = Result<TraceRequest, TraceError>>>(&self, requests: I) -> Selected<I> {
-        Selected { requests, selection: *self, n_seen: 0, n_given: 0, first_ns: None, ended: false }
+        Selected { requests, selection: *self, n_seen: 0, n_given: 0, first: None, ended: false }
     }
 }
 
@@ -54,7 +54,8 @@ pub struct Selected<I> {
     selection: Selection,
     n_seen: u64,
     n_given: u64,
-    first_ns: Option<u64>,
+    /// Number and arrival time of the first selected request.
+    first: Option<(u64, u64)>,
     ended: bool,
 }
 
@@ -85,7 +86,8 @@ impl<I: Iterator<Item = Result<TraceRequest, TraceError>>> Iterator for Selected
                 return None;
             }
             if slice.begin.is_reached(number, request.arrival_ns) {
-                let first_ns = *self.first_ns.get_or_insert(request.arrival_ns);
+                let (first, first_ns) = *self.first.get_or_insert((number, request.arrival_ns));
+                renumber(&mut request.content, first);
                 request.arrival_ns = time_scaled(request.arrival_ns - first_ns, speed);
                 if let Some(turn) = &mut request.turn {
                     turn.delay_ns = time_scaled(turn.delay_ns, speed);
@@ -98,6 +100,15 @@ impl<I: Iterator<Item = Result<TraceRequest, TraceError>>> Iterator for Selected
             }
         }
         None
+    }
+}
+
+/// Counts the requests whose outputs are part of a content from request `first` on. Earlier ones get the numbers of requests that no
+/// trace is long enough for.
+fn renumber(content: &mut Content, first: u64) {
+    let Content::Pieces(pieces) = content else { return };
+    for piece in pieces.iter_mut().filter(|piece| piece.content >= GENERATED_FROM) {
+        piece.content = GENERATED_FROM | piece.content.wrapping_sub(first as u32);
     }
 }
 
