@@ -9,7 +9,9 @@ fn error(policy: &str) -> String {
 
 #[test]
 fn an_unknown_policy_is_reported_in_one_line() {
-    let known = "there are: fcfs, priority, sjf, lpm, lpm_sorted, edf, vtc";
+    let names: Vec<_> = policy::REGISTRY.names().collect();
+    assert!(names.starts_with(&["fcfs", "priority"]));
+    let known = format!("there are: {}", names.join(", "));
     assert_eq!(error("fifo"), format!("unknown policy 'fifo'; {known}"));
     assert_eq!(error("fifo:ageing_ms=1"), format!("unknown policy 'fifo'; {known}"));
     assert_eq!(error(""), format!("unknown policy ''; {known}"));
@@ -36,10 +38,8 @@ fn an_eviction_policy_takes_parameters_as_a_policy_does() {
         Config { eviction: eviction.into(), ..Config::default() }.validate().err().map(|error| error.to_string())
     };
     assert_eq!(error("s3fifo:small_percent=90"), None);
-    assert_eq!(
-        error("fifo:small_percent=90").unwrap(),
-        "unknown eviction policy 'fifo'; there are: lru, lfu, s3fifo, reuse, leaves, cost"
-    );
+    let unknown = error("fifo:small_percent=90").unwrap();
+    assert!(unknown.starts_with("unknown eviction policy 'fifo'; there are: lru, lfu, "), "{unknown}");
     assert_eq!(
         error("s3fifo:small_percent=0").unwrap(),
         "eviction policy 's3fifo': small_percent is '0'; it must be a whole number between 1 and 90"
