@@ -37,7 +37,7 @@ async fn host_memory_gives_the_same_text_compressed_or_not_and_the_recording_the
     let texts = plain_texts().await;
     let dir = tempfile::tempdir().unwrap();
     for compression in [Compression::Off, Compression::Full, Compression::Store, Compression::Probe] {
-        for write in [Write::Through, Write::Back, Write::SecondUse] {
+        for write in Write::ALL.map(|(_, write)| write) {
             let record = dir.path().join(format!("{compression:?}-{write:?}.jsonl"));
             let server = serve(config(&[("host", write)]), media(None), compression, Some(&record)).await;
             let mut client = server.client().await;

@@ -96,8 +96,8 @@ pub struct TierSettings {
     #[arg(long, value_name = "LAYERS")]
     pub compression_layers: Option<String>,
 
-    /// Moment at which a tier takes a block: through (at the end of its request), second_use (after a prefix hit) or back
-    /// (before eviction). One for all tiers, or one for each, separated by commas [default: through].
+    /// Moment at which a tier takes a block: through (at the end of its request), prefill (when its prompt is
+    /// computed, and answers at the end), second_use (after a prefix hit) or back (before eviction). One for all tiers, or one for each, separated by commas [default: through].
     #[arg(long, value_name = "WHEN")]
     pub tier_write: Option<String>,
 
@@ -456,6 +456,6 @@ mod tests {
         let compression = TierSettings { compression: Some("zip".into()), ..settings(Some("1GiB"), None) };
         assert_eq!(error(compression), "unknown compression 'zip'; there are: auto, off, probe, full, store");
         let write = TierSettings { tier_write: Some("later".into()), ..settings(Some("1GiB"), None) };
-        assert_eq!(error(write), "unknown write mode 'later'; there are: through, second_use, back");
+        assert_eq!(error(write), "unknown write mode 'later'; there are: through, prefill, second_use, back");
     }
 }

@@ -259,6 +259,8 @@ impl std::str::FromStr for Preemption {
 pub enum Write {
     /// At the end of the request that computed the block; behind the first tier: as soon as the tier before holds the block.
     Through,
+    /// The blocks of a prompt when all of the prompt is computed, and the rest as [`Write::Through`].
+    Prefill,
     /// As [`Write::Through`], but only blocks that a request has found in the cache; behind the first tier: blocks found in
     /// the tier before.
     SecondUse,
@@ -268,8 +270,8 @@ pub enum Write {
 
 impl Write {
     /// All moments, with the names users write.
-    pub const ALL: [(&'static str, Self); 3] =
-        [("through", Self::Through), ("second_use", Self::SecondUse), ("back", Self::Back)];
+    pub const ALL: [(&'static str, Self); 4] =
+        [("through", Self::Through), ("prefill", Self::Prefill), ("second_use", Self::SecondUse), ("back", Self::Back)];
 }
 
 impl std::str::FromStr for Write {

@@ -1,7 +1,7 @@
 //! The tiers of the prefix cache behind the device: their blocks, and the identities of published prefixes.
 //!
-//! Each tier says when it takes a block ([`Write`]): when the request that computed it ends (`through`), when such a block was found
-//! before (`second_use`), or when the place above is about to evict it (`back`). [`crate::kv`] moves the blocks.
+//! Each tier says when it takes a block ([`Write`]): when the request that computed it ends (`through`), or has computed its prompt
+//! (`prefill`), when such a block was found before (`second_use`), or when the place above is about to evict it (`back`). [`crate::kv`] moves the blocks.
 
 use trunkline_port::{BlockFault, BlockKey, KnownBlock};
 

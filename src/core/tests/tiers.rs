@@ -81,6 +81,19 @@ fn second_use_takes_what_was_found_before_and_nothing_else() {
 }
 
 #[test]
+fn prefill_stores_a_prompt_while_its_answer_is_generated() {
+    for (write, early) in [(Write::Prefill, 8), (Write::Through, 0)] {
+        let mut rig = joined(config(vec![tier(100, write, "lru"), tier(100, write, "lru")]));
+        rig.submit(1, prompt(1, 33), 20);
+        rig.answer_until(|rig| rig.said(1).len() == 4);
+        assert_eq!(rig.core.stats().tiers[0].stored_blocks, early, "{write:?}");
+        rig.run_to_end();
+        // What the answer adds comes at the end, and nothing is stored twice.
+        assert_eq!(rig.core.stats().tiers.map(|tier| tier.stored_blocks)[..2], [13, 13], "{write:?}");
+    }
+}
+
+#[test]
 fn a_tier_drops_the_tail_of_a_prefix_before_its_head() {
     for name in eviction::REGISTRY.names() {
         let mut rig = joined(config(vec![tier(10, Write::Through, name)]));

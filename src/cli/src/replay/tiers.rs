@@ -75,8 +75,8 @@ pub(crate) struct TierArgs {
     #[arg(long, value_name = "GB/S", requires = "compression")]
     compression_gb_s: Option<f64>,
 
-    /// Moment at which a tier takes a block: through (at the end of its request), second_use (after a prefix hit) or back
-    /// (before eviction). One for all tiers, or one for each, separated by commas.
+    /// Moment at which a tier takes a block: through (at the end of its request), prefill (when its prompt is
+    /// computed, and answers at the end), second_use (after a prefix hit) or back (before eviction). One for all tiers, or one for each, separated by commas.
     #[arg(long, value_name = "WHEN", default_value = "through", requires = "tier")]
     tier_write: String,
 

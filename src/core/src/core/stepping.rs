@@ -1,6 +1,7 @@
 //! The begin and the end of steps.
 
 use super::Core;
+use crate::config::Write;
 use crate::digest::Decision;
 use crate::event::Action;
 use crate::fast_forward::{FastForwardDriver, FastForwardResult};
@@ -92,6 +93,7 @@ impl Core {
         }
         self.state.waiting.serve_generated();
         let any_ended = self.publish(&mut changed);
+        self.write_prompts();
         self.state.visit_ends(parts);
         dropping::end_step(&mut self.state, &step.picked, &result.scores);
         if any_ended {
@@ -135,7 +137,7 @@ impl Core {
     /// or leaves the core.
     #[inline]
     fn apply(&mut self, part: Part, sampled: &[Token], changed: &mut Vec<usize>, actions: &mut Vec<Action>) {
-        let State { sequences, waiting, journal, config, rereads, .. } = &mut self.state;
+        let State { sequences, waiting, journal, config, rereads, kv, .. } = &mut self.state;
         let slot = part.slot();
         let seq = &mut sequences[slot];
         seq.end_step(part.n_tokens, part.sample);
@@ -144,6 +146,9 @@ impl Core {
         if seq.ending.is_none() && !sampled.is_empty() && counts {
             if seq.is_prefill() {
                 seq.transition(SequenceEvent::FirstToken, Phase::Decode);
+                if kv.tiers.write(0) == Some(Write::Prefill) {
+                    self.read_prompts.push(slot);
+                }
             }
             // Mostly with the first token; a sequence that is swapped in may be beyond it.
             if seq.cold.planner.as_ref().is_some_and(|planner| planner.state.awaits_reread()) {
@@ -198,6 +203,17 @@ impl Core {
         }
         changed.clear();
         any_ended
+    }
+
+    /// Copies the prompts that a step has computed to the first tier, if the tier takes prompts then.
+    fn write_prompts(&mut self) {
+        for slot in self.read_prompts.drain(..) {
+            let State { sequences, kv, journal, .. } = &mut self.state;
+            let seq = &sequences[slot];
+            if self.worker_joined && seq.ending.is_none() && !seq.has_failed() && !seq.id.is_inner() {
+                kv.write_prompt(seq, journal);
+            }
+        }
     }
 
     /// Learns from the time of a step: the prefill budget from decodes that shared with prefills, the cost of recomputation from

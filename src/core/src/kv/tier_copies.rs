@@ -145,6 +145,33 @@ impl Kv {
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
     }
 
+    /// Begins to copy the blocks of a prompt, computed by now, to the first tier, if the tier takes blocks then. The request reads on.
+    pub fn write_prompt(&mut self, seq: &Sequence, journal: &mut Journal) {
+        let computed = (seq.prompt_tokens / self.block_size).min(seq.published) as usize;
+        let chain = &seq.table[..computed];
+        if !self.is_open(0) || chain.first().is_none_or(|first| !self.tree.is_findable(*first)) {
+            return;
+        }
+        let (mut pairs, mut beside) = (Vec::new(), Beside::new());
+        for block in chain.iter().copied() {
+            if !self.can_follow(block) {
+                break;
+            }
+            let contents = self.tiers.contents_on_device(&self.tree, block);
+            let to = self.tiers.reserve(&contents);
+            pairs.extend(to.map(|to| BlockPair { from: block.index, to }));
+            self.write_beside(block, &mut pairs, &mut beside);
+        }
+        if pairs.is_empty() {
+            return;
+        }
+        pairs.reverse();
+        let chain = chain.to_vec();
+        chain.iter().for_each(|block| self.tree.share(*block));
+        let purpose = Purpose::WriteThrough { chain, beside, is_awaited: false };
+        self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
+    }
+
     /// Begins to copy cached blocks of the groups after the first to the nearest tier, before a sequence drops `entries` from its tables: such
     /// a block may be evicted while the block of the first group is still read, and the prefix is of no use without it.
     pub fn save_dropped(&mut self, seq: &Sequence, entries: &[Range<usize>], journal: &mut Journal) {
@@ -240,7 +267,9 @@ impl Kv {
 
     /// Copies blocks found in a tier, or arrived there, to the tier behind, if the tier behind takes blocks on this occasion.
     fn propagate_on(&mut self, tier: usize, blocks: impl Iterator<Item = u32>, occasion: Write, journal: &mut Journal) {
-        if self.tiers.write(tier + 1) == Some(occasion) {
+        let write = self.tiers.write(tier + 1);
+        // Behind the first tier, `prefill` is `through`.
+        if write.map(|write| if write == Write::Prefill { Write::Through } else { write }) == Some(occasion) {
             self.propagate(tier, tier + 1, blocks, journal);
         }
     }
