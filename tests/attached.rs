@@ -90,6 +90,45 @@ async fn an_attached_worker_writes_what_an_embedded_one_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn attached_workers_draft_as_far_as_each_can_and_with_the_steps_in_flight_of_the_default() {
+    let prompts = prompts(6);
+    let folder = tempfile::tempdir().unwrap();
+    for (can, drafts) in [(64, 15), (2, 2), (0, 0)] {
+        let path = folder.path().join(format!("{can}.jsonl"));
+        let mut options = Options { record: Some(path.clone()), ..attaching(1) };
+        options.cluster.engines[0].core.max_drafts = 15;
+        let server = launch(options).await;
+        let mut drafting = hello("a");
+        drafting.abilities.max_drafts = can;
+        let worker = Attached::attach(server.addr(), drafting, Device::drafting(drafts)).await;
+        let worker = worker.unwrap_or_else(|(status, _)| panic!("refused: {status:?}"));
+        assert_eq!((worker.session.max_drafts, worker.session.steps_in_flight), (drafts, 2));
+        let worker = tokio::spawn(worker.serve());
+        let mut client = server.client().await;
+        check(&ask_all(&mut client, &prompts).await, &prompts).await;
+        client.settled().await;
+        let outcome = server.drain().await;
+        assert_eq!(outcome.drafts.drafted > 0, drafts > 0, "{:?}", outcome.stats.drafts);
+        let replayed = replay_recorded(&path, &mut |_| {}).unwrap();
+        assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
+        worker.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_embedded_worker_drafts_however_many_steps_may_be_in_flight() {
+    let prompts = prompts(6);
+    for max_steps_in_flight in [1, 2] {
+        let server = TestServer::start(Config { max_drafts: 15, max_steps_in_flight, ..limits() }).await;
+        let mut client = server.client().await;
+        check(&ask_all(&mut client, &prompts).await, &prompts).await;
+        client.settled().await;
+        let drafts = server.drain().await.drafts;
+        assert!(drafts.drafted > 0, "{max_steps_in_flight} steps");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_comes_back_in_time_goes_on_with_its_kv() {
     let prompts = prompts(6);
     let server = start(1).await;

@@ -76,7 +76,14 @@ pub struct Device {
 
 impl Default for Device {
     fn default() -> Self {
-        let config = WorkerConfig { block_size: 16, device_blocks: BLOCKS, max_drafts: 0, threads: 1 };
+        Self::drafting(0)
+    }
+}
+
+impl Device {
+    /// Makes a device that drafts up to `max_drafts` tokens of a sequence in a step.
+    pub fn drafting(max_drafts: u32) -> Self {
+        let config = WorkerConfig { block_size: 16, device_blocks: BLOCKS, max_drafts, threads: 1 };
         let mut worker = Worker::new(Arc::new(Model::seeded(SEED)), config).expect("a small model");
         let blocks = StepRunner::blocks(&mut worker);
         Self { worker, blocks, resume: None, is_elsewhere: false }

@@ -222,7 +222,18 @@ async fn with_embedded(
         threads = engines.threads_each(),
         "serving {name}"
     );
+    cores.iter().take(1).for_each(note_drafts);
     Ok(server)
+}
+
+/// Notes that steps wait for drafts, in the log.
+fn note_drafts(config: &Config) {
+    let Config { max_drafts, max_steps_in_flight: steps, pipeline_stages: stages, .. } = *config;
+    if max_drafts > 0 && steps > stages {
+        info!(
+            "while requests draft up to {max_drafts} tokens, their steps wait for results; others have {steps} steps in flight"
+        );
+    }
 }
 
 /// Returns the decision about the first worker of a server without embedded ones: the worker's model, with the tokenizer of the
@@ -257,6 +268,7 @@ fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideMo
         let stores = stores(&settings, &mut config, &model, (all.len(), &all), None)?;
         let Config { device_blocks: blocks, block_size, max_steps_in_flight: steps_in_flight, .. } = config;
         info!(attached_workers = engines.attached(), blocks, block_size, steps_in_flight, "serving {}", model.name);
+        note_drafts(&config);
         let offer = SamplingOffer::within(abilities.max_logprobs, abilities.seeded_sampling);
         let workers: MakeWorker = Arc::new(|_| Err("the server has no embedded workers".into()));
         let backend = Backend { model, further_kv: Vec::new(), tokenizer: tokenizer.clone(), workers, stores, offer };

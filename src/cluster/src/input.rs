@@ -10,7 +10,7 @@ pub enum Input {
     /// From clients, operators or the clock: `Submit`, `Abort`, `Stop`, `Fail`, `Tick`, `FlushCache`, `Drain`, `Shutdown`.
     /// The cluster finds the engines concerned.
     Client(Event),
-    /// From the worker of one engine: `WorkerJoined`, `WorkerLost`, `WorkerTaken`, `StepFinished`, `TransferFinished`,
+    /// From the worker of one engine: `WorkerJoined`, `DraftsLimited`, `WorkerLost`, `WorkerTaken`, `StepFinished`, `TransferFinished`,
     /// `TransferFailed`, `TransferInterrupted`. A `Submit` places a request on this engine without asking the router.
     Engine(EngineId, Event),
     /// The worker of an engine is lost for good. The engine's requests move to other engines, with all tokens generated so far.

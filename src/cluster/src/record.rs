@@ -177,6 +177,7 @@ fn is_from_worker(event: &Event) -> bool {
             | Event::WorkerLost
             | Event::WorkerTaken
             | Event::WorkerResumed
+            | Event::DraftsLimited(_)
             | Event::StepFinished(_)
             | Event::TransferFinished(_)
             | Event::TransferFailed(_)
@@ -209,6 +210,7 @@ mod tests {
             Event::WorkerLost,
             Event::WorkerTaken,
             Event::WorkerResumed,
+            Event::DraftsLimited(3),
             Event::StepFinished(StepResult {
                 step: 9,
                 tokens: vec![1, 2],

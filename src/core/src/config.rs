@@ -102,8 +102,8 @@ settings! {
         /// Positions sampled from in one step, at most: one for each sequence that samples, and one for each draft.
         max_step_logits: u32 { default: 1 << 16, range: 1..=TOKENS_MAX, value: "N" }
 
-        /// Speculative decoding: tokens drafted for a decoding request, at most, while few requests run. The output does not
-        /// change, except under `--h2o on`; 0 is off.
+        /// Speculative decoding: tokens drafted for a decoding request, at most, while few requests run; their steps wait for results, and a worker
+        /// that drafts less is asked for less. The output does not change, except under `--h2o on`; 0 is off.
         ///
         /// See [`crate::step::StepSeq::n_drafts`].
         max_drafts: u32 { default: 0, range: 0..=DRAFTS_MAX, value: "N" }

@@ -104,6 +104,7 @@ impl Core {
                 self.lose_kv(false, actions);
             }
             Event::WorkerResumed => self.resume_worker(actions),
+            Event::DraftsLimited(n) => self.state.limit_drafts(n),
             Event::StepFinished(result) => {
                 self.step_finished(&result, actions);
                 self.steps.recycle_result(result);
@@ -201,6 +202,11 @@ impl Core {
     /// Returns the limits of the core.
     pub fn config(&self) -> &Config {
         &self.state.config
+    }
+
+    /// Returns the drafts of a sequence in one step, at most: [`Config::max_drafts`], or fewer after [`Event::DraftsLimited`].
+    pub fn max_drafts(&self) -> u32 {
+        self.state.max_drafts
     }
 
     /// Returns gauges and counters.

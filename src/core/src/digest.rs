@@ -70,6 +70,8 @@ pub enum Decision {
     WorkerResumed = 27,
     /// A part of a prompt is to be read again; amount: its first block and the one behind it.
     Reread = 28,
+    /// The worker drafts fewer or more tokens than the one before; amount: drafts of a sequence in one step, at most.
+    DraftsLimited = 29,
 }
 
 /// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.

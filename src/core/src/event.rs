@@ -34,6 +34,9 @@ pub enum Event {
     /// The worker is back after a broken connection, with all KV and no sequence: each is sent again, with
     /// [`crate::step::StepSeq::start`]. The steps in flight will not be answered, and write nothing more. Ignored if no worker was there.
     WorkerResumed,
+    /// The worker drafts so many tokens of a sequence in one step, at most; above [`crate::Config::max_drafts`] that limit holds. MUST come while no
+    /// step is in flight that the worker will answer, as before [`Event::WorkerJoined`] or [`Event::WorkerResumed`].
+    DraftsLimited(u32),
     /// The step in flight ended.
     StepFinished(StepResult),
     /// The transfer with this id ended: the destinations hold the contents of the sources. Ids not in flight are ignored.

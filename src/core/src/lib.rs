@@ -68,6 +68,7 @@ pub mod config;
 mod content_key;
 mod core;
 mod digest;
+mod drafts;
 pub mod draw;
 mod dropping;
 pub mod event;

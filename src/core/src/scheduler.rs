@@ -13,6 +13,8 @@
 //!
 //! With [`Config::prefill_first`] a step runs prompts alone, as long as some can run, and else decodes alone.
 //!
+//! **Drafts wait for results.** While the load lets decodes draft, no step is sent ahead of the result that the drafts follow (`drafts.rs`).
+//!
 //! **Work is shared in flight.** A request whose next block a prefill in the batch is about to publish is parked until that block,
 //! and all that follow it in both prompts, are published, or the prefill stops; requests behind it may pass. With
 //! [`crate::WorkerFacts::in_step_hits`] blocks are published when the step that computes them is made, so that the request can join this step.
@@ -30,10 +32,7 @@ use crate::state::State;
 use crate::step::{Dropped, Scored, SeqStart, Step, StepSeq};
 use crate::steps::{Part, Picked, ScoredPart};
 use crate::waiting::Waiting;
-use crate::{loading, swap};
-
-/// Decodes from which on drafts are off: the batch keeps the device busy without drafts.
-const DRAFTS_BELOW: u32 = 16;
+use crate::{drafts, loading, swap};
 
 /// The maker of steps. Keeps what outlives a pass and is no part of the [`State`].
 pub(crate) struct Scheduler {
@@ -72,6 +71,9 @@ impl Scheduler {
         self.picked.clear();
         if state.suspects.is_narrowing() && !alone {
             // A step that fails says the more the fewer run beside it.
+            return;
+        }
+        if !alone && drafts::await_results(state, self.draft_logits) {
             return;
         }
         let is_plain = is_plain(state);
@@ -144,9 +146,11 @@ impl Scheduler {
         if state.config.max_drafts > 0 {
             let decodes = |slot: &&usize| can_decode(&state.sequences[**slot], &state.config, step.id);
             let n_decodes = state.batch.running.iter().filter(decodes).count() as u32;
-            limit = drafts_by_load(state, n_decodes);
-            spare = self.draft_logits.min(tokens_for_drafts(state, n_decodes));
+            limit = drafts::by_load(state, n_decodes);
+            spare = self.draft_logits.min(drafts::tokens(state, n_decodes));
         }
+        // Of a pipeline, whose other stages have other sequences to run.
+        let waits = state.config.pipeline_stages > 1 && limit.min(spare) > 0;
         let share = decode_share(state);
         for at in 0..state.batch.running.len() {
             let slot = state.batch.running[at];
@@ -154,9 +158,9 @@ impl Scheduler {
                 return;
             }
             let seq = &state.sequences[slot];
-            if can_decode(seq, &state.config, step.id) {
-                let drafts = limit > 0 && !seq.is_in_step();
-                let n_drafts = if drafts { reserve_drafts(state, slot, limit.min(spare)) } else { 0 };
+            if can_decode(seq, &state.config, step.id) && !(waits && seq.is_in_step()) {
+                let limit = if seq.is_in_step() { 0 } else { limit.min(spare) };
+                let n_drafts = if limit > 0 { drafts::reserve(state, slot, limit) } else { 0 };
                 spare -= n_drafts;
                 *budget -= 1 + n_drafts;
                 self.run(state, slot, 1, n_drafts, step);
@@ -617,33 +621,4 @@ fn padded_budget(config: &Config, step: &Step) -> u32 {
 /// Returns `true` if a step in flight keeps the sequence from being in another one.
 fn is_kept_apart(seq: &Sequence, config: &Config) -> bool {
     config.pipeline_stages > 1 && config.worker.pipeline_batches == PipelineBatches::Apart && seq.is_in_step()
-}
-
-/// Returns the number of tokens that each of `n_decodes` may draft: fewer the more decodes run, because drafts pay only while the
-/// device is not busy. 15, 7, 4, 3, 2, 1, 1, 1, then none: KsanaLLM's table.
-fn drafts_by_load(state: &State, n_decodes: u32) -> u32 {
-    state.config.max_drafts.min(DRAFTS_BELOW.saturating_sub(n_decodes) / n_decodes.max(1))
-}
-
-/// Returns the number of tokens of a step that drafts may take without cutting a prefill.
-fn tokens_for_drafts(state: &State, n_decodes: u32) -> u32 {
-    let config = &state.config;
-    let prefills = state.waiting.len() + state.batch.running.len() > n_decodes as usize;
-    let others = if prefills { config.block_size + config.max_batch_size } else { n_decodes };
-    config.max_batch_tokens.saturating_sub(others.max(n_decodes))
-}
-
-/// Allocates blocks for a decode's drafts, as far as blocks abound. Returns the number of drafts that fit.
-fn reserve_drafts(state: &mut State, slot: usize, limit: u32) -> u32 {
-    let running = state.batch.len();
-    let State { sequences, kv, config, .. } = state;
-    let seq = &mut sequences[slot];
-    let n = limit.min((seq.max_tokens - seq.generated()).saturating_sub(1));
-    let blocks = (seq.planned() + 1 + n).div_ceil(config.block_size);
-    let more = blocks.saturating_sub(seq.table.len() as u32);
-    if more > 0 && kv.usable() >= (more + running) * kv.entry_blocks() {
-        let allocated = kv.grow(seq, more);
-        debug_assert!(allocated);
-    }
-    n.min(seq.capacity(config.block_size) - seq.planned() - 1)
 }

@@ -32,6 +32,8 @@ pub(crate) const REQUESTED_FROM: usize = 2048;
 pub(crate) struct State {
     /// Limits of the core.
     pub config: Config,
+    /// Drafts of a sequence in one step, at most: [`Config::max_drafts`], or fewer if the worker makes fewer.
+    pub max_drafts: u32,
     /// All accepted requests that have not ended, by slot.
     pub sequences: Slab<Sequence>,
     /// Requests that wait for admission.
@@ -73,6 +75,7 @@ impl State {
     /// If a policy or an eviction policy is unknown.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         Ok(Self {
+            max_drafts: config.max_drafts,
             sequences: Slab::new(),
             waiting: Waiting::new(config.make_policy()?),
             batch: Batch::default(),
@@ -103,6 +106,12 @@ impl State {
     pub fn is_under_memory_pressure(&self) -> bool {
         let swaps = !self.swaps.swapped.is_empty() || self.kv.transfers.swapping_out().next().is_some();
         swaps || self.kv.copies_wait()
+    }
+
+    /// Sets the drafts that the worker makes for a sequence in one step, at most.
+    pub fn limit_drafts(&mut self, n: u32) {
+        self.max_drafts = n.min(self.config.max_drafts);
+        self.journal.decide(Decision::DraftsLimited, 0, self.max_drafts.into());
     }
 
     /// Returns the number of blocks that must stay usable: `per_sequence` for each running sequence.

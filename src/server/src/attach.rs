@@ -105,7 +105,7 @@ impl WorkersService {
         let session = sessions::random_id().map_err(|err| Status::unavailable(format!("no random bits: {err}")))?;
         let number = self.next_link.fetch_add(1, Ordering::Relaxed);
         let shares = self.options.shared_memory && hello.abilities.shared_memory && hello.kv.block_io;
-        let Hello { name, program, resume, model, lock_step, .. } = hello;
+        let Hello { name, program, resume, model, lock_step, abilities, .. } = hello;
         let resume = resume.map(|resume| Resume { session: resume.session, life: resume.life });
         let region = if shares { share(model.block_bytes(block_size)) } else { None };
         let (link, queue, jobs) = Link::new(number, block_size, model.vocab_size, region, self.driver.clock());
@@ -114,6 +114,7 @@ impl WorkersService {
         let (seated, is_seated) = oneshot::channel();
         let mut worker = Occupant::new(name, program, session, number);
         worker.lock_step = lock_step;
+        worker.max_drafts = abilities.max_drafts;
         let attaching = Attaching { worker, resume, queue, seated };
         if !self.driver.send_patiently(Command::Attach(Box::new(attaching))).await {
             return Err(Status::unavailable("the server is stopping"));

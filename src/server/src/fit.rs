@@ -119,7 +119,6 @@ fn check_limits(core: &Config, hello: &Hello) -> Result<(), String> {
         ("max_sequences", can.max_sequences, core.max_batch_size),
         ("max_tokens", can.max_tokens, core.max_batch_tokens),
         ("steps_in_flight", can.steps_in_flight, core.max_steps_in_flight),
-        ("max_drafts", can.max_drafts, core.max_drafts),
     ];
     if let Some((name, has, needed)) = least.into_iter().find(|(_, has, needed)| has < needed) {
         return Err(format!("{name} is {has}; the server needs {needed}"));

@@ -83,13 +83,15 @@ pub(crate) struct Occupant {
     pub(crate) link: u64,
     /// Group of workers that run in lock step with this one.
     pub(crate) lock_step: Option<LockStep>,
+    /// Drafts of a sequence that the worker makes in one step, at most.
+    pub(crate) max_drafts: u32,
     /// End of the wait for a broken connection, nanoseconds.
     resume_until_ns: u64,
 }
 
 impl Occupant {
     pub(crate) fn new(name: String, program: String, session: String, link: u64) -> Self {
-        Self { name, program, session, link, lock_step: None, resume_until_ns: 0 }
+        Self { name, program, session, link, lock_step: None, max_drafts: 0, resume_until_ns: 0 }
     }
 }
 
@@ -188,7 +190,7 @@ impl Seats {
             block_size: core.block_size,
             blocks: core.pool_blocks(),
             steps_in_flight: core.max_steps_in_flight,
-            max_drafts: core.max_drafts,
+            max_drafts: core.max_drafts.min(worker.max_drafts),
             heartbeat: heartbeat(self.silence),
             silence: self.silence,
             resume: self.resume,

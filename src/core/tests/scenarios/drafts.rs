@@ -1,6 +1,6 @@
 //! Speculative decoding: drafts only use steps, blocks and tokens that nothing else needs.
 
-use trunkline_core::{Config, FinishReason};
+use trunkline_core::{Config, Event, FinishReason};
 use trunkline_driver::Driver;
 
 use crate::prompts::{BLOCK, config, request, text};
@@ -135,4 +135,88 @@ fn logits_that_sequences_may_need_are_not_drafted_on() {
         rig.answer();
         assert_eq!(n_drafts(&rig), drafts, "{logits} logits");
     }
+}
+
+#[test]
+fn drafts_are_made_however_many_steps_may_be_in_flight() {
+    let run = |max_steps_in_flight: u32| {
+        let mut rig = Driver::without_worker(Config { max_steps_in_flight, ..drafting() });
+        (1..=3).for_each(|id| rig.submit(id, text(id as u32, 30 + id as u32), 50));
+        rig.join();
+        while !rig.steps.is_empty() {
+            rig.answer_drafting(2);
+        }
+        rig.assert_all_said(1..=3);
+        rig.assert_empty();
+        let stats = rig.stats();
+        (stats.steps, stats.drafts.draft_tokens, stats.drafts.accepted_draft_tokens)
+    };
+    let one = run(1);
+    assert!(one.0 < 25 && one.2 > 60, "{one:?}");
+    assert_eq!([run(2), run(4)], [one, one], "decodes that draft wait for their results");
+}
+
+#[test]
+fn a_batch_too_large_for_drafts_is_sent_ahead() {
+    let mut rig = Driver::without_worker(Config { max_steps_in_flight: 2, ..drafting() });
+    (1..=9).for_each(|id| rig.submit(id, text(id as u32, 5), if id == 9 { 4 } else { 60 }));
+    rig.join();
+    rig.answer();
+    assert_eq!((rig.steps.len(), n_drafts(&rig)), (2, vec![0; 9]));
+    rig.answer_until(|rig| rig.ends.len() == 1);
+    rig.answer();
+    assert_eq!((rig.steps.len(), n_drafts(&rig)), (1, vec![1; 8]), "eight draft, and wait for the results");
+    rig.run_to_end();
+    rig.assert_empty();
+}
+
+#[test]
+fn a_prompt_computed_beside_no_decode_is_sent_ahead() {
+    let mut rig = Driver::without_worker(Config { max_steps_in_flight: 2, max_batch_tokens: 64, ..drafting() });
+    rig.submit(1, text(1, 192), 60);
+    rig.join();
+    assert_eq!(rig.steps.len(), 2);
+    rig.answer();
+    assert_eq!(rig.steps.len(), 2);
+    rig.answer();
+    assert_eq!(rig.steps.len(), 1, "the first decode waits for the token before it");
+    rig.run_to_end();
+    rig.assert_empty();
+}
+
+#[test]
+fn sequences_in_other_stages_of_a_pipeline_draft_beside_one_another() {
+    for max_steps_in_flight in [2, 4] {
+        let mut rig = Driver::without_worker(Config { max_steps_in_flight, pipeline_stages: 2, ..drafting() });
+        (1..=2).for_each(|id| rig.submit(id, text(id as u32, 20), 60));
+        rig.join();
+        (0..6).for_each(|_| rig.answer_drafting(1));
+        assert_eq!(rig.steps.len(), 2);
+        let drafts: Vec<u32> = rig.steps.iter().flat_map(|step| step.seqs.iter().map(|seq| seq.n_drafts)).collect();
+        assert!(drafts.len() == 2 && drafts.iter().all(|n| *n > 0), "{drafts:?}");
+        rig.run_to_end();
+        rig.assert_empty();
+    }
+}
+
+#[test]
+fn a_worker_that_drafts_less_than_the_limit_is_asked_for_no_more() {
+    let mut rig = Driver::without_worker(Config { max_steps_in_flight: 2, ..drafting() });
+    rig.event(Event::DraftsLimited(0));
+    rig.submit(1, text(1, 20), 60);
+    rig.join();
+    rig.answer();
+    assert_eq!((rig.steps.len(), n_drafts(&rig)), (2, vec![0]), "steps are sent ahead as without drafts");
+    rig.event(Event::WorkerLost);
+    rig.event(Event::DraftsLimited(99));
+    rig.join();
+    rig.answer();
+    assert_eq!((rig.steps.len(), n_drafts(&rig)), (1, vec![15]), "the next worker drafts as much as the limit");
+    rig.event(Event::WorkerLost);
+    rig.event(Event::DraftsLimited(2));
+    rig.join();
+    rig.answer();
+    assert_eq!(n_drafts(&rig), [2]);
+    rig.run_to_end();
+    rig.assert_empty();
 }

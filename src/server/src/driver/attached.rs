@@ -96,10 +96,12 @@ impl Driver {
         };
         let (name, program) = (attaching.worker.name.clone(), attaching.worker.program.clone());
         let core = self.cluster.core(engine).config().clone();
+        let drafts = attaching.worker.max_drafts;
         if let Err(err) = self.workers.attach(engine, attaching, &core, resumed) {
             return error!(%engine, worker = name, %err, "cannot start a thread for an attached worker");
         }
         let requests = self.cluster.status(engine).load.requests;
+        self.limit_drafts(engine, &name, drafts);
         if resumed {
             info!(%engine, worker = name, requests, "the worker came back with its KV");
             self.apply(Input::Engine(engine, Event::WorkerResumed));
@@ -108,6 +110,19 @@ impl Driver {
         } else {
             info!(%engine, worker = name, program, "a worker attached");
             self.start(engine, lock_step);
+        }
+    }
+
+    /// Lets the core of a worker ask for no more drafts than the worker makes.
+    fn limit_drafts(&mut self, engine: EngineId, name: &str, drafts: u32) {
+        let core = self.cluster.core(engine);
+        let asked = core.config().max_drafts;
+        let drafts = drafts.min(asked);
+        if drafts < asked {
+            warn!(%engine, worker = name, "the worker drafts up to {drafts} tokens; --max-drafts is {asked}, and {drafts} for this worker");
+        }
+        if drafts != core.max_drafts() {
+            self.apply(Input::Engine(engine, Event::DraftsLimited(drafts)));
         }
     }
 
