@@ -11,8 +11,11 @@ use crate::h2o_settings::H2oSettings;
 pub fn unused(settings: &Settings, config: &Config, cluster: &ClusterConfig) -> Vec<String> {
     let tiers = &settings.tiers;
     let mut lines = Vec::new();
-    if config.h2o.mode == Mode::Off && settings.h2o != H2oSettings::default() {
-        lines.push("settings of --h2o-* have no effect without --h2o probe or --h2o on".into());
+    if config.h2o.mode == Mode::Off && settings.h2o != H2oSettings::default() && !may_drop(settings) {
+        lines.push(
+            "settings of --h2o-* have no effect without --h2o probe or --h2o on, or --h2o-layers for requests with h2o on"
+                .into(),
+        );
     }
     for (flag, given) in [
         ("compression", tiers.compression.is_some()),
@@ -34,9 +37,35 @@ pub fn unused(settings: &Settings, config: &Config, cluster: &ClusterConfig) -> 
     lines
 }
 
+/// Returns `true` if a request with `h2o` on may drop tokens though the server's mode is off: heads are divided here, or perhaps by an attached
+/// worker.
+fn may_drop(settings: &Settings) -> bool {
+    let computes =
+        settings.worker.as_deref().is_none_or(|kind| kind == "embedded") && settings.simulate.simulate.is_none();
+    let attached = settings.attach.attached_workers.unwrap_or(usize::from(settings.workers == Some(0)));
+    attached > 0 || (computes && settings.h2o.h2o_layers.is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn settings_of_eviction_have_an_effect_on_requests_that_ask_for_it() {
+        let named = |settings: &Settings| {
+            let lines = unused(settings, &Config::default(), &ClusterConfig::uniform(&Config::default(), 1));
+            lines.iter().any(|line| line.starts_with("settings of --h2o-*"))
+        };
+        let mut settings = Settings::default();
+        settings.h2o.h2o_ratio = Some("6".into());
+        assert!(named(&settings), "no layer group drops tokens");
+        settings.h2o.h2o_layers = Some("0.1".into());
+        assert!(!named(&settings), "the other heads drop tokens for requests with h2o on");
+        settings.worker = Some("null".into());
+        assert!(named(&settings), "a worker without a model has no heads");
+        settings.attach.attached_workers = Some(1);
+        assert!(!named(&settings), "an attached worker may have divided its heads");
+    }
 
     #[test]
     fn settings_without_effect_are_named_and_others_are_not() {
