@@ -6,7 +6,7 @@ use serde::de::MapAccess;
 use tracing::warn;
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, Keeps};
-use trunkline_port::ModelInfo;
+use trunkline_port::{LayerGroup, ModelInfo};
 use trunkline_worker::Model;
 
 use crate::h2o::full_heads::FullHeads;
@@ -31,7 +31,7 @@ pub const H2O_KEYS: [&str; 10] = [
 const LAYERS: &str = "h2o-layers";
 /// Ratio of a model for which nobody found the layers that keep every token, at most.
 const RATIO_MAX_UNKNOWN: f32 = 2.0;
-/// Of a model for which nobody found them, one layer in so many keeps every token.
+/// Of a model whose whole layers nobody found, one layer in so many keeps every token.
 const FULL_LAYERS_UNKNOWN: u32 = 4;
 
 /// Settings of eviction within sequences, beside `--h2o`.
@@ -175,9 +175,13 @@ impl H2oSettings {
         let info = model.info();
         let full = known_heads(&info, self.h2o_layers.as_deref(), losses, self.total()?)?;
         let is_known = full.is_some();
-        let every_fourth = || FullHeads::of_layers(&spread_layers(info.n_layers), info.n_layers, info.n_kv_heads);
+        let every_fourth = || FullHeads::of_layers(&spread_over_unlimited(&info), info.n_layers, info.n_kv_heads);
         let model = divided(model, &full.unwrap_or_else(every_fourth))?;
         let info = model.info();
+        if let Some(line) = nothing_to_drop(&info, config.h2o.mode) {
+            warn!("{line}");
+            return Ok(model);
+        }
         config.h2o.weigh(&info.groups);
         self.set_ratio(&info, config)?;
         let ratio = config.h2o.ratio.get_or_insert(RATIO_MAX_UNKNOWN);
@@ -230,9 +234,38 @@ pub fn divided_for_a_server(
 
 /// Divides a model into layer groups.
 fn divided(model: Model, full: &FullHeads) -> anyhow::Result<Model> {
-    let windows: Vec<_> =
-        model.info().groups.into_iter().filter(|group| matches!(group.keeps, Keeps::Window(_))).collect();
+    let windows = windows(&model.info());
     Ok(model.with_groups(full.groups(&windows)?)?)
+}
+
+/// Returns the layer groups of a model's layers with a sliding window.
+pub fn windows(info: &ModelInfo) -> Vec<LayerGroup> {
+    info.groups.iter().filter(|group| matches!(group.keeps, Keeps::Window(_))).cloned().collect()
+}
+
+/// Returns the layers that keep every token in a model for which nobody found them: every fourth of the layers without a sliding window.
+fn spread_over_unlimited(info: &ModelInfo) -> Vec<u32> {
+    let windows = windows(info);
+    let is_windowed = |layer: &u32| windows.iter().any(|group| group.layers.contains(layer));
+    let unlimited: Vec<u32> = (0..info.n_layers).filter(|layer| !is_windowed(layer)).collect();
+    spread_layers(unlimited.len() as u32).into_iter().filter_map(|at| unlimited.get(at as usize).copied()).collect()
+}
+
+/// Returns a line for the log if eviction is on and no layer group of the model drops tokens.
+fn nothing_to_drop(info: &ModelInfo, mode: Mode) -> Option<String> {
+    if mode == Mode::Off || info.groups.iter().any(|group| group.keeps == Keeps::Scored) {
+        return None;
+    }
+    let n_windowed: usize = windows(info).iter().map(|group| group.layers.len()).sum();
+    let rest = if n_windowed == info.n_layers as usize {
+        "all layers have a sliding window, and drop what is behind the window as ever".to_owned()
+    } else {
+        format!(
+            "every KV head of the {} layers without a sliding window keeps every token",
+            info.n_layers as usize - n_windowed
+        )
+    };
+    Some(format!("--h2o {} drops nothing of {}: {rest}", mode.name(), info.name))
 }
 
 /// Returns the layers that keep every token in a model for which nobody found them: every fourth.
@@ -313,6 +346,34 @@ mod tests {
         assert_eq!(weights(&format!("on:weights={given}"), &H2oSettings::default()), Ok(vec![1.0; default.len()]));
         let fault = weights("on:weights=1/1/1/1/1/1/1/1/1", &H2oSettings::default()).unwrap_err();
         assert!(fault.starts_with("h2o weights has 9 numbers for "), "{fault}");
+    }
+
+    #[test]
+    fn layers_that_keep_every_token_are_spread_over_those_without_a_window() {
+        let unlimited = |windowed: &[u32], n_layers: u32| {
+            let groups =
+                vec![LayerGroup { layers: windowed.to_vec(), keeps: Keeps::Window(8), ..LayerGroup::default() }];
+            spread_over_unlimited(&ModelInfo { n_layers, groups, ..ModelInfo::default() })
+        };
+        assert_eq!(unlimited(&[2, 6], 8), [3], "the middle of 0, 1, 3, 4, 5 and 7 is not layer 2");
+        assert_eq!(unlimited(&[0, 2, 4, 6, 8, 10, 12, 14], 16), [5, 13]);
+        assert_eq!(unlimited(&[0, 1], 2), Vec::<u32>::new());
+        // Layer 1, the middle of all, has a window, and layer 0 is the only one to keep every token.
+        let windowed = LayerGroup { layers: vec![1], keeps: Keeps::Window(8), ..LayerGroup::default() };
+        let whole = LayerGroup { layers: vec![0], ..LayerGroup::default() };
+        let model = Model::seeded(1).with_groups(vec![whole, windowed]).unwrap();
+        let mut config = Config { h2o: "on".parse().unwrap(), ..Config::default() };
+        let info = H2oSettings::default().divide(model, None, &mut config).unwrap().info();
+        assert_eq!(config.worker.groups, [Keeps::All, Keeps::Window(8)]);
+        let line = "--h2o on drops nothing of seeded-tiny: every KV head of the 1 layers without a sliding window keeps every token";
+        assert_eq!(nothing_to_drop(&info, Mode::On).unwrap(), line);
+        assert_eq!(nothing_to_drop(&info, Mode::Off), None);
+        let all = vec![LayerGroup { layers: vec![0, 1], keeps: Keeps::Window(8), ..LayerGroup::default() }];
+        let line = nothing_to_drop(&ModelInfo { groups: all, ..info }, Mode::Probe).unwrap();
+        assert!(
+            line.starts_with("--h2o probe drops nothing of seeded-tiny: all layers have a sliding window"),
+            "{line}"
+        );
     }
 
     #[test]

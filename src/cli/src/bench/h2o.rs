@@ -38,6 +38,7 @@ use super::measure::Report;
 use crate::h2o::full_heads::FullHeads;
 use crate::h2o::head_loss::{HeadLosses, TOKENS_MIN, head_losses};
 use crate::h2o::total::{self, Heads};
+use crate::h2o_settings::windows;
 use crate::model_source::ModelSource;
 use crate::serve::rotation;
 
@@ -180,16 +181,17 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let model = load(options)?;
     let name = model.name().to_owned();
     let plan = Plan::new(options, &model)?;
-    let info = model.info();
+    let (info, windows) = (model.info(), windows(&model.info()));
     let gated = gates.case(plan.lengths.prompt);
     let total = plan.total(gated)?;
     let full = plan.full_heads(&info, total)?;
     let mut report = Report::new("h2o", options.quick, NOTES.to_vec());
-    let groups = full.groups(&[])?;
+    let groups = full.groups(&windows)?;
     let weights = H2oConfig::weights_of(&groups);
     let weights = if weights.is_empty() { vec![1.0] } else { weights };
     let model = model.with_groups(groups)?;
     let info = model.info();
+    let n_all = (Heads::of(&info).whole + Heads::of(&info).dropping) as usize;
     let layout = BlockLayout { frequencies: Some(rotation(&model)), ..layout(&info, BLOCK as u32) };
     let mut rig = plan.rig(model)?;
     let settings = plan.cases(plan.ratio(total, &info)?, &weights);
@@ -200,7 +202,7 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let look: Look<'_> = &mut |rig, prompt, case, seq| {
         if case == compared { stored.add(rig, &layout, prompt, seq) } else { Ok(()) }
     };
-    let (unevicted, mut cases) = plan.measure(&mut rig, &settings, full.len(), full.n_all(), look)?;
+    let (unevicted, mut cases) = plan.measure(&mut rig, &settings, full.len(), n_all, look)?;
     for speed in plan.speed(&mut rig, &settings)? {
         add_speed(&mut report, &speed);
     }
@@ -208,11 +210,10 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     // Baselines of the recall gate: in all layers, at the total ratio of the compared case.
     if !full.is_empty() {
         let none = FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads);
-        let model = load(options)?.with_groups(none.groups(&[])?)?;
+        let model = load(options)?.with_groups(none.groups(&windows)?)?;
         let ratio = cases[compared].total_ratio as f32;
         let baselines: Vec<Case> = gates.must_forget.iter().map(|scorer| plan.case(scorer, ratio, &[1.0])).collect();
-        let all = full.n_all();
-        let (_, figures) = plan.measure(&mut plan.rig(model)?, &baselines, 0, all, &mut |_, _, _, _| Ok(()))?;
+        let (_, figures) = plan.measure(&mut plan.rig(model)?, &baselines, 0, n_all, &mut |_, _, _, _| Ok(()))?;
         cases.extend(figures.into_iter().map(|figures| Figures { all_layers: true, ..figures }));
     }
     let ratio = settings[compared].ratio();
