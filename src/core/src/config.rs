@@ -9,7 +9,7 @@ mod table;
 mod worker;
 
 use serde::{Deserialize, Serialize};
-use trunkline_port::Keeps;
+use trunkline_port::{Keeps, LAYER_GROUPS_MAX};
 
 pub use self::error::ConfigError;
 pub use self::h2o::H2oConfig;
@@ -34,8 +34,6 @@ const DRAFTS_MAX: u32 = 64;
 /// Steps in flight, and stages of a pipeline, at most.
 pub const STEPS_IN_FLIGHT_MAX: u32 = 64;
 const WATERMARK_MAX: f64 = 1024.0;
-/// Layer groups of a model, at most.
-const GROUPS_MAX: usize = 64;
 
 settings! {
     /// Limits a core works under. A recording carries its own, so that a replay runs under equal ones.
@@ -341,8 +339,8 @@ impl Config {
     }
 
     fn check_groups(&self) -> Result<(), ConfigError> {
-        if self.worker.groups.len() > GROUPS_MAX {
-            return Err(ConfigError::TooManyGroups { n: self.worker.groups.len(), max: GROUPS_MAX });
+        if self.worker.groups.len() > LAYER_GROUPS_MAX {
+            return Err(ConfigError::TooManyGroups { n: self.worker.groups.len(), max: LAYER_GROUPS_MAX });
         }
         if self.worker.groups.contains(&Keeps::Window(0)) {
             return Err(ConfigError::EmptyWindow);
@@ -354,9 +352,10 @@ impl Config {
             return Err(ConfigError::H2oWeights { weights, groups });
         }
         if u64::from(self.device_blocks) * u64::from(self.n_groups()) > u64::from(TOKENS_MAX) {
-            return Err(ConfigError::TooManyGroups {
+            return Err(ConfigError::GroupBlocks {
                 n: self.worker.groups.len(),
-                max: (TOKENS_MAX / self.device_blocks) as usize,
+                blocks: self.device_blocks,
+                max: TOKENS_MAX / self.n_groups(),
             });
         }
         Ok(())

@@ -42,7 +42,7 @@ pub mod transfer;
 pub mod worker;
 
 pub use crate::ids::{RequestId, Token};
-pub use crate::model_info::{Keeps, LayerGroup, ModelInfo};
+pub use crate::model_info::{Keeps, LAYER_GROUPS_MAX, LayerGroup, ModelInfo};
 pub use crate::output::{StepOutput, TokenLogprobs};
 pub use crate::sampling::Sampling;
 pub use crate::step::{Dropped, NO_BLOCK, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq};

@@ -60,6 +60,9 @@ impl ModelInfo {
     }
 }
 
+/// Layer groups of a model, at most: each has block tables of its own in each sequence.
+pub const LAYER_GROUPS_MAX: usize = 64;
+
 /// Layers, or single KV heads of layers, that share block tables. A block holds the KV of one group: [`crate::DeviceBlocks`] and
 /// [`crate::Step::blocks`] number the blocks of all groups together, and each block fits any group. So a group smaller than the largest one
 /// leaves a part of its blocks unused.

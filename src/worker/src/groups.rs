@@ -1,6 +1,6 @@
 //! Layer groups: layers, or single KV heads, that share block tables, and the place of each head's KV in the blocks of its group.
 
-use trunkline_port::{Keeps, LayerGroup};
+use trunkline_port::{Keeps, LAYER_GROUPS_MAX, LayerGroup};
 
 use crate::error::{GroupMember, GroupsError};
 
@@ -168,7 +168,8 @@ fn check_group(
 }
 
 /// Divides layers of several kinds into groups of about equal size, each of one kind, so that little of the blocks stays unused. Of the sizes up
-/// to the smallest kind that waste at most a tenth, this is the smallest that makes at most `most` groups, or else the largest.
+/// to the smallest kind that waste at most a tenth, this is the smallest that makes at most `most` groups, or else the largest. If that makes more than
+/// [`LAYER_GROUPS_MAX`] groups, this is the smallest size that does not: blocks of smaller kinds then stay unused in part.
 ///
 /// For example 8 layers that keep all positions and 22 that evict give groups of 8, 8, 7 and 7 with a `most` of 0, and with 8 two groups of 4 and
 /// six of 4 or 3.
@@ -183,6 +184,7 @@ pub fn equal_groups(kinds: &[(Keeps, Vec<u32>)], most: usize) -> Vec<LayerGroup>
     let sizes: Vec<usize> = (1..=smallest).filter(|size| wasted(*size) * WASTE_MAX <= total).collect();
     let few = sizes.iter().find(|size| n_groups(**size) <= most);
     let Some(size) = few.or(sizes.last()).copied() else { return Vec::new() };
+    let size = (size..total).find(|size| n_groups(*size) <= LAYER_GROUPS_MAX).unwrap_or(total);
     let mut groups = Vec::new();
     for (keeps, layers) in kinds {
         let mut rest = layers.as_slice();
@@ -308,6 +310,12 @@ mod tests {
         assert_eq!(at_most(8, 24, 66), [12, 12, 11, 11, 11, 11, 11, 11]);
         assert_eq!(at_most(8, 3, 13), [1; 16], "groups of 2 and 3 waste an eighth");
         assert_eq!(at_most(2, 1, 2), [1, 1, 1], "no size makes so few");
+        assert_eq!(at_most(8, 1, 63).len(), LAYER_GROUPS_MAX);
+        assert_eq!(at_most(8, 1, 89), [vec![1], vec![2; 44], vec![1]].concat(), "90 groups of 1 would be too many");
+        let many = at_most(8, 2, 254);
+        assert_eq!((many.len(), many[0], many[1]), (52, 2, 5), "2 of the 5 heads in blocks of the first group");
+        let windows: Vec<_> = (0..70).map(|layer| (Keeps::Window(layer + 1), vec![layer])).collect();
+        assert_eq!(equal_groups(&windows, 0).len(), 70, "each kind has a group, whatever the limit");
         assert!(equal_groups(&[], 0).is_empty());
         let groups = equal_groups(&[(Keeps::All, vec![1, 3]), (Keeps::Window(8), vec![0, 2, 4, 5])], 0);
         let expected = [group(&[1, 3], Keeps::All), group(&[0, 2], Keeps::Window(8)), group(&[4, 5], Keeps::Window(8))];

@@ -89,8 +89,20 @@ pub enum ConfigError {
         /// Tiers allowed, at most.
         max: usize,
     },
-    /// More layer groups than a core can have, or than the pool of blocks has room for.
-    #[error("there are {n} layer groups; there can be at most {max} with this number of device blocks")]
+    /// More device blocks than can be numbered, with those of all layer groups.
+    #[error("device_blocks is {blocks}; with {n} layer groups it can be {max} at most")]
+    GroupBlocks {
+        /// Layer groups.
+        n: usize,
+        /// Blocks that were given.
+        blocks: u32,
+        /// Blocks of one group, at most.
+        max: u32,
+    },
+    /// More layer groups than a core can have.
+    #[error(
+        "there are {n} layer groups, and there can be at most {max}; let other KV heads keep every token (--h2o-layers), more of them or whole layers"
+    )]
     TooManyGroups {
         /// Groups that were given.
         n: usize,
