@@ -21,7 +21,7 @@ use trunkline_server::{
 };
 use trunkline_store::{BlockLayout, SEGMENTS_MAX};
 use trunkline_text::Tokenizer;
-use trunkline_worker::Model;
+use trunkline_worker::{Model, machine_memory};
 
 use self::unused::unused;
 use crate::config_file::{POLICY_DEFAULT, Settings};
@@ -33,7 +33,6 @@ use crate::replay::settings::MAX_BATCH_TOKENS;
 use crate::simulate_settings::{self, Simulation};
 use crate::simulated;
 use crate::simulated::clock::{Clock, RealTime};
-use crate::tier_settings::machine_memory;
 
 mod unused;
 

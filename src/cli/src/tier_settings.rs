@@ -333,25 +333,6 @@ impl ServerTiers {
     }
 }
 
-/// Returns the memory that this machine has, or a control group of this process if that is less, bytes; `None` where the kernel does not say.
-pub fn machine_memory() -> Option<u64> {
-    let all = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let all = all.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let all = all.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let limit = group_limit(&groups, |path| std::fs::read_to_string(path).ok());
-    Some(limit.map_or(all, |limit| limit.min(all)))
-}
-
-/// Returns the least limit of the control groups (version 2) that a process is in, bytes. `groups` is the text of `/proc/self/cgroup`.
-fn group_limit(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let own = Path::new("/sys/fs/cgroup").join(own);
-    let all = own.ancestors().take_while(|folder| folder.starts_with("/sys/fs/cgroup"));
-    // The limit is the word "max" without one.
-    all.filter_map(|folder| read(&folder.join("memory.max"))?.trim().parse().ok()).min()
-}
-
 /// Returns the disk folder of a worker.
 fn folder(path: &Path, worker: usize) -> PathBuf {
     if worker == 0 { path.to_owned() } else { path.join(format!("worker-{worker}")) }
@@ -378,16 +359,6 @@ mod tests {
         assert_eq!([check(None), check(Some(17 << 30))], [Ok(()), Ok(())]);
         let fault = "host-mem is 10GiB and shared-mem is 6GB, but this machine has 15.0 GiB of memory; leave room for the rest of the server";
         assert_eq!(check(Some(15 << 30)), Err(fault.into()));
-        let read = |path: &Path| match path.to_str()? {
-            "/sys/fs/cgroup/a/memory.max" => Some("7000\n".into()),
-            "/sys/fs/cgroup/a/b/memory.max" => Some("max\n".into()),
-            _ => None,
-        };
-        assert_eq!([group_limit("0::/a/b\n", read), group_limit("0::/\n", read)], [Some(7000), None]);
-        assert_eq!(group_limit("5:memory:/a\n", read), None, "version 1 has limits elsewhere");
-        if cfg!(target_os = "linux") {
-            assert!(machine_memory().unwrap() > 1 << 28);
-        }
     }
 
     #[test]

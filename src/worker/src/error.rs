@@ -111,6 +111,20 @@ pub enum ModelError {
         /// Contradiction between type and shape.
         source: MatrixError,
     },
+    /// More weights than memory.
+    #[error(
+        "{} has {needed} of weights, but {available} of memory can be had; take a smaller or more quantised model, or raise the limit of memory \
+         (of the container, ulimit -v)",
+        path.display()
+    )]
+    Memory {
+        /// Path of the file or folder.
+        path: PathBuf,
+        /// Size of the weights.
+        needed: String,
+        /// Free memory, as far as known.
+        available: String,
+    },
     /// A GGUF file is cut short, malformed, or beyond the limits of the reader.
     #[error("{} cannot be read as a GGUF file of version 3: {problem}; download it again", path.display())]
     Gguf {

@@ -18,6 +18,7 @@ use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::gguf::metadata::unreadable;
 use crate::gguf::tensors::FileTensors;
+use crate::memory::check_weights;
 use crate::weights::{Weights, collect};
 
 /// Reads configuration and weights of the GGUF file at `path`.
@@ -27,6 +28,7 @@ use crate::weights::{Weights, collect};
 /// The file cannot be read, is no GGUF file, describes a model of an unsupported kind, or lacks a tensor.
 pub(crate) fn load(path: &Path) -> Result<(ModelConfig, Weights), ModelError> {
     let file = File::open(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
+    check_weights(path, file.metadata().map_or(0, |metadata| metadata.len()))?;
     let mut reader = GGUFFileReader::new(BufReader::new(&file)).map_err(|error| match error {
         GGUFError::UnexpectedEof => cut_short(path, &file),
         GGUFError::Io(error) if error.kind() == ErrorKind::UnexpectedEof => cut_short(path, &file),

@@ -22,6 +22,7 @@ use crate::config::ModelConfig;
 use crate::error::WorkerError;
 use crate::groups::Place;
 use crate::matrix::half::{widen_bf16, widen_f16};
+use crate::memory;
 use crate::quantised_cells::{Bits, QuantisedCells, UNIT};
 
 /// Element type of the KV cache. Sums are in F32 with every type; keys and values are rounded once, when they are stored.
@@ -270,7 +271,7 @@ impl KvMemory {
         let heads = 2 * u128::from(n_kv_heads) * u128::from(n_layers) * u128::from(block_size);
         let block_floats = heads * u128::from(config.head_dim);
         let bytes = u128::from(dtype.bytes_of(config.head_dim.into())) * heads * u128::from(n_blocks);
-        let available = available_bytes();
+        let available = memory::available();
         let refused = || WorkerError::KvMemory {
             blocks: n_blocks,
             block_size,
@@ -481,13 +482,6 @@ impl BlockView<'_> {
         let (at, dim) = (keys_at + self.layout.half(), self.layout.head_dim);
         self.cells(block).read(at + tokens.start * dim..at + tokens.end * dim, 1, buffer)
     }
-}
-
-/// Returns the memory left to allocate according to the kernel, in bytes; `None` where the kernel reports none.
-fn available_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]

@@ -54,6 +54,7 @@ mod kernel;
 mod kv;
 mod linear;
 pub mod matrix;
+mod memory;
 mod mirror;
 pub mod model;
 mod noise;
@@ -77,6 +78,7 @@ pub use crate::error::{GroupMember, GroupsError, ModelError, SamplingError, Sequ
 pub use crate::groups::{equal_groups, equal_head_groups};
 pub use crate::kv::KvDtype;
 pub use crate::matrix::{Matrix, MatrixError, WeightKind};
+pub use crate::memory::machine_memory;
 pub use crate::model::Model;
 pub use crate::sampler::check_sampling;
 pub use crate::worker::{Worker, WorkerConfig};

@@ -15,6 +15,7 @@ use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::hugging_face::read_json;
 use crate::matrix::WeightKind;
+use crate::memory::{check_weights, exhausted};
 use crate::weights::{Tensor, Tensors, Weights, collect};
 
 const SINGLE_FILE: &str = "model.safetensors";
@@ -96,6 +97,10 @@ impl Shards {
         for path in paths {
             shards.add(Shard::open(path)?);
         }
+        check_weights(
+            dir,
+            shards.tensors.values().map(|(_, info)| info.data_offsets).map(|(from, to)| (to - from) as u64).sum(),
+        )?;
         Ok(shards)
     }
 
@@ -175,7 +180,9 @@ impl Shard {
     /// Reads the bytes of a tensor.
     fn read(&mut self, info: &TensorInfo) -> Result<Vec<u8>, ModelError> {
         let (from, to) = info.data_offsets;
-        let mut bytes = vec![0; to - from];
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(to - from).map_err(|_| exhausted(&self.path, (to - from) as u64))?;
+        bytes.resize(to - from, 0);
         self.file
             .seek(SeekFrom::Start(self.data_at + from as u64))
             .and_then(|_| self.file.read_exact(&mut bytes))

@@ -5,6 +5,10 @@ use std::path::Path;
 use gguf_rs_lib::prelude::{GGUFError, Metadata, MetadataValue};
 
 use crate::error::ModelError;
+use crate::memory::exhausted;
+
+/// Words of the library for an allocation that failed.
+const NO_MEMORY: &str = "Unable to allocate";
 
 /// The metadata of the file at a path, with an architecture whose name begins the keys of the architecture.
 pub(super) struct Facts<'a> {
@@ -74,6 +78,9 @@ impl<'a> Facts<'a> {
 
 /// Puts an error of the library into one line.
 pub(super) fn unreadable(path: &Path, error: &GGUFError) -> ModelError {
+    if error.to_string().contains(NO_MEMORY) {
+        return exhausted(path, std::fs::metadata(path).map_or(0, |metadata| metadata.len()));
+    }
     let problem = match error {
         GGUFError::InvalidMagic { .. } => "the file does not begin with GGUF".to_owned(),
         GGUFError::UnexpectedEof => "the file is cut short".to_owned(),
