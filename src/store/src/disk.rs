@@ -110,6 +110,13 @@ pub fn system_files(folder: &Path) -> Arc<dyn Files> {
     Arc::new(files::SystemFiles::new(folder))
 }
 
+/// Returns the bytes that the filesystem has for a tier in `folder`, with those of the files there; `None` if the system does not say.
+fn room(folder: &Path, files: &dyn Files) -> Option<u64> {
+    let own = files.list(folder).unwrap_or_default();
+    let own: u64 = own.iter().filter_map(|path| fs::metadata(path).ok()).map(|file| file.len()).sum();
+    Some(files.free_bytes(folder)?.saturating_add(own))
+}
+
 fn lock(folder: &Path) -> Result<File, StoreError> {
     let path = folder.join("lock");
     let failed = |task, source| StoreError::Disk { path: path.clone(), task, source };
@@ -125,11 +132,27 @@ fn lock(folder: &Path) -> Result<File, StoreError> {
 }
 
 impl DiskSettings {
-    fn limits(&self) -> Result<Limits, StoreError> {
+    /// Returns the limits of the log, with segments small enough for a filesystem that has `room` for the tier, bytes; `None` if nobody knows.
+    fn limits(&self, room: Option<u64>) -> Result<Limits, StoreError> {
         let least = (4 * self.record_max as u64 + 2 * PAGE as u64).next_multiple_of(PAGE as u64);
-        let part = (self.bytes / 32).clamp(SEGMENT_MIN, SEGMENT_MAX).max(self.bytes / SEGMENTS_MAX);
+        let fits = room.map_or(self.bytes, |room| room.min(self.bytes));
+        let part = (fits / 32).clamp(SEGMENT_MIN, SEGMENT_MAX).max(fits / SEGMENTS_MAX);
         let segment_bytes = part.max(least) / PAGE as u64 * PAGE as u64;
-        let segments = self.bytes / segment_bytes;
+        let segments = (self.bytes / segment_bytes).min(SEGMENTS_MAX);
+        if fits < self.bytes {
+            let (path, bytes) = (self.path.display(), self.bytes);
+            if fits < SEGMENTS_MIN * segment_bytes {
+                let needed = SEGMENTS_MIN * segment_bytes;
+                let reason = format!(
+                    "the filesystem of {path} has room for {fits} bytes, and blocks of this size need {needed} at least; free space there or name \
+                     another folder"
+                );
+                return Err(StoreError::Setting { setting: "disk", reason });
+            }
+            tracing::warn!(
+                "{path}: the disk tier may take {bytes} bytes, and the filesystem has room for {fits}; what does not fit is not kept"
+            );
+        }
         if segments < SEGMENTS_MIN {
             let least = SEGMENTS_MIN * segment_bytes;
             let reason = format!("{} bytes are too few for blocks of this size; {least} at least", self.bytes);
@@ -151,7 +174,8 @@ impl Disk {
         let lock = lock(&settings.path)?;
         let files = files(&settings.path);
         let is_direct = files.is_direct();
-        let log = Arc::new(Log::new(settings.limits()?, files));
+        let room = room(&settings.path, &*files);
+        let log = Arc::new(Log::new(settings.limits(room)?, files));
         let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "read the segments", source };
         let recovered = recovery::recover(&log).map_err(failed)?;
         if recovered.faults.total() > 0 {

@@ -34,6 +34,11 @@ pub trait Files: Debug + Send + Sync {
     /// Returns `true` if reads and writes bypass the page cache.
     fn is_direct(&self) -> bool;
 
+    /// Returns the bytes free on the filesystem of a folder; `None` if nobody knows.
+    fn free_bytes(&self, _folder: &Path) -> Option<u64> {
+        None
+    }
+
     /// Returns the paths of all files in a folder, sorted.
     ///
     /// # Errors
@@ -156,6 +161,11 @@ impl Files for SystemFiles {
 
     fn is_direct(&self) -> bool {
         self.is_direct
+    }
+
+    fn free_bytes(&self, folder: &Path) -> Option<u64> {
+        let system = rustix::fs::statvfs(folder).ok()?;
+        system.f_bavail.checked_mul(system.f_frsize)
     }
 }
 

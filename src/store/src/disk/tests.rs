@@ -14,6 +14,8 @@ use super::*;
 use crate::held::Coding;
 use crate::record::{Address, place, seal};
 
+mod room;
+
 const PAYLOAD: usize = 20_000;
 const LAYOUT: u64 = 77;
 /// Bytes of a record on disk.
@@ -77,7 +79,11 @@ fn seeds(known: &[KnownBlock]) -> Vec<u32> {
 }
 
 fn folder_bytes(folder: &TempDir) -> u64 {
-    fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+    bytes_in(folder.path())
+}
+
+fn bytes_in(folder: &Path) -> u64 {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
 }
 
 fn segments(folder: &TempDir) -> Vec<PathBuf> {
@@ -191,22 +197,6 @@ fn the_newest_blocks_of_a_full_tier_are_found_and_make_way_for_others() {
 }
 
 #[test]
-fn a_tier_has_few_open_files_whatever_its_size() {
-    let folder = TempDir::new().unwrap();
-    for bytes in [4 << 20, 100 << 20, 5 << 30, 100 << 30, 3 << 40] {
-        let limits = settings(&folder, bytes).limits().unwrap();
-        assert!(limits.bytes <= bytes && limits.bytes / limits.segment_bytes <= SEGMENTS_MAX, "{limits:?}");
-    }
-    // Many small segments, as after many short runs.
-    let files = SystemFiles::new(folder.path());
-    (1..=SEGMENTS_MAX + 20).for_each(|number| drop(Segment::create(&files, folder.path(), number, 8192, 78).unwrap()));
-    let (disk, _) = open(&settings(&folder, 64 << 20)).unwrap();
-    assert_eq!(disk.stats().segments, SEGMENTS_MAX + 20, "none is lost at the start");
-    write(&disk, 0, 0).unwrap();
-    assert_eq!(disk.stats().segments, SEGMENTS_MAX - 1, "one is kept free");
-}
-
-#[test]
 fn a_disk_full_of_live_blocks_refuses_until_some_are_dead() {
     let folder = TempDir::new().unwrap();
     let (disk, _) = open(&settings(&folder, 2 << 20)).unwrap();
@@ -258,6 +248,8 @@ struct Faults {
     is_full: bool,
     /// Offset of a page that cannot be read.
     bad_page: Option<u64>,
+    /// Bytes of the filesystem, with room for the files of the folder alone.
+    room: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -275,7 +267,8 @@ impl FaultyFiles {
 impl Files for FaultyFiles {
     fn create(&self, path: &Path, bytes: u64) -> io::Result<Box<dyn BlockFile>> {
         let mut faults = self.faults.lock().unwrap();
-        let error = if faults.is_full { Some(28) } else { faults.creates.pop_front() };
+        let fits = faults.room.is_none_or(|room| bytes_in(path.parent().unwrap()) + bytes <= room);
+        let error = if faults.is_full || !fits { Some(28) } else { faults.creates.pop_front() };
         drop(faults);
         match error {
             Some(number) => Err(io::Error::from_raw_os_error(number)),
@@ -300,6 +293,10 @@ impl Files for FaultyFiles {
 
     fn is_direct(&self) -> bool {
         self.system.is_direct()
+    }
+
+    fn free_bytes(&self, folder: &Path) -> Option<u64> {
+        Some(self.faults.lock().unwrap().room?.saturating_sub(bytes_in(folder)))
     }
 }
 
