@@ -48,6 +48,8 @@ pub struct Hardware {
     pub bandwidth_bytes_s: f64,
     /// Total size of the memory, bytes.
     pub memory_bytes: u64,
+    /// Size of the memory of the host that a replica can have, bytes; `None` if the file does not say.
+    pub host_memory_bytes: Option<u64>,
     /// Rate of copies between host and device, each direction, bytes/s.
     pub host_link_bytes_s: f64,
     /// Latency of such a copy, independent of its size, seconds.

@@ -20,10 +20,12 @@ use trunkline_sim_perf::model::Model;
 use trunkline_sim_workload::tenants::Shares;
 use trunkline_sim_workload::trace::LENGTH_TOKENS_MAX;
 
+mod host;
 mod kinds;
 mod lock_step;
 mod pipelines;
 
+pub use self::host::{HostBytes, HostMemoryError};
 pub use self::lock_step::LockStepError;
 pub use self::pipelines::{GivenSteps, STEPS_PER_STAGE};
 
@@ -231,6 +233,7 @@ impl Settings {
             self.core_in(group).validate()?;
         }
         self.check_pipelines()?;
+        self.check_host_memory()?;
         if self.replicas == 0 || self.others.iter().any(|group| group.replicas == 0) {
             return Err(SettingsError::NoReplicas);
         }
@@ -372,6 +375,9 @@ pub enum SettingsError {
     /// Invalid limits of the core.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// Weights and KV larger than the memory of the host.
+    #[error(transparent)]
+    HostMemory(#[from] HostMemoryError),
     /// Parallelism that the model does not permit.
     #[error(transparent)]
     Parallel(#[from] ParallelError),

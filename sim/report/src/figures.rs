@@ -252,6 +252,7 @@ pub const FIGURES: &[Figure<Report>] = &[
         r.latencies.deadlines.map(|deadlines| deadlines.missed)
     }),
     text("cost_model", "Cost model", "Cost model and its measured error.", |r| &r.settings.cost_model),
+    text("weights", "Weights", "Placement of the weights, with all parameters.", |r| &r.settings.weights),
     text("digest", "Digest", "Digest of every decision of every replica.", |r| &r.digest),
     real("wall_s", "Wall time", Seconds, Neither, "Wall-clock time of the replay.", |r| Some(r.wall_s)),
 ];

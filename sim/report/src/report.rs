@@ -407,6 +407,21 @@ pub struct SettingsReport {
     pub speed: Option<f64>,
     /// Cost model and measured error.
     pub cost_model: String,
+    /// Placement of the weights with all parameters.
+    pub weights: String,
+    /// Bytes in the memory of a replica's host.
+    pub host_bytes: HostBytesReport,
+}
+
+/// Bytes in the memory of a replica's host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct HostBytesReport {
+    /// Streamed weights.
+    pub weights: u64,
+    /// KV of swapped-out requests and of the first tier.
+    pub kv: u64,
+    /// Memory of the host; `None` if the file of the hardware does not say.
+    pub memory: Option<u64>,
 }
 
 /// Settings of the core without a place in a report: a replay sets or reports them otherwise.

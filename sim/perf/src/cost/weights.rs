@@ -106,9 +106,20 @@ impl Streamed {
         }
     }
 
+    /// Returns the bytes of weights in the host's memory at any time: layers that stay there, and layers that the disk reads ahead.
+    pub fn host_bytes(&self, model: &Model) -> u64 {
+        let others = model.layers.saturating_sub(self.device_layers.into());
+        let host = self.host_layers.map_or(others, u64::from).min(others);
+        Self::layer_bytes(model) * (host + u64::from(self.host_window).min(others - host))
+    }
+
+    fn layer_bytes(model: &Model) -> u64 {
+        StreamingPlan::new(model, Resident::all_in_host(model)).layer_bytes
+    }
+
     /// Returns the bytes of weights on the device at any time.
     pub fn device_bytes(&self, model: &Model) -> u64 {
-        let layer_bytes = StreamingPlan::new(model, Resident::all_in_host(model)).layer_bytes;
+        let layer_bytes = Self::layer_bytes(model);
         let slots = model.layers.min(u64::from(self.device_layers) + u64::from(self.device_window));
         model.weight_bytes() - layer_bytes * (model.layers - slots)
     }

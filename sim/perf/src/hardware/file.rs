@@ -8,6 +8,7 @@
 //! int8_tops = 1978.9                  # dense; optional, else the FP8 rate
 //! memory_gb_s = 3350.0
 //! memory_mib = 81559
+//! host_memory_mib = 65536             # of the host, for each replica; optional: weights and KV there are checked against it
 //! processors = 132                    # multiprocessors
 //!
 //! [host_link]                         # copies between host and device, each direction
@@ -120,6 +121,8 @@ struct File {
     int8_tops: Option<f64>,
     memory_gb_s: f64,
     memory_mib: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host_memory_mib: Option<u64>,
     processors: u32,
     host_link: LinkFile,
     peer_link: Option<PeerLinkFile>,
@@ -406,6 +409,7 @@ impl File {
             ("int8_tops", self.int8_tops.unwrap_or(1.0)),
             ("memory_gb_s", self.memory_gb_s),
             ("memory_mib", self.memory_mib as f64),
+            ("host_memory_mib", self.host_memory_mib.map_or(1.0, |mib| mib as f64)),
             ("processors", f64::from(self.processors)),
             ("efficiency.mixed_rows", self.efficiency.mixed_rows),
             ("host_link.gb_s", self.host_link.gb_s),
@@ -501,6 +505,7 @@ impl File {
             int8_ops_s: self.int8_tops.unwrap_or(fp8_tflops) * 1e12,
             bandwidth_bytes_s: self.memory_gb_s * 1e9,
             memory_bytes: self.memory_mib << 20,
+            host_memory_bytes: self.host_memory_mib.map(|mib| mib << 20),
             host_link_bytes_s: self.host_link.gb_s * 1e9,
             host_link_latency_s: self.host_link.latency_us / 1e6,
             peer_link_bytes_s: peer_link.gb_s * 1e9,
@@ -527,6 +532,7 @@ impl File {
             int8_tops: Some(hardware.int8_ops_s / 1e12),
             memory_gb_s: hardware.bandwidth_bytes_s / 1e9,
             memory_mib: hardware.memory_bytes >> 20,
+            host_memory_mib: hardware.host_memory_bytes.map(|bytes| bytes >> 20),
             host_link: link(hardware.host_link_bytes_s, hardware.host_link_latency_s),
             peer_link: Some(PeerLinkFile {
                 gb_s: hardware.peer_link_bytes_s / 1e9,

@@ -4,13 +4,14 @@ use trunkline_cluster::Role;
 use trunkline_core::Stats;
 
 use super::{Fleet, Totals, engine};
-use crate::settings::{Arrivals, Settings};
+use crate::settings::{Arrivals, HostBytes, Settings};
 use trunkline_sim_perf::cost::Parallel;
 use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::link::Links;
 use trunkline_sim_report::numbers::ratio;
 use trunkline_sim_report::report::{
-    BatchReport, FleetReport, GroupReport, Latencies, Report, SettingsReport, SwapReport, TierReport, TokenTotals,
+    BatchReport, FleetReport, GroupReport, HostBytesReport, Latencies, Report, SettingsReport, SwapReport, TierReport,
+    TokenTotals,
 };
 use trunkline_sim_workload::trace::{Format, Source};
 
@@ -135,6 +136,7 @@ fn failures(settings: &Settings) -> Vec<String> {
 }
 
 fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> SettingsReport {
+    let HostBytes { weights, kv } = settings.host_bytes();
     SettingsReport {
         trace: String::new(),
         format: format.as_str(),
@@ -159,5 +161,7 @@ fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> Set
             Arrivals::Serial | Arrivals::AtOnce => None,
         },
         cost_model: cost_model.into(),
+        weights: settings.weights.to_string(),
+        host_bytes: HostBytesReport { weights, kv, memory: settings.hardware.host_memory_bytes },
     }
 }

@@ -6,7 +6,7 @@ use trunkline_sim_perf::cost::Parallel;
 use trunkline_sim_replay::recorded::Replayed;
 use trunkline_sim_report::Report;
 use trunkline_sim_report::figures::{Latency, Statistic};
-use trunkline_sim_report::report::{BaselineReport, DeadlineReport, FairnessReport, SettingsReport};
+use trunkline_sim_report::report::{BaselineReport, DeadlineReport, FairnessReport, HostBytesReport, SettingsReport};
 use trunkline_sim_report::service::ServiceReport;
 use trunkline_sim_workload::summary::Summary;
 
@@ -102,6 +102,9 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
     .filter(|[name, _]| !differing.contains(&name.as_str()))
     .filter(|[name, _]| name != "autoscale" || settings.autoscale.is_some())
     .collect::<Vec<_>>();
+    if settings.weights != "resident" {
+        rows.push(["weights".into(), weights(settings)]);
+    }
     if settings.core.h2o.mode != Mode::Off {
         rows.push(["h2o".into(), settings.core.h2o.to_string()]);
     }
@@ -160,6 +163,14 @@ fn blocks(settings: &SettingsReport) -> String {
         n => format!(", in each of {n} layer groups"),
     };
     format!("{} of {} tokens{each}{groups}", blocks.join(" or "), settings.core.block_size)
+}
+
+/// Returns the placement of the weights, and the memory of the host that they take beside KV.
+fn weights(settings: &SettingsReport) -> String {
+    let HostBytesReport { weights, kv, memory } = settings.host_bytes;
+    let gb = |bytes: u64| format!("{:.1} GB", bytes as f64 / 1e9);
+    let of = memory.map_or(String::new(), |memory| format!(" of {}", gb(memory)));
+    format!("{}; in the memory of the host {} beside {} of KV{of}", settings.weights, gb(weights), gb(kv))
 }
 
 fn arrivals(report: &Report) -> String {

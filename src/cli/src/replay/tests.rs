@@ -391,6 +391,16 @@ fn how_steps_are_timed_is_a_choice() {
     let streamed = name("--model llama-3.1-70b --weights stream --hardware rtx4090-24g --limit 2");
     let expected = "0 layers streamed from disk, 80 from the host, roofline (error not measured for llama-3.1-70b tp1; of llama-3.1-8b there";
     assert!(streamed.as_str().unwrap().starts_with(expected), "{streamed}");
+    let placed = json(
+        &"--model llama-3.1-70b --weights stream_first:host_layers=50 --hardware rtx4090-24g --limit 2"
+            .split(' ')
+            .collect::<Vec<_>>(),
+    );
+    let text = "stream_first:device_layers=0,host_layers=50,disk_mb_s=6000,link_mb_s=0,device_window=2,host_window=4";
+    assert_eq!(
+        (&placed["settings"]["weights"], &placed["settings"]["host_bytes"]["weights"]),
+        (&text.into(), &92_408_905_728u64.into())
+    );
     assert_eq!(fault(&["none", "--cost", "table:no/such"]), "no/such: no such folder; check the path");
     let not_fitted = fault(&["none", "--cost", "fitted"]);
     assert!(not_fitted.starts_with("h100-80g has no measured step times of llama-3.1-8b"), "{not_fitted}");
