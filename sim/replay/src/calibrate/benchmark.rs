@@ -5,12 +5,10 @@
 //! together come from one step: a step begins with one such group of tokens and ends with the next, and contains
 //!
 //! * a decode for each request with a token at the end and one before,
-//! * prompts of the requests whose first token is at the end, up to the token budget of a step, latest first. The rest of those
-//!   prompts ran in the step before.
+//! * chunks of prompts, up to the token budget of a step, as [`chunks`] fills them in.
 //!
-//! A step without decodes begins at the arrival of its first prompt, if later. Skipped are steps with a prompt that arrived after
-//! their begin, since something else happened there; and steps with a returning request that had no token in the step before, since
-//! it was preempted and the recomputed part is unknown. Prefix hits are unknown too.
+//! Skipped are steps with a returning request that had no token in the step before: the request was preempted, and the recomputed part is
+//! unknown.
 //!
 //! The reconstruction is a sketch of the server's work. Prefer a recording where one exists.
 
@@ -20,6 +18,10 @@ use serde::Deserialize;
 
 use trunkline_sim_perf::cost::{Sample, StepShape};
 use trunkline_sim_workload::trace::LENGTH_TOKENS_MAX;
+
+use chunks::{Gap, Prompt, fill};
+
+mod chunks;
 
 /// Failure to read samples from a benchmark.
 #[derive(Debug, thiserror::Error)]
@@ -162,38 +164,40 @@ impl Benchmark {
             }
         }
         seen.sort_unstable_by(|a, b| a.at_s.total_cmp(&b.at_s).then(a.request.cmp(&b.request)));
-        let steps: Vec<&[Seen]> = seen.chunk_by(|a, b| b.at_s - a.at_s < TOGETHER_S).collect();
-        let end_s = |step: &[Seen]| step[step.len() - 1].at_s;
-        let mut samples = Vec::new();
-        // Prompts that were under way when the step at hand began, and how many of their tokens had been run by its end. Backwards, because
-        // it is the end of a prompt that is seen.
-        let mut prompts: Vec<(usize, u64)> = Vec::new();
-        for pair in steps.windows(2).rev() {
-            let before_s = end_s(pair[0]);
-            let first = |token: &Seen| (token.number == 0).then(|| (token.request, self.input(token.request)));
-            prompts.extend(pair[1].iter().filter_map(first));
-            prompts.sort_by(|a, b| starts[b.0].total_cmp(&starts[a.0]));
-            let came_s = prompts.last().map_or(before_s, |(request, _)| starts[*request]);
-            let late = prompts.first().is_some_and(|(request, _)| starts[*request] > before_s);
-            let mut shape = self.decodes(pair[1]);
-            let begin_s = if shape.decodes == 0 { before_s.max(came_s) } else { before_s };
-            let mut budget = step_tokens.saturating_sub(shape.decodes);
-            for (_, end) in &mut prompts {
-                let n = budget.min(*end);
-                budget -= n;
-                *end -= n;
-                if n > 0 {
-                    shape = shape.and(StepShape::prefill(n, *end));
-                }
-            }
-            prompts.retain(|(_, end)| *end > 0);
-            let back = pair[1].iter().any(|token| token.number > 0 && token.before_s < before_s - TOGETHER_S);
-            if !back && (!late || shape.decodes == 0) {
-                samples.push(Sample { shape, time_s: end_s(pair[1]) - begin_s });
-            }
-        }
-        samples.reverse();
-        samples
+        let groups: Vec<&[Seen]> = seen.chunk_by(|a, b| b.at_s - a.at_s < TOGETHER_S).collect();
+        let gaps = self.gaps(&groups);
+        let filled = fill(&gaps, self.prompts(&groups, starts), step_tokens);
+        let shapes = groups.iter().zip(&filled).map(|(group, filled)| self.decodes(group).and(filled.prompts));
+        let known = |at: &usize| {
+            let before_s = gaps[*at].before_s;
+            let is_back = groups[*at].iter().any(|token| token.number > 0 && token.before_s < before_s - TOGETHER_S);
+            !is_back && filled[*at].is_known
+        };
+        let samples = shapes.zip(&gaps).zip(&filled);
+        let samples: Vec<_> = samples
+            .map(|((shape, gap), filled)| Sample { shape, time_s: gap.end_s - filled.begin_s })
+            .collect();
+        // The first gap has no begin.
+        (1..samples.len()).filter(known).map(|at| samples[at]).collect()
+    }
+
+    /// Returns the gap that ends with each group of tokens.
+    fn gaps(&self, groups: &[&[Seen]]) -> Vec<Gap> {
+        let mut before_s = f64::NEG_INFINITY;
+        let gap = |group: &&[Seen]| {
+            let end_s = group[group.len() - 1].at_s;
+            Gap { before_s: std::mem::replace(&mut before_s, end_s), end_s, decodes: self.decodes(group).decodes }
+        };
+        groups.iter().map(gap).collect()
+    }
+
+    /// Returns the prompts, with the gaps that their first tokens end.
+    fn prompts(&self, groups: &[&[Seen]], starts: &[f64]) -> Vec<Prompt> {
+        let of = |(last, group): (usize, &&[Seen])| {
+            let first = group.iter().filter(|token| token.number == 0).map(|token| token.request);
+            first.map(|request| Prompt::new(self.input(request), starts[request], last)).collect::<Vec<_>>()
+        };
+        groups.iter().enumerate().flat_map(of).collect()
     }
 
     /// Returns the shape of the decodes that ended in a step.
@@ -236,13 +240,13 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_too_long_for_a_step_began_in_the_one_before() {
+    fn a_prompt_too_long_for_a_step_fills_the_one_before() {
         let samples = read(
             r#"{"input_lens": [10, 100], "start_times": [0.0, 0.5], "ttfts": [1.0, 2.5],
                 "itls": [[1.0, 1.0, 1.0], []], "request_rate": 1}"#,
         )
         .unwrap();
-        let (first, rest) = (StepShape::prefill(37, 0), StepShape::prefill(63, 37));
+        let (first, rest) = (StepShape::prefill(63, 0), StepShape::prefill(37, 63));
         let shapes =
             [first.and(StepShape::decodes(1, 11)), rest.and(StepShape::decodes(1, 12)), StepShape::decodes(1, 13)];
         assert_eq!(samples.iter().map(|sample| sample.shape).collect::<Vec<_>>(), shapes);
