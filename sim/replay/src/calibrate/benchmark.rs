@@ -8,7 +8,10 @@
 //! * chunks of prompts, up to the token budget of a step, as [`chunks`] fills them in.
 //!
 //! Skipped are steps with a returning request that had no token in the step before: the request was preempted, and the recomputed part is
-//! unknown.
+//! unknown. Requests that failed are skipped too. A benchmark with several tokens in a chunk is refused ([`BenchmarkError::ManyTokens`]).
+//!
+//! How much of a prompt was found in the prefix cache is unknown: every token counts as computed. Benchmark without a prefix cache, or
+//! with prompts that share nothing.
 //!
 //! The reconstruction is a sketch of the server's work. Prefer a recording where one exists.
 
@@ -54,6 +57,20 @@ pub enum BenchmarkError {
         /// Length of the other arrays.
         expected: usize,
     },
+    /// Several tokens in a chunk.
+    #[error(
+        "{}: {tokens} tokens came in {chunks} chunks, so steps cannot be told apart: with vLLM's --stream-interval or SGLang's \
+         --stream-interval set it to 1; with speculative decoding benchmark without, and give the replay --max-drafts",
+        path.display()
+    )]
+    ManyTokens {
+        /// Path of the file.
+        path: PathBuf,
+        /// Tokens of all answers.
+        tokens: u64,
+        /// Chunks of all answers.
+        chunks: u64,
+    },
     /// Benchmark without start times.
     #[error(
         "{}: says not when requests started; use a benchmark that writes start_times, or send all at once (request rate inf, no limit of \
@@ -71,6 +88,8 @@ struct Benchmark {
     input_lens: Vec<u64>,
     ttfts: Vec<f64>,
     itls: Vec<Vec<f64>>,
+    output_lens: Option<Vec<u64>>,
+    errors: Option<Vec<Option<String>>>,
     start_times: Option<Vec<f64>>,
     request_rate: Option<serde_json::Value>,
     max_concurrency: Option<u64>,
@@ -78,6 +97,10 @@ struct Benchmark {
 
 /// Window for tokens of one step, seconds: far shorter than a step, far longer than sending a batch of tokens.
 const TOGETHER_S: f64 = 1e-3;
+/// Share of the tokens that may lack a chunk of their own, beside one of each request: an engine may send the last two together, and hold
+/// back half of a character.
+const WITHOUT_CHUNK: f64 = 0.05;
+
 /// Token with its arrival, the arrival of the token before, its request and its number.
 struct Seen {
     at_s: f64,
@@ -91,7 +114,7 @@ struct Seen {
 ///
 /// # Errors
 ///
-/// [`BenchmarkError`] if the file cannot be read, or lacks details or start times.
+/// [`BenchmarkError`] if the file cannot be read, lacks details or start times, or has several tokens in a chunk.
 pub fn from_benchmark(path: &Path, step_tokens: u64) -> Result<Vec<Sample>, BenchmarkError> {
     let text =
         std::fs::read_to_string(path).map_err(|fault| BenchmarkError::Unreadable { path: path.into(), fault })?;
@@ -102,6 +125,7 @@ pub fn from_benchmark(path: &Path, step_tokens: u64) -> Result<Vec<Sample>, Benc
         .or_else(|fault| serde_json::from_str(last()).map_err(|_| fault))
         .map_err(|fault| BenchmarkError::Malformed { path: path.into(), fault })?;
     let starts = benchmark.starts(path)?;
+    benchmark.check_chunks(path)?;
     Ok(benchmark.samples(&starts, step_tokens))
 }
 
@@ -139,12 +163,41 @@ impl Benchmark {
             None if at_once => vec![0.0; expected],
             None => return Err(BenchmarkError::NoStarts { path: path.into() }),
         };
-        for (field, found) in [("ttfts", self.ttfts.len()), ("itls", self.itls.len()), ("start_times", starts.len())] {
+        let of = |found: Option<usize>| found.unwrap_or(expected);
+        for (field, found) in [
+            ("ttfts", self.ttfts.len()),
+            ("itls", self.itls.len()),
+            ("start_times", starts.len()),
+            ("output_lens", of(self.output_lens.as_ref().map(Vec::len))),
+            ("errors", of(self.errors.as_ref().map(Vec::len))),
+        ] {
             if found != expected {
                 return Err(BenchmarkError::Lengths { path: path.into(), field, found, expected });
             }
         }
         Ok(starts)
+    }
+
+    /// Returns `true` if a request failed.
+    fn has_failed(&self, request: usize) -> bool {
+        let error = self.errors.as_ref().and_then(|errors| errors[request].as_ref());
+        error.is_some_and(|error| !error.is_empty()) || self.output_lens.as_ref().is_some_and(|lens| lens[request] == 0)
+    }
+
+    /// Fails if chunks hold several tokens.
+    fn check_chunks(&self, path: &Path) -> Result<(), BenchmarkError> {
+        let Some(lens) = &self.output_lens else { return Ok(()) };
+        let answered = (0..lens.len()).filter(|request| !self.has_failed(*request));
+        let (mut tokens, mut chunks, mut spare) = (0, 0, 0.0);
+        for request in answered {
+            tokens += lens[request];
+            chunks += 1 + self.itls[request].len() as u64;
+            spare += 1.0 + WITHOUT_CHUNK * lens[request] as f64;
+        }
+        if tokens as f64 > chunks as f64 + spare {
+            return Err(BenchmarkError::ManyTokens { path: path.into(), tokens, chunks });
+        }
+        Ok(())
     }
 
     /// Returns the tokens of a prompt, capped at the maximum of a trace.
@@ -154,7 +207,8 @@ impl Benchmark {
 
     fn samples(&self, starts: &[f64], step_tokens: u64) -> Vec<Sample> {
         let mut seen = Vec::new();
-        for (request, (start, ttft)) in starts.iter().zip(&self.ttfts).enumerate() {
+        let answered = |(request, _): &(usize, _)| !self.has_failed(*request);
+        for (request, (start, ttft)) in starts.iter().zip(&self.ttfts).enumerate().filter(answered) {
             let mut at_s = start + ttft;
             seen.push(Seen { at_s, before_s: *start, request, number: 0 });
             for (gap, number) in self.itls[request].iter().zip(1..) {
@@ -174,9 +228,8 @@ impl Benchmark {
             !is_back && filled[*at].is_known
         };
         let samples = shapes.zip(&gaps).zip(&filled);
-        let samples: Vec<_> = samples
-            .map(|((shape, gap), filled)| Sample { shape, time_s: gap.end_s - filled.begin_s })
-            .collect();
+        let samples: Vec<_> =
+            samples.map(|((shape, gap), filled)| Sample { shape, time_s: gap.end_s - filled.begin_s }).collect();
         // The first gap has no begin.
         (1..samples.len()).filter(known).map(|at| samples[at]).collect()
     }
@@ -263,6 +316,38 @@ mod tests {
         }
         let message = read(&run("1.0", 0.5)).unwrap_err().to_string();
         assert!(message.contains("b.json: says not when requests started"), "{message}");
+    }
+
+    #[test]
+    fn failed_requests_are_left_out() {
+        let text = |lens: &str, errors: &str| {
+            format!(
+                r#"{{"input_lens": [10, 500], "output_lens": {lens}, "start_times": [0.0, 1.0], "ttfts": [1.0, 0.0],
+                "itls": [[1.0, 1.0, 1.0], []], "errors": {errors}}}"#
+            )
+        };
+        let alone: Vec<_> = (11..14).map(|past| Sample { shape: StepShape::decodes(1, past), time_s: 1.0 }).collect();
+        for (lens, errors) in [("[4, 0]", r#"["", "Internal"]"#), ("[4, 0]", "null"), ("[4, 9]", r#"[null, "x"]"#)] {
+            assert_eq!(read(&text(lens, errors)).unwrap(), alone);
+        }
+        let message = read(&text("[4, 0]", "[]")).unwrap_err().to_string();
+        assert!(message.ends_with("b.json: errors is of 0 requests, input_lens of 2"), "{message}");
+    }
+
+    #[test]
+    fn several_tokens_in_a_chunk_are_refused() {
+        let read_with = |tokens: u64| {
+            let text = format!(
+                r#"{{"input_lens": [10], "output_lens": [{tokens}], "start_times": [0.0], "ttfts": [1.0],
+                "itls": [{:?}]}}"#,
+                vec![1.0; 39]
+            );
+            read(&text)
+        };
+        // 40 chunks. A last token without a chunk is usual.
+        assert_eq!(read_with(41).unwrap().len(), 39);
+        let message = read_with(60).unwrap_err().to_string();
+        assert!(message.contains("60 tokens came in 40 chunks") && message.contains("--max-drafts"), "{message}");
     }
 
     #[test]
