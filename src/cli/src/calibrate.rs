@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use trunkline_sim_perf::cost::{CostChoice, Parallel, Residuals, Sample, Weights};
+use trunkline_sim_perf::cost::{CostChoice, Parallel, Residuals, Sample, StepErrors, Weights};
 use trunkline_sim_perf::hardware::{self, Hardware};
 use trunkline_sim_perf::model::{self, Model};
 use trunkline_sim_replay::calibrate::{
@@ -41,7 +41,9 @@ pub struct CalibrateArgs {
     recorded: Option<PathBuf>,
 
     /// Results in JSON of a benchmark by vLLM or SGLang, with details. Less exact: steps are reconstructed from what
-    /// clients observed.
+    /// clients observed, and every prompt counts as computed. So benchmark without prefix cache
+    /// (--no-enable-prefix-caching, --disable-radix-cache) or with prompts that share nothing, without speculative decoding, and with a
+    /// stream interval of 1.
     #[arg(long, value_name = "FILE")]
     benchmark: Option<PathBuf>,
 
@@ -75,6 +77,9 @@ pub struct CalibrateArgs {
     output: PathBuf,
 }
 
+/// Median error of steps with prompts from which on their reconstruction is in doubt. Of engines with exactly linear step times, chunks in the
+/// right steps were below 0.01, and in wrong ones from 0.19 to 0.48; real steps scatter by up to about 0.1.
+const DOUBTFUL: f64 = 0.15;
 /// Share of the steps faster than the device, at most.
 const TOO_FAST: f64 = 0.5;
 /// Difference between the slowest and the fastest tenth of a run on a steady machine, percent at most.
@@ -125,7 +130,8 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         fs::write(&args.output, text).with_context(|| format!("cannot write {}", args.output.display()))?;
     }
     let lines = [errors_line(&found, held_out), speed_line(found.drift)];
-    for line in lines.iter().chain(&link_lines) {
+    let doubt = args.benchmark.as_ref().and_then(|_| doubt_line(&found.held_out, args.step_tokens));
+    for line in lines.iter().chain(&doubt).chain(&link_lines) {
         writeln!(io::stderr(), "{line}")?;
     }
     Ok(())
@@ -141,6 +147,17 @@ fn errors_line(found: &Calibration, held_out: f64) -> String {
         100.0 * bias,
         found.held_out,
     )
+}
+
+/// Returns a line of doubt if steps with prompts do not fit at all: the prompts are then in other steps than the engine ran them in.
+fn doubt_line(errors: &StepErrors, step_tokens: u64) -> Option<String> {
+    let kinds = [("prompts alone", errors.prefill), ("prompts and decodes", errors.mixed)];
+    let (kind, median) =
+        kinds.into_iter().find_map(|(kind, errors)| Some((kind, errors?.median)).filter(|e| e.1 > DOUBTFUL))?;
+    Some(format!(
+        "warning: steps with {kind} are {:.0} % off in the median, so prompts did not run as assumed: give the server's token budget with --step-tokens (now {step_tokens}), and benchmark without prefix cache; until then times to the first token of a replay may be off by half",
+        100.0 * median
+    ))
 }
 
 /// Returns a line about the speed of the machine over the run, with advice if it varied by more than the error that a fit may have.
@@ -233,6 +250,14 @@ fn check_speed(args: &CalibrateArgs, steps: &[Sample], base: &Hardware, model: &
         100.0 * share,
         model.name
     );
+    let with_prompts: Vec<Sample> = steps.iter().copied().filter(|step| step.shape.prefills > 0).collect();
+    let share = too_fast(&with_prompts, base, model, args.parallel);
+    ensure!(
+        args.benchmark.is_none() || share <= TOO_FAST,
+        "{:.0} % of the steps with prompts are faster than {devices} can compute these in {}: prompts were found in the prefix cache; benchmark with --no-enable-prefix-caching (vLLM) or --disable-radix-cache (SGLang), or with a seed that the server has not seen",
+        100.0 * share,
+        model.name
+    );
     Ok(())
 }
 
@@ -275,6 +300,49 @@ mod tests {
         );
         assert!(check("tp2").unwrap_err().contains("faster than h100-80g tp2pp1 can run"));
         assert_eq!(check("tp4"), Ok(()));
+    }
+
+    #[test]
+    fn a_benchmark_of_cached_prompts_is_refused() {
+        use trunkline_sim_perf::cost::StepShape;
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            args: CalibrateArgs,
+        }
+        let (base, model) = (hardware::find("h100-80g").unwrap(), model::find("llama-3.1-8b").unwrap());
+        // 2,000 tokens take 29 ms at the peak, but 400 of them, the rest found, may take 14. Decodes alone are slow enough.
+        let steps = |time_s| {
+            let decodes = [Sample { shape: StepShape::decodes(8, 500), time_s: 0.008 }; 9];
+            let prompt = Sample { shape: StepShape::decodes(8, 500).and(StepShape::prefill(2000, 0)), time_s };
+            [decodes.as_slice(), &[prompt]].concat()
+        };
+        let check = |source: &str, time_s| {
+            let words = ["calibrate", source, "b.json", "--hardware", "h100-80g", "--model", "llama-3.1-8b"];
+            let args = <Cli as clap::Parser>::parse_from(words).args;
+            check_speed(&args, &steps(time_s), &base, &model).map_err(|error| error.to_string())
+        };
+        assert_eq!(check("--benchmark", 0.045), Ok(()));
+        let message = check("--benchmark", 0.014).unwrap_err();
+        assert!(
+            message.starts_with("100 % of the steps with prompts are faster than one h100-80g can compute these in llama-3.1-8b: prompts were found in the prefix cache; "),
+            "{message}"
+        );
+        // A recording has the computed tokens.
+        assert_eq!(check("--recorded", 0.014), Ok(()));
+    }
+
+    #[test]
+    fn prompts_in_the_wrong_steps_are_doubted() {
+        let of = |median| Some(Residuals { median, p95: 0.5, bias: 0.0 });
+        let errors = |mixed| StepErrors { prefill: None, decode: of(0.3), mixed: of(mixed) };
+        assert_eq!(doubt_line(&errors(0.08), 2048), None);
+        let line = doubt_line(&errors(0.24), 2048).unwrap();
+        assert!(
+            line.starts_with("warning: steps with prompts and decodes are 24 % off in the median")
+                && line.contains("(now 2048)"),
+            "{line}"
+        );
     }
 
     #[test]
