@@ -1,7 +1,7 @@
 //! Capacity of a fleet, and the trace speed for a given load.
 //!
-//! The *capacity* of a fleet for a trace is the completion rate with all requests present from the beginning, first come first
-//! served: nine tenths of the requests divided by the completion time. The last tenth is ignored, because a fleet that runs empty
+//! The *capacity* of a fleet for a trace is the completion rate with all requests present from the beginning, routed as the settings say,
+//! first come first served: nine tenths of the requests divided by the completion time. The last tenth is ignored, because a fleet that runs empty
 //! is below its capacity. The *load* of a replay is the mean arrival rate over the capacity.
 
 use crate::fleet::{ReplayError, replay};
@@ -16,8 +16,7 @@ const MEASURED_SHARE: f64 = 0.9;
 
 /// Measures the capacity with one replay of the whole trace, and returns the speed for arrivals at `fraction` of the capacity.
 ///
-/// The measurement uses `fcfs`, round-robin routing and no faults under all settings, so that compared replays have equal arrivals
-/// at equal load.
+/// The measurement uses `fcfs` and no faults under all settings.
 ///
 /// # Errors
 ///
@@ -51,7 +50,7 @@ pub(crate) fn capacity_requests_s(
     let mut saturated = settings.clone();
     saturated.arrivals = Arrivals::AtOnce;
     saturated.tenants = Shares::default();
-    saturated.routing = Routing::default();
+    saturated.routing = Routing { router: settings.routing.router.clone(), ..Routing::default() };
     saturated.core.policy = "fcfs".into();
     let report = replay(trace, &saturated, cost, progress)?;
     if report.completed == 0 {

@@ -261,6 +261,8 @@ struct Pending<'a> {
     turns: Option<Turns>,
     /// `true` if requests go to the replicas in turn, and replicas affect each other in no other way.
     in_turn: bool,
+    /// `true` if all requests arrive at once, and the router does not send them in turn.
+    routes_at_once: bool,
     arrivals: Arrivals,
     /// Time of the next arrival, if arrivals follow the source and the source knows.
     next_ns: Option<u64>,
@@ -351,6 +353,7 @@ impl<'a> Fleet<'a> {
                 turns: Turns::new(settings, &source).filter(|_| can_fast_forward),
                 source,
                 in_turn: turns::are_taken(settings),
+                routes_at_once: turns::are_routed_at_once(settings),
                 arrivals: settings.arrivals,
                 next_ns: None,
                 ahead: vec![VecDeque::new(); replicas.len()],

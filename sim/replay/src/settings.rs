@@ -123,8 +123,9 @@ pub enum Arrivals {
     /// Each request at the end of the one before, to measure the cache alone.
     Serial,
     /// All requests at the beginning, to measure capacity. Latencies count from there. Prompts are made only near the head of their
-    /// replica's queue, so they are never all in memory at once; under `fcfs` no decision depends on this. Requests go to replicas
-    /// in turn under any router, since there are no loads yet.
+    /// replica's queue, so they are never all in memory at once. A router that sends requests in turn gets the next request of each
+    /// replica, and under `fcfs` no decision depends on the time. Another router gets the next request of all when one ended, as loads and
+    /// caches are then.
     AtOnce,
 }
 

@@ -24,7 +24,7 @@ impl Fleet<'_> {
                 let batch = self.cluster.core(engine(0)).config().max_batch_size as usize;
                 for _ in 0..2 * batch + LOOK_AHEAD {
                     for replica in 0..self.replicas.len() {
-                        self.arrive_next_of(replica)?;
+                        self.arrive_next_at_once(replica)?;
                     }
                 }
             }
@@ -45,7 +45,7 @@ impl Fleet<'_> {
         // An arrival may be refused, and so free a place again.
         while let Some(replica) = self.pending.freed.pop() {
             match self.pending.arrivals {
-                Arrivals::AtOnce => self.arrive_next_of(replica)?,
+                Arrivals::AtOnce => self.arrive_next_at_once(replica)?,
                 _ => self.arrive_next()?,
             }
         }
@@ -60,6 +60,11 @@ impl Fleet<'_> {
         }
         self.arrive(number, None);
         Ok(())
+    }
+
+    /// Handles the next arrival of all that arrive at once, in place of a request that ended at a replica.
+    fn arrive_next_at_once(&mut self, replica: usize) -> Result<(), ReplayError> {
+        if self.pending.routes_at_once { self.arrive_next() } else { self.arrive_next_of(replica) }
     }
 
     /// Handles the next arrival in turn at one replica, if any.

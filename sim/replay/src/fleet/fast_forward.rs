@@ -126,7 +126,7 @@ impl Fleet<'_> {
     fn undisturbed_by_others_until_ns(&mut self, replica: usize) -> u64 {
         let end_ns = self.queue.peek().map_or(u64::MAX, |next| next.0.at_ns);
         let hands_over = self.settings.hands_over();
-        let waits_for_ends = self.pending.source.waits_for_ends();
+        let waits_for_ends = self.pending.source.waits_for_ends() || self.pending.routes_at_once;
         let next_ns = match (&self.pending.turns, self.pending.arrivals) {
             (Some(turns), _) => turns.next_at(replica).unwrap_or(u64::MAX),
             (None, Arrivals::Traced { .. }) => self.pending.next_ns.unwrap_or(u64::MAX),

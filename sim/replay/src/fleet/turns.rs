@@ -26,6 +26,12 @@ pub(super) fn are_taken(settings: &Settings) -> bool {
     apart && router::is_in_turn(&settings.routing.router) && settings.routing.roles.is_empty()
 }
 
+/// Returns `true` if all requests arrive at once, and a router with a choice sends them.
+pub(super) fn are_routed_at_once(settings: &Settings) -> bool {
+    let has_choice = settings.n_replicas() > 1 && !router::is_in_turn(&settings.routing.router);
+    settings.arrivals == Arrivals::AtOnce && has_choice
+}
+
 impl Turns {
     /// Returns the turns of a fleet; `None` if the replica of a request depends on more than the order of arrivals, if ends cause arrivals, or
     /// if the replicas share storage, so that one finds what another stored before.

@@ -32,7 +32,7 @@ impl Observer for Shown {
 }
 
 /// Cost model with a different duration for each batch shape.
-struct Linear;
+pub(super) struct Linear;
 
 impl CostModel for Linear {
     fn name(&self) -> &str {
@@ -156,6 +156,9 @@ fn fast_forward_equals_single_steps_under_every_policy_and_arrival_process() {
             settings.core.eviction = "reuse".into();
             settings.arrivals = arrivals;
             same(&trace, &settings, &Linear);
+            settings.routing.router = "prefix_affinity".into();
+            settings.core.max_batch_size = 3;
+            same(&trace, &settings, &Uneven);
         }
     }
 }

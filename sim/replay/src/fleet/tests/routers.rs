@@ -125,12 +125,26 @@ fn steps_count_as_use() {
 }
 
 #[test]
-fn capacity_is_that_of_replicas_in_turn() {
+fn capacity_is_that_of_the_router_without_failures() {
     let trace = conversations(200, 3);
     let load = |settings: &Settings| crate::capacity::load(&trace, settings, &OneMs, 0.8, &mut |_| {}).unwrap();
     let mut settings = routed("prefix_affinity", 2, 2_000);
     settings.routing.failures = vec!["0@1".parse().unwrap()];
-    assert_eq!(load(&settings), load(&routed("round_robin", 2, 2_000)));
+    let capacity = |settings: &Settings| load(settings).capacity_requests_s;
+    assert_eq!(capacity(&settings), capacity(&routed("prefix_affinity", 2, 2_000)));
+    // Shared prefixes, of which each replica has room for a part.
+    let requests = (0..400).map(|n| {
+        let prefix = (n / 4 + n) as u32 % 8;
+        request(n, 2 * HASH_ID_TOKENS + 10, 2, &[prefix, 8 + prefix, 100 + n as u32])
+    });
+    let trace = self::trace(requests.collect());
+    let of = |router| {
+        let mut settings = routed(router, 4, 200);
+        settings.core.max_batch_size = 4;
+        crate::capacity::load(&trace, &settings, &fast_forwards::Linear, 0.8, &mut |_| {}).unwrap().capacity_requests_s
+    };
+    let [in_turn, least_loaded, affine] = ["round_robin", "least_loaded", "prefix_affinity"].map(of);
+    assert!(affine > 2.0 * in_turn && least_loaded < affine, "{in_turn} {least_loaded} {affine}");
     settings.arrivals = Arrivals::AtOnce;
     let refused = replay(&trace, &settings, &OneMs, &mut |_| {}).unwrap_err().to_string();
     assert_eq!(refused, "a fleet that is measured by sending all requests at once cannot have failures");
