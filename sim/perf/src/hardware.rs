@@ -58,6 +58,8 @@ pub struct Hardware {
     pub peer_link_bytes_s: f64,
     /// Latency of an all-reduce, independent of its size, seconds.
     pub peer_link_latency_s: f64,
+    /// `true` if the file has no peer link, and devices exchange over the host link.
+    pub peers_use_host_link: bool,
     /// Devices that the peer link joins.
     pub peer_devices: u32,
     /// Number of multiprocessors of the device.

@@ -237,14 +237,19 @@ fn unused(hardware: &Hardware, model: &Model, parallel: Parallel) -> String {
     format!("; the file has step times of {what}: {} on {spread}", time.model)
 }
 
-/// Returns a note on more devices than a peer link joins, if there are.
+/// Returns notes on devices that exchange over the host link for want of a peer link, and on more devices than a peer link joins.
 fn across(hardware: &Hardware, parallel: Parallel) -> String {
     let devices = parallel.tensor * parallel.data;
+    let link = if hardware.peers_use_host_link && devices * parallel.pipeline > 1 {
+        "; devices exchange over the host link, as the file has no peer_link"
+    } else {
+        ""
+    };
     if devices <= hardware.peer_devices {
-        return String::new();
+        return link.into();
     }
     format!(
-        "; {devices} devices that exchange tokens in each layer, as if the peer link of {} joined them",
+        "{link}; {devices} devices that exchange tokens in each layer, as if the peer link of {} joined them",
         hardware.peer_devices
     )
 }
@@ -496,5 +501,20 @@ mod tests {
         let more = 2.0 * 65_536.0 * 48.0 * (4096.0 + 5.0 * 768.0 + 704.0 - (6144.0 + 6.0 * 192.0));
         let expected_s = more / (h100.bandwidth_bytes_s * h100.efficiency.kv_bandwidth);
         assert!((whole - slices - expected_s).abs() < 1e-6, "{} {expected_s}", whole - slices);
+    }
+
+    #[test]
+    fn a_file_without_peer_link_is_named_where_devices_exchange() {
+        let least = "name = 'x'\nbf16_tflops = 100\nmemory_gb_s = 1000\nmemory_mib = 81920\nprocessors = 9\n\
+                     host_link = { gb_s = 10, latency_us = 5 }\n";
+        let name = |file: &str, parallel: &str| {
+            let hardware = hardware::parse(file).unwrap();
+            Roofline::parallel(&hardware, &preset("llama-3.1-8b"), parallel.parse().unwrap()).name().to_owned()
+        };
+        let note = "; devices exchange over the host link, as the file has no peer_link)";
+        assert!(name(least, "tp2").ends_with(note) && name(least, "pp2").ends_with(note), "{}", name(least, "tp2"));
+        assert!(!name(least, "tp1").contains("host link"));
+        let linked = format!("{least}peer_link = {{ gb_s = 300, latency_us = 6 }}\n");
+        assert!(!name(&linked, "tp2").contains("host link"));
     }
 }

@@ -494,7 +494,7 @@ impl File {
     }
 
     fn hardware(self) -> Hardware {
-        let peer_link = self.peer_link();
+        let (peer_link, peers_use_host_link) = (self.peer_link(), self.peer_link.is_none());
         let EfficiencyFile { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows } =
             self.efficiency;
         let fp8_tflops = self.fp8_tflops.unwrap_or(self.bf16_tflops);
@@ -510,6 +510,7 @@ impl File {
             host_link_latency_s: self.host_link.latency_us / 1e6,
             peer_link_bytes_s: peer_link.gb_s * 1e9,
             peer_link_latency_s: peer_link.latency_us / 1e6,
+            peers_use_host_link,
             peer_devices: peer_link.devices,
             processors: f64::from(self.processors),
             efficiency: Efficiency { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows },
@@ -534,7 +535,7 @@ impl File {
             memory_mib: hardware.memory_bytes >> 20,
             host_memory_mib: hardware.host_memory_bytes.map(|bytes| bytes >> 20),
             host_link: link(hardware.host_link_bytes_s, hardware.host_link_latency_s),
-            peer_link: Some(PeerLinkFile {
+            peer_link: (!hardware.peers_use_host_link).then(|| PeerLinkFile {
                 gb_s: hardware.peer_link_bytes_s / 1e9,
                 latency_us: hardware.peer_link_latency_s * 1e6,
                 devices: hardware.peer_devices,
@@ -590,6 +591,8 @@ mod tests {
         assert_eq!(least.efficiency, Efficiency::ASSUMED);
         assert_eq!((least.fp8_flops_s, least.int8_ops_s, least.peer_link_bytes_s), (1e14, 1e14, 1e10));
         assert_eq!((least.peer_devices, least.errors), (8, &[][..]));
+        assert!(least.peers_use_host_link && parse(&to_toml(&least)).unwrap().peers_use_host_link);
+        assert!(presets().iter().all(|preset| !preset.peers_use_host_link));
         let fp8 = parse(&LEAST.replace("memory_gb_s", "fp8_tflops = 200\nmemory_gb_s")).unwrap();
         assert_eq!((fp8.peak_flops_s, fp8.fp8_flops_s, fp8.int8_ops_s), (1e14, 2e14, 2e14));
         let one = parse(&format!("{LEAST}[efficiency]\nkv_bandwidth = 0.5\n")).unwrap();
