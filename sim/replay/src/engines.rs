@@ -5,12 +5,15 @@ use trunkline_core::registry::{Entry, Registry, RegistryError};
 use trunkline_core::{Config, Preemption, WorkerFacts};
 
 use crate::settings::Settings;
+use trunkline_sim_perf::hardware::Hardware;
 
 /// Engine with imitated scheduling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Engine {
     max_batch_tokens: u32,
     max_batch_size: u32,
+    /// `true` if [`VLLM_DEVICES`] has the limits.
+    has_device_limits: bool,
     whole_block_hits: bool,
     in_step_hits: bool,
     reserve_prompts: bool,
@@ -25,10 +28,15 @@ pub struct Engine {
 /// SGLang's share of the output that it expects of running requests: 0.7 at first, and 0.14 of that after 600 steps of decodes.
 const NEW_TOKEN_RATIO: OutputReserve = OutputReserve { permille: 700, least_permille: 98, decay_steps: 600 };
 
+/// Token and sequence limits of vLLM's server on a device with at least so many GiB, the largest device first; but for an A100, and below
+/// the last, those of [`PLAIN`]. From `EngineArgs.get_batch_defaults` of vLLM 0.33.
+const VLLM_DEVICES: [(u64, u32, u32); 2] = [(160, 16_384, 1024), (70, 8192, 1024)];
+
 /// An engine with mixed steps, one in flight.
 const PLAIN: Engine = Engine {
     max_batch_tokens: 2048,
     max_batch_size: 256,
+    has_device_limits: false,
     whole_block_hits: false,
     in_step_hits: false,
     reserve_prompts: true,
@@ -47,9 +55,11 @@ pub static PRESETS: Registry<Engine> = Registry::new(
         Entry {
             name: "vllm-v1",
             about: "vLLM's V1 engine on one device: chunked prefill, recomputation, no reserve of blocks, hits of whole blocks \
-                    below the last token; with --max-steps-in-flight 2, its asynchronous scheduling",
+                    below the last token; steps of 2,048 tokens and 256 sequences, from 70 GiB of memory on 8,192 and 1,024 but for an \
+                    A100, from 160 GiB on 16,384 and 1,024, as vLLM's server has by default; with --max-steps-in-flight 2, its asynchronous scheduling",
             params: &[],
             make: |_, ()| Engine {
+                has_device_limits: true,
                 whole_block_hits: true,
                 in_step_hits: true,
                 reserve_prompts: false,
@@ -83,6 +93,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
             make: |_, ()| Engine {
                 max_batch_tokens: 8192,
                 max_batch_size: 2048,
+                has_device_limits: false,
                 whole_block_hits: true,
                 in_step_hits: false,
                 reserve_prompts: true,
@@ -114,6 +125,25 @@ pub static PRESETS: Registry<Engine> = Registry::new(
 );
 
 impl Engine {
+    /// Returns the engine with the limits of a server on these kinds of devices; of several the smallest.
+    #[must_use]
+    pub fn on(self, devices: &[Hardware]) -> Self {
+        if !self.has_device_limits {
+            return self;
+        }
+        let limits = |device: &Hardware| {
+            let gib = if device.name.to_lowercase().contains("a100") { 0 } else { device.memory_bytes >> 30 };
+            VLLM_DEVICES
+                .iter()
+                .find(|(least_gib, ..)| gib >= *least_gib)
+                .map(|&(_, tokens, sequences)| (tokens, sequences))
+        };
+        let plain = (self.max_batch_tokens, self.max_batch_size);
+        let of = |device| limits(device).unwrap_or(plain);
+        let (max_batch_tokens, max_batch_size) = devices.iter().map(of).min().unwrap_or(plain);
+        Self { max_batch_tokens, max_batch_size, ..self }
+    }
+
     /// Returns the limits for a device with `device_blocks` blocks of 16 tokens.
     pub fn core(&self, device_blocks: u32) -> Config {
         let plain = Settings::core();
@@ -155,6 +185,7 @@ pub fn by_name(name: &str) -> Result<Engine, RegistryError> {
 #[cfg(test)]
 mod tests {
     use trunkline_core::policy::Sorting;
+    use trunkline_sim_perf::hardware;
 
     use super::*;
 
@@ -181,6 +212,26 @@ mod tests {
         assert_eq!(batches, ["ready", "apart", "ready", "apart"]);
         let message = by_name("orca").unwrap_err().to_string();
         assert_eq!(message, "unknown engine 'orca'; there are: vllm-v1, vllm-v0, sglang, sarathi");
+    }
+
+    #[test]
+    fn vllm_has_the_limits_of_its_server_on_the_device() {
+        let limits = |engine: &str, names: &[&str]| {
+            let devices: Vec<_> = names.iter().map(|name| *hardware::by_name(name).unwrap()).collect();
+            let core = by_name(engine).unwrap().on(&devices).core(1000);
+            (core.max_batch_tokens, core.max_batch_size)
+        };
+        for small in ["rtx4090-24g", "l40s-48g", "a100-40g", "a100-80g"] {
+            assert_eq!(limits("vllm-v1", &[small]), (2048, 256), "{small}");
+        }
+        for large in ["h100-80g", "h200-141g", "rtxpro6000-96g"] {
+            assert_eq!(limits("vllm-v1", &[large]), (8192, 1024), "{large}");
+        }
+        assert_eq!(limits("vllm-v1", &["b200-180g"]), (16_384, 1024));
+        assert_eq!(limits("vllm-v1", &["h100-80g", "a100-80g"]), (2048, 256));
+        assert_eq!(limits("vllm-v1", &[]), (2048, 256));
+        let sarathi = by_name("sarathi").unwrap();
+        assert_eq!(sarathi.on(&[*hardware::by_name("h100-80g").unwrap()]), sarathi);
     }
 
     #[test]

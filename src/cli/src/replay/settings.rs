@@ -10,9 +10,10 @@ use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, Keeps, Preemption};
 use trunkline_port::LayerGroup;
 use trunkline_sim_perf::cost::{BoxedCost, CostChoice, EngineOverhead, Parallel, Weights};
+use trunkline_sim_perf::hardware::{self, Hardware};
 use trunkline_sim_perf::memory::host_blocks;
+use trunkline_sim_perf::model;
 use trunkline_sim_perf::model::{LATENT_BLOCK_TOKENS, Model};
-use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::engines::Engine;
 use trunkline_sim_replay::group::{FleetSpec, GroupSpec};
 use trunkline_sim_replay::recorded;
@@ -301,8 +302,7 @@ pub(crate) fn runs(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Ru
 
 /// Returns the settings of the first run, with the default router.
 fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, BoxedCost)> {
-    let core = limits(args)?;
-    let SettingsArgs { fleet, limits, routing, .. } = args;
+    let SettingsArgs { fleet, routing, .. } = args;
     let roles = match (routing.roles.as_deref(), &args.recorded) {
         (Some(roles), _) => engines_roles(roles)?,
         (None, Some(recorded)) if fleet.replicas.is_none() && fleet.fleet.is_none() => recorded_roles(recorded),
@@ -320,8 +320,10 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         Some(FleetSpec(groups)) => (&groups[0], &groups[1..]),
         None => (&one, &[][..]),
     };
+    let groups = [first].into_iter().chain(others);
+    let devices = groups.map(|group| hardware::find(&group.hardware)).collect::<Result<Vec<_>, _>>()?;
     let mut settings = Settings {
-        hardware: hardware::find(&first.hardware)?,
+        hardware: devices[0],
         model: fleet.model()?,
         parallel: first.parallel,
         cost: fleet.cost.clone(),
@@ -329,11 +331,11 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         weights: fleet.weights,
         replicas: first.replicas,
         others: Vec::new(),
-        core,
+        core: limits(args, &devices)?,
         group_sizes: Vec::new(),
         arrivals,
         tenants: routing.tenants.as_deref().map_or(Ok(Shares::default()), str::parse)?,
-        draft_acceptance: limits.draft_acceptance,
+        draft_acceptance: args.limits.draft_acceptance,
         far_links: Vec::new(),
         shared_memory: args.tiers.has_shared_memory(),
         prefix_caching: fleet.prefix_caching,
@@ -383,8 +385,8 @@ fn recorded_roles(recorded: &ClusterConfig) -> Vec<Role> {
     if roles.iter().all(|role| *role == Role::Both) { Vec::new() } else { roles }
 }
 
-/// Returns the limits with the settings that are given.
-fn limits(args: &SettingsArgs) -> anyhow::Result<Config> {
+/// Returns the limits on kinds of devices, with the settings that are given.
+fn limits(args: &SettingsArgs, devices: &[Hardware]) -> anyhow::Result<Config> {
     if let Some(text) = args.core.text(TARGET_STEP) {
         let ms: f64 = text.parse().with_context(|| format!("target-step-ms is '{text}'; give a number"))?;
         ensure!(
@@ -394,7 +396,7 @@ fn limits(args: &SettingsArgs) -> anyhow::Result<Config> {
     }
     let mut config = match &args.recorded {
         Some(recorded) if args.limits.engine.is_none() => recorded_limits(recorded),
-        _ => limits_of(args.limits.engine),
+        _ => limits_of(args.limits.engine.map(|engine| engine.on(devices))),
     };
     args.core.apply(&mut config)?;
     Ok(config)

@@ -259,7 +259,9 @@ fn ranks_of_data_parallel_attention_are_replicas() {
 fn an_engine_sets_the_defaults_of_limits() {
     let core = |words: &str| settings_of(&words.split_whitespace().collect::<Vec<_>>().join(" ")).core;
     let vllm = core("t --engine vllm-v1");
-    assert_eq!((vllm.max_batch_tokens, vllm.max_batch_size, vllm.block_size), (2048, 256, 16));
+    assert_eq!((vllm.max_batch_tokens, vllm.max_batch_size, vllm.block_size), (8192, 1024, 16));
+    assert_eq!(core("t --engine vllm-v1 --hardware a100-80g").max_batch_tokens, 2048);
+    assert_eq!(core("t --engine vllm-v1 --fleet h100-80g,a100-80g").max_batch_tokens, 2048);
     assert_eq!((vllm.launch_watermark, vllm.swap_in_watermark, vllm.align_chunks), (0.0, 0.0, false));
     assert_eq!((vllm.preemption, vllm.host_blocks), (Preemption::RecomputeAtOnce, 0));
     let words = "t --engine vllm-v1 --block-size 32 --max-batch-tokens 4096 --max-batch-size 8 --launch-watermark 1 \
@@ -302,7 +304,7 @@ fn stages_are_filled_unless_steps_are_given() {
     };
     assert_eq!(
         ["", "--max-steps-in-flight 1", "--max-batch-tokens 8192", "--engine vllm-v1"].map(tokens),
-        [2048, 8192, 8192, 2048]
+        [2048, 8192, 8192, 8192]
     );
     let mixed = settings_of("t --fleet h100-80g,h100-80g:pp2");
     assert_eq!([0, 1].map(|replica| mixed.core_of(replica).max_batch_tokens), [8192, 4096]);
