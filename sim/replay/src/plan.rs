@@ -76,6 +76,8 @@ pub struct Candidate<'a> {
 /// Answer for a candidate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
+    /// Price of a replica per hour, in any currency; the mean over several kinds.
+    pub price_hour: Option<f64>,
     /// Device of each replica, or the number of replicas per device.
     pub hardware: String,
     /// Best probe within all SLOs, if any.
@@ -270,6 +272,7 @@ pub fn plan(
         cost_model: candidate.cost.name().into(),
         range: range::of(trace, candidate, search, progress, (first, found, last))?,
         hardware: candidate.settings.devices(),
+        price_hour: candidate.price_hour,
         monotone: found.is_none_or(|found| easiest_missed.is_none_or(|missed| missed < found)),
         alone,
         at_end: found == Some(first),

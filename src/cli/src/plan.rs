@@ -332,7 +332,8 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
         lines.push("warning: a larger or less loaded fleet was probed that does not meet them; see the probes".into());
     }
     if let (Some(all), Some(output)) = (best.price_million_tokens, best.price_million_output_tokens) {
-        lines.push(format!("costs {all:.4} for a million tokens, {output:.4} for a million generated ones"));
+        let hour = answer.price_hour.map_or(String::new(), |price| format!(", at {price:.2} an hour for a replica"));
+        lines.push(format!("costs {all:.4} for a million tokens, {output:.4} for a million generated ones{hour}"));
     }
     lines
 }
@@ -480,7 +481,8 @@ mod tests {
             "t --slo ttft_p99=2s --find-rate --fleet h100-80g,a100-80g:tp2*2 --price h100-80g=4 --price a100-80g=1";
         let args = parse(words);
         let fleets = fleets(&args).unwrap();
-        assert_eq!(prices(&args, &fleets).unwrap(), [Some(2.0)]);
+        // Two devices in each of the two others.
+        assert_eq!(prices(&args, &fleets).unwrap(), [Some((4.0 + 2.0 + 2.0) / 3.0)]);
         assert_eq!(fleets[0].as_ref().ok().unwrap().0.devices(), "1 x h100-80g, 2 x a100-80g tp2pp1");
     }
 

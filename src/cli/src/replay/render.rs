@@ -273,7 +273,9 @@ fn in_service(service: &ServiceReport) -> Vec<[String; 2]> {
     ];
     if let Some(cost) = service.total_cost {
         let day = service.cost_per_day.map_or(String::new(), |cost| format!(", {cost:.2} per day"));
-        rows.push(["cost".into(), format!("{cost:.2}{day}")]);
+        let hour = Some(cost / service.replica_hours).filter(|hour| hour.is_finite());
+        let hour = hour.map_or(String::new(), |hour| format!(", at {hour:.2} an hour for a replica"));
+        rows.push(["cost".into(), format!("{cost:.2}{day}{hour}")]);
     }
     if service.failures > 0 {
         let listed = service.failed.iter().take(FAILURES_SHOWN).map(|failure| {

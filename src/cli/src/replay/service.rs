@@ -31,7 +31,8 @@ pub(crate) struct ServiceArgs {
     #[arg(long, value_name = "SEED", requires = "mtbf")]
     fault_seed: Option<u64>,
 
-    /// Price of a replica of a kind for an hour, in any currency, such as h100-80g=2.5. May be given more than once.
+    /// Price of one device for an hour, in any currency, such as h100-80g=2.5; a replica of four devices costs four times as much. May be
+    /// given more than once.
     #[arg(long, value_name = "HARDWARE=PRICE")]
     pub(crate) price: Vec<String>,
 }
@@ -86,7 +87,7 @@ impl ServiceArgs {
         }
     }
 
-    /// Returns the price of each kind of replica for an hour; empty if no kind has one.
+    /// Returns the price of a replica of each kind for an hour, with all its devices; empty if no kind has one.
     ///
     /// # Errors
     /// If a price is malformed, or missing for one kind of several.
@@ -102,7 +103,9 @@ impl ServiceArgs {
             ensure!(price > 0.0 && price.is_finite(), "price of {name} is {price}; it must be a number above 0");
             Ok(price)
         };
-        hardware_names(settings).map(price).collect()
+        let groups = settings.others.iter().map(|group| group.parallel);
+        let devices = std::iter::once(settings.parallel).chain(groups).map(|parallel| f64::from(parallel.devices()));
+        hardware_names(settings).zip(devices).map(|(name, devices)| Ok(devices * price(name)?)).collect()
     }
 
     /// Checks that every price is of a kind of replica in `fleets`.

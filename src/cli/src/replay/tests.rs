@@ -632,6 +632,10 @@ fn replicas_start_and_stop_by_a_policy_and_cost_what_they_run() {
     assert_eq!((fixed.settings.autoscale.as_deref(), scaled.settings.autoscale.as_deref()), (None, Some(policy)));
     let service = fixed.fleet.service.as_ref().unwrap();
     assert!((service.total_cost.unwrap() - 2.0 * 3.6 * fixed.duration_s / 3600.0).abs() < 1e-9);
+    let four = &replayed(&["--replicas", "2", "--parallel", "tp4", "--price", "h100-80g=3.6"])[0];
+    let cost = four.fleet.service.as_ref().unwrap().total_cost.unwrap();
+    assert!((cost - 2.0 * 4.0 * 3.6 * four.duration_s / 3600.0).abs() < 1e-9, "four devices each");
+    assert!(render::report(four).contains(", at 14.40 an hour for a replica"));
     let table = compare::table(&reports);
     for part in ["none, 2 replicas", &format!("{policy}, 2 at the start"), "replica-hours", "cost"] {
         assert!(table.contains(part), "{part}: {table}");
