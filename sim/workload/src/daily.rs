@@ -1,7 +1,7 @@
 //! Daily curves: the rate of arrivals in each hour of a day, as a factor on a base rate.
 //!
-//! A file has a line for each hour, `HOUR,RATE`, with hours from 0 to 23 in any order; a first line `hour,rate`, empty lines and lines
-//! with `#` at the start are left out. `PEAK:TROUGH` is a sinusoidal day with the trough at midnight and the peak at noon, as the
+//! A file has a line for each hour, `HOUR,RATE`, with hours from 0 to 23, or from `00:00` to `23:00`, in any order; a first line
+//! `hour,rate`, empty lines and lines with `#` at the start are left out. A rate of 0 is an hour without arrivals. `PEAK:TROUGH` is a sinusoidal day with the trough at midnight and the peak at noon, as the
 //! process `diurnal` of a workload.
 //!
 //! ```
@@ -23,7 +23,7 @@ use crate::lines::LineNumber;
 
 /// Hours of a day.
 pub const HOURS: usize = 24;
-/// Lowest and highest factor.
+/// Lowest factor above 0, and highest factor.
 const RATE_MIN: f64 = 1e-3;
 const RATE_MAX: f64 = 1e3;
 /// Largest file, bytes.
@@ -56,13 +56,16 @@ pub enum DailyCurveError {
         fault: String,
     },
     /// Rate out of range.
-    #[error("rate of hour {hour} is {rate}; it must be from {RATE_MIN} to {RATE_MAX} times the base rate")]
+    #[error("rate of hour {hour} is {rate}; it must be 0, or from {RATE_MIN} to {RATE_MAX} times the base rate")]
     Rate {
         /// Hour, from 0 to 23.
         hour: usize,
         /// Rate as given on input.
         rate: f64,
     },
+    /// Day without arrivals.
+    #[error("all rates are 0; give at least one hour a rate above 0")]
+    Closed,
     /// Rates of another number of hours.
     #[error("{0} rates; a day has {HOURS}, one for each hour")]
     Hours(usize),
@@ -76,11 +79,12 @@ impl DailyCurve {
     ///
     /// # Errors
     ///
-    /// [`DailyCurveError`] unless there are [`HOURS`] rates within the range.
+    /// [`DailyCurveError`] unless there are [`HOURS`] rates within the range, one of them above 0.
     pub fn new(rates: &[f64]) -> Result<Self, DailyCurveError> {
         let all: [f64; HOURS] = rates.try_into().map_err(|_| DailyCurveError::Hours(rates.len()))?;
-        match all.iter().position(|rate| !(RATE_MIN..=RATE_MAX).contains(rate)) {
+        match all.iter().position(|rate| *rate != 0.0 && !(RATE_MIN..=RATE_MAX).contains(rate)) {
             Some(hour) => Err(DailyCurveError::Rate { hour, rate: all[hour] }),
+            None if all.iter().all(|rate| *rate == 0.0) => Err(DailyCurveError::Closed),
             None => Ok(Self(all)),
         }
     }
@@ -151,7 +155,8 @@ fn lines(text: &str) -> Result<Vec<f64>, (u64, String)> {
             continue;
         }
         let parsed = line.split_once(',').and_then(|(hour, rate)| {
-            let hour = hour.trim().parse::<usize>().ok().filter(|hour| *hour < HOURS)?;
+            let hour = hour.trim();
+            let hour = hour.strip_suffix(":00").unwrap_or(hour).parse::<usize>().ok().filter(|hour| *hour < HOURS)?;
             Some((hour, rate.trim().parse::<f64>().ok()?))
         });
         let (hour, rate) = parsed
@@ -191,8 +196,17 @@ mod tests {
         );
         assert_eq!(file("0,1\n0,2\n").unwrap_err(), "FILE, line 2: hour 0 is given twice");
         assert_eq!(file("0,1\n").unwrap_err(), "FILE: hour 1 is missing; give a rate for each hour from 0 to 23");
-        let zero = hours.replace("3, 0.8", "3, 0");
-        assert_eq!(file(&zero).unwrap_err(), "rate of hour 3 is 0; it must be from 0.001 to 1000 times the base rate");
+        let negative = hours.replace("3, 0.8", "3, -1");
+        let range = "it must be 0, or from 0.001 to 1000 times the base rate";
+        assert_eq!(file(&negative).unwrap_err(), format!("rate of hour 3 is -1; {range}"));
+        assert_eq!(file(&hours.replace("3, 0.8", "3, 0")).unwrap().rates()[3], 0.0, "closed");
+        let clock: String = (0..24).map(|hour| format!("{hour:02}:00,{hour}\n")).collect();
+        assert_eq!(file(&clock).unwrap().rates()[8], 8.0);
+        assert!(file("24:00,1\n").is_err() && file("08:30,1\n").is_err());
+        assert_eq!(
+            DailyCurve::new(&[0.0; 24]).unwrap_err().to_string(),
+            "all rates are 0; give at least one hour a rate above 0"
+        );
     }
 
     #[test]
@@ -209,7 +223,8 @@ mod tests {
                 )
             );
         }
-        assert_eq!(message("2000:2000"), "rate of hour 0 is 2000; it must be from 0.001 to 1000 times the base rate");
+        let range = "it must be 0, or from 0.001 to 1000 times the base rate";
+        assert_eq!(message("2000:2000"), format!("rate of hour 0 is 2000; {range}"));
         assert_eq!(DailyCurve::new(&[1.0; 23]).unwrap_err().to_string(), "23 rates; a day has 24, one for each hour");
     }
 }

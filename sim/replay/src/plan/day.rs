@@ -2,7 +2,7 @@
 //!
 //! Each distinct rate of the curve is one search at that speed of the trace, so an hour is planned as if the rate lasted: queues
 //! built up in one hour are not carried into the next. The highest rate is searched as a plan without a curve; each lower rate
-//! begins at the answer for the next higher one. The fixed fleet has the replicas of the hour with the most; the fleet that follows
+//! begins at the answer for the next higher one. An hour without arrivals needs no replica. The fixed fleet has the replicas of the hour with the most; the fleet that follows
 //! the curve has the replicas of each hour at the beginning of the hour, ordered the start delay before, and stops the rest at the end.
 
 use serde::Serialize;
@@ -49,8 +49,15 @@ pub struct HourAnswer {
     pub rate: f64,
     /// Mean arrival rate, requests per second.
     pub arrival_requests_s: f64,
-    /// Best probe within all SLOs; `None` if no number of replicas tried meets them.
+    /// Best probe within all SLOs; `None` if no number of replicas tried meets them, or without arrivals.
     pub best: Option<Probe>,
+}
+
+impl HourAnswer {
+    /// Returns the replicas that the hour needs, 0 without arrivals; `None` if no number tried meets the SLOs.
+    pub fn replicas(&self) -> Option<u32> {
+        if self.rate == 0.0 { Some(0) } else { self.best.as_ref().map(|probe| probe.replicas) }
+    }
 }
 
 /// A fleet over a day.
@@ -102,7 +109,7 @@ pub fn plan_day(
     let peak = plan(trace, &at(rates[0]), search, progress)?;
     let (first, last) = range(trace, candidate, search)?;
     let mut found = vec![(rates[0], peak.best.clone())];
-    for rate in &rates[1..] {
+    for rate in rates[1..].iter().filter(|rate| **rate > 0.0) {
         let above = found[found.len() - 1].1.as_ref().map_or(last, |probe| i64::from(probe.replicas));
         let candidate = at(*rate);
         let mut prober = Prober { trace, candidate: &candidate, search, progress, done: Vec::new() };
@@ -116,7 +123,7 @@ pub fn plan_day(
         best: found.iter().find(|(known, _)| known == rate).and_then(|(_, probe)| probe.clone()),
     };
     let hours: Vec<HourAnswer> = day.curve.rates().iter().enumerate().map(hour).collect();
-    let replicas: Option<Vec<u32>> = hours.iter().map(|hour| hour.best.as_ref().map(|probe| probe.replicas)).collect();
+    let replicas: Option<Vec<u32>> = hours.iter().map(HourAnswer::replicas).collect();
     let fleets = replicas.map(|replicas| fleets(&replicas, day.start_delay_s, candidate.price_hour));
     let hardware = candidate.settings.devices();
     Ok(DayAnswer { hardware, hours, peak, fixed: fleets.map(|it| it.0), following: fleets.map(|it| it.1) })

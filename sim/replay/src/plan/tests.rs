@@ -302,7 +302,7 @@ fn each_hour_of_a_day_has_the_answer_of_its_own_search() {
     let trace = steady(300, 2);
     let slos = slos(&["ttft_p99=15ms"], None);
     let mut rates = [1.0; 24];
-    (rates[3], rates[9], rates[10], rates[14]) = (0.25, 2.0, 2.5, 0.5);
+    (rates[3], rates[5], rates[9], rates[10], rates[14]) = (0.25, 0.0, 2.0, 2.5, 0.5);
     let day = |max, start_delay_s| {
         let candidate = Candidate { settings: settings(1, 2_000), cost: &Linear, price_hour: Some(2.0) };
         let search = Search { slos: &slos, goal: Goal::Replicas { max }, complete: false, split: false };
@@ -310,7 +310,8 @@ fn each_hour_of_a_day_has_the_answer_of_its_own_search() {
         plan_day(&trace, &candidate, &search, &day, &|| {})
     };
     let found = day(24, 0.0).unwrap();
-    let replicas: Vec<u32> = found.hours.iter().map(|hour| hour.best.as_ref().unwrap().replicas).collect();
+    let replicas: Vec<u32> = found.hours.iter().map(|hour| hour.replicas().unwrap()).collect();
+    assert_eq!((replicas[5], &found.hours[5].best), (0, &None), "closed");
     for hour in [0, 3, 9, 10, 14, 23] {
         let settings = Settings { arrivals: Arrivals::Traced { speed: rates[hour] }, ..settings(1, 2_000) };
         let alone = answer(&trace, settings, &slos, Goal::Replicas { max: 24 }, false).unwrap();

@@ -47,7 +47,7 @@ pub(super) fn render(answer: &DayAnswer, goal: Goal) -> String {
             format!("{:02}", hour.hour),
             format!("{:.3}", hour.rate),
             format!("{:.3}", hour.arrival_requests_s),
-            best.map_or("not met".into(), |probe| probe.replicas.to_string()),
+            hour.replicas().map_or("not met".into(), |replicas| replicas.to_string()),
             best.and_then(|probe| probe.utilisation).map_or("-".into(), per_cent),
         ]);
     }
