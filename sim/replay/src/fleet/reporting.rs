@@ -25,8 +25,13 @@ impl Fleet<'_> {
         let links = |at| Links::report(self.replicas.iter().map(|replica| &replica.links), at);
         let [link_out, link_in] = links(0);
         let tiers = settings.core.tiers.iter().enumerate();
-        let tiers =
-            tiers.map(|(at, tier)| TierReport::new(&tier.name, stats.iter().map(|stats| stats.tiers[at]), links(at)));
+        let tiers = tiers.map(|(at, tier)| {
+            let mut report = TierReport::new(&tier.name, stats.iter().map(|stats| stats.tiers[at]), links(at));
+            if tier.shared {
+                self.shared.count(&mut report);
+            }
+            report
+        });
         let sum = |count: fn(&Stats) -> u64| stats.iter().map(count).sum::<u64>();
         let duration_s = self.totals.last_end_ns as f64 / 1e9;
         let fleet = self.fleet_report();

@@ -7,6 +7,7 @@ use trunkline_core::transfer::{BlockFault, Lookup, Place, Transfer};
 
 use super::{Fleet, SimEvent};
 use crate::settings::Settings;
+use trunkline_sim_report::report::TierReport;
 
 /// Look-up or copy of a replica: the number of the replica, and the id there.
 type Numbered = (usize, u64);
@@ -23,6 +24,8 @@ pub(super) struct SharedStorage {
     /// Blocks by the number of their last use; of storage that drops blocks.
     by_use: BTreeMap<u64, u128>,
     uses: u64,
+    /// Blocks taken in that were not there, and blocks dropped.
+    counts: (u64, u64),
     /// Blocks on the way to the storage.
     storing: HashMap<Numbered, Vec<u128>>,
     /// Pairs of copies from the storage whose blocks were gone, by copy.
@@ -39,6 +42,14 @@ impl SharedStorage {
     pub(super) fn new(settings: &Settings) -> Self {
         let tier = settings.core.tiers.iter().find(|tier| tier.shared && settings.shared_memory);
         Self { capacity: tier.map(|tier| tier.blocks as usize), ..Self::default() }
+    }
+
+    /// Sets the blocks of a tier's report, those stored and those evicted, to those of shared memory instead of what each core knows of it.
+    pub(super) fn count(&self, report: &mut TierReport) {
+        if self.capacity.is_some() {
+            report.blocks = self.blocks.len() as u64;
+            (report.stored_blocks, report.evicted_blocks) = self.counts;
+        }
     }
 
     /// Notes a copy from the storage that began.
@@ -63,14 +74,16 @@ impl SharedStorage {
             return;
         };
         self.uses += 1;
-        if let Some(last) = self.blocks.insert(block, self.uses) {
-            self.by_use.remove(&last);
+        match self.blocks.insert(block, self.uses) {
+            Some(last) => _ = self.by_use.remove(&last),
+            None => self.counts.0 += 1,
         }
         self.by_use.insert(self.uses, block);
         if self.blocks.len() > capacity
             && let Some((_, oldest)) = self.by_use.pop_first()
         {
             self.blocks.remove(&oldest);
+            self.counts.1 += 1;
         }
     }
 

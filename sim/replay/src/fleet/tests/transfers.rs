@@ -163,6 +163,10 @@ fn shared_memory_holds_as_many_blocks_as_it_has_room_for() {
         settings.core.tiers = vec![TierConfig { name, blocks, write, eviction, shared: true }];
         let report = replay(&trace, &settings, &SlowPrefill, &mut |_| {}).unwrap();
         assert_eq!((report.completed, report.refused), (9, 0));
+        // Of the one memory, however many replicas know of a block.
+        let tier = &report.tiers[0];
+        assert_eq!(tier.blocks, u64::from(blocks.min(16)));
+        assert_eq!(tier.stored_blocks - tier.evicted_blocks, tier.blocks);
         report.tiers[0].hit_blocks
     };
     assert_eq!(found(100), 16, "all of the second round");
