@@ -235,7 +235,7 @@ fn facts(stats: &TraceStats) -> String {
                 "number {}, {} requests, {:.3} requests/s",
                 arrivals.peak_minute,
                 grouped(arrivals.peak_minute_requests),
-                arrivals.peak_minute_requests as f64 / 60.0
+                arrivals.peak_requests_s()
             ),
         ],
     ]);

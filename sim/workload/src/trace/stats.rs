@@ -133,6 +133,14 @@ pub struct ArrivalStats {
     pub peak_minute: u64,
 }
 
+impl ArrivalStats {
+    /// Returns the rate in the fullest minute, requests per second; of a trace shorter than a minute the rate of the trace.
+    pub fn peak_requests_s(&self) -> f64 {
+        let minute_s = MINUTE_NS as f64 / 1e9;
+        if self.duration_s < minute_s { self.rate_requests_s } else { self.peak_minute_requests as f64 / minute_s }
+    }
+}
+
 /// Prefix sharing among prompts, by the rules of this module.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PrefixStats {

@@ -35,6 +35,10 @@ fn lengths_and_arrivals() {
     assert!((arrivals.duration_s - 99.0).abs() < 1e-9 && (arrivals.rate_requests_s - 1.0).abs() < 1e-9);
     assert!(arrivals.gap_cv < 1e-6, "{arrivals:?}");
     assert_eq!((arrivals.peak_minute_requests, arrivals.peak_minute), (60, 0));
+    assert!((arrivals.peak_requests_s() - 1.0).abs() < 1e-9);
+    let second: Vec<_> = (0..101).map(|i| request(i * 10, 9, &[i as u32])).collect();
+    let peak_requests_s = of(&second, &[]).arrivals.peak_requests_s();
+    assert!((peak_requests_s - 100.0).abs() < 1e-6, "{peak_requests_s}");
 }
 
 #[test]
