@@ -73,7 +73,11 @@ const COMPARED: [(&str, Latency, Statistic); 7] = [
     ("p99", Latency::E2e, Statistic::P99),
 ];
 
-fn compared(latencies: &Latencies) -> [String; COMPARED.len()] {
+/// Returns the latencies to compare, each `-` if no request completed.
+fn compared(latencies: &Latencies, completed: u64) -> [String; COMPARED.len()] {
+    if completed == 0 {
+        return COMPARED.map(|_| "-".into());
+    }
     COMPARED.map(|(_, latency, statistic)| seconds(statistic.of(&latency.of(latencies))))
 }
 
@@ -112,7 +116,7 @@ fn rows(reports: &[Report], differing: &Differing) -> Table {
     table.set_header(header);
     for report in reports {
         let mut cells = differing.values(report);
-        cells.extend(compared(&report.latencies));
+        cells.extend(compared(&report.latencies, report.completed));
         cells.push(per_cent(report.tokens.prefix_hit_ratio));
         cells.extend([report.preemptions, report.swaps.swap_outs].map(grouped));
         if fair {
@@ -149,11 +153,23 @@ fn tenant_rows(reports: &[Report], differing: &Differing) -> Table {
             let mut cells = differing.values(report);
             cells.extend([number.to_string(), grouped(tenant.requests)]);
             let TenantReport { ttft_s, tpot_s, e2e_s, .. } = *tenant;
-            cells.extend(compared(&Latencies { ttft_s, tpot_s, e2e_s, ..Latencies::default() }));
+            let latencies = Latencies { ttft_s, tpot_s, e2e_s, ..Latencies::default() };
+            cells.extend(compared(&latencies, tenant.completed));
             cells.push(grouped(tenant.contended_service_s.round() as u64));
             table.add_row(cells);
         }
     }
     align_right(&mut table, differing.names().len());
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_completes_nothing_has_no_latencies() {
+        assert_eq!(compared(&Latencies::default(), 0), [const { "-" }; COMPARED.len()]);
+        assert_eq!(compared(&Latencies::default(), 1)[0], "0.0000");
+    }
 }
