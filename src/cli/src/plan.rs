@@ -22,6 +22,7 @@ use trunkline_sim_workload::Trace;
 
 use self::day::DayArgs;
 use crate::output::{JsonArgs, align_right, grouped, per_cent, print, table, write_json};
+use crate::replay::estimate;
 use crate::replay::input::{is_workload, recording};
 use crate::replay::service::hardware_names;
 use crate::replay::settings::{Runs, SettingsArgs, runs};
@@ -190,7 +191,10 @@ fn answer<A: Serialize>(
     };
     match &args.json.json {
         Some(to) => write_json("report", to, &serde_json::to_string_pretty(answers)?)?,
-        None => print(&answers.iter().map(text).collect::<Vec<_>>().join("\n\n"))?,
+        None => {
+            let texts = answers.iter().map(text).collect::<Vec<_>>().join("\n\n");
+            print(&(texts + estimate::note(&args.settings)))?;
+        }
     }
     let is_met = |planned: &Planned<A>| matches!(planned, Planned::Answer(answer) if is_met(answer));
     Ok(if answers.iter().any(is_met) { ExitCode::SUCCESS } else { ExitCode::FAILURE })

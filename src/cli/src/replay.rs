@@ -1,6 +1,7 @@
 //! `trunkline replay`: a trace under a virtual clock, or a recording of a server.
 
 pub(crate) mod compare;
+pub(crate) mod estimate;
 pub(crate) mod input;
 mod measured;
 mod outputs;
@@ -205,8 +206,8 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     match (&args.outputs.json.json, &reports[..]) {
         (Some(to), [report]) => write_json("report", to, &report.to_json()),
         (Some(to), reports) => write_json("report", to, &serde_json::to_string_pretty(reports)?),
-        (None, [report]) => print(&render::report(report)),
-        (None, reports) => print(&compare::table(reports)),
+        (None, [report]) => print(&(render::report(report) + estimate::note(&args.settings))),
+        (None, reports) => print(&(compare::table(reports) + estimate::note(&args.settings))),
     }
 }
 

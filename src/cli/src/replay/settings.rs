@@ -265,6 +265,11 @@ impl SettingsArgs {
         flags
     }
 
+    /// Returns `true` if an engine is imitated whose number of KV blocks nobody gave.
+    pub(super) fn estimates_blocks(&self) -> bool {
+        self.limits.engine.is_some() && !self.core.has("device_blocks")
+    }
+
     /// Counts requests by the tenants of the trace, unless shares are given.
     pub(crate) fn adopt_tenants(&self, settings: &mut Settings, tenants: u64) {
         if self.routing.tenants.is_none() {
