@@ -1,7 +1,7 @@
 //! Final report of a fleet.
 
 use trunkline_cluster::Role;
-use trunkline_core::Stats;
+use trunkline_core::{Stats, TierConfig};
 
 use super::{Fleet, Totals, engine};
 use crate::settings::{Arrivals, HostBytes, Settings};
@@ -24,14 +24,7 @@ impl Fleet<'_> {
         let digest = self.cluster.digest();
         let links = |at| Links::report(self.replicas.iter().map(|replica| &replica.links), at);
         let [link_out, link_in] = links(0);
-        let tiers = settings.core.tiers.iter().enumerate();
-        let tiers = tiers.map(|(at, tier)| {
-            let mut report = TierReport::new(&tier.name, stats.iter().map(|stats| stats.tiers[at]), links(at));
-            if tier.shared {
-                self.shared.count(&mut report);
-            }
-            report
-        });
+        let tiers = self.tier_reports(&stats);
         let sum = |count: fn(&Stats) -> u64| stats.iter().map(count).sum::<u64>();
         let duration_s = self.totals.last_end_ns as f64 / 1e9;
         let fleet = self.fleet_report();
@@ -61,7 +54,7 @@ impl Fleet<'_> {
                 link_out,
                 link_in,
             },
-            tiers: tiers.collect(),
+            tiers,
             batches: self.totals.batches(&stats),
             evicted_blocks: sum(|stats| stats.evicted_blocks),
             fleet,
@@ -78,6 +71,19 @@ impl Fleet<'_> {
             digest: format!("{digest:016x}"),
             wall_s: 0.0,
         }
+    }
+
+    /// Returns a report of each tier over all replicas; of shared memory, its own counts.
+    fn tier_reports(&self, stats: &[Stats]) -> Vec<TierReport> {
+        let of = |(at, tier): (usize, &TierConfig)| {
+            let links = Links::report(self.replicas.iter().map(|replica| &replica.links), at);
+            let mut report = TierReport::new(&tier.name, stats.iter().map(|stats| stats.tiers[at]), links);
+            if tier.shared {
+                self.shared.count(&mut report);
+            }
+            report
+        };
+        self.settings.core.tiers.iter().enumerate().map(of).collect()
     }
 
     /// Returns the use of the replicas until the last end.

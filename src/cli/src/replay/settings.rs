@@ -10,7 +10,7 @@ use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, Keeps, Preemption};
 use trunkline_port::LayerGroup;
 use trunkline_sim_perf::cost::{BoxedCost, CostChoice, EngineOverhead, Parallel, Weights};
-use trunkline_sim_perf::hardware::{self, Hardware};
+use trunkline_sim_perf::hardware::{self, Hardware, HardwareError};
 use trunkline_sim_perf::memory::host_blocks;
 use trunkline_sim_perf::model;
 use trunkline_sim_perf::model::{LATENT_BLOCK_TOKENS, Model};
@@ -325,8 +325,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         Some(FleetSpec(groups)) => (&groups[0], &groups[1..]),
         None => (&one, &[][..]),
     };
-    let groups = [first].into_iter().chain(others);
-    let devices = groups.map(|group| hardware::find(&group.hardware)).collect::<Result<Vec<_>, _>>()?;
+    let devices = devices(first, others)?;
     let mut settings = Settings {
         hardware: devices[0],
         model: fleet.model()?,
@@ -366,6 +365,11 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
     settings.prices = args.service.prices_of(&settings)?;
     settings.validate()?;
     Ok((settings, cost))
+}
+
+/// Returns the device of each kind of replica.
+fn devices(first: &GroupSpec, others: &[GroupSpec]) -> Result<Vec<Hardware>, HardwareError> {
+    std::iter::once(first).chain(others).map(|group| hardware::find(&group.hardware)).collect()
 }
 
 /// Returns the limits of an engine, or those of a replay on a GPU.
