@@ -254,9 +254,10 @@ fn check_speed(args: &CalibrateArgs, steps: &[Sample], base: &Hardware, model: &
     let share = too_fast(&with_prompts, base, model, args.parallel);
     ensure!(
         args.benchmark.is_none() || share <= TOO_FAST,
-        "{:.0} % of the steps with prompts are faster than {devices} can compute these in {}: prompts were found in the prefix cache; benchmark with --no-enable-prefix-caching (vLLM) or --disable-radix-cache (SGLang), or with a seed that the server has not seen",
+        "{:.0} % of the steps with prompts are faster than {devices} can compute these in {}: prompts were found in the prefix cache, or ran in smaller chunks; benchmark with --no-enable-prefix-caching (vLLM) or --disable-radix-cache (SGLang), or with a seed that the server has not seen, and give its token budget with --step-tokens (now {})",
         100.0 * share,
-        model.name
+        model.name,
+        args.step_tokens
     );
     Ok(())
 }
@@ -325,7 +326,7 @@ mod tests {
         assert_eq!(check("--benchmark", 0.045), Ok(()));
         let message = check("--benchmark", 0.014).unwrap_err();
         assert!(
-            message.starts_with("100 % of the steps with prompts are faster than one h100-80g can compute these in llama-3.1-8b: prompts were found in the prefix cache; "),
+            message.starts_with("100 % of the steps with prompts are faster than one h100-80g can compute these in llama-3.1-8b: prompts were found in the prefix cache, or ran in smaller chunks; "),
             "{message}"
         );
         // A recording has the computed tokens.

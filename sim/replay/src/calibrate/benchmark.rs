@@ -71,6 +71,22 @@ pub enum BenchmarkError {
         /// Chunks of all answers.
         chunks: u64,
     },
+    /// Prompts computed in fewer steps than the token budget allows.
+    #[error(
+        "{}: {misfits} of {prompts} prompts were computed in fewer steps than {step_tokens} tokens a step allow: give the server's token \
+         budget with --step-tokens, or benchmark without prefix cache",
+        path.display()
+    )]
+    Budget {
+        /// Path of the file.
+        path: PathBuf,
+        /// Prompts too long for the steps before their first token.
+        misfits: u64,
+        /// Prompts of all requests that did not fail.
+        prompts: u64,
+        /// Token budget as given on input.
+        step_tokens: u64,
+    },
     /// Benchmark without start times.
     #[error(
         "{}: says not when requests started; use a benchmark that writes start_times, or send all at once (request rate inf, no limit of \
@@ -101,6 +117,9 @@ const TOGETHER_S: f64 = 1e-3;
 /// back half of a character.
 const WITHOUT_CHUNK: f64 = 0.05;
 
+/// Share of the prompts that may be too long for the steps before their first token: a client's clock sees some arrivals late.
+const MISFITS_MAX: f64 = 0.25;
+
 /// Token with its arrival, the arrival of the token before, its request and its number.
 struct Seen {
     at_s: f64,
@@ -114,7 +133,7 @@ struct Seen {
 ///
 /// # Errors
 ///
-/// [`BenchmarkError`] if the file cannot be read, lacks details or start times, or has several tokens in a chunk.
+/// [`BenchmarkError`] if the file cannot be read, lacks details or start times, has several tokens in a chunk, or prompts too long for their steps.
 pub fn from_benchmark(path: &Path, step_tokens: u64) -> Result<Vec<Sample>, BenchmarkError> {
     let text =
         std::fs::read_to_string(path).map_err(|fault| BenchmarkError::Unreadable { path: path.into(), fault })?;
@@ -126,7 +145,12 @@ pub fn from_benchmark(path: &Path, step_tokens: u64) -> Result<Vec<Sample>, Benc
         .map_err(|fault| BenchmarkError::Malformed { path: path.into(), fault })?;
     let starts = benchmark.starts(path)?;
     benchmark.check_chunks(path)?;
-    Ok(benchmark.samples(&starts, step_tokens))
+    let (samples, misfits) = benchmark.samples(&starts, step_tokens);
+    let prompts = (0..starts.len()).filter(|request| !benchmark.has_failed(*request)).count() as u64;
+    if misfits as f64 > MISFITS_MAX * prompts as f64 {
+        return Err(BenchmarkError::Budget { path: path.into(), misfits, prompts, step_tokens });
+    }
+    Ok(samples)
 }
 
 /// Returns JSON as Python writes it, with `Infinity` and `NaN` outside of strings as `"inf"` and `null`: SGLang writes its default request
@@ -205,7 +229,8 @@ impl Benchmark {
         self.input_lens[request].min(u64::from(LENGTH_TOKENS_MAX))
     }
 
-    fn samples(&self, starts: &[f64], step_tokens: u64) -> Vec<Sample> {
+    /// Returns the samples, and the number of prompts too long for the steps before their first token.
+    fn samples(&self, starts: &[f64], step_tokens: u64) -> (Vec<Sample>, u64) {
         let mut seen = Vec::new();
         let answered = |(request, _): &(usize, _)| !self.has_failed(*request);
         for (request, (start, ttft)) in starts.iter().zip(&self.ttfts).enumerate().filter(answered) {
@@ -231,7 +256,8 @@ impl Benchmark {
         let samples: Vec<_> =
             samples.map(|((shape, gap), filled)| Sample { shape, time_s: gap.end_s - filled.begin_s }).collect();
         // The first gap has no begin.
-        (1..samples.len()).filter(known).map(|at| samples[at]).collect()
+        let known = (1..samples.len()).filter(known).map(|at| samples[at]).collect();
+        (known, filled.iter().skip(1).map(|filled| filled.misfits).sum())
     }
 
     /// Returns the gap that ends with each group of tokens.
@@ -316,6 +342,20 @@ mod tests {
         }
         let message = read(&run("1.0", 0.5)).unwrap_err().to_string();
         assert!(message.contains("b.json: says not when requests started"), "{message}");
+    }
+
+    #[test]
+    fn prompts_too_long_for_their_steps_are_refused() {
+        // A prompt of 100 tokens beside a decode, in one step.
+        let message = read(
+            r#"{"input_lens": [10, 100], "start_times": [0.0, 1.5], "ttfts": [1.0, 1.5],
+                "itls": [[1.0, 1.0, 1.0], []], "request_rate": 1}"#,
+        );
+        let message = message.unwrap_err().to_string();
+        assert!(
+            message.contains("1 of 2 prompts were computed in fewer steps than 64 tokens a step allow: "),
+            "{message}"
+        );
     }
 
     #[test]

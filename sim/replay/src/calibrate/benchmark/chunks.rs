@@ -42,6 +42,8 @@ pub(super) struct Filled {
     pub begin_s: f64,
     /// Returns `true` if the gap is one step with these chunks.
     pub is_known: bool,
+    /// Prompts with their first token at the end that were too long for the steps before.
+    pub misfits: u64,
 }
 
 impl Prompt {
@@ -70,7 +72,7 @@ pub(super) fn fill(gaps: &[Gap], mut prompts: Vec<Prompt>, step_tokens: u64) -> 
     prompts.sort_by(|a, b| a.last.cmp(&b.last).then(a.start_s.total_cmp(&b.start_s)));
     let begins = gaps.iter().map(|gap| gap.before_s);
     let mut filled: Vec<_> =
-        begins.map(|begin_s| Filled { prompts: StepShape::default(), begin_s, is_known: true }).collect();
+        begins.map(|begin_s| Filled { prompts: StepShape::default(), begin_s, is_known: true, misfits: 0 }).collect();
     let mut queue = prompts.as_mut_slice();
     for at in 0..gaps.len() {
         let n_ended = queue.iter().take_while(|prompt| prompt.last == at).count();
@@ -114,6 +116,7 @@ fn end(at: usize, gaps: &[Gap], ended: &mut [Prompt], step_tokens: u64, filled: 
         let chunk = prompt.run(at, tokens);
         filled[at].prompts = filled[at].prompts.and(chunk);
         if tokens < rest {
+            filled[at].misfits += 1;
             forget(prompt.begun.unwrap_or(at), at, filled);
         }
     }
