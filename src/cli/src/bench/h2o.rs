@@ -336,8 +336,10 @@ impl<'a> Plan<'a> {
         let mut prompts = Vec::new();
         for (number, kind) in (0..requests).zip(texts::KINDS.iter().cycle()) {
             let text = texts::text(kind, u64::from(number), &self.tokenizer, prompt, 0, 0)?;
+            let begin = texts::begin(&self.tokenizer)?;
             let first = self.tokenizer.encode_with(&format!("{number}"), false)?;
-            prompts.push(first.into_iter().chain(text.tokens).take(prompt).collect());
+            let rest = text.tokens.into_iter().skip(begin.len());
+            prompts.push(begin.into_iter().chain(first).chain(rest).take(prompt).collect());
         }
         let H2oOptions { model, kv_dtype, threads, .. } = self.options;
         let answer = after as u32;

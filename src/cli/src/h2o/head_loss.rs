@@ -178,15 +178,16 @@ struct Measure<'a> {
 impl Measure<'_> {
     /// Returns the loss of each group, if it drops tokens alone, over all texts: by the rest of the text, and by its repetition.
     fn losses(&mut self, groups: &[usize]) -> anyhow::Result<[Vec<f64>; 2]> {
-        let instruction = self.tokenizer.encode_with(INSTRUCTION, false)?;
+        let (instruction, begin) = (texts::behind(INSTRUCTION, self.tokenizer)?, texts::begin(self.tokenizer)?.len());
         let mut losses = [vec![0.0; groups.len()], vec![0.0; groups.len()]];
         for number in FIRST_TEXT..FIRST_TEXT + u64::from(self.texts) {
             for kind in texts::KINDS {
                 let text = texts::text(kind, number, self.tokenizer, self.tokens, MEASURED, 0)?.tokens;
                 let (text, rest) = text.split_at(self.tokens);
                 // Of the repetition, so much is there already that whole blocks are.
-                let lead: Vec<u32> = instruction.iter().chain(text).copied().take(LEAD).collect();
-                let repeated = &text[LEAD.saturating_sub(instruction.len())..][..MEASURED];
+                let again = &text[begin..];
+                let lead: Vec<u32> = instruction.iter().chain(again).copied().take(LEAD).collect();
+                let repeated = &again[LEAD.saturating_sub(instruction.len())..][..MEASURED];
                 let mut origin = self.rig.start();
                 self.rig.prefill(&mut origin, text, false)?;
                 self.add_losses(&mut origin, text, rest, groups, &mut losses[0])?;

@@ -12,7 +12,7 @@ use trunkline_port::ScoreKind;
 use trunkline_text::Tokenizer;
 
 use super::rig::{Answer, BLOCK, Eviction, Reported, Rig, Run, Seq};
-use super::texts::{Expected, Fact, Text, expected, recall};
+use super::texts::{self, Expected, Fact, Text, recall};
 
 /// Cases that run in one batch, at most.
 const CASES_AT_ONCE: usize = 8;
@@ -297,8 +297,8 @@ struct Asked {
 
 impl Asked {
     fn new(seq: Seq, fact: &Fact, tokenizer: &Tokenizer) -> anyhow::Result<Self> {
-        let input = tokenizer.encode_with(&fact.question, false)?;
-        Ok(Self { seq, input, expected: expected(fact, tokenizer)?, answer: Vec::new() })
+        let (input, expected) = texts::asked(fact, tokenizer)?;
+        Ok(Self { seq, input, expected, answer: Vec::new() })
     }
 
     fn is_open(&self) -> bool {
