@@ -1,19 +1,23 @@
-"""Prints stories and questions of a seed that training does not use, for the benchmark of eviction.
+"""Prints stories and questions of seeds that training does not use: for the benchmark of eviction, and for `h2o calibrate`.
 
 python read.py > ../../src/cli/src/bench/h2o/stories.txt
+python read.py --seed calibrate --bytes 64000 > ../../src/cli/src/bench/h2o/calibration-stories.txt
 """
 
+import argparse
 from random import Random
 
 import documents
 
-BYTES = 48_000
-
 
 def main() -> None:
     """Prints stories until there is enough."""
-    rng, written = Random("read"), 0
-    while written < BYTES:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", default="read")
+    parser.add_argument("--bytes", type=int, default=200_000)
+    args = parser.parse_args()
+    rng, written = Random(args.seed), 0
+    while written < args.bytes:
         text = "".join(span.text for span in documents.about_story(rng))
         written += len(text) + 1
         print(text.strip("\n"))

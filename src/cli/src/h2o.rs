@@ -17,7 +17,7 @@ use self::full_heads::FullHeads;
 use self::head_file::HeadFile;
 use self::head_loss::{HeadLosses, head_losses};
 use crate::bench::h2o::rig::BLOCK;
-use crate::bench::h2o::texts;
+use crate::bench::h2o::sources;
 use crate::output::{print, table};
 use crate::revision::revision;
 
@@ -98,7 +98,7 @@ fn calibrate(args: &CalibrateArgs, tokenizer: &Tokenizer, model: Model) -> anyho
             .with_context(|| format!("cannot read the files of {}", args.model.display()))?,
         keep: None,
         tokens: n as u32,
-        texts: args.texts * texts::KINDS.len() as u32,
+        texts: args.texts * sources::KINDS.len() as u32,
         kv_heads: info.n_kv_heads,
         rest: losses.rest,
         repeated: losses.repeated,

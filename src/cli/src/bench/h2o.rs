@@ -8,6 +8,7 @@ mod gates;
 pub(crate) mod quality;
 pub(crate) mod rig;
 mod served;
+pub(crate) mod sources;
 mod speed;
 mod stored;
 pub(crate) mod texts;
@@ -32,8 +33,10 @@ use self::gates::{GatedCase, Gates, Outcome};
 use self::quality::{Case, Lengths, Look, Quality};
 use self::rig::{BLOCK, Rig};
 use self::served::{Load, Served};
+use self::sources::Purpose;
 use self::speed::Speed;
 use self::stored::Stored;
+use self::texts::Outline;
 use super::measure::Report;
 use crate::h2o::full_heads::FullHeads;
 use crate::h2o::head_loss::{HeadLosses, TOKENS_MIN, head_losses};
@@ -68,7 +71,7 @@ pub struct H2oOptions {
     after: u32,
 
     /// Kinds of text: prose and code of the project, and diary, talk and stories from generators.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = texts::KINDS, value_parser = texts::KINDS)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = sources::KINDS, value_parser = sources::KINDS)]
     kinds: Vec<String>,
 
     /// Texts of each kind.
@@ -251,7 +254,8 @@ impl<'a> Plan<'a> {
         let mut all = Vec::new();
         for number in 0..u64::from(options.texts) {
             for kind in kinds {
-                all.push(texts::text(kind, number, &tokenizer, prompt, after, n_facts)?);
+                let outline = Outline { purpose: Purpose::Bench, kind, number, prompt, after, n_facts };
+                all.push(texts::text(&outline, &tokenizer)?);
             }
         }
         let asked = all.iter().flat_map(|text| &text.facts).map(|fact| texts::asked_tokens(fact, &tokenizer));
@@ -334,8 +338,11 @@ impl<'a> Plan<'a> {
         let Lengths { prompt, after, .. } = self.lengths;
         let requests = self.options.requests.min(if self.options.quick { 6 } else { u32::MAX });
         let mut prompts = Vec::new();
-        for (number, kind) in (0..requests).zip(texts::KINDS.iter().cycle()) {
-            let text = texts::text(kind, u64::from(number), &self.tokenizer, prompt, 0, 0)?;
+        for (number, kind) in (0..requests).zip(sources::KINDS.iter().cycle()) {
+            let text = number / sources::KINDS.len() as u32 % self.options.texts;
+            let purpose = Purpose::Bench;
+            let outline = Outline { purpose, kind, number: text.into(), prompt, after: 0, n_facts: 0 };
+            let text = texts::text(&outline, &self.tokenizer)?;
             let begin = texts::begin(&self.tokenizer)?;
             let first = self.tokenizer.encode_with(&format!("{number}"), false)?;
             let rest = text.tokens.into_iter().skip(begin.len());

@@ -16,7 +16,8 @@ use trunkline_worker::Model;
 use super::full_heads::FullHeads;
 use crate::bench::h2o::quality::{divergence, log_softmax};
 use crate::bench::h2o::rig::{BLOCK, Rig, Run, Seq};
-use crate::bench::h2o::texts;
+use crate::bench::h2o::sources::{KINDS, Purpose};
+use crate::bench::h2o::texts::{self, Outline};
 
 /// Tokens of a text by tokens that a head keeps while its loss is measured.
 const RATIO: f32 = 6.0;
@@ -26,8 +27,6 @@ const RECENT_MAX: usize = 256;
 const RECENT_PART: usize = 16;
 /// Tokens of a text, at least: of shorter ones the first and the last tokens alone are as many as a head may keep.
 pub const TOKENS_MIN: u32 = 512;
-/// Number of the first text of each kind; those of the benchmark are lower.
-const FIRST_TEXT: u64 = 512;
 /// Tokens behind a text, at most: an instruction and the first tokens of the text, and those that are measured.
 const BEHIND_MAX: usize = LEAD + MEASURED;
 /// Tokens of the instruction and of the repetition's beginning, whole blocks.
@@ -180,9 +179,11 @@ impl Measure<'_> {
     fn losses(&mut self, groups: &[usize]) -> anyhow::Result<[Vec<f64>; 2]> {
         let (instruction, begin) = (texts::behind(INSTRUCTION, self.tokenizer)?, texts::begin(self.tokenizer)?.len());
         let mut losses = [vec![0.0; groups.len()], vec![0.0; groups.len()]];
-        for number in FIRST_TEXT..FIRST_TEXT + u64::from(self.texts) {
-            for kind in texts::KINDS {
-                let text = texts::text(kind, number, self.tokenizer, self.tokens, MEASURED, 0)?.tokens;
+        for number in 0..u64::from(self.texts) {
+            for kind in KINDS {
+                let (prompt, after) = (self.tokens, MEASURED);
+                let outline = Outline { purpose: Purpose::Calibration, kind, number, prompt, after, n_facts: 0 };
+                let text = texts::text(&outline, self.tokenizer)?.tokens;
                 let (text, rest) = text.split_at(self.tokens);
                 // Of the repetition, so much is there already that whole blocks are.
                 let again = &text[begin..];

@@ -1,4 +1,4 @@
-//! Texts with planted facts: five kinds of text, and sentences in them to be asked for later.
+//! Texts with planted facts: sentences among text of a kind, to be asked for later.
 //!
 //! A fact reads "The secret words of the tiger are: stone, ladder, ...": words that nothing else in the text suggests, so that they can only
 //! be copied from their place. Facts stand at even distances. A question asks as a user would, in a conversation in which another fact was asked for and
@@ -10,22 +10,15 @@ use std::ops::Range;
 use anyhow::{Context, ensure};
 use trunkline_text::Tokenizer;
 
+use super::sources::{self, Purpose};
 use crate::bench::measure::Numbers;
 
-/// Kinds of text. Prose and code are the project's own documents and source; diary and talk come from a seeded generator, stories from that of
-/// the model `small-world`, by another seed than its training.
-pub const KINDS: [&str; 5] = ["prose", "code", "diary", "talk", "stories"];
 /// Text before a piece of text that is encoded as if it stood behind text.
 const LETTER: &str = "a";
+/// Tokens left out between two texts of a kind that is written down: paragraphs may have fewer tokens together than alone.
+const MARGIN: usize = 64;
 /// Words of a fact.
 pub const FACT_WORDS: usize = 6;
-
-const PROSE: &str =
-    concat!(include_str!("../../../../../ARCHITECTURE.md"), "\n", include_str!("../../../../../CONTRIBUTING.md"));
-const CODE: &str =
-    concat!(include_str!("../../../../core/src/tree.rs"), include_str!("../../../../core/src/waiting.rs"));
-
-const STORIES: &str = include_str!("stories.txt");
 
 const ANIMALS: [&str; 16] = [
     "tiger", "rabbit", "eagle", "horse", "dolphin", "spider", "monkey", "turtle", "camel", "wolf", "parrot", "donkey",
@@ -84,23 +77,29 @@ pub struct Text {
     pub facts: Vec<Fact>,
 }
 
-/// Makes the `number`-th text of a kind: a prompt of `prompt` tokens with `n_facts` facts at even distances, and `after` tokens more. The text is encoded
-/// whole, with the tokens that a server puts in front of a prompt.
+/// A text to be made: a prompt of `prompt` tokens with `n_facts` facts at even distances, and `after` tokens more.
+#[derive(Clone, Copy, Debug)]
+pub struct Outline<'a> {
+    pub purpose: Purpose,
+    /// One of [`sources::KINDS`].
+    pub kind: &'a str,
+    /// Number among the equally long texts of the kind, which have no paragraph in common.
+    pub number: u64,
+    pub prompt: usize,
+    pub after: usize,
+    pub n_facts: usize,
+}
+
+/// Makes a text. The text is encoded whole, with the tokens that a server puts in front of a prompt.
 ///
 /// # Errors
 /// If the tokenizer has no token for a part of the text, or the kind has too little text.
-pub fn text(
-    kind: &str,
-    number: u64,
-    tokenizer: &Tokenizer,
-    prompt: usize,
-    after: usize,
-    n_facts: usize,
-) -> anyhow::Result<Text> {
+pub fn text(outline: &Outline<'_>, tokenizer: &Tokenizer) -> anyhow::Result<Text> {
+    let Outline { kind, number, prompt, after, n_facts, .. } = *outline;
     ensure!(n_facts <= ANIMALS.len(), "a text has at most {} facts", ANIMALS.len());
     let needed = prompt + after;
     let mut numbers = Numbers::from_seed(0x6661_6374 ^ (number << 8) ^ kind.len() as u64);
-    let mut paragraphs = paragraphs(kind, number);
+    let mut paragraphs = paragraphs_of(outline, tokenizer)?;
     let (mut secrets, mut animals) = (SECRETS.to_vec(), ANIMALS.to_vec());
     let (mut written, mut facts, mut places) = (String::new(), Vec::<Fact>::new(), Vec::new());
     let mut n_tokens = begin(tokenizer)?.len();
@@ -116,7 +115,7 @@ pub fn text(
                 written.push_str(&fact.statement());
                 facts.push(fact);
             }
-            let paragraph = paragraphs.next().with_context(|| format!("'{kind}' has too little text"))?;
+            let paragraph = paragraphs.next().with_context(|| too_little(outline, tokenizer))?;
             n_tokens += length(&paragraph, tokenizer)?;
             written.push_str(&paragraph);
         }
@@ -134,6 +133,31 @@ pub fn text(
     }
     lead_in(&mut facts);
     Ok(Text { name: format!("{kind} {number}"), tokens: tokens[..needed].to_vec(), facts })
+}
+
+/// Returns the paragraphs of a text and all behind: of a kind that is written down behind the paragraphs of the texts before.
+fn paragraphs_of(outline: &Outline<'_>, tokenizer: &Tokenizer) -> anyhow::Result<Box<dyn Iterator<Item = String>>> {
+    let Outline { purpose, kind, number, prompt, after, .. } = *outline;
+    let mut paragraphs = sources::paragraphs(kind, purpose, number);
+    let before = if sources::is_written(kind) { number } else { 0 };
+    for _ in 0..before {
+        let mut n_tokens = 0;
+        while n_tokens < prompt + after + MARGIN {
+            n_tokens += length(&paragraphs.next().with_context(|| too_little(outline, tokenizer))?, tokenizer)?;
+        }
+    }
+    Ok(paragraphs)
+}
+
+/// Returns the message that a kind has no such text.
+fn too_little(outline: &Outline<'_>, tokenizer: &Tokenizer) -> String {
+    let Outline { purpose, kind, number, prompt, after, .. } = *outline;
+    let lengths = sources::paragraphs(kind, purpose, 0).map(|paragraph| length(&paragraph, tokenizer).unwrap_or(0));
+    let (all, needed) = (lengths.sum::<usize>(), prompt + after);
+    format!(
+        "'{kind}' has {all} tokens, too few for text {} of {needed} tokens; give fewer texts, or shorter ones",
+        number + 1
+    )
 }
 
 /// Returns the tokens that the tokenizer puts in front of a prompt.
@@ -172,110 +196,11 @@ fn common(a: &[u32], b: &[u32]) -> usize {
 /// Puts before the question about each fact the one about the fact before it, and the right answer; before the first that about the last. A single fact is
 /// asked for alone.
 fn lead_in(facts: &mut [Fact]) {
-    let answered: Vec<String> =
-        facts.iter().map(|fact| format!("{}{}.", fact.question, fact.answer())).collect();
+    let answered: Vec<String> = facts.iter().map(|fact| format!("{}{}.", fact.question, fact.answer())).collect();
     let before = answered.iter().cycle().skip(answered.len().saturating_sub(1));
     if answered.len() > 1 {
         facts.iter_mut().zip(before).for_each(|(fact, before)| fact.question.insert_str(0, before));
     }
-}
-
-/// Returns the paragraphs of a text, each with a line end. Texts of one kind with different numbers begin at different places.
-fn paragraphs(kind: &str, number: u64) -> Box<dyn Iterator<Item = String>> {
-    let lines = |text: &'static str| {
-        let n = text.lines().count();
-        text.lines().cycle().skip(number as usize * n / 3).take(n).map(|line| format!("{line}\n"))
-    };
-    let mut numbers = Numbers::from_seed(0x7465_7874 ^ number);
-    match kind {
-        "prose" => Box::new(lines(PROSE)),
-        "code" => Box::new(lines(CODE)),
-        "stories" => Box::new(lines(STORIES)),
-        "diary" => Box::new((1..).map(move |day| diary(day, &mut numbers))),
-        _ => Box::new((0..).map(move |_| talk(&mut numbers))),
-    }
-}
-
-const PEOPLE: [&str; 8] = ["Anna", "Peter", "Maria", "Tom", "Clara", "John", "Eva", "Paul"];
-const PLACES: [&str; 8] = [
-    "the old mill",
-    "the harbour",
-    "the railway station",
-    "the village school",
-    "the market square",
-    "the library",
-    "the lighthouse",
-    "the farm behind the hill",
-];
-const WEATHER: [&str; 6] = [
-    "It rained all morning",
-    "The sun came out early",
-    "A cold wind blew from the north",
-    "Fog lay over the fields",
-    "The night had been clear and frosty",
-    "Clouds gathered over the mountains",
-];
-const DEEDS: [&str; 10] = [
-    "repaired the roof of the shed",
-    "carried two sacks of flour across the bridge",
-    "wrote a long letter to a friend in the city",
-    "painted the fence beside the road",
-    "looked for the lost dog until noon",
-    "baked bread for the whole street",
-    "sold three baskets of apples",
-    "read aloud from a book about distant countries",
-    "counted the boats that came home",
-    "planted beans and potatoes in the garden",
-];
-const ENDS: [&str; 6] = [
-    "In the evening everybody was tired but content.",
-    "Nobody spoke of it again that week.",
-    "We agreed to try it once more tomorrow.",
-    "That was more than any of us had expected.",
-    "Later there was soup, and music until midnight.",
-    "I shall not forget the look on their faces.",
-];
-const QUESTIONS: [&str; 6] = [
-    "Have you seen the new clock at",
-    "When did you last walk to",
-    "Do you remember who owned",
-    "What happened yesterday at",
-    "Is it true that they want to sell",
-    "How long does it take to get to",
-];
-const ANSWERS: [&str; 6] = [
-    "I was there on Monday, and nothing had changed.",
-    "My brother knows more about that than I do.",
-    "They say it will be finished before the winter.",
-    "It is not as far as you think, if you take the path along the river.",
-    "I only heard the noise and saw people running.",
-    "Ask the baker, he keeps a list of everything.",
-];
-
-fn pick<'a>(from: &[&'a str], numbers: &mut Numbers) -> &'a str {
-    from[numbers.below(from.len())]
-}
-
-/// Returns a day of a diary.
-fn diary(day: u32, numbers: &mut Numbers) -> String {
-    let mut pick = |from: &[&'static str]| pick(from, numbers);
-    let (who, other) = (pick(&PEOPLE), pick(&PEOPLE));
-    format!(
-        "Day {day}. {}, and {who} {} near {}. {other} {}, and afterwards {}. {}\n",
-        pick(&WEATHER),
-        pick(&DEEDS),
-        pick(&PLACES),
-        pick(&DEEDS),
-        pick(&DEEDS),
-        pick(&ENDS)
-    )
-}
-
-/// Returns a question and an answer.
-fn talk(numbers: &mut Numbers) -> String {
-    let mut pick = |from: &[&'static str]| pick(from, numbers);
-    let (who, other) = (pick(&PEOPLE), pick(&PEOPLE));
-    format!("{who}: {} {}, {other}?\n{other}: {} {}\n", pick(&QUESTIONS), pick(&PLACES), pick(&ANSWERS), pick(&ENDS))
 }
 
 /// A token of the right answer.
@@ -335,12 +260,17 @@ pub fn recall(expected: &[Expected], answer: &[u32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::h2o::sources::KINDS;
+
+    fn outline(kind: &str, number: u64) -> Outline<'_> {
+        Outline { purpose: Purpose::Bench, kind, number, prompt: 6_000, after: 500, n_facts: 6 }
+    }
 
     #[test]
     fn every_kind_has_its_facts_at_even_distances_and_never_two_alike() {
         for kind in KINDS {
             let tokenizer = Tokenizer::bytes();
-            let made = text(kind, 1, &tokenizer, 6_000, 500, 6).unwrap();
+            let made = text(&outline(kind, 1), &tokenizer).unwrap();
             assert_eq!((made.tokens.len(), made.facts.len()), (6_500, 6));
             let all = tokenizer.decode(&made.tokens);
             for (n, fact) in made.facts.iter().enumerate() {
@@ -353,13 +283,27 @@ mod tests {
                 assert_eq!(all[fact.position..].find(&sentence), Some(0));
                 assert!(fact.position.abs_diff((2 * n + 1) * 500) < 700, "{kind}: {}", fact.position);
             }
-            assert_eq!(
-                text(kind, 1, &tokenizer, 6_000, 500, 6).unwrap().tokens,
-                made.tokens,
-                "equal seeds, equal texts"
-            );
-            assert_ne!(text(kind, 2, &tokenizer, 6_000, 500, 6).unwrap().tokens, made.tokens);
+            assert_eq!(text(&outline(kind, 1), &tokenizer).unwrap().tokens, made.tokens, "equal seeds, equal texts");
         }
+    }
+
+    #[test]
+    fn texts_of_one_kind_share_no_paragraph_and_their_number_is_limited() {
+        let tokenizer = Tokenizer::bytes();
+        for kind in KINDS {
+            let paragraphs = |number| {
+                let made = text(&Outline { n_facts: 0, ..outline(kind, number) }, &tokenizer).unwrap();
+                let all: Vec<String> = tokenizer.decode(&made.tokens).lines().map(str::to_owned).collect();
+                all.windows(4).map(<[String]>::concat).collect::<Vec<_>>()
+            };
+            let all: Vec<Vec<String>> = (0..5).map(paragraphs).collect();
+            for (at, one) in all.iter().enumerate() {
+                assert!(all[..at].iter().flatten().all(|row| !one.contains(row)), "{kind} {at}");
+            }
+        }
+        let many = Outline { purpose: Purpose::Calibration, ..outline("stories", 9) };
+        let fault = text(&many, &tokenizer).unwrap_err().to_string();
+        assert!(fault.ends_with("too few for text 10 of 6500 tokens; give fewer texts, or shorter ones"), "{fault}");
     }
 
     #[test]
@@ -385,7 +329,8 @@ mod tests {
     #[test]
     fn answers_and_texts_have_the_tokens_of_whole_text_with_every_tokenizer() {
         for tokenizer in tokenizers() {
-            let made = text("stories", 0, &tokenizer, 1024, 64, 3).unwrap();
+            let made =
+                text(&Outline { prompt: 1024, after: 64, n_facts: 3, ..outline("stories", 0) }, &tokenizer).unwrap();
             let bos = begin(&tokenizer).unwrap();
             assert_eq!((bos.len(), &made.tokens[..1]), (1, &bos[..]), "as a server's prompt");
             let whole = tokenizer.encode(tokenizer.decode(&made.tokens[..900]).trim_start_matches(' ')).unwrap();
@@ -395,7 +340,10 @@ mod tests {
                 let answer: Vec<u32> = expected.iter().map(|expected| expected.token).collect();
                 let place = made.tokens[fact.position..].windows(answer.len()).position(|tokens| tokens == answer);
                 assert!(place.is_some_and(|place| place < 40), "the answer is what the text says");
-                assert_eq!(tokenizer.decode(&[question, answer].concat()), format!("{}{}", fact.question, fact.answer()));
+                assert_eq!(
+                    tokenizer.decode(&[question, answer].concat()),
+                    format!("{}{}", fact.question, fact.answer())
+                );
                 for (number, word) in fact.words.iter().enumerate() {
                     let of_word = expected.iter().filter(|expected| expected.word == Some(number));
                     let tokens: Vec<u32> = of_word.map(|expected| expected.token).collect();
