@@ -323,10 +323,10 @@ mod tests {
         let last = info.n_layers * info.n_kv_heads - 1;
         let (heads, ratio) = divide(&H2oSettings::default());
         assert_eq!(heads, [last]);
-        assert!((ratio - 3.0 / (4.0 / 2.525 - 1.0)).abs() < 1e-3, "{ratio}");
+        assert!((ratio - 3.0 / (4.0 / 2.5 - 1.0 - 3.0 * 32.0 / 4096.0)).abs() < 1e-3, "{ratio}");
         let (heads, ratio) = divide(&H2oSettings { h2o_total: Some("1.5".into()), ..H2oSettings::default() });
         assert_eq!(heads, [last - 1, last]);
-        assert!((ratio - 2.0 / (4.0 / 1.515 - 2.0)).abs() < 1e-3, "{ratio}");
+        assert!((ratio - 2.0 / (4.0 / 1.5 - 2.0 - 2.0 * 32.0 / 4096.0)).abs() < 1e-3, "{ratio}");
         assert_eq!(divide(&layers_of("0.1")).0, [1], "heads that are given win");
     }
 

@@ -200,7 +200,7 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let settings = plan.cases(plan.ratio(total, &info)?, &weights);
     settings.iter().flat_map(|case| &case.settings).try_for_each(|settings| settings.validate(BLOCK as u32))?;
     let compared =
-        gated.and_then(|gated| gated.find(&settings, |ratio| total::of(ratio, Heads::of(&info)))).unwrap_or(0);
+        gated.and_then(|gated| gated.find(&settings, |ratio| total::of(ratio, Heads::of(&info), plan.excess()))).unwrap_or(0);
     let mut stored = Stored::default();
     let look: Look<'_> = &mut |rig, prompt, case, seq| {
         if case == compared { stored.add(rig, &layout, prompt, seq) } else { Ok(()) }
@@ -294,10 +294,17 @@ impl<'a> Plan<'a> {
     /// Returns the ratio of the heads that drop tokens for a total, of a model that is divided. If the command line gives heads, or ratios, the total of
     /// the gates may be out of reach.
     fn ratio(&self, total: f32, model: &ModelInfo) -> anyhow::Result<f32> {
+        let (heads, excess) = (Heads::of(model), self.excess());
         if self.options.total.is_some() && self.options.ratios.is_empty() {
-            return total::reached("total", total, Heads::of(model));
+            return total::reached("total", total, heads, excess);
         }
-        Ok(total::ratio(total, Heads::of(model)).unwrap_or(H2oConfig::RATIO))
+        Ok(total::ratio(total, heads, excess).unwrap_or(H2oConfig::RATIO))
+    }
+
+    /// Returns the share of a prompt that heads hold beyond the plans.
+    fn excess(&self) -> f64 {
+        let settings = self.case("h2o", H2oConfig::RATIO, &[1.0]).settings;
+        total::excess(&settings[0], (self.lengths.prompt + self.lengths.before) as u32)
     }
 
     fn cases(&self, ratio: f32, weights: &[f32]) -> Vec<Case> {
