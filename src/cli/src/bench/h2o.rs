@@ -29,7 +29,7 @@ use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Model};
 
 use self::figures::{Figures, mean_recall};
-use self::gates::{GatedCase, Gates, Outcome};
+use self::gates::{GatedCase, Gates, Measured, Outcome};
 use self::quality::{Case, Lengths, Look, Quality};
 use self::rig::{BLOCK, Rig};
 use self::served::{Load, Served};
@@ -145,11 +145,15 @@ struct H2oReport {
     unevicted_recall_percent: f64,
     unevicted: Vec<Quality>,
     cases: Vec<Figures>,
-    /// Bytes and work of the store, for the gated case or the first one.
+    /// Number of the gated case, or else the first one.
+    compared: usize,
+    /// Bytes and work of the store, for the compared case.
     stored: Stored,
     /// The server with and without eviction and compression.
     served: Vec<Served>,
     gates: Vec<Outcome>,
+    /// Reason for which nothing is gated.
+    ungated: Option<String>,
     #[serde(flatten)]
     report: Report,
 }
@@ -199,32 +203,33 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let mut rig = plan.rig(model)?;
     let settings = plan.cases(plan.ratio(total, &info)?, &weights);
     settings.iter().flat_map(|case| &case.settings).try_for_each(|settings| settings.validate(BLOCK as u32))?;
-    let compared =
-        gated.and_then(|gated| gated.find(&settings, |ratio| total::of(ratio, Heads::of(&info), plan.excess()))).unwrap_or(0);
+    let compared = gated
+        .and_then(|gated| gated.find(&settings, |ratio| total::of(ratio, Heads::of(&info), plan.excess())))
+        .unwrap_or(0);
     let mut stored = Stored::default();
     let look: Look<'_> = &mut |rig, prompt, case, seq| {
         if case == compared { stored.add(rig, &layout, prompt, seq) } else { Ok(()) }
     };
     let (unevicted, mut cases) = plan.measure(&mut rig, &settings, full.len(), n_all, look)?;
-    for speed in plan.speed(&mut rig, &settings)? {
-        add_speed(&mut report, &speed);
-    }
+    let speeds = plan.speed(&mut rig, &settings, compared)?;
+    speeds.iter().for_each(|speed| add_speed(&mut report, speed));
     drop(rig);
     // Baselines of the recall gate: in all layers, at the total ratio of the compared case.
-    if !full.is_empty() {
-        let none = FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads);
-        let model = load(options)?.with_groups(none.groups(&windows)?)?;
-        let ratio = cases[compared].total_ratio as f32;
-        let baselines: Vec<Case> = gates.must_forget.iter().map(|scorer| plan.case(scorer, ratio, &[1.0])).collect();
-        let (_, figures) = plan.measure(&mut plan.rig(model)?, &baselines, 0, n_all, &mut |_, _, _, _| Ok(()))?;
-        cases.extend(figures.into_iter().map(|figures| Figures { all_layers: true, ..figures }));
-    }
+    let none = FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads);
+    let model = load(options)?.with_groups(none.groups(&windows)?)?;
+    let total_ratio = cases[compared].total_ratio as f32;
+    let baselines: Vec<Case> = gates.must_forget.iter().map(|scorer| plan.case(scorer, total_ratio, &[1.0])).collect();
+    let (_, figures) = plan.measure(&mut plan.rig(model)?, &baselines, 0, n_all, &mut |_, _, _, _| Ok(()))?;
+    cases.extend(figures.into_iter().map(|figures| Figures { all_layers: true, ..figures }));
     let ratio = settings[compared].ratio();
     let served = if options.requests == 0 { Vec::new() } else { served::measure(&plan.load(ratio, &full)?)? };
     let unevicted_recall_percent = mean_recall(&unevicted);
     cases.iter_mut().for_each(|case| case.passes = gates.are_met(case));
     let bytes_ratio = (options.kv_dtype == "bf16").then(|| stored.bytes.totals()[0]);
-    let outcomes = gated.map(|case| gates.check(case, ratio, unevicted_recall_percent, &cases, bytes_ratio));
+    let decode_gain_percent = speeds.first().map(|speed| 100.0 * (speed.on_by_off() - 1.0));
+    let (unevicted_recall, all) = (unevicted_recall_percent, &cases[..]);
+    let measured = Measured { ratio, unevicted_recall, cases: all, bytes_ratio, decode_gain_percent };
+    let outcomes = gated.map(|case| gates.check(case, &measured)).unwrap_or_default();
     Ok(H2oReport {
         model: name,
         full_layers: full.to_string(),
@@ -235,7 +240,9 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
         cases,
         stored,
         served,
-        gates: outcomes.unwrap_or_default(),
+        compared,
+        gates: outcomes,
+        ungated: if gated.is_some() { None } else { Some(ungated(&gates)) },
         report,
     })
 }
@@ -389,9 +396,10 @@ impl<'a> Plan<'a> {
         Ok((unevicted, figures))
     }
 
-    /// Measures decode speed with the first case that reads scores of decode steps.
-    fn speed(&self, rig: &mut Rig, cases: &[Case]) -> anyhow::Result<Vec<Speed>> {
-        let Some(case) = cases.iter().find(|case| case.scorer == "h2o") else { return Ok(Vec::new()) };
+    /// Measures decode speed with a case that reads scores of decode steps: the compared one, or else the first.
+    fn speed(&self, rig: &mut Rig, cases: &[Case], compared: usize) -> anyhow::Result<Vec<Speed>> {
+        let mut by_rank = cases[compared..].iter().chain(cases);
+        let Some(case) = by_rank.find(|case| case.scorer == "h2o") else { return Ok(Vec::new()) };
         let batches = if self.options.quick { &[1][..] } else { &[1, 8] };
         speed::measure(rig, &self.texts[0], self.lengths, case, batches)
     }
@@ -416,6 +424,14 @@ fn add_speed(report: &mut Report, speed: &Speed) {
     }
     report.add("decode", case("on by off"), "x", vec![speed.on_by_off()]);
     report.add("decode", case("cost of scores"), "%", vec![speed.scores_percent()]);
+}
+
+/// Returns the reason for which a run has no gates.
+fn ungated(gates: &Gates) -> String {
+    match gates.least_prompt() {
+        Some(least) => format!("nothing is gated: the gates are for prompts of {least} tokens and more"),
+        None => "nothing is gated: the gates file has no case".into(),
+    }
 }
 
 fn load(options: &H2oOptions) -> anyhow::Result<Model> {
@@ -478,19 +494,17 @@ impl H2oReport {
     }
 
     fn render(&self) -> String {
-        let mark = |outcome: &Outcome| {
-            format!(
-                "{} {}: {:.3}, {}\n",
-                if outcome.passed { "pass" } else { "FAIL" },
-                outcome.gate,
-                outcome.value,
-                outcome.bar
-            )
-        };
-        let gates: String = self.gates.iter().map(mark).collect();
+        let gates: String = self.gates.iter().map(Outcome::render).chain(self.ungated.clone()).collect();
+        let compared = &self.cases[self.compared];
+        let kinds = format!(
+            "{} at {:.2}, by kind of text:\n{}",
+            compared.scorer,
+            compared.ratio,
+            figures::render_kinds(&compared.kinds)
+        );
         let served = if self.served.is_empty() { String::new() } else { served::render(&self.served) + "\n\n" };
         format!(
-            "{}\n\n{}, prompts of {} tokens\n{}\n\n{}\n\n{served}{gates}",
+            "{}\n\n{}, prompts of {} tokens\n{}\n\n{kinds}\n\n{}\n\n{served}{gates}",
             self.report.render(),
             self.model,
             self.prompt,
@@ -538,7 +552,8 @@ mod tests {
             assert!(case.kl_nats > 0.0 && case.kl_nats.is_finite(), "eviction changes the distribution");
             assert_eq!((case.recall_by_depth.len(), case.tokens), (2, 31));
         }
-        assert!(report.gates.is_empty(), "a prompt of 512 tokens has no gates");
+        let ungated = "nothing is gated: the gates are for prompts of 2048 tokens and more";
+        assert_eq!((report.gates.len(), report.ungated.as_deref()), (0, Some(ungated)));
         let stored = &report.stored;
         assert_eq!(stored.work.iter().map(|work| &work.mode[..]).collect::<Vec<_>>(), ["probe", "full", "store"]);
         // 35 blocks of one layer, and those that eviction left of the other: without the first and the last 256 tokens.
@@ -552,6 +567,7 @@ mod tests {
         assert!(report.served.iter().all(|served| served.requests == 6 && served.peak >= 1));
         let (text, json) = (report.render(), serde_json::to_value(&report).unwrap());
         assert!(text.contains("all but 2") && text.contains("on by off, batch 1"));
+        assert!(text.contains("by kind of text:") && text.ends_with(ungated));
         assert_eq!(json["cases"].as_array().unwrap().len(), 9);
         assert_eq!(json["benchmark"], "h2o");
     }

@@ -6,8 +6,9 @@ use std::path::Path;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use super::figures::Figures;
+use super::figures::{Figures, OfKind};
 use super::quality::Case;
+use super::sources::KINDS;
 
 const BUILT_IN: &str = include_str!("gates.toml");
 
@@ -34,6 +35,10 @@ pub struct GatedCase {
     pub scorer: String,
     /// Ratio over all layers and tokens, at least.
     pub total_ratio: f64,
+    /// Ratio of the heads that drop tokens, at least.
+    pub evicting_ratio: Option<f64>,
+    /// Gain of decode steps of one sequence against steps without eviction, per cent, at least.
+    pub decode_gain_percent: Option<f64>,
     /// Bytes of every token by the bytes left after compression, at least.
     pub bytes_ratio: Option<f64>,
 }
@@ -43,10 +48,57 @@ pub struct GatedCase {
 pub struct Outcome {
     /// Case and figure.
     pub gate: String,
-    pub value: f64,
-    /// Bar, with its direction.
+    /// Figure; `None` if the run did not measure one, and the gate then fails.
+    pub value: Option<f64>,
+    /// Bar, with its direction and tolerance.
     pub bar: String,
     pub passed: bool,
+    /// `true` for a figure beyond the bar, but by less than the tolerance.
+    pub slipped: bool,
+}
+
+/// Figures of a run, for the gates.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Measured<'a> {
+    /// Ratio of the case that has to pass.
+    pub ratio: f32,
+    /// Recall without eviction, per cent.
+    pub unevicted_recall: f64,
+    /// All cases.
+    pub cases: &'a [Figures],
+    /// Ratio of all bytes of the case; `None` if the KV has another type than the gate is for.
+    pub bytes_ratio: Option<f64>,
+    /// Gain of decode steps of one sequence, per cent.
+    pub decode_gain_percent: Option<f64>,
+}
+
+impl Outcome {
+    /// Compares a figure with its bar.
+    fn at_least(gate: String, value: Option<f64>, bar: f64, tolerance: f64) -> Self {
+        let (passed, slipped) = match value {
+            Some(value) => (value >= bar - tolerance, value >= bar - tolerance && value < bar),
+            None => (false, false),
+        };
+        let within = if tolerance > 0.0 { format!(" less {tolerance:.3}") } else { String::new() };
+        Self { gate, value, bar: format!("at least {bar}{within}"), passed, slipped }
+    }
+
+    fn at_most(gate: String, value: Option<f64>, bar: f64, tolerance: f64) -> Self {
+        let outcome = Self::at_least(gate, value.map(|value| -value), -bar, tolerance);
+        let within = if tolerance > 0.0 { format!(" and {tolerance:.3}") } else { String::new() };
+        Self { value, bar: format!("at most {bar}{within}"), ..outcome }
+    }
+
+    /// Returns the outcome as a line.
+    pub fn render(&self) -> String {
+        let mark = match (self.passed, self.slipped) {
+            (true, true) => "slip",
+            (true, false) => "pass",
+            (false, _) => "FAIL",
+        };
+        let value = self.value.map_or_else(|| "not measured".to_owned(), |value| format!("{value:.4}"));
+        format!("{mark} {}: {value}, {}\n", self.gate, self.bar)
+    }
 }
 
 impl GatedCase {
@@ -76,6 +128,11 @@ impl Gates {
         self.case.iter().filter(|case| case.prompt <= prompt).max_by_key(|case| case.prompt)
     }
 
+    /// Returns the least prompt that has gates.
+    pub fn least_prompt(&self) -> Option<usize> {
+        self.case.iter().map(|case| case.prompt).min()
+    }
+
     /// Returns `true` if the recall of a case passes.
     pub fn passes_recall(&self, figures: &Figures) -> bool {
         figures.recall_of_unevicted_percent >= self.recall_percent
@@ -89,55 +146,71 @@ impl Gates {
             && self.passes_recall(figures)
     }
 
-    /// Checks the case that has to pass, whose ratio is `ratio`, and the baselines that have to fail. `bytes_ratio` is of all bytes of the case.
-    pub fn check(
-        &self,
-        case: &GatedCase,
-        ratio: f32,
-        unevicted_recall: f64,
-        all: &[Figures],
-        bytes_ratio: Option<f64>,
-    ) -> Vec<Outcome> {
-        let at_least = |gate: String, value: f64, bar: f64| Outcome {
-            passed: value >= bar,
-            gate,
-            value,
-            bar: format!("at least {bar}"),
+    /// Checks the case that has to pass, and the baselines that have to fail. A figure that was not measured fails its gate.
+    pub fn check(&self, case: &GatedCase, measured: &Measured<'_>) -> Vec<Outcome> {
+        let is_case = |figures: &&Figures| {
+            !figures.all_layers && figures.scorer == case.scorer && figures.ratio == measured.ratio
         };
-        let at_most = |gate: String, value: f64, bar: f64| Outcome {
-            passed: value <= bar,
-            gate,
-            value,
-            bar: format!("at most {bar}"),
-        };
-        let is_case =
-            |figures: &Figures| !figures.all_layers && figures.scorer == case.scorer && figures.ratio == ratio;
-        let mut out = vec![at_least("unevicted, recall %".into(), unevicted_recall, self.unevicted_recall_percent)];
-        let name = |what: &str| format!("{} at {ratio:.2}, {what}", case.scorer);
-        if let Some(figures) = all.iter().find(|figures| is_case(figures)) {
-            let perplexity = figures.perplexity_percent.abs();
-            out.push(at_least(name("total ratio"), figures.total_ratio, case.total_ratio));
-            out.push(at_most(name("perplexity %, either way"), perplexity, self.perplexity_percent));
-            out.push(at_most(name("KL, nats"), figures.kl_nats, self.kl_nats));
-            out.push(at_least(name("top-1 %"), figures.top1_percent, self.top1_percent));
-            let recall = figures.recall_of_unevicted_percent;
-            out.push(at_least(name("recall, % of unevicted"), recall, self.recall_percent));
+        let figures = measured.cases.iter().find(is_case);
+        let at = figures.map(|figures| format!(" at {:.2}", figures.ratio)).unwrap_or_default();
+        let name = |of: &str| format!("{}{at}, {of}", case.scorer);
+        let of = |figure: &dyn Fn(&Figures) -> f64| figures.map(figure);
+        let least = |of_what: &str, value: Option<f64>, bar: f64| Outcome::at_least(name(of_what), value, bar, 0.0);
+        let most = |of_what: &str, value: Option<f64>, bar: f64| Outcome::at_most(name(of_what), value, bar, 0.0);
+        let unevicted = Some(measured.unevicted_recall);
+        let mut out =
+            vec![Outcome::at_least("unevicted, recall %".into(), unevicted, self.unevicted_recall_percent, 0.0)];
+        out.push(least("total ratio", of(&|figures| figures.total_ratio), case.total_ratio));
+        out.extend(case.evicting_ratio.map(|bar| least("evicting ratio", of(&|figures| figures.evicting_ratio), bar)));
+        let perplexity = of(&|figures| figures.perplexity_percent.abs());
+        out.push(most("perplexity %, either way", perplexity, self.perplexity_percent));
+        out.push(most("KL, nats", of(&|figures| figures.kl_nats), self.kl_nats));
+        out.push(least("top-1 %", of(&|figures| figures.top1_percent), self.top1_percent));
+        let recall = of(&|figures| figures.recall_of_unevicted_percent);
+        out.push(least("recall, % of unevicted", recall, self.recall_percent));
+        for kind in KINDS {
+            let of_kind = figures.and_then(|figures| figures.kinds.iter().find(|of| of.kind == kind));
+            out.extend(self.check_kind(&name(kind), of_kind));
         }
-        if let Some((value, bar)) = bytes_ratio.zip(case.bytes_ratio) {
-            out.push(at_least(name("total ratio of bytes"), value, bar));
-        }
-        for figures in all.iter().filter(|figures| figures.all_layers && self.must_forget.contains(&figures.scorer)) {
-            out.push(Outcome {
-                gate: format!(
-                    "{} in all layers at {:.2} has to fail: recall, % of unevicted",
-                    figures.scorer, figures.ratio
-                ),
-                value: figures.recall_of_unevicted_percent,
-                bar: format!("below {}", self.recall_percent),
-                passed: !self.passes_recall(figures),
-            });
-        }
+        let bytes = measured.bytes_ratio.filter(|_| figures.is_some());
+        out.extend(case.bytes_ratio.map(|bar| least("total ratio of bytes", bytes, bar)));
+        let gain = measured.decode_gain_percent;
+        out.extend(case.decode_gain_percent.map(|bar| least("gain in decode speed, batch 1, %", gain, bar)));
+        out.extend(self.must_forget.iter().map(|scorer| self.check_baseline(scorer, measured.cases)));
         out
+    }
+
+    /// Checks one kind of text. The bars are those of all texts, less or more two standard errors of so few tokens.
+    fn check_kind(&self, name: &str, of: Option<&OfKind>) -> [Outcome; 3] {
+        let (perplexity, kl, top1) =
+            (of.map(|of| of.perplexity_percent.abs()), of.map(|of| of.kl_nats), of.map(|of| of.top1_percent));
+        let two_errors = |error: &dyn Fn(&OfKind) -> f64| 2.0 * of.map_or(0.0, error);
+        let share = self.top1_percent / 100.0;
+        let top1_error = |of: &OfKind| 100.0 * (share * (1.0 - share) / f64::from(of.tokens)).sqrt();
+        let gate = |figure: &str| format!("{name}, {figure}");
+        [
+            Outcome::at_most(
+                gate("perplexity %, either way"),
+                perplexity,
+                self.perplexity_percent,
+                two_errors(&|of| of.perplexity_error),
+            ),
+            Outcome::at_most(gate("KL, nats"), kl, self.kl_nats, two_errors(&|of| of.kl_error)),
+            Outcome::at_least(gate("top-1 %"), top1, self.top1_percent, two_errors(&top1_error)),
+        ]
+    }
+
+    /// Checks that a scorer in all layers fails the gate of recall.
+    fn check_baseline(&self, scorer: &str, cases: &[Figures]) -> Outcome {
+        let figures = cases.iter().find(|figures| figures.all_layers && figures.scorer == scorer);
+        let at = figures.map(|figures| format!(" at {:.2}", figures.ratio)).unwrap_or_default();
+        Outcome {
+            gate: format!("{scorer} in all layers{at} has to fail: recall, % of unevicted"),
+            value: figures.map(|figures| figures.recall_of_unevicted_percent),
+            bar: format!("below {}", self.recall_percent),
+            passed: figures.is_some_and(|figures| !self.passes_recall(figures)),
+            slipped: false,
+        }
     }
 }
 
@@ -147,37 +220,73 @@ mod tests {
 
     use super::*;
 
+    fn of_kind(kind: &str) -> OfKind {
+        OfKind {
+            kind: kind.into(),
+            tokens: 1_000,
+            perplexity_percent: -1.9,
+            perplexity_error: 0.5,
+            kl_nats: 0.02,
+            kl_error: 0.001,
+            top1_percent: 97.0,
+            recall_of_unevicted_percent: 90.0,
+        }
+    }
+
     fn figures(scorer: &str, all_layers: bool, recall: f64) -> Figures {
         Figures {
             scorer: scorer.into(),
             all_layers,
             ratio: 3.0,
+            evicting_ratio: 2.9,
             total_ratio: 2.0,
             perplexity_percent: -1.9,
             kl_nats: 0.02,
             top1_percent: 97.0,
             recall_of_unevicted_percent: recall,
+            kinds: KINDS.map(of_kind).to_vec(),
             ..Figures::default()
         }
     }
 
-    fn check(unevicted: f64, all: &[Figures], bytes_ratio: f64) -> Vec<String> {
-        let gates = Gates::load(None).unwrap();
-        let case = GatedCase { prompt: 1024, scorer: "h2o".into(), total_ratio: 2.0, bytes_ratio: Some(3.0) };
-        let slipped = |outcome: &Outcome| !outcome.passed;
-        let failed = gates.check(&case, 3.0, unevicted, all, Some(bytes_ratio)).into_iter().filter(slipped);
-        failed.map(|outcome| outcome.gate).collect()
+    fn gated() -> GatedCase {
+        GatedCase {
+            prompt: 1024,
+            scorer: "h2o".into(),
+            total_ratio: 2.0,
+            evicting_ratio: Some(2.9),
+            decode_gain_percent: Some(20.0),
+            bytes_ratio: Some(3.0),
+        }
+    }
+
+    /// Returns what a run measures if all is well.
+    fn measured(cases: &[Figures]) -> Measured<'_> {
+        Measured { ratio: 3.0, unevicted_recall: 80.0, cases, bytes_ratio: Some(3.0), decode_gain_percent: Some(20.0) }
+    }
+
+    fn failed(measured: &Measured<'_>) -> Vec<String> {
+        let outcomes = Gates::load(None).unwrap().check(&gated(), measured);
+        outcomes.into_iter().filter(|outcome| !outcome.passed).map(|outcome| outcome.gate).collect()
+    }
+
+    fn good() -> [Figures; 3] {
+        [figures("h2o", false, 95.0), figures("streaming", true, 30.0), figures("random", true, 94.0)]
     }
 
     #[test]
     fn a_figure_that_slips_fails_its_gate() {
-        let good = [figures("h2o", false, 95.0), figures("streaming", true, 30.0), figures("random", true, 94.0)];
-        assert_eq!(check(80.0, &good, 3.0), [""; 0]);
-        assert_eq!(check(79.9, &good, 3.0), ["unevicted, recall %"]);
-        assert_eq!(check(80.0, &good, 2.9), ["h2o at 3.00, total ratio of bytes"]);
+        let good = good();
+        assert_eq!(failed(&measured(&good)), [""; 0]);
+        assert_eq!(failed(&Measured { unevicted_recall: 79.9, ..measured(&good) }), ["unevicted, recall %"]);
+        let bytes = Measured { bytes_ratio: Some(2.9), ..measured(&good) };
+        assert_eq!(failed(&bytes), ["h2o at 3.00, total ratio of bytes"]);
+        let slow = Measured { decode_gain_percent: Some(19.0), ..measured(&good) };
+        assert_eq!(failed(&slow), ["h2o at 3.00, gain in decode speed, batch 1, %"]);
         type Slip = fn(&mut Figures);
-        let slips: [(Slip, &str); 6] = [
+        let slips: [(Slip, &str); 7] = [
             (|f| f.total_ratio = 1.99, "h2o at 3.00, total ratio"),
+            (|f| f.evicting_ratio = 2.89, "h2o at 3.00, evicting ratio"),
             (|f| f.perplexity_percent = 2.1, "h2o at 3.00, perplexity %, either way"),
             (|f| f.perplexity_percent = -2.1, "h2o at 3.00, perplexity %, either way"),
             (|f| f.kl_nats = 0.021, "h2o at 3.00, KL, nats"),
@@ -187,9 +296,53 @@ mod tests {
         for (slip, gate) in slips {
             let mut all = good.clone();
             slip(&mut all[0]);
-            assert_eq!(check(80.0, &all, 3.0), [gate]);
+            assert_eq!(failed(&measured(&all)), [gate]);
             assert!(gate.contains("ratio") || !Gates::load(None).unwrap().are_met(&all[0]));
         }
+    }
+
+    #[test]
+    fn every_kind_of_text_has_to_pass_within_two_standard_errors() {
+        type Slip = fn(&mut OfKind);
+        // The standard error of 97 % of 1,000 tokens is 0.54 %.
+        let slips: [(Slip, Slip, &str); 3] = [
+            (|of| of.perplexity_percent = 2.9, |of| of.perplexity_percent = 3.1, "perplexity %, either way"),
+            (|of| of.kl_nats = 0.0219, |of| of.kl_nats = 0.0221, "KL, nats"),
+            (|of| of.top1_percent = 96.0, |of| of.top1_percent = 95.9, "top-1 %"),
+        ];
+        for (within, beyond, figure) in slips {
+            let gate = format!("h2o at 3.00, code, {figure}");
+            let mut all = good();
+            within(&mut all[0].kinds[1]);
+            let outcomes = Gates::load(None).unwrap().check(&gated(), &measured(&all));
+            let slipped: Vec<_> = outcomes.iter().filter(|outcome| outcome.slipped).collect();
+            assert!(slipped.len() == 1 && slipped[0].gate == gate && slipped[0].passed, "{slipped:?}");
+            assert!(slipped[0].render().starts_with("slip h2o at 3.00, code, "), "{}", slipped[0].render());
+            beyond(&mut all[0].kinds[1]);
+            assert_eq!(failed(&measured(&all)), [gate]);
+        }
+    }
+
+    #[test]
+    fn a_figure_that_was_not_measured_fails_its_gate_by_name() {
+        let baselines = &good()[1..];
+        let outcomes = Gates::load(None).unwrap().check(&gated(), &measured(baselines));
+        let lines: String = outcomes.iter().filter(|outcome| !outcome.passed).map(Outcome::render).collect();
+        for gate in ["total ratio", "KL, nats", "top-1 %", "prose, KL, nats", "total ratio of bytes"] {
+            assert!(lines.contains(&format!("FAIL h2o, {gate}: not measured, at ")), "{gate}: {lines}");
+        }
+        let mut all = good();
+        all[0].kinds.remove(2);
+        let of_diary = ["perplexity %, either way", "KL, nats", "top-1 %"];
+        assert_eq!(failed(&measured(&all)), of_diary.map(|figure| format!("h2o at 3.00, diary, {figure}")));
+        let all = good();
+        assert_eq!(
+            failed(&measured(&all[..2])),
+            ["random in all layers has to fail: recall, % of unevicted"],
+            "a baseline is missing"
+        );
+        let none = Measured { bytes_ratio: None, decode_gain_percent: None, ..measured(&all) };
+        assert_eq!(failed(&none).len(), 2);
     }
 
     #[test]
@@ -198,23 +351,26 @@ mod tests {
             scorer: scorer.into(),
             settings: vec![Settings { target: Target::Adaptive { lossy_ratio }, ..Settings::default() }],
         };
-        let gated = GatedCase { prompt: 1024, scorer: "h2o".into(), total_ratio: 2.0, bytes_ratio: None };
+        let gated = gated();
         let find = |cases: &[Case]| gated.find(cases, |ratio| ratio / 2.0);
         assert_eq!(find(&[case("h2o", 6.0), case("tova", 4.0), case("h2o", 5.0), case("h2o", 3.0)]), Some(2));
         assert_eq!(find(&[case("h2o", 2.0), case("h2o", 3.0)]), Some(1), "no ratio gives the total");
         assert_eq!(find(&[case("tova", 5.0)]), None);
         // The gates find the figures of the case by its ratio, also where 1 / (1 / ratio) is another number.
         let odd = case("h2o", 3.5);
-        let all = [Figures { ratio: 3.5, ..figures("h2o", false, 10.0) }];
-        let failed = Gates::load(None).unwrap().check(&gated, odd.ratio(), 90.0, &all, None);
-        assert_eq!(failed.iter().filter(|outcome| !outcome.passed).count(), 1, "recall: {failed:?}");
+        let [ours, others @ ..] = good();
+        let all = [&[Figures { ratio: 3.5, ..ours }], &others[..]].concat();
+        assert_eq!(failed(&Measured { ratio: odd.ratio(), ..measured(&all) }), [""; 0]);
     }
 
     #[test]
     fn a_baseline_that_passes_the_recall_gate_fails_the_bench() {
-        for scorer in ["streaming", "random"] {
-            let failed = check(90.0, &[figures("h2o", false, 96.0), figures(scorer, true, 95.0)], 3.0);
-            assert_eq!(failed, [format!("{scorer} in all layers at 3.00 has to fail: recall, % of unevicted")]);
+        for at in [1, 2] {
+            let mut all = good();
+            all[at].recall_of_unevicted_percent = 95.0;
+            let scorer = &all[at].scorer;
+            let gate = format!("{scorer} in all layers at 3.00 has to fail: recall, % of unevicted");
+            assert_eq!(failed(&measured(&all)), [gate]);
         }
     }
 
@@ -222,6 +378,7 @@ mod tests {
     fn the_longest_case_that_fits_the_prompt_is_gated() {
         let gates = Gates::load(None).unwrap();
         assert!(gates.case(2047).is_none());
+        assert_eq!(gates.least_prompt(), Some(2048));
         assert_eq!(gates.case(3583).unwrap().total_ratio, 2.0);
         assert_eq!(gates.case(100_000).unwrap().total_ratio, 2.5);
         assert!(Gates::load(Some(Path::new("/no/gates.toml"))).unwrap_err().to_string().contains("/no/gates.toml"));

@@ -60,6 +60,9 @@ pub struct Quality {
     pub kl: f64,
     /// Tokens whose most likely successor is that of the unevicted run.
     pub agree: u32,
+    /// Sums of squares over counted tokens: of the change of the negative log likelihood, and of the divergence.
+    pub change_squares: f64,
+    pub kl_squares: f64,
     /// Sum over counted tokens of the tokens of the sequence, and of the tokens held by evicting layers.
     pub positions: u64,
     pub held: f64,
@@ -131,7 +134,8 @@ pub fn measure(
         let finished = finish(rig, text, tokenizer, run)?;
         for (case, (all, sums)) in at_once.iter().zip(finished.into_iter().zip(sums)) {
             // The unevicted run is the first.
-            out[1 + case] = Quality { nats: sums.nats, kl: sums.kl, agree: sums.agree, ..all };
+            let Quality { text, tokens, positions, held, facts, recall, answers, .. } = all;
+            out[1 + case] = Quality { text, tokens, positions, held, facts, recall, answers, ..sums };
         }
     }
     rig.end(origin);
@@ -241,7 +245,10 @@ pub fn divergence(baseline: &[f32], case: &[f32]) -> f64 {
 }
 
 fn compare(sum: &mut Quality, baseline: &[f32], case: &[f32], next: u32) {
-    sum.kl += divergence(baseline, case);
+    let (kl, change) = (divergence(baseline, case), f64::from(baseline[next as usize] - case[next as usize]));
+    sum.kl += kl;
+    sum.kl_squares += kl * kl;
+    sum.change_squares += change * change;
     sum.nats -= f64::from(case[next as usize]);
     sum.agree += u32::from(argmax(baseline) == argmax(case));
 }
@@ -338,6 +345,7 @@ mod tests {
         assert!((sum.nats + f64::from(row[1])).abs() < 1e-9);
         compare(&mut sum, &row, &other, 1);
         assert!(sum.kl > 1.0 && sum.agree == 1);
+        assert!((sum.kl_squares - sum.kl * sum.kl).abs() < 1e-9 && (sum.change_squares - 4.0).abs() < 1e-5);
         assert_eq!(argmax(&[2.0, 2.0, 1.0]), 0);
     }
 }
