@@ -27,6 +27,7 @@ use self::unused::unused;
 use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
 use crate::first_worker::limits_of_worker;
+use crate::h2o::head_loss::HeadLosses;
 use crate::model_source::{BUILT_IN, ModelSource};
 use crate::null_worker::{NullWorker, WorkerKind, null_backend};
 use crate::replay::settings::MAX_BATCH_TOKENS;
@@ -280,12 +281,22 @@ fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideMo
 /// # Errors
 /// If a setting is wrong, or the model cannot be loaded.
 pub(crate) fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result<(Vec<Config>, Backend)> {
+    embedded_with(settings, engines, None)
+}
+
+/// Does the same as [`embedded`], with `losses` of the model's heads in place of the ones in the model's file.
+pub(crate) fn embedded_with(
+    settings: &Settings,
+    engines: &Engines,
+    losses: Option<&HeadLosses>,
+) -> anyhow::Result<(Vec<Config>, Backend)> {
     let source = ModelSource::of(settings.model.as_deref());
     // The tokenizer is the quicker one to fail.
     let tokenizer = source.tokenizer()?;
     let model = source.model()?.with_kv_dtype(engines.kv_types()[0]);
     let revision = source.revision()?;
-    let (model, config) = divided(settings, model, &revision)?;
+    let found = losses.map_or_else(|| source.head_losses(&revision), |losses| Ok(Some(losses.clone())))?;
+    let (model, config) = divided(settings, model, found.as_ref())?;
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
     ensure!(
         engines.kv_types().len() == 1 || settings.tiers.shared_mem.is_none(),
@@ -323,11 +334,10 @@ fn of_class(
 }
 
 /// Divides the layers of the model into groups. Returns the model, and the limits of the core.
-fn divided(settings: &Settings, model: Model, revision: &str) -> anyhow::Result<(Model, Config)> {
+fn divided(settings: &Settings, model: Model, losses: Option<&HeadLosses>) -> anyhow::Result<(Model, Config)> {
     let max_context = model.config().max_context;
     let mut config = limits(settings, model.info().kv_bytes_per_token, max_context)?;
-    let found = ModelSource::of(settings.model.as_deref()).head_losses(revision)?;
-    let model = settings.h2o.divide(model, found.as_ref(), &mut config)?;
+    let model = settings.h2o.divide(model, losses, &mut config)?;
     if !settings.core.has("device_blocks") {
         config.device_blocks = device_blocks(config.block_size, model.info().kv_bytes_per_token);
     }

@@ -191,7 +191,7 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let (info, windows) = (model.info(), windows(&model.info()));
     let gated = gates.case(plan.lengths.prompt);
     let total = plan.total(gated)?;
-    let full = plan.full_heads(&info, total)?;
+    let (full, losses) = plan.full_heads(&info, total)?;
     let mut report = Report::new("h2o", options.quick, NOTES.to_vec());
     let groups = full.groups(&windows)?;
     let weights = H2oConfig::weights_of(&groups);
@@ -222,7 +222,8 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let (_, figures) = plan.measure(&mut plan.rig(model)?, &baselines, 0, n_all, &mut |_, _, _, _| Ok(()))?;
     cases.extend(figures.into_iter().map(|figures| Figures { all_layers: true, ..figures }));
     let ratio = settings[compared].ratio();
-    let served = if options.requests == 0 { Vec::new() } else { served::measure(&plan.load(ratio, &full)?)? };
+    let load = plan.load(&settings[compared], &full, losses.as_ref())?;
+    let served = if options.requests == 0 { Vec::new() } else { served::measure(&load)? };
     let unevicted_recall_percent = mean_recall(&unevicted);
     cases.iter_mut().for_each(|case| case.passes = gates.are_met(case));
     let bytes_ratio = (options.kv_dtype == "bf16").then(|| stored.bytes.totals()[0]);
@@ -320,23 +321,27 @@ impl<'a> Plan<'a> {
         ratios.iter().flat_map(|ratio| self.scorers.iter().map(|scorer| self.case(scorer, *ratio, weights))).collect()
     }
 
-    /// Returns the heads that keep everything: those of the command line, or those that the losses of all heads give for the total.
-    fn full_heads(&self, info: &ModelInfo, total: f32) -> anyhow::Result<FullHeads> {
+    /// Returns the heads that keep everything, the ones of the command line or the ones that the losses of all heads give for the total, and the losses, if
+    /// they are known.
+    fn full_heads(&self, info: &ModelInfo, total: f32) -> anyhow::Result<(FullHeads, Option<HeadLosses>)> {
         let (options, source) = (self.options, ModelSource::of(self.options.model.as_deref()));
         let losses = source.head_losses(&source.revision()?)?;
-        let full = match (options.full_layers.as_deref(), losses) {
-            (Some("none"), _) => FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads),
-            (Some(list), losses) => {
-                let full = FullHeads::parse("full-layers", list, info.n_layers, info.n_kv_heads)?;
-                losses.map_or(full.clone(), |losses| losses.join(full))
-            }
-            (None, Some(losses)) => losses.full_heads(info, total)?,
-            (None, None) => {
-                found(load(options)?, &self.tokenizer, self.lengths.prompt, options.threads)?.full_heads(info, total)?
-            }
+        let losses = match (options.full_layers.as_deref(), losses) {
+            (None, None) => Some(found(load(options)?, &self.tokenizer, self.lengths.prompt, options.threads)?),
+            (_, losses) => losses,
+        };
+        let given = match options.full_layers.as_deref() {
+            Some("none") => Some(FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads)),
+            Some(list) => Some(FullHeads::parse("full-layers", list, info.n_layers, info.n_kv_heads)?),
+            None => None,
+        };
+        let full = match (given, &losses) {
+            (Some(given), Some(losses)) if !given.is_empty() => losses.join(given),
+            (Some(given), _) => given,
+            (None, losses) => losses.as_ref().context("losses of the heads")?.full_heads(info, total)?,
         };
         ensure!(full.len() < full.n_all(), "at least one KV head has to evict");
-        Ok(full)
+        Ok((full, losses))
     }
 
     /// Starts a worker with memory for a prompt, a batch of cases, and all their questions.
@@ -348,7 +353,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns the load on servers: texts without facts, each with a number before it.
-    fn load(&'a self, ratio: f32, full: &'a FullHeads) -> anyhow::Result<Load<'a>> {
+    fn load(&'a self, case: &'a Case, full: &'a FullHeads, losses: Option<&'a HeadLosses>) -> anyhow::Result<Load<'a>> {
         let Lengths { prompt, after, .. } = self.lengths;
         let requests = self.options.requests.min(if self.options.quick { 6 } else { u32::MAX });
         let mut prompts = Vec::new();
@@ -364,7 +369,7 @@ impl<'a> Plan<'a> {
         }
         let H2oOptions { model, kv_dtype, threads, .. } = self.options;
         let answer = after as u32;
-        Ok(Load { model: model.as_deref(), kv_dtype, ratio, full, threads: *threads, prompts, answer })
+        Ok(Load { model: model.as_deref(), kv_dtype, case, full, losses, threads: *threads, prompts, answer })
     }
 
     /// Measures all cases on all texts.

@@ -13,18 +13,21 @@ use serde::Serialize;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
+use trunkline_core::Config;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::inference_client::InferenceClient;
 use trunkline_server::proto::{GenerateRequest, GetServerInfoRequest, GetServerInfoResponse, Stopping, TokenIds};
-use trunkline_server::{Options, Server, listen};
+use trunkline_server::{Backend, Options, Server, listen};
 
+use super::quality::Case;
 use super::rig::BLOCK;
 use crate::bench::load::{Stream, read};
 use crate::bench::measure::quantile;
 use crate::config_file::Settings;
 use crate::engines::Engines;
 use crate::h2o::full_heads::FullHeads;
-use crate::serve::embedded;
+use crate::h2o::head_loss::HeadLosses;
+use crate::serve::embedded_with;
 
 /// Whole sequences that device memory holds at once.
 const FIT: usize = 4;
@@ -44,10 +47,12 @@ const WAYS: [(&str, &[&str]); 4] = [
 pub struct Load<'a> {
     pub model: Option<&'a Path>,
     pub kv_dtype: &'a str,
-    /// Target of the evicting layers.
-    pub ratio: f32,
+    /// Case whose settings the servers take.
+    pub case: &'a Case,
     /// Heads that keep everything.
     pub full: &'a FullHeads,
+    /// Losses of the heads, by which the others share out.
+    pub losses: Option<&'a HeadLosses>,
     pub threads: usize,
     /// Prompts, all equally long.
     pub prompts: Vec<Vec<u32>>,
@@ -166,17 +171,27 @@ fn settings(load: &Load<'_>, flags: &[&str]) -> anyhow::Result<Settings> {
         line.push(format!("--model={}", model.display()));
     }
     if !flags.is_empty() {
-        line.push(format!("--h2o-ratio={}", load.ratio));
+        let case = &load.case.settings[0];
+        line.push(format!("--h2o-ratio={}", load.case.ratio()));
+        line.push(format!("--h2o-sink={}", case.sink_tokens));
+        line.push(format!("--h2o-recent={}", case.recent_tokens));
+        line.push(format!("--h2o-block={}", case.block_tokens));
         line.extend((!load.full.is_empty()).then(|| format!("--h2o-layers={}", load.full)));
     }
     line.extend(flags.iter().map(|flag| (*flag).to_owned()));
     Ok(Line::try_parse_from(line)?.settings)
 }
 
-async fn served(load: &Load<'_>, way: &str, flags: &[&str]) -> anyhow::Result<Served> {
+/// Returns the engines of a server, the limits of their cores, and their workers.
+fn engines(load: &Load<'_>, flags: &[&str]) -> anyhow::Result<(Engines, Vec<Config>, Backend)> {
     let settings = settings(load, flags)?;
     let engines = Engines::of(&settings, crate::serve::cores())?;
-    let (cores, backend) = embedded(&settings, &engines)?;
+    let (cores, backend) = embedded_with(&settings, &engines, load.losses)?;
+    Ok((engines, cores, backend))
+}
+
+async fn served(load: &Load<'_>, way: &str, flags: &[&str]) -> anyhow::Result<Served> {
+    let (engines, cores, backend) = engines(load, flags)?;
     let options =
         Options { cluster: engines.cluster(&cores), queue_per_client: Some(cores[0].max_queue), ..Options::default() };
     let server = Server::new(listen("127.0.0.1:0").await?, backend, options).await?;
@@ -283,7 +298,45 @@ fn at_once(answered: &[Answered]) -> (usize, f64) {
 
 #[cfg(test)]
 mod tests {
+    use trunkline_core::H2oConfig;
+    use trunkline_core::h2o::{Settings, Target};
+    use trunkline_worker::Model;
+
     use super::*;
+
+    #[test]
+    fn a_server_has_the_settings_the_heads_and_the_weights_of_the_case() {
+        let model = Model::seeded(0);
+        let info = model.info();
+        let n = (info.n_layers * info.n_kv_heads) as usize;
+        let rest: Vec<f64> = (0..n).map(|head| (head + 1) as f64 / 100.0).collect();
+        let losses = HeadLosses { repeated: rest.clone(), rest, keep: None };
+        let full = losses.join(FullHeads::new(vec![1], info.n_layers, info.n_kv_heads));
+        let groups = full.groups(&[]).unwrap();
+        let settings = |weight: &f32| Settings {
+            sink_tokens: 48,
+            recent_tokens: 96,
+            block_tokens: 32,
+            target: Target::Adaptive { lossy_ratio: 3.25 },
+            weight: *weight,
+            ..Settings::default()
+        };
+        let weights = H2oConfig::weights_of(&groups);
+        let case = Case { scorer: "h2o".into(), settings: weights.iter().map(settings).collect() };
+        let load = Load {
+            model: Some(Path::new("random")),
+            kv_dtype: "bf16",
+            case: &case,
+            full: &full,
+            losses: Some(&losses),
+            threads: 1,
+            prompts: vec![vec![7; 640]],
+            answer: 32,
+        };
+        let (_, cores, backend) = engines(&load, &["--h2o=on"]).unwrap();
+        assert!(case.settings.len() > 1 && cores[0].h2o.group_settings(BLOCK as u32) == case.settings);
+        assert_eq!(backend.model.groups, groups);
+    }
 
     #[test]
     fn requests_at_once_are_counted_between_first_and_last_tokens() {
