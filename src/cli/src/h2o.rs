@@ -9,13 +9,14 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use tracing::warn;
 use trunkline_port::ModelInfo;
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
 use self::full_heads::FullHeads;
 use self::head_file::HeadFile;
-use self::head_loss::{HeadLosses, head_losses};
+use self::head_loss::{HeadLosses, default_tokens, head_losses};
 use crate::bench::h2o::rig::BLOCK;
 use crate::bench::h2o::sources;
 use crate::output::{print, table};
@@ -52,8 +53,8 @@ struct CalibrateArgs {
     model: PathBuf,
 
     /// Tokens of each text, whole blocks of 16; the context of the model must hold 96 more.
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(i64::from(head_loss::TOKENS_MIN)..=65_536))]
-    tokens: u32,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(i64::from(head_loss::TOKENS_MIN)..=65_536))]
+    tokens: Option<u32>,
 
     /// Texts of each kind: prose, code, a diary, talk and stories.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -78,9 +79,13 @@ pub fn run(args: &H2oArgs) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::load(path)?;
     let model = Model::load(path).with_context(|| format!("cannot load the model {}", path.display()))?;
     let info = model.info();
-    let file = calibrate(args, &tokenizer, model)?;
     let output = args.output.clone().unwrap_or_else(|| HeadFile::default_path(path));
-    file.write(&output)?;
+    HeadFile::check_writable(&output)?;
+    let file = calibrate(args, &tokenizer, model)?;
+    if let Err(error) = file.write(&output) {
+        print(&file.text()?)?;
+        return Err(error.context("the losses are lost unless copied from above"));
+    }
     let losses = file.losses()?;
     let full = losses.full_heads(&info, total::DEFAULT)?;
     print(&render(&losses, &full, &info))?;
@@ -90,13 +95,18 @@ pub fn run(args: &H2oArgs) -> anyhow::Result<()> {
 
 fn calibrate(args: &CalibrateArgs, tokenizer: &Tokenizer, model: Model) -> anyhow::Result<HeadFile> {
     let (name, info) = (model.name().to_owned(), model.info());
-    let n = args.tokens as usize / BLOCK * BLOCK;
+    let n = args.tokens.map_or_else(|| default_tokens(info.max_context), |tokens| tokens as usize / BLOCK * BLOCK);
+    let revision =
+        revision(&args.model).with_context(|| format!("cannot read the files of {}", args.model.display()))?;
+    let (keep, note) = HeadFile::kept(&args.model, &revision, (info.n_layers, info.n_kv_heads));
+    if let Some(note) = note {
+        warn!("{note}");
+    }
     let losses = head_losses(model, tokenizer, n, args.texts, args.threads)?;
     Ok(HeadFile {
         model: name,
-        revision: revision(&args.model)
-            .with_context(|| format!("cannot read the files of {}", args.model.display()))?,
-        keep: None,
+        revision,
+        keep,
         tokens: n as u32,
         texts: args.texts * sources::KINDS.len() as u32,
         kv_heads: info.n_kv_heads,

@@ -285,6 +285,9 @@ pub(crate) fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result
 }
 
 /// Does the same as [`embedded`], with `losses` of the model's heads in place of the ones in the model's file.
+///
+/// # Errors
+/// Fails as [`embedded`] does.
 pub(crate) fn embedded_with(
     settings: &Settings,
     engines: &Engines,

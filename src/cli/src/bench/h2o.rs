@@ -39,7 +39,7 @@ use self::stored::Stored;
 use self::texts::Outline;
 use super::measure::Report;
 use crate::h2o::full_heads::FullHeads;
-use crate::h2o::head_loss::{HeadLosses, TOKENS_MIN, head_losses};
+use crate::h2o::head_loss::{HeadLosses, TOKENS_MIN, default_tokens, head_losses};
 use crate::h2o::total::{self, Heads};
 use crate::h2o_settings::windows;
 use crate::model_source::ModelSource;
@@ -50,6 +50,9 @@ const NOTES: [&str; 3] = [
     "Perplexity, KL and top-1 are against the unevicted run on the same text, forced, one token per step, from the first plan on.",
     "Recall: words of facts asked for after the eviction, each after the right words before it; by depth from the first fact to the last.",
 ];
+
+/// Tokens of a question about a fact and its answer, behind another question and answer, at most.
+const QUESTIONS: u32 = 384;
 
 /// Options of `bench h2o`.
 #[derive(Clone, Debug, Args)]
@@ -62,9 +65,9 @@ pub struct H2oOptions {
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
 
-    /// Tokens of each prompt, whole blocks of 16.
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(256..=131_072))]
-    prompt: u32,
+    /// Tokens of each prompt, whole blocks of 16 [default: 2048, or as many as fit the model's context].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(256..=131_072))]
+    prompt: Option<u32>,
 
     /// Tokens of each text after its prompt, whole blocks of 16.
     #[arg(long, value_name = "N", default_value_t = 144, value_parser = clap::value_parser!(u32).range(32..=65_536))]
@@ -195,17 +198,13 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let mut report = Report::new("h2o", options.quick, NOTES.to_vec());
     let groups = full.groups(&windows)?;
     let weights = H2oConfig::weights_of(&groups);
-    let weights = if weights.is_empty() { vec![1.0] } else { weights };
     let model = model.with_groups(groups)?;
     let info = model.info();
     let n_all = (Heads::of(&info).whole + Heads::of(&info).dropping) as usize;
     let layout = BlockLayout { frequencies: Some(rotation(&model)), ..layout(&info, BLOCK as u32) };
     let mut rig = plan.rig(model)?;
-    let settings = plan.cases(plan.ratio(total, &info)?, &weights);
-    settings.iter().flat_map(|case| &case.settings).try_for_each(|settings| settings.validate(BLOCK as u32))?;
-    let compared = gated
-        .and_then(|gated| gated.find(&settings, |ratio| total::of(ratio, Heads::of(&info), plan.excess())))
-        .unwrap_or(0);
+    let settings = plan.cases(plan.ratio(total, &info)?, &weights)?;
+    let compared = gated.and_then(|gated| plan.gated(gated, &settings, &info)).unwrap_or(0);
     let mut stored = Stored::default();
     let look: Look<'_> = &mut |rig, prompt, case, seq| {
         if case == compared { stored.add(rig, &layout, prompt, seq) } else { Ok(()) }
@@ -215,21 +214,21 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     speeds.iter().for_each(|speed| add_speed(&mut report, speed));
     drop(rig);
     // Baselines of the recall gate: in all layers, at the total ratio of the compared case.
-    let none = FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads);
-    let model = load(options)?.with_groups(none.groups(&windows)?)?;
-    let total_ratio = cases[compared].total_ratio as f32;
-    let baselines: Vec<Case> = gates.must_forget.iter().map(|scorer| plan.case(scorer, total_ratio, &[1.0])).collect();
-    let (_, figures) = plan.measure(&mut plan.rig(model)?, &baselines, 0, n_all, &mut |_, _, _, _| Ok(()))?;
-    cases.extend(figures.into_iter().map(|figures| Figures { all_layers: true, ..figures }));
+    if !full.is_empty() {
+        let none = FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads);
+        let model = load(options)?.with_groups(none.groups(&windows)?)?;
+        let ratio = cases[compared].total_ratio as f32;
+        let baselines: Vec<Case> = gates.must_forget.iter().map(|scorer| plan.case(scorer, ratio, &[1.0])).collect();
+        let (_, figures) = plan.measure(&mut plan.rig(model)?, &baselines, 0, n_all, &mut |_, _, _, _| Ok(()))?;
+        cases.extend(figures.into_iter().map(|figures| Figures { all_layers: true, ..figures }));
+    }
     let ratio = settings[compared].ratio();
-    let load = plan.load(&settings[compared], &full, losses.as_ref())?;
-    let served = if options.requests == 0 { Vec::new() } else { served::measure(&load)? };
+    let served = plan.served(&settings[compared], &full, losses.as_ref())?;
     let unevicted_recall_percent = mean_recall(&unevicted);
     cases.iter_mut().for_each(|case| case.passes = gates.are_met(case));
     let bytes_ratio = (options.kv_dtype == "bf16").then(|| stored.bytes.totals()[0]);
     let decode_gain_percent = speeds.first().map(|speed| 100.0 * (speed.on_by_off() - 1.0));
-    let (unevicted_recall, all) = (unevicted_recall_percent, &cases[..]);
-    let measured = Measured { ratio, unevicted_recall, cases: all, bytes_ratio, decode_gain_percent };
+    let measured = Measured { ratio, unevicted_recall_percent, cases: &cases, bytes_ratio, decode_gain_percent };
     let outcomes = gated.map(|case| gates.check(case, &measured)).unwrap_or_default();
     Ok(H2oReport {
         model: name,
@@ -255,7 +254,8 @@ impl<'a> Plan<'a> {
         let (prompt, after, n_facts) = if options.quick {
             (512, 48, 2)
         } else {
-            (whole(options.prompt), whole(options.after), options.facts as usize)
+            let prompt = options.prompt.unwrap_or_else(|| default_prompt(model.info().max_context, options.after));
+            (whole(prompt), whole(options.after), options.facts as usize)
         };
         let lengths = Lengths { prompt, after, before: 16 };
         let kinds = if options.quick { &options.kinds[..1] } else { &options.kinds };
@@ -271,7 +271,7 @@ impl<'a> Plan<'a> {
         let (context, needed) = (model.config().max_context as usize, prompt + after + asked);
         ensure!(
             needed <= context,
-            "the model's context is {context} tokens; prompt, continuation and questions need {needed}"
+            "the model's context is {context} tokens; prompt, continuation and questions need {needed}: give a shorter --prompt or --after"
         );
         let scorers = if options.scorers.is_empty() {
             trunkline_core::h2o::REGISTRY.names().map(str::to_owned).collect()
@@ -315,10 +315,20 @@ impl<'a> Plan<'a> {
         total::excess(&settings[0], (self.lengths.prompt + self.lengths.before) as u32)
     }
 
-    fn cases(&self, ratio: f32, weights: &[f32]) -> Vec<Case> {
-        let default = [ratio];
+    /// Returns all cases, checked.
+    fn cases(&self, ratio: f32, weights: &[f32]) -> anyhow::Result<Vec<Case>> {
+        let (default, weights) = ([ratio], if weights.is_empty() { &[1.0] } else { weights });
         let ratios = if self.options.ratios.is_empty() { &default[..] } else { &self.options.ratios };
-        ratios.iter().flat_map(|ratio| self.scorers.iter().map(|scorer| self.case(scorer, *ratio, weights))).collect()
+        let of_ratio = |ratio: f32| self.scorers.iter().map(move |scorer| self.case(scorer, ratio, weights));
+        let cases: Vec<Case> = ratios.iter().copied().flat_map(of_ratio).collect();
+        let mut settings = cases.iter().flat_map(|case| &case.settings);
+        settings.try_for_each(|settings| settings.validate(BLOCK as u32))?;
+        Ok(cases)
+    }
+
+    /// Returns the number of the case that has to pass the gates, of a model that is divided.
+    fn gated(&self, gated: &GatedCase, cases: &[Case], model: &ModelInfo) -> Option<usize> {
+        gated.find(cases, |ratio| total::of(ratio, Heads::of(model), self.excess()))
     }
 
     /// Returns the heads that keep everything, the ones of the command line or the ones that the losses of all heads give for the total, and the losses, if
@@ -350,6 +360,14 @@ impl<'a> Plan<'a> {
         let Lengths { prompt, after, .. } = self.lengths;
         // A second reading of the prompt runs beside the cases of a batch.
         Rig::new(model, 3 * prompt + 12 * (after + 32) + questions, self.options.threads)
+    }
+
+    /// Measures the servers, unless no requests are asked for.
+    fn served(&self, case: &Case, full: &FullHeads, losses: Option<&HeadLosses>) -> anyhow::Result<Vec<Served>> {
+        if self.options.requests == 0 {
+            return Ok(Vec::new());
+        }
+        served::measure(&self.load(case, full, losses)?)
     }
 
     /// Returns the load on servers: texts without facts, each with a number before it.
@@ -445,9 +463,14 @@ fn load(options: &H2oOptions) -> anyhow::Result<Model> {
     Ok(ModelSource::of(options.model.as_deref()).model()?.with_kv_dtype(dtype))
 }
 
+/// Returns the tokens of a prompt, if no number is given: 2,048, or as many as leave room for the rest of the text and for questions.
+fn default_prompt(max_context: u32, after: u32) -> u32 {
+    max_context.saturating_sub(after + QUESTIONS).clamp(256, 2048)
+}
+
 /// Returns the losses that `h2o calibrate` would find, with texts of at most 2,048 tokens.
 fn found(model: Model, tokenizer: &Tokenizer, prompt: usize, threads: usize) -> anyhow::Result<HeadLosses> {
-    let tokens = prompt.clamp(TOKENS_MIN as usize, 2048) / BLOCK * BLOCK;
+    let tokens = prompt.min(default_tokens(model.info().max_context)).max(TOKENS_MIN as usize) / BLOCK * BLOCK;
     head_losses(model, tokenizer, tokens, 1, threads)
 }
 
@@ -575,6 +598,14 @@ mod tests {
         assert!(text.contains("by kind of text:") && text.ends_with(ungated));
         assert_eq!(json["cases"].as_array().unwrap().len(), 9);
         assert_eq!(json["benchmark"], "h2o");
+    }
+
+    #[test]
+    fn a_default_prompt_fits_the_context() {
+        assert_eq!(
+            [32_768, 4096, 2048, 1024, 512].map(|context| default_prompt(context, 144)),
+            [2048, 2048, 1520, 496, 256]
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! File with what each KV head of a model loses under eviction, as `h2o calibrate` writes it and `serve --h2o` reads it.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, ensure};
@@ -71,8 +71,48 @@ impl HeadFile {
     /// # Errors
     /// If the file cannot be written.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
-        let text = format!("{HEADER}{}", toml::to_string(self).context("the losses cannot be written as TOML")?);
-        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+        fs::write(path, self.text()?).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Returns the text of the file.
+    ///
+    /// # Errors
+    /// If a number is none of TOML.
+    pub fn text(&self) -> anyhow::Result<String> {
+        Ok(format!("{HEADER}{}", toml::to_string(self).context("the losses cannot be written as TOML")?))
+    }
+
+    /// Checks that a file can be written, and changes nothing.
+    ///
+    /// # Errors
+    /// If the file can neither be opened nor made.
+    pub fn check_writable(path: &Path) -> anyhow::Result<()> {
+        let is_new = !path.exists();
+        let opened = OpenOptions::new().append(true).create(true).open(path);
+        opened.with_context(|| format!("cannot write {}", path.display()))?;
+        if is_new {
+            fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the heads in the file of a model that keep every token at any total, for a new file of the weights `revision`, and a note if they were named
+    /// for other weights or are lost.
+    pub fn kept(model: &Path, revision: &str, (n_layers, per_layer): (u32, u32)) -> (Option<String>, Option<String>) {
+        let path = Self::default_path(model);
+        let old = match Self::of(model) {
+            Ok(Some(old)) => old,
+            Ok(None) => return (None, None),
+            Err(error) => return (None, Some(format!("{error:#}; a line 'keep' in it is lost"))),
+        };
+        let Some(keep) = old.keep else { return (None, None) };
+        if let Err(error) = FullHeads::parse("keep", &keep, n_layers, per_layer) {
+            return (None, Some(format!("{} {error}; the line is left out", path.display())));
+        }
+        let is_of_others = old.revision != revision;
+        let note = || format!("keep = \"{keep}\" in {} is of other weights; remove the line if wrong", path.display());
+        let note = is_of_others.then(note);
+        (Some(keep), note)
     }
 
     /// Returns the losses of a model's heads, if `h2o calibrate` found them for this revision.
@@ -165,5 +205,35 @@ mod tests {
         assert!(fault().contains("8 and 1 losses for layers of 2 KV heads"), "{}", fault());
         HeadFile { repeated: vec![-0.5; 8], ..file() }.write(&path).unwrap();
         assert!(fault().contains("a loss is no share of all"), "{}", fault());
+    }
+    #[test]
+    fn heads_that_are_kept_survive_a_calibration_with_a_note_if_they_were_of_other_weights() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = |revision: &str, n_layers| HeadFile::kept(dir.path(), revision, (n_layers, 2));
+        assert_eq!(kept("00ff", 4), (None, None));
+        let path = HeadFile::default_path(dir.path());
+        HeadFile { keep: Some("1,3.0".into()), ..file() }.write(&path).unwrap();
+        assert_eq!(kept("00ff", 4), (Some("1,3.0".into()), None));
+        let (keep, note) = kept("0000", 4);
+        assert_eq!(keep, Some("1,3.0".into()));
+        assert!(note.is_some_and(|note| note.ends_with("is of other weights; remove the line if wrong")));
+        let (keep, note) = kept("0000", 2);
+        assert_eq!(keep, None);
+        assert!(note.is_some_and(|note| note.ends_with("the model has the layers 0 to 1; the line is left out")));
+        fs::write(&path, "layers = 3").unwrap();
+        assert!(kept("00ff", 4).1.is_some_and(|note| note.ends_with("a line 'keep' in it is lost")));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_known_before_and_one_that_can_is_left_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new.toml");
+        HeadFile::check_writable(&path).unwrap();
+        assert!(!path.exists());
+        fs::write(&path, "old").unwrap();
+        HeadFile::check_writable(&path).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        let fault = HeadFile::check_writable(&dir.path().join("none/new.toml")).unwrap_err().to_string();
+        assert!(fault.starts_with("cannot write ") && fault.ends_with("none/new.toml"), "{fault}");
     }
 }

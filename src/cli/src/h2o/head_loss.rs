@@ -4,7 +4,11 @@
 //! of the text, and, behind an instruction to repeat the text, its beginning. The loss of a head is the divergence of the next token's
 //! distribution from that of the model with every token. Few heads lose much: those that fetch tokens from far back, which DuoAttention
 //! (arXiv 2410.10819) finds by training. The repetition is that of KVzip (arXiv 2505.23416).
+//!
+//! A head drops tokens alone if it has a layer group of its own, and a step costs the more the more groups there are. So heads are measured in rounds: in each
+//! some heads have a group of their own, and the others share about as many groups. The time grows with the number of heads, and not with its square.
 
+use std::io::{self, Write};
 use std::ops::Range;
 
 use anyhow::{Context, ensure};
@@ -34,8 +38,10 @@ const LEAD: usize = 64;
 /// Tokens after each of which the next token's distribution is compared, in each of the two ways to read on.
 const MEASURED: usize = 32;
 const INSTRUCTION: &str = "\n\nRepeat the previous text exactly:\n";
-/// Heads that are measured in one batch.
+/// Heads that are measured in one round, at most.
 const HEADS_AT_ONCE: usize = 30;
+/// Tokens of each text, unless given, at most.
+const TOKENS_DEFAULT: usize = 2048;
 
 /// Share of the floors, the first and last tokens that every head keeps, in a sequence for which heads are chosen: 288 of 4,096 tokens.
 const FLOORS: f64 = 288.0 / 4096.0;
@@ -51,6 +57,13 @@ pub struct HeadLosses {
     pub keep: Option<FullHeads>,
 }
 
+/// Returns the tokens of each text, whole blocks, if no number is given: 2,048, or as many as a context of `max_context` tokens holds, at least
+/// [`TOKENS_MIN`].
+pub fn default_tokens(max_context: u32) -> usize {
+    let most = (max_context as usize).saturating_sub(BEHIND_MAX) / BLOCK * BLOCK;
+    most.clamp(TOKENS_MIN as usize, TOKENS_DEFAULT)
+}
+
 /// Measures the loss of each KV head of a model, over `texts` texts of each kind and `tokens` tokens, whole blocks.
 ///
 /// # Errors
@@ -62,35 +75,26 @@ pub fn head_losses(
     texts: u32,
     threads: usize,
 ) -> anyhow::Result<HeadLosses> {
-    let info = model.info();
-    let needed = tokens + BEHIND_MAX;
-    ensure!(
-        needed <= info.max_context as usize,
-        "texts of {tokens} tokens need a context of {needed}, and the model has {}; give fewer --tokens",
-        info.max_context
-    );
-    let groups = one_by_one(&info);
-    let alone: Vec<(usize, u32)> = (0..)
-        .zip(&groups)
-        .filter(|(_, group)| group.keeps == Keeps::Scored)
-        .map(|(at, group)| (at, group.heads[0]))
-        .collect();
-    // Forks share the text; each has blocks of its own behind it.
-    let memory = tokens + (HEADS_AT_ONCE + 1) * (BEHIND_MAX + BLOCK);
+    check_context(tokens, model.info().max_context as usize)?;
     let settings = settings(tokens);
     let scorer = REGISTRY.make("h2o", settings)?;
-    let rig = Rig::new(model.with_groups(groups)?, memory, threads)?;
-    let mut measure = Measure { rig, tokenizer, tokens, texts, scorer, settings };
-    let groups: Vec<usize> = alone.iter().map(|(group, _)| *group).collect();
-    let [rest, repeated] = measure.losses(&groups)?.map(|losses| {
-        let total: f64 = losses.iter().sum();
-        let mut shares = vec![0.0; (info.n_layers * info.n_kv_heads) as usize];
-        for ((_, head), loss) in alone.iter().zip(losses) {
-            shares[*head as usize] = if total > 0.0 { loss / total } else { 0.0 };
-        }
-        shares
-    });
-    Ok(HeadLosses { rest, repeated, keep: None })
+    let measure = Measure { tokenizer, tokens, texts, scorer, settings, threads };
+    measure.in_rounds(model, HEADS_AT_ONCE)
+}
+
+/// Checks that a context holds texts of so many tokens.
+fn check_context(tokens: usize, context: usize) -> anyhow::Result<()> {
+    let least = TOKENS_MIN as usize + BEHIND_MAX;
+    ensure!(
+        context >= least,
+        "the model's context of {context} tokens is too short to find its KV heads, which takes {least}; name heads by hand, as in --h2o-layers 7,18.2"
+    );
+    let most = (context - BEHIND_MAX) / BLOCK * BLOCK;
+    ensure!(
+        tokens <= most,
+        "texts of {tokens} tokens do not fit the model's context of {context}; give --tokens {most} at most"
+    );
+    Ok(())
 }
 
 impl HeadLosses {
@@ -164,72 +168,100 @@ impl HeadLosses {
     }
 }
 
-/// Texts to be read, and the worker that reads them.
+/// Texts to be read, and how.
 struct Measure<'a> {
-    rig: Rig,
     tokenizer: &'a Tokenizer,
     tokens: usize,
     texts: u32,
     scorer: Box<dyn Scorer>,
     settings: Settings,
+    threads: usize,
 }
 
 impl Measure<'_> {
-    /// Returns the loss of each group, if it drops tokens alone, over all texts: by the rest of the text, and by its repetition.
-    fn losses(&mut self, groups: &[usize]) -> anyhow::Result<[Vec<f64>; 2]> {
+    /// Measures all heads, `at_once` in a round.
+    fn in_rounds(&self, mut model: Model, at_once: usize) -> anyhow::Result<HeadLosses> {
+        let info = model.info();
+        let (windows, heads) = divide(&info);
+        let n_all = (info.n_layers * info.n_kv_heads) as usize;
+        let mut shares = [vec![0.0; n_all], vec![0.0; n_all]];
+        // Forks share the text; each has blocks of its own behind it.
+        let memory = self.tokens + (at_once + 1) * (BEHIND_MAX + BLOCK);
+        for (number, round) in heads.chunks(at_once).enumerate() {
+            let groups = round_groups(&windows, &heads, round);
+            let mut rig = Rig::new(model.with_groups(groups)?, memory, self.threads)?;
+            let own: Vec<usize> = (windows.len()..windows.len() + round.len()).collect();
+            let of_round = self.losses(&mut rig, &own, |text, n| {
+                let measured = number * at_once + round.len();
+                let (heads, texts) = (heads.len(), self.texts as usize * KINDS.len());
+                progress(&format!("{text}, text {n} of {texts}: {measured} of {heads} KV heads measured"));
+            })?;
+            for (shares, losses) in shares.iter_mut().zip(of_round) {
+                round.iter().zip(losses).for_each(|(head, loss)| shares[*head as usize] = loss);
+            }
+            model = rig.into_model().context("the worker still has the model")?;
+        }
+        for losses in &mut shares {
+            let total: f64 = losses.iter().sum();
+            losses.iter_mut().for_each(|loss| *loss = if total > 0.0 { *loss / total } else { 0.0 });
+        }
+        let [rest, repeated] = shares;
+        Ok(HeadLosses { rest, repeated, keep: None })
+    }
+
+    /// Returns the loss of each group, if it drops tokens alone, over all texts: by the rest of the text, and by its repetition. `done` gets the name of
+    /// each text that is read, and the number of texts so far.
+    fn losses(&self, rig: &mut Rig, groups: &[usize], done: impl Fn(&str, usize)) -> anyhow::Result<[Vec<f64>; 2]> {
         let (instruction, begin) = (texts::behind(INSTRUCTION, self.tokenizer)?, texts::begin(self.tokenizer)?.len());
         let mut losses = [vec![0.0; groups.len()], vec![0.0; groups.len()]];
-        for number in 0..u64::from(self.texts) {
-            for kind in KINDS {
-                let (prompt, after) = (self.tokens, MEASURED);
-                let outline = Outline { purpose: Purpose::Calibration, kind, number, prompt, after, n_facts: 0 };
-                let text = texts::text(&outline, self.tokenizer)?.tokens;
-                let (text, rest) = text.split_at(self.tokens);
-                // Of the repetition, so much is there already that whole blocks are.
-                let again = &text[begin..];
-                let lead: Vec<u32> = instruction.iter().chain(again).copied().take(LEAD).collect();
-                let repeated = &again[LEAD.saturating_sub(instruction.len())..][..MEASURED];
-                let mut origin = self.rig.start();
-                self.rig.prefill(&mut origin, text, false)?;
-                self.add_losses(&mut origin, text, rest, groups, &mut losses[0])?;
-                self.rig.prefill(&mut origin, &lead, false)?;
-                self.add_losses(&mut origin, &[text, &lead].concat(), repeated, groups, &mut losses[1])?;
-                self.rig.end(origin);
-            }
+        let numbers = (0..u64::from(self.texts)).flat_map(|number| KINDS.map(|kind| (number, kind)));
+        for (n, (number, kind)) in (1..).zip(numbers) {
+            let (prompt, after) = (self.tokens, MEASURED);
+            let outline = Outline { purpose: Purpose::Calibration, kind, number, prompt, after, n_facts: 0 };
+            let texts::Text { name, tokens: text, .. } = texts::text(&outline, self.tokenizer)?;
+            let (text, rest) = text.split_at(self.tokens);
+            // Of the repetition, so much is there already that whole blocks are.
+            let again = &text[begin..];
+            let lead: Vec<u32> = instruction.iter().chain(again).copied().take(LEAD).collect();
+            let repeated = &again[LEAD.saturating_sub(instruction.len())..][..MEASURED];
+            let mut origin = rig.start();
+            rig.prefill(&mut origin, text, false)?;
+            self.add_losses(rig, (&mut origin, text), rest, groups, &mut losses[0])?;
+            rig.prefill(&mut origin, &lead, false)?;
+            self.add_losses(rig, (&mut origin, &[text, &lead].concat()), repeated, groups, &mut losses[1])?;
+            rig.end(origin);
+            done(&name, n);
         }
         Ok(losses)
     }
 
-    /// Adds the loss of each group when the model reads `tokens` behind `origin`, whose tokens are `prompt`.
+    /// Adds the loss of each group when the model reads `tokens` behind a sequence with the tokens `prompt`.
     fn add_losses(
-        &mut self,
-        origin: &mut Seq,
-        prompt: &[u32],
+        &self,
+        rig: &mut Rig,
+        (origin, prompt): (&mut Seq, &[u32]),
         tokens: &[u32],
         groups: &[usize],
         losses: &mut [f64],
     ) -> anyhow::Result<()> {
-        let dropped = self.dropped(origin, prompt)?;
-        let rig = &mut self.rig;
+        let dropped = self.dropped(rig, origin, prompt)?;
         let whole = rig.fork(origin);
         let whole = read_on(rig, vec![whole], tokens)?.pop().context("the model with every token")?;
-        for (groups, losses) in groups.chunks(HEADS_AT_ONCE).zip(losses.chunks_mut(HEADS_AT_ONCE)) {
-            let mut seqs = Vec::with_capacity(groups.len());
-            for group in groups {
-                let mut seq = rig.fork(origin);
-                dropped.iter().for_each(|blocks| rig.drop_blocks(&mut seq, *group, blocks.clone()));
-                seqs.push(seq);
-            }
-            for (loss, rows) in losses.iter_mut().zip(read_on(rig, seqs, tokens)?) {
-                *loss += whole.iter().zip(&rows).map(|(whole, row)| divergence(whole, row)).sum::<f64>();
-            }
+        let mut seqs = Vec::with_capacity(groups.len());
+        for group in groups {
+            let mut seq = rig.fork(origin);
+            dropped.iter().for_each(|blocks| rig.drop_blocks(&mut seq, *group, blocks.clone()));
+            seqs.push(seq);
+        }
+        for (loss, rows) in losses.iter_mut().zip(read_on(rig, seqs, tokens)?) {
+            *loss += whole.iter().zip(&rows).map(|(whole, row)| divergence(whole, row)).sum::<f64>();
         }
         Ok(())
     }
 
     /// Returns the blocks that a head drops behind a prompt, by how much all heads read them over the last tokens between two plans.
-    fn dropped(&mut self, origin: &mut Seq, prompt: &[u32]) -> anyhow::Result<Vec<Range<usize>>> {
-        let Self { rig, scorer, settings, .. } = self;
+    fn dropped(&self, rig: &mut Rig, origin: &mut Seq, prompt: &[u32]) -> anyhow::Result<Vec<Range<usize>>> {
+        let Self { scorer, settings, .. } = self;
         let reported = rig.score_again(origin, prompt, settings.interval_steps as usize)?;
         let mut state = State::new(&scorer.needs(), 1);
         state.report(&**scorer, settings, &reported.scores, BLOCK as u32, reported.rows);
@@ -251,20 +283,31 @@ fn settings(tokens: usize) -> Settings {
     }
 }
 
-/// Returns layer groups of one head each, that evict. Layers with a window keep their groups.
-fn one_by_one(info: &ModelInfo) -> Vec<LayerGroup> {
+/// Shows progress. If standard error is closed, the line is lost.
+fn progress(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Divides a model into layer groups with windows, as groups of heads, and the other heads.
+fn divide(info: &ModelInfo) -> (Vec<LayerGroup>, Vec<u32>) {
     let per_layer = info.n_kv_heads;
     let windowed = info.groups.iter().filter(|group| matches!(group.keeps, Keeps::Window(_)));
     let heads = |layers: &[u32]| layers.iter().flat_map(|layer| layer * per_layer..(layer + 1) * per_layer).collect();
-    let mut groups: Vec<LayerGroup> = windowed
+    let windows: Vec<LayerGroup> = windowed
         .map(|group| LayerGroup { heads: heads(&group.layers), keeps: group.keeps, ..LayerGroup::default() })
         .collect();
-    for head in 0..info.n_layers * per_layer {
-        if !groups.iter().any(|group| group.heads.contains(&head)) {
-            groups.push(LayerGroup { heads: vec![head], keeps: Keeps::Scored, ..LayerGroup::default() });
-        }
-    }
-    groups
+    let is_windowed = |head: &u32| windows.iter().any(|group| group.heads.contains(head));
+    let others = (0..info.n_layers * per_layer).filter(|head| !is_windowed(head)).collect();
+    (windows, others)
+}
+
+/// Returns the layer groups of a round: those with windows, one of each head of the round, and about as many of the other heads, which evict too, so that
+/// all heads count in scores.
+fn round_groups(windows: &[LayerGroup], heads: &[u32], round: &[u32]) -> Vec<LayerGroup> {
+    let evicts = |heads: &[u32]| LayerGroup { heads: heads.to_vec(), keeps: Keeps::Scored, ..LayerGroup::default() };
+    let others: Vec<u32> = heads.iter().copied().filter(|head| !round.contains(head)).collect();
+    let size = others.len().div_ceil(round.len().max(1)).max(1);
+    windows.iter().cloned().chain(round.chunks(1).map(evicts)).chain(others.chunks(size).map(evicts)).collect()
 }
 
 /// Runs `tokens`, one per step, through sequences, and ends them. Returns the log probabilities behind each token, by sequence.
@@ -312,8 +355,15 @@ mod tests {
         let windows = LayerGroup { layers: vec![1, 4], keeps: Keeps::Window(64), ..LayerGroup::default() };
         let windowed = ModelInfo { groups: vec![windows], ..none.clone() };
         assert_eq!(losses.full_heads(&windowed, 1.4).unwrap().to_string(), "0.0,3.1");
-        let groups: Vec<_> = one_by_one(&windowed).into_iter().map(|group| group.heads).collect();
-        assert_eq!(groups, [vec![2, 3, 8, 9], vec![0], vec![1], vec![4], vec![5], vec![6], vec![7]]);
+        let (windows, heads) = divide(&windowed);
+        let groups = |round: &[u32]| -> Vec<Vec<u32>> {
+            round_groups(&windows, &heads, round).into_iter().map(|group| group.heads).collect()
+        };
+        assert_eq!(
+            groups(&[0, 1, 4, 5, 6, 7]),
+            [vec![2, 3, 8, 9], vec![0], vec![1], vec![4], vec![5], vec![6], vec![7]]
+        );
+        assert_eq!(groups(&[5, 6]), [vec![2, 3, 8, 9], vec![5], vec![6], vec![0, 1], vec![4, 7]]);
     }
 
     #[test]
@@ -369,5 +419,39 @@ mod tests {
         let losses = head_losses(model, &Tokenizer::bytes(), TOKENS_MIN as usize, 1, 1).unwrap();
         assert_eq!(losses.rest[..2], [0.0, 0.0]);
         assert!(losses.rest[2..].iter().all(|share| *share > 0.0));
+    }
+    #[test]
+    fn rounds_find_what_all_heads_at_once_find() {
+        let tokenizer = Tokenizer::bytes();
+        let (tokens, texts, threads, settings) = (TOKENS_MIN as usize, 1, 1, settings(TOKENS_MIN as usize));
+        let scorer = || REGISTRY.make("h2o", settings).unwrap();
+        let found = |at_once| {
+            let measure = Measure { tokenizer: &tokenizer, tokens, texts, scorer: scorer(), settings, threads };
+            measure.in_rounds(Model::seeded(5), at_once).unwrap()
+        };
+        assert_eq!(found(3), found(HEADS_AT_ONCE));
+    }
+
+    #[test]
+    fn groups_of_a_round_are_bounded_and_waste_at_most_as_many_heads_as_there_are() {
+        let heads: Vec<u32> = (0..384).collect();
+        for round in heads.chunks(HEADS_AT_ONCE) {
+            let groups = round_groups(&[], &heads, round);
+            let largest = groups.iter().map(|group| group.heads.len()).max().unwrap();
+            assert!(groups.len() <= 2 * HEADS_AT_ONCE && groups.len() * largest <= 2 * heads.len(), "{}", groups.len());
+        }
+    }
+
+    #[test]
+    fn short_contexts_have_texts_that_fit_and_the_shortest_a_message_of_their_own() {
+        assert_eq!([4096, 2048, 1000, 608].map(default_tokens), [2048, 1952, 896, 512]);
+        for context in [4096, 2048, 1000, 608] {
+            check_context(default_tokens(context), context as usize).unwrap();
+        }
+        let fault = |tokens, context| check_context(tokens, context).unwrap_err().to_string();
+        let most = "texts of 2048 tokens do not fit the model's context of 2048; give --tokens 1952 at most";
+        assert_eq!(fault(2048, 2048), most);
+        let short = "the model's context of 512 tokens is too short to find its KV heads, which takes 608; name heads by hand, as in --h2o-layers 7,18.2";
+        assert_eq!(fault(512, 512), short);
     }
 }

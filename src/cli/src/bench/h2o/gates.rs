@@ -63,7 +63,7 @@ pub struct Measured<'a> {
     /// Ratio of the case that has to pass.
     pub ratio: f32,
     /// Recall without eviction, per cent.
-    pub unevicted_recall: f64,
+    pub unevicted_recall_percent: f64,
     /// All cases.
     pub cases: &'a [Figures],
     /// Ratio of all bytes of the case; `None` if the KV has another type than the gate is for.
@@ -79,13 +79,13 @@ impl Outcome {
             Some(value) => (value >= bar - tolerance, value >= bar - tolerance && value < bar),
             None => (false, false),
         };
-        let within = if tolerance > 0.0 { format!(" less {tolerance:.3}") } else { String::new() };
+        let within = if tolerance > 0.0 { format!(" - {tolerance:.4}") } else { String::new() };
         Self { gate, value, bar: format!("at least {bar}{within}"), passed, slipped }
     }
 
     fn at_most(gate: String, value: Option<f64>, bar: f64, tolerance: f64) -> Self {
         let outcome = Self::at_least(gate, value.map(|value| -value), -bar, tolerance);
-        let within = if tolerance > 0.0 { format!(" and {tolerance:.3}") } else { String::new() };
+        let within = if tolerance > 0.0 { format!(" + {tolerance:.4}") } else { String::new() };
         Self { value, bar: format!("at most {bar}{within}"), ..outcome }
     }
 
@@ -157,7 +157,7 @@ impl Gates {
         let of = |figure: &dyn Fn(&Figures) -> f64| figures.map(figure);
         let least = |of_what: &str, value: Option<f64>, bar: f64| Outcome::at_least(name(of_what), value, bar, 0.0);
         let most = |of_what: &str, value: Option<f64>, bar: f64| Outcome::at_most(name(of_what), value, bar, 0.0);
-        let unevicted = Some(measured.unevicted_recall);
+        let unevicted = Some(measured.unevicted_recall_percent);
         let mut out =
             vec![Outcome::at_least("unevicted, recall %".into(), unevicted, self.unevicted_recall_percent, 0.0)];
         out.push(least("total ratio", of(&|figures| figures.total_ratio), case.total_ratio));
@@ -262,7 +262,13 @@ mod tests {
 
     /// Returns what a run measures if all is well.
     fn measured(cases: &[Figures]) -> Measured<'_> {
-        Measured { ratio: 3.0, unevicted_recall: 80.0, cases, bytes_ratio: Some(3.0), decode_gain_percent: Some(20.0) }
+        Measured {
+            ratio: 3.0,
+            unevicted_recall_percent: 80.0,
+            cases,
+            bytes_ratio: Some(3.0),
+            decode_gain_percent: Some(20.0),
+        }
     }
 
     fn failed(measured: &Measured<'_>) -> Vec<String> {
@@ -278,7 +284,7 @@ mod tests {
     fn a_figure_that_slips_fails_its_gate() {
         let good = good();
         assert_eq!(failed(&measured(&good)), [""; 0]);
-        assert_eq!(failed(&Measured { unevicted_recall: 79.9, ..measured(&good) }), ["unevicted, recall %"]);
+        assert_eq!(failed(&Measured { unevicted_recall_percent: 79.9, ..measured(&good) }), ["unevicted, recall %"]);
         let bytes = Measured { bytes_ratio: Some(2.9), ..measured(&good) };
         assert_eq!(failed(&bytes), ["h2o at 3.00, total ratio of bytes"]);
         let slow = Measured { decode_gain_percent: Some(19.0), ..measured(&good) };

@@ -77,6 +77,7 @@ pub struct Answer {
 /// A worker and its free blocks.
 pub struct Rig {
     worker: Worker,
+    model: Arc<Model>,
     keeps: Vec<Keeps>,
     /// Layers, or single heads, of each group.
     layers: Vec<usize>,
@@ -102,9 +103,11 @@ impl Rig {
         let blocks = (tokens.div_ceil(BLOCK) * keeps.len()) as u32;
         let config = WorkerConfig { block_size: BLOCK as u32, device_blocks: blocks, max_drafts: 0, threads };
         let max_context = info.max_context as usize;
-        let worker = Worker::new(Arc::new(model), config)?;
+        let model = Arc::new(model);
+        let worker = Worker::new(Arc::clone(&model), config)?;
         Ok(Self {
             worker,
+            model,
             keeps,
             layers,
             readers: vec![0; blocks as usize],
@@ -113,6 +116,13 @@ impl Rig {
             steps: 0,
             max_context,
         })
+    }
+
+    /// Ends the worker, and returns the model, unless somebody else still has the model.
+    pub fn into_model(self) -> Option<Model> {
+        let Self { worker, model, .. } = self;
+        drop(worker);
+        Arc::into_inner(model)
     }
 
     /// Creates a sequence without tokens.
