@@ -20,6 +20,9 @@ pub(crate) fn await_results(state: &State, draft_logits: u32) -> bool {
     let (mut n_decodes, mut any_in_step) = (0, false);
     for seq in decodes {
         n_decodes += 1;
+        if n_decodes >= DRAFTS_BELOW {
+            return false;
+        }
         any_in_step |= seq.is_in_step();
     }
     any_in_step && by_load(state, n_decodes).min(draft_logits).min(tokens(state, n_decodes)) > 0

@@ -67,7 +67,7 @@ mod tests {
         let hardware =
             Hardware { host_memory_bytes: Some(100_000_000_000), ..*hardware::by_name("rtx4090-24g").unwrap() };
         let llama = model::by_name("llama-3.1-70b").unwrap();
-        let mut settings = Settings::new(hardware, llama.clone());
+        let mut settings = Settings::new(hardware, *llama);
         assert_eq!(settings.host_bytes(), HostBytes::default());
         let layer = 1_711_276_032;
         settings.weights = "stream:host_layers=50,host_window=4".parse().unwrap();

@@ -1,7 +1,7 @@
 //! Answers in the prompts of later turns.
 //!
 //! An engine keeps the KV of its answers, so a chat's next prompt finds the answer before. The ids of a Bailian trace name prompts
-//! alone, and blocks that hold an answer and the words around it have ids of their own. Where a prompt begins with the prompt of its
+//! alone, and blocks with an answer and the words around have ids of their own. Where a prompt begins with the prompt of its
 //! parent and is long enough for the answer, the answer takes its place between the two.
 
 use std::collections::{HashMap, VecDeque};
@@ -31,7 +31,7 @@ struct Asked {
     output_tokens: u32,
 }
 
-/// Turns that a later turn may follow.
+/// Turns before a later turn.
 #[derive(Default)]
 pub(super) struct Chats {
     turns: HashMap<i64, Asked>,
