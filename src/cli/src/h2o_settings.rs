@@ -355,7 +355,7 @@ mod tests {
                 vec![LayerGroup { layers: windowed.to_vec(), keeps: Keeps::Window(8), ..LayerGroup::default() }];
             spread_over_unlimited(&ModelInfo { n_layers, groups, ..ModelInfo::default() })
         };
-        assert_eq!(unlimited(&[2, 6], 8), [3], "the middle of 0, 1, 3, 4, 5 and 7 is not layer 2");
+        assert_eq!(unlimited(&[2, 4], 8), [5], "the middle of 0, 1, 3, 5, 6 and 7 is not layer 4");
         assert_eq!(unlimited(&[0, 2, 4, 6, 8, 10, 12, 14], 16), [5, 13]);
         assert_eq!(unlimited(&[0, 1], 2), Vec::<u32>::new());
         // Layer 1, the middle of all, has a window, and layer 0 is the only one to keep every token.

@@ -16,6 +16,7 @@ use trunkline_sim_replay::plan::{
     Answer, Candidate, DayAnswer, Goal, LOAD_RELIABLE_MAX, PlanError, Probe, Search, plan, plan_day,
 };
 use trunkline_sim_replay::recorded;
+use trunkline_sim_replay::settings::SettingsError;
 use trunkline_sim_replay::{Arrivals, Settings};
 use trunkline_sim_report::slo::{Slo, SloResult, Slos};
 use trunkline_sim_workload::Trace;
@@ -227,7 +228,7 @@ fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<Result<Fleet, Unable>>> {
             of_one.fleet.replicas = Some(args.max_replicas);
         }
         match fleet(&of_one, args) {
-            Err(error) if names.len() > 1 && error.is::<DoesNotFit>() => {
+            Err(error) if names.len() > 1 && is_too_small(&error) => {
                 let hardware = hardware::find(hardware.trim())?.name.into();
                 Ok(Err(Unable { hardware, error: error.to_string() }))
             }
@@ -235,6 +236,13 @@ fn fleets(args: &PlanArgs) -> anyhow::Result<Vec<Result<Fleet, Unable>>> {
         }
     };
     names.iter().map(|name| of_hardware(name)).collect()
+}
+
+/// Returns `true` if a device or its host has no room for the model.
+fn is_too_small(error: &anyhow::Error) -> bool {
+    let of_host =
+        error.downcast_ref::<SettingsError>().is_some_and(|error| matches!(error, SettingsError::HostMemory(_)));
+    error.is::<DoesNotFit>() || of_host
 }
 
 fn fleet(settings: &SettingsArgs, args: &PlanArgs) -> anyhow::Result<Fleet> {

@@ -1,5 +1,6 @@
 //! `trunkline trace`: statistics of traces, conversion between formats, and synthetic traces.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -152,7 +153,8 @@ pub fn run(args: TraceArgs) -> anyhow::Result<()> {
 
 fn run_stats(args: &StatsArgs) -> anyhow::Result<()> {
     let selection = args.part.selection_at_speed()?;
-    let options = StatsOptions { block_tokens: args.block_tokens, capacities: args.capacities.clone() };
+    let block_tokens = args.block_tokens.or(args.part.options().block_tokens.map(NonZeroU32::get));
+    let options = StatsOptions { block_tokens, capacities: args.capacities.clone() };
     let stats = if is_recording(&args.file) {
         let (recorded, trace) = recording(&args.file, args.part.options(), &selection)?;
         let stats = stats(trace.requests.into_iter().map(Ok), trace.format, &options)?;

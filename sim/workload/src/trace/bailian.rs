@@ -19,9 +19,9 @@ use super::{Format, TraceFault};
 pub(super) const BLOCK_TOKENS: u32 = 16;
 
 /// Place of a line in its chat.
-#[derive(Default, Deserialize)]
+#[derive(Deserialize)]
 struct Chat {
-    chat_id: Option<i64>,
+    chat_id: i64,
     /// -1 for the first turn.
     parent_chat_id: Option<i64>,
 }
@@ -31,15 +31,15 @@ pub(super) fn parse(line: &[u8], reuse_answers: bool) -> Result<Row, TraceFault>
     let BlockIdLine { at_ns, input_tokens, output_tokens, ids, terms, retention } =
         BlockIdLine::parse(line, Format::Bailian, BLOCK_TOKENS, timestamp_ns)?;
     let ids = present(FIELDS, "hash_ids", ids)?;
-    let chat = if reuse_answers { serde_json::from_slice(line).unwrap_or_default() } else { Chat::default() };
-    let content = match chat {
-        Chat { chat_id: Some(chat), parent_chat_id } => {
-            let parent = parent_chat_id.filter(|parent| *parent >= 0);
-            RowContent::Chat(ChatTurn { chat, parent, ids, block_tokens: BLOCK_TOKENS })
-        }
-        Chat { chat_id: None, .. } => RowContent::Pieces(pieces(&ids, input_tokens, BLOCK_TOKENS)),
+    let content = if reuse_answers {
+        let malformed = |e: serde_json::Error| TraceFault::Malformed { format: Format::Bailian, why: e.to_string() };
+        let Chat { chat_id: chat, parent_chat_id } = serde_json::from_slice(line).map_err(malformed)?;
+        let parent = parent_chat_id.filter(|parent| *parent >= 0);
+        RowContent::Chat(ChatTurn { chat, parent, ids, block_tokens: BLOCK_TOKENS })
+    } else {
+        RowContent::Pieces(pieces(&ids, input_tokens, BLOCK_TOKENS))
     };
-    Ok(Row { at_ns, input_tokens, output_tokens, content, output: None, terms, retention, turn: None })
+    Ok(Row { at_ns, input_tokens, output_tokens, content, output: None, terms, retention, turn: None, line: 0 })
 }
 
 fn timestamp_ns(value: Value) -> Result<u64, TraceFault> {

@@ -8,8 +8,8 @@ use std::collections::{HashMap, VecDeque};
 
 use super::{GENERATED_FROM, Piece};
 
-/// Latest turns whose prompts are known, at most; the chat of an older one begins anew.
-const TURNS_MAX: usize = 1 << 18;
+/// Ids and pieces of the latest turns, at most; the chat of an older turn begins anew. Some 400 MB.
+const KEPT_MAX: usize = 1 << 26;
 
 /// A turn as its line says.
 pub(super) struct ChatTurn {
@@ -31,11 +31,19 @@ struct Asked {
     output_tokens: u32,
 }
 
+impl Asked {
+    fn n_kept(&self) -> usize {
+        self.ids.len() + self.pieces.len()
+    }
+}
+
 /// Turns before a later turn.
 #[derive(Default)]
 pub(super) struct Chats {
     turns: HashMap<i64, Asked>,
     oldest: VecDeque<i64>,
+    /// Ids and pieces of all turns.
+    n_kept: usize,
 }
 
 impl Chats {
@@ -63,11 +71,15 @@ impl Chats {
         }
         let pieces: Box<[Piece]> = pieces.into();
         let asked = Asked { number, ids, pieces: pieces.clone(), input_tokens, output_tokens };
-        if self.turns.insert(chat, asked).is_none() {
-            self.oldest.push_back(chat);
+        self.n_kept += asked.n_kept();
+        match self.turns.insert(chat, asked) {
+            Some(before) => self.n_kept -= before.n_kept(),
+            None => self.oldest.push_back(chat),
         }
-        if self.oldest.len() > TURNS_MAX {
-            self.oldest.pop_front().map(|oldest| self.turns.remove(&oldest));
+        while self.n_kept > KEPT_MAX
+            && let Some(oldest) = self.oldest.pop_front()
+        {
+            self.n_kept -= self.turns.remove(&oldest).map_or(0, |turn| turn.n_kept());
         }
         pieces
     }

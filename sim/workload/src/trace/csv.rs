@@ -155,6 +155,7 @@ impl Columns {
             output: None,
             terms,
             turn: None,
+            line: 0,
         }))
     }
 }

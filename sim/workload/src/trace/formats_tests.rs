@@ -518,3 +518,18 @@ fn chats_find_their_answers_if_asked_to() {
         "{refused}"
     );
 }
+
+#[test]
+fn lines_of_other_tools_are_read_and_their_faults_are_named() {
+    let both = r#"{"timestamp": 1, "created_time": 5, "input_length": 64, "input_tokens": 70, "output_tokens": 3, "hash_ids": []}"#;
+    assert_eq!(shape(&load(both)), [(0, 64, 3)], "the name of the format wins");
+    // The line of a fault that shows only beside the others.
+    let turn = |ms: u64| format!(r#"{{"session_id": "a", "timestamp": {ms}, "input_length": 7, "output_length": 1}}"#);
+    let late = fault([turn(0), turn(2_000_000_000_000), turn(5)].join("\n"));
+    assert!(late.starts_with(", line 2: arrives more than 31 years after"), "{late}");
+    let chat = r#"{"chat_id": "1", "timestamp": 1, "input_length": 5, "output_length": 2, "hash_ids": [1]}"#;
+    let options = ReaderOptions { reuse_answers: true, ..ReaderOptions::default() };
+    let file = file(chat);
+    let refused = Trace::load_selected(file.path(), options, &Selection::default()).unwrap_err().to_string();
+    assert!(refused.contains(", line 1: not a line of the bailian format (invalid type: string"), "{refused}");
+}

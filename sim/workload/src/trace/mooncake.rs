@@ -15,16 +15,16 @@ const NS_PER_MS: f64 = 1e6;
 
 #[derive(Deserialize)]
 struct Object {
-    #[serde(alias = "created_time")]
     timestamp: Option<Value>,
-    #[serde(alias = "input_tokens")]
+    created_time: Option<Value>,
     input_length: Option<Value>,
-    #[serde(alias = "output_tokens")]
+    input_tokens: Option<Value>,
     output_length: Option<Value>,
+    output_tokens: Option<Value>,
     hash_ids: Option<Vec<u64>>,
     session_id: Option<Value>,
-    #[serde(alias = "delay_ms")]
     delay: Option<Value>,
+    delay_ms: Option<Value>,
     tenant: Option<Value>,
     namespace: Option<Value>,
     priority: Option<Value>,
@@ -45,7 +45,14 @@ pub(super) struct BlockIdLine {
 
 impl Object {
     fn parse(line: &[u8], format: Format) -> Result<Self, TraceFault> {
-        serde_json::from_slice(line).map_err(|e| TraceFault::Malformed { format, why: e.to_string() })
+        let mut object: Self =
+            serde_json::from_slice(line).map_err(|e| TraceFault::Malformed { format, why: e.to_string() })?;
+        // Dynamo writes either name.
+        object.timestamp = object.timestamp.or(object.created_time.take());
+        object.input_length = object.input_length.or(object.input_tokens.take());
+        object.output_length = object.output_length.or(object.output_tokens.take());
+        object.delay = object.delay.or(object.delay_ms.take());
+        Ok(object)
     }
 
     /// Returns the lengths and the content, in blocks of `block_tokens` tokens, of a line of `format` that arrives at `at_ns`.
@@ -111,7 +118,7 @@ pub(super) fn parse(line: &[u8], blocks: Blocks) -> Result<Row, TraceFault> {
         Some(ids) if blocks.tokens == HASH_ID_TOKENS => RowContent::Blocks(ids),
         Some(ids) => RowContent::Pieces(pieces(&ids, input_tokens, blocks.tokens)),
     };
-    Ok(Row { at_ns, input_tokens, output_tokens, content, output: None, terms, retention, turn })
+    Ok(Row { at_ns, input_tokens, output_tokens, content, output: None, terms, retention, turn, line: 0 })
 }
 
 /// Returns the content of a prompt with an id for every `block_tokens` tokens.

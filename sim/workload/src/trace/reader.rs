@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 
 use super::chats::Chats;
 use super::row::{Row, RowContent};
@@ -136,7 +137,10 @@ impl TraceReader {
         let (parser, pending) = match format {
             Format::Mooncake => {
                 let tokens = options.block_tokens.map_or(HASH_ID_TOKENS, NonZeroU32::get);
-                let blocks = mooncake::Blocks { tokens, are_known: telltale(&first).hash_ids.is_some() };
+                let blocks = mooncake::Blocks {
+                    tokens,
+                    are_known: telltale(&first).hash_ids.is_some_and(|ids| ids != Value::Array(Vec::new())),
+                };
                 (Parser::Mooncake(blocks), Some(first))
             }
             Format::Bailian => (Parser::Bailian(options.reuse_answers), Some(first)),
@@ -194,7 +198,7 @@ impl TraceReader {
     /// Reads the next row in the order of the file.
     fn read_row(&mut self) -> Result<Option<Row>, TraceFault> {
         if let Some(line) = self.pending.take() {
-            return parse(&self.parser, &line);
+            return Ok(parse(&self.parser, &line)?.map(|row| Row { line: self.lines.number(), ..row }));
         }
         while let Some(line) = self.lines.next_line()? {
             let line = line.trim_ascii();
@@ -202,7 +206,7 @@ impl TraceReader {
                 continue;
             }
             if let Some(row) = parse(&self.parser, line)? {
-                return Ok(Some(row));
+                return Ok(Some(Row { line: self.lines.number(), ..row }));
             }
             self.n_failed += 1;
         }
@@ -223,7 +227,7 @@ impl TraceReader {
                     return Err(TraceFault::TimeGoesBack { by_s, window_requests: self.reorder_requests });
                 }
                 Some(row) => {
-                    self.waiting.push(Reverse(Waiting { at_ns: row.at_ns, line: self.lines.number(), row }));
+                    self.waiting.push(Reverse(Waiting { at_ns: row.at_ns, line: row.line, row }));
                 }
             }
         }
@@ -286,17 +290,17 @@ impl Iterator for TraceReader {
         if self.ended {
             return None;
         }
-        let row = match self.next_row() {
+        let (line, placed) = match self.next_row() {
             Ok(None) => {
                 self.ended = true;
                 return None;
             }
-            Ok(Some((row, turn))) => self.place(row, turn),
-            Err(fault) => Err(fault),
+            Ok(Some((row, turn))) => (row.line, self.place(row, turn)),
+            Err(fault) => (self.lines.number(), Err(fault)),
         };
-        Some(row.map_err(|fault| {
+        Some(placed.map_err(|fault| {
             self.ended = true;
-            TraceError { path: self.path.clone(), line: self.lines.number(), fault }
+            TraceError { path: self.path.clone(), line, fault }
         }))
     }
 }
@@ -325,7 +329,7 @@ fn parse(parser: &Parser, line: &[u8]) -> Result<Option<Row>, TraceFault> {
 #[derive(Default, Deserialize)]
 struct Telltale {
     session_id: Option<IgnoredAny>,
-    hash_ids: Option<IgnoredAny>,
+    hash_ids: Option<Value>,
     chat_id: Option<IgnoredAny>,
     input_tok_ids: Option<IgnoredAny>,
     trunkline_recording: Option<IgnoredAny>,

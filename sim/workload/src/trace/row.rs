@@ -21,6 +21,8 @@ pub(super) struct Row {
     pub retention: Box<[RetentionHint]>,
     /// Place in a session, if the trace has sessions.
     pub turn: Option<RowTurn>,
+    /// Number of the line, from 1; 0 until the reader knows.
+    pub line: u64,
 }
 
 /// Place of a line in a session, as the line says it.

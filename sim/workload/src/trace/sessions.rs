@@ -1,7 +1,8 @@
 //! Sessions of a trace: a later turn arrives when the turn before has ended, as an agent sends its next request after an answer.
 //!
 //! The lines of a trace with sessions come in any order of time, often session by session. A reader takes all lines, and puts requests in the
-//! order of their earliest times: the line's own timestamp, or that of the turn before. A replay of them is closed: see [`Source`].
+//! order of their earliest times: the line's own timestamp, or that of the turn before and the delay, as if
+//! answers took no time. A replay of them is closed: see [`Source`].
 //!
 //! [`Source`]: super::Source
 
@@ -34,12 +35,13 @@ pub(super) fn in_order(rows: Vec<Row>) -> Vec<(Row, Option<Turn>)> {
         let turn = row.turn.take().map(|turn| {
             let number = latest.len() as u32;
             let before = latest.get(&turn.session).copied();
-            let (session, before_ns) = before.map_or((number, begin_ns), |(session, at_ns, _)| (session, at_ns));
+            let (session, least_ns) =
+                before.map_or((number, begin_ns), |(session, at_ns, _)| (session, at_ns.saturating_add(turn.delay_ns)));
             if let Some((_, _, index)) = before {
                 placed[index].1.as_mut().expect("a turn").is_last = false;
             }
             let own_ns = if is_timed { row.at_ns } else { 0 };
-            row.at_ns = own_ns.max(before_ns);
+            row.at_ns = own_ns.max(least_ns);
             latest.insert(turn.session, (session, row.at_ns, placed.len()));
             Turn { session, delay_ns: turn.delay_ns, is_last: true }
         });
@@ -199,7 +201,7 @@ mod tests {
         let selection = Selection { slice: "2..".parse().unwrap(), ..selection };
         let part = trace.select(&selection);
         // The second turn of b comes at its earliest time, since the first is not there.
-        assert_eq!(arrivals(&mut part.source(), 50), [(0, 20), (1000, 7), (6000, 2), (6150, 3)]);
+        assert_eq!(arrivals(&mut part.source(), 50), [(0, 20), (500, 7), (5500, 2), (5650, 3)]);
         let mut source = FileSource::open(file.path(), ReaderOptions::default(), &selection).unwrap();
         assert_eq!(arrivals(&mut source, 50), arrivals(&mut part.source(), 50));
     }

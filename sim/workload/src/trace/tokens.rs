@@ -49,5 +49,5 @@ pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
     let terms = Terms::of_json([object.tenant, object.namespace, object.priority, object.deadline_s])?;
     let retention = retention::of_json(object.retention)?;
     let content = RowContent::Tokens(tokens.into());
-    Ok(Row { at_ns, input_tokens, output_tokens, content, output, terms, retention, turn: None })
+    Ok(Row { at_ns, input_tokens, output_tokens, content, output, terms, retention, turn: None, line: 0 })
 }

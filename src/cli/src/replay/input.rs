@@ -45,6 +45,12 @@ pub(crate) fn recording(
     selection: &Selection,
 ) -> anyhow::Result<(Recorded, Trace)> {
     ensure!(options.format.is_none(), "{} is the recording of a server, in no other format", path.display());
+    let plain = ReaderOptions { reorder_requests: options.reorder_requests, ..ReaderOptions::default() };
+    ensure!(
+        options == plain,
+        "{} is the recording of a server, which has every token; leave out --reuse-answers and --trace-block-size",
+        path.display()
+    );
     let recorded = recorded::load(path, &mut |_| {})?;
     let trace = recorded.trace.select(selection);
     ensure!(!trace.requests.is_empty(), "{}: no request in the slice {}", path.display(), selection.slice);

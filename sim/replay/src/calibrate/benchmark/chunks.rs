@@ -5,7 +5,7 @@
 //! earliest gap from which it ends exactly there; a shorter wait would have had its token earlier.
 //!
 //! A gap with decodes is one step. A gap without is as many as the budget demands, and begins at the arrival of its first prompt, if later.
-//! Unknown are gaps of several steps; gaps with a prompt that arrived after the begin, as something else happened there; and all gaps of a
+//! Unknown are gaps of several steps; gaps with decodes and a prompt that arrived after the begin, as something else happened there; and all gaps of a
 //! prompt that cannot end where its first token is.
 
 use trunkline_sim_perf::cost::StepShape;

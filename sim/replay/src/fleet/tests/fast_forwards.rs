@@ -8,6 +8,7 @@ use crate::fleet::replay_source;
 use trunkline_sim_perf::link::TierLink;
 use trunkline_sim_report::observer::{Observer, StepSeen};
 use trunkline_sim_workload::synthetic::{Generator, Spec};
+use trunkline_sim_workload::trace::{Content, Turn};
 
 /// Observer of every step, which disables fast-forward.
 #[derive(Default)]
@@ -260,6 +261,54 @@ fn fast_forward_equals_single_steps_in_a_closed_loop() {
             assert_eq!((fast, &outcomes), (expected, &stepped.outcomes), "{router} {replicas} {speed}");
             assert_eq!(outcomes.len(), 250);
         }
+    }
+}
+
+/// Forty sessions of five turns, of which the third of every eighth is refused, being too long.
+fn session_trace() -> Trace {
+    let requests = (0..200u32).map(|n| {
+        let (turn, session) = (n / 40, n % 40);
+        // Some turns wait for their own time too.
+        let own_ms = u64::from(session / 4 * 100 + turn * (session % 5) * 50);
+        let place = Turn { session, delay_ns: u64::from(session % 3) * 40_000_000, is_last: turn == 4 };
+        let of_turn = request(own_ms, 100 + 50 * turn, 1 + session * 3, &[session]);
+        match turn == 2 && session % 8 == 0 {
+            true => TraceRequest { turn: Some(place), input_tokens: 100_000, content: Content::Unique(n), ..of_turn },
+            false => TraceRequest { turn: Some(place), ..of_turn },
+        }
+    });
+    let mut requests: Vec<_> = requests.collect();
+    requests.sort_by_key(|request| request.arrival_ns);
+    trace(requests)
+}
+
+#[test]
+fn fast_forward_equals_single_steps_with_sessions_of_a_trace() {
+    let trace = session_trace();
+    for router in ["round_robin", "least_loaded", "prefix_affinity"] {
+        for (replicas, speed) in [(1, 1.0), (3, 1.0), (7, 1.0), (3, 0.3), (3, 2.5)] {
+            let mut settings = settings(16, 400);
+            (settings.replicas, settings.routing.router) = (replicas, router.into());
+            settings.arrivals = Arrivals::Traced { speed };
+            let run = |observer: &mut dyn Observer| Report {
+                wall_s: 0.0,
+                ..replay_source(&mut trace.source(), &settings, &Uneven, observer).unwrap()
+            };
+            let mut stepped = Shown::default();
+            let expected = run(&mut stepped);
+            let mut outcomes = Vec::new();
+            let fast = run(&mut |outcome: &Outcome| {
+                outcomes.push(*outcome);
+                ControlFlow::Continue(())
+            });
+            assert_eq!((&fast, &outcomes), (&expected, &stepped.outcomes), "{router} {replicas} {speed}");
+            assert_eq!((fast.requests, fast.refused), (200, 5), "{router}");
+        }
+        // All at once, nobody waits.
+        let settings = Settings { arrivals: Arrivals::AtOnce, ..settings(16, 400) };
+        let at_once =
+            replay_source(&mut trace.source(), &settings, &Uneven, &mut |_: &Outcome| ControlFlow::Continue(()));
+        assert_eq!(at_once.unwrap().requests, 200);
     }
 }
 
