@@ -5,6 +5,7 @@
 //! all of them run in one step, and no other step is sent meanwhile. The stages of a pipeline work on different sequences: there each
 //! sequence waits for its own result alone, and others fill the stages. A batch too large for drafts runs ahead as without drafts.
 
+use crate::sequence::Sequence;
 use crate::state::State;
 
 /// Decodes from which on drafts are off: the batch keeps the device busy without drafts.
@@ -16,16 +17,27 @@ pub(crate) fn await_results(state: &State, draft_logits: u32) -> bool {
     if state.max_drafts == 0 || state.config.pipeline_stages > 1 {
         return false;
     }
-    let decodes = state.batch.running.iter().map(|slot| &state.sequences[*slot]).filter(|seq| seq.decodes_next());
     let (mut n_decodes, mut any_in_step) = (0, false);
-    for seq in decodes {
+    for seq in decodes(state) {
         n_decodes += 1;
         if n_decodes >= DRAFTS_BELOW {
             return false;
         }
-        any_in_step |= seq.is_in_step();
+        // A draft needs room for the token behind it.
+        any_in_step |= seq.is_in_step() && to_come(seq) > 1;
     }
     any_in_step && by_load(state, n_decodes).min(draft_logits).min(tokens(state, n_decodes)) > 0
+}
+
+/// Returns the sequences that decode next, after the steps in flight.
+pub(crate) fn decodes(state: &State) -> impl Iterator<Item = &Sequence> {
+    let running = state.batch.running.iter().map(|slot| &state.sequences[*slot]);
+    running.filter(|seq| seq.decodes_next() && seq.ending.is_none() && to_come(seq) > 0)
+}
+
+/// Returns the number of tokens that a sequence may generate after the steps in flight.
+fn to_come(seq: &Sequence) -> u32 {
+    seq.max_tokens.saturating_sub(seq.generated() + u32::from(seq.ahead.samples))
 }
 
 /// Returns the number of tokens that each of `n_decodes` may draft: fewer the more decodes run, because drafts pay only while the

@@ -145,7 +145,11 @@ impl Scheduler {
         let (mut limit, mut spare) = (0, 0);
         if state.config.max_drafts > 0 {
             let decodes = |slot: &&usize| can_decode(&state.sequences[**slot], &state.config, step.id);
-            let n_decodes = state.batch.running.iter().filter(decodes).count() as u32;
+            // The stages of a pipeline have parts of the load.
+            let n_decodes = match state.config.pipeline_stages {
+                1 => state.batch.running.iter().filter(decodes).count(),
+                _ => drafts::decodes(state).count(),
+            } as u32;
             limit = drafts::by_load(state, n_decodes);
             spare = self.draft_logits.min(drafts::tokens(state, n_decodes));
         }

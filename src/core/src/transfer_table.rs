@@ -53,7 +53,7 @@ pub(crate) enum Purpose {
         /// Slot of the sequence.
         slot: usize,
     },
-    /// Copies published blocks of an ended request to a tier; the transfer reads the chain in place of the request.
+    /// Copies published blocks of a request to a tier; the transfer reads the chain in place of a request that ended, or beside one that runs.
     WriteThrough {
         /// Published blocks of the request, copied or not.
         chain: Vec<BlockHandle>,

@@ -375,8 +375,9 @@ impl<'a> Plan<'a> {
         let Lengths { prompt, after, .. } = self.lengths;
         let requests = self.options.requests.min(if self.options.quick { 6 } else { u32::MAX });
         let mut prompts = Vec::new();
-        for (number, kind) in (0..requests).zip(sources::KINDS.iter().cycle()) {
-            let text = number / sources::KINDS.len() as u32 % self.options.texts;
+        let kinds = &self.options.kinds;
+        for (number, kind) in (0..requests).zip(kinds.iter().cycle()) {
+            let text = number / kinds.len() as u32 % self.options.texts;
             let purpose = Purpose::Bench;
             let outline = Outline { purpose, kind, number: text.into(), prompt, after: 0, n_facts: 0 };
             let text = texts::text(&outline, &self.tokenizer)?;

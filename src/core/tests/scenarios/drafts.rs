@@ -220,3 +220,25 @@ fn a_worker_that_drafts_less_than_the_limit_is_asked_for_no_more() {
     rig.run_to_end();
     rig.assert_empty();
 }
+
+#[test]
+fn no_step_waits_for_decodes_that_cannot_draft() {
+    // One token each: the prompts of a prefill engine, for example.
+    let mut rig = Driver::without_worker(Config { max_steps_in_flight: 2, max_batch_tokens: 80, ..drafting() });
+    (1..=12).for_each(|id| rig.submit(id, text(id as u32, 40), 1));
+    rig.join();
+    assert_eq!(rig.steps.len(), 2, "the next prompts are sent ahead");
+    rig.run_to_end();
+    rig.assert_empty();
+}
+
+#[test]
+fn a_pipeline_drafts_by_the_load_of_all_stages() {
+    let stages = Config { max_steps_in_flight: 4, pipeline_stages: 2, max_batch_size: 30, ..drafting() };
+    let mut rig = Driver::without_worker(stages);
+    (1..=24).for_each(|id| rig.submit(id, text(id as u32, 5), 40));
+    rig.join();
+    rig.run_to_end();
+    assert_eq!(rig.stats().drafts.draft_tokens, 0, "24 decodes are too many, 12 in a stage or not");
+    rig.assert_empty();
+}

@@ -60,9 +60,12 @@ impl Driver {
                 Err(Status::already_exists(why))
             }
             // The end of the reset was lost with the connection; the worker holds nothing of use. Nor does one of a group, and the KV of one that
-            // broke a rule is not trusted.
+            // broke a rule is not trusted. One that drafts otherwise than before begins anew.
             Some(Place::Resume(engine))
-                if workers.is_resetting(engine) || workers.is_faulty(engine) || lock_step.is_some() =>
+                if workers.is_resetting(engine)
+                    || workers.is_faulty(engine)
+                    || lock_step.is_some()
+                    || self.drafts_of(engine, attaching.worker.max_drafts) != cluster.core(engine).max_drafts() =>
             {
                 Ok(Place::Replace(engine))
             }
@@ -113,11 +116,15 @@ impl Driver {
         }
     }
 
+    /// Returns the drafts that a core asks a worker for, at most, if the worker makes up to `drafts`.
+    fn drafts_of(&self, engine: EngineId, drafts: u32) -> u32 {
+        drafts.min(self.cluster.core(engine).config().max_drafts)
+    }
+
     /// Lets the core of a worker ask for no more drafts than the worker makes.
     fn limit_drafts(&mut self, engine: EngineId, name: &str, drafts: u32) {
         let core = self.cluster.core(engine);
-        let asked = core.config().max_drafts;
-        let drafts = drafts.min(asked);
+        let (asked, drafts) = (core.config().max_drafts, self.drafts_of(engine, drafts));
         if drafts < asked {
             warn!(%engine, worker = name, "the worker drafts up to {drafts} tokens; --max-drafts is {asked}, and {drafts} for this worker");
         }
