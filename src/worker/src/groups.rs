@@ -8,6 +8,10 @@ use crate::error::{GroupMember, GroupsError};
 /// less, but each group has tables of its own.
 const WASTE_MAX: usize = 10;
 
+/// Layers of the first group, which keep every position, as a part of a model all of whose layers have a window: 1 in 8. Fewer would keep less
+/// behind the window, but each group has tables of its own.
+const FIRST_GROUP_PART: usize = 8;
+
 /// Group of a KV head, place of its KV within a block, and reach of its attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Place {
@@ -173,7 +177,11 @@ fn check_group(
 ///
 /// For example 8 layers that keep all positions and 22 that evict give groups of 8, 8, 7 and 7 with a `most` of 0, and with 8 two groups of 4 and
 /// six of 4 or 3.
+///
+/// The core keeps every position in the first group, because its blocks are those of the prefix tree. Where all kinds have a window, an eighth
+/// of the layers therefore makes the first group, so that the others can give back what is behind their window: 32 layers give eight groups of 4.
 pub fn equal_groups(kinds: &[(Keeps, Vec<u32>)], most: usize) -> Vec<LayerGroup> {
+    let kinds = &with_first_group(kinds);
     let total: usize = kinds.iter().map(|(_, layers)| layers.len()).sum();
     let smallest = kinds.iter().map(|(_, layers)| layers.len()).filter(|n| *n > 0).min().unwrap_or_default();
     let wasted = |size: usize| -> usize {
@@ -195,6 +203,27 @@ pub fn equal_groups(kinds: &[(Keeps, Vec<u32>)], most: usize) -> Vec<LayerGroup>
         }
     }
     groups
+}
+
+/// Divides the layers for the first group from the others, if all kinds have a window: of those with the longest window, which lose least by
+/// keeping every position.
+fn with_first_group(kinds: &[(Keeps, Vec<u32>)]) -> Vec<(Keeps, Vec<u32>)> {
+    let mut kinds = kinds.to_vec();
+    let total: usize = kinds.iter().map(|(_, layers)| layers.len()).sum();
+    let window = |kind: &(Keeps, Vec<u32>)| match kind.0 {
+        Keeps::Window(window) => Some(window),
+        Keeps::All | Keeps::Scored => None,
+    };
+    let windows: Option<Vec<u32>> = kinds.iter().map(window).collect();
+    let longest = windows.and_then(|windows| (0..windows.len()).max_by_key(|kind| windows[*kind]));
+    if let Some(longest) = longest {
+        let (keeps, mut first) = kinds.remove(longest);
+        let rest = first.split_off(total.div_ceil(FIRST_GROUP_PART).min(first.len()));
+        kinds.insert(0, (keeps, first));
+        kinds.insert(1, (keeps, rest));
+        kinds.retain(|(_, layers)| !layers.is_empty());
+    }
+    kinds
 }
 
 /// Divides KV heads of several kinds into groups as [`equal_groups`] divides layers.
@@ -325,7 +354,17 @@ mod tests {
     #[test]
     fn windows_of_layers_give_groups_of_one_kind() {
         assert!(Groups::of_windows(&[None; 4]).is_empty());
-        assert_eq!(Groups::of_windows(&[Some(8); 3]), [group(&[0, 1, 2], Keeps::Window(8))]);
+        let window = |layers: &[u32]| group(layers, Keeps::Window(8));
+        assert_eq!(Groups::of_windows(&[Some(8)]), [window(&[0])]);
+        assert_eq!(Groups::of_windows(&[Some(8); 3]), [window(&[0]), window(&[1]), window(&[2])]);
+        let sizes =
+            |n: usize| Groups::of_windows(&vec![Some(8); n]).iter().map(|group| group.layers.len()).collect::<Vec<_>>();
+        assert_eq!(sizes(32), [4; 8], "one of eight groups keeps what is behind the window");
+        assert_eq!(sizes(26), [4, 4, 4, 4, 4, 3, 3]);
+        // The longest window loses least in the first group.
+        let two = Groups::of_windows(&[Some(8), Some(30), Some(8), Some(30)]);
+        assert_eq!(two[0], group(&[1], Keeps::Window(30)));
+        assert_eq!(two[1..], [group(&[3], Keeps::Window(30)), window(&[0]), window(&[2])]);
         let mixed = [Some(8), None, Some(8), None];
         assert_eq!(Groups::of_windows(&mixed), [group(&[1, 3], Keeps::All), group(&[0, 2], Keeps::Window(8))]);
     }

@@ -69,6 +69,18 @@ fn a_window_is_read_and_no_more() {
 }
 
 #[test]
+fn what_is_behind_a_window_serves_others_where_every_layer_has_one() {
+    let trace = trace((0..16).map(|n| request(0, 1024, 400, &[2 * n, 2 * n + 1])).collect());
+    // Room for two requests with all tokens. With windows, one group keeps them, and three keep 256 from the end of the prompt on.
+    let mut windows = grouped(Keeps::Window(256), 180);
+    windows.core.worker.groups[0] = Keeps::Window(256);
+    let [all, few] = [grouped(Keeps::All, 180), windows].map(|settings| replay_kv(&trace, &settings));
+    assert_eq!((all.completed, few.completed), (16, 16));
+    let in_a_step = |report: &Report| (100.0 * report.batches.mean_batch).round() / 100.0;
+    assert_eq!((in_a_step(&all), in_a_step(&few)), (2.0, 3.99));
+}
+
+#[test]
 fn what_sequences_drop_serves_others() {
     // Room for two requests with all tokens.
     let trace = trace((0..16).map(|n| request(0, 1024, 400, &[2 * n, 2 * n + 1])).collect());
