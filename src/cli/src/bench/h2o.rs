@@ -227,8 +227,14 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let unevicted_recall_percent = mean_recall(&unevicted);
     cases.iter_mut().for_each(|case| case.passes = gates.are_met(case));
     let bytes_ratio = (options.kv_dtype == "bf16").then(|| stored.bytes.totals()[0]);
-    let decode_gain_percent = speeds.first().map(|speed| 100.0 * (speed.on_by_off() - 1.0));
-    let measured = Measured { ratio, unevicted_recall_percent, cases: &cases, bytes_ratio, decode_gain_percent };
+    let measured = Measured {
+        ratio,
+        unevicted_recall_percent,
+        cases: &cases,
+        bytes_ratio,
+        speeds: &speeds,
+        served: (options.requests > 0).then_some(&served),
+    };
     let outcomes = gated.map(|case| gates.check(case, &measured)).unwrap_or_default();
     Ok(H2oReport {
         model: name,

@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::figures::{Figures, OfKind};
 use super::quality::Case;
+use super::served::Served;
 use super::sources::KINDS;
+use super::speed::Speed;
 
 const BUILT_IN: &str = include_str!("gates.toml");
 
@@ -39,6 +41,10 @@ pub struct GatedCase {
     pub evicting_ratio: Option<f64>,
     /// Gain of decode steps of one sequence against steps without eviction, per cent, at least.
     pub decode_gain_percent: Option<f64>,
+    /// Share of a decode step without eviction that scores cost, per cent, at most, for each batch.
+    pub scores_percent: Option<f64>,
+    /// Most requests at once on the server with eviction, by those on the server without, at least.
+    pub at_once_ratio: Option<f64>,
     /// Bytes of every token by the bytes left after compression, at least.
     pub bytes_ratio: Option<f64>,
 }
@@ -68,8 +74,10 @@ pub struct Measured<'a> {
     pub cases: &'a [Figures],
     /// Ratio of all bytes of the case; `None` if the KV has another type than the gate is for.
     pub bytes_ratio: Option<f64>,
-    /// Gain of decode steps of one sequence, per cent.
-    pub decode_gain_percent: Option<f64>,
+    /// Decode steps, by batch: of one sequence first.
+    pub speeds: &'a [Speed],
+    /// Servers; `None` for a run that was to have none, whose requests at once are not gated.
+    pub served: Option<&'a [Served]>,
 }
 
 impl Outcome {
@@ -98,6 +106,33 @@ impl Outcome {
         };
         let value = self.value.map_or_else(|| "not measured".to_owned(), |value| format!("{value:.4}"));
         format!("{mark} {}: {value}, {}\n", self.gate, self.bar)
+    }
+}
+
+impl Measured<'_> {
+    /// Checks the time of decode steps, and the requests at once. The cost of scores may be more by two of its standard errors.
+    fn check_speed(&self, case: &GatedCase, name: &dyn Fn(&str) -> String) -> Vec<Outcome> {
+        let mut out = Vec::new();
+        if let Some(bar) = case.decode_gain_percent {
+            let gain = self.speeds.first().map(|speed| 100.0 * (speed.on_by_off() - 1.0));
+            out.push(Outcome::at_least(name("gain in decode speed, batch 1, %"), gain, bar, 0.0));
+        }
+        if let Some(bar) = case.scores_percent {
+            let cost = |speed: &Speed| {
+                let gate = name(&format!("cost of scores, batch {}, %", speed.batch));
+                Outcome::at_most(gate, Some(speed.scores_percent()), bar, 2.0 * speed.scores_error())
+            };
+            out.extend(self.speeds.iter().map(cost));
+            if self.speeds.is_empty() {
+                out.push(Outcome::at_most(name("cost of scores, %"), None, bar, 0.0));
+            }
+        }
+        if let (Some(bar), Some(served)) = (case.at_once_ratio, self.served) {
+            let peak = |way: &str| served.iter().find(|served| served.way == way).map(|served| served.peak as f64);
+            let ratio = peak("h2o").zip(peak("off")).map(|(with, without)| with / without);
+            out.push(Outcome::at_least(name("requests at once, by those without eviction"), ratio, bar, 0.0));
+        }
+        out
     }
 }
 
@@ -174,8 +209,7 @@ impl Gates {
         }
         let bytes = measured.bytes_ratio.filter(|_| figures.is_some());
         out.extend(case.bytes_ratio.map(|bar| least("total ratio of bytes", bytes, bar)));
-        let gain = measured.decode_gain_percent;
-        out.extend(case.decode_gain_percent.map(|bar| least("gain in decode speed, batch 1, %", gain, bar)));
+        out.extend(measured.check_speed(case, &name));
         out.extend(self.must_forget.iter().map(|scorer| self.check_baseline(scorer, measured.cases)));
         out
     }
@@ -256,8 +290,23 @@ mod tests {
             total_ratio: 2.0,
             evicting_ratio: Some(2.9),
             decode_gain_percent: Some(20.0),
+            scores_percent: Some(1.0),
+            at_once_ratio: Some(2.0),
             bytes_ratio: Some(3.0),
         }
+    }
+
+    /// Returns steps with eviction of `on` ms, and with scores of `probe` ms, where steps without either take 12.
+    fn speed(batch: usize, probe: [f64; 5], on: f64) -> Speed {
+        Speed { batch, off_ms: vec![12.0; 5], probe_ms: probe.to_vec(), on_ms: vec![on; 5] }
+    }
+
+    fn speeds() -> [Speed; 2] {
+        [1, 8].map(|batch| speed(batch, [12.1; 5], 9.9))
+    }
+
+    fn served(off: usize, h2o: usize) -> [Served; 2] {
+        [("off", off), ("h2o", h2o)].map(|(way, peak)| Served { way: way.into(), peak, ..Served::default() })
     }
 
     /// Returns what a run measures if all is well.
@@ -267,7 +316,8 @@ mod tests {
             unevicted_recall_percent: 80.0,
             cases,
             bytes_ratio: Some(3.0),
-            decode_gain_percent: Some(20.0),
+            speeds: speeds().to_vec().leak(),
+            served: Some(served(4, 8).to_vec().leak()),
         }
     }
 
@@ -287,8 +337,13 @@ mod tests {
         assert_eq!(failed(&Measured { unevicted_recall_percent: 79.9, ..measured(&good) }), ["unevicted, recall %"]);
         let bytes = Measured { bytes_ratio: Some(2.9), ..measured(&good) };
         assert_eq!(failed(&bytes), ["h2o at 3.00, total ratio of bytes"]);
-        let slow = Measured { decode_gain_percent: Some(19.0), ..measured(&good) };
+        let slow = [speed(1, [12.0; 5], 10.1)];
+        let slow = Measured { speeds: &slow, ..measured(&good) };
         assert_eq!(failed(&slow), ["h2o at 3.00, gain in decode speed, batch 1, %"]);
+        let few = served(4, 7);
+        let few = Measured { served: Some(&few), ..measured(&good) };
+        assert_eq!(failed(&few), ["h2o at 3.00, requests at once, by those without eviction"]);
+        assert_eq!(failed(&Measured { served: None, ..few }), [""; 0], "a run without a server");
         type Slip = fn(&mut Figures);
         let slips: [(Slip, &str); 7] = [
             (|f| f.total_ratio = 1.99, "h2o at 3.00, total ratio"),
@@ -305,6 +360,18 @@ mod tests {
             assert_eq!(failed(&measured(&all)), [gate]);
             assert!(gate.contains("ratio") || !Gates::load(None).unwrap().are_met(&all[0]));
         }
+    }
+
+    #[test]
+    fn scores_may_cost_two_standard_errors_more() {
+        let good = good();
+        let fails = |probe: [f64; 5]| {
+            let speeds = [speed(1, [12.0; 5], 9.9), speed(8, probe, 9.9)];
+            failed(&Measured { speeds: &speeds, ..measured(&good) })
+        };
+        // A cost of 2 %, with a standard error of 0.83: distances of 2, 1, 0, 1 and 2 from the median.
+        assert_eq!(fails([12.0, 12.12, 12.24, 12.36, 12.48]), [""; 0]);
+        assert_eq!(fails([12.22, 12.23, 12.24, 12.25, 12.26]), ["h2o at 3.00, cost of scores, batch 8, %"]);
     }
 
     #[test]
@@ -347,8 +414,8 @@ mod tests {
             ["random in all layers has to fail: recall, % of unevicted"],
             "a baseline is missing"
         );
-        let none = Measured { bytes_ratio: None, decode_gain_percent: None, ..measured(&all) };
-        assert_eq!(failed(&none).len(), 2);
+        let none = Measured { bytes_ratio: None, speeds: &[], served: Some(&[]), ..measured(&all) };
+        assert_eq!(failed(&none).len(), 4);
     }
 
     #[test]

@@ -11,7 +11,11 @@ use super::texts::Text;
 use crate::bench::measure::{quantile, time_ns};
 
 /// Steps of a round: each way runs one step, then the next way.
-const STEPS: usize = 24;
+const STEPS: usize = 48;
+
+/// Standard error of a median by that of a mean, for a normal distribution, and standard deviation by the median distance from the median.
+const MEDIAN_ERROR: f64 = 1.2533;
+const DEVIATION: f64 = 1.4826;
 
 /// Decode steps of one batch size, milliseconds, by way; all ways take turns.
 #[derive(Clone, Debug)]
@@ -31,9 +35,22 @@ impl Speed {
         median(&self.off_ms) / median(&self.on_ms)
     }
 
-    /// Returns the share of a step without eviction that scores cost, per cent.
+    /// Returns the share of a step without eviction that scores cost, per cent: the median over the steps, each against the one beside it.
     pub fn scores_percent(&self) -> f64 {
-        (median(&self.probe_ms) / median(&self.off_ms) - 1.0) * 100.0
+        median(&self.scores_percents())
+    }
+
+    /// Returns the standard error of [`Self::scores_percent`], from the distances of the steps from their median, so that a few steps that other work of
+    /// the machine held up count little.
+    pub fn scores_error(&self) -> f64 {
+        let costs = self.scores_percents();
+        let middle = median(&costs);
+        let distances: Vec<f64> = costs.iter().map(|cost| (cost - middle).abs()).collect();
+        MEDIAN_ERROR * DEVIATION * median(&distances) / (costs.len() as f64).sqrt()
+    }
+
+    fn scores_percents(&self) -> Vec<f64> {
+        self.off_ms.iter().zip(&self.probe_ms).map(|(off, probe)| (probe / off - 1.0) * 100.0).collect()
     }
 }
 
@@ -114,5 +131,10 @@ mod tests {
         let speed = Speed { batch: 1, off_ms: vec![10.0, 99.0, 10.0], probe_ms: vec![10.1; 3], on_ms: vec![8.0; 3] };
         assert_eq!(speed.on_by_off(), 1.25);
         assert!((speed.scores_percent() - 1.0).abs() < 1e-9);
+        assert!(speed.scores_error() < 1e-9, "one step of three is held up");
+        let costs = Speed { off_ms: vec![100.0; 5], probe_ms: vec![100.0, 101.0, 102.0, 103.0, 104.0], ..speed };
+        assert!((costs.scores_percent() - 2.0).abs() < 1e-9);
+        // Distances of 2, 1, 0, 1 and 2: a median of 1.
+        assert!((costs.scores_error() - 1.2533 * 1.4826 / 5f64.sqrt()).abs() < 1e-9);
     }
 }
