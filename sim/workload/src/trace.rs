@@ -45,6 +45,7 @@ pub use crate::lines::LineFault;
 
 mod azure;
 mod bailian;
+mod block_ids;
 pub mod blocks;
 mod chats;
 mod convert;
@@ -75,7 +76,7 @@ pub use self::write::{TraceWriter, WriteError, WriteFault};
 pub const HASH_ID_TOKENS: u32 = 512;
 /// First id of generated tokens. Prompt tokens have lower ids, so generated content never equals prompt content.
 pub const GENERATED_FROM: Token = 1 << 31;
-/// Greatest block id of a Mooncake trace.
+/// Greatest block id of a Mooncake trace as read: ids of files that are greater, below 0 or text get numbers below.
 pub const HASH_ID_MAX: u32 = GENERATED_FROM - 1;
 /// Requests in one trace, at most: the number of distinct prompts.
 pub const REQUESTS_MAX: u64 = GENERATED_FROM as u64;

@@ -9,6 +9,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::block_ids::BlockIds;
 use super::chats::ChatTurn;
 use super::csv::{SECONDS, seconds_ns};
 use super::mooncake::{BlockIdLine, FIELDS, pieces, present};
@@ -27,9 +28,9 @@ struct Chat {
 }
 
 /// Parses a line; the answer before belongs into its prompt if `reuse_answers` is set.
-pub(super) fn parse(line: &[u8], reuse_answers: bool) -> Result<Row, TraceFault> {
+pub(super) fn parse(line: &[u8], reuse_answers: bool, numbers: &mut BlockIds) -> Result<Row, TraceFault> {
     let BlockIdLine { at_ns, input_tokens, output_tokens, ids, terms, retention } =
-        BlockIdLine::parse(line, Format::Bailian, BLOCK_TOKENS, timestamp_ns)?;
+        BlockIdLine::parse(line, Format::Bailian, BLOCK_TOKENS, numbers, timestamp_ns)?;
     let ids = present(FIELDS, "hash_ids", ids)?;
     let content = if reuse_answers {
         let malformed = |e: serde_json::Error| TraceFault::Malformed { format: Format::Bailian, why: e.to_string() };

@@ -187,11 +187,11 @@ pub enum TraceFault {
         /// Number of token ids according to the field.
         expected: u32,
     },
-    /// Block id too large to stay distinct from others.
-    #[error("hash id {id} is above {HASH_ID_MAX}; number the ids from 0 on")]
-    HashIdTooLarge {
+    /// Block id that is the number of another one: ids that are no numbers from 0 to [`HASH_ID_MAX`] get numbers from there down.
+    #[error("hash id {id} is too large beside ids above {HASH_ID_MAX}, below 0 or of text; number the ids from 0 on")]
+    HashIdsMeet {
         /// Block id as found.
-        id: u64,
+        id: u32,
     },
     /// More requests than distinct numbers.
     #[error("the trace has more than {REQUESTS_MAX} requests, more than can be told apart; limit them")]

@@ -7,8 +7,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use trunkline_core::RetentionHint;
 
+use super::block_ids::{BlockId, BlockIds};
 use super::row::{Row, RowContent, RowTurn, TIME_NS_END, length};
-use super::{Format, HASH_ID_MAX, HASH_ID_TOKENS, Piece, Terms, TraceFault, retention};
+use super::{Format, HASH_ID_TOKENS, Piece, Terms, TraceFault, retention};
 
 pub(super) const FIELDS: &str = "timestamp, input_length and output_length, and hash_ids for what prompts share";
 const NS_PER_MS: f64 = 1e6;
@@ -21,7 +22,7 @@ struct Object {
     input_tokens: Option<Value>,
     output_length: Option<Value>,
     output_tokens: Option<Value>,
-    hash_ids: Option<Vec<u64>>,
+    hash_ids: Option<Vec<BlockId>>,
     session_id: Option<Value>,
     delay: Option<Value>,
     delay_ms: Option<Value>,
@@ -56,13 +57,19 @@ impl Object {
     }
 
     /// Returns the lengths and the content, in blocks of `block_tokens` tokens, of a line of `format` that arrives at `at_ns`.
-    fn into_line(self, at_ns: u64, format: Format, block_tokens: u32) -> Result<BlockIdLine, TraceFault> {
+    fn into_line(
+        self,
+        at_ns: u64,
+        format: Format,
+        block_tokens: u32,
+        numbers: &mut BlockIds,
+    ) -> Result<BlockIdLine, TraceFault> {
         let tokens =
             |field: &'static str, value: Option<Value>| length(field, &present(FIELDS, field, value)?.to_string());
         let input_tokens = tokens("input_length", self.input_length)?;
         let output_tokens = tokens("output_length", self.output_length)?;
         let ids = self.hash_ids.filter(|ids| !ids.is_empty());
-        let ids = ids.map(|ids| hash_ids(ids, input_tokens, format, block_tokens)).transpose()?;
+        let ids = ids.map(|ids| hash_ids(ids, input_tokens, format, block_tokens, numbers)).transpose()?;
         let terms = Terms::of_json([self.tenant, self.namespace, self.priority, self.deadline_s])?;
         let retention = retention::of_json(self.retention)?;
         Ok(BlockIdLine { at_ns, input_tokens, output_tokens, ids, terms, retention })
@@ -86,11 +93,12 @@ impl BlockIdLine {
         line: &[u8],
         format: Format,
         block_tokens: u32,
+        numbers: &mut BlockIds,
         at_ns: fn(Value) -> Result<u64, TraceFault>,
     ) -> Result<Self, TraceFault> {
         let mut object = Object::parse(line, format)?;
         let at_ns = at_ns(present(FIELDS, "timestamp", object.timestamp.take())?)?;
-        object.into_line(at_ns, format, block_tokens)
+        object.into_line(at_ns, format, block_tokens, numbers)
     }
 }
 
@@ -103,7 +111,7 @@ pub(super) struct Blocks {
     pub are_known: bool,
 }
 
-pub(super) fn parse(line: &[u8], blocks: Blocks) -> Result<Row, TraceFault> {
+pub(super) fn parse(line: &[u8], blocks: Blocks, numbers: &mut BlockIds) -> Result<Row, TraceFault> {
     let mut object = Object::parse(line, Format::Mooncake)?;
     let turn = object.turn()?;
     let at_ns = match object.timestamp.take() {
@@ -111,7 +119,7 @@ pub(super) fn parse(line: &[u8], blocks: Blocks) -> Result<Row, TraceFault> {
         timestamp => milliseconds_ns("timestamp", present(FIELDS, "timestamp", timestamp)?)?,
     };
     let BlockIdLine { at_ns, input_tokens, output_tokens, ids, terms, retention } =
-        object.into_line(at_ns, Format::Mooncake, blocks.tokens)?;
+        object.into_line(at_ns, Format::Mooncake, blocks.tokens, numbers)?;
     let content = match ids {
         None if blocks.are_known => return Err(TraceFault::MissingField { field: "hash_ids", expected: FIELDS }),
         None => RowContent::None,
@@ -131,15 +139,19 @@ pub(super) fn present<T>(expected: &'static str, field: &'static str, value: Opt
     value.ok_or(TraceFault::MissingField { field, expected })
 }
 
-/// Checks that a prompt of `input_tokens` tokens has the right number of block ids, none above [`HASH_ID_MAX`].
-fn hash_ids(ids: Vec<u64>, input_tokens: u32, format: Format, block_tokens: u32) -> Result<Box<[u32]>, TraceFault> {
+/// Returns the numbers of the block ids of a prompt of `input_tokens` tokens, if there are as many as it has blocks.
+fn hash_ids(
+    ids: Vec<BlockId>,
+    input_tokens: u32,
+    format: Format,
+    block_tokens: u32,
+    numbers: &mut BlockIds,
+) -> Result<Box<[u32]>, TraceFault> {
     let expected = input_tokens.div_ceil(block_tokens) as usize;
     if ids.len() != expected {
         return Err(TraceFault::HashIdCount { found: ids.len(), expected, input_tokens, format, block_tokens });
     }
-    let checked =
-        |id: u64| u32::try_from(id).ok().filter(|id| *id <= HASH_ID_MAX).ok_or(TraceFault::HashIdTooLarge { id });
-    ids.into_iter().map(checked).collect()
+    ids.into_iter().map(|id| numbers.number(id)).collect()
 }
 
 /// Returns whole milliseconds exactly, fractions to the nearest nanosecond.

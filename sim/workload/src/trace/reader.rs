@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
+use super::block_ids::BlockIds;
 use super::chats::Chats;
 use super::row::{Row, RowContent};
 use super::sessions::{self, Turn};
@@ -84,6 +85,8 @@ pub struct TraceReader {
     path: PathBuf,
     lines: Lines,
     parser: Parser,
+    /// Numbers of block ids so far.
+    ids: BlockIds,
     /// First line, if it holds a request and was read to detect the format.
     pending: Option<Vec<u8>>,
     waiting: BinaryHeap<Reverse<Waiting>>,
@@ -155,6 +158,7 @@ impl TraceReader {
             path: path.into(),
             lines,
             parser,
+            ids: BlockIds::default(),
             pending,
             waiting: BinaryHeap::new(),
             reorder_requests: options.reorder_requests.min(REORDER_REQUESTS_MAX),
@@ -198,14 +202,14 @@ impl TraceReader {
     /// Reads the next row in the order of the file.
     fn read_row(&mut self) -> Result<Option<Row>, TraceFault> {
         if let Some(line) = self.pending.take() {
-            return Ok(parse(&self.parser, &line)?.map(|row| Row { line: self.lines.number(), ..row }));
+            return Ok(parse(&self.parser, &mut self.ids, &line)?.map(|row| Row { line: self.lines.number(), ..row }));
         }
         while let Some(line) = self.lines.next_line()? {
             let line = line.trim_ascii();
             if line.is_empty() {
                 continue;
             }
-            if let Some(row) = parse(&self.parser, line)? {
+            if let Some(row) = parse(&self.parser, &mut self.ids, line)? {
                 return Ok(Some(Row { line: self.lines.number(), ..row }));
             }
             self.n_failed += 1;
@@ -316,10 +320,10 @@ fn first_line(lines: &mut Lines) -> Result<Option<Vec<u8>>, TraceFault> {
     Ok(None)
 }
 
-fn parse(parser: &Parser, line: &[u8]) -> Result<Option<Row>, TraceFault> {
+fn parse(parser: &Parser, ids: &mut BlockIds, line: &[u8]) -> Result<Option<Row>, TraceFault> {
     match parser {
-        Parser::Mooncake(blocks) => mooncake::parse(line, *blocks).map(Some),
-        Parser::Bailian(reuse_answers) => bailian::parse(line, *reuse_answers).map(Some),
+        Parser::Mooncake(blocks) => mooncake::parse(line, *blocks, ids).map(Some),
+        Parser::Bailian(reuse_answers) => bailian::parse(line, *reuse_answers, ids).map(Some),
         Parser::Tokens => tokens::parse(line).map(Some),
         Parser::Csv(columns) => columns.parse(line),
     }
