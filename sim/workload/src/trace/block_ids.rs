@@ -23,6 +23,8 @@ pub(super) enum BlockId {
 #[derive(Debug, Default)]
 pub(super) struct BlockIds {
     numbers: HashMap<BlockId, u32>,
+    /// Numbers given so far, from the greatest one down.
+    given: u32,
     /// Greatest id that stayed as it is.
     greatest: u32,
 }
@@ -38,19 +40,33 @@ impl BlockIds {
             BlockId::Number(number) => u32::try_from(number).ok().filter(|number| *number <= HASH_ID_MAX),
             BlockId::Below0(_) | BlockId::Name(_) => None,
         };
-        let given = self.numbers.len() as u32;
         if let Some(small) = small {
             self.greatest = self.greatest.max(small);
-            return if small <= HASH_ID_MAX - given { Ok(small) } else { Err(TraceFault::HashIdsMeet { id: small }) };
+            return if small <= HASH_ID_MAX - self.given {
+                Ok(small)
+            } else {
+                Err(TraceFault::HashIdsMeet { id: small })
+            };
         }
         if let Some(number) = self.numbers.get(&id) {
             return Ok(*number);
         }
-        let number = HASH_ID_MAX - given;
+        let number = self.next()?;
+        self.numbers.insert(id, number);
+        Ok(number)
+    }
+
+    /// Returns a number that no id of the file has, for a block whose content no other prompt has.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceFault::HashIdsMeet`] if an id that stayed as it is has the number.
+    pub(super) fn next(&mut self) -> Result<u32, TraceFault> {
+        let number = HASH_ID_MAX - self.given;
         if number <= self.greatest {
             return Err(TraceFault::HashIdsMeet { id: self.greatest });
         }
-        self.numbers.insert(id, number);
+        self.given += 1;
         Ok(number)
     }
 }
@@ -105,6 +121,8 @@ mod tests {
         assert_eq!(numbers, [0, 1, 2, 3, 4].map(|n| HASH_ID_MAX - n), "in the order in which they come");
         assert_eq!(hashes.map(&mut of), numbers);
         assert_eq!(of("8"), 8);
+        assert_eq!(ids.next().unwrap(), HASH_ID_MAX - 5);
+        assert_eq!(number(&mut ids, "-2"), Ok(HASH_ID_MAX - 6));
         for json in ["1.5", "null", "[1]", "1e30"] {
             assert!(serde_json::from_str::<BlockId>(json).is_err(), "{json}");
         }

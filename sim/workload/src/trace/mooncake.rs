@@ -68,7 +68,8 @@ impl Object {
             |field: &'static str, value: Option<Value>| length(field, &present(FIELDS, field, value)?.to_string());
         let input_tokens = tokens("input_length", self.input_length)?;
         let output_tokens = tokens("output_length", self.output_length)?;
-        let ids = self.hash_ids.filter(|ids| !ids.is_empty());
+        // No ids are all ids of a prompt without a full block.
+        let ids = self.hash_ids.filter(|ids| !ids.is_empty() || input_tokens < block_tokens);
         let ids = ids.map(|ids| hash_ids(ids, input_tokens, format, block_tokens, numbers)).transpose()?;
         let terms = Terms::of_json([self.tenant, self.namespace, self.priority, self.deadline_s])?;
         let retention = retention::of_json(self.retention)?;
@@ -139,7 +140,8 @@ pub(super) fn present<T>(expected: &'static str, field: &'static str, value: Opt
     value.ok_or(TraceFault::MissingField { field, expected })
 }
 
-/// Returns the numbers of the block ids of a prompt of `input_tokens` tokens, if there are as many as it has blocks.
+/// Returns the numbers of the block ids of a prompt of `input_tokens` tokens, if there are as many as it has blocks. Engines know no hash of a block that
+/// is not full: where the last block of the prompt is not, and alone has no id, no other prompt has its content.
 fn hash_ids(
     ids: Vec<BlockId>,
     input_tokens: u32,
@@ -148,10 +150,15 @@ fn hash_ids(
     numbers: &mut BlockIds,
 ) -> Result<Box<[u32]>, TraceFault> {
     let expected = input_tokens.div_ceil(block_tokens) as usize;
-    if ids.len() != expected {
+    let only_full = ids.len() + 1 == expected && ids.len() == (input_tokens / block_tokens) as usize;
+    if ids.len() != expected && !only_full {
         return Err(TraceFault::HashIdCount { found: ids.len(), expected, input_tokens, format, block_tokens });
     }
-    ids.into_iter().map(|id| numbers.number(id)).collect()
+    let mut of_ids = ids.into_iter().map(|id| numbers.number(id)).collect::<Result<Vec<u32>, _>>()?;
+    if only_full {
+        of_ids.push(numbers.next()?);
+    }
+    Ok(of_ids.into_boxed_slice())
 }
 
 /// Returns whole milliseconds exactly, fractions to the nearest nanosecond.

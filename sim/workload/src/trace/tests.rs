@@ -194,6 +194,24 @@ fn faults_in_mooncake_lines_are_named() {
 }
 
 #[test]
+fn ids_may_be_hashes_and_those_of_full_blocks_alone() {
+    let ids = |text: &str| line(0, 600, 1, &[0]).replace("[0]", text);
+    let short = line(0, 100, 1, &[0]).replace("[0]", "[]");
+    let hashes = ids("[-17, 18446744073709551615]");
+    let text =
+        [ids("[\"a\", 7]"), ids("[\"a\"]"), ids("[\"a\"]"), hashes.clone(), hashes, short.clone(), short].join("\n");
+    let prompts: Vec<Vec<Token>> = load(text).requests.iter().map(|request| request.prompt()).collect();
+    let common = |a: usize, b: usize| prompts[a].iter().zip(&prompts[b]).take_while(|(a, b)| a == b).count();
+    assert_eq!([common(0, 1), common(1, 2), common(0, 2)], [512; 3], "a block without an id is like no other");
+    assert_eq!([common(3, 4), common(0, 3), common(5, 6)], [600, 0, 0]);
+    assert_eq!(prompts[1].len(), 600);
+    // As many ids as a trace with larger blocks has.
+    assert!(
+        fault(ids("[1]").replace("600", "1100"), None).contains("1 hash_ids for input_length 1100; there must be 3")
+    );
+}
+
+#[test]
 fn contents_differ_in_every_place_and_prompts_from_what_is_generated() {
     let prompt = |content| {
         TraceRequest { arrival_ns: 0, input_tokens: 512, output_tokens: 1, content, ..TraceRequest::default() }.prompt()
