@@ -10,7 +10,7 @@ use super::rig::{BLOCK, Eviction, Rig, Run, Seq};
 use super::texts::Text;
 use crate::bench::measure::{quantile, time_ns};
 
-/// Steps of a round: each way runs one step, then the next way.
+/// Steps of each way: every way runs one step, then every way the next one, in the other order.
 const STEPS: usize = 48;
 
 /// Standard error of a median by that of a mean, for a normal distribution, and standard deviation by the median distance from the median.
@@ -104,7 +104,9 @@ fn take_turns(rig: &mut Rig, of: [&Seq; 3], batch: usize) -> anyhow::Result<Spee
     let mut ways: Vec<Vec<Seq>> = of.iter().map(|seq| (0..batch).map(|_| rig.fork(seq)).collect()).collect();
     let mut times = [const { Vec::new() }; 3];
     for at in 0..STEPS {
-        for (way, seqs) in ways.iter_mut().enumerate() {
+        // What a step leaves in the caches of the processor must not always serve the same way.
+        for way in if at % 2 == 0 { [0, 1, 2] } else { [2, 1, 0] } {
+            let seqs = &mut ways[way];
             let scored = (way > 0).then_some((1, ScoreKind::Mean));
             let mut runs: Vec<Run<'_>> =
                 seqs.iter_mut().map(|seq| Run { seq, tokens: &[40], scored, sample: true, again: false }).collect();
