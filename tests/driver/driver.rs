@@ -352,6 +352,7 @@ impl Driver {
     pub fn evict_idle(&mut self) {
         let blocks = self.core.evict_idle();
         self.flushed.push(blocks);
+        self.found.forget_evicted(&self.core.stats());
     }
 
     /// Flushes the cache: nothing computed so far is found any more.
@@ -409,6 +410,13 @@ impl Driver {
     }
 
     fn note_first_runs(&mut self, step: &Step) {
+        for copy in &step.copies {
+            let has = |seq: &&StepSeq| step.new_blocks_of(seq, 0).contains(&copy.to);
+            let owner = step.seqs.iter().find(has).expect("a copy writes into a block of a sequence of the step");
+            if let Some(known) = self.requests.get_mut(&owner.request) {
+                known.has_copies = true;
+            }
+        }
         for seq in &step.seqs {
             self.found.runs(&self.requests[&seq.request].request, seq.computed);
         }
@@ -434,6 +442,7 @@ impl Driver {
         }
         // What a step computes of a preempted request is not published.
         let is_published = !known.withdrawn && !self.sent.preempted.contains(&id);
+        let is_published = is_published && !known.has_copies;
         if known.has_ended_by_itself() && is_published && !self.blame.of(id).guilty {
             self.found.ended(&known.request, &known.text);
         }

@@ -161,6 +161,28 @@ pub(crate) fn retain(seed: u64, config: &mut Config) -> Option<Pcg64Mcg> {
     Some(rng)
 }
 
+/// Reuses text that is no prefix, for some seeds for which nothing speaks against it. Returns the generator of edits of prompts if so. Draws nothing
+/// from the run's own generator, so that other seeds run as they did.
+pub(crate) fn reuse_anywhere(seed: u64, config: &mut Config) -> Option<Pcg64Mcg> {
+    let mut rng = Pcg64Mcg::seed_from_u64(!seed.rotate_left(56));
+    if rng.random_range(0..2) > 0 {
+        return None;
+    }
+    let size = config.block_size;
+    let least = pick(&mut rng, &[1, 2, 5, size, 2 * size + 1]);
+    let recomputed = pick(&mut rng, &[0, 0, 0, 1, 4]);
+    let on_request = rng.random_range(0..4) == 0;
+    let reusing = Config {
+        reuse_anywhere: least,
+        reuse_recompute: recomputed,
+        reuse_on_request: on_request,
+        ..config.clone()
+    };
+    reusing.validate().ok()?;
+    *config = reusing;
+    Some(rng)
+}
+
 /// Draws retention hints for a prompt of `tokens` tokens, at times none.
 pub(crate) fn hints(rng: &mut Pcg64Mcg, tokens: u32) -> Vec<RetentionHint> {
     let mut begin = 0;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use trunkline_core::{BlockKey, RequestId};
+use trunkline_core::{BlockKey, RequestId, Token};
 
 /// Contents of a KV cell. Cells of one prefix are equal, whenever they were computed.
 #[derive(Clone, Copy, Debug)]
@@ -14,18 +14,24 @@ pub(crate) struct Cell {
     /// Stands for the layer group, and for the entries that the sequence had dropped when the cell was computed; 0 in the first group,
     /// with all entries.
     pub(crate) lineage: u64,
+    /// Token of the cell.
+    pub(crate) token: Token,
+    /// Namespace of the prefix.
+    pub(crate) space: u64,
+    /// `true` if the cell was computed behind other tokens, and copied.
+    pub(crate) copied: bool,
 }
 
 impl PartialEq for Cell {
     fn eq(&self, other: &Self) -> bool {
-        (self.prefix, self.lineage) == (other.prefix, other.lineage)
+        (self.prefix, self.lineage, self.copied) == (other.prefix, other.lineage, other.copied)
     }
 }
 
 /// The contents of no cell.
-pub(crate) const EMPTY: Cell = Cell { prefix: 0, flushes: 0, lineage: 0 };
+pub(crate) const EMPTY: Cell = Cell { prefix: 0, flushes: 0, lineage: 0, token: 0, space: 0, copied: false };
 /// The contents of a cell that a copy is to write, or failed to write.
-pub(crate) const POISON: Cell = Cell { prefix: 2, flushes: 0, lineage: 0 };
+pub(crate) const POISON: Cell = Cell { prefix: 2, ..EMPTY };
 
 /// What goes on in a block.
 #[derive(Clone, Default, Debug)]

@@ -1,11 +1,11 @@
 //! The content oracle: a worker without a model, which panics at the first thing a real one could not bear.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::{
-    BlockHash, BlockKey, Config, Keeps, Place, Request, RequestId, Step, StepResult, StepSeq, Token, Transfer,
+    BlockHash, BlockKey, Config, Keeps, Place, Request, RequestId, Reuse, Step, StepResult, StepSeq, Token, Transfer,
 };
 
 use crate::groups::{GroupTables, lineage_of};
@@ -20,12 +20,14 @@ pub const EOS: Token = 7;
 
 /// The cell before the first: prefixes of two namespaces are different prefixes.
 fn cell_before(root: BlockHash, flushes: u32) -> Cell {
-    Cell { prefix: (root.0 as u64 ^ (root.0 >> 64) as u64) | 1, flushes, lineage: 0 }
+    let space = (root.0 as u64 ^ (root.0 >> 64) as u64) | 1;
+    Cell { prefix: space, flushes, space, ..EMPTY }
 }
 
 fn next_cell(before: Cell, token: Token) -> Cell {
     let mixed = (before.prefix ^ u64::from(token) ^ 0x5851_f42d_4c95_7f2d).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    Cell { prefix: (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1, ..before }
+    let prefix = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1;
+    Cell { prefix, token, copied: false, ..before }
 }
 
 fn sample(cell: Cell) -> Token {
@@ -61,6 +63,12 @@ struct Truth {
     /// One for each token.
     cells: Vec<Cell>,
     needs_history: bool,
+    /// Reuse that the request asks for.
+    reuse: Option<Reuse>,
+    /// `true` once cells were copied for the request: its text is known only as far as it is generated.
+    has_copies: bool,
+    /// Positions of its copied cells.
+    copied: BTreeSet<usize>,
 }
 
 impl Truth {
@@ -73,6 +81,9 @@ impl Truth {
             tokens: Vec::new(),
             cells: Vec::new(),
             needs_history: request.sampling.needs_history(),
+            reuse: request.reuse,
+            has_copies: false,
+            copied: BTreeSet::new(),
         };
         truth.extend(&request.prompt);
         truth.extend(&request.generated);
@@ -81,7 +92,7 @@ impl Truth {
 
     fn extend(&mut self, tokens: &[Token]) {
         for token in tokens {
-            let cell = next_cell(self.cells.last().copied().unwrap_or(self.before), *token);
+            let cell = next_cell(reuse::last_cell(self.before, self.cells.iter().copied()), *token);
             self.tokens.push(*token);
             self.cells.push(cell);
         }
@@ -138,6 +149,8 @@ pub struct OracleWorker {
     rng: Pcg64Mcg,
     /// Of a hundred drafts, about this many are right.
     right_drafts: u32,
+    /// Tokens copied within the device.
+    pub copied: u64,
     /// Tokens that it was allowed to draft.
     pub drafts_allowed: u64,
     /// Drafts that were right, as were all before them.
@@ -174,6 +187,7 @@ impl OracleWorker {
             flushes: 0,
             right_drafts: [0, 50, 90, 100][rng.random_range(0..4)],
             rng,
+            copied: 0,
             drafts_allowed: 0,
             drafts_accepted: 0,
         }
@@ -379,12 +393,14 @@ impl OracleWorker {
             assert!(alone, "request {} is in the step twice, or shares its slot", seq.request);
             self.update_mirror(step, at);
         }
+        self.copy_cells(step);
         for seq in &step.seqs {
             self.assert_drafts_are_allowed(seq);
             self.claim_table(seq);
             self.claim_blocks(seq);
             self.assert_true(step, seq);
         }
+        self.check_sources(step);
     }
 
     /// Ends the step that was begun: writes its cells and samples.
@@ -500,13 +516,17 @@ impl OracleWorker {
             let own = &truth.tokens[computed..end];
             assert_eq!(step.run_tokens(seq), own, "request {request} is sent other tokens than its own");
         }
-        let wants_history = seq.start && (truth.needs_history || self.max_drafts > 0 || self.all_tokens);
+        let wants_history = truth.needs_history || self.max_drafts > 0 || self.all_tokens;
+        // Of a sequence that goes on, the worker lacks the tokens copied since.
+        let lacked = |at: &usize| seq.start || truth.copied.contains(at);
+        let n_lacked = (0..computed).rev().take_while(lacked).count();
         assert_eq!(
-            seq.n_history,
-            if wants_history { seq.computed } else { 0 },
+            seq.n_history as usize,
+            if wants_history { n_lacked } else { 0 },
             "request {request} is sent so much history"
         );
-        assert_eq!(step.history(seq), &truth.tokens[..seq.n_history as usize], "the history of request {request}");
+        let history = &truth.tokens[computed - seq.n_history as usize..computed];
+        assert_eq!(step.history(seq), history, "the history of request {request}");
         if self.whole_block_hits {
             assert_eq!(seq.kv_write_from, seq.computed, "request {request} writes all that it runs");
         }
@@ -590,7 +610,7 @@ impl OracleWorker {
             self.assert_true(step, seq);
         }
         let before = self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated").before;
-        let mut cell = if seq.computed == 0 { before } else { self.read(seq, seq.computed as usize - 1) };
+        let mut cell = reuse::last_cell(before, (0..seq.computed as usize).map(|at| self.read(seq, at)));
         let last = self.mirrors[seq.slot as usize].as_ref().and_then(|mirror| mirror.sampled);
         for (position, token) in (seq.computed as usize..).zip(step.run_tokens(seq)) {
             let token = if seq.input_from_last { last.expect("the step before sampled") } else { *token };
@@ -604,6 +624,11 @@ impl OracleWorker {
             None if seq.sample => self.draft(seq, cell),
             None => Vec::new(),
         };
+        if self.truth(seq).is_some_and(|truth| truth.has_copies)
+            && let Some(truth) = self.truths.get_mut(&seq.request)
+        {
+            truth.learn(seq.request, seq.n_generated, &sampled);
+        }
         if let Some(mirror) = &mut self.mirrors[seq.slot as usize] {
             mirror.sampled = sampled.last().copied();
         }
@@ -651,6 +676,8 @@ impl OracleWorker {
 
 #[path = "oracle_claims.rs"]
 mod claims;
+#[path = "oracle_reuse.rs"]
+mod reuse;
 #[cfg(test)]
 #[path = "oracle_faults.rs"]
 mod faults;

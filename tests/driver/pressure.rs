@@ -5,13 +5,14 @@
 use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::{
-    BlockFault, BlockHash, Core, Event, FinishReason, Namespace, Place, Refusal, Request, RequestId, StepResult, Token,
+    BlockFault, BlockHash, Core, Event, FinishReason, Namespace, Place, Refusal, Request, RequestId, Reuse, StepResult, Token,
     h2o,
 };
 
 use crate::Driver;
 use crate::limits::{
-    divide_layers, hints, imitate, limits, pick, preempt_at_once, retain, run_prompts_first, share_a_tier, suit_worker,
+    divide_layers, hints, imitate, limits, pick, preempt_at_once, retain, reuse_anywhere, run_prompts_first,
+    share_a_tier, suit_worker,
 };
 use crate::oracle::{EOS, VOCAB, continuation};
 
@@ -38,6 +39,8 @@ pub struct Outcome {
     pub preempted_in_steps: u64,
     /// Prompt tokens found in the cache.
     pub cached_tokens: u64,
+    /// Prompt tokens copied from other places in the cache, and read again after a swap.
+    pub copied_tokens: u64,
     /// Blocks merged.
     pub merged_blocks: u64,
     /// Blocks evicted.
@@ -107,6 +110,7 @@ impl Outcome {
             preemptions: self.preemptions + other.preemptions,
             preempted_in_steps: self.preempted_in_steps + other.preempted_in_steps,
             cached_tokens: self.cached_tokens + other.cached_tokens,
+            copied_tokens: self.copied_tokens + other.copied_tokens,
             merged_blocks: self.merged_blocks + other.merged_blocks,
             evicted_blocks: self.evicted_blocks + other.evicted_blocks,
             workers_lost: self.workers_lost + other.workers_lost,
@@ -158,6 +162,8 @@ struct Run {
     resumes: bool,
     /// Generator of retention hints, if requests have some.
     hint_rng: Option<Pcg64Mcg>,
+    /// Generator of edits of prompts, if text that is no prefix is reused.
+    edit_rng: Option<Pcg64Mcg>,
     outcome: Outcome,
     /// Every event and its time, for a replay.
     events: Vec<(u64, Event)>,
@@ -178,6 +184,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
     preempt_at_once(seed, &mut config);
     imitate(seed, &mut config);
     let hint_rng = retain(seed, &mut config);
+    let edit_rng = reuse_anywhere(seed, &mut config);
     share_a_tier(&mut rng, &mut config);
     let is_shared = config.tiers.iter().any(|tier| tier.shared);
     let mut driver = Driver::with_content(config, rng.next_u64());
@@ -186,7 +193,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
         before.finish(requests / 2);
         driver = before.driver.replaced();
     }
-    let mut run = Run { resumes, hint_rng, ..Run::new(&mut rng, driver, requests) };
+    let mut run = Run { resumes, hint_rng, edit_rng, ..Run::new(&mut rng, driver, requests) };
     let outcome = run.finish(requests);
     let mut second = Core::new(run.driver.core.config().clone()).expect("the same limits");
     let mut ignored = Vec::new();
@@ -214,6 +221,7 @@ impl Run {
             // Nothing is looked up after a flush.
             resumes: false,
             hint_rng: None,
+            edit_rng: None,
             flushes: !is_shared || rng.random_range(0..4) == 0,
             rng: Pcg64Mcg::seed_from_u64(rng.next_u64()),
             outcome: Outcome::default(),
@@ -247,6 +255,7 @@ impl Run {
             refused_by_tokens: by_tokens.count() as u64,
             preemptions: stats.preemptions,
             cached_tokens: stats.tokens.cached_tokens,
+            copied_tokens: driver.worker.copied,
             merged_blocks: stats.merged_blocks,
             evicted_blocks: stats.evicted_blocks,
             dropped_blocks: stats.h2o.h2o_dropped_blocks,
@@ -543,6 +552,10 @@ impl Run {
         if let Some(rng) = &mut self.hint_rng {
             request.retention = hints(rng, request.prompt.len() as u32 + 1);
         }
+        if let Some(rng) = &mut self.edit_rng {
+            edit(rng, &mut request);
+            request.hash_prompt(block_size);
+        }
         if self.weak_hashes {
             request.hashes.clear();
             request.hash_prompt(block_size);
@@ -611,6 +624,20 @@ pub fn request(rng: &mut Pcg64Mcg, n: u64, previous: Option<&[Token]>, now_ns: u
     }
     request.hash_prompt(block_size);
     request
+}
+
+/// Moves some of a prompt's tokens to other positions, and draws the reuse that the request asks for.
+fn edit(rng: &mut Pcg64Mcg, request: &mut Request) {
+    let prompt = &mut request.prompt;
+    let at = rng.random_range(0..=prompt.len());
+    match rng.random_range(0..4) {
+        0 if prompt.len() > 1 => _ = prompt.remove(at.min(prompt.len() - 1)),
+        1 => _ = prompt.splice(at..at, (0..1 + at as u32 % 5).map(|new| new * 7)),
+        2 => prompt.rotate_left(at),
+        _ => {}
+    }
+    request.reuse = pick(rng, &[None, None, Some(Reuse::Anywhere), Some(Reuse::Prefix)]);
+    request.hashes.clear();
 }
 
 /// Returns `true` if a token ends every request of [`request`].

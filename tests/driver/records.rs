@@ -17,6 +17,8 @@ pub struct Known {
     pub refused: bool,
     /// `true` if a core gave it back at least once.
     pub withdrawn: bool,
+    /// `true` if tokens were copied for it from other places in the cache.
+    pub has_copies: bool,
     /// `true` if the driver found a stop string in its text, so that it may end anywhere.
     pub told_to_stop: bool,
 }
@@ -26,7 +28,7 @@ impl Known {
     pub fn new(request: &Request) -> Self {
         let text = request.generated.clone();
         let withdrawn = !text.is_empty();
-        Self { request: request.clone(), text, end: None, refused: false, withdrawn, told_to_stop: false }
+        Self { request: request.clone(), text, end: None, refused: false, withdrawn, has_copies: false, told_to_stop: false }
     }
 
     /// Returns `true` if the request has had its answer.
@@ -69,6 +71,10 @@ impl Known {
     /// # Panics
     /// If the text differs, or lacks tokens though the core chose the end.
     pub fn assert_text(&self, says: Option<fn(u64, u32) -> Token>) {
+        if self.has_copies && says.is_none() {
+            // What it says depends on what was copied; the worker compared each cell.
+            return;
+        }
         let (id, alone) = (self.request.id, self.alone(says));
         assert!(alone.starts_with(&self.text), "request {id} says {:?}, alone it says {alone:?}", self.text);
         if self.has_ended_by_itself() {

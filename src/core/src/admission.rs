@@ -68,11 +68,15 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
     kv.admitted();
     let load = if loads { kv.planned() } else { 0 };
     let at_once = if kv.takes_chunks() { load } else { needed };
-    take_blocks(state, slot, at_once, computed);
-    let State { sequences, journal, waiting, .. } = state;
+    let reuses = kv.reuses() && !loads && !state.suspects.is_narrowing();
+    let copied = take_blocks(state, slot, at_once, computed, reuses.then(|| needed.saturating_add(watermark)));
+    let State { sequences, journal, waiting, kv, .. } = state;
     let seq = &mut sequences[slot];
     let decision = if loads { Decision::Load } else { Decision::Admit };
     journal.decide(decision, seq.id.0, u64::from(computed));
+    if copied > 0 {
+        kv.plan_copies(seq, journal);
+    }
     waiting.remove(slot);
     if loads {
         return Admission::Loads;
@@ -89,13 +93,19 @@ fn tokens_of(blocks: u32, block_size: u32) -> u64 {
     u64::from(blocks) * u64::from(block_size)
 }
 
-/// Gives a sequence its prefix hit and `at_once` entries with private blocks. The rest of its tokens are promised theirs.
-fn take_blocks(state: &mut State, slot: usize, at_once: u32, computed: u32) {
-    let State { sequences, kv, rehit, config, .. } = state;
+/// Gives a sequence its prefix hit and `at_once` entries with private blocks. The rest of its tokens are promised theirs. Holds what is to be
+/// copied behind the hit, if so many blocks are usable as `reuses` says. Returns the number of tokens to be copied.
+fn take_blocks(state: &mut State, slot: usize, at_once: u32, computed: u32, reuses: Option<u32>) -> u32 {
+    let State { sequences, kv, rehit, config, journal, .. } = state;
     let seq = &mut sequences[slot];
     // The tables are made as long as they will be.
     seq.reserve(config.block_size);
+    let is_first = seq.cold.history.admissions == 0;
     kv.hold_found(seq);
+    let copied = reuses.map_or(0, |needed| kv.hold_runs(seq, journal.stats.steps + 1, needed));
+    if is_first {
+        seq.cold.history.copied_tokens = copied;
+    }
     let allocated = kv.grow(seq, at_once);
     assert!(allocated, "usable blocks were counted a moment ago");
     kv.promise(seq);
@@ -103,6 +113,7 @@ fn take_blocks(state: &mut State, slot: usize, at_once: u32, computed: u32) {
     let found = seq.published.saturating_sub(seq.cold.history.shared_at_preemption);
     rehit.observe(found, seq.cold.history.cached_at_preemption);
     (seq.cold.history.shared_at_preemption, seq.cold.history.cached_at_preemption) = (0, 0);
+    copied
 }
 
 /// Returns the last of the blocks of a waiting request that another request is about to publish, if the block after the cached
@@ -118,7 +129,7 @@ fn awaited_block(state: &State, slot: usize) -> Option<BlockHash> {
         return None;
     }
     let owner = state.shared_work.owner(hashes, at, |slot| state.sequences[slot].prompt_rest())?;
-    let others = &state.sequences[owner].cold.hashes;
+    let (others, _) = state.sequences[owner].prompt_rest();
     // The chained hash of a block names all blocks before it too: equal hashes are a prefix.
     let (mut shared, mut differs) = (at, hashes.len().min(others.len()));
     while shared + 1 < differs {

@@ -82,6 +82,10 @@ fn check_blocks(state: &State) {
             }
         }
     }
+    for source in state.kv.held_sources() {
+        let is_held = matches!(pool.state(source.index), BlockState::Held | BlockState::Stale);
+        assert!(pool.is_current(*source) && is_held, "the source of a copy is not held");
+    }
     for transfer in state.kv.transfers.iter() {
         let is_held = |handle: &BlockHandle| matches!(pool.state(handle.index), BlockState::Held | BlockState::Stale);
         let reads = |handle: &BlockHandle| pool.is_current(*handle) && is_held(handle);

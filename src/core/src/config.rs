@@ -162,6 +162,19 @@ settings! {
         /// A request may ask for another mode: [`crate::Request::h2o`].
         h2o: H2oConfig { default: H2oConfig::default(), value: "MODE", recorded: unless_default }
 
+        /// Reuse of cached text that is no prefix, as a document behind another question: tokens of a run that is worth a copy, at least;
+        /// 0 is off. Approximate: the copied KV was computed behind other tokens.
+        ///
+        /// Requests may refuse: [`crate::Request::reuse`]. Not with layer groups, eviction within sequences, prompts that take their blocks
+        /// chunk by chunk, or prompts before decodes.
+        reuse_anywhere: u32 { default: 0, range: 0..=TOKENS_MAX, value: "TOKENS", recorded: unless_default }
+
+        /// Tokens computed again at the beginning of each run that `--reuse-anywhere` copies.
+        reuse_recompute: u32 { default: 0, range: 0..=TOKENS_MAX, value: "TOKENS", recorded: unless_default }
+
+        /// Copy runs only for requests that ask for it, with `reuse: "anywhere"` in the API.
+        reuse_on_request: bool { default: false, value: "BOOL", recorded: unless_default }
+
         /// Prompt and generated tokens of one request, at most.
         max_context: u32 { default: 1 << 20, range: 2..=TOKENS_MAX }
 
@@ -334,6 +347,7 @@ impl Config {
             return Err(ConfigError::StepLogitsBelowSize { logits, size });
         }
         self.h2o.validate(self.block_size)?;
+        self.check_reuse()?;
         self.make_policy()?;
         self.make_eviction().map(|_| ())
     }
@@ -359,6 +373,20 @@ impl Config {
             });
         }
         Ok(())
+    }
+
+    /// Checks that nothing else needs the blocks or the KV that copied runs would change.
+    fn check_reuse(&self) -> Result<(), ConfigError> {
+        let obstacles = [
+            (self.n_groups() > 1, "the model has layer groups, with a sliding window or for --h2o"),
+            (self.h2o.mode != crate::h2o::Mode::Off, "--h2o is on: attention scores count computed tokens"),
+            (self.prefill_first.is_on(), "--prefill-first is on"),
+            (!self.reserve_prompts, "--reserve-prompts is false: a copy needs all blocks of a prompt"),
+        ];
+        match obstacles.into_iter().find(|(is_there, _)| *is_there && self.reuse_anywhere > 0) {
+            Some((_, reason)) => Err(ConfigError::ReuseAnywhere { reason }),
+            None => Ok(()),
+        }
     }
 
     /// Returns the number of layer groups, at least 1.

@@ -72,6 +72,8 @@ pub enum Decision {
     Reread = 28,
     /// The worker drafts fewer or more tokens than the one before; amount: drafts of a sequence in one step, at most.
     DraftsLimited = 29,
+    /// Runs of tokens are copied from other places in the cache; amount: tokens. Followed by the runs.
+    Reuse = 30,
 }
 
 /// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.

@@ -15,6 +15,7 @@ mod demotions;
 mod groups;
 mod promised;
 mod remembered;
+mod reused;
 mod shared_tier;
 mod swapped_groups;
 mod tier_copies;
@@ -25,6 +26,7 @@ use std::collections::VecDeque;
 use self::demotions::Demotions;
 use self::promised::Promised;
 use self::remembered::Remembered;
+use self::reused::Reused;
 use crate::config::{Config, ConfigError, Write};
 use crate::group_blocks::GroupBlocks;
 use crate::hash::BlockHash;
@@ -79,6 +81,8 @@ pub(crate) struct Kv {
     plan_beside: Vec<Option<PlannedBlock>>,
     /// Tier of the first block left out of the last plan because computing the block takes less time.
     passed_over: Option<usize>,
+    /// Copies within the device.
+    reused: Reused,
     /// Blocks that prompts under way will take.
     pub promised: Promised,
     /// Last step in flight that may still use blocks released at once, if there is one.
@@ -107,6 +111,9 @@ impl Kv {
         if config.tiers.first().is_some_and(|tier| tier.write == Write::SecondUse) {
             tree.count_hits();
         }
+        if config.reuse_anywhere > 0 {
+            tree.note_contents();
+        }
         Ok(Self {
             block_size: config.block_size,
             whole_block_hits: config.worker.whole_block_hits,
@@ -125,6 +132,7 @@ impl Kv {
             plan: Vec::new(),
             plan_beside: Vec::new(),
             passed_over: None,
+            reused: Reused::new(config),
             promised: Promised::new(config),
             released_until: None,
         })
@@ -368,6 +376,7 @@ impl Kv {
     /// Frees the blocks given up that no step after `ended` reads. Copies may again touch blocks released at once in such steps.
     pub fn free_retired(&mut self, ended: u64) {
         self.released_until = self.released_until.filter(|last_step| *last_step > ended);
+        self.release_sources(ended);
         while let Some((_, block)) = self.retired.pop_front_if(|(last_step, _)| *last_step <= ended) {
             self.free(block);
         }

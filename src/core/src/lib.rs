@@ -136,12 +136,12 @@ pub use crate::fast_forward::{FastForwardDriver, FastForwardResult, SteadyBatch,
 pub use crate::hash::{BlockHash, Namespace};
 pub use crate::ids::{BlockHandle, RequestId, Token};
 pub use crate::remains::Remains;
-pub use crate::request::{FinishReason, Refusal, Request, Sampling, Usage};
+pub use crate::request::{FinishReason, Refusal, Request, Reuse, Sampling, Usage};
 pub use crate::retention::RetentionHint;
 pub use crate::stats::{
     DraftCounters, H2oCounters, RequestCounters, RetentionCounters, Stats, SwapCounters, TierStats, TokenCounters,
 };
-pub use crate::step::{Dropped, Keeps, NO_BLOCK, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq};
+pub use crate::step::{CellCopy, Dropped, Keeps, NO_BLOCK, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq};
 pub use crate::suspects::WORKER_FAILURES_MAX;
 pub use crate::tier::TIERS_MAX;
 pub use crate::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};

@@ -49,6 +49,9 @@ pub struct Request {
     /// Eviction within the request's sequence; `None` for [`crate::Config::h2o`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub h2o: Option<Mode>,
+    /// Reuse of cached text that is no prefix; `None` for the core's rule. Without effect while [`crate::Config::reuse_anywhere`] is 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reuse: Option<Reuse>,
     /// Priorities of ranges of tokens in the prefix cache, in the order of the ranges: see [`crate::retention`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub retention: Vec<RetentionHint>,
@@ -87,6 +90,7 @@ impl Request {
             deadline_ns: None,
             sampling: Sampling::default(),
             h2o: None,
+            reuse: None,
             retention: Vec::new(),
             kv_class: 0,
             continues: false,
@@ -97,6 +101,21 @@ impl Request {
     pub fn hash_prompt(&mut self, block_size: u32) {
         extend_hashes(&mut self.hashes, self.root, block_size, &self.prompt);
     }
+}
+
+/// Cached text that a request may take KV from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reuse {
+    /// The longest cached prefix alone: exact.
+    Prefix,
+    /// Also runs of tokens behind the prefix that are cached at other places: approximate.
+    Anywhere,
+}
+
+impl Reuse {
+    /// All kinds, with the names users write.
+    pub const ALL: [(&'static str, Self); 2] = [("prefix", Self::Prefix), ("anywhere", Self::Anywhere)];
 }
 
 /// Reason for the end of an accepted request.
@@ -135,6 +154,9 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Prompt tokens found in the prefix cache when the request was first admitted.
     pub cached_tokens: u32,
+    /// Prompt tokens whose KV was then copied from other places in the cache, behind the prefix.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub copied_tokens: u32,
     /// Number of tokens generated.
     pub completion_tokens: u32,
     /// Times the request was preempted.

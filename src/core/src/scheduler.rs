@@ -69,6 +69,7 @@ impl Scheduler {
     /// step (`alone` is `false` then) or a transfer is in flight.
     pub fn schedule(&mut self, state: &mut State, alone: bool, step: &mut Step) {
         self.picked.clear();
+        state.kv.tree.begin_step(step.id);
         if state.suspects.is_narrowing() && !alone {
             // A step that fails says the more the fewer run beside it.
             return;
@@ -233,7 +234,8 @@ impl Scheduler {
         }
         step.seqs.push(part);
         seq.begin_step(step.id, 1, true, false);
-        self.picked.parts.push(Part { slot: slot as u32, n_tokens: 1, n_drafts: 0, sample: true, decodes: true });
+        let part = Part { slot: slot as u32, n_tokens: 1, n_copied: 0, n_drafts: 0, sample: true, decodes: true };
+        self.picked.parts.push(part);
     }
 
     /// Runs the next group of suspects, as far as it can run. Returns `false` if there are no suspects, or none can run now: then the
@@ -347,7 +349,10 @@ impl Scheduler {
     /// only if the step is otherwise empty, for then no later step would offer more.
     fn chunk(&self, state: &State, slot: usize, budget: u32, step_is_empty: bool) -> u32 {
         let (seq, config) = (&state.sequences[slot], &state.config);
-        let (planned, unplanned) = (seq.planned(), seq.unplanned());
+        let (planned, unplanned) = match &seq.cold.copied {
+            Some(_) if state.kv.reuses() => (seq.planned() + seq.next_copied(), seq.next_uncopied()),
+            _ => (seq.planned(), seq.unplanned()),
+        };
         if unplanned <= budget {
             return unplanned;
         }
@@ -381,6 +386,8 @@ impl Scheduler {
         let State { sequences, kv, journal, waiting, config, planners, reserve, .. } = state;
         let seq = &mut sequences[slot];
         let decodes = seq.decodes_next();
+        let n_copied = if kv.reuses() { seq.next_copied() } else { 0 };
+        seq.skip(n_copied);
         let (planned, awaits_token) = (seq.planned(), seq.awaits_token());
         debug_assert!(n_tokens > 0 && n_tokens <= seq.unplanned());
         let start = !seq.on_worker;
@@ -388,7 +395,10 @@ impl Scheduler {
             seq.on_worker = true;
             seq.mirror.table_sent = 0;
         }
-        let (n_history, n_ahead) = if start { begin(seq, n_tokens, config, step) } else { (0, 0) };
+        let (n_history, n_ahead) = match start {
+            true => begin(seq, n_tokens, config, step),
+            false => (if sends_history(seq, config) { n_copied } else { 0 }, 0),
+        };
         let tokens_at = step.tokens.len() as u32;
         let sample = n_tokens == seq.unplanned();
         if sample && !decodes {
@@ -433,7 +443,7 @@ impl Scheduler {
         step.seqs.push(part);
         seq.mirror.table_sent = seq.table.len() as u32;
         seq.begin_step(step.id, n_tokens, sample, n_drafts > 0);
-        self.picked.parts.push(Part { slot: slot as u32, n_tokens, n_drafts, sample, decodes });
+        self.picked.parts.push(Part { slot: slot as u32, n_tokens, n_copied, n_drafts, sample, decodes });
     }
 
     /// Asks for the scores that the planner of a sequence needs, before the sequence is added to the step.
@@ -451,10 +461,14 @@ impl Scheduler {
 /// these, and behind.
 fn begin(seq: &Sequence, n_tokens: u32, config: &Config, step: &mut Step) -> (u32, u32) {
     let (planned, all) = (seq.planned(), config.worker.all_tokens);
-    let sends_history = all || seq.cold.sampling.needs_history() || config.max_drafts > 0;
     let n_ahead = if all { seq.unplanned() - n_tokens } else { 0 };
     step.starts.push(SeqStart { sampling: seq.cold.sampling, n_prompt: seq.prompt_tokens, n_ahead });
-    (if sends_history { planned } else { 0 }, n_ahead)
+    (if sends_history(seq, config) { planned } else { 0 }, n_ahead)
+}
+
+/// Returns `true` if the worker gets the tokens of a sequence that it does not run.
+fn sends_history(seq: &Sequence, config: &Config) -> bool {
+    config.worker.all_tokens || seq.cold.sampling.needs_history() || config.max_drafts > 0
 }
 
 /// Charges the tenant of a sequence for the part of the prompt that a step runs: once, preempted or not, and not for cached tokens.

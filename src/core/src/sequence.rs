@@ -24,6 +24,7 @@
 //! A request that is handed back ([`crate::Event::Withdraw`]) leaves at once too, except that steps in flight end first: their tokens
 //! are dropped, and computed again by whoever gets the request.
 
+mod copied;
 mod phase;
 
 use std::mem::offset_of;
@@ -37,10 +38,11 @@ use crate::hash::{BlockHash, extend_hashes};
 use crate::ids::{BlockHandle, RequestId, Token};
 use crate::policy::RequestView;
 use crate::prefetch::{prefetch, prefetch_at};
-use crate::request::{FinishReason, Request, Sampling, Usage};
+use crate::request::{FinishReason, Request, Reuse, Sampling, Usage};
 use crate::retention::RetentionHint;
 use crate::transitions::lists;
 
+pub(crate) use copied::Copied;
 pub(crate) use phase::{Load, Phase, SwapIn, SwapOut, Swapped};
 pub use phase::{SequenceEvent, SequenceState, TRANSITIONS};
 
@@ -109,6 +111,8 @@ pub(crate) struct History {
     pub charged_tokens: u32,
     /// Prompt tokens found in the cache at the first admission.
     pub cached_tokens: Option<u32>,
+    /// Prompt tokens copied at the first admission.
+    pub copied_tokens: u32,
     /// Times the sequence was admitted. Only the first admission counts hits.
     pub admissions: u32,
     /// Times the sequence was preempted.
@@ -228,6 +232,10 @@ pub(crate) struct Cold {
     pub h2o: Option<h2o::Mode>,
     /// Priorities of the tokens in the prefix cache.
     pub retention: Box<[RetentionHint]>,
+    /// Reuse of text that is no prefix, as the request asks; `None` for the core's rule.
+    pub reuse: Option<Reuse>,
+    /// Copied runs of the sequence, while it has KV with some.
+    pub copied: Option<Box<Copied>>,
     /// Of an inner request, which reads a prompt again: the position from which on attention is scored.
     pub reread_from: Option<u32>,
     /// Blocks promised to the sequence, for tokens of its prompt that its tables have no entries for.
@@ -309,6 +317,8 @@ impl Sequence {
                 continues: request.continues,
                 h2o: request.h2o,
                 retention: request.retention.into_boxed_slice(),
+                reuse: request.reuse,
+                copied: None,
                 reread_from: None,
                 promised: 0,
                 is_stale: false,
@@ -345,9 +355,43 @@ impl Sequence {
         self.state() == SequenceState::Decode
     }
 
-    /// Returns the hashes of the blocks, and the number of published ones.
+    /// Returns the hashes of the blocks that may be published, and the number of published ones.
     pub fn prompt_rest(&self) -> (&[BlockHash], usize) {
-        (&self.cold.hashes, self.published as usize)
+        let (hashes, published) = (&self.cold.hashes[..], self.published as usize);
+        match &self.cold.copied {
+            None => (hashes, published),
+            Some(copied) => (&hashes[..hashes.len().min(published.max(copied.exact_blocks() as usize))], published),
+        }
+    }
+
+    /// Returns how many of the first `tokens` tokens have, or will have, the KV that any sequence with these tokens has: no copied ones, and none
+    /// computed behind these.
+    pub fn exact(&self, tokens: u32) -> u32 {
+        self.cold.copied.as_ref().map_or(tokens, |copied| tokens.min(copied.exact_until()))
+    }
+
+    /// Forgets copied runs behind the tokens with KV: they are computed.
+    pub fn cut_copied(&mut self) {
+        let computed = self.computed;
+        self.cold.copied.take_if(|copied| !copied.cut(computed));
+    }
+
+    /// Returns the number of tokens copied next: the next step skips them.
+    pub fn next_copied(&self) -> u32 {
+        self.cold.copied.as_ref().map_or(0, |copied| copied.at(self.planned()))
+    }
+
+    /// Returns the number of tokens that the next step can run, at most: up to the next copied run.
+    pub fn next_uncopied(&self) -> u32 {
+        let (skipped, unplanned) = (self.next_copied(), self.unplanned());
+        let begin = self.planned() + skipped;
+        let next = self.cold.copied.as_ref().map_or(u32::MAX, |copied| copied.next(begin));
+        (unplanned - skipped).min(next - begin)
+    }
+
+    /// Notes that the step being made skips copied tokens.
+    pub fn skip(&mut self, n_tokens: u32) {
+        self.ahead.tokens += n_tokens;
     }
 
     /// Returns `true` for a sequence in the batch whose prompt is being computed, as far as the results so far say.
@@ -605,6 +649,7 @@ impl Sequence {
         debug_assert!(self.cold.tables.iter().all(Vec::is_empty), "so are those of all groups");
         self.cold.drops.clear();
         self.cold.planner = None;
+        self.cold.copied = None;
         self.cold.promised = 0;
         self.cold.is_stale = false;
         self.on_worker = false;
@@ -642,6 +687,7 @@ impl Sequence {
             // Another core would read the prompt again.
             h2o: if cold.history.reread_failed { Some(h2o::Mode::Off) } else { cold.h2o },
             retention: cold.retention.into_vec(),
+            reuse: cold.reuse,
             kv_class: cold.kv_class,
             continues: cold.continues,
             worker_failures: u32::from(self.worker_failures),
@@ -654,6 +700,7 @@ impl Sequence {
         Usage {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cold.history.cached_tokens.unwrap_or(0),
+            copied_tokens: self.cold.history.copied_tokens,
             completion_tokens: self.generated(),
             preemptions: self.cold.history.preemptions,
         }

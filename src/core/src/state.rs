@@ -242,9 +242,11 @@ impl State {
     pub fn publish(&mut self, slot: usize) {
         let seq = &self.sequences[slot];
         let (from, was_unpublishable) = (seq.published, seq.unpublishable);
-        let computed = seq.computed;
-        self.kv.publish(&mut self.sequences[slot], computed, self.journal.stats.steps, &mut self.journal);
+        let exact = seq.exact(seq.computed);
+        let is_inexact = exact < seq.computed;
+        self.kv.publish(&mut self.sequences[slot], exact, self.journal.stats.steps, &mut self.journal);
         self.announce(slot, from);
+        self.sequences[slot].unpublishable |= is_inexact;
         if self.sequences[slot].unpublishable && !was_unpublishable {
             self.disown(slot);
         }
@@ -295,7 +297,7 @@ impl State {
         let (seq, size) = (&mut sequences[slot], config.block_size);
         let from = seq.published;
         // The others wait for blocks with hashes alone.
-        let end = (seq.planned() / size).min(seq.cold.hashes.len() as u32);
+        let end = (seq.exact(seq.planned()) / size).min(seq.cold.hashes.len() as u32);
         let is_plain = kv.groups.n() == 0 && seq.cold.planner.is_none() && !seq.unpublishable;
         if !is_plain || end <= from {
             return;
@@ -342,6 +344,20 @@ impl State {
         let seq = &self.sequences[slot];
         if !seq.unpublishable {
             self.shared_work.begin(slot, seq.prompt_rest());
+        }
+    }
+
+    /// Lets a sequence compute the runs that are not known to be copied: the step that copies was lost.
+    pub fn drop_copied(&mut self, slot: usize) {
+        if self.sequences[slot].cold.copied.is_none() {
+            return;
+        }
+        let owns = self.shared_work.has(slot);
+        self.end_shared_work(slot);
+        let seq = &mut self.sequences[slot];
+        seq.cut_copied();
+        if owns || (seq.is_prefill() && seq.ending.is_none()) {
+            self.begin_shared_work(slot);
         }
     }
 

@@ -45,6 +45,8 @@ pub struct TokenCounters {
     pub prompt_tokens: u64,
     /// Prompt tokens at first admissions whose KV was found in the cache and not computed again.
     pub cached_tokens: u64,
+    /// Prompt tokens at admissions whose KV was copied from other places in the cache, and not computed.
+    pub copied_tokens: u64,
     /// Tokens generated so far.
     pub generated_tokens: u64,
 }
@@ -186,9 +188,10 @@ impl AddAssign for RequestCounters {
 
 impl AddAssign for TokenCounters {
     fn add_assign(&mut self, other: Self) {
-        let Self { prompt_tokens, cached_tokens, generated_tokens } = other;
+        let Self { prompt_tokens, cached_tokens, copied_tokens, generated_tokens } = other;
         self.prompt_tokens += prompt_tokens;
         self.cached_tokens += cached_tokens;
+        self.copied_tokens += copied_tokens;
         self.generated_tokens += generated_tokens;
     }
 }
@@ -290,7 +293,7 @@ mod tests {
             private_blocks: 1,
             steps: 1,
             requests: RequestCounters { accepted: 1, refused: 1, finished: 1, withdrawn: 1, restarted: 1 },
-            tokens: TokenCounters { prompt_tokens: 1, cached_tokens: 1, generated_tokens: 1 },
+            tokens: TokenCounters { prompt_tokens: 1, cached_tokens: 1, copied_tokens: 1, generated_tokens: 1 },
             loading: 1,
             swapped: 1,
             moving_blocks: 1,
@@ -333,7 +336,7 @@ mod tests {
         let keys = json.replace(tier, "").replace(":0", "");
         let expected = [
             r#"{"waiting","running","free_blocks","idle_blocks","held_blocks","private_blocks","steps","#,
-            r#""accepted","refused","finished","withdrawn","restarted","prompt_tokens","cached_tokens","generated_tokens","#,
+            r#""accepted","refused","finished","withdrawn","restarted","prompt_tokens","cached_tokens","copied_tokens","generated_tokens","#,
             r#""loading","swapped","moving_blocks","free_host_blocks","tiers":["#,
             &",".repeat(TIERS_MAX - 1),
             r#"],"swap_outs","swap_ins","swapped_out_blocks","swapped_in_blocks","failed_transfers","#,

@@ -14,6 +14,8 @@ pub(crate) struct Part {
     pub slot: u32,
     /// Tokens that the step runs of the sequence, without drafts.
     pub n_tokens: u32,
+    /// Tokens before these that are copied.
+    pub n_copied: u32,
     /// Tokens that the worker may draft.
     pub n_drafts: u32,
     /// `true` if the step samples for the sequence.

@@ -39,6 +39,8 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     state.leave_batch(slot);
     let State { sequences, kv, journal, .. } = state;
     let seq = &mut sequences[slot];
+    // Behind the tokens with KV nothing goes out.
+    seq.cut_copied();
     kv.withdraw_promise(seq);
     kv.release_groups(seq, n);
     let mut unused = seq.table.split_off(n);

@@ -42,12 +42,16 @@
 
 mod ahead;
 mod classes;
+mod contents;
 mod demotion;
 mod evicting;
 mod hints;
 mod matching;
+mod runs;
 
 use self::classes::Classes;
+use self::contents::Contents;
+pub use self::runs::CachedRun;
 use crate::block::{BlockEvent, BlockPool, BlockState, ROOM_MAX};
 use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;
@@ -113,6 +117,8 @@ pub struct PrefixTree {
     /// Published blocks by fingerprint.
     index: BlockIndex,
     nodes: Nodes,
+    /// Published blocks by their tokens alone, if somebody asks for them.
+    contents: Option<Box<Contents>>,
     /// Namespaces with published blocks.
     namespaces: Namespaces,
     /// `true` if hits of blocks are counted, because somebody asks for them.
@@ -144,6 +150,7 @@ impl PrefixTree {
             eviction: Classes::new(eviction),
             index: BlockIndex::new(capacity),
             nodes: Nodes::with_capacity(room),
+            contents: None,
             namespaces: Namespaces::default(),
             tokens: huge_pages::with_capacity((room * block_size as usize).min(ROOM_TOKENS_MAX)),
             leaving: Vec::new(),
@@ -298,6 +305,7 @@ impl PrefixTree {
         for block in 0..self.pool.opened() {
             if self.pool.state(block) == BlockState::Held {
                 self.index.remove(self.nodes.fingerprint(block), block);
+                self.leave_contents(&[block]);
                 self.eviction.left(&[block], &self.nodes);
                 self.pool.apply(block, BlockEvent::Flushed);
             }
@@ -430,6 +438,7 @@ impl PrefixTree {
         self.tokens[block.index as usize * self.block_size..][..self.block_size].copy_from_slice(tokens);
         self.pool.apply(block.index, BlockEvent::Published);
         self.index.insert(hash.fingerprint(), block.index, |index| self.nodes.fingerprint(index));
+        self.enter_contents(&[block]);
         self.eviction.published(&[block], &self.nodes);
     }
 
@@ -449,6 +458,7 @@ impl PrefixTree {
         });
         let named = hashes.iter().zip(chain).map(|(hash, block)| (hash.fingerprint(), block.index));
         self.index.insert_all(named, |index| self.nodes.fingerprint(index));
+        self.enter_contents(chain);
         self.eviction.published(chain, &self.nodes);
     }
 
@@ -499,6 +509,7 @@ impl PrefixTree {
         self.pool.clear();
         self.nodes.clear();
         self.index.clear();
+        self.contents.iter_mut().for_each(|contents| contents.clear());
         self.namespaces.clear();
         self.eviction.clear();
         self.left.clear();
@@ -552,6 +563,7 @@ impl PrefixTree {
     pub fn check(&self) {
         self.pool.check();
         self.eviction.check(self.pool.count(BlockState::Idle), &self.nodes);
+        self.check_contents();
         let nodes = &self.nodes;
         let mut children = vec![0u32; nodes.len()];
         let mut published = 0;

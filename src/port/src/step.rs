@@ -32,6 +32,27 @@ pub struct Step {
     pub score_kind: ScoreKind,
     /// Facts about the sequences with `start`, in order.
     pub starts: Vec<SeqStart>,
+    /// Copies within the device, to be made in order before the step runs its tokens; empty unless the core reuses text that is no prefix.
+    pub copies: Vec<CellCopy>,
+}
+
+/// Copy of the KV of neighbouring tokens from one block to another, in all layers. Sources are full blocks that nobody writes; destinations
+/// belong to a sequence of the step. Only for models with one layer group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CellCopy {
+    /// Block of the sources.
+    pub from: u32,
+    /// First token in the block of the sources.
+    pub from_cell: u32,
+    /// Block of the destinations.
+    pub to: u32,
+    /// First token in the block of the destinations.
+    pub to_cell: u32,
+    /// Number of tokens.
+    pub n_tokens: u32,
+    /// Positions by which the tokens lie further back in their new sequence, negative if further to the front: keys with rotary embeddings MUST
+    /// be turned by as many.
+    pub shift: i32,
 }
 
 /// Facts about a sequence, sent once with [`StepSeq::start`].
@@ -61,13 +82,13 @@ pub struct StepSeq {
     pub slot: u32,
     /// The worker MUST forget the earlier contents of `slot` and take the next entry of [`Step::starts`].
     pub start: bool,
-    /// Tokens below this position have KV in the block table already.
+    /// Tokens below this position have KV in the block table already, or after [`Step::copies`].
     pub computed: u32,
     /// Tokens to run through the model: positions `computed .. computed + n_tokens`.
     pub n_tokens: u32,
-    /// Leading entries of this sequence's range in [`Step::tokens`] that are not run: the tokens at positions
-    /// `0 .. computed`. Sent with `start` if sampling needs them, the core's `max_drafts` is above 0, or workers want all tokens;
-    /// otherwise 0.
+    /// Leading entries of this sequence's range in [`Step::tokens`] that are not run: the last tokens before `computed`. With `start` all of them,
+    /// and later those copied since the last step of the sequence ([`Step::copies`]). Sent if sampling needs them, the core's `max_drafts` is above
+    /// 0, or workers want all tokens at the start; otherwise 0.
     pub n_history: u32,
     /// Start of this sequence's `n_history + n_tokens` tokens in [`Step::tokens`].
     pub tokens_at: u32,
@@ -186,6 +207,7 @@ impl Step {
         self.drops.clear();
         self.scored.clear();
         self.starts.clear();
+        self.copies.clear();
     }
 }
 

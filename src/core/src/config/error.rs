@@ -109,6 +109,12 @@ pub enum ConfigError {
         /// Groups allowed, at most.
         max: usize,
     },
+    /// A setting that reuse of text that is no prefix does not go with.
+    #[error("reuse_anywhere cannot work here, because {reason}; set it to 0")]
+    ReuseAnywhere {
+        /// The setting.
+        reason: &'static str,
+    },
     /// A layer group with a sliding window of no token.
     #[error("a layer group has a window of 0 tokens; give at least 1")]
     EmptyWindow,

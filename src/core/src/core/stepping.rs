@@ -31,12 +31,15 @@ impl Core {
         let alone = self.steps.len() == 0;
         self.scheduler.schedule(&mut self.state, alone, &mut step);
         self.send_transfers(actions);
-        let (config, kv, journal) = (&self.state.config, &self.state.kv, &mut self.state.journal);
+        let State { config, kv, journal, .. } = &mut self.state;
         if step.seqs.is_empty() {
             let waits = !alone || !kv.transfers.is_empty() || kv.lookups.is_any_awaited();
             assert!(waits, "with no step, transfer or look-up in flight, something can run");
             self.steps.recycle(step);
             return false;
+        }
+        if kv.reuses() {
+            kv.take_copies(&mut step.copies);
         }
         let drafts = if config.max_drafts > 0 { step.seqs.iter().map(|seq| seq.n_drafts).sum() } else { 0 };
         debug_assert!(
@@ -140,7 +143,7 @@ impl Core {
         let State { sequences, waiting, journal, config, rereads, kv, .. } = &mut self.state;
         let slot = part.slot();
         let seq = &mut sequences[slot];
-        seq.end_step(part.n_tokens, part.sample);
+        seq.end_step(part.n_copied + part.n_tokens, part.sample);
         let has_kv = !seq.is_preempted();
         let counts = has_kv || !config.preemption.retracts();
         if seq.ending.is_none() && !sampled.is_empty() && counts {
@@ -173,7 +176,7 @@ impl Core {
         }
         // Every sampled token but the last was a draft, and has KV. Tokens after the end of the request were dropped.
         if has_kv {
-            let computed = seq.computed + part.n_tokens + (sampled.len() as u32).saturating_sub(1);
+            let computed = seq.computed + part.n_copied + part.n_tokens + (sampled.len() as u32).saturating_sub(1);
             seq.computed = computed.min(seq.n_tokens());
         }
         if seq.ending.is_some() || seq.computed >= (seq.published + 1) * config.block_size {
@@ -295,6 +298,7 @@ impl Core {
         let parts: Vec<Part> = steps.into_iter().flat_map(|step| step.picked.parts).collect();
         for part in &parts {
             self.state.sequences[part.slot()].ahead = Ahead::default();
+            self.state.drop_copied(part.slot());
         }
         self.end_sequences(&parts, actions);
         for slot in &self.state.batch.running {

@@ -21,6 +21,7 @@ impl PrefixTree {
         };
         self.remove_chain(&[block]);
         self.index.remove(self.nodes.fingerprint(block), block);
+        self.leave_contents(&[block]);
         self.pool.apply(block, BlockEvent::DemotionBegan);
         Some((self.pool.handle(block), before))
     }
@@ -48,6 +49,7 @@ impl PrefixTree {
         self.nodes.publish(block.index, parent, &[BlockHash(u128::from(fingerprint))]);
         self.pool.apply(block.index, BlockEvent::Readopted);
         self.index.insert(fingerprint, block.index, |index| self.nodes.fingerprint(index));
+        self.enter_contents(&[block]);
         self.eviction.published(&[block], &self.nodes);
     }
 

@@ -114,6 +114,9 @@ impl PrefixTree {
         if self.notes_left {
             self.left.extend_from_slice(&self.leaving);
         }
+        if let Some(contents) = &mut self.contents {
+            self.leaving.iter().for_each(|block| contents.remove(*block));
+        }
         self.pool.evict(&self.leaving);
         if self.index.clear_if_all_leave(self.leaving.len()) {
             return self.leaving.clear();

@@ -9,6 +9,7 @@ mod geometry;
 mod matching;
 mod pressure;
 mod prompts;
+mod reuse;
 mod scenes;
 mod split_fuse;
 mod stages;

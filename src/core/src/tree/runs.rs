@@ -1,0 +1,161 @@
+//! Runs of a prompt's tokens that are cached at other places: see [`super::contents`].
+
+use super::PrefixTree;
+use crate::block::BlockState;
+use crate::hash::BlockHash;
+use crate::ids::{BlockHandle, Token};
+
+/// Tokens of a prompt that are cached, one after another, in a prefix of the same namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachedRun {
+    /// Position of the first token in the prompt.
+    pub at: u32,
+    /// Position of the first token in the cached prefix.
+    pub from: u32,
+    /// Number of tokens.
+    pub len: u32,
+    /// Slot of the block with the last token.
+    pub last: u32,
+    /// `true` if the tokens before are equal too, in the prompt and in the cached prefix: the KV is that of the prompt.
+    pub is_exact: bool,
+}
+
+impl CachedRun {
+    /// Returns the position in the prompt behind the run.
+    pub fn end(&self) -> u32 {
+        self.at + self.len
+    }
+}
+
+impl PrefixTree {
+    /// Keeps an index of the published blocks by content from now on, for [`Self::find_runs`]. MUST be called on an empty tree.
+    pub fn note_contents(&mut self) {
+        let capacity = self.pool.capacity().min(crate::block::ROOM_MAX) as usize;
+        self.contents = Some(Box::new(super::contents::Contents::new(self.block_size, capacity)));
+    }
+
+    /// Notes that step `step` is being made: what is published from now on may be computed by it.
+    pub fn begin_step(&mut self, step: u64) {
+        if let Some(contents) = &mut self.contents {
+            contents.begin_step(step);
+        }
+    }
+
+    /// Finds runs of at least `least` tokens of a prompt that are cached at other places in the namespace of `root`, and appends them to `runs`,
+    /// in order and without overlap. Looks at the tokens from position `from` on, but for the last one, which is to be computed in any
+    /// case. `hit` is the last block of the prompt's own cached prefix, if that ends at `from`: a block that continues it and agrees with the
+    /// next tokens in part is the first run, however short. Its KV is that of the prompt itself.
+    ///
+    /// Holds no block: see [`Self::hold_source`].
+    pub fn find_runs(
+        &self,
+        root: BlockHash,
+        tokens: &[Token],
+        (from, hit): (u32, Option<u32>),
+        least: u32,
+        runs: &mut Vec<CachedRun>,
+    ) {
+        let (Some(contents), Some(namespace)) = (&self.contents, self.namespaces.parent(root)) else { return };
+        let (mut covered, end) = (from as usize, tokens.len() - 1);
+        if covered >= end {
+            return;
+        }
+        if let Some(hit) = hit
+            && let Some((last, len)) = self.continued(hit, &tokens[covered..end])
+        {
+            runs.push(CachedRun { at: from, from, len, last, is_exact: true });
+            covered += len as usize;
+        }
+        let mut windows = contents.windows(tokens);
+        windows.jump(covered);
+        while let Some((at, hash)) = windows.get().filter(|(at, _)| *at < end) {
+            let window = &tokens[at..at + self.block_size];
+            let mut best = CachedRun::default();
+            for block in contents.with_key(hash, namespace).filter(|block| self.tokens_of(*block) == window) {
+                let run = self.extended(block, at, covered, &tokens[..end]);
+                // Of equals the latest block wins, which comes first.
+                if run.len > best.len {
+                    best = run;
+                }
+            }
+            if best.len >= least.max(1) {
+                covered = best.end() as usize;
+                runs.push(best);
+                windows.jump(covered);
+            } else {
+                windows.advance();
+            }
+        }
+    }
+
+    /// Returns the child of a block that has most of the next tokens, and their number, if it has one. Of equals the latest.
+    fn continued(&self, block: u32, tokens: &[Token]) -> Option<(u32, u32)> {
+        let mut best = None;
+        for child in self.contents.as_ref()?.children(block) {
+            let len = self.tokens_of(child).iter().zip(tokens).take_while(|(there, asked)| there == asked).count();
+            if len > best.map_or(0, |(_, len)| len as usize) {
+                best = Some((child, len as u32));
+            }
+        }
+        best
+    }
+
+    /// Returns the longest run around a block whose tokens are those from `at` on: from `covered` at the earliest, to the end of `tokens`.
+    fn extended(&self, block: u32, at: usize, covered: usize, tokens: &[Token]) -> CachedRun {
+        let size = self.block_size;
+        let before = self.contents.as_ref().and_then(|contents| contents.parent(block));
+        let before = before.map_or(0, |parent| {
+            let asked = tokens[covered..at].iter().rev();
+            self.tokens_of(parent).iter().rev().zip(asked).take_while(|(there, asked)| there == asked).count()
+        });
+        let (mut last, mut end) = (block, (at + size).min(tokens.len()));
+        while end < tokens.len() {
+            let Some((child, len)) = self.continued(last, &tokens[end..]) else { break };
+            (last, end) = (child, end + len as usize);
+            if (len as usize) < size {
+                break;
+            }
+        }
+        let first = self.nodes.depths[block as usize] as usize * size - before;
+        CachedRun { at: (at - before) as u32, from: first as u32, len: (end - at + before) as u32, last, is_exact: false }
+    }
+
+    /// Adds a reader to the last block of a run and all blocks before it, and appends their handles to `chain`, which is to be released later
+    /// with [`Self::release`].
+    pub fn hold_source(&mut self, run: &CachedRun, chain: &mut Vec<BlockHandle>) {
+        let ancestors = std::iter::successors(Some(run.last), |block| self.nodes.parent(*block));
+        let first = chain.len();
+        chain.extend(ancestors.map(|block| self.pool.handle(block)));
+        chain[first..].reverse();
+        for at in first..chain.len() {
+            self.share(chain[at]);
+        }
+    }
+
+    /// Adds blocks that were just published to the index by content, if there is one.
+    #[inline]
+    pub(super) fn enter_contents(&mut self, chain: &[BlockHandle]) {
+        if let Some(contents) = &mut self.contents {
+            for block in chain {
+                let tokens = &self.tokens[block.index as usize * self.block_size..][..self.block_size];
+                contents.add(block.index, self.nodes.parents[block.index as usize], tokens);
+            }
+        }
+    }
+
+    /// Removes blocks from the index by content, if there is one.
+    #[inline]
+    pub(super) fn leave_contents(&mut self, blocks: &[u32]) {
+        if let Some(contents) = &mut self.contents {
+            blocks.iter().for_each(|block| contents.remove(*block));
+        }
+    }
+
+    /// Panics unless the index by content has the blocks that can be found, and no others.
+    pub(super) fn check_contents(&self) {
+        if let Some(contents) = &self.contents {
+            let is_in = |block| matches!(self.pool.state(block), BlockState::Held | BlockState::Idle);
+            contents.check(self.pool.opened(), is_in, |block| self.tokens_of(block).to_vec());
+        }
+    }
+}
