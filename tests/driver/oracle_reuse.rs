@@ -86,7 +86,9 @@ impl OracleWorker {
         let mut owners = step.seqs.iter().enumerate().filter_map(|(at, seq)| Some((at, entry(seq)?)));
         let (at, entry) = owners.next().expect("a copy writes into a block of a sequence of the step");
         assert!(owners.next().is_none() || self.in_step_hits, "a copy writes into a block of two sequences");
-        (at, entry * self.block_size + copy.to_cell as usize)
+        let position = entry * self.block_size + copy.to_cell as usize;
+        assert_eq!(copy.position as usize, position, "a copy is for another position than its place");
+        (at, position)
     }
 
     /// Returns the cell that a copy puts at a position of a sequence.

@@ -50,6 +50,8 @@ pub struct CellCopy {
     pub to_cell: u32,
     /// Number of tokens.
     pub n_tokens: u32,
+    /// Position of the first token in its new sequence.
+    pub position: u32,
     /// Positions by which the tokens lie further back in their new sequence, negative if further to the front: keys with rotary embeddings MUST
     /// be turned by as many.
     pub shift: i32,

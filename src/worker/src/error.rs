@@ -201,6 +201,16 @@ pub enum WorkerError {
         /// Field of [`trunkline_port::Step`].
         list: &'static str,
     },
+    /// A copy of the step is impossible.
+    #[error("step {step}, copy {index}: {fault}")]
+    Copy {
+        /// Number of the step.
+        step: u64,
+        /// Index of the copy in the step.
+        index: usize,
+        /// Fault of the copy.
+        fault: CopyFault,
+    },
     /// The step does not have exactly one entry of `starts` for each starting sequence.
     #[error("step {step} starts {starts} sequences but brings {sent} entries of starts")]
     StartCount {
@@ -328,6 +338,47 @@ pub enum GroupsError {
     ScoredWindow {
         /// Number of the layer.
         layer: u32,
+    },
+}
+
+/// Fault of a copy of tokens' KV from block to block.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CopyFault {
+    /// The model has several layer groups.
+    #[error("tokens cannot be copied in a model with layer groups")]
+    Groups,
+    /// Keys of this type cannot be turned without a further loss.
+    #[error("tokens cannot be copied with KV of type {dtype}; use f32, f16 or bf16")]
+    Quantised {
+        /// Name of the type.
+        dtype: &'static str,
+    },
+    /// A block is not there, or both are one.
+    #[error("blocks {from} and {to} are not two blocks below {n_blocks}")]
+    Block {
+        /// Block of the sources.
+        from: u32,
+        /// Block of the destinations.
+        to: u32,
+        /// Blocks of the device.
+        n_blocks: u32,
+    },
+    /// Cells beyond the end of a block.
+    #[error("cells up to {end} are not in blocks of {block_size} tokens")]
+    Cells {
+        /// Last cell, counted from 1.
+        end: u64,
+        /// Tokens in a block.
+        block_size: u32,
+    },
+    /// A position before the first one, or beyond the context.
+    #[error("a shift by {shift} to position {position} leaves the context")]
+    Position {
+        /// Position of the first token in its new sequence.
+        position: u32,
+        /// Positions by which the tokens move.
+        shift: i32,
     },
 }
 

@@ -5,7 +5,8 @@
 //!
 //! A step in order:
 //!
-//! 1. `mirror`: the step is checked whole against the worker's record of each slot and its block tables, then applied.
+//! 1. `mirror`: the step is checked whole against the worker's record of each slot and its block tables, then applied. `cell_copies` copies KV from
+//!    block to block, if the step says so.
 //! 2. `worker`: the tokens of all sequences become the rows of one batch; where the step allows drafts, `drafter` adds rows with a
 //!    draft of the next tokens.
 //! 3. `model`: each layer runs its matrices once for all rows (`linear`), turns queries and keys (`rope`), stores keys and
@@ -43,6 +44,7 @@
 mod attention;
 mod block_tables;
 mod blocks;
+mod cell_copies;
 pub mod config;
 mod drafter;
 pub mod error;

@@ -116,10 +116,9 @@ impl Mirror {
             slot.tables.apply(step, index);
             if self.limits.max_drafts > 0 {
                 // What a step that failed has left is sent again.
-                slot.tokens.truncate(seq.computed as usize);
-                if seq.start {
-                    slot.tokens.extend_from_slice(step.history(seq));
-                }
+                let history = step.history(seq);
+                slot.tokens.truncate(seq.computed as usize - history.len());
+                slot.tokens.extend_from_slice(history);
                 slot.tokens.extend_from_slice(run);
             }
             slot.see(step.history(seq));
@@ -159,7 +158,13 @@ impl Mirror {
         draft(&slot.tokens, n as usize)
     }
 
-    fn check(&self, step: &Step) -> Result<(), WorkerError> {
+    /// Returns the limits of the worker.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Checks a step whole, and changes nothing.
+    pub(crate) fn check(&self, step: &Step) -> Result<(), WorkerError> {
         let starts = step.seqs.iter().filter(|seq| seq.start).count();
         if starts != step.starts.len() {
             return Err(WorkerError::StartCount { step: step.id, starts, sent: step.starts.len() });
@@ -228,6 +233,9 @@ impl Mirror {
         if seq.sample && seq.n_tokens == 0 {
             return Err(SequenceFault::NothingToSample);
         }
+        if seq.n_history > seq.computed {
+            return Err(SequenceFault::History { computed: seq.computed, sent: seq.n_history });
+        }
         self.check_history(seq, new)
     }
 
@@ -252,7 +260,7 @@ impl Mirror {
             }
             None if drafts => {
                 let known = self.slots[seq.slot as usize].as_ref().map_or(0, |slot| slot.tokens.len());
-                if known < computed as usize { Err(SequenceFault::Gap { computed, known }) } else { Ok(()) }
+                if known + (sent as usize) < computed as usize { Err(SequenceFault::Gap { computed, known }) } else { Ok(()) }
             }
             _ => Ok(()),
         }

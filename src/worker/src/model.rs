@@ -192,6 +192,11 @@ impl Model {
         &self.groups
     }
 
+    /// Returns the rotary embeddings of all layers.
+    pub(crate) fn rope(&self) -> &Rope {
+        &self.rope
+    }
+
     /// Returns the radians by which each pair of elements of a key, `i` and `i + head_dim / 2`, is rotated from one position to the next, in
     /// all layers.
     pub fn rotary_frequencies(&self) -> &[f32] {

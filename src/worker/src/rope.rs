@@ -55,6 +55,20 @@ impl Rope {
     }
 }
 
+impl Rope {
+    /// Appends the cosines and sines of the angles by which a key is turned that moves by `shift` positions to `position`, `head_dim / 2` each:
+    /// differences of the rounded angles at both positions.
+    pub(crate) fn turns(&self, position: u32, shift: i32, cos: &mut Vec<f32>, sin: &mut Vec<f32>) {
+        let before = i64::from(position) - i64::from(shift);
+        for frequency in &self.frequencies {
+            let turn = f64::from(position as f32 * frequency) - f64::from(before as f32 * frequency);
+            let (s, c) = turn.sin_cos();
+            cos.push(c as f32);
+            sin.push(s as f32);
+        }
+    }
+}
+
 /// Turns the element pairs of one head.
 pub(crate) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = head.split_at_mut(cos.len());
@@ -175,6 +189,10 @@ mod tests {
         let near = dot(turned(q, 9), turned(k, 4));
         let far = dot(turned(q, 905), turned(k, 900));
         assert!((near - far).abs() < 1e-3, "{near} {far}");
+        let (mut cos, mut sin, mut moved) = (Vec::new(), Vec::new(), turned(k, 900));
+        rope.turns(37, 37 - 900, &mut cos, &mut sin);
+        rotate(&mut moved, &cos, &sin);
+        assert!(moved.iter().zip(turned(k, 37)).all(|(a, b)| (a - b).abs() < 1e-5), "{moved:?}");
         // A quarter turn maps the first half to the second.
         let mut head = [1.0, 0.0];
         rotate(&mut head, &[0.0], &[1.0]);

@@ -8,6 +8,7 @@ use trunkline_port::{DeviceBlocks, Keeps, Step, StepError, StepOutput, StepRunne
 use crate::attention::Sequence;
 use crate::block_tables::BlockTables;
 use crate::blocks::Blocks;
+use crate::cell_copies;
 use crate::error::WorkerError;
 use crate::kv::{KvCache, KvDtype, KvMemory};
 use crate::mirror::{Limits, Mirror};
@@ -150,10 +151,22 @@ impl Worker {
     }
 
     fn run_step(&mut self, step: &Step) -> Result<(StepOutput, Vec<Sampled>), WorkerError> {
+        if !step.copies.is_empty() {
+            self.copy_cells(step)?;
+        }
         self.mirror.apply(step)?;
         let sampled = self.forward(step);
         let picked = self.pick(step, &sampled)?;
         Ok((self.answer(step, &sampled, picked), sampled))
+    }
+
+    /// Makes the copies of a step, if the whole step can be run.
+    fn copy_cells(&self, step: &Step) -> Result<(), WorkerError> {
+        let memory = self.kv.memory();
+        cell_copies::check(step, self.mirror.limits(), memory.dtype(), self.model.groups().keeps().len())?;
+        self.mirror.check(step)?;
+        self.threads.enter(|| cell_copies::run(&step.copies, memory, self.model.rope(), &self.threads));
+        Ok(())
     }
 
     /// Drafts, runs the model, and returns the sampling sequences, with logits in the scratch memory.

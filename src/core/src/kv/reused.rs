@@ -132,6 +132,7 @@ impl Kv {
                     to: seq.table[(to / size) as usize].index,
                     to_cell: to % size,
                     n_tokens,
+                    position: to,
                     shift: run.at as i32 - run.from as i32,
                 });
                 done += n_tokens;
