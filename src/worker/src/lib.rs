@@ -76,7 +76,7 @@ pub mod worker;
 
 pub use crate::blocks::Blocks;
 pub use crate::config::ModelConfig;
-pub use crate::error::{GroupMember, GroupsError, ModelError, SamplingError, SequenceFault, WorkerError};
+pub use crate::error::{CopyFault, GroupMember, GroupsError, ModelError, SamplingError, SequenceFault, WorkerError};
 pub use crate::groups::{equal_groups, equal_head_groups};
 pub use crate::kv::KvDtype;
 pub use crate::matrix::{Matrix, MatrixError, WeightKind};

@@ -298,11 +298,12 @@ impl Core {
         let parts: Vec<Part> = steps.into_iter().flat_map(|step| step.picked.parts).collect();
         for part in &parts {
             self.state.sequences[part.slot()].ahead = Ahead::default();
-            self.state.drop_copied(part.slot());
         }
         self.end_sequences(&parts, actions);
-        for slot in &self.state.batch.running {
-            let seq = &mut self.state.sequences[*slot];
+        for at in 0..self.state.batch.running.len() {
+            let slot = self.state.batch.running[at];
+            self.state.drop_copied(slot);
+            let seq = &mut self.state.sequences[slot];
             (seq.on_worker, seq.mirror.table_sent) = (false, 0);
         }
         preemption::end_steps(&mut self.state);
