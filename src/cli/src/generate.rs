@@ -77,6 +77,11 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "MODE")]
     h2o: Option<String>,
 
+    /// Cached text to take KV from: prefix, which is exact, or anywhere, for runs of tokens cached at other places too [default: as the server was
+    /// started].
+    #[arg(long, value_name = "KIND")]
+    reuse: Option<String>,
+
     /// Priority of a range of tokens in the prefix cache after the request, 0 to 100, where 35 is the default and lower is evicted first:
     /// `prompt`, `answer`, `FROM..TO` or `FROM..`, with a time to live if the priority shall fall to the default, as in
     /// `prompt:priority=80,ttl_ms=60000`. May be given more than once.
@@ -201,6 +206,7 @@ struct Report {
 struct Usage {
     prompt_tokens: u32,
     cached_tokens: u32,
+    copied_tokens: u32,
     completion_tokens: u32,
     preemptions: u32,
 }
@@ -271,6 +277,7 @@ fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
         tenant: args.tenant.clone().unwrap_or_default(),
         priority: args.priority,
         h2o: args.h2o.clone().unwrap_or_default(),
+        reuse: args.reuse.clone().unwrap_or_default(),
         kv_dtype: args.kv_dtype.clone().unwrap_or_default(),
         retention: args.retain.clone(),
         timeout_ms: timeout_ms.context("--timeout is above 49 days; leave it out instead")?,
@@ -304,10 +311,11 @@ async fn generate(args: &GenerateArgs, request: proto::GenerateRequest) -> anyho
     }
     let Some(usage) = &report.usage else { return Ok(ExitCode::SUCCESS) };
     let figures = format!(
-        "{}: {} prompt tokens ({} cached), {} generated, TTFT {:.3} s, E2E {:.3} s",
+        "{}: {} prompt tokens ({} cached{}), {} generated, TTFT {:.3} s, E2E {:.3} s",
         report.finish_reason,
         usage.prompt_tokens,
         usage.cached_tokens,
+        if usage.copied_tokens > 0 { format!(", {} copied", usage.copied_tokens) } else { String::new() },
         usage.completion_tokens,
         report.ttft_s.unwrap_or(report.e2e_s),
         report.e2e_s,
@@ -376,6 +384,7 @@ async fn read(
                 report.usage = Some(Usage {
                     prompt_tokens: usage.prompt_tokens,
                     cached_tokens: usage.cached_tokens,
+                    copied_tokens: usage.copied_tokens,
                     completion_tokens: usage.completion_tokens,
                     preemptions: usage.preemptions,
                 });
@@ -488,7 +497,7 @@ mod tests {
         let json = |report: &Report| serde_json::to_value(report).unwrap();
         let begun = || Report { text: "ab".into(), token_ids: vec![97, 98], ..Report::default() };
 
-        let usage = || Usage { prompt_tokens: 5, cached_tokens: 0, completion_tokens: 2, preemptions: 0 };
+        let usage = || Usage { prompt_tokens: 5, cached_tokens: 0, copied_tokens: 0, completion_tokens: 2, preemptions: 0 };
         let mut whole = Report { finish_reason: "length", usage: Some(usage()), ..begun() };
         assert!(whole.close(Ok(())).is_ok());
         assert_eq!((&json(&whole)["prompt_tokens"], json(&whole).get("error")), (&5.into(), None));

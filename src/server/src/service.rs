@@ -241,6 +241,7 @@ fn counters(stats: &Stats, drafts: Drafts) -> proto::Counters {
         finished: stats.requests.finished,
         prompt_tokens: stats.tokens.prompt_tokens,
         cached_tokens: stats.tokens.cached_tokens,
+        copied_tokens: stats.tokens.copied_tokens,
         generated_tokens: stats.tokens.generated_tokens,
         preemptions: stats.preemptions,
         published_blocks: stats.published_blocks,

@@ -158,6 +158,7 @@ impl Generation {
         let usage = proto::Usage {
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.cached_tokens,
+            copied_tokens: usage.copied_tokens,
             // After a stop string the core may have generated more than the client was sent.
             completion_tokens: self.n_tokens,
             preemptions: usage.preemptions,

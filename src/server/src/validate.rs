@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tonic::Status;
 use trunkline_core::h2o::Mode;
-use trunkline_core::{Namespace, Sampling, Token};
+use trunkline_core::{Namespace, Reuse, Sampling, Token};
 
 use crate::caller::Client;
 use crate::proto;
@@ -49,6 +49,8 @@ pub(crate) struct Checked {
     pub(crate) priority: i32,
     /// Eviction within the sequence; `None` is the server's mode.
     pub(crate) h2o: Option<Mode>,
+    /// Reuse of cached text; `None` is the server's rule.
+    pub(crate) reuse: Option<Reuse>,
     /// Retention hints, as [`retention::check_hints`] checked them.
     pub(crate) retention: Vec<proto::RetentionHint>,
     /// Type of the KV; empty for that of the first engine.
@@ -122,6 +124,7 @@ pub(crate) fn check(
         h2o,
         kv_dtype,
         retention,
+        reuse,
     } = request;
     check_names(&request_id, &cache_salt, &tenant)?;
     // No worker computes adapters yet. The place of an adapter in the namespace of cached blocks is there.
@@ -154,6 +157,7 @@ pub(crate) fn check(
         share_cache,
         priority,
         h2o: check_h2o(&h2o)?,
+        reuse: check_reuse(&reuse)?,
         retention,
         kv_dtype,
         timeout: (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms.into())),
@@ -169,6 +173,13 @@ fn check_names(request_id: &str, cache_salt: &str, tenant: &str) -> Result<(), I
     names.into_iter().try_for_each(|(name, text, max)| {
         ensure(text.len() <= max, || format!("{name} has {} bytes; at most {max} are allowed", text.len()))
     })
+}
+
+fn check_reuse(reuse: &str) -> Result<Option<Reuse>, Invalid> {
+    let known = Reuse::ALL.into_iter().find(|(name, _)| *name == reuse);
+    let wrong = || format!("reuse is '{reuse}'; it must be prefix or anywhere, or empty for the server's rule");
+    ensure(reuse.is_empty() || known.is_some(), wrong)?;
+    Ok(known.map(|(_, reuse)| reuse))
 }
 
 fn check_h2o(mode: &str) -> Result<Option<Mode>, Invalid> {
@@ -359,6 +370,7 @@ mod tests {
             extra_keys: vec!["image".into()],
             share_cache: Some(true),
             h2o: "probe".into(),
+            reuse: "anywhere".into(),
             kv_dtype: "q8_0".into(),
             retention: vec![proto::RetentionHint { priority: Some(80), ..Default::default() }],
         });
@@ -389,6 +401,7 @@ mod tests {
                 share_cache: Some(true),
                 priority: -3,
                 h2o: Some(Mode::Probe),
+                reuse: Some(Reuse::Anywhere),
                 retention: vec![proto::RetentionHint { priority: Some(80), ..Default::default() }],
                 kv_dtype: "q8_0".into(),
                 timeout: Some(Duration::from_millis(1500)),
@@ -411,6 +424,11 @@ mod tests {
         let hint = |priority| proto::RetentionHint { priority, ..Default::default() };
         refused("retention[1]: priority is missing", |request| request.retention = vec![hint(Some(0)), hint(None)]);
         refused("retention[0]: priority is 101", |request| request.retention = vec![hint(Some(101))]);
+    }
+
+    #[test]
+    fn reuse_has_two_kinds() {
+        refused("reuse is 'all'; it must be prefix or anywhere", |request| request.reuse = "all".into());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time;
-use trunkline_core::{Namespace, Request, RequestId, Token};
+use trunkline_core::{Namespace, Request, RequestId, Reuse, Token};
 use trunkline_text::Parts;
 
 use super::{Rejection, Submitter};
@@ -156,6 +156,10 @@ impl Submitter {
         request.tenant = checked.tenant;
         request.priority = checked.priority;
         request.h2o = checked.h2o;
+        if checked.reuse == Some(Reuse::Anywhere) && self.config.reuse_anywhere == 0 {
+            return Err(Invalid("reuse is 'anywhere'; this server was started without --reuse-anywhere".into()));
+        }
+        request.reuse = checked.reuse;
         request.retention = retention::resolve(&checked.retention, n_prompt)?;
         request.sampling = checked.sampling;
         request.hash_prompt(self.config.block_size);
