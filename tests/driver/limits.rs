@@ -172,12 +172,8 @@ pub(crate) fn reuse_anywhere(seed: u64, config: &mut Config) -> Option<Pcg64Mcg>
     let least = pick(&mut rng, &[1, 2, 5, size, 2 * size + 1]);
     let recomputed = pick(&mut rng, &[0, 0, 0, 1, 4]);
     let on_request = rng.random_range(0..4) == 0;
-    let reusing = Config {
-        reuse_anywhere: least,
-        reuse_recompute: recomputed,
-        reuse_on_request: on_request,
-        ..config.clone()
-    };
+    let reusing =
+        Config { reuse_anywhere: least, reuse_recompute: recomputed, reuse_on_request: on_request, ..config.clone() };
     reusing.validate().ok()?;
     *config = reusing;
     Some(rng)

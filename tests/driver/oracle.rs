@@ -676,8 +676,8 @@ impl OracleWorker {
 
 #[path = "oracle_claims.rs"]
 mod claims;
-#[path = "oracle_reuse.rs"]
-mod reuse;
 #[cfg(test)]
 #[path = "oracle_faults.rs"]
 mod faults;
+#[path = "oracle_reuse.rs"]
+mod reuse;

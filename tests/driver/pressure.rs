@@ -5,8 +5,8 @@
 use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::{
-    BlockFault, BlockHash, Core, Event, FinishReason, Namespace, Place, Refusal, Request, RequestId, Reuse, StepResult, Token,
-    h2o,
+    BlockFault, BlockHash, Core, Event, FinishReason, Namespace, Place, Refusal, Request, RequestId, Reuse, StepResult,
+    Token, h2o,
 };
 
 use crate::Driver;

@@ -28,7 +28,15 @@ impl Known {
     pub fn new(request: &Request) -> Self {
         let text = request.generated.clone();
         let withdrawn = !text.is_empty();
-        Self { request: request.clone(), text, end: None, refused: false, withdrawn, has_copies: false, told_to_stop: false }
+        Self {
+            request: request.clone(),
+            text,
+            end: None,
+            refused: false,
+            withdrawn,
+            has_copies: false,
+            told_to_stop: false,
+        }
     }
 
     /// Returns `true` if the request has had its answer.

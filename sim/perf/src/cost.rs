@@ -99,6 +99,8 @@ pub struct StepShape {
     pub decode_kv_tokens: u64,
     /// Longest context of a decode, tokens.
     pub decode_kv_max: u64,
+    /// Tokens whose KV is copied within the device before the step.
+    pub copied_tokens: u64,
 }
 
 impl StepShape {
@@ -114,7 +116,8 @@ impl StepShape {
 
     /// Returns the batch shape of a step in which attention reads so many tokens of KV before the chunk of each sequence.
     pub fn reading(step: &Step, read: impl Fn(&StepSeq) -> u64) -> Self {
-        let mut shape = Self::default();
+        let copied_tokens = step.copies.iter().map(|copy| u64::from(copy.n_tokens)).sum();
+        let mut shape = Self { copied_tokens, ..Self::default() };
         for seq in &step.seqs {
             let (drafts, computed) = (u64::from(seq.n_drafts), read(seq));
             let chunk = u64::from(seq.n_tokens) + drafts;
@@ -178,6 +181,7 @@ impl StepShape {
             decode_pairs: self.decode_pairs + other.decode_pairs,
             decode_kv_tokens: self.decode_kv_tokens + other.decode_kv_tokens,
             decode_kv_max: self.decode_kv_max.max(other.decode_kv_max),
+            copied_tokens: self.copied_tokens + other.copied_tokens,
         }
     }
 
@@ -340,6 +344,7 @@ mod tests {
             decode_pairs: 100 + 10 + (21 + 22 + 23),
             decode_kv_tokens: 100 + 10 + 23,
             decode_kv_max: 100,
+            copied_tokens: 0,
         };
         assert_eq!(StepShape::of(&step), expected);
     }

@@ -497,7 +497,8 @@ mod tests {
         let json = |report: &Report| serde_json::to_value(report).unwrap();
         let begun = || Report { text: "ab".into(), token_ids: vec![97, 98], ..Report::default() };
 
-        let usage = || Usage { prompt_tokens: 5, cached_tokens: 0, copied_tokens: 0, completion_tokens: 2, preemptions: 0 };
+        let usage =
+            || Usage { prompt_tokens: 5, cached_tokens: 0, copied_tokens: 0, completion_tokens: 2, preemptions: 0 };
         let mut whole = Report { finish_reason: "length", usage: Some(usage()), ..begun() };
         assert!(whole.close(Ok(())).is_ok());
         assert_eq!((&json(&whole)["prompt_tokens"], json(&whole).get("error")), (&5.into(), None));

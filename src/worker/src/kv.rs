@@ -353,7 +353,8 @@ impl KvMemory {
         let (from, mut to) = (self.read(copy.from), self.write(copy.to));
         let (half, dim, size) = (layout.half(), layout.head_dim, layout.block_size);
         let (mut key, mut buffer) = (vec![0.0; dim], Vec::new());
-        for (layer, head) in (0..layout.n_layers).flat_map(|layer| (0..layout.n_kv_heads).map(move |head| (layer, head)))
+        for (layer, head) in
+            (0..layout.n_layers).flat_map(|layer| (0..layout.n_kv_heads).map(move |head| (layer, head)))
         {
             let at = layout.keys_at(layer, head);
             let keys = from.read(at..at + half, size, &mut buffer);

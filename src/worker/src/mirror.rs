@@ -260,7 +260,11 @@ impl Mirror {
             }
             None if drafts => {
                 let known = self.slots[seq.slot as usize].as_ref().map_or(0, |slot| slot.tokens.len());
-                if known + (sent as usize) < computed as usize { Err(SequenceFault::Gap { computed, known }) } else { Ok(()) }
+                if known + (sent as usize) < computed as usize {
+                    Err(SequenceFault::Gap { computed, known })
+                } else {
+                    Ok(())
+                }
             }
             _ => Ok(()),
         }

@@ -57,9 +57,14 @@ impl LowerBound {
         total.plus(experts).time_s(self.flops_s, self.bytes_s)
     }
 
-    /// Returns the greater of `time_s` and the lower bound, seconds.
+    /// Returns the greater of `time_s` and the lower bound, seconds, and besides the time of copies within the device: a read and a write of each
+    /// byte.
     pub fn hold(&self, time_s: f64, shape: &StepShape) -> f64 {
-        time_s.max(self.step_s(shape))
+        let held_s = time_s.max(self.step_s(shape));
+        match shape.copied_tokens {
+            0 => held_s,
+            n => held_s + 2.0 * self.demand.kv_bytes(n) / self.bytes_s,
+        }
     }
 }
 
@@ -140,6 +145,9 @@ mod tests {
         // 15 GB at 3.35 TB/s.
         assert!((0.0044..0.0046).contains(&limit.step_s(&shape)), "{}", limit.step_s(&shape));
         assert_eq!(limit.hold(1.0, &shape), 1.0);
+        // 1,000 tokens of 128 KiB are read and written at 3.35 TB/s.
+        let copied = limit.hold(1.0, &StepShape { copied_tokens: 1_000, ..shape }) - 1.0;
+        assert!((copied / (2.0 * 1_000.0 * 131_072.0 / limit.bytes_s) - 1.0).abs() < 1e-6, "{copied}");
         assert_eq!(limit.hold(0.001, &shape), limit.step_s(&shape));
     }
 }

@@ -109,6 +109,11 @@ impl Demand {
         }
     }
 
+    /// Returns the KV of some tokens, bytes.
+    pub fn kv_bytes(&self, tokens: u64) -> f64 {
+        self.kv_token_bytes * tokens as f64
+    }
+
     /// Returns the attention of decodes.
     pub fn decode(&self, shape: &StepShape) -> Work {
         Work {

@@ -117,7 +117,13 @@ impl PrefixTree {
             }
         }
         let first = self.nodes.depths[block as usize] as usize * size - before;
-        CachedRun { at: (at - before) as u32, from: first as u32, len: (end - at + before) as u32, last, is_exact: false }
+        CachedRun {
+            at: (at - before) as u32,
+            from: first as u32,
+            len: (end - at + before) as u32,
+            last,
+            is_exact: false,
+        }
     }
 
     /// Adds a reader to the last block of a run and all blocks before it, and appends their handles to `chain`, which is to be released later
@@ -159,3 +165,6 @@ impl PrefixTree {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! Scenarios 97 to 100, 103: reuse of cached text that is no prefix.
+//! Scenarios 97 to 100: reuse of cached text that is no prefix.
 
 use trunkline_core::{CellCopy, Config, Request, Reuse, Token};
 use trunkline_driver::Driver;
@@ -69,6 +69,8 @@ fn scenario_098_what_is_copied_is_the_rest_of_what_is_cached() {
     assert_eq!(usage(&mut rig, without(89, 31, 17)), (16, 15, 72));
 }
 
+/// KsanaLLM: nothing after the request was swapped out; here: nothing once the blocks are evicted, because those of a swapped-out request stay
+/// findable on the device until then.
 #[test]
 fn scenario_099_nothing_is_copied_from_blocks_that_left_the_device() {
     let mut rig = seen(reusing(16, 32), 89);
@@ -105,7 +107,7 @@ fn sources_stay_while_others_of_the_same_pass_take_blocks() {
 }
 
 #[test]
-fn scenario_103_a_text_says_which_cells_were_copied_and_nobody_finds_them() {
+fn a_text_says_which_cells_were_copied_and_nobody_finds_them() {
     let mut rig = seen(reusing(16, 32), 89);
     let prompt = without(89, 20, 3);
     let ask = |id, reuse| Request { reuse, ..request(id, prompt.clone(), 40) };

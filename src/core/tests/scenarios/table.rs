@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 const TABLE: &str = include_str!("../../../../docs/scenarios.md");
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     include_str!("geometry.rs"),
     include_str!("matching.rs"),
     include_str!("eviction.rs"),
@@ -12,6 +12,7 @@ const SOURCES: [&str; 10] = [
     include_str!("pressure.rs"),
     include_str!("split_fuse.rs"),
     include_str!("time.rs"),
+    include_str!("reuse.rs"),
     include_str!("stages.rs"),
     include_str!("../../../cluster/tests/several/scenarios.rs"),
 ];

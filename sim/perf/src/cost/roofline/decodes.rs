@@ -44,7 +44,7 @@ impl Roofline {
     /// one, so that both are equal to the last bit.
     pub(super) fn decodes_s(&self, shape: &StepShape) -> Option<f64> {
         let n = shape.decodes;
-        if shape.prefills > 0 || (shape.tokens, shape.sampled) != (n, n) {
+        if shape.prefills + shape.copied_tokens > 0 || (shape.tokens, shape.sampled) != (n, n) {
             return None;
         }
         let terms = self.decodes.get(usize::try_from(n).ok()?)?;
