@@ -136,6 +136,27 @@ impl Engines {
         ClusterConfig { engines: self.roles.iter().enumerate().map(engine).collect(), router: self.router.clone() }
     }
 
+    /// Refuses reuse of text that is no prefix where a worker cannot copy tokens between blocks.
+    ///
+    /// # Errors
+    /// If a worker is attached, or has quantised KV.
+    pub fn check_reuse(&self, config: &Config) -> anyhow::Result<()> {
+        if config.reuse_anywhere == 0 {
+            return Ok(());
+        }
+        ensure!(
+            self.attached() == 0,
+            "--reuse-anywhere: attached workers cannot copy tokens between blocks; leave it out, or --attached-workers"
+        );
+        let quantised = self.kv_types.iter().find(|dtype| !dtype.is_float());
+        ensure!(
+            quantised.is_none(),
+            "--reuse-anywhere: keys of type {} cannot be moved; give --kv-dtype f32, f16 or bf16",
+            quantised.map_or("", |dtype| dtype.name())
+        );
+        Ok(())
+    }
+
     /// Returns a backend of embedded workers with the weights of one model, and separate KV blocks and threads. `cores` are the limits by class.
     pub fn backend(&self, model: Model, tokenizer: Tokenizer, cores: &[Config]) -> Backend {
         let mut infos = self.kv_types.iter().map(|dtype| model.info_with(*dtype));

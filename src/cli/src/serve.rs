@@ -127,7 +127,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     }
     let cluster = engines.cluster(std::slice::from_ref(&config));
     Cluster::new(&cluster)?;
-    check_reuse(&config, &engines)?;
+    engines.check_reuse(&config)?;
     unused(&settings, &config, &cluster).iter().for_each(|line| warn!("{line}"));
     settings.network.apply(&mut Options::default())?;
     let runtime = network_threads()?;
@@ -163,24 +163,6 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     // Tasks still running belong to clients that did not read to the end.
     runtime.shutdown_background();
     result
-}
-
-/// Refuses reuse of text that is no prefix where a worker cannot copy tokens between blocks.
-fn check_reuse(config: &Config, engines: &Engines) -> anyhow::Result<()> {
-    if config.reuse_anywhere == 0 {
-        return Ok(());
-    }
-    ensure!(
-        engines.attached() == 0,
-        "--reuse-anywhere: attached workers cannot copy tokens between blocks; leave it out, or --attached-workers"
-    );
-    let quantised = engines.kv_types().iter().find(|dtype| !dtype.is_float());
-    ensure!(
-        quantised.is_none(),
-        "--reuse-anywhere: keys of type {} cannot be moved; give --kv-dtype f32, f16 or bf16",
-        quantised.map_or("", |dtype| dtype.name())
-    );
-    Ok(())
 }
 
 /// Raises the limit of open files, and warns if it is too low for the connections and the segments of the disk tiers.

@@ -69,14 +69,11 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
     let load = if loads { kv.planned() } else { 0 };
     let at_once = if kv.takes_chunks() { load } else { needed };
     let reuses = kv.reuses() && !loads && !state.suspects.is_narrowing();
-    let copied = take_blocks(state, slot, at_once, computed, reuses.then(|| needed.saturating_add(watermark)));
-    let State { sequences, journal, waiting, kv, .. } = state;
+    take_blocks(state, slot, at_once, computed, reuses.then(|| needed.saturating_add(watermark)));
+    let State { sequences, journal, waiting, .. } = state;
     let seq = &mut sequences[slot];
     let decision = if loads { Decision::Load } else { Decision::Admit };
     journal.decide(decision, seq.id.0, u64::from(computed));
-    if copied > 0 {
-        kv.plan_copies(seq, journal);
-    }
     waiting.remove(slot);
     if loads {
         return Admission::Loads;
@@ -93,9 +90,9 @@ fn tokens_of(blocks: u32, block_size: u32) -> u64 {
     u64::from(blocks) * u64::from(block_size)
 }
 
-/// Gives a sequence its prefix hit and `at_once` entries with private blocks. The rest of its tokens are promised theirs. Holds what is to be
-/// copied behind the hit, if so many blocks are usable as `reuses` says. Returns the number of tokens to be copied.
-fn take_blocks(state: &mut State, slot: usize, at_once: u32, computed: u32, reuses: Option<u32>) -> u32 {
+/// Gives a sequence its prefix hit and `at_once` entries with private blocks. The rest of its tokens are promised theirs. Plans what
+/// is to be copied behind the hit, if so many blocks are usable as `reuses` says.
+fn take_blocks(state: &mut State, slot: usize, at_once: u32, computed: u32, reuses: Option<u32>) {
     let State { sequences, kv, rehit, config, journal, .. } = state;
     let seq = &mut sequences[slot];
     // The tables are made as long as they will be.
@@ -113,7 +110,9 @@ fn take_blocks(state: &mut State, slot: usize, at_once: u32, computed: u32, reus
     let found = seq.published.saturating_sub(seq.cold.history.shared_at_preemption);
     rehit.observe(found, seq.cold.history.cached_at_preemption);
     (seq.cold.history.shared_at_preemption, seq.cold.history.cached_at_preemption) = (0, 0);
-    copied
+    if copied > 0 {
+        kv.plan_copies(seq, journal);
+    }
 }
 
 /// Returns the last of the blocks of a waiting request that another request is about to publish, if the block after the cached

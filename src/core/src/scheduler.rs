@@ -391,10 +391,6 @@ impl Scheduler {
         let (planned, awaits_token) = (seq.planned(), seq.awaits_token());
         debug_assert!(n_tokens > 0 && n_tokens <= seq.unplanned());
         let start = !seq.on_worker;
-        if start {
-            seq.on_worker = true;
-            seq.mirror.table_sent = 0;
-        }
         let (n_history, n_ahead) = match start {
             true => begin(seq, n_tokens, config, step),
             false => (if sends_history(seq, config) { n_copied } else { 0 }, 0),
@@ -459,7 +455,9 @@ impl Scheduler {
 
 /// Adds what a worker gets once of a sequence that runs `n_tokens` tokens first. Returns the number of tokens that the step sends before
 /// these, and behind.
-fn begin(seq: &Sequence, n_tokens: u32, config: &Config, step: &mut Step) -> (u32, u32) {
+fn begin(seq: &mut Sequence, n_tokens: u32, config: &Config, step: &mut Step) -> (u32, u32) {
+    seq.on_worker = true;
+    seq.mirror.table_sent = 0;
     let (planned, all) = (seq.planned(), config.worker.all_tokens);
     let n_ahead = if all { seq.unplanned() - n_tokens } else { 0 };
     step.starts.push(SeqStart { sampling: seq.cold.sampling, n_prompt: seq.prompt_tokens, n_ahead });

@@ -265,18 +265,17 @@ const _: () = assert!(offset_of!(Sequence, recent) == 2 * LINE && offset_of!(Col
 
 impl Sequence {
     /// Creates a waiting sequence.
-    pub fn new(request: Request, arrival: u64, now_ns: u64) -> Self {
+    pub fn new(mut request: Request, arrival: u64, now_ns: u64) -> Self {
         let view = view(&request, arrival, now_ns);
         let prompt_tokens = request.prompt.len() as u32;
-        let worker_failures = u8::try_from(request.worker_failures).unwrap_or(u8::MAX);
-        let suspicion = u8::try_from(request.suspicion).unwrap_or(u8::MAX);
+        let [worker_failures, suspicion] =
+            [request.worker_failures, request.suspicion].map(|n| u8::try_from(n).unwrap_or(u8::MAX));
         let history = History {
             imported_failures: u32::from(worker_failures) + u32::from(suspicion),
             imported_tokens: request.generated.len() as u32,
             ..History::default()
         };
-        let mut tokens = request.prompt;
-        tokens.extend_from_slice(&request.generated);
+        request.prompt.extend_from_slice(&request.generated);
         Self {
             tenant: request.tenant,
             phase: Phase::Waiting,
@@ -288,9 +287,9 @@ impl Sequence {
             computed: 0,
             published: 0,
             prompt_tokens,
-            last_token: tokens.last().copied().unwrap_or_default(),
+            last_token: request.prompt.last().copied().unwrap_or_default(),
             max_tokens: request.max_tokens,
-            n_tokens: tokens.len() as u32,
+            n_tokens: request.prompt.len() as u32,
             mirror: Mirror::default(),
             ahead: Ahead::default(),
             state: SequenceState::Waiting,
@@ -302,7 +301,7 @@ impl Sequence {
             n_recent: 0,
             recent: [0; RECENT_MAX],
             cold: Box::new(Cold {
-                tokens,
+                tokens: request.prompt,
                 hashes: request.hashes,
                 root: request.root,
                 sampling: request.sampling,
@@ -362,36 +361,6 @@ impl Sequence {
             None => (hashes, published),
             Some(copied) => (&hashes[..hashes.len().min(published.max(copied.exact_blocks() as usize))], published),
         }
-    }
-
-    /// Returns how many of the first `tokens` tokens have, or will have, the KV that any sequence with these tokens has: no copied ones, and none
-    /// computed behind these.
-    pub fn exact(&self, tokens: u32) -> u32 {
-        self.cold.copied.as_ref().map_or(tokens, |copied| tokens.min(copied.exact_until()))
-    }
-
-    /// Forgets copied runs behind the tokens with KV: they are computed.
-    pub fn cut_copied(&mut self) {
-        let computed = self.computed;
-        self.cold.copied.take_if(|copied| !copied.cut(computed));
-    }
-
-    /// Returns the number of tokens copied next: the next step skips them.
-    pub fn next_copied(&self) -> u32 {
-        self.cold.copied.as_ref().map_or(0, |copied| copied.at(self.planned()))
-    }
-
-    /// Returns the number of tokens that the next step can run, at most: up to the next copied run.
-    pub fn next_uncopied(&self) -> u32 {
-        let (skipped, unplanned) = (self.next_copied(), self.unplanned());
-        let begin = self.planned() + skipped;
-        let next = self.cold.copied.as_ref().map_or(u32::MAX, |copied| copied.next(begin));
-        (unplanned - skipped).min(next - begin)
-    }
-
-    /// Notes that the step being made skips copied tokens.
-    pub fn skip(&mut self, n_tokens: u32) {
-        self.ahead.tokens += n_tokens;
     }
 
     /// Returns `true` for a sequence in the batch whose prompt is being computed, as far as the results so far say.

@@ -132,8 +132,7 @@ pub(crate) fn check(
     check_extra_keys(&extra_keys)?;
     let prompt = check_prompt(prompt, vocab_size)?;
     retention::check_hints(&retention)?;
-    let output = output.unwrap_or_default();
-    let stopping = check_stopping(stopping.unwrap_or_default(), vocab_size)?;
+    let (output, stopping) = (output.unwrap_or_default(), check_stopping(stopping.unwrap_or_default(), vocab_size)?);
     let mut stop_token_ids = stopping.stop_token_ids;
     if !stopping.ignore_eos {
         stop_token_ids.extend_from_slice(eos_token_ids);

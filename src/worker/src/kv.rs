@@ -13,11 +13,12 @@
 //! other: wrong data at worst, no undefined behaviour. A step and a copy cannot deadlock: a copy holds a single block and waits for
 //! nothing.
 
+mod moved;
+
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use half::{bf16, f16};
-use trunkline_port::CellCopy;
 
 use crate::config::ModelConfig;
 use crate::error::WorkerError;
@@ -25,7 +26,6 @@ use crate::groups::Place;
 use crate::matrix::half::{widen_bf16, widen_f16};
 use crate::memory;
 use crate::quantised_cells::{Bits, QuantisedCells, UNIT};
-use crate::rope::rotate;
 
 /// Element type of the KV cache. Sums are in F32 with every type; keys and values are rounded once, when they are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -330,47 +330,6 @@ impl KvMemory {
     pub(crate) fn import(&self, block: u32, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.block_bytes(), "bytes of a block");
         self.write(block).import(self.layout, bytes);
-    }
-
-    /// Returns the number of tokens in a block.
-    pub(crate) fn block_size(&self) -> usize {
-        self.layout.block_size
-    }
-
-    /// Returns the element type.
-    pub(crate) fn dtype(&self) -> KvDtype {
-        self.dtype
-    }
-
-    /// Copies the KV of neighbouring tokens to another block, and turns their keys by the angles with these cosines and sines,
-    /// `head_dim / 2` for each token.
-    ///
-    /// # Panics
-    /// If there is no such block or cell, or both blocks are one.
-    pub(crate) fn copy_cells(&self, copy: &CellCopy, cos: &[f32], sin: &[f32]) {
-        assert_ne!(copy.from, copy.to, "a copy within a block");
-        let layout = self.layout;
-        let (from, mut to) = (self.read(copy.from), self.write(copy.to));
-        let (half, dim, size) = (layout.half(), layout.head_dim, layout.block_size);
-        let (mut key, mut buffer) = (vec![0.0; dim], Vec::new());
-        for (layer, head) in
-            (0..layout.n_layers).flat_map(|layer| (0..layout.n_kv_heads).map(move |head| (layer, head)))
-        {
-            let at = layout.keys_at(layer, head);
-            let keys = from.read(at..at + half, size, &mut buffer);
-            for i in 0..copy.n_tokens as usize {
-                let cells = keys[copy.from_cell as usize + i..].iter().step_by(size);
-                key.iter_mut().zip(cells).for_each(|(key, cell)| *key = *cell);
-                if copy.shift != 0 {
-                    let turn = i * dim / 2..(i + 1) * dim / 2;
-                    rotate(&mut key, &cos[turn.clone()], &sin[turn]);
-                }
-                to.store(at + copy.to_cell as usize + i, size, &key);
-            }
-            let first = at + half + copy.from_cell as usize * dim;
-            let values = from.read(first..first + copy.n_tokens as usize * dim, 1, &mut buffer);
-            to.store(at + half + copy.to_cell as usize * dim, 1, values);
-        }
     }
 
     // A panic while a block is locked leaves floats in it, which are thrown away when the worker is reset.

@@ -87,6 +87,7 @@ impl Run {
             scored: (scored_rows > 0).then(|| Scored { seq: 0, rows: scored_rows.min(n_tokens) }).into_iter().collect(),
             score_kind,
             starts: if self.started { Vec::new() } else { vec![SeqStart::default()] },
+            copies: Vec::new(),
         };
         let (output, logits) = self.worker.run_with_logits(&step).unwrap();
         self.computed = end + output.result.tokens.len().saturating_sub(1);

@@ -1,5 +1,6 @@
 //! Runs of tokens of a sequence that are copied from other prefixes, not computed.
 
+use super::Sequence;
 use crate::tree::CachedRun;
 
 /// The copied runs of a sequence that has KV.
@@ -54,6 +55,38 @@ impl Copied {
             (self.exact_until, self.exact_blocks) = (u32::MAX, u32::MAX);
         }
         !self.runs.is_empty() && self.exact_until < u32::MAX
+    }
+}
+
+impl Sequence {
+    /// Returns how many of the first `tokens` tokens have, or will have, the KV that any sequence with these tokens has: no copied ones, and none
+    /// computed behind these.
+    pub fn exact(&self, tokens: u32) -> u32 {
+        self.cold.copied.as_ref().map_or(tokens, |copied| tokens.min(copied.exact_until()))
+    }
+
+    /// Forgets copied runs behind the tokens with KV: they are computed.
+    pub fn cut_copied(&mut self) {
+        let computed = self.computed;
+        self.cold.copied.take_if(|copied| !copied.cut(computed));
+    }
+
+    /// Returns the number of tokens copied next: the next step skips them.
+    pub fn next_copied(&self) -> u32 {
+        self.cold.copied.as_ref().map_or(0, |copied| copied.at(self.planned()))
+    }
+
+    /// Returns the number of tokens that the next step can run, at most: up to the next copied run.
+    pub fn next_uncopied(&self) -> u32 {
+        let (skipped, unplanned) = (self.next_copied(), self.unplanned());
+        let begin = self.planned() + skipped;
+        let next = self.cold.copied.as_ref().map_or(u32::MAX, |copied| copied.next(begin));
+        (unplanned - skipped).min(next - begin)
+    }
+
+    /// Notes that the step being made skips copied tokens.
+    pub fn skip(&mut self, n_tokens: u32) {
+        self.ahead.tokens += n_tokens;
     }
 }
 

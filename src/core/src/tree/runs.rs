@@ -133,9 +133,7 @@ impl PrefixTree {
         let first = chain.len();
         chain.extend(ancestors.map(|block| self.pool.handle(block)));
         chain[first..].reverse();
-        for at in first..chain.len() {
-            self.share(chain[at]);
-        }
+        chain[first..].iter().for_each(|block| self.share(*block));
     }
 
     /// Adds blocks that were just published to the index by content, if there is one.
