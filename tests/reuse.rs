@@ -1,7 +1,7 @@
 //! Reuse of cached text that is no prefix, over gRPC: counted apart, refused and asked for, never found by others, and recorded.
 
 use tonic::Code;
-use trunkline_core::Config;
+use trunkline_core::{Config, ReuseConfig, WorkerFacts};
 use trunkline_server::proto::GenerateRequest;
 use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_tests::server::{TestServer, greedy};
@@ -9,8 +9,9 @@ use trunkline_tests::server::{TestServer, greedy};
 const DOCUMENT: &str =
     "A trunk is the prefix that many requests share, and a trunk line is the main line of a railway.";
 
-fn config() -> Config {
-    Config { device_blocks: 256, reuse_anywhere: 32, ..Config::default() }
+fn config(anywhere: u32, on_request: bool) -> Config {
+    let reuse = ReuseConfig { anywhere, on_request, ..ReuseConfig::default() };
+    Config { device_blocks: 256, worker: WorkerFacts { reuse, ..WorkerFacts::default() }, ..Config::default() }
 }
 
 fn asking(before: &str, reuse: &str) -> GenerateRequest {
@@ -21,7 +22,7 @@ fn asking(before: &str, reuse: &str) -> GenerateRequest {
 async fn an_edited_first_turn_copies_the_rest_and_the_recording_decides_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.jsonl.gz");
-    let server = TestServer::start_with(config(), Some(path.clone()), |worker| Box::new(worker)).await;
+    let server = TestServer::start_with(config(32, false), Some(path.clone()), |worker| Box::new(worker)).await;
     let mut client = server.client().await;
     let first = client.ask(asking("Who?", "")).await.unwrap();
     assert_eq!((first.usage.cached_tokens, first.usage.copied_tokens), (0, 0));
@@ -44,13 +45,13 @@ async fn an_edited_first_turn_copies_the_rest_and_the_recording_decides_the_same
 
 #[tokio::test(flavor = "multi_thread")]
 async fn copies_are_asked_for_only_where_the_server_makes_some() {
-    let server = TestServer::start(Config { reuse_anywhere: 0, ..config() }).await;
+    let server = TestServer::start(config(0, false)).await;
     let mut client = server.client().await;
     let status = client.ask(asking("Who?", "anywhere")).await.expect_err("a refusal");
     let message = "reuse is 'anywhere'; this server was started without --reuse-anywhere";
     assert_eq!((status.code(), status.message()), (Code::InvalidArgument, message));
     client.ask(asking("Who?", "prefix")).await.unwrap();
-    let server = TestServer::start(Config { reuse_on_request: true, ..config() }).await;
+    let server = TestServer::start(config(32, true)).await;
     let mut client = server.client().await;
     client.ask(asking("Who?", "")).await.unwrap();
     assert_eq!(client.ask(asking("Say where:", "")).await.unwrap().usage.copied_tokens, 0);
@@ -60,7 +61,7 @@ async fn copies_are_asked_for_only_where_the_server_makes_some() {
 /// Salts keep tenants apart, whatever they ask for.
 #[tokio::test(flavor = "multi_thread")]
 async fn copies_never_cross_salts() {
-    let server = TestServer::start(config()).await;
+    let server = TestServer::start(config(32, false)).await;
     let mut client = server.client().await;
     client.ask(asking("Who?", "")).await.unwrap();
     let salted = GenerateRequest { cache_salt: "mine".into(), ..asking("Say where:", "anywhere") };

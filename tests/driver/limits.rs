@@ -6,7 +6,7 @@ use trunkline_core::config::PipelineBatches;
 use trunkline_core::registry::Entry;
 use trunkline_core::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
 use trunkline_core::spec::Param;
-use trunkline_core::{Config, Keeps, Preemption, RetentionHint, TierConfig, Write, eviction, h2o, policy};
+use trunkline_core::{Config, Keeps, Preemption, RetentionHint, ReuseConfig, TierConfig, Write, eviction, h2o, policy};
 
 /// Prompts first, with a reserve that falls within a few steps, and without sharing of work in flight.
 const RESERVING: &str = "chunks:reserve_permille=900,least_permille=100,decay_steps=9,await_prefix=0";
@@ -172,8 +172,8 @@ pub(crate) fn reuse_anywhere(seed: u64, config: &mut Config) -> Option<Pcg64Mcg>
     let least = pick(&mut rng, &[1, 2, 5, size, 2 * size + 1]);
     let recomputed = pick(&mut rng, &[0, 0, 0, 1, 4]);
     let on_request = rng.random_range(0..4) == 0;
-    let reusing =
-        Config { reuse_anywhere: least, reuse_recompute: recomputed, reuse_on_request: on_request, ..config.clone() };
+    let mut reusing = config.clone();
+    reusing.worker.reuse = ReuseConfig { anywhere: least, recompute: recomputed, on_request };
     reusing.validate().ok()?;
     *config = reusing;
     Some(rng)

@@ -141,7 +141,7 @@ impl Engines {
     /// # Errors
     /// If a worker is attached, or has quantised KV.
     pub fn check_reuse(&self, config: &Config) -> anyhow::Result<()> {
-        if config.reuse_anywhere == 0 {
+        if config.worker.reuse.anywhere == 0 {
             return Ok(());
         }
         ensure!(

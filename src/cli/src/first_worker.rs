@@ -30,6 +30,7 @@ pub fn limits_of_worker(
         all_tokens: true,
         whole_block_hits: !can.partial_writes,
         in_step_hits: can.in_step_hits,
+        reuse: config.worker.reuse,
         ..WorkerFacts::default()
     };
     if !settings.has("block_size") {

@@ -5,6 +5,7 @@ mod h2o;
 mod pipeline_batches;
 mod prefill_first;
 mod retained;
+mod reuse;
 mod table;
 mod worker;
 
@@ -15,6 +16,7 @@ pub use self::error::ConfigError;
 pub use self::h2o::H2oConfig;
 pub use self::pipeline_batches::PipelineBatches;
 pub use self::prefill_first::{Chunks, OutputReserve, PrefillFirst};
+pub use self::reuse::ReuseConfig;
 pub use self::table::{Kind, Setting};
 use self::table::{Milliseconds, Notation, Plain, check, dashed, read, settings};
 pub use self::worker::WorkerFacts;
@@ -162,19 +164,6 @@ settings! {
         /// A request may ask for another mode: [`crate::Request::h2o`].
         h2o: H2oConfig { default: H2oConfig::default(), value: "MODE", recorded: unless_default }
 
-        /// Reuse of cached text that is no prefix, as a document behind another question: tokens of a run that is worth a copy, at least;
-        /// 0 is off. Approximate: the copied KV was computed behind other tokens.
-        ///
-        /// Requests may refuse: [`crate::Request::reuse`]. Not with layer groups, eviction within sequences, prompts that take their blocks
-        /// chunk by chunk, or prompts before decodes.
-        reuse_anywhere: u32 { default: 0, range: 0..=TOKENS_MAX, value: "TOKENS", recorded: unless_default }
-
-        /// Tokens computed again at the beginning of each run that `--reuse-anywhere` copies.
-        reuse_recompute: u32 { default: 0, range: 0..=TOKENS_MAX, value: "TOKENS", recorded: unless_default }
-
-        /// Copy runs only for requests that ask for it, with `reuse: "anywhere"` in the API.
-        reuse_on_request: bool { default: false, value: "BOOL", recorded: unless_default }
-
         /// Prompt and generated tokens of one request, at most.
         max_context: u32 { default: 1 << 20, range: 2..=TOKENS_MAX }
 
@@ -191,9 +180,23 @@ settings! {
         eviction: String { default: "lru".into(), value: "NAME" }
     }
 
-    /// All settings, in the order of the fields of [`Config`].
-    pub static SETTINGS;
+    /// Settings that are fields of [`Config`], in their order.
+    pub static FIELDS;
 }
+
+/// Number of all settings.
+const SETTINGS_N: usize = FIELDS.len() + reuse::SETTINGS.len();
+
+/// All settings: the fields of [`Config`] in their order, then those of [`ReuseConfig`].
+pub static SETTINGS: &[Setting] = &{
+    let mut all = [FIELDS[0]; SETTINGS_N];
+    let mut at = 0;
+    while at < SETTINGS_N {
+        all[at] = if at < FIELDS.len() { FIELDS[at] } else { reuse::SETTINGS[at - FIELDS.len()] };
+        at += 1;
+    }
+    all
+};
 
 /// Returns the setting of that name, if there is one.
 pub fn setting(name: &str) -> Option<&'static Setting> {
@@ -347,7 +350,7 @@ impl Config {
             return Err(ConfigError::StepLogitsBelowSize { logits, size });
         }
         self.h2o.validate(self.block_size)?;
-        self.check_reuse()?;
+        self.worker.reuse.validate(self)?;
         self.make_policy()?;
         self.make_eviction().map(|_| ())
     }
@@ -373,20 +376,6 @@ impl Config {
             });
         }
         Ok(())
-    }
-
-    /// Checks that nothing else needs the blocks or the KV that copied runs would change.
-    fn check_reuse(&self) -> Result<(), ConfigError> {
-        let obstacles = [
-            (self.n_groups() > 1, "the model has layer groups, with a sliding window or for --h2o"),
-            (self.h2o.mode != crate::h2o::Mode::Off, "--h2o is on: attention scores count computed tokens"),
-            (self.prefill_first.is_on(), "--prefill-first is on"),
-            (!self.reserve_prompts, "--reserve-prompts is false: a copy needs all blocks of a prompt"),
-        ];
-        match obstacles.into_iter().find(|(is_there, _)| *is_there && self.reuse_anywhere > 0) {
-            Some((_, reason)) => Err(ConfigError::ReuseAnywhere { reason }),
-            None => Ok(()),
-        }
     }
 
     /// Returns the number of layer groups, at least 1.

@@ -111,7 +111,7 @@ impl Kv {
         if config.tiers.first().is_some_and(|tier| tier.write == Write::SecondUse) {
             tree.count_hits();
         }
-        if config.reuse_anywhere > 0 {
+        if config.worker.reuse.anywhere > 0 {
             tree.note_contents();
         }
         Ok(Self {

@@ -128,7 +128,7 @@ mod victims;
 pub mod waiting;
 
 pub use crate::config::{
-    Config, ConfigError, H2oConfig, Preemption, STEPS_IN_FLIGHT_MAX, TierConfig, WorkerFacts, Write,
+    Config, ConfigError, H2oConfig, Preemption, ReuseConfig, STEPS_IN_FLIGHT_MAX, TierConfig, WorkerFacts, Write,
 };
 pub use crate::core::Core;
 pub use crate::event::{Action, Event};

@@ -49,7 +49,7 @@ pub struct Request {
     /// Eviction within the request's sequence; `None` for [`crate::Config::h2o`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub h2o: Option<Mode>,
-    /// Reuse of cached text that is no prefix; `None` for the core's rule. Without effect while [`crate::Config::reuse_anywhere`] is 0.
+    /// Reuse of cached text that is no prefix; `None` for the core's rule. Without effect while [`crate::config::ReuseConfig::anywhere`] is 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
     /// Priorities of ranges of tokens in the prefix cache, in the order of the ranges: see [`crate::retention`].

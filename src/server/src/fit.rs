@@ -133,7 +133,7 @@ fn check_limits(core: &Config, hello: &Hello) -> Result<(), String> {
     if core.worker.in_step_hits && !can.in_step_hits {
         return Err("the server lets prompts read what the same step computes, which needs in_step_hits".into());
     }
-    if core.reuse_anywhere > 0 {
+    if core.worker.reuse.anywhere > 0 {
         return Err("the server copies tokens between blocks (--reuse-anywhere), which attached workers cannot".into());
     }
     if core.h2o.mode != Mode::Off && !can.scores {

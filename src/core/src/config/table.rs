@@ -3,7 +3,7 @@
 use super::{Config, ConfigError};
 
 /// A setting of `C`, the limits of a core, as users see it: on a command line, in a config file, or in a table of a report.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Setting<C = Config> {
     /// Name of the field in [`Config`], and key in recordings: `max_queue`.
     pub name: &'static str,
@@ -23,6 +23,15 @@ pub struct Setting<C = Config> {
     pub range: fn() -> Option<(String, String)>,
     pub(super) doc: &'static [&'static str],
 }
+
+impl<C> Clone for Setting<C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+// Nothing of it is a `C`.
+impl<C> Copy for Setting<C> {}
 
 impl<C: Default> Setting<C> {
     /// Returns one or two sentences for users: the first paragraph of the field's documentation.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use trunkline_port::Keeps;
 
-use super::PipelineBatches;
+use super::{PipelineBatches, ReuseConfig};
 
 /// Layer groups of the model, and needs of the workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +28,9 @@ pub struct WorkerFacts {
     /// Requests that a step takes beside those of the steps in other stages, if the worker is a pipeline of [`super::Config::pipeline_stages`].
     /// Other divisions than the default imitate the schedulers of other engines.
     pub pipeline_batches: PipelineBatches,
+    /// Copies of KV that steps ask workers for, to reuse cached text that is no prefix.
+    #[serde(skip_serializing_if = "ReuseConfig::is_default")]
+    pub reuse: ReuseConfig,
 }
 
 impl std::fmt::Display for WorkerFacts {
@@ -41,6 +44,8 @@ impl std::fmt::Display for WorkerFacts {
         let flags = flags.into_iter().filter(|(_, is)| *is).map(|(name, _)| name.to_owned());
         let batches = Some(self.pipeline_batches).filter(|batches| *batches != PipelineBatches::Even);
         let batches = batches.map(|batches| format!("pipeline_batches={}", batches.name()));
-        out.write_str(&groups.chain(flags).chain(batches).collect::<Vec<_>>().join(", "))
+        let reuse = Some(self.reuse).filter(|reuse| reuse.anywhere > 0);
+        let reuse = reuse.map(|reuse| format!("reuse_anywhere={}", reuse.anywhere));
+        out.write_str(&groups.chain(flags).chain(batches).chain(reuse).collect::<Vec<_>>().join(", "))
     }
 }

@@ -46,9 +46,9 @@ impl Reused {
     /// Creates the rule of a configuration.
     pub fn new(config: &Config) -> Self {
         Self {
-            least: config.reuse_anywhere,
-            recomputed: config.reuse_recompute,
-            on_request: config.reuse_on_request,
+            least: config.worker.reuse.anywhere,
+            recomputed: config.worker.reuse.recompute,
+            on_request: config.worker.reuse.on_request,
             ..Self::default()
         }
     }

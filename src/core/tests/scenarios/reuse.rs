@@ -1,12 +1,17 @@
 //! Scenarios 97 to 100: reuse of cached text that is no prefix.
 
-use trunkline_core::{CellCopy, Config, Request, Reuse, Token};
+use trunkline_core::{CellCopy, Config, Request, Reuse, ReuseConfig, Token, WorkerFacts};
 use trunkline_driver::Driver;
 
 use crate::prompts::{config, request, text};
 
+fn with(block_size: u32, reuse: ReuseConfig) -> Config {
+    let worker = WorkerFacts { reuse, ..WorkerFacts::default() };
+    Config { block_size, worker, device_blocks: 200, ..config() }
+}
+
 fn reusing(block_size: u32, least: u32) -> Config {
-    Config { block_size, reuse_anywhere: least, device_blocks: 200, ..config() }
+    with(block_size, ReuseConfig { anywhere: least, ..ReuseConfig::default() })
 }
 
 /// A rig whose cells decide the tokens, and that has run a prompt of the first tokens of family 1.
@@ -144,7 +149,7 @@ fn a_document_behind_another_question_is_copied_and_what_is_between_is_computed(
 
 #[test]
 fn copies_are_asked_for_or_refused_and_never_cross_namespaces() {
-    let mut rig = seen(Config { reuse_on_request: true, ..reusing(16, 32) }, 89);
+    let mut rig = seen(with(16, ReuseConfig { anywhere: 32, on_request: true, ..ReuseConfig::default() }), 89);
     assert_eq!(usage(&mut rig, without(89, 20, 3)), (16, 0, 86));
     rig.submit_request(Request { reuse: Some(Reuse::Anywhere), ..request(3, without(89, 24, 3), 3) });
     rig.run_to_end();
@@ -157,7 +162,7 @@ fn copies_are_asked_for_or_refused_and_never_cross_namespaces() {
 
 #[test]
 fn the_first_tokens_of_a_run_may_be_computed_again() {
-    let mut rig = seen(Config { reuse_recompute: 5, ..reusing(16, 32) }, 89);
+    let mut rig = seen(with(16, ReuseConfig { anywhere: 32, recompute: 5, ..ReuseConfig::default() }), 89);
     rig.submit(2, without(89, 20, 3), 3);
     assert_eq!(rig.running(), [(2, 20, 5, false)], "4 exact tokens are copied, 5 computed");
     let first = CellCopy { n_tokens: 4, shift: 0, ..rig.step().unwrap().copies[0] };

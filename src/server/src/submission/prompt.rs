@@ -156,7 +156,7 @@ impl Submitter {
         request.tenant = checked.tenant;
         request.priority = checked.priority;
         request.h2o = checked.h2o;
-        if checked.reuse == Some(Reuse::Anywhere) && self.config.reuse_anywhere == 0 {
+        if checked.reuse == Some(Reuse::Anywhere) && self.config.worker.reuse.anywhere == 0 {
             return Err(Invalid("reuse is 'anywhere'; this server was started without --reuse-anywhere".into()));
         }
         request.reuse = checked.reuse;

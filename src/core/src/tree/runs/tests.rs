@@ -1,3 +1,5 @@
+//! Runs found against a search everywhere.
+
 use proptest::prelude::*;
 
 use super::super::{Parent, Published};
