@@ -1,0 +1,437 @@
+//! A chat: the transcript, the prompts made from the transcript, and turns.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use trunkline_port::Token;
+
+use crate::compaction::Pending;
+use crate::layout::{Frame, Layout, Segment, SegmentKind};
+use crate::limits::Limits;
+use crate::notice::{News, Notice, Notices, Totals};
+use crate::phase::{TurnEvent, TurnPhase};
+use crate::turn::{Answer, Turn, bytes_of};
+
+/// Reason for refusing an operation on a chat.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// A turn with the id is being generated.
+    #[error("turn '{0}' is still being generated")]
+    StillRunning(String),
+    /// Another turn is being generated.
+    #[error("turn '{0}' is being generated; a session generates one turn at a time")]
+    Busy(String),
+    /// The id names a turn with other input.
+    #[error("turn_id '{0}' names an earlier turn with other input, or without an answer")]
+    IdTaken(String),
+    /// There is nothing to continue.
+    #[error("input is missing, and the session has no token to continue")]
+    Empty,
+    /// Pinned turns have too many tokens.
+    #[error("pin: pinned turns would have {tokens} tokens; at most {most} are kept word for word")]
+    Pins {
+        /// Tokens of all pinned turns.
+        tokens: u64,
+        /// Tokens that may be pinned.
+        most: u32,
+    },
+    /// No context can hold the turn.
+    #[error(
+        "the turn needs {needed} tokens with its answer; the session has room for {room} of {context}, without history"
+    )]
+    NeverFits {
+        /// Tokens of input and answer.
+        needed: u64,
+        /// Tokens left beside prefix, pins and summary.
+        room: u64,
+        /// Tokens of the context.
+        context: u32,
+    },
+    /// No turn has this id.
+    #[error("turn_id '{0}' names no turn of the transcript")]
+    NoTurn(String),
+    /// The turn was before the beginning of the transcript, or before a context that is no longer known.
+    #[error("the transcript goes back to turn {first} only")]
+    Forgotten {
+        /// First turn that can be the last of a fork or rewound chat.
+        first: u64,
+    },
+}
+
+/// Beginning of a turn.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Begun {
+    /// The turn has this prompt, and runs from now on.
+    Prompt {
+        /// Name of the turn.
+        id: String,
+        /// Tokens to continue.
+        prompt: Vec<Token>,
+    },
+    /// The turn was answered before.
+    Stored(Arc<Turn>),
+    /// The context is full: compact, or drop turns, and begin again.
+    Full,
+}
+
+/// Turn added without an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Added {
+    /// The turn is part of the transcript.
+    Turn(Arc<Turn>),
+    /// The context is full: compact, or drop turns, and add the turn again.
+    Full,
+}
+
+/// Turn being generated.
+#[derive(Clone, Debug)]
+pub(crate) struct Running {
+    pub(crate) id: String,
+    pub(crate) input: Vec<Token>,
+}
+
+/// A chat.
+#[derive(Clone, Debug)]
+pub struct Chat {
+    pub(crate) prefix: Arc<[Token]>,
+    pub(crate) frame: Frame,
+    pub(crate) limits: Limits,
+    /// Turns of the transcript, from number `forgotten` on.
+    pub(crate) turns: VecDeque<Arc<Turn>>,
+    /// Turns forgotten.
+    pub(crate) forgotten: u64,
+    /// Pinned turns among the forgotten ones.
+    pub(crate) old_pins: Vec<Arc<Turn>>,
+    /// Layouts, oldest first; the last one is in use.
+    pub(crate) layouts: Vec<Layout>,
+    pub(crate) next_version: u64,
+    pub(crate) turn_phase: TurnPhase,
+    pub(crate) running: Option<Running>,
+    pub(crate) pending: Pending,
+    pub(crate) totals: Totals,
+    pub(crate) notices: Notices,
+}
+
+impl Chat {
+    /// Begins a chat whose prompts all begin with `prefix`.
+    pub fn new(prefix: Vec<Token>, frame: Frame, limits: Limits) -> Self {
+        Self {
+            prefix: prefix.into(),
+            frame,
+            limits,
+            turns: VecDeque::new(),
+            forgotten: 0,
+            old_pins: Vec::new(),
+            layouts: vec![Layout::first()],
+            next_version: 1,
+            turn_phase: TurnPhase::default(),
+            running: None,
+            pending: Pending::default(),
+            totals: Totals::default(),
+            notices: Notices::default(),
+        }
+    }
+
+    /// Returns the limits.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Returns the number of turns since the beginning, forgotten ones included.
+    pub fn n_turns(&self) -> u64 {
+        self.forgotten + self.turns.len() as u64
+    }
+
+    /// Returns the turns of the transcript, oldest first.
+    pub fn turns(&self) -> impl Iterator<Item = &Arc<Turn>> {
+        self.turns.iter()
+    }
+
+    /// Returns the layouts that a rewind may need, oldest first; the last one is in use.
+    pub fn layouts(&self) -> &[Layout] {
+        &self.layouts
+    }
+
+    /// Returns the layout in use.
+    pub fn layout(&self) -> &Layout {
+        self.layouts.last().expect("a chat has a layout")
+    }
+
+    /// Returns the latest notices, oldest first.
+    pub fn notices(&self) -> impl Iterator<Item = &Notice> {
+        self.notices.iter()
+    }
+
+    /// Returns counts since the beginning.
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// Returns the phase of the newest turn.
+    pub fn turn_phase(&self) -> TurnPhase {
+        self.turn_phase
+    }
+
+    /// Returns the tokens of the context: every turn's prompt begins with them.
+    pub fn context(&self) -> Vec<Token> {
+        self.context_of(self.layout())
+    }
+
+    /// Returns the number of tokens of the context.
+    pub fn context_tokens(&self) -> u32 {
+        self.segments().iter().map(|segment| segment.tokens).fold(0, u32::saturating_add)
+    }
+
+    /// Returns the segments of the context, in order.
+    pub fn segments(&self) -> [Segment; 4] {
+        let layout = self.layout();
+        let len = |tokens: &[Token]| u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        let pins = self.pins_before(layout.first_recent).map(|turn| turn.len()).fold(0, u32::saturating_add);
+        let segment = |kind, tokens, version| Segment { kind, tokens, version };
+        [
+            segment(SegmentKind::Prefix, len(&self.prefix), 0),
+            segment(SegmentKind::Pins, pins, layout.version),
+            segment(SegmentKind::Summary, self.framed_tokens(&layout.summary), layout.version),
+            segment(SegmentKind::Recent, self.recent_tokens(), layout.version),
+        ]
+    }
+
+    /// Returns the tokens of the recent turns.
+    pub fn recent_tokens(&self) -> u32 {
+        self.recent(self.layout().first_recent).map(|turn| turn.len()).fold(0, u32::saturating_add)
+    }
+
+    /// Adds a turn without an answer, and returns the turn. An equal turn that is there already is returned as it is.
+    ///
+    /// # Errors
+    /// If a turn is being generated, the id names another turn, or the pinned turns have too many tokens.
+    pub fn append(&mut self, id: &str, input: &[Token], pinned: bool) -> Result<Added, Refusal> {
+        self.check_quiet(id)?;
+        if let Some(turn) = self.find(id) {
+            let same = turn.input == input && turn.answer.is_none() && turn.pinned == pinned;
+            return if same { Ok(Added::Turn(turn.clone())) } else { Err(Refusal::IdTaken(id.into())) };
+        }
+        if input.is_empty() {
+            return Err(Refusal::Empty);
+        }
+        if !self.fits(input.len(), 0) {
+            self.check_ever_fits(input.len(), 0)?;
+            return Ok(Added::Full);
+        }
+        if pinned {
+            let (tokens, most) = (self.pinned_tokens() + input.len() as u64, self.limits.pins);
+            if tokens > most.into() {
+                return Err(Refusal::Pins { tokens, most });
+            }
+        }
+        let turn =
+            Turn { number: self.n_turns(), id: self.id_or_number(id), input: input.to_vec(), answer: None, pinned };
+        let turn = Arc::new(turn);
+        self.turns.push_back(turn.clone());
+        self.boundary();
+        Ok(Added::Turn(turn))
+    }
+
+    /// Returns `true` if a turn of `input` tokens can be appended to the context, and `answer` tokens generated behind.
+    pub fn fits(&self, input: usize, answer: u32) -> bool {
+        let tokens = u64::from(self.context_tokens()) + input as u64 + u64::from(answer);
+        let recent: u64 = self.recent(self.layout().first_recent).map(|turn| turn.bytes()).sum();
+        let new = bytes_of(input as u64 + u64::from(answer), 0);
+        tokens <= self.limits.context.into() && recent + new <= self.limits.bytes
+    }
+
+    /// Begins a turn with an answer of up to `answer` tokens. A turn answered before is returned as it is.
+    ///
+    /// # Errors
+    /// If a turn is being generated, the id names another turn, there is nothing to continue, or no context can hold the turn.
+    pub fn begin(&mut self, id: &str, input: &[Token], answer: u32) -> Result<Begun, Refusal> {
+        if let Some(turn) = self.find(id) {
+            let same = turn.input == input && turn.answer.is_some();
+            return if same { Ok(Begun::Stored(turn.clone())) } else { Err(Refusal::IdTaken(id.into())) };
+        }
+        self.check_quiet(id)?;
+        if !self.fits(input.len(), answer) {
+            self.check_ever_fits(input.len(), answer)?;
+            return Ok(Begun::Full);
+        }
+        let mut prompt = self.context();
+        prompt.extend_from_slice(input);
+        if prompt.is_empty() {
+            return Err(Refusal::Empty);
+        }
+        let id = self.id_or_number(id);
+        self.running = Some(Running { id: id.clone(), input: input.to_vec() });
+        self.step(TurnEvent::Begun);
+        Ok(Begun::Prompt { id, prompt })
+    }
+
+    /// Ends the running turn with an answer, and returns the turn.
+    pub fn end(&mut self, answer: Answer) -> Option<Arc<Turn>> {
+        let Running { id, input } = self.running.take()?;
+        self.step(TurnEvent::Ended);
+        self.totals.prompt += u64::from(answer.usage.prompt);
+        self.totals.cached += u64::from(answer.usage.cached);
+        self.totals.completion += u64::from(answer.usage.completion);
+        let turn = Arc::new(Turn { number: self.n_turns(), id, input, answer: Some(answer), pinned: false });
+        self.turns.push_back(turn.clone());
+        self.boundary();
+        Some(turn)
+    }
+
+    /// Gives up the running turn, which leaves nothing behind.
+    pub fn give_up(&mut self) {
+        if self.running.take().is_some() {
+            self.step(TurnEvent::GivenUp);
+            self.boundary();
+        }
+    }
+
+    /// Returns the turn with an id.
+    ///
+    /// # Errors
+    /// If no turn of the transcript has the id.
+    pub fn turn(&self, id: &str) -> Result<&Arc<Turn>, Refusal> {
+        self.find(id).ok_or_else(|| Refusal::NoTurn(id.into()))
+    }
+
+    /// Returns a chat of its own with the first `turns` turns. The counts of the fork begin at 0.
+    ///
+    /// # Errors
+    /// If the context behind that turn is no longer known.
+    pub fn fork(&self, turns: u64) -> Result<Self, Refusal> {
+        let mut fork = self.clone();
+        (fork.running, fork.turn_phase) = (None, TurnPhase::Quiet);
+        fork.pending = Pending::default();
+        fork.totals = Totals::default();
+        fork.notices = Notices::default();
+        fork.rewind(turns)?;
+        Ok(fork)
+    }
+
+    /// Goes back to the state behind the first `turns` turns: later turns are gone, and the context is the one of that time. Cancels a
+    /// compaction under way.
+    ///
+    /// # Errors
+    /// If a turn is being generated, or the context behind that turn is no longer known.
+    pub fn rewind(&mut self, turns: u64) -> Result<(), Refusal> {
+        self.check_quiet("")?;
+        if turns >= self.n_turns() {
+            return Ok(());
+        }
+        let first = self.first_rewind();
+        let at = self.layouts.iter().rposition(|layout| layout.since <= turns && layout.first_recent >= self.forgotten);
+        let Some(at) = at.filter(|_| turns >= first) else { return Err(Refusal::Forgotten { first }) };
+        self.cancel();
+        self.layouts.truncate(at + 1);
+        self.turns.truncate(usize::try_from(turns - self.forgotten).unwrap_or(usize::MAX));
+        Ok(())
+    }
+
+    /// Returns the least number of turns that a rewind can leave.
+    fn first_rewind(&self) -> u64 {
+        let known = self.layouts.iter().find(|layout| layout.first_recent >= self.forgotten);
+        known.map_or(self.n_turns(), |layout| layout.since.max(self.forgotten))
+    }
+
+    pub(crate) fn find(&self, id: &str) -> Option<&Arc<Turn>> {
+        self.turns.iter().rev().find(|turn| !id.is_empty() && turn.id == id)
+    }
+
+    /// Assembles the context of a layout from the transcript.
+    pub(crate) fn context_of(&self, layout: &Layout) -> Vec<Token> {
+        let mut out = self.prefix.to_vec();
+        self.pins_before(layout.first_recent).for_each(|turn| out.extend(turn.tokens()));
+        if !layout.summary.is_empty() {
+            let parts = [&self.frame.before, &layout.summary, &self.frame.behind];
+            parts.into_iter().for_each(|part| out.extend_from_slice(part));
+        }
+        self.recent(layout.first_recent).for_each(|turn| out.extend(turn.tokens()));
+        out
+    }
+
+    /// Returns the tokens of a summary with its frame.
+    pub(crate) fn framed_tokens(&self, summary: &[Token]) -> u32 {
+        let parts = [&self.frame.before, summary, &self.frame.behind];
+        let tokens: usize = parts.into_iter().map(<[Token]>::len).sum();
+        if summary.is_empty() { 0 } else { u32::try_from(tokens).unwrap_or(u32::MAX) }
+    }
+
+    /// Returns the turns of the transcript from number `first` on.
+    pub(crate) fn recent(&self, first: u64) -> impl DoubleEndedIterator<Item = &Arc<Turn>> {
+        let skip = usize::try_from(first.saturating_sub(self.forgotten)).unwrap_or(usize::MAX);
+        self.turns.iter().skip(skip)
+    }
+
+    /// Returns the pinned turns before number `end`, oldest first.
+    pub(crate) fn pins_before(&self, end: u64) -> impl Iterator<Item = &Arc<Turn>> {
+        let known = self.turns.iter().take_while(move |turn| turn.number < end).filter(|turn| turn.pinned);
+        self.old_pins.iter().chain(known)
+    }
+
+    fn pinned_tokens(&self) -> u64 {
+        self.pins_before(u64::MAX).map(|turn| u64::from(turn.len())).sum()
+    }
+
+    pub(crate) fn fixed_tokens(&self) -> u64 {
+        let frame = self.frame.before.len() + self.frame.behind.len();
+        (self.prefix.len() + frame) as u64 + u64::from(self.limits.summary)
+    }
+
+    /// Checks that a turn fits when all others have left the context.
+    fn check_ever_fits(&self, input: usize, answer: u32) -> Result<(), Refusal> {
+        let context = self.limits.context;
+        let room = u64::from(context).saturating_sub(self.fixed_tokens() + self.pinned_tokens());
+        let needed = input as u64 + u64::from(answer);
+        let fits = needed <= room && bytes_of(needed, 0) <= self.limits.bytes / 2;
+        if fits { Ok(()) } else { Err(Refusal::NeverFits { needed, room, context }) }
+    }
+
+    fn check_quiet(&self, id: &str) -> Result<(), Refusal> {
+        match &self.running {
+            Some(running) if running.id == id => Err(Refusal::StillRunning(id.into())),
+            Some(running) => Err(Refusal::Busy(running.id.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the id of a new turn: the client's, or the turn's number.
+    fn id_or_number(&self, id: &str) -> String {
+        if !id.is_empty() {
+            return id.into();
+        }
+        let mut numbers = (self.n_turns()..).map(|number| number.to_string());
+        numbers.find(|id| self.find(id).is_none()).unwrap_or_default()
+    }
+
+    fn step(&mut self, event: TurnEvent) {
+        self.turn_phase = self.turn_phase.after(event).expect("`running` says which events may come");
+    }
+
+    /// Does what is due between two turns: a new context takes effect, and old turns are forgotten.
+    pub(crate) fn boundary(&mut self) {
+        self.swap_if_ready();
+        self.forget();
+    }
+
+    /// Forgets the oldest turns outside of the context while the transcript has too many bytes.
+    fn forget(&mut self) {
+        let mut bytes: u64 = self.turns.iter().map(|turn| turn.bytes()).sum();
+        let first_recent = self.layout().first_recent;
+        let before = self.forgotten;
+        while bytes > self.limits.bytes && self.forgotten < first_recent {
+            let Some(turn) = self.turns.pop_front() else { break };
+            bytes -= turn.bytes();
+            self.forgotten += 1;
+            if turn.pinned {
+                self.old_pins.push(turn);
+            }
+        }
+        let turns = self.forgotten - before;
+        if turns > 0 {
+            self.totals.forgotten += turns;
+            let (forgotten, last) = (self.forgotten, self.layout().version);
+            self.layouts.retain(|layout| layout.version == last || layout.first_recent >= forgotten);
+            self.notices.add(self.n_turns(), News::Forgotten { turns });
+        }
+    }
+}

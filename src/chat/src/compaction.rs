@@ -1,0 +1,210 @@
+//! Compaction: from a plan over a summary to a new layout, or to none.
+
+use std::sync::Arc;
+
+use trunkline_port::Token;
+
+use crate::chat::Chat;
+use crate::layout::Layout;
+use crate::notice::News;
+use crate::phase::{Phase, PhaseEvent, TurnPhase};
+use crate::sample::sample;
+use crate::turn::Usage;
+
+/// Compaction under way.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pending {
+    pub(crate) phase: Phase,
+    /// Number of the latest plan.
+    number: u64,
+    /// First recent turn of the plan.
+    first_recent: u64,
+    /// New layout, once the summary is there.
+    layout: Option<Layout>,
+}
+
+/// Size that a compaction shall leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Want {
+    /// Tokens of recent turns kept, at most; `None` for the low watermark.
+    pub keep: Option<u32>,
+    /// Tokens of the next turn, for which the context needs room.
+    pub room: u64,
+}
+
+/// Plan of a compaction: everything that a request for a summary needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Number of the plan, for the reports about it.
+    pub number: u64,
+    /// Context in use.
+    pub context: Vec<Token>,
+    /// Old summary, without its frame, and the turns that leave the context.
+    pub dropped: Vec<Token>,
+}
+
+impl Plan {
+    /// Returns the prompt for a summary behind the whole context, whose tokens are in the prefix cache.
+    pub fn context_prompt(&self, instruction: &[Token]) -> Vec<Token> {
+        [&self.context, instruction].concat()
+    }
+
+    /// Returns the prompt for a summary of `budget` tokens of the old summary and of the turns that leave the context, behind the
+    /// tokens `lead` that begin every text.
+    pub fn sampled_prompt(&self, lead: &[Token], budget: usize, instruction: &[Token]) -> Vec<Token> {
+        [lead, &sample(&self.dropped, budget), instruction].concat()
+    }
+}
+
+impl Chat {
+    /// Returns the phase of the compaction.
+    pub fn phase(&self) -> Phase {
+        self.pending.phase
+    }
+
+    /// Returns `true` if the recent turns are above the high watermark and no compaction is under way.
+    pub fn is_long(&self) -> bool {
+        let recent = self.layout().first_recent;
+        let bytes: u64 = self.recent(recent).map(|turn| turn.bytes()).sum();
+        let long = self.recent_tokens() > self.limits.high || bytes > self.limits.bytes / 2;
+        long && self.pending.phase == Phase::Idle
+    }
+
+    /// Begins a compaction that keeps the newest whole turns, and returns the plan. Returns `None` if a compaction is under way, or no
+    /// turn would leave the context.
+    pub fn plan(&mut self, want: Want) -> Option<Plan> {
+        let first_recent = self.first_kept(want);
+        let layout = self.layout();
+        if first_recent == layout.first_recent || self.pending.phase != Phase::Idle {
+            return None;
+        }
+        let mut dropped = layout.summary.to_vec();
+        let leaving = self.recent(layout.first_recent).take_while(|turn| turn.number < first_recent);
+        leaving.for_each(|turn| dropped.extend(turn.tokens()));
+        let context = self.context();
+        self.step_compaction(PhaseEvent::Planned);
+        self.pending.number += 1;
+        self.pending.first_recent = first_recent;
+        Some(Plan { number: self.pending.number, context, dropped })
+    }
+
+    /// Reports the summary of a plan; returns the tokens of the new context, to be computed ahead. Returns `None` if the plan was
+    /// cancelled, or the summary is empty: then the compaction has failed.
+    pub fn summarised(&mut self, number: u64, mut summary: Vec<Token>, usage: Usage) -> Option<Vec<Token>> {
+        if self.pending.phase != Phase::Summarising || self.pending.number != number {
+            return None;
+        }
+        self.totals.summary_prompt += u64::from(usage.prompt);
+        self.totals.summary_cached += u64::from(usage.cached);
+        self.totals.summary_completion += u64::from(usage.completion);
+        summary.truncate(self.limits.summary as usize);
+        if summary.is_empty() {
+            self.failed(number, "the model wrote an empty summary");
+            return None;
+        }
+        self.step_compaction(PhaseEvent::Summarised);
+        let first_recent = self.pending.first_recent;
+        let layout = Layout {
+            version: self.next_version,
+            since: self.n_turns(),
+            first_recent,
+            covered: first_recent,
+            summary: Arc::from(summary),
+        };
+        self.next_version += 1;
+        let context = self.context_of(&layout);
+        self.pending.layout = Some(layout);
+        Some(context)
+    }
+
+    /// Reports that the new context of a plan was computed, with its usage, or could not be. The new context takes effect at once,
+    /// or at the end of the turn being generated.
+    pub fn warmed(&mut self, number: u64, usage: Usage) {
+        if self.pending.phase != Phase::Warming || self.pending.number != number {
+            return;
+        }
+        self.totals.warm_prompt += u64::from(usage.prompt);
+        self.totals.warm_cached += u64::from(usage.cached);
+        self.step_compaction(PhaseEvent::Warmed);
+        if self.turn_phase == TurnPhase::Quiet {
+            self.boundary();
+        }
+    }
+
+    /// Reports that there is no summary for a plan. The old context stays.
+    pub fn failed(&mut self, number: u64, reason: &str) {
+        if self.pending.phase != Phase::Summarising || self.pending.number != number {
+            return;
+        }
+        self.step_compaction(PhaseEvent::Failed);
+        self.totals.failed += 1;
+        self.notices.add(self.n_turns(), News::Failed { reason: reason.into() });
+    }
+
+    /// Cancels the compaction under way, if there is one. Later reports about the plan have no effect.
+    pub fn cancel(&mut self) {
+        if self.pending.phase != Phase::Idle {
+            self.step_compaction(PhaseEvent::Cancelled);
+            self.pending.layout = None;
+        }
+    }
+
+    /// Drops the oldest turns from the context, without a summary, until a turn of `needed` tokens fits. Returns `true` if turns
+    /// were dropped. Cancels a compaction under way.
+    pub fn drop_oldest(&mut self, needed: u64) -> bool {
+        let first_recent = self.first_kept(Want { keep: None, room: needed });
+        let Layout { first_recent: before, covered, summary, .. } = self.layout().clone();
+        if self.turn_phase != TurnPhase::Quiet || first_recent <= before {
+            return false;
+        }
+        self.cancel();
+        let left = self.recent(before).take_while(|turn| turn.number < first_recent);
+        let tokens = left.map(|turn| turn.len()).fold(0, u32::saturating_add);
+        let (version, since) = (self.next_version, self.n_turns());
+        self.next_version += 1;
+        self.layouts.push(Layout { version, since, first_recent, covered, summary });
+        self.totals.dropped += first_recent - before;
+        self.notices.add(self.n_turns(), News::Dropped { turns: first_recent - before, tokens });
+        self.boundary();
+        true
+    }
+
+    /// Lets the new context take effect if there is one.
+    pub(crate) fn swap_if_ready(&mut self) {
+        let Some(mut layout) = self.pending.layout.take_if(|_| self.pending.phase == Phase::Ready) else { return };
+        self.step_compaction(PhaseEvent::Swapped);
+        let (before, turns) = (self.context_tokens(), layout.first_recent - self.layout().first_recent);
+        layout.since = self.n_turns();
+        let version = layout.version;
+        self.layouts.push(layout);
+        self.totals.compactions += 1;
+        let after = self.context_tokens();
+        self.notices.add(self.n_turns(), News::Compacted { version, before, after, turns });
+    }
+
+    /// Returns the first turn of the longest run of newest turns that a compaction keeps.
+    ///
+    /// The newest turn alone may have as many tokens as halfway between the watermarks, because the next input mostly answers to it.
+    fn first_kept(&self, want: Want) -> u64 {
+        let limits = &self.limits;
+        let pins: u64 = limits.pins.into();
+        let room = u64::from(limits.context).saturating_sub(self.fixed_tokens() + pins + want.room);
+        let keep = u64::from(want.keep.unwrap_or(limits.low)).min(room);
+        let newest = if want.keep.is_some() { keep } else { u64::from(limits.low.midpoint(limits.high)).min(room) };
+        let (mut tokens, mut bytes, mut first) = (0, 0, self.n_turns());
+        for turn in self.recent(self.layout().first_recent).rev() {
+            tokens += u64::from(turn.len());
+            bytes += turn.bytes();
+            let most = if first == self.n_turns() { newest } else { keep };
+            if tokens > most || bytes > limits.bytes / 4 {
+                break;
+            }
+            first = turn.number;
+        }
+        first
+    }
+
+    fn step_compaction(&mut self, event: PhaseEvent) {
+        self.pending.phase = self.pending.phase.after(event).expect("the caller checked the phase");
+    }
+}

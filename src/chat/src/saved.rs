@@ -1,0 +1,137 @@
+//! Chats at rest: everything that decides later prompts, and nothing else.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use trunkline_port::Token;
+
+use crate::chat::Chat;
+use crate::layout::{Frame, Layout};
+use crate::limits::Limits;
+use crate::turn::Turn;
+
+/// A chat at rest. A turn under way is not part of the chat, and neither are counts and notices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Saved {
+    /// Fixed beginning of all prompts.
+    pub prefix: Vec<Token>,
+    /// Text around summaries.
+    pub frame: Frame,
+    /// Turns forgotten before the transcript.
+    pub forgotten: u64,
+    /// Pinned turns among the forgotten ones, oldest first.
+    pub old_pins: Vec<Arc<Turn>>,
+    /// Turns of the transcript, oldest first.
+    pub turns: Vec<Arc<Turn>>,
+    /// Layouts, oldest first.
+    pub layouts: Vec<Layout>,
+}
+
+/// Reason for refusing a chat at rest: a field, and the rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SavedFault {
+    /// A layout contradicts the transcript or the layout before.
+    #[error("layouts[{0}] does not fit the turns or the layout before")]
+    Layout(usize),
+    /// There is no layout.
+    #[error("layouts is empty; a session has at least one")]
+    NoLayout,
+    /// A turn has no id, no token, or the id or number of another.
+    #[error("turns[{0}] has no token, no id of its own, or a number out of order")]
+    Turn(usize),
+    /// A pinned turn is not from before the transcript.
+    #[error("old_pins[{0}] is not pinned, or has a number out of order")]
+    Pin(usize),
+    /// The transcript is beyond a limit.
+    #[error("{field} has {size}; at most {most} are allowed")]
+    TooLarge {
+        /// Field, with unit.
+        field: &'static str,
+        /// Size of the field.
+        size: u64,
+        /// Size allowed.
+        most: u64,
+    },
+}
+
+impl Chat {
+    /// Returns the chat at rest.
+    pub fn save(&self) -> Saved {
+        Saved {
+            prefix: self.prefix.to_vec(),
+            frame: self.frame.clone(),
+            forgotten: self.forgotten,
+            old_pins: self.old_pins.clone(),
+            turns: self.turns.iter().cloned().collect(),
+            layouts: self.layouts.clone(),
+        }
+    }
+
+    /// Returns the chat that was saved, under limits that need not be those of the time.
+    ///
+    /// # Errors
+    /// If the parts contradict each other or a limit.
+    pub fn restore(saved: Saved, limits: Limits) -> Result<Self, SavedFault> {
+        saved.check_turns()?;
+        saved.check_layouts()?;
+        let Saved { prefix, frame, forgotten, old_pins, turns, layouts } = saved;
+        let next_version = layouts.last().ok_or(SavedFault::NoLayout)?.version.saturating_add(1);
+        let mut chat = Self::new(prefix, frame, limits);
+        (chat.turns, chat.forgotten, chat.old_pins) = (turns.into(), forgotten, old_pins);
+        (chat.layouts, chat.next_version) = (layouts, next_version);
+        chat.check_sizes()?;
+        Ok(chat)
+    }
+
+    fn check_sizes(&self) -> Result<(), SavedFault> {
+        let bytes: u64 = self.turns.iter().map(|turn| turn.bytes()).sum();
+        let pinned: u64 = self.pins_before(u64::MAX).map(|turn| u64::from(turn.len())).sum();
+        let summary = self.layouts.iter().map(|layout| layout.summary.len() as u64).max().unwrap_or(0);
+        let sizes = [
+            ("turns, in bytes,", bytes, self.limits.bytes),
+            ("pinned turns, in tokens,", pinned, self.limits.pins.into()),
+            ("summary, in tokens,", summary, self.limits.summary.into()),
+        ];
+        let large = sizes.into_iter().find(|(_, size, most)| size > most);
+        large.map_or(Ok(()), |(field, size, most)| Err(SavedFault::TooLarge { field, size, most }))
+    }
+}
+
+impl Saved {
+    fn check_turns(&self) -> Result<(), SavedFault> {
+        let mut ids = BTreeSet::new();
+        let numbers = self.forgotten..;
+        for (at, (turn, number)) in self.turns.iter().zip(numbers).enumerate() {
+            let is_new = !turn.id.is_empty() && ids.insert(&turn.id);
+            if turn.number != number || turn.is_empty() || !is_new {
+                return Err(SavedFault::Turn(at));
+            }
+        }
+        let mut next = 0;
+        for (at, turn) in self.old_pins.iter().enumerate() {
+            if !turn.pinned || !(next..self.forgotten).contains(&turn.number) {
+                return Err(SavedFault::Pin(at));
+            }
+            next = turn.number + 1;
+        }
+        Ok(())
+    }
+
+    fn check_layouts(&self) -> Result<(), SavedFault> {
+        let turns = self.forgotten.saturating_add(self.turns.len() as u64);
+        let mut before: Option<&Layout> = None;
+        for (at, layout) in self.layouts.iter().enumerate() {
+            let grows = before.is_none_or(|before| {
+                before.version < layout.version
+                    && before.since <= layout.since
+                    && before.first_recent <= layout.first_recent
+            });
+            let ordered = [layout.covered, layout.first_recent, layout.since, turns].is_sorted();
+            if !grows || !ordered || layout.first_recent < self.forgotten {
+                return Err(SavedFault::Layout(at));
+            }
+            before = Some(layout);
+        }
+        Ok(())
+    }
+}
