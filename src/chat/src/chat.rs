@@ -172,6 +172,11 @@ impl Chat {
         self.turn_phase
     }
 
+    /// Returns the id of the turn being generated.
+    pub fn running_turn(&self) -> Option<&str> {
+        self.running.as_ref().map(|running| &running.id[..])
+    }
+
     /// Returns the tokens of the context: every turn's prompt begins with them.
     pub fn context(&self) -> Vec<Token> {
         self.context_of(self.layout())

@@ -149,6 +149,13 @@ impl Chat {
         }
     }
 
+    /// Cancels a plan, unless its new context is ready or another plan was begun since.
+    pub fn cancel_unready(&mut self, number: u64) {
+        if self.pending.number == number && self.pending.phase != Phase::Ready {
+            self.cancel();
+        }
+    }
+
     /// Drops the oldest turns from the context, without a summary, until a turn of `needed` tokens fits. Returns `true` if turns
     /// were dropped. Cancels a compaction under way.
     pub fn drop_oldest(&mut self, needed: u64) -> bool {

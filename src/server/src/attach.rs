@@ -27,8 +27,8 @@ use crate::fit::Fit;
 use crate::link::{Link, LinkEnd, Outgoing, share, shortened};
 use crate::log_limit::LogLimit;
 use crate::queue::DriverHandle;
+use crate::request_ids::random_id;
 use crate::seats::{AttachOptions, Occupant, Resume, heartbeat};
-use crate::sessions;
 
 /// Longest message of a worker, bytes: a block and some.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 20;
@@ -102,7 +102,7 @@ impl WorkersService {
         block_size: u32,
         incoming: Streaming<wire::FromWorker>,
     ) -> Result<Outgoing, Status> {
-        let session = sessions::random_id().map_err(|err| Status::unavailable(format!("no random bits: {err}")))?;
+        let session = random_id().map_err(|err| Status::unavailable(format!("no random bits: {err}")))?;
         let number = self.next_link.fetch_add(1, Ordering::Relaxed);
         let shares = self.options.shared_memory && hello.abilities.shared_memory && hello.kv.block_io;
         let Hello { name, program, resume, model, lock_step, abilities, .. } = hello;

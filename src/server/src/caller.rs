@@ -62,6 +62,13 @@ impl Caller {
         }
     }
 
+    /// Returns a sender without a connection for requests that the server makes on behalf of this one: the requests count for the same
+    /// client.
+    pub(crate) fn on_behalf(&self) -> Self {
+        let (call, owner) = (self.call.on_behalf(), self.owner_of_made_id());
+        Self { call, owner, admin: false, worker: false }
+    }
+
     /// Returns the owner of requests whose id the server makes: without authentication, the id itself is the proof.
     pub(crate) fn owner_of_made_id(&self) -> Owner {
         match &self.owner {

@@ -23,15 +23,15 @@ tokio::task_local! {
 
 /// Path of the service with streams of requests, which may take as long as a connection may be idle.
 const REFLECTION: &str = "/grpc.reflection.";
-/// Path of the service of the clients.
-const CLIENTS: &str = "/trunkline.v1.Inference/";
+/// Paths of the services of the clients.
+const CLIENTS: [&str; 2] = ["/trunkline.v1.Inference/", "/trunkline.v1.Sessions/"];
 
 /// All services of the server, behind the checks common to all.
 #[derive(Clone)]
 pub(crate) struct Gate {
     /// Services there from the start.
     early: Routes,
-    /// Service of the clients, once the server knows its model.
+    /// Services of the clients, once the server knows its model.
     clients: Arc<OnceLock<Routes>>,
     access: Arc<Access>,
 }
@@ -46,7 +46,7 @@ impl Gate {
     /// # Errors
     /// UNAVAILABLE for calls of clients before the server knows its model.
     fn routes(&self, path: &str) -> Result<Routes, Status> {
-        if !path.starts_with(CLIENTS) {
+        if !CLIENTS.iter().any(|service| path.starts_with(service)) {
             return Ok(self.early.clone());
         }
         let wait = || Status::unavailable("no worker has attached yet; try again later");

@@ -69,6 +69,7 @@ mod offer;
 mod outbox;
 mod queue;
 mod recorder;
+mod request_ids;
 mod retention;
 mod seats;
 mod server;
@@ -95,13 +96,14 @@ pub use crate::limits::{FILES_RESERVED, NetworkLimits, raise_open_files};
 pub use crate::offer::SamplingOffer;
 pub use crate::seats::AttachOptions;
 pub use crate::server::{Backend, DecideModel, Options, Server, ServerError, listen};
+pub use crate::sessions::SessionOptions;
 pub use crate::shutdown::{ServerHandle, StopSignals, stop_on_signals};
 pub use crate::stores::{EngineStore, layout};
 pub use crate::tls::{TlsError, TlsFiles};
 pub use crate::tokens::TokenFileError;
 pub use crate::workers::{MakeWorker, WorkerError};
 
-/// The protocol, package `trunkline.v1`, generated from `proto/trunkline/v1/inference.proto`.
+/// The protocol, package `trunkline.v1`, generated from `inference.proto` and `sessions.proto` in `proto/trunkline/v1/`.
 #[expect(clippy::allow_attributes, unused_qualifications, reason = "generated code has its own style")]
 pub mod proto {
     tonic::include_proto!("trunkline.v1");

@@ -316,6 +316,13 @@ impl Call {
         Arc::new(Self::new(Arc::new(connection)))
     }
 
+    /// Returns a call without a connection that counts for the peer of this call, for work on behalf of the peer.
+    pub(crate) fn on_behalf(&self) -> Arc<Self> {
+        let Network { limits, clock, .. } = &*self.connection.network;
+        let connection = Connection::new(Network::new(limits.clone(), *clock), 0, self.connection.peer);
+        Arc::new(Self::new(Arc::new(connection)))
+    }
+
     pub(crate) fn connection(&self) -> &Arc<Connection> {
         &self.connection
     }

@@ -28,10 +28,12 @@ use crate::network::Network;
 use crate::offer::SamplingOffer;
 use crate::proto::FILE_DESCRIPTOR_SET;
 use crate::proto::inference_server::InferenceServer;
+use crate::proto::sessions_server::SessionsServer;
 use crate::queue::DriverHandle;
 use crate::recorder::Recorder;
 use crate::seats::AttachOptions;
 use crate::service::InferenceService;
+use crate::sessions::{SessionOptions, SessionService};
 use crate::shutdown::ServerHandle;
 use crate::stores::EngineStore;
 use crate::submission::Submitter;
@@ -87,6 +89,8 @@ pub struct Options {
     pub queue_per_client: Option<u32>,
     /// Open requests of one client, waiting or running, at most; `None` for no bound.
     pub requests_per_client: Option<u32>,
+    /// Limits of sessions.
+    pub sessions: SessionOptions,
     /// Let tenants share cached blocks, except for requests that ask otherwise. Off, each tenant has a cache of its own.
     pub share_cache: bool,
     /// Time after which a step may be taken for lost, at least; a step also gets many times what such steps take. Zero waits for
@@ -115,6 +119,7 @@ impl Default for Options {
             record: None,
             queue_per_client: None,
             requests_per_client: None,
+            sessions: SessionOptions::default(),
             share_cache: false,
             step_timeout: Duration::from_secs(60),
             attach: AttachOptions::default(),
@@ -133,6 +138,13 @@ fn message_bytes_max(max_context: u32, tokenizer: &Tokenizer, limits: &NetworkLi
     let bytes_each = ID_BYTES_MAX.max(tokenizer.longest_piece().into());
     let bytes = u64::from(max_context) * bytes_each + MESSAGE_BYTES_OTHER;
     usize::try_from(bytes.min(limits.incoming_bytes_per_connection)).unwrap_or(usize::MAX)
+}
+
+/// Returns the longest message with an export of a session, bytes: a prompt, or a transcript whose ids take more bytes in a message than
+/// in memory.
+fn export_bytes_max(message_bytes_max: usize, sessions: &SessionOptions, limits: &NetworkLimits) -> usize {
+    let bytes = (2 * sessions.bytes).saturating_add(MESSAGE_BYTES_OTHER).min(limits.incoming_bytes_per_connection);
+    usize::try_from(bytes).unwrap_or(usize::MAX).max(message_bytes_max)
 }
 
 /// Reason for a failed start or an early end of a server.
@@ -448,7 +460,7 @@ impl Start {
     ) -> Result<oneshot::Receiver<Outcome>, ServerError> {
         let Backend { model, further_kv, tokenizer, workers, mut stores, offer } = backend;
         let Options { cluster: config, record, share_cache, step_timeout, attach, .. } = self.options;
-        let Options { queue_per_client, requests_per_client, .. } = self.options;
+        let Options { queue_per_client, requests_per_client, sessions, .. } = self.options;
         let mut config = cluster.unwrap_or(config);
         for engine in &mut config.engines {
             engine.core.max_context = engine.core.max_context.min(model.max_context);
@@ -489,10 +501,14 @@ impl Start {
             .share_cache(share_cache)
             .offering(offer)
             .per_client(queue_per_client, requests_per_client.unwrap_or(u32::MAX));
+        let submitter = Arc::new(submitter);
+        let export_bytes_max = export_bytes_max(message_bytes_max, &sessions, &self.network.limits);
+        let sessions = SessionService::new(submitter.clone(), self.network.clone(), sessions);
+        let sessions = SessionsServer::new(sessions).max_decoding_message_size(export_bytes_max);
         let service = InferenceServer::new(InferenceService::new(submitter, self.network))
             .max_decoding_message_size(message_bytes_max);
         // Both are set once.
-        let _ = self.routes.set(Routes::new(service).prepare());
+        let _ = self.routes.set(Routes::new(service).add_service(sessions).prepare());
         self.fit.send_replace(Some(Arc::new(fit)));
         Ok(outcome)
     }

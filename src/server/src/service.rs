@@ -21,7 +21,7 @@ use crate::submission::{Rejection, Submitter};
 use crate::validate;
 
 /// Header of a response with the request's id.
-const REQUEST_ID: &str = "trunkline-request-id";
+pub(crate) const REQUEST_ID: &str = "trunkline-request-id";
 /// Ids in one call of Abort, at most.
 const ABORT_IDS_MAX: usize = 1 << 16;
 
@@ -32,8 +32,8 @@ pub(crate) struct InferenceService {
 }
 
 impl InferenceService {
-    pub(crate) fn new(submitter: Submitter, network: Arc<Network>) -> Self {
-        Self { shared: Arc::new(submitter), network }
+    pub(crate) fn new(shared: Arc<Submitter>, network: Arc<Network>) -> Self {
+        Self { shared, network }
     }
 
     /// Counts a request refused before an engine saw it because there are too many.
@@ -112,7 +112,7 @@ impl Inference for InferenceService {
             )));
         }
         let ids: BTreeSet<String> = ids.into_iter().collect();
-        let found: Vec<RequestId> = ids.iter().flat_map(|id| self.shared.sessions.abort(&caller, id)).collect();
+        let found: Vec<RequestId> = ids.iter().flat_map(|id| self.shared.ids.abort(&caller, id)).collect();
         let n_found = found.len() as u32;
         if n_found > 0 {
             self.shared.driver.send(Command::Abort(found)).map_err(Rejection::from)?;
@@ -346,7 +346,7 @@ mod tests {
         let service = {
             let network = Network::new(NetworkLimits::default(), driver.clock());
             let submitter = Submitter::new(driver, model, tokenizer, config);
-            Arc::new(InferenceService::new(submitter, network))
+            Arc::new(InferenceService::new(Arc::new(submitter), network))
         };
         let (gate, opened) = std::sync::mpsc::channel();
         runtime.spawn_blocking(move || opened.recv());
@@ -486,7 +486,7 @@ mod tests {
         let model = ModelInfo { vocab_size: 100, ..ModelInfo::default() };
         let network = Network::new(NetworkLimits::default(), driver.clock());
         let submitter = Submitter::new(driver, model, Tokenizer::bytes(), Config::default());
-        let service = InferenceService::new(submitter, network);
+        let service = InferenceService::new(Arc::new(submitter), network);
         let prompt = Some(proto::generate_request::Prompt::Text("a{".into()));
         let request = proto::GenerateRequest { prompt, ..Default::default() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();

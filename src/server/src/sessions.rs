@@ -1,173 +1,467 @@
-//! Request ids of clients: the active ones, and marks on the ones to be aborted.
+//! The gRPC service `trunkline.v1.Sessions`: chats kept by the server.
 //!
-//! Each owner has ids of its own, so one client's ids neither collide with another's nor abort another's requests. Ids made by the
-//! server are 128 random bits: without authentication, whoever knows one may abort the request.
-//!
-//! A request is active before the core knows the request, while the prompt is tokenised, and an abort must not be lost then.
-//! [`Sessions::abort`] therefore marks the request before the abort is sent to the core, and the submitting handler looks for the
-//! mark after sending the submission: either the abort is behind the submission, or the mark is seen.
-//!
-//! No other map of requests is shared by threads. The map stands at the edge: handlers write and read the map, the core's thread
-//! does not know the map, and no guard is held across an await.
+//! A session is a [`trunkline_chat::Chat`] behind a lock that no await holds. The prompt of a turn is assembled from tokens and
+//! submitted like any other request (`submission`), so limits, policies, recordings and draining hold for sessions as for all requests.
+//! Summaries are written beside the turns, by a task of each session (`compactor`).
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
-use trunkline_core::RequestId;
+use tokio::sync::watch;
+use tokio::time;
+use tonic::{Request, Response, Status};
+use trunkline_chat::{Added, Begun, Chat, News, Phase, Refusal, Saved, Want};
+use trunkline_core::Token;
 
-use crate::caller::{Caller, Owner};
+mod compactor;
+mod entry;
+mod messages;
+mod setup;
+mod table;
+mod turn_stream;
 
-/// Owner and id of a request.
-type Key = (Owner, String);
+pub use self::table::SessionOptions;
 
-/// The active requests, by the clients' ids.
-#[derive(Clone, Default)]
-pub(crate) struct Sessions(Arc<DashMap<Key, Active>>);
+use self::compactor::Compactor;
+use self::entry::{Entry, RunningTurn, State};
+use self::messages::{check_turn_id, refused};
+use self::setup::{Setup, tokens_of};
+use self::table::{SessionTable, no_session};
+use self::turn_stream::TurnStream;
+use crate::caller::Caller;
+use crate::commands::Command;
+use crate::network::{Network, count};
+use crate::proto;
+use crate::proto::sessions_server::Sessions;
+use crate::service::REQUEST_ID;
+use crate::stream::Generation;
+use crate::submission::{Rejection, Submitter};
+use crate::validate::{self, Invalid, MAX_TOKENS_DEFAULT};
 
-struct Active {
-    id: RequestId,
-    aborted: bool,
+/// Header of a response with the turn's id.
+const TURN_ID: &str = "trunkline-turn-id";
+/// Share of the context for an answer without `max_tokens`, at most.
+const ANSWER_SHARE: u32 = 4;
+
+/// The gRPC service `trunkline.v1.Sessions`.
+pub(crate) struct SessionService {
+    submitter: Arc<Submitter>,
+    network: Arc<Network>,
+    table: SessionTable,
+    compactor: Arc<Compactor>,
+    /// Memory of the transcript of one session, at most, bytes.
+    bytes: u64,
 }
 
-/// An entry in [`Sessions`]; dropping the session ends the entry.
-pub(crate) struct Session {
-    sessions: Sessions,
-    key: Key,
-}
+impl SessionService {
+    pub(crate) fn new(submitter: Arc<Submitter>, network: Arc<Network>, options: SessionOptions) -> Self {
+        let compactor = Compactor { submitter: submitter.clone(), timeout: options.compaction };
+        // A transcript holds at least the context, however large, and as much again.
+        let context_bytes = u64::from(submitter.sequence_tokens_max()) * size_of::<Token>() as u64;
+        let bytes = options.bytes.max(4 * context_bytes);
+        Self { submitter, network, table: SessionTable::new(options), compactor: Arc::new(compactor), bytes }
+    }
 
-impl Sessions {
-    /// Enters a request, unless the owner has an active one with the same id.
-    pub(crate) fn open(&self, owner: Owner, client_id: &str, id: RequestId) -> Option<Session> {
-        let key = (owner, client_id.to_owned());
-        match self.0.entry(key.clone()) {
-            Entry::Occupied(_) => None,
-            Entry::Vacant(vacant) => {
-                vacant.insert(Active { id, aborted: false });
-                Some(Session { sessions: self.clone(), key })
+    fn now_ns(&self) -> u64 {
+        self.submitter.driver.clock().now_ns()
+    }
+
+    fn find(&self, caller: &Caller, id: &str) -> Result<Arc<Entry>, Status> {
+        self.table.find(caller, id, self.now_ns())
+    }
+
+    fn session(&self, entry: &Entry) -> Response<proto::Session> {
+        Response::new(messages::session(entry, &self.submitter.tokenizer))
+    }
+
+    /// Returns the tokens of a text or of token ids; none for neither.
+    async fn tokens(
+        &self,
+        text: Option<String>,
+        ids: Option<proto::TokenIds>,
+        deadline_ns: Option<u64>,
+    ) -> Result<Vec<Token>, Status> {
+        if let Some(proto::TokenIds { ids }) = ids {
+            validate::ensure_ids("token_ids", &ids, self.submitter.model.vocab_size)?;
+            return Ok(ids);
+        }
+        let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(Vec::new()) };
+        Ok(self.submitter.tokens_in_time(text, false, deadline_ns).await?)
+    }
+
+    /// Makes room in a full context for a turn of `needed` tokens: waits for the compaction under way, else for a new one, and if
+    /// that is not enough, drops the oldest turns. `tried` is `true` from the second call on.
+    async fn make_room(
+        &self,
+        entry: &Arc<Entry>,
+        caller: &Caller,
+        needed: u64,
+        (changes, tried): (&mut watch::Receiver<u64>, &mut bool),
+        deadline_ns: Option<u64>,
+    ) -> Result<(), Status> {
+        let is_idle = entry.lock().chat.phase() == Phase::Idle;
+        if is_idle {
+            let want = Want { keep: None, room: needed };
+            let started = !*tried && self.compactor.start(entry, caller, want, None);
+            *tried = true;
+            if !started {
+                let dropped = entry.lock().chat.drop_oldest(needed);
+                let defect = || Status::internal("the context is full, and no turn can be dropped");
+                return if dropped { Ok(()) } else { Err(defect()) };
             }
         }
+        let left =
+            deadline_ns.map(|at_ns| at_ns.saturating_sub(self.now_ns())).map_or(Duration::MAX, Duration::from_nanos);
+        let late = |_| Status::deadline_exceeded("time was up while the history was being compacted");
+        // The entry holds the sender.
+        let _ = time::timeout(left, changes.changed()).await.map_err(late)?;
+        Ok(())
     }
 
-    /// Marks the active requests with an id that the caller may abort; returns the core's ids of the requests. The abort MUST be
-    /// sent to the core after the mark.
-    ///
-    /// A caller may abort own requests and, without authentication, those with an id made by the server; the holder of a token with
-    /// the role admin may abort every request.
-    pub(crate) fn abort(&self, caller: &Caller, client_id: &str) -> Vec<RequestId> {
-        if let (Owner::Token(_), true) = (&caller.owner, caller.admin) {
-            let named = self.0.iter_mut().filter(|active| active.key().1 == client_id);
-            let mut found: Vec<RequestId> = named.map(|mut active| active.mark()).collect();
-            found.sort_unstable();
-            return found;
-        }
-        let owners = [caller.owner.clone(), caller.owner_of_made_id()];
-        let mark = |owner| self.0.get_mut(&(owner, client_id.to_owned())).map(|mut active| active.mark());
-        owners.into_iter().find_map(mark).into_iter().collect()
-    }
-}
-
-impl Active {
-    fn mark(&mut self) -> RequestId {
-        self.aborted = true;
-        self.id
-    }
-}
-
-impl Session {
-    /// Returns the request id, chosen by the client or by the server.
-    pub(crate) fn client_id(&self) -> &str {
-        &self.key.1
-    }
-
-    /// Returns `true` if the request was aborted.
-    pub(crate) fn aborted(&self) -> bool {
-        self.sessions.0.get(&self.key).is_some_and(|active| active.aborted)
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.sessions.0.remove(&self.key);
-    }
-}
-
-/// Makes a request id that nobody can guess: 128 random bits, in hex digits.
-///
-/// # Errors
-/// If the operating system has no random bits.
-pub(crate) fn random_id() -> Result<String, getrandom::Error> {
-    let mut bits = [0; 16];
-    getrandom::fill(&mut bits)?;
-    Ok(format!("{:032x}", u128::from_ne_bytes(bits)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn caller(owner: Owner, admin: bool) -> Caller {
-        Caller { owner, admin, ..Caller::local() }
-    }
-
-    fn token(name: &str) -> Owner {
-        Owner::Token(name.into())
-    }
-
-    #[test]
-    fn an_id_is_active_until_its_session_is_dropped() {
-        let sessions = Sessions::default();
-        let me = caller(Owner::Connection(1), false);
-        let first = sessions.open(me.owner.clone(), "a", RequestId(1)).unwrap();
-        assert!(sessions.open(me.owner.clone(), "a", RequestId(2)).is_none());
-        assert!(!first.aborted());
-        assert_eq!(sessions.abort(&me, "a"), [RequestId(1)]);
-        assert_eq!(sessions.abort(&me, "b"), []);
-        assert!(first.aborted());
-        drop(first);
-        assert_eq!(sessions.abort(&me, "a"), []);
-        let next = sessions.open(me.owner.clone(), "a", RequestId(3)).unwrap();
-        assert!(!next.aborted(), "an abort is for one request, not for all of its id");
-    }
-
-    #[test]
-    fn owners_neither_collide_nor_abort_each_other() {
-        let sessions = Sessions::default();
-        for (one, other) in [(Owner::Connection(1), Owner::Connection(2)), (token("one"), token("other"))] {
-            let of_one = sessions.open(one.clone(), "a", RequestId(1)).unwrap();
-            let of_other = sessions.open(other.clone(), "a", RequestId(2)).unwrap();
-            assert_eq!(sessions.abort(&caller(other.clone(), false), "a"), [RequestId(2)]);
-            assert!(of_other.aborted() && !of_one.aborted());
-            drop(of_other);
-            assert_eq!(sessions.abort(&caller(other, false), "a"), []);
+    /// Runs `attempt` until the context is not full.
+    async fn with_room<T>(
+        &self,
+        entry: &Arc<Entry>,
+        caller: &Caller,
+        needed: u64,
+        deadline_ns: Option<u64>,
+        mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Refusal>,
+    ) -> Result<T, Status> {
+        let (mut changes, mut tried) = (entry.changes.subscribe(), false);
+        loop {
+            changes.mark_unchanged();
+            {
+                let mut state = entry.lock();
+                if state.deleted {
+                    return Err(no_session(&entry.id));
+                }
+                if let Some(done) = attempt(&mut state).map_err(refused)? {
+                    return Ok(done);
+                }
+            }
+            self.make_room(entry, caller, needed, (&mut changes, &mut tried), deadline_ns).await?;
         }
     }
 
-    #[test]
-    fn an_id_made_by_the_server_is_enough_without_tokens_only() {
-        let sessions = Sessions::default();
-        let (one, other) = (caller(Owner::Connection(1), false), caller(Owner::Connection(2), false));
-        let _made = sessions.open(one.owner_of_made_id(), "made", RequestId(1)).unwrap();
-        assert_eq!(sessions.abort(&other, "made"), [RequestId(1)]);
-
-        let (one, other) = (caller(token("one"), false), caller(token("other"), false));
-        let _made = sessions.open(one.owner_of_made_id(), "with token", RequestId(2)).unwrap();
-        assert_eq!(sessions.abort(&other, "with token"), []);
-        assert_eq!(sessions.abort(&one, "with token"), [RequestId(2)]);
-        let _same = sessions.open(token("other"), "with token", RequestId(3)).unwrap();
-        assert_eq!(sessions.abort(&caller(token("boss"), true), "with token"), [RequestId(2), RequestId(3)]);
-        let local = caller(Owner::Connection(3), true);
-        assert_eq!(
-            sessions.abort(&local, "with token"),
-            [],
-            "without tokens an administrator owns no more than others"
-        );
+    /// Submits the prompt of a turn that has begun.
+    async fn run_turn(
+        &self,
+        turn: RunningTurn,
+        caller: Caller,
+        request: proto::GenerateRequest,
+        (arrival_ns, timeout): (u64, Option<Duration>),
+    ) -> Result<Response<TurnStream>, Status> {
+        let submitter = &self.submitter;
+        let mut checked = turn.entry().setup.check(submitter, request)?;
+        let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
+        let skip_special_tokens = checked.skip_special_tokens;
+        let submitted = submitter.submit(&caller, checked, arrival_ns, timeout).await.inspect_err(|rejection| {
+            if rejection.is_overload() {
+                count(&self.network.counters.rejected_requests);
+            }
+        })?;
+        {
+            let mut state = turn.entry().lock();
+            if state.deleted {
+                return Err(no_session(&turn.entry().id));
+            }
+            state.request = Some(submitted.id());
+        }
+        let detokenizer = submitter.tokenizer.detokenizer_behind(submitted.prompt_end(), skip_special_tokens);
+        let request_id = submitted.client_id().parse().ok();
+        let generation = Generation::new(submitted, detokenizer, stop, min_tokens);
+        let mut response = Response::new(TurnStream::running(generation, turn, caller, self.compactor.clone()));
+        if let Some(request_id) = request_id {
+            response.metadata_mut().insert(REQUEST_ID, request_id);
+        }
+        Ok(response)
     }
 
-    #[test]
-    fn ids_are_random() {
-        let (one, other) = (random_id().unwrap(), random_id().unwrap());
-        assert_ne!(one, other);
-        assert!(one.len() == 32 && one.bytes().all(|digit| digit.is_ascii_hexdigit()), "{one}");
+    /// Reads an export.
+    async fn read_export(&self, export: proto::SessionExport, tenant: String) -> Result<(Setup, Chat), Status> {
+        let submitter = &self.submitter;
+        let model = &submitter.model;
+        if export.model != model.name {
+            let (theirs, ours) = (&export.model, &model.name);
+            return Err(Status::invalid_argument(format!(
+                "session.model is '{theirs}'; the tokens of a session mean nothing to this model, '{ours}'"
+            )));
+        }
+        let settings = proto::SessionSettings { tenant, ..export.settings.unwrap_or_default() };
+        let setup = Setup::of(submitter, settings).await?;
+        let prefix = export.prefix.unwrap_or_default().ids;
+        validate::ensure_ids("session.prefix.ids", &prefix, model.vocab_size)?;
+        let turns = |name: &str, turns: Vec<proto::Turn>| {
+            let turns = turns.into_iter().enumerate();
+            let read = |(at, turn)| messages::read_turn(&format!("session.{name}[{at}]"), turn, model.vocab_size);
+            turns.map(read).collect::<Result<Vec<_>, Invalid>>()
+        };
+        let layouts = export.layouts.into_iter().enumerate();
+        let layout = |(at, layout)| messages::read_layout(&format!("session.layouts[{at}]"), layout, model.vocab_size);
+        let limits = setup.limits(submitter, prefix.len(), self.bytes)?;
+        let saved = Saved {
+            prefix,
+            frame: setup.frame.clone(),
+            forgotten: export.forgotten,
+            old_pins: turns("old_pins", export.old_pins)?,
+            turns: turns("turns", export.turns)?,
+            layouts: layouts.map(layout).collect::<Result<Vec<_>, Invalid>>()?,
+        };
+        Ok((setup, Chat::restore(saved, limits).map_err(Invalid::from)?))
     }
+}
+
+#[tonic::async_trait]
+impl Sessions for SessionService {
+    type GenerateStream = TurnStream;
+
+    async fn create(&self, request: Request<proto::CreateSessionRequest>) -> Result<Response<proto::Session>, Status> {
+        let caller = Caller::of(request.extensions());
+        let message = request.into_inner();
+        let mut settings = message.settings.unwrap_or_default();
+        settings.tenant = caller.tenant(settings.tenant)?;
+        let setup = Setup::of(&self.submitter, settings).await?;
+        use proto::create_session_request::System;
+        let prefix = match message.system {
+            Some(System::TokenIds(proto::TokenIds { ids })) => {
+                validate::ensure_ids("token_ids", &ids, self.submitter.model.vocab_size)?;
+                ids
+            }
+            system => {
+                let text = if let Some(System::Text(text)) = system { text } else { String::new() };
+                let special = message.add_special_tokens.unwrap_or(true);
+                self.submitter.tokens_in_time(text, special, None).await?
+            }
+        };
+        let limits = setup.limits(&self.submitter, prefix.len(), self.bytes)?;
+        let chat = Chat::new(prefix, setup.frame.clone(), limits);
+        let entry = self.table.add(&caller, setup, chat, self.now_ns())?;
+        Ok(self.session(&entry))
+    }
+
+    async fn append(
+        &self,
+        request: Request<proto::AppendTurnRequest>,
+    ) -> Result<Response<proto::AppendTurnResponse>, Status> {
+        use proto::append_turn_request::Input;
+        let caller = Caller::of(request.extensions());
+        let message = request.into_inner();
+        let entry = self.find(&caller, &message.session_id)?;
+        check_turn_id(&message.turn_id)?;
+        let (text, ids) = match message.input {
+            Some(Input::Text(text)) => (Some(text), None),
+            Some(Input::TokenIds(ids)) => (None, Some(ids)),
+            None => (None, None),
+        };
+        let input = self.tokens(text, ids, None).await?;
+        let (id, pin) = (message.turn_id, message.pin);
+        let append = |state: &mut State| match state.chat.append(&id, &input, pin)? {
+            Added::Turn(turn) => Ok(Some((turn, state.chat.context_tokens()))),
+            Added::Full => Ok(None),
+        };
+        let (turn, context_tokens) = self.with_room(&entry, &caller, input.len() as u64, None, append).await?;
+        self.compactor.start_if_long(&entry, &caller);
+        let tokens = turn.len();
+        Ok(Response::new(proto::AppendTurnResponse { turn_id: turn.id.clone(), tokens, context_tokens }))
+    }
+
+    async fn generate(&self, request: Request<proto::GenerateTurnRequest>) -> Result<Response<TurnStream>, Status> {
+        use proto::generate_turn_request::Input;
+        let caller = Caller::of(request.extensions());
+        let arrival_ns = self.now_ns();
+        let header = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
+        let call_timeout = header.and_then(validate::grpc_timeout);
+        let message = request.into_inner();
+        let entry = self.find(&caller, &message.session_id)?;
+        check_turn_id(&message.turn_id)?;
+        let own = (message.timeout_ms > 0).then(|| Duration::from_millis(message.timeout_ms.into()));
+        let timeout = [call_timeout, own].into_iter().flatten().min();
+        let deadline_ns = timeout.and_then(|timeout| arrival_ns.checked_add(u64::try_from(timeout.as_nanos()).ok()?));
+        let (text, ids) = match message.input {
+            Some(Input::Text(text)) => (Some(text), None),
+            Some(Input::TokenIds(ids)) => (None, Some(ids)),
+            None => (None, None),
+        };
+        let input = self.tokens(text, ids, deadline_ns).await?;
+        let most = self.submitter.sequence_tokens_max() / ANSWER_SHARE;
+        let mut stopping = message.stopping.unwrap_or_default();
+        let answer = *stopping.max_tokens.get_or_insert(MAX_TOKENS_DEFAULT.min(most).max(1));
+        let mut request = proto::GenerateRequest {
+            request_id: message.request_id,
+            sampling: message.sampling,
+            stopping: Some(stopping),
+            output: message.output,
+            retention: message.retention,
+            ..entry.setup.request(vec![0])
+        };
+        // Wrong fields are refused before anything waits.
+        entry.setup.check(&self.submitter, request.clone())?;
+        let id = message.turn_id;
+        let begin = |state: &mut State| match state.chat.begin(&id, &input, answer)? {
+            Begun::Full => Ok(None),
+            begun => Ok(Some(begun)),
+        };
+        let needed = input.len() as u64 + u64::from(answer);
+        let (id, mut response) = match self.with_room(&entry, &caller, needed, deadline_ns, begin).await? {
+            Begun::Prompt { id, prompt } => {
+                let turn = RunningTurn::new(entry);
+                request.prompt = Some(proto::generate_request::Prompt::TokenIds(proto::TokenIds { ids: prompt }));
+                (id, self.run_turn(turn, caller, request, (arrival_ns, timeout)).await?)
+            }
+            Begun::Stored(turn) => (turn.id.clone(), Response::new(TurnStream::stored(&turn))),
+            Begun::Full => return Err(Status::internal("a full context was taken for a turn")),
+        };
+        if let Ok(id) = id.parse() {
+            response.metadata_mut().insert(TURN_ID, id);
+        }
+        Ok(response)
+    }
+
+    async fn fork(&self, request: Request<proto::ForkSessionRequest>) -> Result<Response<proto::Session>, Status> {
+        let caller = Caller::of(request.extensions());
+        let proto::ForkSessionRequest { session_id, turn_id } = request.into_inner();
+        let entry = self.find(&caller, &session_id)?;
+        let chat = {
+            let chat = &entry.lock().chat;
+            let turns = turn_id.map_or(Ok(chat.n_turns()), |id| behind(chat, &id));
+            turns.and_then(|turns| chat.fork(turns)).map_err(refused)?
+        };
+        let fork = self.table.add(&caller, entry.setup.clone(), chat, self.now_ns())?;
+        Ok(self.session(&fork))
+    }
+
+    async fn rewind(&self, request: Request<proto::RewindSessionRequest>) -> Result<Response<proto::Session>, Status> {
+        let caller = Caller::of(request.extensions());
+        let proto::RewindSessionRequest { session_id, turn_id } = request.into_inner();
+        let entry = self.find(&caller, &session_id)?;
+        {
+            let mut state = entry.lock();
+            let turns = behind(&state.chat, &turn_id).map_err(refused)?;
+            state.chat.rewind(turns).map_err(refused)?;
+            state.cancel_compaction();
+        }
+        entry.changed();
+        Ok(self.session(&entry))
+    }
+
+    async fn compact(
+        &self,
+        request: Request<proto::CompactSessionRequest>,
+    ) -> Result<Response<proto::CompactSessionResponse>, Status> {
+        let caller = Caller::of(request.extensions());
+        let proto::CompactSessionRequest { session_id, keep_tokens, instruction } = request.into_inner();
+        let entry = self.find(&caller, &session_id)?;
+        let instruction = match instruction {
+            Some(text) => Some(tokens_of(&self.submitter, "instruction", &text).await?),
+            None => None,
+        };
+        let mut changes = entry.changes.subscribe();
+        let (before_tokens, version, failed) = {
+            let state = entry.lock();
+            if state.chat.phase() != Phase::Idle {
+                return Err(Status::failed_precondition("a compaction of the session is under way"));
+            }
+            (state.chat.context_tokens(), state.chat.layout().version, state.chat.totals().failed)
+        };
+        let started = self.compactor.start(&entry, &caller, Want { keep: keep_tokens, room: 0 }, instruction);
+        loop {
+            {
+                let state = entry.lock();
+                if state.deleted {
+                    return Err(no_session(&entry.id));
+                }
+                if state.chat.totals().failed != failed {
+                    let news = state.chat.notices().last().map(|notice| &notice.news);
+                    let reason = if let Some(News::Failed { reason }) = news { reason } else { "cancelled" };
+                    return Err(Status::aborted(format!("the compaction failed, and the context stays: {reason}")));
+                }
+                if state.chat.phase() == Phase::Idle || !started {
+                    let layout = state.chat.layout();
+                    return Ok(Response::new(proto::CompactSessionResponse {
+                        compacted: layout.version != version,
+                        before_tokens,
+                        after_tokens: state.chat.context_tokens(),
+                        version: layout.version,
+                        summary: self.submitter.tokenizer.decode(&layout.summary),
+                    }));
+                }
+            }
+            // The entry holds the sender.
+            let _ = changes.changed().await;
+        }
+    }
+
+    async fn export(
+        &self,
+        request: Request<proto::ExportSessionRequest>,
+    ) -> Result<Response<proto::SessionExport>, Status> {
+        let caller = Caller::of(request.extensions());
+        let entry = self.find(&caller, &request.into_inner().session_id)?;
+        let saved = entry.lock().chat.save();
+        Ok(Response::new(proto::SessionExport {
+            model: self.submitter.model.name.clone(),
+            settings: Some(proto::SessionSettings { tenant: String::new(), ..entry.setup.settings.clone() }),
+            prefix: Some(proto::TokenIds { ids: saved.prefix }),
+            forgotten: saved.forgotten,
+            old_pins: saved.old_pins.iter().map(|turn| messages::turn(turn, true)).collect(),
+            turns: saved.turns.iter().map(|turn| messages::turn(turn, true)).collect(),
+            layouts: saved.layouts.iter().map(|layout| messages::layout(layout, true)).collect(),
+        }))
+    }
+
+    async fn import(&self, request: Request<proto::ImportSessionRequest>) -> Result<Response<proto::Session>, Status> {
+        let caller = Caller::of(request.extensions());
+        let proto::ImportSessionRequest { session, tenant } = request.into_inner();
+        let tenant = caller.tenant(tenant)?;
+        let export = session.ok_or_else(|| Status::invalid_argument("session is missing; set an export"))?;
+        let (setup, chat) = self.read_export(export, tenant).await?;
+        let entry = self.table.add(&caller, setup, chat, self.now_ns())?;
+        Ok(self.session(&entry))
+    }
+
+    async fn get(&self, request: Request<proto::GetSessionRequest>) -> Result<Response<proto::Session>, Status> {
+        let caller = Caller::of(request.extensions());
+        let entry = self.find(&caller, &request.into_inner().session_id)?;
+        Ok(self.session(&entry))
+    }
+
+    async fn list(
+        &self,
+        request: Request<proto::ListSessionsRequest>,
+    ) -> Result<Response<proto::ListSessionsResponse>, Status> {
+        let caller = Caller::of(request.extensions());
+        let now_ns = self.now_ns();
+        let summary = |entry: &Arc<Entry>| {
+            let state = entry.lock();
+            proto::SessionSummary {
+                session_id: entry.id.clone(),
+                tenant: entry.setup.settings.tenant.clone(),
+                turns: state.chat.n_turns(),
+                context_tokens: state.chat.context_tokens(),
+                idle_s: now_ns.saturating_sub(state.used_ns) as f64 * 1e-9,
+            }
+        };
+        let sessions = self.table.list(&caller, now_ns).iter().map(summary).collect();
+        Ok(Response::new(proto::ListSessionsResponse { sessions }))
+    }
+
+    async fn delete(
+        &self,
+        request: Request<proto::DeleteSessionRequest>,
+    ) -> Result<Response<proto::DeleteSessionResponse>, Status> {
+        let caller = Caller::of(request.extensions());
+        let entry = self.find(&caller, &request.into_inner().session_id)?;
+        self.table.remove(&entry.id);
+        if let Some(request) = entry.delete()
+            && !self.submitter.driver.send_patiently(Command::Abort(vec![request])).await
+        {
+            return Err(Rejection::Stopped.into());
+        }
+        Ok(Response::new(proto::DeleteSessionResponse {}))
+    }
+}
+
+/// Returns the number of turns up to the one with an id; 0 for an empty id.
+fn behind(chat: &Chat, id: &str) -> Result<u64, Refusal> {
+    if id.is_empty() { Ok(0) } else { chat.turn(id).map(|turn| turn.number + 1) }
 }

@@ -12,7 +12,7 @@ use crate::commands::Command;
 use crate::queue::DriverHandle;
 
 /// The services whose health is reported; the empty name is the server as a whole.
-const HEALTH_SERVICES: [&str; 2] = ["", "trunkline.v1.Inference"];
+const HEALTH_SERVICES: [&str; 3] = ["", "trunkline.v1.Inference", "trunkline.v1.Sessions"];
 
 /// Stops a running server from anywhere.
 #[derive(Clone)]

@@ -205,29 +205,29 @@ mod tests {
     use crate::network::Call;
     use crate::outbox::{OutboxSender, outbox};
     use crate::queue::{DriverHandle, queue};
-    use crate::sessions::Sessions;
+    use crate::request_ids::RequestIds;
 
     const ID: RequestId = RequestId(1);
 
     struct Setup {
         commands: crossbeam_channel::Receiver<Command>,
         driver: DriverHandle,
-        sessions: Sessions,
+        ids: RequestIds,
         outputs: OutboxSender,
         generation: Generation,
     }
 
     fn setup(stop: &[&str], min_tokens: u32) -> Setup {
         let (driver, commands) = queue(1);
-        let sessions = Sessions::default();
-        let session = sessions.open(Owner::Connection(0), "client's", ID).unwrap();
+        let ids = RequestIds::default();
+        let active = ids.open(Owner::Connection(0), "client's", ID).unwrap();
         let limits = NetworkLimits { unread_bytes_per_call: 10_000, ..NetworkLimits::default() };
         let (outputs, received) = outbox(Call::detached(limits, driver.clock()));
         let detokenizer = Tokenizer::bytes().detokenizer(true);
         let stop = stop.iter().map(|stop| (*stop).into()).collect();
         let generation =
-            Generation::new(Submitted::new(ID, session, driver.clone(), received), detokenizer, stop, min_tokens);
-        Setup { commands, driver, sessions, outputs, generation }
+            Generation::new(Submitted::new(ID, active, driver.clone(), received), detokenizer, stop, min_tokens);
+        Setup { commands, driver, ids, outputs, generation }
     }
 
     impl Setup {
@@ -254,11 +254,7 @@ mod tests {
             match self.generation.next().await.unwrap().unwrap().event.unwrap() {
                 Event::Chunk(chunk) => panic!("not the end: {chunk:?}"),
                 Event::Finish(finish) => {
-                    assert_eq!(
-                        self.sessions.abort(&Caller::local(), "client's"),
-                        [],
-                        "the id is free when the end is sent"
-                    );
+                    assert_eq!(self.ids.abort(&Caller::local(), "client's"), [], "the id is free when the end is sent");
                     assert!(self.generation.next().await.is_none());
                     (finish.reason(), finish.usage.unwrap().completion_tokens, finish.stopped_by)
                 }
@@ -346,7 +342,7 @@ mod tests {
         let setup = setup(&[], 0);
         drop(setup.generation);
         assert!(matches!(setup.commands.try_recv(), Ok(Command::Abort(ids)) if ids == [ID]));
-        assert_eq!(setup.sessions.abort(&Caller::local(), "client's"), []);
+        assert_eq!(setup.ids.abort(&Caller::local(), "client's"), []);
         assert!(setup.outputs.is_closed());
     }
 

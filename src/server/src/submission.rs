@@ -28,7 +28,7 @@ use crate::commands::Command;
 use crate::offer::SamplingOffer;
 use crate::outbox::{OutboxReceiver, outbox};
 use crate::queue::{DriverHandle, NotTaken};
-use crate::sessions::{self, Session, Sessions};
+use crate::request_ids::{self, ActiveId, RequestIds};
 use crate::shares::{Share, Shares};
 use crate::validate::{self, Checked, Invalid};
 
@@ -79,7 +79,7 @@ impl From<NotTaken> for Rejection {
 pub(crate) struct Submitted {
     id: RequestId,
     /// Empty once the request has ended: from then on the client may use the id again.
-    session: Option<Session>,
+    active: Option<ActiveId>,
     driver: DriverHandle,
     outputs: OutboxReceiver,
     /// Last tokens of the prompt, behind which the text goes on.
@@ -87,8 +87,13 @@ pub(crate) struct Submitted {
 }
 
 impl Submitted {
-    pub(crate) fn new(id: RequestId, session: Session, driver: DriverHandle, outputs: OutboxReceiver) -> Self {
-        Self { id, session: Some(session), driver, outputs, prompt_end: Vec::new() }
+    pub(crate) fn new(id: RequestId, active: ActiveId, driver: DriverHandle, outputs: OutboxReceiver) -> Self {
+        Self { id, active: Some(active), driver, outputs, prompt_end: Vec::new() }
+    }
+
+    /// Returns the core's number of the request.
+    pub(crate) fn id(&self) -> RequestId {
+        self.id
     }
 
     /// Returns the last tokens of the prompt, as many as say how the text behind them begins.
@@ -98,7 +103,7 @@ impl Submitted {
 
     /// Returns the client's id of the request; empty if the request has ended.
     pub(crate) fn client_id(&self) -> &str {
-        self.session.as_ref().map_or("", Session::client_id)
+        self.active.as_ref().map_or("", ActiveId::client_id)
     }
 
     /// Returns the outbox of the request.
@@ -113,17 +118,17 @@ impl Submitted {
 
     /// Notes the end of the request, or a failed beginning: there is nothing to abort.
     pub(crate) fn end(&mut self) {
-        self.session = None;
+        self.active = None;
     }
 
     /// Returns `true` if the request has ended.
     pub(crate) fn has_ended(&self) -> bool {
-        self.session.is_none()
+        self.active.is_none()
     }
 
     /// Returns `true` if the request was aborted by the client's id.
     fn aborted(&self) -> bool {
-        self.session.as_ref().is_some_and(Session::aborted)
+        self.active.as_ref().is_some_and(ActiveId::aborted)
     }
 }
 
@@ -145,7 +150,7 @@ pub(crate) struct Submitter {
     pub(crate) config: Config,
     /// Sampling that the workers of all engines can do.
     pub(crate) offer: SamplingOffer,
-    pub(crate) sessions: Sessions,
+    pub(crate) ids: RequestIds,
     /// Requests of each client on the way to their first token.
     on_the_way: Shares,
     /// Open requests of each client.
@@ -168,7 +173,7 @@ impl Submitter {
             open: Shares::new(u32::MAX),
             config,
             offer: SamplingOffer::default(),
-            sessions: Sessions::default(),
+            ids: RequestIds::default(),
             tokenising: Tokenising::default(),
             kv: vec![KvClass::of(&model)],
             model,
@@ -226,11 +231,11 @@ impl Submitter {
         let open = self.open.enter(client.clone()).ok_or_else(|| Rejection::TooManyOpen(self.open.most()))?;
         let on_the_way = self.on_the_way.enter(client).ok_or_else(|| Rejection::ShareFull(self.on_the_way.most()))?;
         let shares = (on_the_way, open);
-        let (id, session) = self.open(caller, std::mem::take(&mut checked.request_id))?;
+        let (id, active) = self.open(caller, std::mem::take(&mut checked.request_id))?;
         let mut request = self.prepare_in_time(id, checked, deadline_ns).await?;
         request.deadline_ns = deadline_ns;
         let prompt_end = request.prompt[request.prompt.len().saturating_sub(PROMPT_END)..].to_vec();
-        let (mut submitted, is_accepted) = self.send(caller, request, session, shares)?;
+        let (mut submitted, is_accepted) = self.send(caller, request, active, shares)?;
         submitted.prompt_end = prompt_end;
         // If the client goes away while we wait here, `submitted` is dropped and aborts the request.
         match is_accepted.await {
@@ -244,14 +249,14 @@ impl Submitter {
     }
 
     /// Numbers a request and makes the client's id active. A client without an id gets one.
-    fn open(&self, caller: &Caller, client_id: String) -> Result<(RequestId, Session), Rejection> {
+    fn open(&self, caller: &Caller, client_id: String) -> Result<(RequestId, ActiveId), Rejection> {
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let (owner, client_id) = match client_id.is_empty() {
-            true => (caller.owner_of_made_id(), sessions::random_id().map_err(Rejection::NoRandomness)?),
+            true => (caller.owner_of_made_id(), request_ids::random_id().map_err(Rejection::NoRandomness)?),
             false => (caller.owner.clone(), client_id),
         };
-        match self.sessions.open(owner, &client_id, id) {
-            Some(session) => Ok((id, session)),
+        match self.ids.open(owner, &client_id, id) {
+            Some(active) => Ok((id, active)),
             None => Err(Rejection::StillActive(client_id)),
         }
     }
@@ -261,13 +266,13 @@ impl Submitter {
         &self,
         caller: &Caller,
         request: Request,
-        session: Session,
+        active: ActiveId,
         (on_the_way, open): (Share, Share),
     ) -> Result<(Submitted, oneshot::Receiver<Result<(), Refusal>>), Rejection> {
         let id = request.id;
         let (sender, outputs) = outbox(caller.call.clone());
         sender.keep(on_the_way, open);
-        let mut submitted = Submitted::new(id, session, self.driver.clone(), outputs);
+        let mut submitted = Submitted::new(id, active, self.driver.clone(), outputs);
         let (accepted, is_accepted) = oneshot::channel();
         if let Err(reason) = self.driver.send(Command::Submit { request: Box::new(request), outputs: sender, accepted })
         {

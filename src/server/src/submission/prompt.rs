@@ -77,18 +77,32 @@ impl Submitter {
     ) -> Result<Request, Rejection> {
         let prompt = match std::mem::replace(&mut checked.prompt, Prompt::Tokens(Vec::new())) {
             Prompt::Tokens(tokens) => tokens,
-            Prompt::Text(text) => {
-                let left_ns = deadline_ns.map(|at_ns| at_ns.saturating_sub(self.driver.clock().now_ns()));
-                let left = left_ns.map_or(Duration::MAX, Duration::from_nanos);
-                let tokenised = self.tokenise(text, checked.add_special_tokens);
-                let prompt = time::timeout(left, tokenised).await.map_err(|_| Rejection::TimeUp)??;
-                validate::ensure_ids("text: token", &prompt, self.model.vocab_size).map_err(|wrong| {
-                    Invalid(format!("{wrong}; the tokenizer has tokens that the model does not have"))
-                })?;
-                prompt
-            }
+            Prompt::Text(text) => self.tokens_in_time(text, checked.add_special_tokens, deadline_ns).await?,
         };
         Ok(self.prepare(id, checked, prompt)?)
+    }
+
+    /// Returns the tokens of a text, all of which the model has, before the deadline.
+    pub(crate) async fn tokens_in_time(
+        &self,
+        text: String,
+        add_special_tokens: bool,
+        deadline_ns: Option<u64>,
+    ) -> Result<Vec<Token>, Rejection> {
+        let left_ns = deadline_ns.map(|at_ns| at_ns.saturating_sub(self.driver.clock().now_ns()));
+        let left = left_ns.map_or(Duration::MAX, Duration::from_nanos);
+        let tokenised = self.tokenise(text, add_special_tokens);
+        let tokens = time::timeout(left, tokenised).await.map_err(|_| Rejection::TimeUp)??;
+        validate::ensure_ids("text: token", &tokens, self.model.vocab_size)
+            .map_err(|wrong| Invalid(format!("{wrong}; the tokenizer has tokens that the model does not have")))?;
+        Ok(tokens)
+    }
+
+    /// Returns the tokens of the longest prompt with its answer: those of the context, or of the device if that holds fewer.
+    pub(crate) fn sequence_tokens_max(&self) -> u32 {
+        // The last token needs no KV.
+        let device = u64::from(self.config.device_blocks) * u64::from(self.config.block_size) + 1;
+        u32::try_from(device).unwrap_or(u32::MAX).min(self.config.max_context)
     }
 
     /// Returns the tokens of a text. Ends early if the text has more than the context holds. Dropping the future ends the work with
@@ -167,7 +181,7 @@ impl Submitter {
     }
 
     /// Returns the class of engines whose KV is of a type; the first for an empty name.
-    fn kv_class(&self, dtype: &str) -> Result<usize, Invalid> {
+    pub(crate) fn kv_class(&self, dtype: &str) -> Result<usize, Invalid> {
         if dtype.is_empty() {
             return Ok(0);
         }
@@ -192,11 +206,8 @@ impl Submitter {
 
     /// Returns the bound on generated tokens for a request without one: the default, or as many as fit.
     fn max_tokens_for(&self, n_prompt: u32) -> u32 {
-        // The last token needs no KV.
-        let device = u64::from(self.config.device_blocks) * u64::from(self.config.block_size) + 1;
-        let fits = u64::from(self.config.max_context).min(device).saturating_sub(n_prompt.into());
         // If not even one token fits, the core refuses the request.
-        MAX_TOKENS_DEFAULT.min(u32::try_from(fits).unwrap_or(u32::MAX)).max(1)
+        MAX_TOKENS_DEFAULT.min(self.sequence_tokens_max().saturating_sub(n_prompt)).max(1)
     }
 }
 

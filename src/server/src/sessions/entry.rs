@@ -1,0 +1,118 @@
+//! One session: a chat, its settings, and the work under way for the chat.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use trunkline_chat::{Answer, Chat, Turn};
+use trunkline_core::RequestId;
+
+use crate::caller::Owner;
+use crate::sessions::setup::Setup;
+use crate::shares::Share;
+
+/// A session.
+pub(crate) struct Entry {
+    pub(crate) id: String,
+    /// Caller who may use the session.
+    pub(crate) owner: Owner,
+    pub(crate) setup: Setup,
+    /// Grows with every change for which somebody may wait: the end of a turn or of a compaction, and the deletion.
+    pub(crate) changes: watch::Sender<u64>,
+    state: Mutex<State>,
+    /// Counts the session for its client.
+    _share: Share,
+}
+
+/// Changing part of a session.
+pub(crate) struct State {
+    pub(crate) chat: Chat,
+    /// `true` once the session was deleted.
+    pub(crate) deleted: bool,
+    /// Time of the last use.
+    pub(crate) used_ns: u64,
+    /// Request of the running turn, once the core has the request.
+    pub(crate) request: Option<RequestId>,
+    /// Task of the compaction under way, with the number of its plan.
+    pub(crate) compaction: Option<(u64, AbortHandle)>,
+}
+
+impl Entry {
+    pub(crate) fn new(id: String, owner: Owner, setup: Setup, chat: Chat, share: Share, now_ns: u64) -> Arc<Self> {
+        let state = State { chat, deleted: false, used_ns: now_ns, request: None, compaction: None };
+        let changes = watch::Sender::new(0);
+        Arc::new(Self { id, owner, setup, changes, state: Mutex::new(state), _share: share })
+    }
+
+    /// Locks the state. The guard is never held across an await.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes everyone who waits for a change.
+    pub(crate) fn changed(&self) {
+        self.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// Marks the session as deleted, and cancels its compaction. Returns the request of the running turn, to be aborted.
+    pub(crate) fn delete(&self) -> Option<RequestId> {
+        let mut state = self.lock();
+        state.deleted = true;
+        let request = state.request.take();
+        state.cancel_compaction();
+        drop(state);
+        self.changed();
+        request
+    }
+}
+
+impl State {
+    /// Cancels the compaction under way, with its request.
+    pub(crate) fn cancel_compaction(&mut self) {
+        self.chat.cancel();
+        if let Some((_, task)) = self.compaction.take() {
+            task.abort();
+        }
+    }
+}
+
+/// The running turn of a session. Dropping the value before the answer is whole gives up the turn.
+pub(crate) struct RunningTurn {
+    entry: Arc<Entry>,
+    ended: bool,
+}
+
+impl RunningTurn {
+    /// Guards the turn that was just begun.
+    pub(crate) fn new(entry: Arc<Entry>) -> Self {
+        Self { entry, ended: false }
+    }
+
+    /// Returns the session.
+    pub(crate) fn entry(&self) -> &Arc<Entry> {
+        &self.entry
+    }
+
+    /// Ends the turn with an answer.
+    pub(crate) fn end(&mut self, answer: Answer, now_ns: u64) -> Option<Arc<Turn>> {
+        self.ended = true;
+        let mut state = self.entry.lock();
+        (state.request, state.used_ns) = (None, now_ns);
+        let turn = state.chat.end(answer);
+        drop(state);
+        self.entry.changed();
+        turn
+    }
+}
+
+impl Drop for RunningTurn {
+    fn drop(&mut self) {
+        if !self.ended {
+            let mut state = self.entry.lock();
+            state.request = None;
+            state.chat.give_up();
+            drop(state);
+            self.entry.changed();
+        }
+    }
+}

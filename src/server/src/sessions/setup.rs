@@ -1,0 +1,153 @@
+//! Settings of a session, checked, and the requests made with the settings.
+
+use trunkline_chat::{Fixed, Frame, LimitFault, Limits, Wanted};
+use trunkline_core::Token;
+
+use crate::proto;
+use crate::submission::{Rejection, Submitter};
+use crate::validate::{self, Checked, Invalid};
+
+/// Request for a summary, by default.
+const INSTRUCTION: &str = "\n\nSummarise the conversation above in a few sentences. Keep names, facts, decisions and open \
+                           questions.\nSummary:";
+/// Text around a summary, by default.
+const BEFORE: &str = "\nEarlier in this conversation: ";
+const BEHIND: &str = "\n";
+/// Tokens of sampled text, at most, by default.
+const SAMPLE_DEFAULT: u32 = 1024;
+/// Priority of requests for summaries behind that of the session, by default.
+const PRIORITY_BEHIND: i32 = 100;
+/// Bytes of each text in the settings, at most.
+const TEXT_BYTES_MAX: usize = 4096;
+
+impl From<LimitFault> for Invalid {
+    fn from(fault: LimitFault) -> Self {
+        Self(fault.to_string())
+    }
+}
+
+/// Checked settings of a session.
+#[derive(Clone)]
+pub(crate) struct Setup {
+    /// Settings from the client, with the tenant of the caller.
+    pub(crate) settings: proto::SessionSettings,
+    /// Text around summaries.
+    pub(crate) frame: Frame,
+    /// Request for a summary.
+    pub(crate) instruction: Vec<Token>,
+    /// Tokens that begin every text.
+    pub(crate) lead: Vec<Token>,
+    /// `true` if summaries are made from sampled text.
+    pub(crate) sampled: bool,
+}
+
+impl Setup {
+    /// Checks settings and tokenises their texts.
+    pub(crate) async fn of(submitter: &Submitter, settings: proto::SessionSettings) -> Result<Self, Rejection> {
+        let compaction = settings.compaction.clone().unwrap_or_default();
+        submitter.kv_class(&settings.kv_dtype)?;
+        submitter.kv_class(&compaction.kv_dtype).map_err(|Invalid(text)| Invalid(format!("compaction.{text}")))?;
+        let texts = [
+            ("compaction.instruction", &compaction.instruction, INSTRUCTION),
+            ("compaction.summary_before", &compaction.summary_before, BEFORE),
+            ("compaction.summary_behind", &compaction.summary_behind, BEHIND),
+        ];
+        let mut tokens = Vec::new();
+        for (name, text, default) in texts {
+            tokens.push(tokens_of(submitter, name, text.as_deref().unwrap_or(default)).await?);
+        }
+        let [instruction, before, behind] = tokens.try_into().unwrap_or_default();
+        let own_kv = !compaction.kv_dtype.is_empty() && compaction.kv_dtype != settings.kv_dtype;
+        let sampled = match compaction.input() {
+            proto::SummaryInput::Unspecified => own_kv,
+            input => input == proto::SummaryInput::Sampled,
+        };
+        let lead = submitter.tokens_in_time(String::new(), true, None).await?;
+        let frame = Frame { before: before.into(), behind: behind.into() };
+        let setup = Self { settings, frame, instruction, lead, sampled };
+        // Checks names and modes as those of any request.
+        setup.check(submitter, setup.request(vec![0]))?;
+        Ok(setup)
+    }
+
+    /// Returns the limits of a chat with the settings.
+    pub(crate) fn limits(&self, submitter: &Submitter, prefix: usize, bytes: u64) -> Result<Limits, Invalid> {
+        let len = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
+        let fixed = Fixed {
+            prefix: len(prefix),
+            frame: len(self.frame.before.len() + self.frame.behind.len()),
+            instruction: len(self.instruction.len()),
+        };
+        let compaction = self.compaction();
+        let wanted = Wanted {
+            summary: compaction.summary_max,
+            pins: compaction.pins_max,
+            high: compaction.recent_high,
+            low: compaction.recent_low,
+        };
+        Ok(Limits::new(submitter.sequence_tokens_max(), fixed, wanted, bytes)?)
+    }
+
+    /// Returns the tokens of sampled text for a summary, at most.
+    pub(crate) fn sample_max(&self, limits: &Limits) -> usize {
+        let taken = self.lead.len() + self.instruction.len() + limits.summary as usize;
+        let wanted = self.compaction().sample_max.unwrap_or(SAMPLE_DEFAULT.min(limits.context / 4));
+        (wanted as usize).min((limits.context as usize).saturating_sub(taken))
+    }
+
+    /// Returns the request of a turn.
+    pub(crate) fn request(&self, prompt: Vec<Token>) -> proto::GenerateRequest {
+        let settings = self.settings.clone();
+        proto::GenerateRequest {
+            prompt: Some(proto::generate_request::Prompt::TokenIds(proto::TokenIds { ids: prompt })),
+            tenant: settings.tenant,
+            cache_salt: settings.cache_salt,
+            share_cache: settings.share_cache,
+            kv_dtype: settings.kv_dtype,
+            h2o: settings.h2o,
+            priority: settings.priority,
+            ..Default::default()
+        }
+    }
+
+    /// Returns a request on behalf of the session, greedy and of low priority.
+    pub(crate) fn background(&self, prompt: Vec<Token>, max_tokens: u32) -> proto::GenerateRequest {
+        let later = self.settings.priority.saturating_add(PRIORITY_BEHIND);
+        proto::GenerateRequest {
+            sampling: Some(proto::Sampling { temperature: Some(0.0), seed: Some(0), ..Default::default() }),
+            stopping: Some(proto::Stopping { max_tokens: Some(max_tokens), ..Default::default() }),
+            priority: self.compaction().priority.unwrap_or(later),
+            ..self.request(prompt)
+        }
+    }
+
+    /// Returns the request for a summary.
+    pub(crate) fn summary(&self, prompt: Vec<Token>, max_tokens: u32) -> proto::GenerateRequest {
+        let mut request = self.background(prompt, max_tokens);
+        let dtype = self.compaction().kv_dtype;
+        if !dtype.is_empty() {
+            request.kv_dtype = dtype;
+        }
+        request
+    }
+
+    /// Checks a request of the session.
+    pub(crate) fn check(&self, submitter: &Submitter, request: proto::GenerateRequest) -> Result<Checked, Invalid> {
+        let checked = validate::check(request, submitter.model.vocab_size, &submitter.model.eos_token_ids)?;
+        submitter.offer.check(&checked.sampling)?;
+        Ok(checked)
+    }
+
+    fn compaction(&self) -> proto::Compaction {
+        self.settings.compaction.clone().unwrap_or_default()
+    }
+}
+
+/// Returns the tokens of a text of the settings.
+pub(crate) async fn tokens_of(submitter: &Submitter, name: &str, text: &str) -> Result<Vec<Token>, Rejection> {
+    let bytes = text.len();
+    if bytes > TEXT_BYTES_MAX {
+        return Err(Invalid(format!("{name} has {bytes} bytes; at most {TEXT_BYTES_MAX} are allowed")).into());
+    }
+    submitter.tokens_in_time(text.into(), false, None).await
+}
