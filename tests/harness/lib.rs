@@ -6,6 +6,7 @@ pub mod faulty_disk;
 pub mod object_server;
 pub mod raw;
 pub mod server;
+pub mod sessions;
 pub mod tiered;
 
 pub use trunkline_driver::{limits, oracle, pressure};
