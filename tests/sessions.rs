@@ -328,6 +328,20 @@ async fn wrong_fields_are_refused_by_name() {
     assert_eq!(status.message(), "session.layouts[0] does not fit the turns or the layout before");
     export.model = "another".into();
     assert_eq!(code(chat.import(export).await), Code::InvalidArgument);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draining_server_ends_turns_and_begins_none() {
+    let (wrap, gate) = gated();
+    let server = TestServer::start_options(config(), |_| (), wrap).await;
+    let mut chat = Chat::create(&server, SYSTEM, settings(300, 100)).await;
+    let mut other = chat.fork(None).await.unwrap();
+    let stream = chat.client.generate(turn(&chat.id, "", &input(0), 30)).await.unwrap().into_inner();
     server.handle().drain().await;
-    assert_eq!(code(chat.say("a", 5).await), Code::Unavailable);
+    let status = other.say("a", 5).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert_eq!(other.get().await.unwrap().turns.len(), 0);
+    drop(gate);
+    assert_eq!(collect(stream).await.unwrap().token_ids.len(), 30);
+    server.stopped().await;
 }

@@ -30,8 +30,9 @@ const UNSAFE_FILES: [&str; 4] = [
 ];
 
 /// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.
-const LOW_CRATES: [(&str, &[&str]); 6] = [
+const LOW_CRATES: [(&str, &[&str]); 7] = [
     ("src/attach/Cargo.toml", &["trunkline-port"]),
+    ("src/chat/Cargo.toml", &["trunkline-port"]),
     ("src/codec/Cargo.toml", &[]),
     ("src/port/Cargo.toml", &[]),
     ("src/store/Cargo.toml", &["trunkline-codec", "trunkline-port"]),

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use trunkline_port::Token;
 
-use crate::compaction::Pending;
 use crate::layout::{Frame, Layout, Segment, SegmentKind};
 use crate::limits::Limits;
 use crate::notice::{News, Notice, Notices, Totals};
+use crate::pending::Pending;
 use crate::phase::{TurnEvent, TurnPhase};
 use crate::turn::{Answer, Turn, bytes_of};
 
@@ -65,7 +65,7 @@ pub enum Begun {
     Prompt {
         /// Name of the turn.
         id: String,
-        /// Tokens to continue.
+        /// Tokens that the model continues.
         prompt: Vec<Token>,
     },
     /// The turn was answered before.
@@ -83,14 +83,14 @@ pub enum Added {
     Full,
 }
 
-/// Turn being generated.
+/// Turn whose answer is being generated.
 #[derive(Clone, Debug)]
 pub(crate) struct Running {
     pub(crate) id: String,
     pub(crate) input: Vec<Token>,
 }
 
-/// A chat.
+/// A chat: prefix, transcript, layouts, and work under way.
 #[derive(Clone, Debug)]
 pub struct Chat {
     pub(crate) prefix: Arc<[Token]>,

@@ -11,18 +11,6 @@ use crate::phase::{Phase, PhaseEvent, TurnPhase};
 use crate::sample::sample;
 use crate::turn::Usage;
 
-/// Compaction under way.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Pending {
-    pub(crate) phase: Phase,
-    /// Number of the latest plan.
-    number: u64,
-    /// First recent turn of the plan.
-    first_recent: u64,
-    /// New layout, once the summary is there.
-    layout: Option<Layout>,
-}
-
 /// Size that a compaction shall leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Want {

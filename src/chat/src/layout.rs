@@ -56,7 +56,7 @@ pub enum SegmentKind {
 pub struct Segment {
     /// Kind of the segment.
     pub kind: SegmentKind,
-    /// Number of tokens.
+    /// Tokens of the segment, with the frame of a summary.
     pub tokens: u32,
     /// Version of the layout since which the segment's beginning is as it is.
     pub version: u64,

@@ -37,6 +37,7 @@ mod compaction;
 mod layout;
 mod limits;
 mod notice;
+mod pending;
 mod phase;
 mod sample;
 mod saved;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 /// Notices kept, at most; older ones are gone.
 pub const NOTICES_MAX: usize = 64;
 
-/// One notice.
+/// News for the client, numbered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// Number of the notice, from 1.
@@ -19,7 +19,7 @@ pub struct Notice {
 /// Subject of a notice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// History was compacted.
+    /// The history was compacted, as planned.
     Compacted {
         /// Version of the new layout.
         version: u64,
@@ -32,7 +32,7 @@ pub enum News {
     },
     /// A compaction failed; the context stays.
     Failed {
-        /// Reason, one line.
+        /// Reason for having no summary, one line.
         reason: String,
     },
     /// The context was full: the oldest turns left the context without a summary.
@@ -44,7 +44,7 @@ pub enum News {
     },
     /// The transcript was full: the oldest turns outside of the context are gone for good.
     Forgotten {
-        /// Turns forgotten.
+        /// Turns that left the transcript.
         turns: u64,
     },
 }
@@ -68,7 +68,7 @@ pub struct Totals {
     pub warm_prompt: u64,
     /// Prompt tokens of new contexts that were in the prefix cache before.
     pub warm_cached: u64,
-    /// Compactions in effect.
+    /// Compactions that took effect.
     pub compactions: u64,
     /// Compactions without a summary.
     pub failed: u64,

@@ -20,7 +20,7 @@ pub struct Turn {
     pub pinned: bool,
 }
 
-/// A whole answer.
+/// An answer that ended by itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// Tokens generated, the stop token included.
@@ -29,7 +29,7 @@ pub struct Answer {
     pub text: String,
     /// Cause of the end.
     pub end: End,
-    /// Tokens consumed.
+    /// Tokens consumed by the request.
     pub usage: Usage,
 }
 
@@ -51,7 +51,7 @@ pub struct Usage {
     pub prompt: u32,
     /// Tokens of the prompt found in the prefix cache.
     pub cached: u32,
-    /// Tokens generated.
+    /// Tokens generated, at most those asked for.
     pub completion: u32,
     /// Preemptions of the request.
     pub preemptions: u32,

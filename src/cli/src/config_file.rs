@@ -14,6 +14,7 @@ use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
 use crate::h2o_settings::{H2O_KEYS, H2oSettings};
 use crate::network_settings::{NETWORK_KEYS, NetworkSettings};
 use crate::routers::router_help;
+use crate::session_settings::{SESSION_KEYS, SessionSettings};
 use crate::simulate_settings::{SIMULATE_KEYS, SimulateSettings};
 use crate::tier_settings::{TIER_KEYS, TierSettings};
 
@@ -132,6 +133,10 @@ pub struct Settings {
     /// Settings of the network edge.
     #[command(flatten)]
     pub network: NetworkSettings,
+
+    /// Limits of sessions.
+    #[command(flatten)]
+    pub sessions: SessionSettings,
 }
 
 impl Settings {
@@ -173,18 +178,20 @@ impl Settings {
             step_timeout: self.step_timeout.or(other.step_timeout),
             tiers: self.tiers.or(other.tiers),
             network: self.network.or(other.network),
+            sessions: self.sessions.or(other.sessions),
         }
     }
 }
 
-/// Key of the config file: of the server, of a simulated device, of its attached workers, of its tiers, of its network edge, of eviction within
-/// sequences, or of a setting of the core.
+/// Key of the config file: of the server, of a simulated device, of its attached workers, of its tiers, of its network edge, of sessions, of eviction
+/// within sequences, or of a setting of the core.
 enum Key {
     Server(&'static str),
     Simulate(&'static str),
     Tiers(&'static str),
     Attach(&'static str),
     Network(&'static str),
+    Sessions(&'static str),
     H2o(&'static str),
     Core(&'static Setting),
 }
@@ -198,11 +205,13 @@ impl<'de> Deserialize<'de> for Key {
         let attach = || ATTACH_KEYS.into_iter().find(|known| *known == key).map(Key::Attach);
         let tiers = || TIER_KEYS.into_iter().find(|known| *known == key).map(Key::Tiers);
         let network = || NETWORK_KEYS.into_iter().find(|known| *known == key).map(Key::Network);
+        let sessions = || SESSION_KEYS.into_iter().find(|known| *known == key).map(Key::Sessions);
         let h2o = || H2O_KEYS.into_iter().find(|known| *known == key).map(Key::H2o);
-        let known = server.or_else(simulate).or_else(attach).or_else(tiers).or_else(network).or_else(h2o);
+        let known =
+            server.or_else(simulate).or_else(attach).or_else(tiers).or_else(network).or_else(sessions).or_else(h2o);
         known.or_else(|| core().find(|setting| setting.flag == key).map(Key::Core)).ok_or_else(|| {
             let fixed = SERVER_KEYS.into_iter().chain(SIMULATE_KEYS).chain(ATTACH_KEYS).chain(TIER_KEYS);
-            let fixed = fixed.chain(NETWORK_KEYS).chain(H2O_KEYS);
+            let fixed = fixed.chain(NETWORK_KEYS).chain(SESSION_KEYS).chain(H2O_KEYS);
             let known = fixed.chain(core().map(|setting| setting.flag));
             let known: Vec<String> = known.map(|key| format!("`{key}`")).collect();
             D::Error::custom(format!("unknown field `{key}`, expected one of {}", known.join(", ")))
@@ -232,6 +241,7 @@ impl<'de> Deserialize<'de> for Settings {
                         Key::Attach(key) => settings.attach.read(key, &mut file)?,
                         Key::Tiers(key) => settings.tiers.read(key, &mut file)?,
                         Key::Network(key) => settings.network.read(key, &mut file)?,
+                        Key::Sessions(key) => settings.sessions.read(key, &mut file)?,
                         Key::H2o(key) => settings.h2o.read(key, &mut file)?,
                         Key::Server("listen") => settings.listen = Some(file.next_value()?),
                         Key::Server("model") => settings.model = Some(file.next_value()?),

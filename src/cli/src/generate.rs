@@ -1,21 +1,19 @@
 //! `trunkline generate`: one request to a server.
 
 use std::io::{self, IsTerminal, Read, Write};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use serde::Serialize;
-use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use trunkline_server::proto;
 use trunkline_server::proto::generate_response::Event;
 use trunkline_server::proto::inference_client::InferenceClient;
-use trunkline_server::{ClientError, ClientTls, authorization, connect_tls};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+use crate::connection::{ConnectionArgs, status_error};
+
 /// Exit status of a command ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
@@ -42,10 +40,6 @@ pub struct GenerateArgs {
     /// Prompt as token ids, separated by commas.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     token_ids: Vec<u32>,
-
-    /// Address of the server.
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:50051")]
-    addr: String,
 
     #[command(flatten)]
     connection: ConnectionArgs,
@@ -107,26 +101,6 @@ pub struct GenerateArgs {
     /// Print one JSON object at the end instead of text.
     #[arg(long)]
     json: bool,
-}
-
-/// Connection to the server.
-#[derive(Args)]
-struct ConnectionArgs {
-    /// Connect by TLS: file of the authorities for the server's certificate, PEM [default: no TLS].
-    #[arg(long, value_name = "FILE")]
-    tls_ca: Option<PathBuf>,
-
-    /// Certificate of this client, PEM, for servers that ask for one. Needs --tls-ca and --tls-key.
-    #[arg(long, value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
-    tls_cert: Option<PathBuf>,
-
-    /// Private key of --tls-cert, PEM.
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    tls_key: Option<PathBuf>,
-
-    /// File with a bearer token for the server, the first word [default: no token].
-    #[arg(long, value_name = "FILE")]
-    token_file: Option<PathBuf>,
 }
 
 /// Conditions at which generation stops.
@@ -287,10 +261,8 @@ fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
 
 async fn generate(args: &GenerateArgs, request: proto::GenerateRequest) -> anyhow::Result<ExitCode> {
     let mut request = Request::new(request);
-    if let Some(path) = &args.connection.token_file {
-        request.metadata_mut().insert("authorization", authorization(path)?);
-    }
-    let channel = connect(args).await?;
+    args.connection.authorise(&mut request)?;
+    let channel = args.connection.connect().await?;
     let sent = Instant::now();
     let stream = InferenceClient::new(channel).generate(request).await.map_err(status_error)?.into_inner();
     let mut report = Report::default();
@@ -324,34 +296,6 @@ async fn generate(args: &GenerateArgs, request: proto::GenerateRequest) -> anyho
     let dim = io::stderr().is_terminal();
     let _ = if dim { writeln!(io::stderr(), "\x1b[2m{figures}\x1b[0m") } else { writeln!(io::stderr(), "{figures}") };
     Ok(ExitCode::SUCCESS)
-}
-
-async fn connect(args: &GenerateArgs) -> anyhow::Result<Channel> {
-    let plain = args.addr.strip_prefix("http://").unwrap_or(&args.addr);
-    let addr = plain.strip_prefix("https://").unwrap_or(plain);
-    let connection = &args.connection;
-    ensure!(
-        connection.tls_ca.is_some() || !args.addr.starts_with("https://"),
-        "{} needs --tls-ca, the authorities for its certificate",
-        args.addr
-    );
-    let scheme = if connection.tls_ca.is_some() { "https" } else { "http" };
-    let endpoint = Endpoint::from_shared(format!("{scheme}://{addr}"))
-        .map_err(|_| anyhow!("'{}' is not an address; give HOST:PORT", args.addr))?
-        .connect_timeout(CONNECT_TIMEOUT);
-    let connected = match &connection.tls_ca {
-        None => endpoint.connect().await.map_err(ClientError::from),
-        Some(ca) => {
-            let identity = connection.tls_cert.clone().zip(connection.tls_key.clone());
-            connect_tls(endpoint, &ClientTls { ca: ca.clone(), identity }).await
-        }
-    };
-    connected.map_err(|err| match err {
-        ClientError::Transport(err) => {
-            anyhow!("cannot connect to {addr}: {}; is `trunkline serve` running there?", innermost(&err))
-        }
-        err => err.into(),
-    })
 }
 
 async fn read(
@@ -430,29 +374,6 @@ fn reason(reason: proto::FinishReason) -> &'static str {
         proto::FinishReason::Length => "length",
         proto::FinishReason::Abort => "abort",
     }
-}
-
-/// Turns a server's status into an error for the user of the command.
-fn status_error(status: Status) -> anyhow::Error {
-    let message = match status.message() {
-        "" => status.code().description(),
-        message => message,
-    };
-    match status.code() {
-        Code::InvalidArgument => anyhow!("{message}"),
-        Code::DeadlineExceeded => anyhow!("timeout: {message}"),
-        Code::Unknown | Code::Cancelled => anyhow!("the connection to the server was lost: {message}"),
-        _ => anyhow!("the server says: {message}"),
-    }
-}
-
-/// Returns the innermost cause, which is the most specific.
-fn innermost(err: &dyn std::error::Error) -> String {
-    let mut cause = err;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }
 
 #[cfg(test)]

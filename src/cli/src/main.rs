@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `serve` | serve a model over gRPC |
 //! | `generate` | send one request to a server |
+//! | `chat` | hold a chat that the server keeps |
 //! | `worker` | run a model for a server, or check a worker |
 //! | `replay` | replay a trace under a virtual clock, or a server's recording |
 //! | `plan` | find the least number of replicas that meets SLOs |
@@ -27,7 +28,9 @@ mod attach_settings;
 mod bench;
 mod cache;
 mod calibrate;
+mod chat;
 mod config_file;
+mod connection;
 mod core_settings;
 mod engines;
 mod first_worker;
@@ -47,6 +50,7 @@ mod revision;
 mod routers;
 mod selection;
 mod serve;
+mod session_settings;
 mod simulate_settings;
 mod simulated;
 mod sizes;
@@ -94,6 +98,7 @@ struct Cli {
 enum Command {
     Serve(serve::ServeArgs),
     Generate(Box<generate::GenerateArgs>),
+    Chat(Box<chat::ChatArgs>),
     Worker(Box<worker::WorkerArgs>),
     Replay(Box<replay::ReplayArgs>),
     Plan(Box<plan::PlanArgs>),
@@ -115,6 +120,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Serve(args) => serve::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(*args),
+        Command::Chat(args) => chat::run(*args),
         Command::Worker(args) => worker::run(*args).map(|()| ExitCode::SUCCESS),
         Command::Replay(args) => replay::run(*args).map(|()| ExitCode::SUCCESS),
         Command::Plan(args) => plan::run(*args),

@@ -130,12 +130,14 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     engines.check_reuse(&config)?;
     unused(&settings, &config, &cluster).iter().for_each(|line| warn!("{line}"));
     settings.network.apply(&mut Options::default())?;
+    let sessions = settings.sessions.options()?;
     let runtime = network_threads()?;
     let listener = runtime.block_on(listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)))?;
 
     let mut options = Options {
         record: settings.record.clone(),
         share_cache: settings.share_cache.unwrap_or(false),
+        sessions,
         step_timeout,
         attach,
         ..Options::default()

@@ -1,0 +1,332 @@
+//! `trunkline chat`: a chat that the server keeps, line by line.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use tokio::sync::mpsc;
+use tonic::Request;
+use tonic::transport::Channel;
+use trunkline_server::proto;
+use trunkline_server::proto::generate_response::Event;
+use trunkline_server::proto::session_notice::News;
+use trunkline_server::proto::sessions_client::SessionsClient;
+
+use crate::connection::{ConnectionArgs, status_error};
+
+/// Exit status of a command ended by Ctrl-C.
+const INTERRUPTED: u8 = 130;
+/// Line that compacts the history instead of being sent.
+const COMPACT: &str = "/compact";
+
+const EXAMPLES: &str = "\
+Examples:
+  trunkline chat
+  trunkline chat --system 'You are a friendly guide to old maps.' --template chatml
+  trunkline chat --session 0123456789abcdef0123456789abcdef < more-lines.txt
+
+Each line of standard input is a turn. Answers go to standard output, figures and news of the session to standard error. The line /compact
+compacts the history now. The session stays on the server when the input ends, until nobody used it for its time to live.";
+
+/// Hold a chat that the server keeps.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ChatArgs {
+    #[command(flatten)]
+    connection: ConnectionArgs,
+
+    /// Session to continue [default: a new one].
+    #[arg(long, value_name = "ID", conflicts_with_all = ["system", "recent_high", "recent_low", "summary_max"])]
+    session: Option<String>,
+
+    /// Beginning of all prompts of a new session [default: none].
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+
+    /// Marks around each line: `plain` is a line break behind it, `chatml` the marks of Qwen and SmolLM2.
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = Template::Plain)]
+    template: Template,
+
+    /// Tokens of each answer, at most.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    max_tokens: u32,
+
+    /// Stop an answer before this text. May be given more than once.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    stop: Vec<String>,
+
+    /// Sampling temperature: 0 always takes the most likely token.
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temperature: f32,
+
+    /// Seed of sampling [default: picked by the server].
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+
+    /// Tokens of recent turns that begin a compaction [default: from the model's context].
+    #[arg(long, value_name = "N")]
+    recent_high: Option<u32>,
+
+    /// Tokens of recent turns that a compaction leaves, at most [default: a quarter of --recent-high].
+    #[arg(long, value_name = "N")]
+    recent_low: Option<u32>,
+
+    /// Tokens of a summary, at most [default: 256].
+    #[arg(long, value_name = "N")]
+    summary_max: Option<u32>,
+}
+
+/// Marks around the lines of a chat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Template {
+    /// A line break behind each line.
+    Plain,
+    /// `<|im_start|>` and `<|im_end|>`.
+    Chatml,
+}
+
+impl Template {
+    fn system(self, text: &str) -> String {
+        match self {
+            Self::Plain if text.is_empty() => String::new(),
+            Self::Plain => format!("{text}\n"),
+            Self::Chatml => format!("<|im_start|>system\n{text}<|im_end|>"),
+        }
+    }
+
+    /// Returns the text of a turn. With marks, each turn begins with the line break behind the turn before.
+    fn turn(self, line: &str) -> String {
+        match self {
+            Self::Plain => format!("{line}\n"),
+            Self::Chatml => format!("\n<|im_start|>user\n{line}<|im_end|>\n<|im_start|>assistant\n"),
+        }
+    }
+
+    /// Fills in the texts of summaries.
+    fn compaction(self, compaction: proto::Compaction) -> proto::Compaction {
+        match self {
+            Self::Plain => compaction,
+            Self::Chatml => proto::Compaction {
+                instruction: Some(self.turn(
+                    "Summarise our conversation so far in a few sentences. Keep names, facts, decisions and open questions.",
+                )),
+                summary_before: Some("\n<|im_start|>system\nEarlier in this conversation: ".into()),
+                summary_behind: Some("<|im_end|>".into()),
+                ..compaction
+            },
+        }
+    }
+}
+
+/// Sends each line of standard input as a turn of a session.
+///
+/// # Errors
+///
+/// If the server cannot be reached, has no such session, or refuses or fails on a turn.
+pub fn run(args: ChatArgs) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    let result = runtime.block_on(async {
+        tokio::select! {
+            result = hold(&args) => result.map(|()| ExitCode::SUCCESS),
+            _ = tokio::signal::ctrl_c() => Ok(ExitCode::from(INTERRUPTED)),
+        }
+    });
+    // The thread that reads lines may wait for one more.
+    runtime.shutdown_background();
+    result
+}
+
+/// Reads lines on a thread of its own, so that the connection answers the server's pings meanwhile.
+fn lines() -> mpsc::Receiver<io::Result<String>> {
+    let (send, lines) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        for line in io::stdin().lock().lines() {
+            if send.blocking_send(line).is_err() {
+                break;
+            }
+        }
+    });
+    lines
+}
+
+/// A session, and the connection to its server.
+struct Session<'a> {
+    args: &'a ChatArgs,
+    client: SessionsClient<Channel>,
+    id: String,
+    /// Last notice shown.
+    seen: u64,
+}
+
+async fn hold(args: &ChatArgs) -> anyhow::Result<()> {
+    let mut session = Session::open(args).await?;
+    note(&format!("session {}", session.id));
+    let (mut lines, prompts) = (lines(), io::stdin().is_terminal());
+    loop {
+        if prompts {
+            let _ = write!(io::stderr(), "> ");
+        }
+        let Some(line) = lines.recv().await else { return Ok(()) };
+        let line = line.context("cannot read standard input")?;
+        match line.trim() {
+            "" => {}
+            COMPACT => session.compact().await?,
+            _ => session.turn(&line).await?,
+        }
+    }
+}
+
+impl<'a> Session<'a> {
+    async fn open(args: &'a ChatArgs) -> anyhow::Result<Self> {
+        let client = SessionsClient::new(args.connection.connect().await?);
+        let mut session = Self { args, client, id: args.session.clone().unwrap_or_default(), seen: 0 };
+        if args.session.is_none() {
+            let compaction = proto::Compaction {
+                recent_high: args.recent_high,
+                recent_low: args.recent_low,
+                summary_max: args.summary_max,
+                ..Default::default()
+            };
+            let compaction = Some(args.template.compaction(compaction));
+            let system = args.template.system(args.system.as_deref().unwrap_or_default());
+            let request = session.request(proto::CreateSessionRequest {
+                system: Some(proto::create_session_request::System::Text(system)),
+                settings: Some(proto::SessionSettings { compaction, ..Default::default() }),
+                ..Default::default()
+            })?;
+            session.id = session.client.create(request).await.map_err(status_error)?.into_inner().session_id;
+        }
+        // What happened before is no news.
+        session.seen = session.get().await?.notices.last().map_or(0, |notice| notice.number);
+        Ok(session)
+    }
+
+    fn request<T>(&self, message: T) -> anyhow::Result<Request<T>> {
+        let mut request = Request::new(message);
+        self.args.connection.authorise(&mut request)?;
+        Ok(request)
+    }
+
+    async fn get(&mut self) -> anyhow::Result<proto::Session> {
+        let request = self.request(proto::GetSessionRequest { session_id: self.id.clone() })?;
+        Ok(self.client.get(request).await.map_err(status_error)?.into_inner())
+    }
+
+    async fn turn(&mut self, line: &str) -> anyhow::Result<()> {
+        let args = self.args;
+        let request = self.request(proto::GenerateTurnRequest {
+            session_id: self.id.clone(),
+            input: Some(proto::generate_turn_request::Input::Text(args.template.turn(line))),
+            sampling: Some(proto::Sampling {
+                temperature: Some(args.temperature),
+                seed: args.seed,
+                ..Default::default()
+            }),
+            stopping: Some(proto::Stopping {
+                max_tokens: Some(args.max_tokens),
+                stop: args.stop.clone(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        })?;
+        let mut stream = self.client.generate(request).await.map_err(status_error)?.into_inner();
+        let (mut stdout, mut usage, mut ends_line) = (io::stdout(), None, true);
+        while let Some(response) = stream.message().await.map_err(status_error)? {
+            match response.event {
+                Some(Event::Chunk(chunk)) => {
+                    stdout.write_all(chunk.text.as_bytes())?;
+                    stdout.flush()?;
+                    ends_line = chunk.text.chars().last().map_or(ends_line, |last| last == '\n');
+                }
+                Some(Event::Finish(finish)) if finish.reason() == proto::FinishReason::Abort => {
+                    bail!("the turn was aborted, or the server shut down, before its end")
+                }
+                Some(Event::Finish(finish)) => usage = finish.usage,
+                None => {}
+            }
+        }
+        if !ends_line {
+            writeln!(stdout)?;
+        }
+        let usage: proto::Usage = usage.context("the server closed the stream before its end")?;
+        note(&format!(
+            "{} prompt tokens ({} cached), {} generated",
+            usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+        ));
+        self.news().await
+    }
+
+    async fn compact(&mut self) -> anyhow::Result<()> {
+        let request =
+            self.request(proto::CompactSessionRequest { session_id: self.id.clone(), ..Default::default() })?;
+        let done = self.client.compact(request).await.map_err(status_error)?.into_inner();
+        if !done.compacted {
+            note("nothing to compact");
+        }
+        self.news().await
+    }
+
+    /// Shows the notices since the last look.
+    async fn news(&mut self) -> anyhow::Result<()> {
+        let session = self.get().await?;
+        for notice in session.notices {
+            if notice.number > self.seen {
+                self.seen = notice.number;
+                notice.news.iter().map(news).for_each(|line| note(&line));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the line for a notice.
+fn news(news: &News) -> String {
+    let turns = |n: u64| if n == 1 { "1 turn".into() } else { format!("{n} turns") };
+    match news {
+        News::Compacted(done) => format!(
+            "history compacted: {} to {} tokens, {} in summary {}",
+            done.before_tokens,
+            done.after_tokens,
+            turns(done.turns),
+            done.version
+        ),
+        News::Failed(reason) => format!("history not compacted: {reason}"),
+        News::Dropped(gone) => {
+            format!("context full: {} with {} tokens dropped without a summary", turns(gone.turns), gone.tokens)
+        }
+        News::ForgottenTurns(n) => format!("transcript full: {} forgotten", turns(*n)),
+    }
+}
+
+/// Writes a line to standard error; if that is closed, the line is lost.
+fn note(line: &str) {
+    let dim = io::stderr().is_terminal();
+    let _ = if dim { writeln!(io::stderr(), "\x1b[2m{line}\x1b[0m") } else { writeln!(io::stderr(), "{line}") };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn news_are_one_line_each() {
+        let done = proto::Compacted { version: 2, before_tokens: 500, after_tokens: 200, turns: 7 };
+        assert_eq!(news(&News::Compacted(done)), "history compacted: 500 to 200 tokens, 7 turns in summary 2");
+        assert_eq!(news(&News::Failed("time was up".into())), "history not compacted: time was up");
+        let gone = proto::Dropped { turns: 1, tokens: 30 };
+        assert_eq!(news(&News::Dropped(gone)), "context full: 1 turn with 30 tokens dropped without a summary");
+        assert_eq!(news(&News::ForgottenTurns(3)), "transcript full: 3 turns forgotten");
+    }
+
+    #[test]
+    fn turns_with_marks_follow_each_other() {
+        let marks = Template::Chatml;
+        let answer = "Hello.<|im_end|>";
+        let text = [marks.system("Be kind."), marks.turn("Hi"), answer.into(), marks.turn("Bye")].concat();
+        let rendered = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.\
+                        <|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n";
+        assert_eq!(text, rendered);
+        assert_eq!(Template::Plain.system("") + &Template::Plain.turn("Hi"), "Hi\n");
+    }
+}

@@ -1,0 +1,107 @@
+//! Settings of sessions of `serve`: how many, how large, how long unused.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use clap::Args;
+use serde::de::MapAccess;
+use trunkline_server::SessionOptions;
+
+/// Longest time to live, seconds: a year.
+const SECONDS_MAX: f64 = 366.0 * 86_400.0;
+/// Least memory of a transcript, bytes.
+const BYTES_MIN: u64 = 1 << 12;
+
+/// Keys of the settings, which are also the names of the flags.
+pub const SESSION_KEYS: [&str; 4] = ["max-sessions", "max-sessions-per-client", "session-bytes", "session-ttl"];
+
+/// Settings of sessions; `None` where not given.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct SessionSettings {
+    /// Sessions at once, at most; more are refused. 0 refuses all [default: 1024].
+    #[arg(long, value_name = "N")]
+    pub max_sessions: Option<u32>,
+
+    /// Sessions of one client at once, at most; more are refused. A client is the holder of a token, or without tokens everyone at one
+    /// address [default: half of --max-sessions].
+    #[arg(long, value_name = "N")]
+    pub max_sessions_per_client: Option<u32>,
+
+    /// Memory of the transcript of one session, at most, bytes, and no less than four contexts of tokens. Beyond, the oldest turns outside
+    /// of the context are forgotten [default: 1048576].
+    #[arg(long, value_name = "BYTES")]
+    pub session_bytes: Option<u64>,
+
+    /// Delete a session after this time without a call [default: 3600].
+    #[arg(long, value_name = "SECONDS")]
+    pub session_ttl: Option<f64>,
+}
+
+impl SessionSettings {
+    /// Returns the settings, with values of `other` in place of missing ones.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            max_sessions: self.max_sessions.or(other.max_sessions),
+            max_sessions_per_client: self.max_sessions_per_client.or(other.max_sessions_per_client),
+            session_bytes: self.session_bytes.or(other.session_bytes),
+            session_ttl: self.session_ttl.or(other.session_ttl),
+        }
+    }
+
+    /// Reads the value of a key of a config file; `key` MUST be one of [`SESSION_KEYS`].
+    pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
+        match key {
+            "max-sessions" => self.max_sessions = Some(file.next_value()?),
+            "max-sessions-per-client" => self.max_sessions_per_client = Some(file.next_value()?),
+            "session-bytes" => self.session_bytes = Some(file.next_value()?),
+            _ => self.session_ttl = Some(file.next_value()?),
+        }
+        Ok(())
+    }
+
+    /// Returns the limits of a server's sessions.
+    ///
+    /// # Errors
+    /// If a setting is out of range.
+    pub fn options(&self) -> anyhow::Result<SessionOptions> {
+        let default = SessionOptions::default();
+        let bytes = self.session_bytes.unwrap_or(default.bytes);
+        ensure!(bytes >= BYTES_MIN, "session-bytes is {bytes}; it must be at least {BYTES_MIN}");
+        let ttl = self.session_ttl.unwrap_or(default.ttl.as_secs_f64());
+        ensure!(
+            (0.001..=SECONDS_MAX).contains(&ttl),
+            "session-ttl is {ttl}; it must be between 0.001 and {SECONDS_MAX} seconds"
+        );
+        Ok(SessionOptions {
+            sessions: self.max_sessions.unwrap_or(default.sessions),
+            per_client: self.max_sessions_per_client,
+            bytes,
+            ttl: Duration::from_secs_f64(ttl),
+            ..default
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_reach_the_server_and_wrong_ones_are_reported_by_name() {
+        assert_eq!(SessionSettings::default().options().unwrap(), SessionOptions::default());
+        let settings = SessionSettings {
+            max_sessions: Some(7),
+            max_sessions_per_client: Some(3),
+            session_bytes: Some(1 << 16),
+            session_ttl: Some(1.5),
+        };
+        let options = settings.options().unwrap();
+        assert_eq!((options.sessions, options.per_client, options.bytes), (7, Some(3), 1 << 16));
+        assert_eq!(options.ttl, Duration::from_millis(1500));
+        let wrong = |settings: SessionSettings| settings.options().unwrap_err().to_string();
+        let bytes = SessionSettings { session_bytes: Some(1), ..settings.clone() };
+        assert_eq!(wrong(bytes), "session-bytes is 1; it must be at least 4096");
+        let ttl = SessionSettings { session_ttl: Some(f64::NAN), ..settings };
+        assert!(wrong(ttl).starts_with("session-ttl is NaN; it must be between"));
+    }
+}
