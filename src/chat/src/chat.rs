@@ -418,24 +418,31 @@ impl Chat {
         self.forget();
     }
 
+    /// Returns the memory of the transcript, bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        let turns = self.turns.iter().map(|turn| turn.bytes());
+        turns.chain(self.layouts.iter().map(Layout::bytes)).sum()
+    }
+
     /// Forgets the oldest turns outside of the context while the transcript has too many bytes.
     fn forget(&mut self) {
-        let mut bytes: u64 = self.turns.iter().map(|turn| turn.bytes()).sum();
         let first_recent = self.layout().first_recent;
         let before = self.forgotten;
+        let mut bytes = self.bytes();
         while bytes > self.limits.bytes && self.forgotten < first_recent {
             let Some(turn) = self.turns.pop_front() else { break };
-            bytes -= turn.bytes();
             self.forgotten += 1;
+            bytes -= turn.bytes();
             if turn.pinned {
                 self.old_pins.push(turn);
             }
+            // Contexts with the turn cannot be assembled any more. The one in use begins later.
+            let unknown = self.layouts.iter().take_while(|layout| layout.first_recent < self.forgotten).count();
+            bytes -= self.layouts.drain(..unknown).map(|layout| layout.bytes()).sum::<u64>();
         }
         let turns = self.forgotten - before;
         if turns > 0 {
             self.totals.forgotten += turns;
-            let (forgotten, last) = (self.forgotten, self.layout().version);
-            self.layouts.retain(|layout| layout.version == last || layout.first_recent >= forgotten);
             self.notices.add(self.n_turns(), News::Forgotten { turns });
         }
     }

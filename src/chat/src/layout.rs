@@ -27,6 +27,11 @@ impl Layout {
     pub fn first() -> Self {
         Self { version: 0, since: 0, first_recent: 0, covered: 0, summary: Arc::from([]) }
     }
+
+    /// Returns the memory of the layout, bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        (size_of::<Self>() + size_of_val(&*self.summary)) as u64
+    }
 }
 
 /// Text around the summary in a prompt.

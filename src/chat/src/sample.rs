@@ -18,11 +18,12 @@ pub fn sample(tokens: &[Token], budget: usize) -> Vec<Token> {
     let wanted = budget - head - tail;
     let spans = wanted.div_ceil(SPAN_TOKENS);
     let mut out = tokens[..head].to_vec();
+    let left_out = middle.len() - wanted;
     for at in 0..spans {
-        // Equal cells of the middle, each at least as long as a span, because the middle is longer than all spans together.
-        let (from, to) = (at * middle.len() / spans, (at + 1) * middle.len() / spans);
-        let span = (wanted * (at + 1) / spans - wanted * at / spans).min(to - from);
-        out.extend_from_slice(&middle[from..from + span]);
+        // Tokens before the span: those of earlier spans, and a share of what is left out, half of it before the first span.
+        let (taken, next) = (wanted * at / spans, wanted * (at + 1) / spans);
+        let from = taken + left_out * (2 * at + 1) / (2 * spans);
+        out.extend_from_slice(&middle[from..from + next - taken]);
     }
     out.extend_from_slice(&tokens[tokens.len() - tail..]);
     out

@@ -84,11 +84,10 @@ impl Chat {
     }
 
     fn check_sizes(&self) -> Result<(), SavedFault> {
-        let bytes: u64 = self.turns.iter().map(|turn| turn.bytes()).sum();
         let pinned: u64 = self.pins_before(u64::MAX).map(|turn| u64::from(turn.len())).sum();
         let summary = self.layouts.iter().map(|layout| layout.summary.len() as u64).max().unwrap_or(0);
         let sizes = [
-            ("turns, in bytes,", bytes, self.limits.bytes),
+            ("turns, in bytes,", self.bytes(), self.limits.bytes),
             ("pinned turns, in tokens,", pinned, self.limits.pins.into()),
             ("summary, in tokens,", summary, self.limits.summary.into()),
         ];

@@ -14,6 +14,7 @@ use trunkline_server::proto::session_notice::News;
 use trunkline_server::proto::sessions_client::SessionsClient;
 
 use crate::connection::{ConnectionArgs, status_error};
+use crate::generate::SamplingArgs;
 
 /// Exit status of a command ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
@@ -56,13 +57,8 @@ pub struct ChatArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
 
-    /// Sampling temperature: 0 always takes the most likely token.
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
-    temperature: f32,
-
-    /// Seed of sampling [default: picked by the server].
-    #[arg(long, value_name = "S")]
-    seed: Option<u64>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
 
     /// Tokens of recent turns that begin a compaction [default: from the model's context].
     #[arg(long, value_name = "N")]
@@ -218,11 +214,7 @@ impl<'a> Session<'a> {
         let request = self.request(proto::GenerateTurnRequest {
             session_id: self.id.clone(),
             input: Some(proto::generate_turn_request::Input::Text(args.template.turn(line))),
-            sampling: Some(proto::Sampling {
-                temperature: Some(args.temperature),
-                seed: args.seed,
-                ..Default::default()
-            }),
+            sampling: Some(args.sampling.message()),
             stopping: Some(proto::Stopping {
                 max_tokens: Some(args.max_tokens),
                 stop: args.stop.clone(),

@@ -129,7 +129,7 @@ struct StoppingArgs {
 
 /// Choice of the next token.
 #[derive(Args)]
-struct SamplingArgs {
+pub struct SamplingArgs {
     /// Sampling temperature: 0 always takes the most likely token; 1 samples from the model's distribution.
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     temperature: f32,
@@ -153,6 +153,20 @@ struct SamplingArgs {
     /// Make tokens seen before less likely (above 1) or more likely (below 1) [default: 1].
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     repetition_penalty: Option<f32>,
+}
+
+impl SamplingArgs {
+    /// Returns the parameters as a request has them.
+    pub fn message(&self) -> proto::Sampling {
+        proto::Sampling {
+            temperature: Some(self.temperature),
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+        }
+    }
 }
 
 /// Output of `--json`.
@@ -231,14 +245,7 @@ fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
         request_id: args.request_id.clone().unwrap_or_default(),
         prompt: Some(prompt),
         add_special_tokens: args.no_special_tokens.then_some(false),
-        sampling: Some(proto::Sampling {
-            temperature: Some(args.sampling.temperature),
-            top_p: args.sampling.top_p,
-            top_k: args.sampling.top_k,
-            min_p: args.sampling.min_p,
-            repetition_penalty: args.sampling.repetition_penalty,
-            seed: args.sampling.seed,
-        }),
+        sampling: Some(args.sampling.message()),
         stopping: Some(proto::Stopping {
             max_tokens: args.stopping.max_tokens,
             min_tokens: args.stopping.min_tokens,
