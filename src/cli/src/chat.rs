@@ -20,6 +20,8 @@ use crate::generate::SamplingArgs;
 const INTERRUPTED: u8 = 130;
 /// Line that compacts the history instead of being sent.
 const COMPACT: &str = "/compact";
+/// Beginning of a line with a fact to be kept word for word.
+const PIN: &str = "/pin ";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,7 +30,7 @@ Examples:
   trunkline chat --session 0123456789abcdef0123456789abcdef < more-lines.txt
 
 Each line of standard input is a turn. Answers go to standard output, figures and news of the session to standard error. The line /compact
-compacts the history now. The session stays on the server when the input ends, until nobody used it for its time to live.";
+compacts the history now, and /pin FACT adds a fact that every later prompt has word for word. The session stays on the server when the input ends, until nobody used it for its time to live.";
 
 /// Hold a chat that the server keeps.
 #[derive(Args)]
@@ -99,6 +101,14 @@ impl Template {
         }
     }
 
+    /// Returns the text of a fact.
+    fn fact(self, text: &str) -> String {
+        match self {
+            Self::Plain => format!("{text}\n"),
+            Self::Chatml => format!("\n<|im_start|>system\n{text}<|im_end|>"),
+        }
+    }
+
     /// Fills in the texts of summaries.
     fn compaction(self, compaction: proto::Compaction) -> proto::Compaction {
         match self {
@@ -165,9 +175,10 @@ async fn hold(args: &ChatArgs) -> anyhow::Result<()> {
         }
         let Some(line) = lines.recv().await else { return Ok(()) };
         let line = line.context("cannot read standard input")?;
-        match line.trim() {
-            "" => {}
-            COMPACT => session.compact().await?,
+        match (line.trim(), line.strip_prefix(PIN)) {
+            ("", _) => {}
+            (COMPACT, _) => session.compact().await?,
+            (_, Some(fact)) => session.pin(fact).await?,
             _ => session.turn(&line).await?,
         }
     }
@@ -253,10 +264,20 @@ impl<'a> Session<'a> {
         let request =
             self.request(proto::CompactSessionRequest { session_id: self.id.clone(), ..Default::default() })?;
         let done = self.client.compact(request).await.map_err(status_error)?.into_inner();
-        if !done.compacted {
-            note("nothing to compact");
+        match done.compacted {
+            true => note(&format!("summary: {}", done.summary.trim())),
+            false => note("nothing to compact"),
         }
         self.news().await
+    }
+
+    async fn pin(&mut self, fact: &str) -> anyhow::Result<()> {
+        let input = Some(proto::append_turn_request::Input::Text(self.args.template.fact(fact.trim())));
+        let (session_id, turn_id) = (self.id.clone(), String::new());
+        let request = self.request(proto::AppendTurnRequest { session_id, turn_id, input, pin: true })?;
+        let added = self.client.append(request).await.map_err(status_error)?.into_inner();
+        note(&format!("{} tokens pinned", added.tokens));
+        Ok(())
     }
 
     /// Shows the notices since the last look.
