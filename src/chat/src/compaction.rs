@@ -44,6 +44,26 @@ impl Plan {
     }
 }
 
+/// Returns the number of newest turns that a compaction keeps: the longest run of whole turns with `keep` tokens at most, or the
+/// newest turn alone with `newest` tokens at most. The lengths are those of the turns, newest first.
+pub fn kept_turns(newest_first: impl IntoIterator<Item = u32>, keep: u64, newest: u64) -> u64 {
+    let (mut tokens, mut kept) = (0, 0);
+    for turn in newest_first {
+        tokens += u64::from(turn);
+        if tokens > if kept == 0 { newest } else { keep } {
+            break;
+        }
+        kept += 1;
+    }
+    kept
+}
+
+/// Returns the tokens that the newest turn alone may have between two watermarks: half of the way, because the next input mostly
+/// answers to this turn.
+pub fn newest_kept(low: u32, high: u32) -> u64 {
+    low.midpoint(high).into()
+}
+
 impl Chat {
     /// Returns the phase of the compaction.
     pub fn phase(&self) -> Phase {
@@ -177,26 +197,19 @@ impl Chat {
         self.notices.add(self.n_turns(), News::Compacted { version, before, after, turns });
     }
 
-    /// Returns the first turn of the longest run of newest turns that a compaction keeps.
-    ///
-    /// The newest turn alone may have as many tokens as halfway between the watermarks, because the next input mostly answers to it.
+    /// Returns the first turn that a compaction keeps.
     fn first_kept(&self, want: Want) -> u64 {
         let limits = &self.limits;
         let pins: u64 = limits.pins.into();
         let room = u64::from(limits.context).saturating_sub(self.fixed_tokens() + pins + want.room);
         let keep = u64::from(want.keep.unwrap_or(limits.low)).min(room);
-        let newest = if want.keep.is_some() { keep } else { u64::from(limits.low.midpoint(limits.high)).min(room) };
-        let (mut tokens, mut bytes, mut first) = (0, 0, self.n_turns());
-        for turn in self.recent(self.layout().first_recent).rev() {
-            tokens += u64::from(turn.len());
+        let newest = if want.keep.is_some() { keep } else { newest_kept(limits.low, limits.high).min(room) };
+        let mut bytes = 0;
+        let within = self.recent(self.layout().first_recent).rev().take_while(|turn| {
             bytes += turn.bytes();
-            let most = if first == self.n_turns() { newest } else { keep };
-            if tokens > most || bytes > limits.bytes / 4 {
-                break;
-            }
-            first = turn.number;
-        }
-        first
+            bytes <= limits.bytes / 4
+        });
+        self.n_turns() - kept_turns(within.map(|turn| turn.len()), keep, newest)
     }
 
     fn step_compaction(&mut self, event: PhaseEvent) {

@@ -44,7 +44,7 @@ mod saved;
 mod turn;
 
 pub use crate::chat::{Added, Begun, Chat, Refusal};
-pub use crate::compaction::{Plan, Want};
+pub use crate::compaction::{Plan, Want, kept_turns, newest_kept};
 pub use crate::layout::{Frame, Layout, Segment, SegmentKind};
 pub use crate::limits::{Fixed, LimitFault, Limits, Wanted};
 pub use crate::notice::{NOTICES_MAX, News, Notice, Totals};

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use super::arrivals::Beginnings;
 use super::distribution::{Distribution, Sampler, Samples};
+use super::history::{INSTRUCTION_TOKENS, PRIORITY_BEHIND, Step, compact, recent_tokens};
 use super::horizon::Horizon;
 use super::rng_stream::RngStream;
-use super::spec::{PopulationSpec, RetentionSpec, Spec, WorkloadError, WorkloadFault, label};
+use super::spec::{CompactionSpec, PopulationSpec, RetentionSpec, Spec, WorkloadError, WorkloadFault, label};
 use super::{SAMPLES_MAX, TURNS_MAX};
 use crate::trace::{
     Content, Format, GENERATED_FROM, Outcome, Piece, Source, Terms, TraceError, TraceFault, TraceReader, TraceRequest,
@@ -32,6 +33,7 @@ struct Population {
     output: Sampler,
     turns: Option<(Sampler, Sampler)>,
     agent: Option<Agent>,
+    compaction: Option<CompactionSpec>,
     terms: Terms,
     retention: RetentionSpec,
 }
@@ -76,6 +78,10 @@ struct Session {
     output_tokens: u32,
     /// Message after the output; `None` if the request is the last.
     next: Option<Message>,
+    /// Kind of the request.
+    step: Step,
+    /// Pieces before the recent turns: system prompt and summary.
+    fixed: usize,
 }
 
 /// Next message of a session. Drawn ahead: the time of a request is known when the answer before it ends.
@@ -91,8 +97,37 @@ struct Message {
 
 impl Session {
     /// Returns the time from the end of the answer to the next request; `u64::MAX` if none follows.
-    fn reaction_ns(&self) -> u64 {
-        self.next.map_or(u64::MAX, |message| message.reaction_ns)
+    fn reaction_ns(&self, compaction: Option<&CompactionSpec>, max_context: u32) -> u64 {
+        match self.next {
+            None => u64::MAX,
+            Some(_) if self.step == Step::Summary => 0,
+            Some(_) if compaction.is_some_and(|spec| self.asks_for_summary(spec, max_context)) => 0,
+            Some(message) => message.reaction_ns,
+        }
+    }
+
+    /// Returns `true` if the answer takes the recent turns above the high watermark.
+    fn is_long(&self, spec: &CompactionSpec) -> bool {
+        let recent = recent_tokens(&self.said, self.fixed) + u64::from(self.output_tokens);
+        self.step == Step::Turn && recent > spec.high.into()
+    }
+
+    /// Returns `true` if a request for a summary follows the answer.
+    fn asks_for_summary(&self, spec: &CompactionSpec, max_context: u32) -> bool {
+        let tokens = [self.said_tokens, self.output_tokens, INSTRUCTION_TOKENS, spec.summary];
+        let fits = tokens.into_iter().map(u64::from).sum::<u64>() <= max_context.into();
+        spec.summary > 0 && fits && self.is_long(spec)
+    }
+
+    /// Notes new contents, all of them in the prompt of the next request.
+    fn count_said(&mut self) {
+        let tokens = self.said.iter().map(|piece| piece.tokens).fold(0, u32::saturating_add);
+        self.said_tokens = tokens;
+    }
+
+    /// Returns the number of pieces of the system prompt.
+    fn system_pieces(&self) -> usize {
+        usize::from(self.system_tokens > 0)
     }
 }
 
@@ -198,6 +233,7 @@ impl Generator {
             output,
             turns,
             agent,
+            compaction: spec.session.as_ref().and_then(|session| session.compaction),
             terms,
             retention: spec.retention,
         })
@@ -250,51 +286,95 @@ impl Generator {
     fn ask(&mut self, at_ns: u64, session: Session) -> TraceRequest {
         let number = self.n_given;
         self.n_given += 1;
-        self.horizon.remove(at_ns, session.reaction_ns());
+        let reaction_ns = self.reaction_ns(&session);
+        self.horizon.remove(at_ns, reaction_ns);
         let population = &self.populations[session.population];
+        let mut terms = population.terms;
+        if session.step != Step::Turn {
+            terms.priority = terms.priority.saturating_add(PRIORITY_BEHIND);
+        }
         let request = TraceRequest {
             arrival_ns: at_ns - self.first_ns,
             input_tokens: session.said_tokens,
             output_tokens: session.output_tokens,
             content: Content::Pieces(session.said.clone().into()),
             output: None,
-            terms: population.terms,
+            terms,
             retention: population.retention.hints(session.system_tokens, session.said_tokens),
             turn: None,
         };
         if session.next.is_some() && self.n_given < self.requests {
-            self.reactions.insert((session.reaction_ns(), number));
+            self.reactions.insert((reaction_ns, number));
             self.waiting.insert(number, session);
         }
         request
+    }
+
+    /// Returns the time from the end of a session's answer to its next request.
+    fn reaction_ns(&self, session: &Session) -> u64 {
+        session.reaction_ns(self.populations[session.population].compaction.as_ref(), self.max_context)
     }
 
     /// Continues a session after its answer, if the context has room.
     fn continue_session(&mut self, mut session: Session, number: u64, now_ns: u64) {
         let Some(message) = session.next else { return };
         let answer = Piece { content: GENERATED_FROM | number as u32, tokens: session.output_tokens };
-        let said_tokens = u64::from(session.said_tokens) + u64::from(answer.tokens) + u64::from(message.input_tokens);
-        if said_tokens + u64::from(message.output_tokens) > u64::from(self.max_context) {
-            return;
+        let compaction = self.populations[session.population].compaction;
+        let mut reaction_ns = 0;
+        match (session.step, compaction) {
+            (Step::Turn, Some(spec)) if session.asks_for_summary(&spec, self.max_context) => {
+                let instruction = Piece { content: self.content(), tokens: INSTRUCTION_TOKENS };
+                session.said.extend([answer, instruction]);
+                (session.step, session.output_tokens) = (Step::Summary, spec.summary);
+            }
+            (Step::Summary, Some(spec)) => {
+                session.said.pop();
+                let pieces = (session.system_pieces(), session.fixed);
+                session.fixed = compact(&mut session.said, pieces, Some(answer), &spec);
+                (session.step, session.output_tokens) = (Step::Ahead, 1);
+            }
+            (step, _) => {
+                let is_long = compaction.filter(|spec| session.is_long(spec));
+                // The token behind the new context is dropped.
+                session.said.extend((step == Step::Turn).then_some(answer));
+                if let Some(spec) = is_long {
+                    let pieces = (session.system_pieces(), session.fixed);
+                    session.fixed = compact(&mut session.said, pieces, None, &spec);
+                }
+                if !self.next_turn(&mut session, message) {
+                    return;
+                }
+                reaction_ns = message.reaction_ns;
+            }
         }
-        session.said_tokens = said_tokens as u32;
-        session.output_tokens = message.output_tokens;
-        let content = self.content();
-        session.said.extend([answer, Piece { content, tokens: message.input_tokens }]);
-        self.populations[session.population].draw_next(&mut session);
+        session.count_said();
         self.order += 1;
-        let at_ns = now_ns.saturating_add(message.reaction_ns);
-        self.horizon.add(at_ns, session.reaction_ns());
+        let at_ns = now_ns.saturating_add(reaction_ns);
+        let reaction_ns = self.reaction_ns(&session);
+        self.horizon.add(at_ns, reaction_ns);
         self.due.insert((at_ns, self.order), session);
+    }
+
+    /// Adds the next message to a session; returns `false` if the context has no room for the message and its answer.
+    fn next_turn(&mut self, session: &mut Session, message: Message) -> bool {
+        let said_tokens = recent_tokens(&session.said, 0) + u64::from(message.input_tokens);
+        if said_tokens + u64::from(message.output_tokens) > u64::from(self.max_context) {
+            return false;
+        }
+        (session.step, session.output_tokens) = (Step::Turn, message.output_tokens);
+        session.said.push(Piece { content: self.content(), tokens: message.input_tokens });
+        self.populations[session.population].draw_next(session);
+        true
     }
 
     /// Brings the horizon up to `n` scheduled requests.
     fn look_ahead(&mut self, n: usize) {
         (0..self.populations.len()).for_each(|number| self.draw_sessions(number, n));
         let ahead = self.populations.iter().flat_map(|population| population.ahead.iter().take(n));
-        let ahead = ahead.map(|(at_ns, session)| (*at_ns, session.reaction_ns()));
-        let due = self.due.iter().take(n).map(|((at_ns, _), session)| (*at_ns, session.reaction_ns()));
-        self.horizon.fill(due.chain(ahead), n);
+        let ahead = ahead.map(|(at_ns, session)| (*at_ns, self.reaction_ns(session)));
+        let due = self.due.iter().take(n).map(|((at_ns, _), session)| (*at_ns, self.reaction_ns(session)));
+        let known: Vec<_> = due.chain(ahead).collect();
+        self.horizon.fill(known.into_iter(), n);
     }
 }
 
@@ -327,7 +407,10 @@ impl Population {
             calls_left: calls - 1,
             output_tokens,
             next: None,
+            step: Step::Turn,
+            fixed: 0,
         };
+        session.fixed = session.system_pieces();
         self.draw_next(&mut session);
         session
     }
@@ -404,7 +487,7 @@ impl Source for Generator {
 
     fn ended(&mut self, number: u64, now_ns: u64, outcome: Outcome) {
         let Some(session) = self.waiting.remove(&number) else { return };
-        self.reactions.remove(&(session.reaction_ns(), number));
+        self.reactions.remove(&(self.reaction_ns(&session), number));
         if outcome == Outcome::Completed {
             self.continue_session(session, number, now_ns.saturating_add(self.first_ns));
         }

@@ -152,6 +152,30 @@ pub struct SessionSpec {
     pub turns: Distribution,
     /// Think time: end of an answer to the next question, seconds.
     pub think_s: Distribution,
+    /// Compaction of the history.
+    pub compaction: Option<CompactionSpec>,
+}
+
+/// Compaction of a session's history; equal watermarks are a window that slides by turns.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct CompactionSpec {
+    /// High watermark: more tokens of recent turns are compacted.
+    pub high: u32,
+    /// Low watermark: tokens of recent turns that stay, at most.
+    pub low: u32,
+    /// Tokens of a summary; 0 is none.
+    pub summary: u32,
+}
+
+impl CompactionSpec {
+    fn check(&self, population: &str) -> Result<(), WorkloadFault> {
+        let field = |field: &str| format!("{field} of compaction of population {population}");
+        let most = f64::from(LENGTH_TOKENS_MAX);
+        within(field("high"), self.high.into(), 1.0, most)?;
+        within(field("low"), self.low.into(), 0.0, self.high.into())?;
+        within(field("summary"), self.summary.into(), 0.0, most)
+    }
 }
 
 /// Turn of several calls.
@@ -313,6 +337,9 @@ impl Spec {
             }
             population.retention.check(number, &population.name)?;
             population.check_fits(number, self.max_context_tokens)?;
+            if let Some(compaction) = population.session.as_ref().and_then(|session| session.compaction) {
+                compaction.check(&label(number, &population.name))?;
+            }
             let Some(prompts) = &population.system_prompts else { continue };
             let field =
                 |field: &str| format!("{field} of system-prompts of population {}", label(number, &population.name));

@@ -549,3 +549,51 @@ fn populations_have_retention_hints_for_the_parts_of_a_request() {
         "ttl-s of answer in retention of population 1 is 1; it must be from 0 to 0"
     );
 }
+
+/// One session of 30 turns of 100 tokens each way behind a system prompt of 500.
+fn long_chat(compaction: &str) -> String {
+    let constant = |value: u32| format!("{{ kind = \"constant\", value = {value} }}");
+    let (hundred, turns, think) = (constant(100), constant(30), constant(1));
+    format!(
+        "requests = 1000\nduration-s = 1.0\nmax-context-tokens = 16384\n[[population]]\nname = \"chat\"\n\
+         arrivals = {{ process = \"constant\", sessions-per-s = 1.0 }}\ninput-tokens = {hundred}\noutput-tokens = {hundred}\n\
+         system-prompts = {{ count = 1, zipf = 0.0, tokens = {} }}\n\
+         session = {{ turns = {turns}, think-s = {think}{compaction} }}\n",
+        constant(500)
+    )
+}
+
+fn pieces(request: &TraceRequest) -> Vec<(u32, u32)> {
+    let Content::Pieces(pieces) = &request.content else { panic!("made of pieces") };
+    pieces.iter().map(|piece| (piece.content, piece.tokens)).collect()
+}
+
+#[test]
+fn a_long_history_is_summarised_computed_ahead_and_goes_on() {
+    let requests = requests(&long_chat(", compaction = { high = 1000, low = 450, summary = 50 }"));
+    let at: Vec<usize> = (0..requests.len()).filter(|at| requests[*at].terms.priority == 100).collect();
+    // Six turns have 1,200 tokens, and two of them stay. Then each fourth turn is above 1,000.
+    assert_eq!(at[..6], [6, 7, 12, 13, 18, 19]);
+    let (last, summary, ahead, next) = (&requests[5], &requests[6], &requests[7], &requests[8]);
+    assert_eq!((last.input_tokens, last.output_tokens), (500 + 5 * 200 + 100, 100));
+    assert_eq!((summary.input_tokens, summary.output_tokens), (last.input_tokens + 100 + 32, 50));
+    assert_eq!(pieces(summary)[..12], pieces(last)[..12], "behind the whole prompt");
+    assert_eq!((ahead.input_tokens, ahead.output_tokens), (500 + 50 + 400, 1));
+    assert_eq!(pieces(ahead)[1], (GENERATED_FROM | 6, 50), "the summary, as generated");
+    assert_eq!(pieces(ahead)[2..], pieces(summary)[9..13], "the newest turns");
+    assert_eq!(pieces(next)[..6], pieces(ahead)[..]);
+    assert_eq!((next.input_tokens, next.terms.priority), (950 + 100, 0));
+    assert_eq!(requests.iter().filter(|request| request.terms.priority == 0).count(), 30, "no turn is lost");
+    assert!(requests.windows(2).all(|pair| pair[0].arrival_ns < pair[1].arrival_ns));
+}
+
+#[test]
+fn equal_watermarks_without_a_summary_are_a_sliding_window() {
+    let requests = requests(&long_chat(", compaction = { high = 1000, low = 1000, summary = 0 }"));
+    assert_eq!(requests.len(), 30);
+    let lengths: Vec<u32> = requests.iter().map(|request| request.input_tokens).collect();
+    assert_eq!(lengths[..6], [600, 800, 1000, 1200, 1400, 1600]);
+    assert!(lengths[6..].iter().all(|tokens| *tokens == 1600), "{lengths:?}");
+    let wrong = Spec::parse(&long_chat(", compaction = { high = 10, low = 11, summary = 0 }")).unwrap_err().1;
+    assert_eq!(wrong.to_string(), "low of compaction of population 1 (chat) is 11; it must be from 0 to 10");
+}
