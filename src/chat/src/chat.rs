@@ -98,7 +98,7 @@ pub struct Chat {
     pub(crate) limits: Limits,
     /// Turns of the transcript, from number `forgotten` on.
     pub(crate) turns: VecDeque<Arc<Turn>>,
-    /// Turns forgotten.
+    /// Turns forgotten since the beginning.
     pub(crate) forgotten: u64,
     /// Pinned turns among the forgotten ones.
     pub(crate) old_pins: Vec<Arc<Turn>>,

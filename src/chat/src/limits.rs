@@ -36,13 +36,13 @@ pub struct Limits {
 /// Limits asked for; `None` for the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// Summary, tokens.
+    /// Tokens of a summary without frame.
     pub summary: Option<u32>,
-    /// Pinned turns, tokens.
+    /// Tokens of all pinned turns.
     pub pins: Option<u32>,
-    /// High watermark, tokens.
+    /// High watermark of recent turns, tokens.
     pub high: Option<u32>,
-    /// Low watermark, tokens.
+    /// Low watermark of recent turns, tokens.
     pub low: Option<u32>,
 }
 
@@ -67,7 +67,7 @@ pub enum LimitFault {
     NoRoom {
         /// Tokens of the prefix.
         prefix: u32,
-        /// Tokens left.
+        /// Tokens left for turns.
         room: u32,
         /// Tokens of the context.
         context: u32,
@@ -78,9 +78,9 @@ pub enum LimitFault {
     /// The high watermark is out of range.
     #[error("recent_high is {high}; it must be between {HIGH_MIN} and {most} for this context")]
     High {
-        /// Tokens asked for.
+        /// Watermark asked for, tokens.
         high: u32,
-        /// Tokens that fit.
+        /// Highest watermark possible, tokens.
         most: u32,
     },
     /// The low watermark is not below the high one.

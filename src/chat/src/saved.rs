@@ -15,7 +15,7 @@ use crate::turn::Turn;
 pub struct Saved {
     /// Fixed beginning of all prompts.
     pub prefix: Vec<Token>,
-    /// Text around summaries.
+    /// Text around summaries in prompts.
     pub frame: Frame,
     /// Turns forgotten before the transcript.
     pub forgotten: u64,
