@@ -43,6 +43,9 @@ const TURN_ID: &str = "trunkline-turn-id";
 /// Share of the context for an answer without `max_tokens`, at most.
 const ANSWER_SHARE: u32 = 4;
 
+/// Tries to make room for a turn, at most.
+const TRIES_MAX: u32 = 8;
+
 /// The gRPC service `trunkline.v1.Sessions`.
 pub(crate) struct SessionService {
     submitter: Arc<Submitter>,
@@ -90,24 +93,25 @@ impl SessionService {
     }
 
     /// Makes room in a full context for a turn of `needed` tokens: waits for the compaction under way, else for a new one, and if
-    /// that is not enough, drops the oldest turns. `tried` is `true` from the second call on.
+    /// that is not enough, drops the oldest turns. `tried` counts the tries of the turn.
     async fn make_room(
         &self,
         entry: &Arc<Entry>,
         caller: &Caller,
         needed: u64,
-        (changes, tried): (&mut watch::Receiver<u64>, &mut bool),
+        (changes, tried): (&mut watch::Receiver<u64>, &mut u32),
         deadline_ns: Option<u64>,
     ) -> Result<(), Status> {
         let is_idle = entry.lock().chat.phase() == Phase::Idle;
         if is_idle {
             let want = Want { keep: None, room: needed };
-            let started = !*tried && self.compactor.start(entry, caller, want, None);
-            *tried = true;
+            let started = *tried == 0 && self.compactor.start(entry, caller, want, None);
+            *tried += 1;
             if !started {
+                // Another call may have made room meanwhile.
                 let dropped = entry.lock().chat.drop_oldest(needed);
                 let defect = || Status::internal("the context is full, and no turn can be dropped");
-                return if dropped { Ok(()) } else { Err(defect()) };
+                return if dropped || *tried < TRIES_MAX { Ok(()) } else { Err(defect()) };
             }
         }
         let left =
@@ -127,7 +131,7 @@ impl SessionService {
         deadline_ns: Option<u64>,
         mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Refusal>,
     ) -> Result<T, Status> {
-        let (mut changes, mut tried) = (entry.changes.subscribe(), false);
+        let (mut changes, mut tried) = (entry.changes.subscribe(), 0);
         loop {
             changes.mark_unchanged();
             {

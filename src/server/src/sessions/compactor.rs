@@ -36,16 +36,22 @@ impl Compactor {
         want: Want,
         instruction: Option<Vec<Token>>,
     ) -> bool {
-        let mut state = entry.lock();
-        if state.deleted {
-            return false;
-        }
-        let Some(plan) = state.chat.plan(want) else { return false };
+        let plan = {
+            let mut state = entry.lock();
+            let plan = if state.deleted { None } else { state.chat.plan(want) };
+            let Some(plan) = plan else { return false };
+            plan
+        };
         let number = plan.number;
         let guard = Guard { entry: entry.clone(), number };
         let (compactor, caller) = (self.clone(), caller.on_behalf());
+        // A runtime that ends drops the task at once, whose guard takes the lock.
         let task = tokio::spawn(async move { compactor.compact(guard, &caller, plan, instruction).await });
-        state.compaction = Some((number, task.abort_handle()));
+        let mut state = entry.lock();
+        match state.deleted {
+            true => task.abort(),
+            false => state.compaction = Some((number, task.abort_handle())),
+        }
         true
     }
 
