@@ -5,7 +5,11 @@ use tonic::transport::Channel;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::generate_response::Event;
 use trunkline_server::proto::inference_client::InferenceClient;
-use trunkline_server::proto::{GenerateRequest, GetServerInfoRequest, Sampling, Stopping, TokenIds};
+use trunkline_server::proto::sessions_client::SessionsClient;
+use trunkline_server::proto::{
+    AppendTurnRequest, CompactSessionRequest, Compaction, CreateSessionRequest, GenerateRequest, GetServerInfoRequest,
+    GetSessionRequest, Sampling, SessionSettings, Stopping, TokenIds, append_turn_request,
+};
 
 use super::tests::given;
 use super::*;
@@ -127,6 +131,48 @@ async fn a_request_chooses_the_type_of_its_kv_and_finds_prefixes_of_that_type_al
         info.engines.into_iter().map(|engine| (engine.kv_dtype, engine.counters.unwrap().accepted)).collect();
     assert_eq!(engines, [("f32".to_owned(), 2), ("q8_0".to_owned(), 3)]);
     drop(client);
+    handle.drain().await;
+    serving.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_has_its_summaries_written_in_another_type() {
+    let settings = given(&["--workers=2", "--kv-dtype=q8_0,q4_0", "--block-size=8", "--device-blocks=128"]);
+    let engines = Engines::of(&settings, 2).unwrap();
+    let (cores, backend) = embedded(&settings, &engines).unwrap();
+    let options = Options { cluster: engines.cluster(&cores), ..Options::default() };
+    let server = Server::new(listen("127.0.0.1:0").await.unwrap(), backend, options).await.unwrap();
+    let (address, handle) = (format!("http://{}", server.local_addr()), server.handle());
+    let serving = tokio::spawn(server.run());
+    let mut sessions = SessionsClient::connect(address.clone()).await.unwrap();
+    let compaction = Compaction {
+        kv_dtype: "q4_0".into(),
+        summary_max: Some(20),
+        sample_max: Some(30),
+        instruction: Some("Question: What are the secret words?\nAnswer:".into()),
+        ..Compaction::default()
+    };
+    let settings = SessionSettings { compaction: Some(compaction), ..SessionSettings::default() };
+    let request = CreateSessionRequest { settings: Some(settings), ..CreateSessionRequest::default() };
+    let session_id = sessions.create(request).await.unwrap().into_inner().session_id;
+    let text = "The secret words of the fox are: moon, kettle.\n".repeat(4);
+    let input = Some(append_turn_request::Input::Text(text));
+    let turn = AppendTurnRequest { session_id: session_id.clone(), input, ..AppendTurnRequest::default() };
+    sessions.append(turn).await.unwrap();
+    let compact = CompactSessionRequest {
+        session_id: session_id.clone(),
+        keep_tokens: Some(0),
+        ..CompactSessionRequest::default()
+    };
+    assert!(sessions.compact(compact).await.unwrap().into_inner().compacted);
+    let totals = sessions.get(GetSessionRequest { session_id }).await.unwrap().into_inner().totals.unwrap();
+    assert!(totals.summary_prompt_tokens > 30 && totals.summary_cached_tokens == 0, "{totals:?}");
+    let mut client = InferenceClient::connect(address).await.unwrap();
+    let info = client.get_server_info(GetServerInfoRequest::default()).await.unwrap().into_inner();
+    let engines: Vec<(String, u64)> =
+        info.engines.into_iter().map(|engine| (engine.kv_dtype, engine.counters.unwrap().accepted)).collect();
+    assert_eq!(engines, [("q8_0".to_owned(), 1), ("q4_0".to_owned(), 1)], "the new context, and the summary");
+    drop((client, sessions));
     handle.drain().await;
     serving.await.unwrap().unwrap();
 }
