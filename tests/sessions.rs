@@ -158,6 +158,25 @@ async fn without_summaries_the_chat_goes_on_and_its_oldest_turns_leave() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_turn_too_long_for_the_context_waits_for_a_compaction_that_makes_room() {
+    let server = server_with(|_| ()).await;
+    let mut chat = Chat::create(&server, SYSTEM, settings(400, 120)).await;
+    for n in 0..4 {
+        chat.say(&input(n), 30).await.unwrap();
+    }
+    let before = chat.get().await.unwrap();
+    assert_eq!(before.totals.unwrap().compactions, 0);
+    let long = "x".repeat(650);
+    assert!(before.context_tokens + 650 + 30 > 1024);
+    let answer = chat.say(&long, 30).await.unwrap();
+    let notices = chat.settled().await.notices;
+    let Some(News::Compacted(first)) = &notices[0].news else { panic!("{notices:?}") };
+    assert_eq!((first.before_tokens, first.turns), (before.context_tokens, 3), "one turn stays");
+    assert_eq!(answer.usage.prompt_tokens, first.after_tokens + 650);
+    assert!(notices.iter().all(|notice| !matches!(notice.news, Some(News::Dropped(_)))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_session_takes_its_turn_and_its_compaction_along() {
     let (wrap, gate) = gated();
     let server = TestServer::start_options(config(), |_| (), wrap).await;
