@@ -347,7 +347,7 @@ impl State {
         }
     }
 
-    /// Lets a sequence compute the runs that are not known to be copied: the step that copies was lost.
+    /// Lets a sequence compute the runs not known to be copied: the step with the copies was lost.
     pub fn drop_copied(&mut self, slot: usize) {
         if self.sequences[slot].cold.copied.is_none() {
             return;

@@ -11,7 +11,7 @@ use crate::h2o::Mode;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReuseConfig {
-    /// Tokens of a run that is worth a copy, at least; 0 is off.
+    /// Tokens of a run worth a copy, at least; 0 is off.
     pub anywhere: u32,
     /// Tokens computed again at the beginning of each run.
     pub recompute: u32,
@@ -62,7 +62,7 @@ impl ReuseConfig {
         *self == Self::default()
     }
 
-    /// Checks the numbers, and that nothing else needs the blocks or the KV that copies would change.
+    /// Checks the numbers, and their conflicts with other settings.
     pub(super) fn validate(self, config: &Config) -> Result<(), ConfigError> {
         check("reuse_anywhere", &self.anywhere, &(0..=TOKENS_MAX))?;
         check("reuse_recompute", &self.recompute, &(0..=TOKENS_MAX))?;

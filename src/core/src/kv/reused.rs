@@ -1,7 +1,7 @@
 //! Reuse of cached text that is no prefix, by copies within the device.
 //!
-//! Behind its prefix hit, a prompt may have runs of tokens that are cached at other places, as a document behind another question. Their KV is
-//! copied into the blocks of the request, which are its own. The step of the admission makes all copies before it computes anything, so the
+//! Behind its prefix hit, a prompt may have runs of tokens cached at other places, as a document behind another question. Their KV is
+//! copied into private blocks of the request. The step of the admission makes all copies before it computes anything, so the
 //! sources are held until this step ends, and no longer. The prompt then runs part by part: each copied run is skipped.
 //!
 //! The KV of a run was computed behind other tokens, so what is copied, and all that is computed behind it, is not what the prompt's tokens stand
@@ -69,7 +69,7 @@ impl Kv {
         self.reused.least > 0
     }
 
-    /// Finds the runs to be copied for a sequence that was just given its prefix hit, and holds their sources until the end of step `step`. Finds
+    /// Finds the runs to be copied for a sequence with its prefix hit, and holds their sources until the end of step `step`. Finds
     /// none if fewer than `needed` blocks were usable then. Returns the number of tokens to be copied.
     pub fn hold_runs(&mut self, seq: &mut Sequence, step: u64, needed: u32) -> u32 {
         if !self.reused.suits(seq) {

@@ -1,9 +1,9 @@
-//! Runs of tokens of a sequence that are copied from other prefixes, not computed.
+//! Runs of tokens of a sequence, copied from other prefixes and not computed.
 
 use super::Sequence;
 use crate::tree::CachedRun;
 
-/// The copied runs of a sequence that has KV.
+/// The copied runs of a sequence with KV.
 #[derive(Debug)]
 pub(crate) struct Copied {
     /// First position of each run and the one behind it, ascending; neighbours are one run.
@@ -28,7 +28,7 @@ impl Copied {
         Self { runs, exact_until, exact_blocks: exact_until / block_size }
     }
 
-    /// Returns the number of tokens that are copied at a position and behind, up to the next one to compute.
+    /// Returns the number of tokens copied at a position and behind, up to the next one to compute.
     pub fn at(&self, position: u32) -> u32 {
         self.runs.iter().find(|(begin, _)| *begin == position).map_or(0, |(begin, end)| end - begin)
     }
@@ -48,7 +48,7 @@ impl Copied {
         self.exact_until
     }
 
-    /// Forgets the runs that the first `computed` tokens do not include. Returns `false` if nothing copied is left.
+    /// Forgets the runs behind the first `computed` tokens. Returns `false` if nothing copied is left.
     pub fn cut(&mut self, computed: u32) -> bool {
         self.runs.retain(|(begin, _)| *begin < computed);
         if computed <= self.exact_until {

@@ -99,7 +99,7 @@ impl Contents {
         self.links[at] = Links { key, namespace, parent, next, next_sibling, step: self.step, ..UNLINKED };
     }
 
-    /// Removes a block, which leaves the tree or is not to be found any more.
+    /// Removes a block about to leave the tree, or not to be found any more.
     pub fn remove(&mut self, block: u32) {
         let links = std::mem::replace(&mut self.links[block as usize], UNLINKED);
         debug_assert_ne!(links.namespace, NONE, "block {block} is not in the index");
@@ -215,7 +215,7 @@ impl<'a> WindowKeys<'a> {
         self.at += 1;
     }
 
-    /// Goes to the window that begins at a token.
+    /// Goes to the window from a token on.
     pub fn jump(&mut self, to: usize) {
         self.at = to;
         self.hash = self.tokens.get(to..to + self.size).map_or(0, rolled);

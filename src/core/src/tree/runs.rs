@@ -1,11 +1,11 @@
-//! Runs of a prompt's tokens that are cached at other places: see [`super::contents`].
+//! Runs of a prompt's tokens cached at other places: see [`super::contents`].
 
 use super::PrefixTree;
 use crate::block::BlockState;
 use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
 
-/// Tokens of a prompt that are cached, one after another, in a prefix of the same namespace.
+/// Tokens of a prompt, cached one after another in a prefix of the same namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CachedRun {
     /// Position of the first token in the prompt.
@@ -34,17 +34,17 @@ impl PrefixTree {
         self.contents = Some(Box::new(super::contents::Contents::new(self.block_size, capacity)));
     }
 
-    /// Notes that step `step` is being made: what is published from now on may be computed by it.
+    /// Notes the begin of the making of step `step`: blocks published from now on may be computed by the step.
     pub fn begin_step(&mut self, step: u64) {
         if let Some(contents) = &mut self.contents {
             contents.begin_step(step);
         }
     }
 
-    /// Finds runs of at least `least` tokens of a prompt that are cached at other places in the namespace of `root`, and appends them to `runs`,
-    /// in order and without overlap. Looks at the tokens from position `from` on, but for the last one, which is to be computed in any
+    /// Finds runs of at least `least` tokens of a prompt cached at other places in the namespace of `root`, and appends them to `runs`,
+    /// in order and without overlap. Looks at the tokens from position `from` on, but for the last one, to be computed in any
     /// case. `hit` is the last block of the prompt's own cached prefix, if that ends at `from`: a block that continues it and agrees with the
-    /// next tokens in part is the first run, however short. Its KV is that of the prompt itself.
+    /// next tokens in part is the first run, however short. Its KV is the prompt's own.
     ///
     /// Holds no block: see [`Self::hold_source`].
     pub fn find_runs(
@@ -126,7 +126,7 @@ impl PrefixTree {
         }
     }
 
-    /// Adds a reader to the last block of a run and all blocks before it, and appends their handles to `chain`, which is to be released later
+    /// Adds a reader to the last block of a run and all blocks before it, and appends their handles to `chain`, to be released later
     /// with [`Self::release`].
     pub fn hold_source(&mut self, run: &CachedRun, chain: &mut Vec<BlockHandle>) {
         let ancestors = std::iter::successors(Some(run.last), |block| self.nodes.parent(*block));
@@ -136,7 +136,7 @@ impl PrefixTree {
         chain[first..].iter().for_each(|block| self.share(*block));
     }
 
-    /// Adds blocks that were just published to the index by content, if there is one.
+    /// Adds blocks just published to the index by content, if there is one.
     #[inline]
     pub(super) fn enter_contents(&mut self, chain: &[BlockHandle]) {
         if let Some(contents) = &mut self.contents {
