@@ -67,8 +67,13 @@ pub(crate) fn finish(answer: &Answer) -> proto::Finish {
         End::StopString(text) => (proto::FinishReason::Stop, Some(StoppedBy::StopString(text.clone()))),
     };
     let Usage { prompt, cached, completion, preemptions } = answer.usage;
-    let usage =
-        proto::Usage { prompt_tokens: prompt, cached_tokens: cached, completion_tokens: completion, preemptions };
+    let usage = proto::Usage {
+        prompt_tokens: prompt,
+        cached_tokens: cached,
+        completion_tokens: completion,
+        preemptions,
+        copied_tokens: 0,
+    };
     proto::Finish { reason: reason.into(), usage: Some(usage), stopped_by }
 }
 

@@ -95,7 +95,7 @@ impl Setup {
         (wanted as usize).min((limits.context as usize).saturating_sub(taken))
     }
 
-    /// Returns the request of a turn.
+    /// Returns the request of a turn. Copied runs would keep what stands behind them out of the prefix cache, and the next turn would find nothing.
     pub(crate) fn request(&self, prompt: Vec<Token>) -> proto::GenerateRequest {
         let settings = self.settings.clone();
         proto::GenerateRequest {
@@ -106,6 +106,7 @@ impl Setup {
             kv_dtype: settings.kv_dtype,
             h2o: settings.h2o,
             priority: settings.priority,
+            reuse: "prefix".into(),
             ..Default::default()
         }
     }
