@@ -58,6 +58,8 @@ mod memory;
 mod mirror;
 pub mod model;
 mod noise;
+mod packed;
+mod pair;
 mod prefetch;
 mod quantised_cells;
 mod rope;
@@ -66,6 +68,9 @@ mod sampler;
 mod scores;
 mod seeded;
 mod shards;
+mod stored;
+mod stream;
+pub mod stream_settings;
 mod table;
 mod threads;
 mod tile;
@@ -74,11 +79,14 @@ pub mod worker;
 
 pub use crate::blocks::Blocks;
 pub use crate::config::ModelConfig;
-pub use crate::error::{GroupMember, GroupsError, ModelError, SamplingError, SequenceFault, WorkerError};
+pub use crate::error::{
+    GroupFault, GroupMember, GroupsError, ModelError, SamplingError, SequenceFault, WeightsFault, WorkerError,
+};
 pub use crate::groups::{equal_groups, equal_head_groups};
 pub use crate::kv::KvDtype;
 pub use crate::matrix::{Matrix, MatrixError, WeightKind};
 pub use crate::memory::machine_memory;
 pub use crate::model::Model;
 pub use crate::sampler::check_sampling;
+pub use crate::stream_settings::{StreamInfo, StreamSettings};
 pub use crate::worker::{Worker, WorkerConfig};

@@ -10,6 +10,7 @@ use crate::config::{LayerParts, ModelConfig};
 use crate::matrix::{Matrix, WeightKind};
 use crate::model::Model;
 use crate::noise::Noise;
+use crate::pair::Pair;
 use crate::weights::{LayerWeights, Weights};
 
 /// The begin token, after the bytes 0 to 255.
@@ -102,18 +103,23 @@ impl Model {
         let layers = (0..config.n_layers)
             .map(|_| LayerWeights {
                 attention_norm: vec![1.0; hidden],
-                q: packed(config.q_width(), hidden, ATTENTION_GAIN),
-                k: packed(config.kv_width(), hidden, ATTENTION_GAIN),
-                v: packed(config.kv_width(), hidden, ATTENTION_GAIN),
+                attention: Pair::new(
+                    vec![
+                        packed(config.q_width(), hidden, ATTENTION_GAIN),
+                        packed(config.kv_width(), hidden, ATTENTION_GAIN),
+                        packed(config.kv_width(), hidden, ATTENTION_GAIN),
+                    ],
+                    packed(hidden, config.q_width(), ATTENTION_GAIN),
+                ),
                 qkv_bias: None,
                 head_norms: None,
-                o: packed(hidden, config.q_width(), ATTENTION_GAIN),
                 o_bias: None,
                 mlp_norm: vec![1.0; hidden],
-                gate: packed(inner, hidden, 1.0),
-                up: packed(inner, hidden, 1.0),
+                feed_forward: Pair::new(
+                    vec![packed(inner, hidden, 1.0), packed(inner, hidden, 1.0)],
+                    packed(hidden, inner, 1.0),
+                ),
                 gate_up_bias: None,
-                down: packed(hidden, inner, 1.0),
                 down_bias: None,
             })
             .collect();
@@ -159,18 +165,20 @@ impl Model {
         let layers = (0..n_layers)
             .map(|_| LayerWeights {
                 attention_norm: vec![1.0; hidden],
-                q: matrix(config.q_width(), hidden),
-                k: matrix(config.kv_width(), hidden),
-                v: matrix(config.kv_width(), hidden),
+                attention: Pair::new(
+                    vec![
+                        matrix(config.q_width(), hidden),
+                        matrix(config.kv_width(), hidden),
+                        matrix(config.kv_width(), hidden),
+                    ],
+                    matrix(hidden, config.q_width()),
+                ),
                 qkv_bias: None,
                 head_norms: None,
-                o: matrix(hidden, config.q_width()),
                 o_bias: None,
                 mlp_norm: vec![1.0; hidden],
-                gate: matrix(inner, hidden),
-                up: matrix(inner, hidden),
+                feed_forward: Pair::new(vec![matrix(inner, hidden), matrix(inner, hidden)], matrix(hidden, inner)),
                 gate_up_bias: None,
-                down: matrix(hidden, inner),
                 down_bias: None,
             })
             .collect();
