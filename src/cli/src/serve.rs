@@ -34,6 +34,7 @@ use crate::replay::settings::MAX_BATCH_TOKENS;
 use crate::simulate_settings::{self, Simulation};
 use crate::simulated;
 use crate::simulated::clock::{Clock, RealTime};
+use crate::weights_settings::Placement;
 
 mod unused;
 
@@ -111,10 +112,11 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let settings = (*args.settings).or(file);
     let engines = Engines::of(&settings, cores())?;
     let kind: WorkerKind = settings.worker.as_deref().unwrap_or("embedded").parse()?;
-    let simulation = settings.simulate.simulation(settings.model.as_deref())?;
+    let simulation = settings.simulate.simulation(settings.model.as_deref(), settings.weights.as_deref())?;
     if simulation.is_some() {
         refuse_beside_simulation(&settings, &engines)?;
     }
+    check_weights(&settings, &engines, kind, simulation.is_some())?;
     let step_timeout = step_timeout(settings.step_timeout)?;
     let attach = settings.attach.options(engines.attached())?;
     // Mistakes in settings and address are reported before a large model is read.
@@ -296,8 +298,9 @@ pub(crate) fn embedded_with(
     let source = ModelSource::of(settings.model.as_deref());
     // The tokenizer is the quicker one to fail.
     let tokenizer = source.tokenizer()?;
-    let model = source.model()?.with_kv_dtype(engines.kv_types()[0]);
     let revision = source.revision()?;
+    let placement = Placement::of(settings.weights.as_deref())?;
+    let model = source.placed(&placement, &revision, engines.embedded())?.with_kv_dtype(engines.kv_types()[0]);
     let found = losses.map_or_else(|| source.head_losses(&revision), |losses| Ok(Some(losses.clone())))?;
     let (model, config) = divided(settings, model, found.as_ref())?;
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
@@ -416,6 +419,19 @@ fn simulated(
     Ok((vec![config], backend))
 }
 
+/// Refuses a placement of weights that is malformed, or that no worker of this server could have.
+fn check_weights(settings: &Settings, engines: &Engines, kind: WorkerKind, simulates: bool) -> anyhow::Result<()> {
+    if simulates || Placement::of(settings.weights.as_deref())? == Placement::Resident {
+        return Ok(());
+    }
+    ensure!(kind == WorkerKind::Embedded, "weights is given, but worker is null, which has no weights");
+    ensure!(
+        engines.embedded() > 0,
+        "weights is given, but the server has no embedded workers; give --weights to the attached ones"
+    );
+    Ok(())
+}
+
 /// Refuses settings that a simulated device cannot have.
 fn refuse_beside_simulation(settings: &Settings, engines: &Engines) -> anyhow::Result<()> {
     let kept = [
@@ -479,8 +495,8 @@ async fn serve(server: Server, tls: bool) -> anyhow::Result<()> {
         generated_tokens = stats.tokens.generated_tokens,
         preemptions = stats.preemptions,
         restarted = stats.requests.restarted,
-        drafted_tokens = outcome.drafts.drafted,
-        accepted_drafts = outcome.drafts.accepted,
+        drafted_tokens = outcome.counts.drafted,
+        accepted_drafts = outcome.counts.accepted,
         "stopped"
     );
     print(&format!("digest {:016x}", outcome.digest))?;

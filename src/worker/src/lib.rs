@@ -88,5 +88,5 @@ pub use crate::matrix::{Matrix, MatrixError, WeightKind};
 pub use crate::memory::machine_memory;
 pub use crate::model::Model;
 pub use crate::sampler::check_sampling;
-pub use crate::stream_settings::{StreamInfo, StreamSettings};
+pub use crate::stream_settings::{PlacedGroup, StreamInfo, StreamSettings};
 pub use crate::worker::{Worker, WorkerConfig};

@@ -159,10 +159,28 @@ impl Model {
             tied_head: true,
             ..tiny_config()
         };
+        Self::random_of("seeded-smollm2", config, kind, seed)
+    }
+
+    /// A model of width 256 with random matrices of any one kind, for tests: 4 query heads on 2 KV heads, the vocabulary of the byte tokenizer.
+    pub fn seeded_of_kind(kind: WeightKind, n_layers: u32, seed: u64) -> Model {
+        let config = ModelConfig {
+            hidden_size: 256,
+            intermediate_size: 512,
+            head_dim: 64,
+            n_layers,
+            tied_head: true,
+            ..tiny_config()
+        };
+        Self::random_of("seeded-kind", config, kind, seed)
+    }
+
+    /// A model of the shape `config` with random matrices of one kind and a tied head.
+    fn random_of(name: &str, config: ModelConfig, kind: WeightKind, seed: u64) -> Model {
         let (hidden, inner) = (config.hidden_size as usize, config.intermediate_size as usize);
         let mut noise = Noise::new(seed);
         let mut matrix = |outputs, inputs| random_matrix(kind, outputs, inputs, &mut noise);
-        let layers = (0..n_layers)
+        let layers = (0..config.n_layers)
             .map(|_| LayerWeights {
                 attention_norm: vec![1.0; hidden],
                 attention: Pair::new(
@@ -182,8 +200,8 @@ impl Model {
                 down_bias: None,
             })
             .collect();
-        let embedding = matrix(Self::SMOLLM2_VOCAB as usize, hidden);
+        let embedding = matrix(config.vocab_size as usize, hidden);
         let weights = Weights { embedding, layers, final_norm: vec![1.0; hidden], head: None };
-        Model::assemble("seeded-smollm2".to_owned(), config, weights)
+        Model::assemble(name.to_owned(), config, weights)
     }
 }

@@ -19,6 +19,15 @@ pub struct StreamSettings {
     pub prefill_ahead: u32,
 }
 
+/// A group of weights, and its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlacedGroup {
+    /// Bytes of the group, whole pages.
+    pub bytes: u64,
+    /// `true` if the group stays in memory, `false` if each step reads the group.
+    pub is_pinned: bool,
+}
+
 /// Placement of a model's weights, for logs and reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamInfo {
@@ -28,14 +37,22 @@ pub struct StreamInfo {
     pub written: Option<String>,
     /// `true` if reads bypass the page cache.
     pub is_direct: bool,
-    /// Groups of all layers.
-    pub groups: u32,
-    /// Groups pinned in memory.
-    pub pinned: u32,
+    /// Groups of all layers, in the order of a step.
+    pub groups: Vec<PlacedGroup>,
     /// Slots of each worker's window.
     pub slots: u32,
     /// Bytes of weights in memory at any time.
     pub memory_bytes: u64,
-    /// Bytes that each step reads.
-    pub step_bytes: u64,
+}
+
+impl StreamInfo {
+    /// Returns the number of groups pinned in memory.
+    pub fn pinned(&self) -> usize {
+        self.groups.iter().filter(|group| group.is_pinned).count()
+    }
+
+    /// Returns the bytes that each step reads.
+    pub fn step_bytes(&self) -> u64 {
+        self.groups.iter().filter(|group| !group.is_pinned).map(|group| group.bytes).sum()
+    }
 }

@@ -12,7 +12,7 @@ use crate::memory::check_weights;
 use crate::packed::{PackedFile, Packer};
 use crate::pair::{Pair, Part};
 use crate::stream::{Stream, Streamed};
-use crate::stream_settings::{StreamInfo, StreamSettings};
+use crate::stream_settings::{PlacedGroup, StreamInfo, StreamSettings};
 use crate::weights::Keep;
 
 /// Extension of files with packed weights.
@@ -73,11 +73,13 @@ impl Model {
             path: file.path().to_owned(),
             written,
             is_direct: file.is_direct(),
-            groups: bytes.len() as u32,
-            pinned: (bytes.len() - groups.len()) as u32,
+            groups: bytes
+                .iter()
+                .zip(&placement.pinned)
+                .map(|(bytes, is_pinned)| PlacedGroup { bytes: *bytes, is_pinned: *is_pinned })
+                .collect(),
             slots: placement.slots,
             memory_bytes: placement.memory_bytes,
-            step_bytes: groups.iter().map(|number| bytes[*number]).sum(),
         });
         self.streamed = (!groups.is_empty()).then(|| {
             Arc::new(Streamed {
