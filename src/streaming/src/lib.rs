@@ -17,4 +17,4 @@ pub mod times;
 
 pub use crate::plan::{Budget, BudgetError, Pinned, Placement, plan};
 pub use crate::states::{GROUP_TRANSITIONS, GroupEvent, GroupState, Groups};
-pub use crate::times::{Visit, pass};
+pub use crate::times::{Visit, parts, pass};

@@ -22,6 +22,18 @@ pub struct Visit {
     pub compute_s: f64,
 }
 
+/// Returns the visits of a pass over groups of `(bytes, pinned)` and the output matrix behind the last: the computation is spread by bytes, and the disk reads at one rate.
+pub fn parts(groups: &[(u64, bool)], head_bytes: u64, read_s_per_byte: f64, compute_s: f64) -> Vec<Visit> {
+    let all: u64 = groups.iter().map(|(bytes, _)| bytes).sum::<u64>() + head_bytes;
+    let share = |bytes: u64| compute_s * bytes as f64 / all.max(1) as f64;
+    let group = |(bytes, is_pinned): &(u64, bool)| {
+        let read = if *is_pinned { 0 } else { *bytes };
+        Visit { bytes: read, read_s: read as f64 * read_s_per_byte, compute_s: share(*bytes) }
+    };
+    let head = Visit { compute_s: share(head_bytes), ..Visit::default() };
+    groups.iter().map(group).chain([head]).collect()
+}
+
 /// Simulated passes, and the last of them measured: the pipeline has filled by then.
 const PASSES: usize = 12;
 const MEASURED: usize = 6;
@@ -88,6 +100,13 @@ mod tests {
         let reads = pass(&[streamed(3.0, 1.0); 4], 1);
         assert_eq!((reads.step_ns, reads.hidden_ns()), (16_000_000_000, 0));
         assert_eq!(reads.serial_ns(), reads.step_ns);
+    }
+
+    #[test]
+    fn parts_of_a_pass_share_its_computation_by_bytes() {
+        let visits = parts(&[(2, false), (6, true)], 2, 0.5, 10.0);
+        let head = Visit { compute_s: 2.0, ..Visit::default() };
+        assert_eq!(visits, [Visit { bytes: 2, read_s: 1.0, compute_s: 2.0 }, Visit { compute_s: 6.0, ..head }, head]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::ensure;
 use trunkline_core::registry;
 use trunkline_port::{RequestId, SeqStart, Step, StepSeq, WeightReads};
-use trunkline_streaming::{Visit, pass};
+use trunkline_streaming::{parts, pass};
 use trunkline_worker::{Model, StreamInfo, WeightKind, Worker, WorkerConfig};
 
 use super::measure::{Numbers, Report, time_ns};
@@ -130,20 +130,12 @@ fn add_reads(report: &mut Report, what: &str, case: &str, stream: Option<&Stream
     add("step by the recurrence", "ms", &|reads| predicted(stream, reads).step_ns as f64 / 1e6);
 }
 
-/// Returns the step that the recurrence of streamed weights predicts from the rate of the reads and the time of the computation, each spread over the
-/// groups by their bytes.
+/// Returns the step that the recurrence of streamed weights predicts from the rate of the reads and the time of the computation.
 fn predicted(stream: &StreamInfo, reads: &WeightReads) -> WeightReads {
-    let all: u64 = stream.groups.iter().map(|group| group.bytes).sum();
-    let seconds = |ns: u64, share: f64| ns as f64 * 1e-9 * share;
-    let visits = stream.groups.iter().map(|group| {
-        let bytes = if group.is_pinned { 0 } else { group.bytes };
-        Visit {
-            bytes,
-            read_s: seconds(reads.reading_ns, bytes as f64 / reads.bytes.max(1) as f64),
-            compute_s: seconds(reads.computing_ns(), group.bytes as f64 / all as f64),
-        }
-    });
-    pass(&visits.collect::<Vec<_>>(), stream.slots as usize)
+    let groups: Vec<(u64, bool)> = stream.groups.iter().map(|group| (group.bytes, group.is_pinned)).collect();
+    let read_s_per_byte = reads.reading_ns as f64 * 1e-9 / reads.bytes.max(1) as f64;
+    let visits = parts(&groups, stream.head_bytes, read_s_per_byte, reads.computing_ns() as f64 * 1e-9);
+    pass(&visits, stream.slots as usize)
 }
 
 /// A worker, and the tokens and numbers of its steps.

@@ -236,6 +236,17 @@ fn results(facts: &mut Table, report: &Report) {
         facts.add_row([name, &text]);
     }
     tiers(facts, report);
+    if let Some(weights) = report.batches.weights {
+        let text = format!(
+            "{:.1} GB in {:.1} s, {:.1} s of them exposed: {:.1} % hidden, {:.1} % of the time without overlap saved",
+            weights.read_bytes as f64 / 1e9,
+            weights.reading_s,
+            weights.exposed_s,
+            100.0 * weights.hidden_share,
+            100.0 * weights.saved_share
+        );
+        facts.add_row(["weights read", &text]);
+    }
     if report.batches.drafted_tokens > 0 {
         let (accepted, drafted) = (grouped(report.batches.accepted_drafts), grouped(report.batches.drafted_tokens));
         facts.add_row(["accepted drafts", &format!("{accepted} of {drafted}")]);

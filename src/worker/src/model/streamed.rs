@@ -8,6 +8,7 @@ use trunkline_streaming::{Budget, plan};
 
 use super::{LoadedName, Model};
 use crate::error::{ModelError, WeightsFault, WorkerError};
+use crate::matrix::Matrix;
 use crate::memory::check_weights;
 use crate::packed::{PackedFile, Packer};
 use crate::pair::{Pair, Part};
@@ -44,7 +45,7 @@ impl Model {
         let mut packer = Packer::new(&folder.join(format!("{}.{EXTENSION}", self.name)), &settings.identity)?;
         for (number, layer) in (0..).zip(&mut self.layers) {
             for (part, group) in Part::ALL.into_iter().zip([&mut layer.attention, &mut layer.feed_forward]) {
-                let taken = std::mem::replace(group, Pair::new(Vec::new(), crate::matrix::Matrix::from_f32(1, &[])));
+                let taken = std::mem::replace(group, Pair::new(Vec::new(), Matrix::from_f32(1, &[])));
                 *group = packer.keep(number, part, taken)?;
             }
         }
@@ -78,6 +79,7 @@ impl Model {
                 .zip(&placement.pinned)
                 .map(|(bytes, is_pinned)| PlacedGroup { bytes: *bytes, is_pinned: *is_pinned })
                 .collect(),
+            head_bytes: self.head.parts().iter().map(Matrix::memory_bytes).sum(),
             slots: placement.slots,
             memory_bytes: placement.memory_bytes,
         });
@@ -104,7 +106,7 @@ impl Model {
         });
         let vectors = vectors.sum::<usize>() + self.final_norm.len();
         let matrices = self.embedding.iter().chain(self.head.parts());
-        matrices.map(crate::matrix::Matrix::memory_bytes).sum::<u64>() + (vectors * size_of::<f32>()) as u64
+        matrices.map(Matrix::memory_bytes).sum::<u64>() + (vectors * size_of::<f32>()) as u64
     }
 
     fn group_mut(&mut self, number: usize) -> &mut Pair {
