@@ -23,6 +23,7 @@ use trunkline_store::{BlockLayout, SEGMENTS_MAX};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, machine_memory};
 
+use self::placement::check_weights;
 use self::unused::unused;
 use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
@@ -36,6 +37,7 @@ use crate::simulated;
 use crate::simulated::clock::{Clock, RealTime};
 use crate::weights_settings::Placement;
 
+mod placement;
 mod unused;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
@@ -417,19 +419,6 @@ fn simulated(
     };
     config.validate()?;
     Ok((vec![config], backend))
-}
-
-/// Refuses a placement of weights that is malformed, or that no worker of this server could have.
-fn check_weights(settings: &Settings, engines: &Engines, kind: WorkerKind, simulates: bool) -> anyhow::Result<()> {
-    if simulates || Placement::of(settings.weights.as_deref())? == Placement::Resident {
-        return Ok(());
-    }
-    ensure!(kind == WorkerKind::Embedded, "weights is given, but worker is null, which has no weights");
-    ensure!(
-        engines.embedded() > 0,
-        "weights is given, but the server has no embedded workers; give --weights to the attached ones"
-    );
-    Ok(())
 }
 
 /// Refuses settings that a simulated device cannot have.

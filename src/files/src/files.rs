@@ -1,4 +1,4 @@
-//! Operations on files, behind traits, so that tests can make them fail.
+//! Operations on files, behind traits for tests with failing files.
 
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions};

@@ -1,6 +1,6 @@
 //! Files read and written past the page cache (`O_DIRECT`) where the filesystem allows, and the aligned memory that this takes.
 //!
-//! The disk tier of the store and the weights of the embedded worker use the crate; operations are behind traits, so that tests can make them fail.
+//! Users are the disk tier of the store, and the weights of the embedded worker.
 //!
 //! **Boundary:** this crate depends on no other crate of Trunkline and gives bytes no meaning.
 

@@ -75,6 +75,12 @@ impl PackedFile {
         Ok(Self { path: path.to_owned(), file, is_direct, manifest })
     }
 
+    /// Reads from another file.
+    #[cfg(test)]
+    pub(crate) fn set_file(&mut self, file: Box<dyn BlockFile>) {
+        self.file = file;
+    }
+
     /// Returns the path, for messages.
     pub(crate) fn path(&self) -> &Path {
         &self.path

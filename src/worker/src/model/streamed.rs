@@ -145,3 +145,77 @@ fn pinned(file: &PackedFile, number: usize, bytes: usize) -> Result<Arc<Aligned>
     read.map_err(|fault| WeightsFault { path: file.path().to_owned(), layer, part: part.name(), fault })?;
     Ok(Arc::new(memory))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use trunkline_files::BlockFile;
+    use trunkline_port::{SeqStart, Step, StepSeq};
+
+    use super::*;
+    use crate::error::GroupFault;
+    use crate::matrix::WeightKind;
+    use crate::worker::{Worker, WorkerConfig};
+
+    /// A file on a disk that fails.
+    #[derive(Debug)]
+    struct Failing;
+
+    impl BlockFile for Failing {
+        fn write_at(&self, _: &[io::IoSlice<'_>], _: u64) -> io::Result<usize> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn read_at(&self, _: &mut [u8], _: u64) -> io::Result<usize> {
+            Err(io::Error::from_raw_os_error(5))
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn truncate(&self, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn size(&self) -> io::Result<u64> {
+            Ok(0)
+        }
+    }
+
+    #[test]
+    fn a_disk_that_fails_fails_every_step_in_one_line_and_no_step_hangs() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = |memory_bytes| {
+            let settings = StreamSettings {
+                memory_bytes,
+                folder: None,
+                identity: String::new(),
+                workers: 1,
+                ahead: 2,
+                prefill_ahead: 2,
+            };
+            Model::seeded_of_kind(WeightKind::Q8_0, 4, 3).streamed(folder.path(), &settings)
+        };
+        let Err(ModelError::Budget(least)) = model(0) else { panic!("a model without memory") };
+        let mut model = model(least.least_bytes).unwrap();
+        let streamed = Arc::get_mut(model.streamed.as_mut().unwrap()).unwrap();
+        streamed.file.set_file(Box::new(Failing));
+        let config = WorkerConfig { block_size: 16, device_blocks: 4, max_drafts: 0, threads: 1 };
+        let mut worker = Worker::new(Arc::new(model), config).unwrap();
+        for id in 1..4 {
+            let seq = StepSeq { start: true, n_tokens: 2, n_blocks: 1, sample: true, ..StepSeq::default() };
+            let starts = vec![SeqStart::default()];
+            let step = Step { id, seqs: vec![seq], tokens: vec![1, 2], blocks: vec![0], starts, ..Step::default() };
+            let error = worker.run(&step).unwrap_err();
+            let WorkerError::Weights { fault: WeightsFault { layer: 0, fault: GroupFault::Read(_), .. }, .. } = &error
+            else {
+                panic!("{error}")
+            };
+            let line = error.to_string();
+            assert!(line.contains("(os error 5); check the disk") && !line.contains('\n'), "{line}");
+            worker.reset();
+        }
+    }
+}
