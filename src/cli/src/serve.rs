@@ -35,7 +35,7 @@ use crate::replay::settings::MAX_BATCH_TOKENS;
 use crate::simulate_settings::{self, Simulation};
 use crate::simulated;
 use crate::simulated::clock::{Clock, RealTime};
-use crate::weights_settings::Placement;
+use crate::weights_settings::{self, Placement};
 
 mod placement;
 mod unused;
@@ -488,6 +488,7 @@ async fn serve(server: Server, tls: bool) -> anyhow::Result<()> {
         accepted_drafts = outcome.counts.accepted,
         "stopped"
     );
+    weights_settings::report_reads(&outcome.counts.weights);
     print(&format!("digest {:016x}", outcome.digest))?;
     match outcome.failure {
         Some(failure) => bail!(failure),

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use anyhow::{Context, bail, ensure};
 use tracing::info;
 use trunkline_core::spec::{Param, Spec};
+use trunkline_port::WeightReads;
 use trunkline_worker::{Model, StreamSettings};
 
 /// Parameters of `stream` that are numbers.
@@ -136,6 +137,21 @@ pub fn report(model: &Model) {
         "weights stream from {}",
         stream.path.display()
     );
+}
+
+/// Logs the reads of streamed weights, if there were any.
+pub fn report_reads(reads: &WeightReads) {
+    if let (Some(hidden), Some(saved)) = (reads.hidden_share(), reads.saved_share()) {
+        info!(
+            steps = reads.steps,
+            bytes = reads.bytes,
+            reading_ms = reads.reading_ns / 1_000_000,
+            exposed_ms = reads.exposed_ns / 1_000_000,
+            "weights were read, {:.1} % hidden behind computation, {:.1} % of the time without overlap saved",
+            100.0 * hidden,
+            100.0 * saved
+        );
+    }
 }
 
 #[cfg(test)]

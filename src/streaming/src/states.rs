@@ -35,7 +35,7 @@ pub enum GroupEvent {
 }
 
 /// Every change of [`GroupState`].
-pub const GROUP_TRANSITIONS: [(GroupEvent, GroupState, GroupState); 8] = {
+pub const GROUP_TRANSITIONS: [(GroupEvent, GroupState, GroupState); 7] = {
     use GroupEvent::{Abandoned, ReadBegan, ReadEnded, ReadFailed, SlotTaken, UseBegan, UseEnded};
     use GroupState::{Evicting, InFlight, InUse, OnDisk, Resident};
     [
@@ -45,7 +45,6 @@ pub const GROUP_TRANSITIONS: [(GroupEvent, GroupState, GroupState); 8] = {
         (UseBegan, Resident, InUse),
         (UseEnded, InUse, Evicting),
         (Abandoned, Resident, Evicting),
-        (Abandoned, InUse, Evicting),
         (SlotTaken, Evicting, OnDisk),
     ]
 };
@@ -107,7 +106,6 @@ ReadFailed: InFlight -> OnDisk
 UseBegan: Resident -> InUse
 UseEnded: InUse -> Evicting
 Abandoned: Resident -> Evicting
-Abandoned: InUse -> Evicting
 SlotTaken: Evicting -> OnDisk
 ";
         assert_eq!(table, expected);

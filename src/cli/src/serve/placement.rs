@@ -26,7 +26,30 @@ pub fn check_weights(settings: &Settings, engines: &Engines, kind: WorkerKind, s
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::embedded;
     use crate::serve::tests::given;
+
+    #[test]
+    fn the_built_in_model_streams_from_a_folder_that_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let load = |spec: &str| {
+            let settings = given(&[&format!("--weights={spec}"), "--device-blocks=64", "--threads=1"]);
+            let engines = Engines::of(&settings, 1).unwrap();
+            embedded(&settings, &engines).map(|(_, backend)| backend)
+        };
+        let dir = folder.path().display();
+        let error = |spec: &str| format!("{:#}", load(spec).err().unwrap());
+        assert_eq!(
+            error("stream:memory_mib=8"),
+            "a model without a folder of its own needs weights 'stream' with dir=PATH"
+        );
+        let small = error(&format!("stream:memory_mib=1,dir={dir}"));
+        assert!(small.starts_with("weights may take 1 MiB of memory, but embedding and output matrix"), "{small}");
+        let least: u64 = small.rsplit_once("memory_mib=").unwrap().1.trim_end_matches(" or more").parse().unwrap();
+        let backend = load(&format!("stream:memory_mib={least},dir={dir}")).unwrap();
+        assert!((backend.workers)(trunkline_cluster::EngineId(0)).is_ok());
+        assert!(folder.path().join("small-world.packed").exists());
+    }
 
     #[test]
     fn weights_stream_to_embedded_workers_alone() {
