@@ -253,7 +253,7 @@ mod tests {
         };
         let serving = serve::run(&load, true).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let streamed = format!("stream:memory_mib=32,dir={}", folder.path().display()).parse().unwrap();
+        let streamed = format!("stream:memory_mib=36,dir={}", folder.path().display()).parse().unwrap();
         for report in [
             tree::run(true),
             sched::run(true),

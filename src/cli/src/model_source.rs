@@ -104,7 +104,10 @@ impl<'a> ModelSource<'a> {
                 Ok(revision_of(&files))
             }
             Self::Random => Ok(String::new()),
-            Self::Path(path) => revision(path).with_context(|| format!("cannot read the files of {}", path.display())),
+            Self::Path(path) => {
+                exists(path)?;
+                revision(path).with_context(|| format!("cannot read the files of {}", path.display()))
+            }
         }
     }
 

@@ -42,7 +42,7 @@ const KINDS: [WeightKind; 6] =
     [WeightKind::F32, WeightKind::Bf16, WeightKind::F16, WeightKind::Q8_0, WeightKind::Q4_0, WeightKind::Q4_1];
 
 /// Measures the model at `path`, or random weights of one kind or every kind, with a number of threads and weights in the places of `placement`; a quick run
-/// has one layer of random weights and few steps.
+/// has a few layers of random weights and few steps.
 ///
 /// # Errors
 /// If the model cannot be read, has a context that is too short, or the worker's memory cannot be had.
@@ -71,7 +71,11 @@ pub fn run(
     let known = KINDS.map(|kind| (kind.name(), kind));
     let one = kind.map(|name| registry::choose("kind of weights", &known, name)).transpose()?;
     for kind in KINDS.into_iter().filter(|kind| one.is_none_or(|one| one == *kind)) {
-        let layers = if quick { 1 } else { LAYERS };
+        let layers = match (quick, placement) {
+            (false, _) => LAYERS,
+            (true, Placement::Resident) => 1,
+            (true, Placement::Stream(_)) => 4,
+        };
         let model = Model::seeded_like_smollm2(kind, layers, SEED);
         let model = match placement {
             Placement::Resident => model,
