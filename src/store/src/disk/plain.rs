@@ -52,8 +52,6 @@ pub fn plain_disk(folder: &Path, record_bytes: usize, records: u64, depth: usize
 
 #[cfg(test)]
 mod tests {
-    use trunkline_files::{Aligned, BlockFile, Files, PAGE, SystemFiles, read_full, write_all};
-
     use super::*;
 
     #[test]
