@@ -108,7 +108,7 @@ async fn attached_workers_draft_as_far_as_each_can_and_with_the_steps_in_flight_
         check(&ask_all(&mut client, &prompts).await, &prompts).await;
         client.settled().await;
         let outcome = server.drain().await;
-        assert_eq!(outcome.drafts.drafted > 0, drafts > 0, "{:?}", outcome.stats.drafts);
+        assert_eq!(outcome.counts.drafted > 0, drafts > 0, "{:?}", outcome.counts);
         let replayed = replay_recorded(&path, &mut |_| {}).unwrap();
         assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
         worker.await.unwrap();
@@ -123,8 +123,8 @@ async fn an_embedded_worker_drafts_however_many_steps_may_be_in_flight() {
         let mut client = server.client().await;
         check(&ask_all(&mut client, &prompts).await, &prompts).await;
         client.settled().await;
-        let drafts = server.drain().await.drafts;
-        assert!(drafts.drafted > 0, "{max_steps_in_flight} steps");
+        let counts = server.drain().await.counts;
+        assert!(counts.drafted > 0, "{max_steps_in_flight} steps");
     }
 }
 

@@ -22,23 +22,26 @@ const LINES_MAX: usize = 700;
 /// File names without a meaning.
 const NAMELESS: [&str; 5] = ["utils", "util", "common", "helpers", "misc"];
 /// Files that may contain `unsafe`.
-const UNSAFE_FILES: [&str; 4] = [
+const UNSAFE_FILES: [&str; 5] = [
     "src/cli/src/bench/allocations.rs",
     "src/core/src/huge_pages.rs",
     "src/core/src/prefetch.rs",
     "src/worker/src/prefetch.rs",
+    "src/worker/src/stored.rs",
 ];
 
 /// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.
-const LOW_CRATES: [(&str, &[&str]); 7] = [
+const LOW_CRATES: [(&str, &[&str]); 9] = [
     ("src/attach/Cargo.toml", &["trunkline-port"]),
     ("src/chat/Cargo.toml", &["trunkline-port"]),
     ("src/codec/Cargo.toml", &[]),
+    ("src/files/Cargo.toml", &[]),
     ("src/port/Cargo.toml", &[]),
-    ("src/store/Cargo.toml", &["trunkline-codec", "trunkline-port"]),
+    ("src/store/Cargo.toml", &["trunkline-codec", "trunkline-files", "trunkline-port"]),
+    ("src/streaming/Cargo.toml", &["trunkline-port"]),
     ("src/text/Cargo.toml", &[]),
-    // The second is for tests alone.
-    ("src/worker/Cargo.toml", &["trunkline-port", "trunkline-text"]),
+    // The last is for tests alone.
+    ("src/worker/Cargo.toml", &["trunkline-files", "trunkline-port", "trunkline-streaming", "trunkline-text"]),
 ];
 
 fn root() -> PathBuf {

@@ -42,6 +42,7 @@
 //! time.
 
 use trunkline_core::{Step, StepSeq};
+pub use trunkline_port::WeightReads;
 
 use crate::hardware::Hardware;
 pub use crate::hardware::{Curve, Largest, Piece, Residuals, StepErrors, StepTime};
@@ -60,6 +61,7 @@ mod roofline;
 mod streaming;
 pub mod table;
 pub mod weights;
+mod windowed;
 mod work;
 
 pub use choice::{CostChoice, CostChoiceError, CostError};
@@ -73,6 +75,7 @@ pub use roofline::Roofline;
 pub use streaming::{Order, Resident, Streaming, StreamingError, StreamingPlan};
 pub use table::Table;
 pub use weights::{Weights, WeightsError};
+pub use windowed::{Windowed, WindowedCost};
 
 /// Batch shape of a step, as far as it determines the duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -236,6 +239,12 @@ pub trait CostModel {
     fn largest(&self, replica: usize) -> Option<Largest> {
         let _ = replica;
         None
+    }
+
+    /// Returns the reads of weights for a step on one replica of a fleet; zeros if no weights are streamed.
+    fn weight_reads(&self, replica: usize, shape: &StepShape) -> WeightReads {
+        let _ = (replica, shape);
+        WeightReads::default()
     }
 
     /// Returns the times of a step that is one of several in a pipeline. A model without stages runs steps one after another.

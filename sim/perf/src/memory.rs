@@ -78,6 +78,7 @@ pub fn device_blocks_beside(
     let weight_bytes = match weights {
         Weights::Resident => parallel.weight_bytes(model),
         Weights::Streamed(streamed) => streamed.device_bytes(model),
+        Weights::Windowed(windowed) => windowed.memory_bytes(model),
     };
     let state_bytes = parallel.state_bytes(model).saturating_mul(sequences.into());
     blocks_beside(weight_bytes, state_bytes, hardware, model, parallel, block_size)

@@ -20,7 +20,7 @@ use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
 use crate::settings::{Arrivals, Settings, SettingsError};
 use crate::worker::Worker;
-use trunkline_sim_perf::cost::{CostModel, Largest, PipelinedStep, StepShape};
+use trunkline_sim_perf::cost::{CostModel, Largest, PipelinedStep, StepShape, WeightReads};
 use trunkline_sim_perf::link::{Copy, Links};
 use trunkline_sim_report::observer::{Observer, ReplicaChange, StepSeen};
 use trunkline_sim_report::outcome::Outcome;
@@ -296,6 +296,8 @@ struct Totals {
     seqs_run: u64,
     /// Tokens of all steps, drafts included.
     tokens_run: u64,
+    /// Reads of weights.
+    weights: WeightReads,
     /// Steps larger than any that their time was measured with, of the kind of replica with the furthest.
     extrapolated: Option<Extrapolated>,
     /// Steps begun in fast-forwards.
@@ -594,6 +596,7 @@ impl<'a> Fleet<'a> {
         let shape = self.replicas[replica].held.shape(&step);
         self.totals.seqs_run += shape.sequences();
         self.totals.tokens_run += shape.tokens;
+        self.totals.weights += self.cost.weight_reads(replica, &shape);
         self.totals.measure(&shape, self.replicas[replica].largest);
         if let Some(group) = self.lock_steps.group_of(replica) {
             return self.await_group(at_ns, replica, group, shape, step);

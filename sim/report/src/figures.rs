@@ -187,6 +187,20 @@ pub const FIGURES: &[Figure<Report>] = &[
     count("accepted_drafts", "Accepted drafts", Neither, "Draft tokens that the model accepted.", |r| {
         Some(r.batches.accepted_drafts)
     }),
+    count("weights_read_bytes", "Weights read", Neither, "Bytes of streamed weights read from disks.", |r| {
+        r.batches.weights.map(|weights| weights.read_bytes)
+    }),
+    real("weights_exposed_s", "Waits for weights", Seconds, Lower, "Time for which steps waited for weights.", |r| {
+        r.batches.weights.map(|weights| weights.exposed_s)
+    }),
+    real(
+        "weights_hidden_share",
+        "Hidden reads",
+        Share,
+        Higher,
+        "Share of the reads of weights behind computation.",
+        |r| r.batches.weights.map(|weights| weights.hidden_share),
+    ),
     count("evicted_blocks", "Evicted blocks", Neither, "Cached blocks evicted from devices.", |r| {
         Some(r.evicted_blocks)
     }),

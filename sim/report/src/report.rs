@@ -6,6 +6,7 @@ use serde::ser::Error;
 use serde::{Serialize, Serializer};
 use trunkline_core::config::SETTINGS;
 use trunkline_core::{Config, TierStats};
+use trunkline_sim_perf::cost::WeightReads;
 use trunkline_sim_perf::hardware::Largest;
 use trunkline_sim_perf::link::LinkReport;
 use trunkline_sim_workload::summary::Summary;
@@ -150,6 +151,41 @@ pub struct BatchReport {
     /// Steps whose times are extrapolated; `None` if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extrapolated: Option<Extrapolated>,
+    /// Reads of streamed weights; `None` if all weights are resident.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<WeightsReport>,
+}
+
+/// Reads of streamed weights, as [`WeightReads`] defines them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct WeightsReport {
+    /// Bytes read from disks.
+    pub read_bytes: u64,
+    /// Time of the reads, seconds.
+    pub reading_s: f64,
+    /// Time for which steps waited for weights, seconds.
+    pub exposed_s: f64,
+    /// Time of the reads during which no step waited, seconds: time saved against reading without overlap.
+    pub hidden_s: f64,
+    /// Share of the time of the reads during which no step waited.
+    pub hidden_share: f64,
+    /// Share of the time without overlap that was saved.
+    pub saved_share: f64,
+}
+
+impl WeightsReport {
+    /// Reports the reads of all steps.
+    pub fn of(reads: &WeightReads) -> Self {
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        Self {
+            read_bytes: reads.bytes,
+            reading_s: seconds(reads.reading_ns),
+            exposed_s: seconds(reads.exposed_ns),
+            hidden_s: seconds(reads.hidden_ns()),
+            hidden_share: reads.hidden_share().unwrap_or(0.0),
+            saved_share: reads.saved_share().unwrap_or(0.0),
+        }
+    }
 }
 
 /// Steps larger than any that their times were measured with.

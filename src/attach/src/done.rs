@@ -107,7 +107,7 @@ pub enum DoneReason {
 
 /// Converts the output of a step to a message. `busy_us` is the time spent on the step, microseconds.
 pub fn encode_done(step: &Step, output: StepOutput, life: u64, busy_us: u64) -> wire::StepDone {
-    let StepOutput { result, logprobs, drafted, accepted } = output;
+    let StepOutput { result, logprobs, drafted, accepted, .. } = output;
     let regular = result.ends.len() == step.seqs.len()
         && step.seqs.iter().enumerate().all(|(i, seq)| result.of(i).len() == usize::from(seq.sample));
     let counts = if regular { Vec::new() } else { (0..result.ends.len()).map(|i| result.of(i).len() as u32).collect() };
@@ -154,7 +154,8 @@ impl SentStep {
         check_finite("scores", &done.scores)?;
         let logprobs = self.logprobs_of(&ends, &done)?;
         let result = StepResult { step: self.id, tokens: done.tokens, ends, scores: done.scores };
-        Ok(StepOutput { result, logprobs, drafted: done.drafted.into(), accepted: done.accepted.into() })
+        let (drafted, accepted) = (done.drafted.into(), done.accepted.into());
+        Ok(StepOutput { result, logprobs, drafted, accepted, ..StepOutput::default() })
     }
 
     /// Returns the end of each sequence's tokens.

@@ -28,6 +28,8 @@ use clap::{Args, Subcommand};
 
 use measure::Report;
 
+use crate::weights_settings::Placement;
+
 const EXAMPLES: &str = "\
 Examples:
   Time of a prefix lookup, beside the speed of memory:
@@ -120,6 +122,15 @@ struct WorkerOptions {
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
 
+    /// Placement of the weights, as for `serve`; packed weights go to the folder for temporary files unless dir=PATH is given
+    /// [default: resident].
+    #[arg(long, value_name = "SPEC")]
+    weights: Option<String>,
+
+    /// Kind of the random weights, as in F32 or Q8_0 [default: every kind].
+    #[arg(long, value_name = "KIND", conflicts_with = "model")]
+    kind: Option<String>,
+
     #[command(flatten)]
     options: Options,
 }
@@ -197,7 +208,10 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         What::Sched(options) => (options.clone(), sched::run(options.quick)),
         What::Evict(options) => (options.clone(), evict::run(options.quick)),
         What::Worker(options) => {
-            let report = worker::run(options.model.as_deref(), options.threads, options.options.quick)?;
+            let placement = Placement::of(options.weights.as_deref())?;
+            let kind = options.kind.as_deref();
+            let report =
+                worker::run(options.model.as_deref(), kind, options.threads, &placement, options.options.quick)?;
             (options.options, report)
         }
         What::Serve(serving) => {
@@ -238,11 +252,14 @@ mod tests {
             runs: 1,
         };
         let serving = serve::run(&load, true).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let streamed = format!("stream:memory_mib=36,dir={}", folder.path().display()).parse().unwrap();
         for report in [
             tree::run(true),
             sched::run(true),
             evict::run(true),
-            worker::run(None, 1, true).unwrap(),
+            worker::run(None, None, 1, &Placement::Resident, true).unwrap(),
+            worker::run(None, Some("Q8_0"), 1, &streamed, true).unwrap(),
             codec::run(None, 1e4, true).unwrap(),
             disk::run(tempfile::tempdir().unwrap().path(), true).unwrap(),
             disk::run_swap(true).unwrap(),

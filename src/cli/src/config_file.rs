@@ -19,13 +19,14 @@ use crate::simulate_settings::{SIMULATE_KEYS, SimulateSettings};
 use crate::tier_settings::{TIER_KEYS, TierSettings};
 
 /// Keys of the server itself; the others are settings of the core.
-const SERVER_KEYS: [&str; 11] = [
+const SERVER_KEYS: [&str; 12] = [
     "listen",
     "model",
     "kv-dtype",
     "record",
     "threads",
     "worker",
+    "weights",
     "workers",
     "router",
     "roles",
@@ -94,6 +95,12 @@ pub struct Settings {
     /// answers each step at once or after STEP, to measure the server itself [default: embedded].
     #[arg(long, value_name = "KIND")]
     pub worker: Option<String>,
+
+    /// Placement of the weights: resident, or stream:memory_mib=N to keep N MiB of weights in memory and read the rest in every step from packed
+    /// weights in dir=PATH, up to ahead=N groups ahead, or prefill_ahead=N in steps with prompts. With --simulate: resident, stream or
+    /// stream_first, as for `replay` [default: resident].
+    #[arg(long, value_name = "SPEC")]
+    pub weights: Option<String>,
 
     /// A device that is simulated.
     #[command(flatten)]
@@ -169,6 +176,7 @@ impl Settings {
             record: self.record.or(other.record),
             threads: self.threads.or(other.threads),
             worker: self.worker.or(other.worker),
+            weights: self.weights.or(other.weights),
             simulate: self.simulate.or(other.simulate),
             workers: self.workers.or(other.workers),
             attach: self.attach.or(other.attach),
@@ -248,6 +256,7 @@ impl<'de> Deserialize<'de> for Settings {
                         Key::Server("kv-dtype") => settings.kv_dtype = Some(file.next_value()?),
                         Key::Server("record") => settings.record = Some(file.next_value()?),
                         Key::Server("worker") => settings.worker = Some(file.next_value()?),
+                        Key::Server("weights") => settings.weights = Some(file.next_value()?),
                         Key::Server("workers") => settings.workers = Some(file.next_value()?),
                         Key::Server("router") => settings.router = Some(file.next_value()?),
                         Key::Server("share-cache") => settings.share_cache = Some(file.next_value()?),

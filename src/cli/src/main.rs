@@ -57,6 +57,7 @@ mod sizes;
 mod sweep;
 mod tier_settings;
 mod trace;
+mod weights_settings;
 mod worker;
 
 use std::io::{self, Write};

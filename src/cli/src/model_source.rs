@@ -9,6 +9,7 @@ use trunkline_worker::Model;
 use crate::h2o::head_file::HeadFile;
 use crate::h2o::head_loss::HeadLosses;
 use crate::revision::{revision, revision_of};
+use crate::weights_settings::{self, Placement};
 
 /// Name of the model in the program: a folder of `models/`.
 pub const BUILT_IN: &str = "small-world";
@@ -73,6 +74,25 @@ impl<'a> ModelSource<'a> {
         }
     }
 
+    /// Loads the model with its weights in the places of `placement`, for a number of workers. `revision` is the revision of the weights.
+    ///
+    /// # Errors
+    /// As [`Self::model`]; or if the weights cannot be written to a disk, or are too large for the memory.
+    pub fn placed(self, placement: &Placement, revision: &str, workers: usize) -> anyhow::Result<Model> {
+        let Placement::Stream(streaming) = placement else { return self.model() };
+        let model = match self {
+            Self::BuiltIn => streaming.place(self.model()?, revision, workers)?,
+            Self::Random => streaming.place(self.model()?, &format!("random {SEED}"), workers)?,
+            Self::Path(path) => {
+                exists(path)?;
+                let settings = streaming.settings(revision, workers);
+                Model::load_streamed(path, &settings).with_context(|| cannot_load(path))?
+            }
+        };
+        weights_settings::report(&model);
+        Ok(model)
+    }
+
     /// Returns the revision of the weights; random ones have none.
     ///
     /// # Errors
@@ -84,7 +104,10 @@ impl<'a> ModelSource<'a> {
                 Ok(revision_of(&files))
             }
             Self::Random => Ok(String::new()),
-            Self::Path(path) => revision(path).with_context(|| format!("cannot read the files of {}", path.display())),
+            Self::Path(path) => {
+                exists(path)?;
+                revision(path).with_context(|| format!("cannot read the files of {}", path.display()))
+            }
         }
     }
 

@@ -23,6 +23,7 @@ use trunkline_store::{BlockLayout, SEGMENTS_MAX};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, machine_memory};
 
+use self::placement::check_weights;
 use self::unused::unused;
 use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
@@ -34,7 +35,9 @@ use crate::replay::settings::MAX_BATCH_TOKENS;
 use crate::simulate_settings::{self, Simulation};
 use crate::simulated;
 use crate::simulated::clock::{Clock, RealTime};
+use crate::weights_settings::{self, Placement};
 
+mod placement;
 mod unused;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
@@ -111,10 +114,11 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let settings = (*args.settings).or(file);
     let engines = Engines::of(&settings, cores())?;
     let kind: WorkerKind = settings.worker.as_deref().unwrap_or("embedded").parse()?;
-    let simulation = settings.simulate.simulation(settings.model.as_deref())?;
+    let simulation = settings.simulate.simulation(settings.model.as_deref(), settings.weights.as_deref())?;
     if simulation.is_some() {
         refuse_beside_simulation(&settings, &engines)?;
     }
+    check_weights(&settings, &engines, kind, simulation.is_some())?;
     let step_timeout = step_timeout(settings.step_timeout)?;
     let attach = settings.attach.options(engines.attached())?;
     // Mistakes in settings and address are reported before a large model is read.
@@ -299,8 +303,9 @@ pub(crate) fn embedded_with(
     let source = ModelSource::of(settings.model.as_deref());
     // The tokenizer is the quicker one to fail.
     let tokenizer = source.tokenizer()?;
-    let model = source.model()?.with_kv_dtype(engines.kv_types()[0]);
     let revision = source.revision()?;
+    let placement = Placement::of(settings.weights.as_deref())?;
+    let model = source.placed(&placement, &revision, engines.embedded())?.with_kv_dtype(engines.kv_types()[0]);
     let found = losses.map_or_else(|| source.head_losses(&revision), |losses| Ok(Some(losses.clone())))?;
     let (model, config) = divided(settings, model, found.as_ref())?;
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
@@ -483,10 +488,11 @@ async fn serve(server: Server, tls: bool) -> anyhow::Result<()> {
         generated_tokens = stats.tokens.generated_tokens,
         preemptions = stats.preemptions,
         restarted = stats.requests.restarted,
-        drafted_tokens = outcome.drafts.drafted,
-        accepted_drafts = outcome.drafts.accepted,
+        drafted_tokens = outcome.counts.drafted,
+        accepted_drafts = outcome.counts.accepted,
         "stopped"
     );
+    weights_settings::report_reads(&outcome.counts.weights);
     print(&format!("digest {:016x}", outcome.digest))?;
     match outcome.failure {
         Some(failure) => bail!(failure),

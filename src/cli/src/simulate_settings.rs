@@ -13,7 +13,7 @@ use trunkline_text::Tokenizer;
 use crate::simulated::text::TextKind;
 
 /// Keys of the settings, which are also the names of the flags.
-pub const SIMULATE_KEYS: [&str; 6] = ["simulate", "parallel", "cost", "engine-overhead", "weights", "simulate-text"];
+pub const SIMULATE_KEYS: [&str; 5] = ["simulate", "parallel", "cost", "engine-overhead", "simulate-text"];
 
 /// Model without `--model`, as for `replay`.
 const MODEL_DEFAULT: &str = "llama-3.1-8b";
@@ -42,10 +42,6 @@ pub struct SimulateSettings {
     #[arg(long, value_name = "US")]
     pub engine_overhead: Option<String>,
 
-    /// Placement of the weights on the simulated device: resident, stream or stream_first, as for `replay` [default: resident].
-    #[arg(long, value_name = "SPEC")]
-    pub weights: Option<String>,
-
     /// Text of simulated answers: random (a built-in passage from a sentence picked by the request's seed, up to the limit of tokens)
     /// or echo (the prompt) [default: random].
     #[arg(long, value_name = "KIND")]
@@ -69,7 +65,6 @@ impl SimulateSettings {
             parallel: self.parallel.or(other.parallel),
             cost: self.cost.or(other.cost),
             engine_overhead: self.engine_overhead.or(other.engine_overhead),
-            weights: self.weights.or(other.weights),
             simulate_text: self.simulate_text.or(other.simulate_text),
         }
     }
@@ -84,22 +79,20 @@ impl SimulateSettings {
             "parallel" => self.parallel = Some(file.next_value()?),
             "cost" => self.cost = Some(file.next_value()?),
             "engine-overhead" => self.engine_overhead = Some(file.next_value()?),
-            "weights" => self.weights = Some(file.next_value()?),
             _ => self.simulate_text = Some(file.next_value()?),
         }
         Ok(())
     }
 
-    /// Returns the device to simulate with `model`; `None` if no device is named.
+    /// Returns the device to simulate with `model` and the placement `weights`; `None` if no device is named.
     ///
     /// # Errors
     /// If a name is unknown, or a flag of simulated devices is given without a device.
-    pub fn simulation(&self, model: Option<&Path>) -> anyhow::Result<Option<Simulation>> {
+    pub fn simulation(&self, model: Option<&Path>, weights: Option<&str>) -> anyhow::Result<Option<Simulation>> {
         let of_devices = [
             ("parallel", &self.parallel),
             ("cost", &self.cost),
             ("engine-overhead", &self.engine_overhead),
-            ("weights", &self.weights),
             ("simulate-text", &self.simulate_text),
         ];
         let Some(name) = &self.simulate else {
@@ -123,7 +116,7 @@ impl SimulateSettings {
         if let Some(text) = &self.engine_overhead {
             fleet.engine_overhead = text.parse()?;
         }
-        if let Some(text) = &self.weights {
+        if let Some(text) = weights {
             fleet.weights = text.parse()?;
         }
         fleet.validate()?;
@@ -169,7 +162,7 @@ mod tests {
     use super::*;
 
     fn error(settings: &SimulateSettings, model: Option<&str>) -> String {
-        format!("{:#}", settings.simulation(model.map(Path::new)).unwrap_err())
+        format!("{:#}", settings.simulation(model.map(Path::new), None).unwrap_err())
     }
 
     fn on(hardware: &str) -> SimulateSettings {
@@ -178,8 +171,8 @@ mod tests {
 
     #[test]
     fn a_device_has_the_model_and_the_shape_that_are_given() {
-        assert!(SimulateSettings::default().simulation(None).unwrap().is_none());
-        let simulation = on("h100-80g").simulation(None).unwrap().unwrap();
+        assert!(SimulateSettings::default().simulation(None, None).unwrap().is_none());
+        let simulation = on("h100-80g").simulation(None, None).unwrap().unwrap();
         assert_eq!((simulation.fleet.hardware.name, simulation.fleet.model.name), ("h100-80g", MODEL_DEFAULT));
         assert_eq!(simulation.text, TextKind::Random);
         let settings = SimulateSettings {
@@ -188,7 +181,7 @@ mod tests {
             cost: Some("roofline".into()),
             ..on("h100-80g")
         };
-        let simulation = settings.simulation(Some(Path::new("llama-3.1-70b"))).unwrap().unwrap();
+        let simulation = settings.simulation(Some(Path::new("llama-3.1-70b")), None).unwrap().unwrap();
         assert_eq!((simulation.fleet.parallel.tensor, simulation.text), (4, TextKind::Echo));
     }
 

@@ -24,6 +24,7 @@ use crate::model_source::ModelSource;
 use crate::null_worker::{NullWorker, duration};
 use crate::serve::{cores, device_blocks};
 use crate::sizes::parse_size;
+use crate::weights_settings::Placement;
 
 /// Environment variable with the bearer token, for workers without a token file.
 const TOKEN_VARIABLE: &str = "TRUNKLINE_TOKEN";
@@ -102,6 +103,11 @@ struct AttachArgs {
     #[arg(long, value_name = "TYPE")]
     kv_dtype: Option<String>,
 
+    /// Placement of the weights: resident, or stream:memory_mib=N to keep N MiB of weights in memory and read the rest in every step from packed
+    /// weights in dir=PATH, up to ahead=N groups ahead, or prefill_ahead=N in steps with prompts [default: resident].
+    #[arg(long, value_name = "SPEC", conflicts_with = "null")]
+    weights: Option<String>,
+
     /// Let the server drop tokens (serve --h2o on) in all KV heads but the ones that lose most as found by trunkline h2o calibrate.
     #[arg(long, value_name = "MODE", value_parser = ["off", "on"], conflicts_with = "null")]
     h2o: Option<String>,
@@ -156,6 +162,7 @@ fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     // Mistakes in settings are reported before a large model is read.
     let config = WorkerConfig { threads: threads(args)?, block_size: 0, device_blocks: 0, max_drafts: 0 };
     let dtype = kv_dtype(args)?;
+    Placement::of(args.weights.as_deref())?;
     sizes(args, 1 << 10)?;
     let dial = dial(args)?;
     let (model, make) = match &args.null {
@@ -224,7 +231,9 @@ fn sizes(args: &AttachArgs, token_bytes: u64) -> anyhow::Result<KvRoom> {
 /// Loads the model, and returns its facts and the maker of its workers.
 fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::Result<(ModelInfo, MakeRunner)> {
     let source = ModelSource::of(args.model.as_deref());
-    let (mut model, revision) = (source.model()?.with_kv_dtype(dtype), source.revision()?);
+    let revision = source.revision()?;
+    let placement = Placement::of(args.weights.as_deref())?;
+    let mut model = source.placed(&placement, &revision, 1)?.with_kv_dtype(dtype);
     let total = args.h2o_total.as_deref().map(|text| total::parse(total::SETTING, text)).transpose()?;
     let divides = args.h2o.as_deref().map_or(args.h2o_layers.is_some(), |mode| mode == "on");
     if divides {

@@ -39,6 +39,7 @@ pub mod output;
 pub mod sampling;
 pub mod step;
 pub mod transfer;
+pub mod weight_reads;
 pub mod worker;
 
 pub use crate::ids::{RequestId, Token};
@@ -47,4 +48,5 @@ pub use crate::output::{StepOutput, TokenLogprobs};
 pub use crate::sampling::Sampling;
 pub use crate::step::{CellCopy, Dropped, NO_BLOCK, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq};
 pub use crate::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};
+pub use crate::weight_reads::WeightReads;
 pub use crate::worker::{CopyError, DeviceBlocks, StepError, StepRunner};

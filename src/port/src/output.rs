@@ -2,6 +2,7 @@
 
 use crate::ids::{RequestId, Token};
 use crate::step::StepResult;
+use crate::weight_reads::WeightReads;
 
 /// Sampled tokens of a step, with log probabilities and counts of drafts.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -14,6 +15,8 @@ pub struct StepOutput {
     pub drafted: u64,
     /// Number of drafts equal to the sampled token; each saved a step.
     pub accepted: u64,
+    /// Reads of streamed weights; zeros if all weights are in memory.
+    pub weights: WeightReads,
 }
 
 /// Log probabilities at one sampled token: natural logarithms of a softmax over the model's own logits, before

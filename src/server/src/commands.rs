@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use tonic::Status;
 use trunkline_cluster::{EngineId, EngineStatus};
 use trunkline_core::{Refusal, Request, RequestId, Stats};
-use trunkline_port::StepRunner;
+use trunkline_port::{StepRunner, WeightReads};
 use trunkline_store::StoreStats;
 
 use crate::link::{LinkEnd, LinkQueue, LinkStats};
@@ -93,19 +93,22 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) stats: LinkStats,
 }
 
-/// Counts of speculative decoding, kept by the driver: the core sees tokens, not drafts.
+/// Counts of the workers' steps, kept by the driver: the core sees tokens, neither drafts nor weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Drafts {
+pub struct StepCounts {
     /// Number of tokens drafted.
     pub drafted: u64,
     /// Number of drafts equal to the sampled token.
     pub accepted: u64,
+    /// Reads of streamed weights by embedded workers.
+    pub weights: WeightReads,
 }
 
-impl AddAssign for Drafts {
+impl AddAssign for StepCounts {
     fn add_assign(&mut self, other: Self) {
         self.drafted += other.drafted;
         self.accepted += other.accepted;
+        self.weights += other.weights;
     }
 }
 
@@ -116,7 +119,7 @@ pub(crate) struct EngineSnapshot {
     /// Names of the tiers, nearest first.
     pub(crate) tiers: Vec<String>,
     pub(crate) store: StoreStats,
-    pub(crate) drafts: Drafts,
+    pub(crate) counts: StepCounts,
     /// Workers left behind in a step that never ended.
     pub(crate) abandoned: u32,
     /// The attached worker, if the engine has one.
@@ -133,11 +136,11 @@ pub(crate) struct Snapshot {
 
 impl Snapshot {
     /// Returns the gauges and counters of all engines together.
-    pub(crate) fn totals(&self) -> (Stats, Drafts) {
-        let mut totals = (Stats::default(), Drafts::default());
+    pub(crate) fn totals(&self) -> (Stats, StepCounts) {
+        let mut totals = (Stats::default(), StepCounts::default());
         for engine in &self.engines {
             totals.0 += engine.status.stats;
-            totals.1 += engine.drafts;
+            totals.1 += engine.counts;
         }
         totals
     }

@@ -26,10 +26,10 @@ use tracing::{debug, error, info, warn};
 use trunkline_cluster::record::End;
 use trunkline_cluster::{Cluster, EngineId, EngineState, Input, Output as ClusterOutput};
 use trunkline_core::{Action, Event, FinishReason, Refusal, RequestId, Stats};
-use trunkline_port::{KnownBlock, StepRunner, TokenLogprobs, TransferReport};
+use trunkline_port::{KnownBlock, StepOutput, StepRunner, TokenLogprobs, TransferReport};
 
 use crate::clock::Clock;
-use crate::commands::{Command, Drafts, EngineSnapshot, Snapshot};
+use crate::commands::{Command, EngineSnapshot, Snapshot, StepCounts};
 use crate::outbox::{OutboxSender, Output};
 use crate::queue::{DriverHandle, queue};
 use crate::recorder::Recorder;
@@ -51,8 +51,8 @@ pub struct Outcome {
     pub digest: u64,
     /// Gauges and counters at the end, of all engines together.
     pub stats: Stats,
-    /// Drafts of all ended steps, on all engines.
-    pub drafts: Drafts,
+    /// Drafts and reads of weights of all ended steps, on all engines.
+    pub counts: StepCounts,
     /// Reason for a stop of the server's own accord, if there is one.
     pub failure: Option<String>,
 }
@@ -158,8 +158,8 @@ struct Driver {
     unread: Vec<RequestId>,
     /// Log probabilities of the tokens of the last ended step.
     logprobs: HashMap<RequestId, VecDeque<TokenLogprobs>>,
-    /// Drafts of ended steps, by engine.
-    drafts: Vec<Drafts>,
+    /// Drafts and reads of weights of ended steps, by engine.
+    counts: Vec<StepCounts>,
     flushes: VecDeque<oneshot::Sender<u32>>,
     outputs: Vec<ClusterOutput>,
     /// Blocks that fit in the tiers, by engine.
@@ -186,7 +186,7 @@ impl Driver {
         let sizes = |engine| TierSizes::new(cluster.core(engine).config(), workers.store(engine).layout().block_bytes);
         Self {
             tier_sizes: engines.map(sizes).collect(),
-            drafts: vec![Drafts::default(); cluster.n_engines()],
+            counts: vec![StepCounts::default(); cluster.n_engines()],
             cluster,
             clock: handle.clock(),
             commands,
@@ -236,11 +236,11 @@ impl Driver {
             self.turn();
         }
         let digest = self.cluster.digest();
-        let (stats, drafts) = self.snapshot().totals();
+        let (stats, counts) = self.snapshot().totals();
         if let Some(recorder) = self.recorder {
             recorder.finish(End { at_ns: self.last_input_ns, digest: format!("{digest:016x}") });
         }
-        Outcome { digest, stats, drafts, failure: self.failure }
+        Outcome { digest, stats, counts, failure: self.failure }
     }
 
     /// Waits for a command, the next deadline or the next restart, and handles the first to come.
@@ -343,16 +343,16 @@ impl Driver {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let engine = |(engine, drafts): (EngineId, &Drafts)| EngineSnapshot {
+        let engine = |(engine, counts): (EngineId, &StepCounts)| EngineSnapshot {
             status: self.cluster.status(engine),
             tiers: self.cluster.core(engine).config().tiers.iter().map(|tier| tier.name.clone()).collect(),
             store: self.workers.store(engine).stats(),
             abandoned: self.workers.abandoned(engine),
             worker: self.workers.attached(engine),
-            drafts: *drafts,
+            counts: *counts,
         };
         Snapshot {
-            engines: (0..).map(EngineId).zip(&self.drafts).map(engine).collect(),
+            engines: (0..).map(EngineId).zip(&self.counts).map(engine).collect(),
             digest: self.cluster.digest(),
             draining: self.draining,
         }
@@ -378,7 +378,8 @@ impl Driver {
             WorkerEvent::Done { step, output } => {
                 self.workers.note_step(engine, step.id, self.clock.now_ns());
                 self.cluster.recycle(engine, step);
-                self.drafts[engine.index()] += Drafts { drafted: output.drafted, accepted: output.accepted };
+                let StepOutput { drafted, accepted, weights, .. } = output;
+                self.counts[engine.index()] += StepCounts { drafted, accepted, weights };
                 for entry in output.logprobs {
                     self.logprobs.entry(entry.request).or_default().push_back(entry);
                 }
@@ -426,7 +427,7 @@ impl Driver {
 
     /// Moves the requests of engines without a worker to engines that have one.
     fn help_out(&mut self) {
-        for at in 0..self.drafts.len() {
+        for at in 0..self.counts.len() {
             let other = EngineId(at as u32);
             let status = self.cluster.status(other);
             // Requests that no engine could take over when theirs was retired, or that waited for an attached worker.
@@ -521,7 +522,7 @@ impl Driver {
         info!(requests = self.clients.len(), "stopping");
         self.draining = true;
         self.apply(Input::Client(Event::Shutdown));
-        for at in 0..self.drafts.len() {
+        for at in 0..self.counts.len() {
             if !self.drained {
                 self.apply(Input::Engine(EngineId(at as u32), Event::WorkerLost));
             }

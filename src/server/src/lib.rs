@@ -90,7 +90,7 @@ mod worker_thread;
 mod workers;
 
 pub use crate::client::{ClientError, ClientTls, authorization, connect_tls};
-pub use crate::commands::Drafts;
+pub use crate::commands::StepCounts;
 pub use crate::driver::Outcome;
 pub use crate::limits::{FILES_RESERVED, NetworkLimits, raise_open_files};
 pub use crate::offer::SamplingOffer;

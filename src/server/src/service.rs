@@ -8,9 +8,10 @@ use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 use trunkline_cluster::{EngineState, Role};
 use trunkline_core::{Config, Refusal, RequestId, Stats};
+use trunkline_port::WeightReads;
 
 use crate::caller::Caller;
-use crate::commands::{Command, Drafts, EngineSnapshot, WorkerSnapshot};
+use crate::commands::{Command, EngineSnapshot, StepCounts, WorkerSnapshot};
 use crate::network::Network;
 use crate::proto;
 use crate::proto::inference_server::Inference;
@@ -157,7 +158,7 @@ impl Inference for InferenceService {
         if !caller.admin {
             return Ok(Response::new(public));
         }
-        let (stats, drafts) = snapshot.totals();
+        let (stats, steps) = snapshot.totals();
         let now_ns = self.shared.driver.clock().now_ns();
         Ok(Response::new(proto::GetServerInfoResponse {
             uptime_s: now_ns as f64 * 1e-9,
@@ -165,7 +166,7 @@ impl Inference for InferenceService {
             network: Some(network(&self.network)),
             load: Some(load(&stats)),
             blocks: Some(blocks(&stats)),
-            counters: Some(counters(&stats, drafts)),
+            counters: Some(counters(&stats, steps)),
             engines: (0..)
                 .zip(&snapshot.engines)
                 .map(|(number, engine)| {
@@ -233,7 +234,7 @@ fn blocks(stats: &Stats) -> proto::Blocks {
     }
 }
 
-fn counters(stats: &Stats, drafts: Drafts) -> proto::Counters {
+fn counters(stats: &Stats, steps: StepCounts) -> proto::Counters {
     proto::Counters {
         steps: stats.steps,
         accepted: stats.requests.accepted,
@@ -247,8 +248,8 @@ fn counters(stats: &Stats, drafts: Drafts) -> proto::Counters {
         published_blocks: stats.published_blocks,
         merged_blocks: stats.merged_blocks,
         evicted_blocks: stats.evicted_blocks,
-        drafted_tokens: drafts.drafted,
-        accepted_drafts: drafts.accepted,
+        drafted_tokens: steps.drafted,
+        accepted_drafts: steps.accepted,
         prefix_blocks: stats.prefix_blocks,
         prefix_runs: stats.prefix_runs,
         h2o_plans: stats.h2o.h2o_plans,
@@ -259,6 +260,18 @@ fn counters(stats: &Stats, drafts: Drafts) -> proto::Counters {
         evicted_retained_blocks: stats.retention.evicted_retained_blocks,
         restarted: stats.requests.restarted,
         withdrawn: stats.requests.withdrawn,
+        weights: (steps.weights.steps > 0).then(|| weights(steps.weights)),
+    }
+}
+
+fn weights(reads: WeightReads) -> proto::WeightReads {
+    proto::WeightReads {
+        steps: reads.steps,
+        bytes: reads.bytes,
+        reading_ns: reads.reading_ns,
+        exposed_ns: reads.exposed_ns,
+        hidden_ns: reads.hidden_ns(),
+        step_ns: reads.step_ns,
     }
 }
 
@@ -285,7 +298,7 @@ fn engine_info(number: u32, engine: &EngineSnapshot, now_ns: u64) -> proto::Engi
         tokens: status.load.tokens,
         load: Some(load(&status.stats)),
         blocks: Some(blocks(&status.stats)),
-        counters: Some(counters(&status.stats, engine.drafts)),
+        counters: Some(counters(&status.stats, engine.counts)),
         abandoned_workers: engine.abandoned,
         store: Some(store_info(&engine.store, &tiers)),
         worker: engine.worker.as_ref().map(|worker| attached_worker(worker, now_ns)),

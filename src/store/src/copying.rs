@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use trunkline_files::Aligned;
 use trunkline_port::{BlockKey, DeviceBlocks, Place, Token, Transfer};
-
-use crate::aligned::Aligned;
 
 use crate::announced::Announced;
 use crate::answer::Pair;

@@ -2,7 +2,6 @@
 //!
 //! `docs/disk-tier.md` specifies the bytes and the steps of a recovery.
 
-pub(crate) mod files;
 mod finishing;
 mod log;
 mod plain;
@@ -20,15 +19,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 
+use trunkline_files::{Aligned, Files, PAGE, SystemFiles};
 use trunkline_port::{BlockKey, KnownBlock, Token};
 
-use crate::aligned::{Aligned, PAGE};
 use crate::counters::{Fault, FaultCounts};
 use crate::error::StoreError;
 use crate::record::{Header, header_len};
 use crate::residency::Residency;
 
-use files::Files;
 pub use log::SEGMENTS_MAX;
 use log::{Limits, Log};
 use queue::WriteQueue;
@@ -107,7 +105,7 @@ pub fn record_max(block_bytes: usize, block_size: u32) -> usize {
 
 /// Returns the files of the operating system, past the page cache where the filesystem of `folder` allows.
 pub fn system_files(folder: &Path) -> Arc<dyn Files> {
-    Arc::new(files::SystemFiles::new(folder))
+    Arc::new(SystemFiles::new(folder))
 }
 
 /// Returns the bytes that the filesystem has for a tier in `folder`, with those of the files there; `None` if the system does not say.

@@ -6,7 +6,6 @@
 //! **Boundary:** this crate knows blocks as bytes with a [`trunkline_port::BlockKey`], and nothing of requests or schedules. The core
 //! decides about places. The store copies, compresses, and proves every block before the block is used.
 
-mod aligned;
 mod announced;
 mod answer;
 mod arena;
@@ -37,7 +36,6 @@ pub use crate::arena::ArenaStats;
 pub use crate::cache::CacheStats;
 pub use crate::coder::CodecStats;
 pub use crate::counters::{Fault, FaultCounts};
-pub use crate::disk::files::{BlockFile, Files};
 pub use crate::disk::{
     Checked, CheckedSegment, DiskStats, OpenFiles, SEGMENTS_MAX, check as check_disk, plain_disk, system_files,
 };
@@ -49,3 +47,4 @@ pub use crate::residency::{Residency, Spread};
 pub use crate::settings::{Compression, StoreSettings, TierMedium};
 pub use crate::stats::{PlaceStats, StoreStats};
 pub use crate::store::Store;
+pub use trunkline_files::{BlockFile, Files};

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use trunkline_files::Aligned;
 use trunkline_port::{BlockFault, Place};
 
-use crate::aligned::Aligned;
 use crate::arena::Arena;
 use crate::cache::DecodeCache;
 use crate::coder::{Coder, Engine, Origin};

@@ -1,9 +1,10 @@
 //! Errors of model files and of steps; each message names the fault, the place, and the remedy.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use trunkline_port::{RequestId, StepError, Token};
+use trunkline_streaming::BudgetError;
 
 use crate::matrix::MatrixError;
 
@@ -133,6 +134,28 @@ pub enum ModelError {
         /// Problem with the file.
         problem: String,
     },
+    /// A file of packed weights cannot be written.
+    #[error("cannot write the packed weights to {}: {source}; name another folder with dir", path.display())]
+    Write {
+        /// Path of the file or folder.
+        path: PathBuf,
+        /// Error of the operating system.
+        source: std::io::Error,
+    },
+    /// A file of packed weights is not what its name says.
+    #[error("the packed weights in {} cannot be used: {problem}; remove the file to have it written again", path.display())]
+    Packed {
+        /// Path of the file.
+        path: PathBuf,
+        /// Problem with the file.
+        problem: String,
+    },
+    /// A group of packed weights cannot be read.
+    #[error(transparent)]
+    Weights(#[from] WeightsFault),
+    /// The memory for weights is too small.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
     /// A tensor without a use in the model's architecture; ignoring the tensor would give wrong text.
     #[error("tensor {name} in {} is no part of the model's architecture; the model is of another kind", path.display())]
     UnexpectedTensor {
@@ -143,7 +166,47 @@ pub enum ModelError {
     },
 }
 
-/// The worker cannot start or cannot run a step. A refused step has changed nothing, except [`WorkerError::NonFinite`]; the same
+impl ModelError {
+    /// Describes a file of packed weights that cannot be used.
+    pub(crate) fn packed(path: &Path, problem: &str) -> Self {
+        Self::Packed { path: path.to_owned(), problem: problem.to_owned() }
+    }
+}
+
+/// Fault of a group of packed weights that was read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupFault {
+    /// The system could not read the file.
+    #[error("{0}")]
+    Read(String),
+    /// The file ends within the group.
+    #[error("the file is cut short")]
+    Short,
+    /// The bytes are not the ones written.
+    #[error("the checksum is wrong")]
+    Checksum,
+}
+
+/// A group of packed weights could not be read from its file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the {part} weights of layer {layer} cannot be read from {}: {fault}; check the disk, or remove the file and start again, which writes \
+     it anew",
+    path.display()
+)]
+pub struct WeightsFault {
+    /// Path of the file.
+    pub path: PathBuf,
+    /// Layer of the group.
+    pub layer: u32,
+    /// Part of the layer.
+    pub part: &'static str,
+    /// Fault of the read.
+    pub fault: GroupFault,
+}
+
+/// The worker cannot start or cannot run a step. A refused step has changed nothing, except [`WorkerError::NonFinite`] and [`WorkerError::Weights`]; the same
 /// step may be sent again afterwards.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -242,6 +305,14 @@ pub enum WorkerError {
         block: u32,
         /// Number of existing blocks.
         limit: u32,
+    },
+    /// Streamed weights could not be read. The next step reads from the first layer on, so the fault may pass.
+    #[error("step {step}: {fault}")]
+    Weights {
+        /// Number of the step.
+        step: u64,
+        /// Group that could not be read.
+        fault: WeightsFault,
     },
     /// The model answered with NaN or infinity for a sequence: the model's weights are damaged or too large for F32.
     #[error("step {step}: the logits of request {request} are not finite; check the model's weights")]

@@ -19,16 +19,18 @@ use crate::error::ModelError;
 use crate::gguf::metadata::unreadable;
 use crate::gguf::tensors::FileTensors;
 use crate::memory::check_weights;
-use crate::weights::{Weights, collect};
+use crate::weights::{Keep, Weights, collect};
 
 /// Reads configuration and weights of the GGUF file at `path`.
 ///
 /// # Errors
 ///
 /// The file cannot be read, is no GGUF file, describes a model of an unsupported kind, or lacks a tensor.
-pub(crate) fn load(path: &Path) -> Result<(ModelConfig, Weights), ModelError> {
+pub(crate) fn load(path: &Path, keep: &mut dyn Keep) -> Result<(ModelConfig, Weights), ModelError> {
     let file = File::open(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
-    check_weights(path, file.metadata().map_or(0, |metadata| metadata.len()))?;
+    if keep.in_memory() {
+        check_weights(path, file.metadata().map_or(0, |metadata| metadata.len()))?;
+    }
     let mut reader = GGUFFileReader::new(BufReader::new(&file)).map_err(|error| match error {
         GGUFError::UnexpectedEof => cut_short(path, &file),
         GGUFError::Io(error) if error.kind() == ErrorKind::UnexpectedEof => cut_short(path, &file),
@@ -39,7 +41,7 @@ pub(crate) fn load(path: &Path) -> Result<(ModelConfig, Weights), ModelError> {
     if let Some(divisors) = tensors.rope_divisors(&config)? {
         config.rope_scaling = Some(divisors);
     }
-    let weights = collect(&config, &mut tensors)?;
+    let weights = collect(&config, &mut tensors, keep)?;
     tensors.finish()?;
     Ok((config, weights))
 }

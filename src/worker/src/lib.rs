@@ -17,10 +17,13 @@
 //!
 //! While steps run, [`Blocks`] reads and writes blocks as bytes, on other threads.
 //!
+//! A model whose weights are larger than the memory is packed into a file, group by group (`packed`, `pair`); groups that do not fit are read ahead of each step (`stream`).
+//! Kernels see slices, wherever the weights lie (`stored`).
+//!
 //! **Invariant: equal bits.** The logits of a row depend on the row's sequence alone, not on the batch, the chunks, the blocks or
 //! the number of threads; `kernel` explains how. **Boundary:** the crate knows steps and tokens, nothing of queues, requests' text,
-//! clocks or sockets. Only `hugging_face`, `shards` and `gguf` read
-//! files, and only when a model is loaded.
+//! clocks or sockets, but for the durations of the reads of streamed weights. Only `hugging_face`, `shards` and `gguf` read
+//! files when a model is loaded, and only `packed` reads and writes packed weights.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -60,6 +63,8 @@ mod memory;
 mod mirror;
 pub mod model;
 mod noise;
+mod packed;
+mod pair;
 mod prefetch;
 mod quantised_cells;
 mod rope;
@@ -68,6 +73,9 @@ mod sampler;
 mod scores;
 mod seeded;
 mod shards;
+mod stored;
+mod stream;
+pub mod stream_settings;
 mod table;
 mod threads;
 mod tile;
@@ -76,11 +84,15 @@ pub mod worker;
 
 pub use crate::blocks::Blocks;
 pub use crate::config::ModelConfig;
-pub use crate::error::{CopyFault, GroupMember, GroupsError, ModelError, SamplingError, SequenceFault, WorkerError};
+pub use crate::error::{
+    CopyFault, GroupFault, GroupMember, GroupsError, ModelError, SamplingError, SequenceFault, WeightsFault,
+    WorkerError,
+};
 pub use crate::groups::{equal_groups, equal_head_groups};
 pub use crate::kv::KvDtype;
 pub use crate::matrix::{Matrix, MatrixError, WeightKind};
 pub use crate::memory::machine_memory;
 pub use crate::model::Model;
 pub use crate::sampler::check_sampling;
+pub use crate::stream_settings::{PlacedGroup, StreamInfo, StreamSettings};
 pub use crate::worker::{Worker, WorkerConfig};

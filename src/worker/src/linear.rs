@@ -68,6 +68,16 @@ impl Linear {
         Self::new(parts.iter().map(|part| Matrix::from_f32(inputs, part)).collect())
     }
 
+    /// Returns the matrices, one below the other.
+    pub(crate) fn parts(&self) -> &[Matrix] {
+        &self.parts
+    }
+
+    /// Returns the matrices, to bring weights into memory or out of memory.
+    pub(crate) fn parts_mut(&mut self) -> &mut [Matrix] {
+        &mut self.parts
+    }
+
     /// Width of a row of outputs.
     pub(crate) fn outputs(&self) -> usize {
         self.outputs

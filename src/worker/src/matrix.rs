@@ -21,6 +21,7 @@ use crate::matrix::half::{widen_bf16, widen_f16};
 use crate::matrix::nibbles::{Nibbles, u16_at};
 use crate::prefetch::Ahead;
 use crate::rounded::RoundedRows;
+use crate::stored::{Run, Stored};
 
 /// Inputs unpacked at a time: ranges MUST begin at a multiple of this number.
 pub(crate) const UNPACK: usize = 32;
@@ -189,15 +190,16 @@ pub enum MatrixError {
 
 /// Weights in panels.
 enum Panels {
-    F32(Vec<f32>),
-    Bf16(Vec<u16>),
-    F16(Vec<u16>),
+    F32(Stored<f32>),
+    Bf16(Stored<u16>),
+    F16(Stored<u16>),
     Nibbles(Nibbles),
     Codes(Codes),
 }
 
 /// A matrix of `outputs` by `inputs` weights. Immutable.
 pub struct Matrix {
+    kind: WeightKind,
     outputs: usize,
     inputs: usize,
     panels: Panels,
@@ -238,14 +240,62 @@ impl Matrix {
             WeightKind::Q5K => Panels::Codes(Codes::from_q5_k(inputs, outputs, bytes)),
             WeightKind::Q6K => Panels::Codes(Codes::from_q6_k(inputs, outputs, bytes)),
         };
-        Ok(Self { outputs, inputs, panels })
+        Ok(Self { kind, outputs, inputs, panels })
     }
 
     /// Packs a matrix of F32 rows. The length of `weights` MUST be a multiple of `inputs`.
     pub fn from_f32(inputs: usize, weights: &[f32]) -> Self {
         let outputs = weights.len() / inputs;
         debug_assert_eq!(weights.len(), outputs * inputs);
-        Self { outputs, inputs, panels: Panels::F32(interleave(outputs, inputs, weights, |weight| *weight)) }
+        let panels = Panels::F32(interleave(outputs, inputs, weights, |weight| *weight));
+        Self { kind: WeightKind::F32, outputs, inputs, panels }
+    }
+
+    /// Describes a matrix whose weights are not in memory.
+    ///
+    /// # Errors
+    ///
+    /// A shape that `kind` cannot have.
+    pub(crate) fn absent(kind: WeightKind, outputs: usize, inputs: usize) -> Result<Self, MatrixError> {
+        kind.bytes(outputs, inputs)?;
+        let lanes = outputs.checked_next_multiple_of(LANES).and_then(|lanes| lanes.checked_mul(inputs));
+        let lanes = lanes.ok_or(MatrixError::Size { outputs, inputs })?;
+        let panels = match kind {
+            WeightKind::F32 => Panels::F32(Stored::absent(lanes)),
+            WeightKind::Bf16 => Panels::Bf16(Stored::absent(lanes)),
+            WeightKind::F16 => Panels::F16(Stored::absent(lanes)),
+            WeightKind::Q4_0 | WeightKind::Q4_1 | WeightKind::Q4K => {
+                Panels::Nibbles(Nibbles::absent(kind, inputs, outputs))
+            }
+            _ => Panels::Codes(Codes::absent(kind, inputs, outputs)),
+        };
+        Ok(Self { kind, outputs, inputs, panels })
+    }
+
+    /// Calls `visit` with each array of the matrix, in the order of a file of packed weights.
+    pub(crate) fn runs(&mut self, visit: &mut dyn FnMut(&mut dyn Run)) {
+        match &mut self.panels {
+            Panels::F32(panels) => visit(panels),
+            Panels::Bf16(panels) | Panels::F16(panels) => visit(panels),
+            Panels::Nibbles(panels) => panels.runs(visit),
+            Panels::Codes(panels) => panels.runs(visit),
+        }
+    }
+
+    /// Returns the memory of the weights, in memory or not, bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let bytes = match &self.panels {
+            Panels::F32(panels) => panels.n_bytes(),
+            Panels::Bf16(panels) | Panels::F16(panels) => panels.n_bytes(),
+            Panels::Nibbles(panels) => panels.n_bytes(),
+            Panels::Codes(panels) => panels.n_bytes(),
+        };
+        bytes as u64
+    }
+
+    /// Returns the element type.
+    pub fn kind(&self) -> WeightKind {
+        self.kind
     }
 
     /// Returns the number of rows: elements of a product.
@@ -339,10 +389,10 @@ fn first_bad<const N: usize>(bytes: &[u8], bad: impl Fn([u8; N]) -> bool) -> Opt
 }
 
 /// Brings rows of `inputs` elements into panels.
-fn interleave<S, T: Copy + Default>(outputs: usize, inputs: usize, rows: &[S], read: impl Fn(&S) -> T) -> Vec<T> {
+fn interleave<S, T: Copy + Default>(outputs: usize, inputs: usize, rows: &[S], read: impl Fn(&S) -> T) -> Stored<T> {
     let mut panels = vec![T::default(); outputs.div_ceil(LANES) * inputs * LANES];
     if inputs == 0 {
-        return panels;
+        return panels.into();
     }
     for (output, row) in rows.chunks_exact(inputs).enumerate() {
         let panel = &mut panels[output / LANES * inputs * LANES..][..inputs * LANES];
@@ -350,7 +400,7 @@ fn interleave<S, T: Copy + Default>(outputs: usize, inputs: usize, rows: &[S], r
             *lane = read(value);
         }
     }
-    panels
+    panels.into()
 }
 
 #[cfg(test)]

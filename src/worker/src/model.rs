@@ -1,37 +1,28 @@
 //! The model: packed weights, and the forward pass over a batch.
 
+mod streamed;
+
 use std::path::Path;
+use std::sync::Arc;
 
 use trunkline_port::{LayerGroup, ModelInfo};
 
 use crate::attention::{Plan, Sequence, attend};
 use crate::config::ModelConfig;
-use crate::error::{GroupsError, ModelError};
+use crate::error::{GroupsError, ModelError, WeightsFault};
 use crate::groups::{Groups, Place};
 use crate::kernel::{rms_norm, rms_norm_in_place, swiglu};
 use crate::kv::{KvCache, KvDtype, LockedBlocks};
 use crate::linear::{Linear, LinearScratch, Output};
 use crate::matrix::Matrix;
+use crate::pair::Pair;
 use crate::rope::{Rope, rotate};
 use crate::scores::Scores;
+use crate::stream::{Stream, Streamed};
+use crate::stream_settings::StreamInfo;
 use crate::threads::Threads;
-use crate::weights::{HeadNorms, Weights};
+use crate::weights::{InMemory, Keep, LayerWeights, Weights};
 use crate::{gguf, hugging_face, shards};
-
-/// A layer with packed matrices; matrices with the same input are packed into one.
-struct Layer {
-    attention_norm: Vec<f32>,
-    qkv: Linear,
-    qkv_bias: Option<Vec<f32>>,
-    head_norms: Option<HeadNorms>,
-    o: Linear,
-    o_bias: Option<Vec<f32>>,
-    mlp_norm: Vec<f32>,
-    gate_up: Linear,
-    gate_up_bias: Option<Vec<f32>>,
-    down: Linear,
-    down_bias: Option<Vec<f32>>,
-}
 
 /// A decoder-only transformer of the Llama architecture or a relative of it, computed in F32 (products with quantised weights in integers): RMSNorm, rotary embeddings,
 /// grouped-query attention and a gated feed-forward layer. Immutable; an `Arc` shares the model between workers.
@@ -43,9 +34,32 @@ pub struct Model {
     rope: Rope,
     /// One row for each token; `None` if the rows of the head are the embeddings.
     embedding: Option<Matrix>,
-    layers: Vec<Layer>,
+    layers: Vec<LayerWeights>,
     final_norm: Vec<f32>,
     head: Linear,
+    /// Groups of matrices that are not in memory, if there are any.
+    streamed: Option<Arc<Streamed>>,
+    stream_info: Option<StreamInfo>,
+}
+
+/// Name of a model's folder, or the stem of its file.
+struct LoadedName {
+    name: String,
+    is_file: bool,
+}
+
+impl LoadedName {
+    fn of(path: &Path) -> Result<Self, ModelError> {
+        if !path.exists() {
+            let hint = "give the folder of a Hugging Face model, or a GGUF file";
+            return Err(ModelError::MissingFile { path: path.to_owned(), hint });
+        }
+        let full = path.canonicalize().map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
+        let is_file = !full.is_dir();
+        let name = if is_file { full.file_stem() } else { full.file_name() };
+        let name = name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
+        Ok(Self { name, is_file })
+    }
 }
 
 /// The tokens of a batch with positions and blocks. All sequences' rows follow one another.
@@ -85,20 +99,18 @@ impl Model {
     ///
     /// See [`ModelError`]: a file or a tensor is missing or malformed, or the model is of a family that the worker does not run.
     pub fn load(path: &Path) -> Result<Model, ModelError> {
-        if !path.exists() {
-            let hint = "give the folder of a Hugging Face model, or a GGUF file";
-            return Err(ModelError::MissingFile { path: path.to_owned(), hint });
-        }
-        let full = path.canonicalize().map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
-        let file = !full.is_dir();
-        let name = if file { full.file_stem() } else { full.file_name() };
-        let name = name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
-        let (config, weights) = if file {
-            gguf::load(path)?
-        } else {
+        let LoadedName { name, .. } = LoadedName::of(path)?;
+        Self::load_keeping(path, name, &mut InMemory)
+    }
+
+    /// Reads a model whose groups of matrices go to `keep`.
+    fn load_keeping(path: &Path, name: String, keep: &mut dyn Keep) -> Result<Model, ModelError> {
+        let (config, weights) = if path.is_dir() {
             let config = hugging_face::load(path)?;
-            let weights = shards::load(path, &config)?;
+            let weights = shards::load(path, &config, keep)?;
             (config, weights)
+        } else {
+            gguf::load(path, keep)?
         };
         Ok(Self::assemble(name, config, weights))
     }
@@ -117,23 +129,6 @@ impl Model {
 
     /// Packs weights with the shapes of `config`.
     pub(crate) fn assemble(name: String, config: ModelConfig, weights: Weights) -> Model {
-        let layers = weights
-            .layers
-            .into_iter()
-            .map(|layer| Layer {
-                attention_norm: layer.attention_norm,
-                qkv: Linear::new(vec![layer.q, layer.k, layer.v]),
-                qkv_bias: layer.qkv_bias,
-                head_norms: layer.head_norms,
-                o: Linear::new(vec![layer.o]),
-                o_bias: layer.o_bias,
-                mlp_norm: layer.mlp_norm,
-                gate_up: Linear::new(vec![layer.gate, layer.up]),
-                gate_up_bias: layer.gate_up_bias,
-                down: Linear::new(vec![layer.down]),
-                down_bias: layer.down_bias,
-            })
-            .collect();
         let (head, embedding) = match weights.head {
             Some(head) => (head, Some(weights.embedding)),
             None => (weights.embedding, None),
@@ -149,9 +144,11 @@ impl Model {
             groups,
             rope,
             embedding,
-            layers,
+            layers: weights.layers,
             final_norm: weights.final_norm,
             head: Linear::new(vec![head]),
+            streamed: None,
+            stream_info: None,
         }
     }
 
@@ -255,8 +252,19 @@ impl Model {
     }
 
     /// Runs a batch: writes keys and values into `kv` and leaves the wanted logits in `scratch`. Tokens MUST be in the
-    /// vocabulary and block tables MUST reach every position.
-    pub(crate) fn forward(&self, batch: &Batch<'_>, kv: &mut KvCache, scratch: &mut Scratch, threads: &Threads) {
+    /// vocabulary and block tables MUST reach every position. `stream` has the weights that are not in memory.
+    ///
+    /// # Errors
+    ///
+    /// Streamed weights could not be read. The KV of the batch is not written then, or only in part.
+    pub(crate) fn forward(
+        &self,
+        batch: &Batch<'_>,
+        kv: &mut KvCache,
+        scratch: &mut Scratch,
+        threads: &Threads,
+        stream: &mut Option<Stream>,
+    ) -> Result<(), WeightsFault> {
         let (rows, hidden) = (batch.tokens.len(), self.config.hidden_size as usize);
         let (q_width, kv_width) = (self.config.q_width(), self.config.kv_width());
         let (qkv_width, inner) = (q_width + 2 * kv_width, self.config.intermediate_size as usize);
@@ -277,21 +285,26 @@ impl Model {
             scratch;
         for (i, layer) in self.layers.iter().enumerate() {
             norm_rows(x, &layer.attention_norm, eps, normed, threads);
-            layer.qkv.apply(normed, qkv, Output::Replace, linear, threads);
+            let weights = group(stream, 2 * i, &layer.attention)?;
+            weights.first.apply(normed, qkv, Output::Replace, linear, threads);
             self.place_heads(layer, qkv, cos, sin, threads);
             let places = self.groups.places(i);
             store(batch.sequences, &mut kv, places, qkv, q_width, kv_width);
             attend(&plan, &kv.view(), places, qkv, attention, scores, threads);
-            layer.o.apply(attention, x, Output::Add, linear, threads);
+            weights.second.apply(attention, x, Output::Add, linear, threads);
             add_bias(layer.o_bias.as_deref(), x, threads);
             norm_rows(x, &layer.mlp_norm, eps, normed, threads);
-            layer.gate_up.apply(normed, gate_up, Output::Replace, linear, threads);
+            let weights = group(stream, 2 * i + 1, &layer.feed_forward)?;
+            weights.first.apply(normed, gate_up, Output::Replace, linear, threads);
             add_bias(layer.gate_up_bias.as_deref(), gate_up, threads);
             threads.chunks(activated, inner, rows * inner * 8, |row, out| {
                 swiglu(&gate_up[row * 2 * inner..(row + 1) * 2 * inner], out);
             });
-            layer.down.apply(activated, x, Output::Add, linear, threads);
+            weights.second.apply(activated, x, Output::Add, linear, threads);
             add_bias(layer.down_bias.as_deref(), x, threads);
+        }
+        if let Some(stream) = stream {
+            stream.end();
         }
         normed.resize(batch.logit_rows.len() * hidden, 0.0);
         for (row, normed) in batch.logit_rows.iter().zip(normed.chunks_exact_mut(hidden)) {
@@ -299,6 +312,7 @@ impl Model {
         }
         logits.resize(batch.logit_rows.len() * self.head.outputs(), 0.0);
         self.head.apply(normed, logits, Output::Replace, linear, threads);
+        Ok(())
     }
 
     fn embed(&self, tokens: &[u32], x: &mut Vec<f32>) {
@@ -325,7 +339,7 @@ impl Model {
 
     /// Adds the biases of every row's queries, keys and values, norms the query and key heads, and rotates them; the layer decides
     /// about biases and norms.
-    fn place_heads(&self, layer: &Layer, qkv: &mut [f32], cos: &[f32], sin: &[f32], threads: &Threads) {
+    fn place_heads(&self, layer: &LayerWeights, qkv: &mut [f32], cos: &[f32], sin: &[f32], threads: &Threads) {
         let (dim, eps) = (self.config.head_dim as usize, self.config.rms_norm_eps);
         let (q_width, kv_width) = (self.config.q_width(), self.config.kv_width());
         let cost = 2 * qkv.len();
@@ -344,6 +358,14 @@ impl Model {
                 rotate(head, cos, sin);
             }
         });
+    }
+}
+
+/// Returns group `number` of the matrices, which is `pinned` unless it is streamed.
+fn group<'a>(stream: &'a mut Option<Stream>, number: usize, pinned: &'a Pair) -> Result<&'a Pair, WeightsFault> {
+    match stream {
+        Some(stream) => Ok(stream.group(number)?.unwrap_or(pinned)),
+        None => Ok(pinned),
     }
 }
 

@@ -10,6 +10,7 @@ use crate::config::{LayerParts, ModelConfig};
 use crate::matrix::{Matrix, WeightKind};
 use crate::model::Model;
 use crate::noise::Noise;
+use crate::pair::Pair;
 use crate::weights::{LayerWeights, Weights};
 
 /// The begin token, after the bytes 0 to 255.
@@ -102,18 +103,23 @@ impl Model {
         let layers = (0..config.n_layers)
             .map(|_| LayerWeights {
                 attention_norm: vec![1.0; hidden],
-                q: packed(config.q_width(), hidden, ATTENTION_GAIN),
-                k: packed(config.kv_width(), hidden, ATTENTION_GAIN),
-                v: packed(config.kv_width(), hidden, ATTENTION_GAIN),
+                attention: Pair::new(
+                    vec![
+                        packed(config.q_width(), hidden, ATTENTION_GAIN),
+                        packed(config.kv_width(), hidden, ATTENTION_GAIN),
+                        packed(config.kv_width(), hidden, ATTENTION_GAIN),
+                    ],
+                    packed(hidden, config.q_width(), ATTENTION_GAIN),
+                ),
                 qkv_bias: None,
                 head_norms: None,
-                o: packed(hidden, config.q_width(), ATTENTION_GAIN),
                 o_bias: None,
                 mlp_norm: vec![1.0; hidden],
-                gate: packed(inner, hidden, 1.0),
-                up: packed(inner, hidden, 1.0),
+                feed_forward: Pair::new(
+                    vec![packed(inner, hidden, 1.0), packed(inner, hidden, 1.0)],
+                    packed(hidden, inner, 1.0),
+                ),
                 gate_up_bias: None,
-                down: packed(hidden, inner, 1.0),
                 down_bias: None,
             })
             .collect();
@@ -153,29 +159,49 @@ impl Model {
             tied_head: true,
             ..tiny_config()
         };
+        Self::random_of("seeded-smollm2", config, kind, seed)
+    }
+
+    /// A model of width 256 with random matrices of any one kind, for tests: 4 query heads on 2 KV heads, the vocabulary of the byte tokenizer.
+    pub fn seeded_of_kind(kind: WeightKind, n_layers: u32, seed: u64) -> Model {
+        let config = ModelConfig {
+            hidden_size: 256,
+            intermediate_size: 512,
+            head_dim: 64,
+            n_layers,
+            tied_head: true,
+            ..tiny_config()
+        };
+        Self::random_of("seeded-kind", config, kind, seed)
+    }
+
+    /// A model of the shape `config` with random matrices of one kind and a tied head.
+    fn random_of(name: &str, config: ModelConfig, kind: WeightKind, seed: u64) -> Model {
         let (hidden, inner) = (config.hidden_size as usize, config.intermediate_size as usize);
         let mut noise = Noise::new(seed);
         let mut matrix = |outputs, inputs| random_matrix(kind, outputs, inputs, &mut noise);
-        let layers = (0..n_layers)
+        let layers = (0..config.n_layers)
             .map(|_| LayerWeights {
                 attention_norm: vec![1.0; hidden],
-                q: matrix(config.q_width(), hidden),
-                k: matrix(config.kv_width(), hidden),
-                v: matrix(config.kv_width(), hidden),
+                attention: Pair::new(
+                    vec![
+                        matrix(config.q_width(), hidden),
+                        matrix(config.kv_width(), hidden),
+                        matrix(config.kv_width(), hidden),
+                    ],
+                    matrix(hidden, config.q_width()),
+                ),
                 qkv_bias: None,
                 head_norms: None,
-                o: matrix(hidden, config.q_width()),
                 o_bias: None,
                 mlp_norm: vec![1.0; hidden],
-                gate: matrix(inner, hidden),
-                up: matrix(inner, hidden),
+                feed_forward: Pair::new(vec![matrix(inner, hidden), matrix(inner, hidden)], matrix(hidden, inner)),
                 gate_up_bias: None,
-                down: matrix(hidden, inner),
                 down_bias: None,
             })
             .collect();
-        let embedding = matrix(Self::SMOLLM2_VOCAB as usize, hidden);
+        let embedding = matrix(config.vocab_size as usize, hidden);
         let weights = Weights { embedding, layers, final_norm: vec![1.0; hidden], head: None };
-        Model::assemble("seeded-smollm2".to_owned(), config, weights)
+        Model::assemble(name.to_owned(), config, weights)
     }
 }

@@ -16,7 +16,7 @@ use crate::error::ModelError;
 use crate::hugging_face::read_json;
 use crate::matrix::WeightKind;
 use crate::memory::{check_weights, exhausted};
-use crate::weights::{Tensor, Tensors, Weights, collect};
+use crate::weights::{InMemory, Keep, Tensor, Tensors, Weights, collect};
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -59,8 +59,8 @@ struct Shards {
 ///
 /// No weights; a missing, interrupted or malformed file; or a missing or surplus tensor, one of another shape, or one of a type
 /// other than F32, F16 or BF16.
-pub(crate) fn load(dir: &Path, config: &ModelConfig) -> Result<Weights, ModelError> {
-    take_all(Shards::open(dir)?, config)
+pub(crate) fn load(dir: &Path, config: &ModelConfig, keep: &mut dyn Keep) -> Result<Weights, ModelError> {
+    take_all(Shards::open(dir, keep.in_memory())?, config, keep)
 }
 
 /// Takes the weights described by `config` from the bytes of a safetensors file; messages name the file `path`.
@@ -72,11 +72,11 @@ pub(crate) fn parse(bytes: &'static [u8], path: &Path, config: &ModelConfig) -> 
     let mut shards =
         Shards { dir: path.to_owned(), files: Vec::new(), tensors: BTreeMap::new(), placed: BTreeMap::new() };
     shards.add(Shard::new(path.to_owned(), Box::new(Cursor::new(bytes)), bytes.len() as u64)?);
-    take_all(shards, config)
+    take_all(shards, config, &mut InMemory)
 }
 
-fn take_all(mut shards: Shards, config: &ModelConfig) -> Result<Weights, ModelError> {
-    let weights = collect(config, &mut shards)?;
+fn take_all(mut shards: Shards, config: &ModelConfig, keep: &mut dyn Keep) -> Result<Weights, ModelError> {
+    let weights = collect(config, &mut shards, keep)?;
     match shards.tensors.iter().find(|(name, _)| !is_surplus(name, config)) {
         None => Ok(weights),
         Some((name, (shard, _))) => {
@@ -91,16 +91,17 @@ fn is_surplus(name: &str, config: &ModelConfig) -> bool {
 }
 
 impl Shards {
-    fn open(dir: &Path) -> Result<Self, ModelError> {
+    /// Opens the files of a folder, whose weights must fit into memory if they are to be `in_memory`.
+    fn open(dir: &Path, in_memory: bool) -> Result<Self, ModelError> {
         let (paths, placed) = weight_files(dir)?;
         let mut shards = Self { dir: dir.to_owned(), files: Vec::new(), tensors: BTreeMap::new(), placed };
         for path in paths {
             shards.add(Shard::open(path)?);
         }
-        check_weights(
-            dir,
-            shards.tensors.values().map(|(_, info)| info.data_offsets).map(|(from, to)| (to - from) as u64).sum(),
-        )?;
+        if in_memory {
+            let bytes = shards.tensors.values().map(|(_, info)| info.data_offsets).map(|(from, to)| (to - from) as u64);
+            check_weights(dir, bytes.sum())?;
+        }
         Ok(shards)
     }
 
@@ -111,14 +112,14 @@ impl Shards {
     }
 }
 
-impl Tensors for Shards {
-    fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
+impl Shards {
+    /// Finds a tensor of a shape. Returns the number of the shard, the place and the kind.
+    fn find(&mut self, name: &str, shape: &[usize]) -> Result<(usize, TensorInfo, WeightKind), ModelError> {
         let Some((shard, info)) = self.tensors.remove(name) else {
             let path = self.placed.get(name).map_or_else(|| self.dir.clone(), |file| self.dir.join(file));
             return Err(ModelError::MissingTensor { name: name.to_owned(), path });
         };
-        let shard = &mut self.files[shard];
-        let path = shard.path.clone();
+        let path = self.files[shard].path.clone();
         if info.shape != shape {
             let (name, expected) = (name.to_owned(), shape.to_vec());
             return Err(ModelError::Shape { name, path, found: info.shape, expected });
@@ -129,8 +130,21 @@ impl Tensors for Shards {
             Dtype::BF16 => WeightKind::Bf16,
             other => return Err(ModelError::Dtype { name: name.to_owned(), path, found: format!("{other:?}") }),
         };
+        Ok((shard, info, kind))
+    }
+}
+
+impl Tensors for Shards {
+    fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
+        let (shard, info, kind) = self.find(name, shape)?;
+        let shard = &mut self.files[shard];
         let bytes = shard.read(&info)?;
-        Ok(Tensor { kind, bytes, path })
+        Ok(Tensor { kind, bytes, path: shard.path.clone() })
+    }
+
+    fn skip(&mut self, name: &str, shape: &[usize]) -> Result<(WeightKind, PathBuf), ModelError> {
+        let (shard, _, kind) = self.find(name, shape)?;
+        Ok((kind, self.files[shard].path.clone()))
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::matrix::{Matrix, WeightKind};
+use crate::pair::{Pair, Part};
 
 /// Weights in the stored order: matrices row by row, one row for each output.
 pub(crate) struct Weights {
@@ -21,20 +22,17 @@ pub(crate) struct Weights {
 /// Weights of one layer. Parts that the model lacks are `None`.
 pub(crate) struct LayerWeights {
     pub(crate) attention_norm: Vec<f32>,
-    pub(crate) q: Matrix,
-    pub(crate) k: Matrix,
-    pub(crate) v: Matrix,
+    /// Queries, keys and values; and the output of attention.
+    pub(crate) attention: Pair,
     /// Biases of queries, keys and values, one behind the other.
     pub(crate) qkv_bias: Option<Vec<f32>>,
     pub(crate) head_norms: Option<HeadNorms>,
-    pub(crate) o: Matrix,
     pub(crate) o_bias: Option<Vec<f32>>,
     pub(crate) mlp_norm: Vec<f32>,
-    pub(crate) gate: Matrix,
-    pub(crate) up: Matrix,
+    /// Gate and up projection; and the down projection.
+    pub(crate) feed_forward: Pair,
     /// Biases of gate and up projection, one behind the other.
     pub(crate) gate_up_bias: Option<Vec<f32>>,
-    pub(crate) down: Matrix,
     pub(crate) down_bias: Option<Vec<f32>>,
 }
 
@@ -60,20 +58,64 @@ pub(crate) trait Tensors {
     ///
     /// The tensor is missing, has another shape, has an element type unknown to this worker, or cannot be read.
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError>;
+
+    /// Counts tensor `name` as taken without reading the bytes. Returns the tensor's kind and file.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Tensors::take`].
+    fn skip(&mut self, name: &str, shape: &[usize]) -> Result<(WeightKind, PathBuf), ModelError>;
 }
 
-/// Reads all weights described by `config`.
+/// Place of the groups of matrices: receives each group as soon as the group is read.
+pub(crate) trait Keep {
+    /// Returns `true` if all groups stay in memory.
+    fn in_memory(&self) -> bool;
+
+    /// Returns `false` if the weights of the matrices are known already: groups are described without weights then.
+    fn needs_weights(&self) -> bool;
+
+    /// Takes a group. Returns the group, with its weights or without.
+    ///
+    /// # Errors
+    ///
+    /// The group cannot be put into its place.
+    fn keep(&mut self, layer: u32, part: Part, group: Pair) -> Result<Pair, ModelError>;
+}
+
+/// Keeps all groups in memory.
+pub(crate) struct InMemory;
+
+impl Keep for InMemory {
+    fn in_memory(&self) -> bool {
+        true
+    }
+
+    fn needs_weights(&self) -> bool {
+        true
+    }
+
+    fn keep(&mut self, _: u32, _: Part, group: Pair) -> Result<Pair, ModelError> {
+        Ok(group)
+    }
+}
+
+/// Reads all weights described by `config`; groups of matrices go to `keep`.
 ///
 /// # Errors
 ///
-/// The errors of [`Tensors::take`], for the first such tensor.
-pub(crate) fn collect(config: &ModelConfig, tensors: &mut impl Tensors) -> Result<Weights, ModelError> {
+/// The errors of [`Tensors::take`], for the first such tensor, and those of `keep`.
+pub(crate) fn collect(
+    config: &ModelConfig,
+    tensors: &mut impl Tensors,
+    keep: &mut dyn Keep,
+) -> Result<Weights, ModelError> {
     let (vocab, hidden) = (config.vocab_size as usize, config.hidden_size as usize);
     let mut source = Source { tensors };
     let embedding = source.matrix("model.embed_tokens.weight", vocab, hidden)?;
     let mut layers = Vec::new();
     for layer in 0..config.n_layers {
-        layers.push(collect_layer(config, layer, &mut source)?);
+        layers.push(collect_layer(config, layer, &mut source, keep)?);
     }
     let final_norm = source.vector("model.norm.weight", hidden)?;
     let head = if config.tied_head { None } else { Some(source.matrix("lm_head.weight", vocab, hidden)?) };
@@ -84,6 +126,7 @@ fn collect_layer<T: Tensors>(
     config: &ModelConfig,
     layer: u32,
     source: &mut Source<'_, T>,
+    keep: &mut dyn Keep,
 ) -> Result<LayerWeights, ModelError> {
     let (hidden, inner) = (config.hidden_size as usize, config.intermediate_size as usize);
     let (q, kv, head) = (config.q_width(), config.kv_width(), config.head_dim as usize);
@@ -91,11 +134,18 @@ fn collect_layer<T: Tensors>(
     let name = |part: &str| format!("model.layers.{layer}.{part}");
     let attention = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
     let mlp = |part: &str| format!("model.layers.{layer}.mlp.{part}");
+    let reads = keep.needs_weights();
+    let attention_norm = source.vector(&name("input_layernorm.weight"), hidden)?;
+    let qkv = [(attention("q_proj.weight"), q), (attention("k_proj.weight"), kv), (attention("v_proj.weight"), kv)];
+    let group = source.pair(reads, (&qkv, hidden), (&attention("o_proj.weight"), hidden, q))?;
+    let attention_pair = keep.keep(layer, Part::Attention, group)?;
+    let mlp_norm = source.vector(&name("post_attention_layernorm.weight"), hidden)?;
+    let gate_up = [(mlp("gate_proj.weight"), inner), (mlp("up_proj.weight"), inner)];
+    let group = source.pair(reads, (&gate_up, hidden), (&mlp("down_proj.weight"), hidden, inner))?;
+    let feed_forward = keep.keep(layer, Part::FeedForward, group)?;
     Ok(LayerWeights {
-        attention_norm: source.vector(&name("input_layernorm.weight"), hidden)?,
-        q: source.matrix(&attention("q_proj.weight"), q, hidden)?,
-        k: source.matrix(&attention("k_proj.weight"), kv, hidden)?,
-        v: source.matrix(&attention("v_proj.weight"), kv, hidden)?,
+        attention_norm,
+        attention: attention_pair,
         qkv_bias: source.vectors(
             parts.qkv_bias,
             &[(attention("q_proj.bias"), q), (attention("k_proj.bias"), kv), (attention("v_proj.bias"), kv)],
@@ -108,14 +158,11 @@ fn collect_layer<T: Tensors>(
         } else {
             None
         },
-        o: source.matrix(&attention("o_proj.weight"), hidden, q)?,
         o_bias: source.vectors(parts.output_bias, &[(attention("o_proj.bias"), hidden)])?,
-        mlp_norm: source.vector(&name("post_attention_layernorm.weight"), hidden)?,
-        gate: source.matrix(&mlp("gate_proj.weight"), inner, hidden)?,
-        up: source.matrix(&mlp("up_proj.weight"), inner, hidden)?,
+        mlp_norm,
+        feed_forward,
         gate_up_bias: source
             .vectors(parts.mlp_bias, &[(mlp("gate_proj.bias"), inner), (mlp("up_proj.bias"), inner)])?,
-        down: source.matrix(&mlp("down_proj.weight"), hidden, inner)?,
         down_bias: source.vectors(parts.mlp_bias, &[(mlp("down_proj.bias"), hidden)])?,
     })
 }
@@ -129,6 +176,25 @@ impl<T: Tensors> Source<'_, T> {
     fn matrix(&mut self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix, ModelError> {
         let tensor = self.tensors.take(name, &[outputs, inputs])?;
         packed(name, outputs, inputs, &tensor)
+    }
+
+    /// Reads a group of matrices, or only describes the group.
+    fn pair(
+        &mut self,
+        reads: bool,
+        (first, inputs): (&[(String, usize)], usize),
+        (second, outputs, inner): (&str, usize, usize),
+    ) -> Result<Pair, ModelError> {
+        let mut matrix = |name: &str, outputs, inputs| {
+            if reads {
+                return self.matrix(name, outputs, inputs);
+            }
+            let (kind, path) = self.tensors.skip(name, &[outputs, inputs])?;
+            let absent = Matrix::absent(kind, outputs, inputs);
+            absent.map_err(|source| ModelError::Matrix { name: name.to_owned(), path, source })
+        };
+        let first = first.iter().map(|(name, outputs)| matrix(name, *outputs, inputs));
+        Ok(Pair::new(first.collect::<Result<_, _>>()?, matrix(second, outputs, inner)?))
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
@@ -171,6 +237,10 @@ mod tests {
     impl Tensors for One {
         fn take(&mut self, _: &str, _: &[usize]) -> Result<Tensor, ModelError> {
             Ok(Tensor { kind: self.0, bytes: self.1.clone(), path: PathBuf::from("file") })
+        }
+
+        fn skip(&mut self, _: &str, _: &[usize]) -> Result<(WeightKind, PathBuf), ModelError> {
+            Ok((self.0, PathBuf::from("file")))
         }
     }
 

@@ -15,6 +15,7 @@ use crate::mirror::{Limits, Mirror};
 use crate::model::{Batch, Model, Scratch};
 use crate::sampler::{log_probabilities, sample};
 use crate::scores::ScoredRows;
+use crate::stream::Stream;
 use crate::table::Table;
 use crate::threads::Threads;
 
@@ -50,6 +51,8 @@ pub struct Worker {
     kv: KvCache,
     mirror: Mirror,
     scratch: Scratch,
+    /// Weights that are not in memory.
+    stream: Option<Stream>,
 }
 
 /// A sampling sequence of a step.
@@ -112,7 +115,8 @@ impl Worker {
             max_drafts: config.max_drafts,
         };
         let mirror = Mirror::new(limits, model.groups().keeps().to_vec());
-        Ok(Self { model, threads, kv, mirror, scratch: Scratch::default() })
+        let stream = model.stream()?;
+        Ok(Self { model, threads, kv, mirror, scratch: Scratch::default(), stream })
     }
 
     /// Runs a step: all tokens in one pass, then samples for the sequences with `sample`.
@@ -120,7 +124,7 @@ impl Worker {
     /// # Errors
     ///
     /// A step in contradiction to itself or to the worker's state, see [`WorkerError`]; the worker is unchanged. Logits that are
-    /// not finite.
+    /// not finite; streamed weights that cannot be read.
     pub fn run(&mut self, step: &Step) -> Result<StepOutput, WorkerError> {
         Ok(self.run_step(step)?.0)
     }
@@ -155,7 +159,7 @@ impl Worker {
             self.copy_cells(step)?;
         }
         self.mirror.apply(step)?;
-        let sampled = self.forward(step);
+        let sampled = self.forward(step)?;
         let picked = self.pick(step, &sampled)?;
         Ok((self.answer(step, &sampled, picked), sampled))
     }
@@ -170,8 +174,11 @@ impl Worker {
     }
 
     /// Drafts, runs the model, and returns the sampling sequences, with logits in the scratch memory.
-    fn forward(&mut self, step: &Step) -> Vec<Sampled> {
-        let Self { model, threads, kv, mirror, scratch, .. } = self;
+    fn forward(&mut self, step: &Step) -> Result<Vec<Sampled>, WorkerError> {
+        let Self { model, threads, kv, mirror, scratch, stream } = self;
+        if let Some(stream) = stream {
+            stream.begin(step.seqs.iter().any(|seq| seq.n_tokens > 1));
+        }
         let mut tokens = Vec::with_capacity(step.n_tokens() as usize);
         let mut sequences = Vec::with_capacity(step.seqs.len());
         let (mut sampled, mut logit_rows) = (Vec::new(), Vec::new());
@@ -195,8 +202,9 @@ impl Worker {
             });
         }
         let batch = Batch { tokens: &tokens, sequences: &sequences, logit_rows: &logit_rows };
-        threads.enter(|| model.forward(&batch, kv, scratch, threads));
-        sampled
+        let ran = threads.enter(|| model.forward(&batch, kv, scratch, threads, stream));
+        ran.map_err(|fault| WorkerError::Weights { step: step.id, fault })?;
+        Ok(sampled)
     }
 
     /// Returns row `row` of the logits of the last forward pass.
@@ -243,7 +251,8 @@ impl Worker {
 
     /// Notes the picked tokens and assembles the output.
     fn answer(&mut self, step: &Step, sampled: &[Sampled], picked: Vec<Picked>) -> StepOutput {
-        let mut output = StepOutput::default();
+        let weights = self.stream.as_ref().map(Stream::reads).unwrap_or_default();
+        let mut output = StepOutput { weights, ..StepOutput::default() };
         output.result.step = step.id;
         let mut picked = sampled.iter().zip(picked).peekable();
         for (index, seq) in step.seqs.iter().enumerate() {

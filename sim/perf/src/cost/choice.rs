@@ -175,8 +175,11 @@ impl CostChoice {
         let compute = self.compute(hardware, model, parallel)?;
         match weights {
             Weights::Resident => Ok(compute),
-            Weights::Streamed(_) if parallel != Parallel::ONE => Err(CostError::StreamingSpread(parallel)),
+            Weights::Streamed(_) | Weights::Windowed(_) if parallel != Parallel::ONE => {
+                Err(CostError::StreamingSpread(parallel))
+            }
             Weights::Streamed(streamed) => Ok(Box::new(Streaming::new(streamed.plan(hardware, model), compute)?)),
+            Weights::Windowed(windowed) => Ok(Box::new(windowed.cost(model, compute).map_err(StreamingError::from)?)),
         }
     }
 

@@ -1,5 +1,7 @@
 //! Cost model of a fleet with several kinds of replica.
 
+use trunkline_port::WeightReads;
+
 use super::{BoxedCost, CostModel, Largest, PipelinedStep, StepErrors, StepShape};
 
 /// Cost models of all kinds, and the kind of each replica.
@@ -45,6 +47,11 @@ impl CostModel for Mixed {
     fn largest(&self, replica: usize) -> Option<Largest> {
         let kind = self.kind_of.get(replica).copied().unwrap_or(0);
         self.kinds[kind].largest(0)
+    }
+
+    fn weight_reads(&self, replica: usize, shape: &StepShape) -> WeightReads {
+        let kind = self.kind_of.get(replica).copied().unwrap_or(0);
+        self.kinds[kind].weight_reads(0, shape)
     }
 
     fn pipelined(&self, shape: &StepShape) -> PipelinedStep {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use trunkline_port::WeightReads;
+
 use super::{BoxedCost, CostModel, Largest, PipelinedStep, StepErrors, StepShape};
 
 /// Longest overhead per step or sequence, microseconds.
@@ -86,6 +88,10 @@ impl CostModel for Hosted {
 
     fn largest(&self, replica: usize) -> Option<Largest> {
         self.cost.largest(replica)
+    }
+
+    fn weight_reads(&self, replica: usize, shape: &StepShape) -> WeightReads {
+        self.cost.weight_reads(replica, shape)
     }
 
     fn pipelined(&self, shape: &StepShape) -> PipelinedStep {

@@ -19,6 +19,9 @@
 //! An LRU cache of any size is useless here: layers come round in a circle, and the next layer needed is the one just evicted.
 //! Pinned layers do as well as any policy can, best spread evenly between the streamed ones.
 
+use trunkline_port::WeightReads;
+use trunkline_streaming::BudgetError;
+
 use super::{BoxedCost, CostModel, Largest, StepShape, nanoseconds};
 use crate::model::Model;
 
@@ -72,6 +75,9 @@ pub enum StreamingError {
         /// Number of layers of the model.
         layers: u32,
     },
+    /// Memory too small for a window.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
     /// Window or rate too small to move a layer.
     #[error("{name} is {value}; it must be above {least}")]
     TooSmall {
@@ -196,15 +202,46 @@ impl StreamingPlan {
     }
 }
 
-/// Compute times per layer with a precomputed pass: 1 us to 134 s, eight per factor of two; interpolation is within 0.1 %.
+/// Compute times with a precomputed pass: 1 us to 134 s, eight per factor of two; interpolation is within 0.1 %.
 const GRID: usize = 27 * 8 + 1;
+
+/// Times of passes by the time of the computation: a convex function, interpolated.
+pub(super) struct Passes {
+    /// Compute time and time of a pass, seconds.
+    points: Vec<(f64, f64)>,
+    /// Slope beyond the last point.
+    slope: f64,
+}
+
+impl Passes {
+    /// Computes the points of `pass_s`, whose final slope is `slope`.
+    pub(super) fn new(slope: f64, pass_s: impl Fn(f64) -> f64) -> Self {
+        let at = |i: usize| {
+            let compute_s = 1e-6 * 2f64.powf(i as f64 / 8.0);
+            (compute_s, pass_s(compute_s))
+        };
+        Self { points: (0..GRID).map(at).collect(), slope }
+    }
+
+    /// Returns the time of a pass, seconds.
+    pub(super) fn at(&self, compute_s: f64) -> f64 {
+        match self.points.partition_point(|(at, _)| *at <= compute_s) {
+            0 => self.points[0].1,
+            GRID => self.points[GRID - 1].1 + self.slope * (compute_s - self.points[GRID - 1].0),
+            right => {
+                let ((x0, y0), (x1, y1)) = (self.points[right - 1], self.points[right]);
+                y0 + (y1 - y0) * (compute_s - x0) / (x1 - x0)
+            }
+        }
+    }
+}
 
 /// Cost model with streaming weights on top of another model.
 pub struct Streaming {
     plan: StreamingPlan,
     compute: BoxedCost,
-    /// Compute time of a layer and time of a pass, seconds.
-    passes: Vec<(f64, f64)>,
+    /// Times of a pass by the compute time of a layer.
+    passes: Passes,
     name: String,
 }
 
@@ -217,26 +254,11 @@ impl Streaming {
     pub fn new(plan: StreamingPlan, compute: BoxedCost) -> Result<Self, StreamingError> {
         plan.check()?;
         let places = plan.places();
-        let at = |i: usize| {
-            let compute_s = 1e-6 * 2f64.powf(i as f64 / 8.0);
-            (compute_s, plan.play(&places, compute_s))
-        };
+        let passes = Passes::new(f64::from(plan.layers), |compute_s| plan.play(&places, compute_s));
         let Resident { device, host, .. } = plan.resident;
         let disk = plan.layers - device - host;
         let name = format!("{disk} layers streamed from disk, {host} from the host, {}", compute.name());
-        Ok(Self { plan, compute, passes: (0..GRID).map(at).collect(), name })
-    }
-
-    /// Interpolates the time of a pass, a convex function of the compute time with the final slope `layers`.
-    fn pass_s(&self, compute_s: f64) -> f64 {
-        match self.passes.partition_point(|(at, _)| *at <= compute_s) {
-            0 => self.passes[0].1,
-            GRID => self.passes[GRID - 1].1 + f64::from(self.plan.layers) * (compute_s - self.passes[GRID - 1].0),
-            right => {
-                let ((x0, y0), (x1, y1)) = (self.passes[right - 1], self.passes[right]);
-                y0 + (y1 - y0) * (compute_s - x0) / (x1 - x0)
-            }
-        }
+        Ok(Self { plan, compute, passes, name })
     }
 }
 
@@ -247,8 +269,24 @@ impl CostModel for Streaming {
 
     fn step_ns(&self, shape: &StepShape) -> u64 {
         let compute_ns = self.compute.step_ns(shape);
-        let pass_s = self.pass_s(compute_ns as f64 / 1e9 / f64::from(self.plan.layers));
+        let pass_s = self.passes.at(compute_ns as f64 / 1e9 / f64::from(self.plan.layers));
         nanoseconds(pass_s).max(compute_ns)
+    }
+
+    /// Returns the reads of a step: reading is the time on the disk and on the link, one after the other.
+    fn weight_reads(&self, _: usize, shape: &StepShape) -> WeightReads {
+        let StreamingPlan { layers, layer_bytes, disk_bytes_s, link_bytes_s, resident, .. } = self.plan;
+        let Resident { device, host, .. } = resident;
+        let bytes = |layers: u32| u64::from(layers) * layer_bytes;
+        let (from_disk, over_link) = (bytes(layers - device - host), bytes(layers - device));
+        let step_ns = self.step_ns(shape);
+        WeightReads {
+            steps: 1,
+            bytes: from_disk,
+            reading_ns: nanoseconds(from_disk as f64 / disk_bytes_s + over_link as f64 / link_bytes_s),
+            exposed_ns: step_ns.saturating_sub(self.compute.step_ns(shape)),
+            step_ns,
+        }
     }
 
     fn largest(&self, replica: usize) -> Option<Largest> {
@@ -308,6 +346,19 @@ mod tests {
         fn step_ns(&self, _: &StepShape) -> u64 {
             self.0
         }
+    }
+
+    #[test]
+    fn the_reads_of_a_step_follow_the_definitions() {
+        // A disk of 3 GB/s reads a layer in 570 ms, and a link of 64 GB/s moves it in 27 ms.
+        let plan = plan(0, 66, Order::Interleaved);
+        let cost = Streaming::new(plan, Box::new(Constant(8_000_000_000))).unwrap();
+        let reads = cost.weight_reads(0, &StepShape::default());
+        let reading_s = 14.0 * 1.711_276_032 / 3.0 + 80.0 * 1.711_276_032 / 64.0;
+        assert_eq!((reads.steps, reads.bytes), (1, 14 * plan.layer_bytes));
+        assert!((reads.reading_ns as f64 / 1e9 - reading_s).abs() < 1e-3, "{reads:?}");
+        assert!((reads.step_ns as f64 / 1e9 - 9.0).abs() < 0.01 && reads.computing_ns() == 8_000_000_000, "{reads:?}");
+        assert_eq!(reads.serial_ns() - reads.step_ns, reads.hidden_ns());
     }
 
     #[test]

@@ -6,14 +6,15 @@
 //! | `stream` | pinned layers are spread evenly between streamed layers, the best placement |
 //! | `stream_first` | the first layers are pinned, the rest come from the disk |
 //!
-//! `stream` and `stream_first` take the parameters [`PARAMS`]. Embedding, norms and output matrix always stay on the device.
+//! `stream` and `stream_first` take the parameters [`PARAMS`]. Embedding, norms and output matrix always stay on the device. With `memory_mib`, `stream` is the
+//! embedded worker's: groups of a layer read from a disk into the memory in which they are computed with; the parameters are [`WINDOW_PARAMS`].
 
 use std::fmt;
 use std::str::FromStr;
 
 use trunkline_core::spec::{Param, Spec, SpecError};
 
-use super::{Order, Resident, StreamingPlan};
+use super::{Order, Resident, StreamingPlan, Windowed};
 use crate::hardware::Hardware;
 use crate::model::Model;
 use trunkline_sim_workload::UnknownName;
@@ -51,6 +52,23 @@ pub const PARAMS: [Param; 6] = [
     Param { key: "host_window", about: "layers that the disk may read ahead", default: 4, min: 1, max: ALL_OTHERS },
 ];
 
+/// Parameter that selects the streaming of the embedded worker.
+const MEMORY: &str = "memory_mib";
+
+/// Parameters of `stream` with a memory for weights, in this order: those of `serve --weights`, and the rate of the disk.
+pub const WINDOW_PARAMS: [Param; 4] = [
+    Param { key: MEMORY, about: "memory for weights, MiB", default: 1, min: 1, max: 1 << 30 },
+    Param { key: "ahead", about: "groups of weights read ahead of the one in use", default: 2, min: 1, max: 64 },
+    Param {
+        key: "prefill_ahead",
+        about: "the same in steps that run prompts; 0 is ahead",
+        default: 0,
+        min: 0,
+        max: 64,
+    },
+    Param { key: "disk_mb_s", about: "what the disk reads, MB/s", default: 6_000, min: 1, max: 10_000_000 },
+];
+
 /// Placement of the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Weights {
@@ -59,6 +77,8 @@ pub enum Weights {
     Resident,
     /// Weights streamed to the device in every step.
     Streamed(Streamed),
+    /// Weights streamed into the memory of the embedded worker.
+    Windowed(Windowed),
 }
 
 /// Parameters of streaming weights.
@@ -135,6 +155,17 @@ impl FromStr for Weights {
                 spec.values(&[])?;
                 return Ok(Self::Resident);
             }
+            "stream" if text.contains(MEMORY) => {
+                let values = spec.values(&WINDOW_PARAMS)?;
+                let at = |i: usize| values[i] as u32;
+                let prefill_ahead = if values[2] == 0 { at(1) } else { at(2) };
+                return Ok(Self::Windowed(Windowed {
+                    memory_mib: at(0),
+                    ahead: at(1),
+                    prefill_ahead,
+                    disk_mb_s: at(3),
+                }));
+            }
             "stream" => Order::Interleaved,
             "stream_first" => Order::First,
             name => {
@@ -159,7 +190,16 @@ impl FromStr for Weights {
 impl fmt::Display for Weights {
     /// Writes the placement with all parameters, including defaults.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Streamed(streamed) = self else { return f.write_str("resident") };
+        let streamed = match self {
+            Self::Resident => return f.write_str("resident"),
+            Self::Streamed(streamed) => streamed,
+            Self::Windowed(Windowed { memory_mib, ahead, prefill_ahead, disk_mb_s }) => {
+                return write!(
+                    f,
+                    "stream:{MEMORY}={memory_mib},ahead={ahead},prefill_ahead={prefill_ahead},disk_mb_s={disk_mb_s}"
+                );
+            }
+        };
         let name = if streamed.order == Order::First { "stream_first" } else { "stream" };
         let values = [
             streamed.device_layers,
@@ -182,19 +222,34 @@ mod tests {
     fn streamed(text: &str) -> Streamed {
         match text.parse().unwrap() {
             Weights::Streamed(streamed) => streamed,
-            Weights::Resident => panic!("{text} is resident"),
+            other => panic!("{text} is {other}"),
         }
     }
 
     #[test]
     fn written_and_read() {
-        for text in ["resident", "stream", "stream_first:host_layers=0", "stream:device_layers=4,link_mb_s=64000"] {
+        for text in [
+            "resident",
+            "stream",
+            "stream:memory_mib=64,ahead=3",
+            "stream_first:host_layers=0",
+            "stream:device_layers=4,link_mb_s=64000",
+        ] {
             let weights: Weights = text.parse().unwrap();
             assert_eq!(weights.to_string().parse(), Ok(weights), "{weights}");
         }
         assert_eq!("resident".parse(), Ok(Weights::Resident));
         assert_eq!(streamed("stream").order, Order::Interleaved);
         assert_eq!(streamed("stream_first").order, Order::First);
+    }
+
+    #[test]
+    fn a_memory_for_weights_selects_the_streaming_of_the_embedded_worker() {
+        let weights: Weights = "stream:memory_mib=64,prefill_ahead=4".parse().unwrap();
+        let windowed = Windowed { memory_mib: 64, ahead: 2, prefill_ahead: 4, disk_mb_s: 6000 };
+        assert_eq!(weights, Weights::Windowed(windowed));
+        let error = "stream:memory_mib=64,host_layers=3".parse::<Weights>().unwrap_err().to_string();
+        assert!(error.starts_with("weights 'stream' has no parameter 'host_layers'"), "{error}");
     }
 
     #[test]

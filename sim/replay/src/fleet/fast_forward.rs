@@ -15,7 +15,7 @@ use super::{Fleet, SimEvent, TIME_MAX_NS, engine};
 use crate::in_flight::InFlightRequests;
 use crate::meters::Meters;
 use crate::settings::Arrivals;
-use trunkline_sim_perf::cost::{CostModel, StepShape};
+use trunkline_sim_perf::cost::{CostModel, StepShape, WeightReads};
 use trunkline_sim_workload::trace::Source;
 
 /// State affected by a fast-forward of one replica.
@@ -33,6 +33,7 @@ struct FastForward<'a, 'b> {
     steps: u64,
     seqs_run: u64,
     busy_ns: u64,
+    weights: WeightReads,
 }
 
 impl FastForwardDriver for FastForward<'_, '_> {
@@ -55,6 +56,7 @@ impl FastForwardDriver for FastForward<'_, '_> {
         self.busy_ns += duration_ns;
         self.steps += 1;
         self.seqs_run += n;
+        self.weights += self.cost.weight_reads(self.replica, &shape);
         if skip {
             self.last_ns = end_ns;
         }
@@ -91,6 +93,7 @@ impl Fleet<'_> {
             steps: 0,
             seqs_run: 0,
             busy_ns: 0,
+            weights: WeightReads::default(),
         };
         let result = self.cluster.fast_forward(self.now_ns, engine(replica), &mut driver, &mut self.spare.outputs);
         if result == FastForwardResult::NotSteady {
@@ -99,6 +102,7 @@ impl Fleet<'_> {
         it.pipeline.busy_ns += driver.busy_ns;
         self.totals.fast_forwarded += driver.steps;
         self.totals.fast_forwards += 1;
+        self.totals.weights += driver.weights;
         self.totals.seqs_run += driver.seqs_run;
         self.totals.tokens_run += driver.seqs_run;
         if let Some(step) = it.in_flight.pop_front() {

@@ -11,7 +11,7 @@ use trunkline_sim_perf::link::Links;
 use trunkline_sim_report::numbers::ratio;
 use trunkline_sim_report::report::{
     BatchReport, FleetReport, GroupReport, HostBytesReport, Latencies, Report, SettingsReport, SwapReport, TierReport,
-    TokenTotals,
+    TokenTotals, WeightsReport,
 };
 use trunkline_sim_workload::trace::{Format, Source};
 
@@ -124,6 +124,7 @@ impl Totals {
             drafted_tokens: sum(|stats| stats.drafts.draft_tokens),
             accepted_drafts: sum(|stats| stats.drafts.accepted_draft_tokens),
             extrapolated: self.extrapolated,
+            weights: (self.weights.steps > 0).then(|| WeightsReport::of(&self.weights)),
         }
     }
 }

@@ -34,7 +34,7 @@ impl Settings {
     /// Returns the bytes in the memory of a replica's host.
     pub fn host_bytes(&self) -> HostBytes {
         let weights = match self.weights {
-            Weights::Resident => 0,
+            Weights::Resident | Weights::Windowed(_) => 0,
             Weights::Streamed(streamed) => streamed.host_bytes(&self.model),
         };
         let tier = self.core.tiers.first().filter(|tier| tier.name == "host").map_or(0, |tier| tier.blocks);

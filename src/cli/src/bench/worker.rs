@@ -3,16 +3,28 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, ensure};
-use trunkline_port::{RequestId, SeqStart, Step, StepSeq};
-use trunkline_worker::{Model, WeightKind, Worker, WorkerConfig};
+use anyhow::ensure;
+use trunkline_core::registry;
+use trunkline_port::{RequestId, SeqStart, Step, StepSeq, WeightReads};
+use trunkline_streaming::{parts, pass};
+use trunkline_worker::{Model, StreamInfo, WeightKind, Worker, WorkerConfig};
 
 use super::measure::{Numbers, Report, time_ns};
+use crate::model_source::ModelSource;
+use crate::weights_settings::{Placement, Streaming};
 
 const NOTES: [&str; 2] = [
     "Without a file, a model of the shape of SmolLM2-135M with random weights. Prefill is one prompt of 512 tokens in one step.",
     "Decode is a step of one token for each sequence of a batch, after prompts of 128 tokens.",
 ];
+/// Notes on figures of streamed weights.
+const STREAM_NOTES: [&str; 2] = [
+    "Streamed weights: reading is the sum of the durations of the reads for a step, exposed the time for which the step waited for weights, hidden",
+    "reading - exposed; serial is the step without overlap, and the recurrence the one of the simulator, with the times of that step.",
+];
+/// Layers of the models with random weights.
+const LAYERS: u32 = 30;
+const SEED: u64 = 1;
 const BLOCK_SIZE: u32 = 32;
 /// Tokens of the prompt of a prefill.
 const PREFILL: u32 = 512;
@@ -29,24 +41,51 @@ const BATCHES: [u32; 5] = [1, 2, 4, 8, 32];
 const KINDS: [WeightKind; 6] =
     [WeightKind::F32, WeightKind::Bf16, WeightKind::F16, WeightKind::Q8_0, WeightKind::Q4_0, WeightKind::Q4_1];
 
-/// Measures the model at `path`, or random weights of every kind, with a number of threads; a quick run has one layer of random
-/// weights and few steps.
+/// Measures the model at `path`, or random weights of one kind or every kind, with a number of threads and weights in the places of `placement`; a quick run
+/// has a few layers of random weights and few steps.
 ///
 /// # Errors
 /// If the model cannot be read, has a context that is too short, or the worker's memory cannot be had.
-pub fn run(path: Option<&Path>, threads: usize, quick: bool) -> anyhow::Result<Report> {
-    let mut report = Report::new("worker", quick, NOTES.to_vec());
+pub fn run(
+    path: Option<&Path>,
+    kind: Option<&str>,
+    threads: usize,
+    placement: &Placement,
+    quick: bool,
+) -> anyhow::Result<Report> {
+    let mut notes = NOTES.to_vec();
+    if *placement != Placement::Resident {
+        notes.extend(STREAM_NOTES);
+    }
+    let mut report = Report::new("worker", quick, notes);
     if let Some(path) = path {
-        let model = Model::load(path).with_context(|| format!("cannot load the model {}", path.display()))?;
+        let source = ModelSource::Path(path);
+        let revision = if *placement == Placement::Resident { String::new() } else { source.revision()? };
+        let model = source.placed(placement, &revision, 1)?;
         let context = model.config().max_context;
         ensure!(context > PREFILL, "the model's context is {context} tokens; the benchmark needs more than {PREFILL}");
         let name = model.name().to_owned();
         measure(&mut report, &name, model, threads, quick)?;
         return Ok(report);
     }
-    for kind in KINDS {
-        let layers = if quick { 1 } else { 30 };
-        measure(&mut report, kind.name(), Model::seeded_like_smollm2(kind, layers, 1), threads, quick)?;
+    let known = KINDS.map(|kind| (kind.name(), kind));
+    let one = kind.map(|name| registry::choose("kind of weights", &known, name)).transpose()?;
+    for kind in KINDS.into_iter().filter(|kind| one.is_none_or(|one| one == *kind)) {
+        let layers = match (quick, placement) {
+            (false, _) => LAYERS,
+            (true, Placement::Resident) => 1,
+            (true, Placement::Stream(_)) => 4,
+        };
+        let model = Model::seeded_like_smollm2(kind, layers, SEED);
+        let model = match placement {
+            Placement::Resident => model,
+            Placement::Stream(streaming) => {
+                let dir = streaming.dir.clone().unwrap_or_else(std::env::temp_dir);
+                let streaming = Streaming { dir: Some(dir), ..streaming.clone() };
+                streaming.place(model, &format!("random {SEED} {} {layers}", kind.name()), 1)?
+            }
+        };
+        measure(&mut report, kind.name(), model, threads, quick)?;
     }
     Ok(report)
 }
@@ -60,18 +99,47 @@ fn measure(report: &mut Report, name: &str, model: Model, threads: usize, quick:
         max_drafts: 0,
         threads,
     };
+    let stream = model.stream_info().cloned();
     let worker = Worker::new(Arc::new(model), config)?;
-    let mut runner = Runner { worker, vocab, numbers: Numbers::new(), steps: 0 };
+    let mut runner = Runner { worker, vocab, numbers: Numbers::new(), steps: 0, reads: Vec::new() };
     let (prefills, decodes) = if quick { (1, 1) } else { (5, DECODES) };
     let times = (0..prefills).map(|_| runner.prefill(1, PREFILL)).collect::<Result<Vec<_>, _>>()?;
     report.add("prefill", name, "tokens/s", times.iter().map(|ns| f64::from(PREFILL) * 1e9 / ns).collect());
+    add_reads(report, "prefill", name, stream.as_ref(), &mut runner);
     for batch in BATCHES {
         runner.prefill(batch, PROMPT)?;
+        runner.reads.clear();
         let times = (0..decodes).map(|n| runner.decode(batch, n)).collect::<Result<Vec<_>, _>>()?;
         let case = format!("{name}, batch {batch}");
-        report.add("decode", case, "tokens/s", times.iter().map(|ns| f64::from(batch) * 1e9 / ns).collect());
+        report.add("decode", case.as_str(), "tokens/s", times.iter().map(|ns| f64::from(batch) * 1e9 / ns).collect());
+        add_reads(report, "decode", &case, stream.as_ref(), &mut runner);
     }
     Ok(())
+}
+
+/// Adds the figures of the reads since the last call, if weights are streamed.
+fn add_reads(report: &mut Report, what: &str, case: &str, stream: Option<&StreamInfo>, runner: &mut Runner) {
+    let reads = std::mem::take(&mut runner.reads);
+    let Some(stream) = stream.filter(|_| reads.iter().any(|reads| reads.bytes > 0)) else { return };
+    let mut add = |figure: &str, unit, of: &dyn Fn(&WeightReads) -> f64| {
+        report.add(&format!("{what}: {figure}"), case, unit, reads.iter().map(of).collect());
+    };
+    add("bytes read", "MB", &|reads| reads.bytes as f64 / 1e6);
+    add("rate of the reads", "GB/s", &|reads| reads.bytes as f64 / reads.reading_ns.max(1) as f64);
+    add("reading", "ms", &|reads| reads.reading_ns as f64 / 1e6);
+    add("exposed", "ms", &|reads| reads.exposed_ns as f64 / 1e6);
+    add("step", "ms", &|reads| reads.step_ns as f64 / 1e6);
+    add("hidden share", "of reading", &|reads| reads.hidden_share().unwrap_or(0.0));
+    add("saved share", "of serial", &|reads| reads.saved_share().unwrap_or(0.0));
+    add("step by the recurrence", "ms", &|reads| predicted(stream, reads).step_ns as f64 / 1e6);
+}
+
+/// Returns the step that the recurrence of streamed weights predicts from the rate of the reads and the time of the computation.
+fn predicted(stream: &StreamInfo, reads: &WeightReads) -> WeightReads {
+    let groups: Vec<(u64, bool)> = stream.groups.iter().map(|group| (group.bytes, group.is_pinned)).collect();
+    let read_s_per_byte = reads.reading_ns as f64 * 1e-9 / reads.bytes.max(1) as f64;
+    let visits = parts(&groups, stream.head_bytes, read_s_per_byte, reads.computing_ns() as f64 * 1e-9);
+    pass(&visits, stream.slots as usize)
 }
 
 /// A worker, and the tokens and numbers of its steps.
@@ -80,6 +148,8 @@ struct Runner {
     vocab: u32,
     numbers: Numbers,
     steps: u64,
+    /// Reads of weights of each step.
+    reads: Vec<WeightReads>,
 }
 
 impl Runner {
@@ -113,9 +183,9 @@ impl Runner {
         self.steps += 1;
         step.id = self.steps;
         step.tokens = (0..n_tokens).map(|_| self.numbers.below(self.vocab as usize) as u32).collect();
-        let mut result = Ok(());
-        let time = time_ns(|| result = self.worker.run(&step).map(drop));
-        result?;
+        let mut result = Ok(WeightReads::default());
+        let time = time_ns(|| result = self.worker.run(&step).map(|output| output.weights));
+        self.reads.push(result?);
         Ok(time)
     }
 }

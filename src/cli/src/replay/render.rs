@@ -6,7 +6,9 @@ use trunkline_sim_perf::cost::Parallel;
 use trunkline_sim_replay::recorded::Replayed;
 use trunkline_sim_report::Report;
 use trunkline_sim_report::figures::{Latency, Statistic};
-use trunkline_sim_report::report::{BaselineReport, DeadlineReport, FairnessReport, HostBytesReport, SettingsReport};
+use trunkline_sim_report::report::{
+    BaselineReport, DeadlineReport, FairnessReport, HostBytesReport, SettingsReport, WeightsReport,
+};
 use trunkline_sim_report::service::ServiceReport;
 use trunkline_sim_workload::summary::Summary;
 
@@ -165,6 +167,18 @@ fn blocks(settings: &SettingsReport) -> String {
     format!("{} of {} tokens{each}{groups}", blocks.join(" or "), settings.core.block_size)
 }
 
+/// Describes the reads of streamed weights.
+fn weights_read(weights: &WeightsReport) -> String {
+    format!(
+        "{:.1} GB in {:.1} s, of which {:.1} s exposed: {:.1} % hidden, {:.1} % of the time without overlap saved",
+        weights.read_bytes as f64 / 1e9,
+        weights.reading_s,
+        weights.exposed_s,
+        100.0 * weights.hidden_share,
+        100.0 * weights.saved_share
+    )
+}
+
 /// Returns the placement of the weights, and the memory of the host that they take beside KV.
 fn weights(settings: &SettingsReport) -> String {
     let HostBytesReport { weights, kv, memory } = settings.host_bytes;
@@ -236,6 +250,7 @@ fn results(facts: &mut Table, report: &Report) {
         facts.add_row([name, &text]);
     }
     tiers(facts, report);
+    facts.add_rows(report.batches.weights.map(|weights| ["weights read".into(), weights_read(&weights)]));
     if report.batches.drafted_tokens > 0 {
         let (accepted, drafted) = (grouped(report.batches.accepted_drafts), grouped(report.batches.drafted_tokens));
         facts.add_row(["accepted drafts", &format!("{accepted} of {drafted}")]);

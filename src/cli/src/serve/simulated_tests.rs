@@ -28,7 +28,8 @@ fn run(flags: &[&str], prompts: &[&[u32]], max_tokens: u32) -> (Vec<Answer>, Out
     let settings = given(flags);
     let engines = Engines::of(&settings, 1).unwrap();
     let clock = Arc::new(ManualTime::default());
-    let simulation = settings.simulate.simulation(settings.model.as_deref()).unwrap().unwrap();
+    let simulation =
+        settings.simulate.simulation(settings.model.as_deref(), settings.weights.as_deref()).unwrap().unwrap();
     refuse_beside_simulation(&settings, &engines).unwrap();
     let mut made = simulated(&settings, engines.workers(), simulation, clock.clone()).unwrap();
     // Waiting for a look-up always pays, so that no decision depends on how fast this machine is.
@@ -132,7 +133,8 @@ fn a_recording_is_replayed_under_other_settings() {
 fn blocks_fit_the_device_and_costs_are_those_of_replay() {
     let made = |flags: &[&str]| {
         let settings = given(flags);
-        let simulation = settings.simulate.simulation(settings.model.as_deref()).unwrap().unwrap();
+        let simulation =
+            settings.simulate.simulation(settings.model.as_deref(), settings.weights.as_deref()).unwrap().unwrap();
         simulated(&settings, 1, simulation, Arc::new(ManualTime::default())).unwrap()
     };
     let (config, backend) = made(&["--simulate=h100-80g"]);
@@ -179,7 +181,7 @@ fn prefill_and_decode_apart_decide_in_a_replay_as_they_do_live() {
     let (answers, live, _) = run(&flags, &prompts.each_ref().map(Vec::as_slice), n_tokens);
 
     let settings = given(&flags);
-    let simulation = settings.simulate.simulation(None).unwrap().unwrap();
+    let simulation = settings.simulate.simulation(None, None).unwrap().unwrap();
     let (core, _) = simulated(&settings, 2, simulation.clone(), Arc::new(ManualTime::default())).unwrap();
     let core = Config { recompute_token_ns: RECOMPUTE_TOKEN_NS, ..core[0].clone() };
     let mut fleet = Fleet { core, replicas: 2, arrivals: Arrivals::Serial, shared_memory: true, ..simulation.fleet };

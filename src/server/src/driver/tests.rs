@@ -6,7 +6,7 @@ use std::time::Duration;
 use trunkline_cluster::ClusterConfig;
 use trunkline_cluster::record::Line;
 use trunkline_core::{Config, FinishReason, Namespace, Place, Request, StepResult, Transfer};
-use trunkline_port::{BlockFault, CopyError, DeviceBlocks, StepOutput};
+use trunkline_port::{BlockFault, CopyError, DeviceBlocks, WeightReads};
 
 use super::*;
 use crate::caller::Caller;
@@ -220,7 +220,7 @@ fn a_worker_that_was_reset_runs_no_step_begun_before_its_loss_was_reported() {
 }
 
 #[test]
-fn drafts_are_counted() {
+fn drafts_and_reads_of_weights_are_counted() {
     let (_handle, mut driver, jobs) = driver_with(None);
     driver.take(report(WorkerEvent::Ready));
     let (command, _outputs, _) = submit(1);
@@ -228,9 +228,10 @@ fn drafts_are_counted() {
     let Ok(StepJob::Run { step, .. }) = jobs.steps.try_recv() else { panic!("no step") };
     let mut result = StepResult { step: step.id, ..StepResult::default() };
     result.push(&[5]);
-    let output = StepOutput { result, drafted: 3, accepted: 1, ..StepOutput::default() };
+    let weights = WeightReads { steps: 1, bytes: 7, reading_ns: 5, exposed_ns: 2, step_ns: 9 };
+    let output = StepOutput { result, drafted: 3, accepted: 1, weights, ..StepOutput::default() };
     driver.take(report(WorkerEvent::Done { step, output }));
-    assert_eq!(driver.drafts[0], Drafts { drafted: 3, accepted: 1 });
+    assert_eq!(driver.counts[0], StepCounts { drafted: 3, accepted: 1, weights });
 }
 
 /// A report of the worker of an engine.

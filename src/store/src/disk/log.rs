@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use trunkline_files::{Aligned, Files, read_full};
 use trunkline_port::{BlockKey, Token};
 
-use crate::aligned::Aligned;
 use crate::counters::Fault;
 use crate::record::Header;
 use crate::slots::Slots;
 
-use super::files::{Files, read_full};
 use super::finishing::Finishing;
 use super::segment::{Location, Segment};
 

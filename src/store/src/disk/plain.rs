@@ -5,9 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::aligned::{Aligned, PAGE};
-
-use super::files::{BlockFile, Files, SystemFiles, read_full, write_all};
+use trunkline_files::{Aligned, BlockFile, Files, PAGE, SystemFiles, read_full, write_all};
 
 /// Runs `work` for each of `n` records, on `depth` threads.
 fn spread(n: u64, depth: usize, work: impl Fn(&mut Aligned, u64) -> io::Result<()> + Sync) -> io::Result<Duration> {

@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use trunkline_files::Aligned;
 use trunkline_port::{BlockFault, BlockKey};
-
-use crate::aligned::Aligned;
 
 /// Bytes of buffers without a record, at most: the records that are made while as many are written.
 const SPARE_BYTES: u64 = 16 << 20;

@@ -10,10 +10,10 @@ use trunkline_port::{BlockKey, KnownBlock};
 
 use crate::counters::{Fault, FaultCounts};
 
-use super::files::{Files, SystemFiles};
 use super::log::Log;
 use super::scan::{Found, Scan, scan};
 use super::segment::{Location, Segment, number_of};
+use trunkline_files::{Files, SystemFiles};
 
 /// Contents of a tier after a restart.
 pub struct Recovered {

@@ -2,11 +2,11 @@
 
 use std::io;
 
-use crate::aligned::{Aligned, PAGE};
+use trunkline_files::{Aligned, BlockFile, PAGE, read_full};
+
 use crate::counters::{Fault, FaultCounts};
 use crate::record::{Header, announced_len};
 
-use super::files::{BlockFile, read_full};
 use super::segment::{End, Segment};
 
 /// Unreadable records of a segment, at most, until the search ends: each read of a failing disk may take seconds.

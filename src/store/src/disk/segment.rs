@@ -8,14 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use trunkline_files::{Aligned, BlockFile, Files, PAGE, read_full, write_all};
 use trunkline_port::BlockKey;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::aligned::{Aligned, PAGE};
 use crate::counters::Fault;
 use crate::record::Address;
-
-use super::files::{BlockFile, Files, read_full, write_all};
 
 const HEADER_MAGIC: [u8; 4] = *b"TKVS";
 const END_MAGIC: [u8; 4] = *b"TKVE";

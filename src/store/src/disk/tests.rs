@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, mpsc};
 
 use tempfile::TempDir;
+use trunkline_files::{BlockFile, SystemFiles};
 use trunkline_port::BlockFault;
 
-use super::files::{BlockFile, SystemFiles};
 use super::segment::Segment;
 use super::*;
 use crate::held::Coding;

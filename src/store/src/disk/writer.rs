@@ -10,12 +10,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use trunkline_files::{Aligned, PAGE, write_all};
 use trunkline_port::BlockFault;
 
-use crate::aligned::{Aligned, PAGE};
 use crate::record::{Address, place};
 
-use super::files::write_all;
 use super::finishing::Unfinished;
 use super::log::{Log, SEGMENTS_MAX};
 use super::queue::{Write, WriteQueue};

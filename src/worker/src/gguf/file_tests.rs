@@ -4,6 +4,7 @@ use gguf_rs_lib::prelude::{GGUFBuilder, GGUFTensorType, MetadataValue};
 
 use super::*;
 use crate::config::RopeScaling;
+use crate::weights::InMemory;
 
 /// A file in parts: metadata, and tensors as name, dimensions and bytes of F32.
 #[derive(Clone)]
@@ -76,7 +77,7 @@ fn read(bytes: &[u8]) -> Result<(ModelConfig, Weights), ModelError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, bytes).unwrap();
-    load(&path)
+    load(&path, &mut InMemory)
 }
 
 fn config(parts: Parts) -> ModelConfig {

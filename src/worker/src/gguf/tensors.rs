@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{Read, Seek};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gguf_rs_lib::prelude::{GGUFFileReader, GGUFTensorType};
 
@@ -96,8 +96,8 @@ impl<'a, R: Read + Seek> FileTensors<'a, R> {
         }
     }
 
-    /// Reads a tensor by the name in the file.
-    fn read(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
+    /// Finds a tensor by the name in the file. Returns the kind.
+    fn find(&mut self, name: &str, shape: &[usize]) -> Result<WeightKind, ModelError> {
         let path = self.path.to_owned();
         let Some(info) = self.reader.get_tensor_info(name).filter(|_| self.left.remove(name)) else {
             return Err(ModelError::MissingTensor { name: name.to_owned(), path });
@@ -107,7 +107,7 @@ impl<'a, R: Read + Seek> FileTensors<'a, R> {
         if found != shape {
             return Err(ModelError::Shape { name: name.to_owned(), path, found, expected: shape.to_vec() });
         }
-        let kind = match info.tensor_type() {
+        Ok(match info.tensor_type() {
             GGUFTensorType::F32 => WeightKind::F32,
             GGUFTensorType::F16 => WeightKind::F16,
             GGUFTensorType::BF16 => WeightKind::Bf16,
@@ -120,7 +120,12 @@ impl<'a, R: Read + Seek> FileTensors<'a, R> {
             GGUFTensorType::Q5_K => WeightKind::Q5K,
             GGUFTensorType::Q6_K => WeightKind::Q6K,
             other => return Err(ModelError::Dtype { name: name.to_owned(), path, found: other.name().to_owned() }),
-        };
+        })
+    }
+
+    /// Reads a tensor by the name in the file.
+    fn read(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
+        let (kind, path) = (self.find(name, shape)?, self.path.to_owned());
         match self.reader.load_tensor_data(name) {
             Ok(Some(data)) => Ok(Tensor { kind, bytes: data.into_owned(), path }),
             Ok(None) => Err(ModelError::MissingTensor { name: name.to_owned(), path }),
@@ -137,6 +142,10 @@ impl<R: Read + Seek> Tensors for FileTensors<'_, R> {
             tensor.bytes = halved(&tensor.bytes, rows, head_dim);
         }
         Ok(tensor)
+    }
+
+    fn skip(&mut self, name: &str, shape: &[usize]) -> Result<(WeightKind, PathBuf), ModelError> {
+        Ok((self.find(&name_in_file(name), shape)?, self.path.to_owned()))
     }
 }
 

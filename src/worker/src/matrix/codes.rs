@@ -9,10 +9,12 @@ use std::array::from_fn;
 use std::ops::Range;
 
 use crate::kernel::{LANES, Sums};
+use crate::matrix::WeightKind;
 use crate::matrix::coded::{Byte, CodedPanel, SpanFactors};
 use crate::matrix::half::finite_f16_lanes;
 use crate::matrix::nibbles::{lanes, six_bits as scale_and_offset, u16_at};
 use crate::rounded::RoundedRows;
+use crate::stored::{Run, Stored};
 
 /// Inputs with a common scale, of the kind with the fewest.
 const GROUP: usize = 16;
@@ -28,19 +30,19 @@ const GROUPS_K: usize = 16;
 /// Scales of the groups, F16 as bits.
 enum Scales {
     /// Scales for each [`GROUPS_8`] groups: Q8_0 and Q5_0.
-    Plain(Vec<u16>),
+    Plain(Stored<u16>),
     /// Scales and offsets for each [`GROUPS_8`] groups: Q5_1.
-    Offset { scales: Vec<u16>, offsets: Vec<u16> },
+    Offset { scales: Stored<u16>, offsets: Stored<u16> },
     /// Integers for each [`GROUPS_8`] groups, and factors for each [`GROUPS_K`]: Q5_K.
-    NestedOffset { scales: Vec<u8>, offsets: Vec<u8>, scale_factors: Vec<u16>, offset_factors: Vec<u16> },
+    NestedOffset { scales: Stored<u8>, offsets: Stored<u8>, scale_factors: Stored<u16>, offset_factors: Stored<u16> },
     /// Integers for each group, and factors for each [`GROUPS_K`] groups: Q6_K.
-    Nested { scales: Vec<i8>, factors: Vec<u16> },
+    Nested { scales: Stored<i8>, factors: Stored<u16> },
 }
 
 /// Panels of codes of 8 bits.
 pub(super) struct Codes {
     n_groups: usize,
-    words: Vec<u32>,
+    words: Stored<u32>,
     scales: Scales,
 }
 
@@ -56,7 +58,7 @@ impl Codes {
             }
             scales[codes.lane_at(i * GROUPS_8, GROUPS_8)] = u16_at(block, 0);
         }
-        codes.scales = Scales::Plain(scales);
+        codes.scales = Scales::Plain(scales.into());
         codes
     }
 
@@ -69,7 +71,7 @@ impl Codes {
             let at = codes.place_32(i, five_bits(&block[2..6], &block[6..]).map(|code| code as i8 - 16));
             scales[at] = u16_at(block, 0);
         }
-        codes.scales = Scales::Plain(scales);
+        codes.scales = Scales::Plain(scales.into());
         codes
     }
 
@@ -82,7 +84,7 @@ impl Codes {
             let at = codes.place_32(i, five_bits(&block[4..8], &block[8..]).map(|code| code as i8));
             (scales[at], offsets[at]) = (u16_at(block, 0), u16_at(block, 2));
         }
-        codes.scales = Scales::Offset { scales, offsets };
+        codes.scales = Scales::Offset { scales: scales.into(), offsets: offsets.into() };
         codes
     }
 
@@ -103,7 +105,12 @@ impl Codes {
             let at = codes.lane_at(i * GROUPS_K, GROUPS_K);
             (scale_factors[at], offset_factors[at]) = (u16_at(block, 0), u16_at(block, 2));
         }
-        codes.scales = Scales::NestedOffset { scales, offsets, scale_factors, offset_factors };
+        codes.scales = Scales::NestedOffset {
+            scales: scales.into(),
+            offsets: offsets.into(),
+            scale_factors: scale_factors.into(),
+            offset_factors: offset_factors.into(),
+        };
         codes
     }
 
@@ -121,7 +128,7 @@ impl Codes {
             }
             factors[codes.lane_at(i * GROUPS_K, GROUPS_K)] = u16_at(block, 208);
         }
-        codes.scales = Scales::Nested { scales, factors };
+        codes.scales = Scales::Nested { scales: scales.into(), factors: factors.into() };
         codes
     }
 
@@ -129,7 +136,61 @@ impl Codes {
     fn new(inputs: usize, outputs: usize) -> (Self, usize) {
         let n_groups = inputs / GROUP;
         let lanes = outputs.div_ceil(LANES) * n_groups * LANES;
-        (Self { n_groups, words: vec![0; lanes * WORDS], scales: Scales::Plain(Vec::new()) }, lanes)
+        (Self { n_groups, words: vec![0; lanes * WORDS].into(), scales: Scales::Plain(Vec::new().into()) }, lanes)
+    }
+
+    /// Describes panels of a kind that are not in memory.
+    pub(super) fn absent(kind: WeightKind, inputs: usize, outputs: usize) -> Self {
+        let n_groups = inputs / GROUP;
+        let lanes = outputs.div_ceil(LANES) * n_groups * LANES;
+        let (eighths, factors) = (lanes / GROUPS_8, lanes / GROUPS_K);
+        let scales = match kind {
+            WeightKind::Q5_1 => Scales::Offset { scales: Stored::absent(eighths), offsets: Stored::absent(eighths) },
+            WeightKind::Q5K => Scales::NestedOffset {
+                scales: Stored::absent(eighths),
+                offsets: Stored::absent(eighths),
+                scale_factors: Stored::absent(factors),
+                offset_factors: Stored::absent(factors),
+            },
+            WeightKind::Q6K => Scales::Nested { scales: Stored::absent(lanes), factors: Stored::absent(factors) },
+            _ => Scales::Plain(Stored::absent(eighths)),
+        };
+        Self { n_groups, words: Stored::absent(lanes * WORDS), scales }
+    }
+
+    /// Calls `visit` with each array.
+    pub(super) fn runs(&mut self, visit: &mut dyn FnMut(&mut dyn Run)) {
+        visit(&mut self.words);
+        match &mut self.scales {
+            Scales::Plain(scales) => visit(scales),
+            Scales::Offset { scales, offsets } => {
+                visit(scales);
+                visit(offsets);
+            }
+            Scales::NestedOffset { scales, offsets, scale_factors, offset_factors } => {
+                visit(scales);
+                visit(offsets);
+                visit(scale_factors);
+                visit(offset_factors);
+            }
+            Scales::Nested { scales, factors } => {
+                visit(scales);
+                visit(factors);
+            }
+        }
+    }
+
+    /// Returns the bytes of all arrays.
+    pub(super) fn n_bytes(&self) -> usize {
+        self.words.n_bytes()
+            + match &self.scales {
+                Scales::Plain(scales) => scales.n_bytes(),
+                Scales::Offset { scales, offsets } => scales.n_bytes() + offsets.n_bytes(),
+                Scales::NestedOffset { scales, offsets, scale_factors, offset_factors } => {
+                    scales.n_bytes() + offsets.n_bytes() + scale_factors.n_bytes() + offset_factors.n_bytes()
+                }
+                Scales::Nested { scales, factors } => scales.n_bytes() + factors.n_bytes(),
+            }
     }
 
     /// Returns the index of the scale of group `i`, counted over all rows, in a list with a scale for each `per` groups.

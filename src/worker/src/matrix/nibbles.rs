@@ -9,9 +9,11 @@ use std::array::from_fn;
 use std::ops::Range;
 
 use crate::kernel::{LANES, Sums};
+use crate::matrix::WeightKind;
 use crate::matrix::coded::{CodedPanel, Nibble, SpanFactors};
 use crate::matrix::half::finite_f16_lanes;
 use crate::rounded::RoundedRows;
+use crate::stored::{Run, Stored};
 
 /// Inputs with common scales.
 const GROUP: usize = 32;
@@ -25,17 +27,17 @@ const GROUPS_K: usize = 8;
 /// Scales and offsets of the groups, `[panel][group][lane]`. F16 as bits.
 enum Scales {
     /// Scales of Q4_0; offsets are -8 times the scales.
-    Centred(Vec<u16>),
+    Centred(Stored<u16>),
     /// Scales and offsets of Q4_1.
-    Offset { scales: Vec<u16>, offsets: Vec<u16> },
+    Offset { scales: Stored<u16>, offsets: Stored<u16> },
     /// Integers for each group, and factors for each [`GROUPS_K`] groups: Q4_K.
-    Nested { scales: Vec<u8>, offsets: Vec<u8>, scale_factors: Vec<u16>, offset_factors: Vec<u16> },
+    Nested { scales: Stored<u8>, offsets: Stored<u8>, scale_factors: Stored<u16>, offset_factors: Stored<u16> },
 }
 
 /// Panels of codes of 4 bits.
 pub(super) struct Nibbles {
     n_groups: usize,
-    words: Vec<u32>,
+    words: Stored<u32>,
     scales: Scales,
 }
 
@@ -49,7 +51,7 @@ impl Nibbles {
             let at = nibbles.place(i, &halves(&block[2..]));
             scales[at] = u16_at(block, 0);
         }
-        nibbles.scales = Scales::Centred(scales);
+        nibbles.scales = Scales::Centred(scales.into());
         nibbles
     }
 
@@ -63,7 +65,7 @@ impl Nibbles {
             scales[at] = u16_at(block, 0);
             offsets[at] = u16_at(block, 2);
         }
-        nibbles.scales = Scales::Offset { scales, offsets };
+        nibbles.scales = Scales::Offset { scales: scales.into(), offsets: offsets.into() };
         nibbles
     }
 
@@ -85,7 +87,12 @@ impl Nibbles {
             scale_factors[at] = u16_at(block, 0);
             offset_factors[at] = u16_at(block, 2);
         }
-        nibbles.scales = Scales::Nested { scales, offsets, scale_factors, offset_factors };
+        nibbles.scales = Scales::Nested {
+            scales: scales.into(),
+            offsets: offsets.into(),
+            scale_factors: scale_factors.into(),
+            offset_factors: offset_factors.into(),
+        };
         nibbles
     }
 
@@ -93,7 +100,54 @@ impl Nibbles {
     fn new(inputs: usize, outputs: usize) -> (Self, usize) {
         let n_groups = inputs / GROUP;
         let lanes = outputs.div_ceil(LANES) * n_groups * LANES;
-        (Self { n_groups, words: vec![0; lanes * WORDS], scales: Scales::Centred(Vec::new()) }, lanes)
+        (Self { n_groups, words: vec![0; lanes * WORDS].into(), scales: Scales::Centred(Vec::new().into()) }, lanes)
+    }
+
+    /// Describes panels of a kind that are not in memory.
+    pub(super) fn absent(kind: WeightKind, inputs: usize, outputs: usize) -> Self {
+        let n_groups = inputs / GROUP;
+        let lanes = outputs.div_ceil(LANES) * n_groups * LANES;
+        let scales = match kind {
+            WeightKind::Q4_1 => Scales::Offset { scales: Stored::absent(lanes), offsets: Stored::absent(lanes) },
+            WeightKind::Q4K => Scales::Nested {
+                scales: Stored::absent(lanes),
+                offsets: Stored::absent(lanes),
+                scale_factors: Stored::absent(lanes / GROUPS_K),
+                offset_factors: Stored::absent(lanes / GROUPS_K),
+            },
+            _ => Scales::Centred(Stored::absent(lanes)),
+        };
+        Self { n_groups, words: Stored::absent(lanes * WORDS), scales }
+    }
+
+    /// Calls `visit` with each array.
+    pub(super) fn runs(&mut self, visit: &mut dyn FnMut(&mut dyn Run)) {
+        visit(&mut self.words);
+        match &mut self.scales {
+            Scales::Centred(scales) => visit(scales),
+            Scales::Offset { scales, offsets } => {
+                visit(scales);
+                visit(offsets);
+            }
+            Scales::Nested { scales, offsets, scale_factors, offset_factors } => {
+                visit(scales);
+                visit(offsets);
+                visit(scale_factors);
+                visit(offset_factors);
+            }
+        }
+    }
+
+    /// Returns the bytes of all arrays.
+    pub(super) fn n_bytes(&self) -> usize {
+        self.words.n_bytes()
+            + match &self.scales {
+                Scales::Centred(scales) => scales.n_bytes(),
+                Scales::Offset { scales, offsets } => scales.n_bytes() + offsets.n_bytes(),
+                Scales::Nested { scales, offsets, scale_factors, offset_factors } => {
+                    scales.n_bytes() + offsets.n_bytes() + scale_factors.n_bytes() + offset_factors.n_bytes()
+                }
+            }
     }
 
     /// Returns the index of the scale of group `i`, counted over all rows, in a list with a scale for each `per` groups.

@@ -1,4 +1,4 @@
-//! File operations of a disk tier, behind a trait, so that tests can make them fail.
+//! Operations on files, behind traits for tests with failing files.
 
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions};
@@ -101,7 +101,7 @@ impl SystemFiles {
         drop(fs::remove_file(&probe));
         if !is_direct {
             tracing::warn!(
-                "{}: the filesystem allows no direct reads and writes (O_DIRECT); the page cache will hold blocks, too",
+                "{}: the filesystem allows no direct reads and writes (O_DIRECT); the page cache will hold their bytes, too",
                 folder.display()
             );
         }
@@ -123,6 +123,23 @@ impl SystemFiles {
     }
 }
 
+/// Opens a file for reading alone, past the page cache where the filesystem allows. Returns `true` beside a file read past the page cache.
+///
+/// # Errors
+/// If the system refuses.
+pub fn open_for_reading(path: &Path) -> io::Result<(Box<dyn BlockFile>, bool)> {
+    let files = SystemFiles { is_direct: true, is_read_only: true };
+    let probed = files.options().open(path).and_then(|file| {
+        let mut page = Aligned::with_capacity(PAGE);
+        page.resize(PAGE);
+        FileExt::read_at(&file, page.as_mut_slice(), 0).map(|_| file)
+    });
+    match probed {
+        refused if is_direct(&refused) => refused.map(|file| (Box::new(file) as Box<dyn BlockFile>, true)),
+        _ => Ok((Box::new(File::open(path)?), false)),
+    }
+}
+
 fn probe_direct(path: &Path) -> io::Result<()> {
     let files = SystemFiles { is_direct: true, is_read_only: false };
     let file = files.options().create_new(true).open(path)?;
@@ -133,7 +150,7 @@ fn probe_direct(path: &Path) -> io::Result<()> {
 }
 
 /// Returns `true` unless the system refused a direct write or read as such. Any other error, as of a full disk, says nothing of direct ones.
-fn is_direct(probed: &io::Result<()>) -> bool {
+fn is_direct<T>(probed: &io::Result<T>) -> bool {
     let error = probed.as_ref().err().and_then(Errno::from_io_error);
     !matches!(error, Some(Errno::INVAL | Errno::OPNOTSUPP))
 }
@@ -244,9 +261,22 @@ mod tests {
     #[test]
     fn only_a_refused_direct_write_shows_that_there_are_none() {
         for (error, expected) in [(Errno::INVAL, false), (Errno::OPNOTSUPP, false), (Errno::NOSPC, true)] {
-            assert_eq!(is_direct(&Err(error.into())), expected, "{error}");
+            assert_eq!(is_direct::<()>(&Err(error.into())), expected, "{error}");
         }
         assert!(is_direct(&Ok(())));
+    }
+
+    #[test]
+    fn a_file_opened_for_reading_is_read_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        assert_eq!(open_for_reading(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        fs::write(&path, vec![7; PAGE + 5]).unwrap();
+        let (file, _) = open_for_reading(&path).unwrap();
+        let mut bytes = Aligned::with_capacity(2 * PAGE);
+        bytes.resize(2 * PAGE);
+        assert_eq!(read_full(file.as_ref(), bytes.as_mut_slice(), 0).unwrap(), PAGE + 5);
+        assert!(bytes.as_slice()[..PAGE + 5].iter().all(|byte| *byte == 7));
     }
 
     #[test]

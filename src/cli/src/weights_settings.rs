@@ -1,0 +1,189 @@
+//! Placement of the weights of embedded workers: the value of `--weights`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, bail, ensure};
+use tracing::info;
+use trunkline_core::spec::{Param, Spec};
+use trunkline_port::WeightReads;
+use trunkline_worker::{Model, StreamSettings};
+
+/// Parameters of `stream` that are numbers.
+const PARAMS: [Param; 3] = [
+    Param { key: "memory_mib", about: "memory for weights, MiB", default: 0, min: 1, max: 1 << 30 },
+    Param { key: "ahead", about: "groups of weights read ahead of the one in use", default: 2, min: 1, max: 64 },
+    Param {
+        key: "prefill_ahead",
+        about: "the same in steps that run prompts; 0 is ahead",
+        default: 0,
+        min: 0,
+        max: 64,
+    },
+];
+/// Parameter of `stream` that is a path.
+const DIR: &str = "dir";
+
+/// Placement of the weights.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// All weights in memory.
+    #[default]
+    Resident,
+    /// A part of the weights in memory.
+    Stream(Streaming),
+}
+
+/// Parameters of streamed weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Streaming {
+    /// Memory for weights, MiB.
+    pub memory_mib: u64,
+    /// Folder of the packed weights; the folder of the model unless given.
+    pub dir: Option<PathBuf>,
+    /// Groups read ahead.
+    pub ahead: u32,
+    /// Groups read ahead in steps that run prompts.
+    pub prefill_ahead: u32,
+}
+
+impl Placement {
+    /// Returns the placement that the setting names.
+    ///
+    /// # Errors
+    /// If the setting is malformed.
+    pub fn of(setting: Option<&str>) -> anyhow::Result<Self> {
+        setting.map_or(Ok(Self::Resident), str::parse)
+    }
+}
+
+impl FromStr for Placement {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        let (name, params) = text.split_once(':').unwrap_or((text, ""));
+        let (dirs, numbers): (Vec<&str>, Vec<&str>) =
+            params.split(',').filter(|part| !part.is_empty()).partition(|part| part.split('=').next() == Some(DIR));
+        match name {
+            "resident" if params.is_empty() => return Ok(Self::Resident),
+            "resident" => bail!("weights 'resident' has no parameters"),
+            "stream" => {}
+            _ => bail!("unknown place of weights '{name}'; there are: resident, stream:memory_mib=N"),
+        }
+        ensure!(dirs.len() <= 1, "weights 'stream' has dir twice");
+        let numbers = numbers.join(",");
+        ensure!(
+            numbers.split(',').any(|part| part.starts_with("memory_mib=")),
+            "weights 'stream' needs memory_mib=N, the memory for weights in MiB"
+        );
+        let spec = format!("{name}:{numbers}");
+        let values = Spec::new(&spec).values(&PARAMS).map_err(|error| anyhow::anyhow!("weights {error}"))?;
+        let dir = dirs.first().and_then(|part| part.split_once('=')).map(|(_, path)| PathBuf::from(path));
+        let ahead = values[1] as u32;
+        let prefill_ahead = if values[2] == 0 { ahead } else { values[2] as u32 };
+        Ok(Self::Stream(Streaming { memory_mib: values[0], dir, ahead, prefill_ahead }))
+    }
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Resident => f.write_str("resident"),
+            Self::Stream(Streaming { memory_mib, ahead, prefill_ahead, .. }) => {
+                write!(f, "stream:memory_mib={memory_mib},ahead={ahead},prefill_ahead={prefill_ahead}")
+            }
+        }
+    }
+}
+
+impl Streaming {
+    /// Returns the settings of a model with weights of `identity` for a number of workers.
+    pub fn settings(&self, identity: &str, workers: usize) -> StreamSettings {
+        StreamSettings {
+            memory_bytes: self.memory_mib << 20,
+            folder: self.dir.clone(),
+            identity: identity.to_owned(),
+            workers: workers.max(1) as u32,
+            ahead: self.ahead,
+            prefill_ahead: self.prefill_ahead,
+        }
+    }
+
+    /// Moves the weights of a model in memory to the folder `dir`.
+    ///
+    /// # Errors
+    /// If no folder is given, or the weights cannot be written or do not fit.
+    pub fn place(&self, model: Model, identity: &str, workers: usize) -> anyhow::Result<Model> {
+        let dir =
+            self.dir.as_deref().context("a model without a folder of its own needs weights 'stream' with dir=PATH")?;
+        Ok(model.streamed(dir, &self.settings(identity, workers))?)
+    }
+}
+
+/// Logs the places of a model's weights, if a part of them is on a disk.
+pub fn report(model: &Model) {
+    let Some(stream) = model.stream_info() else { return };
+    if let Some(reason) = &stream.written {
+        info!("wrote packed weights to {}: {reason}", stream.path.display());
+    }
+    info!(
+        groups = stream.groups.len(),
+        pinned = stream.pinned(),
+        window = stream.slots,
+        memory_bytes = stream.memory_bytes,
+        bytes_per_step = stream.step_bytes(),
+        direct = stream.is_direct,
+        "weights stream from {}",
+        stream.path.display()
+    );
+}
+
+/// Logs the reads of streamed weights, if there were any.
+pub fn report_reads(reads: &WeightReads) {
+    if let (Some(hidden), Some(saved)) = (reads.hidden_share(), reads.saved_share()) {
+        info!(
+            steps = reads.steps,
+            bytes = reads.bytes,
+            reading_ms = reads.reading_ns / 1_000_000,
+            exposed_ms = reads.exposed_ns / 1_000_000,
+            "weights were read, {:.1} % hidden behind computation, {:.1} % of the time without overlap saved",
+            100.0 * hidden,
+            100.0 * saved
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_placement_is_read_with_its_parameters_in_any_order() {
+        assert_eq!(Placement::of(None).unwrap(), Placement::Resident);
+        assert_eq!("resident".parse::<Placement>().unwrap(), Placement::Resident);
+        let streaming = |text: &str| match text.parse().unwrap() {
+            Placement::Stream(streaming) => streaming,
+            Placement::Resident => panic!("{text}"),
+        };
+        let plain = Streaming { memory_mib: 64, dir: None, ahead: 2, prefill_ahead: 2 };
+        assert_eq!(streaming("stream:memory_mib=64"), plain);
+        let dir = Some(PathBuf::from("/a=b:c/d"));
+        let all = Streaming { dir, ahead: 3, prefill_ahead: 5, ..plain };
+        assert_eq!(streaming("stream:prefill_ahead=5,dir=/a=b:c/d,memory_mib=64,ahead=3"), all);
+        assert_eq!(all.settings("x", 2).memory_bytes, 64 << 20);
+        assert_eq!(Placement::Stream(all).to_string(), "stream:memory_mib=64,ahead=3,prefill_ahead=5");
+    }
+
+    #[test]
+    fn wrong_placements_get_one_line() {
+        let error = |text: &str| format!("{:#}", text.parse::<Placement>().unwrap_err());
+        assert_eq!(error("ssd"), "unknown place of weights 'ssd'; there are: resident, stream:memory_mib=N");
+        assert_eq!(error("stream"), "weights 'stream' needs memory_mib=N, the memory for weights in MiB");
+        assert_eq!(error("resident:memory_mib=1"), "weights 'resident' has no parameters");
+        assert_eq!(error("stream:memory_mib=1,dir=a,dir=b"), "weights 'stream' has dir twice");
+        let line = "weights 'stream': memory_mib is '0'; it must be a whole number between 1 and 1073741824";
+        assert_eq!(error("stream:memory_mib=0"), line);
+        assert!(error("stream:memory_mib=1,disk_mb_s=5").starts_with("weights 'stream' has no parameter 'disk_mb_s'"));
+    }
+}

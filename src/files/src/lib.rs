@@ -1,0 +1,13 @@
+//! Files read and written past the page cache (`O_DIRECT`) where the filesystem allows, and the aligned memory that this takes.
+//!
+//! Users are the disk tier of the store, and the weights of the embedded worker.
+//!
+//! **Boundary:** this crate depends on no other crate of Trunkline and gives bytes no meaning.
+
+#![forbid(unsafe_code)]
+
+mod aligned;
+mod files;
+
+pub use crate::aligned::{Aligned, PAGE};
+pub use crate::files::{BlockFile, Files, SystemFiles, open_for_reading, read_full, write_all};
