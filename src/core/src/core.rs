@@ -424,7 +424,8 @@ impl Core {
         self.forget_deadlines();
     }
 
-    /// Returns the number of leading published blocks of a sequence, which is in no step, that no step in flight computes.
+    /// Returns the number of leading published blocks of a sequence that no step in flight computes. A sequence whose prompt is not read yet MUST
+    /// be in no step.
     fn computed_blocks(&self, slot: usize) -> usize {
         let State { sequences, config, kv, .. } = &self.state;
         let seq = &sequences[slot];

@@ -53,6 +53,12 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.steps_ahead > 10 * seeds && sum.reused_ids > seeds);
 }
 
+/// A block of the prompt was merged into that of another request, whose step was still in flight, and copied to a tier that takes prompts.
+#[test]
+fn a_prompt_goes_to_a_tier_without_blocks_that_a_step_in_flight_computes() {
+    assert!(run_one(110_451_219_260_591, REQUESTS).blocks_stored > 0);
+}
+
 #[test]
 fn thousands_of_requests_share_prefixes() {
     let sum = run_all(&seeds(3, 5), 2000);

@@ -210,13 +210,16 @@ impl Core {
 
     /// Copies the prompts that a step has computed to the first tier, if the tier takes prompts then.
     fn write_prompts(&mut self) {
-        for slot in self.read_prompts.drain(..) {
-            let State { sequences, kv, journal, .. } = &mut self.state;
-            let seq = &sequences[slot];
+        let mut slots = std::mem::take(&mut self.read_prompts);
+        for slot in slots.drain(..) {
+            let seq = &self.state.sequences[slot];
             if self.worker_joined && seq.ending.is_none() && !seq.has_failed() && !seq.id.is_inner() {
-                kv.write_prompt(seq, journal);
+                let computed = self.computed_blocks(slot);
+                let State { sequences, kv, journal, .. } = &mut self.state;
+                kv.write_prompt(&sequences[slot], computed, journal);
             }
         }
+        self.read_prompts = slots;
     }
 
     /// Learns from the time of a step: the prefill budget from decodes that shared with prefills, the cost of recomputation from

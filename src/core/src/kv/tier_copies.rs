@@ -145,10 +145,10 @@ impl Kv {
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
     }
 
-    /// Begins to copy the blocks of a prompt, computed by now, to the first tier, if the tier takes blocks then. The request reads on.
-    pub fn write_prompt(&mut self, seq: &Sequence, journal: &mut Journal) {
-        let computed = (seq.prompt_tokens / self.block_size).min(seq.published) as usize;
-        let chain = &seq.table[..computed];
+    /// Begins to copy the blocks of a prompt to the first tier, if the tier takes blocks then: those of the first `computed` published ones. The
+    /// request reads on.
+    pub fn write_prompt(&mut self, seq: &Sequence, computed: usize, journal: &mut Journal) {
+        let chain = &seq.table[..computed.min((seq.prompt_tokens / self.block_size) as usize)];
         if !self.is_open(0) || chain.first().is_none_or(|first| !self.tree.is_findable(*first)) {
             return;
         }
