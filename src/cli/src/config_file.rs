@@ -311,6 +311,9 @@ mod tests {
             "--max-steps-in-flight=2",
             "--pipeline-stages=2",
             "--max-step-logits=9",
+            "--reuse-anywhere=16",
+            "--reuse-recompute=8",
+            "--reuse-on-request=true",
             "--target-step-ms=2.5",
             "--max-drafts=10",
             "--host-blocks=11",
@@ -363,6 +366,10 @@ mod tests {
             "--idle-timeout=2.5",
             "--unread-timeout=3.5",
             "--max-unread-bytes=1000000",
+            "--max-sessions=17",
+            "--max-sessions-per-client=18",
+            "--session-bytes=2000000",
+            "--session-ttl=8.5",
             "--h2o=on:ratio=3",
             "--h2o-layers=1,2",
             "--h2o-total=3",
@@ -389,7 +396,8 @@ mod tests {
         for (setting, _) in CoreSettings::<ServeFlags>::flags() {
             assert!(from_flags.core.has(setting.name), "a flag is missing above: {}", setting.flag);
         }
-        for key in NETWORK_KEYS.into_iter().chain(SIMULATE_KEYS).chain(ATTACH_KEYS).chain(TIER_KEYS).chain(H2O_KEYS) {
+        let of_server = NETWORK_KEYS.into_iter().chain(SESSION_KEYS).chain(ATTACH_KEYS).chain(TIER_KEYS);
+        for key in of_server.chain(SIMULATE_KEYS).chain(H2O_KEYS) {
             assert!(flags.iter().any(|flag| flag.starts_with(&format!("--{key}="))), "a flag is missing above: {key}");
         }
         assert_eq!(from_flags.clone().or(Settings::default()), from_flags);
