@@ -16,13 +16,13 @@ use trunkline_core::Config;
 use trunkline_core::h2o::Mode;
 use trunkline_port::ModelInfo;
 use trunkline_server::{
-    Backend, DecideModel, EngineStore, FILES_RESERVED, MakeWorker, Options, SamplingOffer, Server, layout, listen,
-    stop_on_signals,
+    Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, layout, listen, stop_on_signals,
 };
-use trunkline_store::{BlockLayout, SEGMENTS_MAX};
+use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, machine_memory};
 
+use self::open_files::raise_open_files;
 use self::placement::check_weights;
 use self::unused::unused;
 use crate::config_file::{POLICY_DEFAULT, Settings};
@@ -37,6 +37,7 @@ use crate::simulated;
 use crate::simulated::clock::{Clock, RealTime};
 use crate::weights_settings::{self, Placement};
 
+mod open_files;
 mod placement;
 mod unused;
 
@@ -153,13 +154,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         let server = match engines.embedded() {
             0 => Server::of_first_worker(listener, first_worker(settings, engines)?, options).await?,
             _ => {
-                let made = match (simulation, kind) {
-                    (Some(simulation), _) => {
-                        simulated(&settings, engines.workers(), simulation, Arc::new(RealTime::start()))?
-                    }
-                    (None, WorkerKind::Embedded) => embedded(&settings, &engines)?,
-                    (None, WorkerKind::Null { step }) => null(&settings, engines.workers(), step)?,
-                };
+                let made = backend(&settings, &engines, simulation, kind)?;
                 with_embedded(listener, &settings, &engines, made, options).await?
             }
         };
@@ -171,15 +166,17 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     result
 }
 
-/// Raises the limit of open files, and warns if it is too low for the connections and the segments of the disk tiers.
-fn raise_open_files(settings: &Settings, engines: &Engines, connections: u32) {
-    let disks = if settings.tiers.disk.is_some() { engines.workers() as u64 } else { 0 };
-    let needed = u64::from(connections) + FILES_RESERVED + disks * SEGMENTS_MAX;
-    if let Some(files) = trunkline_server::raise_open_files().filter(|files| disks > 0 && *files < needed) {
-        warn!(
-            "this process can open {files} files, and connections and disk tiers may need {needed}; raise the limit (ulimit -Hn), or \
-             lower --max-connections"
-        );
+/// Makes the workers of this process, with the limits of each class.
+fn backend(
+    settings: &Settings,
+    engines: &Engines,
+    simulation: Option<Simulation>,
+    kind: WorkerKind,
+) -> anyhow::Result<(Vec<Config>, Backend)> {
+    match (simulation, kind) {
+        (Some(simulation), _) => simulated(settings, engines.workers(), simulation, Arc::new(RealTime::start())),
+        (None, WorkerKind::Embedded) => embedded(settings, engines),
+        (None, WorkerKind::Null { step }) => null(settings, engines.workers(), step),
     }
 }
 

@@ -1,8 +1,7 @@
 //! Block ids of a file as numbers up to [`HASH_ID_MAX`].
 //!
-//! Published traces number their blocks from 0 on. Traces that somebody made of the cache events of an engine have its hashes instead: numbers of 64 bits,
-//! below 0 too, or names. Numbers up to the greatest stay as they are; the others get numbers in the order in which they come, from the
-//! greatest one down.
+//! Published traces number blocks from 0 on. A trace made of the cache events of an engine has hashes: numbers of 64 bits, also below 0, or
+//! names. Numbers up to the greatest stay. Other ids get numbers in the order of appearance, from the greatest one down.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,16 +24,16 @@ pub(super) struct BlockIds {
     numbers: HashMap<BlockId, u32>,
     /// Numbers given so far, from the greatest one down.
     given: u32,
-    /// Greatest id that stayed as it is.
+    /// Greatest id that stayed.
     greatest: u32,
 }
 
 impl BlockIds {
-    /// Returns the number of an id: equal for equal ids, and for no others.
+    /// Returns the number of an id, equal for equal ids alone.
     ///
     /// # Errors
     ///
-    /// [`TraceFault::HashIdsMeet`] if an id that stays as it is meets one that got a number.
+    /// [`TraceFault::HashIdsMeet`] if another id has the number.
     pub(super) fn number(&mut self, id: BlockId) -> Result<u32, TraceFault> {
         let small = match id {
             BlockId::Number(number) => u32::try_from(number).ok().filter(|number| *number <= HASH_ID_MAX),
@@ -60,7 +59,7 @@ impl BlockIds {
     ///
     /// # Errors
     ///
-    /// [`TraceFault::HashIdsMeet`] if an id that stayed as it is has the number.
+    /// [`TraceFault::HashIdsMeet`] if another id has the number.
     pub(super) fn next(&mut self) -> Result<u32, TraceFault> {
         let number = HASH_ID_MAX - self.given;
         if number <= self.greatest {

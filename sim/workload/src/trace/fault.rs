@@ -187,7 +187,7 @@ pub enum TraceFault {
         /// Number of token ids according to the field.
         expected: u32,
     },
-    /// Block id that is the number of another one: ids that are no numbers from 0 to [`HASH_ID_MAX`] get numbers from there down.
+    /// Block id equal to the number of another one: ids other than numbers from 0 to [`HASH_ID_MAX`] get numbers from there down.
     #[error("hash id {id} is too large beside ids above {HASH_ID_MAX}, below 0 or of text; number the ids from 0 on")]
     HashIdsMeet {
         /// Block id as found.

@@ -22,7 +22,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use trunkline_core::h2o::{Settings, Target};
 use trunkline_core::{H2oConfig, registry};
-use trunkline_port::ModelInfo;
+use trunkline_port::{LayerGroup, ModelInfo};
 use trunkline_server::layout;
 use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
@@ -189,8 +189,7 @@ struct Plan<'a> {
 fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let gates = Gates::load(options.gates.as_deref())?;
     let model = load(options)?;
-    let name = model.name().to_owned();
-    let plan = Plan::new(options, &model)?;
+    let (name, plan) = (model.name().to_owned(), Plan::new(options, &model)?);
     let (info, windows) = (model.info(), windows(&model.info()));
     let gated = gates.case(plan.lengths.prompt);
     let total = plan.total(gated)?;
@@ -210,17 +209,12 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
         if case == compared { stored.add(rig, &layout, prompt, seq) } else { Ok(()) }
     };
     let (unevicted, mut cases) = plan.measure(&mut rig, &settings, full.len(), n_all, look)?;
-    let speeds = plan.speed(&mut rig, &settings, compared)?;
-    speeds.iter().for_each(|speed| add_speed(&mut report, speed));
+    let speeds = plan.speed(&mut rig, &settings, compared, &mut report)?;
     drop(rig);
-    // Baselines of the recall gate: in all layers, at the total ratio of the compared case.
     if !full.is_empty() {
         let none = FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads);
-        let model = load(options)?.with_groups(none.groups(&windows)?)?;
         let ratio = cases[compared].total_ratio as f32;
-        let baselines: Vec<Case> = gates.must_forget.iter().map(|scorer| plan.case(scorer, ratio, &[1.0])).collect();
-        let (_, figures) = plan.measure(&mut plan.rig(model)?, &baselines, 0, n_all, &mut |_, _, _, _| Ok(()))?;
-        cases.extend(figures.into_iter().map(|figures| Figures { all_layers: true, ..figures }));
+        cases.extend(plan.baselines(&gates.must_forget, none.groups(&windows)?, ratio, n_all)?);
     }
     let ratio = settings[compared].ratio();
     let served = plan.served(&settings[compared], &full, losses.as_ref())?;
@@ -426,12 +420,28 @@ impl<'a> Plan<'a> {
         Ok((unevicted, figures))
     }
 
-    /// Measures decode speed with a case that reads scores of decode steps: the compared one, or else the first.
-    fn speed(&self, rig: &mut Rig, cases: &[Case], compared: usize) -> anyhow::Result<Vec<Speed>> {
+    /// Measures the baselines of the recall gate: scorers in all layers, which make `groups`, at one ratio.
+    fn baselines(
+        &self,
+        scorers: &[String],
+        groups: Vec<LayerGroup>,
+        ratio: f32,
+        n_all: usize,
+    ) -> anyhow::Result<Vec<Figures>> {
+        let model = load(self.options)?.with_groups(groups)?;
+        let cases: Vec<Case> = scorers.iter().map(|scorer| self.case(scorer, ratio, &[1.0])).collect();
+        let (_, figures) = self.measure(&mut self.rig(model)?, &cases, 0, n_all, &mut |_, _, _, _| Ok(()))?;
+        Ok(figures.into_iter().map(|figures| Figures { all_layers: true, ..figures }).collect())
+    }
+
+    /// Measures decode speed with a case that reads scores of decode steps, the compared one, or else the first. Adds the figures to the report.
+    fn speed(&self, rig: &mut Rig, cases: &[Case], compared: usize, report: &mut Report) -> anyhow::Result<Vec<Speed>> {
         let mut by_rank = cases[compared..].iter().chain(cases);
         let Some(case) = by_rank.find(|case| case.scorer == "h2o") else { return Ok(Vec::new()) };
         let batches = if self.options.quick { &[1][..] } else { &[1, 8] };
-        speed::measure(rig, &self.texts[0], self.lengths, case, batches)
+        let speeds = speed::measure(rig, &self.texts[0], self.lengths, case, batches)?;
+        speeds.iter().for_each(|speed| add_speed(report, speed));
+        Ok(speeds)
     }
 }
 

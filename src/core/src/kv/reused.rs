@@ -8,6 +8,7 @@
 //! for: no such block is published, merged, or copied to a tier ([`Copied::exact_blocks`]). The beginning of a block that continues the
 //! prefix hit is an exception.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 
 use trunkline_port::CellCopy;
@@ -21,6 +22,9 @@ use crate::request::Reuse;
 use crate::sequence::{Copied, Sequence};
 use crate::tree::CachedRun;
 
+/// Runs copied for a request, at most: the longest. Each run holds its source with all blocks before it, and the tokens between two runs take a step of
+/// their own.
+const RUNS_MAX: usize = 32;
 /// Lists of held blocks kept for reuse, at most.
 const SPARE_MAX: usize = 16;
 
@@ -82,6 +86,7 @@ impl Kv {
         let from = (seq.published * size, hit);
         self.tree.find_runs(seq.cold.root, seq.tokens(), from, self.reused.least, &mut runs);
         self.recompute_beginnings(&mut runs);
+        keep_longest(&mut runs, RUNS_MAX);
         let before = self.reused.held.len();
         for run in &runs {
             let mut chain = self.reused.spare.pop().unwrap_or_default();
@@ -171,5 +176,29 @@ impl Kv {
     /// Returns the blocks held as sources. For checks.
     pub fn held_sources(&self) -> impl Iterator<Item = &BlockHandle> {
         self.reused.held.iter().flat_map(|(_, chain)| chain)
+    }
+}
+
+/// Keeps the longest runs, at most `most`, in order of their positions. Of equals the first stay.
+fn keep_longest(runs: &mut Vec<CachedRun>, most: usize) {
+    if runs.len() > most {
+        runs.sort_by_key(|run| (Reverse(run.len), run.at));
+        runs.truncate(most);
+        runs.sort_by_key(|run| run.at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_runs_stay_in_order() {
+        let run = |(at, len)| CachedRun { at, len, ..CachedRun::default() };
+        let mut runs: Vec<CachedRun> = [(0, 3), (10, 9), (20, 3), (30, 12)].map(run).to_vec();
+        keep_longest(&mut runs, 4);
+        assert_eq!(runs.len(), 4);
+        keep_longest(&mut runs, 3);
+        assert_eq!(runs.iter().map(|run| run.at).collect::<Vec<_>>(), [0, 10, 30]);
     }
 }

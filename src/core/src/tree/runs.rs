@@ -5,6 +5,11 @@ use crate::block::BlockState;
 use crate::hash::BlockHash;
 use crate::ids::{BlockHandle, Token};
 
+/// Tokens compared in a search, at most: so many for each token of the prompt, and so many in any case. Text that repeats itself has runs everywhere, and
+/// most are too short. The search then ends with the runs found so far.
+const COMPARED_PER_TOKEN: usize = 16;
+const COMPARED_LEAST: usize = 1 << 16;
+
 /// Tokens of a prompt, cached one after another in a prefix of the same namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CachedRun {
@@ -60,19 +65,20 @@ impl PrefixTree {
         if covered >= end {
             return;
         }
+        let (mut compared, most) = (0, COMPARED_LEAST + COMPARED_PER_TOKEN * tokens.len());
         if let Some(hit) = hit
-            && let Some((last, len)) = self.continued(hit, &tokens[covered..end])
+            && let Some((last, len)) = self.continued(hit, &tokens[covered..end], &mut compared)
         {
             runs.push(CachedRun { at: from, from, len, last, is_exact: true });
             covered += len as usize;
         }
         let mut windows = contents.windows(tokens);
         windows.jump(covered);
-        while let Some((at, hash)) = windows.get().filter(|(at, _)| *at < end) {
+        while let Some((at, hash)) = windows.get().filter(|(at, _)| *at < end && compared < most) {
             let window = &tokens[at..at + self.block_size];
             let mut best = CachedRun::default();
             for block in contents.with_key(hash, namespace).filter(|block| self.tokens_of(*block) == window) {
-                let run = self.extended(block, at, covered, &tokens[..end]);
+                let run = self.extended(block, at, covered, &tokens[..end], &mut compared);
                 // Of equals the latest block wins, which comes first.
                 if run.len > best.len {
                     best = run;
@@ -89,10 +95,12 @@ impl PrefixTree {
     }
 
     /// Returns the child of a block that has most of the next tokens, and their number, if it has one. Of equals the latest.
-    fn continued(&self, block: u32, tokens: &[Token]) -> Option<(u32, u32)> {
+    /// Adds the tokens compared to `compared`.
+    fn continued(&self, block: u32, tokens: &[Token], compared: &mut usize) -> Option<(u32, u32)> {
         let mut best = None;
         for child in self.contents.as_ref()?.children(block) {
             let len = self.tokens_of(child).iter().zip(tokens).take_while(|(there, asked)| there == asked).count();
+            *compared += len + 1;
             if len > best.map_or(0, |(_, len)| len as usize) {
                 best = Some((child, len as u32));
             }
@@ -101,16 +109,17 @@ impl PrefixTree {
     }
 
     /// Returns the longest run around a block whose tokens are those from `at` on: from `covered` at the earliest, to the end of `tokens`.
-    fn extended(&self, block: u32, at: usize, covered: usize, tokens: &[Token]) -> CachedRun {
+    fn extended(&self, block: u32, at: usize, covered: usize, tokens: &[Token], compared: &mut usize) -> CachedRun {
         let size = self.block_size;
         let before = self.contents.as_ref().and_then(|contents| contents.parent(block));
         let before = before.map_or(0, |parent| {
             let asked = tokens[covered..at].iter().rev();
             self.tokens_of(parent).iter().rev().zip(asked).take_while(|(there, asked)| there == asked).count()
         });
+        *compared += size + before;
         let (mut last, mut end) = (block, (at + size).min(tokens.len()));
         while end < tokens.len() {
-            let Some((child, len)) = self.continued(last, &tokens[end..]) else { break };
+            let Some((child, len)) = self.continued(last, &tokens[end..], compared) else { break };
             (last, end) = (child, end + len as usize);
             if (len as usize) < size {
                 break;
