@@ -10,6 +10,9 @@ use crate::layout::{Frame, Layout};
 use crate::limits::Limits;
 use crate::turn::Turn;
 
+/// Largest number of a turn or version at rest: far beyond every chat, and sums of such numbers do not overflow.
+const NUMBER_MAX: u64 = 1 << 53;
+
 /// A chat at rest. A turn under way is not part of the chat, and neither are counts and notices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saved {
@@ -42,6 +45,14 @@ pub enum SavedFault {
     /// A pinned turn is not from before the transcript.
     #[error("old_pins[{0}] is not pinned, or has a number out of order")]
     Pin(usize),
+    /// A number is larger than that of any chat.
+    #[error("{field} is {number}; at most {NUMBER_MAX} is allowed")]
+    Number {
+        /// Field, with its index.
+        field: String,
+        /// Number in the field.
+        number: u64,
+    },
     /// The transcript is beyond a limit.
     #[error("{field} has {size}; at most {most} are allowed")]
     TooLarge {
@@ -75,7 +86,7 @@ impl Chat {
         saved.check_turns()?;
         saved.check_layouts()?;
         let Saved { prefix, frame, forgotten, old_pins, turns, layouts } = saved;
-        let next_version = layouts.last().ok_or(SavedFault::NoLayout)?.version.saturating_add(1);
+        let next_version = layouts.last().ok_or(SavedFault::NoLayout)?.version + 1;
         let mut chat = Self::new(prefix, frame, limits);
         (chat.turns, chat.forgotten, chat.old_pins) = (turns.into(), forgotten, old_pins);
         (chat.layouts, chat.next_version) = (layouts, next_version);
@@ -98,6 +109,7 @@ impl Chat {
 
 impl Saved {
     fn check_turns(&self) -> Result<(), SavedFault> {
+        check_number(|| "forgotten".into(), self.forgotten)?;
         let mut ids = BTreeSet::new();
         let numbers = self.forgotten..;
         for (at, (turn, number)) in self.turns.iter().zip(numbers).enumerate() {
@@ -117,9 +129,15 @@ impl Saved {
     }
 
     fn check_layouts(&self) -> Result<(), SavedFault> {
-        let turns = self.forgotten.saturating_add(self.turns.len() as u64);
+        let turns = self.forgotten + self.turns.len() as u64;
         let mut before: Option<&Layout> = None;
         for (at, layout) in self.layouts.iter().enumerate() {
+            let Layout { version, since, first_recent, covered, .. } = *layout;
+            let numbers =
+                [("version", version), ("since", since), ("first_recent", first_recent), ("covered", covered)];
+            for (name, number) in numbers {
+                check_number(|| format!("layouts[{at}].{name}"), number)?;
+            }
             let grows = before.is_none_or(|before| {
                 before.version < layout.version
                     && before.since <= layout.since
@@ -132,5 +150,53 @@ impl Saved {
             before = Some(layout);
         }
         Ok(())
+    }
+}
+
+fn check_number(field: impl FnOnce() -> String, number: u64) -> Result<(), SavedFault> {
+    if number <= NUMBER_MAX { Ok(()) } else { Err(SavedFault::Number { field: field(), number }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::{Fixed, Wanted};
+
+    fn limits(bytes: u64) -> Limits {
+        Limits::new(128, Fixed::default(), Wanted::default(), bytes).unwrap()
+    }
+
+    fn saved() -> Saved {
+        let mut chat = Chat::new(vec![1], Frame::default(), limits(1 << 20));
+        chat.append("a", &[2, 3], false).unwrap();
+        chat.save()
+    }
+
+    /// Returns the fault of a chat at rest after a change.
+    fn fault(change: impl FnOnce(&mut Saved)) -> String {
+        let mut saved = saved();
+        change(&mut saved);
+        Chat::restore(saved, limits(1 << 20)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn numbers_beyond_every_chat_are_refused() {
+        assert!(Chat::restore(saved(), limits(1 << 20)).is_ok());
+        let most = "; at most 9007199254740992 is allowed";
+        let all_forgotten = fault(|saved| {
+            (saved.forgotten, saved.turns) = (u64::MAX, Vec::new());
+            (saved.layouts[0].since, saved.layouts[0].first_recent) = (u64::MAX, u64::MAX);
+        });
+        assert_eq!(all_forgotten, format!("forgotten is 18446744073709551615{most}"));
+        let version = fault(|saved| saved.layouts[0].version = u64::MAX);
+        assert_eq!(version, format!("layouts[0].version is 18446744073709551615{most}"));
+        for (name, change) in [
+            ("since", (|layout| layout.since = NUMBER_MAX + 1) as fn(&mut Layout)),
+            ("first_recent", |layout| layout.first_recent = NUMBER_MAX + 1),
+            ("covered", |layout| layout.covered = NUMBER_MAX + 1),
+        ] {
+            let text = fault(|saved| change(&mut saved.layouts[0]));
+            assert_eq!(text, format!("layouts[0].{name} is 9007199254740993{most}"));
+        }
     }
 }
