@@ -35,6 +35,14 @@ pub enum Refusal {
         /// Tokens that may be pinned.
         most: u32,
     },
+    /// Pinned turns have too many bytes.
+    #[error("pin: pinned turns would have {bytes} bytes; at most {most}, a quarter of the transcript's, may be pinned")]
+    PinBytes {
+        /// Memory of all pinned turns, bytes.
+        bytes: u64,
+        /// Memory that pinned turns may have, bytes.
+        most: u64,
+    },
     /// No context can hold the turn.
     #[error(
         "the turn needs {needed} tokens with its answer; the session has room for {room} of {context}, without history"
@@ -223,15 +231,11 @@ impl Chat {
             self.check_ever_fits(input.len(), 0)?;
             return Ok(Added::Full);
         }
+        let id = self.id_or_number(id);
         if pinned {
-            let (tokens, most) = (self.pinned_tokens() + input.len() as u64, self.limits.pins);
-            if tokens > most.into() {
-                return Err(Refusal::Pins { tokens, most });
-            }
+            self.check_pin(&id, input.len())?;
         }
-        let turn =
-            Turn { number: self.n_turns(), id: self.id_or_number(id), input: input.to_vec(), answer: None, pinned };
-        let turn = Arc::new(turn);
+        let turn = Arc::new(Turn { number: self.n_turns(), id, input: input.to_vec(), answer: None, pinned });
         self.turns.push_back(turn.clone());
         self.boundary();
         Ok(Added::Turn(turn))
@@ -240,9 +244,11 @@ impl Chat {
     /// Returns `true` if a turn of `input` tokens can be appended to the context, and `answer` tokens generated behind.
     pub fn fits(&self, input: usize, answer: u32) -> bool {
         let tokens = u64::from(self.context_tokens()) + input as u64 + u64::from(answer);
-        let recent: u64 = self.recent(self.layout().first_recent).map(|turn| turn.bytes()).sum();
-        let new = bytes_of(input as u64 + u64::from(answer), 0);
-        tokens <= self.limits.context.into() && recent + new <= self.limits.bytes
+        let layout = self.layout();
+        let turns = self.pins_before(layout.first_recent).chain(self.recent(layout.first_recent));
+        let bytes: u64 = turns.map(|turn| turn.bytes()).sum();
+        let bytes = self.prefix_bytes() + layout.bytes() + bytes + bytes_of(input as u64 + u64::from(answer), 0);
+        tokens <= self.limits.context.into() && bytes <= self.limits.bytes
     }
 
     /// Begins a turn with an answer of up to `answer` tokens. A turn answered before is returned as it is.
@@ -373,8 +379,21 @@ impl Chat {
         self.old_pins.iter().chain(known)
     }
 
-    fn pinned_tokens(&self) -> u64 {
+    pub(crate) fn pinned_tokens(&self) -> u64 {
         self.pins_before(u64::MAX).map(|turn| u64::from(turn.len())).sum()
+    }
+
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        self.pins_before(u64::MAX).map(|turn| turn.bytes()).sum()
+    }
+
+    fn prefix_bytes(&self) -> u64 {
+        size_of_val(&*self.prefix) as u64
+    }
+
+    /// Returns the memory of a chat without turns but the pinned ones, with the longest summary, bytes.
+    pub(crate) fn fixed_bytes(&self) -> u64 {
+        self.prefix_bytes() + self.pinned_bytes() + Layout::bytes_of(self.limits.summary.into())
     }
 
     pub(crate) fn fixed_tokens(&self) -> u64 {
@@ -387,8 +406,19 @@ impl Chat {
         let context = self.limits.context;
         let room = u64::from(context).saturating_sub(self.fixed_tokens() + self.pinned_tokens());
         let needed = input as u64 + u64::from(answer);
-        let fits = needed <= room && bytes_of(needed, 0) <= self.limits.bytes / 2;
-        if fits { Ok(()) } else { Err(Refusal::NeverFits { needed, room, context }) }
+        let bytes = bytes_of(needed, 0);
+        let fits = bytes <= self.limits.bytes / 2 && self.fixed_bytes() + bytes <= self.limits.bytes;
+        if needed <= room && fits { Ok(()) } else { Err(Refusal::NeverFits { needed, room, context }) }
+    }
+
+    /// Checks that one more turn may be pinned.
+    fn check_pin(&self, id: &str, input: usize) -> Result<(), Refusal> {
+        let (tokens, most) = (self.pinned_tokens() + input as u64, self.limits.pins);
+        if tokens > most.into() {
+            return Err(Refusal::Pins { tokens, most });
+        }
+        let (bytes, most) = (self.pinned_bytes() + bytes_of(input as u64, id.len()), self.limits.pins_bytes());
+        if bytes <= most { Ok(()) } else { Err(Refusal::PinBytes { bytes, most }) }
     }
 
     fn check_quiet(&self, id: &str) -> Result<(), Refusal> {
@@ -418,10 +448,10 @@ impl Chat {
         self.forget();
     }
 
-    /// Returns the memory of the transcript, bytes.
+    /// Returns the memory of the prefix, all turns and all layouts, bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        let turns = self.turns.iter().map(|turn| turn.bytes());
-        turns.chain(self.layouts.iter().map(Layout::bytes)).sum()
+        let turns = self.old_pins.iter().chain(&self.turns).map(|turn| turn.bytes());
+        self.prefix_bytes() + turns.chain(self.layouts.iter().map(Layout::bytes)).sum::<u64>()
     }
 
     /// Forgets the oldest turns outside of the context while the transcript has too many bytes.
@@ -432,9 +462,9 @@ impl Chat {
         while bytes > self.limits.bytes && self.forgotten < first_recent {
             let Some(turn) = self.turns.pop_front() else { break };
             self.forgotten += 1;
-            bytes -= turn.bytes();
-            if turn.pinned {
-                self.old_pins.push(turn);
+            match turn.pinned {
+                true => self.old_pins.push(turn),
+                false => bytes -= turn.bytes(),
             }
             // Contexts with the turn cannot be assembled any more. The one in use begins later.
             let unknown = self.layouts.iter().take_while(|layout| layout.first_recent < self.forgotten).count();
@@ -445,5 +475,51 @@ impl Chat {
             self.totals.forgotten += turns;
             self.notices.add(self.n_turns(), News::Forgotten { turns });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::{Fixed, Wanted};
+    use crate::turn::{End, Usage};
+
+    /// A chat with a prefix of 10 tokens and a context of 256.
+    fn chat(bytes: u64) -> Chat {
+        let wanted = Wanted { summary: Some(8), pins: Some(20), high: Some(60), low: Some(10) };
+        let limits = Limits::new(256, Fixed { prefix: 10, ..Fixed::default() }, wanted, bytes).unwrap();
+        Chat::new(vec![1; 10], Frame::default(), limits)
+    }
+
+    fn answer(end: End) -> Answer {
+        Answer { tokens: vec![5], text: "e".into(), end, usage: Usage::default() }
+    }
+
+    #[test]
+    fn the_memory_of_a_chat_has_the_prefix_pins_and_stop_strings() {
+        let mut chat = chat(1 << 20);
+        let empty = chat.bytes();
+        assert_eq!(empty, 10 * 4 + Layout::first().bytes());
+        chat.append("pin", &[3; 5], true).unwrap();
+        let with_pin = chat.bytes();
+        assert_eq!(with_pin, empty + bytes_of(5, 3));
+        let turn = chat.turns.pop_front().unwrap();
+        chat.old_pins.push(turn);
+        chat.forgotten = 1;
+        assert_eq!(chat.bytes(), with_pin, "a pin outside of the transcript is still there");
+        chat.begin("a", &[2], 4).unwrap();
+        chat.end(answer(End::StopString("stop".into())));
+        assert_eq!(chat.bytes(), with_pin + bytes_of(2, "a".len() + "e".len() + "stop".len()));
+    }
+
+    #[test]
+    fn pins_take_a_quarter_of_the_memory_at_most() {
+        let mut chat = chat(1600);
+        chat.append("a", &[3], true).unwrap();
+        chat.append("b", &[3], true).unwrap();
+        let text = chat.append("c", &[3], true).unwrap_err().to_string();
+        let most = "at most 400, a quarter of the transcript's, may be pinned";
+        assert_eq!(text, format!("pin: pinned turns would have 495 bytes; {most}"));
+        assert!(chat.append("c", &[3], false).is_ok());
     }
 }

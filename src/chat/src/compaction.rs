@@ -9,7 +9,7 @@ use crate::layout::Layout;
 use crate::notice::News;
 use crate::phase::{Phase, PhaseEvent, TurnPhase};
 use crate::sample::sample;
-use crate::turn::Usage;
+use crate::turn::{Usage, bytes_of};
 
 /// Size that a compaction shall leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -204,10 +204,11 @@ impl Chat {
         let room = u64::from(limits.context).saturating_sub(self.fixed_tokens() + pins + want.room);
         let keep = u64::from(want.keep.unwrap_or(limits.low)).min(room);
         let newest = if want.keep.is_some() { keep } else { newest_kept(limits.low, limits.high).min(room) };
-        let mut bytes = 0;
+        let free = limits.bytes.saturating_sub(self.fixed_bytes() + bytes_of(want.room, 0));
+        let (mut bytes, most) = (0, free.min(limits.bytes / 4));
         let within = self.recent(self.layout().first_recent).rev().take_while(|turn| {
             bytes += turn.bytes();
-            bytes <= limits.bytes / 4
+            bytes <= most
         });
         self.n_turns() - kept_turns(within.map(|turn| turn.len()), keep, newest)
     }

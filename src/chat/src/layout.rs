@@ -30,7 +30,12 @@ impl Layout {
 
     /// Returns the memory of the layout, bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        (size_of::<Self>() + size_of_val(&*self.summary)) as u64
+        Self::bytes_of(self.summary.len() as u64)
+    }
+
+    /// Returns the memory of a layout whose summary has `tokens` tokens, bytes.
+    pub(crate) fn bytes_of(tokens: u64) -> u64 {
+        size_of::<Self>() as u64 + tokens * size_of::<Token>() as u64
     }
 }
 

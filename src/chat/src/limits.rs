@@ -29,7 +29,7 @@ pub struct Limits {
     pub high: u32,
     /// Low watermark: recent turns left by a compaction, at most.
     pub low: u32,
-    /// Memory of the transcript, at most, bytes. Beyond, the oldest turns outside of the context are forgotten.
+    /// Memory of prefix, turns, pinned ones included, and layouts, at most, bytes. Beyond, the oldest turns outside of the context are forgotten.
     pub bytes: u64,
 }
 
@@ -123,6 +123,11 @@ impl Limits {
             return Err(LimitFault::Low { low, high });
         }
         Ok(Self { context, summary, pins, high, low, bytes })
+    }
+
+    /// Returns the memory of pinned turns, at most, bytes: these stay for good, and the latest turns need the rest.
+    pub(crate) fn pins_bytes(&self) -> u64 {
+        self.bytes / 4
     }
 }
 

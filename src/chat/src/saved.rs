@@ -42,8 +42,8 @@ pub enum SavedFault {
     /// A turn has no id, no token, or the id or number of another.
     #[error("turns[{0}] has no token, no id of its own, or a number out of order")]
     Turn(usize),
-    /// A pinned turn is not from before the transcript.
-    #[error("old_pins[{0}] is not pinned, or has a number out of order")]
+    /// A pinned turn is not from before the transcript, or has no id, no token, or the id of another.
+    #[error("old_pins[{0}] is not pinned, has no token, no id of its own, or a number out of order")]
     Pin(usize),
     /// A number is larger than that of any chat.
     #[error("{field} is {number}; at most {NUMBER_MAX} is allowed")]
@@ -95,11 +95,11 @@ impl Chat {
     }
 
     fn check_sizes(&self) -> Result<(), SavedFault> {
-        let pinned: u64 = self.pins_before(u64::MAX).map(|turn| u64::from(turn.len())).sum();
         let summary = self.layouts.iter().map(|layout| layout.summary.len() as u64).max().unwrap_or(0);
         let sizes = [
-            ("turns, in bytes,", self.bytes(), self.limits.bytes),
-            ("pinned turns, in tokens,", pinned, self.limits.pins.into()),
+            ("prefix and turns, in bytes,", self.bytes(), self.limits.bytes),
+            ("pinned turns, in tokens,", self.pinned_tokens(), self.limits.pins.into()),
+            ("pinned turns, in bytes,", self.pinned_bytes(), self.limits.pins_bytes()),
             ("summary, in tokens,", summary, self.limits.summary.into()),
         ];
         let large = sizes.into_iter().find(|(_, size, most)| size > most);
@@ -120,7 +120,8 @@ impl Saved {
         }
         let mut next = 0;
         for (at, turn) in self.old_pins.iter().enumerate() {
-            if !turn.pinned || !(next..self.forgotten).contains(&turn.number) {
+            let is_new = !turn.id.is_empty() && ids.insert(&turn.id);
+            if !turn.pinned || turn.is_empty() || !is_new || !(next..self.forgotten).contains(&turn.number) {
                 return Err(SavedFault::Pin(at));
             }
             next = turn.number + 1;
@@ -198,5 +199,32 @@ mod tests {
             let text = fault(|saved| change(&mut saved.layouts[0]));
             assert_eq!(text, format!("layouts[0].{name} is 9007199254740993{most}"));
         }
+    }
+
+    fn pin(number: u64, id: &str) -> Arc<Turn> {
+        Arc::new(Turn { number, id: id.into(), input: vec![4], answer: None, pinned: true })
+    }
+
+    /// A chat at rest that forgot `pins.len()` pinned turns.
+    fn with_pins(pins: Vec<Arc<Turn>>) -> Saved {
+        let (mut saved, forgotten) = (saved(), pins.len() as u64);
+        saved.turns = vec![Arc::new(Turn { number: forgotten, ..(*saved.turns[0]).clone() })];
+        (saved.layouts[0].since, saved.layouts[0].first_recent) = (forgotten, forgotten);
+        Saved { forgotten, old_pins: pins, ..saved }
+    }
+
+    #[test]
+    fn pins_need_tokens_an_id_of_their_own_and_room() {
+        let restore = |pins, bytes| Chat::restore(with_pins(pins), limits(bytes)).map_err(|fault| fault.to_string());
+        assert!(restore(vec![pin(0, "x"), pin(1, "y")], 1 << 20).is_ok());
+        let empty = Arc::new(Turn { input: Vec::new(), ..(*pin(0, "x")).clone() });
+        for wrong in [vec![pin(0, "")], vec![empty], vec![pin(0, "a")]] {
+            let text = restore(wrong, 1 << 20).unwrap_err();
+            assert_eq!(text, "old_pins[0] is not pinned, has no token, no id of its own, or a number out of order");
+        }
+        let large = restore(vec![pin(0, "x"), pin(1, "y")], 1200).unwrap_err();
+        assert_eq!(large, "pinned turns, in bytes, has 330; at most 300 are allowed");
+        let large = restore(vec![pin(0, &"x".repeat(1000))], 1000).unwrap_err();
+        assert!(large.starts_with("prefix and turns, in bytes, has 13"), "{large}");
     }
 }

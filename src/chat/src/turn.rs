@@ -77,7 +77,10 @@ impl Turn {
 
     /// Returns the memory of the turn, bytes.
     pub fn bytes(&self) -> u64 {
-        let text = self.answer.as_ref().map_or(0, |answer| answer.text.len());
+        let text = self.answer.as_ref().map_or(0, |answer| {
+            let stop = if let End::StopString(stop) = &answer.end { stop.len() } else { 0 };
+            answer.text.len() + stop
+        });
         bytes_of(u64::from(self.len()), self.id.len() + text)
     }
 }

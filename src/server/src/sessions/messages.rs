@@ -26,9 +26,11 @@ pub(crate) fn refused(refusal: Refusal) -> Status {
     match refusal {
         Refusal::StillRunning(_) | Refusal::IdTaken(_) => Status::already_exists(message),
         Refusal::Busy(_) | Refusal::Forgotten { .. } => Status::failed_precondition(message),
-        Refusal::Empty | Refusal::Pins { .. } | Refusal::NeverFits { .. } | Refusal::NoTurn(_) => {
-            Status::invalid_argument(message)
-        }
+        Refusal::Empty
+        | Refusal::Pins { .. }
+        | Refusal::PinBytes { .. }
+        | Refusal::NeverFits { .. }
+        | Refusal::NoTurn(_) => Status::invalid_argument(message),
     }
 }
 
