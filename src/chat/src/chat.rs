@@ -300,7 +300,7 @@ impl Chat {
     /// Returns the turn with an id.
     ///
     /// # Errors
-    /// If no turn of the transcript has the id.
+    /// If no turn of the transcript and no pinned turn has the id.
     pub fn turn(&self, id: &str) -> Result<&Arc<Turn>, Refusal> {
         self.find(id).ok_or_else(|| Refusal::NoTurn(id.into()))
     }
@@ -345,7 +345,8 @@ impl Chat {
     }
 
     pub(crate) fn find(&self, id: &str) -> Option<&Arc<Turn>> {
-        self.turns.iter().rev().find(|turn| !id.is_empty() && turn.id == id)
+        let mut newest_first = self.turns.iter().rev().chain(self.old_pins.iter().rev());
+        newest_first.find(|turn| !id.is_empty() && turn.id == id)
     }
 
     /// Assembles the context of a layout from the transcript.
@@ -521,5 +522,18 @@ mod tests {
         let most = "at most 400, a quarter of the transcript's, may be pinned";
         assert_eq!(text, format!("pin: pinned turns would have 495 bytes; {most}"));
         assert!(chat.append("c", &[3], false).is_ok());
+    }
+
+    #[test]
+    fn a_pinned_turn_sent_again_is_there_once_also_when_it_left_the_transcript() {
+        let mut chat = chat(1 << 20);
+        chat.append("pin", &[3; 5], true).unwrap();
+        let turn = chat.turns.pop_front().unwrap();
+        chat.old_pins.push(turn.clone());
+        chat.forgotten = 1;
+        assert_eq!(chat.append("pin", &[3; 5], true), Ok(Added::Turn(turn)));
+        assert_eq!(chat.append("pin", &[4; 5], true), Err(Refusal::IdTaken("pin".into())));
+        assert_eq!(chat.begin("pin", &[3; 5], 4), Err(Refusal::IdTaken("pin".into())));
+        assert_eq!(chat.n_turns(), 1);
     }
 }
