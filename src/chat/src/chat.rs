@@ -219,21 +219,21 @@ impl Chat {
     /// # Errors
     /// If a turn is being generated, the id names another turn, or the pinned turns have too many tokens.
     pub fn append(&mut self, id: &str, input: &[Token], pinned: bool) -> Result<Added, Refusal> {
-        self.check_quiet(id)?;
         if let Some(turn) = self.find(id) {
             let same = turn.input == input && turn.answer.is_none() && turn.pinned == pinned;
             return if same { Ok(Added::Turn(turn.clone())) } else { Err(Refusal::IdTaken(id.into())) };
         }
+        self.check_quiet(id)?;
         if input.is_empty() {
             return Err(Refusal::Empty);
-        }
-        if !self.fits(input.len(), 0) {
-            self.check_ever_fits(input.len(), 0)?;
-            return Ok(Added::Full);
         }
         let id = self.id_or_number(id);
         if pinned {
             self.check_pin(&id, input.len())?;
+        }
+        if !self.fits(input.len(), 0) {
+            self.check_ever_fits(input.len(), 0)?;
+            return Ok(Added::Full);
         }
         let turn = Arc::new(Turn { number: self.n_turns(), id, input: input.to_vec(), answer: None, pinned });
         self.turns.push_back(turn.clone());
@@ -535,5 +535,23 @@ mod tests {
         assert_eq!(chat.append("pin", &[4; 5], true), Err(Refusal::IdTaken("pin".into())));
         assert_eq!(chat.begin("pin", &[3; 5], 4), Err(Refusal::IdTaken("pin".into())));
         assert_eq!(chat.n_turns(), 1);
+    }
+
+    #[test]
+    fn a_pin_too_many_is_refused_before_a_full_context_makes_room() {
+        let mut chat = chat(1 << 20);
+        chat.append("a", &[2; 230], false).unwrap();
+        assert_eq!(chat.append("b", &[3; 20], true), Ok(Added::Full));
+        assert_eq!(chat.append("b", &[3; 21], true), Err(Refusal::Pins { tokens: 21, most: 20 }));
+    }
+
+    #[test]
+    fn a_turn_appended_before_is_found_while_another_is_generated() {
+        let mut chat = chat(1 << 20);
+        let added = chat.append("a", &[2], false);
+        chat.begin("b", &[3], 4).unwrap();
+        assert_eq!(chat.append("a", &[2], false), added);
+        assert_eq!(chat.append("b", &[3], false), Err(Refusal::StillRunning("b".into())));
+        assert_eq!(chat.append("c", &[3], false), Err(Refusal::Busy("b".into())));
     }
 }
