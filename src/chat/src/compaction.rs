@@ -6,6 +6,7 @@ use trunkline_port::Token;
 
 use crate::chat::Chat;
 use crate::layout::Layout;
+use crate::limits::Limits;
 use crate::notice::News;
 use crate::phase::{Phase, PhaseEvent, TurnPhase};
 use crate::sample::sample;
@@ -164,10 +165,12 @@ impl Chat {
         }
     }
 
-    /// Drops the oldest turns from the context, without a summary, until a turn of `needed` tokens fits. Returns `true` if turns
+    /// Drops the oldest turns from the context, without a summary, until a turn of `needed` tokens fits beside the longest summary and
+    /// as many pinned turns as may be. The watermarks do not matter. Returns `true` if turns
     /// were dropped. Cancels a compaction under way.
     pub fn drop_oldest(&mut self, needed: u64) -> bool {
-        let first_recent = self.first_kept(Want { keep: None, room: needed });
+        let (room, bytes) = self.room_beside(needed);
+        let first_recent = self.first_within(room, room, bytes);
         let Layout { first_recent: before, covered, summary, .. } = self.layout().clone();
         if self.turn_phase != TurnPhase::Quiet || first_recent <= before {
             return false;
@@ -197,15 +200,25 @@ impl Chat {
         self.notices.add(self.n_turns(), News::Compacted { version, before, after, turns });
     }
 
+    /// Returns the tokens and the bytes that recent turns may have beside a turn of `needed` tokens.
+    fn room_beside(&self, needed: u64) -> (u64, u64) {
+        let Limits { context, pins, bytes, .. } = self.limits;
+        let tokens = u64::from(context).saturating_sub(self.fixed_tokens() + u64::from(pins) + needed);
+        (tokens, bytes.saturating_sub(self.fixed_bytes() + bytes_of(needed, 0)))
+    }
+
     /// Returns the first turn that a compaction keeps.
     fn first_kept(&self, want: Want) -> u64 {
         let limits = &self.limits;
-        let pins: u64 = limits.pins.into();
-        let room = u64::from(limits.context).saturating_sub(self.fixed_tokens() + pins + want.room);
+        let (room, bytes) = self.room_beside(want.room);
         let keep = u64::from(want.keep.unwrap_or(limits.low)).min(room);
         let newest = if want.keep.is_some() { keep } else { newest_kept(limits.low, limits.high).min(room) };
-        let free = limits.bytes.saturating_sub(self.fixed_bytes() + bytes_of(want.room, 0));
-        let (mut bytes, most) = (0, free.min(limits.bytes / 4));
+        self.first_within(keep, newest, bytes.min(limits.bytes / 4))
+    }
+
+    /// Returns the first of the newest turns that have `most` bytes at most, and `keep` tokens, or one turn of `newest` tokens.
+    fn first_within(&self, keep: u64, newest: u64, most: u64) -> u64 {
+        let mut bytes = 0;
         let within = self.recent(self.layout().first_recent).rev().take_while(|turn| {
             bytes += turn.bytes();
             bytes <= most
@@ -215,5 +228,39 @@ impl Chat {
 
     fn step_compaction(&mut self, event: PhaseEvent) {
         self.pending.phase = self.pending.phase.after(event).expect("the caller checked the phase");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::Added;
+    use crate::layout::Frame;
+    use crate::limits::{Fixed, Wanted};
+
+    #[test]
+    fn a_full_context_drops_no_more_than_the_next_turn_needs() {
+        let wanted = Wanted { summary: Some(8), pins: Some(20), high: Some(60), low: Some(10) };
+        let limits = Limits::new(256, Fixed::default(), wanted, 1 << 20).unwrap();
+        let mut chat = Chat::new(Vec::new(), Frame::default(), limits);
+        (0..25).for_each(|_| drop(chat.append("", &[2; 10], false).unwrap()));
+        assert_eq!(chat.append("", &[2; 10], false), Ok(Added::Full));
+        assert!(chat.drop_oldest(10));
+        // 256 - 8 - 20 - 10 = 218 tokens stay, in whole turns.
+        assert_eq!(chat.recent_tokens(), 210);
+        assert!(matches!(chat.append("", &[2; 10], false), Ok(Added::Turn(_))));
+        assert!(!chat.drop_oldest(8), "there is room");
+    }
+
+    #[test]
+    fn a_full_memory_drops_no_more_than_the_next_turn_needs() {
+        let wanted = Wanted { summary: Some(8), pins: Some(20), high: Some(60), low: Some(10) };
+        let limits = Limits::new(256, Fixed::default(), wanted, 2000).unwrap();
+        let mut chat = Chat::new(Vec::new(), Frame::default(), limits);
+        while matches!(chat.append("", &[2], false), Ok(Added::Turn(_))) {}
+        let turns = chat.n_turns();
+        assert!(chat.drop_oldest(1));
+        assert_eq!(chat.layout().first_recent, 1, "one of {turns} turns makes room");
+        assert!(matches!(chat.append("", &[2], false), Ok(Added::Turn(_))));
     }
 }
