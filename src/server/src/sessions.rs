@@ -139,6 +139,8 @@ impl SessionService {
                 if state.deleted {
                     return Err(no_session(&entry.id));
                 }
+                // A turn that waits for room uses the session.
+                state.used_ns = self.now_ns();
                 if let Some(done) = attempt(&mut state).map_err(refused)? {
                     return Ok(done);
                 }
@@ -308,7 +310,7 @@ impl Sessions for SessionService {
         let needed = input.len() as u64 + u64::from(answer);
         let (id, mut response) = match self.with_room(&entry, &caller, needed, deadline_ns, begin).await? {
             Begun::Prompt { id, prompt } => {
-                let turn = RunningTurn::new(entry);
+                let turn = RunningTurn::new(entry, self.submitter.driver.clock());
                 request.prompt = Some(proto::generate_request::Prompt::TokenIds(proto::TokenIds { ids: prompt }));
                 (id, self.run_turn(turn, caller, request, (arrival_ns, timeout)).await?)
             }

@@ -8,6 +8,7 @@ use trunkline_chat::{Answer, Chat, Turn};
 use trunkline_core::RequestId;
 
 use crate::caller::Owner;
+use crate::clock::Clock;
 use crate::sessions::setup::Setup;
 use crate::shares::Share;
 
@@ -79,13 +80,15 @@ impl State {
 /// The running turn of a session. Dropping the value before the answer is whole gives up the turn.
 pub(crate) struct RunningTurn {
     entry: Arc<Entry>,
+    /// Clock that notes the end as a use of the session.
+    clock: Clock,
     ended: bool,
 }
 
 impl RunningTurn {
     /// Guards the turn that was just begun.
-    pub(crate) fn new(entry: Arc<Entry>) -> Self {
-        Self { entry, ended: false }
+    pub(crate) fn new(entry: Arc<Entry>, clock: Clock) -> Self {
+        Self { entry, clock, ended: false }
     }
 
     /// Returns the session.
@@ -94,10 +97,10 @@ impl RunningTurn {
     }
 
     /// Ends the turn with an answer.
-    pub(crate) fn end(&mut self, answer: Answer, now_ns: u64) -> Option<Arc<Turn>> {
+    pub(crate) fn end(&mut self, answer: Answer) -> Option<Arc<Turn>> {
         self.ended = true;
         let mut state = self.entry.lock();
-        (state.request, state.used_ns) = (None, now_ns);
+        (state.request, state.used_ns) = (None, self.clock.now_ns());
         let turn = state.chat.end(answer);
         drop(state);
         self.entry.changed();
@@ -109,10 +112,36 @@ impl Drop for RunningTurn {
     fn drop(&mut self) {
         if !self.ended {
             let mut state = self.entry.lock();
-            state.request = None;
+            // A turn may take longer than the time to live, also one that breaks off.
+            (state.request, state.used_ns) = (None, self.clock.now_ns());
             state.chat.give_up();
             drop(state);
             self.entry.changed();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trunkline_chat::{Fixed, Frame, Limits, Wanted};
+
+    use super::*;
+    use crate::caller::Caller;
+    use crate::proto::SessionSettings;
+    use crate::shares::Shares;
+
+    #[test]
+    fn a_turn_that_breaks_off_is_a_use_of_its_session() {
+        let limits = Limits::new(128, Fixed::default(), Wanted::default(), 1 << 20).unwrap();
+        let (frame, settings) = (Frame::default(), SessionSettings::default());
+        let mut chat = Chat::new(vec![1], frame.clone(), limits);
+        chat.begin("", &[2], 4).unwrap();
+        let setup = Setup { settings, frame, instruction: Vec::new(), lead: Vec::new(), sampled: false };
+        let share = Shares::new(1).enter(Caller::local().client()).unwrap();
+        let entry = Entry::new("id".into(), Owner::Anyone, setup, chat, share, 0);
+        drop(RunningTurn::new(entry.clone(), Clock::start()));
+        let state = entry.lock();
+        assert_eq!(state.chat.running_turn(), None);
+        assert!(state.used_ns > 0, "the session lives on from the end of the turn");
     }
 }

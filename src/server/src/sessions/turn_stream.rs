@@ -79,8 +79,7 @@ impl RunningStream {
         let Some(mut turn) = self.turn.take() else { return };
         let Some((end, usage)) = end_of(finish) else { return };
         let (tokens, text) = (std::mem::take(&mut self.tokens), std::mem::take(&mut self.text));
-        let now_ns = self.compactor.submitter.driver.clock().now_ns();
-        turn.end(Answer { tokens, text, end, usage }, now_ns);
+        turn.end(Answer { tokens, text, end, usage });
         self.compactor.start_if_long(turn.entry(), &self.caller);
     }
 }
