@@ -69,7 +69,9 @@ impl Compactor {
         let instruction = instruction.unwrap_or_else(|| entry.setup.instruction.clone());
         let context = plan.context.len() + instruction.len() + limits.summary as usize;
         let prompt = match entry.setup.sampled || context > limits.context as usize {
-            true => plan.sampled_prompt(&entry.setup.lead, entry.setup.sample_max(&limits), &instruction),
+            true => {
+                plan.sampled_prompt(&entry.setup.lead, entry.setup.sample_max(&limits, instruction.len()), &instruction)
+            }
             false => plan.context_prompt(&instruction),
         };
         let summary = self.ask(&entry.setup, caller, entry.setup.summary(prompt, limits.summary)).await;

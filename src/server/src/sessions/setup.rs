@@ -88,9 +88,9 @@ impl Setup {
         Ok(Limits::new(submitter.sequence_tokens_max(), fixed, wanted, bytes)?)
     }
 
-    /// Returns the tokens of sampled text for a summary, at most.
-    pub(crate) fn sample_max(&self, limits: &Limits) -> usize {
-        let taken = self.lead.len() + self.instruction.len() + limits.summary as usize;
+    /// Returns the tokens of sampled text for a summary, at most, before an instruction of `instruction` tokens.
+    pub(crate) fn sample_max(&self, limits: &Limits, instruction: usize) -> usize {
+        let taken = self.lead.len() + instruction + limits.summary as usize;
         let wanted = self.compaction().sample_max.unwrap_or(SAMPLE_DEFAULT.min(limits.context / 4));
         (wanted as usize).min((limits.context as usize).saturating_sub(taken))
     }
@@ -151,4 +151,22 @@ pub(crate) async fn tokens_of(submitter: &Submitter, name: &str, text: &str) -> 
         return Err(Invalid(format!("{name} has {bytes} bytes; at most {TEXT_BYTES_MAX} are allowed")).into());
     }
     submitter.tokens_in_time(text.into(), false, None).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_leaves_room_for_the_instruction_of_its_own_compaction() {
+        let compaction = proto::Compaction { sample_max: Some(1000), ..Default::default() };
+        let settings = proto::SessionSettings { compaction: Some(compaction), ..Default::default() };
+        let (frame, instruction, lead) = (Frame::default(), vec![1; 5], vec![0]);
+        let setup = Setup { settings, frame, instruction, lead, sampled: true };
+        let wanted = Wanted { summary: Some(20), ..Wanted::default() };
+        let limits = Limits::new(512, Fixed::default(), wanted, 1 << 20).unwrap();
+        assert_eq!(setup.sample_max(&limits, 5), 512 - 1 - 5 - 20);
+        assert_eq!(setup.sample_max(&limits, 200), 512 - 1 - 200 - 20);
+        assert_eq!(setup.sample_max(&limits, 600), 0);
+    }
 }
