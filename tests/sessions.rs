@@ -8,8 +8,8 @@ use trunkline_core::Config;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::sessions_client::SessionsClient;
 use trunkline_server::proto::{
-    FinishReason, GenerateRequest, GetSessionRequest, ListSessionsRequest, SessionSettings, Stopping, SummaryInput,
-    TokenIds, session_notice::News,
+    FinishReason, GenerateRequest, GetSessionRequest, ListSessionsRequest, Session, SessionSettings, Stopping,
+    SummaryInput, TokenIds, session_notice::News,
 };
 use trunkline_server::{Options, SessionOptions};
 use trunkline_sim_replay::recorded::replay_recorded;
@@ -134,7 +134,11 @@ async fn a_turn_sent_again_gets_the_stored_answer() {
     assert_eq!(server.client().await.settled().await.counters.unwrap().steps, steps, "nothing was computed");
     let status = chat.say_as("once", "other input", 30).await.unwrap_err();
     assert_eq!(status.code(), Code::AlreadyExists, "{status}");
-    assert_eq!(chat.get().await.unwrap().turns.len(), 1);
+    let whole = chat.get().await.unwrap();
+    assert_eq!(whole.turns.len(), 1);
+    let request = GetSessionRequest { session_id: chat.id.clone(), without_turns: true };
+    let short = chat.client.get(request).await.unwrap().into_inner();
+    assert_eq!(short, Session { turns: Vec::new(), ..whole });
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -282,7 +286,7 @@ async fn a_session_is_its_callers() {
     assert_eq!(code(client.create(with(alice, of_bob.clone())).await), Code::PermissionDenied);
     of_bob.settings = None;
     let id = client.create(with(alice, of_bob)).await.unwrap().into_inner().session_id;
-    let get = |id: &str| GetSessionRequest { session_id: id.into() };
+    let get = |id: &str| GetSessionRequest { session_id: id.into(), without_turns: false };
     assert_eq!(code(client.get(with(bob, get(&id))).await), Code::NotFound);
     assert_eq!(code(client.generate(with(bob, turn(&id, "", "hello", 3))).await), Code::NotFound);
     assert_eq!(code(client.get(with(ops, get(&id))).await), Code::Ok);

@@ -91,7 +91,7 @@ impl Chat {
 
     /// The state of the session.
     pub async fn get(&mut self) -> Result<Session, Status> {
-        Ok(self.client.get(GetSessionRequest { session_id: self.id.clone() }).await?.into_inner())
+        Ok(self.client.get(GetSessionRequest { session_id: self.id.clone(), without_turns: false }).await?.into_inner())
     }
 
     /// The state of the session, once no compaction is under way.

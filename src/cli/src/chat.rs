@@ -216,7 +216,7 @@ impl<'a> Session<'a> {
     }
 
     async fn get(&mut self) -> anyhow::Result<proto::Session> {
-        let request = self.request(proto::GetSessionRequest { session_id: self.id.clone() })?;
+        let request = self.request(proto::GetSessionRequest { session_id: self.id.clone(), without_turns: true })?;
         Ok(self.client.get(request).await.map_err(status_error)?.into_inner())
     }
 

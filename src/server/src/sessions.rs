@@ -74,7 +74,7 @@ impl SessionService {
     }
 
     fn session(&self, entry: &Entry) -> Response<proto::Session> {
-        Response::new(messages::session(entry, &self.submitter.tokenizer))
+        Response::new(messages::session(entry, &self.submitter.tokenizer, true))
     }
 
     /// Returns the tokens of a text or of token ids; none for neither.
@@ -427,8 +427,9 @@ impl Sessions for SessionService {
 
     async fn get(&self, request: Request<proto::GetSessionRequest>) -> Result<Response<proto::Session>, Status> {
         let caller = Caller::of(request.extensions());
-        let entry = self.find(&caller, &request.into_inner().session_id)?;
-        Ok(self.session(&entry))
+        let proto::GetSessionRequest { session_id, without_turns } = request.into_inner();
+        let entry = self.find(&caller, &session_id)?;
+        Ok(Response::new(messages::session(&entry, &self.submitter.tokenizer, !without_turns)))
     }
 
     async fn list(

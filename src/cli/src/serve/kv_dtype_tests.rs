@@ -165,7 +165,13 @@ async fn a_session_has_its_summaries_written_in_another_type() {
         ..CompactSessionRequest::default()
     };
     assert!(sessions.compact(compact).await.unwrap().into_inner().compacted);
-    let totals = sessions.get(GetSessionRequest { session_id }).await.unwrap().into_inner().totals.unwrap();
+    let totals = sessions
+        .get(GetSessionRequest { session_id, without_turns: false })
+        .await
+        .unwrap()
+        .into_inner()
+        .totals
+        .unwrap();
     assert!(totals.summary_prompt_tokens > 30 && totals.summary_cached_tokens == 0, "{totals:?}");
     let mut client = InferenceClient::connect(address).await.unwrap();
     let info = client.get_server_info(GetServerInfoRequest::default()).await.unwrap().into_inner();

@@ -155,8 +155,8 @@ fn notice(notice: &Notice) -> proto::SessionNotice {
     proto::SessionNotice { number: notice.number, turns: notice.turns, news: Some(news) }
 }
 
-/// Returns the state of a session.
-pub(crate) fn session(entry: &Entry, tokenizer: &Tokenizer) -> proto::Session {
+/// Returns the state of a session, with the turns of the transcript or without.
+pub(crate) fn session(entry: &Entry, tokenizer: &Tokenizer, with_turns: bool) -> proto::Session {
     let state = entry.lock();
     let chat = &state.chat;
     let segments = chat.segments().map(|segment| {
@@ -179,7 +179,7 @@ pub(crate) fn session(entry: &Entry, tokenizer: &Tokenizer) -> proto::Session {
         session_id: entry.id.clone(),
         segments: segments.to_vec(),
         context_tokens: chat.context_tokens(),
-        turns: chat.turns().map(|of| turn(of, false)).collect(),
+        turns: chat.turns().filter(|_| with_turns).map(|of| turn(of, false)).collect(),
         layouts: chat.layouts().iter().map(|of| layout(of, false)).collect(),
         summary: tokenizer.decode(&chat.layout().summary),
         totals: Some(totals(chat.totals())),
