@@ -59,6 +59,7 @@ struct Window {
     /// Groups read ahead, at most.
     ahead: usize,
     fault: Option<WeightsFault>,
+    /// Nobody reads any more: groups in flight stay so. If the reader ended by itself, `fault` says so for good.
     is_stopped: bool,
 }
 
@@ -95,14 +96,17 @@ impl Window {
         Some((slot, group, memory))
     }
 
-    /// Goes back to the first group after a step that did not end.
+    /// Goes back to the first group after a step that did not end. The fault is over then, unless nobody reads any more.
     fn rewind(&mut self) {
         for slot in 0..self.slots.len() {
             if let (Some(group), Some(GroupState::Resident)) = (self.slots[slot].group, self.state(slot)) {
                 self.groups.apply(group, GroupEvent::Abandoned);
             }
         }
-        (self.next_read, self.next_use, self.fault) = (0, 0, None);
+        (self.next_read, self.next_use) = (0, 0);
+        if !self.is_stopped {
+            self.fault = None;
+        }
     }
 }
 
@@ -223,12 +227,12 @@ impl Stream {
         Ok(Self { shared, reader: Some(reader), views, places, used, reads, begun: Instant::now() })
     }
 
-    /// Begins a step.
+    /// Begins a step. If the reader has ended, the step fails at the first group that is not there.
     pub(crate) fn begin(&mut self, has_prompts: bool) {
         self.leave();
         let mut window = self.shared.lock();
         if window.next_use != 0 || window.fault.is_some() {
-            while window.count(GroupState::InFlight) > 0 {
+            while !window.is_stopped && window.count(GroupState::InFlight) > 0 {
                 window = self.shared.wait(window);
             }
             window.rewind();
@@ -304,5 +308,45 @@ impl Drop for Stream {
             // A panic of the reader has been reported as a fault.
             drop(reader.join());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::error::ModelError;
+    use crate::matrix::WeightKind;
+    use crate::model::Model;
+    use crate::stream_settings::StreamSettings;
+
+    #[test]
+    fn steps_after_the_end_of_an_idle_reader_fail() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = |memory_bytes| {
+            let identity = String::new();
+            let settings =
+                StreamSettings { memory_bytes, folder: None, identity, workers: 1, ahead: 2, prefill_ahead: 2 };
+            Model::seeded_of_kind(WeightKind::Q8_0, 4, 3).streamed(folder.path(), &settings)
+        };
+        let Err(ModelError::Budget(least)) = model(0) else { panic!("a model without memory") };
+        let mut stream = model(least.least_bytes).unwrap().stream().unwrap().unwrap();
+        drop(Reader(Arc::clone(&stream.shared)));
+        stream.reader.take().unwrap().join().unwrap();
+        let (faults, failed) = mpsc::channel();
+        let steps = std::thread::spawn(move || {
+            for _ in 0..3 {
+                stream.begin(false);
+                let number = stream.places.iter().position(|place| *place == Some(0)).unwrap();
+                faults.send(stream.group(number).err()).unwrap();
+            }
+        });
+        for _ in 0..3 {
+            let fault = failed.recv_timeout(Duration::from_mins(1)).expect("the step does not hang").unwrap().fault;
+            assert_eq!(fault, GroupFault::Read("the thread that reads ended".to_owned()));
+        }
+        steps.join().unwrap();
     }
 }

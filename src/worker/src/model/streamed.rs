@@ -149,6 +149,8 @@ fn pinned(file: &PackedFile, number: usize, bytes: usize) -> Result<Arc<Aligned>
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::sync::mpsc;
+    use std::time::Duration;
 
     use trunkline_files::BlockFile;
     use trunkline_port::{SeqStart, Step, StepSeq};
@@ -160,7 +162,10 @@ mod tests {
 
     /// A file on a disk that fails.
     #[derive(Debug)]
-    struct Failing;
+    struct Failing {
+        /// `true` if a read ends the thread.
+        panics: bool,
+    }
 
     impl BlockFile for Failing {
         fn write_at(&self, _: &[io::IoSlice<'_>], _: u64) -> io::Result<usize> {
@@ -168,6 +173,7 @@ mod tests {
         }
 
         fn read_at(&self, _: &mut [u8], _: u64) -> io::Result<usize> {
+            assert!(!self.panics, "a read that ends the thread, for a test");
             Err(io::Error::from_raw_os_error(5))
         }
 
@@ -184,8 +190,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_disk_that_fails_fails_every_step_in_one_line_and_no_step_hangs() {
+    /// Returns a worker whose streamed weights are in `file`.
+    fn worker_with(file: Failing) -> Worker {
         let folder = tempfile::tempdir().unwrap();
         let model = |memory_bytes| {
             let settings = StreamSettings {
@@ -201,21 +207,47 @@ mod tests {
         let Err(ModelError::Budget(least)) = model(0) else { panic!("a model without memory") };
         let mut model = model(least.least_bytes).unwrap();
         let streamed = Arc::get_mut(model.streamed.as_mut().unwrap()).unwrap();
-        streamed.file.set_file(Box::new(Failing));
+        streamed.file.set_file(Box::new(file));
         let config = WorkerConfig { block_size: 16, device_blocks: 4, max_drafts: 0, threads: 1 };
-        let mut worker = Worker::new(Arc::new(model), config).unwrap();
-        for id in 1..4 {
-            let seq = StepSeq { start: true, n_tokens: 2, n_blocks: 1, sample: true, ..StepSeq::default() };
-            let starts = vec![SeqStart::default()];
-            let step = Step { id, seqs: vec![seq], tokens: vec![1, 2], blocks: vec![0], starts, ..Step::default() };
-            let error = worker.run(&step).unwrap_err();
+        Worker::new(Arc::new(model), config).unwrap()
+    }
+
+    /// Runs three steps on a thread of their own, with a reset after each, and hands over their errors.
+    fn errors_of(file: Failing) -> Vec<WorkerError> {
+        let (errors, failed) = mpsc::channel();
+        let steps = std::thread::spawn(move || {
+            let mut worker = worker_with(file);
+            for id in 1..4 {
+                let seq = StepSeq { start: true, n_tokens: 2, n_blocks: 1, sample: true, ..StepSeq::default() };
+                let starts = vec![SeqStart::default()];
+                let step = Step { id, seqs: vec![seq], tokens: vec![1, 2], blocks: vec![0], starts, ..Step::default() };
+                errors.send(worker.run(&step).unwrap_err()).unwrap();
+                worker.reset();
+            }
+        });
+        let error = |_| failed.recv_timeout(Duration::from_mins(1)).expect("no step hangs");
+        let errors = (0..3).map(error).collect();
+        steps.join().unwrap();
+        errors
+    }
+
+    #[test]
+    fn a_disk_that_fails_fails_every_step_in_one_line_and_no_step_hangs() {
+        for error in errors_of(Failing { panics: false }) {
             let WorkerError::Weights { fault: WeightsFault { layer: 0, fault: GroupFault::Read(_), .. }, .. } = &error
             else {
                 panic!("{error}")
             };
             let line = error.to_string();
             assert!(line.contains("(os error 5); check the disk") && !line.contains('\n'), "{line}");
-            worker.reset();
+        }
+    }
+
+    #[test]
+    fn a_reader_that_ends_in_a_read_fails_every_step_and_no_step_hangs() {
+        for error in errors_of(Failing { panics: true }) {
+            let line = error.to_string();
+            assert!(line.contains("the thread that reads ended; ") && !line.contains('\n'), "{line}");
         }
     }
 }
