@@ -6,18 +6,21 @@
 //! manifest   JSON: version, identity of the weights, and of each group layer, part, place, bytes, checksum (XXH3) and matrices
 //! ```
 //!
-//! The file is written under another name and renamed when whole, so a file with the final name is whole, and a server that reads an older one is not disturbed.
+//! The file is written under another name, which no other process has, and renamed when whole: a file with the final name is whole, and a server that reads an older
+//! one is not disturbed. What a killed process left is removed at the next start; [`unfinished`] has the rule.
 
 mod manifest;
+mod unfinished;
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use trunkline_files::{Aligned, BlockFile, Files, PAGE, SystemFiles, open_for_reading, read_full, write_all};
+use trunkline_files::{Aligned, BlockFile, PAGE, open_for_reading, read_full, write_all};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{GroupFault, ModelError};
 use crate::packed::manifest::{Entry, Manifest};
+use crate::packed::unfinished::{Unfinished, remove_left_behind};
 use crate::pair::{Pair, Part};
 use crate::weights::Keep;
 
@@ -121,27 +124,22 @@ impl PackedFile {
 /// A file being written; removed unless finished.
 struct Writing {
     path: PathBuf,
-    unfinished: PathBuf,
+    unfinished: Unfinished,
     file: Box<dyn BlockFile>,
     end: u64,
     groups: Vec<Entry>,
     /// Memory of one group.
     buffer: Aligned,
-    is_finished: bool,
 }
 
 impl Writing {
     fn create(path: &Path) -> Result<Self, ModelError> {
         let folder = path.parent().unwrap_or(Path::new("."));
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let unfinished = folder.join(format!(".{name}-{}", std::process::id()));
         let failed = |source| ModelError::Write { path: folder.to_owned(), source };
         fs::create_dir_all(folder).map_err(failed)?;
-        // Left behind by a process of the same number that was killed.
-        drop(fs::remove_file(&unfinished));
-        let file = SystemFiles::new(folder).create(&unfinished, PAGE as u64).map_err(failed)?;
+        let (unfinished, file) = Unfinished::create(path).map_err(failed)?;
         let (path, groups) = (path.to_owned(), Vec::new());
-        Ok(Self { path, unfinished, file, end: PAGE as u64, groups, buffer: Aligned::default(), is_finished: false })
+        Ok(Self { path, unfinished, file, end: PAGE as u64, groups, buffer: Aligned::default() })
     }
 
     fn failed(&self, source: io::Error) -> ModelError {
@@ -172,18 +170,8 @@ impl Writing {
         let written = write_all(self.file.as_ref(), &[text.as_slice()], self.end)
             .and_then(|()| write_all(self.file.as_ref(), &[page.as_slice()], 0))
             .and_then(|()| self.file.sync())
-            .and_then(|()| fs::rename(&self.unfinished, &self.path));
-        written.map_err(|source| self.failed(source))?;
-        self.is_finished = true;
-        Ok(())
-    }
-}
-
-impl Drop for Writing {
-    fn drop(&mut self) {
-        if !self.is_finished {
-            drop(fs::remove_file(&self.unfinished));
-        }
+            .and_then(|()| self.unfinished.finish(&self.path));
+        written.map_err(|source| ModelError::Write { path: self.path, source })
     }
 }
 
@@ -201,12 +189,13 @@ enum State {
 }
 
 impl Packer {
-    /// Opens the file at `path` for the weights of `identity`, or begins to write the file.
+    /// Opens the file at `path` for the weights of `identity`, or begins to write the file. Removes what killed processes left of it.
     ///
     /// # Errors
     ///
     /// The file cannot be written.
     pub(crate) fn new(path: &Path, identity: &str) -> Result<Self, ModelError> {
+        remove_left_behind(path);
         let state = match PackedFile::open(path, identity) {
             Ok(file) => State::Reuse(file),
             Err(reason) => State::Write { writing: Writing::create(path)?, reason },

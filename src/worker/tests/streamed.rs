@@ -172,6 +172,7 @@ fn a_second_start_uses_the_file_and_other_weights_or_damage_write_it_again() {
     assert_eq!(written(&mine).unwrap(), "the one there is damaged");
     assert_eq!(fs::read(made.path()).unwrap(), bytes);
     fs::remove_file(made.path()).unwrap();
+    fs::write(made.folder.path().join(".seeded-kind.packed-00c0ffee00c0ffee"), "of a killed process").unwrap();
     assert_eq!(written(&mine).unwrap(), "there is none yet");
     let names: Vec<_> = fs::read_dir(made.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["seeded-kind.packed"], "nothing is left behind");
