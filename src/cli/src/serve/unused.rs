@@ -7,7 +7,7 @@ use trunkline_core::{Config, Preemption};
 use crate::config_file::Settings;
 use crate::h2o_settings::H2oSettings;
 
-/// Returns a line for each setting without effect. `config` are the limits of each engine of `cluster`, with its tiers.
+/// Returns a line for each setting without effect, and for settings that make each other slow. `config` are the limits of each engine of `cluster`, with its tiers.
 pub fn unused(settings: &Settings, config: &Config, cluster: &ClusterConfig) -> Vec<String> {
     let tiers = &settings.tiers;
     let mut lines = Vec::new();
@@ -33,6 +33,13 @@ pub fn unused(settings: &Settings, config: &Config, cluster: &ClusterConfig) -> 
     if cluster.engines.iter().any(|engine| engine.role == Role::Prefill) && config.tiers.iter().all(|tier| !tier.shared)
     {
         lines.push("decode workers compute every prompt again without --shared-mem or --remote".into());
+    }
+    let streams = settings.weights.as_deref().is_some_and(|place| place.split(':').next() == Some("stream"));
+    if streams && config.worker.reuse.anywhere > 0 {
+        lines.push(
+            "--weights stream is slow with --reuse-anywhere: each part of a prompt between copied runs is a step of its own, which reads all streamed weights"
+                .into(),
+        );
     }
     lines
 }
@@ -65,6 +72,20 @@ mod tests {
         assert!(named(&settings), "a worker without a model has no heads");
         settings.attach.attached_workers = Some(1);
         assert!(!named(&settings), "an attached worker may have divided its heads");
+    }
+
+    #[test]
+    fn streamed_weights_beside_copies_are_named() {
+        let named = |weights: Option<&str>, anywhere| {
+            let settings = Settings { weights: weights.map(Into::into), ..Settings::default() };
+            let mut config = Config::default();
+            config.worker.reuse.anywhere = anywhere;
+            let lines = unused(&settings, &config, &ClusterConfig::uniform(&config, 1));
+            lines.iter().filter(|line| line.starts_with("--weights stream is slow with --reuse-anywhere")).count()
+        };
+        assert_eq!(named(Some("stream:memory_mib=64"), 32), 1);
+        assert_eq!(named(Some("stream:memory_mib=64"), 0), 0);
+        assert_eq!(named(Some("resident"), 32) + named(None, 32), 0);
     }
 
     #[test]
