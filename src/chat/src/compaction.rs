@@ -190,6 +190,13 @@ impl Chat {
     /// Lets the new context take effect if there is one.
     pub(crate) fn swap_if_ready(&mut self) {
         let Some(mut layout) = self.pending.layout.take_if(|_| self.pending.phase == Phase::Ready) else { return };
+        // A summary may be longer than the turns in its place, and the chat went on meanwhile.
+        if self.context_of(&layout).len() > self.limits.context as usize {
+            self.step_compaction(PhaseEvent::Cancelled);
+            self.totals.failed += 1;
+            self.notices.add(self.n_turns(), News::Failed { reason: "the new context would be too long".into() });
+            return;
+        }
         self.step_compaction(PhaseEvent::Swapped);
         let (before, turns) = (self.context_tokens(), layout.first_recent - self.layout().first_recent);
         layout.since = self.n_turns();
