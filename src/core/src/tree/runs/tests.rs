@@ -11,6 +11,9 @@ use crate::prefix::Prefix;
 /// Blocks of one list beyond which some are not compared.
 const COMPARED_MAX: usize = 8;
 
+/// Blocks of the pool: room for all texts in blocks of one token, none evicted.
+const POOL: u32 = 512;
+
 fn root(salt: &str) -> BlockHash {
     Namespace { salt, ..Namespace::default() }.root()
 }
@@ -25,7 +28,7 @@ struct Scene {
 
 impl Scene {
     fn new(size: usize) -> Self {
-        let mut tree = PrefixTree::new(size as u32, 200, REGISTRY.make("lru", 200).unwrap());
+        let mut tree = PrefixTree::new(size as u32, POOL, REGISTRY.make("lru", POOL).unwrap());
         tree.note_contents();
         Self { tree, size, texts: Vec::new(), tables: Vec::new() }
     }
