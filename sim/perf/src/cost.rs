@@ -74,7 +74,7 @@ pub use parallel::{Parallel, ParallelError};
 pub use roofline::Roofline;
 pub use streaming::{Order, Resident, Streaming, StreamingError, StreamingPlan};
 pub use table::Table;
-pub use weights::{Weights, WeightsError};
+pub use weights::{WINDOW_PARAMS, Weights, WeightsError};
 pub use windowed::{Windowed, WindowedCost};
 
 /// Batch shape of a step, as far as it determines the duration.

@@ -8,20 +8,14 @@ use anyhow::{Context, bail, ensure};
 use tracing::info;
 use trunkline_core::spec::{Param, Spec};
 use trunkline_port::WeightReads;
+use trunkline_sim_perf::cost::WINDOW_PARAMS;
 use trunkline_worker::{Model, StreamSettings};
 
-/// Parameters of `stream` that are numbers.
-const PARAMS: [Param; 3] = [
-    Param { key: "memory_mib", about: "memory for weights, MiB", default: 0, min: 1, max: 1 << 30 },
-    Param { key: "ahead", about: "groups of weights read ahead of the one in use", default: 2, min: 1, max: 64 },
-    Param {
-        key: "prefill_ahead",
-        about: "the same in steps that run prompts; 0 is ahead",
-        default: 0,
-        min: 0,
-        max: 64,
-    },
-];
+/// Parameters of `stream` that are numbers: those of replays, but for the rate of the disk.
+const PARAMS: [Param; 3] = {
+    let [memory, ahead, prefill_ahead, _] = WINDOW_PARAMS;
+    [memory, ahead, prefill_ahead]
+};
 /// Parameter of `stream` that is a path.
 const DIR: &str = "dir";
 

@@ -295,7 +295,7 @@ impl CostModel for Streaming {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::model;
 
@@ -336,7 +336,8 @@ mod tests {
         assert!((12.0..13.0).contains(&(32.0 / fast(plan(4, 76, Order::First)).pass_s(llama_compute_s))));
     }
 
-    struct Constant(u64);
+    /// Steps of one duration, nanoseconds.
+    pub(in crate::cost) struct Constant(pub(in crate::cost) u64);
 
     impl CostModel for Constant {
         fn name(&self) -> &str {

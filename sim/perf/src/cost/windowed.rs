@@ -104,19 +104,8 @@ impl CostModel for WindowedCost {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::streaming::tests::Constant;
     use crate::model;
-
-    struct Constant(u64);
-
-    impl CostModel for Constant {
-        fn name(&self) -> &str {
-            "constant"
-        }
-
-        fn step_ns(&self, _: &StepShape) -> u64 {
-            self.0
-        }
-    }
 
     #[test]
     fn a_step_waits_for_what_the_disk_cannot_read_meanwhile() {
