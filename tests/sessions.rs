@@ -347,8 +347,9 @@ async fn wrong_fields_are_refused_by_name() {
     }
     let mut export = chat.export().await;
     export.layouts[0].first_recent = 5;
-    let status = chat.import(export.clone()).await.err().unwrap();
+    let status = chat.import(export).await.err().unwrap();
     assert_eq!(status.message(), "session.layouts[0] does not fit the turns or the layout before");
+    let mut export = chat.export().await;
     export.model = "another".into();
     assert_eq!(code(chat.import(export).await), Code::InvalidArgument);
 }

@@ -197,7 +197,11 @@ impl Chat {
 
     /// Returns the segments of the context, in order.
     pub fn segments(&self) -> [Segment; 4] {
-        let layout = self.layout();
+        self.segments_of(self.layout())
+    }
+
+    /// Returns the segments of the context of a layout, in order.
+    pub(crate) fn segments_of(&self, layout: &Layout) -> [Segment; 4] {
         let len = |tokens: &[Token]| u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         let pins = self.pins_before(layout.first_recent).map(|turn| turn.len()).fold(0, u32::saturating_add);
         let segment = |kind, tokens, version| Segment { kind, tokens, version };
@@ -205,13 +209,18 @@ impl Chat {
             segment(SegmentKind::Prefix, len(&self.prefix), 0),
             segment(SegmentKind::Pins, pins, layout.version),
             segment(SegmentKind::Summary, self.framed_tokens(&layout.summary), layout.version),
-            segment(SegmentKind::Recent, self.recent_tokens(), layout.version),
+            segment(SegmentKind::Recent, self.tokens_from(layout.first_recent), layout.version),
         ]
     }
 
     /// Returns the tokens of the recent turns.
     pub fn recent_tokens(&self) -> u32 {
-        self.recent(self.layout().first_recent).map(|turn| turn.len()).fold(0, u32::saturating_add)
+        self.tokens_from(self.layout().first_recent)
+    }
+
+    /// Returns the tokens of the turns from number `first` on.
+    fn tokens_from(&self, first: u64) -> u32 {
+        self.recent(first).map(|turn| turn.len()).fold(0, u32::saturating_add)
     }
 
     /// Adds a turn without an answer, and returns the turn. An equal turn that is there already is returned as it is.

@@ -70,7 +70,7 @@ pub struct ChatArgs {
     #[arg(long, value_name = "N")]
     recent_low: Option<u32>,
 
-    /// Tokens of a summary, at most [default: 256].
+    /// Tokens of a summary, at most [default: 256, or a sixteenth of the context if that is less].
     #[arg(long, value_name = "N")]
     summary_max: Option<u32>,
 }

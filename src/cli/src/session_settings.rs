@@ -27,8 +27,8 @@ pub struct SessionSettings {
     #[arg(long, value_name = "N")]
     pub max_sessions_per_client: Option<u32>,
 
-    /// Memory of the transcript of one session, at most, bytes, and no less than four contexts of tokens. Beyond, the oldest turns outside
-    /// of the context are forgotten [default: 1048576].
+    /// Memory of one session with system text, turns, pins and summaries, at most, bytes, and no less than four contexts of tokens. Beyond, the oldest
+    /// turns outside of the context are forgotten [default: 1048576].
     #[arg(long, value_name = "BYTES")]
     pub session_bytes: Option<u64>,
 

@@ -52,14 +52,14 @@ pub(crate) struct SessionService {
     network: Arc<Network>,
     table: SessionTable,
     compactor: Arc<Compactor>,
-    /// Memory of the transcript of one session, at most, bytes.
+    /// Memory of one session, at most, bytes.
     bytes: u64,
 }
 
 impl SessionService {
     pub(crate) fn new(submitter: Arc<Submitter>, network: Arc<Network>, options: SessionOptions) -> Self {
         let compactor = Compactor { submitter: submitter.clone(), timeout: options.compaction };
-        // A transcript holds at least the context, however large, and as much again.
+        // A session holds several contexts, however large.
         let context_bytes = u64::from(submitter.sequence_tokens_max()) * size_of::<Token>() as u64;
         let bytes = options.bytes.max(4 * context_bytes);
         Self { submitter, network, table: SessionTable::new(options), compactor: Arc::new(compactor), bytes }
@@ -109,7 +109,10 @@ impl SessionService {
             *tried += 1;
             if !started {
                 // Another call may have made room meanwhile.
-                let dropped = entry.lock().chat.drop_oldest(needed);
+                let dropped = {
+                    let mut state = entry.lock();
+                    state.chat.phase() == Phase::Idle && state.chat.drop_oldest(needed)
+                };
                 let defect = || Status::internal("the context is full, and no turn can be dropped");
                 return if dropped || *tried < TRIES_MAX { Ok(()) } else { Err(defect()) };
             }
@@ -362,12 +365,13 @@ impl Sessions for SessionService {
             None => None,
         };
         let mut changes = entry.changes.subscribe();
-        let (before_tokens, version, failed) = {
+        let (before_tokens, done, failed) = {
             let state = entry.lock();
             if state.chat.phase() != Phase::Idle {
                 return Err(Status::failed_precondition("a compaction of the session is under way"));
             }
-            (state.chat.context_tokens(), state.chat.layout().version, state.chat.totals().failed)
+            let totals = state.chat.totals();
+            (state.chat.context_tokens(), totals.compactions, totals.failed)
         };
         let started = self.compactor.start(&entry, &caller, Want { keep: keep_tokens, room: 0 }, instruction);
         loop {
@@ -378,13 +382,16 @@ impl Sessions for SessionService {
                 }
                 if state.chat.totals().failed != failed {
                     let news = state.chat.notices().last().map(|notice| &notice.news);
-                    let reason = if let Some(News::Failed { reason }) = news { reason } else { "cancelled" };
+                    let reason = if let Some(News::Failed { reason }) = news { reason } else { "no summary" };
                     return Err(Status::aborted(format!("the compaction failed, and the context stays: {reason}")));
                 }
                 if state.chat.phase() == Phase::Idle || !started {
-                    let layout = state.chat.layout();
+                    let (layout, compacted) = (state.chat.layout(), state.chat.totals().compactions != done);
+                    if started && !compacted {
+                        return Err(Status::aborted("the compaction was cancelled by another call"));
+                    }
                     return Ok(Response::new(proto::CompactSessionResponse {
-                        compacted: layout.version != version,
+                        compacted,
                         before_tokens,
                         after_tokens: state.chat.context_tokens(),
                         version: layout.version,

@@ -179,10 +179,10 @@ impl Kv {
     }
 }
 
-/// Keeps the longest runs, at most `most`, in order of their positions. Of equals the first stay.
+/// Keeps exact runs and the longest others, at most `most` in all, in order of their positions. Of equals the first stay.
 fn keep_longest(runs: &mut Vec<CachedRun>, most: usize) {
     if runs.len() > most {
-        runs.sort_by_key(|run| (Reverse(run.len), run.at));
+        runs.sort_by_key(|run| (!run.is_exact, Reverse(run.len), run.at));
         runs.truncate(most);
         runs.sort_by_key(|run| run.at);
     }
@@ -200,5 +200,8 @@ mod tests {
         assert_eq!(runs.len(), 4);
         keep_longest(&mut runs, 3);
         assert_eq!(runs.iter().map(|run| run.at).collect::<Vec<_>>(), [0, 10, 30]);
+        runs[0].is_exact = true;
+        keep_longest(&mut runs, 2);
+        assert_eq!(runs.iter().map(|run| run.at).collect::<Vec<_>>(), [0, 30], "an exact run stays, however short");
     }
 }

@@ -27,7 +27,7 @@ pub struct SessionOptions {
     /// Sessions of one client at once, at most; `None` for half of `sessions`. A client is the holder of a token, or without tokens
     /// everyone at one address.
     pub per_client: Option<u32>,
-    /// Memory of the transcript of one session, at most, bytes. Beyond, the oldest turns outside of the context are forgotten.
+    /// Memory of one session, at most, bytes: prefix, turns, pins and summaries. Beyond, the oldest turns outside of the context are forgotten.
     pub bytes: u64,
     /// Time without a call after which a session is deleted.
     pub ttl: Duration,
