@@ -127,6 +127,11 @@ pub mod tree;
 mod victims;
 pub mod waiting;
 
+/// Compiles the examples of the page on policies.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/policies.md")]
+mod policies_page {}
+
 pub use crate::config::{
     Config, ConfigError, H2oConfig, Preemption, ReuseConfig, STEPS_IN_FLIGHT_MAX, TierConfig, WorkerFacts, Write,
 };

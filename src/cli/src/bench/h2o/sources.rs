@@ -20,6 +20,10 @@ pub enum Purpose {
 const PROSE: [&[&str]; 2] = [
     &[
         include_str!("../../../../../ARCHITECTURE.md"),
+        include_str!("../../../../../docs/design/walks.md"),
+        include_str!("../../../../../docs/design/states.md"),
+        include_str!("../../../../../docs/design/invariants.md"),
+        include_str!("../../../../../docs/design/decisions.md"),
         include_str!("../../../../../CONTRIBUTING.md"),
         include_str!("../../../../../docs/replay.md"),
         include_str!("../../../../../docs/capacity.md"),
