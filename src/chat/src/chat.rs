@@ -175,11 +175,6 @@ impl Chat {
         &self.totals
     }
 
-    /// Returns the phase of the newest turn.
-    pub fn turn_phase(&self) -> TurnPhase {
-        self.turn_phase
-    }
-
     /// Returns the id of the turn being generated.
     pub fn running_turn(&self) -> Option<&str> {
         self.running.as_ref().map(|running| &running.id[..])

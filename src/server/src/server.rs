@@ -36,7 +36,7 @@ use crate::service::InferenceService;
 use crate::sessions::{SessionOptions, SessionService};
 use crate::shutdown::ServerHandle;
 use crate::stores::EngineStore;
-use crate::submission::Submitter;
+use crate::submission::{KvClass, Submitter};
 use crate::tls::{Tls, TlsError, TlsFiles};
 use crate::tokens::TokenFileError;
 use crate::watchdog::Watchdog;
@@ -494,10 +494,11 @@ impl Start {
 
         let max_queue = config.engines.iter().fold(0, |sum: u32, engine| sum.saturating_add(engine.core.max_queue));
         let queue_per_client = queue_per_client.unwrap_or(max_queue / 2).max(1);
+        let kv = KvClass::all(std::iter::once(&model).chain(&further_kv), &config.engines);
         let limits = config.engines.swap_remove(0).core;
         let message_bytes_max = message_bytes_max(limits.max_context, &tokenizer, &self.network.limits);
         let submitter = Submitter::new(self.driver, model, tokenizer, limits)
-            .with_kv(&further_kv)
+            .with_kv(kv)
             .share_cache(share_cache)
             .offering(offer)
             .per_client(queue_per_client, requests_per_client.unwrap_or(u32::MAX));

@@ -52,16 +52,14 @@ pub(crate) struct SessionService {
     network: Arc<Network>,
     table: SessionTable,
     compactor: Arc<Compactor>,
-    /// Memory of one session, at most, bytes.
+    /// Memory of one session, at most, bytes; of one with a long context more.
     bytes: u64,
 }
 
 impl SessionService {
     pub(crate) fn new(submitter: Arc<Submitter>, network: Arc<Network>, options: SessionOptions) -> Self {
         let compactor = Compactor { submitter: submitter.clone(), timeout: options.compaction };
-        // A session holds several contexts, however large.
-        let context_bytes = u64::from(submitter.sequence_tokens_max()) * size_of::<Token>() as u64;
-        let bytes = options.bytes.max(4 * context_bytes);
+        let bytes = options.bytes;
         Self { submitter, network, table: SessionTable::new(options), compactor: Arc::new(compactor), bytes }
     }
 
@@ -207,7 +205,7 @@ impl SessionService {
         };
         let layouts = export.layouts.into_iter().enumerate();
         let layout = |(at, layout)| messages::read_layout(&format!("session.layouts[{at}]"), layout, model.vocab_size);
-        let limits = setup.limits(submitter, prefix.len(), self.bytes)?;
+        let limits = setup.limits(prefix.len(), self.bytes)?;
         let saved = Saved {
             prefix,
             frame: setup.frame.clone(),
@@ -242,7 +240,7 @@ impl Sessions for SessionService {
                 self.submitter.tokens_in_time(text, special, None).await?
             }
         };
-        let limits = setup.limits(&self.submitter, prefix.len(), self.bytes)?;
+        let limits = setup.limits(prefix.len(), self.bytes)?;
         let chat = Chat::new(prefix, setup.frame.clone(), limits);
         let entry = self.table.add(&caller, setup, chat, self.now_ns())?;
         Ok(self.session(&entry))
@@ -292,9 +290,9 @@ impl Sessions for SessionService {
             None => (None, None),
         };
         let input = self.tokens(text, ids, deadline_ns).await?;
-        let most = self.submitter.sequence_tokens_max() / ANSWER_SHARE;
         let mut stopping = message.stopping.unwrap_or_default();
-        let answer = *stopping.max_tokens.get_or_insert(MAX_TOKENS_DEFAULT.min(most).max(1));
+        let answer =
+            *stopping.max_tokens.get_or_insert(MAX_TOKENS_DEFAULT.min(entry.setup.context / ANSWER_SHARE).max(1));
         let mut request = proto::GenerateRequest {
             request_id: message.request_id,
             sampling: message.sampling,
@@ -376,10 +374,11 @@ impl Sessions for SessionService {
         let started = self.compactor.start(&entry, &caller, Want { keep: keep_tokens, room: 0 }, instruction);
         loop {
             {
-                let state = entry.lock();
+                let mut state = entry.lock();
                 if state.deleted {
                     return Err(no_session(&entry.id));
                 }
+                state.used_ns = self.now_ns();
                 if state.chat.totals().failed != failed {
                     let news = state.chat.notices().last().map(|notice| &notice.news);
                     let reason = if let Some(News::Failed { reason }) = news { reason } else { "no summary" };

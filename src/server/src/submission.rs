@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use trunkline_cluster::EngineConfig;
 use trunkline_core::{Config, Refusal, Request, RequestId, Token};
 use trunkline_port::{LayerGroup, ModelInfo};
 use trunkline_text::{PROMPT_END, Tokenizer};
@@ -171,11 +172,11 @@ impl Submitter {
             tokenizer,
             on_the_way: Shares::new(u32::MAX),
             open: Shares::new(u32::MAX),
-            config,
             offer: SamplingOffer::default(),
             ids: RequestIds::default(),
             tokenising: Tokenising::default(),
-            kv: vec![KvClass::of(&model)],
+            kv: vec![KvClass::of(&model, sequence_tokens(&config))],
+            config,
             model,
             share_cache: false,
             next_id: AtomicU64::new(1),
@@ -188,9 +189,9 @@ impl Submitter {
         self
     }
 
-    /// Adds the model as the engines of further classes of KV have it, in the order of the classes.
-    pub(crate) fn with_kv(mut self, models: &[ModelInfo]) -> Self {
-        self.kv.extend(models.iter().map(KvClass::of));
+    /// Sets the classes of KV.
+    pub(crate) fn with_kv(mut self, kv: Vec<KvClass>) -> Self {
+        self.kv = kv;
         self
     }
 
@@ -289,17 +290,36 @@ impl Submitter {
 }
 
 /// KV of one class of engines.
-struct KvClass {
+#[derive(Debug)]
+pub(crate) struct KvClass {
     /// Type of the elements.
     dtype: String,
     /// Type and shape: blocks of another layout are cached apart.
     layout: String,
+    /// Tokens of the longest prompt with its answer that every engine of the class can run.
+    sequence_tokens: u32,
 }
 
 impl KvClass {
-    fn of(model: &ModelInfo) -> Self {
-        Self { dtype: model.kv_dtype.clone(), layout: kv_layout(model) }
+    fn of(model: &ModelInfo, sequence_tokens: u32) -> Self {
+        Self { dtype: model.kv_dtype.clone(), layout: kv_layout(model), sequence_tokens }
     }
+
+    /// Returns the classes of engines, by number; `models` holds the model as the engines of each class have it.
+    pub(crate) fn all<'a>(models: impl Iterator<Item = &'a ModelInfo>, engines: &[EngineConfig]) -> Vec<Self> {
+        let class = |(class, model)| {
+            let engines = engines.iter().filter(|engine| usize::from(engine.kv_class) == class);
+            Self::of(model, engines.map(|engine| sequence_tokens(&engine.core)).min().unwrap_or(0))
+        };
+        models.enumerate().map(class).collect()
+    }
+}
+
+/// Returns the tokens of the longest prompt with its answer on an engine: those of the context, or of the device if that holds fewer.
+fn sequence_tokens(config: &Config) -> u32 {
+    // The last token needs no KV.
+    let device = u64::from(config.device_blocks) * u64::from(config.block_size) + 1;
+    u32::try_from(device).unwrap_or(u32::MAX).min(config.max_context)
 }
 
 /// Returns what makes the bytes of cached blocks differ for one model: the type and shape of KV, and the layer groups.
@@ -318,6 +338,19 @@ mod tests {
     use trunkline_core::Keeps;
 
     use super::*;
+
+    #[test]
+    fn the_longest_sequence_fits_on_each_engine_of_its_kv_class() {
+        let engine = |kv_class, device_blocks| EngineConfig {
+            core: Config { device_blocks, block_size: 16, max_context: 4096, ..Config::default() },
+            role: Default::default(),
+            kv_class,
+        };
+        let engines = [engine(0, 64), engine(1, 128), engine(1, 8), engine(2, 1 << 20)];
+        let models = [ModelInfo::default(), ModelInfo::default(), ModelInfo::default()];
+        let tokens: Vec<_> = KvClass::all(models.iter(), &engines).iter().map(|kv| kv.sequence_tokens).collect();
+        assert_eq!(tokens, [1025, 129, 4096]);
+    }
 
     #[test]
     fn blocks_are_cached_apart_for_other_types_shapes_and_groups_of_layers() {

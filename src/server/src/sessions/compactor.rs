@@ -68,7 +68,7 @@ impl Compactor {
         let limits = *entry.lock().chat.limits();
         let instruction = instruction.unwrap_or_else(|| entry.setup.instruction.clone());
         let context = plan.context.len() + instruction.len() + limits.summary as usize;
-        let prompt = match entry.setup.sampled || context > limits.context as usize {
+        let prompt = match entry.setup.sampled || context > entry.setup.summary_context as usize {
             true => {
                 plan.sampled_prompt(&entry.setup.lead, entry.setup.sample_max(&limits, instruction.len()), &instruction)
             }

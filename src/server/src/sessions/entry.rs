@@ -136,7 +136,15 @@ mod tests {
         let (frame, settings) = (Frame::default(), SessionSettings::default());
         let mut chat = Chat::new(vec![1], frame.clone(), limits);
         chat.begin("", &[2], 4).unwrap();
-        let setup = Setup { settings, frame, instruction: Vec::new(), lead: Vec::new(), sampled: false };
+        let setup = Setup {
+            settings,
+            frame,
+            instruction: Vec::new(),
+            lead: Vec::new(),
+            sampled: false,
+            context: 128,
+            summary_context: 128,
+        };
         let share = Shares::new(1).enter(Caller::local().client()).unwrap();
         let entry = Entry::new("id".into(), Owner::Anyone, setup, chat, share, 0);
         drop(RunningTurn::new(entry.clone(), Clock::start()));

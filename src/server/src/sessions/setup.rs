@@ -39,14 +39,22 @@ pub(crate) struct Setup {
     pub(crate) lead: Vec<Token>,
     /// `true` if summaries are made from sampled text.
     pub(crate) sampled: bool,
+    /// Tokens of a prompt with its answer, at most, with the session's type of KV.
+    pub(crate) context: u32,
+    /// The same with the type of KV of the requests for summaries.
+    pub(crate) summary_context: u32,
 }
 
 impl Setup {
     /// Checks settings and tokenises their texts.
     pub(crate) async fn of(submitter: &Submitter, settings: proto::SessionSettings) -> Result<Self, Rejection> {
         let compaction = settings.compaction.clone().unwrap_or_default();
-        submitter.kv_class(&settings.kv_dtype)?;
-        submitter.kv_class(&compaction.kv_dtype).map_err(|Invalid(text)| Invalid(format!("compaction.{text}")))?;
+        let kv = submitter.kv_class(&settings.kv_dtype)?;
+        let summary_kv =
+            submitter.kv_class(&compaction.kv_dtype).map_err(|Invalid(text)| Invalid(format!("compaction.{text}")))?;
+        let summary_kv = if compaction.kv_dtype.is_empty() { kv } else { summary_kv };
+        let context = submitter.sequence_tokens_max(kv);
+        let summary_context = submitter.sequence_tokens_max(summary_kv);
         let texts = [
             ("compaction.instruction", &compaction.instruction, INSTRUCTION),
             ("compaction.summary_before", &compaction.summary_before, BEFORE),
@@ -64,14 +72,14 @@ impl Setup {
         };
         let lead = submitter.tokens_in_time(String::new(), true, None).await?;
         let frame = Frame { before: before.into(), behind: behind.into() };
-        let setup = Self { settings, frame, instruction, lead, sampled };
+        let setup = Self { settings, frame, instruction, lead, sampled, context, summary_context };
         // Checks names and modes as those of any request.
         setup.check(submitter, setup.request(vec![0]))?;
         Ok(setup)
     }
 
     /// Returns the limits of a chat with the settings.
-    pub(crate) fn limits(&self, submitter: &Submitter, prefix: usize, bytes: u64) -> Result<Limits, Invalid> {
+    pub(crate) fn limits(&self, prefix: usize, bytes: u64) -> Result<Limits, Invalid> {
         let len = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
         let fixed = Fixed {
             prefix: len(prefix),
@@ -85,14 +93,16 @@ impl Setup {
             high: compaction.recent_high,
             low: compaction.recent_low,
         };
-        Ok(Limits::new(submitter.sequence_tokens_max(), fixed, wanted, bytes)?)
+        // A session holds several contexts, however large.
+        let bytes = bytes.max(4 * u64::from(self.context) * size_of::<Token>() as u64);
+        Ok(Limits::new(self.context, fixed, wanted, bytes)?)
     }
 
     /// Returns the tokens of sampled text for a summary, at most, before an instruction of `instruction` tokens.
     pub(crate) fn sample_max(&self, limits: &Limits, instruction: usize) -> usize {
         let taken = self.lead.len() + instruction + limits.summary as usize;
-        let wanted = self.compaction().sample_max.unwrap_or(SAMPLE_DEFAULT.min(limits.context / 4));
-        (wanted as usize).min((limits.context as usize).saturating_sub(taken))
+        let wanted = self.compaction().sample_max.unwrap_or(SAMPLE_DEFAULT.min(self.summary_context / 4));
+        (wanted as usize).min((self.summary_context as usize).saturating_sub(taken))
     }
 
     /// Returns the request of a turn. Copied runs would keep what stands behind them out of the prefix cache, and the next turn would find nothing.
@@ -162,7 +172,7 @@ mod tests {
         let compaction = proto::Compaction { sample_max: Some(1000), ..Default::default() };
         let settings = proto::SessionSettings { compaction: Some(compaction), ..Default::default() };
         let (frame, instruction, lead) = (Frame::default(), vec![1; 5], vec![0]);
-        let setup = Setup { settings, frame, instruction, lead, sampled: true };
+        let setup = Setup { settings, frame, instruction, lead, sampled: true, context: 512, summary_context: 512 };
         let wanted = Wanted { summary: Some(20), ..Wanted::default() };
         let limits = Limits::new(512, Fixed::default(), wanted, 1 << 20).unwrap();
         assert_eq!(setup.sample_max(&limits, 5), 512 - 1 - 5 - 20);

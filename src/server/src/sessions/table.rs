@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tonic::Status;
-use trunkline_chat::{Chat, TurnPhase};
+use trunkline_chat::Chat;
 
 use crate::caller::{Caller, Owner};
 use crate::network::count;
@@ -104,8 +104,8 @@ impl SessionTable {
         if now_ns >= self.next_look_ns.load(Ordering::Relaxed) {
             self.expire(now_ns);
         }
-        let found = self.lock().get(id).cloned();
-        let found = found.filter(|entry| may_use(caller, entry) && !self.is_over(entry, now_ns));
+        let found = self.lock().get(id).filter(|entry| !self.is_over(entry, now_ns)).cloned();
+        let found = found.filter(|entry| may_use(caller, entry));
         let entry = found.ok_or_else(|| no_session(id))?;
         entry.lock().used_ns = now_ns;
         Ok(entry)
@@ -127,10 +127,10 @@ impl SessionTable {
         u64::try_from(self.options.ttl.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Returns `true` if nobody used a session for the time to live.
-    fn is_over(&self, entry: &Entry, now_ns: u64) -> bool {
-        let state = entry.lock();
-        state.chat.turn_phase() == TurnPhase::Quiet && now_ns.saturating_sub(state.used_ns) > self.ttl_ns()
+    /// Returns `true` if nobody used a session of the table for the time to live. Every call and every compaction under way holds the
+    /// entry, and while the table is locked, no other may take it.
+    fn is_over(&self, entry: &Arc<Entry>, now_ns: u64) -> bool {
+        Arc::strong_count(entry) == 1 && now_ns.saturating_sub(entry.lock().used_ns) > self.ttl_ns()
     }
 
     /// Deletes the sessions that nobody used for the time to live.
@@ -160,4 +160,27 @@ fn may_use(caller: &Caller, entry: &Entry) -> bool {
 pub(crate) fn no_session(id: &str) -> Status {
     let id: String = id.chars().take(64).collect();
     Status::not_found(format!("session_id '{id}' names no session of this caller; it may have expired"))
+}
+
+#[cfg(test)]
+mod tests {
+    use trunkline_chat::{Fixed, Frame, Limits, Wanted};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_session_that_a_call_holds_does_not_expire() {
+        let options = SessionOptions { ttl: Duration::from_nanos(100), ..SessionOptions::default() };
+        let (table, caller) = (SessionTable::new(options), Caller::local());
+        let limits = Limits::new(128, Fixed::default(), Wanted::default(), 1 << 20).unwrap();
+        let chat = Chat::new(vec![1], Frame::default(), limits);
+        let (settings, frame, instruction, lead) = Default::default();
+        let setup = Setup { settings, frame, instruction, lead, sampled: false, context: 128, summary_context: 128 };
+        let held = table.add(&caller, setup, chat, 0).unwrap();
+        assert!(table.find(&caller, &held.id, 1_000).is_ok());
+        let id = held.id.clone();
+        drop(held);
+        assert!(table.find(&caller, &id, 1_100).is_ok(), "used at 1,000");
+        assert!(table.find(&caller, &id, 1_201).is_err());
+    }
 }

@@ -98,11 +98,9 @@ impl Submitter {
         Ok(tokens)
     }
 
-    /// Returns the tokens of the longest prompt with its answer: those of the context, or of the device if that holds fewer.
-    pub(crate) fn sequence_tokens_max(&self) -> u32 {
-        // The last token needs no KV.
-        let device = u64::from(self.config.device_blocks) * u64::from(self.config.block_size) + 1;
-        u32::try_from(device).unwrap_or(u32::MAX).min(self.config.max_context)
+    /// Returns the tokens of the longest prompt with its answer, on engines of a class of KV.
+    pub(crate) fn sequence_tokens_max(&self, kv_class: usize) -> u32 {
+        self.kv[kv_class].sequence_tokens
     }
 
     /// Returns the tokens of a text. Ends early if the text has more than the context holds. Dropping the future ends the work with
@@ -160,8 +158,8 @@ impl Submitter {
         }
         self.ensure_fits(prompt.len(), "")?;
         let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        let max_tokens = checked.max_tokens.unwrap_or_else(|| self.max_tokens_for(n_prompt));
         let kv_class = self.kv_class(&checked.kv_dtype)?;
+        let max_tokens = checked.max_tokens.unwrap_or_else(|| self.max_tokens_for(n_prompt, kv_class));
         let root = self.namespace(&checked, kv_class).root();
         let mut request = Request::new(id, root, prompt, max_tokens);
         request.kv_class = kv_class as u8;
@@ -205,9 +203,9 @@ impl Submitter {
     }
 
     /// Returns the bound on generated tokens for a request without one: the default, or as many as fit.
-    fn max_tokens_for(&self, n_prompt: u32) -> u32 {
+    fn max_tokens_for(&self, n_prompt: u32, kv_class: usize) -> u32 {
         // If not even one token fits, the core refuses the request.
-        MAX_TOKENS_DEFAULT.min(self.sequence_tokens_max().saturating_sub(n_prompt)).max(1)
+        MAX_TOKENS_DEFAULT.min(self.sequence_tokens_max(kv_class).saturating_sub(n_prompt)).max(1)
     }
 }
 
