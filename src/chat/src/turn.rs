@@ -1,9 +1,15 @@
 //! Turns of a chat: input of the client, and answers of the model.
 
+use std::sync::Arc;
+
 use trunkline_port::Token;
 
-/// Memory of a turn besides tokens and texts, estimated, bytes.
-const TURN_BYTES: u64 = 160;
+/// Memory lost with each allocation, bytes: the allocator's header, and the mean of rounding up small sizes.
+const ALLOCATION_BYTES: usize = 24;
+/// Memory of a turn besides tokens and texts, bytes: the shared turn with its two counts, its place in a queue that doubles, and five
+/// allocations (turn, id, input, tokens and text of the answer).
+const TURN_BYTES: u64 =
+    (size_of::<Turn>() + 2 * size_of::<usize>() + 2 * size_of::<Arc<Turn>>() + 5 * ALLOCATION_BYTES) as u64;
 
 /// One turn: input, an answer, or both.
 #[derive(Clone, Debug, PartialEq)]

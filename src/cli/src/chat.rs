@@ -3,11 +3,11 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use tokio::sync::mpsc;
-use tonic::Request;
 use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
 use trunkline_server::proto;
 use trunkline_server::proto::generate_response::Event;
 use trunkline_server::proto::session_notice::News;
@@ -18,10 +18,9 @@ use crate::generate::SamplingArgs;
 
 /// Exit status of a command ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
-/// Line that compacts the history instead of being sent.
-const COMPACT: &str = "/compact";
-/// Beginning of a line with a fact to be kept word for word.
-const PIN: &str = "/pin ";
+/// Statuses that say something of one line, and leave the session as it was.
+const OF_A_LINE: [Code; 5] =
+    [Code::InvalidArgument, Code::FailedPrecondition, Code::AlreadyExists, Code::ResourceExhausted, Code::Aborted];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -29,8 +28,45 @@ Examples:
   trunkline chat --system 'You are a friendly guide to old maps.' --template chatml
   trunkline chat --session 0123456789abcdef0123456789abcdef < more-lines.txt
 
-Each line of standard input is a turn. Answers go to standard output, figures and news of the session to standard error. The line /compact
-compacts the history now, and /pin FACT adds a fact that every later prompt has word for word. The session stays on the server when the input ends, until nobody used it for its time to live.";
+Each line of standard input is a turn. Answers go to standard output, figures and news of the session to standard error. Lines that begin
+with a slash are commands: /compact compacts the history now, /pin FACT adds a fact that every later prompt has word for word, and /quit
+ends the chat; // begins a turn with one slash. The session stays on the server when the input ends, until nobody used it for its time to
+live. A line that the server refuses is skipped; the exit status is then 1.";
+
+/// What a line of the input asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Line<'a> {
+    /// Nothing.
+    Blank,
+    /// A turn with this text.
+    Turn(&'a str),
+    /// Compact the history now.
+    Compact,
+    /// Keep a fact word for word.
+    Pin(&'a str),
+    /// End the chat.
+    Quit,
+    /// An unknown command, or one with a wrong argument.
+    Wrong,
+}
+
+impl<'a> Line<'a> {
+    fn of(line: &'a str) -> Self {
+        let Some(command) = line.strip_prefix('/') else {
+            return if line.trim().is_empty() { Self::Blank } else { Self::Turn(line) };
+        };
+        if command.starts_with('/') {
+            return Self::Turn(command);
+        }
+        let (name, argument) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+        match (name, argument.trim()) {
+            ("compact", "") => Self::Compact,
+            ("quit", "") => Self::Quit,
+            ("pin", fact) if !fact.is_empty() => Self::Pin(fact),
+            _ => Self::Wrong,
+        }
+    }
+}
 
 /// Hold a chat that the server keeps.
 #[derive(Args)]
@@ -134,7 +170,7 @@ pub fn run(args: ChatArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     let result = runtime.block_on(async {
         tokio::select! {
-            result = hold(&args) => result.map(|()| ExitCode::SUCCESS),
+            result = hold(&args) => result.map(|refused| ExitCode::from(u8::from(refused))),
             _ = tokio::signal::ctrl_c() => Ok(ExitCode::from(INTERRUPTED)),
         }
     });
@@ -165,22 +201,63 @@ struct Session<'a> {
     seen: u64,
 }
 
-async fn hold(args: &ChatArgs) -> anyhow::Result<()> {
+/// Runs the chat to the end of the input; returns `true` if a line was refused.
+async fn hold(args: &ChatArgs) -> anyhow::Result<bool> {
     let mut session = Session::open(args).await?;
     note(&format!("session {}", session.id));
-    let (mut lines, prompts) = (lines(), io::stdin().is_terminal());
+    let (mut lines, prompts, mut refused) = (lines(), io::stdin().is_terminal(), false);
     loop {
         if prompts {
             let _ = write!(io::stderr(), "> ");
         }
-        let Some(line) = lines.recv().await else { return Ok(()) };
+        let Some(line) = lines.recv().await else { return Ok(refused) };
         let line = line.context("cannot read standard input")?;
-        match (line.trim(), line.strip_prefix(PIN)) {
-            ("", _) => {}
-            (COMPACT, _) => session.compact().await?,
-            (_, Some(fact)) => session.pin(fact).await?,
-            _ => session.turn(&line).await?,
+        let done = match Line::of(&line) {
+            Line::Blank => Ok(()),
+            Line::Turn(text) => session.turn(text).await,
+            Line::Compact => session.compact().await,
+            Line::Pin(fact) => session.pin(fact).await,
+            Line::Quit => return Ok(refused),
+            Line::Wrong => Err(Failure::Line(anyhow!(
+                "the commands are /compact, /pin FACT and /quit; // begins a turn with a slash"
+            ))),
+        };
+        match done {
+            Ok(()) => {}
+            Err(Failure::Line(error)) => {
+                refused = true;
+                note(&format!("error: {error:#}"));
+            }
+            Err(Failure::Chat(error)) => return Err(error),
         }
+    }
+}
+
+/// Reason why a line was not done.
+enum Failure {
+    /// The line was refused; the chat goes on.
+    Line(anyhow::Error),
+    /// The chat cannot go on.
+    Chat(anyhow::Error),
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        let of_a_line = OF_A_LINE.contains(&status.code());
+        let error = status_error(status);
+        if of_a_line { Self::Line(error) } else { Self::Chat(error) }
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Chat(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Chat(error.into())
     }
 }
 
@@ -220,7 +297,7 @@ impl<'a> Session<'a> {
         Ok(self.client.get(request).await.map_err(status_error)?.into_inner())
     }
 
-    async fn turn(&mut self, line: &str) -> anyhow::Result<()> {
+    async fn turn(&mut self, line: &str) -> Result<(), Failure> {
         let args = self.args;
         let request = self.request(proto::GenerateTurnRequest {
             session_id: self.id.clone(),
@@ -233,9 +310,9 @@ impl<'a> Session<'a> {
             }),
             ..Default::default()
         })?;
-        let mut stream = self.client.generate(request).await.map_err(status_error)?.into_inner();
+        let mut stream = self.client.generate(request).await?.into_inner();
         let (mut stdout, mut usage, mut ends_line) = (io::stdout(), None, true);
-        while let Some(response) = stream.message().await.map_err(status_error)? {
+        while let Some(response) = stream.message().await? {
             match response.event {
                 Some(Event::Chunk(chunk)) => {
                     stdout.write_all(chunk.text.as_bytes())?;
@@ -243,7 +320,7 @@ impl<'a> Session<'a> {
                     ends_line = chunk.text.chars().last().map_or(ends_line, |last| last == '\n');
                 }
                 Some(Event::Finish(finish)) if finish.reason() == proto::FinishReason::Abort => {
-                    bail!("the turn was aborted, or the server shut down, before its end")
+                    return Err(anyhow!("the turn was aborted, or the server shut down, before its end").into());
                 }
                 Some(Event::Finish(finish)) => usage = finish.usage,
                 None => {}
@@ -260,10 +337,10 @@ impl<'a> Session<'a> {
         self.news().await
     }
 
-    async fn compact(&mut self) -> anyhow::Result<()> {
+    async fn compact(&mut self) -> Result<(), Failure> {
         let request =
             self.request(proto::CompactSessionRequest { session_id: self.id.clone(), ..Default::default() })?;
-        let done = self.client.compact(request).await.map_err(status_error)?.into_inner();
+        let done = self.client.compact(request).await?.into_inner();
         match done.compacted {
             true => note(&format!("summary: {}", done.summary.trim())),
             false => note("nothing to compact"),
@@ -271,17 +348,17 @@ impl<'a> Session<'a> {
         self.news().await
     }
 
-    async fn pin(&mut self, fact: &str) -> anyhow::Result<()> {
-        let input = Some(proto::append_turn_request::Input::Text(self.args.template.fact(fact.trim())));
+    async fn pin(&mut self, fact: &str) -> Result<(), Failure> {
+        let input = Some(proto::append_turn_request::Input::Text(self.args.template.fact(fact)));
         let (session_id, turn_id) = (self.id.clone(), String::new());
         let request = self.request(proto::AppendTurnRequest { session_id, turn_id, input, pin: true })?;
-        let added = self.client.append(request).await.map_err(status_error)?.into_inner();
+        let added = self.client.append(request).await?.into_inner();
         note(&format!("{} tokens pinned", added.tokens));
         Ok(())
     }
 
     /// Shows the notices since the last look.
-    async fn news(&mut self) -> anyhow::Result<()> {
+    async fn news(&mut self) -> Result<(), Failure> {
         let session = self.get().await?;
         for notice in session.notices {
             if notice.number > self.seen {
@@ -321,6 +398,25 @@ fn note(line: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_is_a_turn_unless_it_begins_with_one_slash() {
+        assert_eq!(Line::of("  "), Line::Blank);
+        assert_eq!(Line::of(" /quit"), Line::Turn(" /quit"));
+        assert_eq!(Line::of("//etc is a folder"), Line::Turn("/etc is a folder"));
+        assert_eq!(Line::of("/compact "), Line::Compact);
+        assert_eq!(Line::of("/pin  my name is Ada "), Line::Pin("my name is Ada"));
+        for wrong in ["/pin", "/pin ", "/compact now", "/foo", "/"] {
+            assert_eq!(Line::of(wrong), Line::Wrong, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_refused_line_does_not_end_the_chat() {
+        assert!(matches!(Failure::from(Status::failed_precondition("busy")), Failure::Line(_)));
+        assert!(matches!(Failure::from(Status::unavailable("draining")), Failure::Chat(_)));
+        assert!(matches!(Failure::from(Status::not_found("expired")), Failure::Chat(_)));
+    }
 
     #[test]
     fn news_are_one_line_each() {

@@ -29,6 +29,8 @@ pub(crate) struct DriverHandle {
     clock: Clock,
     /// Set by an abort on a full queue: the core's thread then looks for streams without a reader.
     abort_missed: Arc<AtomicBool>,
+    /// `true` once someone has asked the server to stop.
+    stopping: Arc<AtomicBool>,
 }
 
 impl DriverHandle {
@@ -39,6 +41,16 @@ impl DriverHandle {
     /// Returns the flag of missed aborts. The core's thread clears the flag before looking for streams without a reader.
     pub(crate) fn abort_missed(&self) -> Arc<AtomicBool> {
         self.abort_missed.clone()
+    }
+
+    /// Marks the server as stopping.
+    pub(crate) fn set_stopping(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` once someone has asked the server to stop.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
     }
 
     /// Puts a command on the queue without waiting.
@@ -82,5 +94,6 @@ impl DriverHandle {
 /// Makes a queue for `commands_max` commands and starts the clock.
 pub(crate) fn queue(commands_max: usize) -> (DriverHandle, Receiver<Command>) {
     let (sender, commands) = bounded(commands_max);
-    (DriverHandle { commands: sender, clock: Clock::start(), abort_missed: Arc::default() }, commands)
+    let (clock, abort_missed, stopping) = (Clock::start(), Arc::default(), Arc::default());
+    (DriverHandle { commands: sender, clock, abort_missed, stopping }, commands)
 }

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time;
 use tonic::{Request, Response, Status};
 use trunkline_chat::{Added, Begun, Chat, News, Phase, Refusal, Saved, Want};
-use trunkline_core::Token;
+use trunkline_core::{Refusal as Refused, Token};
 
 mod compactor;
 mod entry;
@@ -71,6 +71,17 @@ impl SessionService {
         self.table.find(caller, id, self.now_ns())
     }
 
+    /// Finds a session that the call changes; refused while the server drains, because the session would be gone before its next turn.
+    fn find_to_change(&self, caller: &Caller, id: &str) -> Result<Arc<Entry>, Status> {
+        self.ensure_serving()?;
+        self.find(caller, id)
+    }
+
+    fn ensure_serving(&self) -> Result<(), Status> {
+        let is_stopping = self.submitter.driver.is_stopping();
+        if is_stopping { Err(Rejection::Refused(Refused::Draining).into()) } else { Ok(()) }
+    }
+
     fn session(&self, entry: &Entry) -> Response<proto::Session> {
         Response::new(messages::session(entry, &self.submitter.tokenizer, true))
     }
@@ -100,10 +111,16 @@ impl SessionService {
         (changes, tried): (&mut watch::Receiver<u64>, &mut u32),
         deadline_ns: Option<u64>,
     ) -> Result<(), Status> {
-        let is_idle = entry.lock().chat.phase() == Phase::Idle;
+        let is_idle = {
+            let mut state = entry.lock();
+            if *tried == 0 && state.hurry() && state.chat.phase() == Phase::Idle {
+                return Ok(());
+            }
+            state.chat.phase() == Phase::Idle
+        };
         if is_idle {
             let want = Want { keep: None, room: needed };
-            let started = *tried == 0 && self.compactor.start(entry, caller, want, None);
+            let started = *tried == 0 && self.compactor.start(entry, caller, want, (true, None));
             *tried += 1;
             if !started {
                 // Another call may have made room meanwhile.
@@ -225,6 +242,7 @@ impl Sessions for SessionService {
     async fn create(&self, request: Request<proto::CreateSessionRequest>) -> Result<Response<proto::Session>, Status> {
         let caller = Caller::of(request.extensions());
         let message = request.into_inner();
+        self.ensure_serving()?;
         let mut settings = message.settings.unwrap_or_default();
         settings.tenant = caller.tenant(settings.tenant)?;
         let setup = Setup::of(&self.submitter, settings).await?;
@@ -253,7 +271,7 @@ impl Sessions for SessionService {
         use proto::append_turn_request::Input;
         let caller = Caller::of(request.extensions());
         let message = request.into_inner();
-        let entry = self.find(&caller, &message.session_id)?;
+        let entry = self.find_to_change(&caller, &message.session_id)?;
         check_turn_id(&message.turn_id)?;
         let (text, ids) = match message.input {
             Some(Input::Text(text)) => (Some(text), None),
@@ -327,7 +345,7 @@ impl Sessions for SessionService {
     async fn fork(&self, request: Request<proto::ForkSessionRequest>) -> Result<Response<proto::Session>, Status> {
         let caller = Caller::of(request.extensions());
         let proto::ForkSessionRequest { session_id, turn_id } = request.into_inner();
-        let entry = self.find(&caller, &session_id)?;
+        let entry = self.find_to_change(&caller, &session_id)?;
         let chat = {
             let chat = &entry.lock().chat;
             let turns = turn_id.map_or(Ok(chat.n_turns()), |id| behind(chat, &id));
@@ -340,7 +358,7 @@ impl Sessions for SessionService {
     async fn rewind(&self, request: Request<proto::RewindSessionRequest>) -> Result<Response<proto::Session>, Status> {
         let caller = Caller::of(request.extensions());
         let proto::RewindSessionRequest { session_id, turn_id } = request.into_inner();
-        let entry = self.find(&caller, &session_id)?;
+        let entry = self.find_to_change(&caller, &session_id)?;
         {
             let mut state = entry.lock();
             let turns = behind(&state.chat, &turn_id).map_err(refused)?;
@@ -357,7 +375,7 @@ impl Sessions for SessionService {
     ) -> Result<Response<proto::CompactSessionResponse>, Status> {
         let caller = Caller::of(request.extensions());
         let proto::CompactSessionRequest { session_id, keep_tokens, instruction } = request.into_inner();
-        let entry = self.find(&caller, &session_id)?;
+        let entry = self.find_to_change(&caller, &session_id)?;
         let instruction = match instruction {
             Some(text) => Some(tokens_of(&self.submitter, "instruction", &text).await?),
             None => None,
@@ -371,7 +389,7 @@ impl Sessions for SessionService {
             let totals = state.chat.totals();
             (state.chat.context_tokens(), totals.compactions, totals.failed)
         };
-        let started = self.compactor.start(&entry, &caller, Want { keep: keep_tokens, room: 0 }, instruction);
+        let started = self.compactor.start(&entry, &caller, Want { keep: keep_tokens, room: 0 }, (true, instruction));
         loop {
             {
                 let mut state = entry.lock();
@@ -424,6 +442,7 @@ impl Sessions for SessionService {
     async fn import(&self, request: Request<proto::ImportSessionRequest>) -> Result<Response<proto::Session>, Status> {
         let caller = Caller::of(request.extensions());
         let proto::ImportSessionRequest { session, tenant } = request.into_inner();
+        self.ensure_serving()?;
         let tenant = caller.tenant(tenant)?;
         let export = session.ok_or_else(|| Status::invalid_argument("session is missing; set an export"))?;
         let (setup, chat) = self.read_export(export, tenant).await?;

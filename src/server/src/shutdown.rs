@@ -35,6 +35,7 @@ impl ServerHandle {
 
     /// Takes no new requests and stops the server when the running requests have ended. Health is `NOT_SERVING` from now on.
     pub async fn drain(&self) {
+        self.driver.set_stopping();
         self.stopping.send_replace(true);
         self.report(ServingStatus::NotServing).await;
         self.send(Command::Drain).await;
@@ -42,6 +43,7 @@ impl ServerHandle {
 
     /// Ends all requests, with [`trunkline_core::FinishReason::Abort`], and stops the server.
     pub async fn shutdown(&self) {
+        self.driver.set_stopping();
         self.stopping.send_replace(true);
         self.report(ServingStatus::NotServing).await;
         self.hurry.send_replace(true);

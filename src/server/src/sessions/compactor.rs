@@ -1,7 +1,8 @@
 //! Compaction of a session's history, beside its turns.
 //!
 //! A task asks the model for a summary, then computes the new context into the prefix cache, both as requests of low priority. The chat
-//! goes on in the old context meanwhile. Aborting the task aborts its request.
+//! goes on in the old context meanwhile. If somebody waits, the summary has the priority of the session's turns, and the next turn computes
+//! the new context. Aborting the task aborts its request.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use trunkline_core::{FinishReason, Token};
 use crate::caller::Caller;
 use crate::outbox::Output;
 use crate::proto;
-use crate::sessions::entry::Entry;
+use crate::sessions::entry::{CompactionTask, Entry};
 use crate::sessions::setup::Setup;
 use crate::submission::Submitter;
 
@@ -28,13 +29,14 @@ pub(crate) struct Compactor {
 }
 
 impl Compactor {
-    /// Begins a compaction on behalf of a caller; returns `false` if there is nothing to do, or a compaction is under way.
+    /// Begins a compaction on behalf of a caller, who may wait (`urgent`); returns `false` if there is nothing to do, or a compaction is under
+    /// way.
     pub(crate) fn start(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
         caller: &Caller,
         want: Want,
-        instruction: Option<Vec<Token>>,
+        (urgent, instruction): (bool, Option<Vec<Token>>),
     ) -> bool {
         let plan = {
             let mut state = entry.lock();
@@ -46,11 +48,11 @@ impl Compactor {
         let guard = Guard { entry: entry.clone(), number };
         let (compactor, caller) = (self.clone(), caller.on_behalf());
         // A runtime that ends drops the task at once, whose guard takes the lock.
-        let task = tokio::spawn(async move { compactor.compact(guard, &caller, plan, instruction).await });
+        let task = tokio::spawn(async move { compactor.compact(guard, &caller, plan, (urgent, instruction)).await });
         let mut state = entry.lock();
         match state.deleted {
             true => task.abort(),
-            false => state.compaction = Some((number, task.abort_handle())),
+            false => state.compaction = Some(CompactionTask { number, urgent, handle: task.abort_handle() }),
         }
         true
     }
@@ -59,11 +61,17 @@ impl Compactor {
     pub(crate) fn start_if_long(self: &Arc<Self>, entry: &Arc<Entry>, caller: &Caller) {
         let is_long = entry.lock().chat.is_long();
         if is_long {
-            self.start(entry, caller, Want::default(), None);
+            self.start(entry, caller, Want::default(), (false, None));
         }
     }
 
-    async fn compact(&self, guard: Guard, caller: &Caller, plan: Plan, instruction: Option<Vec<Token>>) {
+    async fn compact(
+        &self,
+        guard: Guard,
+        caller: &Caller,
+        plan: Plan,
+        (urgent, instruction): (bool, Option<Vec<Token>>),
+    ) {
         let entry = guard.entry.clone();
         let limits = *entry.lock().chat.limits();
         let instruction = instruction.unwrap_or_else(|| entry.setup.instruction.clone());
@@ -74,7 +82,8 @@ impl Compactor {
             }
             false => plan.context_prompt(&instruction),
         };
-        let summary = self.ask(&entry.setup, caller, entry.setup.summary(prompt, limits.summary)).await;
+        let request = entry.setup.summary(prompt, limits.summary, urgent);
+        let summary = self.ask(&entry.setup, caller, request).await;
         let context = match summary {
             Ok((summary, usage)) => entry.lock().chat.summarised(plan.number, summary, usage),
             Err(reason) => {
@@ -82,7 +91,9 @@ impl Compactor {
                 None
             }
         };
-        if let Some(context) = context {
+        if urgent {
+            entry.lock().chat.skip_warming();
+        } else if let Some(context) = context {
             // Without a context computed ahead the next turn computes the context: slower, and as right.
             let warmed = self.ask(&entry.setup, caller, entry.setup.background(context, 1)).await;
             entry.lock().chat.warmed(plan.number, warmed.map_or(Usage::default(), |(_, usage)| usage));
@@ -155,7 +166,7 @@ impl Drop for Guard {
         let mut state = self.entry.lock();
         state.chat.cancel_unready(self.number);
         // Another compaction may have begun since this one was cancelled.
-        state.compaction.take_if(|(number, _)| *number == self.number);
+        state.compaction.take_if(|task| task.number == self.number);
         drop(state);
         self.entry.changed();
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use trunkline_chat::{Answer, Chat, Turn};
+use trunkline_chat::{Answer, Chat, Phase, Turn};
 use trunkline_core::RequestId;
 
 use crate::caller::Owner;
@@ -34,8 +34,17 @@ pub(crate) struct State {
     pub(crate) used_ns: u64,
     /// Request of the running turn, once the core has the request.
     pub(crate) request: Option<RequestId>,
-    /// Task of the compaction under way, with the number of its plan.
-    pub(crate) compaction: Option<(u64, AbortHandle)>,
+    /// Task of the compaction under way.
+    pub(crate) compaction: Option<CompactionTask>,
+}
+
+/// Task of a compaction.
+pub(crate) struct CompactionTask {
+    /// Number of the plan.
+    pub(crate) number: u64,
+    /// `true` if somebody waits for the compaction.
+    pub(crate) urgent: bool,
+    pub(crate) handle: AbortHandle,
 }
 
 impl Entry {
@@ -71,9 +80,26 @@ impl State {
     /// Cancels the compaction under way, with its request.
     pub(crate) fn cancel_compaction(&mut self) {
         self.chat.cancel();
-        if let Some((_, task)) = self.compaction.take() {
-            task.abort();
+        self.abort_task();
+    }
+
+    fn abort_task(&mut self) {
+        if let Some(task) = self.compaction.take() {
+            task.handle.abort();
         }
+    }
+
+    /// Hurries the compaction under way for a turn that waits: a new context takes effect without being computed ahead, and a summary
+    /// that nobody waited for, at low priority, is cancelled. Returns `true` if a new context took effect, or does once the running turn ends.
+    pub(crate) fn hurry(&mut self) -> bool {
+        let has_context = self.chat.skip_warming();
+        let is_late = self.compaction.as_ref().is_some_and(|task| !task.urgent);
+        if has_context {
+            self.abort_task();
+        } else if is_late && self.chat.phase() == Phase::Summarising {
+            self.cancel_compaction();
+        }
+        has_context
     }
 }
 

@@ -27,6 +27,7 @@ pub(crate) fn refused(refusal: Refusal) -> Status {
         Refusal::StillRunning(_) | Refusal::IdTaken(_) => Status::already_exists(message),
         Refusal::Busy(_) | Refusal::Forgotten { .. } => Status::failed_precondition(message),
         Refusal::Empty
+        | Refusal::NoInput
         | Refusal::Pins { .. }
         | Refusal::PinBytes { .. }
         | Refusal::NeverFits { .. }
@@ -34,13 +35,16 @@ pub(crate) fn refused(refusal: Refusal) -> Status {
     }
 }
 
-/// Checks the length of a turn's id.
+/// Checks a turn's id.
 pub(crate) fn check_turn_id(id: &str) -> Result<(), Invalid> {
     let bytes = id.len();
-    match bytes <= TURN_ID_BYTES_MAX {
-        true => Ok(()),
-        false => Err(Invalid(format!("turn_id has {bytes} bytes; at most {TURN_ID_BYTES_MAX} are allowed"))),
+    if bytes > TURN_ID_BYTES_MAX {
+        return Err(Invalid(format!("turn_id has {bytes} bytes; at most {TURN_ID_BYTES_MAX} are allowed")));
     }
+    if id.contains(char::is_control) {
+        return Err(Invalid("turn_id has a control character; use letters, digits and signs".into()));
+    }
+    Ok(())
 }
 
 /// Returns the end of an answer, or `None` for an answer that is not whole.

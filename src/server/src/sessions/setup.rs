@@ -66,9 +66,12 @@ impl Setup {
         }
         let [instruction, before, behind] = tokens.try_into().unwrap_or_default();
         let own_kv = !compaction.kv_dtype.is_empty() && compaction.kv_dtype != settings.kv_dtype;
-        let sampled = match compaction.input() {
-            proto::SummaryInput::Unspecified => own_kv,
-            input => input == proto::SummaryInput::Sampled,
+        let sampled = match proto::SummaryInput::try_from(compaction.input) {
+            Ok(proto::SummaryInput::Unspecified) => own_kv,
+            Ok(input) => input == proto::SummaryInput::Sampled,
+            Err(_) => {
+                return Err(Invalid(format!("compaction.input is {}, which means nothing", compaction.input)).into());
+            }
         };
         let lead = submitter.tokens_in_time(String::new(), true, None).await?;
         let frame = Frame { before: before.into(), behind: behind.into() };
@@ -132,9 +135,12 @@ impl Setup {
         }
     }
 
-    /// Returns the request for a summary.
-    pub(crate) fn summary(&self, prompt: Vec<Token>, max_tokens: u32) -> proto::GenerateRequest {
+    /// Returns the request for a summary, with the priority of the session's turns if one of them waits (`urgent`).
+    pub(crate) fn summary(&self, prompt: Vec<Token>, max_tokens: u32, urgent: bool) -> proto::GenerateRequest {
         let mut request = self.background(prompt, max_tokens);
+        if urgent {
+            request.priority = request.priority.min(self.settings.priority);
+        }
         let dtype = self.compaction().kv_dtype;
         if !dtype.is_empty() {
             request.kv_dtype = dtype;
@@ -167,12 +173,27 @@ pub(crate) async fn tokens_of(submitter: &Submitter, name: &str, text: &str) -> 
 mod tests {
     use super::*;
 
+    fn setup(settings: proto::SessionSettings) -> Setup {
+        let (frame, instruction, lead) = (Frame::default(), vec![1; 5], vec![0]);
+        Setup { settings, frame, instruction, lead, sampled: true, context: 512, summary_context: 512 }
+    }
+
+    #[test]
+    fn a_summary_is_as_urgent_as_the_turn_that_waits_for_it() {
+        let priority = |own, urgent| {
+            let compaction = proto::Compaction { priority: own, ..Default::default() };
+            let settings = proto::SessionSettings { priority: 3, compaction: Some(compaction), ..Default::default() };
+            setup(settings).summary(vec![1], 8, urgent).priority
+        };
+        assert_eq!([priority(None, false), priority(None, true)], [103, 3]);
+        assert_eq!([priority(Some(9), false), priority(Some(9), true), priority(Some(1), true)], [9, 3, 1]);
+    }
+
     #[test]
     fn a_sample_leaves_room_for_the_instruction_of_its_own_compaction() {
         let compaction = proto::Compaction { sample_max: Some(1000), ..Default::default() };
         let settings = proto::SessionSettings { compaction: Some(compaction), ..Default::default() };
-        let (frame, instruction, lead) = (Frame::default(), vec![1; 5], vec![0]);
-        let setup = Setup { settings, frame, instruction, lead, sampled: true, context: 512, summary_context: 512 };
+        let setup = setup(settings);
         let wanted = Wanted { summary: Some(20), ..Wanted::default() };
         let limits = Limits::new(512, Fixed::default(), wanted, 1 << 20).unwrap();
         assert_eq!(setup.sample_max(&limits, 5), 512 - 1 - 5 - 20);
