@@ -64,7 +64,8 @@ def engines(model):
     def build_once(stages):
         if stages not in made:
             arguments = ["--engine", "vllm", "--model", str(model.folder), "--connect", "x:1", "--eager", "--kv-tokens", "1280"]
-            parallel = ["--tensor-parallel", TENSOR_PARALLEL, "--pipeline-parallel", str(stages)]
+            # A number that OpenMP does not start with: PyTorch is loaded already. Each thread that runs steps must use it.
+            parallel = ["--tensor-parallel", TENSOR_PARALLEL, "--pipeline-parallel", str(stages), "--threads", "1"]
             made[stages] = build(parser().parse_args([*arguments, *parallel]))
         return made[stages]
 
@@ -114,6 +115,8 @@ def test_what_the_engine_announces(engine):
         engine.abilities.steps_in_flight == 2 * stages and sum(engine._parts.layers) == 3 and len(engine._parts.layers) == stages
     )
     assert has_runner_v2(engine._config) == V2
+    # By `--threads 1`; other processes take it from the environment.
+    assert torch.get_num_threads() == 1 or engine._executor.vllm_config.parallel_config.world_size > 1
     # The order of elements on the wire is known, not assumed.
     assert engine._parts.layout is not None
 

@@ -21,9 +21,13 @@ class Extension:
     execute_dummy_batch: Any
 
     def trunkline_enter(self) -> None:
-        """Makes the GPU of this worker the current one of the thread, which may not be the thread that loaded the model."""
+        """Prepares the thread, which may not be the thread that loaded the model."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        else:
+            # OpenMP keeps a number of threads for each thread that begins parallel work; asking makes it PyTorch's. Without,
+            # vLLM's attention may be planned for one number and run with another, which it refuses.
+            torch.get_num_threads()
 
     def trunkline_step(self, step: Any, seeds: dict[str, int]) -> Any:
         """Runs a step, and returns what vLLM says about it: on the first worker of the last stage, None on others.
