@@ -180,6 +180,30 @@ def test_sampled_tokens_do_not_depend_on_batching_preemption_or_swap(engine, mon
     assert quiet[-2] != quiet[-1] or requests[-2][1].seed == requests[-1][1].seed
 
 
+def test_parameters_at_their_limits_fail_no_step(engine):
+    """Whatever the server lets through: vLLM's own limits are narrower, and a failed step costs all requests their KV."""
+    limits = [
+        {"temperature": 100.0, "seed": (1 << 64) - 1, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {
+            "temperature": 100.0,
+            "top_k": (1 << 32) - 1,
+            "top_p": 1e-30,
+            "min_p": 1e-30,
+            "repetition_penalty": 0.01,
+            "logprobs": 20,
+        },
+        {"temperature": 0.01, "min_p": 1.0, "repetition_penalty": 100.0, "logprobs": 0},
+    ]
+    with Attached(engine) as worker:
+        scheduler = greet(worker, blocks=30, block_size=32)
+        scheduler.welcome()
+        seqs = [scheduler.add(prompts(3)[0], 24, hot(**{"seed": 7, **fields})) for fields in limits]
+        cool = scheduler.add(prompts(3)[0], 24, hot(**{**limits[0], "temperature": 2.0}))
+        scheduler.run()
+    assert all(len(seq.tokens) == len(seq.prompt) + 24 for seq in seqs)
+    assert len(set(seqs[0].tokens[-24:])) > 16 and seqs[0].tokens != cool.tokens, "the temperature counts"
+
+
 def test_log_probabilities_are_those_of_the_model(engine, model):
     with Attached(engine) as worker:
         scheduler = greet(worker, blocks=30, block_size=32)
@@ -238,6 +262,8 @@ def test_a_server_that_is_gone_after_a_failed_step_is_greeted_anew(one, model, h
 
 def fail_the_second_step(worker, engine, half, monkeypatch):
     """Fails a step before or after the model has run, and returns the scheduler that was told so."""
+    if TENSOR_PARALLEL != "1":
+        pytest.skip("processes that work together end after a failed step")
     runner = engine._executor.driver_worker.worker.model_runner
     plain, calls = getattr(runner, half), []
 
