@@ -159,12 +159,17 @@ def hot(seed, **fields):
     )
 
 
-def test_sampled_tokens_do_not_depend_on_batching_preemption_or_swap(engine, monkeypatch):
+@pytest.fixture
+def truncation(monkeypatch):
+    """Lets `top_k` and `top_p` run: Triton's interpreter does not run vLLM's kernel for these two."""
     if V2:
-        # Triton's interpreter does not run vLLM's kernel for these two.
         from vllm.v1.sample.ops import topk_topp_sampler
 
         monkeypatch.setattr(topk_topp_sampler, "HAS_TRITON", False)
+
+
+@pytest.mark.usefixtures("truncation")
+def test_sampled_tokens_do_not_depend_on_batching_preemption_or_swap(engine):
     requests = [(prompt, hot(i // 2) if i % 4 else greedy()) for i, prompt in enumerate(prompts(12))]
 
     def run(every=0, **options):
@@ -180,6 +185,7 @@ def test_sampled_tokens_do_not_depend_on_batching_preemption_or_swap(engine, mon
     assert quiet[-2] != quiet[-1] or requests[-2][1].seed == requests[-1][1].seed
 
 
+@pytest.mark.usefixtures("truncation")
 def test_parameters_at_their_limits_fail_no_step(engine):
     """Whatever the server lets through: vLLM's own limits are narrower, and a failed step costs all requests their KV."""
     limits = [
