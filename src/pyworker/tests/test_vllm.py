@@ -350,6 +350,10 @@ def test_blocks_of_all_stages_are_those_of_one_process(one, staged):
     ("flags", "line"),
     [
         (["--block-size", "16"], "--block-size 16: vLLM needs a multiple of 32"),
+        (
+            ["--max-context", "512", "--kv-tokens", "511"],
+            "--max-context 512: the KV has room for fewer tokens; give --kv-tokens as many",
+        ),
         (["--pipeline-parallel", "4"], "--pipeline-parallel 4: choose from 1 to 3, the layers of the model"),
         (["--pipeline-parallel", "0"], "--pipeline-parallel 0: choose from 1 to 3, the layers of the model"),
         (
@@ -369,6 +373,15 @@ def test_what_vllm_lacks_is_refused_with_one_line(model, flags, line):
     with pytest.raises(ValueError) as refused:
         build(parser().parse_args(arguments))
     assert str(refused.value) == line
+
+
+def test_a_context_beyond_the_room_for_kv_is_cut(model):
+    arguments = ["--engine", "vllm", "--model", str(model.folder), "--connect", "x:1", "--eager", "--kv-tokens", "250"]
+    engine = build(parser().parse_args(arguments))
+    try:
+        assert (engine.model.max_context, engine.kv.tokens) == (224, 224)
+    finally:
+        engine.close()
 
 
 @pytest.mark.skipif(not V2, reason="TRUNKLINE_TEST_V2 is not 1")

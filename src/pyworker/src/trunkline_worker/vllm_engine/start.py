@@ -84,7 +84,10 @@ def start(options: Options) -> tuple[Any, Any, list[Any]]:
         raise ValueError(f"--engine vllm runs models whose layers keep all positions; this one has {sorted(kinds)}")
     layout = resolve_kv_cache_layout(config, executor.get_supported_kv_cache_layouts(), [s for w in specs for s in w.values()])
     executor.set_kv_cache_layout(*layout_arguments(executor.set_kv_cache_layout, config, layout.name))
+    longest = config.model_config.max_model_len
     caches = plan_kv(config, specs, executor.determine_available_memory())
+    if (fitting := config.model_config.max_model_len) < longest:
+        log.warning("sequences have up to %d tokens, not %d: give --kv-tokens %d to have all", fitting, longest, longest)
     for cache in caches:
         cache.kv_cache_layout = config.cache_config.kv_cache_layout
         if len(cache.kv_cache_groups) != 1:
@@ -129,11 +132,14 @@ def configure(options: Options) -> Any:
 
     cpu = current_platform.is_cpu()
     tokens = options.kv_tokens or (CPU_KV_TOKENS if cpu else None)
+    if tokens and options.max_context and options.max_context > tokens // options.block_size * options.block_size:
+        raise ValueError(f"--max-context {options.max_context}: the KV has room for fewer tokens; give --kv-tokens as many")
     fields: dict[str, Any] = {
         "model": str(options.model),
         "dtype": DTYPES[options.dtype] if options.dtype else ("float32" if cpu else "auto"),
         "skip_tokenizer_init": True,
-        "max_model_len": options.max_context,
+        # -1: the model's, or as many tokens as the KV has room for if these are fewer.
+        "max_model_len": options.max_context or -1,
         "block_size": options.block_size,
         "enable_prefix_caching": False,
         "max_num_batched_tokens": options.max_tokens,
