@@ -4,6 +4,8 @@
 mod offer;
 #[path = "attached/roles.rs"]
 mod roles;
+#[path = "attached/successor.rs"]
+mod successor;
 
 use std::path::PathBuf;
 use std::sync::Arc;
