@@ -1,7 +1,11 @@
 //! Workers that attach over gRPC: they come, go, die, come back and send nonsense, and no request notices but in time.
 
+#[path = "attached/offer.rs"]
+mod offer;
 #[path = "attached/roles.rs"]
 mod roles;
+#[path = "attached/successor.rs"]
+mod successor;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,11 +21,10 @@ use trunkline_attach::{Hello, Resume};
 use trunkline_cluster::ClusterConfig;
 use trunkline_core::{Config, Preemption};
 use trunkline_server::proto::{AttachedWorker, FinishReason};
-use trunkline_server::{AttachOptions, Backend, MakeWorker, Options, SamplingOffer, WorkerError};
+use trunkline_server::{AttachOptions, Options};
 use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_tests::attached::{Attached, BLOCKS, Death, Device, Wire, dial, hello, keep};
 use trunkline_tests::server::{Answer, Client, TestServer, collect, greedy};
-use trunkline_text::Tokenizer;
 
 fn limits() -> Config {
     Config { device_blocks: BLOCKS, max_steps_in_flight: 2, ..Config::default() }
@@ -635,45 +638,6 @@ async fn a_device_that_lost_its_session_begins_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_worker_that_is_accepted_decides_about_the_model() {
-    let decide = |hello: &Hello| -> Result<(Backend, ClusterConfig), WorkerError> {
-        if hello.name == "small" {
-            return Err("too small".into());
-        }
-        let workers: MakeWorker = Arc::new(|_| Err("no embedded workers".into()));
-        let (tokenizer, offer) = (Tokenizer::bytes(), SamplingOffer::within(3, true));
-        let backend = Backend {
-            model: hello.model.clone(),
-            further_kv: Vec::new(),
-            tokenizer,
-            workers,
-            stores: Vec::new(),
-            offer,
-        };
-        Ok((backend, attaching(1).cluster))
-    };
-    let server = TestServer::of_first_worker(attaching(1), Box::new(decide)).await;
-    let mut client = server.client().await;
-    let prompts = prompts(3);
-    let status = client.ask(greedy(&prompts[0], 1)).await.unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::Unavailable, "no worker has attached yet; try again later"));
-    let status = dial(server.addr(), hello("small").encode()).await.map(drop).unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "too small"));
-    let worker = Attached::fresh(server.addr(), "a").await;
-    let worker = tokio::spawn(worker.serve());
-    check(&ask_all(&mut client, &prompts).await, &prompts).await;
-    let mut request = greedy(&prompts[0], 1);
-    request.output.as_mut().unwrap().logprobs = Some(4);
-    let status = client.ask(request).await.unwrap_err();
-    assert_eq!(status.message(), "logprobs is 4; the workers of this server report at most 3");
-    server.drain().await;
-    worker.await.unwrap();
-
-    let nobody = TestServer::of_first_worker(attaching(1), Box::new(decide)).await;
-    assert_eq!(nobody.drain().await.stats.requests.accepted, 0, "it stops without a model");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn an_attached_worker_stands_beside_an_embedded_one_and_comes_and_goes() {
     let prompts = prompts(8);
     let mut options = attaching(2);
@@ -696,5 +660,6 @@ async fn an_attached_worker_stands_beside_an_embedded_one_and_comes_and_goes() {
     wire.cut();
     check(&answers.await.unwrap(), &prompts).await;
     assert!(client.settled().await.engines[1].counters.unwrap().accepted > 0);
+    offer::assert_refuses_h2o(&mut client).await;
     server.drain().await;
 }

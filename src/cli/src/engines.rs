@@ -146,7 +146,7 @@ impl Engines {
         }
         ensure!(
             self.attached() == 0,
-            "--reuse-anywhere: attached workers cannot copy tokens between blocks; leave it out, or --attached-workers"
+            "--reuse-anywhere: attached workers cannot copy tokens between blocks; leave it out, or serve with embedded workers alone"
         );
         let quantised = self.kv_types.iter().find(|dtype| !dtype.is_float());
         ensure!(

@@ -34,14 +34,16 @@ def test_calls_of_any_thread_run_on_the_gpu_of_the_worker(monkeypatch):
     seen = []
     monkeypatch.setattr(torch.cuda, "set_device", seen.append)
     worker = Worker(seen)
-    assert worker.trunkline_step(None, {}) == "said"
+    params = SimpleNamespace(temperature=2.0)
+    step = SimpleNamespace(scheduled_new_reqs=[SimpleNamespace(req_id="1", sampling_params=params)])
+    assert worker.trunkline_step(step, {}, {"1": 9.0, "2": 5.0}) == "said" and params.temperature == 9.0
     worker.trunkline_idle()
     worker.trunkline_write(0, [bytes(range(16))])
     assert worker.trunkline_read(0) == bytes(range(16))
     worker.trunkline_recover()
     gpu = torch.device("cuda:1")
     assert seen == [gpu, "step", gpu, "idle", gpu, gpu, gpu]
-    # On a CPU there is nothing to choose.
+    # On a CPU there is no device to choose.
     seen.clear()
     worker.device = torch.device("cpu")
     worker.trunkline_idle()

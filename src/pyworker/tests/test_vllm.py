@@ -64,7 +64,8 @@ def engines(model):
     def build_once(stages):
         if stages not in made:
             arguments = ["--engine", "vllm", "--model", str(model.folder), "--connect", "x:1", "--eager", "--kv-tokens", "1280"]
-            parallel = ["--tensor-parallel", TENSOR_PARALLEL, "--pipeline-parallel", str(stages)]
+            # A number that OpenMP does not start with: PyTorch is loaded already. Each thread that runs steps must use it.
+            parallel = ["--tensor-parallel", TENSOR_PARALLEL, "--pipeline-parallel", str(stages), "--threads", "1"]
             made[stages] = build(parser().parse_args([*arguments, *parallel]))
         return made[stages]
 
@@ -114,6 +115,8 @@ def test_what_the_engine_announces(engine):
         engine.abilities.steps_in_flight == 2 * stages and sum(engine._parts.layers) == 3 and len(engine._parts.layers) == stages
     )
     assert has_runner_v2(engine._config) == V2
+    # By `--threads 1`; other processes take it from the environment.
+    assert torch.get_num_threads() == 1 or engine._executor.vllm_config.parallel_config.world_size > 1
     # The order of elements on the wire is known, not assumed.
     assert engine._parts.layout is not None
 
@@ -156,12 +159,17 @@ def hot(seed, **fields):
     )
 
 
-def test_sampled_tokens_do_not_depend_on_batching_preemption_or_swap(engine, monkeypatch):
+@pytest.fixture
+def truncation(monkeypatch):
+    """Lets `top_k` and `top_p` run: Triton's interpreter does not run vLLM's kernel for these two."""
     if V2:
-        # Triton's interpreter does not run vLLM's kernel for these two.
         from vllm.v1.sample.ops import topk_topp_sampler
 
         monkeypatch.setattr(topk_topp_sampler, "HAS_TRITON", False)
+
+
+@pytest.mark.usefixtures("truncation")
+def test_sampled_tokens_do_not_depend_on_batching_preemption_or_swap(engine):
     requests = [(prompt, hot(i // 2) if i % 4 else greedy()) for i, prompt in enumerate(prompts(12))]
 
     def run(every=0, **options):
@@ -175,6 +183,31 @@ def test_sampled_tokens_do_not_depend_on_batching_preemption_or_swap(engine, mon
     quiet = run(max_running=1, chunk=512)
     assert quiet == run(every=3)
     assert quiet[-2] != quiet[-1] or requests[-2][1].seed == requests[-1][1].seed
+
+
+@pytest.mark.usefixtures("truncation")
+def test_parameters_at_their_limits_fail_no_step(engine):
+    """Whatever the server lets through: vLLM's own limits are narrower, and a failed step costs all requests their KV."""
+    limits = [
+        {"temperature": 100.0, "seed": (1 << 64) - 1, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {
+            "temperature": 100.0,
+            "top_k": (1 << 32) - 1,
+            "top_p": 1e-30,
+            "min_p": 1e-30,
+            "repetition_penalty": 0.01,
+            "logprobs": 20,
+        },
+        {"temperature": 0.01, "min_p": 1.0, "repetition_penalty": 100.0, "logprobs": 0},
+    ]
+    with Attached(engine) as worker:
+        scheduler = greet(worker, blocks=30, block_size=32)
+        scheduler.welcome()
+        seqs = [scheduler.add(prompts(3)[0], 24, hot(**{"seed": 7, **fields})) for fields in limits]
+        cool = scheduler.add(prompts(3)[0], 24, hot(**{**limits[0], "temperature": 2.0}))
+        scheduler.run()
+    assert all(len(seq.tokens) == len(seq.prompt) + 24 for seq in seqs)
+    assert len(set(seqs[0].tokens[-24:])) > 16 and seqs[0].tokens != cool.tokens, "the temperature counts"
 
 
 def test_log_probabilities_are_those_of_the_model(engine, model):
@@ -235,6 +268,8 @@ def test_a_server_that_is_gone_after_a_failed_step_is_greeted_anew(one, model, h
 
 def fail_the_second_step(worker, engine, half, monkeypatch):
     """Fails a step before or after the model has run, and returns the scheduler that was told so."""
+    if TENSOR_PARALLEL != "1":
+        pytest.skip("processes that work together end after a failed step")
     runner = engine._executor.driver_worker.worker.model_runner
     plain, calls = getattr(runner, half), []
 
@@ -315,6 +350,10 @@ def test_blocks_of_all_stages_are_those_of_one_process(one, staged):
     ("flags", "line"),
     [
         (["--block-size", "16"], "--block-size 16: vLLM needs a multiple of 32"),
+        (
+            ["--max-context", "512", "--kv-tokens", "511"],
+            "--max-context 512: the KV has room for fewer tokens; give --kv-tokens as many",
+        ),
         (["--pipeline-parallel", "4"], "--pipeline-parallel 4: choose from 1 to 3, the layers of the model"),
         (["--pipeline-parallel", "0"], "--pipeline-parallel 0: choose from 1 to 3, the layers of the model"),
         (
@@ -334,6 +373,15 @@ def test_what_vllm_lacks_is_refused_with_one_line(model, flags, line):
     with pytest.raises(ValueError) as refused:
         build(parser().parse_args(arguments))
     assert str(refused.value) == line
+
+
+def test_a_context_beyond_the_room_for_kv_is_cut(model):
+    arguments = ["--engine", "vllm", "--model", str(model.folder), "--connect", "x:1", "--eager", "--kv-tokens", "250"]
+    engine = build(parser().parse_args(arguments))
+    try:
+        assert (engine.model.max_context, engine.kv.tokens) == (224, 224)
+    finally:
+        engine.close()
 
 
 @pytest.mark.skipif(not V2, reason="TRUNKLINE_TEST_V2 is not 1")

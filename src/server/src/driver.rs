@@ -421,6 +421,10 @@ impl Driver {
 
     /// Reports a worker as ready to run steps, and lets the worker help out engines without one.
     fn join(&mut self, engine: EngineId) {
+        if self.cluster.status(engine).state == EngineState::Closed {
+            // The KV of a worker with a broken connection was given up meanwhile. Else the engine would never take requests again.
+            self.apply(Input::OpenEngine(engine));
+        }
         self.apply(Input::Engine(engine, Event::WorkerJoined));
         self.help_out();
     }

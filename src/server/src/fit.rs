@@ -50,6 +50,9 @@ impl Fit {
             let (has, needed) = (can.max_logprobs, offer.max_logprobs);
             return Err(format!("max_logprobs is {has}; the server offers {needed} to its clients"));
         }
+        if offer.scores && !can.scores {
+            return Err("the server's requests may ask for attention scores (h2o), which needs scores".into());
+        }
         if self.needs_copies() {
             if !hello.kv.block_io {
                 return Err("the server swaps requests out or has tiers, which needs block_io".into());

@@ -302,6 +302,8 @@ impl Server {
     /// If a setting or the recording's file cannot be used, or a worker cannot be made.
     pub async fn new(listener: TcpListener, backend: Backend, options: Options) -> Result<Self, ServerError> {
         Cluster::new(&options.cluster)?;
+        let offer = backend.offer.beside(&options.cluster, options.attach.engines);
+        let backend = Backend { offer, ..backend };
         let (mut server, start, _) = Self::open(listener, options).await?;
         server.stop = Some(StopOnDrop(start.driver.clone()));
         server.state = State::Running(start.begin(backend, None)?);

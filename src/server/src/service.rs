@@ -88,7 +88,7 @@ impl Inference for InferenceService {
         message.tenant = caller.tenant(message.tenant)?;
         let mut checked = validate::check(message, model.vocab_size, &model.eos_token_ids)?;
 
-        shared.offer.check(&checked.sampling)?;
+        shared.offer.check(&checked.sampling, checked.h2o)?;
         let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
         let skip_special_tokens = checked.skip_special_tokens;
         let timeout = [call_timeout, checked.timeout].into_iter().flatten().min();

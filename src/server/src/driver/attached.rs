@@ -224,8 +224,8 @@ impl Driver {
     fn leave(&mut self, engine: EngineId, name: &str, why: &str) {
         let requests = self.cluster.status(engine).load.requests;
         self.note_served();
-        if self.cluster.status(engine).state == EngineState::Draining {
-            // The next worker of the seat finds the engine open.
+        if matches!(self.cluster.status(engine).state, EngineState::Draining | EngineState::Closed) {
+            // The next worker of the seat finds the engine open. It is closed if the core gave up the KV of the worker while the engine drained.
             self.apply(Input::OpenEngine(engine));
         }
         if self.any_served(Some(engine)) {

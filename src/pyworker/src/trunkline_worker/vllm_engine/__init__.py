@@ -31,10 +31,11 @@ def build(args: argparse.Namespace, group: LockStep | None) -> VllmEngine:
         raise ValueError(
             f"--pipeline-parallel {args.pipeline_parallel}: choose from 1 to {min(layers, MAX_STAGES)}, the layers of the model"
         )
+    threads = max(1, args.threads // (args.tensor_parallel * args.pipeline_parallel)) if args.threads else None
+    if threads:
+        # OpenMP reads it once, when vLLM loads PyTorch.
+        os.environ["OMP_NUM_THREADS"] = str(threads)
     version = versions.check()
-    if args.threads:
-        processes = args.tensor_parallel * args.pipeline_parallel
-        os.environ["OMP_NUM_THREADS"] = str(max(1, args.threads // processes))
     block_size = args.block_size or 32
     if block_size % 32:
         raise ValueError(f"--block-size {block_size}: vLLM needs a multiple of 32")
@@ -54,6 +55,7 @@ def build(args: argparse.Namespace, group: LockStep | None) -> VllmEngine:
         group=group,
         group_address=where,
         eager=args.eager,
+        threads=threads,
     )
     return VllmEngine(options, version)
 

@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..draws import draws
+from ..engine import StepError
 from ..slots import Batch, SlotTable
+
+MAX_TEMPERATURE = 2.0
+"""Highest temperature that vLLM's sampling parameters take. Its samplers take any."""
 
 
 @dataclass
@@ -61,6 +65,12 @@ class Batches:
         numbers = draws(table.seed[batch.slots[rows]], batch.n_generated[rows]) * float(1 << 53)
         names = self.requests(batch)
         return {names[i]: int(number) for i, number in zip(rows.tolist(), numbers.tolist(), strict=True)}
+
+    def temperatures(self, batch: Batch) -> dict[str, float]:
+        """Returns the temperature of each sequence that vLLM gets as a new request, if it is beyond vLLM's parameters."""
+        rows = sorted({*batch.starts, *batch.cut})
+        hot = {self._live[slot].request: float(batch.table.temperature[slot]) for slot in batch.slots[rows].tolist()}
+        return {name: temperature for name, temperature in hot.items() if temperature > MAX_TEMPERATURE}
 
     def build(self, batch: Batch) -> Any:
         """Returns the SchedulerOutput of a batch."""
@@ -126,10 +136,16 @@ class Batches:
         )
 
     def _sampling(self, table: SlotTable, slot: int) -> Any:
+        try:
+            return self._parameters(table, slot)
+        except ValueError as error:
+            raise StepError(f"vLLM refuses the sampling parameters: {error}", int(table.request[slot])) from error
+
+    def _parameters(self, table: SlotTable, slot: int) -> Any:
         logprobs = int(table.logprobs[slot])
         hot = float(table.temperature[slot]) > 0
         return self._params(
-            temperature=float(table.temperature[slot]),
+            temperature=min(float(table.temperature[slot]), MAX_TEMPERATURE),
             top_k=int(table.top_k[slot]) if hot else 0,
             top_p=float(table.top_p[slot]) if hot else 1.0,
             min_p=float(table.min_p[slot]) if hot else 0.0,

@@ -21,16 +21,24 @@ class Extension:
     execute_dummy_batch: Any
 
     def trunkline_enter(self) -> None:
-        """Makes the GPU of this worker the current one of the thread, which may not be the thread that loaded the model."""
+        """Prepares the thread, which may not be the thread that loaded the model."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        else:
+            # OpenMP keeps a number of threads for each thread that begins parallel work; asking makes it PyTorch's. Without,
+            # vLLM's attention may be planned for one number and run with another, which it refuses.
+            torch.get_num_threads()
 
-    def trunkline_step(self, step: Any, seeds: dict[str, int]) -> Any:
+    def trunkline_step(self, step: Any, seeds: dict[str, int], temperatures: dict[str, float]) -> Any:
         """Runs a step, and returns what vLLM says about it: on the first worker of the last stage, None on others.
 
-        All workers answer, so that a failure in any of them is heard.
+        All workers answer, so that a failure in any of them is heard. `temperatures` are those of new requests that vLLM's
+        parameters do not take, neither when they are made nor on the way to another process.
         """
         self.trunkline_enter()
+        for new in step.scheduled_new_reqs:
+            if new.req_id in temperatures:
+                new.sampling_params.temperature = temperatures[new.req_id]
         output = self.execute_model(step)
         if seeds:
             self._seed(seeds)

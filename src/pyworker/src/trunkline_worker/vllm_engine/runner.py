@@ -102,11 +102,12 @@ class VllmEngine(Engine):
         if (batch.scored_rows > 0).any():
             raise StepError("vLLM reports no attention scores")
         step, seeds = self._batches.build(batch), self._batches.seeds(batch)
+        temperatures = self._batches.temperatures(batch)
         # Later steps change the slots before the answer is there.
         names = self._batches.requests(batch)
         wanted = [(names[i], int(batch.logprobs[i])) for i in np.flatnonzero(batch.sample).tolist()]
         try:
-            answer = self._calls.send("trunkline_step", step, seeds)
+            answer = self._calls.send("trunkline_step", step, seeds, temperatures)
         except Exception as error:
             raise self._failure(len(names), error) from error
 

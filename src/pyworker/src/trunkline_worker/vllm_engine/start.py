@@ -43,6 +43,8 @@ class Options:
     group_address: tuple[str, int]
     """Where the ranks of the group meet: host and port of rank 0."""
     eager: bool
+    threads: int | None
+    """CPU threads of each process."""
 
     @property
     def n_processes(self) -> int:
@@ -63,10 +65,14 @@ def start(options: Options) -> tuple[Any, Any, list[Any]]:
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    import torch
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
     from vllm.v1.executor import Executor
 
+    if options.threads and options.n_processes == 1:
+        # The program around may have loaded PyTorch before, with another number.
+        torch.set_num_threads(options.threads)
     config = configure(options)
     _check_runner(options, config)
     executor = _meet(options, lambda: Executor.get_class(config)(config))
@@ -78,7 +84,10 @@ def start(options: Options) -> tuple[Any, Any, list[Any]]:
         raise ValueError(f"--engine vllm runs models whose layers keep all positions; this one has {sorted(kinds)}")
     layout = resolve_kv_cache_layout(config, executor.get_supported_kv_cache_layouts(), [s for w in specs for s in w.values()])
     executor.set_kv_cache_layout(*layout_arguments(executor.set_kv_cache_layout, config, layout.name))
+    longest = config.model_config.max_model_len
     caches = plan_kv(config, specs, executor.determine_available_memory())
+    if (fitting := config.model_config.max_model_len) < longest:
+        log.warning("sequences have up to %d tokens, not %d: give --kv-tokens %d to have all", fitting, longest, longest)
     for cache in caches:
         cache.kv_cache_layout = config.cache_config.kv_cache_layout
         if len(cache.kv_cache_groups) != 1:
@@ -123,11 +132,14 @@ def configure(options: Options) -> Any:
 
     cpu = current_platform.is_cpu()
     tokens = options.kv_tokens or (CPU_KV_TOKENS if cpu else None)
+    if tokens and options.max_context and options.max_context > tokens // options.block_size * options.block_size:
+        raise ValueError(f"--max-context {options.max_context}: the KV has room for fewer tokens; give --kv-tokens as many")
     fields: dict[str, Any] = {
         "model": str(options.model),
         "dtype": DTYPES[options.dtype] if options.dtype else ("float32" if cpu else "auto"),
         "skip_tokenizer_init": True,
-        "max_model_len": options.max_context,
+        # -1: the model's, or as many tokens as the KV has room for if these are fewer.
+        "max_model_len": options.max_context or -1,
         "block_size": options.block_size,
         "enable_prefix_caching": False,
         "max_num_batched_tokens": options.max_tokens,
@@ -152,7 +164,7 @@ def configure(options: Options) -> Any:
         if options.n_processes > 1 or options.divides_experts:
             # Else vLLM wants a NUMA node for each process.
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-            os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.n_processes)))
+            os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _n_cpus() // options.n_processes)))
     if options.group is None or not options.divides_experts:
         return EngineArgs(**fields).create_engine_config()
     model = EngineArgs(**fields).create_model_config()
@@ -167,6 +179,11 @@ def configure(options: Options) -> Any:
     check_group()
     start_alone(config.parallel_config, options.group_address[1])
     return config
+
+
+def _n_cpus() -> int:
+    """Returns the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def start_alone(parallel: Any, port: int) -> None:
