@@ -101,7 +101,7 @@ mod tests {
         }
         let filled: Vec<_> = histogram.buckets().into_iter().filter(|(_, n)| *n > 0).collect();
         assert_eq!(filled, [(0.001, 1), (0.005, 2), (0.01, 1), (f64::INFINITY, 1)]);
-        assert_eq!((histogram.count(), histogram.sum()), (5, 2000.013_000_001));
+        assert_eq!((histogram.count(), histogram.sum()), (5, 2_000.013_000_001));
     }
 
     #[test]

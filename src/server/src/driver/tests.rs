@@ -243,7 +243,7 @@ fn report_of(worker: u32, life: u64, event: WorkerEvent) -> Command {
 struct Idle;
 
 impl StepRunner for Idle {
-    fn run(&mut self, _: &trunkline_port::Step) -> Result<StepOutput, trunkline_port::StepError> {
+    fn run(&mut self, _: &Step) -> Result<StepOutput, trunkline_port::StepError> {
         Ok(StepOutput::default())
     }
 
