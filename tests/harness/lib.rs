@@ -5,6 +5,7 @@ pub mod cluster_pressure;
 pub mod faulty_disk;
 pub mod object_server;
 pub mod raw;
+pub mod scrape;
 pub mod server;
 pub mod sessions;
 pub mod tiered;

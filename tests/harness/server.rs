@@ -33,6 +33,7 @@ pub const SEED: u64 = 7;
 /// A server that runs in this process.
 pub struct TestServer {
     addr: SocketAddr,
+    metrics: SocketAddr,
     handle: ServerHandle,
     running: JoinHandle<Result<Outcome, ServerError>>,
 }
@@ -88,6 +89,11 @@ impl TestServer {
         self.addr
     }
 
+    /// Returns the address of the metrics.
+    pub fn metrics_addr(&self) -> SocketAddr {
+        self.metrics
+    }
+
     /// A server of several engines on a free port; `wrap` gets the worker of each engine, and those made again later.
     pub async fn start_cluster(
         cluster: ClusterConfig,
@@ -141,17 +147,21 @@ impl TestServer {
             offer: SamplingOffer::default(),
         };
         let listener = listen("127.0.0.1:0").await.expect("a port is free");
-        let server = Server::new(listener, backend, options).await?;
-        let (addr, handle) = (server.local_addr(), server.handle());
-        Ok(Self { addr, handle, running: tokio::spawn(server.run()) })
+        Ok(Self::run(Server::new(listener, backend, options).await?).await)
     }
 
     /// A server on a free port without embedded workers, which learns its model from the first worker to attach.
     pub async fn of_first_worker(options: Options, decide: DecideModel) -> Self {
         let listener = listen("127.0.0.1:0").await.expect("a port is free");
-        let server = Server::of_first_worker(listener, decide, options).await.expect("the server starts");
+        Self::run(Server::of_first_worker(listener, decide, options).await.expect("the server starts")).await
+    }
+
+    /// Runs a server, with metrics on a free port.
+    async fn run(server: Server) -> Self {
+        let scrapes = listen("127.0.0.1:0").await.expect("a port is free");
         let (addr, handle) = (server.local_addr(), server.handle());
-        Self { addr, handle, running: tokio::spawn(server.run()) }
+        let metrics = scrapes.local_addr().expect("a listener has an address");
+        Self { addr, metrics, handle, running: tokio::spawn(server.with_metrics(scrapes).run()) }
     }
 
     /// Stops the server from outside.

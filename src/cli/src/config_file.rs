@@ -352,6 +352,7 @@ mod tests {
             "--compression-layers=full",
             "--tier-write=back",
             "--tier-eviction=lfu",
+            "--metrics=b:2",
             "--token-file=t",
             "--admin=true",
             "--tls-cert=c",

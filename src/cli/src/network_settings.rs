@@ -1,12 +1,13 @@
-//! Settings of the network edge of `serve`: tokens, TLS, limits of connections.
+//! Settings of the network edge of `serve`: tokens, TLS, limits of connections, the address of metrics.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde::de::MapAccess;
+use tokio::net::TcpListener;
 use tracing::warn;
 use trunkline_server::{NetworkLimits, Options, TlsFiles};
 
@@ -14,7 +15,8 @@ use trunkline_server::{NetworkLimits, Options, TlsFiles};
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;
 
 /// Keys of the settings, which are also the names of the flags.
-pub const NETWORK_KEYS: [&str; 14] = [
+pub const NETWORK_KEYS: [&str; 15] = [
+    "metrics",
     "token-file",
     "admin",
     "tls-cert",
@@ -34,6 +36,11 @@ pub const NETWORK_KEYS: [&str; 14] = [
 /// Settings of the network edge; `None` where not given.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct NetworkSettings {
+    /// Address of metrics for Prometheus: answers `GET /metrics` over plain HTTP without a token, so let only the monitoring system reach the address;
+    /// port 0 takes a free port [default: none].
+    #[arg(long, value_name = "HOST:PORT")]
+    pub metrics: Option<String>,
+
     /// File of bearer tokens, one a line: `TOKEN ROLE [NAME]`, with the role generate, admin or worker; read again when it changes. Calls
     /// without one of the tokens are refused, except for health [default: everyone may call].
     #[arg(long, value_name = "FILE")]
@@ -102,6 +109,7 @@ impl NetworkSettings {
     /// Returns the settings, with values of `other` in place of missing ones.
     pub fn or(self, other: Self) -> Self {
         Self {
+            metrics: self.metrics.or(other.metrics),
             token_file: self.token_file.or(other.token_file),
             admin: self.admin.or(other.admin),
             tls_cert: self.tls_cert.or(other.tls_cert),
@@ -125,6 +133,7 @@ impl NetworkSettings {
     /// If the value is of another type.
     pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
         match key {
+            "metrics" => self.metrics = Some(file.next_value()?),
             "token-file" => self.token_file = Some(file.next_value()?),
             "admin" => self.admin = Some(file.next_value()?),
             "tls-cert" => self.tls_cert = Some(file.next_value()?),
@@ -155,6 +164,27 @@ impl NetworkSettings {
         options.token_file = self.token_file.clone();
         options.admin = self.admin;
         Ok(())
+    }
+
+    /// Listens on the address of metrics, if there is one.
+    ///
+    /// # Errors
+    /// If the address is malformed, not of this machine, or in use.
+    pub async fn metrics_listener(&self) -> anyhow::Result<Option<TcpListener>> {
+        let Some(addr) = &self.metrics else { return Ok(None) };
+        let port = addr.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
+        ensure!(matches!(port, Some(Ok(_))), "metrics is '{addr}'; it must be HOST:PORT, as in 127.0.0.1:9400");
+        let listener = TcpListener::bind(addr).await;
+        Ok(Some(
+            listener.with_context(|| format!("cannot serve metrics on {addr}; choose another --metrics HOST:PORT"))?,
+        ))
+    }
+
+    /// Warns, in one line, of an address of metrics open to other machines.
+    pub fn warn_of_metrics(addr: SocketAddr) {
+        if !addr.ip().is_loopback() {
+            warn!("metrics on {addr} need no token: let only the monitoring system reach this address");
+        }
     }
 
     /// Warns, in one line, of an address open to other machines without tokens.
@@ -246,6 +276,26 @@ mod tests {
         assert_eq!((limits.connections, limits.idle), (7, Duration::from_millis(1500)));
         assert_eq!((limits.unread_bytes_per_connection, limits.unread_bytes_per_call), (160_000, 10_000));
         assert_eq!(options.admin, Some(false));
+    }
+
+    #[tokio::test]
+    async fn an_address_of_metrics_is_a_host_and_a_port_that_is_free() {
+        let listen = async |addr: &str| {
+            let settings = NetworkSettings { metrics: Some(addr.into()), ..NetworkSettings::default() };
+            settings.metrics_listener().await.map_err(|err| format!("{err:#}"))
+        };
+        assert!(NetworkSettings::default().metrics_listener().await.unwrap().is_none());
+        let taken = listen("127.0.0.1:0").await.unwrap().unwrap().local_addr().unwrap();
+        assert!(taken.port() != 0);
+        for wrong in ["nonsense", "9400", ":9400", "127.0.0.1:", "127.0.0.1:65536", "http://127.0.0.1"] {
+            let message = listen(wrong).await.unwrap_err();
+            assert_eq!(message, format!("metrics is '{wrong}'; it must be HOST:PORT, as in 127.0.0.1:9400"));
+        }
+        let first = listen("127.0.0.1:0").await.unwrap().unwrap();
+        let addr = first.local_addr().unwrap().to_string();
+        let message = listen(&addr).await.unwrap_err();
+        let begins = format!("cannot serve metrics on {addr}; choose another --metrics HOST:PORT: ");
+        assert!(message.starts_with(&begins) && message.contains("in use"), "{message}");
     }
 
     #[test]

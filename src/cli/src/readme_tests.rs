@@ -100,9 +100,10 @@ fn commands(text: &str) -> Vec<Vec<String>> {
 #[test]
 fn every_command_line_in_the_docs_is_understood() {
     let mut texts = vec![("README.md".to_string(), read("README.md"))];
-    for file in
-        ["capacity", "findings", "plan", "replay", "reports", "sessions", "simulate", "sweep", "traces", "workers"]
-    {
+    for file in [
+        "capacity", "findings", "metrics", "plan", "replay", "reports", "sessions", "simulate", "sweep", "traces",
+        "workers",
+    ] {
         let file = format!("docs/{file}.md");
         // Of prose, only blocks of shell commands are read.
         let blocks = read(&file)

@@ -15,15 +15,14 @@ use trunkline_cluster::Cluster;
 use trunkline_core::Config;
 use trunkline_core::h2o::Mode;
 use trunkline_port::ModelInfo;
-use trunkline_server::{
-    Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, layout, listen, stop_on_signals,
-};
+use trunkline_server::{Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, layout, listen};
 use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, machine_memory};
 
 use self::open_files::raise_open_files;
 use self::placement::check_weights;
+use self::running::serve;
 use self::unused::unused;
 use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
@@ -35,10 +34,11 @@ use crate::replay::settings::MAX_BATCH_TOKENS;
 use crate::simulate_settings::{self, Simulation};
 use crate::simulated;
 use crate::simulated::clock::{Clock, RealTime};
-use crate::weights_settings::{self, Placement};
+use crate::weights_settings::Placement;
 
 mod open_files;
 mod placement;
+mod running;
 mod unused;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
@@ -82,6 +82,9 @@ Examples:
   The times of a GPU without one, to test gateways and clients:
     trunkline serve --simulate h100-80g
 
+  Metrics for Prometheus on http://127.0.0.1:9400/metrics:
+    trunkline serve --metrics 127.0.0.1:9400
+
   For other machines: TLS, and a token for each client:
     trunkline serve --listen 0.0.0.0:50051 --tls-cert server.pem --tls-key server.key --token-file tokens
 
@@ -93,8 +96,8 @@ SIGTERM, SIGHUP or Ctrl-C drains the server: running requests end, new ones are 
 
 /// Serve a model over gRPC.
 ///
-/// Prints `listening on http://ADDRESS` when it accepts requests, and `digest DIGEST`, the digest of all scheduling
-/// decisions, when it has stopped.
+/// Prints `listening on http://ADDRESS` when it accepts requests, with --metrics also `metrics on http://ADDRESS/metrics`, and `digest DIGEST`,
+/// the digest of all scheduling decisions, when it has stopped.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct ServeArgs {
@@ -138,6 +141,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let sessions = settings.sessions.options()?;
     let runtime = network_threads()?;
     let listener = runtime.block_on(listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)))?;
+    let scrapes = runtime.block_on(settings.network.metrics_listener())?;
 
     let mut options = Options {
         record: settings.record.clone(),
@@ -159,7 +163,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
             }
         };
         network.warn_if_open(server.local_addr());
-        serve(server, network.tls_cert.is_some()).await
+        serve(server, scrapes, network.tls_cert.is_some()).await
     });
     // Tasks still running belong to clients that did not read to the end.
     runtime.shutdown_background();
@@ -468,39 +472,6 @@ fn check_tokenizer(tokenizer: &Tokenizer, vocab_size: u32) -> anyhow::Result<()>
         );
     }
     Ok(())
-}
-
-async fn serve(server: Server, tls: bool) -> anyhow::Result<()> {
-    stop_on_signals(server.handle()).context("cannot listen for signals")?;
-    let scheme = if tls { "https" } else { "http" };
-    print(&format!("listening on {scheme}://{}", server.local_addr()))?;
-    let outcome = server.run().await?;
-    let stats = outcome.stats;
-    info!(
-        accepted = stats.requests.accepted,
-        refused = stats.requests.refused,
-        prompt_tokens = stats.tokens.prompt_tokens,
-        cached_tokens = stats.tokens.cached_tokens,
-        copied_tokens = stats.tokens.copied_tokens,
-        generated_tokens = stats.tokens.generated_tokens,
-        preemptions = stats.preemptions,
-        restarted = stats.requests.restarted,
-        drafted_tokens = outcome.counts.drafted,
-        accepted_drafts = outcome.counts.accepted,
-        "stopped"
-    );
-    weights_settings::report_reads(&outcome.counts.weights);
-    print(&format!("digest {:016x}", outcome.digest))?;
-    match outcome.failure {
-        Some(failure) => bail!(failure),
-        None => Ok(()),
-    }
-}
-
-fn print(line: &str) -> io::Result<()> {
-    let mut stdout = io::stdout();
-    writeln!(stdout, "{line}")?;
-    stdout.flush()
 }
 
 pub(crate) fn cores() -> usize {

@@ -10,14 +10,19 @@ use trunkline_port::{StepRunner, WeightReads};
 use trunkline_store::StoreStats;
 
 use crate::link::{LinkEnd, LinkQueue, LinkStats};
+use crate::losses::WorkerCounts;
 use crate::outbox::OutboxSender;
+use crate::request_times::RequestFigures;
 use crate::seats::{Occupant, Resume, SeatState};
+use crate::step_figures::StepFigures;
 use crate::worker_thread::{WorkerEvent, WorkerReport};
 
 /// Request to the core's thread.
 pub(crate) enum Command {
     Submit {
         request: Box<Request>,
+        /// Arrival of the call, nanoseconds.
+        arrival_ns: u64,
         /// Takes the request's outputs.
         outputs: OutboxSender,
         /// Receives the core's decision: accepted, or refused with a reason.
@@ -120,6 +125,9 @@ pub(crate) struct EngineSnapshot {
     pub(crate) tiers: Vec<String>,
     pub(crate) store: StoreStats,
     pub(crate) counts: StepCounts,
+    pub(crate) steps: StepFigures,
+    /// Beginnings and losses of the engine's workers.
+    pub(crate) workers: WorkerCounts,
     /// Workers left behind in a step that never ended.
     pub(crate) abandoned: u32,
     /// The attached worker, if the engine has one.
@@ -130,6 +138,7 @@ pub(crate) struct EngineSnapshot {
 #[derive(Clone)]
 pub(crate) struct Snapshot {
     pub(crate) engines: Vec<EngineSnapshot>,
+    pub(crate) requests: RequestFigures,
     pub(crate) digest: u64,
     pub(crate) draining: bool,
 }

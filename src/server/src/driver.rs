@@ -26,14 +26,17 @@ use tracing::{debug, error, info, warn};
 use trunkline_cluster::record::End;
 use trunkline_cluster::{Cluster, EngineId, EngineState, Input, Output as ClusterOutput};
 use trunkline_core::{Action, Event, FinishReason, Refusal, RequestId, Stats};
-use trunkline_port::{KnownBlock, StepOutput, StepRunner, TokenLogprobs, TransferReport};
+use trunkline_port::{KnownBlock, Step, StepOutput, StepRunner, TokenLogprobs, TransferReport};
 
 use crate::clock::Clock;
 use crate::commands::{Command, EngineSnapshot, Snapshot, StepCounts};
+use crate::losses::Loss;
 use crate::outbox::{OutboxSender, Output};
 use crate::queue::{DriverHandle, queue};
 use crate::recorder::Recorder;
+use crate::request_times::{self, RequestFigures, RequestTimes};
 use crate::seats::{AttachOptions, Seats};
+use crate::step_figures::StepFigures;
 use crate::stores::{EngineStore, TierSizes};
 use crate::watchdog::Watchdog;
 use crate::worker_thread::{WorkerEvent, WorkerHandle, WorkerReport};
@@ -117,6 +120,7 @@ struct Client {
     accepted: Option<oneshot::Sender<Result<(), Refusal>>>,
     /// `true` if no worker is left for the request.
     without_worker: bool,
+    times: RequestTimes,
 }
 
 impl Client {
@@ -146,6 +150,13 @@ enum WakeUp {
     Absence,
 }
 
+/// Figures of requests and steps, for metrics alone.
+struct Figures {
+    requests: RequestFigures,
+    /// Steps by engine.
+    steps: Vec<StepFigures>,
+}
+
 struct Driver {
     cluster: Cluster,
     clock: Clock,
@@ -160,6 +171,7 @@ struct Driver {
     logprobs: HashMap<RequestId, VecDeque<TokenLogprobs>>,
     /// Drafts and reads of weights of ended steps, by engine.
     counts: Vec<StepCounts>,
+    figures: Figures,
     flushes: VecDeque<oneshot::Sender<u32>>,
     outputs: Vec<ClusterOutput>,
     /// Blocks that fit in the tiers, by engine.
@@ -187,6 +199,10 @@ impl Driver {
         Self {
             tier_sizes: engines.map(sizes).collect(),
             counts: vec![StepCounts::default(); cluster.n_engines()],
+            figures: Figures {
+                requests: RequestFigures::default(),
+                steps: vec![StepFigures::default(); cluster.n_engines()],
+            },
             cluster,
             clock: handle.clock(),
             commands,
@@ -290,9 +306,9 @@ impl Driver {
         match command {
             // A client that is gone already is not worth an event.
             Command::Submit { outputs, .. } if outputs.is_closed() => {}
-            Command::Submit { request, outputs, accepted } => {
-                let id = request.id;
-                self.clients.insert(id, Client { outputs, accepted: Some(accepted), without_worker: false });
+            Command::Submit { request, arrival_ns, outputs, accepted } => {
+                let (id, times) = (request.id, RequestTimes::new(arrival_ns, request.max_tokens));
+                self.clients.insert(id, Client { outputs, accepted: Some(accepted), without_worker: false, times });
                 self.apply(Input::Client(Event::Submit(request)));
                 if let Some(client) = self.clients.get_mut(&id) {
                     client.accept();
@@ -350,9 +366,12 @@ impl Driver {
             abandoned: self.workers.abandoned(engine),
             worker: self.workers.attached(engine),
             counts: *counts,
+            steps: self.figures.steps[engine.index()].clone(),
+            workers: self.workers.counts(engine),
         };
         Snapshot {
             engines: (0..).map(EngineId).zip(&self.counts).map(engine).collect(),
+            requests: self.figures.requests.clone(),
             digest: self.cluster.digest(),
             draining: self.draining,
         }
@@ -375,17 +394,7 @@ impl Driver {
                 self.workers.note_ready(engine);
                 self.join(engine);
             }
-            WorkerEvent::Done { step, output } => {
-                self.workers.note_step(engine, step.id, self.clock.now_ns());
-                self.cluster.recycle(engine, step);
-                let StepOutput { drafted, accepted, weights, .. } = output;
-                self.counts[engine.index()] += StepCounts { drafted, accepted, weights };
-                for entry in output.logprobs {
-                    self.logprobs.entry(entry.request).or_default().push_back(entry);
-                }
-                self.apply(Input::Engine(engine, Event::StepFinished(output.result)));
-                self.logprobs.clear();
-            }
+            WorkerEvent::Done { step, output } => self.finish_step(engine, step, output),
             WorkerEvent::Failed { step, guilty } => {
                 self.cluster.recycle(engine, step);
                 if let Some(id) = guilty {
@@ -401,7 +410,7 @@ impl Driver {
                     return self.vacate(engine, Status::aborted("a step of the worker failed"), "a step failed");
                 }
                 // Before the loss, so that whatever the core wants from then on is done by the worker's next life.
-                self.workers.reset(engine, self.clock.now_ns());
+                self.workers.reset(engine, Loss::FailedStep, self.clock.now_ns());
                 let requests = self.cluster.status(engine).load.requests;
                 warn!(%engine, requests, "all KV of the worker is lost; requests are computed again");
                 self.apply(Input::Engine(engine, Event::WorkerLost));
@@ -419,12 +428,28 @@ impl Driver {
         }
     }
 
+    /// Takes the answer to a step.
+    fn finish_step(&mut self, engine: EngineId, step: Box<Step>, output: StepOutput) {
+        if let Some(duration_ns) = self.workers.note_step(engine, step.id, self.clock.now_ns()) {
+            self.figures.steps[engine.index()].add(&step, duration_ns);
+        }
+        self.cluster.recycle(engine, step);
+        let StepOutput { drafted, accepted, weights, .. } = output;
+        self.counts[engine.index()] += StepCounts { drafted, accepted, weights };
+        for entry in output.logprobs {
+            self.logprobs.entry(entry.request).or_default().push_back(entry);
+        }
+        self.apply(Input::Engine(engine, Event::StepFinished(output.result)));
+        self.logprobs.clear();
+    }
+
     /// Reports a worker as ready to run steps, and lets the worker help out engines without one.
     fn join(&mut self, engine: EngineId) {
         if self.cluster.status(engine).state == EngineState::Closed {
             // The KV of a worker with a broken connection was given up meanwhile. Else the engine would never take requests again.
             self.apply(Input::OpenEngine(engine));
         }
+        self.workers.note_joined(engine);
         self.apply(Input::Engine(engine, Event::WorkerJoined));
         self.help_out();
     }
@@ -449,6 +474,7 @@ impl Driver {
 
     /// Handles the end of a worker's threads.
     fn lose(&mut self, engine: EngineId) {
+        self.workers.note_ended(engine);
         if self.cluster.n_engines() == 1 {
             self.apply(Input::Engine(engine, Event::WorkerLost));
             return self.fail("the worker ended and cannot be started again");
@@ -570,7 +596,14 @@ impl Driver {
 
     fn perform(&mut self, output: ClusterOutput) {
         match output {
-            ClusterOutput::Engine(engine, Action::RunStep(step)) => self.workers.run(engine, step, self.last_input_ns),
+            ClusterOutput::Engine(engine, Action::RunStep(step)) => {
+                for seq in step.seqs.iter().filter(|seq| seq.start) {
+                    if let Some(client) = self.clients.get_mut(&seq.request) {
+                        client.times.start(self.last_input_ns);
+                    }
+                }
+                self.workers.run(engine, step, self.last_input_ns);
+            }
             ClusterOutput::Engine(engine, Action::Transfer(transfer)) => self.workers.transfer(engine, transfer),
             ClusterOutput::Engine(engine, Action::Cancel { transfer }) => self.workers.cancel(engine, transfer),
             ClusterOutput::Engine(engine, Action::Lookup(lookup)) => self.workers.look_up(engine, *lookup),
@@ -582,7 +615,7 @@ impl Driver {
                 self.workers.hang_up(engine, Status::invalid_argument("an answer that fits no step"));
             }
             ClusterOutput::Engine(engine, Action::ResetWorker) => {
-                self.workers.reset(engine, self.last_input_ns);
+                self.workers.reset(engine, Loss::BadResult, self.last_input_ns);
             }
             ClusterOutput::Engine(_, action) | ClusterOutput::Cluster(action) => self.answer(action),
             ClusterOutput::Moved { request, from, to, .. } => debug!(%request, %from, %to, "the request moved"),
@@ -601,7 +634,10 @@ impl Driver {
                 let without_worker = self.clients.get(&request).is_some_and(|client| client.without_worker);
                 let failed = without_worker && reason == FinishReason::Error;
                 self.output(request, if failed { Output::NoWorker } else { Output::Finish { reason, usage } });
-                self.clients.remove(&request);
+                if let Some(client) = self.clients.remove(&request) {
+                    let end = if failed { request_times::End::NoWorker } else { request_times::End::Finished(reason) };
+                    self.figures.requests.end(&client.times, end, &usage, self.last_input_ns);
+                }
             }
             Action::Refuse { request, refusal } => {
                 if let Some(Client { accepted: Some(accepted), .. }) = self.clients.remove(&request) {
@@ -627,6 +663,9 @@ impl Driver {
     fn output(&mut self, request: RequestId, output: Output) {
         let Some(client) = self.clients.get_mut(&request) else { return };
         client.accept();
+        if matches!(output, Output::Token { .. }) {
+            self.figures.requests.token(&mut client.times, self.last_input_ns);
+        }
         if !client.outputs.send(output) {
             self.unread.push(request);
         }

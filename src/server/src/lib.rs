@@ -16,6 +16,9 @@
 //! 6. The response stream turns tokens into text and looks for stop strings, on tokio's threads again, whenever the connection has
 //!    room for another message.
 //!
+//! Metrics (`metrics`, served on an address of their own) show the snapshot that also answers `GetServerInfo`; histograms belong to the core's
+//! thread (`request_times`, `step_figures`) and read no clock but the time of its inputs.
+//!
 //! # Invariants
 //!
 //! * All metadata of the cache and the schedule is owned by one thread, without a lock. The only shared map is the one from
@@ -60,16 +63,21 @@ mod driver;
 mod fit;
 mod gate;
 mod gather;
+mod histogram;
 mod limits;
 mod link;
 mod lock_steps;
 mod log_limit;
+mod losses;
+mod metrics;
 mod network;
 mod offer;
 mod outbox;
 mod queue;
 mod recorder;
+mod refusals;
 mod request_ids;
+mod request_times;
 mod retention;
 mod seats;
 mod server;
@@ -78,6 +86,7 @@ mod sessions;
 mod shares;
 mod shutdown;
 mod socket;
+mod step_figures;
 mod store_info;
 mod stores;
 mod stream;

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use crate::clock::Clock;
 use crate::limits::NetworkLimits;
+use crate::refusals::Refusals;
 
 /// Counters of the network edge since the start.
 #[derive(Default)]
@@ -25,8 +26,8 @@ pub(crate) struct NetworkCounters {
     pub(crate) closed: AtomicU64,
     /// Calls ended because the client did not read.
     pub(crate) unread_ended: AtomicU64,
-    /// Requests refused as too many before an engine saw them.
-    pub(crate) rejected_requests: AtomicU64,
+    /// Requests refused, by reason.
+    pub(crate) refusals: Refusals,
     /// Requests without a valid token, or with a role that does not suffice.
     pub(crate) unauthorised: AtomicU64,
 }

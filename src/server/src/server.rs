@@ -24,6 +24,7 @@ use crate::driver::{self, Outcome, Parts};
 use crate::fit::Fit;
 use crate::gate::Gate;
 use crate::limits::NetworkLimits;
+use crate::metrics::{Metrics, Served};
 use crate::network::Network;
 use crate::offer::SamplingOffer;
 use crate::proto::FILE_DESCRIPTOR_SET;
@@ -275,6 +276,7 @@ struct Start {
     fit: watch::Sender<Option<Arc<Fit>>>,
     /// Services of the clients, once they are there.
     routes: Arc<OnceLock<Routes>>,
+    metrics: Arc<Metrics>,
 }
 
 /// Threads of a server: running, or waiting for the first worker to know the model.
@@ -293,6 +295,9 @@ pub struct Server {
     served: watch::Receiver<bool>,
     stop: Option<StopOnDrop>,
     state: State,
+    metrics: Arc<Metrics>,
+    /// Listener for scrapes, if metrics are served.
+    scrapes: Option<TcpListener>,
 }
 
 impl Server {
@@ -358,10 +363,20 @@ impl Server {
         let acceptor = Acceptor { network: network.clone(), gate, tls: tls.clone() };
         let files = Files { access, tls, reload: options.reload };
         let (served, is_served) = watch::channel(true);
-        let start = Start { commands, driver, options, network, served, fit, routes };
+        let metrics = Metrics::new(driver.clone(), network.clone());
+        let start = Start { commands, driver, options, network, served, fit, routes, metrics: metrics.clone() };
         let (_, never) = oneshot::channel();
         let state = State::Running(never);
-        Ok((Self { addr, listener, acceptor, files, handle, served: is_served, stop: None, state }, start, offers))
+        let (served, stop, scrapes) = (is_served, None, None);
+        Ok((Self { addr, listener, acceptor, files, handle, served, stop, state, metrics, scrapes }, start, offers))
+    }
+
+    /// Serves metrics for Prometheus on a listener: `GET /metrics` over plain HTTP/1.1, without identification. The metrics have no text of clients,
+    /// but say how busy the server is: let only the monitoring system reach the address. Scrapes are answered from [`Server::run`] until its
+    /// end, while the server drains, too.
+    #[must_use]
+    pub fn with_metrics(self, listener: TcpListener) -> Self {
+        Self { scrapes: Some(listener), ..self }
     }
 
     /// Returns the address and port in use by the server.
@@ -379,7 +394,7 @@ impl Server {
     /// # Errors
     /// If the transport fails or the core's thread panics, or the threads of a server that waited for a worker cannot be started.
     pub async fn run(self) -> Result<Outcome, ServerError> {
-        let Self { listener, acceptor, files, handle, served, stop: _stop, state, .. } = self;
+        let Self { listener, acceptor, files, handle, served, stop: _stop, state, metrics, scrapes, .. } = self;
         let (close, closed) = oneshot::channel::<()>();
         let network = acceptor.network.clone();
         let serve = acceptor.serve(listener, async {
@@ -387,7 +402,13 @@ impl Server {
             let _ = closed.await;
         });
         tokio::pin!(serve);
-        let watch = async { tokio::join!(watch_unread(&network), files.watch(), handle.watch_served(served)) };
+        let scrapes = async {
+            match scrapes {
+                Some(listener) => metrics.listen(listener).await,
+                None => std::future::pending().await,
+            }
+        };
+        let watch = async { tokio::join!(watch_unread(&network), files.watch(), handle.watch_served(served), scrapes) };
         tokio::pin!(watch);
         let outcome = tokio::select! {
             outcome = state.outcome(&handle) => outcome,
@@ -507,6 +528,7 @@ impl Start {
         let submitter = Arc::new(submitter);
         let export_bytes_max = export_bytes_max(message_bytes_max, &sessions, &self.network.limits);
         let sessions = SessionService::new(submitter.clone(), self.network.clone(), sessions);
+        self.metrics.serve_model(Served { submitter: submitter.clone(), sessions: sessions.figures() });
         let sessions = SessionsServer::new(sessions).max_decoding_message_size(export_bytes_max);
         let service = InferenceServer::new(InferenceService::new(submitter, self.network))
             .max_decoding_message_size(message_bytes_max);

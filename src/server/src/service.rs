@@ -15,6 +15,7 @@ use crate::commands::{Command, EngineSnapshot, StepCounts, WorkerSnapshot};
 use crate::network::Network;
 use crate::proto;
 use crate::proto::inference_server::Inference;
+use crate::refusals::Reason;
 use crate::seats::SeatState;
 use crate::store_info::store_info;
 use crate::stream::Generation;
@@ -37,11 +38,9 @@ impl InferenceService {
         Self { shared, network }
     }
 
-    /// Counts a request refused before an engine saw it because there are too many.
-    fn count(&self, rejection: &Rejection) {
-        if rejection.is_overload() {
-            self.network.counters.rejected_requests.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Counts a refused request.
+    fn count(&self, reason: Reason) {
+        self.network.counters.refusals.count(reason);
     }
 }
 
@@ -86,14 +85,14 @@ impl Inference for InferenceService {
         let model = &shared.model;
         let mut message = request.into_inner();
         message.tenant = caller.tenant(message.tenant)?;
-        let mut checked = validate::check(message, model.vocab_size, &model.eos_token_ids)?;
-
-        shared.offer.check(&checked.sampling, checked.h2o)?;
+        let checked = validate::check(message, model.vocab_size, &model.eos_token_ids);
+        let checked = checked.and_then(|checked| shared.offer.check(&checked.sampling, checked.h2o).map(|()| checked));
+        let mut checked = checked.inspect_err(|_| self.count(Reason::Invalid))?;
         let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
         let skip_special_tokens = checked.skip_special_tokens;
         let timeout = [call_timeout, checked.timeout].into_iter().flatten().min();
         let submitted = shared.submit(&caller, checked, arrival_ns, timeout).await;
-        let submitted = submitted.inspect_err(|rejection| self.count(rejection))?;
+        let submitted = submitted.inspect_err(|rejection| self.count(rejection.reason()))?;
         let detokenizer = shared.tokenizer.detokenizer_behind(submitted.prompt_end(), skip_special_tokens);
         let request_id = submitted.client_id().parse().ok();
         let mut response = Response::new(Generation::new(submitted, detokenizer, stop, min_tokens));
@@ -216,7 +215,7 @@ fn network(network: &Network) -> proto::Network {
         closed: read(&counters.closed),
         unread_ended: read(&counters.unread_ended),
         unauthorised: read(&counters.unauthorised),
-        rejected_requests: read(&counters.rejected_requests),
+        rejected_requests: counters.refusals.overload(),
     }
 }
 
@@ -405,7 +404,7 @@ mod tests {
             assert_eq!((test.abort("a").await, test.abort("b").await), (1, 0));
             assert!(matches!(test.command().await, Command::Abort(_)), "of no use to a core without the request");
             drop(gate);
-            let Command::Submit { request, outputs: _outputs, accepted } = test.command().await else {
+            let Command::Submit { request, outputs: _outputs, accepted, .. } = test.command().await else {
                 panic!("not submitted")
             };
             assert!(matches!(test.command().await, Command::Abort(ids) if ids == [request.id]));

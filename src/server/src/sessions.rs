@@ -14,6 +14,7 @@ use trunkline_chat::{Added, Begun, Chat, News, Phase, Refusal, Saved, Want};
 use trunkline_core::{Refusal as Refused, Token};
 
 mod compactor;
+mod counts;
 mod entry;
 mod messages;
 mod setup;
@@ -22,15 +23,18 @@ mod turn_stream;
 
 pub use self::table::SessionOptions;
 
+pub(crate) use self::counts::SessionCounts;
+pub(crate) use self::table::SessionTable;
+
 use self::compactor::Compactor;
 use self::entry::{Entry, RunningTurn, State};
 use self::messages::{check_turn_id, refused};
 use self::setup::{Setup, tokens_of};
-use self::table::{SessionTable, no_session};
+use self::table::no_session;
 use self::turn_stream::TurnStream;
 use crate::caller::Caller;
 use crate::commands::Command;
-use crate::network::{Network, count};
+use crate::network::Network;
 use crate::proto;
 use crate::proto::sessions_server::Sessions;
 use crate::service::REQUEST_ID;
@@ -50,7 +54,8 @@ const TRIES_MAX: u32 = 8;
 pub(crate) struct SessionService {
     submitter: Arc<Submitter>,
     network: Arc<Network>,
-    table: SessionTable,
+    table: Arc<SessionTable>,
+    counts: Arc<SessionCounts>,
     compactor: Arc<Compactor>,
     /// Memory of one session, at most, bytes; of one with a long context more.
     bytes: u64,
@@ -58,9 +63,16 @@ pub(crate) struct SessionService {
 
 impl SessionService {
     pub(crate) fn new(submitter: Arc<Submitter>, network: Arc<Network>, options: SessionOptions) -> Self {
-        let compactor = Compactor { submitter: submitter.clone(), timeout: options.compaction };
+        let counts = Arc::<SessionCounts>::default();
+        let compactor = Compactor { submitter: submitter.clone(), timeout: options.compaction, counts: counts.clone() };
         let bytes = options.bytes;
-        Self { submitter, network, table: SessionTable::new(options), compactor: Arc::new(compactor), bytes }
+        let table = Arc::new(SessionTable::new(options));
+        Self { submitter, network, table, counts, compactor: Arc::new(compactor), bytes }
+    }
+
+    /// Returns the table of the sessions and the counts, for metrics.
+    pub(crate) fn figures(&self) -> (Arc<SessionTable>, Arc<SessionCounts>) {
+        (self.table.clone(), self.counts.clone())
     }
 
     fn now_ns(&self) -> u64 {
@@ -180,9 +192,7 @@ impl SessionService {
         let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
         let skip_special_tokens = checked.skip_special_tokens;
         let submitted = submitter.submit(&caller, checked, arrival_ns, timeout).await.inspect_err(|rejection| {
-            if rejection.is_overload() {
-                count(&self.network.counters.rejected_requests);
-            }
+            self.network.counters.refusals.count(rejection.reason());
         })?;
         {
             let mut state = turn.entry().lock();
@@ -191,6 +201,7 @@ impl SessionService {
             }
             state.request = Some(submitted.id());
         }
+        self.counts.note_turn();
         let detokenizer = submitter.tokenizer.detokenizer_behind(submitted.prompt_end(), skip_special_tokens);
         let request_id = submitted.client_id().parse().ok();
         let generation = Generation::new(submitted, detokenizer, stop, min_tokens);

@@ -10,11 +10,7 @@ use crate::proto;
 
 /// Returns the state of an engine's store. `tiers` has the name of each tier, with the core's counters.
 pub(crate) fn store_info(stats: &StoreStats, tiers: &[(String, TierStats)]) -> proto::Store {
-    let name = |place: Place| match place {
-        Place::Device => "device".to_owned(),
-        Place::Host => "swap".to_owned(),
-        Place::Tier(tier) => tiers.get(tier as usize).map_or_else(|| tier.to_string(), |(name, _)| name.clone()),
-    };
+    let name = |place: Place| place_name(place, |tier| tiers.get(tier).map(|(name, _)| name.clone()));
     let swap = place(name(Place::Host), &stats.host, &TierStats::default());
     let tier = |(stats, (name, counters)): (&PlaceStats, &(String, TierStats))| place(name.clone(), stats, counters);
     proto::Store {
@@ -34,6 +30,15 @@ pub(crate) fn store_info(stats: &StoreStats, tiers: &[(String, TierStats)]) -> p
         decode_cache_hits: stats.cache.hits,
         decode_cache_misses: stats.cache.misses,
         shared_blocks: stats.shared_blocks,
+    }
+}
+
+/// Returns the name of a place, given the names of the tiers by number.
+pub(crate) fn place_name(place: Place, tier_name: impl Fn(usize) -> Option<String>) -> String {
+    match place {
+        Place::Device => "device".to_owned(),
+        Place::Host => "swap".to_owned(),
+        Place::Tier(tier) => tier_name(tier.into()).unwrap_or_else(|| tier.to_string()),
     }
 }
 

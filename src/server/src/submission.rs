@@ -29,6 +29,7 @@ use crate::commands::Command;
 use crate::offer::SamplingOffer;
 use crate::outbox::{OutboxReceiver, outbox};
 use crate::queue::{DriverHandle, NotTaken};
+use crate::refusals::Reason;
 use crate::request_ids::{self, ActiveId, RequestIds};
 use crate::shares::{Share, Shares};
 use crate::validate::{self, Checked, Invalid};
@@ -61,9 +62,31 @@ pub(crate) enum Rejection {
 }
 
 impl Rejection {
-    /// Returns `true` if the request is one too many for the server or for its client.
-    pub(crate) fn is_overload(&self) -> bool {
-        matches!(self, Self::TokenizerBusy | Self::QueueFull | Self::ShareFull(_) | Self::TooManyOpen(_))
+    /// Returns the reason under which the rejection is counted.
+    pub(crate) fn reason(&self) -> Reason {
+        match self {
+            Self::Invalid(_) => Reason::Invalid,
+            Self::StillActive(_) => Reason::DuplicateId,
+            Self::TokenizerBusy => Reason::TokenizerBusy,
+            Self::TokenizerPanicked | Self::NoRandomness(_) => Reason::Internal,
+            Self::TimeUp => Reason::Deadline,
+            Self::QueueFull => Reason::CommandQueueFull,
+            Self::ShareFull(_) => Reason::ClientQueueLimit,
+            Self::TooManyOpen(_) => Reason::ClientRequestLimit,
+            Self::Stopped => Reason::Draining,
+            Self::Refused(refusal) => match refusal {
+                Refusal::EmptyPrompt | Refusal::NoTokensAsked | Refusal::ReservedId | Refusal::Retention(_) => {
+                    Reason::Invalid
+                }
+                Refusal::ContextTooLong { .. } => Reason::ContextTooLong,
+                Refusal::NeverFits { .. } => Reason::NeverFits,
+                Refusal::QueueFull { .. } => Reason::QueueFull,
+                Refusal::QueueTokensFull { .. } => Reason::QueuedTokensFull,
+                Refusal::Draining => Reason::Draining,
+                Refusal::NoEngine => Reason::NoWorker,
+                Refusal::DuplicateId => Reason::DuplicateId,
+            },
+        }
     }
 }
 
@@ -236,7 +259,7 @@ impl Submitter {
         let mut request = self.prepare_in_time(id, checked, deadline_ns).await?;
         request.deadline_ns = deadline_ns;
         let prompt_end = request.prompt[request.prompt.len().saturating_sub(PROMPT_END)..].to_vec();
-        let (mut submitted, is_accepted) = self.send(caller, request, active, shares)?;
+        let (mut submitted, is_accepted) = self.send(caller, request, arrival_ns, (active, shares))?;
         submitted.prompt_end = prompt_end;
         // If the client goes away while we wait here, `submitted` is dropped and aborts the request.
         match is_accepted.await {
@@ -267,16 +290,16 @@ impl Submitter {
         &self,
         caller: &Caller,
         request: Request,
-        active: ActiveId,
-        (on_the_way, open): (Share, Share),
+        arrival_ns: u64,
+        (active, (on_the_way, open)): (ActiveId, (Share, Share)),
     ) -> Result<(Submitted, oneshot::Receiver<Result<(), Refusal>>), Rejection> {
         let id = request.id;
         let (sender, outputs) = outbox(caller.call.clone());
         sender.keep(on_the_way, open);
         let mut submitted = Submitted::new(id, active, self.driver.clone(), outputs);
         let (accepted, is_accepted) = oneshot::channel();
-        if let Err(reason) = self.driver.send(Command::Submit { request: Box::new(request), outputs: sender, accepted })
-        {
+        let submit = Command::Submit { request: Box::new(request), arrival_ns, outputs: sender, accepted };
+        if let Err(reason) = self.driver.send(submit) {
             submitted.end();
             return Err(reason.into());
         }

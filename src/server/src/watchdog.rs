@@ -53,17 +53,15 @@ impl Watchdog {
         self.in_flight.push_back((step, tokens));
     }
 
-    /// Notes the end of a step.
-    pub(crate) fn ended(&mut self, step: u64, now_ns: u64) {
-        if self.in_flight.front().is_none_or(|(first, _)| *first != step) {
-            return;
-        }
-        if let Some((_, tokens)) = self.in_flight.pop_front() {
-            let longest_ns = &mut self.longest_ns[class(tokens)];
-            let remembered_ns = *longest_ns - *longest_ns / FORGET_SHARE;
-            *longest_ns = remembered_ns.max(now_ns.saturating_sub(self.begun_ns)).max(1);
-        }
+    /// Notes the end of a step; returns the time of the step, nanoseconds, or `None` if another step is the first in flight.
+    pub(crate) fn ended(&mut self, step: u64, now_ns: u64) -> Option<u64> {
+        let (_, tokens) = self.in_flight.pop_front_if(|(first, _)| *first == step)?;
+        let duration_ns = now_ns.saturating_sub(self.begun_ns);
+        let longest_ns = &mut self.longest_ns[class(tokens)];
+        let remembered_ns = *longest_ns - *longest_ns / FORGET_SHARE;
+        *longest_ns = remembered_ns.max(duration_ns).max(1);
         self.begun_ns = now_ns;
+        Some(duration_ns)
     }
 
     /// Forgets the steps in flight and the reset: the worker lost them, or is ready.

@@ -34,6 +34,7 @@ use trunkline_store::Store;
 use crate::commands::{Attaching, Command, WorkerSnapshot};
 use crate::link::{Link, LinkBlocks};
 use crate::lock_steps::LockSteps;
+use crate::losses::{Loss, WorkerCounts};
 use crate::queue::DriverHandle;
 use crate::seats::{SeatState, Seats};
 use crate::watchdog::Watchdog;
@@ -73,6 +74,7 @@ struct Slot {
     abandoned: u32,
     /// Connection of an attached worker, also of one that broke.
     link: Option<Arc<Link>>,
+    counts: WorkerCounts,
 }
 
 /// The workers of all engines, in the order of the engines.
@@ -106,6 +108,7 @@ impl Workers {
             watchdog,
             abandoned: 0,
             link: None,
+            counts: WorkerCounts::default(),
         };
         let slots = handles.into_iter().zip(watchdogs).map(slot).collect();
         Self { slots, seats, lock_steps: LockSteps::default(), make, driver }
@@ -166,8 +169,9 @@ impl Workers {
     }
 
     /// Ends the life of a worker and begins the next.
-    pub(crate) fn reset(&mut self, engine: EngineId, now_ns: u64) {
+    pub(crate) fn reset(&mut self, engine: EngineId, why: Loss, now_ns: u64) {
         let slot = self.slot(engine);
+        slot.counts.lose(why);
         slot.watchdog.reset(now_ns);
         slot.handle.reset();
     }
@@ -187,12 +191,28 @@ impl Workers {
         report.life < self.slots[report.worker as usize].first_life
     }
 
-    /// Notes that a worker has run a step.
-    pub(crate) fn note_step(&mut self, engine: EngineId, step: u64, now_ns: u64) {
+    /// Notes that a worker joined its engine, with empty KV blocks.
+    pub(crate) fn note_joined(&mut self, engine: EngineId) {
+        self.slot(engine).counts.joined += 1;
+    }
+
+    /// Notes that the threads of a worker ended.
+    pub(crate) fn note_ended(&mut self, engine: EngineId) {
+        self.slot(engine).counts.lose(Loss::Ended);
+    }
+
+    /// Returns the beginnings and losses of an engine's workers.
+    pub(crate) fn counts(&self, engine: EngineId) -> WorkerCounts {
+        self.slots[engine.index()].counts
+    }
+
+    /// Notes that a worker has run a step; returns the time of the step, nanoseconds, unless the step was not expected.
+    pub(crate) fn note_step(&mut self, engine: EngineId, step: u64, now_ns: u64) -> Option<u64> {
         let slot = self.slot(engine);
         slot.restarts = 0;
-        slot.watchdog.ended(step, now_ns);
+        let duration_ns = slot.watchdog.ended(step, now_ns);
         self.lock_steps.answered(engine);
+        duration_ns
     }
 
     /// Returns the time at which a step in flight or a reset is taken for lost, of any worker, nanoseconds.
@@ -210,6 +230,7 @@ impl Workers {
     pub(crate) fn abandon(&mut self, engine: EngineId) {
         let slot = self.slot(engine);
         slot.watchdog.clear();
+        slot.counts.lose(Loss::Timeout);
         slot.abandoned += 1;
         slot.first_life = slot.handle.life() + 1;
         // Without their senders, the queues of the threads end after the job under way.
@@ -300,6 +321,7 @@ impl Workers {
         let handle = spawn_threads(engine, first_life, runner, &store, &self.driver)?;
         let slot = self.slot(engine);
         (slot.handle, slot.first_life) = (handle, first_life);
+        slot.counts.restarted += 1;
         info!(%engine, "the worker was started again");
         Ok(())
     }
@@ -365,7 +387,9 @@ impl Workers {
 
     /// Ends the connection of a worker with a status, and makes its seat vacant.
     pub(crate) fn vacate(&mut self, engine: EngineId, status: tonic::Status) {
-        if let Some(link) = self.slot(engine).link.take() {
+        let slot = self.slot(engine);
+        if let Some(link) = slot.link.take() {
+            slot.counts.lose(Loss::Detached);
             link.end(status);
         }
         self.seats.vacate(engine);
@@ -528,7 +552,7 @@ mod tests {
     #[test]
     fn reports_of_replaced_threads_have_earlier_lives() {
         let (mut workers, _commands) = workers();
-        workers.reset(ENGINE, 0);
+        workers.reset(ENGINE, Loss::FailedStep, 0);
         let report = |life| WorkerReport { worker: ENGINE.0, life, event: WorkerEvent::Ready };
         assert!(workers.is_current(&report(1)) && !workers.is_current(&report(0)));
         assert!(!workers.is_from_replaced_threads(&report(0)), "the same threads, an earlier life");

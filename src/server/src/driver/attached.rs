@@ -22,6 +22,7 @@ use trunkline_core::Event;
 use super::Driver;
 use crate::commands::Attaching;
 use crate::link::LinkEnd;
+use crate::losses::Loss;
 use crate::seats::{Place, SeatState};
 
 impl Driver {
@@ -277,7 +278,7 @@ impl Driver {
         let requests = self.cluster.status(engine).load.requests;
         error!(%engine, requests, "a step takes too long; the worker is reset, and requests are computed again");
         // Before the loss, so that whatever the core wants from then on is done by the worker's next life.
-        self.workers.reset(engine, self.clock.now_ns());
+        self.workers.reset(engine, Loss::Timeout, self.clock.now_ns());
         self.apply(Input::Engine(engine, Event::WorkerLost));
     }
 

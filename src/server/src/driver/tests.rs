@@ -68,7 +68,7 @@ fn submit(id: u64) -> (Command, OutboxReceiver, oneshot::Receiver<Result<(), Ref
     let (accepted, is_accepted) = oneshot::channel();
     let mut request = Request::new(RequestId(id), Namespace::default().root(), vec![1, 2, 3], 4);
     request.hash_prompt(Config::default().block_size);
-    (Command::Submit { request: Box::new(request), outputs: sender, accepted }, outputs, is_accepted)
+    (Command::Submit { request: Box::new(request), arrival_ns: 0, outputs: sender, accepted }, outputs, is_accepted)
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn a_worker_that_was_reset_runs_no_step_begun_before_its_loss_was_reported() {
         let (accepted, is_accepted) = oneshot::channel();
         let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, 4);
         request.hash_prompt(4);
-        driver.take(Command::Submit { request: Box::new(request), outputs: sender, accepted });
+        driver.take(Command::Submit { request: Box::new(request), arrival_ns: 0, outputs: sender, accepted });
         streams.push((outputs, is_accepted));
     }
     driver.take(report(WorkerEvent::Ready));
@@ -243,7 +243,7 @@ fn report_of(worker: u32, life: u64, event: WorkerEvent) -> Command {
 struct Idle;
 
 impl StepRunner for Idle {
-    fn run(&mut self, _: &trunkline_port::Step) -> Result<StepOutput, trunkline_port::StepError> {
+    fn run(&mut self, _: &Step) -> Result<StepOutput, trunkline_port::StepError> {
         Ok(StepOutput::default())
     }
 
@@ -445,4 +445,39 @@ fn a_worker_left_behind_too_often_is_given_up() {
         driver.workers.cancel_restarts();
     }
     assert!(streams.iter_mut().all(|outputs| matches!(outputs.try_recv(), Some(Output::Finish { .. }))));
+}
+
+#[test]
+fn times_of_requests_and_losses_of_workers_are_counted() {
+    let (handle, mut driver, jobs) = driver_with(None);
+    driver.take(report(WorkerEvent::Ready));
+    let (command, _outputs, _) = submit(1);
+    driver.take(command);
+    let Ok(StepJob::Run { step, .. }) = jobs.steps.try_recv() else { panic!("no step") };
+    driver.take(report(WorkerEvent::Failed { step, guilty: None }));
+    driver.take(report_of(0, 1, WorkerEvent::Ready));
+    for token in 1..=4 {
+        let Some(step) = jobs.steps.try_iter().find_map(|job| match job {
+            StepJob::Run { life: 1, step } => Some(step),
+            _ => None,
+        }) else {
+            panic!("no step for token {token}")
+        };
+        let mut result = StepResult { step: step.id, ..StepResult::default() };
+        result.push(&[token]);
+        driver.take(report_of(
+            0,
+            1,
+            WorkerEvent::Done { step, output: StepOutput { result, ..StepOutput::default() } },
+        ));
+    }
+    let snapshot = driver.snapshot();
+    let (requests, engine) = (&snapshot.requests, &snapshot.engines[0]);
+    assert_eq!((requests.first_token.count(), requests.inter_token.count()), (1, 3));
+    assert_eq!((requests.e2e.count(), requests.generated_tokens.sum()), (1, 4.0));
+    assert!(requests.e2e.sum() <= handle.clock().now_ns() as f64 * 1e-9);
+    assert_eq!(requests.ended().find(|(reason, _)| *reason == "length"), Some(("length", 1)));
+    assert_eq!((engine.steps.duration.count(), engine.steps.tokens.sum()), (4, 6.0));
+    let lost: Vec<_> = engine.workers.lost().filter(|(_, n)| *n > 0).collect();
+    assert_eq!((engine.workers.joined, lost), (2, vec![("failed_step", 1)]));
 }

@@ -14,6 +14,7 @@ use trunkline_core::{FinishReason, Token};
 use crate::caller::Caller;
 use crate::outbox::Output;
 use crate::proto;
+use crate::sessions::counts::{Compacted, SessionCounts};
 use crate::sessions::entry::{CompactionTask, Entry};
 use crate::sessions::setup::Setup;
 use crate::submission::Submitter;
@@ -26,6 +27,7 @@ pub(crate) struct Compactor {
     pub(crate) submitter: Arc<Submitter>,
     /// Time for each request.
     pub(crate) timeout: Duration,
+    pub(crate) counts: Arc<SessionCounts>,
 }
 
 impl Compactor {
@@ -45,7 +47,7 @@ impl Compactor {
             plan
         };
         let number = plan.number;
-        let guard = Guard { entry: entry.clone(), number };
+        let guard = Guard { entry: entry.clone(), number, counts: self.counts.clone(), end: Compacted::Cancelled };
         let (compactor, caller) = (self.clone(), caller.on_behalf());
         // A runtime that ends drops the task at once, whose guard takes the lock.
         let task = tokio::spawn(async move { compactor.compact(guard, &caller, plan, (urgent, instruction)).await });
@@ -67,7 +69,7 @@ impl Compactor {
 
     async fn compact(
         &self,
-        guard: Guard,
+        mut guard: Guard,
         caller: &Caller,
         plan: Plan,
         (urgent, instruction): (bool, Option<Vec<Token>>),
@@ -85,18 +87,27 @@ impl Compactor {
         let request = entry.setup.summary(prompt, limits.summary, urgent);
         let summary = self.ask(&entry.setup, caller, request).await;
         let context = match summary {
-            Ok((summary, usage)) => entry.lock().chat.summarised(plan.number, summary, usage),
+            Ok((summary, usage)) => {
+                if summary.is_empty() {
+                    guard.end = Compacted::Failed;
+                }
+                entry.lock().chat.summarised(plan.number, summary, usage)
+            }
             Err(reason) => {
+                guard.end = Compacted::Failed;
                 entry.lock().chat.failed(plan.number, &reason);
                 None
             }
         };
         if urgent {
-            entry.lock().chat.skip_warming();
+            if entry.lock().chat.skip_warming() {
+                guard.end = Compacted::Done;
+            }
         } else if let Some(context) = context {
             // Without a context computed ahead the next turn computes the context: slower, and as right.
             let warmed = self.ask(&entry.setup, caller, entry.setup.background(context, 1)).await;
             entry.lock().chat.warmed(plan.number, warmed.map_or(Usage::default(), |(_, usage)| usage));
+            guard.end = Compacted::Done;
         }
     }
 
@@ -159,10 +170,13 @@ struct Guard {
     entry: Arc<Entry>,
     /// Number of the plan.
     number: u64,
+    counts: Arc<SessionCounts>,
+    end: Compacted,
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
+        self.counts.note_compaction(self.end);
         let mut state = self.entry.lock();
         state.chat.cancel_unready(self.number);
         // Another compaction may have begun since this one was cancelled.

@@ -80,10 +80,6 @@ impl State {
     /// Cancels the compaction under way, with its request.
     pub(crate) fn cancel_compaction(&mut self) {
         self.chat.cancel();
-        self.abort_task();
-    }
-
-    fn abort_task(&mut self) {
         if let Some(task) = self.compaction.take() {
             task.handle.abort();
         }
@@ -94,9 +90,7 @@ impl State {
     pub(crate) fn hurry(&mut self) -> bool {
         let has_context = self.chat.skip_warming();
         let is_late = self.compaction.as_ref().is_some_and(|task| !task.urgent);
-        if has_context {
-            self.abort_task();
-        } else if is_late && self.chat.phase() == Phase::Summarising {
+        if is_late && self.chat.phase() == Phase::Summarising {
             self.cancel_compaction();
         }
         has_context

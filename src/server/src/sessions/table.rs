@@ -9,7 +9,7 @@ use tonic::Status;
 use trunkline_chat::Chat;
 
 use crate::caller::{Caller, Owner};
-use crate::network::count;
+use crate::refusals::Reason;
 use crate::request_ids::random_id;
 use crate::sessions::entry::Entry;
 use crate::sessions::setup::Setup;
@@ -80,7 +80,7 @@ impl SessionTable {
         self.expire(now_ns);
         let id = random_id().map_err(Rejection::NoRandomness)?;
         let refuse = |whose: &str, most: u32| {
-            count(&caller.call.connection().network().counters.rejected_requests);
+            caller.call.connection().network().counters.refusals.count(Reason::SessionLimit);
             Status::resource_exhausted(format!(
                 "{whose} {most} sessions, as many as may be; delete one, or try again later"
             ))
@@ -109,6 +109,12 @@ impl SessionTable {
         let entry = found.ok_or_else(|| no_session(id))?;
         entry.lock().used_ns = now_ns;
         Ok(entry)
+    }
+
+    /// Returns the number of sessions, without those that nobody used for the time to live.
+    pub(crate) fn open(&self, now_ns: u64) -> usize {
+        self.expire(now_ns);
+        self.lock().len()
     }
 
     /// Removes a session from the table.
