@@ -228,6 +228,9 @@ impl FastForward {
         let (block_size, steps) = (state.config.block_size, self.steps);
         for decode in self.batch.iter_mut().filter(|decode| decode.full_after == steps) {
             catch_up(state, decode, steps, driver);
+            state.request_block(decode.slot as usize);
+        }
+        for decode in self.batch.iter().filter(|decode| decode.full_after == steps) {
             let slot = decode.slot as usize;
             if (decode.computed + steps) / block_size > state.sequences[slot].published {
                 state.publish(slot);
