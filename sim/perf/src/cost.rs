@@ -220,6 +220,15 @@ impl PipelinedStep {
     }
 }
 
+/// Duration of a step, and the reads of weights for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TimedStep {
+    /// Duration of the step, nanoseconds.
+    pub ns: u64,
+    /// Reads of weights for the step; zeros if no weights are streamed.
+    pub reads: WeightReads,
+}
+
 /// Model of step durations. MUST be a pure function of the shape; otherwise replays differ.
 pub trait CostModel {
     /// Returns the name for reports.
@@ -245,6 +254,11 @@ pub trait CostModel {
     fn weight_reads(&self, replica: usize, shape: &StepShape) -> WeightReads {
         let _ = (replica, shape);
         WeightReads::default()
+    }
+
+    /// Returns [`Self::replica_step_ns`] and [`Self::weight_reads`] of a step, for models with weights at the cost of one.
+    fn timed_step(&self, replica: usize, shape: &StepShape) -> TimedStep {
+        TimedStep { ns: self.replica_step_ns(replica, shape), reads: self.weight_reads(replica, shape) }
     }
 
     /// Returns the times of a step that is one of several in a pipeline. A model without stages runs steps one after another.

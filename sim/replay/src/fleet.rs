@@ -596,16 +596,19 @@ impl<'a> Fleet<'a> {
         let shape = self.replicas[replica].held.shape(&step);
         self.totals.seqs_run += shape.sequences();
         self.totals.tokens_run += shape.tokens;
-        self.totals.weights += self.cost.weight_reads(replica, &shape);
         self.totals.measure(&shape, self.replicas[replica].largest);
         if let Some(group) = self.lock_steps.group_of(replica) {
+            self.totals.weights += self.cost.weight_reads(replica, &shape);
             return self.await_group(at_ns, replica, group, shape, step);
         }
         let it = &mut self.replicas[replica];
         let times = if it.pipeline.has_stages() {
+            self.totals.weights += self.cost.weight_reads(replica, &shape);
             self.cost.replica_pipelined(replica, &shape)
         } else {
-            PipelinedStep::undivided(self.cost.replica_step_ns(replica, &shape))
+            let timed = self.cost.timed_step(replica, &shape);
+            self.totals.weights += timed.reads;
+            PipelinedStep::undivided(timed.ns)
         };
         let awaits_token = step.seqs.iter().any(|seq| seq.input_from_last);
         let times = it.pipeline.push(at_ns, times, it.slowness, awaits_token);

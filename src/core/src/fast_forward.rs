@@ -30,19 +30,22 @@ pub struct SteadyBatch {
     pub computed_max: u32,
 }
 
-/// The driver's answer to a steady step that begins.
+/// The driver's answer to steady steps that begin one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SteadyStep {
-    /// End of the step, nanoseconds.
+pub struct SteadySteps {
+    /// Steps begun, at least 1. All but the last are skipped.
+    pub begun: u32,
+    /// End of the last step, nanoseconds.
     pub end_ns: u64,
-    /// `true` to skip the step: no event for the core comes before it ends.
+    /// `true` to skip the last step, too: no event for the core comes before it ends.
     pub skip: bool,
 }
 
 /// A driver whose worker produces one token per decode when the step's time has passed.
 pub trait FastForwardDriver {
-    /// A step of the same decodes begins at `begin_ns`. The step will run to the end.
-    fn on_step_begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep;
+    /// One to `most` steps of the same decodes begin, the first at `begin_ns`, each other one at the end of the step before and with every
+    /// decode one token longer. `batch` is the batch of the first. No step follows a step that MUST NOT be skipped; each will run to the end.
+    fn on_steps_begin(&mut self, begin_ns: u64, batch: &SteadyBatch, most: u32) -> SteadySteps;
 
     /// Appends generated tokens of a request, numbered from 0, to `tokens`.
     fn generate(&mut self, request: RequestId, numbers: Range<u32>, tokens: &mut Vec<Token>);
@@ -180,12 +183,18 @@ impl FastForward {
             if self.steps == self.steady_steps || may_admit(state) || has_deadlines {
                 return None;
             }
-            let step = driver.on_step_begin(*now_ns, &self.steady_batch());
+            // No decode fills its block, and no request ends, before the end of the last of these steps.
+            let most = self.boundary.min(self.steady_steps) - self.steps;
+            let steps = driver.on_steps_begin(*now_ns, &self.steady_batch(), most);
             self.decide_step(state);
-            if !step.skip {
-                return Some(step.end_ns);
+            for _ in 1..steps.begun {
+                self.end_step();
+                self.decide_step(state);
             }
-            *now_ns = step.end_ns;
+            if !steps.skip {
+                return Some(steps.end_ns);
+            }
+            *now_ns = steps.end_ns;
         }
     }
 
@@ -219,6 +228,9 @@ impl FastForward {
         let (block_size, steps) = (state.config.block_size, self.steps);
         for decode in self.batch.iter_mut().filter(|decode| decode.full_after == steps) {
             catch_up(state, decode, steps, driver);
+            state.request_block(decode.slot as usize);
+        }
+        for decode in self.batch.iter().filter(|decode| decode.full_after == steps) {
             let slot = decode.slot as usize;
             if (decode.computed + steps) / block_size > state.sequences[slot].published {
                 state.publish(slot);

@@ -137,7 +137,7 @@ pub use crate::config::{
 };
 pub use crate::core::Core;
 pub use crate::event::{Action, Event};
-pub use crate::fast_forward::{FastForwardDriver, FastForwardResult, SteadyBatch, SteadyStep};
+pub use crate::fast_forward::{FastForwardDriver, FastForwardResult, SteadyBatch, SteadySteps};
 pub use crate::hash::{BlockHash, Namespace};
 pub use crate::ids::{BlockHandle, RequestId, Token};
 pub use crate::remains::Remains;

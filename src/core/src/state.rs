@@ -226,15 +226,21 @@ impl State {
         if let Some(slot) = second {
             self.sequences[slot].request_tails();
         }
-        let size = self.config.block_size;
         if let Some(slot) = third {
-            let seq = &mut self.sequences[slot];
-            let (from, full) = (seq.published as usize, (seq.computed / size) as usize);
-            if full > from && !seq.unpublishable {
-                seq.hash_of_block(full - 1, size);
-                let parent = seq.table[..from].last().copied();
-                self.kv.tree.request_to_publish(parent, seq.table[from], seq.cold.hashes[from]);
-            }
+            self.request_block(slot);
+        }
+    }
+
+    /// Requests the data of [`Self::publish`] from memory for the next block of a sequence, if the block is full.
+    #[inline]
+    pub fn request_block(&mut self, slot: usize) {
+        let size = self.config.block_size;
+        let seq = &mut self.sequences[slot];
+        let (from, full) = (seq.published as usize, (seq.exact(seq.computed) / size) as usize);
+        if full > from && !seq.unpublishable {
+            seq.hash_of_block(full - 1, size);
+            let parent = seq.table[..from].last().copied();
+            self.kv.tree.request_to_publish(parent, seq.table[from], seq.cold.hashes[from]);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use trunkline_port::WeightReads;
 
-use super::{BoxedCost, CostModel, Largest, PipelinedStep, StepErrors, StepShape};
+use super::{BoxedCost, CostModel, Largest, PipelinedStep, StepErrors, StepShape, TimedStep};
 
 /// Cost models of all kinds, and the kind of each replica.
 pub struct Mixed {
@@ -52,6 +52,11 @@ impl CostModel for Mixed {
     fn weight_reads(&self, replica: usize, shape: &StepShape) -> WeightReads {
         let kind = self.kind_of.get(replica).copied().unwrap_or(0);
         self.kinds[kind].weight_reads(0, shape)
+    }
+
+    fn timed_step(&self, replica: usize, shape: &StepShape) -> TimedStep {
+        let kind = self.kind_of.get(replica).copied().unwrap_or(0);
+        self.kinds[kind].timed_step(0, shape)
     }
 
     fn pipelined(&self, shape: &StepShape) -> PipelinedStep {

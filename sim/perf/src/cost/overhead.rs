@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use trunkline_port::WeightReads;
 
-use super::{BoxedCost, CostModel, Largest, PipelinedStep, StepErrors, StepShape};
+use super::{BoxedCost, CostModel, Largest, PipelinedStep, StepErrors, StepShape, TimedStep};
 
 /// Longest overhead per step or sequence, microseconds.
 const US_MAX: f64 = 1e6;
@@ -94,6 +94,11 @@ impl CostModel for Hosted {
         self.cost.weight_reads(replica, shape)
     }
 
+    fn timed_step(&self, replica: usize, shape: &StepShape) -> TimedStep {
+        let step = self.cost.timed_step(replica, shape);
+        TimedStep { ns: step.ns + self.overhead.ns(shape), ..step }
+    }
+
     fn pipelined(&self, shape: &StepShape) -> PipelinedStep {
         self.with_overhead(self.cost.pipelined(shape), shape)
     }
@@ -131,6 +136,7 @@ mod tests {
         let more_ns = 850_000 + 9 * 12_500;
         assert_eq!(hosted.step_ns(&shape), kernels.step_ns(&shape) + more_ns);
         assert_eq!(hosted.replica_step_ns(3, &shape), kernels.replica_step_ns(3, &shape) + more_ns);
+        assert_eq!(hosted.timed_step(3, &shape).ns, hosted.replica_step_ns(3, &shape));
         let (with, without) = (hosted.pipelined(&shape), kernels.pipelined(&shape));
         assert_eq!((with.stage_ns, with.last_ns), (without.stage_ns, without.last_ns + more_ns));
         assert_eq!(hosted.replica_pipelined(0, &shape), with);

@@ -62,6 +62,10 @@ pub struct Roofline {
     common_share: f64,
     /// Share of the layers in the largest stage.
     stage_share: f64,
+    /// Share of the model's work on one device of the largest stage.
+    share: f64,
+    /// FLOPs and bytes of attention per second.
+    attention_rates: (f64, f64),
     /// Layers in the largest stage.
     stage_layers: f64,
     token_bytes: f64,
@@ -84,6 +88,8 @@ impl Roofline {
     /// Returns the roofline of `model` spread over several devices.
     pub fn parallel(hardware: &Hardware, model: &Model, parallel: Parallel) -> Self {
         let stage_layers = parallel.stage_layers(model) as f64;
+        let stage_share = stage_layers / model.layers as f64;
+        let e = &hardware.efficiency;
         let (errors, trust) = stated::of(hardware, model, parallel);
         let spread = match parallel {
             Parallel::ONE => String::new(),
@@ -98,7 +104,9 @@ impl Roofline {
             limit: LowerBound::new(hardware, model, parallel),
             flops_s: hardware.flops_s(model.precision.arithmetic),
             common_share: common_share(hardware, model),
-            stage_share: stage_layers / model.layers as f64,
+            stage_share,
+            share: stage_share / f64::from(parallel.tensor),
+            attention_rates: (hardware.peak_flops_s * e.attention_flops, hardware.bandwidth_bytes_s * e.kv_bandwidth),
             stage_layers,
             head_pair_flops: model.pair_flops() as f64 / model.heads as f64,
             separate_calls: model.latent.is_some(),
@@ -144,11 +152,9 @@ impl Roofline {
     /// Returns the time of all but the experts in the largest stage, for one of `n` equal parts of a step, seconds.
     fn common_s(&self, shape: &StepShape, parts: &Parts, n: f64) -> f64 {
         let attention_s = if shape.prefills > 0 && shape.decodes > 0 && !self.separate_calls {
-            let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
-            let (flops_s, bytes_s) =
-                (self.hardware.peak_flops_s * e.attention_flops, bandwidth_bytes_s * e.kv_bandwidth);
+            let (e, (flops_s, bytes_s)) = (self.hardware.efficiency, self.attention_rates);
             let rows = Work { flops: parts.decode.flops * e.mixed_rows, ..parts.decode };
-            let all_s = parts.prefill.plus(rows).times(self.share() / n).blended_s(flops_s, bytes_s);
+            let all_s = parts.prefill.plus(rows).times(self.share / n).blended_s(flops_s, bytes_s);
             let longest_flops = self.head_pair_flops * self.stage_share * e.mixed_rows * shape.decode_kv_max as f64;
             all_s.max(longest_flops * self.hardware.processors / flops_s)
         } else {
@@ -157,15 +163,10 @@ impl Roofline {
         self.layers_s(parts, n) + attention_s + self.overheads_s(shape.tokens as f64 / n)
     }
 
-    /// Returns the share of the model's work on one device of the largest stage.
-    fn share(&self) -> f64 {
-        self.stage_share / f64::from(self.parallel.tensor)
-    }
-
     /// Returns the time of the matrices and recurrent states of the layers in the largest stage, for one of `n` equal parts of a step, seconds.
     fn layers_s(&self, parts: &Parts, n: f64) -> f64 {
         let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
-        let mut layers = parts.layers.times(self.share());
+        let mut layers = parts.layers.times(self.share);
         // Every part reads all weights, but does its share of the computing.
         layers.flops = layers.flops * self.common_share / n;
         let layers_s = layers.blended_s(self.flops_s * e.linear_flops, bandwidth_bytes_s * e.weight_bandwidth);
@@ -174,9 +175,8 @@ impl Roofline {
 
     /// Returns the time of attention of one kind in the largest stage, for one of `n` equal parts of a step, seconds.
     fn attention_s(&self, work: Work, n: f64) -> f64 {
-        let Hardware { bandwidth_bytes_s, efficiency: e, .. } = self.hardware;
-        let (flops_s, bytes_s) = (self.hardware.peak_flops_s * e.attention_flops, bandwidth_bytes_s * e.kv_bandwidth);
-        work.times(self.share() / n).blended_s(flops_s, bytes_s)
+        let (flops_s, bytes_s) = self.attention_rates;
+        work.times(self.share / n).blended_s(flops_s, bytes_s)
     }
 
     /// Returns the overheads of the layers in the largest stage, with all-reduces of `tokens` tokens, seconds.

@@ -22,7 +22,7 @@
 use trunkline_port::WeightReads;
 use trunkline_streaming::BudgetError;
 
-use super::{BoxedCost, CostModel, Largest, StepShape, nanoseconds};
+use super::{BoxedCost, CostModel, Largest, StepShape, TimedStep, nanoseconds};
 use crate::model::Model;
 
 /// Layers pinned in memory.
@@ -260,6 +260,12 @@ impl Streaming {
         let name = format!("{disk} layers streamed from disk, {host} from the host, {}", compute.name());
         Ok(Self { plan, compute, passes, name })
     }
+
+    /// Returns the time of a step that computes for `compute_ns`, nanoseconds, at least that.
+    fn pass_ns(&self, compute_ns: u64) -> u64 {
+        let pass_s = self.passes.at(compute_ns as f64 / 1e9 / f64::from(self.plan.layers));
+        nanoseconds(pass_s).max(compute_ns)
+    }
 }
 
 impl CostModel for Streaming {
@@ -268,25 +274,29 @@ impl CostModel for Streaming {
     }
 
     fn step_ns(&self, shape: &StepShape) -> u64 {
-        let compute_ns = self.compute.step_ns(shape);
-        let pass_s = self.passes.at(compute_ns as f64 / 1e9 / f64::from(self.plan.layers));
-        nanoseconds(pass_s).max(compute_ns)
+        self.pass_ns(self.compute.step_ns(shape))
     }
 
-    /// Returns the reads of a step: reading is the time on the disk and on the link, one after the other.
-    fn weight_reads(&self, _: usize, shape: &StepShape) -> WeightReads {
+    fn weight_reads(&self, replica: usize, shape: &StepShape) -> WeightReads {
+        self.timed_step(replica, shape).reads
+    }
+
+    /// Returns the time and the reads of a step: reading is the time on the disk and on the link, one after the other.
+    fn timed_step(&self, _: usize, shape: &StepShape) -> TimedStep {
         let StreamingPlan { layers, layer_bytes, disk_bytes_s, link_bytes_s, resident, .. } = self.plan;
         let Resident { device, host, .. } = resident;
         let bytes = |layers: u32| u64::from(layers) * layer_bytes;
         let (from_disk, over_link) = (bytes(layers - device - host), bytes(layers - device));
-        let step_ns = self.step_ns(shape);
-        WeightReads {
+        let compute_ns = self.compute.step_ns(shape);
+        let ns = self.pass_ns(compute_ns);
+        let reads = WeightReads {
             steps: 1,
             bytes: from_disk,
             reading_ns: nanoseconds(from_disk as f64 / disk_bytes_s + over_link as f64 / link_bytes_s),
-            exposed_ns: step_ns.saturating_sub(self.compute.step_ns(shape)),
-            step_ns,
-        }
+            exposed_ns: ns - compute_ns,
+            step_ns: ns,
+        };
+        TimedStep { ns, reads }
     }
 
     fn largest(&self, replica: usize) -> Option<Largest> {
@@ -360,6 +370,8 @@ pub(super) mod tests {
         assert!((reads.reading_ns as f64 / 1e9 - reading_s).abs() < 1e-3, "{reads:?}");
         assert!((reads.step_ns as f64 / 1e9 - 9.0).abs() < 0.01 && reads.computing_ns() == 8_000_000_000, "{reads:?}");
         assert_eq!(reads.serial_ns() - reads.step_ns, reads.hidden_ns());
+        let step = cost.timed_step(0, &StepShape::default());
+        assert_eq!((step.ns, step.reads), (cost.step_ns(&StepShape::default()), reads));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use trunkline_port::WeightReads;
 use trunkline_streaming::{Budget, BudgetError, Placement, parts, pass, plan};
 
-use super::{BoxedCost, CostModel, Largest, StepShape};
+use super::{BoxedCost, CostModel, Largest, StepShape, TimedStep};
 use crate::cost::streaming::Passes;
 use crate::model::Model;
 
@@ -86,14 +86,18 @@ impl CostModel for WindowedCost {
     }
 
     fn step_ns(&self, shape: &StepShape) -> u64 {
-        let compute_ns = self.compute.step_ns(shape);
-        let passes = if shape.prefills > 0 { &self.prefills } else { &self.decodes };
-        super::nanoseconds(passes.at(compute_ns as f64 / 1e9)).max(compute_ns)
+        self.timed_step(0, shape).ns
     }
 
-    fn weight_reads(&self, _: usize, shape: &StepShape) -> WeightReads {
-        let step_ns = self.step_ns(shape);
-        WeightReads { exposed_ns: step_ns.saturating_sub(self.compute.step_ns(shape)), step_ns, ..self.still }
+    fn weight_reads(&self, replica: usize, shape: &StepShape) -> WeightReads {
+        self.timed_step(replica, shape).reads
+    }
+
+    fn timed_step(&self, _: usize, shape: &StepShape) -> TimedStep {
+        let compute_ns = self.compute.step_ns(shape);
+        let passes = if shape.prefills > 0 { &self.prefills } else { &self.decodes };
+        let ns = super::nanoseconds(passes.at(compute_ns as f64 / 1e9)).max(compute_ns);
+        TimedStep { ns, reads: WeightReads { exposed_ns: ns - compute_ns, step_ns: ns, ..self.still } }
     }
 
     fn largest(&self, replica: usize) -> Option<Largest> {
@@ -118,7 +122,9 @@ mod tests {
         assert!(half.memory_bytes(llama) <= u64::from(half.memory_mib) << 20);
         let of = |compute_s: f64| {
             let cost = half.cost(llama, Box::new(Constant((compute_s * 1e9) as u64))).unwrap();
-            cost.weight_reads(0, &StepShape::decodes(1, 100))
+            let (shape, reads) = (StepShape::decodes(1, 100), cost.weight_reads(0, &StepShape::decodes(1, 100)));
+            assert_eq!(cost.timed_step(0, &shape), TimedStep { ns: cost.step_ns(&shape), reads });
+            reads
         };
         let (slow, fast) = (of(60.0), of(0.5));
         assert_eq!(slow.bytes, fast.bytes);

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use trunkline_core::{FastForwardDriver, FastForwardResult, RequestId, SteadyBatch, SteadyStep, Token};
+use trunkline_core::{FastForwardDriver, FastForwardResult, RequestId, SteadyBatch, SteadySteps, Token};
 
 use super::pipeline::slowed;
 use super::{Fleet, SimEvent, TIME_MAX_NS, engine};
@@ -37,10 +37,10 @@ struct FastForward<'a, 'b> {
 }
 
 impl FastForwardDriver for FastForward<'_, '_> {
-    fn on_step_begin(&mut self, begin_ns: u64, batch: &SteadyBatch) -> SteadyStep {
+    fn on_steps_begin(&mut self, begin_ns: u64, batch: &SteadyBatch, most: u32) -> SteadySteps {
         let n = u64::from(batch.seqs);
         let kv_tokens = batch.computed + n;
-        let shape = StepShape {
+        let mut shape = StepShape {
             tokens: n,
             decodes: n,
             sampled: n,
@@ -49,18 +49,29 @@ impl FastForwardDriver for FastForward<'_, '_> {
             decode_kv_max: u64::from(batch.computed_max) + 1,
             ..StepShape::default()
         };
-        let duration_ns = slowed(self.cost.replica_step_ns(self.replica, &shape), self.slowness);
-        let end_ns = begin_ns + duration_ns;
-        let skip = end_ns < self.until_ns.min(TIME_MAX_NS);
-        self.meters.gaps(duration_ns, n);
-        self.busy_ns += duration_ns;
-        self.steps += 1;
-        self.seqs_run += n;
-        self.weights += self.cost.weight_reads(self.replica, &shape);
-        if skip {
-            self.last_ns = end_ns;
+        let until_ns = self.until_ns.min(TIME_MAX_NS);
+        let (mut begun, mut end_ns) = (0, begin_ns);
+        loop {
+            let step = self.cost.timed_step(self.replica, &shape);
+            let duration_ns = slowed(step.ns, self.slowness);
+            self.meters.gaps(duration_ns, n);
+            self.weights += step.reads;
+            begun += 1;
+            end_ns += duration_ns;
+            let skip = end_ns < until_ns;
+            if skip {
+                self.last_ns = end_ns;
+            }
+            if !skip || begun == most {
+                self.busy_ns += end_ns - begin_ns;
+                self.steps += u64::from(begun);
+                self.seqs_run += u64::from(begun) * n;
+                return SteadySteps { begun, end_ns, skip };
+            }
+            shape.decode_pairs += n;
+            shape.decode_kv_tokens += n;
+            shape.decode_kv_max += 1;
         }
-        SteadyStep { end_ns, skip }
     }
 
     fn generate(&mut self, request: RequestId, numbers: Range<u32>, tokens: &mut Vec<Token>) {

@@ -19,10 +19,11 @@ struct Patient {
 }
 
 impl FastForwardDriver for Patient {
-    fn on_step_begin(&mut self, begin_ns: u64, _: &SteadyBatch) -> SteadyStep {
-        let end_ns = begin_ns + STEP_NS;
-        self.begun += 1;
-        SteadyStep { end_ns, skip: end_ns < self.until_ns }
+    fn on_steps_begin(&mut self, begin_ns: u64, _: &SteadyBatch, most: u32) -> SteadySteps {
+        let end_of = |begun: u32| begin_ns + u64::from(begun) * STEP_NS;
+        let begun = (1..most).find(|begun| end_of(*begun) >= self.until_ns).unwrap_or(most);
+        self.begun += u64::from(begun);
+        SteadySteps { begun, end_ns: end_of(begun), skip: end_of(begun) < self.until_ns }
     }
 
     fn generate(&mut self, _: RequestId, numbers: Range<u32>, tokens: &mut Vec<Token>) {
