@@ -13,6 +13,9 @@ use crate::replay::settings::ReplayFlags;
 use crate::serve::ServeArgs;
 use crate::worker::WorkerArgs;
 
+/// The page of all flags and settings.
+const SETTINGS_PAGE: &str = "docs/settings.md";
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -27,7 +30,7 @@ fn default<F: CoreFlags>(setting: &Setting) -> String {
     if has { F::default_text(setting) } else { "-".into() }
 }
 
-/// The row of a setting in README.
+/// The row of a setting on the page of settings.
 fn row(setting: &Setting, value_name: &str) -> String {
     let range = (setting.range)().map_or(String::new(), |(min, max)| format!("{min} to {max}"));
     let (serve, replay) = (default::<ServeFlags>(setting), default::<ReplayFlags>(setting));
@@ -35,29 +38,29 @@ fn row(setting: &Setting, value_name: &str) -> String {
 }
 
 #[test]
-fn readme_lists_every_setting_of_the_core() {
+fn the_settings_page_lists_every_setting_of_the_core() {
     let rows = SETTINGS.iter().filter_map(|setting| Some(row(setting, setting.value_name?)));
     let rows = rows.collect::<Vec<_>>().join("\n");
-    assert!(read("README.md").contains(&rows), "put these rows into README.md, under Settings:\n{rows}\n");
+    assert!(read(SETTINGS_PAGE).contains(&rows), "put these rows into {SETTINGS_PAGE}:\n{rows}\n");
 }
 
 #[test]
-fn readme_lists_every_flag_of_serve() {
-    let readme = read("README.md");
+fn the_settings_page_lists_every_flag_of_serve() {
+    let page = read(SETTINGS_PAGE);
     let command = ServeArgs::augment_args(clap::Command::new("serve"));
     for flag in command.get_arguments().filter_map(|flag| flag.get_long()) {
-        assert!(readme.contains(&format!("| `--{flag} ")), "README.md has no row for --{flag} of serve");
+        assert!(page.contains(&format!("| `--{flag} ")), "{SETTINGS_PAGE} has no row for --{flag} of serve");
     }
 }
 
 #[test]
-fn readme_lists_every_flag_of_worker() {
-    let readme = read("README.md");
-    let (_, table) = readme.split_once("| flag of `worker` |").unwrap();
+fn the_settings_page_lists_every_flag_of_worker() {
+    let page = read(SETTINGS_PAGE);
+    let (_, table) = page.split_once("| flag of `worker` |").unwrap();
     let (table, _) = table.split_once("\n\n").unwrap();
     let command = WorkerArgs::augment_args(clap::Command::new("worker"));
     for flag in command.get_arguments().filter_map(|flag| flag.get_long()) {
-        assert!(table.contains(&format!("| `--{flag} ")), "README.md has no row for --{flag} of worker");
+        assert!(table.contains(&format!("| `--{flag} ")), "{SETTINGS_PAGE} has no row for --{flag} of worker");
     }
 }
 
@@ -101,8 +104,8 @@ fn commands(text: &str) -> Vec<Vec<String>> {
 fn every_command_line_in_the_docs_is_understood() {
     let mut texts = vec![("README.md".to_string(), read("README.md"))];
     for file in [
-        "capacity", "findings", "metrics", "plan", "replay", "reports", "sessions", "simulate", "sweep", "traces",
-        "workers",
+        "capacity", "findings", "metrics", "plan", "replay", "reports", "serving", "sessions", "simulate", "sweep",
+        "traces", "workers",
     ] {
         let file = format!("docs/{file}.md");
         // Of prose, only blocks of shell commands are read.
