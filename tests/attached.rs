@@ -505,6 +505,17 @@ async fn a_block_of_the_wrong_length_ends_the_connection_and_harms_no_request() 
     sound.await.unwrap();
 }
 
+/// Asks again and again until requests met on the device and one gave way: on a busy machine they may come one after another.
+async fn ask_until_preempted(client: &mut Client, prompts: &[Vec<u32>]) {
+    for _ in 0..100 {
+        check(&ask_all(client, prompts).await, prompts).await;
+        if client.info().await.counters.unwrap().preemptions > 0 {
+            return;
+        }
+    }
+    panic!("nothing was preempted");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_that_is_never_answered_costs_no_request() {
     let prompts = prompts(8);
@@ -513,8 +524,6 @@ async fn a_copy_that_is_never_answered_costs_no_request() {
     let server = launch(options).await;
     let mut worker = Attached::fresh(server.addr(), "a").await;
     let mut client = server.client().await;
-    let (mut asking, asked) = (client.clone(), prompts.clone());
-    let answers = tokio::spawn(async move { ask_all(&mut asking, &asked).await });
     let mute = tokio::spawn(async move {
         let mut ignored = 0;
         loop {
@@ -525,8 +534,7 @@ async fn a_copy_that_is_never_answered_costs_no_request() {
             ignored += 1;
         }
     });
-    check(&answers.await.unwrap(), &prompts).await;
-    assert!(client.info().await.counters.unwrap().preemptions > 0, "nothing was to be swapped out");
+    ask_until_preempted(&mut client, &prompts).await;
     server.drain().await;
     assert!(mute.await.unwrap() > 0);
 }
@@ -538,9 +546,8 @@ async fn requests_are_swapped_out_and_in_through_the_connection() {
     let worker = forever(&server, "a");
     let mut client = server.client().await;
     client.until(|info| info.engines[0].worker.is_some()).await;
-    check(&ask_all(&mut client, &prompts).await, &prompts).await;
+    ask_until_preempted(&mut client, &prompts).await;
     let info = client.settled().await;
-    assert!(info.counters.unwrap().preemptions > 0, "nothing was swapped out");
     let copied: u64 = info.engines[0].store.as_ref().unwrap().links.iter().map(|link| link.blocks).sum();
     assert!(copied > 0, "nothing was copied");
     server.drain().await;
