@@ -334,7 +334,9 @@ impl Driver {
             }
             Command::Snapshot(reply) => {
                 // The caller may have given up.
-                let _ = reply.send(self.snapshot());
+                if !reply.is_closed() {
+                    let _ = reply.send(self.snapshot());
+                }
             }
             Command::Drain => {
                 info!(requests = self.clients.len(), "draining");
@@ -407,7 +409,8 @@ impl Driver {
                     });
                 }
                 if self.workers.lock_steps.has(engine) {
-                    return self.vacate(engine, Status::aborted("a step of the worker failed"), "a step failed");
+                    let status = Status::aborted("a step of the worker failed");
+                    return self.vacate(engine, Loss::FailedStep, status, "a step failed");
                 }
                 // Before the loss, so that whatever the core wants from then on is done by the worker's next life.
                 self.workers.reset(engine, Loss::FailedStep, self.clock.now_ns());

@@ -11,7 +11,7 @@ pub(crate) enum Loss {
     Timeout,
     /// The threads of an embedded worker ended.
     Ended,
-    /// An attached worker left, was replaced, or did not come back in time.
+    /// An attached worker left, was replaced, did not come back in time, or is in lock step with a worker that is lost.
     Detached,
 }
 

@@ -50,8 +50,16 @@ pub(crate) struct Metrics {
     served: OnceLock<Served>,
     /// Start of the server, seconds since 1970.
     started_s: f64,
-    /// The last snapshot, with the time at which its scrape began.
-    latest: Mutex<Option<(u64, Arc<Scrape>)>>,
+    latest: Mutex<Latest>,
+}
+
+/// The last snapshot that was asked for.
+#[derive(Default)]
+struct Latest {
+    /// Time of asking, nanoseconds.
+    begun_ns: Option<u64>,
+    /// The answer; `None` before there is one, also if whoever asked gave up.
+    scrape: Option<Arc<Scrape>>,
 }
 
 impl Metrics {
@@ -77,16 +85,15 @@ impl Metrics {
         let clock = self.driver.clock();
         let asked_ns = clock.now_ns();
         let mut latest = self.latest.lock().await;
-        if let Some((begun_ns, scrape)) = &*latest {
-            if *begun_ns >= asked_ns {
-                return Some(scrape.clone());
-            }
-            let next = clock.instant(*begun_ns).and_then(|begun| begun.checked_add(INTERVAL));
-            if let Some(next) = next {
-                sleep_until(next.into()).await;
-            }
+        if latest.begun_ns >= Some(asked_ns) && latest.scrape.is_some() {
+            return latest.scrape.clone();
+        }
+        let next = latest.begun_ns.and_then(|begun_ns| clock.instant(begun_ns)?.checked_add(INTERVAL));
+        if let Some(next) = next {
+            sleep_until(next.into()).await;
         }
         let begun_ns = clock.now_ns();
+        *latest = Latest { begun_ns: Some(begun_ns), scrape: None };
         let mut scrape = Scrape::begin(&self.network, begun_ns, self.started_s);
         // Without a model no thread answers yet.
         if let Some(served) = self.served.get() {
@@ -97,7 +104,7 @@ impl Metrics {
             scrape.fill(snapshot.await.ok()?, served);
         }
         let scrape = Arc::new(scrape);
-        *latest = Some((begun_ns, scrape.clone()));
+        latest.scrape = Some(scrape.clone());
         Some(scrape)
     }
 }

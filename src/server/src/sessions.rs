@@ -123,6 +123,8 @@ impl SessionService {
         (changes, tried): (&mut watch::Receiver<u64>, &mut u32),
         deadline_ns: Option<u64>,
     ) -> Result<(), Status> {
+        // Nobody would get the summary, and the turns would be gone from an export.
+        self.ensure_serving()?;
         let is_idle = {
             let mut state = entry.lock();
             if *tried == 0 && state.hurry() && state.chat.phase() == Phase::Idle {
@@ -133,13 +135,14 @@ impl SessionService {
         if is_idle {
             let want = Want { keep: None, room: needed };
             let started = *tried == 0 && self.compactor.start(entry, caller, want, (true, None));
-            *tried += 1;
+            // Another call may have begun a compaction, or made room, meanwhile.
+            let dropped = {
+                let mut state = entry.lock();
+                let is_idle = !started && state.chat.phase() == Phase::Idle;
+                *tried += u32::from(started || is_idle);
+                is_idle && state.chat.drop_oldest(needed)
+            };
             if !started {
-                // Another call may have made room meanwhile.
-                let dropped = {
-                    let mut state = entry.lock();
-                    state.chat.phase() == Phase::Idle && state.chat.drop_oldest(needed)
-                };
                 let defect = || Status::internal("the context is full, and no turn can be dropped");
                 return if dropped || *tried < TRIES_MAX { Ok(()) } else { Err(defect()) };
             }

@@ -62,6 +62,15 @@ pub(crate) enum Rejection {
 }
 
 impl Rejection {
+    /// Returns `true` if the same request may be accepted a moment later: there are too many others now.
+    pub(crate) fn is_overload(&self) -> bool {
+        match self {
+            Self::TokenizerBusy | Self::QueueFull | Self::ShareFull(_) | Self::TooManyOpen(_) => true,
+            Self::Refused(refusal) => matches!(refusal, Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. }),
+            _ => false,
+        }
+    }
+
     /// Returns the reason under which the rejection is counted.
     pub(crate) fn reason(&self) -> Reason {
         match self {

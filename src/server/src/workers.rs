@@ -385,11 +385,14 @@ impl Workers {
         self.slots[engine.index()].link.iter().for_each(|link| link.end(status.clone()));
     }
 
-    /// Ends the connection of a worker with a status, and makes its seat vacant.
-    pub(crate) fn vacate(&mut self, engine: EngineId, status: tonic::Status) {
+    /// Ends the connection of a worker with a status, and makes its seat vacant. The loss of a worker in a reset is counted already.
+    pub(crate) fn vacate(&mut self, engine: EngineId, loss: Loss, status: tonic::Status) {
+        let is_resetting = self.is_resetting(engine);
         let slot = self.slot(engine);
         if let Some(link) = slot.link.take() {
-            slot.counts.lose(Loss::Detached);
+            if !is_resetting {
+                slot.counts.lose(loss);
+            }
             link.end(status);
         }
         self.seats.vacate(engine);

@@ -94,7 +94,7 @@ impl Driver {
             Ok(Place::Replace(engine)) => {
                 let status = Status::aborted("another worker took this worker's place");
                 self.hand_over(engine);
-                self.vacate(engine, status, "another worker took its place");
+                self.vacate(engine, Loss::Detached, status, "another worker took its place");
                 (engine, false)
             }
         };
@@ -165,11 +165,11 @@ impl Driver {
             LinkEnd::Left => {
                 info!(%engine, worker = name, "the worker left");
                 self.hand_over(engine);
-                self.vacate(engine, Status::ok(""), "it left");
+                self.vacate(engine, Loss::Detached, Status::ok(""), "it left");
             }
             LinkEnd::Broke(why) if self.workers.is_resetting(engine) || self.workers.lock_steps.has(engine) => {
                 // Its KV is lost in any case; the others of its group are in the middle of a step.
-                self.vacate(engine, Status::aborted("the connection broke"), &why);
+                self.vacate(engine, Loss::Detached, Status::aborted("the connection broke"), &why);
             }
             LinkEnd::Broke(why) => {
                 warn!(%engine, worker = name, requests, why, "the connection to a worker broke; its requests wait for it to come back");
@@ -179,7 +179,9 @@ impl Driver {
                     self.apply(Input::DrainEngine(engine));
                 }
             }
-            LinkEnd::Faulty(why) => self.vacate(engine, Status::invalid_argument(why.clone()), &why),
+            LinkEnd::Faulty(why) => {
+                self.vacate(engine, Loss::BadResult, Status::invalid_argument(why.clone()), &why);
+            }
         }
     }
 
@@ -197,7 +199,7 @@ impl Driver {
     }
 
     /// Takes a worker from its seat, and the others of its group; the requests go elsewhere, or wait for a worker.
-    pub(super) fn vacate(&mut self, engine: EngineId, status: Status, why: &str) {
+    pub(super) fn vacate(&mut self, engine: EngineId, loss: Loss, status: Status, why: &str) {
         let others = self.workers.lock_steps.leave(engine);
         let others: Vec<_> = others.into_iter().map(|other| (other, self.name_of(other))).collect();
         for (other, _) in &others {
@@ -206,10 +208,10 @@ impl Driver {
             if is_up {
                 self.apply(Input::Engine(*other, Event::WorkerTaken));
             }
-            self.workers.vacate(*other, Status::aborted("another worker of the group is gone"));
+            self.workers.vacate(*other, Loss::Detached, Status::aborted("another worker of the group is gone"));
         }
         let name = self.name_of(engine);
-        self.workers.vacate(engine, status);
+        self.workers.vacate(engine, loss, status);
         self.leave(engine, &name, why);
         for (other, name) in others {
             self.leave(other, &name, "another worker of its group is gone");
@@ -270,10 +272,20 @@ impl Driver {
     /// Resets an attached worker whose step takes too long, or ends its connection if the reset takes too long.
     pub(super) fn hurry(&mut self, engine: EngineId) {
         if self.workers.lock_steps.has(engine) {
-            return self.vacate(engine, Status::aborted("a step takes too long"), "a step takes too long");
+            return self.vacate(
+                engine,
+                Loss::Timeout,
+                Status::aborted("a step takes too long"),
+                "a step takes too long",
+            );
         }
         if self.workers.is_resetting(engine) {
-            return self.vacate(engine, Status::aborted("the reset took too long"), "its reset took too long");
+            return self.vacate(
+                engine,
+                Loss::Timeout,
+                Status::aborted("the reset took too long"),
+                "its reset took too long",
+            );
         }
         let requests = self.cluster.status(engine).load.requests;
         error!(%engine, requests, "a step takes too long; the worker is reset, and requests are computed again");
@@ -294,6 +306,7 @@ impl Driver {
         while let Some((_, engine)) = self.workers.seats.next_end_ns().filter(|(at_ns, _)| *at_ns <= now_ns) {
             self.vacate(
                 engine,
+                Loss::Detached,
                 Status::aborted("the worker did not come back in time"),
                 "it did not come back in time",
             );

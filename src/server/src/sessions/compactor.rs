@@ -8,7 +8,8 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use trunkline_chat::{Plan, Usage, Want};
+use tokio::time::sleep;
+use trunkline_chat::{Phase, Plan, Totals, Usage, Want};
 use trunkline_core::{FinishReason, Token};
 
 use crate::caller::Caller;
@@ -17,8 +18,10 @@ use crate::proto;
 use crate::sessions::counts::{Compacted, SessionCounts};
 use crate::sessions::entry::{CompactionTask, Entry};
 use crate::sessions::setup::Setup;
-use crate::submission::Submitter;
+use crate::submission::{Submitted, Submitter};
 
+/// Pause before a patient request is submitted again.
+const RETRY: Duration = Duration::from_millis(10);
 /// Outputs taken at once, at most.
 const OUTPUTS_MAX: usize = 64;
 
@@ -40,21 +43,25 @@ impl Compactor {
         want: Want,
         (urgent, instruction): (bool, Option<Vec<Token>>),
     ) -> bool {
-        let plan = {
+        let (plan, before) = {
             let mut state = entry.lock();
             let plan = if state.deleted { None } else { state.chat.plan(want) };
             let Some(plan) = plan else { return false };
-            plan
+            (plan, *state.chat.totals())
         };
         let number = plan.number;
-        let guard = Guard { entry: entry.clone(), number, counts: self.counts.clone(), end: Compacted::Cancelled };
+        let guard = Guard { entry: entry.clone(), number, counts: self.counts.clone(), before };
         let (compactor, caller) = (self.clone(), caller.on_behalf());
         // A runtime that ends drops the task at once, whose guard takes the lock.
         let task = tokio::spawn(async move { compactor.compact(guard, &caller, plan, (urgent, instruction)).await });
         let mut state = entry.lock();
         match state.deleted {
             true => task.abort(),
-            false => state.compaction = Some(CompactionTask { number, urgent, handle: task.abort_handle() }),
+            // A task may have ended by now.
+            false if matches!(state.chat.phase(), Phase::Summarising | Phase::Warming) => {
+                state.compaction = Some(CompactionTask { number, urgent, handle: task.abort_handle() });
+            }
+            false => {}
         }
         true
     }
@@ -69,7 +76,7 @@ impl Compactor {
 
     async fn compact(
         &self,
-        mut guard: Guard,
+        guard: Guard,
         caller: &Caller,
         plan: Plan,
         (urgent, instruction): (bool, Option<Vec<Token>>),
@@ -85,43 +92,54 @@ impl Compactor {
             false => plan.context_prompt(&instruction),
         };
         let request = entry.setup.summary(prompt, limits.summary, urgent);
-        let summary = self.ask(&entry.setup, caller, request).await;
+        let summary = self.ask(&entry.setup, caller, request, urgent).await;
         let context = match summary {
-            Ok((summary, usage)) => {
-                if summary.is_empty() {
-                    guard.end = Compacted::Failed;
-                }
-                entry.lock().chat.summarised(plan.number, summary, usage)
-            }
+            Ok((summary, usage)) => entry.lock().chat.summarised(plan.number, summary, usage),
             Err(reason) => {
-                guard.end = Compacted::Failed;
                 entry.lock().chat.failed(plan.number, &reason);
                 None
             }
         };
         if urgent {
-            if entry.lock().chat.skip_warming() {
-                guard.end = Compacted::Done;
-            }
+            entry.lock().chat.skip_warming();
         } else if let Some(context) = context {
             // Without a context computed ahead the next turn computes the context: slower, and as right.
-            let warmed = self.ask(&entry.setup, caller, entry.setup.background(context, 1)).await;
+            let warmed = self.ask(&entry.setup, caller, entry.setup.background(context, 1), false).await;
             entry.lock().chat.warmed(plan.number, warmed.map_or(Usage::default(), |(_, usage)| usage));
-            guard.end = Compacted::Done;
         }
     }
 
-    /// Runs a request; returns the tokens, without a stop token at their end.
+    /// Submits a request; a patient one again and again while there are too many others. The requests of a summary that was cancelled for
+    /// this one may still count.
+    async fn submit(
+        &self,
+        setup: &Setup,
+        caller: &Caller,
+        request: proto::GenerateRequest,
+        patient: bool,
+    ) -> Result<Submitted, String> {
+        let clock = self.submitter.driver.clock();
+        let (arrival_ns, timeout_ns) = (clock.now_ns(), u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX));
+        loop {
+            let checked = setup.check(&self.submitter, request.clone()).map_err(|invalid| invalid.0)?;
+            let submitted = self.submitter.submit(caller, checked, arrival_ns, Some(self.timeout)).await;
+            let has_time = clock.now_ns().saturating_sub(arrival_ns) < timeout_ns;
+            match submitted {
+                Err(rejection) if patient && has_time && rejection.is_overload() => sleep(RETRY).await,
+                submitted => return submitted.map_err(|rejection| rejection.to_string()),
+            }
+        }
+    }
+
+    /// Runs a request, submitted patiently or not; returns the tokens, without a stop token at their end.
     async fn ask(
         &self,
         setup: &Setup,
         caller: &Caller,
         request: proto::GenerateRequest,
+        patient: bool,
     ) -> Result<(Vec<Token>, Usage), String> {
-        let checked = setup.check(&self.submitter, request).map_err(|invalid| invalid.0)?;
-        let arrival_ns = self.submitter.driver.clock().now_ns();
-        let submitted = self.submitter.submit(caller, checked, arrival_ns, Some(self.timeout)).await;
-        let mut submitted = submitted.map_err(|rejection| rejection.to_string())?;
+        let mut submitted = self.submit(setup, caller, request, patient).await?;
         let (mut tokens, mut taken) = (Vec::new(), Vec::new());
         loop {
             if poll_fn(|cx| submitted.outputs().poll_recv_many(cx, &mut taken, OUTPUTS_MAX)).await == 0 {
@@ -171,14 +189,23 @@ struct Guard {
     /// Number of the plan.
     number: u64,
     counts: Arc<SessionCounts>,
-    end: Compacted,
+    /// Totals of the chat when the compaction began.
+    before: Totals,
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.counts.note_compaction(self.end);
         let mut state = self.entry.lock();
         state.chat.cancel_unready(self.number);
+        let totals = state.chat.totals();
+        // A new context that is ready takes effect when the running turn ends.
+        let end = match state.chat.phase() {
+            Phase::Ready => Compacted::Done,
+            _ if totals.compactions > self.before.compactions => Compacted::Done,
+            _ if totals.failed > self.before.failed => Compacted::Failed,
+            _ => Compacted::Cancelled,
+        };
+        self.counts.note_compaction(end);
         // Another compaction may have begun since this one was cancelled.
         state.compaction.take_if(|task| task.number == self.number);
         drop(state);

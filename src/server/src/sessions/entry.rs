@@ -80,6 +80,10 @@ impl State {
     /// Cancels the compaction under way, with its request.
     pub(crate) fn cancel_compaction(&mut self) {
         self.chat.cancel();
+        self.abort_task();
+    }
+
+    fn abort_task(&mut self) {
         if let Some(task) = self.compaction.take() {
             task.handle.abort();
         }
@@ -90,7 +94,9 @@ impl State {
     pub(crate) fn hurry(&mut self) -> bool {
         let has_context = self.chat.skip_warming();
         let is_late = self.compaction.as_ref().is_some_and(|task| !task.urgent);
-        if is_late && self.chat.phase() == Phase::Summarising {
+        if has_context {
+            self.abort_task();
+        } else if is_late && self.chat.phase() == Phase::Summarising {
             self.cancel_compaction();
         }
         has_context
@@ -143,12 +149,51 @@ impl Drop for RunningTurn {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_chat::{Fixed, Frame, Limits, Wanted};
+    use trunkline_chat::{Fixed, Frame, Limits, Usage, Want, Wanted};
 
     use super::*;
     use crate::caller::Caller;
     use crate::proto::SessionSettings;
     use crate::shares::Shares;
+
+    /// A session with eight turns of ten tokens, and a compaction under way whose task never ends.
+    async fn compacting(urgent: bool) -> (Arc<Entry>, u64) {
+        let wanted = Wanted { summary: Some(8), pins: Some(20), high: Some(60), low: Some(10) };
+        let limits = Limits::new(256, Fixed::default(), wanted, 1 << 20).unwrap();
+        let mut chat = Chat::new(Vec::new(), Frame::default(), limits);
+        (0..8).for_each(|_| drop(chat.append("", &[2; 10], false).unwrap()));
+        let number = chat.plan(Want::default()).unwrap().number;
+        let (settings, frame, instruction, lead) = Default::default();
+        let setup = Setup { settings, frame, instruction, lead, sampled: false, context: 256, summary_context: 256 };
+        let share = Shares::new(1).enter(Caller::local().client()).unwrap();
+        let entry = Entry::new("id".into(), Owner::Anyone, setup, chat, share, 0);
+        let handle = tokio::spawn(std::future::pending::<()>()).abort_handle();
+        entry.lock().compaction = Some(CompactionTask { number, urgent, handle });
+        (entry, number)
+    }
+
+    #[tokio::test]
+    async fn a_turn_that_waits_cancels_a_summary_of_low_priority_alone() {
+        let (entry, _) = compacting(false).await;
+        assert!(!entry.lock().hurry());
+        assert_eq!(entry.lock().chat.phase(), Phase::Idle);
+        let (entry, _) = compacting(true).await;
+        assert!(!entry.lock().hurry());
+        assert_eq!(entry.lock().chat.phase(), Phase::Summarising);
+        assert!(entry.lock().compaction.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_turn_that_waits_takes_the_new_context_before_it_is_computed() {
+        for urgent in [false, true] {
+            let (entry, number) = compacting(urgent).await;
+            let mut state = entry.lock();
+            state.chat.summarised(number, vec![7; 8], Usage::default()).unwrap();
+            assert!(state.hurry());
+            assert_eq!((state.chat.phase(), state.chat.totals().compactions), (Phase::Idle, 1));
+            assert!(state.compaction.is_none(), "nobody needs the request for the new context");
+        }
+    }
 
     #[test]
     fn a_turn_that_breaks_off_is_a_use_of_its_session() {

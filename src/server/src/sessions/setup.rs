@@ -96,6 +96,14 @@ impl Setup {
             high: compaction.recent_high,
             low: compaction.recent_low,
         };
+        let needed = self.lead.len() + self.instruction.len() + compaction.summary_max.unwrap_or(1) as usize;
+        if needed >= self.summary_context as usize {
+            let most = self.summary_context;
+            let message = format!(
+                "compaction: a summary needs {needed} tokens, with its instruction; workers of its kv_dtype hold {most}"
+            );
+            return Err(Invalid(message));
+        }
         // A session holds several contexts, however large.
         let bytes = bytes.max(4 * u64::from(self.context) * size_of::<Token>() as u64);
         Ok(Limits::new(self.context, fixed, wanted, bytes)?)
