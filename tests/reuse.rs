@@ -67,3 +67,30 @@ async fn copies_never_cross_salts() {
     let salted = GenerateRequest { cache_salt: "mine".into(), ..asking("Say where:", "anywhere") };
     assert_eq!(client.ask(salted).await.unwrap().usage.copied_tokens, 0);
 }
+
+/// Another tenant finds whole blocks of 16 tokens, so that nobody finds out a prompt token by token. In a cache of its own, a tenant copies to the token.
+#[tokio::test(flavor = "multi_thread")]
+async fn tenants_that_share_copy_whole_blocks_and_the_recording_decides_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.jsonl.gz");
+    let server = TestServer::start_with(config(32, false), Some(path.clone()), |worker| Box::new(worker)).await;
+    let mut client = server.client().await;
+    let mut copied = Vec::new();
+    for (tenant, before, shares) in [
+        ("a", "Who?", true),
+        ("b", "Say where:", true),
+        ("", "And when:", false),
+        ("c", "Who?", false),
+        ("c", "Say where:", false),
+    ] {
+        let request = asking(before, "");
+        let asked = GenerateRequest { tenant: tenant.into(), share_cache: Some(shares), ..request };
+        copied.push(client.ask(asked).await.unwrap().usage.copied_tokens);
+    }
+    let own = copied.pop().unwrap();
+    assert_eq!(copied, [0, 80, 80, 0], "without a tenant, the cache is the shared one");
+    assert!(own > 80, "{own}");
+    let outcome = server.drain().await;
+    let replayed = replay_recorded(&path, &mut |_| {}).unwrap();
+    assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
+}

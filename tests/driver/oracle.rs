@@ -65,6 +65,8 @@ struct Truth {
     needs_history: bool,
     /// Reuse that the request asks for.
     reuse: Option<Reuse>,
+    /// `true` if the request copies whole blocks alone.
+    shares_cache: bool,
     /// `true` once cells were copied for the request: its text is known only as far as it is generated.
     has_copies: bool,
     /// Positions of its copied cells.
@@ -82,6 +84,7 @@ impl Truth {
             cells: Vec::new(),
             needs_history: request.sampling.needs_history(),
             reuse: request.reuse,
+            shares_cache: request.shares_cache,
             has_copies: false,
             copied: BTreeSet::new(),
         };

@@ -3,6 +3,8 @@
 //! A copied cell is marked, unless it is the very cell that the request would compute. The cell computed behind copied ones stands for all cells
 //! before it, so the text says what was copied, and a copied cell, or one computed behind it, is wrong for every request that did not copy it.
 
+use std::collections::BTreeMap;
+
 use trunkline_core::{CellCopy, Reuse, Step, StepSeq, Token};
 
 use super::{OracleWorker, Truth, next_cell};
@@ -54,6 +56,7 @@ impl OracleWorker {
             }
             self.copied += u64::from(copy.n_tokens);
         }
+        self.check_whole_blocks(step);
         for (seq, written) in step.seqs.iter().zip(&written) {
             assert!(written.is_empty() || seq.start, "request {} copies after its start", seq.request);
             if seq.start {
@@ -73,6 +76,25 @@ impl OracleWorker {
         for copy in &step.copies {
             let writer = self.device.traffic[copy.from as usize].written_by;
             assert!(writer.is_none(), "{writer:?} writes block {}, which the step copies", copy.from);
+        }
+    }
+
+    /// Asserts that requests whose cache tenants share copy no block of a source in part: each to its end, at least.
+    fn check_whole_blocks(&self, step: &Step) {
+        let mut ends: BTreeMap<(usize, u32), u32> = BTreeMap::new();
+        for copy in &step.copies {
+            let (at, _) = self.destination(step, copy);
+            if self.truth(&step.seqs[at]).is_some_and(|truth| truth.shares_cache) {
+                let end = ends.entry((at, copy.from)).or_default();
+                *end = (copy.from_cell + copy.n_tokens).max(*end);
+            }
+        }
+        for ((at, from), end) in ends {
+            let request = step.seqs[at].request;
+            assert_eq!(
+                end as usize, self.block_size,
+                "request {request} copies a part of block {from}, and shares a cache"
+            );
         }
     }
 
@@ -121,7 +143,7 @@ impl OracleWorker {
         };
         let now = written.iter().map(|at| (*at, self.device.cells[self.at(seq, *at)]));
         let before = (0..seq.computed as usize).filter(|at| !written.contains(at)).filter_map(kept);
-        let copied: std::collections::BTreeMap<usize, Cell> = now.chain(before).collect();
+        let copied: BTreeMap<usize, Cell> = now.chain(before).collect();
         let truth = self.truths.get_mut(&seq.request).expect("it was just found");
         let may_copy = written.is_empty() || truth.reuse != Some(Reuse::Prefix);
         assert!(may_copy, "request {} did not ask for copies", seq.request);

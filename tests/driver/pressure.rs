@@ -626,7 +626,7 @@ pub fn request(rng: &mut Pcg64Mcg, n: u64, previous: Option<&[Token]>, now_ns: u
     request
 }
 
-/// Moves some of a prompt's tokens to other positions, and draws the reuse that the request asks for.
+/// Moves some of a prompt's tokens to other positions, and draws the reuse that the request asks for, and whether tenants share its namespace.
 fn edit(rng: &mut Pcg64Mcg, request: &mut Request) {
     let prompt = &mut request.prompt;
     let at = rng.random_range(0..=prompt.len());
@@ -637,6 +637,7 @@ fn edit(rng: &mut Pcg64Mcg, request: &mut Request) {
         _ => {}
     }
     request.reuse = pick(rng, &[None, None, Some(Reuse::Anywhere), Some(Reuse::Prefix)]);
+    request.shares_cache = rng.random_range(0..3) == 0;
     request.hashes.clear();
 }
 

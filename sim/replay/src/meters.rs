@@ -26,6 +26,7 @@ pub(crate) struct TenantMeters {
     pub deadlines: DeadlineReport,
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
+    pub copied_tokens: u64,
     pub output_tokens: u64,
     pub ttft: Kept,
     pub tpot: Kept,
@@ -86,6 +87,7 @@ impl<'a> Meters<'a> {
             preemptions: 0,
             refused: true,
             deadline_met: flight.traced.terms.deadline_ns.map(|_| false),
+            copied_tokens: 0,
         }
     }
 
@@ -201,6 +203,7 @@ impl<'a> Meters<'a> {
         tenant.deadlines.met += u64::from(flight.traced.terms.deadline_ns.is_some());
         tenant.prompt_tokens += u64::from(usage.prompt_tokens);
         tenant.cached_tokens += u64::from(usage.cached_tokens);
+        tenant.copied_tokens += u64::from(usage.copied_tokens);
         tenant.output_tokens += u64::from(usage.completion_tokens);
         Outcome {
             request,
@@ -217,6 +220,7 @@ impl<'a> Meters<'a> {
             preemptions: usage.preemptions,
             refused: false,
             deadline_met: flight.traced.terms.deadline_ns.map(|_| true),
+            copied_tokens: usage.copied_tokens,
         }
     }
 
@@ -249,6 +253,7 @@ impl<'a> Meters<'a> {
             preemptions: usage.preemptions,
             refused: false,
             deadline_met: Some(false),
+            copied_tokens: usage.copied_tokens,
         }
     }
 
@@ -271,6 +276,7 @@ impl<'a> Meters<'a> {
             total.deadlines.missed += tenant.deadlines.missed;
             total.prompt_tokens += tenant.prompt_tokens;
             total.cached_tokens += tenant.cached_tokens;
+            total.copied_tokens += tenant.copied_tokens;
             total.output_tokens += tenant.output_tokens;
             total.ttft.extend(&tenant.ttft);
             total.tpot.extend(&tenant.tpot);

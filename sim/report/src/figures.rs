@@ -131,6 +131,17 @@ pub const FIGURES: &[Figure<Report>] = &[
     real("prefix_hit_ratio", "Prefix hits", Share, Higher, "Share of prompt tokens found in the prefix cache.", |r| {
         Some(r.tokens.prefix_hit_ratio)
     }),
+    count("copied_tokens", "Copied tokens", Neither, "Prompt tokens copied from other places in the cache.", |r| {
+        Some(r.tokens.copied_tokens)
+    }),
+    real(
+        "copied_ratio",
+        "Copied",
+        Share,
+        Neither,
+        "Share of prompt tokens copied from other places in the cache.",
+        |r| Some(r.tokens.copied_ratio),
+    ),
     count("prefix_blocks", "Prefix blocks", Neither, "Blocks of cached prefixes taken on the device.", |r| {
         Some(r.tokens.prefix_blocks)
     }),

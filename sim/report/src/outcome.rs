@@ -17,7 +17,7 @@ use flate2::write::GzEncoder;
 mod parquet;
 
 /// First line of the CSV file.
-pub const CSV_HEADER: &str = "id,arrival_s,replica,tenant,prompt_tokens,cached_tokens,output_tokens,queue_s,ttft_s,tpot_s,e2e_s,preemptions,refused,deadline_met";
+pub const CSV_HEADER: &str = "id,arrival_s,replica,tenant,prompt_tokens,cached_tokens,output_tokens,queue_s,ttft_s,tpot_s,e2e_s,preemptions,refused,deadline_met,copied_tokens";
 
 /// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,8 @@ pub struct Outcome {
     pub refused: bool,
     /// `true` if completed before its deadline; `None` without a deadline.
     pub deadline_met: Option<bool>,
+    /// Prompt tokens copied from other places in the cache; 0 if refused.
+    pub copied_tokens: u32,
 }
 
 impl Outcome {
@@ -117,7 +119,8 @@ impl Lines {
 
 impl Sink for Lines {
     fn write(&mut self, outcome: &Outcome) -> io::Result<()> {
-        let Outcome { request, replica, tenant, prompt_tokens, cached_tokens, output_tokens, .. } = outcome;
+        let Outcome { request, replica, tenant, prompt_tokens, cached_tokens, output_tokens, copied_tokens, .. } =
+            outcome;
         let seconds = |ns: Option<u64>| {
             ns.map_or_else(String::new, |ns| format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000))
         };
@@ -128,7 +131,7 @@ impl Sink for Lines {
         let met = outcome.deadline_met.map_or("", |met| if met { "1" } else { "0" });
         writeln!(
             self.0,
-            "{request},{arrival},{replica},{tenant},{prompt_tokens},{cached_tokens},{output_tokens},{queue},{ttft},{tpot},{e2e},{preemptions},{refused},{met}"
+            "{request},{arrival},{replica},{tenant},{prompt_tokens},{cached_tokens},{output_tokens},{queue},{ttft},{tpot},{e2e},{preemptions},{refused},{met},{copied_tokens}"
         )
     }
 
@@ -195,6 +198,7 @@ mod tests {
         preemptions: 2,
         refused: false,
         deadline_met: Some(true),
+        copied_tokens: 48,
     };
 
     const REFUSED: Outcome = Outcome {
@@ -208,13 +212,14 @@ mod tests {
         preemptions: 0,
         refused: true,
         deadline_met: None,
+        copied_tokens: 0,
         ..DONE
     };
 
     #[test]
     fn a_line_each_plain_or_gzip() {
         let expected = format!(
-            "{CSV_HEADER}\n3,1.500000000,1,0,100,32,5,0.001000000,0.002000000,0.001000001,0.006000004,2,0,1\n4,1.500000000,1,0,100,0,0,,,,,0,1,\n"
+            "{CSV_HEADER}\n3,1.500000000,1,0,100,32,5,0.001000000,0.002000000,0.001000001,0.006000004,2,0,1,48\n4,1.500000000,1,0,100,0,0,,,,,0,1,,0\n"
         );
         let folder = tempfile::tempdir().unwrap();
         for name in ["a.csv", "a.csv.gz"] {

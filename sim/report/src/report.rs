@@ -76,6 +76,10 @@ pub struct TokenTotals {
     pub prefix_hit_tokens: u64,
     /// Prefix hit ratio, from 0 to 1: `prefix_hit_tokens / prompt_tokens`.
     pub prefix_hit_ratio: f64,
+    /// Prompt tokens whose KV was copied from other places in the cache at the first admission of the request (`--reuse-anywhere`).
+    pub copied_tokens: u64,
+    /// Share of prompt tokens copied, from 0 to 1: `copied_tokens / prompt_tokens`.
+    pub copied_ratio: f64,
     /// Blocks of cached prefixes taken on the device, over all replicas.
     pub prefix_blocks: u64,
     /// Runs of neighbouring blocks in those prefixes.
@@ -293,6 +297,11 @@ pub struct BaselineReport {
 }
 
 impl Report {
+    /// Returns `true` if text that is no prefix may have been copied, or was.
+    pub fn copies(&self) -> bool {
+        self.settings.core.worker.reuse.anywhere > 0 || self.tokens.copied_tokens > 0
+    }
+
     /// Returns the report as one JSON object over several lines, without a newline at the end.
     pub fn to_json(&self) -> String {
         // All keys are strings and all values numbers, strings, booleans or null.

@@ -362,6 +362,7 @@ mod tests {
             preemptions: 0,
             refused: false,
             deadline_met: None,
+            copied_tokens: 0,
         }
     }
 

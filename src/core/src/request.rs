@@ -52,6 +52,10 @@ pub struct Request {
     /// Reuse of cached text that is no prefix; `None` for the core's rule. Without effect while [`crate::config::ReuseConfig::anywhere`] is 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
+    /// `true` if several tenants share the cache of the request's namespace: runs are copied in whole blocks, and show a tenant nothing finer of the
+    /// others' prompts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shares_cache: bool,
     /// Priorities of ranges of tokens in the prefix cache, in the order of the ranges: see [`crate::retention`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub retention: Vec<RetentionHint>,
@@ -91,6 +95,7 @@ impl Request {
             sampling: Sampling::default(),
             h2o: None,
             reuse: None,
+            shares_cache: false,
             retention: Vec::new(),
             kv_class: 0,
             continues: false,

@@ -234,6 +234,8 @@ pub(crate) struct Cold {
     pub retention: Box<[RetentionHint]>,
     /// Reuse of text that is no prefix, as the request asks; `None` for the core's rule.
     pub reuse: Option<Reuse>,
+    /// `true` if several tenants share the cache of the namespace.
+    pub shares_cache: bool,
     /// Copied runs of the sequence, while it has KV with some.
     pub copied: Option<Box<Copied>>,
     /// Of an inner request, which reads a prompt again: the position from which on attention is scored.
@@ -268,8 +270,7 @@ impl Sequence {
     pub fn new(mut request: Request, arrival: u64, now_ns: u64) -> Self {
         let view = view(&request, arrival, now_ns);
         let prompt_tokens = request.prompt.len() as u32;
-        let [worker_failures, suspicion] =
-            [request.worker_failures, request.suspicion].map(|n| u8::try_from(n).unwrap_or(u8::MAX));
+        let [worker_failures, suspicion] = [request.worker_failures, request.suspicion].map(saturated);
         let history = History {
             imported_failures: u32::from(worker_failures) + u32::from(suspicion),
             imported_tokens: request.generated.len() as u32,
@@ -317,6 +318,7 @@ impl Sequence {
                 h2o: request.h2o,
                 retention: request.retention.into_boxed_slice(),
                 reuse: request.reuse,
+                shares_cache: request.shares_cache,
                 copied: None,
                 reread_from: None,
                 promised: 0,
@@ -657,6 +659,7 @@ impl Sequence {
             h2o: if cold.history.reread_failed { Some(h2o::Mode::Off) } else { cold.h2o },
             retention: cold.retention.into_vec(),
             reuse: cold.reuse,
+            shares_cache: cold.shares_cache,
             kv_class: cold.kv_class,
             continues: cold.continues,
             worker_failures: u32::from(self.worker_failures),
@@ -674,6 +677,10 @@ impl Sequence {
             preemptions: self.cold.history.preemptions,
         }
     }
+}
+
+fn saturated(n: u32) -> u8 {
+    u8::try_from(n).unwrap_or(u8::MAX)
 }
 
 /// Returns the policy's view of a request at its arrival.

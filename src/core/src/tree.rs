@@ -51,7 +51,7 @@ mod runs;
 
 use self::classes::Classes;
 use self::contents::Contents;
-pub use self::runs::CachedRun;
+pub use self::runs::{CachedRun, RunRule};
 use crate::block::{BlockEvent, BlockPool, BlockState, ROOM_MAX};
 use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;

@@ -511,7 +511,7 @@ mod tests {
     #[test]
     fn tenants_salts_and_keys_have_caches_of_their_own_unless_a_request_shares() {
         gated(|test, _gate| async move {
-            let (mut roots, mut streams) = (Vec::new(), Vec::new());
+            let (mut roots, mut shares, mut streams) = (Vec::new(), Vec::new(), Vec::new());
             let request = |tenant: &str, salt: &str, keys: &[&str], share_cache| proto::GenerateRequest {
                 prompt: Some(proto::generate_request::Prompt::Text("x".into())),
                 tenant: tenant.into(),
@@ -538,11 +538,14 @@ mod tests {
                     }
                 };
                 roots.push(submitted.root);
+                shares.push(submitted.shares_cache);
                 streams.push(running);
             }
             assert_eq!((roots[0], roots[0]), (roots[1], roots[2]), "tenants that share, and no tenant");
             let distinct: BTreeSet<_> = roots.iter().collect();
             assert_eq!(distinct.len(), 5);
+            // Requests without a tenant share with sharing tenants, once there are some.
+            assert_eq!(shares, [false, true, true, false, false, true, true]);
         });
     }
 

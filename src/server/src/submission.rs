@@ -10,7 +10,7 @@
 //! A [`Submitted`] dropped in between, because the client went away, aborts the request.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -194,6 +194,8 @@ pub(crate) struct Submitter {
     kv: Vec<KvClass>,
     /// `true` if tenants share cached blocks unless a request asks otherwise.
     share_cache: bool,
+    /// `true` once a tenant shared cached blocks with others.
+    tenants_share: AtomicBool,
     next_id: AtomicU64,
 }
 
@@ -211,6 +213,7 @@ impl Submitter {
             config,
             model,
             share_cache: false,
+            tenants_share: AtomicBool::new(false),
             next_id: AtomicU64::new(1),
         }
     }

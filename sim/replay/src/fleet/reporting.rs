@@ -41,6 +41,8 @@ impl Fleet<'_> {
                 output_tokens: total.output_tokens,
                 prefix_hit_tokens: total.cached_tokens,
                 prefix_hit_ratio: ratio(total.cached_tokens as f64, total.prompt_tokens as f64),
+                copied_tokens: total.copied_tokens,
+                copied_ratio: ratio(total.copied_tokens as f64, total.prompt_tokens as f64),
                 prefix_blocks: sum(|stats| stats.prefix_blocks),
                 prefix_runs: sum(|stats| stats.prefix_runs),
                 mean_prefix_run: ratio(sum(|stats| stats.prefix_blocks) as f64, sum(|stats| stats.prefix_runs) as f64),

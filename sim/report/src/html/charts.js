@@ -368,7 +368,7 @@
       { name: "completed", colour: colour(0), series: runs[0].series, values: runs[0].series.completed_s },
       { name: "arrived", colour: colour(4), faint: true, series: runs[0].series, values: runs[0].series.arrived_s },
     ], "No request was completed."),
-    prompt: f => stacks(f, "tokens/s", run => [part("computed", colour(4), run.series.uncached_tokens_s), part("found in the cache", colour(2), run.series.cached_tokens_s)], "No request was admitted."),
+    prompt: f => stacks(f, "tokens/s", run => [part(run.report.copied_tokens ? "computed or copied" : "computed", colour(4), run.series.uncached_tokens_s), part("found in the cache", colour(2), run.series.cached_tokens_s)], "No request was admitted."),
     utilisation: f => lines(f, "%", each("utilisation").map(i => ({ ...i, values: percent(i.values) })), "No step ran.", PER_CENT),
     waiting: f => lines(f, "requests", withMost("waiting", "waiting_max"), "No request was seen waiting when a step began."),
     running: f => lines(f, "requests", withMost("running", "running_max"), "No step ran."),

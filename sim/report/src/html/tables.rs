@@ -51,7 +51,7 @@ enum Row {
 }
 
 /// Rows of the comparison of runs, in order.
-const ROWS: [Row; 21] = [
+const ROWS: [Row; 22] = [
     Row::Figure("requests_s"),
     Row::OutputRate,
     Row::Latency(Latency::Ttft, Statistic::Mean),
@@ -64,6 +64,7 @@ const ROWS: [Row; 21] = [
     Row::Latency(Latency::E2e, Statistic::P99),
     Row::QueueP99,
     Row::Figure("prefix_hit_ratio"),
+    Row::Figure("copied_ratio"),
     Row::Figure("preemptions"),
     Row::Figure("refused"),
     Row::Figure("rerouted"),
@@ -76,7 +77,8 @@ const ROWS: [Row; 21] = [
 ];
 
 /// Figures left out of the comparison when they are 0 in all runs.
-const RARE: [&str; 6] = ["refused", "rerouted", "preemptions", "dropped_blocks", "replica_hours", "total_cost"];
+const RARE: [&str; 7] =
+    ["refused", "rerouted", "preemptions", "dropped_blocks", "replica_hours", "total_cost", "copied_ratio"];
 
 impl Row {
     fn figure(name: &str) -> &'static Figure<Report> {
@@ -162,11 +164,7 @@ pub(super) fn cards(run: &Run<'_>) -> String {
         ("TTFT", ttft, ttft_more),
         ("TPOT", tpot, tpot_more),
         ("E2E", e2e, e2e_more),
-        (
-            "Prefix hits",
-            per_cent(report.tokens.prefix_hit_ratio),
-            format!("of {} prompt tokens", grouped(report.tokens.prompt_tokens)),
-        ),
+        ("Prefix hits", per_cent(report.tokens.prefix_hit_ratio), hits_more(report)),
         ("Utilisation", per_cent(report.fleet.utilisation), format!("{} steps", grouped(report.batches.steps))),
         (
             "Batch",
@@ -186,6 +184,11 @@ pub(super) fn cards(run: &Run<'_>) -> String {
         )
     };
     format!("<div class=\"cards\">\n{}</div>", cards.into_iter().map(card).collect::<String>())
+}
+
+fn hits_more(report: &Report) -> String {
+    let of = format!("of {} prompt tokens", grouped(report.tokens.prompt_tokens));
+    if report.copies() { format!("{of}; {} copied", per_cent(report.tokens.copied_ratio)) } else { of }
 }
 
 fn unit(value: f64, unit: &str) -> String {

@@ -41,6 +41,7 @@ impl Sink for Rows {
             int(outcome.preemptions),
             Cell::Flag(outcome.refused),
             outcome.deadline_met.map_or(Cell::None, Cell::Flag),
+            int(outcome.copied_tokens),
         ];
         self.0.push(row).map_err(fault)
     }

@@ -100,7 +100,10 @@ fn rows(reports: &[Report], differing: &Differing) -> Table {
     let mut table = empty_table();
     let mut header = differing.names();
     header.extend(COMPARED.map(|(title, _, _)| title));
-    header.extend(["hits", "preemptions", "swaps"]);
+    let copying = reports.iter().any(Report::copies);
+    header.push("hits");
+    header.extend(copying.then_some("copied"));
+    header.extend(["preemptions", "swaps"]);
     let fair = reports.iter().any(|report| report.fairness.is_some());
     if fair {
         header.push("service gap");
@@ -118,6 +121,7 @@ fn rows(reports: &[Report], differing: &Differing) -> Table {
         let mut cells = differing.values(report);
         cells.extend(compared(&report.latencies, report.completed));
         cells.push(per_cent(report.tokens.prefix_hit_ratio));
+        cells.extend(copying.then(|| per_cent(report.tokens.copied_ratio)));
         cells.extend([report.preemptions, report.swaps.swap_outs].map(grouped));
         if fair {
             cells.push(report.fairness.as_ref().map_or_else(String::new, |it| grouped(it.service_gap_max)));

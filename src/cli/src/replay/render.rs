@@ -210,20 +210,25 @@ fn preempted(settings: &SettingsReport) -> String {
     format!("{}, {host}", settings.core.preemption.name())
 }
 
+fn hits(facts: &mut Table, report: &Report) {
+    let tokens = report.tokens;
+    let (found, ratio) = (grouped(tokens.prefix_hit_tokens), per_cent(tokens.prefix_hit_ratio));
+    let found = format!("{found} tokens, {ratio}, in runs of {:.1} blocks", tokens.mean_prefix_run);
+    facts.add_row(["prefix hits", &found]);
+    if report.copies() {
+        let (copied, ratio) = (grouped(tokens.copied_tokens), per_cent(tokens.copied_ratio));
+        facts.add_row(["copied", &format!("{copied} tokens, {ratio}")]);
+    }
+}
+
 fn results(facts: &mut Table, report: &Report) {
     facts.add_rows([
         ["requests", &outcome(report)],
         ["duration", &format!("{:.1} s, {:.3} requests/s", report.duration_s, report.requests_s)],
         ["prompt tokens", &grouped(report.tokens.prompt_tokens)],
-        [
-            "prefix hits",
-            &format!(
-                "{} tokens, {}, in runs of {:.1} blocks",
-                grouped(report.tokens.prefix_hit_tokens),
-                per_cent(report.tokens.prefix_hit_ratio),
-                report.tokens.mean_prefix_run
-            ),
-        ],
+    ]);
+    hits(facts, report);
+    facts.add_rows([
         ["output tokens", &grouped(report.tokens.output_tokens)],
         [
             "steps",

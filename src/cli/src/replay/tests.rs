@@ -611,6 +611,8 @@ fn tables_show_the_settings_that_were_given() {
     {
         assert!(one.contains(part), "{part}: {one}");
     }
+    let copied = render::report(&reports(&["--reuse-anywhere", "64"])[0]);
+    assert!(copied.contains(" copied ") && !one.contains(" copied "), "{copied}");
     let two = compare::table(&reports(&["--policy", "fcfs", "--policy", "edf", "--tenants", "0.9,0.1"]));
     let starts = |word: &str| two.lines().filter(|line| line.trim_start().starts_with(word)).count();
     // A row of each, and one for each of its tenants; what they have in common stands above, once.

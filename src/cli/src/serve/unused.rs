@@ -34,6 +34,14 @@ pub fn unused(settings: &Settings, config: &Config, cluster: &ClusterConfig) -> 
     {
         lines.push("decode workers compute every prompt again without --shared-mem or --remote".into());
     }
+    if config.worker.reuse.anywhere == 0 {
+        let given = [
+            ("reuse-recompute", config.worker.reuse.recompute > 0),
+            ("reuse-on-request", config.worker.reuse.on_request),
+        ];
+        let given = given.into_iter().filter(|(_, is_given)| *is_given);
+        lines.extend(given.map(|(flag, _)| format!("--{flag} has no effect without --reuse-anywhere")));
+    }
     let streams = settings.weights.as_deref().is_some_and(|place| place.split(':').next() == Some("stream"));
     if streams && config.worker.reuse.anywhere > 0 {
         lines.push(
@@ -55,6 +63,8 @@ fn may_drop(settings: &Settings) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use trunkline_core::ReuseConfig;
+
     use super::*;
 
     #[test]
@@ -72,6 +82,21 @@ mod tests {
         assert!(named(&settings), "a worker without a model has no heads");
         settings.attach.attached_workers = Some(1);
         assert!(!named(&settings), "an attached worker may have divided its heads");
+    }
+
+    #[test]
+    fn settings_of_copies_without_copies_are_named() {
+        let lines = |anywhere, recompute, on_request| {
+            let mut config = Config::default();
+            config.worker.reuse = ReuseConfig { anywhere, recompute, on_request };
+            unused(&Settings::default(), &config, &ClusterConfig::uniform(&config, 1))
+        };
+        let [recompute, on_request] =
+            ["recompute", "on-request"].map(|flag| format!("--reuse-{flag} has no effect without --reuse-anywhere"));
+        assert_eq!(lines(0, 8, false), [recompute.clone()]);
+        assert_eq!(lines(0, 0, true), [on_request.clone()]);
+        assert_eq!(lines(0, 8, true), [recompute, on_request]);
+        assert!(lines(64, 8, true).is_empty() && lines(0, 0, false).is_empty());
     }
 
     #[test]

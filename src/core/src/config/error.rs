@@ -110,9 +110,11 @@ pub enum ConfigError {
         max: usize,
     },
     /// A setting that reuse of text that is no prefix does not go with.
-    #[error("reuse_anywhere cannot work here, because {reason}; set it to 0")]
+    #[error("--reuse-anywhere does not go with {setting}: {reason}; leave out one of the two")]
     ReuseAnywhere {
-        /// The setting.
+        /// The setting, as users write it.
+        setting: &'static str,
+        /// Why copies would be wrong or impossible.
         reason: &'static str,
     },
     /// A layer group with a sliding window of no token.

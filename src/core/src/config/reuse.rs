@@ -66,14 +66,16 @@ impl ReuseConfig {
     pub(super) fn validate(self, config: &Config) -> Result<(), ConfigError> {
         check("reuse_anywhere", &self.anywhere, &(0..=TOKENS_MAX))?;
         check("reuse_recompute", &self.recompute, &(0..=TOKENS_MAX))?;
+        let h2o = config.h2o.mode;
         let obstacles = [
-            (config.n_groups() > 1, "the model has layer groups, with a sliding window or for --h2o"),
-            (config.h2o.mode != Mode::Off, "--h2o is on: attention scores count computed tokens"),
-            (config.prefill_first.is_on(), "--prefill-first is on"),
-            (!config.reserve_prompts, "--reserve-prompts is false: a copy needs all blocks of a prompt"),
+            (h2o == Mode::Probe, "--h2o probe", "its scores count computed tokens, and copied ones have none"),
+            (h2o == Mode::On, "--h2o on", "its scores count computed tokens, and copied ones have none"),
+            (config.n_groups() > 1, "a sliding window, or --h2o-layers", "blocks of layer groups come and go"),
+            (config.prefill_first.is_on(), "--prefill-first", "it takes blocks chunk by chunk"),
+            (!config.reserve_prompts, "--reserve-prompts false", "a copy needs all blocks of a prompt"),
         ];
-        match obstacles.into_iter().find(|(is_there, _)| *is_there && self.anywhere > 0) {
-            Some((_, reason)) => Err(ConfigError::ReuseAnywhere { reason }),
+        match obstacles.into_iter().find(|(is_there, ..)| *is_there && self.anywhere > 0) {
+            Some((_, setting, reason)) => Err(ConfigError::ReuseAnywhere { setting, reason }),
             None => Ok(()),
         }
     }

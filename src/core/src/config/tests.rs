@@ -168,3 +168,23 @@ fn host_memory_of_swaps_and_of_a_tier_together_stays_within_the_range_of_a_table
     let error = with(TOKENS_MAX).unwrap_err().to_string();
     assert_eq!(error, "host_blocks with the blocks of the tier is 1074790400; it must be between 0 and 1073741824");
 }
+
+#[test]
+fn what_copies_do_not_go_with_is_named_as_users_write_it() {
+    let error = |change: fn(&mut Config)| {
+        let mut config = Config::default();
+        config.worker.reuse.anywhere = 64;
+        assert_eq!(config.validate(), Ok(()));
+        change(&mut config);
+        config.validate().unwrap_err().to_string()
+    };
+    for (setting, change) in [
+        ("--h2o probe", (|config| config.h2o.mode = crate::h2o::Mode::Probe) as fn(&mut Config)),
+        ("--prefill-first", |config| config.prefill_first = PrefillFirst::Padded),
+        ("--reserve-prompts false", |config| config.reserve_prompts = false),
+    ] {
+        let message = error(change);
+        let (begin, end) = (format!("--reuse-anywhere does not go with {setting}: "), "; leave out one of the two");
+        assert!(message.starts_with(&begin) && message.ends_with(end), "{message}");
+    }
+}

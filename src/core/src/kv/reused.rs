@@ -7,6 +7,9 @@
 //! The KV of a run was computed behind other tokens, so what is copied, and all that is computed behind it, is not what the prompt's tokens stand
 //! for: no such block is published, merged, or copied to a tier ([`Copied::exact_blocks`]). The beginning of a block that continues the
 //! prefix hit is an exception.
+//!
+//! Where several tenants share a cache, runs are of whole blocks ([`RunRule::whole_blocks`]): copies, and the time of a request, show whether another
+//! tenant has a block of the prompt, as a prefix hit does, and nothing finer.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -20,7 +23,7 @@ use crate::ids::BlockHandle;
 use crate::journal::Journal;
 use crate::request::Reuse;
 use crate::sequence::{Copied, Sequence};
-use crate::tree::CachedRun;
+use crate::tree::{CachedRun, RunRule};
 
 /// Runs copied for a request, at most: the longest. Each run holds its source with all blocks before it, and the tokens between two runs take a step of
 /// their own.
@@ -84,7 +87,8 @@ impl Kv {
         let mut runs = std::mem::take(&mut self.reused.runs);
         runs.clear();
         let from = (seq.published * size, hit);
-        self.tree.find_runs(seq.cold.root, seq.tokens(), from, self.reused.least, &mut runs);
+        let rule = RunRule { least: self.reused.least, whole_blocks: seq.cold.shares_cache };
+        self.tree.find_runs(seq.cold.root, seq.tokens(), from, rule, &mut runs);
         self.recompute_beginnings(&mut runs);
         keep_longest(&mut runs, RUNS_MAX);
         let before = self.reused.held.len();

@@ -25,6 +25,16 @@ pub struct CachedRun {
     pub is_exact: bool,
 }
 
+/// Which runs are worth a copy.
+#[derive(Clone, Copy, Debug)]
+pub struct RunRule {
+    /// Tokens of a run, at least.
+    pub least: u32,
+    /// `true` for runs of whole blocks of the source alone. Which runs are found, and when a search ends, then depends on no block of the source but those
+    /// in the prompt.
+    pub whole_blocks: bool,
+}
+
 impl CachedRun {
     /// Returns the position in the prompt behind the run.
     pub fn end(&self) -> u32 {
@@ -46,10 +56,10 @@ impl PrefixTree {
         }
     }
 
-    /// Finds runs of at least `least` tokens of a prompt cached at other places in the namespace of `root`, and appends them to `runs`,
+    /// Finds runs of a prompt, as `rule` wants them, cached at other places in the namespace of `root`, and appends them to `runs`,
     /// in order and without overlap. Looks at the tokens from position `from` on, but for the last one, to be computed in any
     /// case. `hit` is the last block of the prompt's own cached prefix, if that ends at `from`: a block that continues it and agrees with the
-    /// next tokens in part is the first run, however short. Its KV is the prompt's own.
+    /// next tokens in part is the first run, however short, unless the rule wants whole blocks. Its KV is the prompt's own.
     ///
     /// Holds no block: see [`Self::hold_source`].
     pub fn find_runs(
@@ -57,7 +67,7 @@ impl PrefixTree {
         root: BlockHash,
         tokens: &[Token],
         (from, hit): (u32, Option<u32>),
-        least: u32,
+        rule: RunRule,
         runs: &mut Vec<CachedRun>,
     ) {
         let (Some(contents), Some(namespace)) = (&self.contents, self.namespaces.parent(root)) else { return };
@@ -66,7 +76,7 @@ impl PrefixTree {
             return;
         }
         let (mut compared, most) = (0, COMPARED_LEAST + COMPARED_PER_TOKEN * tokens.len());
-        if let Some(hit) = hit
+        if let Some(hit) = hit.filter(|_| !rule.whole_blocks)
             && let Some((last, len)) = self.continued(hit, &tokens[covered..end], &mut compared)
         {
             runs.push(CachedRun { at: from, from, len, last, is_exact: true });
@@ -78,13 +88,16 @@ impl PrefixTree {
             let window = &tokens[at..at + self.block_size];
             let mut best = CachedRun::default();
             for block in contents.with_key(hash, namespace).filter(|block| self.tokens_of(*block) == window) {
-                let run = self.extended(block, at, covered, &tokens[..end], &mut compared);
+                let run = match rule.whole_blocks {
+                    true => self.extended_by_blocks(block, at, &tokens[..end], &mut compared),
+                    false => self.extended(block, at, covered, &tokens[..end], &mut compared),
+                };
                 // Of equals the latest block wins, which comes first.
                 if run.len > best.len {
                     best = run;
                 }
             }
-            if best.len >= least.max(1) {
+            if best.len >= rule.least.max(1) {
                 covered = best.end() as usize;
                 runs.push(best);
                 windows.jump(covered);
@@ -133,6 +146,24 @@ impl PrefixTree {
             last,
             is_exact: false,
         }
+    }
+
+    /// Returns the longest run of whole blocks from a block on whose tokens are those from `at` on. The tokens added to `compared` do not depend on how
+    /// many tokens of a block agree, if not all do.
+    fn extended_by_blocks(&self, block: u32, at: usize, tokens: &[Token], compared: &mut usize) -> CachedRun {
+        let size = self.block_size;
+        let (mut last, mut end) = (block, at + size);
+        *compared += size;
+        if end > tokens.len() {
+            return CachedRun::default();
+        }
+        while let (Some(contents), Some(asked)) = (&self.contents, tokens.get(end..end + size)) {
+            let mut children = contents.children(last).inspect(|_| *compared += size);
+            let Some(child) = children.find(|child| self.tokens_of(*child) == asked) else { break };
+            (last, end) = (child, end + size);
+        }
+        let from = self.nodes.depths[block as usize] * size as u32;
+        CachedRun { at: at as u32, from, len: (end - at) as u32, last, is_exact: false }
     }
 
     /// Adds a reader to the last block of a run and all blocks before it, and appends their handles to `chain`, to be released later

@@ -179,3 +179,49 @@ fn without_the_setting_nothing_is_copied_whatever_a_request_asks() {
     rig.run_to_end();
     assert_eq!(rig.usages[&2].copied_tokens, 0);
 }
+
+/// Tokens found by a prompt of a tenant with `token` behind the tokens of family 1 from `first` to `known`, after another tenant's prompt of
+/// family 1.
+fn tried(first: u32, known: u32, token: Token, shares_cache: bool) -> u32 {
+    let mut rig = Driver::with_content(reusing(16, 32), 1);
+    rig.join();
+    rig.submit_request(Request { shares_cache, ..request(1, text(1, 89), 1) });
+    rig.run_to_end();
+    let before = if first == 0 { Vec::new() } else { text(8, 3) };
+    let prompt = [&before[..], &text(1, known)[first as usize..], &[token], &text(9, 2)].concat();
+    rig.submit_request(Request { shares_cache, ..request(2, prompt, 1) });
+    rig.run_to_end();
+    rig.usages[&2].cached_tokens + rig.usages[&2].copied_tokens
+}
+
+/// Who tries one token behind known ones sees from the counts whether it is right. Where tenants share, this is so for the last token of a block
+/// alone, as it is for prefix hits.
+#[test]
+fn sharing_tenants_find_out_nothing_finer_than_a_block() {
+    for first in [0, 5, 16] {
+        let says = |known: u32, shares| tried(first, known, 10_000 + known, shares) != tried(first, known, 7, shares);
+        let seen: Vec<u32> = (first + 1..88).filter(|known| says(*known, true)).collect();
+        let ends: &[u32] = if first == 0 { &[15, 31, 47, 63, 79] } else { &[47, 63, 79] };
+        assert_eq!(seen, ends, "from {first}");
+        let seen = (first + 1..79).filter(|known| says(*known, false)).count();
+        assert!(seen > 30, "in a cache of its own, a tenant copies to the token: {seen} from {first}");
+    }
+}
+
+/// The same at the other side: a token tried before known ones.
+#[test]
+fn sharing_tenants_find_out_nothing_before_a_block() {
+    let found = |first: u32, token, shares_cache| {
+        let mut rig = Driver::with_content(reusing(16, 32), 1);
+        rig.join();
+        rig.submit_request(Request { shares_cache, ..request(1, text(1, 89), 1) });
+        rig.run_to_end();
+        let prompt = [&[7, token][..], &text(1, 89)[first as usize..], &[7]].concat();
+        rig.submit_request(Request { shares_cache, ..request(2, prompt, 1) });
+        rig.run_to_end();
+        rig.usages[&2].copied_tokens
+    };
+    let says = |first: u32, shares| found(first, 9_999 + first, shares) != found(first, 8, shares);
+    assert_eq!((1..48).filter(|first| says(*first, true)).collect::<Vec<_>>(), [1, 17, 33]);
+    assert!((1..48).filter(|first| says(*first, false)).count() > 40);
+}

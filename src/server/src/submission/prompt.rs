@@ -11,6 +11,7 @@
 //! | a part of [`LARGE_PART_BYTES`], which a tokenizer cannot cut further, as while it splits a text into words | one such part at a time, so that other texts have a thread |
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -161,6 +162,7 @@ impl Submitter {
         let kv_class = self.kv_class(&checked.kv_dtype)?;
         let max_tokens = checked.max_tokens.unwrap_or_else(|| self.max_tokens_for(n_prompt, kv_class));
         let root = self.namespace(&checked, kv_class).root();
+        let shares_cache = self.shares_cache(&checked);
         let mut request = Request::new(id, root, prompt, max_tokens);
         request.kv_class = kv_class as u8;
         request.min_tokens = checked.min_tokens;
@@ -172,6 +174,7 @@ impl Submitter {
             return Err(Invalid("reuse is 'anywhere'; this server was started without --reuse-anywhere".into()));
         }
         request.reuse = checked.reuse;
+        request.shares_cache = shares_cache;
         request.retention = retention::resolve(&checked.retention, n_prompt)?;
         request.sampling = checked.sampling;
         request.hash_prompt(self.config.block_size);
@@ -200,6 +203,16 @@ impl Submitter {
             salt: &checked.cache_salt,
             extra_keys: &checked.extra_keys,
         }
+    }
+
+    /// Returns `true` if other tenants share the namespace of a request: the request shares, or names no tenant, and some tenant has shared before. On
+    /// most servers none does, and the namespace is of requests without a tenant alone.
+    fn shares_cache(&self, checked: &Checked) -> bool {
+        let shares = checked.share_cache.unwrap_or(self.share_cache);
+        if shares && !checked.tenant_name.is_empty() {
+            self.tenants_share.store(true, Ordering::Relaxed);
+        }
+        shares || (checked.tenant_name.is_empty() && self.tenants_share.load(Ordering::Relaxed))
     }
 
     /// Returns the bound on generated tokens for a request without one: the default, or as many as fit.

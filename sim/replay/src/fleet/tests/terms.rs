@@ -1,5 +1,6 @@
 //! Priorities, deadlines, namespaces and known outputs of requests.
 
+use super::autoscaling::watched;
 use super::*;
 use trunkline_sim_report::observer::{Observer, StepSeen};
 use trunkline_sim_workload::trace::Terms;
@@ -108,4 +109,29 @@ fn tenants_of_a_trace_are_reported() {
     let of_tenant: Vec<_> =
         report.fairness.unwrap().tenants.iter().map(|tenant| (tenant.requests, tenant.share)).collect();
     assert_eq!(of_tenant, [(30, 0.75), (10, 0.25)]);
+}
+
+#[test]
+fn copied_tokens_are_counted_beside_hits() {
+    let of = |anywhere| {
+        let mut settings = settings(16, 100);
+        settings.core.worker.reuse.anywhere = anywhere;
+        let prompts: [Vec<Token>; 2] = [(0..128).collect(), (0..32).chain(900..907).chain(40..128).collect()];
+        let asked = |(prompt, arrival_ms): (Vec<Token>, u64)| TraceRequest {
+            arrival_ns: arrival_ms * MS,
+            input_tokens: prompt.len() as u32,
+            output_tokens: 2,
+            content: Content::Tokens(prompt.into()),
+            ..TraceRequest::default()
+        };
+        let (report, watch) = watched(&trace(prompts.into_iter().zip([0, 500]).map(asked).collect()), &settings);
+        let outcomes: Vec<_> = watch.outcomes.iter().map(|it| (it.cached_tokens, it.copied_tokens)).collect();
+        (report, outcomes)
+    };
+    let (report, outcomes) = of(0);
+    assert_eq!((report.copies(), report.tokens.copied_tokens, outcomes[1]), (false, 0, (32, 0)));
+    let (report, outcomes) = of(64);
+    assert_eq!(outcomes, [(0, 0), (32, 87)], "all from 40 on, but for the last token");
+    assert_eq!((report.copies(), report.tokens.copied_tokens), (true, 87));
+    assert_eq!(report.tokens.copied_ratio, 87.0 / 255.0);
 }

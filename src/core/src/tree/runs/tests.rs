@@ -63,13 +63,16 @@ impl Scene {
     }
 
     /// Returns the length of the longest run around a window of a prompt in any text, by looking everywhere.
-    fn longest(&self, root: BlockHash, prompt: &[Token], at: usize, covered: usize) -> usize {
+    fn longest(&self, root: BlockHash, prompt: &[Token], (at, covered): (usize, usize), whole_blocks: bool) -> usize {
         let (size, end) = (self.size, prompt.len() - 1);
         let runs = self.texts.iter().filter(|(there, _)| *there == root).flat_map(|(_, text)| {
             let blocks = (0..text.len() / size).filter(|block| prompt[at..].starts_with(&text[block * size..][..size]));
             blocks.map(move |block| {
                 let source = block * size;
                 let behind = text[source..].iter().zip(&prompt[at..end]).take_while(|(a, b)| a == b).count();
+                if whole_blocks {
+                    return behind / size * size;
+                }
                 // As far back as the block before.
                 let first = source - size.min(source);
                 let before = text[first..source].iter().rev().zip(prompt[covered..at].iter().rev());
@@ -99,28 +102,31 @@ impl Scene {
     }
 
     /// Checks the runs of a prompt against the search everywhere.
-    fn check(&mut self, root: BlockHash, prompt: &[Token], least: u32) {
+    fn check(&mut self, root: BlockHash, prompt: &[Token], rule: RunRule) {
+        let RunRule { least, whole_blocks } = rule;
         let (size, hashes) = (self.size, self.hashes(root, prompt));
         let mut found = Prefix::default();
         self.tree.find(root, &hashes, prompt, &mut found);
         let (from, hit) = (found.len() * size, found.last());
         let mut runs = Vec::new();
-        self.tree.find_runs(root, prompt, (from as u32, hit), least, &mut runs);
+        self.tree.find_runs(root, prompt, (from as u32, hit), rule, &mut runs);
         let mut covered = from;
         let mut rest = &runs[..];
         if let Some((first, others)) = runs.split_first().filter(|(run, _)| run.is_exact) {
+            assert!(!whole_blocks, "{first:?} is a part of a block");
             assert!(hit.is_some() && first.at == first.from && first.len < size as u32 + 1);
             self.assert_source(prompt, first);
             (covered, rest) = (first.end() as usize, others);
         }
         let (mut at, is_crowded) = (covered, self.is_crowded());
         while at + size <= prompt.len() && at + 1 < prompt.len() {
-            let longest = self.longest(root, prompt, at, covered);
+            let longest = self.longest(root, prompt, (at, covered), whole_blocks);
             let run = rest.first().filter(|run| (run.at as usize..=at).contains(&at) && run.end() as usize > at);
             match run {
                 Some(run) if longest >= least.max(1) as usize => {
                     assert!(is_crowded || run.len as usize == longest, "{run:?} is not {longest} long");
                     assert!(run.at as usize >= covered && run.len >= least && !run.is_exact);
+                    assert!(!whole_blocks || (run.from % size as u32, run.len % size as u32) == (0, 0), "{run:?}");
                     self.assert_source(prompt, run);
                     (at, covered, rest) = (run.end() as usize, run.end() as usize, &rest[1..]);
                 }
@@ -154,7 +160,7 @@ fn what_the_step_being_made_computes_is_not_found_until_the_next() {
     let prompt = [&[99][..], &text, &[98]].concat();
     let find = |scene: &Scene, root| {
         let mut runs = Vec::new();
-        scene.tree.find_runs(root, &prompt, (0, None), 4, &mut runs);
+        scene.tree.find_runs(root, &prompt, (0, None), to_the_token(4), &mut runs);
         runs.iter().map(|run| (run.at, run.from, run.len)).collect::<Vec<_>>()
     };
     assert_eq!(find(&scene, root("")), []);
@@ -164,6 +170,67 @@ fn what_the_step_being_made_computes_is_not_found_until_the_next() {
     scene.tree.strike_out_held();
     assert_eq!(find(&scene, root("")), [], "flushed");
     scene.tree.check();
+}
+
+fn to_the_token(least: u32) -> RunRule {
+    RunRule { least, whole_blocks: false }
+}
+
+/// First of two tokens in no text.
+const SECRET: Token = 5000;
+
+/// Two trees with equal texts, but for one token of a block.
+struct TwoTrees {
+    scenes: [Scene; 2],
+    /// The block in which they differ, in both.
+    blocks: [Vec<Token>; 2],
+}
+
+impl TwoTrees {
+    /// Publishes the texts in one tree, and in the other texts with another token at `at` in the text `text`.
+    fn new(texts: &[Vec<Token>], size: usize, text: usize, at: usize) -> Self {
+        let mut others = texts.to_vec();
+        others[text][at] = SECRET;
+        let block = |texts: &[Vec<Token>]| texts[text].iter().skip(at / size * size).take(size).copied().collect();
+        let blocks = [block(texts), block(&others)];
+        let scenes = [texts, &others].map(|texts| {
+            let mut scene = Scene::new(size);
+            scene.tree.begin_step(1);
+            texts.iter().for_each(|text| scene.publish(root(""), text));
+            scene.tree.begin_step(2);
+            scene
+        });
+        Self { scenes, blocks }
+    }
+
+    /// Returns the view of a prompt on both trees: its prefix hit, and the first token and the length of each run.
+    fn find(&mut self, prompt: &[Token], rule: RunRule) -> [(usize, Vec<(u32, u32)>); 2] {
+        self.scenes.each_mut().map(|scene| {
+            let (mut found, hashes) = (Prefix::default(), scene.hashes(root(""), prompt));
+            scene.tree.find(root(""), &hashes, prompt, &mut found);
+            let from = (found.len() * scene.size) as u32;
+            let mut runs = Vec::new();
+            scene.tree.find_runs(root(""), prompt, (from, found.last()), rule, &mut runs);
+            (found.len(), runs.iter().map(|run| (run.at, run.len)).collect())
+        })
+    }
+}
+
+/// A guesser who knows all tokens around one tries it: in the middle of known ones, at their end and at their beginning.
+#[test]
+fn only_runs_to_the_token_say_which_token_a_block_has() {
+    let text: Vec<Token> = (0..32).collect();
+    let end = [SECRET + 1];
+    for (at, known) in [(21, 8..22), (21, 0..22), (18, 18..32)] {
+        let mut pair = TwoTrees::new(std::slice::from_ref(&text), 4, 0, at);
+        let prompt = [&end, &text[known.clone()], &end].concat();
+        let prompt = if known.start == 0 { &prompt[1..] } else { &prompt[..] };
+        let [one, other] = pair.find(prompt, to_the_token(4));
+        assert_ne!(one, other, "token {at} of a prompt with {known:?}");
+        let [one, other] = pair.find(prompt, RunRule { least: 4, whole_blocks: true });
+        assert_eq!(one, other, "token {at} of a prompt with {known:?}");
+        assert!(one.0 == 5 || !one.1.is_empty(), "whole blocks are found: {one:?}");
+    }
 }
 
 /// Texts put together from pieces of a few others.
@@ -181,8 +248,10 @@ proptest! {
         texts in texts(),
         size in 1..6usize,
         least in 1..12u32,
+        whole_blocks in any::<bool>(),
         gone in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
     ) {
+        let rule = RunRule { least, whole_blocks };
         let mut scene = Scene::new(size);
         scene.tree.begin_step(1);
         for (at, text) in texts.iter().enumerate() {
@@ -190,9 +259,9 @@ proptest! {
         }
         scene.tree.begin_step(2);
         for salt in ["", "b"] {
-            texts.iter().for_each(|text| scene.check(root(salt), text, least));
+            texts.iter().for_each(|text| scene.check(root(salt), text, rule));
             let prompts: Vec<Vec<Token>> = texts.windows(2).map(|two| [&two[1][two[1].len() / 3..], &two[0]].concat()).collect();
-            prompts.iter().for_each(|prompt| scene.check(root(salt), prompt, least));
+            prompts.iter().for_each(|prompt| scene.check(root(salt), prompt, rule));
         }
         for index in gone {
             if !scene.tables.is_empty() {
@@ -201,6 +270,30 @@ proptest! {
         }
         scene.tree.flush();
         scene.tree.check();
-        texts.iter().for_each(|text| scene.check(root(""), &[&[7], &text[..]].concat(), least));
+        texts.iter().for_each(|text| scene.check(root(""), &[&[7], &text[..]].concat(), rule));
+    }
+
+    /// Two trees differ in one block, and in nothing else. A prompt with neither block in full shows nothing of it.
+    #[test]
+    fn whole_blocks_show_nothing_of_a_block_outside_the_prompt(
+        texts in texts(),
+        size in 2..6usize,
+        least in 1..12u32,
+        prompt in prop::collection::vec((any::<prop::sample::Index>(), 0..12usize, 1..20usize), 1..5),
+        (text, at) in any::<(prop::sample::Index, prop::sample::Index)>(),
+    ) {
+        let text = text.index(texts.len());
+        let mut pair = TwoTrees::new(&texts, size, text, at.index(texts[text].len()));
+        let mut tokens: Vec<Token> = vec![SECRET];
+        for (of, from, n) in prompt {
+            let source = of.get(&texts);
+            tokens.extend(source.iter().skip(from).take(n));
+        }
+        tokens.push(SECRET + 1);
+        let is_crowded = pair.scenes.iter().any(Scene::is_crowded);
+        if !is_crowded && !pair.blocks.iter().any(|block| tokens.windows(size).any(|window| window == block)) {
+            let [one, other] = pair.find(&tokens, RunRule { least, whole_blocks: true });
+            prop_assert_eq!(one, other);
+        }
     }
 }
