@@ -101,6 +101,7 @@ impl Streaming {
             workers: workers.max(1) as u32,
             ahead: self.ahead,
             prefill_ahead: self.prefill_ahead,
+            retry_pause: StreamSettings::RETRY_PAUSE,
         }
     }
 
@@ -138,6 +139,7 @@ pub fn report_reads(reads: &WeightReads) {
     if let (Some(hidden), Some(saved)) = (reads.hidden_share(), reads.saved_share()) {
         info!(
             steps = reads.steps,
+            failed_reads = reads.failed_reads,
             bytes = reads.bytes,
             reading_ms = reads.reading_ns / 1_000_000,
             exposed_ms = reads.exposed_ns / 1_000_000,

@@ -13,8 +13,10 @@ mod manifest;
 mod unfinished;
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use tracing::warn;
 use trunkline_files::{Aligned, BlockFile, PAGE, open_for_reading, read_full, write_all};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -22,6 +24,7 @@ use crate::error::{GroupFault, ModelError};
 use crate::packed::manifest::{Entry, Manifest};
 use crate::packed::unfinished::{Unfinished, remove_left_behind};
 use crate::pair::{Pair, Part};
+use crate::retries::{FailedReads, try_again};
 use crate::weights::Keep;
 
 /// First bytes of a file.
@@ -35,6 +38,7 @@ pub(crate) struct PackedFile {
     file: Box<dyn BlockFile>,
     is_direct: bool,
     manifest: Manifest,
+    failed_reads: FailedReads,
 }
 
 impl PackedFile {
@@ -75,7 +79,7 @@ impl PackedFile {
         }
         let manifest: Manifest = serde_json::from_slice(text).map_err(|_| foreign())?;
         manifest.check(identity, place)?;
-        Ok(Self { path: path.to_owned(), file, is_direct, manifest })
+        Ok(Self { path: path.to_owned(), file, is_direct, manifest, failed_reads: FailedReads::default() })
     }
 
     /// Reads from another file.
@@ -105,12 +109,34 @@ impl PackedFile {
         (entry.layer, entry.part)
     }
 
-    /// Reads a group into the first bytes of `memory`, and compares the checksum. The memory MUST be long enough and begin at a page.
+    /// Reads a group into the first bytes of `memory`, and compares the checksum. The memory MUST be long enough and begin at a page. A failed read is tried again after
+    /// pauses, `pause` and longer, for which `wait` waits; `wait` returns `false` to give up.
     ///
     /// # Errors
     ///
     /// The group cannot be read whole, or has other bytes than were written.
-    pub(crate) fn read(&self, group: usize, memory: &mut [u8]) -> Result<(), GroupFault> {
+    pub(crate) fn read(
+        &self,
+        group: usize,
+        memory: &mut [u8],
+        pause: Duration,
+        mut wait: impl FnMut(Duration) -> bool,
+    ) -> Result<(), GroupFault> {
+        let failed = |fault: &GroupFault, pause| {
+            if let Some(failed_reads) = self.failed_reads.note(Instant::now()) {
+                let ((layer, part), path) = (self.group(group), self.path.display());
+                let part = part.name();
+                warn!(
+                    failed_reads,
+                    "cannot read the {part} weights of layer {layer} from {path}: {fault}; trying again"
+                );
+            }
+            wait(pause)
+        };
+        try_again(pause, || self.read_once(group, memory), failed)
+    }
+
+    fn read_once(&self, group: usize, memory: &mut [u8]) -> Result<(), GroupFault> {
         let entry = &self.manifest.groups[group];
         let bytes = &mut memory[..entry.bytes as usize];
         let n = read_full(self.file.as_ref(), bytes, entry.place);

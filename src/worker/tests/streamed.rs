@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rig::{Rig, Seq};
 use trunkline_port::{Sampling, Step, StepSeq, WeightReads};
@@ -17,7 +18,15 @@ use trunkline_worker::{
 const LAYERS: u32 = 5;
 
 fn settings(memory_bytes: u64) -> StreamSettings {
-    StreamSettings { memory_bytes, folder: None, identity: "a".to_owned(), workers: 1, ahead: 2, prefill_ahead: 2 }
+    StreamSettings {
+        memory_bytes,
+        folder: None,
+        identity: "a".to_owned(),
+        workers: 1,
+        ahead: 2,
+        prefill_ahead: 2,
+        retry_pause: Duration::ZERO,
+    }
 }
 
 /// Returns the least memory that works.

@@ -286,6 +286,7 @@ impl CostModel for Streaming {
             reading_ns: nanoseconds(from_disk as f64 / disk_bytes_s + over_link as f64 / link_bytes_s),
             exposed_ns: step_ns.saturating_sub(self.compute.step_ns(shape)),
             step_ns,
+            failed_reads: 0,
         }
     }
 

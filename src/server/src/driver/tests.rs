@@ -228,7 +228,7 @@ fn drafts_and_reads_of_weights_are_counted() {
     let Ok(StepJob::Run { step, .. }) = jobs.steps.try_recv() else { panic!("no step") };
     let mut result = StepResult { step: step.id, ..StepResult::default() };
     result.push(&[5]);
-    let weights = WeightReads { steps: 1, bytes: 7, reading_ns: 5, exposed_ns: 2, step_ns: 9 };
+    let weights = WeightReads { steps: 1, bytes: 7, reading_ns: 5, exposed_ns: 2, step_ns: 9, failed_reads: 1 };
     let output = StepOutput { result, drafted: 3, accepted: 1, weights, ..StepOutput::default() };
     driver.take(report(WorkerEvent::Done { step, output }));
     assert_eq!(driver.counts[0], StepCounts { drafted: 3, accepted: 1, weights });

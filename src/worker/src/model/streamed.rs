@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use trunkline_files::Aligned;
 use trunkline_streaming::{Budget, plan};
@@ -65,7 +66,7 @@ impl Model {
         let placement = plan(&bytes, budget)?;
         check_weights(file.path(), placement.memory_bytes)?;
         for number in (0..bytes.len()).filter(|number| placement.pinned[*number]) {
-            let memory = pinned(&file, number, bytes[number] as usize)?;
+            let memory = pinned(&file, number, bytes[number] as usize, settings.retry_pause)?;
             self.group_mut(number).bind(&memory);
         }
         let groups: Vec<usize> = (0..bytes.len()).filter(|number| !placement.pinned[*number]).collect();
@@ -90,6 +91,7 @@ impl Model {
                 slot_bytes: placement.slot_bytes as usize,
                 ahead: most.min(settings.ahead.max(1) as usize),
                 prefill_ahead: most.min(settings.prefill_ahead.max(1) as usize),
+                retry_pause: settings.retry_pause,
                 file,
             })
         });
@@ -137,44 +139,64 @@ impl Model {
 }
 
 /// Reads a group for as long as the model is in memory.
-fn pinned(file: &PackedFile, number: usize, bytes: usize) -> Result<Arc<Aligned>, WeightsFault> {
+fn pinned(file: &PackedFile, number: usize, bytes: usize, pause: Duration) -> Result<Arc<Aligned>, WeightsFault> {
     let mut memory = Aligned::with_capacity(bytes);
     memory.resize(bytes);
     let (layer, part) = file.group(number);
-    let read = file.read(number, memory.as_mut_slice());
+    let wait = |pause| {
+        std::thread::sleep(pause);
+        true
+    };
+    let read = file.read(number, memory.as_mut_slice(), pause, wait);
     read.map_err(|fault| WeightsFault { path: file.path().to_owned(), layer, part: part.name(), fault })?;
     Ok(Arc::new(memory))
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io;
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::sync::mpsc;
-    use std::time::Duration;
 
-    use trunkline_files::BlockFile;
-    use trunkline_port::{SeqStart, Step, StepSeq};
+    use trunkline_files::{BlockFile, open_for_reading};
+    use trunkline_port::{SeqStart, Step, StepOutput, StepSeq};
 
     use super::*;
     use crate::error::GroupFault;
     use crate::matrix::WeightKind;
     use crate::worker::{Worker, WorkerConfig};
 
-    /// A file on a disk that fails.
-    #[derive(Debug)]
-    struct Failing {
-        /// `true` if a read ends the thread.
-        panics: bool,
+    /// Condition of the disk with the packed weights.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) enum Disk {
+        Sound,
+        /// So many reads fail, and the others succeed.
+        Failing(u32),
+        /// A read ends the thread.
+        Panicking,
     }
 
-    impl BlockFile for Failing {
+    /// The file on such a disk.
+    #[derive(Debug)]
+    struct File {
+        inner: Box<dyn BlockFile>,
+        disk: Disk,
+        reads: AtomicU32,
+    }
+
+    impl BlockFile for File {
         fn write_at(&self, _: &[io::IoSlice<'_>], _: u64) -> io::Result<usize> {
             Err(io::ErrorKind::Unsupported.into())
         }
 
-        fn read_at(&self, _: &mut [u8], _: u64) -> io::Result<usize> {
-            assert!(!self.panics, "a read that ends the thread, for a test");
-            Err(io::Error::from_raw_os_error(5))
+        fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+            match self.disk {
+                Disk::Panicking => panic!("a read that ends the thread, for a test"),
+                Disk::Failing(faults) if self.reads.fetch_add(1, Ordering::Relaxed) < faults => {
+                    Err(io::Error::from_raw_os_error(5))
+                }
+                Disk::Failing(_) | Disk::Sound => self.inner.read_at(bytes, offset),
+            }
         }
 
         fn sync(&self) -> io::Result<()> {
@@ -186,12 +208,16 @@ mod tests {
         }
 
         fn size(&self) -> io::Result<u64> {
-            Ok(0)
+            self.inner.size()
         }
     }
 
-    /// Returns a worker whose streamed weights are in `file`.
-    fn worker_with(file: Failing) -> Worker {
+    fn seeded() -> Model {
+        Model::seeded_of_kind(WeightKind::Q8_0, 4, 3)
+    }
+
+    /// Returns a model with as little memory as works, and its streamed weights on `disk`.
+    pub(crate) fn model_on(disk: Disk, retry_pause: Duration) -> Model {
         let folder = tempfile::tempdir().unwrap();
         let model = |memory_bytes| {
             let settings = StreamSettings {
@@ -201,27 +227,37 @@ mod tests {
                 workers: 1,
                 ahead: 2,
                 prefill_ahead: 2,
+                retry_pause,
             };
-            Model::seeded_of_kind(WeightKind::Q8_0, 4, 3).streamed(folder.path(), &settings)
+            seeded().streamed(folder.path(), &settings)
         };
         let Err(ModelError::Budget(least)) = model(0) else { panic!("a model without memory") };
         let mut model = model(least.least_bytes).unwrap();
         let streamed = Arc::get_mut(model.streamed.as_mut().unwrap()).unwrap();
-        streamed.file.set_file(Box::new(file));
+        let (inner, _) = open_for_reading(streamed.file.path()).unwrap();
+        streamed.file.set_file(Box::new(File { inner, disk, reads: AtomicU32::new(0) }));
+        model
+    }
+
+    fn worker(model: Model) -> Worker {
         let config = WorkerConfig { block_size: 16, device_blocks: 4, max_drafts: 0, threads: 1 };
         Worker::new(Arc::new(model), config).unwrap()
     }
 
+    /// Runs two tokens of a new sequence.
+    fn step(worker: &mut Worker, id: u64) -> Result<StepOutput, WorkerError> {
+        let seq = StepSeq { start: true, n_tokens: 2, n_blocks: 1, sample: true, ..StepSeq::default() };
+        let starts = vec![SeqStart::default()];
+        worker.run(&Step { id, seqs: vec![seq], tokens: vec![1, 2], blocks: vec![0], starts, ..Step::default() })
+    }
+
     /// Runs three steps on a thread of their own, with a reset after each, and hands over their errors.
-    fn errors_of(file: Failing) -> Vec<WorkerError> {
+    fn errors_of(disk: Disk) -> Vec<WorkerError> {
         let (errors, failed) = mpsc::channel();
         let steps = std::thread::spawn(move || {
-            let mut worker = worker_with(file);
+            let mut worker = worker(model_on(disk, Duration::ZERO));
             for id in 1..4 {
-                let seq = StepSeq { start: true, n_tokens: 2, n_blocks: 1, sample: true, ..StepSeq::default() };
-                let starts = vec![SeqStart::default()];
-                let step = Step { id, seqs: vec![seq], tokens: vec![1, 2], blocks: vec![0], starts, ..Step::default() };
-                errors.send(worker.run(&step).unwrap_err()).unwrap();
+                errors.send(step(&mut worker, id).unwrap_err()).unwrap();
                 worker.reset();
             }
         });
@@ -232,8 +268,18 @@ mod tests {
     }
 
     #[test]
+    fn a_fault_that_passes_costs_no_step_and_is_counted() {
+        let expected = step(&mut worker(seeded()), 1).unwrap().result;
+        for faults in [0, 1, 4] {
+            let output = step(&mut worker(model_on(Disk::Failing(faults), Duration::ZERO)), 1).unwrap();
+            assert_eq!((output.result, output.weights.failed_reads), (expected.clone(), faults.into()));
+        }
+        step(&mut worker(model_on(Disk::Failing(5), Duration::ZERO)), 1).unwrap_err();
+    }
+
+    #[test]
     fn a_disk_that_fails_fails_every_step_in_one_line_and_no_step_hangs() {
-        for error in errors_of(Failing { panics: false }) {
+        for error in errors_of(Disk::Failing(u32::MAX)) {
             let WorkerError::Weights { fault: WeightsFault { layer: 0, fault: GroupFault::Read(_), .. }, .. } = &error
             else {
                 panic!("{error}")
@@ -245,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_reader_that_ends_in_a_read_fails_every_step_and_no_step_hangs() {
-        for error in errors_of(Failing { panics: true }) {
+        for error in errors_of(Disk::Panicking) {
             let line = error.to_string();
             assert!(line.contains("the thread that reads ended; ") && !line.contains('\n'), "{line}");
         }
