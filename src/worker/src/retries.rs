@@ -1,4 +1,4 @@
-//! Reads that are tried again: a passing fault of a disk costs a pause, and no step.
+//! Repeated reads: a passing fault of a disk costs a pause, and no step.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ impl FailedReads {
 mod tests {
     use super::*;
 
-    /// Reads of which the first `faults` fail. Returns the outcome and the pauses, milliseconds; the pause before try `stops` gives up.
+    /// Reads with `faults` failures at first. Returns the outcome and the pauses, milliseconds; the pause before try `stops` gives up.
     fn run(faults: usize, stops: usize) -> (Result<(), usize>, Vec<u128>) {
         let (mut reads, mut pauses) = (0, Vec::new());
         let read = || {

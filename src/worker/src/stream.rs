@@ -13,12 +13,13 @@ use trunkline_port::WeightReads;
 use trunkline_streaming::{GroupEvent, GroupState, Groups};
 
 use crate::error::{GroupFault, WeightsFault, WorkerError};
-use crate::packed::PackedFile;
+use crate::packed::CurrentFile;
 use crate::pair::Pair;
+use crate::retries::try_again;
 
 /// Places of the groups of a model with streamed weights; shared by the model's workers.
 pub(crate) struct Streamed {
-    pub(crate) file: PackedFile,
+    pub(crate) file: CurrentFile,
     /// Streamed groups in the order of a step, by their number among all groups.
     pub(crate) groups: Vec<usize>,
     /// Slots of each worker's window.
@@ -31,13 +32,6 @@ pub(crate) struct Streamed {
     pub(crate) prefill_ahead: usize,
     /// Pause before a failed read is tried again for the first time.
     pub(crate) retry_pause: Duration,
-}
-
-impl Streamed {
-    fn fault(&self, index: usize, fault: GroupFault) -> WeightsFault {
-        let (layer, part) = self.file.group(self.groups[index]);
-        WeightsFault { path: self.file.path().to_owned(), layer, part: part.name(), fault }
-    }
 }
 
 /// A slot of the window.
@@ -61,7 +55,7 @@ struct Window {
     /// Groups read ahead, at most.
     ahead: usize,
     fault: Option<WeightsFault>,
-    /// Failed reads since the last step that ended.
+    /// Failed reads since the end of the last complete step.
     failed_reads: u64,
     /// Nobody reads any more: groups in flight stay so. If the reader ended by itself, `fault` says so for good.
     is_stopped: bool,
@@ -142,7 +136,7 @@ impl Shared {
             let begun = Instant::now();
             let read = match Arc::get_mut(&mut memory) {
                 Some(memory) => self.read(group, memory),
-                None => Err(GroupFault::Read("its memory is in use".to_owned())),
+                None => Err(self.fault(group, "its memory is in use")),
             };
             let read_ns = nanoseconds(begun);
             window = self.lock();
@@ -151,7 +145,7 @@ impl Shared {
                 Ok(()) => window.groups.apply(group, GroupEvent::ReadEnded),
                 Err(fault) => {
                     window.groups.apply(group, GroupEvent::ReadFailed);
-                    window.fault = Some(self.streamed.fault(group, fault));
+                    window.fault = Some(fault);
                 }
             }
             self.changed.notify_all();
@@ -160,10 +154,27 @@ impl Shared {
 }
 
 impl Shared {
-    /// Reads a group; a failed read is tried again after pauses.
-    fn read(&self, group: usize, memory: &mut Aligned) -> Result<(), GroupFault> {
-        let Streamed { file, groups, retry_pause, .. } = &*self.streamed;
-        file.read(groups[group], memory.as_mut_slice(), *retry_pause, |pause| self.pause(pause))
+    /// Reads a group. A failed read is tried again after pauses, perhaps from another file by then.
+    fn read(&self, group: usize, memory: &mut Aligned) -> Result<(), WeightsFault> {
+        let Streamed { file: current, groups, retry_pause, .. } = &*self.streamed;
+        let number = groups[group];
+        let read = || {
+            let file = current.file();
+            file.read(number, memory.as_mut_slice()).map_err(|fault| (file, fault))
+        };
+        let read = try_again(*retry_pause, read, |(file, fault), pause| {
+            file.note(number, fault);
+            self.pause(pause)
+        });
+        read.map_err(|(file, fault)| {
+            // The fault may have been about to pass when the worker ended.
+            if self.lock().is_stopped { file.fault(number, fault) } else { current.fail(&file, number, fault) }
+        })
+    }
+
+    /// Describes a failed read of a group with a sound file.
+    fn fault(&self, group: usize, problem: &str) -> WeightsFault {
+        self.streamed.file.file().fault(self.streamed.groups[group], GroupFault::Read(problem.to_owned()))
     }
 
     /// Counts a failed read, and waits. Returns `false` if nobody reads any more.
@@ -185,7 +196,7 @@ struct Reader(Arc<Shared>);
 impl Drop for Reader {
     fn drop(&mut self) {
         let mut window = self.0.lock();
-        let fault = self.0.streamed.fault(0, GroupFault::Read("the thread that reads ended".to_owned()));
+        let fault = self.0.fault(0, "the thread that reads ended");
         window.is_stopped = true;
         window.fault.get_or_insert(fault);
         self.0.changed.notify_all();
