@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
@@ -14,7 +15,7 @@ use trunkline_attach::{Abilities, Hello, KvRoom, Session};
 use trunkline_cluster::ClusterConfig;
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, H2oConfig, Preemption, WorkerFacts, Write};
-use trunkline_port::{Keeps, LayerGroup, ModelInfo, StepRunner};
+use trunkline_port::{DeviceBlocks, Keeps, LayerGroup, ModelInfo, Step, StepError, StepOutput, StepRunner};
 use trunkline_server::proto::{GetServerInfoResponse, Sampling};
 use trunkline_server::{AttachOptions, EngineStore, Options, layout};
 use trunkline_store::{StoreSettings, TierMedium};
@@ -46,6 +47,16 @@ impl Running {
     }
 
     fn start_with(server: SocketAddr, hello: Hello, model: Arc<Model>) -> Self {
+        Self::start_wrapped(server, hello, model, |worker| Box::new(worker))
+    }
+
+    /// Starts with workers that are wrapped whenever one is made.
+    fn start_wrapped(
+        server: SocketAddr,
+        hello: Hello,
+        model: Arc<Model>,
+        mut wrap: impl FnMut(Worker) -> Box<dyn StepRunner> + Send + 'static,
+    ) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (stop, stopped) = watch::channel(false);
         let make = Box::new(move |session: &Session| {
@@ -55,8 +66,7 @@ impl Running {
                 max_drafts: session.max_drafts,
                 threads: 1,
             };
-            let worker: Box<dyn StepRunner> = Box::new(Worker::new(model.clone(), config)?);
-            Ok(worker)
+            Ok(wrap(Worker::new(model.clone(), config)?))
         });
         let dial = Box::new(move || {
             let endpoint = Endpoint::from_shared(format!("http://{server}"));
@@ -123,6 +133,47 @@ async fn the_texts_are_those_of_an_embedded_worker_and_the_worker_stops_in_order
     client.settled().await;
     worker.stop().await;
     client.until(|info| info.engines[0].worker.is_none()).await;
+    server.drain().await;
+}
+
+/// A worker that is unfit from a step on.
+struct Unfit {
+    worker: Worker,
+    from: u64,
+}
+
+impl StepRunner for Unfit {
+    fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
+        if step.id >= self.from {
+            return Err(StepError::new("no weights").of_unfit_worker());
+        }
+        StepRunner::run(&mut self.worker, step)
+    }
+
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
+        StepRunner::blocks(&mut self.worker)
+    }
+
+    fn reset(&mut self) {
+        StepRunner::reset(&mut self.worker);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_worker_is_made_in_the_place_of_one_that_is_unfit() {
+    let server = start(limits(), Duration::from_secs(10)).await;
+    let made = Arc::new(AtomicU64::new(0));
+    let counted = made.clone();
+    let worker = Running::start_wrapped(server.addr(), hello("a"), Arc::new(Model::seeded(SEED)), move |worker| {
+        let is_first = counted.fetch_add(1, Ordering::Relaxed) == 0;
+        Box::new(Unfit { worker, from: if is_first { 20 } else { u64::MAX } })
+    });
+    let mut client = server.client().await;
+    client.until(|info| info.engines[0].worker.is_some()).await;
+    check(&ask_all(client.clone()).await).await;
+    client.settled().await;
+    worker.stop().await;
+    assert_eq!(made.load(Ordering::Relaxed), 2);
     server.drain().await;
 }
 

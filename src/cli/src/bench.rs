@@ -122,7 +122,7 @@ struct WorkerOptions {
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
 
-    /// Placement of the weights, as for `serve`; packed weights go to the folder for temporary files unless dir=PATH is given
+    /// Placement of the weights, as for `serve`; packed weights go to a temporary folder, removed at the end, unless dir=PATH is given
     /// [default: resident].
     #[arg(long, value_name = "SPEC")]
     weights: Option<String>,

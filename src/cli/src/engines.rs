@@ -10,6 +10,7 @@ use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Model, Worker, WorkerConfig};
 
 use crate::config_file::Settings;
+use crate::mending::Mender;
 
 /// Workers of one server, at most.
 const WORKERS_MAX: usize = 64;
@@ -157,12 +158,14 @@ impl Engines {
         Ok(())
     }
 
-    /// Returns a backend of embedded workers with the weights of one model, and separate KV blocks and threads. `cores` are the limits by class.
-    pub fn backend(&self, model: Model, tokenizer: Tokenizer, cores: &[Config]) -> Backend {
+    /// Returns a backend of embedded workers with the weights of one model, and separate KV blocks and threads. `cores` are the limits by class;
+    /// `mender` mends the weights before a worker is made again.
+    pub fn backend(&self, model: Model, tokenizer: Tokenizer, cores: &[Config], mender: Mender) -> Backend {
         let mut infos = self.kv_types.iter().map(|dtype| model.info_with(*dtype));
         let (info, further_kv) = (infos.next().unwrap_or_default(), infos.collect());
         let (model, engines, cores) = (Arc::new(model), self.clone(), cores.to_vec());
         let workers: MakeWorker = Arc::new(move |engine| {
+            mender.mend(&model)?;
             let class = usize::from(engines.kv_classes[engine.index()]);
             let config = WorkerConfig {
                 block_size: cores[class].block_size,
@@ -297,7 +300,8 @@ mod tests {
     fn workers_are_made_for_each_engine_and_again() {
         let engines = engines(Some(2), None, 2).unwrap();
         let core = Config { device_blocks: 8, ..Config::default() };
-        let backend = engines.backend(Model::seeded(0), Tokenizer::bytes(), std::slice::from_ref(&core));
+        let backend =
+            engines.backend(Model::seeded(0), Tokenizer::bytes(), std::slice::from_ref(&core), Mender::default());
         for engine in [0, 1, 1] {
             assert!((backend.workers)(EngineId(engine)).is_ok());
         }

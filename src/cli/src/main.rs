@@ -37,6 +37,7 @@ mod first_worker;
 mod generate;
 mod h2o;
 mod h2o_settings;
+mod mending;
 mod model_source;
 mod network_settings;
 mod null_worker;

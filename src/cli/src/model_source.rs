@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use tracing::warn;
 use trunkline_text::Tokenizer;
-use trunkline_worker::Model;
+use trunkline_worker::{Model, ModelError};
 
 use crate::h2o::head_file::HeadFile;
 use crate::h2o::head_loss::HeadLosses;
 use crate::revision::{revision, revision_of};
-use crate::weights_settings::{self, Placement};
+use crate::weights_settings::{self, Placement, Streaming};
 
 /// Name of the model in the program: a folder of `models/`.
 pub const BUILT_IN: &str = "small-world";
@@ -80,17 +81,49 @@ impl<'a> ModelSource<'a> {
     /// As [`Self::model`]; or if the weights cannot be written to a disk, or are too large for the memory.
     pub fn placed(self, placement: &Placement, revision: &str, workers: usize) -> anyhow::Result<Model> {
         let Placement::Stream(streaming) = placement else { return self.model() };
-        let model = match self {
-            Self::BuiltIn => streaming.place(self.model()?, revision, workers)?,
-            Self::Random => streaming.place(self.model()?, &format!("random {SEED}"), workers)?,
+        let load = || match self {
+            Self::BuiltIn | Self::Random => streaming.place(self.model()?, &self.identity(revision), workers),
             Self::Path(path) => {
                 exists(path)?;
                 let settings = streaming.settings(revision, workers);
-                Model::load_streamed(path, &settings).with_context(|| cannot_load(path))?
+                Model::load_streamed(path, &settings).with_context(|| cannot_load(path))
             }
+        };
+        let model = match load() {
+            Err(error) if error.downcast_ref::<ModelError>().is_some_and(ModelError::has_removed_file) => {
+                warn!("{error:#}");
+                load()?
+            }
+            loaded => loaded?,
         };
         weights_settings::report(&model);
         Ok(model)
+    }
+
+    /// Opens the packed weights of a model loaded by [`Self::placed`] again after a fault, or writes the file again. Returns the reason, if the file was written.
+    ///
+    /// # Errors
+    /// As [`Self::placed`].
+    pub fn mend(
+        self,
+        model: &Model,
+        streaming: &Streaming,
+        revision: &str,
+        workers: usize,
+    ) -> anyhow::Result<Option<String>> {
+        let settings = streaming.settings(&self.identity(revision), workers);
+        match self {
+            Self::BuiltIn | Self::Random => Ok(model.mend_with(self.model()?, &settings)?),
+            Self::Path(path) => {
+                exists(path)?;
+                model.mend_from(path, &settings).with_context(|| cannot_load(path))
+            }
+        }
+    }
+
+    /// Returns the hash of the weights, or a name for random ones.
+    fn identity(self, revision: &str) -> String {
+        if self == Self::Random { format!("random {SEED}") } else { revision.to_owned() }
     }
 
     /// Returns the revision of the weights; random ones have none.

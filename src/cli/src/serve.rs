@@ -304,8 +304,7 @@ pub(crate) fn embedded_with(
     let source = ModelSource::of(settings.model.as_deref());
     // The tokenizer is the quicker one to fail.
     let tokenizer = source.tokenizer()?;
-    let revision = source.revision()?;
-    let placement = Placement::of(settings.weights.as_deref())?;
+    let (revision, placement) = (source.revision()?, Placement::of(settings.weights.as_deref())?);
     let model = source.placed(&placement, &revision, engines.embedded())?.with_kv_dtype(engines.kv_types()[0]);
     let found = losses.map_or_else(|| source.head_losses(&revision), |losses| Ok(Some(losses.clone())))?;
     let (model, config) = divided(settings, model, found.as_ref())?;
@@ -323,7 +322,8 @@ pub(crate) fn embedded_with(
         cores.push(core);
     }
     opened.sort_by_key(|(worker, _)| *worker);
-    let mut backend = engines.backend(model, tokenizer, &cores);
+    let mender = crate::mending::Mender::new(settings.model.clone(), placement, &revision, engines.embedded());
+    let mut backend = engines.backend(model, tokenizer, &cores, mender);
     backend.stores = opened.into_iter().map(|(_, store)| store).collect();
     backend.model.revision = revision;
     Ok((cores, backend))

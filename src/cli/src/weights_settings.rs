@@ -4,9 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use tracing::info;
-use trunkline_core::spec::{Param, Spec};
+use trunkline_core::spec::{Param, Spec, SpecError};
 use trunkline_port::WeightReads;
 use trunkline_sim_perf::cost::WINDOW_PARAMS;
 use trunkline_worker::{Model, StreamSettings};
@@ -57,8 +57,8 @@ impl FromStr for Placement {
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
         let (name, params) = text.split_once(':').unwrap_or((text, ""));
-        let (dirs, numbers): (Vec<&str>, Vec<&str>) =
-            params.split(',').filter(|part| !part.is_empty()).partition(|part| part.split('=').next() == Some(DIR));
+        let parts: Vec<&str> = params.split(',').filter(|part| !part.is_empty()).collect();
+        let (dirs, numbers): (Vec<&str>, Vec<&str>) = parts.iter().copied().partition(|part| is_dir(part));
         match name {
             "resident" if params.is_empty() => return Ok(Self::Resident),
             "resident" => bail!("weights 'resident' has no parameters"),
@@ -72,11 +72,37 @@ impl FromStr for Placement {
             "weights 'stream' needs memory_mib=N, the memory for weights in MiB"
         );
         let spec = format!("{name}:{numbers}");
-        let values = Spec::new(&spec).values(&PARAMS).map_err(|error| anyhow::anyhow!("weights {error}"))?;
+        let values = Spec::new(&spec).values(&PARAMS).map_err(|error| refused(error, &parts))?;
         let dir = dirs.first().and_then(|part| part.split_once('=')).map(|(_, path)| PathBuf::from(path));
         let ahead = values[1] as u32;
         let prefill_ahead = if values[2] == 0 { ahead } else { values[2] as u32 };
         Ok(Self::Stream(Streaming { memory_mib: values[0], dir, ahead, prefill_ahead }))
+    }
+}
+
+/// Returns `true` for the parameter with a path.
+fn is_dir(part: &str) -> bool {
+    part.split('=').next() == Some(DIR)
+}
+
+/// Describes an error of the numbers among all `parts`.
+fn refused(error: SpecError, parts: &[&str]) -> anyhow::Error {
+    let with_dir = |known: String| format!("{known}, {DIR}");
+    let (error, wrong) = match error {
+        SpecError::UnknownKey { name, key, known } => {
+            (SpecError::UnknownKey { name, key: key.clone(), known: with_dir(known) }, key)
+        }
+        SpecError::NoValue { name, part, known } => {
+            (SpecError::NoValue { name, part: part.clone(), known: with_dir(known) }, part)
+        }
+        other => (other, String::new()),
+    };
+    let is_behind_dir = |pair: &[&str]| is_dir(pair[0]) && pair[1].split('=').next() == Some(wrong.as_str());
+    match parts.windows(2).any(is_behind_dir) {
+        true => anyhow!(
+            "weights {error}; if it is a part of the folder: a path with a comma cannot be given, link to it from another"
+        ),
+        false => anyhow!("weights {error}"),
     }
 }
 
@@ -101,6 +127,7 @@ impl Streaming {
             workers: workers.max(1) as u32,
             ahead: self.ahead,
             prefill_ahead: self.prefill_ahead,
+            retry_pause: StreamSettings::RETRY_PAUSE,
         }
     }
 
@@ -138,6 +165,7 @@ pub fn report_reads(reads: &WeightReads) {
     if let (Some(hidden), Some(saved)) = (reads.hidden_share(), reads.saved_share()) {
         info!(
             steps = reads.steps,
+            failed_reads = reads.failed_reads,
             bytes = reads.bytes,
             reading_ms = reads.reading_ns / 1_000_000,
             exposed_ms = reads.exposed_ns / 1_000_000,
@@ -178,6 +206,13 @@ mod tests {
         assert_eq!(error("stream:memory_mib=1,dir=a,dir=b"), "weights 'stream' has dir twice");
         let line = "weights 'stream': memory_mib is '0'; it must be a whole number between 1 and 1073741824";
         assert_eq!(error("stream:memory_mib=0"), line);
-        assert!(error("stream:memory_mib=1,disk_mb_s=5").starts_with("weights 'stream' has no parameter 'disk_mb_s'"));
+        let keys = "memory_mib, ahead, prefill_ahead, dir";
+        let unknown = |key: &str| format!("weights 'stream' has no parameter '{key}'; it has: {keys}");
+        assert_eq!(error("stream:memory_mib=1,disk_mb_s=5"), unknown("disk_mb_s"));
+        let comma = "; if it is a part of the folder: a path with a comma cannot be given, link to it from another";
+        let no_value = format!("weights 'stream': 'b' is not of the form key=value; the keys are: {keys}");
+        assert_eq!(error("stream:memory_mib=1,b"), no_value);
+        assert_eq!(error("stream:memory_mib=1,dir=a,b"), format!("{no_value}{comma}"));
+        assert_eq!(error("stream:dir=a,b=c,memory_mib=1"), unknown("b") + comma);
     }
 }

@@ -20,6 +20,7 @@ use trunkline_worker::{KvDtype, Worker, WorkerConfig};
 
 use crate::h2o::total;
 use crate::h2o_settings::divided_for_a_server;
+use crate::mending::Mender;
 use crate::model_source::ModelSource;
 use crate::null_worker::{NullWorker, duration};
 use crate::serve::{cores, device_blocks};
@@ -241,8 +242,10 @@ fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::
         model = divided_for_a_server(model, args.h2o_layers.as_deref(), losses.as_ref(), total)?;
     }
     let model = Arc::new(model);
+    let mender = Mender::new(args.model.clone(), placement, &revision, 1);
     let info = ModelInfo { revision, ..model.info() };
     let make: MakeRunner = Box::new(move |session: &Session| {
+        mender.mend(&model)?;
         let config = WorkerConfig {
             block_size: session.block_size,
             device_blocks: session.blocks,

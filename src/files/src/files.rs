@@ -11,6 +11,9 @@ use rustix::io::Errno;
 
 use crate::aligned::{Aligned, PAGE};
 
+/// Permissions of a new file, unless others are given.
+const MODE: u32 = 0o666;
+
 /// Operations on the files of a folder.
 pub trait Files: Debug + Send + Sync {
     /// Creates a file with room for `bytes`, for reading and writing.
@@ -89,6 +92,8 @@ pub trait BlockFile: Debug + Send + Sync {
 pub struct SystemFiles {
     is_direct: bool,
     is_read_only: bool,
+    /// Permissions of new files before the mask of the process.
+    mode: u32,
 }
 
 impl SystemFiles {
@@ -105,17 +110,23 @@ impl SystemFiles {
                 folder.display()
             );
         }
-        Self { is_direct, is_read_only: false }
+        Self { is_direct, is_read_only: false, mode: MODE }
+    }
+
+    /// Gives new files the permissions `mode` at most.
+    #[must_use]
+    pub fn with_mode(self, mode: u32) -> Self {
+        Self { mode, ..self }
     }
 
     /// Returns the operations for reading alone, through the page cache.
     pub fn for_reading() -> Self {
-        Self { is_direct: false, is_read_only: true }
+        Self { is_direct: false, is_read_only: true, mode: MODE }
     }
 
     fn options(&self) -> OpenOptions {
         let mut options = File::options();
-        options.read(true).write(!self.is_read_only);
+        options.read(true).write(!self.is_read_only).mode(self.mode);
         if self.is_direct {
             options.custom_flags(OFlags::DIRECT.bits().cast_signed());
         }
@@ -123,25 +134,34 @@ impl SystemFiles {
     }
 }
 
-/// Opens a file for reading alone, past the page cache where the filesystem allows. Returns `true` beside a file read past the page cache.
+/// Opens a regular file for reading alone, past the page cache where the filesystem allows. Returns `true` beside a file read past the page cache.
 ///
 /// # Errors
-/// If the system refuses.
-pub fn open_for_reading(path: &Path) -> io::Result<(Box<dyn BlockFile>, bool)> {
-    let files = SystemFiles { is_direct: true, is_read_only: true };
-    let probed = files.options().open(path).and_then(|file| {
+/// If the system refuses, or a pipe, a folder or the like has the name.
+pub fn open_for_reading(path: &Path) -> io::Result<(File, bool)> {
+    let probed = open_regular(path, OFlags::DIRECT).and_then(|file| {
         let mut page = Aligned::with_capacity(PAGE);
         page.resize(PAGE);
         FileExt::read_at(&file, page.as_mut_slice(), 0).map(|_| file)
     });
     match probed {
-        refused if is_direct(&refused) => refused.map(|file| (Box::new(file) as Box<dyn BlockFile>, true)),
-        _ => Ok((Box::new(File::open(path)?), false)),
+        refused if is_direct(&refused) => refused.map(|file| (file, true)),
+        _ => Ok((open_regular(path, OFlags::empty())?, false)),
+    }
+}
+
+fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
+    // To open a pipe that nobody writes would take for ever.
+    let flags = (flags | OFlags::NONBLOCK).bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
     }
 }
 
 fn probe_direct(path: &Path) -> io::Result<()> {
-    let files = SystemFiles { is_direct: true, is_read_only: false };
+    let files = SystemFiles { is_direct: true, is_read_only: false, mode: MODE };
     let file = files.options().create_new(true).open(path)?;
     let mut page = Aligned::with_capacity(PAGE);
     page.resize(PAGE);
@@ -275,8 +295,18 @@ mod tests {
         let (file, _) = open_for_reading(&path).unwrap();
         let mut bytes = Aligned::with_capacity(2 * PAGE);
         bytes.resize(2 * PAGE);
-        assert_eq!(read_full(file.as_ref(), bytes.as_mut_slice(), 0).unwrap(), PAGE + 5);
+        assert_eq!(read_full(&file, bytes.as_mut_slice(), 0).unwrap(), PAGE + 5);
         assert!(bytes.as_slice()[..PAGE + 5].iter().all(|byte| *byte == 7));
+    }
+
+    #[test]
+    fn pipes_and_folders_are_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        for path in [&pipe, folder.path()] {
+            assert_eq!(open_for_reading(path).unwrap_err().to_string(), "it is no regular file");
+        }
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub struct WeightReads {
     pub exposed_ns: u64,
     /// Sum of the durations of the forward passes, waiting included, nanoseconds.
     pub step_ns: u64,
+    /// Failed reads, each tried again until the steps could go on.
+    pub failed_reads: u64,
 }
 
 impl WeightReads {
@@ -65,6 +67,7 @@ impl Add for WeightReads {
             reading_ns: self.reading_ns + other.reading_ns,
             exposed_ns: self.exposed_ns + other.exposed_ns,
             step_ns: self.step_ns + other.step_ns,
+            failed_reads: self.failed_reads + other.failed_reads,
         }
     }
 }
@@ -88,11 +91,12 @@ mod tests {
     #[test]
     fn the_example_of_the_definitions() {
         // A layer computes for 100 ms and reads for 110 ms, of which computation waits for 10 ms.
-        let layer = WeightReads { steps: 1, bytes: 5, reading_ns: 110, exposed_ns: 10, step_ns: 110 };
+        let layer = WeightReads { steps: 1, bytes: 5, reading_ns: 110, exposed_ns: 10, step_ns: 110, failed_reads: 1 };
         assert_eq!((layer.hidden_ns(), layer.computing_ns(), layer.serial_ns()), (100, 100, 210));
         assert_eq!(layer.serial_ns() - layer.step_ns, layer.hidden_ns());
         let all: WeightReads = [layer, layer].into_iter().sum();
-        assert_eq!(all, WeightReads { steps: 2, bytes: 10, reading_ns: 220, exposed_ns: 20, step_ns: 220 });
+        let twice = WeightReads { steps: 2, bytes: 10, reading_ns: 220, exposed_ns: 20, step_ns: 220, failed_reads: 2 };
+        assert_eq!(all, twice);
         assert_eq!((all.hidden_share(), all.saved_share()), (Some(100.0 / 110.0), Some(100.0 / 210.0)));
         assert_eq!(WeightReads::default().hidden_share(), None);
     }

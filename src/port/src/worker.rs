@@ -52,13 +52,14 @@ pub trait DeviceBlocks: Send + Sync {
 #[error("{source}")]
 pub struct StepError {
     guilty: Option<RequestId>,
+    is_unfit: bool,
     source: Box<dyn Error + Send + Sync>,
 }
 
 impl StepError {
     /// Wraps the reason. No request is named as the cause.
     pub fn new(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { guilty: None, source: source.into() }
+        Self { guilty: None, is_unfit: false, source: source.into() }
     }
 
     /// Names the request at fault: without the request the step would have run. The driver ends this request with an error;
@@ -67,6 +68,18 @@ impl StepError {
     pub fn caused_by(mut self, request: RequestId) -> Self {
         self.guilty = Some(request);
         self
+    }
+
+    /// Marks the worker as unfit for another step: a new worker MUST take the place; a reset does not suffice.
+    #[must_use]
+    pub fn of_unfit_worker(mut self) -> Self {
+        self.is_unfit = true;
+        self
+    }
+
+    /// Returns `true` if a new worker MUST take the place of this one.
+    pub fn is_unfit(&self) -> bool {
+        self.is_unfit
     }
 
     /// Returns the request at fault, if the worker named one: without the request the step would have run.
@@ -95,6 +108,7 @@ mod tests {
     fn a_step_error_reads_as_its_reason_and_names_the_guilty_request() {
         let error = StepError::new("no device");
         assert_eq!((error.to_string().as_str(), error.guilty()), ("no device", None));
+        assert!(!error.is_unfit() && StepError::new("no weights").of_unfit_worker().is_unfit());
         assert_eq!(error.caused_by(RequestId(5)).guilty(), Some(RequestId(5)));
         assert_eq!(CopyError::new("no block").to_string(), "no block");
     }

@@ -427,7 +427,7 @@ impl Driver {
                 self.apply(Input::Engine(engine, event));
                 self.resize_tiers(engine);
             }
-            WorkerEvent::Gone => self.lose(engine),
+            ended @ (WorkerEvent::Gone | WorkerEvent::Unfit) => self.lose(engine, matches!(ended, WorkerEvent::Unfit)),
         }
     }
 
@@ -454,6 +454,7 @@ impl Driver {
         }
         self.workers.note_joined(engine);
         self.apply(Input::Engine(engine, Event::WorkerJoined));
+        self.note_served();
         self.help_out();
     }
 
@@ -475,21 +476,24 @@ impl Driver {
         }
     }
 
-    /// Handles the end of a worker's threads.
-    fn lose(&mut self, engine: EngineId) {
+    /// Handles the end of a worker's threads. A new worker may do what an unfit one cannot.
+    fn lose(&mut self, engine: EngineId, is_unfit: bool) {
         self.workers.note_ended(engine);
+        let requests = self.cluster.status(engine).load.requests;
+        if is_unfit {
+            warn!(%engine, requests, "the worker is unfit for another step; another is started in its place");
+            return self.exchange(engine);
+        }
         if self.cluster.n_engines() == 1 {
             self.apply(Input::Engine(engine, Event::WorkerLost));
             return self.fail("the worker ended and cannot be started again");
         }
-        let requests = self.cluster.status(engine).load.requests;
         warn!(%engine, requests, "the worker ended; other engines continue its requests");
         self.apply(Input::Retire(engine));
         self.plan_restart(engine);
     }
 
-    /// Leaves a worker behind in a step or a reset that does not end, and plans another in its place. The worker's requests start over: on other
-    /// engines, or on the same one when the new worker joins.
+    /// Leaves a worker behind in an endless step or reset, and plans another in the place.
     fn abandon(&mut self) {
         let Some(engine) = self.workers.timed_out(self.clock.now_ns()) else { return };
         if self.workers.seats.has(engine) {
@@ -499,6 +503,12 @@ impl Driver {
         error!(%engine, requests, "a step or a reset takes too long; the worker is left behind and another is started in its place");
         // Before the loss, so that whatever the core wants from then on is no job of the old worker.
         self.workers.abandon(engine);
+        self.exchange(engine);
+    }
+
+    /// Plans another worker in the place of an ended one or one left behind. The requests start over: on other engines, or on the same one when the new
+    /// worker joins.
+    fn exchange(&mut self, engine: EngineId) {
         let alone = self.cluster.n_engines() == 1;
         self.apply(if alone { Input::Engine(engine, Event::WorkerLost) } else { Input::Retire(engine) });
         self.plan_restart(engine);
@@ -508,7 +518,7 @@ impl Driver {
     fn plan_restart(&mut self, engine: EngineId) {
         if let Some(pause) = self.workers.plan_restart(engine, self.clock.now_ns()) {
             info!(%engine, ?pause, "the worker will be started again");
-            return;
+            return self.note_served();
         }
         error!(%engine, "the worker ended too often and is given up");
         if self.prefilling(None).all(|engine| self.workers.is_given_up(engine)) {

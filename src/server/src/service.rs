@@ -271,6 +271,7 @@ fn weights(reads: WeightReads) -> proto::WeightReads {
         exposed_ns: reads.exposed_ns,
         hidden_ns: reads.hidden_ns(),
         step_ns: reads.step_ns,
+        failed_reads: reads.failed_reads,
     }
 }
 

@@ -14,6 +14,9 @@
 //! 4. waits for the blocks that are being read or written,
 //! 5. resets the worker and reports [`WorkerEvent::Ready`].
 //!
+//! An unfit worker ([`trunkline_port::StepError::is_unfit`]) has no next life: the threads end with [`WorkerEvent::Unfit`], and the driver makes
+//! another worker.
+//!
 //! Nothing is therefore written on behalf of an earlier life after `Ready`. A copy that hangs delays `Ready`, not `Failed`; the driver
 //! watches the reset ([`crate::watchdog`]).
 //!
@@ -67,6 +70,8 @@ pub(crate) enum WorkerEvent {
     Transferred { transfer: u64, report: TransferReport },
     /// The step thread ended.
     Gone,
+    /// The step thread ended after a step for which the worker is unfit, but perhaps not a new one.
+    Unfit,
 }
 
 /// Driver's end of a worker's queues. Dropping the handle ends the threads.
@@ -169,12 +174,19 @@ pub(crate) fn spawn(
         copies::serve(&store, &queues.copies, &of_life, &copies_report);
     })?;
     thread::Builder::new().name(format!("steps-{worker}")).spawn(move || {
-        let mut steps = Steps { runner, fence, life, report };
+        let mut steps = Steps { runner, fence, life, is_unfit: false, report };
         // The worker's own panics are caught one by one; this is for those of its reset.
         if catch_unwind(AssertUnwindSafe(|| steps.serve(&queues.steps))).is_err() {
             error!(worker, "the worker panicked while it was reset");
         }
-        (steps.report)(steps.life, WorkerEvent::Gone);
+        let Steps { runner, life, is_unfit, report, .. } = steps;
+        if is_unfit {
+            // The next worker needs the memory.
+            drop(runner);
+            report(life, WorkerEvent::Unfit);
+        } else {
+            report(life, WorkerEvent::Gone);
+        }
     })?;
     Ok(handle)
 }
@@ -185,6 +197,8 @@ struct Steps<R> {
     fence: Arc<Fence>,
     /// Life whose steps run; earlier ones are dropped.
     life: u64,
+    /// The worker cannot run the last step.
+    is_unfit: bool,
     report: R,
 }
 
@@ -206,13 +220,18 @@ impl<R: Fn(u64, WorkerEvent) -> bool> Steps<R> {
         }
     }
 
-    /// Runs a step and reports; returns `true` if the driver listens.
+    /// Runs a step and reports; returns `true` if the driver listens and the worker can go on.
     fn run(&mut self, step: Box<Step>) -> bool {
         // Whatever state a panic leaves behind is thrown away by the reset.
         let guilty = match catch_unwind(AssertUnwindSafe(|| self.runner.run(&step))) {
             Ok(Ok(output)) => return (self.report)(self.life, WorkerEvent::Done { step, output }),
             Ok(Err(err)) => {
                 error!(step = step.id, "the worker failed: {err}");
+                if err.is_unfit() {
+                    self.is_unfit = true;
+                    self.fence.close(self.life + 1);
+                    return false;
+                }
                 err.guilty()
             }
             Err(_) => {

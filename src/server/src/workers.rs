@@ -10,7 +10,10 @@
 //! | n | twice the pause before restart n - 1, at most 30 s |
 //! | 11 | none: the worker is given up |
 //!
-//! A step that ends sets the count back to 0.
+//! A step that ends sets the count back to 0. Health is `NOT_SERVING` while no prefilling engine has a worker.
+//!
+//! A worker with a failing disk or a damaged file of weights is unfit for another step and ends by itself; another takes the place as in the table, after mending the
+//! file.
 //!
 //! A worker whose step never ends ([`crate::watchdog`]) cannot be reset: its thread is in the step. Nor can a worker whose copy hangs. The
 //! worker is *abandoned*: its
@@ -67,6 +70,8 @@ struct Slot {
     restarts: u32,
     /// Time of the next restart, nanoseconds.
     restart_at_ns: Option<u64>,
+    /// The worker ended, and the next one is not ready yet.
+    is_restarting: bool,
     /// No restart will follow.
     given_up: bool,
     watchdog: Watchdog,
@@ -104,6 +109,7 @@ impl Workers {
             first_life: 0,
             restarts: 0,
             restart_at_ns: None,
+            is_restarting: false,
             given_up: false,
             watchdog,
             abandoned: 0,
@@ -178,7 +184,9 @@ impl Workers {
 
     /// Notes that a worker is ready to run steps.
     pub(crate) fn note_ready(&mut self, engine: EngineId) {
-        self.slot(engine).watchdog.clear();
+        let slot = self.slot(engine);
+        slot.watchdog.clear();
+        slot.is_restarting = false;
     }
 
     /// Returns `true` if a report is of the worker's present life.
@@ -254,6 +262,9 @@ impl Workers {
     /// many restarts in a row.
     pub(crate) fn plan_restart(&mut self, engine: EngineId, now_ns: u64) -> Option<Duration> {
         let slot = self.slot(engine);
+        slot.is_restarting = true;
+        // Nobody runs the steps that were sent.
+        slot.watchdog.clear();
         if slot.abandoned > ABANDONED_MAX || slot.restarts == RESTARTS_MAX {
             slot.given_up = true;
             return None;
@@ -281,6 +292,11 @@ impl Workers {
             true => self.seats.is_occupied(engine) && self.lock_steps.is_ready(engine),
             false => !self.slots[engine.index()].given_up,
         }
+    }
+
+    /// Returns `true` if an engine is served, and not only after a restart to come.
+    pub(crate) fn is_ready(&self, engine: EngineId) -> bool {
+        self.is_served(engine) && !self.slots[engine.index()].is_restarting
     }
 
     /// Forgets planned restarts, for tests that make workers themselves.

@@ -68,6 +68,7 @@ pub fn pass(visits: &[Visit], slots: usize) -> WeightReads {
         reading_ns: ns(visits.iter().filter(|visit| visit.bytes > 0).map(|visit| visit.read_s).sum()),
         exposed_ns: ns(exposed_s / MEASURED as f64),
         step_ns: ns((now - begin) / MEASURED as f64),
+        failed_reads: 0,
     }
 }
 

@@ -150,6 +150,12 @@ pub enum ModelError {
         /// Problem with the file.
         problem: String,
     },
+    /// No regular file has the name of the file of packed weights.
+    #[error("{} is no regular file; the packed weights go there: move it away, or name another folder with dir", path.display())]
+    NoFile {
+        /// Path of the pipe, folder, device or the like.
+        path: PathBuf,
+    },
     /// A group of packed weights cannot be read.
     #[error(transparent)]
     Weights(#[from] WeightsFault),
@@ -166,7 +172,19 @@ pub enum ModelError {
     },
 }
 
+impl GroupFault {
+    /// Returns `true` if the file has other bytes than were written, or fewer.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(self, Self::Short | Self::Checksum)
+    }
+}
+
 impl ModelError {
+    /// Returns `true` if a file of packed weights was damaged and removed: loading the model again writes another.
+    pub fn has_removed_file(&self) -> bool {
+        matches!(self, Self::Weights(fault) if fault.is_removed)
+    }
+
     /// Describes a file of packed weights that cannot be used.
     pub(crate) fn packed(path: &Path, problem: &str) -> Self {
         Self::Packed { path: path.to_owned(), problem: problem.to_owned() }
@@ -191,9 +209,9 @@ pub enum GroupFault {
 /// A group of packed weights could not be read from its file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the {part} weights of layer {layer} cannot be read from {}: {fault}; check the disk, or remove the file and start again, which writes \
-     it anew",
-    path.display()
+    "the {part} weights of layer {layer} cannot be read from {}: {fault}; {}",
+    path.display(),
+    remedy(*.is_removed)
 )]
 pub struct WeightsFault {
     /// Path of the file.
@@ -204,6 +222,15 @@ pub struct WeightsFault {
     pub part: &'static str,
     /// Fault of the read.
     pub fault: GroupFault,
+    /// The file is damaged and was removed.
+    pub is_removed: bool,
+}
+
+fn remedy(is_removed: bool) -> &'static str {
+    match is_removed {
+        true => "the file was removed, and is written anew from the model",
+        false => "check the disk, or remove the file and start again, which writes it anew",
+    }
 }
 
 /// The worker cannot start or cannot run a step. A refused step has changed nothing, except [`WorkerError::NonFinite`] and [`WorkerError::Weights`]; the same
@@ -306,7 +333,7 @@ pub enum WorkerError {
         /// Number of existing blocks.
         limit: u32,
     },
-    /// Streamed weights could not be read. The next step reads from the first layer on, so the fault may pass.
+    /// Streamed weights could not be read, though the read was tried again. [`crate::Model::mend_from`] and [`crate::Model::mend_with`] repair the file.
     #[error("step {step}: {fault}")]
     Weights {
         /// Number of the step.
@@ -326,11 +353,13 @@ pub enum WorkerError {
 
 impl From<WorkerError> for StepError {
     fn from(error: WorkerError) -> Self {
+        let is_unfit = matches!(error, WorkerError::Weights { .. });
         let guilty = match &error {
             WorkerError::NonFinite { request, .. } | WorkerError::Sequence { request, .. } => Some(*request),
             _ => None,
         };
         let wrapped = Self::new(error);
+        let wrapped = if is_unfit { wrapped.of_unfit_worker() } else { wrapped };
         guilty.into_iter().fold(wrapped, Self::caused_by)
     }
 }
@@ -616,6 +645,10 @@ mod tests {
         let wrong = WorkerError::Sequence { step: 3, index: 1, request: RequestId(6), slot: 0, fault };
         assert_eq!(guilty(wrong), Some(RequestId(6)));
         assert_eq!(guilty(WorkerError::NonFinite { step: 3, request: RequestId(5) }), Some(RequestId(5)));
+        let fault = GroupFault::Checksum;
+        let fault = WeightsFault { path: PathBuf::new(), layer: 0, part: "attention", fault, is_removed: true };
+        assert!(StepError::from(WorkerError::Weights { step: 3, fault }).is_unfit());
+        assert!(!StepError::from(WorkerError::NonFinite { step: 3, request: RequestId(5) }).is_unfit());
         assert_eq!(guilty(WorkerError::StartCount { step: 3, starts: 1, sent: 0 }), None);
     }
 }

@@ -18,11 +18,11 @@
 //! While steps run, [`Blocks`] reads and writes blocks as bytes, on other threads.
 //!
 //! A model whose weights are larger than the memory is packed into a file, group by group (`packed`, `pair`); groups that do not fit are read ahead of each step (`stream`).
-//! Kernels see slices, wherever the weights lie (`stored`).
+//! Kernels see slices, wherever the weights lie (`stored`). A failed read is tried again (`retries`).
 //!
 //! **Invariant: equal bits.** The logits of a row depend on the row's sequence alone, not on the batch, the chunks, the blocks or
 //! the number of threads; `kernel` explains how. **Boundary:** the crate knows steps and tokens, nothing of queues, requests' text,
-//! clocks or sockets, but for the durations of the reads of streamed weights. Only `hugging_face`, `shards` and `gguf` read
+//! clocks or sockets, but for the durations of the reads of streamed weights and the pauses after failed ones. Only `hugging_face`, `shards` and `gguf` read
 //! files when a model is loaded, and only `packed` reads and writes packed weights.
 //!
 //! ```
@@ -67,6 +67,7 @@ mod packed;
 mod pair;
 mod prefetch;
 mod quantised_cells;
+mod retries;
 mod rope;
 mod rounded;
 mod sampler;

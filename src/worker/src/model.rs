@@ -1,6 +1,6 @@
 //! The model: packed weights, and the forward pass over a batch.
 
-mod streamed;
+pub(crate) mod streamed;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -9,19 +9,26 @@
 //! The file is written under another name, which no other process has, and renamed when whole: a file with the final name is whole, and a server that reads an older
 //! one is not disturbed. What a killed process left is removed at the next start; [`unfinished`] has the rule.
 
+mod current;
 mod manifest;
 mod unfinished;
 
+use std::fs::{self, File, Metadata, Permissions, TryLockError};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::time::{Duration, Instant};
 
+use tracing::warn;
 use trunkline_files::{Aligned, BlockFile, PAGE, open_for_reading, read_full, write_all};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::error::{GroupFault, ModelError};
+use crate::error::{GroupFault, ModelError, WeightsFault};
+pub(crate) use crate::packed::current::CurrentFile;
 use crate::packed::manifest::{Entry, Manifest};
 use crate::packed::unfinished::{Unfinished, remove_left_behind};
 use crate::pair::{Pair, Part};
+use crate::retries::{FailedReads, try_again};
 use crate::weights::Keep;
 
 /// First bytes of a file.
@@ -33,8 +40,11 @@ const MANIFEST_MAX: u64 = 1 << 28;
 pub(crate) struct PackedFile {
     path: PathBuf,
     file: Box<dyn BlockFile>,
+    /// Device and number of the file on its filesystem.
+    id: (u64, u64),
     is_direct: bool,
     manifest: Manifest,
+    failed_reads: FailedReads,
 }
 
 impl PackedFile {
@@ -51,7 +61,7 @@ impl PackedFile {
         let (file, is_direct) = open_for_reading(path).map_err(unreadable)?;
         let mut page = Aligned::with_capacity(PAGE);
         page.resize(PAGE);
-        let n = read_full(file.as_ref(), page.as_mut_slice(), 0).map_err(unreadable)?;
+        let n = read_full(&file, page.as_mut_slice(), 0).map_err(unreadable)?;
         let foreign = || "the one there is no file of packed weights, or of another version".to_owned();
         let damaged = || "the one there is damaged".to_owned();
         if n < PAGE || page.as_slice()[..8] != MAGIC[..] {
@@ -59,7 +69,8 @@ impl PackedFile {
         }
         let number = |i: usize| u64::from_le_bytes(*page.as_slice()[8 * i..].first_chunk().expect("a page"));
         let (place, bytes, checksum) = (number(1), number(2), number(3));
-        let size = file.size().map_err(unreadable)?;
+        let metadata = file.metadata().map_err(unreadable)?;
+        let (size, id) = (metadata.len(), id_of(&metadata));
         if bytes > MANIFEST_MAX
             || !place.is_multiple_of(PAGE as u64)
             || place.checked_add(bytes).is_none_or(|end| end > size)
@@ -68,14 +79,21 @@ impl PackedFile {
         }
         let mut text = Aligned::default();
         text.resize((bytes as usize).next_multiple_of(PAGE));
-        let n = read_full(file.as_ref(), text.as_mut_slice(), place).map_err(unreadable)?;
+        let n = read_full(&file, text.as_mut_slice(), place).map_err(unreadable)?;
         let text = text.as_slice().get(..bytes as usize).filter(|_| n as u64 >= bytes).ok_or_else(damaged)?;
         if xxh3_64(text) != checksum {
             return Err(damaged());
         }
         let manifest: Manifest = serde_json::from_slice(text).map_err(|_| foreign())?;
         manifest.check(identity, place)?;
-        Ok(Self { path: path.to_owned(), file, is_direct, manifest })
+        Ok(Self {
+            path: path.to_owned(),
+            file: Box::new(file),
+            id,
+            is_direct,
+            manifest,
+            failed_reads: FailedReads::default(),
+        })
     }
 
     /// Reads from another file.
@@ -119,6 +137,69 @@ impl PackedFile {
         }
         if xxh3_64(bytes) == entry.checksum { Ok(()) } else { Err(GroupFault::Checksum) }
     }
+
+    /// Reads a group as [`Self::read`] does, and tries again after a fault, the first time after `pause`. The thread sleeps meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read`]; a damaged file is removed.
+    pub(crate) fn read_in_time(&self, group: usize, memory: &mut [u8], pause: Duration) -> Result<(), WeightsFault> {
+        let read = try_again(
+            pause,
+            || self.read(group, memory),
+            |fault, pause| {
+                self.note(group, fault);
+                std::thread::sleep(pause);
+                true
+            },
+        );
+        read.map_err(|fault| self.fail(group, fault))
+    }
+
+    /// Logs a failed read of a group before the next try, unless the last line is recent.
+    pub(crate) fn note(&self, group: usize, fault: &GroupFault) {
+        if let Some(failed_reads) = self.failed_reads.note(Instant::now()) {
+            let ((layer, part), path) = (self.group(group), self.path.display());
+            let part = part.name();
+            warn!(failed_reads, "cannot read the {part} weights of layer {layer} from {path}: {fault}; trying again");
+        }
+    }
+
+    /// Describes the fault of a group, and removes a damaged file, so that the next start writes another.
+    pub(crate) fn fail(&self, group: usize, fault: GroupFault) -> WeightsFault {
+        let is_removed = fault.is_damage() && self.remove();
+        WeightsFault { is_removed, ..self.fault(group, fault) }
+    }
+
+    /// Describes the fault of a group.
+    pub(crate) fn fault(&self, group: usize, fault: GroupFault) -> WeightsFault {
+        let (layer, part) = self.group(group);
+        WeightsFault { path: self.path.clone(), layer, part: part.name(), fault, is_removed: false }
+    }
+
+    /// Removes the file, unless another one has the name by now. Returns `false` if the file stays. Other servers may go on with an open file.
+    fn remove(&self) -> bool {
+        // Servers with this file take turns, so that none removes the file that another has written since.
+        let lock = File::open(&self.path).ok();
+        let is_taken = lock.as_ref().is_some_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)));
+        let is_there = fs::metadata(&self.path).is_ok_and(|there| id_of(&there) == self.id);
+        is_taken || !is_there || fs::remove_file(&self.path).is_ok()
+    }
+
+    /// Takes permissions beyond `mode` away.
+    fn restrict(&self, mode: u32) {
+        let Ok(metadata) = fs::metadata(&self.path) else { return };
+        let found = metadata.mode() & 0o777;
+        if found & !mode != 0
+            && let Err(error) = fs::set_permissions(&self.path, Permissions::from_mode(found & mode))
+        {
+            warn!("{} may be read by users who may not read the model: {error}", self.path.display());
+        }
+    }
+}
+
+fn id_of(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
 }
 
 /// A file being written; removed unless finished.
@@ -133,11 +214,11 @@ struct Writing {
 }
 
 impl Writing {
-    fn create(path: &Path) -> Result<Self, ModelError> {
+    fn create(path: &Path, mode: u32) -> Result<Self, ModelError> {
         let folder = path.parent().unwrap_or(Path::new("."));
         let failed = |source| ModelError::Write { path: folder.to_owned(), source };
         fs::create_dir_all(folder).map_err(failed)?;
-        let (unfinished, file) = Unfinished::create(path).map_err(failed)?;
+        let (unfinished, file) = Unfinished::create(path, mode).map_err(failed)?;
         let (path, groups) = (path.to_owned(), Vec::new());
         Ok(Self { path, unfinished, file, end: PAGE as u64, groups, buffer: Aligned::default() })
     }
@@ -177,7 +258,10 @@ impl Writing {
 
 /// Receives the groups of a model: writes them to a file, or leaves them out if the file is there.
 pub(crate) struct Packer {
+    path: PathBuf,
     identity: String,
+    /// Permissions of a new file, at most.
+    mode: u32,
     state: State,
     /// Number of groups so far.
     n: usize,
@@ -185,22 +269,33 @@ pub(crate) struct Packer {
 
 enum State {
     Reuse(PackedFile),
-    Write { writing: Writing, reason: String },
+    /// `writing` begins with the first group.
+    Write {
+        writing: Option<Writing>,
+        reason: String,
+    },
 }
 
 impl Packer {
-    /// Opens the file at `path` for the weights of `identity`, or begins to write the file. Removes what killed processes left of it.
+    /// Opens the file at `path` for the weights of `identity`; without such a file, the first group begins one with the permissions `mode` at most. Removes what killed
+    /// processes left of the file.
     ///
     /// # Errors
     ///
-    /// The file cannot be written.
-    pub(crate) fn new(path: &Path, identity: &str) -> Result<Self, ModelError> {
+    /// Something else than a file has the name.
+    pub(crate) fn new(path: &Path, identity: &str, mode: u32) -> Result<Self, ModelError> {
+        if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+            return Err(ModelError::NoFile { path: path.to_owned() });
+        }
         remove_left_behind(path);
         let state = match PackedFile::open(path, identity) {
-            Ok(file) => State::Reuse(file),
-            Err(reason) => State::Write { writing: Writing::create(path)?, reason },
+            Ok(file) => {
+                file.restrict(mode);
+                State::Reuse(file)
+            }
+            Err(reason) => State::Write { writing: None, reason },
         };
-        Ok(Self { identity: identity.to_owned(), state, n: 0 })
+        Ok(Self { path: path.to_owned(), identity: identity.to_owned(), mode, state, n: 0 })
     }
 
     /// Returns the file when all groups have passed, and the reason for which the file was written, if it was.
@@ -213,10 +308,10 @@ impl Packer {
             State::Reuse(file) if file.manifest.groups.len() == self.n => Ok((file, None)),
             State::Reuse(file) => Err(ModelError::packed(&file.path, "it has the groups of another model")),
             State::Write { writing, reason } => {
-                let path = writing.path.clone();
+                let writing = writing.map_or_else(|| Writing::create(&self.path, self.mode), Ok)?;
                 writing.finish(self.identity.clone())?;
-                let file = PackedFile::open(&path, &self.identity);
-                let file = file.map_err(|problem| ModelError::packed(&path, &problem))?;
+                let file = PackedFile::open(&self.path, &self.identity);
+                let file = file.map_err(|problem| ModelError::packed(&self.path, &problem))?;
                 Ok((file, Some(reason)))
             }
         }
@@ -234,7 +329,11 @@ impl Keep for Packer {
 
     fn keep(&mut self, layer: u32, part: Part, mut group: Pair) -> Result<Pair, ModelError> {
         match &mut self.state {
-            State::Write { writing, .. } => writing.append(layer, part, &mut group)?,
+            State::Write { writing: Some(writing), .. } => writing.append(layer, part, &mut group)?,
+            State::Write { writing, .. } => {
+                let begun = writing.insert(Writing::create(&self.path, self.mode)?);
+                begun.append(layer, part, &mut group)?;
+            }
             State::Reuse(file) => {
                 let entry = file.manifest.groups.get(self.n);
                 if !entry.is_some_and(|entry| entry.is_of(layer, part, &mut group)) {
@@ -244,6 +343,28 @@ impl Keep for Packer {
         }
         self.n += 1;
         group.release();
+        Ok(group)
+    }
+}
+
+/// Receives the groups of a model without weights, for their sizes alone.
+#[derive(Default)]
+pub(crate) struct Sizes {
+    /// Bytes of each group, in the order of a step.
+    pub(crate) bytes: Vec<u64>,
+}
+
+impl Keep for Sizes {
+    fn in_memory(&self) -> bool {
+        false
+    }
+
+    fn needs_weights(&self) -> bool {
+        false
+    }
+
+    fn keep(&mut self, _: u32, _: Part, mut group: Pair) -> Result<Pair, ModelError> {
+        self.bytes.push(group.bytes() as u64);
         Ok(group)
     }
 }

@@ -206,7 +206,7 @@ impl Shard {
 }
 
 /// The weights files of a folder, and the file of each tensor according to the index, if there is one.
-fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>), ModelError> {
+pub(crate) fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>), ModelError> {
     let single = dir.join(SINGLE_FILE);
     let index = dir.join(INDEX_FILE);
     if index.exists() {

@@ -6,19 +6,20 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use trunkline_files::Aligned;
 use trunkline_port::WeightReads;
 use trunkline_streaming::{GroupEvent, GroupState, Groups};
 
 use crate::error::{GroupFault, WeightsFault, WorkerError};
-use crate::packed::PackedFile;
+use crate::packed::CurrentFile;
 use crate::pair::Pair;
+use crate::retries::try_again;
 
 /// Places of the groups of a model with streamed weights; shared by the model's workers.
 pub(crate) struct Streamed {
-    pub(crate) file: PackedFile,
+    pub(crate) file: CurrentFile,
     /// Streamed groups in the order of a step, by their number among all groups.
     pub(crate) groups: Vec<usize>,
     /// Slots of each worker's window.
@@ -29,13 +30,8 @@ pub(crate) struct Streamed {
     pub(crate) ahead: usize,
     /// The same for steps that run prompts.
     pub(crate) prefill_ahead: usize,
-}
-
-impl Streamed {
-    fn fault(&self, index: usize, fault: GroupFault) -> WeightsFault {
-        let (layer, part) = self.file.group(self.groups[index]);
-        WeightsFault { path: self.file.path().to_owned(), layer, part: part.name(), fault }
-    }
+    /// Pause before a failed read is tried again for the first time.
+    pub(crate) retry_pause: Duration,
 }
 
 /// A slot of the window.
@@ -59,6 +55,8 @@ struct Window {
     /// Groups read ahead, at most.
     ahead: usize,
     fault: Option<WeightsFault>,
+    /// Failed reads since the end of the last complete step.
+    failed_reads: u64,
     /// Nobody reads any more: groups in flight stay so. If the reader ended by itself, `fault` says so for good.
     is_stopped: bool,
 }
@@ -137,8 +135,8 @@ impl Shared {
             drop(window);
             let begun = Instant::now();
             let read = match Arc::get_mut(&mut memory) {
-                Some(memory) => self.streamed.file.read(self.streamed.groups[group], memory.as_mut_slice()),
-                None => Err(GroupFault::Read("its memory is in use".to_owned())),
+                Some(memory) => self.read(group, memory),
+                None => Err(self.fault(group, "its memory is in use")),
             };
             let read_ns = nanoseconds(begun);
             window = self.lock();
@@ -147,11 +145,44 @@ impl Shared {
                 Ok(()) => window.groups.apply(group, GroupEvent::ReadEnded),
                 Err(fault) => {
                     window.groups.apply(group, GroupEvent::ReadFailed);
-                    window.fault = Some(self.streamed.fault(group, fault));
+                    window.fault = Some(fault);
                 }
             }
             self.changed.notify_all();
         }
+    }
+}
+
+impl Shared {
+    /// Reads a group. A failed read is tried again after pauses, perhaps from another file by then.
+    fn read(&self, group: usize, memory: &mut Aligned) -> Result<(), WeightsFault> {
+        let Streamed { file: current, groups, retry_pause, .. } = &*self.streamed;
+        let number = groups[group];
+        let read = || {
+            let file = current.file();
+            file.read(number, memory.as_mut_slice()).map_err(|fault| (file, fault))
+        };
+        let read = try_again(*retry_pause, read, |(file, fault), pause| {
+            file.note(number, fault);
+            self.pause(pause)
+        });
+        read.map_err(|(file, fault)| {
+            // The fault may have been about to pass when the worker ended.
+            if self.lock().is_stopped { file.fault(number, fault) } else { current.fail(&file, number, fault) }
+        })
+    }
+
+    /// Describes a failed read of a group with a sound file.
+    fn fault(&self, group: usize, problem: &str) -> WeightsFault {
+        self.streamed.file.file().fault(self.streamed.groups[group], GroupFault::Read(problem.to_owned()))
+    }
+
+    /// Counts a failed read, and waits. Returns `false` if nobody reads any more.
+    fn pause(&self, pause: Duration) -> bool {
+        let mut window = self.lock();
+        window.failed_reads += 1;
+        let waited = self.changed.wait_timeout_while(window, pause, |window| !window.is_stopped);
+        !waited.unwrap_or_else(PoisonError::into_inner).0.is_stopped
     }
 }
 
@@ -165,7 +196,7 @@ struct Reader(Arc<Shared>);
 impl Drop for Reader {
     fn drop(&mut self) {
         let mut window = self.0.lock();
-        let fault = self.0.streamed.fault(0, GroupFault::Read("the thread that reads ended".to_owned()));
+        let fault = self.0.fault(0, "the thread that reads ended");
         window.is_stopped = true;
         window.fault.get_or_insert(fault);
         self.0.changed.notify_all();
@@ -213,6 +244,7 @@ impl Stream {
             next_use: 0,
             ahead: streamed.ahead.max(streamed.prefill_ahead),
             fault: None,
+            failed_reads: 0,
             is_stopped: false,
         };
         let mut places = vec![None; n_groups];
@@ -296,7 +328,8 @@ impl Stream {
 
     /// Returns the figures of the step, which ends now.
     pub(crate) fn reads(&self) -> WeightReads {
-        WeightReads { steps: 1, step_ns: nanoseconds(self.begun), ..self.reads }
+        let failed_reads = std::mem::take(&mut self.shared.lock().failed_reads);
+        WeightReads { steps: 1, step_ns: nanoseconds(self.begun), failed_reads, ..self.reads }
     }
 }
 
@@ -314,25 +347,18 @@ impl Drop for Stream {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use super::*;
-    use crate::error::ModelError;
-    use crate::matrix::WeightKind;
-    use crate::model::Model;
-    use crate::stream_settings::StreamSettings;
+    use crate::model::streamed::tests::{Disk, model_on};
+
+    /// Returns a stream of weights on `disk`.
+    fn stream_on(disk: Disk, retry_pause: Duration) -> Stream {
+        model_on(disk, retry_pause).stream().unwrap().unwrap()
+    }
 
     #[test]
     fn steps_after_the_end_of_an_idle_reader_fail() {
-        let folder = tempfile::tempdir().unwrap();
-        let model = |memory_bytes| {
-            let identity = String::new();
-            let settings =
-                StreamSettings { memory_bytes, folder: None, identity, workers: 1, ahead: 2, prefill_ahead: 2 };
-            Model::seeded_of_kind(WeightKind::Q8_0, 4, 3).streamed(folder.path(), &settings)
-        };
-        let Err(ModelError::Budget(least)) = model(0) else { panic!("a model without memory") };
-        let mut stream = model(least.least_bytes).unwrap().stream().unwrap().unwrap();
+        let mut stream = stream_on(Disk::Sound, Duration::ZERO);
         drop(Reader(Arc::clone(&stream.shared)));
         stream.reader.take().unwrap().join().unwrap();
         let (faults, failed) = mpsc::channel();
@@ -348,5 +374,19 @@ mod tests {
             assert_eq!(fault, GroupFault::Read("the thread that reads ended".to_owned()));
         }
         steps.join().unwrap();
+    }
+
+    #[test]
+    fn the_end_of_a_worker_waits_for_no_pause() {
+        let stream = stream_on(Disk::Failing(u32::MAX), Duration::from_hours(1));
+        while stream.shared.lock().failed_reads == 0 {
+            std::thread::yield_now();
+        }
+        let (ended, end) = mpsc::channel();
+        std::thread::spawn(move || {
+            drop(stream);
+            ended.send(()).unwrap();
+        });
+        end.recv_timeout(Duration::from_mins(1)).expect("the reader ends in its pause");
     }
 }

@@ -1,6 +1,7 @@
 //! Settings of streamed weights, and the placement of a model's groups.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Settings of weights of which only a part is in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +18,13 @@ pub struct StreamSettings {
     pub ahead: u32,
     /// The same for steps that run prompts.
     pub prefill_ahead: u32,
+    /// Pause before a failed read is tried again; the pauses before the second, third and fourth time double.
+    pub retry_pause: Duration,
+}
+
+impl StreamSettings {
+    /// Value of [`Self::retry_pause`] for servers: faults of up to 1.5 s pass.
+    pub const RETRY_PAUSE: Duration = Duration::from_millis(100);
 }
 
 /// A group of weights, and its place.

@@ -3,9 +3,10 @@
 mod rig;
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rig::{Rig, Seq};
 use trunkline_port::{Sampling, Step, StepSeq, WeightReads};
@@ -17,7 +18,15 @@ use trunkline_worker::{
 const LAYERS: u32 = 5;
 
 fn settings(memory_bytes: u64) -> StreamSettings {
-    StreamSettings { memory_bytes, folder: None, identity: "a".to_owned(), workers: 1, ahead: 2, prefill_ahead: 2 }
+    StreamSettings {
+        memory_bytes,
+        folder: None,
+        identity: "a".to_owned(),
+        workers: 1,
+        ahead: 2,
+        prefill_ahead: 2,
+        retry_pause: Duration::ZERO,
+    }
 }
 
 /// Returns the least memory that works.
@@ -115,6 +124,12 @@ fn models_of_every_family_give_the_same_bits_from_folders_and_files() {
     }
 }
 
+/// Returns the path of the packed weights in a folder.
+fn packed_in(folder: &Path, settings: &StreamSettings) -> PathBuf {
+    let hash = xxhash_rust::xxh3::xxh3_64(settings.identity.as_bytes()) as u32;
+    folder.join(format!("seeded-kind-{hash:08x}.packed"))
+}
+
 /// A model in a folder, and the least memory.
 struct Made {
     folder: tempfile::TempDir,
@@ -134,7 +149,17 @@ impl Made {
     }
 
     fn path(&self) -> PathBuf {
-        self.folder.path().join("seeded-kind.packed")
+        packed_in(self.folder.path(), &settings(0))
+    }
+
+    /// Writes the file.
+    fn pack(&self) -> Vec<u8> {
+        self.load(&settings(self.least)).unwrap();
+        fs::read(self.path()).unwrap()
+    }
+
+    fn whole() -> Model {
+        Model::seeded_of_kind(WeightKind::F32, LAYERS, 3)
     }
 
     /// Changes one byte in every page of the groups.
@@ -160,11 +185,13 @@ fn a_second_start_uses_the_file_and_other_weights_or_damage_write_it_again() {
     let made = Made::new();
     let written = |settings: &StreamSettings| made.load(settings).unwrap().stream_info().unwrap().written.clone();
     let mine = settings(made.least);
-    let bytes = fs::read(made.path()).unwrap();
-    assert_eq!(written(&mine), None, "the file of the refused start is whole");
+    assert_eq!(fs::read_dir(made.folder.path()).unwrap().count(), 0, "a start with too little memory writes nothing");
+    let bytes = made.pack();
+    assert_eq!(written(&mine), None);
     assert_eq!(fs::read(made.path()).unwrap(), bytes);
     let other = StreamSettings { identity: "b".to_owned(), ..mine.clone() };
-    assert_eq!(written(&other).unwrap(), "the one there is of other weights");
+    assert_eq!((written(&other).unwrap().as_str(), written(&mine)), ("there is none yet", None), "each has a file");
+    fs::rename(packed_in(made.folder.path(), &other), made.path()).unwrap();
     assert_eq!(written(&mine).unwrap(), "the one there is of other weights");
     fs::write(made.path(), "something else").unwrap();
     assert_eq!(written(&mine).unwrap(), "the one there is no file of packed weights, or of another version");
@@ -172,15 +199,17 @@ fn a_second_start_uses_the_file_and_other_weights_or_damage_write_it_again() {
     assert_eq!(written(&mine).unwrap(), "the one there is damaged");
     assert_eq!(fs::read(made.path()).unwrap(), bytes);
     fs::remove_file(made.path()).unwrap();
-    fs::write(made.folder.path().join(".seeded-kind.packed-00c0ffee00c0ffee"), "of a killed process").unwrap();
+    let name = PathBuf::from(made.path().file_name().unwrap());
+    fs::write(made.folder.path().join(format!(".{}-00c0ffee00c0ffee", name.display())), "of a killed process").unwrap();
     assert_eq!(written(&mine).unwrap(), "there is none yet");
     let names: Vec<_> = fs::read_dir(made.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(names, ["seeded-kind.packed"], "nothing is left behind");
+    assert_eq!(names, [name.into_os_string()], "nothing is left behind");
 }
 
 #[test]
 fn other_groups_under_the_same_identity_are_refused() {
     let made = Made::new();
+    made.pack();
     let model = Model::seeded_of_kind(WeightKind::F32, LAYERS - 1, 3);
     let error = model.streamed(made.folder.path(), &settings(made.least)).err().unwrap().to_string();
     assert!(error.contains("it has the groups of another model; remove the file"), "{error}");
@@ -194,7 +223,7 @@ fn a_folder_that_cannot_be_written_and_a_small_budget_get_one_line() {
     let model = || Model::seeded_of_kind(WeightKind::F32, 2, 3);
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("file"), "").unwrap();
-    let error = model().streamed(&folder.path().join("file"), &settings(0)).err().unwrap().to_string();
+    let error = model().streamed(&folder.path().join("file"), &settings(u64::MAX)).err().unwrap().to_string();
     assert!(error.starts_with("cannot write the packed weights to ") && !error.contains('\n'), "{error}");
     let error = model().streamed(folder.path(), &settings(3 << 20)).err().unwrap().to_string();
     assert_eq!(
@@ -213,15 +242,19 @@ fn first_step(worker: &mut Worker) -> Result<Vec<u32>, WorkerError> {
 }
 
 fn worker(model: Model) -> Worker {
+    worker_of(&Arc::new(model))
+}
+
+fn worker_of(model: &Arc<Model>) -> Worker {
     let config = WorkerConfig { block_size: 16, device_blocks: 4, max_drafts: 0, threads: 1 };
-    Worker::new(Arc::new(model), config).unwrap()
+    Worker::new(Arc::clone(model), config).unwrap()
 }
 
 #[test]
-fn a_damaged_or_short_file_fails_the_step_and_a_repaired_one_runs_again() {
+fn a_damaged_or_short_file_is_removed_and_written_again_and_steps_go_on() {
     let made = Made::new();
-    let bytes = fs::read(made.path()).unwrap();
-    let expected = first_step(&mut worker(Model::seeded_of_kind(WeightKind::F32, LAYERS, 3))).unwrap();
+    let bytes = made.pack();
+    let expected = first_step(&mut worker(Made::whole())).unwrap();
     for (fault, damage) in [
         (GroupFault::Checksum, Box::new(|| made.flip()) as Box<dyn Fn()>),
         (
@@ -229,7 +262,8 @@ fn a_damaged_or_short_file_fails_the_step_and_a_repaired_one_runs_again() {
             Box::new(|| File::options().write(true).open(made.path()).unwrap().set_len(3 * 4096).unwrap()),
         ),
     ] {
-        let mut worker = worker(made.load(&settings(made.least)).unwrap());
+        let model = Arc::new(made.load(&settings(made.least)).unwrap());
+        let mut worker = worker_of(&model);
         assert_eq!(first_step(&mut worker).unwrap(), expected);
         damage();
         // What was read ahead is sound, so the first step may succeed, but no step after.
@@ -243,25 +277,85 @@ fn a_damaged_or_short_file_fails_the_step_and_a_repaired_one_runs_again() {
         };
         assert_eq!((found, path), (&fault, &made.path()));
         let line = error.to_string();
-        assert!(line.starts_with("step 4: the ") && !line.contains('\n'), "{line}");
-        // The same file, as it was.
-        File::options().write(true).open(made.path()).unwrap().write_all_at(&bytes, 0).unwrap();
+        assert!(
+            line.starts_with("step 4: the ")
+                && line.ends_with("; the file was removed, and is written anew from the model"),
+            "{line}"
+        );
+        assert!(!made.path().exists() && model.needs_mending());
+        let written = model.mend_with(Made::whole(), &settings(made.least)).unwrap();
+        assert_eq!((written.as_deref(), model.needs_mending()), (Some("there is none yet"), false));
+        assert_eq!(fs::read(made.path()).unwrap(), bytes);
+        assert_eq!(first_step(&mut worker_of(&model)).unwrap(), expected);
         worker.reset();
-        assert_eq!(first_step(&mut worker).unwrap(), expected);
+        assert_eq!(first_step(&mut worker).unwrap(), expected, "a worker that is still there uses the new file");
     }
 }
 
 #[test]
-fn damage_of_a_pinned_group_is_found_when_the_model_is_loaded() {
+fn a_server_leaves_the_file_alone_that_another_has_written_in_the_place_of_a_damaged_one() {
     let made = Made::new();
+    let bytes = made.pack();
+    let expected = first_step(&mut worker(Made::whole())).unwrap();
+    let models = [0, 1].map(|_| Arc::new(made.load(&settings(made.least)).unwrap()));
+    let mut workers = models.each_ref().map(worker_of);
     made.flip();
-    let error = made.load(&settings(u64::MAX)).err().unwrap().to_string();
+    for ((model, worker), reason) in models.iter().zip(&mut workers).zip([Some("there is none yet"), None]) {
+        drop((first_step(worker), worker.reset()));
+        first_step(worker).unwrap_err();
+        let written = model.mend_with(Made::whole(), &settings(made.least)).unwrap();
+        assert_eq!(written.as_deref(), reason);
+        assert_eq!(fs::read(made.path()).unwrap(), bytes);
+        worker.reset();
+        assert_eq!(first_step(worker).unwrap(), expected);
+    }
+}
+
+#[test]
+fn damage_of_a_pinned_group_removes_the_file_when_the_model_is_loaded() {
+    let made = Made::new();
+    made.pack();
+    made.flip();
+    let error = made.load(&settings(u64::MAX)).err().unwrap();
     let line = format!(
-        "the attention weights of layer 0 cannot be read from {}: the checksum is wrong; check the disk, or remove the file and start \
-         again, which writes it anew",
+        "the attention weights of layer 0 cannot be read from {}: the checksum is wrong; the file was removed, and is written anew from \
+         the model",
         made.path().display()
     );
-    assert_eq!(error, line);
+    assert_eq!((error.to_string(), error.has_removed_file()), (line, true));
+    assert_eq!(
+        made.load(&settings(u64::MAX)).unwrap().stream_info().unwrap().written.as_deref(),
+        Some("there is none yet")
+    );
+}
+
+#[test]
+fn a_folder_with_the_name_of_the_file_is_refused_in_one_line() {
+    let made = Made::new();
+    fs::create_dir(made.path()).unwrap();
+    let error = made.load(&settings(made.least)).err().unwrap().to_string();
+    let line = "is no regular file; the packed weights go there: move it away, or name another folder with dir";
+    assert_eq!(error, format!("{} {line}", made.path().display()));
+}
+
+#[test]
+fn the_file_has_no_permission_that_the_model_lacks() {
+    let (model, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for entry in fs::read_dir(conformance("llama-biases-f32")).unwrap().map(Result::unwrap) {
+        fs::copy(entry.path(), model.path().join(entry.file_name())).unwrap();
+    }
+    let mut weights = fs::read_dir(model.path()).unwrap().map(|entry| entry.unwrap().path());
+    let weights = weights.find(|path| path.extension().is_some_and(|is| is == "safetensors")).unwrap();
+    let mode_of = |mode| {
+        fs::set_permissions(&weights, fs::Permissions::from_mode(mode)).unwrap();
+        let settings = StreamSettings { folder: Some(folder.path().to_owned()), ..settings(u64::MAX) };
+        let info = Model::load_streamed(model.path(), &settings).unwrap().stream_info().unwrap().clone();
+        (info.written.is_some(), fs::metadata(info.path).unwrap().permissions().mode() & 0o777)
+    };
+    assert_eq!(mode_of(0o600), (true, 0o600));
+    fs::remove_dir_all(folder.path()).unwrap();
+    assert!(matches!(mode_of(0o644), (true, 0o644 | 0o640 | 0o600)), "the mask of the process counts, too");
+    assert_eq!(mode_of(0o400), (false, 0o600), "a file that is there loses permissions");
 }
 
 #[test]

@@ -295,6 +295,7 @@ impl CostModel for Streaming {
             reading_ns: nanoseconds(from_disk as f64 / disk_bytes_s + over_link as f64 / link_bytes_s),
             exposed_ns: ns - compute_ns,
             step_ns: ns,
+            failed_reads: 0,
         };
         TimedStep { ns, reads }
     }

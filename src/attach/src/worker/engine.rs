@@ -236,12 +236,19 @@ impl Steps {
         mirror.decode(message, &mut self.step).map_err(|fault| failed(fault.to_string()))?;
         let step = &self.step;
         let output = catch_unwind(AssertUnwindSafe(|| runner.run(step)));
-        let output = output.unwrap_or_else(|_| Err(StepError::new("the worker panicked"))).map_err(|error| {
-            let request = error.guilty().map(|request| request.0);
-            wire::StepFailed { request, ..failed(error.to_string()) }
-        })?;
-        mirror.note(step, &output.result);
-        Ok(output)
+        match output.unwrap_or_else(|_| Err(StepError::new("the worker panicked"))) {
+            Ok(output) => {
+                mirror.note(step, &output.result);
+                Ok(output)
+            }
+            Err(error) => {
+                if error.is_unfit() {
+                    self.runner = None;
+                }
+                let request = error.guilty().map(|request| request.0);
+                Err(wire::StepFailed { request, ..failed(error.to_string()) })
+            }
+        }
     }
 
     fn idle(&mut self, life: u64) {
@@ -257,14 +264,15 @@ impl Steps {
         self.life = None;
         self.fence.close();
         let Some(connection) = &self.connection else { return };
-        let n_blocks = connection.session.blocks;
+        let (session, n_blocks) = (connection.session.clone(), connection.session.blocks);
         if let Some(mirror) = &mut self.mirror {
             mirror.clear();
         }
-        let Some((runner, _)) = &mut self.runner else { return };
-        if catch_unwind(AssertUnwindSafe(|| runner.reset())).is_err() {
-            error!("the worker panicked while it was reset");
-            return;
+        // Makes another runner after a step for which the one before was unfit.
+        match catch_unwind(AssertUnwindSafe(|| self.prepare(&session))) {
+            Ok(Ok(())) => {}
+            Ok(Err(reason)) => return error!("the worker could not be made again: {reason}"),
+            Err(_) => return error!("the worker panicked while it was reset"),
         }
         self.open(life, n_blocks);
         info!(life, "reset");

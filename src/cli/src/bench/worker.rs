@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
+use tempfile::TempDir;
 use trunkline_core::registry;
 use trunkline_port::{RequestId, SeqStart, Step, StepSeq, WeightReads};
 use trunkline_streaming::{parts, pass};
@@ -58,10 +59,11 @@ pub fn run(
         notes.extend(STREAM_NOTES);
     }
     let mut report = Report::new("worker", quick, notes);
+    let (placement, _temporary) = in_a_folder(placement)?;
     if let Some(path) = path {
         let source = ModelSource::Path(path);
-        let revision = if *placement == Placement::Resident { String::new() } else { source.revision()? };
-        let model = source.placed(placement, &revision, 1)?;
+        let revision = if placement == Placement::Resident { String::new() } else { source.revision()? };
+        let model = source.placed(&placement, &revision, 1)?;
         let context = model.config().max_context;
         ensure!(context > PREFILL, "the model's context is {context} tokens; the benchmark needs more than {PREFILL}");
         let name = model.name().to_owned();
@@ -71,23 +73,32 @@ pub fn run(
     let known = KINDS.map(|kind| (kind.name(), kind));
     let one = kind.map(|name| registry::choose("kind of weights", &known, name)).transpose()?;
     for kind in KINDS.into_iter().filter(|kind| one.is_none_or(|one| one == *kind)) {
-        let layers = match (quick, placement) {
+        let layers = match (quick, &placement) {
             (false, _) => LAYERS,
             (true, Placement::Resident) => 1,
             (true, Placement::Stream(_)) => 4,
         };
         let model = Model::seeded_like_smollm2(kind, layers, SEED);
-        let model = match placement {
+        let model = match &placement {
             Placement::Resident => model,
             Placement::Stream(streaming) => {
-                let dir = streaming.dir.clone().unwrap_or_else(std::env::temp_dir);
-                let streaming = Streaming { dir: Some(dir), ..streaming.clone() };
                 streaming.place(model, &format!("random {SEED} {} {layers}", kind.name()), 1)?
             }
         };
         measure(&mut report, kind.name(), model, threads, quick)?;
     }
     Ok(report)
+}
+
+/// Gives streamed weights without a folder a temporary one. Dropping the second value removes the temporary one.
+fn in_a_folder(placement: &Placement) -> anyhow::Result<(Placement, Option<TempDir>)> {
+    let Placement::Stream(streaming @ Streaming { dir: None, .. }) = placement else {
+        return Ok((placement.clone(), None));
+    };
+    let folder =
+        tempfile::tempdir().context("cannot make a folder for temporary files; give weights 'stream' dir=PATH")?;
+    let dir = Some(folder.path().to_owned());
+    Ok((Placement::Stream(Streaming { dir, ..streaming.clone() }), Some(folder)))
 }
 
 /// Adds the figures of one model.
@@ -193,4 +204,36 @@ impl Runner {
 /// One sampled token of a sequence.
 fn decode_of(slot: u32) -> StepSeq {
     StepSeq { request: RequestId(u64::from(slot)), slot, n_tokens: 1, sample: true, ..StepSeq::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_weights_go_to_a_temporary_folder_that_is_removed_unless_a_folder_is_given() {
+        let (model, given) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/conformance/llama-biases-f32");
+        for entry in std::fs::read_dir(small).unwrap().map(Result::unwrap) {
+            std::fs::copy(entry.path(), model.path().join(entry.file_name())).unwrap();
+        }
+        let packed = |folder: &Path| {
+            let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+            names.filter(|path| path.extension().is_some_and(|is| is == "packed")).count()
+        };
+        // The model is placed, and then its context is too short to be measured.
+        let bench = |spec: &str| {
+            let error = run(Some(model.path()), None, 1, &spec.parse().unwrap(), true).unwrap_err().to_string();
+            assert!(error.starts_with("the model's context is "), "{error}");
+        };
+        bench("stream:memory_mib=64");
+        assert_eq!(packed(model.path()), 0);
+        bench(&format!("stream:memory_mib=64,dir={}", given.path().display()));
+        assert_eq!((packed(model.path()), packed(given.path())), (0, 1));
+        let (placement, temporary) = in_a_folder(&"stream:memory_mib=64".parse().unwrap()).unwrap();
+        let Placement::Stream(Streaming { dir: Some(dir), .. }) = placement else { panic!("no folder") };
+        assert!(dir.starts_with(std::env::temp_dir()) && dir.exists());
+        drop(temporary);
+        assert!(!dir.exists());
+    }
 }

@@ -24,6 +24,9 @@ pub fn check_weights(settings: &Settings, engines: &Engines, kind: WorkerKind, s
 }
 
 #[cfg(test)]
+mod weights_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::serve::embedded;
@@ -44,11 +47,17 @@ mod tests {
             "a model without a folder of its own needs weights 'stream' with dir=PATH"
         );
         let small = error(&format!("stream:memory_mib=1,dir={dir}"));
+        let names = || std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names().count(), 0, "nothing is written");
         assert!(small.starts_with("weights may take 1 MiB of memory, but embedding and output matrix"), "{small}");
         let least: u64 = small.rsplit_once("memory_mib=").unwrap().1.trim_end_matches(" or more").parse().unwrap();
         let backend = load(&format!("stream:memory_mib={least},dir={dir}")).unwrap();
         assert!((backend.workers)(trunkline_cluster::EngineId(0)).is_ok());
-        assert!(folder.path().join("small-world.packed").exists());
+        let names: Vec<String> = names().map(|name| name.into_string().unwrap()).collect();
+        assert!(
+            matches!(&names[..], [name] if name.starts_with("small-world-") && name.ends_with(".packed")),
+            "{names:?}"
+        );
     }
 
     #[test]

@@ -328,7 +328,9 @@ impl Driver {
     /// Notes a change of the engines that have a worker.
     pub(super) fn note_served(&mut self) {
         let is_served = self.any_served(None);
-        self.served.send_if_modified(|served| std::mem::replace(served, is_served) != is_served);
+        // A worker that is started again may never start; until then no request is served.
+        let has_worker = self.prefilling(None).any(|engine| self.workers.is_ready(engine));
+        self.served.send_if_modified(|served| std::mem::replace(served, has_worker) != has_worker);
         let wait_ns = || u64::try_from(self.workers.seats.wait().as_nanos()).unwrap_or(u64::MAX);
         self.wait_until_ns = match (is_served, self.wait_until_ns) {
             (true, _) => None,

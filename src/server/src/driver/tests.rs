@@ -228,7 +228,7 @@ fn drafts_and_reads_of_weights_are_counted() {
     let Ok(StepJob::Run { step, .. }) = jobs.steps.try_recv() else { panic!("no step") };
     let mut result = StepResult { step: step.id, ..StepResult::default() };
     result.push(&[5]);
-    let weights = WeightReads { steps: 1, bytes: 7, reading_ns: 5, exposed_ns: 2, step_ns: 9 };
+    let weights = WeightReads { steps: 1, bytes: 7, reading_ns: 5, exposed_ns: 2, step_ns: 9, failed_reads: 1 };
     let output = StepOutput { result, drafted: 3, accepted: 1, weights, ..StepOutput::default() };
     driver.take(report(WorkerEvent::Done { step, output }));
     assert_eq!(driver.counts[0], StepCounts { drafted: 3, accepted: 1, weights });
@@ -390,6 +390,28 @@ fn a_worker_whose_step_never_ends_is_left_behind_and_another_takes_its_place() {
     let Ok(ready) = driver.commands.recv() else { panic!("the new threads are silent") };
     driver.take(ready);
     assert_eq!(state(&driver, 0), EngineState::Up);
+}
+
+#[test]
+fn requests_of_an_unfit_worker_wait_for_the_next_one_and_health_says_so() {
+    let (_handle, mut driver, jobs) = watched();
+    let served = driver.served.subscribe();
+    driver.take(report(WorkerEvent::Ready));
+    let (command, _outputs, _) = submit(1);
+    driver.take(command);
+    assert!(matches!(jobs.steps.try_recv(), Ok(StepJob::Run { life: 0, .. })));
+    assert!(*served.borrow());
+    driver.take(report(WorkerEvent::Unfit));
+    assert_eq!((state(&driver, 0), *served.borrow()), (EngineState::Absent, false));
+    assert_eq!((driver.clients.len(), driver.failure.is_none()), (1, true), "the request waits for the new worker");
+    driver.workers.cancel_restarts();
+    driver.take(Command::WorkerMade { engine: EngineId(0), made: Err("no weights".into()) });
+    assert!(driver.workers.next_restart_ns().is_some() && !*served.borrow(), "tried again");
+    driver.workers.cancel_restarts();
+    driver.take(Command::WorkerMade { engine: EngineId(0), made: Ok(Box::new(Idle)) });
+    let Ok(ready) = driver.commands.recv() else { panic!("the new threads are silent") };
+    driver.take(ready);
+    assert_eq!((state(&driver, 0), *served.borrow()), (EngineState::Up, true));
 }
 
 #[test]

@@ -12,6 +12,8 @@ const FAILS: u64 = 1;
 const PANICS: u64 = 2;
 /// Step that fails because of [`GUILTY`].
 const NAMES: u64 = 4;
+/// Step after which the worker is unfit.
+const UNFIT: u64 = 6;
 /// Block that waits for the gate.
 const WAITS: u64 = 100;
 const GUILTY: RequestId = RequestId(5);
@@ -37,6 +39,7 @@ impl StepRunner for Faulty {
             FAILS => Err(StepError::new("no")),
             PANICS => panic!("a panic that the test wants"),
             NAMES => Err(StepError::new("no").caused_by(GUILTY)),
+            UNFIT => Err(StepError::new("no weights").of_unfit_worker()),
             _ => Ok(StepOutput::default()),
         }
     }
@@ -115,6 +118,7 @@ fn describe(report: &WorkerReport) -> String {
             format!("transfer {transfer} interrupted")
         }
         WorkerEvent::Gone => "gone".into(),
+        WorkerEvent::Unfit => "unfit".into(),
     };
     format!("{}: {event}", report.life)
 }
@@ -167,6 +171,15 @@ fn errors_and_panics_are_reported_and_the_thread_continues_after_a_reset() {
     test.step(3);
     assert_eq!(test.next(), "2: step 3");
     assert_eq!(test.end(0).0, ["2: gone"]);
+}
+
+#[test]
+fn an_unfit_worker_ends_and_runs_no_step_in_the_queue() {
+    let test = start(false);
+    test.step(UNFIT);
+    test.step(7);
+    assert_eq!(test.next(), "0: unfit");
+    assert_eq!(test.end(0).0, Vec::<String>::new());
 }
 
 #[test]

@@ -1,36 +1,46 @@
 //! Models with weights on a disk: written once as packed weights, pinned as far as the memory allows, and streamed for the rest.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use trunkline_files::Aligned;
-use trunkline_streaming::{Budget, plan};
+use trunkline_streaming::{Budget, Placement, plan};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{LoadedName, Model};
-use crate::error::{ModelError, WeightsFault, WorkerError};
+use crate::error::{ModelError, WorkerError};
 use crate::matrix::Matrix;
 use crate::memory::check_weights;
-use crate::packed::{PackedFile, Packer};
+use crate::packed::{CurrentFile, Packer, Sizes};
 use crate::pair::{Pair, Part};
+use crate::shards;
 use crate::stream::{Stream, Streamed};
 use crate::stream_settings::{PlacedGroup, StreamInfo, StreamSettings};
 use crate::weights::Keep;
 
 /// Extension of files with packed weights.
 const EXTENSION: &str = "packed";
+/// Permissions of the file before the mask of the process.
+const MODE: u32 = 0o666;
 
 impl Model {
     /// Reads a model as [`Model::load`] does, with a part of its weights in memory: one group of matrices at a time is read, packed and written, so the whole model is
-    /// never in memory. A file with the packed weights of the same identity is used as it is.
+    /// never in memory. A file with the packed weights of the same identity is used unchanged; the name is made of the model's name and a hash of the identity.
     ///
     /// # Errors
     ///
-    /// Those of [`Model::load`]; the packed weights cannot be written or read; or the memory is too small.
+    /// Those of [`Model::load`]; the packed weights cannot be written or read; or the memory is too small, and nothing is written.
     pub fn load_streamed(path: &Path, settings: &StreamSettings) -> Result<Model, ModelError> {
         let LoadedName { name, is_file } = LoadedName::of(path)?;
         let own = if is_file { path.parent().unwrap_or(Path::new("")) } else { path };
         let folder = settings.folder.as_deref().unwrap_or(own);
-        let mut packer = Packer::new(&folder.join(format!("{name}.{EXTENSION}")), &settings.identity)?;
+        let packed = folder.join(file_name(&name, &settings.identity));
+        let mut packer = Packer::new(&packed, &settings.identity, permissions(path)?)?;
+        if packer.needs_weights() {
+            let mut sizes = Sizes::default();
+            Self::load_keeping(path, name.clone(), &mut sizes)?.placement(&sizes.bytes, settings)?;
+        }
         let model = Self::load_keeping(path, name, &mut packer)?;
         model.placed(packer, settings)
     }
@@ -39,34 +49,103 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// The packed weights cannot be written or read; or the memory is too small.
+    /// The packed weights cannot be written or read; or the memory is too small, and nothing is written.
     pub fn streamed(mut self, folder: &Path, settings: &StreamSettings) -> Result<Model, ModelError> {
         let folder = settings.folder.as_deref().unwrap_or(folder);
-        let mut packer = Packer::new(&folder.join(format!("{}.{EXTENSION}", self.name)), &settings.identity)?;
-        for (number, layer) in (0..).zip(&mut self.layers) {
-            for (part, group) in Part::ALL.into_iter().zip([&mut layer.attention, &mut layer.feed_forward]) {
-                let taken = std::mem::replace(group, Pair::new(Vec::new(), Matrix::from_f32(1, &[])));
-                *group = packer.keep(number, part, taken)?;
-            }
-        }
+        let packed = folder.join(file_name(&self.name, &settings.identity));
+        let bytes: Vec<u64> = self.groups_mut().map(|(_, _, group)| group.bytes() as u64).collect();
+        self.placement(&bytes, settings)?;
+        let mut packer = Packer::new(&packed, &settings.identity, MODE)?;
+        self.keep_groups(&mut packer)?;
         self.placed(packer, settings)
     }
 
-    /// Pins the groups that fit, and prepares the others to be streamed.
-    fn placed(mut self, packer: Packer, settings: &StreamSettings) -> Result<Model, ModelError> {
-        let (file, written) = packer.finish()?;
-        let bytes = file.group_bytes();
+    /// Returns `true` if streamed weights could not be read. A worker made now may fail the same way: mend the file first.
+    pub fn needs_mending(&self) -> bool {
+        self.streamed.as_ref().is_some_and(|streamed| streamed.file.has_failed())
+    }
+
+    /// Opens the packed weights again after a fault, or writes them again from the model at `path`, and reads all of them once. Workers of the model go on with the
+    /// new file. Returns the reason, if the file was written. Does nothing unless [`Self::needs_mending`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Model::load`]; the packed weights cannot be written or read.
+    pub fn mend_from(&self, path: &Path, settings: &StreamSettings) -> Result<Option<String>, ModelError> {
+        self.mend(settings, permissions(path)?, |packer| Self::load_keeping(path, self.name.clone(), packer).map(drop))
+    }
+
+    /// Does the same as [`Self::mend_from`] with the weights of a model in memory.
+    ///
+    /// # Errors
+    ///
+    /// The packed weights cannot be written or read.
+    pub fn mend_with(&self, mut whole: Model, settings: &StreamSettings) -> Result<Option<String>, ModelError> {
+        self.mend(settings, MODE, |packer| whole.keep_groups(packer))
+    }
+
+    fn mend(
+        &self,
+        settings: &StreamSettings,
+        mode: u32,
+        pack: impl FnOnce(&mut Packer) -> Result<(), ModelError>,
+    ) -> Result<Option<String>, ModelError> {
+        let (Some(streamed), Some(info)) = (&self.streamed, &self.stream_info) else { return Ok(None) };
+        streamed.file.mend(|| {
+            let mut packer = Packer::new(&info.path, &settings.identity, mode)?;
+            pack(&mut packer)?;
+            let (file, written) = packer.finish()?;
+            if !file.group_bytes().into_iter().eq(info.groups.iter().map(|group| group.bytes)) {
+                return Err(ModelError::packed(&info.path, "it has the groups of another model"));
+            }
+            let mut memory = Aligned::with_capacity(streamed.slot_bytes);
+            memory.resize(streamed.slot_bytes);
+            for number in &streamed.groups {
+                file.read_in_time(*number, memory.as_mut_slice(), settings.retry_pause)?;
+            }
+            Ok((file, written))
+        })
+    }
+
+    /// Returns all groups with their layers and parts, in the order of a step.
+    fn groups_mut(&mut self) -> impl Iterator<Item = (u32, Part, &mut Pair)> {
+        (0..).zip(&mut self.layers).flat_map(|(number, layer)| {
+            let groups = [&mut layer.attention, &mut layer.feed_forward];
+            Part::ALL.into_iter().zip(groups).map(move |(part, group)| (number, part, group))
+        })
+    }
+
+    /// Hands all groups over to a packer.
+    fn keep_groups(&mut self, packer: &mut Packer) -> Result<(), ModelError> {
+        for (number, part, group) in self.groups_mut() {
+            let taken = std::mem::replace(group, Pair::new(Vec::new(), Matrix::from_f32(1, &[])));
+            *group = packer.keep(number, part, taken)?;
+        }
+        Ok(())
+    }
+
+    /// Places groups of these sizes.
+    fn placement(&self, bytes: &[u64], settings: &StreamSettings) -> Result<Placement, ModelError> {
         let budget = Budget {
             bytes: settings.memory_bytes,
             fixed_bytes: self.fixed_bytes(),
             windows: settings.workers.into(),
             ahead: settings.ahead.max(settings.prefill_ahead),
         };
-        let placement = plan(&bytes, budget)?;
+        Ok(plan(bytes, budget)?)
+    }
+
+    /// Pins the groups that fit, and prepares the others to be streamed.
+    fn placed(mut self, packer: Packer, settings: &StreamSettings) -> Result<Model, ModelError> {
+        let (file, written) = packer.finish()?;
+        let bytes = file.group_bytes();
+        let placement = self.placement(&bytes, settings)?;
         check_weights(file.path(), placement.memory_bytes)?;
         for number in (0..bytes.len()).filter(|number| placement.pinned[*number]) {
-            let memory = pinned(&file, number, bytes[number] as usize)?;
-            self.group_mut(number).bind(&memory);
+            let mut memory = Aligned::with_capacity(bytes[number] as usize);
+            memory.resize(bytes[number] as usize);
+            file.read_in_time(number, memory.as_mut_slice(), settings.retry_pause)?;
+            self.group_mut(number).bind(&Arc::new(memory));
         }
         let groups: Vec<usize> = (0..bytes.len()).filter(|number| !placement.pinned[*number]).collect();
         let most = (placement.slots as usize).saturating_sub(1).max(1);
@@ -90,7 +169,8 @@ impl Model {
                 slot_bytes: placement.slot_bytes as usize,
                 ahead: most.min(settings.ahead.max(1) as usize),
                 prefill_ahead: most.min(settings.prefill_ahead.max(1) as usize),
-                file,
+                retry_pause: settings.retry_pause,
+                file: CurrentFile::new(file),
             })
         });
         Ok(self)
@@ -136,45 +216,66 @@ impl Model {
     }
 }
 
-/// Reads a group for as long as the model is in memory.
-fn pinned(file: &PackedFile, number: usize, bytes: usize) -> Result<Arc<Aligned>, WeightsFault> {
-    let mut memory = Aligned::with_capacity(bytes);
-    memory.resize(bytes);
-    let (layer, part) = file.group(number);
-    let read = file.read(number, memory.as_mut_slice());
-    read.map_err(|fault| WeightsFault { path: file.path().to_owned(), layer, part: part.name(), fault })?;
-    Ok(Arc::new(memory))
+/// Returns the name of the file with the packed weights of a model: weights of another identity have another file.
+fn file_name(name: &str, identity: &str) -> String {
+    format!("{name}-{:08x}.{EXTENSION}", xxh3_64(identity.as_bytes()) as u32)
+}
+
+/// Returns the permissions common to all files with a model's weights; the owner may read and write in any case.
+fn permissions(path: &Path) -> Result<u32, ModelError> {
+    let files = if path.is_dir() { shards::weight_files(path)?.0 } else { vec![path.to_owned()] };
+    files.into_iter().try_fold(MODE, |mode, path| {
+        let metadata = path.metadata().map_err(|source| ModelError::Read { path, source })?;
+        Ok(mode & (metadata.mode() | 0o600))
+    })
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io;
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::sync::mpsc;
     use std::time::Duration;
 
-    use trunkline_files::BlockFile;
-    use trunkline_port::{SeqStart, Step, StepSeq};
+    use trunkline_files::{BlockFile, open_for_reading};
+    use trunkline_port::{SeqStart, Step, StepOutput, StepSeq};
 
     use super::*;
-    use crate::error::GroupFault;
+    use crate::error::{GroupFault, WeightsFault};
     use crate::matrix::WeightKind;
     use crate::worker::{Worker, WorkerConfig};
 
-    /// A file on a disk that fails.
-    #[derive(Debug)]
-    struct Failing {
-        /// `true` if a read ends the thread.
-        panics: bool,
+    /// Condition of the disk with the packed weights.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) enum Disk {
+        Sound,
+        /// So many reads fail, and the others succeed.
+        Failing(u32),
+        /// A read ends the thread.
+        Panicking,
     }
 
-    impl BlockFile for Failing {
+    /// The file on such a disk.
+    #[derive(Debug)]
+    struct File {
+        inner: Box<dyn BlockFile>,
+        disk: Disk,
+        reads: AtomicU32,
+    }
+
+    impl BlockFile for File {
         fn write_at(&self, _: &[io::IoSlice<'_>], _: u64) -> io::Result<usize> {
             Err(io::ErrorKind::Unsupported.into())
         }
 
-        fn read_at(&self, _: &mut [u8], _: u64) -> io::Result<usize> {
-            assert!(!self.panics, "a read that ends the thread, for a test");
-            Err(io::Error::from_raw_os_error(5))
+        fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+            match self.disk {
+                Disk::Panicking => panic!("a read that ends the thread, for a test"),
+                Disk::Failing(faults) if self.reads.fetch_add(1, Ordering::Relaxed) < faults => {
+                    Err(io::Error::from_raw_os_error(5))
+                }
+                Disk::Failing(_) | Disk::Sound => self.inner.read_at(bytes, offset),
+            }
         }
 
         fn sync(&self) -> io::Result<()> {
@@ -186,12 +287,16 @@ mod tests {
         }
 
         fn size(&self) -> io::Result<u64> {
-            Ok(0)
+            self.inner.size()
         }
     }
 
-    /// Returns a worker whose streamed weights are in `file`.
-    fn worker_with(file: Failing) -> Worker {
+    fn seeded() -> Model {
+        Model::seeded_of_kind(WeightKind::Q8_0, 4, 3)
+    }
+
+    /// Returns a model with as little memory as works, and its streamed weights on `disk`.
+    pub(crate) fn model_on(disk: Disk, retry_pause: Duration) -> Model {
         let folder = tempfile::tempdir().unwrap();
         let model = |memory_bytes| {
             let settings = StreamSettings {
@@ -201,27 +306,37 @@ mod tests {
                 workers: 1,
                 ahead: 2,
                 prefill_ahead: 2,
+                retry_pause,
             };
-            Model::seeded_of_kind(WeightKind::Q8_0, 4, 3).streamed(folder.path(), &settings)
+            seeded().streamed(folder.path(), &settings)
         };
         let Err(ModelError::Budget(least)) = model(0) else { panic!("a model without memory") };
         let mut model = model(least.least_bytes).unwrap();
         let streamed = Arc::get_mut(model.streamed.as_mut().unwrap()).unwrap();
-        streamed.file.set_file(Box::new(file));
+        let (inner, _) = open_for_reading(streamed.file.file().path()).unwrap();
+        streamed.file.set_file(Box::new(File { inner: Box::new(inner), disk, reads: AtomicU32::new(0) }));
+        model
+    }
+
+    fn worker(model: Model) -> Worker {
         let config = WorkerConfig { block_size: 16, device_blocks: 4, max_drafts: 0, threads: 1 };
         Worker::new(Arc::new(model), config).unwrap()
     }
 
+    /// Runs two tokens of a new sequence.
+    fn step(worker: &mut Worker, id: u64) -> Result<StepOutput, WorkerError> {
+        let seq = StepSeq { start: true, n_tokens: 2, n_blocks: 1, sample: true, ..StepSeq::default() };
+        let starts = vec![SeqStart::default()];
+        worker.run(&Step { id, seqs: vec![seq], tokens: vec![1, 2], blocks: vec![0], starts, ..Step::default() })
+    }
+
     /// Runs three steps on a thread of their own, with a reset after each, and hands over their errors.
-    fn errors_of(file: Failing) -> Vec<WorkerError> {
+    fn errors_of(disk: Disk) -> Vec<WorkerError> {
         let (errors, failed) = mpsc::channel();
         let steps = std::thread::spawn(move || {
-            let mut worker = worker_with(file);
+            let mut worker = worker(model_on(disk, Duration::ZERO));
             for id in 1..4 {
-                let seq = StepSeq { start: true, n_tokens: 2, n_blocks: 1, sample: true, ..StepSeq::default() };
-                let starts = vec![SeqStart::default()];
-                let step = Step { id, seqs: vec![seq], tokens: vec![1, 2], blocks: vec![0], starts, ..Step::default() };
-                errors.send(worker.run(&step).unwrap_err()).unwrap();
+                errors.send(step(&mut worker, id).unwrap_err()).unwrap();
                 worker.reset();
             }
         });
@@ -232,8 +347,18 @@ mod tests {
     }
 
     #[test]
+    fn a_fault_that_passes_costs_no_step_and_is_counted() {
+        let expected = step(&mut worker(seeded()), 1).unwrap().result;
+        for faults in [0, 1, 4] {
+            let output = step(&mut worker(model_on(Disk::Failing(faults), Duration::ZERO)), 1).unwrap();
+            assert_eq!((output.result, output.weights.failed_reads), (expected.clone(), faults.into()));
+        }
+        step(&mut worker(model_on(Disk::Failing(5), Duration::ZERO)), 1).unwrap_err();
+    }
+
+    #[test]
     fn a_disk_that_fails_fails_every_step_in_one_line_and_no_step_hangs() {
-        for error in errors_of(Failing { panics: false }) {
+        for error in errors_of(Disk::Failing(u32::MAX)) {
             let WorkerError::Weights { fault: WeightsFault { layer: 0, fault: GroupFault::Read(_), .. }, .. } = &error
             else {
                 panic!("{error}")
@@ -245,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_reader_that_ends_in_a_read_fails_every_step_and_no_step_hangs() {
-        for error in errors_of(Failing { panics: true }) {
+        for error in errors_of(Disk::Panicking) {
             let line = error.to_string();
             assert!(line.contains("the thread that reads ended; ") && !line.contains('\n'), "{line}");
         }

@@ -27,14 +27,14 @@ pub(super) struct Unfinished {
 }
 
 impl Unfinished {
-    /// Creates a file beside `path`, where it goes when finished.
+    /// Creates a file beside `path`, the final place, with the permissions `mode` at most.
     ///
     /// # Errors
     ///
     /// The system refuses.
-    pub(super) fn create(path: &Path) -> io::Result<(Self, Box<dyn BlockFile>)> {
+    pub(super) fn create(path: &Path, mode: u32) -> io::Result<(Self, Box<dyn BlockFile>)> {
         let folder = folder(path);
-        let files = SystemFiles::new(folder);
+        let files = SystemFiles::new(folder).with_mode(mode);
         for _ in 0..TRIES {
             let random = RandomState::new().build_hasher().finish();
             let unfinished = folder.join(format!("{}{random:0DIGITS$x}", prefix(path)));
@@ -122,9 +122,9 @@ mod tests {
     fn two_writers_of_one_model_have_files_of_their_own() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.packed");
-        let (first, _) = Unfinished::create(&path).unwrap();
+        let (first, _) = Unfinished::create(&path, 0o666).unwrap();
         remove_left_behind(&path);
-        let (second, _) = Unfinished::create(&path).unwrap();
+        let (second, _) = Unfinished::create(&path, 0o666).unwrap();
         assert!(first.path.exists() && second.path.exists() && first.path != second.path);
         fs::write(&first.path, "first").unwrap();
         first.finish(&path).unwrap();
