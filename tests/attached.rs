@@ -506,7 +506,7 @@ async fn a_block_of_the_wrong_length_ends_the_connection_and_harms_no_request() 
 }
 
 /// Asks again and again until requests met on the device and one gave way: on a busy machine they may come one after another.
-async fn ask_until_preempted(client: &mut Client, prompts: &[Vec<u32>]) {
+async fn ask_until_preempted(client: &mut Client, prompts: &[String]) {
     for _ in 0..100 {
         check(&ask_all(client, prompts).await, prompts).await;
         if client.info().await.counters.unwrap().preemptions > 0 {

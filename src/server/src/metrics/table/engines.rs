@@ -158,6 +158,9 @@ pub(super) const METRICS: &[Metric] = &[
     counter("trunkline_weight_step_seconds_total", ENGINE, "Time of the steps with streamed weights.", |s, out| {
         s.each(out, |engine| engine.counts.weights.step_ns as f64 * 1e-9);
     }),
+    counter("trunkline_weight_failed_reads_total", ENGINE, "Reads of streamed weights tried again.", |s, out| {
+        s.each(out, |engine| engine.counts.weights.failed_reads as f64);
+    }),
 ];
 
 fn of_steps(scrape: &Scrape, out: &mut Samples<'_>, histogram: fn(&StepFigures) -> &Histogram) {
