@@ -261,8 +261,8 @@ mod tests {
         let found = columns::read(&path).unwrap();
         assert_eq!(found.names.join(","), CSV_HEADER);
         let row = |at: usize| found.cells.iter().map(|column| column[at].to_text()).collect::<Vec<_>>().join(",");
-        assert_eq!(row(0), "3,1.5,1,0,100,32,5,0.001,0.002,0.001000001,0.006000004,2,false,true");
-        assert_eq!(row(1), "4,1.5,1,0,100,0,0,,,,,0,true,");
+        assert_eq!(row(0), "3,1.5,1,0,100,32,5,0.001,0.002,0.001000001,0.006000004,2,false,true,48");
+        assert_eq!(row(1), "4,1.5,1,0,100,0,0,,,,,0,true,,0");
         assert_eq!(found.about[0].0, "trunkline.rows");
     }
 }
