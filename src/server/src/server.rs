@@ -485,12 +485,8 @@ impl Start {
         let Options { cluster: config, record, share_cache, step_timeout, attach, .. } = self.options;
         let Options { queue_per_client, requests_per_client, sessions, .. } = self.options;
         let mut config = cluster.unwrap_or(config);
-        for engine in &mut config.engines {
-            engine.core.max_context = engine.core.max_context.min(model.max_context);
-        }
         let embedded = config.engines.len().saturating_sub(attach.engines);
-        // The protocol sends the tokens of a sequence once.
-        config.engines[embedded..].iter_mut().for_each(|engine| engine.core.worker.all_tokens = true);
+        adapt(&mut config.engines, &model, embedded);
         let classes = 1 + further_kv.len();
         if let Some(engine) = config.engines.iter().find(|engine| usize::from(engine.kv_class) >= classes) {
             return Err(ServerError::KvClass { class: engine.kv_class, classes });
@@ -536,5 +532,14 @@ impl Start {
         let _ = self.routes.set(Routes::new(service).add_service(sessions).prepare());
         self.fit.send_replace(Some(Arc::new(fit)));
         Ok(outcome)
+    }
+}
+
+/// Lowers the contexts of engines to the model's, and sends whole prompts to the attached workers, those behind the first `embedded`: the
+/// protocol sends the tokens of a sequence once.
+fn adapt(engines: &mut [EngineConfig], model: &ModelInfo, embedded: usize) {
+    for (at, engine) in engines.iter_mut().enumerate() {
+        engine.core.max_context = engine.core.max_context.min(model.max_context);
+        engine.core.worker.all_tokens |= at >= embedded;
     }
 }
