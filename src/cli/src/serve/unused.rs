@@ -93,8 +93,8 @@ mod tests {
         };
         let [recompute, on_request] =
             ["recompute", "on-request"].map(|flag| format!("--reuse-{flag} has no effect without --reuse-anywhere"));
-        assert_eq!(lines(0, 8, false), std::slice::from_ref(&recompute));
-        assert_eq!(lines(0, 0, true), std::slice::from_ref(&on_request));
+        assert_eq!(lines(0, 8, false).concat(), recompute);
+        assert_eq!(lines(0, 0, true).concat(), on_request);
         assert_eq!(lines(0, 8, true), [recompute, on_request]);
         assert!(lines(64, 8, true).is_empty() && lines(0, 0, false).is_empty());
     }
