@@ -26,7 +26,7 @@ pub use self::table::SessionOptions;
 pub(crate) use self::counts::SessionCounts;
 pub(crate) use self::table::SessionTable;
 
-use self::compactor::Compactor;
+use self::compactor::{Compactor, Waiting};
 use self::entry::{Entry, RunningTurn, State};
 use self::messages::{check_turn_id, refused};
 use self::setup::{Setup, tokens_of};
@@ -134,7 +134,7 @@ impl SessionService {
         };
         if is_idle {
             let want = Want { keep: None, room: needed };
-            let started = *tried == 0 && self.compactor.start(entry, caller, want, (true, None));
+            let started = *tried == 0 && self.compactor.start(entry, caller, want, (Waiting::Turn, None));
             // Another call may have begun a compaction, or made room, meanwhile.
             let dropped = {
                 let mut state = entry.lock();
@@ -403,7 +403,8 @@ impl Sessions for SessionService {
             let totals = state.chat.totals();
             (state.chat.context_tokens(), totals.compactions, totals.failed)
         };
-        let started = self.compactor.start(&entry, &caller, Want { keep: keep_tokens, room: 0 }, (true, instruction));
+        let started =
+            self.compactor.start(&entry, &caller, Want { keep: keep_tokens, room: 0 }, (Waiting::Caller, instruction));
         loop {
             {
                 let mut state = entry.lock();

@@ -1,8 +1,8 @@
 //! Compaction of a session's history, beside its turns.
 //!
 //! A task asks the model for a summary, then computes the new context into the prefix cache, both as requests of low priority. The chat
-//! goes on in the old context meanwhile. If somebody waits, the summary has the priority of the session's turns, and the next turn computes
-//! the new context. Aborting the task aborts its request.
+//! goes on in the old context meanwhile. If somebody waits, both have the priority of the session's turns; a turn that waits computes the new
+//! context itself. Aborting the task aborts its request.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -25,6 +25,17 @@ const RETRY: Duration = Duration::from_millis(10);
 /// Outputs taken at once, at most.
 const OUTPUTS_MAX: usize = 64;
 
+/// Who waits for a compaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// Nobody: the chat goes on in the old context.
+    Nobody,
+    /// The caller of `Compact`.
+    Caller,
+    /// A turn without room, which computes the new context itself.
+    Turn,
+}
+
 /// Maker of compactions.
 pub(crate) struct Compactor {
     pub(crate) submitter: Arc<Submitter>,
@@ -34,14 +45,14 @@ pub(crate) struct Compactor {
 }
 
 impl Compactor {
-    /// Begins a compaction on behalf of a caller, who may wait (`urgent`); returns `false` if there is nothing to do, or a compaction is under
+    /// Begins a compaction on behalf of a caller; returns `false` if there is nothing to do, or a compaction is under
     /// way.
     pub(crate) fn start(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
         caller: &Caller,
         want: Want,
-        (urgent, instruction): (bool, Option<Vec<Token>>),
+        (waiting, instruction): (Waiting, Option<Vec<Token>>),
     ) -> bool {
         let (plan, before) = {
             let mut state = entry.lock();
@@ -53,12 +64,13 @@ impl Compactor {
         let guard = Guard { entry: entry.clone(), number, counts: self.counts.clone(), before };
         let (compactor, caller) = (self.clone(), caller.on_behalf());
         // A runtime that ends drops the task at once, whose guard takes the lock.
-        let task = tokio::spawn(async move { compactor.compact(guard, &caller, plan, (urgent, instruction)).await });
+        let task = tokio::spawn(async move { compactor.compact(guard, &caller, plan, (waiting, instruction)).await });
         let mut state = entry.lock();
         match state.deleted {
             true => task.abort(),
             // A task may have ended by now.
             false if matches!(state.chat.phase(), Phase::Summarising | Phase::Warming) => {
+                let urgent = waiting != Waiting::Nobody;
                 state.compaction = Some(CompactionTask { number, urgent, handle: task.abort_handle() });
             }
             false => {}
@@ -70,7 +82,7 @@ impl Compactor {
     pub(crate) fn start_if_long(self: &Arc<Self>, entry: &Arc<Entry>, caller: &Caller) {
         let is_long = entry.lock().chat.is_long();
         if is_long {
-            self.start(entry, caller, Want::default(), (false, None));
+            self.start(entry, caller, Want::default(), (Waiting::Nobody, None));
         }
     }
 
@@ -79,8 +91,9 @@ impl Compactor {
         guard: Guard,
         caller: &Caller,
         plan: Plan,
-        (urgent, instruction): (bool, Option<Vec<Token>>),
+        (waiting, instruction): (Waiting, Option<Vec<Token>>),
     ) {
+        let urgent = waiting != Waiting::Nobody;
         let entry = guard.entry.clone();
         let limits = *entry.lock().chat.limits();
         let instruction = instruction.unwrap_or_else(|| entry.setup.instruction.clone());
@@ -100,11 +113,11 @@ impl Compactor {
                 None
             }
         };
-        if urgent {
+        if waiting == Waiting::Turn {
             entry.lock().chat.skip_warming();
         } else if let Some(context) = context {
             // Without a context computed ahead the next turn computes the context: slower, and as right.
-            let warmed = self.ask(&entry.setup, caller, entry.setup.background(context, 1), false).await;
+            let warmed = self.ask(&entry.setup, caller, entry.setup.background(context, 1, urgent), urgent).await;
             entry.lock().chat.warmed(plan.number, warmed.map_or(Usage::default(), |(_, usage)| usage));
         }
     }

@@ -132,23 +132,22 @@ impl Setup {
         }
     }
 
-    /// Returns a request on behalf of the session, greedy and of low priority.
-    pub(crate) fn background(&self, prompt: Vec<Token>, max_tokens: u32) -> proto::GenerateRequest {
-        let later = self.settings.priority.saturating_add(PRIORITY_BEHIND);
+    /// Returns a greedy request on behalf of the session: of low priority, or of that of the session's turns if somebody waits for the
+    /// request (`urgent`).
+    pub(crate) fn background(&self, prompt: Vec<Token>, max_tokens: u32, urgent: bool) -> proto::GenerateRequest {
+        let own = self.settings.priority;
+        let later = self.compaction().priority.unwrap_or(own.saturating_add(PRIORITY_BEHIND));
         proto::GenerateRequest {
             sampling: Some(proto::Sampling { temperature: Some(0.0), seed: Some(0), ..Default::default() }),
             stopping: Some(proto::Stopping { max_tokens: Some(max_tokens), ..Default::default() }),
-            priority: self.compaction().priority.unwrap_or(later),
+            priority: if urgent { later.min(own) } else { later },
             ..self.request(prompt)
         }
     }
 
-    /// Returns the request for a summary, with the priority of the session's turns if one of them waits (`urgent`).
+    /// Returns the request for a summary, which somebody may wait for (`urgent`).
     pub(crate) fn summary(&self, prompt: Vec<Token>, max_tokens: u32, urgent: bool) -> proto::GenerateRequest {
-        let mut request = self.background(prompt, max_tokens);
-        if urgent {
-            request.priority = request.priority.min(self.settings.priority);
-        }
+        let mut request = self.background(prompt, max_tokens, urgent);
         let dtype = self.compaction().kv_dtype;
         if !dtype.is_empty() {
             request.kv_dtype = dtype;
