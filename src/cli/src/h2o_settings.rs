@@ -9,7 +9,7 @@ use trunkline_core::{Config, Keeps};
 use trunkline_port::{LayerGroup, ModelInfo};
 use trunkline_worker::Model;
 
-use crate::h2o::full_heads::FullHeads;
+use crate::h2o::full_heads::{Choice, FullHeads};
 use crate::h2o::head_loss::HeadLosses;
 use crate::h2o::total::{self, Heads};
 
@@ -235,7 +235,7 @@ pub fn divided_for_a_server(
 /// Divides a model into layer groups.
 fn divided(model: Model, full: &FullHeads) -> anyhow::Result<Model> {
     let windows = windows(&model.info());
-    Ok(model.with_groups(full.groups(&windows)?)?)
+    Ok(model.with_groups(full.groups(&windows, Choice::Shared)?)?)
 }
 
 /// Returns the layer groups of a model's layers with a sliding window.

@@ -37,7 +37,7 @@ pub(crate) fn end_step(state: &mut State, picked: &Picked, scores: &[f32]) {
 fn report(state: &mut State, part: Part, rows: u32, scores: &[f32]) {
     let State { sequences, planners, rereads, .. } = state;
     if let Some(seq) = sequences.get(part.slot()).filter(|seq| seq.id.is_inner()) {
-        return rereads.observe(seq.id, scores, part.sample);
+        return rereads.observe(seq.id, scores, planners.n_lists(), part.sample);
     }
     let Some(seq) = sequences.get_mut(part.slot()).filter(|seq| seq.ending.is_none()) else { return };
     let is_decode = matches!(seq.phase, Phase::Decode);

@@ -13,6 +13,8 @@ pub(crate) struct Planners {
     default: Mode,
     /// Floors, block, trigger and target; several settings differ in weights alone.
     pub settings: Vec<Settings>,
+    /// `true` if each group that evicts has settings and scores of its own.
+    pub by_group: bool,
     /// Ranks blocks.
     pub scorer: Box<dyn Scorer>,
     /// Layer groups after the first that evict, by number: 0 is the first after the first. Each has the number of its settings.
@@ -30,14 +32,23 @@ impl Planners {
     /// If the scorer is unknown.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let evicts = |(group, keeps): (usize, &Keeps)| (*keeps == Keeps::Scored).then_some(group);
-        let groups = config.worker.groups.iter().skip(1).enumerate().filter_map(evicts);
-        let settings = config.h2o.group_settings(config.block_size);
+        let scored: Vec<usize> = config.worker.groups.iter().enumerate().filter_map(evicts).collect();
+        let mut settings = config.h2o.group_settings(config.block_size);
         let last = settings.len() - 1;
+        let by_group = config.h2o.by_group && scored.len() > 1;
+        if by_group {
+            settings = (0..scored.len()).map(|at| settings[at.min(last)]).collect();
+        }
+        let last = settings.len() - 1;
+        // The first group keeps every position, for the prefix tree.
+        let groups = scored.into_iter().enumerate().map(|(at, group)| (group, at.min(last)));
+        let groups = groups.filter(|(group, _)| *group > 0).map(|(group, settings)| (group - 1, settings)).collect();
         Ok(Self {
             default: config.h2o.mode,
             settings,
+            by_group,
             scorer: config.h2o.make_scorer(config.block_size)?,
-            groups: groups.enumerate().map(|(at, group)| (group, at.min(last))).collect(),
+            groups,
             block_size: config.block_size,
             is_used: false,
         })
@@ -47,7 +58,8 @@ impl Planners {
     pub fn begin(&mut self, seq: &mut Sequence) {
         let mode = seq.cold.h2o.unwrap_or(self.default);
         if mode != Mode::Off && seq.cold.planner.is_none() {
-            let mut state = h2o::State::new(&self.scorer.needs(), self.settings.len());
+            let (needs, n) = (self.scorer.needs(), self.settings.len());
+            let mut state = if self.by_group { h2o::State::by_group(&needs, n) } else { h2o::State::new(&needs, n) };
             if seq.cold.history.reread_failed {
                 state.give_up_reread();
             }
@@ -81,8 +93,13 @@ impl Planners {
     }
 
     /// Returns the number of scores that a worker reports for a sequence that runs `n_tokens` tokens next: one for each entry of its block
-    /// table with a position.
+    /// table with a position, in each list.
     pub fn n_scores(&self, seq: &Sequence, n_tokens: u32) -> u32 {
-        (seq.planned() + n_tokens).div_ceil(self.block_size)
+        (seq.planned() + n_tokens).div_ceil(self.block_size) * self.n_lists() as u32
+    }
+
+    /// Returns the number of lists of scores that a worker reports for a sequence.
+    pub fn n_lists(&self) -> usize {
+        if self.by_group { self.settings.len() } else { 1 }
     }
 }

@@ -54,16 +54,18 @@ impl Rereads {
         RequestId(RequestId::INNER | self.begun)
     }
 
-    /// Takes in the scores of a step of an inner request, by block of the table. `is_last` says that the last rows were run.
-    pub fn observe(&mut self, inner: RequestId, scores: &[f32], is_last: bool) {
+    /// Takes in the scores of a step of an inner request, by block of the table, in `n_lists` lists. `is_last` says that the last rows were run.
+    pub fn observe(&mut self, inner: RequestId, scores: &[f32], n_lists: usize, is_last: bool) {
         let Some(reading) = self.readings.iter_mut().find(|reading| reading.inner.is_some_and(|(id, _)| id == inner))
         else {
             return;
         };
         reading.is_read |= is_last;
-        let reported = scores.get(reading.part.clone()).unwrap_or_default();
-        for (score, new) in reading.scores[reading.part.clone()].iter_mut().zip(reported) {
-            *score = score.max(*new);
+        for scores in scores.chunks_exact((scores.len() / n_lists).max(1)) {
+            let reported = scores.get(reading.part.clone()).unwrap_or_default();
+            for (score, new) in reading.scores[reading.part.clone()].iter_mut().zip(reported) {
+                *score = score.max(*new);
+            }
         }
     }
 
@@ -106,9 +108,9 @@ mod tests {
         assert!(inner.is_inner() && inner != rereads.next_id());
         let reading = &mut rereads.readings[0];
         (reading.scores, reading.part, reading.inner) = (vec![0.0; 4], 1..3, Some((inner, 1)));
-        rereads.observe(inner, &[0.9, 0.2, 0.4, 0.8, 0.7], false);
-        rereads.observe(inner, &[0.9, 0.3, 0.1, 0.8, 0.7, 0.6], true);
-        rereads.observe(RequestId(9), &[1.0; 4], true);
+        rereads.observe(inner, &[0.9, 0.2, 0.4, 0.8, 0.7], 1, false);
+        rereads.observe(inner, &[0.9, 0.3, 0.1, 0.8, 0.7, 0.6], 1, true);
+        rereads.observe(RequestId(9), &[1.0; 4], 1, true);
         assert_eq!(rereads.readings[0].scores, [0.0, 0.3, 0.4, 0.0]);
         assert!(rereads.readings[0].is_read);
     }

@@ -61,7 +61,7 @@ impl ModelInfo {
 }
 
 /// Layer groups of a model, at most: each has block tables of its own in each sequence.
-pub const LAYER_GROUPS_MAX: usize = 64;
+pub const LAYER_GROUPS_MAX: usize = 256;
 
 /// Layers, or single KV heads of layers, that share block tables. A block holds the KV of one group: [`crate::DeviceBlocks`] and
 /// [`crate::Step::blocks`] number the blocks of all groups together, and each block fits any group. So a group smaller than the largest one

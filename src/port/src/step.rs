@@ -30,6 +30,8 @@ pub struct Step {
     pub scored: Vec<Scored>,
     /// Kind of all scores of the step.
     pub score_kind: ScoreKind,
+    /// `true` for scores of each layer group of [`crate::Keeps::Scored`] by itself, in the order of the groups; one list for each sequence otherwise.
+    pub scores_by_group: bool,
     /// Facts about the sequences with `start`, in order.
     pub starts: Vec<SeqStart>,
     /// Copies within the device, to be made in order before the step runs its tokens; empty unless the core reuses text that is no prefix.

@@ -87,9 +87,9 @@ impl<'a> Plan<'a> {
                 let rows = tile_rows.min(seq.n_rows - from);
                 let scored =
                     seq.scored.as_ref().filter(|scored| from < scored.rows.end && scored.rows.start < from + rows);
-                let entries = scored.map_or(0, |scored| scored.entries);
                 // The outputs of one KV head lie together only within a row.
                 let step = if rows == 1 { 1 } else { n_kv_heads };
+                let entries = scored.map_or(0, |scored| scored.entries * if scored.by_group { step } else { 1 });
                 for head in (0..n_kv_heads).step_by(step) {
                     let (heads, end) = (head..head + step, scores + entries);
                     plan.tiles.push(Tile { sequence, from, rows, heads, scores: scores..end });
@@ -120,8 +120,7 @@ pub(crate) fn attend(
 ) {
     let config = plan.config;
     let (dim, group) = (config.head_dim as usize, config.group());
-    let weight: f32 = places.iter().map(|place| place.score_weight).sum();
-    let scored = weight > 0.0 && scores.wanted();
+    let scored = scores.wanted() && places.iter().any(|place| place.score_list.is_some());
     scores.tiles.resize(plan.tiles.last().map_or(0, |tile| tile.scores.end), 0.0);
     scores.tiles.fill(0.0);
     let (mut rest, mut rest_scores) = (out, scores.tiles.as_mut_slice());
@@ -141,8 +140,8 @@ pub(crate) fn attend(
         }
     });
     if scored {
-        let tiles = plan.tiles.iter().map(|tile| (tile.sequence, tile.scores.clone()));
-        scores.add_layer(weight, tiles);
+        let tiles = plan.tiles.iter().map(|tile| (tile.sequence, tile.heads.clone(), tile.scores.clone()));
+        scores.add_layer(places, tiles);
     }
 }
 
@@ -162,6 +161,9 @@ impl Inputs<'_> {
         for (i, head) in tile.heads.clone().enumerate() {
             let queries = self.queries(tile, head);
             let collector = self.collector(tile, &queries).filter(|_| !scores.is_empty());
+            let entries = collector.as_ref().map_or(0, |collector| collector.entries);
+            let at = if collector.as_ref().is_some_and(|collector| collector.by_group) { i * entries } else { 0 };
+            let scores = &mut scores[at..][..entries];
             vectorised(
                 #[inline(always)]
                 || {
@@ -204,12 +206,16 @@ impl Inputs<'_> {
     /// Returns the collector of a tile's scores, if a row of the tile is scored.
     fn collector<'b>(&'b self, tile: &Tile, queries: &Queries<'b>) -> Option<Collector<'b>> {
         let seq = &self.plan.sequences[tile.sequence];
-        let scored = seq.scored.as_ref().filter(|_| !tile.scores.is_empty() && queries.place.score_weight > 0.0)?;
+        let scored = seq.scored.as_ref().filter(|_| !tile.scores.is_empty())?;
+        let weight = if scored.by_group { 1.0 } else { queries.place.score_weight };
+        queries.place.score_list.filter(|_| weight > 0.0)?;
         let rows = scored.rows.start.saturating_sub(tile.from)..(scored.rows.end - tile.from).min(tile.rows);
         Some(Collector {
             table: queries.table,
             kind: scored.kind,
-            weight: queries.place.score_weight,
+            weight,
+            by_group: scored.by_group,
+            entries: scored.entries,
             queries: rows.start * queries.group..rows.end * queries.group,
             group: queries.group,
             position: seq.position as usize + tile.from,

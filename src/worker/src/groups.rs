@@ -23,8 +23,10 @@ pub(crate) struct Place {
     pub(crate) head: usize,
     /// Positions read by a query, its own the last; `None` for all.
     pub(crate) window: Option<u32>,
-    /// Weight of the head's attention in scores; 0 if it does not count.
+    /// Weight of the head's attention in scores of all groups together; 0 if it does not count.
     pub(crate) score_weight: f32,
+    /// Number of the head's group among those with scores; `None` if the head has none.
+    pub(crate) score_list: Option<usize>,
     /// `true` for the last head of a group smaller than the largest: the rest of its blocks stays unused.
     pub(crate) unused_behind: bool,
 }
@@ -39,6 +41,8 @@ pub(crate) struct Groups {
     /// `[layer][KV head]`: place of each head.
     places: Vec<Place>,
     n_kv_heads: usize,
+    /// Groups with scores; 1 if no group has any, for all heads then.
+    n_score_lists: usize,
     /// Layers of a block, and KV heads of each.
     block_shape: (u32, u32),
 }
@@ -60,23 +64,26 @@ impl Groups {
         let largest = groups.iter().map(|group| members(group).len()).max().unwrap_or_default();
         let any_scored = groups.iter().any(|group| group.keeps == Keeps::Scored);
         let weighs = groups.iter().any(|group| group.weight > 0);
+        let mut n_score_lists = 0;
         let mut places = vec![None; windows.len() * n_kv_heads as usize];
         for (number, group) in groups.iter().enumerate() {
             let members = members(group);
             check_group(number, group, &members, windows, others)?;
+            let counts = !any_scored || group.keeps == Keeps::Scored;
+            let score_list = counts.then_some(if any_scored { n_score_lists } else { 0 });
+            n_score_lists += usize::from(counts);
             for (index, member) in members.iter().enumerate() {
                 let own = windows[*member as usize / others];
                 let window = match group.keeps {
                     Keeps::Window(window) => Some(own.map_or(window, |own| own.min(window))),
                     Keeps::All | Keeps::Scored => own,
                 };
-                let counts = !any_scored || group.keeps == Keeps::Scored;
                 let score_weight = if counts { score_weight(group, weighs) } else { 0.0 };
                 for head in 0..unit {
                     let unused_behind = head + 1 == unit && index + 1 == members.len() && index + 1 < largest;
                     let place = &mut places[*member as usize * unit + head];
                     if place
-                        .replace(Place { group: number, index, head, window, score_weight, unused_behind })
+                        .replace(Place { group: number, index, head, window, score_weight, score_list, unused_behind })
                         .is_some()
                     {
                         return Err(GroupsError::Twice { member: name(*member) });
@@ -89,7 +96,8 @@ impl Groups {
             places.into_iter().enumerate().map(|(at, place)| place.ok_or_else(|| missing(at))).collect();
         let keeps = groups.iter().map(|group| group.keeps).collect();
         let (places, n_kv_heads) = (places?, n_kv_heads as usize);
-        Ok(Self { keeps, places, n_kv_heads, block_shape: (largest as u32, unit as u32), listed })
+        let n_score_lists = if any_scored { n_score_lists } else { 1 };
+        Ok(Self { keeps, places, n_kv_heads, block_shape: (largest as u32, unit as u32), n_score_lists, listed })
     }
 
     /// Returns the groups of a model by the windows of its layers: none if no layer has a window. Layers that keep every position come
@@ -110,6 +118,11 @@ impl Groups {
     /// Returns the groups as reported in [`trunkline_port::ModelInfo::groups`].
     pub(crate) fn listed(&self) -> &[LayerGroup] {
         &self.listed
+    }
+
+    /// Returns the number of groups with scores; 1 if no group has any, for all heads then.
+    pub(crate) fn n_score_lists(&self) -> usize {
+        self.n_score_lists
     }
 
     /// Returns the positions that each group keeps.

@@ -512,7 +512,7 @@ mod tests {
     }
 
     fn place(index: usize, head: usize) -> Place {
-        Place { group: 0, index, head, window: None, score_weight: 1.0, unused_behind: false }
+        Place { group: 0, index, head, window: None, score_weight: 1.0, score_list: Some(0), unused_behind: false }
     }
 
     fn write(locked: &mut LockedBlocks<'_>, layer: usize, block: u32, offset: usize, keys: &[f32], values: &[f32]) {

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use trunkline_port::ScoreKind;
 
+use crate::groups::Place;
 use crate::kernel::{LANES, exp};
 use crate::table::Table;
 
@@ -26,6 +27,8 @@ pub(crate) struct ScoredRows {
     pub(crate) kind: ScoreKind,
     /// Entries of the block table that get a score.
     pub(crate) entries: usize,
+    /// `true` for scores of each layer group by itself.
+    pub(crate) by_group: bool,
 }
 
 /// Values kept for a piece of [`LANES`] positions: lanes that are joined only after the queries are, a vector at a time.
@@ -79,6 +82,10 @@ pub(crate) struct Collector<'a> {
     pub(crate) kind: ScoreKind,
     /// Weight of the head in [`ScoreKind::Mean`].
     pub(crate) weight: f32,
+    /// `true` if the scores of each head of the tile lie by themselves.
+    pub(crate) by_group: bool,
+    /// Entries of the table with a score.
+    pub(crate) entries: usize,
     /// Scored queries of the tile.
     pub(crate) queries: Range<usize>,
     /// Queries in a row.
@@ -196,26 +203,38 @@ pub(crate) struct Scores {
     pub(crate) tiles: Vec<f32>,
 }
 
+#[derive(Default)]
 struct SequenceScores {
     kind: ScoreKind,
     entries: usize,
+    by_group: bool,
     /// Queries that count in each KV head.
     queries: usize,
-    /// Weights of the KV heads counted so far, in all layers.
-    weights: f64,
-    /// One for each entry of the table.
+    /// Weights of the KV heads counted so far, in all layers, by list.
+    weights: Vec<f64>,
+    /// `[list][entry of the table]`.
     joined: Vec<f64>,
 }
 
 impl Scores {
-    /// Forgets the last batch. `group` query heads share a KV head.
-    pub(crate) fn begin<'a>(&mut self, sequences: impl Iterator<Item = Option<&'a ScoredRows>>, group: usize) {
-        let of = |scored: Option<&ScoredRows>| SequenceScores {
-            kind: scored.map(|scored| scored.kind).unwrap_or_default(),
-            entries: scored.map_or(0, |scored| scored.entries),
-            queries: scored.map_or(0, |scored| scored.rows.len() * group),
-            weights: 0.0,
-            joined: Vec::new(),
+    /// Forgets the last batch. `group` query heads share a KV head; sequences with scores by group have `n_lists` lists.
+    pub(crate) fn begin<'a>(
+        &mut self,
+        sequences: impl Iterator<Item = Option<&'a ScoredRows>>,
+        group: usize,
+        n_lists: usize,
+    ) {
+        let of = |scored: Option<&ScoredRows>| {
+            let Some(scored) = scored else { return SequenceScores::default() };
+            let n_lists = if scored.by_group { n_lists } else { 1 };
+            SequenceScores {
+                kind: scored.kind,
+                entries: scored.entries,
+                by_group: scored.by_group,
+                queries: scored.rows.len() * group,
+                weights: vec![0.0; n_lists],
+                joined: vec![0.0; n_lists * scored.entries],
+            }
         };
         self.sequences.clear();
         self.sequences.extend(sequences.map(of));
@@ -226,37 +245,60 @@ impl Scores {
         self.sequences.iter().any(|seq| seq.entries > 0)
     }
 
-    /// Adds a layer whose scored KV heads have `weight` together: the scores of each tile in [`Self::tiles`], with the tile's sequence and range.
-    pub(crate) fn add_layer(&mut self, weight: f32, tiles: impl Iterator<Item = (usize, Range<usize>)>) {
+    /// Adds a layer with KV heads at `places`: the scores of each tile in [`Self::tiles`], with the tile's sequence, KV heads and range.
+    pub(crate) fn add_layer(
+        &mut self,
+        places: &[Place],
+        tiles: impl Iterator<Item = (usize, Range<usize>, Range<usize>)>,
+    ) {
         for seq in self.sequences.iter_mut().filter(|seq| seq.entries > 0) {
-            seq.weights += f64::from(weight);
-            seq.joined.resize(seq.entries, 0.0);
+            for place in places {
+                match place.score_list.filter(|_| seq.by_group) {
+                    Some(list) => seq.weights[list] += 1.0,
+                    None if seq.by_group => {}
+                    None => seq.weights[0] += f64::from(place.score_weight),
+                }
+            }
         }
-        for (sequence, range) in tiles {
+        for (sequence, heads, range) in tiles.filter(|(_, _, range)| !range.is_empty()) {
             let seq = &mut self.sequences[sequence];
-            for (joined, score) in seq.joined.iter_mut().zip(&self.tiles[range]) {
-                let score = f64::from(*score);
-                *joined = match seq.kind {
-                    ScoreKind::Mean => *joined + score,
-                    ScoreKind::Max => joined.max(score),
-                };
+            let scores = &self.tiles[range];
+            if !seq.by_group {
+                seq.join(0, scores);
+                continue;
+            }
+            for (place, scores) in places[heads].iter().zip(scores.chunks_exact(seq.entries)) {
+                if let Some(list) = place.score_list {
+                    seq.join(list, scores);
+                }
             }
         }
     }
 
-    /// Returns the scores of a sequence: averages over all queries and, by weight, KV heads, or the largest.
+    /// Returns the scores of a sequence, list by list: averages over all queries and, by weight, KV heads, or the largest.
     pub(crate) fn of(&self, sequence: usize) -> impl Iterator<Item = f32> {
         let seq = &self.sequences[sequence];
-        let divisor = match seq.kind {
-            ScoreKind::Mean => {
-                if seq.weights > 0.0 {
-                    seq.queries as f64 * seq.weights
-                } else {
-                    1.0
-                }
-            }
-            ScoreKind::Max => 1.0,
+        let divisor = move |list: usize| match seq.kind {
+            ScoreKind::Mean if seq.weights[list] > 0.0 => seq.queries as f64 * seq.weights[list],
+            ScoreKind::Mean | ScoreKind::Max => 1.0,
         };
-        seq.joined.iter().map(move |joined| (joined / divisor) as f32)
+        let lists = seq.joined.chunks_exact(seq.entries.max(1)).enumerate();
+        lists.flat_map(move |(list, joined)| {
+            let divisor = divisor(list);
+            joined.iter().map(move |joined| (joined / divisor) as f32)
+        })
+    }
+}
+
+impl SequenceScores {
+    /// Takes the scores of a tile, by entry, into a list.
+    fn join(&mut self, list: usize, scores: &[f32]) {
+        for (joined, score) in self.joined[list * self.entries..].iter_mut().zip(scores) {
+            let score = f64::from(*score);
+            *joined = match self.kind {
+                ScoreKind::Mean => *joined + score,
+                ScoreKind::Max => joined.max(score),
+            };
+        }
     }
 }

@@ -38,7 +38,7 @@ use self::speed::Speed;
 use self::stored::Stored;
 use self::texts::Outline;
 use super::measure::Report;
-use crate::h2o::full_heads::FullHeads;
+use crate::h2o::full_heads::{Choice, FullHeads};
 use crate::h2o::head_loss::{HeadLosses, TOKENS_MIN, default_tokens, head_losses};
 use crate::h2o::total::{self, Heads};
 use crate::h2o_settings::windows;
@@ -106,6 +106,10 @@ pub struct H2oOptions {
     /// what it would find].
     #[arg(long, value_name = "LIST")]
     full_layers: Option<String>,
+
+    /// Who chooses the blocks that KV heads drop: each head by itself, or all together.
+    #[arg(long, value_enum, default_value_t = Choice::Own)]
+    choice: Choice,
 
     /// First tokens that are never dropped.
     #[arg(long, value_name = "N", default_value_t = 32)]
@@ -195,13 +199,17 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let total = plan.total(gated)?;
     let (full, losses) = plan.full_heads(&info, total)?;
     let mut report = Report::new("h2o", options.quick, NOTES.to_vec());
-    let groups = full.groups(&windows)?;
-    let weights = H2oConfig::weights_of(&groups);
+    let groups = full.groups(&windows, plan.choice(&info))?;
+    let n_scored = groups.iter().filter(|group| group.keeps == trunkline_port::Keeps::Scored).count();
+    let mut weights = H2oConfig::weights_of(&groups);
+    if plan.choice(&info) == Choice::Own {
+        weights.resize(n_scored, 1.0);
+    }
     let model = model.with_groups(groups)?;
     let info = model.info();
     let n_all = (Heads::of(&info).whole + Heads::of(&info).dropping) as usize;
     let layout = BlockLayout { frequencies: Some(rotation(&model)), ..layout(&info, BLOCK as u32) };
-    let mut rig = plan.rig(model)?;
+    let mut rig = plan.rig(model, plan.choice(&info))?;
     let settings = plan.cases(plan.ratio(total, &info)?, &weights)?;
     let compared = gated.and_then(|gated| plan.gated(gated, &settings, &info)).unwrap_or(0);
     let mut stored = Stored::default();
@@ -214,7 +222,7 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     if !full.is_empty() {
         let none = FullHeads::new(Vec::new(), info.n_layers, info.n_kv_heads);
         let ratio = cases[compared].total_ratio as f32;
-        cases.extend(plan.baselines(&gates.must_forget, none.groups(&windows)?, ratio, n_all)?);
+        cases.extend(plan.baselines(&gates.must_forget, none.groups(&windows, Choice::Shared)?, ratio, n_all)?);
     }
     let ratio = settings[compared].ratio();
     let served = plan.served(&settings[compared], &full, losses.as_ref())?;
@@ -279,6 +287,11 @@ impl<'a> Plan<'a> {
             options.scorers.clone()
         };
         Ok(Self { options, tokenizer, lengths, texts: all, n_facts, asked, scorers })
+    }
+
+    /// Returns who chooses the blocks that heads drop.
+    fn choice(&self, info: &ModelInfo) -> Choice {
+        self.options.choice.within((info.n_layers * info.n_kv_heads) as usize)
     }
 
     fn case(&self, scorer: &str, lossy_ratio: f32, weights: &[f32]) -> Case {
@@ -355,11 +368,11 @@ impl<'a> Plan<'a> {
     }
 
     /// Starts a worker with memory for a prompt, a batch of cases, and all their questions.
-    fn rig(&self, model: Model) -> anyhow::Result<Rig> {
+    fn rig(&self, model: Model, choice: Choice) -> anyhow::Result<Rig> {
         let questions = 9 * self.n_facts * (self.asked + BLOCK).next_multiple_of(BLOCK);
         let Lengths { prompt, after, .. } = self.lengths;
         // A second reading of the prompt runs beside the cases of a batch.
-        Rig::new(model, 3 * prompt + 12 * (after + 32) + questions, self.options.threads)
+        Rig::new(model, 3 * prompt + 12 * (after + 32) + questions, self.options.threads, choice == Choice::Own)
     }
 
     /// Measures the servers, unless no requests are asked for.
@@ -430,7 +443,8 @@ impl<'a> Plan<'a> {
     ) -> anyhow::Result<Vec<Figures>> {
         let model = load(self.options)?.with_groups(groups)?;
         let cases: Vec<Case> = scorers.iter().map(|scorer| self.case(scorer, ratio, &[1.0])).collect();
-        let (_, figures) = self.measure(&mut self.rig(model)?, &cases, 0, n_all, &mut |_, _, _, _| Ok(()))?;
+        let (_, figures) =
+            self.measure(&mut self.rig(model, Choice::Shared)?, &cases, 0, n_all, &mut |_, _, _, _| Ok(()))?;
         Ok(figures.into_iter().map(|figures| Figures { all_layers: true, ..figures }).collect())
     }
 

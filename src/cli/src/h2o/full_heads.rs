@@ -3,12 +3,31 @@
 use std::fmt;
 
 use anyhow::{Context, ensure};
-use trunkline_port::{Keeps, LayerGroup};
+use clap::ValueEnum;
+use trunkline_port::{Keeps, LAYER_GROUPS_MAX, LayerGroup};
 use trunkline_worker::{equal_groups, equal_head_groups};
 
 /// Layer groups of a model whose heads share out by their losses, at most where the blocks then waste little ([`equal_groups`]): more of them
 /// follow the losses closer, and each has block tables. In SmolLM2 6 groups that drop tokens lose 7 % less than 3, and 11 no less than 6 (`docs/h2o.md`).
 const WEIGHED_GROUPS: usize = 8;
+
+/// Who chooses the blocks that KV heads drop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Choice {
+    /// Each head by itself, by what it reads least: each has block tables and scores of its own.
+    #[default]
+    Own,
+    /// All heads together.
+    Shared,
+}
+
+impl Choice {
+    /// Returns this choice, or the shared one for a model with more heads than a core has layer groups.
+    #[must_use]
+    pub fn within(self, n_heads: usize) -> Self {
+        if n_heads > LAYER_GROUPS_MAX { Self::Shared } else { self }
+    }
+}
 
 /// KV heads that keep every token, of a model with `per_layer` KV heads in each layer.
 ///
@@ -101,11 +120,11 @@ impl FullHeads {
 
     /// Divides the model into layer groups: the heads of this set, those of layers with sliding windows, and the others, which drop tokens. Groups
     /// have whole layers if no layer is divided. With losses, the groups that drop tokens have members of similar loss, in falling order, and
-    /// weights.
+    /// weights. With [`Choice::Own`] each group has one head.
     ///
     /// # Errors
     /// If a head of this set is in a layer with a sliding window.
-    pub fn groups(&self, windows: &[LayerGroup]) -> anyhow::Result<Vec<LayerGroup>> {
+    pub fn groups(&self, windows: &[LayerGroup], choice: Choice) -> anyhow::Result<Vec<LayerGroup>> {
         let is_windowed = |layer: u32| windows.iter().any(|group| group.layers.contains(&layer));
         let own: Vec<u32> = self.heads.iter().map(|head| head / self.per_layer).collect();
         if let Some(layer) = own.iter().find(|layer| is_windowed(**layer)) {
@@ -114,7 +133,7 @@ impl FullHeads {
             );
         }
         let is_whole = |layers: &[u32]| layers.len() == self.per_layer as usize;
-        let is_divided = own.chunk_by(|a, b| a == b).any(|layers| !is_whole(layers));
+        let is_divided = choice == Choice::Own || own.chunk_by(|a, b| a == b).any(|layers| !is_whole(layers));
         let per_member = if is_divided { 1 } else { self.per_layer };
         let members = |heads: &mut dyn Iterator<Item = u32>| -> Vec<u32> {
             heads.filter(|head| head.is_multiple_of(per_member)).map(|head| head / per_member).collect()
@@ -130,7 +149,16 @@ impl FullHeads {
         dropping.sort_by(|a, b| loss(b).total_cmp(&loss(a)));
         kinds.push((Keeps::Scored, dropping));
         kinds.retain(|(_, members)| !members.is_empty());
-        let most = if self.losses.is_empty() { 0 } else { WEIGHED_GROUPS };
+        let most = match choice {
+            Choice::Own => LAYER_GROUPS_MAX,
+            Choice::Shared => {
+                if self.losses.is_empty() {
+                    0
+                } else {
+                    WEIGHED_GROUPS
+                }
+            }
+        };
         let mut groups = if is_divided { equal_head_groups(&kinds, most) } else { equal_groups(&kinds, most) };
         groups.iter_mut().for_each(|group| {
             group.layers.sort_unstable();
@@ -224,7 +252,7 @@ mod tests {
 
     #[test]
     fn whole_layers_stay_whole_and_divided_ones_divide_the_model() {
-        let whole = heads("1").groups(&[]).unwrap();
+        let whole = heads("1").groups(&[], Choice::Shared).unwrap();
         let expected: [(Keeps, &[u32], &[u32]); 4] = [
             (Keeps::All, &[1], &[]),
             (Keeps::Scored, &[0], &[]),
@@ -232,7 +260,7 @@ mod tests {
             (Keeps::Scored, &[3], &[]),
         ];
         assert_eq!(members(&whole), expected);
-        let divided = heads("0.1,2").groups(&[]).unwrap();
+        let divided = heads("0.1,2").groups(&[], Choice::Shared).unwrap();
         let expected: [(Keeps, &[u32], &[u32]); 3] = [
             (Keeps::All, &[], &[1, 6, 7, 8]),
             (Keeps::Scored, &[], &[0, 2, 3, 4]),
@@ -246,7 +274,7 @@ mod tests {
         // Head 0.1 and layer 2 keep every token; of the others, 0.0 and 1.1 lose most, then 3.1 and 3.2.
         let losses = vec![9.0, 0.0, 1.0, 0.0, 9.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4.0, 4.0];
         let heads = heads("0.1,2").with_losses(losses);
-        let groups = heads.groups(&[]).unwrap();
+        let groups = heads.groups(&[], Choice::Shared).unwrap();
         let expected: [(Keeps, &[u32], &[u32]); 6] = [
             (Keeps::All, &[], &[1, 6]),
             (Keeps::All, &[], &[7, 8]),
@@ -258,9 +286,10 @@ mod tests {
         assert_eq!(members(&groups), expected);
         // Roots of the mean losses 9, 4, 1/2 and 0, and their mean of 1.427.
         assert_eq!(weights(&groups), [0, 0, 2103, 1402, 496, 0]);
-        let unknown = FullHeads::new(vec![1, 6, 7, 8], 4, 3).groups(&[]).unwrap();
+        let unknown = FullHeads::new(vec![1, 6, 7, 8], 4, 3).groups(&[], Choice::Shared).unwrap();
         assert_eq!(weights(&unknown), [0; 3], "nobody measured losses");
-        let one = FullHeads::new((0..11).collect(), 4, 3).with_losses(vec![1.0; 12]).groups(&[]).unwrap();
+        let one =
+            FullHeads::new((0..11).collect(), 4, 3).with_losses(vec![1.0; 12]).groups(&[], Choice::Shared).unwrap();
         assert_eq!(weights(&one)[1..].iter().max(), Some(&0), "one group keeps the mean");
     }
 
@@ -268,7 +297,7 @@ mod tests {
     fn whole_layers_are_divided_by_the_losses_of_their_heads() {
         let losses = vec![0.0, 0.0, 1.0, 9.0, 9.0, 9.0, 4.0, 4.0, 4.0, 0.0, 0.0, 0.0];
         let heads = heads("1").with_losses(losses);
-        let groups = heads.groups(&[]).unwrap();
+        let groups = heads.groups(&[], Choice::Shared).unwrap();
         let expected: [(Keeps, &[u32], &[u32]); 4] = [
             (Keeps::All, &[1], &[]),
             (Keeps::Scored, &[2], &[]),
@@ -283,7 +312,7 @@ mod tests {
     #[test]
     fn layers_with_windows_are_kept_apart() {
         let windows = [LayerGroup { layers: vec![2], keeps: Keeps::Window(64), ..LayerGroup::default() }];
-        let divided = heads("0.1,1.2,3.0").groups(&windows).unwrap();
+        let divided = heads("0.1,1.2,3.0").groups(&windows, Choice::Shared).unwrap();
         let expected: [(Keeps, &[u32], &[u32]); 4] = [
             (Keeps::All, &[], &[1, 5, 9]),
             (Keeps::Window(64), &[], &[6, 7, 8]),
@@ -291,7 +320,7 @@ mod tests {
             (Keeps::Scored, &[], &[4, 10, 11]),
         ];
         assert_eq!(members(&divided), expected);
-        let fault = heads("2.1").groups(&windows).unwrap_err().to_string();
+        let fault = heads("2.1").groups(&windows, Choice::Shared).unwrap_err().to_string();
         assert!(fault.starts_with("h2o-layers names layer 2, which has a sliding window"), "{fault}");
     }
 }

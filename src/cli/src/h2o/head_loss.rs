@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::ops::Range;
 
 use anyhow::{Context, ensure};
-use trunkline_core::h2o::{REGISTRY, Scorer, Settings, State, Target};
+use trunkline_core::h2o::{REGISTRY, Scorer, Settings, Target};
 use trunkline_port::{Keeps, LayerGroup, ModelInfo, RequestId};
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
@@ -189,7 +189,7 @@ impl Measure<'_> {
         let memory = self.tokens + (at_once + 1) * (BEHIND_MAX + BLOCK);
         for (number, round) in heads.chunks(at_once).enumerate() {
             let groups = round_groups(&windows, &heads, round);
-            let mut rig = Rig::new(model.with_groups(groups)?, memory, self.threads)?;
+            let mut rig = Rig::new(model.with_groups(groups)?, memory, self.threads, true)?;
             let own: Vec<usize> = (windows.len()..windows.len() + round.len()).collect();
             let of_round = self.losses(&mut rig, &own, |text, n| {
                 let measured = number * at_once + round.len();
@@ -245,12 +245,14 @@ impl Measure<'_> {
         losses: &mut [f64],
     ) -> anyhow::Result<()> {
         let dropped = self.dropped(rig, origin, prompt)?;
+        // The groups that evict follow those with windows.
+        let windowed = groups.iter().min().copied().unwrap_or_default();
         let whole = rig.fork(origin);
         let whole = read_on(rig, vec![whole], tokens)?.pop().context("the model with every token")?;
         let mut seqs = Vec::with_capacity(groups.len());
         for group in groups {
             let mut seq = rig.fork(origin);
-            dropped.iter().for_each(|blocks| rig.drop_blocks(&mut seq, *group, blocks.clone()));
+            dropped[*group - windowed].iter().for_each(|blocks| rig.drop_blocks(&mut seq, *group, blocks.clone()));
             seqs.push(seq);
         }
         for (loss, rows) in losses.iter_mut().zip(read_on(rig, seqs, tokens)?) {
@@ -259,16 +261,17 @@ impl Measure<'_> {
         Ok(())
     }
 
-    /// Returns the blocks that a head drops behind a prompt, by how much all heads read them over the last tokens between two plans.
-    fn dropped(&self, rig: &mut Rig, origin: &mut Seq, prompt: &[u32]) -> anyhow::Result<Vec<Range<usize>>> {
+    /// Returns the blocks that each group that evicts drops behind a prompt, by how much it reads them over the last tokens between two plans.
+    fn dropped(&self, rig: &mut Rig, origin: &mut Seq, prompt: &[u32]) -> anyhow::Result<Vec<Vec<Range<usize>>>> {
         let Self { scorer, settings, .. } = self;
         let reported = rig.score_again(origin, prompt, settings.interval_steps as usize)?;
-        let mut state = State::new(&scorer.needs(), 1);
+        let of_all = vec![*settings; rig.n_lists()];
+        let mut state = rig.state(&**scorer, &of_all);
         state.report(&**scorer, settings, &reported.scores, BLOCK as u32, reported.rows);
         state.count_steps(reported.rows.n);
-        let plans = state.plans(&**scorer, std::slice::from_ref(settings), RequestId(0), prompt.len() as u32);
-        let positions = plans.into_iter().flat_map(|plan| plan.drops);
-        Ok(positions.map(|positions| positions.start as usize / BLOCK..positions.end as usize / BLOCK).collect())
+        let plans = state.plans(&**scorer, &of_all, RequestId(0), prompt.len() as u32);
+        let blocks = |positions: &Range<u32>| positions.start as usize / BLOCK..positions.end as usize / BLOCK;
+        Ok(plans.iter().map(|plan| plan.drops.iter().map(blocks).collect()).collect())
     }
 }
 
@@ -325,6 +328,7 @@ fn read_on(rig: &mut Rig, mut seqs: Vec<Seq>, tokens: &[u32]) -> anyhow::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::h2o::full_heads::Choice;
 
     fn losses(rest: [f64; 10], repeated: [f64; 10]) -> HeadLosses {
         HeadLosses { rest: rest.to_vec(), repeated: repeated.to_vec(), keep: None }
@@ -336,7 +340,7 @@ mod tests {
         let repeated = [0.9, 0.0, 0.0, 0.025, 0.075, 0.0, 0.0, 0.0, 0.0, 0.0];
         let heads = losses(rest, repeated).join(FullHeads::new(vec![0, 9], 5, 2));
         // Shares of the others: 0.4, 0.2, 0.2, 0.2 and 0, 0, 1/4, 3/4. Heads 4 and 3 lose most.
-        let groups = heads.groups(&[]).unwrap();
+        let groups = heads.groups(&[], Choice::Shared).unwrap();
         assert_eq!([&groups[1].heads[..], &groups[2].heads[..]], [&[3, 4][..], &[1, 2]]);
         let ratio = f64::from(groups[1].weight) / f64::from(groups[2].weight);
         assert!((ratio - (1.4f64 / 0.6).sqrt()).abs() < 0.002, "{ratio}");

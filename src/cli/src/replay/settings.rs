@@ -456,7 +456,7 @@ fn divide_layers(settings: &mut Settings, full: Option<&str>, total: Option<f32>
     if drops {
         total::set_ratio(total, heads, &mut settings.core)?;
     }
-    let groups = FullHeads::new((0..n_full).collect(), n_layers, per_layer).groups(windows.as_slice())?;
+    let groups = FullHeads::new((0..n_full).collect(), n_layers, per_layer).groups(windows.as_slice(), crate::h2o::full_heads::Choice::Shared)?;
     if groups.iter().any(|group| group.keeps != Keeps::All) {
         settings.core.worker.groups = groups.iter().map(|group| group.keeps).collect();
         settings.group_sizes = groups.iter().map(|group| (group.layers.len() + group.heads.len()) as u32).collect();

@@ -37,6 +37,9 @@ pub struct H2oConfig {
     /// 64 each. Empty: 1 for all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<f32>,
+    /// `true` if each layer group that evicts drops the blocks that it reads least itself, by scores of its own; else all drop by the same scores.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub by_group: bool,
 }
 
 impl Default for H2oConfig {
@@ -53,6 +56,7 @@ impl Default for H2oConfig {
             interval: 16,
             alpha: 0.9,
             weights: Vec::new(),
+            by_group: false,
         }
     }
 }
@@ -62,8 +66,8 @@ impl H2oConfig {
     pub const RATIO: f32 = 6.0;
 
     /// Keys of the numbers, as in `on:ratio=4`, and of the scorer.
-    pub const KEYS: [&str; 9] =
-        ["scorer", "ratio", "sink", "recent", "block", "trigger", "interval", "alpha", "weights"];
+    pub const KEYS: [&str; 10] =
+        ["scorer", "ratio", "sink", "recent", "block", "trigger", "interval", "alpha", "weights", "by_group"];
 
     /// Returns the settings of the planner for KV blocks of `block_size` tokens.
     pub fn settings(&self, block_size: u32) -> Settings {
@@ -142,6 +146,7 @@ impl H2oConfig {
             "trigger" => read(&mut self.trigger, key, text)?,
             "interval" => read(&mut self.interval, key, text)?,
             "alpha" => read(&mut self.alpha, key, text)?,
+            "by_group" => read(&mut self.by_group, key, text)?,
             "weights" => {
                 self.weights = text.split('/').map(|weight| number(key, weight)).collect::<Result<_, _>>()?;
             }
@@ -159,6 +164,7 @@ impl H2oConfig {
             "block" => self.block.to_string(),
             "trigger" => self.trigger.to_string(),
             "interval" => self.interval.to_string(),
+            "by_group" => self.by_group.to_string(),
             "weights" => self.weights.iter().map(f32::to_string).collect::<Vec<_>>().join("/"),
             _ => self.alpha.to_string(),
         }

@@ -7,11 +7,13 @@ use super::scores::{Scores, sound};
 use super::settings::Settings;
 use super::{Needs, Rows, Scorer};
 
-/// Scores, holes and age of the last plans of one sequence. Layer groups with the same [`Settings`] share holes; the others have their own. A sequence whose KV is computed again starts with a new state; a sequence
+/// Scores, holes and age of the last plans of one sequence. Layer groups with the same [`Settings`] share holes; the others have their own, and perhaps
+/// [scores of their own](Self::by_group). A sequence whose KV is computed again starts with a new state; a sequence
 /// swapped out and in keeps its state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
-    scores: Scores,
+    /// By number of the settings, or one for all.
+    scores: Vec<Scores>,
     /// By number of the settings.
     holes: Vec<Holes>,
     steps: u32,
@@ -28,13 +30,19 @@ impl State {
         Self {
             steps: if needs.waits_for_decodes() { 0 } else { u32::MAX },
             awaits_reread: needs.reread_tokens > 0,
+            scores: vec![Scores::default()],
             holes: vec![Holes::default(); n],
             ..Self::default()
         }
     }
 
+    /// Creates the state of a sequence like [`Self::new`], with scores of its own for each of the settings.
+    pub fn by_group(needs: &Needs, n: usize) -> Self {
+        Self { scores: vec![Scores::default(); n], ..Self::new(needs, n) }
+    }
+
     /// Takes in the scores of a step: `reported` has one number for each KV block of `kv_block` tokens with a position of the
-    /// sequence, from `rows` scored rows. Scores of a planner block are the sum, or with [`ScoreKind::Max`] the maximum, of the scores
+    /// sequence, from `rows` scored rows; of a state [by group](Self::by_group) that many for each of the settings, one after another. Scores of a planner block are the sum, or with [`ScoreKind::Max`] the maximum, of the scores
     /// of its KV blocks.
     pub fn report(&mut self, scorer: &dyn Scorer, settings: &Settings, reported: &[f32], kv_block: u32, rows: Rows) {
         let per_block = (settings.block_tokens / kv_block.max(1)).max(1) as usize;
@@ -43,17 +51,21 @@ impl State {
             ScoreKind::Mean => scores.iter().copied().map(sound).sum(),
             ScoreKind::Max => scores.iter().copied().map(sound).fold(0.0, f32::max),
         };
-        self.step.clear();
-        self.step.extend(reported.chunks(per_block).map(fold));
-        scorer.observe(&mut self.scores, &self.step, rows);
+        let n_entries = (reported.len() / self.scores.len()).max(1);
+        for (scores, reported) in self.scores.iter_mut().zip(reported.chunks_exact(n_entries)) {
+            self.step.clear();
+            self.step.extend(reported.chunks(per_block).map(fold));
+            scorer.observe(scores, &self.step, rows);
+        }
     }
 
     /// Takes in the scores of a second reading of the prompt: of each KV block of `kv_block` tokens that has a position of the sequence; those behind
-    /// the prompt have 0. Plans wait for the report.
+    /// the prompt have 0. They count for all groups. Plans wait for the report.
     pub fn report_reread(&mut self, scorer: &dyn Scorer, settings: &Settings, scores: &[f32], kv_block: u32) {
         self.awaits_reread = false;
         let n = scores.len() as u32 * kv_block;
-        self.report(scorer, settings, scores, kv_block, Rows { n, prefill: true });
+        let scores = scores.repeat(self.scores.len());
+        self.report(scorer, settings, &scores, kv_block, Rows { n, prefill: true });
     }
 
     /// Lets plans begin without a second reading of the prompt, which is not possible.
@@ -79,8 +91,10 @@ impl State {
             return Vec::new();
         }
         self.steps = 0;
-        let rank = |block| scorer.rank(&self.scores, request, block);
-        settings.iter().zip(&self.holes).map(|(settings, holes)| plan(settings, tokens, holes, rank)).collect()
+        let groups = settings.iter().zip(&self.holes).zip(self.scores.iter().cycle());
+        let plan =
+            |((settings, holes), scores)| plan(settings, tokens, holes, |block| scorer.rank(scores, request, block));
+        groups.map(plan).collect()
     }
 
     /// Makes holes of the positions dropped by applied plans. `settings` MUST be those of the plans.
@@ -90,9 +104,14 @@ impl State {
         }
     }
 
-    /// Returns the scores by planner block.
-    pub fn scores(&self) -> &Scores {
+    /// Returns the scores by planner block: of each of the settings, or one for all.
+    pub fn scores(&self) -> &[Scores] {
         &self.scores
+    }
+
+    /// Returns the number of lists in a report of scores.
+    pub fn n_lists(&self) -> usize {
+        self.scores.len()
     }
 
     /// Returns the blocks dropped so far, for each of the settings.

@@ -97,9 +97,9 @@ fn a_window_of_the_prompt_over_two_chunks_counts_every_row_alike() {
     let mut state = State::new(&needs, 1);
     state.report(&*scorer, &settings, &reported(&[(4, 0.5)]), 4, Rows { n: 24, prefill: true });
     state.report(&*scorer, &settings, &reported(&[(12, 0.9)]), 4, Rows { n: 8, prefill: true });
-    assert_eq!(state.scores().as_slice(), [0.0, 12.0, 0.0, 7.2, 0.0, 0.0]);
+    assert_eq!(state.scores()[0].as_slice(), [0.0, 12.0, 0.0, 7.2, 0.0, 0.0]);
     // A decoded block that no prompt row read ranks above every block of the prompt.
-    let plan = plan(&settings, 128, &Holes::default(), |block| scorer.rank(state.scores(), REQUEST, block));
+    let plan = plan(&settings, 128, &Holes::default(), |block| scorer.rank(&state.scores()[0], REQUEST, block));
     assert_eq!(plan.reserve, [0..32, 96..128]);
 }
 

@@ -174,7 +174,7 @@ pub fn prompt_scores(
     of_all: &[Reported],
 ) -> anyhow::Result<State> {
     let needs = scorer.needs();
-    let mut state = State::new(&needs, settings.len());
+    let mut state = rig.state(scorer, settings);
     if needs.reread_tokens > 0 {
         let scores = rig.read_again(origin, prompt, needs.reread_tokens as usize)?;
         state.report_reread(scorer, &settings[0], &scores, BLOCK as u32);

@@ -86,6 +86,8 @@ pub struct Rig {
     slots: Vec<u32>,
     steps: u64,
     max_context: usize,
+    /// `true` if each group that evicts has scores of its own.
+    scores_by_group: bool,
 }
 
 impl Rig {
@@ -93,7 +95,7 @@ impl Rig {
     ///
     /// # Errors
     /// If the memory or the threads cannot be had.
-    pub fn new(model: Model, tokens: usize, threads: usize) -> anyhow::Result<Self> {
+    pub fn new(model: Model, tokens: usize, threads: usize, scores_by_group: bool) -> anyhow::Result<Self> {
         let info = model.info();
         let (mut keeps, mut layers) = (vec![Keeps::All], vec![info.n_layers as usize]);
         if !info.groups.is_empty() {
@@ -115,6 +117,7 @@ impl Rig {
             slots: (0..4096).rev().collect(),
             steps: 0,
             max_context,
+            scores_by_group,
         })
     }
 
@@ -153,7 +156,7 @@ impl Rig {
     /// Returns the blocks that a sequence holds, group by group.
     pub fn held(&self, seq: &Seq) -> Vec<Held> {
         let mut held = Vec::new();
-        for (((group, table), keeps), layers) in (0..).zip(&seq.tables).zip(&self.keeps).zip(&self.layers) {
+        for (((group, table), keeps), layers) in (0..=u8::MAX).zip(&seq.tables).zip(&self.keeps).zip(&self.layers) {
             let blocks = table.iter().enumerate().filter(|(_, block)| **block != NO_BLOCK);
             held.extend(blocks.map(|(index, block)| Held {
                 block: *block,
@@ -203,6 +206,17 @@ impl Rig {
         }
     }
 
+    /// Returns the lists of scores of a sequence in a step.
+    pub fn n_lists(&self) -> usize {
+        if self.scores_by_group { self.evicting().len().max(1) } else { 1 }
+    }
+
+    /// Returns the state of a sequence with the settings of the groups that evict.
+    pub fn state(&self, scorer: &dyn Scorer, settings: &[Settings]) -> State {
+        let needs = scorer.needs();
+        if self.scores_by_group { State::by_group(&needs, settings.len()) } else { State::new(&needs, settings.len()) }
+    }
+
     /// Returns the groups that evict, by number.
     fn evicting(&self) -> Vec<usize> {
         let evicts = |(group, keeps): (usize, &Keeps)| (*keeps == Keeps::Scored).then_some(group);
@@ -240,7 +254,7 @@ impl Rig {
     /// If blocks run out, or the worker fails.
     pub fn step(&mut self, runs: &mut [Run<'_>]) -> anyhow::Result<Vec<Answer>> {
         self.steps += 1;
-        let mut step = Step { id: self.steps, ..Step::default() };
+        let mut step = Step { id: self.steps, scores_by_group: self.scores_by_group, ..Step::default() };
         for run in runs.iter_mut() {
             self.add(run, &mut step)?;
         }
@@ -253,7 +267,7 @@ impl Rig {
                 answer.logits = logits.next().context("a row of logits for each sampling sequence")?;
             }
             if step.scored_rows(index) > 0 {
-                let n = ((seq.computed + seq.n_tokens) as usize).div_ceil(BLOCK);
+                let n = ((seq.computed + seq.n_tokens) as usize).div_ceil(BLOCK) * self.n_lists();
                 answer.scores = scores[..n].to_vec();
                 scores = &scores[n..];
             }
@@ -362,8 +376,10 @@ impl Rig {
             self.end(fork);
             for reported in reported {
                 let own = begin / BLOCK..end / BLOCK;
-                let new = scores[own.clone()].iter_mut().zip(&reported.scores[own]);
-                new.for_each(|(score, new)| *score = score.max(*new));
+                for list in reported.scores.chunks_exact(reported.scores.len() / self.n_lists()) {
+                    let new = scores[own.clone()].iter_mut().zip(&list[own.clone()]);
+                    new.for_each(|(score, new)| *score = score.max(*new));
+                }
             }
         }
         Ok(scores)
@@ -375,13 +391,13 @@ mod tests {
     use trunkline_core::h2o::{REGISTRY, Target};
 
     use super::*;
-    use crate::h2o::full_heads::FullHeads;
+    use crate::h2o::full_heads::{Choice, FullHeads};
 
     fn rig(full: &[u32]) -> Rig {
         let model = Model::seeded(3);
         let info = model.info();
-        let groups = FullHeads::of_layers(full, info.n_layers, info.n_kv_heads).groups(&[]).unwrap();
-        Rig::new(model.with_groups(groups).unwrap(), 1024, 1).unwrap()
+        let groups = FullHeads::of_layers(full, info.n_layers, info.n_kv_heads).groups(&[], Choice::Shared).unwrap();
+        Rig::new(model.with_groups(groups).unwrap(), 1024, 1, false).unwrap()
     }
 
     fn prompt() -> Vec<u32> {

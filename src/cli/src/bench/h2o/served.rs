@@ -312,7 +312,7 @@ mod tests {
         let rest: Vec<f64> = (0..n).map(|head| (head + 1) as f64 / 100.0).collect();
         let losses = HeadLosses { repeated: rest.clone(), rest, keep: None };
         let full = losses.join(FullHeads::new(vec![1], info.n_layers, info.n_kv_heads));
-        let groups = full.groups(&[]).unwrap();
+        let groups = full.groups(&[], Choice::Shared).unwrap();
         let settings = |weight: &f32| Settings {
             sink_tokens: 48,
             recent_tokens: 96,
