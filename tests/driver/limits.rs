@@ -225,6 +225,7 @@ pub(crate) fn divide_layers(seed: u64, config: &mut Config) {
         let scored = config.worker.groups.iter().skip(1).filter(|keeps| **keeps == Keeps::Scored);
         config.h2o.weights = scored.map(|_| pick(&mut rng, &[0.0, 0.4, 1.0, 2.5])).collect();
     }
+    config.h2o.by_group = rng.random_range(0..2) == 0;
 }
 
 fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {

@@ -35,8 +35,8 @@ fn sample(cell: Cell) -> Token {
 }
 
 /// Returns some score of a block: the same for a request and an entry at each time.
-fn score(seq: &StepSeq, entry: u32) -> f32 {
-    let cell = next_cell(Cell { prefix: seq.request.0 | 1, ..EMPTY }, entry);
+fn score(seq: &StepSeq, list: u64, entry: u32) -> f32 {
+    let cell = next_cell(Cell { prefix: (seq.request.0 | 1) ^ list << 32, ..EMPTY }, entry);
     (cell.prefix >> 40) as f32 / (1 << 24) as f32
 }
 
@@ -432,7 +432,9 @@ impl OracleWorker {
             result.push(&sampled);
             if step.scored_rows(index) > 0 {
                 let entries = (seq.computed + seq.n_tokens).div_ceil(self.block_size as u32);
-                result.scores.extend((0..entries).map(|entry| score(seq, entry)));
+                let entries =
+                    (0..u64::from(step.score_lists)).flat_map(|list| (0..entries).map(move |entry| (list, entry)));
+                result.scores.extend(entries.map(|(list, entry)| score(seq, list, entry)));
             }
         }
         self.device.end_step();

@@ -51,7 +51,7 @@ impl StepEncoder {
                 sample: seq.sample,
                 n_drafts: seq.n_drafts,
                 logprobs: self.logprobs.get(seq.slot as usize).copied().flatten(),
-                n_scores: if scored { entries } else { 0 },
+                n_scores: if scored { entries * step.score_lists.max(1) } else { 0 },
             });
         }
         (out, SentStep { id: step.id, life: self.life, vocab_size: self.vocab_size, seqs })
@@ -112,6 +112,7 @@ fn encode_scored(step: &Step, out: &mut wire::Step) {
         out.scored_rows.resize(step.seqs.len(), 0);
         step.scored.iter().for_each(|scored| out.scored_rows[scored.seq as usize] = scored.rows);
     }
+    out.scores_by_group = step.score_lists > 1;
     out.set_score_kind(match step.score_kind {
         ScoreKind::Mean => wire::ScoreKind::Mean,
         ScoreKind::Max => wire::ScoreKind::Max,

@@ -79,6 +79,8 @@ pub struct Abilities {
     pub partial_writes: bool,
     /// `true` if the worker reports attention scores of blocks.
     pub scores: bool,
+    /// `true` if the worker reports scores of each layer group by itself where a step asks for them.
+    pub scores_by_group: bool,
     /// `true` if sampling is supported, with token n drawn from (seed, n) alone.
     pub seeded_sampling: bool,
     /// Stages of the worker's pipeline, at least 1.
@@ -99,6 +101,7 @@ impl Default for Abilities {
             max_logprobs: 0,
             partial_writes: false,
             scores: false,
+            scores_by_group: false,
             seeded_sampling: false,
             pipeline_stages: 1,
             in_step_hits: false,
@@ -195,6 +198,7 @@ impl Hello {
                 max_logprobs: abilities.max_logprobs,
                 partial_writes: abilities.partial_writes,
                 scores: abilities.scores,
+                scores_by_group: abilities.scores_by_group,
                 seeded_sampling: abilities.seeded_sampling,
                 pipeline_stages: abilities.pipeline_stages,
                 in_step_hits: abilities.in_step_hits,
@@ -403,6 +407,7 @@ fn decode_abilities(message: &wire::WorkerAbilities) -> Result<Abilities, HelloF
         max_logprobs: message.max_logprobs,
         partial_writes: message.partial_writes,
         scores: message.scores,
+        scores_by_group: message.scores_by_group,
         seeded_sampling: message.seeded_sampling,
         pipeline_stages: stages.max(1),
         in_step_hits: message.in_step_hits,

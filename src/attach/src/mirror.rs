@@ -5,7 +5,7 @@
 //! applied, and a step is decoded only after the results of all earlier steps were noted: then every token to run is known.
 
 use trunkline_port::{
-    Dropped, NO_BLOCK, RequestId, Sampling, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq, Token,
+    Dropped, Keeps, NO_BLOCK, RequestId, Sampling, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq, Token,
 };
 
 use crate::hello::Hello;
@@ -43,12 +43,15 @@ pub struct StepLimits {
     pub partial_writes: bool,
     /// `true` if the worker reports scores.
     pub scores: bool,
+    /// Layer groups with scores, if the worker reports scores of each by itself; otherwise 0.
+    pub score_lists: u32,
 }
 
 impl StepLimits {
     /// Collects the limits from a worker's announcement and the server's answer.
     pub fn new(hello: &Hello, session: &Session) -> Self {
         let abilities = &hello.abilities;
+        let scored_groups = hello.model.groups.iter().filter(|group| group.keeps == Keeps::Scored).count() as u32;
         Self {
             vocab_size: hello.model.vocab_size,
             max_context: hello.model.max_context,
@@ -61,6 +64,7 @@ impl StepLimits {
             max_logprobs: abilities.max_logprobs,
             partial_writes: abilities.partial_writes,
             scores: abilities.scores,
+            score_lists: if abilities.scores_by_group { scored_groups } else { 0 },
         }
     }
 }
@@ -487,6 +491,9 @@ impl Mirror {
         if wire::ScoreKind::try_from(message.score_kind).is_err() {
             return Err(StepReason::ScoreKind { kind: message.score_kind });
         }
+        if message.scores_by_group && self.limits.score_lists == 0 {
+            return Err(StepReason::Ability { field: "scores_by_group", ability: "scores_by_group" });
+        }
         for (index, rows) in message.scored_rows.iter().enumerate().filter(|(_, rows)| **rows > 0) {
             if !self.limits.scores {
                 return Err(StepReason::Ability { field: "scored_rows", ability: "scores" });
@@ -535,7 +542,7 @@ impl Mirror {
             first: drop.first,
             n: drop.n,
         }));
-        put_scored(message, out);
+        put_scored(message, self.limits.score_lists, out);
         Ok(())
     }
 }
@@ -556,7 +563,8 @@ fn put_tokens(seq: &mut StepSeq, slot: &Slot, out: &mut Step) {
     out.tokens.extend_from_slice(&slot.tokens[begin..end]);
 }
 
-fn put_scored(message: &wire::Step, out: &mut Step) {
+fn put_scored(message: &wire::Step, score_lists: u32, out: &mut Step) {
+    out.score_lists = if message.scores_by_group { score_lists } else { 1 };
     out.score_kind = if message.score_kind() == wire::ScoreKind::Max { ScoreKind::Max } else { ScoreKind::Mean };
     let rows = (0..).zip(&message.scored_rows).filter(|(_, rows)| **rows > 0);
     out.scored.extend(rows.map(|(seq, rows)| Scored { seq, rows: *rows }));

@@ -36,6 +36,7 @@ fn hello() -> Hello {
         in_step_hits: true,
         shared_memory: true,
         scores: true,
+        scores_by_group: true,
         seeded_sampling: true,
         pipeline_stages: 2,
     };

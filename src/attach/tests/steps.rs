@@ -20,6 +20,7 @@ const LIMITS: StepLimits = StepLimits {
     max_logprobs: 5,
     partial_writes: true,
     scores: true,
+    score_lists: 3,
 };
 
 /// A prompt of `n` tokens that starts in `slot` behind `computed` cached tokens.

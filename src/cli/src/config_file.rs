@@ -374,6 +374,7 @@ mod tests {
             "--h2o=on:ratio=3",
             "--h2o-layers=1,2",
             "--h2o-total=3",
+            "--h2o-choice=shared",
             "--h2o-scorer=tova",
             "--h2o-ratio=4",
             "--h2o-sink=1",

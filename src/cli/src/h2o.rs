@@ -1,5 +1,6 @@
 //! `trunkline h2o`: tools for eviction within sequences.
 
+pub mod choice;
 pub mod full_heads;
 pub mod head_file;
 pub mod head_loss;

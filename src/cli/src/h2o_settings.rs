@@ -4,19 +4,22 @@ use anyhow::Context;
 use clap::Args;
 use serde::de::MapAccess;
 use tracing::warn;
+use trunkline_attach::Hello;
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, Keeps};
 use trunkline_port::{LayerGroup, ModelInfo};
 use trunkline_worker::Model;
 
-use crate::h2o::full_heads::{Choice, FullHeads};
+use crate::h2o::choice::{self, Choice};
+use crate::h2o::full_heads::FullHeads;
 use crate::h2o::head_loss::HeadLosses;
 use crate::h2o::total::{self, Heads};
 
 /// Keys of a config file, each the name of a flag.
-pub const H2O_KEYS: [&str; 10] = [
+pub const H2O_KEYS: [&str; 11] = [
     "h2o-layers",
     "h2o-total",
+    "h2o-choice",
     "h2o-scorer",
     "h2o-ratio",
     "h2o-sink",
@@ -46,6 +49,11 @@ pub struct H2oSettings {
     /// others drop; the number of heads only if neither --h2o-layers nor the model's file names them [default: 2.5].
     #[arg(long, value_name = "RATIO")]
     pub h2o_total: Option<String>,
+
+    /// Choice of the blocks to drop: own, by the scores of each KV head; or shared, by one score for all heads
+    /// [default: own; shared for models of more than 256 KV heads].
+    #[arg(long, value_name = "WHO")]
+    pub h2o_choice: Option<String>,
 
     /// Way to rank the blocks of a sequence; an unknown name lists all [default: h2o].
     #[arg(long, value_name = "NAME")]
@@ -87,6 +95,7 @@ impl H2oSettings {
         Self {
             h2o_layers: self.h2o_layers.or(other.h2o_layers),
             h2o_total: self.h2o_total.or(other.h2o_total),
+            h2o_choice: self.h2o_choice.or(other.h2o_choice),
             h2o_scorer: self.h2o_scorer.or(other.h2o_scorer),
             h2o_ratio: self.h2o_ratio.or(other.h2o_ratio),
             h2o_sink: self.h2o_sink.or(other.h2o_sink),
@@ -110,6 +119,7 @@ impl H2oSettings {
         let field = match key {
             "h2o-layers" => &mut self.h2o_layers,
             "h2o-total" => &mut self.h2o_total,
+            "h2o-choice" => &mut self.h2o_choice,
             "h2o-scorer" => &mut self.h2o_scorer,
             "h2o-ratio" => &mut self.h2o_ratio,
             "h2o-sink" => &mut self.h2o_sink,
@@ -126,9 +136,10 @@ impl H2oSettings {
     /// Puts the numbers and the scorer into the limits of the core.
     ///
     /// # Errors
-    /// If a text is no number, or the total is out of range.
+    /// If a text is no number, the total is out of range, or the choice is unknown.
     pub fn apply(&self, config: &mut Config) -> anyhow::Result<()> {
         self.total()?;
+        self.choice()?;
         let values = [
             ("scorer", &self.h2o_scorer),
             ("ratio", &self.h2o_ratio),
@@ -167,8 +178,28 @@ impl H2oSettings {
         Ok(())
     }
 
+    /// Lets the KV heads of an attached worker choose by themselves, if the worker can, is divided for that, and nothing else is set.
+    ///
+    /// # Errors
+    /// If the choice is unknown.
+    pub fn set_choice(&self, hello: &Hello, config: &mut Config) -> anyhow::Result<()> {
+        let is_divided = hello.model.groups.iter().all(|group| group.heads.len() == 1);
+        let is_able = is_divided && hello.abilities.scores_by_group;
+        config.h2o.by_group = is_able && self.choice()?.is_by_group(&hello.model);
+        Ok(())
+    }
+
     fn total(&self) -> anyhow::Result<Option<f32>> {
         self.h2o_total.as_deref().map(|text| total::parse(total::SETTING, text)).transpose()
+    }
+
+    /// Returns the choice of the blocks to drop.
+    ///
+    /// # Errors
+    /// If the choice is unknown.
+    pub fn choice(&self) -> anyhow::Result<Choice> {
+        let given = self.h2o_choice.as_deref().map(|text| Choice::parse(choice::SETTING, text));
+        Ok(given.transpose()?.unwrap_or_default())
     }
 
     fn with_groups(&self, model: Model, losses: Option<&HeadLosses>, config: &mut Config) -> anyhow::Result<Model> {
@@ -176,12 +207,14 @@ impl H2oSettings {
         let full = known_heads(&info, self.h2o_layers.as_deref(), losses, self.total()?)?;
         let is_known = full.is_some();
         let every_fourth = || FullHeads::of_layers(&spread_over_unlimited(&info), info.n_layers, info.n_kv_heads);
-        let model = divided(model, &full.unwrap_or_else(every_fourth))?;
+        let choice = self.choice()?.of(&info);
+        let model = divided(model, &full.unwrap_or_else(every_fourth), choice)?;
         let info = model.info();
         if let Some(line) = nothing_to_drop(&info, config.h2o.mode) {
             warn!("{line}");
             return Ok(model);
         }
+        config.h2o.by_group = choice.is_by_group(&info);
         config.h2o.weigh(&info.groups);
         self.set_ratio(&info, config)?;
         let ratio = config.h2o.ratio.get_or_insert(RATIO_MAX_UNKNOWN);
@@ -225,17 +258,19 @@ pub fn divided_for_a_server(
     layers: Option<&str>,
     losses: Option<&HeadLosses>,
     total: Option<f32>,
+    choice: Choice,
 ) -> anyhow::Result<Model> {
+    let choice = choice.of(&model.info());
     let full = known_heads(&model.info(), layers, losses, total)?.context(
         "it is not known which KV heads of the model read far back; find them with trunkline h2o calibrate, or name some with --h2o-layers",
     )?;
-    divided(model, &full)
+    divided(model, &full, choice)
 }
 
 /// Divides a model into layer groups.
-fn divided(model: Model, full: &FullHeads) -> anyhow::Result<Model> {
+fn divided(model: Model, full: &FullHeads, choice: Choice) -> anyhow::Result<Model> {
     let windows = windows(&model.info());
-    Ok(model.with_groups(full.groups(&windows, Choice::Shared)?)?)
+    Ok(model.with_groups(full.groups(&windows, choice)?)?)
 }
 
 /// Returns the layer groups of a model's layers with a sliding window.
@@ -294,8 +329,17 @@ mod tests {
     fn layers_are_divided_if_eviction_is_on() {
         assert_eq!(divided(&H2oSettings::default(), Mode::Off).unwrap().1.worker.groups, []);
         let (groups, config) = divided(&layers_of("1"), Mode::On).unwrap();
-        assert_eq!((groups, config.worker.groups), (vec![vec![1], vec![0]], vec![Keeps::All, Keeps::Scored]));
+        assert_eq!(
+            config.worker.groups,
+            [Keeps::All, Keeps::All, Keeps::Scored, Keeps::Scored],
+            "a group for each head"
+        );
+        assert!(groups.iter().all(Vec::is_empty) && config.h2o.by_group);
         assert_eq!(config.h2o.ratio, Some(6.0), "half of the model is whole");
+        let shared = H2oSettings { h2o_choice: Some("shared".into()), ..layers_of("1") };
+        let (groups, config) = divided(&shared, Mode::On).unwrap();
+        assert_eq!((groups, config.worker.groups), (vec![vec![1], vec![0]], vec![Keeps::All, Keeps::Scored]));
+        assert!(!config.h2o.by_group);
     }
 
     /// Returns losses of a seeded model's heads that grow with the number of the head.
@@ -379,7 +423,10 @@ mod tests {
     #[test]
     fn a_model_nobody_looked_at_drops_at_most_every_second_token() {
         let (_, config) = divided(&H2oSettings::default(), Mode::On).unwrap();
-        assert_eq!((config.h2o.ratio, config.worker.groups), (Some(2.0), vec![Keeps::All, Keeps::Scored]));
+        assert_eq!(
+            (config.h2o.ratio, config.worker.groups),
+            (Some(2.0), [[Keeps::All; 2], [Keeps::Scored; 2]].concat())
+        );
         let low = H2oSettings { h2o_ratio: Some("1.5".into()), ..H2oSettings::default() };
         assert_eq!(divided(&low, Mode::On).unwrap().1.h2o.ratio, Some(1.5));
     }
@@ -391,6 +438,8 @@ mod tests {
         assert_eq!(fault(&layers_of("one")), "h2o-layers names 'one'; give numbers, as in 7,14 or 7.2,14.0");
         let few = H2oSettings { h2o_sink: Some("few".into()), ..H2oSettings::default() };
         assert_eq!(fault(&few), "h2o sink is 'few'; give a number");
+        let whose = H2oSettings { h2o_choice: Some("mine".into()), ..H2oSettings::default() };
+        assert_eq!(fault(&whose), "h2o-choice is 'mine'; give own or shared");
         let much = H2oSettings { h2o_total: Some("much".into()), ..H2oSettings::default() };
         assert_eq!(divided(&much, Mode::Off).unwrap_err().to_string(), "h2o-total is 'much'; give a number");
     }

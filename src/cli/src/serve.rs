@@ -258,6 +258,7 @@ fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideMo
         let config = limits(&settings, hello.model.block_bytes(1), hello.model.max_context)?;
         let mut config = limits_of_worker(&settings.core, config, hello)?;
         settings.h2o.set_ratio(&hello.model, &mut config)?;
+        settings.h2o.set_choice(hello, &mut config)?;
         config.validate()?;
         check_tokenizer(&tokenizer, hello.model.vocab_size)?;
         let name =

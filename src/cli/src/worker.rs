@@ -18,6 +18,7 @@ use trunkline_server::{ClientTls, StopSignals, authorization, connect_tls};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Worker, WorkerConfig};
 
+use crate::h2o::choice::{self, Choice};
 use crate::h2o::total;
 use crate::h2o_settings::divided_for_a_server;
 use crate::mending::Mender;
@@ -122,6 +123,11 @@ struct AttachArgs {
     /// --h2o-total for the share that the others drop [default: 2.5].
     #[arg(long, value_name = "RATIO", conflicts_with = "null")]
     h2o_total: Option<String>,
+
+    /// Choice of the blocks to drop: own, by the scores of each KV head; or shared, by one score for all heads
+    /// [default: own; shared for models of more than 256 KV heads].
+    #[arg(long, value_name = "WHO", conflicts_with = "null")]
+    h2o_choice: Option<String>,
 
     /// KV blocks [default: 1 GiB of KV, but room for 8192 tokens and at most 16384 blocks].
     #[arg(long, value_name = "N", conflicts_with = "kv_mem")]
@@ -239,7 +245,9 @@ fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::
     let divides = args.h2o.as_deref().map_or(args.h2o_layers.is_some(), |mode| mode == "on");
     if divides {
         let losses = source.head_losses(&revision)?;
-        model = divided_for_a_server(model, args.h2o_layers.as_deref(), losses.as_ref(), total)?;
+        let choice = args.h2o_choice.as_deref().map(|text| Choice::parse(choice::SETTING, text)).transpose()?;
+        let layers = args.h2o_layers.as_deref();
+        model = divided_for_a_server(model, layers, losses.as_ref(), total, choice.unwrap_or_default())?;
     }
     let model = Arc::new(model);
     let mender = Mender::new(args.model.clone(), placement, &revision, 1);
@@ -284,6 +292,7 @@ fn hello(args: &AttachArgs, model: ModelInfo) -> anyhow::Result<Hello> {
         max_logprobs: 1024,
         partial_writes: true,
         scores: args.null.is_none(),
+        scores_by_group: args.null.is_none(),
         seeded_sampling: args.null.is_none(),
         pipeline_stages: 1,
         in_step_hits: true,

@@ -10,7 +10,6 @@ use std::ops::Range;
 
 use crate::digest::Decision;
 use crate::h2o::{Mode, Plan, Rows};
-use crate::planners::Planners;
 use crate::sequence::Phase;
 use crate::state::State;
 use crate::steps::{Part, Picked};
@@ -43,16 +42,15 @@ fn report(state: &mut State, part: Part, rows: u32, scores: &[f32]) {
     let is_decode = matches!(seq.phase, Phase::Decode);
     let id = seq.id;
     let Some(planner) = &mut seq.cold.planner else { return };
-    let Planners { settings, scorer, block_size, .. } = &*planners;
     if !scores.is_empty() {
-        let rows = Rows { n: rows, prefill: !part.decodes };
-        planner.state.report(&**scorer, &settings[0], scores, *block_size, rows);
+        let (rows, scores) = (Rows { n: rows, prefill: !part.decodes }, planners.evicting(scores));
+        planner.state.report(&*planners.scorer, &planners.settings[0], scores, planners.block_size, rows);
     }
     if !is_decode {
         return;
     }
     planner.state.count_steps(u32::from(part.decodes));
-    let plans = planner.state.plans(&**scorer, settings, id, seq.computed);
+    let plans = planner.state.plans(&*planners.scorer, &planners.settings, id, seq.computed);
     if !plans.is_empty() {
         apply(state, part.slot(), &plans);
     }

@@ -15,6 +15,8 @@ pub(crate) struct Planners {
     pub settings: Vec<Settings>,
     /// `true` if each group that evicts has settings and scores of its own.
     pub by_group: bool,
+    /// `true` if the first group, which keeps every position, has scores all the same.
+    scores_first: bool,
     /// Ranks blocks.
     pub scorer: Box<dyn Scorer>,
     /// Layer groups after the first that evict, by number: 0 is the first after the first. Each has the number of its settings.
@@ -32,23 +34,22 @@ impl Planners {
     /// If the scorer is unknown.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let evicts = |(group, keeps): (usize, &Keeps)| (*keeps == Keeps::Scored).then_some(group);
-        let scored: Vec<usize> = config.worker.groups.iter().enumerate().filter_map(evicts).collect();
+        let groups: Vec<usize> = config.worker.groups.iter().skip(1).enumerate().filter_map(evicts).collect();
         let mut settings = config.h2o.group_settings(config.block_size);
-        let last = settings.len() - 1;
-        let by_group = config.h2o.by_group && scored.len() > 1;
+        let by_group = config.h2o.by_group && !groups.is_empty();
         if by_group {
-            settings = (0..scored.len()).map(|at| settings[at.min(last)]).collect();
+            // Without weights there is one for all.
+            let last = settings.len() - 1;
+            settings = (0..groups.len()).map(|at| settings[at.min(last)]).collect();
         }
         let last = settings.len() - 1;
-        // The first group keeps every position, for the prefix tree.
-        let groups = scored.into_iter().enumerate().map(|(at, group)| (group, at.min(last)));
-        let groups = groups.filter(|(group, _)| *group > 0).map(|(group, settings)| (group - 1, settings)).collect();
         Ok(Self {
             default: config.h2o.mode,
             settings,
             by_group,
+            scores_first: config.worker.groups.first() == Some(&Keeps::Scored),
             scorer: config.h2o.make_scorer(config.block_size)?,
-            groups,
+            groups: groups.into_iter().enumerate().map(|(at, group)| (group, at.min(last))).collect(),
             block_size: config.block_size,
             is_used: false,
         })
@@ -100,6 +101,12 @@ impl Planners {
 
     /// Returns the number of lists of scores that a worker reports for a sequence.
     pub fn n_lists(&self) -> usize {
-        if self.by_group { self.settings.len() } else { 1 }
+        if self.by_group { self.settings.len() + usize::from(self.scores_first) } else { 1 }
+    }
+
+    /// Returns the lists of the groups that evict among those that a worker reported for a sequence.
+    pub fn evicting<'a>(&self, scores: &'a [f32]) -> &'a [f32] {
+        let skips_first = self.by_group && self.scores_first;
+        if skips_first { &scores[scores.len() / self.n_lists()..] } else { scores }
     }
 }

@@ -448,7 +448,7 @@ impl Scheduler {
         if rows > 0 {
             step.scored.push(Scored { seq: at, rows });
             step.score_kind = planners.scorer.needs().kind;
-            step.scores_by_group = planners.by_group;
+            step.score_lists = planners.n_lists() as u32;
             self.picked.scored.push(ScoredPart { part: at, n_scores: planners.n_scores(seq, n_tokens), rows });
         }
     }

@@ -140,6 +140,29 @@ fn groups_keep_by_their_weights() {
 }
 
 #[test]
+fn groups_drop_what_they_read_least_themselves() {
+    let drops = |groups: &[Keeps], by_group| {
+        let mut config = third(groups, 20);
+        config.h2o.by_group = by_group;
+        let mut driver = Driver::with_content(config, 1);
+        driver.join();
+        driver.submit(1, prompt(40), 30);
+        driver.answer_until(|driver| driver.stats().h2o.h2o_plans == 1);
+        let drops = driver.drops();
+        driver.run_to_end();
+        driver.assert_all_said([1]);
+        driver.assert_empty();
+        drops
+    };
+    // A group keeps one block of the eight between its floors. The worker's scores are a hash of request, list and entry.
+    let (groups, others) = ([Keeps::All, Keeps::Scored, Keeps::Scored], [Keeps::Scored, Keeps::Scored, Keeps::Scored]);
+    assert_eq!(drops(&groups, false), [(1, 1..6), (2, 1..6), (1, 7..9), (2, 7..9)], "blocks alike");
+    assert_eq!(drops(&groups, true), [(1, 1..6), (1, 7..9), (2, 1..8)]);
+    // The scores of the first group, which keeps everything, are those of nobody else.
+    assert_eq!(drops(&others, true), [(1, 1..8), (2, 1..4), (2, 5..9)]);
+}
+
+#[test]
 fn weights_are_given_for_each_group_that_drops() {
     let fault = |groups: &[Keeps]| {
         let mut config = third(groups, 20);

@@ -30,8 +30,9 @@ pub struct Step {
     pub scored: Vec<Scored>,
     /// Kind of all scores of the step.
     pub score_kind: ScoreKind,
-    /// `true` for scores of each layer group of [`crate::Keeps::Scored`] by itself, in the order of the groups; one list for each sequence otherwise.
-    pub scores_by_group: bool,
+    /// Lists of scores reported for each scored sequence: one for each layer group of [`crate::Keeps::Scored`], in the order of the groups; or one
+    /// of all these groups together, for 0 and 1.
+    pub score_lists: u32,
     /// Facts about the sequences with `start`, in order.
     pub starts: Vec<SeqStart>,
     /// Copies within the device, to be made in order before the step runs its tokens; empty unless the core reuses text that is no prefix.

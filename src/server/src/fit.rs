@@ -142,6 +142,9 @@ fn check_limits(core: &Config, hello: &Hello) -> Result<(), String> {
     if core.h2o.mode != Mode::Off && !can.scores {
         return Err("the server evicts by attention (H2O), which needs scores".into());
     }
+    if core.h2o.by_group && !can.scores_by_group {
+        return Err("each KV head drops the blocks that it reads least itself (h2o-choice own), which needs scores_by_group; start the server with --h2o-choice shared".into());
+    }
     if core.h2o.mode == Mode::On && !core.worker.groups.contains(&Keeps::Scored) {
         return Err(
             "the server evicts by attention (H2O), and no layer group of the worker drops tokens; start trunkline worker with --h2o on, trunkline-worker with --scored-layers"

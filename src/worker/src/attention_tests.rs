@@ -42,7 +42,8 @@ fn places(config: &ModelConfig, place: Place) -> Vec<Place> {
 }
 
 /// Layer 0 in the only group, all positions visible.
-const PLACE: Place = Place { group: 0, index: 0, head: 0, window: None, score_weight: 1.0, unused_behind: false };
+const PLACE: Place =
+    Place { group: 0, index: 0, head: 0, window: None, score_weight: 1.0, score_list: Some(0), unused_behind: false };
 
 fn run_scored(
     config: &ModelConfig,
@@ -57,7 +58,7 @@ fn run_scored(
     let mut out = vec![f32::NAN; rows * config.q_width()];
     let plan = Plan::new(sequences, config);
     let mut scores = Scores::default();
-    scores.begin(sequences.iter().map(|seq| seq.scored.as_ref()), config.group());
+    scores.begin(sequences.iter().map(|seq| seq.scored.as_ref()), config.group(), 1);
     let places = places(config, place);
     attend(&plan, &locked.view(), &places, qkv, &mut out, &mut scores, &Threads::new(threads).unwrap());
     (out, scores)
@@ -246,7 +247,7 @@ fn scores_agree_with_the_definition_in_double_precision() {
             };
             // The last two rows are drafts; of the others, rows 40 to 47 count.
             let entries = (n - 2).div_ceil(block_size);
-            let scored = Some(ScoredRows { rows: 40..48, kind, entries });
+            let scored = Some(ScoredRows { rows: 40..48, kind, entries, by_group: false });
             let seq = Sequence { scored, ..sequence(table, from, n - from) };
             let place = Place { window, score_weight: weight, ..PLACE };
             let weight_of = |head: u32| f64::from(weight).powi((head / config.group() as u32) as i32);

@@ -263,7 +263,16 @@ mod tests {
         let groups = Groups::new(listed.clone(), &[Some(5), None, Some(12), None], 2).unwrap();
         let place = |group, index, window, scored| {
             let score_weight = if scored { 1.0 } else { 0.0 };
-            let of = |head| Place { group, index, head, window, score_weight, unused_behind: group > 0 && head == 1 };
+            let score_list = scored.then_some(0);
+            let of = |head| Place {
+                group,
+                index,
+                head,
+                window,
+                score_weight,
+                score_list,
+                unused_behind: group > 0 && head == 1,
+            };
             [of(0), of(1)]
         };
         let expected = [
@@ -294,6 +303,7 @@ mod tests {
             head: 0,
             window,
             score_weight: if scored { 1.0 } else { 0.0 },
+            score_list: scored.then_some(0),
             unused_behind,
         };
         assert_eq!(groups.places(0), [place(1, 0, None, true, false), place(0, 0, None, false, false)]);
@@ -309,6 +319,9 @@ mod tests {
         let groups = Groups::new(listed, &[None, None], 2).unwrap();
         let weights = |layer| groups.places(layer).iter().map(|place| place.score_weight).collect::<Vec<_>>();
         assert_eq!((weights(0), weights(1)), (vec![2.25, 0.0], vec![0.25, 0.0]));
+        let lists = |layer| groups.places(layer).iter().map(|place| place.score_list).collect::<Vec<_>>();
+        assert_eq!((lists(0), lists(1)), (vec![Some(0), None], vec![Some(1), Some(2)]), "whatever the weight");
+        assert_eq!(groups.n_score_lists(), 3);
     }
 
     #[test]
@@ -352,10 +365,10 @@ mod tests {
         assert_eq!(at_most(8, 24, 66), [12, 12, 11, 11, 11, 11, 11, 11]);
         assert_eq!(at_most(8, 3, 13), [1; 16], "groups of 2 and 3 waste an eighth");
         assert_eq!(at_most(2, 1, 2), [1, 1, 1], "no size makes so few");
-        assert_eq!(at_most(8, 1, 63).len(), LAYER_GROUPS_MAX);
-        assert_eq!(at_most(8, 1, 89), [vec![1], vec![2; 44], vec![1]].concat(), "90 groups of 1 would be too many");
-        let many = at_most(8, 2, 254);
-        assert_eq!((many.len(), many[0], many[1]), (52, 2, 5), "2 of the 5 heads in blocks of the first group");
+        assert_eq!(at_most(8, 1, 255).len(), LAYER_GROUPS_MAX);
+        assert_eq!(at_most(8, 1, 257), [vec![1], vec![2; 128], vec![1]].concat(), "258 groups of 1 would be too many");
+        let many = at_most(8, 2, 1022);
+        assert_eq!((many.len(), many[0], many[1]), (206, 2, 5), "2 of the 5 heads in blocks of the first group");
         let windows: Vec<_> = (0..70).map(|layer| (Keeps::Window(layer + 1), vec![layer])).collect();
         assert_eq!(equal_groups(&windows, 0).len(), 70, "each kind has a group, whatever the limit");
         assert!(equal_groups(&[], 0).is_empty());

@@ -273,11 +273,8 @@ impl Model {
         let written = batch.sequences.iter().flat_map(Sequence::blocks_written);
         let read = batch.sequences.iter().flat_map(Sequence::blocks_read);
         let mut kv = kv.lock(written, read);
-        scratch.scores.begin(
-            batch.sequences.iter().map(|seq| seq.scored.as_ref()),
-            self.config.group(),
-            self.groups.n_score_lists(),
-        );
+        let scored = batch.sequences.iter().map(|seq| seq.scored.as_ref());
+        scratch.scores.begin(scored, self.config.group(), self.groups.n_score_lists());
         self.embed(batch.tokens, &mut scratch.x);
         self.turn(batch.sequences, scratch);
         scratch.normed.resize(rows * hidden, 0.0);

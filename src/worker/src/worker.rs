@@ -287,7 +287,7 @@ fn scored_rows(step: &Step, index: usize, block_size: usize) -> Option<ScoredRow
         rows: (seq.n_tokens - rows) as usize..seq.n_tokens as usize,
         kind: step.score_kind,
         entries: (seq.computed as usize + seq.n_tokens as usize).div_ceil(block_size),
-        by_group: step.scores_by_group,
+        by_group: step.score_lists > 1,
     })
 }
 

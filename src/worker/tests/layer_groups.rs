@@ -23,6 +23,7 @@ struct Run {
     drops: Vec<Dropped>,
     /// Rows to score, and the kind.
     scored: Option<(u32, ScoreKind)>,
+    score_lists: u32,
 }
 
 fn group(layers: &[u32], keeps: Keeps) -> LayerGroup {
@@ -48,6 +49,7 @@ impl Run {
             started: false,
             drops: Vec::new(),
             scored: None,
+            score_lists: 1,
         }
     }
 
@@ -86,6 +88,7 @@ impl Run {
             drops: std::mem::take(&mut self.drops),
             scored: (scored_rows > 0).then(|| Scored { seq: 0, rows: scored_rows.min(n_tokens) }).into_iter().collect(),
             score_kind,
+            score_lists: self.score_lists,
             starts: if self.started { Vec::new() } else { vec![SeqStart::default()] },
             copies: Vec::new(),
         };
@@ -272,6 +275,31 @@ fn scores_have_an_entry_for_each_block_and_add_up_to_one() {
         let largest = run.step(1, 0).0.result.scores;
         assert!(largest[..4].iter().all(|score| (0.0..=1.0).contains(score)) && largest[0] > 0.0);
         assert_eq!(largest[9], 0.0, "all positions are nearer than 32");
+    }
+}
+
+#[test]
+fn scores_by_group_are_those_of_each_group_alone() {
+    let of = |heads: [&[u32]; 3], scored: &[usize], by_group: bool, kind: ScoreKind| {
+        let keeps = |at: usize| if scored.contains(&at) { Keeps::Scored } else { Keeps::All };
+        let groups = heads.iter().enumerate().map(|(at, members)| self::heads(members, keeps(at))).collect();
+        let mut run = Run::new(groups, &prompt(150), 0, 2);
+        (run.scored, run.score_lists) = (Some((40, kind)), if by_group { scored.len() as u32 } else { 1 });
+        run.step(150, 0).0.result.scores
+    };
+    let heads: [&[u32]; 3] = [&[0], &[1, 3], &[2]];
+    for kind in [ScoreKind::Mean, ScoreKind::Max] {
+        let alone = [0, 1, 2].map(|at| of(heads, &[at], false, kind));
+        assert!(alone[0] != alone[1] && alone[1] != alone[2], "{kind:?}");
+        for scored in [&[1, 2][..], &[0, 1, 2], &[2]] {
+            let lists = of(heads, scored, true, kind);
+            let expected: Vec<f32> = scored.iter().flat_map(|at| alone[*at].clone()).collect();
+            assert_eq!(lists.len(), expected.len());
+            assert!(
+                lists.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-6),
+                "{kind:?}: {lists:?}, {expected:?}"
+            );
+        }
     }
 }
 

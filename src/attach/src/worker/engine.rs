@@ -28,7 +28,7 @@ pub type MakeRunner = Box<dyn FnMut(&Session) -> Result<Box<dyn StepRunner>, Box
 /// Job of the step thread.
 enum Job {
     /// A connection begins.
-    Begin { connection: Connection, done: oneshot::Sender<Result<(), String>> },
+    Begin { connection: Box<Connection>, done: oneshot::Sender<Result<(), String>> },
     /// Run a step of a connection.
     Step { connection: u64, step: Box<wire::Step> },
     /// Run a step without sequences.
@@ -83,7 +83,7 @@ impl Engine {
     pub(super) async fn begin(&self, connection: Connection) -> Result<(), String> {
         let (done, made) = oneshot::channel();
         self.fence.connect(connection.number);
-        let _ = self.jobs.send(Job::Begin { connection, done });
+        let _ = self.jobs.send(Job::Begin { connection: Box::new(connection), done });
         made.await.unwrap_or_else(|_| Err("the worker panicked".into()))
     }
 
@@ -146,7 +146,7 @@ impl Steps {
         for job in jobs {
             match job {
                 Job::Begin { connection, done } => {
-                    let begun = catch_unwind(AssertUnwindSafe(|| self.begin(connection)));
+                    let begun = catch_unwind(AssertUnwindSafe(|| self.begin(*connection)));
                     let _ = done.send(begun.unwrap_or_else(|_| Err("the worker panicked".into())));
                 }
                 Job::Step { connection, step } if self.fence.is_connected(connection) => self.run(&step),

@@ -22,7 +22,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use trunkline_core::h2o::{Settings, Target};
 use trunkline_core::{H2oConfig, registry};
-use trunkline_port::{LayerGroup, ModelInfo};
+use trunkline_port::{Keeps, LayerGroup, ModelInfo};
 use trunkline_server::layout;
 use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
@@ -38,7 +38,8 @@ use self::speed::Speed;
 use self::stored::Stored;
 use self::texts::Outline;
 use super::measure::Report;
-use crate::h2o::full_heads::{Choice, FullHeads};
+use crate::h2o::choice::Choice;
+use crate::h2o::full_heads::FullHeads;
 use crate::h2o::head_loss::{HeadLosses, TOKENS_MIN, default_tokens, head_losses};
 use crate::h2o::total::{self, Heads};
 use crate::h2o_settings::windows;
@@ -53,6 +54,8 @@ const NOTES: [&str; 3] = [
 
 /// Tokens of a question about a fact and its answer, behind another question and answer, at most.
 const QUESTIONS: u32 = 384;
+/// Ratio of the heads that drop tokens by that of the gates, where it is chosen for them: plans follow it within a block.
+const EVICTING_SPARE: f32 = 1.02;
 
 /// Options of `bench h2o`.
 #[derive(Clone, Debug, Args)]
@@ -107,7 +110,7 @@ pub struct H2oOptions {
     #[arg(long, value_name = "LIST")]
     full_layers: Option<String>,
 
-    /// Who chooses the blocks that KV heads drop: each head by itself, or all together.
+    /// Choice of the blocks to drop: by the scores of each KV head, or by one score for all heads.
     #[arg(long, value_enum, default_value_t = Choice::Own)]
     choice: Choice,
 
@@ -197,20 +200,16 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let (info, windows) = (model.info(), windows(&model.info()));
     let gated = gates.case(plan.lengths.prompt);
     let total = plan.total(gated)?;
-    let (full, losses) = plan.full_heads(&info, total)?;
+    let (full, losses) = plan.full_heads(&info, total, gated)?;
     let mut report = Report::new("h2o", options.quick, NOTES.to_vec());
     let groups = full.groups(&windows, plan.choice(&info))?;
-    let n_scored = groups.iter().filter(|group| group.keeps == trunkline_port::Keeps::Scored).count();
-    let mut weights = H2oConfig::weights_of(&groups);
-    if plan.choice(&info) == Choice::Own {
-        weights.resize(n_scored, 1.0);
-    }
+    let weights = plan.weights(&info, &groups);
     let model = model.with_groups(groups)?;
     let info = model.info();
     let n_all = (Heads::of(&info).whole + Heads::of(&info).dropping) as usize;
     let layout = BlockLayout { frequencies: Some(rotation(&model)), ..layout(&info, BLOCK as u32) };
     let mut rig = plan.rig(model, plan.choice(&info))?;
-    let settings = plan.cases(plan.ratio(total, &info)?, &weights)?;
+    let settings = plan.cases(plan.ratio(total, gated, &info)?, &weights)?;
     let compared = gated.and_then(|gated| plan.gated(gated, &settings, &info)).unwrap_or(0);
     let mut stored = Stored::default();
     let look: Look<'_> = &mut |rig, prompt, case, seq| {
@@ -289,9 +288,18 @@ impl<'a> Plan<'a> {
         Ok(Self { options, tokenizer, lengths, texts: all, n_facts, asked, scorers })
     }
 
-    /// Returns who chooses the blocks that heads drop.
+    /// Returns the choice of the blocks to drop.
     fn choice(&self, info: &ModelInfo) -> Choice {
-        self.options.choice.within((info.n_layers * info.n_kv_heads) as usize)
+        self.options.choice.of(info)
+    }
+
+    /// Returns the weights of the groups that drop tokens; none if one plan is for all.
+    fn weights(&self, info: &ModelInfo, groups: &[LayerGroup]) -> Vec<f32> {
+        let mut weights = H2oConfig::weights_of(groups);
+        if self.choice(info) == Choice::Own {
+            weights.resize(groups.iter().filter(|group| group.keeps == Keeps::Scored).count(), 1.0);
+        }
+        weights
     }
 
     fn case(&self, scorer: &str, lossy_ratio: f32, weights: &[f32]) -> Case {
@@ -313,13 +321,23 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns the ratio of the heads that drop tokens for a total, of a model that is divided. If the command line gives heads, or ratios, the total of
-    /// the gates may be out of reach.
-    fn ratio(&self, total: f32, model: &ModelInfo) -> anyhow::Result<f32> {
+    /// the gates may be out of reach. If it gives none of total, heads and ratios, the ratio is at least that of the gates.
+    fn ratio(&self, total: f32, gated: Option<&GatedCase>, model: &ModelInfo) -> anyhow::Result<f32> {
         let (heads, excess) = (Heads::of(model), self.excess());
         if self.options.total.is_some() && self.options.ratios.is_empty() {
             return total::reached("total", total, heads, excess);
         }
-        Ok(total::ratio(total, heads, excess).unwrap_or(H2oConfig::RATIO))
+        let of_total = total::ratio(total, heads, excess).unwrap_or(H2oConfig::RATIO);
+        let planned = self.evicting(gated).and_then(|evicting| total::planned(evicting, excess));
+        Ok(planned.map_or(of_total, |planned| of_total.max(planned)))
+    }
+
+    /// Returns the ratio of the heads that drop tokens that the gates ask for, with a little to spare, if the command line gives none of total, heads and
+    /// ratios.
+    fn evicting(&self, gated: Option<&GatedCase>) -> Option<f32> {
+        let H2oOptions { total, full_layers, ratios, .. } = self.options;
+        let is_free = total.is_none() && full_layers.is_none() && ratios.is_empty();
+        gated.filter(|_| is_free)?.evicting_ratio.map(|ratio| ratio as f32 * EVICTING_SPARE)
     }
 
     /// Returns the share of a prompt that heads hold beyond the plans.
@@ -344,9 +362,14 @@ impl<'a> Plan<'a> {
         gated.find(cases, |ratio| total::of(ratio, Heads::of(model), self.excess()))
     }
 
-    /// Returns the heads that keep everything, the ones of the command line or the ones that the losses of all heads give for the total, and the losses, if
-    /// they are known.
-    fn full_heads(&self, info: &ModelInfo, total: f32) -> anyhow::Result<(FullHeads, Option<HeadLosses>)> {
+    /// Returns the heads that keep everything, the ones of the command line or the ones that the losses of all heads give for the total and the ratio of
+    /// the gates, and the losses, if they are known.
+    fn full_heads(
+        &self,
+        info: &ModelInfo,
+        total: f32,
+        gated: Option<&GatedCase>,
+    ) -> anyhow::Result<(FullHeads, Option<HeadLosses>)> {
         let (options, source) = (self.options, ModelSource::of(self.options.model.as_deref()));
         let losses = source.head_losses(&source.revision()?)?;
         let losses = match (options.full_layers.as_deref(), losses) {
@@ -361,7 +384,13 @@ impl<'a> Plan<'a> {
         let full = match (given, &losses) {
             (Some(given), Some(losses)) if !given.is_empty() => losses.join(given),
             (Some(given), _) => given,
-            (None, losses) => losses.as_ref().context("losses of the heads")?.full_heads(info, total)?,
+            (None, losses) => {
+                let losses = losses.as_ref().context("losses of the heads")?;
+                match self.evicting(gated) {
+                    Some(evicting) => losses.full_heads_at(info, total, evicting)?,
+                    None => losses.full_heads(info, total)?,
+                }
+            }
         };
         ensure!(full.len() < full.n_all(), "at least one KV head has to evict");
         Ok((full, losses))
@@ -401,7 +430,8 @@ impl<'a> Plan<'a> {
         }
         let H2oOptions { model, kv_dtype, threads, .. } = self.options;
         let answer = after as u32;
-        Ok(Load { model: model.as_deref(), kv_dtype, case, full, losses, threads: *threads, prompts, answer })
+        let choice = self.options.choice;
+        Ok(Load { model: model.as_deref(), kv_dtype, case, full, choice, losses, threads: *threads, prompts, answer })
     }
 
     /// Measures all cases on all texts.
@@ -615,9 +645,9 @@ mod tests {
         assert_eq!((report.gates.len(), report.ungated.as_deref()), (0, Some(ungated)));
         let stored = &report.stored;
         assert_eq!(stored.work.iter().map(|work| &work.mode[..]).collect::<Vec<_>>(), ["probe", "full", "store"]);
-        // 35 blocks of one layer, and those that eviction left of the other: without the first and the last 256 tokens.
+        // 35 blocks of each of the two heads of a layer, and those that eviction left of the other: without the first and the last 256 tokens.
         assert!(stored.work.iter().all(|work| work.blocks == stored.work[0].blocks && work.fallbacks == 0));
-        assert!(stored.work[0].blocks > 18 && stored.work[0].blocks < 36, "{}", stored.work[0].blocks);
+        assert!(stored.work[0].blocks > 36 && stored.work[0].blocks < 72, "{}", stored.work[0].blocks);
         assert_eq!(stored.work[2].cache_hits, stored.work[2].blocks, "the second time");
         let [both, full, kept] = stored.bytes.totals();
         assert!(both >= full && both >= kept && full >= report.cases[0].total_ratio - 0.2, "{both} {full} {kept}");

@@ -3,31 +3,14 @@
 use std::fmt;
 
 use anyhow::{Context, ensure};
-use clap::ValueEnum;
 use trunkline_port::{Keeps, LAYER_GROUPS_MAX, LayerGroup};
 use trunkline_worker::{equal_groups, equal_head_groups};
+
+use super::choice::Choice;
 
 /// Layer groups of a model whose heads share out by their losses, at most where the blocks then waste little ([`equal_groups`]): more of them
 /// follow the losses closer, and each has block tables. In SmolLM2 6 groups that drop tokens lose 7 % less than 3, and 11 no less than 6 (`docs/h2o.md`).
 const WEIGHED_GROUPS: usize = 8;
-
-/// Who chooses the blocks that KV heads drop.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Choice {
-    /// Each head by itself, by what it reads least: each has block tables and scores of its own.
-    #[default]
-    Own,
-    /// All heads together.
-    Shared,
-}
-
-impl Choice {
-    /// Returns this choice, or the shared one for a model with more heads than a core has layer groups.
-    #[must_use]
-    pub fn within(self, n_heads: usize) -> Self {
-        if n_heads > LAYER_GROUPS_MAX { Self::Shared } else { self }
-    }
-}
 
 /// KV heads that keep every token, of a model with `per_layer` KV heads in each layer.
 ///
@@ -132,6 +115,10 @@ impl FullHeads {
                 "h2o-layers names layer {layer}, which has a sliding window; name layers that read every token"
             );
         }
+        let drops = |head: &u32| !self.contains(*head) && !is_windowed(head / self.per_layer);
+        let all = 0..self.n_layers * self.per_layer;
+        // Without heads that drop tokens there is nothing to choose.
+        let choice = if all.clone().any(|head| drops(&head)) { choice } else { Choice::Shared };
         let is_whole = |layers: &[u32]| layers.len() == self.per_layer as usize;
         let is_divided = choice == Choice::Own || own.chunk_by(|a, b| a == b).any(|layers| !is_whole(layers));
         let per_member = if is_divided { 1 } else { self.per_layer };
@@ -141,23 +128,17 @@ impl FullHeads {
         let heads_of = |layers: &[u32]| -> Vec<u32> {
             layers.iter().flat_map(|layer| layer * self.per_layer..(layer + 1) * self.per_layer).collect()
         };
-        let drops = |head: &u32| !self.contains(*head) && !is_windowed(head / self.per_layer);
         let mut kinds = vec![(Keeps::All, members(&mut self.heads.iter().copied()))];
         kinds.extend(windows.iter().map(|group| (group.keeps, members(&mut heads_of(&group.layers).into_iter()))));
-        let mut dropping = members(&mut (0..self.n_layers * self.per_layer).filter(drops));
+        let mut dropping = members(&mut all.filter(drops));
         let loss = |member: &u32| self.loss(*member * per_member..(*member + 1) * per_member);
         dropping.sort_by(|a, b| loss(b).total_cmp(&loss(a)));
         kinds.push((Keeps::Scored, dropping));
         kinds.retain(|(_, members)| !members.is_empty());
         let most = match choice {
             Choice::Own => LAYER_GROUPS_MAX,
-            Choice::Shared => {
-                if self.losses.is_empty() {
-                    0
-                } else {
-                    WEIGHED_GROUPS
-                }
-            }
+            Choice::Shared if self.losses.is_empty() => 0,
+            Choice::Shared => WEIGHED_GROUPS,
         };
         let mut groups = if is_divided { equal_head_groups(&kinds, most) } else { equal_groups(&kinds, most) };
         groups.iter_mut().for_each(|group| {
@@ -267,6 +248,24 @@ mod tests {
             (Keeps::Scored, &[], &[5, 9, 10, 11]),
         ];
         assert_eq!(members(&divided), expected);
+    }
+
+    #[test]
+    fn heads_that_choose_by_themselves_have_groups_of_their_own() {
+        let losses = vec![9.0, 0.0, 1.0, 0.0, 9.0, 0.0, 0.0, 0.0, 0.0, 0.0, 4.0, 4.0];
+        let windows = [LayerGroup { layers: vec![2], keeps: Keeps::Window(64), ..LayerGroup::default() }];
+        let groups = heads("0.1,3").with_losses(losses).groups(&windows, Choice::Own).unwrap();
+        let heads_of = |keeps: Keeps| -> Vec<u32> {
+            groups.iter().filter(|group| group.keeps == keeps).flat_map(|group| group.heads.clone()).collect()
+        };
+        assert!(groups.len() == 12 && groups.iter().all(|group| group.heads.len() == 1));
+        assert_eq!(heads_of(Keeps::All), [1, 9, 10, 11]);
+        assert_eq!(heads_of(Keeps::Window(64)), [6, 7, 8]);
+        assert_eq!(heads_of(Keeps::Scored), [0, 4, 2, 3, 5], "by their losses");
+        // Roots of 9, 9, 1, 0 and 0, by their mean.
+        assert_eq!(weights(&groups)[7..], [2143, 2143, 714, 0, 0]);
+        let all = heads("0,1,3").groups(&windows, Choice::Own).unwrap();
+        assert!(all.iter().all(|group| group.heads.is_empty()), "nothing drops tokens: {all:?}");
     }
 
     #[test]

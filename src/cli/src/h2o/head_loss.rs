@@ -18,6 +18,7 @@ use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
 use super::full_heads::FullHeads;
+use super::total::{self, Heads};
 use crate::bench::h2o::quality::{divergence, log_softmax};
 use crate::bench::h2o::rig::{BLOCK, Rig, Run, Seq};
 use crate::bench::h2o::sources::{KINDS, Purpose};
@@ -112,27 +113,43 @@ impl HeadLosses {
         if let Some(keep) = &self.keep {
             return Ok(self.join(keep.clone()));
         }
-        let windowed = info.groups.iter().filter(|group| matches!(group.keeps, Keeps::Window(_)));
-        let windowed: Vec<u32> = windowed.flat_map(|group| group.layers.iter().copied()).collect();
-        let mut others: Vec<u32> = (0..info.n_layers * info.n_kv_heads).collect();
-        others.retain(|head| !windowed.contains(&(head / info.n_kv_heads)));
+        let (_, mut others) = divide(info);
         let budget = others.len() as f64 * (1.0 / f64::from(total) - FLOORS);
         let mut full = Vec::new();
         while others.len() > 1 {
             let losses = self.joint(|head| others.contains(&head));
-            let loss = |head: &u32| losses[*head as usize];
-            // Of equal heads the lowest.
-            let Some(at) = (0..others.len()).rev().max_by(|a, b| loss(&others[*a]).total_cmp(&loss(&others[*b])))
-            else {
-                break;
-            };
-            let roots: f64 = others.iter().map(|head| loss(head).sqrt()).sum();
+            let Some(at) = most_lossy(&losses, &others) else { break };
+            let roots: f64 = others.iter().map(|head| losses[*head as usize].sqrt()).sum();
             let left = budget - full.len() as f64 * (1.0 - FLOORS);
-            let gets = left * loss(&others[at]).sqrt() / roots;
+            let gets = left * losses[others[at] as usize].sqrt() / roots;
             // Without any loss `gets` is no number.
             if !full.is_empty() && (gets <= 1.0 - FLOORS || roots == 0.0) {
                 break;
             }
+            full.push(others.remove(at));
+        }
+        Ok(self.join(FullHeads::new(full, info.n_layers, info.n_kv_heads)))
+    }
+
+    /// Returns the heads that keep every token for a total ratio of `total` at least and a ratio `evicting` of the other heads: [`Self::keep`], or the
+    /// heads with the greatest losses, as many as the total allows, and at least one.
+    ///
+    /// # Errors
+    /// If the losses are of a model with other heads.
+    pub fn full_heads_at(&self, info: &ModelInfo, total: f32, evicting: f32) -> anyhow::Result<FullHeads> {
+        let first = self.full_heads(info, total)?;
+        if self.keep.is_some() {
+            return Ok(first);
+        }
+        let (_, mut others) = divide(info);
+        let reaches = |whole: usize, dropping: usize| {
+            let heads = Heads { whole: whole as u32, dropping: dropping as u32 };
+            total::of(evicting, heads, 0.0) >= total
+        };
+        let mut full = Vec::new();
+        while others.len() > 1 && (full.is_empty() || reaches(full.len() + 1, others.len() - 1)) {
+            let losses = self.joint(|head| others.contains(&head));
+            let Some(at) = most_lossy(&losses, &others) else { break };
             full.push(others.remove(at));
         }
         Ok(self.join(FullHeads::new(full, info.n_layers, info.n_kv_heads)))
@@ -166,6 +183,12 @@ impl HeadLosses {
         });
         rest.zip(repeated).map(|(rest, repeated)| rest + repeated).collect()
     }
+}
+
+/// Returns the place of the head with the greatest loss; of equal heads the lowest.
+fn most_lossy(losses: &[f64], heads: &[u32]) -> Option<usize> {
+    let loss = |at: &usize| losses[heads[*at] as usize];
+    (0..heads.len()).rev().max_by(|a, b| loss(a).total_cmp(&loss(b)))
 }
 
 /// Texts to be read, and how.
@@ -261,7 +284,7 @@ impl Measure<'_> {
         Ok(())
     }
 
-    /// Returns the blocks that each group that evicts drops behind a prompt, by how much it reads them over the last tokens between two plans.
+    /// Returns the blocks dropped by each evicting group behind a prompt, by the group's scores of the last tokens between two plans.
     fn dropped(&self, rig: &mut Rig, origin: &mut Seq, prompt: &[u32]) -> anyhow::Result<Vec<Vec<Range<usize>>>> {
         let Self { scorer, settings, .. } = self;
         let reported = rig.score_again(origin, prompt, settings.interval_steps as usize)?;
@@ -327,8 +350,10 @@ fn read_on(rig: &mut Rig, mut seqs: Vec<Seq>, tokens: &[u32]) -> anyhow::Result<
 
 #[cfg(test)]
 mod tests {
+    use trunkline_core::h2o::State;
+
     use super::*;
-    use crate::h2o::full_heads::Choice;
+    use crate::h2o::choice::Choice;
 
     fn losses(rest: [f64; 10], repeated: [f64; 10]) -> HeadLosses {
         HeadLosses { rest: rest.to_vec(), repeated: repeated.to_vec(), keep: None }

@@ -84,6 +84,12 @@ pub fn ratio(total: f32, heads: Heads, excess: f64) -> Option<f32> {
     (kept > 0.0 && ratio <= RATIO_MAX).then_some(ratio.max(1.0))
 }
 
+/// Returns the ratio to be planned with for heads that drop tokens to have the ratio `evicting`, with what they hold beyond the plans; `None` if no plan gives it.
+pub fn planned(evicting: f32, excess: f64) -> Option<f32> {
+    let kept = 1.0 / f64::from(evicting) - excess;
+    (kept > 0.0).then_some((1.0 / kept) as f32).filter(|ratio| *ratio <= RATIO_MAX)
+}
+
 /// Returns the total if the heads that drop tokens keep one of `ratio`: the inverse of [`ratio`].
 pub fn of(ratio: f32, heads: Heads, excess: f64) -> f32 {
     let (whole, dropping) = heads.counts();

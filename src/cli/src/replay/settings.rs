@@ -25,6 +25,7 @@ use super::service::ServiceArgs;
 use super::tiers::TierArgs;
 use crate::core_settings::{CoreFlags, CoreSettings};
 use crate::engines::roles as engines_roles;
+use crate::h2o::choice::Choice;
 use crate::h2o::full_heads::FullHeads;
 use crate::h2o::total::{self, Heads};
 use crate::h2o_settings::spread_layers;
@@ -456,7 +457,8 @@ fn divide_layers(settings: &mut Settings, full: Option<&str>, total: Option<f32>
     if drops {
         total::set_ratio(total, heads, &mut settings.core)?;
     }
-    let groups = FullHeads::new((0..n_full).collect(), n_layers, per_layer).groups(windows.as_slice(), crate::h2o::full_heads::Choice::Shared)?;
+    let groups =
+        FullHeads::new((0..n_full).collect(), n_layers, per_layer).groups(windows.as_slice(), Choice::Shared)?;
     if groups.iter().any(|group| group.keeps != Keeps::All) {
         settings.core.worker.groups = groups.iter().map(|group| group.keeps).collect();
         settings.group_sizes = groups.iter().map(|group| (group.layers.len() + group.heads.len()) as u32).collect();

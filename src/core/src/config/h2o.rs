@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(fault("yes"), "unknown h2o mode 'yes'; there are: off, probe, on");
         assert_eq!(
             fault("on:rato=3"),
-            "unknown h2o setting 'rato'; there are: scorer, ratio, sink, recent, block, trigger, interval, alpha, weights"
+            "unknown h2o setting 'rato'; there are: scorer, ratio, sink, recent, block, trigger, interval, alpha, weights, by_group"
         );
         assert_eq!(fault("on:sink=few"), "h2o sink is 'few'; give a number");
         assert_eq!(fault("on:weights=1/x"), "h2o weights is 'x'; give a number");

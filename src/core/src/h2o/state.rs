@@ -109,11 +109,6 @@ impl State {
         &self.scores
     }
 
-    /// Returns the number of lists in a report of scores.
-    pub fn n_lists(&self) -> usize {
-        self.scores.len()
-    }
-
     /// Returns the blocks dropped so far, for each of the settings.
     pub fn holes(&self) -> &[Holes] {
         &self.holes

@@ -51,6 +51,22 @@ fn scores_of_kv_blocks_are_summed_and_maxima_are_not() {
 }
 
 #[test]
+fn a_state_by_group_plans_each_group_by_its_own_scores() {
+    let (scorer, settings) = (scorer("h2o"), [small(), Settings { weight: 2.0, ..small() }]);
+    let mut state = State::by_group(&scorer.needs(), 2);
+    let lists = [reported(&[(4, 0.2), (12, 0.1)]), reported(&[(8, 0.2), (12, 0.1)])].concat();
+    state.report(&*scorer, &settings[0], &lists, 4, Rows { n: 1, prefill: false });
+    state.count_steps(settings[0].interval_steps);
+    let plans = state.plans(&*scorer, &settings, REQUEST, 96);
+    assert_eq!(middle(&plans[0]), 1);
+    assert_eq!(plans[1].reserve, [0..16, 32..64, 80..96], "twice as much beyond the floors");
+    // A second reading counts for all groups.
+    let mut state = State::by_group(&scorer.needs(), 2);
+    state.report_reread(&*scorer, &settings[0], &reported(&[(12, 0.5)]), 4);
+    assert_eq!(state.scores()[0], state.scores()[1]);
+}
+
+#[test]
 fn a_score_of_a_kv_block_that_is_no_number_does_not_spoil_its_neighbours() {
     let scores = reported(&[(4, f32::NAN), (5, 0.4), (9, -5.0), (10, 0.3), (11, 0.3)]);
     assert_eq!(middle(&planned("h2o", &scores, Rows { n: 1, prefill: false })), 2);

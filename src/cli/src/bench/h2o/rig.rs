@@ -254,7 +254,7 @@ impl Rig {
     /// If blocks run out, or the worker fails.
     pub fn step(&mut self, runs: &mut [Run<'_>]) -> anyhow::Result<Vec<Answer>> {
         self.steps += 1;
-        let mut step = Step { id: self.steps, scores_by_group: self.scores_by_group, ..Step::default() };
+        let mut step = Step { id: self.steps, score_lists: self.n_lists() as u32, ..Step::default() };
         for run in runs.iter_mut() {
             self.add(run, &mut step)?;
         }
@@ -391,7 +391,8 @@ mod tests {
     use trunkline_core::h2o::{REGISTRY, Target};
 
     use super::*;
-    use crate::h2o::full_heads::{Choice, FullHeads};
+    use crate::h2o::choice::Choice;
+    use crate::h2o::full_heads::FullHeads;
 
     fn rig(full: &[u32]) -> Rig {
         let model = Model::seeded(3);

@@ -25,6 +25,7 @@ use crate::bench::load::{Stream, read};
 use crate::bench::measure::quantile;
 use crate::config_file::Settings;
 use crate::engines::Engines;
+use crate::h2o::choice::Choice;
 use crate::h2o::full_heads::FullHeads;
 use crate::h2o::head_loss::HeadLosses;
 use crate::serve::embedded_with;
@@ -51,6 +52,8 @@ pub struct Load<'a> {
     pub case: &'a Case,
     /// Heads that keep everything.
     pub full: &'a FullHeads,
+    /// Choice of the blocks to drop.
+    pub choice: Choice,
     /// Losses of the heads, by which the others share out.
     pub losses: Option<&'a HeadLosses>,
     pub threads: usize,
@@ -173,6 +176,7 @@ fn settings(load: &Load<'_>, flags: &[&str]) -> anyhow::Result<Settings> {
     if !flags.is_empty() {
         let case = &load.case.settings[0];
         line.push(format!("--h2o-ratio={}", load.case.ratio()));
+        line.push(format!("--h2o-choice={}", load.choice.name()));
         line.push(format!("--h2o-sink={}", case.sink_tokens));
         line.push(format!("--h2o-recent={}", case.recent_tokens));
         line.push(format!("--h2o-block={}", case.block_tokens));
@@ -312,30 +316,33 @@ mod tests {
         let rest: Vec<f64> = (0..n).map(|head| (head + 1) as f64 / 100.0).collect();
         let losses = HeadLosses { repeated: rest.clone(), rest, keep: None };
         let full = losses.join(FullHeads::new(vec![1], info.n_layers, info.n_kv_heads));
-        let groups = full.groups(&[], Choice::Shared).unwrap();
-        let settings = |weight: &f32| Settings {
-            sink_tokens: 48,
-            recent_tokens: 96,
-            block_tokens: 32,
-            target: Target::Adaptive { lossy_ratio: 3.25 },
-            weight: *weight,
-            ..Settings::default()
-        };
-        let weights = H2oConfig::weights_of(&groups);
-        let case = Case { scorer: "h2o".into(), settings: weights.iter().map(settings).collect() };
-        let load = Load {
-            model: Some(Path::new("random")),
-            kv_dtype: "bf16",
-            case: &case,
-            full: &full,
-            losses: Some(&losses),
-            threads: 1,
-            prompts: vec![vec![7; 640]],
-            answer: 32,
-        };
-        let (_, cores, backend) = engines(&load, &["--h2o=on"]).unwrap();
-        assert!(case.settings.len() > 1 && cores[0].h2o.group_settings(BLOCK as u32) == case.settings);
-        assert_eq!(backend.model.groups, groups);
+        for choice in [Choice::Own, Choice::Shared] {
+            let groups = full.groups(&[], choice).unwrap();
+            let settings = |weight: &f32| Settings {
+                sink_tokens: 48,
+                recent_tokens: 96,
+                block_tokens: 32,
+                target: Target::Adaptive { lossy_ratio: 3.25 },
+                weight: *weight,
+                ..Settings::default()
+            };
+            let weights = H2oConfig::weights_of(&groups);
+            let case = Case { scorer: "h2o".into(), settings: weights.iter().map(settings).collect() };
+            let load = Load {
+                model: Some(Path::new("random")),
+                kv_dtype: "bf16",
+                case: &case,
+                full: &full,
+                choice,
+                losses: Some(&losses),
+                threads: 1,
+                prompts: vec![vec![7; 640]],
+                answer: 32,
+            };
+            let (_, cores, backend) = engines(&load, &["--h2o=on"]).unwrap();
+            assert!(case.settings.len() > 1 && cores[0].h2o.group_settings(BLOCK as u32) == case.settings);
+            assert_eq!((cores[0].h2o.by_group, backend.model.groups), (choice == Choice::Own, groups));
+        }
     }
 
     #[test]
