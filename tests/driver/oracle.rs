@@ -432,8 +432,8 @@ impl OracleWorker {
             result.push(&sampled);
             if step.scored_rows(index) > 0 {
                 let entries = (seq.computed + seq.n_tokens).div_ceil(self.block_size as u32);
-                let entries =
-                    (0..u64::from(step.score_lists)).flat_map(|list| (0..entries).map(move |entry| (list, entry)));
+                let entries = (0..u64::from(step.score_lists.max(1)))
+                    .flat_map(|list| (0..entries).map(move |entry| (list, entry)));
                 result.scores.extend(entries.map(|(list, entry)| score(seq, list, entry)));
             }
         }

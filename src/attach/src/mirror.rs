@@ -564,7 +564,7 @@ fn put_tokens(seq: &mut StepSeq, slot: &Slot, out: &mut Step) {
 }
 
 fn put_scored(message: &wire::Step, score_lists: u32, out: &mut Step) {
-    out.score_lists = if message.scores_by_group { score_lists } else { 1 };
+    out.score_lists = if message.scores_by_group { score_lists } else { 0 };
     out.score_kind = if message.score_kind() == wire::ScoreKind::Max { ScoreKind::Max } else { ScoreKind::Mean };
     let rows = (0..).zip(&message.scored_rows).filter(|(_, rows)| **rows > 0);
     out.scored.extend(rows.map(|(seq, rows)| Scored { seq, rows: *rows }));

@@ -326,7 +326,8 @@ proptest! {
         let mut result = StepResult::default();
         seqs.iter().for_each(|seq| result.push(&[77][..usize::from(seq.is_whole())]));
         mirror.note(&arrived, &result);
-        let mut sent = Step { id: 2, score_kind: ScoreKind::Max, ..Step::default() };
+        let score_lists = if odd { LIMITS.score_lists } else { 0 };
+        let mut sent = Step { id: 2, score_kind: ScoreKind::Max, score_lists, ..Step::default() };
         for (slot, seq) in (0..seqs.len() as u32).zip(&seqs).rev().filter(|(slot, _)| odd || slot % 2 == 0) {
             seq.go_on(slot, 77, &mut sent);
         }
@@ -369,4 +370,29 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn scores_by_group_need_the_ability_and_have_a_list_for_each_group() {
+    let mut step = Step { id: 5, score_lists: 3, ..Step::default() };
+    start(&mut step, 0, 10, 0, Sampling::default());
+    step.scored.push(Scored { seq: 0, rows: 1 });
+    let (message, sent) = StepEncoder::new(1, BLOCK, 100).encode(&step);
+    let mut arrived = Step::default();
+    Mirror::new(LIMITS).decode(&message, &mut arrived).unwrap();
+    assert_eq!(arrived.score_lists, 3);
+    let error = Mirror::new(StepLimits { score_lists: 0, ..LIMITS }).decode(&message, &mut Step::default());
+    let line = error.unwrap_err().to_string();
+    assert!(line.contains("scores_by_group"), "{line}");
+    // Ten tokens in three blocks, in each of three lists.
+    let done = |n: usize| wire::StepDone {
+        id: 5,
+        life: 1,
+        tokens: vec![7],
+        scores: vec![0.5; n],
+        ..wire::StepDone::default()
+    };
+    let error = sent.decode(done(3)).unwrap_err().to_string();
+    assert!(error.contains("scores has 3 entries"), "{error}");
+    assert_eq!(sent.decode(done(9)).unwrap().result.scores.len(), 9);
 }

@@ -448,7 +448,7 @@ impl Scheduler {
         if rows > 0 {
             step.scored.push(Scored { seq: at, rows });
             step.score_kind = planners.scorer.needs().kind;
-            step.score_lists = planners.n_lists() as u32;
+            step.score_lists = if planners.by_group { planners.n_lists() as u32 } else { 0 };
             self.picked.scored.push(ScoredPart { part: at, n_scores: planners.n_scores(seq, n_tokens), rows });
         }
     }

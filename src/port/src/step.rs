@@ -30,8 +30,8 @@ pub struct Step {
     pub scored: Vec<Scored>,
     /// Kind of all scores of the step.
     pub score_kind: ScoreKind,
-    /// Lists of scores reported for each scored sequence: one for each layer group of [`crate::Keeps::Scored`], in the order of the groups; or one
-    /// of all these groups together, for 0 and 1.
+    /// Lists of scores reported for each scored sequence: one for each layer group of [`crate::Keeps::Scored`], in the order of the groups; 0 for one
+    /// list of all these groups together.
     pub score_lists: u32,
     /// Facts about the sequences with `start`, in order.
     pub starts: Vec<SeqStart>,

@@ -49,7 +49,7 @@ impl Run {
             started: false,
             drops: Vec::new(),
             scored: None,
-            score_lists: 1,
+            score_lists: 0,
         }
     }
 
@@ -284,7 +284,7 @@ fn scores_by_group_are_those_of_each_group_alone() {
         let keeps = |at: usize| if scored.contains(&at) { Keeps::Scored } else { Keeps::All };
         let groups = heads.iter().enumerate().map(|(at, members)| self::heads(members, keeps(at))).collect();
         let mut run = Run::new(groups, &prompt(150), 0, 2);
-        (run.scored, run.score_lists) = (Some((40, kind)), if by_group { scored.len() as u32 } else { 1 });
+        (run.scored, run.score_lists) = (Some((40, kind)), if by_group { scored.len() as u32 } else { 0 });
         run.step(150, 0).0.result.scores
     };
     let heads: [&[u32]; 3] = [&[0], &[1, 3], &[2]];
