@@ -129,7 +129,7 @@ struct AttachArgs {
     #[arg(long, value_name = "WHO", conflicts_with = "null")]
     h2o_choice: Option<String>,
 
-    /// KV blocks [default: 1 GiB of KV, but room for 8192 tokens and at most 16384 blocks].
+    /// KV blocks of each layer group [default: 1 GiB of KV, but room for 8192 tokens and at most 16384 blocks].
     #[arg(long, value_name = "N", conflicts_with = "kv_mem")]
     device_blocks: Option<u32>,
 
@@ -170,7 +170,7 @@ fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     let config = WorkerConfig { threads: threads(args)?, block_size: 0, device_blocks: 0, max_drafts: 0 };
     let dtype = kv_dtype(args)?;
     Placement::of(args.weights.as_deref())?;
-    sizes(args, 1 << 10)?;
+    sizes(args, 1 << 10, 1)?;
     let dial = dial(args)?;
     let (model, make) = match &args.null {
         Some(step) => null(args, step)?,
@@ -204,8 +204,9 @@ fn kv_dtype(args: &AttachArgs) -> anyhow::Result<KvDtype> {
     Ok(name.map(|name| registry::choose("kv-dtype", &types, name)).transpose()?.unwrap_or_default())
 }
 
-/// Returns the sizes of a block to announce, and the room for KV in tokens. A token takes `token_bytes` in the blocks of one layer group.
-fn sizes(args: &AttachArgs, token_bytes: u64) -> anyhow::Result<KvRoom> {
+/// Returns the sizes of a block to announce, and the room for KV in tokens. A token takes `token_bytes` in the blocks of all
+/// `n_groups` layer groups, which are one pool.
+fn sizes(args: &AttachArgs, token_bytes: u64, n_groups: u32) -> anyhow::Result<KvRoom> {
     let block_sizes = match args.block_size {
         Some(size) => vec![size],
         None => BLOCK_SIZES.to_vec(),
@@ -232,7 +233,7 @@ fn sizes(args: &AttachArgs, token_bytes: u64) -> anyhow::Result<KvRoom> {
     };
     let tokens = u64::from(blocks) * u64::from(preferred);
     let block_sizes = block_sizes.into_iter().filter(|size| tokens >= u64::from(*size)).collect();
-    Ok(KvRoom { block_sizes, tokens, block_io: args.null.is_none() })
+    Ok(KvRoom { block_sizes, tokens: tokens * u64::from(n_groups), block_io: args.null.is_none() })
 }
 
 /// Loads the model, and returns its facts and the maker of its workers.
@@ -283,7 +284,7 @@ fn null(args: &AttachArgs, step: &str) -> anyhow::Result<(ModelInfo, MakeRunner)
 }
 
 fn hello(args: &AttachArgs, model: ModelInfo) -> anyhow::Result<Hello> {
-    let kv = sizes(args, model.block_bytes(1))?;
+    let kv = sizes(args, model.kv_bytes_per_token, model.n_groups())?;
     let abilities = Abilities {
         max_sequences: 4096,
         max_tokens: 1 << 16,
@@ -371,7 +372,7 @@ mod tests {
 
     #[test]
     fn memory_and_blocks_decide_about_the_room() {
-        let room = |edit: fn(&mut AttachArgs)| sizes(&given(edit), 1 << 10).unwrap();
+        let room = |edit: fn(&mut AttachArgs)| sizes(&given(edit), 1 << 10, 1).unwrap();
         let default = room(|_| ());
         assert_eq!((default.block_sizes, default.tokens), (BLOCK_SIZES.to_vec(), 16384 * 16));
         let mem = room(|args| args.kv_mem = Some("64MiB".into()));
@@ -380,6 +381,8 @@ mod tests {
         assert_eq!((blocks.block_sizes, blocks.tokens), (vec![24], 72));
         let few = room(|args| args.device_blocks = Some(2));
         assert_eq!(few.block_sizes, [16, 32, 8], "a size needs one block");
+        let grouped = sizes(&given(|args| args.device_blocks = Some(2)), 1 << 10, 90).unwrap();
+        assert_eq!((grouped.block_sizes, grouped.tokens), (few.block_sizes, 90 * few.tokens), "blocks of each group");
     }
 
     #[test]

@@ -320,23 +320,22 @@ impl<'a> Plan<'a> {
         self.options.total.as_deref().map_or(Ok(default), |text| total::parse("total", text))
     }
 
-    /// Returns the ratio of the heads that drop tokens for a total, of a model that is divided. If the command line gives heads, or ratios, the total of
-    /// the gates may be out of reach. If it gives none of total, heads and ratios, the ratio is at least that of the gates.
+    /// Returns the ratio of the heads that drop tokens for a total, of a model that is divided, but at least that of the gates. If the command line
+    /// gives heads, or ratios, the total of the gates may be out of reach.
     fn ratio(&self, total: f32, gated: Option<&GatedCase>, model: &ModelInfo) -> anyhow::Result<f32> {
         let (heads, excess) = (Heads::of(model), self.excess());
-        if self.options.total.is_some() && self.options.ratios.is_empty() {
-            return total::reached("total", total, heads, excess);
-        }
-        let of_total = total::ratio(total, heads, excess).unwrap_or(H2oConfig::RATIO);
+        let of_total = match self.options.total.is_some() && self.options.ratios.is_empty() {
+            true => total::reached("total", total, heads, excess)?,
+            false => total::ratio(total, heads, excess).unwrap_or(H2oConfig::RATIO),
+        };
         let planned = self.evicting(gated).and_then(|evicting| total::planned(evicting, excess));
         Ok(planned.map_or(of_total, |planned| of_total.max(planned)))
     }
 
-    /// Returns the ratio of the heads that drop tokens that the gates ask for, with a little to spare, if the command line gives none of total, heads and
-    /// ratios.
+    /// Returns the ratio of the heads that drop tokens that the gates ask for, with a little to spare, unless the command line gives heads or ratios.
     fn evicting(&self, gated: Option<&GatedCase>) -> Option<f32> {
-        let H2oOptions { total, full_layers, ratios, .. } = self.options;
-        let is_free = total.is_none() && full_layers.is_none() && ratios.is_empty();
+        let H2oOptions { full_layers, ratios, .. } = self.options;
+        let is_free = full_layers.is_none() && ratios.is_empty();
         gated.filter(|_| is_free)?.evicting_ratio.map(|ratio| ratio as f32 * EVICTING_SPARE)
     }
 

@@ -137,7 +137,7 @@ class WorkerKv(_message.Message):
     def __init__(self, block_sizes: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., block_io: bool = ...) -> None: ...
 
 class WorkerAbilities(_message.Message):
-    __slots__ = ("max_sequences", "max_tokens", "steps_in_flight", "max_drafts", "max_logprobs", "partial_writes", "scores", "seeded_sampling", "pipeline_stages", "in_step_hits", "shared_memory")
+    __slots__ = ("max_sequences", "max_tokens", "steps_in_flight", "max_drafts", "max_logprobs", "partial_writes", "scores", "seeded_sampling", "pipeline_stages", "in_step_hits", "shared_memory", "scores_by_group")
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class WorkerAbilities(_message.Message):
     PIPELINE_STAGES_FIELD_NUMBER: _ClassVar[int]
     IN_STEP_HITS_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    SCORES_BY_GROUP_FIELD_NUMBER: _ClassVar[int]
     max_sequences: int
     max_tokens: int
     steps_in_flight: int
@@ -160,7 +161,8 @@ class WorkerAbilities(_message.Message):
     pipeline_stages: int
     in_step_hits: bool
     shared_memory: bool
-    def __init__(self, max_sequences: _Optional[int] = ..., max_tokens: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., max_drafts: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., partial_writes: bool = ..., scores: bool = ..., seeded_sampling: bool = ..., pipeline_stages: _Optional[int] = ..., in_step_hits: bool = ..., shared_memory: bool = ...) -> None: ...
+    scores_by_group: bool
+    def __init__(self, max_sequences: _Optional[int] = ..., max_tokens: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., max_drafts: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., partial_writes: bool = ..., scores: bool = ..., seeded_sampling: bool = ..., pipeline_stages: _Optional[int] = ..., in_step_hits: bool = ..., shared_memory: bool = ..., scores_by_group: bool = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("session", "life")
@@ -219,7 +221,7 @@ class SharedMemoryOpened(_message.Message):
     def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("id", "life", "starts", "slots", "computed", "n_tokens", "sample", "n_generated", "table_keep", "n_blocks", "blocks", "kv_write_from", "n_drafts", "drops", "scored_rows", "score_kind")
+    __slots__ = ("id", "life", "starts", "slots", "computed", "n_tokens", "sample", "n_generated", "table_keep", "n_blocks", "blocks", "kv_write_from", "n_drafts", "drops", "scored_rows", "score_kind", "scores_by_group")
     ID_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +238,7 @@ class Step(_message.Message):
     DROPS_FIELD_NUMBER: _ClassVar[int]
     SCORED_ROWS_FIELD_NUMBER: _ClassVar[int]
     SCORE_KIND_FIELD_NUMBER: _ClassVar[int]
+    SCORES_BY_GROUP_FIELD_NUMBER: _ClassVar[int]
     id: int
     life: int
     starts: _containers.RepeatedCompositeFieldContainer[Start]
@@ -252,7 +255,8 @@ class Step(_message.Message):
     drops: _containers.RepeatedCompositeFieldContainer[Drop]
     scored_rows: _containers.RepeatedScalarFieldContainer[int]
     score_kind: ScoreKind
-    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[Start, _Mapping]]] = ..., slots: _Optional[_Iterable[int]] = ..., computed: _Optional[_Iterable[int]] = ..., n_tokens: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[int]] = ..., n_generated: _Optional[_Iterable[int]] = ..., table_keep: _Optional[_Iterable[int]] = ..., n_blocks: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., kv_write_from: _Optional[_Iterable[int]] = ..., n_drafts: _Optional[_Iterable[int]] = ..., drops: _Optional[_Iterable[_Union[Drop, _Mapping]]] = ..., scored_rows: _Optional[_Iterable[int]] = ..., score_kind: _Optional[_Union[ScoreKind, str]] = ...) -> None: ...
+    scores_by_group: bool
+    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[Start, _Mapping]]] = ..., slots: _Optional[_Iterable[int]] = ..., computed: _Optional[_Iterable[int]] = ..., n_tokens: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[int]] = ..., n_generated: _Optional[_Iterable[int]] = ..., table_keep: _Optional[_Iterable[int]] = ..., n_blocks: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., kv_write_from: _Optional[_Iterable[int]] = ..., n_drafts: _Optional[_Iterable[int]] = ..., drops: _Optional[_Iterable[_Union[Drop, _Mapping]]] = ..., scored_rows: _Optional[_Iterable[int]] = ..., score_kind: _Optional[_Union[ScoreKind, str]] = ..., scores_by_group: bool = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("index", "request", "tokens", "n_prompt", "sampling")
