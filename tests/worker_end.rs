@@ -257,7 +257,7 @@ fn hello_for(core: &Config, model: &Model) -> Hello {
     let hello = hello("a");
     let tokens = u64::from(core.block_size) * u64::from(core.pool_blocks());
     let kv = KvRoom { block_sizes: vec![core.block_size], tokens, ..hello.kv };
-    let abilities = Abilities { scores: true, ..hello.abilities };
+    let abilities = Abilities { scores: true, scores_by_group: true, ..hello.abilities };
     Hello { model: model.info(), kv, abilities, ..hello }
 }
 
@@ -310,14 +310,21 @@ async fn a_worker_with_layer_groups_drops_what_an_embedded_one_drops() {
         h2o,
         ..Config::default()
     };
+    drops_what_an_embedded_one_drops(&core).await;
+    let groups = vec![Keeps::All, Keeps::All, Keeps::Scored, Keeps::Scored];
+    let worker = WorkerFacts { groups, ..WorkerFacts::default() };
+    drops_what_an_embedded_one_drops(&Config { worker, h2o: H2oConfig { by_group: true, ..core.h2o }, ..core }).await;
+}
+
+async fn drops_what_an_embedded_one_drops(core: &Config) {
     let request = || greedy(&"a long prompt is read once and hardly ever again, ".repeat(4), 60);
     let embedded = TestServer::start(core.clone()).await;
     let expected = embedded.client().await.ask(request()).await.unwrap();
     embedded.drain().await;
 
     let server = start(core.clone(), Duration::from_secs(30)).await;
-    let model = Arc::new(divided(&core));
-    let worker = Running::start_with(server.addr(), hello_for(&core, &model), model);
+    let model = Arc::new(divided(core));
+    let worker = Running::start_with(server.addr(), hello_for(core, &model), model);
     let mut client = server.client().await;
     client.until(|info| info.engines[0].worker.is_some()).await;
     let answer = client.ask(request()).await.unwrap();

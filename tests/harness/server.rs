@@ -41,11 +41,15 @@ pub struct TestServer {
 /// Returns the model with a group of one layer for each group of the limits, the last layer first.
 pub fn divided(core: &Config) -> Model {
     let model = Model::seeded(SEED);
-    let layers = (0..model.info().n_layers).rev();
-    let group =
-        |(layer, keeps): (u32, &Keeps)| LayerGroup { layers: vec![layer], keeps: *keeps, ..LayerGroup::default() };
-    let groups = layers.zip(&core.worker.groups).map(group).collect();
-    model.with_groups(groups).expect("a group for each layer, or none")
+    let (n_layers, n_heads) = (model.info().n_layers, model.info().n_layers * model.info().n_kv_heads);
+    let of_heads = core.worker.groups.len() == n_heads as usize;
+    let members = (0..if of_heads { n_heads } else { n_layers }).rev();
+    let group = |(member, keeps): (u32, &Keeps)| {
+        let (heads, layers) = if of_heads { (vec![member], Vec::new()) } else { (Vec::new(), vec![member]) };
+        LayerGroup { layers, heads, keeps: *keeps, ..LayerGroup::default() }
+    };
+    let groups = members.zip(&core.worker.groups).map(group).collect();
+    model.with_groups(groups).expect("a group for each layer or each KV head, or none")
 }
 
 impl TestServer {

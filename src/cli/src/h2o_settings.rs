@@ -186,6 +186,12 @@ impl H2oSettings {
         let is_divided = hello.model.groups.iter().all(|group| group.heads.len() == 1);
         let is_able = is_divided && hello.abilities.scores_by_group;
         config.h2o.by_group = is_able && self.choice()?.is_by_group(&hello.model);
+        let is_own = self.h2o_choice.is_some() && self.choice()? == Choice::Own;
+        if is_own && !config.h2o.by_group {
+            warn!(
+                "--h2o-choice own has no effect: the worker's layer groups are no single KV heads, or it reports no scores by group"
+            );
+        }
         Ok(())
     }
 

@@ -29,9 +29,9 @@ const REMOTE_BLOCKS: u32 = 1 << 20;
 const REMOTE_DEADLINE: Duration = Duration::from_secs(5);
 /// Least bytes that a block takes in a tier.
 const PAGE: u64 = 4096;
-/// Blocks on the way from one place to a tier without a request waiting, at most.
+/// Blocks of each layer group on the way from one place to a tier without a request waiting, at most.
 const BACKGROUND_BLOCKS: u64 = 4096;
-/// Part of the device's blocks that may be on the way to remote storage: one in so many, and some in any case.
+/// Part of the device's blocks that may be on the way to remote storage: one in so many, and some of each layer group in any case.
 const REMOTE_PART: u64 = 8;
 const REMOTE_BLOCKS_MIN: u64 = 8;
 const THREADS_MAX: usize = 4;
@@ -286,7 +286,7 @@ impl ServerTiers {
     pub fn open(&self, layout: &BlockLayout, core: &Config, workers: &[usize]) -> anyhow::Result<Vec<EngineStore>> {
         let groups = self.compressed_groups(&core.worker.groups)?;
         let shared = self.shared_bytes.map(SharedMemory::new);
-        let open = |worker: &usize| self.open_one(layout, core.pool_blocks(), *worker, groups.clone(), shared.as_ref());
+        let open = |worker: &usize| self.open_one(layout, core, *worker, groups.clone(), shared.as_ref());
         workers.iter().map(open).collect()
     }
 
@@ -295,7 +295,7 @@ impl ServerTiers {
         let Some(compressed) = self.compressed else { return Ok(None) };
         let all = std::iter::once(Keeps::All).chain(groups.iter().skip(1).copied());
         let of_kind: Vec<u8> =
-            (0..).zip(all).filter(|(_, keeps)| *keeps == compressed).map(|(group, _)| group).collect();
+            (0..=u8::MAX).zip(all).filter(|(_, keeps)| *keeps == compressed).map(|(group, _)| group).collect();
         ensure!(
             !of_kind.is_empty(),
             "compression-layers is evicting, but no layer evicts; add --h2o on, or compress all layers"
@@ -306,7 +306,7 @@ impl ServerTiers {
     fn open_one(
         &self,
         layout: &BlockLayout,
-        device_blocks: u32,
+        core: &Config,
         worker: usize,
         compressed_groups: Option<Vec<u8>>,
         shared: Option<&SharedMemory>,
@@ -314,12 +314,7 @@ impl ServerTiers {
         let mut settings = StoreSettings::new(layout.clone(), self.host_bytes);
         settings.compression = self.compression;
         settings.compressed_groups = compressed_groups;
-        settings.background_blocks = BACKGROUND_BLOCKS;
-        // Remote storage may take long; memory does not hold the blocks of the device for long.
-        settings.remote_blocks = match shared {
-            Some(_) => BACKGROUND_BLOCKS,
-            None => (u64::from(device_blocks) / REMOTE_PART).clamp(REMOTE_BLOCKS_MIN, BACKGROUND_BLOCKS),
-        };
+        (settings.background_blocks, settings.remote_blocks) = on_the_way(core, shared.is_some());
         settings.threads = std::thread::available_parallelism().map_or(1, usize::from).clamp(2, THREADS_MAX);
         for tier in &self.tiers {
             settings.tiers.push(match (&*tier.name, &self.disk, shared, &self.remote) {
@@ -338,8 +333,19 @@ fn folder(path: &Path, worker: usize) -> PathBuf {
     if worker == 0 { path.to_owned() } else { path.join(format!("worker-{worker}")) }
 }
 
+/// Returns the blocks on the way to a tier without a request waiting, and to remote storage or shared memory, at most.
+fn on_the_way(core: &Config, is_shared: bool) -> (u64, u64) {
+    let n_groups = u64::from(core.n_groups());
+    // Remote storage may take long; memory does not hold the blocks of the device for long.
+    let part = (u64::from(core.device_blocks) / REMOTE_PART).clamp(REMOTE_BLOCKS_MIN, BACKGROUND_BLOCKS);
+    let far = if is_shared { BACKGROUND_BLOCKS } else { part };
+    (BACKGROUND_BLOCKS * n_groups, far * n_groups)
+}
+
 #[cfg(test)]
 mod tests {
+    use trunkline_core::WorkerFacts;
+
     use super::*;
 
     fn settings(host_mem: Option<&str>, disk_size: Option<&str>) -> TierSettings {
@@ -350,6 +356,16 @@ mod tests {
             disk,
             ..Default::default()
         }
+    }
+
+    #[test]
+    fn each_layer_group_may_have_blocks_on_the_way() {
+        let groups = |n: usize| WorkerFacts { groups: vec![Keeps::All; n], ..WorkerFacts::default() };
+        let of = |n: usize, is_shared| {
+            on_the_way(&Config { device_blocks: 800, worker: groups(n), ..Config::default() }, is_shared)
+        };
+        assert_eq!([of(0, false), of(0, true)], [(4096, 100), (4096, 4096)]);
+        assert_eq!([of(90, false), of(90, true)], [(90 * 4096, 9000), (90 * 4096, 90 * 4096)]);
     }
 
     #[test]

@@ -171,6 +171,7 @@ fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     let dtype = kv_dtype(args)?;
     Placement::of(args.weights.as_deref())?;
     sizes(args, 1 << 10, 1)?;
+    choice(args)?;
     let dial = dial(args)?;
     let (model, make) = match &args.null {
         Some(step) => null(args, step)?,
@@ -236,6 +237,12 @@ fn sizes(args: &AttachArgs, token_bytes: u64, n_groups: u32) -> anyhow::Result<K
     Ok(KvRoom { block_sizes, tokens: tokens * u64::from(n_groups), block_io: args.null.is_none() })
 }
 
+/// Returns the choice of the blocks to drop.
+fn choice(args: &AttachArgs) -> anyhow::Result<Choice> {
+    let given = args.h2o_choice.as_deref().map(|text| Choice::parse(choice::SETTING, text));
+    Ok(given.transpose()?.unwrap_or_default())
+}
+
 /// Loads the model, and returns its facts and the maker of its workers.
 fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::Result<(ModelInfo, MakeRunner)> {
     let source = ModelSource::of(args.model.as_deref());
@@ -246,9 +253,8 @@ fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::
     let divides = args.h2o.as_deref().map_or(args.h2o_layers.is_some(), |mode| mode == "on");
     if divides {
         let losses = source.head_losses(&revision)?;
-        let choice = args.h2o_choice.as_deref().map(|text| Choice::parse(choice::SETTING, text)).transpose()?;
         let layers = args.h2o_layers.as_deref();
-        model = divided_for_a_server(model, layers, losses.as_ref(), total, choice.unwrap_or_default())?;
+        model = divided_for_a_server(model, layers, losses.as_ref(), total, choice(args)?)?;
     }
     let model = Arc::new(model);
     let mender = Mender::new(args.model.clone(), placement, &revision, 1);

@@ -82,9 +82,10 @@ fn apply(state: &mut State, slot: usize, plans: &[Plan]) {
     let entries: Vec<Vec<Range<usize>>> = plans.iter().map(|plan| entries_of(plan, planners.block_size)).collect();
     kv.save_dropped(seq, &union(&entries), journal);
     for (at, (plan, entries)) in plans.iter().zip(&entries).enumerate() {
+        let groups = planners.groups_of(at);
         for (Range { start, end }, entries) in plan.drops.iter().zip(entries) {
             journal.digest.fold(u64::from(*start) << 32 | u64::from(*end));
-            for (group, _) in planners.groups.iter().filter(|(_, settings)| *settings == at) {
+            for (group, _) in groups {
                 kv.drop_entries(seq, *group, entries.start, entries.len(), last_step);
                 journal.stats.h2o.h2o_dropped_blocks += entries.len() as u64;
             }

@@ -14,6 +14,9 @@ use trunkline_port::Keeps;
 use crate::ids::BlockHandle;
 use crate::prefix::Prefix;
 
+/// Row of a slot without blocks.
+const NO_ROW: u32 = u32::MAX;
+
 /// Outdated entries of the queue of blocks without readers before the queue is cleared of them.
 const OUTDATED_SPARE: usize = 64;
 
@@ -23,7 +26,12 @@ pub(crate) struct GroupBlocks {
     /// Positions kept by each group after the first.
     keeps: Vec<Keeps>,
     block_size: u32,
-    /// One entry for each slot and group; [`BlockHandle::NONE`] without a block.
+    /// Row of each slot; [`NO_ROW`] without blocks. Slots are those of the blocks of all groups, of which one group has the tree's.
+    rows: Vec<u32>,
+    /// Slot of each row, and the number of its blocks.
+    members: Vec<(u32, u32)>,
+    free_rows: Vec<u32>,
+    /// One entry for each row and group; [`BlockHandle::NONE`] without a block.
     blocks: Vec<BlockHandle>,
     /// Sequences that read each block.
     readers: Vec<u32>,
@@ -42,6 +50,9 @@ impl GroupBlocks {
         Self {
             keeps: groups.iter().skip(1).copied().collect(),
             block_size,
+            rows: Vec::new(),
+            members: Vec::new(),
+            free_rows: Vec::new(),
             blocks: Vec::new(),
             readers: Vec::new(),
             changes: Vec::new(),
@@ -79,23 +90,20 @@ impl GroupBlocks {
 
     /// Returns the block of a group beside a block of the tree, if there is one. Group 0 is the first after the tree's.
     pub fn get(&self, node: u32, group: usize) -> Option<BlockHandle> {
-        self.blocks.get(self.at(node, group)).copied().filter(|block| *block != BlockHandle::NONE)
+        let at = self.at(node, group)?;
+        Some(self.blocks[at]).filter(|block| *block != BlockHandle::NONE)
     }
 
     /// Returns the number of readers of a block; 0 if there is none.
     pub fn readers(&self, node: u32, group: usize) -> u32 {
-        self.readers.get(self.at(node, group)).copied().unwrap_or(0)
+        self.at(node, group).map_or(0, |at| self.readers[at])
     }
 
     /// Adds a block, with one reader, beside a block of the tree that has none in the group.
     pub fn put(&mut self, node: u32, group: usize, block: BlockHandle) {
-        let end = (node as usize + 1) * self.n();
-        if self.blocks.len() < end {
-            self.blocks.resize(end, BlockHandle::NONE);
-            self.readers.resize(end, 0);
-            self.changes.resize(end, 0);
-        }
-        let at = self.at(node, group);
+        let row = self.row_for(node);
+        self.members[row].1 += 1;
+        let at = row * self.n() + group;
         assert!(self.blocks[at] == BlockHandle::NONE, "block {node} has a block in group {group}");
         (self.blocks[at], self.readers[at]) = (block, 1);
         self.n_blocks += 1;
@@ -103,8 +111,7 @@ impl GroupBlocks {
 
     /// Adds a reader to a block. Returns the block.
     pub fn enter(&mut self, node: u32, group: usize) -> BlockHandle {
-        let at = self.at(node, group);
-        assert!(self.blocks[at] != BlockHandle::NONE, "block {node} has no block in group {group}");
+        let at = self.held(node, group);
         self.readers[at] += 1;
         if self.readers[at] == 1 {
             self.changes[at] = self.changes[at].wrapping_add(1);
@@ -115,7 +122,7 @@ impl GroupBlocks {
 
     /// Removes a reader from a block.
     pub fn leave(&mut self, node: u32, group: usize) {
-        let at = self.at(node, group);
+        let at = self.held(node, group);
         self.readers[at] -= 1;
         if self.readers[at] == 0 {
             self.changes[at] = self.changes[at].wrapping_add(1);
@@ -140,7 +147,7 @@ impl GroupBlocks {
     /// Removes the block of a group beside a block about to leave the tree, and returns it. It MUST NOT have readers.
     pub fn take_out(&mut self, node: u32, group: usize) -> Option<BlockHandle> {
         self.get(node, group)?;
-        let at = self.at(node, group);
+        let at = self.held(node, group);
         assert_eq!(self.readers[at], 0, "a reader of a block reads the block of the first group");
         Some(self.take(at))
     }
@@ -152,6 +159,9 @@ impl GroupBlocks {
 
     /// Forgets all blocks.
     pub fn clear(&mut self) {
+        self.rows.clear();
+        self.members.clear();
+        self.free_rows.clear();
         self.blocks.clear();
         self.readers.clear();
         self.changes.clear();
@@ -210,13 +220,43 @@ impl GroupBlocks {
     pub fn count_idle(&self, found: &Prefix) -> u32 {
         let idle_in = |group: usize| {
             let read = found.slots().skip(self.first_read(group, found.len()));
-            read.filter(|node| self.readers.get(self.at(*node, group)) == Some(&0)).count()
+            read.filter(|node| self.at(*node, group).is_some_and(|at| self.readers[at] == 0)).count()
         };
         (0..self.n()).map(idle_in).sum::<usize>() as u32
     }
 
-    fn at(&self, node: u32, group: usize) -> usize {
-        node as usize * self.n() + group
+    /// Returns the entry of a slot in a group, if the slot has a row.
+    fn at(&self, node: u32, group: usize) -> Option<usize> {
+        let row = self.rows.get(node as usize).filter(|row| **row != NO_ROW)?;
+        Some(*row as usize * self.n() + group)
+    }
+
+    /// Returns the entry of a block.
+    ///
+    /// # Panics
+    /// If there is no block.
+    fn held(&self, node: u32, group: usize) -> usize {
+        let at = self.at(node, group).filter(|at| self.blocks[*at] != BlockHandle::NONE);
+        at.unwrap_or_else(|| panic!("block {node} has no block in group {group}"))
+    }
+
+    /// Returns the row of a slot, and gives it one if it has none.
+    fn row_for(&mut self, node: u32) -> usize {
+        if self.rows.len() <= node as usize {
+            self.rows.resize(node as usize + 1, NO_ROW);
+        }
+        if self.rows[node as usize] == NO_ROW {
+            let row = self.free_rows.pop().unwrap_or_else(|| {
+                let end = self.blocks.len() + self.n();
+                self.blocks.resize(end, BlockHandle::NONE);
+                self.readers.resize(end, 0);
+                self.changes.resize(end, 0);
+                self.members.push((0, 0));
+                self.members.len() as u32 - 1
+            });
+            (self.rows[node as usize], self.members[row as usize]) = (row, (node, 0));
+        }
+        self.rows[node as usize] as usize
     }
 
     fn is_idle(&self, at: usize, change: u32) -> bool {
@@ -227,6 +267,13 @@ impl GroupBlocks {
         self.changes[at] = self.changes[at].wrapping_add(1);
         self.n_idle -= 1;
         self.n_blocks -= 1;
+        let row = at / self.n();
+        let (node, blocks) = &mut self.members[row];
+        *blocks -= 1;
+        if *blocks == 0 {
+            self.rows[*node as usize] = NO_ROW;
+            self.free_rows.push(row as u32);
+        }
         std::mem::replace(&mut self.blocks[at], BlockHandle::NONE)
     }
 
@@ -248,7 +295,8 @@ impl GroupBlocks {
         let queued = self.idle.iter().filter(|(at, change)| self.is_idle(*at as usize, *change)).count();
         assert_eq!(queued, self.n_idle as usize, "a block without readers is not in the queue");
         for at in there() {
-            let (node, block) = ((at / self.n()) as u32, self.blocks[at]);
+            let (node, block) = (self.members[at / self.n()].0, self.blocks[at]);
+            assert_eq!(self.at(node, at % self.n()), Some(at), "rows drifted");
             assert!(is_good(node, block), "{block:?} stands beside block {node}, which is not in the tree");
         }
     }
@@ -348,6 +396,23 @@ mod tests {
         assert_eq!((blocks.n_idle(), blocks.evict()), (0, None));
         blocks.put(4, 0, block(7));
         blocks.check(19, |node, block| block.index % 100 == node || block.index == 7);
+    }
+
+    #[test]
+    fn rows_of_slots_without_blocks_are_used_again() {
+        let mut blocks = filled();
+        for round in 1..50 {
+            let (old, new) = ((round - 1) * 1000, round * 1000);
+            for group in 0..2 {
+                blocks.leave(old, group);
+            }
+            blocks.remove(old, &mut Vec::new());
+            blocks.put(new, 1, block(7));
+            blocks.put(new, 0, block(8));
+            assert_eq!((blocks.get(old, 0), blocks.get(new, 1)), (None, Some(block(7))));
+        }
+        assert_eq!(blocks.blocks.len(), 20, "ten rows of two groups, however far apart the slots lie");
+        blocks.check(20, |_, _| true);
     }
 
     #[test]

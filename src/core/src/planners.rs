@@ -104,6 +104,13 @@ impl Planners {
         if self.by_group { self.settings.len() + usize::from(self.scores_first) } else { 1 }
     }
 
+    /// Returns the groups with the `settings`-th settings.
+    pub fn groups_of(&self, settings: usize) -> &[(usize, usize)] {
+        // They stand in the order of their settings.
+        let begin = self.groups.partition_point(|(_, of)| *of < settings);
+        &self.groups[begin..][..self.groups[begin..].partition_point(|(_, of)| *of == settings)]
+    }
+
     /// Returns the lists of the groups that evict among those that a worker reported for a sequence.
     pub fn evicting<'a>(&self, scores: &'a [f32]) -> &'a [f32] {
         let skips_first = self.by_group && self.scores_first;

@@ -25,7 +25,7 @@ const AUTO_BLOCKS: u64 = 64;
 const AUTO_RATIO: f64 = 1.02;
 
 /// Most side tables read from other servers, for memory and for the folders of disks.
-const FETCHED_TABLES_MAX: usize = 512;
+const FETCHED_TABLES_MAX: usize = 1 << 14;
 
 /// Buffers of a thread, used again by each job.
 #[derive(Debug, Default)]
@@ -319,7 +319,7 @@ impl Places {
         if let (Some(origin), true) = (origin, self.compression != Compression::Off) {
             self.coder.observe(raw, origin, |id, table| {
                 let (group, bytes) = (origin.group, table.len());
-                tracing::info!("statistics of layer group {group} are complete: side table {id:016x}, {bytes} bytes");
+                tracing::debug!("statistics of layer group {group} are complete: side table {id:016x}, {bytes} bytes");
                 self.save_table(id, table);
             });
         }

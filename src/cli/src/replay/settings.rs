@@ -412,6 +412,13 @@ fn limits(args: &SettingsArgs, devices: &[Hardware]) -> anyhow::Result<Config> {
     Ok(config)
 }
 
+/// Returns the sizes of so many groups that share the layers of a model evenly, or its KV heads, if it has fewer layers; `None` if it has fewer heads, too.
+fn group_sizes(groups: u32, n_layers: u32, per_layer: u32) -> Option<Vec<u32>> {
+    let members = if groups <= n_layers { n_layers } else { n_layers * per_layer };
+    let size = |group: u32| (group + 1) * members / groups - group * members / groups;
+    (groups <= members).then(|| (0..groups).map(size).collect())
+}
+
 /// Divides the layers into groups: layers with a sliding window, and with eviction within sequences layers that keep every token (`full`)
 /// and layers that drop tokens, by the ratio that the `total` asks for. A replay needs the number of layers, not their positions. A recorded server has
 /// the groups of the model; numbers of layers are not recorded, so the groups share all layers evenly.
@@ -424,13 +431,10 @@ fn divide_layers(settings: &mut Settings, full: Option<&str>, total: Option<f32>
             total.is_none(),
             "h2o-total does not go with a recording, whose layers are divided already; give --h2o on:ratio=R"
         );
-        ensure!(
-            recorded <= n_layers,
-            "the recorded model has {recorded} layer groups, more than {} has layers",
-            settings.model.name
-        );
-        settings.group_sizes =
-            (0..recorded).map(|group| (group + 1) * n_layers / recorded - group * n_layers / recorded).collect();
+        // Groups of single heads, as of servers whose heads choose their blocks, share the heads.
+        settings.group_sizes = group_sizes(recorded, n_layers, settings.model.kv_heads as u32).with_context(|| {
+            format!("the recorded model has {recorded} layer groups, more than {} has KV heads", settings.model.name)
+        })?;
         return Ok(());
     }
     let windows = settings.model.windows.map(|windows| LayerGroup {
@@ -521,4 +525,17 @@ fn size(settings: &mut Settings, others: &[GroupSpec], args: &SettingsArgs) -> a
         settings.others.iter_mut().for_each(|group| group.recompute_token_ns = recompute_token_ns);
     }
     Ok(cost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::group_sizes;
+
+    #[test]
+    fn groups_of_a_recorded_server_share_the_layers_or_the_heads() {
+        let shared = |groups: u32| group_sizes(groups, 4, 3);
+        assert_eq!([shared(3), shared(4)], [Some(vec![1, 1, 2]), Some(vec![1; 4])]);
+        assert_eq!([shared(5), shared(12)], [Some(vec![2, 2, 3, 2, 3]), Some(vec![1; 12])]);
+        assert_eq!(shared(13), None);
+    }
 }

@@ -37,7 +37,7 @@ pub struct H2oConfig {
     /// 64 each. Empty: 1 for all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<f32>,
-    /// `true` if each layer group that evicts drops the blocks that it reads least itself, by scores of its own; else all drop by the same scores.
+    /// Follows from the model and has no key. `true` if each layer group that evicts drops the blocks that it reads least itself, by scores of its own; else all drop by the same scores.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub by_group: bool,
 }
@@ -66,8 +66,8 @@ impl H2oConfig {
     pub const RATIO: f32 = 6.0;
 
     /// Keys of the numbers, as in `on:ratio=4`, and of the scorer.
-    pub const KEYS: [&str; 10] =
-        ["scorer", "ratio", "sink", "recent", "block", "trigger", "interval", "alpha", "weights", "by_group"];
+    pub const KEYS: [&str; 9] =
+        ["scorer", "ratio", "sink", "recent", "block", "trigger", "interval", "alpha", "weights"];
 
     /// Returns the settings of the planner for KV blocks of `block_size` tokens.
     pub fn settings(&self, block_size: u32) -> Settings {
@@ -146,7 +146,6 @@ impl H2oConfig {
             "trigger" => read(&mut self.trigger, key, text)?,
             "interval" => read(&mut self.interval, key, text)?,
             "alpha" => read(&mut self.alpha, key, text)?,
-            "by_group" => read(&mut self.by_group, key, text)?,
             "weights" => {
                 self.weights = text.split('/').map(|weight| number(key, weight)).collect::<Result<_, _>>()?;
             }
@@ -164,7 +163,6 @@ impl H2oConfig {
             "block" => self.block.to_string(),
             "trigger" => self.trigger.to_string(),
             "interval" => self.interval.to_string(),
-            "by_group" => self.by_group.to_string(),
             "weights" => self.weights.iter().map(f32::to_string).collect::<Vec<_>>().join("/"),
             _ => self.alpha.to_string(),
         }
@@ -227,7 +225,7 @@ mod tests {
         assert_eq!(fault("yes"), "unknown h2o mode 'yes'; there are: off, probe, on");
         assert_eq!(
             fault("on:rato=3"),
-            "unknown h2o setting 'rato'; there are: scorer, ratio, sink, recent, block, trigger, interval, alpha, weights, by_group"
+            "unknown h2o setting 'rato'; there are: scorer, ratio, sink, recent, block, trigger, interval, alpha, weights"
         );
         assert_eq!(fault("on:sink=few"), "h2o sink is 'few'; give a number");
         assert_eq!(fault("on:weights=1/x"), "h2o weights is 'x'; give a number");

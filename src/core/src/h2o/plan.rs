@@ -139,13 +139,14 @@ pub fn plan(settings: &Settings, tokens: u32, holes: &Holes, rank: impl Fn(u32) 
     let above = (mean.saturating_sub(floor) as f32 * settings.weight).ceil() as u32;
     let target = if dominates { mean } else { floor.saturating_add(above) }.min(held);
     let quantised = held.min(floor + target.saturating_sub(floor).div_ceil(size) * size);
-    others.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
-    for (_, block) in others {
-        if selected >= quantised {
-            break;
-        }
-        selected += len(block, tokens, size);
-        keep[block as usize] = true;
+    // Blocks outside the floors are whole.
+    let n = ((quantised - selected.min(quantised)).div_ceil(size) as usize).min(others.len());
+    if n < others.len() {
+        others.select_nth_unstable_by(n, |a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
+    }
+    for (_, block) in &others[..n] {
+        selected += len(*block, tokens, size);
+        keep[*block as usize] = true;
     }
     let merged = |wanted: &dyn Fn(u32) -> bool| merge((0..n_blocks).filter(|block| wanted(*block)), tokens, size);
     let reserve = merged(&|block| keep[block as usize]);

@@ -15,7 +15,7 @@ use crate::tiers::PlannedBlock;
 use crate::transfer::Place;
 use crate::transfer_table::{Beside, BlockPair, InFlight, Orphan, Purpose, TransferEnd, fold_pairs};
 
-/// Blocks in one transfer begun ahead of need, at most.
+/// Blocks of each layer group in one transfer begun ahead of need, at most.
 const AHEAD_MAX: usize = 1024;
 
 /// Returns the number of a place in the digest: 0 for the device, 1 on for the tiers.
@@ -220,7 +220,7 @@ impl Kv {
     fn demote_from_device(&mut self, n: usize, journal: &mut Journal) {
         debug_assert!(n == 0 || !self.copies_wait(), "a step in flight may still write cached blocks");
         let (mut pairs, mut beside, mut left) = (Vec::new(), Beside::new(), Vec::new());
-        for _ in 0..n.min(AHEAD_MAX).div_ceil(self.entry_blocks() as usize) {
+        for _ in 0..n.div_ceil(self.entry_blocks() as usize).min(AHEAD_MAX) {
             let Some((block, parent)) = self.tree.begin_demotion() else { break };
             let contents = self.tiers.contents_on_device(&self.tree, block);
             let to = self.tiers.reserve(&contents);
@@ -244,7 +244,7 @@ impl Kv {
 
     fn demote_from_tier(&mut self, tier: usize, n: usize, journal: &mut Journal) {
         let mut pairs = Vec::new();
-        for _ in 0..n.min(AHEAD_MAX) {
+        for _ in 0..n.min(AHEAD_MAX * self.entry_blocks() as usize) {
             let Some((from, to)) = self.tiers.begin_demotion(tier) else { break };
             pairs.extend(to.map(|to| BlockPair { from, to }));
         }
@@ -327,7 +327,7 @@ impl Kv {
                 .flatten()
                 .filter(in_tier)
                 .map(|planned| planned.block)
-                .take(AHEAD_MAX)
+                .take(AHEAD_MAX * self.entry_blocks() as usize)
                 .collect();
             self.propagate(from, 0, there.into_iter().rev(), journal);
         }
