@@ -317,6 +317,8 @@ pub fn spread_layers(n_layers: u32) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use trunkline_attach::Abilities;
+
     use super::*;
 
     fn divided(settings: &H2oSettings, mode: Mode) -> anyhow::Result<(Vec<Vec<u32>>, Config)> {
@@ -354,6 +356,28 @@ mod tests {
         let n = info.n_layers * info.n_kv_heads;
         let losses: Vec<f64> = (0..n).map(|head| f64::from(head * head) / f64::from(n * n * n)).collect();
         HeadLosses { rest: losses.clone(), repeated: losses, keep: None }
+    }
+
+    #[test]
+    fn heads_of_an_attached_worker_choose_if_it_can_and_is_divided_for_that() {
+        let by_group = |heads: &[&[u32]], scores_by_group: bool, choice: Option<&str>| {
+            let group = |(at, heads): (usize, &&[u32])| {
+                let keeps = if at == 0 { Keeps::All } else { Keeps::Scored };
+                LayerGroup { heads: heads.to_vec(), keeps, ..LayerGroup::default() }
+            };
+            let groups = heads.iter().enumerate().map(group).collect();
+            let abilities = Abilities { scores: true, scores_by_group, ..Abilities::default() };
+            let hello = Hello { model: ModelInfo { groups, ..ModelInfo::default() }, abilities, ..Hello::default() };
+            let settings = H2oSettings { h2o_choice: choice.map(Into::into), ..H2oSettings::default() };
+            let mut config = Config::default();
+            settings.set_choice(&hello, &mut config).unwrap();
+            config.h2o.by_group
+        };
+        let single: [&[u32]; 3] = [&[0], &[1], &[2]];
+        assert!(by_group(&single, true, None) && by_group(&single, true, Some("own")));
+        assert!(!by_group(&single, true, Some("shared")) && !by_group(&single, false, Some("own")));
+        assert!(!by_group(&[&[0, 1], &[2, 3], &[4]], true, Some("own")), "heads share groups");
+        assert!(!by_group(&[&[0], &[1]], true, None), "one head drops tokens");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use trunkline_core::{BlockFault, Config, H2oConfig, Keeps, Place, TierConfig, Token, WorkerFacts, Write, h2o};
 use trunkline_driver::Driver;
+use trunkline_port::LAYER_GROUPS_MAX;
 
 /// Blocks of 4 tokens, 32 on the device for each group, and a tier of 200.
 fn config(groups: &[Keeps], write: Write) -> Config {
@@ -78,6 +79,29 @@ fn blocks_of_all_groups_go_down_when_the_request_ends_and_come_back() {
     assert_eq!(copies(&driver), [(UP.0, UP.1, 24)]);
     driver.run_to_end();
     assert_eq!((cached(&driver, 2), driver.stats().tiers[0].hit_blocks), (32, 24));
+    driver.assert_texts();
+}
+
+#[test]
+fn as_many_groups_as_there_may_be_go_down_drop_and_come_back() {
+    let groups = [vec![Keeps::All], vec![Keeps::Scored; LAYER_GROUPS_MAX - 1]].concat();
+    let n = groups.len();
+    let mut config = config(&groups, Write::Through);
+    config.tiers[0].blocks *= n as u32;
+    let (mode, by_group) = (h2o::Mode::On, true);
+    config.h2o =
+        H2oConfig { mode, by_group, ratio: Some(3.0), sink: 4, recent: 4, trigger: 24, interval: 2, ..config.h2o };
+    let mut driver = joined(config);
+    driver.submit(1, prompt(33), 20);
+    driver.run_to_end();
+    let dropped = driver.stats().h2o.h2o_dropped_blocks;
+    assert!(dropped > 255 * 6 && dropped < 255 * 13, "{dropped}");
+    driver.evict_idle();
+    assert_eq!(driver.in_use(), 0);
+    driver.submit(2, prompt(33), 1);
+    assert_eq!(copies(&driver), [(UP.0, UP.1, 8 * n)], "every block of every group, dropped ones too");
+    driver.run_to_end();
+    assert_eq!(cached(&driver, 2), 32);
     driver.assert_texts();
 }
 
