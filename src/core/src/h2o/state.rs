@@ -10,7 +10,7 @@ use super::{Needs, Rows, Scorer};
 /// Scores, holes and age of the last plans of one sequence. Layer groups with the same [`Settings`] share holes; the others have their own, and perhaps
 /// [scores of their own](Self::by_group). A sequence whose KV is computed again starts with a new state; a sequence
 /// swapped out and in keeps its state.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct State {
     /// By number of the settings, or one for all.
     scores: Vec<Scores>,
@@ -32,7 +32,7 @@ impl State {
             awaits_reread: needs.reread_tokens > 0,
             scores: vec![Scores::default()],
             holes: vec![Holes::default(); n],
-            ..Self::default()
+            step: Vec::new(),
         }
     }
 
