@@ -4,7 +4,6 @@
 //! state, along the table [`TRANSITIONS`]; any other change panics. Free + private + held + idle + moving + stale blocks add up to the
 //! capacity by construction; [`BlockPool::check`] counts again.
 
-use crate::huge_pages;
 use crate::ids::BlockHandle;
 use crate::nodes::for_falling_runs;
 use crate::prefetch::prefetch;
@@ -106,7 +105,10 @@ pub struct BlockPool {
 impl BlockPool {
     /// Creates a pool of `capacity` free blocks.
     pub fn new(capacity: u32) -> Self {
-        Self { slots: Slots::new(capacity), generations: huge_pages::with_capacity(capacity.min(ROOM_MAX) as usize) }
+        Self {
+            slots: Slots::new(capacity),
+            generations: trunkline_pages::with_capacity(capacity.min(ROOM_MAX) as usize),
+        }
     }
 
     /// Returns the number of blocks in the pool.

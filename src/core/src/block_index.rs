@@ -11,7 +11,6 @@
 use std::hash::{BuildHasher, RandomState};
 
 use crate::block::ROOM_MAX;
-use crate::huge_pages;
 use crate::prefetch::prefetch;
 
 /// Words in a bucket, a cache line of 64 bytes. The last word counts overflowed blocks.
@@ -219,7 +218,7 @@ impl BlockIndex {
 
     fn make_room(&mut self, buckets: usize) {
         self.words = vec![0; (buckets + 1) * WORDS];
-        huge_pages::advise(&self.words);
+        trunkline_pages::advise(&self.words);
         // The first cache line. Any other offset is as correct, and slower.
         self.skip = self.words.as_ptr().align_offset(size_of::<[u32; WORDS]>()).min(WORDS);
         self.buckets = buckets;

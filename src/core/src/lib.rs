@@ -79,7 +79,6 @@ mod group_blocks;
 pub mod h2o;
 pub mod hash;
 pub mod host;
-mod huge_pages;
 pub mod ids;
 mod journal;
 mod kv;

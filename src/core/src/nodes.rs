@@ -4,7 +4,6 @@
 //! whole stretches of these arrays.
 
 use crate::hash::BlockHash;
-use crate::huge_pages;
 use crate::ids::BlockHandle;
 use crate::namespaces::is_namespace;
 use crate::prefetch::prefetch;
@@ -38,13 +37,13 @@ impl Nodes {
     /// Creates no slots, with memory reserved for `blocks`.
     pub(crate) fn with_capacity(blocks: usize) -> Self {
         Self {
-            fingerprints: huge_pages::with_capacity(blocks),
-            parents: huge_pages::with_capacity(blocks),
+            fingerprints: trunkline_pages::with_capacity(blocks),
+            parents: trunkline_pages::with_capacity(blocks),
             runs: RunBits::with_capacity(blocks),
-            children: huge_pages::with_capacity(blocks),
-            readers: huge_pages::with_capacity(blocks),
-            depths: huge_pages::with_capacity(blocks),
-            hits: huge_pages::with_capacity(blocks),
+            children: trunkline_pages::with_capacity(blocks),
+            readers: trunkline_pages::with_capacity(blocks),
+            depths: trunkline_pages::with_capacity(blocks),
+            hits: trunkline_pages::with_capacity(blocks),
         }
     }
 

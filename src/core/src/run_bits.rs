@@ -3,7 +3,6 @@
 //! A chain in neighbouring slots is found to be one without reading the parent of each block: a million blocks have 128 KB of bits,
 //! which stay in the processor's caches.
 
-use crate::huge_pages;
 
 const BITS: usize = u64::BITS as usize;
 
@@ -16,7 +15,7 @@ pub(crate) struct RunBits {
 impl RunBits {
     /// Creates no slots, with memory reserved for `slots`.
     pub fn with_capacity(slots: usize) -> Self {
-        Self { words: huge_pages::with_capacity(slots.div_ceil(BITS)) }
+        Self { words: trunkline_pages::with_capacity(slots.div_ceil(BITS)) }
     }
 
     /// Creates slots up to `len`, whose bits are not set.

@@ -48,7 +48,7 @@ impl<S: SlotState> Slots<S> {
     pub fn new(capacity: u32) -> Self {
         let mut counts = [0; STATES_MAX];
         counts[S::FREE.number()] = capacity;
-        let states = crate::huge_pages::with_capacity(capacity.min(ROOM_MAX) as usize);
+        let states = trunkline_pages::with_capacity(capacity.min(ROOM_MAX) as usize);
         Self { capacity, states, free: FreeSlots::new(capacity), counts, last: None }
     }
 

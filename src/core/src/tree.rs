@@ -56,7 +56,6 @@ use crate::block::{BlockEvent, BlockPool, BlockState, ROOM_MAX};
 use crate::block_index::BlockIndex;
 use crate::eviction::Eviction;
 use crate::hash::BlockHash;
-use crate::huge_pages;
 use crate::ids::{BlockHandle, Token};
 use crate::namespaces::{Namespaces, is_namespace};
 use crate::nodes::{Nodes, UNPUBLISHED, for_runs};
@@ -152,7 +151,7 @@ impl PrefixTree {
             nodes: Nodes::with_capacity(room),
             contents: None,
             namespaces: Namespaces::default(),
-            tokens: huge_pages::with_capacity((room * block_size as usize).min(ROOM_TOKENS_MAX)),
+            tokens: trunkline_pages::with_capacity((room * block_size as usize).min(ROOM_TOKENS_MAX)),
             leaving: Vec::new(),
             notes_left: false,
             left: Vec::new(),

@@ -8,7 +8,11 @@
 //! half away from zero. Elements beyond the reach of the largest F16 scale become the largest; a unit with NaN or infinity is NaN as a whole,
 //! so that logits tell.
 
+use std::ops::Range;
+
 use half::f16;
+
+use crate::kv::KvDtype;
 
 /// Elements in a unit.
 pub(crate) const UNIT: usize = 32;
@@ -21,6 +25,11 @@ pub(crate) enum Bits {
 }
 
 impl Bits {
+    /// Returns the width of the codes of a type with units; eight bits for any other.
+    pub(crate) const fn of(dtype: KvDtype) -> Self {
+        if matches!(dtype, KvDtype::Q4_0) { Self::Four } else { Self::Eight }
+    }
+
     /// Returns the bytes of the codes of a unit.
     const fn code_bytes(self) -> usize {
         match self {
@@ -29,18 +38,38 @@ impl Bits {
         }
     }
 
+    /// Returns the place of the scale and of the first code of the `n`-th unit of the row that begins at `at`.
+    #[inline(always)]
+    fn unit(self, at: usize, step: usize, n: usize) -> (usize, usize) {
+        let (set, token) = (at / (UNIT * step) + n, at % (UNIT * step));
+        (set * step + token, set * self.code_bytes() * step + token)
+    }
+
+    /// Returns the bytes of the scales among the bytes of a block.
+    fn scale_bytes(self, block_bytes: usize) -> usize {
+        block_bytes / self.unit_bytes() * 2
+    }
+
     /// Returns the bytes of a unit with its scale.
     pub(crate) const fn unit_bytes(self) -> usize {
         2 + self.code_bytes()
     }
 }
 
-/// The elements of one block. `at` and `step` count elements, as with the other types.
-pub(crate) struct QuantisedCells {
+/// The elements of one block, for reading: in memory first all scales, as F16, then all codes. `at` and `step` count elements, as with the
+/// other types.
+#[derive(Clone, Copy)]
+pub(crate) struct QuantisedCells<'a> {
     bits: Bits,
-    codes: Box<[u8]>,
-    /// F16.
-    scales: Box<[u16]>,
+    scales: &'a [u16],
+    codes: &'a [u8],
+}
+
+/// The elements of one block, for writing.
+pub(crate) struct QuantisedCellsMut<'a> {
+    bits: Bits,
+    scales: &'a mut [u16],
+    codes: &'a mut [u8],
 }
 
 /// Returns the scale and the codes of a unit, one code for each element: from -127 to 127, or from 0 to 15.
@@ -69,44 +98,19 @@ fn quantise(bits: Bits, values: &[f32]) -> (u16, [u8; UNIT]) {
     (f16::from_f32(scale).to_bits(), std::array::from_fn(|i| code(values[i])))
 }
 
-impl QuantisedCells {
-    /// Allocates zeros for `len` elements, or returns `None` if memory is short.
-    pub(crate) fn zeroed(bits: Bits, len: usize, zeroed: impl Fn(usize) -> Option<Box<[u8]>>) -> Option<Self> {
-        let units = len / UNIT;
-        let mut scales = Vec::new();
-        scales.try_reserve_exact(units).ok()?;
-        scales.resize(units, 0);
-        Some(Self { bits, codes: zeroed(units * bits.code_bytes())?, scales: scales.into_boxed_slice() })
-    }
-
-    /// Returns the place of the scale and of the first code of the `n`-th unit of the row that begins at `at`.
+impl<'a> QuantisedCells<'a> {
+    /// Takes the bytes of a block, which begin at a multiple of two.
     #[inline(always)]
-    fn unit(&self, at: usize, step: usize, n: usize) -> (usize, usize) {
-        let (set, token) = (at / (UNIT * step) + n, at % (UNIT * step));
-        (set * step + token, set * self.bits.code_bytes() * step + token)
+    pub(crate) fn new(bits: Bits, bytes: &'a [u8]) -> Self {
+        let (scales, codes) = bytes.split_at(bits.scale_bytes(bytes.len()));
+        Self { bits, scales: bytemuck::cast_slice(scales), codes }
     }
 
-    /// Stores `values`, whole units, in the elements `at`, `at + step`, `at + 2 step` and so on.
-    pub(crate) fn store(&mut self, at: usize, step: usize, values: &[f32]) {
-        for (n, values) in values.chunks_exact(UNIT).enumerate() {
-            let (scale_at, code_at) = self.unit(at, step, n);
-            let (scale, codes) = quantise(self.bits, values);
-            self.scales[scale_at] = scale;
-            let cells = self.codes[code_at..].iter_mut().step_by(step);
-            match self.bits {
-                Bits::Eight => cells.zip(codes).for_each(|(cell, code)| *cell = code),
-                Bits::Four => {
-                    let (low, high) = codes.split_at(UNIT / 2);
-                    cells.zip(low.iter().zip(high)).for_each(|(cell, (low, high))| *cell = low | high << 4);
-                }
-            }
-        }
-    }
-
-    /// Zeroes the elements from `at` on, a whole number of units.
-    pub(crate) fn clear_from(&mut self, at: usize) {
-        self.scales[at / UNIT..].fill(0);
-        self.codes[at / UNIT * self.bits.code_bytes()..].fill(0);
+    /// Returns the codes of a range of elements, whole units.
+    #[inline(always)]
+    pub(crate) fn codes_of(self, elements: Range<usize>) -> &'a [u8] {
+        let bytes = self.bits.code_bytes();
+        &self.codes[elements.start / UNIT * bytes..elements.end / UNIT * bytes]
     }
 
     /// Widens the elements from `at` on into `out`, whole sets of `step` units.
@@ -167,17 +171,48 @@ impl QuantisedCells {
     /// Writes the row of `n` elements that begins at `at` as units of ggml: scale, then codes.
     pub(crate) fn export(&self, at: usize, step: usize, bytes: &mut [u8]) {
         for (n, bytes) in bytes.chunks_exact_mut(self.bits.unit_bytes()).enumerate() {
-            let (scale_at, code_at) = self.unit(at, step, n);
+            let (scale_at, code_at) = self.bits.unit(at, step, n);
             let (scale, codes) = bytes.split_at_mut(2);
             scale.copy_from_slice(&self.scales[scale_at].to_le_bytes());
             codes.iter_mut().zip(self.codes[code_at..].iter().step_by(step)).for_each(|(byte, code)| *byte = *code);
         }
     }
+}
+
+impl<'a> QuantisedCellsMut<'a> {
+    /// Takes the bytes of a block, which begin at a multiple of two.
+    pub(crate) fn new(bits: Bits, bytes: &'a mut [u8]) -> Self {
+        let (scales, codes) = bytes.split_at_mut(bits.scale_bytes(bytes.len()));
+        Self { bits, scales: bytemuck::cast_slice_mut(scales), codes }
+    }
+
+    /// Stores `values`, whole units, in the elements `at`, `at + step`, `at + 2 step` and so on.
+    pub(crate) fn store(&mut self, at: usize, step: usize, values: &[f32]) {
+        for (n, values) in values.chunks_exact(UNIT).enumerate() {
+            let (scale_at, code_at) = self.bits.unit(at, step, n);
+            let (scale, codes) = quantise(self.bits, values);
+            self.scales[scale_at] = scale;
+            let cells = self.codes[code_at..].iter_mut().step_by(step);
+            match self.bits {
+                Bits::Eight => cells.zip(codes).for_each(|(cell, code)| *cell = code),
+                Bits::Four => {
+                    let (low, high) = codes.split_at(UNIT / 2);
+                    cells.zip(low.iter().zip(high)).for_each(|(cell, (low, high))| *cell = low | high << 4);
+                }
+            }
+        }
+    }
+
+    /// Zeroes the elements from `at` on, a whole number of units.
+    pub(crate) fn clear_from(&mut self, at: usize) {
+        self.scales[at / UNIT..].fill(0);
+        self.codes[at / UNIT * self.bits.code_bytes()..].fill(0);
+    }
 
     /// Takes a row from units of ggml, as [`Self::export`] writes them.
     pub(crate) fn import(&mut self, at: usize, step: usize, bytes: &[u8]) {
         for (n, bytes) in bytes.chunks_exact(self.bits.unit_bytes()).enumerate() {
-            let (scale_at, code_at) = self.unit(at, step, n);
+            let (scale_at, code_at) = self.bits.unit(at, step, n);
             let (scale, codes) = bytes.split_at(2);
             self.scales[scale_at] = u16::from_le_bytes([scale[0], scale[1]]);
             self.codes[code_at..].iter_mut().step_by(step).zip(codes).for_each(|(code, byte)| *code = *byte);
@@ -201,16 +236,25 @@ mod tests {
     use super::*;
     use crate::noise::Noise;
 
-    fn cells(bits: Bits, len: usize) -> QuantisedCells {
-        QuantisedCells::zeroed(bits, len, |len| Some(vec![0; len].into_boxed_slice())).unwrap()
+    /// Zeros for `len` elements.
+    fn zeros(bits: Bits, len: usize) -> Vec<u16> {
+        vec![0; len / UNIT * bits.unit_bytes() / 2]
+    }
+
+    fn cells(bits: Bits, memory: &[u16]) -> QuantisedCells<'_> {
+        QuantisedCells::new(bits, bytemuck::cast_slice(memory))
+    }
+
+    fn cells_mut(bits: Bits, memory: &mut [u16]) -> QuantisedCellsMut<'_> {
+        QuantisedCellsMut::new(bits, bytemuck::cast_slice_mut(memory))
     }
 
     /// The elements of a unit after a round trip.
     fn back(bits: Bits, values: [f32; UNIT]) -> [f32; UNIT] {
-        let mut cells = cells(bits, UNIT);
-        cells.store(0, 1, &values);
+        let mut memory = zeros(bits, UNIT);
+        cells_mut(bits, &mut memory).store(0, 1, &values);
         let mut out = [0.0; UNIT];
-        cells.read(0, 1, &mut out);
+        cells(bits, &memory).read(0, 1, &mut out);
         out
     }
 
@@ -220,7 +264,7 @@ mod tests {
         for (bits, tokens) in [(Bits::Eight, 5), (Bits::Four, 5), (Bits::Eight, 70), (Bits::Four, 70)] {
             let (dim, mut noise) = (2 * UNIT, Noise::new(4));
             let half = dim * tokens;
-            let (mut stored, mut copied) = (cells(bits, 4 * half), cells(bits, 4 * half));
+            let (mut stored, mut copied) = (zeros(bits, 4 * half), zeros(bits, 4 * half));
             let mut rows = Vec::new();
             for head in 0..2 {
                 for token in 0..tokens {
@@ -231,15 +275,15 @@ mod tests {
             let mut expected = vec![0.0f32; 4 * half];
             for (at, step) in &rows {
                 let values: Vec<f32> = (0..dim).map(|_| noise.uniform(3.0)).collect();
-                stored.store(*at, *step, &values);
+                cells_mut(bits, &mut stored).store(*at, *step, &values);
                 for (d, unit) in values.as_chunks::<UNIT>().0.iter().enumerate() {
                     for (j, value) in back(bits, *unit).into_iter().enumerate() {
                         expected[at + (d * UNIT + j) * step] = value;
                     }
                 }
                 let mut bytes = vec![0; 2 * bits.unit_bytes()];
-                stored.export(*at, *step, &mut bytes);
-                copied.import(*at, *step, &bytes);
+                cells(bits, &stored).export(*at, *step, &mut bytes);
+                cells_mut(bits, &mut copied).import(*at, *step, &bytes);
                 // The bytes are units of ggml.
                 let (scale, codes) = quantise(bits, &values[..UNIT]);
                 assert_eq!(bytes[..2], scale.to_le_bytes());
@@ -248,7 +292,8 @@ mod tests {
                     Bits::Four => assert!((0..16).all(|j| bytes[2 + j] == codes[j] | codes[j + 16] << 4)),
                 }
             }
-            for cells in [&stored, &copied] {
+            for memory in [&stored, &copied] {
+                let cells = cells(bits, memory);
                 let mut out = vec![0.0; half];
                 for head in 0..2 {
                     let keys = 2 * head * half;
@@ -258,9 +303,9 @@ mod tests {
                     assert_eq!(out, expected[keys + half..keys + 2 * half]);
                 }
             }
-            stored.clear_from(2 * half);
+            cells_mut(bits, &mut stored).clear_from(2 * half);
             let mut out = vec![1.0; half];
-            stored.read(2 * half, tokens, &mut out);
+            cells(bits, &stored).read(2 * half, tokens, &mut out);
             assert!(out.iter().all(|value| *value == 0.0));
         }
     }

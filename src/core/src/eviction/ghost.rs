@@ -5,7 +5,6 @@
 //! fingerprints that agree in bucket and half are taken for one (once in about 10^9 calls), and an overflowing bucket forgets its
 //! oldest entry early (about one entry in fifty): both cost quality, never correctness.
 
-use crate::huge_pages;
 use crate::prefetch::prefetch_at;
 
 /// Entries of a bucket, a cache line of 64 bytes.
@@ -35,7 +34,7 @@ impl Ghost {
     pub fn new(capacity: u32) -> Self {
         let capacity = capacity.max(1);
         let buckets = vec![Bucket::default(); capacity.div_ceil(LOAD) as usize];
-        huge_pages::advise(&buckets);
+        trunkline_pages::advise(&buckets);
         Self { buckets, capacity, clock: 0, pending: Vec::new() }
     }
 

@@ -57,7 +57,7 @@ pub(super) struct Leaves {
 
 impl Leaves {
     pub fn new(capacity: u32) -> Self {
-        let slots = crate::huge_pages::with_capacity(super::reserved_blocks(capacity));
+        let slots = trunkline_pages::with_capacity(super::reserved_blocks(capacity));
         Self { nodes: Segments::new(), slots, leaves: BTreeSet::new(), clock: 0 }
     }
 

@@ -33,7 +33,7 @@ pub(super) struct Lru {
 
 impl Lru {
     pub fn new(capacity: u32) -> Self {
-        let segment_of = crate::huge_pages::with_capacity(super::reserved_blocks(capacity));
+        let segment_of = trunkline_pages::with_capacity(super::reserved_blocks(capacity));
         Self { queue: Queues::new(1), segments: Segments::new(), segment_of }
     }
 

@@ -1,6 +1,5 @@
 //! Doubly linked queues over one array of links: a block is in at most one queue.
 
-use crate::huge_pages;
 use crate::prefetch::prefetch;
 
 const NIL: u32 = u32::MAX;
@@ -39,7 +38,7 @@ impl Queues {
     /// Creates `n` empty queues, with memory reserved for `blocks`.
     pub fn with_capacity(n: usize, blocks: usize) -> Self {
         assert!(n < usize::from(NO_QUEUE));
-        Self { ends: vec![EMPTY; n], links: huge_pages::with_capacity(blocks) }
+        Self { ends: vec![EMPTY; n], links: trunkline_pages::with_capacity(blocks) }
     }
 
     /// Empties all queues.

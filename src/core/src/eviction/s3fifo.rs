@@ -7,7 +7,6 @@
 use super::ghost::Ghost;
 use super::queue::Queues;
 use super::{Eviction, last};
-use crate::huge_pages;
 use crate::ids::BlockHandle;
 use crate::nodes::Nodes;
 use crate::prefetch::prefetch;
@@ -47,7 +46,7 @@ impl S3Fifo {
             // Below the capacity, so it fits.
             small_max: (u64::from(capacity) * values[0] / 100) as u32,
             unproven_idle: 0,
-            proven: huge_pages::with_capacity(super::reserved_blocks(capacity)),
+            proven: trunkline_pages::with_capacity(super::reserved_blocks(capacity)),
             popped: None,
         }
     }

@@ -2,7 +2,7 @@
 
 use trunkline_port::CellCopy;
 
-use super::{KvDtype, KvMemory};
+use super::{Cells, CellsMut, KvDtype, KvMemory};
 use crate::rope::rotate;
 
 impl KvMemory {
@@ -24,7 +24,8 @@ impl KvMemory {
     pub(crate) fn copy_cells(&self, copy: &CellCopy, cos: &[f32], sin: &[f32]) {
         assert_ne!(copy.from, copy.to, "a copy within a block");
         let layout = self.layout;
-        let (from, mut to) = (self.read(copy.from), self.write(copy.to));
+        let (from, mut to) = (self.blocks.read(copy.from), self.blocks.write(copy.to));
+        let (from, mut to) = (Cells::new(self.dtype, &from), CellsMut::new(self.dtype, &mut to));
         let (half, dim, size) = (layout.half(), layout.head_dim, layout.block_size);
         let (mut key, mut buffer) = (vec![0.0; dim], Vec::new());
         for (layer, head) in

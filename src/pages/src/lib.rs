@@ -1,6 +1,6 @@
-//! Huge pages for the great arrays.
+//! Huge pages for large arrays.
 //!
-//! A prefix in a used pool touches a few lines in many places. On pages of 4 KiB most of these places cost a walk through the page
+//! A prefix in a used pool touches a few lines in many places, and attention reads blocks that lie in any order. On pages of 4 KiB most of these places cost a walk through the page
 //! table beside the load itself; on pages of 2 MiB the processor remembers all of them.
 
 /// Bytes of an array from which on huge pages are requested: smaller arrays need few pages of any size.
@@ -9,7 +9,7 @@ const BYTES_MIN: usize = 1 << 20;
 
 /// Returns an empty vector with memory for `len` values, on huge pages if the system grants them. Memory that is never touched costs
 /// nothing.
-pub(crate) fn with_capacity<T>(len: usize) -> Vec<T> {
+pub fn with_capacity<T>(len: usize) -> Vec<T> {
     let values = Vec::with_capacity(len);
     advise(&values);
     values
@@ -18,7 +18,7 @@ pub(crate) fn with_capacity<T>(len: usize) -> Vec<T> {
 /// Asks the system to back the memory of a vector with huge pages. Returns `true` if the system takes the advice.
 #[cfg(target_os = "linux")]
 #[expect(unsafe_code, reason = "advice takes an address")]
-pub(crate) fn advise<T>(values: &Vec<T>) -> bool {
+pub fn advise<T>(values: &Vec<T>) -> bool {
     const PAGE: usize = 4096;
     let bytes = values.capacity() * size_of::<T>();
     if bytes < BYTES_MIN {
@@ -34,6 +34,6 @@ pub(crate) fn advise<T>(values: &Vec<T>) -> bool {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn advise<T>(_: &Vec<T>) -> bool {
+pub fn advise<T>(_: &Vec<T>) -> bool {
     false
 }
