@@ -314,6 +314,14 @@ impl Queries<'_> {
         end.saturating_sub(self.window).saturating_sub(start)..end.saturating_sub(start).min(SPAN)
     }
 
+    /// Returns the positions of a run seen by query `i`, counted from the run's first; the run lies at `run` in the span from `start`.
+    #[inline(always)]
+    fn seen(&self, i: usize, start: usize, run: &Range<usize>) -> Range<usize> {
+        let (visible, within) =
+            (self.visible(i, start), |position: usize| position.saturating_sub(run.start).min(run.len()));
+        within(visible.start)..within(visible.end)
+    }
+
     /// The runs of the indices `start + span.start .. start + span.end` within one block: block, offset in the block, offset in the span,
     /// length.
     #[inline(always)]
@@ -346,12 +354,17 @@ impl Queries<'_> {
                         self.score_tile::<ROWS>(i, keys, &mut scores[i * SPAN + at + lane..]);
                         i += ROWS;
                     }
-                    while i + 2 <= self.n {
-                        self.score_tile::<2>(i, keys, &mut scores[i * SPAN + at + lane..]);
-                        i += 2;
+                    if i == self.n {
+                        continue;
                     }
-                    if i < self.n {
-                        self.score_tile::<1>(i, keys, &mut scores[i * SPAN + at + lane..]);
+                    // The rest at once, which reads the keys once.
+                    let scores = &mut scores[i * SPAN + at + lane..];
+                    match self.n - i {
+                        1 => self.score_tile::<1>(i, keys, scores),
+                        2 => self.score_tile::<2>(i, keys, scores),
+                        3 => self.score_tile::<3>(i, keys, scores),
+                        4 => self.score_tile::<4>(i, keys, scores),
+                        _ => self.score_tile::<5>(i, keys, scores),
                     }
                 }
             } else {
@@ -416,30 +429,47 @@ impl Queries<'_> {
                 self.kv.request_keys(self.place, self.table.block_at(next));
             }
             let values = self.kv.values(self.place, block, offset..offset + run, cells);
-            // Positions of the run seen by query `i`.
-            let seen = |i: usize| {
-                let visible = self.visible(i, start);
-                visible.start.saturating_sub(at).min(run)..visible.end.saturating_sub(at).min(run)
-            };
             let mut i = 0;
             while i + ROWS <= self.n {
-                // Both ends grow with i, so all queries see the positions from the last one's first to the first one's last.
-                let (common, queries) = (seen(i + ROWS - 1).start..seen(i).end, i..i + ROWS);
-                if common.start > 0 {
-                    let before = |range: Range<usize>| range.start..range.end.min(common.start);
-                    queries.clone().for_each(|i| self.add_tile::<1>(i, values, at, before(seen(i)), weights, sums));
-                }
-                self.add_tile::<ROWS>(i, values, at, common.clone(), weights, sums);
-                for i in queries {
-                    let range = seen(i);
-                    let rest = range.start.max(common.start).max(common.end)..range.end;
-                    self.add_tile::<1>(i, values, at, rest, weights, sums);
-                }
+                self.add_run::<ROWS>(i, values, start, at..at + run, weights, sums);
                 i += ROWS;
             }
-            for i in i..self.n {
-                self.add_tile::<1>(i, values, at, seen(i), weights, sums);
+            match self.n - i {
+                0 => {}
+                1 => self.add_run::<1>(i, values, start, at..at + run, weights, sums),
+                2 => self.add_run::<2>(i, values, start, at..at + run, weights, sums),
+                3 => self.add_run::<3>(i, values, start, at..at + run, weights, sums),
+                4 => self.add_run::<4>(i, values, start, at..at + run, weights, sums),
+                _ => self.add_run::<5>(i, values, start, at..at + run, weights, sums),
             }
+        }
+    }
+
+    /// Adds the values of the run at `run` in the span from `start` to the sums of `R` queries from `i` on.
+    #[inline(always)]
+    fn add_run<const R: usize>(
+        &self,
+        i: usize,
+        values: &[f32],
+        start: usize,
+        run: Range<usize>,
+        weights: &[f32],
+        sums: &mut [f32],
+    ) {
+        // Both ends grow with the query, so all queries see the positions from the last one's first to the first one's last.
+        let common = self.seen(i + R - 1, start, &run).start..self.seen(i, start, &run).end;
+        if common.start > 0 {
+            for i in i..i + R {
+                let seen = self.seen(i, start, &run);
+                let before = seen.start..seen.end.min(common.start);
+                self.add_tile::<1>(i, values, run.start, before, weights, sums);
+            }
+        }
+        self.add_tile::<R>(i, values, run.start, common.clone(), weights, sums);
+        for i in i..i + R {
+            let seen = self.seen(i, start, &run);
+            let rest = seen.start.max(common.start).max(common.end)..seen.end;
+            self.add_tile::<1>(i, values, run.start, rest, weights, sums);
         }
     }
 
