@@ -16,7 +16,7 @@ use crate::h2o::head_loss::HeadLosses;
 use crate::h2o::total::{self, Heads};
 
 /// Keys of a config file, each the name of a flag.
-pub const H2O_KEYS: [&str; 11] = [
+pub const H2O_KEYS: [&str; 12] = [
     "h2o-layers",
     "h2o-total",
     "h2o-choice",
@@ -28,6 +28,7 @@ pub const H2O_KEYS: [&str; 11] = [
     "h2o-trigger",
     "h2o-interval",
     "h2o-alpha",
+    "h2o-score-interval",
 ];
 
 /// Setting of the heads that keep every token.
@@ -86,6 +87,10 @@ pub struct H2oSettings {
     /// Weight of the past in the moving average of scores, 0 to 1 [default: 0.9].
     #[arg(long, value_name = "WEIGHT")]
     pub h2o_alpha: Option<String>,
+
+    /// Tokens generated from one whose attention is scored to the next, --h2o-interval at most; for the scorer h2o [default: 1].
+    #[arg(long, value_name = "TOKENS")]
+    pub h2o_score_interval: Option<String>,
 }
 
 impl H2oSettings {
@@ -104,6 +109,7 @@ impl H2oSettings {
             h2o_trigger: self.h2o_trigger.or(other.h2o_trigger),
             h2o_interval: self.h2o_interval.or(other.h2o_interval),
             h2o_alpha: self.h2o_alpha.or(other.h2o_alpha),
+            h2o_score_interval: self.h2o_score_interval.or(other.h2o_score_interval),
         }
     }
 
@@ -127,7 +133,8 @@ impl H2oSettings {
             "h2o-block" => &mut self.h2o_block,
             "h2o-trigger" => &mut self.h2o_trigger,
             "h2o-interval" => &mut self.h2o_interval,
-            _ => &mut self.h2o_alpha,
+            "h2o-alpha" => &mut self.h2o_alpha,
+            _ => &mut self.h2o_score_interval,
         };
         *field = Some(text);
         Ok(())
@@ -149,6 +156,7 @@ impl H2oSettings {
             ("trigger", &self.h2o_trigger),
             ("interval", &self.h2o_interval),
             ("alpha", &self.h2o_alpha),
+            ("score-interval", &self.h2o_score_interval),
         ];
         values.into_iter().try_for_each(|(key, value)| value.iter().try_for_each(|text| config.h2o.set(key, text)))?;
         Ok(())

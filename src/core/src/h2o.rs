@@ -69,8 +69,10 @@ pub struct Needs {
     pub kind: ScoreKind,
     /// Last rows of the prompt to be scored, at most; 0 for none, [`u32::MAX`] for all.
     pub prompt_rows: u32,
-    /// Rows of each decode step to be scored: 1, or 0 for none.
+    /// Rows of a scored decode step to be scored: 1, or 0 for none.
     pub decode_rows: u32,
+    /// Decode steps from one that is scored to the next; 0 counts as 1, all steps.
+    pub decode_interval: u32,
     /// Tokens of the prompt to be read again at a time, behind the prompt, after the first token of the answer; 0 for no second reading. The
     /// first plan waits for its scores ([`State::report_reread`]).
     pub reread_tokens: u32,

@@ -69,18 +69,16 @@ impl Planners {
         }
     }
 
-    /// Returns the number of rows to score of a sequence that runs `n_tokens` tokens next.
-    pub fn rows(&self, seq: &Sequence, n_tokens: u32) -> u32 {
+    /// Begins a step of a sequence that runs `n_tokens` tokens. Returns the number of rows to score.
+    pub fn begin_step(&self, seq: &mut Sequence, n_tokens: u32) -> u32 {
         if let Some(from) = seq.cold.reread_from {
             return (seq.planned() + n_tokens).saturating_sub(seq.planned().max(from));
         }
-        if seq.cold.planner.is_none() {
-            return 0;
-        }
-        let needs = self.scorer.needs();
-        match seq.decodes_next() {
-            true => needs.decode_rows.min(n_tokens),
-            false => needs.rows_of_chunk(seq.planned(), n_tokens, seq.prompt_tokens),
+        let (decodes, planned, needs) = (seq.decodes_next(), seq.planned(), self.scorer.needs());
+        let Some(planner) = &mut seq.cold.planner else { return 0 };
+        match decodes {
+            true => planner.state.begin_decode(&needs).min(n_tokens),
+            false => needs.rows_of_chunk(planned, n_tokens, seq.prompt_tokens),
         }
     }
 

@@ -3,7 +3,6 @@
 //! A chain in neighbouring slots is found to be one without reading the parent of each block: a million blocks have 128 KB of bits,
 //! which stay in the processor's caches.
 
-
 const BITS: usize = u64::BITS as usize;
 
 /// A bit for each slot: set if the block there is published and its parent lies in the slot before.

@@ -443,8 +443,8 @@ impl Scheduler {
     }
 
     /// Asks for the scores that the planner of a sequence needs, before the sequence is added to the step.
-    fn ask_for_scores(&mut self, planners: &Planners, seq: &Sequence, n_tokens: u32, step: &mut Step) {
-        let (at, rows) = (step.seqs.len() as u32, planners.rows(seq, n_tokens));
+    fn ask_for_scores(&mut self, planners: &Planners, seq: &mut Sequence, n_tokens: u32, step: &mut Step) {
+        let (at, rows) = (step.seqs.len() as u32, planners.begin_step(seq, n_tokens));
         if rows > 0 {
             step.scored.push(Scored { seq: at, rows });
             step.score_kind = planners.scorer.needs().kind;

@@ -53,6 +53,7 @@ impl Params {
             trigger_tokens: self.trigger_min_tokens,
             interval_steps: self.update_interval,
             alpha: self.ema_alpha,
+            score_interval: 1,
             target: match self.target_mode {
                 0 => Target::Static { keep_ratio: self.target_keep_ratio },
                 _ => Target::Adaptive { lossy_ratio: self.target_lossy_ratio },

@@ -126,6 +126,10 @@ pub struct H2oOptions {
     #[arg(long, value_name = "N", default_value_t = 16)]
     block: u32,
 
+    /// Tokens from one whose attention is scored to the next, for the scorer h2o; 16 at most.
+    #[arg(long, value_name = "N", default_value_t = Settings::default().score_interval, value_parser = clap::value_parser!(u32).range(1..=16))]
+    score_interval: u32,
+
     /// Requests at once to a server with memory for four, with and without eviction; 0 for no server.
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(0..=1024))]
     requests: u32,
@@ -307,6 +311,7 @@ impl<'a> Plan<'a> {
             sink_tokens: self.options.sink,
             recent_tokens: self.options.recent,
             block_tokens: self.options.block,
+            score_interval: self.options.score_interval,
             target: Target::Adaptive { lossy_ratio },
             weight: *weight,
             ..Settings::default()

@@ -33,6 +33,8 @@ pub struct H2oConfig {
     pub interval: u32,
     /// Weight of the past in the moving average of scores, 0 to 1.
     pub alpha: f32,
+    /// Decode steps from one whose attention is scored to the next, at least 1; the interval of plans at most.
+    pub score_interval: u32,
     /// Tokens kept beyond the floors in each layer group that evicts, in the order of the groups and in units of the mean of all groups; at most
     /// 64 each. Empty: 1 for all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -55,6 +57,7 @@ impl Default for H2oConfig {
             trigger: 512,
             interval: 16,
             alpha: 0.9,
+            score_interval: 1,
             weights: Vec::new(),
             by_group: false,
         }
@@ -66,8 +69,8 @@ impl H2oConfig {
     pub const RATIO: f32 = 6.0;
 
     /// Keys of the numbers, as in `on:ratio=4`, and of the scorer.
-    pub const KEYS: [&str; 9] =
-        ["scorer", "ratio", "sink", "recent", "block", "trigger", "interval", "alpha", "weights"];
+    pub const KEYS: [&str; 10] =
+        ["scorer", "ratio", "sink", "recent", "block", "trigger", "interval", "alpha", "score-interval", "weights"];
 
     /// Returns the settings of the planner for KV blocks of `block_size` tokens.
     pub fn settings(&self, block_size: u32) -> Settings {
@@ -78,6 +81,7 @@ impl H2oConfig {
             trigger_tokens: self.trigger,
             interval_steps: self.interval,
             alpha: self.alpha,
+            score_interval: self.score_interval,
             target: Target::Adaptive { lossy_ratio: self.ratio.unwrap_or(Self::RATIO) },
             weight: 1.0,
         }
@@ -146,6 +150,7 @@ impl H2oConfig {
             "trigger" => read(&mut self.trigger, key, text)?,
             "interval" => read(&mut self.interval, key, text)?,
             "alpha" => read(&mut self.alpha, key, text)?,
+            "score-interval" => read(&mut self.score_interval, key, text)?,
             "weights" => {
                 self.weights = text.split('/').map(|weight| number(key, weight)).collect::<Result<_, _>>()?;
             }
@@ -163,6 +168,7 @@ impl H2oConfig {
             "block" => self.block.to_string(),
             "trigger" => self.trigger.to_string(),
             "interval" => self.interval.to_string(),
+            "score-interval" => self.score_interval.to_string(),
             "weights" => self.weights.iter().map(f32::to_string).collect::<Vec<_>>().join("/"),
             _ => self.alpha.to_string(),
         }
@@ -205,12 +211,13 @@ mod tests {
             "off",
             "probe",
             "on:ratio=3.5,recent=128",
-            "on:scorer=snapkv,block=64,interval=1,alpha=0.5",
+            "on:scorer=snapkv,block=64,interval=1,alpha=0.5,score-interval=2",
             "on:weights=1.5/0.5",
         ] {
             assert_eq!(text.parse::<H2oConfig>().unwrap().to_string(), text);
         }
-        let defaults = "on:sink=32,recent=256,block=0,trigger=512,interval=16,alpha=0.9".parse::<H2oConfig>();
+        let defaults =
+            "on:sink=32,recent=256,block=0,trigger=512,interval=16,alpha=0.9,score-interval=1".parse::<H2oConfig>();
         assert_eq!(defaults.unwrap(), H2oConfig { mode: Mode::On, ..H2oConfig::default() });
         let ratio = |text: &str| match text.parse::<H2oConfig>().unwrap().settings(16).target {
             Target::Adaptive { lossy_ratio } => lossy_ratio,
@@ -225,7 +232,7 @@ mod tests {
         assert_eq!(fault("yes"), "unknown h2o mode 'yes'; there are: off, probe, on");
         assert_eq!(
             fault("on:rato=3"),
-            "unknown h2o setting 'rato'; there are: scorer, ratio, sink, recent, block, trigger, interval, alpha, weights"
+            "unknown h2o setting 'rato'; there are: scorer, ratio, sink, recent, block, trigger, interval, alpha, score-interval, weights"
         );
         assert_eq!(fault("on:sink=few"), "h2o sink is 'few'; give a number");
         assert_eq!(fault("on:weights=1/x"), "h2o weights is 'x'; give a number");

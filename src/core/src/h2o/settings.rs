@@ -54,6 +54,9 @@ pub struct Settings {
     pub interval_steps: u32,
     /// Weight of the past in the moving average of scores, `0.0..=1.0`: after n steps, a score has `alpha^n` of its weight.
     pub alpha: f32,
+    /// Decode steps of a sequence from one whose attention is scored to the next, `1..=65536`; more than `interval_steps` count as these, so
+    /// that plans never lack scores.
+    pub score_interval: u32,
     /// Share of the tokens to keep, in the mean over the layer groups.
     pub target: Target,
     /// Tokens kept beyond the floors, in units of the mean over the layer groups; `0.0..=64.0`, and 1 keeps the mean.
@@ -69,6 +72,7 @@ impl Default for Settings {
             trigger_tokens: 512,
             interval_steps: 16,
             alpha: 0.9,
+            score_interval: 1,
             target: Target::Adaptive { lossy_ratio: 3.5 },
             weight: 1.0,
         }
@@ -87,6 +91,7 @@ impl Settings {
         check("h2o trigger", self.trigger_tokens, 0..=TOKENS_MAX)?;
         check("h2o interval", self.interval_steps, INTERVAL)?;
         check("h2o alpha", self.alpha, UNIT)?;
+        check("h2o score interval", self.score_interval, INTERVAL)?;
         check("h2o weight", self.weight, WEIGHT)?;
         match self.target {
             Target::Adaptive { lossy_ratio } => check("h2o ratio", lossy_ratio, LOSSY_RATIO)?,
@@ -101,6 +106,11 @@ impl Settings {
     /// Returns `true` if a plan is due for a sequence of `tokens` tokens, `steps` token steps after the last plan.
     pub fn is_due(&self, tokens: u32, steps: u32) -> bool {
         tokens >= self.trigger_tokens.max(1) && steps >= self.interval_steps.max(1)
+    }
+
+    /// Returns the decode steps from one whose attention is scored to the next, at least 1.
+    pub fn scored_every(&self) -> u32 {
+        self.score_interval.min(self.interval_steps).max(1)
     }
 
     /// Returns the number of planner blocks of a sequence of `tokens` tokens; the last may be partial.

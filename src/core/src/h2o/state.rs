@@ -17,6 +17,8 @@ pub struct State {
     /// By number of the settings.
     holes: Vec<Holes>,
     steps: u32,
+    /// Decode steps begun since the last scored one began; `None` before the first.
+    unscored: Option<u32>,
     /// `true` until the prompt was read again, if the scorer asks for that.
     awaits_reread: bool,
     /// Scores of the last step by planner block; kept for its memory.
@@ -29,6 +31,7 @@ impl State {
     pub fn new(needs: &Needs, n: usize) -> Self {
         Self {
             steps: if needs.waits_for_decodes() { 0 } else { u32::MAX },
+            unscored: None,
             awaits_reread: needs.reread_tokens > 0,
             scores: vec![Scores::default()],
             holes: vec![Holes::default(); n],
@@ -76,6 +79,15 @@ impl State {
     /// Returns `true` while plans wait for a second reading of the prompt.
     pub fn awaits_reread(&self) -> bool {
         self.awaits_reread
+    }
+
+    /// Begins a decode step. Returns the number of rows to be scored: [`Needs::decode_rows`] in one step of [`Needs::decode_interval`], the first
+    /// at once, and 0 in the others.
+    pub fn begin_decode(&mut self, needs: &Needs) -> u32 {
+        let unscored = self.unscored.map_or(u32::MAX, |unscored| unscored + 1);
+        let is_scored = unscored >= needs.decode_interval;
+        self.unscored = Some(if is_scored { 0 } else { unscored });
+        if is_scored { needs.decode_rows } else { 0 }
     }
 
     /// Counts token steps: one for each decoded token, also if the step reported no scores.

@@ -39,6 +39,29 @@ fn reported(scores: &[(usize, f32)]) -> Vec<f32> {
 }
 
 #[test]
+fn one_decode_step_in_an_interval_is_scored_and_stands_for_the_others() {
+    let settings = |score_interval| Settings { alpha: 0.5, interval_steps: 8, score_interval, ..Settings::default() };
+    let rows = |name: &str, score_interval| {
+        let scorer = REGISTRY.make(name, settings(score_interval)).unwrap();
+        let (needs, mut state) = (scorer.needs(), State::new(&scorer.needs(), 1));
+        (0..9).map(|_| state.begin_decode(&needs)).collect::<Vec<_>>()
+    };
+    assert_eq!(rows("h2o", 1), [1; 9]);
+    assert_eq!(rows("h2o", 3), [1, 0, 0, 1, 0, 0, 1, 0, 0]);
+    assert_eq!(rows("h2o", 100), rows("h2o", 8), "plans never lack scores");
+    assert_eq!((rows("tova", 3), rows("streaming", 3)), (vec![1; 9], vec![0; 9]));
+    // Three steps with the same scores, or one that stands for three.
+    let observe = |score_interval, n| {
+        let scorer = REGISTRY.make("h2o", settings(score_interval)).unwrap();
+        let mut scores = Scores::default();
+        (0..n).for_each(|_| scorer.observe(&mut scores, &[0.5, 0.25], Rows { n: 1, prefill: false }));
+        scores
+    };
+    assert_eq!(observe(1, 3), observe(3, 1));
+    assert_eq!(observe(1, 6), observe(3, 2));
+}
+
+#[test]
 fn scores_of_kv_blocks_are_summed_and_maxima_are_not() {
     // Block 1 has four KV blocks of 0.1, block 3 one of 0.3.
     let scores = reported(&[(4, 0.1), (5, 0.1), (6, 0.1), (7, 0.1), (12, 0.3)]);

@@ -298,7 +298,7 @@ mod tests {
 
     /// Returns steps with eviction of `on` ms, and with scores of `probe` ms, where steps without either take 12.
     fn speed(batch: usize, probe: [f64; 5], on: f64) -> Speed {
-        Speed { batch, off_ms: vec![12.0; 5], probe_ms: probe.to_vec(), on_ms: vec![on; 5] }
+        Speed { batch, score_interval: 1, off_ms: vec![12.0; 5], probe_ms: probe.to_vec(), on_ms: vec![on; 5] }
     }
 
     fn speeds() -> [Speed; 2] {

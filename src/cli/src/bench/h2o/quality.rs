@@ -205,8 +205,11 @@ fn force(
         let mut runs: Vec<Run<'_>> = run
             .iter_mut()
             .map(|measured| {
-                let needs = measured.seq.eviction.as_ref().map(|eviction| eviction.scorer.needs());
-                let scored = needs.filter(|needs| needs.decode_rows > 0).map(|needs| (needs.decode_rows, needs.kind));
+                let eviction = measured.seq.eviction.as_mut();
+                let scored = eviction.and_then(|Eviction { scorer, state, .. }| {
+                    let (rows, kind) = (state.begin_decode(&scorer.needs()), scorer.needs().kind);
+                    (rows > 0).then_some((rows, kind))
+                });
                 Run { seq: &mut measured.seq, tokens: &token, scored, sample: true, again: false }
             })
             .collect();

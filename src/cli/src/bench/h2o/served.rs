@@ -180,6 +180,7 @@ fn settings(load: &Load<'_>, flags: &[&str]) -> anyhow::Result<Settings> {
         line.push(format!("--h2o-sink={}", case.sink_tokens));
         line.push(format!("--h2o-recent={}", case.recent_tokens));
         line.push(format!("--h2o-block={}", case.block_tokens));
+        line.push(format!("--h2o-score-interval={}", case.score_interval));
         line.extend((!load.full.is_empty()).then(|| format!("--h2o-layers={}", load.full)));
     }
     line.extend(flags.iter().map(|flag| (*flag).to_owned()));

@@ -21,6 +21,8 @@ const DEVIATION: f64 = 1.4826;
 #[derive(Clone, Debug)]
 pub struct Speed {
     pub batch: usize,
+    /// Steps of a server from one with scores to the next; here each step of a way with scores has them.
+    pub score_interval: u32,
     /// Without eviction and without scores.
     pub off_ms: Vec<f64>,
     /// With scores, without eviction.
@@ -35,9 +37,10 @@ impl Speed {
         median(&self.off_ms) / median(&self.on_ms)
     }
 
-    /// Returns the share of a step without eviction that scores cost, per cent: the median over the steps, each against the one beside it.
+    /// Returns the share of a step without eviction that scores cost, per cent, in the mean over scored steps and others: the median over scored
+    /// steps, each against the one beside it, by the interval of scored steps.
     pub fn scores_percent(&self) -> f64 {
-        median(&self.scores_percents())
+        median(&self.scores_percents()) / f64::from(self.score_interval)
     }
 
     /// Returns the standard error of [`Self::scores_percent`], from the distances of the steps from their median, so that a few steps that other work of
@@ -46,7 +49,7 @@ impl Speed {
         let costs = self.scores_percents();
         let middle = median(&costs);
         let distances: Vec<f64> = costs.iter().map(|cost| (cost - middle).abs()).collect();
-        MEDIAN_ERROR * DEVIATION * median(&distances) / (costs.len() as f64).sqrt()
+        MEDIAN_ERROR * DEVIATION * median(&distances) / (costs.len() as f64).sqrt() / f64::from(self.score_interval)
     }
 
     fn scores_percents(&self) -> Vec<f64> {
@@ -76,31 +79,38 @@ pub fn measure(
     rig.prefill(&mut origin, prompt, false)?;
     let mut thin = rig.fork(&origin);
     let scorer: Arc<dyn Scorer> = REGISTRY.make(&case.scorer, case.settings[0])?.into();
-    let kind = scorer.needs().kind;
+    let (kind, score_interval) = (scorer.needs().kind, scorer.needs().decode_interval.max(1));
     let state = prompt_scores(rig, &mut origin, prompt, &*scorer, &case.settings, &[])?;
     thin.eviction = Some(Eviction { scorer, settings: case.settings.clone(), state });
     // Both are as long, and one has had its plans.
     for at in 0..lengths.after {
         let token = [text.tokens[lengths.prompt + at]];
+        let scored = thin.eviction.as_mut().and_then(|Eviction { scorer, state, .. }| {
+            let rows = state.begin_decode(&scorer.needs());
+            (rows > 0).then_some((rows, kind))
+        });
         let mut runs = [
             Run { seq: &mut origin, tokens: &token, scored: None, sample: true, again: false },
-            Run { seq: &mut thin, tokens: &token, scored: Some((1, kind)), sample: true, again: false },
+            Run { seq: &mut thin, tokens: &token, scored, sample: true, again: false },
         ];
         let answers = rig.step(&mut runs)?;
         if let Some(Eviction { scorer, settings, state }) = &mut thin.eviction {
-            state.report(&**scorer, &settings[0], &answers[1].scores, BLOCK as u32, Rows { n: 1, prefill: false });
+            if scored.is_some() {
+                state.report(&**scorer, &settings[0], &answers[1].scores, BLOCK as u32, Rows { n: 1, prefill: false });
+            }
             state.count_steps(1);
         }
         rig.evict(&mut thin);
     }
-    let speeds = batches.iter().map(|batch| take_turns(rig, [&origin, &origin, &thin], *batch)).collect();
+    let speed = |batch: &usize| take_turns(rig, [&origin, &origin, &thin], *batch, score_interval);
+    let speeds = batches.iter().map(speed).collect();
     rig.end(origin);
     rig.end(thin);
     speeds
 }
 
 /// Runs forks of three sequences in turns: off, probe, on.
-fn take_turns(rig: &mut Rig, of: [&Seq; 3], batch: usize) -> anyhow::Result<Speed> {
+fn take_turns(rig: &mut Rig, of: [&Seq; 3], batch: usize, score_interval: u32) -> anyhow::Result<Speed> {
     let mut ways: Vec<Vec<Seq>> = of.iter().map(|seq| (0..batch).map(|_| rig.fork(seq)).collect()).collect();
     let mut times = [const { Vec::new() }; 3];
     for at in 0..STEPS {
@@ -121,7 +131,7 @@ fn take_turns(rig: &mut Rig, of: [&Seq; 3], batch: usize) -> anyhow::Result<Spee
     }
     ways.into_iter().flatten().for_each(|seq| rig.end(seq));
     let [off_ms, probe_ms, on_ms] = times;
-    Ok(Speed { batch, off_ms, probe_ms, on_ms })
+    Ok(Speed { batch, score_interval, off_ms, probe_ms, on_ms })
 }
 
 #[cfg(test)]
@@ -130,7 +140,8 @@ mod tests {
 
     #[test]
     fn ratios_compare_medians() {
-        let speed = Speed { batch: 1, off_ms: vec![10.0, 99.0, 10.0], probe_ms: vec![10.1; 3], on_ms: vec![8.0; 3] };
+        let off_ms = vec![10.0, 99.0, 10.0];
+        let speed = Speed { batch: 1, score_interval: 1, off_ms, probe_ms: vec![10.1; 3], on_ms: vec![8.0; 3] };
         assert_eq!(speed.on_by_off(), 1.25);
         assert!((speed.scores_percent() - 1.0).abs() < 1e-9);
         assert!(speed.scores_error() < 1e-9, "one step of three is held up");
@@ -138,5 +149,9 @@ mod tests {
         assert!((costs.scores_percent() - 2.0).abs() < 1e-9);
         // Distances of 2, 1, 0, 1 and 2: a median of 1.
         assert!((costs.scores_error() - 1.2533 * 1.4826 / 5f64.sqrt()).abs() < 1e-9);
+        // One step in four has scores.
+        let quarter = Speed { score_interval: 4, ..costs.clone() };
+        assert!((quarter.scores_percent() - 0.5).abs() < 1e-9);
+        assert!((quarter.scores_error() - costs.scores_error() / 4.0).abs() < 1e-9);
     }
 }
