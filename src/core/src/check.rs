@@ -9,7 +9,7 @@ use crate::ids::{BlockHandle, RequestId};
 use crate::sequence::{Ending, Phase, Sequence};
 use crate::state::State;
 use crate::swap_queue::SwapPlace;
-use crate::transfer_table::{Orphan, Purpose, TransferTable};
+use crate::transfer_table::{BlockPair, Orphan, Purpose, TransferTable};
 
 impl Core {
     /// Panics unless every block is in exactly one place and every sequence reads only blocks it may read.
@@ -93,6 +93,11 @@ fn check_blocks(state: &State) {
         let kept = transfer.purpose.kept().iter();
         assert!(kept.flat_map(|kept| &kept.chain).all(reads), "a demotion reads a block that nobody holds");
     }
+    for demotion in state.kv.transfers.device_demotions() {
+        let is_leaving = |pair: &&BlockPair| pool.state(pair.from) == BlockState::Moving;
+        let leaving = demotion.pairs.iter().filter(is_leaving).count() as u32;
+        assert_eq!(state.kv.freed_by_demotion(demotion), leaving, "sources taken back drifted");
+    }
     for orphan in orphans(state) {
         for block in orphan.blocks[orphan.published..].iter().copied().chain(orphan.moving_beside()) {
             assert!(pool.is_current(block) && pool.state(block.index) == BlockState::Moving, "{block:?} has an owner");
@@ -123,7 +128,7 @@ fn check_promises(state: &State) {
 fn check_groups(state: &State) -> (u32, u32) {
     let (groups, pool) = (&state.kv.groups, state.kv.tree.pool());
     let (mut private, mut moving, mut readers) = (0, 0, state.kv.n_retired_readers());
-    readers += state.kv.transfers.iter().map(|transfer| transfer.purpose.read_beside().len()).sum::<usize>();
+    readers += state.kv.transfers.iter().map(|transfer| transfer.purpose.read_beside().count()).sum::<usize>();
     for (_, seq) in &state.sequences {
         for (group, table) in seq.cold.tables.iter().enumerate() {
             assert_eq!(table.len(), seq.table.len(), "{} has tables of different lengths", seq.id);
