@@ -320,6 +320,11 @@ impl Kv {
         }
     }
 
+    /// Returns `true` if there is a tier behind the nearest one, to prefetch from.
+    pub fn can_prefetch(&self) -> bool {
+        self.tiers.len() > 1
+    }
+
     /// Copies planned blocks in far tiers to the nearest one, for a request that has no room on the device yet.
     pub fn prefetch(&mut self, journal: &mut Journal) {
         for from in 1..self.tiers.len() {
