@@ -24,8 +24,12 @@ const BLOCKS_MAX: u64 = 1 << 28;
 const REMOTE: &str = "remote";
 /// Name of the tier in host memory that all workers fill.
 const SHARED: &str = "shared";
-/// Blocks known to be in remote storage, at most, and the deadline of each answer.
+/// Blocks of each layer group known to be in remote storage, at most.
 const REMOTE_BLOCKS: u32 = 1 << 20;
+/// Blocks of all layer groups known to be in remote storage, at most: some 200 bytes of memory each. Requests ask the storage for blocks
+/// beyond.
+const REMOTE_BLOCKS_MAX: u32 = 1 << 24;
+/// Deadline of each answer of remote storage.
 const REMOTE_DEADLINE: Duration = Duration::from_secs(5);
 /// Least bytes that a block takes in a tier.
 const PAGE: u64 = 4096;
@@ -271,9 +275,12 @@ impl ServerTiers {
         Ok(self)
     }
 
-    /// Puts the tiers into the limits of a core. Host blocks that were set stay.
+    /// Puts the tiers into the limits of a core with known layer groups. Host blocks that were set stay.
     pub fn apply(&self, core: &mut Config) {
         core.tiers = self.tiers.clone();
+        if let Some(remote) = core.tiers.iter_mut().find(|tier| tier.name == REMOTE) {
+            remote.blocks = remote_blocks(core.worker.groups.len());
+        }
         if core.host_blocks == 0 {
             core.host_blocks = self.host_blocks;
         }
@@ -328,6 +335,11 @@ impl ServerTiers {
     }
 }
 
+/// Returns the blocks known to be in remote storage, at most: as many tokens with layer groups as without, up to a limit of memory.
+fn remote_blocks(groups: usize) -> u32 {
+    REMOTE_BLOCKS.saturating_mul(groups.max(1) as u32).min(REMOTE_BLOCKS_MAX)
+}
+
 /// Returns the disk folder of a worker.
 fn folder(path: &Path, worker: usize) -> PathBuf {
     if worker == 0 { path.to_owned() } else { path.join(format!("worker-{worker}")) }
@@ -366,6 +378,21 @@ mod tests {
         };
         assert_eq!([of(0, false), of(0, true)], [(4096, 100), (4096, 4096)]);
         assert_eq!([of(90, false), of(90, true)], [(90 * 4096, 9000), (90 * 4096, 90 * 4096)]);
+    }
+
+    #[test]
+    fn remote_storage_keeps_as_many_tokens_of_each_layer_group_as_memory_allows() {
+        let tiers = TierSettings { remote: Some("file:///r".into()), ..settings(Some("16MiB"), None) };
+        let tiers = tiers.tiers(4096, 1).unwrap().unwrap();
+        let blocks = |groups: usize| {
+            let worker = WorkerFacts { groups: vec![Keeps::All; groups], ..WorkerFacts::default() };
+            let mut core = Config { worker, ..Config::default() };
+            tiers.apply(&mut core);
+            core.tiers.iter().map(|tier| tier.blocks).collect::<Vec<_>>()
+        };
+        assert_eq!([blocks(0), blocks(1)], [[4096, 1 << 20]; 2]);
+        assert_eq!([blocks(2), blocks(16)], [[4096, 2 << 20], [4096, 16 << 20]]);
+        assert_eq!([blocks(90), blocks(256)], [[4096, 16 << 20]; 2], "the limit of memory");
     }
 
     #[test]

@@ -49,7 +49,8 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
     let has_room = usable >= kv.blocks_for(hit, 0, needed).saturating_add(watermark)
         && reserve.has_room(seq, tokens_of(needed, size), tokens_of(usable / kv.entry_blocks(), size));
     // A load is planned only if it can begin, or be prepared once. What fits chunk by chunk may not fit with all that would be loaded.
-    let loads = (has_room || !seq.cold.history.prefetched)
+    let may_load = has_room || (kv.can_prefetch() && !seq.cold.history.prefetched);
+    let loads = may_load
         && kv.plan_load(seq)
         && (!has_room || usable >= kv.blocks_for(hit, kv.planned(), needed).saturating_add(watermark));
     // The last token is run again even if its KV is there, because its logits are not.

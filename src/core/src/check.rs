@@ -9,7 +9,7 @@ use crate::ids::{BlockHandle, RequestId};
 use crate::sequence::{Ending, Phase, Sequence};
 use crate::state::State;
 use crate::swap_queue::SwapPlace;
-use crate::transfer_table::{Orphan, Purpose, TransferTable};
+use crate::transfer_table::{BlockPair, Orphan, Purpose, TransferTable};
 
 impl Core {
     /// Panics unless every block is in exactly one place and every sequence reads only blocks it may read.
@@ -86,13 +86,7 @@ fn check_blocks(state: &State) {
         let is_held = matches!(pool.state(source.index), BlockState::Held | BlockState::Stale);
         assert!(pool.is_current(*source) && is_held, "the source of a copy is not held");
     }
-    for transfer in state.kv.transfers.iter() {
-        let is_held = |handle: &BlockHandle| matches!(pool.state(handle.index), BlockState::Held | BlockState::Stale);
-        let reads = |handle: &BlockHandle| pool.is_current(*handle) && is_held(handle);
-        assert!(transfer.purpose.chain().iter().all(reads), "a transfer reads a block that nobody holds");
-        let kept = transfer.purpose.kept().iter();
-        assert!(kept.flat_map(|kept| &kept.chain).all(reads), "a demotion reads a block that nobody holds");
-    }
+    check_transfers(state);
     for orphan in orphans(state) {
         for block in orphan.blocks[orphan.published..].iter().copied().chain(orphan.moving_beside()) {
             assert!(pool.is_current(block) && pool.state(block.index) == BlockState::Moving, "{block:?} has an owner");
@@ -105,6 +99,23 @@ fn check_blocks(state: &State) {
     assert_eq!(moving, pool.count(BlockState::Moving), "a block is copied for no sequence, or for two");
     // Each private block is in some table, and no two tables can claim one: the number would not add up.
     assert_eq!(private, pool.count(BlockState::Private), "a private block has no owner, or two");
+}
+
+/// Panics unless blocks read by transfers are held, and the sources of demotions are counted right.
+fn check_transfers(state: &State) {
+    let pool = state.kv.tree.pool();
+    for transfer in state.kv.transfers.iter() {
+        let is_held = |handle: &BlockHandle| matches!(pool.state(handle.index), BlockState::Held | BlockState::Stale);
+        let reads = |handle: &BlockHandle| pool.is_current(*handle) && is_held(handle);
+        assert!(transfer.purpose.chain().iter().all(reads), "a transfer reads a block that nobody holds");
+        let kept = transfer.purpose.kept().iter();
+        assert!(kept.flat_map(|kept| &kept.chain).all(reads), "a demotion reads a block that nobody holds");
+    }
+    for demotion in state.kv.transfers.device_demotions() {
+        let is_leaving = |pair: &&BlockPair| pool.state(pair.from) == BlockState::Moving;
+        let leaving = demotion.pairs.iter().filter(is_leaving).count() as u32;
+        assert_eq!(state.kv.freed_by_demotion(demotion), leaving, "sources taken back drifted");
+    }
 }
 
 /// Panics unless prompts under way alone have promises.
@@ -123,7 +134,7 @@ fn check_promises(state: &State) {
 fn check_groups(state: &State) -> (u32, u32) {
     let (groups, pool) = (&state.kv.groups, state.kv.tree.pool());
     let (mut private, mut moving, mut readers) = (0, 0, state.kv.n_retired_readers());
-    readers += state.kv.transfers.iter().map(|transfer| transfer.purpose.read_beside().len()).sum::<usize>();
+    readers += state.kv.transfers.iter().map(|transfer| transfer.purpose.read_beside().count()).sum::<usize>();
     for (_, seq) in &state.sequences {
         for (group, table) in seq.cold.tables.iter().enumerate() {
             assert_eq!(table.len(), seq.table.len(), "{} has tables of different lengths", seq.id);

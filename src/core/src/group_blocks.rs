@@ -25,11 +25,13 @@ const OUTDATED_SPARE: usize = 64;
 pub(crate) struct GroupBlocks {
     /// Positions kept by each group after the first.
     keeps: Vec<Keeps>,
+    /// Groups with a window, and the number of all others, of which a prompt needs every block.
+    windows: Vec<usize>,
+    n_whole: u32,
     block_size: u32,
     /// Row of each slot; [`NO_ROW`] without blocks. Slots are those of the blocks of all groups, of which one group has the tree's.
     rows: Vec<u32>,
-    /// Slot of each row, and the number of its blocks.
-    members: Vec<(u32, u32)>,
+    members: Vec<Row>,
     free_rows: Vec<u32>,
     /// One entry for each row and group; [`BlockHandle::NONE`] without a block.
     blocks: Vec<BlockHandle>,
@@ -44,11 +46,27 @@ pub(crate) struct GroupBlocks {
     evicted: u64,
 }
 
+/// Sums over the blocks beside one block of the tree: a request that waits for room asks for these in every step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Row {
+    /// Slot of the block of the tree.
+    node: u32,
+    n_blocks: u32,
+    /// Blocks in groups without a window, and those of them without readers.
+    n_whole: u32,
+    n_idle: u32,
+}
+
 impl GroupBlocks {
     /// Creates an empty table for the groups of a configuration, the first of which is the tree's.
     pub fn new(groups: &[Keeps], block_size: u32) -> Self {
+        let keeps: Vec<Keeps> = groups.iter().skip(1).copied().collect();
+        let is_window = |group: &usize| matches!(keeps[*group], Keeps::Window(_));
+        let windows: Vec<usize> = (0..keeps.len()).filter(is_window).collect();
         Self {
-            keeps: groups.iter().skip(1).copied().collect(),
+            n_whole: (keeps.len() - windows.len()) as u32,
+            keeps,
+            windows,
             block_size,
             rows: Vec::new(),
             members: Vec::new(),
@@ -102,7 +120,9 @@ impl GroupBlocks {
     /// Adds a block, with one reader, beside a block of the tree that has none in the group.
     pub fn put(&mut self, node: u32, group: usize, block: BlockHandle) {
         let row = self.row_for(node);
-        self.members[row].1 += 1;
+        let is_whole = u32::from(self.is_whole(group));
+        self.members[row].n_blocks += 1;
+        self.members[row].n_whole += is_whole;
         let at = row * self.n() + group;
         assert!(self.blocks[at] == BlockHandle::NONE, "block {node} has a block in group {group}");
         (self.blocks[at], self.readers[at]) = (block, 1);
@@ -116,6 +136,8 @@ impl GroupBlocks {
         if self.readers[at] == 1 {
             self.changes[at] = self.changes[at].wrapping_add(1);
             self.n_idle -= 1;
+            let (row, is_whole) = (self.rows[node as usize] as usize, u32::from(self.is_whole(group)));
+            self.members[row].n_idle -= is_whole;
         }
         self.blocks[at]
     }
@@ -128,6 +150,8 @@ impl GroupBlocks {
             self.changes[at] = self.changes[at].wrapping_add(1);
             self.idle.push_back((at as u32, self.changes[at]));
             self.n_idle += 1;
+            let (row, is_whole) = (self.rows[node as usize] as usize, u32::from(self.is_whole(group)));
+            self.members[row].n_idle += is_whole;
             self.tidy();
         }
     }
@@ -172,21 +196,30 @@ impl GroupBlocks {
     /// Returns the number of leading blocks of a prefix that a request can use: every group has the blocks that the tokens behind
     /// the prefix read.
     pub fn usable(&self, found: &Prefix) -> usize {
-        let slots: Vec<u32> = found.slots().collect();
-        self.usable_behind(0, &slots, |at, group| self.get(slots[at], group).is_some())
+        let n_whole = |node: u32| self.row(node).map_or(0, |row| row.n_whole);
+        let n = found.slots().take_while(|node| n_whole(*node) == self.n_whole).count();
+        if self.windows.is_empty() {
+            return n;
+        }
+        let slots: Vec<u32> = found.slots().take(n).collect();
+        self.shorten(0, n, |at, group| self.get(slots[at], group).is_some())
     }
 
     /// Returns the number of leading blocks of `rest`, which continue a prefix of `before` blocks that can be used, for which the longer
     /// prefix can be used too. `has` tells if a group has a block of `rest`, and is asked at most once for each.
     pub fn usable_behind<T>(&self, before: usize, rest: &[T], mut has: impl FnMut(usize, usize) -> bool) -> usize {
-        let is_window = |group: usize| matches!(self.keeps[group], Keeps::Window(_));
-        let (windows, whole): (Vec<usize>, Vec<usize>) = (0..self.n()).partition(|group| is_window(*group));
-        let is_lacking = |at: &usize| whole.iter().any(|group| !has(*at, *group));
-        let mut n = (0..rest.len()).find(is_lacking).unwrap_or(rest.len());
+        let is_lacking = |at: &usize| (0..self.n()).any(|group| self.is_whole(group) && !has(*at, group));
+        let n = (0..rest.len()).find(is_lacking).unwrap_or(rest.len());
+        self.shorten(before, n, has)
+    }
+
+    /// Returns the number of blocks, of `n` that continue a prefix of `before` blocks, for which every window has the blocks read by the
+    /// tokens behind.
+    fn shorten(&self, before: usize, mut n: usize, mut has: impl FnMut(usize, usize) -> bool) -> usize {
         // Each window has the blocks from here on, up to `n`.
-        let mut there_from = vec![n; windows.len()];
+        let mut there_from = vec![n; self.windows.len()];
         'shorter: loop {
-            for (group, from) in windows.iter().zip(&mut there_from) {
+            for (group, from) in self.windows.iter().zip(&mut there_from) {
                 *from = n.min(*from);
                 let first = self.first_read(*group, before + n).saturating_sub(before);
                 while *from > first {
@@ -216,13 +249,25 @@ impl GroupBlocks {
         }
     }
 
-    /// Returns the number of blocks without readers that a request would read with the prefix just found.
+    /// Returns the number of blocks without readers that a request would read with the prefix just found, which it can use.
     pub fn count_idle(&self, found: &Prefix) -> u32 {
-        let idle_in = |group: usize| {
-            let read = found.slots().skip(self.first_read(group, found.len()));
-            read.filter(|node| self.at(*node, group).is_some_and(|at| self.readers[at] == 0)).count()
+        let whole: u32 = found.slots().filter_map(|node| self.row(node)).map(|row| row.n_idle).sum();
+        let idle_in = |group: &usize| {
+            let read = found.slots().skip(self.first_read(*group, found.len()));
+            read.filter(|node| self.at(*node, *group).is_some_and(|at| self.readers[at] == 0)).count()
         };
-        (0..self.n()).map(idle_in).sum::<usize>() as u32
+        whole + self.windows.iter().map(idle_in).sum::<usize>() as u32
+    }
+
+    /// Returns `true` if a prompt needs every block of a group: the group has no window.
+    fn is_whole(&self, group: usize) -> bool {
+        !matches!(self.keeps[group], Keeps::Window(_))
+    }
+
+    /// Returns the sums over the blocks beside a block of the tree, if it has any.
+    fn row(&self, node: u32) -> Option<&Row> {
+        let row = self.rows.get(node as usize).filter(|row| **row != NO_ROW)?;
+        Some(&self.members[*row as usize])
     }
 
     /// Returns the entry of a slot in a group, if the slot has a row.
@@ -251,10 +296,11 @@ impl GroupBlocks {
                 self.blocks.resize(end, BlockHandle::NONE);
                 self.readers.resize(end, 0);
                 self.changes.resize(end, 0);
-                self.members.push((0, 0));
+                self.members.push(Row::default());
                 self.members.len() as u32 - 1
             });
-            (self.rows[node as usize], self.members[row as usize]) = (row, (node, 0));
+            self.rows[node as usize] = row;
+            self.members[row as usize] = Row { node, ..Row::default() };
         }
         self.rows[node as usize] as usize
     }
@@ -267,12 +313,14 @@ impl GroupBlocks {
         self.changes[at] = self.changes[at].wrapping_add(1);
         self.n_idle -= 1;
         self.n_blocks -= 1;
-        let row = at / self.n();
-        let (node, blocks) = &mut self.members[row];
-        *blocks -= 1;
-        if *blocks == 0 {
-            self.rows[*node as usize] = NO_ROW;
-            self.free_rows.push(row as u32);
+        let (at_row, is_whole) = (at / self.n(), u32::from(self.is_whole(at % self.n())));
+        let row = &mut self.members[at_row];
+        row.n_blocks -= 1;
+        row.n_whole -= is_whole;
+        row.n_idle -= is_whole;
+        if row.n_blocks == 0 {
+            self.rows[row.node as usize] = NO_ROW;
+            self.free_rows.push(at_row as u32);
         }
         std::mem::replace(&mut self.blocks[at], BlockHandle::NONE)
     }
@@ -294,8 +342,17 @@ impl GroupBlocks {
         assert_eq!(there().filter(|at| self.readers[*at] == 0).count(), self.n_idle as usize, "idle blocks drifted");
         let queued = self.idle.iter().filter(|(at, change)| self.is_idle(*at as usize, *change)).count();
         assert_eq!(queued, self.n_idle as usize, "a block without readers is not in the queue");
+        for row in self.rows.iter().filter(|row| **row != NO_ROW) {
+            let entries = (0..self.n()).map(|group| (group, *row as usize * self.n() + group));
+            let blocks: Vec<_> = entries.filter(|(_, at)| self.blocks[*at] != BlockHandle::NONE).collect();
+            let whole = || blocks.iter().filter(|(group, _)| self.is_whole(*group));
+            let row = self.members[*row as usize];
+            let (n_blocks, n_whole) = (blocks.len() as u32, whole().count() as u32);
+            let n_idle = whole().filter(|(_, at)| self.readers[*at] == 0).count() as u32;
+            assert_eq!(row, Row { node: row.node, n_blocks, n_whole, n_idle }, "sums of groups drifted");
+        }
         for at in there() {
-            let (node, block) = (self.members[at / self.n()].0, self.blocks[at]);
+            let (node, block) = (self.members[at / self.n()].node, self.blocks[at]);
             assert_eq!(self.at(node, at % self.n()), Some(at), "rows drifted");
             assert!(is_good(node, block), "{block:?} stands beside block {node}, which is not in the tree");
         }

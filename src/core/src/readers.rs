@@ -78,7 +78,7 @@ fn freed_by(state: &State, transfer: &InFlight) -> u32 {
         }
         Purpose::Demotion { .. } if transfer.from == Place::Device => kv.freed_by_demotion(transfer),
         Purpose::WriteThrough { chain, .. } => {
-            freed_chain(kv, transfer.id, chain) + kv.freed_read(&transfer.purpose.read_beside())
+            freed_chain(kv, transfer.id, chain) + kv.freed_read(transfer.purpose.read_beside())
         }
         Purpose::Orphaned(orphan) => {
             let moving = orphan.blocks.len() - orphan.published + orphan.moving_beside().count();

@@ -484,7 +484,10 @@ fn charge(waiting: &mut Waiting, seq: &mut Sequence, n_tokens: u32) {
 /// Adds the new entries of a sequence's block tables in the layer groups after the first, and the entries dropped since the last step.
 fn add_groups(seq: &mut Sequence, start: bool, step: &mut Step) {
     seq.cold.last_step = step.id;
-    for table in &seq.cold.tables {
+    // There may be hundreds of groups, with tables as long as the first one's.
+    debug_assert!(seq.cold.tables.iter().all(|table| table.len() == seq.table.len()));
+    let grew = seq.table.len() > seq.mirror.table_sent as usize;
+    for table in seq.cold.tables.iter().filter(|_| grew) {
         step.blocks.extend(table[seq.mirror.table_sent as usize..].iter().map(|handle| handle.index));
     }
     if start {

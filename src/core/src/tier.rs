@@ -217,10 +217,11 @@ impl Tier {
         self.slots.count(state)
     }
 
-    /// Returns the block that continues the prefix with the hash `parent` with these tokens, if present.
-    pub fn find(&self, fingerprint: u64, parent: u128, tokens: &[Token]) -> Option<u32> {
+    /// Returns the block of a layer group that continues the prefix with the hash `parent` with these tokens, if present.
+    pub fn find(&self, fingerprint: u64, parent: u128, group: u8, tokens: &[Token]) -> Option<u32> {
         let slot = self.index.find(fingerprint, |slot| self.nodes.fingerprint(slot))?;
-        let continues = self.keys[slot as usize].parent == parent && self.tokens_of(slot) == tokens;
+        let key = &self.keys[slot as usize];
+        let continues = key.parent == parent && key.group == group && self.tokens_of(slot) == tokens;
         (continues && self.slots.state(slot) != TierState::Filling).then_some(slot)
     }
 
@@ -463,12 +464,13 @@ Evicted: Idle -> Free
         let mut tier = Tier::new(2, 2, crate::eviction::REGISTRY.make("lru", 2).unwrap());
         let a = contents(1, EMPTY_PREFIX, &[1, 2]);
         let slot = tier.reserve(&a).unwrap();
-        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 2]), None, "it is on its way");
+        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), None, "it is on its way");
         assert!(tier.reserve(&a).is_none(), "not twice");
         tier.end_fill(slot, true);
-        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 2]), Some(slot));
-        assert_eq!(tier.find(a.key.fingerprint, 7, &[1, 2]), None, "another prefix");
-        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 3]), None, "other tokens");
+        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), Some(slot));
+        assert_eq!(tier.find(a.key.fingerprint, 7, 0, &[1, 2]), None, "another prefix");
+        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 3]), None, "other tokens");
+        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 1, &[1, 2]), None, "another layer group");
         let b = tier.reserve(&contents(2, 1, &[3, 4])).unwrap();
         tier.end_fill(b, true);
         tier.pin(slot, true);
@@ -483,13 +485,13 @@ Evicted: Idle -> Free
         for (ok, is_read) in [(false, false), (true, true), (true, false)] {
             assert_eq!(tier.begin_demotion(), Some(slot));
             assert_eq!(tier.begin_demotion(), None);
-            assert_eq!((tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 2]), tier.free_soon()), (Some(slot), 2));
+            assert_eq!((tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), tier.free_soon()), (Some(slot), 2));
             if is_read {
                 tier.pin(slot, true);
             }
             tier.end_demotion(slot, (!ok).then_some(BlockFault::Refused));
             let stays = !ok || is_read;
-            assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 2]).is_some(), stays);
+            assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]).is_some(), stays);
             if is_read {
                 tier.unpin(slot);
             }
@@ -525,7 +527,7 @@ Evicted: Idle -> Free
         tier.pin(read, true);
         tier.pin(read, true);
         tier.flush();
-        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 2]), None);
+        assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), None);
         tier.check([read, read, written].into_iter());
         let again = tier.reserve(&a).expect("the contents are in the tier no more");
         tier.end_fill(again, true);
@@ -534,7 +536,7 @@ Evicted: Idle -> Free
         tier.check([read].into_iter());
         tier.unpin(read);
         assert_eq!(
-            (tier.find(a.key.fingerprint, EMPTY_PREFIX, &[1, 2]), tier.count(TierState::Free)),
+            (tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), tier.count(TierState::Free)),
             (Some(again), 2)
         );
         tier.check(std::iter::empty());

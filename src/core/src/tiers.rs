@@ -238,7 +238,7 @@ impl Tiers {
         let mut before = self.prefix(root, last);
         for (hash, tokens) in rest {
             let hit = |(at, tier): (usize, &Tier)| {
-                tier.find(hash.fingerprint(), before, tokens).map(|block| PlannedBlock { tier: at, block })
+                tier.find(hash.fingerprint(), before, 0, tokens).map(|block| PlannedBlock { tier: at, block })
             };
             let open = self.tiers.iter().enumerate().filter(|(at, _)| is_open[*at]);
             let Some(planned) = open.into_iter().find_map(hit) else { break };
@@ -270,10 +270,10 @@ impl Tiers {
     /// Returns the block with the tokens of a planned one in a group after the first, in the nearest open tier that has it.
     pub fn find_beside(&self, planned: PlannedBlock, group: usize, is_open: [bool; TIERS_MAX]) -> Option<PlannedBlock> {
         let Contents { key, tokens } = self.contents(planned.tier, planned.block);
-        let BlockKey { fingerprint, parent, .. } = content_key::in_group(&key, group + 1);
+        let BlockKey { fingerprint, parent, group, .. } = content_key::in_group(&key, group + 1);
         let open = self.tiers.iter().enumerate().filter(|(at, _)| is_open[*at]);
         let hit = |(at, tier): (usize, &Tier)| {
-            tier.find(fingerprint, parent, tokens).map(|block| PlannedBlock { tier: at, block })
+            tier.find(fingerprint, parent, group, tokens).map(|block| PlannedBlock { tier: at, block })
         };
         open.into_iter().find_map(hit)
     }

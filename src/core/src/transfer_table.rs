@@ -3,7 +3,7 @@
 //! Every copy of KV blocks, between whichever places, is one entry of this table from its request to its answer. The purpose says
 //! what happens at the end. A hand-over of blocks to another engine would be one more [`Purpose`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use trunkline_port::{BlockFault, BlockKey};
 
@@ -21,9 +21,68 @@ pub(crate) struct BlockPair {
     pub to: u32,
 }
 
-/// Blocks of the layer groups after the first among the sources of a transfer from the device: the block of the first group that each
-/// stands beside, and the group.
-pub(crate) type Beside = BTreeMap<u32, (BlockHandle, usize)>;
+/// Blocks of the layer groups after the first among the sources of a transfer from the device, by the index of the pair: the block of the
+/// first group that each stands beside, and the group.
+#[derive(Debug, Default)]
+pub(crate) struct Beside(Vec<(BlockHandle, u32)>);
+
+impl Beside {
+    /// Returns the place of the source of a pair. `None` if the source is a block of the first group.
+    pub fn get(&self, pair: usize) -> Option<(BlockHandle, usize)> {
+        let (node, group) = *self.0.get(pair)?;
+        (node != BlockHandle::NONE).then_some((node, group as usize))
+    }
+
+    /// Returns the places of all sources in the groups after the first, in the order of the pairs.
+    pub fn places(&self) -> impl Iterator<Item = (BlockHandle, usize)> + '_ {
+        (0..self.0.len()).filter_map(|pair| self.get(pair))
+    }
+
+    /// Returns the places of all sources in the groups after the first, in the order of the sources.
+    pub fn by_source(&self, pairs: &[BlockPair]) -> Vec<(BlockHandle, usize)> {
+        let places = pairs.iter().enumerate().filter_map(|(at, pair)| Some((pair.from, self.get(at)?)));
+        let mut places: Vec<_> = places.collect();
+        places.sort_unstable_by_key(|(block, _)| *block);
+        places.into_iter().map(|(_, place)| place).collect()
+    }
+}
+
+/// Device blocks to be copied, with those of the layer groups after the first.
+#[derive(Debug, Default)]
+pub(crate) struct Sources {
+    /// The copies.
+    pub pairs: Vec<BlockPair>,
+    beside: Beside,
+}
+
+impl Sources {
+    /// Adds a block of the first group.
+    pub fn push(&mut self, pair: BlockPair) {
+        self.pairs.push(pair);
+    }
+
+    /// Adds the block of a group after the first that stands beside `node`.
+    pub fn push_beside(&mut self, pair: BlockPair, node: BlockHandle, group: usize) {
+        self.beside.0.resize(self.pairs.len(), (BlockHandle::NONE, 0));
+        self.beside.0.push((node, group as u32));
+        self.pairs.push(pair);
+    }
+
+    /// Returns the copies and the places, last copy first.
+    pub fn reversed(mut self) -> (Vec<BlockPair>, Beside) {
+        if !self.beside.0.is_empty() {
+            self.beside.0.resize(self.pairs.len(), (BlockHandle::NONE, 0));
+        }
+        self.pairs.reverse();
+        self.beside.0.reverse();
+        (self.pairs, self.beside)
+    }
+
+    /// Returns the copies and the places, first copy first.
+    pub fn in_order(self) -> (Vec<BlockPair>, Beside) {
+        (self.pairs, self.beside)
+    }
+}
 
 /// A device prefix that ends with sources of a demotion found meanwhile. The transfer reads it as a sequence would, so that the sources
 /// stay as they are until the transfer's end.
@@ -31,6 +90,8 @@ pub(crate) type Beside = BTreeMap<u32, (BlockHandle, usize)>;
 pub(crate) struct Kept {
     /// Blocks of the prefix.
     pub chain: Vec<BlockHandle>,
+    /// Sources in the chain.
+    pub sources: u32,
     /// Sources read in the layer groups after the first: the block of the first group, and the group.
     pub beside: Vec<(BlockHandle, usize)>,
 }
@@ -140,13 +201,14 @@ impl Purpose {
 
     /// Returns the blocks that the transfer reads in the layer groups after the first, as a sequence would: the block of the first group,
     /// and the group.
-    pub fn read_beside(&self) -> Vec<(BlockHandle, usize)> {
-        match self {
-            Self::WriteThrough { beside, .. } => beside.values().copied().collect(),
-            Self::Demotion { kept, .. } => kept.iter().flat_map(|kept| &kept.beside).copied().collect(),
-            Self::Orphaned(orphan) => orphan.read_beside().collect(),
-            _ => Vec::new(),
-        }
+    pub fn read_beside(&self) -> impl Iterator<Item = (BlockHandle, usize)> + '_ {
+        let (copied, orphan) = match self {
+            Self::WriteThrough { beside, .. } => (Some(beside.places()), None),
+            Self::Orphaned(orphan) => (None, Some(orphan.read_beside())),
+            _ => (None, None),
+        };
+        let kept = self.kept().iter().flat_map(|kept| kept.beside.iter().copied());
+        copied.into_iter().flatten().chain(kept).chain(orphan.into_iter().flatten())
     }
 
     /// Returns `true` if a request waits for the end.
@@ -438,6 +500,35 @@ mod tests {
     use crate::config::Config;
 
     #[test]
+    fn places_beside_follow_the_pairs_and_can_be_put_in_the_order_of_the_sources() {
+        let block = |index| BlockHandle { index, generation: 0 };
+        let filled = || {
+            let mut sources = Sources::default();
+            for (from, place) in
+                [(9, None), (4, Some((9, 0))), (7, Some((9, 2))), (1, None), (3, Some((1, 0))), (2, None)]
+            {
+                let pair = BlockPair { from, to: 0 };
+                match place {
+                    Some((node, group)) => sources.push_beside(pair, block(node), group),
+                    None => sources.push(pair),
+                }
+            }
+            sources
+        };
+        let in_order = [None, Some((block(9), 0)), Some((block(9), 2)), None, Some((block(1), 0)), None];
+        let mut last_first = in_order;
+        last_first.reverse();
+        for (expected, (pairs, beside)) in [(in_order, filled().in_order()), (last_first, filled().reversed())] {
+            assert_eq!((0..6).map(|at| beside.get(at)).collect::<Vec<_>>(), expected);
+            assert!(beside.places().eq(expected.into_iter().flatten()));
+            assert_eq!(beside.by_source(&pairs), [(block(1), 0), (block(9), 0), (block(9), 2)]);
+        }
+        let mut alone = Sources::default();
+        alone.push(BlockPair { from: 1, to: 2 });
+        assert_eq!(alone.reversed().1.places().count(), 0);
+    }
+
+    #[test]
     fn a_transfer_is_ended_once_and_ids_count_up_over_losses() {
         let mut table = TransferTable::new(Links::new(&Config::default()));
         let pairs = vec![BlockPair { from: 3, to: 4 }];
@@ -449,7 +540,7 @@ mod tests {
             Place::Device,
             Place::Tier(0),
             pairs.clone(),
-            Purpose::Demotion { kept: Vec::new(), beside: Beside::new() },
+            Purpose::Demotion { kept: Vec::new(), beside: Beside::default() },
             Default::default(),
         );
         assert_eq!((out, load, demotion), (1, 2, 3));

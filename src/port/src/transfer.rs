@@ -64,7 +64,8 @@ pub struct BlockKey {
     /// first, which is found by itself, `hash`.
     #[serde(with = "hex")]
     pub parent: u128,
-    /// Chained hash of the prefix with the block, and of the layer group's number if that is not the first.
+    /// Chained hash of the prefix with the block; of a layer group after the first, XOR a constant of the group. Tells blocks of one
+    /// group apart, and those of two groups together with `group` alone.
     #[serde(with = "hex")]
     pub hash: u128,
     /// Number by which a core finds the block before it compares the rest; not unique.

@@ -23,15 +23,15 @@ use trunkline_cluster::EngineId;
 use crate::bodies::Accepted;
 use crate::caller::Caller;
 use crate::commands::{Attaching, Command};
-use crate::fit::Fit;
+use crate::fit::{Fit, SCORES_BYTES_MAX};
 use crate::link::{Link, LinkEnd, Outgoing, share, shortened};
 use crate::log_limit::LogLimit;
 use crate::queue::DriverHandle;
 use crate::request_ids::random_id;
 use crate::seats::{AttachOptions, Occupant, Resume, heartbeat};
 
-/// Longest message of a worker, bytes: a block and some.
-pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// Longest message of a worker, bytes: the scores of a step or a block, and some.
+pub(crate) const MESSAGE_BYTES_MAX: usize = SCORES_BYTES_MAX as usize + (64 << 20);
 
 /// The Hello of a worker, for a server that does not know its model yet.
 pub(crate) struct Offer {

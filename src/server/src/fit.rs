@@ -10,6 +10,9 @@ use crate::offer::SamplingOffer;
 /// Longest block that travels between server and worker, bytes: a message holds one.
 pub(crate) const BLOCK_BYTES_MAX: u64 = 63 << 20;
 
+/// Longest scores of one step, bytes: a message holds the result of a step.
+pub(crate) const SCORES_BYTES_MAX: u64 = 1 << 30;
+
 /// Demands of a server on its attached workers.
 pub(crate) struct Fit {
     pub(crate) model: ModelInfo,
@@ -52,6 +55,9 @@ impl Fit {
         }
         if offer.scores && !can.scores {
             return Err("the server's requests may ask for attention scores (h2o), which needs scores".into());
+        }
+        if offer.scores {
+            self.cores.iter().try_for_each(check_scores)?;
         }
         if self.needs_copies() {
             if !hello.kv.block_io {
@@ -115,6 +121,23 @@ fn check_blocks(core: &Config, hello: &Hello) -> Result<(), String> {
     Ok(())
 }
 
+/// Compares the scores of the largest step with the longest message. Requests that share a prefix have scores of the prefix each, so the blocks
+/// of the device are no bound.
+fn check_scores(core: &Config) -> Result<(), String> {
+    let lists = if core.h2o.by_group { core.n_groups() } else { 1 };
+    let entries = u64::from(core.max_context.div_ceil(core.block_size)) * u64::from(core.max_batch_size);
+    let bytes = entries.saturating_mul(u64::from(lists) * size_of::<f32>() as u64);
+    if bytes <= SCORES_BYTES_MAX {
+        return Ok(());
+    }
+    let (sequences, context) = (core.max_batch_size, core.max_context);
+    let lists = if core.h2o.by_group { format!(" in {lists} layer groups") } else { String::new() };
+    Err(format!(
+        "a step of {sequences} sequences of {context} tokens{lists} has {bytes} bytes of attention scores, and a result has up to {SCORES_BYTES_MAX}; lower --max-batch-size or --max-context of the server{}",
+        if core.h2o.by_group { ", or start it with --h2o-choice shared" } else { "" }
+    ))
+}
+
 fn check_limits(core: &Config, hello: &Hello) -> Result<(), String> {
     let can = &hello.abilities;
     let least = [
@@ -152,4 +175,35 @@ fn check_limits(core: &Config, hello: &Hello) -> Result<(), String> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use trunkline_core::{H2oConfig, WorkerFacts};
+
+    use super::*;
+    use crate::attach::MESSAGE_BYTES_MAX;
+
+    fn core(sequences: u32, context: u32, by_group: bool) -> Config {
+        Config {
+            max_batch_size: sequences,
+            max_context: context,
+            block_size: 16,
+            worker: WorkerFacts { groups: vec![Keeps::Scored; 256], ..WorkerFacts::default() },
+            h2o: H2oConfig { by_group, ..H2oConfig::default() },
+            ..Config::default()
+        }
+    }
+
+    #[test]
+    fn scores_of_the_largest_step_fit_a_message_or_the_worker_is_refused() {
+        // Each sequence of 32,768 tokens has 2,048 entries of 4 bytes in 256 groups: 2 MiB.
+        assert_eq!(check_scores(&core(512, 32_768, true)), Ok(()));
+        assert!(SCORES_BYTES_MAX + (1 << 20) < MESSAGE_BYTES_MAX as u64, "the tokens need room too");
+        let fault = "a step of 513 sequences of 32768 tokens in 256 layer groups has 1075838976 bytes of attention scores, and a result has up to 1073741824; lower --max-batch-size or --max-context of the server, or start it with --h2o-choice shared";
+        assert_eq!(check_scores(&core(513, 32_768, true)), Err(fault.into()));
+        assert_eq!(check_scores(&core(513, 32_768, false)), Ok(()));
+        let fault = check_scores(&core(16_384, 1 << 20, false)).unwrap_err();
+        assert!(fault.ends_with("lower --max-batch-size or --max-context of the server"), "{fault}");
+    }
 }

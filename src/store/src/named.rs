@@ -21,7 +21,8 @@ pub struct NamedBlocks {
 
 #[derive(Debug, Default)]
 struct Inner {
-    blocks: HashMap<u128, Weak<Held>>,
+    /// By hash and layer group: hashes alone do not tell groups apart.
+    blocks: HashMap<(u128, u8), Weak<Held>>,
     /// Number of entries at which gone blocks lose their entries.
     purge_at: usize,
 }
@@ -33,7 +34,7 @@ impl NamedBlocks {
             return None;
         }
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = inner.blocks.get(&key.hash)?.upgrade()?;
+        let held = inner.blocks.get(&(key.hash, key.group))?.upgrade()?;
         self.shared.fetch_add(1, Relaxed);
         Some(held)
     }
@@ -41,7 +42,7 @@ impl NamedBlocks {
     /// Notes that a block is in host memory.
     pub fn insert(&self, key: &BlockKey, held: &Arc<Held>) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.blocks.insert(key.hash, Arc::downgrade(held));
+        inner.blocks.insert((key.hash, key.group), Arc::downgrade(held));
         // At least half of the entries went in since the last time, so each pays for two looks.
         if inner.blocks.len() >= inner.purge_at.max(ENTRIES_MIN) {
             inner.blocks.retain(|_, held| held.strong_count() > 0);
@@ -75,6 +76,7 @@ mod tests {
         named.insert(&key(1), &held);
         assert!(Arc::ptr_eq(&named.share(&key(1)).unwrap(), &held));
         assert!(named.share(&key(2)).is_none());
+        assert!(named.share(&BlockKey { group: 1, ..key(1) }).is_none(), "another layer group");
         assert_eq!(named.shared(), 1);
         for hash in 2..10_000 {
             named.insert(&key(hash), &Held::new(&arena, &[2; 10], Coding::Raw).unwrap());

@@ -5,7 +5,7 @@
 //! block like a sequence, so that nobody rewrites the block before the transfer ends. If the transfer fails, the block goes back into
 //! the tree, unless the block before it is gone.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::Kv;
 use crate::block::BlockState;
@@ -25,14 +25,15 @@ struct Demotion {
     block: BlockHandle,
     /// Place in the tree when the demotion began.
     parent: Parent,
-    /// Id of the transfer.
+    /// Id of the transfer, and index of the block's pair.
     transfer: u64,
+    at: usize,
 }
 
 impl Demotions {
-    /// Notes a block to be demoted by the transfer with this id. Of two blocks with one fingerprint the first can be found.
-    pub fn begin(&mut self, fingerprint: u64, block: BlockHandle, parent: Parent, transfer: u64) {
-        self.0.entry(fingerprint).or_insert(Demotion { block, parent, transfer });
+    /// Notes a block to be demoted by the transfer with this id, as pair number `at`. Of two blocks with one fingerprint the first can be found.
+    pub fn begin(&mut self, fingerprint: u64, block: BlockHandle, parent: Parent, transfer: u64, at: usize) {
+        self.0.entry(fingerprint).or_insert(Demotion { block, parent, transfer, at });
     }
 
     /// Forgets a block, which was taken back or whose transfer ended. Returns the note on the block if there was one.
@@ -71,12 +72,14 @@ impl Kv {
 
     /// Cuts the blocks `reviving` to where every group has what the tokens behind read.
     fn cut_reviving(&mut self) {
-        if self.groups.n() > 0 && !self.reviving.is_empty() {
-            let beside = self.transfers.device_demotions().filter_map(|transfer| transfer.purpose.beside());
-            let key = |node: BlockHandle, group: usize| (node.index, node.generation, group);
-            let moving: BTreeSet<_> =
-                beside.flat_map(BTreeMap::values).map(|(node, group)| key(*node, *group)).collect();
-            let has = |at: usize, group| moving.contains(&key(self.reviving[at], group));
+        let n = self.groups.n();
+        if n > 0 && !self.reviving.is_empty() {
+            let mut moving = vec![false; self.reviving.len() * n];
+            for (block, moving) in self.reviving.iter().zip(moving.chunks_exact_mut(n)) {
+                let noted = self.demoting.0.get(&self.tree.contents(*block).0).expect("the block was found there");
+                self.demoted_beside(*block, noted.transfer, noted.at).for_each(|(_, group)| moving[group] = true);
+            }
+            let has = |at: usize, group| moving[at * n + group];
             let usable = self.groups.usable_behind(self.found.len(), &self.reviving, has);
             self.reviving.truncate(usable);
         }
@@ -85,17 +88,18 @@ impl Kv {
     /// Takes the blocks `reviving` back into the tree behind the blocks of a table, in the namespace of `root`, and appends them.
     pub(super) fn revive(&mut self, root: BlockHash, table: &mut Vec<BlockHandle>) {
         // The longest prefix that ends with a block of each transfer, and those blocks.
-        let mut prefixes: BTreeMap<u64, (usize, Vec<BlockHandle>)> = BTreeMap::new();
+        let mut prefixes: BTreeMap<u64, (usize, Vec<(BlockHandle, usize)>)> = BTreeMap::new();
         for block in std::mem::take(&mut self.reviving) {
             let noted = self.demoting.end(self.tree.contents(block).0, block).expect("it was found there");
             self.tree.readopt(block, Parent::of(root, table));
             table.push(block);
             let (len, revived) = prefixes.entry(noted.transfer).or_default();
             *len = table.len();
-            revived.push(block);
+            revived.push((block, noted.at));
         }
         for (transfer, (len, revived)) in prefixes {
-            let kept = Kept { chain: table[..len].to_vec(), beside: self.revive_beside(transfer, &revived) };
+            let beside = self.revive_beside(transfer, &revived);
+            let kept = Kept { chain: table[..len].to_vec(), sources: revived.len() as u32, beside };
             kept.chain.iter().for_each(|block| self.tree.share(*block));
             self.transfers.keep(transfer, kept);
         }
@@ -103,8 +107,8 @@ impl Kv {
 
     /// Returns the number of device blocks freed by the end of a demotion: the blocks not taken back.
     pub fn freed_by_demotion(&self, transfer: &InFlight) -> u32 {
-        let is_leaving = |pair: &&BlockPair| self.tree.pool().state(pair.from) == BlockState::Moving;
-        transfer.pairs.iter().filter(is_leaving).count() as u32
+        let back = |kept: &Kept| kept.sources + kept.beside.len() as u32;
+        transfer.pairs.len() as u32 - transfer.purpose.kept().iter().map(back).sum::<u32>()
     }
 
     /// Returns the number of device blocks freed by the demotions in flight.
@@ -133,8 +137,8 @@ impl Kv {
                 continue;
             }
             let block = self.tree.pool().handle(pair.from);
-            if let Some((node, group)) = beside.get(&pair.from) {
-                self.end_demotion_beside(block, *node, *group);
+            if let Some((node, group)) = beside.get(at) {
+                self.end_demotion_beside(block, node, group);
                 continue;
             }
             let noted = self.demoting.end(self.tree.contents(block).0, block);
@@ -144,7 +148,7 @@ impl Kv {
                 None => self.tree.end_demotion(pair.from),
             }
         }
-        for Kept { mut chain, beside } in kept {
+        for Kept { mut chain, beside, .. } in kept {
             let n = chain.len();
             self.leave_read(beside);
             self.tree.release(&mut chain, n);

@@ -23,14 +23,19 @@ impl Kv {
         if seq.cold.history.looked_up {
             return None;
         }
+        let now_ns = self.transfers.now_ns;
+        let is_open = !self.transfers.is_stuck(tier_place(tier)) && self.lookups.is_open(now_ns);
+        if !is_open && !self.lookups.is_any_awaited() {
+            // A plan asks the tiers for every block of the prompt.
+            return None;
+        }
         self.plan_all(seq);
         let before = self.hit() + self.plan.len();
         let first = *self.findable(seq).get(before)?;
         if self.lookups.is_pending(first) {
             return self.lookups.is_awaited(first).then_some(first);
         }
-        let now_ns = self.transfers.now_ns;
-        if self.transfers.is_stuck(tier_place(tier)) || !self.lookups.is_open(now_ns) {
+        if !is_open {
             return None;
         }
         seq.cold.history.looked_up = true;

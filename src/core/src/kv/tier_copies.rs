@@ -13,7 +13,7 @@ use crate::journal::Journal;
 use crate::sequence::{Load, Sequence};
 use crate::tiers::PlannedBlock;
 use crate::transfer::Place;
-use crate::transfer_table::{Beside, BlockPair, InFlight, Orphan, Purpose, TransferEnd, fold_pairs};
+use crate::transfer_table::{Beside, BlockPair, InFlight, Orphan, Purpose, Sources, TransferEnd, fold_pairs};
 
 /// Blocks of each layer group in one transfer begun ahead of need, at most.
 const AHEAD_MAX: usize = 1024;
@@ -89,10 +89,10 @@ impl Kv {
     fn contents(&self, from: Place, pairs: &[BlockPair], beside: Option<&Beside>) -> (Vec<BlockKey>, Vec<Token>) {
         let mut keys = Vec::with_capacity(pairs.len());
         let mut tokens = Vec::with_capacity(pairs.len() * self.block_size as usize);
-        for pair in pairs {
-            let contents = match (from, beside.and_then(|beside| beside.get(&pair.from))) {
+        for (at, pair) in pairs.iter().enumerate() {
+            let contents = match (from, beside.and_then(|beside| beside.get(at))) {
                 (Place::Tier(tier), _) => self.tiers.contents(tier as usize, pair.from),
-                (_, Some((node, group))) => self.tiers.contents_beside(&self.tree, *node, *group),
+                (_, Some((node, group))) => self.tiers.contents_beside(&self.tree, node, group),
                 (_, None) => self.tiers.contents_on_device(&self.tree, self.tree.pool().handle(pair.from)),
             };
             keys.push(contents.key);
@@ -110,7 +110,7 @@ impl Kv {
             return;
         }
         let is_open = self.is_open(0);
-        let (mut pairs, mut beside, mut skipped) = (Vec::new(), Beside::new(), 0);
+        let (mut sources, mut skipped) = (Sources::default(), 0);
         for block in &seq.table[..computed] {
             if write == Write::SecondUse && self.tree.hits(*block) == 0 {
                 // Blocks after this one were found at most as often.
@@ -122,14 +122,14 @@ impl Kv {
             let contents = self.tiers.contents_on_device(&self.tree, *block);
             if is_open {
                 let to = self.tiers.reserve(&contents);
-                pairs.extend(to.map(|to| BlockPair { from: block.index, to }));
-                self.write_beside(*block, &mut pairs, &mut beside);
+                to.into_iter().for_each(|to| sources.push(BlockPair { from: block.index, to }));
+                self.write_beside(*block, &mut sources);
             } else {
                 skipped += usize::from(self.tiers.lacks(&contents)) + self.count_lacking_beside(*block);
             }
         }
         self.tiers.skip(0, skipped);
-        if pairs.is_empty() {
+        if sources.pairs.is_empty() {
             return;
         }
         self.claim(seq);
@@ -139,7 +139,7 @@ impl Kv {
         let chain = std::mem::take(&mut seq.table);
         seq.published = 0;
         // Tail first, so that the tail falls idle in the tier, and is evicted there, before the blocks that lead to it.
-        pairs.reverse();
+        let (pairs, beside) = sources.reversed();
         let is_awaited = seq.cold.continues && self.tiers.shared() == Some(0);
         let purpose = Purpose::WriteThrough { chain, beside, is_awaited };
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
@@ -152,20 +152,20 @@ impl Kv {
         if !self.is_open(0) || chain.first().is_none_or(|first| !self.tree.is_findable(*first)) {
             return;
         }
-        let (mut pairs, mut beside) = (Vec::new(), Beside::new());
+        let mut sources = Sources::default();
         for block in chain.iter().copied() {
             if !self.can_follow(block) {
                 break;
             }
             let contents = self.tiers.contents_on_device(&self.tree, block);
             let to = self.tiers.reserve(&contents);
-            pairs.extend(to.map(|to| BlockPair { from: block.index, to }));
-            self.write_beside(block, &mut pairs, &mut beside);
+            to.into_iter().for_each(|to| sources.push(BlockPair { from: block.index, to }));
+            self.write_beside(block, &mut sources);
         }
-        if pairs.is_empty() {
+        if sources.pairs.is_empty() {
             return;
         }
-        pairs.reverse();
+        let (pairs, beside) = sources.reversed();
         let chain = chain.to_vec();
         chain.iter().for_each(|block| self.tree.share(*block));
         let purpose = Purpose::WriteThrough { chain, beside, is_awaited: false };
@@ -180,19 +180,19 @@ impl Kv {
         if seq.table[..published].first().is_none_or(|first| !self.tree.is_findable(*first)) {
             return;
         }
-        let (mut pairs, mut beside, mut end) = (Vec::new(), Beside::new(), 0);
+        let (mut sources, mut end) = (Sources::default(), 0);
         for at in entries.iter().cloned().flatten().take_while(|at| *at < published) {
             let node = seq.table[at];
             if write == Write::SecondUse && self.tree.hits(node) == 0 {
                 break;
             }
-            self.write_beside(node, &mut pairs, &mut beside);
+            self.write_beside(node, &mut sources);
             end = at + 1;
         }
-        if pairs.is_empty() {
+        if sources.pairs.is_empty() {
             return;
         }
-        pairs.reverse();
+        let (pairs, beside) = sources.reversed();
         // The blocks of the first group stay in the tree until the end of the copy.
         let chain = seq.table[..end].to_vec();
         chain.iter().for_each(|block| self.tree.share(*block));
@@ -219,7 +219,7 @@ impl Kv {
 
     fn demote_from_device(&mut self, n: usize, journal: &mut Journal) {
         debug_assert!(n == 0 || !self.copies_wait(), "a step in flight may still write cached blocks");
-        let (mut pairs, mut beside, mut left) = (Vec::new(), Beside::new(), Vec::new());
+        let (mut sources, mut left) = (Sources::default(), Vec::new());
         for _ in 0..n.div_ceil(self.entry_blocks() as usize).min(AHEAD_MAX) {
             let Some((block, parent)) = self.tree.begin_demotion() else { break };
             let contents = self.tiers.contents_on_device(&self.tree, block);
@@ -227,15 +227,17 @@ impl Kv {
             // Blocks beside one that the tier refused would be of no use there.
             let is_there = to.is_some() || !self.tiers.lacks(&contents);
             // At the end a block's place in the tree is known before those beside the block are put back.
-            self.demote_beside(block, is_there, &mut pairs, &mut beside);
+            self.demote_beside(block, is_there, &mut sources);
             match to {
                 Some(to) => {
-                    pairs.push(BlockPair { from: block.index, to });
-                    self.demoting.begin(self.tree.contents(block).0, block, parent, self.transfers.next_id());
+                    let (fingerprint, at) = (self.tree.contents(block).0, sources.pairs.len());
+                    sources.push(BlockPair { from: block.index, to });
+                    self.demoting.begin(fingerprint, block, parent, self.transfers.next_id(), at);
                 }
                 None => left.push(block.index),
             }
         }
+        let (pairs, beside) = sources.in_order();
         let purpose = Purpose::Demotion { kept: Vec::new(), beside };
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
         // Until here their contents name those of the blocks beside them.
@@ -248,7 +250,7 @@ impl Kv {
             let Some((from, to)) = self.tiers.begin_demotion(tier) else { break };
             pairs.extend(to.map(|to| BlockPair { from, to }));
         }
-        let purpose = Purpose::Demotion { kept: Vec::new(), beside: Beside::new() };
+        let purpose = Purpose::Demotion { kept: Vec::new(), beside: Beside::default() };
         self.begin_tier_copy(tier_place(tier), tier_place(tier + 1), pairs, purpose, journal);
     }
 
@@ -316,6 +318,11 @@ impl Kv {
         if let Some(tier) = self.passed_over.take() {
             self.transfers.links.passed_over(tier);
         }
+    }
+
+    /// Returns `true` if there is a tier behind the nearest one, to prefetch from.
+    pub fn can_prefetch(&self) -> bool {
+        self.tiers.len() > 1
     }
 
     /// Copies planned blocks in far tiers to the nearest one, for a request that has no room on the device yet.
@@ -427,7 +434,7 @@ impl Kv {
         match (purpose, from) {
             (Purpose::WriteThrough { mut chain, beside, .. }, _) => {
                 let n = chain.len();
-                self.leave_read(beside.into_values());
+                self.leave_read(beside.by_source(pairs));
                 self.tree.release(&mut chain, n);
                 self.free_left();
             }

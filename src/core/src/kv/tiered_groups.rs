@@ -5,8 +5,6 @@
 //! as every group has the blocks read by the tokens behind: all blocks of a group that keeps every position, the last ones of a
 //! group with a window.
 
-use std::collections::BTreeSet;
-
 use trunkline_port::Keeps;
 
 use super::Kv;
@@ -15,19 +13,18 @@ use crate::block::BlockState;
 use crate::ids::BlockHandle;
 use crate::sequence::{Load, Sequence};
 use crate::tiers::PlannedBlock;
-use crate::transfer_table::{Beside, BlockPair};
+use crate::transfer_table::{BlockPair, InFlight, Sources};
 
 impl Kv {
     /// Adds the blocks beside a published block to a copy to the nearest tier, which reads the blocks until the end. Blocks
     /// refused by the tier are left out.
-    pub(super) fn write_beside(&mut self, node: BlockHandle, pairs: &mut Vec<BlockPair>, beside: &mut Beside) {
+    pub(super) fn write_beside(&mut self, node: BlockHandle, sources: &mut Sources) {
         for group in 0..self.groups.n() {
             let Some(block) = self.groups.get(node.index, group) else { continue };
             let contents = self.tiers.contents_beside(&self.tree, node, group);
             if let Some(to) = self.tiers.reserve(&contents) {
                 self.groups.enter(node.index, group);
-                pairs.push(BlockPair { from: block.index, to });
-                beside.insert(block.index, (node, group));
+                sources.push_beside(BlockPair { from: block.index, to }, node, group);
             }
         }
     }
@@ -58,21 +55,14 @@ impl Kv {
 
     /// Takes the blocks beside `node`, which just left the tree, to a demotion. Blocks that the tier does not take are freed, and all of them
     /// unless the tier has `node` or takes it (`is_there`).
-    pub(super) fn demote_beside(
-        &mut self,
-        node: BlockHandle,
-        is_there: bool,
-        pairs: &mut Vec<BlockPair>,
-        beside: &mut Beside,
-    ) {
+    pub(super) fn demote_beside(&mut self, node: BlockHandle, is_there: bool, sources: &mut Sources) {
         for group in 0..self.groups.n() {
             let Some(block) = self.groups.take_out(node.index, group) else { continue };
             let contents = self.tiers.contents_beside(&self.tree, node, group);
             match is_there.then(|| self.tiers.reserve(&contents)).flatten() {
                 Some(to) => {
                     self.tree.begin_move(block);
-                    pairs.push(BlockPair { from: block.index, to });
-                    beside.insert(block.index, (node, group));
+                    sources.push_beside(BlockPair { from: block.index, to }, node, group);
                 }
                 None => self.tree.release(&mut vec![block], 0),
             }
@@ -90,15 +80,30 @@ impl Kv {
         }
     }
 
-    /// Puts the blocks of a demotion back beside `nodes`, which were taken back into the tree, to be read by the transfer. Returns what the
-    /// transfer reads.
-    pub(super) fn revive_beside(&mut self, transfer: u64, nodes: &[BlockHandle]) -> Vec<(BlockHandle, usize)> {
-        // By generation too: the slot of a block that the tier had before was freed at once, and may have another.
-        let key = |node: &BlockHandle| (node.index, node.generation);
-        let nodes: BTreeSet<_> = nodes.iter().map(key).collect();
-        let beside = self.transfers.get(transfer).and_then(|transfer| transfer.purpose.beside()).into_iter().flatten();
-        let moving: Vec<(u32, (BlockHandle, usize))> =
-            beside.filter(|(_, (node, _))| nodes.contains(&key(node))).map(|(block, place)| (*block, *place)).collect();
+    /// Returns the sources of a demotion that stood beside `node`, the source of its pair `at`: block, and group.
+    pub(super) fn demoted_beside(
+        &self,
+        node: BlockHandle,
+        transfer: u64,
+        at: usize,
+    ) -> impl Iterator<Item = (u32, usize)> + '_ {
+        let transfer = self.transfers.get(transfer).into_iter();
+        transfer.flat_map(move |InFlight { pairs, purpose, .. }| {
+            // These come right before the pair of the node, behind those of other nodes.
+            let place = move |before: usize| Some((pairs[before].from, purpose.beside()?.get(before)?));
+            let of_node = (0..at).rev().map_while(place).take_while(move |(_, (beside, _))| *beside == node);
+            of_node.map(|(block, (_, group))| (block, group))
+        })
+    }
+
+    /// Puts blocks of a demotion back beside `nodes`, which were taken back into the tree, to be read by the transfer: the sources beside those of
+    /// its pairs `at`. Returns what the transfer reads.
+    pub(super) fn revive_beside(&mut self, transfer: u64, nodes: &[(BlockHandle, usize)]) -> Vec<(BlockHandle, usize)> {
+        let mut moving = Vec::new();
+        for (node, at) in nodes {
+            moving.extend(self.demoted_beside(*node, transfer, *at).map(|(block, group)| (block, (*node, group))));
+        }
+        moving.sort_unstable_by_key(|(block, _)| *block);
         for (block, (node, group)) in &moving {
             let block = self.tree.pool().handle(*block);
             self.tree.end_move(block);
@@ -219,7 +224,7 @@ impl Kv {
     }
 
     /// Returns the number of blocks in the groups after the first read by a transfer alone: idle at the end of the transfer.
-    pub fn freed_read(&self, beside: &[(BlockHandle, usize)]) -> u32 {
-        beside.iter().filter(|(node, group)| self.groups.readers(node.index, *group) == 1).count() as u32
+    pub fn freed_read(&self, beside: impl Iterator<Item = (BlockHandle, usize)>) -> u32 {
+        beside.filter(|(node, group)| self.groups.readers(node.index, *group) == 1).count() as u32
     }
 }
