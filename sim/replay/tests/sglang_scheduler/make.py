@@ -224,6 +224,7 @@ CASES = [
     case("evictions", 116, 120, 6400, 4, 12, [160, 320, 640], (0, 300), (1, 60)),
     case("retractions, lpm", 117, 120, 2500, 20, 5, [64, 160, 320], (1, 200), (50, 250), policy="lpm"),
     case("retractions while others end", 63000, 60, 1000, 50, 0, [], (1, 150), (50, 150)),
+    case("retractions of shared prompts", 118, 120, 2500, 20, 5, [64, 160, 320], (1, 200), (50, 250)),
     case("long answers, lpm", 63002, 60, 2500, 5, 4, [64, 160, 320], (1, 200), (200, 600), policy="lpm"),
 ]
 
