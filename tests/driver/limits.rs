@@ -12,6 +12,8 @@ use trunkline_core::{Config, Keeps, Preemption, RetentionHint, ReuseConfig, Tier
 const RESERVING: &str = "chunks:reserve_permille=900,least_permille=100,decay_steps=9,await_prefix=0";
 /// Prompts first, whose chunks are found while steps in flight compute them.
 const FINDING: &str = "chunks:await_prefix=0,find_chunks=1";
+/// The same, and prompts of a step take blocks together.
+const TOGETHER: &str = "chunks:await_prefix=0,find_chunks=1,take_together=1";
 /// Policies of SGLang, which [`imitate`] draws.
 const SORTED: &str = "lpm_sorted";
 const LEAVES: &str = "leaves";
@@ -144,7 +146,7 @@ pub(crate) fn imitate(seed: u64, config: &mut Config) {
         config.tiers.iter_mut().for_each(|tier| tier.eviction = pick(&mut rng, &[LEAVES, "lru"]).into());
     }
     if rng.random_range(0..8) == 0 {
-        config.prefill_first = FINDING.parse().expect("a mode");
+        config.prefill_first = pick(&mut rng, &[FINDING, TOGETHER]).parse().expect("a mode");
     }
 }
 

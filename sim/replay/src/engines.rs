@@ -101,6 +101,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                     reserve: NEW_TOKEN_RATIO,
                     awaits_prefix: false,
                     finds_chunks: true,
+                    takes_together: true,
                 }),
                 max_steps_in_flight: 2,
                 pipeline_batches: PipelineBatches::Ready,
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!((limits("vllm-v1"), limits("sarathi")), ((2048, 256), (512, 128)));
         let core = |name: &str| by_name(name).unwrap().core(1000);
         let prefill_first = |name: &str| core(name).prefill_first.to_string();
-        let sglang = "chunks:reserve_permille=700,least_permille=98,await_prefix=0,find_chunks=1";
+        let sglang = "chunks:reserve_permille=700,least_permille=98,await_prefix=0,find_chunks=1,take_together=1";
         assert_eq!(["vllm-v1", "vllm-v0", "sglang"].map(prefill_first), ["false", "true", sglang]);
         assert!(core("vllm-v1").worker.whole_block_hits && !core("sarathi").worker.whole_block_hits);
         for name in ["vllm-v1", "vllm-v0", "sarathi"] {

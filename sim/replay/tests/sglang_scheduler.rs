@@ -9,10 +9,12 @@ use trunkline_sim_replay::engines;
 /// Greatest relative error of means, medians and percentiles in blocks of 16 tokens.
 const BLOCKS_OF_16: f64 = 0.10;
 /// Cases with 62 to 156 such blocks, in which few tokens decide who is retracted, and their errors, at most.
-const FEW_BLOCKS: [(&str, f64); 4] = [
+const FEW_BLOCKS: [(&str, f64); 6] = [
     ("retractions", 0.55),
+    ("retractions of shared prompts", 0.55),
     ("retractions, lpm", 0.25),
     ("retractions while others end", 0.15),
+    ("little room, answers end early", 0.15),
     ("long answers, lpm", 0.55),
 ];
 

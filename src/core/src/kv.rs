@@ -27,7 +27,7 @@ use self::demotions::Demotions;
 use self::promised::Promised;
 use self::remembered::Remembered;
 use self::reused::Reused;
-use crate::config::{Config, ConfigError, Write};
+use crate::config::{Config, ConfigError, Preemption, Write};
 use crate::group_blocks::GroupBlocks;
 use crate::hash::BlockHash;
 use crate::host::{HostPool, HostState};
@@ -85,8 +85,12 @@ pub(crate) struct Kv {
     reused: Reused,
     /// Blocks that prompts under way will take.
     pub promised: Promised,
-    /// Last step in flight that may still use blocks released at once, if there is one.
+    /// Last step in flight that may still use blocks released at once by a preemption, if there is one.
     released_until: Option<u64>,
+    /// The same for blocks of requests that ended, and for duplicates.
+    freed_until: Option<u64>,
+    /// `true` if blocks of requests that end, and duplicates, are free at once where nothing but steps uses blocks.
+    frees_early: bool,
 }
 
 /// A block that a sequence gave up while steps in flight may read it.
@@ -135,6 +139,8 @@ impl Kv {
             reused: Reused::new(config),
             promised: Promised::new(config),
             released_until: None,
+            freed_until: None,
+            frees_early: config.preemption == Preemption::RetractAtOnce,
         })
     }
 
@@ -317,7 +323,12 @@ impl Kv {
                 }
                 Published::Merged(duplicate) => {
                     let private = std::mem::replace(&mut seq.table[at], duplicate);
-                    let last_step = seq.is_in_step().then_some(last_step);
+                    let is_in_step = seq.is_in_step();
+                    let frees_early = is_in_step && self.frees_early(seq);
+                    if frees_early {
+                        self.freed_until = Some(last_step);
+                    }
+                    let last_step = (is_in_step && !frees_early).then_some(last_step);
                     self.retire(last_step, Retired::Private(private));
                     self.merge_groups(seq, at, duplicate.index, last_step);
                     seq.mirror.table_sent = seq.mirror.table_sent.min(at as u32);
@@ -375,7 +386,9 @@ impl Kv {
 
     /// Frees the blocks given up that no step after `ended` reads. Copies may again touch blocks released at once in such steps.
     pub fn free_retired(&mut self, ended: u64) {
-        self.released_until = self.released_until.filter(|last_step| *last_step > ended);
+        for until in [&mut self.released_until, &mut self.freed_until] {
+            *until = until.filter(|last_step| *last_step > ended);
+        }
         self.release_sources(ended);
         while let Some((_, block)) = self.retired.pop_front_if(|(last_step, _)| *last_step <= ended) {
             self.free(block);
@@ -408,9 +421,34 @@ impl Kv {
         self.release(seq);
     }
 
+    /// Releases every block of a request that ended while steps in flight run it, `last_step` at the latest: as
+    /// [`Self::release_at_once`], but admissions go on.
+    pub fn release_ended(&mut self, seq: &mut Sequence, last_step: u64) {
+        self.freed_until = Some(last_step);
+        self.release(seq);
+        seq.computed = 0;
+    }
+
+    /// Returns `true` if later steps may take the blocks that a sequence gives up, at the end or as duplicates, while steps in flight still
+    /// run it: as in SGLang, a worker runs steps in order.
+    pub fn frees_early(&self, seq: &Sequence) -> bool {
+        let is_plain = self.groups.n() == 0 && self.tiers.is_empty() && !self.reuses() && seq.cold.planner.is_none();
+        self.frees_early && is_plain
+    }
+
     /// Returns `true` while a step in flight may use free or idle blocks. No copy from or to such a block MUST begin.
     pub fn copies_wait(&self) -> bool {
+        self.released_until.or(self.freed_until).is_some()
+    }
+
+    /// Returns `true` while a step in flight may use blocks of preempted requests.
+    pub fn preemptions_wait(&self) -> bool {
         self.released_until.is_some()
+    }
+
+    /// Returns `true` while a step in flight may use blocks that others have, or may compute a published block of a request that ended.
+    pub fn has_freed_early(&self) -> bool {
+        self.freed_until.is_some()
     }
 
     /// Releases every block of a sequence, in every place. No transfer for the sequence may be in flight.

@@ -46,6 +46,8 @@ pub(crate) struct Scheduler {
     draft_logits: u32,
     /// Passes over the waiting queue so far.
     queue_passes: QueuePasses,
+    /// Chunks of the step being made that take their blocks together, behind the admissions: slots and tokens.
+    together: Vec<(usize, u32)>,
     /// `true` if prefill chunks never end inside a block. Off if a step full of decodes could leave less than a block: prefills
     /// would starve.
     aligned: bool,
@@ -59,6 +61,7 @@ impl Scheduler {
             picked: Picked::default(),
             sends_tokens: true,
             queue_passes: QueuePasses::default(),
+            together: Vec::new(),
             draft_logits: config.max_step_logits - config.max_batch_size,
             aligned: config.align_chunks
                 && config.max_batch_tokens >= config.block_size.saturating_add(config.max_batch_size),
@@ -139,6 +142,7 @@ impl Scheduler {
         if admits {
             self.admit_waiting(state, budget, step);
         }
+        self.run_together(state, step);
         gave_way
     }
 
@@ -301,7 +305,7 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
-            let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
+            let chunk = self.chunk(state, slot, *budget, self.n_parts(step) == 0);
             if chunk > 0 && self.run_chunk(state, slot, chunk, step) {
                 *budget -= chunk;
                 at += 1;
@@ -309,7 +313,7 @@ impl Scheduler {
             }
             let gives_way = chunk > 0 && gives_way(state, slot, step);
             gave_way |= gives_way;
-            if !gives_way || !step.seqs.is_empty() {
+            if !gives_way || self.n_parts(step) > 0 {
                 // Prefills behind this one wait too, so that an earlier prefill is never overtaken by smaller ones.
                 *budget = 0;
                 break;
@@ -324,16 +328,16 @@ impl Scheduler {
             return;
         }
         let share = step_share(&state.config);
-        while *budget > 0 && state.batched() < max_batch_size && step.seqs.len() < share {
+        while *budget > 0 && state.batched() < max_batch_size && self.n_parts(step) < share {
             let State { waiting, sequences, kv, .. } = state;
             let next = waiting.next(kv.tree.evicted(), &mut |slot| kv.cached_prefix(&sequences[slot]));
             let Some(slot) = next else { break };
             let first = state.config.prefill_first;
-            let limited = (self.aligned || first.is_whole()) && !step.seqs.is_empty();
+            let limited = (self.aligned || first.is_whole()) && self.n_parts(step) > 0;
             let limit = if first == PrefillFirst::Padded { padded_budget(&state.config, step) } else { *budget };
             match admit(state, slot, limited.then_some(limit)) {
                 Admission::Admitted => {
-                    let chunk = self.chunk(state, slot, *budget, step.seqs.is_empty());
+                    let chunk = self.chunk(state, slot, *budget, self.n_parts(step) == 0);
                     let ran = self.run_chunk(state, slot, chunk, step);
                     assert!(ran, "the blocks were counted at admission");
                     *budget -= chunk;
@@ -366,24 +370,56 @@ impl Scheduler {
         }
     }
 
-    /// Adds the next `n_tokens` of a prompt to the step, with their blocks. Returns `false`, and changes nothing, if too few are usable.
+    /// Returns the number of sequences in the step, with those whose chunks take their blocks later.
+    fn n_parts(&self, step: &Step) -> usize {
+        step.seqs.len() + self.together.len()
+    }
+
+    /// Adds the next `n_tokens` of a prompt to the step, with their blocks: now, or behind the admissions. Returns `false`, and changes
+    /// nothing, if too few blocks are usable.
     fn run_chunk(&mut self, state: &mut State, slot: usize, n_tokens: u32, step: &mut Step) -> bool {
-        let State { sequences, kv, suspects, .. } = state;
+        let is_together = takes_together(state);
+        let State { sequences, kv, reserve, .. } = state;
         let seq = &mut sequences[slot];
-        if !kv.take_chunk(seq, seq.planned() + n_tokens) {
+        if !is_together && !kv.take_chunk(seq, seq.planned() + n_tokens) {
             return false;
         }
-        let narrows = suspects.is_narrowing();
-        self.run(state, slot, n_tokens, 0, step);
-        if !narrows {
-            state.publish_ahead(slot);
+        let n_copied = if kv.reuses() { seq.next_copied() } else { 0 };
+        if n_tokens + n_copied == seq.unplanned() {
+            reserve.begin_output(seq);
+        }
+        match is_together {
+            true => self.together.push((slot, n_tokens)),
+            false => self.run_taken(state, slot, n_tokens, step),
         }
         true
     }
 
+    /// Adds the chunks that waited for the last admission to the step, as far as blocks are usable: those that were promised.
+    fn run_together(&mut self, state: &mut State, step: &mut Step) {
+        for at in 0..self.together.len() {
+            let (slot, n_tokens) = self.together[at];
+            let State { sequences, kv, .. } = &mut *state;
+            let seq = &mut sequences[slot];
+            if kv.take_chunk(seq, seq.planned() + n_tokens) {
+                self.run_taken(state, slot, n_tokens, step);
+            }
+        }
+        self.together.clear();
+    }
+
+    /// Adds the next `n_tokens` of a prompt, which have their blocks, to the step.
+    fn run_taken(&mut self, state: &mut State, slot: usize, n_tokens: u32, step: &mut Step) {
+        let narrows = state.suspects.is_narrowing();
+        self.run(state, slot, n_tokens, 0, step);
+        if !narrows {
+            state.publish_ahead(slot);
+        }
+    }
+
     /// Adds the next `n_tokens` of a sequence, and room for drafts, to the step.
     fn run(&mut self, state: &mut State, slot: usize, n_tokens: u32, n_drafts: u32, step: &mut Step) {
-        let State { sequences, kv, journal, waiting, config, planners, reserve, .. } = state;
+        let State { sequences, kv, journal, waiting, config, planners, .. } = state;
         let seq = &mut sequences[slot];
         let decodes = seq.decodes_next();
         let n_copied = if kv.reuses() { seq.next_copied() } else { 0 };
@@ -397,9 +433,6 @@ impl Scheduler {
         };
         let tokens_at = step.tokens.len() as u32;
         let sample = n_tokens == seq.unplanned();
-        if sample && !decodes {
-            reserve.begin_output(seq);
-        }
         if n_history + n_ahead == 0 && n_tokens == 1 && sample {
             // All decodes: spares the look into their long vectors. A token that is not known yet is replaced by the worker.
             step.tokens.push(seq.last_token);
@@ -601,6 +634,13 @@ fn gives_way(state: &mut State, slot: usize, step: &Step) -> bool {
     }
     preempt(state, slot);
     true
+}
+
+/// Returns `true` if the chunks of the step being made take their blocks together, behind the admissions.
+fn takes_together(state: &State) -> bool {
+    let State { config, kv, waiting, suspects, .. } = state;
+    let is_plain = kv.groups.n() == 0 && kv.tiers.is_empty() && !kv.reuses() && !config.worker.in_step_hits;
+    config.prefill_first.takes_together() && is_plain && !waiting.counts_service() && !suspects.is_narrowing()
 }
 
 fn can_decode(seq: &Sequence, config: &Config, step: u64) -> bool {

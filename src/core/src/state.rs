@@ -105,7 +105,7 @@ impl State {
     /// request is admitted then.
     pub fn is_under_memory_pressure(&self) -> bool {
         let swaps = !self.swaps.swapped.is_empty() || self.kv.transfers.swapping_out().next().is_some();
-        swaps || self.kv.copies_wait()
+        swaps || self.kv.preemptions_wait()
     }
 
     /// Sets the drafts that the worker makes for a sequence in one step, at most.

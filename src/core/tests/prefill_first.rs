@@ -196,6 +196,44 @@ fn a_chunk_that_another_prompt_has_computed_meanwhile_is_merged_and_found() {
 }
 
 #[test]
+fn prompts_of_a_step_evict_nothing_that_another_one_of_the_step_found() {
+    // 2 needs 40 blocks: 19 of 6, and the next ones in the order of use, of 1.
+    for (mode, third) in [("chunks", (3, 9, 26)), ("chunks:take_together=1", (3, 30, 5))] {
+        let limits = Config { eviction: "lru".into(), max_batch_tokens: 90, ..config(mode) };
+        let mut driver = joined(limits, &[]);
+        for (id, tokens) in [(6, 30), (1, 30), (5, 50)] {
+            driver.submit(id, prompt(id, 0, tokens), 1);
+            driver.run_to_end();
+        }
+        driver.submit(4, prompt(4, 0, 1), 3);
+        assert_eq!(driver.running(), [(4, 0, 1, true)], "a step for the others to wait for");
+        driver.submit(2, prompt(2, 0, 40), 1);
+        driver.submit(3, [prompt(1, 0, 30), prompt(3, 0, 5)].concat(), 1);
+        driver.answer();
+        let tokens = driver.running().iter().map(|part| (part.0, part.1, part.2)).collect::<Vec<_>>();
+        assert_eq!(tokens, [(2, 0, 40), third], "{mode}");
+        driver.run_to_end();
+        driver.assert_all_said([1, 2, 3, 4, 5, 6]);
+        driver.assert_empty();
+    }
+}
+
+#[test]
+fn prompts_that_take_blocks_together_take_those_of_their_chunks_alone() {
+    let mut driver = joined(config("chunks:take_together=1"), &[(1, 30, 1), (2, 60, 1)]);
+    assert_eq!(driver.running(), [(1, 0, 30, true), (2, 0, 10, false)]);
+    assert_eq!(driver.stats().free_blocks, 60, "the other 50 are promised");
+    driver.submit(3, prompt(3, 0, 30), 1);
+    driver.answer();
+    assert_eq!(driver.running(), [(2, 10, 40, false)]);
+    driver.answer();
+    assert_eq!(driver.running(), [(2, 50, 10, true), (3, 0, 30, true)]);
+    driver.run_to_end();
+    driver.assert_all_said([1, 2, 3]);
+    driver.assert_empty();
+}
+
+#[test]
 fn a_worker_that_comes_back_starts_over_if_chunks_of_its_lost_steps_were_found() {
     for (mode, restarted) in [("chunks:await_prefix=0", 0), ("chunks:await_prefix=0,find_chunks=1", 2)] {
         let mut driver = Driver::with_content(Config { device_blocks: 400, max_steps_in_flight: 2, ..config(mode) }, 1);

@@ -187,6 +187,59 @@ fn a_request_retracted_at_once_samples_the_token_of_the_step_in_flight_again() {
     assert!(bench.all_blocks_usable());
 }
 
+/// A core with a request of 7 tokens whose first token ended it, while the step of the second one is in flight.
+fn ended_early(preemption: Preemption) -> Driver {
+    let mut bench = joined(Config { preemption, policy: "fcfs".into(), ..config() });
+    submit(&mut bench, 1, prompt(100, 7), 10);
+    bench.answer_with(EOS);
+    assert!(bench.has_ended(1));
+    assert_eq!(parts(&bench), [vec![(1, 7, 1, true)]]);
+    bench
+}
+
+#[test]
+fn a_request_that_ends_leaves_its_blocks_at_once_with_the_token_that_a_step_in_flight_computes() {
+    for (preemption, in_flight, found) in [(Preemption::Retract, (30, 0), 4), (Preemption::RetractAtOnce, (30, 2), 8)] {
+        let mut bench = ended_early(preemption);
+        let stats = bench.stats();
+        assert_eq!((stats.free_blocks, stats.idle_blocks), in_flight, "{preemption:?}");
+        submit(&mut bench, 2, [prompt(100, 7), vec![EOS], prompt(200, 4)].concat(), 2);
+        assert_eq!(parts(&bench)[1], [(2, found, 12 - found, false)], "{preemption:?}: found while the step runs");
+        (50..53).for_each(|token| bench.answer_with(token));
+        assert_eq!(bench.said(2), [51, 52]);
+        assert!(bench.all_blocks_usable());
+    }
+}
+
+#[test]
+fn a_step_takes_all_blocks_of_a_request_that_ended_while_a_step_runs_it() {
+    let limits = Config { preemption: Preemption::RetractAtOnce, policy: "fcfs".into(), ..config() };
+    let mut bench = joined(Config { device_blocks: 4, max_context: 16, ..limits });
+    submit(&mut bench, 1, prompt(100, 7), 9);
+    bench.answer_with(EOS);
+    submit(&mut bench, 2, prompt(200, 15), 1);
+    assert_eq!(parts(&bench), [vec![(1, 7, 1, true)], vec![(2, 0, 15, false)]]);
+    (50..52).for_each(|token| bench.answer_with(token));
+    assert_eq!((bench.said(2), bench.stats().evicted_blocks), ([51].as_slice(), 2));
+    assert!(bench.all_blocks_usable());
+}
+
+#[test]
+fn a_worker_that_comes_back_starts_over_if_it_may_lack_the_last_token_of_a_request_that_ended() {
+    for (preemption, resumes) in [(Preemption::Retract, true), (Preemption::RetractAtOnce, false)] {
+        let mut bench = ended_early(preemption);
+        bench.event(Event::WorkerResumed);
+        assert_eq!(bench.stats().idle_blocks, u32::from(resumes), "{preemption:?}: the block of the prompt is kept");
+        if !resumes {
+            bench.join();
+        }
+        submit(&mut bench, 2, prompt(100, 12), 1);
+        bench.answer_with(50);
+        assert_eq!(bench.said(2), [50]);
+        assert!(bench.all_blocks_usable());
+    }
+}
+
 #[test]
 fn a_preempted_request_ends_in_every_way_while_a_step_runs_it() {
     for event in [Event::Abort as fn(RequestId) -> Event, Event::Stop, Event::Withdraw, Event::Fail] {

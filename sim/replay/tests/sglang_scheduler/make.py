@@ -224,6 +224,10 @@ CASES = [
     case("evictions", 116, 120, 6400, 4, 12, [160, 320, 640], (0, 300), (1, 60)),
     case("retractions, lpm", 117, 120, 2500, 20, 5, [64, 160, 320], (1, 200), (50, 250), policy="lpm"),
     case("retractions while others end", 63000, 60, 1000, 50, 0, [], (1, 150), (50, 150)),
+    case("retractions of shared prompts", 118, 120, 2500, 20, 5, [64, 160, 320], (1, 200), (50, 250)),
+    case("little room, answers end early", 9401, 80, 2000, 30, 0, [], (1, 300), (50, 150), limit=2),
+    case("evictions, answers below their limit, lpm", 9205, 120, 6400, 4, 12, [160, 320, 640], (0, 300), (1, 60), policy="lpm", limit=3),
+    case("short answers, lpm", 9502, 100, 1000, 20, 4, [64, 160, 320], (1, 200), (1, 30), policy="lpm"),
     case("long answers, lpm", 63002, 60, 2500, 5, 4, [64, 160, 320], (1, 200), (200, 600), policy="lpm"),
 ]
 

@@ -11,7 +11,7 @@ use crate::spec::Param;
 
 const PERMILLE: u64 = 1_000;
 
-const PARAMS: [Param; 5] = [
+const PARAMS: [Param; 6] = [
     Param {
         key: "reserve_permille",
         about: "share of the tokens that running requests may still generate, kept free when another is admitted; 0 is none",
@@ -41,6 +41,14 @@ const PARAMS: [Param; 5] = [
         min: 0,
         max: 1,
     },
+    Param {
+        key: "take_together",
+        about: "1 to let the prompts of a step take the blocks of their chunks when all of them hold their cached prefixes, 0 one after \
+                another with the blocks of whole prompts",
+        default: 0,
+        min: 0,
+        max: 1,
+    },
 ];
 
 /// All ways to run prompts before decodes.
@@ -63,7 +71,8 @@ static REGISTRY: Registry<PrefillFirst> = Registry::new(
                 let [reserve, least, steps] = [0, 1, 2].map(|at| values[at] as u32);
                 let reserve =
                     OutputReserve { permille: reserve, least_permille: least.min(reserve), decay_steps: steps };
-                PrefillFirst::Chunks(Chunks { reserve, awaits_prefix: values[3] == 1, finds_chunks: values[4] == 1 })
+                let [awaits_prefix, finds_chunks, takes_together] = [3, 4, 5].map(|at| values[at] == 1);
+                PrefillFirst::Chunks(Chunks { reserve, awaits_prefix, finds_chunks, takes_together })
             },
         },
     ],
@@ -95,6 +104,10 @@ pub struct Chunks {
     /// `true` if a request finds the blocks of a chunk of another prompt, except the last, from the next scheduling pass on, while a step
     /// in flight computes the chunk: steps run in order. Without effect with layer groups.
     pub finds_chunks: bool,
+    /// `true` if the prompts of a step take the blocks of their chunks when all of them hold their cached prefixes: then no prompt evicts
+    /// what another one of the step found. Without effect with layer groups, tiers, copies of blocks, hits within a step and policies that
+    /// count service, but for the blocks being taken chunk by chunk.
+    pub takes_together: bool,
 }
 
 /// Room left by an admission for tokens not generated yet: SGLang's new-token ratio. The share falls from step to step, and
@@ -137,11 +150,16 @@ impl PrefillFirst {
     pub fn finds_chunks(self) -> bool {
         matches!(self, Self::Chunks(Chunks { finds_chunks: true, .. }))
     }
+
+    /// Returns `true` if the prompts of a step take their blocks together.
+    pub fn takes_together(self) -> bool {
+        matches!(self, Self::Chunks(Chunks { takes_together: true, .. }))
+    }
 }
 
 impl fmt::Display for PrefillFirst {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Chunks(Chunks { reserve, awaits_prefix, finds_chunks }) = self else {
+        let Self::Chunks(Chunks { reserve, awaits_prefix, finds_chunks, takes_together }) = self else {
             return f.write_str(match self {
                 Self::Off => "false",
                 Self::Padded => "padded",
@@ -150,8 +168,8 @@ impl fmt::Display for PrefillFirst {
         };
         f.write_str("chunks")?;
         let OutputReserve { permille, least_permille, decay_steps } = *reserve;
-        let flags = [awaits_prefix, finds_chunks].map(|flag| u32::from(*flag));
-        let values = [permille, least_permille, decay_steps, flags[0], flags[1]].map(u64::from);
+        let [awaits, finds, together] = [awaits_prefix, finds_chunks, takes_together].map(|flag| u32::from(*flag));
+        let values = [permille, least_permille, decay_steps, awaits, finds, together].map(u64::from);
         let changed = PARAMS.iter().zip(values).filter(|(param, value)| param.default != *value);
         for (at, (param, value)) in changed.enumerate() {
             write!(f, "{}{}={value}", if at == 0 { ':' } else { ',' }, param.key)?;
@@ -207,6 +225,7 @@ mod tests {
             "chunks",
             "chunks:reserve_permille=700,least_permille=98,await_prefix=0",
             "chunks:find_chunks=1",
+            "chunks:find_chunks=1,take_together=1",
         ] {
             let mode: PrefillFirst = text.parse().unwrap();
             assert_eq!(mode.to_string(), text);

@@ -115,6 +115,10 @@ impl Core {
             if let Some(Ending::Finish(reason)) = seq.ending
                 && seq.is_in_step()
             {
+                if self.state.kv.frees_early(seq) {
+                    let State { kv, sequences, journal, .. } = &mut self.state;
+                    kv.release_ended(&mut sequences[slot], journal.stats.steps);
+                }
                 self.report_early(slot, reason, actions);
             }
         }
@@ -144,7 +148,8 @@ impl Core {
         let slot = part.slot();
         let seq = &mut sequences[slot];
         seq.end_step(part.n_copied + part.n_tokens, part.sample);
-        let has_kv = !seq.is_preempted();
+        // Not if preempted, or ended and released at once.
+        let has_kv = !seq.table.is_empty();
         let counts = has_kv || !config.preemption.retracts();
         if seq.ending.is_none() && !sampled.is_empty() && counts {
             if seq.is_prefill() {
@@ -178,6 +183,10 @@ impl Core {
         if has_kv {
             let computed = seq.computed + part.n_copied + part.n_tokens + (sampled.len() as u32).saturating_sub(1);
             seq.computed = computed.min(seq.n_tokens());
+            if seq.ending.is_some() && seq.is_in_step() && kv.frees_early(seq) {
+                // Steps in flight compute the last token, and nobody reads it before they end.
+                seq.computed = seq.planned().min(seq.n_tokens());
+            }
         }
         if seq.ending.is_some() || seq.computed >= (seq.published + 1) * config.block_size {
             seq.request_first();
@@ -289,7 +298,8 @@ impl Core {
         if !self.worker_joined {
             return;
         }
-        let may_lack = self.state.kv.copies_wait() && self.state.config.worker.in_step_hits;
+        let kv = &self.state.kv;
+        let may_lack = kv.has_freed_early() || kv.copies_wait() && self.state.config.worker.in_step_hits;
         if may_lack || self.steps.slots().any(|slot| self.state.has_published_ahead(slot)) {
             self.worker_joined = false;
             actions.push(Action::ResetWorker);

@@ -5,7 +5,8 @@
 //! still to be taken are *promised*: nobody else takes them ([`Kv::usable`]). A promise may still fail, when blocks given back behind the
 //! window are read by another prompt, or a transfer has them: then the prompt waits for the transfer, or is preempted.
 //!
-//! Without [`Config::reserve_prompts`] chunks take their blocks too, and nothing is promised.
+//! Without [`Config::reserve_prompts`] chunks take their blocks too, and nothing is promised. With
+//! [`crate::config::Chunks::takes_together`] they do so behind the admissions of a step, so that no prompt evicts a prefix found by another.
 
 use trunkline_port::{Keeps, NO_BLOCK};
 
@@ -40,7 +41,7 @@ impl Promised {
         let groups = config.worker.groups.iter().skip(1);
         let has_windows = groups.clone().any(|keeps| matches!(keeps, Keeps::Window(_)));
         Self {
-            by_chunk: has_windows || !config.reserve_prompts,
+            by_chunk: has_windows || !config.reserve_prompts || config.prefill_first.takes_together(),
             keeps_free: config.reserve_prompts,
             most: groups.map(most).collect(),
             total: 0,
