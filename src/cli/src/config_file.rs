@@ -382,6 +382,7 @@ mod tests {
             "--h2o-block=48",
             "--h2o-trigger=4",
             "--h2o-interval=5",
+            "--h2o-score-interval=3",
             "--h2o-alpha=0.5",
         ];
         let file: String = flags
