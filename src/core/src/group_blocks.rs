@@ -52,7 +52,7 @@ struct Row {
     /// Slot of the block of the tree.
     node: u32,
     n_blocks: u32,
-    /// Blocks in groups without a window, and those of them without readers.
+    /// Blocks in groups without a window, and the blocks among them without readers.
     n_whole: u32,
     n_idle: u32,
 }
@@ -264,7 +264,7 @@ impl GroupBlocks {
         !matches!(self.keeps[group], Keeps::Window(_))
     }
 
-    /// Returns the sums over the blocks beside a block of the tree, if it has any.
+    /// Returns the sums over the blocks beside a block of the tree; `None` without any.
     fn row(&self, node: u32) -> Option<&Row> {
         let row = self.rows.get(node as usize).filter(|row| **row != NO_ROW)?;
         Some(&self.members[*row as usize])

@@ -395,7 +395,7 @@ impl Scheduler {
         true
     }
 
-    /// Adds the chunks that waited for the last admission to the step, as far as blocks are usable: those that were promised.
+    /// Adds the chunks that waited for the last admission to the step, as far as blocks are usable: the promised ones.
     fn run_together(&mut self, state: &mut State, step: &mut Step) {
         for at in 0..self.together.len() {
             let (slot, n_tokens) = self.together[at];

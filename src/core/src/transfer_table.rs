@@ -47,7 +47,7 @@ impl Beside {
     }
 }
 
-/// Device blocks to be copied, with those of the layer groups after the first.
+/// Device blocks to be copied, with the blocks of the layer groups after the first.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     /// The copies.

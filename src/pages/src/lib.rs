@@ -1,13 +1,13 @@
 //! Huge pages for large arrays.
 //!
-//! A prefix in a used pool touches a few lines in many places, and attention reads blocks that lie in any order. On pages of 4 KiB most of these places cost a walk through the page
-//! table beside the load itself; on pages of 2 MiB the processor remembers all of them.
+//! A prefix in a used pool touches a few lines in many places, and attention reads blocks in any order. On pages of 4 KiB most
+//! places cost a walk through the page table beside the load; on pages of 2 MiB the processor remembers every one.
 
 /// Bytes of an array from which on huge pages are requested: smaller arrays need few pages of any size.
 #[cfg(target_os = "linux")]
 const BYTES_MIN: usize = 1 << 20;
 
-/// Returns an empty vector with memory for `len` values, on huge pages if the system grants them. Memory that is never touched costs
+/// Returns an empty vector with memory for `len` values, on huge pages if the system grants any. Memory never touched costs
 /// nothing.
 pub fn with_capacity<T>(len: usize) -> Vec<T> {
     let values = Vec::with_capacity(len);

@@ -65,13 +65,18 @@ impl KvDtype {
         match self {
             Self::F32 => 4 * elements,
             Self::F16 | Self::Bf16 => 2 * elements,
-            Self::Q8_0 | Self::Q4_0 => elements.div_ceil(UNIT as u64) * Bits::of(self).unit_bytes() as u64,
+            Self::Q8_0 | Self::Q4_0 => elements.div_ceil(UNIT as u64) * self.bits().unit_bytes() as u64,
         }
     }
 
     /// Returns `true` if elements are floats, each stored by itself.
     pub fn is_float(self) -> bool {
         self.unit() == 1
+    }
+
+    /// Returns the width of the codes of a type with units; eight bits for any other.
+    fn bits(self) -> Bits {
+        if self == Self::Q4_0 { Bits::Four } else { Bits::Eight }
     }
 
     /// Returns the number of neighbouring elements that are stored together.

@@ -12,8 +12,6 @@ use std::ops::Range;
 
 use half::f16;
 
-use crate::kv::KvDtype;
-
 /// Elements in a unit.
 pub(crate) const UNIT: usize = 32;
 
@@ -25,11 +23,6 @@ pub(crate) enum Bits {
 }
 
 impl Bits {
-    /// Returns the width of the codes of a type with units; eight bits for any other.
-    pub(crate) const fn of(dtype: KvDtype) -> Self {
-        if matches!(dtype, KvDtype::Q4_0) { Self::Four } else { Self::Eight }
-    }
-
     /// Returns the bytes of the codes of a unit.
     const fn code_bytes(self) -> usize {
         match self {

@@ -57,6 +57,26 @@ const QUESTIONS: u32 = 384;
 /// Ratio of the heads that drop tokens by that of the gates, where it is chosen for them: plans follow it within a block.
 const EVICTING_SPARE: f32 = 1.02;
 
+/// Numbers of the planner.
+#[derive(Clone, Debug, Args)]
+struct PlannerOptions {
+    /// First tokens that are never dropped.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    sink: u32,
+
+    /// Last tokens that are never dropped.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    recent: u32,
+
+    /// Tokens kept or dropped together, a multiple of 16.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    block: u32,
+
+    /// Tokens from one whose attention is scored to the next, for the scorer h2o; 16 at most.
+    #[arg(long, value_name = "N", default_value_t = Settings::default().score_interval, value_parser = clap::value_parser!(u32).range(1..=16))]
+    score_interval: u32,
+}
+
 /// Options of `bench h2o`.
 #[derive(Clone, Debug, Args)]
 pub struct H2oOptions {
@@ -114,21 +134,8 @@ pub struct H2oOptions {
     #[arg(long, value_enum, default_value_t = Choice::Own)]
     choice: Choice,
 
-    /// First tokens that are never dropped.
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    sink: u32,
-
-    /// Last tokens that are never dropped.
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    recent: u32,
-
-    /// Tokens kept or dropped together, a multiple of 16.
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    block: u32,
-
-    /// Tokens from one whose attention is scored to the next, for the scorer h2o; 16 at most.
-    #[arg(long, value_name = "N", default_value_t = Settings::default().score_interval, value_parser = clap::value_parser!(u32).range(1..=16))]
-    score_interval: u32,
+    #[command(flatten)]
+    planner: PlannerOptions,
 
     /// Requests at once to a server with memory for four, with and without eviction; 0 for no server.
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(0..=1024))]
@@ -308,10 +315,10 @@ impl<'a> Plan<'a> {
 
     fn case(&self, scorer: &str, lossy_ratio: f32, weights: &[f32]) -> Case {
         let settings = |weight: &f32| Settings {
-            sink_tokens: self.options.sink,
-            recent_tokens: self.options.recent,
-            block_tokens: self.options.block,
-            score_interval: self.options.score_interval,
+            sink_tokens: self.options.planner.sink,
+            recent_tokens: self.options.planner.recent,
+            block_tokens: self.options.planner.block,
+            score_interval: self.options.planner.score_interval,
             target: Target::Adaptive { lossy_ratio },
             weight: *weight,
             ..Settings::default()

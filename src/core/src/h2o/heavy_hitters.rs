@@ -1,7 +1,7 @@
 //! Heavy hitters (H2O, Zhang et al., NeurIPS 2023, arXiv 2306.14048): the blocks read most by decode steps stay.
 //!
 //! The paper sums attention over all steps; the moving average forgets old steps, as in MNN: a block read long ago makes room. Where a step in
-//! several is scored, that step stands for those up to it.
+//! several is scored, the scored step stands for the steps before.
 
 use trunkline_port::ScoreKind;
 

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use super::KvDtype;
 use crate::matrix::half::{widen_bf16, widen_f16};
 use crate::prefetch::Ahead;
-use crate::quantised_cells::{Bits, QuantisedCells, QuantisedCellsMut};
+use crate::quantised_cells::{QuantisedCells, QuantisedCellsMut};
 
 /// Sizes within a block.
 #[derive(Clone, Copy)]
@@ -70,7 +70,7 @@ impl<'a> Cells<'a> {
     }
 
     fn quantised(self) -> QuantisedCells<'a> {
-        QuantisedCells::new(Bits::of(self.dtype), self.bytes)
+        QuantisedCells::new(self.dtype.bits(), self.bytes)
     }
 
     /// Returns a range of cells as F32: widened into `buffer`, or in place if the cells are F32. Elements of a row are `step` cells apart.
@@ -144,7 +144,7 @@ impl<'a> CellsMut<'a> {
     }
 
     fn quantised(&mut self) -> QuantisedCellsMut<'_> {
-        QuantisedCellsMut::new(Bits::of(self.dtype), self.bytes)
+        QuantisedCellsMut::new(self.dtype.bits(), self.bytes)
     }
 
     /// Stores `values` in the cells `at`, `at + step`, `at + 2 step` and so on.
