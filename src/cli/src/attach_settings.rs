@@ -81,6 +81,7 @@ impl AttachSettings {
             resume: seconds("worker-resume", self.worker_resume, 0.0, default.resume)?,
             wait: seconds("worker-wait", self.worker_wait, 0.0, default.wait)?,
             shared_memory: self.worker_shared_memory.unwrap_or(default.shared_memory),
+            ..default
         })
     }
 }

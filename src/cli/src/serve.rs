@@ -15,7 +15,9 @@ use trunkline_cluster::Cluster;
 use trunkline_core::Config;
 use trunkline_core::h2o::Mode;
 use trunkline_port::ModelInfo;
-use trunkline_server::{Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, layout, listen};
+use trunkline_server::{
+    AttachOptions, Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, layout, listen,
+};
 use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, machine_memory};
@@ -124,7 +126,6 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     }
     check_weights(&settings, &engines, kind, simulation.is_some())?;
     let step_timeout = step_timeout(settings.step_timeout)?;
-    let attach = settings.attach.options(engines.attached())?;
     // Mistakes in settings and address are reported before a large model is read.
     let mut config = limits(&settings, 1 << 10, Config::default().max_context)?;
     if let Some(tiers) = settings.tiers.tiers(1, engines.workers())? {
@@ -133,6 +134,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         }
         tiers.apply(&mut config);
     }
+    let attach = AttachOptions { scores: config.h2o.mode != Mode::Off, ..settings.attach.options(engines.attached())? };
     let cluster = engines.cluster(std::slice::from_ref(&config));
     Cluster::new(&cluster)?;
     engines.check_reuse(&config)?;

@@ -23,15 +23,20 @@ use trunkline_cluster::EngineId;
 use crate::bodies::Accepted;
 use crate::caller::Caller;
 use crate::commands::{Attaching, Command};
-use crate::fit::{Fit, SCORES_BYTES_MAX};
+use crate::fit::{Fit, scores_bytes_max};
 use crate::link::{Link, LinkEnd, Outgoing, share, shortened};
 use crate::log_limit::LogLimit;
 use crate::queue::DriverHandle;
 use crate::request_ids::random_id;
 use crate::seats::{AttachOptions, Occupant, Resume, heartbeat};
 
-/// Longest message of a worker, bytes: the scores of a step or a block, and some.
-pub(crate) const MESSAGE_BYTES_MAX: usize = SCORES_BYTES_MAX as usize + (64 << 20);
+/// Returns the longest message of a worker, bytes: the scores of a step or a block, and some.
+pub(crate) fn message_bytes_max(options: &AttachOptions) -> usize {
+    scores_bytes_max(options.scores) as usize + MESSAGE_BYTES_SPARE
+}
+
+/// Bytes of a message beside its block or scores.
+const MESSAGE_BYTES_SPARE: usize = 1 << 20;
 
 /// The Hello of a worker, for a server that does not know its model yet.
 pub(crate) struct Offer {

@@ -10,8 +10,10 @@ use crate::offer::SamplingOffer;
 /// Longest block that travels between server and worker, bytes: a message holds one.
 pub(crate) const BLOCK_BYTES_MAX: u64 = 63 << 20;
 
-/// Longest scores of one step, bytes: a message holds the result of a step.
-pub(crate) const SCORES_BYTES_MAX: u64 = 1 << 30;
+/// Returns the longest scores of one step, bytes, for a server that is expected to ask for scores or not: a message holds the result of a step.
+pub(crate) fn scores_bytes_max(scores: bool) -> u64 {
+    if scores { 1 << 30 } else { BLOCK_BYTES_MAX }
+}
 
 /// Demands of a server on its attached workers.
 pub(crate) struct Fit {
@@ -21,15 +23,22 @@ pub(crate) struct Fit {
     pub(crate) offer: SamplingOffer,
     /// Size of a block, bytes.
     pub(crate) block_bytes: u64,
+    /// Longest scores of one step, bytes.
+    scores_bytes_max: u64,
 }
 
 impl Fit {
     /// Makes the demands of a server with a model, limits of the engines for attached workers, and an offer to clients.
-    pub(crate) fn new<'a>(model: &ModelInfo, cores: impl Iterator<Item = &'a Config>, offer: SamplingOffer) -> Self {
+    pub(crate) fn new<'a>(
+        model: &ModelInfo,
+        cores: impl Iterator<Item = &'a Config>,
+        offer: SamplingOffer,
+        scores: bool,
+    ) -> Self {
         let within = |core: &Config| Config { max_context: core.max_context.min(model.max_context), ..core.clone() };
         let cores: Vec<Config> = cores.map(within).collect();
         let block_bytes = cores.first().map_or(0, |core| model.block_bytes(core.block_size));
-        Self { model: model.clone(), cores, offer, block_bytes }
+        Self { model: model.clone(), cores, offer, block_bytes, scores_bytes_max: scores_bytes_max(scores) }
     }
 
     /// Returns the size of a block, tokens.
@@ -57,7 +66,7 @@ impl Fit {
             return Err("the server's requests may ask for attention scores (h2o), which needs scores".into());
         }
         if offer.scores {
-            self.cores.iter().try_for_each(check_scores)?;
+            self.cores.iter().try_for_each(|core| check_scores(core, self.scores_bytes_max))?;
         }
         if self.needs_copies() {
             if !hello.kv.block_io {
@@ -123,17 +132,17 @@ fn check_blocks(core: &Config, hello: &Hello) -> Result<(), String> {
 
 /// Compares the scores of the largest step with the longest message. Requests that share a prefix have scores of the prefix each, so the blocks
 /// of the device are no bound.
-fn check_scores(core: &Config) -> Result<(), String> {
+fn check_scores(core: &Config, bytes_max: u64) -> Result<(), String> {
     let lists = if core.h2o.by_group { core.n_groups() } else { 1 };
     let entries = u64::from(core.max_context.div_ceil(core.block_size)) * u64::from(core.max_batch_size);
     let bytes = entries.saturating_mul(u64::from(lists) * size_of::<f32>() as u64);
-    if bytes <= SCORES_BYTES_MAX {
+    if bytes <= bytes_max {
         return Ok(());
     }
     let (sequences, context) = (core.max_batch_size, core.max_context);
     let lists = if core.h2o.by_group { format!(" in {lists} layer groups") } else { String::new() };
     Err(format!(
-        "a step of {sequences} sequences of {context} tokens{lists} has {bytes} bytes of attention scores, and a result has up to {SCORES_BYTES_MAX}; lower --max-batch-size or --max-context of the server{}",
+        "a step of {sequences} sequences of {context} tokens{lists} has {bytes} bytes of attention scores, and a result has up to {bytes_max}; lower --max-batch-size or --max-context of the server{}",
         if core.h2o.by_group { ", or start it with --h2o-choice shared" } else { "" }
     ))
 }
@@ -182,7 +191,8 @@ mod tests {
     use trunkline_core::{H2oConfig, WorkerFacts};
 
     use super::*;
-    use crate::attach::MESSAGE_BYTES_MAX;
+    use crate::attach::message_bytes_max;
+    use crate::seats::AttachOptions;
 
     fn core(sequences: u32, context: u32, by_group: bool) -> Config {
         Config {
@@ -198,11 +208,16 @@ mod tests {
     #[test]
     fn scores_of_the_largest_step_fit_a_message_or_the_worker_is_refused() {
         // Each sequence of 32,768 tokens has 2,048 entries of 4 bytes in 256 groups: 2 MiB.
+        let check_scores = |core: &Config| check_scores(core, scores_bytes_max(true));
         assert_eq!(check_scores(&core(512, 32_768, true)), Ok(()));
-        assert!(SCORES_BYTES_MAX + (1 << 20) < MESSAGE_BYTES_MAX as u64, "the tokens need room too");
         let fault = "a step of 513 sequences of 32768 tokens in 256 layer groups has 1075838976 bytes of attention scores, and a result has up to 1073741824; lower --max-batch-size or --max-context of the server, or start it with --h2o-choice shared";
         assert_eq!(check_scores(&core(513, 32_768, true)), Err(fault.into()));
         assert_eq!(check_scores(&core(513, 32_768, false)), Ok(()));
+        let little = super::check_scores(&core(32, 32_768, true), scores_bytes_max(false)).unwrap_err();
+        assert!(little.contains("67108864 bytes of attention scores, and a result has up to 66060288;"), "{little}");
+        let [without, with] =
+            [false, true].map(|scores| message_bytes_max(&AttachOptions { scores, ..AttachOptions::default() }));
+        assert_eq!((without, with), (64 << 20, (1 << 30) + (1 << 20)), "no more than is expected of a peer");
         let fault = check_scores(&core(16_384, 1 << 20, false)).unwrap_err();
         assert!(fault.ends_with("lower --max-batch-size or --max-context of the server"), "{fault}");
     }

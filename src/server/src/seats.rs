@@ -130,13 +130,16 @@ pub struct AttachOptions {
     pub wait: Duration,
     /// `true` to copy blocks through shared memory where a worker on this machine can.
     pub shared_memory: bool,
+    /// `true` if requests are expected to ask for attention scores (`h2o`): the result of a step then has up to 1 GiB of scores, else 63 MiB.
+    pub scores: bool,
 }
 
 impl Default for AttachOptions {
-    /// No attached workers; 10 s of silence, 10 s to resume, 60 s to wait for a worker, and shared memory.
+    /// No attached workers; 10 s of silence, 10 s to resume, 60 s to wait for a worker, shared memory, and no scores.
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { engines: 0, silence: seconds(10), resume: seconds(10), wait: seconds(60), shared_memory: true }
+        let (silence, resume, wait) = (seconds(10), seconds(10), seconds(60));
+        Self { engines: 0, silence, resume, wait, shared_memory: true, scores: false }
     }
 }
 

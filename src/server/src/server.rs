@@ -348,7 +348,7 @@ impl Server {
         let (offer, offers) = mpsc::channel(1);
         let workers =
             WorkersService::new(driver.clone(), options.attach.clone(), options.network.request, known_fit, offer);
-        let workers = WorkersServer::new(workers).max_decoding_message_size(attach::MESSAGE_BYTES_MAX);
+        let workers = WorkersServer::new(workers).max_decoding_message_size(attach::message_bytes_max(&options.attach));
         let reflection = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
@@ -439,7 +439,8 @@ impl State {
             Self::Running(outcome) => return outcome.await.map_err(|_| ServerError::CoreLost),
             Self::Waiting { start, decide, offers } => (start, decide, offers),
         };
-        let (driver, mut start) = (start.driver.clone(), Some(start));
+        let (driver, scores) = (start.driver.clone(), start.options.attach.scores);
+        let mut start = Some(start);
         loop {
             let offer = tokio::select! {
                 offer = offers.recv() => offer.ok_or(ServerError::CoreLost)?,
@@ -455,7 +456,7 @@ impl State {
             decide = decided.0;
             let fits = decided.1.and_then(|(backend, cluster)| {
                 let cores = cluster.engines.iter().map(|engine| &engine.core);
-                Fit::new(&backend.model, cores, backend.offer).check(&offer.hello)?;
+                Fit::new(&backend.model, cores, backend.offer, scores).check(&offer.hello)?;
                 Ok((backend, cluster))
             });
             match fits {
@@ -507,7 +508,8 @@ impl Start {
             .transpose()?;
         let watchdog = |engine: &EngineConfig| Watchdog::new(step_timeout, engine.core.recompute_token_ns);
         let watchdogs = config.engines.iter().map(watchdog).collect();
-        let fit = Fit::new(&model, config.engines[embedded..].iter().map(|engine| &engine.core), offer);
+        let cores = config.engines[embedded..].iter().map(|engine| &engine.core);
+        let fit = Fit::new(&model, cores, offer, attach.scores);
         let parts = Parts { cluster, runners, stores, watchdogs, make: workers, attach, recorder, served: self.served };
         let outcome = driver::spawn(&self.driver, self.commands, parts).map_err(ServerError::Thread)?;
 
