@@ -88,7 +88,7 @@ pub struct H2oSettings {
     #[arg(long, value_name = "WEIGHT")]
     pub h2o_alpha: Option<String>,
 
-    /// Tokens generated from one whose attention is scored to the next, --h2o-interval at most; for the scorer h2o [default: 1].
+    /// Tokens generated from one whose attention is scored to the next, --h2o-interval at most; for the scorer h2o [default: 4].
     #[arg(long, value_name = "TOKENS")]
     pub h2o_score_interval: Option<String>,
 }

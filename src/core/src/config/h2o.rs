@@ -34,6 +34,8 @@ pub struct H2oConfig {
     /// Weight of the past in the moving average of scores, 0 to 1.
     pub alpha: f32,
     /// Decode steps from one whose attention is scored to the next, at least 1; the interval of plans at most.
+    // Recordings from before the setting have no such field.
+    #[serde(default = "every_step")]
     pub score_interval: u32,
     /// Tokens kept beyond the floors in each layer group that evicts, in the order of the groups and in units of the mean of all groups; at most
     /// 64 each. Empty: 1 for all.
@@ -42,6 +44,10 @@ pub struct H2oConfig {
     /// Follows from the model and has no key. `true` if each layer group that evicts drops the blocks that it reads least itself, by scores of its own; else all drop by the same scores.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub by_group: bool,
+}
+
+fn every_step() -> u32 {
+    1
 }
 
 impl Default for H2oConfig {
@@ -57,7 +63,7 @@ impl Default for H2oConfig {
             trigger: 512,
             interval: 16,
             alpha: 0.9,
-            score_interval: 1,
+            score_interval: 4,
             weights: Vec::new(),
             by_group: false,
         }
@@ -217,13 +223,20 @@ mod tests {
             assert_eq!(text.parse::<H2oConfig>().unwrap().to_string(), text);
         }
         let defaults =
-            "on:sink=32,recent=256,block=0,trigger=512,interval=16,alpha=0.9,score-interval=1".parse::<H2oConfig>();
+            "on:sink=32,recent=256,block=0,trigger=512,interval=16,alpha=0.9,score-interval=4".parse::<H2oConfig>();
         assert_eq!(defaults.unwrap(), H2oConfig { mode: Mode::On, ..H2oConfig::default() });
         let ratio = |text: &str| match text.parse::<H2oConfig>().unwrap().settings(16).target {
             Target::Adaptive { lossy_ratio } => lossy_ratio,
             Target::Static { .. } => unreachable!("no text gives it"),
         };
         assert_eq!([ratio("on"), ratio("on:ratio=6"), ratio("on:ratio=2.5")], [6.0, 6.0, 2.5]);
+    }
+
+    #[test]
+    fn recordings_without_a_score_interval_scored_every_step() {
+        let mut config = serde_json::to_value(H2oConfig::default()).unwrap();
+        assert_eq!(config.as_object_mut().unwrap().remove("score_interval"), Some(4.into()));
+        assert_eq!(serde_json::from_value::<H2oConfig>(config).unwrap().score_interval, 1);
     }
 
     #[test]

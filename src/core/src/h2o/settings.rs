@@ -72,7 +72,7 @@ impl Default for Settings {
             trigger_tokens: 512,
             interval_steps: 16,
             alpha: 0.9,
-            score_interval: 1,
+            score_interval: 4,
             target: Target::Adaptive { lossy_ratio: 3.5 },
             weight: 1.0,
         }
