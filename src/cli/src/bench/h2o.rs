@@ -139,13 +139,12 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
         let ratio = cases[compared].total_ratio as f32;
         cases.extend(plan.baselines(&gates.must_forget, none.groups(&windows, Choice::Shared)?, ratio, n_all)?);
     }
-    let ratio = settings[compared].ratio();
     let served = plan.served(&settings[compared], &full, losses.as_ref())?;
     let unevicted_recall_percent = mean_recall(&unevicted);
     cases.iter_mut().for_each(|case| case.passes = gates.are_met(case));
     let bytes_ratio = (options.kv_dtype == "bf16").then(|| stored.bytes.totals()[0]);
     let measured = Measured {
-        ratio,
+        ratio: settings[compared].ratio(),
         unevicted_recall_percent,
         kinds: &plan.gated_kinds(),
         cases: &cases,
