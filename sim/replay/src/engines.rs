@@ -6,9 +6,10 @@ use trunkline_core::{Config, Preemption, WorkerFacts};
 
 use crate::settings::Settings;
 use trunkline_sim_perf::hardware::Hardware;
+use trunkline_sim_perf::memory::{MemoryUse, Workspace};
 
 /// Engine with imitated scheduling.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Engine {
     max_batch_tokens: u32,
     max_batch_size: u32,
@@ -23,6 +24,8 @@ pub struct Engine {
     policy: &'static str,
     eviction: Option<&'static str>,
     preemption: Preemption,
+    /// Memory beside the KV blocks, for a device whose number of blocks nobody gave.
+    pub memory: MemoryUse,
 }
 
 /// SGLang's share of the output that it expects of running requests: 0.7 at first, and 0.14 of that after 600 steps of decodes.
@@ -46,7 +49,20 @@ const PLAIN: Engine = Engine {
     policy: "fcfs",
     eviction: None,
     preemption: Preemption::Recompute,
+    memory: MemoryUse::DEFAULT,
 };
+
+/// Memory that vLLM takes before it counts blocks: libraries, graphs, and what the driver keeps of the device. In the logs of six runs 0.8 to 1.4 GiB
+/// (`docs/fidelity.md`).
+const VLLM_FIXED_BYTES: u64 = 1 << 30;
+
+/// vLLM's V1 engine by default: logits of 16 bits, a copy of 32, and probabilities.
+const VLLM_V1_MEMORY: MemoryUse =
+    MemoryUse { utilization: 0.92, workspace: Some(Workspace { logit_bytes: 10, fixed_bytes: VLLM_FIXED_BYTES }) };
+
+/// vLLM's V0 engine, whose sampler sorts: 38 to 41 bytes for each logit in the logs of five runs.
+const VLLM_V0_MEMORY: MemoryUse =
+    MemoryUse { utilization: 0.9, workspace: Some(Workspace { logit_bytes: 40, fixed_bytes: VLLM_FIXED_BYTES }) };
 
 /// All presets, with their imitated and missing features.
 pub static PRESETS: Registry<Engine> = Registry::new(
@@ -64,6 +80,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 in_step_hits: true,
                 reserve_prompts: false,
                 preemption: Preemption::RecomputeAtOnce,
+                memory: VLLM_V1_MEMORY,
                 ..PLAIN
             },
         },
@@ -79,6 +96,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 whole_block_hits: true,
                 prefill_first: PrefillFirst::Whole,
                 pipeline_batches: PipelineBatches::Apart,
+                memory: VLLM_V0_MEMORY,
                 ..PLAIN
             },
         },
@@ -108,6 +126,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 policy: "lpm_sorted",
                 eviction: Some("leaves"),
                 preemption: Preemption::RetractAtOnce,
+                memory: MemoryUse::DEFAULT,
             },
         },
         Entry {
@@ -186,7 +205,7 @@ pub fn by_name(name: &str) -> Result<Engine, RegistryError> {
 #[cfg(test)]
 mod tests {
     use trunkline_core::policy::Sorting;
-    use trunkline_sim_perf::hardware;
+    use trunkline_sim_perf::{hardware, model};
 
     use super::*;
 
@@ -233,6 +252,34 @@ mod tests {
         assert_eq!(limits("vllm-v1", &[]), (2048, 256));
         let sarathi = by_name("sarathi").unwrap();
         assert_eq!(sarathi.on(&[*hardware::by_name("h100-80g").unwrap()]), sarathi);
+    }
+
+    /// Runs of vLLM whose log states the size of the KV cache in tokens: engine, device, model, devices, utilization, tokens. The last is of vLLM's pull
+    /// request 10511, the others of logs that users published, of vLLM 0.19 and later.
+    const LOGS: [(&str, &str, &str, &str, f64, u32); 6] = [
+        ("vllm-v1", "rtx4090-24g", "llama-3.1-8b", "tp1", 0.9, 2588 * 16),
+        ("vllm-v1", "a100-40g", "llama-3.1-8b", "tp1", 0.9, 163_168),
+        ("vllm-v1", "h100-80g", "llama-3.1-8b", "tp1", 0.92, 460_496),
+        ("vllm-v1", "h100-80g", "qwen3-8b", "tp1", 0.9, 389_888),
+        ("vllm-v1", "rtxpro6000-96g", "qwen3-30b-a3b", "dp2ep2", 0.92, 37_819 * 16),
+        ("vllm-v0", "h100-80g", "llama-3.1-8b", "tp1", 0.9, 436_551),
+    ];
+
+    #[test]
+    fn a_device_has_about_as_many_blocks_as_in_the_logs_of_vllm() {
+        for (engine, device, model, parallel, utilization, tokens) in LOGS {
+            let (hardware, model) = (*hardware::by_name(device).unwrap(), *model::by_name(model).unwrap());
+            let engine = by_name(engine).unwrap().on(&[hardware]);
+            let settings = Settings {
+                parallel: parallel.parse().unwrap(),
+                core: engine.core(1000),
+                memory: MemoryUse { utilization, ..engine.memory },
+                ..Settings::new(hardware, model)
+            };
+            let error = f64::from(settings.fitting_device_blocks().unwrap() * 16) / f64::from(tokens) - 1.0;
+            println!("{device}, {} {parallel}: {:+.1} %", model.name, 100.0 * error);
+            assert!(error.abs() < 0.06, "{device}, {} {parallel}: {error}", model.name);
+        }
     }
 
     #[test]
