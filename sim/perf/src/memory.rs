@@ -18,13 +18,18 @@ pub struct MemoryUse {
     pub workspace: Option<Workspace>,
 }
 
-/// Memory that a step of an engine needs beside weights and KV, as vLLM measures it with a full step and a full batch of dummy requests.
+/// Memory that an engine takes out of its share of a device before it counts blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Workspace {
-    /// Bytes of the sampler for each sequence of a full batch and each entry of the vocabulary: logits, their copies, and probabilities.
-    pub logit_bytes: u64,
-    /// Bytes of libraries, graphs and the driver.
-    pub fixed_bytes: u64,
+pub enum Workspace {
+    /// Memory of a step, as vLLM measures it with a full step and a full batch of dummy requests.
+    Measured {
+        /// Bytes of the sampler for each sequence of a full batch and each entry of the vocabulary: logits, their copies, and probabilities.
+        logit_bytes: u64,
+        /// Bytes of libraries, graphs and the driver.
+        fixed_bytes: u64,
+    },
+    /// So many bytes, whatever a step needs.
+    Fixed(u64),
 }
 
 impl MemoryUse {
@@ -39,9 +44,13 @@ impl Default for MemoryUse {
 }
 
 impl Workspace {
-    /// Returns the bytes on the fullest device: those of the layers, or of the sampler where this needs more, as one follows the other. A layer holds the
+    /// Returns the bytes on the fullest device: of measured memory those of the layers, or of the sampler where this needs more, as one follows the other. A layer holds the
     /// residual and a few rows of hidden width, and both halves of the feed-forward network with their product, or those of the chosen experts.
     pub fn bytes(self, model: &Model, parallel: Parallel, batch_tokens: u32, batch_size: u32) -> u64 {
+        let (logit_bytes, fixed_bytes) = match self {
+            Self::Measured { logit_bytes, fixed_bytes } => (logit_bytes, fixed_bytes),
+            Self::Fixed(bytes) => return bytes,
+        };
         let share = u64::from(parallel.tensor);
         let dense = 3 * model.intermediate.div_ceil(share);
         let of_experts = model.experts.map_or(0, |experts| {
@@ -50,8 +59,8 @@ impl Workspace {
         });
         let row = 3 * model.hidden + dense.max(of_experts);
         let layers = u64::from(batch_tokens).saturating_mul(row).saturating_mul(ACTIVATION_BYTES);
-        let sampler = u64::from(batch_size).saturating_mul(model.vocab).saturating_mul(self.logit_bytes);
-        layers.max(sampler).saturating_add(self.fixed_bytes)
+        let sampler = u64::from(batch_size).saturating_mul(model.vocab).saturating_mul(logit_bytes);
+        layers.max(sampler).saturating_add(fixed_bytes)
     }
 }
 
@@ -184,7 +193,7 @@ mod tests {
     #[test]
     fn a_workspace_is_that_of_the_layers_or_of_the_sampler() {
         let llama = model::by_name("llama-3.1-8b").unwrap();
-        let workspace = Workspace { logit_bytes: 10, fixed_bytes: 1000 };
+        let workspace = Workspace::Measured { logit_bytes: 10, fixed_bytes: 1000 };
         let bytes = |parallel, tokens, sequences| workspace.bytes(llama, parallel, tokens, sequences);
         assert_eq!(bytes(Parallel::ONE, 2048, 256), 256 * 128_256 * 10 + 1000);
         assert_eq!(bytes(Parallel::ONE, 8192, 16), 8192 * 2 * (3 * 14_336 + 3 * 4096) + 1000);
@@ -201,7 +210,7 @@ mod tests {
     #[test]
     fn a_workspace_leaves_fewer_blocks() {
         let (rtx, llama) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
-        let workspace = Workspace { logit_bytes: 10, fixed_bytes: 500 << 20 };
+        let workspace = Workspace::Measured { logit_bytes: 10, fixed_bytes: 500 << 20 };
         let memory = MemoryUse { workspace: Some(workspace), ..MemoryUse::DEFAULT };
         let blocks = |memory| Placement { memory, ..placement(rtx, llama) }.blocks(16).unwrap();
         let taken = workspace.bytes(llama, Parallel::ONE, 2048, 256).div_ceil(16 * llama.kv_bytes_per_token());

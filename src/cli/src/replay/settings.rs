@@ -163,7 +163,7 @@ pub(crate) struct FleetArgs {
     weights: Weights,
 
     /// Share of each device's memory for weights and KV, as of vLLM: blocks fill it, unless --device-blocks says how many there are [default: 0.9; 0.92
-    /// with --engine vllm-v1].
+    /// with --engine vllm-v1, by the device with sglang].
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     gpu_memory_utilization: Option<f64>,
 
