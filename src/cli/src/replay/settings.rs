@@ -11,7 +11,7 @@ use trunkline_core::{Config, Keeps, Preemption};
 use trunkline_port::LayerGroup;
 use trunkline_sim_perf::cost::{BoxedCost, CostChoice, EngineOverhead, Parallel, Weights};
 use trunkline_sim_perf::hardware::{self, Hardware, HardwareError};
-use trunkline_sim_perf::memory::host_blocks;
+use trunkline_sim_perf::memory::{MemoryUse, host_blocks};
 use trunkline_sim_perf::model;
 use trunkline_sim_perf::model::{LATENT_BLOCK_TOKENS, Model};
 use trunkline_sim_replay::engines::Engine;
@@ -162,6 +162,11 @@ pub(crate) struct FleetArgs {
     #[arg(long, value_name = "SPEC", default_value_t = Weights::Resident)]
     weights: Weights,
 
+    /// Share of each device's memory for weights and KV, as of vLLM: blocks fill it, unless --device-blocks says how many there are [default: 0.9; 0.92
+    /// with --engine vllm-v1, by the device with sglang].
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
+    gpu_memory_utilization: Option<f64>,
+
     /// Layers, or single KV heads as LAYER.HEAD, that keep every token while --h2o is on and the others drop tokens, as in 7.2,17.1,18
     /// [default: each fourth layer].
     #[arg(long, value_name = "LAYERS")]
@@ -188,6 +193,17 @@ impl FleetArgs {
         let mut model = model::find(&self.model)?;
         model.kv_dtype_bytes = self.kv_dtype.map_or(model.kv_dtype_bytes, KvType::bytes);
         Ok(model)
+    }
+
+    /// Returns the memory beside the KV blocks: that of the engine, if one is imitated, with the share that is given.
+    fn memory(&self, engine: Option<Engine>) -> anyhow::Result<MemoryUse> {
+        let memory = engine.map_or(MemoryUse::DEFAULT, |engine| engine.memory);
+        let utilization = self.gpu_memory_utilization.unwrap_or(memory.utilization);
+        ensure!(
+            utilization > 0.0 && utilization <= 1.0,
+            "gpu-memory-utilization is {utilization}; it must be above 0 and at most 1"
+        );
+        Ok(MemoryUse { utilization, ..memory })
     }
 }
 
@@ -334,6 +350,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         cost: fleet.cost.clone(),
         engine_overhead: fleet.engine_overhead,
         weights: fleet.weights,
+        memory: fleet.memory(args.limits.engine)?,
         replicas: first.replicas,
         others: Vec::new(),
         core: limits(args, &devices)?,
@@ -485,6 +502,10 @@ fn given_steps(args: &SettingsArgs, core: &Config) -> GivenSteps {
 fn size(settings: &mut Settings, others: &[GroupSpec], args: &SettingsArgs) -> anyhow::Result<BoxedCost> {
     let is_known =
         args.core.has("device_blocks") || (args.recorded.is_some() && args.limits.engine.is_none() && !args.fit_blocks);
+    ensure!(
+        !is_known || args.fleet.gpu_memory_utilization.is_none(),
+        "gpu-memory-utilization has no effect where the number of device blocks is given or recorded; leave one out"
+    );
     let device_blocks = is_known.then_some(settings.core.device_blocks);
     settings.core.device_blocks = match device_blocks {
         Some(blocks) => blocks,
