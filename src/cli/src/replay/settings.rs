@@ -344,21 +344,16 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
     };
     let devices = devices(first, others)?;
     let mut settings = Settings {
-        hardware: devices[0],
-        model: fleet.model()?,
         parallel: first.parallel,
         cost: fleet.cost.clone(),
         engine_overhead: fleet.engine_overhead,
         weights: fleet.weights,
-        memory: fleet.memory(args.limits.engine)?,
+        memory: fleet.memory(args.limits.engine.map(|engine| engine.on(&devices)))?,
         replicas: first.replicas,
-        others: Vec::new(),
         core: limits(args, &devices)?,
-        group_sizes: Vec::new(),
         arrivals,
         tenants: routing.tenants.as_deref().map_or(Ok(Shares::default()), str::parse)?,
         draft_acceptance: args.limits.draft_acceptance,
-        far_links: Vec::new(),
         shared_memory: args.tiers.has_shared_memory(),
         prefix_caching: fleet.prefix_caching,
         routing: Routing {
@@ -369,7 +364,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
             random_failures: args.service.random_failures(),
             autoscale: None,
         },
-        prices: Vec::new(),
+        ..Settings::new(devices[0], fleet.model()?)
     };
     let total = fleet.h2o_total.as_deref().map(|text| total::parse(total::SETTING, text)).transpose()?;
     divide_layers(&mut settings, fleet.h2o_layers.as_deref(), total)?;
