@@ -215,8 +215,8 @@ mod tests {
         let blocks = |memory| Placement { memory, ..placement(rtx, llama) }.blocks(16).unwrap();
         let taken = workspace.bytes(llama, Parallel::ONE, 2048, 256).div_ceil(16 * llama.kv_bytes_per_token());
         assert!((blocks(MemoryUse::DEFAULT) - blocks(memory)).abs_diff(taken as u32) <= 1);
-        let error = Placement { memory, batch_size: 4096, ..placement(rtx, llama) }.blocks(16).unwrap_err().to_string();
-        assert!(error.contains("weights, the engine's workspace (5.78 GB) and one KV block need"), "{error}");
+        let error = Placement { memory, batch_size: 8192, ..placement(rtx, llama) }.blocks(16).unwrap_err().to_string();
+        assert!(error.contains("weights, the engine's workspace (11.03 GB) and one KV block need"), "{error}");
     }
 
     #[test]
