@@ -4,17 +4,73 @@ use crate::cost::{Parallel, Weights};
 use crate::hardware::Hardware;
 use crate::model::Model;
 
-/// Usable share of a device's memory for weights and KV, per cent; activations and the runtime take the rest.
-pub const USABLE_PERCENT: u64 = 90;
 /// Blocks that a core can manage, at most.
 const BLOCKS_MAX: u64 = 1 << 30;
+/// Bytes of an activation.
+const ACTIVATION_BYTES: u64 = 2;
+
+/// Use of a device's memory beside the KV blocks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryUse {
+    /// Share of the device's memory for weights, workspace and KV, above 0 and at most 1: `--gpu-memory-utilization` of vLLM.
+    pub utilization: f64,
+    /// Memory that an engine measures and takes out of this share before it counts blocks; `None` if the rest of the device's memory has room for it.
+    pub workspace: Option<Workspace>,
+}
+
+/// Memory that an engine takes out of its share of a device before it counts blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workspace {
+    /// Memory of a step, as vLLM measures it with a full step and a full batch of dummy requests.
+    Measured {
+        /// Bytes of the sampler for each sequence of a full batch and each entry of the vocabulary: logits, their copies, and probabilities.
+        logit_bytes: u64,
+        /// Bytes of libraries, graphs and the driver.
+        fixed_bytes: u64,
+    },
+    /// So many bytes, whatever a step needs.
+    Fixed(u64),
+}
+
+impl MemoryUse {
+    /// Nine tenths of the memory for weights and KV; activations and the runtime take the rest.
+    pub const DEFAULT: Self = Self { utilization: 0.9, workspace: None };
+}
+
+impl Default for MemoryUse {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+impl Workspace {
+    /// Returns the bytes on the fullest device: of measured memory those of the layers, or of the sampler where this needs more, as one follows the other. A layer holds the
+    /// residual and a few rows of hidden width, and both halves of the feed-forward network with their product, or those of the chosen experts.
+    pub fn bytes(self, model: &Model, parallel: Parallel, batch_tokens: u32, batch_size: u32) -> u64 {
+        let (logit_bytes, fixed_bytes) = match self {
+            Self::Measured { logit_bytes, fixed_bytes } => (logit_bytes, fixed_bytes),
+            Self::Fixed(bytes) => return bytes,
+        };
+        let share = u64::from(parallel.tensor);
+        let dense = 3 * model.intermediate.div_ceil(share);
+        let of_experts = model.experts.map_or(0, |experts| {
+            let width = experts.width.div_ceil(u64::from(parallel.expert_devices()).max(1));
+            experts.active * (model.hidden.max(2 * width) + width)
+        });
+        let row = 3 * model.hidden + dense.max(of_experts);
+        let layers = u64::from(batch_tokens).saturating_mul(row).saturating_mul(ACTIVATION_BYTES);
+        let sampler = u64::from(batch_size).saturating_mul(model.vocab).saturating_mul(logit_bytes);
+        layers.max(sampler).saturating_add(fixed_bytes)
+    }
+}
 
 /// Model too large for the device: no room for KV.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
-    "{model} does not fit on {hardware}: weights{} and one KV block need {:.2} GB, {USABLE_PERCENT} % of the memory is {:.2} GB, \
+    "{model} does not fit on {hardware}: weights{} and one KV block need {:.2} GB, {:.0} % of the memory is {:.2} GB, \
      {:.2} GB are missing; choose larger hardware or a smaller model, let weights stream, or set the number of device blocks by hand",
-    describe(*state_bytes), *needed_bytes as f64 / 1e9, *usable_bytes as f64 / 1e9, (needed_bytes - usable_bytes) as f64 / 1e9
+    describe(*state_bytes, *workspace_bytes), *needed_bytes as f64 / 1e9, 100.0 * utilization, *usable_bytes as f64 / 1e9,
+    (needed_bytes - usable_bytes) as f64 / 1e9
 )]
 pub struct DoesNotFit {
     /// Name of the model.
@@ -23,85 +79,83 @@ pub struct DoesNotFit {
     pub hardware: &'static str,
     /// Bytes of recurrent states, for the sequences of a full batch.
     pub state_bytes: u64,
-    /// Bytes of the weights, the states and one block.
+    /// Bytes of the engine's workspace.
+    pub workspace_bytes: u64,
+    /// Bytes of the weights, the states, the workspace and one block.
     pub needed_bytes: u64,
-    /// Usable bytes of the device.
+    /// Share of the device's memory that is used.
+    pub utilization: f64,
+    /// Bytes of that share.
     pub usable_bytes: u64,
 }
 
-/// Returns the part of a message about recurrent states; nothing if there are none.
-fn describe(state_bytes: u64) -> String {
-    match state_bytes {
-        0 => String::new(),
-        bytes => format!(", recurrent states of a full batch ({:.2} GB; see --max-batch-size)", bytes as f64 / 1e9),
+/// Returns the part of a message about recurrent states and the workspace; nothing if there are none.
+fn describe(state_bytes: u64, workspace_bytes: u64) -> String {
+    let mut text = String::new();
+    if state_bytes > 0 {
+        text +=
+            &format!(", recurrent states of a full batch ({:.2} GB; see --max-batch-size)", state_bytes as f64 / 1e9);
     }
-}
-
-/// Returns the number of blocks of `block_size` tokens that fit beside the weights. `block_size` MUST be at least 1.
-///
-/// # Errors
-///
-/// [`DoesNotFit`] if no block fits.
-pub fn device_blocks(hardware: &Hardware, model: &Model, block_size: u32) -> Result<u32, DoesNotFit> {
-    parallel_device_blocks(hardware, model, Parallel::ONE, block_size)
-}
-
-/// Returns the number of blocks of `block_size` tokens that fit beside the weights of a model spread over devices, on the fullest
-/// device. `block_size` MUST be at least 1.
-///
-/// # Errors
-///
-/// [`DoesNotFit`] if no block fits.
-pub fn parallel_device_blocks(
-    hardware: &Hardware,
-    model: &Model,
-    parallel: Parallel,
-    block_size: u32,
-) -> Result<u32, DoesNotFit> {
-    blocks_beside(parallel.weight_bytes(model), 0, hardware, model, parallel, block_size)
-}
-
-/// Returns the number of blocks of `block_size` tokens that fit beside the resident or streamed weights, and the recurrent states of
-/// `sequences` sequences. `block_size` MUST be at least 1.
-///
-/// # Errors
-///
-/// [`DoesNotFit`] if no block fits.
-pub fn device_blocks_beside(
-    weights: Weights,
-    hardware: &Hardware,
-    model: &Model,
-    parallel: Parallel,
-    block_size: u32,
-    sequences: u32,
-) -> Result<u32, DoesNotFit> {
-    let weight_bytes = match weights {
-        Weights::Resident => parallel.weight_bytes(model),
-        Weights::Streamed(streamed) => streamed.device_bytes(model),
-        Weights::Windowed(windowed) => windowed.memory_bytes(model),
-    };
-    let state_bytes = parallel.state_bytes(model).saturating_mul(sequences.into());
-    blocks_beside(weight_bytes, state_bytes, hardware, model, parallel, block_size)
-}
-
-fn blocks_beside(
-    weight_bytes: u64,
-    state_bytes: u64,
-    hardware: &Hardware,
-    model: &Model,
-    parallel: Parallel,
-    block_size: u32,
-) -> Result<u32, DoesNotFit> {
-    assert!(block_size > 0, "block size is at least one token");
-    let usable_bytes = hardware.memory_bytes / 100 * USABLE_PERCENT;
-    let block_bytes = parallel.kv_bytes_per_token(model) * u64::from(block_size);
-    let taken_bytes = weight_bytes.saturating_add(state_bytes);
-    let needed_bytes = taken_bytes.saturating_add(block_bytes);
-    if needed_bytes > usable_bytes {
-        let (model, hardware) = (model.name, hardware.name);
-        return Err(DoesNotFit { model, hardware, state_bytes, needed_bytes, usable_bytes });
+    if workspace_bytes > 0 {
+        text += &format!(", the engine's workspace ({:.2} GB)", workspace_bytes as f64 / 1e9);
     }
-    Ok(((usable_bytes - taken_bytes) / block_bytes).min(BLOCKS_MAX) as u32)
+    text
+}
+
+/// A model on a device, with the steps that the device has to have room for.
+#[derive(Clone, Copy, Debug)]
+pub struct Placement<'a> {
+    /// Device, one of those that share the model.
+    pub hardware: &'a Hardware,
+    /// Model with its KV cache.
+    pub model: &'a Model,
+    /// Devices of a replica.
+    pub parallel: Parallel,
+    /// Weights, resident or streamed.
+    pub weights: Weights,
+    /// Memory beside the blocks.
+    pub memory: MemoryUse,
+    /// Tokens in one step, at most.
+    pub batch_tokens: u32,
+    /// Sequences in one step, at most: each has recurrent states, if the model has any.
+    pub batch_size: u32,
+}
+
+impl Placement<'_> {
+    /// Returns the number of blocks of `block_size` tokens that fit on the fullest device. `block_size` MUST be at least 1.
+    ///
+    /// # Errors
+    ///
+    /// [`DoesNotFit`] if no block fits.
+    pub fn blocks(&self, block_size: u32) -> Result<u32, DoesNotFit> {
+        assert!(block_size > 0, "block size is at least one token");
+        let Self { hardware, model, parallel, memory: MemoryUse { utilization, workspace }, .. } = *self;
+        let weight_bytes = match self.weights {
+            Weights::Resident => parallel.weight_bytes(model),
+            Weights::Streamed(streamed) => streamed.device_bytes(model),
+            Weights::Windowed(windowed) => windowed.memory_bytes(model),
+        };
+        let state_bytes = parallel.state_bytes(model).saturating_mul(self.batch_size.into());
+        let workspace_bytes =
+            workspace.map_or(0, |workspace| workspace.bytes(model, parallel, self.batch_tokens, self.batch_size));
+        let usable_bytes = (hardware.memory_bytes as f64 * utilization) as u64;
+        let block_bytes = parallel.kv_bytes_per_token(model) * u64::from(block_size);
+        let taken_bytes = weight_bytes.saturating_add(state_bytes).saturating_add(workspace_bytes);
+        let needed_bytes = taken_bytes.saturating_add(block_bytes);
+        if needed_bytes > usable_bytes {
+            let (model, hardware) = (model.name, hardware.name);
+            return Err(DoesNotFit {
+                model,
+                hardware,
+                state_bytes,
+                workspace_bytes,
+                needed_bytes,
+                utilization,
+                usable_bytes,
+            });
+        }
+        Ok(((usable_bytes - taken_bytes) / block_bytes).min(BLOCKS_MAX) as u32)
+    }
 }
 
 /// Returns the number of blocks of `block_bytes` bytes that fit in `bytes` of host memory. `block_bytes` MUST be at least 1.
@@ -116,22 +170,60 @@ mod tests {
     use crate::model::tests::qwen3_next;
     use crate::{hardware, model};
 
+    fn placement<'a>(hardware: &'a Hardware, model: &'a Model) -> Placement<'a> {
+        let (parallel, weights, memory) = (Parallel::ONE, Weights::Resident, MemoryUse::DEFAULT);
+        Placement { hardware, model, parallel, weights, memory, batch_tokens: 2048, batch_size: 256 }
+    }
+
     #[test]
     fn blocks_fill_what_the_weights_leave() {
         let (h100, llama) = (hardware::by_name("h100-80g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
-        let blocks = device_blocks(h100, llama, 16).unwrap();
+        let blocks = placement(h100, llama).blocks(16).unwrap();
         let filled = llama.weight_bytes() + u64::from(blocks) * 16 * llama.kv_bytes_per_token();
         let usable = h100.memory_bytes as f64 * 0.9;
         assert!(filled as f64 <= usable && (filled + 16 * llama.kv_bytes_per_token()) as f64 > usable);
         assert_eq!(blocks, 29_043);
-        assert_eq!(device_blocks(h100, llama, 32).unwrap(), blocks / 2);
+        assert_eq!(placement(h100, llama).blocks(32).unwrap(), blocks / 2);
+        let memory = MemoryUse { utilization: 0.45, workspace: None };
+        let half = Placement { memory, ..placement(h100, llama) }.blocks(16).unwrap();
+        let missing = u64::from(blocks - half) * 16 * llama.kv_bytes_per_token();
+        assert!((missing as f64 / (h100.memory_bytes as f64 * 0.45) - 1.0).abs() < 1e-4);
+    }
+
+    #[test]
+    fn a_workspace_is_that_of_the_layers_or_of_the_sampler() {
+        let llama = model::by_name("llama-3.1-8b").unwrap();
+        let workspace = Workspace::Measured { logit_bytes: 10, fixed_bytes: 1000 };
+        let bytes = |parallel, tokens, sequences| workspace.bytes(llama, parallel, tokens, sequences);
+        assert_eq!(bytes(Parallel::ONE, 2048, 256), 256 * 128_256 * 10 + 1000);
+        assert_eq!(bytes(Parallel::ONE, 8192, 16), 8192 * 2 * (3 * 14_336 + 3 * 4096) + 1000);
+        assert_eq!(bytes(Parallel::tensor(2), 8192, 16), 8192 * 2 * (3 * 7168 + 3 * 4096) + 1000);
+        let qwen = model::by_name("qwen3-30b-a3b").unwrap();
+        // Eight experts of 768: rows of hidden width, which is wider than both halves, and their product.
+        assert_eq!(workspace.bytes(qwen, Parallel::ONE, 8192, 1), 8192 * 2 * (3 * 2048 + 8 * (2048 + 768)) + 1000);
+        assert_eq!(
+            workspace.bytes(llama, Parallel::ONE, u32::MAX, u32::MAX),
+            u64::from(u32::MAX) * 128_256 * 10 + 1000
+        );
+    }
+
+    #[test]
+    fn a_workspace_leaves_fewer_blocks() {
+        let (rtx, llama) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
+        let workspace = Workspace::Measured { logit_bytes: 10, fixed_bytes: 500 << 20 };
+        let memory = MemoryUse { workspace: Some(workspace), ..MemoryUse::DEFAULT };
+        let blocks = |memory| Placement { memory, ..placement(rtx, llama) }.blocks(16).unwrap();
+        let taken = workspace.bytes(llama, Parallel::ONE, 2048, 256).div_ceil(16 * llama.kv_bytes_per_token());
+        assert!((blocks(MemoryUse::DEFAULT) - blocks(memory)).abs_diff(taken as u32) <= 1);
+        let error = Placement { memory, batch_size: 8192, ..placement(rtx, llama) }.blocks(16).unwrap_err().to_string();
+        assert!(error.contains("weights, the engine's workspace (11.03 GB) and one KV block need"), "{error}");
     }
 
     #[test]
     fn devices_together_hold_what_one_does_not() {
         let (h100, llama) = (hardware::by_name("h100-80g").unwrap(), model::by_name("llama-3.1-70b").unwrap());
-        assert!(device_blocks(h100, llama, 16).is_err());
-        let blocks = |text: &str| parallel_device_blocks(h100, llama, text.parse().unwrap(), 16);
+        assert!(placement(h100, llama).blocks(16).is_err());
+        let blocks = |text: &str| Placement { parallel: text.parse().unwrap(), ..placement(h100, llama) }.blocks(16);
         assert!(blocks("tp2").is_ok_and(|blocks| blocks < 3_000));
         // Of 8 * 77 GB weights take 141; a block of 16 tokens takes 5.2 MB.
         assert!(blocks("tp8").is_ok_and(|blocks| (88_000..92_000).contains(&blocks)), "{:?}", blocks("tp8"));
@@ -140,7 +232,7 @@ mod tests {
     #[test]
     fn weights_that_stream_leave_room() {
         let (rtx, llama) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-70b").unwrap());
-        let blocks = |text: &str| device_blocks_beside(text.parse().unwrap(), rtx, llama, Parallel::ONE, 16, 256);
+        let blocks = |text: &str| Placement { weights: text.parse().unwrap(), ..placement(rtx, llama) }.blocks(16);
         assert!(blocks("resident").is_err());
         // Of 23.2 GB a window of two layers takes 3.4, embedding and output matrix 4.2; a block takes 5.2 MB.
         let all_move = blocks("stream").unwrap();
@@ -154,11 +246,9 @@ mod tests {
     #[test]
     fn recurrent_states_of_a_full_batch_take_room() {
         let (h200, qwen) = (hardware::by_name("h200-141g").unwrap(), qwen3_next());
-        let blocks = |parallel: Parallel, sequences| {
-            device_blocks_beside(Weights::Resident, h200, &qwen, parallel, 16, sequences).unwrap()
-        };
         let two: Parallel = "tp2".parse().unwrap();
-        let (none, full) = (blocks(two, 0), blocks(two, 256));
+        let blocks = |batch_size| Placement { parallel: two, batch_size, ..placement(h200, &qwen) }.blocks(16);
+        let (none, full) = (blocks(0).unwrap(), blocks(256).unwrap());
         // 36 states of 32 heads of 128 by 128 elements, and three inputs of 8,192 channels, of 16 bits; half on each device.
         let state_bytes = 36 * (32 * 128 * 128 + 3 * 8192) * 2 / 2;
         assert_eq!(two.state_bytes(&qwen), state_bytes);
@@ -166,7 +256,7 @@ mod tests {
         assert!(u64::from(none - full).abs_diff(256 * state_bytes / block_bytes) <= 1, "{none} {full}");
         // Four stages have nine of the states each.
         assert_eq!("pp4".parse::<Parallel>().unwrap().state_bytes(&qwen), state_bytes / 2);
-        let error = device_blocks_beside(Weights::Resident, h200, &qwen, two, 16, 1 << 20).unwrap_err().to_string();
+        let error = blocks(1 << 20).unwrap_err().to_string();
         assert!(
             error.contains("weights, recurrent states of a full batch (20718.92 GB; see --max-batch-size)"),
             "{error}"
@@ -184,7 +274,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_says_how_much_is_missing() {
         let (l4, llama) = (hardware::by_name("l4-24g").unwrap(), model::by_name("llama-3.1-70b").unwrap());
-        let error = device_blocks(l4, llama, 16).unwrap_err();
+        let error = placement(l4, llama).blocks(16).unwrap_err();
         assert_eq!(
             error.to_string(),
             "llama-3.1-70b does not fit on l4-24g: weights and one KV block need 141.11 GB, 90 % of the memory is 21.74 GB, \

@@ -6,14 +6,15 @@ use trunkline_core::{Config, Preemption, WorkerFacts};
 
 use crate::settings::Settings;
 use trunkline_sim_perf::hardware::Hardware;
+use trunkline_sim_perf::memory::{MemoryUse, Workspace};
 
 /// Engine with imitated scheduling.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Engine {
     max_batch_tokens: u32,
     max_batch_size: u32,
-    /// `true` if [`VLLM_DEVICES`] has the limits.
-    has_device_limits: bool,
+    /// Limits that follow from the device, in place of the ones above.
+    by_device: ByDevice,
     whole_block_hits: bool,
     in_step_hits: bool,
     reserve_prompts: bool,
@@ -23,20 +24,50 @@ pub struct Engine {
     policy: &'static str,
     eviction: Option<&'static str>,
     preemption: Preemption,
+    /// Memory beside the KV blocks, for a device whose number of blocks nobody gave.
+    pub memory: MemoryUse,
 }
 
 /// SGLang's share of the output that it expects of running requests: 0.7 at first, and 0.14 of that after 600 steps of decodes.
 const NEW_TOKEN_RATIO: OutputReserve = OutputReserve { permille: 700, least_permille: 98, decay_steps: 600 };
 
+/// Limits of an engine's server that follow from the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ByDevice {
+    None,
+    /// [`VLLM_DEVICES`].
+    Vllm,
+    /// [`SGLANG_DEVICES`].
+    Sglang,
+}
+
 /// Token and sequence limits of vLLM's server on a device with at least so many GiB, the largest device first; but for an A100, and below
 /// the last, those of [`PLAIN`]. From `EngineArgs.get_batch_defaults` of vLLM 0.33.
 const VLLM_DEVICES: [(u64, u32, u32); 2] = [(160, 16_384, 1024), (70, 8192, 1024)];
+
+/// Tokens of a chunk and sequences of the largest graph of SGLang's server on one device with at least so many GiB, the largest device first. From
+/// `ServerArgs._handle_gpu_memory_settings` of SGLang 0.5; a server of four devices and more has larger graphs.
+const SGLANG_DEVICES: [(u64, u32, u64); 5] =
+    [(160, 16_384, 512), (60, 8192, 256), (35, 4096, 32), (20, 2048, 24), (0, 2048, 8)];
+
+/// Memory that SGLang does not see when it starts: what the driver and the libraries keep of the device. About as much as vLLM does not see.
+const SGLANG_UNSEEN_BYTES: u64 = 900 << 20;
+
+/// Returns the memory beside the blocks of SGLang's server by default (`--mem-fraction-static`): 1.5 MiB for each token of a chunk, 2 for each sequence of the largest
+/// graph, and 640, but at least 10 GiB of a device with more than 60.
+fn sglang_memory(device: &Hardware, chunk: u32, graph: u64) -> MemoryUse {
+    let reserved = (u64::from(chunk.max(2048)) * 3 / 2 + 2 * graph + 512 + 128) << 20;
+    let reserved = if device.memory_bytes > 60 << 30 { reserved.max(10 << 30) } else { reserved };
+    let utilization = 1.0 - reserved as f64 / device.memory_bytes as f64;
+    // Devices that are smaller than the reserve have no room, which `DoesNotFit` says.
+    MemoryUse { utilization: utilization.max(0.01), workspace: Some(Workspace::Fixed(SGLANG_UNSEEN_BYTES)) }
+}
 
 /// An engine with mixed steps, one in flight.
 const PLAIN: Engine = Engine {
     max_batch_tokens: 2048,
     max_batch_size: 256,
-    has_device_limits: false,
+    by_device: ByDevice::None,
     whole_block_hits: false,
     in_step_hits: false,
     reserve_prompts: true,
@@ -46,6 +77,23 @@ const PLAIN: Engine = Engine {
     policy: "fcfs",
     eviction: None,
     preemption: Preemption::Recompute,
+    memory: MemoryUse::DEFAULT,
+};
+
+/// Memory that vLLM takes before it counts blocks: libraries, graphs, and what the driver keeps of the device. In the logs of six runs 0.8 to 1.4 GiB
+/// (`docs/fidelity.md`).
+const VLLM_FIXED_BYTES: u64 = 1 << 30;
+
+/// vLLM's V1 engine by default: logits of 16 bits, a copy of 32, and probabilities.
+const VLLM_V1_MEMORY: MemoryUse = MemoryUse {
+    utilization: 0.92,
+    workspace: Some(Workspace::Measured { logit_bytes: 10, fixed_bytes: VLLM_FIXED_BYTES }),
+};
+
+/// vLLM's V0 engine, whose sampler sorts: 38 to 41 bytes for each logit in the logs of five runs.
+const VLLM_V0_MEMORY: MemoryUse = MemoryUse {
+    utilization: 0.9,
+    workspace: Some(Workspace::Measured { logit_bytes: 40, fixed_bytes: VLLM_FIXED_BYTES }),
 };
 
 /// All presets, with their imitated and missing features.
@@ -59,11 +107,12 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                     A100, from 160 GiB on 16,384 and 1,024, as vLLM's server has by default; with --max-steps-in-flight 2, its asynchronous scheduling",
             params: &[],
             make: |_, ()| Engine {
-                has_device_limits: true,
+                by_device: ByDevice::Vllm,
                 whole_block_hits: true,
                 in_step_hits: true,
                 reserve_prompts: false,
                 preemption: Preemption::RecomputeAtOnce,
+                memory: VLLM_V1_MEMORY,
                 ..PLAIN
             },
         },
@@ -79,6 +128,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 whole_block_hits: true,
                 prefill_first: PrefillFirst::Whole,
                 pipeline_batches: PipelineBatches::Apart,
+                memory: VLLM_V0_MEMORY,
                 ..PLAIN
             },
         },
@@ -86,14 +136,13 @@ pub static PRESETS: Registry<Engine> = Registry::new(
             name: "sglang",
             about: "SGLang 0.5 with prompts first and never beside decodes, in chunks; two steps in flight (its overlap); the longest cached \
                     prefix first, in its queue of up to 128 sorted requests (--policy fcfs for its default); room kept for output, 0.7 of \
-                    it at first (its new-token ratio); retraction of the least output; whole leaves of its tree evicted. Unlike it, \
-                    blocks have 16 tokens instead of one (--block-size 1 is equal to it and much slower), and no chunk is larger on \
-                    a device of 160 GB, or smaller below 60 GB",
+                    it at first (its new-token ratio); retraction of the least output; whole leaves of its tree evicted; chunks of 2,048 to 16,384 tokens \
+                    by the memory of the device. Unlike it, blocks have 16 tokens instead of one (--block-size 1 is equal to it and much slower)",
             params: &[],
             make: |_, ()| Engine {
                 max_batch_tokens: 8192,
                 max_batch_size: 2048,
-                has_device_limits: false,
+                by_device: ByDevice::Sglang,
                 whole_block_hits: true,
                 in_step_hits: false,
                 reserve_prompts: true,
@@ -108,6 +157,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 policy: "lpm_sorted",
                 eviction: Some("leaves"),
                 preemption: Preemption::RetractAtOnce,
+                memory: MemoryUse::DEFAULT,
             },
         },
         Entry {
@@ -129,20 +179,30 @@ impl Engine {
     /// Returns the engine with the limits of a server on these kinds of devices; of several the smallest.
     #[must_use]
     pub fn on(self, devices: &[Hardware]) -> Self {
-        if !self.has_device_limits {
-            return self;
+        let smallest = devices.iter().map(|device| self.on_device(device));
+        smallest.min_by_key(|engine| (engine.max_batch_tokens, engine.max_batch_size)).unwrap_or(self)
+    }
+
+    /// Returns the engine with the limits of a server on a device.
+    fn on_device(self, device: &Hardware) -> Self {
+        let gib = device.memory_bytes >> 30;
+        match self.by_device {
+            ByDevice::None => self,
+            ByDevice::Vllm => {
+                let gib = if device.name.to_lowercase().contains("a100") { 0 } else { gib };
+                let row = VLLM_DEVICES.iter().find(|(least_gib, ..)| gib >= *least_gib);
+                row.map_or(self, |&(_, max_batch_tokens, max_batch_size)| Self {
+                    max_batch_tokens,
+                    max_batch_size,
+                    ..self
+                })
+            }
+            ByDevice::Sglang => {
+                let row = SGLANG_DEVICES.iter().find(|(least_gib, ..)| gib >= *least_gib);
+                let (_, max_batch_tokens, graph) = *row.unwrap_or(&SGLANG_DEVICES[SGLANG_DEVICES.len() - 1]);
+                Self { max_batch_tokens, memory: sglang_memory(device, max_batch_tokens, graph), ..self }
+            }
         }
-        let limits = |device: &Hardware| {
-            let gib = if device.name.to_lowercase().contains("a100") { 0 } else { device.memory_bytes >> 30 };
-            VLLM_DEVICES
-                .iter()
-                .find(|(least_gib, ..)| gib >= *least_gib)
-                .map(|&(_, tokens, sequences)| (tokens, sequences))
-        };
-        let plain = (self.max_batch_tokens, self.max_batch_size);
-        let of = |device| limits(device).unwrap_or(plain);
-        let (max_batch_tokens, max_batch_size) = devices.iter().map(of).min().unwrap_or(plain);
-        Self { max_batch_tokens, max_batch_size, ..self }
     }
 
     /// Returns the limits for a device with `device_blocks` blocks of 16 tokens.
@@ -186,7 +246,7 @@ pub fn by_name(name: &str) -> Result<Engine, RegistryError> {
 #[cfg(test)]
 mod tests {
     use trunkline_core::policy::Sorting;
-    use trunkline_sim_perf::hardware;
+    use trunkline_sim_perf::{hardware, model};
 
     use super::*;
 
@@ -216,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn vllm_has_the_limits_of_its_server_on_the_device() {
+    fn engines_have_the_limits_of_their_servers_on_the_device() {
         let limits = |engine: &str, names: &[&str]| {
             let devices: Vec<_> = names.iter().map(|name| *hardware::by_name(name).unwrap()).collect();
             let core = by_name(engine).unwrap().on(&devices).core(1000);
@@ -231,8 +291,54 @@ mod tests {
         assert_eq!(limits("vllm-v1", &["b200-180g"]), (16_384, 1024));
         assert_eq!(limits("vllm-v1", &["h100-80g", "a100-80g"]), (2048, 256));
         assert_eq!(limits("vllm-v1", &[]), (2048, 256));
+        let chunk = |names: &[&str]| limits("sglang", names).0;
+        assert_eq!(
+            ["l4-24g", "a100-40g", "a100-80g", "h200-141g", "b200-180g"].map(|name| chunk(&[name])),
+            [2048, 4096, 8192, 8192, 16_384]
+        );
+        assert_eq!((chunk(&["h100-80g", "rtx4090-24g"]), limits("sglang", &[])), (2048, (8192, 2048)));
         let sarathi = by_name("sarathi").unwrap();
         assert_eq!(sarathi.on(&[*hardware::by_name("h100-80g").unwrap()]), sarathi);
+    }
+
+    /// Runs of vLLM whose log states the size of the KV cache in tokens: engine, device, model, devices, utilization, tokens. The last is of vLLM's pull
+    /// request 10511, the others of logs that users published, of vLLM 0.19 and later.
+    const LOGS: [(&str, &str, &str, &str, f64, u32); 6] = [
+        ("vllm-v1", "rtx4090-24g", "llama-3.1-8b", "tp1", 0.9, 2588 * 16),
+        ("vllm-v1", "a100-40g", "llama-3.1-8b", "tp1", 0.9, 163_168),
+        ("vllm-v1", "h100-80g", "llama-3.1-8b", "tp1", 0.92, 460_496),
+        ("vllm-v1", "h100-80g", "qwen3-8b", "tp1", 0.9, 389_888),
+        ("vllm-v1", "rtxpro6000-96g", "qwen3-30b-a3b", "dp2ep2", 0.92, 37_819 * 16),
+        ("vllm-v0", "h100-80g", "llama-3.1-8b", "tp1", 0.9, 436_551),
+    ];
+
+    #[test]
+    fn a_device_has_about_as_many_blocks_as_in_the_logs_of_vllm() {
+        for (engine, device, model, parallel, utilization, tokens) in LOGS {
+            let (hardware, model) = (*hardware::by_name(device).unwrap(), *model::by_name(model).unwrap());
+            let engine = by_name(engine).unwrap().on(&[hardware]);
+            let settings = Settings {
+                parallel: parallel.parse().unwrap(),
+                core: engine.core(1000),
+                memory: MemoryUse { utilization, ..engine.memory },
+                ..Settings::new(hardware, model)
+            };
+            let error = f64::from(settings.fitting_device_blocks().unwrap() * 16) / f64::from(tokens) - 1.0;
+            println!("{device}, {} {parallel}: {:+.1} %", model.name, 100.0 * error);
+            assert!(error.abs() < 0.06, "{device}, {} {parallel}: {error}", model.name);
+        }
+    }
+
+    #[test]
+    fn sglang_keeps_room_for_chunks_and_graphs() {
+        let share = |name: &str| {
+            let device = *hardware::by_name(name).unwrap();
+            by_name("sglang").unwrap().on(&[device]).memory.utilization
+        };
+        // 81,559 MiB less 13,440; 24,564 less 3,760; 40,960 less 6,848.
+        for (name, expected) in [("h100-80g", 0.8352), ("rtx4090-24g", 0.8469), ("a100-40g", 0.8328)] {
+            assert!((share(name) - expected).abs() < 1e-4, "{name}: {}", share(name));
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use trunkline_sim_perf::cost::{
 };
 use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::link::{TierLink, swap_block_ns};
-use trunkline_sim_perf::memory::{DoesNotFit, device_blocks_beside};
+use trunkline_sim_perf::memory::{DoesNotFit, MemoryUse, Placement};
 use trunkline_sim_perf::model::Model;
 use trunkline_sim_workload::tenants::Shares;
 use trunkline_sim_workload::trace::LENGTH_TOKENS_MAX;
@@ -53,6 +53,8 @@ pub struct Settings {
     pub engine_overhead: EngineOverhead,
     /// Placement of the weights.
     pub weights: Weights,
+    /// Memory of each device beside the KV blocks, for the number of blocks that fit.
+    pub memory: MemoryUse,
     /// Number of replicas of this kind, at least one.
     pub replicas: u32,
     /// Replicas of other kinds, numbered after this kind.
@@ -154,6 +156,7 @@ impl Settings {
             cost: CostChoice::Auto,
             engine_overhead: EngineOverhead::default(),
             weights: Weights::Resident,
+            memory: MemoryUse::DEFAULT,
             others: Vec::new(),
             prices: Vec::new(),
         }
@@ -181,8 +184,11 @@ impl Settings {
 
     /// Returns the number of KV blocks that fit on a device beside its share of the weights, in each layer group.
     fn blocks_beside_weights(&self, hardware: &Hardware, parallel: Parallel) -> Result<u32, DoesNotFit> {
-        let Config { block_size, max_batch_size, .. } = self.core;
-        let blocks = device_blocks_beside(self.weights, hardware, &self.model, parallel, block_size, max_batch_size)?;
+        let Self { model, weights, memory, .. } = self;
+        let Config { block_size, max_batch_tokens: batch_tokens, max_batch_size: batch_size, .. } = self.core;
+        let (weights, memory) = (*weights, *memory);
+        let placement = Placement { hardware, model, parallel, weights, memory, batch_tokens, batch_size };
+        let blocks = placement.blocks(block_size)?;
         // All groups have blocks as large as those of the largest.
         let (largest, all) = self.block_share();
         Ok((u64::from(blocks) * all / (largest * u64::from(self.core.n_groups()))).max(1) as u32)

@@ -17,9 +17,9 @@ use trunkline_worker::Model;
 
 use self::full_heads::FullHeads;
 use self::head_file::HeadFile;
-use self::head_loss::{HeadLosses, default_tokens, head_losses};
+use self::head_loss::{HeadLosses, Reading, default_tokens, head_losses};
 use crate::bench::h2o::rig::BLOCK;
-use crate::bench::h2o::sources;
+use crate::bench::h2o::sources::{KINDS, Source};
 use crate::output::{print, table};
 use crate::revision::revision;
 
@@ -60,6 +60,10 @@ struct CalibrateArgs {
     /// Texts of each kind: prose, code, a diary, talk and stories.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     texts: u32,
+
+    /// Text file of your own, read as the project's kinds are; may be given several times.
+    #[arg(long, value_name = "FILE")]
+    text: Vec<PathBuf>,
 
     /// Threads that compute, at most 1024; 0 is one per core.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -103,13 +107,15 @@ fn calibrate(args: &CalibrateArgs, tokenizer: &Tokenizer, model: Model) -> anyho
     if let Some(note) = note {
         warn!("{note}");
     }
-    let losses = head_losses(model, tokenizer, n, args.texts, args.threads)?;
+    let sources = &Source::all(&KINDS.map(str::to_owned), &args.text)?;
+    let reading = Reading { tokenizer, sources, texts: args.texts, tokens: n, threads: args.threads };
+    let losses = head_losses(model, &reading)?;
     Ok(HeadFile {
         model: name,
         revision,
         keep,
         tokens: n as u32,
-        texts: args.texts * sources::KINDS.len() as u32,
+        texts: args.texts * sources.len() as u32,
         kv_heads: info.n_kv_heads,
         rest: losses.rest,
         repeated: losses.repeated,

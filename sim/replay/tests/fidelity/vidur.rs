@@ -3,7 +3,7 @@
 
 use trunkline_core::Config;
 use trunkline_core::config::PrefillFirst;
-use trunkline_sim_perf::cost::{CostChoice, CostModel, EngineOverhead, Parallel, Roofline, StepShape, Table, Weights};
+use trunkline_sim_perf::cost::{CostChoice, CostModel, Parallel, Roofline, StepShape, Table};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::{Arrivals, Settings, engines, replay};
 use trunkline_sim_report::Report;
@@ -27,24 +27,11 @@ fn run_with(core: Config, requests: u64, speed: f64) -> Report {
     let selection = Selection { limit: requests, max_context: Some(CONTEXT_MAX), ..Selection::default() };
     let trace = Trace::load_selected(&trace, ReaderOptions::default(), &selection).unwrap();
     let settings = Settings {
-        prices: Vec::new(),
-        group_sizes: Vec::new(),
-        far_links: Vec::new(),
-        shared_memory: false,
-        prefix_caching: true,
-        routing: trunkline_sim_replay::Routing::default(),
-        parallel: Parallel::ONE,
         cost: CostChoice::Table { layout: None, path: profile },
-        engine_overhead: EngineOverhead::default(),
-        weights: Weights::Resident,
-        others: Vec::new(),
-        hardware: *hardware::by_name("a100-80g").unwrap(),
-        model: *model::by_name("llama-3.1-8b").unwrap(),
-        replicas: 1,
         core,
         arrivals: Arrivals::Traced { speed },
-        tenants: "1".parse().unwrap(),
         draft_acceptance: 0.0,
+        ..Settings::new(*hardware::by_name("a100-80g").unwrap(), *model::by_name("llama-3.1-8b").unwrap())
     };
     let cost = settings.cost_model().unwrap();
     replay(&trace, &settings, &*cost, &mut |_| {}).unwrap()

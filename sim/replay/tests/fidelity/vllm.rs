@@ -12,15 +12,12 @@ use trunkline_core::step::{Step, StepResult};
 use trunkline_core::{BlockHash, Config, Core, Request, RequestId};
 use trunkline_sim_perf::cost::Sample;
 use trunkline_sim_perf::cost::table::Skew;
-use trunkline_sim_perf::cost::{
-    CostChoice, CostModel, EngineOverhead, Fitted, LowerBound, Parallel, Roofline, StepShape, Table, Weights,
-};
+use trunkline_sim_perf::cost::{CostChoice, CostModel, Fitted, LowerBound, Parallel, Roofline, StepShape, Table};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::calibrate::{calibrate, from_benchmark};
-use trunkline_sim_replay::{Arrivals, Routing, Settings, engines, replay};
+use trunkline_sim_replay::{Settings, engines, replay};
 use trunkline_sim_workload::Trace;
 use trunkline_sim_workload::summary::{Kept, Summary};
-use trunkline_sim_workload::tenants::Shares;
 
 use super::engine::{Engine, Job};
 use crate::{data, errors, line};
@@ -179,24 +176,10 @@ fn a_replay_of_the_workload_is_near() {
     let trace = data("profiles/llmservingsim/workload_sharegpt300.jsonl.gz");
     let trace = Trace::load(&trace, None, None).unwrap();
     let mut settings = Settings {
-        prices: Vec::new(),
-        group_sizes: Vec::new(),
-        hardware: *hardware::by_name("rtx4090-24g").unwrap(),
-        model: *model::by_name("llama-3.1-8b").unwrap(),
-        parallel: Parallel::ONE,
         cost: CostChoice::Table { layout: None, path: data("profiles/llmservingsim/RTX4090") },
-        engine_overhead: EngineOverhead::default(),
-        weights: Weights::Resident,
-        others: Vec::new(),
-        replicas: 1,
         core: engines::by_name("vllm-v1").unwrap().core(BLOCKS),
-        far_links: Vec::new(),
-        shared_memory: false,
-        prefix_caching: true,
-        arrivals: Arrivals::TRACED,
-        tenants: Shares::default(),
         draft_acceptance: 0.0,
-        routing: Routing::default(),
+        ..Settings::new(*hardware::by_name("rtx4090-24g").unwrap(), *model::by_name("llama-3.1-8b").unwrap())
     };
     for (cost, most) in [(settings.cost.clone(), 0.015), (CostChoice::Auto, 0.05)] {
         settings.cost = cost;

@@ -5,6 +5,7 @@
 
 mod figures;
 mod gates;
+mod options;
 pub(crate) mod quality;
 pub(crate) mod rig;
 mod served;
@@ -14,10 +15,8 @@ mod stored;
 pub(crate) mod texts;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
-use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use trunkline_core::h2o::{Settings, Target};
@@ -30,17 +29,18 @@ use trunkline_worker::{KvDtype, Model};
 
 use self::figures::{Figures, mean_recall};
 use self::gates::{GatedCase, Gates, Measured, Outcome};
+pub use self::options::H2oOptions;
 use self::quality::{Case, Lengths, Look, Quality};
 use self::rig::{BLOCK, Rig};
 use self::served::{Load, Served};
-use self::sources::Purpose;
+use self::sources::{KINDS, Purpose, Source};
 use self::speed::Speed;
 use self::stored::Stored;
 use self::texts::Outline;
 use super::measure::Report;
 use crate::h2o::choice::Choice;
 use crate::h2o::full_heads::FullHeads;
-use crate::h2o::head_loss::{HeadLosses, TOKENS_MIN, default_tokens, head_losses};
+use crate::h2o::head_loss::{HeadLosses, Reading, TOKENS_MIN, default_tokens, head_losses};
 use crate::h2o::total::{self, Heads};
 use crate::h2o_settings::windows;
 use crate::model_source::ModelSource;
@@ -56,103 +56,6 @@ const NOTES: [&str; 3] = [
 const QUESTIONS: u32 = 384;
 /// Ratio of the heads that drop tokens by that of the gates, where it is chosen for them: plans follow it within a block.
 const EVICTING_SPARE: f32 = 1.02;
-
-/// Numbers of the planner.
-#[derive(Clone, Debug, Args)]
-struct PlannerOptions {
-    /// First tokens that are never dropped.
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    sink: u32,
-
-    /// Last tokens that are never dropped.
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    recent: u32,
-
-    /// Tokens kept or dropped together, a multiple of 16.
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    block: u32,
-
-    /// Tokens from one whose attention is scored to the next, for the scorer h2o; 16 at most.
-    #[arg(long, value_name = "N", default_value_t = Settings::default().score_interval, value_parser = clap::value_parser!(u32).range(1..=16))]
-    score_interval: u32,
-}
-
-/// Options of `bench h2o`.
-#[derive(Clone, Debug, Args)]
-pub struct H2oOptions {
-    /// Model: a Hugging Face folder or a GGUF file, or 'random' for random weights [default: small-world, which is built in].
-    #[arg(long, value_name = "PATH")]
-    model: Option<PathBuf>,
-
-    /// Threads that compute, at most 1024; 0 is one per core.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    threads: usize,
-
-    /// Tokens of each prompt, whole blocks of 16 [default: 2048, or as many as fit the model's context].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(256..=131_072))]
-    prompt: Option<u32>,
-
-    /// Tokens of each text after its prompt, whole blocks of 16.
-    #[arg(long, value_name = "N", default_value_t = 144, value_parser = clap::value_parser!(u32).range(32..=65_536))]
-    after: u32,
-
-    /// Kinds of text: prose and code of the project, and diary, talk and stories from generators.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values = sources::KINDS, value_parser = sources::KINDS)]
-    kinds: Vec<String>,
-
-    /// Texts of each kind.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    texts: u32,
-
-    /// Facts in each text.
-    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=16))]
-    facts: u32,
-
-    /// Scorers to compare, separated by semicolons, with parameters, as in 'h2o;snapkv:rows=64' [default: all].
-    #[arg(long, value_name = "LIST", value_delimiter = ';')]
-    scorers: Vec<String>,
-
-    /// Total ratio for which heads that keep everything are chosen, and the ratio of the others: tokens of all heads by tokens kept [default: of the
-    /// case in the gates file, else 2.5].
-    #[arg(long, value_name = "RATIO")]
-    total: Option<String>,
-
-    /// Ratios of the evicting heads: one of so many tokens is kept [default: as the total asks].
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    ratios: Vec<f32>,
-
-    /// Element type of the KV cache: f32, f16, bf16, q8_0 or q4_0.
-    #[arg(long, value_name = "TYPE", default_value = "bf16")]
-    kv_dtype: String,
-
-    /// Layers, or single KV heads as LAYER.HEAD, that keep everything, or 'none' [default: as the total asks, by the file of `h2o calibrate`, else by
-    /// what it would find].
-    #[arg(long, value_name = "LIST")]
-    full_layers: Option<String>,
-
-    /// Choice of the blocks to drop: by the scores of each KV head, or by one score for all heads.
-    #[arg(long, value_enum, default_value_t = Choice::Own)]
-    choice: Choice,
-
-    #[command(flatten)]
-    planner: PlannerOptions,
-
-    /// Requests at once to a server with memory for four, with and without eviction; 0 for no server.
-    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(0..=1024))]
-    requests: u32,
-
-    /// Gates [default: those of the project].
-    #[arg(long, value_name = "FILE")]
-    gates: Option<PathBuf>,
-
-    /// Write JSON instead of a table.
-    #[arg(long)]
-    json: bool,
-
-    /// Make fewer and smaller runs: takes seconds, for a test; the figures are not meaningful.
-    #[arg(long)]
-    quick: bool,
-}
 
 /// All figures of a run.
 #[derive(Debug, Serialize)]
@@ -197,6 +100,8 @@ struct Plan<'a> {
     options: &'a H2oOptions,
     tokenizer: Tokenizer,
     lengths: Lengths,
+    /// Sources of the texts.
+    sources: Vec<Source>,
     texts: Vec<texts::Text>,
     n_facts: usize,
     /// Tokens of a question and its answer, at most.
@@ -234,14 +139,14 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
         let ratio = cases[compared].total_ratio as f32;
         cases.extend(plan.baselines(&gates.must_forget, none.groups(&windows, Choice::Shared)?, ratio, n_all)?);
     }
-    let ratio = settings[compared].ratio();
     let served = plan.served(&settings[compared], &full, losses.as_ref())?;
     let unevicted_recall_percent = mean_recall(&unevicted);
     cases.iter_mut().for_each(|case| case.passes = gates.are_met(case));
     let bytes_ratio = (options.kv_dtype == "bf16").then(|| stored.bytes.totals()[0]);
     let measured = Measured {
-        ratio,
+        ratio: settings[compared].ratio(),
         unevicted_recall_percent,
+        kinds: &plan.gated_kinds(),
         cases: &cases,
         bytes_ratio,
         speeds: &speeds,
@@ -276,11 +181,12 @@ impl<'a> Plan<'a> {
             (whole(prompt), whole(options.after), options.facts as usize)
         };
         let lengths = Lengths { prompt, after, before: 16 };
-        let kinds = if options.quick { &options.kinds[..1] } else { &options.kinds };
+        let mut sources = Source::all(&options.kinds, &options.text)?;
+        sources.truncate(if options.quick { 1 } else { sources.len() });
         let mut all = Vec::new();
         for number in 0..u64::from(options.texts) {
-            for kind in kinds {
-                let outline = Outline { purpose: Purpose::Bench, kind, number, prompt, after, n_facts };
+            for source in &sources {
+                let outline = Outline { purpose: Purpose::Bench, source, number, prompt, after, n_facts };
                 all.push(texts::text(&outline, &tokenizer)?);
             }
         }
@@ -296,7 +202,13 @@ impl<'a> Plan<'a> {
         } else {
             options.scorers.clone()
         };
-        Ok(Self { options, tokenizer, lengths, texts: all, n_facts, asked, scorers })
+        Ok(Self { options, tokenizer, lengths, sources, texts: all, n_facts, asked, scorers })
+    }
+
+    /// Returns the kinds of text that have to pass: those of the run if files of the user's are among them, else all of the project's.
+    fn gated_kinds(&self) -> Vec<&str> {
+        let of_run = || self.sources.iter().map(|source| source.name.as_str()).collect();
+        if self.options.text.is_empty() { KINDS.to_vec() } else { of_run() }
     }
 
     /// Returns the choice of the blocks to drop.
@@ -428,11 +340,10 @@ impl<'a> Plan<'a> {
         let Lengths { prompt, after, .. } = self.lengths;
         let requests = self.options.requests.min(if self.options.quick { 6 } else { u32::MAX });
         let mut prompts = Vec::new();
-        let kinds = &self.options.kinds;
-        for (number, kind) in (0..requests).zip(kinds.iter().cycle()) {
-            let text = number / kinds.len() as u32 % self.options.texts;
+        for (number, source) in (0..requests).zip(self.sources.iter().cycle()) {
+            let text = number / self.sources.len() as u32 % self.options.texts;
             let purpose = Purpose::Bench;
-            let outline = Outline { purpose, kind, number: text.into(), prompt, after: 0, n_facts: 0 };
+            let outline = Outline { purpose, source, number: text.into(), prompt, after: 0, n_facts: 0 };
             let text = texts::text(&outline, &self.tokenizer)?;
             let begin = texts::begin(&self.tokenizer)?;
             let first = self.tokenizer.encode_with(&format!("{number}"), false)?;
@@ -543,7 +454,8 @@ fn default_prompt(max_context: u32, after: u32) -> u32 {
 /// Returns the losses that `h2o calibrate` would find, with texts of at most 2,048 tokens.
 fn found(model: Model, tokenizer: &Tokenizer, prompt: usize, threads: usize) -> anyhow::Result<HeadLosses> {
     let tokens = prompt.min(default_tokens(model.info().max_context)).max(TOKENS_MIN as usize) / BLOCK * BLOCK;
-    head_losses(model, tokenizer, tokens, 1, threads)
+    let sources = KINDS.map(Source::of_kind);
+    head_losses(model, &Reading { tokenizer, sources: &sources, texts: 1, tokens, threads })
 }
 
 impl H2oReport {
@@ -616,6 +528,8 @@ impl H2oReport {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use clap::Parser;
 
     use super::*;
@@ -670,6 +584,41 @@ mod tests {
         assert!(text.contains("by kind of text:") && text.ends_with(ungated));
         assert_eq!(json["cases"].as_array().unwrap().len(), 9);
         assert_eq!(json["benchmark"], "h2o");
+    }
+
+    #[test]
+    fn a_text_of_the_users_is_measured_in_place_of_the_kinds() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("my letters.txt");
+        let line =
+            |n: u32| format!("Letter {n}: the {n}. of {} boxes arrived, and was put on shelf {}.\n", 2 * n, n * n);
+        fs::write(&path, (1..60).map(line).collect::<String>()).unwrap();
+        let file = path.display().to_string();
+        let small = ["--text", &file, "--scorers", "h2o", "--full-layers", "1", "--ratios", "1.5", "--recent", "64"];
+        let report = measure(&options(&[&small[..], &["--requests", "0"]].concat())).unwrap();
+        let kinds: Vec<&str> = report.cases[0].kinds.iter().map(|of| &of.kind[..]).collect();
+        assert_eq!(kinds, ["my letters"]);
+        fs::write(&path, (1..4).map(line).collect::<String>()).unwrap();
+        let fault = measure(&options(&small)).unwrap_err().to_string();
+        assert!(
+            fault.starts_with("'my letters' has ") && fault.contains("too few for text 1 of 560 tokens"),
+            "{fault}"
+        );
+    }
+
+    #[test]
+    fn the_kinds_of_the_run_are_gated_if_a_file_is_among_them_and_else_all_of_the_project() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("letters.txt");
+        fs::write(&path, "Dear John, all is well. ".repeat(90).replace(". ", ".\n")).unwrap();
+        let file = path.display().to_string();
+        let kinds = |arguments: &[&str]| {
+            let options = options(arguments);
+            let plan = Plan::new(&options, &load(&options).unwrap()).unwrap();
+            plan.gated_kinds().into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&["--kinds", "talk"]), KINDS);
+        assert_eq!(kinds(&["--text", &file]), ["letters"]);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use super::full_heads::FullHeads;
 use super::total::{self, Heads};
 use crate::bench::h2o::quality::{divergence, log_softmax};
 use crate::bench::h2o::rig::{BLOCK, Rig, Run, Seq};
-use crate::bench::h2o::sources::{KINDS, Purpose};
+use crate::bench::h2o::sources::{Purpose, Source};
 use crate::bench::h2o::texts::{self, Outline};
 
 /// Tokens of a text by tokens that a head keeps while its loss is measured.
@@ -65,22 +65,42 @@ pub fn default_tokens(max_context: u32) -> usize {
     most.clamp(TOKENS_MIN as usize, TOKENS_DEFAULT)
 }
 
-/// Measures the loss of each KV head of a model, over `texts` texts of each kind and `tokens` tokens, whole blocks.
+/// Texts over which losses are measured.
+#[derive(Clone, Copy)]
+pub struct Reading<'a> {
+    pub tokenizer: &'a Tokenizer,
+    /// Sources of the texts.
+    pub sources: &'a [Source],
+    /// Texts of each source.
+    pub texts: u32,
+    /// Tokens of each text, whole blocks.
+    pub tokens: usize,
+    /// Threads that compute; 0 is one per core.
+    pub threads: usize,
+}
+
+impl Reading<'_> {
+    /// Makes the texts, the first of each source first.
+    fn texts(&self) -> anyhow::Result<Vec<texts::Text>> {
+        let numbers = (0..u64::from(self.texts)).flat_map(|number| self.sources.iter().map(move |of| (number, of)));
+        let text = |(number, source)| {
+            let (purpose, prompt, after) = (Purpose::Calibration, self.tokens, MEASURED);
+            texts::text(&Outline { purpose, source, number, prompt, after, n_facts: 0 }, self.tokenizer)
+        };
+        numbers.map(text).collect()
+    }
+}
+
+/// Measures the loss of each KV head of a model.
 ///
 /// # Errors
-/// If the model's context cannot hold a text, a kind has too little text, or the model cannot run.
-pub fn head_losses(
-    model: Model,
-    tokenizer: &Tokenizer,
-    tokens: usize,
-    texts: u32,
-    threads: usize,
-) -> anyhow::Result<HeadLosses> {
-    check_context(tokens, model.info().max_context as usize)?;
-    let settings = settings(tokens);
+/// If the model's context cannot hold a text, a source has too little text, or the model cannot run.
+pub fn head_losses(model: Model, reading: &Reading<'_>) -> anyhow::Result<HeadLosses> {
+    check_context(reading.tokens, model.info().max_context as usize)?;
+    let settings = settings(reading.tokens);
     let scorer = REGISTRY.make("h2o", settings)?;
-    let measure = Measure { tokenizer, tokens, texts, scorer, settings, threads };
-    measure.in_rounds(model, HEADS_AT_ONCE)
+    let texts = reading.texts()?;
+    Measure { reading: *reading, texts, scorer, settings }.in_rounds(model, HEADS_AT_ONCE)
 }
 
 /// Checks that a context holds texts of so many tokens.
@@ -191,14 +211,12 @@ fn most_lossy(losses: &[f64], heads: &[u32]) -> Option<usize> {
     (0..heads.len()).rev().max_by(|a, b| loss(a).total_cmp(&loss(b)))
 }
 
-/// Texts to be read, and how.
+/// Texts to be read, and the way in which heads drop tokens.
 struct Measure<'a> {
-    tokenizer: &'a Tokenizer,
-    tokens: usize,
-    texts: u32,
+    reading: Reading<'a>,
+    texts: Vec<texts::Text>,
     scorer: Box<dyn Scorer>,
     settings: Settings,
-    threads: usize,
 }
 
 impl Measure<'_> {
@@ -209,14 +227,15 @@ impl Measure<'_> {
         let n_all = (info.n_layers * info.n_kv_heads) as usize;
         let mut shares = [vec![0.0; n_all], vec![0.0; n_all]];
         // Forks share the text; each has blocks of its own behind it.
-        let memory = self.tokens + (at_once + 1) * (BEHIND_MAX + BLOCK);
+        let Reading { tokens, threads, .. } = self.reading;
+        let memory = tokens + (at_once + 1) * (BEHIND_MAX + BLOCK);
         for (number, round) in heads.chunks(at_once).enumerate() {
             let groups = round_groups(&windows, &heads, round);
-            let mut rig = Rig::new(model.with_groups(groups)?, memory, self.threads, true)?;
+            let mut rig = Rig::new(model.with_groups(groups)?, memory, threads, true)?;
             let own: Vec<usize> = (windows.len()..windows.len() + round.len()).collect();
             let of_round = self.losses(&mut rig, &own, |text, n| {
                 let measured = number * at_once + round.len();
-                let (heads, texts) = (heads.len(), self.texts as usize * KINDS.len());
+                let (heads, texts) = (heads.len(), self.texts.len());
                 progress(&format!("{text}, text {n} of {texts}: {measured} of {heads} KV heads measured"));
             })?;
             for (shares, losses) in shares.iter_mut().zip(of_round) {
@@ -235,14 +254,11 @@ impl Measure<'_> {
     /// Returns the loss of each group, if it drops tokens alone, over all texts: by the rest of the text, and by its repetition. `done` gets the name of
     /// each text that is read, and the number of texts so far.
     fn losses(&self, rig: &mut Rig, groups: &[usize], done: impl Fn(&str, usize)) -> anyhow::Result<[Vec<f64>; 2]> {
-        let (instruction, begin) = (texts::behind(INSTRUCTION, self.tokenizer)?, texts::begin(self.tokenizer)?.len());
+        let Reading { tokenizer, tokens, .. } = self.reading;
+        let (instruction, begin) = (texts::behind(INSTRUCTION, tokenizer)?, texts::begin(tokenizer)?.len());
         let mut losses = [vec![0.0; groups.len()], vec![0.0; groups.len()]];
-        let numbers = (0..u64::from(self.texts)).flat_map(|number| KINDS.map(|kind| (number, kind)));
-        for (n, (number, kind)) in (1..).zip(numbers) {
-            let (prompt, after) = (self.tokens, MEASURED);
-            let outline = Outline { purpose: Purpose::Calibration, kind, number, prompt, after, n_facts: 0 };
-            let texts::Text { name, tokens: text, .. } = texts::text(&outline, self.tokenizer)?;
-            let (text, rest) = text.split_at(self.tokens);
+        for (n, text) in (1..).zip(&self.texts) {
+            let (name, (text, rest)) = (&text.name, text.tokens.split_at(tokens));
             // Of the repetition, so much is there already that whole blocks are.
             let again = &text[begin..];
             let lead: Vec<u32> = instruction.iter().chain(again).copied().take(LEAD).collect();
@@ -253,7 +269,7 @@ impl Measure<'_> {
             rig.prefill(&mut origin, &lead, false)?;
             self.add_losses(rig, (&mut origin, &[text, &lead].concat()), repeated, groups, &mut losses[1])?;
             rig.end(origin);
-            done(&name, n);
+            done(name, n);
         }
         Ok(losses)
     }
@@ -353,7 +369,14 @@ mod tests {
     use trunkline_core::h2o::State;
 
     use super::*;
+    use crate::bench::h2o::sources::KINDS;
     use crate::h2o::choice::Choice;
+
+    fn losses_of(model: Model, tokenizer: &Tokenizer) -> HeadLosses {
+        let sources = &KINDS.map(Source::of_kind);
+        let reading = Reading { tokenizer, sources, texts: 1, tokens: TOKENS_MIN as usize, threads: 1 };
+        head_losses(model, &reading).unwrap()
+    }
 
     fn losses(rest: [f64; 10], repeated: [f64; 10]) -> HeadLosses {
         HeadLosses { rest: rest.to_vec(), repeated: repeated.to_vec(), keep: None }
@@ -431,7 +454,7 @@ mod tests {
     fn every_head_of_a_model_loses_and_heads_are_told_apart() {
         let (model, tokenizer) = (Model::seeded(5), Tokenizer::bytes());
         let info = model.info();
-        let losses = head_losses(model, &tokenizer, TOKENS_MIN as usize, 1, 1).unwrap();
+        let losses = losses_of(model, &tokenizer);
         for shares in [&losses.rest, &losses.repeated] {
             assert_eq!(shares.len(), (info.n_layers * info.n_kv_heads) as usize);
             assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9 && shares.iter().all(|share| *share > 0.0));
@@ -445,17 +468,19 @@ mod tests {
         let group = |layer, keeps| LayerGroup { layers: vec![layer], keeps, ..LayerGroup::default() };
         let groups = vec![group(0, Keeps::Window(64)), group(1, Keeps::All)];
         let model = Model::seeded(5).with_groups(groups).unwrap();
-        let losses = head_losses(model, &Tokenizer::bytes(), TOKENS_MIN as usize, 1, 1).unwrap();
+        let losses = losses_of(model, &Tokenizer::bytes());
         assert_eq!(losses.rest[..2], [0.0, 0.0]);
         assert!(losses.rest[2..].iter().all(|share| *share > 0.0));
     }
     #[test]
     fn rounds_find_what_all_heads_at_once_find() {
         let tokenizer = Tokenizer::bytes();
-        let (tokens, texts, threads, settings) = (TOKENS_MIN as usize, 1, 1, settings(TOKENS_MIN as usize));
+        let (tokenizer, sources) = (&tokenizer, &KINDS.map(Source::of_kind));
+        let reading = Reading { tokenizer, sources, texts: 1, tokens: TOKENS_MIN as usize, threads: 1 };
+        let settings = settings(reading.tokens);
         let scorer = || REGISTRY.make("h2o", settings).unwrap();
         let found = |at_once| {
-            let measure = Measure { tokenizer: &tokenizer, tokens, texts, scorer: scorer(), settings, threads };
+            let measure = Measure { reading, texts: reading.texts().unwrap(), scorer: scorer(), settings };
             measure.in_rounds(Model::seeded(5), at_once).unwrap()
         };
         assert_eq!(found(3), found(HEADS_AT_ONCE));

@@ -11,7 +11,7 @@ use trunkline_core::{Config, Keeps, Preemption};
 use trunkline_port::LayerGroup;
 use trunkline_sim_perf::cost::{BoxedCost, CostChoice, EngineOverhead, Parallel, Weights};
 use trunkline_sim_perf::hardware::{self, Hardware, HardwareError};
-use trunkline_sim_perf::memory::host_blocks;
+use trunkline_sim_perf::memory::{MemoryUse, host_blocks};
 use trunkline_sim_perf::model;
 use trunkline_sim_perf::model::{LATENT_BLOCK_TOKENS, Model};
 use trunkline_sim_replay::engines::Engine;
@@ -162,6 +162,11 @@ pub(crate) struct FleetArgs {
     #[arg(long, value_name = "SPEC", default_value_t = Weights::Resident)]
     weights: Weights,
 
+    /// Share of each device's memory for weights and KV, as of vLLM: blocks fill it, unless --device-blocks says how many there are [default: 0.9; 0.92
+    /// with --engine vllm-v1, by the device with sglang].
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
+    gpu_memory_utilization: Option<f64>,
+
     /// Layers, or single KV heads as LAYER.HEAD, that keep every token while --h2o is on and the others drop tokens, as in 7.2,17.1,18
     /// [default: each fourth layer].
     #[arg(long, value_name = "LAYERS")]
@@ -188,6 +193,17 @@ impl FleetArgs {
         let mut model = model::find(&self.model)?;
         model.kv_dtype_bytes = self.kv_dtype.map_or(model.kv_dtype_bytes, KvType::bytes);
         Ok(model)
+    }
+
+    /// Returns the memory beside the KV blocks: that of the engine, if one is imitated, with the share that is given.
+    fn memory(&self, engine: Option<Engine>) -> anyhow::Result<MemoryUse> {
+        let memory = engine.map_or(MemoryUse::DEFAULT, |engine| engine.memory);
+        let utilization = self.gpu_memory_utilization.unwrap_or(memory.utilization);
+        ensure!(
+            utilization > 0.0 && utilization <= 1.0,
+            "gpu-memory-utilization is {utilization}; it must be above 0 and at most 1"
+        );
+        Ok(MemoryUse { utilization, ..memory })
     }
 }
 
@@ -328,20 +344,16 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
     };
     let devices = devices(first, others)?;
     let mut settings = Settings {
-        hardware: devices[0],
-        model: fleet.model()?,
         parallel: first.parallel,
         cost: fleet.cost.clone(),
         engine_overhead: fleet.engine_overhead,
         weights: fleet.weights,
+        memory: fleet.memory(args.limits.engine.map(|engine| engine.on(&devices)))?,
         replicas: first.replicas,
-        others: Vec::new(),
         core: limits(args, &devices)?,
-        group_sizes: Vec::new(),
         arrivals,
         tenants: routing.tenants.as_deref().map_or(Ok(Shares::default()), str::parse)?,
         draft_acceptance: args.limits.draft_acceptance,
-        far_links: Vec::new(),
         shared_memory: args.tiers.has_shared_memory(),
         prefix_caching: fleet.prefix_caching,
         routing: Routing {
@@ -352,7 +364,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
             random_failures: args.service.random_failures(),
             autoscale: None,
         },
-        prices: Vec::new(),
+        ..Settings::new(devices[0], fleet.model()?)
     };
     let total = fleet.h2o_total.as_deref().map(|text| total::parse(total::SETTING, text)).transpose()?;
     divide_layers(&mut settings, fleet.h2o_layers.as_deref(), total)?;
@@ -485,6 +497,10 @@ fn given_steps(args: &SettingsArgs, core: &Config) -> GivenSteps {
 fn size(settings: &mut Settings, others: &[GroupSpec], args: &SettingsArgs) -> anyhow::Result<BoxedCost> {
     let is_known =
         args.core.has("device_blocks") || (args.recorded.is_some() && args.limits.engine.is_none() && !args.fit_blocks);
+    ensure!(
+        !is_known || args.fleet.gpu_memory_utilization.is_none(),
+        "gpu-memory-utilization has no effect where the number of device blocks is given or recorded; leave one out"
+    );
     let device_blocks = is_known.then_some(settings.core.device_blocks);
     settings.core.device_blocks = match device_blocks {
         Some(blocks) => blocks,

@@ -5,11 +5,12 @@ use std::io::Write;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use trunkline_core::config::PrefillFirst;
 use trunkline_core::{Keeps, Preemption};
 use trunkline_sim_perf::link::TierLink;
 
 use super::*;
+
+mod engines;
 
 #[derive(Parser)]
 struct Cli {
@@ -253,34 +254,6 @@ fn ranks_of_data_parallel_attention_are_replicas() {
         "{}",
         reports[0].settings.cost_model
     );
-}
-
-#[test]
-fn an_engine_sets_the_defaults_of_limits() {
-    let core = |words: &str| settings_of(&words.split_whitespace().collect::<Vec<_>>().join(" ")).core;
-    let vllm = core("t --engine vllm-v1");
-    assert_eq!((vllm.max_batch_tokens, vllm.max_batch_size, vllm.block_size), (8192, 1024, 16));
-    assert_eq!(core("t --engine vllm-v1 --hardware a100-80g").max_batch_tokens, 2048);
-    assert_eq!(core("t --engine vllm-v1 --fleet h100-80g,a100-80g").max_batch_tokens, 2048);
-    assert_eq!((vllm.launch_watermark, vllm.swap_in_watermark, vllm.align_chunks), (0.0, 0.0, false));
-    assert_eq!((vllm.preemption, vllm.host_blocks), (Preemption::RecomputeAtOnce, 0));
-    let words = "t --engine vllm-v1 --block-size 32 --max-batch-tokens 4096 --max-batch-size 8 --launch-watermark 1 \
-                 --swap-in-watermark 0.5 --align-chunks true --host-blocks 7 --preemption swap";
-    let given = core(words);
-    assert_eq!((given.max_batch_tokens, given.max_batch_size, given.block_size), (4096, 8, 32));
-    assert_eq!((given.launch_watermark, given.swap_in_watermark, given.align_chunks), (1.0, 0.5, true));
-    assert_eq!((given.preemption, given.host_blocks), (Preemption::Swap, 7));
-    assert!(given.device_blocks <= vllm.device_blocks / 2);
-    let plain = core("t");
-    assert_eq!((plain.max_batch_tokens, plain.launch_watermark, plain.align_chunks), (8192, 1.0, true));
-    assert_eq!((plain.preemption, plain.device_blocks), (Preemption::Cost, vllm.device_blocks));
-    let sglang = core("t --engine sglang");
-    assert_eq!((sglang.max_steps_in_flight, &*sglang.policy), (2, "lpm_sorted"));
-    let given = core("t --engine sglang --policy fcfs --max-steps-in-flight 1 --prefill-first false --block-size 1");
-    assert_eq!((given.max_steps_in_flight, &*given.policy, given.prefill_first), (1, "fcfs", PrefillFirst::Off));
-    assert_eq!(given.device_blocks / 16, sglang.device_blocks);
-    let unknown = parse(&["t", "--engine", "orca"]).unwrap_err().to_string();
-    assert!(unknown.contains("unknown engine 'orca'; there are: vllm-v1, vllm-v0, sglang, sarathi"), "{unknown}");
 }
 
 #[test]

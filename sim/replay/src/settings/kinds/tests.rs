@@ -2,13 +2,11 @@
 
 use super::*;
 use crate::group::FleetSpec;
-use crate::{Arrivals, Routing, replay};
-use trunkline_cluster::ROUTER_DEFAULT;
-use trunkline_sim_perf::cost::{CostChoice, EngineOverhead, StepShape, Weights};
+use crate::{Routing, replay};
+use trunkline_sim_perf::cost::StepShape;
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_report::Report;
 use trunkline_sim_workload::Trace;
-use trunkline_sim_workload::tenants::Shares;
 use trunkline_sim_workload::trace::{Content, Format, TraceRequest};
 
 fn preset(name: &str) -> Hardware {
@@ -18,24 +16,9 @@ fn preset(name: &str) -> Hardware {
 /// Replicas of one kind.
 fn settings(hardware: &str, replicas: u32) -> Settings {
     let mut settings = Settings {
-        hardware: preset(hardware),
-        model: *model::by_name("llama-3.1-8b").unwrap(),
-        parallel: Parallel::ONE,
-        cost: CostChoice::Auto,
-        engine_overhead: EngineOverhead::default(),
-        weights: Weights::Resident,
         replicas,
-        others: Vec::new(),
-        core: Settings::core(),
-        group_sizes: Vec::new(),
-        far_links: Vec::new(),
-        shared_memory: false,
-        prefix_caching: true,
-        arrivals: Arrivals::TRACED,
-        tenants: Shares::default(),
         draft_acceptance: 0.5,
-        prices: Vec::new(),
-        routing: Routing { router: ROUTER_DEFAULT.into(), ..Routing::default() },
+        ..Settings::new(preset(hardware), *model::by_name("llama-3.1-8b").unwrap())
     };
     settings.core.device_blocks = settings.fitting_device_blocks().unwrap();
     settings

@@ -69,9 +69,9 @@ impl OfKind {
     }
 }
 
-/// Returns the kind of a text, the first word of its name.
+/// Returns the kind of a text, its name without the number.
 fn kind_of(text: &Quality) -> &str {
-    text.text.split(' ').next().unwrap_or_default()
+    text.text.rsplit_once(' ').map_or(text.text.as_str(), |(kind, _)| kind)
 }
 
 /// Returns the figures of each kind of text, in the order of the first of each. `unevicted` has the same texts.

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use super::figures::{Figures, OfKind};
 use super::quality::Case;
 use super::served::Served;
-use super::sources::KINDS;
 use super::speed::Speed;
 
 const BUILT_IN: &str = include_str!("gates.toml");
@@ -70,6 +69,8 @@ pub struct Measured<'a> {
     pub ratio: f32,
     /// Recall without eviction, per cent.
     pub unevicted_recall_percent: f64,
+    /// Kinds of text that have to pass, each by itself.
+    pub kinds: &'a [&'a str],
     /// All cases.
     pub cases: &'a [Figures],
     /// Ratio of all bytes of the case; `None` if the KV has another type than the gate is for.
@@ -203,8 +204,8 @@ impl Gates {
         out.push(least("top-1 %", of(&|figures| figures.top1_percent), self.top1_percent));
         let recall = of(&|figures| figures.recall_of_unevicted_percent);
         out.push(least("recall, % of unevicted", recall, self.recall_percent));
-        for kind in KINDS {
-            let of_kind = figures.and_then(|figures| figures.kinds.iter().find(|of| of.kind == kind));
+        for kind in measured.kinds {
+            let of_kind = figures.and_then(|figures| figures.kinds.iter().find(|of| of.kind == *kind));
             out.extend(self.check_kind(&name(kind), of_kind));
         }
         let bytes = measured.bytes_ratio.filter(|_| figures.is_some());
@@ -253,6 +254,7 @@ mod tests {
     use trunkline_core::h2o::{Settings, Target};
 
     use super::*;
+    use crate::bench::h2o::sources::KINDS;
 
     fn of_kind(kind: &str) -> OfKind {
         OfKind {
@@ -314,6 +316,7 @@ mod tests {
         Measured {
             ratio: 3.0,
             unevicted_recall_percent: 80.0,
+            kinds: &KINDS,
             cases,
             bytes_ratio: Some(3.0),
             speeds: speeds().to_vec().leak(),

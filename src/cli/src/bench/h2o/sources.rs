@@ -1,6 +1,11 @@
-//! Sources of the texts of the benchmark and of the calibration, paragraph by paragraph.
+//! Sources of the texts of the benchmark and of the calibration, paragraph by paragraph: kinds of text of the project, and files of the user's.
 //!
-//! The two have nothing in common: figures of texts for which a model was calibrated would say little about other texts.
+//! The project's texts for the two have nothing in common: figures of texts for which a model was calibrated would say little about other texts.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
 
 use crate::bench::measure::Numbers;
 
@@ -56,15 +61,71 @@ const CODE: [&[&str]; 2] = [
 ];
 const STORIES: [&[&str]; 2] = [&[include_str!("stories.txt")], &[include_str!("calibration-stories.txt")]];
 
-/// Returns `true` if a kind of text is written down, so that all its texts are parts of one. Texts of the other kinds have no end, and
-/// each has its seed.
-pub fn is_written(kind: &str) -> bool {
-    !matches!(kind, "diary" | "talk")
+/// Source of texts: one of [`KINDS`], or a file of the user's.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The kind, or the name of the file without its extension.
+    pub name: String,
+    /// Content of the file.
+    file: Option<String>,
 }
 
-/// Returns the paragraphs of a kind of text, each with a line end: those of text `number`, or of all texts if the kind [is written
-/// down](is_written).
-pub fn paragraphs(kind: &str, purpose: Purpose, number: u64) -> Box<dyn Iterator<Item = String>> {
+impl Source {
+    /// Returns the source of one of [`KINDS`].
+    pub fn of_kind(kind: &str) -> Self {
+        Self { name: kind.to_owned(), file: None }
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is no UTF-8, or is empty.
+    pub fn of_file(path: &Path) -> anyhow::Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read the text {}", path.display()))?;
+        ensure!(!text.trim().is_empty(), "the text {} is empty", path.display());
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Self { name, file: Some(text) })
+    }
+
+    /// Returns the sources of a run: `kinds`, or all of [`KINDS`] if neither a kind nor a file is named, then the files.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or two sources have one name.
+    pub fn all(kinds: &[String], files: &[impl AsRef<Path>]) -> anyhow::Result<Vec<Self>> {
+        let mut sources: Vec<Self> = if kinds.is_empty() && files.is_empty() {
+            KINDS.map(Self::of_kind).to_vec()
+        } else {
+            kinds.iter().map(|kind| Self::of_kind(kind)).collect()
+        };
+        for path in files {
+            let source = Self::of_file(path.as_ref())?;
+            let name = &source.name;
+            ensure!(
+                sources.iter().all(|other| other.name != *name),
+                "two texts have the name '{name}', the second in {}; rename the file",
+                path.as_ref().display()
+            );
+            sources.push(source);
+        }
+        Ok(sources)
+    }
+
+    /// Returns `true` if all texts are parts of one that is written down. Texts of other sources have no end, and each has its seed.
+    pub fn is_written(&self) -> bool {
+        !matches!(self.name.as_str(), "diary" | "talk") || self.file.is_some()
+    }
+
+    /// Returns the paragraphs, each with a line end: those of text `number`, or of all texts if the source [is written
+    /// down](Self::is_written). A file has the same paragraphs for either purpose.
+    pub fn paragraphs(&self, purpose: Purpose, number: u64) -> Box<dyn Iterator<Item = String> + '_> {
+        match &self.file {
+            Some(text) => Box::new(text.lines().map(|line| format!("{line}\n"))),
+            None => paragraphs(&self.name, purpose, number),
+        }
+    }
+}
+
+fn paragraphs(kind: &str, purpose: Purpose, number: u64) -> Box<dyn Iterator<Item = String>> {
     let at = purpose as usize;
     let lines =
         |texts: &'static [&'static str]| texts.iter().flat_map(|text| text.lines()).map(|line| format!("{line}\n"));
@@ -168,6 +229,7 @@ fn talk(people: &[&'static str], numbers: &mut Numbers) -> String {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -176,10 +238,11 @@ mod tests {
     const LETTERS: usize = 40;
 
     fn rows(kind: &str, purpose: Purpose) -> HashSet<String> {
-        let numbers = 0..if is_written(kind) { 1 } else { 12 };
+        let source = Source::of_kind(kind);
+        let numbers = 0..if source.is_written() { 1 } else { 12 };
         let rows = numbers.flat_map(|number| {
-            let of_text: Vec<String> = paragraphs(kind, purpose, number).take(20_000).collect();
-            let n = if is_written(kind) { ROW } else { 1 };
+            let of_text: Vec<String> = source.paragraphs(purpose, number).take(20_000).collect();
+            let n = if source.is_written() { ROW } else { 1 };
             of_text.windows(n).map(<[String]>::concat).collect::<Vec<_>>()
         });
         rows.filter(|row| row.chars().filter(|letter| letter.is_alphabetic()).count() >= LETTERS).collect()
@@ -193,5 +256,35 @@ mod tests {
             let both: Vec<&String> = bench.intersection(&calibration).collect();
             assert_eq!(both, [""; 0], "{kind}");
         }
+    }
+    #[test]
+    fn files_are_sources_beside_kinds_or_alone_and_names_differ() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let names = |kinds: &[&str], files: &[&PathBuf]| -> Result<Vec<String>, String> {
+            let kinds: Vec<String> = kinds.iter().map(|kind| (*kind).to_owned()).collect();
+            let sources = Source::all(&kinds, files).map_err(|error| error.to_string())?;
+            Ok(sources.into_iter().map(|source| source.name).collect())
+        };
+        let mine = file("my letters.txt", "Dear John,\n\nall is well.");
+        assert_eq!(names(&[], &[]), Ok(KINDS.map(str::to_owned).to_vec()));
+        assert_eq!(names(&[], &[&mine]), Ok(vec!["my letters".to_owned()]));
+        assert_eq!(names(&["code"], &[&mine]), Ok(vec!["code".to_owned(), "my letters".to_owned()]));
+        let source = Source::of_file(&mine).unwrap();
+        for purpose in [Purpose::Bench, Purpose::Calibration] {
+            let all: Vec<String> = source.paragraphs(purpose, 3).collect();
+            assert_eq!(all, ["Dear John,\n", "\n", "all is well.\n"]);
+        }
+        assert!(Source::of_file(&file("talk.txt", "Hello")).unwrap().is_written());
+        let fault = names(&["talk"], &[&file("talk.txt", "Hello")]).unwrap_err();
+        assert!(fault.starts_with("two texts have the name 'talk', the second in "), "{fault}");
+        let fault = names(&[], &[&file("empty.txt", " \n")]).unwrap_err();
+        assert!(fault.ends_with("empty.txt is empty"), "{fault}");
+        let fault = names(&[], &[&folder.path().join("none.txt")]).unwrap_err();
+        assert!(fault.starts_with("cannot read the text "), "{fault}");
     }
 }

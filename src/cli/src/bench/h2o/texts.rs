@@ -10,7 +10,7 @@ use std::ops::Range;
 use anyhow::{Context, ensure};
 use trunkline_text::Tokenizer;
 
-use super::sources::{self, Purpose};
+use super::sources::{Purpose, Source};
 use crate::bench::measure::Numbers;
 
 /// Text before a piece of text that is encoded as if it stood behind text.
@@ -81,9 +81,8 @@ pub struct Text {
 #[derive(Clone, Copy, Debug)]
 pub struct Outline<'a> {
     pub purpose: Purpose,
-    /// One of [`sources::KINDS`].
-    pub kind: &'a str,
-    /// Number among the equally long texts of the kind, which have no paragraph in common.
+    pub source: &'a Source,
+    /// Number among the equally long texts of the source, which have no paragraph in common.
     pub number: u64,
     pub prompt: usize,
     pub after: usize,
@@ -93,12 +92,12 @@ pub struct Outline<'a> {
 /// Makes a text. The text is encoded whole, with the tokens that a server puts in front of a prompt.
 ///
 /// # Errors
-/// If the tokenizer has no token for a part of the text, or the kind has too little text.
+/// If the tokenizer has no token for a part of the text, or the source has too little text.
 pub fn text(outline: &Outline<'_>, tokenizer: &Tokenizer) -> anyhow::Result<Text> {
-    let Outline { kind, number, prompt, after, n_facts, .. } = *outline;
+    let Outline { source, number, prompt, after, n_facts, .. } = *outline;
     ensure!(n_facts <= ANIMALS.len(), "a text has at most {} facts", ANIMALS.len());
     let needed = prompt + after;
-    let mut numbers = Numbers::from_seed(0x6661_6374 ^ (number << 8) ^ kind.len() as u64);
+    let mut numbers = Numbers::from_seed(0x6661_6374 ^ (number << 8) ^ source.name.len() as u64);
     let mut paragraphs = paragraphs_of(outline, tokenizer)?;
     let (mut secrets, mut animals) = (SECRETS.to_vec(), ANIMALS.to_vec());
     let (mut written, mut facts, mut places) = (String::new(), Vec::<Fact>::new(), Vec::new());
@@ -132,14 +131,17 @@ pub fn text(outline: &Outline<'_>, tokenizer: &Tokenizer) -> anyhow::Result<Text
         fact.position = common(&tokenizer.encode(&written[..place])?, &tokens);
     }
     lead_in(&mut facts);
-    Ok(Text { name: format!("{kind} {number}"), tokens: tokens[..needed].to_vec(), facts })
+    Ok(Text { name: format!("{} {number}", source.name), tokens: tokens[..needed].to_vec(), facts })
 }
 
-/// Returns the paragraphs of a text and all behind: of a kind that is written down behind the paragraphs of the texts before.
-fn paragraphs_of(outline: &Outline<'_>, tokenizer: &Tokenizer) -> anyhow::Result<Box<dyn Iterator<Item = String>>> {
-    let Outline { purpose, kind, number, prompt, after, .. } = *outline;
-    let mut paragraphs = sources::paragraphs(kind, purpose, number);
-    let before = if sources::is_written(kind) { number } else { 0 };
+/// Returns the paragraphs of a text and all behind: of a source that is written down behind the paragraphs of the texts before.
+fn paragraphs_of<'a>(
+    outline: &Outline<'a>,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Box<dyn Iterator<Item = String> + 'a>> {
+    let Outline { purpose, source, number, prompt, after, .. } = *outline;
+    let mut paragraphs = source.paragraphs(purpose, number);
+    let before = if source.is_written() { number } else { 0 };
     for _ in 0..before {
         let mut n_tokens = 0;
         while n_tokens < prompt + after + MARGIN {
@@ -149,13 +151,14 @@ fn paragraphs_of(outline: &Outline<'_>, tokenizer: &Tokenizer) -> anyhow::Result
     Ok(paragraphs)
 }
 
-/// Returns the message that a kind has no such text.
+/// Returns the message that a source has no such text.
 fn too_little(outline: &Outline<'_>, tokenizer: &Tokenizer) -> String {
-    let Outline { purpose, kind, number, prompt, after, .. } = *outline;
-    let lengths = sources::paragraphs(kind, purpose, 0).map(|paragraph| length(&paragraph, tokenizer).unwrap_or(0));
+    let Outline { purpose, source, number, prompt, after, .. } = *outline;
+    let lengths = source.paragraphs(purpose, 0).map(|paragraph| length(&paragraph, tokenizer).unwrap_or(0));
     let (all, needed) = (lengths.sum::<usize>(), prompt + after);
     format!(
-        "'{kind}' has {all} tokens, too few for text {} of {needed} tokens; give fewer texts, or shorter ones",
+        "'{}' has {all} tokens, too few for text {} of {needed} tokens; give fewer texts, or shorter ones",
+        source.name,
         number + 1
     )
 }
@@ -262,15 +265,15 @@ mod tests {
     use super::*;
     use crate::bench::h2o::sources::KINDS;
 
-    fn outline(kind: &str, number: u64) -> Outline<'_> {
-        Outline { purpose: Purpose::Bench, kind, number, prompt: 6_000, after: 500, n_facts: 6 }
+    fn outline(source: &Source, number: u64) -> Outline<'_> {
+        Outline { purpose: Purpose::Bench, source, number, prompt: 6_000, after: 500, n_facts: 6 }
     }
 
     #[test]
     fn every_kind_has_its_facts_at_even_distances_and_never_two_alike() {
         for kind in KINDS {
-            let tokenizer = Tokenizer::bytes();
-            let made = text(&outline(kind, 1), &tokenizer).unwrap();
+            let (tokenizer, source) = (Tokenizer::bytes(), Source::of_kind(kind));
+            let made = text(&outline(&source, 1), &tokenizer).unwrap();
             assert_eq!((made.tokens.len(), made.facts.len()), (6_500, 6));
             let all = tokenizer.decode(&made.tokens);
             for (n, fact) in made.facts.iter().enumerate() {
@@ -283,7 +286,7 @@ mod tests {
                 assert_eq!(all[fact.position..].find(&sentence), Some(0));
                 assert!(fact.position.abs_diff((2 * n + 1) * 500) < 700, "{kind}: {}", fact.position);
             }
-            assert_eq!(text(&outline(kind, 1), &tokenizer).unwrap().tokens, made.tokens, "equal seeds, equal texts");
+            assert_eq!(text(&outline(&source, 1), &tokenizer).unwrap().tokens, made.tokens, "equal seeds, equal texts");
         }
     }
 
@@ -291,8 +294,9 @@ mod tests {
     fn texts_of_one_kind_share_no_paragraph_and_their_number_is_limited() {
         let tokenizer = Tokenizer::bytes();
         for kind in KINDS {
+            let source = Source::of_kind(kind);
             let paragraphs = |number| {
-                let made = text(&Outline { n_facts: 0, ..outline(kind, number) }, &tokenizer).unwrap();
+                let made = text(&Outline { n_facts: 0, ..outline(&source, number) }, &tokenizer).unwrap();
                 let all: Vec<String> = tokenizer.decode(&made.tokens).lines().map(str::to_owned).collect();
                 all.windows(4).map(<[String]>::concat).collect::<Vec<_>>()
             };
@@ -301,7 +305,8 @@ mod tests {
                 assert!(all[..at].iter().flatten().all(|row| !one.contains(row)), "{kind} {at}");
             }
         }
-        let many = Outline { purpose: Purpose::Calibration, ..outline("stories", 9) };
+        let stories = Source::of_kind("stories");
+        let many = Outline { purpose: Purpose::Calibration, ..outline(&stories, 9) };
         let fault = text(&many, &tokenizer).unwrap_err().to_string();
         assert!(fault.ends_with("too few for text 10 of 6500 tokens; give fewer texts, or shorter ones"), "{fault}");
     }
@@ -329,8 +334,9 @@ mod tests {
     #[test]
     fn answers_and_texts_have_the_tokens_of_whole_text_with_every_tokenizer() {
         for tokenizer in tokenizers() {
+            let stories = Source::of_kind("stories");
             let made =
-                text(&Outline { prompt: 1024, after: 64, n_facts: 3, ..outline("stories", 0) }, &tokenizer).unwrap();
+                text(&Outline { prompt: 1024, after: 64, n_facts: 3, ..outline(&stories, 0) }, &tokenizer).unwrap();
             let bos = begin(&tokenizer).unwrap();
             assert_eq!((bos.len(), &made.tokens[..1]), (1, &bos[..]), "as a server's prompt");
             let whole = tokenizer.encode(tokenizer.decode(&made.tokens[..900]).trim_start_matches(' ')).unwrap();

@@ -1,0 +1,54 @@
+//! Limits and memory of engines that are imitated.
+
+use trunkline_core::Config;
+use trunkline_core::config::PrefillFirst;
+
+use super::*;
+
+#[test]
+fn an_engine_sets_the_defaults_of_limits() {
+    let core = |words: &str| settings_of(&words.split_whitespace().collect::<Vec<_>>().join(" ")).core;
+    let vllm = core("t --engine vllm-v1");
+    assert_eq!((vllm.max_batch_tokens, vllm.max_batch_size, vllm.block_size), (8192, 1024, 16));
+    assert_eq!(core("t --engine vllm-v1 --hardware a100-80g").max_batch_tokens, 2048);
+    assert_eq!(core("t --engine vllm-v1 --fleet h100-80g,a100-80g").max_batch_tokens, 2048);
+    assert_eq!((vllm.launch_watermark, vllm.swap_in_watermark, vllm.align_chunks), (0.0, 0.0, false));
+    assert_eq!((vllm.preemption, vllm.host_blocks), (Preemption::RecomputeAtOnce, 0));
+    let words = "t --engine vllm-v1 --block-size 32 --max-batch-tokens 4096 --max-batch-size 8 --launch-watermark 1 \
+                 --swap-in-watermark 0.5 --align-chunks true --host-blocks 7 --preemption swap";
+    let given = core(words);
+    assert_eq!((given.max_batch_tokens, given.max_batch_size, given.block_size), (4096, 8, 32));
+    assert_eq!((given.launch_watermark, given.swap_in_watermark, given.align_chunks), (1.0, 0.5, true));
+    assert_eq!((given.preemption, given.host_blocks), (Preemption::Swap, 7));
+    // A batch of 8 needs less workspace, and leaves more for KV.
+    let tokens = |core: &Config| u64::from(core.device_blocks) * u64::from(core.block_size);
+    assert!((tokens(&vllm) + 1..tokens(&vllm) * 11 / 10).contains(&tokens(&given)));
+    let plain = core("t");
+    assert_eq!((plain.max_batch_tokens, plain.launch_watermark, plain.align_chunks), (8192, 1.0, true));
+    assert_eq!(plain.preemption, Preemption::Cost);
+    let sglang = core("t --engine sglang");
+    assert_eq!((sglang.max_steps_in_flight, &*sglang.policy), (2, "lpm_sorted"));
+    let given = core("t --engine sglang --policy fcfs --max-steps-in-flight 1 --prefill-first false --block-size 1");
+    assert_eq!((given.max_steps_in_flight, &*given.policy, given.prefill_first), (1, "fcfs", PrefillFirst::Off));
+    assert_eq!(given.device_blocks / 16, sglang.device_blocks);
+    let unknown = parse(&["t", "--engine", "orca"]).unwrap_err().to_string();
+    assert!(unknown.contains("unknown engine 'orca'; there are: vllm-v1, vllm-v0, sglang, sarathi"), "{unknown}");
+}
+
+#[test]
+fn blocks_fill_a_share_of_the_device_and_leave_the_engine_its_workspace() {
+    let blocks = |words: &str| settings_of(format!("t {words}").trim()).core.device_blocks;
+    assert_eq!(blocks("--gpu-memory-utilization 0.9"), blocks(""));
+    assert!(blocks("--gpu-memory-utilization 0.5") < blocks("") / 2, "weights are as large");
+    // Of 85.5 GB the share is two hundredths, 1.7 GB, more, and the workspace 2.4.
+    let [vllm, without] = [blocks("--engine vllm-v1"), blocks("--gpu-memory-utilization 0.92")];
+    assert!((1_100..1_200).contains(&(without - vllm)), "{without} {vllm}");
+    assert_eq!(blocks("--engine vllm-v1 --gpu-memory-utilization 0.92"), vllm);
+    assert!(blocks("--engine vllm-v1 --max-batch-size 64") > vllm, "a smaller sampler");
+    for share in ["0", "-0.5", "1.01", "nan"] {
+        let told = fault(&["none", "--gpu-memory-utilization", share]);
+        assert!(told.starts_with("gpu-memory-utilization is ") && told.ends_with("above 0 and at most 1"), "{told}");
+    }
+    let told = fault(&["none", "--device-blocks", "9", "--gpu-memory-utilization", "0.8"]);
+    assert!(told.starts_with("gpu-memory-utilization has no effect where the number of device blocks is"), "{told}");
+}
