@@ -350,6 +350,8 @@ def test_blocks_of_all_stages_are_those_of_one_process(one, staged):
     ("flags", "line"),
     [
         (["--block-size", "16"], "--block-size 16: vLLM needs a multiple of 32"),
+        (["--kv-tokens", "16"], "--kv-tokens 16: must be at least one block, which has 32 tokens"),
+        (["--kv-tokens", "63", "--block-size", "64"], "--kv-tokens 63: must be at least one block, which has 64 tokens"),
         (
             ["--max-context", "512", "--kv-tokens", "511"],
             "--max-context 512: the KV has room for fewer tokens; give --kv-tokens as many",
