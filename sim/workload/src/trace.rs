@@ -61,6 +61,7 @@ mod source;
 pub mod stats;
 mod terms;
 mod tokens;
+mod unknown;
 mod write;
 
 pub use self::convert::{Conversion, ConvertError, convert, convert_file, losses};
@@ -70,6 +71,7 @@ pub use self::select::{BadSlice, BadSpeed, Bound, Selected, Selection, Slice};
 pub use self::sessions::Turn;
 pub use self::source::{FileSource, Loaded, Outcome, Source, TimeScaled};
 pub use self::terms::Terms;
+pub use self::unknown::Unknown;
 pub use self::write::{TraceWriter, WriteError, WriteFault};
 
 /// Tokens per block id of a Mooncake trace.
