@@ -261,6 +261,24 @@ fn contents_differ_in_every_place_and_prompts_from_what_is_generated() {
 }
 
 #[test]
+fn contents_share_no_two_tokens_in_a_row_wherever_they_begin() {
+    let n = 3000;
+    let request = |content, input_tokens| TraceRequest { input_tokens, content, ..TraceRequest::default() };
+    let prompts = (0..40).chain(HASH_ID_MAX - 5..=HASH_ID_MAX).map(|a| request(Content::Unique(a), n).prompt());
+    let answers = (0..40u64).map(|number| (0..n).map(|place| generated_token(number, place)).collect::<Vec<Token>>());
+    let said = Piece { content: GENERATED_FROM + 7, tokens: n };
+    let mut pairs = std::collections::HashSet::new();
+    let mut n_pairs = 0;
+    for tokens in prompts.chain(answers) {
+        n_pairs += tokens.len() - 1;
+        pairs.extend(tokens.windows(2).map(|pair| (pair[0], pair[1])));
+    }
+    assert_eq!(pairs.len(), n_pairs, "each pair in one place of one content");
+    let quoted = request(Content::Pieces(Box::new([said])), n).prompt();
+    assert!(quoted.windows(2).all(|pair| pairs.contains(&(pair[0], pair[1]))), "an answer in a prompt is that answer");
+}
+
+#[test]
 fn prompts_of_more_tokens_in_all_than_there_are_ids() {
     let rows = "2023-11-16 18:15:47,16777216,16777216\n".repeat(300);
     let trace = load(format!("{HEADER}\n{rows}"));
