@@ -15,7 +15,7 @@ const PACKINGS: [(&[u8], &str); 4] =
 /// Longest part of a first line that an error quotes, characters.
 const QUOTED: usize = 200;
 
-/// What the first line of a file shows that is of no known format.
+/// File of no known format, by its first line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unknown {
     /// Compression that is not read.

@@ -276,9 +276,21 @@ fn apart(
     points.thin(&mut prefills);
     let prefill = curve(prefills);
 
-    let decodes = read("generation_attention_perf.csv", 6, 1)?;
-    let batches: BTreeSet<u64> = decodes.keys().map(|(batch, _)| *batch).collect();
-    let contexts: BTreeSet<u64> = decodes.keys().map(|(_, context)| *context).collect();
+    let path = path.join("generation_attention_perf.csv");
+    let decode = decodes(&rows::find(&path), &read("generation_attention_perf.csv", 6, 1)?, device, points, notes)?;
+    Ok(SeparateAttention { prefill, decode, device })
+}
+
+/// Returns the grid of decodes from the times in file `path` by batch and context. Adds a note for points that were interpolated.
+fn decodes(
+    path: &Path,
+    times: &BTreeMap<(u64, u64), f64>,
+    device: Device,
+    points: Points,
+    notes: &mut Vec<String>,
+) -> Result<Grid<2>, TableError> {
+    let batches: BTreeSet<u64> = times.keys().map(|(batch, _)| *batch).collect();
+    let contexts: BTreeSet<u64> = times.keys().map(|(_, context)| *context).collect();
     let axis = |values: &BTreeSet<u64>| {
         let mut values: Vec<f64> = values.iter().map(|n| *n as f64).collect();
         points.thin(&mut values);
@@ -287,7 +299,7 @@ fn apart(
     let ideal_s = |n: u64, context: u64| device.attention_s([0.0, 0.0, n as f64, context as f64]);
     let row = |[n, context]: [f64; 2]| {
         let (n, context) = (n as u64, context as u64);
-        let of = |m: &u64| Some((*m, *decodes.get(&(*m, context))?));
+        let of = |m: &u64| Some((*m, *times.get(&(*m, context))?));
         // Batches whose KV does not fit were not measured; they go on from the largest that was. Other batches without a row have
         // measured ones on both sides.
         let (m, time_s) = batches.range(..=n).rev().find_map(of)?;
@@ -295,14 +307,13 @@ fn apart(
         (!is_between).then(|| time_s * ideal_s(n, context) / ideal_s(m, context))
     };
     let ideal = |[n, context]: [f64; 2]| ideal_s(n as u64, context as u64);
-    let (decode, n) =
-        Grid::filled([axis(&batches), axis(&contexts)], row, ideal).map_err(|[n, context]| TableError {
-            path: rows::find(&path.join("generation_attention_perf.csv")),
-            line: 0,
-            fault: TableFault::Hole(format!("batch_size {n}, step {}", context - 1.0)),
-        })?;
+    let (grid, n) = Grid::filled([axis(&batches), axis(&contexts)], row, ideal).map_err(|[n, context]| TableError {
+        path: path.into(),
+        line: 0,
+        fault: TableFault::Hole(format!("batch_size {n}, step {}", context - 1.0)),
+    })?;
     if n > 0 {
         notes.push(format!("{n} points of decode attention interpolated"));
     }
-    Ok(SeparateAttention { prefill, decode, device })
+    Ok(grid)
 }
