@@ -223,6 +223,7 @@ pub(crate) fn divide_layers(seed: u64, config: &mut Config) {
     config.h2o.block = pick(&mut rng, &[0, size, 3 * size]);
     config.h2o.trigger = pick(&mut rng, &[0, 1, 30]);
     config.h2o.interval = pick(&mut rng, &[1, 3, 16]);
+    config.h2o.score_interval = pick(&mut rng, &[1, 2, 4, 16]);
     if rng.random_range(0..2) == 0 {
         let scored = config.worker.groups.iter().skip(1).filter(|keeps| **keeps == Keeps::Scored);
         config.h2o.weights = scored.map(|_| pick(&mut rng, &[0.0, 0.4, 1.0, 2.5])).collect();

@@ -50,6 +50,7 @@ use crate::model::Model;
 
 pub mod choice;
 pub mod errors;
+mod exchange;
 mod experts;
 mod fitted;
 mod grid;

@@ -15,6 +15,9 @@
 //! H100 and H200 from aiconfigurator's measurements of vLLM's kernel (Apache-2.0 licence), elsewhere an assumption: twice the H100
 //! on B200, a share of PCIe on boards without NVLink.
 //!
+//! The node link joins a device with those of other nodes. The presets have the label of the network of NVIDIA's DGX system, one port a device:
+//! 25 GB/s on A100, 50 on H100, H200 and B200, and an assumed latency. Nobody measured it here.
+//!
 //! A file without efficiency factors gets [`Efficiency::ASSUMED`].
 
 use std::path::Path;
@@ -60,8 +63,10 @@ pub struct Hardware {
     pub peer_link_latency_s: f64,
     /// `true` if the file has no peer link, and devices exchange over the host link.
     pub peers_use_host_link: bool,
-    /// Devices that the peer link joins.
+    /// Devices that the peer link joins: those of a node.
     pub peer_devices: u32,
+    /// Link of each device to those of other nodes; `None` if the file does not say.
+    pub node_link: Option<NodeLink>,
     /// Number of multiprocessors of the device.
     pub processors: f64,
     /// Shares of the peaks reached by kernels.
@@ -74,6 +79,15 @@ pub struct Hardware {
     pub errors: &'static [RooflineError],
     /// Measured step times with one model; `None` without a measurement.
     pub step_time: Option<StepTime>,
+}
+
+/// Link of a device to devices of other nodes, such as its own port of an InfiniBand network.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NodeLink {
+    /// Rate in each direction, bytes/s.
+    pub bytes_s: f64,
+    /// Latency of an exchange, independent of its size, seconds.
+    pub latency_s: f64,
 }
 
 /// Shares of the peaks, each above 0 and at most 1, and other properties of kernels.

@@ -26,12 +26,15 @@
 //!
 //! # Tokens of a prompt
 //!
-//! Every content has a number `c`: a block id, a piece, a request with a unique prompt, or the output of a request. Content `c`
-//! consists of the tokens `c, c + 1, c + 2, …` modulo 2^31; prompt tokens lie below [`GENERATED_FROM`], generated tokens at or
-//! above it. Contents overlap, but no cache confuses two contents: a cache finds a block only under its whole prefix, so two blocks
-//! are compared only if both contents began at the same position, where their tokens differ in every place. 2^31 ids and requests
-//! of any length stay distinct. Contents begin at equal positions if every content has one length everywhere, except as the last of
-//! a prompt; [`Piece`]s keep to this rule.
+//! Every content has a number `c`: a block id, a piece, a request with a unique prompt, or the output of a request. Token `j` of content
+//! `c` is `c + j (j + 1) / 2` modulo 2^31, so `c, c + 1, c + 3, c + 6, …`; prompt tokens lie below [`GENERATED_FROM`], generated tokens
+//! at or above it. 2^31 ids and requests of any length stay distinct:
+//!
+//! * Two contents differ in every place, and a prefix cache compares blocks only if both contents began at the same position. Contents
+//!   begin at equal positions if every content has one length everywhere, except as the last of a prompt; [`Piece`]s keep to this rule.
+//! * Wherever they begin, two contents have no two tokens in a row in common, and no content has two in a row twice: tokens `j` and
+//!   `j + 1` differ by `j + 1`, which tells the place. So a search for text that is no prefix (`--reuse-anywhere`) finds only what the
+//!   trace shares.
 
 use std::fmt;
 use std::ops::Range;
@@ -61,6 +64,7 @@ mod source;
 pub mod stats;
 mod terms;
 mod tokens;
+mod unknown;
 mod write;
 
 pub use self::convert::{Conversion, ConvertError, convert, convert_file, losses};
@@ -70,6 +74,7 @@ pub use self::select::{BadSlice, BadSpeed, Bound, Selected, Selection, Slice};
 pub use self::sessions::Turn;
 pub use self::source::{FileSource, Loaded, Outcome, Source, TimeScaled};
 pub use self::terms::Terms;
+pub use self::unknown::Unknown;
 pub use self::write::{TraceWriter, WriteError, WriteFault};
 
 /// Tokens per block id of a Mooncake trace.
@@ -205,8 +210,7 @@ pub struct Piece {
 
 impl Piece {
     fn token_ids(self) -> impl Iterator<Item = Token> {
-        (0..self.tokens)
-            .map(move |j| (self.content & GENERATED_FROM) | (self.content.wrapping_add(j) & (GENERATED_FROM - 1)))
+        (0..self.tokens).map(move |j| (self.content & GENERATED_FROM) | token(self.content, j))
     }
 }
 
@@ -276,12 +280,19 @@ impl TraceRequest {
 
 /// Returns the first `n` tokens of prompt content number `content`.
 fn tokens_of(content: u32, n: u32) -> impl ExactSizeIterator<Item = Token> {
-    (0..n).map(move |j| content.wrapping_add(j) & (GENERATED_FROM - 1))
+    (0..n).map(move |j| token(content, j))
+}
+
+/// Returns token `j` of content `content` modulo 2^31.
+fn token(content: u32, j: u32) -> Token {
+    // The product is even, and below 2^64.
+    let triangle = (u64::from(j) * (u64::from(j) + 1) / 2) as u32;
+    content.wrapping_add(triangle) & (GENERATED_FROM - 1)
 }
 
 /// Returns generated token `n`, from 0, of request number `request`.
 pub fn generated_token(request: u64, n: u32) -> Token {
-    GENERATED_FROM | (request as u32).wrapping_add(n)
+    GENERATED_FROM | token(request as u32, n)
 }
 
 /// Trace in memory: a few dozen bytes per request and four per block id. [`Trace::load`] keeps the rules of this module; other

@@ -333,7 +333,9 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
         lines.push(format!("load is {} of what the fleet can take", per_cent(load)));
     }
     lines.extend(best.too_long.map(|requests| format!("warning: {requests}")));
-    lines.extend(best.extrapolated.map(|steps| format!("warning: {steps}; calibrate on a run at least as loaded")));
+    lines.extend(best.extrapolated.map(|steps| {
+        format!("warning: {steps}; measure steps as large, or limit them (--max-batch-tokens, --max-batch-size)")
+    }));
     if answer.is_saturated() && overload(answer).is_none() {
         let most = per_cent(LOAD_RELIABLE_MAX);
         lines.push(format!(

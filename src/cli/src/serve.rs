@@ -281,6 +281,7 @@ fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideMo
         info!(attached_workers = engines.attached(), blocks, block_size, steps_in_flight, "serving {}", model.name);
         note_drafts(&config);
         let offer = SamplingOffer::within(abilities.max_logprobs, abilities.seeded_sampling, abilities.scores);
+        let offer = offer.fitting(&config);
         let workers: MakeWorker = Arc::new(|_| Err("the server has no embedded workers".into()));
         let backend = Backend { model, further_kv: Vec::new(), tokenizer: tokenizer.clone(), workers, stores, offer };
         Ok((backend, engines.cluster(&[config])))

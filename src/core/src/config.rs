@@ -221,7 +221,8 @@ pub enum Preemption {
     /// request; tokens sampled there count, and nothing is admitted until the steps have ended: vLLM's asynchronous scheduling.
     RecomputeAtOnce,
     /// As [`Self::Retract`], but while steps in flight still run the request; tokens sampled there are dropped: SGLang's overlap. While a
-    /// step in flight samples the last token of some request, no decode runs without a block, and none is retracted.
+    /// step in flight samples the last token of some request, no decode runs without a block, and none is retracted. Later steps also get the
+    /// blocks of a request that ended, and duplicates of cached blocks, while steps in flight still use them.
     RetractAtOnce,
 }
 

@@ -416,8 +416,10 @@ impl Kv {
     /// Releases every block of a sequence in steps in flight, `last_step` at the latest, and all blocks given up before. Later steps may
     /// use the blocks at once, as a worker runs steps in order. Copies run beside steps and wait: [`Self::copies_wait`].
     pub fn release_at_once(&mut self, seq: &mut Sequence, last_step: u64) {
+        // The step may still compute the last token of a block that others have found.
+        let freed_until = self.freed_until;
         self.free_retired(last_step);
-        self.released_until = Some(last_step);
+        (self.released_until, self.freed_until) = (Some(last_step), freed_until);
         self.release(seq);
     }
 
@@ -475,5 +477,24 @@ impl Kv {
         self.tree.release(&mut seq.table, seq.published as usize);
         self.free_left();
         seq.published = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Namespace, Request, RequestId};
+
+    #[test]
+    fn a_retraction_keeps_that_a_step_in_flight_computes_a_block_which_others_may_have_found() {
+        let config = Config { preemption: Preemption::RetractAtOnce, max_steps_in_flight: 2, ..Config::default() };
+        let mut kv = Kv::new(&config).unwrap();
+        let mut seqs = [1, 2]
+            .map(|id| Sequence::new(Request::new(RequestId(id), Namespace::default().root(), vec![1; 3], 5), id, 0));
+        kv.release_ended(&mut seqs[0], 7);
+        kv.release_at_once(&mut seqs[1], 7);
+        assert!(kv.has_freed_early() && kv.preemptions_wait());
+        kv.free_retired(7);
+        assert!(!kv.has_freed_early() && !kv.preemptions_wait() && !kv.copies_wait());
     }
 }

@@ -9,7 +9,8 @@
 //! victim among the running requests, itself at last, or waits for blocks that transfers are about to free; the rest runs
 //! on. With sliding windows the blocks of later chunks are promised instead (`kv/promised.rs`), and a prompt without blocks for its chunk
 //! gives its own up. Nothing is admitted while a request that ran before is swapped out. If nothing at all can run, swapped requests release
-//! their blocks, the last first. A request that could not run alone was refused at submission.
+//! their blocks, the last first. A request that could not run alone was refused at submission. Prompts that take blocks together
+//! ([`crate::config::Chunks::takes_together`]) have theirs promised until the last of them is admitted.
 //!
 //! With [`Config::prefill_first`] a step runs prompts alone, as long as some can run, and else decodes alone.
 //!
@@ -639,7 +640,8 @@ fn gives_way(state: &mut State, slot: usize, step: &Step) -> bool {
 /// Returns `true` if the chunks of the step being made take their blocks together, behind the admissions.
 fn takes_together(state: &State) -> bool {
     let State { config, kv, waiting, suspects, .. } = state;
-    let is_plain = kv.groups.n() == 0 && kv.tiers.is_empty() && !kv.reuses() && !config.worker.in_step_hits;
+    // Blocks that nobody promised could be missing behind the admissions.
+    let is_plain = kv.groups.n() == 0 && kv.tiers.is_empty() && !config.worker.in_step_hits && config.reserve_prompts;
     config.prefill_first.takes_together() && is_plain && !waiting.counts_service() && !suspects.is_narrowing()
 }
 

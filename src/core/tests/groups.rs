@@ -244,6 +244,32 @@ fn a_probe_counts_and_drops_nothing() {
     assert_eq!(driver.stats().published_blocks, 11);
 }
 
+/// Ends the step in front, and returns the number of its rows that were scored.
+fn scored_rows(driver: &mut Driver) -> u32 {
+    let rows = driver.steps[0].scored_rows(0);
+    let result = driver.end_step();
+    driver.begin_front();
+    driver.event(Event::StepFinished(result));
+    rows
+}
+
+#[test]
+fn one_decode_step_in_several_is_scored_the_first_at_once_and_the_next_after_lost_steps() {
+    for (score_interval, scored) in [(1, [1; 9]), (4, [1, 0, 0, 0, 1, 0, 0, 0, 1])] {
+        let mut limits = third(&[Keeps::All, Keeps::Scored], 20);
+        (limits.h2o.interval, limits.h2o.score_interval) = (16, score_interval);
+        let mut driver = Driver::with_content(limits, 1);
+        driver.join();
+        driver.submit(1, prompt(12), 16);
+        assert_eq!(scored_rows(&mut driver), 0, "the prompt");
+        let rows: Vec<u32> = (0..9).map(|_| scored_rows(&mut driver)).collect();
+        assert_eq!(rows, scored);
+        driver.event(Event::WorkerResumed);
+        let rows: Vec<u32> = (0..4).map(|_| scored_rows(&mut driver)).collect();
+        assert_eq!(rows, scored[..4], "plans never lack scores");
+    }
+}
+
 #[test]
 fn a_worker_that_cannot_score_keeps_the_later_blocks() {
     let mut driver = Driver::with_content(third(&[Keeps::All, Keeps::Scored], 20), 1);

@@ -241,6 +241,29 @@ fn a_worker_that_comes_back_starts_over_if_it_may_lack_the_last_token_of_a_reque
 }
 
 #[test]
+fn chunks_of_a_request_that_was_given_up_are_found_as_far_as_they_were_computed() {
+    for event in [Event::Abort as fn(RequestId) -> Event, Event::Stop, Event::Withdraw, Event::Fail] {
+        for reserve_prompts in [true, false] {
+            let limits = Config { preemption: Preemption::RetractAtOnce, policy: "fcfs".into(), ..config() };
+            let mut bench = joined(Config { reserve_prompts, ..limits });
+            submit(&mut bench, 1, prompt(100, 64), 4);
+            assert_eq!(parts(&bench), [vec![(1, 0, 16, false)], vec![(1, 16, 16, false)]]);
+            bench.event(event(RequestId(1)));
+            bench.answer_with(0);
+            bench.answer_with(0);
+            assert!(bench.steps.is_empty());
+            submit(&mut bench, 2, prompt(100, 64), 1);
+            let found = parts(&bench)[0][0].1;
+            assert!(found <= 32, "{found} tokens found, of 32 computed");
+            while !bench.steps.is_empty() {
+                bench.answer_with(50);
+            }
+            assert!(bench.has_ended(2) && bench.all_blocks_usable());
+        }
+    }
+}
+
+#[test]
 fn a_preempted_request_ends_in_every_way_while_a_step_runs_it() {
     for event in [Event::Abort as fn(RequestId) -> Event, Event::Stop, Event::Withdraw, Event::Fail] {
         let mut bench = crowded(Preemption::RecomputeAtOnce);

@@ -329,9 +329,12 @@ def test_a_folder_without_weights_is_refused(tmp_path):
 
 def test_layers_are_named_by_ranges():
     assert parse_layers("1,3-4", 6) == (1, 3, 4)
-    for wrong in ("0-5", "6", "3-2"):
+    for wrong in ("0-5", "6", "3-2", "1,3-2", "2-99999999999"):
         with pytest.raises(ValueError, match="--scored-layers"):
             parse_layers(wrong, 6)
+    for malformed in ("2-", "-2", "x", "1,", "1-2-3"):
+        with pytest.raises(ValueError, match="numbers and ranges of layers are wanted"):
+            parse_layers(malformed, 6)
 
 
 def test_a_chunk_behind_a_computed_part_needs_no_mask():

@@ -350,12 +350,14 @@ def test_blocks_of_all_stages_are_those_of_one_process(one, staged):
     ("flags", "line"),
     [
         (["--block-size", "16"], "--block-size 16: vLLM needs a multiple of 32"),
+        (["--kv-tokens", "16"], "--kv-tokens 16: must be at least one block, which has 32 tokens"),
+        (["--kv-tokens", "63", "--block-size", "64"], "--kv-tokens 63: must be at least one block, which has 64 tokens"),
         (
             ["--max-context", "512", "--kv-tokens", "511"],
             "--max-context 512: the KV has room for fewer tokens; give --kv-tokens as many",
         ),
         (["--pipeline-parallel", "4"], "--pipeline-parallel 4: choose from 1 to 3, the layers of the model"),
-        (["--pipeline-parallel", "0"], "--pipeline-parallel 0: choose from 1 to 3, the layers of the model"),
+        (["--pipeline-parallel", "0"], "--pipeline-parallel 0: must be at least 1"),
         (
             ["--data-parallel-group", "g", "--data-parallel-size", "2", "--pipeline-parallel", "2"],
             "--pipeline-parallel 2: not together with --data-parallel-group; use --tensor-parallel",

@@ -15,6 +15,16 @@ pub(crate) fn scores_bytes_max(scores: bool) -> u64 {
     if scores { 1 << 30 } else { BLOCK_BYTES_MAX }
 }
 
+impl SamplingOffer {
+    /// Returns the offer of a server of attached workers with the limits `core`: without scores if the mode of the server needs none, and those of the
+    /// largest step do not fit a result.
+    #[must_use]
+    pub fn fitting(self, core: &Config) -> Self {
+        let fits = core.h2o.mode != Mode::Off || check_scores(core, scores_bytes_max(false)).is_ok();
+        Self { scores: self.scores && fits, ..self }
+    }
+}
+
 /// Demands of a server on its attached workers.
 pub(crate) struct Fit {
     pub(crate) model: ModelInfo,
@@ -110,7 +120,13 @@ impl Fit {
             head_dim,
             kv_dtype
         );
-        equal!(kv_bytes_per_token, groups);
+        if theirs.groups != ours.groups {
+            let (n, needed) = (theirs.groups.len(), ours.groups.len());
+            return Err(format!(
+                "the model has {n} layer groups, and {needed} other ones at the server; start the worker with the same options of h2o, --scored-layers of trunkline-worker among them"
+            ));
+        }
+        equal!(kv_bytes_per_token);
         Ok(())
     }
 }
@@ -142,7 +158,7 @@ fn check_scores(core: &Config, bytes_max: u64) -> Result<(), String> {
     let (sequences, context) = (core.max_batch_size, core.max_context);
     let lists = if core.h2o.by_group { format!(" in {lists} layer groups") } else { String::new() };
     Err(format!(
-        "a step of {sequences} sequences of {context} tokens{lists} has {bytes} bytes of attention scores, and a result has up to {bytes_max}; lower --max-batch-size or --max-context of the server{}",
+        "a step of {sequences} sequences of {context} tokens{lists} has {bytes} bytes of attention scores, and a result has up to {bytes_max}; lower --max-batch-size of the server or the context of its workers{}",
         if core.h2o.by_group { ", or start it with --h2o-choice shared" } else { "" }
     ))
 }
@@ -210,7 +226,7 @@ mod tests {
         // Each sequence of 32,768 tokens has 2,048 entries of 4 bytes in 256 groups: 2 MiB.
         let check_scores = |core: &Config| check_scores(core, scores_bytes_max(true));
         assert_eq!(check_scores(&core(512, 32_768, true)), Ok(()));
-        let fault = "a step of 513 sequences of 32768 tokens in 256 layer groups has 1075838976 bytes of attention scores, and a result has up to 1073741824; lower --max-batch-size or --max-context of the server, or start it with --h2o-choice shared";
+        let fault = "a step of 513 sequences of 32768 tokens in 256 layer groups has 1075838976 bytes of attention scores, and a result has up to 1073741824; lower --max-batch-size of the server or the context of its workers, or start it with --h2o-choice shared";
         assert_eq!(check_scores(&core(513, 32_768, true)), Err(fault.into()));
         assert_eq!(check_scores(&core(513, 32_768, false)), Ok(()));
         let little = super::check_scores(&core(32, 32_768, true), scores_bytes_max(false)).unwrap_err();
@@ -218,7 +234,11 @@ mod tests {
         let [without, with] =
             [false, true].map(|scores| message_bytes_max(&AttachOptions { scores, ..AttachOptions::default() }));
         assert_eq!((without, with), (64 << 20, (1 << 30) + (1 << 20)), "no more than is expected of a peer");
+        let offers = |core: Config| SamplingOffer::default().fitting(&core).scores;
+        let asking = |core: Config| Config { h2o: H2oConfig { mode: Mode::On, ..core.h2o }, ..core };
+        assert!(offers(core(31, 32_768, true)) && !offers(core(32, 32_768, true)), "nobody is refused for scores");
+        assert!(offers(asking(core(513, 32_768, true))), "the worker is");
         let fault = check_scores(&core(16_384, 1 << 20, false)).unwrap_err();
-        assert!(fault.ends_with("lower --max-batch-size or --max-context of the server"), "{fault}");
+        assert!(fault.ends_with("lower --max-batch-size of the server or the context of its workers"), "{fault}");
     }
 }

@@ -343,7 +343,9 @@ impl Queries<'_> {
     fn score(&self, start: usize, span: Range<usize>, scores: &mut [f32], cells: &mut Vec<f32>) {
         let size = self.kv.block_size();
         for (block, offset, at, run) in self.runs(start, span) {
-            self.kv.request_values(self.place, block);
+            if offset == 0 {
+                self.kv.request_values(self.place, block);
+            }
             let keys = self.kv.keys(self.place, block, cells);
             if size.is_multiple_of(LANES) {
                 // Runs begin at multiples of sixteen, so sixteen lanes never leave the block.
@@ -425,7 +427,8 @@ impl Queries<'_> {
         let State { weights, sums, cells, .. } = state;
         for (block, offset, at, run) in self.runs(start, span) {
             let next = start + at + SPAN;
-            if next < self.index + self.n / self.group {
+            // Once a block.
+            if next < self.index + self.n / self.group && next.is_multiple_of(self.kv.block_size()) {
                 self.kv.request_keys(self.place, self.table.block_at(next));
             }
             let values = self.kv.values(self.place, block, offset..offset + run, cells);

@@ -108,7 +108,9 @@ impl KvMemory {
             return Err(WorkerError::HeadDim { dtype: dtype.name(), unit: dtype.unit(), head_dim: config.head_dim });
         }
         let heads = 2 * u128::from(n_kv_heads) * u128::from(n_layers) * u128::from(block_size);
-        let bytes = u128::from(dtype.bytes_of(config.head_dim.into())) * heads * u128::from(n_blocks);
+        let block_bytes = u128::from(dtype.bytes_of(config.head_dim.into())) * heads;
+        // Each block begins with a line of the cache.
+        let bytes = block_bytes.next_multiple_of(arena::LINE as u128) * u128::from(n_blocks);
         let available = memory::available();
         let refused = || WorkerError::KvMemory {
             blocks: n_blocks,
@@ -119,7 +121,6 @@ impl KvMemory {
         if available.is_some_and(|available| bytes > u128::from(available)) {
             return Err(refused());
         }
-        let block_bytes = u128::from(dtype.bytes_of(config.head_dim.into())) * heads;
         let block_bytes = usize::try_from(block_bytes).map_err(|_| refused())?;
         let layout = Layout {
             n_layers: n_layers as usize,

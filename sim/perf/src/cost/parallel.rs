@@ -9,7 +9,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::hardware::Hardware;
 use crate::model::{Model, Precision};
 
 /// Devices that hold one copy of a model.
@@ -182,36 +181,6 @@ impl Parallel {
         if model.latent.is_some() { 1 } else { model.kv_heads.min(self.tensor.into()) }
     }
 
-    /// Returns the time of an all-reduce of `tokens` tokens with `token_bytes` bytes each, not overlapped with anything, seconds:
-    /// `latency + 2 (n - 1) / n * bytes / bandwidth` of the peer link for `n` devices, 0 for one.
-    pub(super) fn all_reduce_s(self, hardware: &Hardware, tokens: f64, token_bytes: f64) -> f64 {
-        if self.tensor == 1 {
-            return 0.0;
-        }
-        let n = f64::from(self.tensor);
-        let bytes = 2.0 * (n - 1.0) / n * tokens * token_bytes;
-        hardware.peer_link_latency_s + bytes / hardware.peer_link_bytes_s
-    }
-
-    /// Returns the time of an all-gather or of a reduce-scatter among the ranks of a group, for `tokens` tokens of all ranks with
-    /// `token_bytes` bytes each, seconds: `latency + (n - 1) / n * bytes / bandwidth` of the peer link for `n` ranks, 0 for one.
-    pub(super) fn all_gather_s(self, hardware: &Hardware, tokens: f64, token_bytes: f64) -> f64 {
-        if self.data == 1 {
-            return 0.0;
-        }
-        let n = f64::from(self.data);
-        hardware.peer_link_latency_s + (n - 1.0) / n * tokens * token_bytes / hardware.peer_link_bytes_s
-    }
-
-    /// Returns the time to send `tokens` tokens with `token_bytes` bytes each from one stage to the next, not overlapped with anything,
-    /// seconds: `latency + bytes / bandwidth` of the peer link; 0 for one stage.
-    pub(super) fn send_s(self, hardware: &Hardware, tokens: f64, token_bytes: f64) -> f64 {
-        if self.pipeline == 1 {
-            return 0.0;
-        }
-        hardware.peer_link_latency_s + tokens * token_bytes / hardware.peer_link_bytes_s
-    }
-
     /// Returns the number of layers in the largest stage of `model`.
     pub(super) fn stage_layers(self, model: &Model) -> u64 {
         model.layers.div_ceil(u64::from(self.pipeline))
@@ -345,20 +314,6 @@ mod tests {
             Err("tp2 neither divides the 5 KV heads of llama-3.1-8b nor is a multiple of them".into())
         );
         assert_eq!(error("pp33"), "pp33 is more stages than llama-3.1-8b has layers, which is 32");
-    }
-
-    #[test]
-    fn an_all_reduce_takes_the_latency_and_the_bytes_of_the_peer_link() {
-        let device = Hardware {
-            peer_link_bytes_s: 1e9,
-            peer_link_latency_s: 1e-6,
-            ..*crate::hardware::by_name("h100-80g").unwrap()
-        };
-        let s = |tensor| Parallel::tensor(tensor).all_reduce_s(&device, 1000.0, 8192.0);
-        assert_eq!(s(1), 0.0);
-        // 1,000 tokens of 8,192 bytes; each of two devices sends and receives half of them twice.
-        assert!((s(2) - (1e-6 + 8.192e-3)).abs() < 1e-12, "{}", s(2));
-        assert!((s(4) - (1e-6 + 1.5 * 8.192e-3)).abs() < 1e-12, "{}", s(4));
     }
 
     #[test]

@@ -239,19 +239,22 @@ fn unused(hardware: &Hardware, model: &Model, parallel: Parallel) -> String {
 
 /// Returns notes on devices that exchange over the host link for want of a peer link, and on more devices than a peer link joins.
 fn across(hardware: &Hardware, parallel: Parallel) -> String {
-    let devices = parallel.tensor * parallel.data;
-    let link = if hardware.peers_use_host_link && devices * parallel.pipeline > 1 {
+    let (exchanging, all) = (parallel.tensor * parallel.data, parallel.devices() * parallel.data);
+    let link = if hardware.peers_use_host_link && all > 1 {
         "; devices exchange over the host link, as the file has no peer_link"
     } else {
         ""
     };
-    if devices <= hardware.peer_devices {
-        return link.into();
+    let per_node = hardware.peer_devices;
+    match hardware.node_link {
+        Some(node) if all > per_node => {
+            format!("{link}; nodes of {per_node} devices, {:.0} GB/s a device between them", node.bytes_s / 1e9)
+        }
+        None if exchanging > per_node => format!(
+            "{link}; {exchanging} devices that exchange tokens in each layer, as if the peer link of {per_node} joined them, because the hardware file has no node_link"
+        ),
+        _ => link.into(),
     }
-    format!(
-        "{link}; {devices} devices that exchange tokens in each layer, as if the peer link of {} joined them",
-        hardware.peer_devices
-    )
 }
 
 /// Returns the factor on the FLOPs of the matrices that every token passes through, where attention is multiplied at another rate than the

@@ -33,7 +33,7 @@ use super::grid::Grid;
 use super::work::{Demand, Work};
 use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepShape, nanoseconds};
 use crate::columns::ColumnFault;
-use crate::hardware::{Hardware, StepErrors};
+use crate::hardware::{Hardware, Largest, StepErrors};
 use crate::model::{Model, Precision};
 use trunkline_sim_workload::lines::{LineFault, LineNumber};
 
@@ -93,10 +93,10 @@ pub enum TableFault {
         model: &'static str,
     },
     /// File without a single usable row.
-    #[error("holds no row for {0}")]
+    #[error("holds no row for {0}; measure it, or give --cost roofline")]
     Empty(String),
-    /// Point of the grid without a measurement.
-    #[error("the grid has no row for {0}")]
+    /// Point of the grid without a measurement, and without others to interpolate between.
+    #[error("the grid has no row for {0}; measure it, or give --cost roofline")]
     Hole(String),
 }
 
@@ -187,6 +187,11 @@ impl Series {
     fn ideal_s(&self, count: u64) -> f64 {
         let n = count as f64;
         (self.fixed_s + self.growing_s * n).max(self.arithmetic_s * n)
+    }
+
+    /// Returns the largest measured count.
+    pub fn last(&self) -> u64 {
+        self.times_s.len() as u64 - 1
     }
 
     pub fn at(&self, count: u64) -> f64 {
@@ -329,6 +334,15 @@ impl Table {
 impl CostModel for Table {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn largest(&self, _: usize) -> Option<Largest> {
+        let sequences = match &self.attention {
+            Attention::Fused(mixed) => mixed.decodes_max(),
+            Attention::Binned(rounded) => rounded.decodes_max(),
+            Attention::Separate(apart) => apart.decodes_max(),
+        };
+        Some(Largest { sequences: sequences as u64, tokens: self.linear.last() })
     }
 
     fn errors(&self, _: usize) -> StepErrors {

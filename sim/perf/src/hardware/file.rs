@@ -18,7 +18,11 @@
 //! [peer_link]                         # all-reduces among devices; optional, else the host link's
 //! gb_s = 130.0
 //! latency_us = 6.0
-//! devices = 8                         # devices that it joins; optional, else 8
+//! devices = 8                         # devices that it joins, those of a node; optional, else 8
+//!
+//! [node_link]                         # of each device to those of other nodes; optional, else as if the peer link joined all
+//! gb_s = 50.0
+//! latency_us = 25.0
 //!
 //! [efficiency]                        # shares of the peaks that kernels reach; each is optional
 //! linear_flops = 0.65
@@ -61,7 +65,7 @@ use std::path::{Path, PathBuf};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Curve, Efficiency, Hardware, Largest, Piece, Residuals, RooflineError, StepErrors, StepTime};
+use super::{Curve, Efficiency, Hardware, Largest, NodeLink, Piece, Residuals, RooflineError, StepErrors, StepTime};
 use trunkline_sim_workload::UnknownName;
 
 /// Default overhead of a step: launches and the gap between steps. An assumption, not a measurement.
@@ -126,6 +130,7 @@ struct File {
     processors: u32,
     host_link: LinkFile,
     peer_link: Option<PeerLinkFile>,
+    node_link: Option<LinkFile>,
     #[serde(default)]
     efficiency: EfficiencyFile,
     #[serde(default)]
@@ -415,6 +420,7 @@ impl File {
             ("host_link.gb_s", self.host_link.gb_s),
             ("peer_link.gb_s", peer_link.gb_s),
             ("peer_link.devices", f64::from(peer_link.devices)),
+            ("node_link.gb_s", self.node_link.map_or(1.0, |link| link.gb_s)),
         ];
         if let Some((field, value)) = peaks.into_iter().find(|(_, value)| !(*value > 0.0 && *value < NUMBER_MAX)) {
             return out(field, value, "above 0 and below a billion");
@@ -431,6 +437,7 @@ impl File {
         let mut times = vec![
             ("host_link.latency_us", self.host_link.latency_us),
             ("peer_link.latency_us", peer_link.latency_us),
+            ("node_link.latency_us", self.node_link.map_or(0.0, |link| link.latency_us)),
             ("overhead.step_us", self.overhead.step_us),
             ("overhead.layer_us", self.overhead.layer_us),
         ];
@@ -512,6 +519,9 @@ impl File {
             peer_link_latency_s: peer_link.latency_us / 1e6,
             peers_use_host_link,
             peer_devices: peer_link.devices,
+            node_link: self
+                .node_link
+                .map(|LinkFile { gb_s, latency_us }| NodeLink { bytes_s: gb_s * 1e9, latency_s: latency_us / 1e6 }),
             processors: f64::from(self.processors),
             efficiency: Efficiency { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows },
             step_overhead_s: self.overhead.step_us / 1e6,
@@ -540,6 +550,7 @@ impl File {
                 latency_us: hardware.peer_link_latency_s * 1e6,
                 devices: hardware.peer_devices,
             }),
+            node_link: hardware.node_link.map(|NodeLink { bytes_s, latency_s }| link(bytes_s, latency_s)),
             processors: hardware.processors as u32,
             efficiency: EfficiencyFile { linear_flops, attention_flops, weight_bandwidth, kv_bandwidth, mixed_rows },
             overhead: OverheadFile {
@@ -581,6 +592,9 @@ mod tests {
             assert!(near(read.peak_flops_s, preset.peak_flops_s) && near(read.fp8_flops_s, preset.fp8_flops_s));
             assert!(near(read.int8_ops_s, preset.int8_ops_s) && read.peer_devices == preset.peer_devices);
             assert!(near(read.bandwidth_bytes_s, preset.bandwidth_bytes_s));
+            let link =
+                |device: &Hardware| device.node_link.map(|link| (link.bytes_s.round(), (link.latency_s * 1e9).round()));
+            assert_eq!(link(&read), link(preset));
             assert_eq!(read.efficiency, preset.efficiency);
         }
     }
@@ -590,7 +604,7 @@ mod tests {
         let least = parse(LEAST).unwrap();
         assert_eq!(least.efficiency, Efficiency::ASSUMED);
         assert_eq!((least.fp8_flops_s, least.int8_ops_s, least.peer_link_bytes_s), (1e14, 1e14, 1e10));
-        assert_eq!((least.peer_devices, least.errors), (8, &[][..]));
+        assert_eq!((least.peer_devices, least.errors, least.node_link), (8, &[][..], None));
         assert!(least.peers_use_host_link && parse(&to_toml(&least)).unwrap().peers_use_host_link);
         assert!(presets().iter().all(|preset| !preset.peers_use_host_link));
         let fp8 = parse(&LEAST.replace("memory_gb_s", "fp8_tflops = 200\nmemory_gb_s")).unwrap();

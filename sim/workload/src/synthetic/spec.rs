@@ -139,6 +139,7 @@ pub struct SystemPrompts {
     /// Number of system prompts.
     pub count: u32,
     /// Exponent of their popularity (Zipf).
+    #[serde(default)]
     pub zipf: f64,
     /// Lengths of the system prompts, tokens.
     pub tokens: Distribution,

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use super::{
-    FileSource, Format, ReaderOptions, Selection, Source, Terms, TraceError, TraceRequest, TraceWriter, WriteError,
+    Content, FileSource, Format, ReaderOptions, Selection, Source, Terms, TraceError, TraceRequest, TraceWriter,
+    WriteError,
 };
 
 /// Requests between two calls of a progress function.
@@ -57,7 +58,8 @@ pub fn convert(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Conversion, ConvertError> {
     let mut writer = TraceWriter::create(path, to)?;
-    let (mut n_requests, mut any_terms, mut any_hints, mut any_turns) = (0u64, false, false, false);
+    let mut n_requests = 0u64;
+    let (mut any_terms, mut any_hints, mut any_turns, mut any_pieces) = (false, false, false, false);
     for request in requests {
         let request = request?;
         if request.arrival_ns >= ARRIVAL_NS_MAX {
@@ -66,6 +68,7 @@ pub fn convert(
         any_terms |= request.terms != Terms::default();
         any_hints |= !request.retention.is_empty();
         any_turns |= request.turn.is_some();
+        any_pieces |= matches!(request.content, Content::Pieces(_));
         writer.write(&request)?;
         n_requests += 1;
         if n_requests.is_multiple_of(PROGRESS_EVERY) {
@@ -82,6 +85,9 @@ pub fn convert(
     }
     if any_hints && to == Format::Vidur {
         losses.push("retention hints are left out");
+    }
+    if any_pieces && from == Format::Mooncake && to == Format::Mooncake {
+        losses.push("ids become ids of blocks of 512 tokens; what prompts share of less than a block is left out");
     }
     if any_turns {
         losses.push("the turns of a session no longer wait for each other, and arrive at their earliest times");

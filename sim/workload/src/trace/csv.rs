@@ -1,4 +1,4 @@
-//! Lines of CSV traces: a header, fields with or without quotes and without commas, and columns found by name.
+//! Lines of CSV traces: a header, fields with or without quotes, and columns found by name.
 
 use super::row::{Row, RowContent, TIME_NS_END, length, whole};
 use super::{Format, Terms, TraceFault, azure};
@@ -68,9 +68,36 @@ pub(super) fn detect(header: &[u8]) -> Option<Format> {
     [&AZURE, &BURSTGPT, &VIDUR].iter().find(has_any).map(|dialect| dialect.format)
 }
 
-fn fields<'a>(line: &'a str) -> impl Iterator<Item = &'a str> {
-    let unquoted = |field: &'a str| field.strip_prefix('"').and_then(|field| field.strip_suffix('"')).unwrap_or(field);
-    line.split(',').map(move |field| unquoted(field.trim()).trim())
+/// Returns the fields of a line, without the quotes and blanks around them.
+fn fields(line: &str) -> impl Iterator<Item = &str> {
+    let mut rest = Some(line);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let (field, behind) = quoted(text).unwrap_or_else(|| match text.split_once(',') {
+            Some((field, behind)) => (field.trim(), Some(behind)),
+            None => (text.trim(), None),
+        });
+        rest = behind;
+        Some(field)
+    })
+}
+
+/// Returns the first field of `text` and what is behind its comma, if the field stands in quotes. Commas in quotes end no field; two quotes in a
+/// row are one of the text, and stay two.
+fn quoted(text: &str) -> Option<(&str, Option<&str>)> {
+    let text = text.trim_start().strip_prefix('"')?;
+    let mut from = 0;
+    loop {
+        let end = from + text[from..].find('"')?;
+        let behind = &text[end + 1..];
+        if behind.starts_with('"') {
+            from = end + 2;
+            continue;
+        }
+        let behind = behind.trim_start();
+        let next = behind.strip_prefix(',');
+        return (behind.is_empty() || next.is_some()).then(|| (text[..end].trim(), next));
+    }
 }
 
 impl Columns {
@@ -184,6 +211,14 @@ fn rounded_ns(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fields_may_stand_in_quotes_with_commas() {
+        let of = |line| fields(line).collect::<Vec<_>>();
+        assert_eq!(of("1, \"a, \"\"b\"\", c\" ,\" 2 \""), ["1", "a, \"\"b\"\", c", "2"]);
+        assert_eq!(of("\"\",\"\",x"), ["", "", "x"]);
+        assert_eq!(of("a\",\"b,\"c\"d,"), ["a\"", "\"b", "\"c\"d", ""], "quotes within a field are text");
+    }
 
     #[test]
     fn seconds_are_exact() {

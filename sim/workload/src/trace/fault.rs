@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use trunkline_core::retention::RetentionError;
 
-use super::{Format, HASH_ID_MAX, LENGTH_TOKENS_MAX, REQUESTS_MAX};
+use super::{Format, HASH_ID_MAX, LENGTH_TOKENS_MAX, REQUESTS_MAX, Unknown};
 use crate::lines::{LineFault, LineNumber};
 
 /// Error in a trace: file, line, fault and remedy.
@@ -57,12 +57,8 @@ pub enum TraceFault {
     #[error("holds no request; a trace has at least one")]
     Empty,
     /// First line of no known format.
-    #[error(
-        "neither Mooncake JSON lines (first line begins with '{{') nor Azure CSV (header TIMESTAMP,ContextTokens,GeneratedTokens) \
-         nor any other format that is known; convert it to lengths or ids of tokens, or force one of {} if the first line is unusual",
-        Format::ALL.map(Format::as_str).join(", ")
-    )]
-    UnknownFormat,
+    #[error("{0}")]
+    UnknownFormat(Unknown),
     /// CSV header without a required column.
     #[error("the header has no column '{column}', only: {header}; add it")]
     MissingColumn {

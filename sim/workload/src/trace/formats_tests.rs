@@ -1,6 +1,7 @@
 //! Formats beside Mooncake and Azure, sources, and what becomes of traces that are converted.
 
 use std::io::Write;
+use std::num::NonZeroU32;
 use std::path::Path;
 
 use proptest::prelude::*;
@@ -339,6 +340,25 @@ fn losses_are_said() {
     assert!(said(Format::Bailian, Format::Mooncake).contains("chats, turns and types are left out"));
     assert!(said(Format::BurstGpt, Format::Mooncake).contains("requests that failed"));
     assert!(said(Format::Mooncake, Format::Tokens).contains("token ids are made up"));
+}
+
+#[test]
+fn a_mooncake_trace_of_small_blocks_loses_what_is_shared_of_less_than_a_large_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = folder.path().join("small.jsonl");
+    let line = |ids: &str| {
+        format!("{{\"timestamp\": 0, \"input_length\": 32, \"output_length\": 1, \"hash_ids\": [{ids}]}}\n")
+    };
+    std::fs::write(&read, line("1, 2") + &line("1, 3")).unwrap();
+    let said = |block_tokens: u32, to| {
+        let options = ReaderOptions { block_tokens: NonZeroU32::new(block_tokens), ..ReaderOptions::default() };
+        let path = folder.path().join("to.jsonl");
+        convert_file(&read, options, &Selection::default(), &path, to, &mut |_| {}).unwrap().losses.join("; ")
+    };
+    assert!(said(16, Format::Mooncake).contains("ids become ids of blocks of 512 tokens"));
+    assert!(!said(16, Format::Tokens).contains("512"));
+    std::fs::write(&read, line("1") + &line("1")).unwrap();
+    assert!(!said(512, Format::Mooncake).contains("512"));
 }
 
 #[test]

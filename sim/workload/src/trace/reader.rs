@@ -15,7 +15,8 @@ use super::chats::Chats;
 use super::row::{Row, RowContent};
 use super::sessions::{self, Turn};
 use super::{
-    Content, Format, HASH_ID_TOKENS, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, bailian, csv, mooncake, tokens,
+    Content, Format, HASH_ID_TOKENS, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, Unknown, bailian, csv,
+    mooncake, tokens, unknown,
 };
 use crate::lines::Lines;
 
@@ -129,7 +130,7 @@ impl TraceReader {
         };
         let number = lines.number();
         let format = options.format.filter(|format| *format != Format::Synthetic).or_else(|| detect(&first));
-        let format = format.ok_or_else(|| fail(number, TraceFault::UnknownFormat))?;
+        let format = format.ok_or_else(|| fail(number, TraceFault::UnknownFormat(Unknown::of(&first))))?;
         if options.block_tokens.is_some() && format != Format::Mooncake {
             return Err(fail(number, TraceFault::BlockTokens { format }));
         }
@@ -329,6 +330,23 @@ fn parse(parser: &Parser, ids: &mut BlockIds, line: &[u8]) -> Result<Option<Row>
     }
 }
 
+/// Fields of which the first line of a JSON format has one.
+const KNOWN_FIELDS: [&str; 13] = [
+    "timestamp",
+    "created_time",
+    "input_length",
+    "input_tokens",
+    "output_length",
+    "output_tokens",
+    "hash_ids",
+    "session_id",
+    "chat_id",
+    "arrival_time_ns",
+    "input_tok_ids",
+    "output_toks",
+    "trunkline_recording",
+];
+
 /// Fields that tell a format, sessions, or that prompts share content.
 #[derive(Default, Deserialize)]
 struct Telltale {
@@ -347,6 +365,9 @@ fn telltale(first: &[u8]) -> Telltale {
 fn detect(first: &[u8]) -> Option<Format> {
     if !first.starts_with(b"{") {
         return csv::detect(first);
+    }
+    if unknown::is_other_object(first, &KNOWN_FIELDS) {
+        return None;
     }
     Some(match telltale(first) {
         Telltale { chat_id: Some(_), .. } => Format::Bailian,

@@ -101,6 +101,36 @@ fn files_that_are_no_traces_are_refused() {
 }
 
 #[test]
+fn files_that_look_like_traces_are_refused_with_a_remedy() {
+    for (text, expected) in [
+        (&b"\xfd7zXZ\0\0"[..], "is packed with xz; unpack it"),
+        (b"PK\x03\x04\x14\0", "is packed with zip; unpack it"),
+        (b"BZh91AY", "is packed with bzip2; unpack it"),
+        (b"\xff\xfeT\0I\0", "is text in UTF-16; save it in UTF-8"),
+        (b"[{\"timestamp\": 0}]", "is JSON without an object on each line; write one line for each request"),
+        (b"{\n  \"benchmarks\": []\n}", "is JSON without an object on each line"),
+        (
+            b"{\"duration\": 1, \"input_lens\": [3]}",
+            "is the result of a benchmark, for `trunkline calibrate --benchmark`",
+        ),
+        (
+            b"{\"custom_id\": 1, \"body\": {}}",
+            "has the fields body, custom_id, which are of no known format; a request has timestamp",
+        ),
+        (
+            b"time;in;out",
+            "the first line names no columns of a known format: time;in;out; name them arrived_at (seconds)",
+        ),
+        (b"5.5,10,20", "the first line names no columns of a known format: 5.5,10,20; name them"),
+        (b"{}", "field 'timestamp' is missing"),
+        (b"{\"input_length\": 5,", "not a line of the mooncake format"),
+    ] {
+        let found = fault(text, None);
+        assert!(found.starts_with(&format!(", line 1: {expected}")), "{found}");
+    }
+}
+
+#[test]
 fn a_cut_off_gzip_is_refused() {
     let text: String = (0..2000).map(|i| line(i, 1 + (i as u32 * 7919) % 500, 1, &[i as u32]) + "\n").collect();
     let whole = gzip(&text);
@@ -228,6 +258,24 @@ fn contents_differ_in_every_place_and_prompts_from_what_is_generated() {
             assert!((0..512).all(unlike), "{a} {b}");
         }
     }
+}
+
+#[test]
+fn contents_share_no_two_tokens_in_a_row_wherever_they_begin() {
+    let n = 3000;
+    let request = |content, input_tokens| TraceRequest { input_tokens, content, ..TraceRequest::default() };
+    let prompts = (0..40).chain(HASH_ID_MAX - 5..=HASH_ID_MAX).map(|a| request(Content::Unique(a), n).prompt());
+    let answers = (0..40u64).map(|number| (0..n).map(|place| generated_token(number, place)).collect::<Vec<Token>>());
+    let said = Piece { content: GENERATED_FROM + 7, tokens: n };
+    let mut pairs = std::collections::HashSet::new();
+    let mut n_pairs = 0;
+    for tokens in prompts.chain(answers) {
+        n_pairs += tokens.len() - 1;
+        pairs.extend(tokens.windows(2).map(|pair| (pair[0], pair[1])));
+    }
+    assert_eq!(pairs.len(), n_pairs, "each pair in one place of one content");
+    let quoted = request(Content::Pieces(Box::new([said])), n).prompt();
+    assert!(quoted.windows(2).all(|pair| pairs.contains(&(pair[0], pair[1]))), "an answer in a prompt is that answer");
 }
 
 #[test]

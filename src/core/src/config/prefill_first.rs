@@ -105,7 +105,7 @@ pub struct Chunks {
     /// in flight computes the chunk: steps run in order. Without effect with layer groups.
     pub finds_chunks: bool,
     /// `true` if the prompts of a step take the blocks of their chunks when all of them hold their cached prefixes: then no prompt evicts
-    /// what another one of the step found. Without effect with layer groups, tiers, copies of blocks, hits within a step and policies that
+    /// what another one of the step found. Without effect without reserve for prompts, and with layer groups, tiers, hits within a step and policies that
     /// count service, but for the blocks being taken chunk by chunk.
     pub takes_together: bool,
 }

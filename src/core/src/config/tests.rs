@@ -39,7 +39,7 @@ fn an_eviction_policy_takes_parameters_as_a_policy_does() {
     };
     assert_eq!(error("s3fifo:small_percent=90"), None);
     let unknown = error("fifo:small_percent=90").unwrap();
-    assert!(unknown.starts_with("unknown eviction policy 'fifo'; there are: lru, lfu, "), "{unknown}");
+    assert!(unknown.starts_with("unknown eviction policy 'fifo'; there are: lru, "), "{unknown}");
     assert_eq!(
         error("s3fifo:small_percent=0").unwrap(),
         "eviction policy 's3fifo': small_percent is '0'; it must be a whole number between 1 and 90"

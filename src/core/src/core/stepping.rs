@@ -183,7 +183,7 @@ impl Core {
         if has_kv {
             let computed = seq.computed + part.n_copied + part.n_tokens + (sampled.len() as u32).saturating_sub(1);
             seq.computed = computed.min(seq.n_tokens());
-            if seq.ending.is_some() && seq.is_in_step() && kv.frees_early(seq) {
+            if matches!(seq.ending, Some(Ending::Finish(_))) && seq.is_in_step() && kv.frees_early(seq) {
                 // Steps in flight compute the last token, and nobody reads it before they end.
                 seq.computed = seq.planned().min(seq.n_tokens());
             }
@@ -310,7 +310,11 @@ impl Core {
         self.state.kv.free_retired(u64::MAX);
         let parts: Vec<Part> = steps.into_iter().flat_map(|step| step.picked.parts).collect();
         for part in &parts {
-            self.state.sequences[part.slot()].ahead = Ahead::default();
+            let seq = &mut self.state.sequences[part.slot()];
+            seq.ahead = Ahead::default();
+            if let Some(planner) = &mut seq.cold.planner {
+                planner.state.lose_steps();
+            }
         }
         self.end_sequences(&parts, actions);
         for at in 0..self.state.batch.running.len() {

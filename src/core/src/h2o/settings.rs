@@ -176,6 +176,11 @@ mod tests {
                 "h2o trigger is 4294967295; it must be between 0 and 16777216",
             ),
             (Settings { interval_steps: 0, ..valid }, "h2o interval is 0; it must be between 1 and 65536"),
+            (Settings { score_interval: 0, ..valid }, "h2o score interval is 0; it must be between 1 and 65536"),
+            (
+                Settings { score_interval: 65_537, ..valid },
+                "h2o score interval is 65537; it must be between 1 and 65536",
+            ),
             (Settings { alpha: 1.7, ..valid }, "h2o alpha is 1.7; it must be between 0 and 1"),
             (Settings { alpha: f32::NAN, ..valid }, "h2o alpha is NaN; it must be between 0 and 1"),
             (

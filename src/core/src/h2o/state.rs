@@ -90,6 +90,11 @@ impl State {
         if is_scored { needs.decode_rows } else { 0 }
     }
 
+    /// Forgets the decode steps in flight, which the worker gave up: the next one is scored.
+    pub fn lose_steps(&mut self) {
+        self.unscored = None;
+    }
+
     /// Counts token steps: one for each decoded token, also if the step reported no scores.
     pub fn count_steps(&mut self, steps: u32) {
         self.steps = self.steps.saturating_add(steps);

@@ -22,6 +22,12 @@ log = logging.getLogger("trunkline_worker")
 CLOSE_TIMEOUT = 20.0
 """Seconds for an engine that hangs to end its processes."""
 
+POSITIVE = (
+    *("block_size", "kv_tokens", "max_context", "max_sequences", "max_tokens", "threads"),
+    *("tensor_parallel", "pipeline_parallel", "data_parallel_size"),
+)
+"""Options whose numbers begin at 1."""
+
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
@@ -81,6 +87,8 @@ def build(args: argparse.Namespace) -> Engine:
     Raises:
         ValueError: an argument or the model does not fit; one line says which.
     """
+    _check_numbers(args)
+    _check_abilities(args)
     place = lock_step(args)
     if args.engine == "vllm":
         return _build_vllm(args, place)
@@ -116,6 +124,23 @@ def _build_vllm(args: argparse.Namespace, place: LockStep | None) -> Engine:
     from .vllm_engine import build as build_vllm
 
     return build_vllm(args, place)
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    """Refuses numbers below 1: 0 is no way to ask for the default of an option."""
+    for name in POSITIVE:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+
+
+def _check_abilities(args: argparse.Namespace) -> None:
+    """Refuses what the engine would leave undone, in place of serving without it."""
+    if args.tensor_parallel > 1 and args.engine != "vllm":
+        beside = " or --pipeline-parallel" if args.engine == "torch" else ""
+        raise ValueError(f"--tensor-parallel {args.tensor_parallel}: --engine {args.engine} has none; use --engine vllm{beside}")
+    if args.scored_layers and args.engine != "torch":
+        raise ValueError(f"--scored-layers {args.scored_layers}: --engine {args.engine} reports no scores; use --engine torch")
 
 
 def _check_model(args: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ use std::slice;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Bytes of a line of the cache; each block begins with one.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]

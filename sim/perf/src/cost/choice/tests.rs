@@ -23,7 +23,9 @@ fn profile(factor: f64) -> tempfile::TempDir {
         // Attention is free: all of it is in the one operation, which is run once in each of 32 layers.
         factor * roofline.step_ns(&shape) as f64 / 1e3 / 32.0
     };
-    let rows: String = [1, 2, 1024, 2048].map(|n| format!("qkv_proj,{n},{}\n", us(n))).concat();
+    let rows: String = [1, 2, 1024, 2048]
+        .map(|n| format!("qkv_proj,{n},{}\no_proj,{n},0\ngate_up_proj,{n},0\ndown_proj,{n},0\n", us(n)))
+        .concat();
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
     write("dense.csv", &format!("layer,tokens,time_us\n{rows}"));
     write("per_sequence.csv", "layer,sequences,time_us\nlm_head,1,0\nlm_head,64,0\n");

@@ -43,6 +43,11 @@ pub(super) struct SeparateAttention {
 }
 
 impl SeparateAttention {
+    /// Returns the largest number of decodes in the table.
+    pub fn decodes_max(&self) -> f64 {
+        self.decode.last(0)
+    }
+
     pub fn layer_s(&self, shape: &StepShape) -> f64 {
         let mut sum = 0.0;
         if shape.prefills > 0 {
@@ -104,13 +109,14 @@ impl Table {
         let head: Vec<_> = token_counts(TOKENS_MAX).map(|m| (m, products.time_s(m, n, k))).collect();
         let mut notes = Vec::new();
         let experts = experts::read(path, model, parallel, device, points, &mut notes)?;
+        let attention = apart(path, model, tensor, device, points, &mut notes)?;
         Ok(Self {
             name: describe("aiconfigurator", hardware, model, parallel, &notes),
             limit: Some(LowerBound::new(hardware, model, parallel)),
             layers,
             linear: Series::new(&linear, linear_work(model, tensor), &device),
             head: Some(Series::new(&head, head_work(model, tensor), &device)),
-            attention: Attention::Separate(apart(path, model, tensor, device, points)?),
+            attention: Attention::Separate(attention),
             tokens_step: 1,
             experts,
             stages: Stages::over_peer_link(hardware, model, parallel),
@@ -127,6 +133,7 @@ struct Products {
 
 impl Products {
     fn read(path: &Path, device: Device, points: Points) -> Result<Self, TableError> {
+        let path = &rows::find(path);
         let mut shapes: BTreeMap<(u64, u64), BTreeMap<u64, f64>> = BTreeMap::new();
         rows::read(path, ["gemm_dtype", "m", "n", "k", "latency"], |row| {
             if row.text(0)? == "bfloat16" {
@@ -204,6 +211,7 @@ impl Products {
 
 /// Returns the time of a step's all-reduces of the residual stream, seconds by tokens.
 fn all_reduce(path: &Path, tensor: u32, model: &Model, points: Points) -> Result<Grid<1>, TableError> {
+    let path = &rows::find(path);
     let mut sizes = BTreeMap::new();
     rows::read(path, ["num_gpus", "message_size", "latency", "backend"], |row| {
         if row.count(0)? == u64::from(tensor) && row.text(3)? == "vllm_graph" {
@@ -232,17 +240,19 @@ fn curve(points: Vec<(f64, f64)>) -> Grid<1> {
 const ATTENTION: [&str; 8] =
     ["batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "kv_cache_dtype", "step", "latency"];
 
+/// Reads the attention of prefills and of decodes. Adds a note for points that were interpolated.
 fn apart(
     path: &Path,
     model: &Model,
     tensor: u32,
     device: Device,
     points: Points,
+    notes: &mut Vec<String>,
 ) -> Result<SeparateAttention, TableError> {
     let share = |n: u64| (n / u64::from(tensor)).max(1);
     let (heads, kv_heads) = (share(model.heads), share(model.kv_heads));
     let read = |name: &str, column: usize, offset: u64| {
-        let path = path.join(name);
+        let path = rows::find(&path.join(name));
         let mut times: BTreeMap<(u64, u64), f64> = BTreeMap::new();
         rows::read(&path, ATTENTION, |row| {
             let matches = row.count(2)? == heads && row.count(3)? == kv_heads && row.count(4)? == model.head_dim;
@@ -266,25 +276,44 @@ fn apart(
     points.thin(&mut prefills);
     let prefill = curve(prefills);
 
-    let decodes = read("generation_attention_perf.csv", 6, 1)?;
-    let batches: BTreeSet<u64> = decodes.keys().map(|(batch, _)| *batch).collect();
-    let contexts: BTreeSet<u64> = decodes.keys().map(|(_, context)| *context).collect();
+    let path = path.join("generation_attention_perf.csv");
+    let decode = decodes(&rows::find(&path), &read("generation_attention_perf.csv", 6, 1)?, device, points, notes)?;
+    Ok(SeparateAttention { prefill, decode, device })
+}
+
+/// Returns the grid of decodes from the times in file `path` by batch and context. Adds a note for points that were interpolated.
+fn decodes(
+    path: &Path,
+    times: &BTreeMap<(u64, u64), f64>,
+    device: Device,
+    points: Points,
+    notes: &mut Vec<String>,
+) -> Result<Grid<2>, TableError> {
+    let batches: BTreeSet<u64> = times.keys().map(|(batch, _)| *batch).collect();
+    let contexts: BTreeSet<u64> = times.keys().map(|(_, context)| *context).collect();
     let axis = |values: &BTreeSet<u64>| {
         let mut values: Vec<f64> = values.iter().map(|n| *n as f64).collect();
         points.thin(&mut values);
         values
     };
     let ideal_s = |n: u64, context: u64| device.attention_s([0.0, 0.0, n as f64, context as f64]);
-    let decode = Grid::new([axis(&batches), axis(&contexts)], |[n, context]| {
+    let row = |[n, context]: [f64; 2]| {
         let (n, context) = (n as u64, context as u64);
-        // Batches whose KV does not fit were not measured; they go on from the largest that was.
-        let (m, time_s) = batches.range(..=n).rev().find_map(|m| Some((*m, *decodes.get(&(*m, context))?)))?;
-        Some(time_s * ideal_s(n, context) / ideal_s(m, context))
-    });
-    let decode = decode.map_err(|[n, context]| TableError {
-        path: path.join("generation_attention_perf.csv"),
+        let of = |m: &u64| Some((*m, *times.get(&(*m, context))?));
+        // Batches whose KV does not fit were not measured; they go on from the largest that was. Other batches without a row have
+        // measured ones on both sides.
+        let (m, time_s) = batches.range(..=n).rev().find_map(of)?;
+        let is_between = m < n && batches.range(n..).any(|m| of(m).is_some());
+        (!is_between).then(|| time_s * ideal_s(n, context) / ideal_s(m, context))
+    };
+    let ideal = |[n, context]: [f64; 2]| ideal_s(n as u64, context as u64);
+    let (grid, n) = Grid::filled([axis(&batches), axis(&contexts)], row, ideal).map_err(|[n, context]| TableError {
+        path: path.into(),
         line: 0,
         fault: TableFault::Hole(format!("batch_size {n}, step {}", context - 1.0)),
     })?;
-    Ok(SeparateAttention { prefill, decode, device })
+    if n > 0 {
+        notes.push(format!("{n} points of decode attention interpolated"));
+    }
+    Ok(grid)
 }

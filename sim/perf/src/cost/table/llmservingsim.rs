@@ -64,6 +64,12 @@ fn times_of(operation: &str) -> Option<Times> {
 /// Operations of `per_sequence.csv`.
 const HEAD: [&str; 2] = ["lm_head", "sampler"];
 
+/// Returns the operations of `dense.csv` without which times would be far too short: the matrices of a model.
+fn matrices(model: &Model) -> &'static [&'static str] {
+    let all = &["qkv_proj", "o_proj", "gate_up_proj", "down_proj"];
+    if model.experts.is_some() && model.expert_layers() == model.layers { &all[..2] } else { all }
+}
+
 impl Table {
     /// Builds the table in folder `path`, measured for `model` on devices of `hardware`, as many as `parallel` says. The folder is one of tables, or one
     /// with a folder `tpN` of tables for each number of devices.
@@ -98,21 +104,26 @@ impl Table {
         let layers = model.layers as f64;
         let mut notes = Vec::new();
         profile.name_others(model.experts.is_some(), &mut notes);
-        let mut linear = sum(&path.join("dense.csv"), ["layer", "tokens", "time_us"], &mut notes, |operation| {
+        let times = |operation: &str| {
             times_of(operation).map(|times| match times {
                 Times::Layer(n) => n * layers,
                 Times::Step => 1.0,
             })
-        })?;
+        };
+        let mut linear =
+            sum(&path.join("dense.csv"), ["layer", "tokens", "time_us"], matrices(model), &mut notes, times)?;
         let token_bytes = RESIDUAL_BYTES * model.hidden as f64;
         for (tokens, time_s) in &mut linear {
             *time_s += layers * 2.0 * parallel.all_reduce_s(hardware, *tokens as f64, token_bytes);
         }
         points.thin(&mut linear);
-        let mut head =
-            sum(&path.join("per_sequence.csv"), ["layer", "sequences", "time_us"], &mut notes, |operation| {
-                HEAD.contains(&operation).then_some(1.0)
-            })?;
+        let mut head = sum(
+            &path.join("per_sequence.csv"),
+            ["layer", "sequences", "time_us"],
+            &HEAD[..1],
+            &mut notes,
+            |operation| HEAD.contains(&operation).then_some(1.0),
+        )?;
         points.thin(&mut head);
         let skew = match skew {
             Skew::Share(share) => share,
@@ -137,13 +148,16 @@ impl Table {
 }
 
 /// Sums the times of all operations in a file, each multiplied by `times`, seconds by count. A count that another operation was not
-/// measured at is interpolated between its neighbors. Adds a note for operations without `times`.
+/// measured at is interpolated between its neighbors; counts beyond those of some operation are left out. Adds a note for operations without `times`, and for
+/// counts left out. Operations in `needed` MUST have rows.
 fn sum(
     path: &Path,
     columns: [&'static str; 3],
+    needed: &[&str],
     notes: &mut Vec<String>,
     times: impl Fn(&str) -> Option<f64>,
 ) -> Result<Vec<(u64, f64)>, TableError> {
+    let path = &rows::find(path);
     let mut operations: BTreeMap<String, BTreeMap<u64, f64>> = BTreeMap::new();
     let mut unknown = BTreeSet::new();
     rows::read(path, columns, |row| {
@@ -157,28 +171,30 @@ fn sum(
         }
         Ok(())
     })?;
+    let file = path.file_stem().unwrap_or_default().to_string_lossy();
+    let file = file.strip_suffix(".csv").unwrap_or(&file);
     if !unknown.is_empty() {
         let names: Vec<String> = unknown.into_iter().collect();
-        let file = path.file_stem().unwrap_or_default().to_string_lossy();
         notes.push(format!("rows of {file} not used: {}", names.join(", ")));
     }
     let fail = |fault| TableError { path: path.into(), line: 0, fault };
-    if operations.is_empty() {
-        return Err(fail(TableFault::Empty("any operation".into())));
+    let missing: Vec<&str> = needed.iter().copied().filter(|name| !operations.contains_key(*name)).collect();
+    if !missing.is_empty() {
+        return Err(fail(TableFault::Empty(missing.join(", "))));
     }
     let counts: BTreeSet<u64> = operations.values().flat_map(|points| points.keys().copied()).collect();
-    let mut total: BTreeMap<u64, f64> = counts.iter().map(|count| (*count, 0.0)).collect();
-    for (operation, points) in &operations {
-        for (count, sum) in &mut total {
-            let Some(time_s) = interpolated(points, *count) else {
-                let other = operations.iter().find(|(_, points)| points.contains_key(count));
-                let other = other.map_or("another operation", |(name, _)| name);
-                return Err(fail(TableFault::Hole(format!("some count of {other} or of {operation}"))));
-            };
-            *sum += time_s;
-        }
+    let mut total = Vec::new();
+    for count in &counts {
+        let of_all: Option<f64> = operations.values().map(|points| interpolated(points, *count)).sum();
+        total.extend(of_all.map(|time_s| (*count, time_s)));
     }
-    Ok(total.into_iter().collect())
+    let (Some((low, _)), Some((high, _))) = (total.first(), total.last()) else {
+        return Err(fail(TableFault::Hole(format!("{} that all operations have", columns[1]))));
+    };
+    if counts.first() < Some(low) || counts.last() > Some(high) {
+        notes.push(format!("{} of {file} from {low} to {high}, as all operations have", columns[1]));
+    }
+    Ok(total)
 }
 
 /// Returns the time at `count`, linear between the measured points, or `None` outside them.

@@ -69,7 +69,7 @@ fn read_parquet<const N: usize>(
 }
 
 /// Returns `path`, its gzip variant, or its Parquet variant, whichever exists first.
-fn find(path: &Path) -> PathBuf {
+pub(super) fn find(path: &Path) -> PathBuf {
     let mut compressed = path.as_os_str().to_owned();
     compressed.push(".gz");
     let others = [PathBuf::from(compressed), path.with_extension("parquet")];

@@ -262,7 +262,12 @@ fn beyond_a_table_the_share_of_the_peak_is_held() {
     assert!(s(StepShape::prefill(4096, 0)) > 2.0 * s(StepShape::prefill(1024, 0)));
     assert!(s(StepShape::decodes(64, 40_960)) > 5.0 * s(StepShape::decodes(64, 4_096)));
     // Whatever the numbers are, physics holds: a table of nothing but zeros takes as long as the limit.
-    write(folder.path(), "dense.csv", "layer,tokens,time_us\nqkv_proj,1,0\nqkv_proj,2,0\n");
+    rewrite(folder.path(), "dense.csv", |line| {
+        let (operation, _) = line.rsplit_once(',').filter(|_| !line.starts_with("layer,"))?;
+        Some(format!("{operation},0"))
+    });
+    let rows = fs::read_to_string(folder.path().join("dense.csv")).unwrap();
+    write(folder.path(), "dense.csv", &format!("layer,tokens,time_us\n{rows}"));
     let zeros = Table::from_llmservingsim(folder.path(), hardware, model, Parallel::ONE, Skew::Share(0.0)).unwrap();
     let shape = StepShape::prefill(8192, 0);
     let limit = LowerBound::new(hardware, model, Parallel::ONE);
@@ -287,16 +292,23 @@ fn faults_name_file_and_line() {
     assert_eq!(read(), "dense.csv, line 2: tokens is '1.5'; it must be a number of at least 0");
     write(folder.path(), "dense.csv", "layer,tokens,time_us\nqkv_proj,1,-2\n");
     assert_eq!(read(), "dense.csv, line 2: time_us is '-2'; it must be a number of at least 0");
-    write(folder.path(), "dense.csv", "layer,tokens,time_us\nqkv_proj,1,2\no_proj,2,2\n");
-    assert_eq!(read(), "dense.csv: the grid has no row for some count of qkv_proj or of o_proj");
+    let remedy = "measure it, or give --cost roofline";
+    let matrices = "qkv_proj,1,2\no_proj,2,2\ngate_up_proj,1,2\ndown_proj,1,2\n";
+    write(folder.path(), "dense.csv", &format!("layer,tokens,time_us\n{matrices}"));
+    assert_eq!(read(), format!("dense.csv: the grid has no row for tokens that all operations have; {remedy}"));
     write(folder.path(), "dense.csv", "layer,tokens,time_us\n");
-    assert_eq!(read(), "dense.csv: holds no row for any operation");
+    assert_eq!(read(), format!("dense.csv: holds no row for qkv_proj, o_proj, gate_up_proj, down_proj; {remedy}"));
+    write(folder.path(), "dense.csv", &format!("layer,tokens,time_us\n{}", matrices.replace("o_proj", "out_proj")));
+    assert_eq!(read(), format!("dense.csv: holds no row for o_proj; {remedy}"), "a step without it would be too short");
+    llmservingsim(folder.path());
+    rewrite(folder.path(), "per_sequence.csv", |line| (!line.starts_with("lm_head")).then(|| line.into()));
+    assert_eq!(read(), format!("per_sequence.csv: holds no row for lm_head; {remedy}"));
     llmservingsim(folder.path());
     // Without a call of one decode of any context there is nothing to interpolate mixed calls from.
     rewrite(folder.path(), "attention.csv", |line| {
         (!line.starts_with("16,") && !line.starts_with("1024,")).then(|| line.into())
     });
-    assert_eq!(read(), "attention.csv: holds no row for chunks alone and decodes alone");
+    assert_eq!(read(), format!("attention.csv: holds no row for chunks alone and decodes alone; {remedy}"));
     llmservingsim(folder.path());
     rewrite(folder.path(), "attention.csv", |line| {
         let mixed = !line.starts_with("0,") && line.split(',').nth(2) != Some("0");
@@ -304,7 +316,9 @@ fn faults_name_file_and_line() {
     });
     assert_eq!(
         read(),
-        "attention.csv: the grid has no row for prefill_chunk 16, kv_prefill 0, n_decode 1, kv_decode 16"
+        format!(
+            "attention.csv: the grid has no row for prefill_chunk 16, kv_prefill 0, n_decode 1, kv_decode 16; {remedy}"
+        )
     );
 }
 
@@ -451,6 +465,83 @@ fn kernels_are_put_together_for_a_model() {
         no_latent.ends_with("have no latent attention, which llama-3.1-8b has; give --cost roofline"),
         "{no_latent}"
     );
+}
+
+#[test]
+fn operations_count_where_all_of_them_were_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let (hardware, model) = a100();
+    llmservingsim(folder.path());
+    let read = || Table::from_llmservingsim(folder.path(), hardware, model, Parallel::ONE, Skew::Share(0.0)).unwrap();
+    let whole = read();
+    assert_eq!(whole.largest(0), Some(Largest { sequences: 64, tokens: 1024 }));
+    // A hole inside is filled; the ends of the shortest operation are the ends of the table.
+    rewrite(folder.path(), "dense.csv", |line| (!line.starts_with("o_proj,512,")).then(|| line.into()));
+    assert!((read().linear.at(512) / whole.linear.at(512) - 1.0).abs() < 1e-9);
+    assert_eq!(read().name(), whole.name());
+    rewrite(folder.path(), "dense.csv", |line| (!line.starts_with("down_proj,1024,")).then(|| line.into()));
+    let short = read();
+    assert_eq!(short.largest(0), Some(Largest { sequences: 64, tokens: 512 }));
+    assert!((short.linear.at(512) / whole.linear.at(512) - 1.0).abs() < 1e-9);
+    assert!(short.name().contains("; tokens of dense from 1 to 512, as all operations have"), "{}", short.name());
+    let matrices = |tokens| LowerBound::new(hardware, model, Parallel::ONE).step_s(&StepShape::prefill(tokens, 0));
+    let growth = short.linear.at(1024) / short.linear.at(512);
+    assert!((growth / (matrices(1024) / matrices(512)) - 1.0).abs() < 0.1, "as the device allows: {growth}");
+}
+
+#[test]
+fn holes_of_vidurs_tables_and_of_kernels_are_filled_and_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut prefill, mut decode) = (
+        String::from("kv_cache_size,prefill_chunk_size,ms_per_layer\n"),
+        String::from("batch_size,kv_cache_size,ms_per_layer\n"),
+    );
+    let header = "batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_cache_dtype,step,latency\n";
+    let (mut chunks, mut steps) = (String::from(header), String::from(header));
+    for context in [0, 64, 128, 192] {
+        for n in 1..=16 {
+            prefill += &format!("{context},{n},{}\n", context + n);
+            decode += &format!("{n},{context},{}\n", 10 + context * n);
+            chunks += &format!("1,{},32,8,128,bfloat16,0,{}\n", n * 64, n);
+            steps += &format!("{n},1,32,8,128,bfloat16,{},{}\n", context + 63, 10 + (context + 64) * n);
+        }
+    }
+    let operations = "add,attn_kv_cache_save,attn_post_proj,attn_pre_proj,attn_rope,input_layernorm,mlp_act,mlp_down_proj,\
+                      mlp_up_proj,post_attention_layernorm";
+    let zeros = "0,".repeat(9) + "0";
+    write(folder.path(), "linear_ops_ms.csv", &format!("num_tokens,{operations}\n1,{zeros}\n16,{zeros}\n"));
+    write(folder.path(), "attn_prefill.csv", &prefill);
+    write(folder.path(), "attn_decode.csv", &decode);
+    let gemm: String = [1, 2, 4, 8, 16, 32, 64, 128].map(|m| format!("bfloat16,{m},4096,4096,1\n")).concat();
+    write(folder.path(), "gemm_perf.csv", &format!("gemm_dtype,m,n,k,latency\n{gemm}"));
+    write(folder.path(), "context_attention_perf.csv", &chunks);
+    write(folder.path(), "generation_attention_perf.csv", &steps);
+    let (hardware, model) = a100();
+    let vidur = || Table::from_vidur(folder.path(), hardware, model, Parallel::ONE).unwrap();
+    let kernels = || Table::from_aiconfigurator(folder.path(), hardware, model, Parallel::ONE).unwrap();
+    let whole = (vidur(), kernels());
+    assert_eq!(whole.0.largest(0), Some(Largest { sequences: 16, tokens: 16 }));
+    assert_eq!(whole.1.largest(0).map(|largest| largest.sequences), Some(16));
+    let without = |name: &str, rows: &[&str]| {
+        rewrite(folder.path(), name, |line| (!rows.iter().any(|row| line.starts_with(row))).then(|| line.into()));
+    };
+    without("attn_prefill.csv", &["64,3,", "128,3,", "0,7,"]);
+    without("attn_decode.csv", &["4,64,", "1,128,"]);
+    without("generation_attention_perf.csv", &["1,1,32,8,128,bfloat16,127,", "5,1,32,8,128,bfloat16,191,"]);
+    let filled = (vidur(), kernels());
+    assert!(
+        filled.0.name().contains("3 points of attn_prefill.csv interpolated; 2 points of attn_decode.csv interpolated")
+    );
+    assert!(filled.1.name().contains("2 points of decode attention interpolated"), "{}", filled.1.name());
+    // Times are linear along each axis, so that the filled points are exact.
+    for shape in
+        [StepShape::prefill(3, 64), StepShape::prefill(7, 0), StepShape::decodes(4, 64), StepShape::decodes(1, 128)]
+    {
+        assert!((filled.0.step_s(&shape) / whole.0.step_s(&shape) - 1.0).abs() < 1e-9, "{shape:?}");
+    }
+    for shape in [StepShape::decodes(1, 128), StepShape::decodes(5, 192), StepShape::decodes(6, 150)] {
+        assert!((filled.1.step_s(&shape) / whole.1.step_s(&shape) - 1.0).abs() < 1e-9, "{shape:?}");
+    }
 }
 
 #[test]

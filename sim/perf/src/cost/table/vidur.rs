@@ -62,6 +62,11 @@ pub(super) struct BinnedAttention {
 }
 
 impl BinnedAttention {
+    /// Returns the largest number of decodes in the table.
+    pub fn decodes_max(&self) -> f64 {
+        self.decode.last(0)
+    }
+
     pub fn layer_s(&self, shape: &StepShape) -> f64 {
         let more = |n: u64| if n > 1 { self.batching } else { 1.0 };
         let mut sum = 0.0;
@@ -85,7 +90,7 @@ impl Table {
     ///
     /// # Errors
     ///
-    /// [`TableError`] if a file cannot be read, or lacks a point of the grid.
+    /// [`TableError`] if a file cannot be read, or has no usable rows.
     pub fn from_vidur(path: &Path, hardware: &Hardware, model: &Model, parallel: Parallel) -> Result<Self, TableError> {
         check_measured(path, model)?;
         let tensor = parallel.tensor;
@@ -98,18 +103,28 @@ impl Table {
             Err(error) if error.fault.is_missing_column() => Stages::over_peer_link(hardware, model, parallel),
             Err(error) => return Err(error),
         };
+        let mut notes = Vec::new();
+        let prefill = pairs(
+            &path.join("attn_prefill.csv"),
+            ["kv_cache_size", "prefill_chunk_size", "ms_per_layer"],
+            |[computed, chunk]| device.attention_s([chunk, computed, 0.0, 0.0]),
+            &mut notes,
+        )?;
+        let decode = pairs(
+            &path.join("attn_decode.csv"),
+            ["batch_size", "kv_cache_size", "ms_per_layer"],
+            |[n, context]| device.attention_s([0.0, 0.0, n, context]),
+            &mut notes,
+        )?;
         Ok(Self {
-            name: describe("Vidur", hardware, model, parallel, &[]),
+            name: describe("Vidur", hardware, model, parallel, &notes),
             limit: Some(super::LowerBound::new(hardware, model, parallel)),
             layers,
             linear: Series::new(&linear, linear_work(model, tensor), &device),
             head: None,
             attention: Attention::Binned(BinnedAttention {
-                prefill: pairs(
-                    &path.join("attn_prefill.csv"),
-                    ["kv_cache_size", "prefill_chunk_size", "ms_per_layer"],
-                )?,
-                decode: pairs(&path.join("attn_decode.csv"), ["batch_size", "kv_cache_size", "ms_per_layer"])?,
+                prefill,
+                decode,
                 device,
                 batching: if model.kv_heads < model.heads { BATCHING } else { 1.0 },
             }),
@@ -123,6 +138,7 @@ impl Table {
 
 /// Returns the time of all operations of all layers, seconds by tokens.
 fn linear(path: &Path, layers: f64, tensor: u32) -> Result<Vec<(u64, f64)>, TableError> {
+    let path = &rows::find(path);
     let mut points = Vec::new();
     rows::read(path, OPERATIONS, |row| {
         let operations = (1..OPERATIONS.len()).map(|i| row.number(i)).sum::<Result<f64, _>>()?;
@@ -159,10 +175,17 @@ fn sending(path: &Path, model: &Model, device: &Device) -> Result<Series, TableE
     Ok(Series::new(&points, work, device))
 }
 
-/// Reads a grid with two axes from a file with one row per point, seconds.
-fn pairs(path: &Path, columns: [&'static str; 3]) -> Result<Grid<2>, TableError> {
+/// Reads a grid with two axes from a file with one row per point, seconds. Fills points without a row, by `ideal` where there is nothing to interpolate
+/// between, and adds a note of their number.
+fn pairs(
+    path: &Path,
+    columns: [&'static str; 3],
+    ideal: impl Fn([f64; 2]) -> f64,
+    notes: &mut Vec<String>,
+) -> Result<Grid<2>, TableError> {
+    let path = rows::find(path);
     let mut rows = Vec::new();
-    rows::read(path, columns, |row| {
+    rows::read(&path, columns, |row| {
         rows.push((row.count(0)?, row.count(1)?, row.number(2)? / 1e3));
         Ok(())
     })?;
@@ -175,11 +198,17 @@ fn pairs(path: &Path, columns: [&'static str; 3]) -> Result<Grid<2>, TableError>
         values.into_iter().map(|n| n as f64).collect::<Vec<_>>()
     };
     let axes = [axis(|row| row.0), axis(|row| row.1)];
-    let fail = |fault| TableError { path: path.into(), line: 0, fault };
+    let fail = |fault| TableError { path: path.clone(), line: 0, fault };
     if rows.is_empty() {
         return Err(fail(TableFault::Empty(columns[0].into())));
     }
     let mut rows = rows.into_iter().peekable();
-    let grid = Grid::new(axes, |[x, y]| rows.next_if(|row| (row.0, row.1) == (x as u64, y as u64)).map(|row| row.2));
-    grid.map_err(|[x, y]| fail(TableFault::Hole(format!("{} {x}, {} {y}", columns[0], columns[1]))))
+    let row = |[x, y]: [f64; 2]| rows.next_if(|row| (row.0, row.1) == (x as u64, y as u64)).map(|row| row.2);
+    let (grid, n) = Grid::filled(axes, row, ideal)
+        .map_err(|[x, y]| fail(TableFault::Hole(format!("{} {x}, {} {y}", columns[0], columns[1]))))?;
+    if n > 0 {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        notes.push(format!("{n} points of {file} interpolated"));
+    }
+    Ok(grid)
 }

@@ -112,8 +112,11 @@ def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
     """
     found: set[int] = set()
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"--scored-layers {text}: numbers and ranges of layers are wanted, as in 4-29 or 4,6,8")
+        # Numbers beyond the layers, and empty ranges, are refused below.
+        found.update(range(int(first), min(int(last or first), n_layers) + 1) or [n_layers])
     if not found or min(found) < 0 or max(found) >= n_layers or len(found) == n_layers:
         raise ValueError(f"--scored-layers {text}: name some of the layers 0-{n_layers - 1}, but not all")
     return tuple(sorted(found))

@@ -39,6 +39,8 @@ def build(args: argparse.Namespace, group: LockStep | None) -> VllmEngine:
     block_size = args.block_size or 32
     if block_size % 32:
         raise ValueError(f"--block-size {block_size}: vLLM needs a multiple of 32")
+    if args.kv_tokens and args.kv_tokens < block_size:
+        raise ValueError(f"--kv-tokens {args.kv_tokens}: must be at least one block, which has {block_size} tokens")
     options = Options(
         model=args.model,
         name=args.model_name or args.model.resolve().name,

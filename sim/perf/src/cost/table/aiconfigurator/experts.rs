@@ -80,6 +80,7 @@ pub(super) fn read(
 
 /// Reads the kernels in 16 bits of the preferred distribution.
 fn kernels(path: &Path, notes: &mut Vec<String>) -> Result<Kernels, TableError> {
+    let path = &rows::find(path);
     let mut distributions: BTreeMap<String, Kernels> = BTreeMap::new();
     let mut others = BTreeSet::new();
     rows::read(path, COLUMNS, |row| {
@@ -136,7 +137,7 @@ fn at_shape(measured: Measured, like: ExpertShape) -> ExpertShape {
 
 /// Returns the times of an all-gather and of a reduce-scatter of the residual stream among `data` ranks, seconds by tokens of all.
 fn exchange(path: &Path, data: u32, model: &Model, points: Points) -> Result<[Grid<1>; 2], TableError> {
-    let path = path.join("nccl_perf.csv");
+    let path = rows::find(&path.join("nccl_perf.csv"));
     let operations = ["all_gather", "reduce_scatter"];
     let mut times = operations.map(|_| BTreeMap::new());
     rows::read(&path, ["op_name", "nccl_dtype", "num_gpus", "message_size", "latency"], |row| {

@@ -60,6 +60,11 @@ impl History {
 }
 
 impl FusedAttention {
+    /// Returns the largest number of decodes in the table.
+    pub fn decodes_max(&self) -> f64 {
+        self.grid.last(2)
+    }
+
     pub fn layer_s(&self, shape: &StepShape) -> f64 {
         if shape.tokens == 0 {
             return 0.0;
@@ -89,6 +94,7 @@ pub(super) fn read(
     points: Points,
     notes: &mut Vec<String>,
 ) -> Result<FusedAttention, TableError> {
+    let path = &rows::find(path);
     let fail = |fault| TableError { path: path.into(), line: 0, fault };
     let (history, mut measured) = measured(path, notes)?;
     thin(&mut measured, points);

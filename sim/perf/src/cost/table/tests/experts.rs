@@ -137,7 +137,7 @@ fn devices_that_share_experts_have_kernels_of_their_own() {
     assert_eq!(ranks.lock_step_ns(0, &[shape(16), shape(48)]), nanoseconds(expected_s));
     let missing = read(folder.path(), &small(), "dp4ep4").unwrap_err().to_string();
     assert!(
-        missing.ends_with("nccl_perf.csv: holds no row for all_gather and reduce_scatter of half on 4 devices"),
+        missing.ends_with("nccl_perf.csv: holds no row for all_gather and reduce_scatter of half on 4 devices; measure it, or give --cost roofline"),
         "{missing}"
     );
 }
@@ -161,7 +161,10 @@ fn experts_of_another_shape_are_as_efficient_as_the_nearest() {
     // Rows without a distribution that is known are of no use.
     write(folder.path(), "moe_perf.csv", &(MOE.to_owned() + &moe("zipf", [1, 1], |_| 1.0)));
     let none = read(folder.path(), &wider, "tp1").unwrap_err().to_string();
-    assert!(none.ends_with("moe_perf.csv: holds no row for experts in bfloat16"), "{none}");
+    assert!(
+        none.ends_with("moe_perf.csv: holds no row for experts in bfloat16; measure it, or give --cost roofline"),
+        "{none}"
+    );
 }
 
 /// A profile of LLMServingSim of a model whose layers all have experts.
@@ -209,7 +212,7 @@ fn moe_of_llmservingsim_has_rows_for_expert_parallelism() {
     let exchange_ms = 2.0 * (hardware.peer_link_latency_s + 0.5 * 4.0 * 8192.0 / hardware.peer_link_bytes_s) * 1e3;
     near(table.experts_s(4), 32.0 * (0.16 + 0.3671875 * 0.1 + exchange_ms));
     let none = read("dp4ep4").unwrap_err().to_string();
-    assert!(none.ends_with("moe.csv: holds no row for ep 4"), "{none}");
+    assert!(none.ends_with("moe.csv: holds no row for ep 4; measure it, or give --cost roofline"), "{none}");
     let dense = Table::from_llmservingsim(folder.path(), hardware, a100().1, Parallel::ONE, Skew::Share(0.0)).unwrap();
     assert!(dense.name().contains("moe.csv not used"), "{}", dense.name());
 }

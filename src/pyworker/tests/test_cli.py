@@ -1,0 +1,39 @@
+"""Command lines that are refused, without PyTorch and vLLM."""
+
+import pytest
+
+from trunkline_worker.cli import build, main, parser
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--kv-tokens", "-4"], "--kv-tokens -4: must be at least 1"),
+        (["--threads", "0"], "--threads 0: must be at least 1"),
+        (["--max-sequences", "0"], "--max-sequences 0: must be at least 1"),
+        (["--tensor-parallel", "0"], "--tensor-parallel 0: must be at least 1"),
+        (["--data-parallel-size", "0"], "--data-parallel-size 0: must be at least 1"),
+        (
+            ["--engine", "torch", "--tensor-parallel", "2"],
+            "--tensor-parallel 2: --engine torch has none; use --engine vllm or --pipeline-parallel",
+        ),
+        (["--tensor-parallel", "2"], "--tensor-parallel 2: --engine toy has none; use --engine vllm"),
+        (["--scored-layers", "1"], "--scored-layers 1: --engine toy reports no scores; use --engine torch"),
+        (
+            ["--engine", "vllm", "--scored-layers", "1-3"],
+            "--scored-layers 1-3: --engine vllm reports no scores; use --engine torch",
+        ),
+    ],
+)
+def test_what_no_engine_does_is_refused_with_one_line(flags, line, capsys):
+    arguments = ["--engine", "toy", "--connect", "127.0.0.1:1", *flags]
+    with pytest.raises(ValueError) as refused:
+        build(parser().parse_args(arguments))
+    assert str(refused.value) == line
+    assert main(arguments) == 1
+    assert capsys.readouterr().err == f"trunkline-worker: {line}\n"
+
+
+def test_numbers_of_one_are_taken():
+    flags = ["--kv-tokens", "16", "--max-sequences", "1", "--threads", "1", "--pipeline-parallel", "1"]
+    assert build(parser().parse_args(["--engine", "toy", "--connect", "127.0.0.1:1", *flags])).kv.tokens == 16
