@@ -12,7 +12,7 @@ use trunkline_server::{ClientError, ClientTls, authorization, connect_tls};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connection to the server.
-#[derive(Args)]
+#[derive(Args, Clone, Debug)]
 pub struct ConnectionArgs {
     /// Address of the server.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:50051")]

@@ -14,8 +14,8 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::transport::Channel;
+use tonic::{Code, IntoRequest, Request, Status};
 use trunkline_core::draw::unit;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::generate_response::Event;
@@ -25,6 +25,7 @@ use trunkline_sim_workload::Trace;
 use trunkline_sim_workload::summary::{Kept, Summary};
 use trunkline_sim_workload::trace::{self, Source, TraceRequest};
 
+use crate::connection::{ConnectionArgs, status_error};
 use crate::selection::SelectionArgs;
 
 /// Stream of draws that give the tokens of a trace ids below the vocabulary's size; see [`trunkline_core::draw`].
@@ -45,9 +46,8 @@ pub struct LoadOptions {
     #[command(flatten)]
     part: SelectionArgs,
 
-    /// Address of the server.
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:50051")]
-    addr: String,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 
     /// Report of `trunkline replay --json` of the same trace: show the differences [default: none].
     #[arg(long, value_name = "REPORT")]
@@ -127,7 +127,7 @@ pub fn run(options: &LoadOptions) -> anyhow::Result<()> {
     if let Some(report) = &against {
         check_same(report, &trace)?;
     }
-    let outcome = runtime.block_on(send(&options.addr, &trace))?;
+    let outcome = runtime.block_on(send(&options.connection, &trace))?;
     if let Some((number, status)) = &outcome.first_refused {
         let (refused, all) = (outcome.refused, trace.requests.len());
         writeln!(
@@ -175,14 +175,14 @@ fn check_same(report: &serde_json::Value, trace: &Trace) -> anyhow::Result<()> {
 }
 
 /// Sends each request at its arrival time.
-async fn send(addr: &str, trace: &Trace) -> anyhow::Result<Outcome> {
-    let endpoint = Endpoint::from_shared(format!("http://{addr}")).with_context(|| format!("addr is '{addr}'"))?;
+async fn send(connection: &ConnectionArgs, trace: &Trace) -> anyhow::Result<Outcome> {
     let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {
-        let channel = endpoint.connect().await.with_context(|| format!("no server answers at {addr}"))?;
-        clients.push(InferenceClient::new(channel));
+        clients.push(InferenceClient::new(connection.connect().await?));
     }
-    let vocab_size = clients[0].get_model_info(GetModelInfoRequest {}).await?.into_inner().vocab_size;
+    let mut asks = Request::new(GetModelInfoRequest {});
+    connection.authorise(&mut asks)?;
+    let vocab_size = clients[0].get_model_info(asks).await.map_err(status_error)?.into_inner().vocab_size;
     let (begin, mut source) = (Instant::now(), trace.source());
     let mut streams = JoinSet::new();
     let (mut seen, mut n_sent) = (Outcome::default(), 0);
@@ -201,7 +201,8 @@ async fn send(addr: &str, trace: &Trace) -> anyhow::Result<Outcome> {
         }
         let Some(arrival) = arrival else { break };
         tokio::time::sleep_until(arrival).await;
-        let request = request(&source.next_request()?.expect("the next arrival"), vocab_size);
+        let mut request = Request::new(request(&source.next_request()?.expect("the next arrival"), vocab_size));
+        connection.authorise(&mut request)?;
         let (at, client) = (n_sent, clients[n_sent % CONNECTIONS].clone());
         streams.spawn(async move { (at, read(client, request).await) });
         n_sent += 1;
@@ -226,7 +227,10 @@ fn request(traced: &TraceRequest, vocab_size: u32) -> GenerateRequest {
 ///
 /// # Errors
 /// If the server is not there, or refuses or fails the request.
-pub(crate) async fn read(mut client: InferenceClient<Channel>, request: GenerateRequest) -> Result<Stream, Status> {
+pub(crate) async fn read(
+    mut client: InferenceClient<Channel>,
+    request: impl IntoRequest<GenerateRequest>,
+) -> Result<Stream, Status> {
     let begin = Instant::now();
     let elapsed_ns = || begin.elapsed().as_nanos() as u64;
     let mut seen = Stream::default();
