@@ -275,6 +275,7 @@ impl SettingsArgs {
         let mut flags = Self { core: CoreSettings::default(), ..self.clone() };
         flags.fleet.replicas = None;
         flags.fleet.prefix_caching = true;
+        flags.fleet.gpu_memory_utilization = None;
         flags.limits.engine = None;
         flags.routing =
             RoutingArgs { tenants: None, router: Vec::new(), fail: Vec::new(), roles: None, slow: Vec::new() };

@@ -1,8 +1,10 @@
 //! Limits and memory of engines that are imitated.
 
+use trunkline_cluster::ClusterConfig;
 use trunkline_core::Config;
 use trunkline_core::config::PrefillFirst;
 
+use super::settings::SettingsArgs;
 use super::*;
 
 #[test]
@@ -51,4 +53,19 @@ fn blocks_fill_a_share_of_the_device_and_leave_the_engine_its_workspace() {
     }
     let told = fault(&["none", "--device-blocks", "9", "--gpu-memory-utilization", "0.8"]);
     assert!(told.starts_with("gpu-memory-utilization has no effect where the number of device blocks is"), "{told}");
+}
+
+#[test]
+fn a_share_of_memory_is_for_the_engine_imitated_and_not_for_the_recorded_server() {
+    let mut args = parse(&["t", "--engine", "vllm-v1", "--gpu-memory-utilization", "0.9"]).unwrap().settings;
+    args.recorded = Some(Box::new(ClusterConfig::uniform(&Config { device_blocks: 777, ..Config::default() }, 1)));
+    let blocks = |args: &SettingsArgs| {
+        let settings = runs(args, Arrivals::TRACED).map_err(|error| error.to_string())?.settings;
+        Ok::<_, String>(settings[0].core.device_blocks)
+    };
+    assert_eq!(blocks(&args.as_recorded()), Ok(777));
+    assert!(blocks(&args).unwrap() > 20_000);
+    let mut without = parse(&["t", "--gpu-memory-utilization", "0.9"]).unwrap().settings;
+    without.recorded.clone_from(&args.recorded);
+    assert!(blocks(&without).unwrap_err().starts_with("gpu-memory-utilization has no effect where"));
 }
