@@ -80,8 +80,8 @@ const PLAIN: Engine = Engine {
     memory: MemoryUse::DEFAULT,
 };
 
-/// Memory that vLLM takes before it counts blocks: libraries, graphs, and what the driver keeps of the device. In the logs of six runs 0.8 to 1.4 GiB
-/// (`docs/fidelity.md`).
+/// Memory that vLLM takes before it counts blocks: libraries, graphs, and what the driver keeps of the device. The logs of five runs of V1 leave 0.8 to
+/// 1.4 GiB for these, that of a run of V0 2.2 (`docs/fidelity.md`).
 const VLLM_FIXED_BYTES: u64 = 1 << 30;
 
 /// vLLM's V1 engine by default: logits of 16 bits, a copy of 32, and probabilities.
@@ -90,7 +90,7 @@ const VLLM_V1_MEMORY: MemoryUse = MemoryUse {
     workspace: Some(Workspace::Measured { logit_bytes: 10, fixed_bytes: VLLM_FIXED_BYTES }),
 };
 
-/// vLLM's V0 engine, whose sampler sorts: 38 to 41 bytes for each logit in the logs of five runs.
+/// vLLM's V0 engine, whose sampler sorts: 38 to 41 bytes for each logit in the logs of some runs.
 const VLLM_V0_MEMORY: MemoryUse = MemoryUse {
     utilization: 0.9,
     workspace: Some(Workspace::Measured { logit_bytes: 40, fixed_bytes: VLLM_FIXED_BYTES }),

@@ -1,7 +1,7 @@
 //! Times of exchanges among the devices of a replica, or of a group of ranks: within a node over the peer link, between nodes over the node link.
 //!
 //! A node has [`Hardware::peer_devices`] devices. Devices beyond them are in further nodes if the hardware has a node link; else the peer link joins
-//! all. Exchanges among nodes are hierarchical, as NCCL's trees and rings of rings: each device exchanges its share of the bytes over its own
+//! all. Exchanges among nodes are hierarchical: first within each node, then each device exchanges its share of the bytes over its own
 //! node link. Nothing overlaps, neither with arithmetic nor one link with the other.
 
 use super::Parallel;

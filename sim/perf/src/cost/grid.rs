@@ -37,7 +37,7 @@ impl<const D: usize> Grid<D> {
         ideal: impl Fn([f64; D]) -> f64,
     ) -> Result<(Self, usize), [f64; D]> {
         let mut holes = Vec::new();
-        let whole = Self::new(axes, |point| {
+        let mut grid = Self::new(axes, |point| {
             let known = value(point);
             if known.is_none() {
                 holes.push(point);
@@ -45,7 +45,6 @@ impl<const D: usize> Grid<D> {
             Some(known.unwrap_or(f64::NAN))
         })?;
         let n_holes = holes.len();
-        let mut grid = whole;
         while !holes.is_empty() {
             let mut found: Vec<([f64; D], f64)> =
                 holes.iter().filter_map(|hole| Some((*hole, grid.between(*hole)?))).collect();
