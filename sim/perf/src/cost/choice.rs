@@ -43,8 +43,9 @@ pub enum Layout {
 }
 
 /// Layouts with their names and identifying files.
-const LAYOUTS: [(Layout, &str, &str); 3] = [
+const LAYOUTS: [(Layout, &str, &str); 4] = [
     (Layout::LlmServingSim, "llmservingsim", "dense"),
+    (Layout::Vidur, "vidur", "mlp"),
     (Layout::Vidur, "vidur", "linear_ops_ms"),
     (Layout::Aiconfigurator, "aiconfigurator", "gemm_perf"),
 ];
@@ -239,8 +240,11 @@ fn read(
             Ok(of(Points::All)?.held_out(of(Points::TwoOfThree)))
         }
         Layout::Vidur => {
-            let table = Table::from_vidur(path, hardware, model, parallel)?;
-            Ok(table.unmeasured("its points are predictions of Vidur"))
+            let of = |points| Table::read_vidur(path, hardware, model, parallel, points);
+            match Table::is_predicted(path) {
+                true => Ok(of(Points::All)?.unmeasured("its points are predictions of Vidur")),
+                false => Ok(of(Points::All)?.held_out(of(Points::TwoOfThree))),
+            }
         }
         Layout::Aiconfigurator => {
             let of = |points| Table::read_aiconfigurator(path, hardware, model, parallel, points);
@@ -272,7 +276,7 @@ fn check_model(profile: &Profile, path: &Path, model: &Model) -> Result<(), Cost
 
 /// Checks the prefill time of a table against the roofline, of all layers in one stage.
 fn check(table: &Table, path: &Path, hardware: &Hardware, model: &Model, parallel: Parallel) -> Result<(), CostError> {
-    // Vidur's tables leave out the output matrix.
+    // Vidur's tables leave out the output matrix, whether predicted or measured.
     let shape = StepShape { sampled: 0, ..StepShape::prefill(COMPARED_TOKENS, 0) };
     let ms = |step_ns: u64| step_ns as f64 / 1e6;
     let parallel = Parallel { pipeline: 1, ..parallel };

@@ -122,8 +122,8 @@ fn the_layout_of_a_folder_is_found() {
     assert_eq!(
         error(&format!("table:{}", empty.path().display())),
         format!(
-            "{}: holds no table; one of llmservingsim has dense.csv, one of vidur has linear_ops_ms.csv, one of aiconfigurator \
-             has gemm_perf.csv",
+            "{}: holds no table; one of llmservingsim has dense.csv, one of vidur has mlp.csv, one of vidur has linear_ops_ms.csv, \
+             one of aiconfigurator has gemm_perf.csv",
             empty.path().display()
         )
     );

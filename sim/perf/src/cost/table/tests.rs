@@ -9,6 +9,7 @@ use crate::model::Latent;
 use crate::{hardware, model};
 
 mod experts;
+mod vidur_profile;
 
 const DEEPSEEK: Latent =
     Latent { query_rank: 1536, kv_rank: 512, rope_dim: 64, nope_dim: 128, value_dim: 128, index_bytes: 0 };

@@ -1,12 +1,6 @@
-//! Tables of Vidur's predictor: a folder with
+//! Vidur's tables: a folder with the predictions of its models (`predictions.rs`), or the profile that these are trained on (`profile.rs`).
 //!
-//! | file | columns | operation |
-//! |---|---|---|
-//! | `linear_ops_ms.csv` | `num_tokens`, then one column per operation | each operation of a layer; `all_reduce` and `send_recv` too |
-//! | `attn_prefill.csv` | `kv_cache_size,prefill_chunk_size,ms_per_layer` | prefill attention |
-//! | `attn_decode.csv` | `batch_size,kv_cache_size,ms_per_layer` | decode attention |
-//!
-//! Vidur composes them as follows, and so does this module, to allow comparison with Vidur's results:
+//! Vidur composes both as follows, and so does this module, to allow comparison with Vidur's results:
 //!
 //! ```text
 //! stage   = layers of the stage * layer + send_recv(n8) unless it is the last
@@ -16,18 +10,20 @@
 //! ```
 //!
 //! `n8` is rounded up to a multiple of 8, `k64` to one of 64, and the tenth applies to models with fewer key than query heads.
-//! Embedding, output matrix and sampling are left out. A table without `send_recv` sends over the peer link. The points are predictions of Vidur's model at equal distances, not
-//! measurements, so leaving some out says nothing about the error.
+//! Embedding, output matrix and sampling are left out. Without measured exchanges, all-reduces and sending take the links of the hardware file.
 
 use std::path::Path;
 
 use super::{
-    Attention, Device, Grid, Parallel, Series, Stages, StepErrors, StepShape, Table, TableError, TableFault, Work,
-    check_measured, describe, linear_work, rows,
+    Attention, Device, Grid, Parallel, Points, Series, Stages, StepErrors, StepShape, Table, TableError, TableFault,
+    Work, check_measured, describe, linear_work, rows,
 };
 use crate::cost::roofline::RESIDUAL_BYTES;
 use crate::hardware::Hardware;
 use crate::model::Model;
+
+mod predictions;
+mod profile;
 
 /// Granularity of contexts, tokens; contexts are rounded up.
 const CONTEXT_STEP: u64 = 64;
@@ -37,20 +33,6 @@ const TOKENS_STEP: u64 = 8;
 const BATCHING: f64 = 1.1;
 /// Launch of an all-reduce, seconds.
 const ALL_REDUCE_LAUNCH_S: f64 = 0.02e-3;
-
-const OPERATIONS: [&str; 11] = [
-    "num_tokens",
-    "add",
-    "attn_kv_cache_save",
-    "attn_post_proj",
-    "attn_pre_proj",
-    "attn_rope",
-    "input_layernorm",
-    "mlp_act",
-    "mlp_down_proj",
-    "mlp_up_proj",
-    "post_attention_layernorm",
-];
 
 /// Attention of prefills and of decodes, looked up at rounded points.
 #[derive(Clone, Debug)]
@@ -85,6 +67,28 @@ impl BinnedAttention {
     }
 }
 
+/// Times of a folder, seconds.
+struct Times {
+    /// All operations of all layers but attention, by tokens, all-reduces included.
+    linear: Vec<(u64, f64)>,
+    /// Prefill attention of a layer, by computed tokens and tokens of the chunk.
+    prefill: Grid<2>,
+    /// Decode attention of a layer, by sequences and tokens of each.
+    decode: Grid<2>,
+    /// Sending to the next stage by tokens; `None` if it was not measured.
+    sending: Option<Vec<(u64, f64)>>,
+    /// Remarks for the name of the table.
+    notes: Vec<String>,
+}
+
+/// Kinds of devices and model of a table.
+#[derive(Clone, Copy)]
+struct Measured<'a> {
+    hardware: &'a Hardware,
+    model: &'a Model,
+    parallel: Parallel,
+}
+
 impl Table {
     /// Builds the table in folder `path`, measured for `model` on devices of kind `hardware`, as many as the `parallel.tensor` of a stage.
     ///
@@ -92,39 +96,42 @@ impl Table {
     ///
     /// [`TableError`] if a file cannot be read, or has no usable rows.
     pub fn from_vidur(path: &Path, hardware: &Hardware, model: &Model, parallel: Parallel) -> Result<Self, TableError> {
+        Self::read_vidur(path, hardware, model, parallel, Points::All)
+    }
+
+    /// Returns `true` if the points of the table in folder `path` are predictions, not measurements.
+    pub(in super::super) fn is_predicted(path: &Path) -> bool {
+        !profile::is_at(path)
+    }
+
+    /// Builds the table from some of its points.
+    pub(in super::super) fn read_vidur(
+        path: &Path,
+        hardware: &Hardware,
+        model: &Model,
+        parallel: Parallel,
+        points: Points,
+    ) -> Result<Self, TableError> {
         check_measured(path, model)?;
-        let tensor = parallel.tensor;
-        let device = Device::new(hardware, model, tensor);
-        let layers = model.layers as f64;
-        let operations = path.join("linear_ops_ms.csv");
-        let linear = linear(&operations, layers, tensor)?;
-        let stages = match sending(&operations, model, &device) {
-            Ok(sending) => Stages::measured(model, parallel, sending),
-            Err(error) if error.fault.is_missing_column() => Stages::over_peer_link(hardware, model, parallel),
-            Err(error) => return Err(error),
+        let of = Measured { hardware, model, parallel };
+        let times =
+            if Self::is_predicted(path) { predictions::read(path, of)? } else { profile::read(path, of, points)? };
+        let device = Device::new(hardware, model, parallel.tensor);
+        let send_work =
+            [1.0, 2.0].map(|tokens| Work { flops: 0.0, bytes: tokens * RESIDUAL_BYTES * model.hidden as f64 });
+        let stages = match times.sending {
+            Some(sending) => Stages::measured(model, parallel, Series::new(&sending, send_work, &device)),
+            None => Stages::over_peer_link(hardware, model, parallel),
         };
-        let mut notes = Vec::new();
-        let prefill = pairs(
-            &path.join("attn_prefill.csv"),
-            ["kv_cache_size", "prefill_chunk_size", "ms_per_layer"],
-            |[computed, chunk]| device.attention_s([chunk, computed, 0.0, 0.0]),
-            &mut notes,
-        )?;
-        let decode = pairs(
-            &path.join("attn_decode.csv"),
-            ["batch_size", "kv_cache_size", "ms_per_layer"],
-            |[n, context]| device.attention_s([0.0, 0.0, n, context]),
-            &mut notes,
-        )?;
         Ok(Self {
-            name: describe("Vidur", hardware, model, parallel, &notes),
+            name: describe("Vidur", hardware, model, parallel, &times.notes),
             limit: Some(super::LowerBound::new(hardware, model, parallel)),
-            layers,
-            linear: Series::new(&linear, linear_work(model, tensor), &device),
+            layers: model.layers as f64,
+            linear: Series::new(&times.linear, linear_work(model, parallel.tensor), &device),
             head: None,
             attention: Attention::Binned(BinnedAttention {
-                prefill,
-                decode,
+                prefill: times.prefill,
+                decode: times.decode,
                 device,
                 batching: if model.kv_heads < model.heads { BATCHING } else { 1.0 },
             }),
@@ -136,79 +143,48 @@ impl Table {
     }
 }
 
-/// Returns the time of all operations of all layers, seconds by tokens.
-fn linear(path: &Path, layers: f64, tensor: u32) -> Result<Vec<(u64, f64)>, TableError> {
-    let path = &rows::find(path);
-    let mut points = Vec::new();
-    rows::read(path, OPERATIONS, |row| {
-        let operations = (1..OPERATIONS.len()).map(|i| row.number(i)).sum::<Result<f64, _>>()?;
-        points.push((row.count(0)?, layers * operations / 1e3));
-        Ok(())
-    })?;
-    if tensor > 1 {
-        let mut all = points.iter_mut();
-        rows::read(path, ["all_reduce"], |row| {
-            if let Some((_, time_s)) = all.next() {
-                *time_s += layers * 2.0 * (row.number(0)? / 1e3 + ALL_REDUCE_LAUNCH_S);
-            }
-            Ok(())
-        })?;
-    }
-    points.sort_unstable_by_key(|(tokens, _)| *tokens);
-    points.dedup_by_key(|(tokens, _)| *tokens);
-    match points.is_empty() {
-        true => Err(TableError { path: path.into(), line: 0, fault: TableFault::Empty("any number of tokens".into()) }),
-        false => Ok(points),
-    }
+/// Sorts points by their count; of several with the same count the mean stays.
+fn averaged(mut points: Vec<(u64, f64)>) -> Vec<(u64, f64)> {
+    points.sort_by_key(|(count, _)| *count);
+    let mean = |group: &[(u64, f64)]| (group[0].0, group.iter().map(|(_, s)| s).sum::<f64>() / group.len() as f64);
+    points.chunk_by(|a, b| a.0 == b.0).map(mean).collect()
 }
 
-/// Returns the time of sending from one stage to the next, by tokens.
-fn sending(path: &Path, model: &Model, device: &Device) -> Result<Series, TableError> {
-    let mut points = Vec::new();
-    rows::read(path, ["num_tokens", "send_recv"], |row| {
-        points.push((row.count(0)?, row.number(1)? / 1e3));
-        Ok(())
-    })?;
-    points.sort_unstable_by_key(|(tokens, _)| *tokens);
-    points.dedup_by_key(|(tokens, _)| *tokens);
-    let work = [1.0, 2.0].map(|tokens| Work { flops: 0.0, bytes: tokens * RESIDUAL_BYTES * model.hidden as f64 });
-    Ok(Series::new(&points, work, device))
+/// Attention of a kind: its file, the columns of its axes, and the lower bound of its time at a point.
+struct AttentionRows<'a, F> {
+    path: &'a Path,
+    axes: [&'static str; 2],
+    ideal: F,
 }
 
-/// Reads a grid with two axes from a file with one row per point, seconds. Fills points without a row, by `ideal` where there is nothing to interpolate
-/// between, and adds a note of their number.
-fn pairs(
-    path: &Path,
-    columns: [&'static str; 3],
-    ideal: impl Fn([f64; 2]) -> f64,
-    notes: &mut Vec<String>,
-) -> Result<Grid<2>, TableError> {
-    let path = rows::find(path);
-    let mut rows = Vec::new();
-    rows::read(&path, columns, |row| {
-        rows.push((row.count(0)?, row.count(1)?, row.number(2)? / 1e3));
-        Ok(())
-    })?;
-    rows.sort_unstable_by_key(|(x, y, _)| (*x, *y));
-    rows.dedup_by_key(|(x, y, _)| (*x, *y));
-    let axis = |of: fn(&(u64, u64, f64)) -> u64| {
-        let mut values: Vec<_> = rows.iter().map(of).collect();
-        values.sort_unstable();
-        values.dedup();
-        values.into_iter().map(|n| n as f64).collect::<Vec<_>>()
-    };
-    let axes = [axis(|row| row.0), axis(|row| row.1)];
-    let fail = |fault| TableError { path: path.clone(), line: 0, fault };
-    if rows.is_empty() {
-        return Err(fail(TableFault::Empty(columns[0].into())));
+impl<F: Fn([f64; 2]) -> f64> AttentionRows<'_, F> {
+    /// Builds the grid of `rows`, seconds by both axes. Of several rows of a point the mean counts. Fills points without a row, by `ideal` where there is
+    /// nothing to interpolate between, and adds a note of their number.
+    fn grid(self, rows: Vec<([u64; 2], f64)>, points: Points, notes: &mut Vec<String>) -> Result<Grid<2>, TableError> {
+        let fail = |fault| TableError { path: self.path.into(), line: 0, fault };
+        if rows.is_empty() {
+            return Err(fail(TableFault::Empty(self.axes[0].into())));
+        }
+        let axis = |d: usize| {
+            let mut values: Vec<u64> = rows.iter().map(|(point, _)| point[d]).collect();
+            values.sort_unstable();
+            values.dedup();
+            points.thin(&mut values);
+            values.into_iter().map(|n| n as f64).collect::<Vec<_>>()
+        };
+        let axes = [axis(0), axis(1)];
+        let mut sums = std::collections::BTreeMap::<[u64; 2], (f64, f64)>::new();
+        for (point, time_s) in rows {
+            let sum = sums.entry(point).or_default();
+            *sum = (sum.0 + time_s, sum.1 + 1.0);
+        }
+        let row = |[x, y]: [f64; 2]| sums.get(&[x as u64, y as u64]).map(|(sum_s, n)| sum_s / n);
+        let (grid, n) = Grid::filled(axes, row, &self.ideal)
+            .map_err(|[x, y]| fail(TableFault::Hole(format!("{} {x}, {} {y}", self.axes[0], self.axes[1]))))?;
+        if n > 0 {
+            let file = self.path.file_name().unwrap_or_default().to_string_lossy();
+            notes.push(format!("{n} points of {file} interpolated"));
+        }
+        Ok(grid)
     }
-    let mut rows = rows.into_iter().peekable();
-    let row = |[x, y]: [f64; 2]| rows.next_if(|row| (row.0, row.1) == (x as u64, y as u64)).map(|row| row.2);
-    let (grid, n) = Grid::filled(axes, row, ideal)
-        .map_err(|[x, y]| fail(TableFault::Hole(format!("{} {x}, {} {y}", columns[0], columns[1]))))?;
-    if n > 0 {
-        let file = path.file_name().unwrap_or_default().to_string_lossy();
-        notes.push(format!("{n} points of {file} interpolated"));
-    }
-    Ok(grid)
 }
