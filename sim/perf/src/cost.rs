@@ -110,7 +110,8 @@ pub struct StepShape {
 impl StepShape {
     /// Returns the size of the step.
     pub fn size(&self) -> Largest {
-        Largest { sequences: self.sequences(), tokens: self.tokens }
+        let context = self.decode_kv_tokens.checked_div(self.decodes);
+        Largest { sequences: self.sequences(), tokens: self.tokens, context }
     }
 
     /// Returns the batch shape of a step.

@@ -169,18 +169,27 @@ pub struct Largest {
     pub sequences: u64,
     /// Most tokens run in a step.
     pub tokens: u64,
+    /// Longest context of decodes, in the mean over a step, tokens. `None` if times beyond the measured ones are no less certain: what was fitted is
+    /// linear in the context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<u64>,
 }
 
 impl Largest {
     /// Returns the larger one of each number.
     #[must_use]
     pub fn or_larger(self, other: Self) -> Self {
-        Self { sequences: self.sequences.max(other.sequences), tokens: self.tokens.max(other.tokens) }
+        Self {
+            sequences: self.sequences.max(other.sequences),
+            tokens: self.tokens.max(other.tokens),
+            context: self.context.max(other.context),
+        }
     }
 
     /// Returns `true` if a step of the other is larger than any of these.
     pub fn is_exceeded_by(&self, other: &Self) -> bool {
-        other.sequences > self.sequences || other.tokens > self.tokens
+        let context = self.context.is_some_and(|context| other.context > Some(context));
+        other.sequences > self.sequences || other.tokens > self.tokens || context
     }
 }
 

@@ -77,7 +77,8 @@ pub fn calibrate(model: &'static str, samples: &[Sample]) -> Result<Calibration,
     let without = fit(model, &others, false);
     let is_mixed = is_better(&left_out, &with, &without);
     let by_others = if is_mixed { with } else { without };
-    let largest = usable.iter().map(|sample| sample.shape.size()).reduce(Largest::or_larger);
+    let size = |sample: &Sample| Largest { context: None, ..sample.shape.size() };
+    let largest = usable.iter().map(size).reduce(Largest::or_larger);
     let time = StepTime { largest, ..fit(model, &usable, is_mixed) };
     let held_out_bias = Residuals::of(&left_out, |shape| by_others.step_s(shape)).bias;
     let held_out = StepErrors::of(&left_out, |shape| by_others.step_s(shape));
@@ -252,7 +253,7 @@ mod tests {
         let stated = "held-out error, median / p95: prefill 0.0 / 0.0 %, decode 0.0 / 0.0 %, mixed 0.0 / 0.0 %";
         assert_eq!(cost.name(), format!("fitted ({stated}; against a recording)"));
         assert_eq!(cost.errors(0), found.held_out);
-        assert_eq!(cost.largest(0), Some(Largest { sequences: 71, tokens: 2085 }));
+        assert_eq!(cost.largest(0), Some(Largest { sequences: 71, tokens: 2085, context: None }));
         let shape = StepShape::decodes(10, 1000);
         assert!((cost.step_ns(&shape) as f64 / 1e9 / TRUE.step_s(&shape) - 1.0).abs() < 1e-6);
         // Another model has the roofline of the device, and its error.

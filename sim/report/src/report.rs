@@ -215,18 +215,24 @@ impl Extrapolated {
     fn factor(&self) -> f64 {
         let of = |step: u64, measured: u64| step as f64 / measured.max(1) as f64;
         let Self { largest, measured } = self;
-        of(largest.sequences, measured.sequences).max(of(largest.tokens, measured.tokens))
+        let context = largest.context.zip(measured.context).map_or(0.0, |(step, measured)| of(step, measured));
+        of(largest.sequences, measured.sequences).max(of(largest.tokens, measured.tokens)).max(context)
     }
 }
 
 impl fmt::Display for Extrapolated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { largest, measured } = self;
-        write!(
-            f,
-            "steps of up to {} sequences and {} tokens, extrapolated: measured were {} and {}",
-            largest.sequences, largest.tokens, measured.sequences, measured.tokens
-        )
+        let counts = [
+            (Some(largest.sequences), Some(measured.sequences), "sequences"),
+            (Some(largest.tokens), Some(measured.tokens), "tokens"),
+            (largest.context, measured.context, "tokens of context in decodes"),
+        ];
+        let beyond = counts.into_iter().filter_map(|(step, measured, what)| {
+            let (step, measured) = step.zip(measured)?;
+            (step > measured).then(|| format!("{step} {what} (measured: {measured})"))
+        });
+        write!(f, "extrapolated for steps of up to {}", beyond.collect::<Vec<_>>().join(", "))
     }
 }
 

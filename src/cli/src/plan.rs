@@ -334,7 +334,7 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
     }
     lines.extend(best.too_long.map(|requests| format!("warning: {requests}")));
     lines.extend(best.extrapolated.map(|steps| {
-        format!("warning: {steps}; measure steps as large, or limit them (--max-batch-tokens, --max-batch-size)")
+        format!("warning: step times are {steps}; measure steps as large, or limit them (--max-batch-tokens, --max-batch-size, --max-context)")
     }));
     if answer.is_saturated() && overload(answer).is_none() {
         let most = per_cent(LOAD_RELIABLE_MAX);

@@ -337,12 +337,13 @@ impl CostModel for Table {
     }
 
     fn largest(&self, _: usize) -> Option<Largest> {
-        let sequences = match &self.attention {
+        let [sequences, context] = match &self.attention {
             Attention::Fused(mixed) => mixed.decodes_max(),
             Attention::Binned(rounded) => rounded.decodes_max(),
             Attention::Separate(apart) => apart.decodes_max(),
-        };
-        Some(Largest { sequences: sequences as u64, tokens: self.linear.last() })
+        }
+        .map(|n| n as u64);
+        Some(Largest { sequences, tokens: self.linear.last(), context: Some(context) })
     }
 
     fn errors(&self, _: usize) -> StepErrors {

@@ -475,14 +475,14 @@ fn operations_count_where_all_of_them_were_measured() {
     llmservingsim(folder.path());
     let read = || Table::from_llmservingsim(folder.path(), hardware, model, Parallel::ONE, Skew::Share(0.0)).unwrap();
     let whole = read();
-    assert_eq!(whole.largest(0), Some(Largest { sequences: 64, tokens: 1024 }));
+    assert_eq!(whole.largest(0), Some(Largest { sequences: 64, tokens: 1024, context: Some(4096) }));
     // A hole inside is filled; the ends of the shortest operation are the ends of the table.
     rewrite(folder.path(), "dense.csv", |line| (!line.starts_with("o_proj,512,")).then(|| line.into()));
     assert!((read().linear.at(512) / whole.linear.at(512) - 1.0).abs() < 1e-9);
     assert_eq!(read().name(), whole.name());
     rewrite(folder.path(), "dense.csv", |line| (!line.starts_with("down_proj,1024,")).then(|| line.into()));
     let short = read();
-    assert_eq!(short.largest(0), Some(Largest { sequences: 64, tokens: 512 }));
+    assert_eq!(short.largest(0), Some(Largest { sequences: 64, tokens: 512, context: Some(4096) }));
     assert!((short.linear.at(512) / whole.linear.at(512) - 1.0).abs() < 1e-9);
     assert!(short.name().contains("; tokens of dense from 1 to 512, as all operations have"), "{}", short.name());
     let matrices = |tokens| LowerBound::new(hardware, model, Parallel::ONE).step_s(&StepShape::prefill(tokens, 0));
@@ -521,7 +521,7 @@ fn holes_of_vidurs_tables_and_of_kernels_are_filled_and_counted() {
     let vidur = || Table::from_vidur(folder.path(), hardware, model, Parallel::ONE).unwrap();
     let kernels = || Table::from_aiconfigurator(folder.path(), hardware, model, Parallel::ONE).unwrap();
     let whole = (vidur(), kernels());
-    assert_eq!(whole.0.largest(0), Some(Largest { sequences: 16, tokens: 16 }));
+    assert_eq!(whole.0.largest(0), Some(Largest { sequences: 16, tokens: 16, context: Some(192) }));
     assert_eq!(whole.1.largest(0).map(|largest| largest.sequences), Some(16));
     let without = |name: &str, rows: &[&str]| {
         rewrite(folder.path(), name, |line| (!rows.iter().any(|row| line.starts_with(row))).then(|| line.into()));

@@ -44,9 +44,9 @@ pub(super) struct BinnedAttention {
 }
 
 impl BinnedAttention {
-    /// Returns the largest number of decodes in the table.
-    pub fn decodes_max(&self) -> f64 {
-        self.decode.last(0)
+    /// Returns the largest number of decodes in the table, and their longest context.
+    pub fn decodes_max(&self) -> [f64; 2] {
+        [0, 1].map(|d| self.decode.last(d))
     }
 
     pub fn layer_s(&self, shape: &StepShape) -> f64 {

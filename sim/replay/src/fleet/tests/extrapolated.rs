@@ -26,18 +26,26 @@ fn a_report_names_them_and_what_was_measured() {
     let trace = trace((0..3).map(|at| request(0, 100, 5, &[at])).collect());
     let mut settings = settings(512, 1000);
     (settings.core.max_batch_tokens, settings.core.max_batch_size) = (128, 8);
-    let extrapolated = |sequences, tokens| {
-        let cost = MeasuredUpTo(Largest { sequences, tokens });
+    let extrapolated_after = |sequences, tokens, context| {
+        let cost = MeasuredUpTo(Largest { sequences, tokens, context });
         let report = replay(&trace, &settings, &cost, &mut |_| {}).unwrap();
         report.batches.extrapolated.map(|steps| steps.to_string())
     };
+    let extrapolated = |sequences, tokens| extrapolated_after(sequences, tokens, None);
     assert_eq!(extrapolated(3, 128), None);
-    let few = "steps of up to 3 sequences and 128 tokens, extrapolated: measured were 2 and 128";
+    let few = "extrapolated for steps of up to 3 sequences (measured: 2)";
     assert_eq!(extrapolated(2, 128).as_deref(), Some(few));
-    let short = "steps of up to 3 sequences and 128 tokens, extrapolated: measured were 3 and 100";
+    let short = "extrapolated for steps of up to 128 tokens (measured: 100)";
     assert_eq!(extrapolated(3, 100).as_deref(), Some(short));
+    // The last of five tokens reads 104: of the prompt, and its own and the three before.
+    assert_eq!(extrapolated_after(3, 128, Some(104)), None);
+    let long = "extrapolated for steps of up to 104 tokens of context in decodes (measured: 103)";
+    assert_eq!(extrapolated_after(3, 128, Some(103)).as_deref(), Some(long));
+    let both =
+        "extrapolated for steps of up to 3 sequences (measured: 2), 104 tokens of context in decodes (measured: 103)";
+    assert_eq!(extrapolated_after(2, 128, Some(103)).as_deref(), Some(both));
     let of = |sequences, measured| {
-        let largest = |sequences| Largest { sequences, tokens: 1 };
+        let largest = |sequences| Largest { sequences, tokens: 1, context: None };
         Extrapolated { largest: largest(sequences), measured: largest(measured) }
     };
     assert_eq!(of(20, 16).or_further(of(24, 16)), of(24, 16));

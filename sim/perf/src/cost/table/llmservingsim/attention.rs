@@ -60,9 +60,9 @@ impl History {
 }
 
 impl FusedAttention {
-    /// Returns the largest number of decodes in the table.
-    pub fn decodes_max(&self) -> f64 {
-        self.grid.last(2)
+    /// Returns the largest number of decodes in the table, and their longest context.
+    pub fn decodes_max(&self) -> [f64; 2] {
+        [2, 3].map(|d| self.grid.last(d))
     }
 
     pub fn layer_s(&self, shape: &StepShape) -> f64 {

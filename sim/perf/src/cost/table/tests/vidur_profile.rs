@@ -96,7 +96,7 @@ fn medians_of_the_models_shape_and_number_of_devices_are_put_together_as_vidur_d
     write_profile(folder.path());
     let one = read(folder.path(), "tp1").unwrap();
     assert_eq!(one.name(), "table of Vidur (llama-3.1-8b on a100-80g)");
-    assert_eq!(one.largest(0), Some(Largest { sequences: 512, tokens: 512 }));
+    assert_eq!(one.largest(0), Some(Largest { sequences: 512, tokens: 512, context: Some(256) }));
     // Operations, one of them for two norms and the sum, the cache, and attention; 30 tokens are looked up as 32.
     near(&one, StepShape::prefill(30, 60), 9.0 * operation_ms(32, 1) + 0.5 + 64.0 + 30.0);
     near(&one, StepShape::decodes(36, 65), 9.0 * operation_ms(40, 1) + 0.5 + 1.1 * (10 + 128 * 36) as f64);
