@@ -18,6 +18,7 @@ from trunkline_worker.cli import build, main, parser
             "--tensor-parallel 2: --engine torch has none; use --engine vllm or --pipeline-parallel",
         ),
         (["--tensor-parallel", "2"], "--tensor-parallel 2: --engine toy has none; use --engine vllm"),
+        (["--device", "cpu"], "--device cpu: --engine toy finds its devices itself; use --engine torch"),
         (["--scored-layers", "1"], "--scored-layers 1: --engine toy reports no scores; use --engine torch"),
         (
             ["--engine", "vllm", "--scored-layers", "1-3"],

@@ -139,6 +139,8 @@ def _check_abilities(args: argparse.Namespace) -> None:
     if args.tensor_parallel > 1 and args.engine != "vllm":
         beside = " or --pipeline-parallel" if args.engine == "torch" else ""
         raise ValueError(f"--tensor-parallel {args.tensor_parallel}: --engine {args.engine} has none; use --engine vllm{beside}")
+    if args.device != "auto" and args.engine != "torch":
+        raise ValueError(f"--device {args.device}: --engine {args.engine} finds its devices itself; use --engine torch")
     if args.scored_layers and args.engine != "torch":
         raise ValueError(f"--scored-layers {args.scored_layers}: --engine {args.engine} reports no scores; use --engine torch")
 
