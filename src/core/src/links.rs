@@ -146,6 +146,26 @@ mod tests {
     }
 
     #[test]
+    fn a_read_of_fixed_duration_saves_time_only_for_enough_blocks() {
+        let mut links = links();
+        (0..100).for_each(|n| links.observe(Place::Tier(1), Place::Device, 1 + n % 8, 10_000_000));
+        (0..100).for_each(|n| links.observe_prefill(100 + n, u64::from(100 + n) * 100_000));
+        let saved_ms = |blocks| (links.saved_ns(1, blocks, blocks) / 1e6).round();
+        assert_eq!((saved_ms(1), saved_ms(20)), (-8.0, 22.0), "1.6 ms to compute a block, 10 ms to load any number");
+    }
+
+    #[test]
+    fn the_ways_to_the_host_and_back_and_to_a_tier_are_measured_apart() {
+        let ways = [(Place::Device, Place::Host), (Place::Host, Place::Device), (Place::Device, Place::Tier(0))];
+        for (slow, (from, to)) in ways.into_iter().enumerate() {
+            let mut links = links();
+            (0..100).for_each(|n| links.observe(from, to, 1 + n % 20, 200_000_000));
+            let is_slow = ways.map(|(from, to)| links.patience_ns(from, to, 10) < 4_000_000_000);
+            assert_eq!(is_slow, [0, 1, 2].map(|way| way == slow), "only the measured one is expected in 200 ms");
+        }
+    }
+
+    #[test]
     fn patience_is_the_setting_or_sixteen_times_what_was_measured() {
         let mut links = links();
         let patience = |links: &Links| links.patience_ns(Place::Device, Place::Tier(0), 10);

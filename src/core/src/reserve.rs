@@ -127,3 +127,44 @@ impl Reserve {
         self.preempted = true;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::Namespace;
+    use crate::ids::RequestId;
+    use crate::request::Request;
+
+    fn sequence(id: u64, max_tokens: u32) -> Sequence {
+        Sequence::new(Request::new(RequestId(id), Namespace::default().root(), vec![1; 8], max_tokens), id, 0)
+    }
+
+    fn reserve(permille: u32) -> Reserve {
+        Reserve::new(Some(OutputReserve { permille, least_permille: 100, decay_steps: 100 }))
+    }
+
+    #[test]
+    fn a_preemption_sets_the_share_to_what_the_remaining_ones_generated_and_20_more_each() {
+        let (mut reserve, [mut one, other]) = (reserve(700), [sequence(1, 100), sequence(2, 60)]);
+        (0..5).for_each(|token| one.push(token));
+        reserve.preempted([&one, &other].into_iter());
+        assert_eq!(reserve.share, 45.0 / 161.0);
+        reserve.preempted([&sequence(3, 4)].into_iter());
+        assert_eq!(reserve.share, 1.0, "no more than all");
+    }
+
+    #[test]
+    fn requests_are_admitted_beside_the_whole_output_of_prompts_that_end_in_the_pass() {
+        let mut reserve = reserve(700);
+        assert!(reserve.begin_pass(std::iter::empty()));
+        let (first, next) = (sequence(1, 100), sequence(2, 30));
+        assert!(reserve.has_room(&next, 8, 0), "a request alone fits");
+        reserve.begin_output(&first);
+        // 8 tokens, an output of 30 and one more, beside 101.
+        assert!(!reserve.has_room(&next, 8, 140) && reserve.has_room(&next, 8, 141));
+        reserve.end(5, || 4);
+        assert!(reserve.has_room(&next, 8, 137), "blocks of an ended request count");
+        reserve.released(5);
+        assert!(!reserve.has_room(&next, 8, 137));
+    }
+}

@@ -498,6 +498,13 @@ Evicted: Idle -> Free
             tier.check(std::iter::empty());
         }
         assert_eq!(tier.begin_demotion(), None);
+        // A bad one leaves.
+        let slot = tier.reserve(&a).unwrap();
+        tier.end_fill(slot, true);
+        assert_eq!(tier.begin_demotion(), Some(slot));
+        tier.end_demotion(slot, Some(BlockFault::Bad));
+        assert_eq!((tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), tier.count(TierState::Free)), (None, 2));
+        tier.check(std::iter::empty());
     }
 
     #[test]

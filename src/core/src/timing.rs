@@ -154,6 +154,22 @@ mod tests {
     }
 
     #[test]
+    fn a_slope_is_believed_from_two_standard_errors_on() {
+        // 2,000 ns and 100 ns a unit, give or take `noise` for either amount: in proportion it would be 217 ns a unit.
+        let fixed = |noise: u64| {
+            let mut timing = Timing::new(100);
+            for (amount, ns) in
+                [(10, 3_000 + noise), (20, 4_000 + noise), (10, 3_000 - noise), (20, 4_000 - noise)].repeat(50)
+            {
+                timing.observe(amount, ns);
+            }
+            timing.line().0
+        };
+        assert!((1_900.0..2_000.0).contains(&fixed(1_000)), "2.3 standard errors: {}", fixed(1_000));
+        assert_eq!(fixed(1_300), 0.0, "1.8 standard errors");
+    }
+
+    #[test]
     fn an_estimate_that_is_not_used_fades_to_the_start_value() {
         let mut timing = Timing::new(100);
         (0..50).for_each(|_| timing.observe(10, 1_000_000));

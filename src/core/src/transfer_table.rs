@@ -500,6 +500,19 @@ mod tests {
     use crate::config::Config;
 
     #[test]
+    fn the_digest_tells_which_blocks_a_transfer_copies_and_where() {
+        let digest = |pairs: &[(u32, u32)]| {
+            let mut digest = Digest::default();
+            let pairs: Vec<BlockPair> = pairs.iter().map(|(from, to)| BlockPair { from: *from, to: *to }).collect();
+            fold_pairs(&mut digest, &pairs);
+            digest.value()
+        };
+        let mut digests = [&[][..], &[(1, 2)], &[(2, 1)], &[(1, 3)], &[(1, 2), (1, 3)], &[(1, 3), (1, 2)]].map(digest);
+        digests.sort_unstable();
+        assert!(digests.windows(2).all(|two| two[0] != two[1]), "{digests:?}");
+    }
+
+    #[test]
     fn places_beside_follow_the_pairs_and_can_be_put_in_the_order_of_the_sources() {
         let block = |index| BlockHandle { index, generation: 0 };
         let filled = || {

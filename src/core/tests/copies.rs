@@ -93,6 +93,19 @@ fn through_copies_every_published_block_of_an_ended_request_tail_first() {
 }
 
 #[test]
+fn through_copies_the_blocks_of_a_request_aborted_in_a_step_when_the_step_has_ended() {
+    let mut driver = Driver::new(config(vec![tier(20, Write::Through)]));
+    driver.submit(1, prompt(1, 13), 9);
+    driver.answer();
+    let table = driver.tables[&1].clone();
+    driver.abort(1);
+    assert!(driver.has_ended(1) && driver.copies.is_empty(), "a step in flight runs the request");
+    driver.answer();
+    assert_eq!(copy(&driver), (Place::Device, Place::Tier(0), vec![table[2], table[1], table[0]]));
+    driver.run_to_end();
+}
+
+#[test]
 fn blocks_that_another_core_waits_for_are_urgent() {
     for (continues, shared) in [(false, false), (false, true), (true, false), (true, true)] {
         let tier = TierConfig { shared, ..tier(100, Write::Through) };

@@ -152,6 +152,19 @@ fn the_request_with_the_least_output_is_retracted_and_waits_behind_all_others() 
     driver.assert_all_said([1, 2, 3, 4]);
 }
 
+#[test]
+fn of_requests_with_equal_output_the_one_with_the_longest_prompt_is_retracted() {
+    for (long, short) in [(1, 2), (2, 1)] {
+        let tokens = |id| if id == long { 24 } else { 12 };
+        let limits = Config { device_blocks: 60, ..config("chunks") };
+        let mut driver = joined(limits, &[(1, tokens(1), 30), (2, tokens(2), 30)]);
+        driver.answer_until(|driver| driver.stats().preemptions > 0);
+        assert_eq!(driver.ids(), [short], "the order of arrival does not matter");
+        driver.run_to_end();
+        driver.assert_all_said([1, 2]);
+    }
+}
+
 /// Returns the sequences of the step made last: (request, computed, tokens).
 fn made_last(driver: &Driver) -> Vec<(u64, u32, u32)> {
     let step = driver.steps.back().expect("a step is in flight");

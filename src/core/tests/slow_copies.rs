@@ -248,6 +248,29 @@ fn of_several_loads_the_leading_blocks_that_arrived_are_kept() {
 }
 
 #[test]
+fn leading_blocks_that_arrived_before_an_abort_are_found_by_the_next() {
+    let tiers = vec![tier(12, Write::Through), tier(100, Write::Through)];
+    let loads = |rig: &Driver| {
+        let mut loads: Vec<(Place, usize)> = rig.copies.iter().map(|copy| (copy.from, copy.pairs.len())).collect();
+        loads.sort_unstable();
+        loads
+    };
+    // The first block is on the device, the second in the near tier, the rest in the far one.
+    let mut rig = Driver::new(Config { tiers, ..config() });
+    ask(&mut rig, 0, tokens(0, 33));
+    ask(&mut rig, 1, tokens(1000, 41));
+    rig.submit(2, tokens(0, 33), 1);
+    assert_eq!(loads(&rig), [(Place::Tier(0), 1), (Place::Tier(1), 6)]);
+    let near = rig.copies.iter().position(|copy| copy.from == Place::Tier(0)).expect("a load from the near tier");
+    rig.finish_copy(near);
+    rig.abort(2);
+    rig.run_to_end();
+    rig.submit(3, tokens(0, 33), 1);
+    assert_eq!(loads(&rig), [(Place::Tier(1), 6)], "the second block is on the device");
+    rig.run_to_end();
+}
+
+#[test]
 fn a_load_that_takes_longer_than_computing_is_left_out() {
     let mut rig = Driver::new(Config { swap_block_ns: 5_000, recompute_token_ns: 1_000, ..config() });
     ask(&mut rig, 0, tokens(0, 17));

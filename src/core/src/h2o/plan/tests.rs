@@ -41,6 +41,19 @@ fn blocks_of_high_scores_stay_and_inverted_scores_keep_the_others() {
 }
 
 #[test]
+fn ratios_count_the_bytes_of_the_plan_too() {
+    let scores = [0.0, 0.9, 0.1, 0.2, 0.8, 0.3, 0.4, 0.0];
+    let plan = made(&settings(4, 4, 4, 2.0), 32, &Holes::default(), &scores);
+    let mut ratios = Ratios::default();
+    ratios.note(&plan, 10);
+    assert_eq!(
+        ratios,
+        Ratios { keep: 0.5, lossy: 320.0 / 184.0 },
+        "16 of 32 tokens of 10 bytes, and 3 ranges of 8 bytes"
+    );
+}
+
+#[test]
 fn a_weight_multiplies_what_is_kept_beyond_the_floors() {
     // 80 tokens in 20 blocks, 40 to keep in the mean: the floors hold 8 of them, and 32 are beyond.
     let with = |weight| {

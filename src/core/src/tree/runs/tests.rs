@@ -176,6 +176,26 @@ fn to_the_token(least: u32) -> RunRule {
     RunRule { least, whole_blocks: false }
 }
 
+#[test]
+fn of_equal_runs_the_one_published_last_is_found() {
+    let mut scene = Scene::new(4);
+    scene.tree.begin_step(1);
+    let text = |first: Token| (first..first + 4).chain(50..58).chain([first; 4]).collect::<Vec<Token>>();
+    [10, 20, 30].into_iter().for_each(|first| scene.publish(root(""), &text(first)));
+    scene.tree.begin_step(2);
+    let mut runs = Vec::new();
+    for rule in [to_the_token(4), RunRule { least: 4, whole_blocks: true }] {
+        runs.clear();
+        scene.tree.find_runs(root(""), &text(40), (0, None), rule, &mut runs);
+        let latest = scene.tables[2].0[2].index;
+        assert_eq!(
+            runs.iter().map(|run| (run.at, run.len, run.last)).collect::<Vec<_>>(),
+            [(4, 8, latest)],
+            "{rule:?}"
+        );
+    }
+}
+
 /// First of two tokens in no text.
 const SECRET: Token = 5000;
 
