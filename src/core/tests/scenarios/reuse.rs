@@ -97,6 +97,22 @@ fn scenario_100_sources_stay_until_the_copy_has_run() {
     assert_eq!(usage(&mut rig, without(89, 20, 3)), (16, 0, 86), "computed, because the sources would have to go");
 }
 
+/// With two steps in flight the sources stay until the step that copies has ended, and not the one before.
+#[test]
+fn sources_stay_while_the_step_that_copies_is_in_flight() {
+    let mut rig = seen(Config { max_steps_in_flight: 2, ..reusing(16, 32) }, 89);
+    rig.submit(9, text(9, 20), 20);
+    rig.submit(2, without(89, 20, 3), 3);
+    rig.answer_until(|rig| rig.steps.iter().any(|step| !step.copies.is_empty()));
+    let copying = |rig: &Driver| rig.steps.iter().position(|step| !step.copies.is_empty());
+    assert_eq!(copying(&rig), Some(1), "a step of the other request is before it");
+    let before = rig.stats().held_blocks;
+    rig.answer();
+    assert_eq!((copying(&rig), rig.stats().held_blocks), (Some(0), before), "nothing is released");
+    rig.answer();
+    assert_eq!((copying(&rig), rig.stats().held_blocks), (None, before - 4), "all sources but the prefix");
+}
+
 /// The other way round: a second request of the same pass takes the blocks that are left.
 #[test]
 fn sources_stay_while_others_of_the_same_pass_take_blocks() {
