@@ -79,8 +79,8 @@ pub(crate) struct Kv {
     /// Blocks in tiers beside those of the plan: for each, one entry for each layer group after the first, with the block if it is to
     /// be loaded.
     plan_beside: Vec<Option<PlannedBlock>>,
-    /// Tier of the first block left out of the last plan because computing the block takes less time.
-    passed_over: Option<usize>,
+    /// Tier of the first block left out of the last plan because computing the block takes less time, and the number of blocks left out.
+    passed_over: Option<(usize, usize)>,
     /// Copies within the device.
     reused: Reused,
     /// Blocks that prompts under way will take.

@@ -11,6 +11,11 @@ const OVERDUE_FACTOR: u64 = 16;
 const OVERDUE_MIN_NS: u64 = 1_000_000_000;
 /// Least estimate of a prefill before the first was measured, nanoseconds: the setting may be far off.
 const UNMEASURED_NS: f64 = 1e9;
+/// A tier is tried again once prompts that passed it over were computed for so many times as long as its last load was late: the trials of
+/// a slow tier take a sixteenth of that time.
+const TRIAL_FACTOR: f64 = 16.0;
+/// Longest delay of a load that counts for this, nanoseconds: a tier that was out of reach is tried again soon.
+const LATE_MAX_NS: f64 = 1e9;
 /// Kinds of measured transfers: out to the host, back, and to the device from each tier, and to the first tier.
 const LINKS: usize = 3 + TIERS_MAX;
 
@@ -32,6 +37,8 @@ pub(crate) struct Links {
     block_size: u32,
     copies: [Timing; LINKS],
     prefill: Timing,
+    /// Time that prompts have to be computed before the estimate of a tier fades, nanoseconds.
+    owed_ns: [f64; TIERS_MAX],
 }
 
 impl Links {
@@ -42,14 +49,19 @@ impl Links {
             block_size: config.block_size,
             copies: std::array::from_fn(|_| Timing::new(config.swap_block_ns)),
             prefill: Timing::new(config.recompute_token_ns),
+            owed_ns: [0.0; TIERS_MAX],
         }
     }
 
     /// Takes in the duration of a transfer of so many blocks.
     pub fn observe(&mut self, from: Place, to: Place, blocks: usize, took_ns: u64) {
-        if let Some(link) = link(from, to) {
-            self.copies[link].observe(blocks as u32, took_ns);
+        let Some(link) = link(from, to) else { return };
+        if let (Place::Tier(tier), Place::Device) = (from, to) {
+            let late_ns = took_ns as f64 - self.copies[link].estimate_ns(blocks as u32) as f64;
+            let owed_ns = &mut self.owed_ns[tier as usize];
+            *owed_ns = if late_ns > 0.0 { owed_ns.max(TRIAL_FACTOR * late_ns.min(LATE_MAX_NS)) } else { 0.0 };
         }
+        self.copies[link].observe(blocks as u32, took_ns);
     }
 
     /// Takes in the duration of a step with so many prompt tokens.
@@ -113,10 +125,14 @@ impl Links {
         self.compute_ns(blocks) - fixed_ns - copy_ns * copies as f64
     }
 
-    /// Takes note of a request admitted without loading blocks of a tier: the estimate of the tier fades, so that
-    /// the tier is tried again now and then.
-    pub fn passed_over(&mut self, tier: usize) {
-        self.copies[3 + tier].fade();
+    /// Takes note of a request admitted without loading so many blocks of a tier. Once the requests of this kind have made up for the last load
+    /// that was late, the estimate of the tier fades, so that the tier is tried again now and then.
+    pub fn passed_over(&mut self, tier: usize, blocks: usize) {
+        self.owed_ns[tier] -= self.compute_ns(blocks);
+        if self.owed_ns[tier] <= 0.0 {
+            self.owed_ns[tier] = 0.0;
+            self.copies[3 + tier].fade();
+        }
     }
 }
 
@@ -138,7 +154,8 @@ mod tests {
         (0..100).for_each(|n| links.observe(Place::Tier(1), Place::Device, 1 + n % 8, 10_000_000));
         assert_eq!(links.worthwhile(blocks), 2, "one block is computed sooner");
         assert_eq!(links.worthwhile([[1]; 20]), 20, "but not twenty");
-        (0..200).for_each(|_| links.passed_over(1));
+        // A load of 10 ms where 84 us were expected costs 16 times as much computing, 1.6 ms a block before the first prefill was measured.
+        (0..200).for_each(|_| links.passed_over(1, 1));
         assert_eq!(links.worthwhile(blocks), 3);
         // A device that computes a token in 1 us loads nothing at 84 us a block.
         (0..100).for_each(|n| links.observe_prefill(100 + n, u64::from(5_000_000 + n * 1_000)));

@@ -284,6 +284,33 @@ fn a_load_that_takes_longer_than_computing_is_left_out() {
     rig.run_to_end();
 }
 
+/// Asks for the prompt in the tier, where every load takes 100 us and a step 1 us for each token. Returns `true` if it was loaded.
+fn loads_slowly(rig: &mut Driver, id: u64) -> bool {
+    rig.evict_idle();
+    rig.submit(id, tokens(0, 17), 1);
+    let loads = rig.stats().loading == 1;
+    if loads {
+        rig.now_ns += 100_000;
+        rig.finish_copy(0);
+    }
+    while let Some(step) = rig.steps.front() {
+        rig.now_ns += u64::from(step.n_tokens()) * 1_000;
+        rig.answer();
+    }
+    rig.run_to_end();
+    loads
+}
+
+#[test]
+fn a_tier_whose_loads_proved_slow_is_tried_again_now_and_then() {
+    let mut rig = Driver::new(Config { swap_block_ns: 3_000, recompute_token_ns: 1_000, ..config() });
+    ask(&mut rig, 0, tokens(0, 17));
+    let loads: Vec<bool> = (10..500).map(|id| loads_slowly(&mut rig, id)).collect();
+    let runs: Vec<(bool, usize)> = loads.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect();
+    // Trials cost 83 us more than computing. In between, requests compute for 16 times as long.
+    assert_eq!(runs[..4], [(true, 5), (false, 91), (true, 1), (false, 90)]);
+}
+
 /// Sixty-four blocks on the device, and a tier that takes blocks about to be evicted: the first three blocks of prompt 500.. are on
 /// their way there.
 fn demoting() -> Driver {

@@ -44,7 +44,7 @@ impl Kv {
         let links = &mut self.transfers.links;
         let (saved_ns, compute_ns) = (links.saved_ns(tier, n, copies), links.compute_ns(n));
         if saved_ns <= 0.0 {
-            links.passed_over(tier);
+            links.passed_over(tier, n);
             return None;
         }
         let blocks = self.chain_behind(seq, before, n);

@@ -282,7 +282,7 @@ impl Kv {
         self.passed_over = None;
         self.plan_all(seq);
         let worthwhile = self.transfers.links.worthwhile(self.planned_copies());
-        let after = self.plan.get(worthwhile).map(|planned| planned.tier);
+        let after = self.plan.get(worthwhile).map(|planned| (planned.tier, self.plan.len() - worthwhile));
         if worthwhile < self.plan.len() {
             self.cut_plan(worthwhile);
         }
@@ -315,8 +315,8 @@ impl Kv {
 
     /// Takes note that the sequence of the last plan was admitted.
     pub fn admitted(&mut self) {
-        if let Some(tier) = self.passed_over.take() {
-            self.transfers.links.passed_over(tier);
+        if let Some((tier, blocks)) = self.passed_over.take() {
+            self.transfers.links.passed_over(tier, blocks);
         }
     }
 
