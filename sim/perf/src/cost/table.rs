@@ -342,7 +342,8 @@ impl CostModel for Table {
             Attention::Binned(rounded) => rounded.decodes_max(),
             Attention::Separate(apart) => apart.decodes_max(),
         };
-        Some(Largest { sequences: sequences as u64, tokens: self.linear.last() })
+        let head = self.head.as_ref().map_or(u64::MAX, Series::last);
+        Some(Largest { sequences: head.min(sequences as u64), tokens: self.linear.last() })
     }
 
     fn errors(&self, _: usize) -> StepErrors {
