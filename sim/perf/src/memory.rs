@@ -67,9 +67,9 @@ impl Workspace {
 /// Model too large for the device: no room for KV.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
-    "{model} does not fit on {hardware}: weights{} and one KV block need {:.2} GB, {:.0} % of the memory is {:.2} GB, \
+    "{model} does not fit on {hardware}: weights{} and one KV block need {:.2} GB, {} % of the memory is {:.2} GB, \
      {:.2} GB are missing; choose larger hardware or a smaller model, let weights stream, or set the number of device blocks by hand",
-    describe(*state_bytes, *workspace_bytes), *needed_bytes as f64 / 1e9, 100.0 * utilization, *usable_bytes as f64 / 1e9,
+    describe(*state_bytes, *workspace_bytes), *needed_bytes as f64 / 1e9, per_cent(*utilization), *usable_bytes as f64 / 1e9,
     (needed_bytes - usable_bytes) as f64 / 1e9
 )]
 pub struct DoesNotFit {
@@ -87,6 +87,11 @@ pub struct DoesNotFit {
     pub utilization: f64,
     /// Bytes of that share.
     pub usable_bytes: u64,
+}
+
+/// Returns a share, per cent, to a tenth.
+fn per_cent(share: f64) -> f64 {
+    (share * 1000.0).round() / 10.0
 }
 
 /// Returns the part of a message about recurrent states and the workspace; nothing if there are none.
@@ -280,5 +285,7 @@ mod tests {
             "llama-3.1-70b does not fit on l4-24g: weights and one KV block need 141.11 GB, 90 % of the memory is 21.74 GB, \
              119.37 GB are missing; choose larger hardware or a smaller model, let weights stream, or set the number of device blocks by hand"
         );
+        let said = |utilization: f64| DoesNotFit { utilization, ..error.clone() }.to_string();
+        assert!(said(0.925).contains(" 92.5 % of the memory") && said(0.005).contains(" 0.5 % of the memory"));
     }
 }

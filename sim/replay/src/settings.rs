@@ -6,6 +6,7 @@ use trunkline_core::registry::RegistryError;
 use trunkline_core::{Config, ConfigError, WorkerFacts};
 
 use crate::autoscale::{Autoscale, AutoscaleError};
+use crate::engines::EngineMemory;
 use crate::faults::{self, Failure, FaultError, Slow};
 use crate::group::Group;
 use crate::random_failures::{RandomFailures, RandomFailuresError};
@@ -54,7 +55,7 @@ pub struct Settings {
     /// Placement of the weights.
     pub weights: Weights,
     /// Memory of each device beside the KV blocks, for the number of blocks that fit.
-    pub memory: MemoryUse,
+    pub memory: EngineMemory,
     /// Number of replicas of this kind, at least one.
     pub replicas: u32,
     /// Replicas of other kinds, numbered after this kind.
@@ -156,7 +157,7 @@ impl Settings {
             cost: CostChoice::Auto,
             engine_overhead: EngineOverhead::default(),
             weights: Weights::Resident,
-            memory: MemoryUse::DEFAULT,
+            memory: EngineMemory::Same(MemoryUse::DEFAULT),
             others: Vec::new(),
             prices: Vec::new(),
         }
@@ -186,7 +187,7 @@ impl Settings {
     fn blocks_beside_weights(&self, hardware: &Hardware, parallel: Parallel) -> Result<u32, DoesNotFit> {
         let Self { model, weights, memory, .. } = self;
         let Config { block_size, max_batch_tokens: batch_tokens, max_batch_size: batch_size, .. } = self.core;
-        let (weights, memory) = (*weights, *memory);
+        let (weights, memory) = (*weights, memory.on(hardware, parallel, batch_tokens));
         let placement = Placement { hardware, model, parallel, weights, memory, batch_tokens, batch_size };
         let blocks = placement.blocks(block_size)?;
         // All groups have blocks as large as those of the largest.

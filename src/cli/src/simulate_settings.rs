@@ -120,7 +120,6 @@ impl SimulateSettings {
             fleet.weights = text.parse()?;
         }
         fleet.validate()?;
-        fleet.fitting_device_blocks()?;
         let text = self.simulate_text.as_deref().map(str::parse).transpose()?.unwrap_or_default();
         Ok(Some(Simulation { fleet, text }))
     }
@@ -191,8 +190,6 @@ mod tests {
         assert!(message.starts_with("unknown hardware 'tpu'; there are: h100-80g, h200-141g, "), "{message}");
         let message = error(&on("h100-80g"), Some("no.gguf"));
         assert!(message.starts_with("unknown model 'no.gguf'; there are: "), "{message}");
-        let message = error(&on("l4-24g"), Some("llama-3.1-70b"));
-        assert!(message.starts_with("llama-3.1-70b does not fit on l4-24g: "), "{message}");
         let alone = SimulateSettings { cost: Some("auto".into()), ..SimulateSettings::default() };
         assert_eq!(error(&alone, None), "cost is given without simulate; name the hardware to simulate");
         let bad = SimulateSettings { simulate_text: Some("poem".into()), ..on("h100-80g") };

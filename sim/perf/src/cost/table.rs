@@ -343,7 +343,8 @@ impl CostModel for Table {
             Attention::Separate(apart) => apart.decodes_max(),
         }
         .map(|n| n as u64);
-        Some(Largest { sequences, tokens: self.linear.last(), context: Some(context) })
+        let head = self.head.as_ref().map_or(u64::MAX, Series::last);
+        Some(Largest { sequences: sequences.min(head), tokens: self.linear.last(), context: Some(context) })
     }
 
     fn errors(&self, _: usize) -> StepErrors {

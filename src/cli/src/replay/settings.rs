@@ -14,7 +14,7 @@ use trunkline_sim_perf::hardware::{self, Hardware, HardwareError};
 use trunkline_sim_perf::memory::{MemoryUse, host_blocks};
 use trunkline_sim_perf::model;
 use trunkline_sim_perf::model::{LATENT_BLOCK_TOKENS, Model};
-use trunkline_sim_replay::engines::Engine;
+use trunkline_sim_replay::engines::{Engine, EngineMemory};
 use trunkline_sim_replay::group::{FleetSpec, GroupSpec};
 use trunkline_sim_replay::recorded;
 use trunkline_sim_replay::settings::{DRAFT_ACCEPTANCE_DEFAULT, GivenSteps, STEPS_PER_STAGE};
@@ -196,14 +196,14 @@ impl FleetArgs {
     }
 
     /// Returns the memory beside the KV blocks: that of the engine, if one is imitated, with the share that is given.
-    fn memory(&self, engine: Option<Engine>) -> anyhow::Result<MemoryUse> {
-        let memory = engine.map_or(MemoryUse::DEFAULT, |engine| engine.memory);
-        let utilization = self.gpu_memory_utilization.unwrap_or(memory.utilization);
+    fn memory(&self, engine: Option<Engine>) -> anyhow::Result<EngineMemory> {
+        let memory = engine.map_or(EngineMemory::Same(MemoryUse::DEFAULT), |engine| engine.memory);
+        let Some(utilization) = self.gpu_memory_utilization else { return Ok(memory) };
         ensure!(
             utilization > 0.0 && utilization <= 1.0,
             "gpu-memory-utilization is {utilization}; it must be above 0 and at most 1"
         );
-        Ok(MemoryUse { utilization, ..memory })
+        Ok(memory.with_utilization(utilization))
     }
 }
 
@@ -349,7 +349,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
         cost: fleet.cost.clone(),
         engine_overhead: fleet.engine_overhead,
         weights: fleet.weights,
-        memory: fleet.memory(args.limits.engine.map(|engine| engine.on(&devices)))?,
+        memory: fleet.memory(args.limits.engine)?,
         replicas: first.replicas,
         core: limits(args, &devices)?,
         arrivals,

@@ -209,6 +209,19 @@ fn prefill_and_decode_apart_decide_in_a_replay_as_they_do_live() {
 }
 
 #[test]
+fn a_model_that_does_not_fit_is_served_with_a_number_of_blocks_as_it_is_replayed() {
+    let made = |flags: &[&str]| {
+        let settings = given(&[&["--simulate=l4-24g", "--model=llama-3.1-70b"], flags].concat());
+        let simulation = settings.simulate.simulation(settings.model.as_deref(), None).unwrap().unwrap();
+        let made = simulated(&settings, 1, simulation, Arc::new(ManualTime::default()));
+        made.map(|(core, _)| core[0].device_blocks).map_err(|error| error.to_string())
+    };
+    let refused = made(&[]).unwrap_err();
+    assert!(refused.starts_with("llama-3.1-70b does not fit on l4-24g: "), "{refused}");
+    assert_eq!(made(&["--device-blocks=100"]), Ok(100));
+}
+
+#[test]
 fn what_a_simulated_device_cannot_have_is_refused_in_one_line() {
     let refused = |flag: &str| {
         let settings = given(&["--simulate=h100-80g", flag]);

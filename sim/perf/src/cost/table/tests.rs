@@ -488,6 +488,9 @@ fn operations_count_where_all_of_them_were_measured() {
     let matrices = |tokens| LowerBound::new(hardware, model, Parallel::ONE).step_s(&StepShape::prefill(tokens, 0));
     let growth = short.linear.at(1024) / short.linear.at(512);
     assert!((growth / (matrices(1024) / matrices(512)) - 1.0).abs() < 0.1, "as the device allows: {growth}");
+    // Of decodes and the output matrix, the one with fewer sequences.
+    rewrite(folder.path(), "per_sequence.csv", |line| (!line.starts_with("lm_head,64,")).then(|| line.into()));
+    assert_eq!(read().largest(0), Some(Largest { sequences: 1, tokens: 512 }));
 }
 
 #[test]

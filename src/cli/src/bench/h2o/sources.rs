@@ -61,6 +61,9 @@ const CODE: [&[&str]; 2] = [
 ];
 const STORIES: [&[&str]; 2] = [&[include_str!("stories.txt")], &[include_str!("calibration-stories.txt")]];
 
+/// Longest piece of a line of a file, bytes: facts stand between pieces, so longer ones would move them, at last behind the prompt.
+const PIECE: usize = 200;
+
 /// Source of texts: one of [`KINDS`], or a file of the user's.
 #[derive(Clone, Debug)]
 pub struct Source {
@@ -116,13 +119,30 @@ impl Source {
     }
 
     /// Returns the paragraphs, each with a line end: those of text `number`, or of all texts if the source [is written
-    /// down](Self::is_written). A file has the same paragraphs for either purpose.
+    /// down](Self::is_written). A file has the same paragraphs for either purpose, in several [`pieces`] where its lines are long.
     pub fn paragraphs(&self, purpose: Purpose, number: u64) -> Box<dyn Iterator<Item = String> + '_> {
         match &self.file {
-            Some(text) => Box::new(text.lines().map(|line| format!("{line}\n"))),
+            Some(text) => Box::new(text.lines().flat_map(pieces)),
             None => paragraphs(&self.name, purpose, number),
         }
     }
+}
+
+/// Returns a line with its end, in pieces of at most [`PIECE`] bytes: up to the last end of a sentence, else the last blank, else anywhere.
+fn pieces(line: &str) -> impl Iterator<Item = String> {
+    let mut rest = Some(line);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        if text.len() <= PIECE {
+            rest = None;
+            return Some(format!("{text}\n"));
+        }
+        let most = &text[..text.floor_char_boundary(PIECE)];
+        let ends = [". ", "! ", "? ", "; "].iter().filter_map(|end| most.rfind(end)).max().map(|at| at + 2);
+        let at = ends.or_else(|| most.rfind(' ').map(|at| at + 1)).unwrap_or(most.len());
+        rest = Some(&text[at..]);
+        Some(text[..at].to_owned())
+    })
 }
 
 fn paragraphs(kind: &str, purpose: Purpose, number: u64) -> Box<dyn Iterator<Item = String>> {
@@ -257,6 +277,22 @@ mod tests {
             assert_eq!(both, [""; 0], "{kind}");
         }
     }
+
+    #[test]
+    fn long_lines_of_a_file_come_in_pieces_that_are_the_line() {
+        let sentence = "All is well, and the boxes have arrived. ";
+        let wide = "\u{6c34}".repeat(300);
+        for line in [sentence.repeat(40), "word ".repeat(400), "x".repeat(999), wide, "a".repeat(PIECE), String::new()]
+        {
+            let all: Vec<String> = pieces(&line).collect();
+            assert_eq!(all.concat(), format!("{line}\n"));
+            assert!(all.iter().all(|piece| piece.len() <= PIECE + 1), "{all:?}");
+        }
+        let of = |line: &str| pieces(line).next().unwrap();
+        assert_eq!(of(&sentence.repeat(40)), sentence.repeat(4), "whole sentences");
+        assert_eq!(of(&"word ".repeat(400)), "word ".repeat(40), "whole words");
+    }
+
     #[test]
     fn files_are_sources_beside_kinds_or_alone_and_names_differ() {
         let folder = tempfile::tempdir().unwrap();

@@ -126,7 +126,12 @@ pub fn text(outline: &Outline<'_>, tokenizer: &Tokenizer) -> anyhow::Result<Text
         // The paragraphs have fewer tokens together than alone.
         n_tokens = tokens.len().min(needed - 1);
     };
-    ensure!(facts.len() == n_facts, "{} of {n_facts} facts found a place", facts.len());
+    ensure!(
+        facts.len() == n_facts,
+        "{} of {n_facts} facts found a place in '{}'; give fewer --facts, or a longer --prompt",
+        facts.len(),
+        source.name
+    );
     for (fact, place) in facts.iter_mut().zip(places) {
         fact.position = common(&tokenizer.encode(&written[..place])?, &tokens);
     }
@@ -287,6 +292,20 @@ mod tests {
                 assert!(fact.position.abs_diff((2 * n + 1) * 500) < 700, "{kind}: {}", fact.position);
             }
             assert_eq!(text(&outline(&source, 1), &tokenizer).unwrap().tokens, made.tokens, "equal seeds, equal texts");
+        }
+    }
+
+    #[test]
+    fn facts_stand_at_even_distances_in_a_file_of_long_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("letter.txt");
+        let sentence = |n: u32| format!("The {n}. of {} boxes arrived, and was put on shelf {}. ", 2 * n, n * n);
+        let line = |begin: u32| (begin..begin + 20).map(sentence).collect::<String>();
+        std::fs::write(&path, (0..40).map(|n| line(20 * n) + "\n").collect::<String>()).unwrap();
+        let source = Source::of_file(&path).unwrap();
+        let made = text(&outline(&source, 0), &Tokenizer::bytes()).unwrap();
+        for (n, fact) in made.facts.iter().enumerate() {
+            assert!(fact.position.abs_diff((2 * n + 1) * 500) < 350, "{n}: {}", fact.position);
         }
     }
 

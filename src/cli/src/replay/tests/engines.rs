@@ -69,3 +69,17 @@ fn a_share_of_memory_is_for_the_engine_imitated_and_not_for_the_recorded_server(
     without.recorded.clone_from(&args.recorded);
     assert!(blocks(&without).unwrap_err().starts_with("gpu-memory-utilization has no effect where"));
 }
+
+#[test]
+fn each_kind_of_a_fleet_leaves_the_room_of_an_sglang_server_on_its_device() {
+    let of = |words: &str| {
+        let settings = settings_of(&format!("t --engine sglang {words}"));
+        let others = settings.others.iter().map(|group| group.device_blocks);
+        std::iter::once(settings.core.device_blocks).chain(others).collect::<Vec<_>>()
+    };
+    let (h100, h200) = (of("--hardware h100-80g")[0], of("--hardware h200-141g")[0]);
+    assert_eq!(of("--fleet h100-80g,h200-141g"), [h100, h200]);
+    assert_eq!(of("--fleet h200-141g,h100-80g"), [h200, h100]);
+    // A chunk of 2,048 tokens leaves 10 GiB free in place of 13,440 MiB; blocks have 2 MiB.
+    assert!((of("--max-batch-tokens 2048")[0] - h100).abs_diff(3200 / 2) <= 1);
+}
