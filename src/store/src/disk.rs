@@ -2,6 +2,7 @@
 //!
 //! `docs/disk-tier.md` specifies the bytes and the steps of a recovery.
 
+mod failures;
 mod finishing;
 mod log;
 mod plain;
