@@ -15,7 +15,7 @@ pub struct Failures {
 #[derive(Debug, Default)]
 struct State {
     /// `true` between a line about a refused write and the next write that succeeds.
-    is_told: bool,
+    is_logged: bool,
     /// Refused writes since the last line.
     since_line: u64,
     /// Earliest time of the next line.
@@ -31,17 +31,17 @@ impl Failures {
     pub fn failed(&self, now: Instant) -> Option<u64> {
         let mut state = self.state();
         state.since_line += 1;
-        if state.is_told || state.next.is_some_and(|at| now < at) {
+        if state.is_logged || state.next.is_some_and(|at| now < at) {
             return None;
         }
-        state.is_told = true;
+        state.is_logged = true;
         state.next = Some(now + INTERVAL);
         Some(std::mem::take(&mut state.since_line))
     }
 
     /// Notes a write that succeeded. Returns `true` if the last line says that writes fail.
     pub fn succeeded(&self) -> bool {
-        std::mem::take(&mut self.state().is_told)
+        std::mem::take(&mut self.state().is_logged)
     }
 }
 
@@ -54,9 +54,9 @@ mod tests {
         let (failures, start) = (Failures::default(), Instant::now());
         let lines: Vec<_> = (0..101)
             .filter_map(|tenth| {
-                let told = failures.failed(start + Duration::from_millis(100 * tenth));
-                assert_eq!(failures.succeeded(), told.is_some(), "an end is told of what was told alone");
-                told.map(|n| (tenth, n))
+                let logged = failures.failed(start + Duration::from_millis(100 * tenth));
+                assert_eq!(failures.succeeded(), logged.is_some(), "the end of what was logged alone is logged");
+                logged.map(|n| (tenth, n))
             })
             .collect();
         assert_eq!(lines, [(0, 1), (100, 100)]);
