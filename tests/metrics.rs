@@ -6,7 +6,10 @@ use trunkline_cluster::{ClusterConfig, EngineId};
 use trunkline_core::Config;
 use trunkline_port::StepRunner;
 use trunkline_server::Options;
-use trunkline_server::proto::{AbortRequest, FinishReason, GenerateRequest, GetServerInfoResponse, Sampling};
+use trunkline_server::proto::generate_request::Prompt;
+use trunkline_server::proto::{
+    AbortRequest, FinishReason, GenerateRequest, GetModelInfoRequest, GetServerInfoResponse, Sampling, TokenIds,
+};
 use trunkline_tests::scrape::{Scraped, fetch, scrape};
 use trunkline_tests::server::{Faulty, TestServer, collect, gated, greedy};
 use trunkline_tests::sessions::{Chat, settings};
@@ -61,6 +64,11 @@ async fn the_figures_of_a_known_load_are_exact() {
 
     let too_long = GenerateRequest { stopping: greedy("", 1 << 30).stopping, ..greedy(TRUNK, 1) };
     client.ask(too_long).await.unwrap_err();
+    // Prompts without room for an answer: tokens, and a text.
+    let context = client.0.get_model_info(GetModelInfoRequest {}).await.unwrap().into_inner().max_context as usize;
+    let ids = Prompt::TokenIds(TokenIds { ids: vec![5; context] });
+    client.ask(GenerateRequest { prompt: Some(ids), ..greedy("", 1) }).await.unwrap_err();
+    client.ask(greedy(&"a".repeat(context + 1), 1)).await.unwrap_err();
     let sampling = Some(Sampling { temperature: Some(-1.0), ..Sampling::default() });
     client.ask(GenerateRequest { sampling, ..greedy(TRUNK, 1) }).await.unwrap_err();
 
@@ -82,9 +90,9 @@ async fn the_figures_of_a_known_load_are_exact() {
     assert_eq!(value("trunkline_request_success_total{finished_reason=\"length\"}"), 2.0);
     assert_eq!(value("trunkline_request_success_total{finished_reason=\"abort\"}"), 1.0);
     assert_eq!(metrics.sum("trunkline_request_success_total"), 3.0);
-    assert_eq!(value("trunkline_requests_refused_total{reason=\"context_too_long\"}"), 1.0);
+    assert_eq!(value("trunkline_requests_refused_total{reason=\"context_too_long\"}"), 3.0);
     assert_eq!(value("trunkline_requests_refused_total{reason=\"invalid\"}"), 1.0);
-    assert_eq!(metrics.sum("trunkline_requests_refused_total"), 2.0);
+    assert_eq!(metrics.sum("trunkline_requests_refused_total"), 4.0);
     let prompts = f64::from(first.usage.prompt_tokens + again.usage.prompt_tokens);
     assert_eq!(metrics.sum("trunkline_prompt_tokens_total"), prompts + 3.0, "a token for each byte of abc");
     assert_eq!(metrics.sum("trunkline_prefix_cache_hits_total"), f64::from(again.usage.cached_tokens));

@@ -130,7 +130,7 @@ fn render(checked: &Checked, verifies: bool) -> String {
     lines.push(match (checked.faults().total(), verifies) {
         (0, true) => "every record is whole".to_owned(),
         (0, false) => "every header is whole; `trunkline cache verify` reads the rest, too".to_owned(),
-        (n, _) => format!("{n} records are damaged and will be dropped at the next start"),
+        (n, _) => format!("{n} records are damaged: each is dropped at the next start, or when it is read"),
     });
     lines.join("\n")
 }

@@ -48,7 +48,7 @@ impl From<Rejection> for Status {
     fn from(rejection: Rejection) -> Self {
         let message = rejection.to_string();
         match rejection {
-            Rejection::Invalid(_) => Self::invalid_argument(message),
+            Rejection::Invalid(_) | Rejection::PromptTooLong(_) => Self::invalid_argument(message),
             Rejection::StillActive(_) => Self::already_exists(message),
             Rejection::TokenizerBusy | Rejection::QueueFull | Rejection::ShareFull(_) | Rejection::TooManyOpen(_) => {
                 Self::resource_exhausted(message)

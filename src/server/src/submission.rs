@@ -39,6 +39,8 @@ use crate::validate::{self, Checked, Invalid};
 pub(crate) enum Rejection {
     #[error(transparent)]
     Invalid(#[from] Invalid),
+    #[error("{0}")]
+    PromptTooLong(String),
     #[error("a request with request_id '{0}' is still active")]
     StillActive(String),
     #[error("too much text is being tokenised; try again later, or send less text or token_ids")]
@@ -75,6 +77,7 @@ impl Rejection {
     pub(crate) fn reason(&self) -> Reason {
         match self {
             Self::Invalid(_) => Reason::Invalid,
+            Self::PromptTooLong(_) => Reason::ContextTooLong,
             Self::StillActive(_) => Reason::DuplicateId,
             Self::TokenizerBusy => Reason::TokenizerBusy,
             Self::TokenizerPanicked | Self::NoRandomness(_) => Reason::Internal,

@@ -2,6 +2,7 @@
 //!
 //! `docs/disk-tier.md` specifies the bytes and the steps of a recovery.
 
+mod failures;
 mod finishing;
 mod log;
 mod plain;
@@ -176,18 +177,13 @@ impl Disk {
         let log = Arc::new(Log::new(settings.limits(room)?, files));
         let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "read the segments", source };
         let recovered = recovery::recover(&log).map_err(failed)?;
-        if recovered.faults.total() > 0 {
-            tracing::warn!(
-                "{}: {} damaged records are dropped ({})",
-                settings.path.display(),
-                recovered.faults.total(),
-                recovered.faults
-            );
+        for line in recovered.lines() {
+            tracing::warn!("{}: {line}", settings.path.display());
         }
         let queue = Arc::new(WriteQueue::new(QUEUE_BYTES));
         let (writer, finisher) = Writer::new(&log, &queue, recovered.next_segment);
-        let mut disk =
-            Self { log, queue, threads: Vec::new(), dropped_at_start: recovered.faults, is_direct, _lock: lock };
+        let dropped_at_start = recovered.dropped();
+        let mut disk = Self { log, queue, threads: Vec::new(), dropped_at_start, is_direct, _lock: lock };
         let start = |name: String, run: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name).spawn(run).map_err(StoreError::Thread)
         };

@@ -142,20 +142,23 @@ impl Remote {
         format!("v1/{:016x}{TABLES}{id:016x}", self.layout)
     }
 
-    /// Makes a call, judged by `breaker`. Fails without a reason if the store is left alone. `state` is for the log.
+    /// Makes a call, judged by `breaker`. Fails without a reason if the store is left alone. `task` is a verb with its object, for the log.
     fn call<T>(
         &self,
         breaker: &Breaker,
-        state: &str,
+        task: (&str, &str),
         call: impl FnOnce(Instant) -> Result<T, Unanswered>,
     ) -> Result<T, Option<Unanswered>> {
-        let now = Instant::now();
+        let ((verb, object), now) = (task, Instant::now());
         let allowed = breaker.allows(now).ok_or(None)?;
         let result = call(now + self.deadline);
         match &result {
-            Ok(_) => breaker.answered(),
+            Ok(_) if breaker.answered() => tracing::info!("the remote store {verb} {object} again"),
+            Ok(_) => {}
             Err(error) if breaker.failed(allowed, Instant::now()) => {
-                tracing::warn!("the remote store {state}, and is asked by single tries only, for a while: {error}");
+                tracing::warn!(
+                    "the remote store {verb} no {object}, and is asked by single tries only, for a while: {error}"
+                );
             }
             Err(_) => {}
         }
@@ -163,12 +166,12 @@ impl Remote {
     }
 
     fn read<T>(&self, call: impl FnOnce(Instant) -> Result<T, Unanswered>) -> Result<T, NoBlock> {
-        self.call(&self.reads, "answers no reads", call).map_err(|_| NoBlock::Unanswered)
+        self.call(&self.reads, ("answers", "reads"), call).map_err(|_| NoBlock::Unanswered)
     }
 
     fn write(&self, name: &str, bytes: Vec<u8>) -> Result<(), NoBlock> {
         let put = |deadline| self.objects.put(name, bytes, deadline);
-        self.call(&self.writes, "takes no writes", put).map_err(|reason| match reason {
+        self.call(&self.writes, ("takes", "writes"), put).map_err(|reason| match reason {
             Some(Unanswered::Deadline) => NoBlock::Unanswered,
             Some(Unanswered::Failed(_)) | None => NoBlock::Refused,
         })

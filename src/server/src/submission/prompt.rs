@@ -80,7 +80,7 @@ impl Submitter {
             Prompt::Tokens(tokens) => tokens,
             Prompt::Text(text) => self.tokens_in_time(text, checked.add_special_tokens, deadline_ns).await?,
         };
-        Ok(self.prepare(id, checked, prompt)?)
+        self.prepare(id, checked, prompt)
     }
 
     /// Returns the tokens of a text, all of which the model has, before the deadline.
@@ -111,7 +111,7 @@ impl Submitter {
         if bytes as u64 > most {
             let context = self.config.max_context;
             let message = format!("text has {bytes} bytes; a context of {context} tokens holds at most {most}");
-            return Err(Invalid(message).into());
+            return Err(Rejection::PromptTooLong(message));
         }
         let mut parts = self.tokenizer.parts(text, add_special_tokens);
         if bytes <= PART_BYTES {
@@ -142,20 +142,20 @@ impl Submitter {
     }
 
     /// Checks that the context holds a prompt of so many tokens and one more; `more` is said of the number.
-    fn ensure_fits(&self, tokens: usize, more: &str) -> Result<(), Invalid> {
+    fn ensure_fits(&self, tokens: usize, more: &str) -> Result<(), Rejection> {
         let context = self.config.max_context;
         if tokens < context as usize {
             return Ok(());
         }
-        Err(Invalid(format!(
+        Err(Rejection::PromptTooLong(format!(
             "prompt has {tokens} tokens{more}; the context of {context} tokens must hold it and at least one more"
         )))
     }
 
     /// Makes the core's request from a checked one and the tokens of its prompt.
-    fn prepare(&self, id: RequestId, checked: Checked, prompt: Vec<Token>) -> Result<Request, Invalid> {
+    fn prepare(&self, id: RequestId, checked: Checked, prompt: Vec<Token>) -> Result<Request, Rejection> {
         if prompt.is_empty() {
-            return Err(Invalid("text has no tokens; the prompt needs at least one token".into()));
+            return Err(Invalid("text has no tokens; the prompt needs at least one token".into()).into());
         }
         self.ensure_fits(prompt.len(), "")?;
         let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
@@ -171,11 +171,11 @@ impl Submitter {
         request.priority = checked.priority;
         request.h2o = checked.h2o;
         if checked.reuse == Some(Reuse::Anywhere) && self.config.worker.reuse.anywhere == 0 {
-            return Err(Invalid("reuse is 'anywhere'; this server was started without --reuse-anywhere".into()));
+            return Err(Invalid("reuse is 'anywhere'; this server was started without --reuse-anywhere".into()).into());
         }
         request.reuse = checked.reuse;
         request.shares_cache = shares_cache;
-        request.retention = retention::resolve(&checked.retention, n_prompt)?;
+        request.retention = retention::resolve(&checked.retention, n_prompt).map_err(Invalid::from)?;
         request.sampling = checked.sampling;
         request.hash_prompt(self.config.block_size);
         Ok(request)

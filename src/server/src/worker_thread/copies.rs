@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard, Weak};
 
 use crossbeam_channel::Receiver;
 use tracing::{error, warn};
-use trunkline_port::{CopyError, DeviceBlocks, Transfer};
+use trunkline_port::{BlockFault, CopyError, DeviceBlocks, Transfer};
 use trunkline_store::{Announced, Store};
 
 use super::WorkerEvent;
@@ -118,7 +118,7 @@ pub(crate) fn serve(
             if let Some((_, fault)) = answer.faults.first().filter(|_| !answer.is_cancelled) {
                 limit.log(clock, |transfers| {
                     let blocks = answer.faults.len();
-                    warn!(transfer = id, ?from, ?to, blocks, ?fault, transfers, "blocks were not copied");
+                    warn!(transfer = id, ?from, ?to, blocks, transfers, "blocks were not copied: {}", cause(*fault));
                 });
             }
             // A driver that has stopped needs no answer.
@@ -126,5 +126,14 @@ pub(crate) fn serve(
         };
         store.begin(device, *transfer, Box::new(done));
         drop(announced);
+    }
+}
+
+/// Returns the cause of a fault, for the log.
+fn cause(fault: BlockFault) -> &'static str {
+    match fault {
+        BlockFault::Bad => "the source is gone or failed verification; trunkline_tier_faults_total has the reason",
+        BlockFault::Interrupted => "the copy failed on the way",
+        BlockFault::Refused => "the destination is full or busy",
     }
 }

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use trunkline_files::{Aligned, Files, read_full};
 use trunkline_port::{BlockKey, Token};
@@ -13,6 +14,7 @@ use crate::counters::Fault;
 use crate::record::Header;
 use crate::slots::Slots;
 
+use super::failures::Failures;
 use super::finishing::Finishing;
 use super::segment::{Location, Segment};
 
@@ -60,8 +62,8 @@ pub struct WriteCounters {
     pub rewritten: AtomicU64,
     /// Writes that the system refused.
     pub failed: AtomicU64,
-    /// `true` if the last write failed.
-    pub failing: AtomicBool,
+    /// Refused writes, for the log.
+    pub failures: Failures,
     /// Segments deleted.
     pub deleted: AtomicU64,
     /// Number of the last write.
@@ -82,19 +84,19 @@ impl Log {
         }
     }
 
-    /// Counts a write that the system refused, and logs the first of several in a row.
+    /// Counts a write that the system refused, and logs some of them.
     pub fn failed(&self, path: &Path, task: &str, error: &io::Error) {
         self.counters.failed.fetch_add(1, Relaxed);
-        if !self.counters.failing.swap(true, Relaxed) {
+        if let Some(failures) = self.counters.failures.failed(Instant::now()) {
             let more = "blocks are not kept until a write succeeds; further failures are counted, not logged";
-            tracing::warn!("{}: {task}: {error}; {more}", path.display());
+            tracing::warn!(failures, "{}: {task}: {error}; {more}", path.display());
         }
     }
 
     /// Counts the bytes of records written.
     pub fn wrote(&self, bytes: u64) {
         self.counters.written.fetch_add(bytes, Relaxed);
-        if self.counters.failing.swap(false, Relaxed) {
+        if self.counters.failures.succeeded() {
             tracing::info!("{}: writes succeed again", self.limits.folder.display());
         }
     }

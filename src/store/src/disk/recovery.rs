@@ -21,8 +21,30 @@ pub struct Recovered {
     pub blocks: Vec<KnownBlock>,
     /// Records dropped, by reason.
     pub faults: FaultCounts,
+    /// Segments of another layout, which are left out.
+    pub other_layouts: u64,
     /// Number for the next segment.
     pub next_segment: u64,
+}
+
+impl Recovered {
+    /// Returns lines for the log: a change of the model or of its KV leaves every segment out, and damages none.
+    pub fn lines(&self) -> Vec<String> {
+        let damaged = format!("{} damaged records are dropped ({})", self.faults.total(), self.faults);
+        let others = format!(
+            "{} segments of another model, KV type or block size are not read, and make way first",
+            self.other_layouts
+        );
+        let lines = [(self.faults.total() > 0, damaged), (self.other_layouts > 0, others)];
+        lines.into_iter().filter_map(|(is_due, line)| is_due.then_some(line)).collect()
+    }
+
+    /// Returns what was dropped or left out, by reason. A segment of another layout counts as a stale record.
+    pub fn dropped(&self) -> FaultCounts {
+        let mut dropped = self.faults;
+        dropped.add_n(Fault::Stale, self.other_layouts);
+        dropped
+    }
 }
 
 fn segment_paths(files: &dyn Files, folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
@@ -38,6 +60,7 @@ fn segment_paths(files: &dyn Files, folder: &Path) -> io::Result<Vec<(u64, PathB
 /// If the folder cannot be read.
 pub fn recover(log: &Log) -> io::Result<Recovered> {
     let mut faults = FaultCounts::default();
+    let mut other_layouts = 0;
     let mut newest: HashMap<BlockKey, (Arc<Segment>, Found)> = HashMap::new();
     let mut next_segment = 1;
     for (number, path) in segment_paths(log.files.as_ref(), &log.limits.folder)? {
@@ -54,6 +77,10 @@ pub fn recover(log: &Log) -> io::Result<Recovered> {
             }
         };
         log.segments().insert(number, Arc::clone(&segment));
+        let Some(records) = records else {
+            other_layouts += 1;
+            continue;
+        };
         for found in records {
             let rank = |found: &Found| (found.header.address.sequence, found.header.address.segment);
             let is_newer = newest.get(&found.header.key).is_none_or(|(_, other)| rank(&found) > rank(other));
@@ -78,26 +105,22 @@ pub fn recover(log: &Log) -> io::Result<Recovered> {
         drop(log.slots.fill(slot, generation, location));
         blocks.push(KnownBlock { block: slot, key: header.key, tokens: header.tokens });
     }
-    Ok(Recovered { blocks, faults, next_segment })
+    Ok(Recovered { blocks, faults, other_layouts, next_segment })
 }
 
 /// Opens a segment and finds its records. An unfinished segment is completed behind its last whole record; one without a record is deleted. A broken
-/// header is written again for the records found.
+/// header is written again for the records found. No records are returned for a segment of another layout.
 fn recover_segment(
     log: &Log,
     path: &Path,
     number: u64,
     faults: &mut FaultCounts,
-) -> io::Result<Option<(Arc<Segment>, Vec<Found>)>> {
+) -> io::Result<Option<(Arc<Segment>, Option<Vec<Found>>)>> {
     let (mut segment, layout) = Segment::open(log.files.as_ref(), path, number)?;
     match layout {
         Ok(layout) if layout == log.limits.layout => {}
         // Records of another model or layout make way as soon as no space is left.
-        Ok(_) | Err(Fault::Stale) => {
-            tracing::warn!("{}: the segment is of another layout, and is not read", path.display());
-            faults.add(Fault::Stale);
-            return Ok(Some((Arc::new(segment), Vec::new())));
-        }
+        Ok(_) | Err(Fault::Stale) => return Ok(Some((Arc::new(segment), None))),
         Err(fault @ (Fault::Flipped | Fault::Swapped)) => faults.add(fault),
         // A writer that ended before the header was written leaves an empty file.
         Err(_) => {}
@@ -113,7 +136,7 @@ fn recover_segment(
     if let Err(error) = repair(&mut segment, log.limits.layout, &scan) {
         tracing::warn!("{}: cannot repair the segment, only read it: {error}", path.display());
     }
-    Ok(Some((Arc::new(segment), scan.records)))
+    Ok(Some((Arc::new(segment), Some(scan.records))))
 }
 
 /// Writes the header and the end of a segment with records, where missing.

@@ -66,7 +66,8 @@ fn read(path: &Path) -> io::Result<(SystemTime, Vec<u8>)> {
     Ok((metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH), fs::read(path)?))
 }
 
-/// Reads all tables of a layout in a folder, the newest last. Damaged and unreadable files are left out, with a line in the log.
+/// Reads all tables of a layout in a folder, the newest last. Damaged and unreadable files are left out, with a line in the log;
+/// those of another layout without.
 ///
 /// # Errors
 /// If the folder cannot be read.
@@ -80,6 +81,8 @@ pub fn load(folder: &Path, layout: u64) -> io::Result<Vec<Vec<u8>>> {
         match read(&path) {
             Ok((modified, bytes)) => match unwrap(layout, &bytes) {
                 Ok(table) => tables.push((modified, table.to_vec())),
+                // Of another layout, as segments of the folder may be.
+                Err(Fault::Stale) => {}
                 Err(fault) => tracing::warn!("{}: the side table is not used: {fault}", path.display()),
             },
             Err(error) => tracing::warn!("{}: the side table is not used: {error}", path.display()),

@@ -479,6 +479,9 @@ fn segments_of_another_layout_stay_until_their_space_is_needed() {
     drop(disk);
     let n = segments(&folder).len();
     let other = DiskSettings { layout: 78, ..settings(&folder, limit) };
+    let log = Log::new(other.limits(None).unwrap(), system_files(folder.path()));
+    let line = format!("{n} segments of another model, KV type or block size are not read, and make way first");
+    assert_eq!(recovery::recover(&log).unwrap().lines(), [line], "none is called damaged");
     let (disk, known) = open(&other).unwrap();
     assert_eq!((known, disk.stats().dropped_at_start.of(Fault::Stale)), (Vec::new(), n as u64));
     assert!((0..20).all(|seed| write(&disk, seed, 100 + seed).is_ok()));

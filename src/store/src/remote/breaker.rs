@@ -61,11 +61,12 @@ impl Breaker {
         self.state().retry_at.is_some_and(|at| now < at)
     }
 
-    /// Notes an answer, of whatever contents.
-    pub fn answered(&self) {
+    /// Notes an answer, of whatever contents. Returns `true` if the store counted as down until now.
+    pub fn answered(&self) -> bool {
         let mut state = self.state();
         state.failures = 0;
-        (state.retry_at, state.pause) = (None, Duration::ZERO);
+        state.pause = Duration::ZERO;
+        state.retry_at.take().is_some()
     }
 
     /// Notes a call without an answer. Returns `true` if the store counts as down from now on. Calls that began before lengthen no pause: many threads
@@ -106,7 +107,7 @@ mod tests {
         assert!(!breaker.failed(Call::Try, at(1100)), "still down");
         assert_eq!([3099, 3100].map(|ms| breaker.allows(at(ms))), [None, Some(Call::Try)]);
         assert_eq!(breaker.stats(), (true, 2));
-        breaker.answered();
+        assert!(breaker.answered() && !breaker.answered(), "up again, once");
         assert_eq!((breaker.allows(at(3101)), breaker.stats()), (Some(Call::Usual), (false, 2)));
     }
 
