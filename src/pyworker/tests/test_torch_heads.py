@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
-from test_torch_steps import CONFIG, gathered  # noqa: E402
+from test_torch_steps import CONFIG, Uploads, gathered  # noqa: E402
 
 from trunkline_worker.engine import KvFacts, LayerGroup, Settings  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
@@ -38,9 +38,9 @@ def model():
 class Driver:
     """Runs steps of an engine with blocks in no order, and keeps the logits."""
 
-    def __init__(self, groups, monkeypatch, dtype="f32"):
-        facts = model_facts(SHAPE, "random", "1", dtype, SHAPE.max_context, groups=groups)
-        self.engine = engine(SHAPE, model(), facts, KvFacts((SIZE,), 200 * SIZE, True))
+    def __init__(self, groups, monkeypatch, loaded=None):
+        facts = model_facts(SHAPE, "random", "1", "f32", SHAPE.max_context, groups=groups)
+        self.engine = engine(SHAPE, loaded or model(), facts, KvFacts((SIZE,), 200 * SIZE, True))
         self.engine.begin(SETTINGS)
         self.table = SlotTable(facts, SETTINGS)
         self.free = np.random.default_rng(7).permutation(200).tolist()
@@ -55,8 +55,12 @@ class Driver:
 
         monkeypatch.setattr(llama, "logits", logits)
 
-    def run(self, rows, drops=(), scored=0, **columns):
-        """Runs `n` next tokens of each (slot, n), after dropping (slot, group, first entry, entries). Returns the scores."""
+    def run(self, *step, **columns):
+        """Runs a step, and returns the scores."""
+        return self.engine.run(self.batch(*step, **columns)).scores
+
+    def batch(self, rows, drops=(), scored=0, **columns):
+        """Returns a step with `n` next tokens of each (slot, n), after dropping (slot, group, first entry, entries)."""
         self.id += 1
         slots = [slot for slot, _ in rows]
         step = pb.Step(id=self.id, life=1, slots=slots, sample=[0] * len(rows), **columns)
@@ -78,7 +82,7 @@ class Driver:
             step.scored_rows.extend([scored] * len(rows))
         batch = self.table.apply(step)
         batch.sample[:] = True
-        return self.engine.run(batch).scores
+        return batch
 
 
 class Plain:
@@ -191,6 +195,19 @@ def test_scores_of_rows_in_parts_are_those_at_once(monkeypatch):
         at_once = scores(kind)
         monkeypatch.setattr(attention, "SCORED", 2 * 64 * 6)
         assert scores(kind) == pytest.approx(at_once, abs=1e-6) and max(at_once) > 0
+
+
+def test_nothing_that_heads_upload_is_waited_for(monkeypatch):
+    """A device without memory stands for a GPU."""
+    loaded = model()
+    for part in (loaded, *loaded.layers):
+        vars(part).update({name: t.to("meta") for name, t in vars(part).items() if isinstance(t, torch.Tensor)})
+    driver = Driver(OWN, monkeypatch, loaded)
+    columns = {"scored": 1, "score_kind": pb.SCORE_KIND_MAX, "scores_by_group": True}
+    with Uploads() as uploads, torch.no_grad():
+        driver.engine._forward(driver.batch([(0, 100), (1, 1)], **columns))
+        driver.engine._forward(driver.batch([(0, 1), (1, 30)], [(0, *drop) for drop in DROPS], **columns))
+    assert uploads.n > 20 and uploads.waiting == []
 
 
 def test_decodes_of_heads_run_in_the_kernel_too(monkeypatch):

@@ -51,7 +51,7 @@ class Lanes:
     """Sequence of each lane in the batch, and below its head."""
     heads: Numbers
     entries: Numbers
-    """Places in the block table, [lane, entry]; -1 beyond those that are held."""
+    """Places in the block table, [lane, entry]; any one for blocks beyond the end."""
 
 
 class HeadAttention:
@@ -123,7 +123,6 @@ class HeadAttention:
         row = np.take_along_axis(places.row, head, 1)
         blocks = held.blocks[group, decode] + row[..., None]
         width = blocks.shape[-1]
-        entries = np.where(np.arange(width) < counts[..., None], held.entries[group, decode], -1)
         lanes = heads * n
         return Lanes(
             rows=upload((firsts[decode] * heads + head).reshape(-1), self._device),
@@ -132,7 +131,7 @@ class HeadAttention:
             parts=[self._parts(layer * lanes, of) for layer, of in enumerate(counts.tolist())],
             sequences=single[decode].reshape(-1),
             heads=(head + np.arange(layers)[:, None] * heads).reshape(-1),
-            entries=entries.reshape(-1, width),
+            entries=held.entries[group, decode].reshape(-1, width),
         )
 
     def _parts(self, first: int, counts: list[int]) -> list[tuple[int, int, int]]:
@@ -151,13 +150,14 @@ class HeadAttention:
         """Finds the places where the scores of lanes go."""
         firsts = scores.first_places(lanes.sequences, scores.lists.reshape(-1)[lanes.heads])
         self._scored = firsts >= 0
-        counts = self._scored[:, None] & (lanes.entries >= 0)
-        self._score_places = upload(np.where(counts, firsts[:, None] + lanes.entries, scores.nowhere), self._device)
+        # What is masked beyond the end of a lane adds nothing, wherever it goes.
+        places = np.where(self._scored[:, None], firsts[:, None] + lanes.entries, scores.nowhere)
+        self._score_places = upload(places, self._device)
         self._score_shares = upload(scores.shares.reshape(-1)[lanes.heads].astype(np.float32), self._device)
         if self._batch.score_max:
-            starts = np.where(lanes.entries >= 0, lanes.entries * self._size, NEVER)
             far = self._batch.ends[lanes.sequences] - 1 - attention.FAR
-            self._score_starts, self._score_far = upload(starts, self._device), upload(far.astype(np.int64), self._device)
+            self._score_starts = upload(lanes.entries * self._size, self._device)
+            self._score_far = upload(far.astype(np.int64), self._device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Writes the KV of a layer's rows, and returns the attention of the rows."""

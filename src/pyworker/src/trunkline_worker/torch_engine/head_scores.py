@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..engine import ModelFacts
 from ..slots import Batch
 from .head_places import HeadPlaces, Numbers
 
@@ -35,11 +34,6 @@ class HeadScores:
         self.nowhere = len(self._entries) * self._n_lists * self._width
         """Place of what does not count."""
         self.total: Tensor | None = torch.zeros(self.nowhere + 1, device=device)
-
-    @classmethod
-    def of(cls, batch: Batch, model: ModelFacts, block_size: int, device: torch.device) -> HeadScores:
-        """Returns the scores of a batch of a model whose groups have heads."""
-        return cls(batch, HeadPlaces.of(model, 0), model.n_heads // model.n_kv_heads, block_size, device)
 
     def first_places(self, sequences: Numbers, lists: Numbers) -> Numbers:
         """Returns the places of the first entries of lists; -1 if the sequence or the head does not count."""

@@ -19,6 +19,7 @@ from .config import LlamaConfig
 from .failures import judging
 from .graphs import DecodeGraphs, free
 from .head_attention import HeadAttention
+from .head_places import HeadPlaces
 from .head_scores import HeadScores
 from .model import Llama, Rows
 from .trial import kernel_works
@@ -198,7 +199,7 @@ class TorchEngine(Engine):
         assert cache is not None, "begin comes first"
         rows = self._rows(batch)
         if cache.heads is not None:
-            return self._forward_by_head(batch, rows, cache)
+            return self._forward_by_head(batch, rows, cache, cache.heads)
         scorers = attention.all_scorers(batch, self.model, cache.block_size, self.device)
         logits = None
         if self._graphs is not None and batch.n_tokens.max() == 1 and batch.sample.all() and not any(scorers):
@@ -207,10 +208,13 @@ class TorchEngine(Engine):
             logits = self._llama.forward(rows, attention.over(batch, cache, scorers))
         return scorers, logits
 
-    def _forward_by_head(self, batch: Batch, rows: Rows, cache: KvCache) -> tuple[list[list[HeadScores]], Tensor]:
+    def _forward_by_head(
+        self, batch: Batch, rows: Rows, cache: KvCache, heads: HeadPlaces
+    ) -> tuple[list[list[HeadScores]], Tensor]:
         scores = None
         if (batch.scored_rows > 0).any():
-            scores = HeadScores.of(batch, self.model, cache.block_size, self.device)
+            per_head = self.model.n_heads // self.model.n_kv_heads
+            scores = HeadScores(batch, heads, per_head, cache.block_size, self.device)
         logits = self._llama.forward(rows, HeadAttention(batch, cache, scores))
         return [[] if scores is None else [scores]], logits
 
