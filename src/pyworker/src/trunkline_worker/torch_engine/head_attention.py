@@ -180,10 +180,8 @@ class HeadAttention:
 
     def _gather(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Returns keys and values of blocks [lane, entry] as [lane, position, element]."""
-        flat = blocks.reshape(-1)
-        found = (x.index_select(0, flat).view(len(blocks), -1, self._dim) for x in (self._blocks, self._values))
-        keys, values = found
-        return keys, values
+        shape, flat = (len(blocks), -1, self._dim), blocks.reshape(-1)
+        return self._blocks.index_select(0, flat).view(shape), self._values.index_select(0, flat).view(shape)
 
     def _attend_lanes(self, q: Tensor, lanes: Lanes, first: int, last: int, width: int) -> Tensor:
         """Returns the attention of lanes `q` [lane, head of the lane, element]."""
@@ -197,7 +195,7 @@ class HeadAttention:
         if not scored:
             found = F.scaled_dot_product_attention(q[:, None], keys[:, None], values[:, None], attn_mask=mask[:, None, None])
             return found[:, 0]
-        logits = (q @ keys.transpose(1, 2)).float() * self._dim**-0.5
+        logits = (q.float() @ keys.float().transpose(1, 2)) * self._dim**-0.5
         shares = logits.masked_fill_(~mask[:, None], float("-inf")).softmax(-1)
         self._add_lanes(shares, first, last, width)
         return shares.to(values.dtype) @ values
