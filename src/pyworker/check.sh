@@ -22,7 +22,7 @@ if [ -z "$python" ]; then
     rm -rf "$venv"
     python3 -m venv "$venv" || skip "no virtual environment could be made"
     timeout 240 "$venv/bin/pip" install -q --timeout 15 --retries 1 --disable-pip-version-check \
-      'grpcio==1.76.0' 'grpcio-tools==1.76.0' 'protobuf==6.33.6' 'numpy<3' 'pytest<10' 'ruff==0.17.6' 'mypy==2.4.1' types-protobuf ||
+      'grpcio==1.76.0' 'grpcio-tools==1.76.0' 'protobuf==6.33.6' 'numpy<3' "tomli>=2; python_version < '3.11'" 'pytest<10' 'ruff==0.17.6' 'mypy==2.4.1' types-protobuf ||
       skip "PyPI cannot be reached"
   fi
 fi

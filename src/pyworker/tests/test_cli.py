@@ -24,6 +24,12 @@ from trunkline_worker.cli import build, main, parser
             ["--engine", "vllm", "--scored-layers", "1-3"],
             "--scored-layers 1-3: --engine vllm reports no scores; use --engine torch",
         ),
+        (["--h2o", "on"], "--h2o on: --engine toy reports no scores; use --engine torch"),
+        (["--h2o-total", "2"], "--h2o-total 2.0: --engine toy reports no scores; use --engine torch"),
+        (
+            ["--engine", "torch", "--scored-layers", "1", "--h2o-layers", "7"],
+            "--scored-layers and --h2o-layers contradict each other; give one of them",
+        ),
     ],
 )
 def test_what_no_engine_does_is_refused_with_one_line(flags, line, capsys):

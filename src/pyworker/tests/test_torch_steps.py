@@ -14,7 +14,18 @@ from trunkline_worker.engine import EngineLost, KvFacts, Settings, StepError  # 
 from trunkline_worker.pipeline import portable  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.slots import SlotTable  # noqa: E402
-from trunkline_worker.torch_engine import attention, engine, failures, graphs, kernels, model_facts, sampling, stages, weights  # noqa: E402
+from trunkline_worker.torch_engine import (  # noqa: E402
+    attention,
+    engine,
+    failures,
+    graphs,
+    kernels,
+    layer_groups,
+    model_facts,
+    sampling,
+    stages,
+    weights,
+)
 from trunkline_worker.torch_engine import config as config_of  # noqa: E402
 from trunkline_worker.torch_engine import runner as runner_of  # noqa: E402
 from trunkline_worker.torch_engine.config import LlamaConfig, Rope  # noqa: E402
@@ -37,9 +48,12 @@ CONFIG = LlamaConfig(
 )
 
 
-def made(device="cpu", **options):
+GROUPS = layer_groups((1,), 2)
+
+
+def made(device="cpu", groups=GROUPS, **options):
     """An engine with random weights that has begun."""
-    facts = model_facts(CONFIG, "random", "1", "f32", CONFIG.max_context, scored=(1,))
+    facts = model_facts(CONFIG, "random", "1", "f32", CONFIG.max_context, groups=groups)
     loaded = weights.random(CONFIG, torch.float32, torch.device("cpu"))
     for part in (loaded, *loaded.layers):
         vars(part).update({name: t.to(device) for name, t in vars(part).items() if isinstance(t, torch.Tensor)})

@@ -195,7 +195,7 @@ fn check_limits(core: &Config, hello: &Hello) -> Result<(), String> {
     }
     if core.h2o.mode == Mode::On && !core.worker.groups.contains(&Keeps::Scored) {
         return Err(
-            "the server evicts by attention (H2O), and no layer group of the worker drops tokens; start trunkline worker with --h2o on, trunkline-worker with --scored-layers"
+            "the server evicts by attention (H2O), and no layer group of the worker drops tokens; start the worker with --h2o on, or trunkline-worker with --scored-layers"
                 .into(),
         );
     }

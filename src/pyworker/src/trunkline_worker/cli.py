@@ -70,6 +70,23 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--scored-layers", help="torch: layers whose blocks may be dropped by attention scores (H2O), as 4-29 or 4,6,8"
     )
+    p.add_argument(
+        "--h2o",
+        choices=("on", "off"),
+        help="torch: let the server drop tokens (serve --h2o on) in all KV heads but those that lose most as found by trunkline "
+        "h2o calibrate",
+    )
+    p.add_argument(
+        "--h2o-layers",
+        metavar="LAYERS",
+        help="torch: layers, or KV heads as LAYER.HEAD, that keep every token while the others drop tokens, as 7,18.2",
+    )
+    p.add_argument("--h2o-total", type=float, metavar="RATIO", help="torch: the --h2o-total of the server (default: 2.5)")
+    p.add_argument(
+        "--h2o-choice",
+        choices=("own", "shared"),
+        help="torch: choice of the blocks to drop, by the scores of each KV head or one score for all (default: own)",
+    )
     p.add_argument("--eager", action="store_true", help="no compilation and no CUDA graphs")
     p.add_argument(
         "--shared-memory",
@@ -141,8 +158,14 @@ def _check_abilities(args: argparse.Namespace) -> None:
         raise ValueError(f"--tensor-parallel {args.tensor_parallel}: --engine {args.engine} has none; use --engine vllm{beside}")
     if args.device != "auto" and args.engine != "torch":
         raise ValueError(f"--device {args.device}: --engine {args.engine} finds its devices itself; use --engine torch")
-    if args.scored_layers and args.engine != "torch":
-        raise ValueError(f"--scored-layers {args.scored_layers}: --engine {args.engine} reports no scores; use --engine torch")
+    h2o = [name for name in ("h2o", "h2o_layers", "h2o_total", "h2o_choice") if getattr(args, name) is not None]
+    for name in ["scored_layers", *h2o]:
+        value = getattr(args, name)
+        if value is not None and args.engine != "torch":
+            flag = f"--{name.replace('_', '-')} {value}"
+            raise ValueError(f"{flag}: --engine {args.engine} reports no scores; use --engine torch")
+    if args.scored_layers and h2o:
+        raise ValueError(f"--scored-layers and --{h2o[0].replace('_', '-')} contradict each other; give one of them")
 
 
 def _check_model(args: argparse.Namespace) -> None:

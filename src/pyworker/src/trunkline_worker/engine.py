@@ -18,11 +18,15 @@ Int32s = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that share block tables. The first group of a model keeps all positions."""
+    """Layers, or single KV heads, that share block tables. The first group of a model keeps all positions."""
 
     layers: tuple[int, ...]
     window: int = 0
     scored: bool = False
+    heads: tuple[int, ...] = ()
+    """KV heads, `layer * n_kv_heads + head`; if one group has heads, all have heads and none has layers."""
+    weight: int = 0
+    """Tokens kept under H2O, as in `WorkerLayerGroup`."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,17 @@ class ModelFacts:
         """Number of layer groups, at least 1."""
         return max(1, len(self.groups))
 
+    @property
+    def has_head_groups(self) -> bool:
+        """`True` if groups have single KV heads."""
+        return any(group.heads for group in self.groups)
+
+    @property
+    def block_shape(self) -> tuple[int, int]:
+        """Layers of a block, and KV heads of each; in groups of single heads each counts as a layer."""
+        largest = max((len(group.layers) + len(group.heads) for group in self.groups), default=self.n_layers)
+        return largest, 1 if self.has_head_groups else self.n_kv_heads
+
 
 @dataclass(frozen=True)
 class KvFacts:
@@ -71,6 +86,7 @@ class Abilities:
     seeded_sampling: bool = False
     pipeline_stages: int = 1
     in_step_hits: bool = False
+    scores_by_group: bool = False
 
 
 @dataclass(frozen=True)

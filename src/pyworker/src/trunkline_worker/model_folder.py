@@ -7,14 +7,20 @@ import json
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from . import xxh3
+
 PIECE = 1 << 16
 PIECES = 64
 TENSOR_PIECE = 1 << 12
 """Bytes that count of a tensor."""
+REVISION_PIECE = 1 << 18
+"""Bytes read at once for the revision."""
 MOST_HEADER = 100_000_000
 """Bytes of a header, at most: the limit of the safetensors library."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 """Ends of the names of files with weights."""
+REVISION_FILES = (".json", ".safetensors", ".gguf")
+"""Ends of the names of files that count for the revision."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -70,6 +76,18 @@ def fingerprint(folder: Path) -> str:
                 file.seek(at)
                 digest.update(file.read(n))
     return digest.hexdigest()[:16]
+
+
+def revision(folder: Path) -> str:
+    """Returns the revision of the embedded worker, which `trunkline h2o calibrate` writes to a file: a hash of whole files."""
+    digest = xxh3.new()
+    for path in sorted(path for path in folder.iterdir() if path.suffix in REVISION_FILES and path.is_file()):
+        name = path.name.encode()
+        digest.update(len(name).to_bytes(8, "little") + name + path.stat().st_size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            while piece := file.read(REVISION_PIECE):
+                digest.update(piece)
+    return digest.hexdigest()
 
 
 def _even_pieces(size: int) -> list[tuple[int, int]]:

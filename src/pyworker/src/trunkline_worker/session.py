@@ -59,7 +59,10 @@ def hello(engine: Engine, name: str, resume: pb.Resume | None, shared_memory: bo
     """Returns the first message of a connection."""
     model, kv, can = engine.model, engine.kv, engine.abilities
     place = engine.lock_step
-    groups = [pb.WorkerLayerGroup(layers=g.layers, window=g.window, scored=g.scored) for g in model.groups]
+    groups = [
+        pb.WorkerLayerGroup(layers=g.layers, window=g.window, scored=g.scored, heads=g.heads, weight=g.weight)
+        for g in model.groups
+    ]
     return pb.Hello(
         protocol=PROTOCOL,
         name=name,
@@ -87,6 +90,7 @@ def hello(engine: Engine, name: str, resume: pb.Resume | None, shared_memory: bo
             max_logprobs=can.max_logprobs,
             partial_writes=can.partial_writes,
             scores=can.scores,
+            scores_by_group=can.scores_by_group,
             seeded_sampling=can.seeded_sampling,
             pipeline_stages=can.pipeline_stages,
             in_step_hits=can.in_step_hits,

@@ -39,6 +39,8 @@ class Batch:
     kv_write_from: Int32s
     scored_rows: Int32s
     score_max: bool
+    by_group: bool
+    """Scores are wanted of each layer group by itself."""
     starts: list[int]
     """Indices of sequences that begin in their slot with this step."""
     cut: list[int]
@@ -132,6 +134,7 @@ class SlotTable:
             kv_write_from=_column("kv_write_from", step.kv_write_from, n),
             scored_rows=_column("scored_rows", step.scored_rows, n),
             score_max=step.score_kind == pb.SCORE_KIND_MAX,
+            by_group=step.scores_by_group,
             starts=[start.index for start in step.starts],
             cut=[],
             n_blocks=_column("n_blocks", step.n_blocks, n),

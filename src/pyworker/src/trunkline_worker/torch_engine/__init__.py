@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+from dataclasses import replace
 
+from .. import head_groups
 from ..engine import Engine, KvFacts, LayerGroup, ModelFacts
 from ..model_folder import end_tokens, fingerprint, read_config
 
@@ -45,16 +47,22 @@ def build(args: argparse.Namespace) -> Engine:
         dtype=dtype,
         max_context=max_context,
         eos=end_tokens(args.model, raw),
-        scored=parse_layers(args.scored_layers, config.n_layers) if args.scored_layers else (),
+        groups=_groups(args, config),
     )
     if args.pipeline_parallel > 1:
+        if facts.has_head_groups:
+            raise ValueError(
+                "--pipeline-parallel has no layer groups of single KV heads: give --h2o-choice shared with whole layers in "
+                "--h2o-layers, or --scored-layers"
+            )
         return stages.build(args, config, facts, device)
     if args.threads:
         torch.set_num_threads(args.threads)
     weights = weights_of.load(args.model, config, DTYPES[dtype], device)
-    tokens = args.kv_tokens or _room(args, config, facts, device)
+    # Blocks of all layer groups count.
+    tokens = args.kv_tokens * facts.n_groups if args.kv_tokens else _room(args, config, facts, device)
     kv = KvFacts(block_sizes(args.block_size), tokens, block_io=True)
-    log.info("%s, %s, %s: room for %d tokens of KV", facts.name, dtype, device, tokens)
+    log.info("%s, %s, %s: room for %d tokens of KV", facts.name, dtype, device, tokens // facts.n_groups)
     return engine(config, weights, facts, kv, args.max_sequences, args.max_tokens, graphs=not args.eager)
 
 
@@ -78,16 +86,10 @@ def model_facts(
     dtype: str,
     max_context: int,
     eos: tuple[int, ...] = (),
-    scored: tuple[int, ...] = (),
+    groups: tuple[LayerGroup, ...] = (),
 ) -> ModelFacts:
-    """Returns the facts to announce. Layers in `scored` form a second group, whose blocks may be dropped."""
-    groups: tuple[LayerGroup, ...] = ()
-    if scored:
-        rest = tuple(i for i in range(config.n_layers) if i not in scored)
-        groups = (LayerGroup(rest), LayerGroup(scored, scored=True))
-    per_layer = 2 * config.n_kv_heads * config.head_dim * DTYPES[dtype].itemsize
-    layers = sum(max(len(g.layers) for g in groups) for _ in groups) if groups else config.n_layers
-    return ModelFacts(
+    """Returns the facts to announce."""
+    facts = ModelFacts(
         name=name,
         revision=revision,
         vocab_size=config.vocab_size,
@@ -99,9 +101,29 @@ def model_facts(
         n_kv_heads=config.n_kv_heads,
         head_dim=config.head_dim,
         kv_dtype=dtype,
-        kv_bytes_per_token=layers * per_layer,
+        kv_bytes_per_token=0,
         groups=groups,
     )
+    layers, heads = facts.block_shape
+    per_group = 2 * layers * heads * config.head_dim * DTYPES[dtype].itemsize
+    return replace(facts, kv_bytes_per_token=facts.n_groups * per_group)
+
+
+def _groups(args: argparse.Namespace, config: LlamaConfig) -> tuple[LayerGroup, ...]:
+    """Returns the layer groups that the arguments ask for."""
+    if args.scored_layers:
+        return layer_groups(parse_layers(args.scored_layers, config.n_layers), config.n_layers)
+    if (args.h2o or ("on" if args.h2o_layers else "off")) == "off":
+        return ()
+    losses = head_groups.read_losses(args.model)
+    shape = head_groups.Shape(config.n_layers, config.n_kv_heads)
+    total = head_groups.TOTAL if args.h2o_total is None else args.h2o_total
+    return head_groups.divided(shape, args.h2o_layers, losses, total, own=args.h2o_choice != "shared")
+
+
+def layer_groups(scored: tuple[int, ...], n_layers: int) -> tuple[LayerGroup, ...]:
+    """Returns two groups: the layers in `scored`, whose blocks may be dropped, behind the others."""
+    return LayerGroup(tuple(i for i in range(n_layers) if i not in scored)), LayerGroup(scored, scored=True)
 
 
 def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
@@ -124,7 +146,7 @@ def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
 
 def _room(args: argparse.Namespace, config: LlamaConfig, facts: ModelFacts, device: torch.device) -> int:
     if device.type != "cuda":
-        return stages.CPU_KV_TOKENS
+        return stages.CPU_KV_TOKENS * facts.n_groups
     free, _ = torch.cuda.mem_get_info(device)
     beside = stages.activations(config, args.max_tokens, facts.kv_dtype)
     if not args.eager:

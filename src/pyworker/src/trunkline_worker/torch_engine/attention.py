@@ -5,8 +5,9 @@ Blocks are gathered into one range of keys and values for PyTorch's attention. O
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch.nn.attention.bias import causal_lower_right
 from ..engine import ModelFacts
 from ..slots import HOLE, Batch
 from . import kernels
+from .head_places import HeadPlaces
 from .uploads import upload
 
 GATHERED = 1 << 24
@@ -76,9 +78,11 @@ class KvCache:
         device: torch.device,
         in_place: bool = False,
     ) -> None:
-        layers = max((len(group.layers) for group in model.groups), default=model.n_layers)
-        shape = (layers, 2, blocks, block_size, model.n_kv_heads, model.head_dim)
+        layers, heads = model.block_shape
+        shape = (layers, 2, blocks, block_size, heads, model.head_dim)
         self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.heads = HeadPlaces.of(model, blocks) if model.has_head_groups else None
+        """Places of the heads, if groups have single heads."""
         self.block_size = block_size
         self.in_place = in_place
         self.places: dict[int, tuple[int, int]] = {i: (0, i) for i in range(model.n_layers)}
@@ -164,7 +168,7 @@ def _decodes(
 
 
 def over(batch: Batch, cache: KvCache, scorers: list[list[Scorer]]) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-    """Returns the attention of a batch: a function that writes the KV of a layer's rows, and attends."""
+    """Returns the attention of a batch over groups of layers: a function that writes the KV of a layer's rows, and attends."""
     size, device = cache.block_size, cache.data.device
     width = cache.data.shape[-1] * cache.data.shape[-2]
     plans, writes = [], []
@@ -217,9 +221,14 @@ def gather(cache: Tensor, blocks: Tensor) -> Tensor:
 
 
 def _attend_chunk(rows: Tensor, keys: Tensor, values: Tensor, chunk: Chunk) -> Tensor:
-    n, heads = rows.shape[:2]
-    kv_heads = keys.shape[2]
     k, v = (gather(x, chunk.blocks[None]) for x in (keys, values))
+    return attend_range(rows, k, v, chunk)
+
+
+def attend_range(rows: Tensor, k: Tensor, v: Tensor, chunk: Chunk) -> Tensor:
+    """Returns the attention of the rows of a chunk over gathered keys and values, [1, head, position, element]."""
+    n, heads = rows.shape[:2]
+    kv_heads = k.shape[1]
     q = rows.transpose(0, 1)[None]
     if chunk.causal:
         k, v = k[:, :, : chunk.end], v[:, :, : chunk.end]
@@ -245,6 +254,8 @@ class Scorer:
     """`True` for positions with KV."""
     use_max: bool
     block_size: int
+    weight: float = 1.0
+    """Weight of the group's heads in scores of all groups together."""
     layers: int = 0
     total: Tensor | None = None
     _masks: tuple[Tensor, Tensor] | None = None
@@ -293,7 +304,40 @@ class Scorer:
         return [float(x) for x in total.tolist()]
 
 
-def scorers(batch: Batch, group: int, block_size: int, device: torch.device) -> list[Scorer]:
+class Scores(Protocol):
+    """Scores of a sequence, or of all sequences of a batch."""
+
+    total: Tensor | None
+
+    def scores(self) -> list[float]:
+        """Returns the scores."""
+
+
+def reported(scorers: Sequence[Sequence[Scores]], by_group: bool) -> list[float]:
+    """Returns the scores of a step by the scorers of each layer group: for each sequence a list of each group, or one of all."""
+    groups = [of for of in scorers if of]
+    found: list[float] = []
+    for of_sequence in zip(*groups, strict=True):
+        parts = [part for part in of_sequence if isinstance(part, Scorer)]
+        if by_group or len(parts) < 2:
+            found += [x for part in of_sequence for x in part.scores()]
+        else:
+            found += joined(parts)
+    return found
+
+
+def joined(parts: list[Scorer]) -> list[float]:
+    """Returns the scores of a sequence over several layer groups together."""
+    lists = torch.tensor([part.scores() for part in parts], dtype=torch.float64)
+    if parts[0].use_max:
+        return [float(x) for x in lists.amax(0)]
+    weights = torch.tensor([part.weight * part.layers for part in parts], dtype=torch.float64)
+    if not weights.any():
+        weights = torch.tensor([part.layers for part in parts], dtype=torch.float64)
+    return [float(x) for x in weights @ lists / weights.sum()]
+
+
+def scorers(batch: Batch, group: int, block_size: int, device: torch.device, weight: float = 1.0) -> list[Scorer]:
     """Returns a scorer for each sequence of a batch that asks for scores."""
     firsts = np.cumsum(batch.n_tokens) - batch.n_tokens
     found = []
@@ -309,6 +353,7 @@ def scorers(batch: Batch, group: int, block_size: int, device: torch.device) -> 
                 held=upload(np.repeat(table != HOLE, block_size), device),
                 use_max=batch.score_max,
                 block_size=block_size,
+                weight=weight,
             )
         )
     return found
@@ -318,4 +363,7 @@ def all_scorers(batch: Batch, model: ModelFacts, block_size: int, device: torch.
     """Returns the scorers of each layer group; those of groups that do not count are empty."""
     marked = any(group.scored for group in model.groups)
     counts = [group.scored if marked else g == 0 for g, group in enumerate(model.groups)] or [True]
-    return [scorers(batch, g, block_size, device) if counts[g] else [] for g in range(model.n_groups)]
+    # A head loses the more with a block the more tokens it keeps: see ScoreKind of the protocol.
+    weighs = any(group.weight for group in model.groups)
+    weights = [(group.weight / 1000) ** 2 if weighs else 1.0 for group in model.groups] or [1.0]
+    return [scorers(batch, g, block_size, device, weights[g]) if counts[g] else [] for g in range(model.n_groups)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +14,13 @@ from torch import Tensor
 from ..engine import Abilities, Engine, EngineLost, KvFacts, ModelFacts, Result, Settings
 from ..slots import Batch
 from . import attention, sampling
-from .attention import KvCache, Scorer
+from .attention import KvCache, Scores
 from .config import LlamaConfig
 from .failures import judging
 from .graphs import DecodeGraphs, free
+from .head_attention import HeadAttention
+from .head_places import HeadPlaces
+from .head_scores import HeadScores
 from .model import Llama, Rows
 from .trial import kernel_works
 from .uploads import upload
@@ -38,6 +41,7 @@ def abilities(max_sequences: int, max_tokens: int) -> Abilities:
         max_logprobs=MAX_LOGPROBS,
         partial_writes=True,
         scores=True,
+        scores_by_group=True,
         seeded_sampling=True,
         in_step_hits=True,
     )
@@ -66,7 +70,7 @@ class TorchEngine(Engine):
         """Blocks may hold values that are no numbers."""
         with self._on_device():
             self._in_place = kernel_works(self.device, self._dtype, facts.n_heads, facts.n_kv_heads, facts.head_dim)
-        self._use_graphs = graphs and self._in_place
+        self._use_graphs = graphs and self._in_place and not facts.has_head_groups
         self._graphs: DecodeGraphs | None = None
         self._last = torch.zeros(0, dtype=torch.int64, device=self.device)
         """Token sampled last in each slot."""
@@ -155,8 +159,7 @@ class TorchEngine(Engine):
         on_host, unfit = self._sent(picked), self._sent(sampling.unfit(logits))
         ranked = sampling.log_probabilities(logits, picked, batch)
         ranked = ranked.moved(self._sent) if ranked else None
-        flat = [scorer for group in scorers for scorer in group]
-        for scorer in flat:
+        for scorer in (scorer for group in scorers for scorer in group):
             scorer.total = None if scorer.total is None else self._sent(scorer.total)
         event = torch.cuda.Event() if self.own_samples else None
         if event is not None:
@@ -167,7 +170,7 @@ class TorchEngine(Engine):
                 if event is not None:
                     event.synchronize()
                 self._check(unfit, batch)
-                scores = [x for scorer in flat for x in scorer.scores()]
+                scores = attention.reported(scorers, batch.by_group)
                 return Result([int(token) for token in on_host.tolist()], ranked.entries() if ranked else [], scores)
 
         return wait
@@ -179,7 +182,7 @@ class TorchEngine(Engine):
             self._spoiled = True
             raise
 
-    def _forward_or_free(self, batch: Batch) -> tuple[list[list[Scorer]], Tensor]:
+    def _forward_or_free(self, batch: Batch) -> tuple[Sequence[Sequence[Scores]], Tensor]:
         """Runs the model, a second time without CUDA graphs if there is too little memory with them."""
         try:
             return self._forward(batch)
@@ -190,18 +193,30 @@ class TorchEngine(Engine):
         free(self.device)
         return self._forward(batch)
 
-    def _forward(self, batch: Batch) -> tuple[list[list[Scorer]], Tensor]:
+    def _forward(self, batch: Batch) -> tuple[Sequence[Sequence[Scores]], Tensor]:
         """Runs the model. Returns scorers with what they found, and the logits of the sampling sequences."""
         cache = self._cache
         assert cache is not None, "begin comes first"
-        scorers = attention.all_scorers(batch, self.model, cache.block_size, self.device)
         rows = self._rows(batch)
+        if cache.heads is not None:
+            return self._forward_by_head(batch, rows, cache, cache.heads)
+        scorers = attention.all_scorers(batch, self.model, cache.block_size, self.device)
         logits = None
         if self._graphs is not None and batch.n_tokens.max() == 1 and batch.sample.all() and not any(scorers):
             logits = self._graphs.run(batch, rows)
         if logits is None:
             logits = self._llama.forward(rows, attention.over(batch, cache, scorers))
         return scorers, logits
+
+    def _forward_by_head(
+        self, batch: Batch, rows: Rows, cache: KvCache, heads: HeadPlaces
+    ) -> tuple[list[list[HeadScores]], Tensor]:
+        scores = None
+        if (batch.scored_rows > 0).any():
+            per_head = self.model.n_heads // self.model.n_kv_heads
+            scores = HeadScores(batch, heads, per_head, cache.block_size, self.device)
+        logits = self._llama.forward(rows, HeadAttention(batch, cache, scores))
+        return [[] if scores is None else [scores]], logits
 
     def _sent(self, values: Tensor) -> Tensor:
         """Returns the values in pinned memory of the host, where they are once the device comes to this point."""

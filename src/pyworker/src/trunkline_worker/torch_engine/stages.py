@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..engine import Engine, KvFacts, LayerGroup, ModelFacts, Result, Settings
+from ..engine import Engine, KvFacts, ModelFacts, Result, Settings
 from ..pipeline import Pipeline, Stage, StageBatch, even
 from . import attention, sampling
 from . import weights as weights_of
@@ -75,19 +75,16 @@ def build(args: argparse.Namespace, config: LlamaConfig, facts: ModelFacts, devi
     ]
     itemsize = DTYPES[facts.kv_dtype].itemsize
     beside = activations(config, args.max_tokens, facts.kv_dtype)
-    tokens = args.kv_tokens or _room(parts, locals_, layer * itemsize, vocabulary * itemsize, beside)
+    tokens = args.kv_tokens * groups if args.kv_tokens else _room(parts, locals_, layer * itemsize, vocabulary * itemsize, beside)
     kv = KvFacts(block_sizes(args.block_size), tokens, block_io=True)
-    log.info("%s, %s, %s: %d stages, room for %d tokens of KV", facts.name, facts.kv_dtype, device, n, tokens)
+    log.info("%s, %s, %s: %d stages, room for %d tokens of KV", facts.name, facts.kv_dtype, device, n, tokens // groups)
     shares = [own.kv_bytes_per_token // groups for own in locals_]
     return Pipeline(f"torch {torch.__version__}", facts, kv, abilities(args.max_sequences, args.max_tokens), stages, shares)
 
 
 def local(facts: ModelFacts, layers: range) -> ModelFacts:
     """Returns the facts about some of the layers, which count from 0 there."""
-    groups = tuple(
-        LayerGroup(tuple(i - layers.start for i in group.layers if i in layers), group.window, group.scored)
-        for group in facts.groups
-    )
+    groups = tuple(replace(group, layers=tuple(i - layers.start for i in group.layers if i in layers)) for group in facts.groups)
     kept = max((len(group.layers) for group in groups), default=len(layers))
     per_layer = 2 * facts.n_kv_heads * facts.head_dim * DTYPES[facts.kv_dtype].itemsize
     bytes_per_token = kept * per_layer * max(1, len(groups))
@@ -114,7 +111,7 @@ def activations(config: LlamaConfig, max_tokens: int, dtype: str) -> int:
 def _room(parts: list[Part], locals_: list[ModelFacts], layer_bytes: int, vocabulary_bytes: int, beside: int) -> int:
     """Returns the tokens whose KV has room in every stage, beside weights that are not loaded yet."""
     if not parts[0].device.startswith("cuda"):
-        return CPU_KV_TOKENS
+        return CPU_KV_TOKENS * locals_[0].n_groups
     rooms = []
     for i, (part, own) in enumerate(zip(parts, locals_, strict=True)):
         free, _ = torch.cuda.mem_get_info(part.device)
@@ -191,7 +188,7 @@ class TorchStage(Stage):
         picked = sampling.sample(logits, batch, self._seen(batch, len(logits))) if len(logits) else logits.new_zeros(0).long()
         sampling.check(sampling.unfit(logits).cpu(), batch)
         ranked = sampling.log_probabilities(logits, picked, batch)
-        return Result(picked.tolist(), ranked.entries() if ranked else [], [x for scorer in flat for x in scorer.scores()])
+        return Result(picked.tolist(), ranked.entries() if ranked else [], attention.reported(scorers, batch.by_group))
 
     def _on(self, values: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self._device)
