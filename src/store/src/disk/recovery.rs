@@ -67,8 +67,13 @@ pub fn recover(log: &Log) -> io::Result<Recovered> {
         next_segment = next_segment.max(number + 1);
         let found = recover_segment(log, &path, number, &mut faults);
         let (segment, records) = match found {
-            Ok(Some(found)) => found,
-            Ok(None) => continue,
+            Ok(Contents::Records(segment, records)) => (segment, records),
+            Ok(Contents::OtherLayout(segment)) => {
+                log.segments().insert(number, segment);
+                other_layouts += 1;
+                continue;
+            }
+            Ok(Contents::Nothing) => continue,
             Err(error) => {
                 // The rest of the tier is good; the file stays, and counts as one record.
                 tracing::warn!("{}: cannot read the segment: {error}", path.display());
@@ -77,10 +82,6 @@ pub fn recover(log: &Log) -> io::Result<Recovered> {
             }
         };
         log.segments().insert(number, Arc::clone(&segment));
-        let Some(records) = records else {
-            other_layouts += 1;
-            continue;
-        };
         for found in records {
             let rank = |found: &Found| (found.header.address.sequence, found.header.address.segment);
             let is_newer = newest.get(&found.header.key).is_none_or(|(_, other)| rank(&found) > rank(other));
@@ -108,19 +109,23 @@ pub fn recover(log: &Log) -> io::Result<Recovered> {
     Ok(Recovered { blocks, faults, other_layouts, next_segment })
 }
 
+/// Contents of a segment at the start.
+enum Contents {
+    /// No record; the segment was deleted.
+    Nothing,
+    /// Records of another model or layout, of no use here.
+    OtherLayout(Arc<Segment>),
+    Records(Arc<Segment>, Vec<Found>),
+}
+
 /// Opens a segment and finds its records. An unfinished segment is completed behind its last whole record; one without a record is deleted. A broken
-/// header is written again for the records found. No records are returned for a segment of another layout.
-fn recover_segment(
-    log: &Log,
-    path: &Path,
-    number: u64,
-    faults: &mut FaultCounts,
-) -> io::Result<Option<(Arc<Segment>, Option<Vec<Found>>)>> {
+/// header is written again for the records found.
+fn recover_segment(log: &Log, path: &Path, number: u64, faults: &mut FaultCounts) -> io::Result<Contents> {
     let (mut segment, layout) = Segment::open(log.files.as_ref(), path, number)?;
     match layout {
         Ok(layout) if layout == log.limits.layout => {}
         // Records of another model or layout make way as soon as no space is left.
-        Ok(_) | Err(Fault::Stale) => return Ok(Some((Arc::new(segment), None))),
+        Ok(_) | Err(Fault::Stale) => return Ok(Contents::OtherLayout(Arc::new(segment))),
         Err(fault @ (Fault::Flipped | Fault::Swapped)) => faults.add(fault),
         // A writer that ended before the header was written leaves an empty file.
         Err(_) => {}
@@ -131,12 +136,12 @@ fn recover_segment(
     }
     if scan.records.is_empty() {
         log.files.remove(path)?;
-        return Ok(None);
+        return Ok(Contents::Nothing);
     }
     if let Err(error) = repair(&mut segment, log.limits.layout, &scan) {
         tracing::warn!("{}: cannot repair the segment, only read it: {error}", path.display());
     }
-    Ok(Some((Arc::new(segment), Some(scan.records))))
+    Ok(Contents::Records(Arc::new(segment), scan.records))
 }
 
 /// Writes the header and the end of a segment with records, where missing.

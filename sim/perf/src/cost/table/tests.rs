@@ -490,7 +490,7 @@ fn operations_count_where_all_of_them_were_measured() {
     assert!((growth / (matrices(1024) / matrices(512)) - 1.0).abs() < 0.1, "as the device allows: {growth}");
     // Of decodes and the output matrix, the one with fewer sequences.
     rewrite(folder.path(), "per_sequence.csv", |line| (!line.starts_with("lm_head,64,")).then(|| line.into()));
-    assert_eq!(read().largest(0), Some(Largest { sequences: 1, tokens: 512 }));
+    assert_eq!(read().largest(0), Some(Largest { sequences: 1, tokens: 512, context: Some(4096) }));
 }
 
 #[test]
