@@ -4,13 +4,10 @@ use trunkline_core::config::{Chunks, OutputReserve, PipelineBatches, PrefillFirs
 use trunkline_core::registry::{Entry, Registry, RegistryError};
 use trunkline_core::{Config, Preemption, WorkerFacts};
 
+use crate::engine_memory::EngineMemory;
 use crate::settings::Settings;
 use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::memory::{MemoryUse, Workspace};
-
-pub use self::memory::EngineMemory;
-
-mod memory;
 
 /// Engine with imitated scheduling.
 #[derive(Clone, Copy, Debug, PartialEq)]

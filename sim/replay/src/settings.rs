@@ -6,7 +6,7 @@ use trunkline_core::registry::RegistryError;
 use trunkline_core::{Config, ConfigError, WorkerFacts};
 
 use crate::autoscale::{Autoscale, AutoscaleError};
-use crate::engines::EngineMemory;
+use crate::engine_memory::EngineMemory;
 use crate::faults::{self, Failure, FaultError, Slow};
 use crate::group::Group;
 use crate::random_failures::{RandomFailures, RandomFailuresError};

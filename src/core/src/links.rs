@@ -125,8 +125,8 @@ impl Links {
         self.compute_ns(blocks) - fixed_ns - copy_ns * copies as f64
     }
 
-    /// Takes note of a request admitted without loading so many blocks of a tier. Once the requests of this kind have made up for the last load
-    /// that was late, the estimate of the tier fades, so that the tier is tried again now and then.
+    /// Takes note of a request admitted without loading so many blocks of a tier. Once computing them has taken many times as long as the last load of
+    /// the tier was late, the estimate fades, so that the tier is tried again now and then.
     pub fn passed_over(&mut self, tier: usize, blocks: usize) {
         self.owed_ns[tier] -= self.compute_ns(blocks);
         if self.owed_ns[tier] <= 0.0 {
