@@ -163,7 +163,7 @@ impl BlockPool {
     }
 
     /// Returns the number of blocks to evict before [`Self::allocate`] with the same arguments, so that the new blocks are neighbours:
-    /// 0 if they are already, or if enough blocks are kept free as it is.
+    /// 0 if they are already, or if enough blocks are kept free anyway.
     pub fn lacking(&self, n: u32, table: &[BlockHandle]) -> u32 {
         let (after, have) = growth(n, table);
         self.slots.lacking(n, after, have, self.count(BlockState::Idle))

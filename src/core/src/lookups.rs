@@ -96,7 +96,7 @@ pub(crate) struct Lookups {
     outbox: Vec<Lookup>,
     /// `true` after a flush of the cache.
     is_closed: bool,
-    /// Share of blocks found, of those asked for.
+    /// Blocks found, as a share of the blocks asked for.
     found_share: Mean,
     /// Time until the answer, nanoseconds.
     took_ns: Mean,

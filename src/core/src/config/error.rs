@@ -89,7 +89,7 @@ pub enum ConfigError {
         /// Tiers allowed, at most.
         max: usize,
     },
-    /// More device blocks than can be numbered, with those of all layer groups.
+    /// More device blocks than can be numbered, with the blocks of all layer groups.
     #[error("device_blocks is {blocks}; with {n} layer groups it can be {max} at most")]
     GroupBlocks {
         /// Layer groups.
@@ -112,7 +112,7 @@ pub enum ConfigError {
     /// A setting that reuse of text that is no prefix does not go with.
     #[error("--reuse-anywhere does not go with {setting}: {reason}; leave out one of the two")]
     ReuseAnywhere {
-        /// The setting, as users write it.
+        /// The setting, as written by users.
         setting: &'static str,
         /// Why copies would be wrong or impossible.
         reason: &'static str,

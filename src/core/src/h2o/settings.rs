@@ -139,7 +139,7 @@ pub enum SettingsError {
     OutOfRange {
         /// Name of the setting.
         name: &'static str,
-        /// Value as the user gave it.
+        /// Value as given by the user.
         value: String,
         /// Lowest value allowed, inclusive.
         min: String,

@@ -49,7 +49,7 @@ pub enum SequenceEvent {
     SwapInBegan,
     /// The KV is back on the device.
     SwapInEnded,
-    /// The sequence's own transfer failed, or the one it had joined.
+    /// The sequence's own transfer failed, or the transfer joined.
     TransferFailed,
     /// A transfer of the sequence did not end in time. The transfer keeps its blocks.
     TransferOverdue,
