@@ -151,9 +151,9 @@ class EngineHung(EngineLost):
 class Engine(ABC):
     """Runs a model.
 
-    `begin`, `submit`, `run`, and `reset` are called by one thread, `read_block` and `write_block` by another one, at any
-    time between the end of `begin` and the next `begin` or `reset`. A block that is read or written is in use by no step
-    at that time.
+    It is made by a thread that has ended before anything is called. `begin`, `submit`, `run`, and `reset` are called by one
+    thread, `read_block` and `write_block` by another one, at any time between the end of `begin` and the next `begin` or
+    `reset`. A block that is read or written is in use by no step at that time.
     """
 
     program: str
