@@ -147,15 +147,21 @@ def served(address: str, kind: str, vocabulary: int) -> Run:
             request.sampling.temperature = 0.0
             request.stopping.max_tokens = n
             request.stopping.ignore_eos = True
-            for response in generate(request):
-                if response.HasField("chunk"):
-                    tokens[i] += response.chunk.token_ids
+            try:
+                for response in generate(request):
+                    if response.HasField("chunk"):
+                        tokens[i] += response.chunk.token_ids
+            except grpc.RpcError as error:
+                failed.append(str(error))
 
+        failed: list[str] = []
         threads = [threading.Thread(target=ask, args=(i, *request)) for i, request in enumerate(wanted)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        if failed:
+            raise SystemExit(f"{len(failed)} of {len(wanted)} requests failed: {failed[0]}")
         return tokens
 
     return run

@@ -322,6 +322,12 @@ def test_models_that_do_not_fit_are_refused_by_name(tmp_path, change, what):
         engine_of(tmp_path)
 
 
+def test_room_below_a_block_is_refused(folder_of):
+    folder, _ = folder_of("llama")
+    with pytest.raises(ValueError, match=r"--kv-tokens 31: must be at least one block, which has 32 tokens"):
+        engine_of(folder, "--kv-tokens", "31", "--block-size", "32")
+
+
 def test_a_folder_without_weights_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no model configuration"):
         engine_of(tmp_path)

@@ -152,8 +152,7 @@ def _build(args: argparse.Namespace) -> Engine:
     if args.engine == "toy":
         from . import toy
 
-        tokens = args.kv_tokens or 4096
-        return toy.staged(tokens, args.pipeline_parallel) if args.pipeline_parallel > 1 else toy.ToyEngine(tokens)
+        return toy.build(args)
     _check_model(args)
     from .torch_engine import build as build_torch
 
@@ -182,6 +181,10 @@ def _check_abilities(args: argparse.Namespace) -> None:
         raise ValueError(f"--tensor-parallel {args.tensor_parallel}: --engine {args.engine} has none; use --engine vllm{beside}")
     if args.device != "auto" and args.engine != "torch":
         raise ValueError(f"--device {args.device}: --engine {args.engine} finds its devices itself; use --engine torch")
+    for name in ("model", "dtype", "threads", "eager"):
+        if args.engine == "toy" and getattr(args, name):
+            value = "" if name == "eager" else f" {getattr(args, name)}"
+            raise ValueError(f"--{name}{value}: --engine toy has none; use --engine torch or vllm")
     h2o = [name for name in ("h2o", "h2o_layers", "h2o_total", "h2o_choice") if getattr(args, name) is not None]
     for name in ["scored_layers", *h2o]:
         value = getattr(args, name)

@@ -73,6 +73,17 @@ class KvFacts:
     block_io: bool
 
 
+def checked_kv_tokens(tokens: int, block_size: int) -> int:
+    """Returns the room for KV that --kv-tokens asks for, in tokens.
+
+    Raises:
+        ValueError: a block does not fit.
+    """
+    if tokens < block_size:
+        raise ValueError(f"--kv-tokens {tokens}: must be at least one block, which has {block_size} tokens")
+    return tokens
+
+
 @dataclass(frozen=True)
 class Abilities:
     """Limits and abilities of an engine, as in `WorkerAbilities` of the protocol."""

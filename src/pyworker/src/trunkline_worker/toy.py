@@ -6,13 +6,14 @@ example of an engine.
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from .engine import Abilities, Engine, KvFacts, ModelFacts, Result, Settings, StepError
+from .engine import Abilities, Engine, KvFacts, ModelFacts, Result, Settings, StepError, checked_kv_tokens
 from .pipeline import Pipeline, Stage, StageBatch
 from .slots import HOLE, Batch
 
@@ -87,6 +88,26 @@ class ToyEngine(Engine):
     def write_block(self, block: int, data: bytes) -> None:
         """Replaces a block."""
         self._kv[block] = np.frombuffer(data, "<f4").reshape(self._kv.shape[1:])
+
+
+def build(args: argparse.Namespace) -> Engine:
+    """Returns the engine that the command line's arguments ask for.
+
+    Raises:
+        ValueError: they leave no room for a block.
+    """
+    n = args.pipeline_parallel
+    made = staged(4096, n) if n > 1 else ToyEngine()
+    sizes = (args.block_size,) if args.block_size else made.kv.block_sizes
+    made.kv = replace(made.kv, block_sizes=sizes, tokens=checked_kv_tokens(args.kv_tokens or made.kv.tokens, sizes[0]))
+    made.model = replace(
+        made.model,
+        name=args.model_name or made.model.name,
+        revision=made.model.revision if args.revision is None else args.revision,
+        max_context=min(args.max_context or MAX_CONTEXT, MAX_CONTEXT),
+    )
+    made.abilities = replace(made.abilities, max_sequences=args.max_sequences, max_tokens=args.max_tokens)
+    return made
 
 
 class ToyStage(Stage):

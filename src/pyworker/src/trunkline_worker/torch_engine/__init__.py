@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 
 from .. import head_groups
-from ..engine import Engine, KvFacts, LayerGroup, ModelFacts
+from ..engine import Engine, KvFacts, LayerGroup, ModelFacts, checked_kv_tokens
 from ..model_folder import end_tokens, fingerprint, read_config
 
 try:
@@ -49,6 +49,8 @@ def build(args: argparse.Namespace) -> Engine:
         eos=end_tokens(args.model, raw),
         groups=_groups(args, config),
     )
+    if args.kv_tokens:
+        checked_kv_tokens(args.kv_tokens, block_sizes(args.block_size)[0])
     if args.pipeline_parallel > 1:
         if facts.has_head_groups:
             raise ValueError(

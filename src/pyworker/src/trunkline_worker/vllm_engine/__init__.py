@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from ..engine import LockStep
+from ..engine import LockStep, checked_kv_tokens
 from ..model_folder import end_tokens, fingerprint, read_config
 from ..pipeline import MAX_STAGES
 from . import versions
@@ -39,8 +39,6 @@ def build(args: argparse.Namespace, group: LockStep | None) -> VllmEngine:
     block_size = args.block_size or 32
     if block_size % 32:
         raise ValueError(f"--block-size {block_size}: vLLM needs a multiple of 32")
-    if args.kv_tokens and args.kv_tokens < block_size:
-        raise ValueError(f"--kv-tokens {args.kv_tokens}: must be at least one block, which has {block_size} tokens")
     options = Options(
         model=args.model,
         name=args.model_name or args.model.resolve().name,
@@ -48,7 +46,7 @@ def build(args: argparse.Namespace, group: LockStep | None) -> VllmEngine:
         eos=end_tokens(args.model, raw),
         dtype=args.dtype,
         block_size=block_size,
-        kv_tokens=args.kv_tokens,
+        kv_tokens=args.kv_tokens and checked_kv_tokens(args.kv_tokens, block_size),
         max_context=args.max_context,
         max_sequences=args.max_sequences,
         max_tokens=args.max_tokens,
