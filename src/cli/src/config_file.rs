@@ -159,7 +159,11 @@ impl Settings {
             Err(err) => {
                 let before = err.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
                 let line = before.matches('\n').count() + 1;
-                let message = err.message().replace('\n', " ");
+                let mut message = err.message().replace('\n', " ");
+                if message == "duplicate key" {
+                    let key = err.span().and_then(|span| text.get(span)).unwrap_or_default();
+                    message = format!("{key} is given twice");
+                }
                 bail!("config file {name}, line {line}: {message}")
             }
         }
@@ -422,6 +426,8 @@ mod tests {
         assert!(message.contains("line 2: unknown field `blocksize`"), "{message}");
         let message = load("block-size = 'big'\n").unwrap_err();
         assert!(message.contains("line 1: ") && message.contains("string"), "{message}");
+        let message = load("block-size = 8\nlisten = 'a:1'\nblock-size = 16\n").unwrap_err();
+        assert!(message.ends_with("line 3: block-size is given twice"), "{message}");
         let message = load("\n\nblock-size = -1\n").unwrap_err();
         assert!(message.contains("line 3: "), "{message}");
         assert!(load("block-size").is_err());

@@ -187,3 +187,26 @@ impl<F: CoreFlags> FromArgMatches for CoreSettings<F> {
         Ok(())
     }
 }
+
+/// Replaces the names of settings in a message of the core by those of their flags: `max_queue` by `max-queue`.
+pub(crate) fn named_as_flags(message: &str) -> String {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let named = |part: &str| {
+        let word = part.trim_end_matches(|c| !is_name(c));
+        match trunkline_core::config::setting(word) {
+            Some(setting) => part.replacen(word, &setting.name.replace('_', "-"), 1),
+            None => part.to_owned(),
+        }
+    };
+    message.split_inclusive(|c| !is_name(c)).map(named).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn messages_of_the_core_name_flags_and_leave_other_words() {
+        let message = "max_step_logits is 3; it must be at least max_batch_size, which is 8: 'lru' has no max_sizes, my_max_queue";
+        let named = "max-step-logits is 3; it must be at least max-batch-size, which is 8: 'lru' has no max_sizes, my_max_queue";
+        assert_eq!(super::named_as_flags(message), named);
+    }
+}

@@ -66,6 +66,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+use trunkline_core::ConfigError;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -140,10 +141,12 @@ fn main() -> ExitCode {
     })
 }
 
-/// Returns the message of an error, and the messages of its causes without repetitions.
+/// Returns the message of an error, and the messages of its causes without repetitions. Settings of the core have the names of their flags.
 fn with_causes(err: &anyhow::Error) -> String {
     let causes = err.chain().skip(1).map(ToString::to_string);
-    causes.fold(err.to_string(), |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") })
+    let text = causes
+        .fold(err.to_string(), |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") });
+    if err.chain().any(|cause| cause.is::<ConfigError>()) { core_settings::named_as_flags(&text) } else { text }
 }
 
 fn fail(message: &str) -> ExitCode {

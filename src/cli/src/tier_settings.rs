@@ -294,7 +294,9 @@ impl ServerTiers {
         let groups = self.compressed_groups(&core.worker.groups)?;
         let shared = self.shared_bytes.map(SharedMemory::new);
         let open = |worker: &usize| self.open_one(layout, core, *worker, groups.clone(), shared.as_ref());
-        workers.iter().map(open).collect()
+        let n = workers.len();
+        let opened = workers.iter().map(open).collect::<Result<_, _>>();
+        if n > 1 { opened.with_context(|| format!("sizes are divided among {n} workers")) } else { opened }
     }
 
     /// Returns the numbers of the layer groups whose blocks are compressed; `None` for all.

@@ -420,7 +420,7 @@ impl Config {
     /// If no eviction policy has the name, or a parameter is unknown or outside its range.
     pub fn make_eviction(&self) -> Result<Box<dyn Eviction>, ConfigError> {
         let (policy, _) = retained::split(&self.eviction)?;
-        Ok(eviction::REGISTRY.make(&policy, self.device_blocks)?)
+        eviction::REGISTRY.make(&policy, self.device_blocks).map_err(|error| retained::with_own_key(error).into())
     }
 
     /// Returns the number of blocks that retention hints may keep above the default priority, at most.

@@ -19,6 +19,9 @@ pub struct Param {
     pub max: u64,
 }
 
+/// List of the keys of a name without parameters.
+pub(crate) const NO_KEYS: &str = "none";
+
 /// A name and its parameters, split but not yet parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec<'a> {
@@ -90,7 +93,7 @@ impl<'a> Spec<'a> {
     pub fn values(&self, params: &[Param]) -> Result<Vec<u64>, SpecError> {
         let name = || self.name.to_owned();
         let known = || match params {
-            [] => "none".to_owned(),
+            [] => NO_KEYS.to_owned(),
             _ => params.iter().map(|param| param.key).collect::<Vec<_>>().join(", "),
         };
         let mut given = vec![None; params.len()];

@@ -2,7 +2,7 @@
 
 use crate::registry::RegistryError;
 use crate::retention::RetainedBlocks;
-use crate::spec::{Param, Spec};
+use crate::spec::{NO_KEYS, Param, Spec, SpecError};
 
 /// Share of the device's blocks that hints of all tenants may keep at least, per cent.
 const ALL_PERCENT: u64 = 50;
@@ -30,6 +30,19 @@ pub(super) fn split(spec: &str) -> Result<(String, u64), RegistryError> {
     let values = values.map_err(|error| RegistryError::Parameter { kind: "eviction policy", error })?;
     let policy = if rest.is_empty() { name.into() } else { format!("{name}:{}", rest.join(",")) };
     Ok((policy, values[0]))
+}
+
+/// Adds the parameter of every policy to those that an error lists.
+pub(super) fn with_own_key(mut error: RegistryError) -> RegistryError {
+    if let RegistryError::Parameter {
+        error: SpecError::UnknownKey { known, .. } | SpecError::NoValue { known, .. },
+        ..
+    } = &mut error
+    {
+        let own = PARAMS[0].key;
+        *known = if known == NO_KEYS { own.into() } else { format!("{known}, {own}") };
+    }
+    error
 }
 
 /// Returns the bounds for a device of `blocks` blocks.

@@ -134,7 +134,14 @@ impl StoredObjects {
         }
         let options = options(&url, std::env::vars_os()).map_err(refuse)?;
         url.set_query(None);
-        let (store, prefix) = connect(&url, options).map_err(|error| refuse(error.to_string()))?;
+        let (store, prefix) = connect(&url, options).map_err(|error| {
+            let is_kind = matches!(url.scheme(), "file" | "s3" | "s3a");
+            let other = format!(
+                "addresses that begin with {}:// are none of remote storage; use file:///folder or s3://bucket/prefix",
+                url.scheme()
+            );
+            refuse(if is_kind { error.to_string() } else { other })
+        })?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("store-remote-io")
