@@ -215,7 +215,7 @@ async fn with_embedded(
         u64::from(core.pool_blocks()) * info.block_bytes(core.block_size) * workers as u64
     });
     let kv_bytes: u64 = kv_bytes.sum();
-    let name = backend.model.name.clone();
+    let (name, kv_dtype) = (backend.model.name.clone(), backend.model.kv_dtype.clone());
     let server = Server::new(listener, backend, options).await?;
     if settings.model.is_none() && settings.worker.is_none() && settings.simulate.simulate.is_none() {
         // If standard error is closed, the note is lost.
@@ -229,11 +229,21 @@ async fn with_embedded(
         host_blocks = config.host_blocks,
         block_size = config.block_size,
         kv_bytes,
+        kv_dtype,
         threads = engines.threads_each(),
         "serving {name}"
     );
+    note_settings(config);
     cores.iter().take(1).for_each(note_drafts);
     Ok(server)
+}
+
+/// Notes the policies and tiers of an engine, in the log.
+fn note_settings(config: &Config) {
+    let Config { policy, eviction, preemption, .. } = config;
+    let tiers: Vec<_> = config.tiers.iter().map(|tier| format!("{} {}", tier.name, tier.blocks)).collect();
+    let tiers = if tiers.is_empty() { "none".into() } else { tiers.join(", ") };
+    info!(policy, eviction, preemption = preemption.name(), h2o = config.h2o.mode.name(), tiers, "settings");
 }
 
 /// Notes that steps wait for drafts, in the log.
@@ -278,7 +288,16 @@ fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideMo
         let all: Vec<usize> = (0..engines.workers()).collect();
         let stores = stores(&settings, &mut config, &model, (all.len(), &all), None)?;
         let Config { device_blocks: blocks, block_size, max_steps_in_flight: steps_in_flight, .. } = config;
-        info!(attached_workers = engines.attached(), blocks, block_size, steps_in_flight, "serving {}", model.name);
+        info!(
+            attached_workers = engines.attached(),
+            blocks,
+            block_size,
+            kv_dtype = model.kv_dtype,
+            steps_in_flight,
+            "serving {}",
+            model.name
+        );
+        note_settings(&config);
         note_drafts(&config);
         let offer = SamplingOffer::within(abilities.max_logprobs, abilities.seeded_sampling, abilities.scores);
         let offer = offer.fitting(&config);
