@@ -420,6 +420,24 @@ def test_a_token_that_cannot_be_read_is_one_line(tmp_path, capsys):
     assert len(lines) == 1 and lines[0].startswith("trunkline-worker: ") and "none" in lines[0]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_worker_that_loads_its_model(number):
+    program = """
+import sys, threading
+from trunkline_worker import cli
+def build(_arguments):
+    print("loading", flush=True)
+    threading.Event().wait()
+cli.build = build
+sys.exit(cli.main(["--engine", "toy", "--connect", "localhost:1"]))
+"""
+    worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert worker.stdout.readline() == "loading\n"
+    worker.send_signal(number)
+    _, said = worker.communicate(timeout=20)
+    assert worker.returncode == 0 and said.splitlines()[0].endswith(f"stopping ({number.name})") and said.count("\n") == 1
+
+
 class Small(ToyEngine):
     """An engine without memory for the blocks that the server wants."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from . import __version__
 from .engine import Engine, EngineHung, EngineLost, LockStep, StepError
@@ -204,30 +206,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line, and returns the exit status: 0 after SIGTERM or SIGINT, 1 after a failure."""
     args = parser().parse_args(argv)
     logging.basicConfig(level=args.log.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        token = args.token_file.read_text().strip() if args.token_file else os.environ.get("TRUNKLINE_TOKEN")
-        engine = build_apart(args)
-    except Exception as error:
-        return _failed(error)
-    target = Target(args.connect, args.name, ca=args.ca, token=token, tls=args.tls, shared_memory=args.shared_memory == "true")
-    session = Session(engine, target)
+    session: Session | None = None
 
     def stop(number: int, _frame: FrameType | None) -> None:
         log.info("stopping (%s)", signal.Signals(number).name)
+        if session is None:
+            # The thread that loads the model cannot be interrupted. Processes that it started end with this one.
+            _exit(0)
         session.stop()
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    try:
-        session.run()
-    except EngineHung as error:
-        _failed(error)
-        return _leave(engine)
-    except Exception as error:
+    with _on_signals(stop):
+        try:
+            token = args.token_file.read_text().strip() if args.token_file else os.environ.get("TRUNKLINE_TOKEN")
+            engine = build_apart(args)
+        except Exception as error:
+            return _failed(error)
+        shared_memory = args.shared_memory == "true"
+        session = Session(engine, Target(args.connect, args.name, args.ca, token, args.tls, shared_memory))
+        try:
+            session.run()
+        except EngineHung as error:
+            _failed(error)
+            _leave(engine)
+        except Exception as error:
+            engine.close()
+            return _failed(error)
         engine.close()
-        return _failed(error)
-    engine.close()
-    return 0
+        return 0
+
+
+@contextlib.contextmanager
+def _on_signals(stop: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Calls a function at SIGTERM and SIGINT, until the end of the block."""
+    before = [(number, signal.signal(number, stop)) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def _failed(error: Exception) -> int:
@@ -241,11 +257,16 @@ def _failed(error: Exception) -> int:
     return 1
 
 
-def _leave(engine: Engine) -> int:
+def _leave(engine: Engine) -> NoReturn:
     """Ends the process although the engine's threads hang, after the engine's own processes where they can be ended."""
     closing = threading.Thread(target=engine.close, daemon=True)
     closing.start()
     closing.join(CLOSE_TIMEOUT)
+    _exit(1)
+
+
+def _exit(status: int) -> NoReturn:
+    """Ends the process without waiting for its threads."""
     logging.shutdown()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(status)
