@@ -82,7 +82,8 @@ fn freed_by(state: &State, transfer: &InFlight) -> u32 {
         }
         Purpose::Orphaned(orphan) => {
             let moving = orphan.blocks.len() - orphan.published + orphan.moving_beside().count();
-            freed_chain(kv, transfer.id, transfer.purpose.chain()) + moving as u32
+            let read_beside = kv.freed_read(transfer.purpose.read_beside());
+            freed_chain(kv, transfer.id, transfer.purpose.chain()) + moving as u32 + read_beside
         }
         _ => 0,
     }

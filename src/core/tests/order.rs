@@ -269,3 +269,35 @@ fn more_waiting_requests_than_are_sorted_stay_in_their_order() {
     driver.run_to_end();
     assert_eq!(driver.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2, 5, 3, 4]);
 }
+
+/// Requests 1 and 2 leave two cached blocks each, the only ones beside those of request 3, which takes one of them when its answer
+/// grows. Request 4, with the prompt of 1, waits in the full batch meanwhile. Returns the tokens that 4 finds.
+fn found_behind(prompt_of_3: u32, steps_before: usize) -> u32 {
+    let limits =
+        Config { device_blocks: 10, max_batch_tokens: 16, max_batch_size: 1, eviction: "leaves".into(), ..config() };
+    let mut driver = Driver::new(limits);
+    // Every 32nd pass looks prompts up. Each of these requests, of less than a block, is admitted in a pass of its own.
+    for (id, tokens) in (100..129).map(|id| (id, 3)).chain([(1, 9), (2, 9)]) {
+        driver.submit_request(request(id, tokens, 1));
+        driver.run_to_end();
+    }
+    assert_eq!(driver.stats().evicted_blocks, 0);
+    driver.submit_request(request(3, prompt_of_3, 26 - prompt_of_3));
+    (0..steps_before).for_each(|_| driver.answer());
+    driver.submit(4, prompt(1, 9), 1);
+    let evicted = driver.stats().evicted_blocks;
+    driver.answer_until(|driver| driver.has_ended(3));
+    assert!(driver.stats().evicted_blocks - evicted > 0);
+    driver.run_to_end();
+    driver.usages[&4].cached_tokens
+}
+
+#[test]
+fn waiting_prompts_are_looked_up_in_a_full_batch_only_while_a_prompt_runs() {
+    assert_eq!(
+        found_behind(8, 1),
+        0,
+        "decodes alone: the prompt of 1 was looked up before that of 2, and leaves first"
+    );
+    assert_eq!(found_behind(20, 0), 8, "the second chunk of 3 has it looked up again");
+}

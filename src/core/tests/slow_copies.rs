@@ -70,6 +70,43 @@ fn decodes_do_not_all_wait_for_a_store_that_frees_blocks_at_its_end() {
     rig.assert_all_said(1..=3);
 }
 
+/// Two of twelve blocks are being stored, and the answer of request 2 takes blocks that the prompt of request 3, four tokens a step, had
+/// room for at admission.
+fn prompt_beside_a_store(output: u32) -> Driver {
+    let limits = Config { reserve_prompts: false, max_batch_tokens: 8, max_batch_size: 4, ..config() };
+    let mut rig = Driver::new(limits);
+    rig.submit(1, tokens(0, 9), 1);
+    rig.answer_until(|rig| rig.has_ended(1));
+    assert_eq!((rig.copies.len(), rig.copies[0].pairs.len()), (1, 2));
+    rig.submit(2, tokens(100, 4), output);
+    rig.answer();
+    rig.submit(3, tokens(200, 32), 1);
+    rig
+}
+
+#[test]
+fn a_prompt_without_blocks_gives_its_own_up_rather_than_have_the_device_wait_for_a_store() {
+    let mut rig = prompt_beside_a_store(28);
+    while !rig.has_ended(2) {
+        assert!(!rig.steps.is_empty(), "the device waits for the store alone: {:?}", rig.stats());
+        rig.answer();
+    }
+    assert!(rig.stats().preemptions > 0 && rig.copies[0].pairs.len() == 2);
+    rig.run_to_end();
+    rig.assert_all_said(1..=3);
+}
+
+#[test]
+fn a_prompt_alone_waits_for_blocks_that_a_store_frees() {
+    let mut rig = prompt_beside_a_store(9);
+    rig.answer_until(|rig| rig.steps.is_empty());
+    assert_eq!((rig.stats().preemptions, rig.stats().running, rig.has_ended(2)), (0, 1, true));
+    (0..rig.copies.len()).for_each(|_| rig.finish_copy(0));
+    assert_eq!((rig.ids(), rig.stats().preemptions), (vec![3], 0), "it goes on where it was");
+    rig.run_to_end();
+    rig.assert_all_said(1..=3);
+}
+
 /// Runs a request of one output token to its end. Returns the prompt tokens found in the cache.
 fn ask(rig: &mut Driver, id: u64, prompt: Vec<Token>) -> u32 {
     rig.submit(id, prompt, 1);

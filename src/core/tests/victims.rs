@@ -151,3 +151,29 @@ fn the_last_of_the_swapped_requests_gives_up_its_blocks_for_one_that_runs_alone(
     rig.assert_empty();
     assert_eq!(rig.stats().swaps.swap_ins, 1, "request 4 comes back from the host");
 }
+
+#[test]
+fn a_request_that_shared_its_blocks_with_a_victim_is_cheaper_to_preempt_next() {
+    let config = Config {
+        block_size: 4,
+        device_blocks: 18,
+        launch_watermark: 0.0,
+        preemption: Preemption::Cost,
+        recompute_token_ns: 3 << 20,
+        ..Config::default()
+    };
+    let mut rig = Driver::without_worker(config);
+    for id in 1..=3 {
+        submit(&mut rig, id, 0, text(id, 13), 20);
+    }
+    submit(&mut rig, 4, 0, text(4, 13), 20);
+    submit(&mut rig, 5, 0, [text(4, 12), text(5, 6)].concat(), 20);
+    rig.join();
+    rig.answer_until(|rig| rig.stats().preemptions > 0);
+    // All need a block at once. A block freed costs about two tokens, for half of the blocks will be found again. Request 4 has one block of its
+    // own and three with 5: four tokens for one block, and two for each of four once 5 is gone. Of equals the last to arrive goes.
+    let waiting = [1, 2, 3, 4, 5].map(|id| rig.core.is_waiting(RequestId(id)));
+    assert_eq!((waiting, rig.stats().preemptions), ([false, false, false, true, true], 2));
+    rig.run_to_end();
+    rig.assert_empty();
+}

@@ -1,29 +1,39 @@
 //! Facts about the inside of a core that no action shows.
 
+use trunkline_port::Keeps;
+
 use super::*;
-use crate::config::Preemption;
+use crate::config::{Preemption, TierConfig, WorkerFacts, Write};
 use crate::hash::Namespace;
+use crate::transfer_table::TransferEnd;
+use crate::{readers, transfer_end};
 
 /// A core whose worker answers each step at once.
 struct Bench {
     core: Core,
     step: Option<Box<Step>>,
+    /// Transfers in flight.
+    copies: Vec<u64>,
+    now_ns: u64,
     actions: Vec<Action>,
 }
 
 impl Bench {
     fn new(config: Config) -> Self {
         let config = Config { block_size: 4, launch_watermark: 0.0, max_context: 200, ..config };
-        let mut bench = Self { core: Core::new(config).unwrap(), step: None, actions: Vec::new() };
+        let mut bench =
+            Self { core: Core::new(config).unwrap(), step: None, copies: Vec::new(), now_ns: 0, actions: Vec::new() };
         bench.event(Event::WorkerJoined);
         bench
     }
 
     fn event(&mut self, event: Event) {
-        self.core.handle(0, event, &mut self.actions);
+        self.core.handle(self.now_ns, event, &mut self.actions);
         for action in self.actions.drain(..) {
-            if let Action::RunStep(step) = action {
-                self.step = Some(step);
+            match action {
+                Action::RunStep(step) => self.step = Some(step),
+                Action::Transfer(transfer) => self.copies.push(transfer.id),
+                _ => {}
             }
         }
     }
@@ -40,6 +50,12 @@ impl Bench {
         let mut result = StepResult { step: step.id, ..StepResult::default() };
         step.seqs.iter().for_each(|seq| result.push(if seq.sample { &[7] } else { &[] }));
         self.event(Event::StepFinished(result));
+    }
+
+    /// Ends the copies in flight.
+    fn end_copies(&mut self) {
+        let copies = std::mem::take(&mut self.copies);
+        copies.into_iter().for_each(|id| self.event(Event::TransferFinished(id)));
     }
 
     fn live(&self, id: u64) -> bool {
@@ -62,6 +78,10 @@ fn deadlines_of_ended_requests_take_no_memory_behind_the_next_one_either() {
     bench.event(Event::Abort(RequestId(0)));
     bench.answer();
     assert_eq!(bench.core.deadlines.len(), 0);
+}
+
+fn tier(write: Write) -> TierConfig {
+    TierConfig { name: "tier".into(), blocks: 100, write, eviction: "lru".into(), shared: false }
 }
 
 /// Requests 1 and 2 share two blocks; 2 is preempted with six more published, and 1 takes two of those before 2 is back.
@@ -98,6 +118,33 @@ fn a_lost_worker_says_nothing_of_blocks_found_again() {
 }
 
 #[test]
+fn a_preemption_teaches_once_how_many_blocks_are_found_again_also_if_a_load_hangs() {
+    let costs = Config { device_blocks: 12, recompute_token_ns: 1 << 40, ..Config::default() };
+    let mut bench =
+        Bench::new(Config { preemption: Preemption::Recompute, tiers: vec![tier(Write::Through)], ..costs });
+    bench.submit(1, (0..17).collect(), 1, None);
+    bench.answer();
+    bench.end_copies();
+    bench.submit(2, (1000..1009).collect(), 38, None);
+    bench.answer();
+    bench.submit(3, (0..17).collect(), 20, None);
+    while bench.live(2) {
+        bench.answer();
+    }
+    bench.end_copies();
+    // Request 2 took the whole device before its end, so request 3, preempted, finds blocks in the tier alone.
+    assert_eq!((bench.core.stats().preemptions, bench.core.stats().loading), (1, 1));
+    let learned = bench.core.state.rehit.expect(1024);
+    assert!(learned < 512, "{learned}: fewer than expected were found");
+    while bench.core.stats().loading > 0 {
+        bench.now_ns = bench.core.next_deadline_ns().expect("copies have a deadline");
+        bench.event(Event::Tick);
+    }
+    bench.answer();
+    assert_eq!((bench.core.state.rehit.expect(1024), bench.core.stats().preemptions), (learned, 1));
+}
+
+#[test]
 fn sequences_in_neighbouring_slots_are_neighbours_in_memory() {
     // Sequences are requested from memory by address.
     let mut bench = Bench::new(Config { device_blocks: 64, ..Config::default() });
@@ -107,4 +154,81 @@ fn sequences_in_neighbouring_slots_are_neighbours_in_memory() {
     let sequences = &bench.core.state.sequences;
     let at = |slot: usize| (&raw const sequences[slot]).addr();
     assert_eq!([at(1) - at(0), at(2) - at(0)], [1, 2].map(|n| n * size_of::<Sequence>()));
+}
+
+/// Requests 1 and 2 share two blocks, and 2, with more of its own, is aborted while it is swapped out.
+fn orphaned(groups: &[Keeps]) -> Bench {
+    let mut bench = Bench::new(Config {
+        device_blocks: 14,
+        host_blocks: 50,
+        preemption: Preemption::Swap,
+        worker: WorkerFacts { groups: groups.to_vec(), ..WorkerFacts::default() },
+        ..Config::default()
+    });
+    bench.submit(1, (0..9).collect(), 40, None);
+    bench.answer();
+    bench.submit(2, (0..8).chain(100..109).collect(), 40, None);
+    while bench.copies.is_empty() {
+        bench.answer();
+    }
+    bench.event(Event::Abort(RequestId(2)));
+    assert!(!bench.live(2));
+    bench
+}
+
+/// Blocks on the device are on their way to a tier that takes what is about to be evicted.
+fn demoting() -> Bench {
+    let mut bench = Bench::new(Config { device_blocks: 64, tiers: vec![tier(Write::Back)], ..Config::default() });
+    bench.submit(1, (0..13).collect(), 1, None);
+    bench.answer();
+    bench.submit(2, (1000..1190).collect(), 1, None);
+    bench.answer();
+    bench.submit(3, (2000..2050).collect(), 20, None);
+    while bench.copies.is_empty() {
+        bench.answer();
+    }
+    bench
+}
+
+/// Ended requests are being stored in a tier: each has the prompt of the one before, and two blocks more.
+fn storing(requests: u32, groups: &[Keeps]) -> Bench {
+    let worker = WorkerFacts { groups: groups.to_vec(), ..WorkerFacts::default() };
+    let tiers = vec![tier(Write::Through)];
+    let mut bench = Bench::new(Config { device_blocks: 64, tiers, worker, ..Config::default() });
+    for n in 1..=requests {
+        bench.submit(u64::from(n), (0..8 * n + 1).collect(), 1, None);
+        bench.answer();
+        bench.now_ns += 1000;
+    }
+    assert_eq!(bench.copies.len(), requests as usize);
+    bench
+}
+
+#[test]
+fn blocks_that_transfers_in_flight_free_are_counted_as_they_will_be() {
+    let benches = [
+        ("a demotion", demoting()),
+        ("stores", storing(3, &[])),
+        ("stores with layer groups", storing(3, &[Keeps::All, Keeps::All])),
+        ("a swap-out of nobody", orphaned(&[])),
+        ("a swap-out of nobody with layer groups", orphaned(&[Keeps::All, Keeps::All])),
+    ];
+    for (name, mut bench) in benches {
+        let (counted, usable) = (readers::future_free(&bench.core.state), bench.core.state.kv.usable());
+        assert!(counted > 2, "{name}: {counted}");
+        for id in bench.copies {
+            // Without a scheduling pass, which would take some of them.
+            transfer_end::end(&mut bench.core.state, id, TransferEnd::Finished);
+        }
+        assert_eq!(bench.core.state.kv.usable() - usable, counted, "{name}");
+    }
+}
+
+#[test]
+fn blocks_read_by_a_transfer_that_hangs_are_not_counted_as_freed_by_another() {
+    let mut bench = storing(2, &[]);
+    assert_eq!(readers::future_free(&bench.core.state), 4);
+    bench.now_ns = bench.core.next_deadline_ns().expect("the first store has a deadline");
+    bench.event(Event::Tick);
+    assert_eq!(readers::future_free(&bench.core.state), 2, "the first two blocks are read by the first store too");
 }

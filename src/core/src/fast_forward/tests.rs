@@ -1,9 +1,12 @@
 //! Fast-forwards that pause, and events that may come then. Whole replays, fast-forwarded and stepped, are compared in the simulator.
 
+use trunkline_port::Keeps;
+
 use super::*;
-use crate::config::{Config, TierConfig, Write};
+use crate::config::{Config, H2oConfig, TierConfig, WorkerFacts, Write};
 use crate::core::Core;
 use crate::event::{Action, Event};
+use crate::h2o::Mode;
 use crate::hash::Namespace;
 use crate::request::{FinishReason, Request};
 use crate::retention::RetentionHint;
@@ -181,4 +184,99 @@ fn no_step_is_skipped_while_the_answer_to_a_look_up_may_come() {
         actions.clear();
         assert_eq!(core.fast_forward(now_ns, &mut driver, &mut actions), FastForwardResult::NotSteady);
     }
+}
+
+/// Runs requests leaping and stepping, with equal ends and decisions. Returns what ended when and why, and how many steps were skipped over.
+fn run_both(config: &Config, requests: &[(u64, Request)]) -> (Vec<(u64, u64, FinishReason)>, u64) {
+    let (ends, digest, skipped) = run(config.clone(), requests, true);
+    assert_eq!(run(config.clone(), requests, false), (ends.clone(), digest, 0));
+    (ends, skipped)
+}
+
+#[test]
+fn a_request_alone_is_skipped_through_block_after_block() {
+    let config = Config { block_size: 4, ..Config::default() };
+    let (ends, skipped) = run_both(&config, &[(0, request(0, None))]);
+    // A step for the prompt gives the first of 60 tokens. The first decode, begun as a step, and the last one are not skipped over.
+    assert_eq!((ends, skipped), (vec![(600, 0, FinishReason::Length)], 57));
+}
+
+#[test]
+fn a_fast_forward_ends_where_a_block_is_missing() {
+    // 18 blocks each, and room for 20: one of them is preempted, and comes back.
+    let config = Config { block_size: 4, device_blocks: 20, launch_watermark: 0.0, ..Config::default() };
+    let (ends, skipped) = run_both(&config, &[(0, request(0, None)), (0, request(1, None))]);
+    assert!(skipped > 10, "{skipped} steps were skipped over");
+    assert_eq!(ends[0], (600, 0, FinishReason::Length));
+    assert!(ends[1].0 > 620, "{ends:?}: request 1 waits for blocks");
+}
+
+#[test]
+fn a_request_that_comes_in_a_fast_forward_is_admitted_after_the_step_in_flight() {
+    let config = Config { block_size: 4, max_batch_size: 2, ..Config::default() };
+    let (ends, skipped) = run_both(&config, &[(0, request(0, None)), (205, request(1, None))]);
+    assert!(skipped > 10, "{skipped} steps were skipped over");
+    assert_eq!(ends, [(600, 0, FinishReason::Length), (810, 1, FinishReason::Length)]);
+}
+
+#[test]
+fn no_step_is_skipped_where_a_step_does_more_than_decode() {
+    let groups = vec![Keeps::All, Keeps::Window(8)];
+    let worker = WorkerFacts { groups, ..WorkerFacts::default() };
+    let h2o =
+        H2oConfig { mode: Mode::Probe, ratio: Some(3.0), sink: 4, recent: 4, trigger: 24, ..H2oConfig::default() };
+    let tier =
+        TierConfig { name: "tier".into(), blocks: 64, write: Write::Back, eviction: "lru".into(), shared: false };
+    let plain = Config { block_size: 4, ..Config::default() };
+    let cases = [
+        ("layer groups", Config { worker, ..plain.clone() }),
+        ("eviction within sequences", Config { h2o, ..plain.clone() }),
+        ("shares of tenants", Config { policy: "vtc".into(), ..plain.clone() }),
+        ("a tier that is written back to", Config { tiers: vec![tier], ..plain }),
+    ];
+    for (name, config) in cases {
+        let (ends, skipped) = run_both(&config, &[(0, request(0, None))]);
+        assert_eq!((ends, skipped), (vec![(600, 0, FinishReason::Length)], 0), "{name}");
+    }
+}
+
+/// Notes the batches of the steps that begin, and lets none be skipped.
+#[derive(Default)]
+struct Noting(Vec<SteadyBatch>);
+
+impl FastForwardDriver for Noting {
+    fn on_steps_begin(&mut self, begin_ns: u64, batch: &SteadyBatch, _: u32) -> SteadySteps {
+        self.0.push(*batch);
+        SteadySteps { begun: 1, end_ns: begin_ns + STEP_NS, skip: false }
+    }
+
+    fn generate(&mut self, _: RequestId, numbers: Range<u32>, tokens: &mut Vec<Token>) {
+        tokens.extend(numbers.map(|_| TOKEN));
+    }
+
+    fn on_tokens(&mut self, _: RequestId, _: u32) {}
+}
+
+#[test]
+fn the_driver_of_a_fast_forward_learns_how_long_the_decodes_are_in_each_step() {
+    let mut core = Core::new(Config { block_size: 4, ..Config::default() }).unwrap();
+    let mut actions = Vec::new();
+    for (id, tokens) in [(1, 5), (2, 12)] {
+        let prompt = (0..tokens).map(|at| id as u32 * 100 + at).collect();
+        let mut request = Request { prompt, ..request(id, None) };
+        request.hash_prompt(4);
+        core.handle(0, Event::Submit(Box::new(request)), &mut actions);
+    }
+    core.handle(0, Event::WorkerJoined, &mut actions);
+    let Some(Action::RunStep(step)) = actions.pop() else { panic!("both prompts run") };
+    let answer = StepResult { step: step.id, ends: vec![1, 2], tokens: vec![TOKEN; 2], ..StepResult::default() };
+    core.handle(STEP_NS, Event::StepFinished(answer), &mut actions);
+    let mut driver = Noting::default();
+    for step in 2..=12 {
+        let result = core.fast_forward(step * STEP_NS, &mut driver, &mut actions);
+        assert_eq!(result, FastForwardResult::Paused { end_ns: (step + 1) * STEP_NS, tokens: 2 });
+    }
+    // With KV are the prompts, and in the second decode the first token generated.
+    let batches = (1..=11).map(|n| SteadyBatch { seqs: 2, computed: 5 + 12 + 2 * n, computed_max: 12 + n as u32 });
+    assert_eq!(driver.0, batches.collect::<Vec<_>>());
 }
