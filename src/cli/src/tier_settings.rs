@@ -8,7 +8,7 @@ use clap::Args;
 use serde::de::MapAccess;
 use trunkline_core::{Config, Keeps, TierConfig, Write, registry};
 use trunkline_server::EngineStore;
-use trunkline_store::{BlockLayout, Compression, SharedMemory, StoreSettings, TierMedium};
+use trunkline_store::{BlockLayout, Compression, SharedMemory, StoreError, StoreSettings, TierMedium};
 
 use crate::sizes::{one_or_each, parse_size};
 
@@ -294,9 +294,7 @@ impl ServerTiers {
         let groups = self.compressed_groups(&core.worker.groups)?;
         let shared = self.shared_bytes.map(SharedMemory::new);
         let open = |worker: &usize| self.open_one(layout, core, *worker, groups.clone(), shared.as_ref());
-        let n = workers.len();
-        let opened = workers.iter().map(open).collect::<Result<_, _>>();
-        if n > 1 { opened.with_context(|| format!("sizes are divided among {n} workers")) } else { opened }
+        workers.iter().map(open).collect()
     }
 
     /// Returns the numbers of the layer groups whose blocks are compressed; `None` for all.
@@ -333,7 +331,10 @@ impl ServerTiers {
                 _ => TierMedium::Host,
             });
         }
-        EngineStore::open(settings).context("cannot open the tiers")
+        let opened = EngineStore::open(settings);
+        let is_size = matches!(opened, Err(StoreError::Setting { setting: "disk size", .. }));
+        let divided = if is_size { " (disk-size is divided among the workers)" } else { "" };
+        opened.with_context(|| format!("cannot open the tiers{divided}"))
     }
 }
 

@@ -124,12 +124,12 @@ def build_apart(args: argparse.Namespace) -> Engine:
     runs the steps, steps of vLLM on two cores took 1.15 times as long.
     """
     made: list[Engine] = []
-    failed: list[Exception] = []
+    failed: list[BaseException] = []
 
     def make() -> None:
         try:
             made.append(build(args))
-        except Exception as error:
+        except BaseException as error:
             failed.append(error)
 
     building = threading.Thread(target=make, name="build", daemon=True)

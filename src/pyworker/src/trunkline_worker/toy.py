@@ -96,10 +96,11 @@ def build(args: argparse.Namespace) -> Engine:
     Raises:
         ValueError: they leave no room for a block.
     """
-    n = args.pipeline_parallel
-    made = staged(4096, n) if n > 1 else ToyEngine()
-    sizes = (args.block_size,) if args.block_size else made.kv.block_sizes
-    made.kv = replace(made.kv, block_sizes=sizes, tokens=checked_kv_tokens(args.kv_tokens or made.kv.tokens, sizes[0]))
+    one, n = ToyEngine(), args.pipeline_parallel
+    sizes = (args.block_size,) if args.block_size else one.kv.block_sizes
+    tokens = checked_kv_tokens(args.kv_tokens or one.kv.tokens, sizes[0])
+    made = staged(tokens, n) if n > 1 else one
+    made.kv = replace(made.kv, block_sizes=sizes, tokens=tokens)
     made.model = replace(
         made.model,
         name=args.model_name or made.model.name,

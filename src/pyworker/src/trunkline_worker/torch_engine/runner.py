@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .. import cpu_blocks
 from ..engine import Abilities, Engine, EngineLost, KvFacts, ModelFacts, Result, Settings
 from ..slots import Batch
 from . import attention, sampling
@@ -305,7 +305,7 @@ class TorchEngine(Engine):
 
 def bytes_of(block: Tensor) -> bytes:
     """Returns the elements of a block, on whatever device, as bytes."""
-    return elements_of(block.cpu()).tobytes()
+    return cpu_blocks.elements(block.cpu()).tobytes()
 
 
 def replace_block(place: Tensor, data: bytes) -> None:
@@ -320,14 +320,4 @@ def replace_block(place: Tensor, data: bytes) -> None:
     if place.is_cuda:
         place.copy_(torch.frombuffer(bytearray(data), dtype=place.dtype).view(place.shape))
     else:
-        elements = elements_of(place)
-        elements[...] = np.frombuffer(data, np.uint8).reshape(elements.shape)
-
-
-def elements_of(block: Tensor) -> npt.NDArray[np.uint8]:
-    """Returns a view of the bytes of a block in the CPU's memory. Numpy copies them in the calling thread.
-
-    PyTorch would copy with threads of OpenMP, which keeps some for each thread that asks: see `cli.build_apart`.
-    """
-    elements: npt.NDArray[np.uint8] = block.view(torch.uint8).numpy()
-    return elements
+        cpu_blocks.replace(place, data)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
+from .. import cpu_blocks
 from . import cpu_experts
 
 
@@ -81,7 +80,7 @@ class Extension:
         self.trunkline_enter()
         with torch.inference_mode():
             if self.device.type == "cpu":
-                return b"".join(_elements(cache[block]).tobytes() for cache in self.model_runner.kv_caches)
+                return b"".join(cpu_blocks.elements(cache[block]).tobytes() for cache in self.model_runner.kv_caches)
             layers = [cache[block].contiguous().reshape(-1).view(torch.uint8) for cache in self.model_runner.kv_caches]
             return bytes(torch.cat(layers).cpu().numpy().tobytes())
 
@@ -89,17 +88,16 @@ class Extension:
         """Replaces a block: `parts` has the bytes for each worker."""
         self.trunkline_enter()
         with torch.inference_mode():
-            source = np.frombuffer(bytearray(parts[self.rank]), np.uint8)
+            source = memoryview(bytearray(parts[self.rank]))
             at = 0
             for cache in self.model_runner.kv_caches:
                 place = cache[block]
                 size = place.numel() * place.element_size()
                 part = source[at : at + size]
                 if self.device.type == "cpu":
-                    elements = _elements(place)
-                    elements[...] = part.view(elements.dtype).reshape(elements.shape)
+                    cpu_blocks.replace(place, part)
                 else:
-                    place.copy_(torch.from_numpy(part).view(place.dtype).view(place.shape))
+                    place.copy_(torch.frombuffer(part, dtype=place.dtype).view(place.shape))
                 at += size
             if place.is_cuda:
                 torch.cuda.synchronize()
@@ -126,13 +124,3 @@ class Extension:
         runner.requests.clear()
         for request in list(runner.input_batch.req_id_to_index):
             runner.input_batch.remove_request(request)
-
-
-def _elements(block: Any) -> npt.NDArray[np.integer[Any]]:
-    """Returns a view of a block's elements as numbers of their size. Numpy copies them in the calling thread.
-
-    PyTorch would copy with threads of OpenMP, which keeps some for each thread that asks: see `cli.build_apart`.
-    """
-    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    numbers: npt.NDArray[np.integer[Any]] = block.view(sizes[block.element_size()]).numpy()
-    return numbers
