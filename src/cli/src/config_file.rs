@@ -82,8 +82,8 @@ pub struct Settings {
     #[command(flatten)]
     pub core: CoreSettings<ServeFlags>,
 
-    /// Record every event of all engines, prompts included, for `trunkline replay --recorded`; gzip if the name ends in .gz
-    /// [default: none].
+    /// Record every event of all engines, prompts included, for `trunkline replay --recorded`; gzip if the name ends in .gz; a file of this name
+    /// is renamed to FILE.old [default: none].
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
 

@@ -15,6 +15,7 @@ use tonic::{Code, Status};
 use crate::access::{Access, WORKERS};
 use crate::bodies::{Accepted, RequestBody, ResponseBody};
 use crate::network::Call;
+use crate::refusals::Reason;
 
 tokio::task_local! {
     /// The call that the current task serves.
@@ -97,17 +98,18 @@ where
 }
 
 /// Corrects the status of a request whose message could not be read: tonic blames the server for a malformed message, and calls
-/// a message beyond the limit OUT_OF_RANGE.
+/// a message beyond the limit OUT_OF_RANGE. The request counts as refused.
 fn correct<B>(mut response: Response<B>, call: &Call) -> Response<B> {
     if call.is_handled() {
         return response;
     }
     let status = response.headers().get(Status::GRPC_STATUS).map(|status| Code::from_bytes(status.as_bytes()));
-    let code = match status {
-        Some(Code::Internal | Code::Unknown) => Code::InvalidArgument,
-        Some(Code::OutOfRange) => Code::ResourceExhausted,
+    let (code, reason) = match status {
+        Some(Code::Internal | Code::Unknown) => (Code::InvalidArgument, Reason::Invalid),
+        Some(Code::OutOfRange) => (Code::ResourceExhausted, Reason::MessageTooLarge),
         _ => return response,
     };
+    call.connection().network().counters.refusals.count(reason);
     response.headers_mut().insert(Status::GRPC_STATUS, HeaderValue::from(code as i32));
     response
 }
@@ -119,7 +121,7 @@ mod tests {
     use crate::limits::NetworkLimits;
 
     #[test]
-    fn only_calls_without_a_handler_change_their_status() {
+    fn only_calls_without_a_handler_change_their_status_and_count_as_refused() {
         let corrected = |code: Code, handled: bool| {
             let call = Call::detached(NetworkLimits::default(), Clock::start());
             if handled {
@@ -127,11 +129,12 @@ mod tests {
             }
             let response = correct(Status::new(code, "why").into_http::<()>(), &call);
             assert_eq!(response.headers().get("grpc-message").unwrap(), "why");
-            Code::from_bytes(response.headers()[Status::GRPC_STATUS].as_bytes())
+            let refused = call.connection().network().counters.refusals.each().find(|(_, n)| *n > 0);
+            (Code::from_bytes(response.headers()[Status::GRPC_STATUS].as_bytes()), refused)
         };
-        assert_eq!(corrected(Code::Internal, false), Code::InvalidArgument);
-        assert_eq!(corrected(Code::OutOfRange, false), Code::ResourceExhausted);
-        assert_eq!(corrected(Code::Unimplemented, false), Code::Unimplemented);
-        assert_eq!(corrected(Code::Internal, true), Code::Internal);
+        assert_eq!(corrected(Code::Internal, false), (Code::InvalidArgument, Some(("invalid", 1))));
+        assert_eq!(corrected(Code::OutOfRange, false), (Code::ResourceExhausted, Some(("message_too_large", 1))));
+        assert_eq!(corrected(Code::Unimplemented, false), (Code::Unimplemented, None));
+        assert_eq!(corrected(Code::Internal, true), (Code::Internal, None));
     }
 }

@@ -10,9 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tracing::warn;
 
 use crate::clock::Clock;
 use crate::limits::NetworkLimits;
+use crate::log_limit::LogLimit;
 use crate::refusals::Refusals;
 
 /// Counters of the network edge since the start.
@@ -45,6 +47,8 @@ pub(crate) struct Network {
     pub(crate) counters: NetworkCounters,
     /// Notified if unread output is above a limit of several calls.
     pub(crate) over: Notify,
+    /// Limits the lines about calls that ended unread.
+    unread_lines: LogLimit,
     unread_bytes: AtomicU64,
     incoming_bytes: AtomicU64,
     next: AtomicU64,
@@ -106,6 +110,7 @@ impl Network {
             clock,
             counters: NetworkCounters::default(),
             over: Notify::new(),
+            unread_lines: LogLimit::default(),
             unread_bytes: AtomicU64::new(0),
             incoming_bytes: AtomicU64::new(0),
             next: AtomicU64::new(1),
@@ -407,7 +412,11 @@ impl Call {
     /// Discards waiting output once; the stream then ends with RESOURCE_EXHAUSTED.
     pub(crate) fn discard(&self) {
         if !self.discarded.swap(true, Ordering::Relaxed) {
-            count(&self.connection.network.counters.unread_ended);
+            let Connection { network, peer, .. } = &*self.connection;
+            count(&network.counters.unread_ended);
+            let bytes = self.unread_bytes.load(Ordering::Relaxed);
+            let line = |calls| warn!(calls, %peer, bytes, "ended calls whose clients do not read their output");
+            network.unread_lines.log(network.clock, line);
             if let Some(backlog) = self.backlog.get().and_then(Weak::upgrade) {
                 backlog.discard();
             }

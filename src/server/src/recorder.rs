@@ -3,7 +3,7 @@
 //! The core's thread copies each input into a bounded channel; a separate thread turns the input into a line and writes the line. A
 //! recording with a hole would be worth nothing, so if the disk fails or falls behind, recording stops for good, with one error in
 //! the log, and serving continues. The part written until then replays.
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use tracing::error;
+use tracing::{error, info};
 use trunkline_cluster::record::{End, Line};
 use trunkline_cluster::{ClusterConfig, Input};
 
@@ -34,7 +34,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Creates the file, compressed if the name ends in `.gz`, and writes the header.
+    /// Creates the file, compressed if the name ends in `.gz`, and writes the header. A file of this name becomes `FILE.old`.
     pub(crate) fn create(path: &Path, cluster: &ClusterConfig) -> io::Result<Self> {
         let mut sink = Sink::create(path)?;
         sink.write_line(Line::header(cluster).to_json())?;
@@ -106,7 +106,14 @@ enum Sink {
 }
 
 impl Sink {
+    /// Creates the file. An existing one becomes `FILE.old` first, in place of what had that name.
     fn create(path: &Path) -> io::Result<Self> {
+        if path.symlink_metadata().is_ok_and(|file| file.is_file() && file.len() > 0) {
+            let mut old = path.as_os_str().to_owned();
+            old.push(".old");
+            fs::rename(path, &old)?;
+            info!("the recording of the run before is now {}", Path::new(&old).display());
+        }
         let file = BufWriter::new(File::create(path)?);
         let gzip = path.extension().is_some_and(|extension| extension == "gz");
         Ok(if gzip { Self::Gzip(GzEncoder::new(file, Compression::fast())) } else { Self::Plain(file) })
@@ -186,6 +193,16 @@ mod tests {
         let mut text = String::new();
         GzDecoder::new(File::open(path).unwrap()).read_to_string(&mut text).unwrap();
         check(&text);
+    }
+
+    #[test]
+    fn the_recording_of_the_run_before_is_kept_under_another_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.rec.jsonl");
+        fs::write(&path, "before").unwrap();
+        record(&path);
+        check(&fs::read_to_string(&path).unwrap());
+        assert_eq!(fs::read_to_string(dir.path().join("run.rec.jsonl.old")).unwrap(), "before");
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) enum Reason {
     /// A field is wrong, or the text has a token that the model does not have.
     Invalid,
+    /// The message is longer than messages may be.
+    MessageTooLarge,
     /// The `request_id` names an active request.
     DuplicateId,
     /// Prompt and output exceed the context.
@@ -39,8 +41,9 @@ pub(crate) enum Reason {
 
 impl Reason {
     /// All reasons with their names, in the order of the numbers.
-    const ALL: [(Self, &'static str); 15] = [
+    const ALL: [(Self, &'static str); 16] = [
         (Self::Invalid, "invalid"),
+        (Self::MessageTooLarge, "message_too_large"),
         (Self::DuplicateId, "duplicate_id"),
         (Self::ContextTooLong, "context_too_long"),
         (Self::NeverFits, "never_fits"),

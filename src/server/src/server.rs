@@ -82,8 +82,8 @@ pub type DecideModel = Box<dyn FnMut(&trunkline_attach::Hello) -> Result<(Backen
 pub struct Options {
     /// Engines and router. The engines are of one model; `max_context` of each is lowered to the model's.
     pub cluster: ClusterConfig,
-    /// File to record every input of the cluster to; compressed if the name ends in `.gz`. The recording has the prompts, as token
-    /// ids.
+    /// File to record every input of the cluster to; compressed if the name ends in `.gz`. A file of this name becomes
+    /// `FILE.old`. The recording has the prompts, as token ids.
     pub record: Option<PathBuf>,
     /// Requests of one client on the way to their first token, at most; `None` for half of the engines' `max_queue`. A client is the holder
     /// of a token, or without tokens everyone at one address.

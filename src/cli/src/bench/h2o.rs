@@ -123,7 +123,7 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
     let model = model.with_groups(groups)?;
     let info = model.info();
     let n_all = (Heads::of(&info).whole + Heads::of(&info).dropping) as usize;
-    let layout = BlockLayout { frequencies: Some(rotation(&model)), ..layout(&info, BLOCK as u32) };
+    let layout = BlockLayout { frequencies: Some(rotation(&model)), ..layout(&info, options.planner.block_size) };
     let mut rig = plan.rig(model, plan.choice(&info))?;
     let settings = plan.cases(plan.ratio(total, gated, &info)?, &weights)?;
     let compared = gated.and_then(|gated| plan.gated(gated, &settings, &info)).unwrap_or(0);
@@ -173,7 +173,7 @@ fn measure(options: &H2oOptions) -> anyhow::Result<H2oReport> {
 impl<'a> Plan<'a> {
     fn new(options: &'a H2oOptions, model: &Model) -> anyhow::Result<Self> {
         let tokenizer = ModelSource::of(options.model.as_deref()).tokenizer()?;
-        let whole = |n: u32| n as usize / BLOCK * BLOCK;
+        let whole = |n: u32| (n / options.planner.block_size * options.planner.block_size) as usize;
         let (prompt, after, n_facts) = if options.quick {
             (512, 48, 2)
         } else {
@@ -229,7 +229,7 @@ impl<'a> Plan<'a> {
         let settings = |weight: &f32| Settings {
             sink_tokens: self.options.planner.sink,
             recent_tokens: self.options.planner.recent,
-            block_tokens: self.options.planner.block,
+            block_tokens: self.options.planner.block_tokens(),
             score_interval: self.options.planner.score_interval,
             target: Target::Adaptive { lossy_ratio },
             weight: *weight,
@@ -276,7 +276,7 @@ impl<'a> Plan<'a> {
         let of_ratio = |ratio: f32| self.scorers.iter().map(move |scorer| self.case(scorer, ratio, weights));
         let cases: Vec<Case> = ratios.iter().copied().flat_map(of_ratio).collect();
         let mut settings = cases.iter().flat_map(|case| &case.settings);
-        settings.try_for_each(|settings| settings.validate(BLOCK as u32))?;
+        settings.try_for_each(|settings| settings.validate(self.options.planner.block_size))?;
         Ok(cases)
     }
 
@@ -321,10 +321,12 @@ impl<'a> Plan<'a> {
 
     /// Starts a worker with memory for a prompt, a batch of cases, and all their questions.
     fn rig(&self, model: Model, choice: Choice) -> anyhow::Result<Rig> {
-        let questions = 9 * self.n_facts * (self.asked + BLOCK).next_multiple_of(BLOCK);
+        let block = self.options.planner.block_size as usize;
+        let questions = 9 * self.n_facts * (self.asked + block).next_multiple_of(block);
         let Lengths { prompt, after, .. } = self.lengths;
         // A second reading of the prompt runs beside the cases of a batch.
-        Rig::new(model, 3 * prompt + 12 * (after + 32) + questions, self.options.threads, choice == Choice::Own)
+        let tokens = 3 * prompt + 12 * (after + 2 * block.max(16)) + questions;
+        Rig::new(model, tokens, block, self.options.threads, choice == Choice::Own)
     }
 
     /// Measures the servers, unless no requests are asked for.
@@ -353,7 +355,19 @@ impl<'a> Plan<'a> {
         let H2oOptions { model, kv_dtype, threads, .. } = self.options;
         let answer = after as u32;
         let choice = self.options.choice;
-        Ok(Load { model: model.as_deref(), kv_dtype, case, full, choice, losses, threads: *threads, prompts, answer })
+        let block_size = self.options.planner.block_size;
+        Ok(Load {
+            model: model.as_deref(),
+            kv_dtype,
+            block_size,
+            case,
+            full,
+            choice,
+            losses,
+            threads: *threads,
+            prompts,
+            answer,
+        })
     }
 
     /// Measures all cases on all texts.

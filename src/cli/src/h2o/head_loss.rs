@@ -231,7 +231,7 @@ impl Measure<'_> {
         let memory = tokens + (at_once + 1) * (BEHIND_MAX + BLOCK);
         for (number, round) in heads.chunks(at_once).enumerate() {
             let groups = round_groups(&windows, &heads, round);
-            let mut rig = Rig::new(model.with_groups(groups)?, memory, threads, true)?;
+            let mut rig = Rig::new(model.with_groups(groups)?, memory, BLOCK, threads, true)?;
             let own: Vec<usize> = (windows.len()..windows.len() + round.len()).collect();
             let of_round = self.losses(&mut rig, &own, |text, n| {
                 let measured = number * at_once + round.len();

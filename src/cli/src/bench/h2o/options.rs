@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use trunkline_core::h2o::Settings;
 
+use super::rig::BLOCK;
 use super::sources;
 use crate::h2o::choice::Choice;
 
@@ -19,13 +20,31 @@ pub struct PlannerOptions {
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub recent: u32,
 
-    /// Tokens kept or dropped together, a multiple of 16.
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    pub block: u32,
+    /// Tokens kept or dropped together, a multiple of those of a KV block [default: a KV block].
+    #[arg(long, value_name = "N")]
+    pub block: Option<u32>,
+
+    /// Tokens of a KV block: 4, 8, 16, 32 or 64.
+    #[arg(long, value_name = "N", default_value_t = BLOCK as u32, value_parser = block_size)]
+    pub block_size: u32,
 
     /// Tokens from one whose attention is scored to the next, for the scorer h2o; 16 at most.
     #[arg(long, value_name = "N", default_value_t = Settings::default().score_interval, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub score_interval: u32,
+}
+
+impl PlannerOptions {
+    /// Returns the tokens kept or dropped together.
+    pub fn block_tokens(&self) -> u32 {
+        self.block.unwrap_or(self.block_size)
+    }
+}
+
+/// Reads the tokens of a KV block.
+fn block_size(text: &str) -> Result<u32, String> {
+    let sizes = [4, 8, 16, 32, 64];
+    let size = text.parse().ok().filter(|size| sizes.contains(size));
+    size.ok_or_else(|| "it must be 4, 8, 16, 32 or 64".to_owned())
 }
 
 /// Options of `bench h2o`.
@@ -39,11 +58,11 @@ pub struct H2oOptions {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub threads: usize,
 
-    /// Tokens of each prompt, whole blocks of 16 [default: 2048, or as many as fit the model's context].
+    /// Tokens of each prompt, whole KV blocks [default: 2048, or as many as fit the model's context].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(256..=131_072))]
     pub prompt: Option<u32>,
 
-    /// Tokens of each text after its prompt, whole blocks of 16.
+    /// Tokens of each text after its prompt, whole KV blocks.
     #[arg(long, value_name = "N", default_value_t = 144, value_parser = clap::value_parser!(u32).range(32..=65_536))]
     pub after: u32,
 

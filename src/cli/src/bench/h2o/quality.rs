@@ -11,7 +11,7 @@ use trunkline_core::h2o::{REGISTRY, Rows, Scorer, Settings, State, Target};
 use trunkline_port::ScoreKind;
 use trunkline_text::Tokenizer;
 
-use super::rig::{Answer, BLOCK, Eviction, Reported, Rig, Run, Seq};
+use super::rig::{Answer, Eviction, Reported, Rig, Run, Seq};
 use super::texts::{self, Expected, Fact, Text, recall};
 
 /// Cases that run in one batch, at most.
@@ -177,10 +177,10 @@ pub fn prompt_scores(
     let mut state = rig.state(scorer, settings);
     if needs.reread_tokens > 0 {
         let scores = rig.read_again(origin, prompt, needs.reread_tokens as usize)?;
-        state.report_reread(scorer, &settings[0], &scores, BLOCK as u32);
+        state.report_reread(scorer, &settings[0], &scores, rig.block());
     }
-    let mut report =
-        |reported: &Reported| state.report(scorer, &settings[0], &reported.scores, BLOCK as u32, reported.rows);
+    let block = rig.block();
+    let mut report = |reported: &Reported| state.report(scorer, &settings[0], &reported.scores, block, reported.rows);
     match (needs.kind, needs.prompt_rows) {
         (_, 0) => {}
         (ScoreKind::Max, _) => of_all.iter().for_each(&mut report),
@@ -222,7 +222,7 @@ fn force(
             if let Some(eviction) = &mut seq.eviction {
                 let Eviction { scorer, settings, state } = eviction;
                 if !scores.is_empty() {
-                    state.report(&**scorer, &settings[0], &scores, BLOCK as u32, Rows { n: 1, prefill: false });
+                    state.report(&**scorer, &settings[0], &scores, rig.block(), Rows { n: 1, prefill: false });
                 }
                 state.count_steps(1);
             }

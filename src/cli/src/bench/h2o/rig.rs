@@ -8,7 +8,7 @@ use trunkline_core::h2o::{Rows, Scorer, Settings, State};
 use trunkline_port::{Dropped, Keeps, NO_BLOCK, RequestId, ScoreKind, Scored, SeqStart, Step, StepSeq};
 use trunkline_worker::{Blocks, Model, Worker, WorkerConfig};
 
-/// Tokens of a KV block.
+/// Tokens of a KV block by default, and always in `h2o calibrate`.
 pub const BLOCK: usize = 16;
 /// Tokens of a prefill chunk.
 const CHUNK: usize = 512;
@@ -81,6 +81,8 @@ pub struct Rig {
     keeps: Vec<Keeps>,
     /// Layers, or single heads, of each group.
     layers: Vec<usize>,
+    /// Tokens of a KV block.
+    block: usize,
     readers: Vec<u32>,
     free: Vec<u32>,
     slots: Vec<u32>,
@@ -91,19 +93,25 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Starts a worker with memory for `tokens` tokens in all layers.
+    /// Starts a worker with memory for `tokens` tokens in all layers, in blocks of `block` tokens.
     ///
     /// # Errors
     /// If the memory or the threads cannot be had.
-    pub fn new(model: Model, tokens: usize, threads: usize, scores_by_group: bool) -> anyhow::Result<Self> {
+    pub fn new(
+        model: Model,
+        tokens: usize,
+        block: usize,
+        threads: usize,
+        scores_by_group: bool,
+    ) -> anyhow::Result<Self> {
         let info = model.info();
         let (mut keeps, mut layers) = (vec![Keeps::All], vec![info.n_layers as usize]);
         if !info.groups.is_empty() {
             keeps = info.groups.iter().map(|group| group.keeps).collect();
             layers = info.groups.iter().map(|group| group.layers.len() + group.heads.len()).collect();
         }
-        let blocks = (tokens.div_ceil(BLOCK) * keeps.len()) as u32;
-        let config = WorkerConfig { block_size: BLOCK as u32, device_blocks: blocks, max_drafts: 0, threads };
+        let blocks = (tokens.div_ceil(block) * keeps.len()) as u32;
+        let config = WorkerConfig { block_size: block as u32, device_blocks: blocks, max_drafts: 0, threads };
         let max_context = info.max_context as usize;
         let model = Arc::new(model);
         let worker = Worker::new(Arc::clone(&model), config)?;
@@ -112,6 +120,7 @@ impl Rig {
             model,
             keeps,
             layers,
+            block,
             readers: vec![0; blocks as usize],
             free: (0..blocks).rev().collect(),
             slots: (0..4096).rev().collect(),
@@ -128,6 +137,11 @@ impl Rig {
         Arc::into_inner(model)
     }
 
+    /// Returns the tokens of a KV block.
+    pub fn block(&self) -> u32 {
+        self.block as u32
+    }
+
     /// Creates a sequence without tokens.
     pub fn start(&mut self) -> Seq {
         let slot = self.slots.pop().expect("fewer sequences than slots");
@@ -137,11 +151,11 @@ impl Rig {
 
     /// Creates a sequence that shares all blocks of another, whose tokens fill whole blocks. The fork does not evict.
     pub fn fork(&mut self, of: &Seq) -> Seq {
-        assert!(of.computed.is_multiple_of(BLOCK), "a partial block cannot be shared");
+        assert!(of.computed.is_multiple_of(self.block), "a partial block cannot be shared");
         let mut seq = self.start();
         seq.computed = of.computed;
         for (table, shared) in seq.tables.iter_mut().zip(&of.tables) {
-            table.extend_from_slice(&shared[..of.computed / BLOCK]);
+            table.extend_from_slice(&shared[..of.computed / self.block]);
             table.iter().filter(|block| **block != NO_BLOCK).for_each(|block| self.readers[*block as usize] += 1);
         }
         seq
@@ -201,7 +215,7 @@ impl Rig {
         // A single plan is of all groups.
         for (group, plan) in self.evicting().into_iter().zip(plans.iter().cycle()) {
             for range in &plan.drops {
-                self.drop_blocks(seq, group, range.start as usize / BLOCK..range.end as usize / BLOCK);
+                self.drop_blocks(seq, group, range.start as usize / self.block..range.end as usize / self.block);
             }
         }
     }
@@ -228,7 +242,7 @@ impl Rig {
         let groups = self.evicting();
         let held = |group: usize| -> usize {
             let dropped = seq.tables[group].iter().filter(|block| **block == NO_BLOCK).count();
-            seq.computed - dropped * BLOCK
+            seq.computed - dropped * self.block
         };
         let held: usize = groups.iter().map(|group| held(*group) * self.layers[*group]).sum();
         let layers: usize = groups.iter().map(|group| self.layers[*group]).sum();
@@ -267,7 +281,7 @@ impl Rig {
                 answer.logits = logits.next().context("a row of logits for each sampling sequence")?;
             }
             if step.scored_rows(index) > 0 {
-                let n = ((seq.computed + seq.n_tokens) as usize).div_ceil(BLOCK) * self.n_lists();
+                let n = ((seq.computed + seq.n_tokens) as usize).div_ceil(self.block) * self.n_lists();
                 answer.scores = scores[..n].to_vec();
                 scores = &scores[n..];
             }
@@ -280,7 +294,7 @@ impl Rig {
     fn add(&mut self, run: &mut Run<'_>, step: &mut Step) -> anyhow::Result<()> {
         let computed = run.seq.computed - if run.again { run.tokens.len() } else { 0 };
         let end = computed + run.tokens.len();
-        while run.seq.tables[0].len() * BLOCK < end {
+        while run.seq.tables[0].len() * self.block < end {
             for table in &mut run.seq.tables {
                 let block = self.free.pop().context("the blocks of the benchmark are used up")?;
                 self.readers[block as usize] = 1;
@@ -364,18 +378,18 @@ impl Rig {
     /// # Errors
     /// Fails as [`Self::step`] does.
     pub fn read_again(&mut self, of: &Seq, prompt: &[u32], part_tokens: usize) -> anyhow::Result<Vec<f32>> {
-        let room = self.max_context.saturating_sub(prompt.len() + BLOCK + 1);
-        let part_tokens = part_tokens.min(room) / BLOCK * BLOCK;
-        let mut scores = vec![0f32; prompt.len() / BLOCK];
+        let room = self.max_context.saturating_sub(prompt.len() + self.block + 1);
+        let part_tokens = part_tokens.min(room) / self.block * self.block;
+        let mut scores = vec![0f32; prompt.len() / self.block];
         let parts = (0..prompt.len()).step_by(part_tokens.max(1)).take_while(|_| part_tokens > 0);
         for begin in parts {
-            let (lead, end) = (begin.saturating_sub(BLOCK), (begin + part_tokens).min(prompt.len()));
+            let (lead, end) = (begin.saturating_sub(self.block), (begin + part_tokens).min(prompt.len()));
             let mut fork = self.fork(of);
             self.prefill(&mut fork, &prompt[lead..begin], false)?;
             let (_, reported) = self.prefill(&mut fork, &prompt[begin..end], true)?;
             self.end(fork);
             for reported in reported {
-                let own = begin / BLOCK..end / BLOCK;
+                let own = begin / self.block..end / self.block;
                 for list in reported.scores.chunks_exact(reported.scores.len() / self.n_lists()) {
                     let new = scores[own.clone()].iter_mut().zip(&list[own.clone()]);
                     new.for_each(|(score, new)| *score = score.max(*new));
@@ -398,7 +412,7 @@ mod tests {
         let model = Model::seeded(3);
         let info = model.info();
         let groups = FullHeads::of_layers(full, info.n_layers, info.n_kv_heads).groups(&[], Choice::Shared).unwrap();
-        Rig::new(model.with_groups(groups).unwrap(), 1024, 1, false).unwrap()
+        Rig::new(model.with_groups(groups).unwrap(), 1024, BLOCK, 1, false).unwrap()
     }
 
     fn prompt() -> Vec<u32> {

@@ -20,7 +20,6 @@ use trunkline_server::proto::{GenerateRequest, GetServerInfoRequest, GetServerIn
 use trunkline_server::{Backend, Options, Server, listen};
 
 use super::quality::Case;
-use super::rig::BLOCK;
 use crate::bench::load::{Stream, read};
 use crate::bench::measure::quantile;
 use crate::config_file::Settings;
@@ -48,6 +47,8 @@ const WAYS: [(&str, &[&str]); 4] = [
 pub struct Load<'a> {
     pub model: Option<&'a Path>,
     pub kv_dtype: &'a str,
+    /// Tokens of a KV block.
+    pub block_size: u32,
     /// Case whose settings the servers take.
     pub case: &'a Case,
     /// Heads that keep everything.
@@ -159,11 +160,11 @@ pub fn measure(load: &Load<'_>) -> anyhow::Result<Vec<Served>> {
 /// Returns the settings of a server.
 fn settings(load: &Load<'_>, flags: &[&str]) -> anyhow::Result<Settings> {
     let tokens = load.prompts.iter().map(Vec::len).max().unwrap_or(0) + load.answer as usize;
-    let blocks = FIT * tokens.div_ceil(BLOCK);
+    let blocks = FIT * tokens.div_ceil(load.block_size as usize);
     let mut line = vec![
         "serve".to_owned(),
         format!("--device-blocks={blocks}"),
-        format!("--block-size={BLOCK}"),
+        format!("--block-size={}", load.block_size),
         format!("--kv-dtype={}", load.kv_dtype),
         "--host-mem=1GiB".to_owned(),
     ];
@@ -332,6 +333,7 @@ mod tests {
             let load = Load {
                 model: Some(Path::new("random")),
                 kv_dtype: "bf16",
+                block_size: 16,
                 case: &case,
                 full: &full,
                 choice,
@@ -341,7 +343,7 @@ mod tests {
                 answer: 32,
             };
             let (_, cores, backend) = engines(&load, &["--h2o=on"]).unwrap();
-            assert!(case.settings.len() > 1 && cores[0].h2o.group_settings(BLOCK as u32) == case.settings);
+            assert!(case.settings.len() > 1 && cores[0].h2o.group_settings(load.block_size) == case.settings);
             assert_eq!((cores[0].h2o.by_group, backend.model.groups), (choice == Choice::Own, groups));
         }
     }

@@ -6,7 +6,7 @@ use trunkline_core::h2o::{REGISTRY, Rows, Scorer};
 use trunkline_port::ScoreKind;
 
 use super::quality::{Case, Lengths, prompt_scores};
-use super::rig::{BLOCK, Eviction, Rig, Run, Seq};
+use super::rig::{Eviction, Rig, Run, Seq};
 use super::texts::Text;
 use crate::bench::measure::{quantile, time_ns};
 
@@ -96,7 +96,7 @@ pub fn measure(
         let answers = rig.step(&mut runs)?;
         if let Some(Eviction { scorer, settings, state }) = &mut thin.eviction {
             if scored.is_some() {
-                state.report(&**scorer, &settings[0], &answers[1].scores, BLOCK as u32, Rows { n: 1, prefill: false });
+                state.report(&**scorer, &settings[0], &answers[1].scores, rig.block(), Rows { n: 1, prefill: false });
             }
             state.count_steps(1);
         }

@@ -5,6 +5,7 @@
 //! are compressed: blocks of layers with every token (`front_n` of MNN, the first layers there), blocks kept by eviction (`h2o_kept`),
 //! or both.
 
+use std::iter::repeat_n;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,15 +17,15 @@ use trunkline_port::{BlockKey, DeviceBlocks, Keeps, Place, Transfer, TransferRep
 use trunkline_store::{BlockLayout, Compression, Store, StoreSettings};
 use trunkline_worker::Blocks;
 
-use super::rig::{BLOCK, Held, Rig, Seq};
+use super::rig::{Held, Rig, Seq};
 
 /// First tokens, and last tokens, that are never compressed.
 const HOT_SINK: usize = 16;
 const HOT_RECENT: usize = 256;
 /// Blocks of one transfer.
 const BATCH: usize = 8;
-/// Blocks of a layer group from which the statistics of the group follow.
-const KNOWN: usize = 512 / BLOCK;
+/// Tokens of a layer group from whose blocks the statistics of the group follow.
+const KNOWN: usize = 512;
 /// Times that blocks are brought back: the second time the cache has them.
 const READS: usize = 2;
 /// Wait for the last block to be compressed, at most.
@@ -152,12 +153,14 @@ impl Stored {
     /// # Errors
     /// If the store fails or a block comes back changed.
     pub fn add(&mut self, rig: &Rig, layout: &BlockLayout, prompt: &Seq, seq: &Seq) -> anyhow::Result<()> {
+        let block = rig.block() as usize;
         let whole = rig.held(seq).iter().map(|held| held.layers).max().unwrap_or(0);
-        let cold: Vec<Held> = rig.held(seq).into_iter().filter(|held| is_cold(held.index, seq.computed)).collect();
+        let cold: Vec<Held> =
+            rig.held(seq).into_iter().filter(|held| is_cold(held.index, seq.computed, block)).collect();
         let layer_bytes = |layers: usize| (layout.block_bytes * layers / whole.max(1)) as u64;
         let mut bytes = Bytes { whole: rig.whole_blocks(seq).map(&layer_bytes).sum(), ..Bytes::default() };
         bytes.left = rig.held(seq).iter().map(|held| layer_bytes(held.layers)).sum();
-        let known: Vec<Held> = rig.held(prompt).into_iter().filter(|held| held.index < KNOWN).collect();
+        let known: Vec<Held> = rig.held(prompt).into_iter().filter(|held| held.index * block < KNOWN).collect();
         for (at, (name, mode)) in MODES.into_iter().enumerate() {
             for (of, blocks) in split(&cold) {
                 let (work, frames) = run(rig.device(), layout, mode, &known, &blocks)?;
@@ -176,8 +179,9 @@ impl Stored {
     }
 }
 
-fn is_cold(index: usize, tokens: usize) -> bool {
-    index * BLOCK >= HOT_SINK && (index + 1) * BLOCK + HOT_RECENT <= tokens
+/// Returns `true` for a block of `block` tokens that no step is sure to read.
+fn is_cold(index: usize, tokens: usize, block: usize) -> bool {
+    index * block >= HOT_SINK && (index + 1) * block + HOT_RECENT <= tokens
 }
 
 /// Returns the blocks of layers that keep every token, and the others.
@@ -224,18 +228,19 @@ fn run(
     settings.background_blocks = room;
     let (store, _) = Store::open(settings)?;
     let mut peak = 0;
-    copy(&store, &device, (Place::Device, TIER), known, &mut peak)?;
+    copy((&store, &device, layout.block_size), (Place::Device, TIER), known, &mut peak)?;
     settle(&store)?;
     store.release(TIER, &(0..known.len() as u32).collect::<Vec<_>>());
     let before = store.stats();
     let digests = digests(&device, blocks);
     peak = 0;
-    let wait_out_us = copy(&store, &device, (Place::Device, TIER), blocks, &mut peak)?;
+    let wait_out_us = copy((&store, &device, layout.block_size), (Place::Device, TIER), blocks, &mut peak)?;
     settle(&store)?;
     let middle = store.stats();
     let mut wait_in_us = 0.0;
     for _ in 0..READS {
-        wait_in_us += copy(&store, &device, (TIER, Place::Device), blocks, &mut peak)? / READS as f64;
+        wait_in_us +=
+            copy((&store, &device, layout.block_size), (TIER, Place::Device), blocks, &mut peak)? / READS as f64;
     }
     let after = store.stats();
     let (encoded, decoded) = (
@@ -281,8 +286,7 @@ fn settle(store: &Store) -> anyhow::Result<()> {
 
 /// Copies blocks, all transfers at once. Returns the mean time from the request for a block to its answer, microseconds.
 fn copy(
-    store: &Store,
-    device: &Arc<Blocks>,
+    (store, device, block_size): (&Store, &Arc<Blocks>, u32),
     (from, to): (Place, Place),
     blocks: &[Held],
     peak: &mut u64,
@@ -296,8 +300,8 @@ fn copy(
             from,
             to,
             pairs: batch.iter().map(pair).collect(),
-            keys: batch.iter().map(|(slot, held)| key(*slot, held)).collect(),
-            tokens: batch.iter().flat_map(|(slot, _)| [*slot; BLOCK]).collect(),
+            keys: batch.iter().map(|(slot, held)| key(*slot, held, block_size)).collect(),
+            tokens: batch.iter().flat_map(|(slot, _)| repeat_n(*slot, block_size as usize)).collect(),
             is_urgent: from == TIER,
         };
         let (send, begin, n) = (send.clone(), Instant::now(), batch.len());
@@ -315,9 +319,9 @@ fn copy(
     Ok(waited / blocks.len().max(1) as f64)
 }
 
-fn key(slot: u32, held: &Held) -> BlockKey {
+fn key(slot: u32, held: &Held, block_size: u32) -> BlockKey {
     let hash = u128::from(slot) + 2;
-    let first_token = (held.index * BLOCK) as u32;
+    let first_token = held.index as u32 * block_size;
     BlockKey { root: 1, parent: 1, hash, fingerprint: hash as u64, first_token, group: held.group }
 }
 
@@ -337,9 +341,10 @@ mod tests {
 
     #[test]
     fn first_and_last_blocks_are_hot() {
-        let cold: Vec<usize> = (0..20).filter(|index| is_cold(*index, 20 * BLOCK)).collect();
+        let cold: Vec<usize> = (0..20).filter(|index| is_cold(*index, 320, 16)).collect();
         assert_eq!(cold, [1, 2, 3], "256 of 320 tokens are the last, and the first 16 are the sink");
-        assert!(!is_cold(4, 5 * BLOCK + 8));
+        assert!(!is_cold(4, 88, 16));
+        assert_eq!((0..40).filter(|index| is_cold(*index, 320, 8)).count(), 6);
     }
 
     #[test]
