@@ -2,12 +2,13 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`trace`] | traces in six public formats: reading, selecting, converting, writing, statistics |
+//! | [`trace`] | traces in nine public formats: reading, selecting, converting, writing, statistics |
 //! | [`synthetic`] | workloads of users and agents from a TOML file, open or closed loop |
 //! | [`tenants`] | synthetic tenants for traces without tenants |
 //! | [`daily`] | rates of arrivals in each hour of a day |
 //! | [`summary`] | means and percentiles of measured values |
 //! | [`lines`] | lines of text files, plain, gzip or Zstandard |
+//! | [`python_json`] | JSON as Python writes it |
 //!
 //! This crate is the lowest of the simulator's crates and depends only on the core.
 //!
@@ -24,6 +25,7 @@
 
 pub mod daily;
 pub mod lines;
+pub mod python_json;
 pub mod summary;
 pub mod synthetic;
 pub mod tenants;

@@ -9,6 +9,9 @@ use flate2::bufread::MultiGzDecoder;
 
 /// Longest line accepted, bytes: enough for a recorded prompt of millions of tokens, and a bound on memory for files without lines.
 pub const LINE_BYTES_MAX: u64 = 64 << 20;
+/// Longest first line that begins an object, bytes: results of benchmarks are one line with all requests and their texts.
+pub const DOCUMENT_BYTES_MAX: u64 = 1 << 30;
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const BUFFER_BYTES: usize = 1 << 17;
@@ -125,19 +128,21 @@ impl Lines {
     ///
     /// # Errors
     ///
-    /// [`LineFault`] if the file cannot be read, is damaged, or has a line longer than [`LINE_BYTES_MAX`].
+    /// [`LineFault`] if the file cannot be read, is damaged, or has a line longer than [`LINE_BYTES_MAX`], a first line
+    /// with an object than [`DOCUMENT_BYTES_MAX`].
     pub fn next_line(&mut self) -> Result<Option<&[u8]>, LineFault> {
         self.buffer.clear();
         // Counted before it is read, so that a fault names the line it is in.
         self.number += 1;
-        let mut limited = (&mut self.source).take(LINE_BYTES_MAX + 1);
+        let max_bytes = self.bytes_max()?;
+        let mut limited = (&mut self.source).take(max_bytes + 1);
         let read = limited.read_until(b'\n', &mut self.buffer).map_err(|e| self.packing.fault(e))?;
         if read == 0 {
             self.number -= 1;
             return Ok(None);
         }
-        if read as u64 > LINE_BYTES_MAX {
-            return Err(LineFault::TooLong { max_bytes: LINE_BYTES_MAX });
+        if read as u64 > max_bytes {
+            return Err(LineFault::TooLong { max_bytes });
         }
         self.terminated = self.buffer.ends_with(b"\n");
         let mut line = &self.buffer[..];
@@ -145,6 +150,16 @@ impl Lines {
             line = &line[..line.len() - 1];
         }
         Ok(Some(line.strip_suffix(b"\r").unwrap_or(line)))
+    }
+
+    /// Returns the longest line accepted next, bytes.
+    fn bytes_max(&mut self) -> Result<u64, LineFault> {
+        if self.number > 1 {
+            return Ok(LINE_BYTES_MAX);
+        }
+        let head = self.source.fill_buf().map_err(|e| self.packing.fault(e))?;
+        let is_object = head.strip_prefix(BYTE_ORDER_MARK).unwrap_or(head).starts_with(b"{");
+        Ok(if is_object { DOCUMENT_BYTES_MAX } else { LINE_BYTES_MAX })
     }
 
     /// Returns the number of the last line read, from 1.

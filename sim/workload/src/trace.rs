@@ -10,12 +10,16 @@
 //! | `bailian` | JSON: `chat_id`, `timestamp` s, `input_length`, `output_length`, `hash_ids` | one id per 16 tokens |
 //! | `vidur` | CSV: `arrived_at` s, `num_prefill_tokens`, `num_decode_tokens` | none |
 //! | `tokens` | JSON: `arrival_time_ns`, `input_tok_ids`, `output_toks` | every token |
+//! | `aiperf` | JSON: `metadata` with `request_start_ns`, `metrics` with `input_sequence_length` and `output_sequence_length` | none |
+//! | `guidellm` | a report of GuideLLM, one JSON document: `benchmarks` | none |
+//! | `bench-serve` | the details of `vllm bench serve` or SGLang's `bench_serving`, one JSON document: `start_times` s, `input_lens`, `output_lens` | none |
 //!
 //! The reader ignores other columns and fields, and finds the columns of CSV by name, in any order.
 //!
 //! Lines MUST be in the order of their timestamps. A step back is an error rather than a reason to sort, because two traces pasted
 //! together look like this; [`ReaderOptions::reorder_requests`] allows bounded disorder. Requests without input or output are
-//! errors too, except for failed requests in a BurstGPT log (output 0), which are skipped because no server completed them.
+//! errors too, except for failed requests in logs and in results of benchmarks, which are skipped because no server completed them. Results of
+//! benchmarks are read whole and put in the order of their starts.
 //!
 //! A Mooncake trace may consist of sessions, as in AIPerf and Dynamo: lines with one `session_id` are the turns of a session, in
 //! this order. A later [`Turn`] arrives `delay` milliseconds after the end of the turn before, and not before its own `timestamp`, if
@@ -46,6 +50,7 @@ use trunkline_core::{RetentionHint, Token};
 use crate::UnknownName;
 pub use crate::lines::LineFault;
 
+mod aiperf;
 mod azure;
 mod bailian;
 mod block_ids;
@@ -56,6 +61,7 @@ mod csv;
 mod fault;
 mod mooncake;
 mod reader;
+mod results;
 mod retention;
 mod row;
 mod select;
@@ -70,6 +76,7 @@ mod write;
 pub use self::convert::{Conversion, ConvertError, convert, convert_file, losses};
 pub use self::fault::{TraceError, TraceFault};
 pub use self::reader::{REORDER_REQUESTS_MAX, ReaderOptions, TraceReader};
+pub use self::results::ResultFault;
 pub use self::select::{BadSlice, BadSpeed, Bound, Selected, Selection, Slice};
 pub use self::sessions::Turn;
 pub use self::source::{FileSource, Loaded, Outcome, Source, TimeScaled};
@@ -103,6 +110,12 @@ pub enum Format {
     Vidur,
     /// JSON lines with token ids, as in workloads of vLLM made from ShareGPT.
     Tokens,
+    /// JSON lines without content, as AIPerf exports the requests of a benchmark.
+    Aiperf,
+    /// JSON report without content, as GuideLLM writes it.
+    GuideLlm,
+    /// JSON document without content, as the serving benchmarks of vLLM and SGLang write it.
+    BenchServe,
     /// Recording of a server, read by the replay of recordings.
     Recording,
     /// No file: requests of a generator.
@@ -111,7 +124,25 @@ pub enum Format {
 
 impl Format {
     /// All formats of files.
-    pub const ALL: [Self; 6] = [Self::Mooncake, Self::Azure, Self::BurstGpt, Self::Bailian, Self::Vidur, Self::Tokens];
+    pub const ALL: [Self; 9] = [
+        Self::Mooncake,
+        Self::Azure,
+        Self::BurstGpt,
+        Self::Bailian,
+        Self::Vidur,
+        Self::Tokens,
+        Self::Aiperf,
+        Self::GuideLlm,
+        Self::BenchServe,
+    ];
+
+    /// Returns `true` if a trace of the format says which content prompts share.
+    pub fn shares_content(self) -> bool {
+        match self {
+            Self::Mooncake | Self::Bailian | Self::Tokens | Self::Recording | Self::Synthetic => true,
+            Self::Azure | Self::BurstGpt | Self::Vidur | Self::Aiperf | Self::GuideLlm | Self::BenchServe => false,
+        }
+    }
 
     /// Returns the name on the command line and in reports.
     pub fn as_str(self) -> &'static str {
@@ -122,6 +153,9 @@ impl Format {
             Self::Bailian => "bailian",
             Self::Vidur => "vidur",
             Self::Tokens => "tokens",
+            Self::Aiperf => "aiperf",
+            Self::GuideLlm => "guidellm",
+            Self::BenchServe => "bench-serve",
             Self::Recording => "recording",
             Self::Synthetic => "synthetic",
         }
@@ -346,5 +380,7 @@ impl Trace {
 
 #[cfg(test)]
 mod formats_tests;
+#[cfg(test)]
+mod results_tests;
 #[cfg(test)]
 mod tests;

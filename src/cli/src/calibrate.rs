@@ -40,7 +40,7 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "FILE", required_unless_present = "benchmark", conflicts_with = "benchmark")]
     recorded: Option<PathBuf>,
 
-    /// Results in JSON of a benchmark by vLLM or SGLang, with details. Less exact: steps are reconstructed from what
+    /// Results in JSON of a benchmark by vLLM or SGLang, with details, plain, gzip or Zstandard. Less exact: steps are reconstructed from what
     /// clients observed, and every prompt counts as computed. So benchmark without prefix cache
     /// (--no-enable-prefix-caching, --disable-radix-cache) or with prompts that share nothing, without speculative decoding, and with a
     /// stream interval of 1.

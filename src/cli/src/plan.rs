@@ -19,12 +19,11 @@ use trunkline_sim_replay::recorded;
 use trunkline_sim_replay::settings::SettingsError;
 use trunkline_sim_replay::{Arrivals, Settings};
 use trunkline_sim_report::slo::{Slo, SloResult, Slos};
-use trunkline_sim_workload::Trace;
 
 use self::day::DayArgs;
 use crate::output::{JsonArgs, align_right, grouped, per_cent, print, table, write_json};
 use crate::replay::estimate;
-use crate::replay::input::{is_workload, recording};
+use crate::replay::input::{is_workload, loaded, recording};
 use crate::replay::service::hardware_names;
 use crate::replay::settings::{Runs, SettingsArgs, runs};
 use crate::selection::SelectionArgs;
@@ -139,7 +138,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<ExitCode> {
     );
     let trace = match recorded::is_recording(&args.trace) {
         true => recording(&args.trace, args.part.options(), &args.part.selection())?.1,
-        false => Trace::load_selected(&args.trace, args.part.options(), &args.part.selection())?,
+        false => loaded(&args.trace, args.part.options(), &args.part.selection())?,
     };
     for (settings, _) in fleets.iter_mut().flatten() {
         args.settings.adopt_tenants(settings, trace.tenants());
@@ -436,6 +435,7 @@ mod tests {
     use std::io::Write;
 
     use clap::Parser;
+    use trunkline_sim_workload::Trace;
 
     use super::*;
 

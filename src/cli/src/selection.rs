@@ -9,7 +9,8 @@ use trunkline_sim_workload::trace::{ReaderOptions, Selection, Slice};
 /// Requests to take from a trace, and the speed at which they arrive.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SelectionArgs {
-    /// Format of the trace: mooncake, azure, burstgpt, bailian, vidur or tokens [default: detected from the content].
+    /// Format of the trace: mooncake, azure, burstgpt, bailian, vidur, tokens, aiperf, guidellm or bench-serve [default: detected from the
+    /// content].
     #[arg(long, value_name = "NAME")]
     pub(crate) format: Option<Format>,
 

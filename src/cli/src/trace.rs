@@ -32,8 +32,8 @@ Examples:
 
 /// Inspect, convert and generate traces.
 ///
-/// Reads Mooncake, Bailian and token-id JSON lines and Azure, BurstGPT and Vidur CSV, plain, gzip or Zstandard; detects format
-/// and compression from the content.
+/// Reads Mooncake, Bailian and token-id JSON lines, Azure, BurstGPT and Vidur CSV, and results of the benchmarks AIPerf, GuideLLM, vLLM and
+/// SGLang, plain, gzip or Zstandard; detects format and compression from the content.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct TraceArgs {

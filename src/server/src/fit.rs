@@ -205,6 +205,7 @@ fn check_limits(core: &Config, hello: &Hello) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use trunkline_core::{H2oConfig, WorkerFacts};
+    use trunkline_port::LayerGroup;
 
     use super::*;
     use crate::attach::message_bytes_max;
@@ -219,6 +220,29 @@ mod tests {
             h2o: H2oConfig { by_group, ..H2oConfig::default() },
             ..Config::default()
         }
+    }
+
+    #[test]
+    fn a_worker_with_other_layer_groups_is_refused_for_them_and_not_for_what_follows_from_them() {
+        let model = |groups: &[&[u32]], kv_bytes_per_token| {
+            let group = |layers: &&[u32]| LayerGroup { layers: layers.to_vec(), ..LayerGroup::default() };
+            ModelInfo { groups: groups.iter().map(group).collect(), kv_bytes_per_token, ..ModelInfo::default() }
+        };
+        let ours = model(&[&[0, 2], &[1, 3]], 64);
+        let fit = Fit::new(&ours, std::iter::empty(), SamplingOffer::default(), false);
+        let check = |theirs: ModelInfo| fit.check_model(&theirs);
+        assert_eq!(check(ours.clone()), Ok(()));
+        let refused = |n: usize| {
+            Err(format!(
+                "the model has {n} layer groups, and 2 other ones at the server; start the worker with the same options of h2o, --scored-layers of trunkline-worker among them"
+            ))
+        };
+        assert_eq!(check(model(&[], 128)), refused(0));
+        assert_eq!(check(model(&[&[0, 1], &[2, 3]], 64)), refused(2));
+        assert_eq!(check(model(&[&[0, 1, 2], &[3]], 96)), refused(2));
+        let other_kv = check(model(&[&[0, 2], &[1, 3]], 32));
+        let expected = "model.kv_bytes_per_token is 32, and 64 at the server; all workers of a server have one model";
+        assert_eq!(other_kv, Err(expected.into()));
     }
 
     #[test]

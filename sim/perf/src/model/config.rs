@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use trunkline_sim_workload::python_json::strict;
 
 pub use self::errors::ModelError;
 use self::hybrid::LayerFields;
@@ -216,7 +217,9 @@ pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
 /// Parses the text of a `config.json`, and of an `hf_quant_config.json` for a configuration without quantisation.
 fn parse(name: &str, text: &str, beside: Option<&str>) -> Result<Model, ModelError> {
     let malformed = |fault| ModelError::Malformed { name: name.into(), fault };
-    let published: Map<String, Value> = serde_json::from_str(text).map_err(malformed)?;
+    // Python writes infinite limits of time steps of recurrent layers without quotes.
+    let published: Map<String, Value> = serde_json::from_str(text)
+        .or_else(|fault| serde_json::from_str(&strict(text)).map_err(|_| malformed(fault)))?;
     let mut fields = published::fields(published);
     if let Some(field) = published::unmodelled(&fields) {
         return Err(ModelError::Unmodelled { name: name.into(), field });
@@ -233,9 +236,14 @@ fn parse(name: &str, text: &str, beside: Option<&str>) -> Result<Model, ModelErr
     let max_context = context::longest(&fields, positions);
     let fields = Value::Object(fields);
     let sorts: LayerFields = serde_json::from_value(fields.clone()).map_err(malformed)?;
+    let hybrid = sorts.hybrid(name);
+    if let Err(fault @ ModelError::NoAttention { .. }) = hybrid {
+        // Such a model may lack the fields of attention.
+        return Err(fault);
+    }
     let config: Config = serde_json::from_value(fields).map_err(malformed)?;
     config.check(name)?;
-    let hybrid = sorts.hybrid(name)?;
+    let hybrid = hybrid?;
     let heads = config.num_attention_heads;
     let layers = hybrid.map_or(config.num_hidden_layers, |(layers, _)| layers);
     let hybrid = hybrid.map(|(_, hybrid)| hybrid);

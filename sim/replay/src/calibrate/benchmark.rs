@@ -20,6 +20,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use trunkline_sim_perf::cost::{Sample, StepShape};
+use trunkline_sim_workload::lines::{LineFault, Lines};
+use trunkline_sim_workload::python_json::strict;
 use trunkline_sim_workload::trace::LENGTH_TOKENS_MAX;
 
 use chunks::{Gap, Prompt, fill};
@@ -30,12 +32,12 @@ mod chunks;
 #[derive(Debug, thiserror::Error)]
 pub enum BenchmarkError {
     /// File cannot be read.
-    #[error("{}: cannot be read: {fault}", path.display())]
+    #[error("{}: {fault}", path.display())]
     Unreadable {
         /// Path of the file.
         path: PathBuf,
-        /// Error of the system.
-        fault: std::io::Error,
+        /// Fault in reading its lines.
+        fault: LineFault,
     },
     /// Not the result of a benchmark with details.
     #[error("{}: not a benchmark with details ({fault}); run it with --save-detailed (vLLM) or --output-details (SGLang)", path.display())]
@@ -128,16 +130,15 @@ struct Seen {
     number: u64,
 }
 
-/// Returns the steps of the benchmark at `path`: a JSON file, or the last line of several. `step_tokens` is the token budget of a
+/// Returns the steps of the benchmark at `path`: a JSON file, or the last line of several, plain, gzip or Zstandard. `step_tokens` is the token budget of a
 /// step: vLLM's `max_num_batched_tokens`, SGLang's `chunked_prefill_size`.
 ///
 /// # Errors
 ///
 /// [`BenchmarkError`] if the file cannot be read, lacks details or start times, has several tokens in a chunk, or prompts too long for their steps.
 pub fn from_benchmark(path: &Path, step_tokens: u64) -> Result<Vec<Sample>, BenchmarkError> {
-    let text =
-        std::fs::read_to_string(path).map_err(|fault| BenchmarkError::Unreadable { path: path.into(), fault })?;
-    let text = strict(&text);
+    let text = whole(path).map_err(|fault| BenchmarkError::Unreadable { path: path.into(), fault })?;
+    let text = strict(&String::from_utf8_lossy(&text));
     // SGLang adds a line per run; vLLM writes one object, perhaps over several lines.
     let last = || text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
     let benchmark: Benchmark = serde_json::from_str(&text)
@@ -153,27 +154,15 @@ pub fn from_benchmark(path: &Path, step_tokens: u64) -> Result<Vec<Sample>, Benc
     Ok(samples)
 }
 
-/// Returns JSON as Python writes it, with `Infinity` and `NaN` outside of strings as `"inf"` and `null`: SGLang writes its default request
-/// rate like that.
-fn strict(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let (mut rest, mut in_string) = (text, false);
-    while let Some(at) = rest.find(['"', '\\', 'I', 'N', '-']) {
-        let (before, from) = rest.split_at(at);
-        out.push_str(before);
-        let words = [("Infinity", "\"inf\""), ("-Infinity", "null"), ("NaN", "null")];
-        let word = words.iter().find(|(word, _)| !in_string && from.starts_with(word));
-        // An escaped character is taken with its backslash.
-        let taken = match word {
-            Some((word, _)) => word.len(),
-            None if from.starts_with('\\') => 1 + from[1..].chars().next().map_or(0, char::len_utf8),
-            None => 1,
-        };
-        in_string ^= from.starts_with('"');
-        out.push_str(word.map_or(&from[..taken], |(_, strict)| strict));
-        rest = &from[taken..];
+/// Returns the bytes of a file, plain, gzip or Zstandard.
+fn whole(path: &Path) -> Result<Vec<u8>, LineFault> {
+    let mut lines = Lines::open(path)?;
+    let mut text = Vec::new();
+    while let Some(line) = lines.next_line()? {
+        text.extend_from_slice(line);
+        text.push(b'\n');
     }
-    out + rest
+    Ok(text)
 }
 
 impl Benchmark {
@@ -290,6 +279,8 @@ impl Benchmark {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     fn read(text: &str) -> Result<Vec<Sample>, BenchmarkError> {
@@ -345,6 +336,19 @@ mod tests {
     }
 
     #[test]
+    fn a_packed_benchmark_is_read() {
+        let text = r#"{"input_lens": [9], "ttfts": [0.125], "itls": [[0.5]], "request_rate": Infinity}"#;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("b.json.gz");
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        packed.write_all(text.as_bytes()).unwrap();
+        std::fs::write(&path, packed.finish().unwrap()).unwrap();
+        assert_eq!(from_benchmark(&path, 64).unwrap(), read(text).unwrap());
+        let message = from_benchmark(&folder.path().join("c.json"), 64).unwrap_err().to_string();
+        assert!(message.ends_with("c.json: no such file; check the path"), "{message}");
+    }
+
+    #[test]
     fn prompts_too_long_for_their_steps_are_refused() {
         // A prompt of 100 tokens beside a decode, in one step.
         let message = read(
@@ -388,16 +392,6 @@ mod tests {
         assert_eq!(read_with(41).unwrap().len(), 39);
         let message = read_with(60).unwrap_err().to_string();
         assert!(message.contains("60 tokens came in 40 chunks") && message.contains("--max-drafts"), "{message}");
-    }
-
-    #[test]
-    fn python_writes_numbers_that_json_lacks() {
-        assert_eq!(
-            strict(r#"{"a": Infinity, "b": [-Infinity, NaN, -1.5]}"#),
-            r#"{"a": "inf", "b": [null, null, -1.5]}"#
-        );
-        let text = r#"{"NaN": "Infinity \" NaN \\", "é": "-\é"}"#;
-        assert_eq!(strict(text), text);
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use super::{
-    Content, FileSource, Format, ReaderOptions, Selection, Source, Terms, TraceError, TraceRequest, TraceWriter,
-    WriteError,
+    Content, FileSource, Format, HASH_ID_TOKENS, ReaderOptions, Selection, Source, Terms, TraceError, TraceRequest,
+    TraceWriter, WriteError,
 };
 
 /// Requests between two calls of a progress function.
@@ -59,7 +59,7 @@ pub fn convert(
 ) -> Result<Conversion, ConvertError> {
     let mut writer = TraceWriter::create(path, to)?;
     let mut n_requests = 0u64;
-    let (mut any_terms, mut any_hints, mut any_turns, mut any_pieces) = (false, false, false, false);
+    let (mut any_terms, mut any_hints, mut any_turns, mut any_small) = (false, false, false, false);
     for request in requests {
         let request = request?;
         if request.arrival_ns >= ARRIVAL_NS_MAX {
@@ -68,7 +68,7 @@ pub fn convert(
         any_terms |= request.terms != Terms::default();
         any_hints |= !request.retention.is_empty();
         any_turns |= request.turn.is_some();
-        any_pieces |= matches!(request.content, Content::Pieces(_));
+        any_small |= begins_within_blocks(&request.content);
         writer.write(&request)?;
         n_requests += 1;
         if n_requests.is_multiple_of(PROGRESS_EVERY) {
@@ -86,13 +86,20 @@ pub fn convert(
     if any_hints && to == Format::Vidur {
         losses.push("retention hints are left out");
     }
-    if any_pieces && from == Format::Mooncake && to == Format::Mooncake {
+    if any_small && from == Format::Mooncake && to == Format::Mooncake {
         losses.push("ids become ids of blocks of 512 tokens; what prompts share of less than a block is left out");
     }
     if any_turns {
         losses.push("the turns of a session no longer wait for each other, and arrive at their earliest times");
     }
     Ok(Conversion { requests: n_requests, failed_requests: 0, losses })
+}
+
+/// Returns `true` if a piece of the content begins within a block of [`HASH_ID_TOKENS`] tokens.
+fn begins_within_blocks(content: &Content) -> bool {
+    let Content::Pieces(pieces) = content else { return false };
+    let ends = pieces.split_last().map_or(&[][..], |(_, before)| before);
+    ends.iter().any(|piece| !piece.tokens.is_multiple_of(HASH_ID_TOKENS))
 }
 
 /// Writes the selected part of one file to another.
@@ -125,7 +132,7 @@ pub fn losses(from: Format, to: Format) -> Vec<&'static str> {
     if from != Format::Synthetic {
         losses.push("times count from the first request, not from what the file counted from");
     }
-    let shares = !matches!(from, Format::Azure | Format::BurstGpt | Format::Vidur);
+    let shares = from.shares_content();
     losses.extend(match from {
         Format::BurstGpt => Some("requests that failed, models, log types and sessions are left out"),
         Format::Bailian => Some("chats, turns and types are left out"),

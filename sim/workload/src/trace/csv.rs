@@ -2,6 +2,7 @@
 
 use super::row::{Row, RowContent, TIME_NS_END, length, whole};
 use super::{Format, Terms, TraceFault, azure};
+use crate::lines::{LINE_BYTES_MAX, Lines};
 
 /// Column names of a format.
 struct Dialect {
@@ -98,6 +99,46 @@ fn quoted(text: &str) -> Option<(&str, Option<&str>)> {
         let next = behind.strip_prefix(',');
         return (behind.is_empty() || next.is_some()).then(|| (text[..end].trim(), next));
     }
+}
+
+/// Returns `true` if a field in quotes is open at the end of a line, at whose begin one was open if `is_open`.
+pub(super) fn leaves_quote_open(line: &[u8], mut is_open: bool) -> bool {
+    let mut rest = line;
+    loop {
+        if !is_open {
+            rest = rest.trim_ascii_start();
+            is_open = rest.first() == Some(&b'"');
+            rest = rest.get(usize::from(is_open)..).unwrap_or_default();
+        }
+        while is_open {
+            let Some(end) = rest.iter().position(|byte| *byte == b'"') else { return true };
+            let is_doubled = rest.get(end + 1) == Some(&b'"');
+            rest = &rest[end + 1 + usize::from(is_doubled)..];
+            is_open = is_doubled;
+        }
+        let Some(comma) = rest.iter().position(|byte| *byte == b',') else { return false };
+        rest = &rest[comma + 1..];
+    }
+}
+
+/// Returns `line`, whose last field is in quotes and open, with the lines up to the one in which the field ends.
+pub(super) fn record(line: Vec<u8>, lines: &mut Lines, format: Format) -> Result<Vec<u8>, TraceFault> {
+    let begun = lines.number();
+    let (mut record, mut is_open) = (line, true);
+    while is_open {
+        let max_bytes = LINE_BYTES_MAX;
+        let next = lines.next_line()?.filter(|next| (record.len() + next.len()) as u64 <= max_bytes);
+        let Some(next) = next else {
+            return Err(TraceFault::Malformed {
+                format,
+                why: format!("the quote that is open in line {begun} never ends"),
+            });
+        };
+        record.push(b'\n');
+        record.extend_from_slice(next);
+        is_open = leaves_quote_open(next, true);
+    }
+    Ok(record)
 }
 
 impl Columns {
@@ -218,6 +259,20 @@ mod tests {
         assert_eq!(of("1, \"a, \"\"b\"\", c\" ,\" 2 \""), ["1", "a, \"\"b\"\", c", "2"]);
         assert_eq!(of("\"\",\"\",x"), ["", "", "x"]);
         assert_eq!(of("a\",\"b,\"c\"d,"), ["a\"", "\"b", "\"c\"d", ""], "quotes within a field are text");
+    }
+
+    #[test]
+    fn a_field_in_quotes_may_be_open_at_the_end_of_a_line() {
+        let open = |line: &str| leaves_quote_open(line.as_bytes(), false);
+        for line in ["", "1,2", "\"a\",2", " \"a, b\" ,2", "\"a\"\"\"", "a\",2", "5\" disk,1", "\"a\"b,2", "1,\"\""] {
+            assert!(!open(line), "{line}");
+        }
+        for line in ["1,\"", "1, \"a, b", "\"a\"\"", "\"a\",\"b\"\",2"] {
+            assert!(open(line), "{line}");
+        }
+        let goes_on = |line: &str| leaves_quote_open(line.as_bytes(), true);
+        assert!(goes_on("") && goes_on("a, b") && goes_on("a\",\"b") && goes_on("\"\""));
+        assert!(!goes_on("\"") && !goes_on("a\",2") && !goes_on("\"\" \""));
     }
 
     #[test]

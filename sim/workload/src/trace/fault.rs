@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use trunkline_core::retention::RetentionError;
 
-use super::{Format, HASH_ID_MAX, LENGTH_TOKENS_MAX, REQUESTS_MAX, Unknown};
+use super::{Format, HASH_ID_MAX, LENGTH_TOKENS_MAX, REQUESTS_MAX, ResultFault, Unknown};
 use crate::lines::{LineFault, LineNumber};
 
 /// Error in a trace: file, line, fault and remedy.
@@ -97,6 +97,9 @@ pub enum TraceFault {
         /// Value as found in the input.
         value: String,
     },
+    /// Result of a benchmark that is no trace.
+    #[error(transparent)]
+    Result(#[from] ResultFault),
     /// Recording of a server in the place of a trace.
     #[error(
         "is the recording of a server; make a trace of it with `trunkline trace convert RECORDING OUT --to-format tokens`"

@@ -73,6 +73,7 @@ fn faults_in_burstgpt_lines_are_named() {
     let row = |row: &str| fault(format!("{BURSTGPT}5,a,472,18,490,x\n{row}\n"));
     let at_most = "it must be a whole number from 1 to 16777216";
     assert_eq!(row("6,a,0,3,3,x"), format!(", line 3: Request tokens is 0; {at_most}"));
+    assert_eq!(row("6,a,,3,3,x"), format!(", line 3: Request tokens is empty; {at_most}"));
     assert_eq!(row("6,a,3,-3,0,x"), format!(", line 3: Response tokens is -3; {at_most}"));
     assert_eq!(
         row("noon,a,3,3,6,x"),
@@ -89,6 +90,17 @@ fn faults_in_burstgpt_lines_are_named() {
     assert_eq!(
         fault("Timestamp,Model,Request tokens\n"),
         ", line 1: the header has no column 'Response tokens', only: Timestamp,Model,Request tokens; add it"
+    );
+}
+
+#[test]
+fn a_field_in_quotes_may_hold_line_ends() {
+    let header = "arrived_at,\"the prompt,\nwith text\",num_prefill_tokens,num_decode_tokens\n";
+    let text = format!("{header}1,\"a, \"\"b\"\"\r\n\r\n 5,6,7\",10,2\n2,c,20,3\n3,\"\n\"  ,30,4\n");
+    assert_eq!(shape(&load(&text)), [(0, 10, 2), (1000, 20, 3), (2000, 30, 4)]);
+    assert_eq!(
+        fault(format!("{VIDUR}1,5,6\n2,\"7,8\n3,9,9\n")),
+        ", line 4: not a line of the vidur format (the quote that is open in line 3 never ends); mend or remove it"
     );
 }
 
@@ -359,6 +371,12 @@ fn a_mooncake_trace_of_small_blocks_loses_what_is_shared_of_less_than_a_large_on
     assert!(!said(16, Format::Tokens).contains("512"));
     std::fs::write(&read, line("1") + &line("1")).unwrap();
     assert!(!said(512, Format::Mooncake).contains("512"));
+    // A large block is several of 512, and nothing is lost.
+    let large = |ids: &str| line(ids).replace("32", "1500");
+    std::fs::write(&read, large("1, 2") + &large("1, 3")).unwrap();
+    assert!(!said(1024, Format::Mooncake).contains("512"));
+    let written = std::fs::read_to_string(folder.path().join("to.jsonl")).unwrap();
+    assert!(written.contains("[0, 1, 2]") && written.contains("[0, 1, 3]"), "{written}");
 }
 
 #[test]

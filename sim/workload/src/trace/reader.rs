@@ -15,10 +15,11 @@ use super::chats::Chats;
 use super::row::{Row, RowContent};
 use super::sessions::{self, Turn};
 use super::{
-    Content, Format, HASH_ID_TOKENS, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, Unknown, bailian, csv,
-    mooncake, tokens, unknown,
+    Content, Format, HASH_ID_TOKENS, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, Unknown, aiperf, bailian, csv,
+    mooncake, results, tokens, unknown,
 };
-use crate::lines::Lines;
+use crate::lines::{DOCUMENT_BYTES_MAX, LineFault, Lines};
+use crate::python_json::strict;
 
 /// Size of the reorder window in requests, at most.
 pub const REORDER_REQUESTS_MAX: usize = 1 << 20;
@@ -73,11 +74,42 @@ pub struct ReaderOptions {
     pub block_tokens: Option<NonZeroU32>,
 }
 
+impl ReaderOptions {
+    /// Returns the format of a file with the first line `first`, to which further lines are appended if one line does not say the format.
+    fn format_of(&self, lines: &mut Lines, first: &mut Vec<u8>) -> Result<Format, TraceFault> {
+        if let Some(format) = self.format.filter(|format| *format != Format::Synthetic) {
+            return Ok(format);
+        }
+        if first == b"{" {
+            gather(lines, first, DOCUMENT_BYTES_MAX as usize)?;
+        }
+        detect(first).ok_or_else(|| {
+            // What the first line does not say, the next ones may; a fault in them is of no interest.
+            let _ = gather(lines, first, HEAD_BYTES);
+            TraceFault::UnknownFormat(Unknown::of(first))
+        })
+    }
+
+    /// Fails if an option is not for the format.
+    fn check(&self, format: Format) -> Result<(), TraceFault> {
+        if self.block_tokens.is_some() && format != Format::Mooncake {
+            return Err(TraceFault::BlockTokens { format });
+        }
+        if self.reuse_answers && format != Format::Bailian {
+            return Err(TraceFault::ReuseAnswers { format });
+        }
+        Ok(())
+    }
+}
+
 enum Parser {
     Mooncake(mooncake::Blocks),
     /// `true` to put answers into the prompts of later turns.
     Bailian(bool),
     Tokens,
+    Aiperf,
+    /// Result of a benchmark, whose rows are known from the begin.
+    Results(Format),
     Csv(csv::Columns),
 }
 
@@ -94,7 +126,7 @@ pub struct TraceReader {
     reorder_requests: usize,
     /// `true` if the first line belongs to a session: the trace is read whole.
     has_sessions: bool,
-    /// Rows of a trace with sessions, in the order of time.
+    /// Rows of a trace that is read whole, in the order of time.
     in_order: VecDeque<(Row, Option<Turn>)>,
     chats: Chats,
     at_end: bool,
@@ -123,21 +155,16 @@ impl TraceReader {
     pub fn open_with(path: &Path, options: ReaderOptions) -> Result<Self, TraceError> {
         let fail = |line, fault| TraceError { path: path.into(), line, fault };
         let mut lines = Lines::open(path).map_err(|fault| fail(0, fault.into()))?;
-        let first = match first_line(&mut lines) {
+        let mut first = match first_line(&mut lines) {
             Ok(Some(first)) => first,
             Ok(None) => return Err(fail(0, TraceFault::Empty)),
             Err(fault) => return Err(fail(lines.number(), fault)),
         };
         let number = lines.number();
-        let format = options.format.filter(|format| *format != Format::Synthetic).or_else(|| detect(&first));
-        let format = format.ok_or_else(|| fail(number, TraceFault::UnknownFormat(Unknown::of(&first))))?;
-        if options.block_tokens.is_some() && format != Format::Mooncake {
-            return Err(fail(number, TraceFault::BlockTokens { format }));
-        }
-        if options.reuse_answers && format != Format::Bailian {
-            return Err(fail(number, TraceFault::ReuseAnswers { format }));
-        }
+        let format = options.format_of(&mut lines, &mut first).map_err(|fault| fail(number, fault))?;
+        options.check(format).map_err(|fault| fail(number, fault))?;
         let has_sessions = format == Format::Mooncake && telltale(&first).session_id.is_some();
+        let (mut in_order, mut n_failed) = (VecDeque::new(), 0);
         let (parser, pending) = match format {
             Format::Mooncake => {
                 let tokens = options.block_tokens.map_or(HASH_ID_TOKENS, NonZeroU32::get);
@@ -149,8 +176,19 @@ impl TraceReader {
             }
             Format::Bailian => (Parser::Bailian(options.reuse_answers), Some(first)),
             Format::Tokens => (Parser::Tokens, Some(first)),
+            Format::Aiperf => (Parser::Aiperf, Some(first)),
+            Format::GuideLlm | Format::BenchServe => {
+                let whole = gather(&mut lines, &mut first, DOCUMENT_BYTES_MAX as usize);
+                let of = whole.map_err(TraceFault::from).and_then(|()| results::parse(format, &first));
+                let of = of.map_err(|fault| fail(0, fault))?;
+                (in_order, n_failed) = (sessions::in_order(of.rows).into(), of.n_failed);
+                (Parser::Results(format), None)
+            }
             Format::Recording => return Err(fail(number, TraceFault::Recording)),
             format => {
+                if csv::leaves_quote_open(&first, false) {
+                    first = csv::record(first, &mut lines, format).map_err(|fault| fail(lines.number(), fault))?;
+                }
                 let columns = csv::Columns::of_header(format, &first).map_err(|fault| fail(number, fault))?;
                 (Parser::Csv(columns), None)
             }
@@ -164,13 +202,13 @@ impl TraceReader {
             waiting: BinaryHeap::new(),
             reorder_requests: options.reorder_requests.min(REORDER_REQUESTS_MAX),
             has_sessions,
-            in_order: VecDeque::new(),
+            in_order,
             chats: Chats::default(),
-            at_end: false,
+            at_end: matches!(format, Format::GuideLlm | Format::BenchServe),
             first_ns: None,
             last_ns: 0,
             n_requests: 0,
-            n_failed: 0,
+            n_failed,
             ended: false,
         })
     }
@@ -181,6 +219,8 @@ impl TraceReader {
             Parser::Mooncake(_) => Format::Mooncake,
             Parser::Bailian(_) => Format::Bailian,
             Parser::Tokens => Format::Tokens,
+            Parser::Aiperf => Format::Aiperf,
+            Parser::Results(format) => *format,
             Parser::Csv(columns) => columns.format(),
         }
     }
@@ -203,14 +243,23 @@ impl TraceReader {
     /// Reads the next row in the order of the file.
     fn read_row(&mut self) -> Result<Option<Row>, TraceFault> {
         if let Some(line) = self.pending.take() {
-            return Ok(parse(&self.parser, &mut self.ids, &line)?.map(|row| Row { line: self.lines.number(), ..row }));
+            if let Some(row) = parse(&self.parser, &mut self.ids, &line)? {
+                return Ok(Some(Row { line: self.lines.number(), ..row }));
+            }
+            self.n_failed += 1;
         }
         while let Some(line) = self.lines.next_line()? {
             let line = line.trim_ascii();
             if line.is_empty() {
                 continue;
             }
-            if let Some(row) = parse(&self.parser, &mut self.ids, line)? {
+            let row = match &self.parser {
+                Parser::Csv(columns) if csv::leaves_quote_open(line, false) => {
+                    columns.parse(&csv::record(line.to_vec(), &mut self.lines, columns.format())?)?
+                }
+                parser => parse(parser, &mut self.ids, line)?,
+            };
+            if let Some(row) = row {
                 return Ok(Some(Row { line: self.lines.number(), ..row }));
             }
             self.n_failed += 1;
@@ -220,8 +269,8 @@ impl TraceReader {
 
     /// Returns the next row in the order of time, and its place in a session.
     fn next_row(&mut self) -> Result<Option<(Row, Option<Turn>)>, TraceFault> {
-        if self.has_sessions {
-            return self.next_of_sessions();
+        if self.has_sessions || matches!(self.parser, Parser::Aiperf | Parser::Results(_)) {
+            return self.next_of_whole();
         }
         while !self.at_end && self.waiting.len() <= self.reorder_requests {
             match self.read_row()? {
@@ -240,7 +289,7 @@ impl TraceReader {
     }
 
     /// Reads the whole trace at first. Returns the next row.
-    fn next_of_sessions(&mut self) -> Result<Option<(Row, Option<Turn>)>, TraceFault> {
+    fn next_of_whole(&mut self) -> Result<Option<(Row, Option<Turn>)>, TraceFault> {
         if !self.at_end {
             let mut rows = Vec::new();
             while let Some(row) = self.read_row()? {
@@ -326,8 +375,26 @@ fn parse(parser: &Parser, ids: &mut BlockIds, line: &[u8]) -> Result<Option<Row>
         Parser::Mooncake(blocks) => mooncake::parse(line, *blocks, ids).map(Some),
         Parser::Bailian(reuse_answers) => bailian::parse(line, *reuse_answers, ids).map(Some),
         Parser::Tokens => tokens::parse(line).map(Some),
+        Parser::Aiperf => aiperf::parse(line),
+        // All rows are known.
+        Parser::Results(_) => Ok(None),
         Parser::Csv(columns) => columns.parse(line),
     }
+}
+
+/// Bytes of a file of no known format that its description may go by, at least.
+const HEAD_BYTES: usize = 1 << 12;
+
+/// Appends lines to `text` until it has `enough` bytes, or the file ends. A text of [`DOCUMENT_BYTES_MAX`] bytes is too long.
+fn gather(lines: &mut Lines, text: &mut Vec<u8>, enough: usize) -> Result<(), LineFault> {
+    while text.len() < enough
+        && let Some(line) = lines.next_line()?
+    {
+        text.push(b'\n');
+        text.extend_from_slice(line);
+    }
+    let max_bytes = DOCUMENT_BYTES_MAX;
+    if text.len() as u64 >= max_bytes { Err(LineFault::TooLong { max_bytes }) } else { Ok(()) }
 }
 
 /// Fields of which the first line of a JSON format has one.
@@ -355,21 +422,33 @@ struct Telltale {
     chat_id: Option<IgnoredAny>,
     input_tok_ids: Option<IgnoredAny>,
     trunkline_recording: Option<IgnoredAny>,
+    benchmarks: Option<IgnoredAny>,
+    input_lens: Option<IgnoredAny>,
+    metadata: Option<IgnoredAny>,
+    metrics: Option<IgnoredAny>,
 }
 
 /// Returns the telling fields of a line; none of a damaged one, since what is wrong with it is for its parser to say.
 fn telltale(first: &[u8]) -> Telltale {
-    serde_json::from_slice(first).unwrap_or_default()
+    let of_python = || serde_json::from_str(&strict(std::str::from_utf8(first).ok()?)).ok();
+    serde_json::from_slice(first).ok().or_else(of_python).unwrap_or_default()
 }
 
 fn detect(first: &[u8]) -> Option<Format> {
     if !first.starts_with(b"{") {
         return csv::detect(first);
     }
+    let telltale = telltale(first);
+    match &telltale {
+        Telltale { benchmarks: Some(_), .. } => return Some(Format::GuideLlm),
+        Telltale { input_lens: Some(_), .. } => return Some(Format::BenchServe),
+        Telltale { metadata: Some(_), metrics: Some(_), .. } => return Some(Format::Aiperf),
+        _ => {}
+    }
     if unknown::is_other_object(first, &KNOWN_FIELDS) {
         return None;
     }
-    Some(match telltale(first) {
+    Some(match telltale {
         Telltale { chat_id: Some(_), .. } => Format::Bailian,
         Telltale { input_tok_ids: Some(_), .. } => Format::Tokens,
         Telltale { trunkline_recording: Some(_), .. } => Format::Recording,

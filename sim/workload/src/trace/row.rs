@@ -57,6 +57,6 @@ pub(super) fn whole(text: &str) -> &str {
 pub(super) fn length(field: &'static str, text: &str) -> Result<u32, TraceFault> {
     match whole(text).parse() {
         Ok(n @ 1..=LENGTH_TOKENS_MAX) => Ok(n),
-        _ => Err(TraceFault::BadLength { field, value: text.into() }),
+        _ => Err(TraceFault::BadLength { field, value: if text.is_empty() { "empty".into() } else { text.into() } }),
     }
 }

@@ -108,14 +108,9 @@ fn files_that_look_like_traces_are_refused_with_a_remedy() {
         (b"BZh91AY", "is packed with bzip2; unpack it"),
         (b"\xff\xfeT\0I\0", "is text in UTF-16; save it in UTF-8"),
         (b"[{\"timestamp\": 0}]", "is JSON without an object on each line; write one line for each request"),
-        (b"{\n  \"benchmarks\": []\n}", "is JSON without an object on each line"),
         (
-            b"{\"duration\": 1, \"input_lens\": [3]}",
-            "is the result of a benchmark, for `trunkline calibrate --benchmark`",
-        ),
-        (
-            b"{\"custom_id\": 1, \"body\": {}}",
-            "has the fields body, custom_id, which are of no known format; a request has timestamp",
+            b"{\"model\": 1, \"arrival\": {}}",
+            "has the fields arrival, model, which are of no known format; a request has timestamp",
         ),
         (
             b"time;in;out",
@@ -291,7 +286,7 @@ fn an_unknown_format_names_those_there_are() {
     let error = "vllm".parse::<Format>().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "unknown trace format 'vllm'; there are: mooncake, azure, burstgpt, bailian, vidur, tokens"
+        "unknown trace format 'vllm'; there are: mooncake, azure, burstgpt, bailian, vidur, tokens, aiperf, guidellm, bench-serve"
     );
 }
 

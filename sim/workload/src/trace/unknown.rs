@@ -6,9 +6,17 @@ use std::fmt;
 use serde::de::IgnoredAny;
 
 use super::Format;
+use crate::python_json::strict;
 
-/// Field that the results of benchmarks of vLLM and SGLang have.
-const BENCHMARK: &str = "input_lens";
+/// Fields of which the summaries of benchmarks have one: vLLM and SGLang, AIPerf and GenAI-Perf.
+const SUMMARY: [&str; 3] = ["request_throughput", "total_input_tokens", "input_config"];
+/// Fields of which requests with texts have one: batch APIs, ShareGPT, datasets of AIPerf, exports of GenAI-Perf, traces of agents.
+const TEXTS: [&str; 9] =
+    ["custom_id", "conversations", "messages", "text_input", "payload", "prompt", "experiments", "input", "text"];
+/// Fields with the length of a prompt.
+const LENGTHS: [&str; 3] = ["input_length", "input_tokens", "input_tok_ids"];
+/// First words of a report of GuideLLM in YAML, whose keys are sorted, and of one in CSV.
+const GUIDELLM: [&str; 3] = ["args:", "benchmarks:", "Run Info,"];
 /// First bytes of compressions that are not read.
 const PACKINGS: [(&[u8], &str); 4] =
     [(b"\xfd7zXZ", "xz"), (b"PK\x03\x04", "zip"), (b"BZh", "bzip2"), (b"\x04\x22\x4d\x18", "lz4")];
@@ -24,8 +32,14 @@ pub enum Unknown {
     Utf16,
     /// JSON that does not have an object on each line.
     Json,
-    /// Result of a benchmark of vLLM or SGLang.
-    Benchmark,
+    /// Figures of a benchmark without its requests.
+    Summary,
+    /// Requests with texts in place of lengths.
+    Texts,
+    /// Report of GuideLLM in YAML or CSV.
+    GuideLlm,
+    /// Table in Parquet.
+    Parquet,
     /// JSON object with other fields.
     Fields(String),
     /// Line with separators: other columns, or no header.
@@ -35,23 +49,42 @@ pub enum Unknown {
 }
 
 impl Unknown {
-    /// Describes a first line that is of no known format.
-    pub(super) fn of(first: &[u8]) -> Self {
+    /// Describes an array by the names of fields in its first lines.
+    fn of_array(head: &[u8]) -> Self {
+        let head = String::from_utf8_lossy(head);
+        match TEXTS.iter().any(|name| head.contains(&format!("\"{name}\":"))) {
+            true => Self::Texts,
+            false => Self::Json,
+        }
+    }
+
+    /// Describes a file of no known format by its first lines: all of them if the first is `{`.
+    pub(super) fn of(head: &[u8]) -> Self {
+        let first = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
         if let Some((_, name)) = PACKINGS.iter().find(|(bytes, _)| first.starts_with(bytes)) {
             return Self::Packed(name);
         }
         if first.starts_with(b"\xff\xfe") || first.starts_with(b"\xfe\xff") {
             return Self::Utf16;
         }
-        let Ok(text) = std::str::from_utf8(first) else { return Self::Other };
-        if text.starts_with('[') || text == "{" {
-            return Self::Json;
+        if first.starts_with(b"PAR1") {
+            return Self::Parquet;
         }
-        if let Some(fields) = fields(first) {
-            return match fields.contains_key(BENCHMARK) {
-                true => Self::Benchmark,
-                false => Self::Fields(quoted(&fields.into_keys().collect::<Vec<_>>().join(", "))),
-            };
+        let Ok(text) = std::str::from_utf8(first) else { return Self::Other };
+        if GUIDELLM.iter().any(|begin| text.starts_with(begin)) {
+            return Self::GuideLlm;
+        }
+        if first.starts_with(b"[") {
+            return Self::of_array(head);
+        }
+        // Lines of an object, or a line with an object.
+        let is_lines = first == b"{";
+        match fields(if is_lines { head } else { first }) {
+            Some(fields) if has_any(&fields, &SUMMARY) => return Self::Summary,
+            Some(fields) if has_any(&fields, &TEXTS) => return Self::Texts,
+            _ if is_lines => return Self::Json,
+            Some(fields) => return Self::Fields(quoted(&fields.into_keys().collect::<Vec<_>>().join(", "))),
+            None => {}
         }
         let is_text = !text.contains(|c: char| c.is_control() && c != '\t');
         match is_text && text.contains([',', ';', '\t']) {
@@ -61,16 +94,24 @@ impl Unknown {
     }
 }
 
-/// Returns `true` if `first` is an object with some fields, of which none is in `known`, or the first line of an object over several lines.
+/// Returns `true` if `first` is an object with some fields, of which none is in `known`, with a text in place of a length, or an object over
+/// several lines.
 pub(super) fn is_other_object(first: &[u8], known: &[&str]) -> bool {
-    let is_other = |fields: BTreeMap<String, IgnoredAny>| {
-        !fields.is_empty() && !fields.keys().any(|name| known.contains(&&**name))
-    };
-    first == b"{" || fields(first).is_some_and(is_other)
+    let is_text = |fields: &Fields| has_any(fields, &TEXTS) && !has_any(fields, &LENGTHS);
+    let is_other = |fields: Fields| !fields.is_empty() && (!has_any(&fields, known) || is_text(&fields));
+    first == b"{" || first.starts_with(b"{\n") || fields(first).is_some_and(is_other)
 }
 
-fn fields(first: &[u8]) -> Option<BTreeMap<String, IgnoredAny>> {
-    serde_json::from_slice(first).ok()
+type Fields = BTreeMap<String, IgnoredAny>;
+
+fn has_any(fields: &Fields, names: &[&str]) -> bool {
+    names.iter().any(|name| fields.contains_key(*name))
+}
+
+/// Returns the fields of an object, also as Python writes it.
+fn fields(object: &[u8]) -> Option<Fields> {
+    let of_python = || serde_json::from_str(&strict(std::str::from_utf8(object).ok()?)).ok();
+    serde_json::from_slice(object).ok().or_else(of_python)
 }
 
 fn quoted(text: &str) -> String {
@@ -87,10 +128,25 @@ impl fmt::Display for Unknown {
                 "is JSON without an object on each line; write one line for each request, as `jq -c '.[]'` does with an array (examples: \
                  docs/traces.md, Other files)"
             ),
-            Self::Benchmark => write!(
+            Self::Summary => write!(
                 f,
-                "is the result of a benchmark, for `trunkline calibrate --benchmark`; docs/traces.md (Other files) makes a trace of it"
+                "is the summary of a benchmark, without its requests; run it with --save-detailed (vLLM) or --output-details (SGLang), and of \
+                 AIPerf take profile_export.jsonl"
             ),
+            Self::Texts => write!(
+                f,
+                "holds texts, without numbers of tokens or arrivals; count tokens with the model's tokenizer and write timestamp (milliseconds), \
+                 input_length and output_length for each request, or describe a workload (docs/traces.md, Workloads)"
+            ),
+            Self::GuideLlm => {
+                write!(f, "is a report of GuideLLM in YAML or CSV; write it as JSON, which has the requests")
+            }
+            Self::Parquet => {
+                write!(
+                    f,
+                    "is a table in Parquet; write it as CSV or JSON lines (examples: docs/traces.md, Other files)"
+                )
+            }
             Self::Fields(fields) => write!(
                 f,
                 "has the fields {fields}, which are of no known format; a request has timestamp in milliseconds, input_length and \

@@ -8,6 +8,8 @@ use trunkline_sim_workload::Trace;
 use trunkline_sim_workload::synthetic::{Generator, Spec};
 use trunkline_sim_workload::trace::{FileSource, ReaderOptions, Selection, Source};
 
+use crate::output::grouped;
+
 /// Part of a file to replay. Equal parts of one file are equal requests.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Part {
@@ -57,6 +59,24 @@ pub(crate) fn recording(
     Ok((recorded, trace))
 }
 
+/// Reads the selected part of a trace, and says on standard error how many requests were left out.
+///
+/// # Errors
+/// If the trace cannot be read, or the part is empty.
+pub(crate) fn loaded(path: &Path, options: ReaderOptions, selection: &Selection) -> anyhow::Result<Trace> {
+    let mut source = FileSource::open(path, options, selection)?;
+    let trace = Trace { format: source.format(), requests: source.by_ref().collect::<Result<_, _>>()? };
+    if let Some(note) = left_out(path, source.failed_requests()) {
+        eprintln!("{note}");
+    }
+    Ok(trace)
+}
+
+/// Returns the line that says how many requests were left out; `None` if none were.
+fn left_out(path: &Path, requests: u64) -> Option<String> {
+    (requests > 0).then(|| format!("{}: {} requests that failed are left out", path.display(), grouped(requests)))
+}
+
 impl Part {
     /// Opens a trace, or a workload if the name ends in `.toml`.
     ///
@@ -74,7 +94,7 @@ impl Part {
         if self.stream {
             return Ok(Input::Streamed(path.into(), self.clone()));
         }
-        Ok(Input::Loaded(Trace::load_selected(path, self.options, &self.selection)?))
+        Ok(Input::Loaded(loaded(path, self.options, &self.selection)?))
     }
 
     fn workload(&self, path: &Path) -> anyhow::Result<Input> {
@@ -125,5 +145,28 @@ impl Input {
                 bail!("a load needs a trace; write the workload's down with `trunkline trace generate`")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_failed_are_left_out_and_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.csv");
+        let rows = "2023-11-16 18:15:46,374,0\n2023-11-16 18:15:47,3,4\n2023-11-16 18:15:48,5,0\n";
+        std::fs::write(&path, format!("TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")).unwrap();
+        let (options, selection) = (ReaderOptions::default(), Selection::default());
+        assert_eq!(
+            loaded(&path, options, &selection).unwrap(),
+            Trace::load_selected(&path, options, &selection).unwrap()
+        );
+        let mut source = FileSource::open(&path, options, &selection).unwrap();
+        assert_eq!(source.by_ref().count(), 1);
+        let note = left_out(Path::new("a.csv"), source.failed_requests());
+        assert_eq!(note.as_deref(), Some("a.csv: 2 requests that failed are left out"));
+        assert_eq!(left_out(Path::new("a.csv"), 0), None);
     }
 }

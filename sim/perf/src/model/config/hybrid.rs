@@ -27,6 +27,10 @@ pub(super) struct LayerFields {
     /// Sorts of layers of MiniMax, and of Kimi Linear: not known here.
     attn_type_list: Option<Value>,
     linear_attn_config: Option<Value>,
+    /// Inputs of the convolutions of LFM2: not known here.
+    #[serde(alias = "conv_L_cache")]
+    conv_l_cache: Option<Value>,
+    index_topk: Option<u64>,
     #[serde(flatten)]
     sizes: RecurrentSizes,
 }
@@ -58,6 +62,10 @@ struct RecurrentSizes {
 
 /// Sorts of layers with attention, as in `layer_types`.
 const ATTENTION: [&str; 4] = ["full_attention", "sliding_attention", "chunked_attention", "attention"];
+/// Sort of layers with a sparse index, which is known of a latent cache.
+const INDEXED: &str = "indexed_attention";
+/// Sorts of layers that are a feed-forward network alone, dense or of experts, in Nemotron-H.
+const FEED_FORWARD: [&str; 2] = ["mlp", "moe"];
 /// Sorts of layers with a recurrent state.
 const RECURRENT: [&str; 3] = ["mamba", "mamba2", "linear_attention"];
 
@@ -112,7 +120,11 @@ impl LayerFields {
 
     /// Returns the number of layers with experts or a dense network in place of them, in a pattern; `None` without a pattern.
     pub(super) fn dense_in_pattern(&self) -> Option<u64> {
-        self.hybrid_override_pattern.as_ref().map(|pattern| pattern.matches('-').count() as u64)
+        let pattern = self.hybrid_override_pattern.as_ref();
+        pattern.map(|pattern| pattern.matches('-').count() as u64).or_else(|| {
+            let sorts = self.layer_types.as_ref().filter(|sorts| lists_feed_forward(sorts))?;
+            Some(sorts.iter().filter(|sort| *sort == FEED_FORWARD[0]).count() as u64)
+        })
     }
 
     /// Returns the field that says the sorts of layers, and the numbers of layers by it; `None` if none is recurrent, an error if a sort
@@ -132,9 +144,8 @@ impl LayerFields {
             return ("hybrid_override_pattern", if known { some(counts) } else { Err("hybrid_override_pattern") });
         }
         if let Some(sorts) = &self.layer_types {
-            let known = |sort: &String| ATTENTION.contains(&sort.as_str()) || RECURRENT.contains(&sort.as_str());
-            let recurrent = sorts.iter().filter(|sort| RECURRENT.contains(&sort.as_str())).count() as u64;
-            return ("layer_types", if sorts.iter().all(known) { some(with(recurrent)) } else { Err("layer_types") });
+            let counts = self.counts_of(sorts).ok_or("layer_types");
+            return ("layer_types", counts.map(|counts| Some(counts).filter(|counts| counts.recurrent > 0)));
         }
         if let Some(period) = self.attn_layer_period.filter(|period| *period > 1) {
             let attention = (0..n).filter(|layer| layer % period == self.attn_layer_offset).count() as u64;
@@ -152,8 +163,10 @@ impl LayerFields {
         if self.attn_type_list.as_ref().is_some_and(others) {
             return ("attn_type_list", Err("attn_type_list"));
         }
-        if self.linear_attn_config.is_some() {
-            return ("linear_attn_config", Err("linear_attn_config"));
+        for (field, value) in [("linear_attn_config", &self.linear_attn_config), ("conv_L_cache", &self.conv_l_cache)] {
+            if value.is_some() {
+                return (field, Err(field));
+            }
         }
         if self.model_type == "falcon_h1" {
             // Each layer has both side by side.
@@ -167,6 +180,30 @@ impl LayerFields {
         };
         ("mamba_d_state", counts)
     }
+}
+
+impl LayerFields {
+    /// Returns the numbers of layers by a list of their sorts; `None` if a sort is not known.
+    fn counts_of(&self, sorts: &[String]) -> Option<Counts> {
+        let count = |of: &[&str]| sorts.iter().filter(|sort| of.contains(&sort.as_str())).count() as u64;
+        let indexed = if self.index_topk.is_some() { count(&[INDEXED]) } else { 0 };
+        let (attention, recurrent, alone) = (count(&ATTENTION) + indexed, count(&RECURRENT), count(&FEED_FORWARD));
+        if attention + recurrent + alone != sorts.len() as u64 {
+            return None;
+        }
+        if alone == 0 {
+            let n = self.num_hidden_layers;
+            return Some(Counts { layers: n, attention: n.saturating_sub(recurrent), recurrent, feed_forward: n });
+        }
+        // Networks apart from attention are known beside recurrent layers alone.
+        let layers = (attention + recurrent).max(alone);
+        (recurrent > 0).then_some(Counts { layers, attention, recurrent, feed_forward: alone })
+    }
+}
+
+/// Returns `true` if a list of sorts names feed-forward networks apart from attention.
+fn lists_feed_forward(sorts: &[String]) -> bool {
+    sorts.iter().any(|sort| FEED_FORWARD.contains(&sort.as_str()))
 }
 
 impl RecurrentSizes {

@@ -103,8 +103,9 @@ const DEFAULTS: [(&str, &[(&str, u64)]); 2] = [
 ];
 
 /// Fields of models whose layers differ in KV, heads, widths or networks: Gemma 4, MiMo-V2, Step-3.5, Nemotron NAS, LongCat, Grok, Arctic, Ring,
-/// DeepSeek-V4, whose layers compress their KV differently and whose experts have a type of their own, Gemma 3n, and Laguna.
-const UNMODELLED: [&str; 14] = [
+/// DeepSeek-V4, whose layers compress their KV differently and whose experts have a type of their own, Gemma 3n, Laguna, MiniMax-M3, whose index
+/// chooses blocks, and HRM, whose layers run several times. `per_layer_config` is what `transformers` from version 5 on writes for all such families.
+const UNMODELLED: [&str; 18] = [
     "num_global_key_value_heads",
     "hybrid_layer_pattern",
     "num_attention_groups",
@@ -119,7 +120,14 @@ const UNMODELLED: [&str; 14] = [
     "expert_dtype",
     "num_kv_shared_layers",
     "num_attention_heads_per_layer",
+    "per_layer_config",
+    "global_head_dim",
+    "index_topk_blocks",
+    "H_cycles",
 ];
+
+/// Families whose attention has experts of its own.
+const EXPERTS_OF_ATTENTION: [&str; 1] = ["jetmoe"];
 
 /// Families of encoders, which are decoders too if `is_decoder` says so.
 const ENCODERS: [&str; 13] = [
@@ -156,10 +164,26 @@ pub(super) fn no_decoder(fields: &Map<String, Value>) -> Option<String> {
 
 /// Returns a field that says what is not modelled, if there is one.
 pub(super) fn unmodelled(fields: &Map<String, Value>) -> Option<&'static str> {
-    let says = |field: &&str| {
-        fields.get(*field).is_some_and(|value| *value != Value::Bool(false) && value.as_u64() != Some(0))
+    let is_nothing = |value: &Value| match value {
+        Value::Object(fields) => fields.is_empty(),
+        value => *value == Value::Bool(false) || value.as_u64() == Some(0),
     };
-    UNMODELLED.into_iter().find(says)
+    let says = |field: &&str| fields.get(*field).is_some_and(|value| !is_nothing(value));
+    let number = |field: &str| fields.get(field).and_then(Value::as_u64);
+    // Keys and values of different widths, but in a latent cache.
+    let is_uneven =
+        number("kv_lora_rank").is_none() && number("v_head_dim").is_some_and(|width| Some(width) != number("head_dim"));
+    let own_indexes = |sorts: &Value| sorts.as_array().is_some_and(|sorts| sorts.iter().all(|sort| sort == "full"));
+    let shares_indexes = fields.get("indexer_types").is_some_and(|sorts| !own_indexes(sorts));
+    let family = fields.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    [
+        (is_uneven, "v_head_dim"),
+        (shares_indexes, "indexer_types"),
+        (EXPERTS_OF_ATTENTION.contains(&family), "model_type"),
+    ]
+    .into_iter()
+    .find_map(|(is_so, field)| is_so.then_some(field))
+    .or_else(|| UNMODELLED.into_iter().find(says))
 }
 
 /// Returns a field of a model with experts or with a latent cache, and the field that it lacks, if there is one.
@@ -198,6 +222,10 @@ pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
     }
     if no_experts {
         published.entry("num_experts").or_insert(0.into());
+    }
+    // Nemotron-H as transformers from version 5 on writes it.
+    if let Some(layers) = published.get("layer_types").and_then(Value::as_array).map(Vec::len) {
+        published.entry("num_hidden_layers").or_insert(layers.into());
     }
     let family = published.get("model_type").and_then(Value::as_str).unwrap_or_default().to_owned();
     for (name, value) in DEFAULTS.iter().filter(|(name, _)| *name == family).flat_map(|(_, defaults)| *defaults) {

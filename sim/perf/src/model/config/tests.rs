@@ -221,12 +221,58 @@ fn attention_that_is_planned_as_full_is_named_and_unknown_layers_are_refused() {
         (r#", "attn_type_list": [0, 0, 1]"#, "attn_type_list"),
         (r#", "linear_attn_config": {"kda_layers": [1]}"#, "linear_attn_config"),
         (r#", "mamba_d_state": 16, "mb_per_layer": 2"#, "mamba_d_state"),
+        // LFM2 without a list of sorts, an index without a number of tokens, and networks beside attention alone.
+        (r#", "full_attn_idxs": [2, 5], "conv_L_cache": 3"#, "conv_L_cache"),
+        (r#", "layer_types": ["indexed_attention"]"#, "layer_types"),
+        (r#", "layer_types": ["full_attention", "mlp"]"#, "layer_types"),
     ] {
         let error = "names layers that are no attention, and no recurrent ones known here; there are: Mamba, Mamba 2, and gated delta nets";
         assert_eq!(parse(more), Err(format!("m: {field} {error}")));
     }
     let pure = parse(r#", "model_type": "mamba", "state_size": 16, "expand": 2, "conv_kernel": 4"#);
     assert_eq!(pure, Err("m: by mamba_d_state no layer has attention, so there is no KV to plan".into()));
+    // Without the fields of attention, as published.
+    let mamba = r#"{"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 9, "state_size": 16, "expand": 2}"#;
+    let pure = parse_config("m", mamba).unwrap_err().to_string();
+    assert_eq!(pure, "m: by mamba_d_state no layer has attention, so there is no KV to plan");
+}
+
+#[test]
+fn layers_that_differ_are_refused_as_version_5_of_transformers_writes_them() {
+    let latent = r#", "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "index_topk": 2048"#;
+    for (more, field) in [
+        // Gemma 4, MiMo-V2, HY 4, MiniMax-M3, HRM, JetMoE.
+        (r#", "per_layer_config": {"05": {"head_dim": 512}}"#.into(), "per_layer_config"),
+        (r#", "global_head_dim": 512"#.into(), "global_head_dim"),
+        (r#", "head_dim": 192, "v_head_dim": 128"#.into(), "v_head_dim"),
+        (format!(r#"{latent}, "indexer_types": ["full", "shared"]"#), "indexer_types"),
+        (r#", "index_head_dim": 128, "index_topk_blocks": 16"#.into(), "index_topk_blocks"),
+        (r#", "H_cycles": 2"#.into(), "H_cycles"),
+        (r#", "model_type": "jetmoe""#.into(), "model_type"),
+    ] {
+        let error = small(&more).unwrap_err().to_string();
+        assert_eq!(error, format!("m: {field} says that layers differ in a way that is not modelled"));
+    }
+    assert_eq!(small(r#", "per_layer_config": {}, "head_dim": 16, "v_head_dim": 16"#).unwrap().attention_layers(), 26);
+    // DeepSeek 3.2 and GLM-5 have an index of its own in each layer.
+    let sorts = vec!["indexed_attention"; 26];
+    let indexed = small(&format!(r#"{latent}, "layer_types": {sorts:?}, "indexer_types": ["full"]"#)).unwrap();
+    assert_eq!(indexed.kv_bytes_per_token(), 26 * (576 * 2 + 132));
+    assert_eq!(indexed.planned_as_full, Some("sparse attention"));
+}
+
+#[test]
+fn a_pattern_of_nemotron_h_may_be_a_list() {
+    let sizes = r#""model_type": "nemotron_h", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "intermediate_size": 96,
+        "vocab_size": 9, "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "conv_kernel": 4,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "time_step_limit": [0.0, Infinity]"#;
+    let text = |pattern: &str| format!("{{{sizes}, {pattern}}}");
+    let pattern = parse_config("m", &text(r#""num_hidden_layers": 7, "hybrid_override_pattern": "MEM*-ME""#)).unwrap();
+    let list = r#""layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp", "linear_attention", "moe"]"#;
+    assert_eq!(parse_config("m", &text(list)).unwrap(), pattern);
+    let hybrid = pattern.hybrid.unwrap();
+    assert_eq!((hybrid.attention_layers, hybrid.recurrent_layers, hybrid.feed_forward_layers), (1, 3, 3));
+    assert_eq!((pattern.expert_layers(), pattern.kv_bytes_per_token()), (2, 2 * 4 * 16 * 2));
 }
 
 #[test]
