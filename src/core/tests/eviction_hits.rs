@@ -157,7 +157,7 @@ const PINNED: [(&str, [u32; 2]); 7] = [
     ("leaves", [5586, 11_763]),
     ("lfu", [6165, 11_247]),
     ("lru", [5828, 11_896]),
-    ("reuse", [6667, 12_794]),
+    ("reuse", [6602, 12_780]),
     ("s3fifo", [6540, 11_274]),
     ("s3fifo:small_percent=40", [6168, 12_093]),
 ];
@@ -280,7 +280,7 @@ fn reuse_keeps_documents_and_not_the_questions_about_them() {
         assert!(reuse[at] * 100 >= lru[at].max(s3fifo[at]) * 98, "reuse {reuse:?}, lru {lru:?}, s3fifo {s3fifo:?}");
     }
     // Change these numbers only with a change of the policy that is meant to change them.
-    assert_eq!((lru, s3fifo, reuse), ([1701, 7290, 26_098], [3137, 12_651, 43_377], [3200, 13_258, 46_341]));
+    assert_eq!((lru, s3fifo, reuse), ([1701, 7290, 26_098], [3137, 12_651, 43_377], [3192, 13_332, 46_168]));
 }
 
 /// Questions about documents of which a popular one is at times replaced by a new one: a document is asked about soon after the first
@@ -361,8 +361,8 @@ fn nights(seed: u64, days: u32) -> Vec<Vec<u32>> {
 fn reuse_is_never_far_below_lru_and_s3fifo() {
     let cases = [
         ("nights", nights(7, 10), [17_003, 19_386, 22_539]),
-        ("news", news(5, 5000), [12_312, 32_097, 43_302]),
-        ("searches", searches(6, 5000), [23_683, 68_991, 88_143]),
+        ("news", news(5, 5000), [12_371, 32_097, 43_302]),
+        ("searches", searches(6, 5000), [23_189, 68_940, 88_146]),
     ];
     for (name, requests, pinned) in cases {
         let found = |name| [300, 1000, 2000].map(|blocks| hits(name, blocks, &requests));
@@ -386,4 +386,34 @@ fn reuse_keeps_a_part_of_a_loop_longer_than_the_cache() {
     let [lru, s3fifo, reuse] = ["lru", "s3fifo", "reuse"].map(|name| hits(name, 100, &requests));
     // Change the last number only with a change of the policy that is meant to change it.
     assert_eq!([lru, s3fifo, reuse], [0, 0, 2025]);
+}
+
+/// Prompts of six blocks asked about in a circle, seldom in another order, and as many prompts seen once.
+fn circle(seed: u64, n: u64, rounds: u64) -> Vec<Vec<u32>> {
+    let mut draws = Draws(seed);
+    let mut next = 6 * n as u32;
+    let mut at = 0;
+    let mut ask = |_| {
+        let fresh = |next: &mut u32, n: u64| -> Vec<u32> {
+            *next += n as u32;
+            (*next - n as u32..*next).collect()
+        };
+        if draws.below(100) < 50 {
+            return fresh(&mut next, 1 + draws.below(11));
+        }
+        at = if draws.below(100) < 2 { draws.below(n) } else { (at + 1) % n };
+        let first = 6 * at as u32;
+        (first..first + 6).chain(fresh(&mut next, 1 + draws.below(2))).collect()
+    };
+    (0..n * rounds).map(&mut ask).collect()
+}
+
+#[test]
+fn reuse_comes_to_hold_what_s3fifo_holds_where_it_falls_behind() {
+    // A circle of 1080 blocks and about 1700 others a round in a cache of 1000: S3-FIFO keeps most of the circle, and soon.
+    let requests = circle(1, 180, 30);
+    let [lru, s3fifo, reuse] = ["lru", "s3fifo", "reuse"].map(|name| hits(name, 1000, &requests));
+    assert!(reuse * 100 >= s3fifo * 98, "lru {lru}, s3fifo {s3fifo}, reuse {reuse}");
+    // Change these numbers only with a change of a policy that is meant to change them.
+    assert_eq!([lru, s3fifo, reuse], [2208, 10_356, 10_928]);
 }

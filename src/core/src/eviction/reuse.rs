@@ -22,8 +22,9 @@
 //! return that falls with age, which is least recently used. A [`Ghost`] of the blocks evicted of late tells a block computed
 //! again from one that is new, as in S3-FIFO.
 //!
-//! **Guard.** Shadow directories of LRU and S3-FIFO show the hits of both. Where the policy falls behind the better one, or nothing
-//! is to be gained, it evicts in the order of that one ([`Guard`]).
+//! **Guard.** Shadow directories of LRU and S3-FIFO show the hits and the blocks of both. Where the policy might lose more to one of them
+//! than was earned before, or nothing is to be gained, it follows that one ([`Guard`]): of the blocks not in the directory, the one of
+//! least worth leaves, and in a large cache, where these are not known, the first in the order of LRU or S3-FIFO.
 //!
 //! **Deciding.** From the hazards follows the worth of keeping a segment of a class and age: the best ratio, over all
 //! horizons, of the probability of a read within the horizon to the expected time in the cache (the Gittins index; least hit
@@ -38,6 +39,7 @@ use super::guard::{Guard, Order};
 use super::hazard::{Followed, HazardTable, KINDS};
 use super::plain::PlainOrders;
 use super::segments::Segments;
+use super::shadow::{LRU, RIVALS, S3FIFO, Used};
 use crate::ids::BlockHandle;
 use crate::nodes::Nodes;
 use crate::prefetch::prefetch;
@@ -138,6 +140,8 @@ pub(super) struct Reuse {
     segments: Segments<Segment>,
     guard: Guard,
     plain: PlainOrders,
+    /// Queued segments ending with a block not held by LRU, and by S3-FIFO.
+    surplus: [ByAge; RIVALS],
     capacity: u32,
     /// Running mean of the time between two turns, in blocks published or read.
     mean_gap: f32,
@@ -167,6 +171,7 @@ impl Reuse {
             segments: Segments::new(),
             guard: Guard::new(capacity),
             plain: PlainOrders::new(capacity),
+            surplus: [(); RIVALS].map(|()| ByAge::new(CLASSES)),
             capacity,
             mean_gap: capacity as f32,
             mean_length: 1.0,
@@ -225,19 +230,40 @@ impl Reuse {
     /// Returns the queued segment to evict from: the one of least worth, or the first in the order chosen by the guard.
     fn first(&mut self) -> Option<u32> {
         let order = self.guard.order();
-        let plain = match order {
-            Order::Learned => None,
-            order => self.plain.first(order, |segment| self.queued.contains(segment)),
-        };
-        plain.or_else(|| self.least())
+        let Some(rival) = rival(order) else { return self.least(&self.queued) };
+        loop {
+            if let Some(segment) = self.least(&self.surplus[rival]) {
+                return Some(segment);
+            }
+            if rival == LRU || !self.guard.shadow.is_exact() || !self.guard.shadow.evict_from_s3fifo() {
+                break;
+            }
+            self.note_surplus();
+        }
+        let plain = self.plain.first(order, |segment| self.queued.contains(segment));
+        plain.or_else(|| self.least(&self.queued))
     }
 
-    /// Returns the queued segment of least worth.
-    fn least(&self) -> Option<u32> {
+    /// Takes note of blocks evicted by LRU or S3-FIFO and not by the cache.
+    fn note_surplus(&mut self) {
+        for (rival, block) in self.guard.shadow.surplus.drain(..) {
+            let segment = self.known[block as usize].segment;
+            if segment == NONE || !self.queued.contains(segment) || self.surplus[rival].contains(segment) {
+                continue;
+            }
+            let Segment { tail, class, idle_at, .. } = self.segments[segment];
+            if tail == block {
+                self.surplus[rival].insert(usize::from(class), segment, idle_at);
+            }
+        }
+    }
+
+    /// Returns the segment of least worth of some.
+    fn least(&self, queued: &ByAge) -> Option<u32> {
         let mut least: Option<(f32, u32)> = None;
-        for class in self.queued.occupied() {
-            let oldest = self.queued.oldest(class);
-            let youngest = self.queued.youngest(class).filter(|youngest| Some(*youngest) != oldest);
+        for class in queued.occupied() {
+            let oldest = queued.oldest(class);
+            let youngest = queued.youngest(class).filter(|youngest| Some(*youngest) != oldest);
             for segment in oldest.into_iter().chain(youngest) {
                 let worth = self.worth(class, segment);
                 if least.is_none_or(|(than, _)| worth < than) {
@@ -250,13 +276,20 @@ impl Reuse {
 
     /// Queues a segment by class and age.
     fn enqueue(&mut self, segment: u32) {
-        let Segment { class, idle_at, .. } = self.segments[segment];
+        let Segment { tail, class, idle_at, .. } = self.segments[segment];
         self.queued.insert(usize::from(class), segment, idle_at);
+        for (rival, surplus) in self.surplus.iter_mut().enumerate() {
+            if self.guard.shadow.is_surplus(rival, tail) {
+                surplus.insert(usize::from(class), segment, idle_at);
+            }
+        }
     }
 
     /// Takes a segment out of the queue of its class. Returns `false` if the segment is in none.
     fn dequeue(&mut self, segment: u32) -> bool {
-        self.queued.remove(usize::from(self.segments[segment].class), segment)
+        let class = usize::from(self.segments[segment].class);
+        self.surplus.iter_mut().for_each(|surplus| _ = surplus.remove(class, segment));
+        self.queued.remove(class, segment)
     }
 
     /// Takes one block out of a segment. Returns the shrunk segment.
@@ -322,6 +355,7 @@ impl Reuse {
     fn take(&mut self, segment: u32, block: u32, blocks: &Nodes) -> Option<(u32, u32)> {
         self.segments[segment].len -= 1;
         self.plain.shrink(segment);
+        self.guard.shadow.evicted(block);
         let parent = blocks.next_leaf(block);
         let mut next = Some(segment);
         if self.segments[segment].len == 0 {
@@ -330,7 +364,12 @@ impl Reuse {
             self.victim = next.unwrap_or(NONE);
         }
         let order = self.guard.order();
-        next = next.filter(|next| self.plain.goes_on(*next, order, |segment| self.queued.contains(segment)));
+        next = next.filter(|next| match rival(order).filter(|_| self.guard.shadow.is_exact()) {
+            // Without a surplus the cache holds what LRU does, and the oldest segment is next.
+            Some(LRU) if self.surplus[LRU].occupied().next().is_none() => true,
+            Some(rival) => parent.is_some_and(|parent| self.guard.shadow.is_surplus(rival, parent)),
+            None => self.plain.goes_on(*next, order, |segment| self.queued.contains(segment)),
+        });
         next.zip(parent.filter(|parent| Some(self.known[*parent as usize].segment) == next))
     }
 
@@ -439,6 +478,7 @@ impl Reuse {
     /// Takes an idle block out of its segment for a request. The parent was taken out before.
     fn read_one(&mut self, block: u32, blocks: &Nodes) {
         self.hazards.clock = self.hazards.clock.wrapping_add(1);
+        self.guard.shadow.read(block);
         let at = block as usize;
         let segment = self.known[at].segment;
         if self.left != segment {
@@ -501,6 +541,15 @@ impl Reuse {
     }
 }
 
+/// Returns the directory to follow in an order.
+fn rival(order: Order) -> Option<usize> {
+    match order {
+        Order::Learned => None,
+        Order::Lru => Some(LRU),
+        Order::S3Fifo => Some(S3FIFO),
+    }
+}
+
 impl Eviction for Reuse {
     fn published(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
         chain.iter().for_each(|block| self.published_one(block.index, blocks));
@@ -509,9 +558,13 @@ impl Eviction for Reuse {
     fn idle(&mut self, chain: &[BlockHandle], blocks: &Nodes) {
         self.settle_left(blocks);
         self.plain.settle();
-        let used =
-            chain.iter().map(|block| (blocks.fingerprint(block.index), self.known[block.index as usize].settled));
+        let used = chain.iter().map(|block| Used {
+            fingerprint: blocks.fingerprint(block.index),
+            in_cache: self.known[block.index as usize].settled,
+            block: block.index,
+        });
         self.guard.used(chain.len(), used, self.plain.idle() + chain.len() as u32);
+        self.note_surplus();
         let computed = chain.iter().rev().take_while(|block| !self.known[block.index as usize].settled).count();
         let end = (computed / END).max(END_MIN);
         for (after, block) in chain.iter().rev().enumerate() {
@@ -524,6 +577,7 @@ impl Eviction for Reuse {
 
     fn clear(&mut self) {
         self.queued.clear();
+        self.surplus.iter_mut().for_each(ByAge::clear);
         self.segments.clear();
         self.guard.clear();
         self.plain.clear();
