@@ -68,7 +68,7 @@ pub enum SloError {
     #[error("goodput is {0}; it must be above 0 and at most 1, such as 0.99")]
     Goodput(f64),
     /// Limit on each request without a goodput.
-    #[error("{0} is a promise about each request; say what share of them is to keep it, such as a goodput of 0.99")]
+    #[error("{0} is a promise about each request; say what share of them is to keep it, as in --goodput 0.99")]
     NoGoodput(String),
     /// Goodput without a limit on requests.
     #[error("a goodput needs a promise about requests: ttft, tpot or e2e")]
@@ -332,7 +332,7 @@ mod tests {
         assert_eq!(told(&["e2e_max=1s"], Some(1.5)), "goodput is 1.5; it must be above 0 and at most 1, such as 0.99");
         assert_eq!(
             told(&["ttft=2s"], None),
-            "ttft is a promise about each request; say what share of them is to keep it, such as a goodput of 0.99"
+            "ttft is a promise about each request; say what share of them is to keep it, as in --goodput 0.99"
         );
         assert_eq!(told(&["itl_p99=2s"], Some(0.9)), "a goodput needs a promise about requests: ttft, tpot or e2e");
     }

@@ -157,7 +157,7 @@ const PINNED: [(&str, [u32; 2]); 7] = [
     ("leaves", [5586, 11_763]),
     ("lfu", [6165, 11_247]),
     ("lru", [5828, 11_896]),
-    ("reuse", [6602, 12_780]),
+    ("reuse", [6587, 12_712]),
     ("s3fifo", [6540, 11_274]),
     ("s3fifo:small_percent=40", [6168, 12_093]),
 ];
@@ -280,7 +280,7 @@ fn reuse_keeps_documents_and_not_the_questions_about_them() {
         assert!(reuse[at] * 100 >= lru[at].max(s3fifo[at]) * 98, "reuse {reuse:?}, lru {lru:?}, s3fifo {s3fifo:?}");
     }
     // Change these numbers only with a change of the policy that is meant to change them.
-    assert_eq!((lru, s3fifo, reuse), ([1701, 7290, 26_098], [3137, 12_651, 43_377], [3192, 13_332, 46_168]));
+    assert_eq!((lru, s3fifo, reuse), ([1701, 7290, 26_098], [3137, 12_651, 43_377], [3111, 13_250, 46_034]));
 }
 
 /// Questions about documents of which a popular one is at times replaced by a new one: a document is asked about soon after the first
@@ -361,8 +361,8 @@ fn nights(seed: u64, days: u32) -> Vec<Vec<u32>> {
 fn reuse_is_never_far_below_lru_and_s3fifo() {
     let cases = [
         ("nights", nights(7, 10), [17_003, 19_386, 22_539]),
-        ("news", news(5, 5000), [12_371, 32_097, 43_302]),
-        ("searches", searches(6, 5000), [23_189, 68_940, 88_146]),
+        ("news", news(5, 5000), [12_253, 32_089, 43_303]),
+        ("searches", searches(6, 5000), [22_824, 69_429, 88_146]),
     ];
     for (name, requests, pinned) in cases {
         let found = |name| [300, 1000, 2000].map(|blocks| hits(name, blocks, &requests));
@@ -415,5 +415,5 @@ fn reuse_comes_to_hold_what_s3fifo_holds_where_it_falls_behind() {
     let [lru, s3fifo, reuse] = ["lru", "s3fifo", "reuse"].map(|name| hits(name, 1000, &requests));
     assert!(reuse * 100 >= s3fifo * 98, "lru {lru}, s3fifo {s3fifo}, reuse {reuse}");
     // Change these numbers only with a change of a policy that is meant to change them.
-    assert_eq!([lru, s3fifo, reuse], [2208, 10_356, 10_928]);
+    assert_eq!([lru, s3fifo, reuse], [2208, 10_356, 10_486]);
 }

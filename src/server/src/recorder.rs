@@ -182,7 +182,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run.rec.jsonl");
         record(&path);
-        check(&std::fs::read_to_string(path).unwrap());
+        check(&fs::read_to_string(path).unwrap());
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
         let (lines, received) = bounded(LINES_MAX);
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("read-only");
-        std::fs::write(&path, "").unwrap();
+        fs::write(&path, "").unwrap();
         // A file opened for reading fails like a full disk does: when the buffer is written out.
         let mut sink = Sink::Plain(BufWriter::new(File::open(&path).unwrap()));
         let writer = thread::spawn(move || write_all(&mut sink, &received).is_ok());
