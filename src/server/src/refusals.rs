@@ -108,7 +108,7 @@ mod tests {
         }
         let counted: Vec<_> = refusals.each().collect();
         assert_eq!(counted[0], ("invalid", 1));
-        assert_eq!(counted[14], ("internal", 15));
-        assert_eq!(refusals.overload(), 7 + 8 + 9 + 10 + 11);
+        assert_eq!(counted[15], ("internal", 16));
+        assert_eq!(refusals.overload(), 8 + 9 + 10 + 11 + 12);
     }
 }
