@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::mooncake::present;
-use super::row::{Row, RowContent, TIME_NS_END, length};
-use super::{Format, Terms, TraceFault};
+use super::row::{Row, length, nanoseconds};
+use super::{Format, TraceFault};
 
 const FIELDS: &str = "metadata.request_start_ns, and metrics.input_sequence_length and metrics.output_sequence_length";
 
@@ -48,22 +48,10 @@ pub(super) fn parse(line: &[u8]) -> Result<Option<Row>, TraceFault> {
         return Ok(None);
     }
     let start = present(FIELDS, "metadata.request_start_ns", metadata.request_start_ns)?;
-    let at_ns = start.as_u64().filter(|ns| *ns < TIME_NS_END).ok_or_else(|| TraceFault::BadTimestamp {
-        field: "request_start_ns",
-        value: start.to_string(),
-        expected: "whole nanoseconds, not negative, before the year 2116 if counted from 1970",
-    })?;
+    let at_ns = nanoseconds("request_start_ns", &start)?;
     let tokens =
         |field: &'static str, metric: Option<Metric>| length(field, &present(FIELDS, field, metric)?.value.to_string());
-    Ok(Some(Row {
-        at_ns,
-        input_tokens: tokens("metrics.input_sequence_length", metrics.input_sequence_length)?,
-        output_tokens: tokens("metrics.output_sequence_length", metrics.output_sequence_length)?,
-        content: RowContent::None,
-        output: None,
-        terms: Terms::default(),
-        retention: Box::default(),
-        turn: None,
-        line: 0,
-    }))
+    let input_tokens = tokens("metrics.input_sequence_length", metrics.input_sequence_length)?;
+    let output_tokens = tokens("metrics.output_sequence_length", metrics.output_sequence_length)?;
+    Ok(Some(Row::without_content(at_ns, input_tokens, output_tokens)))
 }

@@ -1,6 +1,6 @@
 //! Lines of CSV traces: a header, fields with or without quotes, and columns found by name.
 
-use super::row::{Row, RowContent, TIME_NS_END, length, whole};
+use super::row::{Row, TIME_NS_END, length, whole};
 use super::{Format, Terms, TraceFault, azure};
 use crate::lines::{LINE_BYTES_MAX, Lines};
 
@@ -101,7 +101,7 @@ fn quoted(text: &str) -> Option<(&str, Option<&str>)> {
     }
 }
 
-/// Returns `true` if a field in quotes is open at the end of a line, at whose begin one was open if `is_open`.
+/// Returns `true` if a field in quotes is open at the end of a line; `is_open` says if one is at the start.
 pub(super) fn leaves_quote_open(line: &[u8], mut is_open: bool) -> bool {
     let mut rest = line;
     loop {
@@ -214,17 +214,8 @@ impl Columns {
         if dialect.failures && whole(output) == "0" {
             return Ok(None);
         }
-        Ok(Some(Row {
-            retention: Box::default(),
-            at_ns,
-            input_tokens: length(dialect.input, input)?,
-            output_tokens: length(dialect.output, output)?,
-            content: RowContent::None,
-            output: None,
-            terms,
-            turn: None,
-            line: 0,
-        }))
+        let (input_tokens, output_tokens) = (length(dialect.input, input)?, length(dialect.output, output)?);
+        Ok(Some(Row { terms, ..Row::without_content(at_ns, input_tokens, output_tokens) }))
     }
 }
 

@@ -108,7 +108,7 @@ enum Parser {
     Bailian(bool),
     Tokens,
     Aiperf,
-    /// Result of a benchmark, whose rows are known from the begin.
+    /// Result of a benchmark, whose rows are known from the start.
     Results(Format),
     Csv(csv::Columns),
 }

@@ -9,8 +9,8 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 
 use super::csv::{SECONDS, seconds_ns};
-use super::row::{Row, RowContent, length};
-use super::{Format, Terms, TraceFault};
+use super::row::{Row, length};
+use super::{Format, TraceFault};
 use crate::python_json::strict;
 
 /// Fault in the result of a benchmark.
@@ -104,17 +104,7 @@ fn row(fields: [&'static str; 3], values: [&Value; 3]) -> Result<Row, TraceFault
     let [start, input, output] = values.map(|value| if value.is_null() { "null".into() } else { value.to_string() });
     let at_ns =
         seconds_ns(&start).ok_or(TraceFault::BadTimestamp { field: fields[0], value: start, expected: SECONDS })?;
-    Ok(Row {
-        at_ns,
-        input_tokens: length(fields[1], &input)?,
-        output_tokens: length(fields[2], &output)?,
-        content: RowContent::None,
-        output: None,
-        terms: Terms::default(),
-        retention: Box::default(),
-        turn: None,
-        line: 0,
-    })
+    Ok(Row::without_content(at_ns, length(fields[1], &input)?, length(fields[2], &output)?))
 }
 
 /// Names the request of a fault.

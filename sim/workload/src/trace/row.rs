@@ -1,5 +1,6 @@
 //! Parsed line of a trace, common to all formats.
 
+use serde_json::Value;
 use trunkline_core::{RetentionHint, Token};
 
 use super::chats::ChatTurn;
@@ -23,6 +24,23 @@ pub(super) struct Row {
     pub turn: Option<RowTurn>,
     /// Number of the line, from 1; 0 until the reader knows.
     pub line: u64,
+}
+
+impl Row {
+    /// Creates the row of a request of which times and lengths alone are known.
+    pub(super) fn without_content(at_ns: u64, input_tokens: u32, output_tokens: u32) -> Self {
+        Self {
+            at_ns,
+            input_tokens,
+            output_tokens,
+            content: RowContent::None,
+            output: None,
+            terms: Terms::default(),
+            retention: Box::default(),
+            turn: None,
+            line: 0,
+        }
+    }
 }
 
 /// Place of a line in a session, as the line says it.
@@ -51,6 +69,15 @@ pub(super) fn whole(text: &str) -> &str {
         Some((whole, zeros)) if zeros.bytes().all(|byte| byte == b'0') => whole,
         _ => text,
     }
+}
+
+/// Parses a time in nanoseconds.
+pub(super) fn nanoseconds(field: &'static str, time: &Value) -> Result<u64, TraceFault> {
+    time.as_u64().filter(|ns| *ns < TIME_NS_END).ok_or_else(|| TraceFault::BadTimestamp {
+        field,
+        value: time.to_string(),
+        expected: "whole nanoseconds, not negative, before the year 2116 if counted from 1970",
+    })
 }
 
 /// Parses a number of tokens from 1 to [`LENGTH_TOKENS_MAX`].

@@ -5,7 +5,7 @@ use serde_json::Value;
 use trunkline_core::Token;
 
 use super::mooncake::present;
-use super::row::{Row, RowContent, TIME_NS_END, length};
+use super::row::{Row, RowContent, length, nanoseconds};
 use super::{Format, LENGTH_TOKENS_MAX, Terms, TraceFault, retention};
 
 const FIELDS: &str = "arrival_time_ns, input_tok_ids and output_toks";
@@ -28,11 +28,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Row, TraceFault> {
     let object: Object = serde_json::from_slice(line)
         .map_err(|e| TraceFault::Malformed { format: Format::Tokens, why: e.to_string() })?;
     let arrival = present(FIELDS, "arrival_time_ns", object.arrival_time_ns)?;
-    let at_ns = arrival.as_u64().filter(|ns| *ns < TIME_NS_END).ok_or_else(|| TraceFault::BadTimestamp {
-        field: "arrival_time_ns",
-        value: arrival.to_string(),
-        expected: "whole nanoseconds, not negative, before the year 2116 if counted from 1970",
-    })?;
+    let at_ns = nanoseconds("arrival_time_ns", &arrival)?;
     let tokens = present(FIELDS, "input_tok_ids", object.input_tok_ids)?;
     let output_tokens = length("output_toks", &present(FIELDS, "output_toks", object.output_toks)?.to_string())?;
     let found = tokens.len();

@@ -180,9 +180,7 @@ impl LayerFields {
         };
         ("mamba_d_state", counts)
     }
-}
 
-impl LayerFields {
     /// Returns the numbers of layers by a list of their sorts; `None` if a sort is not known.
     fn counts_of(&self, sorts: &[String]) -> Option<Counts> {
         let count = |of: &[&str]| sorts.iter().filter(|sort| of.contains(&sort.as_str())).count() as u64;

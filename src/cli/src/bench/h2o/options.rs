@@ -9,7 +9,7 @@ use super::rig::BLOCK;
 use super::sources;
 use crate::h2o::choice::Choice;
 
-/// Numbers of the planner.
+/// Numbers of the planner, and of the KV blocks that plans are made of.
 #[derive(Clone, Debug, Args)]
 pub struct PlannerOptions {
     /// First tokens that are never dropped.
