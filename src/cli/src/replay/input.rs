@@ -74,7 +74,7 @@ pub(crate) fn loaded(path: &Path, options: ReaderOptions, selection: &Selection)
 
 /// Returns the line that says how many requests were left out; `None` if none were.
 fn left_out(path: &Path, requests: u64) -> Option<String> {
-    (requests > 0).then(|| format!("{}: {} requests that failed are left out", path.display(), grouped(requests)))
+    (requests > 0).then(|| format!("{}: failed requests left out: {}", path.display(), grouped(requests)))
 }
 
 impl Part {
@@ -166,7 +166,7 @@ mod tests {
         let mut source = FileSource::open(&path, options, &selection).unwrap();
         assert_eq!(source.by_ref().count(), 1);
         let note = left_out(Path::new("a.csv"), source.failed_requests());
-        assert_eq!(note.as_deref(), Some("a.csv: 2 requests that failed are left out"));
+        assert_eq!(note.as_deref(), Some("a.csv: failed requests left out: 2"));
         assert_eq!(left_out(Path::new("a.csv"), 0), None);
     }
 }
