@@ -238,6 +238,8 @@ struct State {
     totals: Vec<f32>,
     /// Keys or values of a block as F32, where the cache has another type.
     cells: Vec<f32>,
+    /// `[dim][SPAN]`: keys of a span, of blocks that lanes would leave.
+    keys: Vec<f32>,
     /// Weights to be scored.
     pieces: Pieces,
 }
@@ -275,7 +277,7 @@ impl Queries<'_> {
         let (first, end) = (self.first(), self.index + self.n / self.group);
         for start in (first / SPAN * SPAN..end).step_by(SPAN) {
             let span = first.saturating_sub(start)..SPAN.min(end - start);
-            self.score(start, span.clone(), &mut state.weights, &mut state.cells);
+            self.score(start, span.clone(), state);
             self.weigh(start, state);
             if let Some(collector) = collector {
                 for i in collector.queries.clone() {
@@ -340,53 +342,65 @@ impl Queries<'_> {
 
     /// Dot products of every query with the keys of a span. Products beyond the positions seen by a query are not used.
     #[inline(always)]
-    fn score(&self, start: usize, span: Range<usize>, scores: &mut [f32], cells: &mut Vec<f32>) {
+    fn score(&self, start: usize, span: Range<usize>, state: &mut State) {
+        let State { weights, cells, keys: gathered, .. } = state;
         let size = self.kv.block_size();
-        for (block, offset, at, run) in self.runs(start, span) {
+        // Runs then begin at multiples of sixteen, so sixteen lanes never leave a block.
+        let in_place = size.is_multiple_of(LANES);
+        if !in_place {
+            gathered.resize(self.dim * SPAN, 0.0);
+        }
+        for (block, offset, at, run) in self.runs(start, span.clone()) {
             if offset == 0 {
                 self.kv.request_values(self.place, block);
             }
             let keys = self.kv.keys(self.place, block, cells);
-            if size.is_multiple_of(LANES) {
-                // Runs begin at multiples of sixteen, so sixteen lanes never leave the block.
-                for lane in (0..run).step_by(LANES) {
-                    let keys = &keys[offset + lane..];
-                    let mut i = 0;
-                    while i + ROWS <= self.n {
-                        self.score_tile::<ROWS>(i, keys, &mut scores[i * SPAN + at + lane..]);
-                        i += ROWS;
-                    }
-                    if i == self.n {
-                        continue;
-                    }
-                    // The rest at once, which reads the keys once.
-                    let scores = &mut scores[i * SPAN + at + lane..];
-                    match self.n - i {
-                        1 => self.score_tile::<1>(i, keys, scores),
-                        2 => self.score_tile::<2>(i, keys, scores),
-                        3 => self.score_tile::<3>(i, keys, scores),
-                        4 => self.score_tile::<4>(i, keys, scores),
-                        _ => self.score_tile::<5>(i, keys, scores),
+            match (in_place, size, run) {
+                (true, ..) => self.score_lanes(&keys[offset..], size, at..at + run, weights),
+                (false, 8, 8) => gather::<8>(keys, &mut gathered[at..]),
+                (false, 4, 4) => gather::<4>(keys, &mut gathered[at..]),
+                _ => {
+                    for (keys, out) in keys.chunks_exact(size).zip(gathered[at..].chunks_mut(SPAN)) {
+                        out[..run].copy_from_slice(&keys[offset..offset + run]);
                     }
                 }
-            } else {
-                for i in 0..self.n {
-                    let scores = &mut scores[i * SPAN + at..][..run];
-                    scores.fill(0.0);
-                    for (q, keys) in self.query(i).iter().zip(keys.chunks_exact(size)) {
-                        for (score, key) in scores.iter_mut().zip(&keys[offset..]) {
-                            *score += q * key;
-                        }
-                    }
-                }
+            }
+        }
+        if !in_place {
+            let first = span.start / LANES * LANES;
+            self.score_lanes(&gathered[first..], SPAN, first..span.end, weights);
+        }
+    }
+
+    /// Dot products of every query with the keys of the places `at` in a span, the first a multiple of sixteen. The elements of a key are `stride` apart.
+    #[inline(always)]
+    fn score_lanes(&self, keys: &[f32], stride: usize, at: Range<usize>, scores: &mut [f32]) {
+        for lane in (0..at.len()).step_by(LANES) {
+            let (keys, at) = (&keys[lane..], at.start + lane);
+            let mut i = 0;
+            while i + ROWS <= self.n {
+                self.score_tile::<ROWS>(i, keys, stride, &mut scores[i * SPAN + at..]);
+                i += ROWS;
+            }
+            if i == self.n {
+                continue;
+            }
+            // The rest at once, which reads the keys once.
+            let scores = &mut scores[i * SPAN + at..];
+            match self.n - i {
+                1 => self.score_tile::<1>(i, keys, stride, scores),
+                2 => self.score_tile::<2>(i, keys, stride, scores),
+                3 => self.score_tile::<3>(i, keys, stride, scores),
+                4 => self.score_tile::<4>(i, keys, stride, scores),
+                _ => self.score_tile::<5>(i, keys, stride, scores),
             }
         }
     }
 
     #[inline(always)]
-    fn score_tile<const R: usize>(&self, i: usize, keys: &[f32], scores: &mut [f32]) {
+    fn score_tile<const R: usize>(&self, i: usize, keys: &[f32], stride: usize, scores: &mut [f32]) {
         let mut acc = [[0.0; LANES]; R];
-        accumulate::<R>(std::array::from_fn(|r| self.query(i + r)), keys, self.kv.block_size(), &mut acc);
+        accumulate::<R>(std::array::from_fn(|r| self.query(i + r)), keys, stride, &mut acc);
         for (scores, acc) in scores.chunks_mut(SPAN).zip(&acc) {
             scores[..LANES].copy_from_slice(acc);
         }
@@ -513,6 +527,14 @@ impl Queries<'_> {
                 }
             }
         }
+    }
+}
+
+/// Copies the keys of a block of `N` tokens, `[dim][N]`, into those of a span, `[dim][SPAN]`, from its first place on.
+#[inline(always)]
+fn gather<const N: usize>(keys: &[f32], span: &mut [f32]) {
+    for (keys, out) in keys.as_chunks::<N>().0.iter().zip(span.chunks_mut(SPAN)) {
+        out[..N].copy_from_slice(keys);
     }
 }
 

@@ -174,7 +174,7 @@ fn bits_in_a_window_depend_neither_on_chunks_and_blocks_nor_on_when_blocks_were_
         let expected = bits(&run_scored(&config, &mut kv, &[whole], &qkv, 1, place).0);
         let from = 200;
         let rows = &qkv[from * (config.q_width() + 2 * config.kv_width())..];
-        for (block_size, chunk) in [(1, 7), (3, 100), (16, 1), (16, 33), (48, 5), (128, 64)] {
+        for (block_size, chunk) in [(1, 7), (3, 100), (4, 33), (8, 7), (16, 1), (16, 33), (48, 5), (128, 64)] {
             let (mut kv, mut table) = filled(&config, KvDtype::F32, block_size, n, &kv_rows);
             // All blocks behind the window of the first row are gone, then half of them.
             for dropped in [(from + 1 - window) / block_size as usize, (from + 1 - window) / block_size as usize / 2] {
@@ -203,7 +203,9 @@ fn positions_in_holes_are_invisible_and_only_visible_ones_decide_on_the_bits() {
         let (qkv, kv_rows) = random_rows(&config, n, 14);
         let rows = &qkv[from * (config.q_width() + 2 * config.kv_width())..];
         let mut expected: Option<Vec<u32>> = None;
-        for (block_size, chunk, threads) in [(16, 50, 1), (1, 7, 1), (3, 50, 2), (16, 1, 2), (48, 5, 1), (48, 33, 2)] {
+        for (block_size, chunk, threads) in
+            [(16, 50, 1), (1, 7, 1), (3, 50, 2), (4, 1, 1), (8, 33, 2), (16, 1, 2), (48, 5, 1), (48, 33, 2)]
+        {
             let (mut kv, table) = filled(&config, KvDtype::F32, block_size, n, &kv_rows);
             let table = with_holes(&table, block_size as usize);
             let sequences = chunks(&Table::without_holes(&table, block_size as usize), from..n, chunk);
@@ -308,7 +310,7 @@ fn bits_do_not_depend_on_chunks_neighbours_block_size_or_threads() {
         let (mut kv, table) = filled(&config, dtype, 16, n, &kv_rows);
         let whole = sequence(Table::whole(&table, 16), 0, n);
         let expected: Vec<u32> = run(&config, &mut kv, &[whole], &qkv, 1).iter().map(|value| value.to_bits()).collect();
-        for block_size in [1, 3, 16, 32, 100, 256] {
+        for block_size in [1, 3, 4, 8, 16, 32, 100, 256] {
             let (mut kv, table) = filled(&config, dtype, block_size, n, &kv_rows);
             for chunk in [1, 5, 64, 149] {
                 // The chunks as so many sequences of one batch.
