@@ -31,7 +31,7 @@ const REMOTE_BLOCKS: u32 = 1 << 20;
 const REMOTE_BLOCKS_MAX: u32 = 1 << 24;
 /// Deadline of each answer of remote storage.
 const REMOTE_DEADLINE: Duration = Duration::from_secs(5);
-/// Least bytes that a block takes in a tier.
+/// Least bytes that a block takes on a disk.
 const PAGE: u64 = 4096;
 /// Blocks of each layer group on the way from one place to a tier without a request waiting, at most.
 const BACKGROUND_BLOCKS: u64 = 4096;
@@ -221,8 +221,9 @@ impl TierSettings {
 impl ServerTiers {
     /// Fills in the blocks of each tier.
     fn number(&mut self, settings: &TierSettings, block_bytes: u64) -> anyhow::Result<()> {
-        let fits = |name: &str, bytes: u64| {
-            let blocks = bytes / block_bytes.next_multiple_of(PAGE);
+        let (in_memory, on_disk) = (memory_bytes(block_bytes), block_bytes.next_multiple_of(PAGE));
+        let fits = |name: &str, bytes: u64, of_block: u64| {
+            let blocks = bytes / of_block;
             match blocks {
                 0 => bail!("{name} is too small for one block of {block_bytes} bytes in each worker"),
                 _ => Ok(blocks.min(BLOCKS_MAX)),
@@ -232,15 +233,15 @@ impl ServerTiers {
         let mut named = Vec::new();
         if self.host_bytes > 0 || settings.host_mem.is_some() {
             // Swapped-out requests and the tier share the memory; compression makes room for more blocks.
-            let blocks = fits("host-mem", self.host_bytes)?;
+            let blocks = fits("host-mem", self.host_bytes, in_memory)?;
             self.host_blocks = blocks as u32;
             named.push(("host", (blocks * (COMPRESSION_MAX - 1)).max(1) as u32));
         }
         if let Some((_, bytes)) = &self.disk {
-            named.push(("disk", (fits("disk-size", *bytes)? * room).min(BLOCKS_MAX) as u32));
+            named.push(("disk", (fits("disk-size", *bytes, on_disk)? * room).min(BLOCKS_MAX) as u32));
         }
         if let Some(bytes) = self.shared_bytes {
-            named.push((SHARED, (fits("shared-mem", bytes)? * room).min(BLOCKS_MAX) as u32));
+            named.push((SHARED, (fits("shared-mem", bytes, in_memory)? * room).min(BLOCKS_MAX) as u32));
         }
         if self.remote.is_some() {
             named.push((REMOTE, REMOTE_BLOCKS));
@@ -265,7 +266,7 @@ impl ServerTiers {
             self.disk.is_none() && self.remote.is_none(),
             "disk and remote keep real KV, which a simulated device does not have; use host-mem or shared-mem"
         );
-        let scaled = |bytes: u64| bytes / block_bytes.next_multiple_of(PAGE) * stored_bytes;
+        let scaled = |bytes: u64| bytes / memory_bytes(block_bytes) * stored_bytes;
         let sizes = (self.host_bytes, self.shared_bytes);
         (self.host_bytes, self.shared_bytes) = (scaled(sizes.0), sizes.1.map(scaled));
         let was_compressed = std::mem::replace(&mut self.compression, Compression::Off) != Compression::Off;
@@ -341,6 +342,11 @@ impl ServerTiers {
 /// Returns the blocks known to be in remote storage, at most: as many tokens with layer groups as without, up to a limit of memory.
 fn remote_blocks(groups: usize) -> u32 {
     REMOTE_BLOCKS.saturating_mul(groups.max(1) as u32).min(REMOTE_BLOCKS_MAX)
+}
+
+/// Returns the bytes of memory that a block takes.
+fn memory_bytes(block_bytes: u64) -> u64 {
+    BlockLayout { block_bytes: block_bytes as usize, ..BlockLayout::default() }.memory_bytes()
 }
 
 /// Returns the disk folder of a worker.
@@ -422,6 +428,15 @@ mod tests {
         assert_eq!(blocks, [("host", 81), ("disk", 2 * 163)]);
         assert_eq!((core.host_blocks, core.host_capacity()), (81, 162));
         assert_eq!(folder(Path::new("/cache"), 1), Path::new("/cache/worker-1"));
+    }
+
+    #[test]
+    fn small_blocks_take_whole_pages_on_a_disk_and_not_in_memory() {
+        let tiers = TierSettings { shared_mem: Some("16MiB".into()), ..settings(Some("16MiB"), Some("16MiB")) };
+        let tiers = tiers.tiers(2000, 1).unwrap().unwrap();
+        let blocks: Vec<u32> = tiers.tiers.iter().map(|tier| tier.blocks).collect();
+        let in_memory = (16 << 20) / 2048;
+        assert_eq!((tiers.host_blocks, blocks), (in_memory, vec![in_memory, 2 * 4096, 2 * in_memory]));
     }
 
     #[test]
