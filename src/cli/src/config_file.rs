@@ -11,7 +11,7 @@ use trunkline_core::config::Setting;
 
 use crate::attach_settings::{ATTACH_KEYS, AttachSettings};
 use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
-use crate::h2o_settings::{H2O_KEYS, H2oSettings};
+use crate::h2o_settings::{self, H2O_KEYS, H2oSettings};
 use crate::network_settings::{NETWORK_KEYS, NetworkSettings};
 use crate::routers::router_help;
 use crate::session_settings::{SESSION_KEYS, SessionSettings};
@@ -49,6 +49,7 @@ impl CoreFlags for ServeFlags {
     fn default_text(setting: &Setting) -> String {
         match setting.name {
             "device_blocks" => "1 GiB of KV, but room for 8192 tokens and at most 16384 blocks".into(),
+            "block_size" => format!("{}, or {} with --h2o on", setting.default_text(), h2o_settings::BLOCK_SIZE),
             "policy" => POLICY_DEFAULT.into(),
             "pipeline_stages" => "1, or those of the first attached worker".into(),
             "max_queued_tokens" => format!("{}, in effect no limit", setting.default_text()),

@@ -31,6 +31,8 @@ pub const H2O_KEYS: [&str; 12] = [
     "h2o-score-interval",
 ];
 
+/// Tokens of a KV block if eviction is on, unless given: small blocks leave less beside what attention reads (docs/h2o.md).
+pub const BLOCK_SIZE: u32 = 8;
 /// Setting of the heads that keep every token.
 const LAYERS: &str = "h2o-layers";
 /// Ratio of a model for which nobody found the layers that keep every token, at most.

@@ -30,6 +30,7 @@ use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
 use crate::first_worker::limits_of_worker;
 use crate::h2o::head_loss::HeadLosses;
+use crate::h2o_settings;
 use crate::model_source::{BUILT_IN, ModelSource};
 use crate::null_worker::{NullWorker, WorkerKind, null_backend};
 use crate::replay::settings::MAX_BATCH_TOKENS;
@@ -516,6 +517,9 @@ fn limits(settings: &Settings, token_bytes: u64, max_context: u32) -> anyhow::Re
     let mut config = Config { max_context, policy: POLICY_DEFAULT.into(), ..Config::default() };
     settings.core.apply(&mut config)?;
     settings.h2o.apply(&mut config)?;
+    if config.h2o.mode == Mode::On && !settings.core.has("block_size") {
+        config.block_size = h2o_settings::BLOCK_SIZE;
+    }
     if settings.core.has("max_batch_tokens") && !settings.core.has("max_batch_size") {
         // A step has a token for each of its sequences.
         config.max_batch_size = config.max_batch_size.min(config.max_batch_tokens).max(1);
@@ -585,6 +589,17 @@ pub(crate) mod tests {
         let config = limits(&Settings::default(), 1 << 14, 512).unwrap();
         let policy = POLICY_DEFAULT.into();
         assert_eq!(config, Config { device_blocks: 4096, max_context: 512, policy, ..Config::default() });
+    }
+
+    #[test]
+    fn blocks_are_small_where_tokens_are_dropped_unless_their_size_is_given() {
+        let size = |flags: &[&str]| {
+            let config = limits(&given(flags), 1 << 14, 512).unwrap();
+            (config.block_size, config.device_blocks)
+        };
+        assert_eq!([size(&["--h2o=off"]), size(&["--h2o=probe"])], [(16, 4096); 2]);
+        assert_eq!(size(&["--h2o=on"]), (8, 8192));
+        assert_eq!(size(&["--h2o=on", "--block-size=32"]), (32, 2048));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use trunkline_worker::{KvDtype, Worker, WorkerConfig};
 
 use crate::h2o::choice::{self, Choice};
 use crate::h2o::total;
-use crate::h2o_settings::divided_for_a_server;
+use crate::h2o_settings::{self, divided_for_a_server};
 use crate::mending::Mender;
 use crate::model_source::ModelSource;
 use crate::null_worker::{NullWorker, duration};
@@ -32,8 +32,10 @@ use crate::weights_settings::Placement;
 const TOKEN_VARIABLE: &str = "TRUNKLINE_TOKEN";
 /// Threads, at most.
 const THREADS_MAX: usize = 1024;
-/// Sizes of a block announced by default, preferred first. Multiples of 16 are fastest.
+/// Sizes of a block announced by default, preferred first.
 const BLOCK_SIZES: [u32; 5] = [16, 32, 64, 128, 8];
+/// The same if the server is to drop tokens.
+const BLOCK_SIZES_EVICTING: [u32; 5] = [h2o_settings::BLOCK_SIZE, 16, 32, 64, 128];
 const BLOCK_SIZE_MAX: u32 = 4096;
 /// KV blocks, at most.
 const BLOCKS_MAX: u32 = 1 << 30;
@@ -137,7 +139,7 @@ struct AttachArgs {
     #[arg(long, value_name = "SIZE")]
     kv_mem: Option<String>,
 
-    /// Tokens of a block, 1 to 4096 [default: the server chooses 16, 32, 64, 128 or 8].
+    /// Tokens of a block, 1 to 4096 [default: the server chooses 16, 32, 64, 128 or 8; with --h2o on 8, 16, 32, 64 or 128].
     #[arg(long, value_name = "N")]
     block_size: Option<u32>,
 
@@ -210,6 +212,7 @@ fn kv_dtype(args: &AttachArgs) -> anyhow::Result<KvDtype> {
 fn sizes(args: &AttachArgs, token_bytes: u64, n_groups: u32) -> anyhow::Result<KvRoom> {
     let block_sizes = match args.block_size {
         Some(size) => vec![size],
+        None if divides(args) => BLOCK_SIZES_EVICTING.to_vec(),
         None => BLOCK_SIZES.to_vec(),
     };
     let preferred = block_sizes[0];
@@ -237,6 +240,11 @@ fn sizes(args: &AttachArgs, token_bytes: u64, n_groups: u32) -> anyhow::Result<K
     Ok(KvRoom { block_sizes, tokens: tokens * u64::from(n_groups), block_io: args.null.is_none() })
 }
 
+/// Returns whether some KV heads are to drop tokens.
+fn divides(args: &AttachArgs) -> bool {
+    args.h2o.as_deref().map_or(args.h2o_layers.is_some(), |mode| mode == "on")
+}
+
 /// Returns the choice of the blocks to drop.
 fn choice(args: &AttachArgs) -> anyhow::Result<Choice> {
     let given = args.h2o_choice.as_deref().map(|text| Choice::parse(choice::SETTING, text));
@@ -250,8 +258,7 @@ fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::
     let placement = Placement::of(args.weights.as_deref())?;
     let mut model = source.placed(&placement, &revision, 1)?.with_kv_dtype(dtype);
     let total = args.h2o_total.as_deref().map(|text| total::parse(total::SETTING, text)).transpose()?;
-    let divides = args.h2o.as_deref().map_or(args.h2o_layers.is_some(), |mode| mode == "on");
-    if divides {
+    if divides(args) {
         let losses = source.head_losses(&revision)?;
         let layers = args.h2o_layers.as_deref();
         model = divided_for_a_server(model, layers, losses.as_ref(), total, choice(args)?)?;
@@ -381,6 +388,8 @@ mod tests {
         let room = |edit: fn(&mut AttachArgs)| sizes(&given(edit), 1 << 10, 1).unwrap();
         let default = room(|_| ());
         assert_eq!((default.block_sizes, default.tokens), (BLOCK_SIZES.to_vec(), 16384 * 16));
+        let evicting = room(|args| args.h2o = Some("on".into()));
+        assert_eq!((evicting.block_sizes, evicting.tokens), (vec![8, 16, 32, 64, 128], 16384 * 8));
         let mem = room(|args| args.kv_mem = Some("64MiB".into()));
         assert_eq!(mem.tokens, 64 << 10);
         let blocks = room(|args| (args.device_blocks, args.block_size) = (Some(3), Some(24)));

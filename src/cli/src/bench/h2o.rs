@@ -584,9 +584,9 @@ mod tests {
         assert_eq!((report.gates.len(), report.ungated.as_deref()), (0, Some(ungated)));
         let stored = &report.stored;
         assert_eq!(stored.work.iter().map(|work| &work.mode[..]).collect::<Vec<_>>(), ["probe", "full", "store"]);
-        // 35 blocks of each of the two heads of a layer, and those that eviction left of the other: without the first and the last 256 tokens.
+        // 70 blocks of each of the two heads of a layer, and those that eviction left of the other: without the first and the last 256 tokens.
         assert!(stored.work.iter().all(|work| work.blocks == stored.work[0].blocks && work.fallbacks == 0));
-        assert!(stored.work[0].blocks > 36 && stored.work[0].blocks < 72, "{}", stored.work[0].blocks);
+        assert!(stored.work[0].blocks > 72 && stored.work[0].blocks < 144, "{}", stored.work[0].blocks);
         assert_eq!(stored.work[2].cache_hits, stored.work[2].blocks, "the second time");
         let [both, full, kept] = stored.bytes.totals();
         assert!(both >= full && both >= kept && full >= report.cases[0].total_ratio - 0.2, "{both} {full} {kept}");
@@ -650,8 +650,8 @@ mod tests {
         assert_eq!(error(&["--full-layers", "0,1"]), "at least one KV head has to evict");
         assert_eq!(error(&["--full-layers", "x"]), "full-layers names 'x'; give numbers, as in 7,14 or 7.2,14.0");
         assert_eq!(
-            error(&["--block", "24"]),
-            "h2o block is 24 tokens; it must be a multiple of the KV block of 16 tokens"
+            error(&["--block", "20"]),
+            "h2o block is 20 tokens; it must be a multiple of the KV block of 8 tokens"
         );
         assert!(error(&["--kv-dtype", "f8"]).contains("unknown kv-dtype 'f8'"));
         assert!(error(&["--scorers", "best"]).contains("unknown h2o scorer 'best'"));

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 use trunkline_core::h2o::Settings;
 
-use super::rig::BLOCK;
 use super::sources;
 use crate::h2o::choice::Choice;
+use crate::h2o_settings;
 
 /// Numbers of the planner, and of the KV blocks that plans are made of.
 #[derive(Clone, Debug, Args)]
@@ -24,8 +24,8 @@ pub struct PlannerOptions {
     #[arg(long, value_name = "N")]
     pub block: Option<u32>,
 
-    /// Tokens of a KV block: 4, 8, 16, 32 or 64.
-    #[arg(long, value_name = "N", default_value_t = BLOCK as u32, value_parser = block_size)]
+    /// Tokens of a KV block: 4, 8, 16, 32 or 64; of a server with --h2o on 8 unless given.
+    #[arg(long, value_name = "N", default_value_t = h2o_settings::BLOCK_SIZE, value_parser = block_size)]
     pub block_size: u32,
 
     /// Tokens from one whose attention is scored to the next, for the scorer h2o; 16 at most.
