@@ -345,7 +345,7 @@ impl Queries<'_> {
     fn score(&self, start: usize, span: Range<usize>, state: &mut State) {
         let State { weights, cells, keys: gathered, .. } = state;
         let size = self.kv.block_size();
-        // Runs then begin at multiples of sixteen, so sixteen lanes never leave a block.
+        // Runs of such blocks begin at multiples of sixteen, so sixteen lanes never leave a block.
         let in_place = size.is_multiple_of(LANES);
         if !in_place {
             gathered.resize(self.dim * SPAN, 0.0);
