@@ -6,6 +6,7 @@
 //! | [`synthetic`] | workloads of users and agents from a TOML file, open or closed loop |
 //! | [`tenants`] | synthetic tenants for traces without tenants |
 //! | [`daily`] | rates of arrivals in each hour of a day |
+//! | [`patterns`] | made traces for comparing eviction policies |
 //! | [`summary`] | means and percentiles of measured values |
 //! | [`lines`] | lines of text files, plain, gzip or Zstandard |
 //! | [`python_json`] | JSON as Python writes it |
@@ -25,7 +26,9 @@
 
 pub mod daily;
 pub mod lines;
+pub mod patterns;
 pub mod python_json;
+mod rng_stream;
 pub mod summary;
 pub mod synthetic;
 pub mod tenants;

@@ -84,7 +84,7 @@ mod generator;
 mod history;
 mod horizon;
 mod open_loop;
-mod rng_stream;
+
 mod spec;
 
 pub use self::arrivals::Arrivals;

@@ -8,6 +8,7 @@ mod codec;
 mod disk;
 mod evict;
 pub(crate) mod h2o;
+mod hits;
 mod load;
 mod measure;
 mod publish;
@@ -41,6 +42,9 @@ Examples:
   A thousand streams at once through gRPC, a step every 5 ms:
     trunkline bench serve --streams 1000 --step 5ms
 
+  Hits of an eviction policy on traffic that it was not made for:
+    trunkline bench hits --policies 'reuse;s3fifo:small_percent=20'
+
   Two minutes of a trace on a running server, beside the simulation of the same requests:
     trunkline replay examples/traces/chat-and-agents.jsonl.gz --slice 0s..120s --json replayed.json
     trunkline bench load examples/traces/chat-and-agents.jsonl.gz --slice 0s..120s --against replayed.json
@@ -64,6 +68,8 @@ enum What {
     Sched(Options),
     /// Benchmark every eviction policy: evict blocks and store others in their place.
     Evict(Options),
+    /// Count the hits of eviction policies on made traces, beside LRU, S3-FIFO and Belady.
+    Hits(hits::HitsOptions),
     /// Benchmark the embedded worker: prefill and decode, with random weights of every kind or with a model.
     Worker(WorkerOptions),
     /// Benchmark the server without a model: streams over gRPC, processor time for each token, time to the first token.
@@ -230,6 +236,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
         What::Swap(options) => (options.clone(), disk::run_swap(options.quick)?),
         What::Tiers(options) => (options.clone(), tiers::run(options.quick)?),
         What::H2o(options) => return h2o::run(&options),
+        What::Hits(options) => return hits::run(&options),
         What::Load(options) => return load::run(&options),
     };
     let text = if options.json { serde_json::to_string_pretty(&report)? } else { report.render() };

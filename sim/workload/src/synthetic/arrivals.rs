@@ -3,8 +3,8 @@
 use serde::Deserialize;
 
 use super::SECONDS_MAX;
-use super::rng_stream::RngStream;
 use crate::daily::{DailyCurve, HOURS};
+use crate::rng_stream::RngStream;
 
 /// Lowest rate in sessions per second; the highest is its inverse.
 const RATE_MIN: f64 = 1e-6;

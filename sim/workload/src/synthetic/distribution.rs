@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::SECONDS_MAX;
-use super::rng_stream::RngStream;
+use crate::rng_stream::RngStream;
 use crate::trace::LENGTH_TOKENS_MAX;
 
 const CV_MAX: f64 = 100.0;

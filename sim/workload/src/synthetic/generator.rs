@@ -7,9 +7,9 @@ use super::arrivals::Beginnings;
 use super::distribution::{Distribution, Sampler, Samples};
 use super::history::{INSTRUCTION_TOKENS, PRIORITY_BEHIND, Step, compact, recent_tokens};
 use super::horizon::Horizon;
-use super::rng_stream::RngStream;
 use super::spec::{CompactionSpec, PopulationSpec, RetentionSpec, Spec, WorkloadError, WorkloadFault, label};
 use super::{SAMPLES_MAX, TURNS_MAX};
+use crate::rng_stream::RngStream;
 use crate::trace::{
     Content, Format, GENERATED_FROM, Outcome, Piece, Source, Terms, TraceError, TraceFault, TraceReader, TraceRequest,
 };

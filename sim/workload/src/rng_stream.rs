@@ -7,16 +7,16 @@ use trunkline_core::draw::mix;
 
 /// Random stream for one part of a workload. Each part has a stream of its own, independent of the draws of other parts.
 #[derive(Clone, Debug)]
-pub(super) struct RngStream(Pcg64Mcg);
+pub(crate) struct RngStream(Pcg64Mcg);
 
 impl RngStream {
     /// Returns the stream for part `part` of population `population`.
-    pub(super) fn new(seed: u64, population: u64, part: u64) -> Self {
+    pub(crate) fn new(seed: u64, population: u64, part: u64) -> Self {
         Self(Pcg64Mcg::seed_from_u64(mix(mix(mix(seed) ^ population) ^ part)))
     }
 
     /// Draws uniformly from `[0, 1)`.
-    pub(super) fn unit(&mut self) -> f64 {
+    pub(crate) fn unit(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
@@ -25,24 +25,24 @@ impl RngStream {
         1.0 - self.unit()
     }
 
-    pub(super) fn exponential(&mut self, mean: f64) -> f64 {
+    pub(crate) fn exponential(&mut self, mean: f64) -> f64 {
         -mean * libm::log(self.positive_unit())
     }
 
     /// Draws from the standard normal distribution, by Box and Muller.
-    pub(super) fn normal(&mut self) -> f64 {
+    pub(crate) fn normal(&mut self) -> f64 {
         let radius = (-2.0 * libm::log(self.positive_unit())).sqrt();
         radius * libm::cos(std::f64::consts::TAU * self.unit())
     }
 
     /// Draws from the lognormal distribution with this mean and coefficient of variation.
-    pub(super) fn lognormal(&mut self, mean: f64, cv: f64) -> f64 {
+    pub(crate) fn lognormal(&mut self, mean: f64, cv: f64) -> f64 {
         let variance = libm::log1p(cv * cv);
         mean * libm::exp(variance.sqrt() * self.normal() - variance / 2.0)
     }
 
     /// Draws from the gamma distribution with this mean and coefficient of variation, after Marsaglia and Tsang.
-    pub(super) fn gamma(&mut self, mean: f64, cv: f64) -> f64 {
+    pub(crate) fn gamma(&mut self, mean: f64, cv: f64) -> f64 {
         let shape = 1.0 / (cv * cv);
         // Their method needs a shape of at least 1; a power of a uniform number makes up for one more.
         let boost = if shape < 1.0 { libm::pow(self.positive_unit(), 1.0 / shape) } else { 1.0 };
