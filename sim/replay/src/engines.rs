@@ -8,6 +8,7 @@ use crate::engine_memory::EngineMemory;
 use crate::settings::Settings;
 use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::memory::{MemoryUse, Workspace};
+use trunkline_sim_perf::model::Model;
 
 /// Engine with imitated scheduling.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,6 +28,8 @@ pub struct Engine {
     preemption: Preemption,
     /// Memory beside the KV blocks, for a device whose number of blocks nobody gave.
     pub memory: EngineMemory,
+    /// `true` if states of recurrent layers have 32 bits, unless the model says otherwise.
+    has_wide_states: bool,
 }
 
 /// SGLang's share of the output that it expects of running requests: 0.7 at first, and 0.14 of that after 600 steps of decodes.
@@ -65,6 +68,7 @@ const PLAIN: Engine = Engine {
     eviction: None,
     preemption: Preemption::Recompute,
     memory: EngineMemory::Same(MemoryUse::DEFAULT),
+    has_wide_states: false,
 };
 
 /// Memory that vLLM takes before it counts blocks: libraries, graphs, and what the driver keeps of the device. The logs of five runs of V1 leave 0.8 to
@@ -124,7 +128,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
             about: "SGLang 0.5 with prompts first and never beside decodes, in chunks; two steps in flight (its overlap); the longest cached \
                     prefix first, in its queue of up to 128 sorted requests (--policy fcfs for its default); room kept for output, 0.7 of \
                     it at first (its new-token ratio); retraction of the least output; whole leaves of its tree evicted; chunks of 2,048 to 16,384 tokens \
-                    by the memory of the device. Unlike it, blocks have 16 tokens instead of one (--block-size 1 is equal to it and much slower)",
+                    by the memory of the device; states of recurrent layers of 32 bits, unless the model says otherwise. Unlike it, blocks have 16 tokens instead of one (--block-size 1 is equal to it and much slower)",
             params: &[],
             make: |_, ()| Engine {
                 max_batch_tokens: 8192,
@@ -145,6 +149,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 eviction: Some("leaves"),
                 preemption: Preemption::RetractAtOnce,
                 memory: EngineMemory::Sglang,
+                has_wide_states: true,
             },
         },
         Entry {
@@ -191,6 +196,13 @@ impl Engine {
         }
     }
 
+    /// Returns the model as the engine keeps it in memory.
+    #[must_use]
+    pub fn keeps(&self, model: Model) -> Model {
+        let hybrid = model.hybrid.map(|hybrid| if self.has_wide_states { hybrid.with_wide_states() } else { hybrid });
+        Model { hybrid, ..model }
+    }
+
     /// Returns the limits for a device with `device_blocks` blocks of 16 tokens.
     pub fn core(&self, device_blocks: u32) -> Config {
         let plain = Settings::core();
@@ -232,9 +244,30 @@ pub fn by_name(name: &str) -> Result<Engine, RegistryError> {
 #[cfg(test)]
 mod tests {
     use trunkline_core::policy::Sorting;
+    use trunkline_sim_perf::model::Hybrid;
     use trunkline_sim_perf::{hardware, model};
 
     use super::*;
+
+    #[test]
+    fn sglang_keeps_recurrent_states_in_32_bits_unless_the_model_says_their_type() {
+        let states = |engine: &str, states_are_typed| {
+            let hybrid = Hybrid {
+                attention_layers: 12,
+                recurrent_layers: 36,
+                feed_forward_layers: 48,
+                elements: 1 << 20,
+                state_elements: 1000,
+                state_bytes: 2000 + 64,
+                states_are_typed,
+            };
+            let model = Model { hybrid: Some(hybrid), ..model::by_name("qwen3-8b").unwrap().clone() };
+            by_name(engine).unwrap().keeps(model).hybrid.unwrap().sequence_bytes()
+        };
+        assert_eq!(states("vllm-v1", false), 36 * (2000 + 64));
+        assert_eq!(states("sglang", false), 36 * (4000 + 64));
+        assert_eq!(states("sglang", true), 36 * (2000 + 64));
+    }
 
     #[test]
     fn a_core_can_work_under_every_preset() {

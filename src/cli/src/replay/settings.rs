@@ -189,11 +189,11 @@ pub(crate) struct FleetArgs {
 }
 
 impl FleetArgs {
-    /// Returns the model, with the KV cache of the type asked for.
-    fn model(&self) -> anyhow::Result<Model> {
+    /// Returns the model as the engine keeps it, if one is imitated, with the KV cache of the type asked for.
+    fn model(&self, engine: Option<Engine>) -> anyhow::Result<Model> {
         let mut model = model::find(&self.model)?;
         model.kv_dtype_bytes = self.kv_dtype.map_or(model.kv_dtype_bytes, KvType::bytes);
-        Ok(model)
+        Ok(engine.map_or(model.clone(), |engine| engine.keeps(model)))
     }
 
     /// Returns the memory beside the KV blocks: that of the engine, if one is imitated, with the share that is given.
@@ -366,7 +366,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
             random_failures: args.service.random_failures(),
             autoscale: None,
         },
-        ..Settings::new(devices[0], fleet.model()?)
+        ..Settings::new(devices[0], fleet.model(args.limits.engine)?)
     };
     let total = fleet.h2o_total.as_deref().map(|text| total::parse(total::SETTING, text)).transpose()?;
     divide_layers(&mut settings, fleet.h2o_layers.as_deref(), total)?;

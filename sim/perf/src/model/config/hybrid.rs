@@ -114,6 +114,7 @@ impl LayerFields {
             elements,
             state_elements: state,
             state_bytes: state * if is_float32 { 4 } else { ELEMENT_BYTES } + convolution * ELEMENT_BYTES,
+            states_are_typed: self.sizes.mamba_ssm_dtype.is_some(),
         };
         Ok(Some((counts.layers, hybrid)))
     }
