@@ -208,7 +208,10 @@ fn with_spinner<T, E: Into<anyhow::Error>>(
 fn summary(conversion: &Conversion, to: &Path, format: Format) -> String {
     let mut lines = vec![format!("{}: {} requests as {format}", to.display(), grouped(conversion.requests))];
     if conversion.failed_requests > 0 {
-        lines.push(format!("left out: {} requests that failed", grouped(conversion.failed_requests)));
+        lines.push(format!(
+            "left out: {} requests that failed or were of a warm-up",
+            grouped(conversion.failed_requests)
+        ));
     }
     lines.extend(conversion.losses.iter().map(|loss| format!("lost: {loss}")));
     lines.join("\n")
@@ -245,7 +248,10 @@ fn facts(stats: &TraceStats) -> String {
         table.add_row(["terms", &term_text(terms)]);
     }
     if stats.failed_requests > 0 {
-        table.add_row(["left out", &format!("{} requests that failed", grouped(stats.failed_requests))]);
+        table.add_row([
+            "left out",
+            &format!("{} requests that failed or were of a warm-up", grouped(stats.failed_requests)),
+        ]);
     }
     table.trim_fmt()
 }
