@@ -17,7 +17,8 @@ use trunkline_worker::Model;
 
 use self::full_heads::FullHeads;
 use self::head_file::HeadFile;
-use self::head_loss::{BLOCK, HeadLosses, Reading, default_tokens, head_losses};
+use self::head_loss::{HeadLosses, Reading, default_tokens, head_losses};
+use crate::bench::h2o::rig::BLOCK;
 use crate::bench::h2o::sources::{KINDS, Source};
 use crate::output::{print, table};
 use crate::revision::revision;

@@ -20,13 +20,9 @@ use trunkline_worker::Model;
 use super::full_heads::FullHeads;
 use super::total::{self, Heads};
 use crate::bench::h2o::quality::{divergence, log_softmax};
-use crate::bench::h2o::rig::{Rig, Run, Seq};
+use crate::bench::h2o::rig::{BLOCK, Rig, Run, Seq};
 use crate::bench::h2o::sources::{Purpose, Source};
 use crate::bench::h2o::texts::{self, Outline};
-use crate::h2o_settings;
-
-/// Tokens of a KV block: those of a server that drops tokens.
-pub const BLOCK: usize = h2o_settings::BLOCK_SIZE as usize;
 
 /// Tokens of a text by tokens that a head keeps while its loss is measured.
 const RATIO: f32 = 6.0;

@@ -8,6 +8,8 @@ use trunkline_core::h2o::{Rows, Scorer, Settings, State};
 use trunkline_port::{Dropped, Keeps, NO_BLOCK, RequestId, ScoreKind, Scored, SeqStart, Step, StepSeq};
 use trunkline_worker::{Blocks, Model, Worker, WorkerConfig};
 
+/// Tokens of a KV block by default, and always in `h2o calibrate`.
+pub const BLOCK: usize = 16;
 /// Tokens of a prefill chunk.
 const CHUNK: usize = 512;
 
@@ -405,8 +407,6 @@ mod tests {
     use super::*;
     use crate::h2o::choice::Choice;
     use crate::h2o::full_heads::FullHeads;
-
-    const BLOCK: usize = 16;
 
     fn rig(full: &[u32]) -> Rig {
         let model = Model::seeded(3);
