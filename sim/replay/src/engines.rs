@@ -261,7 +261,7 @@ mod tests {
                 state_bytes: 2000 + 64,
                 states_are_typed,
             };
-            let model = Model { hybrid: Some(hybrid), ..model::by_name("qwen3-8b").unwrap().clone() };
+            let model = Model { hybrid: Some(hybrid), ..*model::by_name("qwen3-8b").unwrap() };
             by_name(engine).unwrap().keeps(model).hybrid.unwrap().sequence_bytes()
         };
         assert_eq!(states("vllm-v1", false), 36 * (2000 + 64));

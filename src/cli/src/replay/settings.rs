@@ -193,7 +193,7 @@ impl FleetArgs {
     fn model(&self, engine: Option<Engine>) -> anyhow::Result<Model> {
         let mut model = model::find(&self.model)?;
         model.kv_dtype_bytes = self.kv_dtype.map_or(model.kv_dtype_bytes, KvType::bytes);
-        Ok(engine.map_or(model.clone(), |engine| engine.keeps(model)))
+        Ok(engine.map_or(model, |engine| engine.keeps(model)))
     }
 
     /// Returns the memory beside the KV blocks: that of the engine, if one is imitated, with the share that is given.
