@@ -8,7 +8,7 @@ use crate::engine_memory::EngineMemory;
 use crate::settings::Settings;
 use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::memory::{MemoryUse, Workspace};
-use trunkline_sim_perf::model::Model;
+use trunkline_sim_perf::model::{Hybrid, Model};
 
 /// Engine with imitated scheduling.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,8 +28,8 @@ pub struct Engine {
     preemption: Preemption,
     /// Memory beside the KV blocks, for a device whose number of blocks nobody gave.
     pub memory: EngineMemory,
-    /// `true` if states of recurrent layers have 32 bits, unless the model says otherwise.
-    has_wide_states: bool,
+    /// Bytes of an element of a recurrent layer's state, unless the model says otherwise; `None` for the model's 16 bits.
+    state_dtype_bytes: Option<u64>,
 }
 
 /// SGLang's share of the output that it expects of running requests: 0.7 at first, and 0.14 of that after 600 steps of decodes.
@@ -68,7 +68,7 @@ const PLAIN: Engine = Engine {
     eviction: None,
     preemption: Preemption::Recompute,
     memory: EngineMemory::Same(MemoryUse::DEFAULT),
-    has_wide_states: false,
+    state_dtype_bytes: None,
 };
 
 /// Memory that vLLM takes before it counts blocks: libraries, graphs, and what the driver keeps of the device. The logs of five runs of V1 leave 0.8 to
@@ -149,7 +149,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 eviction: Some("leaves"),
                 preemption: Preemption::RetractAtOnce,
                 memory: EngineMemory::Sglang,
-                has_wide_states: true,
+                state_dtype_bytes: Some(4),
             },
         },
         Entry {
@@ -199,8 +199,8 @@ impl Engine {
     /// Returns the model as the engine keeps it in memory.
     #[must_use]
     pub fn keeps(&self, model: Model) -> Model {
-        let hybrid = model.hybrid.map(|hybrid| if self.has_wide_states { hybrid.with_wide_states() } else { hybrid });
-        Model { hybrid, ..model }
+        let typed = |hybrid: Hybrid| self.state_dtype_bytes.map_or(hybrid, |bytes| hybrid.with_states_of(bytes));
+        Model { hybrid: model.hybrid.map(typed), ..model }
     }
 
     /// Returns the limits for a device with `device_blocks` blocks of 16 tokens.
@@ -244,29 +244,28 @@ pub fn by_name(name: &str) -> Result<Engine, RegistryError> {
 #[cfg(test)]
 mod tests {
     use trunkline_core::policy::Sorting;
-    use trunkline_sim_perf::model::Hybrid;
     use trunkline_sim_perf::{hardware, model};
 
     use super::*;
 
     #[test]
     fn sglang_keeps_recurrent_states_in_32_bits_unless_the_model_says_their_type() {
-        let states = |engine: &str, states_are_typed| {
+        let states = |engine: &str, state_dtype_bytes| {
             let hybrid = Hybrid {
                 attention_layers: 12,
                 recurrent_layers: 36,
                 feed_forward_layers: 48,
                 elements: 1 << 20,
                 state_elements: 1000,
-                state_bytes: 2000 + 64,
-                states_are_typed,
+                state_dtype_bytes,
+                convolution_bytes: 64,
             };
             let model = Model { hybrid: Some(hybrid), ..*model::by_name("qwen3-8b").unwrap() };
             by_name(engine).unwrap().keeps(model).hybrid.unwrap().sequence_bytes()
         };
-        assert_eq!(states("vllm-v1", false), 36 * (2000 + 64));
-        assert_eq!(states("sglang", false), 36 * (4000 + 64));
-        assert_eq!(states("sglang", true), 36 * (2000 + 64));
+        assert_eq!(states("vllm-v1", None), 36 * (2000 + 64));
+        assert_eq!(states("sglang", None), 36 * (4000 + 64));
+        assert_eq!(states("sglang", Some(2)), 36 * (2000 + 64));
     }
 
     #[test]

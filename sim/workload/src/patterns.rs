@@ -1,8 +1,8 @@
 //! Made traces for comparing eviction policies: prompts as lists of blocks, asked for in patterns known from serving.
 //!
 //! The number of a [`Case`] decides everything in it: the pattern, the capacity of the cache, and the parameters of the pattern, such
-//! as think times in terms of the capacity, lengths, popularity and shares of prompts that never return. So a policy meets traffic
-//! that it was not made for, and a case that it fails can be looked at again.
+//! as think times in terms of the capacity, lengths, popularity and shares of prompts that never return. A case in which a policy finds
+//! little can be looked at again by its number.
 //!
 //! ```
 //! use trunkline_sim_workload::patterns::{Case, names};

@@ -42,7 +42,7 @@ Examples:
   A thousand streams at once through gRPC, a step every 5 ms:
     trunkline bench serve --streams 1000 --step 5ms
 
-  Hits of an eviction policy on traffic that it was not made for:
+  Hits of two eviction policies on made traces:
     trunkline bench hits --policies 'reuse;s3fifo:small_percent=20'
 
   Two minutes of a trace on a running server, beside the simulation of the same requests:

@@ -209,7 +209,7 @@ fn summary(conversion: &Conversion, to: &Path, format: Format) -> String {
     let mut lines = vec![format!("{}: {} requests as {format}", to.display(), grouped(conversion.requests))];
     if conversion.failed_requests > 0 {
         lines.push(format!(
-            "left out: {} requests that failed or were of a warm-up",
+            "left out: {} requests (failed, cancelled, or of a warm-up)",
             grouped(conversion.failed_requests)
         ));
     }
@@ -250,7 +250,7 @@ fn facts(stats: &TraceStats) -> String {
     if stats.failed_requests > 0 {
         table.add_row([
             "left out",
-            &format!("{} requests that failed or were of a warm-up", grouped(stats.failed_requests)),
+            &format!("{} requests (failed, cancelled, or of a warm-up)", grouped(stats.failed_requests)),
         ]);
     }
     table.trim_fmt()

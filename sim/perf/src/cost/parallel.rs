@@ -210,7 +210,7 @@ impl Parallel {
     pub fn state_bytes(self, model: &Model) -> u64 {
         let Some(hybrid) = model.hybrid else { return 0 };
         let layers = hybrid.recurrent_layers.div_ceil(self.pipeline.into());
-        layers * hybrid.state_bytes.div_ceil(self.tensor.into())
+        layers * hybrid.state_bytes().div_ceil(self.tensor.into())
     }
 }
 

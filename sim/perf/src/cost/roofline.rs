@@ -431,8 +431,10 @@ mod tests {
     #[test]
     fn recurrent_states_are_read_and_written_once_for_each_sequence() {
         let (h200, qwen) = (hardware::by_name("h200-141g").unwrap(), qwen3_next());
-        let stateless =
-            Model { hybrid: qwen.hybrid.map(|hybrid| Hybrid { state_bytes: 0, state_elements: 0, ..hybrid }), ..qwen };
+        let stateless = Model {
+            hybrid: qwen.hybrid.map(|hybrid| Hybrid { convolution_bytes: 0, state_elements: 0, ..hybrid }),
+            ..qwen
+        };
         let tp2: Parallel = "tp2".parse().unwrap();
         let of = |model: &Model, shape| seconds(&Roofline::parallel(h200, model, tp2), shape);
         let rate = h200.bandwidth_bytes_s * h200.efficiency.kv_bandwidth;

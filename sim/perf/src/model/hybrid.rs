@@ -13,26 +13,32 @@ pub struct Hybrid {
     pub elements: u64,
     /// Elements of the state of a sequence in a recurrent layer, updated with each token.
     pub state_elements: u64,
-    /// Bytes of that state, and of the last inputs of its convolution.
-    pub state_bytes: u64,
-    /// `true` if the configuration says the type of the state's elements; else they have 16 bits, or as many as the engine takes.
-    pub states_are_typed: bool,
+    /// Bytes of an element of the state, if the configuration says so; else as many as the engine takes.
+    pub state_dtype_bytes: Option<u64>,
+    /// Bytes of the last inputs of the layer's convolution, which a sequence keeps too.
+    pub convolution_bytes: u64,
 }
 
 /// FLOPs for each element of the state and token: decay, update, and the product with the query, two each.
 const STATE_FLOPS: u64 = 6;
+/// Bytes of an element of a state, if neither the configuration nor the engine says.
+const STATE_BYTES: u64 = 2;
 
 impl Hybrid {
-    /// Returns the layers with states of 32 bits, unless the configuration says their type.
+    /// Returns the layers with `bytes` for each element of a state, unless the configuration says how many.
     #[must_use]
-    pub const fn with_wide_states(self) -> Self {
-        let wider = if self.states_are_typed { 0 } else { 2 * self.state_elements };
-        Self { state_bytes: self.state_bytes + wider, states_are_typed: true, ..self }
+    pub fn with_states_of(self, bytes: u64) -> Self {
+        Self { state_dtype_bytes: self.state_dtype_bytes.or(Some(bytes)), ..self }
+    }
+
+    /// Returns the bytes that a sequence keeps in one layer: its state, of 16 bits an element if nobody says otherwise, and inputs of the convolution.
+    pub fn state_bytes(&self) -> u64 {
+        self.state_elements * self.state_dtype_bytes.unwrap_or(STATE_BYTES) + self.convolution_bytes
     }
 
     /// Returns the bytes of the states of one sequence in all layers.
-    pub const fn sequence_bytes(&self) -> u64 {
-        self.recurrent_layers * self.state_bytes
+    pub fn sequence_bytes(&self) -> u64 {
+        self.recurrent_layers * self.state_bytes()
     }
 
     /// Returns the FLOPs of the states of all layers for each token, beside the matrices.

@@ -14,7 +14,7 @@ pub fn night_batches(scene: &mut Scene) -> Vec<Asked> {
     let mut batch = scene.contents(n, mean, lengths);
     let times = scene.whole(1, 2);
     let blocks = scene.blocks;
-    scene.blocks /= 1.0 + batch_blocks / day;
+    scene.blocks /= 1.0 + times as f64 * batch_blocks / day;
     let make = [sessions::chats, documents::popular, sessions::agents][scene.below(3)];
     let traffic = make(scene);
     scene.blocks = blocks;
@@ -46,6 +46,9 @@ pub fn one_after_another(scene: &mut Scene) -> Vec<Asked> {
     numbered(prompts)
 }
 
+/// Share of a part's blocks that are asked for in the common time: long pauses at its end would bunch all others at the beginning.
+const IN_TIME: f64 = 0.95;
+
 /// Two or three plain patterns over the same time, each for a part of the cache.
 pub fn at_once(scene: &mut Scene) -> Vec<Asked> {
     let n = scene.whole(2, 3);
@@ -55,11 +58,25 @@ pub fn at_once(scene: &mut Scene) -> Vec<Asked> {
         let share = scene.range(0.3, 1.0) / n as f64;
         (scene.blocks, scene.capacity) = (blocks * share, capacity * share.max(0.3));
         let part = plain(scene);
-        let end = part.iter().map(|(at, _)| *at).fold(f64::MIN_POSITIVE, f64::max);
+        let end = end(&part);
         out.extend(part.into_iter().map(|(at, prompt)| (at / end, prompt)));
     }
     (scene.blocks, scene.capacity) = (blocks, capacity);
     out
+}
+
+/// Returns the time by which [`IN_TIME`] of the blocks are asked for.
+fn end(part: &[Asked]) -> f64 {
+    let mut asked: Vec<_> = part.iter().map(|(at, prompt)| (*at, prompt.len())).collect();
+    asked.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let blocks: usize = asked.iter().map(|(_, blocks)| blocks).sum();
+    let mut left = (IN_TIME * blocks as f64) as usize;
+    let last = asked.iter().find(|(_, blocks)| {
+        let is_last = *blocks > left;
+        left = left.saturating_sub(*blocks);
+        is_last
+    });
+    last.map_or(1.0, |(at, _)| at.max(f64::MIN_POSITIVE))
 }
 
 /// Two plain patterns in turns; each goes on where it left off.
@@ -84,4 +101,29 @@ pub fn in_turns(scene: &mut Scene) -> Vec<Asked> {
 /// Returns the prompts in this order.
 fn numbered(prompts: Vec<Vec<u32>>) -> Vec<Asked> {
     prompts.into_iter().enumerate().map(|(number, prompt)| (number as f64, prompt)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_pause_at_the_end_does_not_bunch_the_rest() {
+        let asked = |at: f64| (at, vec![0; 5]);
+        let mut part: Vec<_> = (0..99).map(|n| asked(f64::from(n))).collect();
+        assert_eq!(end(&part), 94.0);
+        part.insert(0, asked(1e6));
+        assert_eq!(end(&part), 95.0);
+        assert_eq!(end(&[]), 1.0);
+    }
+
+    #[test]
+    fn night_batches_leave_room_for_both_readings_of_a_batch() {
+        for number in 0..20 {
+            let mut scene = Scene::new(number);
+            (scene.capacity, scene.blocks) = (1_000.0, 50_000.0);
+            let blocks: usize = night_batches(&mut scene).iter().map(|(_, prompt)| prompt.len()).sum();
+            assert!(blocks < 62_000, "{number}: {blocks}");
+        }
+    }
 }

@@ -39,7 +39,7 @@ const ARRIVAL_NS_MAX: u64 = 1 << 62;
 pub struct Conversion {
     /// Requests written to the new file.
     pub requests: u64,
-    /// Requests logged as failed, and skipped.
+    /// Requests logged as failed, cancelled, or of a warm-up, and left out.
     pub failed_requests: u64,
     /// Facts lost in the conversion, one sentence each.
     pub losses: Vec<&'static str>,

@@ -79,7 +79,7 @@ pub struct TraceStats {
     pub format: String,
     /// Requests in the trace.
     pub requests: u64,
-    /// Requests logged as failed, and skipped.
+    /// Requests logged as failed, cancelled, or of a warm-up, and left out.
     pub failed_requests: u64,
     /// Distribution of prompt lengths.
     pub input_tokens: Lengths,

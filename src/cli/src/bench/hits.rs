@@ -21,8 +21,10 @@ use trunkline_sim_workload::trace::{Content, Format, TraceRequest};
 
 use super::publish::publish;
 
+const LRU: &str = "lru";
+
 /// Policies that every policy is compared with: the better of both is what a cache finds without learning.
-const RIVALS: [&str; 2] = ["lru", "s3fifo"];
+const RIVALS: [&str; 2] = [LRU, "s3fifo"];
 
 /// Where the rivals find fewer blocks than these, or a smaller share, a case says little about a policy.
 const LEAST_HITS: u64 = 300;
@@ -31,26 +33,27 @@ const LEAST_SHARE: f64 = 0.05;
 /// What a policy finds in one case counts in the mean as this many times the better rival at most.
 const MOST_TIMES: f64 = 2.0;
 
-/// Where Belady finds hardly more than LRU, by this share of what it finds, there is no gap to close.
-const LEAST_GAP: f64 = 0.02;
+/// Where Belady finds fewer blocks than this many times those of the better rival, hardly anything is to be gained.
+const DECIDED: f64 = 1.02;
 
 const NOTES: &str = "\
-Found: blocks found, by those found by the better of lru and s3fifo; mean over the cases, 200 % of a case at most.
-Gap closed: blocks found more than with lru, by those that Belady, who knows the future, finds more; mean over the cases.
+Found: blocks found, by those found by the better of lru and s3fifo; mean over the traces, 200 % of a trace at most.
+Gap closed: blocks found more than with lru, by those that Belady, who knows the future, finds more; sums over the traces.
 Requests run one after another, through the prefix tree; a prompt is a list of blocks of one token.";
 
 /// Options of `bench hits`.
 #[derive(Clone, Debug, Args)]
 pub struct HitsOptions {
-    /// Made traces; one is of sessions, the next of agents, and so on through all patterns.
+    /// Number of traces. The first is of sessions, the next of agents, and so on through fourteen patterns, in turns. Traces in which lru and
+    /// s3fifo find next to nothing are left out of the table.
     #[arg(long, value_name = "N", default_value_t = 140, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     cases: u64,
 
-    /// Number of the first trace; others have the same patterns with other parameters.
+    /// Number of the first trace: other numbers have the same patterns with other parameters.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=1 << 32))]
     first: u64,
 
-    /// Policies to compare, separated by semicolons, with parameters, as in 'reuse;s3fifo:small_percent=20' [default: all].
+    /// Policies to compare with the better of lru and s3fifo, separated by semicolons, with parameters, as in 'reuse;s3fifo:small_percent=20' [default: all].
     #[arg(long, value_name = "LIST", value_delimiter = ';')]
     policies: Vec<String>,
 
@@ -91,7 +94,7 @@ impl Outcome {
             prompts: case.prompts.len(),
             blocks: case.prompts.iter().map(|prompt| prompt.len() as u64).sum(),
             hits,
-            belady: counted(&case)[1],
+            belady: lru_and_belady(&case)[1],
         }
     }
 
@@ -100,9 +103,14 @@ impl Outcome {
         RIVALS.iter().map(|rival| self.hits[*rival]).max().expect("there are two")
     }
 
-    fn counts(&self) -> bool {
+    /// Returns `true` if the rivals find enough to compare a policy with.
+    fn tells(&self) -> bool {
         let better = self.better();
         better >= LEAST_HITS && better as f64 >= LEAST_SHARE * self.blocks as f64
+    }
+
+    fn is_decided(&self) -> bool {
+        (self.belady as f64) < DECIDED * self.better() as f64
     }
 }
 
@@ -114,29 +122,28 @@ struct Summary {
     found_worst: f64,
     below_98_percent: usize,
     below_95_percent: usize,
-    gap_closed_mean: f64,
+    /// `None` if Belady finds no more than LRU.
+    gap_closed: Option<f64>,
 }
 
 impl Summary {
     fn of<'a>(policy: &str, outcomes: impl Iterator<Item = &'a Outcome>) -> Option<Self> {
-        let (mut found, mut closed) = (Vec::new(), Vec::new());
-        for outcome in outcomes.filter(|outcome| outcome.counts()) {
-            let hits = outcome.hits[policy] as f64;
-            let (lru, belady) = (outcome.hits[RIVALS[0]] as f64, outcome.belady as f64);
+        let mut found = Vec::new();
+        let (mut gained, mut gap) = (0.0, 0.0);
+        for outcome in outcomes.filter(|outcome| outcome.tells()) {
+            let (hits, lru) = (outcome.hits[policy] as f64, outcome.hits[LRU] as f64);
             found.push(hits / outcome.better() as f64);
-            if belady - lru > LEAST_GAP * belady {
-                closed.push((hits - lru) / (belady - lru));
-            }
+            gained += hits - lru;
+            gap += outcome.belady as f64 - lru;
         }
-        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
         let below = |share| found.iter().filter(|found| **found < share).count();
         (!found.is_empty()).then(|| Self {
             cases: found.len(),
-            found_mean: mean(&found.iter().map(|found| found.min(MOST_TIMES)).collect::<Vec<_>>()),
+            found_mean: found.iter().map(|found| found.min(MOST_TIMES)).sum::<f64>() / found.len() as f64,
             found_worst: found.iter().copied().fold(f64::INFINITY, f64::min),
             below_98_percent: below(0.98),
             below_95_percent: below(0.95),
-            gap_closed_mean: mean(&closed),
+            gap_closed: (gap > 0.0).then(|| gained / gap),
         })
     }
 
@@ -148,7 +155,7 @@ impl Summary {
             self.below_98_percent.to_string(),
             self.below_95_percent.to_string(),
             percent(self.found_worst),
-            percent(self.gap_closed_mean),
+            self.gap_closed.map_or("-".into(), percent),
         ]
     }
 }
@@ -176,7 +183,7 @@ fn hits_of(policy: &str, case: &Case) -> u64 {
 }
 
 /// Counts what caches of the case's capacity find that are no trees: LRU, and Belady, who knows the future.
-fn counted(case: &Case) -> [u64; 2] {
+fn lru_and_belady(case: &Case) -> [u64; 2] {
     let requests = case.prompts.iter().map(|prompt| {
         let content = Content::Tokens(prompt.clone().into_boxed_slice());
         Ok(TraceRequest { input_tokens: prompt.len() as u32, content, ..TraceRequest::default() })
@@ -193,13 +200,7 @@ fn counted(case: &Case) -> [u64; 2] {
 /// # Errors
 /// If a policy is unknown, or the report cannot be written.
 pub fn run(options: &HitsOptions) -> anyhow::Result<()> {
-    let asked: Vec<String> = match &options.policies[..] {
-        [] => eviction::REGISTRY.names().map(str::to_string).collect(),
-        policies => policies.to_vec(),
-    };
-    for policy in &asked {
-        eviction::REGISTRY.parse(policy).context("--policies")?;
-    }
+    let asked = asked(&options.policies)?;
     let mut policies = asked.clone();
     policies.extend(RIVALS.iter().map(|rival| (*rival).to_string()).filter(|rival| !asked.contains(rival)));
     let outcomes = outcomes(options.first..options.first + options.cases, &policies, options.threads as usize);
@@ -207,13 +208,26 @@ pub fn run(options: &HitsOptions) -> anyhow::Result<()> {
     writeln!(io::stdout(), "{text}").context("cannot write to standard output")
 }
 
+/// Returns the policies asked for, each once; all if none is.
+fn asked(policies: &[String]) -> anyhow::Result<Vec<String>> {
+    let mut asked: Vec<String> = Vec::new();
+    for policy in policies.iter().map(|policy| policy.trim()).filter(|policy| !policy.is_empty()) {
+        eviction::REGISTRY.parse(policy).context("--policies")?;
+        if !asked.iter().any(|other| other == policy) {
+            asked.push(policy.into());
+        }
+    }
+    Ok(if asked.is_empty() { eviction::REGISTRY.names().map(str::to_string).collect() } else { asked })
+}
+
 /// Runs the cases on some threads. Returns them in order.
 fn outcomes(cases: std::ops::Range<u64>, policies: &[String], threads: usize) -> Vec<Outcome> {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = (if threads == 0 { cores as u64 } else { threads as u64 }).min(cases.end - cases.start);
     let next = AtomicU64::new(cases.start);
     let done = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in 0..if threads == 0 { cores } else { threads } {
+        for _ in 0..threads {
             scope.spawn(|| {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
@@ -261,11 +275,14 @@ fn table(policies: &[String], outcomes: &[Outcome]) -> String {
     for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    let left_out = outcomes.iter().filter(|outcome| !outcome.counts()).count();
-    let share = 100.0 * LEAST_SHARE;
+    let telling = || outcomes.iter().filter(|outcome| outcome.tells());
+    let (left_out, decided) =
+        (outcomes.len() - telling().count(), telling().filter(|outcome| outcome.is_decided()).count());
+    let (share, more) = (100.0 * LEAST_SHARE, 100.0 * (DECIDED - 1.0));
     format!(
-        "trunkline {} bench hits: {} made traces\n{NOTES}\n{left_out} traces are left out: lru and s3fifo find fewer than \
-         {LEAST_HITS} blocks, or less than {share} %.\n\n{}",
+        "trunkline {} bench hits: {} made traces\n{NOTES}\nTraces left out, in which lru and s3fifo find fewer than {LEAST_HITS} \
+         blocks, or less than {share} %: {left_out}.\nTraces with little to gain, in which Belady finds less than {more:.0} % more than \
+         the better of lru and s3fifo: {decided}.\n\n{}",
         env!("CARGO_PKG_VERSION"),
         outcomes.len(),
         table.trim_fmt()
@@ -290,7 +307,7 @@ mod tests {
     #[test]
     fn the_tree_with_lru_finds_what_a_pass_over_the_trace_counts() {
         let case = Case::new(2);
-        let [counted, _] = counted(&case);
+        let [counted, _] = lru_and_belady(&case);
         let found = hits_of("lru", &case);
         assert!(found <= counted && found * 100 >= counted * 99, "{found} and {counted}");
     }
@@ -312,8 +329,20 @@ mod tests {
             outcome("scans", 499, 100, 0, 1_000),
         ];
         let summary = Summary::of("reuse", outcomes.iter()).unwrap();
-        assert_eq!(summary.row(), ["2", "102.5 %", "1", "0", "95.0 %", "32.5 %"]);
+        assert_eq!(summary.row(), ["2", "102.5 %", "1", "0", "95.0 %", "40.0 %"]);
         let text = table(&["reuse".to_string()], &outcomes);
-        assert!(text.contains("1 traces are left out") && text.contains("loops") && !text.contains("scans"), "{text}");
+        assert!(text.contains("less than 5 %: 1.") && text.contains("loops") && !text.contains("scans"), "{text}");
+        let nothing_to_gain = outcome("loops", 1_000, 900, 1_000, 1_000);
+        assert!(nothing_to_gain.is_decided() && !outcomes[0].is_decided());
+        let summary = Summary::of("reuse", std::iter::once(&nothing_to_gain)).unwrap();
+        assert_eq!(summary.row(), ["1", "100.0 %", "0", "0", "100.0 %", "-"]);
+    }
+
+    #[test]
+    fn policies_are_asked_for_once_each() {
+        let asked = |list: &[&str]| asked(&list.iter().map(|policy| (*policy).to_string()).collect::<Vec<_>>());
+        assert_eq!(asked(&["lru", " reuse", "lru", ""]).unwrap(), ["lru", "reuse"]);
+        assert!(asked(&[]).unwrap().contains(&"cost".to_string()));
+        assert!(asked(&["best"]).unwrap_err().root_cause().to_string().contains("unknown eviction policy 'best'"));
     }
 }

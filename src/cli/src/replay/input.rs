@@ -74,8 +74,9 @@ pub(crate) fn loaded(path: &Path, options: ReaderOptions, selection: &Selection)
 
 /// Returns the line that says how many requests were left out; `None` if none were.
 fn left_out(path: &Path, requests: u64) -> Option<String> {
-    (requests > 0)
-        .then(|| format!("{}: left out, failed or of a warm-up: {} requests", path.display(), grouped(requests)))
+    (requests > 0).then(|| {
+        format!("{}: left out: {} requests (failed, cancelled, or of a warm-up)", path.display(), grouped(requests))
+    })
 }
 
 impl Part {
@@ -167,7 +168,7 @@ mod tests {
         let mut source = FileSource::open(&path, options, &selection).unwrap();
         assert_eq!(source.by_ref().count(), 1);
         let note = left_out(Path::new("a.csv"), source.failed_requests());
-        assert_eq!(note.as_deref(), Some("a.csv: left out, failed or of a warm-up: 2 requests"));
+        assert_eq!(note.as_deref(), Some("a.csv: left out: 2 requests (failed, cancelled, or of a warm-up)"));
         assert_eq!(left_out(Path::new("a.csv"), 0), None);
     }
 }

@@ -79,7 +79,7 @@ struct Counts {
     feed_forward: u64,
 }
 
-/// Bytes of the activations that a convolution keeps, and of an element of the state unless the configuration says otherwise.
+/// Bytes of the activations that a convolution keeps.
 const ELEMENT_BYTES: u64 = 2;
 /// Inputs of a convolution, if the configuration does not say.
 const CONVOLUTION: u64 = 4;
@@ -106,15 +106,14 @@ impl LayerFields {
         if counts.attention == 0 {
             return Err(ModelError::NoAttention { name: name.into(), field });
         }
-        let is_float32 = self.sizes.mamba_ssm_dtype.as_deref() == Some("float32");
         let hybrid = Hybrid {
             attention_layers: counts.attention,
             recurrent_layers: counts.recurrent,
             feed_forward_layers: counts.feed_forward,
             elements,
             state_elements: state,
-            state_bytes: state * if is_float32 { 4 } else { ELEMENT_BYTES } + convolution * ELEMENT_BYTES,
-            states_are_typed: self.sizes.mamba_ssm_dtype.is_some(),
+            state_dtype_bytes: self.sizes.state_dtype_bytes(),
+            convolution_bytes: convolution * ELEMENT_BYTES,
         };
         Ok(Some((counts.layers, hybrid)))
     }
@@ -206,6 +205,15 @@ fn lists_feed_forward(sorts: &[String]) -> bool {
 }
 
 impl RecurrentSizes {
+    /// Returns the bytes of an element of a state; `None` if that is left to the engine, as by `auto`.
+    fn state_dtype_bytes(&self) -> Option<u64> {
+        match self.mamba_ssm_dtype.as_deref()? {
+            "float32" => Some(4),
+            "bfloat16" | "float16" => Some(2),
+            _ => None,
+        }
+    }
+
     /// Returns the elements of the matrices of a layer, of a state, and of the last inputs of the convolution; `None` for sizes of no sort
     /// known here.
     fn of_layer(&self) -> Option<[u64; 3]> {

@@ -137,6 +137,21 @@ fn quantisation_is_read_beside_a_config_json() {
     assert_eq!(quantised, Precision::quantised(Bits::each(8), Arithmetic::Float8));
 }
 
+#[test]
+fn states_have_the_type_that_the_configuration_says() {
+    let published = include_str!("published/qwen3-next-80b.json");
+    let typed = |more: &str| {
+        let config = published.replacen('{', &format!("{{{more}"), 1);
+        let hybrid = parse_config("m", &config).unwrap().hybrid.unwrap();
+        (hybrid.state_dtype_bytes, hybrid.state_bytes() - hybrid.convolution_bytes)
+    };
+    let elements = 32 * 128 * 128;
+    assert_eq!(typed(""), (None, 2 * elements));
+    assert_eq!(typed(r#""mamba_ssm_dtype": "float32","#), (Some(4), 4 * elements));
+    assert_eq!(typed(r#""mamba_ssm_cache_dtype": "bfloat16","#), (Some(2), 2 * elements));
+    assert_eq!(typed(r#""mamba_ssm_cache_dtype": "auto","#), (None, 2 * elements), "left to the engine");
+}
+
 /// Parameters of published models, and the bytes of their checkpoints and of the KV of a token, by their model cards and files.
 #[test]
 fn published_models_have_the_parameters_of_their_cards() {

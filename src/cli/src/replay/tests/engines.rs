@@ -83,3 +83,13 @@ fn each_kind_of_a_fleet_leaves_the_room_of_an_sglang_server_on_its_device() {
     // A chunk of 2,048 tokens leaves 10 GiB free in place of 13,440 MiB; blocks have 2 MiB.
     assert!((of("--max-batch-tokens 2048")[0] - h100).abs_diff(3200 / 2) <= 1);
 }
+
+#[test]
+fn sglang_plans_recurrent_states_of_32_bits() {
+    let next = concat!(env!("CARGO_MANIFEST_DIR"), "/../../sim/perf/src/model/config/published/qwen3-next-80b.json");
+    let states = |engine: &str| {
+        let words = format!("t --model {next} --parallel tp4 --hardware h200-141g --engine {engine}");
+        settings_of(&words).model.hybrid.unwrap().state_dtype_bytes
+    };
+    assert_eq!((states("vllm-v1"), states("sglang")), (None, Some(4)));
+}
