@@ -25,7 +25,7 @@ type Asked = (f64, Vec<u32>);
 /// Makes about [`Scene::blocks`] blocks of prompts, in any order.
 type Make = fn(&mut Scene) -> Vec<Asked>;
 
-/// Patterns by name. The first [`PLAIN`] are also parts of the others.
+/// Patterns by name. The first [`PARTS`] are also parts of the others.
 const PATTERNS: [(&str, Make); 14] = [
     ("sessions", sessions::chats),
     ("agents", sessions::agents),
@@ -43,8 +43,8 @@ const PATTERNS: [(&str, Make); 14] = [
     ("in-turns", mixed::in_turns),
 ];
 
-/// Patterns that are not made of others.
-const PLAIN: usize = 11;
+/// Patterns that the last ones put together.
+const PARTS: usize = 11;
 
 /// Capacities of caches, blocks.
 const CAPACITIES: (f64, f64) = (100.0, 20_000.0);
@@ -99,9 +99,9 @@ fn in_order(mut asked: Vec<Asked>) -> impl Iterator<Item = Vec<u32>> {
     asked.into_iter().map(|(_, prompt)| prompt)
 }
 
-/// Makes one of the plain patterns, drawn.
-fn plain(scene: &mut Scene) -> Vec<Asked> {
-    let make = PATTERNS[scene.below(PLAIN)].1;
+/// Makes one of the first [`PARTS`] patterns, drawn.
+fn part(scene: &mut Scene) -> Vec<Asked> {
+    let make = PATTERNS[scene.below(PARTS)].1;
     make(scene)
 }
 

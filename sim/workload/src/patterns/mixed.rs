@@ -1,7 +1,7 @@
 //! Patterns made of others.
 
 use super::scene::Scene;
-use super::{Asked, documents, in_order, plain, sessions};
+use super::{Asked, documents, in_order, part, sessions};
 
 /// Traffic of the day, and a batch of prompts every night that is about the same as the night before.
 pub fn night_batches(scene: &mut Scene) -> Vec<Asked> {
@@ -36,12 +36,12 @@ pub fn night_batches(scene: &mut Scene) -> Vec<Asked> {
     numbered(prompts)
 }
 
-/// Two to four plain patterns, one after another.
+/// Two to four patterns, one after another.
 pub fn one_after_another(scene: &mut Scene) -> Vec<Asked> {
     let n = scene.whole(2, 4);
     let blocks = scene.blocks;
     scene.blocks /= n as f64;
-    let prompts = (0..n).flat_map(|_| in_order(plain(scene)).collect::<Vec<_>>()).collect();
+    let prompts = (0..n).flat_map(|_| in_order(part(scene)).collect::<Vec<_>>()).collect();
     scene.blocks = blocks;
     numbered(prompts)
 }
@@ -49,7 +49,7 @@ pub fn one_after_another(scene: &mut Scene) -> Vec<Asked> {
 /// Share of a part's blocks that are asked for in the common time: long pauses at its end would bunch all others at the beginning.
 const IN_TIME: f64 = 0.95;
 
-/// Two or three plain patterns over the same time, each for a part of the cache.
+/// Two or three patterns over the same time, each for a part of the cache.
 pub fn at_once(scene: &mut Scene) -> Vec<Asked> {
     let n = scene.whole(2, 3);
     let (blocks, capacity) = (scene.blocks, scene.capacity);
@@ -57,9 +57,9 @@ pub fn at_once(scene: &mut Scene) -> Vec<Asked> {
     for _ in 0..n {
         let share = scene.range(0.3, 1.0) / n as f64;
         (scene.blocks, scene.capacity) = (blocks * share, capacity * share.max(0.3));
-        let part = plain(scene);
-        let end = end(&part);
-        out.extend(part.into_iter().map(|(at, prompt)| (at / end, prompt)));
+        let asked = part(scene);
+        let end = end(&asked);
+        out.extend(asked.into_iter().map(|(at, prompt)| (at / end, prompt)));
     }
     (scene.blocks, scene.capacity) = (blocks, capacity);
     out
@@ -79,11 +79,11 @@ fn end(part: &[Asked]) -> f64 {
     last.map_or(1.0, |(at, _)| at.max(f64::MIN_POSITIVE))
 }
 
-/// Two plain patterns in turns; each goes on where it left off.
+/// Two patterns in turns; each goes on where it left off.
 pub fn in_turns(scene: &mut Scene) -> Vec<Asked> {
     let blocks = scene.blocks;
     scene.blocks /= 2.0;
-    let mut parts = [(); 2].map(|()| in_order(plain(scene)).collect::<Vec<_>>().into_iter());
+    let mut parts = [(); 2].map(|()| in_order(part(scene)).collect::<Vec<_>>().into_iter());
     scene.blocks = blocks;
     let turn = scene.capacity * scene.log_range(0.5, 10.0);
     let mut prompts = Vec::new();
