@@ -5,15 +5,19 @@
 //! | TTFT | arrival to first token | exact, 8 bytes per request; within 0.05 % beyond a million requests |
 //! | TPOT | (E2E - TTFT) / (output tokens - 1), of requests with more than one token | as TTFT |
 //! | E2E | arrival to end | as TTFT |
+//! | queue | arrival to first step, or to the end of a request that never ran | as TTFT |
 //! | ITL | every gap between two tokens of a request | in a [`Histogram`], within 0.05 % |
+
+mod waits;
 
 use trunkline_core::{StepSeq, Token, Usage};
 
+use self::waits::Waits;
 use crate::in_flight::{InFlightRequest, InFlightRequests};
 use trunkline_sim_report::fairness::{Contention, OUTPUT_UNITS};
 use trunkline_sim_report::numbers::ratio;
 use trunkline_sim_report::outcome::Outcome;
-use trunkline_sim_report::report::{DeadlineReport, FairnessReport, TenantReport};
+use trunkline_sim_report::report::{ClassReport, DeadlineReport, FairnessReport, TenantReport};
 use trunkline_sim_workload::summary::{Histogram, Kept, Summary};
 use trunkline_sim_workload::tenants::Shares;
 
@@ -31,6 +35,7 @@ pub(crate) struct TenantMeters {
     pub ttft: Kept,
     pub tpot: Kept,
     pub e2e: Kept,
+    pub queue: Kept,
 }
 
 /// All meters of a replay.
@@ -38,6 +43,7 @@ pub(crate) struct Meters<'a> {
     shares: &'a Shares,
     tenants: Vec<TenantMeters>,
     itl: Histogram,
+    waits: Waits,
     /// Competition at each replica; empty with a single tenant.
     contentions: Vec<Contention>,
 }
@@ -49,6 +55,7 @@ impl<'a> Meters<'a> {
             shares,
             tenants: vec![TenantMeters::default(); n_tenants],
             itl: Histogram::default(),
+            waits: Waits::default(),
             contentions: if n_tenants == 1 { Vec::new() } else { vec![Contention::new(n_tenants); replicas] },
         }
     }
@@ -197,6 +204,9 @@ impl<'a> Meters<'a> {
         // A prefill replica's first token is that of a request which a decode replica may still refuse.
         tenant.ttft.record(flight.first_token_ns - flight.submitted_ns);
         tenant.e2e.record(e2e_ns);
+        let queue_ns = flight.began_ns - flight.submitted_ns;
+        tenant.queue.record(queue_ns);
+        self.waits.record(&flight.traced.terms, queue_ns);
         let tpot_ns = (asked > 1).then(|| (now_ns - flight.first_token_ns) / u64::from(asked - 1));
         tpot_ns.into_iter().for_each(|ns| tenant.tpot.record(ns));
         tenant.completed += 1;
@@ -213,7 +223,7 @@ impl<'a> Meters<'a> {
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.cached_tokens,
             output_tokens: usage.completion_tokens,
-            queue_ns: Some(flight.began_ns - flight.submitted_ns),
+            queue_ns: Some(queue_ns),
             ttft_ns: Some(flight.first_token_ns - flight.submitted_ns),
             tpot_ns,
             e2e_ns: Some(e2e_ns),
@@ -235,6 +245,10 @@ impl<'a> Meters<'a> {
     ) -> Outcome {
         let tenant = usize::from(flight.tenant);
         self.tenants[tenant].deadlines.missed += 1;
+        let queue_ns = flight.began.then(|| flight.began_ns - flight.submitted_ns);
+        let waited_ns = queue_ns.unwrap_or(now_ns - flight.submitted_ns);
+        self.tenants[tenant].queue.record(waited_ns);
+        self.waits.record(&flight.traced.terms, waited_ns);
         if let (false, Some(contention)) = (flight.began, self.contentions.get_mut(replica)) {
             contention.leave(now_ns, tenant);
         }
@@ -246,7 +260,7 @@ impl<'a> Meters<'a> {
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.cached_tokens,
             output_tokens: usage.completion_tokens,
-            queue_ns: flight.began.then(|| flight.began_ns - flight.submitted_ns),
+            queue_ns,
             ttft_ns: (flight.n_generated > 0).then(|| flight.first_token_ns - flight.submitted_ns),
             tpot_ns: None,
             e2e_ns: None,
@@ -257,12 +271,12 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// Returns the totals over all tenants, the summary of ITL, and the fairness among several tenants.
-    pub(crate) fn end(mut self) -> (TenantMeters, Summary, Option<FairnessReport>) {
-        let itl = self.itl.summary();
+    /// Returns the totals over all tenants, the summary of ITL, the fairness among several tenants, and the waits of several classes.
+    pub(crate) fn end(mut self) -> (TenantMeters, Summary, Option<FairnessReport>, Vec<ClassReport>) {
+        let (itl, classes) = (self.itl.summary(), std::mem::take(&mut self.waits).end());
         match self.tenants.len() {
-            1 => (self.tenants.remove(0), itl, None),
-            _ => (self.total(), itl, Some(self.fairness())),
+            1 => (self.tenants.remove(0), itl, None, classes),
+            _ => (self.total(), itl, Some(self.fairness()), classes),
         }
     }
 
@@ -281,6 +295,7 @@ impl<'a> Meters<'a> {
             total.ttft.extend(&tenant.ttft);
             total.tpot.extend(&tenant.tpot);
             total.e2e.extend(&tenant.e2e);
+            total.queue.extend(&tenant.queue);
         }
         total
     }
@@ -320,6 +335,7 @@ fn tenant_report(share: f64, meters: TenantMeters, contended_ns: u64, contended_
         ttft_s: meters.ttft.summary(),
         tpot_s: meters.tpot.summary(),
         e2e_s: meters.e2e.summary(),
+        queue_s: meters.queue.summary(),
         contended_s,
         contended_service_s: ratio(contended_service as f64, contended_s),
     }

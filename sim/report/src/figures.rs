@@ -1,7 +1,8 @@
 //! Catalogue of figures: the name, title, unit, direction, meaning and value of every figure of a [`Report`], in one list.
 //!
 //! Tables, pages, SLOs, sweeps and metrics read this catalogue. [`FIGURES`] are the figures of a whole report, [`TIER_FIGURES`] those of
-//! each tier of the prefix cache in [`TIERS`], and latencies are a [`Latency`] times a [`Statistic`].
+//! each tier of the prefix cache in [`TIERS`], latencies are a [`Latency`] times a [`Statistic`], and waits one of [`CLASSES`] times a
+//! [`Statistic`].
 //!
 //! [`columns`] and [`row`] turn the catalogue into typed columns, equal for every report, to join the rows of many replays. Columns are
 //! named like the fields of the report: `requests_s`, `ttft_p99` (seconds), `tier_host_hit_blocks`. A figure that a report lacks, such as
@@ -10,7 +11,7 @@
 use trunkline_sim_perf::columns::{Cell, Column, Kind};
 use trunkline_sim_workload::summary::Summary;
 
-use crate::report::{Latencies, Report, TierReport};
+use crate::report::{ClassReport, Latencies, Report, TierReport};
 
 /// Preferred direction of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -299,6 +300,10 @@ pub const TIER_FIGURES: &[Figure<TierReport>] = &[
     }),
 ];
 
+/// Classes with columns of waits, and the place of each in [`Report::classes`].
+pub const CLASSES: [(&str, fn(&[ClassReport]) -> Option<&ClassReport>); 2] =
+    [("most_urgent", <[ClassReport]>::first), ("least_urgent", <[ClassReport]>::last)];
+
 /// Latency metric. Lower values are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Latency {
@@ -421,12 +426,17 @@ pub fn columns() -> Vec<(Column, Direction)> {
         let name = move |statistic: Statistic| format!("{}_{}", latency.name(), statistic.name());
         Statistic::ALL.map(|statistic| (name(statistic), Kind::Real, Lower))
     });
+    let waits = CLASSES.iter().flat_map(|(class, _)| {
+        let name = move |statistic: Statistic| format!("queue_{class}_{}", statistic.name());
+        Statistic::ALL.map(|statistic| (name(statistic), Kind::Real, Lower))
+    });
     let tiers = TIERS.iter().flat_map(|tier| {
         let name = move |figure: &Figure<TierReport>| format!("tier_{tier}_{}", figure.name);
         TIER_FIGURES.iter().map(move |figure| (name(figure), figure.kind(), figure.direction))
     });
     whole
         .chain(latencies)
+        .chain(waits)
         .chain(tiers)
         .map(|(name, kind, direction)| (Column::optional(name, kind), direction))
         .collect()
@@ -439,9 +449,13 @@ pub fn row(report: &Report) -> Vec<Cell> {
         let summary = latency.of(&report.latencies);
         Statistic::ALL.map(|statistic| Cell::Real(statistic.of(&summary)))
     });
+    let waits = CLASSES.iter().flat_map(|(_, of)| {
+        let class = of(&report.classes);
+        Statistic::ALL.map(|statistic| class.map_or(Cell::None, |class| Cell::Real(statistic.of(&class.queue_s))))
+    });
     let tiers = TIERS.iter().flat_map(|name| {
         let tier = report.tiers.iter().find(|tier| tier.name == *name);
         TIER_FIGURES.iter().map(move |figure| tier.map_or(Cell::None, |tier| figure.cell(tier)))
     });
-    whole.chain(latencies).chain(tiers).collect()
+    whole.chain(latencies).chain(waits).chain(tiers).collect()
 }

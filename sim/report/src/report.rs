@@ -55,6 +55,9 @@ pub struct Report {
     pub latencies: Latencies,
     /// Service per tenant; `None` for a trace of one tenant.
     pub fairness: Option<FairnessReport>,
+    /// Waits by class, the most urgent first; left out for a trace of one class.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<ClassReport>,
     /// Replay with the settings of the recording; `None` unless the trace is a recording.
     pub baseline: Option<BaselineReport>,
     /// Offered load; `None` unless the load was set as a share of the capacity.
@@ -398,10 +401,31 @@ pub struct TenantReport {
     pub tpot_s: Summary,
     /// E2E: arrival to end, seconds.
     pub e2e_s: Summary,
+    /// Wait as in [`ClassReport::queue_s`], seconds.
+    pub queue_s: Summary,
     /// Time waiting together with another tenant at one replica, seconds, summed over replicas.
     pub contended_s: f64,
     /// Units of service received per second of that time at one replica.
     pub contended_service_s: f64,
+}
+
+/// Waits of the requests of one class.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ClassReport {
+    /// Priority of the requests; lower is more urgent.
+    pub priority: i32,
+    /// `true` if the requests have deadlines.
+    pub deadline: bool,
+    /// Requests that ended, at their deadlines or before.
+    pub requests: u64,
+    /// Arrival to the first step, or to the end of a request that never ran, seconds.
+    pub queue_s: Summary,
+}
+
+impl fmt::Display for ClassReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "priority {}{}", self.priority, if self.deadline { ", with a deadline" } else { "" })
+    }
 }
 
 /// Replicas of one kind.

@@ -18,6 +18,8 @@ pub(crate) enum Admission {
     Deferred(BlockHash),
     /// There is no room.
     Full,
+    /// There is room for all but one more sequence in the batch. Nothing was changed.
+    NoSeat,
 }
 
 /// Moves a waiting request into the batch, with the prefix hit and every block needed for the tokens, if there is room.
@@ -31,7 +33,7 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
     if let Some(last) = awaited_block(state, slot) {
         return Admission::Deferred(last);
     }
-    let batched = state.batch.len();
+    let (batched, has_seat) = (state.batch.len(), state.has_seat());
     let State { sequences, kv, journal, reserve, .. } = state;
     let seq = &mut sequences[slot];
     kv.find(seq);
@@ -65,6 +67,10 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
         }
         kv.remember(seq);
         return Admission::Full;
+    }
+    if !has_seat {
+        kv.remember(seq);
+        return Admission::NoSeat;
     }
     kv.admitted();
     let load = if loads { kv.planned() } else { 0 };

@@ -7,6 +7,8 @@ pub(crate) struct Batch {
     pub running: Vec<usize>,
     /// Slots of sequences preempted at once: out of the batch, but still run by steps in flight.
     pub preempted: Vec<usize>,
+    /// Slots of running sequences that the next step leaves out, so that they can give up their seats when the steps in flight end.
+    pub leaving: Vec<usize>,
     /// Worker slots not in use that were used before, the last freed at the end.
     free_worker_slots: Vec<u32>,
     /// First worker slot never used. Worker slots so stay below the size of the batch.

@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use crate::digest::Decision;
 use crate::ids::{RequestId, Token};
+use crate::seats;
 use crate::sequence::Ahead;
 use crate::state::State;
 use crate::step::StepSeq;
@@ -135,6 +136,8 @@ pub(crate) struct FastForward {
     tables_changed: bool,
     computed: u64,
     computed_max: u32,
+    /// Highest rank of the batch, if waiting requests take seats.
+    last_rank: Option<i128>,
 }
 
 impl FastForward {
@@ -149,6 +152,7 @@ impl FastForward {
             return false;
         }
         self.steady_steps = steady_batch(state, in_flight, &mut self.batch);
+        self.last_rank = if self.is_under_way() { seats::last_rank(state) } else { None };
         self.steps = 0;
         self.tables_changed = false;
         self.computed = self.batch.iter().map(|decode| u64::from(decode.computed)).sum();
@@ -180,7 +184,7 @@ impl FastForward {
                 }
                 self.find_boundary();
             }
-            if self.steps == self.steady_steps || may_admit(state) || has_deadlines {
+            if self.steps == self.steady_steps || self.may_admit(state) || has_deadlines {
                 return None;
             }
             // No decode fills its block, and no request ends, before the end of the last of these steps.
@@ -220,6 +224,12 @@ impl FastForward {
 
     fn steady_batch(&self) -> SteadyBatch {
         SteadyBatch { seqs: self.batch.len() as u32, computed: self.computed, computed_max: self.computed_max }
+    }
+
+    /// Returns `true` if the next step might run a waiting request. An admission is not tried, so in doubt the answer is `true`.
+    fn may_admit(&self, state: &State) -> bool {
+        let takes_seat = |head| self.last_rank.is_some_and(|last| state.waiting.rank_of(head) < last);
+        !state.waiting.is_empty() && (state.has_seat() || state.waiting.first().is_some_and(takes_seat))
     }
 
     /// Publishes the blocks that became full, then allocates new ones. Returns `false` if a block is missing; the next scheduling pass
@@ -284,7 +294,8 @@ fn steady_batch(state: &State, in_flight: &[Part], batch: &mut Vec<Decode>) -> u
     if state.suspects.is_narrowing() {
         return 0;
     }
-    if in_flight.len() != state.batch.running.len() || moving || state.config.max_drafts > 0 {
+    let steady = in_flight.len() == state.batch.running.len() && state.batch.leaving.is_empty();
+    if !steady || moving || state.config.max_drafts > 0 {
         return 0;
     }
     if state.waiting.counts_service() || state.kv.tiers.writes_back() {
@@ -325,11 +336,6 @@ fn catch_up(state: &mut State, decode: &mut Decode, steps: u32, driver: &mut dyn
     seq.push_all(|tokens| driver.generate(decode.request, from..from + behind, tokens));
     seq.computed = decode.computed + steps;
     state.journal.stats.tokens.generated_tokens += u64::from(behind);
-}
-
-/// Returns `true` if the next step might run a waiting request. An admission is not tried, so in doubt the answer is `true`.
-fn may_admit(state: &State) -> bool {
-    !state.waiting.is_empty() && state.batched() < state.config.max_batch_size
 }
 
 #[cfg(test)]

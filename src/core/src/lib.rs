@@ -104,6 +104,7 @@ mod reserve;
 pub mod retention;
 mod run_bits;
 mod scheduler;
+mod seats;
 pub mod sequence;
 mod shared_work;
 mod slots;

@@ -14,6 +14,11 @@
 //! | `edf` | the earliest deadline | Liu and Layland, 1973 |
 //! | `vtc` | the tenant served least | Virtual Token Counter (Sheng et al., OSDI 2024) |
 //!
+//! **Seats.** Under `priority` and `edf` a request that arrives at a full batch takes the place of the last running request in the order, if
+//! that one is behind ([`Policy::takes_seats`], `seats.rs`). Ranks of the others do not say who should run: those of `sjf` and `lpm` are
+//! the price of an admission, which a running request has paid, and the order of `vtc` changes with each token served, so that
+//! tenants would take turns and compute everything again. Its bound of unfairness holds without.
+//!
 //! **Ageing needs no clock.** If waiting counts in favour of a request linearly, and at the same rate for all requests, the
 //! order of two requests never changes while they wait: `a - now + arrival_a < b - now + arrival_b` holds at every `now` or at
 //! none. `worth + arrival` is therefore a rank that is computed once. The rank also bounds starvation: a request is overtaken
@@ -39,6 +44,16 @@ mod sjf;
 mod vtc;
 
 use crate::registry::{Entry, Registry};
+use crate::spec::Param;
+
+/// Parameter of the policies that rank by urgency alone: the value of [`Policy::takes_seats`].
+const TAKES_SEATS: Param = Param {
+    key: "take_seats",
+    about: "1: in a full batch, a request takes the place of a running one behind it; 0: it waits until one ends, as in vLLM",
+    default: 1,
+    min: 0,
+    max: 1,
+};
 
 /// The properties of a request available to a policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,6 +118,12 @@ pub trait Policy: Send + std::fmt::Debug {
     /// Returns `false` if [`Self::preemption_rank`] is 0 for every request, which saves the calls. MUST be constant.
     fn has_preemption_ranks(&self) -> bool {
         true
+    }
+
+    /// Returns `true` if a waiting request takes the seat of a running one of a higher rank while the batch is full. MUST be constant, and
+    /// `false` for a policy whose ranks change while a request runs: two requests would take the seat from each other in turn.
+    fn takes_seats(&self) -> bool {
+        false
     }
 
     /// Returns `true` if ranks depend on [`RequestView::cached_tokens`]. MUST be constant.
@@ -177,8 +198,8 @@ pub static REGISTRY: Registry<Box<dyn Policy>> = Registry::new(
         Entry {
             name: "edf",
             about: "earliest deadline first, then those without one",
-            params: &[],
-            make: |_, ()| Box::new(edf::Edf),
+            params: &edf::PARAMS,
+            make: |values, ()| Box::new(edf::Edf::new(values)),
         },
         Entry {
             name: "vtc",

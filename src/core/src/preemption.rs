@@ -2,7 +2,8 @@
 //!
 //! The cost of a preemption is estimated in time. Swapping copies the blocks that no other sequence reads, out and back.
 //! Recomputing runs every token again whose KV will not be found in the cache: blocks with other readers will be found, and of the
-//! blocks that fall idle a share, learned from earlier preemptions ([`crate::rehit`]).
+//! blocks that fall idle a share, learned from earlier preemptions ([`crate::rehit`]). A sequence that might go on with other tokens when
+//! computed again is swapped if the host has room.
 //!
 //! **No thrash.** Of running sequences with one preemption rank, a sequence that was preempted and came back is spared until it has
 //! generated a token, unless all are such; then the last to arrive goes, so the first to arrive always makes progress. A sequence
@@ -17,9 +18,12 @@
 
 use std::cmp::Reverse;
 
+use trunkline_port::Keeps;
+
 use crate::block::BlockState;
 use crate::config::{Config, Preemption};
 use crate::digest::Decision;
+use crate::h2o::Mode;
 use crate::ids::BlockHandle;
 use crate::readers;
 use crate::rehit::RehitRate;
@@ -37,7 +41,7 @@ const TOKENS_AHEAD: u32 = 20;
 struct Loss {
     /// Time of the transfers out and back; `u64::MAX` if the host has no room.
     swap_ns: u64,
-    /// Time of the recomputation.
+    /// Time of the recomputation; `u64::MAX` if the host has room and other tokens could follow a recomputation.
     recompute_ns: u64,
     /// Device blocks freed.
     freed: u64,
@@ -55,9 +59,10 @@ impl Loss {
         let found = (shared + rehit.expect(idle)) * u64::from(config.block_size);
         let recomputed = u64::from(seq.computed).saturating_sub(found);
         let can_swap = own > 0 && own <= u64::from(free_hosts);
+        let may_recompute = !(can_swap && may_change(seq, config));
         Self {
             swap_ns: if can_swap { own.saturating_mul(2).saturating_mul(config.swap_block_ns) } else { u64::MAX },
-            recompute_ns: recomputed.saturating_mul(config.recompute_token_ns),
+            recompute_ns: if may_recompute { recomputed.saturating_mul(config.recompute_token_ns) } else { u64::MAX },
             freed,
         }
     }
@@ -69,23 +74,21 @@ impl Loss {
     }
 }
 
+/// Returns `true` if other tokens could follow should a sequence be computed again: it chose blocks to drop by what it read so far, or has
+/// copied KV that is not the one of its own tokens.
+fn may_change(seq: &Sequence, config: &Config) -> bool {
+    let drops = || config.worker.groups.iter().skip(1).any(|keeps| *keeps == Keeps::Scored);
+    let is_on = seq.cold.planner.as_ref().is_some_and(|planner| planner.mode == Mode::On);
+    is_on && drops() || seq.exact(seq.computed) < seq.computed
+}
+
 /// Preempts the victim among the running sequences.
 pub(crate) fn preempt_one(state: &mut State) {
     let slot = victim(state);
     let sharing = state.kv.tree.sharing_changes();
     let rank = |state: &State| state.waiting.preemption_rank(&state.sequences[slot].view(0));
     let tenant_rank = state.waiting.counts_service().then(|| rank(state));
-    let swaps = match state.config.preemption {
-        Preemption::Swap => true,
-        Preemption::Recompute | Preemption::Retract | Preemption::RecomputeAtOnce | Preemption::RetractAtOnce => false,
-        Preemption::Cost => {
-            let loss = loss(state, slot);
-            loss.swap_ns < loss.recompute_ns
-        }
-    };
-    if !(swaps && swap::begin_out(state, slot)) {
-        preempt(state, slot);
-    }
+    swap_or_preempt(state, slot);
     if state.config.preemption.retracts() {
         evict_ahead(state);
     }
@@ -97,6 +100,21 @@ pub(crate) fn preempt_one(state: &mut State) {
     let uncounted = state.config.preemption == Preemption::Cost && reads_chains(state);
     if lifted || uncounted || state.kv.tree.sharing_changes() != sharing {
         state.victims.clear();
+    }
+}
+
+/// Takes a running sequence out of the batch, to the host or to be computed again, as the configuration and the costs say.
+pub(crate) fn swap_or_preempt(state: &mut State, slot: usize) {
+    let swaps = match state.config.preemption {
+        Preemption::Swap => true,
+        Preemption::Recompute | Preemption::Retract | Preemption::RecomputeAtOnce | Preemption::RetractAtOnce => false,
+        Preemption::Cost => {
+            let loss = loss(state, slot);
+            loss.swap_ns < loss.recompute_ns
+        }
+    };
+    if !(swaps && swap::begin_out(state, slot)) {
+        preempt(state, slot);
     }
 }
 

@@ -8,7 +8,7 @@
 //! all of them at once; so two prefills never hold halves of the blocks both need. A decode without a free block preempts the
 //! victim among the running requests, itself at last, or waits for blocks that transfers are about to free; the rest runs
 //! on. With sliding windows the blocks of later chunks are promised instead (`kv/promised.rs`), and a prompt without blocks for its chunk
-//! gives its own up. Nothing is admitted while a request that ran before is swapped out. If nothing at all can run, swapped requests release
+//! gives its own up. Nothing is admitted while a request that ran before, and is not behind in the order, is swapped out. If nothing at all can run, swapped requests release
 //! their blocks, the last first. A request that could not run alone was refused at submission. Prompts that take blocks together
 //! ([`crate::config::Chunks::takes_together`]) have theirs promised until the last of them is admitted.
 //!
@@ -20,8 +20,9 @@
 //! and all that follow it in both prompts, are published, or the prefill stops; requests behind it may pass. With
 //! [`crate::WorkerFacts::in_step_hits`] blocks are published when the step that computes them is made, so that the request can join this step.
 
-use crate::admission::{Admission, admit};
-use crate::config::{Config, PipelineBatches, Preemption, PrefillFirst};
+mod admitting;
+
+use crate::config::{Config, PipelineBatches, Preemption};
 use crate::journal::Journal;
 use crate::planners::Planners;
 use crate::preemption::{grew, preempt, preempt_one};
@@ -33,7 +34,7 @@ use crate::state::State;
 use crate::step::{Dropped, Scored, SeqStart, Step, StepSeq};
 use crate::steps::{Part, Picked, ScoredPart};
 use crate::waiting::Waiting;
-use crate::{drafts, loading, swap};
+use crate::{drafts, swap};
 
 /// The maker of steps. Keeps what outlives a pass and is no part of the [`State`].
 pub(crate) struct Scheduler {
@@ -94,6 +95,7 @@ impl Scheduler {
         loop {
             while swap::begin_in(state) {}
             let mut budget = state.config.max_batch_tokens;
+            let leaves_out = !state.batch.leaving.is_empty();
             if self.run_suspects(state, &mut budget, step) {
                 return;
             }
@@ -110,8 +112,9 @@ impl Scheduler {
                 budget = budget.min(self.prefill_budget.tokens());
             }
             let gave_way = self.run_prefills_and_admit(state, &mut budget, step);
-            if gave_way && step.seqs.is_empty() && (is_plain || reserve_decode_blocks(state, alone, step.id)) {
-                // Decodes that waited for blocks may have them now.
+            // Decodes that waited for blocks may have them now, and those left out run if nothing else does.
+            let may_run = step.seqs.is_empty() && (gave_way || alone && leaves_out);
+            if may_run && (is_plain || reserve_decode_blocks(state, alone, step.id)) {
                 continue;
             }
             if !step.seqs.is_empty() || !alone || state.kv.transfers.any_in_time() || !swap::release_last(state) {
@@ -140,6 +143,7 @@ impl Scheduler {
         let admits = reserve.begin_pass(batch.running.iter().map(|slot| &sequences[*slot]));
         self.queue_passes.begin(state, admits);
         let gave_way = self.run_prefills(state, budget, step);
+        state.batch.leaving.clear();
         if admits {
             self.admit_waiting(state, budget, step);
         }
@@ -168,7 +172,10 @@ impl Scheduler {
                 return;
             }
             let seq = &state.sequences[slot];
-            if can_decode(seq, &state.config, step.id) && !(waits && seq.is_in_step()) {
+            if can_decode(seq, &state.config, step.id)
+                && !(waits && seq.is_in_step())
+                && !state.batch.leaving.contains(&slot)
+            {
                 let limit = if seq.is_in_step() { 0 } else { limit.min(spare) };
                 let n_drafts = if limit > 0 { drafts::reserve(state, slot, limit) } else { 0 };
                 spare -= n_drafts;
@@ -278,22 +285,6 @@ impl Scheduler {
         !step.seqs.is_empty()
     }
 
-    /// Admits a suspect out of turn. Returns `false` if there is no room, or the suspect has to wait for blocks.
-    fn admit_suspect(&self, state: &mut State, slot: usize, budget: u32, step: &Step) -> bool {
-        if state.is_under_memory_pressure() || state.batched() >= state.config.max_batch_size || budget == 0 {
-            return false;
-        }
-        let aligned_budget = (self.aligned && !step.seqs.is_empty()).then_some(budget);
-        match admit(state, slot, aligned_budget) {
-            Admission::Admitted => true,
-            Admission::Loads => {
-                loading::begin(state, slot);
-                false
-            }
-            Admission::Deferred(_) | Admission::Full => false,
-        }
-    }
-
     /// Runs chunks of the prompts under way. Returns `true` if one gave its blocks up.
     fn run_prefills(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) -> bool {
         if step.seqs.len() == state.batch.running.len() {
@@ -302,7 +293,8 @@ impl Scheduler {
         let (mut at, mut gave_way) = (0, false);
         while let Some(slot) = state.batch.running.get(at).copied() {
             let seq = &state.sequences[slot];
-            if !seq.is_prefill() || seq.decodes_next() || seq.ending.is_some() || is_kept_apart(seq, &state.config) {
+            let is_left_out = is_kept_apart(seq, &state.config) || state.batch.leaving.contains(&slot);
+            if !seq.is_prefill() || seq.decodes_next() || seq.ending.is_some() || is_left_out {
                 at += 1;
                 continue;
             }
@@ -321,33 +313,6 @@ impl Scheduler {
             }
         }
         gave_way
-    }
-
-    fn admit_waiting(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
-        let max_batch_size = state.config.max_batch_size;
-        if state.waiting.is_empty() || state.is_under_memory_pressure() || state.batched() >= max_batch_size {
-            return;
-        }
-        let share = step_share(&state.config);
-        while *budget > 0 && state.batched() < max_batch_size && self.n_parts(step) < share {
-            let State { waiting, sequences, kv, .. } = state;
-            let next = waiting.next(kv.tree.evicted(), &mut |slot| kv.cached_prefix(&sequences[slot]));
-            let Some(slot) = next else { break };
-            let first = state.config.prefill_first;
-            let limited = (self.aligned || first.is_whole()) && self.n_parts(step) > 0;
-            let limit = if first == PrefillFirst::Padded { padded_budget(&state.config, step) } else { *budget };
-            match admit(state, slot, limited.then_some(limit)) {
-                Admission::Admitted => {
-                    let chunk = self.chunk(state, slot, *budget, self.n_parts(step) == 0);
-                    let ran = self.run_chunk(state, slot, chunk, step);
-                    assert!(ran, "the blocks were counted at admission");
-                    *budget -= chunk;
-                }
-                Admission::Deferred(hash) => state.waiting.park(slot, hash),
-                Admission::Loads => loading::begin(state, slot),
-                Admission::Full => break,
-            }
-        }
     }
 
     /// Returns the number of tokens that a sequence runs within `budget`: all that remain, or whole blocks. Less than a block
@@ -542,6 +507,7 @@ fn is_plain(state: &mut State) -> bool {
         && config.pipeline_stages == 1
         && state.kv.tiers.is_empty()
         && state.swaps.swapped.is_empty()
+        && state.batch.leaving.is_empty()
         && state.kv.usable() >= state.batch.len() * state.kv.entry_blocks()
 }
 
@@ -593,10 +559,10 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
     let mut future_free = None;
     while at < state.batch.running.len() {
         let slot = state.batch.running[at];
-        let State { sequences, kv, config, .. } = &mut *state;
+        let State { sequences, kv, config, batch, .. } = &mut *state;
         let seq = &mut sequences[slot];
         let is_full = seq.planned() == seq.capacity(config.block_size);
-        let short = is_full && may_decode(seq, config, step);
+        let short = is_full && may_decode(seq, config, step) && !batch.leaving.contains(&slot);
         if !short {
             at += 1;
             continue;
@@ -671,13 +637,6 @@ fn step_share(config: &Config) -> usize {
         (stages @ 2.., PipelineBatches::Apart) => (config.max_batch_size / stages).max(1) as usize,
         _ => usize::MAX,
     }
-}
-
-/// Returns the tokens of another prompt in a step, at most, if every prompt counts as the longest.
-fn padded_budget(config: &Config, step: &Step) -> u32 {
-    let longest = step.seqs.iter().map(|seq| seq.n_tokens).max().unwrap_or(0);
-    let share = config.max_batch_tokens / (step.seqs.len() as u32 + 1);
-    if longest <= share { share } else { 0 }
 }
 
 /// Returns `true` if a step in flight keeps the sequence from being in another one.

@@ -101,6 +101,11 @@ impl State {
         (self.batch.running.len() + self.swaps.arriving.len() + self.loading.len() + self.reported) as u32
     }
 
+    /// Returns `true` if the batch has room for another sequence.
+    pub fn has_seat(&self) -> bool {
+        self.batched() < self.config.max_batch_size
+    }
+
     /// Returns `true` if a request that ran is out of the batch for lack of blocks, swapped out or still in steps in flight. No other
     /// request is admitted then.
     pub fn is_under_memory_pressure(&self) -> bool {

@@ -19,6 +19,7 @@ use crate::digest::Decision;
 use crate::host::HostState;
 use crate::ids::BlockHandle;
 use crate::readers;
+use crate::seats;
 use crate::sequence::{Phase, SequenceEvent, SwapIn, SwapOut, Swapped};
 use crate::state::State;
 use crate::swap_queue::SwapPlace;
@@ -90,6 +91,9 @@ pub(crate) fn begin_in(state: &mut State) -> bool {
         // Its blocks may never come back, and nothing is admitted while it waits.
         recompute(state, slot, SequenceEvent::Released);
         return true;
+    }
+    if seats::is_for_head(state, slot) {
+        return false;
     }
     let Some(SwapInPlan { pinned, found, copied, new }) = plan_in(state, slot) else { return false };
     state.swaps.swapped.remove(&place);

@@ -359,6 +359,21 @@ impl Waiting {
         self.policy.preemption_rank(view)
     }
 
+    /// Returns `true` if waiting requests take the seats of running ones.
+    pub fn takes_seats(&self) -> bool {
+        self.policy.takes_seats()
+    }
+
+    /// Returns the rank of a request that does not wait, as if it did. Only for policies that take seats.
+    pub fn rank(&self, view: &RequestView) -> i128 {
+        self.policy.rank(view)
+    }
+
+    /// Returns the rank of a waiting request.
+    pub fn rank_of(&self, slot: usize) -> i128 {
+        self.entries[slot].as_ref().expect("the slot holds a waiting request").rank
+    }
+
     /// Puts a request into the order.
     fn show(&mut self, slot: usize) {
         let entry = self.entries[slot].as_ref().expect("only a waiting request can be shown");

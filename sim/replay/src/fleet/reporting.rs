@@ -28,7 +28,7 @@ impl Fleet<'_> {
         let sum = |count: fn(&Stats) -> u64| stats.iter().map(count).sum::<u64>();
         let duration_s = self.totals.last_end_ns as f64 / 1e9;
         let fleet = self.fleet_report();
-        let (total, itl_s, fairness) = self.meters.end();
+        let (total, itl_s, fairness, classes) = self.meters.end();
         Report {
             settings: settings_report(self.pending.source.format(), settings, self.cost.name()),
             requests: total.requests,
@@ -68,6 +68,7 @@ impl Fleet<'_> {
                 deadlines: total.deadlines.if_any(),
             },
             fairness,
+            classes,
             load: None,
             baseline: None,
             digest: format!("{digest:016x}"),

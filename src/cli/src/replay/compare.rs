@@ -81,7 +81,7 @@ fn compared(latencies: &Latencies, completed: u64) -> [String; COMPARED.len()] {
     COMPARED.map(|(_, latency, statistic)| seconds(statistic.of(&latency.of(latencies))))
 }
 
-/// Returns a table with a row for each report, followed by one with a row for each of its tenants.
+/// Returns a table with a row for each report, followed by one with a row for each of its tenants, and one for each of its classes.
 pub(super) fn table(reports: &[Report]) -> String {
     let differing = Differing::of(reports);
     let names = differing.names();
@@ -92,6 +92,10 @@ pub(super) fn table(reports: &[Report]) -> String {
     if reports.iter().any(|report| report.fairness.is_some()) {
         text.push_str("\n\n");
         text.push_str(&tenant_rows(reports, &differing).trim_fmt());
+    }
+    if reports.iter().any(|report| !report.classes.is_empty()) {
+        text.push_str("\n\n");
+        text.push_str(&class_rows(reports, &differing).trim_fmt());
     }
     text
 }
@@ -164,6 +168,25 @@ fn tenant_rows(reports: &[Report], differing: &Differing) -> Table {
         }
     }
     align_right(&mut table, differing.names().len());
+    table
+}
+
+fn class_rows(reports: &[Report], differing: &Differing) -> Table {
+    let mut table = empty_table();
+    let mut header = differing.names();
+    header.extend(["class", "requests"]);
+    let titles = Statistic::ALL.map(|statistic| format!("queue {}", statistic.name()));
+    header.extend(titles.iter().map(String::as_str));
+    table.set_header(header);
+    for report in reports {
+        for class in &report.classes {
+            let mut cells = differing.values(report);
+            cells.extend([class.to_string(), grouped(class.requests)]);
+            cells.extend(Statistic::ALL.map(|statistic| seconds(statistic.of(&class.queue_s))));
+            table.add_row(cells);
+        }
+    }
+    align_right(&mut table, differing.names().len() + 1);
     table
 }
 

@@ -29,11 +29,15 @@ pub(super) fn report(report: &Report) -> String {
     let mut tables = vec![facts];
     if let Some(fairness) = &report.fairness {
         for (number, tenant) in fairness.tenants.iter().enumerate() {
-            let all = [("TTFT", tenant.ttft_s), ("TPOT", tenant.tpot_s), ("E2E", tenant.e2e_s)];
+            let all =
+                [("TTFT", tenant.ttft_s), ("TPOT", tenant.tpot_s), ("E2E", tenant.e2e_s), ("queue", tenant.queue_s)];
             all.into_iter()
                 .for_each(|(name, it)| add_summary(&mut latencies, &format!("{name} of tenant {number}"), it));
         }
         tables.push(tenants(fairness));
+    }
+    for class in &report.classes {
+        add_summary(&mut latencies, &format!("queue of {class}"), class.queue_s);
     }
     align_right(&mut latencies, 1);
     let mut tables: Vec<String> = tables.iter().map(Table::trim_fmt).collect();

@@ -220,6 +220,20 @@ fn a_request_that_comes_in_a_fast_forward_is_admitted_after_the_step_in_flight()
 }
 
 #[test]
+fn a_fast_forward_ends_where_a_waiting_request_takes_a_seat() {
+    let policy = "priority:ageing_ms=0".into();
+    let config = Config { block_size: 4, max_batch_size: 2, policy, ..Config::default() };
+    let urgent = |id, priority, max_tokens| Request { priority, max_tokens, ..request(id, None) };
+    // Request 2 takes the seat of 1 within a fast-forward; 3 is equal to 0, and waits.
+    let requests = [(0, urgent(0, 1, 60)), (0, urgent(1, 2, 60)), (205, urgent(2, 0, 20)), (215, urgent(3, 1, 20))];
+    let (ends, skipped) = run_both(&config, &requests);
+    assert!(skipped > 40, "{skipped} steps were skipped over");
+    // The step after the arrival runs both; the next one is the prompt's, whose token is the first of 20.
+    assert_eq!(ends[..2], [(420, 2, FinishReason::Length), (600, 0, FinishReason::Length)]);
+    assert_eq!(ends.iter().map(|(_, id, _)| *id).collect::<Vec<_>>(), [2, 0, 3, 1]);
+}
+
+#[test]
 fn no_step_is_skipped_where_a_step_does_more_than_decode() {
     let groups = vec![Keeps::All, Keeps::Window(8)];
     let worker = WorkerFacts { groups, ..WorkerFacts::default() };

@@ -4,15 +4,30 @@
 //! is arbitrary. There is no ageing, because a deadline comes nearer by itself. Requests without a deadline wait as long as
 //! others have one.
 
-use super::{Policy, RequestView};
+use super::{Policy, RequestView, TAKES_SEATS};
+use crate::spec::Param;
+
+pub(super) const PARAMS: [Param; 1] = [TAKES_SEATS];
 
 /// The earliest deadline is admitted first and preempted last. Requests without a deadline come last, in order of arrival.
 #[derive(Debug)]
-pub(super) struct Edf;
+pub(super) struct Edf {
+    takes_seats: bool,
+}
+
+impl Edf {
+    pub(super) fn new(values: &[u64]) -> Self {
+        Self { takes_seats: values[0] > 0 }
+    }
+}
 
 impl Policy for Edf {
     fn rank(&self, request: &RequestView) -> i128 {
         i128::from(request.deadline_ns.unwrap_or(u64::MAX))
+    }
+
+    fn takes_seats(&self) -> bool {
+        self.takes_seats
     }
 }
 

@@ -8,16 +8,19 @@
 //! The default is 30 s per level. An interactive client has disconnected by then, so levels are strict in any queue short
 //! enough to be useful, and a batch request ten levels down still runs after five minutes.
 
-use super::{Policy, RequestView};
+use super::{Policy, RequestView, TAKES_SEATS};
 use crate::spec::Param;
 
-pub(super) const PARAMS: [Param; 1] = [Param {
-    key: "ageing_ms",
-    about: "waiting that is worth one level of priority, milliseconds; 0 is never: priorities are strict",
-    default: 30_000,
-    min: 0,
-    max: 86_400_000,
-}];
+pub(super) const PARAMS: [Param; 2] = [
+    Param {
+        key: "ageing_ms",
+        about: "waiting that is worth one level of priority, milliseconds; 0 is never: priorities are strict",
+        default: 30_000,
+        min: 0,
+        max: 86_400_000,
+    },
+    TAKES_SEATS,
+];
 
 const NS_PER_MS: i128 = 1_000_000;
 
@@ -25,11 +28,12 @@ const NS_PER_MS: i128 = 1_000_000;
 #[derive(Debug)]
 pub(super) struct Priority {
     ageing_ns: i128,
+    takes_seats: bool,
 }
 
 impl Priority {
     pub(super) fn new(values: &[u64]) -> Self {
-        Self { ageing_ns: i128::from(values[0]) * NS_PER_MS }
+        Self { ageing_ns: i128::from(values[0]) * NS_PER_MS, takes_seats: values[1] > 0 }
     }
 }
 
@@ -40,6 +44,10 @@ impl Policy for Priority {
             0 => priority,
             ageing_ns => priority * ageing_ns + i128::from(request.arrival_ns),
         }
+    }
+
+    fn takes_seats(&self) -> bool {
+        self.takes_seats
     }
 }
 
