@@ -284,6 +284,42 @@ mod tests {
     }
 
     #[test]
+    fn a_new_context_that_the_chat_has_outgrown_does_not_take_effect() {
+        let wanted = Wanted { summary: Some(8), pins: Some(0), high: Some(60), low: Some(10) };
+        let limits = Limits::new(100, Fixed::default(), wanted, 1 << 20).unwrap();
+        // The summary has four tokens more than the turn in its place. The chat goes on until the old context has `last` tokens.
+        for (last, fits) in [(96, true), (97, false), (100, false)] {
+            let mut chat = Chat::new(Vec::new(), Frame::default(), limits);
+            let lengths = [4, 50];
+            lengths.iter().for_each(|n| drop(chat.append("", &vec![2; *n], false).unwrap()));
+            let plan = chat.plan(Want { keep: Some(50), room: 0 }).unwrap();
+            assert_eq!(plan.dropped.len(), 4);
+            chat.summarised(plan.number, vec![7; 8], Usage::default()).unwrap();
+            assert!(matches!(chat.append("", &vec![3; last - 54], false), Ok(Added::Turn(_))));
+            chat.warmed(plan.number, Usage::default());
+            let expected = if fits { (last as u32 + 4, 1, 0) } else { (last as u32, 0, 1) };
+            assert_eq!((chat.context_tokens(), chat.totals().compactions, chat.totals().failed), expected);
+            assert_eq!(chat.phase(), Phase::Idle);
+        }
+    }
+
+    #[test]
+    fn a_compaction_leaves_room_for_the_turn_that_it_is_for() {
+        let wanted = Wanted { summary: Some(8), pins: Some(0), high: Some(60), low: Some(40) };
+        let limits = Limits::new(100, Fixed::default(), wanted, 1 << 20).unwrap();
+        // Beside a summary of eight tokens and a turn of `room` there is space for so many tokens of three turns of 20.
+        for (room, keep, kept) in [(32, Some(60), 60), (33, Some(60), 40), (60, None, 20), (73, None, 0)] {
+            let mut chat = Chat::new(Vec::new(), Frame::default(), limits);
+            (0..4).for_each(|_| drop(chat.append("", &[2; 20], false).unwrap()));
+            let plan = chat.plan(Want { keep, room }).unwrap();
+            assert_eq!(plan.dropped.len(), 80 - kept, "room for {room}, keep {keep:?}");
+            chat.summarised(plan.number, vec![7; 8], Usage::default()).unwrap();
+            chat.warmed(plan.number, Usage::default());
+            assert!(chat.fits(room as usize, 0) && u64::from(chat.context_tokens()) + room <= 100);
+        }
+    }
+
+    #[test]
     fn a_full_memory_drops_no_more_than_the_next_turn_needs() {
         let wanted = Wanted { summary: Some(8), pins: Some(20), high: Some(60), low: Some(10) };
         let limits = Limits::new(256, Fixed::default(), wanted, 2000).unwrap();

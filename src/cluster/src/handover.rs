@@ -76,4 +76,20 @@ mod tests {
         whole.push(7);
         assert_eq!(*whole.into_request(), Request { generated: vec![7], ..request });
     }
+
+    #[test]
+    fn failures_before_the_first_token_do_not_count_against_the_decode() {
+        let mut first = Request::new(RequestId(1), Namespace::default().root(), vec![1; 9], 5);
+        (first.worker_failures, first.suspicion) = (2, 1);
+        let mut whole = HandOver::split(Role::Prefill, &mut first).unwrap();
+        whole.push(7);
+        let failures = |request: &Request| (request.worker_failures, request.suspicion);
+        assert_eq!(failures(&whole.into_request()), (0, 0), "the request got further than it was when a worker failed");
+        // Given back before the token, the part says how often its workers failed.
+        let mut part = Request { worker_failures: 1, ..Request::clone(&first) };
+        part.max_tokens = 5;
+        let whole = HandOver::split(Role::Prefill, &mut part).unwrap();
+        (part.worker_failures, part.suspicion) = (3, 4);
+        assert_eq!(failures(&whole.take_over(part)), (3, 4));
+    }
 }

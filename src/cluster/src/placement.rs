@@ -163,3 +163,31 @@ impl Placed {
         Usage { cached_tokens: self.cached_tokens.unwrap_or(last.cached_tokens), ..last }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use trunkline_core::Namespace;
+
+    use super::*;
+    use crate::router::{RouterContext, make};
+
+    #[test]
+    fn a_prompt_is_a_load_as_far_as_the_engine_does_not_know_it_until_the_first_token() {
+        let context = RouterContext { engines: 1, block_size: 4, cache_blocks: 100 };
+        let mut placements = Placements::new(make("round_robin", context).unwrap(), 1);
+        let engine = EngineId(0);
+        let request = |id| Request::new(RequestId(id), Namespace::default().root(), vec![1; 40], 5);
+        let mut waits = |placements: &mut Placements, id, known_tokens| {
+            placements.place(&request(id), engine, known_tokens, None, None);
+            placements.load(engine).prefill_tokens
+        };
+        assert_eq!(waits(&mut placements, 1, 0), 40);
+        assert_eq!(waits(&mut placements, 2, 32), 40 + 8, "32 tokens are cached");
+        assert_eq!(waits(&mut placements, 3, 99), 40 + 8, "no more than the prompt is known");
+        placements.count_token(engine, RequestId(2), 7, false);
+        placements.check();
+        assert_eq!((placements.load(engine).prefill_tokens, placements.load(engine).tokens), (40, 121));
+        placements.leave(RequestId(1), 0);
+        assert_eq!(placements.load(engine).prefill_tokens, 0);
+    }
+}

@@ -210,6 +210,35 @@ fn a_swap_that_hangs_in_either_direction_turns_into_recomputation() {
 }
 
 #[test]
+fn a_request_on_the_host_is_recomputed_while_the_copy_of_another_hangs() {
+    let limits = Config { device_blocks: 13, host_blocks: 50, preemption: Preemption::Swap, ..config() };
+    let mut rig = Driver::without_worker(Config { tiers: Vec::new(), ..limits });
+    rig.submit(1, tokens(100, 20), 8);
+    rig.submit(2, tokens(200, 20), 8);
+    rig.submit(3, tokens(300, 9), 8);
+    rig.join();
+    // The first block that is missing takes 3 to the host, the next one 2, whose copy hangs.
+    rig.answer_until(|rig| !rig.copies.is_empty());
+    rig.finish_copy(0);
+    rig.answer_until(|rig| !rig.copies.is_empty());
+    assert_eq!((rig.stats().swapped, rig.stats().swaps.swap_outs), (2, 2));
+    pass_timeout(&mut rig);
+    rig.answer();
+    assert_eq!(rig.stats().swapped, 0, "3 does not wait for a copy from a host that does not answer");
+    rig.answer_until(|rig| rig.ends.len() == 3);
+    assert_eq!((rig.copies.len(), rig.stats().swaps.swap_ins), (1, 0), "all have ended beside the copy");
+    rig.submit(4, tokens(400, 9), 16);
+    rig.submit(5, tokens(500, 9), 16);
+    rig.answer_until(|rig| rig.ends.len() == 5);
+    let stats = rig.stats();
+    assert_eq!((rig.copies.len(), stats.swaps.swap_outs), (1, 2), "and nobody leaves for the host");
+    assert_eq!(stats.preemptions, 3);
+    rig.finish_copy(0);
+    rig.run_to_end();
+    rig.assert_all_said([1, 2, 3, 4, 5]);
+}
+
+#[test]
 fn drained_waits_for_what_is_being_stored_but_not_for_a_copy_that_hangs() {
     for hangs in [false, true] {
         let mut rig = Driver::new(config());

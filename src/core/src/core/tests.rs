@@ -5,6 +5,7 @@ use trunkline_port::Keeps;
 use super::*;
 use crate::config::{Preemption, TierConfig, WorkerFacts, Write};
 use crate::hash::Namespace;
+use crate::policy::RequestView;
 use crate::transfer_table::TransferEnd;
 use crate::{readers, transfer_end};
 
@@ -231,4 +232,60 @@ fn blocks_read_by_a_transfer_that_hangs_are_not_counted_as_freed_by_another() {
     bench.now_ns = bench.core.next_deadline_ns().expect("the first store has a deadline");
     bench.event(Event::Tick);
     assert_eq!(readers::future_free(&bench.core.state), 2, "the first two blocks are read by the first store too");
+}
+
+/// Submits a request of a tenant.
+fn submit_for(bench: &mut Bench, tenant: u64, id: u64, n_prompt: u32, max_tokens: u32) {
+    let prompt = (0..n_prompt).map(|at| id as u32 * 1000 + at).collect();
+    let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, max_tokens);
+    request.tenant = tenant;
+    request.hash_prompt(4);
+    bench.event(Event::Submit(Box::new(request)));
+}
+
+/// Returns the service of a tenant as `vtc` counts it: a token of a prompt is 1, a token of output 2.
+fn service(bench: &Bench, tenant: u64) -> i128 {
+    -bench.core.state.waiting.preemption_rank(&RequestView { tenant, ..RequestView::default() })
+}
+
+#[test]
+fn a_tenant_pays_for_each_token_once_though_the_worker_is_lost_within_the_prompt() {
+    let limits = Config { device_blocks: 100, max_batch_tokens: 20, policy: "vtc".into(), ..Config::default() };
+    let mut bench = Bench::new(Config { max_batch_size: 4, ..limits });
+    bench.event(Event::WorkerLost);
+    submit_for(&mut bench, 2, 2, 8, 9);
+    submit_for(&mut bench, 1, 1, 40, 5);
+    bench.event(Event::WorkerJoined);
+    assert_eq!((service(&bench, 1), service(&bench, 2)), (12, 8), "12 of 40 tokens fit into the step");
+    bench.event(Event::WorkerLost);
+    bench.event(Event::Abort(RequestId(2)));
+    bench.event(Event::WorkerJoined);
+    // A chunk of 20, of which 12 were paid for.
+    assert_eq!(service(&bench, 1), 20);
+    bench.answer();
+    assert_eq!(service(&bench, 1), 40);
+    for said in 1..=5 {
+        bench.answer();
+        assert_eq!(service(&bench, 1), 40 + 2 * said);
+    }
+    assert!(!bench.live(1));
+}
+
+#[test]
+fn a_tenant_pays_for_each_token_once_though_the_request_is_preempted() {
+    let limits = Config { device_blocks: 12, preemption: Preemption::Recompute, ..Config::default() };
+    let mut bench = Bench::new(Config { policy: "vtc".into(), ..limits });
+    bench.event(Event::WorkerLost);
+    submit_for(&mut bench, 2, 2, 5, 30);
+    submit_for(&mut bench, 1, 1, 24, 12);
+    bench.event(Event::WorkerJoined);
+    while bench.core.stats().preemptions == 0 {
+        bench.answer();
+    }
+    assert!(bench.core.is_waiting(RequestId(1)), "its tenant was served more");
+    bench.core.evict_idle();
+    while bench.live(1) || bench.live(2) {
+        bench.answer();
+    }
+    assert_eq!((service(&bench, 1), service(&bench, 2)), (24 + 2 * 12, 5 + 2 * 30));
 }
