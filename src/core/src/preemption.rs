@@ -97,7 +97,7 @@ pub(crate) fn preempt_one(state: &mut State) {
     // Other keys change if another sequence now reads blocks alone, or if the tenant's standing was lifted. Beside a transfer that reads the
     // same blocks, no count says so.
     let lifted = tenant_rank.is_some_and(|before| rank(state) != before);
-    let uncounted = state.config.preemption == Preemption::Cost && reads_chains(state);
+    let uncounted = state.config.preemption == Preemption::Cost && state.kv.transfers.read_prefixes();
     if lifted || uncounted || state.kv.tree.sharing_changes() != sharing {
         state.victims.clear();
     }
@@ -137,11 +137,10 @@ fn evict_ahead(state: &mut State) {
 
 /// Returns the running sequence to preempt, the one of the lowest key ([`key`]).
 fn victim(state: &mut State) -> usize {
-    let reads_chains = reads_chains(state);
     loop {
         while let Some((before, slot)) = state.victims.pop() {
             // A swap-out took host blocks since: swapping another sequence may be impossible now, which can only raise a key.
-            if key(state, slot, reads_chains) == before {
+            if key(state, slot) == before {
                 debug_assert_eq!(Some(slot), search(state), "the victim is the one that a search over all finds");
                 return slot;
             }
@@ -151,7 +150,7 @@ fn victim(state: &mut State) -> usize {
         // The last to arrive are mostly the last to join, and win between equals: found first, they stay.
         for at in (0..state.batch.running.len()).rev() {
             let slot = state.batch.running[at];
-            let key = key(state, slot, reads_chains);
+            let key = key(state, slot);
             state.victims.offer(key, slot);
         }
     }
@@ -160,15 +159,9 @@ fn victim(state: &mut State) -> usize {
 /// Takes note of a running sequence that took a block since the last victim was chosen.
 pub(crate) fn grew(state: &mut State, slot: usize) {
     if !state.victims.is_empty() {
-        let reads_chains = reads_chains(state);
-        let key = key(state, slot, reads_chains);
+        let key = key(state, slot);
         state.victims.update(key, slot);
     }
-}
-
-/// Returns `true` if a transfer in flight reads a prefix as a sequence would: then sharing changes without a change of readers.
-fn reads_chains(state: &State) -> bool {
-    state.kv.transfers.iter().any(|transfer| !transfer.purpose.chain().is_empty())
 }
 
 /// Returns the place of a running sequence in the order of preemption: the lowest preemption rank goes first, then sequences that
@@ -176,18 +169,11 @@ fn reads_chains(state: &State) -> bool {
 ///
 /// A rank that follows the cache says what a preemption would cost, not how urgent a request is, and is lowest for a sequence that is
 /// being recomputed. Under such a policy progress counts before the rank.
-fn key(state: &mut State, slot: usize, reads_chains: bool) -> Key {
-    let State { sequences, waiting, victims, kv, rehit, config, .. } = state;
+fn key(state: &State, slot: usize) -> Key {
+    let State { sequences, waiting, victims, config, .. } = state;
     let seq = &sequences[slot];
     let spared = i128::from(victims.is_spared(slot, progress(seq, config)));
-    let level = match config.preemption {
-        Preemption::Cost => {
-            let count = || readers::shared(kv, &seq.table[..seq.published as usize]) as u32;
-            let shared = if reads_chains { count() } else { victims.shared(slot, kv.tree.sharing_changes(), count) };
-            Loss::new(seq, shared, config, *rehit, kv.free_hosts()).level()
-        }
-        _ => 0,
-    };
+    let level = if config.preemption == Preemption::Cost { loss(state, slot).level() } else { 0 };
     Key { order: order(waiting, seq, spared, config), level, arrival: Reverse(victims.arrival(slot)) }
 }
 

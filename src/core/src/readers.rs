@@ -43,6 +43,9 @@ fn transfers_reading(kv: &Kv, at: usize, block: BlockHandle) -> u32 {
 
 /// Returns the number of leading blocks, among published blocks of a sequence, that other sequences read.
 pub(crate) fn shared(kv: &Kv, published: &[BlockHandle]) -> usize {
+    if published.first().is_none_or(|first| kv.tree.readers(*first) == 1) {
+        return 0;
+    }
     let read = published.partition_point(|block| kv.tree.readers(*block) > 1);
     let is_shared = |at: &usize| {
         let block = published[*at];

@@ -391,6 +391,13 @@ impl TransferTable {
         self.n_overdue > 0 && self.in_flight.iter().any(is_stuck)
     }
 
+    /// Returns `true` if a transfer reads a prefix on the device as a sequence would: the prefix of another reader is then shared or not
+    /// without a change of the block's number of readers.
+    pub fn read_prefixes(&self) -> bool {
+        let reads = |purpose: &Purpose| !purpose.chain().is_empty() || !purpose.kept().is_empty();
+        self.in_flight.iter().any(|transfer| reads(&transfer.purpose))
+    }
+
     /// Returns `true` if blocks are being copied to a tier, in time so far.
     pub fn is_storing(&self) -> bool {
         self.in_flight.iter().any(|transfer| matches!(transfer.to, Place::Tier(_)) && !transfer.is_overdue)

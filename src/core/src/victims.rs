@@ -22,7 +22,7 @@ pub(crate) struct Key {
     pub arrival: Reverse<u64>,
 }
 
-/// Facts about a running sequence that stay while it runs, or change rarely.
+/// Facts about a running sequence that stay while it runs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entrant {
     arrival: u64,
@@ -30,10 +30,6 @@ struct Entrant {
     generated_at_entry: u32,
     /// `true` if the sequence was preempted before.
     came_back: bool,
-    /// Leading blocks with other readers, as counted at the time `counted_at`.
-    shared: u32,
-    /// Changes of sharing at the count; [`u64::MAX`] before the first count.
-    counted_at: u64,
 }
 
 /// The next victims, and what the search for them needs of each running sequence.
@@ -55,8 +51,6 @@ impl Victims {
             arrival: seq.cold.view.arrival,
             generated_at_entry: seq.generated(),
             came_back: seq.cold.history.preemptions > 0,
-            shared: 0,
-            counted_at: u64::MAX,
         };
     }
 
@@ -69,17 +63,6 @@ impl Victims {
     pub fn is_spared(&self, slot: usize, generated: u32) -> bool {
         let entrant = &self.entrants[slot];
         entrant.came_back && generated == entrant.generated_at_entry
-    }
-
-    /// Returns the number of leading blocks with other readers. `count` counts if the sharing of blocks changed since the last count;
-    /// `changes` is the number of such changes so far.
-    pub fn shared(&mut self, slot: usize, changes: u64, count: impl FnOnce() -> u32) -> u32 {
-        let entrant = &mut self.entrants[slot];
-        if entrant.counted_at != changes {
-            entrant.shared = count();
-            entrant.counted_at = changes;
-        }
-        entrant.shared
     }
 
     /// Returns `true` if no victim is known.

@@ -109,6 +109,48 @@ fn every_victim_is_the_one_that_a_search_over_all_finds() {
     assert!(preemptions > 300, "{preemptions} preemptions");
 }
 
+/// Some requests ask what one before asked, and all say the same, so that blocks merge, also with those that several others read. Steps of a
+/// pipeline run some of the requests alone: the others merge later.
+#[test]
+fn every_victim_is_the_right_one_also_among_requests_whose_blocks_merge() {
+    let mut seed = 11u64;
+    let mut draw = |n: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % n
+    };
+    let (mut preemptions, mut merged) = (0, 0);
+    for round in 0..60 {
+        let config = Config {
+            block_size: 3,
+            device_blocks: 20,
+            host_blocks: [0, 9][round % 2],
+            max_batch_tokens: 24,
+            max_batch_size: 12,
+            max_steps_in_flight: 1 + draw(3) as u32,
+            pipeline_stages: 1 + draw(3) as u32,
+            launch_watermark: 0.0,
+            swap_in_watermark: 0.0,
+            preemption: Preemption::Cost,
+            ..Config::default()
+        };
+        let mut rig = Driver::new(config).saying(|_, n| 7_000 + n);
+        for id in 0..16 {
+            let family = draw(3);
+            submit(&mut rig, id, 0, text(family, 10 + 4 * family as u32), 4 + draw(24) as u32);
+            for _ in 0..draw(5) {
+                if !rig.steps.is_empty() {
+                    rig.answer();
+                }
+            }
+        }
+        rig.run_to_end();
+        rig.assert_empty();
+        preemptions += rig.stats().preemptions;
+        merged += rig.stats().merged_blocks;
+    }
+    assert!(preemptions > 300 && merged > 300, "{preemptions} preemptions, {merged} blocks merged");
+}
+
 /// Ends copies, and steps while none is in flight, until a condition holds.
 fn run_until(rig: &mut Driver, is_so: impl Fn(&Driver) -> bool) {
     while !is_so(rig) {
