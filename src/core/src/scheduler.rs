@@ -550,9 +550,9 @@ fn puts_off_retraction(state: &mut State, step: u64) -> bool {
 }
 
 /// Takes a block for every decode that needs one. Returns the number of decodes that wait for transfers, or `None` if a sequence has
-/// to be preempted and a step is in flight.
+/// to be preempted and a step is in flight. The last sequence of the batch is never preempted then: what the steps in flight sample for it
+/// would be lost, and with the same blocks missing it would begin again for ever.
 fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Option<usize> {
-    let may_preempt = alone || state.config.preemption.is_at_once();
     let mut at = 0;
     let mut stalled = 0;
     // Blocks that transfers will free; counted when first needed, and again after a preemption.
@@ -576,7 +576,7 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
         if (stalled + 1) * entry_blocks <= *future_free.get_or_insert_with(|| readers::future_free(state)) as usize {
             stalled += 1;
             at += 1;
-        } else if !may_preempt {
+        } else if !alone && (!state.config.preemption.is_at_once() || state.batch.len() == 1) {
             return None;
         } else if state.batch.len() > 1 || !swap::release_last_pinned(state) {
             preempt_one(state);
@@ -591,12 +591,12 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
     Some(stalled)
 }
 
-/// Preempts a prompt without blocks for its next chunk. Returns `false` if the prompt waits instead: for its own step in flight, or for a
-/// transfer, if others run or the prompt is alone.
+/// Preempts a prompt without blocks for its next chunk. Returns `false` if the prompt waits instead: for its own step in flight, unless it
+/// may leave at once and others run, or for a transfer, if others run or the prompt is alone.
 fn gives_way(state: &mut State, slot: usize, step: &Step) -> bool {
     let waits = state.kv.transfers.any_in_time() && (!step.seqs.is_empty() || state.batch.len() == 1);
-    let is_kept = state.sequences[slot].is_in_step() && !state.config.preemption.is_at_once();
-    if waits || is_kept {
+    let is_kept = !state.config.preemption.is_at_once() || state.batch.len() == 1;
+    if waits || (is_kept && state.sequences[slot].is_in_step()) {
         return false;
     }
     preempt(state, slot);
