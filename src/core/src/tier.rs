@@ -4,6 +4,8 @@
 //! verified to the last token, a block in a tier carries its key ([`crate::content_key`]), which names the prefix before it. The block
 //! is the next one of a prompt if that prefix is the prompt's, and the tokens match too.
 
+use std::collections::BTreeSet;
+
 use trunkline_port::{BlockFault, BlockKey, KnownBlock};
 
 use crate::block_index::BlockIndex;
@@ -113,6 +115,9 @@ pub(crate) struct Tier {
     lent: u32,
     /// Demotions of blocks in flight.
     demoting: u32,
+    /// Blocks flushed while they are written, by fingerprint. Storage that names blocks by their contents may get the old ones at any time
+    /// until the writes end, so that new ones of the same name are not written before.
+    flushed_writes: BTreeSet<(u64, u32)>,
     /// Slots freed since the last [`Self::take_released`], some perhaps taken again.
     released: Vec<u32>,
     /// Blocks dropped to make room.
@@ -134,6 +139,7 @@ impl Tier {
             limit: capacity,
             lent: 0,
             demoting: 0,
+            flushed_writes: BTreeSet::new(),
             released: Vec::new(),
             evicted: 0,
         }
@@ -236,13 +242,12 @@ impl Tier {
     }
 
     /// Reserves a slot for a block to be written by a transfer, evicting another block if the tier is full. Returns `None` if the
-    /// block, or another block of equal hash, is present or being filled, or if no block can be evicted.
+    /// block, or another block of equal hash, is present or being filled, if a block of equal hash was flushed while it is being filled, or if no
+    /// block can be evicted.
     pub fn reserve(&mut self, contents: &Contents) -> Option<u32> {
         let fingerprint = contents.key.fingerprint;
-        if self.has_fingerprint(fingerprint) {
-            return None;
-        }
-        if !self.make_room() {
+        let is_being_filled = self.flushed_writes.range((fingerprint, 0)..=(fingerprint, u32::MAX)).next().is_some();
+        if is_being_filled || self.has_fingerprint(fingerprint) || !self.make_room() {
             return None;
         }
         let slot = self.slots.take(TierEvent::FillBegan).expect("a slot is free");
@@ -265,6 +270,7 @@ impl Tier {
     /// Ends the transfer that writes a block: the block is present if `ok`, else freed. A block struck out meanwhile is freed.
     pub fn end_fill(&mut self, slot: u32, ok: bool) {
         if self.slots.state(slot) == TierState::Leaving {
+            self.flushed_writes.remove(&(self.keys[slot as usize].fingerprint, slot));
             self.free_slot(slot, TierEvent::TransfersEnded);
         } else if ok {
             self.slots.apply(slot, TierEvent::Filled);
@@ -352,9 +358,12 @@ impl Tier {
             self.free_slot(slot, TierEvent::Evicted);
         }
         for slot in 0..self.slots.opened() {
-            if self.slots.state(slot) != TierState::Free {
-                self.strike_out(slot);
+            match self.slots.state(slot) {
+                TierState::Free => continue,
+                TierState::Filling => _ = self.flushed_writes.insert((self.keys[slot as usize].fingerprint, slot)),
+                _ => {}
             }
+            self.strike_out(slot);
         }
     }
 
@@ -538,6 +547,7 @@ Evicted: Idle -> Free
         tier.check([read, read, written].into_iter());
         let again = tier.reserve(&a).expect("the contents are in the tier no more");
         tier.end_fill(again, true);
+        assert!(tier.reserve(&b).is_none(), "the write in flight may end after this one");
         tier.end_fill(written, true);
         tier.unpin(read);
         tier.check([read].into_iter());
@@ -547,5 +557,6 @@ Evicted: Idle -> Free
             (Some(again), 2)
         );
         tier.check(std::iter::empty());
+        assert!(tier.reserve(&b).is_some(), "the write before the flush has ended");
     }
 }

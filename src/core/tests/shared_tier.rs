@@ -261,3 +261,27 @@ fn a_tier_that_is_not_shared_is_never_asked() {
     assert!(driver.lookups.is_empty() && driver.ids() == [1]);
     run_to_end(&mut driver);
 }
+
+#[test]
+fn a_write_in_flight_at_a_flush_does_not_replace_what_is_written_after_it() {
+    let mut driver = beside(config(), &[]);
+    driver.submit(1, prompt(1, 3), 1);
+    driver.end_lookup(0);
+    answer(&mut driver);
+    assert_eq!(driver.copies.len(), 1, "the blocks of the prompt are on the way");
+    driver.flush();
+    // The same prompt is computed again, with other weights as far as the core knows.
+    driver.submit(2, prompt(1, 3), 1);
+    answer(&mut driver);
+    assert_eq!(driver.copies.len(), 1, "the storage could get the old blocks after the new ones");
+    driver.finish_copy(0);
+    driver.submit(3, prompt(1, 3), 1);
+    run_to_end(&mut driver);
+    assert_eq!((cached(&driver, 2), cached(&driver, 3)), (0, 12), "the device has the new blocks");
+    driver.evict_idle();
+    // The worker compares what it loads with what was computed after the flush.
+    driver.submit(4, prompt(1, 3), 1);
+    assert_eq!(driver.copies[0].from, Place::Tier(0));
+    run_to_end(&mut driver);
+    assert_eq!(cached(&driver, 4), 12);
+}
