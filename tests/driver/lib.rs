@@ -11,6 +11,7 @@ mod blame;
 mod checks;
 mod copies;
 mod driver;
+pub mod fast_forwards;
 mod found;
 mod groups;
 mod keys;

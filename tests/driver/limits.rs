@@ -2,7 +2,7 @@
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use trunkline_core::config::PipelineBatches;
+use trunkline_core::config::{PipelineBatches, PrefillFirst};
 use trunkline_core::registry::Entry;
 use trunkline_core::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
 use trunkline_core::spec::Param;
@@ -14,6 +14,8 @@ const RESERVING: &str = "chunks:reserve_permille=900,least_permille=100,decay_st
 const FINDING: &str = "chunks:await_prefix=0,find_chunks=1";
 /// The same, and prompts of a step take blocks together.
 const TOGETHER: &str = "chunks:await_prefix=0,find_chunks=1,take_together=1";
+/// Ways to run prompts before decodes.
+const PROMPTS_FIRST: [&str; 6] = ["true", "padded", "chunks", RESERVING, FINDING, TOGETHER];
 /// Policies of SGLang, which [`imitate`] draws.
 const SORTED: &str = "lpm_sorted";
 const LEAVES: &str = "leaves";
@@ -121,6 +123,11 @@ pub(crate) fn run_prompts_first(seed: u64, config: &mut Config) {
     if config.pipeline_stages > 1 && rng.random_range(0..2) == 0 {
         config.worker.pipeline_batches = pick(&mut rng, &PipelineBatches::ALL);
     }
+}
+
+/// Draws a way to run prompts before decodes.
+pub(crate) fn any_prefill_first(rng: &mut Pcg64Mcg) -> PrefillFirst {
+    pick(rng, &PROMPTS_FIRST).parse().expect("a mode")
 }
 
 /// Lets requests leave while steps in flight run them, for some of the seeds that recompute or retract. Draws nothing from the run's own

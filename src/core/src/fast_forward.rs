@@ -8,7 +8,7 @@
 //! a step during which an event may come: the step is then in flight, and the fast-forward resumes from there. A fast-forward ends
 //! where the next step would differ: a request gets the last token, a block is missing, a request can be admitted. Rare or complex
 //! cases are never skipped: drafts, deadlines, transfers and look-ups in flight, tiers that are written back to, policies that share among
-//! tenants.
+//! tenants, stages of a pipeline. `tests/fast_forwards.rs` compares seeded loads.
 
 use std::ops::Range;
 
@@ -179,13 +179,17 @@ impl FastForward {
             self.end_step();
             if self.steps == self.boundary {
                 state.kv.tree.advance(*now_ns);
-                if !self.renew_blocks(state, driver) {
+                self.publish_blocks(state, driver);
+            }
+            // Then a scheduling pass takes the blocks, with prompts before decodes for a request that it admits first.
+            if self.steps == self.steady_steps || self.may_admit(state) || has_deadlines {
+                return None;
+            }
+            if self.steps == self.boundary {
+                if !self.take_blocks(state) {
                     return None;
                 }
                 self.find_boundary();
-            }
-            if self.steps == self.steady_steps || self.may_admit(state) || has_deadlines {
-                return None;
             }
             // No decode fills its block, and no request ends, before the end of the last of these steps.
             let most = self.boundary.min(self.steady_steps) - self.steps;
@@ -232,9 +236,8 @@ impl FastForward {
         !state.waiting.is_empty() && (state.has_seat() || state.waiting.first().is_some_and(takes_seat))
     }
 
-    /// Publishes the blocks that became full, then allocates new ones. Returns `false` if a block is missing; the next scheduling pass
-    /// then has to find one.
-    fn renew_blocks(&mut self, state: &mut State, driver: &mut dyn FastForwardDriver) -> bool {
+    /// Publishes the blocks that became full.
+    fn publish_blocks(&mut self, state: &mut State, driver: &mut dyn FastForwardDriver) {
         let (block_size, steps) = (state.config.block_size, self.steps);
         for decode in self.batch.iter_mut().filter(|decode| decode.full_after == steps) {
             catch_up(state, decode, steps, driver);
@@ -248,6 +251,12 @@ impl FastForward {
         }
         // No step is in flight here, so no step reads the duplicates of the blocks published just now.
         state.kv.free_retired(u64::MAX);
+    }
+
+    /// Takes blocks for the next tokens of the decodes whose blocks are full. Returns `false` if a block is missing; the next scheduling
+    /// pass then has to find one.
+    fn take_blocks(&mut self, state: &mut State) -> bool {
+        let (block_size, steps) = (state.config.block_size, self.steps);
         for decode in self.batch.iter_mut().filter(|decode| decode.full_after == steps) {
             let seq = &mut state.sequences[decode.slot as usize];
             let short = seq.computed == seq.capacity(block_size);
@@ -291,7 +300,8 @@ fn steady_batch(state: &State, in_flight: &[Part], batch: &mut Vec<Decode>) -> u
     if !state.kv.lookups.is_empty() {
         return 0;
     }
-    if state.suspects.is_narrowing() {
+    // The steps of a pipeline divide the decodes.
+    if state.suspects.is_narrowing() || state.config.pipeline_stages > 1 {
         return 0;
     }
     let steady = in_flight.len() == state.batch.running.len() && state.batch.leaving.is_empty();

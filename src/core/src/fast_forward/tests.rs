@@ -234,6 +234,30 @@ fn a_fast_forward_ends_where_a_waiting_request_takes_a_seat() {
 }
 
 #[test]
+fn with_prompts_first_a_request_is_admitted_before_the_decodes_take_their_blocks() {
+    // Request 1 needs the 11 blocks that are free at the end of the step in which it comes, and the decode needs one of them.
+    let request = |id, tokens, max_tokens| {
+        let prompt = (0..tokens).map(|at| id as u32 * 100 + at).collect();
+        Request { prompt, max_tokens, ..request(id, None) }
+    };
+    let requests = [(0, request(0, 2, 27)), (185, request(1, 11, 15))];
+    for prefill_first in ["true", "padded", "chunks", "chunks:await_prefix=0,find_chunks=1", "false"] {
+        let config = Config {
+            block_size: 1,
+            device_blocks: 31,
+            launch_watermark: 0.0,
+            prefill_first: prefill_first.parse().unwrap(),
+            ..Config::default()
+        };
+        let (ends, skipped) = run_both(&config, &requests);
+        // A step for the prompt of request 1 delays request 0.
+        let end_ns = if config.prefill_first.is_on() { 280 } else { 270 };
+        assert_eq!(ends[0], (end_ns, 0, FinishReason::Length), "{prefill_first}");
+        assert!(skipped > 10, "{prefill_first}: {skipped} steps were skipped over");
+    }
+}
+
+#[test]
 fn no_step_is_skipped_where_a_step_does_more_than_decode() {
     let groups = vec![Keeps::All, Keeps::Window(8)];
     let worker = WorkerFacts { groups, ..WorkerFacts::default() };
