@@ -342,7 +342,7 @@ impl Config {
         }
         for tier in &self.tiers {
             check("blocks of a tier", &tier.blocks, &(1..=TOKENS_MAX))?;
-            tier.make_eviction()?;
+            eviction::REGISTRY.parse(&tier.eviction)?;
         }
         check("host_blocks with the blocks of the tier", &self.host_capacity(), &(0..=TOKENS_MAX))?;
         self.check_groups()?;
@@ -353,7 +353,9 @@ impl Config {
         self.h2o.validate(self.block_size)?;
         self.worker.reuse.validate(self)?;
         self.make_policy()?;
-        self.make_eviction().map(|_| ())
+        // Parsed and not made: a policy of a large cache has much memory.
+        eviction::REGISTRY.parse(&retained::split(&self.eviction)?.0).map_err(retained::with_own_key)?;
+        Ok(())
     }
 
     fn check_groups(&self) -> Result<(), ConfigError> {
