@@ -100,6 +100,8 @@ const RETRIES: usize = 3;
 fn connect(url: &Url, options: HashMap<String, String>) -> object_store::Result<(Box<dyn ObjectStore>, Path)> {
     #[cfg(feature = "s3")]
     if let Ok((object_store::ObjectStoreScheme::AmazonS3, prefix)) = object_store::ObjectStoreScheme::parse(url) {
+        // The HTTP client has no cryptography of its own. A provider that is there already is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let retry = object_store::RetryConfig { max_retries: RETRIES, ..object_store::RetryConfig::default() };
         let builder = object_store::aws::AmazonS3Builder::new().with_url(url.as_str()).with_retry(retry);
         let known = options.into_iter().filter_map(|(key, value)| Some((key.parse().ok()?, value)));
