@@ -4,7 +4,6 @@
 //! look-ups, also that of a queue too long to be sorted, has the first requests looked up every so many passes, the head last
 //! (`SchedulePolicy._touch_waiting_prefixes`, version 0.5.23). Without effect unless the eviction policy follows look-ups.
 
-use crate::seats;
 use crate::state::State;
 
 /// Passes from one round of look-ups to the next (`WAITING_PREFIX_REFRESH_INTERVAL`).
@@ -25,10 +24,10 @@ impl QueuePasses {
         if state.waiting.is_empty() || !(follows || state.waiting.is_sorted()) {
             return;
         }
-        let may_sit = state.has_seat() || seats::may_be_taken(state);
-        let State { waiting, sequences, kv, batch, .. } = state;
+        let batched = state.batched();
+        let State { waiting, sequences, kv, batch, config, .. } = state;
         let is_under_way = |slot: &usize| sequences[*slot].is_prefill() && !sequences[*slot].decodes_next();
-        let may_admit = admits && may_sit;
+        let may_admit = admits && batched < config.max_batch_size;
         if !may_admit && !batch.running.iter().any(is_under_way) {
             return;
         }

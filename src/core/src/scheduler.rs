@@ -559,10 +559,10 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
     let mut future_free = None;
     while at < state.batch.running.len() {
         let slot = state.batch.running[at];
-        let State { sequences, kv, config, batch, .. } = &mut *state;
+        let State { sequences, kv, config, .. } = &mut *state;
         let seq = &mut sequences[slot];
         let is_full = seq.planned() == seq.capacity(config.block_size);
-        let short = is_full && may_decode(seq, config, step) && !batch.leaving.contains(&slot);
+        let short = is_full && may_decode(seq, config, step);
         if !short {
             at += 1;
             continue;

@@ -16,7 +16,6 @@
 
 use std::cmp::Reverse;
 
-use crate::preemption::swap_or_preempt;
 use crate::sequence::Sequence;
 use crate::state::State;
 
@@ -25,12 +24,7 @@ pub(crate) fn may_admit(state: &State) -> bool {
     if state.waiting.is_empty() || (state.is_under_memory_pressure() && !state.waiting.takes_seats()) {
         return false;
     }
-    state.has_seat() || may_be_taken(state)
-}
-
-/// Returns `true` if the head of the queue may take the seat of a running request.
-pub(crate) fn may_be_taken(state: &State) -> bool {
-    state.waiting.first().is_some_and(|head| victim(state, head).is_some())
+    state.has_seat() || state.waiting.first().is_some_and(|head| victim(state, head).is_some())
 }
 
 /// Returns `true` if the waiting request in `slot` may be admitted before the swapped requests come back.
@@ -59,12 +53,6 @@ pub(crate) fn exchanges(state: &State) -> impl Iterator<Item = (usize, usize)> {
     let heads = state.waiting.first_unparked(seats.len());
     let takes = move |(head, ((last, _), _)): &(usize, ((i128, u64), usize))| state.waiting.rank_of(*head) < *last;
     heads.into_iter().zip(seats).take_while(takes).map(|(head, (_, slot))| (head, slot))
-}
-
-/// Gives the seat of a running request, which is in no step, to another.
-pub(crate) fn give_away(state: &mut State, slot: usize) {
-    swap_or_preempt(state, slot);
-    state.victims.clear();
 }
 
 /// Returns the highest rank of the running requests, if seats are taken.

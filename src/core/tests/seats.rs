@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use trunkline_core::config::{PipelineBatches, PrefillFirst};
-use trunkline_core::{Config, Namespace, Preemption, Request, RequestId, Token, WorkerFacts};
+use trunkline_core::{
+    Config, H2oConfig, Keeps, Namespace, Preemption, Request, RequestId, ReuseConfig, Token, WorkerFacts, h2o,
+};
 use trunkline_driver::Driver;
 
 const BLOCK: u32 = 4;
@@ -73,7 +75,7 @@ fn the_least_urgent_goes_whenever_it_came() {
 #[test]
 fn an_equal_or_less_urgent_request_waits() {
     for priority in [5, 6] {
-        let mut driver = full(config("priority"), [request(1, 5, 12), request(2, 5, 12)]);
+        let mut driver = full(config("priority:ageing_ms=0"), [request(1, 5, 12), request(2, 5, 12)]);
         driver.submit_request(request(3, priority, 3));
         driver.answer_until(|driver| driver.has_ended(3));
         assert_eq!((driver.stats().preemptions, driver.ends[0].0), (0, 1), "priority {priority}");
@@ -133,31 +135,50 @@ fn nobody_gives_up_a_seat_for_a_request_without_blocks() {
 
 #[test]
 fn a_seat_that_is_about_to_be_free_is_waited_for() {
-    let mut driver =
-        full(Config { max_steps_in_flight: 2, ..config("priority") }, [request(1, 5, 40), request(2, 5, 40)]);
+    let limits = Config { max_steps_in_flight: 2, ..config("priority") };
+    let mut driver = full(limits, [request(1, 5, 40), request(2, 5, 40)]);
     driver.abort(1);
     driver.submit_request(request(3, 0, 3));
-    driver.answer_until(|driver| driver.has_ended(3));
+    let steps = steps(&mut driver, 6);
+    assert!(steps.iter().all(|ids| ids.contains(&2)), "{steps:?}");
+    assert_eq!((driver.has_ended(3), driver.stats().preemptions), (true, 0));
     driver.run_to_end();
-    assert_eq!(driver.stats().preemptions, 0);
 }
 
 #[test]
 fn a_request_that_came_back_keeps_its_seat_until_its_next_token() {
-    let mut driver = Driver::new(Config { max_batch_size: 1, ..config("priority") });
-    driver.submit_request(request(1, 5, 40));
-    driver.answer();
-    let mut said = Vec::new();
+    // A prompt of 60 tokens takes five steps or more.
+    let mut driver = Driver::new(Config { max_batch_size: 1, max_batch_tokens: 12, ..config("priority") });
+    let long = |id, priority| Request {
+        prompt: (0..60).map(|at| id as Token * 1000 + at).collect(),
+        ..request(id, priority, 40)
+    };
+    driver.submit_request(long(1, 5));
+    driver.answer_until(|driver| driver.said(1).len() == 2);
     for id in 2..8 {
+        let said = driver.said(1).len();
         // Comes while the prompt of 1 is computed again.
-        driver.submit_request(request(id, 0, 1));
+        driver.submit_request(Request { max_tokens: 1, ..long(id, 0) });
         driver.answer_until(|driver| driver.has_ended(id));
-        said.push(driver.said(1).len());
+        assert!(driver.said(1).len() > said, "{id} took the seat before the next token");
+        driver.evict_idle();
     }
-    assert!(said.windows(2).all(|pair| pair[0] < pair[1]), "{said:?}");
     assert_eq!(driver.stats().preemptions, 6);
     driver.run_to_end();
     driver.assert_all_said(1..8);
+}
+
+#[test]
+fn a_request_left_out_of_a_step_runs_on_if_nobody_wants_its_seat_any_more() {
+    let mut driver = Driver::new(Config { max_batch_size: 1, ..config("priority") });
+    driver.submit_request(request(1, 5, 10));
+    driver.answer();
+    driver.submit_request(request(2, 0, 3));
+    driver.answer();
+    driver.abort(2);
+    assert_eq!(steps(&mut driver, 2), [[1], [1]]);
+    driver.run_to_end();
+    assert_eq!((driver.said(1).len(), driver.stats().preemptions), (10, 0));
 }
 
 #[test]
@@ -226,6 +247,27 @@ fn seats_are_taken_however_steps_are_made_up() {
 }
 
 #[test]
+fn a_prompt_gives_up_its_seat_within() {
+    let together = "chunks:await_prefix=0,find_chunks=1,take_together=1";
+    for (prefill_first, in_flight) in
+        [("false", 1), ("false", 2), ("chunks", 1), (together, 1), (together, 2), ("true", 1)]
+    {
+        let limits = Config { max_batch_size: 1, max_batch_tokens: 12, ..config("priority") };
+        let prefill_first = prefill_first.parse().unwrap();
+        let mut driver = Driver::new(Config { prefill_first, max_steps_in_flight: in_flight, ..limits });
+        let prompt = (0..200).map(|at| 7000 + at).collect();
+        driver.submit_request(Request { prompt, ..request(1, 5, 4) });
+        driver.answer();
+        driver.submit_request(request(2, 0, 3));
+        driver.answer_until(|driver| driver.has_ended(2));
+        assert!(driver.said(1).is_empty(), "{prefill_first}");
+        driver.run_to_end();
+        driver.assert_all_said([1, 2]);
+        assert_eq!(driver.stats().preemptions, 1, "{prefill_first}");
+    }
+}
+
+#[test]
 fn a_swapped_request_lets_those_ahead_of_it_pass_and_nobody_else() {
     let limits = Config { host_blocks: 50, preemption: Preemption::Swap, ..config("priority") };
     let mut driver = full(limits, [request(1, 4, 40), request(2, 5, 40)]);
@@ -235,13 +277,62 @@ fn a_swapped_request_lets_those_ahead_of_it_pass_and_nobody_else() {
     // 4 comes behind 2, and 5 before.
     driver.submit_request(request(4, 5, 3));
     driver.submit_request(request(5, 4, 3));
+    driver.answer_until(|driver| driver.has_ended(5));
+    assert_eq!(driver.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [3, 5]);
+    assert_eq!(driver.ids(), [1], "4 waits for 2, which is still on its way");
     driver.finish_copy(0);
-    driver.answer_until(|driver| driver.has_ended(3));
     driver.run_to_end();
     assert_eq!(driver.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [3, 5, 1, 4, 2]);
     let stats = driver.stats();
     assert_eq!((stats.preemptions, stats.swaps.swap_outs, stats.swaps.swap_ins), (1, 1, 1));
     driver.assert_all_said([1, 2, 3, 4, 5]);
+}
+
+/// Runs a request until another takes its seat. Returns the swap-outs.
+fn swapped(mut driver: Driver, request: Request) -> u64 {
+    driver.submit_request(request);
+    driver.answer_until(|driver| driver.said(1).len() > 5);
+    driver.submit_request(self::request(2, 0, 3));
+    driver.run_to_end();
+    assert_eq!(driver.stats().preemptions, 1);
+    driver.stats().swaps.swap_outs
+}
+
+#[test]
+fn a_request_that_might_go_on_with_other_tokens_is_swapped_though_it_costs_more() {
+    let dear = Config { max_batch_size: 1, host_blocks: 100, swap_block_ns: 1 << 40, ..config("priority") };
+    let groups = |keeps| WorkerFacts { groups: vec![Keeps::All, keeps], ..WorkerFacts::default() };
+    let h2o = |mode| H2oConfig { mode, ratio: Some(3.0), sink: 4, recent: 4, ..H2oConfig::default() };
+    let on = Config { worker: groups(Keeps::Scored), h2o: h2o(h2o::Mode::On), ..dear.clone() };
+    let cases = [
+        ("nothing is dropped", dear.clone(), 0),
+        ("blocks are dropped", on.clone(), 1),
+        ("blocks are counted", Config { h2o: h2o(h2o::Mode::Probe), ..on.clone() }, 0),
+        ("no group drops any", Config { worker: groups(Keeps::Window(40)), ..on.clone() }, 0),
+        ("the host has no room", Config { host_blocks: 2, ..on.clone() }, 0),
+        ("by choice", Config { preemption: Preemption::Recompute, ..on.clone() }, 0),
+    ];
+    for (case, limits, expected) in cases {
+        assert_eq!(swapped(Driver::new(limits), request(1, 5, 40)), expected, "{case}");
+    }
+    let asks_for_all = Request { h2o: Some(h2o::Mode::Off), ..request(1, 5, 40) };
+    assert_eq!(swapped(Driver::new(on), asks_for_all), 0);
+}
+
+#[test]
+fn a_request_with_copied_text_is_swapped_though_it_costs_more() {
+    let reuse = ReuseConfig { anywhere: 16, ..ReuseConfig::default() };
+    let worker = WorkerFacts { reuse, ..WorkerFacts::default() };
+    let limits = Config { max_batch_size: 1, host_blocks: 100, swap_block_ns: 1 << 40, worker, ..config("priority") };
+    let known: Vec<Token> = (100..140).collect();
+    for (behind, expected) in [(vec![7; 5], 1), (vec![], 0)] {
+        let mut driver = Driver::with_content(limits.clone(), 1);
+        driver.join();
+        driver.submit(9, known.clone(), 1);
+        driver.run_to_end();
+        let prompt = [behind, known.clone()].concat();
+        assert_eq!(swapped(driver, Request { prompt, ..request(1, 5, 40) }), expected);
+    }
 }
 
 /// Priorities and preemptions of a random run: nobody is preempted but for a more urgent one that comes in, nor twice between two tokens.
@@ -304,8 +395,12 @@ fn seats_go_to_more_urgent_requests_alone_and_everybody_ends() {
         for id in 0..40 {
             let priority = draw(4) as i32;
             watch.priorities.insert(id, priority);
-            driver.submit_request(request(id, priority, 1 + draw(40) as u32));
+            let prompt = (0..1 + draw(60)).map(|at| (id * 1000 + at) as Token).collect();
+            driver.submit_request(Request { prompt, ..request(id, priority, 1 + draw(40) as u32) });
             watch.look(&driver);
+            if draw(8) == 0 {
+                driver.evict_idle();
+            }
             for _ in 0..draw(7) {
                 if !driver.steps.is_empty() {
                     driver.answer();

@@ -224,13 +224,20 @@ fn a_fast_forward_ends_where_a_waiting_request_takes_a_seat() {
     let policy = "priority:ageing_ms=0".into();
     let config = Config { block_size: 4, max_batch_size: 2, policy, ..Config::default() };
     let urgent = |id, priority, max_tokens| Request { priority, max_tokens, ..request(id, None) };
-    // Request 2 takes the seat of 1 within a fast-forward; 3 is equal to 0, and waits.
-    let requests = [(0, urgent(0, 1, 60)), (0, urgent(1, 2, 60)), (205, urgent(2, 0, 20)), (215, urgent(3, 1, 20))];
-    let (ends, skipped) = run_both(&config, &requests);
-    assert!(skipped > 40, "{skipped} steps were skipped over");
-    // The step after the arrival runs both; the next one is the prompt's, whose token is the first of 20.
-    assert_eq!(ends[..2], [(420, 2, FinishReason::Length), (600, 0, FinishReason::Length)]);
-    assert_eq!(ends.iter().map(|(_, id, _)| *id).collect::<Vec<_>>(), [2, 0, 3, 1]);
+    // Request 2 takes the seat of 1 within a fast-forward, also where 1 has just filled a block; 3 is equal to 0, and waits.
+    for later_ns in [0, 10, 20, 30] {
+        let requests = [
+            (0, urgent(0, 1, 60)),
+            (0, urgent(1, 2, 60)),
+            (205 + later_ns, urgent(2, 0, 20)),
+            (215 + later_ns, urgent(3, 1, 20)),
+        ];
+        let (ends, skipped) = run_both(&config, &requests);
+        assert!(skipped > 40, "{skipped} steps were skipped over");
+        // The step after the arrival runs both; the next one is the prompt's, whose token is the first of 20.
+        assert_eq!(ends[..2], [(420 + later_ns, 2, FinishReason::Length), (600, 0, FinishReason::Length)]);
+        assert_eq!(ends.iter().map(|(_, id, _)| *id).collect::<Vec<_>>(), [2, 0, 3, 1]);
+    }
 }
 
 #[test]

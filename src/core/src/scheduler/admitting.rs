@@ -3,6 +3,7 @@
 use super::{Scheduler, step_share};
 use crate::admission::{Admission, admit};
 use crate::config::{Config, PrefillFirst};
+use crate::preemption::swap_or_preempt;
 use crate::state::State;
 use crate::step::Step;
 use crate::{loading, seats};
@@ -29,38 +30,65 @@ impl Scheduler {
         if !seats::may_admit(state) {
             return;
         }
-        let share = step_share(&state.config);
         loop {
-            let (has_seat, has_room) = (state.has_seat(), *budget > 0 && self.n_parts(step) < share);
-            // A decode that gives up its seat leaves a token, too.
-            let may_take = !has_seat && state.waiting.takes_seats() && (has_room || self.picks_decodes_alone());
-            if !(may_take || has_seat && has_room) {
+            let (has_seat, has_room) = (state.has_seat(), self.has_room(state, *budget, step));
+            if !has_room && has_seat || !has_seat && !state.waiting.takes_seats() {
                 return;
             }
             let State { waiting, sequences, kv, .. } = state;
             let next = waiting.next(kv.tree.evicted(), &mut |slot| kv.cached_prefix(&sequences[slot]));
             let Some(slot) = next.filter(|slot| seats::has_turn(state, *slot)) else { return };
-            let victim = if has_seat { None } else { seats::victim(state, slot) };
-            if victim.is_none() && !has_seat {
+            let goes_on = match has_seat {
+                true => self.admit_next(state, slot, budget, step),
+                false => self.take_seat(state, slot, *budget, step),
+            };
+            if !goes_on {
                 return;
             }
-            match admit(state, slot, self.limited_budget(state, *budget, step)) {
-                Admission::Admitted => {
-                    let chunk = self.chunk(state, slot, *budget, self.n_parts(step) == 0);
-                    let ran = self.run_chunk(state, slot, chunk, step);
-                    assert!(ran, "the blocks were counted at admission");
-                    *budget -= chunk;
-                }
-                Admission::Deferred(hash) => state.waiting.park(slot, hash),
-                Admission::Loads => loading::begin(state, slot),
-                Admission::NoSeat => match victim.filter(|victim| !self.is_picked(state, *victim)) {
-                    Some(victim) if has_room => seats::give_away(state, victim),
-                    Some(_) => return,
-                    None => return self.leave_out(state, *budget),
-                },
-                Admission::Full => return,
-            }
         }
+    }
+
+    /// Returns `true` if the step has room for another prompt.
+    fn has_room(&self, state: &State, budget: u32, step: &Step) -> bool {
+        budget > 0 && self.n_parts(step) < step_share(&state.config)
+    }
+
+    /// Admits a request to a free seat. Returns `false` if there is no room, neither for those behind.
+    fn admit_next(&mut self, state: &mut State, slot: usize, budget: &mut u32, step: &mut Step) -> bool {
+        match admit(state, slot, self.limited_budget(state, *budget, step)) {
+            Admission::Admitted => {
+                let chunk = self.chunk(state, slot, *budget, self.n_parts(step) == 0);
+                let ran = self.run_chunk(state, slot, chunk, step);
+                assert!(ran, "the blocks were counted at admission");
+                *budget -= chunk;
+            }
+            Admission::Deferred(hash) => state.waiting.park(slot, hash),
+            Admission::Loads => loading::begin(state, slot),
+            Admission::Full | Admission::NoSeat => return false,
+        }
+        true
+    }
+
+    /// Frees a seat for a waiting request, if the last running one is behind it and nothing else is missing: now, or, if steps run the
+    /// last one, in the pass after they end. Returns `true` if a request may be admitted now.
+    fn take_seat(&mut self, state: &mut State, slot: usize, budget: u32, step: &Step) -> bool {
+        let Some(victim) = seats::victim(state, slot) else { return false };
+        let has_room = self.has_room(state, budget, step);
+        if !has_room && has_prompt_beside(state, victim) {
+            return false;
+        }
+        // The tokens of the one that leaves are free then, too.
+        let budget = budget + self.picked_tokens(victim);
+        match admit(state, slot, self.limited_budget(state, budget, step)) {
+            Admission::Deferred(hash) => state.waiting.park(slot, hash),
+            Admission::NoSeat if self.is_picked(state, victim) => {
+                self.leave_out(state, budget);
+                return false;
+            }
+            Admission::NoSeat if has_room => swap_or_preempt(state, victim),
+            _ => return false,
+        }
+        true
     }
 
     /// Returns the token budget left if the chunk of another prompt must fit into it as a whole, or end with a block.
@@ -86,13 +114,23 @@ impl Scheduler {
 
     /// Returns `true` if a step in flight, or the one being made, runs the sequence.
     fn is_picked(&self, state: &State, slot: usize) -> bool {
-        state.sequences[slot].is_in_step() || self.together.iter().any(|(other, _)| *other == slot)
+        state.sequences[slot].is_in_step() || self.picked_tokens(slot) > 0
     }
 
-    /// Returns `true` if the step being made has no prompt so far.
-    fn picks_decodes_alone(&self) -> bool {
-        self.together.is_empty() && self.picked.parts.iter().all(|part| part.decodes)
+    /// Returns the number of tokens that the step being made runs of a sequence.
+    fn picked_tokens(&self, slot: usize) -> u32 {
+        let picked = self.picked.parts.iter().map(|part| (part.slot(), part.n_tokens));
+        picked.chain(self.together.iter().copied()).find(|(other, _)| *other == slot).map_or(0, |(_, n)| n)
     }
+}
+
+/// Returns `true` if the prompt of another sequence is under way, which takes the tokens that the sequence in `slot` leaves.
+fn has_prompt_beside(state: &State, slot: usize) -> bool {
+    let is_under_way = |other: &usize| {
+        let seq = &state.sequences[*other];
+        *other != slot && seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none()
+    };
+    state.batch.running.iter().any(is_under_way)
 }
 
 /// Returns the tokens of another prompt in a step, at most, if every prompt counts as the longest.
