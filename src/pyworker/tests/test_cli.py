@@ -1,8 +1,12 @@
 """Command lines that are refused, without PyTorch and vLLM."""
 
+from pathlib import Path
+
 import pytest
 
-from trunkline_worker.cli import build, main, parser
+from trunkline_worker import install
+from trunkline_worker.cli import _check_abilities, build, main, parser
+from trunkline_worker.session import Target
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,48 @@ def test_what_no_engine_does_is_refused_with_one_line(flags, line, capsys):
     assert str(refused.value) == line
     assert main(arguments) == 1
     assert capsys.readouterr().err == f"trunkline-worker: {line}\n"
+
+
+def test_a_gguf_file_is_named_as_such_wherever_a_folder_is_wanted(tmp_path, capsys):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF and more")
+    arguments = ["--engine", "torch", "--connect", "127.0.0.1:1", "--model"]
+    assert main([*arguments, str(path)]) == 1
+    assert capsys.readouterr().err == (
+        f"trunkline-worker: --model {path}: this is a GGUF file, which the embedded worker runs (trunkline worker --model FILE); "
+        "give the folder of the model, as on Hugging Face\n"
+    )
+    assert main([*arguments, str(tmp_path)]) == 1
+    assert "the folder has a GGUF file and no config.json" in capsys.readouterr().err
+    renamed = path.rename(tmp_path / "blob")
+    assert main([*arguments, str(renamed)]) == 1 and "this is a GGUF file" in capsys.readouterr().err
+
+
+def test_options_without_effect_are_named(caplog):
+    base = ["--connect", "127.0.0.1:1", "--engine"]
+    args = parser().parse_args([*base, "torch", "--h2o", "off", "--h2o-total", "3", "--data-parallel-address", "127.0.0.1:2"])
+    _check_abilities(args)
+    assert [record.getMessage() for record in caplog.records] == [
+        "--h2o-total has no effect with --h2o off",
+        "--data-parallel-address has no effect without --data-parallel-group",
+    ]
+
+
+def test_what_an_engine_needs_is_installed_from_a_folder_and_from_no_index(tmp_path):
+    assert install.command("torch", tmp_path) == "pip install './src/pyworker[torch]' in a clone of Trunkline"
+    (tmp_path / "pyproject.toml").write_text("")
+    assert install.command("vllm", tmp_path) == f"pip install '{tmp_path}[vllm]'"
+    assert (Path(install.__file__).parents[2] / "pyproject.toml").is_file(), "this is that folder"
+
+
+def test_the_token_is_read_for_each_connection(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("first\n")
+    target = Target("127.0.0.1:1", "name", token="of the variable", token_file=path)
+    assert target.bearer() == "first"
+    path.write_text("second\n")
+    assert target.bearer() == "second"
+    assert Target("127.0.0.1:1", "name", token="of the variable").bearer() == "of the variable"
 
 
 def test_numbers_of_one_are_taken():

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from . import __version__
 from .engine import Engine, EngineHung, EngineLost, LockStep, StepError
+from .model_folder import is_gguf
 from .session import Refused, Session, Target
 
 log = logging.getLogger("trunkline_worker")
@@ -193,6 +194,11 @@ def _check_abilities(args: argparse.Namespace) -> None:
         if value is not None and args.engine != "torch":
             flag = f"--{name.replace('_', '-')} {value}"
             raise ValueError(f"{flag}: --engine {args.engine} reports no scores; use --engine torch")
+    if args.h2o == "off":
+        for name in h2o[1:]:
+            log.warning("--%s has no effect with --h2o off", name.replace("_", "-"))
+    if args.data_parallel_group is None and args.data_parallel_address != parser().get_default("data_parallel_address"):
+        log.warning("--data-parallel-address has no effect without --data-parallel-group")
     if args.scored_layers and h2o:
         raise ValueError(f"--scored-layers and --{h2o[0].replace('_', '-')} contradict each other; give one of them")
 
@@ -200,6 +206,14 @@ def _check_abilities(args: argparse.Namespace) -> None:
 def _check_model(args: argparse.Namespace) -> None:
     if args.model is None:
         raise ValueError(f"--engine {args.engine} needs --model DIR")
+    if args.model.is_file():
+        kind = "a GGUF file, which the embedded worker runs (trunkline worker --model FILE)" if is_gguf(args.model) else "a file"
+        raise ValueError(f"--model {args.model}: this is {kind}; give the folder of the model, as on Hugging Face")
+    if not (args.model / "config.json").exists() and any(map(is_gguf, sorted(args.model.glob("*")))):
+        raise ValueError(
+            f"--model {args.model}: the folder has a GGUF file and no config.json; the embedded worker runs the file "
+            "(trunkline worker --model FILE), and a folder as on Hugging Face is wanted here"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -217,12 +231,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with _on_signals(stop):
         try:
-            token = args.token_file.read_text().strip() if args.token_file else os.environ.get("TRUNKLINE_TOKEN")
+            target = Target(
+                args.connect,
+                args.name,
+                args.ca,
+                os.environ.get("TRUNKLINE_TOKEN"),
+                args.tls,
+                args.shared_memory == "true",
+                args.token_file,
+            )
+            # A file with a mistake is reported before a large model is read.
+            target.bearer()
             engine = build_apart(args)
         except Exception as error:
             return _failed(error)
-        shared_memory = args.shared_memory == "true"
-        session = Session(engine, Target(args.connect, args.name, args.ca, token, args.tls, shared_memory))
+        session = Session(engine, target)
         try:
             session.run()
         except EngineHung as error:
@@ -237,13 +260,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _on_signals(stop: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Calls a function at SIGTERM and SIGINT, until the end of the block."""
+    """Calls a function at SIGTERM and SIGINT, and goes on at SIGHUP, until the end of the block."""
     before = [(number, signal.signal(number, stop)) for number in (signal.SIGTERM, signal.SIGINT)]
+    # The end of a terminal stops no worker, and files are read for each connection.
+    before.append((signal.SIGHUP, signal.signal(signal.SIGHUP, _note_hangup)))
     try:
         yield
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def _note_hangup(_number: int, _frame: FrameType | None) -> None:
+    log.info("there are no files to read again: those of tokens and TLS are read for each connection")
 
 
 def _failed(error: Exception) -> int:

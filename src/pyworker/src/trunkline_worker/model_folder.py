@@ -23,6 +23,16 @@ REVISION_FILES = (".json", ".safetensors", ".gguf")
 """Ends of the names of files that count for the revision."""
 
 
+def is_gguf(path: Path) -> bool:
+    """Says whether a path is a GGUF file, by its name or its first bytes."""
+    if not path.is_file():
+        return False
+    if path.suffix.lower() == ".gguf":
+        return True
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Returns the contents of `config.json`.
 

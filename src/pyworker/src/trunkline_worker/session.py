@@ -49,6 +49,16 @@ class Target:
     token: str | None = None
     tls: bool = False
     shared_memory: bool = True
+    token_file: Path | None = None
+    """File with the token, read for each connection: a new token needs no new worker."""
+
+    def bearer(self) -> str | None:
+        """Returns the token to send.
+
+        Raises:
+            OSError: the file of the token cannot be read.
+        """
+        return self.token_file.read_text().strip() if self.token_file else self.token
 
 
 class Refused(Exception):
@@ -145,7 +155,8 @@ class Connection:
             request_serializer=pb.FromWorker.SerializeToString,
             response_deserializer=pb.ToWorker.FromString,
         )
-        metadata = [("authorization", f"Bearer {target.token}")] if target.token else []
+        token = target.bearer()
+        metadata = [("authorization", f"Bearer {token}")] if token else []
         # Answers find their way before the first message can ask for one.
         work.attach(self.send)
         self._call: Any = attach(self._messages(), metadata=metadata)

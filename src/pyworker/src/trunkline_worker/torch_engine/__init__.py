@@ -6,14 +6,14 @@ import argparse
 import logging
 from dataclasses import replace
 
-from .. import head_groups
+from .. import head_groups, install
 from ..engine import Engine, KvFacts, LayerGroup, ModelFacts, checked_kv_tokens
 from ..model_folder import end_tokens, fingerprint, read_config
 
 try:
     import torch
 except ImportError as error:
-    raise ImportError("--engine torch needs PyTorch: pip install 'trunkline-worker[torch]'") from error
+    raise ImportError(f"--engine torch needs PyTorch: {install.command('torch')}") from error
 
 from . import graphs as graphs_of
 from . import stages

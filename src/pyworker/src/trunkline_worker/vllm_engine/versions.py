@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from .. import install
+
 FIRST, BEHIND = (0, 32), (0, 34)
 """Versions of vLLM that the engine was written for: from the first, below the second."""
 
@@ -41,7 +43,7 @@ def check() -> str:
     try:
         from vllm import __version__ as version
     except ImportError as error:
-        raise ImportError("--engine vllm needs vLLM: pip install 'trunkline-worker[vllm]'") from error
+        raise ImportError(f"--engine vllm needs vLLM: {install.command('vllm')}") from error
     check_version(version)
     check_parts()
     return str(version)
