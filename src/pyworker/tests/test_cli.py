@@ -1,11 +1,13 @@
 """Command lines that are refused, without PyTorch and vLLM."""
 
+import json
+import logging
 from pathlib import Path
 
 import pytest
 
 from trunkline_worker import install
-from trunkline_worker.cli import _check_abilities, build, main, parser
+from trunkline_worker.cli import JsonLines, _check_abilities, build, main, parser
 from trunkline_worker.session import Target
 
 
@@ -81,6 +83,14 @@ def test_what_an_engine_needs_is_installed_from_a_folder_and_from_no_index(tmp_p
     (tmp_path / "pyproject.toml").write_text("")
     assert install.command("vllm", tmp_path) == f"pip install '{tmp_path}[vllm]'"
     assert (Path(install.__file__).parents[2] / "pyproject.toml").is_file(), "this is that folder"
+
+
+def test_a_line_of_the_log_is_an_object_if_asked_for():
+    record = logging.LogRecord("name", logging.WARNING, "file", 1, "a %s\nof two lines", ("text",), None)
+    line = JsonLines().format(record)
+    found = json.loads(line)
+    assert "\n" not in line and (found["level"], found["message"], found["target"]) == ("WARNING", "a text\nof two lines", "name")
+    assert parser().parse_args(["--connect", "127.0.0.1:1", "--log-format", "json"]).log_format == "json"
 
 
 def test_the_token_is_read_for_each_connection(tmp_path):

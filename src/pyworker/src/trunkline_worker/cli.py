@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -97,6 +99,7 @@ def parser() -> argparse.ArgumentParser:
         default="true",
         help="copy blocks through shared memory if the server runs on this machine with the same user (default: true)",
     )
+    p.add_argument("--log-format", choices=("text", "json"), default="text", help="form of log lines (default: text)")
     p.add_argument("--log", default="info", choices=("debug", "info", "warning", "error"), help="log level (default: info)")
     return p
 
@@ -220,6 +223,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line, and returns the exit status: 0 after SIGTERM or SIGINT, 1 after a failure."""
     args = parser().parse_args(argv)
     logging.basicConfig(level=args.log.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if args.log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines())
     session: Session | None = None
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -269,6 +275,18 @@ def _on_signals(stop: Callable[[int, FrameType | None], None]) -> Iterator[None]
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+class JsonLines(logging.Formatter):
+    """Formats each record as a JSON object in a line, with the names of the embedded worker's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line of a record."""
+        at = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="microseconds")
+        line = {"timestamp": at, "level": record.levelname, "message": record.getMessage(), "target": record.name}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
 
 
 def _note_hangup(_number: int, _frame: FrameType | None) -> None:
