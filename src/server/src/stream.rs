@@ -45,6 +45,12 @@ struct Stopping {
     notified: bool,
 }
 
+impl Stopping {
+    fn at(stop: String) -> Self {
+        Self { stop, notified: false }
+    }
+}
+
 impl Generation {
     pub(crate) fn new(submitted: Submitted, detokenizer: Detokenizer, stops: Vec<String>, min_tokens: u32) -> Self {
         Self {
@@ -102,13 +108,19 @@ impl Generation {
         }));
         let text = self.detokenizer.push(token);
         self.text(&text, chunk);
+        if self.stopping.is_none() {
+            let stop = self.stops.push_left_out(self.detokenizer.left_out(token), self.may_stop(), &mut chunk.text);
+            self.stopping = stop.map(Stopping::at);
+        }
     }
 
     fn text(&mut self, text: &str, chunk: &mut proto::Chunk) {
-        let may_stop = self.n_tokens >= self.min_tokens;
-        if let Some(stop) = self.stops.push(text, may_stop, &mut chunk.text) {
-            self.stopping = Some(Stopping { stop, notified: false });
-        }
+        let stop = self.stops.push(text, self.may_stop(), &mut chunk.text);
+        self.stopping = stop.map(Stopping::at);
+    }
+
+    fn may_stop(&self) -> bool {
+        self.n_tokens >= self.min_tokens
     }
 
     fn tell_stop(&mut self) {
@@ -287,6 +299,30 @@ mod tests {
         setup.finish(FinishReason::Length);
         assert_eq!(setup.end().await, (proto::FinishReason::Stop, 6, Some(StoppedBy::StopString("END".into()))));
         assert!(setup.commands.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_stop_string_may_name_a_special_token_that_the_text_leaves_out() {
+        const EOS: u32 = 257;
+        for (stop, text) in [("<eos>", "done"), ("ne<eos>", "do"), ("ne<eos>\n", "do"), ("eos", "done")] {
+            let mut setup = setup(&[stop], 0);
+            setup.say("done");
+            assert!(setup.outputs.send(Output::Token { token: EOS, logprobs: None }));
+            setup.say("\n more");
+            let n_tokens = 5 + u32::from(stop.ends_with('\n'));
+            assert_eq!(setup.chunk().await, (n_tokens as usize, text.into()), "{stop}");
+            assert!(matches!(setup.commands.try_recv(), Ok(Command::Stop(ID))));
+            setup.finish(FinishReason::Stop);
+            let stopped = Some(StoppedBy::StopString(stop.into()));
+            assert_eq!(setup.end().await, (proto::FinishReason::Stop, n_tokens, stopped));
+        }
+        // An end token that no stop string names is not in the text.
+        let mut setup = setup(&["never"], 0);
+        setup.say("done");
+        assert!(setup.outputs.send(Output::Token { token: EOS, logprobs: None }));
+        setup.finish(FinishReason::Stop);
+        assert_eq!(setup.chunk().await, (5, "done".into()));
+        assert_eq!(setup.end().await.2, Some(StoppedBy::StopTokenId(EOS)));
     }
 
     #[tokio::test]

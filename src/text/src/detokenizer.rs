@@ -92,6 +92,23 @@ impl Detokenizer {
         }
     }
 
+    /// Returns the name of a special token that the text leaves out; empty for any other token. A stop string may name the token.
+    pub fn left_out(&self, token: u32) -> &str {
+        if !self.skip_special {
+            return "";
+        }
+        match (&self.codec.hugging_face, &self.codec.pieces) {
+            (Some(library), _) => {
+                let added = library.get_added_vocabulary().get_added_tokens_decoder();
+                added.get(&token).filter(|added| added.special).map_or("", |added| &added.content)
+            }
+            (None, Some(pieces)) if pieces.of(token, true).is_empty() => {
+                std::str::from_utf8(pieces.of(token, false)).unwrap_or_default()
+            }
+            (None, _) => "",
+        }
+    }
+
     /// Returns the rest of the text, an incomplete character as U+FFFD, and starts over.
     pub fn finish(&mut self) -> String {
         let rest = match &mut self.state {

@@ -284,6 +284,10 @@ mod tests {
         assert_eq!(tokenizer.decode(&ids), "xa b");
         let mut shown = tokenizer.detokenizer(false);
         assert_eq!(ids.iter().map(|id| shown.push(*id)).collect::<String>(), "<|begin|>xa b");
+        let named = |stream: Detokenizer, ids: &[u32]| ids.iter().map(|id| stream.left_out(*id)).collect::<String>();
+        assert_eq!(named(tokenizer.detokenizer(true), &ids), "<|begin|>");
+        assert_eq!(named(tokenizer.detokenizer(false), &ids), "", "nothing is left out");
+        assert_eq!(named(Tokenizer::bytes().detokenizer(true), &[BOS, 65, EOS, 9999]), "<bos><eos>");
         let mut bytes = Tokenizer::bytes().detokenizer(false);
         assert_eq!([BOS, 65, EOS].map(|id| bytes.push(id)).concat(), "<bos>A<eos>");
         assert_eq!(Tokenizer::bytes().decode(&[BOS, 65, EOS]), "A");
