@@ -199,4 +199,8 @@ impl BlockFile for FaultyFile {
     fn size(&self) -> io::Result<u64> {
         self.file.size()
     }
+
+    fn is_linked(&self) -> bool {
+        self.file.is_linked()
+    }
 }

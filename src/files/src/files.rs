@@ -3,16 +3,14 @@
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
 
 use crate::aligned::{Aligned, PAGE};
-
-/// Permissions of a new file, unless others are given.
-const MODE: u32 = 0o666;
+use crate::private::FILE_MODE;
 
 /// Operations on the files of a folder.
 pub trait Files: Debug + Send + Sync {
@@ -85,6 +83,11 @@ pub trait BlockFile: Debug + Send + Sync {
     /// # Errors
     /// If the system refuses.
     fn size(&self) -> io::Result<u64>;
+
+    /// Returns `false` if the file has no name any more, because somebody removed it.
+    fn is_linked(&self) -> bool {
+        true
+    }
 }
 
 /// Files of the operating system, past the page cache where the filesystem allows.
@@ -92,7 +95,7 @@ pub trait BlockFile: Debug + Send + Sync {
 pub struct SystemFiles {
     is_direct: bool,
     is_read_only: bool,
-    /// Permissions of new files before the mask of the process.
+    /// Permissions of new files, before the mask of the process takes more away.
     mode: u32,
 }
 
@@ -110,10 +113,10 @@ impl SystemFiles {
                 folder.display()
             );
         }
-        Self { is_direct, is_read_only: false, mode: MODE }
+        Self { is_direct, is_read_only: false, mode: FILE_MODE }
     }
 
-    /// Gives new files the permissions `mode` at most.
+    /// Gives new files the permissions `mode` at most, instead of those for one user.
     #[must_use]
     pub fn with_mode(self, mode: u32) -> Self {
         Self { mode, ..self }
@@ -121,7 +124,7 @@ impl SystemFiles {
 
     /// Returns the operations for reading alone, through the page cache.
     pub fn for_reading() -> Self {
-        Self { is_direct: false, is_read_only: true, mode: MODE }
+        Self { is_direct: false, is_read_only: true, mode: FILE_MODE }
     }
 
     fn options(&self) -> OpenOptions {
@@ -161,7 +164,7 @@ fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
 }
 
 fn probe_direct(path: &Path) -> io::Result<()> {
-    let files = SystemFiles { is_direct: true, is_read_only: false, mode: MODE };
+    let files = SystemFiles { is_direct: true, is_read_only: false, mode: FILE_MODE };
     let file = files.options().create_new(true).open(path)?;
     let mut page = Aligned::with_capacity(PAGE);
     page.resize(PAGE);
@@ -225,6 +228,11 @@ impl BlockFile for File {
 
     fn size(&self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
+    }
+
+    fn is_linked(&self) -> bool {
+        // A file of which the system says nothing is taken to be there.
+        !self.metadata().is_ok_and(|found| found.nlink() == 0)
     }
 }
 

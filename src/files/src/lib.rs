@@ -1,6 +1,7 @@
-//! Files read and written past the page cache (`O_DIRECT`) where the filesystem allows, and the aligned memory that this takes.
+//! Files read and written past the page cache (`O_DIRECT`) where the filesystem allows, and the aligned memory that this takes; files and folders for
+//! one user alone ([`private`]).
 //!
-//! Users are the disk tier of the store, and the weights of the embedded worker.
+//! Users are the disk tier of the store, the weights of the embedded worker, and all that writes prompts to a file.
 //!
 //! **Boundary:** this crate depends on no other crate of Trunkline and gives bytes no meaning.
 
@@ -8,6 +9,7 @@
 
 mod aligned;
 mod files;
+pub mod private;
 
 pub use crate::aligned::{Aligned, PAGE};
 pub use crate::files::{BlockFile, Files, SystemFiles, open_for_reading, read_full, write_all};

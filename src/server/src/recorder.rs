@@ -15,6 +15,7 @@ use flate2::write::GzEncoder;
 use tracing::{error, info};
 use trunkline_cluster::record::{End, Line};
 use trunkline_cluster::{ClusterConfig, Input};
+use trunkline_files::private;
 
 /// Lines waiting for the disk, at most.
 const LINES_MAX: usize = 8192;
@@ -111,10 +112,11 @@ impl Sink {
         if path.symlink_metadata().is_ok_and(|file| file.is_file() && file.len() > 0) {
             let mut old = path.as_os_str().to_owned();
             old.push(".old");
+            private::close_all(path, [path.to_owned()]);
             fs::rename(path, &old)?;
             info!("the recording of the run before is now {}", Path::new(&old).display());
         }
-        let file = BufWriter::new(File::create(path)?);
+        let file = BufWriter::new(private::create(path)?);
         let gzip = path.extension().is_some_and(|extension| extension == "gz");
         Ok(if gzip { Self::Gzip(GzEncoder::new(file, Compression::fast())) } else { Self::Plain(file) })
     }
@@ -149,6 +151,7 @@ impl Sink {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::os::unix::fs::PermissionsExt;
 
     use flate2::read::GzDecoder;
     use trunkline_cluster::EngineId;
@@ -200,9 +203,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run.rec.jsonl");
         fs::write(&path, "before").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         record(&path);
         check(&fs::read_to_string(&path).unwrap());
-        assert_eq!(fs::read_to_string(dir.path().join("run.rec.jsonl.old")).unwrap(), "before");
+        let old = dir.path().join("run.rec.jsonl.old");
+        assert_eq!(fs::read_to_string(&old).unwrap(), "before");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!([mode(&path), mode(&old)], [0o600; 2], "they hold the prompts of all clients");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod failures;
 mod finishing;
+mod folder;
 mod log;
 mod plain;
 mod queue;
@@ -13,8 +14,7 @@ pub(crate) mod segment;
 pub(crate) mod tables;
 mod writer;
 
-use std::fs::{self, File, TryLockError};
-use std::io;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,6 +28,7 @@ use crate::error::StoreError;
 use crate::record::{Header, header_len};
 use crate::residency::Residency;
 
+use folder::TierFolder;
 pub use log::SEGMENTS_MAX;
 use log::{Limits, Log};
 use queue::WriteQueue;
@@ -81,8 +82,6 @@ pub struct Disk {
     threads: Vec<JoinHandle<()>>,
     dropped_at_start: FaultCounts,
     is_direct: bool,
-    /// Held open, so that no other process uses the folder.
-    _lock: File,
 }
 
 /// Size of a disk tier and of its records.
@@ -114,20 +113,6 @@ fn room(folder: &Path, files: &dyn Files) -> Option<u64> {
     let own = files.list(folder).unwrap_or_default();
     let own: u64 = own.iter().filter_map(|path| fs::metadata(path).ok()).map(|file| file.len()).sum();
     Some(files.free_bytes(folder)?.saturating_add(own))
-}
-
-fn lock(folder: &Path) -> Result<File, StoreError> {
-    let path = folder.join("lock");
-    let failed = |task, source| StoreError::Disk { path: path.clone(), task, source };
-    let file = File::options().create(true).truncate(false).write(true).open(&path);
-    let file = file.map_err(|source| failed("open the lock file", source))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(StoreError::Locked { path: folder.to_owned() }),
-        // Without locks of the filesystem the folder is the user's to keep apart.
-        Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(file),
-        Err(TryLockError::Error(source)) => Err(failed("lock the folder", source)),
-    }
 }
 
 impl DiskSettings {
@@ -168,13 +153,12 @@ impl Disk {
     /// # Errors
     /// If the folder cannot be used, or another process uses it.
     pub fn open(settings: &DiskSettings, files: OpenFiles<'_>) -> Result<(Self, Vec<KnownBlock>), StoreError> {
-        let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "create the folder", source };
-        fs::create_dir_all(&settings.path).map_err(failed)?;
-        let lock = lock(&settings.path)?;
+        let folder = TierFolder::open(&settings.path, settings.layout)?;
         let files = files(&settings.path);
+        folder.close_to_others(&*files);
         let is_direct = files.is_direct();
         let room = room(&settings.path, &*files);
-        let log = Arc::new(Log::new(settings.limits(room)?, files));
+        let log = Arc::new(Log::new(settings.limits(room)?, files, folder));
         let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "read the segments", source };
         let recovered = recovery::recover(&log).map_err(failed)?;
         for line in recovered.lines() {
@@ -183,7 +167,7 @@ impl Disk {
         let queue = Arc::new(WriteQueue::new(QUEUE_BYTES));
         let (writer, finisher) = Writer::new(&log, &queue, recovered.next_segment);
         let dropped_at_start = recovered.dropped();
-        let mut disk = Self { log, queue, threads: Vec::new(), dropped_at_start, is_direct, _lock: lock };
+        let mut disk = Self { log, queue, threads: Vec::new(), dropped_at_start, is_direct };
         let start = |name: String, run: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name).spawn(run).map_err(StoreError::Thread)
         };
@@ -246,19 +230,12 @@ impl Disk {
 
     /// Keeps a side table for the frames of the tier.
     pub fn save_table(&self, id: u64, table: &[u8]) {
-        let Limits { folder, layout, .. } = &self.log.limits;
-        if let Err(error) = tables::save(folder, *layout, id, table) {
-            tracing::warn!("{}: cannot keep side table {id:016x}: {error}", folder.display());
-        }
+        self.log.folder.save_table(id, table);
     }
 
     /// Returns the side tables of the tier, the newest last.
     pub fn tables(&self) -> Vec<Vec<u8>> {
-        let Limits { folder, layout, .. } = &self.log.limits;
-        tables::load(folder, *layout).unwrap_or_else(|error| {
-            tracing::warn!("{}: cannot read the side tables: {error}", folder.display());
-            Vec::new()
-        })
+        self.log.folder.tables()
     }
 
     /// Returns the work done.

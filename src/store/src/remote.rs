@@ -4,9 +4,13 @@
 //! `v1/LAYOUT/tables/ID`. Objects are never deleted by a server; the store's own rules (as a bucket's lifecycle) let them expire, so a side table is
 //! written again each hour while frames need it.
 
+mod address;
 mod breaker;
+mod folder;
 mod objects;
+mod patience;
 mod shared_memory;
+mod stored;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,7 +26,7 @@ use crate::record::{Address, Header};
 use crate::slots::Slots;
 
 use breaker::Breaker;
-use objects::{Objects, StoredObjects, Then, Unanswered};
+use objects::{Objects, Then, Unanswered};
 pub use shared_memory::SharedMemory;
 
 /// Longest side table read, bytes.
@@ -89,7 +93,7 @@ impl Remote {
     /// # Errors
     /// If the address has no meaning.
     pub fn open(address: &str, deadline: Duration, layout: u64) -> Result<Self, StoreError> {
-        Ok(Self::new(Box::new(StoredObjects::open(address)?), deadline, layout))
+        Ok(Self::new(address::open(address)?, deadline, layout))
     }
 
     /// Creates a tier of objects.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use trunkline_files::private;
 
 use super::blocks::{PrefixTree, blocks_of};
 use super::{Content, Format, HASH_ID_TOKENS, TraceRequest, retention};
@@ -52,9 +53,13 @@ enum Sink {
 }
 
 impl Sink {
-    fn create(path: &Path, packed_as: &Path) -> io::Result<Self> {
-        let out: Box<dyn Write + Send> =
-            if is_standard(path) { Box::new(io::stdout()) } else { Box::new(File::create(path)?) };
+    fn create(path: &Path, packed_as: &Path, format: Format) -> io::Result<Self> {
+        let out: Box<dyn Write + Send> = match format {
+            _ if is_standard(path) => Box::new(io::stdout()),
+            // The tokens may be prompts of clients, of a recording.
+            Format::Tokens => Box::new(private::create(path)?),
+            _ => Box::new(File::create(path)?),
+        };
         let file = BufWriter::with_capacity(1 << 17, out);
         Ok(match packed_as.extension().and_then(|extension| extension.to_str()) {
             Some("gz") => Self::Gzip(GzEncoder::new(file, Compression::best())),
@@ -138,7 +143,7 @@ impl TraceWriter {
         }
         let partial = partial_of(path);
         let to = partial.as_ref().map_or(path, |(partial, _)| partial);
-        let mut sink = Sink::create(to, path).map_err(|e| fail(e.into()))?;
+        let mut sink = Sink::create(to, path, format).map_err(|e| fail(e.into()))?;
         if format == Format::Vidur {
             sink.write(b"arrived_at,num_prefill_tokens,num_decode_tokens\n").map_err(|e| fail(e.into()))?;
         }

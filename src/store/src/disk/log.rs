@@ -16,6 +16,7 @@ use crate::slots::Slots;
 
 use super::failures::Failures;
 use super::finishing::Finishing;
+use super::folder::TierFolder;
 use super::segment::{Location, Segment};
 
 /// Segments of a disk tier, at most: each is an open file. A folder from before may have more; then each new segment takes the place of
@@ -42,6 +43,8 @@ pub struct Log {
     pub limits: Limits,
     /// Operations on files.
     pub files: Arc<dyn Files>,
+    /// Folder of the segments, locked.
+    pub folder: TierFolder,
     /// Records by slot.
     pub slots: Slots<Arc<Location>>,
     /// Work done.
@@ -72,10 +75,11 @@ pub struct WriteCounters {
 
 impl Log {
     /// Creates the contents of an empty tier.
-    pub fn new(limits: Limits, files: Arc<dyn Files>) -> Self {
+    pub fn new(limits: Limits, files: Arc<dyn Files>, folder: TierFolder) -> Self {
         Self {
             limits,
             files,
+            folder,
             slots: Slots::default(),
             counters: WriteCounters::default(),
             finishing: Arc::default(),
@@ -138,6 +142,29 @@ impl Log {
     pub fn excess_bytes(&self, n: u64) -> u64 {
         let used: u64 = self.segments().values().map(|segment| segment.bytes).sum();
         (used + n * self.limits.segment_bytes).saturating_sub(self.limits.bytes)
+    }
+
+    /// Looks for segments whose files somebody removed, and makes the folder anew if it is gone. There is one line in the log for all that is found at
+    /// once. Blocks of removed segments are found as long as the server runs.
+    ///
+    /// # Errors
+    /// If the folder cannot be made anew.
+    pub fn find_removed(&self) -> io::Result<()> {
+        let is_new = self.folder.restore();
+        let removed = self.segments().values().filter(|segment| segment.is_newly_removed()).count();
+        let folder = match is_new {
+            Ok(true) => "the folder was removed under the running server, and is made anew",
+            Ok(false) => "the folder is there",
+            Err(_) => "the folder was removed under the running server",
+        };
+        // A folder that cannot be made anew is in the log with the writes that fail.
+        if removed > 0 || matches!(is_new, Ok(true)) {
+            let path = self.limits.folder.display();
+            tracing::warn!(
+                "{path}: {folder}; {removed} segments were removed: their blocks are found until the server ends, and not after"
+            );
+        }
+        is_new.map(|_| ())
     }
 
     /// Deletes a segment. Records that a reader has in hand stay readable. A segment whose file cannot be deleted takes space as before.

@@ -35,6 +35,8 @@ pub struct Segment {
     live: AtomicU64,
     /// `true` until the last write of the segment has ended.
     is_being_written: AtomicBool,
+    /// `true` once somebody else was seen to have removed the file.
+    is_removed: AtomicBool,
 }
 
 /// Place of a record that a slot holds. While the location lives, its bytes count as live in the segment.
@@ -118,6 +120,12 @@ fn numbers(magic: [u8; 4], bytes: &[u8]) -> Result<[u64; 3], Fault> {
 }
 
 impl Segment {
+    /// Creates a segment of a file that is there, without a layout.
+    fn new(number: u64, path: PathBuf, file: Box<dyn BlockFile>, bytes: u64) -> Self {
+        let (is_being_written, is_removed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { number, path, file, layout: None, bytes, live: AtomicU64::new(0), is_being_written, is_removed }
+    }
+
     /// Creates the file of a segment of `bytes`, and writes its header.
     ///
     /// # Errors
@@ -125,8 +133,8 @@ impl Segment {
     pub fn create(files: &dyn Files, folder: &Path, number: u64, bytes: u64, layout: u64) -> io::Result<Arc<Self>> {
         let path = folder.join(file_name(number));
         let file = files.create(&path, bytes)?;
-        let (live, is_being_written) = (AtomicU64::new(0), AtomicBool::new(true));
-        let mut segment = Self { number, path, file, layout: None, bytes, live, is_being_written };
+        let mut segment = Self::new(number, path, file, bytes);
+        segment.is_being_written = AtomicBool::new(true);
         if let Err(error) = segment.write_header(layout) {
             drop(files.remove(&segment.path));
             return Err(error);
@@ -156,8 +164,9 @@ impl Segment {
         let n = read_full(file.as_ref(), page.as_mut_slice(), 0)?;
         let layout = numbers(HEADER_MAGIC, &page.as_slice()[..n]);
         let layout = layout.and_then(|[own, layout, _]| if own == number { Ok(layout) } else { Err(Fault::Swapped) });
-        let (path, live, is_being_written) = (path.to_owned(), AtomicU64::new(0), AtomicBool::new(false));
-        Ok((Self { number, path, file, layout: layout.ok(), bytes, live, is_being_written }, layout))
+        let mut segment = Self::new(number, path.to_owned(), file, bytes);
+        segment.layout = layout.ok();
+        Ok((segment, layout))
     }
 
     /// Returns the bytes of records in use.
@@ -173,6 +182,11 @@ impl Segment {
     /// Notes that no write of the segment is under way, and none will follow.
     pub fn finished(&self) {
         self.is_being_written.store(false, Relaxed);
+    }
+
+    /// Returns `true` once if somebody else removed the file.
+    pub fn is_newly_removed(&self) -> bool {
+        !self.file.is_linked() && !self.is_removed.swap(true, Relaxed)
     }
 
     /// Overwrites the page at `offset`, the first page of a broken record, with zeros.

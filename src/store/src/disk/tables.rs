@@ -2,11 +2,12 @@
 //!
 //! A file is `TKVT`, version:u32, layout:u64, XXH3 of the table:u64, and the table. A file gets the name when whole.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 use std::time::SystemTime;
 
+use trunkline_files::private;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::counters::Fault;
@@ -51,10 +52,15 @@ pub fn unwrap(layout: u64, bytes: &[u8]) -> Result<&[u8], Fault> {
 pub fn save(folder: &Path, layout: u64, id: u64, table: &[u8]) -> io::Result<()> {
     let name = format!("table-{id:016x}.tkt");
     let unfinished = folder.join(format!("{name}.new"));
-    let mut file = File::create(&unfinished)?;
+    let mut file = private::create(&unfinished)?;
     file.write_all(&wrap(layout, table))?;
     file.sync_all()?;
     fs::rename(unfinished, folder.join(name))
+}
+
+/// Returns `true` for the name of a side table.
+pub fn is_table(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "tkt")
 }
 
 /// Returns the time of the last change of a file, and its bytes.
@@ -75,7 +81,7 @@ pub fn load(folder: &Path, layout: u64) -> io::Result<Vec<Vec<u8>>> {
     let mut tables: Vec<(SystemTime, Vec<u8>)> = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        if path.extension().is_none_or(|extension| extension != "tkt") {
+        if !is_table(&path) {
             continue;
         }
         match read(&path) {

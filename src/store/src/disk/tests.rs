@@ -1,7 +1,8 @@
 //! Tests of the disk tier: recovery, space, and faults of files.
 
 use std::collections::{HashSet, VecDeque};
-use std::io::IoSlice;
+use std::fs::File;
+use std::io::{self, IoSlice};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, mpsc};
 
@@ -14,6 +15,7 @@ use super::*;
 use crate::held::Coding;
 use crate::record::{Address, place, seal};
 
+mod removed;
 mod room;
 
 const PAYLOAD: usize = 20_000;
@@ -344,6 +346,10 @@ impl BlockFile for FaultyFile {
     fn size(&self) -> io::Result<u64> {
         self.file.size()
     }
+
+    fn is_linked(&self) -> bool {
+        self.file.is_linked()
+    }
 }
 
 fn open_faulty(folder: &TempDir) -> (Disk, Arc<Mutex<Faults>>) {
@@ -479,9 +485,11 @@ fn segments_of_another_layout_stay_until_their_space_is_needed() {
     drop(disk);
     let n = segments(&folder).len();
     let other = DiskSettings { layout: 78, ..settings(&folder, limit) };
-    let log = Log::new(other.limits(None).unwrap(), system_files(folder.path()));
+    let locked = TierFolder::open(folder.path(), 78).unwrap();
+    let log = Log::new(other.limits(None).unwrap(), system_files(folder.path()), locked);
     let line = format!("{n} segments of another model, KV type or block size are not read, and make way first");
     assert_eq!(recovery::recover(&log).unwrap().lines(), [line], "none is called damaged");
+    drop(log);
     let (disk, known) = open(&other).unwrap();
     assert_eq!((known, disk.stats().dropped_at_start.of(Fault::Stale)), (Vec::new(), n as u64));
     assert!((0..20).all(|seed| write(&disk, seed, 100 + seed).is_ok()));

@@ -223,6 +223,9 @@ impl Writer {
             Ok(()) => {
                 writing.wrote(end, writes.len() as u64);
                 self.log.wrote(end - begin);
+                if !writing.segment.file.is_linked() {
+                    self.leave_removed(&writing.segment);
+                }
                 None
             }
             Err(error) => {
@@ -245,6 +248,14 @@ impl Writer {
     fn n_open(&self) -> u64 {
         let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         u64::from(cursor.open.is_some())
+    }
+
+    /// Closes a segment whose file somebody removed: later records go to another one, which the next start finds.
+    fn leave_removed(&self, segment: &Arc<Segment>) {
+        self.give_up(segment);
+        if let Err(error) = self.log.find_removed() {
+            self.log.failed(&self.log.limits.folder, "cannot make the folder anew", &error);
+        }
     }
 
     /// Closes a segment after a failed write: later records go to another one.
@@ -290,8 +301,10 @@ impl Cursor {
         let limits = &log.limits;
         let number = self.next_segment;
         self.next_segment += 1;
-        let create =
-            || Segment::create(log.files.as_ref(), &limits.folder, number, limits.segment_bytes, limits.layout);
+        let create = || {
+            log.find_removed()?;
+            Segment::create(log.files.as_ref(), &limits.folder, number, limits.segment_bytes, limits.layout)
+        };
         let is_full = |error: &io::Error| fault_of(error) == BlockFault::Refused;
         let segment = match create() {
             Err(error) if is_full(&error) && delete_others(log) => create(),
