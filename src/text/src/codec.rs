@@ -1,6 +1,8 @@
 //! Tables shared by a tokenizer and the tokenizer's detokenizers: the library's tokenizer, and the bytes of each token.
 
-use tokenizers::{Decoder, DecoderWrapper};
+use serde::{Deserialize, Serialize};
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::{AddedToken, Decoder, DecoderWrapper, Model};
 
 /// Token ids beyond this are a mistake in the file, not a vocabulary.
 const VOCAB_MAX: u32 = 1 << 24;
@@ -47,6 +49,49 @@ impl Pieces {
     }
 }
 
+/// A token found in a text before anything else, with the fields that `tokenizer.json` and `tokenizer_config.json` give it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct Added {
+    /// In `tokenizer_config.json` the id is a key.
+    #[serde(default)]
+    pub(crate) id: u32,
+    pub(crate) content: String,
+    #[serde(default)]
+    pub(crate) special: bool,
+    #[serde(default)]
+    pub(crate) single_word: bool,
+    #[serde(default)]
+    pub(crate) lstrip: bool,
+    #[serde(default)]
+    pub(crate) rstrip: bool,
+    pub(crate) normalized: Option<bool>,
+}
+
+impl Added {
+    /// Returns a token found as it is written.
+    pub(crate) fn new(id: u32, content: &str, special: bool) -> Self {
+        let content = content.to_owned();
+        Self { id, content, special, single_word: false, lstrip: false, rstrip: false, normalized: Some(false) }
+    }
+
+    /// Returns a token of which a file has no more than this.
+    pub(crate) fn legacy(id: u32, content: &str, special: bool) -> Self {
+        Self { normalized: Some(!special), ..Self::new(id, content, special) }
+    }
+
+    /// Returns the token without the id; special tokens are found in text that is not normalised unless the file says otherwise.
+    fn of_library(&self) -> AddedToken {
+        AddedToken {
+            content: self.content.clone(),
+            single_word: self.single_word,
+            lstrip: self.lstrip,
+            rstrip: self.rstrip,
+            normalized: self.normalized.unwrap_or(!self.special),
+            special: self.special,
+        }
+    }
+}
+
 /// Both directions, shared with the detokenizers.
 pub(crate) struct Codec {
     /// `None`: one token for each byte.
@@ -68,16 +113,19 @@ enum Naming<'a> {
 }
 
 impl Codec {
-    /// Reads the text of a `tokenizer.json`. Truncation and padding are switched off.
-    pub(crate) fn parse(json: &[u8]) -> Result<Self, String> {
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(|error| error.to_string())?;
+    /// Reads the text of a `tokenizer.json`, with the tokens `added` in place of the ones that the text adds, and the texts `pieces` of
+    /// tokens in place of the decoder's. Truncation and padding are switched off.
+    pub(crate) fn new(json: &[u8], added: &[Added], pieces: Option<Pieces>) -> Result<Self, String> {
+        let tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(|error| error.to_string())?;
+        let mut tokenizer = with_added(tokenizer, added).map_err(|error| error.to_string())?;
         tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
         tokenizer.with_padding(None);
         let last = tokenizer.get_vocab(true).into_values().max().ok_or("the vocabulary is empty")?;
         if last >= VOCAB_MAX {
             return Err(format!("token id {last} is not below {VOCAB_MAX}"));
         }
-        let pieces = naming(tokenizer.get_decoder()).map(|naming| pieces(&tokenizer, last, &naming));
+        let decoded = || naming(tokenizer.get_decoder()).map(|naming| pieces_of(&tokenizer, last, &naming));
+        let pieces = pieces.or_else(decoded);
         let longest_piece = match &pieces {
             Some(pieces) => pieces.longest(),
             None => tokenizer.get_vocab(true).into_keys().map(|name| name.len()).max().unwrap_or(0),
@@ -104,6 +152,26 @@ impl Codec {
     }
 }
 
+/// Returns the tokenizer with the tokens `added`, each with its own id. The library numbers tokens by itself: in a list with gaps, or if the name
+/// of an added token is also that of a byte, by other numbers than the model was trained with.
+fn with_added(tokenizer: tokenizers::Tokenizer, added: &[Added]) -> tokenizers::Result<tokenizers::Tokenizer> {
+    let known = tokenizer.get_added_tokens_decoder();
+    let is_known = |token: &Added| known.get(&token.id) == Some(&token.of_library());
+    if known.len() == added.len() && added.iter().all(is_known) {
+        return Ok(tokenizer);
+    }
+    // The library numbers added tokens as the model does that is there when the tokens are added.
+    let ids: Vocab = added.iter().map(|token| (token.content.clone(), token.id)).collect();
+    let mut numbered = tokenizers::Tokenizer::new(BPE::builder().vocab_and_merges(ids, Vec::new()).build()?);
+    numbered.with_normalizer(tokenizer.get_normalizer().cloned())?;
+    numbered.add_tokens(added.iter().map(Added::of_library))?;
+    numbered.with_pre_tokenizer(tokenizer.get_pre_tokenizer().cloned());
+    numbered.with_post_processor(tokenizer.get_post_processor().cloned());
+    numbered.with_decoder(tokenizer.get_decoder().cloned());
+    numbered.with_model(tokenizer.get_model().clone());
+    Ok(numbered)
+}
+
 /// Recognises the two decoders of Llama's generations, byte-level BPE and SentencePiece with byte fallback. The text of
 /// other tokenizers is decoded as a whole.
 fn naming(decoder: Option<&DecoderWrapper>) -> Option<Naming<'_>> {
@@ -112,6 +180,9 @@ fn naming(decoder: Option<&DecoderWrapper>) -> Option<Naming<'_>> {
         DecoderWrapper::Sequence(sequence) => sequence.get_decoders(),
         _ => return None,
     };
+    if let [DecoderWrapper::ByteLevel(_)] = steps {
+        return Some(Naming::ByteLevel);
+    }
     let (mut replacements, mut strip) = (Vec::new(), 0);
     let (mut fallback, mut fused) = (false, false);
     for step in steps {
@@ -128,26 +199,30 @@ fn naming(decoder: Option<&DecoderWrapper>) -> Option<Naming<'_>> {
     (fallback && fused).then_some(Naming::ByteFallback { replacements, strip })
 }
 
-fn pieces(tokenizer: &tokenizers::Tokenizer, last: u32, naming: &Naming<'_>) -> Pieces {
-    let byte_of = byte_level_alphabet();
-    let special = tokenizer.get_added_tokens_decoder();
+/// Returns the text of every token. That of an added token is its content, but for words of SentencePiece: there some vocabularies have runs of
+/// spaces as added tokens, spelt as in other words.
+fn pieces_of(tokenizer: &tokenizers::Tokenizer, last: u32, naming: &Naming<'_>) -> Pieces {
+    let (alphabet, model) = (byte_level_alphabet(), tokenizer.get_model());
+    let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
     let mut pieces = Pieces::default();
     if let Naming::ByteFallback { strip, .. } = naming {
         pieces.strip = *strip;
     }
     for id in 0..=last {
-        let is_special = special.get(&id).is_some_and(|token| token.special);
-        let name = tokenizer.id_to_token(id).unwrap_or_default();
-        let bytes = match naming {
-            Naming::ByteLevel => {
-                let bytes: Option<Vec<u8>> = name.chars().map(|c| byte_of.get(c as usize).copied().flatten()).collect();
-                // Added tokens may have characters outside of the alphabet: they stand for themselves.
-                bytes.unwrap_or_else(|| name.into_bytes())
+        let token = added.get(&id);
+        let is_special = token.is_some_and(|token| token.special);
+        let is_word = |token: &AddedToken| !token.special && model.token_to_id(&token.content) == Some(id);
+        let bytes = match (token, naming) {
+            (Some(token), Naming::ByteLevel) => token.content.clone().into_bytes(),
+            (Some(token), Naming::ByteFallback { .. }) if !is_word(token) => token.content.clone().into_bytes(),
+            (_, Naming::ByteLevel) => byte_level_bytes(&model.id_to_token(id).unwrap_or_default(), &alphabet),
+            (_, Naming::ByteFallback { replacements, .. }) => {
+                let name = model.id_to_token(id).unwrap_or_default();
+                match fallback_byte(&name) {
+                    Some(byte) => vec![byte],
+                    None => replaced(name, replacements).into_bytes(),
+                }
             }
-            Naming::ByteFallback { replacements, .. } => match fallback_byte(&name) {
-                Some(byte) => vec![byte],
-                None => replaced(name, replacements).into_bytes(),
-            },
         };
         pieces.push(&bytes, is_special);
     }
@@ -155,7 +230,7 @@ fn pieces(tokenizer: &tokenizers::Tokenizer, last: u32, naming: &Naming<'_>) -> 
 }
 
 /// Returns the byte for a name such as `<0x0A>`.
-fn fallback_byte(name: &str) -> Option<u8> {
+pub(crate) fn fallback_byte(name: &str) -> Option<u8> {
     let digits = name.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
 }
@@ -165,6 +240,12 @@ fn replaced(name: String, replacements: &[&DecoderWrapper]) -> String {
         Ok(names) => names.concat(),
         Err(_) => name,
     })
+}
+
+/// Returns the bytes that a byte-level name stands for. A name with characters outside of the alphabet stands for itself.
+pub(crate) fn byte_level_bytes(name: &str, alphabet: &[Option<u8>]) -> Vec<u8> {
+    let bytes: Option<Vec<u8>> = name.chars().map(|c| alphabet.get(c as usize).copied().flatten()).collect();
+    bytes.unwrap_or_else(|| name.as_bytes().to_vec())
 }
 
 /// Returns the byte for each character of a byte-level name, by code point. Printable characters of Latin-1 stand for themselves;

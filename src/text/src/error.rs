@@ -1,6 +1,53 @@
-//! Errors of loading a tokenizer and of encoding a text.
+//! Errors of loading a tokenizer, of reading facts about a model, and of encoding a text.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use crate::mistakes::Mistake;
+
+/// A file with facts about a model cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FactsError {
+    /// No folder or file has the name.
+    #[error("{}: there is no such folder or file; give a Hugging Face folder or a GGUF file", path.display())]
+    Absent {
+        /// Path of the model.
+        path: PathBuf,
+    },
+    /// The file exists but cannot be read.
+    #[error("cannot read {}: {source}; check that it is a file and its permissions", path.display())]
+    Read {
+        /// Path of the file.
+        path: PathBuf,
+        /// Error of the operating system.
+        source: std::io::Error,
+    },
+    /// The file can be read, but not understood.
+    #[error("{}: {problem}", path.display())]
+    Invalid {
+        /// Path of the file.
+        path: PathBuf,
+        /// Fault of the file.
+        problem: String,
+    },
+    /// A GGUF file is cut short, malformed, or beyond the limits of the reader.
+    #[error("{} cannot be read as a GGUF file of version 3: {problem}; download it again", path.display())]
+    Gguf {
+        /// Path of the file.
+        path: PathBuf,
+        /// Fault of the file.
+        problem: String,
+    },
+    /// The file or folder is another than was meant.
+    #[error(transparent)]
+    Mistake(#[from] Mistake),
+}
+
+impl FactsError {
+    pub(crate) fn invalid(path: &Path, problem: String) -> Self {
+        Self::Invalid { path: path.to_owned(), problem }
+    }
+}
 
 /// A tokenizer cannot be loaded, or a text cannot be turned into tokens.
 #[derive(Debug, thiserror::Error)]
@@ -15,14 +62,9 @@ pub enum TokenizerError {
         /// Path of the missing file.
         path: PathBuf,
     },
-    /// The file exists but cannot be read.
-    #[error("cannot read {}: {source}; check that it is a file and its permissions", path.display())]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: std::io::Error,
-    },
+    /// A file of the model cannot be used.
+    #[error(transparent)]
+    Facts(#[from] FactsError),
     /// `tokenizer.json` cannot be used.
     #[error("{}: {problem}; it must be a Hugging Face fast tokenizer", path.display())]
     Invalid {

@@ -5,21 +5,17 @@
 //! SentencePiece carry scores instead of merges; the merges follow from the scores as in Hugging Face transformers.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::BufReader;
 use std::path::Path;
 
-use gguf_rs_lib::format::MetadataArray;
-use gguf_rs_lib::prelude::{GGUFFileReader, Metadata, MetadataValue};
+use gguf_rs_lib::prelude::Metadata;
 use serde_json::{Map, Value, json};
 
-use crate::error::TokenizerError;
-
-/// Kinds of tokens, `tokenizer.ggml.token_type`.
-const NORMAL: i64 = 1;
-const CONTROL: i64 = 3;
-const USER_DEFINED: i64 = 4;
-const UNUSED: i64 = 5;
+use crate::codec::{Added, Codec};
+use crate::error::FactsError;
+use crate::metadata::Keys;
+use crate::reader::{GgufReader, open_gguf};
+use crate::split::{check, gguf_parts};
+use crate::vocabulary::Vocabulary;
 
 /// Words of GPT-2: contractions, then letters, digits or other characters with at most one space in front.
 const GPT2_WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
@@ -72,40 +68,56 @@ const WORDS: [Words; 6] = [
     },
 ];
 
-/// Returns the text of a `tokenizer.json` for the tokenizer in the GGUF file at `path`.
+/// Opens the GGUF file at `path`, the first part of a split one.
 ///
 /// # Errors
 ///
-/// The file cannot be read or is malformed, or has a tokenizer of an unsupported kind.
-pub(crate) fn tokenizer_json(path: &Path) -> Result<Vec<u8>, TokenizerError> {
-    let invalid = |problem: String| TokenizerError::Gguf { path: path.to_owned(), problem };
-    let file = File::open(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
-    let reader = GGUFFileReader::new(BufReader::new(file))
-        .map_err(|error| invalid(format!("not a GGUF file of version 3: {error}").replace(['\n', '\r'], " ")))?;
-    let json = from_metadata(reader.metadata()).map_err(invalid)?;
-    serde_json::to_vec(&json).map_err(|error| invalid(error.to_string()))
+/// The file cannot be read or is malformed, or another part is missing.
+pub(crate) fn open(path: &Path) -> Result<GgufReader, FactsError> {
+    let path = &gguf_parts(path)?[0];
+    let reader = open_gguf(path)?;
+    check(path, Keys { metadata: reader.metadata() })?;
+    Ok(reader)
 }
 
-fn from_metadata(metadata: &Metadata) -> Result<Value, String> {
-    let facts = Facts { metadata };
-    match facts.text("tokenizer.ggml.model")? {
-        Some("gpt2") => byte_level(&facts),
-        Some("llama") => sentence_piece(&facts),
+/// Returns the tokenizer of a file with this metadata.
+///
+/// # Errors
+///
+/// The file has no tokenizer, or a tokenizer of an unsupported kind.
+pub(crate) fn codec(metadata: &Metadata) -> Result<Codec, String> {
+    let keys = Keys { metadata };
+    let model = keys.text("tokenizer.ggml.model")?;
+    let vocabulary = Vocabulary::read(keys)?;
+    let mut json = match model {
+        Some("gpt2") => byte_level(keys, &vocabulary),
+        Some("llama") => sentence_piece(keys, &vocabulary),
         Some(other) => Err(format!("tokenizer {other:?} is not supported; the tokenizers are \"gpt2\" and \"llama\"")),
         None => Err("the file has no tokenizer (tokenizer.ggml.model)".to_owned()),
-    }
+    }?;
+    let mut pieces = vocabulary.pieces();
+    pieces.strip = usize::from(model == Some("llama") && has_space_prefix(keys)?);
+    let added: Vec<Added> =
+        vocabulary.matched().map(|(id, name, special)| Added::new(id as u32, name, special)).collect();
+    json["added_tokens"] = json!(added);
+    let json = serde_json::to_vec(&json).map_err(|error| error.to_string())?;
+    Codec::new(&json, &added, Some(pieces))
+}
+
+/// Returns `true` if a space precedes a text.
+fn has_space_prefix(keys: Keys<'_>) -> Result<bool, String> {
+    Ok(keys.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true))
 }
 
 /// Byte-level BPE.
-fn byte_level(facts: &Facts<'_>) -> Result<Value, String> {
-    let name = facts.text("tokenizer.ggml.pre")?.unwrap_or("default");
+fn byte_level(keys: Keys<'_>, vocabulary: &Vocabulary<'_>) -> Result<Value, String> {
+    let name = keys.text("tokenizer.ggml.pre")?.unwrap_or("default");
     let Some(words) = WORDS.iter().find(|words| words.names.contains(&name)) else {
         let known: Vec<&str> = WORDS.iter().flat_map(|words| words.names).copied().collect();
         return Err(format!("the pre-tokenizer {name:?} is not supported; there are {}", known.join(", ")));
     };
-    let vocabulary = Vocabulary::read(facts)?;
     let mut merges = Vec::new();
-    for merge in facts.texts("tokenizer.ggml.merges")? {
+    for merge in keys.texts("tokenizer.ggml.merges")? {
         let merge = merge?;
         // A name may begin with a space only in vocabularies that are not byte-level.
         let Some(pair) = merge.split_once(' ') else { return Err(format!("the merge {merge:?} has no space")) };
@@ -117,44 +129,33 @@ fn byte_level(facts: &Facts<'_>) -> Result<Value, String> {
     steps.push(byte_level(words.gpt2_last));
     Ok(json!({
         "version": "1.0",
-        "added_tokens": vocabulary.added,
         "normalizer": if words.composed { json!({"type": "NFC"}) } else { Value::Null },
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
-        "post_processor": frame(facts, &vocabulary, words.begins)?,
-        "decoder": byte_level(true),
+        "post_processor": frame(keys, vocabulary, words.begins)?,
         "model": {
-            "type": "BPE", "vocab": vocabulary.ids, "merges": merges, "ignore_merges": words.whole_words,
+            "type": "BPE", "vocab": vocabulary.ids(), "merges": merges, "ignore_merges": words.whole_words,
         },
     }))
 }
 
 /// SentencePiece BPE with byte fallback.
-fn sentence_piece(facts: &Facts<'_>) -> Result<Value, String> {
-    let vocabulary = Vocabulary::read(facts)?;
-    let scores = facts.reals("tokenizer.ggml.scores")?;
-    if scores.len() != vocabulary.names.len() {
-        return Err(format!("there are {} scores for {} tokens", scores.len(), vocabulary.names.len()));
+fn sentence_piece(keys: Keys<'_>, vocabulary: &Vocabulary<'_>) -> Result<Value, String> {
+    let scores = keys.reals("tokenizer.ggml.scores")?;
+    if scores.len() != vocabulary.len() {
+        return Err(format!("there are {} scores for {} tokens", scores.len(), vocabulary.len()));
     }
-    let unknown =
-        facts.integer("tokenizer.ggml.unknown_token_id")?.map_or(Ok(None), |id| vocabulary.name(id).map(Some))?;
+    let [_, _, unknown] = vocabulary.frame(keys)?;
+    let unknown = unknown.map_or(Ok(None), |id| vocabulary.name(id).map(Some))?;
     let mut normalizers = vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"})];
-    let mut decoders = vec![
-        json!({"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "}),
-        json!({"type": "ByteFallback"}),
-        json!({"type": "Fuse"}),
-    ];
-    if facts.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true) {
+    if has_space_prefix(keys)? {
         normalizers.insert(0, json!({"type": "Prepend", "prepend": "\u{2581}"}));
-        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
     Ok(json!({
         "version": "1.0",
-        "added_tokens": vocabulary.added,
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        "post_processor": frame(facts, &vocabulary, true)?,
-        "decoder": {"type": "Sequence", "decoders": decoders},
+        "post_processor": frame(keys, vocabulary, true)?,
         "model": {
-            "type": "BPE", "vocab": vocabulary.ids, "merges": merges_of(&vocabulary.normal, &scores),
+            "type": "BPE", "vocab": vocabulary.ids(), "merges": merges_of(&vocabulary.normal(), &scores),
             "unk_token": unknown, "byte_fallback": true, "fuse_unk": true,
         },
     }))
@@ -181,15 +182,14 @@ fn merges_of(normal: &[(usize, &str)], scores: &[f64]) -> Value {
 }
 
 /// Returns the post-processor that puts a begin token before a text and an end token behind, as the file asks.
-fn frame(facts: &Facts<'_>, vocabulary: &Vocabulary<'_>, begins: bool) -> Result<Value, String> {
-    let token = |wanted: bool, key: &str| match facts.integer(key)? {
+fn frame(keys: Keys<'_>, vocabulary: &Vocabulary<'_>, begins: bool) -> Result<Value, String> {
+    let token = |wanted: bool, id: Option<i64>| match id {
         Some(id) if wanted => Ok(Some((vocabulary.name(id)?, id))),
         _ => Ok::<_, String>(None),
     };
-    let begins = facts.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(begins);
-    let ends = facts.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
-    let begin = token(begins, "tokenizer.ggml.bos_token_id")?;
-    let end = token(ends, "tokenizer.ggml.eos_token_id")?;
+    let [begin, end, _] = vocabulary.frame(keys)?;
+    let begin = token(keys.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(begins), begin)?;
+    let end = token(keys.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false), end)?;
     let mut specials = Map::new();
     for (name, id) in begin.iter().chain(&end) {
         specials.insert((*name).to_owned(), json!({"id": name, "ids": [id], "tokens": [name]}));
@@ -199,108 +199,6 @@ fn frame(facts: &Facts<'_>, vocabulary: &Vocabulary<'_>, begins: bool) -> Result
     let single: Vec<Value> = begin.iter().map(special).chain([sequence("A")]).chain(end.iter().map(special)).collect();
     let pair = [sequence("A"), sequence("B")];
     Ok(json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": specials}))
-}
-
-/// The tokens of a file.
-struct Vocabulary<'a> {
-    names: Vec<&'a str>,
-    /// Id and name of the tokens that are neither special nor bytes.
-    normal: Vec<(usize, &'a str)>,
-    /// Name to id, without tokens that nothing uses.
-    ids: Map<String, Value>,
-    /// Tokens recognised in a text before anything else.
-    added: Vec<Value>,
-}
-
-impl<'a> Vocabulary<'a> {
-    fn read(facts: &Facts<'a>) -> Result<Self, String> {
-        let names: Vec<&str> = facts.texts("tokenizer.ggml.tokens")?.collect::<Result<_, _>>()?;
-        let kinds = facts.integers("tokenizer.ggml.token_type")?;
-        if !kinds.is_empty() && kinds.len() != names.len() {
-            return Err(format!("there are {} kinds of {} tokens", kinds.len(), names.len()));
-        }
-        let (mut ids, mut normal, mut added) = (Map::new(), Vec::new(), Vec::new());
-        for (id, name) in names.iter().enumerate() {
-            let kind = kinds.get(id).copied().unwrap_or(NORMAL);
-            if kind == UNUSED || name.is_empty() {
-                continue;
-            }
-            ids.insert((*name).to_owned(), json!(id));
-            if kind == NORMAL {
-                normal.push((id, *name));
-            }
-            if [CONTROL, USER_DEFINED].contains(&kind) {
-                added.push(json!({
-                    "id": id, "content": name, "special": kind == CONTROL, "single_word": false, "lstrip": false,
-                    "rstrip": false, "normalized": false,
-                }));
-            }
-        }
-        Ok(Self { names, normal, ids, added })
-    }
-
-    /// Returns the name of a token that the metadata refers to.
-    fn name(&self, id: i64) -> Result<&'a str, String> {
-        let name = usize::try_from(id).ok().and_then(|id| self.names.get(id));
-        name.copied().ok_or_else(|| format!("token {id} is not in the vocabulary of {} tokens", self.names.len()))
-    }
-}
-
-/// Metadata by key, with types.
-struct Facts<'a> {
-    metadata: &'a Metadata,
-}
-
-impl<'a> Facts<'a> {
-    fn get<T>(
-        &self,
-        key: &str,
-        kind: &str,
-        read: impl Fn(&'a MetadataValue) -> Option<T>,
-    ) -> Result<Option<T>, String> {
-        let value = self.metadata.get(key);
-        value.map(|value| read(value).ok_or_else(|| format!("{key} is not {kind}"))).transpose()
-    }
-
-    fn text(&self, key: &str) -> Result<Option<&'a str>, String> {
-        self.get(key, "a text", MetadataValue::as_str)
-    }
-
-    fn flag(&self, key: &str) -> Result<Option<bool>, String> {
-        self.get(key, "true or false", MetadataValue::as_bool)
-    }
-
-    fn integer(&self, key: &str) -> Result<Option<i64>, String> {
-        self.get(key, "a whole number", integer)
-    }
-
-    /// Returns the elements of a list, none if the file does not have the list.
-    fn list(&self, key: &str) -> Result<std::slice::Iter<'a, MetadataValue>, String> {
-        let list = self.get(key, "a list", |value| match value {
-            MetadataValue::Array(list) => Some(list.as_ref()),
-            _ => None,
-        })?;
-        Ok(list.map(MetadataArray::iter).unwrap_or_default())
-    }
-
-    fn texts(&self, key: &'static str) -> Result<impl Iterator<Item = Result<&'a str, String>>, String> {
-        let texts = self.list(key)?;
-        Ok(texts.map(move |value| value.as_str().ok_or_else(|| format!("{key} has an element that is not a text"))))
-    }
-
-    fn integers(&self, key: &str) -> Result<Vec<i64>, String> {
-        let values: Option<Vec<i64>> = self.list(key)?.map(integer).collect();
-        values.ok_or_else(|| format!("{key} has an element that is not a whole number"))
-    }
-
-    fn reals(&self, key: &str) -> Result<Vec<f64>, String> {
-        let values: Option<Vec<f64>> = self.list(key)?.map(MetadataValue::as_f64).collect();
-        values.ok_or_else(|| format!("{key} has an element that is not a number"))
-    }
-}
-
-fn integer(value: &MetadataValue) -> Option<i64> {
-    value.as_i64().or_else(|| value.as_u64().and_then(|value| i64::try_from(value).ok()))
 }
 
 #[cfg(test)]

@@ -4,9 +4,11 @@
 //! * [`Parts`] turns a long prompt into tokens in parts, so that the work can be ended early.
 //! * [`Detokenizer`] turns generated tokens into text, one token at a time, and never splits a character.
 //! * [`StopMatcher`] finds the strings at which a text ends, however the text is cut into pieces.
+//! * [`ModelFacts`] has what the files of a model say in words: tokens that end an answer, added tokens, the longest context.
+//! * [`Mistake`] recognises what people give in place of a model.
 //!
-//! **Boundary:** this crate depends on no other crate of Trunkline, and knows no model, no scheduler and no protocol.
-//! [`Tokenizer::load`] is the only function with access to files.
+//! **Boundary:** this crate depends on no other crate of Trunkline, and knows no weights, no scheduler and no protocol.
+//! Files are read only to load a tokenizer, to read facts, and to recognise mistakes.
 //!
 //! # Example
 //!
@@ -29,16 +31,33 @@
 
 #![forbid(unsafe_code)]
 
+mod added;
 mod codec;
+mod context;
 mod detokenizer;
 mod error;
+mod facts;
+mod folder;
 mod gguf;
+mod metadata;
+mod mistakes;
+#[cfg(test)]
+mod model_rig;
 mod parts;
+mod reader;
+mod split;
 mod stop_strings;
 mod tokenizer;
+mod vocabulary;
 
+pub use crate::context::{Context, context_of};
 pub use crate::detokenizer::{Detokenizer, PROMPT_END};
-pub use crate::error::TokenizerError;
+pub use crate::error::{FactsError, TokenizerError};
+pub use crate::facts::{EndToken, ModelFacts};
+pub use crate::folder::Files;
+pub use crate::mistakes::{Lacks, Mistake};
 pub use crate::parts::Parts;
+pub use crate::reader::{GgufReader, open_gguf};
+pub use crate::split::{gguf_name, gguf_parts};
 pub use crate::stop_strings::StopMatcher;
 pub use crate::tokenizer::Tokenizer;

@@ -3,10 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::codec::Codec;
+use crate::added::{AddedTokens, TOKENIZER};
+use crate::codec::{Added, Codec};
 use crate::detokenizer::{Detokenizer, decode_all};
-use crate::error::TokenizerError;
+use crate::error::{FactsError, TokenizerError};
+use crate::folder::Files;
 use crate::gguf;
+use crate::mistakes::{Lacks, Mistake};
 use crate::parts::Parts;
 
 /// A tokenizer: a Hugging Face `tokenizer.json`, the tokenizer in a GGUF file, or one token per byte. Clones share all tables.
@@ -16,8 +19,8 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a model folder, or the tokenizer in a GGUF file. Truncation and padding requested by
-    /// `tokenizer.json` are switched off.
+    /// Reads `tokenizer.json` of a model folder with the added tokens of the other files, or the tokenizer in a GGUF file. Truncation and padding
+    /// requested by `tokenizer.json` are switched off.
     ///
     /// # Errors
     ///
@@ -25,18 +28,21 @@ impl Tokenizer {
     /// SentencePiece BPE.
     pub fn load(path: &Path) -> Result<Tokenizer, TokenizerError> {
         if path.is_file() {
-            let json = gguf::tokenizer_json(path)?;
-            return match Codec::parse(&json) {
-                Ok(codec) => Ok(Self { codec: Arc::new(codec) }),
-                Err(problem) => Err(TokenizerError::Gguf { path: path.to_owned(), problem }),
-            };
+            let reader = gguf::open(path)?;
+            let invalid = |problem| TokenizerError::Gguf { path: path.to_owned(), problem };
+            return Ok(Self { codec: Arc::new(gguf::codec(reader.metadata()).map_err(invalid)?) });
         }
-        let path = path.join("tokenizer.json");
         if !path.exists() {
-            return Err(TokenizerError::MissingFile { path });
+            return Err(FactsError::Absent { path: path.to_owned() }.into());
         }
-        let bytes = std::fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
-        Self::parse(&bytes).map_err(|problem| TokenizerError::Invalid { path, problem })
+        let file = path.join(TOKENIZER);
+        if !file.exists() {
+            let missing = TokenizerError::MissingFile { path: file };
+            return Err(
+                Mistake::of_folder(path, Lacks::Tokenizer).map_or(missing, |found| FactsError::from(found).into())
+            );
+        }
+        Self::of_files(Files::Folder(path))
     }
 
     /// Reads the text of the `tokenizer.json` of a model folder `name`.
@@ -45,12 +51,15 @@ impl Tokenizer {
     ///
     /// The text is no fast tokenizer.
     pub fn from_json(name: &str, json: &[u8]) -> Result<Self, TokenizerError> {
-        Self::parse(json)
-            .map_err(|problem| TokenizerError::Invalid { path: Path::new(name).join("tokenizer.json"), problem })
+        Self::of_files(Files::Memory(name, &[(TOKENIZER, json)]))
     }
 
-    pub(crate) fn parse(json: &[u8]) -> Result<Self, String> {
-        Ok(Self { codec: Arc::new(Codec::parse(json)?) })
+    fn of_files(files: Files<'_>) -> Result<Self, TokenizerError> {
+        let added = AddedTokens::read(files)?;
+        let tokens: Vec<Added> = added.tokens.into_iter().map(|(token, _)| token).collect();
+        let json = files.read(TOKENIZER)?.unwrap_or_default();
+        let invalid = |problem| TokenizerError::Invalid { path: files.path(TOKENIZER), problem };
+        Ok(Self { codec: Arc::new(Codec::new(&json, &tokens, None).map_err(invalid)?) })
     }
 
     /// Returns the byte tokenizer: token `b` is byte `b`, 256 begins and 257 ends a text. Encoding adds neither, so a text
@@ -169,7 +178,7 @@ mod tests {
             "model": {"type": "BPE", "vocab": vocab, "merges": []},
             "post_processor": post_processor,
         });
-        Tokenizer { codec: Arc::new(Codec::parse(json.to_string().as_bytes()).unwrap()) }
+        Tokenizer::from_json("model", json.to_string().as_bytes()).unwrap()
     }
 
     /// SentencePiece as converted for Llama 2: names with U+2581 for spaces and bytes as `<0xNN>`.
@@ -197,7 +206,7 @@ mod tests {
                 "fuse_unk": true,
             },
         });
-        Tokenizer { codec: Arc::new(Codec::parse(json.to_string().as_bytes()).unwrap()) }
+        Tokenizer::from_json("model", json.to_string().as_bytes()).unwrap()
     }
 
     /// A decoder that is decoded as a whole: WordPiece.
@@ -212,7 +221,7 @@ mod tests {
                 "vocab": {"[UNK]": 0, "token": 1, "##izer": 2, "##s": 3, "split": 4, "words": 5, "\u{6771}": 6},
             },
         });
-        Tokenizer { codec: Arc::new(Codec::parse(json.to_string().as_bytes()).unwrap()) }
+        Tokenizer::from_json("model", json.to_string().as_bytes()).unwrap()
     }
 
     #[test]
@@ -324,12 +333,14 @@ mod tests {
     #[test]
     fn bad_files_are_refused() {
         let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), "{}").unwrap();
         let Err(error) = Tokenizer::load(dir.path()) else { panic!("loaded") };
         assert!(matches!(error, TokenizerError::MissingFile { .. }), "{error}");
         for bad in ["", "{", "{}", "[1]", r#"{"model": {"type": "BPE", "vocab": {}, "merges": []}}"#] {
             std::fs::write(dir.path().join("tokenizer.json"), bad).unwrap();
             let Err(error) = Tokenizer::load(dir.path()) else { panic!("loaded {bad}") };
-            assert!(matches!(error, TokenizerError::Invalid { .. }), "{error}");
+            assert!(matches!(error, TokenizerError::Invalid { .. } | TokenizerError::Facts(_)), "{error}");
+            assert!(error.to_string().contains("tokenizer.json") && !error.to_string().contains('\n'), "{error}");
         }
         let json = r#"{"model": {"type": "BPE", "vocab": {"a": 4000000000}, "merges": []}}"#;
         std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();

@@ -40,7 +40,7 @@ fn byte_level() -> Tokenizer {
             "special_tokens": {"<|end|>": {"id": "<|end|>", "ids": [310], "tokens": ["<|end|>"]}},
         },
     });
-    Tokenizer::parse(json.to_string().as_bytes()).unwrap()
+    Tokenizer::from_json("model", json.to_string().as_bytes()).unwrap()
 }
 
 proptest! {
@@ -86,7 +86,7 @@ fn bytes_are_cut_anywhere_and_words_of_other_tokenizers_are_not() {
             "vocab": {"[UNK]": 0, "a": 1, "b": 2},
         },
     });
-    let words = Tokenizer::parse(words.to_string().as_bytes()).unwrap();
+    let words = Tokenizer::from_json("model", words.to_string().as_bytes()).unwrap();
     assert_eq!(in_parts(&words, "a b a", 1), (vec![1, 2, 1], 1 + 3));
     assert_eq!(in_parts(&words, "", 1), (vec![], 1));
 }
