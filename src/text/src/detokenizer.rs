@@ -27,19 +27,31 @@ enum State {
         strip: usize,
     },
     /// Tokens have text only in their context.
-    Window {
-        /// Tokens since the last point with complete text.
-        ids: Vec<u32>,
-        /// Number of leading `ids` whose text has been given out; decoded again, as the context of the rest.
-        done: usize,
-    },
+    Window(Window),
 }
+
+/// Tokens whose text is not complete.
+#[derive(Default)]
+struct Window {
+    /// Tokens before, whose text has been given out: those of the last point with complete text.
+    context: Vec<u32>,
+    /// Tokens since then.
+    new: Vec<u32>,
+    /// Bytes of the text of `new` that have been given out.
+    shown: usize,
+    /// Number of leading tokens of `new` all of whose text has been given out, but for the last character.
+    certain: usize,
+}
+
+/// Tokens with an incomplete character, at most: a character has four bytes, and a token has one at least. The first of four tokens that end
+/// within a character is therefore no part of it, but broken by itself.
+const UNCERTAIN: usize = 4;
 
 impl Detokenizer {
     pub(crate) fn new(codec: Arc<Codec>, skip_special: bool) -> Self {
         let state = match &codec.pieces {
             Some(pieces) => State::Pieces { pending: Vec::new(), strip: pieces.strip },
-            None => State::Window { ids: Vec::new(), done: 0 },
+            None => State::Window(Window::default()),
         };
         Self { codec, skip_special, state }
     }
@@ -55,10 +67,7 @@ impl Detokenizer {
                     *strip = 0;
                 }
             }
-            State::Window { ids, done } => {
-                ids.extend_from_slice(prompt_end);
-                *done = ids.len();
-            }
+            State::Window(window) => window.context.extend_from_slice(prompt_end),
         }
         stream
     }
@@ -78,17 +87,7 @@ impl Detokenizer {
                 pending.extend_from_slice(bytes);
                 take_certain(pending)
             }
-            State::Window { ids, done } => {
-                ids.push(token);
-                let text = decode(&self.codec, ids, self.skip_special);
-                if text.ends_with(char::REPLACEMENT_CHARACTER) {
-                    return String::new();
-                }
-                let new = after(&text, &decode(&self.codec, &ids[..*done], self.skip_special));
-                ids.drain(..*done);
-                *done = ids.len();
-                new
-            }
+            State::Window(window) => window.push(&self.codec, token, self.skip_special),
         }
     }
 
@@ -113,10 +112,7 @@ impl Detokenizer {
     pub fn finish(&mut self) -> String {
         let rest = match &mut self.state {
             State::Pieces { pending, .. } => String::from_utf8_lossy(pending).into_owned(),
-            State::Window { ids, done } => {
-                let text = decode(&self.codec, ids, self.skip_special);
-                after(&text, &decode(&self.codec, &ids[..*done], self.skip_special))
-            }
+            State::Window(window) => window.rest(&window.text(&self.codec, window.new.len(), self.skip_special)),
         };
         *self = Self::new(Arc::clone(&self.codec), self.skip_special);
         rest
@@ -157,20 +153,63 @@ fn take_certain(pending: &mut Vec<u8>) -> String {
     }
 }
 
+impl Window {
+    /// Takes the next token and returns the newly certain text. Takes the time of a few tokens, however many came before.
+    fn push(&mut self, codec: &Codec, token: u32, skip_special: bool) -> String {
+        self.new.push(token);
+        let mut taken = String::new();
+        loop {
+            let text = self.text(codec, self.new.len(), skip_special);
+            let complete = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
+            if complete == text.len() {
+                taken.push_str(&self.rest(&text));
+                // Tokens without text leave the context as it is.
+                let context =
+                    if text.is_empty() { std::mem::take(&mut self.context) } else { std::mem::take(&mut self.new) };
+                *self = Self { context, ..Self::default() };
+                return taken;
+            }
+            if complete > self.shown {
+                taken.push_str(&self.rest(&text[..complete]));
+                (self.shown, self.certain) = (complete, self.new.len() - 1);
+            }
+            if self.new.len() - self.certain < UNCERTAIN {
+                return taken;
+            }
+            // A broken token is no context of the tokens behind: decoders that join bytes would find all of them broken.
+            taken.push_str(&self.rest(&self.text(codec, self.certain + 1, skip_special)));
+            self.new.drain(..=self.certain);
+            (self.shown, self.certain) = (0, 0);
+        }
+    }
+
+    /// Returns the text of the first `n` new tokens behind the context. If the two do not part, as at bytes that are joined over both, the text
+    /// of the new tokens alone.
+    fn text(&self, codec: &Codec, n: usize, skip_special: bool) -> String {
+        let new = &self.new[..n];
+        let all = decode(codec, &[&self.context, new].concat(), skip_special);
+        match all.strip_prefix(&decode(codec, &self.context, skip_special)) {
+            Some(text) => text.to_owned(),
+            None => decode(codec, new, skip_special),
+        }
+    }
+
+    /// Returns what has not been given out of the text of new tokens.
+    fn rest(&self, text: &str) -> String {
+        text.get(self.shown..).unwrap_or_default().to_owned()
+    }
+}
+
 fn decode(codec: &Codec, ids: &[u32], skip_special: bool) -> String {
     let library = codec.hugging_face.as_ref().expect("the state follows the codec");
     // The decoders that come here fail on no list of known tokens; text that cannot be had is no text.
     library.decode(ids, skip_special).unwrap_or_default()
 }
 
-/// Returns the part of `text` after `context`; `text` normally begins with `context`.
-fn after(text: &str, context: &str) -> String {
-    text.strip_prefix(context).or_else(|| text.get(context.len()..)).unwrap_or_default().to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::json;
 
     use super::*;
 
@@ -195,7 +234,71 @@ mod tests {
         assert_eq!(detokenizer.push(0x42), "B");
     }
 
+    /// SentencePiece with a decoder that is decoded as a whole: bytes `<0xNN>` are tokens 0 to 255, and words follow.
+    fn windowed() -> Arc<Codec> {
+        let bytes = (0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), json!(byte)));
+        let words =
+            ["\u{2581}the", "\u{2581}", "line"].into_iter().zip(256..).map(|(word, id)| (word.to_owned(), json!(id)));
+        let vocab: serde_json::Map<String, serde_json::Value> = bytes.chain(words).collect();
+        let metaspace =
+            json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true});
+        let json = json!({
+            "version": "1.0", "added_tokens": [{
+                "id": 259, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            }],
+            "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, metaspace]},
+            "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": true},
+        });
+        let added = [crate::codec::Added::new(259, "<s>", true)];
+        let codec = Codec::new(json.to_string().as_bytes(), &added, None).unwrap();
+        assert!(codec.pieces.is_none(), "the decoder is of no known kind");
+        Arc::new(codec)
+    }
+
+    /// Number of tokens that may still change.
+    fn uncertain(detokenizer: &Detokenizer) -> usize {
+        let State::Window(window) = &detokenizer.state else { panic!("tokens have bytes of their own") };
+        window.new.len() - window.certain
+    }
+
+    #[test]
+    fn broken_bytes_of_an_unknown_decoder_come_out_at_once_and_hold_back_nothing() {
+        let mut detokenizer = Detokenizer::new(windowed(), true);
+        let parts: Vec<String> = (0..3200).map(|_| detokenizer.push(0xFF)).collect();
+        assert_eq!(parts[..UNCERTAIN], ["", "", "", "\u{FFFD}"], "the first of four is broken");
+        assert!(parts[UNCERTAIN..].iter().all(|part| part == "\u{FFFD}"), "and so is each that follows");
+        // A character behind broken bytes is whole.
+        let parts = "\u{6771}".bytes().chain(*b"a").map(|byte| detokenizer.push(byte.into())).collect::<Vec<_>>();
+        assert_eq!(parts, ["\u{FFFD}", "\u{FFFD}", "\u{FFFD}\u{6771}", "a"]);
+    }
+
+    #[test]
+    fn words_keep_their_spaces_behind_characters_and_special_tokens() {
+        let mut detokenizer = Detokenizer::new(windowed(), true);
+        let parts = [256, 0xE6, 0x9D, 0xB1, 256, 259, 256, 258].map(|id| detokenizer.push(id));
+        assert_eq!(parts, ["the", "", "", "\u{6771}", " the", "", " the", "line"]);
+    }
+
     proptest! {
+        #[test]
+        fn an_unknown_decoder_gives_the_text_of_the_whole_and_lags_by_four_tokens_at_most(
+            pieces in proptest::collection::vec(proptest::sample::select(&["\u{2581}the", "line", "\u{E9}", "\u{6771}", "\u{1F600}", "a"][..]), 0..20),
+            broken in proptest::collection::vec(proptest::sample::select(&[0xFF, 0xE6, 0x9D, 0xF0, 0x9F, 256, 258, 259][..]), 0..24),
+        ) {
+            let codec = windowed();
+            let ids: Vec<u32> = pieces.iter().flat_map(|piece| match *piece {
+                "\u{2581}the" => vec![256],
+                "line" => vec![258],
+                text => text.bytes().map(u32::from).collect(),
+            }).collect();
+            prop_assert_eq!(decode_all(&codec, &ids), codec.hugging_face.as_ref().unwrap().decode(&ids, true).unwrap());
+            let mut detokenizer = Detokenizer::new(codec, true);
+            for id in broken {
+                detokenizer.push(id);
+                prop_assert!(uncertain(&detokenizer) < UNCERTAIN);
+            }
+        }
+
         #[test]
         fn any_bytes_give_the_text_of_the_whole(
             // Mostly bytes that begin or continue characters.
