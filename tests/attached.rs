@@ -1,5 +1,7 @@
 //! Workers that attach over gRPC: they come, go, die, come back and send nonsense, and no request notices but in time.
 
+#[path = "attached/absence.rs"]
+mod absence;
 #[path = "attached/offer.rs"]
 mod offer;
 #[path = "attached/roles.rs"]

@@ -541,6 +541,26 @@ impl Cluster {
         self.engines[engine.index()].role != Role::Decode
     }
 
+    /// Returns the expected time to compute the tokens of an engine's requests again on another engine, behind the prompts there, nanoseconds. `None`
+    /// without requests, or if no other engine takes them over.
+    pub fn again_ns(&self, engine: EngineId) -> Option<u64> {
+        let from = &self.engines[engine.index()];
+        let tokens = self.placements.load(engine).tokens;
+        let takes = |at: usize, to: &Engine| {
+            at != engine.index()
+                && to.kv_class == from.kv_class
+                && to.role != Role::Decode
+                && to.state == EngineState::Up
+        };
+        let others = self.engines.iter().enumerate().filter(|(at, to)| takes(*at, to));
+        let time_ns = |(at, to): (usize, &Engine)| {
+            let tokens = tokens + self.placements.load(EngineId(at as u32)).prefill_tokens;
+            let measured = to.core.prefill_ns(tokens).or_else(|| from.core.prefill_ns(tokens));
+            measured.unwrap_or_else(|| tokens.saturating_mul(to.core.config().recompute_token_ns))
+        };
+        (tokens > 0).then(|| others.map(time_ns).min()).flatten()
+    }
+
     /// Returns the state of an engine at this moment.
     pub fn status(&self, engine: EngineId) -> EngineStatus {
         let Engine { core, role, kv_class, state, .. } = &self.engines[engine.index()];

@@ -40,6 +40,7 @@
 //! # Ok::<(), trunkline_cluster::ClusterError>(())
 //! ```
 
+mod absence;
 mod cluster;
 mod deadlines;
 mod digest;
@@ -50,6 +51,7 @@ mod placement;
 pub mod record;
 pub mod router;
 
+pub use crate::absence::Absence;
 pub use crate::cluster::{Cluster, ClusterConfig, ClusterError, ENGINES_MAX};
 pub use crate::engine::{EngineConfig, EngineEvent, EngineId, EngineState, EngineStatus, Role, TRANSITIONS};
 pub use crate::input::{Input, Move, Output};

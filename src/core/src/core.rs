@@ -209,6 +209,11 @@ impl Core {
         self.state.max_drafts
     }
 
+    /// Returns the time that the worker is expected to take for so many prompt tokens, nanoseconds; `None` before the first prefill.
+    pub fn prefill_ns(&self, tokens: u64) -> Option<u64> {
+        self.state.kv.transfers.links.prefill_ns(tokens)
+    }
+
     /// Returns gauges and counters.
     pub fn stats(&self) -> Stats {
         let state = &self.state;

@@ -118,6 +118,12 @@ impl Links {
         if self.prefill.is_measured() { compute_ns } else { compute_ns.max(UNMEASURED_NS) }
     }
 
+    /// Returns the expected time to compute so many prompt tokens, nanoseconds; `None` before the first prefill.
+    pub fn prefill_ns(&self, tokens: u64) -> Option<u64> {
+        let (fixed_ns, token_ns) = self.prefill.line();
+        self.prefill.is_measured().then_some((fixed_ns + token_ns * tokens as f64) as u64)
+    }
+
     /// Returns the time saved by loading so many blocks from a tier, by so many copies, in place of computing them, nanoseconds; negative
     /// if computing is faster.
     pub fn saved_ns(&self, tier: usize, blocks: usize, copies: usize) -> f64 {

@@ -218,7 +218,7 @@ impl Reader {
                 Err(_) => {
                     let message = format!("the worker was silent for {:?}", self.silence);
                     self.link.end(Status::aborted(message.clone()));
-                    break LinkEnd::Broke(message);
+                    break LinkEnd::Silent(message);
                 }
             };
             match event {

@@ -458,24 +458,6 @@ impl Driver {
         self.help_out();
     }
 
-    /// Moves the requests of engines without a worker to engines that have one.
-    fn help_out(&mut self) {
-        for at in 0..self.counts.len() {
-            let other = EngineId(at as u32);
-            let status = self.cluster.status(other);
-            // Requests that no engine could take over when theirs was retired, or that waited for an attached worker.
-            let is_without = match status.state {
-                EngineState::Closed | EngineState::Gone => true,
-                EngineState::Absent => !self.workers.is_served(other),
-                EngineState::Up | EngineState::Draining => false,
-            };
-            // A decode engine that is up takes over none: the requests wait on.
-            if is_without && status.load.requests > 0 && self.any_up(Some(other)) {
-                self.apply(Input::Retire(other));
-            }
-        }
-    }
-
     /// Handles the end of a worker's threads. A new worker may do what an unfit one cannot.
     fn lose(&mut self, engine: EngineId, is_unfit: bool) {
         self.workers.note_ended(engine);

@@ -65,8 +65,10 @@ pub(crate) enum Job {
 pub(crate) enum LinkEnd {
     /// The worker left in order.
     Left,
-    /// The connection broke; the worker may come back with its KV.
+    /// The connection was closed without a word, as by the end of the worker's process; the worker may come back with its KV all the same.
     Broke(String),
+    /// The worker was silent for too long; it may come back with its KV.
+    Silent(String),
     /// The worker broke a rule of the protocol, and its KV is not trusted.
     Faulty(String),
 }

@@ -7,7 +7,7 @@
 //!   '--------Lost---------'
 //! ```
 //!
-//! A worker whose connection breaks keeps its seat for a time, and continues with its KV if it comes back. A worker whose connection
+//! A worker whose connection breaks keeps its seat for a time ([`Absence`]), and continues with its KV if it comes back. A worker whose connection
 //! was not yet seen to break resumes too: its new connection takes the place of the old one. A worker without the session waits until the
 //! one of its name is silent, or leaves.
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use trunkline_attach::wire::Welcome;
 use trunkline_attach::{LockStep, Session};
-use trunkline_cluster::EngineId;
+use trunkline_cluster::{Absence, EngineId};
 use trunkline_core::Config;
 
 /// State of a seat.
@@ -87,11 +87,13 @@ pub(crate) struct Occupant {
     pub(crate) max_drafts: u32,
     /// End of the wait for a broken connection, nanoseconds.
     resume_until_ns: u64,
+    /// `true` if the worker's end closed the broken connection.
+    is_closed: bool,
 }
 
 impl Occupant {
     pub(crate) fn new(name: String, program: String, session: String, link: u64) -> Self {
-        Self { name, program, session, link, lock_step: None, max_drafts: 0, resume_until_ns: 0 }
+        Self { name, program, session, link, lock_step: None, max_drafts: 0, resume_until_ns: 0, is_closed: false }
     }
 }
 
@@ -288,11 +290,22 @@ impl Seats {
         *self.change(engine, SeatEvent::Resumed) = Some(worker);
     }
 
-    /// Notes a broken connection at `now_ns`.
-    pub(crate) fn note_broken(&mut self, engine: EngineId, now_ns: u64) {
-        let resume_ns = u64::try_from(self.resume.as_nanos()).unwrap_or(u64::MAX);
+    /// Notes a broken connection at `now_ns`, closed by the worker's end or not.
+    pub(crate) fn note_broken(&mut self, engine: EngineId, is_closed: bool, now_ns: u64) {
+        let limit_ns = nanos(self.resume);
         if let Some(worker) = self.change(engine, SeatEvent::Broke) {
-            worker.resume_until_ns = now_ns.saturating_add(resume_ns);
+            (worker.resume_until_ns, worker.is_closed) = (now_ns.saturating_add(limit_ns), is_closed);
+        }
+    }
+
+    /// Shortens the wait for a broken connection: from `now_ns` on, the running requests could be computed again elsewhere in `again_ns`.
+    pub(crate) fn limit_wait(&mut self, engine: EngineId, again_ns: Option<u64>, now_ns: u64) {
+        let (limit_ns, heartbeat_ns) = (nanos(self.resume), nanos(heartbeat(self.silence)));
+        let seat = self.seats.iter_mut().find(|seat| seat.engine == engine);
+        if let Some(worker) = seat.and_then(|seat| seat.occupant.as_mut()) {
+            let absence = Absence { limit_ns, heartbeat_ns, is_closed: worker.is_closed };
+            let until_ns = now_ns.saturating_add(absence.patience_ns(again_ns));
+            worker.resume_until_ns = worker.resume_until_ns.min(until_ns);
         }
     }
 
@@ -301,11 +314,19 @@ impl Seats {
         self.change(engine, SeatEvent::Lost).take()
     }
 
+    /// Returns the engines whose workers have broken connections.
+    pub(crate) fn broken(&self) -> impl Iterator<Item = EngineId> {
+        self.seats.iter().filter(|seat| seat.state == SeatState::Broken).map(|seat| seat.engine)
+    }
+
     /// Returns the next end of the wait for a broken connection, with the engine, nanoseconds.
     pub(crate) fn next_end_ns(&self) -> Option<(u64, EngineId)> {
-        let broken = self.seats.iter().filter(|seat| seat.state == SeatState::Broken);
-        broken.filter_map(|seat| Some((seat.occupant.as_ref()?.resume_until_ns, seat.engine))).min()
+        self.broken().filter_map(|engine| Some((self.occupant(engine)?.resume_until_ns, engine))).min()
     }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -373,7 +394,7 @@ Broken: Attached! Broke! Resumed>Taken Lost>Vacant
         let mut seats = seats();
         seats.attach(EngineId(1), worker("a", 1));
         assert_eq!(seats.next_end_ns(), None);
-        seats.note_broken(EngineId(1), 1_000_000_000);
+        seats.note_broken(EngineId(1), true, 1_000_000_000);
         assert_eq!(seats.next_end_ns(), Some((6_000_000_000, EngineId(1))));
         assert!(seats.is_occupied(EngineId(1)) && !seats.is_present(EngineId(1), 1));
         assert_eq!(seats.place("b", None, |_| 0, |_| true, |_| 0), Some(Place::Take(EngineId(2))), "the seat is kept");
@@ -385,7 +406,7 @@ Broken: Attached! Broke! Resumed>Taken Lost>Vacant
         seats.attach(EngineId(2), worker("b", 2));
         let newcomer = |seats: &Seats| seats.place("c", None, |_| 0, |_| true, |_| 0);
         assert_eq!(newcomer(&seats), Some(Place::Replace(EngineId(1))), "rather than a worker that may come back");
-        seats.note_broken(EngineId(2), 900_000_000);
+        seats.note_broken(EngineId(2), false, 900_000_000);
         assert_eq!(newcomer(&seats), Some(Place::Replace(EngineId(2))), "that connection broke first");
         seats.resume(EngineId(1), worker("a", 3));
         assert!(

@@ -389,8 +389,8 @@ impl Workers {
     }
 
     /// Notes that the connection of a worker broke: copies fail, and steps wait for the worker.
-    pub(crate) fn note_broken(&mut self, engine: EngineId, now_ns: u64) {
-        self.seats.note_broken(engine, now_ns);
+    pub(crate) fn note_broken(&mut self, engine: EngineId, is_closed: bool, now_ns: u64) {
+        self.seats.note_broken(engine, is_closed, now_ns);
         let slot = self.slot(engine);
         slot.watchdog.clear();
         slot.link.iter().for_each(|link| link.close_copies());

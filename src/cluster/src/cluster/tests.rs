@@ -294,6 +294,25 @@ fn a_request_taken_back_while_its_step_hangs_moves_when_the_step_ends_or_the_wor
 }
 
 #[test]
+fn requests_are_computed_again_where_that_is_done_soonest() {
+    let mut rig = Rig::new(&ClusterConfig::uniform(&Config { recompute_token_ns: 100, ..config() }, 3));
+    let again_ns = |rig: &Rig| rig.cluster.again_ns(EngineId(0));
+    assert_eq!(again_ns(&rig), None, "there is nothing to compute");
+    (0..2).for_each(|id| rig.submit(id, 8, 4));
+    assert_eq!(again_ns(&rig), Some(800), "the third engine is idle, and nobody has measured anything");
+    rig.input(Input::DrainEngine(EngineId(2)));
+    assert_eq!(again_ns(&rig), Some(1600), "behind the prompt of the second");
+    rig.answer(0);
+    let measured_ns = again_ns(&rig).unwrap();
+    assert!(
+        (1..1700).contains(&measured_ns),
+        "17 tokens; the only prefill measured took some nanoseconds: {measured_ns}"
+    );
+    rig.retire(1);
+    assert_eq!(again_ns(&rig), None, "no engine takes requests over");
+}
+
+#[test]
 fn the_last_engine_keeps_its_requests_when_it_is_retired() {
     let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 2));
     rig.submit(0, 8, 3);

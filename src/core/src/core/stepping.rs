@@ -242,7 +242,9 @@ impl Core {
         if self.state.config.target_step_ns > 0 && parts.first().is_some_and(|part| is_decode(&part)) {
             self.scheduler.prefill_budget.observe(prompt_tokens(), step_ns);
         }
-        if !self.state.kv.tiers.is_empty() {
+        // Without tiers an estimate is good enough, and most steps have prompts at an end or not at all.
+        let has_prompt = || [parts.first(), parts.last()].into_iter().flatten().any(|part| !is_decode(&part));
+        if !self.state.kv.tiers.is_empty() || has_prompt() {
             let prompt_tokens = prompt_tokens();
             if prompt_tokens > 0 {
                 self.state.kv.transfers.links.observe_prefill(prompt_tokens, step_ns);

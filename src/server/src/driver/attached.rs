@@ -3,7 +3,7 @@
 //! | event | the engine's requests |
 //! |---|---|
 //! | a worker attaches | start, and those of engines without a worker move here |
-//! | its connection breaks | running ones wait for the worker to come back, for [`crate::AttachOptions::resume`]; waiting and new ones go to other engines, if there are any |
+//! | its connection breaks | running ones wait for the worker to come back, for [`crate::AttachOptions::resume`], with other engines no longer than going on there would take ([`trunkline_cluster::Absence`]); waiting and new ones go to other engines, if there are any |
 //! | it comes back in time | continue with their KV |
 //! | it leaves, breaks a rule, is replaced, or does not come back | move to other engines; without any, wait for a worker, for [`crate::AttachOptions::wait`] |
 //! | no worker came for so long | end with an error; new ones are refused until a worker attaches |
@@ -161,23 +161,23 @@ impl Driver {
         }
         let name = self.name_of(engine);
         let requests = self.cluster.status(engine).load.requests;
+        let is_closed = matches!(end, LinkEnd::Broke(_));
         match end {
             LinkEnd::Left => {
                 info!(%engine, worker = name, "the worker left");
                 self.hand_over(engine);
                 self.vacate(engine, Loss::Detached, Status::ok(""), "it left");
             }
-            LinkEnd::Broke(why) if self.workers.is_resetting(engine) || self.workers.lock_steps.has(engine) => {
+            LinkEnd::Broke(why) | LinkEnd::Silent(why)
+                if self.workers.is_resetting(engine) || self.workers.lock_steps.has(engine) =>
+            {
                 // Its KV is lost in any case; the others of its group are in the middle of a step.
                 self.vacate(engine, Loss::Detached, Status::aborted("the connection broke"), &why);
             }
-            LinkEnd::Broke(why) => {
+            LinkEnd::Broke(why) | LinkEnd::Silent(why) => {
                 warn!(%engine, worker = name, requests, why, "the connection to a worker broke; its requests wait for it to come back");
-                self.workers.note_broken(engine, self.clock.now_ns());
-                if self.any_up(Some(engine)) {
-                    // New and waiting requests need not wait for the worker.
-                    self.apply(Input::DrainEngine(engine));
-                }
+                self.workers.note_broken(engine, is_closed, self.clock.now_ns());
+                self.tend_broken();
             }
             LinkEnd::Faulty(why) => {
                 self.vacate(engine, Loss::BadResult, Status::invalid_argument(why.clone()), &why);
@@ -249,6 +249,43 @@ impl Driver {
             if is_broken && !self.any_up(None) {
                 self.apply(Input::OpenEngine(engine));
                 self.help_out();
+            }
+        }
+    }
+
+    /// Moves the requests of engines without a worker to engines that have one.
+    pub(super) fn help_out(&mut self) {
+        for at in 0..self.counts.len() {
+            let other = EngineId(at as u32);
+            let status = self.cluster.status(other);
+            // Requests that no engine could take over when theirs was retired, or that waited for an attached worker.
+            let is_without = match status.state {
+                EngineState::Closed | EngineState::Gone => true,
+                EngineState::Absent => !self.workers.is_served(other),
+                EngineState::Up | EngineState::Draining => false,
+            };
+            // A decode engine that is up takes over none: the requests wait on.
+            if is_without && status.load.requests > 0 && self.any_up(Some(other)) {
+                self.apply(Input::Retire(other));
+            }
+        }
+        self.tend_broken();
+    }
+
+    /// Lets the requests of workers with broken connections go on elsewhere, if another engine has a worker: waiting ones at once, running
+    /// ones when they have waited as long as that is worth.
+    fn tend_broken(&mut self) {
+        let engines: Vec<EngineId> = self.workers.seats.broken().collect();
+        for engine in engines {
+            let is_connected = |other: EngineId| self.workers.seats.state(other) != Some(SeatState::Broken);
+            let mut others = self.prefilling(Some(engine)).filter(|other| is_connected(*other));
+            if others.any(|other| self.cluster.status(other).state == EngineState::Up) {
+                drop(others);
+                if self.cluster.status(engine).state == EngineState::Up {
+                    self.apply(Input::DrainEngine(engine));
+                }
+                let again_ns = self.cluster.again_ns(engine);
+                self.workers.seats.limit_wait(engine, again_ns, self.clock.now_ns());
             }
         }
     }
