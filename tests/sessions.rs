@@ -13,11 +13,14 @@ use trunkline_server::proto::{
 };
 use trunkline_server::{Options, SessionOptions};
 use trunkline_sim_replay::recorded::replay_recorded;
+use trunkline_tests::gateway::Gateway;
 use trunkline_tests::server::{TestServer, collect, gated, greedy};
 use trunkline_tests::sessions::{Chat, code, context, create, settings, turn};
 
 const SYSTEM: &str = "You are the keeper of a small lighthouse. You like short sentences and old maps.\n";
 const BLOCK: u32 = 16;
+/// Path of the call that generates a turn.
+const SAY: &str = "/trunkline.v1.Sessions/Generate";
 
 fn config() -> Config {
     Config { block_size: BLOCK, device_blocks: 512, max_context: 1024, ..Config::default() }
@@ -189,15 +192,17 @@ async fn a_turn_too_long_for_the_context_waits_for_a_compaction_that_makes_room(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_session_takes_its_turn_and_its_compaction_along() {
     let (wrap, gate) = gated();
-    let server = TestServer::start_options(config(), |_| (), wrap).await;
+    let server = TestServer::start_options(config(), |options| options.network.cancelled = Duration::ZERO, wrap).await;
     let mut chat = Chat::create(&server, SYSTEM, settings(300, 100)).await;
     chat.append("", &input(0).repeat(8), false).await.unwrap();
     assert_eq!(chat.get().await.unwrap().compaction_phase, "summarising", "the gate is closed");
     let mut running = chat.clone();
     let stream = running.client.generate(turn(&chat.id, "busy", &input(1), 30)).await.unwrap().into_inner();
     let status = chat.say_as("other", &input(2), 5).await.unwrap_err();
-    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
-    assert_eq!(code(chat.rewind("").await), Code::FailedPrecondition);
+    assert_eq!(status.code(), Code::Aborted, "{status}");
+    assert_eq!(code(chat.rewind("").await), Code::Aborted);
+    assert_eq!(code(chat.append("more", "text", false).await), Code::Aborted);
+    assert_eq!(code(chat.say_as("busy", &input(1), 30).await), Code::AlreadyExists);
     chat.delete().await.unwrap();
     assert_eq!(code(chat.get().await), Code::NotFound);
     drop(gate);
@@ -218,6 +223,40 @@ async fn a_dropped_stream_leaves_no_turn_and_the_id_is_free() {
     assert_eq!(chat.get().await.unwrap().turns.len(), 0);
     chat.say_as("a", &input(0), 5).await.unwrap();
     assert_eq!(chat.get().await.unwrap().turns.len(), 1);
+}
+
+/// A client that stops an answer and asks again is faster than its own cancellation: the next turn is at the server first.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_turn_behind_a_cancelled_one_is_answered() {
+    const ROUNDS: u32 = 12;
+    let (wrap, gate) = gated();
+    let never = |options: &mut Options| options.network.cancelled = Duration::from_secs(24 * 3600);
+    let server = TestServer::start_options(config(), never, wrap).await;
+    let mut chat = Chat::create(&server, SYSTEM, SessionSettings::default()).await;
+    let mut alone = chat.fork(None).await.unwrap();
+    let mut gateway = Gateway::connect(server.addr()).await;
+    let mut previous = gateway.open_call(SAY, &turn(&chat.id, "stopped 0", &input(0), 200)).await;
+    for round in 1..ROUNDS {
+        // Every other time it is the same turn that is sent again.
+        let id = format!("stopped {}", round / 2);
+        let next = gateway.raw.call(SAY, &turn(&chat.id, &id, &input(round / 2), 200)).await.unwrap();
+        gateway.raw.reset(previous).await.unwrap();
+        gateway.begun(next).await;
+        previous = next;
+    }
+    let rewind = tokio::spawn({
+        let mut chat = chat.clone();
+        async move { chat.rewind("").await.map(drop) }
+    });
+    gateway.raw.reset(previous).await.unwrap();
+    rewind.await.unwrap().unwrap();
+    let last = gateway.open_call(SAY, &turn(&chat.id, "last", &input(99), 20)).await;
+    drop(gate);
+    let text = gateway.ended(last).await.text_and_cached().0;
+    assert_eq!(text, alone.say_as("last", &input(99), 20).await.unwrap().text, "nothing of the cancelled turns");
+    let turns = chat.get().await.unwrap().turns;
+    assert_eq!(turns.iter().map(|turn| &turn.id[..]).collect::<Vec<_>>(), ["last"]);
+    server.client().await.settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,6 +3,7 @@
 pub mod attached;
 pub mod cluster_pressure;
 pub mod faulty_disk;
+pub mod gateway;
 pub mod object_server;
 pub mod raw;
 pub mod scrape;

@@ -24,6 +24,9 @@ const INITIAL_WINDOW_SIZE: u16 = 4;
 /// Reason of a reset: the stream is not needed any more.
 const CANCEL: u32 = 8;
 
+/// Bytes of the contents of a frame, at most.
+pub const FRAME_BYTES: usize = 16 << 10;
+
 /// A frame from the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
@@ -81,6 +84,14 @@ impl RawClient {
         Ok(client)
     }
 
+    /// Sends bytes as they are.
+    ///
+    /// # Errors
+    /// If the server has closed the connection.
+    pub async fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.socket.write_all(bytes).await
+    }
+
     /// Sends one frame.
     ///
     /// # Errors
@@ -111,6 +122,44 @@ impl RawClient {
         self.begin(&block, 0).await
     }
 
+    /// Sends the headers of a call with more of them behind the usual ones, in frames of up to `cut` bytes, and returns its stream.
+    ///
+    /// # Errors
+    /// If the server has closed the connection.
+    pub async fn headers_with(&mut self, path: &str, more: &[u8], cut: usize) -> io::Result<u32> {
+        let block = [self.header_block(path), more.to_vec()].concat();
+        self.headers_of(&block, cut).await
+    }
+
+    /// Sends a block of headers in frames of up to `cut` bytes as the beginning of a call, and returns its stream.
+    ///
+    /// # Errors
+    /// If the server has closed the connection.
+    pub async fn headers_of(&mut self, block: &[u8], cut: usize) -> io::Result<u32> {
+        let stream = self.next_stream;
+        self.next_stream += 2;
+        self.block(stream, 0, block, cut).await?;
+        Ok(stream)
+    }
+
+    /// Sends headers behind the message of a call, in frames of up to 16 KiB.
+    ///
+    /// # Errors
+    /// If the server has closed the connection.
+    pub async fn trailers(&mut self, stream: u32, block: &[u8]) -> io::Result<()> {
+        self.block(stream, END_STREAM, block, FRAME_BYTES).await
+    }
+
+    async fn block(&mut self, stream: u32, flags: u8, block: &[u8], cut: usize) -> io::Result<()> {
+        let n = block.chunks(cut).len();
+        for (at, part) in block.chunks(cut).enumerate() {
+            let kind = if at == 0 { HEADERS } else { CONTINUATION };
+            let ends = if at + 1 == n { END_HEADERS } else { 0 };
+            self.send(kind, ends | if at == 0 { flags } else { 0 }, stream, part).await?;
+        }
+        Ok(())
+    }
+
     /// Sends more headers of a call begun with [`RawClient::endless_headers`].
     ///
     /// # Errors
@@ -136,10 +185,7 @@ impl RawClient {
     /// If the server has closed the connection.
     pub async fn call(&mut self, path: &str, message: &impl Message) -> io::Result<u32> {
         let stream = self.headers(path).await?;
-        let mut bytes = vec![0];
-        bytes.extend((message.encoded_len() as u32).to_be_bytes());
-        bytes.extend(message.encode_to_vec());
-        self.data(stream, &bytes, true).await?;
+        self.data(stream, &framed(message), true).await?;
         Ok(stream)
     }
 
@@ -185,7 +231,8 @@ impl RawClient {
         Ok(stream)
     }
 
-    fn header_block(&self, path: &str) -> Vec<u8> {
+    /// Returns the usual headers of a call.
+    pub fn header_block(&self, path: &str) -> Vec<u8> {
         let mut block = Vec::new();
         for (name, value) in [
             (":method", "POST"),
@@ -201,11 +248,34 @@ impl RawClient {
     }
 }
 
-/// Adds a header as a literal without indexing. Names and values MUST have fewer than 127 bytes.
-fn literal(block: &mut Vec<u8>, name: &str, value: &str) {
+/// Returns the bytes of a call's message.
+pub fn framed(message: &impl Message) -> Vec<u8> {
+    let mut bytes = vec![0];
+    bytes.extend((message.encoded_len() as u32).to_be_bytes());
+    bytes.extend(message.encode_to_vec());
+    bytes
+}
+
+/// Adds a header as a literal without indexing.
+pub fn literal(block: &mut Vec<u8>, name: &str, value: &str) {
     block.push(0);
     for text in [name, value] {
-        block.push(text.len() as u8);
+        length(block, text.len());
         block.extend(text.bytes());
     }
+}
+
+/// Adds the length of a text: RFC 7541, section 5.1, with a prefix of seven bits.
+fn length(block: &mut Vec<u8>, n: usize) {
+    const PREFIX: usize = 127;
+    if n < PREFIX {
+        return block.push(n as u8);
+    }
+    block.push(PREFIX as u8);
+    let mut rest = n - PREFIX;
+    while rest >= 128 {
+        block.push((rest % 128) as u8 | 128);
+        rest /= 128;
+    }
+    block.push(rest as u8);
 }

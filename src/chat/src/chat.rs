@@ -19,7 +19,9 @@ pub enum Refusal {
     #[error("turn '{0}' is still being generated")]
     StillRunning(String),
     /// Another turn is being generated.
-    #[error("turn '{0}' is being generated; a session generates one turn at a time")]
+    #[error(
+        "turn '{0}' is being generated; a session generates one turn at a time, so try again when that one has ended"
+    )]
     Busy(String),
     /// The id names a turn with other input.
     #[error("turn_id '{0}' names an earlier turn with other input, or without an answer")]
@@ -67,6 +69,13 @@ pub enum Refusal {
         /// First turn that can be the last of a fork or rewound chat.
         first: u64,
     },
+}
+
+impl Refusal {
+    /// Returns `true` if the same operation may be accepted once the running turn has ended.
+    pub fn passes(&self) -> bool {
+        matches!(self, Self::StillRunning(_) | Self::Busy(_))
+    }
 }
 
 /// Beginning of a turn.

@@ -26,6 +26,9 @@ pub struct NetworkLimits {
     pub idle: Duration,
     /// Interval of pings to a silent client. Zero sends none.
     pub keepalive: Duration,
+    /// Time for which a call that follows another, the next turn of a session or a request with the same id, waits for the end of the other:
+    /// a client that cancels a call and sends the next one may be faster than its own cancellation.
+    pub cancelled: Duration,
     /// Time for the answer to a ping, and for the operating system to take a byte of output.
     pub keepalive_timeout: Duration,
     /// Time that output of a call may wait without the client reading. The request then ends with RESOURCE_EXHAUSTED, and after
@@ -54,6 +57,7 @@ impl Default for NetworkLimits {
             request: Duration::from_secs(30),
             idle: Duration::from_secs(300),
             keepalive: Duration::from_secs(30),
+            cancelled: Duration::from_secs(1),
             keepalive_timeout: Duration::from_secs(20),
             unread: Duration::from_secs(30),
             unread_bytes_per_call: 1 << 20,

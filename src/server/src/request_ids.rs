@@ -10,10 +10,14 @@
 //! No other map of requests is shared by threads. The map stands at the edge: handlers write and read the map, the core's thread
 //! does not know the map, and no guard is held across an await.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
+use tokio::sync::Notify;
+use tokio::time::timeout;
 use trunkline_core::RequestId;
 
 use crate::caller::{Caller, Owner};
@@ -23,7 +27,14 @@ type Key = (Owner, String);
 
 /// The active requests, by the clients' ids.
 #[derive(Clone, Default)]
-pub(crate) struct RequestIds(Arc<DashMap<Key, Active>>);
+pub(crate) struct RequestIds(Arc<Ids>);
+
+#[derive(Default)]
+struct Ids {
+    active: DashMap<Key, Active>,
+    /// Notified at the end of each entry.
+    ended: Notify,
+}
 
 struct Active {
     id: RequestId,
@@ -40,13 +51,36 @@ impl RequestIds {
     /// Enters a request, unless the owner has an active one with the same id.
     pub(crate) fn open(&self, owner: Owner, client_id: &str, id: RequestId) -> Option<ActiveId> {
         let key = (owner, client_id.to_owned());
-        match self.0.entry(key.clone()) {
+        match self.0.active.entry(key.clone()) {
             Entry::Occupied(_) => None,
             Entry::Vacant(vacant) => {
                 vacant.insert(Active { id, aborted: false });
                 Some(ActiveId { ids: self.clone(), key })
             }
         }
+    }
+
+    /// Enters a request like [`RequestIds::open`]. An active request of the owner with the same id may be a cancelled one whose end is
+    /// still on the way: waits for the end, for `patience` at most.
+    pub(crate) async fn open_soon(
+        &self,
+        owner: Owner,
+        client_id: &str,
+        id: RequestId,
+        patience: Duration,
+    ) -> Option<ActiveId> {
+        let opened = async {
+            loop {
+                // Registered before the look, so that no end is missed.
+                let mut ended = pin!(self.0.ended.notified());
+                ended.as_mut().enable();
+                if let Some(active) = self.open(owner.clone(), client_id, id) {
+                    return active;
+                }
+                ended.await;
+            }
+        };
+        timeout(patience, opened).await.ok()
     }
 
     /// Marks the active requests with an id that the caller may abort; returns the core's ids of the requests. The abort MUST be
@@ -56,13 +90,13 @@ impl RequestIds {
     /// the role admin may abort every request.
     pub(crate) fn abort(&self, caller: &Caller, client_id: &str) -> Vec<RequestId> {
         if let (Owner::Token(_), true) = (&caller.owner, caller.admin) {
-            let named = self.0.iter_mut().filter(|active| active.key().1 == client_id);
+            let named = self.0.active.iter_mut().filter(|active| active.key().1 == client_id);
             let mut found: Vec<RequestId> = named.map(|mut active| active.mark()).collect();
             found.sort_unstable();
             return found;
         }
         let owners = [caller.owner.clone(), caller.owner_of_made_id()];
-        let mark = |owner| self.0.get_mut(&(owner, client_id.to_owned())).map(|mut active| active.mark());
+        let mark = |owner| self.0.active.get_mut(&(owner, client_id.to_owned())).map(|mut active| active.mark());
         owners.into_iter().find_map(mark).into_iter().collect()
     }
 }
@@ -82,13 +116,14 @@ impl ActiveId {
 
     /// Returns `true` if the request was aborted.
     pub(crate) fn aborted(&self) -> bool {
-        self.ids.0.get(&self.key).is_some_and(|active| active.aborted)
+        self.ids.0.active.get(&self.key).is_some_and(|active| active.aborted)
     }
 }
 
 impl Drop for ActiveId {
     fn drop(&mut self) {
-        self.ids.0.remove(&self.key);
+        self.ids.0.active.remove(&self.key);
+        self.ids.0.ended.notify_waiters();
     }
 }
 
@@ -104,6 +139,8 @@ pub(crate) fn random_id() -> Result<String, getrandom::Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Waker};
+
     use super::*;
 
     fn caller(owner: Owner, admin: bool) -> Caller {
@@ -128,6 +165,19 @@ mod tests {
         assert_eq!(ids.abort(&me, "a"), []);
         let next = ids.open(me.owner.clone(), "a", RequestId(3)).unwrap();
         assert!(!next.aborted(), "an abort is for one request, not for all of its id");
+    }
+
+    #[tokio::test]
+    async fn an_id_whose_end_is_on_the_way_is_waited_for() {
+        let ids = RequestIds::default();
+        let open = |number, patience| ids.open_soon(Owner::Connection(1), "a", RequestId(number), patience);
+        let first = open(1, Duration::ZERO).await.unwrap();
+        assert!(open(2, Duration::ZERO).await.is_none());
+        let mut next = pin!(open(3, Duration::from_secs(24 * 3600)));
+        let cx = &mut Context::from_waker(Waker::noop());
+        assert!(next.as_mut().poll(cx).is_pending());
+        drop(first);
+        assert!(next.await.is_some());
     }
 
     #[test]

@@ -79,6 +79,11 @@ impl SessionService {
         self.submitter.driver.clock().now_ns()
     }
 
+    /// Returns the time left before a deadline.
+    fn left(&self, deadline_ns: Option<u64>) -> Duration {
+        deadline_ns.map_or(Duration::MAX, |at_ns| Duration::from_nanos(at_ns.saturating_sub(self.now_ns())))
+    }
+
     fn find(&self, caller: &Caller, id: &str) -> Result<Arc<Entry>, Status> {
         self.table.find(caller, id, self.now_ns())
     }
@@ -147,15 +152,15 @@ impl SessionService {
                 return if dropped || *tried < TRIES_MAX { Ok(()) } else { Err(defect()) };
             }
         }
-        let left =
-            deadline_ns.map(|at_ns| at_ns.saturating_sub(self.now_ns())).map_or(Duration::MAX, Duration::from_nanos);
+        let left = self.left(deadline_ns);
         let late = |_| Status::deadline_exceeded("time was up while the history was being compacted");
         // The entry holds the sender.
         let _ = time::timeout(left, changes.changed()).await.map_err(late)?;
         Ok(())
     }
 
-    /// Runs `attempt` until the context is not full.
+    /// Runs `attempt` until the context is not full and no other turn runs. Another turn that runs may be a cancelled one whose end is
+    /// still on the way: the wait for it is short.
     async fn with_room<T>(
         &self,
         entry: &Arc<Entry>,
@@ -165,18 +170,31 @@ impl SessionService {
         mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Refusal>,
     ) -> Result<T, Status> {
         let (mut changes, mut tried) = (entry.changes.subscribe(), 0);
+        let patience = self.left(deadline_ns).min(self.network.limits.cancelled);
+        let patience = time::sleep(patience);
+        tokio::pin!(patience);
         loop {
             changes.mark_unchanged();
-            {
+            let attempted = {
                 let mut state = entry.lock();
                 if state.deleted {
                     return Err(no_session(&entry.id));
                 }
                 // A turn that waits for room uses the session.
                 state.used_ns = self.now_ns();
-                if let Some(done) = attempt(&mut state).map_err(refused)? {
-                    return Ok(done);
+                attempt(&mut state)
+            };
+            match attempted {
+                Ok(Some(done)) => return Ok(done),
+                Ok(None) => {}
+                Err(refusal) if refusal.passes() => {
+                    tokio::select! {
+                        biased;
+                        _ = changes.changed() => continue,
+                        () = &mut patience => return Err(refused(refusal)),
+                    }
                 }
+                Err(refusal) => return Err(refused(refusal)),
             }
             self.make_room(entry, caller, needed, (&mut changes, &mut tried), deadline_ns).await?;
         }
@@ -373,12 +391,12 @@ impl Sessions for SessionService {
         let caller = Caller::of(request.extensions());
         let proto::RewindSessionRequest { session_id, turn_id } = request.into_inner();
         let entry = self.find_to_change(&caller, &session_id)?;
-        {
-            let mut state = entry.lock();
-            let turns = behind(&state.chat, &turn_id).map_err(refused)?;
-            state.chat.rewind(turns).map_err(refused)?;
+        let rewind = |state: &mut State| {
+            state.chat.rewind(behind(&state.chat, &turn_id)?)?;
             state.cancel_compaction();
-        }
+            Ok(Some(()))
+        };
+        self.with_room(&entry, &caller, 0, None, rewind).await?;
         entry.changed();
         Ok(self.session(&entry))
     }

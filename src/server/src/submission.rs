@@ -270,7 +270,7 @@ impl Submitter {
         let open = self.open.enter(client.clone()).ok_or_else(|| Rejection::TooManyOpen(self.open.most()))?;
         let on_the_way = self.on_the_way.enter(client).ok_or_else(|| Rejection::ShareFull(self.on_the_way.most()))?;
         let shares = (on_the_way, open);
-        let (id, active) = self.open(caller, std::mem::take(&mut checked.request_id))?;
+        let (id, active) = self.open(caller, std::mem::take(&mut checked.request_id), deadline_ns).await?;
         let mut request = self.prepare_in_time(id, checked, deadline_ns).await?;
         request.deadline_ns = deadline_ns;
         let prompt_end = request.prompt[request.prompt.len().saturating_sub(PROMPT_END)..].to_vec();
@@ -288,13 +288,21 @@ impl Submitter {
     }
 
     /// Numbers a request and makes the client's id active. A client without an id gets one.
-    fn open(&self, caller: &Caller, client_id: String) -> Result<(RequestId, ActiveId), Rejection> {
+    async fn open(
+        &self,
+        caller: &Caller,
+        client_id: String,
+        deadline_ns: Option<u64>,
+    ) -> Result<(RequestId, ActiveId), Rejection> {
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let (owner, client_id) = match client_id.is_empty() {
             true => (caller.owner_of_made_id(), request_ids::random_id().map_err(Rejection::NoRandomness)?),
             false => (caller.owner.clone(), client_id),
         };
-        match self.ids.open(owner, &client_id, id) {
+        let left = deadline_ns.map(|at_ns| at_ns.saturating_sub(self.driver.clock().now_ns()));
+        let patience = caller.call.connection().network().limits.cancelled;
+        let patience = patience.min(left.map_or(Duration::MAX, Duration::from_nanos));
+        match self.ids.open_soon(owner, &client_id, id, patience).await {
             Some(active) => Ok((id, active)),
             None => Err(Rejection::StillActive(client_id)),
         }

@@ -25,7 +25,8 @@ pub(crate) fn refused(refusal: Refusal) -> Status {
     let message = refusal.to_string();
     match refusal {
         Refusal::StillRunning(_) | Refusal::IdTaken(_) => Status::already_exists(message),
-        Refusal::Busy(_) | Refusal::Forgotten { .. } => Status::failed_precondition(message),
+        Refusal::Busy(_) => Status::aborted(message),
+        Refusal::Forgotten { .. } => Status::failed_precondition(message),
         Refusal::Empty
         | Refusal::NoInput
         | Refusal::Pins { .. }
