@@ -18,11 +18,13 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, warn};
 
+use crate::frames::Watched;
 use crate::gate::{CALL, Gate};
-use crate::gather::Gathered;
+use crate::gather::{Gathered, Turns};
+use crate::headers::HEADER_BYTES_KEPT;
 use crate::limits::open_files_max;
 use crate::log_limit::LogLimit;
-use crate::network::{Admitted, Connection, Network};
+use crate::network::{Admitted, Connection, MISTAKES_MAX, Network};
 use crate::socket::TimedSocket;
 use crate::tls::Tls;
 
@@ -33,14 +35,11 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const GOODBYE: Duration = Duration::from_secs(5);
 /// Time between two looks at a connection with calls.
 const LOOK: Duration = Duration::from_secs(10);
-/// Headers of one request, at most, bytes. Bounds a flood of CONTINUATION frames too.
-const HEADER_BYTES_MAX: u32 = 16 << 10;
 /// Output of one call in the connection's buffers, at most, bytes.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
-/// Streams of a connection reset by the client before this server saw them, at most, until the connection is closed.
-const UNSEEN_RESETS_MAX: usize = 32;
-/// Streams of a connection reset for the client's mistakes, at most, until the connection is closed.
-const MISTAKES_MAX: usize = 64;
+/// Streams of a connection reset by the client before this server saw them, at most, until the connection is closed. A gateway may pass
+/// on the resets of many users at once; [`Connection`] counts resets over time.
+const UNSEEN_RESETS_MAX: usize = 1024;
 
 /// Source of connections.
 pub(crate) trait Accept: Send {
@@ -148,11 +147,13 @@ where
         .max_concurrent_streams(limits.calls_per_connection)
         .keep_alive_interval((!limits.keepalive.is_zero()).then_some(limits.keepalive))
         .keep_alive_timeout(limits.keepalive_timeout)
-        .max_header_list_size(HEADER_BYTES_MAX)
+        .max_header_list_size(HEADER_BYTES_KEPT)
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_pending_accept_reset_streams(UNSEEN_RESETS_MAX)
         .max_local_error_reset_streams(MISTAKES_MAX);
-    let socket = TokioIo::new(Gathered::new(TimedSocket::new(socket, limits.unread)));
+    let socket = Watched::new(TimedSocket::new(socket, limits.unread), connection.clone());
+    let turns = Turns::default();
+    let socket = TokioIo::new(Gathered::new(socket, turns.clone()));
     let mut http = pin!(builder.serve_connection(socket, TowerToHyperService::new(gate)));
     // The end of an idle connection, once it is announced.
     let mut ending = None;
@@ -165,7 +166,7 @@ where
             expires.map_or(next, |expires| next.min(Instant::from_std(expires)))
         });
         tokio::select! {
-            result = &mut http => {
+            result = turns.clone().count(http.as_mut()) => {
                 if let Err(err) = result {
                     debug!(%err, "a connection failed");
                 }
@@ -174,6 +175,11 @@ where
             () = connection.closed() => return,
             _ = stopped.wait_for(|stopped| *stopped), if !stopping => {
                 stopping = true;
+                http.as_mut().graceful_shutdown();
+            }
+            () = connection.retired(), if !stopping => {
+                stopping = true;
+                debug!(peer = %connection.peer(), "asking a client for another connection: too many resets or mistakes on this one");
                 http.as_mut().graceful_shutdown();
             }
             () = sleep_until(look) => {

@@ -14,7 +14,10 @@ use tonic::{Code, Status};
 
 use crate::access::{Access, WORKERS};
 use crate::bodies::{Accepted, RequestBody, ResponseBody};
+use crate::caller::Caller;
+use crate::headers;
 use crate::network::Call;
+use crate::questions::Questions;
 use crate::refusals::Reason;
 
 tokio::task_local! {
@@ -40,6 +43,18 @@ pub(crate) struct Gate {
 impl Gate {
     pub(crate) fn new(early: Routes, clients: Arc<OnceLock<Routes>>, access: Arc<Access>) -> Self {
         Self { early: early.prepare(), clients, access }
+    }
+
+    /// Returns the sender of a call, and the services for its path.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED for too many headers, the errors of [`Access::caller`], and UNAVAILABLE before the server knows its model.
+    fn enter<B>(&self, request: &Request<B>, call: &Arc<Call>) -> Result<(Caller, Routes), Status> {
+        let refusals = &call.connection().network().counters.refusals;
+        headers::check(request).inspect_err(|_| refusals.count(Reason::HeadersTooLarge))?;
+        let path = request.uri().path();
+        let caller = self.access.caller(path, request.headers(), call)?;
+        Ok((caller, self.routes(path)?))
     }
 
     /// Returns the services for a path.
@@ -68,14 +83,14 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let gate = self.clone();
         Box::pin(async move {
             let call = CALL.with(Arc::clone);
-            let caller = gate.access.caller(request.uri().path(), request.headers(), &call);
-            let response = match caller.and_then(|caller| Ok((caller, gate.routes(request.uri().path())?))) {
+            let response = match gate.enter(&request, &call) {
                 Err(status) => status.into_http(),
                 Ok((caller, mut routes)) => {
+                    headers::trim(&mut request);
                     let limits = &call.connection().network().limits;
                     let streams = request.uri().path().starts_with(REFLECTION);
                     let limit = if streams { limits.idle.max(limits.request) } else { limits.request };
@@ -88,7 +103,11 @@ where
                     });
                     request.extensions_mut().insert(accepted);
                     request.extensions_mut().insert(caller);
-                    routes.call(request).await.unwrap_or_else(|never| match never {})
+                    let response = match streams {
+                        true => routes.call(request.map(Questions::of)).await,
+                        false => routes.call(request).await,
+                    };
+                    response.unwrap_or_else(|never| match never {})
                 }
             };
             call.answer();

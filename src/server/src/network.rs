@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -16,6 +16,16 @@ use crate::clock::Clock;
 use crate::limits::NetworkLimits;
 use crate::log_limit::LogLimit;
 use crate::refusals::Refusals;
+
+/// Streams of a connection that the HTTP/2 library resets for the client's mistakes, at most, until the library ends the connection: the
+/// library holds about half a kilobyte for each that the client has not read yet.
+pub(crate) const MISTAKES_MAX: usize = 1024;
+/// Frames of data without data on a connection, at most, until the HTTP/2 library ends the connection.
+const EMPTY_MAX: usize = 100;
+/// Early resets of a connection for which another was asked, in bursts, until the connection is closed.
+const PATIENCE: u64 = 10;
+/// Connections in the middle of headers longer than a frame, at most: each may hold 1.5 MB.
+const UNFINISHED_MAX: usize = 64;
 
 /// Counters of the network edge since the start.
 #[derive(Default)]
@@ -54,6 +64,8 @@ pub(crate) struct Network {
     next: AtomicU64,
     connections: Mutex<BTreeMap<u64, Arc<Connection>>>,
     calls: Mutex<BTreeMap<u64, Arc<Call>>>,
+    /// Connections in the middle of headers longer than a frame, in the order of the beginnings.
+    unfinished: Mutex<BTreeMap<u64, Arc<Connection>>>,
 }
 
 /// One connection.
@@ -72,6 +84,13 @@ pub(crate) struct Connection {
     unread_bytes: AtomicU64,
     incoming_bytes: AtomicU64,
     resets: Mutex<Bucket>,
+    /// Streams that the HTTP/2 library reset for the client's mistakes.
+    mistakes: AtomicUsize,
+    /// Frames of data without data.
+    empty: AtomicUsize,
+    /// Notified to replace the connection in order.
+    retire: Notify,
+    retiring: AtomicBool,
 }
 
 /// One HTTP/2 stream.
@@ -116,6 +135,7 @@ impl Network {
             next: AtomicU64::new(1),
             connections: Mutex::default(),
             calls: Mutex::default(),
+            unfinished: Mutex::default(),
         })
     }
 
@@ -214,6 +234,10 @@ impl Connection {
             unread_bytes: AtomicU64::new(0),
             incoming_bytes: AtomicU64::new(0),
             resets: Mutex::default(),
+            mistakes: AtomicUsize::new(0),
+            empty: AtomicUsize::new(0),
+            retire: Notify::new(),
+            retiring: AtomicBool::new(false),
         }
     }
 
@@ -242,6 +266,18 @@ impl Connection {
     /// Waits until someone has asked for the end of the connection.
     pub(crate) async fn closed(&self) {
         self.close.notified().await;
+    }
+
+    /// Asks for a replacement of the connection: the client is to open another one for new calls, and the calls under way go on.
+    fn retire(&self) {
+        if !self.retiring.swap(true, Ordering::Relaxed) {
+            self.retire.notify_one();
+        }
+    }
+
+    /// Waits until someone has asked for a replacement of the connection.
+    pub(crate) async fn retired(&self) {
+        self.retire.notified().await;
     }
 
     /// Registers a call.
@@ -292,12 +328,53 @@ impl Connection {
         self.network.incoming_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Notes a call that the client reset before the answer, and closes the connection after too many.
+    /// Notes a call that the client reset before the answer. After too many the connection is to be replaced, so that a client behind
+    /// a gateway ends no call of another, and closed if resets come all the same.
     fn reset_early(&self) {
         let burst = u64::from(self.network.limits.early_resets);
-        if !lock(&self.resets).pour(self.network.clock.now_ns(), burst) {
+        let level = lock(&self.resets).pour(self.network.clock.now_ns(), burst);
+        if level > burst {
+            self.retire();
+        }
+        if level > burst.saturating_mul(PATIENCE) {
             self.close();
         }
+    }
+
+    /// Notes a stream that the HTTP/2 library reset for a mistake of the client. With half of the mistakes at which the library ends the
+    /// connection, the connection is to be replaced.
+    pub(crate) fn note_mistake(&self) {
+        self.note(&self.mistakes, MISTAKES_MAX);
+    }
+
+    /// Notes a frame of data without data, likewise.
+    pub(crate) fn note_empty(&self) {
+        self.note(&self.empty, EMPTY_MAX);
+    }
+
+    fn note(&self, counter: &AtomicUsize, most: usize) {
+        if counter.fetch_add(1, Ordering::Relaxed) + 1 >= most / 2 {
+            self.retire();
+        }
+    }
+
+    /// Notes the beginning of headers longer than a frame, and returns their number. With too many connections in the middle of
+    /// headers, the one that began first is closed.
+    pub(crate) fn begin_headers(self: &Arc<Self>) -> u64 {
+        let at = self.network.number();
+        let mut unfinished = lock(&self.network.unfinished);
+        unfinished.insert(at, self.clone());
+        if unfinished.len() > UNFINISHED_MAX
+            && let Some((_, oldest)) = unfinished.pop_first()
+        {
+            oldest.close();
+        }
+        at
+    }
+
+    /// Notes the end of headers longer than a frame.
+    pub(crate) fn end_headers(&self, at: u64) {
+        lock(&self.network.unfinished).remove(&at);
     }
 }
 
@@ -425,13 +502,13 @@ impl Call {
 }
 
 impl Bucket {
-    /// Adds one drop; returns `false` if the bucket holds more than `burst`. A tenth of `burst` leaks out each second.
-    fn pour(&mut self, now_ns: u64, burst: u64) -> bool {
+    /// Adds one drop, and returns the drops in the bucket. A tenth of `burst` leaks out each second.
+    fn pour(&mut self, now_ns: u64, burst: u64) -> u64 {
         let leak_ns = 10_000_000_000 / burst.max(1);
         let leaked = now_ns.saturating_sub(self.at_ns) / leak_ns;
         self.level = self.level.saturating_sub(leaked) + 1;
         self.at_ns = if leaked > 0 { now_ns } else { self.at_ns };
-        self.level <= burst
+        self.level
     }
 }
 

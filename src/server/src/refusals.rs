@@ -9,6 +9,8 @@ pub(crate) enum Reason {
     Invalid,
     /// The message is longer than messages may be.
     MessageTooLarge,
+    /// The call has more headers than calls may have.
+    HeadersTooLarge,
     /// The `request_id` names an active request.
     DuplicateId,
     /// Prompt and output exceed the context.
@@ -41,9 +43,10 @@ pub(crate) enum Reason {
 
 impl Reason {
     /// All reasons with their names, in the order of the numbers.
-    const ALL: [(Self, &'static str); 16] = [
+    const ALL: [(Self, &'static str); 17] = [
         (Self::Invalid, "invalid"),
         (Self::MessageTooLarge, "message_too_large"),
+        (Self::HeadersTooLarge, "headers_too_large"),
         (Self::DuplicateId, "duplicate_id"),
         (Self::ContextTooLong, "context_too_long"),
         (Self::NeverFits, "never_fits"),
@@ -108,7 +111,7 @@ mod tests {
         }
         let counted: Vec<_> = refusals.each().collect();
         assert_eq!(counted[0], ("invalid", 1));
-        assert_eq!(counted[15], ("internal", 16));
-        assert_eq!(refusals.overload(), 8 + 9 + 10 + 11 + 12);
+        assert_eq!(counted[16], ("internal", 17));
+        assert_eq!(refusals.overload(), 9 + 10 + 11 + 12 + 13);
     }
 }

@@ -14,6 +14,10 @@ fn is_closing(connection: &Connection) -> bool {
     connection.closing.load(Ordering::Relaxed)
 }
 
+fn is_retiring(connection: &Connection) -> bool {
+    connection.retiring.load(Ordering::Relaxed)
+}
+
 /// A backlog that counts how often it was discarded.
 #[derive(Default)]
 struct Discards(AtomicU32);
@@ -111,7 +115,7 @@ fn beyond_the_bytes_the_call_unread_for_longest_ends() {
 }
 
 #[test]
-fn early_resets_close_the_connection_after_a_burst() {
+fn early_resets_replace_the_connection_after_a_burst_and_close_it_after_ten() {
     let network = network(NetworkLimits { early_resets: 20, ..NetworkLimits::default() });
     let connection = network.admit(peer(1), 9).unwrap();
     for _ in 0..20 {
@@ -119,18 +123,45 @@ fn early_resets_close_the_connection_after_a_burst() {
         answered.0.answer();
         drop((answered, connection.0.open_call()));
     }
-    assert!(!is_closing(&connection.0));
+    assert!(!is_retiring(&connection.0));
     (0..20).for_each(|_| drop(connection.0.open_call()));
+    assert!(is_retiring(&connection.0) && !is_closing(&connection.0));
+    (0..200).for_each(|_| drop(connection.0.open_call()));
     assert!(is_closing(&connection.0));
+}
+
+#[test]
+fn mistakes_replace_the_connection_before_the_library_ends_it() {
+    for (most, note) in
+        [(MISTAKES_MAX, Connection::note_mistake as fn(&Connection)), (EMPTY_MAX, Connection::note_empty)]
+    {
+        let connection = network(NetworkLimits::default()).admit(peer(1), 9).unwrap();
+        (1..most / 2).for_each(|_| note(&connection.0));
+        assert!(!is_retiring(&connection.0));
+        note(&connection.0);
+        assert!(is_retiring(&connection.0) && !is_closing(&connection.0));
+    }
+}
+
+#[test]
+fn of_too_many_connections_in_the_middle_of_headers_the_first_is_closed() {
+    let network = network(NetworkLimits { connections_per_peer: Some(99), ..NetworkLimits::default() });
+    let connections: Vec<_> = (0..UNFINISHED_MAX + 2).map(|_| network.admit(peer(1), 99).unwrap()).collect();
+    let begun: Vec<_> = connections.iter().map(|connection| connection.0.begin_headers()).collect();
+    let closing = || connections.iter().filter(|connection| is_closing(&connection.0)).count();
+    assert!(is_closing(&connections[0].0) && is_closing(&connections[1].0) && closing() == 2);
+    connections[2].0.end_headers(begun[2]);
+    connections[0].0.begin_headers();
+    assert_eq!(closing(), 2, "one has ended");
 }
 
 #[test]
 fn a_bucket_forgives_a_tenth_each_second() {
     let mut bucket = Bucket::default();
     const S: u64 = 1_000_000_000;
-    assert_eq!((0..11).map(|_| bucket.pour(5 * S, 10)).filter(|within| *within).count(), 10);
-    assert!(bucket.pour(7 * S, 10), "two are forgiven");
-    assert!(!bucket.pour(7 * S, 10));
+    assert_eq!((0..11).map(|_| bucket.pour(5 * S, 10)).max(), Some(11));
+    assert_eq!(bucket.pour(7 * S, 10), 10, "two are forgiven");
+    assert_eq!(bucket.pour(7 * S, 10), 11);
 }
 
 #[test]
