@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_health::pb::HealthCheckRequest;
@@ -14,8 +15,11 @@ use trunkline_cluster::ClusterConfig;
 use trunkline_core::Config;
 use trunkline_server::proto::inference_client::InferenceClient;
 use trunkline_server::proto::{AbortRequest, FlushCacheRequest, GenerateRequest, GetServerInfoRequest};
-use trunkline_server::{AttachOptions, ClientTls, Options, TlsFiles, authorization, connect_tls};
+use trunkline_server::{
+    AttachOptions, ClientError, ClientTls, Options, TlsFiles, authorization, connect_tls, wants_tls,
+};
 use trunkline_tests::attached::{BLOCKS, hello};
+use trunkline_tests::raw::RawClient;
 use trunkline_tests::server::{Client, TestServer, collect, gated, greedy};
 
 const ADMIN: &str = "admin-0123456789";
@@ -141,6 +145,46 @@ async fn tls_protects_the_port() {
     assert!(error.contains("UnknownIssuer") || error.contains("certificate"), "{error}");
     let plain = Endpoint::from_shared(format!("http://{}", server.addr())).unwrap().connect_lazy();
     assert!(InferenceClient::new(plain).generate(greedy("hello", 4)).await.is_err(), "no call without TLS");
+}
+
+/// Sends bytes to a server and returns the answer, up to the end of the connection.
+async fn answer(server: &TestServer, bytes: &[u8]) -> String {
+    let mut socket = RawClient::silent(([127, 0, 0, 1], 0).into(), server.addr()).await.unwrap();
+    socket.write_all(bytes).await.unwrap();
+    let mut answer = Vec::new();
+    socket.read_to_end(&mut answer).await.unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_of_another_protocol_get_a_line_that_says_so() {
+    let plain = TestServer::start(Config::default()).await;
+    let tls = |options: &mut Options| options.tls = Some(tls_files(None));
+    let tls = TestServer::start_options(Config::default(), tls, |worker| Box::new(worker)).await;
+    for (server, line) in [(&plain, "this port speaks gRPC, over HTTP/2; "), (&tls, "this port speaks TLS; ")] {
+        for request in ["GET / HTTP/1.1\r\nhost: a\r\n\r\n", "POST /v1/completions HTTP/1.0\r\n\r\n{}"] {
+            let answer = answer(server, request.as_bytes()).await;
+            let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+            assert!(head.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{head}");
+            assert!(body.starts_with(line) && body.ends_with('\n') && body.lines().count() == 1, "{body}");
+        }
+    }
+    let hello = answer(&plain, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03").await;
+    assert!(hello.ends_with(
+        "this port speaks no TLS; connect without TLS, or start the server with --tls-cert and --tls-key\n"
+    ));
+    assert!(answer(&tls, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.contains("this port speaks TLS; "));
+
+    let endpoint = |scheme: &str, server: &TestServer| {
+        Endpoint::from_shared(format!("{scheme}://localhost:{}", server.addr().port())).unwrap()
+    };
+    let files = ClientTls { ca: pem("ca.pem"), identity: None };
+    let refused = connect_tls(endpoint("https", &plain), &files).await.map(drop).unwrap_err();
+    assert!(matches!(refused, ClientError::NoTls), "{refused:?}");
+    let mut client = Client(InferenceClient::new(endpoint("http", &tls).connect().await.unwrap()));
+    let refused = client.ask(greedy("hello", 4)).await.unwrap_err();
+    assert!(wants_tls(&refused), "{refused:?}");
+    assert!(!wants_tls(&Status::unavailable("another reason")));
 }
 
 #[tokio::test(flavor = "multi_thread")]

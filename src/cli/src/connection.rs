@@ -7,7 +7,7 @@ use anyhow::{anyhow, ensure};
 use clap::Args;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
-use trunkline_server::{ClientError, ClientTls, authorization, connect_tls};
+use trunkline_server::{ClientError, ClientTls, authorization, connect_tls, wants_tls};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -74,6 +74,7 @@ impl ConnectionArgs {
             ClientError::Transport(err) => {
                 anyhow!("cannot connect to {addr}: {}; is `trunkline serve` running there?", innermost(&err))
             }
+            err @ ClientError::NoTls => anyhow!("cannot connect to {addr}: {err}"),
             err => err.into(),
         })
     }
@@ -81,6 +82,9 @@ impl ConnectionArgs {
 
 /// Turns a server's status into an error for the user of the command.
 pub fn status_error(status: Status) -> anyhow::Error {
+    if wants_tls(&status) {
+        return anyhow!("the server speaks TLS; give --tls-ca, the file of the authorities for its certificate");
+    }
     let message = match status.message() {
         "" => status.code().description(),
         message => message,

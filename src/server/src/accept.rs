@@ -21,6 +21,7 @@ use tracing::{debug, warn};
 use crate::frames::Watched;
 use crate::gate::{CALL, Gate};
 use crate::gather::{Gathered, Turns};
+use crate::greeting::{Port, greet};
 use crate::headers::HEADER_BYTES_KEPT;
 use crate::limits::open_files_max;
 use crate::log_limit::LogLimit;
@@ -116,22 +117,42 @@ async fn serve_socket(
     admitted: Admitted,
     gate: Gate,
     tls: Option<Arc<Tls>>,
-    stopped: watch::Receiver<bool>,
+    mut stopped: watch::Receiver<bool>,
 ) {
     let connection = &admitted.0;
     if let Err(err) = socket.set_nodelay(true) {
         return debug!(%err, "a connection ended before it began");
     }
+    let port = if tls.is_some() { Port::Tls } else { Port::Plain };
+    let Some(socket) = begin(connection, &mut stopped, greet(socket, port, connection)).await.flatten() else { return };
     let Some(tls) = tls else { return serve_http(socket, connection, gate, stopped).await };
-    let handshake = timeout(connection.network().limits.first_request, tls.accept(socket));
-    let shaken = tokio::select! {
-        shaken = handshake => shaken,
-        () = connection.closed() => return,
+    let shaken = begin(connection, &mut stopped, async {
+        let socket = tls.accept(socket).await?;
+        greet(socket, Port::Shaken, connection).await
+    });
+    if let Some(socket) = shaken.await.flatten() {
+        serve_http(socket, connection, gate, stopped).await;
+    }
+}
+
+/// Runs a part of the beginning of a connection within the time for the first request. Returns `None` if the connection is over.
+async fn begin<T>(
+    connection: &Connection,
+    stopped: &mut watch::Receiver<bool>,
+    part: impl Future<Output = io::Result<T>>,
+) -> Option<T> {
+    let result = tokio::select! {
+        result = timeout(connection.network().limits.first_request, part) => result,
+        () = connection.closed() => return None,
+        // Nobody has called yet.
+        _ = stopped.wait_for(|stopped| *stopped) => return None,
     };
-    match shaken {
-        Ok(Ok(socket)) => serve_http(socket, connection, gate, stopped).await,
-        Ok(Err(err)) => debug!(%err, "a TLS handshake failed"),
-        Err(_) => connection.close(),
+    match result {
+        Ok(result) => result.inspect_err(|err| debug!(%err, "a connection ended before its first request")).ok(),
+        Err(_) => {
+            connection.close();
+            None
+        }
     }
 }
 

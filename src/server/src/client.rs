@@ -1,5 +1,6 @@
 //! Connections to a server, with or without TLS, and calls with a token.
 
+use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,9 +12,10 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{self, ClientConfig};
+use tonic::Status;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -42,6 +44,9 @@ pub enum ClientError {
     /// The connection could not be made.
     #[error(transparent)]
     Transport(#[from] tonic::transport::Error),
+    /// The server answered something else than TLS.
+    #[error("the server speaks no TLS: connect without, or start the server with --tls-cert and --tls-key")]
+    NoTls,
     /// The file of a token cannot be read.
     #[error("cannot read the token file {}: {source}", path.display())]
     Token {
@@ -73,7 +78,29 @@ pub async fn connect_tls(endpoint: Endpoint, tls: &ClientTls) -> Result<Channel,
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
     let connector = Connector { tls: TlsConnector::from(Arc::new(config)), name };
-    Ok(endpoint.connect_with_connector(connector).await?)
+    let connected = endpoint.connect_with_connector(connector).await;
+    connected.map_err(|err| if causes(&err).any(is_no_tls) { ClientError::NoTls } else { err.into() })
+}
+
+/// Returns `true` if a call failed because the server speaks TLS, and the client does not.
+pub fn wants_tls(status: &Status) -> bool {
+    let is_reason = |cause: &(dyn Error + 'static)| {
+        let reason = cause.downcast_ref::<h2::Error>().and_then(h2::Error::reason);
+        reason == Some(h2::Reason::INADEQUATE_SECURITY)
+    };
+    causes(status).any(is_reason)
+}
+
+/// Returns an error and the errors behind it.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
+}
+
+/// Returns `true` for the error of a handshake with a server whose bytes are no TLS.
+fn is_no_tls(cause: &(dyn Error + 'static)) -> bool {
+    let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    let tls = inner.and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    matches!(tls, Some(rustls::Error::InvalidMessage(_)))
 }
 
 /// Reads the first word of a file, a token, and returns the value of the header `authorization`.

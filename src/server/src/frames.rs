@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::network::Connection;
 
 /// First bytes of a client, before the first frame: RFC 9113, section 3.4.
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes of a frame's head.
 const HEAD_BYTES: usize = 9;
 /// Bytes of the contents of a frame that a watcher sees: the reason of a reset.

@@ -64,6 +64,7 @@ mod fit;
 mod frames;
 mod gate;
 mod gather;
+mod greeting;
 mod headers;
 mod histogram;
 mod limits;
@@ -101,7 +102,7 @@ mod watchdog;
 mod worker_thread;
 mod workers;
 
-pub use crate::client::{ClientError, ClientTls, authorization, connect_tls};
+pub use crate::client::{ClientError, ClientTls, authorization, connect_tls, wants_tls};
 pub use crate::commands::StepCounts;
 pub use crate::driver::Outcome;
 pub use crate::limits::{FILES_RESERVED, NetworkLimits, raise_open_files};

@@ -57,6 +57,8 @@ pub(crate) struct Network {
     pub(crate) counters: NetworkCounters,
     /// Notified if unread output is above a limit of several calls.
     pub(crate) over: Notify,
+    /// Limits the lines about clients of another protocol.
+    pub(crate) strangers: LogLimit,
     /// Limits the lines about calls that ended unread.
     unread_lines: LogLimit,
     unread_bytes: AtomicU64,
@@ -129,6 +131,7 @@ impl Network {
             clock,
             counters: NetworkCounters::default(),
             over: Notify::new(),
+            strangers: LogLimit::default(),
             unread_lines: LogLimit::default(),
             unread_bytes: AtomicU64::new(0),
             incoming_bytes: AtomicU64::new(0),

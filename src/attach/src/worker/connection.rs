@@ -1,5 +1,6 @@
 //! One connection of a worker: Hello, Welcome, then messages in both directions until either side ends the call.
 
+use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use tracing::info;
 
 use super::copies::{Copy, CopyJob};
 use super::engine::{Connection, Engine};
+use super::with_sources;
 use crate::hello::Hello;
 use crate::mirror::StepLimits;
 use crate::session::Session;
@@ -63,7 +65,11 @@ impl Ended {
     fn of(status: &Status) -> Self {
         let line = match status.code() {
             Code::Unknown | Code::Cancelled if status.message().is_empty() => "the connection broke".into(),
-            code => format!("{code:?}: {}", status.message()),
+            // The reason of a connection that could not be made, or broke, is behind the status.
+            code => match status.source() {
+                Some(source) => format!("{code:?}: {}: {}", status.message(), with_sources(source)),
+                None => format!("{code:?}: {}", status.message()),
+            },
         };
         match status.code() {
             Code::InvalidArgument
