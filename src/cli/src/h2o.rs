@@ -20,6 +20,7 @@ use self::head_file::HeadFile;
 use self::head_loss::{HeadLosses, Reading, default_tokens, head_losses};
 use crate::bench::h2o::rig::BLOCK;
 use crate::bench::h2o::sources::{KINDS, Source};
+use crate::model_source::{ModelSource, log_facts};
 use crate::output::{print, table};
 use crate::revision::revision;
 
@@ -81,8 +82,9 @@ struct CalibrateArgs {
 pub fn run(args: &H2oArgs) -> anyhow::Result<()> {
     let Command::Calibrate(args) = &args.command;
     let path = &args.model;
-    let tokenizer = Tokenizer::load(path)?;
-    let model = Model::load(path).with_context(|| format!("cannot load the model {}", path.display()))?;
+    let source = ModelSource::Path(path);
+    let (tokenizer, model) = (source.tokenizer()?, source.model()?);
+    log_facts(model.name(), model.facts());
     let info = model.info();
     let output = args.output.clone().unwrap_or_else(|| HeadFile::default_path(path));
     HeadFile::check_writable(&output)?;

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use tracing::warn;
-use trunkline_text::Tokenizer;
+use tracing::{info, warn};
+use trunkline_text::{Files, ModelFacts, Tokenizer};
 use trunkline_worker::{Model, ModelError};
 
 use crate::h2o::head_file::HeadFile;
@@ -22,6 +22,8 @@ const SEED: u64 = 0;
 const CONFIG: &[u8] = include_bytes!("../../../models/small-world/config.json");
 const LAYERS: &str = include_str!("../../../models/small-world/h2o.toml");
 const TOKENIZER: &[u8] = include_bytes!("../../../models/small-world/tokenizer.json");
+/// Files with facts about the built-in model, beside its config.json.
+const TOKENIZER_FILE: (&str, &[u8]) = ("tokenizer.json", TOKENIZER);
 const WEIGHTS: &[u8] = include_bytes!("../../../models/small-world/model.safetensors");
 
 /// A model to be loaded.
@@ -60,13 +62,30 @@ impl<'a> ModelSource<'a> {
         }
     }
 
+    /// Reads the facts about the model that its files state in words; random weights have none.
+    ///
+    /// # Errors
+    /// If the folder or file is missing or malformed.
+    pub fn facts(self) -> anyhow::Result<ModelFacts> {
+        match self {
+            Self::BuiltIn => {
+                Ok(ModelFacts::of_files(Files::Memory(BUILT_IN, &[("config.json", CONFIG), TOKENIZER_FILE]))?)
+            }
+            Self::Random => Ok(ModelFacts::default()),
+            Self::Path(path) => {
+                exists(path)?;
+                ModelFacts::read(path).with_context(|| cannot_load(path))
+            }
+        }
+    }
+
     /// Loads the model.
     ///
     /// # Errors
     /// If the folder or file is missing or malformed, or the worker cannot run the model.
     pub fn model(self) -> anyhow::Result<Model> {
         match self {
-            Self::BuiltIn => Ok(Model::from_bytes(BUILT_IN, CONFIG, WEIGHTS)?),
+            Self::BuiltIn => Ok(Model::from_bytes(BUILT_IN, CONFIG, &[TOKENIZER_FILE], WEIGHTS)?),
             Self::Random => Ok(Model::seeded(SEED)),
             Self::Path(path) => {
                 exists(path)?;
@@ -155,6 +174,14 @@ impl<'a> ModelSource<'a> {
             Self::Path(path) => HeadFile::losses_of(path, revision),
         }
     }
+}
+
+/// Logs what the files of a model say in words, and the oddities of these files.
+pub fn log_facts(name: &str, facts: &ModelFacts) {
+    if *facts != ModelFacts::default() {
+        info!("{name}: {facts}");
+    }
+    facts.notes.iter().for_each(|note| warn!("{name}: {note}"));
 }
 
 fn exists(path: &Path) -> anyhow::Result<()> {

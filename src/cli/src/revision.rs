@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use trunkline_text::gguf_parts;
 use xxhash_rust::xxh3::Xxh3;
 
 /// Extensions of the files that decide about a model's KV.
@@ -17,7 +18,7 @@ const REVISION_FILES: [&str; 3] = ["json", "safetensors", "gguf"];
 pub fn revision(dir: &Path) -> anyhow::Result<String> {
     let decides = |path: &Path| path.extension().is_some_and(|is| REVISION_FILES.iter().any(|of| is == *of));
     let mut files = match dir.is_file() {
-        true => vec![dir.to_owned()],
+        true => gguf_parts(dir)?,
         false => fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>()?,
     };
     files.retain(|path| path.is_file() && decides(path));

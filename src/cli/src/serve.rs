@@ -22,6 +22,7 @@ use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, machine_memory};
 
+use self::model_facts::{check_tokenizer, join_ends};
 use self::open_files::raise_open_files;
 use self::placement::check_weights;
 use self::running::serve;
@@ -31,7 +32,7 @@ use crate::engines::Engines;
 use crate::first_worker::limits_of_worker;
 use crate::h2o::head_loss::HeadLosses;
 use crate::h2o_settings;
-use crate::model_source::{BUILT_IN, ModelSource};
+use crate::model_source::{BUILT_IN, ModelSource, log_facts};
 use crate::null_worker::{NullWorker, WorkerKind, null_backend};
 use crate::replay::settings::MAX_BATCH_TOKENS;
 use crate::simulate_settings::{self, Simulation};
@@ -39,6 +40,7 @@ use crate::simulated;
 use crate::simulated::clock::{Clock, RealTime};
 use crate::weights_settings::Placement;
 
+mod model_facts;
 mod open_files;
 mod placement;
 mod running;
@@ -48,7 +50,6 @@ const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
 /// Time after which a step may be taken for lost, seconds.
 const STEP_TIMEOUT_S_DEFAULT: f64 = 60.0;
 const STEP_TIMEOUT_S_MAX: f64 = 86_400.0;
-const TOKENIZER_FILE: &str = "tokenizer.json";
 /// KV cache on the device by default, bytes.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
 /// Tokens in the default KV cache, at least, however large each is.
@@ -260,7 +261,9 @@ fn note_drafts(config: &Config) {
 /// Returns the decision about the first worker of a server without embedded ones: the worker's model, with the tokenizer of the
 /// settings.
 fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideModel> {
-    let given = settings.model.as_deref().map(|path| ModelSource::of(Some(path)).tokenizer()).transpose()?;
+    let source = settings.model.as_deref().map(|path| ModelSource::of(Some(path)));
+    let given = source.map(|source| Ok::<_, anyhow::Error>((source.tokenizer()?, source.facts()?))).transpose()?;
+    let (given, facts) = given.unzip();
     Ok(Box::new(move |hello| {
         let built_in = given.is_none() && hello.model.name == BUILT_IN;
         let tokenizer = match &given {
@@ -277,7 +280,8 @@ fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideMo
         let name =
             |path: &PathBuf| if path.is_dir() { path.file_name() } else { path.file_stem() }.map(ToOwned::to_owned);
         let folder = settings.model.as_ref().and_then(name).map(|name| name.to_string_lossy().into_owned());
-        let Hello { name: worker, model, abilities, .. } = hello.clone();
+        let Hello { name: worker, mut model, abilities, .. } = hello.clone();
+        facts.iter().for_each(|facts| join_ends(&mut model, facts));
         match folder {
             Some(folder) if folder.trim_end_matches(".gguf") != model.name => {
                 warn!("worker {worker} runs {}, and the tokenizer is of {folder}", model.name);
@@ -333,6 +337,7 @@ pub(crate) fn embedded_with(
     let found = losses.map_or_else(|| source.head_losses(&revision), |losses| Ok(Some(losses.clone())))?;
     let (model, config) = divided(settings, model, found.as_ref())?;
     check_tokenizer(&tokenizer, model.config().vocab_size)?;
+    log_facts(model.name(), model.facts());
     ensure!(
         engines.kv_types().len() == 1 || settings.tiers.shared_mem.is_none(),
         "shared-mem holds blocks of one type; give kv-dtype one type, or leave shared-mem out"
@@ -405,7 +410,8 @@ pub(crate) fn rotation(model: &Model) -> Vec<Vec<u64>> {
 
 /// Returns the limits of the core, and a backend of null workers. A model folder serves for its tokenizer alone.
 fn null(settings: &Settings, workers: usize, step: Duration) -> anyhow::Result<(Vec<Config>, Backend)> {
-    let tokenizer = settings.model.as_deref().map_or_else(|| Ok(Tokenizer::bytes()), Tokenizer::load)?;
+    let path = settings.model.as_deref();
+    let tokenizer = path.map_or_else(|| Ok(Tokenizer::bytes()), |path| ModelSource::of(Some(path)).tokenizer())?;
     let model = NullWorker::info(tokenizer.vocab_size());
     let mut config = limits(settings, model.block_bytes(1), model.max_context)?;
     let all: Vec<usize> = (0..workers).collect();
@@ -432,8 +438,8 @@ fn simulated(
     if !settings.core.has("max_batch_tokens") {
         fleet.core.max_batch_tokens = MAX_BATCH_TOKENS;
     }
-    let (tokenizer, end) = simulate_settings::tokenizer(settings.model.as_deref())?;
-    let mut backend = simulated::backend(&mut fleet, tokenizer, end, text, clock)?;
+    let (tokenizer, ends) = simulate_settings::tokenizer(settings.model.as_deref())?;
+    let mut backend = simulated::backend(&mut fleet, tokenizer, &ends, text, clock)?;
     let mut config = fleet.core;
     let (layout, block_bytes) =
         (simulated::stored_layout(config.block_size), backend.model.block_bytes(config.block_size));
@@ -477,25 +483,6 @@ fn step_timeout(seconds: Option<f64>) -> anyhow::Result<Duration> {
         "step-timeout is {seconds}; it must be between 0 and {STEP_TIMEOUT_S_MAX} seconds"
     );
     Ok(Duration::from_secs_f64(seconds))
-}
-
-/// Compares a tokenizer with a model.
-///
-/// # Errors
-/// If the model does not have most of the tokens: the tokenizer is of another model.
-fn check_tokenizer(tokenizer: &Tokenizer, vocab_size: u32) -> anyhow::Result<()> {
-    let (beyond, all) = (tokenizer.tokens_beyond(vocab_size), tokenizer.vocab_size());
-    ensure!(
-        beyond as u64 * 2 < u64::from(all),
-        "{TOKENIZER_FILE} has {beyond} tokens with ids that the model does not have (its ids are below {vocab_size}): the \
-         files belong to different models"
-    );
-    if beyond > 0 {
-        warn!(
-            "{beyond} tokens of {TOKENIZER_FILE} have ids that the model does not have; texts with such a token are refused"
-        );
-    }
-    Ok(())
 }
 
 pub(crate) fn cores() -> usize {
@@ -634,18 +621,6 @@ pub(crate) mod tests {
         let both = limits(&given(&["--max-batch-tokens=7", "--max-batch-size=8"]), 1 << 14, 512);
         assert!(both.is_err(), "both were asked for");
         assert_eq!(limits(&given(&["--max-batch-tokens=512"]), 1 << 14, 512).unwrap().max_batch_size, 256);
-    }
-
-    #[test]
-    fn a_tokenizer_of_another_model_is_refused_and_a_few_tokens_too_many_are_not() {
-        let tokenizer = Tokenizer::bytes();
-        assert!(check_tokenizer(&tokenizer, 258).is_ok() && check_tokenizer(&tokenizer, 1 << 20).is_ok());
-        assert!(check_tokenizer(&tokenizer, 257).is_ok());
-        let message = check_tokenizer(&tokenizer, 100).unwrap_err().to_string();
-        assert!(
-            message.starts_with("tokenizer.json has 158 tokens with ids that the model does not have"),
-            "{message}"
-        );
     }
 
     #[test]

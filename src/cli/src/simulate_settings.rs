@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use clap::Args;
 use serde::de::MapAccess;
 use trunkline_port::Token;
@@ -10,6 +10,7 @@ use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::Settings as Fleet;
 use trunkline_text::Tokenizer;
 
+use crate::model_source::{ModelSource, log_facts};
 use crate::simulated::text::TextKind;
 
 /// Keys of the settings, which are also the names of the flags.
@@ -134,26 +135,23 @@ fn shape(model: Option<&Path>) -> anyhow::Result<model::Model> {
     })
 }
 
-/// Returns the tokenizer beside a model's config.json with the model's end token, or that of bytes if there is none.
+/// Returns the tokenizer beside a model's config.json with the tokens that end an answer, or that of bytes if there is none.
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn tokenizer(model: Option<&Path>) -> anyhow::Result<(Tokenizer, Option<Token>)> {
+pub fn tokenizer(model: Option<&Path>) -> anyhow::Result<(Tokenizer, Vec<Token>)> {
     let folder = match model {
         Some(path) if path.is_dir() => Some(path),
         Some(path) if path.is_file() => path.parent(),
         _ => None,
     };
     let Some(folder) = folder.filter(|folder| folder.join("tokenizer.json").exists()) else {
-        return Ok((Tokenizer::bytes(), Some(BYTES_END)));
+        return Ok((Tokenizer::bytes(), vec![BYTES_END]));
     };
-    let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let config: serde_json::Value =
-        serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))?;
-    let end = &config["eos_token_id"];
-    let end = end.as_u64().or_else(|| end[0].as_u64());
-    Ok((Tokenizer::load(folder)?, end.and_then(|end| Token::try_from(end).ok())))
+    let source = ModelSource::Path(folder);
+    let (tokenizer, facts) = (source.tokenizer()?, source.facts()?);
+    log_facts(&folder.display().to_string(), &facts);
+    Ok((tokenizer, facts.end_ids()))
 }
 
 #[cfg(test)]
@@ -204,10 +202,13 @@ mod tests {
     #[test]
     fn a_folder_lends_its_tokenizer_and_its_end_token() {
         let (bytes, end) = tokenizer(Some(Path::new("llama-3.1-8b"))).unwrap();
-        assert_eq!((bytes.vocab_size(), end), (258, Some(BYTES_END)));
+        assert_eq!((bytes.vocab_size(), end), (258, vec![BYTES_END]));
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("config.json");
         std::fs::write(&config, "{\"eos_token_id\": [7, 8]}").unwrap();
-        assert_eq!(tokenizer(Some(&config)).unwrap().1, Some(BYTES_END), "there is no tokenizer.json");
+        assert_eq!(tokenizer(Some(&config)).unwrap().1, [BYTES_END], "there is no tokenizer.json");
+        let small_world = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/small-world"));
+        let facts = ModelSource::BuiltIn.facts().unwrap();
+        assert_eq!(tokenizer(Some(small_world)).unwrap().1, facts.end_ids());
     }
 }

@@ -35,7 +35,7 @@ pub fn max_context(model: &Model) -> u32 {
 }
 
 /// Returns facts about the model as clients see them; ids of tokens reach as far as those of model and tokenizer.
-pub fn info(model: &Model, tokenizer: &Tokenizer, end: Option<Token>) -> ModelInfo {
+pub fn info(model: &Model, tokenizer: &Tokenizer, ends: &[Token]) -> ModelInfo {
     let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
     let kv_dtype = match model.kv_dtype_bytes {
         1 => "fp8",
@@ -47,7 +47,7 @@ pub fn info(model: &Model, tokenizer: &Tokenizer, end: Option<Token>) -> ModelIn
         revision: "simulated".into(),
         vocab_size: narrow(model.vocab).max(tokenizer.vocab_size()),
         max_context: max_context(model),
-        eos_token_ids: end.into_iter().collect(),
+        eos_token_ids: ends.to_vec(),
         n_layers: narrow(model.layers),
         hidden_size: narrow(model.hidden),
         n_heads: narrow(model.heads),
@@ -66,14 +66,14 @@ pub fn info(model: &Model, tokenizer: &Tokenizer, end: Option<Token>) -> ModelIn
 pub fn backend(
     fleet: &mut Fleet,
     tokenizer: Tokenizer,
-    end: Option<Token>,
+    ends: &[Token],
     text: TextKind,
     clock: Arc<dyn Clock>,
 ) -> anyhow::Result<Backend> {
     let cost = fleet.cost_model()?;
     fleet.estimate_costs(&*cost);
     fleet.core.worker.all_tokens = text == TextKind::Echo;
-    let model = info(&fleet.model, &tokenizer, end);
+    let model = info(&fleet.model, &tokenizer, ends);
     let device = Arc::new(Device {
         cost,
         link: BlockTimes {
@@ -81,7 +81,7 @@ pub fn backend(
             latency_ns: (fleet.hardware.host_link_latency_s * 1e9) as u64,
         },
         clock,
-        text: Text::new(text, &tokenizer, end)?,
+        text: Text::new(text, &tokenizer, ends.first().copied())?,
         vocab_size: model.vocab_size,
     });
     let workers: MakeWorker = Arc::new(move |_| Ok(Box::new(SimulatedWorker::new(device.clone()))));

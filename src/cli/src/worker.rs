@@ -22,7 +22,7 @@ use crate::h2o::choice::{self, Choice};
 use crate::h2o::total;
 use crate::h2o_settings::{self, divided_for_a_server};
 use crate::mending::Mender;
-use crate::model_source::ModelSource;
+use crate::model_source::{ModelSource, log_facts};
 use crate::null_worker::{NullWorker, duration};
 use crate::serve::{cores, device_blocks};
 use crate::sizes::parse_size;
@@ -257,6 +257,7 @@ fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::
     let revision = source.revision()?;
     let placement = Placement::of(args.weights.as_deref())?;
     let mut model = source.placed(&placement, &revision, 1)?.with_kv_dtype(dtype);
+    log_facts(model.name(), model.facts());
     let total = args.h2o_total.as_deref().map(|text| total::parse(total::SETTING, text)).transpose()?;
     if divides(args) {
         let losses = source.head_losses(&revision)?;
@@ -284,7 +285,7 @@ fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::
 fn null(args: &AttachArgs, step: &str) -> anyhow::Result<(ModelInfo, MakeRunner)> {
     let step = duration(step)?;
     let vocab_size = match &args.model {
-        Some(path) => Tokenizer::load(path)?.vocab_size(),
+        Some(path) => ModelSource::of(Some(path)).tokenizer()?.vocab_size(),
         None => Tokenizer::bytes().vocab_size(),
     };
     // The protocol has no models without layers: one, of a byte for each token.

@@ -108,18 +108,11 @@ impl Fit {
                 return different(stringify!($field), &theirs.$field, &ours.$field);
             })* };
         }
-        equal!(
-            name,
-            revision,
-            vocab_size,
-            eos_token_ids,
-            n_layers,
-            hidden_size,
-            n_heads,
-            n_kv_heads,
-            head_dim,
-            kv_dtype
-        );
+        equal!(name, revision, vocab_size, n_layers, hidden_size, n_heads, n_kv_heads, head_dim, kv_dtype);
+        // Requests bring the tokens that end them, and the files of the server may name more than the worker's.
+        if !theirs.eos_token_ids.iter().all(|token| ours.eos_token_ids.contains(token)) {
+            return different("eos_token_ids", &theirs.eos_token_ids, &ours.eos_token_ids);
+        }
         if theirs.groups != ours.groups {
             let (n, needed) = (theirs.groups.len(), ours.groups.len());
             return Err(format!(

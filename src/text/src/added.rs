@@ -1,6 +1,6 @@
 //! The added tokens of a Hugging Face folder, in `tokenizer.json` and in other files.
 //!
-//! The rules are the rules of transformers 5.24 (`PreTrainedTokenizerBase._from_pretrained` and `TokenizersBackend`): entries of
+//! The rules are the rules of transformers 5.24 and 4.57 (`PreTrainedTokenizerBase._from_pretrained`): entries of
 //! `added_tokens_decoder` in `tokenizer_config.json` are tokens, with flags that win over the flags in `tokenizer.json`. Without the key
 //! `added_tokens.json` and `special_tokens_map.json` count. Tokens with a role, such as `eos_token`, are special tokens, too. transformers numbers
 //! new tokens behind all others; here the id in the file wins.

@@ -3,6 +3,8 @@
 use std::fmt::Debug;
 use std::path::Path;
 
+use trunkline_text::ModelFacts;
+
 use crate::error::ModelError;
 
 /// No dimension of a model may exceed this limit; products of a few dimensions stay far from overflow.
@@ -164,21 +166,21 @@ impl ModelConfig {
         if self.windows.is_empty() { vec![None; self.n_layers as usize] } else { self.windows.clone() }
     }
 
-    /// Adds tokens that end the model's output, read from `field` of the file at `path`.
+    /// Takes the tokens that end the model's output from the facts about the model at `path`. Returns the facts.
     ///
     /// # Errors
     ///
-    /// A token that is not in the vocabulary.
-    pub(crate) fn add_eos(&mut self, ids: &[i64], field: &'static str, path: &Path) -> Result<(), ModelError> {
-        for id in ids {
-            match u32::try_from(*id) {
-                Ok(token) if token < self.vocab_size => self.eos_token_ids.push(token),
-                _ => return Err(invalid(path, field, id, "must be below vocab_size and not below 0")),
-            }
-        }
-        self.eos_token_ids.sort_unstable();
-        self.eos_token_ids.dedup();
-        Ok(())
+    /// A file states a token that is not in the vocabulary.
+    pub(crate) fn set_ends(&mut self, facts: ModelFacts, path: &Path) -> Result<ModelFacts, ModelError> {
+        let facts = facts.within(self.vocab_size).map_err(|(end, source)| {
+            let (field, path) = match source.strip_suffix(".json") {
+                Some(_) => ("eos_token_id", &path.join(source)),
+                None => (source, &path.to_owned()),
+            };
+            invalid(path, field, end, "must be below vocab_size and not below 0")
+        })?;
+        self.eos_token_ids = facts.end_ids();
+        Ok(facts)
     }
 
     /// Number of query heads sharing one key and value head.

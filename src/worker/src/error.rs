@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 
 use trunkline_port::{RequestId, StepError, Token};
 use trunkline_streaming::BudgetError;
+use trunkline_text::{FactsError, Mistake};
 
 use crate::matrix::MatrixError;
+use crate::misfits::misfit;
 
 /// A model folder or a GGUF file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -65,13 +67,21 @@ pub enum ModelError {
         problem: String,
     },
     /// A tensor of the architecture is in none of the weights files.
-    #[error("tensor {name} is missing from {}; the model needs it: check that every shard is there", path.display())]
+    #[error("tensor {name} is missing from {}; the model needs it: {hint}", path.display())]
     MissingTensor {
         /// Name of the tensor.
         name: String,
         /// The folder, or the shard named by the folder's index.
         path: PathBuf,
+        /// What is there instead, and the remedy.
+        hint: String,
     },
+    /// A file or folder is another than was meant.
+    #[error(transparent)]
+    Mistake(#[from] Mistake),
+    /// A file with facts about the model cannot be used.
+    #[error(transparent)]
+    Facts(#[from] FactsError),
     /// A tensor's shape contradicts `config.json`.
     #[error(
         "tensor {name} in {} has shape {found:?}, but the model's configuration asks for {expected:?}: the tensors \
@@ -183,6 +193,17 @@ impl ModelError {
     /// Returns `true` if a file of packed weights was damaged and removed: loading the model again writes another.
     pub fn has_removed_file(&self) -> bool {
         matches!(self, Self::Weights(fault) if fault.is_removed)
+    }
+
+    /// Describes a missing tensor by the names of the tensors that are there; `otherwise` is the remedy if the names tell nothing.
+    pub(crate) fn missing_tensor<'a>(
+        name: &str,
+        path: &Path,
+        present: impl Iterator<Item = &'a str>,
+        otherwise: &str,
+    ) -> Self {
+        let hint = misfit(name, &present.collect::<Vec<_>>()).unwrap_or_else(|| otherwise.to_owned());
+        Self::MissingTensor { name: name.to_owned(), path: path.to_owned(), hint }
     }
 
     /// Describes a file of packed weights that cannot be used.

@@ -121,7 +121,63 @@ pub(crate) static FAMILIES: [Family; 4] = [
 ];
 
 /// Supported values of `model_type`, for error messages.
-pub(crate) const SUPPORTED: &str = "this worker runs the model types llama, mistral, qwen2 and qwen3";
+pub(crate) const SUPPORTED: &str =
+    "this worker runs the model types llama, mistral, qwen2 and qwen3; others run in attached workers";
+
+/// Model types of other kinds, for error messages.
+const OTHERS: [(&str, &[&str]); 5] = [
+    (
+        "an encoder, which makes no text",
+        &[
+            "bert",
+            "roberta",
+            "xlm-roberta",
+            "distilbert",
+            "electra",
+            "deberta-v2",
+            "modernbert",
+            "nomic_bert",
+            "mpnet",
+            "clip",
+        ],
+    ),
+    ("an encoder with a decoder", &["t5", "mt5", "bart", "mbart", "marian", "pegasus", "whisper", "m2m_100"]),
+    (
+        "a mixture of experts",
+        &[
+            "mixtral",
+            "qwen2_moe",
+            "qwen3_moe",
+            "deepseek_v2",
+            "deepseek_v3",
+            "gpt_oss",
+            "granitemoe",
+            "olmoe",
+            "phimoe",
+        ],
+    ),
+    (
+        "a model of images or sound beside text",
+        &[
+            "llava",
+            "llava_next",
+            "qwen2_vl",
+            "qwen2_5_vl",
+            "qwen3_vl",
+            "mllama",
+            "gemma3",
+            "mistral3",
+            "idefics3",
+            "smolvlm",
+        ],
+    ),
+    ("a model with recurrent states", &["mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "bamba", "zamba2"]),
+];
+
+/// Returns the kind of a model of another kind.
+pub(crate) fn other_kind(model_type: &str) -> Option<&'static str> {
+    OTHERS.iter().find(|(_, types)| types.contains(&model_type)).map(|(kind, _)| *kind)
+}
 
 /// Returns the family with the `model_type` of a configuration.
 pub(crate) fn family(model_type: &str) -> Option<&'static Family> {
@@ -139,5 +195,7 @@ mod tests {
             assert!(SUPPORTED.contains(known.model_type));
         }
         assert!(family("gpt2").is_none());
+        assert!(OTHERS.iter().all(|(_, types)| types.iter().all(|name| family(name).is_none())));
+        assert_eq!((other_kind("bert"), other_kind("gpt2")), (Some("an encoder, which makes no text"), None));
     }
 }

