@@ -1,6 +1,7 @@
 """Facts read from a model's folder: end tokens, and a revision that follows the weights."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,3 +71,23 @@ def test_end_tokens_are_those_of_both_configs(folder):
         (folder / "generation_config.json").write_text(text)
         with pytest.raises(ValueError, match=r"generation_config\.json"):
             end_tokens(folder, {})
+
+
+FACTS = Path(__file__).parents[3] / "tests" / "conformance" / "facts.json"
+"""Folders with the tokens of transformers and of the embedded worker."""
+
+
+@pytest.mark.parametrize("row", json.loads(FACTS.read_text())["folders"], ids=lambda row: row["name"])
+def test_end_tokens_are_those_of_transformers(folder, row):
+    for name, content in row["files"].items():
+        whole = {"added_tokens": content, "model": {"vocab": {"a": 0}}} if name == "tokenizer.json" else content
+        (folder / name).write_text(json.dumps(whole))
+    config = row["files"].get("config.json", {})
+    assert end_tokens(folder, config) == tuple(row["ends"])
+    assert end_tokens(folder, {**config, "vocab_size": 1000}) == tuple(row["ends"])
+
+
+def test_an_end_beyond_the_model_is_left_out(folder):
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<e>", "added_tokens_decoder": {"300": {"content": "<e>"}}}')
+    assert end_tokens(folder, {"vocab_size": 300}) == ()
+    assert end_tokens(folder, {"vocab_size": 301}) == (300,)

@@ -49,20 +49,47 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def end_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the tokens that end a text, from the model's config and from the generation config, ascending.
+    """Returns the tokens that end a text, ascending: those of the model's config, of the generation config, and of the tokenizer.
+
+    These are the tokens of the embedded worker: tests/conformance/facts.json has folders with the tokens of each.
 
     Raises:
-        ValueError: generation_config.json cannot be read, or eos_token_id names no tokens.
+        ValueError: a file cannot be read, or eos_token_id names no tokens.
     """
     path = folder / "generation_config.json"
     found = set(_tokens(folder / "config.json", config.get("eos_token_id")))
-    if path.exists():
-        try:
-            generation = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from error
-        found.update(_tokens(path, generation.get("eos_token_id") if isinstance(generation, dict) else None))
+    found.update(_tokens(path, _optional(path).get("eos_token_id")))
+    end = _named_end(folder)
+    if end is not None and end < config.get("vocab_size", end + 1):
+        found.add(end)
     return tuple(sorted(found))
+
+
+def _named_end(folder: Path) -> int | None:
+    """Returns the token that the tokenizer's files name as the end, if they do, and if it has an id."""
+    settings, tokenizer = _optional(folder / "tokenizer_config.json"), _optional(folder / "tokenizer.json")
+    name = settings.get("eos_token")
+    listed = settings.get("added_tokens_decoder")
+    if listed is None:
+        name = _optional(folder / "special_tokens_map.json").get("eos_token", name)
+    name = name.get("content") if isinstance(name, dict) else name
+    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    ids = {token["content"]: int(id) for id, token in (listed or {}).items()}
+    ids.update(_optional(folder / "added_tokens.json") if listed is None else {})
+    ids.update(vocabulary if isinstance(vocabulary, dict) else {})
+    ids.update((token["content"], token["id"]) for token in tokenizer.get("added_tokens", []))
+    return ids.get(name)
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    """Returns the contents of a file that may be missing."""
+    if not path.exists():
+        return {}
+    try:
+        contents = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    return contents if isinstance(contents, dict) else {}
 
 
 def _tokens(path: Path, found: Any) -> list[int]:
