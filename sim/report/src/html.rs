@@ -7,11 +7,14 @@ use serde::Serialize;
 
 use crate::numbers::grouped;
 use crate::report::Report;
-use crate::series::SeriesReport;
+use crate::series::{Distribution, LatencyDistributions, SeriesReport};
 
+mod axis;
 mod figures;
 mod settings;
 mod tables;
+
+use axis::LogAxis;
 
 const PAGE: &str = include_str!("html/page.html");
 const STYLE: &str = include_str!("html/style.css");
@@ -132,10 +135,15 @@ fn footer(runs: &[Run<'_>]) -> String {
 
 /// Returns the runs as JSON for a script element. Every `<` is escaped, so no data can end the element.
 fn data(runs: &[Run<'_>]) -> String {
+    let axis =
+        |of: fn(&LatencyDistributions) -> &Distribution| LogAxis::of(runs.iter().map(|run| of(&run.series.latencies)));
+    let axes = serde_json::json!({
+        "ttft": axis(|of| &of.ttft), "tpot": axis(|of| &of.tpot), "e2e": axis(|of| &of.e2e), "queue": axis(|of| &of.queue)
+    });
     let runs: Vec<Data<'_>> =
         runs.iter().map(|run| Data { label: &run.label, report: lasting(run.report), series: run.series }).collect();
     // All keys are strings and all values numbers, strings, booleans or null.
-    let json = serde_json::to_string(&serde_json::json!({ "runs": runs })).expect("runs serialise");
+    let json = serde_json::to_string(&serde_json::json!({ "axes": axes, "runs": runs })).expect("runs serialise");
     json.replace('<', "\\u003c")
 }
 

@@ -106,3 +106,38 @@ fn ready_replicas_have_a_chart_if_their_number_changes() {
     let fixed = render(&[run("fcfs", &replayed("fcfs", 2))]);
     assert!(!fixed.contains("data-chart=\"ready\"") && data_of(&fixed)["runs"][0]["series"]["ready"].is_null());
 }
+
+#[test]
+fn a_page_is_no_wider_than_its_window() {
+    let (fcfs, sjf) = (replayed("fcfs", 1), replayed("sjf", 1));
+    let page = render(&[run("fcfs", &fcfs), run("sjf", &sjf)]);
+    // Words for screen readers are placed absolutely. In a table that scrolls they would widen the page, unless the table's box is what they are placed in.
+    assert!(page.contains(".scroll { position: relative;"));
+    let mut hidden = 0;
+    for (at, _) in page.match_indices("class=\"hidden\"") {
+        let open = page[..at].rfind("<div class=\"scroll\">").expect("a table that scrolls is open");
+        assert!(!page[open..at].contains("</table></div>"), "hidden words stand outside of tables that scroll");
+        hidden += 1;
+    }
+    assert!(hidden > 3, "the best figures are marked in words, too");
+    // A first column that stays has no cell as wide as the table.
+    assert!(!page.contains("<th class=\"head\" scope=\"rowgroup\" colspan") && page.contains("scope=\"rowgroup\""));
+}
+
+#[test]
+fn charts_of_latencies_have_axes_of_round_numbers() {
+    let (fcfs, sjf) = (replayed("fcfs", 1), replayed("sjf", 1));
+    let data = data_of(&render(&[run("fcfs", &fcfs), run("sjf", &sjf)]));
+    for (name, latency) in [("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s")] {
+        let axis = &data["axes"][name];
+        for report in [&fcfs.0, &sjf.0] {
+            let max = serde_json::to_value(report).unwrap()[latency]["max"].as_f64().unwrap();
+            assert!(axis["hi"].as_f64().unwrap() >= max, "{name}: every run is within");
+        }
+        let dense = axis["ticks"][0].as_array().unwrap();
+        assert!(dense.len() >= 3, "{name}: {dense:?}");
+        assert!(dense.iter().all(|tick| tick.to_string().len() <= 6), "{name}: {dense:?}");
+    }
+    let page = render(&[run("fcfs", &fcfs), run("sjf", &sjf)]);
+    assert!(page.contains("aria-pressed") && page.contains("html(\"button\""), "names in legends are buttons");
+}

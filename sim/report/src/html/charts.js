@@ -1,7 +1,7 @@
 // Draws every <figure data-chart> from the data in the page, as SVG. No libraries.
 (() => {
   "use strict";
-  const runs = JSON.parse(document.getElementById("data").textContent).runs;
+  const { runs, axes } = JSON.parse(document.getElementById("data").textContent);
   const several = runs.length > 1;
   const HEIGHT = 230, TOP = 22, BOTTOM = 36, RIGHT = 14, CHAR = 6.4;
 
@@ -38,17 +38,10 @@
     return out;
   };
   const timeUnit = end => end <= 180 ? [1, "s"] : end <= 10800 ? [60, "min"] : end <= 4 * 86400 ? [3600, "h"] : [86400, "days"];
-  // Powers of ten, and 2 and 5 between them where there is room.
-  const logTicks = (lo, hi, width) => {
-    const perDecade = width / Math.log10(hi / lo), out = [];
-    const digits = perDecade > 170 ? [1, 2, 5] : perDecade > 95 ? [1, 3] : [1];
-    const skip = perDecade < 40 ? 2 : 1;
-    for (let p = Math.floor(Math.log10(lo)); p <= Math.ceil(Math.log10(hi)); p++) {
-      if (p % skip) continue;
-      for (const d of digits) { const v = Number(`${d}e${p}`); if (v >= lo * 0.999 && v <= hi * 1.001) out.push(v); }
-    }
-    // Within a few tens of per cent there may be no such number.
-    return out.length > 2 ? out : [0.1, 0.37, 0.63, 0.9].map(share => Number((lo * (hi / lo) ** share).toPrecision(3)));
+  // The densest list of ticks whose labels do not touch. Lists of round numbers come with the page.
+  const roomiest = (lists, format, place) => {
+    const apart = ticks => ticks.map(v => place(v, format(v))).every(({ from }, i, all) => i === 0 || from - all[i - 1].to >= 8);
+    return lists.find(apart) || lists[lists.length - 1];
   };
 
   // ---- Elements.
@@ -73,18 +66,33 @@
     mark.style[area ? "background" : "borderTopColor"] = item.colour;
     return mark;
   };
+  // Series that are switched off, by key. An item with several keys is shown if none of them is off; its button switches the last one, in all charts.
+  const off = new Set();
+  const isOn = keys => keys.every(key => !off.has(key));
+  const ofRun = i => `run ${i}`, ofPart = name => `part ${name}`;
+  const shownRuns = () => [...runs.keys()].filter(i => isOn([ofRun(i)]));
+  const shown = items => items.filter(item => isOn(item.keys));
+  const button = (li, item) => {
+    const key = item.keys[item.keys.length - 1];
+    const it = html("button", "", li);
+    it.type = "button";
+    it.dataset.key = key;
+    it.setAttribute("aria-pressed", String(!off.has(key)));
+    it.title = `${item.name}: show or hide in all charts`;
+    return it;
+  };
   const legend = (figure, items, area) => {
     if (items.length < 2 && !items[0].named) return;
     const list = html("ul", "legend", figure);
     for (const item of items) {
-      const li = html("li", "", list);
-      li.append(key(item, area));
-      html("span", "", li, item.name).title = item.name;
+      const it = button(html("li", "", list), item);
+      it.append(key(item, area));
+      html("span", "", it, item.name);
     }
   };
 
   // ---- One plot: a frame with axes, a drawing in it, and what the pointer reads.
-  // x: {lo, hi, log, ticks, format, title}, y: {hi, ticks, format, title}, draw(g, X, Y), read(x) -> {x, title, rows: [[item, text, y]]}
+  // x: {lo, hi, log, ticks (on a logarithmic axis lists, densest first; else of a width), format, title}, y: {hi, ticks, format, title}, draw(g, X, Y), read(x) -> {x, title, rows: [[item, text, y]]}
   const plot = (panel, spec) => {
     const width = Math.max(180, panel.clientWidth || 560), height = spec.height || HEIGHT;
     const labels = spec.y.ticks.map(spec.y.format);
@@ -98,13 +106,18 @@
       svg("text", { x: left - 6, y: Y(v) + 4, "text-anchor": "end" }, root, labels[i]);
     });
     svg("text", { x: 0, y: 11 }, root, y.title);
-    const xTicks = x.ticks(w);
-    for (const v of xTicks) {
-      const at = X(v);
+    // Labels at the edges stay within them.
+    const place = (v, text) => {
+      const at = X(v), wide = text.length * CHAR;
+      const near = at > left + w - 16 ? "end" : at < left + 12 && x.log ? "start" : "middle";
+      const anchor = near === "end" ? Math.max(at, left + w) : at, from = anchor - { start: 0, middle: wide / 2, end: wide }[near];
+      return { at, near, anchor, from, to: from + wide };
+    };
+    for (const v of x.log ? roomiest(x.ticks, x.format, place) : x.ticks(w)) {
+      const { at, near, anchor } = place(v, x.format(v));
       if (x.log) svg("line", { class: "gridline", x1: at, x2: at, y1: TOP, y2: TOP + h }, root);
       svg("line", { class: "axis", x1: at, x2: at, y1: TOP + h, y2: TOP + h + 4 }, root);
-      const near = at > left + w - 16 ? "end" : at < left + 12 && x.log ? "start" : "middle";
-      svg("text", { x: near === "end" ? Math.max(at, left + w) : at, y: TOP + h + 16, "text-anchor": near }, root, x.format(v));
+      svg("text", { x: anchor, y: TOP + h + 16, "text-anchor": near }, root, x.format(v));
     }
     svg("text", { x: left + w, y: height - 5, "text-anchor": "end" }, root, x.title);
     spec.draw(svg("g", {}, root), X, Y);
@@ -168,15 +181,18 @@
     const size = name === "k" ? 1e3 : from || 1;
     return v => v === 0 ? "0" : (v / size >= 1000 ? (v / size).toLocaleString("en") : trim(v / size)) + name;
   };
-  // A panel for each run, all there before any is drawn into: their number decides how wide they are.
+  // A panel for each shown run, all there before any is drawn into: their number decides how wide they are.
   const panelsOf = figure => {
     const panels = html("div", "panels", figure);
-    return runs.map(run => {
+    const all = shownRuns().map(i => {
       const panel = html("div", "panel", panels);
-      if (several) html("h4", "", panel, run.label).title = run.label;
-      return panel;
+      if (several) html("h4", "", panel, runs[i].label).title = runs[i].label;
+      return [i, panel];
     });
+    if (!all.length) html("p", "empty", figure, ALL_HIDDEN);
+    return all;
   };
+  const ALL_HIDDEN = "Every run is hidden.";
   const upTo = (hi, unit) => {
     const at = ticks(hi, 4), top = at[at.length - 1];
     return { hi: top, ticks: at, format: onAxis(top, unit), title: unit === "time" || unit === "bytes/s" ? "" : unit };
@@ -209,44 +225,44 @@
   };
   const greatest = lists => Math.max(0, ...lists.map(list => list.reduce((a, b) => Math.max(a, b ?? 0), 0)));
 
-  // items: [{name, colour, dash, faint, series, values}]
+  // items: [{name, keys, colour, dash, faint, series, values}]
   const lines = (figure, unit, items, empty, fixed) => {
     if (!items.some(item => item.values.some(v => v))) return html("p", "empty", figure, empty);
     legend(figure, items);
     const panel = html("div", "panel", figure);
     const end = Math.max(...items.map(item => item.series.end_s));
     for (const item of items) item.xs = middles(item.series);
+    const drawn = shown(items);
     plot(panel, {
-      label: figure.querySelector("figcaption").textContent, x: timeAxis(end), y: fixed || upTo(greatest(items.map(i => i.values)), unit),
-      draw: (g, X, Y) => items.slice().reverse().forEach(item => svg("path", {
+      label: figure.querySelector("figcaption").textContent, x: timeAxis(end), y: fixed || upTo(greatest(drawn.map(i => i.values)), unit),
+      draw: (g, X, Y) => drawn.slice().reverse().forEach(item => svg("path", {
         class: "line" + (item.faint ? " faint" : ""), d: path(item.xs, item.values, X, Y), style: `stroke:${item.colour}`,
         "stroke-linecap": "round", ...(item.dash ? { "stroke-dasharray": "5 4" } : {}),
       }, g)),
       read: t => {
         const s = items[0].series, at = bucketAt(s, t), x = at < s.begin_s.length ? middles(s)[at] : t;
-        const rows = items.map(item => {
+        const rows = drawn.map(item => {
           const mine = item.series.end_s >= t ? item.values[bucketAt(item.series, t)] : null;
           return [item, mine === null || mine === undefined ? "none" : tell(unit, mine), mine];
         });
-        const same = items.every(item => item.series.bucket_s === s.bucket_s);
+        const same = drawn.every(item => item.series.bucket_s === s.bucket_s);
         return { x: same && t <= s.end_s ? x : t, title: same && t <= s.end_s ? span(s, at) : seconds(t), rows };
       },
     });
   };
 
-  // A panel for each run, all of one scale. parts(run): [{name, colour, values}], drawn from the bottom.
-  const stacks = (figure, unit, parts, empty, fixed) => {
-    const all = runs.map(run => ({ run, parts: parts(run) }));
-    const sums = all.map(({ parts }) => parts[0].values.map((_, i) => parts.reduce((sum, part) => sum + (part.values[i] ?? 0), 0)));
-    const hi = greatest(sums);
-    if (!(hi > 0)) return html("p", "empty", figure, empty);
-    legend(figure, all[0].parts, true);
-    const panels = panelsOf(figure);
+  // A panel for each run, all of one scale. stack(run): [{name, keys, colour, values}], drawn from the bottom.
+  const stacks = (figure, unit, stack, empty, fixed) => {
+    const stacked = runs.map(stack);
+    const greatestSum = stacks => greatest(stacks.map(parts => (parts[0]?.values || []).map((_, i) => parts.reduce((sum, part) => sum + (part.values[i] ?? 0), 0))));
+    if (!(greatestSum(stacked) > 0)) return html("p", "empty", figure, empty);
+    legend(figure, stacked[0], true);
+    const hi = greatestSum(shownRuns().map(r => shown(stacked[r])));
     const end = Math.max(...runs.map(run => run.series.end_s));
     const height = several ? 190 : HEIGHT;
-    for (const [r, { run, parts }] of all.entries()) {
-      const s = run.series, xs = middles(s);
-      plot(panels[r], {
+    for (const [r, panel] of panelsOf(figure)) {
+      const run = runs[r], parts = shown(stacked[r]), s = run.series, xs = middles(s);
+      plot(panel, {
         height, label: `${several ? run.label + ": " : ""}${figure.querySelector("figcaption").textContent}`, x: timeAxis(end), y: fixed || upTo(hi, unit),
         draw: (g, X, Y) => {
           let below = xs.map(() => 0);
@@ -271,24 +287,23 @@
 
   // ---- Distributions: the share of values up to x, on a logarithmic axis.
   const cdf = (figure, name, empty) => {
-    const items = runs.map((run, i) => ({ name: run.label, colour: colour(i), dash: i >= 8, points: run.series[name].points })).filter(i => i.points.length);
-    const values = items.flatMap(item => item.points.map(p => p[0])).filter(v => v > 0);
-    if (!values.length) return html("p", "empty", figure, empty);
+    const axis = axes[name];
+    if (!axis) return html("p", "empty", figure, empty);
+    const items = runs.map((run, i) => ({ name: run.label, keys: [ofRun(i)], colour: colour(i), dash: i >= 8, points: run.series[name].points })).filter(i => i.points.length);
     legend(figure, items);
-    let hi = values.reduce((a, b) => Math.max(a, b)), lo = Math.max(values.reduce((a, b) => Math.min(a, b)), hi / 1e6);
-    if (hi / lo < 1.5) { lo /= 1.3; hi *= 1.3; }
-    const x = { lo, hi, log: true, ticks: w => logTicks(lo, hi, w), format: seconds, title: `${figure.querySelector("h3").textContent}, logarithmic` };
+    const drawn = shown(items);
+    const x = { ...axis, log: true, format: seconds, title: `${figure.querySelector("h3").textContent}, logarithmic` };
     const panel = html("div", "panel", figure);
     plot(panel, {
       label: figure.querySelector("figcaption").textContent, x, y: { hi: 100, ticks: [0, 25, 50, 75, 90, 100], format: v => trim(v), title: "% of requests" },
-      draw: (g, X, Y) => items.slice().reverse().forEach(item => {
+      draw: (g, X, Y) => drawn.slice().reverse().forEach(item => {
         let d = "", y = 0;
         for (const [value, share] of item.points) { d += (d ? "H" : `M${X(value)} ${Y(0)}H`) + X(value) + "V" + Y(share * 100); y = share; }
-        svg("path", { class: "line", d: d + "H" + X(hi), style: `stroke:${item.colour}`, ...(item.dash ? { "stroke-dasharray": "5 4" } : {}) }, g);
+        svg("path", { class: "line", d: d + "H" + X(x.hi), style: `stroke:${item.colour}`, ...(item.dash ? { "stroke-dasharray": "5 4" } : {}) }, g);
       }),
       read: at => ({
         x: at, title: `within ${seconds(at)}`,
-        rows: items.map(item => {
+        rows: drawn.map(item => {
           let share = 0;
           for (const [value, s] of item.points) if (value <= at * 1.000001) share = s;
           return [item, perCent(share >= 0.999 ? Math.floor(share * 1e4) / 100 : share * 100), share * 100];
@@ -300,11 +315,11 @@
   // ---- Bars: one for each replica.
   const bars = (figure, unit, value, more, fixed) => {
     const all = runs.map(run => run.series.replicas.map(replica => value(replica, run)));
-    const hi = greatest(all), panels = panelsOf(figure);
-    for (const [r, run] of runs.entries()) {
-      const values = all[r], n = values.length;
+    const hi = greatest(all);
+    for (const [r, panel] of panelsOf(figure)) {
+      const run = runs[r], values = all[r], n = values.length;
       const item = { name: unit === "%" ? "busy" : "ended", colour: colour(r) };
-      plot(panels[r], {
+      plot(panel, {
         height: several ? 170 : 200, label: figure.querySelector("figcaption").textContent, y: fixed || upTo(hi, unit),
         x: { lo: 0, hi: n, format: v => String(v - 0.5), title: "replica", ticks: w => { const by = Math.ceil(n / Math.max(1, w / 34)); return values.map((_, i) => i).filter(i => i % by === 0).map(i => i + 0.5); } },
         draw: (g, X, Y) => values.forEach((v, i) => {
@@ -323,10 +338,12 @@
   const contest = (figure, unit, value) => {
     const values = runs.map(value), hi = Math.max(...values);
     if (!(hi > 0)) return html("p", "empty", figure, "Zero in all runs.");
+    const drawn = shownRuns();
+    if (!drawn.length) return html("p", "empty", figure, ALL_HIDDEN);
     const panel = html("div", "panel", figure), row = 26, width = Math.max(240, panel.clientWidth || 560);
-    const root = svg("svg", { viewBox: `0 0 ${width} ${runs.length * (row + 16)}`, role: "img", "aria-label": figure.querySelector("figcaption").textContent }, panel);
-    runs.forEach((run, i) => {
-      const y = i * (row + 16), text = tell(unit, values[i]), room = width - text.length * 7.2 - 10, w = Math.max(2, room * values[i] / hi);
+    const root = svg("svg", { viewBox: `0 0 ${width} ${drawn.length * (row + 16)}`, role: "img", "aria-label": figure.querySelector("figcaption").textContent }, panel);
+    drawn.forEach((i, at) => {
+      const run = runs[i], y = at * (row + 16), text = tell(unit, values[i]), room = width - text.length * 7.2 - 10, w = Math.max(2, room * values[i] / hi);
       const most = Math.floor(width / 6.2);
       svg("text", { x: 0, y: y + 11 }, root, run.label.length > most ? run.label.slice(0, most - 1) + "…" : run.label);
       svg("rect", { x: 0, y: y + 17, width: round(w), height: row - 12, rx: 3, style: `fill:${colour(i)}` }, root);
@@ -335,17 +352,17 @@
   };
 
   // ---- What each chart shows.
-  const each = (column, extra = {}) => runs.map((run, i) => ({ name: run.label, colour: colour(i), dash: i >= 8, series: run.series, values: run.series[column], ...extra }));
+  const each = column => runs.map((run, i) => ({ name: run.label, keys: [ofRun(i)], colour: colour(i), dash: i >= 8, series: run.series, values: run.series[column] }));
   const percent = list => list.map(v => v === null ? null : v * 100);
   // Of one run the mean and the most; of several the means.
   const withMost = (column, most) => several ? each(column) : [
-    { name: "mean", colour: colour(0), series: runs[0].series, values: runs[0].series[column] },
-    { name: "most at any time", colour: colour(1), faint: true, series: runs[0].series, values: runs[0].series[most] },
+    { name: "mean", keys: [ofPart("mean")], colour: colour(0), series: runs[0].series, values: runs[0].series[column] },
+    { name: "most at any time", keys: [ofPart("most")], colour: colour(1), faint: true, series: runs[0].series, values: runs[0].series[most] },
   ];
-  const part = (name, c, values) => ({ name, colour: c, values });
+  const part = (name, c, values) => ({ name, keys: [ofPart(name)], colour: c, values });
   const ofDevice = (run, column) => run.series[column].map(v => 100 * v / (run.series.device_blocks || 1));
   const named = (run, name) => several ? `${run.label}: ${name}` : name;
-  const byName = list => runs.flatMap((run, r) => list(run).map((it, i) => ({ ...it, name: named(run, it.name), colour: colour(several ? r : i), dash: several && i % 2 === 1, faint: several && i > 1, named: true, series: run.series })));
+  const byName = list => runs.flatMap((run, r) => list(run).map((it, i) => ({ ...it, name: named(run, it.name), keys: [ofRun(r), ofPart(named(run, it.name))], colour: colour(several ? r : i), dash: several && i % 2 === 1, faint: several && i > 1, named: true, series: run.series })));
   // Found over all, from a fortieth of the replay before each stretch to a fortieth after: alone a stretch may have one request or none.
   const hits = s => {
     const around = Math.max(1, Math.round(s.begin_s.length / 40));
@@ -365,8 +382,8 @@
     "ttft-time": f => lines(f, "time", each("ttft_mean_s"), "No request was completed."),
     output: f => lines(f, "tokens/s", each("output_tokens_s"), "No token was generated."),
     requests: f => lines(f, "requests/s", several ? each("completed_s") : [
-      { name: "completed", colour: colour(0), series: runs[0].series, values: runs[0].series.completed_s },
-      { name: "arrived", colour: colour(4), faint: true, series: runs[0].series, values: runs[0].series.arrived_s },
+      { name: "completed", keys: [ofPart("completed")], colour: colour(0), series: runs[0].series, values: runs[0].series.completed_s },
+      { name: "arrived", keys: [ofPart("arrived")], colour: colour(4), faint: true, series: runs[0].series, values: runs[0].series.arrived_s },
     ], "No request was completed."),
     prompt: f => stacks(f, "tokens/s", run => [part(run.report.copied_tokens ? "computed or copied" : "computed", colour(4), run.series.uncached_tokens_s), part("found in the cache", colour(2), run.series.cached_tokens_s)], "No request was admitted."),
     utilisation: f => lines(f, "%", each("utilisation").map(i => ({ ...i, values: percent(i.values) })), "No step ran.", PER_CENT),
@@ -403,6 +420,22 @@
     draw(figure);
   });
   redraw();
+  // The legend at the top is plain until the script makes buttons of it.
+  const top = [...document.querySelectorAll(".legend.runs li")].map((li, i) => {
+    const parts = [...li.childNodes], it = button(li, { name: runs[i].label, keys: [ofRun(i)] });
+    it.append(...parts);
+    return it;
+  });
+  document.addEventListener("click", event => {
+    const it = event.target.closest(".legend button");
+    if (!it) return;
+    const { key } = it.dataset, figure = it.closest("figure");
+    if (!off.delete(key)) off.add(key);
+    for (const button of top) button.setAttribute("aria-pressed", String(!off.has(button.dataset.key)));
+    figures.forEach(draw);
+    // Drawing made a new button in the place of the one with the focus.
+    if (figure) [...figure.querySelectorAll(".legend button")].find(other => other.dataset.key === key)?.focus();
+  });
   // Paper has a width of its own, and charts are drawn for a width.
   const onPaper = on => { document.body.classList.toggle("paper", on); redraw(); };
   addEventListener("beforeprint", () => onPaper(true));

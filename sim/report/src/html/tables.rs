@@ -266,7 +266,7 @@ pub(super) fn percentiles(runs: &[Run<'_>]) -> String {
         }
         let _ = writeln!(
             out,
-            "<tbody class=\"group\"><tr><th class=\"head\" scope=\"rowgroup\" colspan=\"7\">{name}</th></tr>"
+            "<tbody class=\"group\"><tr><th class=\"head\" scope=\"rowgroup\">{name}</th><td colspan=\"6\"></td></tr>"
         );
         for (at, run) in runs.iter().enumerate() {
             let label = format!("{} {}", key(at), escape(&run.label));
