@@ -2,6 +2,8 @@
 
 #[path = "attached/absence.rs"]
 mod absence;
+#[path = "attached/faults.rs"]
+mod faults;
 #[path = "attached/offer.rs"]
 mod offer;
 #[path = "attached/roles.rs"]

@@ -72,6 +72,11 @@ impl Blame {
         self.last_step = step;
     }
 
+    /// Returns `true` if the request that a step ran under an id is the latest with the id.
+    pub fn is_current(&self, step: u64, id: RequestId) -> bool {
+        self.owner(step, id) == self.current[&id]
+    }
+
     /// The record of the latest request with an id.
     pub fn of(&self, id: RequestId) -> Record {
         self.records[&self.current[&id]]

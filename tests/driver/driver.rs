@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use trunkline_core::{
-    Action, Config, Core, Event, FinishReason, Keeps, Lookup, Namespace, Refusal, Request, RequestId, Stats, Step,
-    StepResult, StepSeq, Token, Transfer, Usage, h2o,
+    Action, Config, Core, Event, FinishReason, Keeps, Lookup, Namespace, Refusal, Request, RequestId, SeqFault, Stats,
+    Step, StepResult, StepSeq, Token, Transfer, Usage, h2o,
 };
 
 use crate::blame::Blame;
@@ -37,6 +37,8 @@ fn own_tokens(id: u64, n: u32) -> Token {
 struct Sent {
     /// The step whose answer is being delivered, with its requests.
     answering: Vec<(u64, RequestId)>,
+    /// Sequences that the worker failed in that step, unless later requests have their ids.
+    failed: Vec<(RequestId, SeqFault)>,
     /// `true` while a request with the id of a live one is being delivered.
     duplicate: bool,
     withdrawn: BTreeSet<RequestId>,
@@ -228,6 +230,10 @@ impl Driver {
         if !self.sent.answering.is_empty() {
             self.blame.succeeded();
             self.sent.answering.clear();
+        }
+        for (id, _) in std::mem::take(&mut self.sent.failed) {
+            let goes_on = self.sent.withdrawn.contains(&id) || self.worker.faults.fails_reader || !self.joined;
+            assert!(goes_on || !self.live.contains(&id), "request {id} failed, and goes on");
         }
         assert!(!std::mem::take(&mut self.sent.duplicate), "a request with the id of a live one is accepted");
         self.check();
@@ -438,6 +444,10 @@ impl Driver {
                 let record = self.blame.of(id);
                 assert!(record.guilty || record.is_over, "request {id} ends for what another did");
             }
+            FinishReason::NotFinite | FinishReason::Unsupported => {
+                let is_own = |(failed, fault): &(RequestId, SeqFault)| *failed == id && reason == (*fault).into();
+                assert!(self.sent.failed.iter().any(is_own), "request {id} ends for what another did");
+            }
             _ => {}
         }
         // What a step computes of a preempted request is not published.
@@ -523,6 +533,8 @@ impl Driver {
         let step = self.steps.pop_front().expect("a step is in flight");
         let result = end(&mut self.worker, &step);
         self.sent.answering = step.seqs.iter().map(|seq| (step.id, seq.request)).collect();
+        let failed = result.failed.iter().map(|failed| (step.seqs[failed.seq as usize].request, failed.fault));
+        self.sent.failed = failed.filter(|(id, _)| self.blame.is_current(step.id, *id)).collect();
         self.core.recycle(step);
         result
     }
@@ -536,6 +548,16 @@ impl Driver {
     /// Ends the oldest step in flight. Scripted answers accept no draft.
     pub fn answer(&mut self) {
         self.answer_drafting(0);
+    }
+
+    /// Ends the oldest step in flight, in which the sequence of a request fails.
+    ///
+    /// # Panics
+    /// If the step does not run the request.
+    pub fn answer_failing(&mut self, id: u64, fault: SeqFault) {
+        let at = self.ids().iter().position(|other| *other == id);
+        self.worker.faults.fail(at.expect("the step runs the request"), fault);
+        self.answer();
     }
 
     /// Ends the oldest step in flight with this many drafts of each scripted sequence accepted.
@@ -600,6 +622,21 @@ impl Driver {
     /// Returns the requests of the oldest step in flight.
     pub fn ids(&self) -> Vec<u64> {
         self.seqs().map(|seq| seq.request.0).collect()
+    }
+
+    /// Returns the indexes of the sequences of the oldest step in flight that compute blocks which others in flight read already.
+    pub fn read_ahead(&self) -> Vec<usize> {
+        let Some(front) = self.step() else { return Vec::new() };
+        let size = self.core.config().block_size;
+        let is_read = |seq: &StepSeq| {
+            let first = (seq.kv_write_from / size).saturating_sub(seq.table_keep) as usize;
+            let written = front.new_blocks_of(seq, 0).get(first..).unwrap_or_default();
+            let others = self.steps.iter().flat_map(|step| step.seqs.iter().map(move |other| (step, other)));
+            others
+                .filter(|(_, other)| other.request != seq.request)
+                .any(|(step, other)| step.new_blocks_of(other, 0).iter().any(|block| written.contains(block)))
+        };
+        (0..).zip(&front.seqs).filter(|(_, seq)| is_read(seq)).map(|(at, _)| at).collect()
     }
 
     /// Returns the entries that sequences of the oldest step in flight drop from their tables: layer group and entries.

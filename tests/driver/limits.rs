@@ -190,6 +190,14 @@ pub(crate) fn reuse_anywhere(seed: u64, config: &mut Config) -> Option<Pcg64Mcg>
     Some(rng)
 }
 
+/// Returns the generator of sequences that the worker fails beside others, with their number in a thousand steps, for some seeds. Draws nothing
+/// from the run's own generator, so that other seeds run as they did.
+pub(crate) fn fail_sequences(seed: u64) -> Option<(Pcg64Mcg, u32)> {
+    let mut rng = Pcg64Mcg::seed_from_u64(!seed.rotate_left(24));
+    let rate = pick(&mut rng, &[0, 0, 0, 3, 10, 30]);
+    (rate > 0).then_some((rng, rate))
+}
+
 /// Draws retention hints for a prompt of `tokens` tokens, at times none.
 pub(crate) fn hints(rng: &mut Pcg64Mcg, tokens: u32) -> Vec<RetentionHint> {
     let mut begin = 0;

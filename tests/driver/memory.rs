@@ -33,6 +33,22 @@ pub(crate) const EMPTY: Cell = Cell { prefix: 0, flushes: 0, lineage: 0, token: 
 /// The contents of a cell that a copy is to write, or failed to write.
 pub(crate) const POISON: Cell = Cell { prefix: 2, ..EMPTY };
 
+/// Kind of contents that a sequence left which the worker failed, in the lowest bits of [`Cell::prefix`].
+const SPOILED: u64 = 4;
+
+impl Cell {
+    /// Returns the contents of a cell that the worker failed to compute. Steps up to `last_step` were sent before anybody knew, and may read
+    /// the cell: what they compute from it must not leave the core.
+    pub(crate) fn spoiled(last_step: u64) -> Self {
+        Self { prefix: last_step << 8 | SPOILED, ..EMPTY }
+    }
+
+    /// Returns the last step that may read a spoiled cell.
+    pub(crate) fn spoiled_until(self) -> Option<u64> {
+        (self.prefix & 0xff == SPOILED).then_some(self.prefix >> 8)
+    }
+}
+
 /// What goes on in a block.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Traffic {

@@ -12,6 +12,7 @@ use crate::groups::{GroupTables, lineage_of};
 use crate::keys::Keys;
 use crate::memory::{Cell, EMPTY, Memory, POISON, SharedStorage};
 use crate::mirror::Mirror;
+pub use spoiled::Faults;
 
 /// Tokens it generates are below this.
 pub const VOCAB: u32 = 1000;
@@ -142,6 +143,8 @@ pub struct OracleWorker {
     /// Blocks that were released, in order.
     pub released: Vec<(Place, u32)>,
     step: Option<u64>,
+    /// Sequences that the worker fails.
+    pub faults: Faults,
     /// Sequences that start in steps sent and not begun: number of the [`Truth`], and the cell before the first.
     sent: BTreeMap<(u64, RequestId), (Option<u64>, Cell)>,
     truths: BTreeMap<RequestId, Truth>,
@@ -184,6 +187,7 @@ impl OracleWorker {
             keys: Keys::default(),
             released: Vec::new(),
             step: None,
+            faults: Faults::default(),
             sent: BTreeMap::new(),
             truths: BTreeMap::new(),
             expected: 0,
@@ -371,6 +375,7 @@ impl OracleWorker {
 
     /// Takes note of a step that was sent. Requests of the step may end, and their ids be used again, before the step begins.
     pub fn send_step(&mut self, step: &Step) {
+        self.faults.sent(step);
         for seq in step.seqs.iter().filter(|seq| seq.start) {
             let start = self.start_of(seq.request);
             self.sent.insert((step.id, seq.request), start);
@@ -426,10 +431,13 @@ impl OracleWorker {
     fn end(&mut self, step: &Step, mut says: Option<&mut Dictation<'_>>) -> StepResult {
         assert_eq!(self.step.take(), Some(step.id), "the step was begun");
         let mut result = StepResult { step: step.id, ..StepResult::default() };
+        self.faults.begin();
         for (index, seq) in step.seqs.iter().enumerate() {
-            let dictated = if seq.sample { says.as_mut().map(|says| says(seq)) } else { None };
-            let sampled = self.run(step, seq, dictated);
-            result.push(&sampled);
+            if !self.end_spoiled(step, index, &mut result) {
+                let dictated = if seq.sample { says.as_mut().map(|says| says(seq)) } else { None };
+                let sampled = self.run(step, seq, dictated);
+                result.push(&sampled);
+            }
             if step.scored_rows(index) > 0 {
                 let entries = (seq.computed + seq.n_tokens).div_ceil(self.block_size as u32);
                 let entries = (0..u64::from(step.score_lists.max(1)))
@@ -507,7 +515,7 @@ impl OracleWorker {
     /// Compares a sequence's tokens, and all cells that it reads, with what they must be. Cells that earlier sequences of the step write
     /// are compared when these have run.
     fn assert_true(&self, step: &Step, seq: &StepSeq) {
-        let Some(truth) = self.truth(seq) else { return };
+        let Some(truth) = self.truth(seq).filter(|_| !self.reads_spoiled(step, seq)) else { return };
         let request = seq.request;
         let (computed, end) = (seq.computed as usize, (seq.computed + seq.n_tokens) as usize);
         assert!(end <= truth.tokens.len(), "request {request} runs past its end");
@@ -686,3 +694,5 @@ mod claims;
 mod faults;
 #[path = "oracle_reuse.rs"]
 mod reuse;
+#[path = "oracle_spoiled.rs"]
+mod spoiled;

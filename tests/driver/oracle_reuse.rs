@@ -116,6 +116,9 @@ impl OracleWorker {
     /// Returns the cell that a copy puts at a position of a sequence.
     fn copied_cell(&self, seq: &StepSeq, position: usize, from: usize) -> Cell {
         let cell = self.device.cells[from];
+        if cell.spoiled_until().is_some_and(|last| self.step.is_some_and(|step| step <= last)) {
+            return cell;
+        }
         let mirror = self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated");
         assert!(cell.prefix & 1 == 1 && !cell.copied, "request {} copies what nobody computed", seq.request);
         if mirror.number.is_some() {
@@ -144,6 +147,10 @@ impl OracleWorker {
         let now = written.iter().map(|at| (*at, self.device.cells[self.at(seq, *at)]));
         let before = (0..seq.computed as usize).filter(|at| !written.contains(at)).filter_map(kept);
         let copied: BTreeMap<usize, Cell> = now.chain(before).collect();
+        if copied.values().any(|cell| cell.spoiled_until().is_some()) {
+            // Whatever it says does not count, and it starts again.
+            return;
+        }
         let truth = self.truths.get_mut(&seq.request).expect("it was just found");
         let may_copy = written.is_empty() || truth.reuse != Some(Reuse::Prefix);
         assert!(may_copy, "request {} did not ask for copies", seq.request);

@@ -5,14 +5,14 @@
 use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::{
-    BlockFault, BlockHash, Core, Event, FinishReason, Namespace, Place, Refusal, Request, RequestId, Reuse, StepResult,
-    Token, h2o,
+    BlockFault, BlockHash, Core, Event, FailedSeq, FinishReason, Namespace, Place, Refusal, Request, RequestId, Reuse,
+    SeqFault, StepResult, Token, h2o,
 };
 
 use crate::Driver;
 use crate::limits::{
-    divide_layers, hints, imitate, limits, pick, preempt_at_once, retain, reuse_anywhere, run_prompts_first,
-    share_a_tier, suit_worker,
+    divide_layers, fail_sequences, hints, imitate, limits, pick, preempt_at_once, retain, reuse_anywhere,
+    run_prompts_first, share_a_tier, suit_worker,
 };
 use crate::oracle::{EOS, VOCAB, continuation};
 
@@ -55,6 +55,10 @@ pub struct Outcome {
     pub nonsense: u64,
     /// Steps that failed because of a request in them, which the worker did not name.
     pub poisoned: u64,
+    /// Sequences that the worker failed beside others.
+    pub failed_alone: u64,
+    /// Requests that started over because they read what another failed to compute.
+    pub started_over: u64,
     /// Copies to the host that succeeded.
     pub swaps_out: u64,
     /// Blocks of those.
@@ -135,6 +139,8 @@ impl Outcome {
             looked_up: self.looked_up + other.looked_up,
             dropped_blocks: self.dropped_blocks + other.dropped_blocks,
             poisoned: self.poisoned + other.poisoned,
+            failed_alone: self.failed_alone + other.failed_alone,
+            started_over: self.started_over + other.started_over,
             evicted_retained: self.evicted_retained + other.evicted_retained,
             ignored_retained: self.ignored_retained + other.ignored_retained,
         }
@@ -154,6 +160,8 @@ struct Run {
     closes_after: u64,
     /// Every so many requests, one makes the worker fail whenever it runs; 0 for none.
     poison_every: u64,
+    /// Generator of sequences that the worker fails, and of a thousand steps about as many have one.
+    faults: Option<(Pcg64Mcg, u32)>,
     /// `true` to leave three bits of each hash, so that most prefixes collide.
     weak_hashes: bool,
     /// `true` if the cache is flushed now and then.
@@ -193,7 +201,8 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
         before.finish(requests / 2);
         driver = before.driver.replaced();
     }
-    let mut run = Run { resumes, hint_rng, edit_rng, ..Run::new(&mut rng, driver, requests) };
+    let faults = fail_sequences(seed);
+    let mut run = Run { resumes, hint_rng, edit_rng, faults, ..Run::new(&mut rng, driver, requests) };
     let outcome = run.finish(requests);
     let mut second = Core::new(run.driver.core.config().clone()).expect("the same limits");
     let mut ignored = Vec::new();
@@ -218,6 +227,7 @@ impl Run {
             closes_after: if rng.random_range(0..8) == 0 { rng.random_range(0..=requests) } else { u64::MAX },
             poison_every: pick(rng, &[0, 0, 0, 4, 30]),
             weak_hashes: rng.random_range(0..8) == 0,
+            faults: None,
             // Nothing is looked up after a flush.
             resumes: false,
             hint_rng: None,
@@ -375,6 +385,8 @@ impl Run {
         if self.driver.steps.is_empty() {
             return;
         }
+        self.fail_one();
+        let (resets, restarted) = (self.driver.resets, self.driver.stats().requests.restarted);
         let mut result = self.driver.end_step();
         self.outcome.steps_ahead += u64::from(!self.driver.steps.is_empty());
         spoil(&mut result);
@@ -385,8 +397,28 @@ impl Run {
             self.driver.begin_front();
         }
         self.event(Event::StepFinished(result));
+        if self.driver.resets == resets {
+            self.outcome.started_over += self.driver.stats().requests.restarted - restarted;
+        }
         if !at_once && next.is_some() && self.driver.step().map(|step| step.id) == next {
             self.driver.begin_front();
+        }
+    }
+
+    /// The worker fails one sequence of its step, at times.
+    fn fail_one(&mut self) {
+        let Some((rng, rate)) = &mut self.faults else { return };
+        // Few steps have one.
+        let rate = if self.driver.read_ahead().is_empty() { *rate } else { 200 };
+        if rng.random_range(0..1000) < rate {
+            // Mostly one whose blocks others read already, if there is one.
+            let read = self.driver.read_ahead();
+            let index = match read.is_empty() || rng.random_range(0..4) == 0 {
+                true => rng.random_range(0..self.driver.seqs().count()),
+                false => pick(rng, &read),
+            };
+            self.driver.worker.faults.fail(index, pick(rng, &[SeqFault::NotFinite, SeqFault::Unsupported]));
+            self.outcome.failed_alone += 1;
         }
     }
 
@@ -504,6 +536,8 @@ impl Run {
                 |result| result.push(&[EOS]),
                 |result| result.tokens.push(EOS),
                 |result| result.ends.iter_mut().for_each(|end| *end += 1),
+                |result| result.failed = vec![failed(result.ends.len())],
+                |result| result.failed = [0, 0].map(failed).to_vec(),
                 |result| {
                     // More tokens than any number of drafts allows.
                     let many = [EOS; 70];
@@ -588,6 +622,11 @@ impl Run {
         assert_eq!(stats.free_blocks, config.pool_blocks(), "a block leaked: {stats:?}");
         assert_eq!(stats.free_host_blocks, config.host_capacity(), "a host block leaked: {stats:?}");
     }
+}
+
+/// Returns the note that the `index`-th sequence of a step failed.
+fn failed(index: usize) -> FailedSeq {
+    FailedSeq { seq: index as u32, fault: SeqFault::NotFinite }
 }
 
 /// Draws request number `n`, whose prompt shares a prefix with others, or is that of the request before.

@@ -1,8 +1,11 @@
 //! Answers to steps: encoded by a worker, checked by the server against the step that was sent.
 
-use trunkline_port::{RequestId, Step, StepOutput, StepResult, TokenLogprobs};
+use std::collections::HashSet;
+
+use trunkline_port::{FailedSeq, RequestId, SeqFault, Step, StepOutput, StepResult, StepSeq, TokenLogprobs};
 
 use crate::wire;
+use crate::wire::SequenceFault as WireFault;
 
 /// A step that was sent, as far as its answer depends on the step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -85,13 +88,13 @@ pub enum DoneReason {
         /// Number of token ids.
         vocab_size: u32,
     },
-    /// A number is infinite or not a number.
-    #[error("{list} contains {value}; numbers must be finite")]
-    NotFinite {
-        /// Name of the list.
-        list: &'static str,
-        /// Number at fault.
-        value: f32,
+    /// The reason for the failure of a sequence is unknown.
+    #[error("faults[{index}] is {fault}; there are 0, 1 and 2")]
+    Fault {
+        /// Index of the sequence in the step.
+        index: usize,
+        /// Number in the answer.
+        fault: i32,
     },
     /// The counts of drafts contradict the step or each other.
     #[error("{accepted} of {drafted} drafts were accepted, of at most {allowed}")]
@@ -108,9 +111,13 @@ pub enum DoneReason {
 /// Converts the output of a step to a message. `busy_us` is the time spent on the step, microseconds.
 pub fn encode_done(step: &Step, output: StepOutput, life: u64, busy_us: u64) -> wire::StepDone {
     let StepOutput { result, logprobs, drafted, accepted, .. } = output;
+    let samples = |i: usize, seq: &StepSeq| seq.sample && result.fault_of(i).is_none();
     let regular = result.ends.len() == step.seqs.len()
-        && step.seqs.iter().enumerate().all(|(i, seq)| result.of(i).len() == usize::from(seq.sample));
+        && step.seqs.iter().enumerate().all(|(i, seq)| result.of(i).len() == usize::from(samples(i, seq)));
     let counts = if regular { Vec::new() } else { (0..result.ends.len()).map(|i| result.of(i).len() as u32).collect() };
+    let n_faults = if result.failed.is_empty() { 0 } else { step.seqs.len() };
+    let mut faults = vec![WireFault::None.into(); n_faults];
+    result.failed.iter().for_each(|failed| faults[failed.seq as usize] = to_wire(failed.fault).into());
     let logprob = |token: TokenLogprobs| wire::WorkerLogprob {
         logprob: token.logprob,
         top_ids: token.top.iter().map(|(id, _)| *id).collect(),
@@ -126,11 +133,20 @@ pub fn encode_done(step: &Step, output: StepOutput, life: u64, busy_us: u64) -> 
         drafted: drafted.min(u32::MAX.into()) as u32,
         accepted: accepted.min(u32::MAX.into()) as u32,
         busy_us,
+        faults,
+    }
+}
+
+fn to_wire(fault: SeqFault) -> WireFault {
+    match fault {
+        SeqFault::NotFinite => WireFault::NotFinite,
+        SeqFault::Unsupported => WireFault::Unsupported,
     }
 }
 
 impl SentStep {
-    /// Converts the answer to an output, and checks every field against the step.
+    /// Converts the answer to an output, and checks every field against the step. A sequence with scores or log probabilities that are not finite
+    /// counts as failed, as if the worker had said so.
     ///
     /// # Errors
     /// If the answer breaks a rule of the protocol or does not fit the step.
@@ -142,7 +158,8 @@ impl SentStep {
         if (done.id, done.life) != (self.id, self.life) {
             return Err(DoneReason::OtherStep { id: done.id, life: done.life });
         }
-        let ends = self.ends_of(&done.counts)?;
+        let failed = self.failed_of(&done.faults)?;
+        let ends = self.ends_of(&done.counts, &failed)?;
         let expected = ends.last().copied().unwrap_or(0) as usize;
         check_length("tokens", done.tokens.len(), expected)?;
         self.check_tokens("tokens", &done.tokens)?;
@@ -151,23 +168,70 @@ impl SentStep {
         if !done.scores.is_empty() {
             check_length("scores", done.scores.len(), n_scores)?;
         }
-        check_finite("scores", &done.scores)?;
         let logprobs = self.logprobs_of(&ends, &done)?;
-        let result = StepResult { step: self.id, tokens: done.tokens, ends, scores: done.scores };
+        let result = StepResult { step: self.id, tokens: done.tokens, ends, scores: done.scores, failed };
         let (drafted, accepted) = (done.drafted.into(), done.accepted.into());
-        Ok(StepOutput { result, logprobs, drafted, accepted, ..StepOutput::default() })
+        let mut output = StepOutput { result, logprobs, drafted, accepted, ..StepOutput::default() };
+        self.fail_unfit(&mut output);
+        Ok(output)
+    }
+
+    /// Fails the sequences with numbers that are not finite, and drops what was said of them.
+    fn fail_unfit(&self, output: &mut StepOutput) {
+        let StepOutput { result, logprobs, .. } = output;
+        let is_fit =
+            |entry: &TokenLogprobs| entry.logprob.is_finite() && entry.top.iter().all(|(_, of)| of.is_finite());
+        let unfit: HashSet<RequestId> = logprobs.iter().filter(|of| !is_fit(of)).map(|of| of.request).collect();
+        if result.failed.is_empty() && unfit.is_empty() && result.scores.iter().all(|score| score.is_finite()) {
+            return;
+        }
+        let (step, mut scores) = (result.step, std::mem::take(&mut result.scores));
+        let before = std::mem::replace(result, StepResult { step, ..StepResult::default() });
+        let mut rest = scores.as_mut_slice();
+        for (index, seq) in self.seqs.iter().enumerate() {
+            let own = rest.split_off_mut(..(seq.n_scores as usize).min(rest.len())).unwrap_or_default();
+            let is_unfit = unfit.contains(&seq.request) || own.iter().any(|score| !score.is_finite());
+            match before.fault_of(index).or(is_unfit.then_some(SeqFault::NotFinite)) {
+                Some(fault) => {
+                    own.fill(0.0);
+                    logprobs.retain(|of| of.request != seq.request);
+                    result.push_failed(fault);
+                }
+                None => result.push(before.of(index)),
+            }
+        }
+        result.scores = scores;
+    }
+
+    /// Returns the sequences that failed.
+    fn failed_of(&self, faults: &[i32]) -> Result<Vec<FailedSeq>, DoneReason> {
+        if !faults.is_empty() {
+            check_length("faults", faults.len(), self.seqs.len())?;
+        }
+        let failed = faults.iter().copied().enumerate().filter_map(|(index, fault)| {
+            let fault = match WireFault::try_from(fault) {
+                Ok(WireFault::None) => return None,
+                Ok(WireFault::NotFinite) => SeqFault::NotFinite,
+                Ok(WireFault::Unsupported) => SeqFault::Unsupported,
+                Err(_) => return Some(Err(DoneReason::Fault { index, fault })),
+            };
+            Some(Ok(FailedSeq { seq: index as u32, fault }))
+        });
+        failed.collect()
     }
 
     /// Returns the end of each sequence's tokens.
-    fn ends_of(&self, counts: &[u32]) -> Result<Vec<u32>, DoneReason> {
+    fn ends_of(&self, counts: &[u32], failed: &[FailedSeq]) -> Result<Vec<u32>, DoneReason> {
         if !counts.is_empty() {
             check_length("counts", counts.len(), self.seqs.len())?;
         }
         let mut ends = Vec::with_capacity(self.seqs.len());
         let mut end = 0_u32;
+        let mut failed = failed.iter().map(|failed| failed.seq as usize).peekable();
         for (index, seq) in self.seqs.iter().enumerate() {
-            let least = u32::from(seq.sample);
-            let most = if seq.sample { seq.n_drafts.saturating_add(1) } else { 0 };
+            let samples = seq.sample && failed.next_if_eq(&index).is_none();
+            let least = u32::from(samples);
+            let most = if samples { seq.n_drafts.saturating_add(1) } else { 0 };
             let count = counts.get(index).copied().unwrap_or(least);
             end = match end.checked_add(count) {
                 Some(end) if (least..=most).contains(&count) => end,
@@ -221,19 +285,10 @@ impl SentStep {
         check_length("top_ids", entry.top_ids.len(), expected)?;
         check_length("top_logprobs", entry.top_logprobs.len(), expected)?;
         self.check_tokens("top_ids", &entry.top_ids)?;
-        check_finite("logprob", &[entry.logprob])?;
-        check_finite("top_logprobs", &entry.top_logprobs)?;
         Ok(entry.top_ids.iter().copied().zip(entry.top_logprobs.iter().copied()).collect())
     }
 }
 
 fn check_length(list: &'static str, len: usize, expected: usize) -> Result<(), DoneReason> {
     if len == expected { Ok(()) } else { Err(DoneReason::Length { list, len, expected }) }
-}
-
-fn check_finite(list: &'static str, numbers: &[f32]) -> Result<(), DoneReason> {
-    match numbers.iter().find(|number| !number.is_finite()) {
-        Some(value) => Err(DoneReason::NotFinite { list, value: *value }),
-        None => Ok(()),
-    }
 }

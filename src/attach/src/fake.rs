@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use trunkline_port::{
-    CopyError, DeviceBlocks, Keeps, LayerGroup, ModelInfo, NO_BLOCK, Sampling, Step, StepError, StepOutput, StepRunner,
-    StepSeq, TokenLogprobs,
+    CopyError, DeviceBlocks, Keeps, LayerGroup, ModelInfo, NO_BLOCK, Sampling, SeqFault, Step, StepError, StepOutput,
+    StepRunner, StepSeq, Token, TokenLogprobs,
 };
 
 use crate::hello::{Abilities, Hello, KvRoom};
@@ -66,6 +66,8 @@ pub struct FakeConfig {
     pub blocks: u32,
     /// Layer groups behind the first, each of one layer whose blocks are dropped by scores.
     pub scored_groups: u32,
+    /// Token after which the model computes NaN, so that the sequence fails; `None` if there is none.
+    pub bad_token: Option<Token>,
     /// Mistake of the worker; `None` for a correct one.
     pub fault: Option<FakeFault>,
 }
@@ -257,7 +259,10 @@ impl StepRunner for FakeWorker {
             digests[i] = self.forward(step, &step.seqs[i], tables);
         }
         for (seq, digest) in step.seqs.iter().zip(digests) {
-            if seq.sample {
+            let last = step.run_tokens(seq).last().copied();
+            if seq.sample && last.is_some() && last == self.config.bad_token {
+                output.result.push_failed(SeqFault::NotFinite);
+            } else if seq.sample {
                 let (token, logprobs) = self.pick(seq, digest, step.seqs.len());
                 output.result.push(&[token]);
                 output.logprobs.extend(logprobs);

@@ -15,6 +15,8 @@ use crate::wire;
 
 /// Slots there can be. Slots are small and dense: a number beyond this is a mistake, not a long table.
 const SLOTS_MAX: u32 = 1 << 16;
+/// Token of a slot in the place of one that could not be sampled.
+const NO_TOKEN: Token = 0;
 /// Entries of a block table there can be.
 const TABLE_MAX: u64 = 1 << 30;
 
@@ -310,6 +312,9 @@ impl Mirror {
         for (i, seq) in step.seqs.iter().enumerate().take(result.ends.len()) {
             if let Some(Some(slot)) = self.slots.get_mut(seq.slot as usize) {
                 slot.tokens.extend_from_slice(result.of(i));
+                // Steps that were on the way may run it.
+                let lacks_token = seq.sample && result.fault_of(i).is_some();
+                slot.tokens.extend(lacks_token.then_some(NO_TOKEN));
             }
         }
     }

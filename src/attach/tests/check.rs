@@ -10,7 +10,7 @@ use trunkline_attach::fake::{FakeConfig, FakeFault, FakeWorker};
 use trunkline_attach::worker::{self, Dialled};
 use trunkline_attach::{Abilities, Hello, LockStep};
 
-const CONFIG: FakeConfig = FakeConfig { block_size: 16, blocks: 64, scored_groups: 0, fault: None };
+const CONFIG: FakeConfig = FakeConfig { block_size: 16, blocks: 64, scored_groups: 0, bad_token: None, fault: None };
 
 /// Checks a fake worker over a socket.
 async fn checked(config: FakeConfig, edit: impl Fn(&mut Hello)) -> Vec<CheckRow> {

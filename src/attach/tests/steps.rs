@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use prost::Message;
 use trunkline_attach::{Mirror, SentStep, StepEncoder, StepLimits, encode_done, wire};
 use trunkline_port::{
-    Dropped, RequestId, Sampling, ScoreKind, Scored, SeqStart, Step, StepOutput, StepResult, StepSeq, TokenLogprobs,
+    Dropped, FailedSeq, RequestId, Sampling, ScoreKind, Scored, SeqFault, SeqStart, Step, StepOutput, StepResult,
+    StepSeq, TokenLogprobs,
 };
 
 const BLOCK: u32 = 4;
@@ -186,6 +187,61 @@ fn sent() -> SentStep {
 }
 
 #[test]
+fn a_failed_sequence_is_a_column_of_the_answer_and_its_slot_goes_on() {
+    let (mut encoder, mut mirror) = (StepEncoder::new(3, BLOCK, 100), Mirror::new(LIMITS));
+    let mut first = Step { id: 1, ..Step::default() };
+    start(&mut first, 2, 10, 0, Sampling { logprobs: Some(1), ..Sampling::default() });
+    start(&mut first, 0, 7, 0, Sampling::default());
+    start(&mut first, 1, 7, 0, Sampling::default());
+    first.seqs[2].sample = false;
+    let (message, sent) = wired(&mut encoder, &first);
+    let mut step = Step::default();
+    mirror.decode(&message, &mut step).unwrap();
+    let mut output = StepOutput { result: StepResult { step: 1, ..StepResult::default() }, ..StepOutput::default() };
+    output.result.push_failed(SeqFault::NotFinite);
+    output.result.push(&[66]);
+    output.result.push_failed(SeqFault::Unsupported);
+    let done = encode_done(&step, output.clone(), 3, 17);
+    assert_eq!((done.faults.clone(), done.counts.len()), (vec![1, 0, 2], 0));
+    mirror.note(&step, &output.result);
+    let done = wire::StepDone::decode(&done.encode_to_vec()[..]).unwrap();
+    assert_eq!(sent.decode(done), Ok(output));
+    // A step that was on the way runs both on.
+    let mut second = Step { id: 2, ..Step::default() };
+    decode(&mut second, 0, 7, 66, 1);
+    decode(&mut second, 2, 10, 0, 1);
+    mirror.decode(&wired(&mut encoder, &second).0, &mut step).unwrap();
+    assert_eq!(step, second);
+}
+
+#[test]
+fn numbers_that_are_not_finite_fail_their_sequence_and_not_the_answer() {
+    let entry = |logprob| wire::WorkerLogprob { logprob, top_ids: vec![3, 4], top_logprobs: vec![-1.0, logprob] };
+    let good = wire::StepDone {
+        id: 4,
+        life: 1,
+        tokens: vec![3, 5, 6],
+        counts: vec![1, 2, 0],
+        logprobs: vec![entry(-2.0)],
+        scores: vec![0.5, 0.5],
+        drafted: 2,
+        accepted: 1,
+        ..wire::StepDone::default()
+    };
+    let failed = |seq| FailedSeq { seq, fault: SeqFault::NotFinite };
+    let sound = sent().decode(good.clone()).unwrap();
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let output = sent().decode(wire::StepDone { logprobs: vec![entry(value)], ..good.clone() }).unwrap();
+        assert_eq!((output.result.failed.clone(), output.logprobs.len()), (vec![failed(0)], 0));
+        assert_eq!([output.result.of(0), output.result.of(1), output.result.of(2)], [&[][..], &[5, 6], &[]]);
+        assert_eq!(output.result.scores, sound.result.scores);
+        let output = sent().decode(wire::StepDone { scores: vec![0.5, value], ..good.clone() }).unwrap();
+        let expected = StepResult { failed: vec![failed(2)], scores: vec![0.0, 0.0], ..sound.result.clone() };
+        assert_eq!((output.result, &output.logprobs), (expected, &sound.logprobs));
+    }
+}
+
+#[test]
 fn every_broken_rule_of_an_answer_is_named() {
     let top = wire::WorkerLogprob { logprob: -1.0, top_ids: vec![3, 4], top_logprobs: vec![-1.0, -2.0] };
     let good = wire::StepDone {
@@ -198,11 +254,15 @@ fn every_broken_rule_of_an_answer_is_named() {
         drafted: 2,
         accepted: 1,
         busy_us: 9,
+        faults: vec![0; 3],
     };
     let output = sent().decode(good.clone()).unwrap();
     assert_eq!((output.result.of(1), output.result.of(2)), (&[5, 6][..], &[][..]));
     type Break = fn(&mut wire::StepDone);
     let breaks: [(Break, &str); 15] = [
+        (|done| shorten(&mut done.faults), "faults has 2 entries instead of 3"),
+        (|done| done.faults[1] = 3, "faults[1] is 3; there are 0, 1 and 2"),
+        (|done| done.faults[1] = 1, "counts[1] is 2; the sequence has 0 to 0"),
         (|done| done.id = 5, "it names step 5 of life 1"),
         (|done| done.life = 2, "it names step 4 of life 2"),
         (|done| shorten(&mut done.tokens), "tokens has 2 entries instead of 3"),
@@ -213,10 +273,7 @@ fn every_broken_rule_of_an_answer_is_named() {
         (|done| done.tokens[1] = 100, "tokens contains token 100; token ids are below 100"),
         (|done| done.logprobs.clear(), "logprobs has 0 entries instead of 1"),
         (|done| shorten(&mut done.logprobs[0].top_ids), "top_ids has 1 entries instead of 2"),
-        (|done| done.logprobs[0].logprob = f32::NAN, "logprob contains NaN"),
-        (|done| done.logprobs[0].top_logprobs[1] = f32::NEG_INFINITY, "top_logprobs contains -inf"),
         (|done| shorten(&mut done.scores), "scores has 1 entries instead of 2"),
-        (|done| done.scores[0] = f32::INFINITY, "scores contains inf"),
         (|done| done.drafted = 3, "1 of 3 drafts were accepted, of at most 2"),
     ];
     for (break_rule, expected) in breaks {

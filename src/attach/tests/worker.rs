@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use trunkline_attach::fake::{FakeConfig, FakeWorker};
 use trunkline_attach::loopback::{Loopback, LoopbackError, Offered};
-use trunkline_port::{DeviceBlocks, RequestId, SeqStart, Step, StepError, StepOutput, StepResult, StepRunner, StepSeq};
+use trunkline_port::{
+    DeviceBlocks, FailedSeq, RequestId, SeqFault, SeqStart, Step, StepError, StepOutput, StepResult, StepRunner,
+    StepSeq,
+};
 
-const CONFIG: FakeConfig = FakeConfig { block_size: 16, blocks: 64, scored_groups: 0, fault: None };
+const CONFIG: FakeConfig = FakeConfig { block_size: 16, blocks: 64, scored_groups: 0, bad_token: None, fault: None };
 
 /// Runner whose second step fails.
 struct Failing {
@@ -73,6 +76,37 @@ fn an_attached_runner_answers_as_one_in_process() {
         let expected: StepResult = own.run(&step).unwrap().result;
         assert_eq!(wire.receive().unwrap().result, expected);
         last = expected.tokens[0];
+    }
+}
+
+#[test]
+fn a_runner_that_fails_a_sequence_answers_that_step_and_those_on_the_way() {
+    let config = FakeConfig { bad_token: Some(3), ..CONFIG };
+    let hello = FakeWorker::hello("fake", &config);
+    let mut wire = Loopback::start(hello, Box::new(move |_| Ok(Box::new(FakeWorker::new(config))))).unwrap();
+    let decode = Step {
+        id: 2,
+        seqs: vec![StepSeq {
+            computed: 3,
+            input_from_last: true,
+            start: false,
+            n_tokens: 1,
+            n_blocks: 0,
+            table_keep: 1,
+            n_generated: 1,
+            ..prompt(2).seqs[0]
+        }],
+        tokens: vec![0],
+        ..Step::default()
+    };
+    wire.send(&prompt(1));
+    wire.send(&decode);
+    wire.send(&prompt(3));
+    let failed = vec![FailedSeq { seq: 0, fault: SeqFault::NotFinite }];
+    let expected = [(1, failed.clone()), (2, Vec::new()), (3, failed)];
+    for (step, failed) in expected {
+        let result = wire.receive().unwrap().result;
+        assert_eq!((result.step, result.tokens.len(), &result.failed), (step, usize::from(failed.is_empty()), &failed));
     }
 }
 

@@ -25,7 +25,8 @@ pub enum BlockState {
     Idle,
     /// Read or written by a transfer in flight, and not by any step. Belongs to one sequence, or is being demoted to a tier.
     Moving,
-    /// Published before a flush and read by at least one sequence or transfer since. Found by nobody, and never written again.
+    /// Published before a flush, or by a step that failed to compute the block, and read by at least one sequence or transfer since. Found
+    /// by nobody, and never written again.
     Stale,
 }
 
@@ -52,6 +53,8 @@ pub enum BlockEvent {
     Readopted,
     /// The cache was flushed while the block had readers.
     Flushed,
+    /// The step that was to compute the block failed to, while the block had readers.
+    StruckOut,
     /// The transfer into the block ended, successfully or not; the sequence owns the block again.
     CopyEnded,
     /// The owner gave the block back, or the transfer that read the block ended.
@@ -59,10 +62,10 @@ pub enum BlockEvent {
 }
 
 /// Every change of [`BlockState`].
-pub const TRANSITIONS: [Transition<BlockEvent, BlockState>; 14] = {
+pub const TRANSITIONS: [Transition<BlockEvent, BlockState>; 15] = {
     use BlockEvent::{
         Allocated, CopyBegan, CopyEnded, DemotionBegan, Evicted, Flushed, Found, Merged, Published, ReadersLeft,
-        Readopted, Released,
+        Readopted, Released, StruckOut,
     };
     use BlockState::{Free, Held, Idle, Moving, Private, Stale};
     [
@@ -79,6 +82,7 @@ pub const TRANSITIONS: [Transition<BlockEvent, BlockState>; 14] = {
         (Released, Moving, Free),
         (Readopted, Moving, Held),
         (Flushed, Held, Stale),
+        (StruckOut, Held, Stale),
         (ReadersLeft, Stale, Free),
     ]
 };
@@ -255,6 +259,7 @@ CopyEnded: Moving -> Private
 Released: Moving -> Free
 Readopted: Moving -> Held
 Flushed: Held -> Stale
+StruckOut: Held -> Stale
 ReadersLeft: Stale -> Free
 ";
         assert_eq!(crate::transitions::text(&TRANSITIONS), reviewed);

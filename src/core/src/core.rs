@@ -1,6 +1,7 @@
 //! The state machine: events in, actions out.
 
 mod rereading;
+mod sequence_faults;
 mod stepping;
 
 use std::cmp::Reverse;
@@ -421,6 +422,7 @@ impl Core {
                 actions.push(Action::Withdrawn(Box::new(seq.into_request(state.config.block_size))));
             }
             Ending::Reported(_) => unreachable!("the end is reported once"),
+            Ending::StartOver => unreachable!("the request goes on"),
             Ending::Finish(reason) => {
                 finish(journal, &seq, reason, actions);
                 self.remains.push(seq);
@@ -438,6 +440,8 @@ impl Core {
         if !self.state.publishes_ahead() || kv.tiers.is_empty() {
             return published;
         }
+        // Behind these a step failed to compute them.
+        let published = kv.tree.n_findable(&seq.table[..published]);
         let others = self.steps.slots().filter_map(|slot| sequences.get(slot));
         others.fold(published, |computed, other| {
             let from = (other.computed / config.block_size) as usize;

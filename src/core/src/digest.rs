@@ -74,6 +74,10 @@ pub enum Decision {
     DraftsLimited = 29,
     /// Runs of tokens are copied from other places in the cache; amount: tokens. Followed by the runs.
     Reuse = 30,
+    /// The worker could not compute a sequence of a step; amount: the reason.
+    SequenceFailed = 31,
+    /// Blocks that a failed sequence was to compute left the cache; amount: their number.
+    StruckOut = 32,
 }
 
 /// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::digest::Decision;
 use crate::h2o::{Mode, Plan, Rows};
-use crate::sequence::Phase;
+use crate::sequence::{Phase, Sequence};
 use crate::state::State;
 use crate::steps::{Part, Picked};
 
@@ -35,6 +35,9 @@ pub(crate) fn end_step(state: &mut State, picked: &Picked, scores: &[f32]) {
 /// Hands the scores of one sequence to its planner, and drops what is due.
 fn report(state: &mut State, part: Part, rows: u32, scores: &[f32]) {
     let State { sequences, planners, rereads, .. } = state;
+    if sequences.get(part.slot()).is_some_and(Sequence::has_bad_kv) {
+        return;
+    }
     if let Some(seq) = sequences.get(part.slot()).filter(|seq| seq.id.is_inner()) {
         return rereads.observe(seq.id, scores, planners.n_lists(), part.sample);
     }

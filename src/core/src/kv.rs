@@ -21,7 +21,7 @@ mod swapped_groups;
 mod tier_copies;
 mod tiered_groups;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use self::demotions::Demotions;
 use self::promised::Promised;
@@ -213,6 +213,26 @@ impl Kv {
         let dropped = self.tree.flush();
         self.free_left();
         dropped
+    }
+
+    /// Lets nobody find a published block, and the blocks behind it, any more: what was to compute the block has failed. `tables` are the tables with
+    /// the block, from there on, as far as they are published. Returns the number of blocks.
+    pub fn strike_out<'a>(&mut self, first: BlockHandle, tables: impl Iterator<Item = &'a [BlockHandle]>) -> u32 {
+        if !self.tree.is_published(first) {
+            // A flush did it.
+            return 0;
+        }
+        let blocks: BTreeSet<u32> = match self.copies_wait() {
+            // Blocks given up at once are in no table.
+            true => self.tree.blocks_from(first).into_iter().collect(),
+            false => {
+                tables.flatten().filter(|block| self.tree.is_published(**block)).map(|block| block.index).collect()
+            }
+        };
+        let struck = blocks.len() as u32;
+        self.tree.strike_out(blocks.into_iter().collect());
+        self.free_left();
+        struck
     }
 
     /// Forgets what all blocks of the device held, whoever reads them: see [`PrefixTree::clear`].

@@ -146,7 +146,9 @@ pub use crate::retention::RetentionHint;
 pub use crate::stats::{
     DraftCounters, H2oCounters, RequestCounters, RetentionCounters, Stats, SwapCounters, TierStats, TokenCounters,
 };
-pub use crate::step::{CellCopy, Dropped, Keeps, NO_BLOCK, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq};
+pub use crate::step::{
+    CellCopy, Dropped, FailedSeq, Keeps, NO_BLOCK, ScoreKind, Scored, SeqFault, SeqStart, Step, StepResult, StepSeq,
+};
 pub use crate::suspects::WORKER_FAILURES_MAX;
 pub use crate::tier::TIERS_MAX;
 pub use crate::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};

@@ -126,6 +126,11 @@ impl Nodes {
         (self.children[parent as usize] == 0 && self.readers[parent as usize] == 0).then_some(parent)
     }
 
+    /// Lets the block be found by its hash alone, not as the neighbour of the block before.
+    pub(crate) fn leave_run(&mut self, index: u32) {
+        self.runs.clear(index as usize, 1);
+    }
+
     /// Removes a leaf and ancestors, each the parent of the block before. Returns the parent of the last one if the parent
     /// is now an idle leaf.
     pub(crate) fn remove_chain(&mut self, chain: &[u32]) -> Option<u32> {

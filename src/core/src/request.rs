@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 pub use trunkline_port::Sampling;
+use trunkline_port::SeqFault;
 
 use crate::h2o::Mode;
 use crate::hash::{BlockHash, extend_hashes};
@@ -137,6 +138,10 @@ pub enum FinishReason {
     Timeout,
     /// The worker failed on the request too often, or cannot compute it at all.
     Error,
+    /// The model computed NaN or infinity for the request.
+    NotFinite,
+    /// The worker cannot honour a parameter of the request.
+    Unsupported,
 }
 
 impl FinishReason {
@@ -148,6 +153,22 @@ impl FinishReason {
             Self::Abort => "abort",
             Self::Timeout => "timeout",
             Self::Error => "error",
+            Self::NotFinite => "not_finite",
+            Self::Unsupported => "unsupported",
+        }
+    }
+
+    /// Returns `true` if the worker failed the request alone, in a step that it computed for others.
+    pub fn is_fault(self) -> bool {
+        matches!(self, Self::NotFinite | Self::Unsupported)
+    }
+}
+
+impl From<SeqFault> for FinishReason {
+    fn from(fault: SeqFault) -> Self {
+        match fault {
+            SeqFault::NotFinite => Self::NotFinite,
+            SeqFault::Unsupported => Self::Unsupported,
         }
     }
 }

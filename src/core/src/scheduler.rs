@@ -246,8 +246,7 @@ impl Scheduler {
         }
         step.seqs.push(part);
         seq.begin_step(step.id, 1, true, false);
-        let part = Part { slot: slot as u32, n_tokens: 1, n_copied: 0, n_drafts: 0, sample: true, decodes: true };
-        self.picked.parts.push(part);
+        self.picked.parts.push(Part::new(slot, &part, 0, true));
     }
 
     /// Runs the next group of suspects, as far as it can run. Returns `false` if there are no suspects, or none can run now: then the
@@ -438,7 +437,7 @@ impl Scheduler {
         step.seqs.push(part);
         seq.mirror.table_sent = seq.table.len() as u32;
         seq.begin_step(step.id, n_tokens, sample, n_drafts > 0);
-        self.picked.parts.push(Part { slot: slot as u32, n_tokens, n_copied, n_drafts, sample, decodes });
+        self.picked.parts.push(Part::new(slot, &part, n_copied, decodes));
     }
 
     /// Asks for the scores that the planner of a sequence needs, before the sequence is added to the step.

@@ -56,6 +56,8 @@ pub(crate) enum Ending {
     Finish(FinishReason),
     /// The request is handed back, with [`crate::Action::Withdrawn`].
     Withdraw,
+    /// The request waits for admission again: a step failed to compute blocks that the sequence reads.
+    StartOver,
     /// The end was reported, for this reason, while steps in flight still run the sequence. Only its blocks and its slot on the
     /// worker are left here.
     Reported(FinishReason),
@@ -344,6 +346,15 @@ impl Sequence {
     /// Returns `true` if a worker named the sequence as the cause of a failure, or failed it too often.
     pub fn has_failed(&self) -> bool {
         self.guilty || self.ending == Some(Ending::Finish(FinishReason::Error))
+    }
+
+    /// Returns `true` if the worker failed to compute the sequence, or blocks that the sequence reads, in a step that it computed for others.
+    pub fn has_bad_kv(&self) -> bool {
+        match self.ending {
+            Some(Ending::StartOver) => true,
+            Some(Ending::Finish(reason) | Ending::Reported(reason)) => reason.is_fault(),
+            Some(Ending::Withdraw) | None => false,
+        }
     }
 
     /// Returns `true` while a step in flight runs the sequence.

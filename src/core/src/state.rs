@@ -295,7 +295,7 @@ impl State {
             let seq = &self.sequences[part.slot()];
             let ends = match seq.ending {
                 None => part.sample && !part.decodes,
-                Some(ending) => matches!(ending, Ending::Finish(_)),
+                Some(ending) => matches!(ending, Ending::Finish(reason) if !reason.is_fault()),
             };
             if ends {
                 self.kv.visit_end(seq);

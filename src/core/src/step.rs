@@ -1,4 +1,6 @@
 //! Steps and their answers, re-exported from `trunkline-port`.
 
 pub use trunkline_port::Keeps;
-pub use trunkline_port::step::{CellCopy, Dropped, NO_BLOCK, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq};
+pub use trunkline_port::step::{
+    CellCopy, Dropped, FailedSeq, NO_BLOCK, ScoreKind, Scored, SeqFault, SeqStart, Step, StepResult, StepSeq,
+};

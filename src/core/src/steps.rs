@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::step::{Step, StepResult};
+use crate::step::{Step, StepResult, StepSeq};
 
 /// Step buffers kept for reuse, at most.
 const SPARE_STEPS_MAX: usize = 4;
@@ -16,6 +16,8 @@ pub(crate) struct Part {
     pub n_tokens: u32,
     /// Tokens before these that are copied.
     pub n_copied: u32,
+    /// First position whose KV the step writes: the blocks before are computed, or earlier steps compute them.
+    pub write_from: u32,
     /// Tokens that the worker may draft.
     pub n_drafts: u32,
     /// `true` if the step samples for the sequence.
@@ -25,6 +27,13 @@ pub(crate) struct Part {
 }
 
 impl Part {
+    /// Returns the part of the sequence in `slot` of the core, as it was sent.
+    #[inline(always)]
+    pub fn new(slot: usize, sent: &StepSeq, n_copied: u32, decodes: bool) -> Self {
+        let StepSeq { n_tokens, kv_write_from: write_from, n_drafts, sample, .. } = *sent;
+        Self { slot: slot as u32, n_tokens, n_copied, write_from, n_drafts, sample, decodes }
+    }
+
     /// Returns the slot of the sequence in the core.
     pub fn slot(self) -> usize {
         self.slot as usize
@@ -108,6 +117,7 @@ impl Steps {
         result.tokens.clear();
         result.ends.clear();
         result.scores.clear();
+        result.failed.clear();
         result
     }
 
@@ -160,11 +170,18 @@ impl Steps {
         let Picked { parts, scored } = &step.picked;
         let mut begin = 0;
         let mut fits = result.ends.len() == parts.len();
-        for (part, end) in parts.iter().zip(&result.ends) {
+        let mut failed = result.failed.iter().map(|failed| failed.seq).peekable();
+        for (at, (part, end)) in (0..).zip(parts.iter().zip(&result.ends)) {
             let n_tokens = end.wrapping_sub(begin);
             begin = *end;
-            fits &= if part.sample { n_tokens.wrapping_sub(1) <= part.n_drafts } else { n_tokens == 0 };
+            let has_failed = failed.next_if_eq(&at).is_some();
+            fits &= match part.sample && !has_failed {
+                true => n_tokens.wrapping_sub(1) <= part.n_drafts,
+                false => n_tokens == 0,
+            };
         }
+        // Out of order, or beyond the last.
+        fits &= failed.next().is_none();
         let n_scores: usize = scored.iter().map(|part| part.n_scores as usize).sum();
         // A worker that cannot score reports none.
         let is_scored = result.scores.is_empty() || n_scores == result.scores.len();

@@ -48,6 +48,7 @@ mod evicting;
 mod hints;
 mod matching;
 mod runs;
+mod striking;
 
 use self::classes::Classes;
 use self::contents::Contents;
@@ -294,21 +295,9 @@ impl PrefixTree {
         self.pool.apply(block.index, BlockEvent::CopyEnded);
     }
 
-    /// Returns `true` if a published block can be found: it was not read during a flush.
+    /// Returns `true` if a published block can be found: it was not read during a flush, nor struck out.
     pub fn is_findable(&self, block: BlockHandle) -> bool {
         self.pool.state(block.index) != BlockState::Stale
-    }
-
-    /// Lets nobody find the blocks with readers any more. A stale block is freed when the last reader leaves.
-    pub fn strike_out_held(&mut self) {
-        for block in 0..self.pool.opened() {
-            if self.pool.state(block) == BlockState::Held {
-                self.index.remove(self.nodes.fingerprint(block), block);
-                self.leave_contents(&[block]);
-                self.eviction.left(&[block], &self.nodes);
-                self.pool.apply(block, BlockEvent::Flushed);
-            }
-        }
     }
 
     /// Estimates the number of leading blocks of a prompt that are published, by hashes alone and without comparing tokens, in
@@ -481,18 +470,9 @@ impl PrefixTree {
         if published[..read].last().is_some_and(|handle| self.nodes.readers[handle.index as usize] == 1) {
             self.sharing_changes += 1;
         }
-        let chain = &published[read..];
-        // A flush made all blocks of a sequence stale, or none.
-        if chain.first().is_some_and(|first| !self.is_findable(*first)) {
-            if self.notes_left {
-                self.left.extend(chain.iter().map(|block| block.index));
-            }
-            for block in chain.iter().rev() {
-                self.leave_namespace(block.index);
-                self.nodes.remove(block.index);
-                self.pool.apply(block.index, BlockEvent::ReadersLeft);
-            }
-        } else if !chain.is_empty() {
+        let (chain, stale) = published[read..].split_at(self.n_findable(&published[read..]));
+        self.drop_stale(stale);
+        if !chain.is_empty() {
             for_runs(chain, |first, len| self.pool.apply_run(first, len, BlockEvent::ReadersLeft));
             self.eviction.idle(chain, &self.nodes);
         }
@@ -586,12 +566,13 @@ impl PrefixTree {
             let same = found.is_some_and(|found| found == index || nodes.parents[found as usize] != nodes.parents[at]);
             assert!(same || !is_findable, "block {index} is lost: its hash finds {found:?}");
             let before = nodes.parent(index);
-            assert_eq!(
-                nodes.follows(index),
-                before.is_some_and(|parent| parent + 1 == index),
-                "the run of block {index}"
-            );
+            let is_neighbour = before.is_some_and(|parent| parent + 1 == index);
+            let is_struck = before.is_some_and(|parent| !is_findable && self.pool.state(parent) != BlockState::Stale);
+            assert!(!is_findable || nodes.follows(index) == is_neighbour, "the run of block {index}");
+            assert!(!is_struck || !nodes.follows(index), "block {index} is stale and would be found as a neighbour");
             if let Some(parent) = before {
+                let is_lost = is_findable && self.pool.state(parent) == BlockState::Stale;
+                assert!(!is_lost, "block {index} can be found, and the one before it cannot");
                 children[parent as usize] += 1;
                 assert_ne!(nodes.parents[parent as usize], UNPUBLISHED, "block {index} outlived its parent");
                 assert!(

@@ -1,7 +1,9 @@
 //! Layer groups: blocks behind a window and blocks that attention hardly reads are given back, and prefixes are found where all groups
 //! have them.
 
-use trunkline_core::{Config, Event, H2oConfig, Keeps, Namespace, Preemption, Request, RequestId, WorkerFacts, h2o};
+use trunkline_core::{
+    Config, Event, H2oConfig, Keeps, Namespace, Preemption, Request, RequestId, SeqFault, WorkerFacts, h2o,
+};
 use trunkline_driver::{Direction, Driver};
 
 /// Blocks of 4 tokens, `device_blocks` of them in each group, and steps of 16 tokens at most.
@@ -522,6 +524,22 @@ fn a_prompt_that_fails_the_worker_when_repeated_is_repeated_once() {
         driver.assert_all_said([1]);
         driver.assert_empty();
     }
+}
+
+#[test]
+fn a_second_reading_that_fails_alone_is_given_up_and_its_request_goes_on() {
+    let mut driver = Driver::with_content(zipped(&[Keeps::All, Keeps::Scored], 40), 1);
+    driver.join();
+    driver.submit(1, prompt(40), 30);
+    driver.answer_until(|driver| driver.running().len() == 2);
+    let inner = driver.ids().into_iter().find(|id| *id > 1).unwrap();
+    driver.answer_failing(inner, SeqFault::NotFinite);
+    driver.run_to_end();
+    let h2o = driver.stats().h2o;
+    assert_eq!((h2o.h2o_reread_tokens, h2o.h2o_dropped_blocks > 0), (16, true), "one part was begun, and plans go on");
+    assert_eq!((driver.resets, driver.stats().requests.restarted), (0, 0));
+    driver.assert_all_said([1]);
+    driver.assert_empty();
 }
 
 #[test]

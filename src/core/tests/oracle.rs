@@ -37,6 +37,8 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.workers_lost > seeds / 10 && sum.nonsense > seeds / 10);
     assert!(sum.workers_resumed > seeds / 20, "{} connections broke", sum.workers_resumed);
     assert!(sum.poisoned > seeds, "one poison fails several steps");
+    assert!(sum.failed_alone > 2 * seeds, "{} sequences failed beside others", sum.failed_alone);
+    assert!(sum.started_over > seeds / 40, "{} requests read what another failed to compute", sum.started_over);
     assert!(sum.swaps_out > seeds * 2 / 5, "{} swaps out", sum.swaps_out);
     assert!(sum.blocks_out >= sum.swaps_out, "{} blocks of {} swaps", sum.blocks_out, sum.swaps_out);
     assert!(sum.swaps_in > seeds / 4 && sum.blocks_in >= sum.swaps_in);

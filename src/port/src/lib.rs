@@ -46,7 +46,9 @@ pub use crate::ids::{RequestId, Token};
 pub use crate::model_info::{Keeps, LAYER_GROUPS_MAX, LayerGroup, ModelInfo};
 pub use crate::output::{StepOutput, TokenLogprobs};
 pub use crate::sampling::Sampling;
-pub use crate::step::{CellCopy, Dropped, NO_BLOCK, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq};
+pub use crate::step::{
+    CellCopy, Dropped, FailedSeq, NO_BLOCK, ScoreKind, Scored, SeqFault, SeqStart, Step, StepResult, StepSeq,
+};
 pub use crate::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};
 pub use crate::weight_reads::WeightReads;
 pub use crate::worker::{CopyError, DeviceBlocks, StepError, StepRunner};

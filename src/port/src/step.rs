@@ -223,14 +223,40 @@ pub struct StepResult {
     pub step: u64,
     /// Sampled tokens of all sequences, in the order of [`Step::seqs`].
     pub tokens: Vec<Token>,
-    /// End of each sequence's tokens in `tokens`. A sequence without `sample` has no tokens; a sampling sequence has at least one,
+    /// End of each sequence's tokens in `tokens`. A sequence without `sample`, or in `failed`, has no tokens; any other has at least one,
     /// and at most one more than the sequence's drafts.
     pub ends: Vec<u32>,
     /// Attention scores of the sequences of [`Step::scored`], in order: for each, the score of every entry of the block table that holds
-    /// a position below `computed + n_tokens`, without drafts. Dropped entries have 0. A worker that cannot score leaves this empty in
-    /// every step.
+    /// a position below `computed + n_tokens`, without drafts. Dropped entries have 0, and so have all entries of sequences in `failed`. A
+    /// worker that cannot score leaves this empty in every step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scores: Vec<f32>,
+    /// Sequences that the worker could not compute, in the order of [`Step::seqs`]; all others of the step are as good as without them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<FailedSeq>,
+}
+
+/// A sequence that a worker could not compute in a step, while it computed the others. The request ends. Steps sent before the worker's answer
+/// may still run the sequence on a token that was never sampled: the worker MUST run some token there, and the core ignores what comes
+/// of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedSeq {
+    /// Index of the sequence in [`Step::seqs`].
+    pub seq: u32,
+    /// Reason of the failure.
+    pub fault: SeqFault,
+}
+
+/// Reason for the failure of one sequence of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
+pub enum SeqFault {
+    /// The model computed NaN or infinity for the sequence.
+    #[error("the model's logits are not finite (NaN or infinity)")]
+    NotFinite,
+    /// The worker cannot honour a parameter of the request.
+    #[error("the worker cannot honour the sampling parameters")]
+    Unsupported,
 }
 
 impl StepResult {
@@ -245,5 +271,17 @@ impl StepResult {
     pub fn push(&mut self, tokens: &[Token]) {
         self.tokens.extend_from_slice(tokens);
         self.ends.push(self.tokens.len() as u32);
+    }
+
+    /// Adds the next sequence, which failed.
+    pub fn push_failed(&mut self, fault: SeqFault) {
+        self.failed.push(FailedSeq { seq: self.ends.len() as u32, fault });
+        self.push(&[]);
+    }
+
+    /// Returns the reason why the `i`-th sequence of the step failed, if it did.
+    pub fn fault_of(&self, i: usize) -> Option<SeqFault> {
+        let at = self.failed.binary_search_by_key(&(i as u32), |failed| failed.seq);
+        at.ok().map(|at| self.failed[at].fault)
     }
 }

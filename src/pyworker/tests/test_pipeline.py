@@ -14,7 +14,7 @@ from scheduler import Scheduler, Server, greedy
 from test_protocol import expected, prompts, two_steps
 
 from trunkline_worker import cli
-from trunkline_worker.engine import EngineLost, Result, Settings
+from trunkline_worker.engine import EngineLost, Settings
 from trunkline_worker.pipeline import Pipeline, even, portable
 from trunkline_worker.proto import messages as pb
 from trunkline_worker.slots import SlotTable
@@ -103,37 +103,6 @@ def test_a_batch_that_travels_keeps_what_later_steps_change():
     table.apply(start(2, 3, [40, 41, 42]))
     assert sent.tokens().tolist() == sent.tokens_of(0).tolist() == sent.histories[0].tolist() == [10, 11, 12]
     assert (sent.table.tables[0, 0].tolist(), sent.requests.tolist()) == ([5], [7])
-
-
-class Reset(ToyStage):
-    """Says the number of its resets in place of a token."""
-
-    resets = 0
-
-    def reset(self):
-        self.resets += 1
-
-    def run(self, batch, before):
-        super().run(batch, before)
-        return Result([self.resets])
-
-
-def test_stages_hear_of_a_reset_after_a_failed_step_alone():
-    one = ToyEngine()
-    engine = Pipeline("toy", one.model, one.kv, one.abilities, [("stage 0", partial(Reset, True))], [8])
-    with Attached(engine) as worker:
-        scheduler = greet(worker)
-        scheduler.welcome()
-        for life, broken in ((1, False), (2, True), (3, False)):
-            message = start(life, 0, [5, 6], life=life)
-            if broken:
-                message.blocks[0] = 0xFFFF_FFFF
-            scheduler.peer.send(step=message)
-            answer = scheduler.peer.receive("step_failed" if broken else "step_done")
-            assert broken or list(answer.tokens) == [life // 2]
-            scheduler.peer.send(reset=pb.Reset(life=life + 1))
-            scheduler.peer.receive("reset_done")
-    engine.close()
 
 
 class Meeting(ToyStage):

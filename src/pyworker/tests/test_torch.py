@@ -350,8 +350,8 @@ def test_a_chunk_behind_a_computed_part_needs_no_mask():
     keys, values = torch.randn(2, 5, 8, 2, 16).unbind(0)
     blocks = torch.tensor([4, 0, 2, 3])
     mask = torch.arange(32) <= torch.arange(computed, computed + n)[:, None]
-    masked = attention.Chunk(0, n, blocks, mask, causal=False, end=computed + n)
-    aligned = attention.Chunk(0, n, blocks, None, causal=True, end=computed + n)
+    masked = attention.Chunk(0, n, blocks, mask, causal=False, end=computed + n, hidden=None)
+    aligned = attention.Chunk(0, n, blocks, None, causal=True, end=computed + n, hidden=None)
     found = [attention._attend_chunk(rows, keys, values, chunk) for chunk in (masked, aligned)]
     assert torch.allclose(*found, atol=1e-6)
 

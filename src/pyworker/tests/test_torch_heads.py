@@ -97,7 +97,7 @@ class Plain:
         self.shares = []
         places = torch.arange(n)
         with torch.inference_mode():
-            self.logits = Llama(SHAPE, model(), n).forward(Rows(torch.tensor(TOKENS), places, places), self._attend)
+            self.logits, _ = Llama(SHAPE, model(), n).forward(Rows(torch.tensor(TOKENS), places, places), self._attend)
 
     def _attend(self, layer, q, k, v):
         q, k, v = (x.transpose(0, 1) for x in (q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)))

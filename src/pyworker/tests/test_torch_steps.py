@@ -10,7 +10,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from safetensors.torch import save_file  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from trunkline_worker.engine import EngineLost, KvFacts, Settings, StepError  # noqa: E402
+from trunkline_worker.engine import EngineLost, Fault, KvFacts, Settings, StepError  # noqa: E402
 from trunkline_worker.pipeline import portable  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.slots import SlotTable  # noqa: E402
@@ -113,7 +113,7 @@ def test_nothing_that_a_step_uploads_is_waited_for():
             rows = runner._rows(batch)
             assert uploads.n == before + 1
             scorers = attention.all_scorers(batch, runner.model, 8, runner.device)
-            logits = runner._llama.forward(rows, attention.over(batch, runner._cache, scorers))
+            logits, _ = runner._llama.forward(rows, attention.over(batch, runner._cache, scorers))
             picked = sampling.sample(logits, batch, runner._seen_in(batch))
             runner._remember(batch, picked)
             sampling.log_probabilities(logits, picked, batch)
@@ -266,38 +266,93 @@ def test_room_of_a_gpu_counts_the_graphs():
     )
 
 
-def test_logits_that_are_no_numbers_fail_the_step_of_their_request_and_leave_nothing_behind():
-    runner = made()
-    fresh = runner.run(table_of(runner).apply(step(1, [(0, [3, 4, 5])]))).tokens
-    embedding = runner._llama.weights.embedding
-    plain = embedding[7].clone()
-    embedding[7] = torch.nan
-    with pytest.raises(StepError, match="logits that are not finite") as failed:
-        runner.run(table_of(runner).apply(step(2, [(1, [3, 4, 5]), (0, [6, 7, 8])])))
-    assert failed.value.request == 100
-    embedding[7] = plain
-    assert not runner._cache.data.isfinite().all()
-    runner.reset()
-    # Places behind the end of a sequence are gathered under a mask.
-    table = table_of(runner)
-    batch = table.apply(step(3, [(0, [3, 4, 5])]))
-    assert runner.run(batch).tokens == fresh
+def after(table, batch, tokens):
+    """Enters what a batch sampled, and returns the tokens."""
     table.reserve(batch)
-    table.record(batch, table.starts[batch.slots], fresh)
-    assert runner._cache.data.isfinite().all() and len(runner.run(table.apply(decode(4, computed=[3]))).tokens) == 1
+    table.record(batch, table.starts[batch.slots], tokens)
+    return tokens
 
 
-def test_a_stage_fails_and_forgets_likewise(tmp_path):
+def spoiled(change, groups=GROUPS):
+    """An engine whose model computes NaN for token 7, and the same without."""
+    found = []
+    for bad in (True, False):
+        torch.manual_seed(5)
+        runner = made(groups=groups)
+        if bad:
+            change(runner._llama.weights.embedding)
+        found.append(runner)
+    return found
+
+
+def blank(embedding):
+    embedding[7] = torch.nan
+
+
+def test_a_sequence_that_is_not_finite_fails_alone_and_leaves_nothing_behind():
+    runner, sound = spoiled(blank)
+    table, alone = table_of(runner), table_of(sound)
+    batch = table.apply(step(1, [(1, [3, 4, 5]), (0, [6, 7, 8, 9, 10]), (2, [9])], scored_rows=[1, 1, 0]))
+    result = runner.run(batch)
+    expected = sound.run(alone.apply(step(1, [(1, [3, 4, 5]), (2, [9])], scored_rows=[1, 0])))
+    assert result.faults == {1: Fault.NOT_FINITE}
+    assert ([result.tokens[0], result.tokens[2]], result.logprobs) == (expected.tokens, expected.logprobs)
+    assert not runner._cache.data.isfinite().all()
+    after(table, batch, result.tokens)
+    # The next sequences take its blocks, and places behind their ends are gathered under a mask.
+    for slot in (0, 3):
+        begin = step(2, [(slot, [3, 4, 5])])
+        begin.ClearField("blocks")
+        begin.blocks.extend(range(4))
+        batch = table.apply(begin)
+        first = after(table, batch, runner.run(batch).tokens)
+        decoded = runner.run(
+            table.apply(pb.Step(id=3, life=1, slots=[slot], computed=[3], n_tokens=[1], sample=[1], table_keep=[2]))
+        )
+        assert (first, decoded.faults, len(decoded.tokens)) == (expected.tokens[:1], {}, 1)
+
+
+def test_a_chunk_that_is_not_finite_is_found_before_a_token_is_sampled():
+    runner, _ = spoiled(blank)
+    table = table_of(runner)
+    message = step(1, [(0, list(range(1, 12))), (1, [3, 4])])
+    message.n_tokens[0], message.sample[0] = 8, 0
+    batch = table.apply(message)
+    assert runner.run(batch).faults == {0: Fault.NOT_FINITE}
+
+
+def test_a_hole_reads_no_block_of_others():
+    """What is gathered in the place of a dropped entry is hidden by a mask, which does not hide NaN."""
+    runner, sound = spoiled(blank)
+    tokens = list(range(8, 28))
+    said = []
+    for one in (runner, sound):
+        table = table_of(one)
+        # Block 0 is the failing sequence's.
+        one.run(table.apply(step(1, [(0, [7, 8]), (2, tokens)])))
+        columns = {"slots": [2], "table_keep": [4], "computed": [18], "sample": [1]}
+        for n in (1, 2):
+            batch = table.apply(
+                pb.Step(
+                    id=2,
+                    life=1,
+                    n_tokens=[n],
+                    drops=[pb.Drop(index=0, group=1, first=1, n=1)],
+                    **{**columns, "computed": [20 - n]},
+                )
+            )
+            said.append(one.run(batch).tokens)
+    assert said[:2] == said[2:]
+
+
+def test_a_stage_fails_a_sequence_likewise(tmp_path):
     saved(tmp_path)
     facts = made().model
     stage = stages.TorchStage(tmp_path, CONFIG, facts, stages.Part(range(2), "cpu", 1))
     stage.begin(SETTINGS)
     stage._llama.weights.embedding[7] = torch.nan
-    with pytest.raises(StepError, match="logits that are not finite") as failed:
-        stage.run(portable(table_of(made()).apply(step(1, [(0, [6, 7, 8])]))), None)
-    assert failed.value.request == 100 and not stage._cache.data.isfinite().all()
-    stage.reset()
-    assert not stage._cache.data.any()
+    result = stage.run(portable(table_of(made()).apply(step(1, [(0, [6, 7, 8]), (1, [3])]))), None)
+    assert result.faults == {0: Fault.NOT_FINITE} and len(result.logprobs) == 1
 
 
 def named(found):

@@ -3,9 +3,10 @@
 import queue
 import threading
 
+import numpy as np
 import pytest
 
-from trunkline_worker.engine import EngineHung, EngineLost, Logprob, Result
+from trunkline_worker.engine import EngineHung, EngineLost, Fault, Logprob
 from trunkline_worker.proto import messages as pb
 from trunkline_worker.toy import ToyEngine
 from trunkline_worker.work import Work
@@ -141,21 +142,47 @@ def test_an_engine_that_is_broken_says_so_and_ends_the_worker():
 
 
 class Unfit(ToyEngine):
-    """An engine whose log probabilities are no numbers."""
+    """An engine whose log probabilities and scores are no numbers for slot 3, and which refuses the parameters of slot 4."""
 
     def run(self, batch):
         result = super().run(batch)
-        asked = batch.table.logprobs[batch.slots[batch.sample]] >= 0
-        return Result(result.tokens, [Logprob(float("nan"), [4], [-1.0]) for _ in result.tokens if asked.any()])
+        of = [float("nan") if slot == 3 else -1.0 for slot in batch.slots.tolist()]
+        result.faults = {i: Fault.UNSUPPORTED for i, slot in enumerate(batch.slots.tolist()) if slot == 4}
+        asked = [i for i in np.flatnonzero(batch.logprobs >= 0).tolist() if i not in result.faults]
+        result.logprobs = [Logprob(of[i], [4], [-1.0]) for i in asked]
+        result.scores = [of[i] for i in np.flatnonzero(batch.scored_rows > 0).tolist()]
+        return result
 
 
-def test_log_probabilities_that_are_no_numbers_end_their_request_alone():
-    rig = Rig(Unfit())
-    rig.start(1, slot=0)
-    assert rig.answer().step_done.id == 1
-    rig.start(2, slot=3, logprobs=1)
-    failed = rig.answer().step_failed
-    assert (failed.id, failed.request) == (2, 13)
+def three(step, **columns):
+    """A step that starts sequences in slots 0, 3 and 4, each with log probabilities."""
+    message = pb.Step(
+        id=step, life=1, slots=[0, 3, 4], n_tokens=[2] * 3, sample=[1] * 3, n_blocks=[1] * 3, blocks=[0, 1, 2], **columns
+    )
+    for i, slot in enumerate(message.slots):
+        start = message.starts.add(index=i, request=10 + slot, tokens=[5, 5], n_prompt=2)
+        start.sampling.CopyFrom(pb.WorkerSampling(top_p=1, repetition_penalty=1, logprobs=1))
+    return message
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_numbers_that_are_none_and_parameters_that_are_refused_fail_their_sequence_alone(depth):
+    engine = Unfit()
+    engine.depth = depth
+    rig = Rig(engine)
+    with rig.work._changed:
+        rig.deliver(step=three(1, scored_rows=[1, 1, 1]))
+        # Sent before the first was answered: it runs all three on the tokens that were to come.
+        rig.deliver(
+            step=pb.Step(id=2, life=1, slots=[0, 3, 4], computed=[2] * 3, n_tokens=[1] * 3, sample=[1] * 3, table_keep=[1] * 3)
+        )
+    first, second = rig.answer().step_done, rig.answer().step_done
+    assert (first.id, list(first.faults)) == (1, [0, pb.SEQUENCE_FAULT_NOT_FINITE, pb.SEQUENCE_FAULT_UNSUPPORTED])
+    assert (len(first.tokens), len(first.logprobs), list(first.scores)) == (1, 1, [-1, 0, 0])
+    assert (second.id, len(second.tokens), rig.work.intact) == (2, 1, True)
+    # The slots take other sequences.
+    rig.start(3, slot=5)
+    assert (rig.answer().step_done.id, rig.work.life) == (3, 1)
     rig.work.stop()
 
 

@@ -40,7 +40,7 @@ use crate::step_figures::StepFigures;
 use crate::stores::{EngineStore, TierSizes};
 use crate::watchdog::Watchdog;
 use crate::worker_thread::{WorkerEvent, WorkerHandle, WorkerReport};
-use crate::workers::{MakeWorker, WorkerError, Workers, spawn_threads};
+use crate::workers::{MakeWorker, WorkerError, Workers, log_failed, spawn_threads};
 
 /// Commands waiting for the core's thread, at most.
 const COMMANDS_MAX: usize = 4096;
@@ -436,6 +436,7 @@ impl Driver {
         if let Some(duration_ns) = self.workers.note_step(engine, step.id, self.clock.now_ns()) {
             self.figures.steps[engine.index()].add(&step, duration_ns);
         }
+        log_failed(engine, &step, &output.result.failed);
         self.cluster.recycle(engine, step);
         let StepOutput { drafted, accepted, weights, .. } = output;
         self.counts[engine.index()] += StepCounts { drafted, accepted, weights };

@@ -8,7 +8,7 @@ use trunkline_core::{FinishReason, Usage};
 use crate::histogram::{Histogram, REQUEST_TIME, REQUEST_TOKENS, STEP_TIME};
 
 /// Names of the ends of requests, in the order of [`RequestFigures::ended`].
-const ENDS: [&str; 6] = ["stop", "length", "abort", "timeout", "error", "no_worker"];
+const ENDS: [&str; 8] = ["stop", "length", "abort", "timeout", "error", "no_worker", "not_finite", "unsupported"];
 
 /// Times of one request, on the clock of the driver, nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -132,6 +132,8 @@ impl End {
             Self::Finished(FinishReason::Timeout) => 3,
             Self::Finished(FinishReason::Error) => 4,
             Self::NoWorker => 5,
+            Self::Finished(FinishReason::NotFinite) => 6,
+            Self::Finished(FinishReason::Unsupported) => 7,
         }
     }
 }
@@ -180,9 +182,15 @@ mod tests {
         assert_eq!((figures.prefill.count(), figures.decode.count(), figures.first_token.count()), (0, 0, 0));
         let ended: Vec<_> = figures.ended().filter(|(_, n)| *n > 0).collect();
         assert_eq!(ended, [("abort", 1), ("timeout", 1), ("no_worker", 1)]);
-        for reason in
-            [FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Timeout, FinishReason::Error]
-        {
+        for reason in [
+            FinishReason::Stop,
+            FinishReason::Length,
+            FinishReason::Abort,
+            FinishReason::Timeout,
+            FinishReason::Error,
+            FinishReason::NotFinite,
+            FinishReason::Unsupported,
+        ] {
             assert_eq!(ENDS[End::Finished(reason).index()], reason.as_str());
         }
     }

@@ -162,8 +162,8 @@ impl Generation {
                 self.ready.push_back(Err(Status::deadline_exceeded(format!("time was up after {n} generated tokens"))));
                 return;
             }
-            FinishReason::Error => {
-                self.ready.push_back(Err(Status::internal("the worker failed on this request too often")));
+            FinishReason::Error | FinishReason::NotFinite | FinishReason::Unsupported => {
+                self.ready.push_back(Err(worker_failure(reason)));
                 return;
             }
         };
@@ -176,6 +176,20 @@ impl Generation {
             preemptions: usage.preemptions,
         };
         self.send(Event::Finish(proto::Finish { reason: reason.into(), usage: Some(usage), stopped_by }));
+    }
+}
+
+/// Returns the status of a request that ended because the worker failed.
+pub(crate) fn worker_failure(reason: FinishReason) -> Status {
+    match reason {
+        FinishReason::NotFinite => Status::internal(
+            "the model's logits for this request are not finite (NaN or infinity), so there is no next token; only this request \
+             ended, and the same tokens will fail again: check the model's weights and their type",
+        ),
+        FinishReason::Unsupported => Status::invalid_argument(
+            "the worker cannot honour the sampling parameters of this request; only this request ended",
+        ),
+        _ => Status::internal("the worker failed on this request too often"),
     }
 }
 
@@ -400,12 +414,16 @@ mod tests {
 
     #[tokio::test]
     async fn failures_are_statuses() {
-        for (reason, code) in
-            [(FinishReason::Timeout, tonic::Code::DeadlineExceeded), (FinishReason::Error, tonic::Code::Internal)]
-        {
+        for (reason, code, says) in [
+            (FinishReason::Timeout, tonic::Code::DeadlineExceeded, "time was up"),
+            (FinishReason::Error, tonic::Code::Internal, "failed on this request too often"),
+            (FinishReason::NotFinite, tonic::Code::Internal, "logits for this request are not finite"),
+            (FinishReason::Unsupported, tonic::Code::InvalidArgument, "cannot honour the sampling parameters"),
+        ] {
             let mut setup = setup(&[], 0);
             setup.finish(reason);
-            assert_eq!(setup.generation.next().await.unwrap().unwrap_err().code(), code);
+            let status = setup.generation.next().await.unwrap().unwrap_err();
+            assert!(status.code() == code && status.message().contains(says), "{status:?}");
             assert!(setup.generation.next().await.is_none());
         }
         let mut setup = setup(&[], 0);

@@ -28,10 +28,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use tracing::info;
+use tracing::{info, warn};
 use trunkline_cluster::EngineId;
 use trunkline_core::Config;
-use trunkline_port::{CopyError, DeviceBlocks, Lookup, Step, StepRunner, Transfer};
+use trunkline_port::{CopyError, DeviceBlocks, FailedSeq, Lookup, Step, StepRunner, Transfer};
 use trunkline_store::Store;
 
 use crate::commands::{Attaching, Command, WorkerSnapshot};
@@ -512,6 +512,14 @@ pub(crate) fn spawn_threads(
 
 fn pause_before(restarts: u32) -> Duration {
     PAUSE_MIN.saturating_mul(1 << restarts.min(16)).min(PAUSE_MAX)
+}
+
+/// Writes the sequences of a step that the worker failed to the log.
+pub(crate) fn log_failed(engine: EngineId, step: &Step, failed: &[FailedSeq]) {
+    for FailedSeq { seq, fault } in failed {
+        let request = step.seqs[*seq as usize].request;
+        warn!(%engine, %request, "the request ends alone: {fault}");
+    }
 }
 
 #[cfg(test)]

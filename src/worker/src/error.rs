@@ -254,8 +254,8 @@ fn remedy(is_removed: bool) -> &'static str {
     }
 }
 
-/// The worker cannot start or cannot run a step. A refused step has changed nothing, except [`WorkerError::NonFinite`] and [`WorkerError::Weights`]; the same
-/// step may be sent again afterwards.
+/// The worker cannot start or cannot run a step. A refused step has changed nothing, except [`WorkerError::Weights`]; the same step may be sent again
+/// afterwards.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
@@ -362,21 +362,13 @@ pub enum WorkerError {
         /// Group that could not be read.
         fault: WeightsFault,
     },
-    /// The model answered with NaN or infinity for a sequence: the model's weights are damaged or too large for F32.
-    #[error("step {step}: the logits of request {request} are not finite; check the model's weights")]
-    NonFinite {
-        /// Number of the step.
-        step: u64,
-        /// Request of the sequence.
-        request: RequestId,
-    },
 }
 
 impl From<WorkerError> for StepError {
     fn from(error: WorkerError) -> Self {
         let is_unfit = matches!(error, WorkerError::Weights { .. });
         let guilty = match &error {
-            WorkerError::NonFinite { request, .. } | WorkerError::Sequence { request, .. } => Some(*request),
+            WorkerError::Sequence { request, .. } => Some(*request),
             _ => None,
         };
         let wrapped = Self::new(error);
@@ -665,11 +657,11 @@ mod tests {
         let fault = SequenceFault::Token { token: 396, vocab: 300 };
         let wrong = WorkerError::Sequence { step: 3, index: 1, request: RequestId(6), slot: 0, fault };
         assert_eq!(guilty(wrong), Some(RequestId(6)));
-        assert_eq!(guilty(WorkerError::NonFinite { step: 3, request: RequestId(5) }), Some(RequestId(5)));
         let fault = GroupFault::Checksum;
         let fault = WeightsFault { path: PathBuf::new(), layer: 0, part: "attention", fault, is_removed: true };
         assert!(StepError::from(WorkerError::Weights { step: 3, fault }).is_unfit());
-        assert!(!StepError::from(WorkerError::NonFinite { step: 3, request: RequestId(5) }).is_unfit());
-        assert_eq!(guilty(WorkerError::StartCount { step: 3, starts: 1, sent: 0 }), None);
+        let miscounted = WorkerError::StartCount { step: 3, starts: 1, sent: 0 };
+        assert_eq!(guilty(miscounted.clone()), None);
+        assert!(!StepError::from(miscounted).is_unfit());
     }
 }

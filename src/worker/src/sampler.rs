@@ -176,12 +176,13 @@ fn draw(seed: u64, n: u32) -> f64 {
 }
 
 /// The log probability of `token` and the `n` most likely tokens with theirs, from the model's own logits: before
-/// penalty, temperature and truncation.
+/// penalty, temperature and truncation. All are finite, because the logits MUST be.
 pub(crate) fn log_probabilities(logits: &[f32], token: Token, n: u32) -> (f32, Vec<(Token, f32)>) {
     let maximum = f64::from(logits[greedy(logits) as usize]);
     let sum = logits.iter().map(|logit| (f64::from(*logit) - maximum).exp()).sum::<f64>();
     let normaliser = maximum + sum.ln();
-    let logprob = |token: Token| (f64::from(logits[token as usize]) - normaliser) as f32;
+    // Finite logits can lie further apart than the numbers of 32 bits reach.
+    let logprob = |token: Token| ((f64::from(logits[token as usize]) - normaliser) as f32).max(f32::MIN);
     let n = logits.len().min(n as usize);
     let mut ranked: Vec<Token> = if n == 0 { Vec::new() } else { (0..logits.len() as Token).collect() };
     let by_logit = |a: &Token, b: &Token| most_first(logits, *a, *b);
@@ -192,6 +193,9 @@ pub(crate) fn log_probabilities(logits: &[f32], token: Token, n: u32) -> (f32, V
     ranked.sort_unstable_by(by_logit);
     (logprob(token), ranked.into_iter().map(|token| (token, logprob(token))).collect())
 }
+
+#[cfg(test)]
+mod golden;
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use trunkline_port::{DeviceBlocks, Keeps, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs};
+use trunkline_port::{DeviceBlocks, Keeps, SeqFault, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs};
 
 use crate::attention::Sequence;
 use crate::block_tables::BlockTables;
@@ -21,6 +21,9 @@ use crate::threads::Threads;
 
 /// About how many operations picking a token takes for each token of the vocabulary.
 const SAMPLE_COST: usize = 16;
+
+/// Token run in the place of one that could not be sampled, by steps sent before the core knew.
+const NO_TOKEN: Token = 0;
 
 /// More threads than this are a mistake.
 const THREADS_MAX: usize = 1024;
@@ -65,7 +68,8 @@ struct Sampled {
     drafts: Vec<Token>,
 }
 
-/// Tokens sampled for a sequence: up to and including the first token unequal to the draft.
+/// Tokens sampled for a sequence: up to and including the first token unequal to the draft, or before the first logits that are not finite.
+/// Empty if no logits are.
 #[derive(Default)]
 struct Picked {
     tokens: Vec<Token>,
@@ -123,8 +127,8 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// A step in contradiction to itself or to the worker's state, see [`WorkerError`]; the worker is unchanged. Logits that are
-    /// not finite; streamed weights that cannot be read.
+    /// A step in contradiction to itself or to the worker's state, see [`WorkerError`]; the worker is unchanged. Streamed weights that cannot
+    /// be read. Logits that are not finite fail their sequence alone, see [`trunkline_port::StepResult::failed`].
     pub fn run(&mut self, step: &Step) -> Result<StepOutput, WorkerError> {
         Ok(self.run_step(step)?.0)
     }
@@ -160,7 +164,7 @@ impl Worker {
         }
         self.mirror.apply(step)?;
         let sampled = self.forward(step)?;
-        let picked = self.pick(step, &sampled)?;
+        let picked = self.pick(step, &sampled);
         Ok((self.answer(step, &sampled, picked), sampled))
     }
 
@@ -214,15 +218,14 @@ impl Worker {
     }
 
     /// Picks tokens for each of the sequences `sampled`.
-    fn pick(&self, step: &Step, sampled: &[Sampled]) -> Result<Vec<Picked>, WorkerError> {
+    fn pick(&self, step: &Step, sampled: &[Sampled]) -> Vec<Picked> {
         let cost = self.scratch.logits.len() * SAMPLE_COST;
-        let picked = self.threads.map(sampled.len(), cost, |i| self.pick_for(step, &sampled[i]));
-        picked.into_iter().collect()
+        self.threads.map(sampled.len(), cost, |i| self.pick_for(step, &sampled[i]))
     }
 
     /// Picks the token after a sequence's last, and as long as the picked token equals the draft, the next one: each as in a step
     /// without drafts.
-    fn pick_for(&self, step: &Step, sampled: &Sampled) -> Result<Picked, WorkerError> {
+    fn pick_for(&self, step: &Step, sampled: &Sampled) -> Picked {
         let seq = &step.seqs[sampled.index];
         let slot = self.mirror.slot(seq);
         // With a right draft the sequence has one token more that counts as seen; what is wrong never does.
@@ -231,7 +234,8 @@ impl Worker {
         for n in 0..=sampled.drafts.len() {
             let logits = self.logits(sampled.logit_row + n);
             if !logits.iter().all(|logit| logit.is_finite()) {
-                return Err(WorkerError::NonFinite { step: step.id, request: seq.request });
+                // Behind a right draft the next step comes here again, and fails.
+                break;
             }
             let token = sample(logits, &slot.sampling, &seen, seq.n_generated + n as u32);
             picked.tokens.push(token);
@@ -246,7 +250,7 @@ impl Worker {
                 seen.to_mut().insert(token);
             }
         }
-        Ok(picked)
+        picked
     }
 
     /// Notes the picked tokens and assembles the output.
@@ -256,8 +260,21 @@ impl Worker {
         output.result.step = step.id;
         let mut picked = sampled.iter().zip(picked).peekable();
         for (index, seq) in step.seqs.iter().enumerate() {
+            let first = output.result.scores.len();
             output.result.scores.extend(self.scratch.scores.of(index));
-            let Some((sampled, picked)) = picked.next_if(|(sampled, _)| sampled.index == index) else {
+            let scores = &mut output.result.scores[first..];
+            let picked = picked.next_if(|(sampled, _)| sampled.index == index);
+            let lacks_token = picked.as_ref().is_some_and(|(_, picked)| picked.tokens.is_empty());
+            if lacks_token || scores.iter().any(|score| !score.is_finite()) {
+                scores.fill(0.0);
+                output.result.push_failed(SeqFault::NotFinite);
+                if seq.sample {
+                    // Steps on the way may run the token.
+                    self.mirror.note(seq, &[NO_TOKEN], 0);
+                }
+                continue;
+            }
+            let Some((sampled, picked)) = picked else {
                 output.result.push(&[]);
                 continue;
             };
@@ -307,7 +324,7 @@ impl StepRunner for Worker {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_port::{RequestId, SeqStart, StepSeq};
+    use trunkline_port::{FailedSeq, RequestId, SeqStart, StepResult, StepSeq};
 
     use super::*;
 
@@ -363,12 +380,56 @@ mod tests {
         step
     }
 
+    /// The step after [`starts`]: each sequence decodes the token that the step sampled for it.
+    fn decodes(prompts: &[(&[Token], u32)]) -> Step {
+        let mut step = starts(prompts);
+        (step.id, step.starts, step.blocks) = (2, Vec::new(), Vec::new());
+        for seq in &mut step.seqs {
+            let computed = seq.n_tokens;
+            *seq = StepSeq {
+                start: false,
+                computed,
+                kv_write_from: computed,
+                n_tokens: 1,
+                n_generated: 1,
+                input_from_last: true,
+                table_keep: 1,
+                blocks_at: 0,
+                n_blocks: 0,
+                ..*seq
+            };
+        }
+        step
+    }
+
     #[test]
-    fn logits_that_are_not_finite_are_an_error_of_their_request_and_not_a_token() {
-        let step = starts(&[(&[1, 2], 0), (&[3, 9, 4], 1), (&[5], 2)]);
-        let error = worker_with_a_nan().run(&step).unwrap_err();
-        assert_eq!(error, WorkerError::NonFinite { step: 1, request: RequestId(5) });
-        assert!(StepError::from(error).guilty().is_some(), "the others go on without it");
+    fn logits_that_are_not_finite_fail_their_sequence_alone_and_steps_on_the_way_run_on() {
+        let sound: [(&[Token], u32); 2] = [(&[1, 2], 0), (&[5], 2)];
+        let all = [sound[0], (&[3, 9, 4], 1), sound[1]];
+        let (mut alone, mut beside) = (worker_with_a_nan(), worker_with_a_nan());
+        for next in [starts, decodes] {
+            let expected = alone.run(&next(&sound)).unwrap().result;
+            let found = beside.run(&next(&all)).unwrap();
+            assert_eq!(found.result.failed, [FailedSeq { seq: 1, fault: SeqFault::NotFinite }]);
+            let tokens = |result: &StepResult, at: [usize; 2]| at.map(|i| result.of(i).to_vec());
+            assert_eq!(tokens(&found.result, [0, 2]), tokens(&expected, [0, 1]));
+        }
+    }
+
+    #[test]
+    fn behind_a_right_draft_logits_that_are_not_finite_end_the_draft_and_not_the_sequence() {
+        let config = WorkerConfig { block_size: 16, device_blocks: 3, max_drafts: 2, threads: 1 };
+        // A prompt of known KV, whose next token is `next`, and that has said so before: the draft is right.
+        let run = |model: Model, next: Token| {
+            let mut step = starts(&[(&[8, 7, next, 8, 7], 0)]);
+            step.seqs[0] =
+                StepSeq { computed: 4, kv_write_from: 4, n_history: 4, n_tokens: 1, n_drafts: 2, ..step.seqs[0] };
+            Worker::new(Arc::new(model), config).unwrap().run(&step).unwrap().result
+        };
+        let next = run(Model::seeded(0), 200).of(0)[0];
+        assert!(run(Model::seeded(0), next).of(0).len() > 1, "the draft is right");
+        let result = run(Model::seeded_with_nan_for(next), next);
+        assert_eq!((result.of(0), result.failed.len()), (&[next][..], 0));
     }
 
     #[test]
@@ -376,8 +437,7 @@ mod tests {
         let clean = starts(&[(&[1, 2, 3], 1)]);
         let expected = worker_with_a_nan().run_with_logits(&clean).unwrap();
         let mut worker = worker_with_a_nan();
-        worker.run(&starts(&[(&[9; 16], 1)])).unwrap_err();
-        worker.reset();
+        assert_eq!(worker.run(&starts(&[(&[9; 16], 1)])).unwrap().result.failed.len(), 1);
         assert_eq!(worker.run_with_logits(&clean).unwrap(), expected);
     }
 }

@@ -1,6 +1,8 @@
 //! The worker computes what Hugging Face transformers computes: logits and greedy text of the checkpoints that
 //! `tests/conformance/make_checkpoints.py` made.
 
+#[path = "conformance/golden_steps.rs"]
+mod golden_steps;
 #[path = "rig/likelihood.rs"]
 mod likelihood;
 mod rig;

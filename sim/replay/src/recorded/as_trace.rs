@@ -160,7 +160,9 @@ impl Served {
         let end = match reason {
             FinishReason::Stop | FinishReason::Length => End::Completed,
             FinishReason::Timeout => End::TimedOut,
-            FinishReason::Abort | FinishReason::Error => End::CutShort,
+            FinishReason::Abort | FinishReason::Error | FinishReason::NotFinite | FinishReason::Unsupported => {
+                End::CutShort
+            }
         };
         if end == End::Completed {
             self.e2e.record(at_ns - request.at_ns);

@@ -156,6 +156,8 @@ pub(super) async fn receive(peer: &mut Peer, flying: &Flying, seqs: &mut [&mut S
 fn note(output: &StepOutput, seqs: &mut [&mut Seq]) -> Result<(), Failure> {
     let mut logprobs = output.logprobs.iter();
     for (i, seq) in seqs.iter_mut().enumerate() {
+        let fault = output.result.fault_of(i);
+        ensure(fault.is_none(), || format!("the sequence in slot {} failed: {fault:?}", seq.slot))?;
         let tokens = output.result.of(i);
         seq.tokens.extend_from_slice(tokens);
         if seq.sampling.logprobs.is_some() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 use tempfile::TempDir;
 use trunkline_core::registry;
-use trunkline_port::{RequestId, SeqStart, Step, StepSeq, WeightReads};
+use trunkline_port::{RequestId, SeqStart, Step, StepOutput, StepSeq, WeightReads};
 use trunkline_streaming::{parts, pass};
 use trunkline_worker::{Model, StreamInfo, WeightKind, Worker, WorkerConfig};
 
@@ -194,9 +194,13 @@ impl Runner {
         self.steps += 1;
         step.id = self.steps;
         step.tokens = (0..n_tokens).map(|_| self.numbers.below(self.vocab as usize) as u32).collect();
-        let mut result = Ok(WeightReads::default());
-        let time = time_ns(|| result = self.worker.run(&step).map(|output| output.weights));
-        self.reads.push(result?);
+        let mut result = Ok(StepOutput::default());
+        let time = time_ns(|| result = self.worker.run(&step));
+        let output = result?;
+        if let Some(failed) = output.result.failed.first() {
+            anyhow::bail!("{}; check the model's weights", failed.fault);
+        }
+        self.reads.push(output.weights);
         Ok(time)
     }
 }

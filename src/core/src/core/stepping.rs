@@ -9,7 +9,7 @@ use crate::ids::Token;
 use crate::request::FinishReason;
 use crate::sequence::{Ahead, Ending, Phase, SequenceEvent};
 use crate::state::{AHEAD, REQUESTED_FROM, State};
-use crate::step::StepResult;
+use crate::step::{SeqFault, StepResult};
 use crate::steps::Part;
 use crate::{dropping, preemption, swap, transfer_end};
 
@@ -83,6 +83,7 @@ impl Core {
         self.state.suspects.succeeded();
         let parts = &step.picked.parts;
         self.observe_step_time(parts, step_ns);
+        self.fail_sequences(parts, &result.failed);
         let mut changed = std::mem::take(&mut self.changed);
         let mut begin = 0;
         for (at, (part, end)) in parts.iter().zip(&result.ends).enumerate() {
@@ -92,7 +93,8 @@ impl Core {
                 self.state.request(part.slot(), next.slot());
             }
             let sampled = &result.tokens[std::mem::replace(&mut begin, *end as usize)..*end as usize];
-            self.apply(*part, sampled, &mut changed, actions);
+            let fault = if result.failed.is_empty() { None } else { result.fault_of(at) };
+            self.apply(*part, sampled, fault, &mut changed, actions);
         }
         self.state.waiting.serve_generated();
         let any_ended = self.publish(&mut changed);
@@ -124,7 +126,7 @@ impl Core {
         }
         let State { sequences, batch, .. } = &mut self.state;
         let stays = |slot: &usize| match sequences[*slot].ending {
-            None => true,
+            None | Some(Ending::StartOver) => true,
             Some(Ending::Reported(_)) => false,
             Some(_) => sequences[*slot].is_in_step(),
         };
@@ -135,15 +137,23 @@ impl Core {
             match seq.ending {
                 None => {}
                 Some(Ending::Reported(_)) => self.discard(slot),
+                Some(Ending::StartOver) => self.start_over(slot),
                 Some(ending) => self.remove(slot, ending, actions),
             }
         }
     }
 
-    /// Applies a step's result to one sequence, except for its full blocks. Adds the sequence to `changed` if it has blocks to publish,
-    /// or leaves the core.
+    /// Applies a step's result to one sequence, which failed if there is a `fault`, except for its full blocks. Adds the sequence to
+    /// `changed` if it has blocks to publish, or leaves the core.
     #[inline]
-    fn apply(&mut self, part: Part, sampled: &[Token], changed: &mut Vec<usize>, actions: &mut Vec<Action>) {
+    fn apply(
+        &mut self,
+        part: Part,
+        sampled: &[Token],
+        fault: Option<SeqFault>,
+        changed: &mut Vec<usize>,
+        actions: &mut Vec<Action>,
+    ) {
         let State { sequences, waiting, journal, config, rereads, kv, .. } = &mut self.state;
         let slot = part.slot();
         let seq = &mut sequences[slot];
@@ -178,6 +188,9 @@ impl Core {
                     break;
                 }
             }
+        }
+        if let Some(fault) = fault {
+            seq.ending = seq.ending.or(Some(Ending::Finish(fault.into())));
         }
         // Every sampled token but the last was a draft, and has KV. Tokens after the end of the request were dropped.
         if has_kv {
@@ -256,6 +269,7 @@ impl Core {
     /// their sequences if `blames`.
     pub(super) fn lose_kv(&mut self, blames: bool, actions: &mut Vec<Action>) {
         self.state.journal.decide(Decision::WorkerLost, u64::from(!blames), self.steps.oldest().unwrap_or(0));
+        self.keep_restarts();
         self.lose_steps(blames);
         // Taken as a whole: each would look for its place otherwise.
         let running = std::mem::take(&mut self.state.batch.running);

@@ -177,7 +177,7 @@ impl Kv {
         }
     }
 
-    /// Returns the blocks held as sources. For checks.
+    /// Returns the blocks held as sources.
     pub fn held_sources(&self) -> impl Iterator<Item = &BlockHandle> {
         self.reused.held.iter().flat_map(|(_, chain)| chain)
     }

@@ -57,13 +57,15 @@ pub enum SequenceEvent {
     Released,
     /// All KV on the device and on the host was lost.
     WorkerLost,
+    /// A step failed to compute blocks of another sequence, which this one reads.
+    SourceFailed,
 }
 
 /// Every change of [`SequenceState`]. From every state a request may also end.
-pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 28] = {
+pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 32] = {
     use SequenceEvent::{
-        Admitted, FirstToken, LoadBegan, LoadEnded, Preempted, Released, StepsEnded, SwapInBegan, SwapInEnded,
-        SwapOutBegan, SwapOutEnded, TransferFailed, TransferOverdue, WorkerLost,
+        Admitted, FirstToken, LoadBegan, LoadEnded, Preempted, Released, SourceFailed, StepsEnded, SwapInBegan,
+        SwapInEnded, SwapOutBegan, SwapOutEnded, TransferFailed, TransferOverdue, WorkerLost,
     };
     use SequenceState::{Decode, Loading, Prefill, Swapped, SwappingIn, SwappingOut, Waiting};
     [
@@ -95,6 +97,10 @@ pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 28] = {
         (WorkerLost, SwappingOut, Waiting),
         (WorkerLost, Swapped, Waiting),
         (WorkerLost, SwappingIn, Waiting),
+        (SourceFailed, Loading, Waiting),
+        (SourceFailed, Prefill, Waiting),
+        (SourceFailed, Decode, Waiting),
+        (SourceFailed, SwappingIn, Waiting),
     ]
 };
 
@@ -275,6 +281,10 @@ WorkerLost: Preempted -> Waiting
 WorkerLost: SwappingOut -> Waiting
 WorkerLost: Swapped -> Waiting
 WorkerLost: SwappingIn -> Waiting
+SourceFailed: Loading -> Waiting
+SourceFailed: Prefill -> Waiting
+SourceFailed: Decode -> Waiting
+SourceFailed: SwappingIn -> Waiting
 ";
         assert_eq!(crate::transitions::text(&TRANSITIONS), reviewed);
     }

@@ -21,7 +21,8 @@ impl PrefixTree {
     /// Takes in the hints of a request about to release the published blocks `prefix`, from the first block of the prompt on. A request
     /// MUST claim the prefix before releasing any block, also without hints.
     pub fn claim(&mut self, prefix: &[BlockHandle], claim: &Claim<'_>) {
-        if prefix.first().is_some_and(|first| self.is_findable(*first)) {
+        let prefix = &prefix[..self.n_findable(prefix)];
+        if !prefix.is_empty() {
             self.eviction.claim(prefix, claim, self.block_size, &self.nodes);
         }
     }

@@ -98,9 +98,6 @@ class Stage(ABC):
     def begin(self, settings: Settings) -> None:
         """Prepares blocks of the size and number that the server chose."""
 
-    def reset(self) -> None:  # noqa: B027
-        """Makes the contents of blocks harmless, after a step that failed in some stage."""
-
     @abstractmethod
     def run(self, batch: StageBatch, before: Any) -> Any:
         """Runs the layers of this stage on what the stage before returned (None in the first stage).
@@ -180,8 +177,6 @@ class Pipeline(Engine):
         self._shares = shares
         self._block_size = 0
         self._closing = False
-        self._failed = False
-        """A step failed since blocks were prepared."""
         self._lost: EngineLost | None = None
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._copying = threading.Lock()
@@ -281,12 +276,9 @@ class Pipeline(Engine):
             self._answers()
         except ValueError as error:
             raise EngineLost(str(error)) from error
-        self._failed = False
 
     def reset(self) -> None:
-        """Forgets nothing: stages keep no sequences. After a failed step they make their blocks harmless."""
-        if self._failed:
-            self._ask("reset")
+        """Forgets nothing: stages keep no sequences, and blocks are written before they are read again."""
 
     def run(self, batch: Batch) -> Result:
         """Runs a batch to its end."""
@@ -307,7 +299,6 @@ class Pipeline(Engine):
         if isinstance(result, Failure):
             if result.ends_worker:
                 raise EngineLost(result.reason)
-            self._failed = True
             raise StepError(result.reason, result.request)
         return cast(Result, result)
 
@@ -390,8 +381,8 @@ def _serve(
     threading.Thread(target=_copy, args=(name, stage, copies), daemon=True).start()
     while (command := commands.get()) is not None:
         try:
-            if command[0] in ("begin", "reset"):
-                steps.send(_attempt(name, getattr(stage, command[0]), *command[1:]))
+            if command[0] == "begin":
+                steps.send(_attempt(name, stage.begin, *command[1:]))
                 continue
             given = rows.get() if before is not None else None
             if before is not None and given is None:

@@ -8,11 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from .engine import Engine, EngineHung, EngineLost, Result, Settings, StepError
+from .engine import Engine, EngineHung, EngineLost, Fault, Result, Settings, StepError
 from .proto import messages as pb
 from .shared_memory import Region
 from .slots import Batch, SlotTable
@@ -23,6 +24,10 @@ Send = Callable[[pb.FromWorker], None]
 Job = pb.Step | pb.Idle | pb.Reset | pb.Welcome
 Copy = pb.ReadBlock | pb.WriteBlock
 
+_REASONS = {
+    Fault.NOT_FINITE: "what the model computed is not finite (weights trained in bf16 may need --dtype bf16 or f32)",
+    Fault.UNSUPPORTED: "the engine cannot honour its sampling parameters",
+}
 HUNG = 60.0
 """Seconds for what runs to end when a connection is over, at least."""
 
@@ -279,21 +284,19 @@ class Work:
         try:
             result = self._result_of(running)
             self._check(running.batch, result)
+            done = _done(running, result)
         except EngineLost as error:
             self._fail(running.step, error)
             raise
         except Exception as error:
             self._fail(running.step, error)
             return
+        # Steps on the way run any token in the place of one that was not sampled.
         running.batch.table.record(running.batch, running.starts, result.tokens)
         now = time.perf_counter()
-        busy = now - max(running.begun, self._answered)
+        done.busy_us = int((now - max(running.begun, self._answered)) * 1e6)
         self._answered = now
         self.steps_done += 1
-        step = running.step
-        done = pb.StepDone(id=step.id, life=step.life, tokens=result.tokens, scores=result.scores, busy_us=int(busy * 1e6))
-        for entry in result.logprobs:
-            done.logprobs.add(logprob=entry.logprob, top_ids=entry.top_ids, top_logprobs=entry.top_logprobs)
         self._answer(pb.FromWorker(step_done=done))
 
     def _discard(self, running: Running) -> None:
@@ -305,16 +308,37 @@ class Work:
             log.debug("step %d failed after it was dropped: %s", running.step.id, error)
 
     def _check(self, batch: Batch, result: Result) -> None:
-        n = int(batch.sample.sum())
-        vocabulary = self.engine.model.vocab_size
-        if len(result.tokens) != n or any(not 0 <= token < vocabulary for token in result.tokens):
-            raise StepError(f"step {batch.id}: the engine sampled {result.tokens[:8]} for {n} sequences")
-        if not np.isfinite(result.scores).all():
-            raise StepError(f"step {batch.id}: scores are not finite")
-        asked = batch.requests[batch.sample][batch.logprobs[batch.sample] >= 0]
-        for request, entry in zip(asked.tolist(), result.logprobs, strict=False):
-            if not np.isfinite([entry.logprob, *entry.top_logprobs]).all():
-                raise StepError(f"step {batch.id}: log probabilities are not finite", int(request))
+        """Checks a result against its batch, and fails the sequences whose numbers are not finite."""
+        sampling, vocabulary = np.flatnonzero(batch.sample).tolist(), self.engine.model.vocab_size
+        tokens = [0 if i in result.faults else token for i, token in zip(sampling, result.tokens, strict=False)]
+        if len(result.tokens) != len(sampling) or any(not 0 <= token < vocabulary for token in tokens):
+            raise StepError(f"step {batch.id}: the engine sampled {result.tokens[:8]} for {len(sampling)} sequences")
+        result.tokens = tokens
+        asked = [i for i in np.flatnonzero(batch.sample & (batch.logprobs >= 0)).tolist() if i not in result.faults]
+        if len(result.logprobs) != len(asked):
+            raise StepError(f"step {batch.id}: {len(result.logprobs)} log probabilities for {len(asked)} sequences")
+        fit = [np.isfinite([entry.logprob, *entry.top_logprobs]).all() for entry in result.logprobs]
+        result.faults.update({i: Fault.NOT_FINITE for i, good in zip(asked, fit, strict=True) if not good})
+        result.logprobs = [entry for entry, good in zip(result.logprobs, fit, strict=True) if good]
+        if result.scores:
+            self._check_scores(batch, result)
+        for i, fault in sorted(result.faults.items()):
+            log.warning("step %d: request %d fails alone: %s", batch.id, batch.requests[i], _REASONS[fault])
+
+    def _check_scores(self, batch: Batch, result: Result) -> None:
+        groups = sum(group.scored for group in self.engine.model.groups)
+        assert self._settings is not None
+        entries = -(-batch.ends // self._settings.block_size) * (max(1, groups) if batch.by_group else 1)
+        at = 0
+        for i in np.flatnonzero(batch.scored_rows > 0).tolist():
+            own = slice(at, at + int(entries[i]))
+            at = own.stop
+            if not np.isfinite(result.scores[own]).all():
+                result.faults.setdefault(i, Fault.NOT_FINITE)
+            if i in result.faults:
+                result.scores[own] = [0.0] * len(result.scores[own])
+        if at != len(result.scores):
+            raise StepError(f"step {batch.id}: {len(result.scores)} scores for {at} entries of block tables")
 
     def _fail(self, step: pb.Step, error: Exception) -> None:
         expected = isinstance(error, StepError | EngineLost)
@@ -380,6 +404,20 @@ def _contents(copy: pb.WriteBlock, region: Region | None) -> bytes:
     if region is None:
         raise ValueError("a slot was named without shared memory")
     return region.read(copy.slot, copy.slot_bytes)
+
+
+def _done(running: Running, result: Result) -> pb.StepDone:
+    """Returns the answer to a step."""
+    batch, step, faults = running.batch, running.step, result.faults
+    sampling = np.flatnonzero(batch.sample).tolist()
+    tokens = [token for i, token in zip(sampling, result.tokens, strict=True) if i not in faults]
+    done = pb.StepDone(id=step.id, life=step.life, tokens=tokens, scores=result.scores)
+    if faults:
+        column = [int(faults.get(i, pb.SEQUENCE_FAULT_NONE)) for i in range(len(batch))]
+        done.faults.extend(cast(list[pb.SequenceFault], column))
+    for entry in result.logprobs:
+        done.logprobs.add(logprob=entry.logprob, top_ids=entry.top_ids, top_logprobs=entry.top_logprobs)
+    return done
 
 
 def _outcome(running: Running) -> Result | Exception:

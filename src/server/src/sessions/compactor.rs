@@ -18,6 +18,7 @@ use crate::proto;
 use crate::sessions::counts::{Compacted, SessionCounts};
 use crate::sessions::entry::{CompactionTask, Entry};
 use crate::sessions::setup::Setup;
+use crate::stream::worker_failure;
 use crate::submission::{Submitted, Submitter};
 
 /// Pause before a patient request is submitted again.
@@ -192,7 +193,9 @@ fn whole(reason: FinishReason, mut tokens: Vec<Token>) -> Result<Vec<Token>, Str
         FinishReason::Length => Ok(tokens),
         FinishReason::Abort => Err("the request was aborted".into()),
         FinishReason::Timeout => Err("time was up".into()),
-        FinishReason::Error => Err("the worker failed on the request too often".into()),
+        FinishReason::Error | FinishReason::NotFinite | FinishReason::Unsupported => {
+            Err(worker_failure(reason).message().into())
+        }
     }
 }
 

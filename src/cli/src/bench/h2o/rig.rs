@@ -273,6 +273,9 @@ impl Rig {
             self.add(run, &mut step)?;
         }
         let (output, logits) = self.worker.run_with_logits(&step)?;
+        if let Some(failed) = output.result.failed.first() {
+            anyhow::bail!("{}; check the model's weights", failed.fault);
+        }
         let (mut logits, mut scores) = (logits.into_iter(), &output.result.scores[..]);
         let mut answers = Vec::with_capacity(runs.len());
         for (index, (run, seq)) in runs.iter_mut().zip(&step.seqs).enumerate() {

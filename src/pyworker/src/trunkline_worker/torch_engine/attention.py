@@ -31,6 +31,10 @@ FAR = 32
 """Distance from which attention counts for scores of kind "max", in positions."""
 
 
+Places = tuple[slice | Tensor, Tensor] | None
+"""Sequences and positions of what is gathered and not read."""
+
+
 @dataclass
 class Chunk:
     """Rows of one sequence that attend to one range of gathered blocks."""
@@ -42,6 +46,8 @@ class Chunk:
     causal: bool
     end: int
     """Position behind the last row."""
+    hidden: Places
+    """Positions that no row reads: see `hide`."""
 
 
 @dataclass
@@ -53,6 +59,8 @@ class Decodes:
     mask: Tensor | None
     """Positions to read; None for the kernel, which needs none."""
     ends: Tensor
+    hidden: Places
+    """Positions that are not to be read: see `hide`."""
 
 
 @dataclass
@@ -108,13 +116,14 @@ def write_places(batch: Batch, group: int, block_size: int) -> tuple[np.ndarray,
     return rows, blocks * block_size + positions % block_size
 
 
-def plan(batch: Batch, group: int, block_size: int, kv_width: int, device: torch.device, in_place: bool = False) -> Plan:
-    """Returns how the rows of a batch read the blocks of a layer group: `in_place` by the kernel, else gathered."""
+def plan(batch: Batch, group: int, cache: KvCache) -> Plan:
+    """Returns how the rows of a batch read the blocks of a layer group: in place by the kernel, else gathered."""
+    block_size, kv_width = cache.block_size, cache.data.shape[-1] * cache.data.shape[-2]
     firsts = np.cumsum(batch.n_tokens) - batch.n_tokens
     entries = -(-batch.ends // block_size)
     tables = batch.table.tables[group]
     chunks = [
-        _chunk(batch, int(i), int(firsts[i]), tables[batch.slots[i], : entries[i]], block_size, device)
+        _chunk(batch, int(i), int(firsts[i]), tables[batch.slots[i], : entries[i]], cache)
         for i in np.flatnonzero(batch.n_tokens > 1)
     ]
     single = np.flatnonzero(batch.n_tokens == 1)
@@ -126,55 +135,51 @@ def plan(batch: Batch, group: int, block_size: int, kv_width: int, device: torch
         n = int(np.searchsorted(entries[order[at:]], SPREAD * shortest + 1, side="right"))
         n = max(1, min(n, GATHERED // (int(entries[order[at + n - 1]]) * block_size * kv_width)))
         # The kernel reads each sequence to its own end, so one launch does for all.
-        n = len(order) if in_place else n
+        n = len(order) if cache.in_place else n
         part = order[at : at + n]
-        decodes.append(_decodes(batch, part, firsts[part], tables, int(entries[part].max()), block_size, device, in_place))
+        decodes.append(_decodes(batch, part, firsts[part], tables, int(entries[part].max()), cache))
         at += n
     return Plan(chunks, decodes)
 
 
-def _chunk(batch: Batch, i: int, first: int, table: np.ndarray, block_size: int, device: torch.device) -> Chunk:
-    n, computed = int(batch.n_tokens[i]), int(batch.computed[i])
+def _chunk(batch: Batch, i: int, first: int, table: np.ndarray, cache: KvCache) -> Chunk:
+    n, computed, device = int(batch.n_tokens[i]), int(batch.computed[i]), cache.data.device
     holes = table == HOLE
     blocks = upload(np.where(holes, 0, table).astype(np.int64), device)
     if not holes.any() and (computed == 0 or device.type == "cuda"):
-        return Chunk(first, n, blocks, None, causal=True, end=computed + n)
-    places = torch.arange(len(table) * block_size, device=device)
+        return Chunk(first, n, blocks, None, causal=True, end=computed + n, hidden=None)
+    places = torch.arange(len(table) * cache.block_size, device=device)
     mask = places <= torch.arange(computed, computed + n, device=device)[:, None]
+    unread = np.repeat(holes, cache.block_size)
+    unread[computed + n :] = True
     if holes.any():
-        mask &= upload(~holes, device).repeat_interleave(block_size)
-    return Chunk(first, n, blocks, mask, causal=False, end=computed + n)
+        mask &= upload(~holes, device).repeat_interleave(cache.block_size)
+    hidden = (slice(None), upload(np.flatnonzero(unread), device))
+    return Chunk(first, n, blocks, mask, causal=False, end=computed + n, hidden=hidden)
 
 
-def _decodes(
-    batch: Batch,
-    part: np.ndarray,
-    firsts: np.ndarray,
-    tables: np.ndarray,
-    width: int,
-    block_size: int,
-    device: torch.device,
-    in_place: bool,
-) -> Decodes:
+def _decodes(batch: Batch, part: np.ndarray, firsts: np.ndarray, tables: np.ndarray, width: int, cache: KvCache) -> Decodes:
+    device, block_size = cache.data.device, cache.block_size
     table = tables[batch.slots[part], :width]
     rows, ends = upload(firsts, device), upload(batch.ends[part], device)
-    if in_place:
-        return Decodes(rows, upload(table, device), None, ends)
+    if cache.in_place:
+        return Decodes(rows, upload(table, device), None, ends, hidden=None)
     places = np.arange(width * block_size)
     mask = places < batch.ends[part][:, None]
     mask &= np.repeat(table != HOLE, block_size, axis=1)
     # Gathers read some block for an entry without one, and the mask hides it.
-    return Decodes(rows, upload(np.maximum(table, 0).astype(np.int64), device), upload(mask, device), ends)
+    blocks = upload(np.maximum(table, 0).astype(np.int64), device)
+    hidden = (upload(of, device) for of in np.nonzero(~mask))
+    return Decodes(rows, blocks, upload(mask, device), ends, tuple(hidden))
 
 
 def over(batch: Batch, cache: KvCache, scorers: list[list[Scorer]]) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
     """Returns the attention of a batch over groups of layers: a function that writes the KV of a layer's rows, and attends."""
     size, device = cache.block_size, cache.data.device
-    width = cache.data.shape[-1] * cache.data.shape[-2]
     plans, writes = [], []
     n_rows = int(batch.n_tokens.sum())
     for group in range(len(scorers)):
-        plans.append(plan(batch, group, size, width, device, cache.in_place))
+        plans.append(plan(batch, group, cache))
         rows, places = write_places(batch, group, size)
         kept = None if len(rows) == n_rows else upload(rows, device)
         writes.append((kept, upload(places, device)))
@@ -206,6 +211,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, plan: Plan) -> Tensor:
             continue
         n, heads, dim = rows.shape
         k, v = (gather(x, group.blocks) for x in (keys, values))
+        hide(k, v, group.hidden)
         grouped = rows.view(n, kv_heads, heads // kv_heads, dim)
         attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=group.mask[:, None, None, :])
         out[group.rows] = attended.reshape(n, heads, dim)
@@ -220,6 +226,16 @@ def gather(cache: Tensor, blocks: Tensor) -> Tensor:
     return flat.view(n, width * size, heads, dim).transpose(1, 2)
 
 
+def hide(keys: Tensor, values: Tensor, places: Places) -> None:
+    """Zeroes gathered keys and values [sequence, head, position, element] at places that a mask hides, [sequence, position].
+
+    A share of 0 is not enough: what an earlier sequence left in a block may be NaN, and so would be the product.
+    """
+    if places is not None:
+        for gathered in (keys, values):
+            gathered.transpose(1, 2)[places] = 0
+
+
 def _attend_chunk(rows: Tensor, keys: Tensor, values: Tensor, chunk: Chunk) -> Tensor:
     k, v = (gather(x, chunk.blocks[None]) for x in (keys, values))
     return attend_range(rows, k, v, chunk)
@@ -232,6 +248,7 @@ def attend_range(rows: Tensor, k: Tensor, v: Tensor, chunk: Chunk) -> Tensor:
     q = rows.transpose(0, 1)[None]
     if chunk.causal:
         k, v = k[:, :, : chunk.end], v[:, :, : chunk.end]
+    hide(k, v, chunk.hidden)
     if heads != kv_heads:
         k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
     # Rows behind a computed part: the mask's diagonal ends in the lower right corner, which flash attention knows without a mask.

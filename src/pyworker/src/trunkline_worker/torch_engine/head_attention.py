@@ -6,6 +6,7 @@ positions, since keys are rotated when they are written. The lanes of a layer wi
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ class HeadChunk(attention.Chunk):
 
     starts: Tensor
     """First position of each entry, [layer, KV head, entry]; `NEVER` for those that are not there."""
+    unread: list[attention.Places]
+    """For each layer KV heads and positions of what is gathered and not read."""
     has_holes: bool
     sequence: int
 
@@ -47,6 +50,8 @@ class Lanes:
     """Number of positions."""
     parts: list[list[tuple[int, int, int]]]
     """For each layer: first lane, last lane and entries of each batch."""
+    unread: dict[int, attention.Places]
+    """Lanes and positions of what is gathered for a batch and not read, by its first lane."""
     sequences: Numbers
     """Sequence of each lane in the batch, and below its head."""
     heads: Numbers
@@ -106,9 +111,16 @@ class HeadAttention:
             places_of = torch.arange(width * size, device=self._device)
             mask = places_of <= torch.arange(computed, end, device=self._device)[:, None]
         blocks = upload(held.blocks[places.group, 0] + places.row[..., None], self._device)
-        return HeadChunk(
-            first, n, blocks, mask, causal, end, upload(starts[places.group, 0], self._device), has_holes=has_holes, sequence=i
-        )
+        starts = starts[places.group, 0]
+        hidden = [] if causal else [self._unread(of, end) for of in starts]
+        starts_on = upload(starts, self._device)
+        return HeadChunk(first, n, blocks, mask, causal, end, None, starts_on, hidden, has_holes=has_holes, sequence=i)
+
+    def _unread(self, starts: Numbers, end: int) -> attention.Places:
+        """Returns KV heads and positions of what is gathered for entries at `starts` [KV head, entry], and not read."""
+        positions = (starts[..., None] + np.arange(self._size)).reshape(len(starts), -1)
+        heads, unread = np.nonzero(positions >= end)
+        return upload(heads, self._device), upload(unread, self._device)
 
     def _decodes(self, single: Numbers, firsts: Numbers, tables: npt.NDArray[np.int32]) -> Lanes:
         places, n = self._places, len(single)
@@ -124,11 +136,18 @@ class HeadAttention:
         blocks = held.blocks[group, decode] + row[..., None]
         width = blocks.shape[-1]
         lanes = heads * n
+        ends = held.lengths[group, decode].reshape(-1)
+        parts = [self._parts(layer * lanes, of) for layer, of in enumerate(counts.tolist())]
+        unread: dict[int, attention.Places] = {}
+        for first, last, entries in itertools.chain(*parts):
+            lane, position = np.nonzero(np.arange(entries * self._size) >= ends[first:last, None])
+            unread[first] = upload(lane, self._device), upload(position, self._device)
         return Lanes(
             rows=upload((firsts[decode] * heads + head).reshape(-1), self._device),
             blocks=upload(blocks.reshape(-1, width), self._device),
-            ends=upload(held.lengths[group, decode].reshape(-1), self._device),
-            parts=[self._parts(layer * lanes, of) for layer, of in enumerate(counts.tolist())],
+            ends=upload(ends, self._device),
+            parts=parts,
+            unread=unread,
             sequences=single[decode].reshape(-1),
             heads=(head + np.arange(layers)[:, None] * heads).reshape(-1),
             entries=held.entries[group, decode].reshape(-1, width),
@@ -192,6 +211,7 @@ class HeadAttention:
             return kernels.paged_decode(q, keys, values, blocks.int(), ends.int())
         keys, values = self._gather(blocks)
         mask = torch.arange(keys.shape[1], device=self._device) < ends[:, None]
+        attention.hide(keys[:, None], values[:, None], lanes.unread[first])
         if not scored:
             found = F.scaled_dot_product_attention(q[:, None], keys[:, None], values[:, None], attn_mask=mask[:, None, None])
             return found[:, 0]
@@ -213,6 +233,8 @@ class HeadAttention:
 
     def _attend_chunk(self, layer: int, q: Tensor, chunk: HeadChunk) -> Tensor:
         keys, values = self._gather(chunk.blocks[layer])
+        if chunk.unread:
+            attention.hide(keys[:, None], values[:, None], chunk.unread[layer])
         if self._scores is not None and self._batch.scored_rows[chunk.sequence] > 0:
             self._add_rows(layer, q, keys, chunk, self._scores)
         if not chunk.has_holes:

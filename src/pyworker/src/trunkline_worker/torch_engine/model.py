@@ -39,9 +39,10 @@ class Llama:
         self._cos = angles.cos().to(device=device, dtype=weights.embedding.dtype)
         self._sin = angles.sin().to(device=device, dtype=weights.embedding.dtype)
 
-    def forward(self, rows: Rows, attend: Attend) -> Tensor:
-        """Returns the logits of the sampled rows, in f32."""
-        return self.logits(self.layers(self.embed(rows), rows, attend), rows)
+    def forward(self, rows: Rows, attend: Attend) -> tuple[Tensor, Tensor]:
+        """Returns the logits of the sampled rows, in f32, and all rows behind the last layer."""
+        x = self.layers(self.embed(rows), rows, attend)
+        return self.logits(x, rows), x
 
     def embed(self, rows: Rows) -> Tensor:
         """Returns the embeddings of the rows."""

@@ -67,8 +67,6 @@ class TorchEngine(Engine):
         self._llama = Llama(config, weights, facts.max_context)
         self._dtype = weights.embedding.dtype
         self._cache: KvCache | None = None
-        self._spoiled = False
-        """Blocks may hold values that are no numbers."""
         with self._on_device():
             self._in_place = kernel_works(self.device, self._dtype, facts.n_heads, facts.n_kv_heads, facts.head_dim)
         self._use_graphs = graphs and self._in_place and not facts.has_head_groups
@@ -97,8 +95,7 @@ class TorchEngine(Engine):
         if self.own_samples:
             with self._on_device():
                 self._staging = torch.empty_like(cache.data[:, :, 0], device="cpu").pin_memory()
-        self._spoiled = False
-        self._synchronize()
+                torch.cuda.synchronize(self.device)
 
     def _captured(self, cache: KvCache, spare: int) -> DecodeGraphs | None:
         """Returns graphs for decodes, or None with a warning if they cannot be captured."""
@@ -119,21 +116,8 @@ class TorchEngine(Engine):
         return None
 
     def reset(self) -> None:
-        """Forgets all sequences; blocks are written before they are read again.
-
-        Masked places are read all the same, and a value that is no number would spoil what is computed from them: after one, all
-        blocks are zeroed.
-        """
+        """Forgets all sequences; blocks are written before they are read again."""
         self._seen_by[:] = 0
-        if self._spoiled and self._cache is not None:
-            self._cache.data.zero_()
-            self._spoiled = False
-            self._synchronize()
-
-    def _synchronize(self) -> None:
-        """Waits for the GPU: blocks are copied on another stream, and not before they are zeroed."""
-        if self.own_samples:
-            torch.cuda.synchronize(self.device)
 
     def forget_slots(self) -> None:
         """Forgets all sequences."""
@@ -153,11 +137,11 @@ class TorchEngine(Engine):
             return self._submit(batch)
 
     def _submit(self, batch: Batch) -> Callable[[], Result]:
-        scorers, logits = self._forward_or_free(batch)
+        scorers, logits, x = self._forward_or_free(batch)
         picked = sampling.sample(logits, batch, self._seen_in(batch)) if len(logits) else logits.new_zeros(0).long()
         self._remember(batch, picked)
         # All that the host wants is on its way before the next step is submitted, and `wait` reads nothing from the device.
-        on_host, unfit = self._sent(picked), self._sent(sampling.unfit(logits))
+        on_host, unfit, unfit_rows = (self._sent(of) for of in (picked, sampling.unfit(logits), sampling.unfit(x)))
         ranked = sampling.log_probabilities(logits, picked, batch)
         ranked = ranked.moved(self._sent) if ranked else None
         for scorer in (scorer for group in scorers for scorer in group):
@@ -170,20 +154,14 @@ class TorchEngine(Engine):
             with judging(self.device), torch.inference_mode():
                 if event is not None:
                     event.synchronize()
-                self._check(unfit, batch)
+                faults = sampling.failed(unfit_rows, unfit, batch)
                 scores = attention.reported(scorers, batch.by_group)
-                return Result([int(token) for token in on_host.tolist()], ranked.entries() if ranked else [], scores)
+                logprobs = ranked.entries(faults) if ranked else []
+                return Result([int(token) for token in on_host.tolist()], logprobs, scores, faults)
 
         return wait
 
-    def _check(self, unfit: Tensor, batch: Batch) -> None:
-        try:
-            sampling.check(unfit, batch)
-        except sampling.NotFinite:
-            self._spoiled = True
-            raise
-
-    def _forward_or_free(self, batch: Batch) -> tuple[Sequence[Sequence[Scores]], Tensor]:
+    def _forward_or_free(self, batch: Batch) -> tuple[Sequence[Sequence[Scores]], Tensor, Tensor]:
         """Runs the model, a second time without CUDA graphs if there is too little memory with them."""
         try:
             return self._forward(batch)
@@ -194,30 +172,29 @@ class TorchEngine(Engine):
         free(self.device)
         return self._forward(batch)
 
-    def _forward(self, batch: Batch) -> tuple[Sequence[Sequence[Scores]], Tensor]:
-        """Runs the model. Returns scorers with what they found, and the logits of the sampling sequences."""
+    def _forward(self, batch: Batch) -> tuple[Sequence[Sequence[Scores]], Tensor, Tensor]:
+        """Runs the model. Returns scorers with what they found, the logits of the sampling sequences, and rows to check."""
         cache = self._cache
         assert cache is not None, "begin comes first"
         rows = self._rows(batch)
         if cache.heads is not None:
             return self._forward_by_head(batch, rows, cache, cache.heads)
         scorers = attention.all_scorers(batch, self.model, cache.block_size, self.device)
-        logits = None
         if self._graphs is not None and batch.n_tokens.max() == 1 and batch.sample.all() and not any(scorers):
             logits = self._graphs.run(batch, rows)
-        if logits is None:
-            logits = self._llama.forward(rows, attention.over(batch, cache, scorers))
-        return scorers, logits
+            if logits is not None:
+                # What is wrong in a row is wrong in its logits.
+                return scorers, logits, logits[:0]
+        return scorers, *self._llama.forward(rows, attention.over(batch, cache, scorers))
 
     def _forward_by_head(
         self, batch: Batch, rows: Rows, cache: KvCache, heads: HeadPlaces
-    ) -> tuple[list[list[HeadScores]], Tensor]:
+    ) -> tuple[list[list[HeadScores]], Tensor, Tensor]:
         scores = None
         if (batch.scored_rows > 0).any():
             per_head = self.model.n_heads // self.model.n_kv_heads
             scores = HeadScores(batch, heads, per_head, cache.block_size, self.device)
-        logits = self._llama.forward(rows, HeadAttention(batch, cache, scores))
-        return [[] if scores is None else [scores]], logits
+        return [[] if scores is None else [scores]], *self._llama.forward(rows, HeadAttention(batch, cache, scores))
 
     def _sent(self, values: Tensor) -> Tensor:
         """Returns the values in pinned memory of the host, where they are once the device comes to this point."""

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from ..draws import draws
-from ..engine import Logprob, StepError
+from ..engine import Fault, Logprob
 from ..slots import Batch
 from .uploads import upload
 
+LEAST = torch.finfo(torch.float32).min
+"""Lowest log probability."""
 DRAWN = 1 << 23
 """Elements of logits drawn from at once, at most: sorting and sums in f64 take about 40 bytes for each."""
 
@@ -38,7 +40,10 @@ def sample(logits: Tensor, batch: Batch, seen: Tensor | None) -> Tensor:
     if len(hot) == 0:
         return picked
     numbers = draws(table.seed[slots[hot]], batch.n_generated[batch.sample][hot])
-    truncated = (table.top_k[slots[hot]] > 0) | (table.top_p[slots[hot]] < 1)
+    # Where all tokens stay, they are in the order of their ids, whatever `top_k` says: a draw finds the token that it finds on
+    # the embedded worker.
+    top_k = table.top_k[slots[hot]]
+    truncated = ((top_k > 0) & (top_k < logits.shape[1])) | (table.top_p[slots[hot]] < 1)
     most = max(1, DRAWN // logits.shape[1])
     for kind in (hot[~truncated], hot[truncated]):
         for part in (kind[i : i + most] for i in range(0, len(kind), most)):
@@ -52,8 +57,9 @@ def _draw(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32], number: Te
     table = batch.table
     # `masked_fill` takes a number as it is; `torch.where` would copy it to the device and wait for that.
     maximum = logits.max(-1, keepdim=True).values
-    # Shares of the most likely token's probability.
+    # Shares of the most likely token's probability, whose own is 1 however small the temperature.
     shares = torch.exp((logits - maximum) / _on(table.temperature[slots], logits)[:, None])
+    shares.masked_fill_(logits == maximum, 1)
     ids: Tensor | None = None
     if sort:
         # Stable: of equal shares the lower id comes first.
@@ -74,27 +80,18 @@ def _draw(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32], number: Te
     return at if ids is None else ids.gather(-1, at[:, None])[:, 0]
 
 
-def unfit(logits: Tensor) -> Tensor:
-    """Returns `True` for each row with a logit that is no number or infinite: weights or KV behind it are wrong."""
+def unfit(rows: Tensor) -> Tensor:
+    """Returns `True` for each row with a number that is NaN or infinite: the weights, or the KV behind it, are wrong."""
     # A sum of finite numbers of 32 bits is finite in 64 bits.
-    return ~logits.sum(-1, dtype=torch.float64).isfinite()
+    return ~rows.sum(-1, dtype=torch.float64).isfinite()
 
 
-def check(found: Tensor, batch: Batch) -> None:
-    """Checks what `unfit` found, on the host.
-
-    Raises:
-        StepError: the logits of a sequence are not finite.
-    """
-    rows = np.flatnonzero(found.numpy())
-    if len(rows):
-        request = int(batch.requests[batch.sample][rows[0]])
-        reason = "the model computed logits that are not finite (weights trained in bf16 may need --dtype bf16 or f32)"
-        raise NotFinite(f"step {batch.id}: {reason}", request)
-
-
-class NotFinite(StepError):
-    """The logits of a request are not finite, and neither may be the KV behind them."""
+def failed(rows: Tensor, logits: Tensor, batch: Batch) -> dict[int, Fault]:
+    """Returns the sequences of a batch that fail, given what `unfit` found, on the host, in all rows and in those of logits."""
+    firsts = np.cumsum(batch.n_tokens) - batch.n_tokens
+    bad = np.logical_or.reduceat(rows.numpy(), firsts) if len(rows) else np.zeros(len(batch), bool)
+    bad[batch.sample] |= logits.numpy()
+    return dict.fromkeys(np.flatnonzero(bad).tolist(), Fault.NOT_FINITE)
 
 
 @dataclass
@@ -104,17 +101,18 @@ class Ranked:
     chosen: Tensor
     values: Tensor
     ids: Tensor
-    wanted: list[int]
-    """Most likely tokens to report, for each sequence that asked."""
+    wanted: dict[int, int]
+    """Most likely tokens to report, for each sequence that asked, by its index in the batch."""
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Ranked:
         """Returns these log probabilities with `move` applied to each tensor."""
         return Ranked(move(self.chosen), move(self.values), move(self.ids), self.wanted)
 
-    def entries(self) -> list[Logprob]:
-        """Returns the log probabilities to report."""
+    def entries(self, faults: dict[int, Fault]) -> list[Logprob]:
+        """Returns the log probabilities to report: none of sequences that failed."""
         chosen, values, ids = self.chosen.tolist(), self.values.tolist(), self.ids.tolist()
-        return [Logprob(chosen[i], ids[i][:n], values[i][:n]) for i, n in enumerate(self.wanted)]
+        rows = enumerate(self.wanted.items())
+        return [Logprob(chosen[row], ids[row][:n], values[row][:n]) for row, (i, n) in rows if i not in faults]
 
 
 def log_probabilities(logits: Tensor, picked: Tensor, batch: Batch) -> Ranked | None:
@@ -126,18 +124,20 @@ def log_probabilities(logits: Tensor, picked: Tensor, batch: Batch) -> Ranked | 
     most, at_once = int(wanted[rows].max()), max(1, DRAWN // logits.shape[1])
     parts = [_ranked(logits, picked, rows[i : i + at_once], most) for i in range(0, len(rows), at_once)]
     chosen, values, ids = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Ranked(chosen, values, ids, wanted[rows].tolist())
+    sampling = np.flatnonzero(batch.sample)[rows]
+    return Ranked(chosen, values, ids, dict(zip(sampling.tolist(), wanted[rows].tolist(), strict=True)))
 
 
 def _ranked(logits: Tensor, picked: Tensor, rows: npt.NDArray[np.intp], most: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the log probability of the sampled token of each row, and the most likely ones with their tokens."""
     at = _on(rows, logits)
     logits = logits[at]
-    logprobs = logits - logits.double().logsumexp(-1, keepdim=True).float()
-    chosen = logprobs.gather(-1, picked[at][:, None])[:, 0]
-    # Stable: of equal tokens the lower id comes first. Copies, so that the rest of the sorted rows is freed.
-    ranked = logprobs.sort(dim=-1, descending=True, stable=True)
-    return chosen, ranked.values[:, :most].clone(), ranked.indices[:, :most].clone()
+    total = logits.double().logsumexp(-1, keepdim=True)
+    # Stable: of equal tokens the lower id comes first. A copy, so that the rest of the sorted rows is freed.
+    ranked = logits.sort(dim=-1, descending=True, stable=True).indices[:, :most].clone()
+    # Finite logits can lie further apart than the numbers of 32 bits reach.
+    chosen, values = ((logits.gather(-1, ids).double() - total).float().clamp_min(LEAST) for ids in (picked[at][:, None], ranked))
+    return chosen[:, 0], values, ranked
 
 
 def _on(values: npt.NDArray[np.generic], like: Tensor) -> Tensor:

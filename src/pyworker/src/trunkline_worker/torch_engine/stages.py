@@ -150,17 +150,8 @@ class TorchStage(Stage):
         """Allocates KV for these layers."""
         self._cache = None
         self._cache = KvCache(self._facts, settings.blocks, settings.block_size, self._dtype, self._device, self._in_place)
-        self._synchronize()
-
-    def reset(self) -> None:
-        """Zeroes KV: blocks may hold values that are no numbers, and masked places are read all the same."""
-        if self._cache is not None:
-            self._cache.data.zero_()
-            self._synchronize()
-
-    def _synchronize(self) -> None:
-        """Waits for the GPU: blocks are copied by another thread, and not before they are zeroed."""
         if self._device.type == "cuda":
+            # Blocks are copied by another thread, and not before they are zeroed.
             torch.cuda.synchronize(self._device)
 
     def run(self, batch: StageBatch, before: Any) -> Any:
@@ -186,9 +177,10 @@ class TorchStage(Stage):
             return Handed(x.contiguous().view(torch.uint8).cpu().numpy(), scores)
         logits = self._llama.logits(x, rows)
         picked = sampling.sample(logits, batch, self._seen(batch, len(logits))) if len(logits) else logits.new_zeros(0).long()
-        sampling.check(sampling.unfit(logits).cpu(), batch)
+        faults = sampling.failed(sampling.unfit(x).cpu(), sampling.unfit(logits).cpu(), batch)
         ranked = sampling.log_probabilities(logits, picked, batch)
-        return Result(picked.tolist(), ranked.entries() if ranked else [], attention.reported(scorers, batch.by_group))
+        logprobs = ranked.entries(faults) if ranked else []
+        return Result(picked.tolist(), logprobs, attention.reported(scorers, batch.by_group), faults)
 
     def _on(self, values: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self._device)

@@ -35,6 +35,8 @@ def build(args: argparse.Namespace, group: LockStep | None) -> VllmEngine:
     if threads:
         # OpenMP reads it once, when vLLM loads PyTorch.
         os.environ["OMP_NUM_THREADS"] = str(threads)
+    # vLLM then says which sequences have NaN among their logits, so that these fail alone.
+    os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     version = versions.check()
     block_size = args.block_size or 32
     if block_size % 32:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..draws import draws
-from ..engine import StepError
 from ..slots import Batch, SlotTable
+
+log = logging.getLogger(__name__)
 
 MAX_TEMPERATURE = 2.0
 """Highest temperature that vLLM's sampling parameters take. Its samplers take any."""
@@ -23,6 +25,8 @@ class Live:
     start: int
     n_given: int
     """Tokens handed over at the start; later ones were sampled by vLLM, and it has them."""
+    refused: bool = False
+    """vLLM refuses the sampling parameters: the sequence runs with others, and is answered as failed."""
 
 
 class Batches:
@@ -50,6 +54,10 @@ class Batches:
     def requests(self, batch: Batch) -> list[str]:
         """Returns vLLM's names of the sequences of a batch."""
         return [self._live[slot].request for slot in batch.slots.tolist()]
+
+    def refused(self, batch: Batch) -> list[int]:
+        """Returns the sequences of a batch whose sampling parameters vLLM refuses."""
+        return [i for i, slot in enumerate(batch.slots.tolist()) if self._live[slot].refused]
 
     def seeds(self, batch: Batch) -> dict[str, int]:
         """Returns a seed for each sequence of a batch that draws its next token: it follows from (seed, n) alone.
@@ -127,7 +135,7 @@ class Batches:
             req_id=live.request,
             prompt_token_ids=tokens[: live.n_given],
             mm_features=[],
-            sampling_params=self._sampling(table, slot),
+            sampling_params=self._sampling(table, slot, live),
             pooling_params=None,
             block_ids=_blocks(table, slot, 0, int(table.table_len[slot])),
             num_computed_tokens=computed,
@@ -135,11 +143,13 @@ class Batches:
             prefill_token_ids=tokens,
         )
 
-    def _sampling(self, table: SlotTable, slot: int) -> Any:
+    def _sampling(self, table: SlotTable, slot: int, live: Live) -> Any:
         try:
             return self._parameters(table, slot)
         except ValueError as error:
-            raise StepError(f"vLLM refuses the sampling parameters: {error}", int(table.request[slot])) from error
+            log.warning("vLLM refuses the sampling parameters of request %d: %s", table.request[slot], error)
+            live.refused = True
+            return self._params(temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=1 << 30)
 
     def _parameters(self, table: SlotTable, slot: int) -> Any:
         logprobs = int(table.logprobs[slot])

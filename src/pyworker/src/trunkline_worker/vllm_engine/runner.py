@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..engine import Abilities, Engine, EngineLost, KvFacts, Logprob, Result, Settings, StepError
+from ..engine import Abilities, Engine, EngineLost, Fault, KvFacts, Logprob, Result, Settings, StepError
 from ..proto import messages as pb
 from ..slots import Batch, SlotTable
 from . import layout as layouts
@@ -105,7 +105,8 @@ class VllmEngine(Engine):
         temperatures = self._batches.temperatures(batch)
         # Later steps change the slots before the answer is there.
         names = self._batches.requests(batch)
-        wanted = [(names[i], int(batch.logprobs[i])) for i in np.flatnonzero(batch.sample).tolist()]
+        wanted = {i: (names[i], int(batch.logprobs[i])) for i in np.flatnonzero(batch.sample).tolist()}
+        refused = self._batches.refused(batch)
         try:
             answer = self._calls.send("trunkline_step", step, seeds, temperatures)
         except Exception as error:
@@ -116,7 +117,7 @@ class VllmEngine(Engine):
                 output = next(said for said in answer() if said is not None)
             except Exception as error:
                 raise self._failure(len(names), error) from error
-            return _result(output, wanted)
+            return _result(output, wanted, refused)
 
         return result
 
@@ -224,18 +225,26 @@ class VllmEngine(Engine):
         return said
 
 
-def _result(output: Any, wanted: list[tuple[str, int]]) -> Result:
-    """Returns the sampled tokens of requests with their numbers of log probabilities; -1 for none."""
+def _result(output: Any, wanted: dict[int, tuple[str, int]], refused: list[int]) -> Result:
+    """Returns what vLLM says about the sampling sequences of a batch.
+
+    `wanted` has name and number of log probabilities of each by its index, -1 for none. `refused` are sequences whose sampling
+    parameters vLLM does not take.
+    """
     tokens, logprobs = [], []
-    for name, n in wanted:
+    # None unless vLLM was told to count them.
+    nans = getattr(output, "num_nans_in_logits", None) or {}
+    faults = {i: Fault.NOT_FINITE for i, (name, _) in wanted.items() if nans.get(name, 0) > 0}
+    faults.update(dict.fromkeys(refused, Fault.UNSUPPORTED))
+    for i, (name, n) in wanted.items():
         row = output.req_id_to_index[name]
         sampled = output.sampled_token_ids[row]
         if len(sampled) != 1:
             raise EngineLost(f"vLLM sampled {len(sampled)} tokens for a sequence that was to get one")
         tokens.append(int(sampled[0]))
-        if n >= 0:
+        if n >= 0 and i not in faults:
             logprobs.append(_logprob(output.logprobs, row, n))
-    return Result(tokens, logprobs)
+    return Result(tokens, logprobs, faults=faults)
 
 
 def _logprob(lists: Any, row: int, n: int) -> Logprob:

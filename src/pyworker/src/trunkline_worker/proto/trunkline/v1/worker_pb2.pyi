@@ -11,8 +11,17 @@ class ScoreKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SCORE_KIND_MEAN: _ClassVar[ScoreKind]
     SCORE_KIND_MAX: _ClassVar[ScoreKind]
+
+class SequenceFault(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SEQUENCE_FAULT_NONE: _ClassVar[SequenceFault]
+    SEQUENCE_FAULT_NOT_FINITE: _ClassVar[SequenceFault]
+    SEQUENCE_FAULT_UNSUPPORTED: _ClassVar[SequenceFault]
 SCORE_KIND_MEAN: ScoreKind
 SCORE_KIND_MAX: ScoreKind
+SEQUENCE_FAULT_NONE: SequenceFault
+SEQUENCE_FAULT_NOT_FINITE: SequenceFault
+SEQUENCE_FAULT_UNSUPPORTED: SequenceFault
 
 class FromWorker(_message.Message):
     __slots__ = ("hello", "step_done", "step_failed", "reset_done", "block_read", "block_written", "heartbeat", "shared_memory_opened")
@@ -303,7 +312,7 @@ class Drop(_message.Message):
     def __init__(self, index: _Optional[int] = ..., group: _Optional[int] = ..., first: _Optional[int] = ..., n: _Optional[int] = ...) -> None: ...
 
 class StepDone(_message.Message):
-    __slots__ = ("id", "life", "tokens", "counts", "logprobs", "scores", "drafted", "accepted", "busy_us")
+    __slots__ = ("id", "life", "tokens", "counts", "logprobs", "scores", "drafted", "accepted", "busy_us", "faults")
     ID_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +322,7 @@ class StepDone(_message.Message):
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     BUSY_US_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
     id: int
     life: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -322,7 +332,8 @@ class StepDone(_message.Message):
     drafted: int
     accepted: int
     busy_us: int
-    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[WorkerLogprob, _Mapping]]] = ..., scores: _Optional[_Iterable[float]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., busy_us: _Optional[int] = ...) -> None: ...
+    faults: _containers.RepeatedScalarFieldContainer[SequenceFault]
+    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[WorkerLogprob, _Mapping]]] = ..., scores: _Optional[_Iterable[float]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., busy_us: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[SequenceFault, str]]] = ...) -> None: ...
 
 class WorkerLogprob(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
