@@ -159,9 +159,10 @@ fn a_request_that_came_back_keeps_its_seat_until_its_next_token() {
         let said = driver.said(1).len();
         // Comes while the prompt of 1 is computed again.
         driver.submit_request(Request { max_tokens: 1, ..long(id, 0) });
-        driver.answer_until(|driver| driver.has_ended(id));
+        driver.answer_until(|driver| driver.ids() == [id]);
         assert!(driver.said(1).len() > said, "{id} took the seat before the next token");
         driver.evict_idle();
+        driver.answer_until(|driver| driver.has_ended(id));
     }
     assert_eq!(driver.stats().preemptions, 6);
     driver.run_to_end();
@@ -268,24 +269,51 @@ fn a_prompt_gives_up_its_seat_within() {
 }
 
 #[test]
-fn a_swapped_request_lets_those_ahead_of_it_pass_and_nobody_else() {
-    let limits = Config { host_blocks: 50, preemption: Preemption::Swap, ..config("priority") };
-    let mut driver = full(limits, [request(1, 4, 40), request(2, 5, 40)]);
+fn nobody_is_left_out_for_a_request_whose_tokens_another_prompt_takes() {
+    let limits = Config { max_batch_size: 2, max_batch_tokens: 12, ..config("priority") };
+    let mut driver = Driver::new(limits);
+    driver.submit_request(request(1, 5, 60));
+    driver.answer_until(|driver| driver.said(1).len() == 3);
+    let prompt = (0..200).map(|at| 7000 + at).collect();
+    driver.submit_request(Request { prompt, ..request(2, 4, 30) });
+    driver.answer();
     driver.submit_request(request(3, 0, 3));
-    steps(&mut driver, 2);
-    assert_eq!((driver.ids(), driver.copies.len()), (vec![1, 3], 1), "2 is on its way to the host");
-    // 4 comes behind 2, and 5 before.
-    driver.submit_request(request(4, 5, 3));
-    driver.submit_request(request(5, 4, 3));
-    driver.answer_until(|driver| driver.has_ended(5));
-    assert_eq!(driver.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [3, 5]);
-    assert_eq!(driver.ids(), [1], "4 waits for 2, which is still on its way");
-    driver.finish_copy(0);
+    while driver.said(2).is_empty() {
+        assert_eq!(driver.ids(), [1, 2], "1 runs beside the prompt of 2");
+        driver.answer();
+    }
+    driver.answer();
+    assert_eq!(driver.ids(), [2, 3]);
     driver.run_to_end();
-    assert_eq!(driver.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [3, 5, 1, 4, 2]);
-    let stats = driver.stats();
-    assert_eq!((stats.preemptions, stats.swaps.swap_outs, stats.swaps.swap_ins), (1, 1, 1));
-    driver.assert_all_said([1, 2, 3, 4, 5]);
+    driver.assert_all_said([1, 2, 3]);
+}
+
+#[test]
+fn a_swapped_request_lets_those_ahead_of_it_pass_and_nobody_else() {
+    for is_late in [false, true] {
+        let limits = Config { host_blocks: 50, preemption: Preemption::Swap, ..config("priority") };
+        let mut driver = full(limits, [request(1, 4, 40), request(2, 5, 40)]);
+        driver.submit_request(request(3, 0, 3));
+        steps(&mut driver, 2);
+        assert_eq!((driver.ids(), driver.copies.len()), (vec![1, 3], 1), "2 is on its way to the host");
+        // 4 comes behind 2, and 5 before.
+        driver.submit_request(request(4, 5, 3));
+        driver.submit_request(request(5, 4, 3));
+        if !is_late {
+            driver.finish_copy(0);
+        }
+        driver.answer_until(|driver| driver.has_ended(5));
+        assert_eq!(driver.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [3, 5]);
+        if is_late {
+            assert_eq!(driver.ids(), [1], "4 waits for 2, which is still on its way");
+            driver.finish_copy(0);
+        }
+        driver.run_to_end();
+        assert_eq!(driver.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [3, 5, 1, 4, 2]);
+        let stats = driver.stats();
+        assert_eq!((stats.preemptions, stats.swaps.swap_outs, stats.swaps.swap_ins), (1, 1, 1));
+        driver.assert_all_said([1, 2, 3, 4, 5]);
+    }
 }
 
 /// Runs a request until another takes its seat. Returns the swap-outs.

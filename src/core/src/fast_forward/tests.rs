@@ -238,6 +238,13 @@ fn a_fast_forward_ends_where_a_waiting_request_takes_a_seat() {
         assert_eq!(ends[..2], [(420 + later_ns, 2, FinishReason::Length), (600, 0, FinishReason::Length)]);
         assert_eq!(ends.iter().map(|(_, id, _)| *id).collect::<Vec<_>>(), [2, 0, 3, 1]);
     }
+    // Request 2 ends before it has the seat: 1 is left out of a step all the same.
+    let gives_up = Request { deadline_ns: Some(212), ..urgent(2, 0, 20) };
+    let (ends, skipped) = run_both(&config, &[(0, urgent(0, 1, 60)), (0, urgent(1, 2, 60)), (205, gives_up)]);
+    assert!(skipped > 40, "{skipped} steps were skipped over");
+    let [timeout, first, last] =
+        [(212, 2, FinishReason::Timeout), (600, 0, FinishReason::Length), (620, 1, FinishReason::Length)];
+    assert_eq!(ends, [timeout, first, last]);
 }
 
 #[test]

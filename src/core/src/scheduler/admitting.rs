@@ -31,8 +31,9 @@ impl Scheduler {
             return;
         }
         loop {
-            let (has_seat, has_room) = (state.has_seat(), self.has_room(state, *budget, step));
-            if !has_room && has_seat || !has_seat && !state.waiting.takes_seats() {
+            let has_seat = state.has_seat();
+            let has_room = *budget > 0 && self.n_parts(step) < step_share(&state.config);
+            if !(if has_seat { has_room } else { state.waiting.takes_seats() }) {
                 return;
             }
             let State { waiting, sequences, kv, .. } = state;
@@ -46,11 +47,6 @@ impl Scheduler {
                 return;
             }
         }
-    }
-
-    /// Returns `true` if the step has room for another prompt.
-    fn has_room(&self, state: &State, budget: u32, step: &Step) -> bool {
-        budget > 0 && self.n_parts(step) < step_share(&state.config)
     }
 
     /// Admits a request to a free seat. Returns `false` if there is no room, neither for those behind.
@@ -73,8 +69,7 @@ impl Scheduler {
     /// last one, in the pass after they end. Returns `true` if a request may be admitted now.
     fn take_seat(&mut self, state: &mut State, slot: usize, budget: u32, step: &Step) -> bool {
         let Some(victim) = seats::victim(state, slot) else { return false };
-        let has_room = self.has_room(state, budget, step);
-        if !has_room && has_prompt_beside(state, victim) {
+        if has_prompt_beside(state, victim) {
             return false;
         }
         // The tokens of the one that leaves are free then, too.
@@ -85,7 +80,7 @@ impl Scheduler {
                 self.leave_out(state, budget);
                 return false;
             }
-            Admission::NoSeat if has_room => swap_or_preempt(state, victim),
+            Admission::NoSeat => swap_or_preempt(state, victim),
             _ => return false,
         }
         true
@@ -124,13 +119,14 @@ impl Scheduler {
     }
 }
 
-/// Returns `true` if the prompt of another sequence is under way, which takes the tokens that the sequence in `slot` leaves.
+/// Returns `true` if the prompt of another running sequence goes on behind the step being made, and takes the tokens that the one in `slot`
+/// leaves.
 fn has_prompt_beside(state: &State, slot: usize) -> bool {
-    let is_under_way = |other: &usize| {
+    let goes_on = |other: &usize| {
         let seq = &state.sequences[*other];
         *other != slot && seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none()
     };
-    state.batch.running.iter().any(is_under_way)
+    state.batch.running.iter().any(goes_on)
 }
 
 /// Returns the tokens of another prompt in a step, at most, if every prompt counts as the longest.
