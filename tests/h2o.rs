@@ -91,6 +91,19 @@ async fn modes_of(config: Config) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_divides_no_layers_refuses_what_it_could_not_do() {
+    let server = TestServer::start(Config { h2o: H2oConfig::default(), ..config(Keeps::Window(24)) }).await;
+    let mut client = server.client().await;
+    for mode in ["on", "probe"] {
+        let status = client.ask(request(mode)).await.map(drop).unwrap_err();
+        let line = format!("h2o is '{mode}'; this server was started without --h2o");
+        assert_eq!((status.code(), status.message()), (tonic::Code::InvalidArgument, line.as_str()));
+    }
+    assert!(client.ask(request("off")).await.is_ok());
+    server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_window_gives_the_same_text_whether_its_blocks_were_cached_or_computed() {
     let config = Config { h2o: H2oConfig::default(), ..config(Keeps::Window(24)) };
     let server = TestServer::start(config).await;

@@ -150,6 +150,14 @@ impl TestServer {
             stores,
             offer: SamplingOffer::default(),
         };
+        Self::of_backend(backend, options).await
+    }
+
+    /// A server on a free port with any backend.
+    ///
+    /// # Errors
+    /// If the server does not start.
+    pub async fn of_backend(backend: Backend, options: Options) -> Result<Self, ServerError> {
         let listener = listen("127.0.0.1:0").await.expect("a port is free");
         Ok(Self::run(Server::new(listener, backend, options).await?).await)
     }

@@ -9,7 +9,9 @@
 //!
 //! Recurrent layers of hybrid models have no KV: each running sequence holds a state of fixed size in each. Steps read and write the states.
 
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use trunkline_sim_workload::UnknownName;
 
@@ -494,9 +496,30 @@ pub fn find(text: &str) -> Result<Model, ModelError> {
     }
     let path = Path::new(text);
     match by_name(text) {
-        Err(_) if path.is_dir() => from_config(&path.join("config.json")),
+        Err(_) if path.is_dir() => {
+            let config = path.join("config.json");
+            // A folder of GGUF files, as people download them, is the usual mistake.
+            match gguf_in(path).filter(|_| !config.exists()) {
+                Some(path) => Err(ModelError::Gguf { path }),
+                None => from_config(&config),
+            }
+        }
+        Err(_) if path.is_file() && is_gguf(path) => Err(ModelError::Gguf { path: path.into() }),
         preset => Ok(*preset?),
     }
+}
+
+/// Returns `true` for a name or a beginning of a GGUF file.
+fn is_gguf(path: &Path) -> bool {
+    let is_named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    let mut magic = [0; 4];
+    is_named || File::open(path).is_ok_and(|mut file| file.read_exact(&mut magic).is_ok() && magic == *b"GGUF")
+}
+
+/// Returns the first GGUF file in a folder by name.
+fn gguf_in(folder: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(folder).ok()?;
+    entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_file() && is_gguf(path)).min()
 }
 
 #[cfg(test)]
@@ -565,6 +588,17 @@ pub(crate) mod tests {
         std::fs::create_dir(&path).unwrap();
         let error = find().unwrap_err().to_string();
         assert!(error.contains("falcon-7b/config.json: cannot be read: "), "{error}");
+        let gguf = path.join("falcon.gguf");
+        std::fs::write(&gguf, "GGUF and more").unwrap();
+        let line = format!(
+            "{}: a GGUF file has no config.json; give a preset, or the folder or the config.json of the model that the file was made from",
+            gguf.display()
+        );
+        assert_eq!(find().unwrap_err().to_string(), line, "a folder of such files");
+        assert_eq!(super::find(gguf.to_str().unwrap()).unwrap_err().to_string(), line, "the file itself");
+        let unnamed = path.join("blob");
+        std::fs::rename(&gguf, &unnamed).unwrap();
+        assert!(super::find(unnamed.to_str().unwrap()).unwrap_err().to_string().contains("blob: a GGUF file has"));
         let text = include_str!("model/config/published/falcon-7b.json");
         std::fs::write(path.join("config.json"), text).unwrap();
         assert_eq!(find().unwrap(), parse_config("falcon-7b", text).unwrap());

@@ -161,6 +161,40 @@ impl Template {
     }
 }
 
+impl ChatArgs {
+    /// Returns the request for a new session.
+    pub(crate) fn session(&self) -> proto::CreateSessionRequest {
+        let compaction = proto::Compaction {
+            recent_high: self.recent_high,
+            recent_low: self.recent_low,
+            summary_max: self.summary_max,
+            ..Default::default()
+        };
+        let compaction = Some(self.template.compaction(compaction));
+        let system = self.template.system(self.system.as_deref().unwrap_or_default());
+        proto::CreateSessionRequest {
+            system: Some(proto::create_session_request::System::Text(system)),
+            settings: Some(proto::SessionSettings { compaction, ..Default::default() }),
+            ..Default::default()
+        }
+    }
+
+    /// Returns the request for a turn.
+    pub(crate) fn turn(&self, session_id: String, line: &str) -> proto::GenerateTurnRequest {
+        proto::GenerateTurnRequest {
+            session_id,
+            input: Some(proto::generate_turn_request::Input::Text(self.template.turn(line))),
+            sampling: Some(self.sampling.message()),
+            stopping: Some(proto::Stopping {
+                max_tokens: Some(self.max_tokens),
+                stop: self.stop.clone(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+}
+
 /// Sends each line of standard input as a turn of a session.
 ///
 /// # Errors
@@ -266,19 +300,7 @@ impl<'a> Session<'a> {
         let client = SessionsClient::new(args.connection.connect().await?);
         let mut session = Self { args, client, id: args.session.clone().unwrap_or_default(), seen: 0 };
         if args.session.is_none() {
-            let compaction = proto::Compaction {
-                recent_high: args.recent_high,
-                recent_low: args.recent_low,
-                summary_max: args.summary_max,
-                ..Default::default()
-            };
-            let compaction = Some(args.template.compaction(compaction));
-            let system = args.template.system(args.system.as_deref().unwrap_or_default());
-            let request = session.request(proto::CreateSessionRequest {
-                system: Some(proto::create_session_request::System::Text(system)),
-                settings: Some(proto::SessionSettings { compaction, ..Default::default() }),
-                ..Default::default()
-            })?;
+            let request = session.request(args.session())?;
             session.id = session.client.create(request).await.map_err(status_error)?.into_inner().session_id;
         }
         // What happened before is no news.
@@ -299,17 +321,7 @@ impl<'a> Session<'a> {
 
     async fn turn(&mut self, line: &str) -> Result<(), Failure> {
         let args = self.args;
-        let request = self.request(proto::GenerateTurnRequest {
-            session_id: self.id.clone(),
-            input: Some(proto::generate_turn_request::Input::Text(args.template.turn(line))),
-            sampling: Some(args.sampling.message()),
-            stopping: Some(proto::Stopping {
-                max_tokens: Some(args.max_tokens),
-                stop: args.stop.clone(),
-                ..Default::default()
-            }),
-            ..Default::default()
-        })?;
+        let request = self.request(args.turn(self.id.clone(), line))?;
         let mut stream = self.client.generate(request).await?.into_inner();
         let (mut stdout, mut usage, mut ends_line) = (io::stdout(), None, true);
         while let Some(response) = stream.message().await? {

@@ -12,6 +12,7 @@ use trunkline_core::config::Setting;
 use crate::attach_settings::{ATTACH_KEYS, AttachSettings};
 use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
 use crate::h2o_settings::{self, H2O_KEYS, H2oSettings};
+use crate::log_settings::{LOG_KEYS, LogSettings};
 use crate::network_settings::{NETWORK_KEYS, NetworkSettings};
 use crate::routers::router_help;
 use crate::session_settings::{SESSION_KEYS, SessionSettings};
@@ -19,11 +20,10 @@ use crate::simulate_settings::{SIMULATE_KEYS, SimulateSettings};
 use crate::tier_settings::{TIER_KEYS, TierSettings};
 
 /// Keys of the server itself; the others are settings of the core.
-const SERVER_KEYS: [&str; 12] = [
+const SERVER_KEYS: [&str; 11] = [
     "listen",
     "model",
     "kv-dtype",
-    "record",
     "threads",
     "worker",
     "weights",
@@ -83,10 +83,9 @@ pub struct Settings {
     #[command(flatten)]
     pub core: CoreSettings<ServeFlags>,
 
-    /// Record every event of all engines, prompts included, for `trunkline replay --recorded`; gzip if the name ends in .gz; a file of this name
-    /// is renamed to FILE.old [default: none].
-    #[arg(long, value_name = "FILE")]
-    pub record: Option<PathBuf>,
+    /// Log, requests and recording.
+    #[command(flatten)]
+    pub logs: LogSettings,
 
     /// Threads that compute the model, divided among the workers, at least one each [default: one per core of the machine].
     #[arg(long, value_name = "N")]
@@ -178,7 +177,7 @@ impl Settings {
             kv_dtype: self.kv_dtype.or(other.kv_dtype),
             h2o: self.h2o.or(other.h2o),
             core: self.core.or(other.core),
-            record: self.record.or(other.record),
+            logs: self.logs.or(other.logs),
             threads: self.threads.or(other.threads),
             worker: self.worker.or(other.worker),
             weights: self.weights.or(other.weights),
@@ -197,7 +196,7 @@ impl Settings {
 }
 
 /// Key of the config file: of the server, of a simulated device, of its attached workers, of its tiers, of its network edge, of sessions, of eviction
-/// within sequences, or of a setting of the core.
+/// within sequences, of its logs, or of a setting of the core.
 enum Key {
     Server(&'static str),
     Simulate(&'static str),
@@ -206,6 +205,7 @@ enum Key {
     Network(&'static str),
     Sessions(&'static str),
     H2o(&'static str),
+    Logs(&'static str),
     Core(&'static Setting),
 }
 
@@ -220,11 +220,12 @@ impl<'de> Deserialize<'de> for Key {
         let network = || NETWORK_KEYS.into_iter().find(|known| *known == key).map(Key::Network);
         let sessions = || SESSION_KEYS.into_iter().find(|known| *known == key).map(Key::Sessions);
         let h2o = || H2O_KEYS.into_iter().find(|known| *known == key).map(Key::H2o);
+        let logs = || LOG_KEYS.into_iter().find(|known| *known == key).map(Key::Logs);
         let known =
             server.or_else(simulate).or_else(attach).or_else(tiers).or_else(network).or_else(sessions).or_else(h2o);
-        known.or_else(|| core().find(|setting| setting.flag == key).map(Key::Core)).ok_or_else(|| {
+        known.or_else(logs).or_else(|| core().find(|setting| setting.flag == key).map(Key::Core)).ok_or_else(|| {
             let fixed = SERVER_KEYS.into_iter().chain(SIMULATE_KEYS).chain(ATTACH_KEYS).chain(TIER_KEYS);
-            let fixed = fixed.chain(NETWORK_KEYS).chain(SESSION_KEYS).chain(H2O_KEYS);
+            let fixed = fixed.chain(NETWORK_KEYS).chain(SESSION_KEYS).chain(H2O_KEYS).chain(LOG_KEYS);
             let known = fixed.chain(core().map(|setting| setting.flag));
             let known: Vec<String> = known.map(|key| format!("`{key}`")).collect();
             D::Error::custom(format!("unknown field `{key}`, expected one of {}", known.join(", ")))
@@ -256,10 +257,10 @@ impl<'de> Deserialize<'de> for Settings {
                         Key::Network(key) => settings.network.read(key, &mut file)?,
                         Key::Sessions(key) => settings.sessions.read(key, &mut file)?,
                         Key::H2o(key) => settings.h2o.read(key, &mut file)?,
+                        Key::Logs(key) => settings.logs.read(key, &mut file)?,
                         Key::Server("listen") => settings.listen = Some(file.next_value()?),
                         Key::Server("model") => settings.model = Some(file.next_value()?),
                         Key::Server("kv-dtype") => settings.kv_dtype = Some(file.next_value()?),
-                        Key::Server("record") => settings.record = Some(file.next_value()?),
                         Key::Server("worker") => settings.worker = Some(file.next_value()?),
                         Key::Server("weights") => settings.weights = Some(file.next_value()?),
                         Key::Server("workers") => settings.workers = Some(file.next_value()?),
@@ -329,6 +330,8 @@ mod tests {
             "--policy=p",
             "--eviction=e",
             "--record=r",
+            "--requests=q",
+            "--log-format=json",
             "--threads=7",
             "--worker=null:10ms",
             "--simulate=h100-80g",
@@ -405,7 +408,7 @@ mod tests {
             assert!(from_flags.core.has(setting.name), "a flag is missing above: {}", setting.flag);
         }
         let of_server = NETWORK_KEYS.into_iter().chain(SESSION_KEYS).chain(ATTACH_KEYS).chain(TIER_KEYS);
-        for key in of_server.chain(SIMULATE_KEYS).chain(H2O_KEYS) {
+        for key in of_server.chain(SIMULATE_KEYS).chain(H2O_KEYS).chain(LOG_KEYS) {
             assert!(flags.iter().any(|flag| flag.starts_with(&format!("--{key}="))), "a flag is missing above: {key}");
         }
         assert_eq!(from_flags.clone().or(Settings::default()), from_flags);

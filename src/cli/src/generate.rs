@@ -229,7 +229,7 @@ pub fn run(args: GenerateArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
+pub(crate) fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequest> {
     use proto::generate_request::Prompt;
     let prompt = match &args.prompt {
         None => Prompt::TokenIds(proto::TokenIds { ids: args.token_ids.clone() }),

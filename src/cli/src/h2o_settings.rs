@@ -35,6 +35,9 @@ pub const H2O_KEYS: [&str; 12] = [
 pub const BLOCK_SIZE: u32 = 8;
 /// Setting of the heads that keep every token.
 const LAYERS: &str = "h2o-layers";
+/// More layers, and KV heads of a layer, than models have.
+const LAYERS_MAX: u32 = 1 << 16;
+const HEADS_MAX: u32 = 1 << 8;
 /// Ratio of a model for which nobody found the layers that keep every token, at most.
 const RATIO_MAX_UNKNOWN: f32 = 2.0;
 /// Of a model whose whole layers nobody found, one layer in so many keeps every token.
@@ -149,6 +152,10 @@ impl H2oSettings {
     pub fn apply(&self, config: &mut Config) -> anyhow::Result<()> {
         self.total()?;
         self.choice()?;
+        if let Some(layers) = &self.h2o_layers {
+            // The model is not known yet, or is one of attached workers: any layer may be there.
+            FullHeads::parse(LAYERS, layers, LAYERS_MAX, HEADS_MAX)?;
+        }
         let values = [
             ("scorer", &self.h2o_scorer),
             ("ratio", &self.h2o_ratio),
@@ -474,7 +481,8 @@ mod tests {
     #[test]
     fn wrong_layers_and_numbers_are_reported() {
         let fault = |settings: &H2oSettings| divided(settings, Mode::On).unwrap_err().to_string();
-        assert_eq!(fault(&layers_of("7,x")), "h2o-layers names layer 7; the model has the layers 0 to 1");
+        assert_eq!(fault(&layers_of("7")), "h2o-layers names layer 7; the model has the layers 0 to 1");
+        assert_eq!(fault(&layers_of("7,x")), "h2o-layers names 'x'; give numbers, as in 7,14 or 7.2,14.0");
         assert_eq!(fault(&layers_of("one")), "h2o-layers names 'one'; give numbers, as in 7,14 or 7.2,14.0");
         let few = H2oSettings { h2o_sink: Some("few".into()), ..H2oSettings::default() };
         assert_eq!(fault(&few), "h2o sink is 'few'; give a number");

@@ -34,9 +34,12 @@ mod connection;
 mod core_settings;
 mod engines;
 mod first_worker;
+#[cfg(test)]
+mod flags_tests;
 mod generate;
 mod h2o;
 mod h2o_settings;
+mod log_settings;
 mod mending;
 mod model_source;
 mod network_settings;
@@ -68,6 +71,8 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use trunkline_core::ConfigError;
 
+use self::log_settings::LogFormat;
+
 const EXAMPLES: &str = "\
 Examples:
   Serve the small model that is built in, and send a prompt twice; the second time the prompt comes from the cache:
@@ -84,7 +89,8 @@ Examples:
   Benchmark the core on this machine:
     trunkline bench tree
 
-The environment variable RUST_LOG sets the level of logs on standard error: error, warn, info, debug, or trunkline_server=debug.";
+The environment variable RUST_LOG sets the level of logs on standard error: error, warn, info, debug, or trunkline_server=debug; without the lines of a
+server's requests: info,trunkline::requests=off.";
 
 #[global_allocator]
 static ALLOCATOR: bench::allocations::Counting = bench::allocations::Counting;
@@ -117,7 +123,12 @@ fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
     // Tables of benchmarks are not to be torn by what stores and servers report.
     let level = if matches!(command, Command::Bench(_)) { "warn" } else { "info" };
-    if let Err(message) = start_logging(level) {
+    let format = match &command {
+        Command::Serve(args) => args.log_format(),
+        Command::Worker(args) => args.log_format(),
+        _ => LogFormat::Text,
+    };
+    if let Err(message) = start_logging(level, format) {
         return fail(&message);
     }
     let result = match command {
@@ -155,7 +166,7 @@ fn fail(message: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn start_logging(level: &str) -> Result<(), String> {
+fn start_logging(level: &str, format: LogFormat) -> Result<(), String> {
     let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
         Ok(directives) if !directives.is_empty() => {
             EnvFilter::try_new(directives).map_err(|err| format!("RUST_LOG is not a log filter: {err}"))?
@@ -165,7 +176,11 @@ fn start_logging(level: &str) -> Result<(), String> {
     };
     // A line that cannot be written is lost: to report that on a closed standard error would panic.
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    lines.log_internal_errors(false).init();
+    let lines = lines.log_internal_errors(false);
+    match format {
+        LogFormat::Text => lines.init(),
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use anyhow::{bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use tracing::warn;
 use trunkline_sim_perf::cost::BoxedCost;
 use trunkline_sim_perf::hardware;
 use trunkline_sim_perf::memory::DoesNotFit;
@@ -26,6 +27,7 @@ use crate::replay::estimate;
 use crate::replay::input::{is_workload, loaded, recording};
 use crate::replay::service::hardware_names;
 use crate::replay::settings::{Runs, SettingsArgs, runs};
+use crate::replay::unused::unused;
 use crate::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
@@ -130,6 +132,8 @@ pub fn run(args: PlanArgs) -> anyhow::Result<ExitCode> {
     args.settings.fit_blocks = true;
     let day = args.day.day()?;
     let mut fleets = fleets(&args)?;
+    let planned: Vec<Settings> = fleets.iter().flatten().map(|(settings, _)| settings.clone()).collect();
+    unused(&args.settings, &planned).iter().for_each(|line| warn!("{line}"));
     let prices = prices(&args, &fleets)?;
     let path = args.trace.display();
     ensure!(

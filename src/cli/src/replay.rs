@@ -10,12 +10,14 @@ mod run;
 pub(crate) mod service;
 pub(crate) mod settings;
 pub(crate) mod tiers;
+pub(crate) mod unused;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use tracing::warn;
 use trunkline_sim_perf::cost::CostModel;
 use trunkline_sim_replay::capacity::load;
 use trunkline_sim_replay::recorded::{Recorded, replay_recorded};
@@ -27,6 +29,7 @@ use self::outputs::OutputArgs;
 use self::run::Stage;
 use self::service::hardware_names;
 use self::settings::{Runs, SettingsArgs, runs};
+use self::unused::unused;
 use crate::output::{print, write_json};
 use crate::selection::SelectionArgs;
 
@@ -177,6 +180,7 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     let mut args = args.clone();
     args.follow(path)?;
     let ReplayPlan { mut runs, cost, part, load } = args.plan()?;
+    unused(&args.settings, &runs).iter().for_each(|line| warn!("{line}"));
     args.outputs.check(runs.len())?;
     let input = part.open(path)?;
     runs.iter_mut().for_each(|settings| args.settings.adopt_tenants(settings, input.tenants()));

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use clap::Args;
 use tokio::net::TcpListener;
 use tracing::{info, warn};
@@ -26,24 +26,25 @@ use self::model_facts::{check_tokenizer, join_ends};
 use self::open_files::raise_open_files;
 use self::placement::check_weights;
 use self::running::serve;
+use self::simulation::{refuse_beside_simulation, simulated};
 use self::unused::unused;
 use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
 use crate::first_worker::limits_of_worker;
 use crate::h2o::head_loss::HeadLosses;
 use crate::h2o_settings;
+use crate::log_settings::LogFormat;
 use crate::model_source::{BUILT_IN, ModelSource, log_facts};
 use crate::null_worker::{NullWorker, WorkerKind, null_backend};
-use crate::replay::settings::MAX_BATCH_TOKENS;
-use crate::simulate_settings::{self, Simulation};
-use crate::simulated;
-use crate::simulated::clock::{Clock, RealTime};
+use crate::simulate_settings::Simulation;
+use crate::simulated::clock::RealTime;
 use crate::weights_settings::Placement;
 
 mod model_facts;
 mod open_files;
 mod placement;
 mod running;
+mod simulation;
 mod unused;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
@@ -96,7 +97,8 @@ Examples:
     4f9c21d8a07be5539b1cf6e2d4a80c17 generate alice
     d03b5e72c9f14a68805d2be91f7a6c34 admin operator
 
-SIGTERM, SIGHUP or Ctrl-C drains the server: running requests end, new ones are refused. A second signal stops at once.";
+SIGTERM or Ctrl-C drains the server: running requests end, new ones are refused. A second signal stops at once. SIGHUP has the files of tokens and TLS
+read again, and the file of requests opened again.";
 
 /// Serve a model over gRPC.
 ///
@@ -113,6 +115,15 @@ pub struct ServeArgs {
     config: Option<PathBuf>,
 }
 
+impl ServeArgs {
+    /// Returns the form of the log; lines for people if a setting is wrong, which [`run`] reports.
+    pub fn log_format(&self) -> LogFormat {
+        let of_file = || Settings::load(self.config.as_deref()?).ok()?.logs.format().ok();
+        let given = self.settings.logs.log_format.is_some();
+        if given { self.settings.logs.format().ok() } else { of_file() }.unwrap_or_default()
+    }
+}
+
 /// Serves until a signal stops the server.
 ///
 /// # Errors
@@ -120,43 +131,13 @@ pub struct ServeArgs {
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let file = args.config.as_deref().map(Settings::load).transpose()?.unwrap_or_default();
     let settings = (*args.settings).or(file);
-    let engines = Engines::of(&settings, cores())?;
-    let kind: WorkerKind = settings.worker.as_deref().unwrap_or("embedded").parse()?;
-    let simulation = settings.simulate.simulation(settings.model.as_deref(), settings.weights.as_deref())?;
-    if simulation.is_some() {
-        refuse_beside_simulation(&settings, &engines)?;
-    }
-    check_weights(&settings, &engines, kind, simulation.is_some())?;
-    let step_timeout = step_timeout(settings.step_timeout)?;
-    // Mistakes in settings and address are reported before a large model is read.
-    let mut config = limits(&settings, 1 << 10, Config::default().max_context)?;
-    if let Some(tiers) = settings.tiers.tiers(1, engines.workers())? {
-        if simulation.is_none() {
-            settings.tiers.check_memory(machine_memory())?;
-        }
-        tiers.apply(&mut config);
-    }
-    let attach = AttachOptions { scores: config.h2o.mode != Mode::Off, ..settings.attach.options(engines.attached())? };
-    let cluster = engines.cluster(std::slice::from_ref(&config));
-    Cluster::new(&cluster)?;
-    engines.check_reuse(&config)?;
-    unused(&settings, &config, &cluster).iter().for_each(|line| warn!("{line}"));
-    settings.network.apply(&mut Options::default())?;
-    let sessions = settings.sessions.options()?;
+    let Checked { engines, kind, simulation, options, unused } = check(&settings)?;
+    unused.iter().for_each(|line| warn!("{line}"));
     let runtime = network_threads()?;
     let listener = runtime.block_on(listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)))?;
     let scrapes = runtime.block_on(settings.network.metrics_listener())?;
 
-    let mut options = Options {
-        record: settings.record.clone(),
-        share_cache: settings.share_cache.unwrap_or(false),
-        sessions,
-        step_timeout,
-        attach,
-        ..Options::default()
-    };
     let network = settings.network.clone();
-    network.apply(&mut options)?;
     raise_open_files(&settings, &engines, options.network.connections);
     let result = runtime.block_on(async {
         let server = match engines.embedded() {
@@ -172,6 +153,49 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     // Tasks still running belong to clients that did not read to the end.
     runtime.shutdown_background();
     result
+}
+
+/// Settings of a server, checked as far as possible without the network and without a model.
+pub(crate) struct Checked {
+    engines: Engines,
+    kind: WorkerKind,
+    simulation: Option<Simulation>,
+    options: Options,
+    /// Lines about settings without effect.
+    unused: Vec<String>,
+}
+
+/// Checks settings before a large model is read.
+///
+/// # Errors
+/// If a setting is wrong, whether or not it has an effect beside the others.
+pub(crate) fn check(settings: &Settings) -> anyhow::Result<Checked> {
+    let engines = Engines::of(settings, cores())?;
+    let kind: WorkerKind = settings.worker.as_deref().unwrap_or("embedded").parse()?;
+    let simulation = settings.simulate.simulation(settings.model.as_deref(), settings.weights.as_deref())?;
+    if simulation.is_some() {
+        refuse_beside_simulation(settings, &engines)?;
+    }
+    check_weights(settings, &engines, kind, simulation.is_some())?;
+    let step_timeout = step_timeout(settings.step_timeout)?;
+    let mut config = limits(settings, 1 << 10, Config::default().max_context)?;
+    if let Some(tiers) = settings.tiers.tiers(1, engines.workers())? {
+        if simulation.is_none() {
+            settings.tiers.check_memory(machine_memory())?;
+        }
+        tiers.apply(&mut config);
+    }
+    let attach = AttachOptions { scores: config.h2o.mode != Mode::Off, ..settings.attach.options(engines.attached())? };
+    let cluster = engines.cluster(std::slice::from_ref(&config));
+    Cluster::new(&cluster)?;
+    engines.check_reuse(&config)?;
+    let unused = unused(settings, &config, &cluster, &engines);
+    let share_cache = settings.share_cache.unwrap_or(false);
+    let sessions = settings.sessions.options()?;
+    let mut options = Options { share_cache, sessions, step_timeout, attach, ..Options::default() };
+    settings.network.apply(&mut options)?;
+    settings.logs.apply(&mut options)?;
+    Ok(Checked { engines, kind, simulation, options, unused })
 }
 
 /// Makes the workers of this process, with the limits of each class.
@@ -419,64 +443,8 @@ fn null(settings: &Settings, workers: usize, step: Duration) -> anyhow::Result<(
     Ok((vec![config], Backend { stores, ..null_backend(model, tokenizer, step) }))
 }
 
-/// Returns the limits of the core, and a backend of simulated workers.
-fn simulated(
-    settings: &Settings,
-    workers: usize,
-    Simulation { mut fleet, text }: Simulation,
-    clock: Arc<dyn Clock>,
-) -> anyhow::Result<(Vec<Config>, Backend)> {
-    let max_context = simulated::max_context(&fleet.model);
-    let partial = fleet.model.windows.map(|_| "sliding windows").or(fleet.model.planned_as_full);
-    if let Some(partial) = partial {
-        warn!("the model has {partial}, simulated as full attention: KV and step times are upper bounds");
-    }
-    fleet.core = limits(settings, fleet.model.kv_bytes_per_token(), max_context)?;
-    if !settings.core.has("device_blocks") {
-        fleet.core.device_blocks = fleet.fitting_device_blocks()?;
-    }
-    if !settings.core.has("max_batch_tokens") {
-        fleet.core.max_batch_tokens = MAX_BATCH_TOKENS;
-    }
-    let (tokenizer, ends) = simulate_settings::tokenizer(settings.model.as_deref())?;
-    let mut backend = simulated::backend(&mut fleet, tokenizer, &ends, text, clock)?;
-    let mut config = fleet.core;
-    let (layout, block_bytes) =
-        (simulated::stored_layout(config.block_size), backend.model.block_bytes(config.block_size));
-    backend.stores = match settings.tiers.tiers(block_bytes, workers)? {
-        Some(tiers) => {
-            let tiers = tiers.without_contents(block_bytes, layout.memory_bytes())?;
-            tiers.apply(&mut config);
-            tiers.open(&layout, &config, &(0..workers).collect::<Vec<_>>())?
-        }
-        None => simulated::swap_stores(&config, workers)?,
-    };
-    config.validate()?;
-    Ok((vec![config], backend))
-}
-
-/// Refuses settings that a simulated device cannot have.
-fn refuse_beside_simulation(settings: &Settings, engines: &Engines) -> anyhow::Result<()> {
-    let kept = [
-        ("worker", settings.worker.is_some(), "simulate names the workers"),
-        ("threads", settings.threads.is_some(), "a simulated device computes nothing"),
-        ("kv-dtype", settings.kv_dtype.is_some(), "a model's preset or config.json has the type of its KV"),
-        ("attached-workers", engines.attached() > 0, "all workers are simulated"),
-        ("disk", settings.tiers.disk.is_some(), "a disk keeps real KV; use host-mem or shared-mem"),
-        ("remote", settings.tiers.remote.is_some(), "remote storage keeps real KV; use host-mem or shared-mem"),
-        ("compression", settings.tiers.compression.is_some(), "a simulated device has no KV to compress"),
-        ("compression-layers", settings.tiers.compression_layers.is_some(), "a simulated device has no KV to compress"),
-    ];
-    if let Some((flag, _, reason)) = kept.into_iter().find(|(_, given, _)| *given) {
-        bail!("{flag} does not go with simulate: {reason}");
-    }
-    let core = limits(settings, 1 << 10, Config::default().max_context)?;
-    ensure!(core.h2o.mode == Mode::Off, "h2o does not go with simulate: a simulated device has no attention scores");
-    Ok(())
-}
-
 /// Returns the time after which a step may be taken for lost.
-fn step_timeout(seconds: Option<f64>) -> anyhow::Result<Duration> {
+pub(crate) fn step_timeout(seconds: Option<f64>) -> anyhow::Result<Duration> {
     let seconds = seconds.unwrap_or(STEP_TIMEOUT_S_DEFAULT);
     ensure!(
         (0.0..=STEP_TIMEOUT_S_MAX).contains(&seconds),
@@ -493,7 +461,7 @@ pub(crate) fn cores() -> usize {
 ///
 /// # Errors
 /// If a setting is malformed or outside its range.
-fn limits(settings: &Settings, token_bytes: u64, max_context: u32) -> anyhow::Result<Config> {
+pub(crate) fn limits(settings: &Settings, token_bytes: u64, max_context: u32) -> anyhow::Result<Config> {
     if let Some(text) = settings.core.text(TARGET_STEP) {
         let ms: f64 = text.parse().with_context(|| format!("target_step_ms is '{text}'; give a number"))?;
         ensure!(

@@ -128,11 +128,8 @@ impl SimulateSettings {
 
 /// Returns the shape of a model: a preset, a folder, or a config.json.
 fn shape(model: Option<&Path>) -> anyhow::Result<model::Model> {
-    Ok(match model {
-        None => model::find(MODEL_DEFAULT)?,
-        Some(folder) if folder.is_dir() => model::from_config(&folder.join("config.json"))?,
-        Some(path) => model::find(&path.to_string_lossy())?,
-    })
+    let path = model.map_or(MODEL_DEFAULT.into(), Path::to_string_lossy);
+    Ok(model::find(&path)?)
 }
 
 /// Returns the tokenizer beside a model's config.json with the tokens that end an answer, or that of bytes if there is none.

@@ -184,6 +184,21 @@ impl TierSettings {
         Ok(())
     }
 
+    /// Checks the names of write modes and eviction policies, whether or not there is a tier to have them.
+    fn check_names(&self) -> anyhow::Result<()> {
+        let words = |text: &Option<String>, default: &'static str| -> Vec<String> {
+            text.as_deref().unwrap_or(default).split(',').map(str::to_owned).collect()
+        };
+        for write in words(&self.tier_write, WRITE_DEFAULT) {
+            write.parse::<Write>()?;
+        }
+        for eviction in words(&self.tier_eviction, EVICTION_DEFAULT) {
+            let tier = TierConfig { name: "any".into(), blocks: 1, write: Write::Through, eviction, shared: false };
+            Config { tiers: vec![tier], ..Config::default() }.validate()?;
+        }
+        Ok(())
+    }
+
     /// Returns the tiers of each of `workers` workers, whose blocks have `block_bytes` bytes. `None` if no tier is asked for.
     ///
     /// # Errors
@@ -193,6 +208,7 @@ impl TierSettings {
         let compression = compression.transpose()?.unwrap_or_default();
         let compressed = self.compression_layers.as_deref().unwrap_or(LAYERS[0].0);
         let compressed = registry::choose("compression layers", &LAYERS, compressed)?;
+        self.check_names()?;
         ensure!(self.disk.is_some() || self.disk_size.is_none(), "disk-size is given without disk; name a folder");
         ensure!(
             self.shared_mem.is_none() || self.remote.is_none(),

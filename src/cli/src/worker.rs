@@ -9,18 +9,20 @@ use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 use tokio::sync::watch;
 use tonic::transport::Endpoint;
-use tracing::info;
+use tracing::{info, warn};
 use trunkline_attach::worker::{self, Dial, Dialled, MakeRunner};
 use trunkline_attach::{Abilities, Hello, KvRoom, Session};
 use trunkline_core::registry;
 use trunkline_port::{ModelInfo, StepRunner};
-use trunkline_server::{ClientTls, StopSignals, authorization, connect_tls};
+use trunkline_server::{ClientTls, StopSignals, authorization, connect_tls, on_hangup};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Worker, WorkerConfig};
 
 use crate::h2o::choice::{self, Choice};
+use crate::h2o::full_heads::FullHeads;
 use crate::h2o::total;
 use crate::h2o_settings::{self, divided_for_a_server};
+use crate::log_settings::LogFormat;
 use crate::mending::Mender;
 use crate::model_source::{ModelSource, log_facts};
 use crate::null_worker::{NullWorker, duration};
@@ -61,7 +63,8 @@ Examples:
   Check a worker of your own, which dials this address:
     trunkline worker check 127.0.0.1:50052
 
-A worker that loses its server dials again and keeps its KV. SIGTERM, SIGHUP or Ctrl-C ends the worker after the steps at hand.";
+A worker that loses its server dials again and keeps its KV. SIGTERM or Ctrl-C ends the worker after the steps at hand. Files of tokens and TLS are read
+for each connection; SIGHUP does nothing.";
 
 /// Run a model for a server, or check a worker.
 #[derive(Args)]
@@ -154,6 +157,17 @@ struct AttachArgs {
     /// true or false: copy blocks through shared memory if the server runs on this machine with the same user [default: true].
     #[arg(long, value_name = "BOOL")]
     shared_memory: Option<bool>,
+
+    /// Form of the log on standard error: text, or json for an object a line [default: text].
+    #[arg(long, value_name = "FORM", default_value = "text", hide_default_value = true)]
+    log_format: LogFormat,
+}
+
+impl WorkerArgs {
+    /// Returns the form of the log.
+    pub fn log_format(&self) -> LogFormat {
+        self.attach.log_format
+    }
 }
 
 /// Runs a worker until a signal stops it, or checks a worker.
@@ -175,6 +189,7 @@ fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     sizes(args, 1 << 10, 1)?;
     choice(args)?;
     let dial = dial(args)?;
+    unused(args).iter().for_each(|line| warn!("{line}"));
     let (model, make) = match &args.null {
         Some(step) => null(args, step)?,
         None => embedded(args, dtype, config)?,
@@ -245,6 +260,20 @@ fn divides(args: &AttachArgs) -> bool {
     args.h2o.as_deref().map_or(args.h2o_layers.is_some(), |mode| mode == "on")
 }
 
+/// Returns a line for each flag that has no effect beside the others.
+fn unused(args: &AttachArgs) -> Vec<String> {
+    let (null, drops) = (args.null.is_some(), divides(args));
+    let lines = [
+        ("threads", args.threads.is_some() && null, "with --null"),
+        ("kv-dtype", args.kv_dtype.is_some() && null, "with --null"),
+        ("h2o-layers", args.h2o_layers.is_some() && !drops, "with --h2o off"),
+        ("h2o-total", args.h2o_total.is_some() && !drops, "without --h2o on or --h2o-layers"),
+        ("h2o-choice", args.h2o_choice.is_some() && !drops, "without --h2o on or --h2o-layers"),
+    ];
+    let lines = lines.into_iter().filter(|(_, is_given, _)| *is_given);
+    lines.map(|(flag, _, why)| format!("--{flag} has no effect {why}")).collect()
+}
+
 /// Returns the choice of the blocks to drop.
 fn choice(args: &AttachArgs) -> anyhow::Result<Choice> {
     let given = args.h2o_choice.as_deref().map(|text| Choice::parse(choice::SETTING, text));
@@ -259,9 +288,13 @@ fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::
     let mut model = source.placed(&placement, &revision, 1)?.with_kv_dtype(dtype);
     log_facts(model.name(), model.facts());
     let total = args.h2o_total.as_deref().map(|text| total::parse(total::SETTING, text)).transpose()?;
+    let layers = args.h2o_layers.as_deref();
+    if let Some(layers) = layers {
+        let info = model.info();
+        FullHeads::parse("h2o-layers", layers, info.n_layers, info.n_kv_heads)?;
+    }
     if divides(args) {
         let losses = source.head_losses(&revision)?;
-        let layers = args.h2o_layers.as_deref();
         model = divided_for_a_server(model, layers, losses.as_ref(), total, choice(args)?)?;
     }
     let model = Arc::new(model);
@@ -362,6 +395,7 @@ fn dial(args: &AttachArgs) -> anyhow::Result<Dial> {
 fn stop_on_signals() -> std::io::Result<watch::Receiver<bool>> {
     let (stop, stopped) = watch::channel(false);
     let mut stops = StopSignals::listen()?;
+    on_hangup(|| info!("there are no files to read again: those of tokens and TLS are read for each connection"))?;
     tokio::spawn(async move {
         stops.next().await;
         info!("stopping after the steps at hand");
@@ -373,10 +407,29 @@ fn stop_on_signals() -> std::io::Result<watch::Receiver<bool>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use clap::Parser;
     use trunkline_port::Keeps;
 
     use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: AttachArgs,
+    }
+
+    /// Shows the announcement of a worker with these flags.
+    pub(crate) fn announced(flags: &[&str]) -> String {
+        let args =
+            Cli::try_parse_from([&["worker", "--connect=127.0.0.1:1", "--threads=1"], flags].concat()).unwrap().args;
+        let config = WorkerConfig { threads: 1, block_size: 0, device_blocks: 0, max_drafts: 0 };
+        let model = match &args.null {
+            Some(step) => null(&args, step).unwrap().0,
+            None => embedded(&args, kv_dtype(&args).unwrap(), config).unwrap().0,
+        };
+        format!("{:?}", hello(&args, model).unwrap())
+    }
 
     fn given(edit: impl Fn(&mut AttachArgs)) -> AttachArgs {
         let mut args = AttachArgs { connect: Some("127.0.0.1:1".into()), ..AttachArgs::default() };
@@ -417,6 +470,25 @@ mod tests {
         assert!(wrong(|args| args.model = Some("/nowhere".into())).contains("there is no such folder or file"));
         assert!(wrong(|args| args.token_file = Some("/nowhere".into())).contains("/nowhere"));
         assert!(wrong(|args| args.name = Some("a\nb".into())).contains("name must have"));
+    }
+
+    #[test]
+    fn flags_without_effect_are_named() {
+        let args = given(|args| {
+            args.null = Some("5ms".into());
+            (args.threads, args.kv_dtype) = (Some(1), Some("f16".into()));
+            (args.h2o, args.h2o_layers) = (Some("off".into()), Some("1".into()));
+            (args.h2o_total, args.h2o_choice) = (Some("3".into()), Some("own".into()));
+        });
+        let lines = unused(&args);
+        let named: Vec<_> = lines.iter().filter_map(|line| line.split(" has no effect").next()).collect();
+        assert_eq!(named, ["--threads", "--kv-dtype", "--h2o-layers", "--h2o-total", "--h2o-choice"]);
+        let args = AttachArgs { null: None, h2o: Some("on".into()), ..args };
+        assert_eq!(unused(&args), [] as [String; 0]);
+        let wrong = given(|args| (args.h2o, args.h2o_layers) = (Some("off".into()), Some("99".into())));
+        let config = WorkerConfig { threads: 1, block_size: 0, device_blocks: 0, max_drafts: 0 };
+        let Err(error) = embedded(&wrong, KvDtype::default(), config) else { panic!("there is no such layer") };
+        assert!(error.to_string().starts_with("h2o-layers names layer 99"), "{error}");
     }
 
     #[test]

@@ -43,9 +43,13 @@ impl Access {
         Ok(Self { admin, tokens: token_file.map(load).transpose()?, refusals: LogLimit::default() })
     }
 
-    /// Reads the file of tokens again if it has changed. A file with a mistake leaves the tokens as they are.
-    pub(crate) fn reload(&self) {
-        let Some(file) = self.tokens.as_ref().filter(|file| file.watched.have_changed()) else { return };
+    /// Reads the file of tokens again if it has changed, or in any case if that `is_demanded`. A file with a mistake leaves the tokens as they are. Returns
+    /// `false` without a file.
+    pub(crate) fn reload(&self, is_demanded: bool) -> bool {
+        let Some(file) = &self.tokens else { return false };
+        if !file.watched.have_changed() && !is_demanded {
+            return true;
+        }
         match Tokens::load(&file.path) {
             Ok(tokens) => {
                 *file.tokens.write().unwrap_or_else(PoisonError::into_inner) = tokens;
@@ -53,6 +57,7 @@ impl Access {
             }
             Err(err) => error!("{err}; the tokens stay as they are"),
         }
+        true
     }
 
     /// Returns the sender of a call.
@@ -172,10 +177,19 @@ mod tests {
         let of = |token: &str| owner_and_admin(&access, "/any", Some(&format!("Bearer {token}"))).is_ok();
         assert_eq!((of(ADMIN), of(USER)), (true, false));
         fs::write(&path, "a mistake\n").unwrap();
-        access.reload();
+        assert!(access.reload(false));
         assert_eq!((of(ADMIN), of(USER)), (true, false));
         fs::write(&path, format!("{USER} generate someone\n")).unwrap();
-        access.reload();
+        access.reload(false);
         assert_eq!((of(ADMIN), of(USER)), (false, true));
+        // A file with the length and the time of the one before shows no change, and is read again on demand alone.
+        let before = fs::metadata(&path).unwrap().modified().unwrap();
+        fs::write(&path, format!("{ADMIN} generate someone\n")).unwrap();
+        fs::File::options().append(true).open(&path).unwrap().set_modified(before).unwrap();
+        access.reload(false);
+        assert_eq!((of(ADMIN), of(USER)), (false, true));
+        access.reload(true);
+        assert_eq!((of(ADMIN), of(USER)), (true, false));
+        assert!(!Access::new(false, None).unwrap().reload(true), "there is no file");
     }
 }

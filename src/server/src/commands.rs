@@ -12,6 +12,7 @@ use trunkline_store::StoreStats;
 use crate::link::{LinkEnd, LinkQueue, LinkStats};
 use crate::losses::WorkerCounts;
 use crate::outbox::OutboxSender;
+use crate::request_events::Label;
 use crate::request_times::RequestFigures;
 use crate::seats::{Occupant, Resume, SeatState};
 use crate::step_figures::StepFigures;
@@ -23,6 +24,8 @@ pub(crate) enum Command {
         request: Box<Request>,
         /// Arrival of the call, nanoseconds.
         arrival_ns: u64,
+        /// Names of the request in logs.
+        label: Label,
         /// Takes the request's outputs.
         outputs: OutboxSender,
         /// Receives the core's decision: accepted, or refused with a reason.

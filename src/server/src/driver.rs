@@ -13,6 +13,8 @@
 //! takes its place, on a server with one engine too. Attached workers come and go by themselves (`driver/attached.rs`).
 
 mod attached;
+mod client;
+pub(crate) mod start;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -25,22 +27,22 @@ use tonic::Status;
 use tracing::{debug, error, info, warn};
 use trunkline_cluster::record::End;
 use trunkline_cluster::{Cluster, EngineId, EngineState, Input, Output as ClusterOutput};
-use trunkline_core::{Action, Event, FinishReason, Refusal, RequestId, Stats};
+use trunkline_core::{Action, Event, FinishReason, RequestId, Stats};
 use trunkline_port::{KnownBlock, Step, StepOutput, StepRunner, TokenLogprobs, TransferReport};
 
+use self::client::Client;
 use crate::clock::Clock;
 use crate::commands::{Command, EngineSnapshot, Snapshot, StepCounts};
 use crate::losses::Loss;
-use crate::outbox::{OutboxSender, Output};
+use crate::outbox::Output;
 use crate::queue::{DriverHandle, queue};
 use crate::recorder::Recorder;
+use crate::request_log::RequestLog;
 use crate::request_times::{self, RequestFigures, RequestTimes};
-use crate::seats::{AttachOptions, Seats};
 use crate::step_figures::StepFigures;
-use crate::stores::{EngineStore, TierSizes};
-use crate::watchdog::Watchdog;
-use crate::worker_thread::{WorkerEvent, WorkerHandle, WorkerReport};
-use crate::workers::{MakeWorker, WorkerError, Workers, log_failed, spawn_threads};
+use crate::stores::TierSizes;
+use crate::worker_thread::{WorkerEvent, WorkerReport};
+use crate::workers::{WorkerError, Workers, log_failed};
 
 /// Commands waiting for the core's thread, at most.
 const COMMANDS_MAX: usize = 4096;
@@ -63,73 +65,6 @@ pub struct Outcome {
 /// Makes the queue of commands to the core's thread.
 pub(crate) fn commands() -> (DriverHandle, Receiver<Command>) {
     queue(COMMANDS_MAX)
-}
-
-/// Parts of a driver.
-pub(crate) struct Parts {
-    pub(crate) cluster: Cluster,
-    /// Embedded workers, of the first engines.
-    pub(crate) runners: Vec<Box<dyn StepRunner>>,
-    /// Store of each engine.
-    pub(crate) stores: Vec<EngineStore>,
-    /// Watchdog of each engine.
-    pub(crate) watchdogs: Vec<Watchdog>,
-    pub(crate) make: MakeWorker,
-    /// Attached workers, of the engines without an embedded one.
-    pub(crate) attach: AttachOptions,
-    pub(crate) recorder: Option<Recorder>,
-    /// Notified when the first engine gets a worker, and when the last loses its worker.
-    pub(crate) served: watch::Sender<bool>,
-}
-
-/// Starts the threads of the embedded workers and the core's thread, which takes `commands`. The receiver gets the outcome when the
-/// core's thread ends, and nothing if the thread panics.
-pub(crate) fn spawn(
-    handle: &DriverHandle,
-    commands: Receiver<Command>,
-    parts: Parts,
-) -> std::io::Result<oneshot::Receiver<Outcome>> {
-    let Parts { cluster, runners, stores, watchdogs, make, attach, recorder, served } = parts;
-    let (mut workers, mut found) = (Vec::with_capacity(stores.len()), Vec::new());
-    let mut runners = runners.into_iter();
-    for (at, store) in (0..).zip(stores) {
-        found.push(store.found);
-        let store = Arc::new(store.store);
-        let worker = match runners.next() {
-            Some(runner) => spawn_threads(EngineId(at), 0, runner, &store, handle)?,
-            None => WorkerHandle::new(at, 0).0,
-        };
-        workers.push((worker, store));
-    }
-    let seats = Seats::new(workers.len(), &attach);
-    let workers = Workers::new(workers, watchdogs, seats, make, handle.clone());
-    let mut driver = Driver::new(cluster, handle, commands, workers, recorder);
-    driver.served = served;
-    let (done, outcome) = oneshot::channel();
-    thread::Builder::new().name("core".into()).spawn(move || {
-        driver.begin(found);
-        // Nobody waits for the outcome if the server was dropped.
-        let _ = done.send(driver.run());
-    })?;
-    Ok(outcome)
-}
-
-/// Client of a request known to the cluster.
-struct Client {
-    outputs: OutboxSender,
-    accepted: Option<oneshot::Sender<Result<(), Refusal>>>,
-    /// `true` if no worker is left for the request.
-    without_worker: bool,
-    times: RequestTimes,
-}
-
-impl Client {
-    /// Notifies the handler once of the core's acceptance. A handler no longer there has dropped the stream.
-    fn accept(&mut self) {
-        if let Some(accepted) = self.accepted.take() {
-            let _ = accepted.send(Ok(()));
-        }
-    }
 }
 
 /// Returns the command for a queue without senders: nobody is left who could want anything.
@@ -164,6 +99,7 @@ struct Driver {
     abort_missed: Arc<AtomicBool>,
     workers: Workers,
     recorder: Option<Recorder>,
+    request_log: RequestLog,
     clients: HashMap<RequestId, Client>,
     /// Requests without a reader of the outputs, to be aborted.
     unread: Vec<RequestId>,
@@ -192,7 +128,7 @@ impl Driver {
         handle: &DriverHandle,
         commands: Receiver<Command>,
         workers: Workers,
-        recorder: Option<Recorder>,
+        (recorder, request_log): (Option<Recorder>, RequestLog),
     ) -> Self {
         let engines = (0..cluster.n_engines() as u32).map(EngineId);
         let sizes = |engine| TierSizes::new(cluster.core(engine).config(), workers.store(engine).layout().block_bytes);
@@ -209,6 +145,7 @@ impl Driver {
             abort_missed: handle.abort_missed(),
             workers,
             recorder,
+            request_log,
             clients: HashMap::new(),
             unread: Vec::new(),
             logprobs: HashMap::new(),
@@ -256,6 +193,7 @@ impl Driver {
         if let Some(recorder) = self.recorder {
             recorder.finish(End { at_ns: self.last_input_ns, digest: format!("{digest:016x}") });
         }
+        self.request_log.finish();
         Outcome { digest, stats, counts, failure: self.failure }
     }
 
@@ -306,11 +244,13 @@ impl Driver {
         match command {
             // A client that is gone already is not worth an event.
             Command::Submit { outputs, .. } if outputs.is_closed() => {}
-            Command::Submit { request, arrival_ns, outputs, accepted } => {
-                let (id, times) = (request.id, RequestTimes::new(arrival_ns, request.max_tokens));
-                self.clients.insert(id, Client { outputs, accepted: Some(accepted), without_worker: false, times });
+            Command::Submit { request, arrival_ns, label, outputs, accepted } => {
+                let (id, mut times) = (request.id, RequestTimes::new(arrival_ns, request.max_tokens));
+                times.deadline_ns = request.deadline_ns;
+                self.clients.insert(id, Client::new(label, times, outputs, accepted));
                 self.apply(Input::Client(Event::Submit(request)));
                 if let Some(client) = self.clients.get_mut(&id) {
+                    client.times.queued_ns = Some(self.last_input_ns);
                     client.accept();
                 }
             }
@@ -614,8 +554,18 @@ impl Driver {
                 self.workers.reset(engine, Loss::BadResult, self.last_input_ns);
             }
             ClusterOutput::Engine(_, action) | ClusterOutput::Cluster(action) => self.answer(action),
-            ClusterOutput::Moved { request, from, to, .. } => debug!(%request, %from, %to, "the request moved"),
-            ClusterOutput::Placed { .. } | ClusterOutput::Emptied(_) => {}
+            ClusterOutput::Moved { request, from, to, .. } => {
+                debug!(%request, %from, %to, "the request moved");
+                self.note_engine(request, to);
+            }
+            ClusterOutput::Placed { request, engine } => self.note_engine(request, engine),
+            ClusterOutput::Emptied(_) => {}
+        }
+    }
+
+    fn note_engine(&mut self, request: RequestId, engine: EngineId) {
+        if let Some(client) = self.clients.get_mut(&request) {
+            client.engines.go_to(engine);
         }
     }
 
@@ -633,6 +583,7 @@ impl Driver {
                 if let Some(client) = self.clients.remove(&request) {
                     let end = if failed { request_times::End::NoWorker } else { request_times::End::Finished(reason) };
                     self.figures.requests.end(&client.times, end, &usage, self.last_input_ns);
+                    self.request_log.note(|| client.into_event(request, end, usage, self.last_input_ns));
                 }
             }
             Action::Refuse { request, refusal } => {

@@ -37,12 +37,12 @@
 //! [`Options::cluster`].
 //!
 //! ```no_run
-//! use trunkline_server::{Backend, Options, Server, listen, stop_on_signals};
+//! use trunkline_server::{Backend, Options, Server, heed_signals, listen};
 //!
 //! async fn serve(backend: Backend) -> Result<(), Box<dyn std::error::Error>> {
 //!     let listener = listen("127.0.0.1:50051").await?;
 //!     let server = Server::new(listener, backend, Options::default()).await?;
-//!     stop_on_signals(server.handle())?;
+//!     heed_signals(server.handle())?;
 //!     let outcome = server.run().await?;
 //!     println!("digest {:016x}", outcome.digest);
 //!     Ok(())
@@ -80,7 +80,9 @@ mod questions;
 mod queue;
 mod recorder;
 mod refusals;
+mod request_events;
 mod request_ids;
+mod request_log;
 mod request_times;
 mod retention;
 mod seats;
@@ -110,7 +112,7 @@ pub use crate::offer::SamplingOffer;
 pub use crate::seats::AttachOptions;
 pub use crate::server::{Backend, DecideModel, Options, Server, ServerError, listen};
 pub use crate::sessions::SessionOptions;
-pub use crate::shutdown::{ServerHandle, StopSignals, stop_on_signals};
+pub use crate::shutdown::{ServerHandle, StopSignals, heed_signals, on_hangup};
 pub use crate::stores::{EngineStore, layout};
 pub use crate::tls::{TlsError, TlsFiles};
 pub use crate::tokens::TokenFileError;

@@ -12,6 +12,7 @@ use trunkline_core::{FinishReason, Token, Usage};
 use trunkline_port::TokenLogprobs;
 
 use crate::network::{Backlog, Call};
+use crate::request_events::Reader;
 use crate::shares::Share;
 
 /// Output of an accepted request.
@@ -111,6 +112,16 @@ impl OutboxSender {
     /// Returns `true` if nobody reads the outbox.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.lock().closed
+    }
+
+    /// Returns what became of the reader of the outbox.
+    pub(crate) fn reader(&self) -> Reader {
+        let queue = self.0.lock();
+        match (queue.discarded, queue.closed) {
+            (true, _) => Reader::Slow,
+            (false, true) => Reader::Gone,
+            (false, false) => Reader::There,
+        }
     }
 }
 

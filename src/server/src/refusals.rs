@@ -63,6 +63,11 @@ impl Reason {
         (Self::Internal, "internal"),
     ];
 
+    /// Returns the name of the reason in metrics and logs.
+    pub(crate) fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
     /// Returns `true` if the request is one too many for the server or for its client, and no engine saw the request.
     fn is_overload(self) -> bool {
         matches!(

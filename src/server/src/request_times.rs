@@ -11,21 +11,24 @@ use crate::histogram::{Histogram, REQUEST_TIME, REQUEST_TOKENS, STEP_TIME};
 const ENDS: [&str; 8] = ["stop", "length", "abort", "timeout", "error", "no_worker", "not_finite", "unsupported"];
 
 /// Times of one request, on the clock of the driver, nanoseconds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestTimes {
-    arrival_ns: u64,
+    pub(crate) arrival_ns: u64,
     /// Most tokens that the client asked for.
     max_tokens: u32,
+    pub(crate) deadline_ns: Option<u64>,
+    /// Delivery to the core, with the prompt tokenised.
+    pub(crate) queued_ns: Option<u64>,
     /// Beginning of the first step that ran the request.
-    started_ns: Option<u64>,
-    first_token_ns: Option<u64>,
+    pub(crate) started_ns: Option<u64>,
+    pub(crate) first_token_ns: Option<u64>,
     last_token_ns: u64,
 }
 
 impl RequestTimes {
     /// Begins with a request that arrived at `arrival_ns` and asks for `max_tokens` tokens.
     pub(crate) fn new(arrival_ns: u64, max_tokens: u32) -> Self {
-        Self { arrival_ns, max_tokens, started_ns: None, first_token_ns: None, last_token_ns: 0 }
+        Self { arrival_ns, max_tokens, ..Self::default() }
     }
 
     /// Notes a step that runs the request; the first one ends the time in the queue.
@@ -124,6 +127,11 @@ pub(crate) enum End {
 }
 
 impl End {
+    /// Returns the name of the end in metrics and logs.
+    pub(crate) fn name(self) -> &'static str {
+        ENDS[self.index()]
+    }
+
     fn index(self) -> usize {
         match self {
             Self::Finished(FinishReason::Stop) => 0,

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tonic::service::Routes;
+use tracing::info;
 use trunkline_attach::wire::workers_server::WorkersServer;
 use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineConfig, EngineId};
 use trunkline_core::Config;
@@ -20,7 +21,8 @@ use crate::accept::Acceptor;
 use crate::access::Access;
 use crate::attach::{self, Offer, WorkersService};
 use crate::commands::Command;
-use crate::driver::{self, Outcome, Parts};
+use crate::driver::start::{Parts, spawn};
+use crate::driver::{self, Outcome};
 use crate::fit::Fit;
 use crate::gate::Gate;
 use crate::limits::NetworkLimits;
@@ -32,6 +34,7 @@ use crate::proto::inference_server::InferenceServer;
 use crate::proto::sessions_server::SessionsServer;
 use crate::queue::DriverHandle;
 use crate::recorder::Recorder;
+use crate::request_log::RequestLog;
 use crate::seats::AttachOptions;
 use crate::service::InferenceService;
 use crate::sessions::{SessionOptions, SessionService};
@@ -85,6 +88,9 @@ pub struct Options {
     /// File to record every input of the cluster to; compressed if the name ends in `.gz`. A file of this name becomes
     /// `FILE.old`. The recording has the prompts, as token ids.
     pub record: Option<PathBuf>,
+    /// File with a row for each request that ended or was refused: JSON lines if the name ends in `.jsonl` or `.json`, else CSV. Rows are added to a
+    /// file that is there. The rows have ids, tenants, sizes and times, no prompts and no answers.
+    pub requests: Option<PathBuf>,
     /// Requests of one client on the way to their first token, at most; `None` for half of the engines' `max_queue`. A client is the holder
     /// of a token, or without tokens everyone at one address.
     pub queue_per_client: Option<u32>,
@@ -118,6 +124,7 @@ impl Default for Options {
         Self {
             cluster,
             record: None,
+            requests: None,
             queue_per_client: None,
             requests_per_client: None,
             sessions: SessionOptions::default(),
@@ -197,6 +204,14 @@ pub enum ServerError {
         /// Error of the operating system.
         source: std::io::Error,
     },
+    /// The file of requests cannot be written.
+    #[error("cannot write the requests to {}", path.display())]
+    Requests {
+        /// Path of the file of requests.
+        path: PathBuf,
+        /// Error of the operating system.
+        source: std::io::Error,
+    },
     /// The file of tokens cannot be used.
     #[error(transparent)]
     Tokens(#[from] TokenFileError),
@@ -234,21 +249,29 @@ async fn watch_unread(network: &Network) {
     }
 }
 
-/// Files that are read again when they change.
+/// Files that are read again when they change, and opened again on demand.
 struct Files {
     access: Arc<Access>,
     tls: Option<Arc<Tls>>,
+    request_log: RequestLog,
     reload: Duration,
 }
 
 impl Files {
-    /// Looks for changes, for ever.
-    async fn watch(&self) {
+    /// Looks for changes, for ever. On `demand` all files are read again, changed or not.
+    async fn watch(&self, demand: &Notify) {
         loop {
-            tokio::time::sleep(self.reload).await;
-            self.access.reload();
+            let is_demanded = tokio::select! {
+                () = tokio::time::sleep(self.reload) => false,
+                () = demand.notified() => true,
+            };
+            let has_tokens = self.access.reload(is_demanded);
             if let Some(tls) = &self.tls {
-                tls.reload();
+                tls.reload(is_demanded);
+            }
+            let found = is_demanded && (self.request_log.reopen() || has_tokens || self.tls.is_some());
+            if is_demanded && !found {
+                info!("there are no files to read again or to open again");
             }
         }
     }
@@ -277,6 +300,7 @@ struct Start {
     /// Services of the clients, once they are there.
     routes: Arc<OnceLock<Routes>>,
     metrics: Arc<Metrics>,
+    request_log: RequestLog,
 }
 
 /// Threads of a server: running, or waiting for the first worker to know the model.
@@ -361,10 +385,13 @@ impl Server {
         let routes = Arc::new(OnceLock::new());
         let gate = Gate::new(early, routes.clone(), access.clone());
         let acceptor = Acceptor { network: network.clone(), gate, tls: tls.clone() };
-        let files = Files { access, tls, reload: options.reload };
+        let request_log = RequestLog::open(options.requests.as_deref())
+            .map_err(|source| ServerError::Requests { path: options.requests.clone().unwrap_or_default(), source })?;
+        let files = Files { access, tls, request_log: request_log.clone(), reload: options.reload };
         let (served, is_served) = watch::channel(true);
         let metrics = Metrics::new(driver.clone(), network.clone());
-        let start = Start { commands, driver, options, network, served, fit, routes, metrics: metrics.clone() };
+        let of_start = metrics.clone();
+        let start = Start { commands, driver, options, network, served, fit, routes, metrics: of_start, request_log };
         let (_, never) = oneshot::channel();
         let state = State::Running(never);
         let (served, stop, scrapes) = (is_served, None, None);
@@ -408,7 +435,9 @@ impl Server {
                 None => std::future::pending().await,
             }
         };
-        let watch = async { tokio::join!(watch_unread(&network), files.watch(), handle.watch_served(served), scrapes) };
+        let watch = async {
+            tokio::join!(watch_unread(&network), files.watch(handle.reloads()), handle.watch_served(served), scrapes)
+        };
         tokio::pin!(watch);
         let outcome = tokio::select! {
             outcome = state.outcome(&handle) => outcome,
@@ -510,8 +539,9 @@ impl Start {
         let watchdogs = config.engines.iter().map(watchdog).collect();
         let cores = config.engines[embedded..].iter().map(|engine| &engine.core);
         let fit = Fit::new(&model, cores, offer, attach.scores);
-        let parts = Parts { cluster, runners, stores, watchdogs, make: workers, attach, recorder, served: self.served };
-        let outcome = driver::spawn(&self.driver, self.commands, parts).map_err(ServerError::Thread)?;
+        let (request_log, served) = (self.request_log.clone(), self.served);
+        let parts = Parts { cluster, runners, stores, watchdogs, make: workers, attach, recorder, request_log, served };
+        let outcome = spawn(&self.driver, self.commands, parts).map_err(ServerError::Thread)?;
 
         let max_queue = config.engines.iter().fold(0, |sum: u32, engine| sum.saturating_add(engine.core.max_queue));
         let queue_per_client = queue_per_client.unwrap_or(max_queue / 2).max(1);
@@ -521,6 +551,7 @@ impl Start {
         let submitter = Submitter::new(self.driver, model, tokenizer, limits)
             .with_kv(kv)
             .share_cache(share_cache)
+            .logging(self.request_log)
             .offering(offer)
             .per_client(queue_per_client, requests_per_client.unwrap_or(u32::MAX));
         let submitter = Arc::new(submitter);

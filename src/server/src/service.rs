@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::oneshot;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use trunkline_cluster::{EngineState, Role};
-use trunkline_core::{Config, Refusal, RequestId, Stats};
+use trunkline_core::{Config, RequestId, Stats};
 use trunkline_port::WeightReads;
 
 use crate::caller::Caller;
@@ -16,6 +16,7 @@ use crate::network::Network;
 use crate::proto;
 use crate::proto::inference_server::Inference;
 use crate::refusals::Reason;
+use crate::request_events::Label;
 use crate::seats::SeatState;
 use crate::store_info::store_info;
 use crate::stream::Generation;
@@ -46,29 +47,7 @@ impl InferenceService {
 
 impl From<Rejection> for Status {
     fn from(rejection: Rejection) -> Self {
-        let message = rejection.to_string();
-        match rejection {
-            Rejection::Invalid(_) | Rejection::PromptTooLong(_) => Self::invalid_argument(message),
-            Rejection::StillActive(_) => Self::already_exists(message),
-            Rejection::TokenizerBusy | Rejection::QueueFull | Rejection::ShareFull(_) | Rejection::TooManyOpen(_) => {
-                Self::resource_exhausted(message)
-            }
-            Rejection::TokenizerPanicked => Self::internal(message),
-            Rejection::NoRandomness(_) => Self::unavailable(message),
-            Rejection::TimeUp => Self::deadline_exceeded(message),
-            Rejection::Stopped => Self::unavailable(message),
-            Rejection::Refused(refusal) => match refusal {
-                Refusal::EmptyPrompt
-                | Refusal::NoTokensAsked
-                | Refusal::ContextTooLong { .. }
-                | Refusal::NeverFits { .. }
-                | Refusal::ReservedId
-                | Refusal::Retention(_) => Self::invalid_argument(message),
-                Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => Self::resource_exhausted(message),
-                Refusal::Draining | Refusal::NoEngine => Self::unavailable(message),
-                Refusal::DuplicateId => Self::already_exists(message),
-            },
-        }
+        Self::new(rejection.code(), rejection.to_string())
     }
 }
 
@@ -85,9 +64,13 @@ impl Inference for InferenceService {
         let model = &shared.model;
         let mut message = request.into_inner();
         message.tenant = caller.tenant(message.tenant)?;
+        let label = Label { id: message.request_id.clone(), tenant: message.tenant.clone() };
         let checked = validate::check(message, model.vocab_size, &model.eos_token_ids);
-        let checked = checked.and_then(|checked| shared.offer.check(&checked.sampling, checked.h2o).map(|()| checked));
-        let mut checked = checked.inspect_err(|_| self.count(Reason::Invalid))?;
+        let checked = checked.and_then(|checked| shared.check_offer(&checked).map(|()| checked));
+        let mut checked = checked.inspect_err(|_| {
+            self.count(Reason::Invalid);
+            shared.note_refused(label, arrival_ns, Reason::Invalid, Code::InvalidArgument);
+        })?;
         let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
         let skip_special_tokens = checked.skip_special_tokens;
         let timeout = [call_timeout, checked.timeout].into_iter().flatten().min();
@@ -331,9 +314,8 @@ mod tests {
 
     use crossbeam_channel::Receiver;
     use tokio::task::JoinHandle;
-    use tonic::Code;
-    use trunkline_core::Config;
     use trunkline_core::retention::RetentionError;
+    use trunkline_core::{Config, Refusal};
     use trunkline_port::ModelInfo;
     use trunkline_text::Tokenizer;
 

@@ -243,7 +243,12 @@ impl SessionService {
                 "session.model is '{theirs}'; the tokens of a session mean nothing to this model, '{ours}'"
             )));
         }
-        let settings = proto::SessionSettings { tenant, ..export.settings.unwrap_or_default() };
+        let settings = export.settings.unwrap_or_default();
+        if !settings.tenant.is_empty() {
+            let message = "session.settings.tenant is set; an export has no tenant: set the tenant of the request";
+            return Err(Status::invalid_argument(message));
+        }
+        let settings = proto::SessionSettings { tenant, ..settings };
         let setup = Setup::of(submitter, settings).await?;
         let prefix = export.prefix.unwrap_or_default().ids;
         validate::ensure_ids("session.prefix.ids", &prefix, model.vocab_size)?;

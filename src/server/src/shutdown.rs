@@ -1,9 +1,10 @@
-//! Stopping a server: gently, then at once.
+//! Signals and handles of a server: stopping gently, then at once, and reading files again.
 
+use std::sync::Arc;
 use std::thread;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tracing::{error, info, warn};
@@ -22,13 +23,14 @@ pub struct ServerHandle {
     /// `true` once someone has asked the server to stop.
     stopping: watch::Sender<bool>,
     hurry: watch::Sender<bool>,
+    reloads: Arc<Notify>,
 }
 
 impl ServerHandle {
     /// Makes a handle on a serving server.
     pub(crate) async fn new(driver: DriverHandle, health: HealthReporter) -> Self {
         let (stopping, hurry) = (watch::Sender::new(false), watch::Sender::new(false));
-        let handle = Self { driver, health, stopping, hurry };
+        let handle = Self { driver, health, stopping, hurry, reloads: Arc::default() };
         handle.report(ServingStatus::Serving).await;
         handle
     }
@@ -48,6 +50,17 @@ impl ServerHandle {
         self.report(ServingStatus::NotServing).await;
         self.hurry.send_replace(true);
         self.send(Command::Shutdown).await;
+    }
+
+    /// Has the files of tokens and TLS read again, changed or not, and the file of requests opened again under its name.
+    pub fn reload(&self) {
+        info!("told to read files again");
+        self.reloads.notify_one();
+    }
+
+    /// Returns the notice of [`Self::reload`].
+    pub(crate) fn reloads(&self) -> &Notify {
+        &self.reloads
     }
 
     /// Waits until someone is in a hurry.
@@ -109,13 +122,15 @@ impl ServerHandle {
     }
 }
 
-/// Makes SIGTERM, SIGINT and SIGHUP drain the server, and the next of them stop the server at once.
+/// Makes SIGTERM and SIGINT drain the server, and the next of them stop the server at once; SIGHUP makes the server read its files again.
 ///
 /// # Errors
 ///
 /// If the system does not let the process listen for signals.
-pub fn stop_on_signals(server: ServerHandle) -> std::io::Result<()> {
+pub fn heed_signals(server: ServerHandle) -> std::io::Result<()> {
     let mut stops = StopSignals::listen()?;
+    let reloading = server.clone();
+    on_hangup(move || reloading.reload())?;
     tokio::spawn(async move {
         stops.next().await;
         info!("told to stop: finishing the requests at hand; a second signal stops at once");
@@ -127,13 +142,26 @@ pub fn stop_on_signals(server: ServerHandle) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Signals that ask a process to stop: SIGTERM, SIGINT (Ctrl-C) and SIGHUP (the terminal closed).
+/// Calls `then` at each SIGHUP, which ends the process no more: neither the end of a terminal nor a rotation of logs stops a server or a worker.
+///
+/// # Errors
+///
+/// If the system does not let the process listen for signals.
+pub fn on_hangup(then: impl Fn() + Send + 'static) -> std::io::Result<()> {
+    let mut hangups = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangups.recv().await.is_some() {
+            then();
+        }
+    });
+    Ok(())
+}
+
+/// Signals that ask a process to stop: SIGTERM and SIGINT (Ctrl-C).
 #[derive(Debug)]
 pub struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
-    /// `None` under `nohup`, which asks to outlive the terminal.
-    hangup: Option<Signal>,
 }
 
 impl StopSignals {
@@ -143,34 +171,16 @@ impl StopSignals {
     ///
     /// If the system does not let the process listen for signals.
     pub fn listen() -> std::io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: if ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) },
-        })
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
     /// Waits for the next of the signals.
     pub async fn next(&mut self) {
-        let hangup = async {
-            match &mut self.hangup {
-                Some(hangup) => hangup.recv().await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
-            _ = hangup => {}
         }
     }
-}
-
-/// Returns `true` if the process was started with SIGHUP ignored: bit 0 of `SigIgn` in `/proc/self/status` (proc_pid_status(5)).
-fn ignores_hangup() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }
 
 #[cfg(test)]

@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use trunkline_cluster::EngineConfig;
-use trunkline_core::{Config, Refusal, Request, RequestId, Token};
+use trunkline_core::h2o::Mode;
+use trunkline_core::{Config, Keeps, Refusal, Request, RequestId, Reuse, Token, Usage};
 use trunkline_port::{LayerGroup, ModelInfo};
 use trunkline_text::{PROMPT_END, Tokenizer};
 
@@ -30,7 +31,10 @@ use crate::offer::SamplingOffer;
 use crate::outbox::{OutboxReceiver, outbox};
 use crate::queue::{DriverHandle, NotTaken};
 use crate::refusals::Reason;
+use crate::request_events::{Ending, Engines, Label, RequestEvent};
 use crate::request_ids::{self, ActiveId, RequestIds};
+use crate::request_log::RequestLog;
+use crate::request_times::RequestTimes;
 use crate::shares::{Share, Shares};
 use crate::validate::{self, Checked, Invalid};
 
@@ -70,6 +74,32 @@ impl Rejection {
             Self::TokenizerBusy | Self::QueueFull | Self::ShareFull(_) | Self::TooManyOpen(_) => true,
             Self::Refused(refusal) => matches!(refusal, Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. }),
             _ => false,
+        }
+    }
+
+    /// Returns the code of the call's status.
+    pub(crate) fn code(&self) -> tonic::Code {
+        use tonic::Code;
+        match self {
+            Self::Invalid(_) | Self::PromptTooLong(_) => Code::InvalidArgument,
+            Self::StillActive(_) => Code::AlreadyExists,
+            Self::TokenizerBusy | Self::QueueFull | Self::ShareFull(_) | Self::TooManyOpen(_) => {
+                Code::ResourceExhausted
+            }
+            Self::TokenizerPanicked => Code::Internal,
+            Self::NoRandomness(_) | Self::Stopped => Code::Unavailable,
+            Self::TimeUp => Code::DeadlineExceeded,
+            Self::Refused(refusal) => match refusal {
+                Refusal::EmptyPrompt
+                | Refusal::NoTokensAsked
+                | Refusal::ContextTooLong { .. }
+                | Refusal::NeverFits { .. }
+                | Refusal::ReservedId
+                | Refusal::Retention(_) => Code::InvalidArgument,
+                Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => Code::ResourceExhausted,
+                Refusal::Draining | Refusal::NoEngine => Code::Unavailable,
+                Refusal::DuplicateId => Code::AlreadyExists,
+            },
         }
     }
 
@@ -200,6 +230,7 @@ pub(crate) struct Submitter {
     /// `true` once a tenant shared cached blocks with others.
     tenants_share: AtomicBool,
     next_id: AtomicU64,
+    request_log: Option<RequestLog>,
 }
 
 impl Submitter {
@@ -218,6 +249,7 @@ impl Submitter {
             share_cache: false,
             tenants_share: AtomicBool::new(false),
             next_id: AtomicU64::new(1),
+            request_log: None,
         }
     }
 
@@ -225,6 +257,26 @@ impl Submitter {
     pub(crate) fn share_cache(mut self, share_cache: bool) -> Self {
         self.share_cache = share_cache;
         self
+    }
+
+    /// Adds the events of refused requests to a log.
+    pub(crate) fn logging(mut self, log: RequestLog) -> Self {
+        self.request_log = Some(log);
+        self
+    }
+
+    /// Adds a refused request to the log of requests.
+    pub(crate) fn note_refused(&self, label: Label, arrival_ns: u64, reason: Reason, code: tonic::Code) {
+        let Some(log) = &self.request_log else { return };
+        log.note(|| RequestEvent {
+            label,
+            number: None,
+            ending: Ending::Refused(reason, code),
+            engines: Engines::default(),
+            times: RequestTimes::new(arrival_ns, 0),
+            end_ns: self.driver.clock().now_ns(),
+            usage: Usage::default(),
+        });
     }
 
     /// Sets the classes of KV.
@@ -244,6 +296,24 @@ impl Submitter {
         self
     }
 
+    /// Compares a request with what the server offers: no accepted field is without effect.
+    ///
+    /// # Errors
+    /// If the workers cannot do what a field asks for, or the server was not started for it.
+    pub(crate) fn check_offer(&self, checked: &Checked) -> Result<(), Invalid> {
+        self.offer.check(&checked.sampling, checked.h2o)?;
+        let Config { worker, h2o, .. } = &self.config;
+        if checked.reuse == Some(Reuse::Anywhere) && worker.reuse.anywhere == 0 {
+            return Err(Invalid("reuse is 'anywhere'; this server was started without --reuse-anywhere".into()));
+        }
+        // A server with a mode of its own said at the start if its model drops nothing.
+        let drops = h2o.mode != Mode::Off || worker.groups.contains(&Keeps::Scored);
+        if let Some(mode) = checked.h2o.filter(|mode| *mode != Mode::Off && !drops) {
+            return Err(Invalid(format!("h2o is '{}'; this server was started without --h2o", mode.name())));
+        }
+        Ok(())
+    }
+
     /// Bounds the requests of one client: those on the way to their first token, and all that are open.
     pub(crate) fn per_client(mut self, on_the_way: u32, open: u32) -> Self {
         (self.on_the_way, self.open) = (Shares::new(on_the_way), Shares::new(open));
@@ -253,6 +323,20 @@ impl Submitter {
     /// Submits a caller's request with arrival at `arrival_ns` and end at `timeout` later, at the latest; returns the submitted request once
     /// the core has accepted.
     pub(crate) async fn submit(
+        self: &Arc<Self>,
+        caller: &Caller,
+        checked: Checked,
+        arrival_ns: u64,
+        timeout: Option<Duration>,
+    ) -> Result<Submitted, Rejection> {
+        let label = Label { id: checked.request_id.clone(), tenant: checked.tenant_name.clone() };
+        let submitted = self.submit_unlogged(caller, checked, arrival_ns, timeout).await;
+        submitted.inspect_err(|rejection| {
+            self.note_refused(label, arrival_ns, rejection.reason(), rejection.code());
+        })
+    }
+
+    async fn submit_unlogged(
         self: &Arc<Self>,
         caller: &Caller,
         mut checked: Checked,
@@ -271,10 +355,11 @@ impl Submitter {
         let on_the_way = self.on_the_way.enter(client).ok_or_else(|| Rejection::ShareFull(self.on_the_way.most()))?;
         let shares = (on_the_way, open);
         let (id, active) = self.open(caller, std::mem::take(&mut checked.request_id), deadline_ns).await?;
+        let label = Label { id: active.client_id().into(), tenant: checked.tenant_name.clone() };
         let mut request = self.prepare_in_time(id, checked, deadline_ns).await?;
         request.deadline_ns = deadline_ns;
         let prompt_end = request.prompt[request.prompt.len().saturating_sub(PROMPT_END)..].to_vec();
-        let (mut submitted, is_accepted) = self.send(caller, request, arrival_ns, (active, shares))?;
+        let (mut submitted, is_accepted) = self.send(caller, request, (arrival_ns, label), (active, shares))?;
         submitted.prompt_end = prompt_end;
         // If the client goes away while we wait here, `submitted` is dropped and aborts the request.
         match is_accepted.await {
@@ -313,7 +398,7 @@ impl Submitter {
         &self,
         caller: &Caller,
         request: Request,
-        arrival_ns: u64,
+        (arrival_ns, label): (u64, Label),
         (active, (on_the_way, open)): (ActiveId, (Share, Share)),
     ) -> Result<(Submitted, oneshot::Receiver<Result<(), Refusal>>), Rejection> {
         let id = request.id;
@@ -321,7 +406,7 @@ impl Submitter {
         sender.keep(on_the_way, open);
         let mut submitted = Submitted::new(id, active, self.driver.clone(), outputs);
         let (accepted, is_accepted) = oneshot::channel();
-        let submit = Command::Submit { request: Box::new(request), arrival_ns, outputs: sender, accepted };
+        let submit = Command::Submit { request: Box::new(request), arrival_ns, label, outputs: sender, accepted };
         if let Err(reason) = self.driver.send(submit) {
             submitted.end();
             return Err(reason.into());
@@ -381,8 +466,6 @@ fn kv_layout(model: &ModelInfo) -> String {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_core::Keeps;
-
     use super::*;
 
     #[test]

@@ -71,10 +71,10 @@ impl Tls {
         Ok(Self { files, watched, config })
     }
 
-    /// Reads the files again if one has changed. Files with a mistake, or with a certificate and a key that do not fit because only
+    /// Reads the files again if one has changed, or in any case if that `is_demanded`. Files with a mistake, or with a certificate and a key that do not fit because only
     /// one is replaced so far, leave the settings as they are.
-    pub(crate) fn reload(&self) {
-        if !self.watched.have_changed() {
+    pub(crate) fn reload(&self, is_demanded: bool) {
+        if !self.watched.have_changed() && !is_demanded {
             return;
         }
         match config(&self.files) {

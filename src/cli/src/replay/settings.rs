@@ -196,6 +196,11 @@ impl FleetArgs {
         Ok(engine.map_or(model, |engine| engine.keeps(model)))
     }
 
+    /// Returns `true` if layers that keep every token are named.
+    pub(super) fn has_h2o_layers(&self) -> bool {
+        self.h2o_layers.is_some()
+    }
+
     /// Returns the memory beside the KV blocks: that of the engine, if one is imitated, with the share that is given.
     fn memory(&self, engine: Option<Engine>) -> anyhow::Result<EngineMemory> {
         let memory = engine.map_or(EngineMemory::Same(MemoryUse::DEFAULT), |engine| engine.memory);
@@ -253,6 +258,13 @@ pub(crate) struct RoutingArgs {
     slow: Vec<String>,
 }
 
+impl RoutingArgs {
+    /// Returns `true` if a router is named.
+    pub(super) fn has_router(&self) -> bool {
+        !self.router.is_empty()
+    }
+}
+
 /// Settings of each run, and the cost model, made once for all runs.
 pub(crate) struct Runs {
     pub(crate) settings: Vec<Settings>,
@@ -282,6 +294,16 @@ impl SettingsArgs {
             RoutingArgs { tenants: None, router: Vec::new(), fail: Vec::new(), roles: None, slow: Vec::new() };
         flags.service = ServiceArgs::default();
         flags
+    }
+
+    /// Returns the probability that a draft is accepted.
+    pub(super) fn draft_acceptance(&self) -> f64 {
+        self.limits.draft_acceptance
+    }
+
+    /// Returns `true` if the host memory is given in GB.
+    pub(super) fn has_host_memory(&self) -> bool {
+        self.limits.host_memory_gb.is_some_and(|gb| gb > 0.0)
     }
 
     /// Returns `true` if an engine is imitated whose number of KV blocks nobody gave.

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use anyhow::{Context, bail};
 use tokio::net::TcpListener;
 use tracing::info;
-use trunkline_server::{Server, stop_on_signals};
+use trunkline_server::{Server, heed_signals};
 
 use crate::network_settings::NetworkSettings;
 use crate::weights_settings;
@@ -15,7 +15,7 @@ use crate::weights_settings;
 /// # Errors
 /// If the server fails, or standard output cannot be written.
 pub(super) async fn serve(mut server: Server, scrapes: Option<TcpListener>, tls: bool) -> anyhow::Result<()> {
-    stop_on_signals(server.handle()).context("cannot listen for signals")?;
+    heed_signals(server.handle()).context("cannot listen for signals")?;
     let scheme = if tls { "https" } else { "http" };
     print(&format!("listening on {scheme}://{}", server.local_addr()))?;
     if let Some(scrapes) = scrapes {

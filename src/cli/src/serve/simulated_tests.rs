@@ -14,7 +14,8 @@ use trunkline_sim_workload::trace::{Content, Format, TraceRequest};
 
 use super::tests::given;
 use super::*;
-use crate::simulated::clock::ManualTime;
+use crate::replay::settings::MAX_BATCH_TOKENS;
+use crate::simulated::clock::{Clock, ManualTime};
 
 /// Cost of a token that look-ups save.
 const RECOMPUTE_TOKEN_NS: u64 = 1_000_000_000;
@@ -34,7 +35,7 @@ fn run(flags: &[&str], prompts: &[&[u32]], max_tokens: u32) -> (Vec<Answer>, Out
     let mut made = simulated(&settings, engines.workers(), simulation, clock.clone()).unwrap();
     // Waiting for a look-up always pays, so that no decision depends on how fast this machine is.
     made.0[0].recompute_token_ns = RECOMPUTE_TOKEN_NS;
-    let options = Options { record: settings.record.clone(), ..Options::default() };
+    let options = Options { record: settings.logs.record.clone(), ..Options::default() };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let (answers, outcome) = runtime.block_on(async {
         let listener = listen("127.0.0.1:0").await.unwrap();

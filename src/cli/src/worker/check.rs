@@ -28,7 +28,7 @@ pub(super) struct CheckArgs {
     listen: String,
 
     /// Seconds to wait for each message of the worker, the first included.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
         note(&format!("listening on http://{address}; start the worker, for example"));
         note(&format!("  trunkline worker --connect {address}"));
         let progress = |row: &CheckRow| note(&format!("{}: {}", row.name, word(&row.verdict)));
-        anyhow::Ok(run_checks(listener, Duration::from_secs(args.timeout.max(1)), progress).await)
+        anyhow::Ok(run_checks(listener, Duration::from_secs(args.timeout), progress).await)
     })?;
     writeln!(io::stdout(), "{}", table(&rows))?;
     let failed = rows.iter().filter(|row| matches!(row.verdict, Verdict::Fail(_))).count();

@@ -5,14 +5,17 @@ use std::time::Duration;
 
 use trunkline_cluster::ClusterConfig;
 use trunkline_cluster::record::Line;
-use trunkline_core::{Config, FinishReason, Namespace, Place, Request, StepResult, Transfer};
+use trunkline_core::{Config, FinishReason, Namespace, Place, Refusal, Request, StepResult, Transfer};
 use trunkline_port::{BlockFault, CopyError, DeviceBlocks, WeightReads};
 
 use super::*;
 use crate::caller::Caller;
 use crate::outbox::{OutboxReceiver, outbox};
 use crate::queue::NotTaken;
+use crate::request_events::Label;
+use crate::seats::Seats;
 use crate::stores::without_memory;
+use crate::watchdog::Watchdog;
 use crate::worker_thread::{CopyJob, StepJob, WorkerHandle, WorkerQueues};
 
 fn cluster(engines: usize) -> ClusterConfig {
@@ -34,7 +37,8 @@ fn driver_of_cluster(config: &ClusterConfig, recorder: Option<Recorder>) -> (Dri
     let workers =
         Workers::new(workers, watchdogs, Seats::default(), Arc::new(|_| Err("no worker".into())), handle.clone());
     let cluster = Cluster::new(config).unwrap();
-    let driver = Driver::new(cluster, &handle, commands, workers, recorder);
+    let log = RequestLog::open(None).unwrap();
+    let driver = Driver::new(cluster, &handle, commands, workers, (recorder, log));
     (handle, driver, jobs)
 }
 
@@ -68,7 +72,17 @@ fn submit(id: u64) -> (Command, OutboxReceiver, oneshot::Receiver<Result<(), Ref
     let (accepted, is_accepted) = oneshot::channel();
     let mut request = Request::new(RequestId(id), Namespace::default().root(), vec![1, 2, 3], 4);
     request.hash_prompt(Config::default().block_size);
-    (Command::Submit { request: Box::new(request), arrival_ns: 0, outputs: sender, accepted }, outputs, is_accepted)
+    (
+        Command::Submit {
+            request: Box::new(request),
+            arrival_ns: 0,
+            label: Label::default(),
+            outputs: sender,
+            accepted,
+        },
+        outputs,
+        is_accepted,
+    )
 }
 
 #[test]
@@ -206,7 +220,13 @@ fn a_worker_that_was_reset_runs_no_step_begun_before_its_loss_was_reported() {
         let (accepted, is_accepted) = oneshot::channel();
         let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, 4);
         request.hash_prompt(4);
-        driver.take(Command::Submit { request: Box::new(request), arrival_ns: 0, outputs: sender, accepted });
+        driver.take(Command::Submit {
+            request: Box::new(request),
+            arrival_ns: 0,
+            label: Label::default(),
+            outputs: sender,
+            accepted,
+        });
         streams.push((outputs, is_accepted));
     }
     driver.take(report(WorkerEvent::Ready));

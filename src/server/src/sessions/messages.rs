@@ -51,7 +51,7 @@ pub(crate) fn check_turn_id(id: &str) -> Result<(), Invalid> {
 /// Returns the end of an answer, or `None` for an answer that is not whole.
 pub(crate) fn end_of(finish: &proto::Finish) -> Option<(End, Usage)> {
     let end = match (finish.reason(), &finish.stopped_by) {
-        (proto::FinishReason::Length, _) => End::Length,
+        (proto::FinishReason::Length, None) => End::Length,
         (proto::FinishReason::Stop, Some(StoppedBy::StopTokenId(token))) => End::StopToken(*token),
         (proto::FinishReason::Stop, Some(StoppedBy::StopString(text))) => End::StopString(text.clone()),
         _ => return None,
@@ -107,9 +107,20 @@ pub(crate) fn read_turn(name: &str, turn: proto::Turn, vocab_size: u32) -> Resul
     let input = turn.input.unwrap_or_default().ids;
     ensure_ids(&format!("{name}.input.ids"), &input, vocab_size)?;
     check_turn_id(&turn.id).map_err(|Invalid(text)| Invalid(format!("{name}: {text}")))?;
+    let (tokens, n) = (turn.input_tokens, input.len());
+    if tokens != 0 && tokens as usize != n {
+        return Err(Invalid(format!("{name}.input_tokens is {tokens}; input has {n} ids")));
+    }
     let answer = match (turn.answer, turn.finish) {
         (Some(chunk), Some(finish)) => {
             ensure_ids(&format!("{name}.answer.token_ids"), &chunk.token_ids, vocab_size)?;
+            if !chunk.logprobs.is_empty() {
+                return Err(Invalid(format!("{name}.answer.logprobs is set; sessions keep no log probabilities")));
+            }
+            let copied = finish.usage.map_or(0, |usage| usage.copied_tokens);
+            if copied != 0 {
+                return Err(Invalid(format!("{name}.finish.usage.copied_tokens is {copied}; turns copy nothing")));
+            }
             let wrong = || Invalid(format!("{name}.finish is not that of a whole answer"));
             let (end, usage) = end_of(&finish).ok_or_else(wrong)?;
             Some(Answer { tokens: chunk.token_ids, text: chunk.text, end, usage })

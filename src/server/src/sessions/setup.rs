@@ -158,7 +158,7 @@ impl Setup {
     /// Checks a request of the session.
     pub(crate) fn check(&self, submitter: &Submitter, request: proto::GenerateRequest) -> Result<Checked, Invalid> {
         let checked = validate::check(request, submitter.model.vocab_size, &submitter.model.eos_token_ids)?;
-        submitter.offer.check(&checked.sampling, checked.h2o)?;
+        submitter.check_offer(&checked)?;
         Ok(checked)
     }
 

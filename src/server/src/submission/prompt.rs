@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time;
-use trunkline_core::{Namespace, Request, RequestId, Reuse, Token};
+use trunkline_core::{Namespace, Request, RequestId, Token};
 use trunkline_text::Parts;
 
 use super::{Rejection, Submitter};
@@ -170,9 +170,6 @@ impl Submitter {
         request.tenant = checked.tenant;
         request.priority = checked.priority;
         request.h2o = checked.h2o;
-        if checked.reuse == Some(Reuse::Anywhere) && self.config.worker.reuse.anywhere == 0 {
-            return Err(Invalid("reuse is 'anywhere'; this server was started without --reuse-anywhere".into()).into());
-        }
         request.reuse = checked.reuse;
         request.shares_cache = shares_cache;
         request.retention = retention::resolve(&checked.retention, n_prompt).map_err(Invalid::from)?;

@@ -10,6 +10,12 @@ pub enum ModelError {
     /// Name of no known preset.
     #[error("{0}; or give the path of a config.json, or of its folder")]
     UnknownName(#[from] UnknownName),
+    /// File of weights, or a folder that has no other.
+    #[error("{}: a GGUF file has no config.json; give a preset, or the folder or the config.json of the model that the file was made from", path.display())]
+    Gguf {
+        /// Path of the file.
+        path: PathBuf,
+    },
     /// File cannot be read.
     #[error("{}: cannot be read: {fault}", path.display())]
     Unreadable {

@@ -1,0 +1,130 @@
+//! Settings of what a server writes down: the log, the file of requests, the recording.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{anyhow, ensure};
+use clap::Args;
+use serde::de::MapAccess;
+use trunkline_core::registry;
+use trunkline_server::Options;
+
+/// Keys of the settings, which are also the names of the flags.
+pub const LOG_KEYS: [&str; 3] = ["record", "requests", "log-format"];
+
+/// Name of the flag for the form of the log.
+const FORMAT: &str = "log-format";
+
+/// Form of the lines of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Lines for people.
+    #[default]
+    Text,
+    /// A JSON object a line.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        Ok(registry::choose(FORMAT, &[("text", Self::Text), ("json", Self::Json)], text)?)
+    }
+}
+
+/// Settings of log, requests and recording; `None` where not given.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct LogSettings {
+    /// Record every event of all engines, prompts included, for `trunkline replay --recorded`; gzip if the name ends in .gz; a file of this name
+    /// is renamed to FILE.old [default: none].
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+
+    /// Write a row for each request that ended or was refused, with the columns of `replay --requests` and some more, no prompts: JSON lines if the name
+    /// ends in .jsonl or .json, else CSV. Rows are added to a file that is there; SIGHUP opens the file again [default: none].
+    #[arg(long, value_name = "FILE")]
+    pub requests: Option<PathBuf>,
+
+    /// Form of the log on standard error: text, or json for an object a line [default: text].
+    #[arg(long, value_name = "FORM")]
+    pub log_format: Option<String>,
+}
+
+impl LogSettings {
+    /// Returns these settings with gaps filled from `other`.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            record: self.record.or(other.record),
+            requests: self.requests.or(other.requests),
+            log_format: self.log_format.or(other.log_format),
+        }
+    }
+
+    /// Reads the value of one of [`LOG_KEYS`] from a file.
+    ///
+    /// # Errors
+    /// If the value is of another type.
+    pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
+        match key {
+            "record" => self.record = Some(file.next_value()?),
+            "requests" => self.requests = Some(file.next_value()?),
+            _ => self.log_format = Some(file.next_value()?),
+        }
+        Ok(())
+    }
+
+    /// Returns the form of the log.
+    ///
+    /// # Errors
+    /// If the form is unknown.
+    pub fn format(&self) -> anyhow::Result<LogFormat> {
+        self.log_format.as_deref().map_or(Ok(LogFormat::default()), str::parse)
+    }
+
+    /// Fills in the options of a server.
+    ///
+    /// # Errors
+    /// If the form of the log is unknown, or a file has a name that asks for what it cannot be.
+    pub fn apply(&self, options: &mut Options) -> anyhow::Result<()> {
+        self.format()?;
+        if let Some(path) = &self.requests {
+            let end = path.extension().and_then(OsStr::to_str).unwrap_or_default();
+            ensure!(
+                !["gz", "zst", "parquet"].contains(&end),
+                "requests is '{}'; rows are written while the server runs, as CSV or JSON lines: name a .csv or .jsonl file",
+                path.display()
+            );
+            if self.record.as_ref() == Some(path) {
+                return Err(anyhow!("record and requests both write {}; give each a file of its own", path.display()));
+            }
+        }
+        (options.record, options.requests) = (self.record.clone(), self.requests.clone());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_and_forms_are_checked() {
+        let settings = |requests: &str, format: &str| LogSettings {
+            record: Some("run.jsonl".into()),
+            requests: Some(requests.into()),
+            log_format: Some(format.into()),
+        };
+        let apply = |requests, format| {
+            let mut options = Options::default();
+            let applied = settings(requests, format).apply(&mut options).map_err(|error| error.to_string());
+            applied.map(|()| (options.record.unwrap(), options.requests.unwrap()))
+        };
+        assert_eq!(apply("r.csv", "json").unwrap(), ("run.jsonl".into(), "r.csv".into()));
+        assert_eq!(apply("r.csv", "xml").unwrap_err(), "unknown log-format 'xml'; there are: text, json");
+        assert!(apply("r.parquet", "text").unwrap_err().starts_with("requests is 'r.parquet'; rows are written while"));
+        assert!(apply("run.jsonl", "text").unwrap_err().starts_with("record and requests both write run.jsonl"));
+    }
+}

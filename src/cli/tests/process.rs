@@ -1,0 +1,230 @@
+//! The program as a process: signals, logs, and the rights of the files that it writes.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+
+use serde_json::Value;
+
+/// Process of the program that ends with its value.
+struct Running {
+    child: Child,
+    lines: Receiver<String>,
+    /// Lines read so far, of standard output and standard error.
+    seen: Vec<String>,
+    address: String,
+}
+
+fn trunkline(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trunkline"));
+    command.args(words).stdin(Stdio::null()).env_remove("RUST_LOG");
+    command
+}
+
+impl Running {
+    /// Starts the program under the usual mask, which lets everybody read files.
+    fn start(words: &[&str]) -> Self {
+        let program = env!("CARGO_BIN_EXE_trunkline");
+        let mut command = Command::new("sh");
+        command.args(["-c", "umask 022; exec \"$0\" \"$@\"", program]).args(words).env_remove("RUST_LOG");
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (send, lines) = channel();
+        let pipes: [Box<dyn Read + Send>; 2] =
+            [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
+        for pipe in pipes {
+            let send = send.clone();
+            thread::spawn(move || {
+                for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                    // The test may have seen enough.
+                    let _ = send.send(line);
+                }
+            });
+        }
+        Self { child, lines, seen: Vec::new(), address: String::new() }
+    }
+
+    /// Starts a server on a free port and waits until it listens.
+    fn serve(flags: &[&str]) -> Self {
+        let mut server = Self::start(&[&["serve", "--listen=127.0.0.1:0"], flags].concat());
+        let line = server.until(|line| line.starts_with("listening on "));
+        server.address = line.rsplit('/').next().unwrap().to_owned();
+        server
+    }
+
+    /// Waits for a line.
+    fn until(&mut self, is_wanted: impl Fn(&str) -> bool) -> String {
+        loop {
+            let line = self.lines.recv().unwrap_or_else(|_| panic!("the process ended: {:#?}", self.seen));
+            self.seen.push(line.clone());
+            if is_wanted(&line) {
+                return line;
+            }
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// Ends the process by SIGTERM, and returns all lines.
+    fn end(mut self) -> Vec<String> {
+        self.signal("TERM");
+        assert!(self.child.wait().unwrap().success(), "{:#?}", self.seen);
+        self.seen.extend(self.lines.iter());
+        std::mem::take(&mut self.seen)
+    }
+
+    /// Sends a request and returns the answer in JSON.
+    fn generate(&self, flags: &[&str]) -> Result<Value, String> {
+        let addr = format!("--addr={}", self.address);
+        let fixed = ["generate", addr.as_str(), "--json", "--max-tokens=4", "--ignore-eos"];
+        let output = trunkline(&[&fixed, flags].concat()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        serde_json::from_str(&text).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const RANDOM: &str = "--model=random";
+
+fn path(dir: &tempfile::TempDir, name: &str) -> (PathBuf, String) {
+    let path = dir.path().join(name);
+    let text = path.display().to_string();
+    (path, text)
+}
+
+#[test]
+fn a_server_in_a_process_logs_each_request_by_its_id_and_reads_files_again_at_sighup() {
+    let dir = tempfile::tempdir().unwrap();
+    let (rows, text) = path(&dir, "requests.csv");
+    let mut server = Running::serve(&[RANDOM, &format!("--requests={text}")]);
+    let answer = server.generate(&["--request-id=mine\"1", "--tenant=acme", "the secret words"]).unwrap();
+    assert_eq!((answer["request_id"].as_str(), answer["token_ids"].as_array().unwrap().len()), (Some("mine\"1"), 4));
+    let line = server.until(|line| line.contains("trunkline::requests"));
+    for part in ["request_id=\"mine\\\"1\"", "tenant=\"acme\"", "reason=\"length\"", "status=\"OK\"", "output_tokens=4"]
+    {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    // The file is moved away, as logrotate does, and opened again; the server goes on.
+    let (moved, _) = path(&dir, "requests.1");
+    fs::rename(&rows, &moved).unwrap();
+    server.signal("HUP");
+    server.until(|line| line.contains("told to read files again"));
+    server.generate(&["--request-id=second", "--token-ids=1,2,3"]).unwrap();
+    server.until(|line| line.contains("request_id=\"second\""));
+    let lines = server.end();
+    assert!(lines.iter().all(|line| !line.contains("secret words")), "no prompt is in the log: {lines:#?}");
+    let [before, after] = [moved, rows].map(|path| fs::read_to_string(path).unwrap());
+    assert_eq!((before.lines().count(), after.lines().count()), (2, 2), "a header and a row each: {before}{after}");
+    assert!(
+        before.lines().nth(1).unwrap().starts_with("\"mine\"\"1\",") && after.contains("\nsecond,"),
+        "{before}{after}"
+    );
+}
+
+#[test]
+fn a_log_in_json_has_an_object_a_line() {
+    let mut server = Running::serve(&[RANDOM, "--log-format=json"]);
+    server.generate(&["--request-id=mine", "a prompt"]).unwrap();
+    server.until(|line| line.contains("trunkline::requests"));
+    let lines = server.end();
+    let objects: Vec<Value> = lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let plain: Vec<_> = lines.iter().filter(|line| !line.starts_with('{')).collect();
+    assert!(plain.iter().all(|line| line.starts_with("listening on ") || line.starts_with("digest ")), "{plain:#?}");
+    let request = objects.iter().find(|object| object["request_id"] == "mine").expect("a line of the request");
+    assert_eq!((&request["target"], &request["status"]), (&"trunkline::requests".into(), &"OK".into()));
+    assert_eq!((&request["level"], request["output_tokens"].as_u64()), (&"INFO".into(), Some(4)));
+}
+
+#[test]
+fn a_token_file_is_read_again_at_sighup() {
+    let dir = tempfile::tempdir().unwrap();
+    let (tokens, text) = path(&dir, "tokens");
+    let (own, own_text) = path(&dir, "own");
+    fs::write(&tokens, "an-admin-token-0001 admin ops\n").unwrap();
+    fs::write(&own, "a-users-token-00001\n").unwrap();
+    let mut server = Running::serve(&[RANDOM, &format!("--token-file={text}")]);
+    let with_token = format!("--token-file={own_text}");
+    assert!(server.generate(&[&with_token, "a prompt"]).is_err());
+    fs::write(&tokens, "a-users-token-00001 generate me\n").unwrap();
+    server.signal("HUP");
+    server.until(|line| line.contains("read the token file"));
+    assert!(server.generate(&[&with_token, "a prompt"]).is_ok());
+    server.end();
+}
+
+/// Adds each file and folder below a folder, with its rights.
+fn rights(folder: &Path, out: &mut Vec<(String, u32)>) {
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let mode = entry.metadata().unwrap().permissions().mode() & 0o777;
+        out.push((entry.path().display().to_string(), mode));
+        if entry.path().is_dir() {
+            rights(&entry.path(), out);
+        }
+    }
+}
+
+#[test]
+fn nobody_else_may_read_what_a_server_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let names = ["run.jsonl", "requests.jsonl", "disk", "remote"].map(|name| path(&dir, name).1);
+    let [record, requests, disk, remote] = &names;
+    // What was there before, readable by all.
+    fs::write(record, "a recording of before\n").unwrap();
+    let flags = [
+        RANDOM.to_owned(),
+        format!("--record={record}"),
+        format!("--requests={requests}"),
+        format!("--disk={disk}"),
+        format!("--remote=file://{remote}"),
+        "--block-size=8".to_owned(),
+        "--disk-size=64MiB".to_owned(),
+    ];
+    let mut server = Running::serve(&flags.each_ref().map(String::as_str));
+    server.generate(&["a prompt that is long enough for some blocks of eight tokens each"]).unwrap();
+    server.until(|line| line.contains("trunkline::requests"));
+    server.end();
+    let mut found = Vec::new();
+    rights(dir.path(), &mut found);
+    let open: Vec<_> = found.iter().filter(|(_, mode)| mode & 0o077 != 0).collect();
+    assert!(open.is_empty(), "others have rights: {open:?}");
+    for kind in ["run.jsonl", "run.jsonl.old", "requests.jsonl", "disk/lock", ".tkv", "remote/v1"] {
+        assert!(found.iter().any(|(path, _)| path.contains(kind)), "no {kind} was written: {found:#?}");
+    }
+}
+
+#[test]
+fn a_worker_goes_on_at_sighup_and_logs_in_json() {
+    let mut server = Running::serve(&["--workers=0", RANDOM]);
+    let connect = format!("--connect={}", server.address);
+    let mut worker = Running::start(&["worker", "--log-format=json", RANDOM, "--device-blocks=64", &connect]);
+    let dialling = worker.until(|line| line.contains("dialling"));
+    assert!(serde_json::from_str::<Value>(&dialling).is_ok(), "{dialling}");
+    server.until(|line| line.contains("serving "));
+    assert!(server.generate(&["a prompt"]).is_ok());
+    worker.signal("HUP");
+    worker.until(|line| line.contains("there are no files to read again"));
+    assert!(server.generate(&["another prompt"]).is_ok());
+    worker.end();
+    server.end();
+}
+
+#[test]
+fn a_check_without_a_worker_ends_after_its_timeout() {
+    let output = trunkline(&["worker", "check", "127.0.0.1:0", "--timeout=1"]).output().unwrap();
+    assert!(!output.status.success());
+    let output = trunkline(&["worker", "check", "127.0.0.1:0", "--timeout=0"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("0 is not in 1.."), "{output:?}");
+}

@@ -1,0 +1,46 @@
+//! Client of a request: the reader of the output, and all that the log of requests says at the end.
+
+use tokio::sync::oneshot;
+use trunkline_core::{Refusal, RequestId, Usage};
+
+use crate::outbox::OutboxSender;
+use crate::request_events::{Ending, Engines, Label, RequestEvent};
+use crate::request_times::{End, RequestTimes};
+
+/// Client of a request known to the cluster.
+pub(super) struct Client {
+    pub(super) outputs: OutboxSender,
+    pub(super) accepted: Option<oneshot::Sender<Result<(), Refusal>>>,
+    /// `true` if no worker is left for the request.
+    pub(super) without_worker: bool,
+    pub(super) times: RequestTimes,
+    pub(super) label: Label,
+    pub(super) engines: Engines,
+}
+
+impl Client {
+    /// Creates the client of a request that goes to the core.
+    pub(super) fn new(
+        label: Label,
+        times: RequestTimes,
+        outputs: OutboxSender,
+        accepted: oneshot::Sender<Result<(), Refusal>>,
+    ) -> Self {
+        let engines = Engines::default();
+        Self { outputs, accepted: Some(accepted), without_worker: false, times, label, engines }
+    }
+
+    /// Notifies the handler once of the core's acceptance. A handler no longer there has dropped the stream.
+    pub(super) fn accept(&mut self) {
+        if let Some(accepted) = self.accepted.take() {
+            let _ = accepted.send(Ok(()));
+        }
+    }
+
+    /// Returns the event of the request's end.
+    pub(super) fn into_event(self, id: RequestId, end: End, usage: Usage, end_ns: u64) -> RequestEvent {
+        let ending = Ending::Ended(end, self.outputs.reader());
+        let Self { times, label, engines, .. } = self;
+        RequestEvent { label, number: Some(id), ending, engines, times, end_ns, usage }
+    }
+}
