@@ -9,7 +9,7 @@ use trunkline_tests::cluster_pressure::{Outcome, run};
 const SEEDS_DEFAULT: usize = 300;
 
 fn run_one(seed: u64, requests: u64) -> Outcome {
-    seeds::run_one("-p trunkline-tests --test cluster", seed, requests, run)
+    seeds::run_one("-p trunkline-tests --test cluster every_request", seed, requests, run)
 }
 
 #[test]

@@ -11,6 +11,7 @@ use trunkline_core::{
 use crate::blame::Blame;
 use crate::found::Found;
 use crate::oracle::OracleWorker;
+use crate::progress::Progress;
 use crate::records::Known;
 
 /// Steps and copies after which a run counts as stuck.
@@ -94,6 +95,7 @@ pub struct Driver {
     inner: BTreeSet<RequestId>,
     pub(crate) blame: Blame,
     found: Found,
+    pub(crate) progress: Progress,
     sent: Sent,
 }
 
@@ -160,6 +162,7 @@ impl Driver {
             inner: BTreeSet::new(),
             blame: Blame::default(),
             found,
+            progress: Progress::default(),
             sent: Sent::default(),
         }
     }
@@ -237,6 +240,8 @@ impl Driver {
         }
         assert!(!std::mem::take(&mut self.sent.duplicate), "a request with the id of a live one is accepted");
         self.check();
+        let preempted = std::mem::take(&mut self.sent.preempted);
+        self.check_work(&preempted);
         self.found.forget_evicted(&self.core.stats());
     }
 
@@ -536,6 +541,7 @@ impl Driver {
         let failed = result.failed.iter().map(|failed| (step.seqs[failed.seq as usize].request, failed.fault));
         self.sent.failed = failed.filter(|(id, _)| self.blame.is_current(step.id, *id)).collect();
         self.core.recycle(step);
+        self.note_step();
         result
     }
 

@@ -18,7 +18,7 @@ use trunkline_core::{
 use crate::limits::{
     any_prefill_first, hints, imitate, limits, pick, retain, reuse_anywhere, share_a_tier, suit_worker,
 };
-use crate::pressure::request;
+use crate::pressure::{LENGTHS, request};
 
 /// Events of one run, at most: a run with more never ends.
 const EVENTS_MAX: u32 = 200_000;
@@ -92,7 +92,7 @@ fn draw_requests(rng: &mut Pcg64Mcg, config: &Config, mut hint_rng: Option<Pcg64
     let mut requests = Vec::new();
     for id in 0..n {
         at_ns += pick(rng, &[0, 1, 1, 1]) * rng.random_range(0..apart_ns);
-        let mut request = request(rng, id, None, at_ns, config.block_size);
+        let mut request = request(rng, id, None, LENGTHS, (at_ns, config.block_size));
         request.prompt.truncate(rng.random_range(1..=room as usize));
         request.max_tokens = rng.random_range(1..=room);
         // A request may end early at a stop token, and is fast-forwarded only if it cannot.

@@ -19,7 +19,9 @@ pub mod limits;
 mod memory;
 mod mirror;
 pub mod oracle;
+mod outcome;
 pub mod pressure;
+mod progress;
 mod records;
 pub mod seeds;
 

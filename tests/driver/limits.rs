@@ -46,6 +46,32 @@ pub fn limits(rng: &mut Pcg64Mcg) -> Config {
     more_limits(rng, config)
 }
 
+/// Limits as those of [`limits`], of a core so small that a run takes a millisecond or two: a request fills most of the device, and copies of one
+/// prompt merge often.
+pub fn small_limits(rng: &mut Pcg64Mcg) -> Config {
+    let config = limits(rng);
+    let block_size = pick(rng, &[1, 2, 2, 3, 4]);
+    let device_blocks = rng.random_range(12 / block_size..=48 / block_size);
+    let mut tiers = config.tiers;
+    tiers.iter_mut().for_each(|tier| tier.blocks = rng.random_range(1..2 * device_blocks + 2));
+    let few_tokens = rng.random_range(0..24);
+    let any_preemption = pick(rng, &Preemption::ALL).1;
+    Config {
+        block_size,
+        device_blocks,
+        tiers,
+        host_blocks: pick(rng, &[0, 1, device_blocks / 2, 2 * device_blocks]),
+        max_batch_tokens: config.max_batch_size + few_tokens,
+        max_context: 60,
+        max_steps_in_flight: pick(rng, &[1, 2, 2, 3, 5, 8]),
+        preemption: pick(rng, &[Preemption::Cost, any_preemption]),
+        max_queued_tokens: pick(rng, &[50, 1 << 40, 1 << 40]),
+        swap_block_ns: pick(rng, &[1, config.swap_block_ns]),
+        launch_watermark: pick(rng, &[0.0, 0.0, 0.0, config.launch_watermark]),
+        ..config
+    }
+}
+
 /// Draws an entry of a registry, and at times values of its parameters: often the least or the greatest.
 fn any_of<'a>(rng: &mut Pcg64Mcg, entries: impl Iterator<Item = (&'a str, &'a [Param])>) -> String {
     let entries: Vec<_> = entries.collect();

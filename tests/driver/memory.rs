@@ -180,7 +180,13 @@ impl SharedStorage {
     }
 
     /// Puts contents under a key.
+    ///
+    /// # Panics
+    /// If the contents are from before a flush, and those in their place are not: they would be found.
     pub(crate) fn put(&mut self, key: &BlockKey, cells: &[Cell]) {
-        self.0.insert(key.hash, cells.to_vec());
+        let before = self.0.insert(key.hash, cells.to_vec());
+        let is_older = |(before, cell): (&Cell, &Cell)| before.flushes > cell.flushes;
+        let is_late = before.is_some_and(|before| before.iter().zip(cells).any(is_older));
+        assert!(!is_late, "a write from before a flush replaces one from after it: {key:?}");
     }
 }

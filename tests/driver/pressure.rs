@@ -12,139 +12,36 @@ use trunkline_core::{
 use crate::Driver;
 use crate::limits::{
     divide_layers, fail_sequences, hints, imitate, limits, pick, preempt_at_once, retain, reuse_anywhere,
-    run_prompts_first, share_a_tier, suit_worker,
+    run_prompts_first, share_a_tier, small_limits, suit_worker,
 };
 use crate::oracle::{EOS, VOCAB, continuation};
+pub use crate::outcome::Outcome;
 
-/// What a run came to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// The decision digest.
-    pub digest: u64,
-    /// Requests that ran to their own end.
-    pub completed: u64,
-    /// Requests that were aborted, stopped by the driver, timed out or failed.
-    pub cut_short: u64,
-    /// Times a request was taken back and submitted again with what it had generated.
-    pub withdrawn: u64,
-    /// Those of them that timed out.
-    pub timed_out: u64,
-    /// Requests refused.
-    pub refused: u64,
-    /// Those of them that were refused because too many prompt tokens waited.
-    pub refused_by_tokens: u64,
-    /// Preemptions.
-    pub preemptions: u64,
-    /// Events that preempted a request while a step ran it.
-    pub preempted_in_steps: u64,
-    /// Prompt tokens found in the cache.
-    pub cached_tokens: u64,
-    /// Prompt tokens copied from other places in the cache, and read again after a swap.
-    pub copied_tokens: u64,
-    /// Blocks merged.
-    pub merged_blocks: u64,
-    /// Blocks evicted.
-    pub evicted_blocks: u64,
-    /// Times the worker was lost.
-    pub workers_lost: u64,
-    /// Times the connection of the worker broke.
-    pub workers_resumed: u64,
-    /// Steps that ended with another in flight behind them.
-    pub steps_ahead: u64,
-    /// Steps that the worker answered with nonsense.
-    pub nonsense: u64,
-    /// Steps that failed because of a request in them, which the worker did not name.
-    pub poisoned: u64,
-    /// Sequences that the worker failed beside others.
-    pub failed_alone: u64,
-    /// Requests that started over because they read what another failed to compute.
-    pub started_over: u64,
-    /// Copies to the host that succeeded.
-    pub swaps_out: u64,
-    /// Blocks of those.
-    pub blocks_out: u64,
-    /// Copies to the device that succeeded.
-    pub swaps_in: u64,
-    /// Blocks of those.
-    pub blocks_in: u64,
-    /// Copies to the device that succeeded, of models with several layer groups.
-    pub groups_in: u64,
-    /// Copies from tiers to the device that succeeded, of models with several layer groups.
-    pub groups_loaded: u64,
-    /// Copies that failed.
-    pub failed_transfers: u64,
-    /// Copies from tiers to the device.
-    pub loads: u64,
-    /// Blocks so copied.
-    pub blocks_loaded: u64,
-    /// Copies to tiers, from the device or another.
-    pub stores: u64,
-    /// Blocks so copied.
-    pub blocks_stored: u64,
-    /// Copies that were in flight when the worker was lost.
-    pub lost_transfers: u64,
-    /// Tokens that the worker was allowed to draft.
-    pub drafts_allowed: u64,
-    /// Drafts accepted.
-    pub drafts_accepted: u64,
-    /// Requests with the id of one that had just ended.
-    pub reused_ids: u64,
-    /// Blocks found by look-ups in a shared tier.
-    pub looked_up: u64,
-    /// Blocks that sequences dropped from their tables.
-    pub dropped_blocks: u64,
-    /// Blocks evicted above the default priority.
-    pub evicted_retained: u64,
-    /// Blocks for which retention hints were ignored.
-    pub ignored_retained: u64,
+/// Lengths of requests, tokens, and how often two are alike.
+#[derive(Clone, Copy, Debug)]
+pub struct Lengths {
+    /// Beginning of a prompt shared with others, at most.
+    pub shared: usize,
+    /// Rest of a prompt, at most.
+    pub own: usize,
+    /// Output, at most.
+    pub output: u32,
+    /// Of four requests, about so many repeat the prompt of the one before.
+    pub repeated: u32,
 }
 
-impl Outcome {
-    /// The sum of two runs, but for the digest.
-    #[must_use]
-    pub fn plus(self, other: &Self) -> Self {
-        Self {
-            digest: 0,
-            completed: self.completed + other.completed,
-            cut_short: self.cut_short + other.cut_short,
-            withdrawn: self.withdrawn + other.withdrawn,
-            timed_out: self.timed_out + other.timed_out,
-            refused: self.refused + other.refused,
-            refused_by_tokens: self.refused_by_tokens + other.refused_by_tokens,
-            preemptions: self.preemptions + other.preemptions,
-            preempted_in_steps: self.preempted_in_steps + other.preempted_in_steps,
-            cached_tokens: self.cached_tokens + other.cached_tokens,
-            copied_tokens: self.copied_tokens + other.copied_tokens,
-            merged_blocks: self.merged_blocks + other.merged_blocks,
-            evicted_blocks: self.evicted_blocks + other.evicted_blocks,
-            workers_lost: self.workers_lost + other.workers_lost,
-            workers_resumed: self.workers_resumed + other.workers_resumed,
-            steps_ahead: self.steps_ahead + other.steps_ahead,
-            nonsense: self.nonsense + other.nonsense,
-            swaps_out: self.swaps_out + other.swaps_out,
-            blocks_out: self.blocks_out + other.blocks_out,
-            swaps_in: self.swaps_in + other.swaps_in,
-            blocks_in: self.blocks_in + other.blocks_in,
-            groups_in: self.groups_in + other.groups_in,
-            groups_loaded: self.groups_loaded + other.groups_loaded,
-            failed_transfers: self.failed_transfers + other.failed_transfers,
-            loads: self.loads + other.loads,
-            blocks_loaded: self.blocks_loaded + other.blocks_loaded,
-            stores: self.stores + other.stores,
-            blocks_stored: self.blocks_stored + other.blocks_stored,
-            lost_transfers: self.lost_transfers + other.lost_transfers,
-            drafts_allowed: self.drafts_allowed + other.drafts_allowed,
-            drafts_accepted: self.drafts_accepted + other.drafts_accepted,
-            reused_ids: self.reused_ids + other.reused_ids,
-            looked_up: self.looked_up + other.looked_up,
-            dropped_blocks: self.dropped_blocks + other.dropped_blocks,
-            poisoned: self.poisoned + other.poisoned,
-            failed_alone: self.failed_alone + other.failed_alone,
-            started_over: self.started_over + other.started_over,
-            evicted_retained: self.evicted_retained + other.evicted_retained,
-            ignored_retained: self.ignored_retained + other.ignored_retained,
-        }
-    }
+/// Lengths at which a request fills a good part of a pool of [`limits`].
+pub const LENGTHS: Lengths = Lengths { shared: 70, own: 40, output: 60, repeated: 1 };
+/// The same for [`small_limits`].
+const SMALL: Lengths = Lengths { shared: 16, own: 8, output: 24, repeated: 1 };
+
+/// Size of a run.
+#[derive(Clone, Copy, Debug)]
+enum Size {
+    /// A pool of [`limits`], and so many requests.
+    Whole(u64),
+    /// A pool of [`small_limits`] and a few requests, so that many runs take little time. Rare events are less rare.
+    Small,
 }
 
 struct Run {
@@ -164,8 +61,10 @@ struct Run {
     faults: Option<(Pcg64Mcg, u32)>,
     /// `true` to leave three bits of each hash, so that most prefixes collide.
     weak_hashes: bool,
-    /// `true` if the cache is flushed now and then.
-    flushes: bool,
+    /// Of so many chances to flush the cache, one is taken; 0 for none.
+    flush_every: u32,
+    lengths: Lengths,
+    is_small: bool,
     /// `true` if the connection of the worker breaks now and then.
     resumes: bool,
     /// Generator of retention hints, if requests have some.
@@ -184,8 +83,23 @@ struct Run {
 /// # Panics
 /// If anything is wrong.
 pub fn run(seed: u64, requests: u64) -> Outcome {
+    run_sized(seed, Size::Whole(requests))
+}
+
+/// Runs a few short requests through a core with few blocks, as [`run`] does. Replays some of the runs.
+///
+/// # Panics
+/// If anything is wrong.
+pub fn run_small(seed: u64) -> Outcome {
+    run_sized(seed, Size::Small)
+}
+
+fn run_sized(seed: u64, size: Size) -> Outcome {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
-    let mut config = limits(&mut rng);
+    let (mut config, requests) = match size {
+        Size::Whole(requests) => (limits(&mut rng), requests),
+        Size::Small => (small_limits(&mut rng), rng.random_range(3..14)),
+    };
     divide_layers(seed, &mut config);
     let resumes = suit_worker(seed, &mut config);
     run_prompts_first(seed, &mut config);
@@ -197,28 +111,24 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
     let is_shared = config.tiers.iter().any(|tier| tier.shared);
     let mut driver = Driver::with_content(config, rng.next_u64());
     if is_shared {
-        let mut before = Run::new(&mut rng, driver, requests / 2);
+        let mut before = Run::new(&mut rng, driver, requests / 2, size);
         before.finish(requests / 2);
         driver = before.driver.replaced();
     }
     let faults = fail_sequences(seed);
-    let mut run = Run { resumes, hint_rng, edit_rng, faults, ..Run::new(&mut rng, driver, requests) };
+    let mut run = Run { resumes, hint_rng, edit_rng, faults, ..Run::new(&mut rng, driver, requests, size) };
     let outcome = run.finish(requests);
-    let mut second = Core::new(run.driver.core.config().clone()).expect("the same limits");
-    let mut ignored = Vec::new();
-    for (at_ns, event) in run.events {
-        second.handle(at_ns, event, &mut ignored);
-        ignored.clear();
+    if matches!(size, Size::Whole(_)) || seed.is_multiple_of(8) {
+        run.replay(&outcome);
     }
-    assert_eq!(second.digest(), outcome.digest, "the replay decided differently");
-    assert_eq!(second.stats(), run.driver.stats(), "the replay counted differently");
     outcome
 }
 
 impl Run {
     /// Draws what happens beside the requests.
-    fn new(rng: &mut Pcg64Mcg, driver: Driver, requests: u64) -> Self {
+    fn new(rng: &mut Pcg64Mcg, driver: Driver, requests: u64, size: Size) -> Self {
         let is_shared = driver.core.config().tiers.iter().any(|tier| tier.shared);
+        let is_small = matches!(size, Size::Small);
         let mut run = Self {
             driver,
             arrivals: pick(rng, &[6, 15, 30]),
@@ -232,15 +142,35 @@ impl Run {
             resumes: false,
             hint_rng: None,
             edit_rng: None,
-            flushes: !is_shared || rng.random_range(0..4) == 0,
+            flush_every: if !is_shared || is_small || rng.random_range(0..4) == 0 { 4 } else { 0 },
+            lengths: if is_small { SMALL } else { LENGTHS },
+            is_small,
             rng: Pcg64Mcg::seed_from_u64(rng.next_u64()),
             outcome: Outcome::default(),
             events: Vec::new(),
         };
+        if is_small {
+            run.flush_every = pick(&mut run.rng, &[0, 1, 1, 4]);
+            run.arrivals = pick(&mut run.rng, &[2, 15, 30, 60]);
+            run.lengths.repeated = pick(&mut run.rng, &[1, 3]);
+            run.poison_every = pick(&mut run.rng, &[0, 0, 0, 0, 0, 4]);
+        }
         if run.weak_hashes {
             run.driver.expect_collisions();
         }
         run
+    }
+
+    /// Replays the events through a second core.
+    fn replay(self, outcome: &Outcome) {
+        let mut second = Core::new(self.driver.core.config().clone()).expect("the same limits");
+        let mut ignored = Vec::new();
+        for (at_ns, event) in self.events {
+            second.handle(at_ns, event, &mut ignored);
+            ignored.clear();
+        }
+        assert_eq!(second.digest(), outcome.digest, "the replay decided differently");
+        assert_eq!(second.stats(), self.driver.stats(), "the replay counted differently");
     }
 
     /// Runs the requests to their end.
@@ -298,7 +228,9 @@ impl Run {
                 34..36 if gives_up => self.some_request(Event::Stop),
                 36 => self.event(Event::Tick),
                 37 => self.disturb_worker(),
-                38 if self.rng.random_range(0..4) == 0 && self.flushes => self.event(Event::FlushCache),
+                38 if self.flush_every > 0 && self.rng.random_range(0..self.flush_every) == 0 => {
+                    self.event(Event::FlushCache);
+                }
                 39 => self.answer_nothing(),
                 40 if self.rng.random_range(0..8) == 0 => self.answer_nonsense(),
                 41..45 => self.end_transfer(),
@@ -570,7 +502,17 @@ impl Run {
         let known = n.checked_sub(1).and_then(|before| self.driver.requests.get(&RequestId(before)));
         let previous = known.map(|known| &known.request.prompt[..]);
         let block_size = self.driver.core.config().block_size;
-        let mut request = request(&mut self.rng, n, previous, self.driver.now_ns, block_size);
+        let (now_ns, lengths) = (self.driver.now_ns, self.lengths);
+        let mut request = request(&mut self.rng, n, previous, lengths, (now_ns, block_size));
+        if self.is_small && n % 8 > 0 {
+            // Mostly one that fits the device, which a longer one is not let in to.
+            let config = self.driver.core.config();
+            let room = (config.device_blocks * block_size).min(config.max_context);
+            request.prompt.truncate(room as usize / 2 + 1);
+            request.max_tokens = request.max_tokens.clamp(1, (room - request.prompt.len() as u32).max(1));
+            request.hashes.clear();
+            request.hash_prompt(block_size);
+        }
         // The id of a request that has just ended, of which steps or copies may still be in flight.
         let ended = self.driver.ends.last().filter(|(id, _)| !self.driver.live.contains(&RequestId(*id)));
         if let Some((id, _)) = ended
@@ -630,12 +572,18 @@ fn failed(index: usize) -> FailedSeq {
 }
 
 /// Draws request number `n`, whose prompt shares a prefix with others, or is that of the request before.
-pub fn request(rng: &mut Pcg64Mcg, n: u64, previous: Option<&[Token]>, now_ns: u64, block_size: u32) -> Request {
+pub fn request(
+    rng: &mut Pcg64Mcg,
+    n: u64,
+    previous: Option<&[Token]>,
+    lengths: Lengths,
+    (now_ns, block_size): (u64, u32),
+) -> Request {
     let salt = ["", "tenant-b"][rng.random_range(0..8) / 7];
     let root: BlockHash = Namespace { salt, ..Namespace::default() }.root();
     let family = rng.random_range(0..4u32);
-    let shared = rng.random_range(0..70usize);
-    let own = rng.random_range(0..40usize);
+    let shared = rng.random_range(0..lengths.shared);
+    let own = rng.random_range(0..lengths.own);
     let mut prompt: Vec<Token> = (0..shared as u32).map(|at| (family * 1000 + at) % VOCAB).collect();
     if rng.random_range(0..4) == 0 {
         // A second turn: the first one's prompt and answer, then more.
@@ -643,12 +591,12 @@ pub fn request(rng: &mut Pcg64Mcg, n: u64, previous: Option<&[Token]>, now_ns: u
     }
     prompt.extend((0..own).map(|_| rng.random_range(0..VOCAB)));
     if let Some(previous) = previous
-        && rng.random_range(0..4) == 0
+        && rng.random_range(0..4) < lengths.repeated
     {
         // What was just asked, again: both generate the same, and who computes a block second merges it.
         prompt = previous.to_vec();
     }
-    let mut request = Request::new(RequestId(n), root, prompt, rng.random_range(0..60));
+    let mut request = Request::new(RequestId(n), root, prompt, rng.random_range(0..lengths.output));
     request.min_tokens = rng.random_range(0..10);
     request.stop_token_ids = vec![EOS, EOS + 1];
     request.tenant = rng.random_range(0..3);

@@ -48,10 +48,11 @@ pub fn seeds(base: u64, n: usize) -> Vec<u64> {
     (0..n).map(|_| rng.next_u64() >> 16).collect()
 }
 
-/// Runs a seed. A seed that fails prints the command that runs it again; `test` is the package and the test: `-p trunkline-core --test oracle`.
+/// Runs a seed. A seed that fails prints the command that runs it again; `test` is the package and the test:
+/// `-p trunkline-core --test oracle every_request`.
 pub fn run_one<T>(test: &str, seed: u64, requests: u64, run: impl FnOnce(u64, u64) -> T) -> T {
     catch_unwind(AssertUnwindSafe(|| run(seed, requests))).unwrap_or_else(|panic| {
-        eprintln!("run it again: TRUNKLINE_SEED={seed} TRUNKLINE_REQUESTS={requests} cargo test {test} every_request");
+        eprintln!("run it again: TRUNKLINE_SEED={seed} TRUNKLINE_REQUESTS={requests} cargo test {test}");
         resume_unwind(panic)
     })
 }

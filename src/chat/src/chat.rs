@@ -260,10 +260,7 @@ impl Chat {
     /// Returns `true` if a turn of `input` tokens can be appended to the context, and `answer` tokens generated behind.
     pub fn fits(&self, input: usize, answer: u32) -> bool {
         let tokens = u64::from(self.context_tokens()) + input as u64 + u64::from(answer);
-        let layout = self.layout();
-        let turns = self.pins_before(layout.first_recent).chain(self.recent(layout.first_recent));
-        let bytes: u64 = turns.map(|turn| turn.bytes()).sum();
-        let bytes = self.prefix_bytes() + layout.bytes() + bytes + bytes_of(input as u64 + u64::from(answer), 0);
+        let bytes = self.context_bytes(self.layout()) + bytes_of(input as u64 + u64::from(answer), 0);
         tokens <= self.limits.context.into() && bytes <= self.limits.bytes
     }
 
@@ -406,6 +403,25 @@ impl Chat {
 
     fn prefix_bytes(&self) -> u64 {
         size_of_val(&*self.prefix) as u64
+    }
+
+    /// Returns the memory of the context of a layout, bytes.
+    fn context_bytes(&self, layout: &Layout) -> u64 {
+        let turns = self.pins_before(layout.first_recent).chain(self.recent(layout.first_recent));
+        self.prefix_bytes() + layout.bytes() + turns.map(|turn| turn.bytes()).sum::<u64>()
+    }
+
+    /// Returns `true` if a layout leaves the context within the limits, with the turns there are.
+    pub(crate) fn is_within(&self, layout: &Layout) -> bool {
+        let tokens: u64 = self.segments_of(layout).iter().map(|segment| u64::from(segment.tokens)).sum();
+        let bytes = self.context_bytes(layout) - self.uncounted_bytes(layout);
+        tokens <= self.limits.context.into() && bytes <= self.limits.bytes
+    }
+
+    /// Returns the memory of the name and texts of the newest turn, if it is a recent one of a layout, bytes. These come on top of the limit: a
+    /// turn is let in by its tokens, and its texts are known when it has ended.
+    pub(crate) fn uncounted_bytes(&self, layout: &Layout) -> u64 {
+        self.recent(layout.first_recent).next_back().map_or(0, |turn| turn.text_bytes())
     }
 
     /// Returns the memory of a chat without turns but the pinned ones, with the longest summary, bytes.

@@ -200,8 +200,7 @@ impl Chat {
     pub(crate) fn swap_if_ready(&mut self) {
         let Some(mut layout) = self.pending.layout.take_if(|_| self.pending.phase == Phase::Ready) else { return };
         // A summary may be longer than the turns in its place, and the chat went on meanwhile.
-        let tokens: u32 = self.segments_of(&layout).iter().map(|segment| segment.tokens).fold(0, u32::saturating_add);
-        if tokens > self.limits.context {
+        if !self.is_within(&layout) {
             self.step_compaction(PhaseEvent::Cancelled);
             self.totals.failed += 1;
             self.notices.add(self.n_turns(), News::Failed { reason: "the new context would be too long".into() });

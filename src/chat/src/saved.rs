@@ -96,8 +96,10 @@ impl Chat {
 
     fn check_sizes(&self) -> Result<(), SavedFault> {
         let summary = self.layouts.iter().map(|layout| layout.summary.len() as u64).max().unwrap_or(0);
+        // A chat that was begun may have no room for a turn.
+        let bytes = if self.n_turns() == 0 { 0 } else { self.bytes() - self.uncounted_bytes(self.layout()) };
         let sizes = [
-            ("prefix and turns, in bytes,", self.bytes(), self.limits.bytes),
+            ("prefix and turns, in bytes,", bytes, self.limits.bytes),
             ("pinned turns, in tokens,", self.pinned_tokens(), self.limits.pins.into()),
             ("pinned turns, in bytes,", self.pinned_bytes(), self.limits.pins_bytes()),
             ("summary, in tokens,", summary, self.limits.summary.into()),

@@ -83,11 +83,16 @@ impl Turn {
 
     /// Returns the memory of the turn, bytes.
     pub fn bytes(&self) -> u64 {
+        bytes_of(u64::from(self.len()), 0) + self.text_bytes()
+    }
+
+    /// Returns the memory of the name and the texts, bytes: unknown before the turn has ended.
+    pub(crate) fn text_bytes(&self) -> u64 {
         let text = self.answer.as_ref().map_or(0, |answer| {
             let stop = if let End::StopString(stop) = &answer.end { stop.len() } else { 0 };
             answer.text.len() + stop
         });
-        bytes_of(u64::from(self.len()), self.id.len() + text)
+        (self.id.len() + text) as u64
     }
 }
 

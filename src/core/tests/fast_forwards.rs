@@ -24,7 +24,7 @@ fn shrink(mut load: Load) -> Load {
 }
 
 fn run_one(seed: u64) -> u64 {
-    seeds::run_one("-p trunkline-core --test fast_forwards", seed, 0, |seed, _| {
+    seeds::run_one("-p trunkline-core --test fast_forwards every_request", seed, 0, |seed, _| {
         let load = draw(seed);
         compare(&load).unwrap_or_else(|difference| panic!("{difference}\n{:#?}", shrink(load)))
     })

@@ -1,15 +1,17 @@
 //! Seeded runs of the core with the content oracle.
 //!
-//! `TRUNKLINE_SEEDS=10000 cargo test -p trunkline-core --test oracle` runs more of them, and `TRUNKLINE_REQUESTS=5000`
-//! makes each longer. A failure prints the command that runs it again.
+//! `TRUNKLINE_SEEDS=10000 cargo test -p trunkline-core --test oracle every_request` runs more of them, and `TRUNKLINE_REQUESTS=5000`
+//! makes each longer. `TRUNKLINE_SEEDS=1000000 cargo test -p trunkline-core --test oracle small` runs many small ones. A failure prints the
+//! command that runs it again.
 
-use trunkline_driver::pressure::{Outcome, run};
+use trunkline_driver::pressure::{Outcome, run, run_small};
 use trunkline_driver::seeds::{self, REQUESTS, Sample, seeds};
 
 const SEEDS_DEFAULT: usize = 400;
+const SMALL_DEFAULT: usize = 5_000;
 
 fn run_one(seed: u64, requests: u64) -> Outcome {
-    seeds::run_one("-p trunkline-core --test oracle", seed, requests, run)
+    seeds::run_one("-p trunkline-core --test oracle every_request", seed, requests, run)
 }
 
 /// Runs the seeds and adds up what they came to.
@@ -53,6 +55,14 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.drafts_accepted > seeds && sum.drafts_allowed > sum.drafts_accepted);
     assert!(sum.refused_by_tokens > seeds / 10 && sum.withdrawn > seeds / 2);
     assert!(sum.steps_ahead > 10 * seeds && sum.reused_ids > seeds);
+}
+
+#[test]
+fn small_runs_give_each_request_the_text_it_would_have_alone() {
+    let sample = Sample::from_env(7, SMALL_DEFAULT);
+    let run = |seed| seeds::run_one("-p trunkline-core --test oracle small", seed, REQUESTS, |seed, _| run_small(seed));
+    let sum = sample.seeds.iter().fold(Outcome::default(), |sum, seed| sum.plus(&run(*seed)));
+    eprintln!("{} small seeds: {sum:?}", sample.seeds.len());
 }
 
 /// A block of the prompt was merged into that of another request, whose step was still in flight, and copied to a tier that takes prompts.
