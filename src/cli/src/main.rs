@@ -39,6 +39,8 @@ mod flags_tests;
 mod generate;
 mod h2o;
 mod h2o_settings;
+#[cfg(test)]
+mod list_tests;
 mod log_settings;
 mod mending;
 mod model_source;

@@ -16,11 +16,11 @@ use crate::worker::WorkerArgs;
 /// The page of all flags and settings.
 const SETTINGS_PAGE: &str = "docs/settings.md";
 
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn read(file: &str) -> String {
+pub fn read(file: &str) -> String {
     fs::read_to_string(root().join(file)).unwrap()
 }
 
@@ -100,22 +100,23 @@ fn commands(text: &str) -> Vec<Vec<String>> {
     lines.filter(|words| words.len() > 1 || words[0] == "serve").collect()
 }
 
+/// The pages of the docs, as (name, text).
+fn pages() -> Vec<(String, String)> {
+    let mut pages = vec!["README.md".to_owned(), "CONTRIBUTING.md".into(), "src/pyworker/README.md".into()];
+    for entry in fs::read_dir(root().join("docs")).unwrap() {
+        let name = entry.unwrap().file_name().to_string_lossy().into_owned();
+        pages.extend(name.ends_with(".md").then(|| format!("docs/{name}")));
+    }
+    pages.into_iter().map(|page| (page.clone(), read(&page))).collect()
+}
+
+/// `tests/docs.rs` runs the commands of the pages; here those count too that do not run in the gate.
 #[test]
-fn every_command_line_in_the_docs_is_understood() {
-    let mut texts = vec![("README.md".to_string(), read("README.md"))];
-    for file in [
-        "capacity", "findings", "metrics", "plan", "replay", "reports", "serving", "sessions", "simulate", "sweep",
-        "traces", "workers",
-    ] {
-        let file = format!("docs/{file}.md");
-        // Of prose, only blocks of shell commands are read.
-        let blocks = read(&file)
-            .split("```")
-            .skip(1)
-            .step_by(2)
-            .filter_map(|block| block.strip_prefix("sh\n").map(String::from))
-            .collect::<String>();
-        texts.push((file, blocks));
+fn every_command_line_in_docs_and_help_texts_is_understood() {
+    let mut texts = Vec::new();
+    for (page, text) in pages() {
+        let blocks = text.split("```").skip(1).step_by(2);
+        texts.push((page.clone(), blocks.filter_map(|block| block.strip_prefix("sh\n")).collect::<String>()));
     }
     let mut cli = Cli::command();
     cli.build();
@@ -138,5 +139,31 @@ fn every_command_line_in_the_docs_is_understood() {
             n_commands += 1;
         }
     }
-    assert!(n_commands > 50, "only {n_commands} command lines were found");
+    assert!(n_commands > 100, "only {n_commands} command lines were found");
+}
+
+#[test]
+fn commands_within_sentences_have_flags_that_exist() {
+    let mut cli = Cli::command();
+    cli.build();
+    let mut n_flags = 0;
+    for (page, text) in pages() {
+        let prose: String = text.split("```").step_by(2).collect();
+        for span in prose.split('`').skip(1).step_by(2) {
+            let mut words = span.split_whitespace().skip_while(|word| *word == "trunkline").peekable();
+            let mut command = &cli;
+            while let Some(deeper) = words.peek().and_then(|word| command.find_subcommand(word)) {
+                (command, _) = (deeper, words.next());
+            }
+            if command.get_name() == "trunkline" {
+                continue;
+            }
+            for flag in words.filter_map(|word| word.split(['=', '`', ')', ',']).next()?.strip_prefix("--")) {
+                let known = command.get_arguments().any(|argument| argument.get_long() == Some(flag));
+                assert!(known, "{page}: `{span}`: {} has no flag --{flag}", command.get_name());
+                n_flags += 1;
+            }
+        }
+    }
+    assert!(n_flags > 50, "only {n_flags} flags were found");
 }
