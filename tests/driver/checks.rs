@@ -1,10 +1,20 @@
 //! Checks after every event: blocks, limits of steps, progress; and counts of blocks.
 
-use trunkline_core::{Place, Step, StepSeq};
+use trunkline_core::{Place, SeqFault, Step, StepSeq};
 
 use crate::Driver;
 
 impl Driver {
+    /// Ends the oldest step in flight, in which the sequence of a request fails.
+    ///
+    /// # Panics
+    /// If the step does not run the request.
+    pub fn answer_failing(&mut self, id: u64, fault: SeqFault) {
+        let at = self.ids().iter().position(|other| *other == id);
+        self.worker.faults.fail(at.expect("the step runs the request"), fault);
+        self.answer();
+    }
+
     /// Asserts that every block is in one place and that nothing waits in vain.
     pub(crate) fn check(&self) {
         // In debug builds the core has checked itself.

@@ -556,16 +556,6 @@ impl Driver {
         self.answer_drafting(0);
     }
 
-    /// Ends the oldest step in flight, in which the sequence of a request fails.
-    ///
-    /// # Panics
-    /// If the step does not run the request.
-    pub fn answer_failing(&mut self, id: u64, fault: SeqFault) {
-        let at = self.ids().iter().position(|other| *other == id);
-        self.worker.faults.fail(at.expect("the step runs the request"), fault);
-        self.answer();
-    }
-
     /// Ends the oldest step in flight with this many drafts of each scripted sequence accepted.
     pub fn answer_drafting(&mut self, accepted: u32) {
         let result = self.end_step_drafting(accepted);

@@ -504,7 +504,7 @@ impl Run {
         let block_size = self.driver.core.config().block_size;
         let (now_ns, lengths) = (self.driver.now_ns, self.lengths);
         let mut request = request(&mut self.rng, n, previous, lengths, (now_ns, block_size));
-        if self.is_small && n % 8 > 0 {
+        if self.is_small && !n.is_multiple_of(8) {
             // Mostly one that fits the device, which a longer one is not let in to.
             let config = self.driver.core.config();
             let room = (config.device_blocks * block_size).min(config.max_context);

@@ -38,7 +38,8 @@ impl Driver {
         if std::mem::replace(&mut self.progress.answers, answers) != answers || !self.joined {
             self.progress.steps = 0;
         }
-        let tokens = self.live.iter().map(|id| &self.requests[id]).map(|known| known.request.prompt.len() + known.text.len());
+        let tokens =
+            self.live.iter().map(|id| &self.requests[id]).map(|known| known.request.prompt.len() + known.text.len());
         let most = STEPS_SPARE + TIMES_MAX * tokens.sum::<usize>();
         assert!(self.progress.steps <= most, "{} steps without an answer: {:?}", self.progress.steps, self.stats());
     }

@@ -156,9 +156,9 @@ async fn share_cache(rig: Rig) -> [String; 3] {
 #[derive(Clone, Default)]
 struct Order(Arc<Mutex<Vec<u64>>>);
 
-struct Noted<R>(R, Order);
+struct Noted(Box<dyn StepRunner>, Order);
 
-impl<R: StepRunner> StepRunner for Noted<R> {
+impl StepRunner for Noted {
     fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
         let mut order = self.1.0.lock().expect("no panic");
         order.extend(step.seqs.iter().filter(|seq| seq.start).map(|seq| seq.request.0));

@@ -23,13 +23,13 @@ pub enum Measure {
 }
 
 /// Highest number that a crate without a row in [`ALLOWED`] may have, by measure.
-pub const GOALS: [f64; 8] = [60.0, 20.0, 0.0, 3.0, 6.0, 16.0, 20.0, 0.0];
+pub const GOALS: [f64; 8] = [60.0, 20.0, 0.0, 3.0, 6.0, 22.0, 22.0, 0.0];
 
 /// Highest numbers of crates that do not meet the goals yet. The row of a folder also holds for crates below the folder.
 #[rustfmt::skip]
 pub const ALLOWED: &[(&str, [f64; 8])] = &[
     //                fn    fields circ. opens short it    that  old
-    ("src/core",     [60.0, 27.0, 0.0, 3.0,  6.0,  16.0, 20.0, 0.0]),
+    ("src/core",     [60.0, 27.0, 0.0, 3.0,  6.0,  22.0, 22.0, 0.0]),
 ];
 
 /// First words of a doc comment that describe a thing instead of naming it.

@@ -585,11 +585,11 @@ pub(crate) mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("falcon-7b");
         let find = || find(path.to_str().unwrap());
-        std::fs::create_dir(&path).unwrap();
+        fs::create_dir(&path).unwrap();
         let error = find().unwrap_err().to_string();
         assert!(error.contains("falcon-7b/config.json: cannot be read: "), "{error}");
         let gguf = path.join("falcon.gguf");
-        std::fs::write(&gguf, "GGUF and more").unwrap();
+        fs::write(&gguf, "GGUF and more").unwrap();
         let line = format!(
             "{}: a GGUF file has no config.json; give a preset, or the folder or the config.json of the model that the file was made from",
             gguf.display()
@@ -597,10 +597,10 @@ pub(crate) mod tests {
         assert_eq!(find().unwrap_err().to_string(), line, "a folder of such files");
         assert_eq!(super::find(gguf.to_str().unwrap()).unwrap_err().to_string(), line, "the file itself");
         let unnamed = path.join("blob");
-        std::fs::rename(&gguf, &unnamed).unwrap();
+        fs::rename(&gguf, &unnamed).unwrap();
         assert!(super::find(unnamed.to_str().unwrap()).unwrap_err().to_string().contains("blob: a GGUF file has"));
         let text = include_str!("model/config/published/falcon-7b.json");
-        std::fs::write(path.join("config.json"), text).unwrap();
+        fs::write(path.join("config.json"), text).unwrap();
         assert_eq!(find().unwrap(), parse_config("falcon-7b", text).unwrap());
     }
 

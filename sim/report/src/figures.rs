@@ -300,8 +300,11 @@ pub const TIER_FIGURES: &[Figure<TierReport>] = &[
     }),
 ];
 
+/// Place of a class in [`Report::classes`].
+pub type ClassPlace = fn(&[ClassReport]) -> Option<&ClassReport>;
+
 /// Classes with columns of waits, and the place of each in [`Report::classes`].
-pub const CLASSES: [(&str, fn(&[ClassReport]) -> Option<&ClassReport>); 2] =
+pub const CLASSES: [(&str, ClassPlace); 2] =
     [("most_urgent", <[ClassReport]>::first), ("least_urgent", <[ClassReport]>::last)];
 
 /// Latency metric. Lower values are better.

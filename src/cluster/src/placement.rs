@@ -177,7 +177,7 @@ mod tests {
         let mut placements = Placements::new(make("round_robin", context).unwrap(), 1);
         let engine = EngineId(0);
         let request = |id| Request::new(RequestId(id), Namespace::default().root(), vec![1; 40], 5);
-        let mut waits = |placements: &mut Placements, id, known_tokens| {
+        let waits = |placements: &mut Placements, id, known_tokens| {
             placements.place(&request(id), engine, known_tokens, None, None);
             placements.load(engine).prefill_tokens
         };

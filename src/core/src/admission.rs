@@ -78,14 +78,19 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
     let reuses = kv.reuses() && !loads && !state.suspects.is_narrowing();
     take_blocks(state, slot, at_once, computed, reuses.then(|| needed.saturating_add(watermark)));
     let State { sequences, journal, waiting, .. } = state;
-    let seq = &mut sequences[slot];
+    let seq = &sequences[slot];
     let decision = if loads { Decision::Load } else { Decision::Admit };
     journal.decide(decision, seq.id.0, u64::from(computed));
     waiting.remove(slot);
     if loads {
         return Admission::Loads;
     }
-    seq.transition(SequenceEvent::Admitted, Phase::Prefill);
+    enter(state, slot)
+}
+
+/// Moves a request with its blocks into the batch.
+fn enter(state: &mut State, slot: usize) -> Admission {
+    state.sequences[slot].transition(SequenceEvent::Admitted, Phase::Prefill);
     state.begin_shared_work(slot);
     state.count_cached(slot);
     state.enter_batch(slot);

@@ -343,20 +343,6 @@ impl Sequence {
         self.state
     }
 
-    /// Returns `true` if a worker named the sequence as the cause of a failure, or failed it too often.
-    pub fn has_failed(&self) -> bool {
-        self.guilty || self.ending == Some(Ending::Finish(FinishReason::Error))
-    }
-
-    /// Returns `true` if the worker failed to compute the sequence, or blocks that the sequence reads, in a step that it computed for others.
-    pub fn has_bad_kv(&self) -> bool {
-        match self.ending {
-            Some(Ending::StartOver) => true,
-            Some(Ending::Finish(reason) | Ending::Reported(reason)) => reason.is_fault(),
-            Some(Ending::Withdraw) | None => false,
-        }
-    }
-
     /// Returns `true` while a step in flight runs the sequence.
     pub fn is_in_step(&self) -> bool {
         self.ahead.steps > 0

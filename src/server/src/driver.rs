@@ -73,6 +73,10 @@ fn nobody_left() -> WakeUp {
 }
 
 /// Reason for waking the core's thread.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one at a time, on the stack; a box would cost an allocation for each command"
+)]
 enum WakeUp {
     Command(Command),
     /// The deadline of a request has come.
@@ -116,6 +120,11 @@ struct Driver {
     draining: bool,
     drained: bool,
     failure: Option<String>,
+    presence: Presence,
+}
+
+/// Presence of workers, for health and for the requests that wait for a worker.
+struct Presence {
     /// `true` as long as some engine has a worker, or gets one without an operator.
     served: watch::Sender<bool>,
     /// End of the wait for an attached worker, while no engine is served, nanoseconds.
@@ -155,8 +164,7 @@ impl Driver {
             draining: false,
             drained: false,
             failure: None,
-            served: watch::Sender::new(true),
-            wait_until_ns: None,
+            presence: Presence { served: watch::Sender::new(true), wait_until_ns: None },
         }
     }
 

@@ -120,7 +120,8 @@ impl RequestEvent {
             Ending::Ended(End::NoWorker, _) => Code::Unavailable,
             Ending::Ended(End::Finished(reason), reader) => match (reason, reader) {
                 (FinishReason::Timeout, _) => Code::DeadlineExceeded,
-                (FinishReason::Error, _) => Code::Internal,
+                (FinishReason::Error | FinishReason::NotFinite, _) => Code::Internal,
+                (FinishReason::Unsupported, _) => Code::InvalidArgument,
                 (FinishReason::Abort, Reader::Slow) => Code::ResourceExhausted,
                 (FinishReason::Abort, Reader::Gone) => Code::Cancelled,
                 (FinishReason::Stop | FinishReason::Length | FinishReason::Abort, _) => Code::Ok,
@@ -338,6 +339,8 @@ mod tests {
         assert_eq!(status(FinishReason::Abort, Reader::Slow), Code::ResourceExhausted);
         assert_eq!(status(FinishReason::Timeout, Reader::There), Code::DeadlineExceeded);
         assert_eq!(status(FinishReason::Error, Reader::There), Code::Internal);
+        assert_eq!(status(FinishReason::NotFinite, Reader::There), Code::Internal);
+        assert_eq!(status(FinishReason::Unsupported, Reader::There), Code::InvalidArgument);
         let lost = RequestEvent { ending: Ending::Ended(End::NoWorker, Reader::There), ..event() };
         assert_eq!((lost.status(), lost.reason()), (Code::Unavailable, "no_worker"));
     }

@@ -227,8 +227,11 @@ fn run(words: &[&str], to: &Path) -> Result<String, String> {
 /// Returns the command line of a proof, whose own flags replace those of all.
 fn line<'a>(command: &'a str, trace: &'a str, all: &[&'a str], flags: &[&'a str]) -> Vec<&'a str> {
     let name = |flag: &str| flag.split('=').next().map(str::to_owned);
+    // A search for the rate sets replicas and speed itself.
+    let finds_rate = flags.contains(&"--find-rate");
     let kept = all
         .iter()
+        .filter(|flag| !(finds_rate && (flag.starts_with("--max-replicas") || flag.starts_with("--speed"))))
         .filter(|flag| !flags.iter().any(|other| name(other) == name(flag) && name(flag).as_deref() != Some("--slo")));
     ["trunkline", command, trace].into_iter().chain(kept.copied()).chain(flags.iter().copied()).collect()
 }

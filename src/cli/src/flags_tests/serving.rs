@@ -19,6 +19,7 @@ const HOSTILE: &str = "tests/hostile.rs";
 const ACCESS: &str = "tests/access.rs";
 const PROCESS: &str = "src/cli/tests/process.rs";
 const WORKER: &str = "src/cli/src/worker.rs";
+const H2O: &str = "src/cli/src/h2o_settings.rs";
 
 /// Flags of `serve`, but for those of the core, and of `worker`.
 pub const ENTRIES: &[Entry] = &[
@@ -104,10 +105,10 @@ pub const ENTRIES: &[Entry] = &[
     ("serve", "session-bytes", Reaches("--session-bytes=9000", &[])),
     ("serve", "session-ttl", Test("tests/sessions.rs", "an_unused_session_expires_and_makes_room")),
     ("serve", "h2o-layers", Reaches("--h2o-layers=1", &["--h2o=on"])),
-    ("serve", "h2o-total", Reaches("--h2o-total=1.5", &["--h2o=on"])),
+    ("serve", "h2o-total", Test(H2O, "heads_that_lose_most_are_whole_unless_others_are_given")),
     ("serve", "h2o-choice", Reaches("--h2o-choice=shared", &["--h2o=on"])),
     ("serve", "h2o-scorer", Reaches("--h2o-scorer=tova", &["--h2o=on"])),
-    ("serve", "h2o-ratio", Reaches("--h2o-ratio=5", &["--h2o=on"])),
+    ("serve", "h2o-ratio", Reaches("--h2o-ratio=1.5", &["--h2o=on"])),
     ("serve", "h2o-sink", Reaches("--h2o-sink=64", &["--h2o=on"])),
     ("serve", "h2o-recent", Reaches("--h2o-recent=64", &["--h2o=on"])),
     ("serve", "h2o-block", Reaches("--h2o-block=48", &["--h2o=on"])),
@@ -222,6 +223,25 @@ fn flags_of_worker_are_announced() {
 }
 
 /// Values that no setting of a server may have, whatever else is set: in each kind of server, before a model is read.
+/// Numbers beyond their ranges.
+const NUMBERS: [&str; 15] = [
+    "--worker-silence=-1",
+    "--worker-resume=-1",
+    "--worker-wait=-1",
+    "--step-timeout=-1",
+    "--session-ttl=-1",
+    "--session-bytes=1",
+    "--idle-timeout=-1",
+    "--first-request-timeout=-1",
+    "--unread-timeout=-1",
+    "--max-unread-bytes=1",
+    "--threads=0",
+    "--max-connections=0",
+    "--reuse-recompute=4000000000",
+    "--swap-in-watermark=9999",
+    "--host-blocks=4000000000",
+];
+
 #[test]
 fn nonsense_is_refused_also_where_the_flag_has_no_effect() {
     let core = CoreSettings::<ServeFlags>::flags()
@@ -259,25 +279,8 @@ fn nonsense_is_refused_also_where_the_flag_has_no_effect() {
         .chain(["log-format", "weights", "simulate"])
         .map(|flag| format!("--{flag}=\u{2603}"))
         .collect();
-    let numbers = [
-        "--worker-silence=-1",
-        "--worker-resume=-1",
-        "--worker-wait=-1",
-        "--step-timeout=-1",
-        "--session-ttl=-1",
-        "--session-bytes=1",
-        "--idle-timeout=-1",
-        "--first-request-timeout=-1",
-        "--unread-timeout=-1",
-        "--max-unread-bytes=1",
-        "--threads=0",
-        "--max-connections=0",
-        "--reuse-recompute=4000000000",
-        "--swap-in-watermark=9999",
-        "--host-blocks=4000000000",
-    ];
     for kind in [&[][..], &["--worker=null"], &["--workers=0"], &["--max-sessions=0"]] {
-        for flag in flags.iter().map(String::as_str).chain(numbers) {
+        for flag in flags.iter().map(String::as_str).chain(NUMBERS) {
             if kind.iter().any(|of| of.split('=').next() == flag.split('=').next()) {
                 continue;
             }

@@ -182,7 +182,7 @@ impl Shell {
                 .collect::<String>();
             let all = self.as_printed(&all);
             let last = self.background.last().map(|it| it.lines.recv_timeout(Duration::from_secs(10)));
-            if is_enough(&all) || !last.is_some_and(|line| line.is_ok()) {
+            if is_enough(&all) || last.is_none_or(|line| line.is_err()) {
                 return all;
             }
         }

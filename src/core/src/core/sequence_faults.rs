@@ -8,6 +8,7 @@
 use super::Core;
 use crate::digest::Decision;
 use crate::ids::BlockHandle;
+use crate::request::FinishReason;
 use crate::sequence::{Ending, Sequence, SequenceEvent};
 use crate::state::State;
 use crate::step::FailedSeq;
@@ -93,4 +94,20 @@ fn first_ahead(state: &State, part: Part) -> Option<BlockHandle> {
     }
     // The sequence gave its blocks up, and others may have found them.
     state.kv.tree.block_with(*seq.cold.hashes.get(at)?)
+}
+
+impl Sequence {
+    /// Returns `true` if a worker named the sequence as the cause of a failure, or failed it too often.
+    pub fn has_failed(&self) -> bool {
+        self.guilty || self.ending == Some(Ending::Finish(FinishReason::Error))
+    }
+
+    /// Returns `true` if the worker failed to compute the sequence, or blocks that the sequence reads, in a step that it computed for others.
+    pub fn has_bad_kv(&self) -> bool {
+        match self.ending {
+            Some(Ending::StartOver) => true,
+            Some(Ending::Finish(reason) | Ending::Reported(reason)) => reason.is_fault(),
+            Some(Ending::Withdraw) | None => false,
+        }
+    }
 }

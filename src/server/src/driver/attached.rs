@@ -334,7 +334,7 @@ impl Driver {
     /// Returns the next end of a wait for a worker, nanoseconds.
     pub(super) fn next_absence_ns(&self) -> Option<u64> {
         let resume_ns = self.workers.seats.next_end_ns().map(|(at_ns, _)| at_ns);
-        [resume_ns, self.wait_until_ns].into_iter().flatten().min()
+        [resume_ns, self.presence.wait_until_ns].into_iter().flatten().min()
     }
 
     /// Ends the waits for workers that are over.
@@ -348,7 +348,7 @@ impl Driver {
                 "it did not come back in time",
             );
         }
-        if self.wait_until_ns.take_if(|at_ns| *at_ns <= now_ns).is_none() {
+        if self.presence.wait_until_ns.take_if(|at_ns| *at_ns <= now_ns).is_none() {
             return;
         }
         let engines: Vec<EngineId> = self.workers.seats.engines().collect();
@@ -367,9 +367,9 @@ impl Driver {
         let is_served = self.any_served(None);
         // A worker that is started again may never start; until then no request is served.
         let has_worker = self.prefilling(None).any(|engine| self.workers.is_ready(engine));
-        self.served.send_if_modified(|served| std::mem::replace(served, has_worker) != has_worker);
+        self.presence.served.send_if_modified(|served| std::mem::replace(served, has_worker) != has_worker);
         let wait_ns = || u64::try_from(self.workers.seats.wait().as_nanos()).unwrap_or(u64::MAX);
-        self.wait_until_ns = match (is_served, self.wait_until_ns) {
+        self.presence.wait_until_ns = match (is_served, self.presence.wait_until_ns) {
             (true, _) => None,
             (false, Some(until_ns)) => Some(until_ns),
             (false, None) => Some(self.clock.now_ns().saturating_add(wait_ns())),

@@ -59,7 +59,7 @@ pub(crate) fn spawn(
     let seats = Seats::new(workers.len(), &attach);
     let workers = Workers::new(workers, watchdogs, seats, make, handle.clone());
     let mut driver = Driver::new(cluster, handle, commands, workers, (recorder, request_log));
-    driver.served = served;
+    driver.presence.served = served;
     let (done, outcome) = oneshot::channel();
     thread::Builder::new().name("core".into()).spawn(move || {
         driver.begin(found);

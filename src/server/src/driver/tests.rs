@@ -415,7 +415,7 @@ fn a_worker_whose_step_never_ends_is_left_behind_and_another_takes_its_place() {
 #[test]
 fn requests_of_an_unfit_worker_wait_for_the_next_one_and_health_says_so() {
     let (_handle, mut driver, jobs) = watched();
-    let served = driver.served.subscribe();
+    let served = driver.presence.served.subscribe();
     driver.take(report(WorkerEvent::Ready));
     let (command, _outputs, _) = submit(1);
     driver.take(command);

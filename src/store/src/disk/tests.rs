@@ -674,29 +674,3 @@ fn an_error_among_many_writes_costs_few_records_and_the_others_are_found_again()
         assert_eq!(found, written, "round {round}");
     }
 }
-
-#[test]
-fn a_segment_cut_anywhere_gives_the_whole_records_before_the_cut() {
-    let source = TempDir::new().unwrap();
-    let bytes = fs::read(ten_blocks(&source)).unwrap();
-    for cut in (0..bytes.len()).step_by(6_144) {
-        for zeros in [0, 1 << 16] {
-            let folder = TempDir::new().unwrap();
-            let mut cut_bytes = bytes[..cut].to_vec();
-            cut_bytes.resize(cut + zeros, 0);
-            fs::write(folder.path().join(segment::file_name(1)), &cut_bytes).unwrap();
-            let whole = (cut as u64).saturating_sub(4096) / RECORD;
-            let (disk, found, dropped) = reopen(&folder);
-            assert_eq!(found, (0..whole.min(10) as u32).collect::<Vec<_>>(), "cut at {cut}, {zeros} zeros");
-            assert!(found.iter().all(|seed| read(&disk, *seed, *seed) == Ok(())));
-            assert!(
-                dropped.total() <= 1 && dropped.of(Fault::Torn) + dropped.of(Fault::Short) == dropped.total(),
-                "{dropped:?}"
-            );
-            drop(disk);
-            // The tail is gone: a second start finds the same, and nothing to drop.
-            let (_, again, dropped) = reopen(&folder);
-            assert_eq!((again, dropped.total()), (found, 0), "cut at {cut}");
-        }
-    }
-}
