@@ -10,6 +10,7 @@ use super::Proof::{Announces, Reaches, Test};
 use crate::config_file::{ServeFlags, Settings};
 use crate::core_settings::CoreSettings;
 use crate::engines::Engines;
+use crate::h2o_settings::H2O_KEYS;
 use crate::null_worker::WorkerKind;
 use crate::serve::tests::given;
 use crate::weights_settings::Placement;
@@ -259,23 +260,9 @@ fn nonsense_is_refused_also_where_the_flag_has_no_effect() {
         "tier-write",
         "tier-eviction",
     ];
-    let h2o = [
-        "h2o-layers",
-        "h2o-total",
-        "h2o-choice",
-        "h2o-scorer",
-        "h2o-ratio",
-        "h2o-sink",
-        "h2o-recent",
-        "h2o-block",
-        "h2o-trigger",
-        "h2o-interval",
-        "h2o-alpha",
-        "h2o-score-interval",
-    ];
     let flags: Vec<String> = core
         .chain(texts)
-        .chain(h2o)
+        .chain(H2O_KEYS)
         .chain(["log-format", "weights", "simulate"])
         .map(|flag| format!("--{flag}=\u{2603}"))
         .collect();
