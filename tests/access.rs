@@ -182,7 +182,11 @@ async fn clients_of_another_protocol_get_a_line_that_says_so() {
     let refused = connect_tls(endpoint("https", &plain), &files).await.map(drop).unwrap_err();
     assert!(matches!(refused, ClientError::NoTls), "{refused:?}");
     let mut client = Client(InferenceClient::new(endpoint("http", &tls).connect().await.unwrap()));
-    let refused = client.ask(greedy("hello", 4)).await.unwrap_err();
+    // A call that begins once the connection has ended does not know why it ended.
+    let mut refused = client.ask(greedy("hello", 4)).await.unwrap_err();
+    while refused.code() == Code::Cancelled && !wants_tls(&refused) {
+        refused = client.ask(greedy("hello", 4)).await.unwrap_err();
+    }
     assert!(wants_tls(&refused), "{refused:?}");
     assert!(!wants_tls(&Status::unavailable("another reason")));
 }

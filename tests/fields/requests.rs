@@ -72,20 +72,14 @@ pub const PROOFS: &[(&str, Proof)] = &[
         "GenerateRequest.timeout_ms",
         Changes(|request| stopping(request).max_tokens = Some(400), |request| request.timeout_ms = 1),
     ),
-    (
-        "RetentionHint.from",
-        Differs(|_| {
-            Box::pin(retained(
-                Some(keep()),
-                Some(RetentionHint { from: 1, part: RetentionPart::Answer.into(), ..keep() }),
-            ))
-        }),
-    ),
+    ("RetentionHint.from", Differs(|_| Box::pin(retained(Some(keep()), Some(RetentionHint { from: 200, ..keep() }))))),
     ("RetentionHint.to", Differs(|_| Box::pin(retained(Some(keep()), Some(RetentionHint { to: Some(32), ..keep() }))))),
     (
         "RetentionHint.part",
         Differs(|_| {
-            Box::pin(retained(Some(hint(20)), Some(RetentionHint { part: RetentionPart::Prompt.into(), ..hint(20) })))
+            let first = RetentionHint { to: Some(32), ..keep() };
+            let of_answer = RetentionHint { part: RetentionPart::Answer.into(), ..first.clone() };
+            Box::pin(retained(Some(first), Some(of_answer)))
         }),
     ),
     ("RetentionHint.priority", Differs(|_| Box::pin(retained(Some(hint(35)), Some(hint(80)))))),
@@ -209,26 +203,22 @@ fn keep() -> RetentionHint {
     hint(80)
 }
 
-/// Tokens of a prompt and of its answer that are found after a flood of other prompts, by hints of the prompt.
+/// Tokens of a prompt and of its answer that are found after a flood of other prompts, by a hint of the prompt.
 async fn found(hint: Option<RetentionHint>) -> String {
     let server = TestServer::start(Config { device_blocks: 24, ..Config::default() }).await;
     let mut client = server.client().await;
     let text = "A trunk is the prefix that many requests share; a trunk line is the main line of a railway.";
     let asked = GenerateRequest { retention: hint.into_iter().collect(), ..greedy(text, 40) };
     let answer = client.ask(asked).await.expect("an answer");
-    let fits_beside = "a prompt beside which all of the first one has room";
-    client.ask(greedy(fits_beside, 4)).await.expect("an answer");
-    // With a low priority what was asked first leaves before the rest, and else the rest leaves.
     for n in 0..12 {
         let text = format!("{n} is a number of a prompt that is sent once and never again, to fill it.");
         client.ask(greedy(&text, 4)).await.expect("an answer");
     }
     let whole: Vec<u32> = text.bytes().map(u32::from).chain(answer.token_ids).collect();
     let again = GenerateRequest { prompt: Some(ids(&whole)), ..greedy("", 4) };
-    let of_first = client.ask(again).await.expect("an answer").usage.cached_tokens;
-    let beside = client.ask(greedy(fits_beside, 4)).await.expect("an answer").usage.cached_tokens;
+    let found = client.ask(again).await.expect("an answer").usage.cached_tokens;
     server.drain().await;
-    format!("{of_first} {beside}")
+    found.to_string()
 }
 
 async fn retained(without: Option<RetentionHint>, with: Option<RetentionHint>) -> [String; 3] {

@@ -351,7 +351,7 @@ fn state(session: &Session) -> String {
     }
     for turn in &mut session.turns {
         if let Some(usage) = turn.finish.as_mut().and_then(|finish| finish.usage.as_mut()) {
-            usage.cached_tokens = usage.cached_tokens.min(1);
+            usage.cached_tokens = 0;
         }
     }
     format!("{session:?}")
@@ -469,7 +469,7 @@ async fn tenant_of(rig: &Rig, is_set: bool) -> String {
 async fn shared(rig: &Rig, is_changed: bool, change: fn(&mut SessionSettings)) -> String {
     // Each result has a cache of its own.
     static CALLS: AtomicU32 = AtomicU32::new(10);
-    let system = format!("{SYSTEM} {}", CALLS.fetch_add(1, Ordering::Relaxed));
+    let system = format!("{} {SYSTEM}", CALLS.fetch_add(1, Ordering::Relaxed));
     let base = |tenant: &str| SessionSettings { tenant: tenant.into(), ..sampled() };
     let is_of_tenants = rig.field.ends_with("share_cache");
     let mut first = base(if is_of_tenants { "acme" } else { "" });
