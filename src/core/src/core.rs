@@ -440,6 +440,10 @@ impl Core {
         if !self.state.publishes_ahead() || kv.tiers.is_empty() {
             return published;
         }
+        if kv.copies_wait() {
+            // A step in flight may still compute blocks that its request gave up at once: these are in no table but of those who found them.
+            return 0;
+        }
         // Behind these a step failed to compute them.
         let published = kv.tree.n_findable(&seq.table[..published]);
         let others = self.steps.slots().filter_map(|slot| sequences.get(slot));
