@@ -2,8 +2,8 @@
 
 use trunkline_core::config::PipelineBatches;
 use trunkline_core::{
-    Config, Event, FinishReason, Namespace, Preemption, Request, RequestId, StepResult, StepSeq, TierConfig, Token,
-    WorkerFacts, Write,
+    Config, Event, FinishReason, Namespace, Preemption, Request, RequestId, ReuseConfig, StepResult, StepSeq,
+    TierConfig, Token, WorkerFacts, Write,
 };
 use trunkline_driver::Driver;
 
@@ -424,4 +424,33 @@ fn one_step_in_flight_decides_as_before_there_were_several() {
     }
     // Recordings carry digests, so this number must not change between versions unnoticed.
     assert_eq!(bench.core.digest(), 15_709_468_960_314_608_246);
+}
+
+/// Steps in flight hold the sources of copies, so a request alone may lack a block though it fits the device.
+#[test]
+fn a_request_alone_waits_for_its_own_steps_instead_of_losing_them() {
+    for preemption in [Preemption::RetractAtOnce, Preemption::RecomputeAtOnce] {
+        let reuse = ReuseConfig { anywhere: 1, ..ReuseConfig::default() };
+        let config = Config {
+            block_size: 2,
+            device_blocks: 7,
+            preemption,
+            max_steps_in_flight: 5,
+            worker: WorkerFacts { reuse, ..WorkerFacts::default() },
+            ..config()
+        };
+        let mut bench = joined(config);
+        submit(&mut bench, 1, [prompt(200, 1), prompt(100, 5)].concat(), 1);
+        bench.answer_with(50);
+        // Five of six tokens are copied from the three blocks of request 1. With four of its own, nothing is left for the third decode.
+        submit(&mut bench, 2, prompt(100, 6), 8);
+        let in_flight = parts(&bench);
+        assert_eq!(in_flight, [vec![(2, 5, 1, false)], vec![(2, 6, 1, true)], vec![(2, 7, 1, true)]], "{preemption:?}");
+        for token in 0..8 {
+            bench.answer_with(60 + token);
+        }
+        assert_eq!((bench.usages[&2].copied_tokens, bench.usages[&2].preemptions), (5, 0), "{preemption:?}");
+        assert_eq!(bench.said(2), (60..68).collect::<Vec<_>>(), "{preemption:?}: every step counts");
+        bench.assert_empty();
+    }
 }

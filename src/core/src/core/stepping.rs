@@ -35,6 +35,8 @@ impl Core {
         if step.seqs.is_empty() {
             let waits = !alone || !kv.transfers.is_empty() || kv.lookups.is_any_awaited();
             assert!(waits, "with no step, transfer or look-up in flight, something can run");
+            // What the steps in flight compute is there for the next one.
+            kv.tree.begin_step(step.id - 1);
             self.steps.recycle(step);
             return false;
         }
