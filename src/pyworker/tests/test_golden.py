@@ -63,6 +63,8 @@ SETTINGS = Settings(block_size=16, blocks=64, steps_in_flight=1)
 
 def said(engine, prompt, n, chunk=32, **parameters):
     """Tokens after a prompt, run alone in chunks, with their log probabilities."""
+    # As `work.py` does for each new table, whose starts count from 1 again: else tokens of the run before get the penalty.
+    engine.forget_slots()
     table = SlotTable(engine.model, SETTINGS)
     tokens, logprobs, computed, step = list(prompt), [], 0, 0
     while len(tokens) < len(prompt) + n:
