@@ -21,7 +21,7 @@ mod swapped_groups;
 mod tier_copies;
 mod tiered_groups;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use self::demotions::Demotions;
 use self::promised::Promised;
@@ -215,22 +215,16 @@ impl Kv {
         dropped
     }
 
-    /// Lets nobody find a published block, and the blocks behind it, any more: what was to compute the block has failed. `tables` are the tables with
-    /// the block, from there on, as far as they are published. Returns the number of blocks.
-    pub fn strike_out<'a>(&mut self, first: BlockHandle, tables: impl Iterator<Item = &'a [BlockHandle]>) -> u32 {
+    /// Lets nobody find a published block, and the blocks behind it, any more: what was to compute the block has failed. Returns the number of
+    /// blocks. O(blocks of the device): a block behind may be in the table of one that gave it up, or that ended.
+    pub fn strike_out(&mut self, first: BlockHandle) -> u32 {
         if !self.tree.is_published(first) {
             // A flush did it.
             return 0;
         }
-        let blocks: BTreeSet<u32> = match self.copies_wait() {
-            // Blocks given up at once are in no table.
-            true => self.tree.blocks_from(first).into_iter().collect(),
-            false => {
-                tables.flatten().filter(|block| self.tree.is_published(**block)).map(|block| block.index).collect()
-            }
-        };
+        let blocks = self.tree.blocks_from(first);
         let struck = blocks.len() as u32;
-        self.tree.strike_out(blocks.into_iter().collect());
+        self.tree.strike_out(blocks);
         self.free_left();
         struck
     }

@@ -1,7 +1,8 @@
 //! A sequence that the worker fails beside others: its request ends alone, and nobody else loses anything.
 
 use trunkline_core::{
-    Config, Event, FailedSeq, FinishReason, RequestId, SeqFault, StepResult, TierConfig, Token, WorkerFacts, Write,
+    Config, Event, FailedSeq, FinishReason, Preemption, RequestId, SeqFault, StepResult, TierConfig, Token,
+    WorkerFacts, Write,
 };
 use trunkline_driver::Driver;
 
@@ -133,6 +134,27 @@ fn whoever_reads_blocks_of_the_failed_step_starts_over_and_says_what_it_would_al
     assert!((1..=2).contains(&stats.requests.restarted), "{} started over", stats.requests.restarted);
     // The second computed the blocks again, and they are cached.
     assert_eq!(found(&mut driver, 4, [prompt(1, 16), vec![900; 3]].concat()), 16);
+    driver.assert_empty();
+}
+
+#[test]
+fn blocks_that_a_preempted_request_gave_up_at_once_leave_when_its_step_fails() {
+    let preemption = Preemption::RecomputeAtOnce;
+    let room = Config { device_blocks: 9, max_context: 36, launch_watermark: 0.0, policy: "fcfs".into(), ..config() };
+    let mut driver = driver(Config { preemption, ..room });
+    driver.submit(1, prompt(1, 15), 12);
+    driver.answer_until(|driver| driver.steps[1].seqs[0].computed == 18);
+    driver.submit(2, prompt(2, 13), 3);
+    driver.answer();
+    let runs = |driver: &Driver| driver.steps[1].seqs.iter().map(|seq| seq.request.0).collect::<Vec<_>>();
+    assert_eq!(runs(&driver), [1, 2], "the prompt runs in the last step before the first request needs a block");
+    driver.answer();
+    assert_eq!(driver.stats().preemptions, 1, "and gives its blocks up while that step computes them");
+    driver.answer_failing(2, SeqFault::NotFinite);
+    assert_eq!(driver.stats().idle_blocks, 0, "nobody finds them");
+    driver.run_to_end();
+    assert_eq!((driver.reason(2), driver.said(1).len()), (Some(FinishReason::NotFinite), 12));
+    assert_eq!(found(&mut driver, 3, prompt(2, 13)), 0);
     driver.assert_empty();
 }
 

@@ -34,8 +34,7 @@ impl Core {
     /// Strikes out the `at`-th block of a failed sequence with all that follow, and lets the readers of the block start over.
     fn strike_out(&mut self, failed: usize, at: u32, first: BlockHandle) {
         let State { sequences, kv, journal, .. } = &mut self.state;
-        let tables = sequences.iter().filter(|(_, seq)| seq.table.get(at as usize) == Some(&first));
-        let struck = kv.strike_out(first, tables.map(|(_, seq)| &seq.table[at as usize..seq.published as usize]));
+        let struck = kv.strike_out(first);
         journal.decide(Decision::StruckOut, sequences[failed].id.0, u64::from(struck));
         let hash = sequences[failed].cold.hashes[at as usize];
         let is_copied = kv.held_sources().any(|source| *source == first);
@@ -93,7 +92,7 @@ fn first_ahead(state: &State, part: Part) -> Option<BlockHandle> {
         return seq.table[..(seq.published as usize).min(seq.table.len())].get(at).copied();
     }
     // The sequence gave its blocks up, and others may have found them.
-    state.kv.tree.block_with(*seq.cold.hashes.get(at)?)
+    state.kv.tree.block_at(seq.cold.root, &seq.cold.hashes, seq.tokens(), at)
 }
 
 impl Sequence {

@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 
 use super::PrefixTree;
 use crate::block::{BlockEvent, BlockState};
-use crate::hash::BlockHash;
 use crate::ids::BlockHandle;
 
 impl PrefixTree {
@@ -50,11 +49,6 @@ impl PrefixTree {
                 self.eviction.leaf(parent, &self.nodes);
             }
         }
-    }
-
-    /// Returns the published block with a hash, without a look at the tokens.
-    pub fn block_with(&self, hash: BlockHash) -> Option<BlockHandle> {
-        self.lookup(hash).map(|block| self.pool.handle(block))
     }
 
     /// Returns the number of leading blocks of a prefix that can be found: blocks behind a stale one are stale.
@@ -104,7 +98,7 @@ mod tests {
     use super::super::{Parent, Published};
     use super::*;
     use crate::eviction::REGISTRY;
-    use crate::hash::{Namespace, extend_hashes};
+    use crate::hash::{BlockHash, Namespace, extend_hashes};
     use crate::ids::Token;
     use crate::prefix::Prefix;
 
