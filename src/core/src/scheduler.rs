@@ -579,9 +579,8 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
             return None;
         } else if state.batch.len() > 1 || !swap::release_last_pinned(state) {
             preempt_one(state);
-            future_free = None;
-            // This sequence moved up if the victim was before it, and is gone if it was the victim.
-            at -= usize::from(at > 0 && state.batch.running.get(at - 1) == Some(&slot));
+            // The victim may be one that waits for a transfer.
+            (at, stalled, future_free) = (0, 0, None);
         } else {
             // A swapped sequence released its blocks instead.
             state.victims.clear();
