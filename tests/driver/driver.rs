@@ -227,8 +227,14 @@ impl Driver {
         }
         let mut actions = Vec::new();
         self.sent.preempted = self.core.preempted().collect();
+        let preemptions = self.core.stats().preemptions;
         self.core.handle(self.now_ns, event, &mut actions);
         self.forget_inner();
+        let stats = self.core.stats();
+        if stats.running + stats.loading > 1 || stats.preemptions != preemptions {
+            // A request finds less if others took blocks in the same pass, or if a retraction made room for several steps.
+            self.found.forget_evicting(&stats);
+        }
         actions.into_iter().for_each(|action| self.perform(action));
         if !self.sent.answering.is_empty() {
             self.blame.succeeded();

@@ -64,6 +64,13 @@ impl Found {
         }
     }
 
+    /// Forgets everything if a block was evicted in the pass under way, whose ends are not noted yet.
+    pub fn forget_evicting(&mut self, stats: &Stats) {
+        if self.evicted_blocks != stats.evicted_blocks {
+            self.forget();
+        }
+    }
+
     /// Notes a new request.
     pub fn submitted(&mut self, request: &Request) {
         let bound = self.digests(request, &request.prompt).take_while(|digest| self.prefixes.contains(digest)).count();

@@ -57,10 +57,10 @@ impl OracleWorker {
             self.copied += u64::from(copy.n_tokens);
         }
         self.check_whole_blocks(step);
-        for (seq, written) in step.seqs.iter().zip(&written) {
+        for (at, (seq, written)) in step.seqs.iter().zip(&written).enumerate() {
             assert!(written.is_empty() || seq.start, "request {} copies after its start", seq.request);
             if seq.start {
-                self.restart_truth(seq, written);
+                self.restart_truth(&step.seqs[..at], seq, written);
             }
         }
         for copy in &step.copies {
@@ -133,16 +133,21 @@ impl OracleWorker {
     }
 
     /// Corrects what is known of a sequence that starts with copied cells, of this step or from before a swap, or that had some when it
-    /// started before.
-    fn restart_truth(&mut self, seq: &StepSeq, written: &[usize]) {
+    /// started before. The sequences `ahead` of it in the step have not run yet.
+    fn restart_truth(&mut self, ahead: &[StepSeq], seq: &StepSeq, written: &[usize]) {
         let Some(truth) = self.truth(seq) else { return };
         if written.is_empty() && !truth.has_copies {
             return;
         }
+        let is_written = |at: usize| {
+            let block = self.table(seq)[at / self.block_size];
+            let written = |other: &StepSeq| &self.table(other)[other.kv_write_from as usize / self.block_size..];
+            ahead.iter().any(|other| written(other).contains(&block))
+        };
         // What is not kept is compared as computed later.
         let kept = |at: usize| {
             let cell = self.device.cells[self.at(seq, at)];
-            (truth.copied.contains(&at) && truth.cells[at] == cell).then_some((at, cell))
+            (truth.copied.contains(&at) && truth.cells[at] == cell && !is_written(at)).then_some((at, cell))
         };
         let now = written.iter().map(|at| (*at, self.device.cells[self.at(seq, *at)]));
         let before = (0..seq.computed as usize).filter(|at| !written.contains(at)).filter_map(kept);

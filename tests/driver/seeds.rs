@@ -1,6 +1,7 @@
 //! Seeds of pressure runs: a sample as in CI, or those that `TRUNKLINE_SEED`, `TRUNKLINE_SEEDS` and `TRUNKLINE_REQUESTS` ask for.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::thread;
 
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -55,4 +56,33 @@ pub fn run_one<T>(test: &str, seed: u64, requests: u64, run: impl FnOnce(u64, u6
         eprintln!("run it again: TRUNKLINE_SEED={seed} TRUNKLINE_REQUESTS={requests} cargo test {test}");
         resume_unwind(panic)
     })
+}
+
+/// Runs all seeds of a sample on all processors, as [`run_one`] does, and adds up what the runs came to with `plus`. A seed that fails keeps no
+/// other from its run.
+///
+/// # Panics
+/// If a seed failed, after the last one.
+pub fn run_all<T: Default + Send>(test: &str, sample: &Sample, run: fn(u64, u64) -> T, plus: fn(T, &T) -> T) -> T {
+    let n_threads = thread::available_parallelism().map_or(1, usize::from);
+    let (mut sum, mut n_failed) = (T::default(), 0);
+    let part = |first: usize| {
+        let (mut sum, mut n_failed) = (T::default(), 0);
+        for seed in sample.seeds.iter().skip(first).step_by(n_threads) {
+            match catch_unwind(AssertUnwindSafe(|| run_one(test, *seed, sample.requests, run))) {
+                Ok(one) => sum = plus(sum, &one),
+                Err(_) => n_failed += 1,
+            }
+        }
+        (sum, n_failed)
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..n_threads).map(|first| scope.spawn(move || part(first))).collect();
+        for thread in threads {
+            let (part, failed) = thread.join().expect("panics are caught");
+            (sum, n_failed) = (plus(std::mem::take(&mut sum), &part), n_failed + failed);
+        }
+    });
+    assert_eq!(n_failed, 0, "of {} seeds so many failed", sample.seeds.len());
+    sum
 }
