@@ -78,7 +78,7 @@ pub const PROOFS: &[(&str, Proof)] = &[
         "RetentionHint.part",
         Differs(|_| {
             let first = RetentionHint { to: Some(32), ..keep() };
-            let of_answer = RetentionHint { part: RetentionPart::Answer.into(), ..first.clone() };
+            let of_answer = RetentionHint { part: RetentionPart::Answer.into(), ..first };
             Box::pin(retained(Some(first), Some(of_answer)))
         }),
     ),

@@ -34,7 +34,7 @@ fn every_request_gets_the_text_it_would_have_alone() {
 fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.completed > 5 * seeds && sum.cut_short > seeds && sum.refused > 0 && sum.timed_out > seeds / 2);
     assert!(sum.preemptions > seeds && sum.evicted_blocks > seeds);
-    assert!(sum.preempted_in_steps > seeds / 10, "{} preemptions in steps", sum.preempted_in_steps);
+    assert!(sum.preempted_in_steps > seeds / 12, "{} preemptions in steps", sum.preempted_in_steps);
     assert!(sum.cached_tokens > 10 * seeds && sum.merged_blocks > seeds / 2);
     assert!(sum.workers_lost > seeds / 10 && sum.nonsense > seeds / 10);
     assert!(sum.workers_resumed > seeds / 20, "{} connections broke", sum.workers_resumed);
