@@ -87,6 +87,7 @@ mod loading;
 mod lookups;
 mod namespaces;
 pub mod nodes;
+mod pause;
 mod planners;
 pub mod policy;
 mod preemption;

@@ -9,6 +9,8 @@ use crate::transfer::Place;
 const OVERDUE_FACTOR: u64 = 16;
 /// A transfer is not overdue earlier, however fast its kind is: nanoseconds. A worker may pause for so long.
 const OVERDUE_MIN_NS: u64 = 1_000_000_000;
+/// A load is waited for so long in any case, nanoseconds: a shorter wait is less than what a step takes.
+const LOAD_LEAST_NS: u64 = 1_000_000;
 /// Least estimate of a prefill before the first was measured, nanoseconds: the setting may be far off.
 const UNMEASURED_NS: f64 = 1e9;
 /// A tier is tried again once prompts that passed it over were computed for so many times as long as its last load was late: the trials of
@@ -74,6 +76,15 @@ impl Links {
         let learned = link(from, to).map(|link| &self.copies[link]).filter(|timing| timing.is_learned());
         let expected_ns = learned.map_or(u64::MAX, |timing| timing.estimate_ns(blocks as u32));
         self.timeout_ns.min(expected_ns.saturating_mul(OVERDUE_FACTOR).max(OVERDUE_MIN_NS))
+    }
+
+    /// Returns the time after which a request no longer waits for a load of so many blocks, nanoseconds: as long as the load is expected to take,
+    /// and as long again as computing the blocks takes. So no request waits for a load much longer than for its own prompt, however long the
+    /// load takes.
+    pub fn load_patience_ns(&self, from: Place, to: Place, blocks: usize) -> u64 {
+        let expected_ns = link(from, to).map_or(0, |link| self.copies[link].estimate_ns(blocks as u32));
+        let worth_ns = expected_ns.saturating_add(self.compute_ns(blocks) as u64).max(LOAD_LEAST_NS);
+        self.patience_ns(from, to, blocks).min(if self.timeout_ns == u64::MAX { u64::MAX } else { worth_ns })
     }
 
     /// Returns the number of leading blocks to load, to save the most time: the time to compute the tokens of the blocks, less the time

@@ -11,7 +11,7 @@ use crate::{loading, swap};
 /// Ends a transfer. An id that is not in flight is ignored.
 pub(crate) fn end(state: &mut State, id: u64, end: TransferEnd) {
     let ok = end == TransferEnd::Finished;
-    let Some(transfer) = state.kv.transfers.end(id, ok) else { return };
+    let Some(transfer) = state.kv.transfers.end(id, &end) else { return };
     let decision = match end {
         TransferEnd::Finished => Decision::TransferFinished,
         TransferEnd::Failed => Decision::TransferFailed,

@@ -10,6 +10,8 @@ use trunkline_port::{BlockFault, BlockKey};
 use crate::digest::Digest;
 use crate::ids::{BlockHandle, Token};
 use crate::links::Links;
+use crate::pause::Pause;
+use crate::tier::TIERS_MAX;
 use crate::transfer::{Place, Transfer};
 
 /// A block to copy: the number at the source and the number at the destination.
@@ -269,6 +271,12 @@ impl TransferEnd {
         }
     }
 
+    /// Returns `true` if one of so many blocks arrived, or the source says that it has none of them: it works.
+    pub fn is_answer(&self, pairs: usize) -> bool {
+        let works = |fault: Option<BlockFault>| fault.is_none_or(|fault| fault == BlockFault::Bad);
+        *self != Self::Failed && (0..pairs).any(|pair| works(self.fault(pair)))
+    }
+
     /// Returns the number of blocks that the destination refused.
     pub fn refused(&self) -> usize {
         let Self::Partial(faults) = self else { return 0 };
@@ -314,6 +322,17 @@ pub(crate) struct TransferTable {
     outbox: Vec<Transfer>,
     /// Orphaned transfers that the driver does not know of yet.
     cancelled: Vec<u64>,
+    /// Pauses of the copies out of each tier, and into each.
+    pauses: [[Pause; 2]; TIERS_MAX],
+}
+
+/// Way of a copy out of or into a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// To the device, for a request that waits.
+    Out,
+    /// From the device or another tier.
+    Into,
 }
 
 impl TransferTable {
@@ -328,7 +347,23 @@ impl TransferTable {
             links,
             outbox: Vec::new(),
             cancelled: Vec::new(),
+            pauses: [[Pause::default(); 2]; TIERS_MAX],
         }
+    }
+
+    /// Returns the pause that a transfer counts for: of the tier that it reads for a request, or writes.
+    fn pause_of(&mut self, from: Place, to: Place) -> Option<&mut Pause> {
+        let (tier, way) = match (from, to) {
+            (_, Place::Tier(tier)) => (tier, Way::Into),
+            (Place::Tier(tier), Place::Device) => (tier, Way::Out),
+            _ => return None,
+        };
+        Some(&mut self.pauses[tier as usize][way as usize])
+    }
+
+    /// Returns `true` while no copy out of a tier, or into it, is to begin, because the last ones failed.
+    pub fn pauses(&self, tier: usize, way: Way) -> bool {
+        self.pauses[tier][way as usize].is_on(self.now_ns)
     }
 
     /// Requests a transfer. `keys` and `tokens` name the contents of blocks of tiers. Returns the transfer's id.
@@ -346,7 +381,11 @@ impl TransferTable {
         let is_urgent = purpose.is_urgent();
         self.outbox.push(Transfer { id, from, to, pairs: numbers, keys, tokens, is_urgent });
         let begun_ns = self.now_ns;
-        let due_ns = begun_ns.saturating_add(self.links.patience_ns(from, to, pairs.len()));
+        let patience_ns = match purpose {
+            Purpose::Load { .. } => self.links.load_patience_ns(from, to, pairs.len()),
+            _ => self.links.patience_ns(from, to, pairs.len()),
+        };
+        let due_ns = begun_ns.saturating_add(patience_ns);
         if due_ns < u64::MAX {
             self.due.insert((due_ns, id));
         }
@@ -355,14 +394,21 @@ impl TransferTable {
     }
 
     /// Removes an answered transfer, and learns from its duration if it succeeded. Returns `None` for an id of no transfer in flight.
-    pub fn end(&mut self, id: u64, ok: bool) -> Option<InFlight> {
+    pub fn end(&mut self, id: u64, end: &TransferEnd) -> Option<InFlight> {
         let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).ok()?;
         let transfer = self.in_flight.remove(at);
         self.due.remove(&(transfer.due_ns, id));
         self.n_overdue -= u32::from(transfer.is_overdue);
-        if ok {
-            let took_ns = self.now_ns - transfer.begun_ns;
+        let (now_ns, took_ns) = (self.now_ns, self.now_ns - transfer.begun_ns);
+        if *end == TransferEnd::Finished {
             self.links.observe(transfer.from, transfer.to, transfer.pairs.len(), took_ns);
+        }
+        // One that was overdue counted then, and of a cancelled one nobody knows.
+        if !transfer.is_overdue
+            && !matches!(transfer.purpose, Purpose::Orphaned(_))
+            && let Some(pause) = self.pause_of(transfer.from, transfer.to)
+        {
+            if end.is_answer(transfer.pairs.len()) { pause.succeeded() } else { pause.failed(now_ns, took_ns) }
         }
         Some(transfer)
     }
@@ -380,8 +426,13 @@ impl TransferTable {
         }
         self.due.pop_first();
         let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).expect("it did not end");
-        self.in_flight[at].is_overdue = true;
+        let transfer = &mut self.in_flight[at];
+        transfer.is_overdue = true;
         self.n_overdue += 1;
+        let (from, to, now_ns, begun_ns) = (transfer.from, transfer.to, self.now_ns, transfer.begun_ns);
+        if let Some(pause) = self.pause_of(from, to) {
+            pause.failed(now_ns, now_ns - begun_ns);
+        }
         Some(&self.in_flight[at])
     }
 
@@ -570,10 +621,10 @@ mod tests {
         table.orphan(8, |_| Orphan::default());
         assert_eq!(table.of(8).count(), 0);
         assert_eq!(table.iter().map(|transfer| transfer.purpose.slot()).collect::<Vec<_>>(), [Some(7), None, None]);
-        assert_eq!(table.end(load, true).map(|transfer| transfer.from), Some(Place::Tier(0)));
-        assert!(table.end(load, true).is_none());
+        assert_eq!(table.end(load, &TransferEnd::Finished).map(|transfer| transfer.from), Some(Place::Tier(0)));
+        assert!(table.end(load, &TransferEnd::Finished).is_none());
         assert_eq!(table.lose().iter().map(|transfer| transfer.id).collect::<Vec<_>>(), [1, 3]);
-        assert!(table.is_empty() && table.end(demotion, true).is_none());
+        assert!(table.is_empty() && table.end(demotion, &TransferEnd::Finished).is_none());
         assert_eq!(table.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot: 7 }, Default::default()), 4);
     }
 
@@ -593,8 +644,8 @@ mod tests {
         assert!(table.take_overdue().is_none());
         assert_eq!((table.is_stuck(Place::Tier(1)), table.is_stuck(Place::Tier(0))), (true, false));
         assert_eq!(table.next_due_ns(), Some(150));
-        assert!(table.end(second, true).is_some_and(|transfer| !transfer.is_overdue));
-        assert!(table.end(first, true).is_some_and(|transfer| transfer.is_overdue));
+        assert!(table.end(second, &TransferEnd::Finished).is_some_and(|transfer| !transfer.is_overdue));
+        assert!(table.end(first, &TransferEnd::Finished).is_some_and(|transfer| transfer.is_overdue));
         assert!(!table.is_stuck(Place::Tier(1)) && table.next_due_ns().is_none());
     }
 }

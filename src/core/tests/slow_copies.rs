@@ -7,6 +7,8 @@ use trunkline_driver::Driver;
 
 /// Patience for copies; an event takes a nanosecond.
 const TIMEOUT_NS: u64 = 1_000_000;
+/// Longer than the pause behind a first failure.
+const PAUSE_NS: u64 = 2_000_000;
 
 fn tier(blocks: u32, write: Write) -> TierConfig {
     TierConfig { name: "tier".into(), blocks, write, eviction: "lru".into(), shared: false }
@@ -271,6 +273,7 @@ fn a_bad_block_leaves_its_tier_and_is_not_loaded_again() {
     let mut rig = loading(config());
     rig.fail_copy(0);
     rig.run_to_end();
+    rig.now_ns += PAUSE_NS;
     let mut loads = 0;
     for round in 1..5 {
         // Pushed off the device by requests whose prompts the tier keeps.
@@ -281,6 +284,63 @@ fn a_bad_block_leaves_its_tier_and_is_not_loaded_again() {
     }
     assert_eq!(rig.stats().swaps.failed_transfers, 1);
     assert_eq!(loads, 4, "the recomputed blocks were stored in place of the bad ones");
+}
+
+#[test]
+fn a_request_waits_for_a_load_about_as_long_as_for_its_own_prompt_and_no_longer() {
+    const STEP_NS: u64 = 10_000_000;
+    let mut rig = Driver::new(Config { copy_timeout_ns: 30_000_000_000, ..config() });
+    for (id, from, n) in [(0, 0, 17), (1, 1000, 45)] {
+        rig.submit(id, tokens(from, n), 1);
+        rig.now_ns += STEP_NS;
+        rig.answer_until(|rig| rig.has_ended(id));
+        (0..rig.copies.len()).for_each(|_| rig.finish_copy(0));
+    }
+    rig.submit(2, tokens(0, 17), 3);
+    assert_eq!((rig.stats().loading, rig.copies[0].from), (1, Place::Tier(0)));
+    let wait_ns = rig.core.next_deadline_ns().expect("the load has an end") - rig.now_ns;
+    assert!((STEP_NS / 8..2 * STEP_NS).contains(&wait_ns), "{wait_ns} ns where a prompt takes {STEP_NS}");
+    rig.now_ns += wait_ns;
+    rig.event(Event::Tick);
+    assert_eq!(rig.running(), [(2, 0, 17, true)], "it is computed");
+    rig.finish_copy(0);
+    rig.run_to_end();
+}
+
+/// Has a request of ten tokens stored in each of a hundred milliseconds, and lets each store end as `end` says. Returns the number of stores.
+fn stores(end: fn(&mut Driver)) -> usize {
+    let mut rig = Driver::new(config());
+    let mut n = 0;
+    for id in 0..100 {
+        rig.submit(id, tokens(id as u32 * 50, 10), 1);
+        rig.answer_until(|rig| rig.has_ended(id));
+        n += rig.copies.len();
+        while !rig.copies.is_empty() {
+            end(&mut rig);
+        }
+        rig.now_ns += 1_000_000;
+        rig.event(Event::Tick);
+    }
+    n
+}
+
+#[test]
+fn a_tier_whose_copies_fail_or_come_late_is_tried_ever_more_seldom_and_one_that_works_always() {
+    let late = |rig: &mut Driver| {
+        rig.now_ns += 2 * TIMEOUT_NS;
+        rig.event(Event::Tick);
+        rig.finish_copy(0);
+    };
+    assert_eq!(stores(|rig| rig.finish_copy(0)), 100);
+    for (name, end) in [
+        ("failed", (|rig| rig.fail_copy(0)) as fn(&mut Driver)),
+        ("interrupted", |rig| rig.interrupt_copy(0)),
+        ("late", late),
+    ] {
+        let n = stores(end);
+        // Pauses of 1, 2, 4, ... 64 ms.
+        assert!((4..=8).contains(&n), "{n} copies {name}");
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::journal::Journal;
 use crate::sequence::{Load, Sequence};
 use crate::tiers::PlannedBlock;
 use crate::transfer::Place;
-use crate::transfer_table::{Beside, BlockPair, InFlight, Orphan, Purpose, Sources, TransferEnd, fold_pairs};
+use crate::transfer_table::{Beside, BlockPair, InFlight, Orphan, Purpose, Sources, TransferEnd, Way, fold_pairs};
 
 /// Blocks of each layer group in one transfer begun ahead of need, at most.
 const AHEAD_MAX: usize = 1024;
@@ -42,7 +42,8 @@ impl Kv {
     /// Returns `true` if a tier can take blocks now.
     fn is_open(&self, tier: usize) -> bool {
         let place = tier_place(tier);
-        !self.transfers.is_stuck(place) && (!self.tiers.is_saturated(tier) || !self.transfers.is_writing(place))
+        let is_free = !self.transfers.is_stuck(place) && !self.transfers.pauses(tier, Way::Into);
+        is_free && (!self.tiers.is_saturated(tier) || !self.transfers.is_writing(place))
     }
 
     /// Returns `true` if a tier takes blocks due for eviction: by its rule, or because it refused blocks when they came.
@@ -301,7 +302,9 @@ impl Kv {
         if self.tiers.is_empty() {
             return;
         }
-        let is_open = std::array::from_fn(|tier| !self.transfers.is_stuck(tier_place(tier)));
+        let is_open = std::array::from_fn(|tier| {
+            !self.transfers.is_stuck(tier_place(tier)) && !self.transfers.pauses(tier, Way::Out)
+        });
         let (hit, last) = (self.hit(), self.last_on_device());
         let blocks = self.findable(seq).iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
         self.tiers.plan(seq.cold.root, last, is_open, blocks.skip(hit), &mut self.plan);
