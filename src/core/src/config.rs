@@ -133,8 +133,8 @@ settings! {
         /// place behind the copy is left alone until the copy ends; 0 is never.
         ///
         /// In nanoseconds here; users write milliseconds. Once copies between two places were measured, a copy that takes sixteen
-        /// times as long as expected, and a second at least, is overdue too. The default is long for a slow disk and short for a
-        /// client.
+        /// times as long as expected, and a second at least, is overdue too. A load from a tier is overdue once it has taken as long as
+        /// expected and as long again as computing its blocks takes. The default is long for a slow disk and short for a client.
         copy_timeout_ns: u64 {
             default: 30_000_000_000, value: "MS", flag: "copy-timeout-ms", notation: Milliseconds, recorded: unless_default
         }
