@@ -11,7 +11,7 @@ pub struct TierStats {
     pub blocks: u32,
     /// Blocks found by requests in this tier and in no nearer place.
     pub hit_blocks: u64,
-    /// Blocks whose transfer to the tier began.
+    /// Blocks copied to the tier.
     pub stored_blocks: u64,
     /// Blocks dropped from the tier to make room.
     pub evicted_blocks: u64,

@@ -129,10 +129,14 @@ impl Tiers {
         stats
     }
 
-    /// Counts blocks whose transfer to a tier began.
+    /// Takes note of blocks whose transfer to a tier began.
+    pub fn begin_store(&mut self, tier: usize, blocks: usize) {
+        self.owed[tier] = self.owed[tier].saturating_sub(blocks as u64);
+    }
+
+    /// Counts blocks that arrived in a tier.
     pub fn count_stored(&mut self, tier: usize, blocks: usize) {
         self.counters[tier].stored_blocks += blocks as u64;
-        self.owed[tier] = self.owed[tier].saturating_sub(blocks as u64);
     }
 
     /// Takes note of the end of a transfer to a tier, which refused so many of its blocks.

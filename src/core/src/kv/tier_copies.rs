@@ -78,7 +78,7 @@ impl Kv {
             return;
         }
         if let Place::Tier(tier) = to {
-            self.tiers.count_stored(tier as usize, pairs.len());
+            self.tiers.begin_store(tier as usize, pairs.len());
         }
         journal.decide(Decision::Copy, place_number(from) << 8 | place_number(to), pairs.len() as u64);
         fold_pairs(&mut journal.digest, &pairs);
@@ -387,6 +387,7 @@ impl Kv {
         let mut at = 0..pairs.len();
         pairs.retain(|_| at.next().is_some_and(|at| end.fault(at).is_none()));
         if let Place::Tier(tier) = to {
+            self.tiers.count_stored(tier as usize, pairs.len());
             self.propagate_on(tier as usize, pairs.iter().map(|pair| pair.to), Write::Through, journal);
         }
         if let (true, Place::Tier(tier)) = (is_load, from) {

@@ -99,7 +99,7 @@ pub(super) const METRICS: &[Metric] = &[
     counter("trunkline_tier_hit_blocks_total", TIER, "Blocks found in a tier and in no nearer place.", |s, out| {
         s.each_tier(out, |_, counters| counters.hit_blocks);
     }),
-    counter("trunkline_tier_stored_blocks_total", TIER, "Blocks whose copy to a tier began.", |s, out| {
+    counter("trunkline_tier_stored_blocks_total", TIER, "Blocks copied to a tier.", |s, out| {
         s.each_tier(out, |_, counters| counters.stored_blocks);
     }),
     counter("trunkline_tier_evicted_blocks_total", TIER, "Blocks dropped from a tier to make room.", |s, out| {
