@@ -64,8 +64,8 @@ pub struct NetworkSettings {
     #[arg(long, value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
 
-    /// Connections at once, at most, and no more than open files allow; beyond, the connection without a call for longest is
-    /// replaced [default: 1024].
+    /// Connections at once, at most, and no more than open files allow; beyond, a connection is replaced on which no caller with
+    /// rights has a whole request [default: 1024].
     #[arg(long, value_name = "N")]
     pub max_connections: Option<u32>,
 

@@ -23,7 +23,6 @@ use crate::gate::{CALL, Gate};
 use crate::gather::{Gathered, Turns};
 use crate::greeting::{Port, greet};
 use crate::headers::HEADER_BYTES_KEPT;
-use crate::limits::open_files_max;
 use crate::log_limit::LogLimit;
 use crate::network::{Admitted, Connection, MISTAKES_MAX, Network};
 use crate::socket::TimedSocket;
@@ -36,6 +35,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const GOODBYE: Duration = Duration::from_secs(5);
 /// Time between two looks at a connection with calls.
 const LOOK: Duration = Duration::from_secs(10);
+/// Time for a client to read the status of a call that the server ends, until the call is reset.
+const LAST_WORD: Duration = Duration::from_secs(1);
 /// Output of one call in the connection's buffers, at most, bytes.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// Streams of a connection reset by the client before this server saw them, at most, until the connection is closed. A gateway may pass
@@ -64,7 +65,6 @@ pub(crate) struct Acceptor {
 impl Acceptor {
     /// Serves until `stop` is ready; then waits for the calls on all connections to end. Dropping the future cuts the connections.
     pub(crate) async fn serve(self, listener: impl Accept, stop: impl Future<Output = ()>) {
-        let connections_max = self.network.limits.connections_within(open_files_max());
         let (stopping, stopped) = watch::channel(false);
         let mut connections = JoinSet::new();
         let refusals = LogLimit::default();
@@ -80,9 +80,10 @@ impl Acceptor {
             match accepted {
                 Ok((socket, peer)) => {
                     pause = PAUSE_MIN;
-                    let Some(admitted) = self.network.admit(peer, connections_max) else {
+                    let Some(admitted) = self.network.admit(peer) else {
+                        let connections_max = self.network.limits.connections;
                         refusals.log(self.network.clock, |n| {
-                            warn!(n, connections_max, "refusing connections: each open connection has a call");
+                            warn!(n, connections_max, "refusing connections: each open connection is at work");
                         });
                         continue;
                     };
@@ -230,11 +231,16 @@ where
         let opened = self.0.open_call();
         let call = opened.0.clone();
         tokio::spawn(CALL.scope(call.clone(), async move {
+            let unheard = async {
+                call.ended().await;
+                sleep(LAST_WORD).await;
+            };
             // Dropping the stream resets it.
             tokio::select! {
                 biased;
                 () = call.to_reset() => {}
                 _ = stream => {}
+                () = unheard => {}
             }
             drop(opened);
         }));

@@ -144,12 +144,14 @@ impl WorkersService {
         &self,
         mut incoming: Streaming<wire::FromWorker>,
         accepted: Accepted,
+        caller: &Caller,
     ) -> Result<Outgoing, Status> {
         let hello = self.hello(&mut incoming).await?;
         let refused = |why: String| Status::failed_precondition(format!("worker {}: {why}", shortened(&hello.name)));
         let fit = self.fit(&hello).await?;
         fit.check(&hello).map_err(refused)?;
         accepted.set();
+        caller.call.work(caller.client());
         self.seat(hello, fit.block_size(), incoming).await
     }
 }
@@ -159,7 +161,7 @@ impl Workers for WorkersService {
     type AttachStream = Outgoing;
 
     async fn attach(&self, request: Request<Streaming<wire::FromWorker>>) -> Result<Response<Outgoing>, Status> {
-        let caller = Caller::of(request.extensions());
+        let caller = Caller::of_stream(request.extensions());
         caller.check_worker()?;
         if self.options.engines == 0 {
             return Err(Status::failed_precondition(
@@ -167,7 +169,7 @@ impl Workers for WorkersService {
             ));
         }
         let accepted = request.extensions().get::<Accepted>().cloned().unwrap_or_default();
-        let attached = self.attach_checked(request.into_inner(), accepted).await;
+        let attached = self.attach_checked(request.into_inner(), accepted, &caller).await;
         if let Err(status) = &attached {
             let why = shortened(status.message());
             self.refusals.log(self.driver.clock(), |workers| warn!(workers, "refusing a worker: {why}"));

@@ -9,6 +9,7 @@ use std::time::Duration;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
+use tonic::codegen::http::HeaderMap;
 use tonic::codegen::{Bytes, StdError};
 
 use crate::network::Call;
@@ -37,8 +38,6 @@ impl Accepted {
 pub(crate) struct RequestBody<B> {
     body: B,
     call: Arc<Call>,
-    /// Bytes that count in the limits of the connection.
-    received: u64,
     /// Time for the whole body; `None` for a stream without end.
     limit: Option<Duration>,
     /// Mark of a stream without end; `None` for a request with one message.
@@ -50,30 +49,25 @@ pub(crate) struct RequestBody<B> {
 impl<B> RequestBody<B> {
     /// Wraps the body of a request that MUST arrive within `limit` of its headers.
     pub(crate) fn new(body: B, call: Arc<Call>, limit: Duration) -> Self {
-        Self { body, call, received: 0, limit: Some(limit), accepted: None, late: None }
+        Self { body, call, limit: Some(limit), accepted: None, late: None }
     }
 
     /// Wraps the body of a stream of messages without end, which the service bounds in time.
     pub(crate) fn unbounded(body: B, call: Arc<Call>, accepted: Accepted) -> Self {
-        Self { body, call, received: 0, limit: None, accepted: Some(accepted), late: None }
+        Self { body, call, limit: None, accepted: Some(accepted), late: None }
     }
 
     /// Counts bytes that arrived in the limits of the body, the connection and the server.
     fn count(&mut self, bytes: u64) -> Result<(), Status> {
-        let connection = self.call.connection();
         if self.accepted.as_ref().is_some_and(Accepted::is_set) {
-            connection.remove_incoming(std::mem::take(&mut self.received));
+            self.call.remove_incoming();
             return Ok(());
         }
-        if self.accepted.is_some() && self.received + bytes > UNACCEPTED_BYTES_MAX {
+        if self.accepted.is_some() && self.call.incoming_bytes() + bytes > UNACCEPTED_BYTES_MAX {
             let message = format!("more than {UNACCEPTED_BYTES_MAX} bytes before the Hello was accepted");
             return Err(Status::resource_exhausted(message));
         }
-        if !connection.add_incoming(bytes) {
-            return Err(Status::resource_exhausted("too many bytes of requests are being received; try again later"));
-        }
-        self.received += bytes;
-        Ok(())
+        self.call.add_incoming(bytes)
     }
 }
 
@@ -114,9 +108,12 @@ where
 
 impl<B> Drop for RequestBody<B> {
     fn drop(&mut self) {
-        self.call.connection().remove_incoming(self.received);
+        self.call.remove_incoming();
     }
 }
+
+/// Waits until the server ends the call, for the status.
+pub(crate) type End = Pin<Box<dyn Future<Output = Status> + Send>>;
 
 /// Body of a response. Notes when output waits for the client, and leaves nothing behind in the connection's buffers: the last
 /// byte before the trailers is a frame of its own, which the connection asks for only once the client's window has taken the rest.
@@ -127,11 +124,24 @@ pub(crate) struct ResponseBody<B> {
     next: [Option<Frame<Bytes>>; 2],
     /// `true` once the body has no more frames.
     ended: bool,
+    /// The end of a call that the server ends; `None` if it has come.
+    end: Option<End>,
 }
 
 impl<B> ResponseBody<B> {
-    pub(crate) fn new(body: B, call: Arc<Call>) -> Self {
-        Self { body, call, next: [None, None], ended: false }
+    pub(crate) fn new(body: B, call: Arc<Call>, end: Option<End>) -> Self {
+        Self { body, call, next: [None, None], ended: false, end }
+    }
+
+    /// Returns the trailers of a call that the server ends.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Frame<Bytes>> {
+        let Some(end) = &mut self.end else { return Poll::Pending };
+        let status = ready!(end.as_mut().poll(cx));
+        (self.end, self.next, self.ended) = (None, [None, None], true);
+        let mut trailers = HeaderMap::new();
+        // A status of our own is a header.
+        let _ = status.add_header(&mut trailers);
+        Poll::Ready(Frame::trailers(trailers))
     }
 }
 
@@ -145,6 +155,9 @@ where
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
         this.call.note_read();
+        if let Poll::Ready(trailers) = this.poll_end(cx) {
+            return Poll::Ready(Some(Ok(trailers)));
+        }
         if let Some(frame) = this.next[0].take() {
             this.next.swap(0, 1);
             this.call.note_unread();

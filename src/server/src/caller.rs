@@ -1,6 +1,5 @@
 //! Identity of the sender of a call.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use tonic::{Extensions, Status};
@@ -8,6 +7,7 @@ use tonic::{Extensions, Status};
 use crate::clock::Clock;
 use crate::limits::NetworkLimits;
 use crate::network::{Call, count};
+use crate::shares::Client;
 
 /// Owner of requests: client-chosen request ids are unique per owner, and an owner aborts only own requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -18,15 +18,6 @@ pub(crate) enum Owner {
     Connection(u64),
     /// Holder of a token, by the token's name.
     Token(Arc<str>),
-}
-
-/// Client to whom requests count: the holder of a token, or without tokens everyone at one address.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Client {
-    /// Holder of a token, by the token's name.
-    Token(Arc<str>),
-    /// Address of the other end of a connection: all of IPv4, the first 64 bits of IPv6.
-    Peer(IpAddr),
 }
 
 /// Sender of a call, with its rights.
@@ -41,8 +32,15 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Returns the sender of a request, noting that the request has reached its handler.
+    /// Returns the sender of a request, noting that the request's message has reached its handler.
     pub(crate) fn of(extensions: &Extensions) -> Self {
+        let caller = Self::of_stream(extensions);
+        caller.call.work(caller.client());
+        caller
+    }
+
+    /// Returns the sender of a stream of messages of which none is there yet, noting that the stream has reached its handler.
+    pub(crate) fn of_stream(extensions: &Extensions) -> Self {
         let caller = extensions.get::<Self>().cloned().unwrap_or_else(Self::local);
         caller.call.handle();
         caller

@@ -13,7 +13,7 @@ use tonic::service::Routes;
 use tonic::{Code, Status};
 
 use crate::access::{Access, WORKERS};
-use crate::bodies::{Accepted, RequestBody, ResponseBody};
+use crate::bodies::{Accepted, End, RequestBody, ResponseBody};
 use crate::caller::Caller;
 use crate::headers;
 use crate::network::Call;
@@ -87,33 +87,43 @@ where
         let gate = self.clone();
         Box::pin(async move {
             let call = CALL.with(Arc::clone);
-            let response = match gate.enter(&request, &call) {
-                Err(status) => status.into_http(),
-                Ok((caller, mut routes)) => {
-                    headers::trim(&mut request);
-                    let limits = &call.connection().network().limits;
-                    let streams = request.uri().path().starts_with(REFLECTION);
-                    let limit = if streams { limits.idle.max(limits.request) } else { limits.request };
-                    // A worker's messages are no requests: the service bounds each, and the time between two.
-                    let attaches = request.uri().path().starts_with(WORKERS);
-                    let accepted = Accepted::default();
-                    let mut request = request.map(|body| match attaches {
-                        true => RequestBody::unbounded(body, call.clone(), accepted.clone()),
-                        false => RequestBody::new(body, call.clone(), limit),
-                    });
-                    request.extensions_mut().insert(accepted);
-                    request.extensions_mut().insert(caller);
-                    let response = match streams {
-                        true => routes.call(request.map(Questions::of)).await,
-                        false => routes.call(request).await,
-                    };
-                    response.unwrap_or_else(|never| match never {})
-                }
+            let mut end: End = Box::pin(ended(call.clone()));
+            let answer = async {
+                let (caller, mut routes) = gate.enter(&request, &call)?;
+                headers::trim(&mut request);
+                let limits = &call.connection().network().limits;
+                let streams = request.uri().path().starts_with(REFLECTION);
+                let limit = if streams { limits.idle.max(limits.request) } else { limits.request };
+                // A worker's messages are no requests: the service bounds each, and the time between two.
+                let attaches = request.uri().path().starts_with(WORKERS);
+                let accepted = Accepted::default();
+                let mut request = request.map(|body| match attaches {
+                    true => RequestBody::unbounded(body, call.clone(), accepted.clone()),
+                    false => RequestBody::new(body, call.clone(), limit),
+                });
+                request.extensions_mut().insert(accepted);
+                request.extensions_mut().insert(caller);
+                let response = match streams {
+                    true => routes.call(request.map(Questions::of)).await,
+                    false => routes.call(request).await,
+                };
+                Ok(response.unwrap_or_else(|never| match never {}))
             };
-            call.answer();
-            Ok(correct(response, &call).map(|body| ResponseBody::new(body, call)))
+            let (response, end) = tokio::select! {
+                biased;
+                status = &mut end => (status.into_http(), None),
+                answer = answer => (answer.unwrap_or_else(Status::into_http), Some(end)),
+            };
+            let response = correct(response, &call);
+            call.answer(response.headers().get(Status::GRPC_STATUS).is_none());
+            Ok(response.map(|body| ResponseBody::new(body, call, end)))
         })
     }
+}
+
+/// Waits until the server ends a call, and returns the status.
+async fn ended(call: Arc<Call>) -> Status {
+    call.ended().await
 }
 
 /// Corrects the status of a request whose message could not be read: tonic blames the server for a malformed message, and calls

@@ -8,12 +8,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkLimits {
     /// Connections open at once, at most; also bounded by the process's limit of open files, less 64 or, if smaller, half of the
-    /// limit. A connection beyond the limit replaces the connection without a call for the longest time, or is refused if all
-    /// have calls.
+    /// limit. A connection beyond the limit replaces one on which no caller with rights has a whole message, or is refused if there is none
+    /// such: of those on which no such caller got an answer yet, the oldest one of the address that has most of them; and the others
+    /// likewise, if they are more. The last eighth of the connections is for clients with few of them.
     pub connections: u32,
     /// Connections of one peer address (of one /64 network for IPv6) at once, at most; `None` for half of `connections`.
     pub connections_per_peer: Option<u32>,
-    /// Calls open at once on one connection, at most; further calls wait at the client.
+    /// Calls open at once on one connection, at most; further calls wait at the client. Half of them may watch health, ask for reflection, or
+    /// wait for their message; beyond, the oldest of these end after a second.
     pub calls_per_connection: u32,
     /// Calls on one connection that the client resets before they are answered, at most, in a burst; a tenth of the number is
     /// forgiven each second. The connection is closed beyond.
@@ -40,7 +42,7 @@ pub struct NetworkLimits {
     pub unread_bytes_per_connection: u64,
     /// Unread output of all connections, at most, bytes in memory. Beyond, the call unread for the longest time ends.
     pub unread_bytes: u64,
-    /// Messages of requests being received on one connection, at most, bytes.
+    /// Messages of requests being received on one connection, at most, bytes. Beyond, the oldest call ends that has a part of them.
     pub incoming_bytes_per_connection: u64,
     /// Messages of requests being received on all connections, at most, bytes.
     pub incoming_bytes: u64,
@@ -70,15 +72,17 @@ impl Default for NetworkLimits {
 }
 
 impl NetworkLimits {
-    /// Returns the connections of one peer address, at most, if the server admits `connections` in all.
-    pub(crate) fn per_peer(&self, connections: u32) -> u32 {
-        self.connections_per_peer.unwrap_or(connections / 2).clamp(1, connections)
+    /// Returns the connections of one peer address, at most.
+    pub(crate) fn per_peer(&self) -> u32 {
+        let all = self.connections.max(1);
+        self.connections_per_peer.unwrap_or(all / 2).clamp(1, all)
     }
 
-    /// Returns the connections that a process with the given limit of open files admits.
-    pub(crate) fn connections_within(&self, open_files: Option<u64>) -> u32 {
+    /// Returns the limits with as many connections as a process with the given limit of open files can have.
+    pub(crate) fn within(self, open_files: Option<u64>) -> Self {
         let spare = |files: u64| u32::try_from(files - (files / 2).min(FILES_RESERVED)).unwrap_or(u32::MAX);
-        open_files.map_or(self.connections, |files| self.connections.min(spare(files))).max(1)
+        let connections = open_files.map_or(self.connections, |files| self.connections.min(spare(files))).max(1);
+        Self { connections, ..self }
     }
 }
 
@@ -107,13 +111,14 @@ mod tests {
     #[test]
     fn connections_leave_descriptors_for_files() {
         let limits = NetworkLimits::default();
-        assert_eq!(limits.connections_within(None), 1024);
-        assert_eq!(limits.connections_within(Some(1 << 20)), 1024);
-        assert_eq!(limits.connections_within(Some(1024)), 960);
-        assert_eq!(limits.connections_within(Some(64)), 32);
-        assert_eq!(limits.connections_within(Some(1)), 1);
-        assert_eq!((limits.per_peer(1024), limits.per_peer(1)), (512, 1));
-        assert_eq!(NetworkLimits { connections_per_peer: Some(9000), ..limits }.per_peer(1024), 1024);
+        let within = |open_files| limits.clone().within(open_files);
+        for (open_files, connections) in
+            [(None, 1024), (Some(1 << 20), 1024), (Some(1024), 960), (Some(64), 32), (Some(1), 1)]
+        {
+            assert_eq!(within(open_files).connections, connections);
+        }
+        assert_eq!((limits.per_peer(), within(Some(1)).per_peer()), (512, 1));
+        assert_eq!(NetworkLimits { connections_per_peer: Some(9000), ..limits }.per_peer(), 1024);
     }
 
     #[cfg(target_os = "linux")]

@@ -10,12 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
 use tracing::warn;
 
 use crate::clock::Clock;
 use crate::limits::NetworkLimits;
 use crate::log_limit::LogLimit;
+use crate::places::{Held, Place, Workplaces, first_to_go};
 use crate::refusals::Refusals;
+use crate::shares::Client;
 
 /// Streams of a connection that the HTTP/2 library resets for the client's mistakes, at most, until the library ends the connection: the
 /// library holds about half a kilobyte for each that the client has not read yet.
@@ -66,6 +70,8 @@ pub(crate) struct Network {
     next: AtomicU64,
     connections: Mutex<BTreeMap<u64, Arc<Connection>>>,
     calls: Mutex<BTreeMap<u64, Arc<Call>>>,
+    /// Connections at work, by client.
+    workplaces: Workplaces,
     /// Connections in the middle of headers longer than a frame, in the order of the beginnings.
     unfinished: Mutex<BTreeMap<u64, Arc<Connection>>>,
 }
@@ -76,6 +82,7 @@ pub(crate) struct Connection {
     number: u64,
     peer: IpAddr,
     opened_ns: u64,
+    place: Place,
     /// Notified to close the connection.
     close: Notify,
     closing: AtomicBool,
@@ -99,8 +106,17 @@ pub(crate) struct Connection {
 pub(crate) struct Call {
     connection: Arc<Connection>,
     number: u64,
+    opened_ns: u64,
     /// Notified to reset the stream.
     reset: Notify,
+    /// Cancelled to end the call with a status.
+    ended: CancellationToken,
+    /// Status of a call that the server ends.
+    end_status: OnceLock<Status>,
+    /// `true` once the message of a caller with rights is there.
+    at_work: AtomicBool,
+    /// Bytes of the message so far, until a handler has it.
+    incoming_bytes: AtomicU64,
     answered: AtomicBool,
     handled: AtomicBool,
     /// Time since which output waits, plus one; 0 if none does.
@@ -138,20 +154,20 @@ impl Network {
             next: AtomicU64::new(1),
             connections: Mutex::default(),
             calls: Mutex::default(),
+            workplaces: Workplaces::default(),
             unfinished: Mutex::default(),
         })
     }
 
-    /// Admits a connection, or returns `None` if a limit is reached and every connection that counts has a call. `connections_max`
-    /// bounds the connections in all.
-    pub(crate) fn admit(self: &Arc<Self>, peer: SocketAddr, connections_max: u32) -> Option<Admitted> {
+    /// Admits a connection, or returns `None` if a limit is reached and every connection that counts is at work.
+    pub(crate) fn admit(self: &Arc<Self>, peer: SocketAddr) -> Option<Admitted> {
         let peer = network_of(peer.ip());
         let mut connections = lock(&self.connections);
         let of_peer = connections.values().filter(|other| other.peer == peer).count();
-        if of_peer >= self.limits.per_peer(connections_max) as usize {
+        if of_peer >= self.limits.per_peer() as usize {
             self.replace(&mut connections, |other| other.peer == peer)?;
         }
-        if connections.len() >= connections_max as usize {
+        if connections.len() >= self.limits.connections as usize {
             self.replace(&mut connections, |_| true)?;
         }
         let connection = Arc::new(Connection::new(self.clone(), self.number(), peer));
@@ -160,7 +176,7 @@ impl Network {
         Some(Admitted(connection))
     }
 
-    /// Closes the connection without a call for the longest time, to make room for another.
+    /// Closes the connection that is first to give up its place, to make room for another.
     pub(crate) fn make_room(&self) {
         let _ = self.replace(&mut lock(&self.connections), |_| true);
     }
@@ -170,10 +186,8 @@ impl Network {
         connections: &mut BTreeMap<u64, Arc<Connection>>,
         counts: impl Fn(&Connection) -> bool,
     ) -> Option<()> {
-        let victims = connections.values().filter(|other| counts(other) && other.calls.load(Ordering::Relaxed) == 0);
-        // A connection that never had a call goes first.
-        let rank = |other: &&Arc<Connection>| (other.begun() > 0, other.idle_since_ns.load(Ordering::Relaxed));
-        let Some(number) = victims.min_by_key(rank).map(|victim| victim.number) else {
+        let held = connections.values().filter(|other| counts(other)).map(|other| other.held());
+        let Some(number) = first_to_go(held) else {
             count(&self.counters.refused);
             return None;
         };
@@ -216,6 +230,27 @@ impl Network {
         }
     }
 
+    /// Ends calls beyond half of the calls of a connection that are not at work, oldest first: they watch health, ask for reflection, or have
+    /// waited for their message for `patience` at least. So one client behind a gateway does not take all calls of the others.
+    pub(crate) fn end_waiting(&self, patience: Duration) {
+        let before_ns = self.clock.now_ns().saturating_sub(nanos(patience));
+        let most = self.limits.calls_per_connection / 2;
+        let mut excess = BTreeMap::new();
+        // In the order of the beginnings.
+        let calls: Vec<Arc<Call>> = lock(&self.calls).values().cloned().collect();
+        for call in calls.iter().filter(|call| call.opened_ns <= before_ns && !call.is_at_work()) {
+            let connection = &call.connection;
+            let excess = excess.entry(connection.number).or_insert_with(|| {
+                connection.calls.load(Ordering::Relaxed).saturating_sub(connection.place.calls()).saturating_sub(most)
+            });
+            if *excess > 0 {
+                *excess -= 1;
+                let what = "of this connection watch health, ask for reflection, or wait for their message";
+                call.end(Status::resource_exhausted(format!("more than {most} calls {what}; try again later")));
+            }
+        }
+    }
+
     fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -229,6 +264,7 @@ impl Connection {
             number,
             peer,
             opened_ns,
+            place: Place::default(),
             close: Notify::new(),
             closing: AtomicBool::new(false),
             calls: AtomicU32::new(0),
@@ -313,22 +349,10 @@ impl Connection {
         self.expires_ns().is_some_and(|at_ns| at_ns <= self.network.clock.now_ns())
     }
 
-    /// Adds received bytes of a request's message; returns `false`, with nothing added, if a limit is reached.
-    pub(crate) fn add_incoming(&self, bytes: u64) -> bool {
-        let limits = &self.network.limits;
-        let here = self.incoming_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let in_all = self.network.incoming_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let within = here <= limits.incoming_bytes_per_connection && in_all <= limits.incoming_bytes;
-        if !within {
-            self.remove_incoming(bytes);
-        }
-        within
-    }
-
-    /// Takes back received bytes.
-    pub(crate) fn remove_incoming(&self, bytes: u64) {
-        self.incoming_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.network.incoming_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    /// Returns what the connection has done for its place.
+    fn held(&self) -> Held {
+        let (standing, worked_ns) = self.place.standing();
+        Held { number: self.number, peer: self.peer, standing, since_ns: worked_ns.unwrap_or(self.opened_ns) }
     }
 
     /// Notes a call that the client reset before the answer. After too many the connection is to be replaced, so that a client behind
@@ -385,8 +409,13 @@ impl Call {
     fn new(connection: Arc<Connection>) -> Self {
         Self {
             number: connection.network.number(),
+            opened_ns: connection.network.clock.now_ns(),
             connection,
             reset: Notify::new(),
+            ended: CancellationToken::new(),
+            end_status: OnceLock::new(),
+            at_work: AtomicBool::new(false),
+            incoming_bytes: AtomicU64::new(0),
             answered: AtomicBool::new(false),
             handled: AtomicBool::new(false),
             unread_since: AtomicU64::new(0),
@@ -423,9 +452,45 @@ impl Call {
         self.reset.notified().await;
     }
 
-    /// Notes that response headers are there.
-    pub(crate) fn answer(&self) {
+    /// Ends the call with a status, and discards waiting output. The first status counts.
+    pub(crate) fn end(&self, status: Status) {
+        if self.end_status.set(status).is_ok() {
+            self.ended.cancel();
+            if let Some(backlog) = self.backlog.get().and_then(Weak::upgrade) {
+                backlog.discard();
+            }
+        }
+    }
+
+    /// Waits until the call is to end, and returns the status.
+    pub(crate) async fn ended(&self) -> Status {
+        self.ended.cancelled().await;
+        self.end_status.get().cloned().unwrap_or_else(|| Status::cancelled("the call has ended"))
+    }
+
+    /// Notes that the message of a caller with rights is there. From now on the connection keeps its place, until the call ends. The call of a
+    /// client with too many such connections ends.
+    pub(crate) fn work(&self, client: Client) {
+        let (place, network) = (&self.connection.place, &self.connection.network);
+        if self.at_work.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if !place.begin(client, &network.workplaces, network.limits.connections) {
+            self.at_work.store(false, Ordering::Relaxed);
+            self.end(Status::resource_exhausted("this client uses too many connections; send calls on fewer of them"));
+        }
+    }
+
+    fn is_at_work(&self) -> bool {
+        self.at_work.load(Ordering::Relaxed)
+    }
+
+    /// Notes that response headers are there, of a call that `succeeds` so far.
+    pub(crate) fn answer(&self, succeeds: bool) {
         self.answered.store(true, Ordering::Relaxed);
+        if succeeds && self.is_at_work() {
+            self.connection.place.answer(self.connection.network.clock.now_ns());
+        }
     }
 
     /// Notes that a handler got the request's message.
@@ -525,7 +590,11 @@ impl Drop for Opened {
     fn drop(&mut self) {
         let call = &self.0;
         let connection = &call.connection;
-        connection.idle_since_ns.store(connection.network.clock.now_ns(), Ordering::Relaxed);
+        let now_ns = connection.network.clock.now_ns();
+        connection.idle_since_ns.store(now_ns, Ordering::Relaxed);
+        if call.is_at_work() {
+            connection.place.end(now_ns, &connection.network.workplaces);
+        }
         connection.calls.fetch_sub(1, Ordering::Relaxed);
         lock(&connection.network.calls).remove(&call.number);
         if !call.answered.load(Ordering::Relaxed) {
@@ -535,7 +604,7 @@ impl Drop for Opened {
 }
 
 /// Returns the part of an address that stands for one client: all of IPv4, the first 64 bits of IPv6.
-fn network_of(addr: IpAddr) -> IpAddr {
+pub(crate) fn network_of(addr: IpAddr) -> IpAddr {
     match addr.to_canonical() {
         IpAddr::V6(addr) => IpAddr::V6((u128::from(addr) >> 64 << 64).into()),
         addr => addr,
@@ -556,5 +625,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+mod receiving;
 #[cfg(test)]
 mod tests;

@@ -25,7 +25,7 @@ use crate::driver::start::{Parts, spawn};
 use crate::driver::{self, Outcome};
 use crate::fit::Fit;
 use crate::gate::Gate;
-use crate::limits::NetworkLimits;
+use crate::limits::{NetworkLimits, open_files_max};
 use crate::metrics::{Metrics, Served};
 use crate::network::Network;
 use crate::offer::SamplingOffer;
@@ -237,7 +237,7 @@ pub async fn listen(addr: &str) -> Result<TcpListener, ServerError> {
     TcpListener::bind(addr).await.map_err(|source| ServerError::Listen { addr: addr.into(), source })
 }
 
-/// Ends calls with unread output beyond the limits, for ever.
+/// Ends calls with unread output, or that wait, beyond the limits, for ever.
 async fn watch_unread(network: &Network) {
     let interval = (network.limits.unread / 8).clamp(UNREAD_INTERVAL_MIN, UNREAD_INTERVAL_MAX);
     loop {
@@ -246,6 +246,7 @@ async fn watch_unread(network: &Network) {
             () = network.over.notified() => {}
         }
         network.end_unread();
+        network.end_waiting(interval);
     }
 }
 
@@ -367,7 +368,7 @@ impl Server {
         let (driver, commands) = driver::commands();
         let (reporter, health) = tonic_health::server::health_reporter();
         let handle = ServerHandle::new(driver.clone(), reporter).await;
-        let network = Network::new(options.network.clone(), driver.clock());
+        let network = Network::new(options.network.clone().within(open_files_max()), driver.clock());
         let (fit, known_fit) = watch::channel(None);
         let (offer, offers) = mpsc::channel(1);
         let workers =

@@ -4,12 +4,20 @@
 //! waits, and while its prompt is computed. A request is *open* until its end. With bounds for each client, no client fills the queue, or the
 //! running batch, for all others.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 
-use crate::caller::Client;
+/// Client to whom requests count: the holder of a token, or without tokens everyone at one address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Client {
+    /// Holder of a token, by the token's name.
+    Token(Arc<str>),
+    /// Address of the other end of a connection: all of IPv4, the first 64 bits of IPv6.
+    Peer(IpAddr),
+}
 
 /// Requests at once, by client.
 #[derive(Clone)]

@@ -8,9 +8,9 @@ use tonic::Status;
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Namespace, Reuse, Sampling, Token};
 
-use crate::caller::Client;
 use crate::proto;
 use crate::retention::{self, HintFault};
+use crate::shares::Client;
 
 /// Generated tokens of a request without `max_tokens`, at most.
 pub(crate) const MAX_TOKENS_DEFAULT: u32 = 128;

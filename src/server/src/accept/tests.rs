@@ -22,7 +22,7 @@ impl Accept for Exhausted {
 #[tokio::test]
 async fn a_failing_accept_waits_before_the_next() {
     let network = Network::new(NetworkLimits::default(), Clock::start());
-    let silent = network.admit(SocketAddr::from(([10, 0, 0, 1], 1)), 9).unwrap();
+    let silent = network.admit(SocketAddr::from(([10, 0, 0, 1], 1))).unwrap();
     let gate = Gate::new(Routes::default(), Arc::default(), Arc::new(Access::new(false, None).unwrap()));
     let attempts = Arc::new(AtomicU32::new(0));
     let acceptor = Acceptor { network, gate, tls: None };

@@ -2,15 +2,16 @@
 //!
 //! | limit | value |
 //! |---|---|
-//! | connections at once | [`Limits::connections`]; a further one ends the oldest, because a scrape takes milliseconds |
+//! | connections at once | [`Limits::connections`]; a further one ends another, as on the port of the calls ([`crate::places`]), and those with a whole request last |
 //! | head of a request | [`HEAD_BYTES_MAX`] bytes |
 //! | time of a connection, from its beginning to the last byte of the answer | [`Limits::connection`] |
 //! | requests on a connection | one; bodies are not read |
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -24,6 +25,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
+
+use crate::network::network_of;
+use crate::places::{Held, Standing, first_to_go};
 
 /// Path of the metrics.
 const PATH: &str = "/metrics";
@@ -85,23 +89,25 @@ impl Default for Limits {
 
 /// Answers scrapes for ever. Dropping the future cuts the connections.
 pub(super) async fn serve<S: Source>(listener: TcpListener, source: Arc<S>, limits: Limits) {
-    let (mut connections, mut open) = (JoinSet::new(), VecDeque::<AbortHandle>::new());
-    loop {
+    let (mut connections, mut open) = (JoinSet::new(), Vec::<Open>::new());
+    for number in 0.. {
         let accepted = tokio::select! {
             biased;
             Some(_) = connections.join_next(), if !connections.is_empty() => continue,
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((socket, _)) => {
-                open.retain(|connection| !connection.is_finished());
+            Ok((socket, peer)) => {
+                open.retain(|connection| !connection.task.is_finished());
                 if open.len() >= limits.connections
-                    && let Some(oldest) = open.pop_front()
+                    && let Some(goes) = first_to_go(open.iter().map(Open::held))
                 {
-                    oldest.abort();
+                    open.extract_if(.., |connection| connection.number == goes).for_each(|gone| gone.task.abort());
                 }
-                let source = source.clone();
-                open.push_back(connections.spawn(async move { serve_connection(socket, source, limits).await }));
+                let (source, has_asked) = (source.clone(), Arc::<AtomicBool>::default());
+                let asks = has_asked.clone();
+                let task = connections.spawn(async move { serve_connection(socket, source, limits, asks).await });
+                open.push(Open { number, peer: network_of(peer.ip()), has_asked, task });
             }
             Err(err) => {
                 warn!(%err, "cannot accept a connection for metrics; trying again after a pause");
@@ -111,9 +117,28 @@ pub(super) async fn serve<S: Source>(listener: TcpListener, source: Arc<S>, limi
     }
 }
 
-async fn serve_connection<S: Source>(socket: TcpStream, source: Arc<S>, limits: Limits) {
+/// An open connection.
+struct Open {
+    number: u64,
+    peer: IpAddr,
+    /// `true` once a whole request is there.
+    has_asked: Arc<AtomicBool>,
+    task: AbortHandle,
+}
+
+impl Open {
+    /// Returns what the connection has done for its place. All connections here are brief, so none keeps its place for good.
+    fn held(&self) -> Held {
+        let has_asked = self.has_asked.load(Ordering::Relaxed);
+        let standing = if has_asked { Standing::Acquaintance } else { Standing::Stranger };
+        Held { number: self.number, peer: self.peer, standing, since_ns: self.number }
+    }
+}
+
+async fn serve_connection<S: Source>(socket: TcpStream, source: Arc<S>, limits: Limits, asks: Arc<AtomicBool>) {
     let service = service_fn(move |request| {
         let source = source.clone();
+        asks.store(true, Ordering::Relaxed);
         async move { Ok::<_, Infallible>(answer(&request, &*source).await) }
     });
     let mut builder = http1::Builder::new();

@@ -1,0 +1,213 @@
+//! Places for connections: which connection gives its place to another, and which clients may go to work on further ones.
+//!
+//! | a connection is | if | gives its place to another |
+//! |---|---|---|
+//! | a stranger | no caller with rights got an answer on it yet, and none has a whole message in it | while there are at least as many strangers as acquaintances |
+//! | an acquaintance | a caller with rights got an answer on it, and none has a whole message in it now | while there are fewer strangers |
+//! | at work | a caller with rights has a whole message in it | never |
+//!
+//! So what is not at work is halved between strangers and acquaintances, and neither a flood of the one nor of the other keeps anyone out. Within its
+//! half, the address with the most connections gives up the oldest of them: a client of another address has the time to become an
+//! acquaintance, however many connections one address opens. Health, reflection, and calls whose message is not there hold no place.
+//!
+//! Connections at work never give way, so the last eighth of all places is for clients with less than an equal part of those at work.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::shares::Client;
+
+/// The part of all places that is kept for clients with few of them: one in so many.
+const KEPT: u32 = 8;
+
+/// What a connection has done for its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Stranger,
+    Acquaintance,
+    AtWork,
+}
+
+/// A connection that may have to give up its place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    pub(crate) number: u64,
+    pub(crate) peer: IpAddr,
+    pub(crate) standing: Standing,
+    /// Time of the beginning of a stranger, and of the last work of an acquaintance.
+    pub(crate) since_ns: u64,
+}
+
+/// Returns the number of the connection that is to give up its place; `None` if all are at work.
+pub(crate) fn first_to_go(held: impl IntoIterator<Item = Held>) -> Option<u64> {
+    let held: Vec<Held> = held.into_iter().filter(|held| held.standing != Standing::AtWork).collect();
+    let strangers = held.iter().filter(|held| held.standing == Standing::Stranger).count();
+    let goes = if 2 * strangers >= held.len() { Standing::Stranger } else { Standing::Acquaintance };
+    let mut of_peer = BTreeMap::<IpAddr, usize>::new();
+    for held in held.iter().filter(|held| held.standing == goes) {
+        *of_peer.entry(held.peer).or_default() += 1;
+    }
+    let going = held.iter().filter(|held| held.standing == goes);
+    going.min_by_key(|held| (Reverse(of_peer[&held.peer]), held.since_ns, held.number)).map(|held| held.number)
+}
+
+/// Connections at work, by the client of the call that began the work.
+#[derive(Default)]
+pub(crate) struct Workplaces(Mutex<HashMap<Client, u32>>);
+
+impl Workplaces {
+    /// Counts in a connection of a client; returns `false` if only the kept ones of all `places` are left, and the client has an equal
+    /// part of the connections at work.
+    fn enter(&self, client: &Client, places: u32) -> bool {
+        let mut counts = lock(&self.0);
+        let at_work: u32 = counts.values().sum();
+        let mine = counts.get(client).copied().unwrap_or_default();
+        let clients = counts.len() as u32 + u32::from(mine == 0);
+        let are_kept = at_work >= places - places / KEPT;
+        if are_kept && mine > 0 && (mine + 1).saturating_mul(clients) > at_work {
+            return false;
+        }
+        counts.insert(client.clone(), mine + 1);
+        true
+    }
+
+    fn leave(&self, client: &Client) {
+        let mut counts = lock(&self.0);
+        if let Some(count) = counts.get_mut(client) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(client);
+            }
+        }
+    }
+}
+
+/// The place of one connection.
+#[derive(Default)]
+pub(crate) struct Place(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// Calls with a whole message of a caller with rights.
+    calls: u32,
+    /// The client to whom the connection counts while it is at work.
+    client: Option<Client>,
+    /// Time of the last answer or end of such a call, once there was an answer.
+    answered_ns: Option<u64>,
+}
+
+impl Place {
+    /// Returns the standing, and since when the connection has waited if it is an acquaintance.
+    pub(crate) fn standing(&self) -> (Standing, Option<u64>) {
+        let state = lock(&self.0);
+        match (state.calls, state.answered_ns) {
+            (0, None) => (Standing::Stranger, None),
+            (0, since_ns) => (Standing::Acquaintance, since_ns),
+            (_, since_ns) => (Standing::AtWork, since_ns),
+        }
+    }
+
+    /// Returns the number of calls at work.
+    pub(crate) fn calls(&self) -> u32 {
+        lock(&self.0).calls
+    }
+
+    /// Begins a call with a whole message; returns `false` if the client has its part of `places` at work.
+    pub(crate) fn begin(&self, client: Client, workplaces: &Workplaces, places: u32) -> bool {
+        let mut state = lock(&self.0);
+        if state.calls == 0 {
+            if !workplaces.enter(&client, places) {
+                return false;
+            }
+            state.client = Some(client);
+        }
+        state.calls += 1;
+        true
+    }
+
+    /// Notes an answer.
+    pub(crate) fn answer(&self, now_ns: u64) {
+        lock(&self.0).answered_ns = Some(now_ns);
+    }
+
+    /// Ends a call that has begun.
+    pub(crate) fn end(&self, now_ns: u64, workplaces: &Workplaces) {
+        let mut state = lock(&self.0);
+        state.calls -= 1;
+        state.answered_ns = state.answered_ns.map(|_| now_ns);
+        if state.calls == 0
+            && let Some(client) = state.client.take()
+        {
+            workplaces.leave(&client);
+        }
+    }
+}
+
+/// Locks counts whose changes are whole even after a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Standing::{Acquaintance, AtWork, Stranger};
+    use super::*;
+
+    /// Returns who goes of connections numbered from 0, each with the last byte of its address, its standing and its time.
+    fn goes(held: &[(u8, Standing, u64)]) -> Option<u64> {
+        let held = (0..).zip(held).map(|(number, (peer, standing, since_ns))| Held {
+            number,
+            peer: [10, 0, 0, *peer].into(),
+            standing: *standing,
+            since_ns: *since_ns,
+        });
+        first_to_go(held)
+    }
+
+    #[test]
+    fn the_address_with_the_most_of_the_larger_half_gives_up_its_oldest() {
+        assert_eq!(goes(&[]), None);
+        assert_eq!(goes(&[(1, AtWork, 0), (2, AtWork, 1)]), None);
+        assert_eq!(goes(&[(1, Stranger, 5), (2, Stranger, 4), (3, AtWork, 0)]), Some(1));
+        assert_eq!(goes(&[(1, Stranger, 1), (2, Stranger, 9), (2, Stranger, 8)]), Some(2), "one address has two");
+        assert_eq!(goes(&[(1, Acquaintance, 0), (2, Stranger, 9)]), Some(1), "as many strangers as acquaintances");
+        assert_eq!(goes(&[(1, Acquaintance, 3), (1, Acquaintance, 2), (2, Stranger, 0)]), Some(1));
+        assert_eq!(goes(&[(1, Acquaintance, 0), (2, Acquaintance, 4), (2, Acquaintance, 3)]), Some(2));
+    }
+
+    #[test]
+    fn the_last_places_are_for_clients_with_less_than_an_equal_part() {
+        let (workplaces, places) = (Workplaces::default(), 16);
+        let [big, other, small] = ["big", "other", "small"].map(|name| Client::Token(name.into()));
+        let begin = |client: &Client| {
+            let place = Place::default();
+            place.begin(client.clone(), &workplaces, places).then_some(place)
+        };
+        let mut held: Vec<Place> = (0..14).map(|_| begin(&big).unwrap()).collect();
+        assert!(begin(&big).is_none(), "two of sixteen are kept");
+        held.push(begin(&other).unwrap());
+        assert!(begin(&big).is_none() && begin(&small).is_some());
+        let first = held.swap_remove(0);
+        assert!(first.begin(big.clone(), &workplaces, places), "a connection at work takes further calls");
+        first.end(1, &workplaces);
+        assert_eq!((first.calls(), first.standing()), (1, (AtWork, None)));
+        assert!(begin(&big).is_none());
+        first.end(2, &workplaces);
+        assert_eq!(first.standing(), (Stranger, None), "there was no answer");
+        held.iter().for_each(|place| place.end(3, &workplaces));
+        assert!(lock(&workplaces.0).keys().eq([&small]));
+    }
+
+    #[test]
+    fn an_answer_makes_an_acquaintance() {
+        let (workplaces, place) = (Workplaces::default(), Place::default());
+        let client = Client::Token("alice".into());
+        assert!(place.begin(client, &workplaces, 8));
+        place.answer(5);
+        assert_eq!(place.standing(), (AtWork, Some(5)));
+        place.end(7, &workplaces);
+        assert_eq!(place.standing(), (Acquaintance, Some(7)));
+    }
+}
