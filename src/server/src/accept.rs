@@ -128,7 +128,7 @@ async fn serve_socket(
     let Some(socket) = begin(connection, &mut stopped, greet(socket, port, connection)).await.flatten() else { return };
     let Some(tls) = tls else { return serve_http(socket, connection, gate, stopped).await };
     let shaken = begin(connection, &mut stopped, async {
-        let socket = tls.accept(socket).await?;
+        let socket = tls.accept(socket, connection).await?;
         greet(socket, Port::Shaken, connection).await
     });
     if let Some(socket) = shaken.await.flatten() {

@@ -43,7 +43,8 @@ impl Access {
         Ok(Self { admin, tokens: token_file.map(load).transpose()?, refusals: LogLimit::default() })
     }
 
-    /// Reads the file of tokens again if it has changed, or in any case if that `is_demanded`. A file with a mistake leaves the tokens as they are. Returns
+    /// Reads the file of tokens again if it has changed, or in any case if that `is_demanded`. A file with a mistake leaves the tokens as they are. Else
+    /// the rights of tokens that are gone are withdrawn. Returns
     /// `false` without a file.
     pub(crate) fn reload(&self, is_demanded: bool) -> bool {
         let Some(file) = &self.tokens else { return false };
@@ -51,8 +52,11 @@ impl Access {
             return true;
         }
         match Tokens::load(&file.path) {
-            Ok(tokens) => {
-                *file.tokens.write().unwrap_or_else(PoisonError::into_inner) = tokens;
+            Ok(mut tokens) => {
+                // Calls look under the lock: none has a right of the tokens before that is not withdrawn here.
+                let mut before = file.tokens.write().unwrap_or_else(PoisonError::into_inner);
+                tokens.replace(std::mem::take(&mut before));
+                *before = tokens;
                 info!("read the token file {} again", file.path.display());
             }
             Err(err) => error!("{err}; the tokens stay as they are"),
@@ -74,9 +78,10 @@ impl Access {
             return Ok(of_connection(false));
         }
         let tokens = file.tokens.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Holder { name, role }) = bearer(headers).and_then(|token| tokens.holder(token)) {
+        if let Some((Holder { name, role }, right)) = bearer(headers).and_then(|token| tokens.holder(token)) {
             let (admin, worker) = (*role == Role::Admin, *role == Role::Worker);
             if !worker || path.starts_with(WORKERS) {
+                call.bind(right.clone());
                 return Ok(Caller { call: call.clone(), owner: Owner::Token(name.clone()), admin, worker });
             }
             count(&connection.network().counters.unauthorised);

@@ -26,6 +26,7 @@ use crate::commands::{Attaching, Command};
 use crate::fit::{Fit, scores_bytes_max};
 use crate::link::{Link, LinkEnd, Outgoing, share, shortened};
 use crate::log_limit::LogLimit;
+use crate::network::Call;
 use crate::queue::DriverHandle;
 use crate::request_ids::random_id;
 use crate::seats::{AttachOptions, Occupant, Resume, heartbeat};
@@ -106,6 +107,7 @@ impl WorkersService {
         hello: Hello,
         block_size: u32,
         incoming: Streaming<wire::FromWorker>,
+        call: Arc<Call>,
     ) -> Result<Outgoing, Status> {
         let session = random_id().map_err(|err| Status::unavailable(format!("no random bits: {err}")))?;
         let number = self.next_link.fetch_add(1, Ordering::Relaxed);
@@ -132,7 +134,7 @@ impl WorkersService {
             let Ok(seat) = is_seated.await else { return };
             let _ = begun.send(seat.as_ref().map(drop).map_err(Status::clone));
             if let Ok(engine) = seat {
-                Reader { driver, engine, link, silence }.run(incoming, closed).await;
+                Reader { driver, engine, link, silence, call }.run(incoming, closed).await;
             }
         });
         let lost = |_| Status::unavailable("the server has no thread for the worker; try again later");
@@ -152,7 +154,7 @@ impl WorkersService {
         fit.check(&hello).map_err(refused)?;
         accepted.set();
         caller.call.work(caller.client());
-        self.seat(hello, fit.block_size(), incoming).await
+        self.seat(hello, fit.block_size(), incoming, caller.call.clone()).await
     }
 }
 
@@ -195,6 +197,8 @@ struct Reader {
     engine: EngineId,
     link: Arc<Link>,
     silence: Duration,
+    /// The call, whose right the worker has.
+    call: Arc<Call>,
 }
 
 impl Reader {
@@ -202,6 +206,11 @@ impl Reader {
         let end = loop {
             let message = tokio::select! {
                 biased;
+                status = self.call.withdrawn() => {
+                    let why = status.message().to_owned();
+                    self.link.end(status);
+                    break LinkEnd::Withdrawn(why);
+                }
                 end = self.link.ended() => break end,
                 // The stream of jobs is gone, and with it the connection.
                 _ = &mut closed => break LinkEnd::Broke("the connection broke".into()),

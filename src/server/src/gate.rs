@@ -52,6 +52,9 @@ impl Gate {
     fn enter<B>(&self, request: &Request<B>, call: &Arc<Call>) -> Result<(Caller, Routes), Status> {
         let refusals = &call.connection().network().counters.refusals;
         headers::check(request).inspect_err(|_| refusals.count(Reason::HeadersTooLarge))?;
+        if let Some(status) = call.withdrawal() {
+            return Err(status);
+        }
         let path = request.uri().path();
         let caller = self.access.caller(path, request.headers(), call)?;
         Ok((caller, self.routes(path)?))

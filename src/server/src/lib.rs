@@ -86,6 +86,7 @@ mod request_ids;
 mod request_log;
 mod request_times;
 mod retention;
+mod right;
 mod seats;
 mod server;
 mod service;

@@ -69,6 +69,8 @@ pub(crate) enum LinkEnd {
     Broke(String),
     /// The worker was silent for too long; it may come back with its KV.
     Silent(String),
+    /// The right of the worker was withdrawn.
+    Withdrawn(String),
     /// The worker broke a rule of the protocol, and its KV is not trusted.
     Faulty(String),
 }

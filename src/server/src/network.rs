@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tracing::warn;
@@ -19,6 +20,7 @@ use crate::limits::NetworkLimits;
 use crate::log_limit::LogLimit;
 use crate::places::{Held, Place, Workplaces, first_to_go};
 use crate::refusals::Refusals;
+use crate::right::Right;
 use crate::shares::Client;
 
 /// Streams of a connection that the HTTP/2 library resets for the client's mistakes, at most, until the library ends the connection: the
@@ -83,6 +85,9 @@ pub(crate) struct Connection {
     peer: IpAddr,
     opened_ns: u64,
     place: Place,
+    /// Right of the client's certificate.
+    right: Right,
+    certificates: OnceLock<Vec<CertificateDer<'static>>>,
     /// Notified to close the connection.
     close: Notify,
     closing: AtomicBool,
@@ -113,6 +118,8 @@ pub(crate) struct Call {
     ended: CancellationToken,
     /// Status of a call that the server ends.
     end_status: OnceLock<Status>,
+    /// Right of the call's token, if it has one.
+    right: OnceLock<Right>,
     /// `true` once the message of a caller with rights is there.
     at_work: AtomicBool,
     /// Bytes of the message so far, until a handler has it.
@@ -265,6 +272,8 @@ impl Connection {
             peer,
             opened_ns,
             place: Place::default(),
+            right: Right::default(),
+            certificates: OnceLock::new(),
             close: Notify::new(),
             closing: AtomicBool::new(false),
             calls: AtomicU32::new(0),
@@ -414,6 +423,7 @@ impl Call {
             reset: Notify::new(),
             ended: CancellationToken::new(),
             end_status: OnceLock::new(),
+            right: OnceLock::new(),
             at_work: AtomicBool::new(false),
             incoming_bytes: AtomicU64::new(0),
             answered: AtomicBool::new(false),
@@ -431,11 +441,14 @@ impl Call {
         Arc::new(Self::new(Arc::new(connection)))
     }
 
-    /// Returns a call without a connection that counts for the peer of this call, for work on behalf of the peer.
+    /// Returns a call without a connection that counts for the peer of this call, for work on behalf of the peer. The
+    /// work has the rights of this call.
     pub(crate) fn on_behalf(&self) -> Arc<Self> {
         let Network { limits, clock, .. } = &*self.connection.network;
+        let right = self.connection.right.clone();
         let connection = Connection::new(Network::new(limits.clone(), *clock), 0, self.connection.peer);
-        Arc::new(Self::new(Arc::new(connection)))
+        let call = Self::new(Arc::new(Connection { right, ..connection }));
+        Arc::new(Self { right: self.right.clone(), ..call })
     }
 
     pub(crate) fn connection(&self) -> &Arc<Connection> {
@@ -626,5 +639,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 mod receiving;
+mod rights;
 #[cfg(test)]
 mod tests;

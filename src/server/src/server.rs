@@ -253,6 +253,7 @@ async fn watch_unread(network: &Network) {
 /// Files that are read again when they change, and opened again on demand.
 struct Files {
     access: Arc<Access>,
+    network: Arc<Network>,
     tls: Option<Arc<Tls>>,
     request_log: RequestLog,
     reload: Duration,
@@ -268,8 +269,9 @@ impl Files {
             };
             let has_tokens = self.access.reload(is_demanded);
             if let Some(tls) = &self.tls {
-                tls.reload(is_demanded);
+                tls.reload(is_demanded, || self.network.connections());
             }
+            self.network.end_withdrawn();
             let found = is_demanded && (self.request_log.reopen() || has_tokens || self.tls.is_some());
             if is_demanded && !found {
                 info!("there are no files to read again or to open again");
@@ -388,7 +390,8 @@ impl Server {
         let acceptor = Acceptor { network: network.clone(), gate, tls: tls.clone() };
         let request_log = RequestLog::open(options.requests.as_deref())
             .map_err(|source| ServerError::Requests { path: options.requests.clone().unwrap_or_default(), source })?;
-        let files = Files { access, tls, request_log: request_log.clone(), reload: options.reload };
+        let files =
+            Files { access, network: network.clone(), tls, request_log: request_log.clone(), reload: options.reload };
         let (served, is_served) = watch::channel(true);
         let metrics = Metrics::new(driver.clone(), network.clone());
         let of_start = metrics.clone();

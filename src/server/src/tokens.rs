@@ -11,6 +11,8 @@ use std::sync::Arc;
 use ring::digest::{SHA256, digest};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
+use crate::right::Right;
+
 /// Shortest token, characters. Tokens ought to be random: `openssl rand -hex 16` makes one of 32.
 const TOKEN_MIN: usize = 16;
 /// Longest name, bytes: a name is also a tenant, and tenants have no longer names.
@@ -38,7 +40,15 @@ pub(crate) struct Holder {
 
 /// The tokens of a file.
 #[derive(Debug, Default)]
-pub(crate) struct Tokens(Vec<([u8; 32], Holder)>);
+pub(crate) struct Tokens(Vec<Entry>);
+
+/// A token: its digest, who holds it, and the right that lasts as long as both.
+#[derive(Debug)]
+struct Entry {
+    digest: [u8; 32],
+    holder: Holder,
+    right: Right,
+}
 
 /// Reason for not using a file of tokens. No message contains a token.
 #[derive(Debug, thiserror::Error)]
@@ -87,10 +97,10 @@ impl Tokens {
         for (number, line) in (1..).zip(text.lines()) {
             if !line.trim().is_empty() && !line.trim_start().starts_with('#') {
                 let (digest, holder) = parse_line(line).map_err(|problem| (number, problem))?;
-                if tokens.0.iter().any(|(other, _)| *other == digest) {
+                if tokens.0.iter().any(|other| other.digest == digest) {
                     return Err((number, "the token occurs twice; remove one of the lines".into()));
                 }
-                tokens.0.push((digest, holder));
+                tokens.0.push(Entry { digest, holder, right: Right::default() });
             }
             if tokens.0.len() > TOKENS_MAX {
                 return Err((number, format!("there are more than {TOKENS_MAX} tokens")));
@@ -99,14 +109,24 @@ impl Tokens {
         Ok(tokens)
     }
 
-    /// Returns the holder of a token. Takes the same time for every token, valid or not.
-    pub(crate) fn holder(&self, token: &str) -> Option<&Holder> {
+    /// Takes the place of the tokens before: those with the same holder keep their right, and the rights of all others are withdrawn.
+    pub(crate) fn replace(&mut self, before: Self) {
+        for old in before.0 {
+            match self.0.iter_mut().find(|new| new.digest == old.digest && new.holder == old.holder) {
+                Some(new) => new.right = old.right,
+                None => old.right.withdraw(),
+            }
+        }
+    }
+
+    /// Returns the holder of a token, and the token's right. Takes the same time for every token, valid or not.
+    pub(crate) fn holder(&self, token: &str) -> Option<(&Holder, &Right)> {
         let digest = digest_of(token);
         let mut found = u32::MAX;
-        for (at, (other, _)) in (0..).zip(&self.0) {
-            found.conditional_assign(&at, digest.ct_eq(other));
+        for (at, other) in (0..).zip(&self.0) {
+            found.conditional_assign(&at, digest.ct_eq(&other.digest));
         }
-        self.0.get(found as usize).map(|(_, holder)| holder)
+        self.0.get(found as usize).map(|entry| (&entry.holder, &entry.right))
     }
 }
 
@@ -157,12 +177,33 @@ mod tests {
     fn lines_are_token_role_and_name() {
         let text = format!("# staff\n\n{A} admin  ops\n  {B}\tgenerate\n{C} worker gpu\n");
         let tokens = Tokens::parse(&text).unwrap();
-        assert_eq!(tokens.holder(C), Some(&Holder { name: "gpu".into(), role: Role::Worker }));
-        assert_eq!(tokens.holder(A), Some(&Holder { name: "ops".into(), role: Role::Admin }));
-        let nameless = tokens.holder(B).unwrap();
+        let holder = |token| tokens.holder(token).map(|(holder, _)| holder);
+        assert_eq!(holder(C), Some(&Holder { name: "gpu".into(), role: Role::Worker }));
+        assert_eq!(holder(A), Some(&Holder { name: "ops".into(), role: Role::Admin }));
+        let nameless = holder(B).unwrap();
         assert_eq!((nameless.role, nameless.name.len()), (Role::Generate, 64));
-        assert_eq!((tokens.holder(""), tokens.holder("aaaaaaaaaaaaaaab"), tokens.holder("ops")), (None, None, None));
-        assert_eq!(Tokens::default().holder(A), None);
+        assert_eq!((holder(""), holder("aaaaaaaaaaaaaaab"), holder("ops")), (None, None, None));
+        assert!(Tokens::default().holder(A).is_none());
+    }
+
+    #[test]
+    fn a_right_lasts_while_the_token_has_its_role_and_name() {
+        let lasts = |before: &str, after: &str| {
+            let (before, mut after) = (Tokens::parse(before).unwrap(), Tokens::parse(after).unwrap());
+            let right = before.holder(A).unwrap().1.clone();
+            after.replace(before);
+            let goes_on = after.holder(A).is_some_and(|(_, new)| !new.is_withdrawn());
+            assert_eq!(goes_on, after.holder(A).is_some(), "a new right is valid");
+            !right.is_withdrawn()
+        };
+        let before = format!("{A} generate alice\n{B} admin ops\n");
+        assert!(lasts(&before, &before));
+        assert!(lasts(&before, &format!("# more\n{C} worker gpu\n{B} admin ops\n  {A}   generate alice")));
+        assert!(lasts(&format!("{A} generate"), &format!("{A} generate")), "a token without a name");
+        for after in ["{B} admin ops", "{A} admin alice", "{A} generate bob", "{A} generate", "{C} generate alice"] {
+            let after = after.replace("{A}", A).replace("{B}", B).replace("{C}", C);
+            assert!(!lasts(&before, &after), "{after}");
+        }
     }
 
     #[test]

@@ -168,6 +168,11 @@ impl Driver {
                 self.hand_over(engine);
                 self.vacate(engine, Loss::Detached, Status::ok(""), "it left");
             }
+            LinkEnd::Withdrawn(why) => {
+                warn!(%engine, worker = name, requests, why, "a worker has to leave; its requests move");
+                self.hand_over(engine);
+                self.vacate(engine, Loss::Detached, Status::unauthenticated(why.clone()), &why);
+            }
             LinkEnd::Broke(why) | LinkEnd::Silent(why)
                 if self.workers.is_resetting(engine) || self.workers.lock_steps.has(engine) =>
             {

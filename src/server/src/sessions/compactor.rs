@@ -65,7 +65,13 @@ impl Compactor {
         let guard = Guard { entry: entry.clone(), number, counts: self.counts.clone(), before };
         let (compactor, caller) = (self.clone(), caller.on_behalf());
         // A runtime that ends drops the task at once, whose guard takes the lock.
-        let task = tokio::spawn(async move { compactor.compact(guard, &caller, plan, (waiting, instruction)).await });
+        let task = tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                _ = caller.call.withdrawn() => {}
+                () = compactor.compact(guard, &caller, plan, (waiting, instruction)) => {}
+            }
+        });
         let mut state = entry.lock();
         match state.deleted {
             true => task.abort(),
