@@ -98,7 +98,7 @@ async fn one(form: Form, n: u64, token: Option<&str>, to: SocketAddr) -> Box<dyn
     }
     // The server may have closed the connection for a newer one.
     if let Ok(stream) = raw.headers_with(path, &more, 16 << 10).await
-        && !(message.is_empty() && !ends)
+        && (ends || !message.is_empty())
     {
         let _ = raw.data(stream, &message, ends).await;
     }

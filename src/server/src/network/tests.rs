@@ -213,8 +213,7 @@ fn bytes_being_received_are_bounded_and_the_oldest_message_with_a_part_of_them_e
     assert_eq!([&small, &next, &message, &fits].map(is_ended), [false, false, false, true], "one has 50 of 101");
     let fits = receive(&other, 50);
     assert!(!is_ended(&fits));
-    message.0.remove_incoming();
-    drop((small, half, next, message, too_long, fits));
+    [small, half, next, message, too_long, fits].iter().for_each(|call| call.0.remove_incoming());
     let late = receive(&one, 60);
     assert!(!is_ended(&late) && late.0.add_incoming(1).is_err());
 }
