@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use trunkline_cluster::{ClusterConfig, EngineConfig, EngineId, Role};
+use trunkline_cluster::{ClusterConfig, EngineConfig, EngineId, Role, router};
 use trunkline_core::Config;
 use trunkline_port::{DeviceBlocks, Step, StepError, StepOutput, StepRunner};
 use trunkline_server::Options;
-use trunkline_server::proto::{EngineRole, EngineState, FinishReason, GetServerInfoResponse};
+use trunkline_server::proto::{EngineHealth, EngineRole, EngineState, FinishReason, GetServerInfoResponse};
 use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_tests::server::{Answer, Client, Faulty, TestServer, collect, greedy};
 use trunkline_worker::Worker;
@@ -269,5 +269,83 @@ async fn a_step_that_never_ends_costs_a_worker_and_no_text_and_late_answers_are_
         assert_eq!(outcome.failure, None);
         let replayed = replay_recorded(&path, &mut |_| {}).unwrap();
         assert_eq!((replayed.digest, replayed.matches), (format!("{:016x}", outcome.digest), Some(true)));
+    }
+}
+
+/// A worker that fails the steps chosen.
+struct Fails {
+    worker: Worker,
+    chosen: fn(&Step) -> bool,
+}
+
+impl StepRunner for Fails {
+    fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
+        match (self.chosen)(step) {
+            true => Err(StepError::new("a failure that the test wants")),
+            false => StepRunner::run(&mut self.worker, step),
+        }
+    }
+
+    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
+        StepRunner::blocks(&mut self.worker)
+    }
+
+    fn reset(&mut self) {
+        self.worker.reset();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_fails_every_step_costs_no_request_and_gets_none_under_each_router() {
+    let prompts = prompts(9);
+    let expected = texts_of_one_worker(&prompts).await;
+    let dir = tempfile::tempdir().unwrap();
+    for router in router::REGISTRY.names() {
+        let path = dir.path().join(format!("{router}.jsonl.gz"));
+        let wrap = |engine, worker| -> Box<dyn StepRunner> {
+            match engine {
+                FAULTY => Box::new(Fails { worker, chosen: |_| true }),
+                _ => Box::new(worker),
+            }
+        };
+        let cluster = ClusterConfig { router: router.into(), ..ClusterConfig::uniform(&limits(), 3) };
+        let server = TestServer::start_cluster(cluster, Some(path.clone()), wrap).await;
+        let mut client = server.client().await;
+        client.until(|info| states(info) == [EngineState::Up; 3]).await;
+        for _ in 0..4 {
+            assert_eq!(texts(&ask_all(&mut client, &prompts).await), expected, "{router}");
+        }
+        let info = client.info().await;
+        let healths: Vec<EngineHealth> = info.engines.iter().map(|engine| engine.health()).collect();
+        assert_eq!([healths[0], healths[2]], [EngineHealth::Open; 2], "{router}");
+        assert_ne!(healths[FAULTY.index()], EngineHealth::Open, "{router}");
+        let finished = info.engines[FAULTY.index()].counters.unwrap().finished;
+        assert_eq!(finished, 0, "{router}: it cannot end a request");
+        let outcome = server.drain().await;
+        let replayed = replay_recorded(&path, &mut |_| {}).unwrap();
+        assert_eq!((replayed.digest, replayed.matches), (format!("{:016x}", outcome.digest), Some(true)), "{router}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_fails_on_every_worker_ends_alone_and_the_status_says_on_how_many() {
+    let prompts = prompts(6);
+    let expected = texts_of_one_worker(&prompts).await;
+    let poison = "x".repeat(400);
+    for (engines, says) in [(1, "failed on the only worker"), (2, "failed alone on more than one worker")] {
+        let wrap = |_, worker| -> Box<dyn StepRunner> {
+            Box::new(Fails { worker, chosen: |step| step.seqs.iter().any(|seq| seq.n_tokens >= 300) })
+        };
+        let server = TestServer::start_cluster(ClusterConfig::uniform(&limits(), engines), None, wrap).await;
+        let mut client = server.client().await;
+        let mut asks = server.client().await;
+        let (answers, ended) = tokio::join!(ask_all(&mut client, &prompts), async {
+            let stream = asks.open(greedy(&poison, 4)).await.unwrap();
+            collect(stream).await
+        });
+        assert_eq!(texts(&answers), expected);
+        let status = ended.unwrap_err();
+        assert!(status.code() == tonic::Code::Internal && status.message().contains(says), "{status:?}");
+        server.drain().await;
     }
 }

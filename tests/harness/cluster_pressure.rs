@@ -34,6 +34,10 @@ pub struct Outcome {
     pub refused_by_all: u64,
     /// Requests that moved because their engine was retired.
     pub moved_lost: u64,
+    /// Requests that moved because they failed alone on their engine.
+    pub moved_failed: u64,
+    /// Requests that moved because the steps of their engine failed in a row.
+    pub moved_suspected: u64,
     /// Requests that moved because their engine was drained.
     pub moved_drained: u64,
     /// Requests that moved from a prefill to a decode engine.
@@ -64,6 +68,8 @@ impl Outcome {
             refused: self.refused + other.refused,
             refused_by_all: self.refused_by_all + other.refused_by_all,
             moved_lost: self.moved_lost + other.moved_lost,
+            moved_failed: self.moved_failed + other.moved_failed,
+            moved_suspected: self.moved_suspected + other.moved_suspected,
             moved_drained: self.moved_drained + other.moved_drained,
             handed_over: self.handed_over + other.handed_over,
             moved_and_completed: self.moved_and_completed + other.moved_and_completed,
@@ -413,10 +419,13 @@ impl Run {
                 known.moved = true;
                 match why {
                     Move::Lost => self.outcome.moved_lost += 1,
+                    Move::Failed => self.outcome.moved_failed += 1,
+                    Move::Suspected => self.outcome.moved_suspected += 1,
                     Move::Drained => self.outcome.moved_drained += 1,
                     Move::HandedOver => self.outcome.handed_over += 1,
                 }
             }
+            Output::Health { .. } => {}
             Output::Emptied(engine) => {
                 assert_eq!(self.cluster.status(engine).load.requests, 0);
                 self.outcome.emptied += 1;

@@ -539,6 +539,7 @@ impl<'a> Fleet<'a> {
                 let replica = self.flights.get(request.0).replica as usize;
                 self.refuse(at_ns, replica, request);
             }
+            Output::Health { .. } => {}
             Output::Emptied(engine) => self.lifecycle.emptied.push(engine.index()),
             Output::Cluster(_) => unreachable!("a replay neither flushes all caches nor ends the cluster"),
         }

@@ -1,5 +1,8 @@
 //! The state machine over many cores: inputs in, outputs out.
 
+mod failing;
+mod placing;
+
 use std::collections::{BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
@@ -12,10 +15,11 @@ use trunkline_core::{
 use crate::deadlines::Deadlines;
 use crate::digest::{ClusterDigest, decision};
 use crate::engine::{Engine, EngineConfig, EngineEvent, EngineId, EngineState, EngineStatus, Role};
-use crate::handover::HandOver;
 use crate::input::{Input, Move, Output};
+use crate::placement::Brings;
 use crate::placement::Placements;
 use crate::router::{self, ROUTER_DEFAULT, RouterContext};
+use crate::witness::Witnesses;
 
 /// Engines in a cluster, at most.
 pub const ENGINES_MAX: usize = 4096;
@@ -135,6 +139,8 @@ pub struct Cluster {
     flushed: u32,
     /// Actions of one core; empty between calls, kept to reuse the memory.
     actions: Vec<Action>,
+    /// Rank of each engine for the request that is being placed; kept to reuse the memory.
+    ranks: Vec<u8>,
 }
 
 /// Acceptance of new requests by the cluster.
@@ -152,7 +158,8 @@ struct Departure {
     request: Box<Request>,
     from: EngineId,
     why: Move,
-    cached_tokens: Option<u32>,
+    /// What the request brings along.
+    brings: Brings,
 }
 
 impl Cluster {
@@ -182,6 +189,7 @@ impl Cluster {
             duplicate: false,
             flushed: 0,
             actions: Vec::new(),
+            ranks: Vec::new(),
         })
     }
 
@@ -201,7 +209,10 @@ impl Cluster {
         match input {
             Input::Client(event) => self.handle_client(event, out),
             Input::Engine(engine, event) => self.handle_engine(engine, event, out),
-            Input::Retire(engine) => self.change(engine, EngineEvent::Retired, out),
+            Input::Retire(engine) => {
+                self.change(engine, EngineEvent::Retired, out);
+                self.note_steps(engine, out);
+            }
             Input::DrainEngine(engine) => {
                 self.emptying.insert(engine);
                 self.change(engine, EngineEvent::Drained, out);
@@ -258,9 +269,12 @@ impl Cluster {
             }
             Event::Submit(request) if self.placements.get(request.id).is_none() => {
                 out.push(Output::Placed { request: request.id, engine });
-                self.place(engine, 0, None, request, out);
+                return self.place(engine, 0, Brings::default(), request, out);
             }
-            Event::Submit(request) => self.submit(request, out),
+            Event::Submit(request) => return self.submit(request, out),
+            Event::Fail(request) if self.is_tried_elsewhere(engine, request) => {
+                self.deliver(engine, Event::Accuse(request), out);
+            }
             event => {
                 let before = self.engines[engine.index()].state;
                 self.deliver(engine, event, out);
@@ -270,6 +284,7 @@ impl Cluster {
                 }
             }
         }
+        self.note_steps(engine, out);
     }
 
     /// Changes the state of an engine, and reports the change to the core of the engine and to the router.
@@ -306,10 +321,10 @@ impl Cluster {
         if self.closing != Closing::Open && self.engines.len() > 1 {
             return self.refuse(request.id, Refusal::Draining, out);
         }
-        match self.pick(&request, Role::Decode, &[]) {
+        match self.pick(&request, Role::Decode, &Witnesses::default(), &[]) {
             Some((engine, known_tokens)) => {
                 out.push(Output::Placed { request: request.id, engine });
-                self.place(engine, known_tokens, None, request, out);
+                self.place(engine, known_tokens, Brings::default(), request, out);
             }
             // A core that waits for its worker takes requests; with no engine in service nobody will run them.
             None => self.refuse(request.id, Refusal::NoEngine, out),
@@ -319,105 +334,6 @@ impl Cluster {
     fn refuse(&mut self, request: RequestId, refusal: Refusal, out: &mut Vec<Output>) {
         self.digest.decide(decision::REFUSE, request.0, refusal.number());
         out.push(Output::Cluster(Action::Refuse { request, refusal }));
-    }
-
-    /// Chooses an engine for a request and returns the choice with the prompt tokens believed cached there. Engines that are up go
-    /// before engines expected to come up; engines of another KV class, of the role `unfit`, and those that refused the request, are left out.
-    /// A request with its prompt on a prefill engine (`unfit`) waits for no decode engine to come up: it can go on where it is.
-    fn pick(&mut self, request: &Request, unfit: Role, refused: &[EngineId]) -> Option<(EngineId, u32)> {
-        if let [engine] = &self.engines[..] {
-            let open = !matches!(engine.state, EngineState::Closed | EngineState::Gone) && refused.is_empty();
-            let open = open && engine.kv_class == request.kv_class;
-            return open.then_some((EngineId(0), 0));
-        }
-        let engines = &self.engines;
-        let fits = |id: EngineId, state| {
-            let engine = &engines[id.index()];
-            let is_of_class = engine.kv_class == request.kv_class;
-            is_of_class && engine.role != unfit && engine.state == state && !refused.contains(&id)
-        };
-        let any_up = (0..engines.len()).any(|at| fits(EngineId(at as u32), EngineState::Up));
-        let is_handed_over = unfit == Role::Prefill;
-        let open = if any_up || is_handed_over { EngineState::Up } else { EngineState::Absent };
-        let pick = self.placements.pick(self.now_ns, request, |id| fits(id, open))?;
-        Some((EngineId(pick.engine as u32), pick.known_tokens))
-    }
-
-    /// Submits a request to an engine; `cached_tokens` are those that a prefill engine found in the cache, if one has run the request.
-    fn place(
-        &mut self,
-        engine: EngineId,
-        known_tokens: u32,
-        cached_tokens: Option<u32>,
-        mut request: Box<Request>,
-        out: &mut Vec<Output>,
-    ) {
-        let handover = HandOver::split(self.engines[engine.index()].role, &mut request);
-        self.placements.place(&request, engine, known_tokens, cached_tokens, handover);
-        self.deliver(engine, Event::Submit(request), out);
-    }
-
-    /// Lets a request that no engine takes over decode on its prefill engine, where the prompt is cached.
-    fn stay(&mut self, engine: EngineId, cached_tokens: Option<u32>, request: Box<Request>, out: &mut Vec<Output>) {
-        let known_tokens = (request.prompt.len() as u32).saturating_sub(1);
-        self.placements.place(&request, engine, known_tokens, cached_tokens, None);
-        self.deliver(engine, Event::Submit(request), out);
-    }
-
-    /// Takes back the requests of an engine that can run elsewhere: all requests, or only the waiting requests of a draining
-    /// engine.
-    fn withdraw_all(&mut self, engine: EngineId, why: Move, out: &mut Vec<Output>) {
-        let kv_class = self.engines[engine.index()].kv_class;
-        let takes = |engine: &Engine| {
-            engine.kv_class == kv_class
-                && engine.role != Role::Decode
-                && matches!(engine.state, EngineState::Up | EngineState::Absent)
-        };
-        if !self.engines.iter().any(takes) {
-            // There is nowhere to go; the worker may come back after all.
-            return;
-        }
-        for request in self.placements.at(engine) {
-            if why == Move::Lost || self.engines[engine.index()].core.is_waiting(request) {
-                self.deliver(engine, Event::Withdraw(request), out);
-            }
-        }
-    }
-
-    /// Places a request taken from one engine on another; an engine that refuses the request is followed by the next. If no engine takes
-    /// the request, it ends with an error, not with a refusal: the client knows of the acceptance, and perhaps has tokens.
-    fn replace(&mut self, departure: Departure, out: &mut Vec<Output>) {
-        let Departure { request, from, why, cached_tokens } = departure;
-        if self.closing == Closing::ShutDown {
-            let usage = usage_so_far(&request, cached_tokens);
-            return out.push(Output::Cluster(Action::Finish {
-                request: request.id,
-                reason: FinishReason::Abort,
-                usage,
-            }));
-        }
-        let unfit = if why == Move::HandedOver { Role::Prefill } else { Role::Decode };
-        let (id, usage) = (request.id, usage_so_far(&request, cached_tokens));
-        let mut refused = Vec::new();
-        while let Some((to, known_tokens)) = self.pick(&request, unfit, &refused) {
-            let first = out.len();
-            self.place(to, known_tokens, cached_tokens, request.clone(), out);
-            if take_refusal(id, first, out) {
-                refused.push(to);
-                continue;
-            }
-            self.digest.decide(decision::MOVE, id.0, u64::from(to.0));
-            return out.insert(first, Output::Moved { request: id, from, to, why });
-        }
-        if why == Move::HandedOver {
-            let first = out.len();
-            self.stay(from, cached_tokens, request, out);
-            if !take_refusal(id, first, out) {
-                return self.digest.decide(decision::MOVE, id.0, u64::from(from.0));
-            }
-        }
-        self.digest.decide(decision::GIVE_UP, id.0, 0);
-        out.push(Output::Cluster(Action::Finish { request: id, reason: FinishReason::Error, usage }));
     }
 
     fn deliver_to_all(&mut self, event: &Event, out: &mut Vec<Output>) {
@@ -459,15 +375,23 @@ impl Cluster {
             }
             Action::Withdrawn(request) => {
                 let placed = self.placements.leave(request.id, request.generated.len() as u32);
-                let draining = self.engines[engine.index()].state == EngineState::Draining;
-                let why = if draining { Move::Drained } else { Move::Lost };
-                let cached_tokens = placed.cached_tokens;
+                let why = match self.engines[engine.index()].state {
+                    EngineState::Draining => Move::Drained,
+                    EngineState::Closed | EngineState::Gone => Move::Lost,
+                    EngineState::Absent | EngineState::Up if request.worker_failures > 0 => Move::Failed,
+                    EngineState::Absent | EngineState::Up if self.is_suspected(engine) => Move::Suspected,
+                    EngineState::Absent | EngineState::Up => Move::Lost,
+                };
+                let brings = Brings {
+                    cached_tokens: placed.cached_tokens,
+                    failed_on: self.witnesses(engine, &placed, &request),
+                };
                 // The tokens so far are in what the core returns; a request cut for its prefill gets its own limits back.
                 let request = match placed.handover {
                     Some(handover) => handover.take_over(*request),
                     None => request,
                 };
-                self.moving.push_back(Departure { request, from: engine, why, cached_tokens });
+                self.moving.push_back(Departure { request, from: engine, why, brings });
             }
             Action::ResetWorker => {
                 let state = &mut self.engines[engine.index()].state;
@@ -499,9 +423,11 @@ impl Cluster {
         let mut placed = self.placements.leave(request, usage.completion_tokens);
         let cached_tokens = Some(placed.cached_tokens.unwrap_or(usage.cached_tokens));
         if let Some(handover) = placed.handover.take_if(|handover| handover.continues_after(reason)) {
-            let departure =
-                Departure { request: handover.into_request(), from: engine, why: Move::HandedOver, cached_tokens };
-            return self.moving.push_back(departure);
+            // The first token says nothing about engines that decode.
+            let mut failed_on = placed.failed_on;
+            failed_on.retain(|other| self.engines[other.index()].role == Role::Decode);
+            let (request, brings) = (handover.into_request(), Brings { cached_tokens, failed_on });
+            return self.moving.push_back(Departure { request, from: engine, why: Move::HandedOver, brings });
         }
         let usage = placed.usage(usage);
         out.push(Output::Engine(engine, Action::Finish { request, reason, usage }));
@@ -563,12 +489,13 @@ impl Cluster {
 
     /// Returns the state of an engine at this moment.
     pub fn status(&self, engine: EngineId) -> EngineStatus {
-        let Engine { core, role, kv_class, state, .. } = &self.engines[engine.index()];
+        let Engine { core, role, kv_class, state, breaker, .. } = &self.engines[engine.index()];
         let load = *self.placements.load(engine);
         EngineStatus {
             role: *role,
             kv_class: *kv_class,
             state: *state,
+            health: breaker.state(),
             load,
             stats: core.stats(),
             digest: core.digest(),
@@ -629,6 +556,7 @@ impl Cluster {
         }
         self.absorb_all(engine, &mut actions, out);
         self.actions = actions;
+        self.note_steps(engine, out);
         result
     }
 
@@ -638,28 +566,6 @@ impl Cluster {
         let first_ns = self.engines.iter().filter_map(|engine| engine.core.next_deadline_ns()).min();
         assert_eq!(self.deadlines.first_ns(), first_ns, "a deadline of an engine is not known");
         self.placements.check();
-    }
-}
-
-/// Removes the refusal of a request from the outputs after `first`. Returns `true` if there was one.
-fn take_refusal(id: RequestId, first: usize, out: &mut Vec<Output>) -> bool {
-    let is_refusal =
-        |output: &Output| matches!(output, Output::Engine(_, Action::Refuse { request, .. }) if *request == id);
-    let at = out[first..].iter().position(is_refusal);
-    at.is_some_and(|at| {
-        out.remove(first + at);
-        true
-    })
-}
-
-/// Returns the usage of a request between two engines.
-fn usage_so_far(request: &Request, cached_tokens: Option<u32>) -> Usage {
-    Usage {
-        prompt_tokens: request.prompt.len() as u32,
-        cached_tokens: cached_tokens.unwrap_or(0),
-        copied_tokens: 0,
-        completion_tokens: request.generated.len() as u32,
-        preemptions: 0,
     }
 }
 

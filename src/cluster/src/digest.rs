@@ -9,6 +9,7 @@ pub(crate) mod decision {
     pub const REFUSE: u64 = 1;
     pub const MOVE: u64 = 2;
     pub const GIVE_UP: u64 = 3;
+    pub const CONVICT: u64 = 4;
 }
 
 /// Digest of the decisions outside every core; 0 before the first decision.

@@ -9,13 +9,15 @@
 //! | gone | will not come back | no | move |
 //!
 //! [`TRANSITIONS`] is the same table in code. A worker joining a gone engine brings the engine up again. An engine that the operator
-//! drained takes no requests until the operator opens it, whatever becomes of its worker meanwhile.
+//! drained takes no requests until the operator opens it, whatever becomes of its worker meanwhile. Whether an engine that is up finishes its steps is
+//! its [health](crate::health).
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use trunkline_core::{Config, Core, Stats};
 
+use crate::health::{Breaker, Health};
 use crate::router::Load;
 
 /// Number of an engine in the cluster, from 0.
@@ -137,6 +139,8 @@ pub struct EngineStatus {
     pub kv_class: u8,
     /// State of the engine's worker.
     pub state: EngineState,
+    /// Trust in the engine's worker.
+    pub health: Health,
     /// Load as seen by routers.
     #[serde(skip)]
     pub load: Load,
@@ -152,13 +156,14 @@ pub(crate) struct Engine {
     pub role: Role,
     pub kv_class: u8,
     pub state: EngineState,
+    pub breaker: Breaker,
     /// `true` if the core has reported an empty engine after a drain or shutdown.
     pub drained: bool,
 }
 
 impl Engine {
     pub fn new(core: Core, role: Role, kv_class: u8) -> Self {
-        Self { core, role, kv_class, state: EngineState::Absent, drained: false }
+        Self { core, role, kv_class, state: EngineState::Absent, breaker: Breaker::default(), drained: false }
     }
 }
 

@@ -3,6 +3,7 @@
 use trunkline_core::{Action, Event, RequestId};
 
 use crate::engine::EngineId;
+use crate::health::Health;
 
 /// Something that happened. Each input is delivered with the time of the event.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +50,13 @@ pub enum Output {
         /// Occasion of the move.
         why: Move,
     },
+    /// An engine is trusted less, or again.
+    Health {
+        /// The engine.
+        engine: EngineId,
+        /// Its health from now on.
+        health: Health,
+    },
     /// The answer to [`Input::DrainEngine`]: no request is left on the engine.
     Emptied(EngineId),
 }
@@ -60,6 +68,10 @@ pub enum Move {
     Lost,
     /// The engine of the request is being drained.
     Drained,
+    /// The request failed alone on the engine: another worker is tried.
+    Failed,
+    /// The steps of the engine fail in a row, whatever they run.
+    Suspected,
     /// The prefill ended on a prefill-only engine.
     HandedOver,
 }

@@ -14,7 +14,9 @@
 //! 3. If the worker of the engine is lost and expected back, the request waits and starts over there. If the worker is lost for
 //!    good, or the engine is drained, the core gives the request back and the router picks another engine: the request continues
 //!    with the tokens generated so far ([`Output::Moved`]).
-//! 4. On a prefill engine the request ends with the first token, and is handed over to a decode engine ([`handover`]).
+//! 4. If steps fail, the request or the worker is to blame: another worker is asked before the request ends, and an engine whose steps fail in a row
+//!    gets no requests until a probe succeeds ([`Health`]).
+//! 5. On a prefill engine the request ends with the first token, and is handed over to a decode engine ([`handover`]).
 //!
 //! * Every accepted request is on exactly one engine and gets exactly one `Finish`, whatever becomes of the engines.
 //! * A client sees every token once: a request that moves is not run from the beginning, and draws the same samples.
@@ -46,13 +48,16 @@ mod deadlines;
 mod digest;
 mod engine;
 pub mod handover;
+mod health;
 mod input;
 mod placement;
 pub mod record;
 pub mod router;
+mod witness;
 
 pub use crate::absence::Absence;
 pub use crate::cluster::{Cluster, ClusterConfig, ClusterError, ENGINES_MAX};
 pub use crate::engine::{EngineConfig, EngineEvent, EngineId, EngineState, EngineStatus, Role, TRANSITIONS};
+pub use crate::health::{HEALTH_TRANSITIONS, Health, HealthEvent};
 pub use crate::input::{Input, Move, Output};
 pub use crate::router::{Load, ROUTER_DEFAULT};

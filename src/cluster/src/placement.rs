@@ -7,6 +7,7 @@ use trunkline_core::{Request, RequestId, Usage};
 use crate::engine::EngineId;
 use crate::handover::HandOver;
 use crate::router::{Incoming, Load, Pick, Router};
+use crate::witness::Witnesses;
 
 /// A request and the engine of the request.
 #[derive(Debug)]
@@ -18,11 +19,22 @@ pub(crate) struct Placed {
     prefill_tokens: u32,
     prompt_tokens: u32,
     /// Tokens generated before the request was placed here.
-    generated_before: u32,
+    pub generated_before: u32,
     /// Prompt tokens found in the cache of the prefill engine, after a hand-over; reported at the end.
     pub cached_tokens: Option<u32>,
     /// The rest of the request, during the stay on a prefill engine.
     pub handover: Option<HandOver>,
+    /// Engines on which the request failed alone, before it was placed here.
+    pub failed_on: Witnesses,
+}
+
+/// What a request brings along from other engines.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Brings {
+    /// Prompt tokens found in the cache of the prefill engine, after a hand-over.
+    pub cached_tokens: Option<u32>,
+    /// Engines on which the request failed alone.
+    pub failed_on: Witnesses,
 }
 
 /// All requests placed on engines, and the router with the choice of engines.
@@ -81,7 +93,7 @@ impl Placements {
         request: &Request,
         engine: EngineId,
         known_tokens: u32,
-        cached_tokens: Option<u32>,
+        brings: Brings,
         handover: Option<HandOver>,
     ) {
         let prompt_tokens = request.prompt.len() as u32;
@@ -93,7 +105,17 @@ impl Placements {
         let order = self.next_order;
         self.next_order += 1;
         let generated_before = request.generated.len() as u32;
-        let placed = Placed { engine, order, prefill_tokens, prompt_tokens, generated_before, cached_tokens, handover };
+        let Brings { cached_tokens, failed_on } = brings;
+        let placed = Placed {
+            engine,
+            order,
+            prefill_tokens,
+            prompt_tokens,
+            generated_before,
+            cached_tokens,
+            handover,
+            failed_on,
+        };
         let before = self.placed.insert(request.id, placed);
         assert!(before.is_none(), "request {} is placed twice", request.id);
     }
@@ -178,7 +200,7 @@ mod tests {
         let engine = EngineId(0);
         let request = |id| Request::new(RequestId(id), Namespace::default().root(), vec![1; 40], 5);
         let waits = |placements: &mut Placements, id, known_tokens| {
-            placements.place(&request(id), engine, known_tokens, None, None);
+            placements.place(&request(id), engine, known_tokens, Brings::default(), None);
             placements.load(engine).prefill_tokens
         };
         assert_eq!(waits(&mut placements, 1, 0), 40);

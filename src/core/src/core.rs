@@ -22,6 +22,7 @@ use crate::state::{AHEAD, State};
 use crate::stats::Stats;
 use crate::step::{Step, StepResult};
 use crate::steps::Steps;
+use crate::suspects::LoneFailure;
 use crate::transfer_table::TransferEnd;
 use crate::{readers, retention, swap, transfer_end};
 
@@ -95,6 +96,7 @@ impl Core {
             Event::Stop(id) => self.end_by_id(id, FinishReason::Stop, actions),
             Event::Withdraw(id) => self.withdraw(id, actions),
             Event::Fail(id) => self.fail(id, actions),
+            Event::Accuse(id) => self.accuse(id, actions),
             Event::WorkerJoined => self.join(actions),
             Event::WorkerLost => {
                 self.worker_joined = false;
@@ -215,6 +217,21 @@ impl Core {
         self.state.kv.transfers.links.prefill_ns(tokens)
     }
 
+    /// Returns the number of steps that failed in a row, whatever their cause, since the last that succeeded, and the time lost with them, nanoseconds.
+    pub fn failed_in_a_row(&self) -> (u32, u64) {
+        self.state.suspects.row()
+    }
+
+    /// Returns the request that failed alone in the last failed step, or that the worker named, and what the failure is worth.
+    pub fn lone_failure(&self) -> Option<LoneFailure> {
+        self.state.suspects.lone()
+    }
+
+    /// Notes that the cause of so many failed steps was found: a request that has ended.
+    pub fn explain(&mut self, failures: u32) {
+        self.state.suspects.explain(failures);
+    }
+
     /// Returns gauges and counters.
     pub fn stats(&self) -> Stats {
         let state = &self.state;
@@ -316,9 +333,12 @@ impl Core {
             Some(Refusal::ContextTooLong { prompt_tokens, max_tokens, context: config.max_context })
         } else if needed_blocks > config.pool_blocks() {
             Some(Refusal::NeverFits { prompt_tokens, max_tokens, needed, capacity: config.device_blocks })
-        } else if waiting.len() as u32 >= config.max_queue {
+        } else if waiting.len() as u32 >= config.max_queue && !request.is_accepted {
             Some(Refusal::QueueFull { limit: config.max_queue })
-        } else if queued_tokens + u64::from(prompt_tokens) > config.max_queued_tokens && queued_tokens > 0 {
+        } else if queued_tokens + u64::from(prompt_tokens) > config.max_queued_tokens
+            && queued_tokens > 0
+            && !request.is_accepted
+        {
             Some(Refusal::QueueTokensFull { queued_tokens, limit: config.max_queued_tokens })
         } else if self.by_id.contains_key(&request.id) {
             Some(Refusal::DuplicateId)
@@ -362,6 +382,27 @@ impl Core {
             sequences[slot].guilty = true;
             self.end(slot, FinishReason::Error, actions);
         }
+    }
+
+    /// Hands back a request that the worker named, as after a failure of the request alone. Its steps in flight, which are about to fail, count
+    /// for nobody else.
+    fn accuse(&mut self, id: RequestId, actions: &mut Vec<Action>) {
+        let has_ended = |slot| {
+            let seq: &Sequence = &self.state.sequences[slot];
+            seq.id == id && matches!(seq.ending, Some(Ending::Reported(_)))
+        };
+        let live = self.by_id.get(&id).copied();
+        let Some(slot) = live.filter(|_| !id.is_inner() && !self.steps.slots().any(has_ended)) else {
+            return self.fail(id, actions);
+        };
+        let State { suspects, sequences, journal, .. } = &mut self.state;
+        suspects.begin_failure(journal.stats.steps);
+        let seq = &mut sequences[slot];
+        suspects.note_row(seq);
+        seq.worker_failures = seq.worker_failures.saturating_add(1);
+        seq.guilty = true;
+        suspects.note_lone(seq);
+        self.withdraw(id, actions);
     }
 
     /// Hands a request back: at once, or at the end of the steps in flight that run the request, whose tokens are dropped.

@@ -23,6 +23,9 @@ pub enum Event {
     Withdraw(RequestId),
     /// The worker cannot compute a request, in any batch; the request ends with [`FinishReason::Error`].
     Fail(RequestId),
+    /// The worker names a request as the cause of the step in flight, which is about to fail. The request is handed back, to be tried on another
+    /// worker: answered as [`Event::Withdraw`], and nobody else is blamed.
+    Accuse(RequestId),
     /// The worker is ready to run steps, with empty KV blocks. A worker that was there before is lost.
     WorkerJoined,
     /// The worker is gone with all KV on the device and on the host; blocks in tiers stay. The step and the transfers in flight

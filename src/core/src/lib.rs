@@ -150,6 +150,6 @@ pub use crate::stats::{
 pub use crate::step::{
     CellCopy, Dropped, FailedSeq, Keeps, NO_BLOCK, ScoreKind, Scored, SeqFault, SeqStart, Step, StepResult, StepSeq,
 };
-pub use crate::suspects::WORKER_FAILURES_MAX;
+pub use crate::suspects::{LoneFailure, OTHER_FAILURES_MAX, WORKER_FAILURES_MAX};
 pub use crate::tier::TIERS_MAX;
 pub use crate::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};

@@ -26,6 +26,9 @@ pub struct Request {
     /// Steps of this request beside others that workers failed to finish, likewise.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub suspicion: u32,
+    /// `true` if another core accepted the request before and lost it with its worker: the limits of the queue are for new requests.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_accepted: bool,
     /// Hash of the empty prefix in the request's namespace: [`crate::hash::Namespace::root`].
     pub root: BlockHash,
     /// Chained hashes of the prompt's full blocks, computed off the core's thread by [`Request::hash_prompt`].
@@ -85,6 +88,7 @@ impl Request {
             generated: Vec::new(),
             worker_failures: 0,
             suspicion: 0,
+            is_accepted: false,
             root,
             hashes: Vec::new(),
             max_tokens,

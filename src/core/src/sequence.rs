@@ -661,6 +661,7 @@ impl Sequence {
             continues: cold.continues,
             worker_failures: u32::from(self.worker_failures),
             suspicion: u32::from(self.suspicion),
+            is_accepted: false,
         }
     }
 

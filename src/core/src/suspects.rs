@@ -12,11 +12,16 @@
 //! a chance of `p` to the power of six. Failed steps of a request that ended are explained, and count no more. All are forgotten after [`CALM_STEPS`]
 //! steps without a failure.
 //!
+//! **Several engines.** A request that fails alone is tried on the worker of another engine, and [`LoneFailure`] says what its failure here is worth: a
+//! worker that was calm before is a good witness. A request that a worker names ([`crate::Event::Accuse`]) failed alone, too. The cluster decides,
+//! and says which failures it found the cause of ([`Suspects::explain`]).
+//!
 //! After [`BLAMED_AFTER`] failed steps in a row, without a step that succeeds, the worker is taken to fail on its own. All requests then
 //! run together, and each failed step counts for all its requests, so that all end.
 
 use slab::Slab;
 
+use crate::ids::RequestId;
 use crate::sequence::Sequence;
 use crate::transitions::{Transition, next};
 
@@ -25,7 +30,7 @@ use crate::transitions::{Transition, next};
 /// suspects, which run in ever smaller groups.
 pub const WORKER_FAILURES_MAX: u32 = 3;
 /// Failed steps of other causes that raise the limit of a request, at most.
-const OTHER_FAILURES_MAX: u32 = 3;
+pub const OTHER_FAILURES_MAX: u32 = 3;
 /// Steps without a failure after which failed steps no longer count as evidence: some ten seconds of decodes.
 const CALM_STEPS: u64 = 1024;
 /// Failed steps of a sequence, since its last token, that make it a suspect.
@@ -74,6 +79,19 @@ const TRANSITIONS: [Transition<SuspectsEvent, SuspectsState>; 8] = {
     ]
 };
 
+/// A failure of a request that ran alone, or that the worker named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoneFailure {
+    /// The request that failed.
+    pub request: RequestId,
+    /// Failed steps of the request on this core, since its last token.
+    pub failures: u32,
+    /// Other failed steps here without a known cause, up to the last 1,024 steps without any.
+    pub others: u32,
+    /// `true` if the worker ran 1,024 steps without a failure before all of these.
+    pub was_calm: bool,
+}
+
 /// The suspects among the sequences, and the failures in a row.
 #[derive(Debug, Default)]
 pub(crate) struct Suspects {
@@ -83,12 +101,20 @@ pub(crate) struct Suspects {
     /// Suspects in the beginning of the search: the first group is half as large.
     at_first: usize,
     failures_in_a_row: u32,
+    /// The same, with those of a known cause.
+    failed_in_a_row: u32,
+    /// Time that these steps took until they failed.
+    lost_ns: u64,
     /// Rows of failures, or of no failure, that ended.
     row: u64,
     /// Failed steps without a known cause, since the last calm.
     unexplained: u32,
     /// Last step sent before the last such failure.
     failed_at: u64,
+    /// `true` if no step had failed for long before the first of the unexplained failures.
+    was_calm: bool,
+    /// The request that failed alone in the last failure, or was named before.
+    lone: Option<LoneFailure>,
     /// Slots of the group to run; empty between calls.
     group: Vec<usize>,
 }
@@ -107,9 +133,32 @@ impl Suspects {
     /// Takes note of failed steps without a known cause, before their sequences. `last` is the last step sent.
     pub fn begin_failure(&mut self, last: u64) {
         if last - std::mem::replace(&mut self.failed_at, last) > CALM_STEPS {
-            self.unexplained = 0;
+            (self.unexplained, self.was_calm) = (0, true);
         }
         self.unexplained = self.unexplained.saturating_add(1);
+        self.lone = None;
+    }
+
+    /// Notes that a sequence failed alone, after the failure is counted.
+    pub fn note_lone(&mut self, seq: &Sequence) {
+        let failures = seq.failures_here();
+        let (others, was_calm) = (self.unexplained.saturating_sub(failures), self.was_calm);
+        self.lone = Some(LoneFailure { request: seq.id, failures, others, was_calm });
+    }
+
+    /// Returns the request that failed alone in the last failure, or was named before it.
+    pub fn lone(&self) -> Option<LoneFailure> {
+        self.lone
+    }
+
+    /// Returns the failed steps in a row, whatever their cause, and the time lost with them.
+    pub fn row(&self) -> (u32, u64) {
+        (self.failed_in_a_row, self.lost_ns)
+    }
+
+    /// Takes note of the time lost with failed steps.
+    pub fn lose_time(&mut self, ns: u64) {
+        self.lost_ns = self.lost_ns.saturating_add(ns);
     }
 
     /// Notes a failed step in the history of a sequence, before the step is counted.
@@ -149,6 +198,7 @@ impl Suspects {
 
     /// Takes note of failed steps, after all their sequences. `named` is `true` if the cause is known.
     pub fn failed(&mut self, named: bool) {
+        self.failed_in_a_row = self.failed_in_a_row.saturating_add(1);
         if named {
             self.end_row();
         } else {
@@ -162,6 +212,7 @@ impl Suspects {
     /// Takes note of a step that succeeded.
     pub fn succeeded(&mut self) {
         self.end_row();
+        (self.failed_in_a_row, self.lost_ns) = (0, 0);
         if self.state == SuspectsState::WorkerBlamed {
             self.change(SuspectsEvent::Succeeded);
         }

@@ -6,7 +6,8 @@
 //!
 //! # Failing workers
 //!
-//! A worker with a failed step is reset and joins again; the worker's requests are computed again on the same engine. A worker with
+//! A worker with a failed step is reset and joins again; the worker's requests are computed again on the same engine, or on others if a request
+//! failed alone or the worker fails all steps (`trunkline_cluster`, `cluster/failing.rs`). A worker with
 //! ended threads is started again ([`Workers`]), and meanwhile the worker's engine is retired: other engines continue the engine's
 //! requests with the tokens generated so far. A server with one engine stops with a failure instead, and so does a server after the
 //! last restart of every worker. A worker with a step or a reset that does not end ([`crate::watchdog`]) is left behind, and a new worker
@@ -26,7 +27,7 @@ use tokio::sync::{oneshot, watch};
 use tonic::Status;
 use tracing::{debug, error, info, warn};
 use trunkline_cluster::record::End;
-use trunkline_cluster::{Cluster, EngineId, EngineState, Input, Output as ClusterOutput};
+use trunkline_cluster::{Cluster, EngineId, EngineState, Health, Input, Move, Output as ClusterOutput};
 use trunkline_core::{Action, Event, FinishReason, RequestId, Stats};
 use trunkline_port::{KnownBlock, Step, StepOutput, StepRunner, TokenLogprobs, TransferReport};
 
@@ -350,11 +351,8 @@ impl Driver {
                 if let Some(id) = guilty {
                     // It ends with the step; else it would fail the next one too, and all beside it. A step that begins now, because
                     // this request no longer runs, belongs to the life that has failed: the worker drops it.
-                    // Each engine numbers its inner requests on its own.
-                    self.apply(match id.is_inner() {
-                        true => Input::Engine(engine, Event::Fail(id)),
-                        false => Input::Client(Event::Fail(id)),
-                    });
+                    // With several engines, another worker is asked before the request ends.
+                    self.apply(Input::Engine(engine, Event::Fail(id)));
                 }
                 if self.workers.lock_steps.has(engine) {
                     let status = Status::aborted("a step of the worker failed");
@@ -363,7 +361,7 @@ impl Driver {
                 // Before the loss, so that whatever the core wants from then on is done by the worker's next life.
                 self.workers.reset(engine, Loss::FailedStep, self.clock.now_ns());
                 let requests = self.cluster.status(engine).load.requests;
-                warn!(%engine, requests, "all KV of the worker is lost; requests are computed again");
+                warn!(%engine, requests, "a step failed, and all KV of the worker is lost; requests are computed again");
                 self.apply(Input::Engine(engine, Event::WorkerLost));
             }
             // The core ignores answers it does not wait for: those of a worker that was lost meanwhile.
@@ -562,11 +560,20 @@ impl Driver {
                 self.workers.reset(engine, Loss::BadResult, self.last_input_ns);
             }
             ClusterOutput::Engine(_, action) | ClusterOutput::Cluster(action) => self.answer(action),
-            ClusterOutput::Moved { request, from, to, .. } => {
-                debug!(%request, %from, %to, "the request moved");
+            ClusterOutput::Moved { request, from, to, why } => {
+                debug!(%request, %from, %to, ?why, "the request moved");
+                if why == Move::Failed {
+                    self.clients.entry(request).and_modify(|client| client.failed_elsewhere = true);
+                }
                 self.note_engine(request, to);
             }
             ClusterOutput::Placed { request, engine } => self.note_engine(request, engine),
+            ClusterOutput::Health { engine, health: Health::Open } => {
+                info!(%engine, "a step succeeded; the engine takes requests again");
+            }
+            ClusterOutput::Health { engine, .. } => {
+                warn!(%engine, "steps fail in a row, whatever they run; other engines take the requests until a probe succeeds");
+            }
             ClusterOutput::Emptied(_) => {}
         }
     }
@@ -585,9 +592,14 @@ impl Driver {
                 self.output(request, Output::Token { token, logprobs });
             }
             Action::Finish { request, reason, usage } => {
-                let without_worker = self.clients.get(&request).is_some_and(|client| client.without_worker);
-                let failed = without_worker && reason == FinishReason::Error;
-                self.output(request, if failed { Output::NoWorker } else { Output::Finish { reason, usage } });
+                let client = self.clients.get(&request).filter(|_| reason == FinishReason::Error);
+                let failed = client.is_some_and(|client| client.without_worker);
+                let output = match client {
+                    Some(client) if client.without_worker => Output::NoWorker,
+                    Some(client) => Output::Failed { elsewhere: client.failed_elsewhere },
+                    None => Output::Finish { reason, usage },
+                };
+                self.output(request, output);
                 if let Some(client) = self.clients.remove(&request) {
                     let end = if failed { request_times::End::NoWorker } else { request_times::End::Finished(reason) };
                     self.figures.requests.end(&client.times, end, &usage, self.last_input_ns);

@@ -25,6 +25,10 @@ pub(crate) enum Output {
         reason: FinishReason,
         usage: Usage,
     },
+    /// The request failed alone on its worker, and `elsewhere` on another one before.
+    Failed {
+        elsewhere: bool,
+    },
     /// No worker is left that could run the request.
     NoWorker,
 }
@@ -34,7 +38,7 @@ impl Output {
     fn bytes(&self) -> u64 {
         let top = match self {
             Self::Token { logprobs: Some(logprobs), .. } => size_of_val(logprobs.top.as_slice()),
-            Self::Token { logprobs: None, .. } | Self::Finish { .. } | Self::NoWorker => 0,
+            Self::Token { logprobs: None, .. } | Self::Finish { .. } | Self::Failed { .. } | Self::NoWorker => 0,
         };
         (size_of::<Self>() + top) as u64
     }
@@ -85,7 +89,7 @@ impl OutboxSender {
     /// Adds an output; returns `false` if nobody reads the outbox.
     pub(crate) fn send(&self, output: Output) -> bool {
         let bytes = output.bytes();
-        let ends = matches!(output, Output::Finish { .. } | Output::NoWorker);
+        let ends = !matches!(output, Output::Token { .. });
         let mut queue = self.0.lock();
         let arrived = queue.on_the_way.take();
         if queue.closed {

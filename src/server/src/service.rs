@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::oneshot;
 use tonic::{Code, Request, Response, Status};
-use trunkline_cluster::{EngineState, Role};
+use trunkline_cluster::{EngineState, Health, Role};
 use trunkline_core::{Config, RequestId, Stats};
 use trunkline_port::WeightReads;
 
@@ -272,11 +272,17 @@ fn engine_info(number: u32, engine: &EngineSnapshot, now_ns: u64) -> proto::Engi
         EngineState::Closed => proto::EngineState::Closed,
         EngineState::Gone => proto::EngineState::Gone,
     };
+    let health = match status.health {
+        Health::Open => proto::EngineHealth::Open,
+        Health::Suspected => proto::EngineHealth::Suspected,
+        Health::Probing => proto::EngineHealth::Probing,
+    };
     let tiers: Vec<_> = engine.tiers.iter().cloned().zip(status.stats.tiers).collect();
     proto::EngineInfo {
         number,
         role: role.into(),
         state: state.into(),
+        health: health.into(),
         requests: status.load.requests,
         tokens: status.load.tokens,
         load: Some(load(&status.stats)),

@@ -70,13 +70,16 @@ impl Generation {
 
     fn take(&mut self, outputs: &mut Vec<Output>) {
         let mut chunk = proto::Chunk::default();
-        let (mut end, mut without_worker) = (None, false);
+        let (mut end, mut failure) = (None, None);
         for output in outputs.drain(..) {
             match output {
                 Output::Token { .. } if self.stopping.is_some() => {}
                 Output::Token { token, logprobs } => self.token(token, logprobs, &mut chunk),
                 Output::Finish { reason, usage } => end = Some((reason, usage)),
-                Output::NoWorker => without_worker = true,
+                Output::Failed { elsewhere } => failure = Some(failed_alone(elsewhere)),
+                Output::NoWorker => {
+                    failure = Some(Status::unavailable("no worker is left to run the request; try again later"));
+                }
             }
         }
         self.tell_stop();
@@ -91,9 +94,9 @@ impl Generation {
         if let Some((reason, usage)) = end {
             self.end(reason, usage);
         }
-        if without_worker {
+        if let Some(status) = failure {
             self.submitted.end();
-            self.ready.push_back(Err(Status::unavailable("no worker is left to run the request; try again later")));
+            self.ready.push_back(Err(status));
         }
     }
 
@@ -189,8 +192,20 @@ pub(crate) fn worker_failure(reason: FinishReason) -> Status {
         FinishReason::Unsupported => Status::invalid_argument(
             "the worker cannot honour the sampling parameters of this request; only this request ended",
         ),
-        _ => Status::internal("the worker failed on this request too often"),
+        _ => failed_alone(false),
     }
+}
+
+/// Returns the status of a request that failed alone, and `elsewhere` on another worker before.
+pub(crate) fn failed_alone(elsewhere: bool) -> Status {
+    Status::internal(match elsewhere {
+        true => {
+            "the request failed alone on more than one worker, without a token in between: it is taken to be the cause"
+        }
+        false => {
+            "the request failed on the only worker that could run it: the request may be the cause, or the worker is broken"
+        }
+    })
 }
 
 impl Stream for Generation {
@@ -416,7 +431,7 @@ mod tests {
     async fn failures_are_statuses() {
         for (reason, code, says) in [
             (FinishReason::Timeout, tonic::Code::DeadlineExceeded, "time was up"),
-            (FinishReason::Error, tonic::Code::Internal, "failed on this request too often"),
+            (FinishReason::Error, tonic::Code::Internal, "failed on the only worker"),
             (FinishReason::NotFinite, tonic::Code::Internal, "logits for this request are not finite"),
             (FinishReason::Unsupported, tonic::Code::InvalidArgument, "cannot honour the sampling parameters"),
         ] {

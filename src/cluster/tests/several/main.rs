@@ -1,5 +1,6 @@
 //! Several engines: acceptance scenarios, and shares of tenants.
 
+mod failing;
 mod fairness;
 mod rig;
 mod scenarios;

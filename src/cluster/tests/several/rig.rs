@@ -17,6 +17,7 @@ pub struct Rig {
     pub tokens: BTreeMap<u64, Vec<Token>>,
     pub ends: BTreeMap<u64, FinishReason>,
     pub moves: Vec<(u64, Move)>,
+    pub refused: Vec<u64>,
 }
 
 /// Limits of an engine: batches of 8, and room for all requests of a test.
@@ -49,6 +50,7 @@ impl Rig {
             tokens: BTreeMap::new(),
             ends: BTreeMap::new(),
             moves: Vec::new(),
+            refused: Vec::new(),
         };
         for engine in 0..config.engines.len() as u32 {
             rig.engine(engine, Event::WorkerJoined);
@@ -79,7 +81,8 @@ impl Rig {
                     assert!(self.ends.insert(request.0, reason).is_none(), "a request ends once");
                 }
                 Output::Moved { request, why, .. } => self.moves.push((request.0, why)),
-                Output::Engine(_, Action::Transfer(_)) | Output::Placed { .. } => {}
+                Output::Engine(_, Action::Transfer(_)) | Output::Placed { .. } | Output::Health { .. } => {}
+                Output::Engine(_, Action::Refuse { request, .. }) => self.refused.push(request.0),
                 other => panic!("{other:?} is not expected here"),
             }
         }
@@ -106,6 +109,19 @@ impl Rig {
         let worker = &mut self.workers[engine as usize];
         let result = worker.end_step_with(&step, |seq| vec![token(seq.request.0, seq.n_generated)]);
         self.engine(engine, Event::StepFinished(result));
+    }
+
+    /// The step of an engine fails. Its worker is reset, and joins again.
+    pub fn fail(&mut self, engine: u32) {
+        self.lose(engine);
+        self.engine(engine, Event::WorkerJoined);
+    }
+
+    /// The worker of an engine is lost, and expected back.
+    pub fn lose(&mut self, engine: u32) {
+        self.steps.remove(&engine);
+        self.workers[engine as usize].reset();
+        self.engine(engine, Event::WorkerLost);
     }
 
     pub fn run_all(&mut self) {

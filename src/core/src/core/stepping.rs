@@ -346,13 +346,15 @@ impl Core {
 
     /// Gives up the steps in flight, and counts a failure for their sequences if `blames`.
     fn lose_steps(&mut self, blames: bool) {
+        let lost_ns = self.steps.time_ns(self.now_ns);
         let steps = self.steps.lose();
         self.state.kv.free_retired(u64::MAX);
         // If the guilty request is known, the others did nothing. Its ending is another one if the client gave up first.
         let slots = || steps.iter().flat_map(|step| &step.picked.parts).map(|part| part.slot());
         let named = slots().any(|slot| self.state.sequences[slot].has_failed());
         let first = slots().next();
-        let counts = self.state.suspects.counts(slots().all(|slot| Some(slot) == first));
+        let alone = slots().all(|slot| Some(slot) == first);
+        let counts = self.state.suspects.counts(alone);
         if first.is_some() && blames && !named {
             self.state.suspects.begin_failure(self.state.journal.stats.steps);
         }
@@ -372,6 +374,9 @@ impl Core {
             let failures = if counts { &mut seq.worker_failures } else { &mut seq.suspicion };
             *failures = failures.saturating_add(1);
             suspects.consider(slot, seq);
+            if alone {
+                suspects.note_lone(seq);
+            }
             if counts && u32::from(seq.worker_failures) >= suspects.limit(seq) {
                 explained = explained.saturating_add(seq.failures_here());
                 seq.ending = seq.ending.or(Some(Ending::Finish(FinishReason::Error)));
@@ -380,6 +385,7 @@ impl Core {
         self.state.suspects.explain(explained);
         if !steps.is_empty() && blames {
             self.state.suspects.failed(named);
+            self.state.suspects.lose_time(lost_ns);
             let parts: Vec<usize> = slots().collect();
             self.give_up_readings(|slot| parts.contains(&slot));
         }

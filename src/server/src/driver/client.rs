@@ -13,6 +13,8 @@ pub(super) struct Client {
     pub(super) accepted: Option<oneshot::Sender<Result<(), Refusal>>>,
     /// `true` if no worker is left for the request.
     pub(super) without_worker: bool,
+    /// `true` if the request failed alone on another engine.
+    pub(super) failed_elsewhere: bool,
     pub(super) times: RequestTimes,
     pub(super) label: Label,
     pub(super) engines: Engines,
@@ -27,7 +29,8 @@ impl Client {
         accepted: oneshot::Sender<Result<(), Refusal>>,
     ) -> Self {
         let engines = Engines::default();
-        Self { outputs, accepted: Some(accepted), without_worker: false, times, label, engines }
+        let accepted = Some(accepted);
+        Self { outputs, accepted, without_worker: false, failed_elsewhere: false, times, label, engines }
     }
 
     /// Notifies the handler once of the core's acceptance. A handler no longer there has dropped the stream.

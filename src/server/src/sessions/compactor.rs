@@ -18,7 +18,7 @@ use crate::proto;
 use crate::sessions::counts::{Compacted, SessionCounts};
 use crate::sessions::entry::{CompactionTask, Entry};
 use crate::sessions::setup::Setup;
-use crate::stream::worker_failure;
+use crate::stream::{failed_alone, worker_failure};
 use crate::submission::{Submitted, Submitter};
 
 /// Pause before a patient request is submitted again.
@@ -178,6 +178,10 @@ impl Compactor {
                             preemptions: usage.preemptions,
                         };
                         return whole(reason, tokens).map(|tokens| (tokens, usage));
+                    }
+                    Output::Failed { elsewhere } => {
+                        submitted.end();
+                        return Err(failed_alone(elsewhere).message().into());
                     }
                     Output::NoWorker => {
                         submitted.end();

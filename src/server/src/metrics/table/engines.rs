@@ -1,6 +1,6 @@
 //! Metrics of engines: steps, workers, drafts, eviction within sequences, streamed weights.
 
-use trunkline_cluster::{EngineState, Role};
+use trunkline_cluster::{EngineState, Health, Role};
 
 use super::{ENGINE, Metric, counter, gauge, histogram, info};
 use crate::histogram::Histogram;
@@ -17,6 +17,10 @@ const STATES: [(EngineState, &str); 5] = [
     (EngineState::Gone, "gone"),
     (EngineState::Closed, "closed"),
 ];
+
+/// Trust in an engine's worker, with names.
+const HEALTHS: [(Health, &str); 3] =
+    [(Health::Open, "open"), (Health::Suspected, "suspected"), (Health::Probing, "probing")];
 
 pub(super) const METRICS: &[Metric] = &[
     info("trunkline_engine_info", &["engine", "role", "kv_dtype"], "Facts about an engine.", |s, out| {
@@ -38,6 +42,18 @@ pub(super) const METRICS: &[Metric] = &[
             for Engine { number, at } in s.engines() {
                 for (state, name) in STATES {
                     out.add(&[("engine", number), ("state", name)], at.status.state == state);
+                }
+            }
+        },
+    ),
+    gauge(
+        "trunkline_engine_health",
+        &["engine", "health"],
+        "1 for the trust in the engine's worker, 0 for others: `suspected` after steps that failed in a row.",
+        |s, out| {
+            for Engine { number, at } in s.engines() {
+                for (health, name) in HEALTHS {
+                    out.add(&[("engine", number), ("health", name)], at.status.health == health);
                 }
             }
         },
