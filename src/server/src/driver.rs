@@ -559,11 +559,17 @@ impl Driver {
             ClusterOutput::Engine(engine, Action::ResetWorker) => {
                 self.workers.reset(engine, Loss::BadResult, self.last_input_ns);
             }
-            ClusterOutput::Engine(_, action) | ClusterOutput::Cluster(action) => self.answer(action),
+            ClusterOutput::Engine(engine, action) => {
+                if let Action::Finish { request, reason: FinishReason::Error, .. } = action {
+                    self.clients.entry(request).and_modify(|client| client.fail_on(engine));
+                }
+                self.answer(action);
+            }
+            ClusterOutput::Cluster(action) => self.answer(action),
             ClusterOutput::Moved { request, from, to, why } => {
                 debug!(%request, %from, %to, ?why, "the request moved");
                 if why == Move::Failed {
-                    self.clients.entry(request).and_modify(|client| client.failed_elsewhere = true);
+                    self.clients.entry(request).and_modify(|client| client.fail_on(from));
                 }
                 self.note_engine(request, to);
             }

@@ -1,6 +1,7 @@
 //! Client of a request: the reader of the output, and all that the log of requests says at the end.
 
 use tokio::sync::oneshot;
+use trunkline_cluster::EngineId;
 use trunkline_core::{Refusal, RequestId, Usage};
 
 use crate::outbox::OutboxSender;
@@ -13,7 +14,9 @@ pub(super) struct Client {
     pub(super) accepted: Option<oneshot::Sender<Result<(), Refusal>>>,
     /// `true` if no worker is left for the request.
     pub(super) without_worker: bool,
-    /// `true` if the request failed alone on another engine.
+    /// Engine that the request left first because it failed alone there.
+    pub(super) failed_on: Option<EngineId>,
+    /// `true` if it failed alone on another one, too.
     pub(super) failed_elsewhere: bool,
     pub(super) times: RequestTimes,
     pub(super) label: Label,
@@ -30,7 +33,16 @@ impl Client {
     ) -> Self {
         let engines = Engines::default();
         let accepted = Some(accepted);
-        Self { outputs, accepted, without_worker: false, failed_elsewhere: false, times, label, engines }
+        Self {
+            outputs,
+            accepted,
+            without_worker: false,
+            failed_on: None,
+            failed_elsewhere: false,
+            times,
+            label,
+            engines,
+        }
     }
 
     /// Notifies the handler once of the core's acceptance. A handler no longer there has dropped the stream.
@@ -38,6 +50,11 @@ impl Client {
         if let Some(accepted) = self.accepted.take() {
             let _ = accepted.send(Ok(()));
         }
+    }
+
+    /// Notes that the request failed alone on an engine.
+    pub(super) fn fail_on(&mut self, engine: EngineId) {
+        self.failed_elsewhere |= *self.failed_on.get_or_insert(engine) != engine;
     }
 
     /// Returns the event of the request's end.
