@@ -277,7 +277,15 @@ impl Cluster {
             }
             event => {
                 let before = self.engines[engine.index()].state;
+                let step_ns = match event {
+                    Event::StepFinished(_) => self.engines[engine.index()].core.step_time_ns(self.now_ns),
+                    _ => None,
+                };
+                let is_slow = step_ns.is_some_and(|step_ns| self.is_slow(engine, step_ns));
                 self.deliver(engine, event, out);
+                if let Some(step_ns) = step_ns {
+                    self.note_success(engine, step_ns, is_slow, out);
+                }
                 if before == EngineState::Draining && self.engines[engine.index()].state == EngineState::Closed {
                     // The worker answered nonsense and is to be reset.
                     self.withdraw_all(engine, Move::Lost, out);
@@ -556,7 +564,9 @@ impl Cluster {
         }
         self.absorb_all(engine, &mut actions, out);
         self.actions = actions;
-        self.note_steps(engine, out);
+        if result != FastForwardResult::NotSteady {
+            self.note_success(engine, self.engines[engine.index()].step_ns, false, out);
+        }
         result
     }
 

@@ -157,13 +157,23 @@ pub(crate) struct Engine {
     pub kv_class: u8,
     pub state: EngineState,
     pub breaker: Breaker,
+    /// Time of the last step that ended, nanoseconds; 0 before the first.
+    pub step_ns: u64,
     /// `true` if the core has reported an empty engine after a drain or shutdown.
     pub drained: bool,
 }
 
 impl Engine {
     pub fn new(core: Core, role: Role, kv_class: u8) -> Self {
-        Self { core, role, kv_class, state: EngineState::Absent, breaker: Breaker::default(), drained: false }
+        Self {
+            core,
+            role,
+            kv_class,
+            state: EngineState::Absent,
+            breaker: Breaker::default(),
+            step_ns: 0,
+            drained: false,
+        }
     }
 }
 

@@ -7,7 +7,8 @@
 //! | probing | one at a time | its step decides |
 //!
 //! An engine is suspected after [`SUSPECTED_AFTER`] failed steps in a row, or after fewer if they took so long that its requests were computed elsewhere in
-//! the time, as when a step hangs until its timeout. [`HEALTH_TRANSITIONS`] is the same table in code. The pause doubles from [`PAUSE_MIN_NS`] to [`PAUSE_MAX_NS`], and is the least again for a worker that
+//! the time, as when a step hangs until its timeout. So is one whose steps end, and take far longer than those of others and than its requests would there.
+//! [`HEALTH_TRANSITIONS`] is the same table in code. The pause doubles from [`PAUSE_MIN_NS`] to [`PAUSE_MAX_NS`], and is the least again for a worker that
 //! ran for as long as it was last kept away. A cluster of one engine does not ask: there is nowhere else to go.
 
 use serde::Serialize;
@@ -18,6 +19,9 @@ pub(crate) const SUSPECTED_AFTER: u32 = 4;
 /// First pause before a probe. A worker is reset in less; Envoy's and Finagle's first pauses for a host that fails are 30 and 5 seconds, for hosts
 /// that take longer to come back. Reasonable between 0.1 and 30 s.
 pub(crate) const PAUSE_MIN_NS: u64 = 1_000_000_000;
+/// Times of another engine's step, and of computing the requests there, from which on a step is slow: as for copies that are overdue. Engines of several
+/// kinds differ by less.
+pub(crate) const SLOW_TIMES: u64 = 16;
 /// Longest pause: a worker that stays broken costs one step of one request a minute. Finagle's is 5 minutes, as is Envoy's.
 pub(crate) const PAUSE_MAX_NS: u64 = 64 * PAUSE_MIN_NS;
 
@@ -41,6 +45,8 @@ pub enum HealthEvent {
     FailedOn,
     /// A step failed, and fewer in a row have.
     Failed,
+    /// A step succeeded, and took far longer than on other engines.
+    Slow,
     /// A step succeeded.
     Succeeded,
     /// The pause is over.
@@ -50,13 +56,15 @@ pub enum HealthEvent {
 }
 
 /// All changes of health. An event without a row for a state leaves the state as it is.
-pub const HEALTH_TRANSITIONS: [(HealthEvent, Health, Health); 7] = {
+pub const HEALTH_TRANSITIONS: [(HealthEvent, Health, Health); 9] = {
     use Health::{Open, Probing, Suspected};
-    use HealthEvent::{Cleared, Failed, FailedOn, PauseEnded, Succeeded};
+    use HealthEvent::{Cleared, Failed, FailedOn, PauseEnded, Slow, Succeeded};
     [
         (FailedOn, Open, Suspected),
         (FailedOn, Probing, Suspected),
         (Failed, Probing, Suspected),
+        (Slow, Open, Suspected),
+        (Slow, Probing, Suspected),
         (Succeeded, Suspected, Open),
         (Succeeded, Probing, Open),
         (PauseEnded, Suspected, Probing),
@@ -99,6 +107,12 @@ impl Breaker {
         }
     }
 
+    /// Takes note of a step that succeeded.
+    pub fn succeed(&mut self, is_slow: bool, now_ns: u64) {
+        self.in_a_row = 0;
+        self.change(if is_slow { HealthEvent::Slow } else { HealthEvent::Succeeded }, now_ns);
+    }
+
     /// Takes note of the failed steps in a row. Returns `true` if a step failed.
     ///
     /// `is_costly` is `true` if going elsewhere would have been faster than these steps were.
@@ -138,7 +152,7 @@ impl Breaker {
 mod tests {
     use super::*;
     use Health::{Open, Probing, Suspected};
-    use HealthEvent::{Cleared, Failed, FailedOn, PauseEnded, Succeeded};
+    use HealthEvent::{Cleared, Failed, FailedOn, PauseEnded, Slow, Succeeded};
 
     const S: u64 = PAUSE_MIN_NS;
 
@@ -146,14 +160,14 @@ mod tests {
     fn the_table_of_transitions_is_as_reviewed() {
         let mut table = String::new();
         for from in [Open, Suspected, Probing] {
-            let row = [FailedOn, Failed, Succeeded, PauseEnded, Cleared]
+            let row = [FailedOn, Failed, Slow, Succeeded, PauseEnded, Cleared]
                 .map(|event| format!("{event:?}>{:?}", from.after(event)));
             table.push_str(&format!("{from:?}: {}\n", row.join(" ")));
         }
         let reviewed = "\
-Open: FailedOn>Suspected Failed>Open Succeeded>Open PauseEnded>Open Cleared>Open
-Suspected: FailedOn>Suspected Failed>Suspected Succeeded>Open PauseEnded>Probing Cleared>Probing
-Probing: FailedOn>Suspected Failed>Suspected Succeeded>Open PauseEnded>Probing Cleared>Probing
+Open: FailedOn>Suspected Failed>Open Slow>Suspected Succeeded>Open PauseEnded>Open Cleared>Open
+Suspected: FailedOn>Suspected Failed>Suspected Slow>Suspected Succeeded>Open PauseEnded>Probing Cleared>Probing
+Probing: FailedOn>Suspected Failed>Suspected Slow>Suspected Succeeded>Open PauseEnded>Probing Cleared>Probing
 ";
         assert_eq!(table, reviewed);
     }

@@ -222,6 +222,11 @@ impl Core {
         self.state.suspects.row()
     }
 
+    /// Returns the time that the worker has spent on the oldest step in flight, nanoseconds.
+    pub fn step_time_ns(&self, now_ns: u64) -> Option<u64> {
+        self.steps.time_ns(now_ns)
+    }
+
     /// Returns the request that failed alone in the last failed step, or that the worker named, and what the failure is worth.
     pub fn lone_failure(&self) -> Option<LoneFailure> {
         self.state.suspects.lone()

@@ -143,9 +143,9 @@ impl Steps {
     }
 
     /// Returns the time of the oldest step in flight on the worker so far, nanoseconds.
-    pub fn time_ns(&self, now_ns: u64) -> u64 {
+    pub fn time_ns(&self, now_ns: u64) -> Option<u64> {
         let oldest = self.in_flight.front();
-        oldest.map_or(0, |step| now_ns.saturating_sub(step.sent_ns.max(self.last_end_ns)))
+        oldest.map(|step| now_ns.saturating_sub(step.sent_ns.max(self.last_end_ns)))
     }
 
     /// Removes the oldest step in flight, which ended at `now_ns`. Returns the step and its time on the worker, nanoseconds: steps

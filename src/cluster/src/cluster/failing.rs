@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a step of several requests | its core runs them in ever smaller groups, down to one |
 //! | a step of one request, or the worker named one | it moves to another engine; the [witnesses](crate::witness) decide whether it ends |
-//! | steps in a row | the engine's [breaker](crate::health) opens the circuit: its requests move, and new ones go elsewhere |
+//! | steps in a row, or steps that are far slower than elsewhere | the engine's [breaker](crate::health) opens the circuit: its requests move, and new ones go elsewhere |
 //!
 //! With one engine that can run the request, the core alone decides: see [`trunkline_core::WORKER_FAILURES_MAX`].
 
@@ -12,14 +12,49 @@ use trunkline_core::{Action, Event, FinishReason, Request, RequestId, Usage};
 
 use super::Cluster;
 use crate::digest::decision;
-use crate::engine::EngineId;
-use crate::health::{Health, HealthEvent, PAUSE_MIN_NS};
+use crate::engine::{EngineId, EngineState};
+use crate::health::{Health, HealthEvent, PAUSE_MIN_NS, SLOW_TIMES};
 use crate::input::{Move, Output};
 use crate::placement::{Brings, Placed};
 use crate::witness::{Witness, Witnesses};
 
 impl Cluster {
-    /// Takes note of steps of an engine that ended or failed since the last call.
+    /// Returns `true` if a step that ends now was far slower than steps elsewhere, and than computing the requests there.
+    pub(super) fn is_slow(&self, id: EngineId, step_ns: u64) -> bool {
+        if self.engines.len() == 1 || step_ns < PAUSE_MIN_NS {
+            return false;
+        }
+        let kv_class = self.engines[id.index()].kv_class;
+        let others = self.engines.iter().enumerate().filter(|(at, other)| {
+            *at != id.index() && other.state == EngineState::Up && other.kv_class == kv_class && other.step_ns > 0
+        });
+        let other_ns = others.map(|(_, other)| other.step_ns).min();
+        let there_ns = self.again_ns(id).zip(other_ns).map(|(again_ns, other_ns)| again_ns.max(other_ns));
+        there_ns.is_some_and(|there_ns| step_ns >= there_ns.saturating_mul(SLOW_TIMES))
+    }
+
+    /// Takes note of a step of an engine that was answered, unless the answer was nonsense.
+    pub(super) fn note_success(&mut self, id: EngineId, step_ns: u64, is_slow: bool, out: &mut Vec<Output>) {
+        let engine = &mut self.engines[id.index()];
+        if engine.core.failed_in_a_row().0 > 0 {
+            return;
+        }
+        engine.step_ns = step_ns;
+        let before = engine.breaker.state();
+        if !is_slow && before == Health::Open {
+            return;
+        }
+        engine.breaker.succeed(is_slow, self.now_ns);
+        let health = engine.breaker.state();
+        if health != before {
+            out.push(Output::Health { engine: id, health });
+        }
+        if is_slow {
+            self.withdraw_all(id, Move::Suspected, out);
+        }
+    }
+
+    /// Takes note of steps of an engine that failed since the last call, if any did.
     pub(super) fn note_steps(&mut self, id: EngineId, out: &mut Vec<Output>) {
         if self.engines.len() == 1 {
             return;
@@ -55,7 +90,7 @@ impl Cluster {
 
     /// Returns `true` if the steps of an engine fail in a row.
     pub(super) fn is_suspected(&self, engine: EngineId) -> bool {
-        self.engines[engine.index()].breaker.state() == Health::Suspected
+        self.engines[engine.index()].breaker.state() != Health::Open
     }
 
     /// Returns the witnesses against a request that leaves an engine.

@@ -53,7 +53,7 @@ impl Cluster {
     }
 
     /// Ranks an engine for a request: the lowest rank takes it. Engines that are up go before engines expected to come up, these before engines
-    /// whose steps fail, and last are those on which the request failed alone. A probe is a request that did not fail anywhere.
+    /// whose steps fail, and last are those on which the request failed alone. A probe is a new request.
     fn rank(&self, id: EngineId, request: &Request, failed_on: &Witnesses) -> u8 {
         let engine = &self.engines[id.index()];
         let absent = match engine.state {
@@ -61,7 +61,7 @@ impl Cluster {
             EngineState::Absent => ABSENT,
             EngineState::Draining | EngineState::Closed | EngineState::Gone => return UNFIT,
         };
-        let is_clean = || request.worker_failures + request.suspicion == 0;
+        let is_clean = || !request.is_accepted && request.worker_failures + request.suspicion == 0;
         let takes = match engine.breaker.state() {
             Health::Open => true,
             Health::Suspected => false,
@@ -91,15 +91,14 @@ impl Cluster {
         self.deliver(engine, Event::Submit(request), out);
     }
 
-    /// Takes back the requests of an engine that can run elsewhere: all requests, or only the waiting requests of a draining or suspected
-    /// engine.
+    /// Takes back the requests of an engine that can run elsewhere: all requests, or only the waiting requests of a draining engine.
     pub(super) fn withdraw_all(&mut self, engine: EngineId, why: Move, out: &mut Vec<Output>) {
         if !self.any_takes(engine, |_, other| why != Move::Suspected || other.breaker.state() == Health::Open) {
             // There is nowhere to go; the worker may come back after all.
             return;
         }
         for request in self.placements.at(engine) {
-            if why == Move::Lost || self.engines[engine.index()].core.is_waiting(request) {
+            if why != Move::Drained || self.engines[engine.index()].core.is_waiting(request) {
                 self.deliver(engine, Event::Withdraw(request), out);
             }
         }

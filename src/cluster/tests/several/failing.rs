@@ -163,6 +163,37 @@ fn a_step_that_hangs_longer_than_the_requests_take_elsewhere_closes_the_engine()
     }
 }
 
+#[test]
+fn an_engine_whose_steps_are_far_slower_than_elsewhere_is_left_alone_until_they_are_not() {
+    for router in routers() {
+        let mut rig = rig(3, router);
+        let mut id = 0;
+        let mut wave = |rig: &mut Rig, slow_ns: u64| {
+            (0..12).for_each(|_| {
+                id += 1;
+                rig.submit(id, 20, 9);
+            });
+            let mut steps = 0;
+            while let Some(engine) = rig.steps.keys().next_back().copied() {
+                if engine == 0 {
+                    (steps, rig.now_ns) = (steps + 1, rig.now_ns + slow_ns);
+                } else {
+                    rig.now_ns += S / 1000;
+                }
+                rig.answer(engine);
+            }
+            (id - 11..=id).for_each(|id| rig.assert_whole(id, 9));
+            steps
+        };
+        assert!(wave(&mut rig, S / 1000) >= 9 && health(&rig, 0) == Health::Open, "{router}");
+        // One step that shows it, and one that was sent before the requests could move.
+        assert!(wave(&mut rig, 4 * S) <= 2, "{router}");
+        assert_ne!(health(&rig, 0), Health::Open, "{router}");
+        rig.now_ns += 2 * S;
+        assert!(wave(&mut rig, S / 1000) >= 9 && health(&rig, 0) == Health::Open, "{router}: fast again");
+    }
+}
+
 /// Runs requests on engines whose steps fail at these rates, of 100, with some requests that fail everywhere. Returns the steps that failed on each engine.
 fn run_with(rates: &[u32], router: &str, seed: u64, poisons: &BTreeSet<u64>) -> Vec<u32> {
     let mut rig = rig(rates.len(), router);

@@ -346,7 +346,7 @@ impl Core {
 
     /// Gives up the steps in flight, and counts a failure for their sequences if `blames`.
     fn lose_steps(&mut self, blames: bool) {
-        let lost_ns = self.steps.time_ns(self.now_ns);
+        let lost_ns = self.steps.time_ns(self.now_ns).unwrap_or(0);
         let steps = self.steps.lose();
         self.state.kv.free_retired(u64::MAX);
         // If the guilty request is known, the others did nothing. Its ending is another one if the client gave up first.
