@@ -32,20 +32,28 @@ const UNSAFE_FILES: [&str; 6] = [
 ];
 
 /// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.
-const LOW_CRATES: [(&str, &[&str]); 10] = [
+const LOW_CRATES: [(&str, &[&str]); 11] = [
     ("src/attach/Cargo.toml", &["trunkline-port"]),
     ("src/chat/Cargo.toml", &["trunkline-port"]),
     ("src/codec/Cargo.toml", &[]),
     ("src/files/Cargo.toml", &[]),
+    ("src/foreign/Cargo.toml", &[]),
     ("src/pages/Cargo.toml", &[]),
     ("src/port/Cargo.toml", &[]),
-    ("src/store/Cargo.toml", &["trunkline-codec", "trunkline-files", "trunkline-port"]),
+    ("src/store/Cargo.toml", &["trunkline-codec", "trunkline-files", "trunkline-foreign", "trunkline-port"]),
     ("src/streaming/Cargo.toml", &["trunkline-port"]),
-    ("src/text/Cargo.toml", &[]),
+    ("src/text/Cargo.toml", &["trunkline-foreign"]),
     // The last is for tests alone.
     (
         "src/worker/Cargo.toml",
-        &["trunkline-files", "trunkline-pages", "trunkline-port", "trunkline-streaming", "trunkline-text"],
+        &[
+            "trunkline-files",
+            "trunkline-foreign",
+            "trunkline-pages",
+            "trunkline-port",
+            "trunkline-streaming",
+            "trunkline-text",
+        ],
     ),
 ];
 

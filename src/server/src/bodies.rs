@@ -13,6 +13,7 @@ use tonic::codegen::http::HeaderMap;
 use tonic::codegen::{Bytes, StdError};
 
 use crate::network::Call;
+use crate::panics::failed;
 
 /// Bytes of a stream without end before the service accepts it, at most: the Hello of a worker takes some kilobytes.
 const UNACCEPTED_BYTES_MAX: u64 = 1 << 20;
@@ -145,6 +146,20 @@ impl<B> ResponseBody<B> {
     }
 }
 
+impl<B> ResponseBody<B>
+where
+    B: Body<Data = Bytes, Error = Status> + Unpin,
+{
+    /// Asks the service for the next frame. Its panic ends the call with a status, and the service is not asked again.
+    fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        trunkline_foreign::call(|| Pin::new(&mut self.body).poll_frame(cx)).unwrap_or_else(|panicked| {
+            self.ended = true;
+            let (status, mut trailers) = (failed("stream", &panicked), HeaderMap::new());
+            Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
+        })
+    }
+}
+
 impl<B> Body for ResponseBody<B>
 where
     B: Body<Data = Bytes, Error = Status> + Unpin,
@@ -166,13 +181,13 @@ where
         if this.ended {
             return Poll::Ready(None);
         }
-        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
+        let frame = ready!(this.poll_body(cx));
         let Some(Ok(frame)) = frame else { return Poll::Ready(frame) };
         this.call.note_unread();
         let Ok(mut data) = frame.into_data().map_err(|frame| this.next[0] = Some(frame)) else {
             return Poll::Ready(this.next[0].take().map(Ok));
         };
-        match Pin::new(&mut this.body).poll_frame(cx) {
+        match this.poll_body(cx) {
             Poll::Ready(Some(Ok(after))) if after.is_trailers() && data.len() > 1 => {
                 let last = data.split_off(data.len() - 1);
                 this.next = [Some(Frame::data(last)), Some(after)];

@@ -17,6 +17,7 @@ use crate::bodies::{Accepted, End, RequestBody, ResponseBody};
 use crate::caller::Caller;
 use crate::headers;
 use crate::network::Call;
+use crate::panics::{Whole, failed};
 use crate::questions::Questions;
 use crate::refusals::Reason;
 
@@ -106,11 +107,21 @@ where
                 });
                 request.extensions_mut().insert(accepted);
                 request.extensions_mut().insert(caller);
-                let response = match streams {
-                    true => routes.call(request.map(Questions::of)).await,
-                    false => routes.call(request).await,
-                };
-                Ok(response.unwrap_or_else(|never| match never {}))
+                let path = request.uri().path().to_owned();
+                let response = Whole::new(async move {
+                    match streams {
+                        true => routes.call(request.map(Questions::of)).await,
+                        false => routes.call(request).await,
+                    }
+                });
+                match response.await {
+                    Ok(response) => Ok(response.unwrap_or_else(|never| match never {})),
+                    Err(panicked) => {
+                        // The handler had the message: the fault is not the client's.
+                        call.handle();
+                        Err(failed(&path, &panicked))
+                    }
+                }
             };
             let (response, end) = tokio::select! {
                 biased;
@@ -148,9 +159,46 @@ fn correct<B>(mut response: Response<B>, call: &Call) -> Response<B> {
 
 #[cfg(test)]
 mod tests {
+    use http_body::Frame;
+
     use super::*;
     use crate::clock::Clock;
     use crate::limits::NetworkLimits;
+
+    #[tokio::test]
+    async fn a_call_whose_code_panics_ends_with_a_status() {
+        let run = |fails: bool| Whole::new(async move { if fails { panic!("two\nlines") } else { 7 } });
+        assert!(matches!(run(false).await, Ok(7)));
+        let status = failed("/service/Call", &run(true).await.unwrap_err());
+        assert_eq!(status.code(), Code::Internal);
+        assert!(status.message().starts_with("a fault of the server ended this call: two lines ("), "{status:?}");
+    }
+
+    /// A body with one frame, that panics behind it.
+    struct Panics(Option<Frame<Bytes>>);
+
+    impl Body for Panics {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            Poll::Ready(Some(Ok(self.0.take().expect("the body is over"))))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stream_whose_code_panics_ends_with_a_status_behind_its_messages() {
+        let call = Call::detached(NetworkLimits::default(), Clock::start());
+        let mut body = ResponseBody::new(Panics(Some(Frame::data(Bytes::from_static(b"ab")))), call);
+        let mut frames = Vec::new();
+        while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            frames.push(frame.unwrap());
+        }
+        let bytes: Vec<&Bytes> = frames.iter().filter_map(Frame::data_ref).collect();
+        assert_eq!(bytes, ["a", "b"]);
+        let trailers = frames.last().unwrap().trailers_ref().unwrap();
+        assert_eq!(trailers[Status::GRPC_STATUS], "13");
+    }
 
     #[test]
     fn only_calls_without_a_handler_change_their_status_and_count_as_refused() {

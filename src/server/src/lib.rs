@@ -76,6 +76,7 @@ mod metrics;
 mod network;
 mod offer;
 mod outbox;
+mod panics;
 mod places;
 mod questions;
 mod queue;

@@ -364,6 +364,7 @@ impl Server {
         options: Options,
     ) -> Result<(Self, Start, mpsc::Receiver<Offer>), ServerError> {
         let addr = listener.local_addr().map_err(|source| ServerError::Listen { addr: "a socket".into(), source })?;
+        trunkline_foreign::count();
         let admin = options.admin.unwrap_or_else(|| addr.ip().is_loopback());
         let access = Arc::new(Access::new(admin, options.token_file.clone())?);
         let tls = options.tls.clone().map(Tls::load).transpose()?.map(Arc::new);

@@ -33,8 +33,8 @@ pub(crate) struct Generation {
     n_tokens: u32,
     last_token: Token,
     stopping: Option<Stopping>,
-    /// `true` once the stream ends because the client did not read.
-    unread: bool,
+    /// `true` once the stream ends before its request: the client did not read, or the decoder failed.
+    failed: bool,
     ready: VecDeque<Result<proto::GenerateResponse, Status>>,
 }
 
@@ -63,7 +63,7 @@ impl Generation {
             n_tokens: 0,
             last_token: 0,
             stopping: None,
-            unread: false,
+            failed: false,
             ready: VecDeque::new(),
         }
     }
@@ -91,7 +91,11 @@ impl Generation {
         if !chunk.token_ids.is_empty() || !chunk.text.is_empty() {
             self.send(Event::Chunk(chunk));
         }
-        if let Some((reason, usage)) = end {
+        if let Err(why) = self.detokenizer.check() {
+            // Dropping the stream aborts the request.
+            self.failed = true;
+            self.ready.push_back(Err(Status::internal(why.to_string())));
+        } else if let Some((reason, usage)) = end {
             self.end(reason, usage);
         }
         if let Some(status) = failure {
@@ -140,7 +144,7 @@ impl Generation {
     fn unfinished(&mut self) -> Status {
         if self.submitted.outputs().is_discarded() {
             // Dropping the stream aborts the request if the core has not noticed yet.
-            self.unread = true;
+            self.failed = true;
             return Status::resource_exhausted("the client did not read the output fast enough; the request was ended");
         }
         // The core's thread has ended without a word about this request.
@@ -217,7 +221,7 @@ impl Stream for Generation {
             if let Some(message) = this.ready.pop_front() {
                 return Poll::Ready(Some(message));
             }
-            if this.submitted.has_ended() || this.unread {
+            if this.submitted.has_ended() || this.failed {
                 return Poll::Ready(None);
             }
             let mut taken = std::mem::take(&mut this.taken);

@@ -49,8 +49,8 @@ pub(crate) enum Rejection {
     StillActive(String),
     #[error("too much text is being tokenised; try again later, or send less text or token_ids")]
     TokenizerBusy,
-    #[error("the tokenizer panicked")]
-    TokenizerPanicked,
+    #[error("{0}")]
+    TokenizerFailed(String),
     #[error("time was up before the prompt was tokenised")]
     TimeUp,
     #[error("the command queue is full; try again later")]
@@ -86,7 +86,7 @@ impl Rejection {
             Self::TokenizerBusy | Self::QueueFull | Self::ShareFull(_) | Self::TooManyOpen(_) => {
                 Code::ResourceExhausted
             }
-            Self::TokenizerPanicked => Code::Internal,
+            Self::TokenizerFailed(_) => Code::Internal,
             Self::NoRandomness(_) | Self::Stopped => Code::Unavailable,
             Self::TimeUp => Code::DeadlineExceeded,
             Self::Refused(refusal) => match refusal {
@@ -110,7 +110,7 @@ impl Rejection {
             Self::PromptTooLong(_) => Reason::ContextTooLong,
             Self::StillActive(_) => Reason::DuplicateId,
             Self::TokenizerBusy => Reason::TokenizerBusy,
-            Self::TokenizerPanicked | Self::NoRandomness(_) => Reason::Internal,
+            Self::TokenizerFailed(_) | Self::NoRandomness(_) => Reason::Internal,
             Self::TimeUp => Reason::Deadline,
             Self::QueueFull => Reason::CommandQueueFull,
             Self::ShareFull(_) => Reason::ClientQueueLimit,

@@ -4,8 +4,14 @@ use serde::{Deserialize, Serialize};
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{AddedToken, Decoder, DecoderWrapper, Model};
 
+use crate::library::Library;
+use crate::shape;
+
 /// Token ids beyond this are a mistake in the file, not a vocabulary.
-const VOCAB_MAX: u32 = 1 << 24;
+const VOCAB_MAX: usize = 1 << 24;
+/// Token ids below this may be in any file. A larger one needs a file with as many bytes: tables are by id, and a file of a few bytes with one
+/// large id would take the memory of a large vocabulary.
+const IDS_FREE: usize = 1 << 20;
 /// Begin token of the byte tokenizer, after the bytes 0 to 255.
 pub(crate) const BOS: u32 = 256;
 /// End token of the byte tokenizer.
@@ -95,7 +101,7 @@ impl Added {
 /// Both directions, shared with the detokenizers.
 pub(crate) struct Codec {
     /// `None`: one token for each byte.
-    pub(crate) hugging_face: Option<tokenizers::Tokenizer>,
+    pub(crate) library: Option<Library>,
     /// The bytes of each token; `None` if a token's text depends on the neighbours of the token.
     pub(crate) pieces: Option<Pieces>,
     /// Number of token ids, counted up to the largest.
@@ -116,22 +122,35 @@ impl Codec {
     /// Reads the text of a `tokenizer.json`, with the tokens `added` in place of the ones that the text adds, and the texts `pieces` of
     /// tokens in place of the decoder's. Truncation and padding are switched off.
     pub(crate) fn new(json: &[u8], added: &[Added], pieces: Option<Pieces>) -> Result<Self, String> {
-        let tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(|error| error.to_string())?;
-        let mut tokenizer = with_added(tokenizer, added).map_err(|error| error.to_string())?;
-        tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
-        tokenizer.with_padding(None);
-        let last = tokenizer.get_vocab(true).into_values().max().ok_or("the vocabulary is empty")?;
-        if last >= VOCAB_MAX {
-            return Err(format!("token id {last} is not below {VOCAB_MAX}"));
+        shape::check(json)?;
+        let library = Library::load(|| {
+            let mut tokenizer = with_added(tokenizers::Tokenizer::from_bytes(json)?, added)?;
+            tokenizer.with_truncation(None)?;
+            tokenizer.with_padding(None);
+            Ok(tokenizer)
+        })?;
+        let names = library.call(|tokenizer| Ok(tokenizer.get_vocab(true))).map_err(|fault| fault.to_string())?;
+        let last = names.values().copied().max().ok_or("the vocabulary is empty")?;
+        let id_max = VOCAB_MAX.min(json.len().max(IDS_FREE));
+        if last as usize >= id_max {
+            return Err(format!(
+                "token id {last} is not below {id_max}: ids have no gaps larger than their file, of {} bytes",
+                json.len()
+            ));
         }
-        let decoded = || naming(tokenizer.get_decoder()).map(|naming| pieces_of(&tokenizer, last, &naming));
-        let pieces = pieces.or_else(decoded);
+        let decoded = |tokenizer: &tokenizers::Tokenizer| {
+            Ok(naming(tokenizer.get_decoder()).map(|naming| pieces_of(tokenizer, last, &naming)))
+        };
+        let pieces = match pieces {
+            Some(pieces) => Some(pieces),
+            None => library.call(decoded).map_err(|fault| fault.to_string())?,
+        };
         let longest_piece = match &pieces {
             Some(pieces) => pieces.longest(),
-            None => tokenizer.get_vocab(true).into_keys().map(|name| name.len()).max().unwrap_or(0),
+            None => names.keys().map(String::len).max().unwrap_or(0),
         };
         Ok(Self {
-            hugging_face: Some(tokenizer),
+            library: Some(library),
             pieces,
             vocab_size: last + 1,
             longest_piece: u32::try_from(longest_piece).unwrap_or(u32::MAX).max(1),
@@ -148,7 +167,7 @@ impl Codec {
         pieces.push(b"<bos>", true);
         pieces.push(b"<eos>", true);
         debug_assert_eq!((BOS, EOS), (256, 257));
-        Self { hugging_face: None, pieces: Some(pieces), vocab_size: EOS + 1, longest_piece: 1 }
+        Self { library: None, pieces: Some(pieces), vocab_size: EOS + 1, longest_piece: 1 }
     }
 }
 

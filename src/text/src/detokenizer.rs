@@ -6,13 +6,19 @@
 
 use std::sync::Arc;
 
+use trunkline_foreign::Panicked;
+
 use crate::codec::Codec;
+use crate::error::TokenizerError;
+use crate::library::Fault;
 
 /// Turns a stream of tokens into a stream of text. Bytes outside of UTF-8 become U+FFFD.
 pub struct Detokenizer {
     codec: Arc<Codec>,
     skip_special: bool,
     state: State,
+    /// Panic of the decoder.
+    panicked: Option<Panicked>,
 }
 
 /// Tokens at the end of a prompt that say how the text behind them begins.
@@ -53,7 +59,7 @@ impl Detokenizer {
             Some(pieces) => State::Pieces { pending: Vec::new(), strip: pieces.strip },
             None => State::Window(Window::default()),
         };
-        Self { codec, skip_special, state }
+        Self { codec, skip_special, state, panicked: None }
     }
 
     /// Starts a stream that goes on behind a prompt with these last tokens, of which [`PROMPT_END`] are enough. A space between the prompt and
@@ -87,8 +93,22 @@ impl Detokenizer {
                 pending.extend_from_slice(bytes);
                 take_certain(pending)
             }
-            State::Window(window) => window.push(&self.codec, token, self.skip_special),
+            State::Window(window) => {
+                let mut decode = Decode::new(&self.codec, self.skip_special);
+                let text = window.push(&mut decode, token);
+                self.panicked = self.panicked.take().or(decode.panicked);
+                text
+            }
         }
+    }
+
+    /// Checks that the text so far is that of the tokens.
+    ///
+    /// # Errors
+    ///
+    /// The decoder panicked.
+    pub fn check(&self) -> Result<(), TokenizerError> {
+        self.panicked.clone().map_or(Ok(()), |panicked| Err(TokenizerError::Panicked(panicked)))
     }
 
     /// Returns the name of a special token that the text leaves out; empty for any other token. A stop string may name the token.
@@ -96,11 +116,8 @@ impl Detokenizer {
         if !self.skip_special {
             return "";
         }
-        match (&self.codec.hugging_face, &self.codec.pieces) {
-            (Some(library), _) => {
-                let added = library.get_added_vocabulary().get_added_tokens_decoder();
-                added.get(&token).filter(|added| added.special).map_or("", |added| &added.content)
-            }
+        match (&self.codec.library, &self.codec.pieces) {
+            (Some(library), _) => library.special(token),
             (None, Some(pieces)) if pieces.of(token, true).is_empty() => {
                 std::str::from_utf8(pieces.of(token, false)).unwrap_or_default()
             }
@@ -112,19 +129,30 @@ impl Detokenizer {
     pub fn finish(&mut self) -> String {
         let rest = match &mut self.state {
             State::Pieces { pending, .. } => String::from_utf8_lossy(pending).into_owned(),
-            State::Window(window) => window.rest(&window.text(&self.codec, window.new.len(), self.skip_special)),
+            State::Window(window) => {
+                let mut decode = Decode::new(&self.codec, self.skip_special);
+                let rest = window.rest(&window.text(&mut decode, window.new.len()));
+                self.panicked = self.panicked.take().or(decode.panicked);
+                rest
+            }
         };
-        *self = Self::new(Arc::clone(&self.codec), self.skip_special);
+        let panicked = self.panicked.take();
+        *self = Self { panicked, ..Self::new(Arc::clone(&self.codec), self.skip_special) };
         rest
     }
 }
 
 /// Returns the text of `ids` without special tokens.
 pub(crate) fn decode_all(codec: &Arc<Codec>, ids: &[u32]) -> String {
+    decode_checked(codec, ids).0
+}
+
+/// Returns the text of `ids` without special tokens, and whether it is theirs.
+pub(crate) fn decode_checked(codec: &Arc<Codec>, ids: &[u32]) -> (String, Result<(), TokenizerError>) {
     let mut detokenizer = Detokenizer::new(Arc::clone(codec), true);
     let mut text: String = ids.iter().map(|id| detokenizer.push(*id)).collect();
     text.push_str(&detokenizer.finish());
-    text
+    (text, detokenizer.check())
 }
 
 /// Takes from `pending` everything but an incomplete last character.
@@ -155,11 +183,11 @@ fn take_certain(pending: &mut Vec<u8>) -> String {
 
 impl Window {
     /// Takes the next token and returns the newly certain text. Takes the time of a few tokens, however many came before.
-    fn push(&mut self, codec: &Codec, token: u32, skip_special: bool) -> String {
+    fn push(&mut self, decode: &mut Decode<'_>, token: u32) -> String {
         self.new.push(token);
         let mut taken = String::new();
         loop {
-            let text = self.text(codec, self.new.len(), skip_special);
+            let text = self.text(decode, self.new.len());
             let complete = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
             if complete == text.len() {
                 taken.push_str(&self.rest(&text));
@@ -177,7 +205,7 @@ impl Window {
                 return taken;
             }
             // A broken token is no context of the tokens behind: decoders that join bytes would find all of them broken.
-            taken.push_str(&self.rest(&self.text(codec, self.certain + 1, skip_special)));
+            taken.push_str(&self.rest(&self.text(decode, self.certain + 1)));
             self.new.drain(..=self.certain);
             (self.shown, self.certain) = (0, 0);
         }
@@ -185,12 +213,12 @@ impl Window {
 
     /// Returns the text of the first `n` new tokens behind the context. If the two do not part, as at bytes that are joined over both, the text
     /// of the new tokens alone.
-    fn text(&self, codec: &Codec, n: usize, skip_special: bool) -> String {
+    fn text(&self, decode: &mut Decode<'_>, n: usize) -> String {
         let new = &self.new[..n];
-        let all = decode(codec, &[&self.context, new].concat(), skip_special);
-        match all.strip_prefix(&decode(codec, &self.context, skip_special)) {
+        let all = decode.text(&[&self.context, new].concat());
+        match all.strip_prefix(&decode.text(&self.context)) {
             Some(text) => text.to_owned(),
-            None => decode(codec, new, skip_special),
+            None => decode.text(new),
         }
     }
 
@@ -200,10 +228,30 @@ impl Window {
     }
 }
 
-fn decode(codec: &Codec, ids: &[u32], skip_special: bool) -> String {
-    let library = codec.hugging_face.as_ref().expect("the state follows the codec");
-    // The decoders that come here fail on no list of known tokens; text that cannot be had is no text.
-    library.decode(ids, skip_special).unwrap_or_default()
+/// The decoder of the library.
+struct Decode<'a> {
+    codec: &'a Codec,
+    skip_special: bool,
+    panicked: Option<Panicked>,
+}
+
+impl<'a> Decode<'a> {
+    fn new(codec: &'a Codec, skip_special: bool) -> Self {
+        Self { codec, skip_special, panicked: None }
+    }
+
+    /// Returns the text of tokens; none if the decoder refuses the tokens.
+    fn text(&mut self, ids: &[u32]) -> String {
+        let library = self.codec.library.as_ref().expect("the state follows the codec");
+        match library.decode(ids, self.skip_special) {
+            Ok(text) => text,
+            Err(Fault::Refused(_)) => String::new(),
+            Err(Fault::Panicked(panicked)) => {
+                self.panicked = Some(panicked);
+                String::new()
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -291,7 +339,7 @@ mod tests {
                 "line" => vec![258],
                 text => text.bytes().map(u32::from).collect(),
             }).collect();
-            prop_assert_eq!(decode_all(&codec, &ids), codec.hugging_face.as_ref().unwrap().decode(&ids, true).unwrap());
+            prop_assert_eq!(decode_all(&codec, &ids), codec.library.as_ref().unwrap().decode(&ids, true).unwrap());
             let mut detokenizer = Detokenizer::new(codec, true);
             for id in broken {
                 detokenizer.push(id);

@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use trunkline_foreign::Panicked;
+
+use crate::library::Fault;
 use crate::mistakes::Mistake;
 
 /// A file with facts about a model cannot be used.
@@ -87,11 +90,16 @@ pub enum TokenizerError {
         /// Message of the tokenizers library.
         problem: String,
     },
+    /// The tokenizer panicked at a text: a fault of `tokenizer.json` that the texts tried at load did not reach, or of the library.
+    #[error("the model's tokenizer failed on a text, where it should have refused the text or its tokenizer.json: {0}")]
+    Panicked(Panicked),
 }
 
-impl TokenizerError {
-    /// Wraps an error of the tokenizers library.
-    pub(crate) fn encode(error: tokenizers::Error) -> Self {
-        Self::Encode { problem: error.to_string() }
+impl From<Fault> for TokenizerError {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Refused(problem) => Self::Encode { problem },
+            Fault::Panicked(panicked) => Self::Panicked(panicked),
+        }
     }
 }

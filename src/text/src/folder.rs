@@ -8,6 +8,9 @@ use serde::de::DeserializeOwned;
 use crate::error::FactsError;
 use crate::mistakes::Mistake;
 
+/// Bytes of a file, at most: eight times the largest `tokenizer.json` in use, of Gemma 3, which has 33 MB.
+const FILE_BYTES_MAX: u64 = 1 << 28;
+
 /// Files of a model by name.
 #[derive(Clone, Copy, Debug)]
 pub enum Files<'a> {
@@ -42,10 +45,21 @@ impl<'a> Files<'a> {
     pub(crate) fn read(&self, name: &str) -> Result<Option<Cow<'a, [u8]>>, FactsError> {
         match self {
             Self::Folder(_) if !self.has(name) => Ok(None),
-            Self::Folder(dir) => match std::fs::read(dir.join(name)) {
-                Ok(bytes) => Ok(Some(bytes.into())),
-                Err(source) => Err(FactsError::Read { path: dir.join(name), source }),
-            },
+            Self::Folder(dir) => {
+                let path = dir.join(name);
+                let read = std::fs::metadata(&path).and_then(|about| match about.len() {
+                    bytes if bytes > FILE_BYTES_MAX => Ok(Err(bytes)),
+                    _ => std::fs::read(&path).map(Ok),
+                });
+                match read {
+                    Ok(Ok(bytes)) => Ok(Some(bytes.into())),
+                    Ok(Err(bytes)) => {
+                        let problem = format!("it has {bytes} bytes; at most {FILE_BYTES_MAX} are read");
+                        Err(self.malformed(name, &problem))
+                    }
+                    Err(source) => Err(FactsError::Read { path, source }),
+                }
+            }
             Self::Memory(_, files) => {
                 Ok(files.iter().find(|(known, _)| *known == name).map(|(_, bytes)| (*bytes).into()))
             }

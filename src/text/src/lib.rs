@@ -7,7 +7,9 @@
 //! * [`ModelFacts`] has what the files of a model say in words: tokens that end an answer, added tokens, the longest context.
 //! * [`Mistake`] recognises what people give in place of a model.
 //!
-//! **Boundary:** this crate depends on no other crate of Trunkline, and knows no weights, no scheduler and no protocol.
+//! The tokenizers library runs behind one door (`library.rs`): a file is checked before, texts are tried at load, and a panic is an error of one line.
+//!
+//! **Boundary:** this crate depends on `trunkline-foreign` alone, and knows no weights, no scheduler and no protocol.
 //! Files are read only to load a tokenizer, to read facts, and to recognise mistakes.
 //!
 //! # Example
@@ -39,12 +41,15 @@ mod error;
 mod facts;
 mod folder;
 mod gguf;
+mod library;
 mod metadata;
 mod mistakes;
 #[cfg(test)]
 mod model_rig;
 mod parts;
+mod probe;
 mod reader;
+mod shape;
 mod split;
 mod stop_strings;
 mod tokenizer;

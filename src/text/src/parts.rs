@@ -10,10 +10,11 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use tokenizers::{Model, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer};
+use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer};
 
 use crate::codec::Codec;
 use crate::error::TokenizerError;
+use crate::shape;
 
 /// A text being tokenised part by part.
 pub struct Parts {
@@ -40,29 +41,30 @@ impl Parts {
     /// The tokenizer has no token for a part of the text.
     pub fn advance(&mut self, bytes: usize) -> Result<bool, TokenizerError> {
         let codec = Arc::clone(&self.codec);
-        let Some(library) = &codec.hugging_face else {
+        let Some(library) = &codec.library else {
             let end = self.done + self.next_part(bytes);
             self.ids.extend(self.text.as_bytes()[self.done..end].iter().map(|byte| u32::from(*byte)));
             (self.done, self.tokens) = (end, end);
             return Ok(end == self.text.len());
         };
-        let Some(words) = &mut self.words else {
-            self.words = Some(split(library, &self.text).map_err(TokenizerError::encode)?);
+        let Some(mut words) = self.words.take() else {
+            self.words = Some(library.call(|tokenizer| split(tokenizer, &self.text))?);
             return if self.text.len() <= bytes { self.advance(usize::MAX) } else { Ok(false) };
         };
-        let (all, tokens) = tokenise(library, words, bytes).map_err(TokenizerError::encode)?;
+        let (all, tokens) = library.call(|tokenizer| tokenise(tokenizer, &mut words, bytes))?;
         self.tokens += tokens;
         if all {
-            let words = self.words.take().expect("words were just tokenised");
-            self.ids = finish(library, words, self.add_special_tokens).map_err(TokenizerError::encode)?;
+            self.ids = library.call(|tokenizer| finish(tokenizer, words, self.add_special_tokens))?;
             self.tokens = self.ids.len();
+        } else {
+            self.words = Some(words);
         }
         Ok(all)
     }
 
     /// Returns the length of the next part, bytes, if `bytes` are asked for; one word may be longer.
     pub fn next_part(&self, bytes: usize) -> usize {
-        let is_cut = self.codec.hugging_face.is_none() || self.words.is_some();
+        let is_cut = self.codec.library.is_none() || self.words.is_some();
         let left = self.text.len() - self.done;
         if is_cut { bytes.min(left) } else { left }
     }
@@ -83,6 +85,11 @@ fn split(library: &Tokenizer, text: &str) -> tokenizers::Result<PreTokenizedStri
     let mut words = library.get_added_vocabulary().extract_and_normalize(library.get_normalizer(), text);
     if let Some(pre_tokenizer) = library.get_pre_tokenizer() {
         pre_tokenizer.pre_tokenize(&mut words)?;
+    }
+    let bytes: usize =
+        words.get_splits(OffsetReferential::Normalized, OffsetType::None).iter().map(|(word, ..)| word.len()).sum();
+    if bytes > shape::grown_max(text.len()) {
+        return Err(format!("the normalizer makes {bytes} bytes of a text of {}", text.len()).into());
     }
     Ok(words)
 }

@@ -24,9 +24,13 @@ pub type GgufReader = GGUFFileReader<BufReader<File>>;
 pub fn open_gguf(path: &Path) -> Result<GgufReader, FactsError> {
     let unreadable = |source| FactsError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(unreadable)?;
-    let error = match GGUFFileReader::new(BufReader::new(file)) {
-        Ok(reader) => return Ok(reader),
-        Err(error) => error,
+    let error = match trunkline_foreign::call(|| GGUFFileReader::new(BufReader::new(file))) {
+        Ok(Ok(reader)) => return Ok(reader),
+        Ok(Err(error)) => error,
+        Err(panicked) => {
+            let problem = format!("its reader failed, without a reason of its own: {panicked}");
+            return Err(FactsError::Gguf { path: path.to_owned(), problem });
+        }
     };
     if error.to_string().contains(NO_MEMORY) {
         return Err(unreadable(io::Error::from(ErrorKind::OutOfMemory)));
@@ -50,8 +54,8 @@ fn cut_short(path: &Path) -> String {
     let found = file.metadata().map_or(0, |metadata| metadata.len());
     // Without the check that the tensors lie within the file, the list of tensors is read as far as the file has it.
     let config = GGUFReaderConfig { validate_integrity: false, ..GGUFReaderConfig::default() };
-    let reader = GGUFFileReader::with_config(BufReader::new(file), config).ok();
-    let expected = reader.and_then(|reader| {
+    let reader = trunkline_foreign::call(|| GGUFFileReader::with_config(BufReader::new(file), config));
+    let expected = reader.ok().and_then(Result::ok).and_then(|reader| {
         let ends = reader
             .tensor_infos()
             .iter()

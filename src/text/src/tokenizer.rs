@@ -11,6 +11,7 @@ use crate::folder::Files;
 use crate::gguf;
 use crate::mistakes::{Lacks, Mistake};
 use crate::parts::Parts;
+use crate::probe;
 
 /// A tokenizer: a Hugging Face `tokenizer.json`, the tokenizer in a GGUF file, or one token per byte. Clones share all tables.
 #[derive(Clone)]
@@ -30,7 +31,7 @@ impl Tokenizer {
         if path.is_file() {
             let reader = gguf::open(path)?;
             let invalid = |problem| TokenizerError::Gguf { path: path.to_owned(), problem };
-            return Ok(Self { codec: Arc::new(gguf::codec(reader.metadata()).map_err(invalid)?) });
+            return Ok(Self { codec: gguf::codec(reader.metadata()).and_then(probe::run).map_err(invalid)? });
         }
         if !path.exists() {
             return Err(FactsError::Absent { path: path.to_owned() }.into());
@@ -59,7 +60,7 @@ impl Tokenizer {
         let tokens: Vec<Added> = added.tokens.into_iter().map(|(token, _)| token).collect();
         let json = files.read(TOKENIZER)?.unwrap_or_default();
         let invalid = |problem| TokenizerError::Invalid { path: files.path(TOKENIZER), problem };
-        Ok(Self { codec: Arc::new(Codec::new(&json, &tokens, None).map_err(invalid)?) })
+        Ok(Self { codec: Codec::new(&json, &tokens, None).and_then(probe::run).map_err(invalid)? })
     }
 
     /// Returns the byte tokenizer: token `b` is byte `b`, 256 begins and 257 ends a text. Encoding adds neither, so a text
@@ -76,10 +77,12 @@ impl Tokenizer {
 
     /// Returns the number of tokens with an id of `vocab_size` or above: a model of that vocabulary cannot compute these tokens.
     pub fn tokens_beyond(&self, vocab_size: u32) -> usize {
-        match &self.codec.hugging_face {
-            None => self.vocab_size().saturating_sub(vocab_size) as usize,
-            Some(tokenizer) => tokenizer.get_vocab(true).into_values().filter(|id| *id >= vocab_size).count(),
-        }
+        let beyond = self.vocab_size().saturating_sub(vocab_size) as usize;
+        let Some(library) = &self.codec.library else { return beyond };
+        let named = |tokenizer: &tokenizers::Tokenizer| {
+            Ok(tokenizer.get_vocab(true).into_values().filter(|id| *id >= vocab_size).count())
+        };
+        library.call(named).unwrap_or(beyond)
     }
 
     /// Returns the number of bytes of text that one token stands for, at most. (A token for unknown text may stand for more.)
@@ -109,13 +112,9 @@ impl Tokenizer {
     ///
     /// The tokenizer has no token for a part of the text.
     pub fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
-        match &self.codec.hugging_face {
-            None => Ok(text.bytes().map(u32::from).collect()),
-            Some(tokenizer) => match tokenizer.encode_fast(text, add_special_tokens) {
-                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-                Err(error) => Err(TokenizerError::encode(error)),
-            },
-        }
+        let mut parts = self.parts(text.to_owned(), add_special_tokens);
+        while !parts.advance(usize::MAX)? {}
+        Ok(parts.into_ids())
     }
 
     /// Starts a new stream of text. With `skip_special_tokens` the text leaves out the names of special tokens.
@@ -256,8 +255,14 @@ mod tests {
             [(byte_level(), TEXT), (byte_fallback(), TEXT), (word_piece(), "tokenizers split words \u{6771}")]
         {
             let ids = tokenizer.encode(text).unwrap();
-            let library = tokenizer.codec.hugging_face.as_ref().unwrap();
-            assert_eq!(tokenizer.decode(&ids), library.decode(&ids, true).unwrap());
+            let library = tokenizer.codec.library.as_ref().unwrap();
+            library
+                .call(|library| {
+                    assert_eq!(ids, library.encode_fast(text, true)?.get_ids());
+                    assert_eq!(tokenizer.decode(&ids), library.decode(&ids, true)?);
+                    Ok(())
+                })
+                .unwrap();
         }
         let words = word_piece();
         let mut detokenizer = words.detokenizer(true);
@@ -328,6 +333,16 @@ mod tests {
         for tokenizer in [Tokenizer::bytes(), byte_level(), byte_fallback(), word_piece()] {
             assert_eq!(tokenizer.decode(&[100_000, u32::MAX]), "");
         }
+    }
+
+    #[test]
+    fn a_file_of_any_size_is_refused_before_it_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        // A hole, which takes no place on the disk.
+        std::fs::File::create(dir.path().join("tokenizer.json")).unwrap().set_len(1 << 40).unwrap();
+        let Err(error) = Tokenizer::load(dir.path()) else { panic!("loaded") };
+        let line = error.to_string();
+        assert!(line.contains("tokenizer.json: it has 1099511627776 bytes; at most 268435456 are read"), "{line}");
     }
 
     #[test]

@@ -188,8 +188,10 @@ impl Shard {
         }
         let mut header = vec![0; header_len as usize];
         file.read_exact(&mut header).map_err(unreadable)?;
-        let header: Metadata =
-            serde_json::from_slice(&header).map_err(|error| malformed(format!("not a safetensors file: {error}")))?;
+        let header: Metadata = trunkline_foreign::call(|| serde_json::from_slice(&header))
+            .map_err(|panicked| panicked.to_string())
+            .and_then(|header| header.map_err(|error| error.to_string()))
+            .map_err(|error| malformed(format!("not a safetensors file: {error}")))?;
         // Offsets are checked by the library: tensors follow one another, and each has the bytes of its shape.
         let expected = data_at.saturating_add(header.data_len() as u64);
         if len < expected {

@@ -23,7 +23,7 @@ const BATCH_ROWS: usize = 1 << 16;
 ///
 /// [`ColumnError`] if the file is missing, is not Parquet, or has a column of an unsupported type.
 pub fn read(path: &Path) -> Result<Columns, ColumnError> {
-    open(path).and_then(|file| all(&file, None)).map_err(|fault| ColumnError { path: path.into(), fault })
+    guarded(path, None)
 }
 
 /// Reads the columns called `names`, in that order.
@@ -32,7 +32,14 @@ pub fn read(path: &Path) -> Result<Columns, ColumnError> {
 ///
 /// [`ColumnError`] if the file is missing, is not Parquet, lacks one of the columns, or has one of an unsupported type.
 pub fn read_some(path: &Path, names: &[&str]) -> Result<Columns, ColumnError> {
-    open(path).and_then(|file| all(&file, Some(names))).map_err(|fault| ColumnError { path: path.into(), fault })
+    guarded(path, Some(names))
+}
+
+/// Reads columns; a panic of the library is a fault of the file.
+fn guarded(path: &Path, names: Option<&[&str]>) -> Result<Columns, ColumnError> {
+    let columns = trunkline_foreign::call(|| open(path).and_then(|file| all(&file, names)));
+    let columns = columns.unwrap_or_else(|panicked| Err(ParquetError::General(panicked.to_string()).into()));
+    columns.map_err(|fault| ColumnError { path: path.into(), fault })
 }
 
 fn open(path: &Path) -> Result<SerializedFileReader<File>, ColumnFault> {

@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time;
 use trunkline_core::{Namespace, Request, RequestId, Token};
-use trunkline_text::Parts;
+use trunkline_text::{Parts, TokenizerError};
 
 use super::{Rejection, Submitter};
 use crate::retention;
@@ -131,7 +131,9 @@ impl Submitter {
                 drop(turn);
                 (job, all)
             });
-            let Some(Ok((continued, all))) = jobs.join_next().await else { return Err(Rejection::TokenizerPanicked) };
+            let Some(Ok((continued, all))) = jobs.join_next().await else {
+                return Err(Rejection::TokenizerFailed("the tokenizer's thread panicked".to_owned()));
+            };
             job = continued;
             if all? {
                 drop(job.room);
@@ -220,6 +222,9 @@ impl Submitter {
 }
 
 /// Tokenises the next part of a text; returns `true` if it was the last.
-fn advance(parts: &mut Parts) -> Result<bool, Invalid> {
-    parts.advance(PART_BYTES).map_err(|err| Invalid(format!("text cannot be tokenised: {err}")))
+fn advance(parts: &mut Parts) -> Result<bool, Rejection> {
+    parts.advance(PART_BYTES).map_err(|err| match err {
+        TokenizerError::Panicked(_) => Rejection::TokenizerFailed(err.to_string()),
+        _ => Invalid(format!("text cannot be tokenised: {err}")).into(),
+    })
 }

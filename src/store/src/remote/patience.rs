@@ -27,11 +27,13 @@ impl Patience {
     /// Waits for an answer until the deadline.
     ///
     /// # Errors
-    /// If the deadline passes first.
+    /// If the deadline passes first, or a library panics at the answer.
     pub fn wait<T>(&self, deadline: Instant, answer: impl Future<Output = T>) -> Result<T, Unanswered> {
         let Some(runtime) = &self.0 else { return Err(Unanswered::Deadline) };
         let left = deadline.saturating_duration_since(Instant::now());
-        runtime.block_on(async { tokio::time::timeout(left, answer).await }).map_err(|_| Unanswered::Deadline)
+        let answer = trunkline_foreign::call(|| runtime.block_on(async { tokio::time::timeout(left, answer).await }));
+        let answer = answer.map_err(|panicked| Unanswered::Failed(format!("its answer cannot be read: {panicked}")))?;
+        answer.map_err(|_| Unanswered::Deadline)
     }
 }
 

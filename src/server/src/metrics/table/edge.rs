@@ -66,6 +66,12 @@ pub(super) const METRICS: &[Metric] = &[
             network(s, out, |counters| &counters.unauthorised);
         },
     ),
+    counter(
+        "trunkline_panics_total",
+        &[],
+        "Panics of the server's code and of parsers that it calls, those that became an error included.",
+        |_, out| out.add(&[], trunkline_foreign::panics()),
+    ),
     gauge("trunkline_sessions", &[], "Sessions kept by the server.", |s, out| {
         if let Some(model) = &s.model {
             out.add(&[], model.sessions.0.open(s.now_ns) as u64);
