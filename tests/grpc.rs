@@ -1,6 +1,7 @@
 //! The server through its front door: gRPC, with the embedded worker behind it.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
@@ -296,6 +297,28 @@ async fn a_server_that_shuts_down_ends_everything_without_waiting_for_the_step()
     }
     let outcome = server.stopped().await;
     assert_eq!((outcome.stats.requests.finished, outcome.stats.private_blocks, outcome.stats.held_blocks), (3, 0, 0));
+    drop(gate);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_outlast_a_drain_end_so_that_clients_send_them_again() {
+    let (wrap, gate) = gated();
+    let limits = Config { max_batch_size: 1, ..config(64) };
+    let server = TestServer::start_options(limits, |options| options.drain_timeout = Some(Duration::ZERO), wrap).await;
+    let mut client = server.client().await;
+    let mut streams = Vec::new();
+    // One runs, and one waits.
+    for _ in 0..2 {
+        streams.push(client.open(greedy(TRUNK, 12)).await.unwrap());
+    }
+    server.handle().drain().await;
+    for stream in streams {
+        let status = collect(stream).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+        assert!(status.message().ends_with("send it again"), "{status:?}");
+    }
+    let outcome = server.stopped().await;
+    assert_eq!((outcome.stats.requests.finished, outcome.stats.held_blocks), (2, 0));
     drop(gate);
 }
 

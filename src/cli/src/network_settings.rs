@@ -14,8 +14,12 @@ use trunkline_server::{NetworkLimits, Options, TlsFiles};
 /// Longest time that a setting may have, seconds: a year.
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;
 
+/// Time for which a server that is to stop waits for requests: below the 30 s after which Kubernetes kills a process
+/// (`terminationGracePeriodSeconds`), with some seconds for clients to read the ends.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
+
 /// Keys of the settings, which are also the names of the flags.
-pub const NETWORK_KEYS: [&str; 15] = [
+pub const NETWORK_KEYS: [&str; 16] = [
     "metrics",
     "token-file",
     "admin",
@@ -30,6 +34,7 @@ pub const NETWORK_KEYS: [&str; 15] = [
     "first-request-timeout",
     "idle-timeout",
     "unread-timeout",
+    "drain-timeout",
     "max-unread-bytes",
 ];
 
@@ -99,6 +104,11 @@ pub struct NetworkSettings {
     #[arg(long, value_name = "SECONDS")]
     pub unread_timeout: Option<f64>,
 
+    /// Wait for running requests when the server is to stop, at most for this time; then they end with UNAVAILABLE, so that clients send them to another
+    /// server. 0 waits for ever [default: 25, below the 30 s after which Kubernetes kills].
+    #[arg(long, value_name = "SECONDS")]
+    pub drain_timeout: Option<f64>,
+
     /// Output that clients have not read, bytes of memory, at most; an eighth of it for one connection, a 128th for one request.
     /// Beyond, the request unread for longest ends [default: 134217728].
     #[arg(long, value_name = "BYTES")]
@@ -123,6 +133,7 @@ impl NetworkSettings {
             first_request_timeout: self.first_request_timeout.or(other.first_request_timeout),
             idle_timeout: self.idle_timeout.or(other.idle_timeout),
             unread_timeout: self.unread_timeout.or(other.unread_timeout),
+            drain_timeout: self.drain_timeout.or(other.drain_timeout),
             max_unread_bytes: self.max_unread_bytes.or(other.max_unread_bytes),
         }
     }
@@ -147,6 +158,7 @@ impl NetworkSettings {
             "first-request-timeout" => self.first_request_timeout = Some(file.next_value()?),
             "idle-timeout" => self.idle_timeout = Some(file.next_value()?),
             "unread-timeout" => self.unread_timeout = Some(file.next_value()?),
+            "drain-timeout" => self.drain_timeout = Some(file.next_value()?),
             _ => self.max_unread_bytes = Some(file.next_value()?),
         }
         Ok(())
@@ -161,6 +173,7 @@ impl NetworkSettings {
         options.queue_per_client = at_least("max-queue-per-client", self.max_queue_per_client, 1)?;
         options.requests_per_client = at_least("max-requests-per-client", self.max_requests_per_client, 1)?;
         options.tls = self.tls()?;
+        options.drain_timeout = self.drain_timeout()?;
         options.token_file = self.token_file.clone();
         options.admin = self.admin;
         Ok(())
@@ -213,6 +226,13 @@ impl NetworkSettings {
         })
     }
 
+    fn drain_timeout(&self) -> anyhow::Result<Option<Duration>> {
+        match self.drain_timeout {
+            Some(0.0) => Ok(None),
+            given => seconds("drain-timeout", given, DRAIN_TIMEOUT).map(Some),
+        }
+    }
+
     fn tls(&self) -> anyhow::Result<Option<TlsFiles>> {
         match (&self.tls_cert, &self.tls_key) {
             (Some(cert), Some(key)) => {
@@ -263,6 +283,9 @@ mod tests {
     #[test]
     fn settings_not_given_have_the_servers_defaults() {
         assert_eq!(options(&[]).unwrap().network, NetworkLimits::default());
+        let drains = ["--drain-timeout=1.5", "--drain-timeout=0"].map(|flag| options(&[flag]).unwrap().drain_timeout);
+        assert_eq!(drains, [Some(Duration::from_millis(1500)), None]);
+        assert_eq!(options(&[]).unwrap().drain_timeout, Some(Duration::from_secs(25)));
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub(crate) enum Command {
     Snapshot(oneshot::Sender<Snapshot>),
     Drain,
     Shutdown,
+    /// Ends the requests that a drain has waited for long enough.
+    CutShort,
     Worker(WorkerReport),
     /// A worker with a Hello that fits wants to attach.
     Attach(Box<Attaching>),

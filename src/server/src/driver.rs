@@ -35,7 +35,7 @@ use self::client::Client;
 use crate::clock::Clock;
 use crate::commands::{Command, EngineSnapshot, Snapshot, StepCounts};
 use crate::losses::Loss;
-use crate::outbox::Output;
+use crate::outbox::{Output, Unavailable};
 use crate::queue::{DriverHandle, queue};
 use crate::recorder::Recorder;
 use crate::request_log::RequestLog;
@@ -293,6 +293,7 @@ impl Driver {
                 self.apply(Input::Client(Event::Drain));
             }
             Command::Shutdown => self.shutdown(),
+            Command::CutShort => self.cut_short(),
             Command::Worker(report) => self.take_report(report),
             Command::LookedUp { engine, lookup, found } => {
                 self.apply(Input::Engine(engine, Event::LookupEnded { lookup, found }));
@@ -468,7 +469,7 @@ impl Driver {
     /// Ends all requests on an engine that has no worker any more.
     fn fail_all(&mut self, engine: EngineId) {
         for id in self.requests_on(engine) {
-            self.clients.entry(id).and_modify(|client| client.without_worker = true);
+            self.clients.entry(id).and_modify(|client| client.unavailable = Some(Unavailable::NoWorker));
             self.apply(Input::Client(Event::Fail(id)));
         }
     }
@@ -485,6 +486,16 @@ impl Driver {
     /// Stops the server by itself.
     fn fail(&mut self, failure: &str) {
         self.failure = Some(failure.into());
+        self.shutdown();
+    }
+
+    /// Ends the requests that a drain has waited for long enough, so that clients send them to another server.
+    fn cut_short(&mut self) {
+        if self.clients.is_empty() {
+            return;
+        }
+        warn!(requests = self.clients.len(), "requests did not end within --drain-timeout; they end with UNAVAILABLE");
+        self.clients.values_mut().for_each(|client| client.unavailable = Some(Unavailable::Stopping));
         self.shutdown();
     }
 
@@ -598,16 +609,18 @@ impl Driver {
                 self.output(request, Output::Token { token, logprobs });
             }
             Action::Finish { request, reason, usage } => {
-                let client = self.clients.get(&request).filter(|_| reason == FinishReason::Error);
-                let failed = client.is_some_and(|client| client.without_worker);
-                let output = match client {
-                    Some(client) if client.without_worker => Output::NoWorker,
-                    Some(client) => Output::Failed { elsewhere: client.failed_elsewhere },
-                    None => Output::Finish { reason, usage },
+                let client = self.clients.get(&request);
+                let unavailable = client.and_then(|client| client.unavailable).filter(|why| why.explains(reason));
+                let output = match (unavailable, client) {
+                    (Some(why), _) => Output::Unavailable(why),
+                    (None, Some(client)) if reason == FinishReason::Error => {
+                        Output::Failed { elsewhere: client.failed_elsewhere }
+                    }
+                    _ => Output::Finish { reason, usage },
                 };
                 self.output(request, output);
                 if let Some(client) = self.clients.remove(&request) {
-                    let end = if failed { request_times::End::NoWorker } else { request_times::End::Finished(reason) };
+                    let end = unavailable.map_or(request_times::End::Finished(reason), Unavailable::end);
                     self.figures.requests.end(&client.times, end, &usage, self.last_input_ns);
                     self.request_log.note(|| client.into_event(request, end, usage, self.last_input_ns));
                 }

@@ -13,6 +13,7 @@ use trunkline_port::TokenLogprobs;
 
 use crate::network::{Backlog, Call};
 use crate::request_events::Reader;
+use crate::request_times::End;
 use crate::shares::Share;
 
 /// Output of an accepted request.
@@ -29,8 +30,41 @@ pub(crate) enum Output {
     Failed {
         elsewhere: bool,
     },
+    Unavailable(Unavailable),
+}
+
+/// Reason for the end of a request with UNAVAILABLE, after which clients send the request again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unavailable {
     /// No worker is left that could run the request.
     NoWorker,
+    /// The server stops, and has waited for the request as long as it waits.
+    Stopping,
+}
+
+impl Unavailable {
+    pub(crate) fn message(self) -> &'static str {
+        match self {
+            Self::NoWorker => "no worker is left to run the request; try again later",
+            Self::Stopping => "the server stops, and the request took longer than the time for that; send it again",
+        }
+    }
+
+    /// Returns the end for metrics and logs.
+    pub(crate) fn end(self) -> End {
+        match self {
+            Self::NoWorker => End::NoWorker,
+            Self::Stopping => End::CutShort,
+        }
+    }
+
+    /// Returns `true` if a request that ends for `reason` ends so for this one.
+    pub(crate) fn explains(self, reason: FinishReason) -> bool {
+        match self {
+            Self::NoWorker => reason == FinishReason::Error,
+            Self::Stopping => reason == FinishReason::Abort,
+        }
+    }
 }
 
 impl Output {
@@ -38,7 +72,7 @@ impl Output {
     fn bytes(&self) -> u64 {
         let top = match self {
             Self::Token { logprobs: Some(logprobs), .. } => size_of_val(logprobs.top.as_slice()),
-            Self::Token { logprobs: None, .. } | Self::Finish { .. } | Self::Failed { .. } | Self::NoWorker => 0,
+            Self::Token { logprobs: None, .. } | Self::Finish { .. } | Self::Failed { .. } | Self::Unavailable(_) => 0,
         };
         (size_of::<Self>() + top) as u64
     }

@@ -117,7 +117,7 @@ impl RequestEvent {
         use tonic::Code;
         match self.ending {
             Ending::Refused(_, code) => code,
-            Ending::Ended(End::NoWorker, _) => Code::Unavailable,
+            Ending::Ended(End::NoWorker | End::CutShort, _) => Code::Unavailable,
             Ending::Ended(End::Finished(reason), reader) => match (reason, reader) {
                 (FinishReason::Timeout, _) => Code::DeadlineExceeded,
                 (FinishReason::Error | FinishReason::NotFinite, _) => Code::Internal,

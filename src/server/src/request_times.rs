@@ -124,6 +124,8 @@ pub(crate) enum End {
     Finished(FinishReason),
     /// No worker was left for the request.
     NoWorker,
+    /// The server stopped, and waited no longer.
+    CutShort,
 }
 
 impl End {
@@ -136,7 +138,7 @@ impl End {
         match self {
             Self::Finished(FinishReason::Stop) => 0,
             Self::Finished(FinishReason::Length) => 1,
-            Self::Finished(FinishReason::Abort) => 2,
+            Self::Finished(FinishReason::Abort) | Self::CutShort => 2,
             Self::Finished(FinishReason::Timeout) => 3,
             Self::Finished(FinishReason::Error) => 4,
             Self::NoWorker => 5,

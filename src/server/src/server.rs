@@ -115,6 +115,8 @@ pub struct Options {
     pub tls: Option<TlsFiles>,
     /// Time between two looks for changes of the files of tokens and TLS.
     pub reload: Duration,
+    /// Longest time for which a drain waits for requests, which then end with UNAVAILABLE. `None`: for ever.
+    pub drain_timeout: Option<Duration>,
 }
 
 impl Default for Options {
@@ -136,6 +138,7 @@ impl Default for Options {
             token_file: None,
             tls: None,
             reload: RELOAD,
+            drain_timeout: None,
         }
     }
 }
@@ -370,7 +373,7 @@ impl Server {
         let tls = options.tls.clone().map(Tls::load).transpose()?.map(Arc::new);
         let (driver, commands) = driver::commands();
         let (reporter, health) = tonic_health::server::health_reporter();
-        let handle = ServerHandle::new(driver.clone(), reporter).await;
+        let handle = ServerHandle::new(driver.clone(), reporter, options.drain_timeout).await;
         let network = Network::new(options.network.clone().within(open_files_max()), driver.clock());
         let (fit, known_fit) = watch::channel(None);
         let (offer, offers) = mpsc::channel(1);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, oneshot, watch};
@@ -24,23 +25,35 @@ pub struct ServerHandle {
     stopping: watch::Sender<bool>,
     hurry: watch::Sender<bool>,
     reloads: Arc<Notify>,
+    /// Longest time for which a drain waits for requests; `None` for no bound.
+    drain_timeout: Option<Duration>,
 }
 
 impl ServerHandle {
     /// Makes a handle on a serving server.
-    pub(crate) async fn new(driver: DriverHandle, health: HealthReporter) -> Self {
+    pub(crate) async fn new(driver: DriverHandle, health: HealthReporter, drain_timeout: Option<Duration>) -> Self {
         let (stopping, hurry) = (watch::Sender::new(false), watch::Sender::new(false));
-        let handle = Self { driver, health, stopping, hurry, reloads: Arc::default() };
+        let handle = Self { driver, health, stopping, hurry, reloads: Arc::default(), drain_timeout };
         handle.report(ServingStatus::Serving).await;
         handle
     }
 
-    /// Takes no new requests and stops the server when the running requests have ended. Health is `NOT_SERVING` from now on.
+    /// Takes no new requests and stops the server when the running requests have ended, or after the drain timeout: then they end with UNAVAILABLE. Health
+    /// is `NOT_SERVING` from now on.
     pub async fn drain(&self) {
         self.driver.set_stopping();
         self.stopping.send_replace(true);
         self.report(ServingStatus::NotServing).await;
         self.send(Command::Drain).await;
+        if let Some(timeout) = self.drain_timeout {
+            let handle = self.clone();
+            // Ends with the runtime.
+            tokio::spawn(async move {
+                tokio::time::sleep(timeout).await;
+                handle.hurry.send_replace(true);
+                handle.send(Command::CutShort).await;
+            });
+        }
     }
 
     /// Ends all requests, with [`trunkline_core::FinishReason::Abort`], and stops the server.
@@ -198,7 +211,7 @@ mod tests {
             let (open, gate) = mpsc::channel::<()>();
             let busy = tokio::task::spawn_blocking(move || gate.recv());
             let (health, _) = tonic_health::server::health_reporter();
-            let handle = ServerHandle::new(driver.clone(), health).await;
+            let handle = ServerHandle::new(driver.clone(), health, None).await;
             handle.drain().await;
             let stop = tokio::spawn(async move { handle.shutdown().await });
             // Lets it find the queue full.

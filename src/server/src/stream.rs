@@ -77,9 +77,7 @@ impl Generation {
                 Output::Token { token, logprobs } => self.token(token, logprobs, &mut chunk),
                 Output::Finish { reason, usage } => end = Some((reason, usage)),
                 Output::Failed { elsewhere } => failure = Some(failed_alone(elsewhere)),
-                Output::NoWorker => {
-                    failure = Some(Status::unavailable("no worker is left to run the request; try again later"));
-                }
+                Output::Unavailable(why) => failure = Some(Status::unavailable(why.message())),
             }
         }
         self.tell_stop();

@@ -4,7 +4,7 @@ use tokio::sync::oneshot;
 use trunkline_cluster::EngineId;
 use trunkline_core::{Refusal, RequestId, Usage};
 
-use crate::outbox::OutboxSender;
+use crate::outbox::{OutboxSender, Unavailable};
 use crate::request_events::{Ending, Engines, Label, RequestEvent};
 use crate::request_times::{End, RequestTimes};
 
@@ -12,8 +12,8 @@ use crate::request_times::{End, RequestTimes};
 pub(super) struct Client {
     pub(super) outputs: OutboxSender,
     pub(super) accepted: Option<oneshot::Sender<Result<(), Refusal>>>,
-    /// `true` if no worker is left for the request.
-    pub(super) without_worker: bool,
+    /// Reason for which the request is about to end.
+    pub(super) unavailable: Option<Unavailable>,
     /// Engine that the request left first because it failed alone there.
     pub(super) failed_on: Option<EngineId>,
     /// `true` if it failed alone on another one, too.
@@ -36,7 +36,7 @@ impl Client {
         Self {
             outputs,
             accepted,
-            without_worker: false,
+            unavailable: None,
             failed_on: None,
             failed_elsewhere: false,
             times,

@@ -183,9 +183,9 @@ impl Compactor {
                         submitted.end();
                         return Err(failed_alone(elsewhere).message().into());
                     }
-                    Output::NoWorker => {
+                    Output::Unavailable(why) => {
                         submitted.end();
-                        return Err("no worker is left to run the request".into());
+                        return Err(why.message().into());
                     }
                 }
             }
