@@ -27,7 +27,7 @@ use trunkline_core::{Config, Preemption};
 use trunkline_server::proto::{AttachedWorker, FinishReason};
 use trunkline_server::{AttachOptions, Options};
 use trunkline_sim_replay::recorded::replay_recorded;
-use trunkline_tests::attached::{Attached, BLOCKS, Death, Device, Wire, dial, hello, keep};
+use trunkline_tests::attached::{Attached, BLOCKS, Death, Device, Wire, attach_malformed, dial, hello, keep};
 use trunkline_tests::server::{Answer, Client, TestServer, collect, greedy};
 
 fn limits() -> Config {
@@ -288,6 +288,9 @@ async fn a_worker_that_does_not_fit_gets_one_line() {
     let status = dial(server.addr(), long).await.map(drop).unwrap_err();
     let line = "more than 1048576 bytes before the Hello was accepted";
     assert_eq!((status.code(), status.message()), (Code::ResourceExhausted, line));
+    let status = attach_malformed(server.addr()).await;
+    let is_named = status.message().starts_with("the Hello cannot be read: ");
+    assert_eq!((status.code(), is_named), (Code::InvalidArgument, true), "{status:?}");
     let worker = Attached::fresh(server.addr(), "a").await;
     let (code, message) = refusal(&server, |_| {}).await;
     assert_eq!(code, Code::ResourceExhausted);

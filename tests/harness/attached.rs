@@ -9,8 +9,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Endpoint;
-use tonic::{Status, Streaming};
+use tonic::{Request, Status, Streaming};
+use tonic_prost::ProstCodec;
 use trunkline_attach::wire::workers_client::WorkersClient;
 use trunkline_attach::wire::{self, from_worker, to_worker};
 use trunkline_attach::{Abilities, Hello, KvRoom, Mirror, Region, Resume, Session, StepLimits, encode_done};
@@ -149,6 +152,21 @@ pub async fn dial(
     match jobs.message().await?.and_then(|job| job.message) {
         Some(to_worker::Message::Welcome(welcome)) => Ok((answers, jobs, welcome)),
         other => panic!("not a welcome: {other:?}"),
+    }
+}
+
+/// Begins a call of a worker with a Hello that cannot be read, and returns how the call ends.
+pub async fn attach_malformed(addr: SocketAddr) -> Status {
+    let channel = Endpoint::from_shared(format!("http://{addr}")).expect("an address").connect().await;
+    let mut call = Grpc::new(channel.expect("the server listens"));
+    call.ready().await.expect("the server listens");
+    // A text is field 1 as the Hello is, and this one begins with the field number 0, which does not exist.
+    let messages = Request::new(tokio_stream::iter(["\u{1}".to_owned()]));
+    let path = PathAndQuery::from_static("/trunkline.v1.Workers/Attach");
+    let codec = ProstCodec::<String, wire::ToWorker>::default();
+    match call.streaming(messages, path, codec).await {
+        Err(status) => status,
+        Ok(answer) => answer.into_inner().message().await.expect_err("no worker attaches so"),
     }
 }
 

@@ -76,7 +76,11 @@ impl WorkersService {
     async fn hello(&self, incoming: &mut Streaming<wire::FromWorker>) -> Result<Hello, Status> {
         let message = timeout(self.hello_timeout, incoming.message()).await.map_err(|_| {
             Status::deadline_exceeded(format!("the Hello did not arrive within {:?}", self.hello_timeout))
-        })??;
+        })?;
+        let message = message.map_err(|status| match is_mistake(&status) {
+            true => Status::invalid_argument(format!("the Hello cannot be read: {}", shortened(status.message()))),
+            false => status,
+        })?;
         match message.and_then(|message| message.message) {
             Some(wire::from_worker::Message::Hello(hello)) => {
                 Hello::decode(hello).map_err(|fault| Status::invalid_argument(fault.to_string()))
