@@ -374,6 +374,7 @@ mod tests {
             "--first-request-timeout=1.5",
             "--idle-timeout=2.5",
             "--unread-timeout=3.5",
+            "--drain-timeout=4.5",
             "--max-unread-bytes=1000000",
             "--max-sessions=17",
             "--max-sessions-per-client=18",

@@ -100,6 +100,11 @@ pub const ENTRIES: &[Entry] = &[
         "unread-timeout",
         Test(HOSTILE, "streams_that_nobody_reads_end_by_time_and_the_others_say_what_they_say_alone"),
     ),
+    (
+        "serve",
+        "drain-timeout",
+        Test("tests/grpc.rs", "requests_that_outlast_a_drain_end_so_that_clients_send_them_again"),
+    ),
     ("serve", "max-unread-bytes", Test(HOSTILE, "unread_output_is_bounded_in_bytes")),
     ("serve", "max-sessions", Test("tests/sessions.rs", "sessions_are_bounded_for_each_client_and_in_all")),
     ("serve", "max-sessions-per-client", Test("tests/sessions.rs", "sessions_are_bounded_for_each_client_and_in_all")),
@@ -225,7 +230,7 @@ fn flags_of_worker_are_announced() {
 
 /// Values that no setting of a server may have, whatever else is set: in each kind of server, before a model is read.
 /// Numbers beyond their ranges.
-const NUMBERS: [&str; 15] = [
+const NUMBERS: [&str; 16] = [
     "--worker-silence=-1",
     "--worker-resume=-1",
     "--worker-wait=-1",
@@ -235,6 +240,7 @@ const NUMBERS: [&str; 15] = [
     "--idle-timeout=-1",
     "--first-request-timeout=-1",
     "--unread-timeout=-1",
+    "--drain-timeout=-1",
     "--max-unread-bytes=1",
     "--threads=0",
     "--max-connections=0",
