@@ -378,7 +378,11 @@ pub(super) fn recorded(replayed: &Replayed) -> String {
         ["requests", &grouped(replayed.requests)],
         ["digest", &replayed.digest],
         ["recorded digest", replayed.recorded_digest.as_deref().unwrap_or("none")],
-        ["match", replayed.matches.map_or("nothing to compare", |matches| if matches { "yes" } else { "NO" })],
+        [
+            "match",
+            // An input may be changed without a change of a decision.
+            replayed.matches.map_or("nothing to compare", |matches| if matches { "yes, all decisions" } else { "NO" }),
+        ],
     ]);
     facts.trim_fmt()
 }
