@@ -34,8 +34,8 @@ impl Library {
     /// Returns the text of tokens; none of no tokens, of which some decoders count the last.
     pub(crate) fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, Fault> {
         self.call(|tokenizer| {
-            let is_shown =
-                |id: &u32| tokenizer.id_to_token(*id).is_some() && !(skip_special && !self.special(*id).is_empty());
+            let is_left_out = |id: u32| skip_special && !self.special(id).is_empty();
+            let is_shown = |id: &u32| tokenizer.id_to_token(*id).is_some() && !is_left_out(*id);
             if ids.iter().any(is_shown) { tokenizer.decode(ids, skip_special) } else { Ok(String::new()) }
         })
     }
