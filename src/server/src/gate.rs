@@ -189,7 +189,7 @@ mod tests {
     #[tokio::test]
     async fn a_stream_whose_code_panics_ends_with_a_status_behind_its_messages() {
         let call = Call::detached(NetworkLimits::default(), Clock::start());
-        let mut body = ResponseBody::new(Panics(Some(Frame::data(Bytes::from_static(b"ab")))), call);
+        let mut body = ResponseBody::new(Panics(Some(Frame::data(Bytes::from_static(b"ab")))), call, None);
         let mut frames = Vec::new();
         while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
             frames.push(frame.unwrap());

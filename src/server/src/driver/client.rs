@@ -33,16 +33,7 @@ impl Client {
     ) -> Self {
         let engines = Engines::default();
         let accepted = Some(accepted);
-        Self {
-            outputs,
-            accepted,
-            unavailable: None,
-            failed_on: None,
-            failed_elsewhere: false,
-            times,
-            label,
-            engines,
-        }
+        Self { outputs, accepted, unavailable: None, failed_on: None, failed_elsewhere: false, times, label, engines }
     }
 
     /// Notifies the handler once of the core's acceptance. A handler no longer there has dropped the stream.
