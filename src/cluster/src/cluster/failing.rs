@@ -12,7 +12,7 @@ use trunkline_core::{Action, Event, FinishReason, Request, RequestId, Usage};
 
 use super::Cluster;
 use crate::digest::decision;
-use crate::engine::{EngineId, EngineState};
+use crate::engine::{Engine, EngineId, EngineState};
 use crate::health::{Health, HealthEvent, PAUSE_MIN_NS, SLOW_TIMES};
 use crate::input::{Move, Output};
 use crate::placement::{Brings, Placed};
@@ -82,10 +82,11 @@ impl Cluster {
         }
     }
 
-    /// Returns `true` if another engine can take a request that failed alone on this one, or has failed it before.
+    /// Returns `true` if another engine with its worker can take a request that failed alone on this one, or has failed it before.
     pub(super) fn is_tried_elsewhere(&self, engine: EngineId, request: RequestId) -> bool {
         let placed = self.placements.get(request).filter(|placed| placed.engine == engine);
-        placed.is_some_and(|placed| placed.failed_on.has_other(engine) || self.any_takes(engine, |id, _| id != engine))
+        let is_up = |id: EngineId, other: &Engine| id != engine && other.state == EngineState::Up;
+        placed.is_some_and(|placed| placed.failed_on.has_other(engine) || self.any_takes(engine, is_up))
     }
 
     /// Returns `true` if the steps of an engine fail in a row.

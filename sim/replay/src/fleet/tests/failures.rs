@@ -77,8 +77,11 @@ fn tokens_that_a_client_has_are_not_given_again() {
     assert_eq!((outcomes[0].ttft_ns, outcomes[0].e2e_ns), (Some(MS), Some(20 * MS + MS / 2 + 20 * MS)));
     // The other replica computes prompt and tokens so far in one step.
     assert_eq!(report.latencies.itl_s.max, 0.0015);
-    // A replica that comes back computes the tokens that it had in one go.
-    let (report, outcomes) = with_failures(&trace, &two, "round_robin", &["0@0.0205..0.0305"]);
+    // So it goes where the replica comes back: a request that was alone in the step goes elsewhere.
+    let (_, outcomes) = with_failures(&trace, &two, "round_robin", &["0@0.0205..0.0305"]);
+    assert_eq!(outcomes[0].replica, 1);
+    // The only replica computes the tokens that it had in one go when it is back.
+    let (report, outcomes) = with_failures(&trace, &settings(16, 100), "round_robin", &["0@0.0205..0.0305"]);
     assert_eq!((report.fleet.rerouted, outcomes[0].replica), (0, 0));
     assert_eq!(outcomes[0].e2e_ns, Some(30 * MS + MS / 2 + 20 * MS));
 }

@@ -77,10 +77,10 @@ fn only_one_user_may_read_a_tier_even_one_from_before() {
         modes.sort_unstable();
         modes
     };
-    assert_eq!(modes(), [0o600, 0o600, 0o600, 0o700], "lock, segment, table");
+    assert_eq!(modes(), [0o600, 0o600, 0o600, 0o600, 0o700], "lock, segment, table, and its second file");
     for entry in fs::read_dir(&path).unwrap() {
         fs::set_permissions(entry.unwrap().path(), fs::Permissions::from_mode(0o644)).unwrap();
     }
     drop(open(&settings).unwrap());
-    assert_eq!(modes(), [0o600, 0o600, 0o600, 0o700]);
+    assert_eq!(modes(), [0o600, 0o600, 0o600, 0o600, 0o700]);
 }
