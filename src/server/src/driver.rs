@@ -486,6 +486,7 @@ impl Driver {
     /// Stops the server by itself.
     fn fail(&mut self, failure: &str) {
         self.failure = Some(failure.into());
+        self.clients.values_mut().for_each(|client| client.unavailable = Some(Unavailable::NoWorker));
         self.shutdown();
     }
 

@@ -61,7 +61,8 @@ impl Unavailable {
     /// Returns `true` if a request that ends for `reason` ends so for this one.
     pub(crate) fn explains(self, reason: FinishReason) -> bool {
         match self {
-            Self::NoWorker => reason == FinishReason::Error,
+            // With the last worker the server stops, too.
+            Self::NoWorker => matches!(reason, FinishReason::Error | FinishReason::Abort),
             Self::Stopping => reason == FinishReason::Abort,
         }
     }

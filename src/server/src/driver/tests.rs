@@ -10,7 +10,7 @@ use trunkline_port::{BlockFault, CopyError, DeviceBlocks, WeightReads};
 
 use super::*;
 use crate::caller::Caller;
-use crate::outbox::{OutboxReceiver, outbox};
+use crate::outbox::{OutboxReceiver, Unavailable, outbox};
 use crate::queue::NotTaken;
 use crate::request_events::Label;
 use crate::seats::Seats;
@@ -347,7 +347,7 @@ fn workers_that_cannot_be_started_again_are_given_up_and_at_last_the_server() {
     assert_eq!((driver.drained, driver.clients.len()), (false, 1), "the other engine serves");
     assert_eq!(lose(&mut driver, 1), 10);
     assert!(driver.drained && driver.failure.is_some());
-    assert!(matches!(outputs.try_recv(), Some(Output::Failed { .. })));
+    assert!(matches!(outputs.try_recv(), Some(Output::Unavailable(Unavailable::NoWorker))));
 }
 
 #[test]
@@ -486,7 +486,11 @@ fn a_worker_left_behind_too_often_is_given_up() {
         }
         driver.workers.cancel_restarts();
     }
-    assert!(streams.iter_mut().all(|outputs| matches!(outputs.try_recv(), Some(Output::Failed { elsewhere: false }))));
+    assert!(
+        streams
+            .iter_mut()
+            .all(|outputs| matches!(outputs.try_recv(), Some(Output::Failed { .. } | Output::Unavailable(_))))
+    );
 }
 
 #[test]
