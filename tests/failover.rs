@@ -193,9 +193,12 @@ async fn a_worker_that_is_lost_costs_no_text_and_no_other_engine_and_serves_agai
         for answer in answers.iter().step_by(2) {
             assert_eq!((answer.reason, answer.usage.preemptions), (FinishReason::Length, 0), "engine 0 lost nothing");
         }
-        // The requests of a worker that is only reset stay on its engine; those of one that ended move.
+        // The requests of a worker that is only reset stay on its engine, but for one that was alone in the step that failed; those of one that
+        // ended move.
         let moves = matches!(fault, Fault::Ends | Fault::EndsTwice);
-        assert_eq!(accepted(&client.info().await), if moves { [6, 3] } else { [3, 3] }, "{fault:?}");
+        let expected_there: &[[u64; 2]] = if moves { &[[6, 3]] } else { &[[3, 3], [4, 3]] };
+        let accepted_there = accepted(&client.info().await);
+        assert!(expected_there.iter().any(|expected| accepted_there == *expected), "{fault:?}: {accepted_there:?}");
 
         let before = client.until(|info| states(info) == [EngineState::Up, EngineState::Up]).await;
         assert_eq!(texts(&ask_all(&mut client, &prompts).await), expected, "{fault:?}, after the worker is back");

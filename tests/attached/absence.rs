@@ -18,6 +18,7 @@ async fn requests_of_a_killed_worker_wait_no_longer_than_computing_them_elsewher
     let mut client = server.client().await;
     let (mut asking, asked) = (client.clone(), prompts.clone());
     let answers = tokio::spawn(async move { ask_all(&mut asking, &asked).await });
+    client.until(|info| info.engines[0].requests == 8).await;
     a.serve_until(|_, steps| steps == 5).await.unwrap();
     wire.cut();
     // Alone, the requests wait; with another worker they move.

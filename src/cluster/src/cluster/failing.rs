@@ -82,11 +82,13 @@ impl Cluster {
         }
     }
 
-    /// Returns `true` if another engine with its worker can take a request that failed alone on this one, or has failed it before.
+    /// Returns `true` if another engine can take a request that failed alone on this one, or has failed it before: one whose worker is there, or is
+    /// being reset. For one that never had a worker nobody knows how long to wait.
     pub(super) fn is_tried_elsewhere(&self, engine: EngineId, request: RequestId) -> bool {
         let placed = self.placements.get(request).filter(|placed| placed.engine == engine);
-        let is_up = |id: EngineId, other: &Engine| id != engine && other.state == EngineState::Up;
-        placed.is_some_and(|placed| placed.failed_on.has_other(engine) || self.any_takes(engine, is_up))
+        let has_worker = |other: &Engine| other.state == EngineState::Up || other.step_ns > 0;
+        let is_other = |id: EngineId, other: &Engine| id != engine && has_worker(other);
+        placed.is_some_and(|placed| placed.failed_on.has_other(engine) || self.any_takes(engine, is_other))
     }
 
     /// Returns `true` if the steps of an engine fail in a row.

@@ -347,7 +347,7 @@ fn workers_that_cannot_be_started_again_are_given_up_and_at_last_the_server() {
     assert_eq!((driver.drained, driver.clients.len()), (false, 1), "the other engine serves");
     assert_eq!(lose(&mut driver, 1), 10);
     assert!(driver.drained && driver.failure.is_some());
-    assert!(matches!(outputs.try_recv(), Some(Output::Unavailable(Unavailable::NoWorker))));
+    assert!(matches!(outputs.try_recv(), Some(Output::Failed { elsewhere: false })));
 }
 
 #[test]
