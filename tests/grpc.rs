@@ -479,7 +479,8 @@ async fn a_worker_that_fails_every_time_fails_the_request_and_one_that_is_gone_s
         let mut client = server.client().await;
         let result = client.ask(greedy(TRUNK, 4)).await;
         if panics_at_reset {
-            assert_eq!(result.unwrap().reason, FinishReason::Abort);
+            // Another server may have a worker.
+            assert_eq!(code(result), Code::Unavailable);
             assert!(server.stopped().await.failure.is_some());
         } else {
             assert_eq!(code(result), Code::Internal);
