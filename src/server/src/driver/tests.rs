@@ -10,7 +10,7 @@ use trunkline_port::{BlockFault, CopyError, DeviceBlocks, WeightReads};
 
 use super::*;
 use crate::caller::Caller;
-use crate::outbox::{OutboxReceiver, Unavailable, outbox};
+use crate::outbox::{OutboxReceiver, outbox};
 use crate::queue::NotTaken;
 use crate::request_events::Label;
 use crate::seats::Seats;
