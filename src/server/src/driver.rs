@@ -590,7 +590,7 @@ impl Driver {
                 info!(%engine, "a step succeeded; the engine takes requests again");
             }
             ClusterOutput::Health { engine, .. } => {
-                warn!(%engine, "steps fail in a row, whatever they run; other engines take the requests until a probe succeeds");
+                warn!(%engine, "steps fail in a row or are far slower than elsewhere; other engines take the requests until a probe succeeds");
             }
             ClusterOutput::Emptied(_) => {}
         }

@@ -61,7 +61,7 @@ impl Cluster {
             EngineState::Absent => ABSENT,
             EngineState::Draining | EngineState::Closed | EngineState::Gone => return UNFIT,
         };
-        let is_clean = || !request.is_accepted && request.worker_failures + request.suspicion == 0;
+        let is_clean = || !request.is_accepted && (request.worker_failures, request.suspicion) == (0, 0);
         let takes = match engine.breaker.state() {
             Health::Open => true,
             Health::Suspected => false,
