@@ -381,6 +381,11 @@ impl Config {
         Ok(())
     }
 
+    /// Returns `true` if requests may find blocks that steps in flight compute.
+    pub fn publishes_ahead(&self) -> bool {
+        self.worker.in_step_hits || self.prefill_first.finds_chunks()
+    }
+
     /// Returns the number of layer groups, at least 1.
     pub fn n_groups(&self) -> u32 {
         self.worker.groups.len().max(1) as u32

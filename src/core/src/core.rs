@@ -192,6 +192,13 @@ impl Core {
         self.state.batch.preempted.iter().map(|slot| self.state.sequences[*slot].id)
     }
 
+    /// Returns the requests that start over at the end of the steps that run them: a fault of these steps does not end them. For tests.
+    #[doc(hidden)]
+    pub fn starting_over(&self) -> impl Iterator<Item = RequestId> {
+        let ending = self.state.sequences.iter().filter(|(_, seq)| seq.ending == Some(Ending::StartOver));
+        ending.map(|(_, seq)| seq.id)
+    }
+
     /// Returns a request of the core's own, which reads a prompt again, unless it has ended. For workers of tests, which check what they run.
     #[doc(hidden)]
     pub fn inner_request(&mut self, id: RequestId) -> Option<Request> {

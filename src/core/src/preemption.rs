@@ -27,7 +27,7 @@ use crate::h2o::Mode;
 use crate::ids::BlockHandle;
 use crate::readers;
 use crate::rehit::RehitRate;
-use crate::sequence::{Phase, Sequence, SequenceEvent};
+use crate::sequence::{GivenUp, Phase, Sequence, SequenceEvent};
 use crate::state::State;
 use crate::swap;
 use crate::victims::Key;
@@ -249,12 +249,15 @@ pub(crate) fn preempt(state: &mut State, slot: usize) {
     seq.cold.history.preemptions += 1;
     journal.stats.preemptions += 1;
     if is_in_step {
+        let given_up = if config.publishes_ahead() { Some(given_up(seq)) } else { None };
         kv.release_at_once(seq, journal.stats.steps);
         batch.preempted.push(slot);
+        seq.rewind(SequenceEvent::Preempted);
+        seq.cold.given_up = given_up;
     } else {
         kv.release(seq);
+        seq.rewind(SequenceEvent::Preempted);
     }
-    seq.rewind(SequenceEvent::Preempted);
     if config.preemption.retracts() {
         seq.cold.history.queued_as = Some(state.next_arrival);
         state.next_arrival += 2;
@@ -262,6 +265,11 @@ pub(crate) fn preempt(state: &mut State, slot: usize) {
     if !is_in_step {
         state.wait(slot);
     }
+}
+
+fn given_up(seq: &Sequence) -> Box<GivenUp> {
+    let sources = seq.cold.copied.as_ref().map_or(Vec::new(), |copied| copied.sources.clone());
+    Box::new(GivenUp { published: seq.table[..seq.published as usize].to_vec(), sources })
 }
 
 /// Lets preempted sequences wait for admission, except for those that steps in flight still run.
@@ -274,6 +282,7 @@ pub(crate) fn end_steps(state: &mut State) {
             continue;
         }
         seq.settle();
+        seq.cold.given_up = None;
         seq.transition(SequenceEvent::StepsEnded, Phase::Waiting);
         state.batch.preempted.remove(at);
         state.wait(slot);

@@ -248,6 +248,17 @@ pub(crate) struct Cold {
     pub is_stale: bool,
     /// Planner of eviction within the sequence, while the sequence has KV and its mode is not `off`.
     pub planner: Option<Box<Planner>>,
+    /// Of a sequence preempted at once: what the steps in flight read and compute of it, if others may have found that.
+    pub given_up: Option<Box<GivenUp>>,
+}
+
+/// Blocks that a sequence preempted at once had.
+#[derive(Debug)]
+pub(crate) struct GivenUp {
+    /// Published blocks, from the first of the table on.
+    pub published: Vec<BlockHandle>,
+    /// Sources of its copies, each with the blocks before it.
+    pub sources: Vec<BlockHandle>,
 }
 
 /// Eviction within one sequence.
@@ -326,6 +337,7 @@ impl Sequence {
                 promised: 0,
                 is_stale: false,
                 planner: None,
+                given_up: None,
             }),
         }
     }
@@ -618,6 +630,7 @@ impl Sequence {
         self.cold.drops.clear();
         self.cold.planner = None;
         self.cold.copied = None;
+        self.cold.given_up = None;
         self.cold.promised = 0;
         self.cold.is_stale = false;
         self.on_worker = false;

@@ -322,7 +322,7 @@ impl State {
 
     /// Returns `true` if sequences may find blocks that steps in flight compute.
     pub fn publishes_ahead(&self) -> bool {
-        self.config.worker.in_step_hits || self.config.prefill_first.finds_chunks()
+        self.config.publishes_ahead()
     }
 
     /// Returns `true` if a sequence has published blocks that steps in flight compute, or run again for the last token of a prompt.

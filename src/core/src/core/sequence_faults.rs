@@ -36,12 +36,9 @@ impl Core {
         let State { sequences, kv, journal, .. } = &mut self.state;
         let struck = kv.strike_out(first);
         journal.decide(Decision::StruckOut, sequences[failed].id.0, u64::from(struck));
-        let hash = sequences[failed].cold.hashes[at as usize];
-        let is_copied = kv.held_sources().any(|source| *source == first);
-        let reads = |seq: &Sequence| match seq.table.get(at as usize) {
-            Some(block) => *block == first || is_copied && seq.is_in_step() && seq.cold.copied.is_some(),
-            // Its blocks are gone, and its steps in flight still run.
-            None => seq.is_preempted() && seq.cold.hashes.get(at as usize) == Some(&hash),
+        let reads = |seq: &Sequence| {
+            let (published, sources) = seq.read_in_steps();
+            published.get(at as usize) == Some(&first) || sources.contains(&first)
         };
         let readers = sequences.iter().filter(|(slot, seq)| *slot != failed && reads(seq));
         for slot in readers.map(|(slot, _)| slot).collect::<Vec<_>>() {
@@ -88,14 +85,21 @@ impl Core {
 fn first_ahead(state: &State, part: Part) -> Option<BlockHandle> {
     let seq = &state.sequences[part.slot()];
     let at = (part.write_from / state.config.block_size) as usize;
-    if !seq.table.is_empty() || part.decodes || !state.publishes_ahead() {
-        return seq.table[..(seq.published as usize).min(seq.table.len())].get(at).copied();
-    }
-    // The sequence gave its blocks up, and others may have found them.
-    state.kv.tree.block_at(seq.cold.root, &seq.cold.hashes, seq.tokens(), at)
+    seq.read_in_steps().0.get(at).copied()
 }
 
 impl Sequence {
+    /// Returns the published blocks that steps in flight read or compute, and the sources of copies with all before them.
+    fn read_in_steps(&self) -> (&[BlockHandle], &[BlockHandle]) {
+        match &self.cold.given_up {
+            Some(given_up) => (&given_up.published, &given_up.sources),
+            None => (
+                &self.table[..(self.published as usize).min(self.table.len())],
+                self.cold.copied.as_ref().map_or(&[], |copied| &copied.sources),
+            ),
+        }
+    }
+
     /// Returns `true` if a worker named the sequence as the cause of a failure, or failed it too often.
     pub fn has_failed(&self) -> bool {
         self.guilty || self.ending == Some(Ending::Finish(FinishReason::Error))

@@ -40,6 +40,8 @@ pub(crate) struct Reused {
     recomputed: u32,
     /// `true` if only requests that ask for it have copies.
     on_request: bool,
+    /// `true` if steps in flight may compute what is copied.
+    notes_sources: bool,
     /// Runs of the request being admitted.
     runs: Vec<CachedRun>,
     /// Copies for the step being made.
@@ -56,6 +58,7 @@ impl Reused {
             least: config.worker.reuse.anywhere,
             recomputed: config.worker.reuse.recompute,
             on_request: config.worker.reuse.on_request,
+            notes_sources: config.publishes_ahead(),
             ..Self::default()
         }
     }
@@ -105,7 +108,11 @@ impl Kv {
         }
         let n_tokens = runs.iter().map(|run| run.len).sum();
         if n_tokens > 0 {
-            seq.cold.copied = Some(Box::new(Copied::new(&runs, size)));
+            let mut copied = Copied::new(&runs, size);
+            if self.reused.notes_sources {
+                copied.sources.extend(self.reused.held.range(before..).flat_map(|(_, chain)| chain));
+            }
+            seq.cold.copied = Some(Box::new(copied));
         }
         self.reused.runs = runs;
         n_tokens

@@ -1,6 +1,7 @@
 //! Runs of tokens of a sequence, copied from other prefixes and not computed.
 
 use super::Sequence;
+use crate::ids::BlockHandle;
 use crate::tree::CachedRun;
 
 /// The copied runs of a sequence with KV.
@@ -12,6 +13,8 @@ pub(crate) struct Copied {
     exact_until: u32,
     /// Leading blocks of such KV alone.
     exact_blocks: u32,
+    /// Blocks that the runs were copied from, each with all before it; kept if steps in flight may still have been computing them.
+    pub sources: Vec<BlockHandle>,
 }
 
 impl Copied {
@@ -25,7 +28,7 @@ impl Copied {
             }
         }
         let exact_until = found.iter().find(|run| !run.is_exact).map_or(u32::MAX, |run| run.at);
-        Self { runs, exact_until, exact_blocks: exact_until / block_size }
+        Self { runs, exact_until, exact_blocks: exact_until / block_size, sources: Vec::new() }
     }
 
     /// Returns the number of tokens copied at a position and behind, up to the next one to compute.

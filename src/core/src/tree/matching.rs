@@ -7,7 +7,7 @@
 use super::PrefixTree;
 use crate::extents::EXTENT;
 use crate::hash::BlockHash;
-use crate::ids::{BlockHandle, Token};
+use crate::ids::Token;
 use crate::namespaces::is_namespace;
 use crate::prefetch::prefetch;
 use crate::prefix::Prefix;
@@ -92,15 +92,6 @@ impl PrefixTree {
         let Some(namespace) = self.namespaces.parent(root) else { return };
         let n = hashes.len().min(tokens.len() / self.block_size);
         self.collisions += u64::from(self.matched(namespace, &hashes[..n], tokens, found));
-    }
-
-    /// Returns the `at`-th block of the longest published prefix, as [`Self::find`] finds it.
-    pub fn block_at(&self, root: BlockHash, hashes: &[BlockHash], tokens: &[Token], at: usize) -> Option<BlockHandle> {
-        let n = hashes.len().min(tokens.len() / self.block_size).min(at + 1);
-        let mut found = Prefix::default();
-        self.matched(self.namespaces.parent(root)?, &hashes[..n], tokens, &mut found);
-        let block = found.get(at)?;
-        Some(self.pool.handle(block))
     }
 
     /// Appends the matching blocks to `found`. Returns `true` if the match ended at a block of another prefix with the same hash.
