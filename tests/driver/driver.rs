@@ -45,6 +45,8 @@ struct Sent {
     withdrawn: BTreeSet<RequestId>,
     /// Requests that were preempted while a step ran them, when the event was delivered.
     preempted: BTreeSet<RequestId>,
+    /// Requests that were about to start over, because they read what another failed to compute.
+    starting_over: BTreeSet<RequestId>,
     closing: bool,
 }
 
@@ -227,12 +229,13 @@ impl Driver {
         }
         let mut actions = Vec::new();
         self.sent.preempted = self.core.preempted().collect();
+        self.sent.starting_over = self.core.starting_over().collect();
         let preemptions = self.core.stats().preemptions;
         self.core.handle(self.now_ns, event, &mut actions);
         self.forget_inner();
         let stats = self.core.stats();
-        if stats.running + stats.loading > 1 || stats.preemptions != preemptions {
-            // A request finds less if others took blocks in the same pass, or if a retraction made room for several steps.
+        if stats.running + stats.loading + stats.swapped > 1 || stats.preemptions != preemptions {
+            // A request finds less if others took blocks in the same pass, also to be swapped in, or if a retraction made room for several steps.
             self.found.forget_evicting(&stats);
         }
         actions.into_iter().for_each(|action| self.perform(action));
@@ -241,7 +244,10 @@ impl Driver {
             self.sent.answering.clear();
         }
         for (id, _) in std::mem::take(&mut self.sent.failed) {
-            let goes_on = self.sent.withdrawn.contains(&id) || self.worker.faults.fails_reader || !self.joined;
+            let goes_on = self.sent.withdrawn.contains(&id)
+                || self.sent.starting_over.contains(&id)
+                || self.worker.faults.fails_reader
+                || !self.joined;
             assert!(goes_on || !self.live.contains(&id), "request {id} failed, and goes on");
         }
         assert!(!std::mem::take(&mut self.sent.duplicate), "a request with the id of a live one is accepted");

@@ -20,6 +20,8 @@ pub(crate) struct Mirror {
     pub(crate) groups: GroupTables,
     /// Token that the last step of the sequence sampled.
     pub(crate) sampled: Option<Token>,
+    /// Last step that may run the sequence, because it holds what the worker failed to compute.
+    pub(crate) spoiled_until: Option<u64>,
 }
 
 impl Mirror {

@@ -481,6 +481,7 @@ impl OracleWorker {
                 table: Vec::new(),
                 groups: GroupTables::at_start(self.resumed.remove(&(seq.request, number)), step, seq, &self.keeps),
                 sampled: None,
+                spoiled_until: None,
             });
         }
         let mirror =

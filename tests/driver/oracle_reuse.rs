@@ -152,8 +152,9 @@ impl OracleWorker {
         let now = written.iter().map(|at| (*at, self.device.cells[self.at(seq, *at)]));
         let before = (0..seq.computed as usize).filter(|at| !written.contains(at)).filter_map(kept);
         let copied: BTreeMap<usize, Cell> = now.chain(before).collect();
-        if copied.values().any(|cell| cell.spoiled_until().is_some()) {
+        if let Some(until) = copied.values().filter_map(|cell| cell.spoiled_until()).min() {
             // Whatever it says does not count, and it starts again.
+            self.mirrors[seq.slot as usize].as_mut().expect("the mirror was updated").spoiled_until = Some(until);
             return;
         }
         let truth = self.truths.get_mut(&seq.request).expect("it was just found");

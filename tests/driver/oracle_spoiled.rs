@@ -57,7 +57,7 @@ impl OracleWorker {
         true
     }
 
-    /// Returns `true` if a sequence of the step that was begun reads a spoiled cell. Groups of layers have none where the first has none.
+    /// Returns `true` if a sequence of the step that was begun reads a spoiled cell, or has read or copied one before. Groups of layers have none where the first has none.
     ///
     /// # Panics
     /// If the step was sent after the core knew.
@@ -65,7 +65,9 @@ impl OracleWorker {
         let end = (seq.computed + seq.n_tokens) as usize;
         let read = 0..(seq.computed as usize).max(end.min(seq.kv_write_from as usize));
         let read = read.filter(|at| !self.awaits(step, seq, *at));
-        let until = read.filter_map(|at| self.device.cells[self.at(seq, at)].spoiled_until()).min();
+        let cells = read.filter_map(|at| self.device.cells[self.at(seq, at)].spoiled_until());
+        let mirror = self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated");
+        let until = cells.chain(mirror.spoiled_until).min();
         let Some(until) = until else { return false };
         assert!(step.id <= until, "request {} reads KV that the worker failed to compute", seq.request);
         true
@@ -86,7 +88,7 @@ impl OracleWorker {
             }
         }
         if let Some(mirror) = &mut self.mirrors[seq.slot as usize] {
-            mirror.sampled = Some(NO_TOKEN);
+            (mirror.sampled, mirror.spoiled_until) = (Some(NO_TOKEN), Some(self.faults.last_sent));
         }
     }
 }
