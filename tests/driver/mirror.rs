@@ -20,8 +20,8 @@ pub(crate) struct Mirror {
     pub(crate) groups: GroupTables,
     /// Token that the last step of the sequence sampled.
     pub(crate) sampled: Option<Token>,
-    /// Last step that may run the sequence, because it holds what the worker failed to compute.
-    pub(crate) spoiled_until: Option<u64>,
+    /// First position of what the worker failed to compute, if the sequence holds such, and the last step that may read it.
+    pub(crate) spoiled: Option<(usize, u64)>,
 }
 
 impl Mirror {

@@ -481,7 +481,7 @@ impl OracleWorker {
                 table: Vec::new(),
                 groups: GroupTables::at_start(self.resumed.remove(&(seq.request, number)), step, seq, &self.keeps),
                 sampled: None,
-                spoiled_until: None,
+                spoiled: None,
             });
         }
         let mirror =
@@ -516,7 +516,8 @@ impl OracleWorker {
     /// Compares a sequence's tokens, and all cells that it reads, with what they must be. Cells that earlier sequences of the step write
     /// are compared when these have run.
     fn assert_true(&self, step: &Step, seq: &StepSeq) {
-        let Some(truth) = self.truth(seq).filter(|_| !self.reads_spoiled(step, seq)) else { return };
+        let is_spoiled = self.reads_spoiled(step, seq) || self.is_spoiled(seq);
+        let Some(truth) = self.truth(seq).filter(|_| !is_spoiled) else { return };
         let request = seq.request;
         let (computed, end) = (seq.computed as usize, (seq.computed + seq.n_tokens) as usize);
         assert!(end <= truth.tokens.len(), "request {request} runs past its end");

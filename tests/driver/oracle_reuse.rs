@@ -152,9 +152,10 @@ impl OracleWorker {
         let now = written.iter().map(|at| (*at, self.device.cells[self.at(seq, *at)]));
         let before = (0..seq.computed as usize).filter(|at| !written.contains(at)).filter_map(kept);
         let copied: BTreeMap<usize, Cell> = now.chain(before).collect();
-        if let Some(until) = copied.values().filter_map(|cell| cell.spoiled_until()).min() {
-            // Whatever it says does not count, and it starts again.
-            self.mirrors[seq.slot as usize].as_mut().expect("the mirror was updated").spoiled_until = Some(until);
+        let spoiled = copied.iter().find_map(|(at, cell)| Some((*at, cell.spoiled_until()?)));
+        if spoiled.is_some() {
+            // What it says from there on does not count, and it starts again.
+            self.mirrors[seq.slot as usize].as_mut().expect("the mirror was updated").spoiled = spoiled;
             return;
         }
         let truth = self.truths.get_mut(&seq.request).expect("it was just found");

@@ -67,10 +67,15 @@ impl OracleWorker {
         let read = read.filter(|at| !self.awaits(step, seq, *at));
         let cells = read.filter_map(|at| self.device.cells[self.at(seq, at)].spoiled_until());
         let mirror = self.mirrors[seq.slot as usize].as_ref().expect("the mirror was updated");
-        let until = cells.chain(mirror.spoiled_until).min();
+        let until = cells.chain(mirror.spoiled.filter(|(first, _)| *first < end).map(|(_, until)| until)).min();
         let Some(until) = until else { return false };
         assert!(step.id <= until, "request {} reads KV that the worker failed to compute", seq.request);
         true
+    }
+
+    /// Returns `true` if a sequence will read what the worker failed to compute.
+    pub(super) fn is_spoiled(&self, seq: &StepSeq) -> bool {
+        self.mirrors[seq.slot as usize].as_ref().is_some_and(|mirror| mirror.spoiled.is_some())
     }
 
     /// Spoils what a sequence writes in a step.
@@ -88,7 +93,7 @@ impl OracleWorker {
             }
         }
         if let Some(mirror) = &mut self.mirrors[seq.slot as usize] {
-            (mirror.sampled, mirror.spoiled_until) = (Some(NO_TOKEN), Some(self.faults.last_sent));
+            (mirror.sampled, mirror.spoiled) = (Some(NO_TOKEN), Some((0, self.faults.last_sent)));
         }
     }
 }

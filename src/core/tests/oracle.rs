@@ -89,6 +89,9 @@ fn small_runs_that_failed_once_hold() {
         259_895_755_265_494,
         7_512_106_158_673,
         247_963_475_929_591,
+        145_520_489_446_216,
+        227_826_854_169_695,
+        243_822_212_860_572,
     ] {
         seeds::run_one("-p trunkline-core --test oracle small", seed, REQUESTS, |seed, _| run_small(seed));
     }
