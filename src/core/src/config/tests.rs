@@ -47,9 +47,12 @@ fn an_eviction_policy_takes_parameters_as_a_policy_does() {
         error("s3fifo:small_percent=0").unwrap(),
         "eviction policy 's3fifo': small_percent is '0'; it must be a whole number between 1 and 90"
     );
-    assert_eq!(error("lru:age=1").unwrap(), "eviction policy 'lru' has no parameter 'age'; it has: retain_percent");
+    assert_eq!(
+        error("lru:age=1").unwrap(),
+        "eviction policy 'lru' has no parameter 'age'; it has: retain_percent, floor_percent"
+    );
     let listed = error("s3fifo:small").unwrap();
-    assert!(listed.ends_with("; the keys are: small_percent, retain_percent"), "{listed}");
+    assert!(listed.ends_with("; the keys are: small_percent, retain_percent, floor_percent"), "{listed}");
 }
 
 #[test]
