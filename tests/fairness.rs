@@ -100,3 +100,39 @@ async fn without_tokens_addresses_have_fair_shares() {
         task.await.unwrap();
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unread_streams_of_one_client_keep_nobody_else_waiting() {
+    let (wrap, gate) = gated();
+    let server = TestServer::start_options(Config { max_batch_size: 8, ..config() }, |_| {}, wrap).await;
+    let (mut greedy_one, mut other) = (server.client_from(2).await, server.client_from(3).await);
+    let mut unread = Vec::new();
+    for at in 0..300 {
+        unread.push(greedy_one.open(greedy(&format!("mine {at}"), 900)).await.unwrap());
+    }
+    let mut steps = 1;
+    let mut answer = || {
+        gate.send(()).unwrap();
+        steps += 1;
+        steps
+    };
+    // The batch is full of the first client's long answers.
+    for _ in 0..20 {
+        let begun = answer();
+        other.until(|info| info.counters.unwrap().steps == begun).await;
+    }
+    for ended in 1..=5 {
+        let stream = other.open(greedy(&format!("short {ended}"), 20)).await.unwrap();
+        let mut taken = 0;
+        while other.info().await.counters.unwrap().finished < ended {
+            let begun = answer();
+            other.until(|info| info.counters.unwrap().steps == begun).await;
+            taken += 1;
+        }
+        // One step runs on without it, one leaves out who gives the place up, and one is in flight.
+        assert!(taken <= 23, "answer {ended} of 20 tokens took {taken} steps");
+        assert_eq!(collect(stream).await.unwrap().token_ids.len(), 20);
+    }
+    drop(gate);
+    drop(unread);
+}

@@ -282,6 +282,7 @@ impl<'de> Deserialize<'de> for Settings {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use trunkline_core::Config;
 
     use super::*;
 
@@ -289,6 +290,14 @@ mod tests {
     struct Cli {
         #[command(flatten)]
         settings: Settings,
+    }
+
+    #[test]
+    fn without_a_setting_tenants_share_places_of_the_batch_and_the_cache() {
+        let config = Config { policy: POLICY_DEFAULT.into(), device_blocks: 1000, ..Config::default() };
+        let policy = config.make_policy().unwrap();
+        assert!(policy.by_tenant() && policy.takes_seats());
+        assert_eq!(config.tenant_floors().unwrap(), 500);
     }
 
     fn load(text: &str) -> Result<Settings, String> {

@@ -87,8 +87,8 @@ pub struct NetworkSettings {
     #[arg(long, value_name = "N")]
     pub max_queue_per_client: Option<u32>,
 
-    /// Open requests of one client, waiting or running, at most; more are refused. Below --max-batch-size, a client cannot fill the
-    /// batch for all others [default: no bound].
+    /// Open requests of one client, waiting or running, at most; more are refused. Without, a client may fill the batch, and gives
+    /// places up to others who ask [default: no bound].
     #[arg(long, value_name = "N")]
     pub max_requests_per_client: Option<u32>,
 

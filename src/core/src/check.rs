@@ -32,6 +32,7 @@ impl Core {
         check_blocks(state);
         check_promises(state);
         check_shared_work(state);
+        check_seats(state);
         let holders = state.sequences.iter().flat_map(|(_, seq)| seq.phase.hosts().iter().chain(seq.phase.beside()));
         let holders = holders.filter(|host| **host != NO_BLOCK);
         state.kv.host.check(holders.chain(orphans(state).flat_map(|orphan| &orphan.hosts)).copied());
@@ -99,6 +100,20 @@ fn check_blocks(state: &State) {
     assert_eq!(moving, pool.count(BlockState::Moving), "a block is copied for no sequence, or for two");
     // Each private block is in some table, and no two tables can claim one: the number would not add up.
     assert_eq!(private, pool.count(BlockState::Private), "a private block has no owner, or two");
+}
+
+/// Panics unless the seats of each tenant are those of its requests.
+fn check_seats(state: &State) {
+    if !state.waiting.counts_service() {
+        return;
+    }
+    let is_out = |phase: &Phase| matches!(phase, Phase::Waiting | Phase::SwappingOut(_) | Phase::Swapped(_));
+    for (_, seq) in &state.sequences {
+        let others = state.sequences.iter().filter(|(_, other)| other.tenant == seq.tenant);
+        let seated =
+            others.filter(|(_, other)| !is_out(&other.phase) && !matches!(other.ending, Some(Ending::Reported(_))));
+        assert_eq!(state.waiting.seats(seq.tenant) as usize, seated.count(), "seats of tenant {}", seq.tenant);
+    }
 }
 
 /// Panics unless blocks read by transfers are held, and the sources of demotions are counted right.

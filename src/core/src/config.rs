@@ -1,10 +1,10 @@
 //! Limits a core works under, checked once, and the table of settings from which commands make flags and keys.
 
+mod device_eviction;
 mod error;
 mod h2o;
 mod pipeline_batches;
 mod prefill_first;
-mod retained;
 mod reuse;
 mod table;
 mod worker;
@@ -174,7 +174,9 @@ settings! {
         policy: String { default: "fcfs".into(), value: "SPEC" }
 
         /// Eviction policy: the order in which idle cached blocks are evicted; an unknown name lists all. With any policy,
-        /// `retain_percent`, as in `lru:retain_percent=25`, bounds the blocks that retention hints of one tenant keep.
+        /// `retain_percent`, as in `lru:retain_percent=25`, bounds the blocks that retention hints of one tenant keep, and
+        /// `floor_percent` sets the blocks that all tenants keep together whatever one of them sends (50 with a policy that orders tenants,
+        /// else 0).
         ///
         /// A name in [`eviction::REGISTRY`]; for parameters see [`crate::spec`]. [`Config::retained_blocks`] has the bounds in blocks.
         eviction: String { default: "lru".into(), value: "NAME" }
@@ -354,7 +356,7 @@ impl Config {
         self.worker.reuse.validate(self)?;
         self.make_policy()?;
         // Parsed and not made: a policy of a large cache has much memory.
-        eviction::REGISTRY.parse(&retained::split(&self.eviction)?.0).map_err(retained::with_own_key)?;
+        eviction::REGISTRY.parse(&device_eviction::split(&self.eviction)?.0).map_err(device_eviction::with_own_key)?;
         Ok(())
     }
 
@@ -426,14 +428,26 @@ impl Config {
     ///
     /// If no eviction policy has the name, or a parameter is unknown or outside its range.
     pub fn make_eviction(&self) -> Result<Box<dyn Eviction>, ConfigError> {
-        let (policy, _) = retained::split(&self.eviction)?;
-        eviction::REGISTRY.make(&policy, self.device_blocks).map_err(|error| retained::with_own_key(error).into())
+        let (policy, _) = device_eviction::split(&self.eviction)?;
+        eviction::REGISTRY
+            .make(&policy, self.device_blocks)
+            .map_err(|error| device_eviction::with_own_key(error).into())
     }
 
     /// Returns the number of blocks that retention hints may keep above the default priority, at most.
     pub fn retained_blocks(&self) -> RetainedBlocks {
-        let percent = retained::split(&self.eviction).map_or(0, |(_, percent)| percent);
-        retained::bounds(self.device_blocks, percent)
+        let percent = device_eviction::split(&self.eviction).map_or(0, |(_, own)| own.retain_percent);
+        device_eviction::bounds(self.device_blocks, percent)
+    }
+
+    /// Returns the number of cached blocks of all layer groups that the tenants keep together whatever one of them sends. 0 by default for a
+    /// scheduling policy that does not order tenants.
+    ///
+    /// # Errors
+    /// If a policy or a parameter is unknown.
+    pub fn tenant_floors(&self) -> Result<u32, ConfigError> {
+        let (_, own) = device_eviction::split(&self.eviction)?;
+        Ok(device_eviction::floors(self.device_blocks, own.floor_percent, self.make_policy()?.by_tenant()))
     }
 }
 

@@ -232,7 +232,7 @@ impl FastForward {
 
     /// Returns `true` if the next step might run a waiting request. An admission is not tried, so in doubt the answer is `true`.
     fn may_admit(&self, state: &State) -> bool {
-        let takes_seat = |head| self.last_rank.is_some_and(|last| state.waiting.rank_of(head) < last);
+        let takes_seat = |head| self.last_rank.is_some_and(|last| state.waiting.seat_rank_of(head) < last);
         !state.waiting.is_empty() && (state.has_seat() || state.waiting.first().is_some_and(takes_seat))
     }
 

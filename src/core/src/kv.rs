@@ -109,6 +109,7 @@ impl Kv {
     /// If an eviction policy is unknown.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let mut tree = PrefixTree::new(config.block_size, config.pool_blocks(), config.make_eviction()?);
+        tree.set_floors(config.tenant_floors()?);
         if config.n_groups() > 1 {
             tree.note_left();
         }
@@ -315,6 +316,7 @@ impl Kv {
     pub fn publish(&mut self, seq: &mut Sequence, computed: u32, last_step: u64, journal: &mut Journal) {
         let size = self.block_size;
         let (from, to) = (seq.published as usize, (computed / size) as usize);
+        self.tree.publish_for(seq.tenant);
         if to > from + 1 && !seq.unpublishable {
             seq.hash_of_block(to - 1, size);
         }

@@ -17,7 +17,7 @@
 //! **Seats.** Under `priority` and `edf` a request that arrives at a full batch takes the place of the last running request in the order, if
 //! that one is behind ([`Policy::takes_seats`], `seats.rs`). Ranks of the others do not say who should run: those of `sjf` and `lpm` are
 //! the price of an admission, which a running request has paid, and the order of `vtc` changes with each token served, so that
-//! tenants would take turns and compute everything again. Its bound of unfairness holds without.
+//! tenants would take turns and compute everything again. Under `vtc` seats are therefore exchanged by the number that tenants hold.
 //!
 //! **Ageing needs no clock.** If waiting counts in favour of a request linearly, and at the same rate for all requests, the
 //! order of two requests never changes while they wait: `a - now + arrival_a < b - now + arrival_b` holds at every `now` or at
@@ -46,10 +46,10 @@ mod vtc;
 use crate::registry::{Entry, Registry};
 use crate::spec::Param;
 
-/// Parameter of the policies that rank by urgency alone: the value of [`Policy::takes_seats`].
+/// Parameter of the policies that rank by urgency alone, and of the one that orders tenants: the value of [`Policy::takes_seats`].
 const TAKES_SEATS: Param = Param {
     key: "take_seats",
-    about: "1: in a full batch, a request takes the place of a running one behind it; 0: it waits until one ends, as in vLLM",
+    about: "1: in a full batch, a request takes the place of a running one behind it, or of a tenant with more; 0: it waits until one ends, as in vLLM",
     default: 1,
     min: 0,
     max: 1,
@@ -120,8 +120,9 @@ pub trait Policy: Send + std::fmt::Debug {
         true
     }
 
-    /// Returns `true` if a waiting request takes the seat of a running one of a higher rank while the batch is full. MUST be constant, and
-    /// `false` for a policy whose ranks change while a request runs: two requests would take the seat from each other in turn.
+    /// Returns `true` if a waiting request takes the seat of a running one of a higher rank while the batch is full, or, under a policy that
+    /// orders tenants, of a tenant with more seats. MUST be constant, and `false` for another policy whose ranks change while a request
+    /// runs: two requests would take the seat from each other in turn.
     fn takes_seats(&self) -> bool {
         false
     }

@@ -5,8 +5,15 @@
 //! policy gives up its seat if its rank is higher, and if nothing but a seat keeps the head from being admitted. It leaves as it would for
 //! want of blocks, swapped or recomputed, and comes back in its turn.
 //!
-//! **Nobody takes turns.** Equal ranks take no seat, and ranks do not change while a request runs. A request that came back keeps its seat
-//! until it has generated a token. A seat that is about to be free is waited for.
+//! **Shares.** Under a policy that orders tenants the rank is the number of a seat among those of its tenant, counted in order of arrival: the
+//! third request of a tenant has rank 3. The head of the queue so takes the seat of the latest request of the tenant with most seats, if
+//! that tenant keeps at least as many seats as the head's tenant then has. With one tenant nobody gives up a seat.
+//!
+//! **Nobody takes turns.** Equal ranks take no seat, and ranks by urgency do not change while a request runs. The number of a seat does, but
+//! each exchange moves a seat from a tenant to one with at least two fewer, so the sum of the squares of the tenants' seats falls: between
+//! two admissions to free seats there are finitely many exchanges. The seat goes to the one that it was taken for, in the same
+//! pass, whoever heads the queue by then. A request that came back keeps its seat until it has generated a token. A seat that is about to be free is
+//! waited for.
 //!
 //! **Steps in flight.** The decodes of a pass are picked before its admissions, so the last running request is mostly in a step. The next
 //! steps leave it out ([`crate::batch::Batch::leaving`]), and the first pass that finds it in no step gives its seat away.
@@ -15,6 +22,7 @@
 //! is admitted before.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use crate::sequence::Sequence;
 use crate::state::State;
@@ -34,15 +42,20 @@ pub(crate) fn has_turn(state: &State, slot: usize) -> bool {
     !state.waiting.takes_seats() || (!state.kv.preemptions_wait() && swapped.all(is_ahead))
 }
 
-/// Returns `true` if the head of the queue is to be admitted before the swapped request in `slot` comes back.
+/// Returns `true` if the head of the queue is to be admitted before the swapped request in `slot`, the first to come back, does.
 pub(crate) fn is_for_head(state: &State, slot: usize) -> bool {
-    let seq = &state.sequences[slot];
-    state.waiting.takes_seats() && state.waiting.first().is_some_and(|head| is_ahead(state, head, seq))
+    let State { waiting, sequences, swaps, .. } = state;
+    // By rank those behind the first are behind the head too. Tenants stand in no such order, and one of them would keep the head out.
+    let is_behind = |head| {
+        let mut swapped = swaps.swapped_slots().filter(|other| *other == slot || waiting.counts_service());
+        swapped.all(|other| is_ahead(state, head, &sequences[other]))
+    };
+    waiting.takes_seats() && waiting.first().is_some_and(is_behind)
 }
 
 /// Returns the running request that the waiting one in `slot` takes the seat of, if there is one.
 pub(crate) fn victim(state: &State, slot: usize) -> Option<usize> {
-    let rank = state.waiting.takes_seats().then(|| state.waiting.rank_of(slot))?;
+    let rank = state.waiting.takes_seats().then(|| state.waiting.seat_rank_of(slot))?;
     seats(state).max_by_key(|(place, _)| *place).filter(|((last, _), _)| rank < *last).map(|(_, slot)| slot)
 }
 
@@ -50,9 +63,17 @@ pub(crate) fn victim(state: &State, slot: usize) -> Option<usize> {
 pub(crate) fn exchanges(state: &State) -> impl Iterator<Item = (usize, usize)> {
     let mut seats: Vec<_> = seats(state).collect();
     seats.sort_unstable_by_key(|(place, _)| Reverse(*place));
-    let heads = state.waiting.first_unparked(seats.len());
-    let takes = move |(head, ((last, _), _)): &(usize, ((i128, u64), usize))| state.waiting.rank_of(*head) < *last;
-    heads.into_iter().zip(seats).take_while(takes).map(|(head, (_, slot))| (head, slot))
+    if state.waiting.counts_service() {
+        // Each seat that its tenant gives up leaves the one before as its last.
+        let mut given: BTreeMap<u64, i128> = BTreeMap::new();
+        for ((rank, _), slot) in &mut seats {
+            let given = given.entry(state.sequences[*slot].tenant).or_default();
+            *rank -= std::mem::replace(given, *given + 1);
+        }
+        seats.sort_unstable_by_key(|(place, _)| Reverse(*place));
+    }
+    let claims = state.waiting.seat_claims(seats.len()).into_iter().zip(seats);
+    claims.take_while(|((rank, _), ((last, _), _))| rank < last).map(|((_, head), (_, slot))| (head, slot))
 }
 
 /// Returns the highest rank of the running requests, if seats are taken.
@@ -71,10 +92,11 @@ fn seats(state: &State) -> impl Iterator<Item = ((i128, u64), usize)> {
 }
 
 fn is_ahead(state: &State, waiting: usize, seq: &Sequence) -> bool {
-    state.waiting.rank_of(waiting) < rank(state, seq)
+    state.waiting.seat_rank_of(waiting) < state.waiting.seat_rank(&seq.view(0))
 }
 
-/// Returns the rank of a request out of the queue.
+/// Returns the rank of a running request, of several of a tenant the rank of the last: the only one that gives up its seat.
 fn rank(state: &State, seq: &Sequence) -> i128 {
-    state.waiting.rank(&seq.view(0))
+    let State { waiting, .. } = state;
+    if waiting.counts_service() { waiting.seats(seq.tenant).into() } else { waiting.seat_rank(&seq.view(0)) }
 }

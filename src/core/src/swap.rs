@@ -38,8 +38,9 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
         return false;
     }
     state.leave_batch(slot);
-    let State { sequences, kv, journal, .. } = state;
+    let State { sequences, kv, journal, waiting, .. } = state;
     let seq = &mut sequences[slot];
+    waiting.give_seat(seq.tenant);
     // Behind the tokens with KV nothing goes out.
     seq.cut_copied();
     kv.withdraw_promise(seq);
@@ -97,8 +98,9 @@ pub(crate) fn begin_in(state: &mut State) -> bool {
     }
     let Some(SwapInPlan { pinned, found, copied, new }) = plan_in(state, slot) else { return false };
     state.swaps.swapped.remove(&place);
-    let State { sequences, kv, journal, .. } = state;
+    let State { sequences, kv, journal, waiting, .. } = state;
     let seq = &mut sequences[slot];
+    waiting.take_seat(seq.tenant);
     kv.tree.hold_again(&kv.found, &mut seq.table);
     seq.published = found as u32;
     let Phase::Swapped(swapped) = &mut seq.phase else { unreachable!("{} is in the queue of the swapped", seq.id) };
@@ -393,9 +395,12 @@ fn recompute(state: &mut State, slot: usize, event: SequenceEvent) {
     state.start_over(slot, event);
 }
 
-/// Takes a swapped or arriving sequence out of its queue.
+/// Takes a swapped or arriving sequence out of its queue, and counts its seat until it has left or waits.
 pub(crate) fn leave_queue(state: &mut State, slot: usize) {
     let seq = &state.sequences[slot];
+    if matches!(seq.phase, Phase::SwappingOut(_) | Phase::Swapped(_)) {
+        state.waiting.take_seat(seq.tenant);
+    }
     match &seq.phase {
         Phase::Swapped(swapped) => {
             state.swaps.swapped.remove(&SwapPlace::new(swapped.preemption_rank, seq.cold.view.arrival, slot));
@@ -410,8 +415,10 @@ pub(crate) fn leave_queue(state: &mut State, slot: usize) {
 pub(crate) fn lose(state: &mut State, in_flight: &[Purpose]) -> Vec<usize> {
     let mut slots: Vec<usize> = in_flight.iter().filter_map(Purpose::slot).collect();
     slots.retain(|slot| end_copying(state, *slot, false));
-    slots.append(&mut state.swaps.arriving);
+    let out = slots.len();
     slots.extend(std::mem::take(&mut state.swaps.swapped).into_iter().map(|place| place.slot));
+    slots.iter().for_each(|slot| state.waiting.take_seat(state.sequences[*slot].tenant));
+    slots.splice(out..out, state.swaps.arriving.drain(..));
     slots.iter().for_each(|slot| state.release(*slot));
     slots
 }

@@ -45,6 +45,7 @@ mod classes;
 mod contents;
 mod demotion;
 mod evicting;
+mod floors;
 mod hints;
 mod matching;
 mod runs;
@@ -52,6 +53,7 @@ mod striking;
 
 use self::classes::Classes;
 use self::contents::Contents;
+use self::floors::Floors;
 pub use self::runs::{CachedRun, RunRule};
 use crate::block::{BlockEvent, BlockPool, BlockState, ROOM_MAX};
 use crate::block_index::BlockIndex;
@@ -114,6 +116,8 @@ pub struct PrefixTree {
     pool: BlockPool,
     /// Order of eviction.
     eviction: Classes,
+    /// Blocks that tenants keep.
+    floors: Floors,
     /// Published blocks by fingerprint.
     index: BlockIndex,
     nodes: Nodes,
@@ -146,6 +150,7 @@ impl PrefixTree {
         Self {
             block_size: block_size as usize,
             pool: BlockPool::new(capacity),
+            floors: Floors::default(),
             counts_hits: eviction.reads_hits(),
             eviction: Classes::new(eviction),
             index: BlockIndex::new(capacity),
@@ -256,6 +261,9 @@ impl PrefixTree {
                 self.nodes.hit(first, len);
             }
             self.pool.handles(first, len, table);
+        }
+        if let Some(last) = table.last().filter(|_| is_hit) {
+            self.floors.found(last.index);
         }
         let idle = found.len() - read;
         if idle > 0 {
@@ -427,6 +435,7 @@ impl PrefixTree {
         self.pool.apply(block.index, BlockEvent::Published);
         self.index.insert(hash.fingerprint(), block.index, |index| self.nodes.fingerprint(index));
         self.enter_contents(&[block]);
+        self.floors.published(&[block]);
         self.eviction.published(&[block], &self.nodes);
     }
 
@@ -447,6 +456,7 @@ impl PrefixTree {
         let named = hashes.iter().zip(chain).map(|(hash, block)| (hash.fingerprint(), block.index));
         self.index.insert_all(named, |index| self.nodes.fingerprint(index));
         self.enter_contents(chain);
+        self.floors.published(chain);
         self.eviction.published(chain, &self.nodes);
     }
 
@@ -491,6 +501,7 @@ impl PrefixTree {
         self.contents.iter_mut().for_each(|contents| contents.clear());
         self.namespaces.clear();
         self.eviction.clear();
+        self.floors.clear();
         self.left.clear();
         lost
     }
@@ -581,6 +592,10 @@ impl PrefixTree {
                 );
             }
         }
+        self.floors.check(
+            (0..self.pool.opened())
+                .filter(|block| matches!(self.pool.state(*block), BlockState::Held | BlockState::Idle)),
+        );
         assert_eq!(published, self.index.len(), "the index holds blocks that are not published");
         let first = nodes.parents.iter().copied().filter(|parent| is_namespace(*parent) && *parent != UNPUBLISHED);
         self.namespaces.check(first);

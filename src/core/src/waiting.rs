@@ -136,6 +136,7 @@ impl Waiting {
         {
             self.policy.queued(view.tenant);
         }
+        self.give_seat(view.tenant);
         let rank = self.policy.rank(view);
         self.entries[slot] = Some(Entry { view: *view, rank, parked: None, watched: None, counted_at: 0 });
         self.len += 1;
@@ -198,6 +199,7 @@ impl Waiting {
         {
             self.policy.unqueued(entry.view.tenant);
         }
+        self.take_seat(entry.view.tenant);
         true
     }
 
@@ -314,12 +316,42 @@ impl Waiting {
     /// Counts in a request of a tenant that was accepted. MUST be called before the request is pushed.
     pub fn joined(&mut self, tenant: u64) {
         self.policy.joined(tenant);
+        self.take_seat(tenant);
     }
 
     /// Counts out a request of a tenant that has ended, in any state. MUST be called after the request was removed and all its
     /// tokens were reported as served.
     pub fn left(&mut self, tenant: u64) {
         self.policy.left(tenant);
+        self.give_seat(tenant);
+    }
+
+    /// Counts a seat that a tenant takes. The caller does so when a swapped request begins to come back, or ends; the queue itself, for
+    /// all requests that join or are admitted.
+    pub fn take_seat(&mut self, tenant: u64) {
+        if let Order::Tenants(tenants) = &mut self.order {
+            *tenants.seats.entry(tenant).or_default() += 1;
+        }
+    }
+
+    /// Counts a seat that a tenant gives up. The caller does so when a request begins to be swapped out; the queue itself, for all
+    /// requests that wait or leave.
+    pub fn give_seat(&mut self, tenant: u64) {
+        if let Order::Tenants(tenants) = &mut self.order {
+            let seats = tenants.seats.get_mut(&tenant).expect("the tenant has a seat");
+            *seats -= 1;
+            if *seats == 0 {
+                tenants.seats.remove(&tenant);
+            }
+        }
+    }
+
+    /// Returns the seats of a tenant: requests that joined and neither wait nor are swapped out nor have left. 0 without order by tenant.
+    pub fn seats(&self, tenant: u64) -> u32 {
+        match &self.order {
+            Order::Plain(_) => 0,
+            Order::Tenants(tenants) => tenants.seats.get(&tenant).copied().unwrap_or(0),
+        }
     }
 
     /// Counts tokens run for a tenant: prompt tokens computed and output tokens generated. Cached tokens do not count.
@@ -364,14 +396,33 @@ impl Waiting {
         self.policy.takes_seats()
     }
 
-    /// Returns the rank of a request that does not wait, as if it did. Only for policies that take seats.
-    pub fn rank(&self, view: &RequestView) -> i128 {
-        self.policy.rank(view)
+    /// Returns the rank of a request out of the batch in a claim to a seat: the policy's, or the number that the seat would have among
+    /// those of the tenant. Only for policies that take seats.
+    pub fn seat_rank(&self, view: &RequestView) -> i128 {
+        match &self.order {
+            Order::Plain(_) => self.policy.rank(view),
+            Order::Tenants(_) => i128::from(self.seats(view.tenant)) + 1,
+        }
     }
 
-    /// Returns the rank of a waiting request.
-    pub fn rank_of(&self, slot: usize) -> i128 {
-        self.entries[slot].as_ref().expect("the slot holds a waiting request").rank
+    /// Returns the rank of a waiting request in a claim to a seat.
+    pub fn seat_rank_of(&self, slot: usize) -> i128 {
+        let entry = self.entries[slot].as_ref().expect("the slot holds a waiting request");
+        if self.counts_service() { self.seat_rank(&entry.view) } else { entry.rank }
+    }
+
+    /// Returns the next `n` requests to claim seats, with their ranks, parked ones left out. With a policy ordering tenants, those of the
+    /// first tenant: its next one is not known to be the second until the first is admitted.
+    pub fn seat_claims(&self, n: usize) -> Vec<(i128, usize)> {
+        match &self.order {
+            Order::Plain(places) => places.iter().take(n).map(|(rank, _, slot)| (*rank, *slot)).collect(),
+            Order::Tenants(tenants) => {
+                let Some(first) = tenants.first() else { return Vec::new() };
+                let tenant = self.entries[first].as_ref().expect("the first request waits").view.tenant;
+                let places = tenants.by_id[&tenant].places.iter().take(n);
+                (i128::from(self.seats(tenant)) + 1..).zip(places.map(|(.., slot)| *slot)).collect()
+            }
+        }
     }
 
     /// Puts a request into the order.
@@ -427,6 +478,8 @@ struct Tenants {
     by_id: BTreeMap<u64, Tenant>,
     /// (standing, place of the first request) of each tenant with requests that are not parked.
     firsts: BTreeSet<(u64, Place)>,
+    /// Seats of each tenant that has some.
+    seats: BTreeMap<u64, u32>,
 }
 
 #[derive(Debug, Default)]

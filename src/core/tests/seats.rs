@@ -112,7 +112,8 @@ fn a_deadline_takes_the_seat_of_a_later_one_and_of_none() {
 
 #[test]
 fn under_other_policies_and_by_choice_a_full_batch_stays() {
-    for policy in ["fcfs", "sjf", "lpm", "lpm_sorted", "vtc", "priority:take_seats=0", "edf:take_seats=0"] {
+    for policy in ["fcfs", "sjf", "lpm", "lpm_sorted", "vtc:take_seats=0", "priority:take_seats=0", "edf:take_seats=0"]
+    {
         let mut driver = full(config(policy), [request(1, 5, 12), request(2, 5, 12)]);
         let urgent = Request { tenant: 7, deadline_ns: Some(50_000), prompt: vec![1], ..request(3, -5, 3) };
         driver.submit_request(urgent);

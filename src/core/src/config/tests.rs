@@ -16,7 +16,10 @@ fn an_unknown_policy_is_reported_in_one_line() {
     assert_eq!(error("fifo:ageing_ms=1"), format!("unknown policy 'fifo'; {known}"));
     assert_eq!(error(""), format!("unknown policy ''; {known}"));
     assert_eq!(error("fcfs:ageing_ms=1"), "policy 'fcfs' has no parameter 'ageing_ms'; it has: none");
-    assert_eq!(error("vtc:weight=1"), "policy 'vtc' has no parameter 'weight'; it has: prompt_weight, output_weight");
+    assert_eq!(
+        error("vtc:weight=1"),
+        "policy 'vtc' has no parameter 'weight'; it has: prompt_weight, output_weight, take_seats"
+    );
     assert_eq!(
         error("vtc:output_weight=1001"),
         "policy 'vtc': output_weight is '1001'; it must be a whole number between 0 and 1000"
@@ -44,9 +47,12 @@ fn an_eviction_policy_takes_parameters_as_a_policy_does() {
         error("s3fifo:small_percent=0").unwrap(),
         "eviction policy 's3fifo': small_percent is '0'; it must be a whole number between 1 and 90"
     );
-    assert_eq!(error("lru:age=1").unwrap(), "eviction policy 'lru' has no parameter 'age'; it has: retain_percent");
+    assert_eq!(
+        error("lru:age=1").unwrap(),
+        "eviction policy 'lru' has no parameter 'age'; it has: retain_percent, floor_percent"
+    );
     let listed = error("s3fifo:small").unwrap();
-    assert!(listed.ends_with("; the keys are: small_percent, retain_percent"), "{listed}");
+    assert!(listed.ends_with("; the keys are: small_percent, retain_percent, floor_percent"), "{listed}");
 }
 
 #[test]

@@ -13,6 +13,10 @@
 //! over any interval. A tenant that asks for less than its share waits for its own share only, however many requests others
 //! send.
 //!
+//! *Seats.* Counters say who is admitted next, and nothing of a batch that is full of one tenant's long answers. The head of the queue
+//! therefore takes a seat from the tenant with most (`seats.rs`), so that each tenant gets its share of the batch within the
+//! steps that an exchange takes, and not after the longest answer of another.
+//!
 //! *Memory.* A tenant without requests and with a counter at or below the floor is forgotten, which is exact: the tenant
 //! would be lifted to the floor anyway. Above the floor, [`GONE_MAX`] such tenants are remembered; beyond that, the tenant
 //! nearest to the floor is forgotten, and with it the service above the floor.
@@ -22,7 +26,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Policy, RequestView};
+use super::{Policy, RequestView, TAKES_SEATS};
 use crate::spec::Param;
 
 /// At a token per nanosecond and this weight, a counter of 64 bits lasts for half a year; at a real rate for ever.
@@ -30,9 +34,10 @@ const WEIGHT_MAX: u64 = 1_000;
 /// Remembered tenants without requests, at most.
 const GONE_MAX: usize = 1 << 16;
 
-pub(super) const PARAMS: [Param; 2] = [
+pub(super) const PARAMS: [Param; 3] = [
     Param { key: "prompt_weight", about: "weight of a prompt token computed", default: 1, min: 0, max: WEIGHT_MAX },
     Param { key: "output_weight", about: "weight of an output token generated", default: 2, min: 0, max: WEIGHT_MAX },
+    TAKES_SEATS,
 ];
 
 #[derive(Debug)]
@@ -48,6 +53,7 @@ struct Tenant {
 pub(super) struct Vtc {
     prompt_weight: u64,
     output_weight: u64,
+    takes_seats: bool,
     tenants: BTreeMap<u64, Tenant>,
     /// (counter, tenant) of tenants with a waiting request.
     queued: BTreeSet<(u64, u64)>,
@@ -64,6 +70,7 @@ impl Vtc {
         Self {
             prompt_weight: values[0],
             output_weight: values[1],
+            takes_seats: values[2] > 0,
             tenants: BTreeMap::new(),
             queued: BTreeSet::new(),
             gone: BTreeSet::new(),
@@ -97,6 +104,10 @@ impl Policy for Vtc {
 
     fn preemption_rank(&self, request: &RequestView) -> i128 {
         -i128::from(self.standing(request.tenant))
+    }
+
+    fn takes_seats(&self) -> bool {
+        self.takes_seats
     }
 
     fn by_tenant(&self) -> bool {

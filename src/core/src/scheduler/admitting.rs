@@ -32,8 +32,7 @@ impl Scheduler {
         }
         loop {
             let has_seat = state.has_seat();
-            let has_room = *budget > 0 && self.n_parts(step) < step_share(&state.config);
-            if !(if has_seat { has_room } else { state.waiting.takes_seats() }) {
+            if !(if has_seat { self.has_room(state, *budget, step) } else { state.waiting.takes_seats() }) {
                 return;
             }
             let State { waiting, sequences, kv, .. } = state;
@@ -41,7 +40,7 @@ impl Scheduler {
             let Some(slot) = next.filter(|slot| seats::has_turn(state, *slot)) else { return };
             let goes_on = match has_seat {
                 true => self.admit_next(state, slot, budget, step),
-                false => self.take_seat(state, slot, *budget, step),
+                false => self.take_seat(state, slot, budget, step),
             };
             if !goes_on {
                 return;
@@ -67,23 +66,36 @@ impl Scheduler {
 
     /// Frees a seat for a waiting request, if the last running one is behind it and nothing else is missing: now, or, if steps run the
     /// last one, in the pass after they end. Returns `true` if a request may be admitted now.
-    fn take_seat(&mut self, state: &mut State, slot: usize, budget: u32, step: &Step) -> bool {
+    fn take_seat(&mut self, state: &mut State, slot: usize, budget: &mut u32, step: &mut Step) -> bool {
         let Some(victim) = seats::victim(state, slot) else { return false };
         if has_prompt_beside(state, victim) {
             return false;
         }
         // The tokens of the one that leaves are free then, too.
-        let budget = budget + self.picked_tokens(victim);
-        match admit(state, slot, self.limited_budget(state, budget, step)) {
+        let freed = *budget + self.picked_tokens(victim);
+        match admit(state, slot, self.limited_budget(state, freed, step)) {
             Admission::Deferred(hash) => state.waiting.park(slot, hash),
             Admission::NoSeat if self.is_picked(state, victim) => {
-                self.leave_out(state, budget);
+                self.leave_out(state, freed);
                 return false;
+            }
+            // The one that leaves may be the next of the queue, so the seat is given away at once, or not at all.
+            Admission::NoSeat if state.waiting.counts_service() => {
+                if !self.has_room(state, *budget, step) {
+                    return false;
+                }
+                swap_or_preempt(state, victim);
+                return self.admit_next(state, slot, budget, step);
             }
             Admission::NoSeat => swap_or_preempt(state, victim),
             _ => return false,
         }
         true
+    }
+
+    /// Returns `true` if the step being made takes a part of another request.
+    fn has_room(&self, state: &State, budget: u32, step: &Step) -> bool {
+        budget > 0 && self.n_parts(step) < step_share(&state.config)
     }
 
     /// Returns the token budget left if the chunk of another prompt must fit into it as a whole, or end with a block.

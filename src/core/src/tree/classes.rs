@@ -221,6 +221,12 @@ impl Classes {
         }
     }
 
+    /// Returns `true` if the next victim is one that the policy picks, and may get back.
+    pub fn pops_from_policy(&self) -> bool {
+        let early = |hinted: &Hinted| hinted.n_policy > 0 && hinted.queues.is_empty(EARLY);
+        !self.policy.evicts_whole() && self.hinted.as_ref().is_none_or(|hinted| early(hinted))
+    }
+
     /// Takes out the leaf to be evicted: see [`Eviction::pop`].
     pub fn pop(&mut self, nodes: &Nodes) -> Option<u32> {
         let Some(hinted) = &mut self.hinted else { return self.policy.pop(nodes) };

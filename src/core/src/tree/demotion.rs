@@ -14,7 +14,9 @@ impl PrefixTree {
         if self.pool.count(BlockState::Idle) == 0 {
             return None;
         }
-        let block = self.eviction.pop(&self.nodes).expect("if a block is idle, so is a leaf");
+        let mut victim = Vec::new();
+        self.pop_victim(1, &mut victim);
+        let block = victim[0];
         let before = match self.nodes.parents[block as usize] {
             parent if is_namespace(parent) => Parent::Root(self.namespaces.root(parent)),
             parent => Parent::Block(self.pool.handle(parent)),
@@ -50,6 +52,7 @@ impl PrefixTree {
         self.pool.apply(block.index, BlockEvent::Readopted);
         self.index.insert(fingerprint, block.index, |index| self.nodes.fingerprint(index));
         self.enter_contents(&[block]);
+        self.floors.readopted(block.index);
         self.eviction.published(&[block], &self.nodes);
     }
 

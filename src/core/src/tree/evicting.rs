@@ -80,7 +80,7 @@ impl PrefixTree {
     fn pop_chain(&mut self, n: u32) -> u32 {
         let mut leaving = std::mem::take(&mut self.leaving);
         let at = leaving.len();
-        self.eviction.pop_chain(n as usize, &self.nodes, &mut leaving);
+        self.pop_victim(n as usize, &mut leaving);
         assert!((1..=n as usize).contains(&(leaving.len() - at)), "if a block is idle, so is a leaf");
         if leaving.len() <= SHORT {
             leaving[at..].iter().for_each(|block| self.index.prefetch(self.nodes.fingerprint(*block)));
@@ -94,6 +94,7 @@ impl PrefixTree {
     /// Takes a leaf and ancestors, each the parent of the block before, out of the tree.
     pub(super) fn remove_chain(&mut self, chain: &[u32]) {
         self.eviction.left(chain, &self.nodes);
+        self.floors.left(chain);
         self.leave_namespace(chain[chain.len() - 1]);
         if let Some(parent) = self.nodes.remove_chain(chain) {
             self.eviction.leaf(parent, &self.nodes);

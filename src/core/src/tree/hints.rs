@@ -12,9 +12,10 @@ impl PrefixTree {
         self.eviction.follow_hints(now_ns, limits, self.pool.count(BlockState::Idle), self.pool.opened());
     }
 
-    /// Sets the time for hints. Times MUST NOT go back.
+    /// Sets the time for hints and floors. Times MUST NOT go back.
     #[inline]
     pub fn advance(&mut self, now_ns: u64) {
+        self.advance_floors(now_ns);
         self.eviction.advance(now_ns, &self.nodes, &self.pool);
     }
 

@@ -63,6 +63,7 @@ impl PrefixTree {
         self.index.remove(self.nodes.fingerprint(block), block);
         self.leave_contents(&[block]);
         self.eviction.left(&[block], &self.nodes);
+        self.floors.left(&[block]);
         self.pool.apply(block, event);
     }
 

@@ -343,6 +343,9 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
         for request in &model.requests {
             prop_assert_eq!(waiting.contains(request.slot), request.waits);
             if name == "vtc" {
+                let tenant = request.view.tenant;
+                let seated = model.requests.iter().filter(|other| other.view.tenant == tenant && !other.waits).count();
+                prop_assert_eq!(waiting.seats(tenant) as usize, seated);
                 prop_assert_eq!(
                     waiting.preemption_rank(&request.view),
                     -i128::from(model.counter(request.view.tenant))
