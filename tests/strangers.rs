@@ -66,6 +66,11 @@ fn config() -> Config {
     Config { device_blocks: 512, ..Config::default() }
 }
 
+/// A token file.
+fn tokens() -> String {
+    format!("{ADMIN} admin ops\n{ALICE} generate alice\n{MALLORY} generate mallory\n")
+}
+
 /// Puts a token in the headers of a call.
 fn with<T>(token: Option<&str>, message: T) -> Request<T> {
     let mut request = Request::new(message);
@@ -118,7 +123,7 @@ async fn ask(client: &mut Client, token: Option<&str>, request: GenerateRequest)
 async fn flood(form: Form, has_tokens: bool, hostile: Option<&str>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tokens");
-    fs::write(&path, format!("{ADMIN} admin ops\n{ALICE} generate alice\n{MALLORY} generate mallory\n")).unwrap();
+    fs::write(&path, tokens()).unwrap();
     let edit = move |options: &mut Options| {
         options.network = few();
         options.token_file = has_tokens.then_some(path);
@@ -246,4 +251,32 @@ async fn watches_of_one_user_leave_calls_for_others_on_the_connection() {
         let asked = gateway.open(&greedy("alone", 4)).await;
         assert_eq!(gateway.ended(asked).await.code(), Some(Code::Ok), "{path}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_of_one_token_leave_some_for_others_on_the_connection() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokens");
+    fs::write(&path, tokens()).unwrap();
+    let edit = move |options: &mut Options| {
+        options.network = NetworkLimits { calls_per_connection: 8, ..few() };
+        options.token_file = Some(path);
+    };
+    let (wrap, gate) = gated();
+    let server = TestServer::start_options(config(), edit, wrap).await;
+    let mut gateway = server.client().await;
+    let mut held = Vec::new();
+    for n in 0..7 {
+        held.push(gateway.0.generate(with(Some(MALLORY), greedy(&n.to_string(), 4))).await.unwrap());
+    }
+    let status = gateway.0.generate(with(Some(MALLORY), greedy("one more", 4))).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert_eq!(status.message(), "this client has its part of the calls of this connection; try again later");
+    let stream = gateway.0.generate(with(Some(ALICE), greedy("alone", 4))).await.unwrap().into_inner();
+    drop(gate);
+    collect(stream).await.unwrap();
+    for stream in held {
+        collect(stream.into_inner()).await.unwrap();
+    }
+    ask(&mut gateway, Some(MALLORY), greedy("one more", 4)).await;
 }

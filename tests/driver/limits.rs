@@ -2,7 +2,7 @@
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use trunkline_core::config::{PipelineBatches, PrefillFirst};
+use trunkline_core::config::{PipelineBatches, PrefillFirst, StepTarget};
 use trunkline_core::registry::Entry;
 use trunkline_core::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
 use trunkline_core::spec::Param;
@@ -294,7 +294,7 @@ fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
         max_queued_tokens: pick(rng, &[few_tokens, 1 << 40, 1 << 40]),
         copy_timeout_ns: pick(rng, &[0, 3_000, 20_000, 30_000_000_000]),
         max_drafts: pick(rng, &[0, 1, 3, 8]),
-        target_step_ns: pick(rng, &[0, 200, 700]),
+        target_step_ns: pick(rng, &[StepTarget::Off, StepTarget::Ns(200), StepTarget::Ns(700), StepTarget::SERVED]),
         // A block is up to sixteen tokens, so each way is at times the cheaper one.
         swap_block_ns: rng.random_range(0..2000),
         // Copies take many steps here, so loading seldom pays, except where computing is said to take forever.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Args;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
-use trunkline_core::config::Setting;
+use trunkline_core::config::{Setting, StepTarget};
 
 use crate::attach_settings::{ATTACH_KEYS, AttachSettings};
 use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
@@ -51,6 +51,7 @@ impl CoreFlags for ServeFlags {
             "device_blocks" => "1 GiB of KV, but room for 8192 tokens and at most 16384 blocks".into(),
             "block_size" => format!("{}, or {} with --h2o on", setting.default_text(), h2o_settings::BLOCK_SIZE),
             "policy" => POLICY_DEFAULT.into(),
+            "target_step_ns" => StepTarget::SERVED.to_string(),
             "pipeline_stages" => "1, or those of the first attached worker".into(),
             "max_queued_tokens" => format!("{}, in effect no limit", setting.default_text()),
             _ => setting.default_text(),

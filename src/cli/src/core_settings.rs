@@ -121,7 +121,7 @@ impl<F: CoreFlags> CoreSettings<F> {
             .long(setting.flag)
             .value_name(value_name)
             .value_parser(parser(setting.kind))
-            .allow_negative_numbers(setting.kind == Kind::F64)
+            .allow_negative_numbers(matches!(setting.kind, Kind::F64 | Kind::Amount))
             .action(if compared { ArgAction::Append } else { ArgAction::Set })
             .help(format!("{help} [default: {default}]{again}"))
     }
@@ -134,7 +134,24 @@ fn parser(kind: Kind) -> ValueParser {
         Kind::U64 => value_parser!(u64).map(|value| value.to_string()).into(),
         Kind::F64 => ValueParser::new(|text: &str| text.parse::<f64>().map(|value| value.to_string())),
         Kind::Bool => BoolValueParser::new().map(|value| value.to_string()).into(),
-        Kind::Text => value_parser!(String),
+        Kind::Amount | Kind::Text => value_parser!(String),
+    }
+}
+
+/// A number, or a text with a unit.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a number, or a text such as \"3x\"")]
+enum Amount {
+    Number(f64),
+    Text(String),
+}
+
+impl std::fmt::Display for Amount {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Text(text) => f.write_str(text),
+        }
     }
 }
 
@@ -150,6 +167,7 @@ impl<'de> DeserializeSeed<'de> for FileValue {
             Kind::U64 => u64::deserialize(value).map(|value| value.to_string()),
             Kind::F64 => f64::deserialize(value).map(|value| value.to_string()),
             Kind::Bool => bool::deserialize(value).map(|value| value.to_string()),
+            Kind::Amount => Amount::deserialize(value).map(|value| value.to_string()),
             Kind::Text => String::deserialize(value),
         }
     }
@@ -193,8 +211,9 @@ pub(crate) fn named_as_flags(message: &str) -> String {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let named = |part: &str| {
         let word = part.trim_end_matches(|c| !is_name(c));
-        match trunkline_core::config::setting(word) {
-            Some(setting) => part.replacen(word, &setting.name.replace('_', "-"), 1),
+        let flag = word.replace('_', "-");
+        match SETTINGS.iter().find(|setting| setting.name == word || setting.flag == flag) {
+            Some(setting) => part.replacen(word, setting.flag, 1),
             None => part.to_owned(),
         }
     };

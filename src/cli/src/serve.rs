@@ -13,6 +13,7 @@ use tracing::{info, warn};
 use trunkline_attach::Hello;
 use trunkline_cluster::Cluster;
 use trunkline_core::Config;
+use trunkline_core::config::StepTarget;
 use trunkline_core::h2o::Mode;
 use trunkline_port::ModelInfo;
 use trunkline_server::{
@@ -56,10 +57,6 @@ const KV_BYTES_DEFAULT: u64 = 1 << 30;
 /// Tokens in the default KV cache, at least, however large each is.
 const KV_TOKENS_DEFAULT_MIN: u64 = 8192;
 const DEVICE_BLOCKS_DEFAULT_MAX: u64 = 16384;
-/// Name of the setting with an upper limit of its own under `serve`.
-const TARGET_STEP: &str = "target_step_ns";
-/// Longest target time of a step, milliseconds.
-const TARGET_STEP_MS_MAX: f64 = 60_000.0;
 /// Estimated speed of the embedded worker: bytes copied, and multiply-adds of one thread in a prefill. Estimates for an
 /// ordinary machine, not measured, so that equal settings decide alike on every machine.
 const COPY_BYTES_PER_S: u64 = 5_000_000_000;
@@ -462,14 +459,8 @@ pub(crate) fn cores() -> usize {
 /// # Errors
 /// If a setting is malformed or outside its range.
 pub(crate) fn limits(settings: &Settings, token_bytes: u64, max_context: u32) -> anyhow::Result<Config> {
-    if let Some(text) = settings.core.text(TARGET_STEP) {
-        let ms: f64 = text.parse().with_context(|| format!("target_step_ms is '{text}'; give a number"))?;
-        ensure!(
-            (0.0..=TARGET_STEP_MS_MAX).contains(&ms),
-            "target_step_ms is {ms}; it must be between 0 and {TARGET_STEP_MS_MAX}"
-        );
-    }
-    let mut config = Config { max_context, policy: POLICY_DEFAULT.into(), ..Config::default() };
+    let served = Config { policy: POLICY_DEFAULT.into(), target_step_ns: StepTarget::SERVED, ..Config::default() };
+    let mut config = Config { max_context, ..served };
     settings.core.apply(&mut config)?;
     settings.h2o.apply(&mut config)?;
     if config.h2o.mode == Mode::On && !settings.core.has("block_size") {
@@ -543,7 +534,9 @@ pub(crate) mod tests {
     fn settings_not_given_have_the_cores_defaults_but_for_blocks_and_fair_shares() {
         let config = limits(&Settings::default(), 1 << 14, 512).unwrap();
         let policy = POLICY_DEFAULT.into();
-        assert_eq!(config, Config { device_blocks: 4096, max_context: 512, policy, ..Config::default() });
+        let target_step_ns = StepTarget::SERVED;
+        let expected = Config { device_blocks: 4096, max_context: 512, policy, target_step_ns, ..Config::default() };
+        assert_eq!(config, expected);
         let size = |flags: &[&str]| limits(&given(flags), 1 << 14, 512).unwrap().block_size;
         assert_eq!([size(&["--h2o=probe"]), size(&["--h2o=on"]), size(&["--h2o=on", "--block-size=32"])], [16, 8, 32]);
     }
@@ -564,7 +557,7 @@ pub(crate) mod tests {
         assert_eq!(wrong("--max-drafts=65"), "max_drafts is 65; it must be between 0 and 64");
         let message = wrong("--launch-watermark=-1");
         assert!(message.starts_with("launch_watermark is -1"), "{message}");
-        for ms in [-1.0, f64::NAN, f64::INFINITY, 60_001.0] {
+        for ms in ["-1", "nan", "inf", "3600001", "0.5x"] {
             let message = wrong(&format!("--target-step-ms={ms}"));
             assert!(message.starts_with("target_step_ms is"), "{message}");
         }
@@ -615,7 +608,7 @@ pub(crate) mod tests {
         let expected = Config {
             max_queued_tokens: 1 << 33,
             max_step_logits: 300,
-            target_step_ns: 2_500_000,
+            target_step_ns: StepTarget::Ns(2_500_000),
             max_drafts: 10,
             host_blocks: 11,
             preemption: Preemption::Swap,

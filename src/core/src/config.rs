@@ -6,6 +6,7 @@ mod h2o;
 mod pipeline_batches;
 mod prefill_first;
 mod reuse;
+mod step_target;
 mod table;
 mod worker;
 
@@ -17,6 +18,7 @@ pub use self::h2o::H2oConfig;
 pub use self::pipeline_batches::PipelineBatches;
 pub use self::prefill_first::{Chunks, OutputReserve, PrefillFirst};
 pub use self::reuse::ReuseConfig;
+pub use self::step_target::StepTarget;
 pub use self::table::{Kind, Setting};
 use self::table::{Milliseconds, Notation, Plain, check, dashed, read, settings};
 pub use self::worker::WorkerFacts;
@@ -108,11 +110,11 @@ settings! {
         /// See [`crate::step::StepSeq::n_drafts`].
         max_drafts: u32 { default: 0, range: 0..=DRAFTS_MAX, value: "N" }
 
-        /// Target time of a step while requests decode: prefill chunks shrink to meet it, which bounds the time between two
-        /// tokens; 0 is off.
+        /// Longest time of a step while requests decode, in milliseconds, or as a multiple of what the same decodes take alone, as in `3x`:
+        /// prefill chunks shrink to meet it, which bounds the time between two tokens; 0 is off.
         ///
-        /// In nanoseconds here; users write milliseconds.
-        target_step_ns: u64 { default: 0, value: "MS", flag: "target-step-ms", notation: Milliseconds }
+        /// [`StepTarget::SERVED`] is the default of `serve`; replays of traces and imitated engines have none. A step without decodes is not cut.
+        target_step_ns: StepTarget { default: StepTarget::Off, value: "MS", flag: "target-step-ms" }
 
         /// Blocks that must stay usable for each running request when another is admitted.
         launch_watermark: f64 { default: 1.0, range: 0.0..=WATERMARK_MAX, value: "BLOCKS" }

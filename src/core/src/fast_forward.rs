@@ -161,6 +161,11 @@ impl FastForward {
         self.is_under_way()
     }
 
+    /// Returns the number of steps ended since the beginning.
+    pub fn steps(&self) -> u32 {
+        self.steps
+    }
+
     /// Returns the number of tokens generated since the beginning.
     pub fn tokens(&self) -> u64 {
         u64::from(self.steps) * self.batch.len() as u64

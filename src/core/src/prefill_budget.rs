@@ -1,47 +1,125 @@
-//! The step-time controller: prompt tokens that a step may run beside decodes, so that steps take the target time.
+//! The step-time controller: prompt tokens that a step may run beside decodes, so that a prompt does not stop the streams of others.
 //!
-//! A decode waits for the step that runs it, so the longest step bounds the time between two tokens of a request. The controller
-//! learns the cost of a token from the steps themselves: a step over the target shortens the next prefill chunk in proportion; a
-//! step with time to spare lets the chunk grow by an eighth. (Sarathi-Serve, OSDI 2024, profiles a fixed token budget; this budget
-//! follows the load.)
+//! A decode waits for the step that runs it, so the longest step bounds the time between two tokens of a request. The target is a time,
+//! or a multiple of what the decodes take alone ([`StepTarget`]). Both costs are learned from the steps themselves, whatever the worker:
+//!
+//! * **Decodes alone.** The mean time of the steps since the batch last changed, or of the batch before, if that took less: one slow
+//!   step raises nothing. Under continuous prompts no step has decodes alone, so one in [`BESIDE_MAX`] is made so, and so is the first.
+//! * **Prompt tokens.** A step over the target shortens the next chunk in proportion to the time that its prompt took. The chunk starts with a
+//!   block, and doubles while twice the time would be within the target; then it grows by an eighth.
+//!
+//! (Sarathi-Serve, OSDI 2024, profiles a fixed token budget; this budget follows the load.) Where prompts cost so much that a single token
+//! misses the target, a step still runs one, like one more decode: prompts always go on.
+
+use crate::config::{Config, StepTarget};
 
 /// Share by which the budget grows: one in `GROWTH`.
 const GROWTH: u32 = 8;
 /// The budget grows only while steps take less than this many sixteenths of the target.
 const SPARE_SIXTEENTHS: u64 = 14;
+/// Steps with prompts beside decodes, after which one shows again what the decodes take alone: a hundredth of the time of prompts at a target
+/// of three times.
+const BESIDE_MAX: u32 = 32;
 
 /// Token budget of prefill chunks in a step that also decodes.
 #[derive(Debug)]
 pub(crate) struct PrefillBudget {
-    target_ns: u64,
-    min: u32,
+    target: StepTarget,
+    block_size: u32,
     max: u32,
     tokens: u32,
+    decodes: DecodeTime,
+    /// Steps with prompts beside decodes since one without.
+    beside: u32,
 }
 
 impl PrefillBudget {
-    /// Creates a budget of `min` to `max` prompt tokens for steps of `target_ns`; 0 means no target.
-    pub fn new(target_ns: u64, min: u32, max: u32) -> Self {
-        Self { target_ns, min: min.min(max), max, tokens: max }
+    /// Creates the budget of a configuration: a block, until more is known.
+    pub fn new(config: &Config) -> Self {
+        let (max, block_size) = (config.max_batch_tokens, config.block_size);
+        let (decodes, beside) = (DecodeTime::default(), 0);
+        Self { target: config.target_step_ns, block_size, max, tokens: block_size.min(max), decodes, beside }
+    }
+
+    /// Returns `true` if the next step is to show what its decodes take alone.
+    pub fn awaits_decodes(&self) -> bool {
+        matches!(self.target, StepTarget::Times(_)) && (self.beside >= BESIDE_MAX || self.decodes.ns().is_none())
     }
 
     /// Returns the number of prompt tokens that the next step may run beside decodes.
     pub fn tokens(&self) -> u32 {
-        if self.target_ns == 0 { self.max } else { self.tokens }
+        if self.target == StepTarget::Off { self.max } else { self.tokens }
+    }
+
+    /// Takes in `steps` steps with `n` decodes and nothing else, which took `took_ns` together.
+    pub fn observe_decodes(&mut self, n: usize, steps: u32, took_ns: u64) {
+        self.beside = 0;
+        self.decodes.observe(n, steps, took_ns);
     }
 
     /// Adapts the budget to a step with decodes and `prompt_tokens` prompt tokens that took `took_ns`.
-    pub fn observe(&mut self, prompt_tokens: u32, took_ns: u64) {
-        if self.target_ns == 0 || prompt_tokens == 0 {
-            return;
+    pub fn observe_beside(&mut self, prompt_tokens: u32, took_ns: u64) {
+        self.beside = self.beside.saturating_add(1);
+        self.decodes.end_run();
+        let (target_ns, fixed_ns) = match (self.target, self.decodes.ns()) {
+            (StepTarget::Ns(target_ns), _) => (target_ns, 0),
+            (StepTarget::Times(times), Some(ns)) => ((ns as f64 * times) as u64, ns),
+            (StepTarget::Times(_), None) | (StepTarget::Off, _) => return,
+        };
+        if took_ns > target_ns {
+            let (room_ns, used_ns) = (target_ns.saturating_sub(fixed_ns), took_ns.saturating_sub(fixed_ns));
+            let fit = u128::from(prompt_tokens) * u128::from(room_ns) / u128::from(used_ns.max(1));
+            self.tokens = u32::try_from(fit).unwrap_or(u32::MAX).clamp(1, self.tokens);
+        } else if self.is_used_up(prompt_tokens) && took_ns <= target_ns / 16 * SPARE_SIXTEENTHS {
+            let doubles = took_ns <= target_ns / 2;
+            let more = if doubles { self.tokens } else { (self.tokens / GROWTH).max(1) };
+            self.tokens = self.tokens.saturating_add(more).min(self.max);
         }
-        if took_ns > self.target_ns {
-            let fit = u128::from(prompt_tokens) * u128::from(self.target_ns) / u128::from(took_ns);
-            self.tokens = (fit as u32).clamp(self.min, self.tokens.max(self.min));
-        } else if prompt_tokens + self.min > self.tokens && took_ns < self.target_ns / 16 * SPARE_SIXTEENTHS {
-            let grown = self.tokens.saturating_add(self.min.max(self.tokens / GROWTH));
-            self.tokens = grown.min(self.max);
+    }
+
+    /// Returns `true` if a step with so many prompt tokens had no room for another chunk, which ends with a block if it can.
+    fn is_used_up(&self, prompt_tokens: u32) -> bool {
+        let unused = self.tokens.saturating_sub(prompt_tokens);
+        unused == 0 || (self.tokens >= self.block_size && unused < self.block_size)
+    }
+}
+
+/// Time of a step that decodes, and does nothing else.
+#[derive(Debug, Default)]
+struct DecodeTime {
+    /// Decodes in each step of the run: steps without prompts one after another.
+    n: usize,
+    steps: u64,
+    ns: u64,
+    /// Mean of the run before.
+    before_ns: Option<u64>,
+}
+
+impl DecodeTime {
+    /// Takes in so many steps with `n` decodes each. A sum does not depend on how many are taken in together.
+    fn observe(&mut self, n: usize, steps: u32, took_ns: u64) {
+        if n != self.n {
+            if let Some(mean_ns) = self.mean_ns() {
+                self.before_ns = Some(mean_ns);
+            }
+            (self.n, self.steps, self.ns) = (n, 0, 0);
         }
+        self.steps += u64::from(steps);
+        self.ns = self.ns.saturating_add(took_ns);
+    }
+
+    /// Ends the run: the next step without prompts begins another.
+    fn end_run(&mut self) {
+        self.n = 0;
+    }
+
+    fn mean_ns(&self) -> Option<u64> {
+        self.ns.checked_div(self.steps)
+    }
+
+    /// Returns the expected time; `None` before the first step.
+    fn ns(&self) -> Option<u64> {
+        self.mean_ns().into_iter().chain(self.before_ns).min()
     }
 }
 
@@ -49,33 +127,97 @@ impl PrefillBudget {
 mod tests {
     use super::*;
 
-    /// Runs steps of a worker that takes a fixed time and a time per token. Returns the time of the last step.
-    fn run(budget: &mut PrefillBudget, fixed_ns: u64, token_ns: u64, steps: u32) -> u64 {
-        let mut took_ns = 0;
+    fn budget(target_step_ns: StepTarget, max_batch_tokens: u32) -> PrefillBudget {
+        PrefillBudget::new(&Config { target_step_ns, max_batch_tokens, block_size: 16, ..Config::default() })
+    }
+
+    /// Runs steps of a worker that takes a fixed time and a time per token, with prompts whenever they may run. Returns the budgets of the steps
+    /// with prompts, and the number of steps without.
+    fn run(budget: &mut PrefillBudget, fixed_ns: u64, token_ns: u64, steps: u32) -> (Vec<u32>, u32) {
+        let (mut budgets, mut alone) = (Vec::new(), 0);
         for _ in 0..steps {
-            let tokens = budget.tokens() / 16 * 16;
-            took_ns = fixed_ns + u64::from(tokens) * token_ns;
-            budget.observe(tokens, took_ns);
+            if budget.awaits_decodes() {
+                alone += 1;
+                budget.observe_decodes(4, 1, fixed_ns);
+                continue;
+            }
+            let tokens = budget.tokens();
+            budgets.push(tokens);
+            let aligned = if tokens < 16 { tokens } else { tokens / 16 * 16 };
+            budget.observe_beside(aligned, fixed_ns + u64::from(aligned) * token_ns);
         }
-        took_ns
+        (budgets, alone)
     }
 
     #[test]
     fn steps_come_to_take_about_the_target_at_any_cost_of_a_token() {
-        let mut budget = PrefillBudget::new(50_000, 16, 8192);
+        let mut budget = budget(StepTarget::Ns(50_000), 8192);
         for token_ns in [100, 10, 400] {
-            let took_ns = run(&mut budget, 5_000, token_ns, 60);
+            let (budgets, alone) = run(&mut budget, 5_000, token_ns, 60);
+            let took_ns = 5_000 + u64::from(budgets[59] / 16 * 16) * token_ns;
             assert!((38_000..=52_000).contains(&took_ns), "{took_ns} ns at {token_ns} ns a token");
+            assert_eq!(alone, 0, "the target says all");
         }
     }
 
     #[test]
-    fn prefills_always_get_a_block_and_no_target_means_no_limit() {
-        let mut budget = PrefillBudget::new(10, 16, 2048);
-        run(&mut budget, 1_000_000, 1000, 5);
-        assert_eq!(budget.tokens(), 16);
-        let mut none = PrefillBudget::new(0, 16, 2048);
-        run(&mut none, 1_000_000, 1000, 5);
-        assert_eq!(none.tokens(), 2048);
+    fn chunks_double_from_a_block_up_to_three_times_the_time_of_the_decodes() {
+        let mut budget = budget(StepTarget::SERVED, 2048);
+        let (budgets, alone) = run(&mut budget, 25_000_000, 50_000, 12);
+        assert_eq!(alone, 1, "the first step shows what decodes take");
+        // 1,000 tokens take as long as the decodes twice; it grows up to seven eighths of the time.
+        assert_eq!(budgets, [16, 32, 64, 128, 256, 288, 324, 364, 409, 460, 517]);
+        let (budgets, alone) = run(&mut budget, 25_000_000, 50_000, 99);
+        assert_eq!((*budgets.last().unwrap(), alone), (825, 3), "one step in 33");
+        // A worker on which nobody notices the prompts.
+        let (budgets, _) = run(&mut budget, 25_000_000, 100, 12);
+        assert_eq!(*budgets.last().unwrap(), 2048);
+    }
+
+    #[test]
+    fn tokens_that_cost_more_than_the_decodes_run_one_by_one() {
+        let mut budget = budget(StepTarget::SERVED, 2048);
+        let (budgets, _) = run(&mut budget, 2_000_000, 5_500_000, 4);
+        assert_eq!(budgets, [16, 1, 1]);
+        // As soon as they cost less, there are more of them.
+        let (budgets, _) = run(&mut budget, 2_000_000, 100_000, 5);
+        assert_eq!(budgets, [1, 2, 4, 8, 16]);
+    }
+
+    #[test]
+    fn the_time_of_decodes_follows_the_batch_and_not_one_slow_step() {
+        let mut time = DecodeTime::default();
+        assert_eq!(time.ns(), None);
+        time.observe(2, 3, 30);
+        assert_eq!(time.ns(), Some(10));
+        time.end_run();
+        time.observe(2, 1, 900);
+        assert_eq!(time.ns(), Some(10), "one slow step");
+        time.end_run();
+        time.observe(9, 1, 40);
+        time.end_run();
+        time.observe(9, 1, 42);
+        assert_eq!(time.ns(), Some(40), "more decodes");
+        time.observe(1, 1, 6);
+        assert_eq!(time.ns(), Some(6), "fewer");
+    }
+
+    #[test]
+    fn steps_taken_in_together_count_as_one_by_one() {
+        let (mut together, mut apart) = (DecodeTime::default(), DecodeTime::default());
+        together.observe(2, 3, 36);
+        [11, 12, 13].into_iter().for_each(|ns| apart.observe(2, 1, ns));
+        assert_eq!(together.ns(), apart.ns());
+    }
+
+    #[test]
+    fn without_a_target_there_is_no_limit_and_without_a_clock_no_cut() {
+        let mut none = budget(StepTarget::Off, 2048);
+        let (budgets, alone) = run(&mut none, 1_000_000, 1_000_000, 5);
+        assert_eq!((budgets, alone), (vec![2048; 5], 0));
+        let mut timeless = budget(StepTarget::SERVED, 2048);
+        assert_eq!(*run(&mut timeless, 0, 0, 20).0.last().unwrap(), 2048);
+        let mut short = budget(StepTarget::Ns(10), 2048);
+        assert_eq!(*run(&mut short, 1_000_000, 1_000, 5).0.last().unwrap(), 1);
     }
 }

@@ -53,18 +53,21 @@ pub(crate) struct Scheduler {
     /// `true` if prefill chunks never end inside a block. Off if a step full of decodes could leave less than a block: prefills
     /// would starve.
     aligned: bool,
+    /// `true` if the target time of the step being made leaves prompts less than a block: their chunks end inside one.
+    is_fine: bool,
 }
 
 impl Scheduler {
     /// Creates the scheduler of a configuration.
     pub fn new(config: &Config) -> Self {
         Self {
-            prefill_budget: PrefillBudget::new(config.target_step_ns, config.block_size, config.max_batch_tokens),
+            prefill_budget: PrefillBudget::new(config),
             picked: Picked::default(),
             sends_tokens: true,
             queue_passes: QueuePasses::default(),
             together: Vec::new(),
             draft_logits: config.max_step_logits - config.max_batch_size,
+            is_fine: false,
             aligned: config.align_chunks
                 && config.max_batch_tokens >= config.block_size.saturating_add(config.max_batch_size),
         }
@@ -74,6 +77,7 @@ impl Scheduler {
     /// step (`alone` is `false` then) or a transfer is in flight.
     pub fn schedule(&mut self, state: &mut State, alone: bool, step: &mut Step) {
         self.picked.clear();
+        self.is_fine = false;
         state.kv.tree.begin_step(step.id);
         if state.suspects.is_narrowing() && !alone {
             // A step that fails says the more the fewer run beside it.
@@ -109,7 +113,11 @@ impl Scheduler {
                     state.reserve.decode_step();
                     return;
                 }
+                if self.prefill_budget.awaits_decodes() && !leaves_out {
+                    return;
+                }
                 budget = budget.min(self.prefill_budget.tokens());
+                self.is_fine = self.prefill_budget.tokens() < state.config.block_size;
             }
             let gave_way = self.run_prefills_and_admit(state, &mut budget, step);
             // Decodes that waited for blocks may have them now, and those left out run if nothing else does.
@@ -330,9 +338,14 @@ impl Scheduler {
         }
         let end = (planned + budget) / config.block_size * config.block_size;
         match end.saturating_sub(planned) {
-            0 if step_is_empty || !self.aligned => budget,
+            0 if step_is_empty || !self.aligns() => budget,
             aligned => aligned,
         }
+    }
+
+    /// Returns `true` if a chunk of the step being made ends with a block, unless it is the first or ends a prompt.
+    fn aligns(&self) -> bool {
+        self.aligned && !self.is_fine
     }
 
     /// Returns the number of sequences in the step, with those whose chunks take their blocks later.

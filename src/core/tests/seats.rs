@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use trunkline_core::config::{PipelineBatches, PrefillFirst};
+use trunkline_core::config::{PipelineBatches, PrefillFirst, StepTarget};
 use trunkline_core::{
     Config, H2oConfig, Keeps, Namespace, Preemption, Request, RequestId, ReuseConfig, Token, WorkerFacts, h2o,
 };
@@ -232,7 +232,7 @@ fn seats_are_taken_however_steps_are_made_up() {
             "recomputation at once",
             Config { preemption: Preemption::RecomputeAtOnce, max_steps_in_flight: 2, ..config("priority") },
         ),
-        ("a step-time target", Config { target_step_ns: 1000, ..config("priority") }),
+        ("a step-time target", Config { target_step_ns: StepTarget::Ns(1000), ..config("priority") }),
     ];
     for (case, limits) in cases {
         let mut driver = Driver::new(limits);

@@ -15,7 +15,8 @@ pub struct NetworkLimits {
     /// Connections of one peer address (of one /64 network for IPv6) at once, at most; `None` for half of `connections`.
     pub connections_per_peer: Option<u32>,
     /// Calls open at once on one connection, at most; further calls wait at the client. Half of them may watch health, ask for reflection, or
-    /// wait for their message; beyond, the oldest of these end after a second.
+    /// wait for their message; beyond, the oldest of these end after a second. The last eighth is for holders of tokens with less than an equal
+    /// part of the calls.
     pub calls_per_connection: u32,
     /// Calls on one connection that the client resets before they are answered, at most, in a burst; a tenth of the number is
     /// forgiven each second. The connection is closed beyond.

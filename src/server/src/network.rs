@@ -18,7 +18,7 @@ use tracing::warn;
 use crate::clock::Clock;
 use crate::limits::NetworkLimits;
 use crate::log_limit::LogLimit;
-use crate::places::{Held, Place, Workplaces, first_to_go};
+use crate::places::{Crowded, Held, Place, Workplaces, first_to_go};
 use crate::refusals::Refusals;
 use crate::right::Right;
 use crate::shares::Client;
@@ -120,8 +120,8 @@ pub(crate) struct Call {
     end_status: OnceLock<Status>,
     /// Right of the call's token, if it has one.
     right: OnceLock<Right>,
-    /// `true` once the message of a caller with rights is there.
-    at_work: AtomicBool,
+    /// The client, once its message is there and it has rights.
+    at_work: OnceLock<Client>,
     /// Bytes of the message so far, until a handler has it.
     incoming_bytes: AtomicU64,
     answered: AtomicBool,
@@ -424,7 +424,7 @@ impl Call {
             ended: CancellationToken::new(),
             end_status: OnceLock::new(),
             right: OnceLock::new(),
-            at_work: AtomicBool::new(false),
+            at_work: OnceLock::new(),
             incoming_bytes: AtomicU64::new(0),
             answered: AtomicBool::new(false),
             handled: AtomicBool::new(false),
@@ -482,20 +482,23 @@ impl Call {
     }
 
     /// Notes that the message of a caller with rights is there. From now on the connection keeps its place, until the call ends. The call of a
-    /// client with too many such connections ends.
+    /// client with too many such connections, or calls on this one, ends. A call has one caller, who tells so once.
     pub(crate) fn work(&self, client: Client) {
         let (place, network) = (&self.connection.place, &self.connection.network);
-        if self.at_work.swap(true, Ordering::Relaxed) {
+        if self.is_at_work() {
             return;
         }
-        if !place.begin(client, &network.workplaces, network.limits.connections) {
-            self.at_work.store(false, Ordering::Relaxed);
-            self.end(Status::resource_exhausted("this client uses too many connections; send calls on fewer of them"));
+        match place.begin(&client, &network.workplaces, &network.limits) {
+            Ok(()) => _ = self.at_work.set(client),
+            Err(crowded) => self.end(Status::resource_exhausted(match crowded {
+                Crowded::Connections => "this client uses too many connections; send calls on fewer of them",
+                Crowded::Calls => "this client has its part of the calls of this connection; try again later",
+            })),
         }
     }
 
     fn is_at_work(&self) -> bool {
-        self.at_work.load(Ordering::Relaxed)
+        self.at_work.get().is_some()
     }
 
     /// Notes that response headers are there, of a call that `succeeds` so far.
@@ -605,8 +608,8 @@ impl Drop for Opened {
         let connection = &call.connection;
         let now_ns = connection.network.clock.now_ns();
         connection.idle_since_ns.store(now_ns, Ordering::Relaxed);
-        if call.is_at_work() {
-            connection.place.end(now_ns, &connection.network.workplaces);
+        if let Some(client) = call.at_work.get() {
+            connection.place.end(client, now_ns, &connection.network.workplaces);
         }
         connection.calls.fetch_sub(1, Ordering::Relaxed);
         lock(&connection.network.calls).remove(&call.number);

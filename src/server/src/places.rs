@@ -10,16 +10,18 @@
 //! half, the address with the most connections gives up the oldest of them: a client of another address has the time to become an
 //! acquaintance, however many connections one address opens. Health, reflection, and calls whose message is not there hold no place.
 //!
-//! Connections at work never give way, so the last eighth of all places is for clients with less than an equal part of those at work.
+//! Connections at work never give way, so the last eighth of all places is for clients with less than an equal part of those at work. The calls of
+//! one connection, on which a gateway has many holders of tokens, are shared in the same way.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::limits::NetworkLimits;
 use crate::shares::Client;
 
-/// The part of all places that is kept for clients with few of them: one in so many.
+/// The part of all places, and of the calls of a connection, that is kept for clients with few of them: one in so many.
 const KEPT: u32 = 8;
 
 /// What a connection has done for its place.
@@ -55,33 +57,43 @@ pub(crate) fn first_to_go(held: impl IntoIterator<Item = Held>) -> Option<u64> {
 
 /// Connections at work, by the client of the call that began the work.
 #[derive(Default)]
-pub(crate) struct Workplaces(Mutex<HashMap<Client, u32>>);
+pub(crate) struct Workplaces(Mutex<Parts>);
 
-impl Workplaces {
-    /// Counts in a connection of a client; returns `false` if only the kept ones of all `places` are left, and the client has an equal
-    /// part of the connections at work.
-    fn enter(&self, client: &Client, places: u32) -> bool {
-        let mut counts = lock(&self.0);
-        let at_work: u32 = counts.values().sum();
-        let mine = counts.get(client).copied().unwrap_or_default();
-        let clients = counts.len() as u32 + u32::from(mine == 0);
-        let are_kept = at_work >= places - places / KEPT;
-        if are_kept && mine > 0 && (mine + 1).saturating_mul(clients) > at_work {
+/// What clients have of something that is shared: connections at work, or calls of one connection.
+#[derive(Default)]
+struct Parts(HashMap<Client, u32>);
+
+impl Parts {
+    /// Counts in one of a client; returns `false` if only the kept ones of `all` are left, and the client has an equal part of those in use.
+    fn enter(&mut self, client: &Client, all: u32) -> bool {
+        let in_use: u32 = self.0.values().sum();
+        let mine = self.0.get(client).copied().unwrap_or_default();
+        let clients = self.0.len() as u32 + u32::from(mine == 0);
+        let are_kept = in_use >= all - all / KEPT;
+        if are_kept && mine > 0 && (mine + 1).saturating_mul(clients) > in_use {
             return false;
         }
-        counts.insert(client.clone(), mine + 1);
+        self.0.insert(client.clone(), mine + 1);
         true
     }
 
-    fn leave(&self, client: &Client) {
-        let mut counts = lock(&self.0);
-        if let Some(count) = counts.get_mut(client) {
+    fn leave(&mut self, client: &Client) {
+        if let Some(count) = self.0.get_mut(client) {
             *count -= 1;
             if *count == 0 {
-                counts.remove(client);
+                self.0.remove(client);
             }
         }
     }
+}
+
+/// Why a call may not begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Crowded {
+    /// The client has its part of all connections at work.
+    Connections,
+    /// The client, one of the holders of tokens on this connection, has its part of the calls.
+    Calls,
 }
 
 /// The place of one connection.
@@ -92,6 +104,8 @@ pub(crate) struct Place(Mutex<State>);
 struct State {
     /// Calls with a whole message of a caller with rights.
     calls: u32,
+    /// Those of holders of tokens.
+    of_tokens: Parts,
     /// The client to whom the connection counts while it is at work.
     client: Option<Client>,
     /// Time of the last answer or end of such a call, once there was an answer.
@@ -114,17 +128,31 @@ impl Place {
         lock(&self.0).calls
     }
 
-    /// Begins a call with a whole message; returns `false` if the client has its part of `places` at work.
-    pub(crate) fn begin(&self, client: Client, workplaces: &Workplaces, places: u32) -> bool {
+    /// Begins a call with a whole message, within the client's part of the connections at work and of the calls of this one: `limits` has
+    /// the number of both. Without tokens a connection is of one client.
+    ///
+    /// # Errors
+    /// What the client has its part of.
+    pub(crate) fn begin(
+        &self,
+        client: &Client,
+        workplaces: &Workplaces,
+        limits: &NetworkLimits,
+    ) -> Result<(), Crowded> {
         let mut state = lock(&self.0);
+        let has_token = matches!(client, Client::Token(_));
+        if has_token && !state.of_tokens.enter(client, limits.calls_per_connection) {
+            return Err(Crowded::Calls);
+        }
         if state.calls == 0 {
-            if !workplaces.enter(&client, places) {
-                return false;
+            if !lock(&workplaces.0).enter(client, limits.connections) {
+                state.of_tokens.leave(client);
+                return Err(Crowded::Connections);
             }
-            state.client = Some(client);
+            state.client = Some(client.clone());
         }
         state.calls += 1;
-        true
+        Ok(())
     }
 
     /// Notes an answer.
@@ -132,15 +160,16 @@ impl Place {
         lock(&self.0).answered_ns = Some(now_ns);
     }
 
-    /// Ends a call that has begun.
-    pub(crate) fn end(&self, now_ns: u64, workplaces: &Workplaces) {
+    /// Ends a call of a client that has begun.
+    pub(crate) fn end(&self, client: &Client, now_ns: u64, workplaces: &Workplaces) {
         let mut state = lock(&self.0);
+        state.of_tokens.leave(client);
         state.calls -= 1;
         state.answered_ns = state.answered_ns.map(|_| now_ns);
         if state.calls == 0
             && let Some(client) = state.client.take()
         {
-            workplaces.leave(&client);
+            lock(&workplaces.0).leave(&client);
         }
     }
 }
@@ -179,35 +208,64 @@ mod tests {
 
     #[test]
     fn the_last_places_are_for_clients_with_less_than_an_equal_part() {
-        let (workplaces, places) = (Workplaces::default(), 16);
+        let (workplaces, limits) = (Workplaces::default(), NetworkLimits { connections: 16, ..Default::default() });
         let [big, other, small] = ["big", "other", "small"].map(|name| Client::Token(name.into()));
         let begin = |client: &Client| {
             let place = Place::default();
-            place.begin(client.clone(), &workplaces, places).then_some(place)
+            place.begin(client, &workplaces, &limits).ok().map(|()| place)
         };
         let mut held: Vec<Place> = (0..14).map(|_| begin(&big).unwrap()).collect();
         assert!(begin(&big).is_none(), "two of sixteen are kept");
         held.push(begin(&other).unwrap());
         assert!(begin(&big).is_none() && begin(&small).is_some());
         let first = held.swap_remove(0);
-        assert!(first.begin(big.clone(), &workplaces, places), "a connection at work takes further calls");
-        first.end(1, &workplaces);
+        assert_eq!(first.begin(&big, &workplaces, &limits), Ok(()), "a connection at work takes further calls");
+        first.end(&big, 1, &workplaces);
         assert_eq!((first.calls(), first.standing()), (1, (AtWork, None)));
         assert!(begin(&big).is_none());
-        first.end(2, &workplaces);
+        first.end(&big, 2, &workplaces);
         assert_eq!(first.standing(), (Stranger, None), "there was no answer");
-        held.iter().for_each(|place| place.end(3, &workplaces));
-        assert!(lock(&workplaces.0).keys().eq([&small]));
+        held[..13].iter().for_each(|place| place.end(&big, 3, &workplaces));
+        held[13].end(&other, 3, &workplaces);
+        assert!(lock(&workplaces.0).0.keys().eq([&small]));
+    }
+
+    #[test]
+    fn the_last_calls_of_a_connection_are_for_others_behind_the_gateway() {
+        let (workplaces, limits) =
+            (Workplaces::default(), NetworkLimits { calls_per_connection: 16, ..Default::default() });
+        let [big, small] = ["big", "small"].map(|name| Client::Token(name.into()));
+        let place = Place::default();
+        let begin = |client: &Client| place.begin(client, &workplaces, &limits);
+        assert!((0..14).all(|_| begin(&big).is_ok()));
+        assert_eq!(begin(&big), Err(Crowded::Calls), "two of sixteen are kept");
+        assert_eq!([begin(&small), begin(&small), begin(&big)], [Ok(()), Ok(()), Err(Crowded::Calls)]);
+        assert_eq!(place.calls(), 16);
+        place.end(&big, 1, &workplaces);
+        assert_eq!([begin(&big), begin(&small)], [Err(Crowded::Calls), Ok(())], "the last ones go to who has few");
+        // Nobody else is behind an address without tokens.
+        let (place, peer) = (Place::default(), Client::Peer([127, 0, 0, 1].into()));
+        assert!((0..16).all(|_| place.begin(&peer, &workplaces, &limits).is_ok()));
+    }
+
+    #[test]
+    fn a_call_without_a_place_counts_for_nothing() {
+        let (workplaces, limits) = (Workplaces::default(), NetworkLimits { connections: 1, ..Default::default() });
+        let client = Client::Token("alice".into());
+        let (one, other) = (Place::default(), Place::default());
+        assert_eq!(one.begin(&client, &workplaces, &limits), Ok(()));
+        assert_eq!(other.begin(&client, &workplaces, &limits), Err(Crowded::Connections));
+        assert!(lock(&other.0).of_tokens.0.is_empty());
     }
 
     #[test]
     fn an_answer_makes_an_acquaintance() {
         let (workplaces, place) = (Workplaces::default(), Place::default());
         let client = Client::Token("alice".into());
-        assert!(place.begin(client, &workplaces, 8));
+        assert_eq!(place.begin(&client, &workplaces, &NetworkLimits::default()), Ok(()));
         place.answer(5);
         assert_eq!(place.standing(), (AtWork, Some(5)));
-        place.end(7, &workplaces);
+        place.end(&client, 7, &workplaces);
         assert_eq!(place.standing(), (Acquaintance, Some(7)));
     }
 }

@@ -326,9 +326,10 @@ mod tests {
     use trunkline_text::Tokenizer;
 
     use super::*;
+    use crate::caller::Owner;
     use crate::limits::NetworkLimits;
     use crate::queue::{NotTaken, queue};
-    use crate::submission::{PART_BYTES, TEXT_KIB_MAX};
+    use crate::submission::{PART_BYTES, TEXT_KIB_MAX, Tokenising};
 
     /// A service whose core nobody runs.
     struct Gated {
@@ -346,7 +347,8 @@ mod tests {
         let config = Config { max_context: 1 << 20, ..Config::default() };
         let service = {
             let network = Network::new(NetworkLimits::default(), driver.clock());
-            let submitter = Submitter::new(driver, model, tokenizer, config);
+            let tokenising = Tokenising::new(2);
+            let submitter = Submitter { tokenising, ..Submitter::new(driver, model, tokenizer, config) };
             Arc::new(InferenceService::new(Arc::new(submitter), network))
         };
         let (gate, opened) = std::sync::mpsc::channel();
@@ -448,6 +450,34 @@ mod tests {
             let _running = test.generate("one more", 0).await;
             assert!(matches!(test.command().await, Command::Submit { .. }));
             drop(taken);
+        });
+    }
+
+    #[test]
+    fn texts_of_many_do_not_wait_for_all_texts_of_one() {
+        gated(|test, gate| async move {
+            let mut running = Vec::new();
+            for name in ["mallory", "mallory", "mallory", "mallory", "alice", "bob"] {
+                let prompt = Some(proto::generate_request::Prompt::Text("x".repeat(20 * PART_BYTES)));
+                let mut request = Request::new(proto::GenerateRequest { prompt, ..Default::default() });
+                request.extensions_mut().insert(Caller { owner: Owner::Token(name.into()), ..Caller::local() });
+                let service = test.service.clone();
+                running.push(tokio::spawn(async move { service.generate(request).await }));
+                tokio::task::yield_now().await;
+            }
+            drop(gate);
+            let mut order = Vec::new();
+            while order.len() < 6 {
+                let Command::Submit { request, accepted, .. } = test.command().await else { continue };
+                order.push(request.tenant);
+                let _ = accepted.send(Ok(()));
+            }
+            // The texts are equally long: each of the three has one of the first three turns.
+            order.truncate(3);
+            order.sort_unstable();
+            let mut each = ["alice", "bob", "mallory"].map(|name| validate::tenant_number(name, ""));
+            each.sort_unstable();
+            assert_eq!(order, each);
         });
     }
 

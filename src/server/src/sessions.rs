@@ -106,6 +106,7 @@ impl SessionService {
     /// Returns the tokens of a text or of token ids; none for neither.
     async fn tokens(
         &self,
+        caller: &Caller,
         text: Option<String>,
         ids: Option<proto::TokenIds>,
         deadline_ns: Option<u64>,
@@ -115,7 +116,7 @@ impl SessionService {
             return Ok(ids);
         }
         let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(Vec::new()) };
-        Ok(self.submitter.tokens_in_time(text, false, deadline_ns).await?)
+        Ok(self.submitter.tokens_in_time(&caller.client(), text, false, deadline_ns).await?)
     }
 
     /// Makes room in a full context for a turn of `needed` tokens: waits for the compaction under way, else for a new one, and if
@@ -234,7 +235,12 @@ impl SessionService {
     }
 
     /// Reads an export.
-    async fn read_export(&self, export: proto::SessionExport, tenant: String) -> Result<(Setup, Chat), Status> {
+    async fn read_export(
+        &self,
+        caller: &Caller,
+        export: proto::SessionExport,
+        tenant: String,
+    ) -> Result<(Setup, Chat), Status> {
         let submitter = &self.submitter;
         let model = &submitter.model;
         if export.model != model.name {
@@ -249,7 +255,7 @@ impl SessionService {
             return Err(Status::invalid_argument(message));
         }
         let settings = proto::SessionSettings { tenant, ..settings };
-        let setup = Setup::of(submitter, settings).await?;
+        let setup = Setup::of(submitter, &caller.client(), settings).await?;
         let prefix = export.prefix.unwrap_or_default().ids;
         validate::ensure_ids("session.prefix.ids", &prefix, model.vocab_size)?;
         let turns = |name: &str, turns: Vec<proto::Turn>| {
@@ -282,7 +288,7 @@ impl Sessions for SessionService {
         self.ensure_serving()?;
         let mut settings = message.settings.unwrap_or_default();
         settings.tenant = caller.tenant(settings.tenant)?;
-        let setup = Setup::of(&self.submitter, settings).await?;
+        let setup = Setup::of(&self.submitter, &caller.client(), settings).await?;
         use proto::create_session_request::System;
         let prefix = match message.system {
             Some(System::TokenIds(proto::TokenIds { ids })) => {
@@ -292,7 +298,7 @@ impl Sessions for SessionService {
             system => {
                 let text = if let Some(System::Text(text)) = system { text } else { String::new() };
                 let special = message.add_special_tokens.unwrap_or(true);
-                self.submitter.tokens_in_time(text, special, None).await?
+                self.submitter.tokens_in_time(&caller.client(), text, special, None).await?
             }
         };
         let limits = setup.limits(prefix.len(), self.bytes)?;
@@ -315,7 +321,7 @@ impl Sessions for SessionService {
             Some(Input::TokenIds(ids)) => (None, Some(ids)),
             None => (None, None),
         };
-        let input = self.tokens(text, ids, None).await?;
+        let input = self.tokens(&caller, text, ids, None).await?;
         let (id, pin) = (message.turn_id, message.pin);
         let append = |state: &mut State| match state.chat.append(&id, &input, pin)? {
             Added::Turn(turn) => Ok(Some((turn, state.chat.context_tokens()))),
@@ -344,7 +350,7 @@ impl Sessions for SessionService {
             Some(Input::TokenIds(ids)) => (None, Some(ids)),
             None => (None, None),
         };
-        let input = self.tokens(text, ids, deadline_ns).await?;
+        let input = self.tokens(&caller, text, ids, deadline_ns).await?;
         let mut stopping = message.stopping.unwrap_or_default();
         let answer =
             *stopping.max_tokens.get_or_insert(MAX_TOKENS_DEFAULT.min(entry.setup.context / ANSWER_SHARE).max(1));
@@ -414,7 +420,7 @@ impl Sessions for SessionService {
         let proto::CompactSessionRequest { session_id, keep_tokens, instruction } = request.into_inner();
         let entry = self.find_to_change(&caller, &session_id)?;
         let instruction = match instruction {
-            Some(text) => Some(tokens_of(&self.submitter, "instruction", &text).await?),
+            Some(text) => Some(tokens_of(&self.submitter, &caller.client(), "instruction", &text).await?),
             None => None,
         };
         let mut changes = entry.changes.subscribe();
@@ -483,7 +489,7 @@ impl Sessions for SessionService {
         self.ensure_serving()?;
         let tenant = caller.tenant(tenant)?;
         let export = session.ok_or_else(|| Status::invalid_argument("session is missing; set an export"))?;
-        let (setup, chat) = self.read_export(export, tenant).await?;
+        let (setup, chat) = self.read_export(&caller, export, tenant).await?;
         let entry = self.table.add(&caller, setup, chat, self.now_ns())?;
         Ok(self.session(&entry))
     }

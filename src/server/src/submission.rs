@@ -21,10 +21,13 @@ use trunkline_port::{LayerGroup, ModelInfo};
 use trunkline_text::{PROMPT_END, Tokenizer};
 
 mod prompt;
+mod tokenising;
 
-pub(crate) use self::prompt::Tokenising;
 #[cfg(test)]
-pub(crate) use self::prompt::{PART_BYTES, TEXT_KIB_MAX};
+pub(crate) use self::prompt::PART_BYTES;
+#[cfg(test)]
+pub(crate) use self::tokenising::TEXT_KIB_MAX;
+pub(crate) use self::tokenising::Tokenising;
 use crate::caller::Caller;
 use crate::commands::Command;
 use crate::offer::SamplingOffer;
@@ -352,11 +355,12 @@ impl Submitter {
             checked.tenant = validate::client_number(&client);
         }
         let open = self.open.enter(client.clone()).ok_or_else(|| Rejection::TooManyOpen(self.open.most()))?;
-        let on_the_way = self.on_the_way.enter(client).ok_or_else(|| Rejection::ShareFull(self.on_the_way.most()))?;
+        let on_the_way =
+            self.on_the_way.enter(client.clone()).ok_or_else(|| Rejection::ShareFull(self.on_the_way.most()))?;
         let shares = (on_the_way, open);
         let (id, active) = self.open(caller, std::mem::take(&mut checked.request_id), deadline_ns).await?;
         let label = Label { id: active.client_id().into(), tenant: checked.tenant_name.clone() };
-        let mut request = self.prepare_in_time(id, checked, deadline_ns).await?;
+        let mut request = self.prepare_in_time(id, &client, checked, deadline_ns).await?;
         request.deadline_ns = deadline_ns;
         let prompt_end = request.prompt[request.prompt.len().saturating_sub(PROMPT_END)..].to_vec();
         let (mut submitted, is_accepted) = self.send(caller, request, (arrival_ns, label), (active, shares))?;

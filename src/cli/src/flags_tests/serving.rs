@@ -201,7 +201,7 @@ fn flags_of_the_core_reach_its_limits() {
             (_, "max-step-logits") => "4096",
             (Kind::Bool, "reserve-prompts") => "false",
             (Kind::Bool, _) => "true",
-            (Kind::F64, _) => "2.5",
+            (Kind::F64 | Kind::Amount, _) => "2.5",
             (Kind::U32 | Kind::U64, "max-drafts" | "block-size") => "8",
             (Kind::U32 | Kind::U64, "pipeline-stages" | "max-steps-in-flight") => "3",
             (Kind::U32 | Kind::U64, _) => "999",

@@ -33,10 +33,6 @@ use crate::h2o_settings::spread_layers;
 
 /// Token budget of a step that keeps a GPU busy.
 pub(crate) const MAX_BATCH_TOKENS: u32 = 8192;
-/// Name of the setting with an upper limit of its own under `replay`.
-const TARGET_STEP: &str = "target_step_ns";
-/// Longest target time of a step, milliseconds: an hour.
-const TARGET_STEP_MS_MAX: f64 = 3.6e6;
 /// Largest memory of a host, GB: a petabyte.
 const HOST_MEMORY_GB_MAX: f64 = 1e6;
 
@@ -433,13 +429,6 @@ fn recorded_roles(recorded: &ClusterConfig) -> Vec<Role> {
 
 /// Returns the limits on kinds of devices, with the settings that are given.
 fn limits(args: &SettingsArgs, devices: &[Hardware]) -> anyhow::Result<Config> {
-    if let Some(text) = args.core.text(TARGET_STEP) {
-        let ms: f64 = text.parse().with_context(|| format!("target-step-ms is '{text}'; give a number"))?;
-        ensure!(
-            (0.0..=TARGET_STEP_MS_MAX).contains(&ms),
-            "target-step-ms is {ms}; it must be between 0 and {TARGET_STEP_MS_MAX}"
-        );
-    }
     let mut config = match &args.recorded {
         Some(recorded) if args.limits.engine.is_none() => recorded_limits(recorded),
         _ => limits_of(args.limits.engine.map(|engine| engine.on(devices))),

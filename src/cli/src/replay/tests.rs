@@ -5,6 +5,7 @@ use std::io::Write;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use trunkline_core::config::StepTarget;
 use trunkline_core::{Keeps, Preemption};
 use trunkline_sim_perf::link::TierLink;
 
@@ -158,7 +159,7 @@ fn impossible_numbers_are_reported_in_one_line() {
     assert!(fault(&["none", "--swap-in-watermark", "nan"]).starts_with("swap_in_watermark is NaN; it must be"));
     assert!(fault(&["none", "--max-step-logits", "0"]).starts_with("max_step_logits is 0; it must be between 1 and"));
     assert!(fault(&["none", "--max-drafts", "65"]).starts_with("max_drafts is 65; it must be between 0 and 64"));
-    assert!(fault(&["none", "--target-step-ms", "-1"]).starts_with("target-step-ms is -1; it must be between 0 and"));
+    assert!(fault(&["none", "--target-step-ms", "-1"]).starts_with("target_step_ms is '-1'; give milliseconds"));
     assert!(fault(&["none", "--host-memory-gb", "-1"]).starts_with("host-memory-gb is -1; it must be between 0 and"));
     assert!(fault(&["none", "--draft-acceptance", "1.1"]).starts_with("draft_acceptance is 1.1; it must be between 0"));
     assert!(fault(&["none", "--speed", "0"]).starts_with("speed is 0; it must be above 0"));
@@ -193,7 +194,7 @@ fn flags_become_settings() {
     let core = &settings.core;
     assert_eq!((core.host_blocks, core.preemption), (30_517, Preemption::Swap));
     assert_eq!((core.launch_watermark, core.swap_in_watermark), (2.5, 0.5));
-    assert_eq!((core.max_step_logits, core.target_step_ns, core.max_drafts), (999, 12_500_000, 4));
+    assert_eq!((core.max_step_logits, core.target_step_ns, core.max_drafts), (999, StepTarget::Ns(12_500_000), 4));
     assert_eq!((settings.draft_acceptance, settings.arrivals), (0.7, Arrivals::Traced { speed: 2.0 }));
     assert_eq!(settings.tenants.as_slice(), [0.75, 0.25]);
     // 2 MiB at 55 GB/s.

@@ -63,6 +63,8 @@ pub enum Kind {
     F64,
     /// `true` or `false`.
     Bool,
+    /// A number with or without a unit.
+    Amount,
     /// A name, possibly with parameters.
     Text,
 }
@@ -134,6 +136,19 @@ impl Notation<super::H2oConfig> for Plain {
     }
 
     fn parse(text: &str) -> Result<Option<super::H2oConfig>, ConfigError> {
+        Ok(Some(text.parse()?))
+    }
+}
+
+impl Notation<super::StepTarget> for Plain {
+    const KIND: Kind = Kind::Amount;
+    const EXPECTED: &'static str = super::StepTarget::EXPECTED;
+
+    fn show(value: &super::StepTarget) -> String {
+        value.to_string()
+    }
+
+    fn parse(text: &str) -> Result<Option<super::StepTarget>, ConfigError> {
         Ok(Some(text.parse()?))
     }
 }

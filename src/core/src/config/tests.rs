@@ -69,7 +69,7 @@ fn every_policy_is_made_from_its_name_and_from_its_parameters() {
 fn every_setting_can_be_written_as_text_and_read_back() {
     let changed = |setting: &Setting| match setting.kind {
         Kind::U32 | Kind::U64 => "3",
-        Kind::F64 => "2.5",
+        Kind::F64 | Kind::Amount => "2.5",
         Kind::Bool if setting.default_text() == "true" => "false",
         Kind::Bool => "true",
         Kind::Text if setting.name == "h2o" => "on:ratio=4",
@@ -90,7 +90,7 @@ fn every_setting_can_be_written_as_text_and_read_back() {
 #[test]
 fn a_table_of_settings_says_what_users_need() {
     let target = setting("target_step_ns").unwrap();
-    assert_eq!((target.flag, target.value_name, target.kind), ("target-step-ms", Some("MS"), Kind::F64));
+    assert_eq!((target.flag, target.value_name, target.kind), ("target-step-ms", Some("MS"), Kind::Amount));
     assert_eq!(((target.range)(), target.default_text()), (None, "0".into()));
     let watermark = setting("launch_watermark").unwrap();
     assert_eq!((watermark.flag, (watermark.range)()), ("launch-watermark", Some(("0".into(), "1024".into()))));
@@ -121,8 +121,8 @@ fn text_of_no_value_is_reported_with_the_allowed_values() {
     );
     for text in ["-1", "nan", "inf", "1e300", ""] {
         assert_eq!(
-            fault("target_step_ns", text),
-            format!("target_step_ns is '{text}'; give a number of milliseconds, at least 0")
+            fault("copy_timeout_ns", text),
+            format!("copy_timeout_ns is '{text}'; give a number of milliseconds, at least 0")
         );
     }
     let watermark = Config { swap_in_watermark: f64::NAN, ..Config::default() }.validate().unwrap_err();

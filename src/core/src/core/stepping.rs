@@ -246,7 +246,7 @@ impl Core {
         self.read_prompts = slots;
     }
 
-    /// Learns from the time of a step: the prefill budget from decodes that shared with prefills, the cost of recomputation from
+    /// Learns from the time of a step: the prefill budget from steps with decodes, the cost of recomputation from
     /// prefills.
     fn observe_step_time(&mut self, parts: &[Part], step_ns: u64) {
         let is_decode = |part: &&Part| {
@@ -254,16 +254,18 @@ impl Core {
             seq.is_decode() || (seq.is_preempted() && part.decodes)
         };
         let prompt_tokens = || parts.iter().filter(|part| !is_decode(part)).map(|part| part.n_tokens).sum();
-        if self.state.config.target_step_ns > 0 && parts.first().is_some_and(|part| is_decode(&part)) {
-            self.scheduler.prefill_budget.observe(prompt_tokens(), step_ns);
-        }
         // Without tiers an estimate is good enough, and most steps have prompts at an end or not at all.
         let has_prompt = || [parts.first(), parts.last()].into_iter().flatten().any(|part| !is_decode(&part));
-        if !self.state.kv.tiers.is_empty() || has_prompt() {
-            let prompt_tokens = prompt_tokens();
-            if prompt_tokens > 0 {
-                self.state.kv.transfers.links.observe_prefill(prompt_tokens, step_ns);
+        let counts = !self.state.kv.tiers.is_empty() || has_prompt();
+        let prompt_tokens = if counts { prompt_tokens() } else { 0 };
+        if parts.first().is_some_and(|part| is_decode(&part)) {
+            match prompt_tokens {
+                0 => self.scheduler.prefill_budget.observe_decodes(parts.len(), 1, step_ns),
+                _ => self.scheduler.prefill_budget.observe_beside(prompt_tokens, step_ns),
             }
+        }
+        if prompt_tokens > 0 {
+            self.state.kv.transfers.links.observe_prefill(prompt_tokens, step_ns);
         }
     }
 
@@ -420,10 +422,14 @@ impl Core {
             step.id = self.state.journal.stats.steps;
             return FastForwardResult::Paused { end_ns, tokens };
         }
+        let steps = self.fast_forward.steps();
         self.fast_forward.end(&mut self.state, driver);
         self.advance(self.now_ns);
         let ended = self.steps.end(self.now_ns);
-        ended.into_iter().for_each(|(step, _)| self.steps.recycle_picked(step.picked));
+        if let Some((step, took_ns)) = ended {
+            self.scheduler.prefill_budget.observe_decodes(step.picked.parts.len(), steps, took_ns);
+            self.steps.recycle_picked(step.picked);
+        }
         self.expire(actions);
         self.begin_steps(actions);
         self.send_transfers(actions);

@@ -14,7 +14,7 @@ impl Scheduler {
         if state.is_under_memory_pressure() || !state.has_seat() || budget == 0 {
             return false;
         }
-        let aligned_budget = (self.aligned && !step.seqs.is_empty()).then_some(budget);
+        let aligned_budget = (self.aligns() && !step.seqs.is_empty()).then_some(budget);
         match admit(state, slot, aligned_budget) {
             Admission::Admitted => true,
             Admission::Loads => {
@@ -101,7 +101,7 @@ impl Scheduler {
     /// Returns the token budget left if the chunk of another prompt must fit into it as a whole, or end with a block.
     fn limited_budget(&self, state: &State, budget: u32, step: &Step) -> Option<u32> {
         let first = state.config.prefill_first;
-        let limited = (self.aligned || first.is_whole()) && self.n_parts(step) > 0;
+        let limited = (self.aligns() || first.is_whole()) && self.n_parts(step) > 0;
         let limit = if first == PrefillFirst::Padded { padded_budget(&state.config, step) } else { budget };
         limited.then_some(limit)
     }

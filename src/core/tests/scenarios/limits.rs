@@ -1,5 +1,6 @@
 //! Limits: tokens in the queue, watermarks, the length of a step.
 
+use trunkline_core::config::StepTarget;
 use trunkline_core::{Config, ConfigError, Core, Refusal};
 use trunkline_driver::{Direction, Driver};
 
@@ -47,14 +48,8 @@ fn a_request_comes_back_only_if_blocks_are_left_for_those_that_run() {
 fn steps_with_decodes_stay_near_the_target() {
     const TOKEN_NS: u64 = 5_000;
     const TARGET_NS: u64 = 1_000_000;
-    let limits = Config {
-        device_blocks: 1000,
-        max_batch_tokens: 1024,
-        max_context: 16_384,
-        target_step_ns: TARGET_NS,
-        ..config()
-    };
-    for (target_step_ns, is_kept) in [(TARGET_NS, true), (0, false)] {
+    let limits = Config { device_blocks: 1000, max_batch_tokens: 1024, max_context: 16_384, ..config() };
+    for (target_step_ns, is_kept) in [(StepTarget::Ns(TARGET_NS), true), (StepTarget::Off, false)] {
         let mut rig = Driver::new(Config { target_step_ns, ..limits.clone() });
         rig.submit(2, text(2, 1100), 1);
         assert_eq!(rig.running(), [(2, 0, 1024, false)], "nothing decodes: nobody waits for the step");
@@ -75,6 +70,42 @@ fn steps_with_decodes_stay_near_the_target() {
         let short = took[4..took.len() - 1].iter().filter(|ns| **ns < TARGET_NS / 2).count();
         assert!(short == 0 || !is_kept, "{took:?}");
     }
+}
+
+/// Runs a prompt of 4,000 tokens beside a stream, on a worker that takes a fixed time and a time for each prompt token. Returns the longest time between
+/// two tokens of the stream, and their number until the prompt is done; the stream has had some tokens before.
+fn stream_beside_a_long_prompt(target_step_ns: StepTarget, fixed_ns: u64, token_ns: u64) -> (u64, usize) {
+    let limits = Config { device_blocks: 1000, max_batch_tokens: 2048, max_context: 16_384, ..config() };
+    let mut rig = Driver::new(Config { target_step_ns, ..limits });
+    let answer = |rig: &mut Driver| {
+        let prompt_tokens = u64::from(rig.step().unwrap().n_tokens()) - 1;
+        rig.now_ns += fixed_ns + prompt_tokens * token_ns;
+        rig.answer();
+        fixed_ns + prompt_tokens * token_ns
+    };
+    rig.submit(1, text(1, 5), 5_000);
+    rig.join();
+    (0..5).for_each(|_| _ = answer(&mut rig));
+    rig.submit(3, text(3, 4_000), 1);
+    let (before, mut longest_ns) = (rig.said(1).len(), 0);
+    while rig.said(3).is_empty() {
+        longest_ns = longest_ns.max(answer(&mut rig));
+    }
+    (longest_ns, rig.said(1).len() - before)
+}
+
+#[test]
+fn a_long_prompt_slows_a_stream_to_a_third_and_goes_on_whatever_it_costs() {
+    const MS: u64 = 1_000_000;
+    let beside = |target, fixed_ns, token_ns| stream_beside_a_long_prompt(target, fixed_ns, token_ns);
+    // 50 us for a prompt token: the whole budget of a step stops the stream for 127 ms; the limit is 75 ms.
+    let uncut = beside(StepTarget::Off, 25 * MS, 50_000);
+    let cut = beside(StepTarget::SERVED, 25 * MS, 50_000);
+    // Tokens that nobody notices are not held up: chunks of 16, 32, ... 2,048.
+    let cheap = beside(StepTarget::SERVED, 25 * MS, 1_000);
+    // A token that takes as long as ten steps runs alone, like one more decode, and one step in 33 has none.
+    let dear = beside(StepTarget::SERVED, MS, 10 * MS);
+    assert_eq!([uncut, cut, cheap, dear], [(126_600_000, 3), (55_400_000, 14), (26_968_000, 9), (161_000_000, 4_110)]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use trunkline_chat::{Fixed, Frame, LimitFault, Limits, Wanted};
 use trunkline_core::Token;
 
 use crate::proto;
+use crate::shares::Client;
 use crate::submission::{Rejection, Submitter};
 use crate::validate::{self, Checked, Invalid};
 
@@ -47,7 +48,11 @@ pub(crate) struct Setup {
 
 impl Setup {
     /// Checks settings and tokenises their texts.
-    pub(crate) async fn of(submitter: &Submitter, settings: proto::SessionSettings) -> Result<Self, Rejection> {
+    pub(crate) async fn of(
+        submitter: &Submitter,
+        client: &Client,
+        settings: proto::SessionSettings,
+    ) -> Result<Self, Rejection> {
         let compaction = settings.compaction.clone().unwrap_or_default();
         let kv = submitter.kv_class(&settings.kv_dtype)?;
         let summary_kv =
@@ -62,7 +67,7 @@ impl Setup {
         ];
         let mut tokens = Vec::new();
         for (name, text, default) in texts {
-            tokens.push(tokens_of(submitter, name, text.as_deref().unwrap_or(default)).await?);
+            tokens.push(tokens_of(submitter, client, name, text.as_deref().unwrap_or(default)).await?);
         }
         let [instruction, before, behind] = tokens.try_into().unwrap_or_default();
         let own_kv = !compaction.kv_dtype.is_empty() && compaction.kv_dtype != settings.kv_dtype;
@@ -73,7 +78,7 @@ impl Setup {
                 return Err(Invalid(format!("compaction.input is {}, which means nothing", compaction.input)).into());
             }
         };
-        let lead = submitter.tokens_in_time(String::new(), true, None).await?;
+        let lead = submitter.tokens_in_time(client, String::new(), true, None).await?;
         let frame = Frame { before: before.into(), behind: behind.into() };
         let setup = Self { settings, frame, instruction, lead, sampled, context, summary_context };
         // Checks names and modes as those of any request.
@@ -168,12 +173,17 @@ impl Setup {
 }
 
 /// Returns the tokens of a text of the settings.
-pub(crate) async fn tokens_of(submitter: &Submitter, name: &str, text: &str) -> Result<Vec<Token>, Rejection> {
+pub(crate) async fn tokens_of(
+    submitter: &Submitter,
+    client: &Client,
+    name: &str,
+    text: &str,
+) -> Result<Vec<Token>, Rejection> {
     let bytes = text.len();
     if bytes > TEXT_BYTES_MAX {
         return Err(Invalid(format!("{name} has {bytes} bytes; at most {TEXT_BYTES_MAX} are allowed")).into());
     }
-    submitter.tokens_in_time(text.into(), false, None).await
+    submitter.tokens_in_time(client, text.into(), false, None).await
 }
 
 #[cfg(test)]

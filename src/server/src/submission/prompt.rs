@@ -1,66 +1,30 @@
 //! The prompt of a request: from text to tokens, limits, namespace and hashes.
 //!
 //! A text is tokenised in parts of [`PART_BYTES`], as far as its tokenizer can cut texts, each a job of its own on a blocking
-//! thread. The jobs of all texts take turns. Before each part the request may end: the client is gone, the deadline has passed,
-//! or the text has more tokens than the context holds. A text of [`PART_BYTES`] is tokenised at once.
-//!
-//! | bound | consequence beyond |
-//! |---|---|
-//! | `max_context` times the bytes of the longest token | refused before tokenising |
-//! | half of the room for texts ([`TEXT_KIB_MAX`]) not in use yet | RESOURCE_EXHAUSTED: long texts are refused first |
-//! | a part of [`LARGE_PART_BYTES`], which a tokenizer cannot cut further, as while it splits a text into words | one such part at a time, so that other texts have a thread |
+//! thread. The jobs of clients take turns, within the bounds of `tokenising.rs`. Before each part the request may end: the client is gone, the
+//! deadline has passed, or the text has more tokens than the context holds. A text of [`PART_BYTES`] is tokenised at once, and one that the
+//! context cannot hold, at the bytes of the longest token, is refused before.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time;
 use trunkline_core::{Namespace, Request, RequestId, Token};
 use trunkline_text::{Parts, TokenizerError};
 
+use super::tokenising::Room;
 use super::{Rejection, Submitter};
 use crate::retention;
+use crate::shares::Client;
 use crate::validate::{self, Checked, Invalid, MAX_TOKENS_DEFAULT, Prompt};
 
 /// Bytes of text tokenised in one go, at least; a text with as many is tokenised at once.
 pub(crate) const PART_BYTES: usize = 8 << 10;
-/// Parts of this many bytes and more are tokenised one at a time.
-const LARGE_PART_BYTES: usize = 128 << 10;
-/// Text being tokenised part by part, or waiting for it, at most, KiB. This text is in no queue of the core's, so `max_queue` does not
-/// bound it.
-pub(crate) const TEXT_KIB_MAX: usize = 64 << 10;
-
-/// Room for texts being tokenised part by part.
-pub(crate) struct Tokenising {
-    /// One permit for each KiB of text.
-    pub(crate) room: Arc<Semaphore>,
-    /// The permit for a large part.
-    large: Arc<Semaphore>,
-}
-
-impl Default for Tokenising {
-    fn default() -> Self {
-        Self { room: Arc::new(Semaphore::new(TEXT_KIB_MAX)), large: Arc::new(Semaphore::new(1)) }
-    }
-}
-
-impl Tokenising {
-    /// Takes room for a text: at most half of what is left, so that long texts leave room for short ones. Text above the whole room
-    /// counts as half of the room: the room alone bounds no single text.
-    fn take_room(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
-        let kib = bytes.div_ceil(1 << 10).min(TEXT_KIB_MAX / 2);
-        let fits = kib <= self.room.available_permits() / 2;
-        let permits = u32::try_from(kib).ok().filter(|_| fits)?;
-        self.room.clone().try_acquire_many_owned(permits).ok()
-    }
-}
-
 /// A text being tokenised, with the room for the text.
 struct Job {
     parts: Parts,
-    room: OwnedSemaphorePermit,
+    room: Room,
 }
 
 impl Submitter {
@@ -73,26 +37,28 @@ impl Submitter {
     pub(super) async fn prepare_in_time(
         &self,
         id: RequestId,
+        client: &Client,
         mut checked: Checked,
         deadline_ns: Option<u64>,
     ) -> Result<Request, Rejection> {
         let prompt = match std::mem::replace(&mut checked.prompt, Prompt::Tokens(Vec::new())) {
             Prompt::Tokens(tokens) => tokens,
-            Prompt::Text(text) => self.tokens_in_time(text, checked.add_special_tokens, deadline_ns).await?,
+            Prompt::Text(text) => self.tokens_in_time(client, text, checked.add_special_tokens, deadline_ns).await?,
         };
         self.prepare(id, checked, prompt)
     }
 
-    /// Returns the tokens of a text, all of which the model has, before the deadline.
+    /// Returns the tokens of a text of a client, all of which the model has, before the deadline.
     pub(crate) async fn tokens_in_time(
         &self,
+        client: &Client,
         text: String,
         add_special_tokens: bool,
         deadline_ns: Option<u64>,
     ) -> Result<Vec<Token>, Rejection> {
         let left_ns = deadline_ns.map(|at_ns| at_ns.saturating_sub(self.driver.clock().now_ns()));
         let left = left_ns.map_or(Duration::MAX, Duration::from_nanos);
-        let tokenised = self.tokenise(text, add_special_tokens);
+        let tokenised = self.tokenise(client, text, add_special_tokens);
         let tokens = time::timeout(left, tokenised).await.map_err(|_| Rejection::TimeUp)??;
         validate::ensure_ids("text: token", &tokens, self.model.vocab_size)
             .map_err(|wrong| Invalid(format!("{wrong}; the tokenizer has tokens that the model does not have")))?;
@@ -106,7 +72,7 @@ impl Submitter {
 
     /// Returns the tokens of a text. Ends early if the text has more than the context holds. Dropping the future ends the work with
     /// the part under way.
-    async fn tokenise(&self, text: String, add_special_tokens: bool) -> Result<Vec<Token>, Rejection> {
+    async fn tokenise(&self, client: &Client, text: String, add_special_tokens: bool) -> Result<Vec<Token>, Rejection> {
         let (bytes, most) = (text.len(), self.text_bytes_max());
         if bytes as u64 > most {
             let context = self.config.max_context;
@@ -118,12 +84,10 @@ impl Submitter {
             advance(&mut parts)?;
             return Ok(parts.into_ids());
         }
-        let room = self.tokenising.take_room(bytes).ok_or(Rejection::TokenizerBusy)?;
+        let room = self.tokenising.take_room(client, bytes).ok_or(Rejection::TokenizerBusy)?;
         let mut job = Job { parts, room };
         loop {
-            let is_large = job.parts.next_part(PART_BYTES) >= LARGE_PART_BYTES;
-            let large = self.tokenising.large.clone();
-            let turn = if is_large { large.acquire_owned().await.ok() } else { None };
+            let turn = self.tokenising.turn(&job.room, job.parts.next_part(PART_BYTES)).await;
             // A job that no thread has begun is taken back when the set is dropped.
             let mut jobs = JoinSet::new();
             jobs.spawn_blocking(move || {

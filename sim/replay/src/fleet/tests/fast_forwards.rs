@@ -1,6 +1,7 @@
 //! Fast-forward against single steps: equal decisions at equal times.
 
 use trunkline_cluster::Role;
+use trunkline_core::config::StepTarget;
 use trunkline_core::{Preemption, TierConfig, Write};
 
 use super::*;
@@ -370,7 +371,7 @@ fn anything(numbers: &mut Numbers, least_tokens: u32) -> Settings {
     core.max_batch_size = [3, 8, 256][pick(3)];
     core.max_batch_tokens = [600, 8192][pick(2)];
     core.align_chunks = pick(2) == 0;
-    core.target_step_ns = [0, 2 * MS][pick(2)];
+    core.target_step_ns = [StepTarget::Off, StepTarget::Ns(2 * MS), StepTarget::SERVED][pick(3)];
     core.host_blocks = blocks([0, least_tokens / 2, 10 * least_tokens][pick(3)]);
     core.max_drafts = [0, 0, 0, 3][pick(4)];
     for (at, name) in ["host", "disk", "remote"].into_iter().enumerate().take(pick(7).saturating_sub(3)) {
