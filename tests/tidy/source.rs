@@ -171,6 +171,19 @@ pub fn identifier_parts(text: &str) -> Vec<String> {
     out
 }
 
+/// Returns the code without comments and the contents of strings.
+pub fn code_of(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let lines = lines.map(|line| line.split(" // ").next().unwrap_or(line)).collect::<Vec<_>>().join("\n");
+    // Every second piece between quotes is a string.
+    lines.replace("\\\"", "").replace("'\"'", "").split('"').step_by(2).collect::<Vec<_>>().join("\"\"")
+}
+
+/// Returns the keywords and names of code.
+pub fn identifiers(code: &str) -> Vec<&str> {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_').collect()
+}
+
 /// Returns the module paths that the code of a file names after `root` (`crate` or `super`), as in `["a", "b"]`.
 pub fn paths(text: &str, root: &str) -> Vec<Vec<String>> {
     let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
@@ -253,6 +266,16 @@ mod tests {
             identifier_parts("let SetAside = set_aside(\"dear\"); // x"),
             ["let", "set", "aside", "set", "aside", "x"]
         );
+    }
+
+    #[test]
+    fn code_is_told_from_comments_and_strings() {
+        for code in ["unsafe { x }", "unsafe impl Send for A {}", "pub unsafe fn a() {}", "unsafe extern \"C\" {}"] {
+            assert!(identifiers(&code_of(code)).contains(&"unsafe"), "{code}");
+        }
+        for code in ["// unsafe {", "let a = \"unsafe {\";", "#[expect(unsafe_code)]", "let unsafe_files = 1;"] {
+            assert!(!identifiers(&code_of(code)).contains(&"unsafe"), "{code}");
+        }
     }
 
     #[test]
