@@ -2,6 +2,8 @@
 //!
 //! CONTRIBUTING.md explains the rules; `tidy/limits.rs` has the numbers.
 
+#[path = "tidy/allocations.rs"]
+mod allocations;
 #[path = "tidy/limits.rs"]
 mod limits;
 #[path = "tidy/measure.rs"]
@@ -125,6 +127,17 @@ fn unsafe_code_stays_where_it_is_needed() {
         let is_unsafe = source::identifiers(&source::code_of(&text)).contains(&"unsafe");
         assert!(!is_unsafe || UNSAFE_FILES.contains(&name.as_str()), "{name} contains unsafe code");
     }
+}
+
+#[test]
+fn memory_is_not_asked_for_by_a_number_that_someone_typed() {
+    let unbounded = allocations::unbounded(&sources());
+    assert!(
+        unbounded.is_empty(),
+        "{}; let it grow, cap it, or name its bound in tidy/allocations.rs",
+        unbounded.join("; ")
+    );
+    assert_eq!(allocations::unused(&sources()), [""; 0], "bounds in tidy/allocations.rs of numbers that are gone");
 }
 
 #[test]
