@@ -165,6 +165,19 @@ fn a_token_file_is_read_again_at_sighup() {
     server.end();
 }
 
+#[test]
+fn a_server_names_an_expired_certificate_at_its_start() {
+    let pem = |name: &str| format!("{}/../../tests/tls/{name}", env!("CARGO_MANIFEST_DIR"));
+    let lines = |cert: &str| {
+        let flags = [RANDOM.to_owned(), format!("--tls-cert={}", pem(cert)), format!("--tls-key={}", pem("server.key"))];
+        Running::serve(&flags.each_ref().map(String::as_str)).end()
+    };
+    let names = |lines: &[String]| lines.iter().filter(|line| line.contains("the TLS certificate expired ")).count();
+    assert_eq!(names(&lines("server.pem")), 0);
+    let expired = lines("expired.pem");
+    assert_eq!(names(&expired), 1, "{expired:#?}");
+}
+
 /// Adds each file and folder below a folder, with its rights.
 fn rights(folder: &Path, out: &mut Vec<(String, u32)>) {
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
