@@ -34,17 +34,21 @@ const UNSAFE_FILES: [&str; 6] = [
 ];
 
 /// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.
-const LOW_CRATES: [(&str, &[&str]); 11] = [
+const LOW_CRATES: [(&str, &[&str]); 12] = [
     ("src/attach/Cargo.toml", &["trunkline-port"]),
-    ("src/chat/Cargo.toml", &["trunkline-port"]),
+    ("src/chat/Cargo.toml", &["trunkline-port", "trunkline-quote"]),
     ("src/codec/Cargo.toml", &[]),
     ("src/files/Cargo.toml", &[]),
     ("src/foreign/Cargo.toml", &[]),
     ("src/pages/Cargo.toml", &[]),
-    ("src/port/Cargo.toml", &[]),
-    ("src/store/Cargo.toml", &["trunkline-codec", "trunkline-files", "trunkline-foreign", "trunkline-port"]),
+    ("src/port/Cargo.toml", &["trunkline-quote"]),
+    ("src/quote/Cargo.toml", &[]),
+    (
+        "src/store/Cargo.toml",
+        &["trunkline-codec", "trunkline-files", "trunkline-foreign", "trunkline-port", "trunkline-quote"],
+    ),
     ("src/streaming/Cargo.toml", &["trunkline-port"]),
-    ("src/text/Cargo.toml", &["trunkline-foreign"]),
+    ("src/text/Cargo.toml", &["trunkline-foreign", "trunkline-quote"]),
     // The last is for tests alone.
     (
         "src/worker/Cargo.toml",
@@ -53,6 +57,7 @@ const LOW_CRATES: [(&str, &[&str]); 11] = [
             "trunkline-foreign",
             "trunkline-pages",
             "trunkline-port",
+            "trunkline-quote",
             "trunkline-streaming",
             "trunkline-text",
         ],
@@ -130,6 +135,16 @@ fn unsafe_code_stays_where_it_is_needed() {
 }
 
 #[test]
+fn bad_input_is_shown_by_one_function() {
+    for (name, text) in sources().iter().filter(|(name, _)| !name.starts_with("tests/") && !name.contains("/tests")) {
+        for text in source::texts(&source::without_tests(text)) {
+            let own = source::quoted_by_hand(&text);
+            assert!(own.is_empty(), "{name}: show {own} by `trunkline_quote::quoted`, which cuts what is too long");
+        }
+    }
+}
+
+#[test]
 fn memory_is_not_asked_for_by_a_number_that_someone_typed() {
     let unbounded = allocations::unbounded(&sources());
     assert!(
@@ -155,8 +170,8 @@ fn the_core_is_pure_and_arrows_point_down() {
     let (of_the_core, of_its_tests) = core.split_once("[dev-dependencies]").expect("the core has tests");
     assert_eq!(
         of_the_house(of_the_core),
-        ["trunkline-pages", "trunkline-port"],
-        "the core depends on the port and on huge pages alone"
+        ["trunkline-pages", "trunkline-port", "trunkline-quote"],
+        "the core depends on the port, huge pages and the quoting of input alone"
     );
     assert_eq!(of_the_house(of_its_tests), ["trunkline-driver"], "its tests depend on the driver alone");
     for (path, allowed) in LOW_CRATES {

@@ -17,15 +17,25 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
+use anyhow::Context;
 use clap::builder::{BoolValueParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer};
 use trunkline_core::config::{Kind, SETTINGS, Setting};
 use trunkline_core::{Config, ConfigError};
+use trunkline_quote::quoted;
 
 /// Group of all flags made from settings, for `conflicts_with`.
 const GROUP: &str = "CoreSettings";
+
+/// Returns the number that a setting has as text.
+///
+/// # Errors
+/// If the text is no number.
+pub(crate) fn number(name: &str, text: &str) -> anyhow::Result<f64> {
+    text.parse().with_context(|| format!("{name} is {}; give a number", quoted(text)))
+}
 
 /// Differences between the flags of a command and the list of settings.
 pub(crate) trait CoreFlags: Clone + Debug + Default + PartialEq + Send + Sync + 'static {

@@ -463,7 +463,7 @@ pub(crate) fn cores() -> usize {
 /// If a setting is malformed or outside its range.
 pub(crate) fn limits(settings: &Settings, token_bytes: u64, max_context: u32) -> anyhow::Result<Config> {
     if let Some(text) = settings.core.text(TARGET_STEP) {
-        let ms: f64 = text.parse().with_context(|| format!("target_step_ms is '{text}'; give a number"))?;
+        let ms = crate::core_settings::number("target_step_ms", text)?;
         ensure!(
             (0.0..=TARGET_STEP_MS_MAX).contains(&ms),
             "target_step_ms is {ms}; it must be between 0 and {TARGET_STEP_MS_MAX}"

@@ -14,6 +14,7 @@
 
 use serde::{Deserialize, Serialize};
 use trunkline_core::{Config, Event};
+use trunkline_quote::of_parser;
 
 use crate::cluster::ClusterConfig;
 use crate::engine::{EngineConfig, EngineId, Role};
@@ -95,7 +96,7 @@ pub struct End {
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// Not JSON, or JSON of another shape.
-    #[error("not a line of a Trunkline recording: {0}")]
+    #[error("not a line of a Trunkline recording: {}", of_parser(&.0.to_string()))]
     Malformed(#[from] serde_json::Error),
 }
 

@@ -434,7 +434,7 @@ fn recorded_roles(recorded: &ClusterConfig) -> Vec<Role> {
 /// Returns the limits on kinds of devices, with the settings that are given.
 fn limits(args: &SettingsArgs, devices: &[Hardware]) -> anyhow::Result<Config> {
     if let Some(text) = args.core.text(TARGET_STEP) {
-        let ms: f64 = text.parse().with_context(|| format!("target-step-ms is '{text}'; give a number"))?;
+        let ms = crate::core_settings::number("target-step-ms", text)?;
         ensure!(
             (0.0..=TARGET_STEP_MS_MAX).contains(&ms),
             "target-step-ms is {ms}; it must be between 0 and {TARGET_STEP_MS_MAX}"
