@@ -413,6 +413,7 @@ impl Driver {
             }
             Action::Lookup(lookup) => self.lookups.push(*lookup),
             Action::Release { place, blocks } => self.worker.release(place, &blocks),
+            Action::Adopt { tier, blocks } => self.worker.adopt(tier, &blocks),
             Action::Token { request, token } => {
                 let known = self.requests.get_mut(&request).expect("a token for a known request");
                 assert!(!known.is_answered(), "request {request} goes on after its end");

@@ -417,6 +417,7 @@ impl Cluster {
             | Action::Transfer(_)
             | Action::Cancel { .. }
             | Action::Lookup(_)
+            | Action::Adopt { .. }
             | Action::Release { .. } => out.push(Output::Engine(engine, action)),
         }
     }

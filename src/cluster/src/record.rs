@@ -185,6 +185,7 @@ fn is_from_worker(event: &Event) -> bool {
             | Event::TransferInterrupted(_)
             | Event::TransferPartial { .. }
             | Event::TierFound { .. }
+            | Event::TierFoundLater { .. }
             | Event::TierResized { .. }
             | Event::LookupEnded { .. }
     )
@@ -221,6 +222,7 @@ mod tests {
             Event::TransferFinished(3),
             Event::TransferFailed(u64::MAX),
             Event::TransferInterrupted(4),
+            Event::TierFoundLater { tier: 1, blocks: Vec::new() },
             Event::Tick,
             Event::FlushCache,
             Event::Drain,
