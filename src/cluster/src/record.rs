@@ -6,7 +6,7 @@
 //! {"at_ns":1200345,"event":{"submit":{...}}}                 an input, in the order the cluster saw them
 //! {"at_ns":1200399,"engine":1,"event":"worker_lost"}         with several engines: from the worker of engine 1
 //! {"at_ns":1200400,"engine":1,"change":"drain"}              engine 1 is drained, opened or retired
-//! {"end":{"at_ns":99,"digest":"00f1..."}}                    trailer: the digest at the end; missing if the run was interrupted
+//! {"end":{"at_ns":99,"digest":"00f1...","inputs":"5ab0..."}} trailer: the digests at the end; missing if the run was interrupted
 //! ```
 //!
 //! Lines of one engine name no engine, so a server with one engine writes what a single core saw. Drivers open, compress and locate
@@ -15,6 +15,7 @@
 use serde::{Deserialize, Serialize};
 use trunkline_core::{Config, Event};
 use trunkline_quote::of_parser;
+use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::cluster::ClusterConfig;
 use crate::engine::{EngineConfig, EngineId, Role};
@@ -90,6 +91,34 @@ pub struct End {
     pub at_ns: u64,
     /// Digest of the decisions, 16 hex digits.
     pub digest: String,
+    /// Digest of the lines before, 16 hex digits ([`InputsDigest`]): an input may be changed without a change of a decision. Absent in recordings of
+    /// earlier versions; whoever writes the lines fills it in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inputs: Option<String>,
+}
+
+/// Digest of the header and the inputs of a recording, as they are written.
+#[derive(Clone, Default)]
+pub struct InputsDigest(Xxh3Default);
+
+impl std::fmt::Debug for InputsDigest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("InputsDigest").field(&self.to_string()).finish()
+    }
+}
+
+impl InputsDigest {
+    /// Adds a line, without the end of the line.
+    pub fn add(&mut self, line: &[u8]) {
+        self.0.update(line);
+        self.0.update(b"\n");
+    }
+}
+
+impl std::fmt::Display for InputsDigest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x}", self.0.digest())
+    }
 }
 
 /// A line that belongs to no recording.
@@ -236,8 +265,15 @@ mod tests {
         }
         let header = Line::Header { trunkline_recording: VERSION, config: Box::default() };
         assert_eq!(Line::parse(&header.to_json()).unwrap(), header);
-        let end = Line::End { end: End { at_ns: 5, digest: "00ff".into() } };
+        let end = Line::End { end: End { at_ns: 5, digest: "00ff".into(), inputs: Some("0abc".into()) } };
         assert_eq!(Line::parse(&end.to_json()).unwrap(), end);
+    }
+
+    #[test]
+    fn a_trailer_of_an_earlier_version_has_no_digest_of_the_inputs() {
+        let old = r#"{"end":{"at_ns":5,"digest":"00ff"}}"#;
+        let end = Line::End { end: End { at_ns: 5, digest: "00ff".into(), inputs: None } };
+        assert_eq!((Line::parse(old).unwrap(), end.to_json()), (end.clone(), old.to_owned()));
     }
 
     #[test]

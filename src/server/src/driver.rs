@@ -177,7 +177,8 @@ impl Driver {
         let digest = self.cluster.digest();
         let (stats, counts) = self.snapshot().totals();
         if let Some(recorder) = self.recorder {
-            recorder.finish(End { at_ns: self.last_input_ns, digest: format!("{digest:016x}") });
+            let digest = format!("{digest:016x}");
+            recorder.finish(End { at_ns: self.last_input_ns, digest, inputs: None });
         }
         self.request_log.finish();
         Outcome { digest, stats, counts, failure: self.failure }
