@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -20,7 +20,7 @@ use trunkline_tests::damage::damaged;
 use trunkline_tests::faulty_disk::{FaultyDisk, ReadFault, Schedule, WriteFault};
 use trunkline_tests::object_server::{AnswerFault, ObjectServer};
 use trunkline_tests::server::{Client, TestServer, greedy};
-use trunkline_tests::tiered::{BLOCK_SIZE, ask_all, config, plain_texts, prompts};
+use trunkline_tests::tiered::{BLOCK_SIZE, ask_all, assert_replays, config, plain_texts, prompts};
 
 /// Rounds of all prompts until a counter must have risen: some requests compute what they could load.
 const ROUNDS_MAX: u32 = 300;
@@ -41,6 +41,7 @@ async fn serve(
     let stores = |model: &ModelInfo| {
         let mut settings = StoreSettings::new(layout(model, BLOCK_SIZE), 1 << 30);
         (settings.tiers, settings.compression) = (media, compression);
+        settings.search_until = disk.is_held().then(Instant::now);
         let (store, found) = Store::open_on(settings, &|folder| disk.files(folder)).unwrap();
         vec![EngineStore { store, found }]
     };
@@ -149,6 +150,34 @@ async fn a_disk_that_fails_in_every_way_changes_no_text() {
     ask_until_risen(&mut client, &texts, "the next server", hits).await;
     assert!(place(&store_info(&mut client).await, "disk").faults.is_empty());
     drained(server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_answers_before_a_slow_disk_is_searched_and_finds_its_blocks_later() {
+    let texts = plain_texts().await;
+    let (dir, disk) = (tempfile::tempdir().unwrap(), FaultyDisk::default());
+    let (folder, record) = (dir.path().join("disk"), dir.path().join("record.jsonl"));
+    let hits = |store: &StoreInfo| place(store, "disk").hit_blocks;
+    let server = serve(&["disk"], vec![disk_medium(&folder)], Compression::Off, &disk, None).await;
+    let mut client = server.client().await;
+    ask_until_risen(&mut client, &texts, "a healthy disk", hits).await;
+    client.settled().await;
+    let blocks = place(&store_info(&mut client).await, "disk").blocks;
+    drained(server).await;
+    disk.hold(true);
+    let server = serve(&["disk"], vec![disk_medium(&folder)], Compression::Off, &disk, Some(&record)).await;
+    let mut client = server.client().await;
+    let prompt = &prompts()[0];
+    let first = client.ask(greedy(prompt, 8)).await.unwrap();
+    assert_eq!((first.text, first.usage.cached_tokens), (texts[0].clone(), 0));
+    assert!(place(&store_info(&mut client).await, "disk").blocks < blocks, "only blocks of this server");
+    disk.hold(false);
+    client.until(|info| place(info.engines[0].store.as_ref().unwrap(), "disk").blocks >= blocks).await;
+    let (again, cached) = ask_all(&mut client).await;
+    assert!(cached[1..].iter().all(|tokens| *tokens > 200), "prompts of the first server are on the disk: {cached:?}");
+    assert_eq!(again, texts);
+    client.settled().await;
+    assert_replays(&record, &drained(server).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
