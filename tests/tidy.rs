@@ -12,6 +12,8 @@ mod measure;
 mod modules;
 #[path = "tidy/source.rs"]
 mod source;
+#[path = "tidy/supply.rs"]
+mod supply;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -153,6 +155,13 @@ fn memory_is_not_asked_for_by_a_number_that_someone_typed() {
         unbounded.join("; ")
     );
     assert_eq!(allocations::unused(&sources()), [""; 0], "bounds in tidy/allocations.rs of numbers that are gone");
+}
+
+#[test]
+fn crates_of_the_build_have_allowed_licences_and_one_version() {
+    let rules = fs::read_to_string(root().join("deny.toml")).expect("the rules are there");
+    let faults = supply::faults(&root(), &supply::Rules::read(&rules));
+    assert!(faults.is_empty(), "{}; see deny.toml", faults.join("; "));
 }
 
 #[test]
