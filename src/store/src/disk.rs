@@ -167,6 +167,11 @@ impl Disk {
         let log = Arc::new(Log::new(settings.limits(room)?, files, folder));
         let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "read the segments", source };
         let (old, next_segment) = recovery::old_segments(&log).map_err(failed)?;
+        if !old.is_empty() {
+            // Behind all writes from before, which are not known yet: a segment has fewer records than this.
+            let before = next_segment.saturating_mul(1 << 32).min(u64::MAX >> 1);
+            log.counters.sequence.fetch_max(before, Relaxed);
+        }
         let (queue, search) = (Arc::new(WriteQueue::new(QUEUE_BYTES)), Arc::<Search>::default());
         let (writer, finisher) = Writer::new(&log, &queue, next_segment);
         let threads = Vec::new();
