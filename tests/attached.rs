@@ -2,6 +2,8 @@
 
 #[path = "attached/absence.rs"]
 mod absence;
+#[path = "attached/damaged.rs"]
+mod damaged;
 #[path = "attached/faults.rs"]
 mod faults;
 #[path = "attached/offer.rs"]

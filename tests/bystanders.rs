@@ -1,17 +1,23 @@
 //! One hostile client of each kind beside eight streams, on one connection as behind a gateway: what a client does wrong costs that client
 //! alone. The texts of the others, the steps of their engine and their cached prefixes are those without the hostile client.
+//!
+//! Beside the kinds that are known, seeds damage the bytes of whole connections: `TRUNKLINE_SEEDS=100000 cargo test -p trunkline-tests --test bystanders damaged`.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::Code;
 use trunkline_core::Config;
+use trunkline_driver::seeds::Sample;
 use trunkline_server::NetworkLimits;
-use trunkline_server::proto::{AbortRequest, GenerateRequest};
+use trunkline_server::proto::{AbortRequest, GenerateRequest, GetModelInfoRequest};
+use trunkline_tests::damage::damaged;
 use trunkline_tests::gateway::{GENERATE, Gateway, Reply};
-use trunkline_tests::raw::{FRAME_BYTES, RawClient, framed, literal};
+use trunkline_tests::raw::{FRAME_BYTES, PREFACE, RawClient, framed, literal};
 use trunkline_tests::server::{TestServer, gated, greedy};
 
 /// Streams that behave.
@@ -20,6 +26,8 @@ const STREAMS: usize = 8;
 const TOKENS: u32 = 40;
 /// Steps before the hostile client acts: in the middle of the answers.
 const STEPS_BEFORE: u64 = 12;
+/// Damaged connections beside one set of streams.
+const DAMAGED: usize = 50;
 /// Time after which a hostile client gives up: the server does not answer.
 const WATCHDOG: Duration = Duration::from_secs(60);
 /// Reasons for the end of a connection or a call: RFC 9113, section 7.
@@ -215,8 +223,23 @@ const KINDS: &[Kind] = &[
     }),
 ];
 
+/// Connections with damaged bytes, one for each seed, which are closed behind them.
+const DAMAGED_CALLS: Kind = kind!("damaged calls", |world| {
+    for seed in std::mem::take(&mut world.seeds) {
+        let bytes = world.damaged_connection(seed);
+        let mut socket = RawClient::silent(([127, 0, 0, 1], 0).into(), world.server.addr()).await.unwrap();
+        // The server may end the connection at any byte.
+        if socket.write_all(&bytes).await.is_ok() && socket.shutdown().await.is_ok() {
+            let _ = socket.read_to_end(&mut Vec::new()).await;
+        }
+    }
+    world.watcher_until_calls(STREAMS as u64 + 1).await;
+});
+
 /// A server with eight streams under way.
 struct World {
+    /// Seeds of connections to damage.
+    seeds: Vec<u64>,
     server: TestServer,
     gateway: Gateway,
     /// Connections that stay open.
@@ -243,6 +266,26 @@ impl World {
         let stream = self.gateway.raw.headers_with(GENERATE, more, FRAME_BYTES).await.unwrap();
         self.gateway.raw.data(stream, bytes, true).await.unwrap();
         self.gateway.ended(stream).await
+    }
+
+    /// Returns the bytes of a connection with up to six calls, damaged.
+    fn damaged_connection(&self, seed: u64) -> Vec<u8> {
+        let mut rng = Pcg64Mcg::seed_from_u64(seed);
+        let mut bytes = [PREFACE, &frame(4, 0, 0, &[])].concat();
+        for n in 0..rng.random_range(1..=6) {
+            let (path, message) = match rng.random_range(0..6) {
+                0..2 => (GENERATE, framed(&greedy("a prompt that is to be damaged", 5))),
+                2 => ("/trunkline.v1.Inference/GetModelInfo", framed(&GetModelInfoRequest::default())),
+                3 => ("/trunkline.v1.Inference/Abort", framed(&AbortRequest { request_ids: vec!["0".into()] })),
+                4 => ("/grpc.health.v1.Health/Watch", vec![0; 5]),
+                _ => ("/trunkline.v1.Sessions/Create", vec![0; 5]),
+            };
+            let stream = 1 + 2 * n;
+            bytes.extend(frame(1, 4, stream, &self.gateway.raw.header_block(path)));
+            bytes.extend(frame(0, 1, stream, &message));
+            bytes.extend(frame(8, 0, 0, &1_u32.to_be_bytes()));
+        }
+        damaged(&bytes, &mut rng)
     }
 
     /// Waits until so many calls are open, that of the question included.
@@ -295,7 +338,7 @@ fn prompts() -> Vec<String> {
 }
 
 /// Runs the eight streams, with a hostile client beside them or alone.
-async fn run(kind: Option<&Kind>) -> Seen {
+async fn run(kind: Option<&Kind>, seeds: &[u64]) -> Seen {
     let (wrap, gate) = gated();
     let config = Config { device_blocks: 512, ..Config::default() };
     let server = TestServer::start_options(config, |options| options.network = patient(), wrap).await;
@@ -307,7 +350,7 @@ async fn run(kind: Option<&Kind>) -> Seen {
     }
     (0..STEPS_BEFORE).for_each(|_| gate.send(()).unwrap());
     client.until(|info| info.counters.unwrap().steps >= STEPS_BEFORE).await;
-    let mut world = World { server, gateway, others: Vec::new() };
+    let mut world = World { seeds: seeds.to_vec(), server, gateway, others: Vec::new() };
     if let Some(kind) = kind {
         tokio::time::timeout(WATCHDOG, (kind.act)(&mut world)).await.expect("the server answers");
     }
@@ -328,11 +371,20 @@ async fn run(kind: Option<&Kind>) -> Seen {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_hostile_client_does_costs_it_alone() {
-    let alone = run(None).await;
+    let alone = run(None, &[]).await;
     assert!(alone.cached.iter().all(|cached| *cached >= 96), "whole blocks of the prompts: {:?}", alone.cached);
     assert!(alone.texts.iter().all(|text| !text.is_empty()));
     for kind in KINDS {
         println!("{}", kind.name);
-        assert_eq!(run(Some(kind)).await, alone, "{}", kind.name);
+        assert_eq!(run(Some(kind), &[]).await, alone, "{}", kind.name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_calls_cost_their_senders_alone() {
+    let alone = run(None, &[]).await;
+    for seeds in Sample::from_env(31, 2 * DAMAGED).seeds.chunks(DAMAGED) {
+        println!("each of {seeds:?} alone with TRUNKLINE_SEED");
+        assert_eq!(run(Some(&DAMAGED_CALLS), seeds).await, alone);
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! CONTRIBUTING.md explains the rules; `tidy/limits.rs` has the numbers.
 
+#[path = "tidy/allocations.rs"]
+mod allocations;
 #[path = "tidy/limits.rs"]
 mod limits;
 #[path = "tidy/measure.rs"]
@@ -10,6 +12,8 @@ mod measure;
 mod modules;
 #[path = "tidy/source.rs"]
 mod source;
+#[path = "tidy/supply.rs"]
+mod supply;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,17 +36,21 @@ const UNSAFE_FILES: [&str; 6] = [
 ];
 
 /// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.
-const LOW_CRATES: [(&str, &[&str]); 11] = [
+const LOW_CRATES: [(&str, &[&str]); 12] = [
     ("src/attach/Cargo.toml", &["trunkline-port"]),
-    ("src/chat/Cargo.toml", &["trunkline-port"]),
+    ("src/chat/Cargo.toml", &["trunkline-port", "trunkline-quote"]),
     ("src/codec/Cargo.toml", &[]),
     ("src/files/Cargo.toml", &[]),
     ("src/foreign/Cargo.toml", &[]),
     ("src/pages/Cargo.toml", &[]),
-    ("src/port/Cargo.toml", &[]),
-    ("src/store/Cargo.toml", &["trunkline-codec", "trunkline-files", "trunkline-foreign", "trunkline-port"]),
+    ("src/port/Cargo.toml", &["trunkline-quote"]),
+    ("src/quote/Cargo.toml", &[]),
+    (
+        "src/store/Cargo.toml",
+        &["trunkline-codec", "trunkline-files", "trunkline-foreign", "trunkline-port", "trunkline-quote"],
+    ),
     ("src/streaming/Cargo.toml", &["trunkline-port"]),
-    ("src/text/Cargo.toml", &["trunkline-foreign"]),
+    ("src/text/Cargo.toml", &["trunkline-foreign", "trunkline-quote"]),
     // The last is for tests alone.
     (
         "src/worker/Cargo.toml",
@@ -51,6 +59,7 @@ const LOW_CRATES: [(&str, &[&str]); 11] = [
             "trunkline-foreign",
             "trunkline-pages",
             "trunkline-port",
+            "trunkline-quote",
             "trunkline-streaming",
             "trunkline-text",
         ],
@@ -121,10 +130,38 @@ fn tests_wait_for_events_and_not_for_time() {
 
 #[test]
 fn unsafe_code_stays_where_it_is_needed() {
-    let block = ["unsafe", " {"].concat();
     for (name, text) in sources() {
-        assert!(!text.contains(&block) || UNSAFE_FILES.contains(&name.as_str()), "{name} contains unsafe code");
+        let is_unsafe = source::identifiers(&source::code_of(&text)).contains(&"unsafe");
+        assert!(!is_unsafe || UNSAFE_FILES.contains(&name.as_str()), "{name} contains unsafe code");
     }
+}
+
+#[test]
+fn bad_input_is_shown_by_one_function() {
+    for (name, text) in sources().iter().filter(|(name, _)| !name.starts_with("tests/") && !name.contains("/tests")) {
+        for text in source::texts(&source::without_tests(text)) {
+            let own = source::quoted_by_hand(&text);
+            assert!(own.is_empty(), "{name}: show {own} by `trunkline_quote::quoted`, which cuts what is too long");
+        }
+    }
+}
+
+#[test]
+fn memory_is_not_asked_for_by_a_number_that_someone_typed() {
+    let unbounded = allocations::unbounded(&sources());
+    assert!(
+        unbounded.is_empty(),
+        "{}; let it grow, cap it, or name its bound in tidy/allocations.rs",
+        unbounded.join("; ")
+    );
+    assert_eq!(allocations::unused(&sources()), [""; 0], "bounds in tidy/allocations.rs of numbers that are gone");
+}
+
+#[test]
+fn crates_of_the_build_have_allowed_licences_and_one_version() {
+    let rules = fs::read_to_string(root().join("deny.toml")).expect("the rules are there");
+    let faults = supply::faults(&root(), &supply::Rules::read(&rules));
+    assert!(faults.is_empty(), "{}; see deny.toml", faults.join("; "));
 }
 
 #[test]
@@ -142,8 +179,8 @@ fn the_core_is_pure_and_arrows_point_down() {
     let (of_the_core, of_its_tests) = core.split_once("[dev-dependencies]").expect("the core has tests");
     assert_eq!(
         of_the_house(of_the_core),
-        ["trunkline-pages", "trunkline-port"],
-        "the core depends on the port and on huge pages alone"
+        ["trunkline-pages", "trunkline-port", "trunkline-quote"],
+        "the core depends on the port, huge pages and the quoting of input alone"
     );
     assert_eq!(of_the_house(of_its_tests), ["trunkline-driver"], "its tests depend on the driver alone");
     for (path, allowed) in LOW_CRATES {

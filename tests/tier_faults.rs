@@ -1,20 +1,26 @@
 //! A disk and a remote store that fail in every way, through the server: each request ends with the text of a server without tiers, counters
-//! show the faults by kind, and the server drains.
+//! show the faults by kind, and the server drains. Seeds mix the faults of all tiers, and damage the folder of a disk between two servers:
+//! `TRUNKLINE_SEEDS=1000 cargo test -p trunkline-tests --test tier_faults seeded`.
 
-use std::path::Path;
-use std::time::Duration;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 use trunkline_cluster::ClusterConfig;
 use trunkline_core::Write;
+use trunkline_driver::seeds::Sample;
 use trunkline_port::ModelInfo;
 use trunkline_server::proto::{Store as StoreInfo, StoreLink, StorePlace};
 use trunkline_server::{EngineStore, Options, Outcome, layout};
 use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_store::{Compression, Store, StoreSettings, TierMedium};
+use trunkline_tests::damage::damaged;
 use trunkline_tests::faulty_disk::{FaultyDisk, ReadFault, Schedule, WriteFault};
 use trunkline_tests::object_server::{AnswerFault, ObjectServer};
 use trunkline_tests::server::{Client, TestServer, greedy};
-use trunkline_tests::tiered::{BLOCK_SIZE, ask_all, config, plain_texts, prompts};
+use trunkline_tests::tiered::{BLOCK_SIZE, ask_all, assert_replays, config, plain_texts, prompts};
 
 /// Rounds of all prompts until a counter must have risen: some requests compute what they could load.
 const ROUNDS_MAX: u32 = 300;
@@ -35,6 +41,7 @@ async fn serve(
     let stores = |model: &ModelInfo| {
         let mut settings = StoreSettings::new(layout(model, BLOCK_SIZE), 1 << 30);
         (settings.tiers, settings.compression) = (media, compression);
+        settings.search_until = disk.is_held().then(Instant::now);
         let (store, found) = Store::open_on(settings, &|folder| disk.files(folder)).unwrap();
         vec![EngineStore { store, found }]
     };
@@ -146,6 +153,34 @@ async fn a_disk_that_fails_in_every_way_changes_no_text() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_server_answers_before_a_slow_disk_is_searched_and_finds_its_blocks_later() {
+    let texts = plain_texts().await;
+    let (dir, disk) = (tempfile::tempdir().unwrap(), FaultyDisk::default());
+    let (folder, record) = (dir.path().join("disk"), dir.path().join("record.jsonl"));
+    let hits = |store: &StoreInfo| place(store, "disk").hit_blocks;
+    let server = serve(&["disk"], vec![disk_medium(&folder)], Compression::Off, &disk, None).await;
+    let mut client = server.client().await;
+    ask_until_risen(&mut client, &texts, "a healthy disk", hits).await;
+    client.settled().await;
+    let blocks = place(&store_info(&mut client).await, "disk").blocks;
+    drained(server).await;
+    disk.hold(true);
+    let server = serve(&["disk"], vec![disk_medium(&folder)], Compression::Off, &disk, Some(&record)).await;
+    let mut client = server.client().await;
+    let prompt = &prompts()[0];
+    let first = client.ask(greedy(prompt, 8)).await.unwrap();
+    assert_eq!((first.text, first.usage.cached_tokens), (texts[0].clone(), 0));
+    assert!(place(&store_info(&mut client).await, "disk").blocks < blocks, "only blocks of this server");
+    disk.hold(false);
+    client.until(|info| place(info.engines[0].store.as_ref().unwrap(), "disk").blocks >= blocks).await;
+    let (again, cached) = ask_all(&mut client).await;
+    assert!(cached[1..].iter().all(|tokens| *tokens > 200), "prompts of the first server are on the disk: {cached:?}");
+    assert_eq!(again, texts);
+    client.settled().await;
+    assert_replays(&record, &drained(server).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_remote_store_that_fails_in_every_way_changes_no_text() {
     let texts = plain_texts().await;
     let objects = ObjectServer::start().await;
@@ -184,9 +219,11 @@ async fn a_remote_store_that_fails_in_every_way_changes_no_text() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn faults_of_all_tiers_at_once_change_no_text_and_the_recording_gives_the_same_decisions() {
+async fn seeded_faults_of_all_tiers_at_once_change_no_text_and_the_recording_gives_the_same_decisions() {
     let texts = plain_texts().await;
-    for (seed, compression) in [(1, Compression::Store), (2, Compression::Off)] {
+    for (n, seed) in Sample::from_env(41, 2).seeds.into_iter().enumerate() {
+        println!("seed {seed}");
+        let compression = [Compression::Store, Compression::Off][n % 2];
         let (dir, disk, objects) = (tempfile::tempdir().unwrap(), FaultyDisk::default(), ObjectServer::start().await);
         let folder = dir.path().join("disk");
         let media = vec![TierMedium::Host, disk_medium(&folder), remote_medium(&objects)];
@@ -208,4 +245,59 @@ async fn faults_of_all_tiers_at_once_change_no_text_and_the_recording_gives_the_
         let replayed = replay_recorded(&record, &mut |_| {}).unwrap();
         assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
     }
+}
+
+/// Copies a folder's files.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// Damages one to six files of a folder: their bytes, their names, or all of them.
+fn damage_folder(folder: &Path, seed: u64) {
+    let mut rng = Pcg64Mcg::seed_from_u64(seed);
+    for n in 0..rng.random_range(1..=6) {
+        let mut files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        let [one, other] = [(); 2].map(|()| files[rng.random_range(0..files.len())].clone());
+        match rng.random_range(0..8) {
+            0 => fs::remove_file(one).unwrap(),
+            1 => fs::write(one, b"").unwrap(),
+            2 => fs::rename(one, other).unwrap(),
+            3 => drop(fs::copy(&one, folder.join(format!("segment-{:016x}.tkv", 100 + n))).unwrap()),
+            _ => {
+                let bytes = fs::read(&one).unwrap();
+                fs::write(one, damaged(&bytes, &mut rng)).unwrap();
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn seeded_damage_of_a_folder_between_two_servers_changes_no_text() {
+    let texts = plain_texts().await;
+    let (dir, disk) = (tempfile::tempdir().unwrap(), FaultyDisk::default());
+    let [whole, folder] = ["whole", "damaged"].map(|name| dir.path().join(name));
+    let start =
+        async |folder: &Path| serve(&["disk"], vec![disk_medium(folder)], Compression::Store, &disk, None).await;
+    let hits = |store: &StoreInfo| place(store, "disk").hit_blocks;
+    let server = start(&whole).await;
+    ask_until_risen(&mut server.client().await, &texts, "a healthy disk", hits).await;
+    drained(server).await;
+    let mut found = 0;
+    for seed in Sample::from_env(43, 8).seeds {
+        println!("seed {seed}");
+        copy(&whole, &folder);
+        damage_folder(&folder, seed);
+        let server = start(&folder).await;
+        let mut client = server.client().await;
+        assert_eq!(ask_all(&mut client).await.0, texts);
+        found += hits(&store_info(&mut client).await);
+        client.settled().await;
+        drained(server).await;
+        fs::remove_dir_all(&folder).unwrap();
+    }
+    assert!(found > 0, "no block was found in any folder");
 }

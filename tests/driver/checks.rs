@@ -5,6 +5,17 @@ use trunkline_core::{Place, SeqFault, Step, StepSeq};
 use crate::Driver;
 
 impl Driver {
+    /// Checks that the requests which the worker failed have ended, unless the worker may have failed them for what another spoiled.
+    pub(crate) fn check_failed(&mut self) {
+        for (id, _) in std::mem::take(&mut self.sent.failed) {
+            let goes_on = self.sent.withdrawn.contains(&id)
+                || self.sent.starting_over.contains(&id)
+                || self.worker.faults.fails_reader
+                || !self.joined;
+            assert!(goes_on || !self.live.contains(&id), "request {id} failed, and goes on");
+        }
+    }
+
     /// Ends the oldest step in flight, in which the sequence of a request fails.
     ///
     /// # Panics

@@ -35,18 +35,18 @@ fn own_tokens(id: u64, n: u32) -> Token {
 
 /// Events that explain later answers.
 #[derive(Default)]
-struct Sent {
+pub(crate) struct Sent {
     /// The step whose answer is being delivered, with its requests.
     answering: Vec<(u64, RequestId)>,
     /// Sequences that the worker failed in that step, unless later requests have their ids.
-    failed: Vec<(RequestId, SeqFault)>,
+    pub(crate) failed: Vec<(RequestId, SeqFault)>,
     /// `true` while a request with the id of a live one is being delivered.
     duplicate: bool,
-    withdrawn: BTreeSet<RequestId>,
+    pub(crate) withdrawn: BTreeSet<RequestId>,
     /// Requests that were preempted while a step ran them, when the event was delivered.
     preempted: BTreeSet<RequestId>,
     /// Requests that were about to start over, because they read what another failed to compute.
-    starting_over: BTreeSet<RequestId>,
+    pub(crate) starting_over: BTreeSet<RequestId>,
     closing: bool,
 }
 
@@ -98,7 +98,7 @@ pub struct Driver {
     pub(crate) blame: Blame,
     found: Found,
     pub(crate) progress: Progress,
-    sent: Sent,
+    pub(crate) sent: Sent,
 }
 
 impl Driver {
@@ -243,13 +243,7 @@ impl Driver {
             self.blame.succeeded();
             self.sent.answering.clear();
         }
-        for (id, _) in std::mem::take(&mut self.sent.failed) {
-            let goes_on = self.sent.withdrawn.contains(&id)
-                || self.sent.starting_over.contains(&id)
-                || self.worker.faults.fails_reader
-                || !self.joined;
-            assert!(goes_on || !self.live.contains(&id), "request {id} failed, and goes on");
-        }
+        self.check_failed();
         assert!(!std::mem::take(&mut self.sent.duplicate), "a request with the id of a live one is accepted");
         self.check();
         let preempted = std::mem::take(&mut self.sent.preempted);
@@ -413,6 +407,7 @@ impl Driver {
             }
             Action::Lookup(lookup) => self.lookups.push(*lookup),
             Action::Release { place, blocks } => self.worker.release(place, &blocks),
+            Action::Adopt { tier, blocks } => self.worker.adopt(tier, &blocks),
             Action::Token { request, token } => {
                 let known = self.requests.get_mut(&request).expect("a token for a known request");
                 assert!(!known.is_answered(), "request {request} goes on after its end");

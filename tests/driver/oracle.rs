@@ -365,6 +365,20 @@ impl OracleWorker {
         }
     }
 
+    /// Puts blocks of a tier's storage into slots. The storage has them under the numbers of other slots.
+    pub fn adopt(&mut self, tier: u8, blocks: &[(u32, Option<u32>)]) {
+        if blocks.iter().all(|(_, slot)| slot.is_none()) {
+            return;
+        }
+        let memory = self.memory(Place::Tier(tier));
+        let contents: Vec<_> = blocks.iter().map(|(number, _)| memory.block(*number).to_vec()).collect();
+        for (slot, contents) in blocks.iter().map(|(_, slot)| *slot).zip(contents) {
+            if let Some(slot) = slot {
+                memory.block(slot).copy_from_slice(&contents);
+            }
+        }
+    }
+
     fn memory(&mut self, place: Place) -> &mut Memory {
         match place {
             Place::Device => &mut self.device,

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg32;
@@ -91,18 +91,38 @@ impl Schedule {
 
 /// A disk whose faults a test chooses.
 #[derive(Clone, Debug)]
-pub struct FaultyDisk(Arc<Mutex<Schedule>>);
+pub struct FaultyDisk {
+    schedule: Arc<Mutex<Schedule>>,
+    /// `true` while no file opens, and the notice of the end of that.
+    held: Arc<(Mutex<bool>, Condvar)>,
+}
 
 impl Default for FaultyDisk {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(Schedule::HEALTHY)))
+        Self { schedule: Arc::new(Mutex::new(Schedule::HEALTHY)), held: Arc::default() }
     }
 }
 
 impl FaultyDisk {
     /// Replaces the faults to come.
     pub fn set(&self, schedule: Schedule) {
-        *self.0.lock().expect("no holder panics") = schedule;
+        *self.schedule.lock().expect("no holder panics") = schedule;
+    }
+
+    /// Has files that are there opened only when the disk is let go, or again at once.
+    pub fn hold(&self, is_held: bool) {
+        *self.held.0.lock().expect("no holder panics") = is_held;
+        self.held.1.notify_all();
+    }
+
+    /// Returns `true` while no file opens.
+    pub fn is_held(&self) -> bool {
+        *self.held.0.lock().expect("no holder panics")
+    }
+
+    fn pass(&self) {
+        let held = self.held.0.lock().expect("no holder panics");
+        drop(self.held.1.wait_while(held, |is_held| *is_held).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Returns the files of a folder, for [`trunkline_store::Store::open_on`].
@@ -111,11 +131,11 @@ impl FaultyDisk {
     }
 
     fn read(&self) -> Option<ReadFault> {
-        self.0.lock().expect("no holder panics").read()
+        self.schedule.lock().expect("no holder panics").read()
     }
 
     fn write(&self) -> Option<WriteFault> {
-        self.0.lock().expect("no holder panics").write()
+        self.schedule.lock().expect("no holder panics").write()
     }
 }
 
@@ -140,6 +160,7 @@ impl Files for FaultyFiles {
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn BlockFile>> {
+        self.disk.pass();
         Ok(self.wrap(self.files.open(path)?))
     }
 

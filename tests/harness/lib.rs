@@ -2,6 +2,7 @@
 
 pub mod attached;
 pub mod cluster_pressure;
+pub mod damage;
 pub mod faulty_disk;
 pub mod gateway;
 pub mod object_server;

@@ -171,6 +171,35 @@ pub fn identifier_parts(text: &str) -> Vec<String> {
     out
 }
 
+/// Returns the code without comments and the contents of strings.
+pub fn code_of(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let lines = lines.map(|line| line.split(" // ").next().unwrap_or(line)).collect::<Vec<_>>().join("\n");
+    // Every second piece between quotes is a string.
+    lines.replace("\\\"", "").replace("'\"'", "").split('"').step_by(2).collect::<Vec<_>>().join("\"\"")
+}
+
+/// Returns the keywords and names of code.
+pub fn identifiers(code: &str) -> Vec<&str> {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_').collect()
+}
+
+/// Returns the texts in quotes.
+pub fn texts(text: &str) -> Vec<String> {
+    let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    code.collect::<Vec<_>>().join("\n").replace("\\\"", "`").split('"').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// Returns the first value that a format shows in single quotes of its own; empty without one.
+pub fn quoted_by_hand(format: &str) -> &str {
+    let values = format.match_indices("'{").filter_map(|(at, _)| {
+        let name = format[at + 2..].split_once("}'")?.0;
+        let is_name = name.chars().all(|c| c.is_alphanumeric() || c == '_');
+        is_name.then(|| &format[at..at + name.len() + 4])
+    });
+    values.into_iter().next().unwrap_or_default()
+}
+
 /// Returns the module paths that the code of a file names after `root` (`crate` or `super`), as in `["a", "b"]`.
 pub fn paths(text: &str, root: &str) -> Vec<Vec<String>> {
     let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
@@ -253,6 +282,23 @@ mod tests {
             identifier_parts("let SetAside = set_aside(\"dear\"); // x"),
             ["let", "set", "aside", "set", "aside", "x"]
         );
+    }
+
+    #[test]
+    fn code_is_told_from_comments_and_strings() {
+        for code in ["unsafe { x }", "unsafe impl Send for A {}", "pub unsafe fn a() {}", "unsafe extern \"C\" {}"] {
+            assert!(identifiers(&code_of(code)).contains(&"unsafe"), "{code}");
+        }
+        for code in ["// unsafe {", "let a = \"unsafe {\";", "#[expect(unsafe_code)]", "let unsafe_files = 1;"] {
+            assert!(!identifiers(&code_of(code)).contains(&"unsafe"), "{code}");
+        }
+    }
+
+    #[test]
+    fn values_in_quotes_of_a_format_are_found() {
+        assert_eq!(texts("f(\"a\", 'b');\n// \"c\"\nf(\"d \\\"e\\\"\")"), ["a", "d `e`"]);
+        assert_eq!(["'{a}'", "x '{}' y", "'{0}'"].map(quoted_by_hand), ["'{a}'", "'{}'", "'{0}'"]);
+        assert_eq!(["{a}", "'a'", "'{{x}}'", "'{a}:{b}'"].map(quoted_by_hand), [""; 4]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes the certificates of the TLS tests, valid for a hundred years: an authority, a server `localhost`, a client, and another
-# authority that nobody trusts. The keys protect nothing.
+# authority that nobody trusts; and one with the server's key that was valid for the first hour of 2020. The keys protect nothing.
 set -e
 cd "$(dirname "$0")"
 authority() {
@@ -16,4 +16,11 @@ authority ca "Trunkline tests"
 authority other-ca "Another"
 leaf server "DNS:localhost,IP:127.0.0.1"
 leaf client "DNS:client"
-rm ca.key ca.srl other-ca.key
+mkdir own
+: > own/index
+printf '%s\n' "[ca]" "default_ca=own" "[own]" "new_certs_dir=own" "database=own/index" "default_md=sha256" "policy=names" "rand_serial=yes" "x509_extensions=leaf" \
+    "[names]" "commonName=supplied" "[req]" "distinguished_name=names" \
+    "[leaf]" "subjectAltName=DNS:localhost" "basicConstraints=CA:FALSE" > own/conf
+openssl req -new -config own/conf -key server.key -subj "/CN=localhost" -out own/csr
+openssl ca -batch -notext -selfsign -config own/conf -keyfile server.key -in own/csr -startdate 20200101000000Z -enddate 20200101010000Z -out expired.pem
+rm -r own ca.key ca.srl other-ca.key

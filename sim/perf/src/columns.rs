@@ -7,6 +7,8 @@
 
 use std::path::PathBuf;
 
+use trunkline_quote::quoted;
+
 #[cfg(feature = "parquet")]
 mod read;
 #[cfg(not(feature = "parquet"))]
@@ -139,13 +141,13 @@ pub enum ColumnFault {
     )]
     Unavailable,
     /// Column missing from the file.
-    #[error("there is no column '{0}'")]
+    #[error("there is no column {}", quoted(.0))]
     MissingColumn(String),
     /// Column of an unsupported type.
-    #[error("column '{0}' is nested, or neither numbers, text nor booleans")]
+    #[error("column {} is nested, or neither numbers, text nor booleans", quoted(.0))]
     Unread(String),
     /// Cell of another type than its column: a fault of the caller.
-    #[error("column '{0}' does not take what was written to it")]
+    #[error("column {} does not take what was written to it", quoted(.0))]
     WrongCell(String),
 }
 

@@ -8,6 +8,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use trunkline_quote::quoted;
+
 /// Latest failure, seconds: 30 years, far below the limit of the clock.
 const TIME_S_MAX: f64 = 1e9;
 
@@ -35,10 +37,10 @@ pub struct Slow {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum FaultError {
     /// Failure of another form than `REPLICA@SECONDS..SECONDS`.
-    #[error("failure is '{0}'; give REPLICA@SECONDS, or REPLICA@SECONDS..SECONDS if it comes back, such as 2@30..60")]
+    #[error("failure is {}; give REPLICA@SECONDS, or REPLICA@SECONDS..SECONDS if it comes back, such as 2@30..60", quoted(.0))]
     BadFailure(String),
     /// Slowness of another form than `REPLICA:FACTOR`.
-    #[error("slowness is '{0}'; give REPLICA:FACTOR with a factor above 0, such as 2:1.5")]
+    #[error("slowness is {}; give REPLICA:FACTOR with a factor above 0, such as 2:1.5", quoted(.0))]
     BadSlow(String),
     /// Number of no replica in the fleet.
     #[error("replica {replica} is to {what}, but there are {replicas}, numbered from 0")]

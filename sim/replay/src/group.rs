@@ -10,6 +10,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use trunkline_quote::quoted;
 use trunkline_sim_perf::cost::Parallel;
 use trunkline_sim_perf::hardware::Hardware;
 
@@ -54,9 +55,9 @@ pub struct FleetSpec(pub Vec<GroupSpec>);
 /// Invalid fleet, as given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "fleet is '{0}'; give HARDWARE[:SHAPE][*REPLICAS] for each kind, separated by commas, such as h100-80g*2,a100-80g:tp2*4, with 1 to \
+    "fleet is {}; give HARDWARE[:SHAPE][*REPLICAS] for each kind, separated by commas, such as h100-80g*2,a100-80g:tp2*4, with 1 to \
      {REPLICAS_MAX} replicas in all"
-)]
+, quoted(.0))]
 pub struct BadFleet(pub String);
 
 /// Replicas in a fleet, at most.

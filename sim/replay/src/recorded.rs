@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use trunkline_cluster::record::{self, Line, RecordError};
+use trunkline_cluster::record::{self, InputsDigest, Line, RecordError};
 use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineId, Input, Output};
 use trunkline_core::event::{Action, Event};
 use trunkline_core::{ConfigError, Request};
@@ -32,9 +32,12 @@ pub struct Replayed {
     pub digest: String,
     /// Digest of the recorded decisions; `None` without a trailer.
     pub recorded_digest: Option<String>,
-    /// `true` if the digests are equal; `None` without a recorded digest.
+    /// `true` if the digests are equal, of decisions and of inputs; `None` without a recorded digest.
     #[serde(rename = "match")]
     pub matches: Option<bool>,
+    /// `true` if the inputs are those that were recorded; `None` if the recording does not say, as of an earlier version: then an input that was changed without
+    /// a change of a decision is not found.
+    pub inputs_match: Option<bool>,
     /// Kind of truncation; `None` for a whole recording.
     pub cut_off: Option<CutOff>,
 }
@@ -185,6 +188,8 @@ struct Replay {
     requests: u64,
     at_ns: u64,
     recorded_digest: Option<String>,
+    inputs: InputsDigest,
+    inputs_match: Option<bool>,
     cut_off: Option<CutOff>,
     outputs: Vec<Output>,
 }
@@ -195,9 +200,10 @@ fn header_version(line: &[u8]) -> Option<u32> {
     u32::try_from(header.get("trunkline_recording")?.as_u64()?).ok()
 }
 
-/// Reads the header and returns the settings of the recorded cluster.
-fn header(lines: &mut Lines) -> Result<ClusterConfig, RecordingFault> {
+/// Reads the header, adds it to a digest, and returns the settings of the recorded cluster.
+fn header(lines: &mut Lines, inputs: &mut InputsDigest) -> Result<ClusterConfig, RecordingFault> {
     let first = lines.next_line()?.unwrap_or_default();
+    inputs.add(first);
     // The version is looked at before the rest of the header, which other versions may have in other forms.
     match header_version(first) {
         None => return Err(RecordingFault::NoHeader),
@@ -209,7 +215,8 @@ fn header(lines: &mut Lines) -> Result<ClusterConfig, RecordingFault> {
 
 impl Replay {
     fn new(lines: &mut Lines) -> Result<Self, RecordingFault> {
-        let config = header(lines)?;
+        let mut inputs = InputsDigest::default();
+        let config = header(lines, &mut inputs)?;
         let cluster = Cluster::new(&config).map_err(|fault| match (fault, config.engines.len()) {
             (ClusterError::Core { error, .. }, 1) => RecordingFault::Config(Box::new(error)),
             (fault, _) => RecordingFault::Cluster(Box::new(fault)),
@@ -221,6 +228,8 @@ impl Replay {
             requests: 0,
             at_ns: 0,
             recorded_digest: None,
+            inputs,
+            inputs_match: None,
             cut_off: None,
             outputs: Vec::new(),
         })
@@ -229,7 +238,13 @@ impl Replay {
     /// Handles a line; returns `false` at the end.
     fn next_line(&mut self, lines: &mut Lines, watch: &mut dyn FnMut(&Shown)) -> Result<bool, RecordingFault> {
         let line = match lines.next_line() {
-            Ok(Some(line)) => parse(line),
+            Ok(Some(line)) => {
+                let parsed = parse(line);
+                if !matches!(parsed, Ok(Line::End { .. })) {
+                    self.inputs.add(line);
+                }
+                parsed
+            }
             Ok(None) => {
                 if self.recorded_digest.is_none() {
                     self.cut_off = Some(CutOff::NoTrailer);
@@ -246,6 +261,7 @@ impl Replay {
         match line {
             _ if self.recorded_digest.is_some() => Err(RecordingFault::Misplaced),
             Ok(Line::End { end }) => {
+                self.inputs_match = end.inputs.map(|inputs| inputs == self.inputs.to_string());
                 self.recorded_digest = Some(end.digest);
                 Ok(true)
             }
@@ -290,13 +306,15 @@ impl Replay {
 
     fn end(self) -> Replayed {
         let digest = format!("{:016x}", self.cluster.digest());
-        let matches = self.recorded_digest.as_ref().map(|recorded| *recorded == digest);
+        let is_changed = self.inputs_match == Some(false);
+        let matches = self.recorded_digest.as_ref().map(|recorded| *recorded == digest && !is_changed);
         Replayed {
             events: self.events,
             requests: self.requests,
             digest,
             recorded_digest: self.recorded_digest,
             matches,
+            inputs_match: self.inputs_match,
             cut_off: self.cut_off,
         }
     }

@@ -4,6 +4,7 @@ use trunkline_cluster::router::{self, ROUTER_DEFAULT};
 use trunkline_cluster::{ClusterConfig, ClusterError, EngineConfig, Role};
 use trunkline_core::registry::RegistryError;
 use trunkline_core::{Config, ConfigError, WorkerFacts};
+use trunkline_quote::quoted;
 
 use crate::autoscale::{Autoscale, AutoscaleError};
 use crate::engine_memory::EngineMemory;
@@ -448,7 +449,7 @@ pub enum SettingsError {
     )]
     RolesAtOnce,
     /// Phase that no replica serves.
-    #[error("no replica has the role '{0}' or 'both'")]
+    #[error("no replica has the role {} or 'both'", quoted(.0))]
     NoRole(&'static str),
     /// Means of random failures out of range.
     #[error(transparent)]

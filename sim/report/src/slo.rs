@@ -10,6 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
+use trunkline_quote::quoted;
 
 use crate::figures::{Latency, Statistic};
 use crate::outcome::Outcome;
@@ -32,10 +33,10 @@ pub struct Slo {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SloError {
     /// SLO without the sign `=`.
-    #[error("SLO is '{0}'; give METRIC_STATISTIC=DURATION, such as ttft_p99=2s")]
+    #[error("SLO is {}; give METRIC_STATISTIC=DURATION, such as ttft_p99=2s", quoted(.0))]
     Form(String),
     /// Name of no known metric.
-    #[error("SLO '{spec}': there is no metric '{metric}'; there are: ttft, tpot, itl, e2e")]
+    #[error("SLO {spec}: there is no metric {metric}; there are: ttft, tpot, itl, e2e", spec = quoted(spec), metric = quoted(metric))]
     Metric {
         /// SLO as given on input.
         spec: String,
@@ -43,7 +44,7 @@ pub enum SloError {
         metric: String,
     },
     /// Name of no known statistic.
-    #[error("SLO '{spec}': there is no statistic '{statistic}'; there are: mean, p50, p90, p95, p99, max")]
+    #[error("SLO {spec}: there is no statistic {statistic}; there are: mean, p50, p90, p95, p99, max", spec = quoted(spec), statistic = quoted(statistic))]
     Statistic {
         /// SLO as given on input.
         spec: String,
@@ -51,7 +52,7 @@ pub enum SloError {
         statistic: String,
     },
     /// Duration without a valid number or unit.
-    #[error("SLO '{spec}': '{duration}' is no duration; give a number above 0 with s, ms or us, such as 50ms")]
+    #[error("SLO {spec}: {duration} is no duration; give a number above 0 with s, ms or us, such as 50ms", spec = quoted(spec), duration = quoted(duration))]
     Duration {
         /// SLO as given on input.
         spec: String,
@@ -59,7 +60,7 @@ pub enum SloError {
         duration: String,
     },
     /// Limit of ITL on each request; ITL belongs to tokens.
-    #[error("SLO '{0}': itl is of tokens, not of requests; give a statistic, such as itl_p99")]
+    #[error("SLO {}: itl is of tokens, not of requests; give a statistic, such as itl_p99", quoted(.0))]
     EachItl(String),
     /// Two limits for one metric and statistic.
     #[error("{0} is promised twice")]

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::Serialize;
+use trunkline_quote::quoted;
 
 use crate::lines::LineNumber;
 
@@ -70,7 +71,7 @@ pub enum DailyCurveError {
     #[error("{0} rates; a day has {HOURS}, one for each hour")]
     Hours(usize),
     /// Neither two rates nor a file.
-    #[error("daily curve is '{0}'; give a file with HOUR,RATE in {HOURS} lines, or PEAK:TROUGH, such as 1.5:0.4")]
+    #[error("daily curve is {}; give a file with HOUR,RATE in {HOURS} lines, or PEAK:TROUGH, such as 1.5:0.4", quoted(.0))]
     Spec(String),
 }
 
@@ -159,8 +160,9 @@ fn lines(text: &str) -> Result<Vec<f64>, (u64, String)> {
             let hour = hour.strip_suffix(":00").unwrap_or(hour).parse::<usize>().ok().filter(|hour| *hour < HOURS)?;
             Some((hour, rate.trim().parse::<f64>().ok()?))
         });
-        let (hour, rate) = parsed
-            .ok_or_else(|| (number, format!("'{line}' is no HOUR,RATE with an hour from 0 to 23, such as 14,1.2")))?;
+        let (hour, rate) = parsed.ok_or_else(|| {
+            (number, format!("{line} is no HOUR,RATE with an hour from 0 to 23, such as 14,1.2", line = quoted(line)))
+        })?;
         if rates[hour].replace(rate).is_some() {
             return Err((number, format!("hour {hour} is given twice")));
         }

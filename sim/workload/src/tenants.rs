@@ -6,6 +6,7 @@
 use std::str::FromStr;
 
 use trunkline_core::draw::unit;
+use trunkline_quote::quoted;
 
 /// Stream of draws for tenants; see [`trunkline_core::draw`].
 const TENANT_STREAM: u64 = 1;
@@ -24,7 +25,7 @@ pub struct Shares {
 
 /// Invalid shares, with a remedy.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("tenants are '{spec}'; give the share of each as a number above 0, at most {TENANTS_MAX}, such as 0.9,0.1")]
+#[error("tenants are {spec}; give the share of each as a number above 0, at most {TENANTS_MAX}, such as 0.9,0.1", spec = quoted(spec))]
 pub struct BadShares {
     /// Shares as given on input.
     pub spec: String,

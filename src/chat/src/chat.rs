@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use trunkline_port::Token;
+use trunkline_quote::quoted;
 
 use crate::layout::{Frame, Layout, Segment, SegmentKind};
 use crate::limits::Limits;
@@ -16,15 +17,16 @@ use crate::turn::{Answer, Turn, bytes_of};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// A turn with the id is being generated.
-    #[error("turn '{0}' is still being generated")]
+    #[error("turn {} is still being generated", quoted(.0))]
     StillRunning(String),
     /// Another turn is being generated.
     #[error(
-        "turn '{0}' is being generated; a session generates one turn at a time, so try again when that one has ended"
+        "turn {} is being generated; a session generates one turn at a time, so try again when that one has ended",
+        quoted(.0)
     )]
     Busy(String),
     /// The id names a turn with other input.
-    #[error("turn_id '{0}' names an earlier turn with other input, or without an answer")]
+    #[error("turn_id {} names an earlier turn with other input, or without an answer", quoted(.0))]
     IdTaken(String),
     /// A turn to be appended has no token.
     #[error("input is missing; send text or token ids")]
@@ -61,7 +63,7 @@ pub enum Refusal {
         context: u32,
     },
     /// No turn has this id.
-    #[error("turn_id '{0}' names no turn of the transcript")]
+    #[error("turn_id {} names no turn of the transcript", quoted(.0))]
     NoTurn(String),
     /// The turn was before the beginning of the transcript, or before a context that is no longer known.
     #[error("the transcript goes back to turn {first} only")]

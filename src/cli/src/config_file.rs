@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use trunkline_core::config::{Setting, StepTarget};
+use trunkline_quote::{cut, of_parser};
 
 use crate::attach_settings::{ATTACH_KEYS, AttachSettings};
 use crate::core_settings::{CoreFlags, CoreSettings, FileValue};
@@ -160,10 +161,10 @@ impl Settings {
             Err(err) => {
                 let before = err.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
                 let line = before.matches('\n').count() + 1;
-                let mut message = err.message().replace('\n', " ");
+                let mut message = of_parser(&err.message().replace('\n', " "));
                 if message == "duplicate key" {
                     let key = err.span().and_then(|span| text.get(span)).unwrap_or_default();
-                    message = format!("{key} is given twice");
+                    message = format!("{} is given twice", cut(key));
                 }
                 bail!("config file {name}, line {line}: {message}")
             }

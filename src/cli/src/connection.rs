@@ -7,6 +7,7 @@ use anyhow::{anyhow, ensure};
 use clap::Args;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
+use trunkline_quote::quoted;
 use trunkline_server::{ClientError, ClientTls, authorization, connect_tls, wants_tls};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,7 +62,7 @@ impl ConnectionArgs {
         );
         let scheme = if self.tls_ca.is_some() { "https" } else { "http" };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{addr}"))
-            .map_err(|_| anyhow!("'{}' is not an address; give HOST:PORT", self.addr))?
+            .map_err(|_| anyhow!("{} is not an address; give HOST:PORT", quoted(&self.addr)))?
             .connect_timeout(CONNECT_TIMEOUT);
         let connected = match &self.tls_ca {
             None => endpoint.connect().await.map_err(ClientError::from),

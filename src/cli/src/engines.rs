@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use trunkline_cluster::{ClusterConfig, EngineConfig, ROUTER_DEFAULT, Role};
 use trunkline_core::{Config, registry};
+use trunkline_quote::quoted;
 use trunkline_server::{Backend, MakeWorker, SamplingOffer};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Model, Worker, WorkerConfig};
@@ -213,7 +214,9 @@ pub fn roles(names: &str) -> anyhow::Result<Vec<Role>> {
                 let n = n.trim().parse().ok().filter(|n| (1..=ROLES_MAX).contains(n));
                 (
                     name,
-                    n.with_context(|| format!("role is '{text}'; give a number from 1 to {ROLES_MAX} behind the *"))?,
+                    n.with_context(|| {
+                        format!("role is {text}; give a number from 1 to {ROLES_MAX} behind the *", text = quoted(text))
+                    })?,
                 )
             }
         };

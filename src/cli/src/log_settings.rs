@@ -8,6 +8,7 @@ use anyhow::{anyhow, ensure};
 use clap::Args;
 use serde::de::MapAccess;
 use trunkline_core::registry;
+use trunkline_quote::quoted;
 use trunkline_server::Options;
 
 /// Keys of the settings, which are also the names of the flags.
@@ -94,8 +95,8 @@ impl LogSettings {
             let end = path.extension().and_then(OsStr::to_str).unwrap_or_default();
             ensure!(
                 !["gz", "zst", "parquet"].contains(&end),
-                "requests is '{}'; rows are written while the server runs, as CSV or JSON lines: name a .csv or .jsonl file",
-                path.display()
+                "requests is {}; rows are written while the server runs, as CSV or JSON lines: name a .csv or .jsonl file",
+                quoted(&path.display().to_string())
             );
             if self.record.as_ref() == Some(path) {
                 return Err(anyhow!("record and requests both write {}; give each a file of its own", path.display()));

@@ -24,6 +24,8 @@
 //! trunkline plan examples/traces/chat-and-agents.jsonl.gz --slo ttft_p99=2s
 //! ```
 
+use trunkline_quote::{cut, limited, of_parser};
+
 mod attach_settings;
 mod bench;
 mod cache;
@@ -69,6 +71,7 @@ mod worker;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use trunkline_core::ConfigError;
@@ -122,7 +125,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let Cli { command } = Cli::parse();
+    let Cli { command } = Cli::try_parse().unwrap_or_else(|err| with_short_values(err).exit());
     // Tables of benchmarks are not to be torn by what stores and servers report.
     let level = if matches!(command, Command::Bench(_)) { "warn" } else { "info" };
     let format = match &command {
@@ -156,15 +159,31 @@ fn main() -> ExitCode {
 
 /// Returns the message of an error, and the messages of its causes without repetitions. Settings of the core have the names of their flags.
 fn with_causes(err: &anyhow::Error) -> String {
-    let causes = err.chain().skip(1).map(ToString::to_string);
-    let text = causes
-        .fold(err.to_string(), |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") });
+    let causes = err.chain().skip(1).map(|cause| of_parser(&cause.to_string()));
+    let text =
+        causes.fold(
+            of_parser(&err.to_string()),
+            |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") },
+        );
     if err.chain().any(|cause| cause.is::<ConfigError>()) { core_settings::named_as_flags(&text) } else { text }
+}
+
+/// Returns an error of the command line that shows no more of a bad value than other messages do.
+fn with_short_values(mut err: clap::Error) -> clap::Error {
+    let shorter = |(kind, value): (ContextKind, &ContextValue)| match value {
+        ContextValue::String(text) => Some((kind, ContextValue::String(cut(text).to_string()))),
+        _ => None,
+    };
+    let shorter: Vec<_> = err.context().filter_map(shorter).collect();
+    for (kind, value) in shorter {
+        err.insert(kind, value);
+    }
+    err
 }
 
 fn fail(message: &str) -> ExitCode {
     // If standard error is closed, the message cannot be shown.
-    let _ = writeln!(io::stderr(), "error: {message}");
+    let _ = writeln!(io::stderr(), "error: {}", limited(message));
     ExitCode::FAILURE
 }
 

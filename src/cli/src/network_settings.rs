@@ -9,6 +9,7 @@ use clap::Args;
 use serde::de::MapAccess;
 use tokio::net::TcpListener;
 use tracing::warn;
+use trunkline_quote::quoted;
 use trunkline_server::{NetworkLimits, Options, TlsFiles};
 
 /// Longest time that a setting may have, seconds: a year.
@@ -186,7 +187,11 @@ impl NetworkSettings {
     pub async fn metrics_listener(&self) -> anyhow::Result<Option<TcpListener>> {
         let Some(addr) = &self.metrics else { return Ok(None) };
         let port = addr.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
-        ensure!(matches!(port, Some(Ok(_))), "metrics is '{addr}'; it must be HOST:PORT, as in 127.0.0.1:9400");
+        ensure!(
+            matches!(port, Some(Ok(_))),
+            "metrics is {addr}; it must be HOST:PORT, as in 127.0.0.1:9400",
+            addr = quoted(addr)
+        );
         let listener = TcpListener::bind(addr).await;
         Ok(Some(
             listener.with_context(|| format!("cannot serve metrics on {addr}; choose another --metrics HOST:PORT"))?,

@@ -12,6 +12,7 @@ use anyhow::{Context, ensure};
 use trunkline_port::{
     CopyError, DeviceBlocks, ModelInfo, RequestId, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs,
 };
+use trunkline_quote::quoted;
 use trunkline_server::{Backend, MakeWorker, SamplingOffer};
 use trunkline_text::Tokenizer;
 
@@ -44,7 +45,10 @@ impl FromStr for WorkerKind {
             None if text == "embedded" => Ok(Self::Embedded),
             None if text == "null" => Ok(Self::Null { step: Duration::ZERO }),
             Some(("null", step)) => Ok(Self::Null { step: duration(step)? }),
-            _ => anyhow::bail!("unknown worker '{text}'; there are: embedded, null, null:STEP as in null:10ms"),
+            _ => anyhow::bail!(
+                "unknown worker {text}; there are: embedded, null, null:STEP as in null:10ms",
+                text = quoted(text)
+            ),
         }
     }
 }
@@ -56,13 +60,16 @@ impl FromStr for WorkerKind {
 pub fn duration(text: &str) -> anyhow::Result<Duration> {
     let units = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
     let with_unit = units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)));
-    let (number, seconds) = with_unit.with_context(|| format!("'{text}' has no unit; give us, ms or s, as in 10ms"))?;
-    let number: f64 = number.parse().with_context(|| format!("'{text}' is not a number with a unit"))?;
+    let (number, seconds) =
+        with_unit.with_context(|| format!("{text} has no unit; give us, ms or s, as in 10ms", text = quoted(text)))?;
+    let number: f64 =
+        number.parse().with_context(|| format!("{text} is not a number with a unit", text = quoted(text)))?;
     let seconds = number * seconds;
     ensure!(
         (0.0..=STEP_MAX.as_secs_f64()).contains(&seconds),
-        "'{text}' is outside of the range from 0 to {} s",
-        STEP_MAX.as_secs()
+        "{text} is outside of the range from 0 to {} s",
+        STEP_MAX.as_secs(),
+        text = quoted(text)
     );
     Ok(Duration::from_secs_f64(seconds))
 }

@@ -265,6 +265,9 @@ fn run_recorded(path: &Path, json: Option<&Path>) -> anyhow::Result<()> {
             cut_off.as_str()
         );
     }
+    if replayed.inputs_match == Some(false) {
+        bail!("{} was changed after it was recorded, so its decisions say nothing about the server", path.display());
+    }
     match (&replayed.recorded_digest, replayed.matches) {
         (Some(recorded), Some(false)) => bail!("decisions differ: recorded {recorded}, replayed {}", replayed.digest),
         _ => Ok(()),

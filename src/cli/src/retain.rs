@@ -2,6 +2,7 @@
 
 use trunkline_core::retention::{PRIORITY_MAX, TO_END};
 use trunkline_core::spec::{Param, Spec};
+use trunkline_quote::quoted;
 use trunkline_server::proto::{RetentionHint, RetentionPart};
 
 const NS_PER_MS: u64 = 1_000_000;
@@ -32,7 +33,7 @@ const NOT_SET: u64 = PRIORITY_MAX as u64 + 1;
 pub fn hint(text: &str) -> Result<RetentionHint, String> {
     let spec = Spec::new(text);
     let (from, to, part) = tokens(spec.name)
-        .ok_or_else(|| format!("'{}' is no range; write FROM..TO, FROM.., prompt or answer", spec.name))?;
+        .ok_or_else(|| format!("{} is no range; write FROM..TO, FROM.., prompt or answer", quoted(spec.name)))?;
     let values = spec.values(&PARAMS).map_err(|error| error.to_string())?;
     if values[0] == NOT_SET {
         return Err(format!("add a priority from 0 to {PRIORITY_MAX}, as in '{}:priority=80'", spec.name));

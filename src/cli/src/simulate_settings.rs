@@ -6,6 +6,7 @@ use anyhow::{bail, ensure};
 use clap::Args;
 use serde::de::MapAccess;
 use trunkline_port::Token;
+use trunkline_quote::quoted;
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::Settings as Fleet;
 use trunkline_text::Tokenizer;
@@ -108,7 +109,8 @@ impl SimulateSettings {
             fleet.parallel = text.parse()?;
             ensure!(
                 fleet.parallel.data == 1,
-                "parallel is '{text}'; a simulated worker has no dp: replay has groups of replicas in lock step"
+                "parallel is {text}; a simulated worker has no dp: replay has groups of replicas in lock step",
+                text = quoted(text)
             );
         }
         if let Some(text) = &self.cost {

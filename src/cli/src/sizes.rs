@@ -1,6 +1,7 @@
 //! Sizes in bytes with units, and lists with one value for all or one for each.
 
 use anyhow::bail;
+use trunkline_quote::quoted;
 
 /// Largest size, bytes: an exabyte.
 const BYTES_MAX: f64 = 1e18;
@@ -26,7 +27,8 @@ pub(crate) fn parse_size(subject: &str, text: &str) -> anyhow::Result<f64> {
     match bytes {
         Some(bytes) if bytes > 0.0 && bytes <= BYTES_MAX => Ok(bytes),
         _ => bail!(
-            "{subject} is '{text}'; write a number above 0 with MB, GB, TB, MiB, GiB or TiB, such as 64GB or 2TiB"
+            "{subject} is {text}; write a number above 0 with MB, GB, TB, MiB, GiB or TiB, such as 64GB or 2TiB",
+            text = quoted(text)
         ),
     }
 }

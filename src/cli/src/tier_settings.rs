@@ -1,7 +1,7 @@
 //! Tiers of a server: flags, and the limits and stores made from them.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
@@ -31,6 +31,8 @@ const REMOTE_BLOCKS: u32 = 1 << 20;
 const REMOTE_BLOCKS_MAX: u32 = 1 << 24;
 /// Deadline of each answer of remote storage.
 const REMOTE_DEADLINE: Duration = Duration::from_secs(5);
+/// Longest time for which a start waits until disks are searched for blocks from before; on slower disks they are found while requests are served.
+const SEARCH_WAIT: Duration = Duration::from_secs(2);
 /// Least bytes that a block takes on a disk.
 const PAGE: u64 = 4096;
 /// Blocks of each layer group on the way from one place to a tier without a request waiting, at most.
@@ -310,7 +312,8 @@ impl ServerTiers {
     pub fn open(&self, layout: &BlockLayout, core: &Config, workers: &[usize]) -> anyhow::Result<Vec<EngineStore>> {
         let groups = self.compressed_groups(&core.worker.groups)?;
         let shared = self.shared_bytes.map(SharedMemory::new);
-        let open = |worker: &usize| self.open_one(layout, core, *worker, groups.clone(), shared.as_ref());
+        let until = Instant::now() + SEARCH_WAIT;
+        let open = |worker: &usize| self.open_one(layout, core, *worker, groups.clone(), shared.as_ref(), until);
         workers.iter().map(open).collect()
     }
 
@@ -334,8 +337,10 @@ impl ServerTiers {
         worker: usize,
         compressed_groups: Option<Vec<u8>>,
         shared: Option<&SharedMemory>,
+        search_until: Instant,
     ) -> anyhow::Result<EngineStore> {
         let mut settings = StoreSettings::new(layout.clone(), self.host_bytes);
+        settings.search_until = Some(search_until);
         settings.compression = self.compression;
         settings.compressed_groups = compressed_groups;
         (settings.background_blocks, settings.remote_blocks) = on_the_way(core, shared.is_some());

@@ -8,6 +8,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use tracing::info;
 use trunkline_core::spec::{Param, Spec, SpecError};
 use trunkline_port::WeightReads;
+use trunkline_quote::quoted;
 use trunkline_sim_perf::cost::WINDOW_PARAMS;
 use trunkline_worker::{Model, StreamSettings};
 
@@ -63,7 +64,9 @@ impl FromStr for Placement {
             "resident" if params.is_empty() => return Ok(Self::Resident),
             "resident" => bail!("weights 'resident' has no parameters"),
             "stream" => {}
-            _ => bail!("unknown place of weights '{name}'; there are: resident, stream:memory_mib=N"),
+            _ => {
+                bail!("unknown place of weights {name}; there are: resident, stream:memory_mib=N", name = quoted(name))
+            }
         }
         ensure!(dirs.len() <= 1, "weights 'stream' has dir twice");
         let numbers = numbers.join(",");

@@ -14,6 +14,7 @@ use trunkline_attach::worker::{self, Dial, Dialled, MakeRunner};
 use trunkline_attach::{Abilities, Hello, KvRoom, Session};
 use trunkline_core::registry;
 use trunkline_port::{ModelInfo, StepRunner};
+use trunkline_quote::quoted;
 use trunkline_server::{ClientTls, StopSignals, authorization, connect_tls, on_hangup};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Worker, WorkerConfig};
@@ -366,8 +367,8 @@ fn host() -> String {
 fn dial(args: &AttachArgs) -> anyhow::Result<Dial> {
     let scheme = if args.tls_ca.is_some() { "https" } else { "http" };
     let endpoint = Endpoint::from_shared(format!("{scheme}://{}", address(args)));
-    let endpoint = endpoint.with_context(|| format!("'{}' is no address; give HOST:PORT", address(args)))?;
-    ensure!(endpoint.uri().port().is_some(), "'{}' has no port; give HOST:PORT", address(args));
+    let endpoint = endpoint.with_context(|| format!("{} is no address; give HOST:PORT", quoted(address(args))))?;
+    ensure!(endpoint.uri().port().is_some(), "{} has no port; give HOST:PORT", quoted(address(args)));
     let endpoint = endpoint
         .tcp_nodelay(true)
         .initial_stream_window_size(WINDOW_BYTES)

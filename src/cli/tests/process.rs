@@ -165,6 +165,20 @@ fn a_token_file_is_read_again_at_sighup() {
     server.end();
 }
 
+#[test]
+fn a_server_names_an_expired_certificate_at_its_start() {
+    let pem = |name: &str| format!("{}/../../tests/tls/{name}", env!("CARGO_MANIFEST_DIR"));
+    let lines = |cert: &str| {
+        let flags =
+            [RANDOM.to_owned(), format!("--tls-cert={}", pem(cert)), format!("--tls-key={}", pem("server.key"))];
+        Running::serve(&flags.each_ref().map(String::as_str)).end()
+    };
+    let names = |lines: &[String]| lines.iter().filter(|line| line.contains("the TLS certificate expired ")).count();
+    assert_eq!(names(&lines("server.pem")), 0);
+    let expired = lines("expired.pem");
+    assert_eq!(names(&expired), 1, "{expired:#?}");
+}
+
 /// Adds each file and folder below a folder, with its rights.
 fn rights(folder: &Path, out: &mut Vec<(String, u32)>) {
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -227,4 +241,55 @@ fn a_check_without_a_worker_ends_after_its_timeout() {
     assert!(!output.status.success());
     let output = trunkline(&["worker", "check", "127.0.0.1:0", "--timeout=0"]).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("0 is not in 1.."), "{output:?}");
+}
+
+#[test]
+fn a_message_shows_the_beginning_of_a_long_value_and_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = "x".repeat(100_000);
+    let file = |name: &str, text: String| {
+        let (path, shown) = path(&dir, name);
+        fs::write(path, text).unwrap();
+        shown
+    };
+    let config = |name: &str, text: String| format!("--config={}", file(name, text));
+    let trace = |name: &str, text: String| file(name, text);
+    let flag = |name: &str| format!("--{name}={long}");
+    let runs: Vec<Vec<String>> = vec![
+        vec!["serve".into(), config("key.toml", format!("{long} = 1\n"))],
+        vec!["serve".into(), config("value.toml", format!("policy = \"{long}\"\n"))],
+        vec!["serve".into(), config("number.toml", format!("block-size = \"{long}\"\n"))],
+        vec!["serve".into(), flag("policy")],
+        vec!["serve".into(), flag("eviction")],
+        vec!["serve".into(), format!("--policy=priority:{long}=1")],
+        vec!["serve".into(), flag("target-step-ms")],
+        vec!["serve".into(), flag("block-size")],
+        vec!["serve".into(), flag("metrics")],
+        vec!["serve".into(), flag("router")],
+        vec!["serve".into(), flag("h2o")],
+        vec!["serve".into(), flag("roles")],
+        vec!["serve".into(), flag("remote")],
+        vec!["serve".into(), "--worker".into(), format!("null:{long}")],
+        vec!["replay".into(), trace("a.jsonl", format!("{{\"{long}\": 1}}\n"))],
+        vec!["replay".into(), trace("b.jsonl", format!("{{\"timestamp\": \"{long}\"}}\n"))],
+        vec!["replay".into(), trace("c.csv", format!("{long},b\n1,2\n"))],
+        vec!["replay".into(), trace("d.jsonl", format!("{{\"timestamp\": 1, \"input_length\": \"{long}\"}}\n"))],
+        vec!["plan".into(), trace("e.jsonl", String::new()), flag("slo")],
+        vec!["sweep".into(), format!("--out={}", path(&dir, "out").1), file("f.toml", format!("{long} = 1\n"))],
+        vec!["generate".into(), format!("--addr={long}"), "a".into()],
+        vec!["worker".into(), flag("connect"), RANDOM.into()],
+        vec![long.clone()],
+    ];
+    for run in runs {
+        let words: Vec<&str> = run.iter().map(String::as_str).collect();
+        let output = trunkline(&words).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        let about = words.iter().map(|word| word.chars().take(40).collect::<String>()).collect::<Vec<_>>().join(" ");
+        assert!(!output.status.success(), "{about}");
+        let shown = text.split(|c| c != 'x').map(str::len).max().unwrap_or_default();
+        assert!(shown <= 200, "{about} shows {shown} characters: {text:.600}");
+        // Quotes of a value in JSON count. Readers of traces keep no more than the beginning of a line.
+        let says = ["(100000 characters)", "(100002 characters)", " of a known format: ", " of no known format; "];
+        assert!(shown >= 199 && says.iter().any(|part| text.contains(part)), "{about}: {text:.600}");
+    }
 }

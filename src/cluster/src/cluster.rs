@@ -11,6 +11,7 @@ use trunkline_core::{
     Action, ConfigError, Core, Event, FastForwardDriver, FastForwardResult, FinishReason, Refusal, Remains, Request,
     RequestId, Step, StepResult, Usage,
 };
+use trunkline_quote::quoted;
 
 use crate::deadlines::Deadlines;
 use crate::digest::{ClusterDigest, decision};
@@ -98,7 +99,7 @@ pub enum ClusterError {
         first: u32,
     },
     /// No engine takes new requests, or none takes over prefilled requests.
-    #[error("no engine {missing}; give at least one engine the role '{role}' or 'both'")]
+    #[error("no engine {missing}; give at least one engine the role {role} or 'both'", role = quoted(role))]
     Roles {
         /// Work without an engine to do the work.
         missing: &'static str,
@@ -416,6 +417,7 @@ impl Cluster {
             | Action::Transfer(_)
             | Action::Cancel { .. }
             | Action::Lookup(_)
+            | Action::Adopt { .. }
             | Action::Release { .. } => out.push(Output::Engine(engine, action)),
         }
     }

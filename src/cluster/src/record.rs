@@ -6,7 +6,7 @@
 //! {"at_ns":1200345,"event":{"submit":{...}}}                 an input, in the order the cluster saw them
 //! {"at_ns":1200399,"engine":1,"event":"worker_lost"}         with several engines: from the worker of engine 1
 //! {"at_ns":1200400,"engine":1,"change":"drain"}              engine 1 is drained, opened or retired
-//! {"end":{"at_ns":99,"digest":"00f1..."}}                    trailer: the digest at the end; missing if the run was interrupted
+//! {"end":{"at_ns":99,"digest":"00f1...","inputs":"5ab0..."}} trailer: the digests at the end; missing if the run was interrupted
 //! ```
 //!
 //! Lines of one engine name no engine, so a server with one engine writes what a single core saw. Drivers open, compress and locate
@@ -14,6 +14,8 @@
 
 use serde::{Deserialize, Serialize};
 use trunkline_core::{Config, Event};
+use trunkline_quote::of_parser;
+use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::cluster::ClusterConfig;
 use crate::engine::{EngineConfig, EngineId, Role};
@@ -89,13 +91,41 @@ pub struct End {
     pub at_ns: u64,
     /// Digest of the decisions, 16 hex digits.
     pub digest: String,
+    /// Digest of the lines before, 16 hex digits ([`InputsDigest`]): an input may be changed without a change of a decision. Absent in recordings of
+    /// earlier versions; whoever writes the lines fills it in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inputs: Option<String>,
+}
+
+/// Digest of the header and the inputs of a recording, as they are written.
+#[derive(Clone, Default)]
+pub struct InputsDigest(Xxh3Default);
+
+impl std::fmt::Debug for InputsDigest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("InputsDigest").field(&self.to_string()).finish()
+    }
+}
+
+impl InputsDigest {
+    /// Adds a line, without the end of the line.
+    pub fn add(&mut self, line: &[u8]) {
+        self.0.update(line);
+        self.0.update(b"\n");
+    }
+}
+
+impl std::fmt::Display for InputsDigest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x}", self.0.digest())
+    }
 }
 
 /// A line that belongs to no recording.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// Not JSON, or JSON of another shape.
-    #[error("not a line of a Trunkline recording: {0}")]
+    #[error("not a line of a Trunkline recording: {}", of_parser(&.0.to_string()))]
     Malformed(#[from] serde_json::Error),
 }
 
@@ -184,6 +214,7 @@ fn is_from_worker(event: &Event) -> bool {
             | Event::TransferInterrupted(_)
             | Event::TransferPartial { .. }
             | Event::TierFound { .. }
+            | Event::TierFoundLater { .. }
             | Event::TierResized { .. }
             | Event::LookupEnded { .. }
     )
@@ -220,6 +251,7 @@ mod tests {
             Event::TransferFinished(3),
             Event::TransferFailed(u64::MAX),
             Event::TransferInterrupted(4),
+            Event::TierFoundLater { tier: 1, blocks: Vec::new() },
             Event::Tick,
             Event::FlushCache,
             Event::Drain,
@@ -233,8 +265,15 @@ mod tests {
         }
         let header = Line::Header { trunkline_recording: VERSION, config: Box::default() };
         assert_eq!(Line::parse(&header.to_json()).unwrap(), header);
-        let end = Line::End { end: End { at_ns: 5, digest: "00ff".into() } };
+        let end = Line::End { end: End { at_ns: 5, digest: "00ff".into(), inputs: Some("0abc".into()) } };
         assert_eq!(Line::parse(&end.to_json()).unwrap(), end);
+    }
+
+    #[test]
+    fn a_trailer_of_an_earlier_version_has_no_digest_of_the_inputs() {
+        let old = r#"{"end":{"at_ns":5,"digest":"00ff"}}"#;
+        let end = Line::End { end: End { at_ns: 5, digest: "00ff".into(), inputs: None } };
+        assert_eq!((Line::parse(old).unwrap(), end.to_json()), (end.clone(), old.to_owned()));
     }
 
     #[test]

@@ -119,6 +119,10 @@ impl Core {
                 transfer_end::end_partly(&mut self.state, transfer, faults);
             }
             Event::TierFound { tier, blocks } => self.state.kv.adopt_tier(tier, &blocks, &mut self.state.journal),
+            Event::TierFoundLater { tier, blocks } => {
+                let blocks = self.state.kv.adopt_later(tier, &blocks, &mut self.state.journal);
+                actions.push(Action::Adopt { tier, blocks });
+            }
             Event::TierResized { tier, blocks } => self.state.kv.resize_tier(tier, blocks, &mut self.state.journal),
             Event::LookupEnded { lookup, found } => {
                 let State { kv, journal, waiting, .. } = &mut self.state;

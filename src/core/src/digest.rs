@@ -78,6 +78,8 @@ pub enum Decision {
     SequenceFailed = 31,
     /// Blocks that a failed sequence was to compute left the cache; amount: their number.
     StruckOut = 32,
+    /// A tier holds further blocks from before this core; subject: the tier; amount: blocks adopted. Followed by hash and slot of each.
+    TierFoundLater = 33,
 }
 
 /// A 64-bit fold of numbers, order-sensitive. Finds differences; not cryptographic, so no protection against forgery.

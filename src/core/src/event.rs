@@ -67,6 +67,14 @@ pub enum Event {
         /// Blocks in the tier.
         blocks: Vec<KnownBlock>,
     },
+    /// A tier holds further blocks from before this core began, found while requests run, as on a slow disk. The storage numbers the blocks, which
+    /// come oldest first, and gets [`Action::Adopt`]. After [`Event::FlushCache`] none is taken.
+    TierFoundLater {
+        /// Number of the tier, 0 for the nearest.
+        tier: u8,
+        /// Blocks in the tier's storage, in none of its slots.
+        blocks: Vec<KnownBlock>,
+    },
     /// So many blocks fit in a tier from now on, at most as many as configured: the size of stored blocks has changed.
     TierResized {
         /// Number of the tier, 0 for the nearest.
@@ -119,6 +127,14 @@ pub enum Action {
         place: Place,
         /// Free blocks, ascending.
         blocks: Vec<u32>,
+    },
+    /// The answer to [`Event::TierFoundLater`]: these blocks of a tier's storage are in slots from now on, in this order; the others can be freed. Comes before
+    /// the transfers of the same event.
+    Adopt {
+        /// Number of the tier.
+        tier: u8,
+        /// Numbers of the blocks in the storage, each with its slot, if it has got one.
+        blocks: Vec<(u32, Option<u32>)>,
     },
     /// A request generated a token.
     Token {

@@ -249,7 +249,7 @@ pub(crate) fn preempt(state: &mut State, slot: usize) {
     seq.cold.history.preemptions += 1;
     journal.stats.preemptions += 1;
     if is_in_step {
-        let given_up = if config.publishes_ahead() { Some(given_up(seq)) } else { None };
+        let given_up = if config.publishes_ahead() { Some(Box::new(GivenUp::of(seq))) } else { None };
         kv.release_at_once(seq, journal.stats.steps);
         batch.preempted.push(slot);
         seq.rewind(SequenceEvent::Preempted);
@@ -265,11 +265,6 @@ pub(crate) fn preempt(state: &mut State, slot: usize) {
     if !is_in_step {
         state.wait(slot);
     }
-}
-
-fn given_up(seq: &Sequence) -> Box<GivenUp> {
-    let sources = seq.cold.copied.as_ref().map_or(Vec::new(), |copied| copied.sources.clone());
-    Box::new(GivenUp { published: seq.table[..seq.published as usize].to_vec(), sources })
 }
 
 /// Lets preempted sequences wait for admission, except for those that steps in flight still run.

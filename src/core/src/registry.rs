@@ -23,6 +23,8 @@
 
 use std::fmt;
 
+use trunkline_quote::quoted;
+
 use crate::spec::{Param, Spec, SpecError};
 
 /// A constructor with a name: makes a `T` for a context `C`.
@@ -119,7 +121,7 @@ pub fn choose<T: Copy>(kind: &'static str, choices: &[(&'static str, T)], name: 
 
 /// An unknown name. The message lists the known ones.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown {kind} '{name}'; there are: {}", known.join(", "))]
+#[error("unknown {kind} {name}; there are: {}", known.join(", "), name = quoted(name))]
 pub struct UnknownName {
     /// Kind of the named thing, such as `policy` or `router`.
     pub kind: &'static str,

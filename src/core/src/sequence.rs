@@ -25,6 +25,7 @@
 //! are dropped, and computed again by whoever gets the request.
 
 mod copied;
+mod given_up;
 mod phase;
 
 use std::mem::offset_of;
@@ -43,6 +44,7 @@ use crate::retention::RetentionHint;
 use crate::transitions::lists;
 
 pub(crate) use copied::Copied;
+pub(crate) use given_up::GivenUp;
 pub(crate) use phase::{Load, Phase, SwapIn, SwapOut, Swapped};
 pub use phase::{SequenceEvent, SequenceState, TRANSITIONS};
 
@@ -252,15 +254,6 @@ pub(crate) struct Cold {
     pub given_up: Option<Box<GivenUp>>,
 }
 
-/// Blocks that a sequence preempted at once had.
-#[derive(Debug)]
-pub(crate) struct GivenUp {
-    /// Published blocks, from the first of the table on.
-    pub published: Vec<BlockHandle>,
-    /// Sources of its copies, each with the blocks before it.
-    pub sources: Vec<BlockHandle>,
-}
-
 /// Eviction within one sequence.
 #[derive(Debug)]
 pub(crate) struct Planner {
@@ -284,11 +277,8 @@ impl Sequence {
         let view = view(&request, arrival, now_ns);
         let prompt_tokens = request.prompt.len() as u32;
         let [worker_failures, suspicion] = [request.worker_failures, request.suspicion].map(saturated);
-        let history = History {
-            imported_failures: u32::from(worker_failures) + u32::from(suspicion),
-            imported_tokens: request.generated.len() as u32,
-            ..History::default()
-        };
+        let imported_failures = u32::from(worker_failures) + u32::from(suspicion);
+        let imported_tokens = request.generated.len() as u32;
         request.prompt.extend_from_slice(&request.generated);
         Self {
             tenant: request.tenant,
@@ -322,7 +312,7 @@ impl Sequence {
                 min_tokens: request.min_tokens,
                 stop_token_ids: request.stop_token_ids.into_boxed_slice(),
                 view,
-                history,
+                history: History { imported_failures, imported_tokens, ..History::default() },
                 tables: Vec::new(),
                 drops: Vec::new(),
                 last_step: 0,

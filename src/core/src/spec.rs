@@ -4,6 +4,8 @@
 //! one line of a config file or one field of a recording holds name and parameters. Values are whole numbers; the key states
 //! the unit, as in `priority:ageing_ms=5000`. [`crate::registry`] finds constructors by such strings.
 
+use trunkline_quote::quoted;
+
 /// A parameter of something chosen by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Param {
@@ -34,7 +36,7 @@ pub struct Spec<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// Key that the name does not have.
-    #[error("'{name}' has no parameter '{key}'; it has: {known}")]
+    #[error("{name} has no parameter {key}; it has: {known}", name = quoted(name), key = quoted(key))]
     UnknownKey {
         /// Name before the colon.
         name: String,
@@ -44,7 +46,7 @@ pub enum SpecError {
         known: String,
     },
     /// Value that is no whole number, or outside the range.
-    #[error("'{name}': {key} is '{value}'; it must be a whole number between {min} and {max}")]
+    #[error("{name}: {key} is {value}; it must be a whole number between {min} and {max}", name = quoted(name), value = quoted(value))]
     BadValue {
         /// Name before the colon.
         name: String,
@@ -58,7 +60,7 @@ pub enum SpecError {
         max: u64,
     },
     /// Key given more than once.
-    #[error("'{name}': {key} is given twice")]
+    #[error("{name}: {key} is given twice", name = quoted(name))]
     Twice {
         /// Name before the colon.
         name: String,
@@ -66,7 +68,7 @@ pub enum SpecError {
         key: &'static str,
     },
     /// Part of the list without a `=`.
-    #[error("'{name}': '{part}' is not of the form key=value; the keys are: {known}")]
+    #[error("{name}: {part} is not of the form key=value; the keys are: {known}", name = quoted(name), part = quoted(part))]
     NoValue {
         /// Name before the colon.
         name: String,

@@ -189,6 +189,17 @@ impl Tier {
         adopted
     }
 
+    /// Takes in a block found in the tier's storage while the tier is used, in place of another if the tier is full. Returns the slot; `None` if the block, or
+    /// another of equal hash, is there, or is of another size, or has no room.
+    pub fn adopt_later(&mut self, known: &KnownBlock) -> Option<u32> {
+        if known.tokens.len() != self.block_size {
+            return None;
+        }
+        let slot = self.reserve(&Contents { key: known.key, tokens: &known.tokens })?;
+        self.end_fill(slot, true);
+        Some(slot)
+    }
+
     /// Sets the number of free slots whose memory swapped-out requests use.
     pub fn set_lent(&mut self, lent: u32) {
         assert!(lent <= self.count(TierState::Free), "the memory of a block is used twice");

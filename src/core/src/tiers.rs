@@ -42,6 +42,8 @@ pub(crate) struct Tiers {
     saturated: [bool; TIERS_MAX],
     /// Blocks refused by each tier, or held back from a busy one, and not replaced since.
     owed: [u64; TIERS_MAX],
+    /// `true` after a flush.
+    was_flushed: bool,
     /// Counters; gauges are filled in by [`Self::stats`].
     counters: [TierStats; TIERS_MAX],
 }
@@ -64,6 +66,7 @@ impl Tiers {
             device_spare: config.pool_blocks() / SPARE_SHARE,
             saturated: [false; TIERS_MAX],
             owed: [0; TIERS_MAX],
+            was_flushed: false,
             counters: [TierStats::default(); TIERS_MAX],
         })
     }
@@ -164,6 +167,14 @@ impl Tiers {
     /// Takes in blocks found in a tier at the start, oldest first. Returns the blocks taken; the slots of all others are released.
     pub fn adopt<'a>(&mut self, tier: usize, blocks: &'a [KnownBlock]) -> Vec<&'a KnownBlock> {
         self.tiers.get_mut(tier).map_or(Vec::new(), |tier| tier.adopt(blocks))
+    }
+
+    /// Takes in further blocks found in a tier, oldest first. Returns their slots; none after a flush, which they are from before.
+    pub fn adopt_later(&mut self, tier: usize, blocks: &[KnownBlock]) -> Vec<Option<u32>> {
+        match self.tiers.get_mut(tier) {
+            Some(tier) if !self.was_flushed => blocks.iter().map(|known| tier.adopt_later(known)).collect(),
+            _ => vec![None; blocks.len()],
+        }
     }
 
     /// Takes in a chain of blocks found in a tier's storage, beside those already there; the tail first, so that the tail is evicted first.
@@ -360,6 +371,7 @@ impl Tiers {
 
     /// Drops every block that no transfer reads or writes.
     pub fn flush(&mut self) {
+        self.was_flushed = true;
         self.tiers.iter_mut().for_each(Tier::flush);
     }
 

@@ -166,6 +166,56 @@ fn a_block_from_before_that_cannot_be_taken_is_released_and_the_others_are_found
     assert_eq!(ask(&mut driver, 1, prompt(1, 21)), 4, "up to the block released");
 }
 
+/// Runs a prompt on a core, and another prompt on another core with the same tier. Returns the second core, and the blocks of the first prompt, which the storage
+/// of the tier numbers from 10 on.
+fn restarted_and_used(first: Vec<Token>, second: Vec<Token>) -> (Driver, Vec<KnownBlock>) {
+    let (mut driver, mut blocks) = restarted(first);
+    let numbers = blocks.iter().map(|known| (known.block, Some(known.block + 10))).collect::<Vec<_>>();
+    driver.worker.adopt(0, &numbers);
+    blocks.iter_mut().for_each(|known| known.block += 10);
+    assert_eq!(ask(&mut driver, 1, second), 0);
+    driver.run_to_end();
+    (driver, blocks)
+}
+
+#[test]
+fn blocks_from_before_are_found_while_the_tier_is_used() {
+    let (mut driver, blocks) = restarted_and_used(prompt(1, 13), prompt(2, 9));
+    assert_eq!(driver.stats().tiers[0].blocks, 2, "of the second prompt");
+    let digest = driver.core.digest();
+    driver.event(Event::TierFoundLater { tier: 0, blocks: blocks.clone() });
+    assert_ne!(driver.core.digest(), digest);
+    assert_eq!(driver.stats().tiers[0].blocks, 5);
+    driver.evict_idle();
+    assert_eq!(ask(&mut driver, 2, prompt(1, 13)), 12, "the contents are those of the first core");
+    driver.event(Event::TierFoundLater { tier: 0, blocks: blocks.clone() });
+    let mut short = blocks[0].clone();
+    short.tokens.pop();
+    short.key.fingerprint += 1;
+    driver.event(Event::TierFoundLater { tier: 0, blocks: vec![short] });
+    driver.event(Event::TierFoundLater { tier: 7, blocks });
+    assert_eq!(driver.stats().tiers[0].blocks, 5, "not twice, no block of another size, and no such tier");
+}
+
+#[test]
+fn blocks_from_before_that_come_later_take_the_place_of_older_ones() {
+    let (mut driver, blocks) = restarted_and_used(prompt(1, 13), prompt(2, 9));
+    driver.event(Event::TierResized { tier: 0, blocks: 2 });
+    driver.event(Event::TierFoundLater { tier: 0, blocks });
+    assert_eq!((driver.stats().tiers[0].blocks, driver.stats().tiers[0].evicted_blocks), (2, 3));
+    driver.evict_idle();
+    assert_eq!(ask(&mut driver, 2, prompt(2, 9)), 0, "evicted");
+}
+
+#[test]
+fn blocks_from_before_a_flush_are_not_found_after_it() {
+    let (mut driver, blocks) = restarted_and_used(prompt(1, 13), prompt(2, 9));
+    driver.event(Event::FlushCache);
+    driver.event(Event::TierFoundLater { tier: 0, blocks });
+    assert_eq!(driver.stats().tiers[0].blocks, 0);
+    assert_eq!(ask(&mut driver, 2, prompt(1, 13)), 0);
+}
+
 #[test]
 fn host_blocks_are_released_when_their_request_is_back() {
     let config = Config { host_blocks: 20, preemption: Preemption::Swap, tiers: Vec::new(), ..config(Write::Through) };

@@ -134,6 +134,7 @@ mod hex {
 
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
+    use trunkline_quote::quoted;
 
     pub(super) fn serialize<T: LowerHex, S: Serializer>(hash: &T, out: S) -> Result<S::Ok, S::Error> {
         out.serialize_str(&format!("{hash:x}"))
@@ -142,7 +143,7 @@ mod hex {
     pub(super) fn deserialize<'a, T: TryFrom<u128>, D: Deserializer<'a>>(input: D) -> Result<T, D::Error> {
         let text = String::deserialize(input)?;
         let hash = u128::from_str_radix(&text, 16).map_err(D::Error::custom)?;
-        T::try_from(hash).map_err(|_| D::Error::custom(format!("'{text}' has too many digits")))
+        T::try_from(hash).map_err(|_| D::Error::custom(format!("{} has too many digits", quoted(&text))))
     }
 }
 

@@ -19,12 +19,13 @@ use trunkline_attach::Hello;
 use trunkline_attach::wire;
 use trunkline_attach::wire::workers_server::Workers;
 use trunkline_cluster::EngineId;
+use trunkline_quote::cut;
 
 use crate::bodies::Accepted;
 use crate::caller::Caller;
 use crate::commands::{Attaching, Command};
 use crate::fit::{Fit, scores_bytes_max};
-use crate::link::{Link, LinkEnd, Outgoing, share, shortened};
+use crate::link::{Link, LinkEnd, Outgoing, share};
 use crate::log_limit::LogLimit;
 use crate::network::Call;
 use crate::queue::DriverHandle;
@@ -78,7 +79,7 @@ impl WorkersService {
             Status::deadline_exceeded(format!("the Hello did not arrive within {:?}", self.hello_timeout))
         })?;
         let message = message.map_err(|status| match is_mistake(&status) {
-            true => Status::invalid_argument(format!("the Hello cannot be read: {}", shortened(status.message()))),
+            true => Status::invalid_argument(format!("the Hello cannot be read: {}", cut(status.message()))),
             false => status,
         })?;
         match message.and_then(|message| message.message) {
@@ -153,7 +154,7 @@ impl WorkersService {
         caller: &Caller,
     ) -> Result<Outgoing, Status> {
         let hello = self.hello(&mut incoming).await?;
-        let refused = |why: String| Status::failed_precondition(format!("worker {}: {why}", shortened(&hello.name)));
+        let refused = |why: String| Status::failed_precondition(format!("worker {}: {why}", cut(&hello.name)));
         let fit = self.fit(&hello).await?;
         fit.check(&hello).map_err(refused)?;
         accepted.set();
@@ -177,7 +178,7 @@ impl Workers for WorkersService {
         let accepted = request.extensions().get::<Accepted>().cloned().unwrap_or_default();
         let attached = self.attach_checked(request.into_inner(), accepted, &caller).await;
         if let Err(status) = &attached {
-            let why = shortened(status.message());
+            let why = cut(status.message()).to_string();
             self.refusals.log(self.driver.clock(), |workers| warn!(workers, "refusing a worker: {why}"));
         }
         attached.map(Response::new)
@@ -225,11 +226,11 @@ impl Reader {
                 Ok(Ok(Some(message))) => self.link.take(message),
                 Ok(Ok(None)) => break LinkEnd::Left,
                 Ok(Err(status)) if is_mistake(&status) => {
-                    let why = shortened(status.message());
+                    let why = cut(status.message()).to_string();
                     self.link.end_faulty(why.clone());
                     break LinkEnd::Faulty(why);
                 }
-                Ok(Err(status)) => break LinkEnd::Broke(shortened(status.message())),
+                Ok(Err(status)) => break LinkEnd::Broke(cut(status.message()).to_string()),
                 Err(_) => {
                     let message = format!("the worker was silent for {:?}", self.silence);
                     self.link.end(Status::aborted(message.clone()));

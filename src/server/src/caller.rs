@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tonic::{Extensions, Status};
+use trunkline_quote::quoted;
 
 use crate::clock::Clock;
 use crate::limits::NetworkLimits;
@@ -86,7 +87,10 @@ impl Caller {
             return Ok(name.to_string());
         }
         count(&self.call.connection().network().counters.unauthorised);
-        Err(Status::permission_denied(format!("tenant must be empty or '{name}', the name of the call's token")))
+        Err(Status::permission_denied(format!(
+            "tenant must be empty or {name}, the name of the call's token",
+            name = quoted(name)
+        )))
     }
 
     /// # Errors

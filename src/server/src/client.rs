@@ -20,6 +20,7 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
+use trunkline_quote::quoted;
 
 use crate::tls::{TlsError, certificates, key, roots};
 
@@ -39,7 +40,7 @@ pub enum ClientError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The host in the address is no name for a certificate.
-    #[error("'{0}' is no name of a server")]
+    #[error("{} is no name of a server", quoted(.0))]
     Name(String),
     /// The connection could not be made.
     #[error(transparent)]

@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use tonic::Status;
 use trunkline_cluster::{EngineId, EngineStatus};
 use trunkline_core::{Refusal, Request, RequestId, Stats};
-use trunkline_port::{StepRunner, WeightReads};
+use trunkline_port::{KnownBlock, StepRunner, WeightReads};
 use trunkline_store::StoreStats;
 
 use crate::link::{LinkEnd, LinkQueue, LinkStats};
@@ -62,6 +62,12 @@ pub(crate) enum Command {
         engine: EngineId,
         lookup: u64,
         found: u32,
+    },
+    /// The search of a tier's disk found blocks from before.
+    Found {
+        engine: EngineId,
+        tier: u8,
+        blocks: Vec<KnownBlock>,
     },
     /// A worker was made again, or could not be.
     WorkerMade {

@@ -16,6 +16,7 @@
 mod attached;
 mod client;
 pub(crate) mod start;
+mod tiers;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use tracing::{debug, error, info, warn};
 use trunkline_cluster::record::End;
 use trunkline_cluster::{Cluster, EngineId, EngineState, Health, Input, Move, Output as ClusterOutput};
 use trunkline_core::{Action, Event, FinishReason, RequestId, Stats};
-use trunkline_port::{KnownBlock, Step, StepOutput, StepRunner, TokenLogprobs, TransferReport};
+use trunkline_port::{Step, StepOutput, StepRunner, TokenLogprobs, TransferReport};
 
 use self::client::Client;
 use crate::clock::Clock;
@@ -169,30 +170,6 @@ impl Driver {
         }
     }
 
-    /// Reports the blocks found in the tiers, and how many more fit there.
-    fn begin(&mut self, found: Vec<Vec<Vec<KnownBlock>>>) {
-        self.begin_seats();
-        for (engine, tiers) in (0..).map(EngineId).zip(found) {
-            self.resize_tiers(engine);
-            for (tier, blocks) in (0..).zip(tiers).filter(|(_, blocks)| !blocks.is_empty()) {
-                info!(%engine, tier, blocks = blocks.len(), "found blocks from before");
-                self.apply(Input::Engine(engine, Event::TierFound { tier, blocks }));
-            }
-        }
-    }
-
-    /// Reports tiers in which more or fewer blocks fit than before.
-    fn resize_tiers(&mut self, engine: EngineId) {
-        let sizes = &mut self.tier_sizes[engine.index()];
-        if sizes.is_empty() {
-            return;
-        }
-        for (tier, blocks) in sizes.changes(&self.workers.store(engine).stats()) {
-            debug!(%engine, tier, blocks, "other blocks fit in a tier");
-            self.apply(Input::Engine(engine, Event::TierResized { tier, blocks }));
-        }
-    }
-
     fn run(mut self) -> Outcome {
         while !self.drained {
             self.turn();
@@ -200,7 +177,8 @@ impl Driver {
         let digest = self.cluster.digest();
         let (stats, counts) = self.snapshot().totals();
         if let Some(recorder) = self.recorder {
-            recorder.finish(End { at_ns: self.last_input_ns, digest: format!("{digest:016x}") });
+            let digest = format!("{digest:016x}");
+            recorder.finish(End { at_ns: self.last_input_ns, digest, inputs: None });
         }
         self.request_log.finish();
         Outcome { digest, stats, counts, failure: self.failure }
@@ -281,12 +259,9 @@ impl Driver {
                 self.flushes.push_back(reply);
                 self.apply(Input::Client(Event::FlushCache));
             }
-            Command::Snapshot(reply) => {
-                // The caller may have given up.
-                if !reply.is_closed() {
-                    let _ = reply.send(self.snapshot());
-                }
-            }
+            // The caller may have given up.
+            Command::Snapshot(reply) if reply.is_closed() => {}
+            Command::Snapshot(reply) => _ = reply.send(self.snapshot()),
             Command::Drain => {
                 info!(requests = self.clients.len(), "draining");
                 self.draining = true;
@@ -298,6 +273,7 @@ impl Driver {
             Command::LookedUp { engine, lookup, found } => {
                 self.apply(Input::Engine(engine, Event::LookupEnded { lookup, found }));
             }
+            Command::Found { engine, tier, blocks } => self.find_later(engine, tier, blocks),
             Command::WorkerMade { engine, made } => self.replace_worker(engine, made),
             Command::Attach(attaching) => self.attach(*attaching),
             Command::Linked { engine, link, life, event } => {
@@ -564,6 +540,9 @@ impl Driver {
             ClusterOutput::Engine(engine, Action::Release { place, blocks }) => {
                 self.workers.store(engine).release(place, &blocks);
             }
+            ClusterOutput::Engine(engine, Action::Adopt { tier, blocks }) => {
+                self.workers.store(engine).decide(tier, &blocks);
+            }
             // Of a group, all workers start over.
             ClusterOutput::Engine(engine, Action::ResetWorker) if self.workers.lock_steps.has(engine) => {
                 self.workers.hang_up(engine, Status::invalid_argument("an answer that fits no step"));
@@ -641,6 +620,7 @@ impl Driver {
             | Action::Transfer(_)
             | Action::Cancel { .. }
             | Action::Lookup(_)
+            | Action::Adopt { .. }
             | Action::Release { .. }
             | Action::ResetWorker => unreachable!("jobs are of an engine"),
             Action::Withdrawn(_) => unreachable!("requests that move stay in the cluster"),

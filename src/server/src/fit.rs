@@ -4,6 +4,7 @@ use trunkline_attach::Hello;
 use trunkline_core::Config;
 use trunkline_core::h2o::Mode;
 use trunkline_port::{Keeps, ModelInfo};
+use trunkline_quote::cut;
 
 use crate::offer::SamplingOffer;
 
@@ -100,7 +101,8 @@ impl Fit {
         let ours = &self.model;
         let different = |what: &str, theirs: &dyn std::fmt::Debug, ours: &dyn std::fmt::Debug| {
             Err(format!(
-                "model.{what} is {theirs:?}, and {ours:?} at the server; all workers of a server have one model"
+                "model.{what} is {}, and {ours:?} at the server; all workers of a server have one model",
+                cut(&format!("{theirs:?}"))
             ))
         };
         macro_rules! equal {

@@ -103,6 +103,7 @@ mod submission;
 mod tls;
 mod tokens;
 mod validate;
+mod validity;
 mod watchdog;
 mod worker_thread;
 mod workers;

@@ -34,6 +34,7 @@ use tracing::error;
 use trunkline_attach::wire::{self, from_worker};
 use trunkline_attach::{DoneFault, Region, SentStep, StepEncoder};
 use trunkline_port::{RequestId, Step};
+use trunkline_quote::cut;
 
 pub(crate) use self::blocks::LinkBlocks;
 pub(crate) use self::outgoing::Outgoing;
@@ -343,7 +344,7 @@ impl Link {
     fn step_failed(&self, failed: wire::StepFailed) -> Result<Option<(u64, WorkerEvent)>, Nonsense> {
         let Some((life, step, _)) = self.answered(failed.id, failed.life)? else { return Ok(None) };
         lock(&self.in_flight).is_stopped = true;
-        error!(step = step.id, "the worker failed: {}", shortened(&failed.reason));
+        error!(step = step.id, "the worker failed: {}", cut(&failed.reason));
         let guilty = failed.request.map(RequestId);
         // A request that the step does not run cannot be the cause.
         let guilty = guilty.filter(|request| step.seqs.iter().any(|seq| seq.request == *request));
@@ -443,16 +444,8 @@ impl LinkQueue {
 
 /// Returns the answer to a block that was read or written.
 fn answer(error: String, contents: Contents) -> BlockAnswer {
-    if error.is_empty() { Ok(contents) } else { Err(shortened(&error)) }
+    if error.is_empty() { Ok(contents) } else { Err(cut(&error).to_string()) }
 }
-
-/// Returns the beginning of a worker's text, fit for one line of a log.
-pub(crate) fn shortened(text: &str) -> String {
-    text.chars().take(TEXT_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
-}
-
-/// Characters of a worker's text in a log, at most.
-const TEXT_MAX: usize = 512;
 
 /// Locks state whose changes are whole even after a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -3,6 +3,7 @@
 use trunkline_cluster::ClusterConfig;
 use trunkline_core::h2o::Mode;
 use trunkline_port::Sampling;
+use trunkline_quote::quoted;
 
 use crate::validate::{Invalid, LOGPROBS_MAX};
 
@@ -48,7 +49,10 @@ impl SamplingOffer {
         }
         if let Some(mode) = h2o.filter(|mode| *mode != Mode::Off && !self.scores) {
             let mode = mode.name();
-            return Err(Invalid(format!("h2o is '{mode}'; the workers of this server report no attention scores")));
+            return Err(Invalid(format!(
+                "h2o is {mode}; the workers of this server report no attention scores",
+                mode = quoted(mode)
+            )));
         }
         match sampling.logprobs {
             Some(_) if self.max_logprobs == 0 => {

@@ -13,7 +13,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounde
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use tracing::{error, info};
-use trunkline_cluster::record::{End, Line};
+use trunkline_cluster::record::{End, InputsDigest, Line};
 use trunkline_cluster::{ClusterConfig, Input};
 use trunkline_files::private;
 
@@ -38,12 +38,14 @@ impl Recorder {
     /// Creates the file, compressed if the name ends in `.gz`, and writes the header. A file of this name becomes `FILE.old`.
     pub(crate) fn create(path: &Path, cluster: &ClusterConfig) -> io::Result<Self> {
         let mut sink = Sink::create(path)?;
-        sink.write_line(Line::header(cluster).to_json())?;
+        let (header, mut digest) = (Line::header(cluster).to_json(), InputsDigest::default());
+        digest.add(header.as_bytes());
+        sink.write_line(header)?;
         sink.flush()?;
         let (lines, received) = bounded(LINES_MAX);
         let name = path.to_owned();
         let writer = thread::Builder::new().name("recorder".into()).spawn(move || {
-            let written = write_all(&mut sink, &received);
+            let written = write_all(&mut sink, digest, &received);
             if let Err(err) = &written {
                 error!("recording to {} stopped: {err}; serving goes on", name.display());
             }
@@ -81,13 +83,20 @@ impl Recorder {
     }
 }
 
-fn write_all(sink: &mut Sink, lines: &Receiver<Line>) -> io::Result<()> {
+fn write_all(sink: &mut Sink, mut digest: InputsDigest, lines: &Receiver<Line>) -> io::Result<()> {
     let mut flushed = Instant::now();
     let mut dirty = false;
     loop {
         match lines.recv_timeout(FLUSH_INTERVAL) {
+            Ok(Line::End { end }) => {
+                let end = End { inputs: Some(digest.to_string()), ..end };
+                sink.write_line(Line::End { end }.to_json())?;
+                dirty = true;
+            }
             Ok(line) => {
-                sink.write_line(line.to_json())?;
+                let line = line.to_json();
+                digest.add(line.as_bytes());
+                sink.write_line(line)?;
                 dirty = true;
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -164,10 +173,12 @@ mod tests {
         let mut recorder = Recorder::create(path, &ClusterConfig::uniform(&Config::default(), 1)).unwrap();
         recorder.input(3, &Input::Engine(EngineId(0), Event::WorkerJoined));
         recorder.input(5, &Input::Client(Event::Tick));
-        assert!(recorder.finish(End { at_ns: 5, digest: format!("{:016x}", 7) }));
+        assert!(recorder.finish(End { at_ns: 5, digest: format!("{:016x}", 7), inputs: None }));
     }
 
     fn check(text: &str) {
+        let mut inputs = InputsDigest::default();
+        text.lines().take(3).for_each(|line| inputs.add(line.as_bytes()));
         let lines: Vec<Line> = text.lines().map(|line| Line::parse(line).unwrap()).collect();
         assert_eq!(
             lines,
@@ -175,7 +186,9 @@ mod tests {
                 Line::Header { trunkline_recording: VERSION, config: Box::default() },
                 Line::Event { at_ns: 3, engine: None, event: Event::WorkerJoined },
                 Line::Event { at_ns: 5, engine: None, event: Event::Tick },
-                Line::End { end: End { at_ns: 5, digest: "0000000000000007".into() } },
+                Line::End {
+                    end: End { at_ns: 5, digest: "0000000000000007".into(), inputs: Some(inputs.to_string()) }
+                },
             ]
         );
     }
@@ -220,12 +233,12 @@ mod tests {
         fs::write(&path, "").unwrap();
         // A file opened for reading fails like a full disk does: when the buffer is written out.
         let mut sink = Sink::Plain(BufWriter::new(File::open(&path).unwrap()));
-        let writer = thread::spawn(move || write_all(&mut sink, &received).is_ok());
+        let writer = thread::spawn(move || write_all(&mut sink, InputsDigest::default(), &received).is_ok());
         let mut recorder = Recorder { path, lines: Some(lines), n_engines: 1, writer };
         while recorder.lines.is_some() {
             recorder.input(1, &Input::Client(Event::Tick));
         }
         recorder.input(2, &Input::Client(Event::Tick));
-        assert!(!recorder.finish(End { at_ns: 2, digest: String::new() }));
+        assert!(!recorder.finish(End { at_ns: 2, digest: String::new(), inputs: None }));
     }
 }

@@ -348,7 +348,8 @@ mod tests {
         let service = {
             let network = Network::new(NetworkLimits::default(), driver.clock());
             let tokenising = Tokenising::new(2);
-            let submitter = Submitter { tokenising, ..Submitter::new(driver, model, tokenizer, config) };
+            let mut submitter = Submitter::new(driver, model, tokenizer, config);
+            submitter.tokenising = tokenising;
             Arc::new(InferenceService::new(Arc::new(submitter), network))
         };
         let (gate, opened) = std::sync::mpsc::channel();

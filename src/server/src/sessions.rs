@@ -12,6 +12,7 @@ use tokio::time;
 use tonic::{Request, Response, Status};
 use trunkline_chat::{Added, Begun, Chat, News, Phase, Refusal, Saved, Want};
 use trunkline_core::{Refusal as Refused, Token};
+use trunkline_quote::quoted;
 
 mod compactor;
 mod counts;
@@ -246,7 +247,9 @@ impl SessionService {
         if export.model != model.name {
             let (theirs, ours) = (&export.model, &model.name);
             return Err(Status::invalid_argument(format!(
-                "session.model is '{theirs}'; the tokens of a session mean nothing to this model, '{ours}'"
+                "session.model is {theirs}; the tokens of a session mean nothing to this model, {ours}",
+                theirs = quoted(theirs),
+                ours = quoted(ours)
             )));
         }
         let settings = export.settings.unwrap_or_default();

@@ -18,6 +18,7 @@ use trunkline_cluster::EngineConfig;
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, Keeps, Refusal, Request, RequestId, Reuse, Token, Usage};
 use trunkline_port::{LayerGroup, ModelInfo};
+use trunkline_quote::quoted;
 use trunkline_text::{PROMPT_END, Tokenizer};
 
 mod prompt;
@@ -48,7 +49,7 @@ pub(crate) enum Rejection {
     Invalid(#[from] Invalid),
     #[error("{0}")]
     PromptTooLong(String),
-    #[error("a request with request_id '{0}' is still active")]
+    #[error("a request with request_id {} is still active", quoted(.0))]
     StillActive(String),
     #[error("too much text is being tokenised; try again later, or send less text or token_ids")]
     TokenizerBusy,
@@ -312,7 +313,7 @@ impl Submitter {
         // A server with a mode of its own said at the start if its model drops nothing.
         let drops = h2o.mode != Mode::Off || worker.groups.contains(&Keeps::Scored);
         if let Some(mode) = checked.h2o.filter(|mode| *mode != Mode::Off && !drops) {
-            return Err(Invalid(format!("h2o is '{}'; this server was started without --h2o", mode.name())));
+            return Err(Invalid(format!("h2o is {}; this server was started without --h2o", quoted(mode.name()))));
         }
         Ok(())
     }

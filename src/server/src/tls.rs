@@ -17,6 +17,7 @@ use tracing::{error, info};
 
 use crate::changes::Watched;
 use crate::network::Connection;
+use crate::validity::Validity;
 
 /// Application protocol of gRPC, which a client offers in the handshake.
 const ALPN: &[u8] = b"h2";
@@ -69,6 +70,7 @@ struct Settings {
     config: Arc<ServerConfig>,
     /// Checks the certificates of clients, if they need one.
     verifier: Option<Arc<dyn ClientCertVerifier>>,
+    validity: Validity,
 }
 
 impl Tls {
@@ -76,17 +78,23 @@ impl Tls {
     pub(crate) fn load(files: TlsFiles) -> Result<Self, TlsError> {
         let watched = [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()];
         let watched = Watched::new(watched.into_iter().flatten().cloned().collect());
-        let settings = RwLock::new(Arc::new(settings(&files)?));
-        Ok(Self { files, watched, settings })
+        let settings = settings(&files)?;
+        settings.validity.report(&files.cert, UnixTime::now());
+        Ok(Self { files, watched, settings: RwLock::new(Arc::new(settings)) })
     }
 
     /// Reads the files again if one has changed, or in any case if that `is_demanded`. Files with a mistake, or with a certificate and a key that do not fit because only
     /// one is replaced so far, leave the settings as they are. Else
-    /// the rights of `connections` are withdrawn whose client has no certificate of the authorities in the files now.
+    /// the rights of `connections` are withdrawn whose client has no certificate of the authorities in the files now. Names a certificate that has
+    /// expired since the last call.
     pub(crate) fn reload(&self, is_demanded: bool, connections: impl FnOnce() -> Vec<Arc<Connection>>) {
-        if !self.watched.have_changed() && !is_demanded {
-            return;
+        if self.watched.have_changed() || is_demanded {
+            self.read_again(connections);
         }
+        self.settings().validity.report(&self.files.cert, UnixTime::now());
+    }
+
+    fn read_again(&self, connections: impl FnOnce() -> Vec<Arc<Connection>>) {
         match settings(&self.files) {
             Ok(settings) => {
                 *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
@@ -143,9 +151,10 @@ fn settings(files: &TlsFiles) -> Result<Settings, TlsError> {
         None => builder.with_no_client_auth(),
         Some(verifier) => builder.with_client_cert_verifier(verifier),
     };
-    let mut config = builder.with_single_cert(certificates(&files.cert)?, key(&files.key)?)?;
+    let chain = certificates(&files.cert)?;
+    let mut config = builder.with_single_cert(chain.clone(), key(&files.key)?)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
-    Ok(Settings { config: Arc::new(config), verifier })
+    Ok(Settings { config: Arc::new(config), verifier, validity: Validity::new(chain) })
 }
 
 /// Reads the certificates of authorities.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use ring::digest::{SHA256, digest};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
+use trunkline_quote::quoted;
 
 use crate::right::Right;
 
@@ -144,7 +145,12 @@ fn parse_line(line: &str) -> Result<([u8; 32], Holder), String> {
         Some("generate") => Role::Generate,
         Some("admin") => Role::Admin,
         Some("worker") => Role::Worker,
-        Some(other) => return Err(format!("there is no role '{other}'; the roles are generate, admin and worker")),
+        Some(other) => {
+            return Err(format!(
+                "there is no role {other}; the roles are generate, admin and worker",
+                other = quoted(other)
+            ));
+        }
         None => return Err("the role is missing after the token; the roles are generate, admin and worker".into()),
     };
     let digest = digest_of(token);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tonic::Status;
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Namespace, Reuse, Sampling, Token};
+use trunkline_quote::quoted;
 
 use crate::proto;
 use crate::retention::{self, HintFault};
@@ -128,7 +129,7 @@ pub(crate) fn check(
     } = request;
     check_names(&request_id, &cache_salt, &tenant)?;
     // No worker computes adapters yet. The place of an adapter in the namespace of cached blocks is there.
-    ensure(adapter.is_empty(), || format!("adapter is '{adapter}'; this model serves no adapters"))?;
+    ensure(adapter.is_empty(), || format!("adapter is {}; this model serves no adapters", quoted(&adapter)))?;
     check_extra_keys(&extra_keys)?;
     let prompt = check_prompt(prompt, vocab_size)?;
     retention::check_hints(&retention)?;
@@ -176,7 +177,12 @@ fn check_names(request_id: &str, cache_salt: &str, tenant: &str) -> Result<(), I
 
 fn check_reuse(reuse: &str) -> Result<Option<Reuse>, Invalid> {
     let known = Reuse::ALL.into_iter().find(|(name, _)| *name == reuse);
-    let wrong = || format!("reuse is '{reuse}'; it must be prefix or anywhere, or empty for the server's rule");
+    let wrong = || {
+        format!(
+            "reuse is {reuse}; it must be prefix or anywhere, or empty for the server's rule",
+            reuse = quoted(reuse)
+        )
+    };
     ensure(reuse.is_empty() || known.is_some(), wrong)?;
     Ok(known.map(|(_, reuse)| reuse))
 }
@@ -185,7 +191,12 @@ fn check_h2o(mode: &str) -> Result<Option<Mode>, Invalid> {
     if mode.is_empty() {
         return Ok(None);
     }
-    let wrong = |_| Invalid(format!("h2o is '{mode}'; it must be off, probe or on, or empty for the server's mode"));
+    let wrong = |_| {
+        Invalid(format!(
+            "h2o is {mode}; it must be off, probe or on, or empty for the server's mode",
+            mode = quoted(mode)
+        ))
+    };
     mode.parse().map(Some).map_err(wrong)
 }
 

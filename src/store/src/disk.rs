@@ -10,6 +10,7 @@ mod plain;
 mod queue;
 mod recovery;
 mod scan;
+mod search;
 pub(crate) mod segment;
 pub(crate) mod tables;
 mod writer;
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use trunkline_files::{Aligned, Files, PAGE, SystemFiles};
 use trunkline_port::{BlockKey, KnownBlock, Token};
@@ -32,11 +34,13 @@ use folder::TierFolder;
 pub use log::SEGMENTS_MAX;
 use log::{Limits, Log};
 use queue::WriteQueue;
+use search::Search;
 use writer::Writer;
 
 pub use plain::plain_disk;
 pub use queue::Write;
 pub use recovery::{Checked, CheckedSegment, check};
+pub use search::TakeFound;
 
 /// Maker of the operations on the files of a folder, which is there: [`system_files`], or files that fail on purpose.
 pub type OpenFiles<'a> = &'a dyn Fn(&Path) -> Arc<dyn Files>;
@@ -78,9 +82,9 @@ pub struct DiskStats {
 pub struct Disk {
     log: Arc<Log>,
     queue: Arc<WriteQueue>,
-    /// Writers, and the finisher of their segments.
+    /// Writers, the finisher of their segments, and the search for those from before.
     threads: Vec<JoinHandle<()>>,
-    dropped_at_start: FaultCounts,
+    search: Arc<Search>,
     is_direct: bool,
 }
 
@@ -95,6 +99,8 @@ pub struct DiskSettings {
     pub layout: u64,
     /// Bytes of the longest record.
     pub record_max: usize,
+    /// Latest time at which opening ends; blocks found later are offered ([`Disk::offer_to`]). `None`: all blocks are found first.
+    pub search_until: Option<Instant>,
 }
 
 /// Returns the bytes of the longest record of blocks of `block_bytes` with `block_size` tokens.
@@ -148,7 +154,7 @@ impl DiskSettings {
 }
 
 impl Disk {
-    /// Opens a disk tier on the files of `files`, and creates its folder if need be. Returns the blocks found, oldest first, in slots 0, 1, 2, ....
+    /// Opens a disk tier on the files of `files`, and creates its folder if need be. Returns the blocks found in time, oldest first, in slots 0, 1, 2, ....
     ///
     /// # Errors
     /// If the folder cannot be used, or another process uses it.
@@ -160,23 +166,43 @@ impl Disk {
         let room = room(&settings.path, &*files);
         let log = Arc::new(Log::new(settings.limits(room)?, files, folder));
         let failed = |source| StoreError::Disk { path: settings.path.clone(), task: "read the segments", source };
-        let recovered = recovery::recover(&log).map_err(failed)?;
-        for line in recovered.lines() {
-            tracing::warn!("{}: {line}", settings.path.display());
+        let (old, next_segment) = recovery::old_segments(&log).map_err(failed)?;
+        if !old.is_empty() {
+            // Behind all writes from before, which are not known yet: a segment has fewer records than this.
+            let before = next_segment.saturating_mul(1 << 32).min(u64::MAX >> 1);
+            log.counters.sequence.fetch_max(before, Relaxed);
         }
-        let queue = Arc::new(WriteQueue::new(QUEUE_BYTES));
-        let (writer, finisher) = Writer::new(&log, &queue, recovered.next_segment);
-        let dropped_at_start = recovered.dropped();
-        let mut disk = Self { log, queue, threads: Vec::new(), dropped_at_start, is_direct };
+        let (queue, search) = (Arc::new(WriteQueue::new(QUEUE_BYTES)), Arc::<Search>::default());
+        let (writer, finisher) = Writer::new(&log, &queue, next_segment);
+        let threads = Vec::new();
+        let mut disk = Self { log, queue, threads, search, is_direct };
         let start = |name: String, run: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name).spawn(run).map_err(StoreError::Thread)
         };
+        let (search, log) = (Arc::clone(&disk.search), Arc::clone(&disk.log));
+        disk.threads.push(start("store-search".to_owned(), Box::new(move || search.run(&log, old)))?);
+        let (found, is_all) = disk.search.take_at_start(settings.search_until);
+        let blocks = recovery::settle(&disk.log, found, is_all);
+        if !is_all {
+            let (path, n) = (settings.path.display(), blocks.len());
+            tracing::info!("{path}: {n} blocks are found so far, and the search goes on while requests are served");
+        }
         for at in 0..WRITERS {
             let writer = Arc::clone(&writer);
             disk.threads.push(start(format!("store-write-{at}"), Box::new(move || writer.run()))?);
         }
         disk.threads.push(start("store-finish".to_owned(), Box::new(move || finisher.run()))?);
-        Ok((disk, recovered.blocks))
+        Ok((disk, blocks))
+    }
+
+    /// Offers the blocks found from now on to `take`, a batch after another. [`Self::decide`] MUST answer each.
+    pub fn offer_to(&self, take: TakeFound) {
+        self.search.offer_to(take);
+    }
+
+    /// Puts offered blocks into slots, by their numbers, and gives up those without a slot.
+    pub fn decide(&self, blocks: &[(u32, Option<u32>)]) {
+        self.search.decide(&self.log, blocks);
     }
 
     /// Returns a buffer for [`Write::record`].
@@ -245,18 +271,19 @@ impl Disk {
             written_bytes: counters.written.load(Relaxed),
             rewritten_bytes: counters.rewritten.load(Relaxed),
             failed_writes: counters.failed.load(Relaxed),
-            segments: self.log.segments().len() as u64,
+            segments: self.log.segments().len() as u64 + self.log.unsearched.segments(),
             deleted_segments: counters.deleted.load(Relaxed),
             queued_bytes: self.queue.queued_bytes(),
-            dropped_at_start: self.dropped_at_start,
+            dropped_at_start: self.search.dropped(),
             is_direct: self.is_direct,
         }
     }
 }
 
 impl Drop for Disk {
-    /// Writes all records in the queue, completes the segment, and waits for the writers.
+    /// Writes all records in the queue, completes the segment, ends the search, and waits for the threads.
     fn drop(&mut self) {
+        self.search.stop();
         self.queue.close();
         let own = std::thread::current().id();
         for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != own) {

@@ -34,7 +34,7 @@ pub enum StoreError {
         path: PathBuf,
     },
     /// A remote store cannot be used.
-    #[error("{url}: {reason}")]
+    #[error("{}: {reason}", trunkline_quote::cut(url))]
     Remote {
         /// Address of the remote store.
         url: String,

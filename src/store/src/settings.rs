@@ -1,7 +1,7 @@
 //! Settings of a store.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::StoreError;
 use crate::layout::BlockLayout;
@@ -71,6 +71,8 @@ pub struct StoreSettings {
     /// Most blocks on the way to a remote tier: few of the device's blocks, because the device keeps a block until the
     /// copy has ended, and a silent remote store holds copies up until the deadline.
     pub remote_blocks: u64,
+    /// Latest time at which opening a store ends; blocks of disks found later are offered ([`crate::Store::offer_to`]). `None`: all blocks are found first.
+    pub search_until: Option<Instant>,
 }
 
 impl StoreSettings {
@@ -86,6 +88,7 @@ impl StoreSettings {
             decode_cache_bytes: 0,
             background_blocks: 256,
             remote_blocks: 64,
+            search_until: None,
         }
     }
 

@@ -48,17 +48,18 @@ impl std::fmt::Debug for Store {
 }
 
 fn open_disk(
-    layout: &BlockLayout,
+    settings: &StoreSettings,
     path: &Path,
     bytes: u64,
     files: OpenFiles<'_>,
 ) -> Result<(Disk, Vec<KnownBlock>), StoreError> {
+    let (layout, search_until) = (&settings.layout, settings.search_until);
     let record_max = record_max(layout.block_bytes, layout.block_size);
-    Disk::open(&DiskSettings { path: path.to_owned(), bytes, layout: layout.id(), record_max }, files)
+    Disk::open(&DiskSettings { path: path.to_owned(), bytes, layout: layout.id(), record_max, search_until }, files)
 }
 
 impl Store {
-    /// Opens a store. Returns the blocks found in each tier, oldest first, in slots 0, 1, 2, ....
+    /// Opens a store. Returns the blocks found in each tier in time, oldest first, in slots 0, 1, 2, ....
     ///
     /// # Errors
     /// If a setting has no meaning, or a tier cannot be used.
@@ -78,7 +79,7 @@ impl Store {
             let (tier, blocks) = match medium {
                 TierMedium::Host => (Tier::Host(Box::default()), Vec::new()),
                 TierMedium::Disk { path, bytes } => {
-                    let (disk, blocks) = open_disk(&settings.layout, path, *bytes, files)?;
+                    let (disk, blocks) = open_disk(&settings, path, *bytes, files)?;
                     let pool = Pool::start("store-disk", DISK_THREADS).map_err(StoreError::Thread)?;
                     let tier = Tier::Disk(Box::new(disk), Arc::clone(pool.queue()));
                     tier_pools.push(pool);
@@ -194,6 +195,24 @@ impl Store {
         }
         items.reverse();
         (items, refused)
+    }
+
+    /// Offers the blocks that a search of disks finds from now on to `take`, with the number of their tier. [`Self::decide`] MUST answer each batch before the next one
+    /// of the tier comes.
+    pub fn offer_to(&self, take: impl Fn(u8, Vec<KnownBlock>) + Clone + Send + 'static) {
+        for (at, tier) in (0..).zip(&self.places.tiers) {
+            if let Tier::Disk(disk, _) = tier {
+                let take = take.clone();
+                disk.offer_to(Box::new(move |blocks| take(at, blocks)));
+            }
+        }
+    }
+
+    /// Puts blocks that a search offered into slots of their tier, and gives up those without a slot.
+    pub fn decide(&self, tier: u8, blocks: &[(u32, Option<u32>)]) {
+        if let Some(Tier::Disk(disk, _)) = self.places.tier(Place::Tier(tier)) {
+            disk.decide(blocks);
+        }
     }
 
     /// Returns the layout of the blocks.

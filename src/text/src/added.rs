@@ -11,6 +11,7 @@ use std::fmt;
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
+use trunkline_quote::quoted;
 
 use crate::codec::Added;
 use crate::error::FactsError;
@@ -194,7 +195,7 @@ impl AddedTokens {
             BTreeMap::<String, Added>::deserialize(decoder).map_err(|error| wrong(format!("is malformed: {error}")))?;
         let mut tokens = Vec::new();
         for (id, token) in listed {
-            let id = id.parse().map_err(|_| wrong(format!("has the id {id:?}; it must be a whole number")))?;
+            let id = id.parse().map_err(|_| wrong(format!("has the id {}; it must be a whole number", quoted(&id))))?;
             tokens.push(Added { id, ..token });
         }
         tokens.sort_by_key(|token| token.id);
@@ -209,7 +210,11 @@ impl AddedTokens {
         }
         let here = self.id(&token.content);
         if let Some(here) = here.filter(|here| *here != token.id) {
-            self.notes.push(format!("{source} has {:?} as token {}, {TOKENIZER} as {here}", token.content, token.id));
+            self.notes.push(format!(
+                "{source} has {} as token {}, {TOKENIZER} as {here}",
+                quoted(&token.content),
+                token.id
+            ));
         }
         if let Some((known, _)) = self.tokens.iter_mut().find(|(known, _)| known.content == token.content) {
             *known = Added { id: known.id, ..token };
@@ -219,8 +224,11 @@ impl AddedTokens {
         if here.is_none()
             && let Some(taken) = self.name(id)
         {
-            self.notes
-                .push(format!("{source} has {:?} as token {id}, which is {taken:?}: it is no token", token.content));
+            self.notes.push(format!(
+                "{source} has {} as token {id}, which is {}: it is no token",
+                quoted(&token.content),
+                quoted(taken)
+            ));
             return;
         }
         self.tokens.push((Added { id, ..token }, source));
@@ -249,7 +257,7 @@ impl AddedTokens {
         if !new.is_empty() {
             let n = new.len();
             new.truncate(NAMES_MAX);
-            let names = new.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+            let names = new.iter().map(|name| quoted(name).to_string()).collect::<Vec<_>>().join(", ");
             self.notes.push(format!(
                 "{n} special tokens have no id in any file, and get the next ones, as in transformers: {names}"
             ));

@@ -5,6 +5,7 @@
 //! context before YaRN, the factor counts as in a folder.
 
 use serde_json::Value;
+use trunkline_quote::quoted;
 
 /// Longest context of a model, tokens, and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +73,7 @@ pub fn context_of(config: &Value, positions: Option<u32>) -> (Option<Context>, O
         }
         (Some(_), None) => (as_written(), None),
         (None, _) => {
-            let note = format!("the context is {POSITIONS}, {positions}: rope type {kind:?} is not known");
+            let note = format!("the context is {POSITIONS}, {positions}: rope type {} is not known", quoted(kind));
             (as_written(), Some(note))
         }
     }

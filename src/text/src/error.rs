@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use trunkline_foreign::Panicked;
+use trunkline_quote::of_parser;
 
 use crate::library::Fault;
 use crate::mistakes::Mistake;
@@ -26,7 +27,7 @@ pub enum FactsError {
         source: std::io::Error,
     },
     /// The file can be read, but not understood.
-    #[error("{}: {problem}", path.display())]
+    #[error("{}: {}", path.display(), of_parser(problem))]
     Invalid {
         /// Path of the file.
         path: PathBuf,
@@ -34,7 +35,7 @@ pub enum FactsError {
         problem: String,
     },
     /// A GGUF file is cut short, malformed, or beyond the limits of the reader.
-    #[error("{} cannot be read as a GGUF file of version 3: {problem}; download it again", path.display())]
+    #[error("{} cannot be read as a GGUF file of version 3: {}; download it again", path.display(), of_parser(problem))]
     Gguf {
         /// Path of the file.
         path: PathBuf,
@@ -69,7 +70,7 @@ pub enum TokenizerError {
     #[error(transparent)]
     Facts(#[from] FactsError),
     /// `tokenizer.json` cannot be used.
-    #[error("{}: {problem}; it must be a Hugging Face fast tokenizer", path.display())]
+    #[error("{}: {}; it must be a Hugging Face fast tokenizer", path.display(), of_parser(problem))]
     Invalid {
         /// Path of the file.
         path: PathBuf,
@@ -77,7 +78,7 @@ pub enum TokenizerError {
         problem: String,
     },
     /// The tokenizer in a GGUF file cannot be used.
-    #[error("{}: {problem}", path.display())]
+    #[error("{}: {}", path.display(), of_parser(problem))]
     Gguf {
         /// Path of the file.
         path: PathBuf,

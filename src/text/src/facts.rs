@@ -9,6 +9,7 @@ use std::path::Path;
 use gguf_rs_lib::prelude::Metadata;
 use serde::Deserialize;
 use serde_json::Value;
+use trunkline_quote::quoted;
 
 use crate::added::{AddedTokens, CONFIG};
 use crate::context::{Context, context_of, context_of_gguf};
@@ -107,9 +108,9 @@ impl ModelFacts {
         if let Some((content, source)) = &tokens.end {
             match tokens.id(content) {
                 Some(id) => facts.end(id, source),
-                None => {
-                    facts.notes.push(format!("{source} has eos_token {content:?}, which is no token of the vocabulary"))
-                }
+                None => facts
+                    .notes
+                    .push(format!("{source} has eos_token {}, which is no token of the vocabulary", quoted(content))),
             }
         }
         for end in &mut facts.ends {

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use gguf_rs_lib::prelude::Metadata;
 use serde_json::{Map, Value, json};
+use trunkline_quote::quoted;
 
 use crate::codec::{Added, Codec};
 use crate::error::FactsError;
@@ -92,7 +93,9 @@ pub(crate) fn codec(metadata: &Metadata) -> Result<Codec, String> {
     let mut json = match model {
         Some("gpt2") => byte_level(keys, &vocabulary),
         Some("llama") => sentence_piece(keys, &vocabulary),
-        Some(other) => Err(format!("tokenizer {other:?} is not supported; the tokenizers are \"gpt2\" and \"llama\"")),
+        Some(other) => {
+            Err(format!("tokenizer {} is not supported; the tokenizers are 'gpt2' and 'llama'", quoted(other)))
+        }
         None => Err("the file has no tokenizer (tokenizer.ggml.model)".to_owned()),
     }?;
     let mut pieces = vocabulary.pieces();
@@ -114,13 +117,13 @@ fn byte_level(keys: Keys<'_>, vocabulary: &Vocabulary<'_>) -> Result<Value, Stri
     let name = keys.text("tokenizer.ggml.pre")?.unwrap_or("default");
     let Some(words) = WORDS.iter().find(|words| words.names.contains(&name)) else {
         let known: Vec<&str> = WORDS.iter().flat_map(|words| words.names).copied().collect();
-        return Err(format!("the pre-tokenizer {name:?} is not supported; there are {}", known.join(", ")));
+        return Err(format!("the pre-tokenizer {} is not supported; there are {}", quoted(name), known.join(", ")));
     };
     let mut merges = Vec::new();
     for merge in keys.texts("tokenizer.ggml.merges")? {
         let merge = merge?;
         // A name may begin with a space only in vocabularies that are not byte-level.
-        let Some(pair) = merge.split_once(' ') else { return Err(format!("the merge {merge:?} has no space")) };
+        let Some(pair) = merge.split_once(' ') else { return Err(format!("the merge {} has no space", quoted(merge))) };
         merges.push(json!([pair.0, pair.1]));
     }
     let split = |expression: &&str| json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false});

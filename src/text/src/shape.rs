@@ -11,6 +11,7 @@
 
 use serde::Deserialize;
 use serde_json::Value;
+use trunkline_quote::{cut, quoted};
 
 const NODES_MAX: usize = 10_000;
 const GROWTH_MAX: usize = 4096;
@@ -176,7 +177,11 @@ fn check_merges(json: &[u8], prefix: &str) -> Result<(), String> {
             pair => pair.get(1).and_then(Value::as_str),
         };
         if second.is_some_and(|second| !second.starts_with(prefix)) {
-            return Err(format!("model: the merge {merge} does not go on with continuing_subword_prefix {prefix:?}"));
+            return Err(format!(
+                "model: the merge {} does not go on with continuing_subword_prefix {}",
+                cut(&merge.to_string()),
+                quoted(prefix)
+            ));
         }
     }
     Ok(())

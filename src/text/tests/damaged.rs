@@ -1,6 +1,6 @@
 //! Damaged `tokenizer.json`: whatever is wrong with a file, it is refused in one line, or its tokenizer answers each text.
 //!
-//! Made files of all kinds of models and stages are damaged in seeded ways, as bytes and as JSON with wrong contents. `TRUNKLINE_DAMAGED=N` damages
+//! Made files of all kinds of models and stages are damaged in seeded ways, as bytes and as JSON with wrong contents. `TRUNKLINE_SEEDS=N` damages
 //! each file N times instead of the few times of the gate.
 
 use std::fmt::Write;
@@ -324,7 +324,7 @@ fn memory_mib() -> u64 {
 
 #[test]
 fn damaged_files_are_refused_in_one_line_or_answer_each_text() {
-    let n = std::env::var("TRUNKLINE_DAMAGED").map_or(DAMAGES, |n| n.parse().expect("TRUNKLINE_DAMAGED is a number"));
+    let n = std::env::var("TRUNKLINE_SEEDS").map_or(DAMAGES, |n| n.parse().expect("TRUNKLINE_SEEDS is a number"));
     let (mut loaded, mut refused, mut caught, mut late) = (0, 0, 0, String::new());
     for (kind, file) in files().iter().enumerate() {
         let whole = Tokenizer::from_json("whole", file.to_string().as_bytes());

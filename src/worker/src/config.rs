@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::path::Path;
 
+use trunkline_quote::cut;
 use trunkline_text::ModelFacts;
 
 use crate::error::ModelError;
@@ -201,7 +202,11 @@ impl ModelConfig {
 
 /// Refuses a value of `field`; `rule` completes the sentence "it ...".
 pub(crate) fn invalid(path: &Path, field: &'static str, value: impl Debug, rule: &str) -> ModelError {
-    ModelError::Config { path: path.to_owned(), field, problem: format!("is {value:?}; it {rule}") }
+    ModelError::Config {
+        path: path.to_owned(),
+        field,
+        problem: format!("is {}; it {rule}", cut(&format!("{value:?}"))),
+    }
 }
 
 /// Refuses a feature of a sound model.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use trunkline_port::{RequestId, StepError, Token};
+use trunkline_quote::{cut, of_parser};
 use trunkline_streaming::BudgetError;
 use trunkline_text::{FactsError, Mistake};
 
@@ -31,7 +32,7 @@ pub enum ModelError {
         source: std::io::Error,
     },
     /// A file is not JSON of the expected form.
-    #[error("{} is not valid: {source}; download it again or repair it", path.display())]
+    #[error("{} is not valid: {}; download it again or repair it", path.display(), of_parser(&source.to_string()))]
     Json {
         /// Path of the file.
         path: PathBuf,
@@ -49,7 +50,7 @@ pub enum ModelError {
         problem: String,
     },
     /// The model is sound but of a kind unknown to this worker.
-    #[error("{}: {found} is not supported; {supported}", path.display())]
+    #[error("{}: {} is not supported; {supported}", path.display(), cut(found))]
     Unsupported {
         /// File with the unsupported setting.
         path: PathBuf,
@@ -173,7 +174,7 @@ pub enum ModelError {
     #[error(transparent)]
     Budget(#[from] BudgetError),
     /// A tensor without a use in the model's architecture; ignoring the tensor would give wrong text.
-    #[error("tensor {name} in {} is no part of the model's architecture; the model is of another kind", path.display())]
+    #[error("tensor {} in {} is no part of the model's architecture; the model is of another kind", cut(name), path.display())]
     UnexpectedTensor {
         /// Name of the tensor.
         name: String,

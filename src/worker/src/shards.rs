@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
+use trunkline_quote::{cut, of_parser};
 use trunkline_text::{Lacks, Mistake};
 
 use crate::config::{ModelConfig, unsupported};
@@ -191,7 +192,7 @@ impl Shard {
         let header: Metadata = trunkline_foreign::call(|| serde_json::from_slice(&header))
             .map_err(|panicked| panicked.to_string())
             .and_then(|header| header.map_err(|error| error.to_string()))
-            .map_err(|error| malformed(format!("not a safetensors file: {error}")))?;
+            .map_err(|error| malformed(format!("not a safetensors file: {}", of_parser(&error))))?;
         // Offsets are checked by the library: tensors follow one another, and each has the bytes of its shape.
         let expected = data_at.saturating_add(header.data_len() as u64);
         if len < expected {
@@ -229,7 +230,7 @@ pub(crate) fn weight_files(dir: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String,
         let mut files = Vec::new();
         for name in names {
             if Path::new(name).file_name().is_none_or(|file| file != name.as_str()) {
-                let problem = format!("names the file {name:?}, which is not in the folder");
+                let problem = format!("names the file {}, which is not in the folder", cut(&format!("{name:?}")));
                 return Err(ModelError::Safetensors { path: index, problem });
             }
             let path = dir.join(name);

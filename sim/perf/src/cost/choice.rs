@@ -22,6 +22,7 @@ use super::{
 };
 use crate::hardware::Hardware;
 use crate::model::{self, Model};
+use trunkline_quote::{cut, quoted};
 use trunkline_sim_workload::UnknownName;
 
 /// Maximum ratio between a table's prefill time and the roofline's; beyond it the table is rejected as one of another model or
@@ -78,7 +79,7 @@ pub enum CostChoiceError {
     #[error(transparent)]
     Unknown(#[from] UnknownName),
     /// Table without a folder.
-    #[error("cost model '{0}' needs a folder, as in {0}:PATH")]
+    #[error("cost model {} needs a folder, as in {}:PATH", quoted(.0), cut(.0))]
     NoPath(String),
 }
 

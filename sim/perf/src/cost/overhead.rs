@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use trunkline_port::WeightReads;
+use trunkline_quote::quoted;
 
 use super::{BoxedCost, CostModel, Largest, PipelinedStep, StepErrors, StepShape, TimedStep};
 
@@ -22,8 +23,8 @@ pub struct EngineOverhead {
 /// Text that is no overhead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "engine overhead '{0}' is not STEP_US or STEP_US:SEQUENCE_US, numbers from 0 to {US_MAX}; example: 850:12 for 850 us a step and 12 us for each sequence"
-)]
+    "engine overhead {} is not STEP_US or STEP_US:SEQUENCE_US, numbers from 0 to {US_MAX}; example: 850:12 for 850 us a step and 12 us for each sequence"
+, quoted(.0))]
 pub struct EngineOverheadError(String);
 
 impl EngineOverhead {

@@ -9,6 +9,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use trunkline_quote::quoted;
+
 use crate::model::{Model, Precision};
 
 /// Devices that hold one copy of a model.
@@ -32,9 +34,9 @@ const DEVICES_MAX: u32 = 1024;
 pub enum ParallelError {
     /// Text of another form.
     #[error(
-        "parallel is '{0}'; it must be of tpN, dpN, epN and ppN, each at most once, as in tp2, tp2pp2 or dp4ep4, with numbers from 1 to \
+        "parallel is {}; it must be of tpN, dpN, epN and ppN, each at most once, as in tp2, tp2pp2 or dp4ep4, with numbers from 1 to \
          {DEVICES_MAX}"
-    )]
+    , quoted(.0))]
     Malformed(String),
     /// Experts divided in a model without experts.
     #[error("{what} divides experts, and {model} has none; {remedy}")]

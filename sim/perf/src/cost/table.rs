@@ -35,6 +35,7 @@ use super::{CostModel, LowerBound, Parallel, PipelinedStep, StepShape, nanosecon
 use crate::columns::ColumnFault;
 use crate::hardware::{Hardware, Largest, StepErrors};
 use crate::model::{Model, Precision};
+use trunkline_quote::quoted;
 use trunkline_sim_workload::lines::{LineFault, LineNumber};
 
 mod aiconfigurator;
@@ -71,13 +72,13 @@ pub enum TableFault {
     #[error("row {0}: {1}")]
     InRow(u64, Box<TableFault>),
     /// Header without a required column.
-    #[error("the header has no column '{0}'")]
+    #[error("the header has no column {}", quoted(.0))]
     MissingColumn(&'static str),
     /// Row with too few columns.
-    #[error("the row has no column '{0}'")]
+    #[error("the row has no column {}", quoted(.0))]
     ShortRow(&'static str),
     /// Number that cannot be read.
-    #[error("{column} is '{value}'; it must be a number of at least 0")]
+    #[error("{column} is {value}; it must be a number of at least 0", value = quoted(value))]
     BadNumber {
         /// Name of the column.
         column: &'static str,

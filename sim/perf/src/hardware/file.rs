@@ -64,6 +64,7 @@ use std::path::{Path, PathBuf};
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
+use trunkline_quote::of_parser;
 
 use super::{Curve, Efficiency, Hardware, Largest, NodeLink, Piece, Residuals, RooflineError, StepErrors, StepTime};
 use trunkline_sim_workload::UnknownName;
@@ -392,7 +393,7 @@ pub fn parse(text: &str) -> Result<Hardware, HardwareError> {
         // What is missing is missing in no line.
         let line = fault.span().filter(|span| span.start > 0).map(|span| text[..span.start].lines().count());
         let place = line.map_or(String::new(), |line| format!("line {line}: "));
-        HardwareError::Malformed(format!("{place}{}", fault.message().replace('\n', " ")))
+        HardwareError::Malformed(format!("{place}{}", of_parser(&fault.message().replace('\n', " "))))
     })?;
     file.check()?;
     Ok(file.hardware())

@@ -18,6 +18,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use trunkline_quote::of_parser;
 
 use trunkline_sim_perf::cost::{Sample, StepShape};
 use trunkline_sim_workload::lines::{LineFault, Lines};
@@ -40,7 +41,11 @@ pub enum BenchmarkError {
         fault: LineFault,
     },
     /// Not the result of a benchmark with details.
-    #[error("{}: not a benchmark with details ({fault}); run it with --save-detailed (vLLM) or --output-details (SGLang)", path.display())]
+    #[error(
+        "{}: not a benchmark with details ({}); run it with --save-detailed (vLLM) or --output-details (SGLang)",
+        path.display(),
+        of_parser(&fault.to_string())
+    )]
     Malformed {
         /// Path of the file.
         path: PathBuf,

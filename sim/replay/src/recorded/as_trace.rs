@@ -7,7 +7,7 @@ use trunkline_cluster::{ClusterConfig, Output};
 use trunkline_core::event::Action;
 use trunkline_core::{BlockHash, FinishReason, Request, RequestId, RetentionHint, Token};
 
-use super::{RecordingError, RecordingFault, Replayed, Shown, header, header_version, replay_watched};
+use super::{InputsDigest, RecordingError, RecordingFault, Replayed, Shown, header, header_version, replay_watched};
 use trunkline_sim_report::report::{DeadlineReport, Latencies};
 use trunkline_sim_workload::lines::Lines;
 use trunkline_sim_workload::summary::{Histogram, Kept};
@@ -44,7 +44,7 @@ pub fn is_recording(path: &Path) -> bool {
 pub fn settings(path: &Path) -> Result<ClusterConfig, RecordingError> {
     let fail = |line, fault| RecordingError { path: path.into(), line, fault };
     let mut lines = Lines::open(path).map_err(|fault| fail(0, fault.into()))?;
-    header(&mut lines).map_err(|fault| fail(lines.number(), fault))
+    header(&mut lines, &mut InputsDigest::default()).map_err(|fault| fail(lines.number(), fault))
 }
 
 /// Reads the recording at `path`. Outputs follow from replaying the recorded inputs. Calls `progress` with the number of events now and

@@ -67,7 +67,15 @@ impl Recorder {
     }
 
     fn trailer(&self, digest: String) -> String {
-        Line::End { end: End { at_ns: 99_000_000, digest } }.to_json()
+        Line::End { end: End { at_ns: 99_000_000, digest, inputs: None } }.to_json()
+    }
+
+    /// Returns the trailer of a server's recording, which covers the inputs.
+    fn whole_trailer(&self) -> String {
+        let mut inputs = InputsDigest::default();
+        self.lines.iter().for_each(|line| inputs.add(line.as_bytes()));
+        let (digest, inputs) = (self.digest(), Some(inputs.to_string()));
+        Line::End { end: End { at_ns: 99_000_000, digest, inputs } }.to_json()
     }
 
     fn text(&self) -> String {
@@ -97,11 +105,30 @@ fn the_same_events_give_the_same_decisions() {
         digest: recorder.digest(),
         recorded_digest: Some(recorder.digest()),
         matches: Some(true),
+        inputs_match: None,
         cut_off: None,
     };
     assert_eq!(replay(&text).unwrap(), expected);
     assert_eq!(replay(gzip(&text)).unwrap(), expected);
     assert_eq!(replay(text.trim_end()).unwrap(), expected, "without the last newline");
+}
+
+#[test]
+fn an_input_that_was_changed_without_a_change_of_a_decision_is_found() {
+    let recorder = Recorder::run();
+    let replayed = |lines: &[String]| {
+        let replayed = replay(lines.join("\n") + "\n" + &recorder.whole_trailer() + "\n").unwrap();
+        (replayed.digest == recorder.digest(), replayed.inputs_match, replayed.matches)
+    };
+    assert_eq!(replayed(&recorder.lines), (true, Some(true), Some(true)));
+    let again = recorder.lines.iter().rposition(|line| line.contains("step_finished")).unwrap();
+    let mut twice = recorder.lines.clone();
+    twice.insert(again, twice[again].clone());
+    // The core ignores the answer to a step that is not in flight.
+    assert_eq!(replayed(&twice), (true, Some(false), Some(false)));
+    let mut spaced = recorder.lines.clone();
+    spaced[1] = spaced[1].replacen(':', ": ", 1);
+    assert_eq!(replayed(&spaced), (true, Some(false), Some(false)));
 }
 
 #[test]
@@ -212,7 +239,7 @@ fn cluster_lines() -> (Vec<String>, String) {
     }
     assert_eq!(cluster.requests(), 0, "all requests ended, on engine 1");
     let digest = format!("{:016x}", cluster.digest());
-    lines.push(Line::End { end: End { at_ns, digest: digest.clone() } }.to_json());
+    lines.push(Line::End { end: End { at_ns, digest: digest.clone(), inputs: None } }.to_json());
     (lines, digest)
 }
 

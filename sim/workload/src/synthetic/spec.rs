@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use trunkline_core::RetentionHint;
 use trunkline_core::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
+use trunkline_quote::of_parser;
 
 use super::arrivals::Arrivals;
 use super::distribution::Distribution;
@@ -316,7 +317,7 @@ impl Spec {
     pub fn parse(text: &str) -> Result<Self, (u64, WorkloadFault)> {
         let spec: Self = toml::from_str(text).map_err(|err| {
             let before = err.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-            (before.matches('\n').count() as u64 + 1, WorkloadFault::Toml(err.message().replace('\n', " ")))
+            (before.matches('\n').count() as u64 + 1, WorkloadFault::Toml(of_parser(&err.message().replace('\n', " "))))
         })?;
         spec.check().map_err(|fault| (0, fault))?;
         Ok(spec)

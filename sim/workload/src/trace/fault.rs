@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use trunkline_core::retention::RetentionError;
+use trunkline_quote::{cut, of_parser, quoted};
 
 use super::{Format, HASH_ID_MAX, LENGTH_TOKENS_MAX, REQUESTS_MAX, ResultFault, Unknown};
 use crate::lines::{LineFault, LineNumber};
@@ -60,7 +61,7 @@ pub enum TraceFault {
     #[error("{0}")]
     UnknownFormat(Unknown),
     /// CSV header without a required column.
-    #[error("the header has no column '{column}', only: {header}; add it")]
+    #[error("the header has no column {column}, only: {header}; add it", column = quoted(column), header = cut(header))]
     MissingColumn {
         /// Name of the missing column.
         column: &'static str,
@@ -68,13 +69,13 @@ pub enum TraceFault {
         header: String,
     },
     /// CSV header with a column twice.
-    #[error("the header has the column '{column}' twice; remove one")]
+    #[error("the header has the column {column} twice; remove one", column = quoted(column))]
     RepeatedColumn {
         /// Name of the column.
         column: &'static str,
     },
     /// JSON object without a required field.
-    #[error("field '{field}' is missing; a request has {expected}")]
+    #[error("field {field} is missing; a request has {expected}", field = quoted(field))]
     MissingField {
         /// Name of the missing field.
         field: &'static str,
@@ -82,7 +83,7 @@ pub enum TraceFault {
         expected: &'static str,
     },
     /// Line outside the format.
-    #[error("not a line of the {format} format ({why}); mend or remove it")]
+    #[error("not a line of the {format} format ({why}); mend or remove it", why = of_parser(why))]
     Malformed {
         /// Format expected of the line.
         format: Format,
@@ -90,7 +91,7 @@ pub enum TraceFault {
         why: String,
     },
     /// Length out of range, or not a whole number.
-    #[error("{field} is {value}; it must be a whole number from 1 to {LENGTH_TOKENS_MAX}")]
+    #[error("{field} is {value}; it must be a whole number from 1 to {LENGTH_TOKENS_MAX}", value = cut(value))]
     BadLength {
         /// Name of the field or column.
         field: &'static str,
@@ -106,7 +107,7 @@ pub enum TraceFault {
     )]
     Recording,
     /// Tenant, namespace, priority or deadline out of range.
-    #[error("{field} is {value}; it must be {expected}")]
+    #[error("{field} is {value}; it must be {expected}", value = cut(value))]
     BadTerm {
         /// Name of the field or column.
         field: &'static str,
@@ -119,7 +120,7 @@ pub enum TraceFault {
     #[error(transparent)]
     Retention(#[from] RetentionError),
     /// Timestamp that cannot be read.
-    #[error("{field} is {value}; it must be {expected}")]
+    #[error("{field} is {value}; it must be {expected}", value = cut(value))]
     BadTimestamp {
         /// Name of the field or column.
         field: &'static str,
@@ -196,7 +197,7 @@ pub enum TraceFault {
     #[error("the trace has more than {REQUESTS_MAX} requests, more than can be told apart; limit them")]
     TooManyRequests,
     /// Slice beyond the end of the trace.
-    #[error("holds no request in the slice {slice}; the trace ends before it")]
+    #[error("holds no request in the slice {slice}; the trace ends before it", slice = cut(slice))]
     EmptySlice {
         /// Slice as given on input.
         slice: String,

@@ -7,6 +7,7 @@
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
+use trunkline_quote::of_parser;
 
 use super::csv::{SECONDS, seconds_ns};
 use super::row::{Row, length};
@@ -17,7 +18,7 @@ use crate::python_json::strict;
 #[derive(Debug, thiserror::Error)]
 pub enum ResultFault {
     /// Document of another shape.
-    #[error("is no result of the {format} format ({why})")]
+    #[error("is no result of the {format} format ({why})", why = of_parser(why))]
     Malformed {
         /// Format of the result.
         format: Format,

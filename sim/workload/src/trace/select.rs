@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use trunkline_quote::quoted;
+
 use super::{Content, GENERATED_FROM, TraceError, TraceRequest};
 
 /// Selection from a trace. Applies the slice first, then the limit, then the speed and the maximum context.
@@ -174,8 +176,8 @@ impl Default for Slice {
 /// Invalid slice, as given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "slice is '{0}'; give BEGIN..END in numbers of requests such as 100..200, or in seconds such as 60s..120s, BEGIN below END"
-)]
+    "slice is {}; give BEGIN..END in numbers of requests such as 100..200, or in seconds such as 60s..120s, BEGIN below END"
+, quoted(.0))]
 pub struct BadSlice(pub String);
 
 impl FromStr for Slice {

@@ -3,6 +3,7 @@
 use anyhow::anyhow;
 use clap::ValueEnum;
 use trunkline_port::{Keeps, LAYER_GROUPS_MAX, ModelInfo};
+use trunkline_quote::quoted;
 
 /// Name of the setting in a server and a worker.
 pub const SETTING: &str = "h2o-choice";
@@ -23,7 +24,7 @@ impl Choice {
     /// # Errors
     /// If the text is neither `own` nor `shared`.
     pub fn parse(setting: &str, text: &str) -> anyhow::Result<Self> {
-        Self::from_str(text, false).map_err(|_| anyhow!("{setting} is '{text}'; give own or shared"))
+        Self::from_str(text, false).map_err(|_| anyhow!("{setting} is {text}; give own or shared", text = quoted(text)))
     }
 
     /// Returns the name of the choice, as users write it.

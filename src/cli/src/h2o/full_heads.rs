@@ -4,6 +4,7 @@ use std::fmt;
 
 use anyhow::{Context, ensure};
 use trunkline_port::{Keeps, LAYER_GROUPS_MAX, LayerGroup};
+use trunkline_quote::quoted;
 use trunkline_worker::{equal_groups, equal_head_groups};
 
 use super::choice::Choice;
@@ -58,7 +59,9 @@ impl FullHeads {
         for entry in text.split(',').map(str::trim) {
             let number = |text: &str| {
                 let number = text.parse::<u32>().ok();
-                number.with_context(|| format!("{setting} names '{entry}'; give numbers, as in 7,14 or 7.2,14.0"))
+                number.with_context(|| {
+                    format!("{setting} names {entry}; give numbers, as in 7,14 or 7.2,14.0", entry = quoted(entry))
+                })
             };
             let (layer, head) = match entry.split_once('.') {
                 Some((layer, head)) => (number(layer)?, Some(number(head)?)),

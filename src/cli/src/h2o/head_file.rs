@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
+use trunkline_quote::of_parser;
 
 use super::full_heads::FullHeads;
 use super::head_loss::HeadLosses;
@@ -148,7 +149,7 @@ impl HeadFile {
     /// If the text is malformed.
     pub fn parse(text: &str, path: &Path) -> anyhow::Result<Self> {
         let file: Self = toml::from_str(text).map_err(|error| {
-            let (path, fault) = (path.display(), error.message());
+            let (path, fault) = (path.display(), of_parser(error.message()));
             anyhow!("{path} is not of this version, or damaged ({fault}); run trunkline h2o calibrate again")
         })?;
         file.clone()

@@ -7,6 +7,7 @@ use anyhow::{Context, anyhow, ensure};
 use trunkline_core::h2o::Settings;
 use trunkline_core::{Config, H2oConfig, Keeps};
 use trunkline_port::ModelInfo;
+use trunkline_quote::{cut, quoted};
 
 /// Total unless another is given.
 pub const DEFAULT: f32 = 2.5;
@@ -54,8 +55,14 @@ pub fn excess(settings: &Settings, tokens: u32) -> f64 {
 /// # Errors
 /// If the text is no number of the range.
 pub fn parse(setting: &str, text: &str) -> anyhow::Result<f32> {
-    let total: f32 = text.parse().map_err(|_| anyhow!("{setting} is '{text}'; give a number"))?;
-    ensure!(RANGE.contains(&total), "{setting} is {text}; it must be between {} and {}", RANGE.start(), RANGE.end());
+    let total: f32 = text.parse().map_err(|_| anyhow!("{setting} is {text}; give a number", text = quoted(text)))?;
+    ensure!(
+        RANGE.contains(&total),
+        "{setting} is {}; it must be between {} and {}",
+        cut(text),
+        RANGE.start(),
+        RANGE.end()
+    );
     Ok(total)
 }
 

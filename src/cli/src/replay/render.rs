@@ -379,10 +379,10 @@ pub(super) fn recorded(replayed: &Replayed) -> String {
         ["digest", &replayed.digest],
         ["recorded digest", replayed.recorded_digest.as_deref().unwrap_or("none")],
         [
-            "match",
-            // An input may be changed without a change of a decision.
-            replayed.matches.map_or("nothing to compare", |matches| if matches { "yes, all decisions" } else { "NO" }),
+            "inputs",
+            replayed.inputs_match.map_or("without a digest", |same| if same { "as recorded" } else { "CHANGED" }),
         ],
+        ["match", replayed.matches.map_or("nothing to compare", |matches| if matches { "yes" } else { "NO" })],
     ]);
     facts.trim_fmt()
 }

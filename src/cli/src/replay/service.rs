@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use trunkline_quote::quoted;
 use trunkline_sim_replay::Settings;
 use trunkline_sim_replay::autoscale::{Autoscale, Limits, REGISTRY};
 use trunkline_sim_replay::random_failures::RandomFailures;
@@ -98,8 +99,8 @@ impl ServiceArgs {
             return Ok(Vec::new());
         }
         let price = |name: &str| {
-            let price =
-                price_of(name).with_context(|| format!("price of '{name}' is missing; the fleet has it too"))?;
+            let price = price_of(name)
+                .with_context(|| format!("price of {name} is missing; the fleet has it too", name = quoted(name)))?;
             ensure!(price > 0.0 && price.is_finite(), "price of {name} is {price}; it must be a number above 0");
             Ok(price)
         };
@@ -115,7 +116,7 @@ impl ServiceArgs {
     pub(crate) fn check_prices(&self, known: &[&str]) -> anyhow::Result<()> {
         for (name, _) in self.prices()? {
             if !known.contains(&name) {
-                bail!("price of '{name}', which is not planned with; name it in --hardware");
+                bail!("price of {name}, which is not planned with; name it in --hardware", name = quoted(name));
             }
         }
         Ok(())
@@ -124,7 +125,9 @@ impl ServiceArgs {
     fn prices(&self) -> anyhow::Result<Vec<(&str, f64)>> {
         let parse = |spec: &'_ str| {
             let parsed = spec.split_once('=').and_then(|(name, price)| Some((name.len(), price.parse::<f64>().ok()?)));
-            parsed.with_context(|| format!("price is '{spec}'; give HARDWARE=PRICE, such as h100-80g=2.5"))
+            parsed.with_context(|| {
+                format!("price is {spec}; give HARDWARE=PRICE, such as h100-80g=2.5", spec = quoted(spec))
+            })
         };
         self.price.iter().map(|spec| parse(spec).map(|(end, price)| (&spec[..end], price))).collect()
     }

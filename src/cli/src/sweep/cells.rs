@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::builder::Str;
 use clap::{Arg, ArgAction, Args, Command, Parser};
+use trunkline_quote::quoted;
 use trunkline_sim_perf::memory::DoesNotFit;
 use trunkline_sim_replay::Settings;
 use xxhash_rust::xxh3::Xxh3;
@@ -123,7 +124,7 @@ fn check_parameters(spec: &mut Spec) -> anyhow::Result<()> {
                     bail!("{section}.{parameter} is true, but takes a value; `replay --help` says which")
                 }
                 (Takes::Nothing, Setting::Values(_)) => {
-                    bail!("{section}.{parameter} is '{}'; give true or false", setting.label())
+                    bail!("{section}.{parameter} is {}; give true or false", quoted(&setting.label()))
                 }
             }
         }
@@ -242,7 +243,7 @@ fn blame(spec: &Spec, folder: &Path, faults: &[Option<Fault>]) -> anyhow::Result
             };
             let alone = ready(&vec![(parameter.as_str(), setting)], Path::new(TRACE), folder);
             if alone.is_err_and(|fault| fault.message == message) {
-                bail!("{}.{parameter} = '{}': {message}", axis.section, setting.label());
+                bail!("{}.{parameter} = {}: {message}", axis.section, quoted(&setting.label()));
             }
         }
     }

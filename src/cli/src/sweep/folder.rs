@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+use trunkline_quote::quoted;
 use trunkline_sim_perf::columns::Cell as Value;
 use trunkline_sim_perf::columns::{self, Column, ColumnWriter, Columns, Kind};
 use trunkline_sim_report::{Report, figures};
@@ -182,9 +183,9 @@ pub(super) fn schema(parameters: &[&str]) -> Vec<Column> {
 pub(super) fn read(path: &Path) -> anyhow::Result<Columns> {
     let columns = columns::read(path)?;
     for (name, _) in BEFORE {
-        columns
-            .column(name)
-            .with_context(|| format!("{}: no result of a sweep: it has no '{name}'", path.display()))?;
+        columns.column(name).with_context(|| {
+            format!("{}: no result of a sweep: it has no {name}", path.display(), name = quoted(name))
+        })?;
     }
     Ok(columns)
 }

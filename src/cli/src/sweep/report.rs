@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use comfy_table::Table;
 use serde_json::{Map, Value as Json, json};
+use trunkline_quote::quoted;
 use trunkline_sim_perf::columns::{Cell as Value, Kind};
 use trunkline_sim_report::figures::{self, Direction};
 
@@ -83,7 +84,7 @@ impl Metric {
         let found = numbers().find(|(_, (column, _))| column.name == name.trim());
         let Some((at, (column, better))) = found else {
             let known: Vec<&str> = numbers().map(|(_, (column, _))| column.name.as_str()).collect();
-            bail!("unknown metric '{name}'; there are: {}", known.join(", "));
+            bail!("unknown metric {name}; there are: {}", known.join(", "), name = quoted(name));
         };
         Ok(Self { name: column.name.clone(), kind: column.kind, better: *better, at })
     }
@@ -130,7 +131,9 @@ pub(super) fn run(args: &ReportArgs) -> anyhow::Result<()> {
 
 fn parameter_at(joined: &Joined, parameter: &str) -> anyhow::Result<usize> {
     let at = joined.parameters.iter().position(|known| known == parameter);
-    at.with_context(|| format!("unknown knob '{parameter}'; there are: {}", joined.parameters.join(", ")))
+    at.with_context(|| {
+        format!("unknown knob {parameter}; there are: {}", joined.parameters.join(", "), parameter = quoted(parameter))
+    })
 }
 
 /// Returns all tables as text.

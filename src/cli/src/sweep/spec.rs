@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use toml::{Table, Value};
+use trunkline_quote::{of_parser, quoted};
 
 /// Number of cells, at most; more is taken for a mistake.
 const CELLS_MAX: usize = 100_000;
@@ -130,7 +131,7 @@ impl Spec {
 fn parse(text: &str) -> anyhow::Result<Vec<Axis>> {
     let table: Table = toml::from_str(text).map_err(|err| {
         let before = err.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-        anyhow::anyhow!("line {}: {}", before.matches('\n').count() + 1, err.message().replace('\n', " "))
+        anyhow::anyhow!("line {}: {}", before.matches('\n').count() + 1, of_parser(&err.message().replace('\n', " ")))
     })?;
     let mut fixed = Vec::new();
     let mut varied = Vec::new();
@@ -155,7 +156,10 @@ fn parse(text: &str) -> anyhow::Result<Vec<Axis>> {
                 }
             }
             ("fixed" | "grid" | "zip", _) => bail!("write {key} as [fixed], [grid] or [[zip]]"),
-            _ => bail!("unknown key '{key}'; there are: trace, [fixed], [grid], [[zip]]; knobs stand in one of those"),
+            _ => bail!(
+                "unknown key {key}; there are: trace, [fixed], [grid], [[zip]]; knobs stand in one of those",
+                key = quoted(key)
+            ),
         }
     }
     let axes = [fixed, varied].concat();
@@ -176,7 +180,7 @@ fn axis(section: &'static str, parameter: &str, value: &Value) -> anyhow::Result
     let mut steps: Vec<Vec<Setting>> = Vec::new();
     for value in values {
         let step = vec![Setting::parse(value).with_context(|| format!("{section}.{parameter}"))?];
-        ensure!(!steps.contains(&step), "{section}.{parameter} has '{}' twice", step[0].label());
+        ensure!(!steps.contains(&step), "{section}.{parameter} has {} twice", quoted(&step[0].label()));
         steps.push(step);
     }
     Ok(Axis { section, parameters: vec![parameter.into()], steps })

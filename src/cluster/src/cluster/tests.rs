@@ -105,7 +105,7 @@ impl Rig {
             Action::Drained => self.drained += 1,
             Action::Flushed { .. } | Action::Transfer(_) | Action::Cancel { .. } => {}
             Action::Lookup(_) => self.lookups += 1,
-            Action::Release { .. } => {}
+            Action::Adopt { .. } | Action::Release { .. } => {}
             action => panic!("{action:?} is for no client"),
         }
     }

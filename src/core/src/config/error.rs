@@ -1,5 +1,7 @@
 //! Settings under which no core can work.
 
+use trunkline_quote::{cut, quoted};
+
 use crate::h2o::SettingsError;
 use crate::registry::{RegistryError, UnknownName};
 
@@ -7,7 +9,7 @@ use crate::registry::{RegistryError, UnknownName};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// A number is outside its range.
-    #[error("{name} is {value}; it must be between {min} and {max}")]
+    #[error("{name} is {value}; it must be between {min} and {max}", value = cut(value))]
     OutOfRange {
         /// Name of the setting.
         name: &'static str,
@@ -19,7 +21,7 @@ pub enum ConfigError {
         max: String,
     },
     /// A text that is no value of the setting's type.
-    #[error("{name} is '{value}'; give {expected}")]
+    #[error("{name} is {value}; give {expected}", value = quoted(value))]
     Malformed {
         /// Name of the setting.
         name: &'static str,
@@ -58,7 +60,7 @@ pub enum ConfigError {
     #[error(transparent)]
     H2o(#[from] SettingsError),
     /// A value of `h2o` that is no number.
-    #[error("h2o {key} is '{value}'; give a number")]
+    #[error("h2o {key} is {value}; give a number", value = quoted(value))]
     MalformedH2o {
         /// Key of the value.
         key: String,
@@ -74,7 +76,7 @@ pub enum ConfigError {
         groups: usize,
     },
     /// A key of `h2o` that does not exist.
-    #[error("unknown h2o setting '{key}'; there are: {keys}")]
+    #[error("unknown h2o setting {key}; there are: {keys}", key = quoted(key))]
     UnknownH2o {
         /// Key that was given.
         key: String,

@@ -89,17 +89,6 @@ fn first_ahead(state: &State, part: Part) -> Option<BlockHandle> {
 }
 
 impl Sequence {
-    /// Returns the published blocks that steps in flight read or compute, and the sources of copies with all before them.
-    fn read_in_steps(&self) -> (&[BlockHandle], &[BlockHandle]) {
-        match &self.cold.given_up {
-            Some(given_up) => (&given_up.published, &given_up.sources),
-            None => (
-                &self.table[..(self.published as usize).min(self.table.len())],
-                self.cold.copied.as_ref().map_or(&[], |copied| &copied.sources),
-            ),
-        }
-    }
-
     /// Returns `true` if a worker named the sequence as the cause of a failure, or failed it too often.
     pub fn has_failed(&self) -> bool {
         self.guilty || self.ending == Some(Ending::Finish(FinishReason::Error))

@@ -59,6 +59,17 @@ impl Kv {
         adopted.iter().for_each(|known| journal.digest.fold(known.key.hash as u64));
     }
 
+    /// Takes in further blocks that a tier holds from before this core began. Returns the number of each with its slot, if it has got one.
+    pub fn adopt_later(&mut self, tier: u8, blocks: &[KnownBlock], journal: &mut Journal) -> Vec<(u32, Option<u32>)> {
+        let slots = self.tiers.adopt_later(tier.into(), blocks);
+        journal.decide(Decision::TierFoundLater, tier.into(), slots.iter().flatten().count() as u64);
+        for (known, slot) in blocks.iter().zip(&slots).filter_map(|(known, slot)| Some((known, (*slot)?))) {
+            journal.digest.fold(known.key.hash as u64);
+            journal.digest.fold(slot.into());
+        }
+        blocks.iter().zip(slots).map(|(known, slot)| (known.block, slot)).collect()
+    }
+
     /// Sets the number of blocks that fit in a tier.
     pub fn resize_tier(&mut self, tier: u8, blocks: u32, journal: &mut Journal) {
         journal.decide(Decision::TierResized, tier.into(), blocks.into());

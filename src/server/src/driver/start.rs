@@ -8,7 +8,7 @@ use tokio::sync::{oneshot, watch};
 use trunkline_cluster::{Cluster, EngineId};
 use trunkline_port::StepRunner;
 
-use super::{Driver, Outcome};
+use super::{Driver, Outcome, tiers};
 use crate::commands::Command;
 use crate::queue::DriverHandle;
 use crate::recorder::Recorder;
@@ -50,6 +50,7 @@ pub(crate) fn spawn(
     for (at, store) in (0..).zip(stores) {
         found.push(store.found);
         let store = Arc::new(store.store);
+        tiers::take_later(&store, EngineId(at), handle);
         let worker = match runners.next() {
             Some(runner) => spawn_threads(EngineId(at), 0, runner, &store, handle)?,
             None => WorkerHandle::new(at, 0).0,
@@ -62,7 +63,8 @@ pub(crate) fn spawn(
     driver.presence.served = served;
     let (done, outcome) = oneshot::channel();
     thread::Builder::new().name("core".into()).spawn(move || {
-        driver.begin(found);
+        driver.begin_seats();
+        driver.begin_tiers(found);
         // Nobody waits for the outcome if the server was dropped.
         let _ = done.send(driver.run());
     })?;

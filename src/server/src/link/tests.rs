@@ -126,7 +126,7 @@ fn a_block_is_read_by_number_and_copies_end_with_the_life_and_the_connection() {
     let Some(Job::Read { id, .. }) = jobs.blocking_recv() else { panic!("a block to read") };
     let answer = wire::BlockRead { id, error: "no\tdevice".into(), ..Default::default() };
     link.take(message(Message::BlockRead(answer))).unwrap();
-    assert_eq!(failing.join().unwrap(), Err("no device".into()));
+    assert_eq!(failing.join().unwrap(), Err("no\\tdevice".into()));
 
     let interrupted = read(1);
     assert!(matches!(jobs.blocking_recv(), Some(Job::Read { .. })));

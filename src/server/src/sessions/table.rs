@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tonic::Status;
 use trunkline_chat::Chat;
+use trunkline_quote::quoted;
 
 use crate::caller::{Caller, Owner};
 use crate::refusals::Reason;
@@ -164,8 +165,7 @@ fn may_use(caller: &Caller, entry: &Entry) -> bool {
 
 /// Returns the status for a session that is not there.
 pub(crate) fn no_session(id: &str) -> Status {
-    let id: String = id.chars().take(64).collect();
-    Status::not_found(format!("session_id '{id}' names no session of this caller; it may have expired"))
+    Status::not_found(format!("session_id {} names no session of this caller; it may have expired", quoted(id)))
 }
 
 #[cfg(test)]

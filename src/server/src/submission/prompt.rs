@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time;
 use trunkline_core::{Namespace, Request, RequestId, Token};
+use trunkline_quote::quoted;
 use trunkline_text::{Parts, TokenizerError};
 
 use super::tokenising::Room;
@@ -151,7 +152,9 @@ impl Submitter {
         }
         let known = || self.kv.iter().map(|kv| kv.dtype.as_str()).collect::<Vec<_>>().join(", ");
         let class = self.kv.iter().position(|kv| kv.dtype == dtype);
-        class.ok_or_else(|| Invalid(format!("kv_dtype is '{dtype}'; the workers of this server have: {}", known())))
+        class.ok_or_else(|| {
+            Invalid(format!("kv_dtype is {dtype}; the workers of this server have: {}", known(), dtype = quoted(dtype)))
+        })
     }
 
     /// Returns the scope within which a request shares cached blocks.

@@ -51,9 +51,37 @@ pub struct Log {
     pub counters: WriteCounters,
     /// Segments on their way to completion.
     pub finishing: Arc<Finishing>,
+    /// Segments from before that were not searched yet.
+    pub unsearched: Unsearched,
     /// Bytes of records for which the filesystem has space; not known if it has enough.
     room_of_filesystem: AtomicU64,
     segments: Mutex<BTreeMap<u64, Arc<Segment>>>,
+}
+
+/// Segments from before whose contents are not known yet. They take space, and none can be emptied or deleted.
+#[derive(Debug, Default)]
+pub struct Unsearched {
+    bytes: AtomicU64,
+    segments: AtomicU64,
+}
+
+impl Unsearched {
+    /// Adds a segment of `bytes`.
+    pub fn add(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Relaxed);
+        self.segments.fetch_add(1, Relaxed);
+    }
+
+    /// Removes a segment of `bytes`.
+    pub fn remove(&self, bytes: u64) {
+        self.bytes.fetch_sub(bytes, Relaxed);
+        self.segments.fetch_sub(1, Relaxed);
+    }
+
+    /// Returns the number of segments.
+    pub fn segments(&self) -> u64 {
+        self.segments.load(Relaxed)
+    }
 }
 
 /// Work done by the writer of a disk tier.
@@ -83,6 +111,7 @@ impl Log {
             slots: Slots::default(),
             counters: WriteCounters::default(),
             finishing: Arc::default(),
+            unsearched: Unsearched::default(),
             room_of_filesystem: AtomicU64::new(u64::MAX),
             segments: Mutex::default(),
         }
@@ -141,7 +170,14 @@ impl Log {
     /// Returns the bytes to be deleted before `n` more segments are within the limit.
     pub fn excess_bytes(&self, n: u64) -> u64 {
         let used: u64 = self.segments().values().map(|segment| segment.bytes).sum();
+        let used = used + self.unsearched.bytes.load(Relaxed);
         (used + n * self.limits.segment_bytes).saturating_sub(self.limits.bytes)
+    }
+
+    /// Puts a record found on the disk into a slot.
+    pub fn put(&self, slot: u32, location: Arc<Location>) {
+        let (generation, _) = self.slots.claim(slot);
+        drop(self.slots.fill(slot, generation, location));
     }
 
     /// Looks for segments whose files somebody removed, and makes the folder anew if it is gone. There is one line in the log for all that is found at

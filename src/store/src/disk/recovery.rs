@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use trunkline_port::{BlockKey, KnownBlock};
+use trunkline_port::{BlockKey, KnownBlock, Token};
 
 use crate::counters::{Fault, FaultCounts};
 
@@ -15,19 +15,34 @@ use super::scan::{Found, Scan, scan};
 use super::segment::{Location, Segment, number_of};
 use trunkline_files::{Files, SystemFiles};
 
-/// Contents of a tier after a restart.
-pub struct Recovered {
-    /// Blocks by slot, oldest first.
-    pub blocks: Vec<KnownBlock>,
-    /// Records dropped, by reason.
-    pub faults: FaultCounts,
-    /// Segments of another layout, which are left out.
-    pub other_layouts: u64,
-    /// Number for the next segment.
-    pub next_segment: u64,
+/// Segment from before, not searched yet.
+#[derive(Clone, Debug)]
+pub struct Old {
+    number: u64,
+    path: PathBuf,
+    /// Bytes of the file.
+    bytes: u64,
 }
 
-impl Recovered {
+/// Block found on the disk.
+#[derive(Clone, Debug)]
+pub struct FoundBlock {
+    /// Place of the record.
+    pub location: Arc<Location>,
+    /// Tokens of the block.
+    pub tokens: Vec<Token>,
+}
+
+/// Records and segments that a search left out.
+#[derive(Clone, Debug, Default)]
+pub struct Searched {
+    /// Records dropped, by reason.
+    faults: FaultCounts,
+    /// Segments of another layout.
+    other_layouts: u64,
+}
+
+impl Searched {
     /// Returns lines for the log: a change of the model or of its KV leaves every segment out, and damages none.
     pub fn lines(&self) -> Vec<String> {
         let damaged = format!("{} damaged records are dropped ({})", self.faults.total(), self.faults);
@@ -54,59 +69,92 @@ fn segment_paths(files: &dyn Files, folder: &Path) -> io::Result<Vec<(u64, PathB
     Ok(segments)
 }
 
-/// Finds the blocks of a tier.
+/// Returns the segments from before, oldest first, and the number for the next one. Their bytes count as used until they are searched.
 ///
 /// # Errors
 /// If the folder cannot be read.
-pub fn recover(log: &Log) -> io::Result<Recovered> {
-    let mut faults = FaultCounts::default();
-    let mut other_layouts = 0;
-    let mut newest: HashMap<BlockKey, (Arc<Segment>, Found)> = HashMap::new();
-    let mut next_segment = 1;
-    for (number, path) in segment_paths(log.files.as_ref(), &log.limits.folder)? {
-        next_segment = next_segment.max(number + 1);
-        let found = recover_segment(log, &path, number, &mut faults);
-        let (segment, records) = match found {
-            Ok(Contents::Records(segment, records)) => (segment, records),
-            Ok(Contents::OtherLayout(segment)) => {
-                log.segments().insert(number, segment);
-                other_layouts += 1;
-                continue;
+pub fn old_segments(log: &Log) -> io::Result<(Vec<Old>, u64)> {
+    let paths = segment_paths(log.files.as_ref(), &log.limits.folder)?;
+    let next = paths.last().map_or(1, |(number, _)| number + 1);
+    let old = paths.into_iter().map(|(number, path)| {
+        let bytes = std::fs::metadata(&path).map_or(0, |file| file.len());
+        Old { number, path, bytes }
+    });
+    let old: Vec<Old> = old.collect();
+    old.iter().for_each(|segment| log.unsearched.add(segment.bytes));
+    Ok((old, next))
+}
+
+/// Searches segments, and passes on the blocks of each, the oldest segment first.
+pub fn search(
+    log: &Log,
+    mut old: Vec<Old>,
+    is_stopped: &AtomicBool,
+    mut found: impl FnMut(Vec<FoundBlock>),
+) -> Searched {
+    let mut searched = Searched::default();
+    let mut one = |old: Old| search_segment(log, &old, is_stopped, &mut searched);
+    // The newest segment has the number of the last write, from which further writes are numbered.
+    let newest = old.pop().map(&mut one);
+    for old in old {
+        found(one(old));
+    }
+    newest.into_iter().for_each(&mut found);
+    searched
+}
+
+/// Returns the blocks of a segment, whose records count as live.
+fn search_segment(log: &Log, old: &Old, is_stopped: &AtomicBool, searched: &mut Searched) -> Vec<FoundBlock> {
+    if is_stopped.load(Relaxed) {
+        return Vec::new();
+    }
+    let contents = recover_segment(log, &old.path, old.number, is_stopped, &mut searched.faults);
+    let mut blocks = Vec::new();
+    match contents {
+        Ok(Contents::Records(segment, records)) => {
+            for Found { header, len } in records {
+                log.counters.sequence.fetch_max(header.address.sequence, Relaxed);
+                let location = Location::new(&segment, header.address, len, header.key);
+                blocks.push(FoundBlock { location, tokens: header.tokens });
             }
-            Ok(Contents::Nothing) => continue,
-            Err(error) => {
-                // The rest of the tier is good; the file stays, and counts as one record.
-                tracing::warn!("{}: cannot read the segment: {error}", path.display());
-                faults.add(Fault::Unreadable);
-                continue;
-            }
-        };
-        log.segments().insert(number, Arc::clone(&segment));
-        for found in records {
-            let rank = |found: &Found| (found.header.address.sequence, found.header.address.segment);
-            let is_newer = newest.get(&found.header.key).is_none_or(|(_, other)| rank(&found) > rank(other));
-            if is_newer {
-                newest.insert(found.header.key, (Arc::clone(&segment), found));
-            }
+            log.segments().insert(old.number, segment);
+        }
+        Ok(Contents::OtherLayout(segment)) => {
+            log.segments().insert(old.number, segment);
+            searched.other_layouts += 1;
+        }
+        Ok(Contents::Nothing) => {}
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => return blocks,
+        Err(error) => {
+            // The rest of the tier is good; the file stays, and counts as one record.
+            tracing::warn!("{}: cannot read the segment: {error}", old.path.display());
+            searched.faults.add(Fault::Unreadable);
         }
     }
-    let mut records: Vec<_> = newest.into_values().collect();
-    records.sort_unstable_by_key(|(_, found)| (found.header.address.sequence, found.header.address.segment));
-    if let Some((_, found)) = records.last() {
-        log.counters.sequence.store(found.header.address.sequence, Relaxed);
+    log.unsearched.remove(old.bytes);
+    blocks
+}
+
+/// Puts blocks found at the start into the slots 0, 1, 2, ..., oldest first, and returns them. Once all segments were searched, makes room for a new one.
+pub fn settle(log: &Log, found: Vec<FoundBlock>, is_all: bool) -> Vec<KnownBlock> {
+    let rank = |block: &FoundBlock| (block.location.address.sequence, block.location.address.segment);
+    let mut newest: HashMap<BlockKey, FoundBlock> = HashMap::new();
+    for block in found {
+        if newest.get(&block.location.key).is_none_or(|other| rank(&block) > rank(other)) {
+            newest.insert(block.location.key, block);
+        }
     }
-    drop_oldest(&mut records, log.room_bytes());
-    let dropped = make_fit(log, &records);
-    let mut blocks = Vec::new();
-    for (segment, found) in records.into_iter().filter(|(segment, _)| !dropped.contains(&segment.number)) {
-        let slot = blocks.len() as u32;
-        let Found { header, len } = found;
-        let location = Location::new(&segment, header.address, len, header.key);
-        let (generation, _) = log.slots.claim(slot);
-        drop(log.slots.fill(slot, generation, location));
-        blocks.push(KnownBlock { block: slot, key: header.key, tokens: header.tokens });
-    }
-    Ok(Recovered { blocks, faults, other_layouts, next_segment })
+    let mut blocks: Vec<_> = newest.into_values().collect();
+    blocks.sort_unstable_by_key(rank);
+    drop_oldest(&mut blocks, log.room_bytes());
+    let dropped = if is_all { make_fit(log) } else { HashSet::new() };
+    blocks.retain(|block| !dropped.contains(&block.location.segment.number));
+    let known = blocks.into_iter().zip(0..).map(|(FoundBlock { location, tokens }, slot)| {
+        let key = location.key;
+        log.put(slot, location);
+        KnownBlock { block: slot, key, tokens }
+    });
+    known.collect()
 }
 
 /// Contents of a segment at the start.
@@ -120,7 +168,16 @@ enum Contents {
 
 /// Opens a segment and finds its records. An unfinished segment is completed behind its last whole record; one without a record is deleted. A broken
 /// header is written again for the records found.
-fn recover_segment(log: &Log, path: &Path, number: u64, faults: &mut FaultCounts) -> io::Result<Contents> {
+///
+/// # Errors
+/// If the file cannot be read, or the search is stopped.
+fn recover_segment(
+    log: &Log,
+    path: &Path,
+    number: u64,
+    is_stopped: &AtomicBool,
+    faults: &mut FaultCounts,
+) -> io::Result<Contents> {
     let (mut segment, layout) = Segment::open(log.files.as_ref(), path, number)?;
     match layout {
         Ok(layout) if layout == log.limits.layout => {}
@@ -130,7 +187,7 @@ fn recover_segment(log: &Log, path: &Path, number: u64, faults: &mut FaultCounts
         // A writer that ended before the header was written leaves an empty file.
         Err(_) => {}
     }
-    let scan = scan(&segment, log.limits.layout, false)?;
+    let scan = scan(&segment, log.limits.layout, false, is_stopped)?;
     if layout.is_ok() || !scan.records.is_empty() {
         scan.faults.each().for_each(|(fault, n)| faults.add_n(fault, n));
     }
@@ -161,23 +218,20 @@ fn repair(segment: &mut Segment, layout: u64, scan: &Scan) -> io::Result<()> {
 
 /// Drops the oldest records, so that the others take at most `room` bytes: segments may hold dead records besides, and blocks
 /// without room in the core would be of no use, and keep segments from being deleted.
-fn drop_oldest(records: &mut Vec<(Arc<Segment>, Found)>, room: u64) {
+fn drop_oldest(blocks: &mut Vec<FoundBlock>, room: u64) {
     let mut sum = 0;
-    let newest = records.iter().rev().take_while(|(_, found)| {
-        sum += found.len;
+    let newest = blocks.iter().rev().take_while(|block| {
+        sum += block.location.len;
         sum <= room
     });
-    let surplus = records.len() - newest.count();
-    records.drain(..surplus);
+    let surplus = blocks.len() - newest.count();
+    blocks.drain(..surplus);
 }
 
 /// Deletes the segments with the fewest live bytes, until a new one fits. Returns the numbers of the deleted ones.
-fn make_fit(log: &Log, records: &[(Arc<Segment>, Found)]) -> HashSet<u64> {
-    let mut live: HashMap<u64, u64> = log.segments().keys().map(|number| (*number, 0)).collect();
-    for (segment, found) in records {
-        *live.entry(segment.number).or_default() += found.len;
-    }
-    let mut by_use: Vec<(u64, u64)> = live.into_iter().map(|(number, bytes)| (bytes, number)).collect();
+fn make_fit(log: &Log) -> HashSet<u64> {
+    let live = |(number, segment): (&u64, &Arc<Segment>)| (segment.live_bytes(), *number);
+    let mut by_use: Vec<(u64, u64)> = log.segments().iter().map(live).collect();
     by_use.sort_unstable();
     let mut dropped = HashSet::new();
     for (_, number) in by_use {
@@ -250,7 +304,7 @@ fn check_segment(
     (result.file_bytes, result.layout) = (segment.bytes, segment.layout);
     match layout {
         Ok(layout) => {
-            let scan = scan(&segment, layout, checks_payloads)?;
+            let scan = scan(&segment, layout, checks_payloads, &AtomicBool::new(false))?;
             result.is_complete = scan.is_complete;
             result.records = scan.records.len() as u64;
             result.record_bytes = scan.records.iter().map(|found| found.len).sum();

@@ -1,6 +1,7 @@
 //! Search for the records of a segment, after a restart and for checks.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use trunkline_files::{Aligned, BlockFile, PAGE, read_full};
 
@@ -120,8 +121,8 @@ fn end_and_limit(segment: &Segment, pages: &mut Pages<'_>, size: u64) -> (Option
 /// Finds all records of a segment. Payloads are checked where the segment has no end page, and everywhere if `checks_all`.
 ///
 /// # Errors
-/// If the file cannot be read.
-pub fn scan(segment: &Segment, layout: u64, checks_all: bool) -> io::Result<Scan> {
+/// If the file cannot be read, or `is_stopped` becomes `true` meanwhile.
+pub fn scan(segment: &Segment, layout: u64, checks_all: bool, is_stopped: &AtomicBool) -> io::Result<Scan> {
     let size = segment.file.size()?;
     let mut pages = Pages::new(segment.file.as_ref());
     let mut scan = Scan { end: PAGE as u64, ..Scan::default() };
@@ -131,6 +132,9 @@ pub fn scan(segment: &Segment, layout: u64, checks_all: bool) -> io::Result<Scan
     // In a gap, a record may begin at any page; the gap counts as one fault.
     let (mut at, mut is_gap, mut empty_gaps, mut unreadable) = (PAGE as u64, false, 0, 0);
     while at < limit {
+        if is_stopped.load(Relaxed) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         let ahead = if is_gap || checks_payload { SEARCH } else { PAGE };
         let ahead = ahead.min((limit - at) as usize);
         let page = pages.at(at, PAGE, ahead).ok();

@@ -4,6 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, mpsc};
 
 use tempfile::TempDir;
@@ -17,6 +18,7 @@ use crate::record::{Address, place, seal};
 
 mod removed;
 mod room;
+mod search;
 
 const PAYLOAD: usize = 20_000;
 const LAYOUT: u64 = 77;
@@ -24,7 +26,8 @@ const LAYOUT: u64 = 77;
 const RECORD: u64 = 20_480;
 
 fn settings(folder: &TempDir, bytes: u64) -> DiskSettings {
-    DiskSettings { path: folder.path().to_owned(), bytes, layout: LAYOUT, record_max: record_max(PAYLOAD, 4) }
+    let record_max = record_max(PAYLOAD, 4);
+    DiskSettings { path: folder.path().to_owned(), bytes, layout: LAYOUT, record_max, search_until: None }
 }
 
 fn open(settings: &DiskSettings) -> Result<(Disk, Vec<KnownBlock>), StoreError> {
@@ -488,7 +491,9 @@ fn segments_of_another_layout_stay_until_their_space_is_needed() {
     let locked = TierFolder::open(folder.path(), 78).unwrap();
     let log = Log::new(other.limits(None).unwrap(), system_files(folder.path()), locked);
     let line = format!("{n} segments of another model, KV type or block size are not read, and make way first");
-    assert_eq!(recovery::recover(&log).unwrap().lines(), [line], "none is called damaged");
+    let (old, _) = recovery::old_segments(&log).unwrap();
+    let searched = recovery::search(&log, old, &AtomicBool::new(false), drop);
+    assert_eq!(searched.lines(), [line], "none is called damaged");
     drop(log);
     let (disk, known) = open(&other).unwrap();
     assert_eq!((known, disk.stats().dropped_at_start.of(Fault::Stale)), (Vec::new(), n as u64));

@@ -381,7 +381,7 @@ fn delete_others(log: &Log) -> bool {
 
 /// Returns the bytes to be deleted so that a segment can be created and another stays free; at least 1 if there are as many as there may be.
 fn excess_bytes(log: &Log) -> u64 {
-    let is_last = log.segments().len() as u64 + 2 > SEGMENTS_MAX;
+    let is_last = log.segments().len() as u64 + log.unsearched.segments() + 2 > SEGMENTS_MAX;
     log.excess_bytes(2).max(u64::from(is_last))
 }
 

@@ -9,6 +9,7 @@ use std::time::Instant;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::task::JoinSet;
+use trunkline_quote::quoted;
 use url::Url;
 
 use crate::error::StoreError;
@@ -33,7 +34,8 @@ pub fn options(
     for (key, value) in url.query_pairs() {
         if url.scheme() == "file" || !QUERY_KEYS.contains(&&*key) {
             let keys = QUERY_KEYS.join(", ");
-            return Err(format!("unknown setting '{key}' in the address; addresses of s3:// take: {keys}"));
+            let key = quoted(&key);
+            return Err(format!("unknown setting {key} in the address; addresses of s3:// take: {keys}"));
         }
         let shadowed: &[&str] = if key == "endpoint" { &["aws_endpoint_url", "aws_endpoint_url_s3"] } else { &[] };
         shadowed.iter().for_each(|name| drop(options.remove(*name)));

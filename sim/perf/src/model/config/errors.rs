@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use trunkline_quote::{cut, of_parser, quoted};
 use trunkline_sim_workload::UnknownName;
 
 /// Failure to load a model.
@@ -25,7 +26,7 @@ pub enum ModelError {
         fault: std::io::Error,
     },
     /// Not a configuration of a decoder.
-    #[error("{name}: not the config.json of a decoder that is known here: {fault}")]
+    #[error("{name}: not the config.json of a decoder that is known here: {}", of_parser(&fault.to_string()))]
     Malformed {
         /// Name of the model.
         name: String,
@@ -45,7 +46,7 @@ pub enum ModelError {
         expected: &'static str,
     },
     /// Value of another type.
-    #[error("{name}: {field} is {value}; it must be {expected}")]
+    #[error("{name}: {field} is {value}; it must be {expected}", value = cut(value))]
     Mistyped {
         /// Name of the model.
         name: String,
@@ -65,7 +66,7 @@ pub enum ModelError {
         field: String,
     },
     /// Quantisation of an unknown form.
-    #[error("{name}: {field} is not understood: {fault}")]
+    #[error("{name}: {field} is not understood: {}", of_parser(&fault.to_string()))]
     Quantisation {
         /// Name of the model.
         name: String,
@@ -95,7 +96,7 @@ pub enum ModelError {
         why: &'static str,
     },
     /// Field of experts or of a latent cache, and no field with their number.
-    #[error("{name}: has {field}, but not {lacks}, or not under a name known here; add {lacks} to the file")]
+    #[error("{name}: has {field}, but not {lacks}, or not under a name known here; add {lacks} to the file", field = cut(field))]
     UnknownField {
         /// Name of the model.
         name: String,
@@ -135,7 +136,7 @@ pub enum ModelError {
         field: &'static str,
     },
     /// Weights of a type with unknown size or speed.
-    #[error("{name}: weights of type '{dtype}' are not known here; there are: {known}")]
+    #[error("{name}: weights of type {dtype} are not known here; there are: {known}", dtype = quoted(dtype))]
     UnknownDtype {
         /// Name of the model.
         name: String,

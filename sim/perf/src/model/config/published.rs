@@ -2,6 +2,7 @@
 //! has it by default.
 
 use serde_json::{Map, Value};
+use trunkline_quote::quoted;
 
 /// Fields that hold the configuration of the language model of a multi-modal one, the outermost first: that of Qwen Omni thinks in text
 /// before it talks.
@@ -158,8 +159,8 @@ pub(super) fn no_decoder(fields: &Map<String, Value>) -> Option<String> {
     let family = fields.get("model_type").and_then(Value::as_str).filter(|family| ENCODERS.contains(family));
     let classes = fields.get("architectures").and_then(Value::as_array);
     let masked = classes.into_iter().flatten().filter_map(Value::as_str).find(|class| class.ends_with("ForMaskedLM"));
-    let family = family.map(|family| format!("model_type '{family}'"));
-    family.or_else(|| masked.map(|class| format!("the class '{class}'")))
+    let family = family.map(|family| format!("model_type {family}", family = quoted(family)));
+    family.or_else(|| masked.map(|class| format!("the class {class}", class = quoted(class))))
 }
 
 /// Returns a field that says what is not modelled, if there is one.

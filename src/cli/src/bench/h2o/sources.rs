@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use trunkline_quote::quoted;
 
 use crate::bench::measure::Numbers;
 
@@ -105,8 +106,9 @@ impl Source {
             let name = &source.name;
             ensure!(
                 sources.iter().all(|other| other.name != *name),
-                "two texts have the name '{name}', the second in {}; rename the file",
-                path.as_ref().display()
+                "two texts have the name {name}, the second in {}; rename the file",
+                path.as_ref().display(),
+                name = quoted(name)
             );
             sources.push(source);
         }

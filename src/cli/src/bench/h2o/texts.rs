@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use anyhow::{Context, ensure};
+use trunkline_quote::quoted;
 use trunkline_text::Tokenizer;
 
 use super::sources::{Purpose, Source};
@@ -128,9 +129,9 @@ pub fn text(outline: &Outline<'_>, tokenizer: &Tokenizer) -> anyhow::Result<Text
     };
     ensure!(
         facts.len() == n_facts,
-        "{} of {n_facts} facts found a place in '{}'; give fewer --facts, or a longer --prompt",
+        "{} of {n_facts} facts found a place in {}; give fewer --facts, or a longer --prompt",
         facts.len(),
-        source.name
+        quoted(&source.name)
     );
     for (fact, place) in facts.iter_mut().zip(places) {
         fact.position = common(&tokenizer.encode(&written[..place])?, &tokens);
@@ -162,8 +163,8 @@ fn too_little(outline: &Outline<'_>, tokenizer: &Tokenizer) -> String {
     let lengths = source.paragraphs(purpose, 0).map(|paragraph| length(&paragraph, tokenizer).unwrap_or(0));
     let (all, needed) = (lengths.sum::<usize>(), prompt + after);
     format!(
-        "'{}' has {all} tokens, too few for text {} of {needed} tokens; give fewer texts, or shorter ones",
-        source.name,
+        "{} has {all} tokens, too few for text {} of {needed} tokens; give fewer texts, or shorter ones",
+        quoted(&source.name),
         number + 1
     )
 }
