@@ -113,7 +113,8 @@ settings! {
         /// Longest time of a step while requests decode, in milliseconds, or as a multiple of what the same decodes take alone, as in `3x`:
         /// prefill chunks shrink to meet it, which bounds the time between two tokens; 0 is off.
         ///
-        /// [`StepTarget::SERVED`] is the default of `serve`; replays of traces and imitated engines have none. A step without decodes is not cut.
+        /// [`StepTarget::SERVED`] is the default of `serve`; replays of traces and imitated engines have none. As a multiple it also bounds steps
+        /// without decodes, to three times the time, and lets prompts take turns.
         target_step_ns: StepTarget { default: StepTarget::Off, value: "MS", flag: "target-step-ms" }
 
         /// Blocks that must stay usable for each running request when another is admitted.

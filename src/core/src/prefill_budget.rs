@@ -8,6 +8,9 @@
 //! * **Prompt tokens.** A step over the target shortens the next chunk in proportion to the time that its prompt took. The chunk starts with a
 //!   block, and doubles while twice the time would be within the target; then it grows by an eighth.
 //!
+//! A step of prompts alone is cut in the same way once decodes were measured, and prompts take turns (`scheduler.rs`): whoever comes behind a
+//! long prompt waits for a step or two, and not for the prompt.
+//!
 //! (Sarathi-Serve, OSDI 2024, profiles a fixed token budget; this budget follows the load.) Where prompts cost so much that a single token
 //! misses the target, a step still runs one, like one more decode: prompts always go on.
 
@@ -20,6 +23,9 @@ const SPARE_SIXTEENTHS: u64 = 14;
 /// Steps with prompts beside decodes, after which one shows again what the decodes take alone: a hundredth of the time of prompts at a target
 /// of three times.
 const BESIDE_MAX: u32 = 32;
+/// Times the target that a step of prompts alone may take. Only who comes meanwhile waits for its end, and a step has costs that do not depend on its
+/// tokens: at a target of three times what decodes take alone, this loses a ninth at most.
+const ALONE_TIMES: u64 = 3;
 
 /// Token budget of prefill chunks in a step that also decodes.
 #[derive(Debug)]
@@ -27,7 +33,10 @@ pub(crate) struct PrefillBudget {
     target: StepTarget,
     block_size: u32,
     max: u32,
-    tokens: u32,
+    /// Prompt tokens beside decodes.
+    beside_tokens: u32,
+    /// Prompt tokens of a step without decodes.
+    alone_tokens: u32,
     decodes: DecodeTime,
     /// Steps with prompts beside decodes since one without.
     beside: u32,
@@ -37,8 +46,9 @@ impl PrefillBudget {
     /// Creates the budget of a configuration: a block, until more is known.
     pub fn new(config: &Config) -> Self {
         let (max, block_size) = (config.max_batch_tokens, config.block_size);
-        let (decodes, beside) = (DecodeTime::default(), 0);
-        Self { target: config.target_step_ns, block_size, max, tokens: block_size.min(max), decodes, beside }
+        let (decodes, beside, tokens) = (DecodeTime::default(), 0, block_size.min(max));
+        let target = config.target_step_ns;
+        Self { target, block_size, max, beside_tokens: tokens, alone_tokens: tokens, decodes, beside }
     }
 
     /// Returns `true` if the next step is to show what its decodes take alone.
@@ -47,8 +57,15 @@ impl PrefillBudget {
     }
 
     /// Returns the number of prompt tokens that the next step may run beside decodes.
-    pub fn tokens(&self) -> u32 {
-        if self.target == StepTarget::Off { self.max } else { self.tokens }
+    pub fn beside_decodes(&self) -> u32 {
+        if self.target == StepTarget::Off { self.max } else { self.beside_tokens }
+    }
+
+    /// Returns the number of prompt tokens that a step without decodes may run, if that is limited: once decodes were measured. Where nothing decodes,
+    /// as on a worker that only prefills, nobody waits for tokens.
+    pub fn alone(&self) -> Option<u32> {
+        let is_limited = matches!(self.target, StepTarget::Times(_)) && self.decodes.ns().is_some();
+        is_limited.then_some(self.alone_tokens)
     }
 
     /// Takes in `steps` steps with `n` decodes and nothing else, which took `took_ns` together.
@@ -66,22 +83,46 @@ impl PrefillBudget {
             (StepTarget::Times(times), Some(ns)) => ((ns as f64 * times) as u64, ns),
             (StepTarget::Times(_), None) | (StepTarget::Off, _) => return,
         };
-        if took_ns > target_ns {
-            let (room_ns, used_ns) = (target_ns.saturating_sub(fixed_ns), took_ns.saturating_sub(fixed_ns));
-            let fit = u128::from(prompt_tokens) * u128::from(room_ns) / u128::from(used_ns.max(1));
-            self.tokens = u32::try_from(fit).unwrap_or(u32::MAX).clamp(1, self.tokens);
-        } else if self.is_used_up(prompt_tokens) && took_ns <= target_ns / 16 * SPARE_SIXTEENTHS {
-            let doubles = took_ns <= target_ns / 2;
-            let more = if doubles { self.tokens } else { (self.tokens / GROWTH).max(1) };
-            self.tokens = self.tokens.saturating_add(more).min(self.max);
+        let step = PromptStep { prompt_tokens, took_ns, target_ns, fixed_ns };
+        self.beside_tokens = self.adapted(self.beside_tokens, &step).max(1);
+    }
+
+    /// Adapts the budget to a step of `prompt_tokens` prompt tokens alone that took `took_ns`.
+    pub fn observe_prompts(&mut self, prompt_tokens: u32, took_ns: u64) {
+        self.decodes.end_run();
+        if let (StepTarget::Times(times), Some(ns)) = (self.target, self.decodes.ns()) {
+            let target_ns = ((ns as f64 * times) as u64).saturating_mul(ALONE_TIMES);
+            let step = PromptStep { prompt_tokens, took_ns, target_ns, fixed_ns: 0 };
+            self.alone_tokens = self.adapted(self.alone_tokens, &step).max(self.block_size.min(self.max));
         }
     }
 
-    /// Returns `true` if a step with so many prompt tokens had no room for another chunk, which ends with a block if it can.
-    fn is_used_up(&self, prompt_tokens: u32) -> bool {
-        let unused = self.tokens.saturating_sub(prompt_tokens);
-        unused == 0 || (self.tokens >= self.block_size && unused < self.block_size)
+    /// Returns a budget, adapted to a step.
+    fn adapted(&self, tokens: u32, step: &PromptStep) -> u32 {
+        let PromptStep { prompt_tokens, took_ns, target_ns, fixed_ns } = *step;
+        if took_ns > target_ns {
+            let (room_ns, used_ns) = (target_ns.saturating_sub(fixed_ns), took_ns.saturating_sub(fixed_ns));
+            let fit = u128::from(prompt_tokens) * u128::from(room_ns) / u128::from(used_ns.max(1));
+            return u32::try_from(fit).unwrap_or(u32::MAX).min(tokens);
+        }
+        // Used up if there was no room for another chunk, which ends with a block if it can.
+        let unused = tokens.saturating_sub(prompt_tokens);
+        let is_used_up = unused == 0 || (tokens >= self.block_size && unused < self.block_size);
+        if !is_used_up || took_ns > target_ns / 16 * SPARE_SIXTEENTHS {
+            return tokens;
+        }
+        let more = if took_ns <= target_ns / 2 { tokens } else { (tokens / GROWTH).max(1) };
+        tokens.saturating_add(more).min(self.max)
     }
+}
+
+/// A step with prompts that ended.
+struct PromptStep {
+    prompt_tokens: u32,
+    took_ns: u64,
+    target_ns: u64,
+    /// Time that the step would have taken without its prompt tokens.
+    fixed_ns: u64,
 }
 
 /// Time of a step that decodes, and does nothing else.
@@ -141,7 +182,7 @@ mod tests {
                 budget.observe_decodes(4, 1, fixed_ns);
                 continue;
             }
-            let tokens = budget.tokens();
+            let tokens = budget.beside_decodes();
             budgets.push(tokens);
             let aligned = if tokens < 16 { tokens } else { tokens / 16 * 16 };
             budget.observe_beside(aligned, fixed_ns + u64::from(aligned) * token_ns);
@@ -172,6 +213,25 @@ mod tests {
         // A worker on which nobody notices the prompts.
         let (budgets, _) = run(&mut budget, 25_000_000, 100, 12);
         assert_eq!(*budgets.last().unwrap(), 2048);
+    }
+
+    #[test]
+    fn prompts_alone_are_cut_once_decodes_were_measured() {
+        let mut budget = budget(StepTarget::SERVED, 2048);
+        budget.observe_prompts(2048, 100_000_000);
+        assert_eq!(budget.alone(), None, "nothing decodes, as on a worker that only prefills");
+        budget.observe_decodes(4, 1, 25_000_000);
+        for _ in 0..20 {
+            let tokens = budget.alone().unwrap();
+            budget.observe_prompts(tokens, u64::from(tokens) * 200_000);
+        }
+        // 205 of 225 ms at 200 us a token: it grows up to seven eighths of the time.
+        assert_eq!((budget.alone(), budget.beside_decodes()), (Some(1024), 16));
+        budget.observe_prompts(1024, 900_000_000_000);
+        assert_eq!(budget.alone(), Some(16), "a block at least");
+        let mut fixed = self::budget(StepTarget::Ns(1), 2048);
+        fixed.observe_decodes(4, 1, 25_000_000);
+        assert_eq!(fixed.alone(), None, "the time of steps with decodes");
     }
 
     #[test]

@@ -4,6 +4,9 @@
 //! counts tokens that are run; cached tokens are free. A prefill takes what the decodes leave of the budget (chunked prefill), in whole
 //! blocks, and no more than keeps the step within its target time ([`crate::prefill_budget`]).
 //!
+//! **Prompts take turns.** Where the target time cuts prompts, the first one under way would take what is left of each step, and those behind it would wait
+//! for its end. So in every other step it comes last, after the other prompts and the admissions.
+//!
 //! **The head can always finish.** A request is admitted only when every block of its current tokens is available, and takes
 //! all of them at once; so two prefills never hold halves of the blocks both need. A decode without a free block preempts the
 //! victim among the running requests, itself at last, or waits for blocks that transfers are about to free; the rest runs
@@ -116,8 +119,12 @@ impl Scheduler {
                 if self.prefill_budget.awaits_decodes() && !leaves_out {
                     return;
                 }
-                budget = budget.min(self.prefill_budget.tokens());
-                self.is_fine = self.prefill_budget.tokens() < state.config.block_size;
+                budget = budget.min(self.prefill_budget.beside_decodes());
+                self.is_fine = self.prefill_budget.beside_decodes() < state.config.block_size;
+            } else if let Some(limit) = self.prefill_budget.alone()
+                && !state.config.prefill_first.is_on()
+            {
+                budget = budget.min(limit);
             }
             let gave_way = self.run_prefills_and_admit(state, &mut budget, step);
             // Decodes that waited for blocks may have them now, and those left out run if nothing else does.
@@ -150,13 +157,38 @@ impl Scheduler {
         let State { batch, sequences, reserve, .. } = state;
         let admits = reserve.begin_pass(batch.running.iter().map(|slot| &sequences[*slot]));
         self.queue_passes.begin(state, admits);
-        let gave_way = self.run_prefills(state, budget, step);
+        let last = self.last_in_turn(state, step);
+        let whole = *budget;
+        let mut gave_way = self.run_prefills(state, last, budget, step);
         state.batch.leaving.clear();
         if admits {
             self.admit_waiting(state, budget, step);
         }
+        if let Some(slot) = last {
+            // Not if an admission took its seat.
+            let runs = runs_prompt(state, slot);
+            let chunk = if runs { self.chunk(state, slot, *budget, self.n_parts(step) == 0) } else { 0 };
+            if chunk > 0 && self.run_chunk(state, slot, chunk, step) {
+                *budget -= chunk;
+            }
+            if self.n_parts(step) == 0 {
+                // A prompt that found no block ended the pass.
+                *budget = whole;
+                gave_way |= self.run_prefills(state, None, budget, step);
+            }
+        }
         self.run_together(state, step);
         gave_way
+    }
+
+    /// Returns the first prompt under way if it comes last in this step: in every other one, where the target time cuts prompts.
+    fn last_in_turn(&self, state: &State, step: &Step) -> Option<usize> {
+        let Config { prefill_first, reserve_prompts, .. } = &state.config;
+        let takes_turns = self.prefill_budget.alone().is_some() && *reserve_prompts && !prefill_first.is_on();
+        if !takes_turns || step.id.is_multiple_of(2) || state.suspects.is_narrowing() {
+            return None;
+        }
+        state.batch.running.iter().copied().find(|slot| runs_prompt(state, *slot))
     }
 
     fn run_decodes(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
@@ -292,16 +324,14 @@ impl Scheduler {
         !step.seqs.is_empty()
     }
 
-    /// Runs chunks of the prompts under way. Returns `true` if one gave its blocks up.
-    fn run_prefills(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) -> bool {
+    /// Runs chunks of the prompts under way, except `last`. Returns `true` if one gave its blocks up.
+    fn run_prefills(&mut self, state: &mut State, last: Option<usize>, budget: &mut u32, step: &mut Step) -> bool {
         if step.seqs.len() == state.batch.running.len() {
             return false;
         }
         let (mut at, mut gave_way) = (0, false);
         while let Some(slot) = state.batch.running.get(at).copied() {
-            let seq = &state.sequences[slot];
-            let is_left_out = is_kept_apart(seq, &state.config) || state.batch.leaving.contains(&slot);
-            if !seq.is_prefill() || seq.decodes_next() || seq.ending.is_some() || is_left_out {
+            if !runs_prompt(state, slot) || last == Some(slot) {
                 at += 1;
                 continue;
             }
@@ -648,6 +678,13 @@ fn step_share(config: &Config) -> usize {
         (stages @ 2.., PipelineBatches::Apart) => (config.max_batch_size / stages).max(1) as usize,
         _ => usize::MAX,
     }
+}
+
+/// Returns `true` if a sequence of the batch may run the next chunk of its prompt.
+fn runs_prompt(state: &State, slot: usize) -> bool {
+    let seq = &state.sequences[slot];
+    let is_left_out = is_kept_apart(seq, &state.config) || state.batch.leaving.contains(&slot);
+    seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none() && !is_left_out
 }
 
 /// Returns `true` if a step in flight keeps the sequence from being in another one.

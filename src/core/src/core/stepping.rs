@@ -265,6 +265,9 @@ impl Core {
             }
         }
         if prompt_tokens > 0 {
+            if parts.iter().all(|part| !is_decode(&part)) {
+                self.scheduler.prefill_budget.observe_prompts(prompt_tokens, step_ns);
+            }
             self.state.kv.transfers.links.observe_prefill(prompt_tokens, step_ns);
         }
     }

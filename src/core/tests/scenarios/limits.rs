@@ -108,6 +108,51 @@ fn a_long_prompt_slows_a_stream_to_a_third_and_goes_on_whatever_it_costs() {
     assert_eq!([uncut, cut, cheap, dear], [(126_600_000, 3), (55_400_000, 14), (26_968_000, 9), (161_000_000, 4_110)]);
 }
 
+/// Submits a prompt of 50 tokens while one of 4,000 runs, on a worker that takes 2 ms for a step and 1 ms more for each prompt token, beside so many
+/// streams. Returns the time to its first token in milliseconds, and the number of steps until the long prompt is done.
+fn newcomer_behind_a_long_prompt(target_step_ns: StepTarget, streams: u64) -> (u64, u64) {
+    const MS: u64 = 1_000_000;
+    let limits = Config { device_blocks: 1000, max_batch_tokens: 2048, max_context: 16_384, ..config() };
+    let mut rig = Driver::new(Config { target_step_ns, ..limits });
+    let answer = |rig: &mut Driver| {
+        let step = rig.step().unwrap();
+        rig.now_ns +=
+            2 * MS + u64::from(step.n_tokens() - step.seqs.iter().filter(|seq| seq.n_tokens == 1).count() as u32) * MS;
+        rig.answer();
+    };
+    rig.join();
+    rig.submit(1, text(1, 5), 5);
+    while !rig.has_ended(1) {
+        answer(&mut rig);
+    }
+    for id in 2..2 + streams {
+        rig.submit(id, text(id as u32, 5), 9_000);
+    }
+    (0..2 * streams).for_each(|_| answer(&mut rig));
+    rig.submit(100, text(100, 4_000), 1);
+    let first = rig.step().unwrap().id;
+    answer(&mut rig);
+    let came_ns = rig.now_ns;
+    rig.submit(101, text(101, 50), 1);
+    while rig.said(101).is_empty() {
+        answer(&mut rig);
+    }
+    let waited_ns = rig.now_ns - came_ns;
+    while rig.said(100).is_empty() {
+        answer(&mut rig);
+    }
+    (waited_ns / MS, rig.stats().steps - first)
+}
+
+#[test]
+fn a_short_prompt_does_not_wait_for_the_end_of_a_long_one() {
+    let behind = newcomer_behind_a_long_prompt;
+    let found = [(StepTarget::Off, 0), (StepTarget::Off, 3), (StepTarget::SERVED, 0), (StepTarget::SERVED, 3)];
+    let found = found.map(|(target, streams)| behind(target, streams));
+    // With the limit the short one takes every other step, and each of its tokens costs a millisecond or two for the long one as well.
+    assert_eq!(found, [(2_006, 2), (4_054, 3), (148, 252), (162, 1_045)]);
+}
+
 #[test]
 fn limits_that_cannot_be_are_refused() {
     let error = |config: Config| Core::new(config).err().expect("no core can work under these limits");
