@@ -92,6 +92,8 @@ fn small_runs_that_failed_once_hold() {
         145_520_489_446_216,
         227_826_854_169_695,
         243_822_212_860_572,
+        87_252_208_955_844,
+        94_165_717_101_124,
     ] {
         seeds::run_one("-p trunkline-core --test oracle small", seed, REQUESTS, |seed, _| run_small(seed));
     }

@@ -19,6 +19,7 @@ impl PrefixTree {
     /// Strikes out published blocks with all that can be found behind them, and evicts those without readers.
     pub fn strike_out(&mut self, mut blocks: Vec<u32>) {
         blocks.sort_unstable_by_key(|block| (Reverse(self.nodes.depth(*block)), *block));
+        let before = self.take_idle_before(&blocks);
         // A parent is read before its child.
         for block in blocks.iter().rev().copied() {
             if self.pool.state(block) == BlockState::Idle {
@@ -34,6 +35,25 @@ impl PrefixTree {
                 self.drop_stale(&[self.pool.handle(block)]);
             }
         }
+        before.iter().for_each(|block| self.pool.apply(block.index, BlockEvent::ReadersLeft));
+        if !before.is_empty() {
+            self.eviction.idle(&before, &self.nodes);
+        }
+    }
+
+    /// Takes the idle blocks before the first of `blocks`, deepest first, out of the eviction policy, which never sees a block read without those
+    /// before it. They are held afterwards. Returns them, the first of the prefix first.
+    fn take_idle_before(&mut self, blocks: &[u32]) -> Vec<BlockHandle> {
+        let parent = blocks.last().and_then(|first| self.nodes.parent(*first));
+        let all = std::iter::successors(parent, |block| self.nodes.parent(*block));
+        let idle = all.take_while(|block| self.pool.state(*block) == BlockState::Idle);
+        let mut before: Vec<BlockHandle> = idle.map(|block| self.pool.handle(block)).collect();
+        before.reverse();
+        if !before.is_empty() {
+            self.eviction.read(&before, &self.nodes);
+        }
+        before.iter().for_each(|block| self.pool.apply(block.index, BlockEvent::Found));
+        before
     }
 
     /// Frees stale blocks without readers, each the parent of the next.
