@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::{
-    BlockHash, BlockKey, Config, Keeps, Place, Request, RequestId, Reuse, Step, StepResult, StepSeq, Token, Transfer,
+    BlockHash, Config, Keeps, Place, Request, RequestId, Reuse, Step, StepResult, StepSeq, Token, Transfer,
 };
 
 use crate::groups::{GroupTables, lineage_of};
@@ -309,21 +309,6 @@ impl OracleWorker {
                 None => self.tiers[tier as usize].block(*source).fill(EMPTY),
             }
         }
-    }
-
-    /// Returns `true` if the storage of a shared tier holds a block with this key.
-    pub fn stores(&self, tier: u8, key: &BlockKey) -> bool {
-        self.shared[tier as usize].as_ref().is_some_and(|storage| storage.get(key).is_some())
-    }
-
-    /// Returns the pairs of a copy in flight whose sources a shared tier did not have when the copy began.
-    ///
-    /// # Panics
-    /// If there is no such copy.
-    pub fn missing(&self, id: u64) -> impl Iterator<Item = u32> {
-        let (_, before) = self.transfers.get(&id).expect("the transfer is in flight");
-        let blocks = (0..).zip(before.chunks(self.block_size));
-        blocks.filter(|(_, cells)| cells.contains(&EMPTY)).map(|(pair, _)| pair)
     }
 
     /// Ends a copy: the destinations hold what the sources held, or poison if it failed.

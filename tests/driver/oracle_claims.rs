@@ -1,11 +1,27 @@
-//! What the sequences of a step may do with the blocks of their tables.
+//! What the sequences of a step may do with the blocks of their tables, and what shared tiers have.
 
+use trunkline_core::BlockKey;
 use trunkline_core::step::StepSeq;
 
 use super::OracleWorker;
-use crate::memory::Use;
+use crate::memory::{EMPTY, Use};
 
 impl OracleWorker {
+    /// Returns `true` if the storage of a shared tier holds a block with this key.
+    pub fn stores(&self, tier: u8, key: &BlockKey) -> bool {
+        self.shared[tier as usize].as_ref().is_some_and(|storage| storage.get(key).is_some())
+    }
+
+    /// Returns the pairs of a copy in flight whose sources a shared tier did not have when the copy began.
+    ///
+    /// # Panics
+    /// If there is no such copy.
+    pub fn missing(&self, id: u64) -> impl Iterator<Item = u32> {
+        let (_, before) = self.transfers.get(&id).expect("the transfer is in flight");
+        let blocks = (0..).zip(before.chunks(self.block_size));
+        blocks.filter(|(_, cells)| cells.contains(&EMPTY)).map(|(pair, _)| pair)
+    }
+
     pub(super) fn assert_drafts_are_allowed(&self, seq: &StepSeq) {
         let request = seq.request;
         assert!(seq.n_tokens > 0, "request {request} runs nothing");

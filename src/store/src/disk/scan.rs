@@ -153,10 +153,9 @@ pub fn scan(segment: &Segment, layout: u64, checks_all: bool, is_stopped: &Atomi
             Ok(header) => {
                 let len = padded_len(&header);
                 is_gap = false;
-                if header.layout == layout {
-                    scan.records.push(Found { header, len });
-                } else {
-                    scan.faults.add(Fault::Stale);
+                match header.layout == layout {
+                    true => scan.records.push(Found { header, len }),
+                    false => scan.faults.add(Fault::Stale),
                 }
                 at += len;
                 scan.end = at;
