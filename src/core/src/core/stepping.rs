@@ -246,8 +246,7 @@ impl Core {
         self.read_prompts = slots;
     }
 
-    /// Learns from the time of a step: the prefill budget from steps with decodes, the cost of recomputation from
-    /// prefills.
+    /// Learns from the time of a step, whose decodes come first: the prefill budget, and the cost of recomputation from prefills.
     fn observe_step_time(&mut self, parts: &[Part], step_ns: u64) {
         let is_decode = |part: &&Part| {
             let seq = &self.state.sequences[part.slot()];
@@ -258,16 +257,14 @@ impl Core {
         let has_prompt = || [parts.first(), parts.last()].into_iter().flatten().any(|part| !is_decode(&part));
         let counts = !self.state.kv.tiers.is_empty() || has_prompt();
         let prompt_tokens = if counts { prompt_tokens() } else { 0 };
-        if parts.first().is_some_and(|part| is_decode(&part)) {
-            match prompt_tokens {
-                0 => self.scheduler.prefill_budget.observe_decodes(parts.len(), 1, step_ns),
-                _ => self.scheduler.prefill_budget.observe_beside(prompt_tokens, step_ns),
-            }
+        let budget = &mut self.scheduler.prefill_budget;
+        match (parts.first().is_some_and(|part| is_decode(&part)), prompt_tokens) {
+            (true, 0) => budget.observe_decodes(parts.len(), 1, step_ns),
+            (true, _) => budget.observe_beside(prompt_tokens, step_ns),
+            (false, 0) => {}
+            (false, _) => budget.observe_prompts(prompt_tokens, step_ns),
         }
         if prompt_tokens > 0 {
-            if parts.iter().all(|part| !is_decode(&part)) {
-                self.scheduler.prefill_budget.observe_prompts(prompt_tokens, step_ns);
-            }
             self.state.kv.transfers.links.observe_prefill(prompt_tokens, step_ns);
         }
     }
