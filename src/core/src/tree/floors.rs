@@ -12,7 +12,6 @@
 use std::collections::HashMap;
 
 use super::PrefixTree;
-use crate::block::BlockState;
 use crate::ids::BlockHandle;
 
 /// Victims that go back to the policy, at most, before one leaves. Each is a prefix that the policy then puts last, so more in a row only
@@ -182,11 +181,7 @@ impl PrefixTree {
     /// them.
     fn put_back(&mut self, victim: &[u32]) {
         let Some(first) = victim.last() else { return };
-        let before = self.nodes.parent(*first);
-        let ancestors = std::iter::successors(before, |block| self.nodes.parent(*block));
-        let idle = ancestors.take_while(|block| self.pool.state(*block) == BlockState::Idle);
-        let mut path: Vec<BlockHandle> = idle.map(|block| self.pool.handle(block)).collect();
-        path.reverse();
+        let mut path = self.idle_before(*first);
         if !path.is_empty() {
             self.eviction.read(&path, &self.nodes);
         }

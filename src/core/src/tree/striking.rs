@@ -44,15 +44,20 @@ impl PrefixTree {
     /// Takes the idle blocks before the first of `blocks`, deepest first, out of the eviction policy, which never sees a block read without those
     /// before it. They are held afterwards. Returns them, the first of the prefix first.
     fn take_idle_before(&mut self, blocks: &[u32]) -> Vec<BlockHandle> {
-        let parent = blocks.last().and_then(|first| self.nodes.parent(*first));
-        let all = std::iter::successors(parent, |block| self.nodes.parent(*block));
-        let idle = all.take_while(|block| self.pool.state(*block) == BlockState::Idle);
-        let mut before: Vec<BlockHandle> = idle.map(|block| self.pool.handle(block)).collect();
-        before.reverse();
+        let before = blocks.last().map_or(Vec::new(), |first| self.idle_before(*first));
         if !before.is_empty() {
             self.eviction.read(&before, &self.nodes);
         }
         before.iter().for_each(|block| self.pool.apply(block.index, BlockEvent::Found));
+        before
+    }
+
+    /// Returns the idle blocks before a block, the first of the prefix first.
+    pub(super) fn idle_before(&self, block: u32) -> Vec<BlockHandle> {
+        let all = std::iter::successors(self.nodes.parent(block), |block| self.nodes.parent(*block));
+        let idle = all.take_while(|block| self.pool.state(*block) == BlockState::Idle);
+        let mut before: Vec<BlockHandle> = idle.map(|block| self.pool.handle(block)).collect();
+        before.reverse();
         before
     }
 
@@ -186,6 +191,26 @@ mod tests {
             tree.check();
             assert_eq!((tree.pool().count(BlockState::Stale), tree.pool().count(BlockState::Idle)), (0, 6), "{policy}");
             assert_eq!(tree.flush(), 6);
+        }
+    }
+
+    #[test]
+    fn the_idle_blocks_before_struck_ones_are_evicted_in_their_turn() {
+        for policy in ["lru", "lfu", "s3fifo", "leaves", "reuse", "cost"] {
+            let mut tree = PrefixTree::new(SIZE as u32, 16, REGISTRY.make(policy, 16).unwrap());
+            let tokens: Vec<Token> = (0..3 * SIZE as u32).collect();
+            let mut table = Vec::new();
+            publish(&mut tree, &tokens, &mut table);
+            let last = table[2];
+            tree.release(&mut table, 3);
+            let blocks = tree.blocks_from(last);
+            tree.strike_out(blocks);
+            tree.check();
+            assert_eq!((find(&mut tree, &tokens).len(), tree.usable()), (2, 16), "{policy}");
+            // Each block is evicted once.
+            assert!(tree.allocate(16, &mut table), "{policy}");
+            assert_eq!((tree.evicted(), find(&mut tree, &tokens).len()), (2, 0), "{policy}");
+            tree.check();
         }
     }
 }
