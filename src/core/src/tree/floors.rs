@@ -86,13 +86,17 @@ impl Floors {
         if self.blocks == 0 {
             return;
         }
-        for block in blocks {
-            let owner = self.owner(*block);
+        let mut rest = blocks;
+        while let Some(first) = rest.first() {
+            // Blocks of one prefix mostly have one owner.
+            let owner = self.owner(*first);
+            let n = rest.iter().take_while(|block| self.owner(**block) == owner).count();
             let holder = self.holders.get_mut(&owner).expect("a published block has an owner");
-            holder.blocks -= 1;
+            holder.blocks -= n as u32;
             if holder.blocks == 0 {
                 self.holders.remove(&owner);
             }
+            rest = &rest[n..];
         }
         self.published -= blocks.len() as u32;
     }
