@@ -27,7 +27,7 @@ const LINES_MAX: usize = 700;
 const NAMELESS: [&str; 5] = ["utils", "util", "common", "helpers", "misc"];
 /// Files that may contain `unsafe`.
 const UNSAFE_FILES: [&str; 6] = [
-    "src/cli/src/bench/allocations.rs",
+    "src/bench/src/allocations.rs",
     "src/core/src/prefetch.rs",
     "src/pages/src/lib.rs",
     "src/worker/src/kv/arena.rs",

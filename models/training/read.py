@@ -1,7 +1,7 @@
 """Prints stories and questions of seeds that training does not use: for the benchmark of eviction, and for `h2o calibrate`.
 
-python read.py > ../../src/cli/src/bench/h2o/stories.txt
-python read.py --seed calibrate --bytes 64000 > ../../src/cli/src/bench/h2o/calibration-stories.txt
+python read.py > ../../src/bench/texts/stories.txt
+python read.py --seed calibrate --bytes 64000 > ../../src/cli/texts/stories.txt
 """
 
 import argparse

@@ -6,7 +6,7 @@
 use crate::source::{code_of, without_tests};
 
 /// Folders with programs that are run by hand.
-const BY_HAND: [&str; 2] = ["src/cli/src/bench/", "src/codec/fuzz/"];
+const BY_HAND: [&str; 2] = ["src/bench/", "src/codec/fuzz/"];
 /// Folders of the core and the simulator, where `resize` makes room for the index of a thing that is there.
 const GROWING: [&str; 2] = ["src/core/", "sim/"];
 /// Calls that take a number of things to have memory for.
@@ -51,6 +51,7 @@ const BOUNDED: &[(&str, &[&str], &str)] = &[
     ("src/attach/src/worker/copies.rs", &["n_bytes"], "bytes of a block of this worker"),
     ("src/cli/src/engines.rs", &["all"], "WORKERS_MAX"),
     ("src/cli/src/h2o/head_loss.rs", &["n_all", "rig.n_lists()"], "heads of a model that is loaded"),
+    ("src/cli/src/h2o/rig.rs", &["blocks as usize"], "blocks of a text that the model reads"),
     ("src/cli/src/null_worker.rs", &["slot + 1"], "sequences that are there"),
     ("src/cli/src/serve.rs", &["model.info().block_shape().0 as usize"], "layers of a model that is loaded"),
     ("src/cli/src/simulated/worker.rs", &["at + 1"], "sequences that are there"),

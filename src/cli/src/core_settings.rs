@@ -28,7 +28,7 @@ use trunkline_core::{Config, ConfigError};
 const GROUP: &str = "CoreSettings";
 
 /// Differences between the flags of a command and the list of settings.
-pub(crate) trait CoreFlags: Clone + Debug + Default + PartialEq + Send + Sync + 'static {
+pub trait CoreFlags: Clone + Debug + Default + PartialEq + Send + Sync + 'static {
     /// Settings without a flag, by name.
     const OMITTED: &'static [&'static str];
     /// Settings whose flag may be given more than once, by name, the slowest first: each combination of values is a run.
@@ -40,7 +40,7 @@ pub(crate) trait CoreFlags: Clone + Debug + Default + PartialEq + Send + Sync + 
 
 /// Values given for settings of the core, as text; a setting that is not given keeps the default of the command.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct CoreSettings<F> {
+pub struct CoreSettings<F> {
     given: BTreeMap<&'static str, Vec<String>>,
     command: PhantomData<F>,
 }

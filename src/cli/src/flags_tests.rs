@@ -60,7 +60,7 @@ fn entries() -> Vec<&'static Entry> {
 }
 
 /// Commands whose flags are measurements alone.
-const TOOLS: [&str; 5] = ["bench", "calibrate", "h2o calibrate", "cache", "sweep report"];
+const TOOLS: [&str; 5] = ["load", "calibrate", "h2o calibrate", "cache", "sweep report"];
 
 #[test]
 fn each_flag_of_each_command_has_a_proof() {

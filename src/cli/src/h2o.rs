@@ -1,9 +1,14 @@
 //! `trunkline h2o`: tools for eviction within sequences.
 
 pub mod choice;
+pub mod divergence;
 pub mod full_heads;
 pub mod head_file;
 pub mod head_loss;
+pub mod numbers;
+pub mod rig;
+pub mod sources;
+pub mod texts;
 pub mod total;
 
 use std::path::PathBuf;
@@ -18,8 +23,8 @@ use trunkline_worker::Model;
 use self::full_heads::FullHeads;
 use self::head_file::HeadFile;
 use self::head_loss::{HeadLosses, Reading, default_tokens, head_losses};
-use crate::bench::h2o::rig::BLOCK;
-use crate::bench::h2o::sources::{KINDS, Source};
+use self::rig::BLOCK;
+use self::sources::{KINDS, Source};
 use crate::model_source::{ModelSource, log_facts};
 use crate::output::{print, table};
 use crate::revision::revision;

@@ -79,15 +79,9 @@ fn calls(file: &str) -> Names {
 #[test]
 fn lists_of_commands_are_whole() {
     let cli = Cli::command();
-    let bench = cli.find_subcommand("bench").unwrap();
-    let shown = first_cells("README.md", "| command | measures |")
-        .join(" ")
-        .replace("trunkline bench ", "")
-        .replace(" TRACE", "");
-    assert_eq!(names(code(&shown)), subcommands(bench), "the table of benches in README.md");
     let row = between("ARCHITECTURE.md", "| trunkline | the binary:", "\n");
     assert_eq!(names(code(&row)), subcommands(&cli), "the commands of the binary in ARCHITECTURE.md");
-    let doc = read("src/cli/src/main.rs");
+    let doc = read("src/cli/src/lib.rs");
     let doc: String = doc
         .lines()
         .take_while(|line| line.starts_with("//!"))
@@ -97,7 +91,7 @@ fn lists_of_commands_are_whole() {
     assert_eq!(
         names(doc.lines().flat_map(|row| code(&row[..=row[1..].find('`').unwrap() + 1]))),
         subcommands(&cli),
-        "the table in main.rs"
+        "the table in lib.rs"
     );
 }
 
@@ -105,9 +99,9 @@ fn lists_of_commands_are_whole() {
 fn lists_of_policies_are_whole() {
     let all = names(eviction::REGISTRY.names());
     assert_eq!(column("docs/eviction.md", "| policy | found, against"), all);
-    assert_eq!(names(code(&between("README.md", "leaf-first eviction:", "|"))), all, "eviction in README.md");
-    let policies = between("README.md", "| policies ", " | |");
-    assert_eq!(names(code(&policies)), names(policy::REGISTRY.names()), "policies in README.md");
+    assert_eq!(names(code(&between("docs/status.md", "leaf-first eviction:", "|"))), all, "eviction in docs/status.md");
+    let policies = between("docs/status.md", "| policies ", " | |");
+    assert_eq!(names(code(&policies)), names(policy::REGISTRY.names()), "policies in docs/status.md");
     assert_eq!(column("docs/replay.md", "| router | goes to |"), names(trunkline_cluster::router::REGISTRY.names()));
     assert_eq!(column("docs/autoscaling.md", "| policy | its parameters |"), names(autoscale::REGISTRY.names()));
     assert_eq!(column("docs/h2o-experiments.md", "| scorer | at 3"), names(h2o::REGISTRY.names()));
@@ -131,7 +125,7 @@ fn lists_of_formats_and_types_are_whole() {
         "--format in docs/replay.md"
     );
     assert_eq!(column("docs/traces.md", "| file | workload |"), files("examples/workloads", ".toml"));
-    assert_eq!(Format::ALL.len(), 9, "README.md and CHANGELOG.md say nine formats");
+    assert_eq!(Format::ALL.len(), 9, "docs/status.md and CHANGELOG.md say nine formats");
     let weights = between("docs/serving.md", "| weights | F32, F16, BF16 | ", " |");
     assert_eq!(
         names(weights.split(", ")),
@@ -147,11 +141,11 @@ fn lists_of_formats_and_types_are_whole() {
 
 #[test]
 fn lists_of_pages_crates_and_calls_are_whole() {
-    let text = read("README.md");
-    let (_, more) = text.split_once("## Learn more").unwrap();
-    for page in files("docs", ".md") {
-        assert!(more.contains(&format!("(docs/{page})")), "README.md, Learn more, has no docs/{page}");
+    let index = read("docs/README.md");
+    for page in files("docs", ".md").into_iter().filter(|page| page != "README.md") {
+        assert!(index.contains(&format!("({page})")), "docs/README.md has no {page}");
     }
+    assert!(read("README.md").split_whitespace().count() <= 800, "README.md is read in a minute: at most 800 words");
     let architecture = read("ARCHITECTURE.md");
     for page in files("docs/design", ".md") {
         assert!(architecture.contains(&format!("(docs/design/{page})")), "ARCHITECTURE.md has no docs/design/{page}");

@@ -345,7 +345,7 @@ pub(crate) fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result
 ///
 /// # Errors
 /// Fails as [`embedded`] does.
-pub(crate) fn embedded_with(
+pub fn embedded_with(
     settings: &Settings,
     engines: &Engines,
     losses: Option<&HeadLosses>,
@@ -423,7 +423,7 @@ fn stores(
 }
 
 /// Returns the rotation of a model's keys in each layer of a block, in units of 2^-64 turns for each position.
-pub(crate) fn rotation(model: &Model) -> Vec<Vec<u64>> {
+pub fn rotation(model: &Model) -> Vec<Vec<u64>> {
     let turns = |radians: &f32| (f64::from(*radians) / TAU * 2f64.powi(64)) as u64;
     let layer: Vec<u64> = model.rotary_frequencies().iter().map(turns).collect();
     vec![layer; model.info().block_shape().0 as usize]
@@ -450,7 +450,8 @@ pub(crate) fn step_timeout(seconds: Option<f64>) -> anyhow::Result<Duration> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-pub(crate) fn cores() -> usize {
+/// Returns the number of processors that the process may use.
+pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 

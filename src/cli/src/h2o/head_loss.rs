@@ -17,12 +17,12 @@ use trunkline_port::{Keeps, LayerGroup, ModelInfo, RequestId};
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
+use super::divergence::{divergence, log_softmax};
 use super::full_heads::FullHeads;
+use super::rig::{BLOCK, Rig, Run, Seq};
+use super::sources::{CALIBRATION, Source};
+use super::texts::{self, Outline};
 use super::total::{self, Heads};
-use crate::bench::h2o::quality::{divergence, log_softmax};
-use crate::bench::h2o::rig::{BLOCK, Rig, Run, Seq};
-use crate::bench::h2o::sources::{Purpose, Source};
-use crate::bench::h2o::texts::{self, Outline};
 
 /// Tokens of a text by tokens that a head keeps while its loss is measured.
 const RATIO: f32 = 6.0;
@@ -68,6 +68,7 @@ pub fn default_tokens(max_context: u32) -> usize {
 /// Texts over which losses are measured.
 #[derive(Clone, Copy)]
 pub struct Reading<'a> {
+    /// Tokenizer of the model.
     pub tokenizer: &'a Tokenizer,
     /// Sources of the texts.
     pub sources: &'a [Source],
@@ -84,8 +85,8 @@ impl Reading<'_> {
     fn texts(&self) -> anyhow::Result<Vec<texts::Text>> {
         let numbers = (0..u64::from(self.texts)).flat_map(|number| self.sources.iter().map(move |of| (number, of)));
         let text = |(number, source)| {
-            let (purpose, prompt, after) = (Purpose::Calibration, self.tokens, MEASURED);
-            texts::text(&Outline { purpose, source, number, prompt, after, n_facts: 0 }, self.tokenizer)
+            let (set, prompt, after) = (&CALIBRATION, self.tokens, MEASURED);
+            texts::text(&Outline { set, source, number, prompt, after, n_facts: 0 }, self.tokenizer)
         };
         numbers.map(text).collect()
     }
@@ -369,8 +370,8 @@ mod tests {
     use trunkline_core::h2o::State;
 
     use super::*;
-    use crate::bench::h2o::sources::KINDS;
     use crate::h2o::choice::Choice;
+    use crate::h2o::sources::KINDS;
 
     fn losses_of(model: Model, tokenizer: &Tokenizer) -> HeadLosses {
         let sources = &KINDS.map(Source::of_kind);

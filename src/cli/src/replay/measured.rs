@@ -1,4 +1,4 @@
-//! Links and codec of a machine, from the reports of `trunkline bench disk|swap|codec --json`.
+//! Links and codec of a machine, from the reports of `trunkline-bench disk|swap|codec --json`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ impl Report {
     fn read(path: &Path) -> anyhow::Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let report: Self = serde_json::from_str(&text)
-            .with_context(|| format!("{} is no report of `trunkline bench --json`", path.display()))?;
+            .with_context(|| format!("{} is no report of `trunkline-bench --json`", path.display()))?;
         let is_meaningful = !report.quick && !report.debug_assertions;
         ensure!(is_meaningful, "{} is a quick run or one of a debug build; measure again without", path.display());
         Ok(report)

@@ -45,7 +45,7 @@ pub(crate) struct TierArgs {
     #[arg(long, requires = "remote")]
     remote_shared: bool,
 
-    /// Links and compression as measured: a report of `trunkline bench disk`, `swap` or `codec` with --json, for the disk, the host link and the
+    /// Links and compression as measured: a report of `trunkline-bench disk`, `swap` or `codec` with --json, for the disk, the host link and the
     /// first element type of the codec's report. May be given more than once; flags have precedence [default: none].
     #[arg(long, value_name = "REPORT")]
     links: Vec<PathBuf>,

@@ -16,7 +16,11 @@ const PORTS: [u16; 3] = [50051, 50052, 9400];
 /// Time for a group of commands, after which they are killed.
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
 /// Programs that stand for others in the blocks.
-const STAND_INS: [(&str, &str); 2] = [("trunkline", include_str!("trunkline.sh")), ("cargo", include_str!("cargo.sh"))];
+const STAND_INS: [(&str, &str); 3] = [
+    ("trunkline", include_str!("trunkline.sh")),
+    ("trunkline-bench", include_str!("trunkline-bench.sh")),
+    ("cargo", include_str!("cargo.sh")),
+];
 
 /// Server or worker that runs while the commands behind it do.
 struct Background {
@@ -71,7 +75,7 @@ fn kind(line: &str) -> Kind {
     const RUN_ON: [&str; 4] =
         ["trunkline serve", "trunkline worker --connect", "trunkline-worker ", "python examples/worker.py"];
     const CLIENTS: [&str; 6] =
-        ["trunkline generate", "trunkline chat", "trunkline bench load", "trunkline worker check", "curl ", "STORY="];
+        ["trunkline generate", "trunkline chat", "trunkline load", "trunkline worker check", "curl ", "STORY="];
     let line = command(line).replace("cargo run --release -- ", "trunkline ");
     let begins = |words: &[&str]| words.iter().any(|word| line.starts_with(word));
     if begins(&RUN_ON) {

@@ -3,7 +3,6 @@
 case "$1 $*" in
     *" --listen "* | *" --addr "*) ;;
     "serve "*) set -- serve --listen "127.0.0.1:$DOCS_PORT" "${@:2}" ;;
-    "generate "* | "chat "*) set -- "$1" --addr "127.0.0.1:$DOCS_PORT" "${@:2}" ;;
-    "bench bench load "*) set -- bench load --addr "127.0.0.1:$DOCS_PORT" "${@:3}" ;;
+    "generate "* | "chat "* | "load "*) set -- "$1" --addr "127.0.0.1:$DOCS_PORT" "${@:2}" ;;
 esac
 exec "$DOCS_PROGRAM" "$@"

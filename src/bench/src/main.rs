@@ -1,0 +1,302 @@
+//! `trunkline-bench`: speed and memory of the core, and speed of the server, the embedded worker, the KV codec and the store, on this machine.
+//!
+//! No benchmark needs a model's files, and all but `serve`, `wire`, `disk`, `swap` and `tiers` run on one thread, unless `worker` is given either. Every figure is the median of several runs, with minimum
+//! and maximum beside.
+
+mod allocations;
+mod codec;
+mod disk;
+mod evict;
+mod h2o;
+mod hits;
+mod measure;
+mod publish;
+mod sched;
+mod serve;
+mod tiers;
+mod tree;
+mod used_pool;
+mod wire;
+mod worker;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use trunkline::log_settings::LogFormat;
+
+use measure::Report;
+
+use trunkline::weights_settings::Placement;
+
+const EXAMPLES: &str = "\
+Examples:
+  Time of a prefix lookup, beside the speed of memory:
+    trunkline-bench tree
+
+  Figures in JSON, to compare versions:
+    trunkline-bench sched --json > sched.json
+
+  A thousand streams at once through gRPC, a step every 5 ms:
+    trunkline-bench serve --streams 1000 --step 5ms
+
+  Hits of two eviction policies on made traces:
+    trunkline-bench hits --policies 'reuse;s3fifo:small_percent=20'
+
+  A short test run:
+    trunkline-bench evict --quick";
+
+#[global_allocator]
+static ALLOCATOR: allocations::Counting = allocations::Counting;
+
+/// Benchmark the core, the embedded worker, the server, the KV codec and the store on this machine.
+#[derive(Debug, Parser)]
+#[command(version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum What {
+    /// Benchmark the prefix tree: hashing, lookups in large trees, storing blocks, conversations, memory per block.
+    Tree(Options),
+    /// Benchmark steps through the whole core: decodes, queues, admissions, preemptions, a lost worker, the end of all requests.
+    Sched(Options),
+    /// Benchmark every eviction policy: evict blocks and store others in their place.
+    Evict(Options),
+    /// Count the hits of eviction policies on made traces, beside LRU, S3-FIFO and Belady.
+    Hits(hits::HitsOptions),
+    /// Benchmark the embedded worker: prefill and decode, with random weights of every kind or with a model.
+    Worker(WorkerOptions),
+    /// Benchmark the server without a model: streams over gRPC, processor time for each token, time to the first token.
+    Serve(ServeOptions),
+    /// Benchmark the wire to an attached worker: round trip of a step, and time that the worker idles between steps.
+    Wire(Options),
+    /// Benchmark the KV codec: ratio, encode and decode on one core for every element type, beside zstd.
+    Codec(CodecOptions),
+    /// Benchmark the disk tier: blocks of 1 MiB to a disk and back, beside plain reads and writes.
+    Disk(DiskOptions),
+    /// Benchmark swapping: blocks of 1 MiB to host memory and back, beside copies in memory.
+    Swap(Options),
+    /// Benchmark eviction within sequences: ratio, quality, recall and speed of every scorer, with gates; fails if a gate fails.
+    H2o(h2o::H2oOptions),
+    /// Benchmark serving while blocks move: steps and first tokens beside swaps by slow copies, and beside a remote store that is dead or silent.
+    Tiers(Options),
+}
+
+/// Options of `trunkline-bench disk`.
+#[derive(Clone, Debug, Args)]
+struct DiskOptions {
+    /// Folder on the disk, which needs 2 GiB [default: the folder for temporary files].
+    #[arg(long, value_name = "PATH")]
+    path: Option<PathBuf>,
+
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Options of `trunkline-bench codec`.
+#[derive(Clone, Debug, Args)]
+struct CodecOptions {
+    /// Folder of KV: NumPy files of 16-bit integers, by keys and values, layer, token, head and element, keys rotated, named *_bf16_*.npy or
+    /// *_f16_*.npy [default: synthetic KV].
+    #[arg(long, value_name = "FOLDER")]
+    kv: Option<PathBuf>,
+
+    /// Base of the rotary embeddings of the model that made the files.
+    #[arg(long, value_name = "BASE", default_value_t = 10_000.0, requires = "kv")]
+    rope_theta: f64,
+
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Options of `trunkline-bench worker`.
+#[derive(Clone, Debug, Args)]
+struct WorkerOptions {
+    /// Model: a Hugging Face folder or a GGUF file [default: random weights of every kind].
+    #[arg(long, value_name = "PATH")]
+    model: Option<PathBuf>,
+
+    /// Threads that compute, at most 1024; 0 is one per core.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads: usize,
+
+    /// Placement of the weights, as for `serve`; packed weights go to a temporary folder, removed at the end, unless dir=PATH is given
+    /// [default: resident].
+    #[arg(long, value_name = "SPEC")]
+    weights: Option<String>,
+
+    /// Kind of the random weights, as in F32 or Q8_0 [default: every kind].
+    #[arg(long, value_name = "KIND", conflicts_with = "model")]
+    kind: Option<String>,
+
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Options of `trunkline-bench serve`.
+#[derive(Clone, Debug, Args)]
+struct ServeOptions {
+    /// Streams at once.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    streams: u32,
+
+    /// Tokens of each stream.
+    #[arg(long, value_name = "M", default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    tokens: u32,
+
+    /// Tokens of each prompt.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    prompt_tokens: u32,
+
+    /// Duration of a step of the worker, as in 10ms; 0s answers at once.
+    #[arg(long, value_name = "STEP", default_value = "5ms", value_parser = trunkline::null_worker::duration)]
+    step: Duration,
+
+    /// Connections that share the streams.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    connections: u32,
+
+    /// Log probabilities of each token and of this many alternatives [default: none].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=20))]
+    logprobs: Option<u32>,
+
+    /// Runs, each with a server of its own.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: u32,
+
+    #[command(flatten)]
+    options: Options,
+}
+
+impl ServeOptions {
+    /// Returns the load to measure; a quick run has at most 8 streams of 8 tokens.
+    fn load(&self) -> serve::Load {
+        let most = if self.options.quick { 8 } else { u32::MAX };
+        serve::Load {
+            streams: self.streams.min(most),
+            tokens: self.tokens.min(most),
+            prompt_tokens: self.prompt_tokens,
+            connections: self.connections.min(self.streams).min(most),
+            step: self.step,
+            logprobs: self.logprobs,
+            runs: self.runs,
+        }
+    }
+}
+
+/// Options of all benchmarks.
+#[derive(Clone, Debug, Args)]
+struct Options {
+    /// Write JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// Make fewer and smaller runs: takes seconds, for a test; the figures are not meaningful.
+    #[arg(long)]
+    quick: bool,
+}
+
+fn main() -> ExitCode {
+    // Warnings alone: what stores and servers report would tear the tables.
+    let started = trunkline::start_logging("warn", LogFormat::Text).map_err(anyhow::Error::msg);
+    match started.and_then(|()| run(Cli::parse().what)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(err) => trunkline::fail(&err),
+    }
+}
+
+fn run(what: What) -> anyhow::Result<()> {
+    let (options, report): (Options, Report) = match what {
+        What::Tree(options) => (options.clone(), tree::run(options.quick)),
+        What::Sched(options) => (options.clone(), sched::run(options.quick)),
+        What::Evict(options) => (options.clone(), evict::run(options.quick)),
+        What::Worker(options) => {
+            let placement = Placement::of(options.weights.as_deref())?;
+            let kind = options.kind.as_deref();
+            let report =
+                worker::run(options.model.as_deref(), kind, options.threads, &placement, options.options.quick)?;
+            (options.options, report)
+        }
+        What::Serve(serving) => {
+            let report = serve::run(&serving.load(), serving.options.quick)?;
+            (serving.options, report)
+        }
+        What::Wire(options) => (options.clone(), wire::run(options.quick)?),
+        What::Codec(codec) => {
+            let report = codec::run(codec.kv.as_deref(), codec.rope_theta, codec.options.quick)?;
+            (codec.options, report)
+        }
+        What::Disk(disk) => {
+            let folder = disk.path.unwrap_or_else(std::env::temp_dir);
+            (disk.options.clone(), disk::run(&folder, disk.options.quick)?)
+        }
+        What::Swap(options) => (options.clone(), disk::run_swap(options.quick)?),
+        What::Tiers(options) => (options.clone(), tiers::run(options.quick)?),
+        What::H2o(options) => return h2o::run(&options),
+        What::Hits(options) => return hits::run(&options),
+    };
+    let text = if options.json { serde_json::to_string_pretty(&report)? } else { report.render() };
+    writeln!(io::stdout(), "{text}").context("cannot write to standard output")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_table_of_the_page_names_every_benchmark() {
+        let page = include_str!("../../../docs/status.md");
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| `trunkline-bench ")?.split_once('`'));
+        let shown: BTreeSet<&str> = rows.flat_map(|(names, _)| names.split("\\|")).collect();
+        let cli = Cli::command();
+        let all = cli.get_subcommands().map(clap::Command::get_name).filter(|name| *name != "help");
+        assert_eq!(shown, all.collect());
+    }
+
+    #[test]
+    fn every_benchmark_runs_and_reports_figures() {
+        let load = serve::Load {
+            streams: 3,
+            tokens: 5,
+            prompt_tokens: 20,
+            connections: 2,
+            step: Duration::ZERO,
+            logprobs: Some(1),
+            runs: 1,
+        };
+        let serving = serve::run(&load, true).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let streamed = format!("stream:memory_mib=36,dir={}", folder.path().display()).parse().unwrap();
+        for report in [
+            tree::run(true),
+            sched::run(true),
+            evict::run(true),
+            worker::run(None, None, 1, &Placement::Resident, true).unwrap(),
+            worker::run(None, Some("Q8_0"), 1, &streamed, true).unwrap(),
+            codec::run(None, 1e4, true).unwrap(),
+            disk::run(tempfile::tempdir().unwrap().path(), true).unwrap(),
+            disk::run_swap(true).unwrap(),
+            tiers::run(true).unwrap(),
+            serving,
+        ] {
+            let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
+            let rows = json["rows"].as_array().unwrap();
+            assert!(!rows.is_empty());
+            for row in rows {
+                let (min, median, max) = (&row["min"], &row["median"], &row["max"]);
+                assert!(min.as_f64() <= median.as_f64() && median.as_f64() <= max.as_f64(), "{row}");
+            }
+            assert!(report.render().contains("median"));
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Serving without a model: the whole path of a token from the worker's answer to a client's stream, over gRPC on the loopback.
+//!
+//! The server has the null worker, and threads of its own; the clients run on other threads of this process. Processor time is
+//! counted for each thread and summed up by the thread's name, so clients do not count as server.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+use tonic::transport::{Channel, Endpoint};
+use trunkline_cluster::ClusterConfig;
+use trunkline_core::Config;
+use trunkline_server::proto::generate_request::Prompt;
+use trunkline_server::proto::generate_response::Event;
+use trunkline_server::proto::inference_client::InferenceClient;
+use trunkline_server::proto::{GenerateRequest, Output, Stopping, TokenIds};
+use trunkline_server::{Options as ServerOptions, Server, ServerHandle, listen};
+use trunkline_text::Tokenizer;
+
+use super::measure::{Report, quantile};
+use trunkline::null_worker::{NullWorker, null_backend};
+
+/// Tokens in a block of the server.
+const BLOCK_SIZE: u32 = 16;
+/// Clock ticks of `/proc` in a second, as Linux shows them on every machine.
+const TICKS_PER_S: f64 = 100.0;
+/// Names of the threads of the network and of the clients, as far as Linux shows a name.
+const NETWORK: &str = "bench-network";
+const CLIENTS: &str = "bench-clients";
+/// Names of the server's own threads, and their parts.
+const PARTS: [(&str, &str); 5] =
+    [(NETWORK, "network"), ("core", "core"), ("steps-0", "worker"), ("copies-0", "worker"), (CLIENTS, "clients")];
+
+/// Load of one measurement.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// Streams at once.
+    pub streams: u32,
+    /// Tokens of each stream.
+    pub tokens: u32,
+    /// Tokens of each prompt.
+    pub prompt_tokens: u32,
+    /// Connections that share the streams.
+    pub connections: u32,
+    /// Duration of a step of the worker.
+    pub step: Duration,
+    /// Log probabilities asked for with each token.
+    pub logprobs: Option<u32>,
+    /// Measurements, each with a server of its own.
+    pub runs: u32,
+}
+
+/// Streams of one measurement, seen by the clients.
+#[derive(Default)]
+struct Seen {
+    tokens: u64,
+    messages: u64,
+    /// Time from the request to the first token, of each stream, milliseconds.
+    ttft_ms: Vec<f64>,
+}
+
+/// One measurement.
+struct Run {
+    seconds: f64,
+    seen: Seen,
+    /// Processor time by part, seconds.
+    cpu_s: Vec<(&'static str, f64)>,
+}
+
+/// Measures the load, as often as the load says.
+///
+/// # Errors
+/// If the server cannot start, or a stream fails.
+pub fn run(load: &Load, quick: bool) -> anyhow::Result<Report> {
+    let notes = vec![
+        "One server with the null worker, clients over gRPC on the loopback, all on this machine.",
+        "CPU is the processor time of the threads named; the clients have threads of their own.",
+    ];
+    let mut report = Report::new("serve", quick, notes);
+    let runs = (0..load.runs).map(|_| measure(load)).collect::<anyhow::Result<Vec<Run>>>()?;
+    let case = format!("{} streams x {} tokens, step {:?}", load.streams, load.tokens, load.step);
+    let tokens = |run: &Run| run.seen.tokens as f64;
+    let mut add = |what: &str, unit, value: &dyn Fn(&Run) -> f64| {
+        report.add(what, case.clone(), unit, runs.iter().map(value).collect());
+    };
+    add("throughput", "tokens/s", &|run| tokens(run) / run.seconds);
+    add("message size", "tokens", &|run| tokens(run) / run.seen.messages as f64);
+    let us = |run: &Run, of: &dyn Fn(&str) -> bool| {
+        let cpu_s: f64 = run.cpu_s.iter().filter(|(part, _)| of(part)).map(|(_, s)| s).sum();
+        cpu_s * 1e6 / tokens(run)
+    };
+    add("CPU of the server", "us/token", &|run| us(run, &|part| part != "clients"));
+    for part in ["network", "core", "worker", "clients"] {
+        add(&format!("CPU of the {part}"), "us/token", &|run| us(run, &|of| of == part));
+    }
+    for (what, q) in [("TTFT p50", 0.5), ("TTFT p99", 0.99)] {
+        add(what, "ms", &|run| quantile(&run.seen.ttft_ms, q));
+    }
+    Ok(report)
+}
+
+/// Starts a server, sends the load, and stops the server.
+fn measure(load: &Load) -> anyhow::Result<Run> {
+    let network = runtime(NETWORK)?;
+    let (address, handle, serving) = start(&network, load)?;
+    let clients = runtime(CLIENTS)?;
+    let run = clients.block_on(measured(load, &address));
+    network.block_on(async {
+        handle.drain().await;
+        serving.await
+    })??;
+    run
+}
+
+fn runtime(name: &str) -> anyhow::Result<Runtime> {
+    Builder::new_multi_thread().enable_all().thread_name(name).build().context("cannot start threads")
+}
+
+type Serving = tokio::task::JoinHandle<anyhow::Result<()>>;
+
+/// Starts a server with room for the whole load.
+fn start(network: &Runtime, load: &Load) -> anyhow::Result<(String, ServerHandle, Serving)> {
+    let tokenizer = Tokenizer::bytes();
+    let info = NullWorker::info(tokenizer.vocab_size());
+    let blocks_each = (load.prompt_tokens + load.tokens).div_ceil(BLOCK_SIZE) + 1;
+    let core = Config {
+        block_size: BLOCK_SIZE,
+        device_blocks: blocks_each.saturating_mul(load.streams),
+        max_batch_size: load.streams,
+        max_batch_tokens: load.streams.max(Config::default().max_batch_tokens),
+        max_queue: load.streams.max(Config::default().max_queue),
+        max_context: info.max_context,
+        ..Config::default()
+    };
+    core.validate()?;
+    let backend = null_backend(info, tokenizer, load.step);
+    let options = ServerOptions { cluster: ClusterConfig::uniform(&core, 1), ..ServerOptions::default() };
+    let options = ServerOptions { queue_per_client: Some(core.max_queue), ..options };
+    let server = network.block_on(async { Server::new(listen("127.0.0.1:0").await?, backend, options).await })?;
+    let (address, handle) = (format!("http://{}", server.local_addr()), server.handle());
+    let serving = network.spawn(async { server.run().await.map(drop).map_err(anyhow::Error::from) });
+    Ok((address, handle, serving))
+}
+
+/// Opens all streams at once and reads them to the end.
+async fn measured(load: &Load, address: &str) -> anyhow::Result<Run> {
+    let mut connections = Vec::new();
+    for _ in 0..load.connections {
+        let channel = Endpoint::from_shared(address.to_owned())?.connect().await.context("cannot connect")?;
+        connections.push(InferenceClient::new(channel));
+    }
+    // Each connection and every thread has run once.
+    read(connections[0].clone(), request(load, load.streams)).await?;
+    let before = cpu_s()?;
+    let begin = Instant::now();
+    let mut streams = JoinSet::new();
+    for at in 0..load.streams {
+        let client = connections[at as usize % connections.len()].clone();
+        streams.spawn(read(client, request(load, at)));
+    }
+    let mut seen = Seen::default();
+    while let Some(stream) = streams.join_next().await {
+        let stream = stream??;
+        seen.tokens += stream.tokens;
+        seen.messages += stream.messages;
+        seen.ttft_ms.extend(stream.ttft_ms);
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    let cpu_s = cpu_s()?.into_iter().zip(before).map(|((part, after), (_, before))| (part, after - before)).collect();
+    seen.ttft_ms.sort_by(f64::total_cmp);
+    ensure!(seen.tokens == u64::from(load.streams) * u64::from(load.tokens), "{} tokens arrived", seen.tokens);
+    Ok(Run { seconds, seen, cpu_s })
+}
+
+/// Returns the request of stream number `at`, with a prompt of its own.
+fn request(load: &Load, at: u32) -> GenerateRequest {
+    let ids = (0..load.prompt_tokens).map(|i| (at.wrapping_mul(31) ^ (at >> 8).wrapping_add(i)) % 256).collect();
+    GenerateRequest {
+        prompt: Some(Prompt::TokenIds(TokenIds { ids })),
+        stopping: Some(Stopping { max_tokens: Some(load.tokens), ignore_eos: true, ..Stopping::default() }),
+        output: Some(Output { logprobs: load.logprobs, ..Output::default() }),
+        ..GenerateRequest::default()
+    }
+}
+
+async fn read(mut client: InferenceClient<Channel>, request: GenerateRequest) -> anyhow::Result<Seen> {
+    let begin = Instant::now();
+    let mut seen = Seen::default();
+    let mut stream = client.generate(request).await?.into_inner();
+    while let Some(message) = stream.message().await? {
+        if let Some(Event::Chunk(chunk)) = message.event {
+            if seen.messages == 0 {
+                seen.ttft_ms.push(begin.elapsed().as_secs_f64() * 1e3);
+            }
+            seen.messages += 1;
+            seen.tokens += chunk.token_ids.len() as u64;
+        }
+    }
+    Ok(seen)
+}
+
+/// Returns the processor time of this process's threads so far, seconds, by part.
+fn cpu_s() -> anyhow::Result<Vec<(&'static str, f64)>> {
+    let mut parts: Vec<(&'static str, f64)> = PARTS.iter().map(|(_, part)| (*part, 0.0)).collect();
+    let tasks = fs::read_dir("/proc/self/task").context("processor times are read from /proc, as Linux has it")?;
+    for task in tasks {
+        // A thread may end meanwhile.
+        let Ok(stat) = fs::read_to_string(task?.path().join("stat")) else { continue };
+        let Some((name, rest)) = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')')) else { continue };
+        let Some(at) = PARTS.iter().position(|(of, _)| *of == name) else { continue };
+        // User and system time are fields 14 and 15 of the line, the name being field 2.
+        let ticks = rest.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok());
+        parts[at].1 += ticks.sum::<f64>() / TICKS_PER_S;
+    }
+    Ok(parts)
+}
