@@ -4,17 +4,14 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Args;
-use serde::de::MapAccess;
 use trunkline_server::AttachOptions;
 
-/// Keys of the settings, which are also the names of the flags.
-pub const ATTACH_KEYS: [&str; 5] =
-    ["attached-workers", "worker-silence", "worker-resume", "worker-wait", "worker-shared-memory"];
 /// Longest time that a setting may have, seconds: a day.
 const SECONDS_MAX: f64 = 86_400.0;
 
 /// Settings of attached workers; `None` where not given.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
+#[command(next_help_heading = "Attached workers")]
 pub struct AttachSettings {
     /// Engines for workers that attach over gRPC (`trunkline worker --connect`, `trunkline-worker`), besides --workers. With no embedded
     /// worker the first one to attach decides about the model, and --model serves for its tokenizer alone [default: 0, or 1 with
@@ -43,32 +40,6 @@ pub struct AttachSettings {
 }
 
 impl AttachSettings {
-    /// Returns the settings, with values of `other` in place of missing ones.
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            attached_workers: self.attached_workers.or(other.attached_workers),
-            worker_silence: self.worker_silence.or(other.worker_silence),
-            worker_resume: self.worker_resume.or(other.worker_resume),
-            worker_wait: self.worker_wait.or(other.worker_wait),
-            worker_shared_memory: self.worker_shared_memory.or(other.worker_shared_memory),
-        }
-    }
-
-    /// Reads the value of one of [`ATTACH_KEYS`] from a file.
-    ///
-    /// # Errors
-    /// If the value is of another type.
-    pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
-        match key {
-            "attached-workers" => self.attached_workers = Some(file.next_value()?),
-            "worker-silence" => self.worker_silence = Some(file.next_value()?),
-            "worker-resume" => self.worker_resume = Some(file.next_value()?),
-            "worker-wait" => self.worker_wait = Some(file.next_value()?),
-            _ => self.worker_shared_memory = Some(file.next_value()?),
-        }
-        Ok(())
-    }
-
     /// Returns the options of a server with so many engines for attached workers.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
-//! Settings of the core as flags and as keys of a config file.
+//! Settings of the core as flags.
 //!
 //! [`trunkline_core::config::SETTINGS`] lists all settings with their names, types, defaults and help; flags of `serve`,
-//! `replay` and `plan`, and keys of `serve --config`, are made from that list. A command says only how it differs:
+//! `replay` and `plan` are made from that list. A command says only how it differs:
 //!
 //! ```text
 //! struct ServeFlags;
@@ -19,8 +19,6 @@ use std::marker::PhantomData;
 
 use clap::builder::{BoolValueParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, FromArgMatches, value_parser};
-use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer};
 use trunkline_core::config::{Kind, SETTINGS, Setting};
 use trunkline_core::{Config, ConfigError};
 
@@ -60,19 +58,6 @@ impl<F: CoreFlags> CoreSettings<F> {
     /// Returns the value of the setting of that name, if given; the first, if given more than once.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.given.get(name).and_then(|values| values.first()).map(String::as_str)
-    }
-
-    /// Gives a setting a value, in place of earlier ones.
-    pub(crate) fn insert(&mut self, setting: &'static Setting, value: String) {
-        self.given.insert(setting.name, vec![value]);
-    }
-
-    /// Returns these values, and the values of `other` for settings not given here.
-    pub(crate) fn or(mut self, other: Self) -> Self {
-        for (name, values) in other.given {
-            self.given.entry(name).or_insert(values);
-        }
-        self
     }
 
     /// Sets each given setting; of several values of one setting, the first.
@@ -120,6 +105,7 @@ impl<F: CoreFlags> CoreSettings<F> {
         Arg::new(setting.name)
             .long(setting.flag)
             .value_name(value_name)
+            .help_heading("Scheduler and prefix cache")
             .value_parser(parser(setting.kind))
             .allow_negative_numbers(matches!(setting.kind, Kind::F64 | Kind::Amount))
             .action(if compared { ArgAction::Append } else { ArgAction::Set })
@@ -135,41 +121,6 @@ fn parser(kind: Kind) -> ValueParser {
         Kind::F64 => ValueParser::new(|text: &str| text.parse::<f64>().map(|value| value.to_string())),
         Kind::Bool => BoolValueParser::new().map(|value| value.to_string()).into(),
         Kind::Amount | Kind::Text => value_parser!(String),
-    }
-}
-
-/// A number, or a text with a unit.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "a number, or a text such as \"3x\"")]
-enum Amount {
-    Number(f64),
-    Text(String),
-}
-
-impl std::fmt::Display for Amount {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Number(number) => write!(f, "{number}"),
-            Self::Text(text) => f.write_str(text),
-        }
-    }
-}
-
-/// Reads the value of a key in a config file, with the errors of the setting's type.
-pub(crate) struct FileValue(pub(crate) Kind);
-
-impl<'de> DeserializeSeed<'de> for FileValue {
-    type Value = String;
-
-    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<String, D::Error> {
-        match self.0 {
-            Kind::U32 => u32::deserialize(value).map(|value| value.to_string()),
-            Kind::U64 => u64::deserialize(value).map(|value| value.to_string()),
-            Kind::F64 => f64::deserialize(value).map(|value| value.to_string()),
-            Kind::Bool => bool::deserialize(value).map(|value| value.to_string()),
-            Kind::Amount => Amount::deserialize(value).map(|value| value.to_string()),
-            Kind::Text => String::deserialize(value),
-        }
     }
 }
 

@@ -10,8 +10,8 @@ use trunkline_server::{Backend, MakeWorker, SamplingOffer};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Model, Worker, WorkerConfig};
 
-use crate::config_file::Settings;
 use crate::mending::Mender;
+use crate::serve_settings::Settings;
 
 /// Workers of one server, at most.
 const WORKERS_MAX: usize = 64;

@@ -4,8 +4,8 @@ use anyhow::{anyhow, ensure};
 use trunkline_attach::Hello;
 use trunkline_core::{Config, STEPS_IN_FLIGHT_MAX, WorkerFacts};
 
-use crate::config_file::ServeFlags;
 use crate::core_settings::CoreSettings;
+use crate::serve_settings::ServeFlags;
 
 /// KV blocks of one engine that follow from a Hello, at most: tables of more would take gigabytes, if a worker announces bytes for tokens.
 const BLOCKS_MAX: u64 = 1 << 24;

@@ -2,7 +2,6 @@
 
 use anyhow::Context;
 use clap::Args;
-use serde::de::MapAccess;
 use tracing::warn;
 use trunkline_attach::Hello;
 use trunkline_core::h2o::Mode;
@@ -14,22 +13,6 @@ use crate::h2o::choice::{self, Choice};
 use crate::h2o::full_heads::FullHeads;
 use crate::h2o::head_loss::HeadLosses;
 use crate::h2o::total::{self, Heads};
-
-/// Keys of a config file, each the name of a flag.
-pub const H2O_KEYS: [&str; 12] = [
-    "h2o-layers",
-    "h2o-total",
-    "h2o-choice",
-    "h2o-scorer",
-    "h2o-ratio",
-    "h2o-sink",
-    "h2o-recent",
-    "h2o-block",
-    "h2o-trigger",
-    "h2o-interval",
-    "h2o-alpha",
-    "h2o-score-interval",
-];
 
 /// Tokens of a KV block if eviction is on, unless given: small blocks leave less beside what attention reads (docs/h2o.md).
 pub const BLOCK_SIZE: u32 = 8;
@@ -45,6 +28,7 @@ const FULL_LAYERS_UNKNOWN: u32 = 4;
 
 /// Settings of eviction within sequences, beside `--h2o`.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+#[command(next_help_heading = "Eviction within sequences (H2O)")]
 pub struct H2oSettings {
     /// Layers, or single KV heads as LAYER.HEAD, that keep every token while the others drop tokens, as in 7.2,17.1,18: those that read far
     /// back [default: the ones that lose most as found by trunkline h2o calibrate, else each fourth layer, with --h2o-ratio 2 at most].
@@ -99,52 +83,6 @@ pub struct H2oSettings {
 }
 
 impl H2oSettings {
-    /// Returns these settings with gaps filled from `other`.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            h2o_layers: self.h2o_layers.or(other.h2o_layers),
-            h2o_total: self.h2o_total.or(other.h2o_total),
-            h2o_choice: self.h2o_choice.or(other.h2o_choice),
-            h2o_scorer: self.h2o_scorer.or(other.h2o_scorer),
-            h2o_ratio: self.h2o_ratio.or(other.h2o_ratio),
-            h2o_sink: self.h2o_sink.or(other.h2o_sink),
-            h2o_recent: self.h2o_recent.or(other.h2o_recent),
-            h2o_block: self.h2o_block.or(other.h2o_block),
-            h2o_trigger: self.h2o_trigger.or(other.h2o_trigger),
-            h2o_interval: self.h2o_interval.or(other.h2o_interval),
-            h2o_alpha: self.h2o_alpha.or(other.h2o_alpha),
-            h2o_score_interval: self.h2o_score_interval.or(other.h2o_score_interval),
-        }
-    }
-
-    /// Reads the value of one of [`H2O_KEYS`] from a file.
-    ///
-    /// # Errors
-    /// If the value is neither a text nor a number.
-    pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
-        let text = match file.next_value()? {
-            toml::Value::String(text) => text,
-            value => value.to_string(),
-        };
-        let field = match key {
-            "h2o-layers" => &mut self.h2o_layers,
-            "h2o-total" => &mut self.h2o_total,
-            "h2o-choice" => &mut self.h2o_choice,
-            "h2o-scorer" => &mut self.h2o_scorer,
-            "h2o-ratio" => &mut self.h2o_ratio,
-            "h2o-sink" => &mut self.h2o_sink,
-            "h2o-recent" => &mut self.h2o_recent,
-            "h2o-block" => &mut self.h2o_block,
-            "h2o-trigger" => &mut self.h2o_trigger,
-            "h2o-interval" => &mut self.h2o_interval,
-            "h2o-alpha" => &mut self.h2o_alpha,
-            _ => &mut self.h2o_score_interval,
-        };
-        *field = Some(text);
-        Ok(())
-    }
-
     /// Puts the numbers and the scorer into the limits of the core.
     ///
     /// # Errors

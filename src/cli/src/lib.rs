@@ -30,7 +30,6 @@ mod attach_settings;
 mod cache;
 mod calibrate;
 mod chat;
-pub mod config_file;
 mod connection;
 mod core_settings;
 pub mod engines;
@@ -38,6 +37,7 @@ mod first_worker;
 #[cfg(test)]
 mod flags_tests;
 mod generate;
+mod given;
 pub mod h2o;
 pub mod h2o_settings;
 #[cfg(test)]
@@ -58,6 +58,7 @@ mod revision;
 mod routers;
 mod selection;
 pub mod serve;
+pub mod serve_settings;
 mod session_settings;
 mod simulate_settings;
 mod simulated;
@@ -72,7 +73,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use trunkline_core::ConfigError;
 
@@ -123,7 +124,12 @@ enum Command {
 
 /// Runs the command that the arguments of the process name, and returns its exit status.
 pub fn main() -> ExitCode {
-    let Cli { command } = Cli::try_parse().unwrap_or_else(|err| with_short_values(err).exit());
+    let given =
+        given::with_file_and_environment(&Cli::command(), std::env::args_os().collect(), |name| std::env::var_os(name));
+    let Cli { command } = match given {
+        Ok(args) => Cli::try_parse_from(args).unwrap_or_else(|err| with_short_values(err).exit()),
+        Err(err) => return fail(&err),
+    };
     let format = match &command {
         Command::Serve(args) => args.log_format(),
         Command::Worker(args) => args.log_format(),
@@ -210,8 +216,6 @@ pub fn start_logging(level: &str, format: LogFormat) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

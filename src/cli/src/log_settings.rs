@@ -6,13 +6,9 @@ use std::str::FromStr;
 
 use anyhow::{anyhow, ensure};
 use clap::Args;
-use serde::de::MapAccess;
 use trunkline_core::registry;
 use trunkline_quote::quoted;
 use trunkline_server::Options;
-
-/// Keys of the settings, which are also the names of the flags.
-pub const LOG_KEYS: [&str; 3] = ["record", "requests", "log-format"];
 
 /// Name of the flag for the form of the log.
 const FORMAT: &str = "log-format";
@@ -37,6 +33,7 @@ impl FromStr for LogFormat {
 
 /// Settings of log, requests and recording; `None` where not given.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
+#[command(next_help_heading = "Logs and recordings")]
 pub struct LogSettings {
     /// Record every event of all engines, prompts included, for `trunkline replay --recorded`; gzip if the name ends in .gz; a file of this name
     /// is renamed to FILE.old [default: none].
@@ -54,29 +51,6 @@ pub struct LogSettings {
 }
 
 impl LogSettings {
-    /// Returns these settings with gaps filled from `other`.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            record: self.record.or(other.record),
-            requests: self.requests.or(other.requests),
-            log_format: self.log_format.or(other.log_format),
-        }
-    }
-
-    /// Reads the value of one of [`LOG_KEYS`] from a file.
-    ///
-    /// # Errors
-    /// If the value is of another type.
-    pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
-        match key {
-            "record" => self.record = Some(file.next_value()?),
-            "requests" => self.requests = Some(file.next_value()?),
-            _ => self.log_format = Some(file.next_value()?),
-        }
-        Ok(())
-    }
-
     /// Returns the form of the log.
     ///
     /// # Errors

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use serde::de::MapAccess;
 use tokio::net::TcpListener;
 use tracing::warn;
 use trunkline_quote::quoted;
@@ -19,28 +18,9 @@ const SECONDS_MAX: f64 = 366.0 * 86_400.0;
 /// (`terminationGracePeriodSeconds`), with some seconds for clients to read the ends.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Keys of the settings, which are also the names of the flags.
-pub const NETWORK_KEYS: [&str; 16] = [
-    "metrics",
-    "token-file",
-    "admin",
-    "tls-cert",
-    "tls-key",
-    "tls-client-ca",
-    "max-connections",
-    "max-connections-per-peer",
-    "max-calls-per-connection",
-    "max-queue-per-client",
-    "max-requests-per-client",
-    "first-request-timeout",
-    "idle-timeout",
-    "unread-timeout",
-    "drain-timeout",
-    "max-unread-bytes",
-];
-
 /// Settings of the network edge; `None` where not given.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
+#[command(next_help_heading = "Network")]
 pub struct NetworkSettings {
     /// Address of metrics for Prometheus: answers `GET /metrics` over plain HTTP without a token, so let only the monitoring system reach the address;
     /// port 0 takes a free port [default: none].
@@ -117,54 +97,6 @@ pub struct NetworkSettings {
 }
 
 impl NetworkSettings {
-    /// Returns the settings, with values of `other` in place of missing ones.
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            metrics: self.metrics.or(other.metrics),
-            token_file: self.token_file.or(other.token_file),
-            admin: self.admin.or(other.admin),
-            tls_cert: self.tls_cert.or(other.tls_cert),
-            tls_key: self.tls_key.or(other.tls_key),
-            tls_client_ca: self.tls_client_ca.or(other.tls_client_ca),
-            max_connections: self.max_connections.or(other.max_connections),
-            max_connections_per_peer: self.max_connections_per_peer.or(other.max_connections_per_peer),
-            max_calls_per_connection: self.max_calls_per_connection.or(other.max_calls_per_connection),
-            max_queue_per_client: self.max_queue_per_client.or(other.max_queue_per_client),
-            max_requests_per_client: self.max_requests_per_client.or(other.max_requests_per_client),
-            first_request_timeout: self.first_request_timeout.or(other.first_request_timeout),
-            idle_timeout: self.idle_timeout.or(other.idle_timeout),
-            unread_timeout: self.unread_timeout.or(other.unread_timeout),
-            drain_timeout: self.drain_timeout.or(other.drain_timeout),
-            max_unread_bytes: self.max_unread_bytes.or(other.max_unread_bytes),
-        }
-    }
-
-    /// Reads the value of one of [`NETWORK_KEYS`] from a file.
-    ///
-    /// # Errors
-    /// If the value is of another type.
-    pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
-        match key {
-            "metrics" => self.metrics = Some(file.next_value()?),
-            "token-file" => self.token_file = Some(file.next_value()?),
-            "admin" => self.admin = Some(file.next_value()?),
-            "tls-cert" => self.tls_cert = Some(file.next_value()?),
-            "tls-key" => self.tls_key = Some(file.next_value()?),
-            "tls-client-ca" => self.tls_client_ca = Some(file.next_value()?),
-            "max-connections" => self.max_connections = Some(file.next_value()?),
-            "max-connections-per-peer" => self.max_connections_per_peer = Some(file.next_value()?),
-            "max-calls-per-connection" => self.max_calls_per_connection = Some(file.next_value()?),
-            "max-queue-per-client" => self.max_queue_per_client = Some(file.next_value()?),
-            "max-requests-per-client" => self.max_requests_per_client = Some(file.next_value()?),
-            "first-request-timeout" => self.first_request_timeout = Some(file.next_value()?),
-            "idle-timeout" => self.idle_timeout = Some(file.next_value()?),
-            "unread-timeout" => self.unread_timeout = Some(file.next_value()?),
-            "drain-timeout" => self.drain_timeout = Some(file.next_value()?),
-            _ => self.max_unread_bytes = Some(file.next_value()?),
-        }
-        Ok(())
-    }
-
     /// Fills in the options of a server.
     ///
     /// # Errors

@@ -7,10 +7,10 @@ use clap::{Args, CommandFactory, Parser};
 use trunkline_core::config::{SETTINGS, Setting};
 
 use crate::Cli;
-use crate::config_file::ServeFlags;
 use crate::core_settings::{CoreFlags, CoreSettings};
 use crate::replay::settings::ReplayFlags;
 use crate::serve::ServeArgs;
+use crate::serve_settings::ServeFlags;
 use crate::worker::WorkerArgs;
 
 /// The page of all flags and settings.
@@ -37,31 +37,56 @@ fn row(setting: &Setting, value_name: &str) -> String {
     format!("| `--{} {value_name}` | {serve} | {replay} | {range} | {} |", setting.flag, setting.help())
 }
 
+/// The tables of a command's other flags, one for each heading, from the help of the flags.
+fn tables(command: &clap::Command, is_listed: impl Fn(&str) -> bool) -> String {
+    let mut tables: Vec<(String, String)> = Vec::new();
+    for arg in command.get_arguments() {
+        let Some(flag) = arg.get_long().filter(|flag| is_listed(flag)) else { continue };
+        let heading = arg.get_help_heading().unwrap_or("Options").to_owned();
+        let values: Vec<String> =
+            arg.get_value_names().unwrap_or_default().iter().map(|name| format!(" {name}")).collect();
+        let help = arg.get_long_help().or(arg.get_help()).unwrap().to_string().replace('\n', " ").replace('|', "\\|");
+        let help = help.trim_end_matches('.');
+        let (meaning, default) = match help.rsplit_once(" [default: ") {
+            Some((meaning, default)) => (meaning, default.trim_end_matches(']')),
+            None => (help, ""),
+        };
+        let row = format!("| `--{flag}{}` | {default} | {meaning} |\n", values.concat());
+        match tables.iter_mut().find(|(of, _)| *of == heading) {
+            Some((_, rows)) => rows.push_str(&row),
+            None => tables.push((heading, row)),
+        }
+    }
+    let table = |(heading, rows): (String, String)| {
+        format!("### {heading}\n\n| flag | default | meaning |\n|---|---|---|\n{rows}\n")
+    };
+    tables.into_iter().map(table).collect()
+}
+
 #[test]
-fn the_settings_page_lists_every_setting_of_the_core() {
+fn the_settings_page_is_what_the_flags_say() {
     let rows = SETTINGS.iter().filter_map(|setting| Some(row(setting, setting.value_name?)));
-    let rows = rows.collect::<Vec<_>>().join("\n");
-    assert!(read(SETTINGS_PAGE).contains(&rows), "put these rows into {SETTINGS_PAGE}:\n{rows}\n");
-}
-
-#[test]
-fn the_settings_page_lists_every_flag_of_serve() {
+    let core: Vec<&str> = CoreSettings::<ServeFlags>::flags().map(|(setting, _)| setting.flag).collect();
+    let serve = ServeArgs::augment_args(clap::Command::new("serve"));
+    let worker = WorkerArgs::augment_args(clap::Command::new("worker"));
+    let wanted = format!(
+        "## Scheduler and prefix cache\n\n| flag | default of `serve` | default of `replay` and `plan` | range | meaning |\n|---|---|---|---|---|\n{}\n\n\
+         ## Other flags of `serve`\n\n{}## Flags of `worker`\n\n{}",
+        rows.collect::<Vec<_>>().join("\n"),
+        tables(&serve, |flag| !core.contains(&flag)),
+        tables(&worker, |_| true),
+    );
     let page = read(SETTINGS_PAGE);
-    let command = ServeArgs::augment_args(clap::Command::new("serve"));
-    for flag in command.get_arguments().filter_map(|flag| flag.get_long()) {
-        assert!(page.contains(&format!("| `--{flag} ")), "{SETTINGS_PAGE} has no row for --{flag} of serve");
+    let (begin, _) = page.split_once("## Scheduler").unwrap();
+    let (_, end) = page.split_once("## Check a worker").unwrap();
+    let wanted = format!("{begin}{wanted}## Check a worker{end}");
+    if std::env::var_os("TRUNKLINE_WRITE_DOCS").is_some() {
+        return fs::write(root().join(SETTINGS_PAGE), wanted).unwrap();
     }
-}
-
-#[test]
-fn the_settings_page_lists_every_flag_of_worker() {
-    let page = read(SETTINGS_PAGE);
-    let (_, table) = page.split_once("| flag of `worker` |").unwrap();
-    let (table, _) = table.split_once("\n\n").unwrap();
-    let command = WorkerArgs::augment_args(clap::Command::new("worker"));
-    for flag in command.get_arguments().filter_map(|flag| flag.get_long()) {
-        assert!(table.contains(&format!("| `--{flag} ")), "{SETTINGS_PAGE} has no row for --{flag} of worker");
-    }
+    assert!(
+        page == wanted,
+        "{SETTINGS_PAGE} is not what the flags say; run TRUNKLINE_WRITE_DOCS=1 cargo test settings_page"
+    );
 }
 
 #[test]

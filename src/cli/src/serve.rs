@@ -29,7 +29,6 @@ use self::placement::check_weights;
 use self::running::serve;
 use self::simulation::{refuse_beside_simulation, simulated};
 use self::unused::unused;
-use crate::config_file::{POLICY_DEFAULT, Settings};
 use crate::engines::Engines;
 use crate::first_worker::limits_of_worker;
 use crate::h2o::head_loss::HeadLosses;
@@ -37,6 +36,7 @@ use crate::h2o_settings;
 use crate::log_settings::LogFormat;
 use crate::model_source::{BUILT_IN, ModelSource, log_facts};
 use crate::null_worker::{NullWorker, WorkerKind, null_backend};
+use crate::serve_settings::{POLICY_DEFAULT, Settings};
 use crate::simulate_settings::Simulation;
 use crate::simulated::clock::RealTime;
 use crate::weights_settings::Placement;
@@ -107,17 +107,21 @@ pub struct ServeArgs {
     #[command(flatten)]
     settings: Box<Settings>,
 
-    /// TOML file with settings; keys are the names of the flags; flags override the file.
+    /// TOML file with settings; keys are the names of the flags. Flags override variables such as TRUNKLINE_MAX_QUEUE, and these the file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
 impl ServeArgs {
+    /// Returns the settings, as far as they are given.
+    #[cfg(test)]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Returns the form of the log; lines for people if a setting is wrong, which [`run`] reports.
     pub fn log_format(&self) -> LogFormat {
-        let of_file = || Settings::load(self.config.as_deref()?).ok()?.logs.format().ok();
-        let given = self.settings.logs.log_format.is_some();
-        if given { self.settings.logs.format().ok() } else { of_file() }.unwrap_or_default()
+        self.settings.logs.format().unwrap_or_default()
     }
 }
 
@@ -126,8 +130,10 @@ impl ServeArgs {
 /// # Errors
 /// If a setting is wrong, or the server cannot start or fails.
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
-    let file = args.config.as_deref().map(Settings::load).transpose()?.unwrap_or_default();
-    let settings = (*args.settings).or(file);
+    let settings = *args.settings;
+    if let Some(file) = args.config {
+        info!("settings of {} that no flag and no variable overrides", file.display());
+    }
     let Checked { engines, kind, simulation, options, unused } = check(&settings)?;
     unused.iter().for_each(|line| warn!("{line}"));
     let runtime = network_threads()?;

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Args;
-use serde::de::MapAccess;
 use trunkline_server::SessionOptions;
 
 /// Longest time to live, seconds: a year.
@@ -12,11 +11,9 @@ const SECONDS_MAX: f64 = 366.0 * 86_400.0;
 /// Least memory of a transcript, bytes.
 const BYTES_MIN: u64 = 1 << 12;
 
-/// Keys of the settings, which are also the names of the flags.
-pub const SESSION_KEYS: [&str; 4] = ["max-sessions", "max-sessions-per-client", "session-bytes", "session-ttl"];
-
 /// Settings of sessions; `None` where not given.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
+#[command(next_help_heading = "Sessions")]
 pub struct SessionSettings {
     /// Sessions at once, at most; more are refused. 0 refuses all [default: 1024].
     #[arg(long, value_name = "N")]
@@ -38,27 +35,6 @@ pub struct SessionSettings {
 }
 
 impl SessionSettings {
-    /// Returns the settings, with values of `other` in place of missing ones.
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            max_sessions: self.max_sessions.or(other.max_sessions),
-            max_sessions_per_client: self.max_sessions_per_client.or(other.max_sessions_per_client),
-            session_bytes: self.session_bytes.or(other.session_bytes),
-            session_ttl: self.session_ttl.or(other.session_ttl),
-        }
-    }
-
-    /// Reads the value of a key of a config file; `key` MUST be one of [`SESSION_KEYS`].
-    pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
-        match key {
-            "max-sessions" => self.max_sessions = Some(file.next_value()?),
-            "max-sessions-per-client" => self.max_sessions_per_client = Some(file.next_value()?),
-            "session-bytes" => self.session_bytes = Some(file.next_value()?),
-            _ => self.session_ttl = Some(file.next_value()?),
-        }
-        Ok(())
-    }
-
     /// Returns the limits of a server's sessions.
     ///
     /// # Errors

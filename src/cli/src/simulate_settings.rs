@@ -4,7 +4,6 @@ use std::path::Path;
 
 use anyhow::{bail, ensure};
 use clap::Args;
-use serde::de::MapAccess;
 use trunkline_port::Token;
 use trunkline_quote::quoted;
 use trunkline_sim_perf::{hardware, model};
@@ -14,9 +13,6 @@ use trunkline_text::Tokenizer;
 use crate::model_source::{ModelSource, log_facts};
 use crate::simulated::text::TextKind;
 
-/// Keys of the settings, which are also the names of the flags.
-pub const SIMULATE_KEYS: [&str; 5] = ["simulate", "parallel", "cost", "engine-overhead", "simulate-text"];
-
 /// Model without `--model`, as for `replay`.
 const MODEL_DEFAULT: &str = "llama-3.1-8b";
 /// End token of text that is cut into bytes.
@@ -24,6 +20,7 @@ const BYTES_END: Token = 257;
 
 /// Settings of a device that is simulated.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
+#[command(next_help_heading = "Simulated device")]
 pub struct SimulateSettings {
     /// Serve without a device: steps take the time that the simulator's cost model gives them on HARDWARE, a preset such as h100-80g or a
     /// TOML file as `trunkline calibrate` writes; an unknown name lists all presets. --model is then a preset, a Hugging Face folder or its
@@ -59,33 +56,6 @@ pub struct Simulation {
 }
 
 impl SimulateSettings {
-    /// Returns these settings with gaps filled from `other`.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            simulate: self.simulate.or(other.simulate),
-            parallel: self.parallel.or(other.parallel),
-            cost: self.cost.or(other.cost),
-            engine_overhead: self.engine_overhead.or(other.engine_overhead),
-            simulate_text: self.simulate_text.or(other.simulate_text),
-        }
-    }
-
-    /// Reads the value of one of [`SIMULATE_KEYS`] from a file.
-    ///
-    /// # Errors
-    /// If the value is of another type.
-    pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
-        match key {
-            "simulate" => self.simulate = Some(file.next_value()?),
-            "parallel" => self.parallel = Some(file.next_value()?),
-            "cost" => self.cost = Some(file.next_value()?),
-            "engine-overhead" => self.engine_overhead = Some(file.next_value()?),
-            _ => self.simulate_text = Some(file.next_value()?),
-        }
-        Ok(())
-    }
-
     /// Returns the device to simulate with `model` and the placement `weights`; `None` if no device is named.
     ///
     /// # Errors

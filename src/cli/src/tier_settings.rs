@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use serde::de::MapAccess;
 use trunkline_core::{Config, Keeps, TierConfig, Write, registry};
 use trunkline_server::EngineStore;
 use trunkline_store::{BlockLayout, Compression, SharedMemory, StoreError, StoreSettings, TierMedium};
@@ -42,19 +41,6 @@ const REMOTE_PART: u64 = 8;
 const REMOTE_BLOCKS_MIN: u64 = 8;
 const THREADS_MAX: usize = 4;
 
-/// Keys of the settings, which are also the names of the flags.
-pub const TIER_KEYS: [&str; 9] = [
-    "host-mem",
-    "disk",
-    "disk-size",
-    "shared-mem",
-    "remote",
-    "compression",
-    "compression-layers",
-    "tier-write",
-    "tier-eviction",
-];
-
 /// Ways to compress blocks, by name.
 const COMPRESSIONS: [(&str, Compression); 5] = [
     ("auto", Compression::Auto),
@@ -70,6 +56,7 @@ const LAYERS: [(&str, Option<Keeps>); 3] =
 
 /// Settings of host memory, disk and remote storage behind the device.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
+#[command(next_help_heading = "Tiers")]
 pub struct TierSettings {
     /// Host memory for swapped-out requests and cached blocks, such as 4GiB; divided among the workers [default: none].
     #[arg(long, value_name = "SIZE")]
@@ -129,41 +116,6 @@ pub struct ServerTiers {
 }
 
 impl TierSettings {
-    /// Returns these settings with gaps filled from `other`.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            host_mem: self.host_mem.or(other.host_mem),
-            disk: self.disk.or(other.disk),
-            disk_size: self.disk_size.or(other.disk_size),
-            shared_mem: self.shared_mem.or(other.shared_mem),
-            remote: self.remote.or(other.remote),
-            compression: self.compression.or(other.compression),
-            compression_layers: self.compression_layers.or(other.compression_layers),
-            tier_write: self.tier_write.or(other.tier_write),
-            tier_eviction: self.tier_eviction.or(other.tier_eviction),
-        }
-    }
-
-    /// Reads the value of one of [`TIER_KEYS`] from a file.
-    ///
-    /// # Errors
-    /// If the value is of another type.
-    pub fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, file: &mut M) -> Result<(), M::Error> {
-        match key {
-            "host-mem" => self.host_mem = Some(file.next_value()?),
-            "disk" => self.disk = Some(file.next_value()?),
-            "disk-size" => self.disk_size = Some(file.next_value()?),
-            "shared-mem" => self.shared_mem = Some(file.next_value()?),
-            "remote" => self.remote = Some(file.next_value()?),
-            "compression" => self.compression = Some(file.next_value()?),
-            "compression-layers" => self.compression_layers = Some(file.next_value()?),
-            "tier-write" => self.tier_write = Some(file.next_value()?),
-            _ => self.tier_eviction = Some(file.next_value()?),
-        }
-        Ok(())
-    }
-
     /// Checks that tiers in host memory fit into the `memory` of the machine, bytes; `None` checks nothing.
     ///
     /// # Errors

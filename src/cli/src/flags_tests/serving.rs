@@ -2,17 +2,17 @@
 
 use std::fmt::Write;
 
+use clap::Args as _;
 use trunkline_core::config::Kind;
 use trunkline_server::Options;
 
 use super::Entry;
 use super::Proof::{Announces, Reaches, Test};
-use crate::config_file::{ServeFlags, Settings};
 use crate::core_settings::CoreSettings;
 use crate::engines::Engines;
-use crate::h2o_settings::H2O_KEYS;
 use crate::null_worker::WorkerKind;
 use crate::serve::tests::given;
+use crate::serve_settings::{ServeFlags, Settings};
 use crate::weights_settings::Placement;
 use crate::worker::tests::announced;
 
@@ -24,7 +24,7 @@ const H2O: &str = "src/cli/src/h2o_settings.rs";
 
 /// Flags of `serve`, but for those of the core, and of `worker`.
 pub const ENTRIES: &[Entry] = &[
-    ("serve", "config", Test("src/cli/src/config_file.rs", "flags_win_over_the_file")),
+    ("serve", "config", Test("src/cli/src/given.rs", "flags_win_over_variables_and_variables_over_the_file")),
     (
         "serve",
         "listen",
@@ -266,9 +266,11 @@ fn nonsense_is_refused_also_where_the_flag_has_no_effect() {
         "tier-write",
         "tier-eviction",
     ];
+    let serve = crate::serve::ServeArgs::augment_args(clap::Command::new("serve"));
+    let h2o = serve.get_arguments().filter_map(clap::Arg::get_long).filter(|flag| flag.starts_with("h2o-"));
     let flags: Vec<String> = core
         .chain(texts)
-        .chain(H2O_KEYS)
+        .chain(h2o)
         .chain(["log-format", "weights", "simulate"])
         .map(|flag| format!("--{flag}=\u{2603}"))
         .collect();

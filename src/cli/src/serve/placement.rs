@@ -2,9 +2,9 @@
 
 use anyhow::ensure;
 
-use crate::config_file::Settings;
 use crate::engines::Engines;
 use crate::null_worker::WorkerKind;
+use crate::serve_settings::Settings;
 use crate::weights_settings::Placement;
 
 /// Refuses a placement of weights that is malformed, or without a worker of this server to have the weights.

@@ -9,9 +9,9 @@ use trunkline_core::h2o::Mode;
 use trunkline_server::Backend;
 
 use super::limits;
-use crate::config_file::Settings;
 use crate::engines::Engines;
 use crate::replay::settings::MAX_BATCH_TOKENS;
+use crate::serve_settings::Settings;
 use crate::simulate_settings::{self, Simulation};
 use crate::simulated;
 use crate::simulated::clock::Clock;
