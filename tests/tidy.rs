@@ -28,7 +28,7 @@ const NAMELESS: [&str; 5] = ["utils", "util", "common", "helpers", "misc"];
 /// Files that may contain `unsafe`.
 const UNSAFE_FILES: [&str; 6] = [
     "src/bench/src/allocations.rs",
-    "src/core/src/prefetch.rs",
+    "src/core/src/blocks/prefetch.rs",
     "src/pages/src/lib.rs",
     "src/worker/src/kv/arena.rs",
     "src/worker/src/prefetch.rs",

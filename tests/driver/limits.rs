@@ -3,9 +3,9 @@
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use trunkline_core::config::{PipelineBatches, PrefillFirst, StepTarget};
-use trunkline_core::registry::Entry;
-use trunkline_core::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
-use trunkline_core::spec::Param;
+use trunkline_core::names::registry::Entry;
+use trunkline_core::names::spec::Param;
+use trunkline_core::request::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
 use trunkline_core::{Config, Keeps, Preemption, RetentionHint, ReuseConfig, TierConfig, Write, eviction, h2o, policy};
 
 /// Prompts first, with a reserve that falls within a few steps, and without sharing of work in flight.

@@ -1,7 +1,7 @@
 //! What the sequences of a step may do with the blocks of their tables, and what shared tiers have.
 
 use trunkline_core::BlockKey;
-use trunkline_core::step::StepSeq;
+use trunkline_core::StepSeq;
 
 use super::OracleWorker;
 use crate::memory::{EMPTY, Use};

@@ -12,7 +12,7 @@
 
 use serde::{Deserialize, Serialize};
 use trunkline_core::TIERS_MAX;
-use trunkline_core::transfer::{Place, Transfer};
+use trunkline_core::{Place, Transfer};
 
 use crate::hardware::Hardware;
 

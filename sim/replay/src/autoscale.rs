@@ -29,8 +29,8 @@ mod slo;
 
 use std::collections::VecDeque;
 
-use trunkline_core::registry::{Entry, Registry, RegistryError};
-use trunkline_core::spec::Param;
+use trunkline_core::names::registry::{Entry, Registry, RegistryError};
+use trunkline_core::names::spec::Param;
 
 use crate::group::REPLICAS_MAX;
 

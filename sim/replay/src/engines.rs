@@ -1,7 +1,7 @@
 //! Core limits that resemble the scheduling of known engines, for comparisons.
 
 use trunkline_core::config::{Chunks, OutputReserve, PipelineBatches, PrefillFirst};
-use trunkline_core::registry::{Entry, Registry, RegistryError};
+use trunkline_core::names::registry::{Entry, Registry, RegistryError};
 use trunkline_core::{Config, Preemption, WorkerFacts};
 
 use crate::engine_memory::EngineMemory;

@@ -12,8 +12,8 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use trunkline_cluster::{Cluster, EngineId, Input, Move, Output};
-use trunkline_core::event::{Action, Event};
-use trunkline_core::step::Step;
+use trunkline_core::Step;
+use trunkline_core::core::event::{Action, Event};
 use trunkline_core::{FinishReason, Request, RequestId};
 
 use crate::in_flight::InFlightRequests;

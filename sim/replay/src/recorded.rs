@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use trunkline_cluster::record::{self, InputsDigest, Line, RecordError};
 use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineId, Input, Output};
-use trunkline_core::event::{Action, Event};
+use trunkline_core::core::event::{Action, Event};
 use trunkline_core::{ConfigError, Request};
 
 use trunkline_sim_workload::lines::{LineFault, LineNumber, Lines};

@@ -2,7 +2,7 @@
 
 use trunkline_cluster::router::{self, ROUTER_DEFAULT};
 use trunkline_cluster::{ClusterConfig, ClusterError, EngineConfig, Role};
-use trunkline_core::registry::RegistryError;
+use trunkline_core::names::registry::RegistryError;
 use trunkline_core::{Config, ConfigError, WorkerFacts};
 use trunkline_quote::quoted;
 

@@ -4,7 +4,7 @@
 //! acceptance of a draft is drawn for its request and position, with one probability for all.
 
 use trunkline_core::draw::unit;
-use trunkline_core::step::{Step, StepResult};
+use trunkline_core::{Step, StepResult};
 use trunkline_sim_workload::trace::generated_token;
 
 use crate::in_flight::InFlightRequests;

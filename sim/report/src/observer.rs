@@ -2,8 +2,8 @@
 
 use std::ops::ControlFlow;
 
+use trunkline_core::Place;
 use trunkline_core::Stats;
-use trunkline_core::transfer::Place;
 
 use crate::outcome::Outcome;
 use trunkline_sim_perf::cost::StepShape;

@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::json;
+use trunkline_core::Place;
 use trunkline_core::Stats;
-use trunkline_core::transfer::Place;
 
 use crate::completed_steps::{CompletedStep, PendingSteps};
 use crate::fleet_shape::FleetShape;

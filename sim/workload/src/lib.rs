@@ -35,4 +35,4 @@ pub mod tenants;
 pub mod trace;
 
 pub use crate::trace::{Format, Trace, TraceError, TraceRequest};
-pub use trunkline_core::registry::UnknownName;
+pub use trunkline_core::names::registry::UnknownName;

@@ -195,7 +195,7 @@ pub struct TraceRequest {
     pub output: Option<Box<[Token]>>,
     /// Tenant, namespace, priority and deadline.
     pub terms: Terms,
-    /// Priorities of the tokens in the prefix cache: see [`trunkline_core::retention`].
+    /// Priorities of the tokens in the prefix cache: see [`trunkline_core::request::retention`].
     pub retention: Box<[RetentionHint]>,
     /// Place in a session. A later turn arrives when the turn before has ended, but not before `arrival_ns`.
     pub turn: Option<Turn>,

@@ -18,7 +18,7 @@ use anyhow::{Context, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use trunkline_core::h2o::{Settings, Target};
-use trunkline_core::{H2oConfig, registry};
+use trunkline_core::{H2oConfig, names::registry};
 use trunkline_port::{Keeps, LayerGroup, ModelInfo};
 use trunkline_server::layout;
 use trunkline_store::BlockLayout;

@@ -11,10 +11,10 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
+use trunkline_core::blocks::hash::{BlockHash, Namespace, extend_hashes};
+use trunkline_core::blocks::prefix::Prefix;
+use trunkline_core::cache::tree::PrefixTree;
 use trunkline_core::eviction;
-use trunkline_core::hash::{BlockHash, Namespace, extend_hashes};
-use trunkline_core::prefix::Prefix;
-use trunkline_core::tree::PrefixTree;
 use trunkline_sim_workload::patterns::{self, Case};
 use trunkline_sim_workload::trace::stats::{StatsOptions, stats};
 use trunkline_sim_workload::trace::{Content, Format, TraceRequest};

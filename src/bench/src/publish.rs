@@ -1,9 +1,9 @@
 //! Storing prompts in a prefix tree, as the core does after computing them.
 
+use trunkline_core::blocks::hash::BlockHash;
+use trunkline_core::cache::tree::{Parent, PrefixTree, Published};
 use trunkline_core::eviction;
-use trunkline_core::hash::BlockHash;
-use trunkline_core::ids::{BlockHandle, Token};
-use trunkline_core::tree::{Parent, PrefixTree, Published};
+use trunkline_core::names::ids::{BlockHandle, Token};
 
 /// Publishes the blocks of a table that hold a prompt, from index `from` on.
 pub fn publish(

@@ -1,7 +1,7 @@
 //! Scheduling benchmark: steps through the whole core, from the tokens of one step to the next step, with decodes alone, a queue,
 //! admissions and preemptions; a lost worker; the end of all requests at once.
 
-use trunkline_core::hash::Namespace;
+use trunkline_core::blocks::hash::Namespace;
 use trunkline_core::{Action, Config, Core, Event, Request, RequestId, Step, StepResult};
 
 use super::allocations::counted;

@@ -2,11 +2,11 @@
 
 use std::hint::black_box;
 
+use trunkline_core::blocks::hash::{BlockHash, Namespace, extend_hashes};
+use trunkline_core::blocks::prefix::Prefix;
+use trunkline_core::cache::tree::PrefixTree;
 use trunkline_core::eviction;
-use trunkline_core::hash::{BlockHash, Namespace, extend_hashes};
-use trunkline_core::ids::{BlockHandle, Token};
-use trunkline_core::prefix::Prefix;
-use trunkline_core::tree::PrefixTree;
+use trunkline_core::names::ids::{BlockHandle, Token};
 
 use super::allocations::counted;
 use super::measure::{Report, Sweeper, time_ns};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use trunkline_cluster::{ClusterConfig, EngineConfig, ROUTER_DEFAULT, Role};
-use trunkline_core::{Config, registry};
+use trunkline_core::{Config, names::registry};
 use trunkline_quote::quoted;
 use trunkline_server::{Backend, MakeWorker, SamplingOffer};
 use trunkline_text::Tokenizer;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use anyhow::{anyhow, ensure};
 use clap::Args;
-use trunkline_core::registry;
+use trunkline_core::names::registry;
 use trunkline_quote::quoted;
 use trunkline_server::Options;
 

@@ -1,7 +1,7 @@
 //! Retention hints on the command line: `0..2048:priority=80,ttl_ms=60000`.
 
-use trunkline_core::retention::{PRIORITY_MAX, TO_END};
-use trunkline_core::spec::{Param, Spec};
+use trunkline_core::names::spec::{Param, Spec};
+use trunkline_core::request::retention::{PRIORITY_MAX, TO_END};
 use trunkline_quote::quoted;
 use trunkline_server::proto::{RetentionHint, RetentionPart};
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use trunkline_core::{Config, Keeps, TierConfig, Write, registry};
+use trunkline_core::{Config, Keeps, TierConfig, Write, names::registry};
 use trunkline_server::EngineStore;
 use trunkline_store::{BlockLayout, Compression, SharedMemory, StoreError, StoreSettings, TierMedium};
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use tracing::info;
-use trunkline_core::spec::{Param, Spec, SpecError};
+use trunkline_core::names::spec::{Param, Spec, SpecError};
 use trunkline_port::WeightReads;
 use trunkline_quote::quoted;
 use trunkline_sim_perf::cost::WINDOW_PARAMS;

@@ -12,7 +12,7 @@ use tonic::transport::Endpoint;
 use tracing::{info, warn};
 use trunkline_attach::worker::{self, Dial, Dialled, MakeRunner};
 use trunkline_attach::{Abilities, Hello, KvRoom, Session};
-use trunkline_core::registry;
+use trunkline_core::names::registry;
 use trunkline_port::{ModelInfo, StepRunner};
 use trunkline_quote::quoted;
 use trunkline_server::{ClientTls, StopSignals, authorization, connect_tls, on_hangup};

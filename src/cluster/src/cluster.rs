@@ -6,7 +6,7 @@ mod placing;
 use std::collections::{BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
-use trunkline_core::registry::RegistryError;
+use trunkline_core::names::registry::RegistryError;
 use trunkline_core::{
     Action, ConfigError, Core, Event, FastForwardDriver, FastForwardResult, FinishReason, Refusal, Remains, Request,
     RequestId, Step, StepResult, Usage,

@@ -20,8 +20,8 @@
 use std::fmt;
 
 use trunkline_core::BlockHash;
-use trunkline_core::registry::{Entry, Registry, RegistryError};
-use trunkline_core::spec::Param;
+use trunkline_core::names::registry::{Entry, Registry, RegistryError};
+use trunkline_core::names::spec::Param;
 
 mod least_loaded;
 mod prefix_affinity;

@@ -23,15 +23,16 @@ pub use self::table::{Kind, Setting};
 use self::table::{Milliseconds, Notation, Plain, check, dashed, read, settings};
 pub use self::worker::WorkerFacts;
 use crate::eviction::{self, Eviction};
+use crate::names::registry::{UnknownName, choose};
 use crate::policy::{self, Policy};
-use crate::registry::{UnknownName, choose};
-use crate::retention::RetainedBlocks;
-use crate::tier::TIERS_MAX;
+use crate::request::retention::RetainedBlocks;
 
 /// Name of a first tier that is host memory, and shares its blocks with swapped-out requests.
 pub const HOST_TIER: &str = "host";
 /// Tokens in a block by default.
 pub const BLOCK_SIZE_DEFAULT: u32 = 16;
+/// Tiers behind the device, at most.
+pub const TIERS_MAX: usize = 3;
 const BLOCK_SIZE_MAX: u32 = 4096;
 const TOKENS_MAX: u32 = 1 << 30;
 const DRAFTS_MAX: u32 = 64;
@@ -107,7 +108,7 @@ settings! {
         /// Speculative decoding: tokens drafted for a decoding request, at most, while few requests run; their steps wait for results, and a worker
         /// that drafts less is asked for less. The output does not change, except under `--h2o on`; 0 is off.
         ///
-        /// See [`crate::step::StepSeq::n_drafts`].
+        /// See [`crate::StepSeq::n_drafts`].
         max_drafts: u32 { default: 0, range: 0..=DRAFTS_MAX, value: "N" }
 
         /// Longest time of a step while requests decode, in milliseconds, or as a multiple of what the same decodes take alone, as in `3x`:
@@ -173,7 +174,7 @@ settings! {
         /// Order of waiting requests and choice of preemption victims, with parameters as in `priority:ageing_ms=5000`; an
         /// unknown name lists all.
         ///
-        /// A name in [`policy::REGISTRY`]; for parameters see [`crate::spec`].
+        /// A name in [`policy::REGISTRY`]; for parameters see [`crate::names::spec`].
         policy: String { default: "fcfs".into(), value: "SPEC" }
 
         /// Eviction policy: the order in which idle cached blocks are evicted; an unknown name lists all. With any policy,
@@ -181,7 +182,7 @@ settings! {
         /// `floor_percent` sets the blocks that all tenants keep together whatever one of them sends (50 with a policy that orders tenants,
         /// else 0).
         ///
-        /// A name in [`eviction::REGISTRY`]; for parameters see [`crate::spec`]. [`Config::retained_blocks`] has the bounds in blocks.
+        /// A name in [`eviction::REGISTRY`]; for parameters see [`crate::names::spec`]. [`Config::retained_blocks`] has the bounds in blocks.
         eviction: String { default: "lru".into(), value: "NAME" }
     }
 

@@ -1,5 +1,8 @@
 //! The state machine: events in, actions out.
 
+pub(crate) mod check;
+pub mod event;
+pub(crate) mod fast_forward;
 mod rereading;
 mod sequence_faults;
 mod stepping;
@@ -7,24 +10,24 @@ mod stepping;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use crate::block::BlockState;
+use crate::blocks::block::BlockState;
+use crate::cache::transfer_table::TransferEnd;
 use crate::config::{Config, ConfigError};
-use crate::digest::Decision;
-use crate::event::{Action, Event};
-use crate::fast_forward::FastForward;
-use crate::ids::RequestId;
+use crate::core::event::{Action, Event};
+use crate::core::fast_forward::FastForward;
 use crate::journal::Journal;
-use crate::remains::Remains;
+use crate::journal::digest::Decision;
+use crate::journal::stats::Stats;
+use crate::names::ids::RequestId;
+use crate::request::remains::Remains;
+use crate::request::sequence::{Ending, Phase, Sequence, SequenceState};
 use crate::request::{FinishReason, Refusal, Request};
-use crate::scheduler::Scheduler;
-use crate::sequence::{Ending, Phase, Sequence, SequenceState};
-use crate::state::{AHEAD, State};
-use crate::stats::Stats;
-use crate::step::{Step, StepResult};
-use crate::steps::Steps;
-use crate::suspects::LoneFailure;
-use crate::transfer_table::TransferEnd;
-use crate::{readers, retention, swap, transfer_end};
+use crate::schedule::scheduler::Scheduler;
+use crate::schedule::state::{AHEAD, State};
+use crate::schedule::steps::Steps;
+use crate::schedule::suspects::LoneFailure;
+use crate::{Step, StepResult};
+use crate::{request::retention, schedule::readers, schedule::swap, schedule::transfer_end};
 
 /// Deadlines of ended requests kept before they are cleared away, at most.
 const DEADLINES_SPARE: usize = 64;

@@ -3,27 +3,18 @@
 //! The tree reports to a policy when blocks fall idle, are read again, or become leaves; the policy picks the victims. To add
 //! one: write `eviction/NAME.rs` with a type that implements [`Eviction`], and add a line to [`REGISTRY`].
 
-mod by_age;
 mod cost;
-mod ghost;
-mod greedy_dual;
-mod guard;
-mod hazard;
 mod leaves;
-mod levels;
 mod lfu;
 mod lru;
-mod plain;
-pub mod queue;
+pub mod parts;
 mod reuse;
 mod s3fifo;
-mod segments;
-mod shadow;
 
-use self::greedy_dual::GreedyDual;
-use crate::ids::BlockHandle;
-use crate::nodes::Nodes;
-use crate::registry::{Entry, Registry};
+use self::parts::greedy_dual::GreedyDual;
+use crate::blocks::nodes::Nodes;
+use crate::names::ids::BlockHandle;
+use crate::names::registry::{Entry, Registry};
 
 /// An order of idle blocks.
 ///
@@ -101,7 +92,7 @@ pub trait Eviction: Send + std::fmt::Debug {
 
 /// Number of blocks to reserve memory for at once, of a cache of `capacity` blocks. Memory that is never touched costs nothing.
 fn reserved_blocks(capacity: u32) -> usize {
-    capacity.min(crate::block::ROOM_MAX) as usize
+    capacity.min(crate::blocks::block::ROOM_MAX) as usize
 }
 
 /// Returns the last block of a chain, the only one that can be a leaf.

@@ -60,7 +60,7 @@ pub use self::plan::{Holes, Plan, Ratios, plan};
 pub use self::scores::Scores;
 pub use self::settings::{Settings, SettingsError, Target};
 pub use self::state::State;
-use crate::registry::{Entry, Registry};
+use crate::names::registry::{Entry, Registry};
 
 /// Rows of a request's steps to be scored for a scorer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

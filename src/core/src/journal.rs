@@ -1,8 +1,11 @@
 //! The trace that decisions leave: the digest and the counters.
 
-use crate::digest::{Decision, Digest};
-use crate::stats::Stats;
-use crate::step::StepSeq;
+pub(crate) mod digest;
+pub(crate) mod stats;
+
+use crate::StepSeq;
+use crate::journal::digest::{Decision, Digest};
+use crate::journal::stats::Stats;
 
 /// The digest of all decisions and the counters of [`Stats`]. Gauges are filled in by [`crate::Core::stats`].
 #[derive(Debug, Default)]

@@ -59,97 +59,42 @@
 //!
 //! Start with [`event`], then [`core`](Core).
 
-mod admission;
-mod batch;
-pub mod block;
-mod block_index;
-mod check;
+pub mod blocks;
+pub mod cache;
 pub mod config;
-mod content_key;
-mod core;
-mod digest;
-mod drafts;
+pub mod core;
 pub mod draw;
-mod dropping;
-pub mod event;
 pub mod eviction;
-mod extents;
-mod fast_forward;
-mod group_blocks;
 pub mod h2o;
-pub mod hash;
-pub mod host;
-pub mod ids;
 mod journal;
-mod kv;
-mod links;
-mod loading;
-mod lookups;
-mod namespaces;
-pub mod nodes;
-mod pause;
-mod planners;
+pub mod names;
 pub mod policy;
-mod preemption;
-mod prefetch;
-mod prefill_budget;
-pub mod prefix;
-mod queue_pass;
-mod readers;
-pub mod registry;
-mod rehit;
-mod remains;
 pub mod request;
-mod rereads;
-mod reserve;
-pub mod retention;
-mod run_bits;
-mod scheduler;
-mod seats;
-pub mod sequence;
-mod shared_work;
-mod slots;
-pub mod spec;
-mod state;
-mod stats;
-pub mod step;
-mod steps;
-mod suspects;
-mod swap;
-mod swap_queue;
-mod tier;
-mod tiers;
-mod timing;
-pub mod transfer;
-mod transfer_end;
-mod transfer_table;
-mod transitions;
-pub mod tree;
-mod victims;
-pub mod waiting;
+mod schedule;
 
 /// Compiles the examples of the page on policies.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/policies.md")]
 mod policies_page {}
 
+pub use crate::blocks::hash::{BlockHash, Namespace};
 pub use crate::config::{
-    Config, ConfigError, H2oConfig, Preemption, ReuseConfig, STEPS_IN_FLIGHT_MAX, TierConfig, WorkerFacts, Write,
+    Config, ConfigError, H2oConfig, Preemption, ReuseConfig, STEPS_IN_FLIGHT_MAX, TIERS_MAX, TierConfig, WorkerFacts,
+    Write,
 };
 pub use crate::core::Core;
-pub use crate::event::{Action, Event};
-pub use crate::fast_forward::{FastForwardDriver, FastForwardResult, SteadyBatch, SteadySteps};
-pub use crate::hash::{BlockHash, Namespace};
-pub use crate::ids::{BlockHandle, RequestId, Token};
-pub use crate::remains::Remains;
-pub use crate::request::{FinishReason, Refusal, Request, Reuse, Sampling, Usage};
-pub use crate::retention::RetentionHint;
-pub use crate::stats::{
+pub use crate::core::event::{Action, Event};
+pub use crate::core::fast_forward::{FastForwardDriver, FastForwardResult, SteadyBatch, SteadySteps};
+pub use crate::journal::stats::{
     DraftCounters, H2oCounters, RequestCounters, RetentionCounters, Stats, SwapCounters, TierStats, TokenCounters,
 };
-pub use crate::step::{
-    CellCopy, Dropped, FailedSeq, Keeps, NO_BLOCK, ScoreKind, Scored, SeqFault, SeqStart, Step, StepResult, StepSeq,
+pub use crate::names::ids::{BlockHandle, RequestId, Token};
+pub use crate::request::remains::Remains;
+pub use crate::request::retention::RetentionHint;
+pub use crate::request::{FinishReason, Refusal, Request, Reuse, Sampling, Usage};
+pub use crate::schedule::suspects::{LoneFailure, OTHER_FAILURES_MAX, WORKER_FAILURES_MAX};
+pub use trunkline_port::Keeps;
+pub use trunkline_port::step::{
+    CellCopy, Dropped, FailedSeq, NO_BLOCK, ScoreKind, Scored, SeqFault, SeqStart, Step, StepResult, StepSeq,
 };
-pub use crate::suspects::{LoneFailure, OTHER_FAILURES_MAX, WORKER_FAILURES_MAX};
-pub use crate::tier::TIERS_MAX;
-pub use crate::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};
+pub use trunkline_port::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};

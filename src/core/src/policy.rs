@@ -1,6 +1,6 @@
 //! Scheduling policies: the order of admission and the choice of preemption victims, one file each, found by name.
 //!
-//! A policy ranks the waiting and the running requests; [`crate::waiting`] keeps the order. To add one: write `policy/NAME.rs`
+//! A policy ranks the waiting and the running requests; [`crate::policy::waiting`] keeps the order. To add one: write `policy/NAME.rs`
 //! with a type that implements [`Policy`], and add a line to [`REGISTRY`]. The policy then works in the server, the simulator
 //! and every test.
 //!
@@ -42,9 +42,10 @@ mod lpm_sorted;
 mod priority;
 mod sjf;
 mod vtc;
+pub mod waiting;
 
-use crate::registry::{Entry, Registry};
-use crate::spec::Param;
+use crate::names::registry::{Entry, Registry};
+use crate::names::spec::Param;
 
 /// Parameter of the policies that rank by urgency alone, and of the one that orders tenants: the value of [`Policy::takes_seats`].
 const TAKES_SEATS: Param = Param {
@@ -214,7 +215,7 @@ pub static REGISTRY: Registry<Box<dyn Policy>> = Registry::new(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::waiting::Waiting;
+    use crate::policy::waiting::Waiting;
 
     /// Makes the policy of a spec.
     pub(crate) fn make(spec: &str) -> Box<dyn Policy> {

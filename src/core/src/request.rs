@@ -1,13 +1,17 @@
 //! Requests: the parameters a client sends, and the outcome it receives.
 
+pub(crate) mod remains;
+pub mod retention;
+pub mod sequence;
+
 use serde::{Deserialize, Serialize};
 pub use trunkline_port::Sampling;
 use trunkline_port::SeqFault;
 
+use crate::blocks::hash::{BlockHash, extend_hashes};
 use crate::h2o::Mode;
-use crate::hash::{BlockHash, extend_hashes};
-use crate::ids::{RequestId, Token};
-use crate::retention::{RetentionError, RetentionHint};
+use crate::names::ids::{RequestId, Token};
+use crate::request::retention::{RetentionError, RetentionHint};
 
 /// A request as the core sees it. Text, channels and credentials stay with the driver.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,7 +33,7 @@ pub struct Request {
     /// `true` if another core accepted the request before and lost it with its worker: the limits of the queue are for new requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_accepted: bool,
-    /// Hash of the empty prefix in the request's namespace: [`crate::hash::Namespace::root`].
+    /// Hash of the empty prefix in the request's namespace: [`crate::blocks::hash::Namespace::root`].
     pub root: BlockHash,
     /// Chained hashes of the prompt's full blocks, computed off the core's thread by [`Request::hash_prompt`].
     #[serde(skip)]
@@ -60,7 +64,7 @@ pub struct Request {
     /// others' prompts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shares_cache: bool,
-    /// Priorities of ranges of tokens in the prefix cache, in the order of the ranges: see [`crate::retention`].
+    /// Priorities of ranges of tokens in the prefix cache, in the order of the ranges: see [`crate::request::retention`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub retention: Vec<RetentionHint>,
     /// Class of the engines that may serve the request, by the type of their KV; 0 for the first. For clusters: a core has one type.

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
+use trunkline_core::cache::tree::PrefixTree;
 use trunkline_core::eviction::REGISTRY;
-use trunkline_core::tree::PrefixTree;
 
 /// Bytes of this process's memory advised to lie on huge pages.
 fn advised() -> u64 {

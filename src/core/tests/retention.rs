@@ -1,6 +1,6 @@
 //! Retention hints through the whole core: what stays, what goes first, and when hints end. Numbers of blocks found are pinned.
 
-use trunkline_core::retention::{PRIORITY_DEFAULT, TO_END};
+use trunkline_core::request::retention::{PRIORITY_DEFAULT, TO_END};
 use trunkline_core::{Config, Event, Namespace, Refusal, Request, RequestId, RetentionHint, Token, eviction};
 use trunkline_driver::Driver;
 

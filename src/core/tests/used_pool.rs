@@ -3,11 +3,11 @@
 
 use std::collections::VecDeque;
 
-use trunkline_core::block::BlockState;
+use trunkline_core::blocks::block::BlockState;
+use trunkline_core::blocks::hash::{BlockHash, Namespace, extend_hashes};
+use trunkline_core::blocks::prefix::Prefix;
+use trunkline_core::cache::tree::{Parent, PrefixTree, Published};
 use trunkline_core::draw::unit;
-use trunkline_core::hash::{BlockHash, Namespace, extend_hashes};
-use trunkline_core::prefix::Prefix;
-use trunkline_core::tree::{Parent, PrefixTree, Published};
 use trunkline_core::{BlockHandle, eviction};
 
 /// Tokens in a block.

@@ -1,7 +1,7 @@
 //! Retention hints of clients: checked, then resolved to positions of tokens once the length of the prompt is known.
 
 use trunkline_core::RetentionHint;
-use trunkline_core::retention::{HINTS_MAX, PRIORITY_DEFAULT, PRIORITY_MAX, RetentionError, TO_END, check};
+use trunkline_core::request::retention::{HINTS_MAX, PRIORITY_DEFAULT, PRIORITY_MAX, RetentionError, TO_END, check};
 
 use crate::proto::{self, RetentionPart};
 

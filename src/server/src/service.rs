@@ -320,7 +320,7 @@ mod tests {
 
     use crossbeam_channel::Receiver;
     use tokio::task::JoinHandle;
-    use trunkline_core::retention::RetentionError;
+    use trunkline_core::request::retention::RetentionError;
     use trunkline_core::{Config, Refusal};
     use trunkline_port::ModelInfo;
     use trunkline_text::Tokenizer;

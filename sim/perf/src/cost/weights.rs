@@ -12,7 +12,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use trunkline_core::spec::{Param, Spec, SpecError};
+use trunkline_core::names::spec::{Param, Spec, SpecError};
 
 use super::{Order, Resident, StreamingPlan, Windowed};
 use crate::hardware::Hardware;

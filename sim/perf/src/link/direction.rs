@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use trunkline_core::transfer::Place;
+use trunkline_core::Place;
 
 /// Fractional bits of the virtual clock, per nanosecond.
 const SHARE_BITS: u32 = 32;

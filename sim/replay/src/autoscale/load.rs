@@ -3,7 +3,7 @@
 //! `ceil(requests / target)`, unless the load per replica is within the tolerance of the target. Replicas that are starting count as
 //! replicas without load, as pods that are not ready do there.
 
-use trunkline_core::spec::Param;
+use trunkline_core::names::spec::Param;
 
 use super::{Observed, ScalingPolicy, with_limits};
 

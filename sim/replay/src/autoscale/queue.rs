@@ -4,7 +4,7 @@
 //! does not order more and more. An empty queue says nothing about spare capacity, so a replica stops only if the others have room
 //! for the running requests.
 
-use trunkline_core::spec::Param;
+use trunkline_core::names::spec::Param;
 
 use super::{Observed, ScalingPolicy, with_limits};
 

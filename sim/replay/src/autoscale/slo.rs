@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use trunkline_core::spec::Param;
+use trunkline_core::names::spec::Param;
 
 use super::{Observed, SECOND_NS, ScalingPolicy, with_limits};
 

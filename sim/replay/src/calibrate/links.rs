@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use trunkline_core::transfer::Transfer;
+use trunkline_core::Transfer;
 use trunkline_sim_perf::link;
 
 use super::least_squares;
@@ -122,7 +122,7 @@ impl Copies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use trunkline_core::transfer::Place;
+    use trunkline_core::Place;
 
     fn transfer(id: u64, from: Place, to: Place, blocks: u32) -> Transfer {
         Transfer { id, from, to, pairs: (0..blocks).map(|block| (block, block)).collect(), ..Transfer::default() }

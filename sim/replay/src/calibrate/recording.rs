@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 
 use trunkline_cluster::{EngineId, Output};
-use trunkline_core::event::Action;
+use trunkline_core::core::event::Action;
 
 use super::links::{BusyPeriod, Copies};
 use crate::recorded::{News, RecordingError, replay_watched};
@@ -86,9 +86,9 @@ mod tests {
     use std::fs;
 
     use trunkline_cluster::record::{self, Line};
-    use trunkline_core::event::Event;
-    use trunkline_core::step::{Step, StepResult};
+    use trunkline_core::core::event::Event;
     use trunkline_core::{BlockHash, Config, Core, Request, RequestId, TierConfig, Write};
+    use trunkline_core::{Step, StepResult};
 
     use super::*;
     use crate::calibrate::{calibrate, fit_links};

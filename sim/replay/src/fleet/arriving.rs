@@ -1,7 +1,7 @@
 //! Arrivals: as the source says, one after another, or all at once.
 
 use trunkline_cluster::Input;
-use trunkline_core::event::Event;
+use trunkline_core::core::event::Event;
 
 use super::{Fleet, Pending, engine};
 use crate::fleet::ReplayError;

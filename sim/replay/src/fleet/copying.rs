@@ -4,7 +4,7 @@
 //! link direction therefore has one valid wake-up in the queue. When the copies under way change the time of the next event, a new
 //! wake-up replaces the old one, which is recognised by the version and skipped.
 
-use trunkline_core::transfer::Transfer;
+use trunkline_core::Transfer;
 
 use super::{Fleet, SimEvent};
 use trunkline_sim_perf::link::Copy;

@@ -1,7 +1,7 @@
 //! Replicas that fail at given times in the middle of a replay. See [`crate::faults`] for the fate of their requests.
 
 use trunkline_cluster::Input;
-use trunkline_core::event::Event;
+use trunkline_core::core::event::Event;
 use trunkline_sim_report::observer::ReplicaChange;
 
 use super::phase::Phase;

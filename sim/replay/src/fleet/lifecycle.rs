@@ -12,7 +12,7 @@
 //! storage outlive the replica, and the core then keeps all tiers.
 
 use trunkline_cluster::{EngineState, Input};
-use trunkline_core::event::Event;
+use trunkline_core::core::event::Event;
 use trunkline_sim_report::observer::ReplicaChange;
 use trunkline_sim_report::service::{ServiceLog, ServiceReport};
 

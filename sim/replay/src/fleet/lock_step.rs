@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use trunkline_core::step::Step;
+use trunkline_core::Step;
 use trunkline_sim_perf::cost::{PipelinedStep, StepShape};
 
 use super::{Fleet, SimEvent};

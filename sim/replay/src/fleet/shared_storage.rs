@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use trunkline_core::event::Event;
-use trunkline_core::transfer::{BlockFault, Lookup, Place, Transfer};
+use trunkline_core::core::event::Event;
+use trunkline_core::{BlockFault, Lookup, Place, Transfer};
 
 use super::{Fleet, SimEvent};
 use crate::settings::Settings;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use trunkline_cluster::{ClusterConfig, Output};
-use trunkline_core::event::Action;
+use trunkline_core::core::event::Action;
 use trunkline_core::{BlockHash, FinishReason, Request, RequestId, RetentionHint, Token};
 
 use super::{InputsDigest, RecordingError, RecordingFault, Replayed, Shown, header, header_version, replay_watched};

@@ -7,7 +7,7 @@ use flate2::write::GzEncoder;
 use tempfile::NamedTempFile;
 use trunkline_cluster::ClusterConfig;
 use trunkline_cluster::record::End;
-use trunkline_core::step::StepResult;
+use trunkline_core::StepResult;
 use trunkline_core::{BlockHash, Config, Core, RequestId};
 
 use super::*;

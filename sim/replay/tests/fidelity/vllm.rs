@@ -7,9 +7,9 @@ use std::io::{BufRead, BufReader};
 
 use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
-use trunkline_core::event::{Action, Event};
-use trunkline_core::step::{Step, StepResult};
+use trunkline_core::core::event::{Action, Event};
 use trunkline_core::{BlockHash, Config, Core, Request, RequestId};
+use trunkline_core::{Step, StepResult};
 use trunkline_sim_perf::cost::Sample;
 use trunkline_sim_perf::cost::table::Skew;
 use trunkline_sim_perf::cost::{CostChoice, CostModel, Fitted, LowerBound, Parallel, Roofline, StepShape, Table};

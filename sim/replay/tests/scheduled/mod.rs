@@ -4,9 +4,9 @@
 use std::collections::VecDeque;
 
 use serde::Deserialize;
-use trunkline_core::event::{Action, Event};
-use trunkline_core::step::{Step, StepResult};
+use trunkline_core::core::event::{Action, Event};
 use trunkline_core::{BlockHash, Config, Core, Request, RequestId, Token};
+use trunkline_core::{Step, StepResult};
 use trunkline_sim_workload::summary::{Kept, Summary};
 
 /// Token that ends an answer, if the request may generate more.

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use trunkline_core::transfer::Place;
+use trunkline_core::Place;
 use trunkline_core::{Stats, TierConfig, TokenCounters, Write};
 use trunkline_sim_perf::cost::StepShape;
 use trunkline_sim_replay::{Settings, replay, replay_watched};

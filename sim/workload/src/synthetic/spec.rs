@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use trunkline_core::RetentionHint;
-use trunkline_core::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
+use trunkline_core::request::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
 use trunkline_quote::of_parser;
 
 use super::arrivals::Arrivals;
@@ -82,7 +82,7 @@ pub struct PopulationSpec {
     pub retention: RetentionSpec,
 }
 
-/// Retention hints for the parts of a request: see [`trunkline_core::retention`].
+/// Retention hints for the parts of a request: see [`trunkline_core::request::retention`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct RetentionSpec {

@@ -10,7 +10,7 @@ use crate::trace::{
 };
 use trunkline_core::RetentionHint;
 use trunkline_core::draw::mix;
-use trunkline_core::retention::TO_END;
+use trunkline_core::request::retention::TO_END;
 
 const CHAT: &str = r#"
 seed = 7

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use trunkline_core::retention::RetentionError;
+use trunkline_core::request::retention::RetentionError;
 use trunkline_quote::{cut, of_parser, quoted};
 
 use super::{Format, HASH_ID_MAX, LENGTH_TOKENS_MAX, REQUESTS_MAX, ResultFault, Unknown};

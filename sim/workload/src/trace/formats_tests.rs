@@ -6,7 +6,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use tempfile::NamedTempFile;
-use trunkline_core::retention::TO_END;
+use trunkline_core::request::retention::TO_END;
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Retention hints of a request: priorities of token ranges in the prefix cache, as in [`trunkline_core::retention`].
+//! Retention hints of a request: priorities of token ranges in the prefix cache, as in [`trunkline_core::request::retention`].
 //!
 //! A line of a JSON format may have the field `retention`, a list of `{"from": 0, "to": 2048, "priority": 80, "ttl_ms": 60000}`. Without
 //! `from`, a range begins with the prompt; without `to`, it ends with the answer; without `ttl_ms`, a hint has no end. CSV has no hints.
@@ -6,7 +6,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 use trunkline_core::RetentionHint;
-use trunkline_core::retention::{TO_END, check};
+use trunkline_core::request::retention::{TO_END, check};
 
 use super::TraceFault;
 

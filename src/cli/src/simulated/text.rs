@@ -10,7 +10,7 @@
 use std::str::FromStr;
 
 use trunkline_core::draw::unit;
-use trunkline_core::registry;
+use trunkline_core::names::registry;
 use trunkline_port::Token;
 use trunkline_text::{Tokenizer, TokenizerError};
 

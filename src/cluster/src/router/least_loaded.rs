@@ -1,6 +1,6 @@
 //! Fewest tokens of unfinished requests, prompts and answers so far; ties go to fewer requests, then to the first engine.
 
-use trunkline_core::spec::Param;
+use trunkline_core::names::spec::Param;
 
 use super::{Incoming, LOAD_STALE, Load, Pick, Router, least};
 

@@ -26,7 +26,7 @@
 
 use std::collections::VecDeque;
 
-use trunkline_core::spec::Param;
+use trunkline_core::names::spec::Param;
 
 use super::prefixes::Prefixes;
 use super::{Incoming, LOAD_STALE, Load, Pick, Router, RouterContext, least};

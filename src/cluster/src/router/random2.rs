@@ -5,7 +5,7 @@
 //! balancing*, 2001).
 
 use trunkline_core::draw::unit;
-use trunkline_core::spec::Param;
+use trunkline_core::names::spec::Param;
 
 use super::{Incoming, LOAD_STALE, Load, Pick, Router};
 

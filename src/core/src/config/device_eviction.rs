@@ -1,8 +1,8 @@
 //! Parameters of the device's eviction, whatever the policy: what retention hints keep at most, and what tenants keep at least.
 
-use crate::registry::RegistryError;
-use crate::retention::RetainedBlocks;
-use crate::spec::{NO_KEYS, Param, Spec, SpecError};
+use crate::names::registry::RegistryError;
+use crate::names::spec::{NO_KEYS, Param, Spec, SpecError};
+use crate::request::retention::RetainedBlocks;
 
 /// Share of the device's blocks that hints of all tenants may keep at least, per cent.
 const ALL_PERCENT: u64 = 50;

@@ -3,7 +3,7 @@
 use trunkline_quote::{cut, quoted};
 
 use crate::h2o::SettingsError;
-use crate::registry::{RegistryError, UnknownName};
+use crate::names::registry::{RegistryError, UnknownName};
 
 /// A setting under which no core can work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

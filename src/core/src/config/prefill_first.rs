@@ -6,8 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
-use crate::registry::{Entry, Registry};
-use crate::spec::Param;
+use crate::names::registry::{Entry, Registry};
+use crate::names::spec::Param;
 
 const PERMILLE: u64 = 1_000;
 

@@ -1,7 +1,7 @@
 //! Settings that are refused, and the table that follows from the list of settings.
 
 use super::*;
-use crate::spec::Param;
+use crate::names::spec::Param;
 
 fn error(policy: &str) -> String {
     Config { policy: policy.into(), ..Config::default() }.validate().unwrap_err().to_string()

@@ -15,7 +15,7 @@ pub struct WorkerFacts {
     /// each group, in one pool.
     pub groups: Vec<Keeps>,
     /// `true` for workers that plan with all tokens of a sequence: the tokens are sent when it starts, in
-    /// [`crate::step::SeqStart::n_ahead`].
+    /// [`crate::SeqStart::n_ahead`].
     pub all_tokens: bool,
     /// `true` for workers that write KV for every token they run, as vLLM does: a cached prefix ends below the last token of the prompt. A
     /// prompt that is cached to its end runs its last block again, into a block of its own. Else the last token alone runs, and its KV is

@@ -1,14 +1,14 @@
-//! The course of second readings ([`crate::rereads`]): parts one after another, and the end.
+//! The course of second readings ([`crate::schedule::rereads`]): parts one after another, and the end.
 
 use super::Core;
-use crate::digest::Decision;
-use crate::event::Action;
+use crate::core::event::Action;
 use crate::h2o::Mode;
-use crate::planners::Planners;
+use crate::journal::digest::Decision;
+use crate::request::sequence::Sequence;
 use crate::request::{FinishReason, Request};
-use crate::rereads::{Reading, Rereads};
-use crate::sequence::Sequence;
-use crate::state::State;
+use crate::schedule::planners::Planners;
+use crate::schedule::rereads::{Reading, Rereads};
+use crate::schedule::state::State;
 
 impl Core {
     /// Begins and ends parts of the prompts being read again.

@@ -6,14 +6,14 @@
 //! read the block have not been answered yet.
 
 use super::Core;
-use crate::digest::Decision;
-use crate::ids::BlockHandle;
+use crate::FailedSeq;
+use crate::journal::digest::Decision;
+use crate::names::ids::BlockHandle;
 use crate::request::FinishReason;
-use crate::sequence::{Ending, Sequence, SequenceEvent};
-use crate::state::State;
-use crate::step::FailedSeq;
-use crate::steps::Part;
-use crate::{swap, transfer_end};
+use crate::request::sequence::{Ending, Sequence, SequenceEvent};
+use crate::schedule::state::State;
+use crate::schedule::steps::Part;
+use crate::{schedule::swap, schedule::transfer_end};
 
 impl Core {
     /// Takes what a step was to compute of its failed sequences out of the cache. MUST come before the results of the step count.

@@ -2,16 +2,16 @@
 
 use super::Core;
 use crate::config::Write;
-use crate::digest::Decision;
-use crate::event::Action;
-use crate::fast_forward::{FastForwardDriver, FastForwardResult};
-use crate::ids::Token;
+use crate::core::event::Action;
+use crate::core::fast_forward::{FastForwardDriver, FastForwardResult};
+use crate::journal::digest::Decision;
+use crate::names::ids::Token;
 use crate::request::FinishReason;
-use crate::sequence::{Ahead, Ending, Phase, SequenceEvent};
-use crate::state::{AHEAD, REQUESTED_FROM, State};
-use crate::step::{SeqFault, StepResult};
-use crate::steps::Part;
-use crate::{dropping, preemption, swap, transfer_end};
+use crate::request::sequence::{Ahead, Ending, Phase, SequenceEvent};
+use crate::schedule::state::{AHEAD, REQUESTED_FROM, State};
+use crate::schedule::steps::Part;
+use crate::{SeqFault, StepResult};
+use crate::{schedule::dropping, schedule::preemption, schedule::swap, schedule::transfer_end};
 
 impl Core {
     /// Begins steps while a sequence can run and the worker takes more.

@@ -3,11 +3,11 @@
 use trunkline_port::Keeps;
 
 use super::*;
+use crate::blocks::hash::Namespace;
+use crate::cache::transfer_table::TransferEnd;
 use crate::config::{Preemption, TierConfig, WorkerFacts, Write};
-use crate::hash::Namespace;
 use crate::policy::RequestView;
-use crate::transfer_table::TransferEnd;
-use crate::{readers, transfer_end};
+use crate::{schedule::readers, schedule::transfer_end};
 
 /// A core whose worker answers each step at once.
 struct Bench {

@@ -12,9 +12,9 @@
 use std::collections::BTreeSet;
 
 use super::Eviction;
-use super::segments::Segments;
-use crate::ids::BlockHandle;
-use crate::nodes::{Nodes, ROOT};
+use crate::blocks::nodes::{Nodes, ROOT};
+use crate::eviction::parts::segments::Segments;
+use crate::names::ids::BlockHandle;
 
 const NONE: u32 = u32::MAX;
 /// Time from one use to the next: more than a path has nodes.
@@ -257,11 +257,11 @@ impl Eviction for Leaves {
 
 #[cfg(test)]
 mod tests {
+    use crate::blocks::hash::{Namespace, extend_hashes};
+    use crate::blocks::prefix::Prefix;
+    use crate::cache::tree::{Parent, PrefixTree};
     use crate::eviction::REGISTRY;
-    use crate::hash::{Namespace, extend_hashes};
-    use crate::ids::{BlockHandle, Token};
-    use crate::prefix::Prefix;
-    use crate::tree::{Parent, PrefixTree};
+    use crate::names::ids::{BlockHandle, Token};
 
     /// A cache of 30 blocks of one token.
     struct Cache(PrefixTree);

@@ -3,9 +3,9 @@
 //! The priority of a block is its number of hits plus the priority of the last block evicted when the block fell idle. Blocks
 //! popular long ago are thereby evicted in the end.
 
-use crate::nodes::Nodes;
+use crate::blocks::nodes::Nodes;
 
-/// Returns the number of hits: the worth of a block for [`super::greedy_dual::GreedyDual`].
+/// Returns the number of hits: the worth of a block for [`crate::eviction::parts::greedy_dual::GreedyDual`].
 pub(super) fn worth(block: u32, blocks: &Nodes) -> usize {
     blocks.hits(block) as usize
 }

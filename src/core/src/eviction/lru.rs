@@ -8,10 +8,10 @@
 //! the queue holds segments, and each block knows only a segment.
 
 use super::Eviction;
-use super::queue::Queues;
-use super::segments::Segments;
-use crate::ids::BlockHandle;
-use crate::nodes::{Nodes, for_runs};
+use crate::blocks::nodes::{Nodes, for_runs};
+use crate::eviction::parts::queue::Queues;
+use crate::eviction::parts::segments::Segments;
+use crate::names::ids::BlockHandle;
 
 /// Blocks of one prefix fallen idle together.
 #[derive(Clone, Copy, Debug)]

@@ -32,17 +32,23 @@
 //! not matter: a long segment costs more and saves more. Within a class only the oldest and the youngest segment are
 //! candidates: the probability of a return first rises with age and then falls, so the least is mostly at one of the ends.
 
+mod by_age;
+mod guard;
+mod hazard;
+mod plain;
+mod shadow;
+
+use self::by_age::ByAge;
+use self::guard::{Guard, Order};
+use self::hazard::{Followed, HazardTable, KINDS};
+use self::plain::PlainOrders;
+use self::shadow::{LRU, RIVALS, S3FIFO, Used};
 use super::Eviction;
-use super::by_age::ByAge;
-use super::ghost::Ghost;
-use super::guard::{Guard, Order};
-use super::hazard::{Followed, HazardTable, KINDS};
-use super::plain::PlainOrders;
-use super::segments::Segments;
-use super::shadow::{LRU, RIVALS, S3FIFO, Used};
-use crate::ids::BlockHandle;
-use crate::nodes::Nodes;
-use crate::prefetch::prefetch;
+use crate::blocks::nodes::Nodes;
+use crate::blocks::prefetch::prefetch;
+use crate::eviction::parts::ghost::Ghost;
+use crate::eviction::parts::segments::Segments;
+use crate::names::ids::BlockHandle;
 
 /// Kind of a later turn with a single computed block.
 const SINGLE: usize = 0;

@@ -4,13 +4,13 @@
 //! One change for a prefix tree: a block leaves the queues when read, because a held block cannot be evicted, and joins the main
 //! queue on falling idle again. The original leaves the object in the queue and moves the object on reaching the front.
 
-use super::ghost::Ghost;
-use super::queue::Queues;
 use super::{Eviction, last};
-use crate::ids::BlockHandle;
-use crate::nodes::Nodes;
-use crate::prefetch::prefetch;
-use crate::spec::Param;
+use crate::blocks::nodes::Nodes;
+use crate::blocks::prefetch::prefetch;
+use crate::eviction::parts::ghost::Ghost;
+use crate::eviction::parts::queue::Queues;
+use crate::names::ids::BlockHandle;
+use crate::names::spec::Param;
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
@@ -164,7 +164,7 @@ impl Eviction for S3Fifo {
 mod tests {
     use super::super::REGISTRY;
     use super::*;
-    use crate::hash::BlockHash;
+    use crate::blocks::hash::BlockHash;
 
     #[test]
     fn the_small_queue_is_evicted_from_once_it_exceeds_its_share() {

@@ -8,7 +8,7 @@
 use trunkline_port::ScoreKind;
 
 use super::{Needs, Rows, Scorer, Scores};
-use crate::spec::Param;
+use crate::names::spec::Param;
 
 pub(super) const PARAMS: [Param; 1] = [Param {
     key: "part",

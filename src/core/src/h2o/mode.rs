@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::registry::{UnknownName, choose};
+use crate::names::registry::{UnknownName, choose};
 
 /// Eviction within a sequence: of a core by default, or of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,7 +4,7 @@ use trunkline_port::RequestId;
 
 use super::{Needs, Rows, Scorer, Scores};
 use crate::draw;
-use crate::spec::Param;
+use crate::names::spec::Param;
 
 pub(super) const PARAMS: [Param; 1] =
     [Param { key: "seed", about: "number that selects the hash", default: 0, min: 0, max: u64::MAX }];

@@ -6,7 +6,7 @@
 use trunkline_port::{RequestId, ScoreKind};
 
 use super::{Needs, Rows, Scorer, Scores};
-use crate::spec::Param;
+use crate::names::spec::Param;
 
 pub(super) const PARAMS: [Param; 1] =
     [Param { key: "rows", about: "last rows of the prompt that are looked at", default: 32, min: 1, max: 4096 }];

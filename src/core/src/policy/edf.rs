@@ -5,7 +5,7 @@
 //! others have one.
 
 use super::{Policy, RequestView, TAKES_SEATS};
-use crate::spec::Param;
+use crate::names::spec::Param;
 
 pub(super) const PARAMS: [Param; 1] = [TAKES_SEATS];
 

@@ -11,7 +11,7 @@
 //! prefix of 2,000 tokens then outweighs 2 s of waiting, about as long as a busy cache keeps an idle prefix.
 
 use super::{Policy, RequestView};
-use crate::spec::Param;
+use crate::names::spec::Param;
 
 pub(super) const PARAMS: [Param; 1] = [Param {
     key: "ageing_us_per_token",

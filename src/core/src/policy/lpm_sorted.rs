@@ -12,7 +12,7 @@
 //! Both defaults are SGLang's: 32 (`IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`, `IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD`).
 
 use super::{Policy, RequestView, Sorting};
-use crate::spec::Param;
+use crate::names::spec::Param;
 
 pub(super) const PARAMS: [Param; 3] = [
     Param {

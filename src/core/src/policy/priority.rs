@@ -9,7 +9,7 @@
 //! enough to be useful, and a batch request ten levels down still runs after five minutes.
 
 use super::{Policy, RequestView, TAKES_SEATS};
-use crate::spec::Param;
+use crate::names::spec::Param;
 
 pub(super) const PARAMS: [Param; 2] = [
     Param {

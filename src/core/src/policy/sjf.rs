@@ -12,7 +12,7 @@
 //! The length of the output is not known, and `max_tokens` is a poor predictor, so the output does not count.
 
 use super::{Policy, RequestView};
-use crate::spec::Param;
+use crate::names::spec::Param;
 
 pub(super) const PARAMS: [Param; 1] = [Param {
     key: "ageing_us_per_token",

@@ -27,7 +27,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Policy, RequestView, TAKES_SEATS};
-use crate::spec::Param;
+use crate::names::spec::Param;
 
 /// At a token per nanosecond and this weight, a counter of 64 bits lasts for half a year; at a real rate for ever.
 const WEIGHT_MAX: u64 = 1_000;

@@ -1,6 +1,6 @@
 //! Scenarios 30 to 36: blocks left by ended requests, and the order of their eviction.
 
-use trunkline_core::prefix::Prefix;
+use trunkline_core::blocks::prefix::Prefix;
 use trunkline_core::{Config, FinishReason};
 use trunkline_driver::Driver;
 

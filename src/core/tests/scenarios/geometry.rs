@@ -2,11 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use trunkline_core::block::{BlockEvent, BlockPool, BlockState};
-use trunkline_core::host::{HostPool, HostState};
-use trunkline_core::prefix::Prefix;
-use trunkline_core::tree::{Parent, PrefixTree};
-use trunkline_core::{Event, Namespace, RequestId, StepResult, hash};
+use trunkline_core::blocks::block::{BlockEvent, BlockPool, BlockState};
+use trunkline_core::blocks::host::{HostPool, HostState};
+use trunkline_core::blocks::prefix::Prefix;
+use trunkline_core::cache::tree::{Parent, PrefixTree};
+use trunkline_core::{Event, Namespace, RequestId, StepResult, blocks::hash};
 use trunkline_driver::Driver;
 
 use crate::prompts::{BLOCK, config, text};

@@ -1,8 +1,8 @@
 //! Scenarios 13 to 29: prefix hits, sharing and publication.
 
-use trunkline_core::prefix::Prefix;
-use trunkline_core::tree::{Parent, Published};
-use trunkline_core::{Config, hash};
+use trunkline_core::blocks::prefix::Prefix;
+use trunkline_core::cache::tree::{Parent, Published};
+use trunkline_core::{Config, blocks::hash};
 use trunkline_driver::Driver;
 
 use crate::geometry::{hashes, publish_all, root, tree};

@@ -2,7 +2,7 @@
 
 use super::*;
 use trunkline_core::RetentionHint;
-use trunkline_core::retention::TO_END;
+use trunkline_core::request::retention::TO_END;
 
 /// Requests of two blocks of 512 tokens: every eighth begins with the block of a system prompt, the others are one-off.
 fn assistants(hints: &[RetentionHint]) -> Trace {

@@ -1,7 +1,7 @@
 //! Copies, drafts, and what is counted of steps.
 
 use trunkline_cluster::Role;
-use trunkline_core::transfer::{Place, Transfer};
+use trunkline_core::{Place, Transfer};
 use trunkline_core::{Preemption, TierConfig, Write};
 
 use super::*;

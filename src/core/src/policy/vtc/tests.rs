@@ -2,7 +2,7 @@
 
 use super::super::tests::{make, order};
 use super::*;
-use crate::waiting::Waiting;
+use crate::policy::waiting::Waiting;
 
 fn vtc() -> Vtc {
     Vtc::new(&PARAMS.map(|param| param.default))

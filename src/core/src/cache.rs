@@ -1,0 +1,14 @@
+//! The prefix cache: a tree of published blocks over the device, and tiers behind it.
+//!
+//! Start with [`kv`], which holds everything else; [`tree`] finds prefixes, [`tier`] is one tier, [`transfer_table`] the copies in flight.
+
+pub(crate) mod group_blocks;
+pub(crate) mod kv;
+pub(crate) mod links;
+pub(crate) mod lookups;
+pub(crate) mod pause;
+pub(crate) mod tier;
+pub(crate) mod tiers;
+pub(crate) mod timing;
+pub(crate) mod transfer_table;
+pub mod tree;

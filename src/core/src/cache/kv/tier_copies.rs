@@ -1,0 +1,470 @@
+//! Transfers between the device and the tiers, and among the tiers.
+
+use std::ops::Range;
+
+use trunkline_port::{BlockFault, BlockKey, KnownBlock};
+
+use super::Kv;
+use crate::Place;
+use crate::blocks::block::BlockState;
+use crate::cache::tiers::PlannedBlock;
+use crate::cache::transfer_table::{
+    Beside, BlockPair, InFlight, Orphan, Purpose, Sources, TransferEnd, Way, fold_pairs,
+};
+use crate::config::Write;
+use crate::journal::Journal;
+use crate::journal::digest::Decision;
+use crate::names::ids::{BlockHandle, Token};
+use crate::request::sequence::{Load, Sequence};
+
+/// Blocks of each layer group in one transfer begun ahead of need, at most.
+const AHEAD_MAX: usize = 1024;
+
+/// Returns the number of a place in the digest: 0 for the device, 1 on for the tiers.
+fn place_number(place: Place) -> u64 {
+    match place {
+        Place::Device => 0,
+        Place::Host => unreachable!("host blocks are copied by swaps only"),
+        Place::Tier(tier) => 1 + u64::from(tier),
+    }
+}
+
+/// Returns the place of the `tier`-th tier, from 0.
+pub(super) fn tier_place(tier: usize) -> Place {
+    Place::Tier(tier as u8)
+}
+
+impl Kv {
+    /// Returns the occasion on which a tier takes blocks. `None` if there is no such tier, a transfer of the tier is overdue, or the tier
+    /// refused blocks and is still busy.
+    fn open_write(&self, tier: usize) -> Option<Write> {
+        self.tiers.write(tier).filter(|_| self.is_open(tier))
+    }
+
+    /// Returns `true` if a tier can take blocks now.
+    fn is_open(&self, tier: usize) -> bool {
+        let place = tier_place(tier);
+        let is_free = !self.transfers.is_stuck(place) && !self.transfers.pauses(tier, Way::Into);
+        is_free && (!self.tiers.is_saturated(tier) || !self.transfers.is_writing(place))
+    }
+
+    /// Returns `true` if a tier takes blocks due for eviction: by its rule, or because it refused blocks when they came.
+    fn saves_evicted(&self, tier: usize) -> bool {
+        let write = self.open_write(tier);
+        write == Some(Write::Back) || (write.is_some() && self.tiers.owes(tier))
+    }
+
+    /// Takes in blocks that a tier holds from before this core began.
+    pub fn adopt_tier(&mut self, tier: u8, blocks: &[KnownBlock], journal: &mut Journal) {
+        let adopted = self.tiers.adopt(tier.into(), blocks);
+        journal.decide(Decision::TierFound, tier.into(), adopted.len() as u64);
+        adopted.iter().for_each(|known| journal.digest.fold(known.key.hash as u64));
+    }
+
+    /// Takes in further blocks that a tier holds from before this core began. Returns the number of each with its slot, if it has got one.
+    pub fn adopt_later(&mut self, tier: u8, blocks: &[KnownBlock], journal: &mut Journal) -> Vec<(u32, Option<u32>)> {
+        let slots = self.tiers.adopt_later(tier.into(), blocks);
+        journal.decide(Decision::TierFoundLater, tier.into(), slots.iter().flatten().count() as u64);
+        for (known, slot) in blocks.iter().zip(&slots).filter_map(|(known, slot)| Some((known, (*slot)?))) {
+            journal.digest.fold(known.key.hash as u64);
+            journal.digest.fold(slot.into());
+        }
+        blocks.iter().zip(slots).map(|(known, slot)| (known.block, slot)).collect()
+    }
+
+    /// Sets the number of blocks that fit in a tier.
+    pub fn resize_tier(&mut self, tier: u8, blocks: u32, journal: &mut Journal) {
+        journal.decide(Decision::TierResized, tier.into(), blocks.into());
+        self.tiers.resize(tier.into(), blocks);
+    }
+
+    /// Begins a transfer from or to a tier, unless `pairs` is empty.
+    fn begin_tier_copy(
+        &mut self,
+        from: Place,
+        to: Place,
+        pairs: Vec<BlockPair>,
+        purpose: Purpose,
+        journal: &mut Journal,
+    ) {
+        if pairs.is_empty() {
+            return;
+        }
+        if let Place::Tier(tier) = to {
+            self.tiers.begin_store(tier as usize, pairs.len());
+        }
+        journal.decide(Decision::Copy, place_number(from) << 8 | place_number(to), pairs.len() as u64);
+        fold_pairs(&mut journal.digest, &pairs);
+        let contents = self.contents(from, &pairs, purpose.beside());
+        self.transfers.begin(from, to, pairs, purpose, contents);
+    }
+
+    /// Returns the identities and the tokens of the sources of a transfer from or to a tier.
+    fn contents(&self, from: Place, pairs: &[BlockPair], beside: Option<&Beside>) -> (Vec<BlockKey>, Vec<Token>) {
+        let mut keys = Vec::with_capacity(pairs.len());
+        let mut tokens = Vec::with_capacity(pairs.len() * self.block_size as usize);
+        for (at, pair) in pairs.iter().enumerate() {
+            let contents = match (from, beside.and_then(|beside| beside.get(at))) {
+                (Place::Tier(tier), _) => self.tiers.contents(tier as usize, pair.from),
+                (_, Some((node, group))) => self.tiers.contents_beside(&self.tree, node, group),
+                (_, None) => self.tiers.contents_on_device(&self.tree, self.tree.pool().handle(pair.from)),
+            };
+            keys.push(contents.key);
+            tokens.extend_from_slice(contents.tokens);
+        }
+        (keys, tokens)
+    }
+
+    /// Begins to copy the first `computed` published blocks of an ended request to the first tier, if the tier takes blocks now. The
+    /// transfer then holds the blocks in place of the request.
+    pub fn write_through(&mut self, seq: &mut Sequence, computed: usize, journal: &mut Journal) {
+        let Some(write) = self.tiers.write(0).filter(|write| *write != Write::Back) else { return };
+        let published = seq.published as usize;
+        if seq.table[..published].first().is_some_and(|first| !self.tree.is_findable(*first)) {
+            return;
+        }
+        let is_open = self.is_open(0);
+        let (mut sources, mut skipped) = (Sources::default(), 0);
+        for block in &seq.table[..computed] {
+            if write == Write::SecondUse && self.tree.hits(*block) == 0 {
+                // Blocks after this one were found at most as often.
+                break;
+            }
+            if !self.can_follow(*block) {
+                break;
+            }
+            let contents = self.tiers.contents_on_device(&self.tree, *block);
+            if is_open {
+                let to = self.tiers.reserve(&contents);
+                to.into_iter().for_each(|to| sources.push(BlockPair { from: block.index, to }));
+                self.write_beside(*block, &mut sources);
+            } else {
+                skipped += usize::from(self.tiers.lacks(&contents)) + self.count_lacking_beside(*block);
+            }
+        }
+        self.tiers.skip(0, skipped);
+        if sources.pairs.is_empty() {
+            return;
+        }
+        self.claim(seq);
+        self.release_groups(seq, 0);
+        let mut private = seq.table.split_off(published);
+        self.tree.release(&mut private, 0);
+        let chain = std::mem::take(&mut seq.table);
+        seq.published = 0;
+        // Tail first, so that the tail falls idle in the tier, and is evicted there, before the blocks that lead to it.
+        let (pairs, beside) = sources.reversed();
+        let is_awaited = seq.cold.continues && self.tiers.shared() == Some(0);
+        let purpose = Purpose::WriteThrough { chain, beside, is_awaited };
+        self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
+    }
+
+    /// Begins to copy the blocks of a prompt to the first tier, if the tier takes blocks then: those of the first `computed` published ones. The
+    /// request reads on.
+    pub fn write_prompt(&mut self, seq: &Sequence, computed: usize, journal: &mut Journal) {
+        let chain = &seq.table[..computed.min((seq.prompt_tokens / self.block_size) as usize)];
+        if !self.is_open(0) || chain.first().is_none_or(|first| !self.tree.is_findable(*first)) {
+            return;
+        }
+        let mut sources = Sources::default();
+        for block in chain.iter().copied() {
+            if !self.can_follow(block) {
+                break;
+            }
+            let contents = self.tiers.contents_on_device(&self.tree, block);
+            let to = self.tiers.reserve(&contents);
+            to.into_iter().for_each(|to| sources.push(BlockPair { from: block.index, to }));
+            self.write_beside(block, &mut sources);
+        }
+        if sources.pairs.is_empty() {
+            return;
+        }
+        let (pairs, beside) = sources.reversed();
+        let chain = chain.to_vec();
+        chain.iter().for_each(|block| self.tree.share(*block));
+        let purpose = Purpose::WriteThrough { chain, beside, is_awaited: false };
+        self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
+    }
+
+    /// Begins to copy cached blocks of the groups after the first to the nearest tier, before a sequence drops `entries` from its tables: such
+    /// a block may be evicted while the block of the first group is still read, and the prefix is of no use without it.
+    pub fn save_dropped(&mut self, seq: &Sequence, entries: &[Range<usize>], journal: &mut Journal) {
+        let published = seq.published as usize;
+        let Some(write) = self.tiers.write(0).filter(|_| self.is_open(0)) else { return };
+        if seq.table[..published].first().is_none_or(|first| !self.tree.is_findable(*first)) {
+            return;
+        }
+        let (mut sources, mut end) = (Sources::default(), 0);
+        for at in entries.iter().cloned().flatten().take_while(|at| *at < published) {
+            let node = seq.table[at];
+            if write == Write::SecondUse && self.tree.hits(node) == 0 {
+                break;
+            }
+            self.write_beside(node, &mut sources);
+            end = at + 1;
+        }
+        if sources.pairs.is_empty() {
+            return;
+        }
+        let (pairs, beside) = sources.reversed();
+        // The blocks of the first group stay in the tree until the end of the copy.
+        let chain = seq.table[..end].to_vec();
+        chain.iter().for_each(|block| self.tree.share(*block));
+        let purpose = Purpose::WriteThrough { chain, beside, is_awaited: false };
+        self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
+    }
+
+    /// Copies blocks due for eviction to the next tier, if the next tier takes the blocks. `running` requests each keep an idle
+    /// block, so that a decode need not wait for a transfer.
+    pub fn write_back(&mut self, running: u32, journal: &mut Journal) {
+        if self.saves_evicted(0) {
+            let free = self.tree.pool().count(BlockState::Free) + self.free_after_demotions();
+            let idle = self.tree.pool().count(BlockState::Idle).saturating_sub(running);
+            let n = self.tiers.device_spare().saturating_sub(free).min(idle);
+            self.demote_from_device(n as usize, journal);
+        }
+        for tier in 1..self.tiers.len() {
+            if self.saves_evicted(tier) && !self.transfers.is_stuck(tier_place(tier - 1)) {
+                let n = self.tiers.missing_spare(tier - 1);
+                self.demote_from_tier(tier - 1, n as usize, journal);
+            }
+        }
+    }
+
+    fn demote_from_device(&mut self, n: usize, journal: &mut Journal) {
+        debug_assert!(n == 0 || !self.copies_wait(), "a step in flight may still write cached blocks");
+        let (mut sources, mut left) = (Sources::default(), Vec::new());
+        for _ in 0..n.div_ceil(self.entry_blocks() as usize).min(AHEAD_MAX) {
+            let Some((block, parent)) = self.tree.begin_demotion() else { break };
+            let contents = self.tiers.contents_on_device(&self.tree, block);
+            let to = self.tiers.reserve(&contents);
+            // Blocks beside one that the tier refused would be of no use there.
+            let is_there = to.is_some() || !self.tiers.lacks(&contents);
+            // At the end a block's place in the tree is known before those beside the block are put back.
+            self.demote_beside(block, is_there, &mut sources);
+            match to {
+                Some(to) => {
+                    let (fingerprint, at) = (self.tree.contents(block).0, sources.pairs.len());
+                    sources.push(BlockPair { from: block.index, to });
+                    self.demoting.begin(fingerprint, block, parent, self.transfers.next_id(), at);
+                }
+                None => left.push(block.index),
+            }
+        }
+        let (pairs, beside) = sources.in_order();
+        let purpose = Purpose::Demotion { kept: Vec::new(), beside };
+        self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
+        // Until here their contents name those of the blocks beside them.
+        left.into_iter().for_each(|block| self.tree.end_demotion(block));
+    }
+
+    fn demote_from_tier(&mut self, tier: usize, n: usize, journal: &mut Journal) {
+        let mut pairs = Vec::new();
+        for _ in 0..n.min(AHEAD_MAX * self.entry_blocks() as usize) {
+            let Some((from, to)) = self.tiers.begin_demotion(tier) else { break };
+            pairs.extend(to.map(|to| BlockPair { from, to }));
+        }
+        let purpose = Purpose::Demotion { kept: Vec::new(), beside: Beside::default() };
+        self.begin_tier_copy(tier_place(tier), tier_place(tier + 1), pairs, purpose, journal);
+    }
+
+    /// Copies blocks of one tier to another tier, for the blocks the other tier takes.
+    fn propagate(&mut self, from: usize, to: usize, blocks: impl Iterator<Item = u32>, journal: &mut Journal) {
+        if self.transfers.is_stuck(tier_place(from)) || !self.is_open(to) {
+            return;
+        }
+        let mut pairs = Vec::new();
+        for block in blocks {
+            let reserved = self.tiers.begin_propagation(from, to, block);
+            pairs.extend(reserved.map(|to| BlockPair { from: block, to }));
+        }
+        self.begin_tier_copy(tier_place(from), tier_place(to), pairs, Purpose::Propagation, journal);
+    }
+
+    /// Copies blocks found in a tier, or arrived there, to the tier behind, if the tier behind takes blocks on this occasion.
+    fn propagate_on(&mut self, tier: usize, blocks: impl Iterator<Item = u32>, occasion: Write, journal: &mut Journal) {
+        let write = self.tiers.write(tier + 1);
+        // Behind the first tier, `prefill` is `through`.
+        if write.map(|write| if write == Write::Prefill { Write::Through } else { write }) == Some(occasion) {
+            self.propagate(tier, tier + 1, blocks, journal);
+        }
+    }
+
+    /// Plans the load of a waiting sequence: the blocks in tiers that continue its blocks `found` on the device, as far as loading takes
+    /// less time than computing. Tiers with overdue transfers are left out. Returns `true` if the plan has a block.
+    pub fn plan_load(&mut self, seq: &Sequence) -> bool {
+        self.passed_over = None;
+        self.plan_all(seq);
+        let worthwhile = self.transfers.links.worthwhile(self.planned_copies());
+        let after = self.plan.get(worthwhile).map(|planned| (planned.tier, self.plan.len() - worthwhile));
+        if worthwhile < self.plan.len() {
+            self.cut_plan(worthwhile);
+        }
+        self.passed_over = after.filter(|_| self.plan.len() <= worthwhile);
+        !self.plan.is_empty()
+    }
+
+    /// Returns the number of entries that the last plan loads.
+    pub fn planned(&self) -> u32 {
+        self.plan.len() as u32
+    }
+
+    /// Plans all blocks in tiers that continue the blocks of a sequence found on the device. Tiers with overdue transfers are left out.
+    pub(super) fn plan_all(&mut self, seq: &Sequence) {
+        self.plan.clear();
+        if self.tiers.is_empty() {
+            return;
+        }
+        let is_open = std::array::from_fn(|tier| {
+            !self.transfers.is_stuck(tier_place(tier)) && !self.transfers.pauses(tier, Way::Out)
+        });
+        let (hit, last) = (self.hit(), self.last_on_device());
+        let blocks = self.findable(seq).iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
+        self.tiers.plan(seq.cold.root, last, is_open, blocks.skip(hit), &mut self.plan);
+        self.plan_groups();
+    }
+
+    /// Returns the last block of the prefix found on the device.
+    pub(super) fn last_on_device(&self) -> Option<u32> {
+        self.reviving.last().map(|block| block.index).or(self.found.last())
+    }
+
+    /// Takes note that the sequence of the last plan was admitted.
+    pub fn admitted(&mut self) {
+        if let Some((tier, blocks)) = self.passed_over.take() {
+            self.transfers.links.passed_over(tier, blocks);
+        }
+    }
+
+    /// Returns `true` if there is a tier behind the nearest one, to prefetch from.
+    pub fn can_prefetch(&self) -> bool {
+        self.tiers.len() > 1
+    }
+
+    /// Copies planned blocks in far tiers to the nearest one, for a request that has no room on the device yet.
+    pub fn prefetch(&mut self, journal: &mut Journal) {
+        for from in 1..self.tiers.len() {
+            let in_tier = |planned: &PlannedBlock| planned.tier == from;
+            let there: Vec<u32> = self
+                .all_planned_or_not()
+                .flatten()
+                .filter(in_tier)
+                .map(|planned| planned.block)
+                .take(AHEAD_MAX * self.entry_blocks() as usize)
+                .collect();
+            self.propagate(from, 0, there.into_iter().rev(), journal);
+        }
+    }
+
+    /// Begins the transfers of the plan for the sequence in `slot`, which was just admitted with room for all its tokens.
+    pub fn begin_load(&mut self, slot: usize, seq: &Sequence, journal: &mut Journal) -> Load {
+        debug_assert!(!self.copies_wait(), "a step in flight may still write the blocks of {}", seq.id);
+        let first = seq.published as usize;
+        let blocks = self.plan.len();
+        let targets = (first..first + blocks)
+            .flat_map(|at| std::iter::once(seq.table[at]).chain(seq.cold.tables.iter().map(move |table| table[at])));
+        let copies: Vec<(PlannedBlock, BlockHandle)> =
+            self.all_planned_or_not().zip(targets).filter_map(|(planned, to)| Some((planned?, to))).collect();
+        copies.iter().for_each(|(_, target)| self.tree.begin_move(*target));
+        let beside = self.plan_beside.iter().map(Option::is_some).collect();
+        let mut load = Load { blocks: blocks as u32, transfers: 0, good: blocks as u32, beside };
+        for tier in 0..self.tiers.len() {
+            let there = copies.iter().rev().filter(|(planned, _)| planned.tier == tier);
+            let pairs: Vec<BlockPair> =
+                there.map(|(planned, target)| BlockPair { from: planned.block, to: target.index }).collect();
+            if !pairs.is_empty() {
+                let is_hit = seq.cold.history.admissions == 1;
+                pairs.iter().for_each(|pair| self.tiers.pin_found(PlannedBlock { tier, block: pair.from }, is_hit));
+                self.tiers.count_hits(tier, pairs.len());
+                load.transfers += 1;
+                self.begin_tier_copy(tier_place(tier), Place::Device, pairs, Purpose::Load { slot }, journal);
+            }
+        }
+        load
+    }
+
+    /// Iterates over the entries of the plan, first to last, and in each entry over the groups: the block planned, if one is.
+    fn all_planned_or_not(&self) -> impl Iterator<Item = Option<PlannedBlock>> {
+        let entries = self.plan.iter().enumerate();
+        entries.flat_map(|(at, planned)| std::iter::once(Some(*planned)).chain(self.planned_beside(at).iter().copied()))
+    }
+
+    /// Ends a transfer from or to a tier: the blocks are released, and copied on where a further tier takes the blocks.
+    pub fn end_tier_copy(&mut self, transfer: InFlight, end: &TransferEnd, journal: &mut Journal) {
+        let InFlight { from, to, mut pairs, purpose, .. } = transfer;
+        let is_load = matches!(purpose, Purpose::Load { .. });
+        self.release_pairs(from, to, &pairs, purpose, end);
+        if let Place::Tier(tier) = to {
+            self.tiers.answered(tier as usize, end.refused());
+        }
+        let mut at = 0..pairs.len();
+        pairs.retain(|_| at.next().is_some_and(|at| end.fault(at).is_none()));
+        if let Place::Tier(tier) = to {
+            self.tiers.count_stored(tier as usize, pairs.len());
+            self.propagate_on(tier as usize, pairs.iter().map(|pair| pair.to), Write::Through, journal);
+        }
+        if let (true, Place::Tier(tier)) = (is_load, from) {
+            self.propagate_on(tier as usize, pairs.iter().map(|pair| pair.from), Write::SecondUse, journal);
+        }
+    }
+
+    /// Frees the blocks that an orphaned transfer kept: the transfer ended, or its worker was lost.
+    pub fn end_orphan(&mut self, from: Place, to: Place, pairs: &[BlockPair], orphan: Orphan, end: &TransferEnd) {
+        self.leave_read(orphan.read_beside());
+        self.release_beside(&mut orphan.moving_beside().collect());
+        let Orphan { mut blocks, published, hosts, .. } = orphan;
+        match (from, to) {
+            (Place::Tier(tier), _) => self.end_reads(tier as usize, pairs, end),
+            (_, Place::Host) => hosts.into_iter().for_each(|host| self.host_fill_failed(host)),
+            _ => hosts.into_iter().for_each(|host| self.leave_host(host)),
+        }
+        self.tree.release(&mut blocks, published);
+        self.free_left();
+    }
+
+    /// Gives up a transfer from or to a tier that will not be answered.
+    pub fn lose_tier_copy(&mut self, transfer: InFlight) {
+        let InFlight { from, to, pairs, purpose, .. } = transfer;
+        self.release_pairs(from, to, &pairs, purpose, &TransferEnd::Interrupted);
+    }
+
+    /// Unpins blocks that a transfer read from a tier. Bad blocks leave the tier, so that nobody loads them again.
+    fn end_reads(&mut self, tier: usize, pairs: &[BlockPair], end: &TransferEnd) {
+        for (at, pair) in pairs.iter().enumerate() {
+            if end.fault(at) == Some(BlockFault::Bad) {
+                self.tiers.strike_out(tier, pair.from);
+            }
+            self.tiers.unpin(tier, pair.from);
+        }
+    }
+
+    /// Releases the blocks of a transfer that is not in flight any more.
+    fn release_pairs(&mut self, from: Place, to: Place, pairs: &[BlockPair], purpose: Purpose, end: &TransferEnd) {
+        if let Place::Tier(tier) = to {
+            for (at, pair) in pairs.iter().enumerate() {
+                self.tiers.end_fill(tier as usize, pair.to, end.fault(at).is_none());
+            }
+        }
+        // Of a copy to a tier that failed as a whole, the source is as likely to be good.
+        let is_load = matches!(purpose, Purpose::Load { .. });
+        let end = if *end == TransferEnd::Failed && !is_load { &TransferEnd::Interrupted } else { end };
+        match (purpose, from) {
+            (Purpose::WriteThrough { mut chain, beside, .. }, _) => {
+                let n = chain.len();
+                self.leave_read(beside.by_source(pairs));
+                self.tree.release(&mut chain, n);
+                self.free_left();
+            }
+            (Purpose::Demotion { .. }, Place::Tier(tier)) => {
+                for (at, pair) in pairs.iter().enumerate() {
+                    self.tiers.end_demotion(tier as usize, pair.from, end.fault(at));
+                }
+            }
+            (Purpose::Demotion { kept, beside }, _) => self.end_device_demotion(pairs, kept, &beside, end),
+            (Purpose::Load { .. }, Place::Tier(tier)) => self.end_reads(tier as usize, pairs, end),
+            (Purpose::Propagation, Place::Tier(tier)) => self.end_reads(tier as usize, pairs, end),
+            (Purpose::Orphaned(_), _) => unreachable!("an orphaned transfer ends with its blocks"),
+            (purpose, place) => unreachable!("{purpose:?} copies nothing from {place:?}"),
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! The tiers of the prefix cache behind the device: their blocks, and the identities of published prefixes.
+//!
+//! Each tier says when it takes a block ([`Write`]): when the request that computed it ends (`through`), or has computed its prompt
+//! (`prefill`), when such a block was found before (`second_use`), or when the place above is about to evict it (`back`). [`crate::cache::kv`] moves the blocks.
+
+use trunkline_port::{BlockFault, BlockKey, KnownBlock};
+
+use crate::Place;
+use crate::blocks::content_key;
+use crate::blocks::hash::BlockHash;
+use crate::cache::tier::{Contents, Tier, TierState};
+use crate::cache::transfer_table::TransferTable;
+use crate::cache::tree::PrefixTree;
+use crate::config::TIERS_MAX;
+use crate::config::{Config, ConfigError, Write};
+use crate::journal::stats::TierStats;
+use crate::names::ids::{BlockHandle, Token};
+
+/// Share of a place that writing back keeps free: one in `SPARE_SHARE`.
+const SPARE_SHARE: u32 = 8;
+
+/// A block of a tier that continues a prompt behind the prompt's blocks on the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlannedBlock {
+    /// Index of the tier, 0 for the nearest.
+    pub tier: usize,
+    /// Number of the block in the tier.
+    pub block: u32,
+}
+
+/// All tiers, nearest first.
+#[derive(Debug)]
+pub(crate) struct Tiers {
+    tiers: Vec<Tier>,
+    writes: Vec<Write>,
+    /// Nearest tier with storage that other cores fill too.
+    shared: Option<usize>,
+    /// Identity of each published device block.
+    keys: Vec<BlockKey>,
+    /// Device blocks that writing back keeps free.
+    device_spare: u32,
+    /// Tiers whose last answer refused blocks.
+    saturated: [bool; TIERS_MAX],
+    /// Blocks refused by each tier, or held back from a busy one, and not replaced since.
+    owed: [u64; TIERS_MAX],
+    /// `true` after a flush.
+    was_flushed: bool,
+    /// Counters; gauges are filled in by [`Self::stats`].
+    counters: [TierStats; TIERS_MAX],
+}
+
+impl Tiers {
+    /// Creates the empty tiers of a configuration.
+    ///
+    /// # Errors
+    /// If a tier names no eviction policy.
+    pub fn new(config: &Config) -> Result<Self, ConfigError> {
+        let mut tiers = Vec::new();
+        for (at, tier) in config.tiers.iter().enumerate() {
+            tiers.push(Tier::new(config.block_size, config.tier_capacity(at), tier.make_eviction()?));
+        }
+        Ok(Self {
+            tiers,
+            writes: config.tiers.iter().map(|tier| tier.write).collect(),
+            shared: config.tiers.iter().position(|tier| tier.shared),
+            keys: Vec::new(),
+            device_spare: config.pool_blocks() / SPARE_SHARE,
+            saturated: [false; TIERS_MAX],
+            owed: [0; TIERS_MAX],
+            was_flushed: false,
+            counters: [TierStats::default(); TIERS_MAX],
+        })
+    }
+
+    /// Returns the number of tiers.
+    pub fn len(&self) -> usize {
+        self.tiers.len()
+    }
+
+    /// Returns `true` if there is no tier.
+    pub fn is_empty(&self) -> bool {
+        self.tiers.is_empty()
+    }
+
+    /// Returns the nearest tier with storage that other cores fill too.
+    pub fn shared(&self) -> Option<usize> {
+        self.shared
+    }
+
+    /// Returns the time at which a tier takes blocks. `None` if there is no such tier.
+    pub fn write(&self, tier: usize) -> Option<Write> {
+        self.writes.get(tier).copied()
+    }
+
+    /// Returns `true` if some tier takes blocks that are about to be evicted.
+    pub fn writes_back(&self) -> bool {
+        self.writes.contains(&Write::Back) || self.owed != [0; TIERS_MAX]
+    }
+
+    /// Returns the number of device blocks that writing back keeps free.
+    pub fn device_spare(&self) -> u32 {
+        self.device_spare
+    }
+
+    /// Returns the number of blocks to remove from a tier for writing back to keep the tier's share free.
+    pub fn missing_spare(&self, tier: usize) -> u32 {
+        let tier = &self.tiers[tier];
+        (tier.capacity() / SPARE_SHARE).max(1).saturating_sub(tier.free_soon())
+    }
+
+    /// Sets the number of blocks of the first tier whose memory swapped-out requests use.
+    pub fn set_lent(&mut self, lent: u32) {
+        self.tiers[0].set_lent(lent);
+    }
+
+    /// Returns the number of blocks of the first tier that are free or can be evicted.
+    pub fn lendable(&self) -> u32 {
+        self.tiers[0].available()
+    }
+
+    /// Evicts a block of the first tier unless one is free. Returns `false` if no block can be evicted.
+    pub fn make_room(&mut self) -> bool {
+        self.tiers[0].make_room()
+    }
+
+    /// Returns the gauges and counters of each tier.
+    pub fn stats(&self) -> [TierStats; TIERS_MAX] {
+        let mut stats = self.counters;
+        for (stats, tier) in stats.iter_mut().zip(&self.tiers) {
+            stats.blocks = tier.count(TierState::Idle) + tier.count(TierState::Pinned);
+            stats.evicted_blocks = tier.evicted;
+        }
+        stats
+    }
+
+    /// Takes note of blocks whose transfer to a tier began.
+    pub fn begin_store(&mut self, tier: usize, blocks: usize) {
+        self.owed[tier] = self.owed[tier].saturating_sub(blocks as u64);
+    }
+
+    /// Counts blocks that arrived in a tier.
+    pub fn count_stored(&mut self, tier: usize, blocks: usize) {
+        self.counters[tier].stored_blocks += blocks as u64;
+    }
+
+    /// Takes note of the end of a transfer to a tier, which refused so many of its blocks.
+    pub fn answered(&mut self, tier: usize, refused: usize) {
+        self.saturated[tier] = refused > 0;
+        self.skip(tier, refused);
+    }
+
+    /// Counts blocks held back from a busy tier. The tier gets as many later, from those about to be evicted.
+    pub fn skip(&mut self, tier: usize, blocks: usize) {
+        self.counters[tier].skipped_blocks += blocks as u64;
+        self.owed[tier] += blocks as u64;
+    }
+
+    /// Returns `true` if the last answer of a tier refused blocks.
+    pub fn is_saturated(&self, tier: usize) -> bool {
+        self.saturated[tier]
+    }
+
+    /// Returns `true` if a tier did not take blocks when they came, and nothing in their place since.
+    pub fn owes(&self, tier: usize) -> bool {
+        self.owed[tier] > 0
+    }
+
+    /// Takes in blocks found in a tier at the start, oldest first. Returns the blocks taken; the slots of all others are released.
+    pub fn adopt<'a>(&mut self, tier: usize, blocks: &'a [KnownBlock]) -> Vec<&'a KnownBlock> {
+        self.tiers.get_mut(tier).map_or(Vec::new(), |tier| tier.adopt(blocks))
+    }
+
+    /// Takes in further blocks found in a tier, oldest first. Returns their slots; none after a flush, which they are from before.
+    pub fn adopt_later(&mut self, tier: usize, blocks: &[KnownBlock]) -> Vec<Option<u32>> {
+        match self.tiers.get_mut(tier) {
+            Some(tier) if !self.was_flushed => blocks.iter().map(|known| tier.adopt_later(known)).collect(),
+            _ => vec![None; blocks.len()],
+        }
+    }
+
+    /// Takes in a chain of blocks found in a tier's storage, beside those already there; the tail first, so that the tail is evicted first.
+    pub fn take_in(&mut self, tier: usize, keys: &[BlockKey], tokens: &[Token]) {
+        let block_size = tokens.len().checked_div(keys.len()).unwrap_or(0).max(1);
+        self.counters[tier].found_blocks += keys.len() as u64;
+        let tier = &mut self.tiers[tier];
+        for (key, tokens) in keys.iter().zip(tokens.chunks_exact(block_size)).rev() {
+            if let Some(slot) = tier.reserve(&Contents { key: *key, tokens }) {
+                tier.end_fill(slot, true);
+            }
+        }
+    }
+
+    /// Returns the identities of a chain of blocks behind planned ones, or behind the `last` block on the device if `planned` is `None`.
+    pub fn keys_behind<'a>(
+        &self,
+        root: BlockHash,
+        last: Option<u32>,
+        planned: Option<PlannedBlock>,
+        blocks: impl Iterator<Item = (&'a BlockHash, &'a [Token])>,
+    ) -> Vec<BlockKey> {
+        let on_device = last.map(|block| self.keys[block as usize]);
+        let mut parent = planned.map(|planned| self.contents(planned.tier, planned.block).key).or(on_device);
+        let next = |(hash, tokens): (&BlockHash, &[Token])| {
+            *parent.insert(content_key::after(root, parent.as_ref(), *hash, tokens))
+        };
+        blocks.map(next).collect()
+    }
+
+    /// Counts blocks that a tier's storage was asked for.
+    pub fn count_looked_up(&mut self, tier: usize, blocks: usize) {
+        self.counters[tier].looked_up_blocks += blocks as u64;
+    }
+
+    /// Returns the blocks of a tier freed since the last call and still free.
+    pub fn take_released(&mut self, tier: usize) -> Vec<u32> {
+        self.tiers[tier].take_released()
+    }
+
+    /// Sets the number of blocks that fit in a tier.
+    pub fn resize(&mut self, tier: usize, blocks: u32) {
+        if let Some(tier) = self.tiers.get_mut(tier) {
+            tier.resize(blocks);
+        }
+    }
+
+    /// Counts blocks that a request found in a tier, and not in a nearer place.
+    pub fn count_hits(&mut self, tier: usize, blocks: usize) {
+        self.counters[tier].hit_blocks += blocks as u64;
+    }
+
+    /// Computes the identity of a block just published on the device.
+    pub fn identify(&mut self, root: BlockHash, block: u32, parent: Option<u32>, hash: BlockHash, tokens: &[Token]) {
+        if self.is_empty() {
+            return;
+        }
+        let parent = parent.map(|parent| &self.keys[parent as usize]);
+        let key = content_key::after(root, parent, hash, tokens);
+        if self.keys.len() <= block as usize {
+            self.keys.resize(block as usize + 1, BlockKey::default());
+        }
+        self.keys[block as usize] = key;
+    }
+
+    /// Appends to `plan` the blocks that continue a prompt behind its `last` block on the device, each in the nearest open tier that
+    /// has it. `rest` yields hash and tokens of the prompt's full blocks after `last`.
+    pub fn plan<'a>(
+        &self,
+        root: BlockHash,
+        last: Option<u32>,
+        is_open: [bool; TIERS_MAX],
+        rest: impl Iterator<Item = (&'a BlockHash, &'a [Token])>,
+        plan: &mut Vec<PlannedBlock>,
+    ) {
+        let mut before = self.prefix(root, last);
+        for (hash, tokens) in rest {
+            let hit = |(at, tier): (usize, &Tier)| {
+                tier.find(hash.fingerprint(), before, 0, tokens).map(|block| PlannedBlock { tier: at, block })
+            };
+            let open = self.tiers.iter().enumerate().filter(|(at, _)| is_open[*at]);
+            let Some(planned) = open.into_iter().find_map(hit) else { break };
+            before = self.contents(planned.tier, planned.block).key.hash;
+            plan.push(planned);
+        }
+    }
+
+    /// Returns the identities of published device blocks; none without tiers.
+    pub fn keys_on_device(&self, blocks: &[BlockHandle]) -> Vec<BlockKey> {
+        if self.is_empty() {
+            return Vec::new();
+        }
+        blocks.iter().map(|block| self.keys[block.index as usize]).collect()
+    }
+
+    /// Returns the contents of a published device block, or of one whose demotion began.
+    pub fn contents_on_device<'a>(&self, tree: &'a PrefixTree, block: BlockHandle) -> Contents<'a> {
+        Contents { key: self.keys[block.index as usize], tokens: tree.contents(block).1 }
+    }
+
+    /// Returns the contents of the block of a layer group beside a published device block, or beside one whose demotion began. Groups
+    /// are counted from the first after the tree's.
+    pub fn contents_beside<'a>(&self, tree: &'a PrefixTree, node: BlockHandle, group: usize) -> Contents<'a> {
+        let Contents { key, tokens } = self.contents_on_device(tree, node);
+        Contents { key: content_key::in_group(&key, group + 1), tokens }
+    }
+
+    /// Returns the block with the tokens of a planned one in a group after the first, in the nearest open tier that has it.
+    pub fn find_beside(&self, planned: PlannedBlock, group: usize, is_open: [bool; TIERS_MAX]) -> Option<PlannedBlock> {
+        let Contents { key, tokens } = self.contents(planned.tier, planned.block);
+        let BlockKey { fingerprint, parent, group, .. } = content_key::in_group(&key, group + 1);
+        let open = self.tiers.iter().enumerate().filter(|(at, _)| is_open[*at]);
+        let hit = |(at, tier): (usize, &Tier)| {
+            tier.find(fingerprint, parent, group, tokens).map(|block| PlannedBlock { tier: at, block })
+        };
+        open.into_iter().find_map(hit)
+    }
+
+    /// Returns the contents of a block of a tier.
+    pub fn contents(&self, tier: usize, block: u32) -> Contents<'_> {
+        self.tiers[tier].contents(block)
+    }
+
+    /// Reserves a slot of the nearest tier for a block. Returns `None` if the tier does not take the block.
+    pub fn reserve(&mut self, contents: &Contents) -> Option<u32> {
+        self.tiers[0].reserve(contents)
+    }
+
+    /// Returns `true` if the nearest tier neither has a block nor is about to get it.
+    pub fn lacks(&self, contents: &Contents) -> bool {
+        !self.tiers[0].has_fingerprint(contents.key.fingerprint)
+    }
+
+    /// Begins to demote a block of a tier to the next one. Returns the block and the slot reserved for it, which is `None` if the next
+    /// tier does not take the block; the block is then dropped. Returns `None` if no block is idle.
+    pub fn begin_demotion(&mut self, tier: usize) -> Option<(u32, Option<u32>)> {
+        let (near, far) = self.tiers.split_at_mut(tier + 1);
+        let block = near[tier].begin_demotion()?;
+        let to = far[0].reserve(&near[tier].contents(block));
+        if to.is_none() {
+            near[tier].end_demotion(block, None);
+        }
+        Some((block, to))
+    }
+
+    /// Reserves a slot of another tier for a block, and pins the block. Returns `None` if the other tier does not take the block, or the
+    /// block was struck out.
+    pub fn begin_propagation(&mut self, from: usize, to: usize, block: u32) -> Option<u32> {
+        if !self.tiers[from].is_present(block) {
+            return None;
+        }
+        let contents = self.tiers[from].contents(block);
+        let tokens = contents.tokens.to_vec();
+        let contents = Contents { tokens: &tokens, ..contents };
+        let reserved = self.tiers[to].reserve(&contents)?;
+        self.tiers[from].pin(block, false);
+        Some(reserved)
+    }
+
+    /// Pins a block that a prompt found. `is_hit` is `false` if the request used the block before and was preempted.
+    pub fn pin_found(&mut self, planned: PlannedBlock, is_hit: bool) {
+        self.tiers[planned.tier].pin(planned.block, is_hit);
+    }
+
+    /// Removes a pin from a block of a tier.
+    pub fn unpin(&mut self, tier: usize, block: u32) {
+        self.tiers[tier].unpin(block);
+    }
+
+    /// Ends the demotion of a block: it is freed if it arrived and nobody reads it.
+    pub fn end_demotion(&mut self, tier: usize, block: u32, fault: Option<BlockFault>) {
+        self.tiers[tier].end_demotion(block, fault);
+    }
+
+    /// Lets nobody find a block any more that transfers in flight read or write.
+    pub fn strike_out(&mut self, tier: usize, block: u32) {
+        self.tiers[tier].strike_out(block);
+    }
+
+    /// Returns the hash of the prefix that a device block ends; of the empty prefix for `None`.
+    pub fn prefix(&self, root: BlockHash, block: Option<u32>) -> u128 {
+        block.map_or(root.0, |block| self.keys[block as usize].hash)
+    }
+
+    /// Returns the hash of the prefix before a device block.
+    pub fn prefix_before(&self, block: u32) -> u128 {
+        self.keys[block as usize].parent
+    }
+
+    /// Ends the transfer that writes a block: the block is present if `ok`, else freed.
+    pub fn end_fill(&mut self, tier: usize, block: u32, ok: bool) {
+        self.tiers[tier].end_fill(block, ok);
+    }
+
+    /// Drops every block that no transfer reads or writes.
+    pub fn flush(&mut self) {
+        self.was_flushed = true;
+        self.tiers.iter_mut().for_each(Tier::flush);
+    }
+
+    /// Panics unless every block of every tier is in the state that the transfers in flight imply.
+    pub fn check(&self, transfers: &TransferTable) {
+        for (at, tier) in (0..).zip(&self.tiers) {
+            let here = Place::Tier(at);
+            let sources = transfers.iter().filter(|transfer| transfer.from == here);
+            let targets = transfers.iter().filter(|transfer| transfer.to == here);
+            let sources = sources.flat_map(|transfer| transfer.pairs.iter().map(|pair| pair.from));
+            let targets = targets.flat_map(|transfer| transfer.pairs.iter().map(|pair| pair.to));
+            tier.check(sources.chain(targets));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::TierConfig;
+
+    /// Forged: both roots have the same upper half, and both first blocks the same hash.
+    #[test]
+    fn a_tier_tells_namespaces_apart_by_their_whole_root() {
+        let tier =
+            TierConfig { name: "t".into(), blocks: 4, write: Write::Through, eviction: "lru".into(), shared: false };
+        let mut tiers = Tiers::new(&Config { block_size: 2, tiers: vec![tier], ..Config::default() }).unwrap();
+        let (roots, hash, tokens) = ([1 << 64 | 1, 1 << 64 | 2].map(BlockHash), BlockHash(9), [5, 6]);
+        tiers.identify(roots[0], 0, None, hash, &tokens);
+        let contents = Contents { key: tiers.keys[0], tokens: &tokens };
+        let slot = tiers.tiers[0].reserve(&contents).unwrap();
+        tiers.end_fill(0, slot, true);
+        let planned = roots.map(|root| {
+            let mut plan = Vec::new();
+            tiers.plan(root, None, [true; TIERS_MAX], [(&hash, &tokens[..])].into_iter(), &mut plan);
+            plan.len()
+        });
+        assert_eq!(planned, [1, 0]);
+    }
+}

@@ -1,0 +1,651 @@
+//! The transfers in flight: ids, purposes, blocks, and the outbox of requested transfers.
+//!
+//! Every copy of KV blocks, between whichever places, is one entry of this table from its request to its answer. The purpose says
+//! what happens at the end. A hand-over of blocks to another engine would be one more [`Purpose`].
+
+use std::collections::BTreeSet;
+
+use trunkline_port::{BlockFault, BlockKey};
+
+use crate::cache::links::Links;
+use crate::cache::pause::Pause;
+use crate::config::TIERS_MAX;
+use crate::journal::digest::Digest;
+use crate::names::ids::{BlockHandle, Token};
+use crate::{Place, Transfer};
+
+/// A block to copy: the number at the source and the number at the destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlockPair {
+    /// Block in the place copied from.
+    pub from: u32,
+    /// Block in the place copied to.
+    pub to: u32,
+}
+
+/// Blocks of the layer groups after the first among the sources of a transfer from the device, by the index of the pair: the block of the
+/// first group that each stands beside, and the group.
+#[derive(Debug, Default)]
+pub(crate) struct Beside(Vec<(BlockHandle, u32)>);
+
+impl Beside {
+    /// Returns the place of the source of a pair. `None` if the source is a block of the first group.
+    pub fn get(&self, pair: usize) -> Option<(BlockHandle, usize)> {
+        let (node, group) = *self.0.get(pair)?;
+        (node != BlockHandle::NONE).then_some((node, group as usize))
+    }
+
+    /// Returns the places of all sources in the groups after the first, in the order of the pairs.
+    pub fn places(&self) -> impl Iterator<Item = (BlockHandle, usize)> + '_ {
+        (0..self.0.len()).filter_map(|pair| self.get(pair))
+    }
+
+    /// Returns the places of all sources in the groups after the first, in the order of the sources.
+    pub fn by_source(&self, pairs: &[BlockPair]) -> Vec<(BlockHandle, usize)> {
+        let places = pairs.iter().enumerate().filter_map(|(at, pair)| Some((pair.from, self.get(at)?)));
+        let mut places: Vec<_> = places.collect();
+        places.sort_unstable_by_key(|(block, _)| *block);
+        places.into_iter().map(|(_, place)| place).collect()
+    }
+}
+
+/// Device blocks to be copied, with the blocks of the layer groups after the first.
+#[derive(Debug, Default)]
+pub(crate) struct Sources {
+    /// The copies.
+    pub pairs: Vec<BlockPair>,
+    beside: Beside,
+}
+
+impl Sources {
+    /// Adds a block of the first group.
+    pub fn push(&mut self, pair: BlockPair) {
+        self.pairs.push(pair);
+    }
+
+    /// Adds the block of a group after the first that stands beside `node`.
+    pub fn push_beside(&mut self, pair: BlockPair, node: BlockHandle, group: usize) {
+        self.beside.0.resize(self.pairs.len(), (BlockHandle::NONE, 0));
+        self.beside.0.push((node, group as u32));
+        self.pairs.push(pair);
+    }
+
+    /// Returns the copies and the places, last copy first.
+    pub fn reversed(mut self) -> (Vec<BlockPair>, Beside) {
+        if !self.beside.0.is_empty() {
+            self.beside.0.resize(self.pairs.len(), (BlockHandle::NONE, 0));
+        }
+        self.pairs.reverse();
+        self.beside.0.reverse();
+        (self.pairs, self.beside)
+    }
+
+    /// Returns the copies and the places, first copy first.
+    pub fn in_order(self) -> (Vec<BlockPair>, Beside) {
+        (self.pairs, self.beside)
+    }
+}
+
+/// A device prefix that ends with sources of a demotion found meanwhile. The transfer reads it as a sequence would, so that the sources
+/// stay as they are until the transfer's end.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    /// Blocks of the prefix.
+    pub chain: Vec<BlockHandle>,
+    /// Sources in the chain.
+    pub sources: u32,
+    /// Sources read in the layer groups after the first: the block of the first group, and the group.
+    pub beside: Vec<(BlockHandle, usize)>,
+}
+
+/// The reason for a transfer, with the data for the transfer's end.
+#[derive(Debug)]
+pub(crate) enum Purpose {
+    /// Takes the KV of the sequence in `slot` to host memory.
+    SwapOut {
+        /// Slot of the sequence.
+        slot: usize,
+    },
+    /// Brings the KV of the sequence in `slot` back from host memory.
+    SwapIn {
+        /// Slot of the sequence.
+        slot: usize,
+    },
+    /// Fills blocks of the sequence in `slot` from pinned blocks of a tier.
+    Load {
+        /// Slot of the sequence.
+        slot: usize,
+    },
+    /// Copies published blocks of a request to a tier; the transfer reads the chain in place of a request that ended, or beside one that runs.
+    WriteThrough {
+        /// Published blocks of the request, copied or not.
+        chain: Vec<BlockHandle>,
+        /// Copied blocks beside the chain; the transfer reads them.
+        beside: Beside,
+        /// `true` if another core continues the request, and looks for these blocks.
+        is_awaited: bool,
+    },
+    /// Saves blocks about to be evicted; the sources are freed at the end.
+    Demotion {
+        /// Prefixes found meanwhile.
+        kept: Vec<Kept>,
+        /// Sources that stood beside others.
+        beside: Beside,
+    },
+    /// Copies pinned blocks of a tier to another tier; the sources stay.
+    Propagation,
+    /// Began for a sequence that does not wait for the end any more: a swap or a load whose request ended. The transfer keeps the
+    /// blocks.
+    Orphaned(Orphan),
+}
+
+/// Blocks kept by an orphaned transfer, which may still read or write them. Freed when the transfer ends, well or not.
+#[derive(Debug, Default)]
+pub(crate) struct Orphan {
+    /// Device blocks: published ones, which the transfer reads in place of the sequence, then moving ones.
+    pub blocks: Vec<BlockHandle>,
+    /// Device blocks of the layer groups after the first, in tables as long as `blocks`, or with moving blocks alone if none of `blocks`
+    /// is published. Blocks beside published ones are read in place of the sequence too.
+    pub tables: Vec<Vec<BlockHandle>>,
+    /// Number of published blocks.
+    pub published: usize,
+    /// Host blocks, held in place of the sequence.
+    pub hosts: Vec<u32>,
+}
+
+impl Orphan {
+    /// Returns the blocks being copied of the layer groups after the first.
+    pub fn moving_beside(&self) -> impl Iterator<Item = BlockHandle> {
+        let moving = self.tables.iter().flat_map(|table| table.iter().skip(self.published));
+        moving.copied().filter(|block| *block != BlockHandle::NONE)
+    }
+
+    /// Returns the blocks read in the layer groups after the first: the block of the first group, and the group.
+    pub fn read_beside(&self) -> impl Iterator<Item = (BlockHandle, usize)> {
+        let chain = &self.blocks[..self.published];
+        let read_in = move |(group, table): (usize, &Vec<BlockHandle>)| {
+            let read = chain.iter().zip(table.clone()).filter(|(_, block)| *block != BlockHandle::NONE);
+            read.map(|(node, _)| (*node, group)).collect::<Vec<_>>()
+        };
+        self.tables.iter().enumerate().flat_map(read_in)
+    }
+}
+
+impl Purpose {
+    /// Returns the published device blocks that the transfer reads as a sequence would: with all blocks before, and findable. Blocks
+    /// kept by a demotion come on top.
+    pub fn chain(&self) -> &[BlockHandle] {
+        match self {
+            Self::WriteThrough { chain, .. } => chain,
+            Self::Orphaned(orphan) => &orphan.blocks[..orphan.published],
+            _ => &[],
+        }
+    }
+
+    /// Returns the number of times that the transfer reads this device block as the `at`-th block of a prefix.
+    pub fn reads(&self, at: usize, block: BlockHandle) -> u32 {
+        let is_there = |chain: &[BlockHandle]| u32::from(chain.get(at) == Some(&block));
+        is_there(self.chain()) + self.kept().iter().map(|kept| is_there(&kept.chain)).sum::<u32>()
+    }
+
+    /// Returns the prefixes that a demotion reads.
+    pub fn kept(&self) -> &[Kept] {
+        if let Self::Demotion { kept, .. } = self { kept } else { &[] }
+    }
+
+    /// Returns the blocks of the layer groups after the first among the sources of a copy of published blocks.
+    pub fn beside(&self) -> Option<&Beside> {
+        match self {
+            Self::WriteThrough { beside, .. } | Self::Demotion { beside, .. } => Some(beside),
+            _ => None,
+        }
+    }
+
+    /// Returns the blocks that the transfer reads in the layer groups after the first, as a sequence would: the block of the first group,
+    /// and the group.
+    pub fn read_beside(&self) -> impl Iterator<Item = (BlockHandle, usize)> + '_ {
+        let (copied, orphan) = match self {
+            Self::WriteThrough { beside, .. } => (Some(beside.places()), None),
+            Self::Orphaned(orphan) => (None, Some(orphan.read_beside())),
+            _ => (None, None),
+        };
+        let kept = self.kept().iter().flat_map(|kept| kept.beside.iter().copied());
+        copied.into_iter().flatten().chain(kept).chain(orphan.into_iter().flatten())
+    }
+
+    /// Returns `true` if a request waits for the end.
+    pub fn is_urgent(&self) -> bool {
+        self.slot().is_some() || matches!(self, Self::WriteThrough { is_awaited: true, .. })
+    }
+
+    /// Returns the slot of the sequence that waits for the end, if one does.
+    pub fn slot(&self) -> Option<usize> {
+        match self {
+            Self::SwapOut { slot } | Self::SwapIn { slot } | Self::Load { slot } => Some(*slot),
+            Self::WriteThrough { .. } | Self::Demotion { .. } | Self::Propagation | Self::Orphaned(_) => None,
+        }
+    }
+}
+
+/// End of a transfer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TransferEnd {
+    /// The destinations hold the contents of the sources.
+    Finished,
+    /// The transfer failed, perhaps because of bad sources.
+    Failed,
+    /// The transfer failed on the way; the sources are good.
+    Interrupted,
+    /// Some blocks failed: the faults by index of the pair, ascending.
+    Partial(Vec<(u32, BlockFault)>),
+}
+
+impl TransferEnd {
+    /// Returns the end of a transfer with these faults, of which those of pairs beyond `pairs` are ignored.
+    pub fn of(mut faults: Vec<(u32, BlockFault)>, pairs: usize) -> Self {
+        faults.retain(|(pair, _)| (*pair as usize) < pairs);
+        faults.sort_unstable_by_key(|(pair, _)| *pair);
+        faults.dedup_by_key(|(pair, _)| *pair);
+        if faults.is_empty() { Self::Finished } else { Self::Partial(faults) }
+    }
+
+    /// Returns the reason for a block not to have arrived. `None` if the block arrived.
+    pub fn fault(&self, pair: usize) -> Option<BlockFault> {
+        match self {
+            Self::Finished => None,
+            Self::Failed => Some(BlockFault::Bad),
+            Self::Interrupted => Some(BlockFault::Interrupted),
+            Self::Partial(faults) => {
+                let at = faults.binary_search_by_key(&(pair as u32), |(pair, _)| *pair).ok()?;
+                Some(faults[at].1)
+            }
+        }
+    }
+
+    /// Returns `true` if every block that did not arrive was interrupted.
+    pub fn is_interrupted(&self) -> bool {
+        match self {
+            Self::Finished | Self::Failed => false,
+            Self::Interrupted => true,
+            Self::Partial(faults) => faults.iter().all(|(_, fault)| *fault == BlockFault::Interrupted),
+        }
+    }
+
+    /// Returns `true` if one of so many blocks arrived, or the source says that it has none of them: it works.
+    pub fn is_answer(&self, pairs: usize) -> bool {
+        let works = |fault: Option<BlockFault>| fault.is_none_or(|fault| fault == BlockFault::Bad);
+        *self != Self::Failed && (0..pairs).any(|pair| works(self.fault(pair)))
+    }
+
+    /// Returns the number of blocks that the destination refused.
+    pub fn refused(&self) -> usize {
+        let Self::Partial(faults) = self else { return 0 };
+        faults.iter().filter(|(_, fault)| *fault == BlockFault::Refused).count()
+    }
+}
+
+/// A transfer in flight.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    /// Unique number, counting up from 1.
+    pub id: u64,
+    /// Source of the blocks.
+    pub from: Place,
+    /// Destination of the blocks.
+    pub to: Place,
+    /// Blocks copied.
+    pub pairs: Vec<BlockPair>,
+    /// Reason, and work at the end.
+    pub purpose: Purpose,
+    /// Time of the request, nanoseconds.
+    pub begun_ns: u64,
+    /// Time at which the transfer is overdue, nanoseconds.
+    pub due_ns: u64,
+    /// `true` once the transfer is overdue.
+    pub is_overdue: bool,
+}
+
+/// All transfers in flight, in the order of request.
+#[derive(Debug)]
+pub(crate) struct TransferTable {
+    next_id: u64,
+    in_flight: Vec<InFlight>,
+    /// (due time, id) of the transfers that may become overdue.
+    due: BTreeSet<(u64, u64)>,
+    /// Overdue transfers in flight.
+    n_overdue: u32,
+    /// Time of the event being handled, nanoseconds.
+    pub now_ns: u64,
+    /// Durations of transfers between two places.
+    pub links: Links,
+    /// Transfers not yet handed to the driver.
+    outbox: Vec<Transfer>,
+    /// Orphaned transfers that the driver does not know of yet.
+    cancelled: Vec<u64>,
+    /// Pauses of the copies out of each tier, and into each.
+    pauses: [[Pause; 2]; TIERS_MAX],
+}
+
+/// Way of a copy out of or into a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// To the device, for a request that waits.
+    Out,
+    /// From the device or another tier.
+    Into,
+}
+
+impl TransferTable {
+    /// Creates an empty table.
+    pub fn new(links: Links) -> Self {
+        Self {
+            next_id: 1,
+            in_flight: Vec::new(),
+            due: BTreeSet::new(),
+            n_overdue: 0,
+            now_ns: 0,
+            links,
+            outbox: Vec::new(),
+            cancelled: Vec::new(),
+            pauses: [[Pause::default(); 2]; TIERS_MAX],
+        }
+    }
+
+    /// Returns the pause that a transfer counts for: of the tier that it reads for a request, or writes.
+    fn pause_of(&mut self, from: Place, to: Place) -> Option<&mut Pause> {
+        let (tier, way) = match (from, to) {
+            (_, Place::Tier(tier)) => (tier, Way::Into),
+            (Place::Tier(tier), Place::Device) => (tier, Way::Out),
+            _ => return None,
+        };
+        Some(&mut self.pauses[tier as usize][way as usize])
+    }
+
+    /// Returns `true` while no copy out of a tier, or into it, is to begin, because the last ones failed.
+    pub fn pauses(&self, tier: usize, way: Way) -> bool {
+        self.pauses[tier][way as usize].is_on(self.now_ns)
+    }
+
+    /// Requests a transfer. `keys` and `tokens` name the contents of blocks of tiers. Returns the transfer's id.
+    pub fn begin(
+        &mut self,
+        from: Place,
+        to: Place,
+        pairs: Vec<BlockPair>,
+        purpose: Purpose,
+        (keys, tokens): (Vec<BlockKey>, Vec<Token>),
+    ) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        let numbers = pairs.iter().map(|pair| (pair.from, pair.to)).collect();
+        let is_urgent = purpose.is_urgent();
+        self.outbox.push(Transfer { id, from, to, pairs: numbers, keys, tokens, is_urgent });
+        let begun_ns = self.now_ns;
+        let patience_ns = match purpose {
+            Purpose::Load { .. } => self.links.load_patience_ns(from, to, pairs.len()),
+            _ => self.links.patience_ns(from, to, pairs.len()),
+        };
+        let due_ns = begun_ns.saturating_add(patience_ns);
+        if due_ns < u64::MAX {
+            self.due.insert((due_ns, id));
+        }
+        self.in_flight.push(InFlight { id, from, to, pairs, purpose, begun_ns, due_ns, is_overdue: false });
+        id
+    }
+
+    /// Removes an answered transfer, and learns from its duration if it succeeded. Returns `None` for an id of no transfer in flight.
+    pub fn end(&mut self, id: u64, end: &TransferEnd) -> Option<InFlight> {
+        let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).ok()?;
+        let transfer = self.in_flight.remove(at);
+        self.due.remove(&(transfer.due_ns, id));
+        self.n_overdue -= u32::from(transfer.is_overdue);
+        let (now_ns, took_ns) = (self.now_ns, self.now_ns - transfer.begun_ns);
+        if *end == TransferEnd::Finished {
+            self.links.observe(transfer.from, transfer.to, transfer.pairs.len(), took_ns);
+        }
+        // One that was overdue counted then, and of a cancelled one nobody knows.
+        if !transfer.is_overdue
+            && !matches!(transfer.purpose, Purpose::Orphaned(_))
+            && let Some(pause) = self.pause_of(transfer.from, transfer.to)
+        {
+            if end.is_answer(transfer.pairs.len()) { pause.succeeded() } else { pause.failed(now_ns, took_ns) }
+        }
+        Some(transfer)
+    }
+
+    /// Returns the earliest time at which a transfer in flight is overdue.
+    pub fn next_due_ns(&self) -> Option<u64> {
+        self.due.first().map(|(due_ns, _)| *due_ns)
+    }
+
+    /// Marks the first transfer overdue by now, and returns it. `None` if all of them are marked.
+    pub fn take_overdue(&mut self) -> Option<&InFlight> {
+        let (due_ns, id) = *self.due.first()?;
+        if due_ns > self.now_ns {
+            return None;
+        }
+        self.due.pop_first();
+        let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).expect("it did not end");
+        let transfer = &mut self.in_flight[at];
+        transfer.is_overdue = true;
+        self.n_overdue += 1;
+        let (from, to, now_ns, begun_ns) = (transfer.from, transfer.to, self.now_ns, transfer.begun_ns);
+        if let Some(pause) = self.pause_of(from, to) {
+            pause.failed(now_ns, now_ns - begun_ns);
+        }
+        Some(&self.in_flight[at])
+    }
+
+    /// Returns `true` if a transfer from or to a place is overdue. No other transfer should begin there.
+    pub fn is_stuck(&self, place: Place) -> bool {
+        let is_stuck = |transfer: &InFlight| transfer.is_overdue && (transfer.from == place || transfer.to == place);
+        self.n_overdue > 0 && self.in_flight.iter().any(is_stuck)
+    }
+
+    /// Returns `true` if a transfer reads a prefix on the device as a sequence would: the prefix of another reader is then shared or not
+    /// without a change of the block's number of readers.
+    pub fn read_prefixes(&self) -> bool {
+        let reads = |purpose: &Purpose| !purpose.chain().is_empty() || !purpose.kept().is_empty();
+        self.in_flight.iter().any(|transfer| reads(&transfer.purpose))
+    }
+
+    /// Returns `true` if blocks are being copied to a tier, in time so far.
+    pub fn is_storing(&self) -> bool {
+        self.in_flight.iter().any(|transfer| matches!(transfer.to, Place::Tier(_)) && !transfer.is_overdue)
+    }
+
+    /// Removes all transfers, in the order of request: the worker was lost and none will be answered.
+    pub fn lose(&mut self) -> Vec<InFlight> {
+        self.outbox.clear();
+        self.cancelled.clear();
+        self.due.clear();
+        self.n_overdue = 0;
+        std::mem::take(&mut self.in_flight)
+    }
+
+    /// Removes and returns the transfers to hand to the driver.
+    pub fn take_outbox(&mut self) -> impl Iterator<Item = Transfer> {
+        self.outbox.drain(..)
+    }
+
+    /// Removes and returns the transfers to be cancelled by the driver.
+    pub fn take_cancelled(&mut self) -> impl Iterator<Item = u64> {
+        self.cancelled.drain(..)
+    }
+
+    /// Lets a transfer continue without the sequence in `slot`, and cancels what is not copied yet. `orphan` returns the blocks kept by the
+    /// transfer, given the pairs.
+    pub fn orphan(&mut self, slot: usize, mut orphan: impl FnMut(&[BlockPair]) -> Orphan) {
+        for transfer in self.in_flight.iter_mut().filter(|transfer| transfer.purpose.slot() == Some(slot)) {
+            transfer.purpose = Purpose::Orphaned(orphan(&transfer.pairs));
+            self.cancelled.push(transfer.id);
+        }
+    }
+
+    /// Returns a transfer in flight.
+    pub fn get(&self, id: u64) -> Option<&InFlight> {
+        let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).ok()?;
+        Some(&self.in_flight[at])
+    }
+
+    /// Returns the number of blocks of a transfer in flight. `None` for an id of no transfer in flight.
+    pub fn pairs_of(&self, id: u64) -> Option<usize> {
+        self.get(id).map(|transfer| transfer.pairs.len())
+    }
+
+    /// Returns `true` if a transfer to a place is in flight.
+    pub fn is_writing(&self, place: Place) -> bool {
+        self.in_flight.iter().any(|transfer| transfer.to == place)
+    }
+
+    /// Returns `true` if no transfer is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// Returns `true` if a transfer is in flight and not overdue: one whose end is worth a wait.
+    pub fn any_in_time(&self) -> bool {
+        self.in_flight.len() > self.n_overdue as usize
+    }
+
+    /// Returns the transfers in flight, in the order of request.
+    pub fn iter(&self) -> impl Iterator<Item = &InFlight> {
+        self.in_flight.iter()
+    }
+
+    /// Returns the transfers that the sequence in `slot` waits for.
+    pub fn of(&self, slot: usize) -> impl Iterator<Item = &InFlight> {
+        self.in_flight.iter().filter(move |transfer| transfer.purpose.slot() == Some(slot))
+    }
+
+    /// Returns the slots of the sequences being swapped out.
+    pub fn swapping_out(&self) -> impl Iterator<Item = usize> {
+        self.in_flight.iter().filter_map(|transfer| match transfer.purpose {
+            Purpose::SwapOut { slot } => Some(slot),
+            _ => None,
+        })
+    }
+
+    /// Returns the demotions of device blocks in flight.
+    pub fn device_demotions(&self) -> impl Iterator<Item = &InFlight> {
+        let demotes = |purpose: &Purpose| matches!(purpose, Purpose::Demotion { .. });
+        self.in_flight.iter().filter(move |transfer| transfer.from == Place::Device && demotes(&transfer.purpose))
+    }
+
+    /// Returns the id of the next transfer.
+    pub fn next_id(&self) -> u64 {
+        self.next_id
+    }
+
+    /// Lets a demotion read a prefix of device blocks until its end.
+    pub fn keep(&mut self, id: u64, prefix: Kept) {
+        let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).expect("the demotion is in flight");
+        match &mut self.in_flight[at].purpose {
+            Purpose::Demotion { kept, .. } => kept.push(prefix),
+            purpose => unreachable!("{purpose:?} keeps no prefix"),
+        }
+    }
+}
+
+/// Folds the blocks of a transfer into the digest.
+pub(crate) fn fold_pairs(digest: &mut Digest, pairs: &[BlockPair]) {
+    pairs.iter().for_each(|pair| digest.fold(u64::from(pair.from) << 32 | u64::from(pair.to)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn the_digest_tells_which_blocks_a_transfer_copies_and_where() {
+        let digest = |pairs: &[(u32, u32)]| {
+            let mut digest = Digest::default();
+            let pairs: Vec<BlockPair> = pairs.iter().map(|(from, to)| BlockPair { from: *from, to: *to }).collect();
+            fold_pairs(&mut digest, &pairs);
+            digest.value()
+        };
+        let mut digests = [&[][..], &[(1, 2)], &[(2, 1)], &[(1, 3)], &[(1, 2), (1, 3)], &[(1, 3), (1, 2)]].map(digest);
+        digests.sort_unstable();
+        assert!(digests.windows(2).all(|two| two[0] != two[1]), "{digests:?}");
+    }
+
+    #[test]
+    fn places_beside_follow_the_pairs_and_can_be_put_in_the_order_of_the_sources() {
+        let block = |index| BlockHandle { index, generation: 0 };
+        let filled = || {
+            let mut sources = Sources::default();
+            for (from, place) in
+                [(9, None), (4, Some((9, 0))), (7, Some((9, 2))), (1, None), (3, Some((1, 0))), (2, None)]
+            {
+                let pair = BlockPair { from, to: 0 };
+                match place {
+                    Some((node, group)) => sources.push_beside(pair, block(node), group),
+                    None => sources.push(pair),
+                }
+            }
+            sources
+        };
+        let in_order = [None, Some((block(9), 0)), Some((block(9), 2)), None, Some((block(1), 0)), None];
+        let mut last_first = in_order;
+        last_first.reverse();
+        for (expected, (pairs, beside)) in [(in_order, filled().in_order()), (last_first, filled().reversed())] {
+            assert_eq!((0..6).map(|at| beside.get(at)).collect::<Vec<_>>(), expected);
+            assert!(beside.places().eq(expected.into_iter().flatten()));
+            assert_eq!(beside.by_source(&pairs), [(block(1), 0), (block(9), 0), (block(9), 2)]);
+        }
+        let mut alone = Sources::default();
+        alone.push(BlockPair { from: 1, to: 2 });
+        assert_eq!(alone.reversed().1.places().count(), 0);
+    }
+
+    #[test]
+    fn a_transfer_is_ended_once_and_ids_count_up_over_losses() {
+        let mut table = TransferTable::new(Links::new(&Config::default()));
+        let pairs = vec![BlockPair { from: 3, to: 4 }];
+        let out =
+            table.begin(Place::Device, Place::Host, pairs.clone(), Purpose::SwapOut { slot: 7 }, Default::default());
+        let load =
+            table.begin(Place::Tier(0), Place::Device, pairs.clone(), Purpose::Load { slot: 8 }, Default::default());
+        let demotion = table.begin(
+            Place::Device,
+            Place::Tier(0),
+            pairs.clone(),
+            Purpose::Demotion { kept: Vec::new(), beside: Beside::default() },
+            Default::default(),
+        );
+        assert_eq!((out, load, demotion), (1, 2, 3));
+        assert_eq!(table.device_demotions().count(), 1);
+        assert_eq!(table.swapping_out().collect::<Vec<_>>(), [7]);
+        assert_eq!(table.take_outbox().map(|transfer| transfer.pairs).collect::<Vec<_>>(), vec![vec![(3, 4)]; 3]);
+        table.orphan(8, |_| Orphan::default());
+        assert_eq!(table.of(8).count(), 0);
+        assert_eq!(table.iter().map(|transfer| transfer.purpose.slot()).collect::<Vec<_>>(), [Some(7), None, None]);
+        assert_eq!(table.end(load, &TransferEnd::Finished).map(|transfer| transfer.from), Some(Place::Tier(0)));
+        assert!(table.end(load, &TransferEnd::Finished).is_none());
+        assert_eq!(table.lose().iter().map(|transfer| transfer.id).collect::<Vec<_>>(), [1, 3]);
+        assert!(table.is_empty() && table.end(demotion, &TransferEnd::Finished).is_none());
+        assert_eq!(table.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot: 7 }, Default::default()), 4);
+    }
+
+    #[test]
+    fn a_transfer_that_takes_too_long_is_overdue_once_and_its_place_is_stuck_until_it_ends() {
+        let config = Config { copy_timeout_ns: 100, ..Config::default() };
+        let mut table = TransferTable::new(Links::new(&config));
+        let pairs = vec![BlockPair { from: 3, to: 4 }];
+        let first =
+            table.begin(Place::Tier(1), Place::Device, pairs.clone(), Purpose::Load { slot: 1 }, Default::default());
+        table.now_ns = 50;
+        let second = table.begin(Place::Device, Place::Tier(0), pairs, Purpose::Propagation, Default::default());
+        assert_eq!((table.next_due_ns(), table.is_storing()), (Some(100), true));
+        assert!(table.take_overdue().is_none());
+        table.now_ns = 100;
+        assert_eq!(table.take_overdue().map(|transfer| transfer.id), Some(first));
+        assert!(table.take_overdue().is_none());
+        assert_eq!((table.is_stuck(Place::Tier(1)), table.is_stuck(Place::Tier(0))), (true, false));
+        assert_eq!(table.next_due_ns(), Some(150));
+        assert!(table.end(second, &TransferEnd::Finished).is_some_and(|transfer| !transfer.is_overdue));
+        assert!(table.end(first, &TransferEnd::Finished).is_some_and(|transfer| transfer.is_overdue));
+        assert!(!table.is_stuck(Place::Tier(1)) && table.next_due_ns().is_none());
+    }
+}

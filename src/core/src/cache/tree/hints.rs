@@ -1,0 +1,38 @@
+//! Retention hints of the requests that use the tree's blocks.
+
+use super::PrefixTree;
+use crate::blocks::block::BlockState;
+use crate::journal::stats::RetentionCounters;
+use crate::names::ids::BlockHandle;
+use crate::request::retention::{Claim, RetainedBlocks};
+
+impl PrefixTree {
+    /// Follows retention hints from `now_ns` on, within limits, unless hints are followed already. Without hints, claims do nothing.
+    pub fn follow_hints(&mut self, now_ns: u64, limits: RetainedBlocks) {
+        self.eviction.follow_hints(now_ns, limits, self.pool.count(BlockState::Idle), self.pool.opened());
+    }
+
+    /// Sets the time for hints and floors. Times MUST NOT go back.
+    #[inline]
+    pub fn advance(&mut self, now_ns: u64) {
+        self.advance_floors(now_ns);
+        self.eviction.advance(now_ns, &self.nodes, &self.pool);
+    }
+
+    /// Takes in the hints of a request about to release the published blocks `prefix`, from the first block of the prompt on. A request
+    /// MUST claim the prefix before releasing any block, also without hints.
+    pub fn claim(&mut self, prefix: &[BlockHandle], claim: &Claim<'_>) {
+        let prefix = &prefix[..self.n_findable(prefix)];
+        if !prefix.is_empty() {
+            self.eviction.claim(prefix, claim, self.block_size, &self.nodes);
+        }
+    }
+
+    /// Returns gauges and counters of hints.
+    pub fn retention(&self) -> RetentionCounters {
+        self.eviction.counters()
+    }
+}
+
+#[cfg(test)]
+mod tests;

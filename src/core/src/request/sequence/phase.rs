@@ -1,0 +1,291 @@
+//! The state machine of a sequence, and the data of each state.
+
+use trunkline_port::NO_BLOCK;
+
+use crate::blocks::transitions::Transition;
+use crate::names::ids::BlockHandle;
+
+/// The state of an accepted request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SequenceState {
+    /// In the waiting queue, with or without tokens generated before a preemption.
+    Waiting,
+    /// Admitted with all blocks; part of the prefix is being copied from a tier.
+    Loading,
+    /// In the batch; at least one prompt token has no KV.
+    Prefill,
+    /// In the batch; one token without KV, the last one generated.
+    Decode,
+    /// Out of the batch, without any block; steps in flight still run the sequence.
+    Preempted,
+    /// Out of the batch; the KV is being copied to the host.
+    SwappingOut,
+    /// Out of the batch; the KV is on the host, except for a prefix read by other sequences on the device.
+    Swapped,
+    /// Out of the batch; the KV is being copied back to the device.
+    SwappingIn,
+}
+
+/// Causes of a change of [`SequenceState`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SequenceEvent {
+    /// The scheduler admitted the request with all blocks.
+    Admitted,
+    /// The scheduler admitted the request, and a tier has more of the prefix than the device.
+    LoadBegan,
+    /// All transfers from tiers ended.
+    LoadEnded,
+    /// The worker sampled the first token.
+    FirstToken,
+    /// The sequence left the batch to free blocks, and is recomputed later.
+    Preempted,
+    /// The last step in flight with the preempted sequence ended.
+    StepsEnded,
+    /// The sequence left the batch to free blocks, and the KV is copied to the host.
+    SwapOutBegan,
+    /// The KV is on the host.
+    SwapOutEnded,
+    /// The device has room again.
+    SwapInBegan,
+    /// The KV is back on the device.
+    SwapInEnded,
+    /// The sequence's own transfer failed, or the transfer joined.
+    TransferFailed,
+    /// A transfer of the sequence did not end in time. The transfer keeps its blocks.
+    TransferOverdue,
+    /// The sequence released all blocks for another sequence.
+    Released,
+    /// All KV on the device and on the host was lost.
+    WorkerLost,
+    /// A step failed to compute blocks of another sequence, which this one reads.
+    SourceFailed,
+}
+
+/// Every change of [`SequenceState`]. From every state a request may also end.
+pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 32] = {
+    use SequenceEvent::{
+        Admitted, FirstToken, LoadBegan, LoadEnded, Preempted, Released, SourceFailed, StepsEnded, SwapInBegan,
+        SwapInEnded, SwapOutBegan, SwapOutEnded, TransferFailed, TransferOverdue, WorkerLost,
+    };
+    use SequenceState::{Decode, Loading, Prefill, Swapped, SwappingIn, SwappingOut, Waiting};
+    [
+        (Admitted, Waiting, Prefill),
+        (LoadBegan, Waiting, Loading),
+        (LoadEnded, Loading, Prefill),
+        (FirstToken, Prefill, Decode),
+        (Preempted, Prefill, Waiting),
+        (Preempted, Decode, Waiting),
+        (Preempted, Prefill, SequenceState::Preempted),
+        (Preempted, Decode, SequenceState::Preempted),
+        (StepsEnded, SequenceState::Preempted, Waiting),
+        (SwapOutBegan, Prefill, SwappingOut),
+        (SwapOutBegan, Decode, SwappingOut),
+        (SwapOutEnded, SwappingOut, Swapped),
+        (SwapInBegan, Swapped, SwappingIn),
+        (SwapInEnded, SwappingIn, Prefill),
+        (SwapInEnded, SwappingIn, Decode),
+        (TransferFailed, SwappingOut, Waiting),
+        (TransferFailed, SwappingIn, Waiting),
+        (TransferOverdue, Loading, Waiting),
+        (TransferOverdue, SwappingOut, Waiting),
+        (TransferOverdue, SwappingIn, Waiting),
+        (Released, Swapped, Waiting),
+        (WorkerLost, Loading, Waiting),
+        (WorkerLost, Prefill, Waiting),
+        (WorkerLost, Decode, Waiting),
+        (WorkerLost, SequenceState::Preempted, Waiting),
+        (WorkerLost, SwappingOut, Waiting),
+        (WorkerLost, Swapped, Waiting),
+        (WorkerLost, SwappingIn, Waiting),
+        (SourceFailed, Loading, Waiting),
+        (SourceFailed, Prefill, Waiting),
+        (SourceFailed, Decode, Waiting),
+        (SourceFailed, SwappingIn, Waiting),
+    ]
+};
+
+/// The state of a sequence, with the data of that state alone. Rare states are boxed, which keeps a phase at two words.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// In the waiting queue, see [`SequenceState::Waiting`].
+    Waiting,
+    /// Waits for tiers, see [`SequenceState::Loading`].
+    Loading(Box<Load>),
+    /// Runs its prompt, see [`SequenceState::Prefill`].
+    Prefill,
+    /// Runs one token per step, see [`SequenceState::Decode`].
+    Decode,
+    /// Waits for steps in flight, see [`SequenceState::Preempted`].
+    Preempted,
+    /// Leaves for the host, see [`SequenceState::SwappingOut`].
+    SwappingOut(Box<SwapOut>),
+    /// Rests on the host, see [`SequenceState::Swapped`].
+    Swapped(Box<Swapped>),
+    /// Comes back from the host, see [`SequenceState::SwappingIn`].
+    SwappingIn(Box<SwapIn>),
+}
+
+/// Data of a sequence in state [`SequenceState::Loading`].
+#[derive(Debug, Default)]
+pub(crate) struct Load {
+    /// Blocks being filled, which follow the published ones.
+    pub blocks: u32,
+    /// Transfers in flight.
+    pub transfers: u32,
+    /// Leading blocks that no failed transfer was to fill.
+    pub good: u32,
+    /// For each block, one entry for each layer group after the first: `true` for a block being filled, or filled.
+    pub beside: Vec<bool>,
+}
+
+/// Data of a sequence in state [`SequenceState::SwappingOut`].
+#[derive(Debug)]
+pub(crate) struct SwapOut {
+    /// Id of the transfer to the host.
+    pub transfer: u64,
+    /// Host blocks being filled with the last blocks that have KV.
+    pub hosts: Vec<u32>,
+    /// Host blocks being filled for the other layer groups, as in [`Swapped::beside`].
+    pub beside: Vec<u32>,
+}
+
+/// Data of a sequence in state [`SequenceState::Swapped`].
+#[derive(Debug)]
+pub(crate) struct Swapped {
+    /// Host blocks with the KV that follows the block table.
+    pub hosts: Vec<u32>,
+    /// Host blocks of the layer groups after the first: for each of `hosts` one per group, [`NO_BLOCK`] where the sequence holds none.
+    pub beside: Vec<u32>,
+    /// Number of blocks that were published at the swap-out.
+    pub published: u32,
+    /// The policy's rank at the swap-out; the highest comes back first.
+    pub preemption_rank: i128,
+}
+
+/// Data of a sequence in state [`SequenceState::SwappingIn`].
+#[derive(Debug)]
+pub(crate) struct SwapIn {
+    /// Id of the sequence's own transfer, while in flight. `None` if the sequence joined the transfers of others for all blocks.
+    pub transfer: Option<u64>,
+    /// Host blocks with the KV that follows the block table: first those that transfers of others bring, then `copied` ones of the
+    /// sequence's own transfer.
+    pub hosts: Vec<u32>,
+    /// Host blocks of the layer groups after the first, as in [`Swapped::beside`].
+    pub beside: Vec<u32>,
+    /// Device blocks taken for the swap-in: `copied` destinations of the own transfer, then private blocks for tokens without KV.
+    pub arriving: Vec<BlockHandle>,
+    /// Device blocks of the layer groups after the first: for each of `arriving` one per group, or [`BlockHandle::NONE`].
+    pub arriving_beside: Vec<BlockHandle>,
+    /// Blocks of the sequence's own transfer.
+    pub copied: u32,
+}
+
+impl SwapIn {
+    /// Returns the host blocks that the sequence's own transfer reads.
+    pub fn copied_hosts(&self) -> &[u32] {
+        &self.hosts[self.hosts.len() - self.copied as usize..]
+    }
+
+    /// Returns the host blocks of the layer groups after the first, as far as the sequence's own transfer reads them.
+    pub fn copied_beside(&self) -> impl Iterator<Item = u32> {
+        let n_groups = self.beside.len().checked_div(self.hosts.len()).unwrap_or(0);
+        let others = self.beside.len() - self.copied as usize * n_groups;
+        self.beside[others..].iter().copied().filter(|host| *host != NO_BLOCK)
+    }
+
+    /// Returns `true` if no transfer is in flight for any block.
+    pub fn is_complete(&self) -> bool {
+        self.transfer.is_none() && self.hosts.len() == self.copied as usize
+    }
+}
+
+impl Phase {
+    /// Returns the state, without its data.
+    pub fn state(&self) -> SequenceState {
+        match self {
+            Self::Waiting => SequenceState::Waiting,
+            Self::Loading(_) => SequenceState::Loading,
+            Self::Prefill => SequenceState::Prefill,
+            Self::Decode => SequenceState::Decode,
+            Self::Preempted => SequenceState::Preempted,
+            Self::SwappingOut(_) => SequenceState::SwappingOut,
+            Self::Swapped(_) => SequenceState::Swapped,
+            Self::SwappingIn(_) => SequenceState::SwappingIn,
+        }
+    }
+
+    /// Returns the host blocks the sequence holds.
+    pub fn hosts(&self) -> &[u32] {
+        match self {
+            Self::SwappingOut(swap_out) => &swap_out.hosts,
+            Self::Swapped(swapped) => &swapped.hosts,
+            Self::SwappingIn(swap_in) => &swap_in.hosts,
+            Self::Waiting | Self::Loading(_) | Self::Prefill | Self::Decode | Self::Preempted => &[],
+        }
+    }
+
+    /// Returns the host blocks of the sequence in the layer groups after the first, with [`NO_BLOCK`] in the place of holes.
+    pub fn beside(&self) -> &[u32] {
+        match self {
+            Self::SwappingOut(swap_out) => &swap_out.beside,
+            Self::Swapped(swapped) => &swapped.beside,
+            Self::SwappingIn(swap_in) => &swap_in.beside,
+            Self::Waiting | Self::Loading(_) | Self::Prefill | Self::Decode | Self::Preempted => &[],
+        }
+    }
+
+    /// Removes and returns the first host block if it is `host`, the sequence is swapped out, and its own transfer does not read
+    /// the block.
+    pub fn take_first_host(&mut self, host: u32) -> Option<u32> {
+        let (hosts, copied) = match self {
+            Self::Swapped(swapped) => (&mut swapped.hosts, 0),
+            Self::SwappingIn(swap_in) => (&mut swap_in.hosts, swap_in.copied as usize),
+            _ => return None,
+        };
+        (hosts.len() > copied && hosts[0] == host).then(|| hosts.remove(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_transitions_is_as_reviewed() {
+        let reviewed = "\
+Admitted: Waiting -> Prefill
+LoadBegan: Waiting -> Loading
+LoadEnded: Loading -> Prefill
+FirstToken: Prefill -> Decode
+Preempted: Prefill -> Waiting
+Preempted: Decode -> Waiting
+Preempted: Prefill -> Preempted
+Preempted: Decode -> Preempted
+StepsEnded: Preempted -> Waiting
+SwapOutBegan: Prefill -> SwappingOut
+SwapOutBegan: Decode -> SwappingOut
+SwapOutEnded: SwappingOut -> Swapped
+SwapInBegan: Swapped -> SwappingIn
+SwapInEnded: SwappingIn -> Prefill
+SwapInEnded: SwappingIn -> Decode
+TransferFailed: SwappingOut -> Waiting
+TransferFailed: SwappingIn -> Waiting
+TransferOverdue: Loading -> Waiting
+TransferOverdue: SwappingOut -> Waiting
+TransferOverdue: SwappingIn -> Waiting
+Released: Swapped -> Waiting
+WorkerLost: Loading -> Waiting
+WorkerLost: Prefill -> Waiting
+WorkerLost: Decode -> Waiting
+WorkerLost: Preempted -> Waiting
+WorkerLost: SwappingOut -> Waiting
+WorkerLost: Swapped -> Waiting
+WorkerLost: SwappingIn -> Waiting
+SourceFailed: Loading -> Waiting
+SourceFailed: Prefill -> Waiting
+SourceFailed: Decode -> Waiting
+SourceFailed: SwappingIn -> Waiting
+";
+        assert_eq!(crate::blocks::transitions::text(&TRANSITIONS), reviewed);
+    }
+}

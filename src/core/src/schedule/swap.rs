@@ -1,0 +1,424 @@
+//! Swapping: the KV of a sequence moves to the host when others need its blocks, and comes back when there is room.
+//!
+//! **Out.** Blocks that another running sequence reads stay on the device, and the swapped sequence continues to read them. The
+//! rest is copied. While the transfer is in flight nothing is released; when it ends, published blocks fall idle (and stay findable until
+//! evicted) and private ones are freed. The scheduler counts on them meanwhile ([`crate::schedule::readers::future_free`]).
+//!
+//! **In.** Blocks that the tree still has, or has again, are read there and not copied. A block that another swap-in is copying is
+//! not copied twice: the second sequence joins the first one's transfer. The rest is copied, and published on arrival like freshly
+//! computed blocks: duplicates merge. Every other sequence that waits for the same host block is rebound to the device block.
+//!
+//! **Layer groups.** Everything holds for each group of layers, but that blocks with any other reader stay on the device
+//! ([`crate::cache::kv`], `swapped_groups`).
+//!
+//! A failed transfer costs a recomputation. Transfers in both directions run at the same time.
+
+use trunkline_port::NO_BLOCK;
+
+use crate::Place;
+use crate::blocks::host::HostState;
+use crate::cache::transfer_table::{BlockPair, Orphan, Purpose, fold_pairs};
+use crate::journal::digest::Decision;
+use crate::names::ids::BlockHandle;
+use crate::request::sequence::{Phase, SequenceEvent, SwapIn, SwapOut, Swapped};
+use crate::schedule::readers;
+use crate::schedule::seats;
+use crate::schedule::state::State;
+use crate::schedule::swap_queue::SwapPlace;
+
+/// Begins to copy a running sequence to the host. Returns `false`, and changes nothing, if the host has no room or there is nothing
+/// to copy.
+pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
+    let seq = &state.sequences[slot];
+    assert!(!seq.is_in_step(), "a worker may still write the blocks of {}", seq.id);
+    let n = seq.computed_blocks(state.config.block_size);
+    let pinned = readers::run_by_others(state, slot, n);
+    let is_stuck = state.kv.transfers.is_stuck(Place::Host);
+    if n == pinned || (state.kv.free_hosts() as usize) < seq.blocks_at(pinned..n) || is_stuck {
+        return false;
+    }
+    state.leave_batch(slot);
+    let State { sequences, kv, journal, waiting, .. } = state;
+    let seq = &mut sequences[slot];
+    waiting.give_seat(seq.tenant);
+    // Behind the tokens with KV nothing goes out.
+    seq.cut_copied();
+    kv.withdraw_promise(seq);
+    kv.release_groups(seq, n);
+    let mut unused = seq.table.split_off(n);
+    kv.tree.release(&mut unused, 0);
+    for block in &seq.table[pinned.max(seq.published as usize)..] {
+        kv.tree.begin_move(*block);
+    }
+    let hosts: Vec<u32> = (pinned..n).map(|_| kv.allocate_host().expect("counted a moment ago")).collect();
+    let mut pairs: Vec<BlockPair> = seq.table[pinned..]
+        .iter()
+        .zip(&hosts)
+        .map(|(block, host)| BlockPair { from: block.index, to: *host })
+        .collect();
+    let beside = kv.begin_out_beside(seq, pinned, &mut pairs);
+    let copied = pairs.len() as u64;
+    journal.decide(Decision::SwapOut, seq.id.0, copied);
+    fold_pairs(&mut journal.digest, &pairs);
+    journal.stats.preemptions += 1;
+    journal.stats.swaps.swap_outs += 1;
+    journal.stats.swaps.swapped_out_blocks += copied;
+    seq.cold.history.preemptions += 1;
+    let published = &seq.table[pinned..(seq.published as usize).max(pinned)];
+    let contents = (kv.tiers.keys_on_device(published), Vec::new());
+    let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, Purpose::SwapOut { slot }, contents);
+    seq.transition(SequenceEvent::SwapOutBegan, Phase::SwappingOut(Box::new(SwapOut { transfer, hosts, beside })));
+    true
+}
+
+/// Blocks of a sequence to be swapped in.
+struct SwapInPlan {
+    /// Blocks in the table already.
+    pinned: usize,
+    /// Leading blocks on the device.
+    found: usize,
+    /// Last host blocks, to be copied for this sequence.
+    copied: usize,
+    /// Entries of the block tables behind the leading blocks: of the copied blocks, and of tokens without KV.
+    new: usize,
+}
+
+/// Begins to bring the first swapped sequence back, or lets it be recomputed while transfers with the host are overdue. Returns `false`,
+/// and changes nothing, if there is none or no room for it.
+pub(crate) fn begin_in(state: &mut State) -> bool {
+    let Some(place) = state.swaps.swapped.first().copied() else { return false };
+    let slot = place.slot;
+    if state.kv.transfers.is_stuck(Place::Host) {
+        // Its blocks may never come back, and nothing is admitted while it waits.
+        recompute(state, slot, SequenceEvent::Released);
+        return true;
+    }
+    if seats::is_for_head(state, slot) {
+        return false;
+    }
+    let Some(SwapInPlan { pinned, found, copied, new }) = plan_in(state, slot) else { return false };
+    state.swaps.swapped.remove(&place);
+    let State { sequences, kv, journal, waiting, .. } = state;
+    let seq = &mut sequences[slot];
+    waiting.take_seat(seq.tenant);
+    kv.tree.hold_again(&kv.found, &mut seq.table);
+    seq.published = found as u32;
+    let Phase::Swapped(swapped) = &mut seq.phase else { unreachable!("{} is in the queue of the swapped", seq.id) };
+    let (mut hosts, mut beside) = (std::mem::take(&mut swapped.hosts), std::mem::take(&mut swapped.beside));
+    let on_device: Vec<u32> = hosts.drain(..found - pinned).collect();
+    let beside_on_device: Vec<u32> = beside.drain(..(found - pinned) * kv.groups.n()).collect();
+    kv.hold_beside(seq, &beside_on_device);
+    let (arriving, arriving_beside) = kv.allocate_arriving(new, &beside);
+    journal.decide(Decision::SwapIn, seq.id.0, (found as u64) << 32 | copied as u64);
+    let swap_in = SwapIn { transfer: None, hosts, beside, arriving, arriving_beside, copied: copied as u32 };
+    seq.transition(SequenceEvent::SwapInBegan, Phase::SwappingIn(Box::new(swap_in)));
+    state.swaps.arriving.push(slot);
+    if copied > 0 {
+        begin_copy_in(state, slot);
+    }
+    for (at, host) in (pinned..).zip(on_device) {
+        rebind(state, at, host, state.sequences[slot].table[at]);
+        state.kv.leave_host(host);
+    }
+    state.kv.leave_beside(&beside_on_device);
+    resume_arrived(state);
+    true
+}
+
+/// Plans the swap-in of a sequence, with the blocks on the device in `found` of the cache. Returns `None` if there is no room.
+fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
+    let size = state.config.block_size;
+    let watermark = state.watermark(state.config.swap_in_watermark);
+    let batched = state.batched();
+    let State { sequences, kv, config, .. } = state;
+    let seq = &mut sequences[slot];
+    let pinned = seq.table.len();
+    let n = pinned + seq.phase.hosts().len();
+    let Phase::Swapped(swapped) = &seq.phase else { unreachable!("{} is in the queue of the swapped", seq.id) };
+    // What a sequence did not publish before depends on what it dropped.
+    let findable = match (seq.cold.is_stale, seq.unpublishable) {
+        (true, _) => 0,
+        (false, true) => swapped.published as usize,
+        (false, false) => (seq.computed / size) as usize,
+    };
+    kv.found.clear();
+    if findable > pinned {
+        seq.hash_of_block(findable - 1, size);
+        kv.tree.find(seq.cold.root, &seq.cold.hashes[..findable], seq.tokens(), &mut kv.found);
+    }
+    let idle = kv.find_beside(seq, pinned);
+    let found = kv.found.len().max(pinned);
+    let is_read = |host: &u32| kv.host.state(*host) == HostState::Reading;
+    let awaited = &seq.phase.hosts()[found - pinned..];
+    let joined = awaited.iter().take_while(|host| is_read(host)).count();
+    if awaited[joined..].iter().any(is_read) {
+        // The transfer of the blocks before these failed, and one that had joined it is still in flight: wait for its end.
+        return None;
+    }
+    let copied = n - found - joined;
+    // Like a prefill, the sequence takes every block its tokens need, or is promised the blocks of further chunks, so that it can always continue.
+    let lacking = (seq.n_tokens() as usize).div_ceil(size as usize) - n;
+    let later = if kv.takes_chunks() && lacking > 1 { lacking } else { 0 };
+    let new = copied + lacking - later;
+    let beside = &seq.phase.beside()[(found - pinned) * kv.groups.n()..];
+    let needed = kv.count_arriving(new, beside).saturating_add(kv.blocks_behind(beside, later as u32));
+    let usable = kv.usable().saturating_sub(idle);
+    let fits = usable >= needed.saturating_add(watermark) && batched < config.max_batch_size;
+    fits.then_some(SwapInPlan { pinned, found, copied, new })
+}
+
+/// Begins the transfer of a sequence being swapped in.
+fn begin_copy_in(state: &mut State, slot: usize) {
+    let State { sequences, kv, journal, .. } = state;
+    let Phase::SwappingIn(swap_in) = &mut sequences[slot].phase else { unreachable!("its swap-in just began") };
+    let mut pairs = Vec::with_capacity(swap_in.copied as usize);
+    for (block, host) in swap_in.arriving.iter().zip(swap_in.copied_hosts()) {
+        kv.tree.begin_move(*block);
+        kv.host.begin_read(*host);
+        pairs.push(BlockPair { from: *host, to: block.index });
+    }
+    let arriving_beside = swap_in.arriving_beside.iter().filter(|block| **block != BlockHandle::NONE);
+    for (block, host) in arriving_beside.zip(swap_in.copied_beside()) {
+        kv.tree.begin_move(*block);
+        kv.host.begin_read(host);
+        pairs.push(BlockPair { from: host, to: block.index });
+    }
+    fold_pairs(&mut journal.digest, &pairs);
+    journal.stats.swaps.swapped_in_blocks += pairs.len() as u64;
+    swap_in.transfer =
+        Some(kv.transfers.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot }, Default::default()));
+}
+
+/// Ends the swap-out or swap-in transfer of the sequence in `slot`.
+pub(crate) fn end_transfer(state: &mut State, slot: usize, ok: bool) {
+    let is_out = end_copying(state, slot, ok);
+    if !ok {
+        recompute(state, slot, SequenceEvent::TransferFailed);
+    } else if is_out {
+        end_out(state, slot);
+    }
+    resume_arrived(state);
+}
+
+/// Lets the transfer of a sequence that is swapping continue without the sequence, which is about to release its blocks. The transfer
+/// keeps the blocks on both sides. A second sequence that had joined the transfer of a swap-in is recomputed.
+pub(crate) fn orphan(state: &mut State, slot: usize) {
+    let State { sequences, kv, .. } = state;
+    let seq = &mut sequences[slot];
+    kv.claim(seq);
+    let mut orphan = match &mut seq.phase {
+        Phase::SwappingOut(swap_out) => Orphan {
+            blocks: std::mem::take(&mut seq.table),
+            published: std::mem::take(&mut seq.published) as usize,
+            tables: std::mem::take(&mut seq.cold.tables),
+            hosts: swap_out.hosts.drain(..).chain(swap_out.beside.drain(..).filter(|host| *host != NO_BLOCK)).collect(),
+        },
+        Phase::SwappingIn(swap_in) if swap_in.transfer.is_some() => {
+            swap_in.transfer = None;
+            let copied = std::mem::take(&mut swap_in.copied) as usize;
+            let mut hosts = swap_in.hosts.split_off(swap_in.hosts.len() - copied);
+            let n_beside = copied * kv.groups.n();
+            let beside = swap_in.beside.split_off(swap_in.beside.len() - n_beside);
+            hosts.extend(held(&beside));
+            // Others may read the blocks too; the orphaned transfer holds them, so that nobody fills them.
+            hosts.iter().for_each(|host| kv.host.end_read(*host));
+            let tables = vec![swap_in.arriving_beside.drain(..n_beside).collect()];
+            Orphan { blocks: swap_in.arriving.drain(..copied).collect(), tables, published: 0, hosts }
+        }
+        _ => return,
+    };
+    kv.transfers.orphan(slot, |_| std::mem::take(&mut orphan));
+    debug_assert!(orphan.blocks.is_empty(), "the transfer of the swap is in flight");
+}
+
+/// Updates the host blocks of a transfer that ended: filled or freed by a swap-out, no longer read by a swap-in. Returns `true` for a
+/// swap-out.
+fn end_copying(state: &mut State, slot: usize, ok: bool) -> bool {
+    let State { sequences, kv, .. } = state;
+    match &mut sequences[slot].phase {
+        Phase::SwappingOut(swap_out) => {
+            if ok {
+                swap_out.hosts.iter().chain(held(&swap_out.beside)).for_each(|host| kv.host.filled(*host));
+            } else {
+                let (hosts, beside) = (std::mem::take(&mut swap_out.hosts), std::mem::take(&mut swap_out.beside));
+                hosts.iter().chain(held(&beside)).for_each(|host| kv.host_fill_failed(*host));
+            }
+            true
+        }
+        Phase::SwappingIn(swap_in) => {
+            swap_in.transfer = None;
+            swap_in.copied_hosts().iter().for_each(|host| kv.host.end_read(*host));
+            swap_in.copied_beside().for_each(|host| kv.host.end_read(host));
+            false
+        }
+        phase => unreachable!("no swap is in flight for a sequence that is {:?}", phase.state()),
+    }
+}
+
+/// Returns the host blocks of the layer groups after the first without the holes.
+fn held(beside: &[u32]) -> impl Iterator<Item = &u32> {
+    beside.iter().filter(|host| **host != NO_BLOCK)
+}
+
+/// Ends a swap-out: the device blocks are released, also by earlier swapped sequences with some of the blocks.
+fn end_out(state: &mut State, slot: usize) {
+    let State { sequences, kv, swaps, waiting, .. } = state;
+    let Phase::SwappingOut(swap_out) = &mut sequences[slot].phase else { unreachable!("its swap-out just ended") };
+    let (hosts, beside) = (std::mem::take(&mut swap_out.hosts), std::mem::take(&mut swap_out.beside));
+    kv.claim(&sequences[slot]);
+    let pinned = sequences[slot].table.len() - hosts.len();
+    let others: Vec<usize> = if kv.groups.n() > 0 { Vec::new() } else { swaps.swapped_slots().collect() };
+    for at in (pinned..sequences[slot].table.len()).rev() {
+        let (block, host) = (sequences[slot].table[at], hosts[at - pinned]);
+        for other in &others {
+            let other = &mut sequences[*other];
+            if other.table.len() == at + 1 && other.table[at] == block {
+                let mut last = other.table.split_off(at);
+                kv.tree.release(&mut last, 1);
+                other.published = at as u32;
+                let Phase::Swapped(swapped) = &mut other.phase else { unreachable!("in the queue of the swapped") };
+                swapped.hosts.insert(0, host);
+                kv.host.hold(host);
+            }
+        }
+    }
+    let seq = &mut sequences[slot];
+    kv.release_groups(seq, pinned);
+    let mut gone = seq.table.split_off(pinned);
+    kv.tree.release(&mut gone, (seq.published as usize).saturating_sub(pinned));
+    kv.free_left();
+    let published = std::mem::replace(&mut seq.published, pinned as u32);
+    let preemption_rank = waiting.preemption_rank(&seq.view(seq.computed));
+    swaps.swapped.insert(SwapPlace::new(preemption_rank, seq.cold.view.arrival, slot));
+    seq.transition(
+        SequenceEvent::SwapOutEnded,
+        Phase::Swapped(Box::new(Swapped { hosts, beside, published, preemption_rank })),
+    );
+}
+
+/// Brings every arriving sequence with all blocks present into the batch, and lets orphaned ones start over.
+pub(crate) fn resume_arrived(state: &mut State) {
+    loop {
+        let swap_in = |slot: usize| match &state.sequences[slot].phase {
+            Phase::SwappingIn(swap_in) => swap_in,
+            phase => unreachable!("a sequence that is {:?} does not arrive", phase.state()),
+        };
+        let is_orphaned = |swap_in: &SwapIn| {
+            swap_in.transfer.is_none() && state.kv.host.state(swap_in.hosts[0]) != HostState::Reading
+        };
+        let arriving = &state.swaps.arriving;
+        if let Some(at) = arriving.iter().position(|slot| swap_in(*slot).is_complete()) {
+            let slot = state.swaps.arriving.remove(at);
+            resume(state, slot);
+        } else if let Some(slot) = arriving.iter().copied().find(|slot| is_orphaned(swap_in(*slot))) {
+            recompute(state, slot, SequenceEvent::TransferFailed);
+        } else {
+            return;
+        }
+    }
+}
+
+/// Brings a swapped sequence with all blocks on the device again into the batch.
+fn resume(state: &mut State, slot: usize) {
+    let State { sequences, kv, .. } = state;
+    let seq = &mut sequences[slot];
+    let decodes = seq.unplanned() == 1 && seq.generated() > 0;
+    let next = if decodes { Phase::Decode } else { Phase::Prefill };
+    let Phase::SwappingIn(swap_in) = seq.transition(SequenceEvent::SwapInEnded, next) else {
+        unreachable!("the table lists no other state before")
+    };
+    let SwapIn { hosts, beside, mut arriving, arriving_beside, copied, .. } = *swap_in;
+    let first = seq.table.len();
+    for block in &arriving[..copied as usize] {
+        kv.tree.end_move(*block);
+    }
+    seq.table.append(&mut arriving);
+    let n_copied = copied as usize * kv.groups.n();
+    for (i, block) in arriving_beside.into_iter().enumerate() {
+        if i < n_copied && block != BlockHandle::NONE {
+            kv.tree.end_move(block);
+        }
+        seq.cold.tables[i % kv.groups.n()].push(block);
+    }
+    state.publish(slot);
+    let published = state.sequences[slot].published as usize;
+    for (at, host) in (first..).zip(hosts) {
+        if at < published {
+            rebind(state, at, host, state.sequences[slot].table[at]);
+        }
+        state.kv.leave_host(host);
+    }
+    state.kv.leave_beside(&beside);
+    state.journal.stats.swaps.swap_ins += 1;
+    if !decodes {
+        state.kv.promise(&mut state.sequences[slot]);
+        state.begin_shared_work(slot);
+    }
+    state.enter_batch(slot);
+}
+
+/// Rebinds every sequence that waits for a host block as its `at`-th block to the device block with the same contents.
+fn rebind(state: &mut State, at: usize, host: u32, block: BlockHandle) {
+    let State { sequences, kv, swaps, .. } = state;
+    for slot in swaps.slots() {
+        let seq = &mut sequences[slot];
+        if seq.table.len() == at
+            && let Some(host) = seq.phase.take_first_host(host)
+        {
+            kv.leave_host(host);
+            kv.tree.share(block);
+            seq.table.push(block);
+            seq.published += 1;
+        }
+    }
+}
+
+/// Lets the last swapped sequence release its blocks, so that another can run. For when nothing else can run. Returns `false` if
+/// nothing is swapped.
+pub(crate) fn release_last(state: &mut State) -> bool {
+    let Some(slot) = state.swaps.swapped.last().map(|place| place.slot) else { return false };
+    recompute(state, slot, SequenceEvent::Released);
+    true
+}
+
+/// Lets the last swapped sequence release the device blocks kept for other readers, if any. For a sequence that runs alone and
+/// needs a block, and is better not swapped out.
+pub(crate) fn release_last_pinned(state: &mut State) -> bool {
+    let last = state.swaps.swapped.last();
+    last.is_some_and(|place| !state.sequences[place.slot].table.is_empty()) && release_last(state)
+}
+
+/// Lets a sequence out of the batch release all blocks and wait.
+fn recompute(state: &mut State, slot: usize, event: SequenceEvent) {
+    leave_queue(state, slot);
+    state.release(slot);
+    state.start_over(slot, event);
+}
+
+/// Takes a swapped or arriving sequence out of its queue, and counts its seat until it has left or waits.
+pub(crate) fn leave_queue(state: &mut State, slot: usize) {
+    let seq = &state.sequences[slot];
+    if matches!(seq.phase, Phase::SwappingOut(_) | Phase::Swapped(_)) {
+        state.waiting.take_seat(seq.tenant);
+    }
+    match &seq.phase {
+        Phase::Swapped(swapped) => {
+            state.swaps.swapped.remove(&SwapPlace::new(swapped.preemption_rank, seq.cold.view.arrival, slot));
+        }
+        Phase::SwappingIn(_) => state.swaps.remove_arriving(slot),
+        _ => {}
+    }
+}
+
+/// Releases all swaps: the worker was lost, and the host blocks too. Returns the sequences out of the batch, in a fixed order,
+/// without any block or queue.
+pub(crate) fn lose(state: &mut State, in_flight: &[Purpose]) -> Vec<usize> {
+    let mut slots: Vec<usize> = in_flight.iter().filter_map(Purpose::slot).collect();
+    slots.retain(|slot| end_copying(state, *slot, false));
+    let out = slots.len();
+    slots.extend(std::mem::take(&mut state.swaps.swapped).into_iter().map(|place| place.slot));
+    slots.iter().for_each(|slot| state.waiting.take_seat(state.sequences[*slot].tenant));
+    slots.splice(out..out, state.swaps.arriving.drain(..));
+    slots.iter().for_each(|slot| state.release(*slot));
+    slots
+}
