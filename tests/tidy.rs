@@ -31,8 +31,8 @@ const UNSAFE_FILES: [&str; 6] = [
     "src/core/src/blocks/prefetch.rs",
     "src/pages/src/lib.rs",
     "src/worker/src/kv/arena.rs",
-    "src/worker/src/prefetch.rs",
-    "src/worker/src/stored.rs",
+    "src/worker/src/kernels/prefetch.rs",
+    "src/worker/src/kernels/stored.rs",
 ];
 
 /// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.

@@ -27,6 +27,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::write(out_dir.join("trunkline_descriptor.bin"), descriptors)?;
 
     let compiler = open(&PROTO_FILES)?;
-    tonic_prost_build::configure().codec_path("crate::codec::WireCodec").compile_fds(compiler.file_descriptor_set())?;
+    tonic_prost_build::configure()
+        .codec_path("crate::edge::codec::WireCodec")
+        .compile_fds(compiler.file_descriptor_set())?;
     Ok(())
 }

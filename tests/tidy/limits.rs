@@ -8,7 +8,7 @@ pub enum Measure {
     FunctionLines,
     /// Fields of the widest struct.
     StructFields,
-    /// Groups of modules that use each other.
+    /// Groups of modules that use each other; without any, groups of rooms, the files and folders directly below `src/`.
     Circles,
     /// Doc comments that open with a word of [`OPENINGS`], per cent.
     Openings,

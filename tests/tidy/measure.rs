@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::limits::{ALLOWED, GOALS, Measure, OLD_NAMES, OLD_PHRASES, OPENINGS, PRONOUNS, RELATIVES};
-use crate::modules::{circles, graph};
+use crate::modules::{circles, graph, rooms};
 use crate::source::{Doc, Sized, docs, functions, identifier_parts, structs, without_tests, words};
 
 /// Offenders listed in a failure, at most.
@@ -43,9 +43,13 @@ impl Crate {
             Measure::FunctionLines => self.widest(functions),
             Measure::StructFields => self.widest(structs),
             Measure::Circles => {
-                let circles = circles(&graph(&self.files));
-                let offenders = circles.iter().map(|circle| circle.join(" <-> ")).collect();
-                Measured { number: circles.len() as f64, offenders }
+                let modules = graph(&self.files);
+                let mut found = circles(&modules);
+                if found.is_empty() {
+                    found = circles(&rooms(&modules));
+                }
+                let offenders = found.iter().map(|circle| circle.join(" <-> ")).collect();
+                Measured { number: found.len() as f64, offenders }
             }
             Measure::Openings => self.share(opens_badly),
             Measure::ShortDocs => self.share(|doc| !doc.inner && doc.text.split_whitespace().count() <= 3),

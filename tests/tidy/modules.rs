@@ -37,6 +37,18 @@ pub fn graph(files: &[(String, String)]) -> Graph {
     graph
 }
 
+/// Folds a graph of modules to the rooms of the crate: the files and folders directly below `src/`.
+pub fn rooms(graph: &Graph) -> Graph {
+    let room = |module: &str| module.split('/').next().unwrap_or_default().to_owned();
+    let mut rooms = Graph::new();
+    for (module, uses) in graph {
+        let from = room(module);
+        let others = uses.iter().map(|used| room(used)).filter(|used| *used != from);
+        rooms.entry(from.clone()).or_default().extend(others);
+    }
+    rooms
+}
+
 fn longest_known(path: &[String], names: &BTreeSet<String>) -> Option<String> {
     (1..=path.len()).rev().map(|n| path[..n].join("/")).find(|name| names.contains(name))
 }
@@ -84,5 +96,19 @@ mod tests {
         ];
         let circles = circles(&graph(&files));
         assert_eq!(circles, [vec!["a", "b", "c"], vec!["a/one", "a/two"]]);
+    }
+
+    #[test]
+    fn rooms_may_be_in_a_circle_though_no_modules_are() {
+        let file = |name: &str, text: &str| (name.to_owned(), text.to_owned());
+        let files = [
+            file("a.rs", "mod low; mod high;"),
+            file("a/high.rs", "use crate::b::B;"),
+            file("a/low.rs", ""),
+            file("b.rs", "use crate::a::low::Low;"),
+        ];
+        let modules = graph(&files);
+        assert!(circles(&modules).is_empty());
+        assert_eq!(circles(&rooms(&modules)), [vec!["a", "b"]]);
     }
 }

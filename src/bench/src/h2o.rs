@@ -41,9 +41,9 @@ use trunkline::h2o::rig::{BLOCK, Rig};
 use trunkline::h2o::sources::{KINDS, Source};
 use trunkline::h2o::texts::{self, Outline};
 use trunkline::h2o::total::{self, Heads};
-use trunkline::h2o_settings::windows;
-use trunkline::model_source::ModelSource;
+use trunkline::model::model_source::ModelSource;
 use trunkline::serve::rotation;
+use trunkline::settings::h2o_settings::windows;
 
 const NOTES: [&str; 3] = [
     "Ratio: target of the evicting layers; then tokens by held tokens, mean over the run, in the evicting layers and over all layers.",

@@ -26,11 +26,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
-use trunkline::log_settings::LogFormat;
+use trunkline::settings::log_settings::LogFormat;
 
 use measure::Report;
 
-use trunkline::weights_settings::Placement;
+use trunkline::model::weights_settings::Placement;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -155,7 +155,7 @@ struct ServeOptions {
     prompt_tokens: u32,
 
     /// Duration of a step of the worker, as in 10ms; 0s answers at once.
-    #[arg(long, value_name = "STEP", default_value = "5ms", value_parser = trunkline::null_worker::duration)]
+    #[arg(long, value_name = "STEP", default_value = "5ms", value_parser = trunkline::model::null_worker::duration)]
     step: Duration,
 
     /// Connections that share the streams.

@@ -20,7 +20,7 @@ use trunkline_server::{Options as ServerOptions, Server, ServerHandle, listen};
 use trunkline_text::Tokenizer;
 
 use super::measure::{Report, quantile};
-use trunkline::null_worker::{NullWorker, null_backend};
+use trunkline::model::null_worker::{NullWorker, null_backend};
 
 /// Tokens in a block of the server.
 const BLOCK_SIZE: u32 = 16;

@@ -24,7 +24,7 @@ use trunkline_store::{StoreSettings, TierMedium};
 use trunkline_text::Tokenizer;
 
 use super::measure::{Report, quantile};
-use trunkline::null_worker::NullWorker;
+use trunkline::model::null_worker::NullWorker;
 
 const BLOCK_SIZE: u32 = 16;
 /// Duration of a step of the worker.

@@ -11,7 +11,7 @@ use trunkline_port::{ModelInfo, RequestId, SeqStart, Step, StepRunner, StepSeq};
 
 use super::allocations::counted;
 use super::measure::{Report, quantile};
-use trunkline::null_worker::NullWorker;
+use trunkline::model::null_worker::NullWorker;
 
 const NOTES: [&str; 5] = [
     "A server's end and a worker in one process, joined by gRPC over loopback; steps of 64 or 256 decodes after prompts of 100 tokens.",

@@ -12,8 +12,8 @@ use trunkline_worker::{Model, StreamInfo, WeightKind, Worker, WorkerConfig};
 
 use super::measure::{Report, time_ns};
 use trunkline::h2o::numbers::Numbers;
-use trunkline::model_source::ModelSource;
-use trunkline::weights_settings::{Placement, Streaming};
+use trunkline::model::model_source::ModelSource;
+use trunkline::model::weights_settings::{Placement, Streaming};
 
 const NOTES: [&str; 2] = [
     "Without a file, a model of the shape of SmolLM2-135M with random weights. Prefill is one prompt of 512 tokens in one step.",

@@ -26,47 +26,25 @@
 
 use trunkline_quote::{cut, limited, of_parser};
 
-mod attach_settings;
 mod cache;
 mod calibrate;
-mod chat;
-mod connection;
-mod core_settings;
-pub mod engines;
-mod first_worker;
+pub mod client;
 #[cfg(test)]
 mod flags_tests;
-mod generate;
-mod given;
 pub mod h2o;
-pub mod h2o_settings;
+mod h2o_command;
 #[cfg(test)]
 mod list_tests;
-pub mod load;
-pub mod log_settings;
-mod mending;
-pub mod model_source;
-mod network_settings;
-pub mod null_worker;
+pub mod model;
 mod output;
 mod plan;
 #[cfg(test)]
 mod readme_tests;
 mod replay;
-mod retain;
-mod revision;
-mod routers;
-mod selection;
 pub mod serve;
-pub mod serve_settings;
-mod session_settings;
-mod simulate_settings;
-mod simulated;
-mod sizes;
+pub mod settings;
 mod sweep;
-mod tier_settings;
 mod trace;
-pub mod weights_settings;
 mod worker;
 
 use std::io::{self, Write};
@@ -77,7 +55,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use trunkline_core::ConfigError;
 
-use self::log_settings::LogFormat;
+use self::client::{chat, generate, load};
+use self::settings::log_settings::LogFormat;
+use self::settings::{core_settings, given};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -118,7 +98,7 @@ enum Command {
     Calibrate(calibrate::CalibrateArgs),
     Trace(trace::TraceArgs),
     Load(load::LoadArgs),
-    H2o(h2o::H2oArgs),
+    H2o(h2o_command::H2oArgs),
     Cache(cache::CacheArgs),
 }
 
@@ -149,7 +129,7 @@ pub fn main() -> ExitCode {
         Command::Calibrate(args) => calibrate::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
         Command::Load(args) => load::run(&args).map(|()| ExitCode::SUCCESS),
-        Command::H2o(args) => h2o::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::H2o(args) => h2o_command::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Cache(args) => cache::run(&args),
     };
     result.unwrap_or_else(|err| fail(&err))

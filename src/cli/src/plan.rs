@@ -28,7 +28,7 @@ use crate::replay::input::{is_workload, loaded, recording};
 use crate::replay::service::hardware_names;
 use crate::replay::settings::{Runs, SettingsArgs, runs};
 use crate::replay::unused::unused;
-use crate::selection::SelectionArgs;
+use crate::settings::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -7,10 +7,10 @@ use clap::{Args, CommandFactory, Parser};
 use trunkline_core::config::{SETTINGS, Setting};
 
 use crate::Cli;
-use crate::core_settings::{CoreFlags, CoreSettings};
 use crate::replay::settings::ReplayFlags;
 use crate::serve::ServeArgs;
-use crate::serve_settings::ServeFlags;
+use crate::settings::core_settings::{CoreFlags, CoreSettings};
+use crate::settings::serve_settings::ServeFlags;
 use crate::worker::WorkerArgs;
 
 /// The page of all flags and settings.

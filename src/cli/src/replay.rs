@@ -31,7 +31,7 @@ use self::service::hardware_names;
 use self::settings::{Runs, SettingsArgs, runs};
 use self::unused::unused;
 use crate::output::{print, write_json};
-use crate::selection::SelectionArgs;
+use crate::settings::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -29,18 +29,19 @@ use self::placement::check_weights;
 use self::running::serve;
 use self::simulation::{refuse_beside_simulation, simulated};
 use self::unused::unused;
-use crate::engines::Engines;
-use crate::first_worker::limits_of_worker;
 use crate::h2o::head_loss::HeadLosses;
-use crate::h2o_settings;
-use crate::log_settings::LogFormat;
-use crate::model_source::{BUILT_IN, ModelSource, log_facts};
-use crate::null_worker::{NullWorker, WorkerKind, null_backend};
-use crate::serve_settings::{POLICY_DEFAULT, Settings};
-use crate::simulate_settings::Simulation;
-use crate::simulated::clock::RealTime;
-use crate::weights_settings::Placement;
+use crate::model::model_source::{BUILT_IN, ModelSource, log_facts};
+use crate::model::null_worker::{NullWorker, WorkerKind, null_backend};
+use crate::model::simulated::clock::RealTime;
+use crate::model::weights_settings::Placement;
+use crate::serve::first_worker::limits_of_worker;
+use crate::settings::engines::Engines;
+use crate::settings::h2o_settings;
+use crate::settings::log_settings::LogFormat;
+use crate::settings::serve_settings::{POLICY_DEFAULT, Settings};
+use crate::settings::simulate_settings::Simulation;
 
+pub(crate) mod first_worker;
 mod model_facts;
 mod open_files;
 mod placement;
@@ -378,7 +379,7 @@ pub fn embedded_with(
         cores.push(core);
     }
     opened.sort_by_key(|(worker, _)| *worker);
-    let mender = crate::mending::Mender::new(settings.model.clone(), placement, &revision, engines.embedded());
+    let mender = crate::model::mending::Mender::new(settings.model.clone(), placement, &revision, engines.embedded());
     let mut backend = engines.backend(model, tokenizer, &cores, mender);
     backend.stores = opened.into_iter().map(|(_, store)| store).collect();
     backend.model.revision = revision;

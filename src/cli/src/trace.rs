@@ -17,7 +17,7 @@ use trunkline_sim_workload::trace::{Conversion, TraceWriter, convert, convert_fi
 
 use crate::output::{align_right, grouped, per_cent, print, table, write_json};
 use crate::replay::input::recording;
-use crate::selection::SelectionArgs;
+use crate::settings::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -22,14 +22,14 @@ use trunkline_worker::{KvDtype, Worker, WorkerConfig};
 use crate::h2o::choice::{self, Choice};
 use crate::h2o::full_heads::FullHeads;
 use crate::h2o::total;
-use crate::h2o_settings::{self, divided_for_a_server};
-use crate::log_settings::LogFormat;
-use crate::mending::Mender;
-use crate::model_source::{ModelSource, log_facts};
-use crate::null_worker::{NullWorker, duration};
+use crate::model::mending::Mender;
+use crate::model::model_source::{ModelSource, log_facts};
+use crate::model::null_worker::{NullWorker, duration};
+use crate::model::weights_settings::Placement;
 use crate::serve::{cores, device_blocks};
-use crate::sizes::parse_size;
-use crate::weights_settings::Placement;
+use crate::settings::h2o_settings::{self, divided_for_a_server};
+use crate::settings::log_settings::LogFormat;
+use crate::settings::sizes::parse_size;
 
 /// Environment variable with the bearer token, for workers without a token file.
 const TOKEN_VARIABLE: &str = "TRUNKLINE_TOKEN";

@@ -1,5 +1,12 @@
 //! Rights of callers: by token if the server has tokens, else the same for all.
 
+pub(crate) mod caller;
+pub(crate) mod changes;
+pub(crate) mod client;
+pub(crate) mod tls;
+pub(crate) mod tokens;
+pub(crate) mod validity;
+
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -7,11 +14,11 @@ use tonic::Status;
 use tonic::codegen::http::HeaderMap;
 use tracing::{error, info, warn};
 
-use crate::caller::{Caller, Owner};
-use crate::changes::Watched;
-use crate::log_limit::LogLimit;
+use crate::access::caller::{Caller, Owner};
+use crate::access::changes::Watched;
+use crate::access::tokens::{Holder, Role, TokenFileError, Tokens};
+use crate::network::log_limit::LogLimit;
 use crate::network::{Call, count};
-use crate::tokens::{Holder, Role, TokenFileError, Tokens};
 
 /// Path of the health service, open to all: probes have no tokens, and learn no more than an accepted connection shows.
 const HEALTH: &str = "/grpc.health.v1.Health/";

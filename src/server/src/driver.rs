@@ -10,13 +10,17 @@
 //! failed alone or the worker fails all steps (`trunkline_cluster`, `cluster/failing.rs`). A worker with
 //! ended threads is started again ([`Workers`]), and meanwhile the worker's engine is retired: other engines continue the engine's
 //! requests with the tokens generated so far. A server with one engine stops with a failure instead, and so does a server after the
-//! last restart of every worker. A worker with a step or a reset that does not end ([`crate::watchdog`]) is left behind, and a new worker
+//! last restart of every worker. A worker with a step or a reset that does not end ([`crate::engines::watchdog`]) is left behind, and a new worker
 //! takes its place, on a server with one engine too. Attached workers come and go by themselves (`driver/attached.rs`).
 
 mod attached;
 mod client;
+pub(crate) mod commands;
+pub(crate) mod queue;
+pub(crate) mod recorder;
 pub(crate) mod start;
 mod tiers;
+pub(crate) mod workers;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -33,18 +37,18 @@ use trunkline_core::{Action, Event, FinishReason, RequestId, Stats};
 use trunkline_port::{Step, StepOutput, StepRunner, TokenLogprobs, TransferReport};
 
 use self::client::Client;
-use crate::clock::Clock;
-use crate::commands::{Command, EngineSnapshot, Snapshot, StepCounts};
-use crate::losses::Loss;
-use crate::outbox::{Output, Unavailable};
-use crate::queue::{DriverHandle, queue};
-use crate::recorder::Recorder;
-use crate::request_log::RequestLog;
-use crate::request_times::{self, RequestFigures, RequestTimes};
-use crate::step_figures::StepFigures;
-use crate::stores::TierSizes;
-use crate::worker_thread::{WorkerEvent, WorkerReport};
-use crate::workers::{WorkerError, Workers, log_failed};
+use crate::driver::commands::{Command, EngineSnapshot, Snapshot, StepCounts};
+use crate::driver::queue::{DriverHandle, queue};
+use crate::driver::recorder::Recorder;
+use crate::driver::workers::{WorkerError, Workers, log_failed};
+use crate::engines::losses::Loss;
+use crate::engines::step_figures::StepFigures;
+use crate::engines::stores::TierSizes;
+use crate::engines::worker_thread::{WorkerEvent, WorkerReport};
+use crate::network::clock::Clock;
+use crate::requests::outbox::{Output, Unavailable};
+use crate::requests::request_log::RequestLog;
+use crate::requests::request_times::{self, RequestFigures, RequestTimes};
 
 /// Commands waiting for the core's thread, at most.
 const COMMANDS_MAX: usize = 4096;

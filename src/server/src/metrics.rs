@@ -1,6 +1,6 @@
 //! Metrics of a server for Prometheus: one table of definitions, filled at each scrape.
 //!
-//! A scrape asks the core's thread for the snapshot that also answers `GetServerInfo` ([`crate::commands::Snapshot`]), so a figure has one
+//! A scrape asks the core's thread for the snapshot that also answers `GetServerInfo` ([`crate::driver::commands::Snapshot`]), so a figure has one
 //! definition. Histograms belong to the core's thread and come with the snapshot: nothing is locked for a token.
 //!
 //! Scrapes run one after another, and the core's thread is asked at most once in [`INTERVAL`], however many clients scrape; a scrape never
@@ -26,11 +26,11 @@ use tokio::time::{sleep_until, timeout};
 use self::http::{Format, Limits, Source};
 use self::samples::Samples;
 use self::scrape::Scrape;
-use crate::commands::Command;
+use crate::driver::commands::Command;
+use crate::driver::queue::DriverHandle;
 use crate::network::Network;
-use crate::queue::DriverHandle;
-use crate::sessions::{SessionCounts, SessionTable};
-use crate::submission::Submitter;
+use crate::service::sessions::{SessionCounts, SessionTable};
+use crate::service::submission::Submitter;
 
 /// Time between two snapshots, at least.
 const INTERVAL: Duration = Duration::from_millis(50);

@@ -15,13 +15,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tracing::warn;
 
-use crate::clock::Clock;
-use crate::limits::NetworkLimits;
-use crate::log_limit::LogLimit;
-use crate::places::{Crowded, Held, Place, Workplaces, first_to_go};
-use crate::refusals::Refusals;
-use crate::right::Right;
-use crate::shares::Client;
+use crate::network::clock::Clock;
+use crate::network::limits::NetworkLimits;
+use crate::network::log_limit::LogLimit;
+use crate::network::places::{Crowded, Held, Place, Workplaces, first_to_go};
+use crate::network::refusals::Refusals;
+use crate::network::right::Right;
+use crate::network::shares::Client;
 
 /// Streams of a connection that the HTTP/2 library resets for the client's mistakes, at most, until the library ends the connection: the
 /// library holds about half a kilobyte for each that the client has not read yet.
@@ -641,7 +641,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+pub(crate) mod clock;
+pub(crate) mod limits;
+pub(crate) mod log_limit;
+pub(crate) mod places;
 mod receiving;
+pub(crate) mod refusals;
+pub(crate) mod right;
 mod rights;
+pub(crate) mod shares;
 #[cfg(test)]
 mod tests;

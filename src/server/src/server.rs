@@ -1,5 +1,7 @@
 //! Puts the parts together and serves.
 
+pub(crate) mod shutdown;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -17,34 +19,34 @@ use trunkline_port::ModelInfo;
 use trunkline_store::StoreError;
 use trunkline_text::Tokenizer;
 
-use crate::accept::Acceptor;
 use crate::access::Access;
-use crate::attach::{self, Offer, WorkersService};
-use crate::commands::Command;
+use crate::access::tls::{Tls, TlsError, TlsFiles};
+use crate::access::tokens::TokenFileError;
+use crate::driver::commands::Command;
+use crate::driver::queue::DriverHandle;
+use crate::driver::recorder::Recorder;
 use crate::driver::start::{Parts, spawn};
+use crate::driver::workers::{MakeWorker, WorkerError};
 use crate::driver::{self, Outcome};
-use crate::fit::Fit;
-use crate::gate::Gate;
-use crate::limits::{NetworkLimits, open_files_max};
+use crate::edge::accept::Acceptor;
+use crate::edge::gate::Gate;
+use crate::engines::seats::AttachOptions;
+use crate::engines::stores::EngineStore;
+use crate::engines::watchdog::Watchdog;
 use crate::metrics::{Metrics, Served};
 use crate::network::Network;
-use crate::offer::SamplingOffer;
+use crate::network::limits::{NetworkLimits, open_files_max};
 use crate::proto::FILE_DESCRIPTOR_SET;
 use crate::proto::inference_server::InferenceServer;
 use crate::proto::sessions_server::SessionsServer;
-use crate::queue::DriverHandle;
-use crate::recorder::Recorder;
-use crate::request_log::RequestLog;
-use crate::seats::AttachOptions;
+use crate::requests::request_log::RequestLog;
+use crate::server::shutdown::ServerHandle;
 use crate::service::InferenceService;
-use crate::sessions::{SessionOptions, SessionService};
-use crate::shutdown::ServerHandle;
-use crate::stores::EngineStore;
-use crate::submission::{KvClass, Submitter};
-use crate::tls::{Tls, TlsError, TlsFiles};
-use crate::tokens::TokenFileError;
-use crate::watchdog::Watchdog;
-use crate::workers::{MakeWorker, WorkerError};
+use crate::service::attach::{self, Offer, WorkersService};
+use crate::service::fit::Fit;
+use crate::service::offer::SamplingOffer;
+use crate::service::sessions::{SessionOptions, SessionService};
+use crate::service::submission::{KvClass, Submitter};
 
 /// Bytes of a token id in a message, at most.
 const ID_BYTES_MAX: u64 = 5;

@@ -1,5 +1,15 @@
 //! The gRPC service: from messages to commands for the core's thread, and back.
 
+pub(crate) mod attach;
+pub(crate) mod fit;
+pub(crate) mod offer;
+pub(crate) mod request_ids;
+pub(crate) mod retention;
+pub(crate) mod sessions;
+pub(crate) mod stream;
+pub(crate) mod submission;
+pub(crate) mod validate;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,18 +20,17 @@ use trunkline_cluster::{EngineState, Health, Role};
 use trunkline_core::{Config, RequestId, Stats};
 use trunkline_port::WeightReads;
 
-use crate::caller::Caller;
-use crate::commands::{Command, EngineSnapshot, StepCounts, WorkerSnapshot};
+use crate::access::caller::Caller;
+use crate::driver::commands::{Command, EngineSnapshot, StepCounts, WorkerSnapshot};
+use crate::engines::seats::SeatState;
+use crate::engines::store_info::store_info;
 use crate::network::Network;
+use crate::network::refusals::Reason;
 use crate::proto;
 use crate::proto::inference_server::Inference;
-use crate::refusals::Reason;
-use crate::request_events::Label;
-use crate::seats::SeatState;
-use crate::store_info::store_info;
-use crate::stream::Generation;
-use crate::submission::{Rejection, Submitter};
-use crate::validate;
+use crate::requests::request_events::Label;
+use crate::service::stream::Generation;
+use crate::service::submission::{Rejection, Submitter};
 
 /// Header of a response with the request's id.
 pub(crate) const REQUEST_ID: &str = "trunkline-request-id";
@@ -326,10 +335,10 @@ mod tests {
     use trunkline_text::Tokenizer;
 
     use super::*;
-    use crate::caller::Owner;
-    use crate::limits::NetworkLimits;
-    use crate::queue::{NotTaken, queue};
-    use crate::submission::{PART_BYTES, TEXT_KIB_MAX, Tokenising};
+    use crate::access::caller::Owner;
+    use crate::driver::queue::{NotTaken, queue};
+    use crate::network::limits::NetworkLimits;
+    use crate::service::submission::{PART_BYTES, TEXT_KIB_MAX, Tokenising};
 
     /// A service whose core nobody runs.
     struct Gated {

@@ -1,5 +1,8 @@
 //! The shape of a model: dimensions, constants, and parts of its layers.
 
+pub(crate) mod families;
+pub mod groups;
+
 use std::fmt::Debug;
 use std::path::Path;
 

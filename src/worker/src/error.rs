@@ -1,5 +1,7 @@
 //! Errors of model files and of steps; each message names the fault, the place, and the remedy.
 
+pub(crate) mod misfits;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -8,8 +10,8 @@ use trunkline_quote::{cut, of_parser};
 use trunkline_streaming::BudgetError;
 use trunkline_text::{FactsError, Mistake};
 
-use crate::matrix::MatrixError;
-use crate::misfits::misfit;
+use crate::error::misfits::misfit;
+use crate::kernels::matrix::MatrixError;
 
 /// A model folder or a GGUF file cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 //!
 //! A block holds, for each layer of one layer group and for each KV head, first the keys as `[dim][token]` and then the values as `[token][dim]`.
 //! So the score of sixteen tokens against one query, and sixteen elements of a weighted sum of values, are each a run of
-//! neighbouring elements for [`crate::kernel::accumulate`]. All layers of a block lie together, so a copy is one `memcpy`.
+//! neighbouring elements for [`crate::kernels::kernel::accumulate`]. All layers of a block lie together, so a copy is one `memcpy`.
 //!
 //! # Sharing
 //!
@@ -14,17 +14,21 @@
 //! nothing.
 
 mod arena;
+pub(crate) mod block_tables;
+pub(crate) mod blocks;
 mod cells;
 mod moved;
+pub(crate) mod rope;
+pub(crate) mod table;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::config::ModelConfig;
+use crate::config::groups::Place;
 use crate::error::WorkerError;
-use crate::groups::Place;
+use crate::kernels::quantised_cells::{Bits, UNIT};
 use crate::memory;
-use crate::quantised_cells::{Bits, UNIT};
 
 use self::arena::{Arena, BlockRead, BlockWrite};
 use self::cells::{Cells, CellsMut, Layout};
@@ -335,7 +339,7 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
-    use crate::seeded::tiny_config;
+    use crate::model::seeded::tiny_config;
 
     const FLOATS: [KvDtype; 3] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16];
 

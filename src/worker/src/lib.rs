@@ -44,57 +44,28 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod attention;
-mod block_tables;
-mod blocks;
-mod cell_copies;
 pub mod config;
-mod drafter;
 pub mod error;
-mod families;
-mod gguf;
-pub mod groups;
-mod hugging_face;
-mod kernel;
+mod files;
+pub mod kernels;
 mod kv;
-mod linear;
-pub mod matrix;
+mod layers;
 mod memory;
-mod mirror;
-mod misfits;
 pub mod model;
-mod noise;
-mod packed;
-mod pair;
-mod prefetch;
-mod quantised_cells;
-mod retries;
-mod rope;
-mod rounded;
-mod sampler;
-mod scores;
-mod seeded;
-mod shards;
-mod stored;
-mod stream;
-pub mod stream_settings;
-mod table;
-mod threads;
-mod tile;
-mod weights;
+pub mod stream;
 pub mod worker;
 
-pub use crate::blocks::Blocks;
 pub use crate::config::ModelConfig;
+pub use crate::config::groups::{equal_groups, equal_head_groups};
 pub use crate::error::{
     CopyFault, GroupFault, GroupMember, GroupsError, ModelError, SamplingError, SequenceFault, WeightsFault,
     WorkerError,
 };
-pub use crate::groups::{equal_groups, equal_head_groups};
+pub use crate::kernels::matrix::{Matrix, MatrixError, WeightKind};
 pub use crate::kv::KvDtype;
-pub use crate::matrix::{Matrix, MatrixError, WeightKind};
+pub use crate::kv::blocks::Blocks;
 pub use crate::memory::machine_memory;
 pub use crate::model::Model;
-pub use crate::sampler::check_sampling;
-pub use crate::stream_settings::{PlacedGroup, StreamInfo, StreamSettings};
+pub use crate::stream::stream_settings::{PlacedGroup, StreamInfo, StreamSettings};
+pub use crate::worker::sampler::check_sampling;
 pub use crate::worker::{Worker, WorkerConfig};

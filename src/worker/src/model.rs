@@ -1,5 +1,6 @@
 //! The model: packed weights, and the forward pass over a batch.
 
+pub(crate) mod seeded;
 pub(crate) mod streamed;
 
 use std::path::Path;
@@ -8,22 +9,22 @@ use std::sync::Arc;
 use trunkline_port::{LayerGroup, ModelInfo};
 use trunkline_text::{Files, ModelFacts, gguf_name};
 
-use crate::attention::{Plan, Sequence, attend};
 use crate::config::ModelConfig;
+use crate::config::groups::{Groups, Place};
 use crate::error::{GroupsError, ModelError, WeightsFault};
-use crate::groups::{Groups, Place};
-use crate::kernel::{rms_norm, rms_norm_in_place, swiglu};
+use crate::files::weights::{InMemory, Keep, LayerWeights, Weights};
+use crate::kernels::kernel::{rms_norm, rms_norm_in_place, swiglu};
+use crate::kernels::matrix::Matrix;
+use crate::kv::rope::{Rope, rotate};
 use crate::kv::{KvCache, KvDtype, LockedBlocks};
-use crate::linear::{Linear, LinearScratch, Output};
-use crate::matrix::Matrix;
-use crate::pair::Pair;
-use crate::rope::{Rope, rotate};
-use crate::scores::Scores;
+use crate::layers::attention::{Plan, Sequence, attend};
+use crate::layers::linear::{Linear, LinearScratch, Output};
+use crate::layers::pair::Pair;
+use crate::layers::scores::Scores;
+use crate::layers::threads::Threads;
+use crate::stream::stream_settings::StreamInfo;
 use crate::stream::{Stream, Streamed};
-use crate::stream_settings::StreamInfo;
-use crate::threads::Threads;
-use crate::weights::{InMemory, Keep, LayerWeights, Weights};
-use crate::{gguf, hugging_face, shards};
+use crate::{files::gguf, files::hugging_face, files::shards};
 
 /// A decoder-only transformer of the Llama architecture or a relative of it, computed in F32 (products with quantised weights in integers): RMSNorm, rotary embeddings,
 /// grouped-query attention and a gated feed-forward layer. Immutable; an `Arc` shares the model between workers.

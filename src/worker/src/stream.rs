@@ -4,6 +4,10 @@
 //! as long as fewer than `ahead` groups are read or being read ahead. A step waits for a group that is not there yet. Memory changes hands by value: the reader
 //! owns a slot's memory while reading, and a group in use lies in shared memory that nobody can change.
 
+pub(crate) mod packed;
+pub(crate) mod retries;
+pub mod stream_settings;
+
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -13,9 +17,9 @@ use trunkline_port::WeightReads;
 use trunkline_streaming::{GroupEvent, GroupState, Groups};
 
 use crate::error::{GroupFault, WeightsFault, WorkerError};
-use crate::packed::CurrentFile;
-use crate::pair::Pair;
-use crate::retries::try_again;
+use crate::layers::pair::Pair;
+use crate::stream::packed::CurrentFile;
+use crate::stream::retries::try_again;
 
 /// Places of the groups of a model with streamed weights; shared by the model's workers.
 pub(crate) struct Streamed {

@@ -1,23 +1,27 @@
 //! The worker: runs the steps of a scheduler on a model and a KV cache.
 
+pub(crate) mod cell_copies;
+pub(crate) mod drafter;
+pub(crate) mod mirror;
+pub(crate) mod sampler;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use trunkline_port::{DeviceBlocks, Keeps, SeqFault, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs};
 
-use crate::attention::Sequence;
-use crate::block_tables::BlockTables;
-use crate::blocks::Blocks;
-use crate::cell_copies;
 use crate::error::WorkerError;
+use crate::kv::block_tables::BlockTables;
+use crate::kv::blocks::Blocks;
+use crate::kv::table::Table;
 use crate::kv::{KvCache, KvDtype, KvMemory};
-use crate::mirror::{Limits, Mirror};
+use crate::layers::attention::Sequence;
+use crate::layers::scores::ScoredRows;
+use crate::layers::threads::Threads;
 use crate::model::{Batch, Model, Scratch};
-use crate::sampler::{log_probabilities, sample};
-use crate::scores::ScoredRows;
 use crate::stream::Stream;
-use crate::table::Table;
-use crate::threads::Threads;
+use crate::worker::mirror::{Limits, Mirror};
+use crate::worker::sampler::{log_probabilities, sample};
 
 /// About how many operations picking a token takes for each token of the vocabulary.
 const SAMPLE_COST: usize = 16;

@@ -7,7 +7,7 @@ use trunkline_core::h2o::Settings;
 
 use trunkline::h2o::choice::Choice;
 use trunkline::h2o::sources;
-use trunkline::h2o_settings;
+use trunkline::settings::h2o_settings;
 
 /// Numbers of the planner, and of the KV blocks that plans are made of.
 #[derive(Clone, Debug, Args)]

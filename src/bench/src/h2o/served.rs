@@ -21,13 +21,13 @@ use trunkline_server::{Backend, Options, Server, listen};
 
 use super::quality::Case;
 use crate::measure::quantile;
-use trunkline::engines::Engines;
+use trunkline::client::load::{Stream, read};
 use trunkline::h2o::choice::Choice;
 use trunkline::h2o::full_heads::FullHeads;
 use trunkline::h2o::head_loss::HeadLosses;
-use trunkline::load::{Stream, read};
 use trunkline::serve::embedded_with;
-use trunkline::serve_settings::Settings;
+use trunkline::settings::engines::Engines;
+use trunkline::settings::serve_settings::Settings;
 
 /// Whole sequences that device memory holds at once.
 const FIT: usize = 4;

@@ -10,7 +10,7 @@ use trunkline_port::{CopyError, DeviceBlocks, ModelInfo, Step, StepError, StepOu
 
 use super::{BLOCK_SIZE, VOCAB};
 use crate::measure::Report;
-use trunkline::null_worker::NullWorker;
+use trunkline::model::null_worker::NullWorker;
 
 /// Bytes of a block.
 const BLOCK_BYTES: usize = 256 << 10;

@@ -8,29 +8,29 @@ use trunkline_server::Options;
 
 use super::Entry;
 use super::Proof::{Announces, Reaches, Test};
-use crate::core_settings::CoreSettings;
-use crate::engines::Engines;
-use crate::null_worker::WorkerKind;
+use crate::model::null_worker::WorkerKind;
+use crate::model::weights_settings::Placement;
 use crate::serve::tests::given;
-use crate::serve_settings::{ServeFlags, Settings};
-use crate::weights_settings::Placement;
+use crate::settings::core_settings::CoreSettings;
+use crate::settings::engines::Engines;
+use crate::settings::serve_settings::{ServeFlags, Settings};
 use crate::worker::tests::announced;
 
 const HOSTILE: &str = "tests/hostile.rs";
 const ACCESS: &str = "tests/access.rs";
 const PROCESS: &str = "src/cli/tests/process.rs";
 const WORKER: &str = "src/cli/src/worker.rs";
-const H2O: &str = "src/cli/src/h2o_settings.rs";
+const H2O: &str = "src/cli/src/settings/h2o_settings.rs";
 
 /// Flags of `serve`, but for those of the core, and of `worker`.
 pub const ENTRIES: &[Entry] = &[
-    ("serve", "config", Test("src/cli/src/given.rs", "flags_win_over_variables_and_variables_over_the_file")),
+    ("serve", "config", Test("src/cli/src/settings/given.rs", "flags_win_over_variables_and_variables_over_the_file")),
     (
         "serve",
         "listen",
         Test(PROCESS, "a_server_in_a_process_logs_each_request_by_its_id_and_reads_files_again_at_sighup"),
     ),
-    ("serve", "model", Test("src/cli/src/model_source.rs", "random_weights_are_asked_for_by_name")),
+    ("serve", "model", Test("src/cli/src/model/model_source.rs", "random_weights_are_asked_for_by_name")),
     (
         "serve",
         "kv-dtype",
@@ -81,7 +81,7 @@ pub const ENTRIES: &[Entry] = &[
     (
         "serve",
         "metrics",
-        Test("src/cli/src/network_settings.rs", "an_address_of_metrics_is_a_host_and_a_port_that_is_free"),
+        Test("src/cli/src/settings/network_settings.rs", "an_address_of_metrics_is_a_host_and_a_port_that_is_free"),
     ),
     ("serve", "token-file", Test(ACCESS, "roles_decide_and_a_changed_file_takes_effect")),
     ("serve", "admin", Test(HOSTILE, "administration_is_a_switch_without_tokens")),

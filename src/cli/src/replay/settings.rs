@@ -24,12 +24,12 @@ use trunkline_sim_workload::tenants::Shares;
 
 use super::service::ServiceArgs;
 use super::tiers::TierArgs;
-use crate::core_settings::{CoreFlags, CoreSettings};
-use crate::engines::roles as engines_roles;
 use crate::h2o::choice::Choice;
 use crate::h2o::full_heads::FullHeads;
 use crate::h2o::total::{self, Heads};
-use crate::h2o_settings::spread_layers;
+use crate::settings::core_settings::{CoreFlags, CoreSettings};
+use crate::settings::engines::roles as engines_roles;
+use crate::settings::h2o_settings::spread_layers;
 
 /// Token budget of a step that keeps a GPU busy.
 pub(crate) const MAX_BATCH_TOKENS: u32 = 8192;

@@ -11,7 +11,7 @@ use trunkline_sim_perf::memory::host_blocks;
 use trunkline_sim_replay::Settings;
 
 use super::measured::Measured;
-use crate::sizes::{one_or_each, parse_size};
+use crate::settings::sizes::{one_or_each, parse_size};
 
 /// Bandwidth of a disk that was not measured, GB/s.
 const DISK_GB_S: f64 = 6.0;

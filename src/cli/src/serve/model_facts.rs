@@ -7,7 +7,7 @@ use tracing::warn;
 use trunkline_port::ModelInfo;
 use trunkline_text::{ModelFacts, Tokenizer};
 
-use crate::model_source::log_facts;
+use crate::model::model_source::log_facts;
 
 const TOKENIZER_FILE: &str = "tokenizer.json";
 

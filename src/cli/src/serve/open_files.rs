@@ -4,8 +4,8 @@ use tracing::warn;
 use trunkline_server::FILES_RESERVED;
 use trunkline_store::SEGMENTS_MAX;
 
-use crate::engines::Engines;
-use crate::serve_settings::Settings;
+use crate::settings::engines::Engines;
+use crate::settings::serve_settings::Settings;
 
 /// Raises the limit of open files, and warns if it is too low for the connections and the segments of the disk tiers.
 pub(super) fn raise_open_files(settings: &Settings, engines: &Engines, connections: u32) {

@@ -2,10 +2,10 @@
 
 use anyhow::ensure;
 
-use crate::engines::Engines;
-use crate::null_worker::WorkerKind;
-use crate::serve_settings::Settings;
-use crate::weights_settings::Placement;
+use crate::model::null_worker::WorkerKind;
+use crate::model::weights_settings::Placement;
+use crate::settings::engines::Engines;
+use crate::settings::serve_settings::Settings;
 
 /// Refuses a placement of weights that is malformed, or without a worker of this server to have the weights.
 ///

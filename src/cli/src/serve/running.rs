@@ -7,8 +7,8 @@ use tokio::net::TcpListener;
 use tracing::info;
 use trunkline_server::{Server, heed_signals};
 
-use crate::network_settings::NetworkSettings;
-use crate::weights_settings;
+use crate::model::weights_settings;
+use crate::settings::network_settings::NetworkSettings;
 
 /// Serves until a signal stops the server, with metrics on `scrapes` if there is a listener.
 ///

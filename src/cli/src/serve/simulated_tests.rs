@@ -14,8 +14,8 @@ use trunkline_sim_workload::trace::{Content, Format, TraceRequest};
 
 use super::tests::given;
 use super::*;
+use crate::model::simulated::clock::{Clock, ManualTime};
 use crate::replay::settings::MAX_BATCH_TOKENS;
-use crate::simulated::clock::{Clock, ManualTime};
 
 /// Cost of a token that look-ups save.
 const RECOMPUTE_TOKEN_NS: u64 = 1_000_000_000;

@@ -9,12 +9,12 @@ use trunkline_core::h2o::Mode;
 use trunkline_server::Backend;
 
 use super::limits;
-use crate::engines::Engines;
+use crate::model::simulated;
+use crate::model::simulated::clock::Clock;
 use crate::replay::settings::MAX_BATCH_TOKENS;
-use crate::serve_settings::Settings;
-use crate::simulate_settings::{self, Simulation};
-use crate::simulated;
-use crate::simulated::clock::Clock;
+use crate::settings::engines::Engines;
+use crate::settings::serve_settings::Settings;
+use crate::settings::simulate_settings::{self, Simulation};
 
 /// Returns the limits of the core, and a backend of simulated workers.
 pub(super) fn simulated(

@@ -4,9 +4,9 @@ use trunkline_cluster::{ClusterConfig, Role};
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, Preemption};
 
-use crate::engines::Engines;
-use crate::h2o_settings::H2oSettings;
-use crate::serve_settings::Settings;
+use crate::settings::engines::Engines;
+use crate::settings::h2o_settings::H2oSettings;
+use crate::settings::serve_settings::Settings;
 
 /// Returns a line for each setting without effect, and for settings that make each other slow. `config` are the limits of each engine of `cluster`, with its tiers.
 pub fn unused(settings: &Settings, config: &Config, cluster: &ClusterConfig, engines: &Engines) -> Vec<String> {

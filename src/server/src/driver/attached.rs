@@ -8,7 +8,7 @@
 //! | it leaves, breaks a rule, is replaced, or does not come back | move to other engines; without any, wait for a worker, for [`crate::AttachOptions::wait`] |
 //! | no worker came for so long | end with an error; new ones are refused until a worker attaches |
 //!
-//! Workers in lock step ([`crate::lock_steps`]) start when all of their group are there, and go together: a broken connection is the end of the
+//! Workers in lock step ([`crate::engines::lock_steps`]) start when all of their group are there, and go together: a broken connection is the end of the
 //! session for all of them.
 //!
 //! The engine of a vacant seat is gone for the cluster, unless its requests wait for a worker.
@@ -20,10 +20,10 @@ use trunkline_cluster::{EngineId, EngineState, Input};
 use trunkline_core::Event;
 
 use super::Driver;
-use crate::commands::Attaching;
-use crate::link::LinkEnd;
-use crate::losses::Loss;
-use crate::seats::{Place, SeatState};
+use crate::driver::commands::Attaching;
+use crate::engines::link::LinkEnd;
+use crate::engines::losses::Loss;
+use crate::engines::seats::{Place, SeatState};
 
 impl Driver {
     /// Notes that nobody is in the seats yet. Requests go to the other engines, or wait for the first worker if there are none.
@@ -306,7 +306,7 @@ impl Driver {
         self.prefilling(except).any(|engine| self.cluster.status(engine).state == EngineState::Up)
     }
 
-    /// Returns `true` if such an engine has a worker, or gets one without an operator ([`crate::workers::Workers::is_served`]).
+    /// Returns `true` if such an engine has a worker, or gets one without an operator ([`crate::driver::workers::Workers::is_served`]).
     fn any_served(&self, except: Option<EngineId>) -> bool {
         self.prefilling(except).any(|engine| self.workers.is_served(engine))
     }

@@ -4,9 +4,9 @@ use tokio::sync::oneshot;
 use trunkline_cluster::EngineId;
 use trunkline_core::{Refusal, RequestId, Usage};
 
-use crate::outbox::{OutboxSender, Unavailable};
-use crate::request_events::{Ending, Engines, Label, RequestEvent};
-use crate::request_times::{End, RequestTimes};
+use crate::requests::outbox::{OutboxSender, Unavailable};
+use crate::requests::request_events::{Ending, Engines, Label, RequestEvent};
+use crate::requests::request_times::{End, RequestTimes};
 
 /// Client of a request known to the cluster.
 pub(super) struct Client {

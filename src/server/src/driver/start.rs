@@ -9,15 +9,15 @@ use trunkline_cluster::{Cluster, EngineId};
 use trunkline_port::StepRunner;
 
 use super::{Driver, Outcome, tiers};
-use crate::commands::Command;
-use crate::queue::DriverHandle;
-use crate::recorder::Recorder;
-use crate::request_log::RequestLog;
-use crate::seats::{AttachOptions, Seats};
-use crate::stores::EngineStore;
-use crate::watchdog::Watchdog;
-use crate::worker_thread::WorkerHandle;
-use crate::workers::{MakeWorker, Workers, spawn_threads};
+use crate::driver::commands::Command;
+use crate::driver::queue::DriverHandle;
+use crate::driver::recorder::Recorder;
+use crate::driver::workers::{MakeWorker, Workers, spawn_threads};
+use crate::engines::seats::{AttachOptions, Seats};
+use crate::engines::stores::EngineStore;
+use crate::engines::watchdog::Watchdog;
+use crate::engines::worker_thread::WorkerHandle;
+use crate::requests::request_log::RequestLog;
 
 /// Parts of a driver.
 pub(crate) struct Parts {

@@ -9,14 +9,14 @@ use trunkline_core::{Config, FinishReason, Namespace, Place, Refusal, Request, S
 use trunkline_port::{BlockFault, CopyError, DeviceBlocks, WeightReads};
 
 use super::*;
-use crate::caller::Caller;
-use crate::outbox::{OutboxReceiver, outbox};
-use crate::queue::NotTaken;
-use crate::request_events::Label;
-use crate::seats::Seats;
-use crate::stores::without_memory;
-use crate::watchdog::Watchdog;
-use crate::worker_thread::{CopyJob, StepJob, WorkerHandle, WorkerQueues};
+use crate::access::caller::Caller;
+use crate::driver::queue::NotTaken;
+use crate::engines::seats::Seats;
+use crate::engines::stores::without_memory;
+use crate::engines::watchdog::Watchdog;
+use crate::engines::worker_thread::{CopyJob, StepJob, WorkerHandle, WorkerQueues};
+use crate::requests::outbox::{OutboxReceiver, outbox};
+use crate::requests::request_events::Label;
 
 fn cluster(engines: usize) -> ClusterConfig {
     ClusterConfig::uniform(&Config::default(), engines)

@@ -7,8 +7,8 @@ use trunkline_port::KnownBlock;
 use trunkline_store::Store;
 
 use super::Driver;
-use crate::commands::Command;
-use crate::queue::DriverHandle;
+use crate::driver::commands::Command;
+use crate::driver::queue::DriverHandle;
 
 /// Has the blocks that a search of the store's disks finds from now on sent to the core's thread.
 pub(super) fn take_later(store: &Store, engine: EngineId, handle: &DriverHandle) {

@@ -2,7 +2,7 @@
 //!
 //! | limit | value |
 //! |---|---|
-//! | connections at once | [`Limits::connections`]; a further one ends another, as on the port of the calls ([`crate::places`]), and those with a whole request last |
+//! | connections at once | [`Limits::connections`]; a further one ends another, as on the port of the calls ([`crate::network::places`]), and those with a whole request last |
 //! | head of a request | [`HEAD_BYTES_MAX`] bytes |
 //! | time of a connection, from its beginning to the last byte of the answer | [`Limits::connection`] |
 //! | requests on a connection | one; bodies are not read |
@@ -27,7 +27,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use crate::network::network_of;
-use crate::places::{Held, Standing, first_to_go};
+use crate::network::places::{Held, Standing, first_to_go};
 
 /// Path of the metrics.
 const PATH: &str = "/metrics";

@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::limits::open_files_max;
+use crate::network::limits::open_files_max;
 
 /// Figures of the process, where the system has them.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ use std::fmt;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-use crate::histogram::Histogram;
+use crate::requests::histogram::Histogram;
 
 /// Kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,15 +7,15 @@ use trunkline_core::TierStats;
 use trunkline_port::Place;
 use trunkline_store::PlaceStats;
 
-use crate::commands::{EngineSnapshot, Snapshot};
+use crate::driver::commands::{EngineSnapshot, Snapshot};
+use crate::engines::store_info::place_name;
 use crate::metrics::Served;
 use crate::metrics::process::Process;
 use crate::metrics::samples::{Samples, Value};
 use crate::network::Network;
-use crate::request_times::RequestFigures;
-use crate::sessions::{SessionCounts, SessionTable};
-use crate::store_info::place_name;
-use crate::submission::Submitter;
+use crate::requests::request_times::RequestFigures;
+use crate::service::sessions::{SessionCounts, SessionTable};
+use crate::service::submission::Submitter;
 
 /// State of a server, from which the table of metrics is filled.
 pub(super) struct Scrape {

@@ -7,8 +7,8 @@ use std::path::Path;
 use super::samples::Kind;
 use super::table::{Metric, SECTIONS, all};
 use super::*;
-use crate::limits::NetworkLimits;
-use crate::queue::queue;
+use crate::driver::queue::queue;
+use crate::network::limits::NetworkLimits;
 
 fn read(file: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file)).unwrap()

@@ -6,7 +6,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tonic::Status;
 
 use super::{Call, Connection, Network, lock};
-use crate::right::Right;
+use crate::network::right::Right;
 
 impl Network {
     /// Ends all calls whose right is withdrawn, and asks the clients of connections whose right is withdrawn to go.

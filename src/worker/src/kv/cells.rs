@@ -6,9 +6,9 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use half::{bf16, f16};
 
 use super::KvDtype;
-use crate::matrix::half::{widen_bf16, widen_f16};
-use crate::prefetch::Ahead;
-use crate::quantised_cells::{QuantisedCells, QuantisedCellsMut};
+use crate::kernels::matrix::half::{widen_bf16, widen_f16};
+use crate::kernels::prefetch::Ahead;
+use crate::kernels::quantised_cells::{QuantisedCells, QuantisedCellsMut};
 
 /// Sizes within a block.
 #[derive(Clone, Copy)]

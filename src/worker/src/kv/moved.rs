@@ -3,7 +3,7 @@
 use trunkline_port::CellCopy;
 
 use super::{Cells, CellsMut, KvDtype, KvMemory};
-use crate::rope::rotate;
+use crate::kv::rope::rotate;
 
 impl KvMemory {
     /// Returns the number of tokens in a block.

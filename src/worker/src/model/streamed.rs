@@ -10,14 +10,14 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{LoadedName, Model};
 use crate::error::{ModelError, WorkerError};
-use crate::matrix::Matrix;
+use crate::files::shards;
+use crate::files::weights::Keep;
+use crate::kernels::matrix::Matrix;
+use crate::layers::pair::{Pair, Part};
 use crate::memory::check_weights;
-use crate::packed::{CurrentFile, Packer, Sizes};
-use crate::pair::{Pair, Part};
-use crate::shards;
+use crate::stream::packed::{CurrentFile, Packer, Sizes};
+use crate::stream::stream_settings::{PlacedGroup, StreamInfo, StreamSettings};
 use crate::stream::{Stream, Streamed};
-use crate::stream_settings::{PlacedGroup, StreamInfo, StreamSettings};
-use crate::weights::Keep;
 
 /// Extension of files with packed weights.
 const EXTENSION: &str = "packed";
@@ -242,7 +242,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::error::{GroupFault, WeightsFault};
-    use crate::matrix::WeightKind;
+    use crate::kernels::matrix::WeightKind;
     use crate::worker::{Worker, WorkerConfig};
 
     /// Condition of the disk with the packed weights.

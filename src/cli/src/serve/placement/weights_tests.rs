@@ -11,9 +11,9 @@ use trunkline_server::proto::inference_client::InferenceClient;
 use trunkline_server::proto::{GenerateRequest, Sampling, Stopping};
 use trunkline_server::{Options, Server, listen};
 
-use crate::engines::Engines;
 use crate::serve::embedded;
 use crate::serve::tests::given;
+use crate::settings::engines::Engines;
 
 /// Returns the generated tokens of one request.
 async fn answer(client: &mut InferenceClient<Channel>, prompt: &str) -> Vec<u32> {

@@ -3,11 +3,11 @@
 use trunkline_cluster::{EngineState, Health, Role};
 
 use super::{ENGINE, Metric, counter, gauge, histogram, info};
-use crate::histogram::Histogram;
+use crate::engines::seats::SeatState;
+use crate::engines::step_figures::StepFigures;
 use crate::metrics::samples::Samples;
 use crate::metrics::scrape::{Engine, Scrape};
-use crate::seats::SeatState;
-use crate::step_figures::StepFigures;
+use crate::requests::histogram::Histogram;
 
 /// States of an engine with their names.
 const STATES: [(EngineState, &str); 5] = [

@@ -1,10 +1,10 @@
 //! Metrics of requests and their tokens.
 
 use super::{ENGINE, Metric, counter, gauge, histogram};
-use crate::histogram::Histogram;
 use crate::metrics::samples::Samples;
 use crate::metrics::scrape::Scrape;
-use crate::request_times::RequestFigures;
+use crate::requests::histogram::Histogram;
+use crate::requests::request_times::RequestFigures;
 
 pub(super) const METRICS: &[Metric] = &[
     gauge("trunkline_num_requests_running", ENGINE, "Requests in the running batch.", |s, out| {

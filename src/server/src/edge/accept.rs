@@ -1,0 +1,251 @@
+//! Accepts connections and serves them.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::rt::Executor;
+use hyper::server::conn::http2;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{debug, warn};
+
+use crate::access::tls::Tls;
+use crate::edge::frames::Watched;
+use crate::edge::gate::{CALL, Gate};
+use crate::edge::gather::{Gathered, Turns};
+use crate::edge::greeting::{Port, greet};
+use crate::edge::headers::HEADER_BYTES_KEPT;
+use crate::edge::socket::TimedSocket;
+use crate::network::log_limit::LogLimit;
+use crate::network::{Admitted, Connection, MISTAKES_MAX, Network};
+
+/// First and longest pause after a failed accept.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Time for a client to acknowledge the end of an idle connection.
+const GOODBYE: Duration = Duration::from_secs(5);
+/// Time between two looks at a connection with calls.
+const LOOK: Duration = Duration::from_secs(10);
+/// Time for a client to read the status of a call that the server ends, until the call is reset.
+const LAST_WORD: Duration = Duration::from_secs(1);
+/// Output of one call in the connection's buffers, at most, bytes.
+const SEND_BUFFER_BYTES: usize = 64 << 10;
+/// Streams of a connection reset by the client before this server saw them, at most, until the connection is closed. A gateway may pass
+/// on the resets of many users at once; [`Connection`] counts resets over time.
+const UNSEEN_RESETS_MAX: usize = 1024;
+
+/// Source of connections.
+pub(crate) trait Accept: Send {
+    /// Waits for a connection.
+    fn accept(&self) -> impl Future<Output = io::Result<(TcpStream, SocketAddr)>> + Send;
+}
+
+impl Accept for TcpListener {
+    fn accept(&self) -> impl Future<Output = io::Result<(TcpStream, SocketAddr)>> + Send {
+        Self::accept(self)
+    }
+}
+
+/// Serves the connections of a listener.
+pub(crate) struct Acceptor {
+    pub(crate) network: Arc<Network>,
+    pub(crate) gate: Gate,
+    pub(crate) tls: Option<Arc<Tls>>,
+}
+
+impl Acceptor {
+    /// Serves until `stop` is ready; then waits for the calls on all connections to end. Dropping the future cuts the connections.
+    pub(crate) async fn serve(self, listener: impl Accept, stop: impl Future<Output = ()>) {
+        let (stopping, stopped) = watch::channel(false);
+        let mut connections = JoinSet::new();
+        let refusals = LogLimit::default();
+        let mut pause = PAUSE_MIN;
+        let mut stop = pin!(stop);
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = &mut stop => break,
+                accepted = listener.accept() => accepted,
+                Some(_) = connections.join_next(), if !connections.is_empty() => continue,
+            };
+            match accepted {
+                Ok((socket, peer)) => {
+                    pause = PAUSE_MIN;
+                    let Some(admitted) = self.network.admit(peer) else {
+                        let connections_max = self.network.limits.connections;
+                        refusals.log(self.network.clock, |n| {
+                            warn!(n, connections_max, "refusing connections: each open connection is at work");
+                        });
+                        continue;
+                    };
+                    let (gate, tls, stopped) = (self.gate.clone(), self.tls.clone(), stopped.clone());
+                    connections.spawn(async move { serve_socket(socket, admitted, gate, tls, stopped).await });
+                }
+                Err(err) if concerns_one_connection(&err) => debug!(%err, "a connection ended before it began"),
+                Err(err) => {
+                    warn!(%err, ?pause, "cannot accept connections; trying again after a pause");
+                    self.network.make_room();
+                    tokio::select! {
+                        () = &mut stop => break,
+                        () = sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
+                    }
+                }
+            }
+        }
+        drop(listener);
+        stopping.send_replace(true);
+        while connections.join_next().await.is_some() {}
+    }
+}
+
+/// Returns `true` for errors of the connection to be accepted; others concern the listener or the process.
+fn concerns_one_connection(err: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(err.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+async fn serve_socket(
+    socket: TcpStream,
+    admitted: Admitted,
+    gate: Gate,
+    tls: Option<Arc<Tls>>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let connection = &admitted.0;
+    if let Err(err) = socket.set_nodelay(true) {
+        return debug!(%err, "a connection ended before it began");
+    }
+    let port = if tls.is_some() { Port::Tls } else { Port::Plain };
+    let Some(socket) = begin(connection, &mut stopped, greet(socket, port, connection)).await.flatten() else { return };
+    let Some(tls) = tls else { return serve_http(socket, connection, gate, stopped).await };
+    let shaken = begin(connection, &mut stopped, async {
+        let socket = tls.accept(socket, connection).await?;
+        greet(socket, Port::Shaken, connection).await
+    });
+    if let Some(socket) = shaken.await.flatten() {
+        serve_http(socket, connection, gate, stopped).await;
+    }
+}
+
+/// Runs a part of the beginning of a connection within the time for the first request. Returns `None` if the connection is over.
+async fn begin<T>(
+    connection: &Connection,
+    stopped: &mut watch::Receiver<bool>,
+    part: impl Future<Output = io::Result<T>>,
+) -> Option<T> {
+    let result = tokio::select! {
+        result = timeout(connection.network().limits.first_request, part) => result,
+        () = connection.closed() => return None,
+        // Nobody has called yet.
+        _ = stopped.wait_for(|stopped| *stopped) => return None,
+    };
+    match result {
+        Ok(result) => result.inspect_err(|err| debug!(%err, "a connection ended before its first request")).ok(),
+        Err(_) => {
+            connection.close();
+            None
+        }
+    }
+}
+
+async fn serve_http<S>(socket: S, connection: &Arc<Connection>, gate: Gate, mut stopped: watch::Receiver<bool>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let network = connection.network();
+    let limits = &network.limits;
+    let mut builder = http2::Builder::new(CallExecutor(connection.clone()));
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(limits.calls_per_connection)
+        .keep_alive_interval((!limits.keepalive.is_zero()).then_some(limits.keepalive))
+        .keep_alive_timeout(limits.keepalive_timeout)
+        .max_header_list_size(HEADER_BYTES_KEPT)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
+        .max_pending_accept_reset_streams(UNSEEN_RESETS_MAX)
+        .max_local_error_reset_streams(MISTAKES_MAX);
+    let socket = Watched::new(TimedSocket::new(socket, limits.unread), connection.clone());
+    let turns = Turns::default();
+    let socket = TokioIo::new(Gathered::new(socket, turns.clone()));
+    let mut http = pin!(builder.serve_connection(socket, TowerToHyperService::new(gate)));
+    // The end of an idle connection, once it is announced.
+    let mut ending = None;
+    let mut stopping = false;
+    loop {
+        let look = ending.unwrap_or_else(|| {
+            let expires = connection.expires_ns().and_then(|at_ns| network.clock.instant(at_ns));
+            // Calls begin and end unnoticed here, and with them the time at which the connection expires.
+            let next = Instant::now() + LOOK.min(limits.idle);
+            expires.map_or(next, |expires| next.min(Instant::from_std(expires)))
+        });
+        tokio::select! {
+            result = turns.clone().count(http.as_mut()) => {
+                if let Err(err) = result {
+                    debug!(%err, "a connection failed");
+                }
+                return;
+            }
+            () = connection.closed() => return,
+            _ = stopped.wait_for(|stopped| *stopped), if !stopping => {
+                stopping = true;
+                http.as_mut().graceful_shutdown();
+            }
+            () = connection.retired(), if !stopping => {
+                stopping = true;
+                debug!(peer = %connection.peer(), "asking a client for another connection: too many resets or mistakes on this one");
+                http.as_mut().graceful_shutdown();
+            }
+            () = sleep_until(look) => {
+                let is_announced = ending.take().is_some();
+                if connection.has_expired() {
+                    if is_announced || connection.begun() == 0 {
+                        return connection.close();
+                    }
+                    http.as_mut().graceful_shutdown();
+                    ending = Some(Instant::now() + GOODBYE);
+                }
+            }
+        }
+    }
+}
+
+/// Runs the calls of a connection as tasks that can be reset one by one.
+#[derive(Clone)]
+struct CallExecutor(Arc<Connection>);
+
+impl<F> Executor<F> for CallExecutor
+where
+    F: Future + Send + 'static,
+    F::Output: Send,
+{
+    fn execute(&self, stream: F) {
+        let opened = self.0.open_call();
+        let call = opened.0.clone();
+        tokio::spawn(CALL.scope(call.clone(), async move {
+            let unheard = async {
+                call.ended().await;
+                sleep(LAST_WORD).await;
+            };
+            // Dropping the stream resets it.
+            tokio::select! {
+                biased;
+                () = call.to_reset() => {}
+                _ = stream => {}
+                () = unheard => {}
+            }
+            drop(opened);
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests;

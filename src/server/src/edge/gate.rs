@@ -1,0 +1,220 @@
+//! Entry of every call: identity, limits on the message, and the statuses of calls that reach no handler.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+
+use http_body::Body;
+use tonic::codegen::http::{HeaderValue, Request, Response};
+use tonic::codegen::{Bytes, Service, StdError};
+use tonic::service::Routes;
+use tonic::{Code, Status};
+
+use crate::access::caller::Caller;
+use crate::access::{Access, WORKERS};
+use crate::edge::bodies::{Accepted, End, RequestBody, ResponseBody};
+use crate::edge::headers;
+use crate::edge::panics::{Whole, failed};
+use crate::edge::questions::Questions;
+use crate::network::Call;
+use crate::network::refusals::Reason;
+
+tokio::task_local! {
+    /// The call that the current task serves.
+    pub(crate) static CALL: Arc<Call>;
+}
+
+/// Path of the service with streams of requests, which may take as long as a connection may be idle.
+const REFLECTION: &str = "/grpc.reflection.";
+/// Paths of the services of the clients.
+const CLIENTS: [&str; 2] = ["/trunkline.v1.Inference/", "/trunkline.v1.Sessions/"];
+
+/// All services of the server, behind the checks common to all.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    /// Services there from the start.
+    early: Routes,
+    /// Services of the clients, once the server knows its model.
+    clients: Arc<OnceLock<Routes>>,
+    access: Arc<Access>,
+}
+
+impl Gate {
+    pub(crate) fn new(early: Routes, clients: Arc<OnceLock<Routes>>, access: Arc<Access>) -> Self {
+        Self { early: early.prepare(), clients, access }
+    }
+
+    /// Returns the sender of a call, and the services for its path.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED for too many headers, the errors of [`Access::caller`], and UNAVAILABLE before the server knows its model.
+    fn enter<B>(&self, request: &Request<B>, call: &Arc<Call>) -> Result<(Caller, Routes), Status> {
+        let refusals = &call.connection().network().counters.refusals;
+        headers::check(request).inspect_err(|_| refusals.count(Reason::HeadersTooLarge))?;
+        if let Some(status) = call.withdrawal() {
+            return Err(status);
+        }
+        let path = request.uri().path();
+        let caller = self.access.caller(path, request.headers(), call)?;
+        Ok((caller, self.routes(path)?))
+    }
+
+    /// Returns the services for a path.
+    ///
+    /// # Errors
+    /// UNAVAILABLE for calls of clients before the server knows its model.
+    fn routes(&self, path: &str) -> Result<Routes, Status> {
+        if !CLIENTS.iter().any(|service| path.starts_with(service)) {
+            return Ok(self.early.clone());
+        }
+        let wait = || Status::unavailable("no worker has attached yet; try again later");
+        self.clients.get().cloned().ok_or_else(wait)
+    }
+}
+
+impl<B> Service<Request<B>> for Gate
+where
+    B: Body<Data = Bytes> + Unpin + Send + 'static,
+    B::Error: Into<StdError>,
+{
+    type Response = Response<ResponseBody<tonic::body::Body>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let gate = self.clone();
+        Box::pin(async move {
+            let call = CALL.with(Arc::clone);
+            let mut end: End = Box::pin(ended(call.clone()));
+            let answer = async {
+                let (caller, mut routes) = gate.enter(&request, &call)?;
+                headers::trim(&mut request);
+                let limits = &call.connection().network().limits;
+                let streams = request.uri().path().starts_with(REFLECTION);
+                let limit = if streams { limits.idle.max(limits.request) } else { limits.request };
+                // A worker's messages are no requests: the service bounds each, and the time between two.
+                let attaches = request.uri().path().starts_with(WORKERS);
+                let accepted = Accepted::default();
+                let mut request = request.map(|body| match attaches {
+                    true => RequestBody::unbounded(body, call.clone(), accepted.clone()),
+                    false => RequestBody::new(body, call.clone(), limit),
+                });
+                request.extensions_mut().insert(accepted);
+                request.extensions_mut().insert(caller);
+                let path = request.uri().path().to_owned();
+                let response = Whole::new(async move {
+                    match streams {
+                        true => routes.call(request.map(Questions::of)).await,
+                        false => routes.call(request).await,
+                    }
+                });
+                match response.await {
+                    Ok(response) => Ok(response.unwrap_or_else(|never| match never {})),
+                    Err(panicked) => {
+                        // The handler had the message: the fault is not the client's.
+                        call.handle();
+                        Err(failed(&path, &panicked))
+                    }
+                }
+            };
+            let (response, end) = tokio::select! {
+                biased;
+                status = &mut end => (status.into_http(), None),
+                answer = answer => (answer.unwrap_or_else(Status::into_http), Some(end)),
+            };
+            let response = correct(response, &call);
+            call.answer(response.headers().get(Status::GRPC_STATUS).is_none());
+            Ok(response.map(|body| ResponseBody::new(body, call, end)))
+        })
+    }
+}
+
+/// Waits until the server ends a call, and returns the status.
+async fn ended(call: Arc<Call>) -> Status {
+    call.ended().await
+}
+
+/// Corrects the status of a request whose message could not be read: tonic blames the server for a malformed message, and calls
+/// a message beyond the limit OUT_OF_RANGE. The request counts as refused.
+fn correct<B>(mut response: Response<B>, call: &Call) -> Response<B> {
+    if call.is_handled() {
+        return response;
+    }
+    let status = response.headers().get(Status::GRPC_STATUS).map(|status| Code::from_bytes(status.as_bytes()));
+    let (code, reason) = match status {
+        Some(Code::Internal | Code::Unknown) => (Code::InvalidArgument, Reason::Invalid),
+        Some(Code::OutOfRange) => (Code::ResourceExhausted, Reason::MessageTooLarge),
+        _ => return response,
+    };
+    call.connection().network().counters.refusals.count(reason);
+    response.headers_mut().insert(Status::GRPC_STATUS, HeaderValue::from(code as i32));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body::Frame;
+
+    use super::*;
+    use crate::network::clock::Clock;
+    use crate::network::limits::NetworkLimits;
+
+    #[tokio::test]
+    async fn a_call_whose_code_panics_ends_with_a_status() {
+        let run = |fails: bool| Whole::new(async move { if fails { panic!("two\nlines") } else { 7 } });
+        assert!(matches!(run(false).await, Ok(7)));
+        let status = failed("/service/Call", &run(true).await.unwrap_err());
+        assert_eq!(status.code(), Code::Internal);
+        assert!(status.message().starts_with("a fault of the server ended this call: two lines ("), "{status:?}");
+    }
+
+    /// A body with one frame, that panics behind it.
+    struct Panics(Option<Frame<Bytes>>);
+
+    impl Body for Panics {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            Poll::Ready(Some(Ok(self.0.take().expect("the body is over"))))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stream_whose_code_panics_ends_with_a_status_behind_its_messages() {
+        let call = Call::detached(NetworkLimits::default(), Clock::start());
+        let mut body = ResponseBody::new(Panics(Some(Frame::data(Bytes::from_static(b"ab")))), call, None);
+        let mut frames = Vec::new();
+        while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            frames.push(frame.unwrap());
+        }
+        let bytes: Vec<&Bytes> = frames.iter().filter_map(Frame::data_ref).collect();
+        assert_eq!(bytes, ["a", "b"]);
+        let trailers = frames.last().unwrap().trailers_ref().unwrap();
+        assert_eq!(trailers[Status::GRPC_STATUS], "13");
+    }
+
+    #[test]
+    fn only_calls_without_a_handler_change_their_status_and_count_as_refused() {
+        let corrected = |code: Code, handled: bool| {
+            let call = Call::detached(NetworkLimits::default(), Clock::start());
+            if handled {
+                call.handle();
+            }
+            let response = correct(Status::new(code, "why").into_http::<()>(), &call);
+            assert_eq!(response.headers().get("grpc-message").unwrap(), "why");
+            let refused = call.connection().network().counters.refusals.each().find(|(_, n)| *n > 0);
+            (Code::from_bytes(response.headers()[Status::GRPC_STATUS].as_bytes()), refused)
+        };
+        assert_eq!(corrected(Code::Internal, false), (Code::InvalidArgument, Some(("invalid", 1))));
+        assert_eq!(corrected(Code::OutOfRange, false), (Code::ResourceExhausted, Some(("message_too_large", 1))));
+        assert_eq!(corrected(Code::Unimplemented, false), (Code::Unimplemented, None));
+        assert_eq!(corrected(Code::Internal, true), (Code::Internal, None));
+    }
+}

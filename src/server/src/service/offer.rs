@@ -1,0 +1,101 @@
+//! Sampling and attention scores that a server offers: no more than each of its workers can do.
+
+use trunkline_cluster::ClusterConfig;
+use trunkline_core::h2o::Mode;
+use trunkline_port::Sampling;
+use trunkline_quote::quoted;
+
+use crate::service::validate::{Invalid, LOGPROBS_MAX};
+
+/// Sampling and scores that the server offers to its clients. Every worker of a server can do as much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SamplingOffer {
+    /// Most likely tokens reported with each token, at most; 0 for no log probabilities at all.
+    pub max_logprobs: u32,
+    /// Sampling parameters other than temperature 0, and a repetition penalty.
+    pub seeded_sampling: bool,
+    /// Attention scores of blocks, which requests with `h2o` need.
+    pub scores: bool,
+}
+
+impl Default for SamplingOffer {
+    /// All that the protocol of the clients has.
+    fn default() -> Self {
+        Self { max_logprobs: LOGPROBS_MAX, seeded_sampling: true, scores: true }
+    }
+}
+
+impl SamplingOffer {
+    /// Returns an offer within the abilities of a worker.
+    pub fn within(max_logprobs: u32, seeded_sampling: bool, scores: bool) -> Self {
+        Self { max_logprobs: max_logprobs.min(LOGPROBS_MAX), seeded_sampling, scores }
+    }
+
+    /// Returns the offer of a server whose last `attached` engines take workers that it does not know yet: these have scores only if the limits of
+    /// the engines ask for them.
+    pub(crate) fn beside(self, cluster: &ClusterConfig, attached: usize) -> Self {
+        let embedded = cluster.engines.len().saturating_sub(attached);
+        let scored = cluster.engines[embedded..].iter().all(|engine| engine.core.h2o.mode != Mode::Off);
+        Self { scores: self.scores && scored, ..self }
+    }
+
+    /// Compares the parameters of a request with the offer. A worker without scores fails a step that asks for them, with all of its requests.
+    pub(crate) fn check(&self, sampling: &Sampling, h2o: Option<Mode>) -> Result<(), Invalid> {
+        let is_greedy = sampling.temperature == 0.0 && !sampling.needs_history();
+        if !self.seeded_sampling && !is_greedy {
+            let message =
+                "the workers of this server pick the most likely token; send temperature 0 and no repetition_penalty";
+            return Err(Invalid(message.into()));
+        }
+        if let Some(mode) = h2o.filter(|mode| *mode != Mode::Off && !self.scores) {
+            let mode = mode.name();
+            return Err(Invalid(format!(
+                "h2o is {mode}; the workers of this server report no attention scores",
+                mode = quoted(mode)
+            )));
+        }
+        match sampling.logprobs {
+            Some(_) if self.max_logprobs == 0 => {
+                Err(Invalid("the workers of this server report no log probabilities; leave logprobs out".into()))
+            }
+            Some(n) if n > self.max_logprobs => {
+                let most = self.max_logprobs;
+                Err(Invalid(format!("logprobs is {n}; the workers of this server report at most {most}")))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_beyond_the_workers_abilities_get_one_line() {
+        let message =
+            |offer: SamplingOffer, sampling: Sampling| offer.check(&sampling, None).err().map(|invalid| invalid.0);
+        let with = |logprobs| Sampling { logprobs, ..Sampling::default() };
+        let none = SamplingOffer::within(0, false, false);
+        assert_eq!(message(none, with(None)), None);
+        assert!(message(none, with(Some(0))).unwrap().starts_with("the workers of this server report no log prob"));
+        for sampling in [
+            Sampling { temperature: 0.7, ..Sampling::default() },
+            Sampling { repetition_penalty: 1.1, ..Sampling::default() },
+        ] {
+            assert!(message(none, sampling).unwrap().contains("send temperature 0"));
+            assert_eq!(message(SamplingOffer::default(), sampling), None);
+        }
+        let few = SamplingOffer::within(3, true, true);
+        assert_eq!(message(few, with(Some(3))), None);
+        let line = message(few, with(Some(4))).unwrap();
+        assert_eq!(line, "logprobs is 4; the workers of this server report at most 3");
+        assert_eq!(SamplingOffer::within(1000, true, true), SamplingOffer::default());
+        let asks = |offer: SamplingOffer, h2o| offer.check(&Sampling::default(), h2o).err().map(|invalid| invalid.0);
+        for mode in [Mode::Probe, Mode::On] {
+            let line = format!("h2o is '{}'; the workers of this server report no attention scores", mode.name());
+            assert_eq!((asks(none, Some(mode)), asks(few, Some(mode))), (Some(line), None));
+        }
+        assert_eq!((asks(none, Some(Mode::Off)), asks(none, None)), (None, None));
+    }
+}

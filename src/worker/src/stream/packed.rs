@@ -1,0 +1,370 @@
+//! Packed weights: a file with the groups of all layers as kernels read them, written once and reused.
+//!
+//! ```text
+//! page 0     "TRKWTS01" | place:u64 | bytes:u64 | checksum:u64 of the manifest | zeros        numbers are little-endian
+//! groups     each from a multiple of 4096 bytes on, as `pair.rs` lays them out
+//! manifest   JSON: version, identity of the weights, and of each group layer, part, place, bytes, checksum (XXH3) and matrices
+//! ```
+//!
+//! The file is written under another name, which no other process has, and renamed when whole: a file with the final name is whole, and a server that reads an older
+//! one is not disturbed. What a killed process left is removed at the next start; [`unfinished`] has the rule.
+
+mod current;
+mod manifest;
+mod unfinished;
+
+use std::fs::{self, File, Metadata, Permissions, TryLockError};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+use trunkline_files::{Aligned, BlockFile, PAGE, open_for_reading, read_full, write_all};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::{GroupFault, ModelError, WeightsFault};
+use crate::files::weights::Keep;
+use crate::layers::pair::{Pair, Part};
+pub(crate) use crate::stream::packed::current::CurrentFile;
+use crate::stream::packed::manifest::{Entry, Manifest};
+use crate::stream::packed::unfinished::{Unfinished, remove_left_behind};
+use crate::stream::retries::{FailedReads, try_again};
+
+/// First bytes of a file.
+const MAGIC: &[u8; 8] = b"TRKWTS01";
+/// Longest manifest, bytes.
+const MANIFEST_MAX: u64 = 1 << 28;
+
+/// A file with packed weights, and its manifest.
+pub(crate) struct PackedFile {
+    path: PathBuf,
+    file: Box<dyn BlockFile>,
+    /// Device and number of the file on its filesystem.
+    id: (u64, u64),
+    is_direct: bool,
+    manifest: Manifest,
+    failed_reads: FailedReads,
+}
+
+impl PackedFile {
+    /// Opens a file with the weights of `identity`.
+    ///
+    /// # Errors
+    ///
+    /// A reason to write the file anew, for people.
+    fn open(path: &Path, identity: &str) -> Result<Self, String> {
+        let unreadable = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => "there is none yet".to_owned(),
+            _ => format!("the one there cannot be read: {error}"),
+        };
+        let (file, is_direct) = open_for_reading(path).map_err(unreadable)?;
+        let mut page = Aligned::with_capacity(PAGE);
+        page.resize(PAGE);
+        let n = read_full(&file, page.as_mut_slice(), 0).map_err(unreadable)?;
+        let foreign = || "the one there is no file of packed weights, or of another version".to_owned();
+        let damaged = || "the one there is damaged".to_owned();
+        if n < PAGE || page.as_slice()[..8] != MAGIC[..] {
+            return Err(foreign());
+        }
+        let number = |i: usize| u64::from_le_bytes(*page.as_slice()[8 * i..].first_chunk().expect("a page"));
+        let (place, bytes, checksum) = (number(1), number(2), number(3));
+        let metadata = file.metadata().map_err(unreadable)?;
+        let (size, id) = (metadata.len(), id_of(&metadata));
+        if bytes > MANIFEST_MAX
+            || !place.is_multiple_of(PAGE as u64)
+            || place.checked_add(bytes).is_none_or(|end| end > size)
+        {
+            return Err(damaged());
+        }
+        let mut text = Aligned::default();
+        text.resize((bytes as usize).next_multiple_of(PAGE));
+        let n = read_full(&file, text.as_mut_slice(), place).map_err(unreadable)?;
+        let text = text.as_slice().get(..bytes as usize).filter(|_| n as u64 >= bytes).ok_or_else(damaged)?;
+        if xxh3_64(text) != checksum {
+            return Err(damaged());
+        }
+        let manifest: Manifest = serde_json::from_slice(text).map_err(|_| foreign())?;
+        manifest.check(identity, place)?;
+        Ok(Self {
+            path: path.to_owned(),
+            file: Box::new(file),
+            id,
+            is_direct,
+            manifest,
+            failed_reads: FailedReads::default(),
+        })
+    }
+
+    /// Reads from another file.
+    #[cfg(test)]
+    pub(crate) fn set_file(&mut self, file: Box<dyn BlockFile>) {
+        self.file = file;
+    }
+
+    /// Returns the path, for messages.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns `true` if reads bypass the page cache.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// Returns the bytes of each group, in the order of a step.
+    pub(crate) fn group_bytes(&self) -> Vec<u64> {
+        self.manifest.groups.iter().map(|entry| entry.bytes).collect()
+    }
+
+    /// Returns layer and part of a group.
+    pub(crate) fn group(&self, group: usize) -> (u32, Part) {
+        let entry = &self.manifest.groups[group];
+        (entry.layer, entry.part)
+    }
+
+    /// Reads a group into the first bytes of `memory`, and compares the checksum. The memory MUST be long enough and begin at a page.
+    ///
+    /// # Errors
+    ///
+    /// The group cannot be read whole, or has other bytes than were written.
+    pub(crate) fn read(&self, group: usize, memory: &mut [u8]) -> Result<(), GroupFault> {
+        let entry = &self.manifest.groups[group];
+        let bytes = &mut memory[..entry.bytes as usize];
+        let n = read_full(self.file.as_ref(), bytes, entry.place);
+        if n.map_err(|error| GroupFault::Read(error.to_string()))? < bytes.len() {
+            return Err(GroupFault::Short);
+        }
+        if xxh3_64(bytes) == entry.checksum { Ok(()) } else { Err(GroupFault::Checksum) }
+    }
+
+    /// Reads a group as [`Self::read`] does, and tries again after a fault, the first time after `pause`. The thread sleeps meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read`]; a damaged file is removed.
+    pub(crate) fn read_in_time(&self, group: usize, memory: &mut [u8], pause: Duration) -> Result<(), WeightsFault> {
+        let read = try_again(
+            pause,
+            || self.read(group, memory),
+            |fault, pause| {
+                self.note(group, fault);
+                std::thread::sleep(pause);
+                true
+            },
+        );
+        read.map_err(|fault| self.fail(group, fault))
+    }
+
+    /// Logs a failed read of a group before the next try, unless the last line is recent.
+    pub(crate) fn note(&self, group: usize, fault: &GroupFault) {
+        if let Some(failed_reads) = self.failed_reads.note(Instant::now()) {
+            let ((layer, part), path) = (self.group(group), self.path.display());
+            let part = part.name();
+            warn!(failed_reads, "cannot read the {part} weights of layer {layer} from {path}: {fault}; trying again");
+        }
+    }
+
+    /// Describes the fault of a group, and removes a damaged file, so that the next start writes another.
+    pub(crate) fn fail(&self, group: usize, fault: GroupFault) -> WeightsFault {
+        let is_removed = fault.is_damage() && self.remove();
+        WeightsFault { is_removed, ..self.fault(group, fault) }
+    }
+
+    /// Describes the fault of a group.
+    pub(crate) fn fault(&self, group: usize, fault: GroupFault) -> WeightsFault {
+        let (layer, part) = self.group(group);
+        WeightsFault { path: self.path.clone(), layer, part: part.name(), fault, is_removed: false }
+    }
+
+    /// Removes the file, unless another one has the name by now. Returns `false` if the file stays. Other servers may go on with an open file.
+    fn remove(&self) -> bool {
+        // Servers with this file take turns, so that none removes the file that another has written since.
+        let lock = File::open(&self.path).ok();
+        let is_taken = lock.as_ref().is_some_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)));
+        let is_there = fs::metadata(&self.path).is_ok_and(|there| id_of(&there) == self.id);
+        is_taken || !is_there || fs::remove_file(&self.path).is_ok()
+    }
+
+    /// Takes permissions beyond `mode` away.
+    fn restrict(&self, mode: u32) {
+        let Ok(metadata) = fs::metadata(&self.path) else { return };
+        let found = metadata.mode() & 0o777;
+        if found & !mode != 0
+            && let Err(error) = fs::set_permissions(&self.path, Permissions::from_mode(found & mode))
+        {
+            warn!("{} may be read by users who may not read the model: {error}", self.path.display());
+        }
+    }
+}
+
+fn id_of(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// A file being written; removed unless finished.
+struct Writing {
+    path: PathBuf,
+    unfinished: Unfinished,
+    file: Box<dyn BlockFile>,
+    end: u64,
+    groups: Vec<Entry>,
+    /// Memory of one group.
+    buffer: Aligned,
+}
+
+impl Writing {
+    fn create(path: &Path, mode: u32) -> Result<Self, ModelError> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let failed = |source| ModelError::Write { path: folder.to_owned(), source };
+        fs::create_dir_all(folder).map_err(failed)?;
+        let (unfinished, file) = Unfinished::create(path, mode).map_err(failed)?;
+        let (path, groups) = (path.to_owned(), Vec::new());
+        Ok(Self { path, unfinished, file, end: PAGE as u64, groups, buffer: Aligned::default() })
+    }
+
+    fn failed(&self, source: io::Error) -> ModelError {
+        ModelError::Write { path: self.path.clone(), source }
+    }
+
+    fn append(&mut self, layer: u32, part: Part, group: &mut Pair) -> Result<(), ModelError> {
+        group.pack(&mut self.buffer);
+        let bytes = self.buffer.as_slice();
+        write_all(self.file.as_ref(), &[bytes], self.end).map_err(|source| self.failed(source))?;
+        let (bytes, checksum, place) = (bytes.len() as u64, xxh3_64(bytes), self.end);
+        self.groups.push(Entry { layer, part, place, bytes, checksum, matrices: Entry::matrices(&group.shapes()) });
+        self.end += bytes;
+        Ok(())
+    }
+
+    fn finish(mut self, identity: String) -> Result<(), ModelError> {
+        let manifest = Manifest::new(identity, std::mem::take(&mut self.groups));
+        let mut text = Aligned::from(serde_json::to_vec_pretty(&manifest).expect("plain values"));
+        let (bytes, checksum) = (text.as_slice().len() as u64, xxh3_64(text.as_slice()));
+        text.pad();
+        let mut page = Aligned::with_capacity(PAGE);
+        page.resize(PAGE);
+        page.as_mut_slice()[..8].copy_from_slice(MAGIC);
+        for (place, number) in page.as_mut_slice()[8..].chunks_exact_mut(8).zip([self.end, bytes, checksum]) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        let written = write_all(self.file.as_ref(), &[text.as_slice()], self.end)
+            .and_then(|()| write_all(self.file.as_ref(), &[page.as_slice()], 0))
+            .and_then(|()| self.file.sync())
+            .and_then(|()| self.unfinished.finish(&self.path));
+        written.map_err(|source| ModelError::Write { path: self.path, source })
+    }
+}
+
+/// Receives the groups of a model: writes them to a file, or leaves them out if the file is there.
+pub(crate) struct Packer {
+    path: PathBuf,
+    identity: String,
+    /// Permissions of a new file, at most.
+    mode: u32,
+    state: State,
+    /// Number of groups so far.
+    n: usize,
+}
+
+enum State {
+    Reuse(PackedFile),
+    /// `writing` begins with the first group.
+    Write {
+        writing: Option<Writing>,
+        reason: String,
+    },
+}
+
+impl Packer {
+    /// Opens the file at `path` for the weights of `identity`; without such a file, the first group begins one with the permissions `mode` at most. Removes what killed
+    /// processes left of the file.
+    ///
+    /// # Errors
+    ///
+    /// Something else than a file has the name.
+    pub(crate) fn new(path: &Path, identity: &str, mode: u32) -> Result<Self, ModelError> {
+        if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+            return Err(ModelError::NoFile { path: path.to_owned() });
+        }
+        remove_left_behind(path);
+        let state = match PackedFile::open(path, identity) {
+            Ok(file) => {
+                file.restrict(mode);
+                State::Reuse(file)
+            }
+            Err(reason) => State::Write { writing: None, reason },
+        };
+        Ok(Self { path: path.to_owned(), identity: identity.to_owned(), mode, state, n: 0 })
+    }
+
+    /// Returns the file when all groups have passed, and the reason for which the file was written, if it was.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written or read.
+    pub(crate) fn finish(self) -> Result<(PackedFile, Option<String>), ModelError> {
+        match self.state {
+            State::Reuse(file) if file.manifest.groups.len() == self.n => Ok((file, None)),
+            State::Reuse(file) => Err(ModelError::packed(&file.path, "it has the groups of another model")),
+            State::Write { writing, reason } => {
+                let writing = writing.map_or_else(|| Writing::create(&self.path, self.mode), Ok)?;
+                writing.finish(self.identity.clone())?;
+                let file = PackedFile::open(&self.path, &self.identity);
+                let file = file.map_err(|problem| ModelError::packed(&self.path, &problem))?;
+                Ok((file, Some(reason)))
+            }
+        }
+    }
+}
+
+impl Keep for Packer {
+    fn in_memory(&self) -> bool {
+        false
+    }
+
+    fn needs_weights(&self) -> bool {
+        matches!(self.state, State::Write { .. })
+    }
+
+    fn keep(&mut self, layer: u32, part: Part, mut group: Pair) -> Result<Pair, ModelError> {
+        match &mut self.state {
+            State::Write { writing: Some(writing), .. } => writing.append(layer, part, &mut group)?,
+            State::Write { writing, .. } => {
+                let begun = writing.insert(Writing::create(&self.path, self.mode)?);
+                begun.append(layer, part, &mut group)?;
+            }
+            State::Reuse(file) => {
+                let entry = file.manifest.groups.get(self.n);
+                if !entry.is_some_and(|entry| entry.is_of(layer, part, &mut group)) {
+                    return Err(ModelError::packed(&file.path, "it has the groups of another model"));
+                }
+            }
+        }
+        self.n += 1;
+        group.release();
+        Ok(group)
+    }
+}
+
+/// Receives the groups of a model without weights, for their sizes alone.
+#[derive(Default)]
+pub(crate) struct Sizes {
+    /// Bytes of each group, in the order of a step.
+    pub(crate) bytes: Vec<u64>,
+}
+
+impl Keep for Sizes {
+    fn in_memory(&self) -> bool {
+        false
+    }
+
+    fn needs_weights(&self) -> bool {
+        false
+    }
+
+    fn keep(&mut self, _: u32, _: Part, mut group: Pair) -> Result<Pair, ModelError> {
+        self.bytes.push(group.bytes() as u64);
+        Ok(group)
+    }
+}

@@ -1,0 +1,338 @@
+//! Picking a token from logits.
+//!
+//! The order of steps: repetition penalty on the logits, temperature, top-k, top-p among the tokens left by top-k, min-p, then one
+//! draw. The number drawn for the n-th token of a request is a function of the request's seed and n, so neither batching, nor
+//! preemption, nor another order of requests changes the number.
+
+use std::cmp::Ordering;
+
+use trunkline_port::{Sampling, Token};
+
+use crate::error::SamplingError;
+use crate::kernels::kernel::{exp, vectorised};
+use crate::kernels::noise::Noise;
+
+/// Candidates sorted at first in the search for a nucleus; grows eightfold until the nucleus fits.
+const NUCLEUS_GUESS: usize = 256;
+
+/// Refuses parameters without a token to pick. A server calls this function before accepting a request; a worker refuses the whole
+/// step.
+///
+/// # Errors
+///
+/// `temperature` below 0, `top_p` not above 0 and at most 1, `min_p` not from 0 to 1, `repetition_penalty` not above 0, or any
+/// parameter not a finite number.
+pub fn check_sampling(sampling: &Sampling) -> Result<(), SamplingError> {
+    let at_least_0 = |value: f32| value >= 0.0 && value.is_finite();
+    let checks = [
+        ("temperature", sampling.temperature, at_least_0(sampling.temperature), "a number of at least 0"),
+        ("top_p", sampling.top_p, sampling.top_p > 0.0 && sampling.top_p <= 1.0, "above 0 and at most 1"),
+        ("min_p", sampling.min_p, (0.0..=1.0).contains(&sampling.min_p), "from 0 to 1"),
+        (
+            "repetition_penalty",
+            sampling.repetition_penalty,
+            at_least_0(sampling.repetition_penalty) && sampling.repetition_penalty > 0.0,
+            "above 0",
+        ),
+    ];
+    match checks.into_iter().find(|(_, _, good, _)| !good) {
+        Some((field, value, _, expected)) => Err(SamplingError { field, value, expected }),
+        None => Ok(()),
+    }
+}
+
+/// The set of tokens in a sequence.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct TokenSet {
+    words: Vec<u64>,
+}
+
+impl TokenSet {
+    pub(crate) fn insert(&mut self, token: Token) {
+        let word = token as usize / 64;
+        if word >= self.words.len() {
+            self.words.resize(word + 1, 0);
+        }
+        self.words[word] |= 1 << (token % 64);
+    }
+
+    /// Returns the tokens, ascending.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Token> {
+        self.words
+            .iter()
+            .enumerate()
+            .flat_map(|(i, word)| (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| i as Token * 64 + bit))
+    }
+}
+
+/// Picks the next token. `seen` are the sequence's tokens, read only if there is a repetition penalty; `n_generated` is
+/// the index of the token picked. The parameters MUST have passed [`check_sampling`] and the logits MUST be finite.
+pub(crate) fn sample(logits: &[f32], sampling: &Sampling, seen: &TokenSet, n_generated: u32) -> Token {
+    if !sampling.needs_history() {
+        return pick(logits, sampling, n_generated);
+    }
+    let mut logits = logits.to_vec();
+    for token in seen.iter() {
+        let logit = &mut logits[token as usize];
+        *logit = if *logit > 0.0 { *logit / sampling.repetition_penalty } else { *logit * sampling.repetition_penalty };
+    }
+    pick(&logits, sampling, n_generated)
+}
+
+fn pick(logits: &[f32], sampling: &Sampling, n_generated: u32) -> Token {
+    let best = greedy(logits);
+    if sampling.temperature == 0.0 || sampling.top_k == 1 {
+        return best;
+    }
+    // Shares of the most likely token's probability, so that the largest is exactly 1. A tiny temperature overflows to
+    // minus infinity, which `exp` maps to next to nothing.
+    let (maximum, heat) = (logits[best as usize], sampling.temperature);
+    let mut shares = vec![0.0; logits.len()];
+    vectorised(
+        #[inline(always)]
+        || {
+            for (share, logit) in shares.iter_mut().zip(logits) {
+                *share = if *logit == maximum { 1.0 } else { exp((logit - maximum) / heat) };
+            }
+        },
+    );
+    let draw = draw(sampling.seed, n_generated);
+    let n = logits.len();
+    let mut candidates: Vec<Token> = (0..n as Token).collect();
+    let by_share = |a: &Token, b: &Token| most_first(&shares, *a, *b);
+    let k = if sampling.top_k == 0 { n } else { n.min(sampling.top_k as usize) };
+    if k < n {
+        candidates.select_nth_unstable_by(k, by_share);
+        candidates.truncate(k);
+        candidates.sort_unstable_by(by_share);
+    }
+    if sampling.top_p < 1.0 {
+        keep_nucleus(&mut candidates, &shares, sampling.top_p);
+    }
+    candidates.retain(|token| shares[*token as usize] >= sampling.min_p);
+    draw_from(&candidates, &shares, draw)
+}
+
+/// The most likely token; the lowest id of several.
+pub(crate) fn greedy(logits: &[f32]) -> Token {
+    let mut best = 0;
+    for (token, logit) in logits.iter().enumerate() {
+        if *logit > logits[best] {
+            best = token;
+        }
+    }
+    best as Token
+}
+
+/// Larger values come first, then lower ids: an order without ties.
+fn most_first(values: &[f32], a: Token, b: Token) -> Ordering {
+    values[b as usize].total_cmp(&values[a as usize]).then(a.cmp(&b))
+}
+
+/// Keeps the smallest set of most likely candidates with a total share of at least `top_p`.
+fn keep_nucleus(candidates: &mut Vec<Token>, shares: &[f32], top_p: f32) {
+    let by_share = |a: &Token, b: &Token| most_first(shares, *a, *b);
+    let share = |token: &Token| f64::from(shares[*token as usize]);
+    let goal = candidates.iter().map(share).sum::<f64>() * f64::from(top_p);
+    let mut head = NUCLEUS_GUESS;
+    loop {
+        if head < candidates.len() {
+            candidates.select_nth_unstable_by(head, by_share);
+        }
+        let sorted = head.min(candidates.len());
+        candidates[..sorted].sort_unstable_by(by_share);
+        let mut sum = 0.0;
+        let reached = candidates[..sorted].iter().position(|token| {
+            sum += share(token);
+            sum >= goal
+        });
+        match reached {
+            Some(last) => return candidates.truncate(last + 1),
+            None if sorted == candidates.len() => return,
+            None => head *= 8,
+        }
+    }
+}
+
+/// The candidate at which the running sum of shares passes `draw`, a number in `0 .. 1`, times the total of shares.
+fn draw_from(candidates: &[Token], shares: &[f32], draw: f64) -> Token {
+    let share = |token: &Token| f64::from(shares[*token as usize]);
+    let goal = candidates.iter().map(share).sum::<f64>() * draw;
+    let mut sum = 0.0;
+    let drawn = candidates.iter().find(|token| {
+        sum += share(token);
+        sum > goal
+    });
+    // Rounding can leave the goal a hair above the sum: then it is the last.
+    *drawn.or(candidates.last()).expect("the most likely token is never dropped")
+}
+
+/// The number for the `n`-th token: the `n`-th of a stream starting at the first number of the stream of `seed`. Streams of seeds
+/// such as 0, 1, 2 therefore lie far apart.
+fn draw(seed: u64, n: u32) -> f64 {
+    let mut noise = Noise::new(Noise::new(seed).bits());
+    noise.skip(n.into());
+    noise.unit()
+}
+
+/// The log probability of `token` and the `n` most likely tokens with theirs, from the model's own logits: before
+/// penalty, temperature and truncation. All are finite, because the logits MUST be.
+pub(crate) fn log_probabilities(logits: &[f32], token: Token, n: u32) -> (f32, Vec<(Token, f32)>) {
+    let maximum = f64::from(logits[greedy(logits) as usize]);
+    let sum = logits.iter().map(|logit| (f64::from(*logit) - maximum).exp()).sum::<f64>();
+    let normaliser = maximum + sum.ln();
+    // Finite logits can lie further apart than the numbers of 32 bits reach.
+    let logprob = |token: Token| ((f64::from(logits[token as usize]) - normaliser) as f32).max(f32::MIN);
+    let n = logits.len().min(n as usize);
+    let mut ranked: Vec<Token> = if n == 0 { Vec::new() } else { (0..logits.len() as Token).collect() };
+    let by_logit = |a: &Token, b: &Token| most_first(logits, *a, *b);
+    if n < ranked.len() {
+        ranked.select_nth_unstable_by(n, by_logit);
+        ranked.truncate(n);
+    }
+    ranked.sort_unstable_by(by_logit);
+    (logprob(token), ranked.into_iter().map(|token| (token, logprob(token))).collect())
+}
+
+#[cfg(test)]
+mod golden;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(seed: u64, n: usize) -> Vec<f32> {
+        let mut noise = Noise::new(seed);
+        (0..n).map(|_| noise.uniform(4.0)).collect()
+    }
+
+    fn draws(logits: &[f32], sampling: Sampling, n: u32) -> Vec<Token> {
+        (0..n).map(|i| sample(logits, &sampling, &TokenSet::default(), i)).collect()
+    }
+
+    fn hot() -> Sampling {
+        Sampling { temperature: 1.0, seed: 42, ..Sampling::default() }
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_id_of_equals() {
+        let logits = [1.0, 3.0, -2.0, 3.0];
+        assert_eq!(draws(&logits, Sampling::default(), 1), [1]);
+        assert_eq!(draws(&logits, Sampling { top_k: 1, ..hot() }, 50), [1; 50]);
+        assert_eq!(greedy(&[-0.0, 0.0]), 0);
+    }
+
+    #[test]
+    fn draws_follow_the_probabilities_of_the_temperature() {
+        let logits = [0.0, 1.0, 2.0, -1.0];
+        for temperature in [0.5f32, 1.0, 2.0] {
+            let n = 20_000;
+            let drawn = draws(&logits, Sampling { temperature, ..hot() }, n);
+            let weights = logits.map(|logit| (logit / temperature).exp());
+            for (token, weight) in weights.iter().enumerate() {
+                let expected = weight / weights.iter().sum::<f32>();
+                let got = drawn.iter().filter(|drawn| **drawn == token as u32).count() as f32 / n as f32;
+                assert!((got - expected).abs() < 0.02, "{token} at {temperature}: {got}, not {expected}");
+            }
+        }
+        assert_eq!(draws(&logits, Sampling { temperature: 1e-38, ..hot() }, 50), [2; 50]);
+    }
+
+    #[test]
+    fn a_draw_depends_on_seed_and_index_alone() {
+        let logits = noise(1, 500);
+        let all = draws(&logits, hot(), 64);
+        assert_eq!(all, draws(&logits, hot(), 64));
+        assert_eq!(sample(&logits, &hot(), &TokenSet::default(), 40), all[40]);
+        assert_ne!(all, draws(&logits, Sampling { seed: 43, ..hot() }, 64));
+        // Pinned: these draws are part of what a seed means.
+        assert_eq!(draws(&[0.0; 1000], hot(), 6), [343, 955, 486, 67, 676, 67]);
+    }
+
+    #[test]
+    fn top_k_draws_only_from_the_k_most_likely() {
+        let logits = noise(2, 1000);
+        let mut ranked: Vec<Token> = (0..1000).collect();
+        ranked.sort_by(|a, b| most_first(&logits, *a, *b));
+        for k in [2, 5, 100, 999, 1000, 5000] {
+            let drawn = draws(&logits, Sampling { top_k: k, temperature: 10.0, ..hot() }, 3000);
+            let kept = &ranked[..1000.min(k as usize)];
+            assert!(drawn.iter().all(|token| kept.contains(token)));
+            assert!(k > 5 || kept.iter().all(|token| drawn.contains(token)));
+        }
+    }
+
+    #[test]
+    fn top_p_keeps_the_smallest_set_that_reaches_it() {
+        for (n, top_p) in [(10, 0.5), (1000, 0.9), (5000, 0.99), (5000, 0.1), (3, 1e-6)] {
+            let shares: Vec<f32> = noise(n as u64, n).into_iter().map(f32::exp).collect();
+            let total: f64 = shares.iter().map(|share| f64::from(*share)).sum();
+            let mut kept: Vec<Token> = (0..n as Token).collect();
+            keep_nucleus(&mut kept, &shares, top_p);
+            let mut ranked: Vec<Token> = (0..n as Token).collect();
+            ranked.sort_by(|a, b| most_first(&shares, *a, *b));
+            assert_eq!(kept, ranked[..kept.len()]);
+            let sum = |tokens: &[Token]| tokens.iter().map(|token| f64::from(shares[*token as usize])).sum::<f64>();
+            assert!(sum(&kept) >= total * f64::from(top_p));
+            assert!(sum(&kept[..kept.len() - 1]) < total * f64::from(top_p));
+        }
+    }
+
+    #[test]
+    fn min_p_drops_what_is_too_far_below_the_most_likely() {
+        // Shares 1, 0.5, 0.25, 0.125.
+        let logits = [0.0, -1.0, -2.0, -3.0].map(|x: f32| x * std::f32::consts::LN_2);
+        let drawn = draws(&logits, Sampling { min_p: 0.2, ..hot() }, 500);
+        assert!(drawn.iter().all(|token| *token < 3) && drawn.contains(&2));
+        assert_eq!(draws(&logits, Sampling { min_p: 1.0, ..hot() }, 50), [0; 50]);
+    }
+
+    #[test]
+    fn the_penalty_lowers_seen_tokens_of_either_sign_and_only_those() {
+        let mut seen = TokenSet::default();
+        [0, 1, 130].into_iter().for_each(|token| seen.insert(token));
+        assert_eq!(seen.iter().collect::<Vec<_>>(), [0, 1, 130]);
+        let mut logits = vec![-10.0; 200];
+        (logits[0], logits[7]) = (4.0, 3.0);
+        let sampling = |repetition_penalty| Sampling { repetition_penalty, ..Sampling::default() };
+        assert_eq!(sample(&logits, &sampling(1.0), &seen, 0), 0);
+        assert_eq!(sample(&logits, &sampling(1.3), &seen, 0), 0);
+        assert_eq!(sample(&logits, &sampling(1.4), &seen, 0), 7);
+        // Negative logits are multiplied: -1 becomes -2, below -1.5.
+        let mut logits = vec![-10.0; 200];
+        (logits[130], logits[131]) = (-1.0, -1.5);
+        assert_eq!(sample(&logits, &sampling(2.0), &seen, 0), 131);
+        assert_eq!(sample(&logits, &sampling(0.5), &seen, 0), 130);
+    }
+
+    #[test]
+    fn log_probabilities_are_a_softmax_of_the_raw_logits() {
+        let logits = noise(3, 300);
+        let (logprob, top) = log_probabilities(&logits, 17, 300);
+        let total: f64 = top.iter().map(|(_, logprob)| f64::from(*logprob).exp()).sum();
+        assert!((total - 1.0).abs() < 1e-5);
+        assert!(top.windows(2).all(|pair| pair[0].1 >= pair[1].1));
+        assert_eq!(top.iter().find(|(token, _)| *token == 17).unwrap().1, logprob);
+        assert_eq!(log_probabilities(&logits, 17, 5), (logprob, top[..5].to_vec()));
+        assert_eq!(log_probabilities(&logits, 17, 0), (logprob, Vec::new()));
+        assert_eq!(log_probabilities(&[5.0, 5.0], 1, 2).1, [(0, 0.5f32.ln()), (1, 0.5f32.ln())]);
+    }
+
+    #[test]
+    fn parameters_out_of_range_are_refused_by_name() {
+        let good = Sampling::default();
+        assert_eq!(check_sampling(&good), Ok(()));
+        for (sampling, field) in [
+            (Sampling { temperature: -1.0, ..good }, "temperature"),
+            (Sampling { temperature: f32::NAN, ..good }, "temperature"),
+            (Sampling { top_p: 0.0, ..good }, "top_p"),
+            (Sampling { top_p: 1.5, ..good }, "top_p"),
+            (Sampling { min_p: -0.1, ..good }, "min_p"),
+            (Sampling { min_p: f32::NAN, ..good }, "min_p"),
+            (Sampling { repetition_penalty: 0.0, ..good }, "repetition_penalty"),
+            (Sampling { repetition_penalty: f32::INFINITY, ..good }, "repetition_penalty"),
+        ] {
+            assert_eq!(check_sampling(&sampling).unwrap_err().field, field);
+        }
+    }
+}
