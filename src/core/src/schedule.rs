@@ -1,21 +1,21 @@
 //! What runs in the next step: a pass of the scheduler, and what it calls.
 //!
 //! [`scheduler`] is the pass, [`state`] what it reads and changes. Requests enter by [`admission`], wait for tiers in [`loading`], make way
-//! by [`preemption`] and [`swap`], and lose blocks of their own to H2O in [`dropping`].
+//! by [`preemption`] and [`swap`], and lose blocks of their own to H2O in [`dropping`]. What other
+//! engines do otherwise is in [`imitate`].
 
 pub(crate) mod admission;
 pub(crate) mod batch;
 pub(crate) mod drafts;
 pub(crate) mod dropping;
+pub(crate) mod imitate;
 pub(crate) mod loading;
 pub(crate) mod planners;
 pub(crate) mod preemption;
 pub(crate) mod prefill_budget;
-pub(crate) mod queue_pass;
 pub(crate) mod readers;
 pub(crate) mod rehit;
 pub(crate) mod rereads;
-pub(crate) mod reserve;
 pub(crate) mod scheduler;
 pub(crate) mod seats;
 pub(crate) mod shared_work;

@@ -25,19 +25,18 @@
 
 mod admitting;
 
-use crate::config::{Config, PipelineBatches, Preemption};
+use crate::config::{Config, PipelineBatches};
 use crate::journal::Journal;
 use crate::policy::waiting::Waiting;
 use crate::request::sequence::{Phase, Sequence};
+use crate::schedule::imitate::queue_pass::QueuePasses;
 use crate::schedule::planners::Planners;
 use crate::schedule::preemption::{grew, preempt, preempt_one};
 use crate::schedule::prefill_budget::PrefillBudget;
-use crate::schedule::queue_pass::QueuePasses;
-use crate::schedule::readers;
 use crate::schedule::state::State;
 use crate::schedule::steps::{Part, Picked, ScoredPart};
+use crate::schedule::{drafts, imitate, readers, swap};
 use crate::{Dropped, Scored, SeqStart, Step, StepSeq};
-use crate::{schedule::drafts, schedule::swap};
 
 /// The maker of steps. Keeps what outlives a pass and is no part of the [`State`].
 pub(crate) struct Scheduler {
@@ -52,7 +51,7 @@ pub(crate) struct Scheduler {
     /// Passes over the waiting queue so far.
     queue_passes: QueuePasses,
     /// Chunks of the step being made that take their blocks together, behind the admissions: slots and tokens.
-    together: Vec<(usize, u32)>,
+    pub(super) together: Vec<(usize, u32)>,
     /// `true` if prefill chunks never end inside a block. Off if a step full of decodes could leave less than a block: prefills
     /// would starve.
     aligned: bool,
@@ -138,19 +137,8 @@ impl Scheduler {
         }
     }
 
-    /// Fills a step with prompts alone, for [`Config::prefill_first`]. Returns `false` if none can run.
-    fn run_prompts(&mut self, state: &mut State, step: &mut Step) -> bool {
-        if state.suspects.is_narrowing() {
-            return false;
-        }
-        while swap::begin_in(state) {}
-        let mut budget = state.config.max_batch_tokens;
-        self.run_prefills_and_admit(state, &mut budget, step);
-        !step.seqs.is_empty()
-    }
-
     /// Returns `true` if a prompt under way gave its blocks up.
-    fn run_prefills_and_admit(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) -> bool {
+    pub(super) fn run_prefills_and_admit(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) -> bool {
         if state.config.prefill_first.finds_chunks() && !state.suspects.is_narrowing() {
             state.publish_chunks();
         }
@@ -386,7 +374,7 @@ impl Scheduler {
     /// Adds the next `n_tokens` of a prompt to the step, with their blocks: now, or behind the admissions. Returns `false`, and changes
     /// nothing, if too few blocks are usable.
     fn run_chunk(&mut self, state: &mut State, slot: usize, n_tokens: u32, step: &mut Step) -> bool {
-        let is_together = takes_together(state);
+        let is_together = imitate::takes_together(state);
         let State { sequences, kv, reserve, .. } = state;
         let seq = &mut sequences[slot];
         if !is_together && !kv.take_chunk(seq, seq.planned() + n_tokens) {
@@ -403,21 +391,8 @@ impl Scheduler {
         true
     }
 
-    /// Adds the chunks that waited for the last admission to the step, as far as blocks are usable: the promised ones.
-    fn run_together(&mut self, state: &mut State, step: &mut Step) {
-        for at in 0..self.together.len() {
-            let (slot, n_tokens) = self.together[at];
-            let State { sequences, kv, .. } = &mut *state;
-            let seq = &mut sequences[slot];
-            if kv.take_chunk(seq, seq.planned() + n_tokens) {
-                self.run_taken(state, slot, n_tokens, step);
-            }
-        }
-        self.together.clear();
-    }
-
     /// Adds the next `n_tokens` of a prompt, which have their blocks, to the step.
-    fn run_taken(&mut self, state: &mut State, slot: usize, n_tokens: u32, step: &mut Step) {
+    pub(super) fn run_taken(&mut self, state: &mut State, slot: usize, n_tokens: u32, step: &mut Step) {
         let narrows = state.suspects.is_narrowing();
         self.run(state, slot, n_tokens, 0, step);
         if !narrows {
@@ -558,7 +533,7 @@ fn is_plain(state: &mut State) -> bool {
 /// step, unless [`crate::Preemption::is_at_once`].
 fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
     state.victims.clear();
-    if state.config.preemption == Preemption::RetractAtOnce && puts_off_retraction(state, step) {
+    if imitate::puts_off_retraction(state, step) {
         return false;
     }
     while let Some(stalled) = try_reserve_decode_blocks(state, alone, step) {
@@ -571,24 +546,6 @@ fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
         preempt_one(state);
     }
     false
-}
-
-/// Returns `true` if blocks run out while a step in flight samples the last token of some request: the blocks of that request are free
-/// when the step ends, so no decode runs before, and none is retracted (`update_running_batch`, SGLang 0.5.23).
-fn puts_off_retraction(state: &mut State, step: u64) -> bool {
-    let State { batch, sequences, kv, config, .. } = state;
-    let seqs = || batch.running.iter().map(|slot| &sequences[*slot]);
-    let is_last = |seq: &Sequence| {
-        let samples = u32::from(seq.ahead.samples);
-        samples > 0 && seq.ending.is_none() && seq.generated() + samples >= seq.max_tokens
-    };
-    let is_short = |seq: &&Sequence| seq.planned() == seq.capacity(config.block_size) && may_decode(seq, config, step);
-    let needed = seqs().filter(is_short).count() as u32 * kv.entry_blocks();
-    let puts_off = needed > kv.usable() && seqs().any(is_last);
-    if puts_off {
-        kv.evict_until_free(needed);
-    }
-    puts_off
 }
 
 /// Takes a block for every decode that needs one. Returns the number of decodes that wait for transfers, or `None` if a sequence has
@@ -644,21 +601,13 @@ fn gives_way(state: &mut State, slot: usize, step: &Step) -> bool {
     true
 }
 
-/// Returns `true` if the chunks of the step being made take their blocks together, behind the admissions.
-fn takes_together(state: &State) -> bool {
-    let State { config, kv, waiting, suspects, .. } = state;
-    // Blocks that nobody promised could be missing behind the admissions.
-    let is_plain = kv.groups.n() == 0 && kv.tiers.is_empty() && !config.worker.in_step_hits && config.reserve_prompts;
-    config.prefill_first.takes_together() && is_plain && !waiting.counts_service() && !suspects.is_narrowing()
-}
-
 fn can_decode(seq: &Sequence, config: &Config, step: u64) -> bool {
     may_decode(seq, config, step) && seq.planned() < seq.capacity(config.block_size)
 }
 
 /// Returns `true` if step `step` may run the sequence as a decode, with or without a block for the token.
-fn may_decode(seq: &Sequence, config: &Config, step: u64) -> bool {
-    seq.decodes_next() && seq.may_run(step, config.pipeline_stages) && !is_kept_apart(seq, config)
+pub(super) fn may_decode(seq: &Sequence, config: &Config, step: u64) -> bool {
+    seq.decodes_next() && seq.may_run(step, config.pipeline_stages) && !imitate::is_kept_apart(seq, config)
 }
 
 /// Returns the number of decodes in one step, at most: the stages of a pipeline work on different sequences, so each step takes an
@@ -666,28 +615,15 @@ fn may_decode(seq: &Sequence, config: &Config, step: u64) -> bool {
 fn decode_share(state: &State) -> usize {
     let stages = state.config.pipeline_stages;
     if stages == 1 || state.config.worker.pipeline_batches != PipelineBatches::Even {
-        return step_share(&state.config);
+        return imitate::step_share(&state.config);
     }
     let decodes = |slot: &&usize| state.sequences[**slot].decodes_next();
     state.batch.running.iter().filter(decodes).count().div_ceil(stages as usize)
 }
 
-/// Returns the number of sequences in one step, at most, beside [`Config::max_batch_size`], which counts those of all steps.
-fn step_share(config: &Config) -> usize {
-    match (config.pipeline_stages, config.worker.pipeline_batches) {
-        (stages @ 2.., PipelineBatches::Apart) => (config.max_batch_size / stages).max(1) as usize,
-        _ => usize::MAX,
-    }
-}
-
 /// Returns `true` if a sequence of the batch may run the next chunk of its prompt.
 fn runs_prompt(state: &State, slot: usize) -> bool {
     let seq = &state.sequences[slot];
-    let is_left_out = is_kept_apart(seq, &state.config) || state.batch.leaving.contains(&slot);
+    let is_left_out = imitate::is_kept_apart(seq, &state.config) || state.batch.leaving.contains(&slot);
     seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none() && !is_left_out
-}
-
-/// Returns `true` if a step in flight keeps the sequence from being in another one.
-fn is_kept_apart(seq: &Sequence, config: &Config) -> bool {
-    config.pipeline_stages > 1 && config.worker.pipeline_batches == PipelineBatches::Apart && seq.is_in_step()
 }

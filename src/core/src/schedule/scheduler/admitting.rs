@@ -1,12 +1,11 @@
 //! Admissions of a scheduling pass, in free seats of the batch and in those of requests that are behind (`seats.rs`).
 
-use super::{Scheduler, step_share};
+use super::Scheduler;
 use crate::Step;
-use crate::config::{Config, PrefillFirst};
 use crate::schedule::admission::{Admission, admit};
 use crate::schedule::preemption::swap_or_preempt;
 use crate::schedule::state::State;
-use crate::{schedule::loading, schedule::seats};
+use crate::schedule::{imitate, loading, seats};
 
 impl Scheduler {
     /// Admits a suspect out of turn. Returns `false` if there is no room, or the suspect has to wait for blocks.
@@ -95,15 +94,13 @@ impl Scheduler {
 
     /// Returns `true` if the step being made takes a part of another request.
     fn has_room(&self, state: &State, budget: u32, step: &Step) -> bool {
-        budget > 0 && self.n_parts(step) < step_share(&state.config)
+        budget > 0 && self.n_parts(step) < imitate::step_share(&state.config)
     }
 
     /// Returns the token budget left if the chunk of another prompt must fit into it as a whole, or end with a block.
     fn limited_budget(&self, state: &State, budget: u32, step: &Step) -> Option<u32> {
-        let first = state.config.prefill_first;
-        let limited = (self.aligns() || first.is_whole()) && self.n_parts(step) > 0;
-        let limit = if first == PrefillFirst::Padded { padded_budget(&state.config, step) } else { budget };
-        limited.then_some(limit)
+        let limited = (self.aligns() || state.config.prefill_first.is_whole()) && self.n_parts(step) > 0;
+        limited.then(|| imitate::padded_budget(&state.config, step).unwrap_or(budget))
     }
 
     /// Leaves the next requests to give up their seats out of the next steps: as many as make room for prompts of `budget` tokens.
@@ -139,11 +136,4 @@ fn has_prompt_beside(state: &State, slot: usize) -> bool {
         *other != slot && seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none()
     };
     state.batch.running.iter().any(goes_on)
-}
-
-/// Returns the tokens of another prompt in a step, at most, if every prompt counts as the longest.
-fn padded_budget(config: &Config, step: &Step) -> u32 {
-    let longest = step.seqs.iter().map(|seq| seq.n_tokens).max().unwrap_or(0);
-    let share = config.max_batch_tokens / (step.seqs.len() as u32 + 1);
-    if longest <= share { share } else { 0 }
 }
