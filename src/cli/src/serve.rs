@@ -572,6 +572,16 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn values_that_only_imitate_another_engine_are_refused() {
+        let refused =
+            ["--eviction=leaves", "--eviction=leaves:floor_percent=1", "--policy=lpm_sorted", "--preemption=retract"];
+        for flag in refused {
+            let error = Cli::try_parse_from(["serve", flag]).err().expect(flag).to_string();
+            assert!(error.contains("it imitates SGLang, for `trunkline replay`"), "{error}");
+        }
+    }
+
+    #[test]
     fn a_null_worker_needs_no_model() {
         let (config, backend) = null(&given(&["--block-size=32"]), 1, Duration::ZERO).unwrap();
         assert_eq!((config[0].block_size, config[0].device_blocks), (32, DEVICE_BLOCKS_DEFAULT_MAX as u32));

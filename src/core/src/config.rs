@@ -3,6 +3,7 @@
 mod device_eviction;
 mod error;
 mod h2o;
+mod imitations;
 mod pipeline_batches;
 mod prefill_first;
 mod reuse;
@@ -15,6 +16,7 @@ use trunkline_port::{Keeps, LAYER_GROUPS_MAX};
 
 pub use self::error::ConfigError;
 pub use self::h2o::H2oConfig;
+pub use self::imitations::imitated;
 pub use self::pipeline_batches::PipelineBatches;
 pub use self::prefill_first::{Chunks, OutputReserve, PrefillFirst};
 pub use self::reuse::ReuseConfig;

@@ -199,7 +199,6 @@ fn flags_of_the_core_reach_its_limits() {
             (_, "preemption") => "recompute",
             (_, "h2o") => "probe",
             (_, "max-step-logits") => "4096",
-            (Kind::Bool, "reserve-prompts") => "false",
             (Kind::Bool, _) => "true",
             (Kind::F64 | Kind::Amount, _) => "2.5",
             (Kind::U32 | Kind::U64, "max-drafts" | "block-size") => "8",

@@ -44,6 +44,7 @@ impl CoreFlags for ReplayFlags {
     // A replay measures queueing, so its queue has no limit.
     const OMITTED: &'static [&'static str] = &["max_queue", "max_queued_tokens"];
     const COMPARED: &'static [&'static str] = &["policy", "eviction", "preemption"];
+    const IMITATES: bool = true;
 
     fn default_text(setting: &Setting) -> String {
         match setting.name {

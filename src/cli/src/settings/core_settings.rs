@@ -9,6 +9,7 @@
 //! impl CoreFlags for ServeFlags {
 //!     const OMITTED: &'static [&'static str] = &["align_chunks"];   // no flag in this command
 //!     const COMPARED: &'static [&'static str] = &[];                // may be given more than once
+//!     const IMITATES: bool = false;                                 // no values that only imitate an engine
 //!     fn default_text(setting: &Setting) -> String { ... }          // as in `[default: 16]`
 //! }
 //! ```
@@ -19,7 +20,7 @@ use std::marker::PhantomData;
 
 use clap::builder::{BoolValueParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, FromArgMatches, value_parser};
-use trunkline_core::config::{Kind, SETTINGS, Setting};
+use trunkline_core::config::{Kind, SETTINGS, Setting, imitated};
 use trunkline_core::{Config, ConfigError};
 
 /// Group of all flags made from settings, for `conflicts_with`.
@@ -31,6 +32,8 @@ pub trait CoreFlags: Clone + Debug + Default + PartialEq + Send + Sync + 'static
     const OMITTED: &'static [&'static str];
     /// Settings whose flag may be given more than once, by name, the slowest first: each combination of values is a run.
     const COMPARED: &'static [&'static str];
+    /// `true` if values are offered that only imitate another engine ([`imitated`]).
+    const IMITATES: bool;
 
     /// Returns the default for the help text.
     fn default_text(setting: &Setting) -> String;
@@ -96,6 +99,13 @@ impl<F: CoreFlags> CoreSettings<F> {
         Ok(combinations)
     }
 
+    fn parser(setting: &'static Setting) -> ValueParser {
+        match setting.kind {
+            Kind::Text if !F::IMITATES => ValueParser::new(move |text: &str| of_our_own(setting, text)),
+            kind => parser(kind),
+        }
+    }
+
     fn flag(setting: &'static Setting, value_name: &'static str) -> Arg {
         let compared = F::COMPARED.contains(&setting.name);
         let again = if compared { ". Give it more than once to compare" } else { "" };
@@ -106,10 +116,18 @@ impl<F: CoreFlags> CoreSettings<F> {
             .long(setting.flag)
             .value_name(value_name)
             .help_heading("Scheduler and prefix cache")
-            .value_parser(parser(setting.kind))
+            .value_parser(Self::parser(setting))
             .allow_negative_numbers(matches!(setting.kind, Kind::F64 | Kind::Amount))
             .action(if compared { ArgAction::Append } else { ArgAction::Set })
             .help(format!("{help} [default: {default}]{again}"))
+    }
+}
+
+/// Refuses a value that only imitates another engine.
+fn of_our_own(setting: &Setting, text: &str) -> Result<String, String> {
+    match imitated(setting.name, text) {
+        Some(engine) => Err(format!("it imitates {engine}, for `trunkline replay`; a server does without")),
+        None => Ok(text.to_owned()),
     }
 }
 

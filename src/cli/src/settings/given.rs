@@ -213,7 +213,6 @@ mod tests {
             "--host-blocks=11",
             "--preemption=swap",
             "--launch-watermark=0.5",
-            "--reserve-prompts=false",
             "--swap-in-watermark=12",
             "--policy=p",
             "--eviction=e",

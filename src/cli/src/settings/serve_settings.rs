@@ -24,8 +24,10 @@ pub struct ServeFlags;
 
 impl CoreFlags for ServeFlags {
     // The embedded worker decides these, and a server imitates no other engine.
-    const OMITTED: &'static [&'static str] = &["align_chunks", "prefill_first", "swap_block_ns", "recompute_token_ns"];
+    const OMITTED: &'static [&'static str] =
+        &["align_chunks", "prefill_first", "reserve_prompts", "swap_block_ns", "recompute_token_ns"];
     const COMPARED: &'static [&'static str] = &[];
+    const IMITATES: bool = false;
 
     fn default_text(setting: &Setting) -> String {
         match setting.name {
