@@ -36,7 +36,7 @@ const UNSAFE_FILES: [&str; 6] = [
 ];
 
 /// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.
-const LOW_CRATES: [(&str, &[&str]); 12] = [
+const LOW_CRATES: [(&str, &[&str]); 11] = [
     ("src/attach/Cargo.toml", &["trunkline-port"]),
     ("src/chat/Cargo.toml", &["trunkline-port", "trunkline-quote"]),
     ("src/codec/Cargo.toml", &[]),
@@ -49,7 +49,6 @@ const LOW_CRATES: [(&str, &[&str]); 12] = [
         "src/store/Cargo.toml",
         &["trunkline-codec", "trunkline-files", "trunkline-foreign", "trunkline-port", "trunkline-quote"],
     ),
-    ("src/streaming/Cargo.toml", &["trunkline-port"]),
     ("src/text/Cargo.toml", &["trunkline-foreign", "trunkline-quote"]),
     // The last is for tests alone.
     (
@@ -60,7 +59,6 @@ const LOW_CRATES: [(&str, &[&str]); 12] = [
             "trunkline-pages",
             "trunkline-port",
             "trunkline-quote",
-            "trunkline-streaming",
             "trunkline-text",
         ],
     ),

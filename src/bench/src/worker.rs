@@ -6,8 +6,8 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 use tempfile::TempDir;
 use trunkline_core::names::registry;
+use trunkline_port::streaming::{parts, pass};
 use trunkline_port::{RequestId, SeqStart, Step, StepOutput, StepSeq, WeightReads};
-use trunkline_streaming::{parts, pass};
 use trunkline_worker::{Model, StreamInfo, WeightKind, Worker, WorkerConfig};
 
 use super::measure::{Report, time_ns};

@@ -86,7 +86,8 @@ pub use crate::core::Core;
 pub use crate::core::event::{Action, Event};
 pub use crate::core::fast_forward::{FastForwardDriver, FastForwardResult, SteadyBatch, SteadySteps};
 pub use crate::journal::stats::{
-    DraftCounters, H2oCounters, RequestCounters, RetentionCounters, Stats, SwapCounters, TierStats, TokenCounters,
+    DraftCounters, Figure, FigureKind, H2oCounters, RequestCounters, RetentionCounters, Stats, SwapCounters, TierStats,
+    TokenCounters,
 };
 pub use crate::names::ids::{BlockHandle, RequestId, Token};
 pub use crate::request::remains::Remains;

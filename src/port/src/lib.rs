@@ -38,6 +38,7 @@ pub mod model_info;
 pub mod output;
 pub mod sampling;
 pub mod step;
+pub mod streaming;
 pub mod transfer;
 pub mod weight_reads;
 pub mod worker;

@@ -120,7 +120,7 @@ impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         for metric in table::all() {
             let mut samples = Samples::begin(&mut encoder, (metric.kind, metric.name, metric.help), metric.labels)?;
-            (metric.read)(self, &mut samples);
+            metric.read.add(self, &mut samples);
             samples.result?;
         }
         Ok(())

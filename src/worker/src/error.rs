@@ -5,9 +5,9 @@ pub(crate) mod misfits;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use trunkline_port::streaming::BudgetError;
 use trunkline_port::{RequestId, StepError, Token};
 use trunkline_quote::{cut, of_parser};
-use trunkline_streaming::BudgetError;
 use trunkline_text::{FactsError, Mistake};
 
 use crate::error::misfits::misfit;

@@ -1,6 +1,6 @@
 //! Streamed weights: a window of slots that a thread fills with groups in the order of use, while a step computes with others.
 //!
-//! [`trunkline_streaming`] has the states of the groups. The reader takes a slot whose group was computed with, and reads the next group of the circle into the slot,
+//! [`trunkline_port::streaming`] has the states of the groups. The reader takes a slot whose group was computed with, and reads the next group of the circle into the slot,
 //! as long as fewer than `ahead` groups are read or being read ahead. A step waits for a group that is not there yet. Memory changes hands by value: the reader
 //! owns a slot's memory while reading, and a group in use lies in shared memory that nobody can change.
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use trunkline_files::Aligned;
 use trunkline_port::WeightReads;
-use trunkline_streaming::{GroupEvent, GroupState, Groups};
+use trunkline_port::streaming::{GroupEvent, GroupState, Groups};
 
 use crate::error::{GroupFault, WeightsFault, WorkerError};
 use crate::layers::pair::Pair;

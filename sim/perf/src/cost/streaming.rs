@@ -20,7 +20,7 @@
 //! Pinned layers do as well as any policy can, best spread evenly between the streamed ones.
 
 use trunkline_port::WeightReads;
-use trunkline_streaming::BudgetError;
+use trunkline_port::streaming::BudgetError;
 
 use super::{BoxedCost, CostModel, Largest, StepShape, TimedStep, nanoseconds};
 use crate::model::Model;

@@ -1,10 +1,10 @@
 //! Weights that the embedded worker streams: groups of a layer read from a disk into a window of slots in memory, and computed with there.
 //!
-//! Placement and recurrence are those of the worker (`trunkline-streaming`); the time of a step without waiting comes from another model, and is spread over the
+//! Placement and recurrence are those of the worker ([`trunkline_port::streaming`]); the time of a step without waiting comes from another model, and is spread over the
 //! groups and the output matrix by their bytes.
 
 use trunkline_port::WeightReads;
-use trunkline_streaming::{Budget, BudgetError, Placement, parts, pass, plan};
+use trunkline_port::streaming::{Budget, BudgetError, Placement, parts, pass, plan};
 
 use super::{BoxedCost, CostModel, Largest, StepShape, TimedStep};
 use crate::cost::streaming::Passes;

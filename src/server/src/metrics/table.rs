@@ -1,6 +1,6 @@
 //! The table of all metrics: name, kind, labels, help, and the figure that each shows.
 //!
-//! A metric is added by a line here and a line in `docs/metrics.md`; a test compares the two. Names follow the rules of Prometheus: base units,
+//! Figures of the core's own have their metrics from [`Stats::metrics`]; any other is a line here. `docs/metrics.md` follows from the table. Names follow the rules of Prometheus: base units,
 //! `_total` at the end of counters. A name of vLLM stands for the same figure as there. Values of labels come from short fixed lists, from the numbers
 //! of the engines or from the settings, never from clients.
 
@@ -8,6 +8,10 @@ mod cache;
 mod edge;
 mod engines;
 mod requests;
+
+use std::sync::LazyLock;
+
+use trunkline_core::{Figure, FigureKind, Stats};
 
 use crate::metrics::samples::{Kind, Samples};
 use crate::metrics::scrape::Scrape;
@@ -23,33 +27,65 @@ pub(super) struct Metric {
     pub(super) read: Read,
 }
 
-type Read = fn(&Scrape, &mut Samples<'_>);
+type Scraped = fn(&Scrape, &mut Samples<'_>);
+
+/// Where the samples of a metric come from.
+pub(super) enum Read {
+    /// Anything of a scrape.
+    Scrape(Scraped),
+    /// A figure of each engine's core.
+    Figure(fn(&Stats) -> u64),
+}
+
+impl Read {
+    /// Adds the samples.
+    pub(super) fn add(&self, scrape: &Scrape, out: &mut Samples<'_>) {
+        match self {
+            Self::Scrape(read) => read(scrape, out),
+            Self::Figure(read) => scrape.each(out, |engine| read(&engine.status.stats)),
+        }
+    }
+}
 
 /// The label of metrics by engine.
 const ENGINE: &[&str] = &["engine"];
 /// The labels of metrics by tier.
 const TIER: &[&str] = &["engine", "tier"];
 
-/// Metrics by subject.
-pub(super) const SECTIONS: [&[Metric]; 4] = [requests::METRICS, engines::METRICS, cache::METRICS, edge::METRICS];
+/// Metrics of the figures that each core counts.
+static FIGURES: LazyLock<Vec<Metric>> = LazyLock::new(|| Stats::metrics().map(of_figure).collect());
+
+/// Returns all metrics by subject.
+pub(super) fn sections() -> [&'static [Metric]; 5] {
+    [requests::METRICS, &FIGURES, engines::METRICS, cache::METRICS, edge::METRICS]
+}
 
 /// Returns all metrics, in the order of the output.
 pub(super) fn all() -> impl Iterator<Item = &'static Metric> {
-    SECTIONS.into_iter().flatten()
+    sections().into_iter().flatten()
 }
 
-const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str, read: Read) -> Metric {
-    Metric { name, kind: Kind::Counter, labels, help, read }
+fn of_figure(figure: &'static Figure) -> Metric {
+    let Figure { metric: name, help, kind, read } = *figure;
+    let kind = match kind {
+        FigureKind::Gauge => Kind::Gauge,
+        FigureKind::Counter => Kind::Counter,
+    };
+    Metric { name, kind, labels: ENGINE, help, read: Read::Figure(read) }
 }
 
-const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str, read: Read) -> Metric {
-    Metric { name, kind: Kind::Gauge, labels, help, read }
+const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str, read: Scraped) -> Metric {
+    Metric { name, kind: Kind::Counter, labels, help, read: Read::Scrape(read) }
 }
 
-const fn info(name: &'static str, labels: &'static [&'static str], help: &'static str, read: Read) -> Metric {
-    Metric { name, kind: Kind::Info, labels, help, read }
+const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str, read: Scraped) -> Metric {
+    Metric { name, kind: Kind::Gauge, labels, help, read: Read::Scrape(read) }
 }
 
-const fn histogram(name: &'static str, labels: &'static [&'static str], help: &'static str, read: Read) -> Metric {
-    Metric { name, kind: Kind::Histogram, labels, help, read }
+const fn info(name: &'static str, labels: &'static [&'static str], help: &'static str, read: Scraped) -> Metric {
+    Metric { name, kind: Kind::Info, labels, help, read: Read::Scrape(read) }
+}
+
+const fn histogram(name: &'static str, labels: &'static [&'static str], help: &'static str, read: Scraped) -> Metric {
+    Metric { name, kind: Kind::Histogram, labels, help, read: Read::Scrape(read) }
 }

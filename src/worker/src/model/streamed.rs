@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use trunkline_files::Aligned;
-use trunkline_streaming::{Budget, Placement, plan};
+use trunkline_port::streaming::{Budget, Placement, plan};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{LoadedName, Model};

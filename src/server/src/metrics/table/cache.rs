@@ -29,63 +29,6 @@ pub(super) const METRICS: &[Metric] = &[
             }
         }
     }),
-    gauge("trunkline_free_host_blocks", ENGINE, "Host blocks for swapped-out requests that hold nothing.", |s, out| {
-        s.each(out, |engine| engine.status.stats.free_host_blocks);
-    }),
-    counter("trunkline_published_blocks_total", ENGINE, "Blocks put into the prefix cache.", |s, out| {
-        s.each(out, |engine| engine.status.stats.published_blocks);
-    }),
-    counter("trunkline_merged_blocks_total", ENGINE, "Duplicates of cached blocks, merged.", |s, out| {
-        s.each(out, |engine| engine.status.stats.merged_blocks);
-    }),
-    counter("trunkline_evicted_blocks_total", ENGINE, "Blocks evicted from the prefix cache.", |s, out| {
-        s.each(out, |engine| engine.status.stats.evicted_blocks);
-    }),
-    counter(
-        "trunkline_prefix_blocks_total",
-        ENGINE,
-        "Blocks of cached prefixes taken at first admissions.",
-        |s, out| {
-            s.each(out, |engine| engine.status.stats.prefix_blocks);
-        },
-    ),
-    counter("trunkline_prefix_runs_total", ENGINE, "Runs of neighbouring blocks in those prefixes.", |s, out| {
-        s.each(out, |engine| engine.status.stats.prefix_runs);
-    }),
-    gauge("trunkline_retained_blocks", ENGINE, "Cached blocks kept by a retention hint.", |s, out| {
-        s.each(out, |engine| engine.status.stats.retention.retained_blocks);
-    }),
-    counter(
-        "trunkline_ignored_retained_blocks_total",
-        ENGINE,
-        "Blocks whose retention hint was beyond a share.",
-        |s, out| {
-            s.each(out, |engine| engine.status.stats.retention.ignored_retained_blocks);
-        },
-    ),
-    counter(
-        "trunkline_evicted_retained_blocks_total",
-        ENGINE,
-        "Blocks evicted in spite of a retention hint.",
-        |s, out| {
-            s.each(out, |engine| engine.status.stats.retention.evicted_retained_blocks);
-        },
-    ),
-    counter("trunkline_swap_outs_total", ENGINE, "Swap-outs begun.", |s, out| {
-        s.each(out, |engine| engine.status.stats.swaps.swap_outs);
-    }),
-    counter("trunkline_swap_ins_total", ENGINE, "Swap-ins ended.", |s, out| {
-        s.each(out, |engine| engine.status.stats.swaps.swap_ins);
-    }),
-    counter("trunkline_swapped_out_blocks_total", ENGINE, "Blocks of swap-outs begun.", |s, out| {
-        s.each(out, |engine| engine.status.stats.swaps.swapped_out_blocks);
-    }),
-    counter("trunkline_swapped_in_blocks_total", ENGINE, "Blocks of swap-in transfers begun.", |s, out| {
-        s.each(out, |engine| engine.status.stats.swaps.swapped_in_blocks);
-    }),
-    counter("trunkline_failed_transfers_total", ENGINE, "Transfers that failed or were overdue.", |s, out| {
-        s.each(out, |engine| engine.status.stats.swaps.failed_transfers);
-    }),
     gauge("trunkline_tier_blocks", TIER, "Blocks in a tier.", |s, out| s.each_tier(out, |tier, _| tier.blocks)),
     gauge("trunkline_tier_bytes", TIER, "Bytes that the blocks of a tier take, compressed.", |s, out| {
         s.each_tier(out, |tier, _| tier.stored_bytes);

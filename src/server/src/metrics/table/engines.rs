@@ -116,7 +116,6 @@ pub(super) const METRICS: &[Metric] = &[
     gauge("trunkline_abandoned_workers", ENGINE, "Workers left behind in a step that never ended.", |s, out| {
         s.each(out, |engine| engine.abandoned);
     }),
-    counter("trunkline_steps_total", ENGINE, "Steps begun.", |s, out| s.each(out, |engine| engine.status.stats.steps)),
     histogram("trunkline_step_time_seconds", ENGINE, "Time of a step, from sending to the answer.", |s, out| {
         of_steps(s, out, |steps| &steps.duration);
     }),
@@ -137,23 +136,6 @@ pub(super) const METRICS: &[Metric] = &[
             s.each(out, |engine| engine.counts.accepted);
         },
     ),
-    counter("trunkline_h2o_plans_total", ENGINE, "Plans of eviction within sequences.", |s, out| {
-        s.each(out, |engine| engine.status.stats.h2o.h2o_plans);
-    }),
-    counter(
-        "trunkline_h2o_dropped_tokens_total",
-        ENGINE,
-        "Tokens dropped within sequences, or counted in mode probe.",
-        |s, out| {
-            s.each(out, |engine| engine.status.stats.h2o.h2o_dropped_tokens);
-        },
-    ),
-    counter("trunkline_h2o_dropped_blocks_total", ENGINE, "Blocks dropped within sequences.", |s, out| {
-        s.each(out, |engine| engine.status.stats.h2o.h2o_dropped_blocks);
-    }),
-    counter("trunkline_h2o_reread_tokens_total", ENGINE, "Tokens run to read prompts again for scores.", |s, out| {
-        s.each(out, |engine| engine.status.stats.h2o.h2o_reread_tokens);
-    }),
     counter("trunkline_weight_steps_total", ENGINE, "Steps with streamed weights.", |s, out| {
         s.each(out, |engine| engine.counts.weights.steps);
     }),

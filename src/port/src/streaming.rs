@@ -5,16 +5,14 @@
 //! allows, and the others pass through a *window* of slots ([`plan()`]). A reader fills the slots in the order of use ([`states`]).
 //!
 //! The embedded worker and the simulator place weights with the same [`plan()`]; [`times`] has the recurrence of such a step, which the simulator computes and the worker is compared with.
-//! [`trunkline_port::WeightReads`] defines the figures that both report.
+//! [`crate::WeightReads`] defines the figures that both report.
 //!
 //! **Boundary:** no I/O, clock or thread.
-
-#![forbid(unsafe_code)]
 
 pub mod plan;
 pub mod states;
 pub mod times;
 
-pub use crate::plan::{Budget, BudgetError, Pinned, Placement, plan};
-pub use crate::states::{GROUP_TRANSITIONS, GroupEvent, GroupState, Groups};
-pub use crate::times::{Visit, parts, pass};
+pub use self::plan::{Budget, BudgetError, Pinned, Placement, plan};
+pub use self::states::{GROUP_TRANSITIONS, GroupEvent, GroupState, Groups};
+pub use self::times::{Visit, parts, pass};

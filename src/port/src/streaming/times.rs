@@ -9,7 +9,7 @@
 //!
 //! where `computed(i)` is the end of the visit `i`. At most `ahead` groups are read ahead of the group in use: with `slots = ahead + 1` that is the same condition.
 
-use trunkline_port::WeightReads;
+use crate::WeightReads;
 
 /// Times of one group in a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
