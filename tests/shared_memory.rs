@@ -1,4 +1,4 @@
-//! Blocks between a server and attached workers of one machine: through shared memory they give the same texts as in messages, whoever dies or
+//! Blocks between a server and attached workers of one machine: through shared memory they give the same texts as in messages, whichever side dies or
 //! lies.
 
 use std::path::Path;

@@ -139,7 +139,7 @@ async fn flood(form: Form, has_tokens: bool, hostile: Option<&str>) {
     let mut connections = Vec::new();
     for n in 0..FLOOD {
         connections.push(one(form, n, hostile, server.addr()).await);
-        // Whoever waits for a first answer has the time in which its address gives up as many connections as it has.
+        // A client that waits for a first answer has the time in which its address gives up as many connections as it has.
         while info(&mut watcher, admin).await.network.unwrap().accepted < n + 3 {}
     }
     let mut new = server.client().await;

@@ -170,7 +170,7 @@ def expectation(model: PreTrainedModel, text: str | None, tokens: list[int], at:
     logits = logits_of(model, tokens)
     greedy, logprobs, margin = [], [], float("inf")
     for _ in range(GREEDY_TOKENS):
-        # The whole text anew for every token: nothing here depends on a cache.
+        # The whole text again for every token: nothing here depends on a cache.
         last = logits_of(model, tokens + greedy)[-1]
         first, second = last.topk(2).values.tolist()
         margin = min(margin, first - second)

@@ -26,7 +26,7 @@ impl Driver {
         self.answer();
     }
 
-    /// Asserts that every block is in one place and that nothing waits in vain.
+    /// Asserts that every block is in one place and that nothing waits for ever.
     pub(crate) fn check(&self) {
         // In debug builds the core has checked itself.
         if !cfg!(debug_assertions) {

@@ -14,22 +14,18 @@ pub enum Measure {
     Openings,
     /// Doc comments of three words or fewer, per cent.
     ShortDocs,
-    /// Words of [`PRONOUNS`] per 1,000 words of doc comments.
-    Pronouns,
-    /// Words of [`RELATIVES`] per 1,000 words of doc comments.
-    Relatives,
     /// Occurrences of words from [`OLD_PHRASES`] in doc comments and [`OLD_NAMES`] in identifiers.
     OldWords,
 }
 
 /// Highest number that a crate without a row in [`ALLOWED`] may have, by measure.
-pub const GOALS: [f64; 8] = [60.0, 20.0, 0.0, 3.0, 6.0, 22.0, 22.0, 0.0];
+pub const GOALS: [f64; 6] = [60.0, 20.0, 0.0, 3.0, 6.0, 0.0];
 
 /// Highest numbers of crates that do not meet the goals yet. The row of a folder also holds for crates below the folder.
 #[rustfmt::skip]
-pub const ALLOWED: &[(&str, [f64; 8])] = &[
-    //                fn    fields circ. opens short it    that  old
-    ("src/core",     [60.0, 27.0, 0.0, 3.0,  6.0,  22.0, 22.0, 0.0]),
+pub const ALLOWED: &[(&str, [f64; 6])] = &[
+    //                fn    fields circ. opens short old
+    ("src/core",     [60.0, 27.0, 0.0, 3.0,  6.0,  0.0]),
 ];
 
 /// First words of a doc comment that describe a thing instead of naming it.
@@ -56,12 +52,6 @@ pub const OPENINGS: &[&str] = &[
     "With what",
     "By what",
 ];
-
-/// Words that stand for a noun: repeat the noun.
-pub const PRONOUNS: &[&str] = &["it", "its", "they", "them", "their", "those", "these"];
-
-/// Words that open a relative clause: use a name or a participle.
-pub const RELATIVES: &[&str] = &["that", "what", "which", "who", "whom", "whoever", "whatever"];
 
 /// Phrases with a better word in the glossary of CONTRIBUTING.md.
 pub const OLD_PHRASES: &[&str] = &[

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::limits::{ALLOWED, GOALS, Measure, OLD_NAMES, OLD_PHRASES, OPENINGS, PRONOUNS, RELATIVES};
+use crate::limits::{ALLOWED, GOALS, Measure, OLD_NAMES, OLD_PHRASES, OPENINGS};
 use crate::modules::{circles, graph, rooms};
 use crate::source::{Doc, Sized, docs, functions, identifier_parts, structs, without_tests, words};
 
@@ -53,8 +53,6 @@ impl Crate {
             }
             Measure::Openings => self.share(opens_badly),
             Measure::ShortDocs => self.share(|doc| !doc.inner && doc.text.split_whitespace().count() <= 3),
-            Measure::Pronouns => self.rate(PRONOUNS),
-            Measure::Relatives => self.rate(RELATIVES),
             Measure::OldWords => self.old_words(),
         }
     }
@@ -79,21 +77,6 @@ impl Crate {
         let faulty = self.docs().filter(|(_, doc)| fault(doc));
         let offenders: Vec<_> = faulty.map(|(file, doc)| format!("{file}: {}", beginning(&doc.text))).collect();
         Measured { number: 100.0 * offenders.len() as f64 / self.docs().count().max(1) as f64, offenders }
-    }
-
-    /// Measures the occurrences of some words per 1,000 words of doc comments.
-    fn rate(&self, of: &[&str]) -> Measured {
-        let (mut all, mut found) = (0, 0);
-        let mut worst = Vec::new();
-        for (file, doc) in self.docs() {
-            let words = words(&doc.text);
-            let n = words.iter().filter(|word| of.contains(&&word[..])).count();
-            (all, found) = (all + words.len(), found + n);
-            worst.push((n, file.to_owned(), beginning(&doc.text)));
-        }
-        worst.sort_by(|a, b| b.cmp(a));
-        let offenders = worst.iter().map(|(n, file, text)| format!("{n} in {file}: {text}")).collect();
-        Measured { number: 1000.0 * found as f64 / all.max(1) as f64, offenders }
     }
 
     fn old_words(&self) -> Measured {
@@ -170,7 +153,6 @@ mod tests {
         assert_eq!((number(Measure::FunctionLines), number(Measure::StructFields)), (1.0, 2.0));
         assert_eq!((number(Measure::Openings), number(Measure::Circles)), (100.0, 0.0));
         assert!((number(Measure::ShortDocs) - 100.0 / 3.0).abs() < 1e-9);
-        assert_eq!((number(Measure::Pronouns), number(Measure::Relatives)), (1000.0 / 9.0, 1000.0 / 9.0));
         assert_eq!(number(Measure::OldWords), 3.0, "told, twin and leap");
         let assumed = Doc { inner: false, text: "Assumed latency.".into() };
         assert!(!opens_badly(&assumed));

@@ -60,7 +60,7 @@ pub struct Model {
     pub hybrid: Option<Hybrid>,
     /// Layers with attention, one after the other, that share the KV of the first of them (arXiv 2405.12981); 1 if each layer has its own.
     pub kv_share: u64,
-    /// Layers whose attention reads an image in place of the text (Llama 3.2 Vision): tokens have no KV there; 0 for none.
+    /// Layers whose attention reads an image instead of the text (Llama 3.2 Vision): tokens have no KV there; 0 for none.
     pub cross_layers: u64,
     /// Most tokens of prompt and answer together, as engines allow by default; `None` if that is not known.
     pub max_context: Option<u32>,

@@ -15,7 +15,7 @@ use trunkline_sim_perf::model::{Hybrid, Model};
 pub struct Engine {
     max_batch_tokens: u32,
     max_batch_size: u32,
-    /// Limits that follow from the device, in place of the ones above.
+    /// Limits that follow from the device, instead of the ones above.
     by_device: ByDevice,
     whole_block_hits: bool,
     in_step_hits: bool,

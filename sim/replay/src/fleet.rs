@@ -76,7 +76,7 @@ pub enum ReplayError {
     #[error("every request is too large for the device, so there is no capacity; give it more blocks")]
     NoCapacity,
     /// No event left, but unfinished requests: a fault of the core.
-    #[error("the core fell silent at {at_s} s with {unfinished} requests unfinished")]
+    #[error("deadlock at {at_s} s: {unfinished} requests unfinished and no event due; please report it")]
     Stalled {
         /// Time of the last event, seconds after the first arrival.
         at_s: f64,

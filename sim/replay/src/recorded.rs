@@ -103,7 +103,7 @@ pub enum RecordingFault {
     #[error("recorded settings: {0}")]
     Cluster(Box<ClusterError>),
     /// Input of an engine that the cluster lacks.
-    #[error("{engine} is none of the recorded cluster, which has {engines}; the recording is damaged")]
+    #[error("{engine} is not in the recorded cluster, which has {engines}; the recording is damaged")]
     Engine {
         /// Engine named in the line.
         engine: EngineId,

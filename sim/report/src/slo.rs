@@ -251,7 +251,7 @@ impl<'a> Judge<'a> {
                 Some(_) => *above > slo.above_allowed(requests),
                 None => false,
             };
-            // All are counted on: whoever replays to the end wants the figures of all.
+            // All are counted on: a replay to the end shows the figures of all.
             if is_lost && lost.is_none() {
                 lost = Some(slo);
             }

@@ -135,7 +135,7 @@ pub async fn run(listener: TcpListener, patience: Duration, mut report: impl FnM
         let verdict = check(case, &mut peer, &expected).await;
         let failed = matches!(verdict, Verdict::Fail(_));
         note(case.name, verdict);
-        // The next check begins anew, on a new connection if need be.
+        // The next check begins again, on a new connection if need be.
         if failed && peer.reset().await.is_err() && peer.reconnect(false).await.is_err() {
             note("the rest", Verdict::Fail("the worker neither answers nor comes back".into()));
             break;

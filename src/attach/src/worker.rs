@@ -25,7 +25,7 @@ use crate::hello::{Hello, Resume};
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// Pause between two attempts, at most.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Length of a connection after which pauses begin anew.
+/// Length of a connection after which pauses begin again.
 const STEADY: Duration = Duration::from_secs(10);
 
 /// Dials a server: called for each connection.

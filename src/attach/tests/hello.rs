@@ -51,7 +51,7 @@ fn hello() -> Hello {
     }
 }
 
-/// Gives the layer groups single KV heads in place of layers.
+/// Gives the layer groups single KV heads instead of layers.
 fn give_heads(hello: &mut wire::Hello, heads: [&[u32]; 3]) {
     for (group, heads) in hello.model.as_mut().unwrap().groups.iter_mut().zip(heads) {
         (group.layers, group.heads) = (Vec::new(), heads.to_vec());

@@ -135,7 +135,7 @@ impl Used {
         report.add("mean run", case, "blocks", vec![run]);
     }
 
-    /// Measures storing of new prompts, each in place of blocks that are evicted.
+    /// Measures storing of new prompts, each instead of blocks that are evicted.
     fn store(&mut self, report: &mut Report, numbers: &mut Numbers, runs: usize) {
         let blocks = 1024.min(self.blocks / 8);
         let Self { tree, root, .. } = self;

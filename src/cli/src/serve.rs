@@ -348,7 +348,7 @@ pub(crate) fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result
     embedded_with(settings, engines, None)
 }
 
-/// Does the same as [`embedded`], with `losses` of the model's heads in place of the ones in the model's file.
+/// Does the same as [`embedded`], with `losses` of the model's heads instead of the ones in the model's file.
 ///
 /// # Errors
 /// Fails as [`embedded`] does.

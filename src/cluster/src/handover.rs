@@ -46,7 +46,7 @@ impl HandOver {
         reason == FinishReason::Length
     }
 
-    /// Returns the whole request in place of the part given back by a prefill engine before the end of the part.
+    /// Returns the whole request instead of the part given back by a prefill engine before the end of the part.
     pub fn take_over(self, part: Request) -> Box<Request> {
         let mut whole = self.0;
         debug_assert_eq!(whole.generated, part.generated, "both have the tokens so far");

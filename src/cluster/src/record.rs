@@ -92,7 +92,7 @@ pub struct End {
     /// Digest of the decisions, 16 hex digits.
     pub digest: String,
     /// Digest of the lines before, 16 hex digits ([`InputsDigest`]): an input may be changed without a change of a decision. Absent in recordings of
-    /// earlier versions; whoever writes the lines fills it in.
+    /// earlier versions; the writer of the lines fills it in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<String>,
 }

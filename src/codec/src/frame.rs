@@ -324,7 +324,7 @@ impl Codec {
     }
 }
 
-/// Checks a block, and appends room for a header to `out`. Returns the begin of the header, and the elements of the block.
+/// Checks a block, and appends room for a header to `out`. Returns the start of the header, and the elements of the block.
 fn begin(block: &Block<'_>, out: &mut Vec<u8>) -> Result<(usize, usize), BlockError> {
     let (n, len) = size(block.dtype, &block.shape).ok_or(BlockError::WrongShape)?;
     if block.bytes.len() != len {

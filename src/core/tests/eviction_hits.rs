@@ -91,7 +91,7 @@ fn traffic(seed: u64, n: usize) -> Vec<Vec<u32>> {
                 talks.push(fresh(3 + draws.below(5)));
                 talks.last().expect("one was pushed").clone()
             }
-            // Conversations of late go on more often than old ones; at times a turn is asked for again.
+            // Recent conversations go on more often than old ones; at times a turn is asked for again.
             _ if !talks.is_empty() => {
                 let back = draws.below(12).min(draws.below(12)) as usize;
                 let at = talks.len().saturating_sub(1 + back);

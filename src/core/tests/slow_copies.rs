@@ -283,7 +283,7 @@ fn a_bad_block_leaves_its_tier_and_is_not_loaded_again() {
         rig.run_to_end();
     }
     assert_eq!(rig.stats().swaps.failed_transfers, 1);
-    assert_eq!(loads, 4, "the recomputed blocks were stored in place of the bad ones");
+    assert_eq!(loads, 4, "the recomputed blocks were stored instead of the bad ones");
 }
 
 #[test]

@@ -122,7 +122,7 @@ fn a_window_that_came_back_is_found_on_the_device_by_the_next_request() {
 #[test]
 fn a_load_that_pays_with_its_window_alone_is_not_cut_before_it() {
     // A block takes 1.6 ms to compute and 1 ms to load. The last two entries take two copies each and pay nothing, but without them the two
-    // before would be the window: 8 copies in place of 6 blocks, not 10 in place of 8.
+    // before would be the window: 8 copies instead of 6 blocks, not 10 instead of 8.
     let costs = |config| Config { recompute_token_ns: 400_000, swap_block_ns: 1_000_000, ..config };
     let mut driver = joined(costs(config(&[Keeps::All, Keeps::Window(8)], Write::Through)));
     driver.submit(1, prompt(33), 1);

@@ -14,7 +14,7 @@ fn submit(rig: &mut Driver, id: u64, priority: i32, prompt: Vec<Token>, max_toke
     rig.submit_request(request);
 }
 
-/// Under strict priorities, whoever is preempted is among the least urgent that run, however little it has done since it came back.
+/// Under strict priorities, the preempted one is among the least urgent that run, however little it has done since it came back.
 #[test]
 fn a_sequence_that_came_back_is_not_spared_at_the_expense_of_a_more_urgent_one() {
     let mut again = 0;

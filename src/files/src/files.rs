@@ -247,7 +247,7 @@ pub fn write_all(file: &dyn BlockFile, parts: &[&[u8]], mut offset: u64) -> io::
     while !rest.is_empty() {
         match file.write_at(rest, offset) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            // A direct write that ended within a page begins the page anew.
+            // A direct write that ended within a page begins the page again.
             Ok(n) if n < PAGE => return Err(io::ErrorKind::WriteZero.into()),
             Ok(n) => {
                 let n = n - n % PAGE;

@@ -70,7 +70,7 @@ def test_groups_and_weights_are_those_of_the_embedded_worker(tmp_path, flags, ar
     folder = tmp_path / "model"
     shutil.copytree(SMALL_WORLD, folder)
     if "total" in arguments:
-        # The losses decide, in place of the line that names heads.
+        # The losses decide, instead of the line that names heads.
         (folder / "h2o.toml").write_text(re.sub("keep = .*", "", (SMALL_WORLD / "h2o.toml").read_text()))
     server = Server()
     command = [PROGRAM, "worker", "--model", str(folder), "--connect", server.address, "--h2o", "on", *flags]

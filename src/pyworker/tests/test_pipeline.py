@@ -128,7 +128,7 @@ def test_the_first_stage_runs_the_second_step_while_the_last_one_runs_the_first(
         scheduler.welcome()
         for step in (1, 2):
             scheduler.peer.send(step=start(step, step, [step, 9]))
-        # Stages that took turns would wait in vain, and the steps would fail.
+        # Stages that took turns would wait for nothing, and the steps would fail.
         said = [scheduler.peer.receive("step_done").tokens[0] for _ in range(2)]
         assert said == [expected([step, 9], 1)[-1] for step in (1, 2)]
     engine.close()

@@ -370,7 +370,7 @@ def test_room_of_a_gpu_counts_the_blocks_of_all_groups(folder_of):
     one = engine_of(folder).model
     two = engine_of(folder, "--scored-layers", "1-2").model
     free = stages.RESERVE + (1 << 30)
-    # Blocks of two layers, in place of blocks of three.
+    # Blocks of two layers, instead of blocks of three.
     assert stages.room(two, free) == pytest.approx(stages.room(one, free) * 3 / 2, rel=1e-5)
     assert stages.room(one, 1 << 20) == 0
 

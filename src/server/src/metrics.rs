@@ -58,7 +58,7 @@ pub(crate) struct Metrics {
 struct Latest {
     /// Time of asking, nanoseconds.
     begun_ns: Option<u64>,
-    /// The answer; `None` before there is one, also if whoever asked gave up.
+    /// The answer; `None` before there is one, also if the caller gave up.
     scrape: Option<Arc<Scrape>>,
 }
 

@@ -52,9 +52,9 @@ use crate::service::submission::{KvClass, Submitter};
 const ID_BYTES_MAX: u64 = 5;
 /// Bytes of a message besides the prompt, at most.
 const MESSAGE_BYTES_OTHER: u64 = 1 << 20;
-/// Time between two looks for changes of files, by default.
+/// Default poll interval for changed files.
 const RELOAD: Duration = Duration::from_secs(2);
-/// Bounds of the time between two looks for unread output.
+/// Bounds of the poll interval for unread output.
 const UNREAD_INTERVAL_MIN: Duration = Duration::from_millis(1);
 const UNREAD_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// Time for clients to read the ends of response streams after the core is done.
@@ -115,7 +115,7 @@ pub struct Options {
     pub token_file: Option<PathBuf>,
     /// Certificate and key of the server. `None`: no TLS.
     pub tls: Option<TlsFiles>,
-    /// Time between two looks for changes of the files of tokens and TLS.
+    /// Poll interval for changes of the files of tokens and TLS.
     pub reload: Duration,
     /// Longest time for which a drain waits for requests, which then end with UNAVAILABLE. `None`: for ever.
     pub drain_timeout: Option<Duration>,
@@ -265,7 +265,7 @@ struct Files {
 }
 
 impl Files {
-    /// Looks for changes, for ever. On `demand` all files are read again, changed or not.
+    /// Polls for changes, for ever. On `demand` all files are read again, changed or not.
     async fn watch(&self, demand: &Notify) {
         loop {
             let is_demanded = tokio::select! {
@@ -460,7 +460,7 @@ impl Server {
             handle.hurried().await;
             tokio::time::sleep(LINGER_HURRIED).await;
         };
-        // Whoever has not read the end of a stream by then is cut off.
+        // Streams still unread at the deadline are reset.
         tokio::select! {
             () = &mut serve => {}
             _ = &mut watch => {}

@@ -146,7 +146,7 @@ impl Copy<'_> {
             _ if self.transfer.to == Place::Device => self.deliver_to_device(scratch, source),
             _ => self.deliver_to_host(scratch, source),
         };
-        // The source is dropped by now: whoever gets the answer may count on its memory.
+        // The source is dropped by now: the receiver of the answer may count on its memory.
         match result {
             Ok(stored_bytes) => pair.arrived(stored_bytes),
             Err(failure) => self.fail(pair, failure),

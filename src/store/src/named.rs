@@ -43,7 +43,7 @@ impl NamedBlocks {
     pub fn insert(&self, key: &BlockKey, held: &Arc<Held>) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.blocks.insert((key.hash, key.group), Arc::downgrade(held));
-        // At least half of the entries went in since the last time, so each pays for two looks.
+        // At least half of the entries went in since the last time, so each pays for two visits.
         if inner.blocks.len() >= inner.purge_at.max(ENTRIES_MIN) {
             inner.blocks.retain(|_, held| held.strong_count() > 0);
             inner.purge_at = 2 * inner.blocks.len();

@@ -65,9 +65,9 @@ pub struct Remote {
     objects: Box<dyn Objects>,
     layout: u64,
     deadline: Duration,
-    /// Judgement of reads and look-ups.
+    /// Circuit breaker of reads and look-ups.
     reads: Breaker,
-    /// Judgement of writes, apart from reads: a store may be full, or closed to writers.
+    /// Circuit breaker of writes, apart from reads: a store may be full, or closed to writers.
     writes: Breaker,
     /// Times of the last writes of side tables.
     tables: Mutex<HashMap<u64, Instant>>,
@@ -161,7 +161,7 @@ impl Remote {
             Ok(_) => {}
             Err(error) if breaker.failed(allowed, Instant::now()) => {
                 tracing::warn!(
-                    "the remote store {verb} no {object}, and is asked by single tries only, for a while: {error}"
+                    "the remote store {verb} no {object}; it is marked down, retrying one call at a time: {error}"
                 );
             }
             Err(_) => {}

@@ -119,8 +119,8 @@ enum Naming<'a> {
 }
 
 impl Codec {
-    /// Reads the text of a `tokenizer.json`, with the tokens `added` in place of the ones that the text adds, and the texts `pieces` of
-    /// tokens in place of the decoder's. Truncation and padding are switched off.
+    /// Reads the text of a `tokenizer.json`, with the tokens `added` instead of the ones that the text adds, and the texts `pieces` of
+    /// tokens instead of the decoder's. Truncation and padding are switched off.
     pub(crate) fn new(json: &[u8], added: &[Added], pieces: Option<Pieces>) -> Result<Self, String> {
         shape::check(json)?;
         let library = Library::load(|| {

@@ -5,7 +5,7 @@
 //! * [`Detokenizer`] turns generated tokens into text, one token at a time, and never splits a character.
 //! * [`StopMatcher`] finds the strings at which a text ends, however the text is cut into pieces.
 //! * [`ModelFacts`] has what the files of a model say in words: tokens that end an answer, added tokens, the longest context.
-//! * [`Mistake`] recognises what people give in place of a model.
+//! * [`Mistake`] recognises what people give instead of a model.
 //!
 //! The tokenizers library runs behind one door (`library.rs`): a file is checked before, texts are tried at load, and a panic is an error of one line.
 //!

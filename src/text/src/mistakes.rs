@@ -80,7 +80,7 @@ const BYTES: [OfBytes; 11] = [
     ),
 ];
 
-/// Parts of a model in place of the whole, by first bytes or the end of the name.
+/// Parts of a model instead of the whole, by first bytes or the end of the name.
 const ALONE: [OfFile; 4] = [
     (
         |head, name| name.ends_with(".safetensors") || (head.len() > 8 && head[8] == b'{'),
@@ -175,7 +175,7 @@ impl Mistake {
 
 const UNKNOWN: &str = "is neither a GGUF file nor a folder of a Hugging Face model";
 
-/// Returns the GGUF file to give in place of its folder.
+/// Returns the GGUF file to give instead of its folder.
 fn gguf_instead(names: &[String], lacks: Lacks) -> Option<String> {
     // A folder with weights in safetensors is meant as such.
     let is_model = |name: &&String| name.ends_with(".gguf") && !name.starts_with("mmproj");

@@ -1,4 +1,4 @@
-//! Tests of what people give in place of a model.
+//! Tests of what people give instead of a model.
 
 use super::*;
 

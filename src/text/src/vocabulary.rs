@@ -292,7 +292,7 @@ impl<'a> Vocabulary<'a> {
         Ok(keys.integer(key)?.or(default.filter(|_| self.is_sentence_piece).map(|(_, id)| *id)))
     }
 
-    /// Returns the token at the begin of a text, at the end, and for text without tokens.
+    /// Returns the token at the start of a text, at the end, and for text without tokens.
     pub(crate) fn frame(&self, keys: Keys<'a>) -> Result<[Option<i64>; 3], String> {
         Ok([self.special(keys, BOS)?, self.special(keys, EOS)?, self.special(keys, UNKNOWN)?])
     }

@@ -252,8 +252,8 @@ pub struct WeightsFault {
 
 fn remedy(is_removed: bool) -> &'static str {
     match is_removed {
-        true => "the file was removed, and is written anew from the model",
-        false => "check the disk, or remove the file and start again, which writes it anew",
+        true => "the file was removed, and is written again from the model",
+        false => "check the disk, or remove the file and start again, which writes it again",
     }
 }
 

@@ -157,7 +157,7 @@ impl Worker {
         Blocks::new(Arc::clone(self.kv.memory()))
     }
 
-    /// Forgets every sequence. The next step of each MUST start the sequence anew.
+    /// Forgets every sequence. The next step of each MUST start the sequence again.
     pub fn reset(&mut self) {
         self.mirror.clear();
     }

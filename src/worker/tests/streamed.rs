@@ -279,7 +279,7 @@ fn a_damaged_or_short_file_is_removed_and_written_again_and_steps_go_on() {
         let line = error.to_string();
         assert!(
             line.starts_with("step 4: the ")
-                && line.ends_with("; the file was removed, and is written anew from the model"),
+                && line.ends_with("; the file was removed, and is written again from the model"),
             "{line}"
         );
         assert!(!made.path().exists() && model.needs_mending());
@@ -318,7 +318,7 @@ fn damage_of_a_pinned_group_removes_the_file_when_the_model_is_loaded() {
     made.flip();
     let error = made.load(&settings(u64::MAX)).err().unwrap();
     let line = format!(
-        "the attention weights of layer 0 cannot be read from {}: the checksum is wrong; the file was removed, and is written anew from \
+        "the attention weights of layer 0 cannot be read from {}: the checksum is wrong; the file was removed, and is written again from \
          the model",
         made.path().display()
     );

@@ -67,7 +67,7 @@ const DENSE: &str = "dense";
 const SPARSE: &str = "sparse";
 
 impl ExpertConfig {
-    /// Returns the number of layers, of so many, with a dense network in place of experts.
+    /// Returns the number of layers, of so many, with a dense network instead of experts.
     fn dense_layers(&self, layers: u64) -> u64 {
         if let Some(sorts) = &self.mlp_layer_types {
             return (sorts.iter().filter(|sort| *sort == DENSE).count() as u64).min(layers);

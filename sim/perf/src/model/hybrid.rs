@@ -1,4 +1,4 @@
-//! Layers with a recurrent state in place of attention: Mamba, Mamba 2, gated delta nets.
+//! Layers with a recurrent state instead of attention: Mamba, Mamba 2, gated delta nets.
 
 /// Layers of a hybrid model by their sorts. A layer with attention or a recurrent state may have a feed-forward network or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -96,7 +96,7 @@ pub enum BenchmarkError {
     },
     /// Benchmark without start times.
     #[error(
-        "{}: says not when requests started; use a benchmark that writes start_times, or send all at once (request rate inf, no limit of \
+        "{}: does not say when requests started; use a benchmark that writes start_times, or send all at once (request rate inf, no limit of \
          concurrency)",
         path.display()
     )]
@@ -337,7 +337,7 @@ mod tests {
             assert_eq!(samples, [Sample { shape: StepShape::decodes(1, 10), time_s: 0.25 }]);
         }
         let message = read(&run("1.0", 0.5)).unwrap_err().to_string();
-        assert!(message.contains("b.json: says not when requests started"), "{message}");
+        assert!(message.contains("b.json: does not say when requests started"), "{message}");
     }
 
     #[test]

@@ -62,7 +62,7 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// Handles the next arrival of all that arrive at once, in place of a request that ended at a replica.
+    /// Handles the next arrival of all that arrive at once, instead of a request that ended at a replica.
     fn arrive_next_at_once(&mut self, replica: usize) -> Result<(), ReplayError> {
         if self.pending.routes_at_once { self.arrive_next() } else { self.arrive_next_of(replica) }
     }

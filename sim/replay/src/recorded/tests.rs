@@ -258,7 +258,7 @@ fn an_engine_that_the_cluster_lacks_is_reported() {
     lines[1] = lines[1].replace("\"engine\":0", "\"engine\":2");
     let error = replay(lines.join("\n") + "\n").unwrap_err().to_string();
     assert!(
-        error.ends_with(", line 2: engine 2 is none of the recorded cluster, which has 2; the recording is damaged")
+        error.ends_with(", line 2: engine 2 is not in the recorded cluster, which has 2; the recording is damaged")
     );
     lines[0] = lines[0].replace("round_robin", "magic");
     let error = replay(lines.join("\n") + "\n").unwrap_err().to_string();

@@ -2,7 +2,7 @@
 //! core's scheduling.
 //!
 //! A step gives tokens first to what runs, in the order of admission, then to what waits. A running request that finds no block
-//! preempts the last of those that run, which waits again in front of all others and computes everything anew but what is still cached.
+//! preempts the last of those that run, which waits again in front of all others and computes everything again but what is still cached.
 //! After a preemption nothing is admitted in that step. A waiting request is admitted if there are blocks for all its tokens, yet takes
 //! only those of its first chunk. Blocks that no one holds go in the order they were given up, the last of a request first.
 

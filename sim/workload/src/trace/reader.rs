@@ -84,7 +84,7 @@ impl ReaderOptions {
             gather(lines, first, DOCUMENT_BYTES_MAX as usize)?;
         }
         detect(first).ok_or_else(|| {
-            // What the first line does not say, the next ones may; a fault in them is of no interest.
+            // Read a few more lines for the error message; ignore their errors.
             let _ = gather(lines, first, HEAD_BYTES);
             TraceFault::UnknownFormat(Unknown::of(first))
         })

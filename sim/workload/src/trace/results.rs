@@ -51,7 +51,7 @@ pub enum ResultFault {
     },
     /// Result without the starts of requests.
     #[error(
-        "says not when requests started; use a benchmark that writes start_times, or send all at once (request rate inf, no limit of \
+        "does not say when requests started; use a benchmark that writes start_times, or send all at once (request rate inf, no limit of \
          concurrency)"
     )]
     NoStarts,

@@ -116,7 +116,9 @@ fn details_of_a_serving_benchmark() {
     let at_once = line.replace("5.0", "Infinity").replace("\"start_times\": [6.5, 6.25, 6.0], ", "");
     assert_eq!(read(&at_once), (Format::BenchServe, vec![(0, 10, 3), (0, 20, 4)], 1));
     let limited = at_once.replace("\"max_concurrency\": null", "\"max_concurrency\": 8");
-    assert!(fault(limited).starts_with(": says not when requests started; use a benchmark that writes start_times"));
+    assert!(
+        fault(limited).starts_with(": does not say when requests started; use a benchmark that writes start_times")
+    );
     assert_eq!(
         fault(format!("{line}\n{line}\n")),
         ": has 2 runs, a line each; keep one of them, as `tail -n 1` does with the last"

@@ -34,7 +34,7 @@ pub enum Unknown {
     Json,
     /// Figures of a benchmark without its requests.
     Summary,
-    /// Requests with texts in place of lengths.
+    /// Requests with texts instead of lengths.
     Texts,
     /// Report of GuideLLM in YAML or CSV.
     GuideLlm,
@@ -94,7 +94,7 @@ impl Unknown {
     }
 }
 
-/// Returns `true` if `first` is an object with some fields, of which none is in `known`, with a text in place of a length, or an object over
+/// Returns `true` if `first` is an object with some fields, of which none is in `known`, with a text instead of a length, or an object over
 /// several lines.
 pub(super) fn is_other_object(first: &[u8], known: &[&str]) -> bool {
     let is_text = |fields: &Fields| has_any(fields, &TEXTS) && !has_any(fields, &LENGTHS);

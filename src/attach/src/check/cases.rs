@@ -113,7 +113,7 @@ pub(super) async fn in_step_hits(peer: &mut Peer, expected: &Expected) -> Result
     let (budget, shared) = (peer.hello.abilities.max_tokens, shape.shared_blocks());
     let end = shared as u32 * shape.block_size;
     let own = shape.table(0);
-    // Whoever reads the blocks too early reads another text.
+    // A worker that reads the blocks too early reads another text.
     finish(peer, &mut expected.fresh(2, 1), &own, 1).await?;
     let (mut first, mut second) = (expected.fresh(0, 0), expected.fresh(Shape::SHARING, 1));
     while first.computed + 1 < end {
@@ -196,7 +196,7 @@ pub(super) async fn table_cut(peer: &mut Peer, expected: &Expected) -> Result<()
     let third = shape.table(2);
     let table = [&first[..1.min(full)], &second[1.min(full)..full], &third[full..]].concat();
     finish(peer, &mut seq, &table, 3).await?;
-    // Whoever still reads the old entries reads another text.
+    // A worker that still reads the old entries reads another text.
     let junk = [&shape.table(3)[..1], &first[1..]].concat();
     let mut other = expected.fresh(2, 1);
     finish(peer, &mut other, &junk, N_NEW).await?;

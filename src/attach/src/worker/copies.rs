@@ -48,7 +48,7 @@ impl Copy {
     }
 }
 
-/// Blocks of the present life. A copy holds the lock while it touches a block, so whoever changes the life waits for the copy.
+/// Blocks of the present life. A copy holds the lock while it touches a block, so a change of the life waits for the copy.
 #[derive(Default)]
 pub(super) struct Fence {
     /// Number of the connection whose jobs count; all jobs of other connections are dropped.

@@ -78,7 +78,7 @@ impl HeadFile {
     /// Returns the text of the file.
     ///
     /// # Errors
-    /// If a number is none of TOML.
+    /// If a number is not one of TOML.
     pub fn text(&self) -> anyhow::Result<String> {
         Ok(format!("{HEADER}{}", toml::to_string(self).context("the losses cannot be written as TOML")?))
     }

@@ -26,9 +26,9 @@ pub(crate) enum Input {
     Loaded(Trace),
     /// The recording of a server, and its part to replay.
     Recorded(Box<Recorded>, Trace),
-    /// A file, read anew for each replay.
+    /// A file, read again for each replay.
     Streamed(PathBuf, Part),
-    /// A workload in TOML, generated anew for each replay: each session asks its next question after the previous answer.
+    /// A workload in TOML, generated again for each replay: each session asks its next question after the previous answer.
     Workload(Box<Spec>),
 }
 

@@ -171,7 +171,7 @@ pub(crate) struct FleetArgs {
     h2o_layers: Option<String>,
 
     /// Tokens of a sequence for each token kept while --h2o is on, in the mean over all KV heads, 1.1 to 16: says how much the heads drop that
-    /// --h2o-layers does not name, in place of a ratio [default: 2.5, as in a server].
+    /// --h2o-layers does not name, instead of a ratio [default: 2.5, as in a server].
     #[arg(long, value_name = "RATIO")]
     h2o_total: Option<String>,
 

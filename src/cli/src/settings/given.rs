@@ -35,7 +35,7 @@ struct Given {
 /// environment variable.
 ///
 /// # Errors
-/// If the file cannot be read, names no flag, or a value is none of its flag. The error says where.
+/// If the file cannot be read, names no flag, or a value is not one of its flag. The error says where.
 pub fn with_file_and_environment(
     cli: &Command,
     args: Vec<OsString>,

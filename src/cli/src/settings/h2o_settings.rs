@@ -254,7 +254,7 @@ fn nothing_to_drop(info: &ModelInfo, mode: Mode) -> Option<String> {
     }
     let n_windowed: usize = windows(info).iter().map(|group| group.layers.len()).sum();
     let rest = if n_windowed == info.n_layers as usize {
-        "all layers have a sliding window, and drop what is behind the window as ever".to_owned()
+        "all layers have a sliding window, and drop what is behind the window".to_owned()
     } else {
         format!(
             "every KV head of the {} layers without a sliding window keeps every token",

@@ -102,13 +102,13 @@ fn check_parameters(spec: &mut Spec) -> anyhow::Result<()> {
     for (section, parameter) in spec.parameters() {
         if NO_PARAMETERS.contains(&parameter) {
             bail!(
-                "{section}.{parameter} is no knob: --{parameter} decides what a replay writes or reads, not how it runs"
+                "{section}.{parameter} is no parameter: --{parameter} decides what a replay writes or reads, not how it runs"
             );
         }
         if parameter != TRACE && !flags.contains_key(parameter) {
             let mut known: Vec<&str> = flags.keys().copied().filter(|flag| !NO_PARAMETERS.contains(flag)).collect();
             known.sort_unstable();
-            bail!("unknown knob {section}.{parameter}; there are: {TRACE}, {}", known.join(", "));
+            bail!("unknown parameter {section}.{parameter}; there are: {TRACE}, {}", known.join(", "));
         }
     }
     for Axis { section, parameters, steps } in &mut spec.axes {

@@ -23,7 +23,7 @@ use super::cells::Cell;
 use super::spec::Spec;
 
 /// Prefix of the columns of parameters.
-pub(super) const PARAMETER: &str = "knob.";
+pub(super) const PARAMETER: &str = "param.";
 /// Status of a cell with figures.
 pub(super) const OK: &str = "ok";
 /// Status of a cell that failed.
@@ -44,7 +44,7 @@ pub(super) struct Plan {
     /// Parameters of each axis with more than one step.
     pub axes: Vec<Vec<String>>,
     /// All parameters, in the order of the spec.
-    #[serde(rename = "knobs")]
+    #[serde(rename = "parameters")]
     pub parameters: Vec<String>,
     pub cells: Vec<Planned>,
 }

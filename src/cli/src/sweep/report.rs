@@ -44,7 +44,7 @@ pub(super) struct ReportArgs {
     sort: Option<String>,
 
     /// Show a row for each value of this parameter, with figures averaged over the others. May be given more than once.
-    #[arg(long, value_name = "KNOB")]
+    #[arg(long, value_name = "PARAMETER")]
     by: Vec<String>,
 
     /// Show only cells on the Pareto front of two figures: no other cell is at least as good in both and better in one.
@@ -132,7 +132,11 @@ pub(super) fn run(args: &ReportArgs) -> anyhow::Result<()> {
 fn parameter_at(joined: &Joined, parameter: &str) -> anyhow::Result<usize> {
     let at = joined.parameters.iter().position(|known| known == parameter);
     at.with_context(|| {
-        format!("unknown knob {parameter}; there are: {}", joined.parameters.join(", "), parameter = quoted(parameter))
+        format!(
+            "unknown parameter {parameter}; there are: {}",
+            joined.parameters.join(", "),
+            parameter = quoted(parameter)
+        )
     })
 }
 
@@ -175,7 +179,7 @@ pub(super) fn text(
         let cells =
             if refusing == 1 { "1 cell refuses".into() } else { format!("{} cells refuse", grouped(refusing as u64)) };
         parts.push(format!(
-            "warning: {cells} requests as too large for the device: latencies are of the others, and such a cell counts in the means by knob, but is never marked as best, nor on a Pareto front"
+            "warning: {cells} requests as too large for the device: latencies are of the others, and such a cell counts in the means by parameter, but is never marked as best, nor on a Pareto front"
         ));
     }
     parts.extend(named(

@@ -157,7 +157,7 @@ fn parse(text: &str) -> anyhow::Result<Vec<Axis>> {
             }
             ("fixed" | "grid" | "zip", _) => bail!("write {key} as [fixed], [grid] or [[zip]]"),
             _ => bail!(
-                "unknown key {key}; there are: trace, [fixed], [grid], [[zip]]; knobs stand in one of those",
+                "unknown key {key}; there are: trace, [fixed], [grid], [[zip]]; parameters stand in one of those",
                 key = quoted(key)
             ),
         }
@@ -194,7 +194,9 @@ fn zipped(parameters: &Value) -> anyhow::Result<Axis> {
         let settings = values.iter().map(Setting::parse).collect::<anyhow::Result<Vec<_>>>();
         columns.push((parameter.clone(), settings.with_context(|| format!("zip.{parameter}"))?));
     }
-    let Some((first, settings)) = columns.first() else { bail!("a [[zip]] is empty; give knobs that vary together") };
+    let Some((first, settings)) = columns.first() else {
+        bail!("a [[zip]] is empty; give parameters that vary together")
+    };
     let n = settings.len();
     ensure!(n > 0, "zip.{first} is empty; give at least one value");
     for (parameter, settings) in &columns {
@@ -212,7 +214,11 @@ fn check(axes: &[Axis]) -> anyhow::Result<()> {
     let mut seen = BTreeSet::new();
     for axis in axes {
         for parameter in &axis.parameters {
-            ensure!(seen.insert(parameter), "{}.{parameter} is set elsewhere too; set each knob once", axis.section);
+            ensure!(
+                seen.insert(parameter),
+                "{}.{parameter} is set elsewhere too; set each parameter once",
+                axis.section
+            );
         }
     }
     ensure!(seen.iter().any(|parameter| *parameter == TRACE), "there is no trace; write trace = \"FILE\"");

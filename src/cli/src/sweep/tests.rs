@@ -139,8 +139,7 @@ fn several_traces_are_the_slowest_axis_and_a_flag_may_be_given_twice() {
 fn a_bad_spec_is_refused_in_one_line() {
     assert_eq!(fault("[grid]\nseed = [1]\n"), "sweep s.toml: there is no trace; write trace = \"FILE\"");
     assert!(fault("trace = 't.jsonl'\n[grid\n").starts_with("sweep s.toml: line 2: "));
-    let unknown =
-        "sweep s.toml: unknown key 'gird'; there are: trace, [fixed], [grid], [[zip]]; knobs stand in one of those";
+    let unknown = "sweep s.toml: unknown key 'gird'; there are: trace, [fixed], [grid], [[zip]]; parameters stand in one of those";
     assert_eq!(fault("trace = 't.jsonl'\n[gird]\npolicy = ['fcfs']\n"), unknown);
     let told = |rest: &str| fault(&format!("trace = 't.jsonl'\n{rest}"));
     assert_eq!(
@@ -151,7 +150,7 @@ fn a_bad_spec_is_refused_in_one_line() {
     assert_eq!(told("[grid]\nreplicas = [1, 2, 1]\n"), "sweep s.toml: grid.replicas has '1' twice");
     assert_eq!(
         told("[fixed]\nreplicas = 1\n[grid]\nreplicas = [1]\n"),
-        "sweep s.toml: grid.replicas is set elsewhere too; set each knob once"
+        "sweep s.toml: grid.replicas is set elsewhere too; set each parameter once"
     );
     assert_eq!(
         told("[[zip]]\nreplicas = [1, 2]\nspeed = [1]\n"),
@@ -172,14 +171,14 @@ fn an_unknown_parameter_is_refused_with_the_known_ones() {
     let told = |rest: &str| fault(&format!("trace = 't.jsonl'\n{rest}"));
     let unknown = told("[grid]\npolcy = ['fcfs']\n");
     assert!(
-        unknown.starts_with("sweep s.toml: unknown knob grid.polcy; there are: trace, align-chunks, "),
+        unknown.starts_with("sweep s.toml: unknown parameter grid.polcy; there are: trace, align-chunks, "),
         "{unknown}"
     );
     assert!(!unknown.contains("requests"), "{unknown}");
     for output in ["json", "requests", "recorded"] {
         let refused = told(&format!("[fixed]\n{output} = 'x'\n"));
         assert!(
-            refused.starts_with(&format!("sweep s.toml: fixed.{output} is no knob: --{output} decides")),
+            refused.starts_with(&format!("sweep s.toml: fixed.{output} is no parameter: --{output} decides")),
             "{refused}"
         );
     }
@@ -219,7 +218,7 @@ fn every_flag_of_replay_is_a_parameter_or_refused() {
     assert!(outputs.contains(&"json") && outputs.contains(&"requests"), "{outputs:?}");
     for output in outputs {
         let refused = fault(&format!("trace = 't.jsonl'\n[fixed]\n{output} = 'x'\n"));
-        assert!(refused.contains(" is no knob: "), "{refused}");
+        assert!(refused.contains(" is no parameter: "), "{refused}");
     }
 }
 
@@ -406,12 +405,12 @@ fn joined_rows_are_written_and_read_again() {
     assert!(cell.names.iter().all(|name| columns.names.contains(name)));
     let csv = fs::read_to_string(&table).unwrap();
     assert_eq!(csv.lines().count(), 10);
-    assert!(csv.starts_with("cell,status,error,version,trace_digest,knob.trace,knob.device-blocks,"), "{csv}");
+    assert!(csv.starts_with("cell,status,error,version,trace_digest,param.trace,param.device-blocks,"), "{csv}");
     // A message with a comma is quoted.
     assert!(csv.contains(",failed,\"llama-3.1-70b does not fit"), "{csv}");
     let json: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(place.path().join("all.json")).unwrap()).unwrap();
-    assert_eq!((json[0]["knob.policy"].as_str(), json[0]["completed"].as_u64()), (Some("fcfs"), Some(30)));
+    assert_eq!((json[0]["param.policy"].as_str(), json[0]["completed"].as_u64()), (Some("fcfs"), Some(30)));
     let nothing = load(&[place.path().join("t.jsonl")]).unwrap_err().to_string();
     assert!(nothing.starts_with(&place.path().join("t.jsonl").display().to_string()), "{nothing}");
 }

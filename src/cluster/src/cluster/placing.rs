@@ -121,7 +121,7 @@ impl Cluster {
     /// alone ends if the witnesses say so, and may come back.
     pub(super) fn replace(&mut self, departure: Departure, out: &mut Vec<Output>) {
         let Departure { mut request, from, why, brings } = departure;
-        // Whoever lost a worker does not pay for the queue of another.
+        // A request that lost its worker does not pay for the queue of another.
         request.is_accepted = matches!(why, Move::Lost | Move::Failed | Move::Suspected);
         let (id, usage) = (request.id, usage_so_far(&request, brings.cached_tokens));
         if self.closing == Closing::ShutDown {

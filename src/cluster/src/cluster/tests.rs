@@ -404,7 +404,7 @@ fn prefill_engines_hand_over_after_the_first_token() {
     rig.assert_whole(2, 1);
     assert_eq!(rig.moves.len(), 2, "one token is prefill only");
 
-    // Tokens seen so far stay right when the decode engine goes too: prefill and hand-over begin anew behind them.
+    // Tokens seen so far stay right when the decode engine goes too: prefill and hand-over begin again behind them.
     rig.submit(3, 8, 4);
     rig.answer(0);
     let decode = rig.at(3).unwrap();

@@ -20,7 +20,7 @@ pub(super) const PARAMS: [Param; 2] = [
 #[derive(Debug)]
 pub(super) struct Random2 {
     seed: u64,
-    /// Open engines, found anew for each request; kept to reuse its memory.
+    /// Open engines, found again for each request; kept to reuse its memory.
     open: Vec<usize>,
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn after(root: BlockHash, parent: Option<&BlockKey>, hash: BlockHash,
 ///
 /// * Within a group, two hashes are equal if and only if the first group's are, so two prefixes of one key take the 2^64 attempts of a
 ///   collision of SHA-256 cut to 128 bits.
-/// * Between two groups, equal hashes of two prefixes take fewer attempts, 2^56 with 256 groups. So whoever finds a block by its hash
+/// * Between two groups, equal hashes of two prefixes take fewer attempts, 2^56 with 256 groups. So a caller that finds a block by its hash
 ///   MUST compare the group too: [`crate::cache::tier::Tier::find`], host memory that workers share, and the records on disks and in remote
 ///   stores do.
 pub(crate) fn in_group(key: &BlockKey, group: usize) -> BlockKey {

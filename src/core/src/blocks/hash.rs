@@ -1,7 +1,7 @@
 //! Identity of a block: a chained 128-bit hash over (namespace, parent, token ids).
 //!
 //! The tokens of a block are mixed into 128 bits, and chained to the 128-bit parent with one more multiply. The long computation of
-//! each block is thereby independent of other blocks, and only the short one is serial. Blocks of fewer than 64 tokens are mixed in
+//! so each block is independent of other blocks, and only the short one is serial. Blocks of fewer than 64 tokens are mixed in
 //! four independent lanes of folded multiplies (as in wyhash), longer ones in eight lanes of short multiplies (as in XXH3), of which
 //! any processor takes several at a time, and whose sums are folded at the end. A hash is a *name*, not a proof: after a lookup by hash the tokens are compared (see [`crate::cache::tree`]), so a
 //! collision costs time, never contents.

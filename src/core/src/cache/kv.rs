@@ -230,7 +230,7 @@ impl Kv {
         struck
     }
 
-    /// Forgets what all blocks of the device held, whoever reads them: see [`PrefixTree::clear`].
+    /// Forgets what all blocks of the device held, also of blocks with readers: see [`PrefixTree::clear`].
     pub fn clear_device(&mut self) {
         self.tree.clear();
         self.groups.clear();

@@ -135,7 +135,7 @@ impl Links {
         self.prefill.is_measured().then_some((fixed_ns + token_ns * tokens as f64) as u64)
     }
 
-    /// Returns the time saved by loading so many blocks from a tier, by so many copies, in place of computing them, nanoseconds; negative
+    /// Returns the time saved by loading so many blocks from a tier, by so many copies, instead of computing them, nanoseconds; negative
     /// if computing is faster.
     pub fn saved_ns(&self, tier: usize, blocks: usize, copies: usize) -> f64 {
         let (fixed_ns, copy_ns) = self.copies[3 + tier].line();

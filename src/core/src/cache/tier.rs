@@ -186,7 +186,7 @@ impl Tier {
         adopted
     }
 
-    /// Takes in a block found in the tier's storage while the tier is used, in place of another if the tier is full. Returns the slot; `None` if the block, or
+    /// Takes in a block found in the tier's storage while the tier is used, instead of another if the tier is full. Returns the slot; `None` if the block, or
     /// another of equal hash, is there, or is of another size, or has no room.
     pub fn adopt_later(&mut self, known: &KnownBlock) -> Option<u32> {
         if known.tokens.len() != self.block_size {

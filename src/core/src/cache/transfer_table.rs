@@ -116,7 +116,7 @@ pub(crate) enum Purpose {
         /// Slot of the sequence.
         slot: usize,
     },
-    /// Copies published blocks of a request to a tier; the transfer reads the chain in place of a request that ended, or beside one that runs.
+    /// Copies published blocks of a request to a tier; the transfer reads the chain instead of a request that ended, or beside one that runs.
     WriteThrough {
         /// Published blocks of the request, copied or not.
         chain: Vec<BlockHandle>,
@@ -142,14 +142,14 @@ pub(crate) enum Purpose {
 /// Blocks kept by an orphaned transfer, which may still read or write them. Freed when the transfer ends, well or not.
 #[derive(Debug, Default)]
 pub(crate) struct Orphan {
-    /// Device blocks: published ones, which the transfer reads in place of the sequence, then moving ones.
+    /// Device blocks: published ones, which the transfer reads instead of the sequence, then moving ones.
     pub blocks: Vec<BlockHandle>,
     /// Device blocks of the layer groups after the first, in tables as long as `blocks`, or with moving blocks alone if none of `blocks`
-    /// is published. Blocks beside published ones are read in place of the sequence too.
+    /// is published. Blocks beside published ones are read instead of the sequence too.
     pub tables: Vec<Vec<BlockHandle>>,
     /// Number of published blocks.
     pub published: usize,
-    /// Host blocks, held in place of the sequence.
+    /// Host blocks, held instead of the sequence.
     pub hosts: Vec<u32>,
 }
 

@@ -311,7 +311,7 @@ impl PrefixTree {
     /// Estimates the number of leading blocks of a prompt that are published, by hashes alone and without comparing tokens, in
     /// O(log blocks). For ranking requests; [`Self::find`] returns the exact number.
     pub fn estimate(&self, hashes: &[BlockHash]) -> u32 {
-        // Ancestors of a published block are published, so what is there is a prefix. Often it is none of a prompt or all.
+        // Ancestors of a published block are published, so what is there is a prefix. Often that is nothing of a prompt, or all.
         let has = |n: usize| self.lookup(hashes[n - 1]).is_some();
         if hashes.is_empty() || !has(1) {
             return 0;
@@ -489,7 +489,7 @@ impl PrefixTree {
         table.clear();
     }
 
-    /// Frees all blocks and forgets what they held, whoever reads or owns them: the contents are lost. The caller MUST empty all tables,
+    /// Frees all blocks and forgets what they held, with readers or without: the contents are lost. The caller MUST empty all tables,
     /// without [`Self::release`]. Returns the number of blocks that could be found.
     pub fn clear(&mut self) -> u32 {
         let lost = self.pool.count(BlockState::Held) + self.pool.count(BlockState::Idle);

@@ -111,7 +111,7 @@ pub struct Chunks {
 }
 
 /// Room left by an admission for tokens not generated yet: SGLang's new-token ratio. The share falls from step to step, and
-/// is estimated anew by a preemption. The admitted request counts with its whole output.
+/// is estimated again by a preemption. The admitted request counts with its whole output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputReserve {
     /// Thousandths of the tokens left to generate for running requests; 0 is no reserve, also not for the admitted request.

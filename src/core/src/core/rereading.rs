@@ -156,7 +156,7 @@ fn next_part(
         rereads.readings[at].scores[start] = score;
         start += 1;
     }
-    // Behind the prompt: the block before the part, the part, and a token sampled in vain.
+    // Behind the prompt: the block before the part, the part, and a token sampled for nothing.
     let room = max_context.min(device_blocks.saturating_mul(size)).saturating_sub(seq.prompt_tokens + size + 1);
     let most = (planners.scorer.needs().reread_tokens.min(room) / size) as usize;
     let blocks = (start..n).take(most).take_while(|block| kept(rereads, *block).is_none()).count();

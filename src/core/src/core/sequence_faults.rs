@@ -2,7 +2,7 @@
 //!
 //! Such a request ends alone. Blocks published before the step stay cached. Where prompts join the step that computes their prefix
 //! ([`crate::WorkerFacts::in_step_hits`]), blocks of the failed sequence may have been published before they were computed: these are struck
-//! out of the cache, and whoever reads them already starts over. No token computed from such a block leaves the core, because the steps that
+//! out of the cache, and sequences that read them already start over. No token computed from such a block leaves the core, because the steps that
 //! read the block have not been answered yet.
 
 use super::Core;

@@ -1,7 +1,7 @@
 //! Least frequently used, with dynamic ageing (LFU-DA: Arlitt et al., 2000).
 //!
 //! The priority of a block is its number of hits plus the priority of the last block evicted when the block fell idle. Blocks
-//! popular long ago are thereby evicted in the end.
+//! popular long ago are evicted in the end.
 
 use crate::blocks::nodes::Nodes;
 

@@ -19,7 +19,7 @@
 //! segments that reached the age and the ones that were then used again (a life table; Kaplan and Meier 1958; unfollowed
 //! segments add no bias). Age is counted in blocks published or read, so that age is proportional to the time a block survives,
 //! whatever the load. The prior of a class with few counts is the turn before, and the prior of all classes a probability of
-//! return that falls with age, which is least recently used. A [`Ghost`] of the blocks evicted of late tells a block computed
+//! return that falls with age, which is least recently used. A [`Ghost`] of the blocks evicted recently tells a block computed
 //! again from one that is new, as in S3-FIFO.
 //!
 //! **Guard.** Shadow directories of LRU and S3-FIFO show the hits and the blocks of both. Where the policy might lose more to one of them

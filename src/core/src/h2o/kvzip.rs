@@ -2,7 +2,7 @@
 //!
 //! The prompt is read a second time, in parts, behind itself, and a block's score is the highest probability that a row of the same part
 //! gives to one of the block's positions. No question is needed, so scores serve every request with the prefix. A part begins
-//! with the block before it in place of the paper's instruction to repeat: the model goes on from there. Answers are not read again;
+//! with the block before it instead of the paper's instruction to repeat: the model goes on from there. Answers are not read again;
 //! blocks of an answer rank by what decode steps read.
 
 use trunkline_port::ScoreKind;

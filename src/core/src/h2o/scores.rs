@@ -9,7 +9,7 @@ pub struct Scores {
     blocks: Vec<f32>,
 }
 
-/// Returns a score fit to be compared: 0 in place of NaN, infinite and negative numbers.
+/// Returns a score fit to be compared: 0 instead of NaN, infinite and negative numbers.
 pub(super) fn sound(score: f32) -> f32 {
     if score > 0.0 && score.is_finite() { score } else { 0.0 }
 }

@@ -22,7 +22,7 @@
 //! * A transfer keeps the blocks of a request that ended, on both sides. Such a transfer counts in no limit.
 //!
 //! A request that is handed back ([`crate::Event::Withdraw`]) leaves at once too, except that steps in flight end first: their tokens
-//! are dropped, and computed again by whoever gets the request.
+//! are dropped, and computed again by the engine that gets the request.
 
 mod copied;
 mod given_up;

@@ -193,7 +193,7 @@ fn order(waiting: &Waiting, seq: &Sequence, spared: i128, config: &Config) -> (i
     if waiting.ranks_by_cache() { (spared, rank) } else { (rank, spared) }
 }
 
-/// Returns the victim by comparing all running sequences anew. For checks.
+/// Returns the victim by comparing all running sequences again. For checks.
 fn search(state: &State) -> Option<usize> {
     let key = |slot: &usize| {
         let seq = &state.sequences[*slot];

@@ -8,7 +8,7 @@
 //! * **Prompt tokens.** A step over the target shortens the next chunk in proportion to the time that its prompt took. The chunk starts with a
 //!   block, and doubles while twice the time would be within the target; then it grows by an eighth.
 //!
-//! A step of prompts alone is cut in the same way once decodes were measured, and prompts take turns (`scheduler.rs`): whoever comes behind a
+//! A step of prompts alone is cut in the same way once decodes were measured, and prompts take turns (`scheduler.rs`): a request that comes after a
 //! long prompt waits for a step or two, and not for the prompt.
 //!
 //! (Sarathi-Serve, OSDI 2024, profiles a fixed token budget; this budget follows the load.) Where prompts cost so much that a single token

@@ -12,7 +12,7 @@
 //! **Nobody takes turns.** Equal ranks take no seat, and ranks by urgency do not change while a request runs. The number of a seat does, but
 //! each exchange moves a seat from a tenant to one with at least two fewer, so the sum of the squares of the tenants' seats falls: between
 //! two admissions to free seats there are finitely many exchanges. The seat goes to the one that it was taken for, in the same
-//! pass, whoever heads the queue by then. A request that came back keeps its seat until it has generated a token. A seat that is about to be free is
+//! pass, the head of the queue by then. A request that came back keeps its seat until it has generated a token. A seat that is about to be free is
 //! waited for.
 //!
 //! **Steps in flight.** The decodes of a pass are picked before its admissions, so the last running request is mostly in a step. The next

@@ -81,7 +81,7 @@ fn scenario_043_the_last_reader_takes_the_shared_blocks_along() {
     assert_eq!((rig.in_use(), rig.usable(), stats.idle_blocks), (97, 3, 3));
 }
 
-/// KsanaLLM: a third request computed the blocks anew; here: the first to come back brings them, because nothing is
+/// KsanaLLM: a third request computed the blocks again; here: the first to come back brings them, because nothing is
 /// admitted while requests are swapped out.
 #[test]
 fn scenario_044_a_swapped_request_reads_what_another_brought_back() {

@@ -181,7 +181,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
 
 
 def _check_abilities(args: argparse.Namespace) -> None:
-    """Refuses what the engine would leave undone, in place of serving without it."""
+    """Refuses what the engine would leave undone, instead of serving without it."""
     if args.tensor_parallel > 1 and args.engine != "vllm":
         beside = " or --pipeline-parallel" if args.engine == "torch" else ""
         raise ValueError(f"--tensor-parallel {args.tensor_parallel}: --engine {args.engine} has none; use --engine vllm{beside}")

@@ -123,7 +123,7 @@ Factory = Callable[[], Stage]
 
 @dataclass(frozen=True)
 class Failure:
-    """A step that failed in a stage, handed on to the end of the pipeline in place of rows."""
+    """A step that failed in a stage, handed on to the end of the pipeline instead of rows."""
 
     reason: str
     request: int | None = None
@@ -255,7 +255,7 @@ class Pipeline(Engine):
             except queue.Empty:
                 raise EngineLost(f"{handle.name} said nothing for {timeout:.0f} s") from None
             if answers[-1] is None:
-                # Whoever asks next finds it too.
+                # The next caller finds it too.
                 handle.answers.put(None)
                 raise self._gone(handle)
         failed = [answer for answer in answers if isinstance(answer, Failure)]

@@ -61,7 +61,7 @@ impl Driver {
                 Err(Status::already_exists(why))
             }
             // The end of the reset was lost with the connection; the worker holds nothing of use. Nor does one of a group, and the KV of one that
-            // broke a rule is not trusted. One that drafts otherwise than before begins anew.
+            // broke a rule is not trusted. One that drafts otherwise than before begins again.
             Some(Place::Resume(engine))
                 if workers.is_resetting(engine)
                     || workers.is_faulty(engine)
@@ -78,7 +78,7 @@ impl Driver {
         }
     }
 
-    /// Seats a worker, in place of an older one of its name if there is one.
+    /// Seats a worker, instead of an older one of its name if there is one.
     pub(super) fn attach(&mut self, mut attaching: Attaching) {
         let lock_step = attaching.worker.lock_step.clone();
         let (engine, resumed) = match self.place(&attaching) {

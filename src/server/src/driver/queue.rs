@@ -84,7 +84,7 @@ impl DriverHandle {
     pub(crate) fn abort_dropped(&self, id: RequestId) {
         if self.send(Command::Abort(vec![id])) == Err(NotTaken::Full) {
             self.abort_missed.store(true, Ordering::Release);
-            // Either this is taken, or the queue is full now that the flag is up, and whoever takes a command from it sees
+            // Either this is taken, or the queue is full now that the flag is up, and the thread that takes a command from it sees
             // the flag after that.
             let _ = self.send(Command::Abort(vec![id]));
         }

@@ -116,7 +116,7 @@ enum Sink {
 }
 
 impl Sink {
-    /// Creates the file. An existing one becomes `FILE.old` first, in place of what had that name.
+    /// Creates the file. An existing one becomes `FILE.old` first, instead of what had that name.
     fn create(path: &Path) -> io::Result<Self> {
         if path.symlink_metadata().is_ok_and(|file| file.is_file() && file.len() > 0) {
             let mut old = path.as_os_str().to_owned();

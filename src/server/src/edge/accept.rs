@@ -33,7 +33,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Time for a client to acknowledge the end of an idle connection.
 const GOODBYE: Duration = Duration::from_secs(5);
-/// Time between two looks at a connection with calls.
+/// Interval of looking at a connection with calls.
 const LOOK: Duration = Duration::from_secs(10);
 /// Time for a client to read the status of a call that the server ends, until the call is reset.
 const LAST_WORD: Duration = Duration::from_secs(1);

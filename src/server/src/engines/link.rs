@@ -51,7 +51,7 @@ pub(crate) enum Job {
     Run { life: u64, step: Box<Step> },
     /// A step without sequences.
     Idle { life: u64 },
-    /// The begin of a life.
+    /// The start of a life.
     Reset { life: u64 },
     /// A block to read.
     Read { id: u64, life: u64, block: u32, slot: Option<u32> },
@@ -85,7 +85,7 @@ pub(crate) enum Nonsense {
     NotNext { id: u64, next: u64 },
     #[error("an answer to step {id} of life {life}, which is not under way")]
     NotUnderWay { id: u64, life: u64 },
-    #[error("the begin of life {life}, for which nobody asked")]
+    #[error("unexpected start of life {life}")]
     Unasked { life: u64 },
     #[error("a second Hello on one stream")]
     SecondHello,
@@ -383,13 +383,13 @@ impl Link {
         Ok(Some((life, WorkerEvent::Ready)))
     }
 
-    /// Answers whoever waits for a block. An answer to a copy of an earlier life has nobody waiting.
+    /// Answers the thread that waits for a block. Nothing waits for the copy of an earlier life.
     fn copied(&self, id: u64, answer: BlockAnswer) -> Result<(), Nonsense> {
         let Some(waiting) = lock(&self.copies).waiting.remove(&id) else { return Ok(()) };
         if waiting.slot.is_none() && matches!(answer, Ok(Contents::Slot(_))) {
             return Err(Nonsense::NoSlot { id });
         }
-        // Whoever waited may have gone.
+        // The receiver may be gone.
         let _ = waiting.answer.try_send(answer);
         Ok(())
     }

@@ -88,7 +88,7 @@ impl ServerHandle {
         let _ = self.stopping.subscribe().wait_for(|stopping| *stopping).await;
     }
 
-    /// Reports health by the engines: `NOT_SERVING` while none has a worker, and from the begin of the stop.
+    /// Reports health by the engines: `NOT_SERVING` while none has a worker, and from the start of the stop.
     pub(crate) async fn report_served(&self, is_served: bool) {
         let is_serving = is_served && !*self.stopping.borrow();
         self.report(if is_serving { ServingStatus::Serving } else { ServingStatus::NotServing }).await;
@@ -146,10 +146,10 @@ pub fn heed_signals(server: ServerHandle) -> std::io::Result<()> {
     on_hangup(move || reloading.reload())?;
     tokio::spawn(async move {
         stops.next().await;
-        info!("told to stop: finishing the requests at hand; a second signal stops at once");
+        info!("draining: finishing running requests; signal again to stop at once");
         server.drain().await;
         stops.next().await;
-        warn!("told to stop at once");
+        warn!("stopping at once");
         server.shutdown().await;
     });
     Ok(())

@@ -1,7 +1,7 @@
 //! Request ids of clients: the active ones, and marks on the ones to be aborted.
 //!
 //! Each owner has ids of its own, so one client's ids neither collide with another's nor abort another's requests. Ids made by the
-//! server are 128 random bits: without authentication, whoever knows one may abort the request.
+//! server are 128 random bits: without authentication, a caller who knows one may abort the request.
 //!
 //! A request is active before the core knows the request, while the prompt is tokenised, and an abort must not be lost then.
 //! [`RequestIds::abort`] therefore marks the request before the abort is sent to the core, and the submitting handler looks for the

@@ -1,4 +1,4 @@
-//! The folder of a disk tier: its lock, and the side tables beside the segments. Somebody may remove the folder under a running server; then it is made anew.
+//! The folder of a disk tier: its lock, and the side tables beside the segments. Somebody may remove the folder under a running server; then it is made again.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -26,7 +26,7 @@ pub struct TierFolder {
 struct State {
     /// Held open, so that no other process uses the folder.
     lock: File,
-    /// Side tables by id, for a folder made anew.
+    /// Side tables by id, for a folder made again.
     tables: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -52,7 +52,7 @@ impl TierFolder {
         private::close_all(&self.path, files.list(&self.path).unwrap_or_default().into_iter().filter(is_own));
     }
 
-    /// Makes the folder anew, with its side tables, if it is another one than the one that was locked, or gone. Returns `true` if it was.
+    /// Makes the folder again, with its side tables, if it is another one than the one that was locked, or gone. Returns `true` if it was.
     ///
     /// # Errors
     /// If the system refuses, or another process uses the new folder.

@@ -180,20 +180,20 @@ impl Log {
         drop(self.slots.fill(slot, generation, location));
     }
 
-    /// Looks for segments whose files somebody removed, and makes the folder anew if it is gone. There is one line in the log for all that is found at
+    /// Looks for segments whose files somebody removed, and makes the folder again if it is gone. There is one line in the log for all that is found at
     /// once. Blocks of removed segments are found as long as the server runs.
     ///
     /// # Errors
-    /// If the folder cannot be made anew.
+    /// If the folder cannot be made again.
     pub fn find_removed(&self) -> io::Result<()> {
         let is_new = self.folder.restore();
         let removed = self.segments().values().filter(|segment| segment.is_newly_removed()).count();
         let folder = match is_new {
-            Ok(true) => "the folder was removed under the running server, and is made anew",
+            Ok(true) => "the folder was removed under the running server, and is made again",
             Ok(false) => "the folder is there",
             Err(_) => "the folder was removed under the running server",
         };
-        // A folder that cannot be made anew is in the log with the writes that fail.
+        // A folder that cannot be made again is in the log with the writes that fail.
         if removed > 0 || matches!(is_new, Ok(true)) {
             let path = self.limits.folder.display();
             tracing::warn!(

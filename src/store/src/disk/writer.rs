@@ -254,7 +254,7 @@ impl Writer {
     fn leave_removed(&self, segment: &Arc<Segment>) {
         self.give_up(segment);
         if let Err(error) = self.log.find_removed() {
-            self.log.failed(&self.log.limits.folder, "cannot make the folder anew", &error);
+            self.log.failed(&self.log.limits.folder, "cannot make the folder again", &error);
         }
     }
 
@@ -332,7 +332,7 @@ impl Cursor {
         live.sort_unstable_by_key(|(.., location)| location.address.offset);
         let mut record = Aligned::default();
         for (slot, generation, location) in live {
-            // A record that fails verification stays in its slot: whoever reads the slot next gets the fault.
+            // A record that fails verification stays in its slot: the next read of the slot gets the fault.
             let Ok(header) = log.read(&location, &mut record) else { continue };
             let Some(Open { writing, at }) = &mut self.open else { return Err(BlockFault::Interrupted) };
             let segment = &writing.segment;

@@ -1,4 +1,4 @@
-//! Judgement of a remote store that does not answer: after some calls without an answer nobody waits for the store any more, and single calls try again.
+//! Circuit breaker for a remote store: after some calls in a row without an answer it opens; one trial call is let through after each pause.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

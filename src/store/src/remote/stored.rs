@@ -84,10 +84,7 @@ impl StoredObjects {
         url.set_query(None);
         let (store, prefix) = connect(&url, options).map_err(|error| {
             let is_kind = matches!(url.scheme(), "s3" | "s3a");
-            let other = format!(
-                "addresses that begin with {}:// are none of remote storage; use file:///folder or s3://bucket/prefix",
-                url.scheme()
-            );
+            let other = format!("unsupported scheme {}://; use file:///folder or s3://bucket/prefix", url.scheme());
             StoreError::Remote { url: address.to_owned(), reason: if is_kind { error.to_string() } else { other } }
         })?;
         Ok(Self { store: store.into(), prefix, patience: Patience::new()? })

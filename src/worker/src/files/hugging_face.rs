@@ -22,7 +22,7 @@ const ACTIVATIONS: [&str; 2] = ["silu", "swish"];
 /// Kinds of layers: attention to all positions, and to a window.
 const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// The keys of `config.json` of interest to the worker.
+/// The keys of `config.json` that the worker reads.
 #[derive(Deserialize)]
 struct RawConfig {
     model_type: Option<String>,

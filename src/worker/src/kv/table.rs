@@ -1,6 +1,6 @@
 //! The block table of a sequence in one layer group, as attention reads it: without holes.
 //!
-//! Where blocks were dropped, the remaining positions are numbered anew from 0: the *index* of a position counts the visible positions
+//! Where blocks were dropped, the remaining positions are numbered again from 0: the *index* of a position counts the visible positions
 //! before it. Attention works with indices, so dropped blocks cost nothing, and results depend on the visible positions alone. Positions of
 //! layers with a window keep their numbers: blocks are dropped behind the window, at a time that MUST NOT show in results.
 

@@ -52,7 +52,7 @@ impl PackedFile {
     ///
     /// # Errors
     ///
-    /// A reason to write the file anew, for people.
+    /// A reason to write the file again, for people.
     fn open(path: &Path, identity: &str) -> Result<Self, String> {
         let unreadable = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => "there is none yet".to_owned(),

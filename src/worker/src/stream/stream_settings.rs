@@ -10,7 +10,7 @@ pub struct StreamSettings {
     pub memory_bytes: u64,
     /// Folder of the file with packed weights; `None` for the folder of the model.
     pub folder: Option<PathBuf>,
-    /// Hash of the weights: a file with packed weights of another one is written anew.
+    /// Hash of the weights: a file with packed weights of another one is written again.
     pub identity: String,
     /// Workers that stream the model's weights, each through a window of its own.
     pub workers: u32,

@@ -118,7 +118,7 @@ impl LayerFields {
         Ok(Some((counts.layers, hybrid)))
     }
 
-    /// Returns the number of layers with experts or a dense network in place of them, in a pattern; `None` without a pattern.
+    /// Returns the number of layers with experts or a dense network instead of them, in a pattern; `None` without a pattern.
     pub(super) fn dense_in_pattern(&self) -> Option<u64> {
         let pattern = self.hybrid_override_pattern.as_ref();
         pattern.map(|pattern| pattern.matches('-').count() as u64).or_else(|| {

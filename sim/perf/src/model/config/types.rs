@@ -1,4 +1,4 @@
-//! Types of the fields of a configuration, checked so that an error names the field, and lists that some families publish in place of a
+//! Types of the fields of a configuration, checked so that an error names the field, and lists that some families publish instead of a
 //! number.
 
 use serde_json::{Map, Value};

@@ -80,7 +80,7 @@ fn each_kind_of_a_fleet_leaves_the_room_of_an_sglang_server_on_its_device() {
     let (h100, h200) = (of("--hardware h100-80g")[0], of("--hardware h200-141g")[0]);
     assert_eq!(of("--fleet h100-80g,h200-141g"), [h100, h200]);
     assert_eq!(of("--fleet h200-141g,h100-80g"), [h200, h100]);
-    // A chunk of 2,048 tokens leaves 10 GiB free in place of 13,440 MiB; blocks have 2 MiB.
+    // A chunk of 2,048 tokens leaves 10 GiB free instead of 13,440 MiB; blocks have 2 MiB.
     assert!((of("--max-batch-tokens 2048")[0] - h100).abs_diff(3200 / 2) <= 1);
 }
 

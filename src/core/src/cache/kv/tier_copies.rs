@@ -116,7 +116,7 @@ impl Kv {
     }
 
     /// Begins to copy the first `computed` published blocks of an ended request to the first tier, if the tier takes blocks now. The
-    /// transfer then holds the blocks in place of the request.
+    /// transfer then holds the blocks instead of the request.
     pub fn write_through(&mut self, seq: &mut Sequence, computed: usize, journal: &mut Journal) {
         let Some(write) = self.tiers.write(0).filter(|write| *write != Write::Back) else { return };
         let published = seq.published as usize;

@@ -1,7 +1,7 @@
 //! Layer groups in the tiers.
 //!
 //! A tier holds the blocks of the groups after the first as further blocks, each under a key of prefix and group
-//! ([`crate::blocks::content_key::in_group`]). The blocks beside those of the tree go down, whoever reads them. A prompt continues in the tiers as far
+//! ([`crate::blocks::content_key::in_group`]). The blocks beside those of the tree go down, with readers or without. A prompt continues in the tiers as far
 //! as every group has the blocks read by the tokens behind: all blocks of a group that keeps every position, the last ones of a
 //! group with a window.
 

@@ -28,7 +28,7 @@ impl PrefixTree {
         self.contents = Some(Box::new(super::contents::Contents::new(self.block_size, capacity)));
     }
 
-    /// Notes the begin of the making of step `step`: blocks published from now on may be computed by the step.
+    /// Notes that step `step` is being made: blocks published from now on may be computed by the step.
     pub fn begin_step(&mut self, step: u64) {
         if let Some(contents) = &mut self.contents {
             contents.begin_step(step);

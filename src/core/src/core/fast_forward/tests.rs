@@ -101,7 +101,7 @@ fn request(id: u64, deadline_ns: Option<u64>) -> Request {
 #[test]
 fn deadlines_of_requests_that_come_in_a_fast_forward_pass_on_time() {
     let config = Config { max_batch_size: 1, block_size: 4, ..Config::default() };
-    // The first runs alone. One waits in vain over several steps, one within a step, one until a step ends; the last has the time.
+    // The first runs alone. One waits without an end over several steps, one within a step, one until a step ends; the last has the time.
     let requests = [
         (0, request(0, None)),
         (35, request(1, Some(72))),

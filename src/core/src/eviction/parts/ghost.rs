@@ -81,7 +81,7 @@ impl Ghost {
         self.pending = pending;
     }
 
-    /// Remembers a fingerprint in place of the same fingerprint, of no entry, or of the oldest entry of the bucket.
+    /// Remembers a fingerprint instead of the same fingerprint, of no entry, or of the oldest entry of the bucket.
     fn insert(&mut self, hash: u64) {
         self.clock = self.clock.wrapping_add(1);
         let (clock, tag, home) = (self.clock, tag(hash), self.home(hash));

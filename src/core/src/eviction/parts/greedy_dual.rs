@@ -1,10 +1,10 @@
 //! GreedyDual: idle leaves by priority, the base of the weighing policies (Young, 1994; Cao and Irani, 1997).
 //!
 //! A block falling idle gets the priority `floor + worth`, where `floor` is the priority of the last block evicted. The worth of
-//! a block is a function of the policy; blocks of great worth are thereby evicted late, and blocks popular long ago in the end.
+//! a block is a function of the policy; so blocks of great worth are evicted late, and blocks popular long ago in the end.
 //!
 //! A chain of blocks of equal worth is evicted tail first, [`RUN`] blocks at a time; then its next block waits behind the other
-//! chains of the same priority. The head of a chain is thereby evicted later than the tails of its equals, because
+//! chains of the same priority. The head of a chain is therefore evicted later than the tails of its equals, because
 //! every reader of a tail reads the head; and the blocks freed at once are neighbours.
 
 use super::levels::Levels;

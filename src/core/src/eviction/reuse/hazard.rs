@@ -50,7 +50,7 @@ pub(in crate::eviction) struct Followed {
     pub turn: u8,
     /// Requests known to have used the segment.
     pub uses: u16,
-    /// `false` once the segment returned or is followed anew.
+    /// `false` once the segment returned or is followed again.
     alive: bool,
 }
 

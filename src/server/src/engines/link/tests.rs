@@ -88,9 +88,9 @@ fn answers_come_in_the_order_of_the_steps_and_those_of_earlier_lives_are_dropped
     assert!(matches!(jobs.try_recv(), Ok(Job::Reset { life: 4 })));
     let reset = |life| link.take(message(Message::ResetDone(wire::ResetDone { life })));
     assert_eq!(kind(reset(3)), "nothing");
-    assert_eq!(kind(reset(5)), "the begin of life 5, for which nobody asked");
+    assert_eq!(kind(reset(5)), "unexpected start of life 5");
     assert_eq!(kind(reset(4)), "ready in life 4");
-    assert_eq!(kind(reset(4)), "the begin of life 4, for which nobody asked");
+    assert_eq!(kind(reset(4)), "unexpected start of life 4");
 }
 
 #[test]

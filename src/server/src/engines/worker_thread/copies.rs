@@ -44,7 +44,7 @@ impl Fence {
 
     /// Waits until no block is in use. No copy of any life touches a block while the guard lives.
     pub(super) fn wait(&self) -> RwLockWriteGuard<'_, ()> {
-        // Whoever takes the lock after this sees the lives that were closed before.
+        // The next to take the lock sees the lives that were closed before.
         self.in_use.write().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -47,7 +47,7 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// A reason to write the file anew, for people.
+    /// A reason to write the file again, for people.
     pub(super) fn check(&self, identity: &str, end: u64) -> Result<(), String> {
         if (self.version, self.lanes, self.byte_order.as_str()) != (VERSION, LANES, byte_order()) {
             return Err("the one there has the layout of another version or machine".to_owned());

@@ -1,6 +1,6 @@
 //! Files with packed weights that are being written.
 //!
-//! **Rule:** a file `.NAME-` with 16 random hex digits belongs to the process that holds an exclusive lock on it, and no name is used twice. Whoever gets the lock of a
+//! **Rule:** a file `.NAME-` with 16 random hex digits belongs to the process that holds an exclusive lock on it, and no name is used twice. The process that gets the lock of a
 //! file that another process made may remove it: its writer has ended, or finds its file gone before anything is written. A filesystem without locks keeps what a
 //! killed process left.
 

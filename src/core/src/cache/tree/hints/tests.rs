@@ -1,4 +1,4 @@
-//! Retention hints against a literal model: every hint of every block is kept, and classes are computed anew at each moment.
+//! Retention hints against a literal model: every hint of every block is kept, and classes are computed again at each moment.
 
 use super::*;
 use crate::blocks::hash::{BlockHash, Namespace, extend_hashes};

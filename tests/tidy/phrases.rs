@@ -1,0 +1,52 @@
+//! Phrases that no native speaker would write, and the words to use: in code, comments, messages, pages and protocols alike.
+
+/// A phrase, in lower case, and what to write.
+pub const PHRASES: &[(&str, &str)] = &[
+    ("in place of", "instead of"),
+    ("anew", "again"),
+    ("of late", "recently"),
+    ("as ever", "as before, or nothing"),
+    ("whoever", "the component that does it"),
+    ("knob", "parameter, or setting"),
+    ("knobs", "parameters, or settings"),
+    ("in vain", "without success"),
+    ("is none of", "is not one of"),
+    ("are none of", "are not among"),
+    ("the begin of", "the start of"),
+    ("between two looks", "poll interval"),
+    ("looks for changes", "polls for changes"),
+    ("of no interest", "ignored"),
+    ("thereby", "so"),
+    ("judgement of", "the name of the mechanism, such as circuit breaker"),
+    ("for which nobody asked", "unexpected"),
+    ("by single tries", "one call at a time"),
+    ("told to stop", "draining"),
+    ("fell silent", "stopped without an event"),
+    ("says not", "does not say"),
+];
+
+/// Returns the phrases of [`PHRASES`] in a text, each with its line, from 1.
+pub fn phrases(text: &str) -> Vec<(usize, &'static str, &'static str)> {
+    let mut found = Vec::new();
+    for (line, number) in text.lines().zip(1..) {
+        let words: Vec<String> = line.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase).collect();
+        let joined = format!(" {} ", words.join(" "));
+        for (phrase, better) in PHRASES {
+            if joined.contains(&format!(" {phrase} ")) {
+                found.push((number, *phrase, *better));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phrases_are_found_by_whole_words_on_any_surface() {
+        let found = phrases("// Made anew.\nbail!(\"unknown knob\");\nlet knobble = renewal;\n");
+        assert_eq!(found, [(1, "anew", "again"), (2, "knob", "parameter, or setting")]);
+    }
+}
