@@ -275,10 +275,6 @@ impl Nodes {
         u32::from(self.hits[index as usize])
     }
 
-    /// Returns the hits of the block before; 0 if there is none.
-    pub fn parent_hits(&self, index: u32) -> u32 {
-        self.parent(index).map_or(0, |parent| self.hits(parent))
-    }
 }
 
 /// Calls `each` for every run of blocks in adjacent slots, with the first slot and the length of the run.
