@@ -10,6 +10,8 @@ mod limits;
 mod measure;
 #[path = "tidy/modules.rs"]
 mod modules;
+#[path = "tidy/pages.rs"]
+mod pages;
 #[path = "tidy/phrases.rs"]
 mod phrases;
 #[path = "tidy/source.rs"]
@@ -233,8 +235,9 @@ fn doc_comments_say_more_than_the_item_itself() {
 fn phrases_are_those_of_a_colleague() {
     let own = |name: &str| name.starts_with("tests/tidy");
     let mut found = Vec::new();
-    for (name, text) in sources().iter().filter(|(name, _)| !own(name)) {
-        for (line, phrase, better) in phrases::phrases(text) {
+    let pages = pages::pages(&root()).into_iter().map(|page| (page.name, page.text));
+    for (name, text) in sources().into_iter().filter(|(name, _)| !own(name)).chain(pages) {
+        for (line, phrase, better) in phrases::phrases(&text) {
             found.push(format!("{name}:{line}: '{phrase}': write {better}"));
         }
     }
@@ -244,4 +247,30 @@ fn phrases_are_those_of_a_colleague() {
 #[test]
 fn words_of_the_glossary_are_used() {
     check(&sources(), Measure::OldWords);
+}
+
+#[test]
+fn pages_have_short_lines_and_cells() {
+    let walls: Vec<String> = pages::pages(&root()).iter().flat_map(pages::walls).collect();
+    assert!(walls.is_empty(), "{}", walls.join("\n"));
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let dead: Vec<String> = pages::pages(&root()).iter().flat_map(|page| pages::dead_links(&root(), page)).collect();
+    assert!(dead.is_empty(), "{}", dead.join("\n"));
+}
+
+#[test]
+fn the_index_and_the_book_list_every_page() {
+    let all = pages::pages(&root());
+    for index in ["docs/README.md", "docs/SUMMARY.md"] {
+        let index = all.iter().find(|page| page.name == index).expect("the index is there");
+        assert_eq!(pages::unlisted(index, &all), [""; 0]);
+    }
+}
+
+#[test]
+fn pages_are_short() {
+    assert_eq!(pages::wordy(&pages::pages(&root())), [""; 0]);
 }

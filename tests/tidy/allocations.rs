@@ -51,6 +51,7 @@ const BOUNDED: &[(&str, &[&str], &str)] = &[
     ("src/attach/src/worker/copies.rs", &["n_bytes"], "bytes of a block of this worker"),
     ("src/cli/src/settings/engines.rs", &["all"], "WORKERS_MAX"),
     ("src/cli/src/h2o/head_loss.rs", &["n_all", "rig.n_lists()"], "heads of a model that is loaded"),
+    ("src/cli/src/h2o/rig.rs", &["blocks as usize"], "blocks of a text that the model reads"),
     ("src/cli/src/model/null_worker.rs", &["slot + 1"], "sequences that are there"),
     ("src/cli/src/serve.rs", &["model.info().block_shape().0 as usize"], "layers of a model that is loaded"),
     ("src/cli/src/model/simulated/worker.rs", &["at + 1"], "sequences that are there"),

@@ -8,7 +8,7 @@ pub enum Measure {
     FunctionLines,
     /// Fields of the widest struct.
     StructFields,
-    /// Groups of modules that use each other; without any, groups of rooms, the files and folders directly below `src/`.
+    /// Groups of modules that use each other; without any, groups of files and folders directly below `src/`.
     Circles,
     /// Doc comments that open with a word of [`OPENINGS`], per cent.
     Openings,
@@ -53,7 +53,7 @@ pub const OPENINGS: &[&str] = &[
     "By what",
 ];
 
-/// Phrases with a better word in the glossary of CONTRIBUTING.md.
+/// Phrases with a better word in `docs/design/glossary.md`.
 pub const OLD_PHRASES: &[&str] = &[
     "leap",
     "leaps",
@@ -77,6 +77,6 @@ pub const OLD_PHRASES: &[&str] = &[
     "sped",
 ];
 
-/// Parts of identifiers with a better word in the glossary of CONTRIBUTING.md.
+/// Parts of identifiers with a better word in `docs/design/glossary.md`.
 pub const OLD_NAMES: &[&str] =
     &["leap", "leaps", "leapt", "leaper", "twin", "twins", "aside", "dear", "told", "knob", "sped"];

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::limits::{ALLOWED, GOALS, Measure, OLD_NAMES, OLD_PHRASES, OPENINGS};
-use crate::modules::{circles, graph, rooms};
+use crate::modules::{circles, folders, graph};
 use crate::source::{Doc, Sized, docs, functions, identifier_parts, structs, without_tests, words};
 
 /// Offenders listed in a failure, at most.
@@ -46,7 +46,7 @@ impl Crate {
                 let modules = graph(&self.files);
                 let mut found = circles(&modules);
                 if found.is_empty() {
-                    found = circles(&rooms(&modules));
+                    found = circles(&folders(&modules));
                 }
                 let offenders = found.iter().map(|circle| circle.join(" <-> ")).collect();
                 Measured { number: found.len() as f64, offenders }

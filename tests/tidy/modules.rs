@@ -37,16 +37,16 @@ pub fn graph(files: &[(String, String)]) -> Graph {
     graph
 }
 
-/// Folds a graph of modules to the rooms of the crate: the files and folders directly below `src/`.
-pub fn rooms(graph: &Graph) -> Graph {
-    let room = |module: &str| module.split('/').next().unwrap_or_default().to_owned();
-    let mut rooms = Graph::new();
+/// Folds a graph of modules to the files and folders directly below `src/`.
+pub fn folders(graph: &Graph) -> Graph {
+    let folder = |module: &str| module.split('/').next().unwrap_or_default().to_owned();
+    let mut folders = Graph::new();
     for (module, uses) in graph {
-        let from = room(module);
-        let others = uses.iter().map(|used| room(used)).filter(|used| *used != from);
-        rooms.entry(from.clone()).or_default().extend(others);
+        let from = folder(module);
+        let others = uses.iter().map(|used| folder(used)).filter(|used| *used != from);
+        folders.entry(from.clone()).or_default().extend(others);
     }
-    rooms
+    folders
 }
 
 fn longest_known(path: &[String], names: &BTreeSet<String>) -> Option<String> {
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn rooms_may_be_in_a_circle_though_no_modules_are() {
+    fn folders_may_be_in_a_circle_though_no_modules_are() {
         let file = |name: &str, text: &str| (name.to_owned(), text.to_owned());
         let files = [
             file("a.rs", "mod low; mod high;"),
@@ -109,6 +109,6 @@ mod tests {
         ];
         let modules = graph(&files);
         assert!(circles(&modules).is_empty());
-        assert_eq!(circles(&rooms(&modules)), [vec!["a", "b"]]);
+        assert_eq!(circles(&folders(&modules)), [vec!["a", "b"]]);
     }
 }

@@ -72,7 +72,7 @@ const PLAIN: Engine = Engine {
 };
 
 /// Memory that vLLM takes before it counts blocks: libraries, graphs, and what the driver keeps of the device. The logs of five runs of V1 leave 0.8 to
-/// 1.4 GiB for these, that of a run of V0 2.2 (`docs/fidelity.md`).
+/// 1.4 GiB for these, that of a run of V0 2.2 (`docs/results/fidelity.md`).
 const VLLM_FIXED_BYTES: u64 = 1 << 30;
 
 /// vLLM's V1 engine by default: logits of 16 bits, a copy of 32, and probabilities.

@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn the_table_of_the_page_names_every_benchmark() {
-        let page = include_str!("../../../docs/status.md");
+        let page = include_str!("../../../docs/reference/status.md");
         let rows = page.lines().filter_map(|line| line.strip_prefix("| `trunkline-bench ")?.split_once('`'));
         let shown: BTreeSet<&str> = rows.flat_map(|(names, _)| names.split("\\|")).collect();
         let cli = Cli::command();

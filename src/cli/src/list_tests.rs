@@ -98,18 +98,28 @@ fn lists_of_commands_are_whole() {
 #[test]
 fn lists_of_policies_are_whole() {
     let all = names(eviction::REGISTRY.names());
-    assert_eq!(column("docs/eviction.md", "| policy | found, against"), all);
-    assert_eq!(names(code(&between("docs/status.md", "leaf-first eviction:", "|"))), all, "eviction in docs/status.md");
-    let policies = between("docs/status.md", "| policies ", " | |");
-    assert_eq!(names(code(&policies)), names(policy::REGISTRY.names()), "policies in docs/status.md");
-    assert_eq!(column("docs/replay.md", "| router | goes to |"), names(trunkline_cluster::router::REGISTRY.names()));
-    assert_eq!(column("docs/autoscaling.md", "| policy | its parameters |"), names(autoscale::REGISTRY.names()));
-    assert_eq!(column("docs/h2o-experiments.md", "| scorer | at 3"), names(h2o::REGISTRY.names()));
-    let ways = between("docs/replay.md", "chooses how a running request is preempted", "Estimates follow");
-    let ways = names(code(&ways).into_iter().filter(|word| !word.starts_with('-')));
-    assert_eq!(ways, names(Preemption::ALL.map(|(name, _)| name)), "--preemption in docs/replay.md");
+    assert_eq!(column("docs/results/eviction.md", "| policy | found, against"), all);
     assert_eq!(
-        column("docs/replay.md", "| word | the first tier takes a block |"),
+        names(code(&between("docs/reference/status.md", "leaf-first eviction:", "|"))),
+        all,
+        "eviction in docs/reference/status.md"
+    );
+    let policies = between("docs/reference/status.md", "| policies ", " | |");
+    assert_eq!(names(code(&policies)), names(policy::REGISTRY.names()), "policies in docs/reference/status.md");
+    assert_eq!(
+        column("docs/reference/replay.md", "| router | goes to |"),
+        names(trunkline_cluster::router::REGISTRY.names())
+    );
+    assert_eq!(
+        column("docs/reference/autoscaling.md", "| policy | its parameters |"),
+        names(autoscale::REGISTRY.names())
+    );
+    assert_eq!(column("docs/results/h2o-experiments.md", "| scorer | at 3"), names(h2o::REGISTRY.names()));
+    let ways = between("docs/reference/replay.md", "chooses how a running request is preempted", "Estimates follow");
+    let ways = names(code(&ways).into_iter().filter(|word| !word.starts_with('-')));
+    assert_eq!(ways, names(Preemption::ALL.map(|(name, _)| name)), "--preemption in docs/reference/replay.md");
+    assert_eq!(
+        column("docs/guide/tiers.md", "| word | the first tier takes a block |"),
         names(Write::ALL.map(|(name, _)| name))
     );
 }
@@ -118,33 +128,33 @@ fn lists_of_policies_are_whole() {
 fn lists_of_formats_and_types_are_whole() {
     let formats = names(Format::ALL.map(Format::as_str));
     let recording = names([Format::Recording.as_str()]);
-    assert_eq!(column("docs/traces.md", "| name | a line |"), &formats | &recording);
+    assert_eq!(column("docs/reference/traces.md", "| name | a line |"), &formats | &recording);
     assert_eq!(
-        names(code(&between("docs/replay.md", "| the file as ", "; without the flag"))),
+        names(code(&between("docs/reference/replay.md", "| the file as ", "; without the flag"))),
         formats,
-        "--format in docs/replay.md"
+        "--format in docs/reference/replay.md"
     );
-    assert_eq!(column("docs/traces.md", "| file | workload |"), files("examples/workloads", ".toml"));
-    assert_eq!(Format::ALL.len(), 9, "docs/status.md and CHANGELOG.md say nine formats");
-    let weights = between("docs/serving.md", "| weights | F32, F16, BF16 | ", " |");
+    assert_eq!(column("docs/reference/traces.md", "| file | workload |"), files("examples/workloads", ".toml"));
+    assert_eq!(Format::ALL.len(), 9, "docs/reference/status.md and CHANGELOG.md say nine formats");
+    let weights = between("docs/reference/models.md", "| weights | F32, F16, BF16 | ", " |");
     assert_eq!(
         names(weights.split(", ")),
         names(WeightKind::ALL.map(WeightKind::name)),
-        "weights of GGUF files in docs/serving.md"
+        "weights of GGUF files in docs/reference/models.md"
     );
-    let kv = between("docs/settings.md", "Element type of the KV cache: ", ".").replace(" or ", ", ");
-    assert_eq!(names(kv.split(", ")), names(KvDtype::ALL.map(KvDtype::name)), "--kv-dtype in docs/settings.md");
-    let slos = names(code(&between("docs/plan.md", "`METRIC_STATISTIC=DURATION`: metrics", "durations in")));
+    let kv = between("docs/reference/settings.md", "Element type of the KV cache: ", " |").replace(" or ", ", ");
+    assert_eq!(
+        names(kv.split(", ")),
+        names(KvDtype::ALL.map(KvDtype::name)),
+        "--kv-dtype in docs/reference/settings.md"
+    );
+    let slos = names(code(&between("docs/reference/plan.md", "`METRIC_STATISTIC=DURATION`: metrics", "durations in")));
     let wanted = Latency::ALL.map(Latency::name).into_iter().chain(Statistic::ALL.map(Statistic::name));
-    assert_eq!(slos, names(wanted), "SLOs in docs/plan.md");
+    assert_eq!(slos, names(wanted), "SLOs in docs/reference/plan.md");
 }
 
 #[test]
 fn lists_of_pages_crates_and_calls_are_whole() {
-    let index = read("docs/README.md");
-    for page in files("docs", ".md").into_iter().filter(|page| page != "README.md") {
-        assert!(index.contains(&format!("({page})")), "docs/README.md has no {page}");
-    }
     assert!(read("README.md").split_whitespace().count() <= 800, "README.md is read in a minute: at most 800 words");
     let architecture = read("ARCHITECTURE.md");
     for page in files("docs/design", ".md") {
@@ -153,9 +163,11 @@ fn lists_of_pages_crates_and_calls_are_whole() {
     for member in between("Cargo.toml", "\nmembers = [", "]").split(", ").map(|member| member.trim_matches('"')) {
         assert!(architecture.contains(&format!("| `{member}/` |")), "ARCHITECTURE.md has no row for {member}");
     }
-    for (page, file) in
-        [("docs/serving.md", "inference"), ("docs/sessions.md", "sessions"), ("docs/workers.md", "worker")]
-    {
+    for (page, file) in [
+        ("docs/reference/api.md", "inference"),
+        ("docs/reference/sessions.md", "sessions"),
+        ("docs/reference/protocol.md", "worker"),
+    ] {
         let shown = names(code(&read(page)).iter().filter_map(|name| name.rsplit('.').next()));
         let missing: Vec<_> = calls(file).into_iter().filter(|call| !shown.contains(call)).collect();
         assert!(missing.is_empty(), "{page} names no call {missing:?}");

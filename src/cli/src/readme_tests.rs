@@ -14,7 +14,11 @@ use crate::settings::serve_settings::ServeFlags;
 use crate::worker::WorkerArgs;
 
 /// The page of all flags and settings.
-const SETTINGS_PAGE: &str = "docs/settings.md";
+const SETTINGS_PAGE: &str = "docs/reference/settings.md";
+/// Words of a help text in a cell of that page, at most.
+const CELL_WORDS: usize = 24;
+/// Folders of pages.
+const DOCS: [&str; 5] = ["docs", "docs/guide", "docs/reference", "docs/design", "docs/results"];
 
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -30,11 +34,25 @@ fn default<F: CoreFlags>(setting: &Setting) -> String {
     if has { F::default_text(setting) } else { "-".into() }
 }
 
+/// Returns the beginning of a help text that fits a cell of a table: whole sentences and clauses; `--help` has the rest.
+fn brief(help: &str) -> String {
+    let mut end = 0;
+    for (at, mark) in help.match_indices(['.', ';', ':']) {
+        let is_end = help[at + 1..].starts_with(' ') || at + 1 == help.len();
+        let is_short = help[..at].split_whitespace().count() <= CELL_WORDS;
+        if is_end && is_short && (mark != ":" || end == 0) {
+            end = at;
+        }
+    }
+    if end == 0 || help.split_whitespace().count() <= CELL_WORDS { help.into() } else { help[..end].into() }
+}
+
 /// The row of a setting on the page of settings.
 fn row(setting: &Setting, value_name: &str) -> String {
     let range = (setting.range)().map_or(String::new(), |(min, max)| format!("{min} to {max}"));
     let (serve, replay) = (default::<ServeFlags>(setting), default::<ReplayFlags>(setting));
-    format!("| `--{} {value_name}` | {serve} | {replay} | {range} | {} |", setting.flag, setting.help())
+    let help = brief(setting.help().trim_end_matches('.'));
+    format!("| `--{} {value_name}` | {serve} | {replay} | {range} | {help} |", setting.flag)
 }
 
 /// The tables of a command's other flags, one for each heading, from the help of the flags.
@@ -51,7 +69,7 @@ fn tables(command: &clap::Command, is_listed: impl Fn(&str) -> bool) -> String {
             Some((meaning, default)) => (meaning, default.trim_end_matches(']')),
             None => (help, ""),
         };
-        let row = format!("| `--{flag}{}` | {default} | {meaning} |\n", values.concat());
+        let row = format!("| `--{flag}{}` | {} | {} |\n", values.concat(), brief(default), brief(meaning));
         match tables.iter_mut().find(|(of, _)| *of == heading) {
             Some((_, rows)) => rows.push_str(&row),
             None => tables.push((heading, row)),
@@ -89,12 +107,6 @@ fn the_settings_page_is_what_the_flags_say() {
     );
 }
 
-#[test]
-fn docs_show_the_example_worker_as_it_is() {
-    let example = format!("```python\n{}```", read("examples/worker.py"));
-    assert!(read("docs/workers.md").contains(&example), "put examples/worker.py into docs/workers.md");
-}
-
 /// The words of a command line, quotes removed; `None` if a shell would have to fill in variables.
 fn words(line: &str) -> Option<Vec<String>> {
     let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
@@ -128,9 +140,11 @@ fn commands(text: &str) -> Vec<Vec<String>> {
 /// The pages of the docs, as (name, text).
 fn pages() -> Vec<(String, String)> {
     let mut pages = vec!["README.md".to_owned(), "CONTRIBUTING.md".into(), "src/pyworker/README.md".into()];
-    for entry in fs::read_dir(root().join("docs")).unwrap() {
-        let name = entry.unwrap().file_name().to_string_lossy().into_owned();
-        pages.extend(name.ends_with(".md").then(|| format!("docs/{name}")));
+    for folder in DOCS {
+        for entry in fs::read_dir(root().join(folder)).unwrap() {
+            let name = entry.unwrap().file_name().to_string_lossy().into_owned();
+            pages.extend(name.ends_with(".md").then(|| format!("{folder}/{name}")));
+        }
     }
     pages.into_iter().map(|page| (page.clone(), read(&page))).collect()
 }

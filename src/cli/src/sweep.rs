@@ -37,7 +37,7 @@ Examples:
   Effect of each policy on two figures, averaged over the rest of the grid:
     trunkline sweep report results --by policy --metrics ttft_p99,prefix_hit_ratio
 
-docs/sweep.md describes grids and results.";
+docs/guide/sweep.md describes grids and results.";
 
 /// Replay every cell of a grid of parameters in TOML, and report the results.
 ///

@@ -26,7 +26,17 @@ use page::{Conditions, Content};
 use shell::Shell;
 
 /// Folders with pages.
-const FOLDERS: [&str; 6] = [".", "docs", "docs/design", "models", "models/training", "src/pyworker"];
+const FOLDERS: [&str; 9] = [
+    ".",
+    "docs",
+    "docs/guide",
+    "docs/reference",
+    "docs/design",
+    "docs/results",
+    "models",
+    "models/training",
+    "src/pyworker",
+];
 /// Pages that tell of earlier versions.
 const HISTORY: &str = "CHANGELOG.md";
 

@@ -74,7 +74,7 @@ mod schedule;
 
 /// Compiles the examples of the page on policies.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/policies.md")]
+#[doc = include_str!("../../../docs/guide/policies.md")]
 mod policies_page {}
 
 pub use crate::blocks::hash::{BlockHash, Namespace};

@@ -1,6 +1,6 @@
 //! Disk tier: blocks in segment files of one folder, found again after a restart.
 //!
-//! `docs/disk-tier.md` specifies the bytes and the steps of a recovery.
+//! `docs/reference/disk-tier.md` specifies the bytes and the steps of a recovery.
 
 mod failures;
 mod finishing;

@@ -126,7 +126,7 @@ impl fmt::Display for Unknown {
             Self::Json => write!(
                 f,
                 "is JSON without an object on each line; write one line for each request, as `jq -c '.[]'` does with an array (examples: \
-                 docs/traces.md, Other files)"
+                 docs/reference/traces.md, Other files)"
             ),
             Self::Summary => write!(
                 f,
@@ -136,7 +136,7 @@ impl fmt::Display for Unknown {
             Self::Texts => write!(
                 f,
                 "holds texts, without numbers of tokens or arrivals; count tokens with the model's tokenizer and write timestamp (milliseconds), \
-                 input_length and output_length for each request, or describe a workload (docs/traces.md, Workloads)"
+                 input_length and output_length for each request, or describe a workload (docs/reference/traces.md, Workloads)"
             ),
             Self::GuideLlm => {
                 write!(f, "is a report of GuideLLM in YAML or CSV; write it as JSON, which has the requests")
@@ -144,13 +144,13 @@ impl fmt::Display for Unknown {
             Self::Parquet => {
                 write!(
                     f,
-                    "is a table in Parquet; write it as CSV or JSON lines (examples: docs/traces.md, Other files)"
+                    "is a table in Parquet; write it as CSV or JSON lines (examples: docs/reference/traces.md, Other files)"
                 )
             }
             Self::Fields(fields) => write!(
                 f,
                 "has the fields {fields}, which are of no known format; a request has timestamp in milliseconds, input_length and \
-                 output_length (examples: docs/traces.md, Other files)"
+                 output_length (examples: docs/reference/traces.md, Other files)"
             ),
             Self::Columns(line) => write!(
                 f,

@@ -122,7 +122,7 @@ impl KvType {
 /// Hardware and model.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FleetArgs {
-    /// Devices of each replica: a preset, or a TOML file as `trunkline calibrate` writes (fields: docs/replay.md); an unknown name lists all presets.
+    /// Devices of each replica: a preset, or a TOML file as `trunkline calibrate` writes (fields: docs/reference/cost-models.md); an unknown name lists all presets.
     #[arg(long, value_name = "NAME", default_value = "h100-80g")]
     pub(crate) hardware: String,
 

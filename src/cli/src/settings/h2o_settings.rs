@@ -14,7 +14,7 @@ use crate::h2o::full_heads::FullHeads;
 use crate::h2o::head_loss::HeadLosses;
 use crate::h2o::total::{self, Heads};
 
-/// Tokens of a KV block if eviction is on, unless given: small blocks leave less beside what attention reads (docs/h2o.md).
+/// Tokens of a KV block if eviction is on, unless given: small blocks leave less beside what attention reads (docs/guide/h2o.md).
 pub const BLOCK_SIZE: u32 = 8;
 /// Setting of the heads that keep every token.
 const LAYERS: &str = "h2o-layers";

@@ -274,7 +274,6 @@ impl Nodes {
     pub fn hits(&self, index: u32) -> u32 {
         u32::from(self.hits[index as usize])
     }
-
 }
 
 /// Calls `each` for every run of blocks in adjacent slots, with the first slot and the length of the run.

@@ -51,7 +51,7 @@ fn every_step() -> u32 {
 }
 
 impl Default for H2oConfig {
-    /// Returns the settings under which a calibrated split of the layers was measured to keep recall: see `docs/h2o.md`.
+    /// Returns the settings under which a calibrated split of the layers was measured to keep recall: see `docs/results/h2o.md`.
     fn default() -> Self {
         Self {
             mode: Mode::Off,

@@ -1,8 +1,8 @@
-//! The list of scenarios in `docs/scenarios.md` is complete, and names tests that exist.
+//! The list of scenarios in `docs/results/scenarios.md` is complete, and names tests that exist.
 
 use std::collections::BTreeSet;
 
-const TABLE: &str = include_str!("../../../../docs/scenarios.md");
+const TABLE: &str = include_str!("../../../../docs/results/scenarios.md");
 const SOURCES: [&str; 11] = [
     include_str!("geometry.rs"),
     include_str!("matching.rs"),

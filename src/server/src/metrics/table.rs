@@ -1,6 +1,6 @@
 //! The table of all metrics: name, kind, labels, help, and the figure that each shows.
 //!
-//! Figures of the core's own have their metrics from [`Stats::metrics`]; any other is a line here. `docs/metrics.md` follows from the table. Names follow the rules of Prometheus: base units,
+//! Figures of the core's own have their metrics from [`Stats::metrics`]; any other is a line here. `docs/reference/metrics.md` follows from the table. Names follow the rules of Prometheus: base units,
 //! `_total` at the end of counters. A name of vLLM stands for the same figure as there. Values of labels come from short fixed lists, from the numbers
 //! of the engines or from the settings, never from clients.
 
@@ -55,14 +55,20 @@ const TIER: &[&str] = &["engine", "tier"];
 /// Metrics of the figures that each core counts.
 static FIGURES: LazyLock<Vec<Metric>> = LazyLock::new(|| Stats::metrics().map(of_figure).collect());
 
-/// Returns all metrics by subject.
-pub(super) fn sections() -> [&'static [Metric]; 5] {
-    [requests::METRICS, &FIGURES, engines::METRICS, cache::METRICS, edge::METRICS]
+/// Returns all metrics by subject, with the heading that the docs have.
+pub(super) fn sections() -> [(&'static str, &'static [Metric]); 5] {
+    [
+        ("Figures of each engine's core", &FIGURES),
+        ("Requests", requests::METRICS),
+        ("Engines and workers", engines::METRICS),
+        ("Blocks, tiers and copies", cache::METRICS),
+        ("Server and process", edge::METRICS),
+    ]
 }
 
 /// Returns all metrics, in the order of the output.
 pub(super) fn all() -> impl Iterator<Item = &'static Metric> {
-    sections().into_iter().flatten()
+    sections().into_iter().flat_map(|(_, metrics)| metrics)
 }
 
 fn of_figure(figure: &'static Figure) -> Metric {

@@ -14,10 +14,34 @@ fn read(file: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file)).unwrap()
 }
 
+const PAGE: &str = "docs/reference/metrics.md";
+
 /// The row of a metric in the docs.
 fn row(Metric { name, kind, labels, help, .. }: &Metric) -> String {
     let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
     format!("| `{name}` | {} | {} | {help} |", kind.name(), labels.join(", "))
+}
+
+/// Returns the page with the table of each section after the section's heading; an older table goes.
+fn with_tables(page: &str) -> String {
+    let mut out: Vec<String> = Vec::new();
+    let mut lines = page.lines().peekable();
+    let mut missing: Vec<_> = sections().into_iter().collect();
+    while let Some(line) = lines.next() {
+        out.push(line.to_owned());
+        let Some(at) = missing.iter().position(|(name, _)| line == format!("### {name}")) else { continue };
+        let (_, metrics) = missing.remove(at);
+        while lines.next_if(|next| next.is_empty() || next.starts_with('|')).is_some() {}
+        out.extend(["", "| name | type | labels | meaning |", "|---|---|---|---|"].map(str::to_owned));
+        out.extend(metrics.iter().map(row));
+        out.push(String::new());
+    }
+    assert!(
+        missing.is_empty(),
+        "{PAGE} has no heading for {:?}",
+        missing.iter().map(|(name, _)| name).collect::<Vec<_>>()
+    );
+    out.join("\n").trim_end().to_owned() + "\n"
 }
 
 /// All words of a text that begin like the name of a metric.
@@ -37,20 +61,24 @@ fn samples() -> BTreeSet<String> {
 
 #[test]
 fn the_docs_have_the_row_of_every_metric() {
-    let docs = read("docs/metrics.md");
-    for section in sections() {
-        let rows: Vec<_> = section.iter().map(row).collect();
-        let rows = rows.join("\n");
-        assert!(docs.contains(&rows), "put these rows into docs/metrics.md:\n{rows}\n");
+    let docs = read(PAGE);
+    let expected = with_tables(&docs);
+    if std::env::var_os("TRUNKLINE_WRITE_DOCS").is_some() {
+        fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(PAGE), expected).unwrap();
+        return;
     }
+    assert!(
+        docs == expected,
+        "{PAGE} is not what the table says; run TRUNKLINE_WRITE_DOCS=1 cargo test row_of_every_metric"
+    );
 }
 
 #[test]
 fn names_in_the_docs_and_in_the_dashboard_are_those_of_metrics() {
     let (samples, metrics) = (samples(), all().map(|metric| metric.name).collect::<BTreeSet<_>>());
-    let docs = read("docs/metrics.md");
+    let docs = read("docs/reference/metrics.md");
     for name in names(&docs) {
-        assert!(samples.contains(name) || metrics.contains(name), "docs/metrics.md names {name}");
+        assert!(samples.contains(name) || metrics.contains(name), "docs/reference/metrics.md names {name}");
     }
     let dashboard = read("examples/grafana-dashboard.json");
     let used = names(&dashboard);
