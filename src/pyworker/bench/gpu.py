@@ -17,7 +17,7 @@ import time
 
 import torch
 
-from trunkline_worker.engine import KvFacts, Settings
+from trunkline_worker.facts import KvFacts, Settings
 from trunkline_worker.proto import messages as pb
 from trunkline_worker.slots import SlotTable
 from trunkline_worker.torch_engine import engine, kernels, model_facts, trial

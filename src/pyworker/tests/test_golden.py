@@ -11,7 +11,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from test_draws import GOLDEN, golden  # noqa: E402
 
 from trunkline_worker.cli import build, parser  # noqa: E402
-from trunkline_worker.engine import Settings  # noqa: E402
+from trunkline_worker.facts import Settings  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.slots import SlotTable  # noqa: E402
 from trunkline_worker.torch_engine import sampling  # noqa: E402

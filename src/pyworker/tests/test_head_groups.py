@@ -11,7 +11,7 @@ import pytest
 from scheduler import Server
 
 from trunkline_worker import xxh3
-from trunkline_worker.engine import LayerGroup
+from trunkline_worker.facts import LayerGroup
 from trunkline_worker.head_groups import Losses, Shape, divided, equal_groups, full_heads, groups, parse_heads, read_losses
 from trunkline_worker.model_folder import revision
 from trunkline_worker.proto import messages as pb

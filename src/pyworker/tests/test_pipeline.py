@@ -14,9 +14,10 @@ from scheduler import Scheduler, Server, greedy
 from test_protocol import expected, prompts, two_steps
 
 from trunkline_worker import cli
-from trunkline_worker.engine import EngineLost, Settings
+from trunkline_worker.facts import Settings
 from trunkline_worker.pipeline import Pipeline, even, portable
 from trunkline_worker.proto import messages as pb
+from trunkline_worker.results import EngineLost
 from trunkline_worker.slots import SlotTable
 from trunkline_worker.toy import ToyEngine, ToyStage, staged
 

@@ -13,9 +13,10 @@ from attached import Attached, greet
 from scheduler import Scheduler, Server, greedy
 
 from trunkline_worker import cli
-from trunkline_worker.engine import EngineLost, LockStep, Settings, StepError
+from trunkline_worker.facts import LockStep, Settings
 from trunkline_worker.proto import ATTACH
 from trunkline_worker.proto import messages as pb
+from trunkline_worker.results import EngineLost, StepError
 from trunkline_worker.session import Connection, Refused, Target, hello
 from trunkline_worker.slots import SlotTable
 from trunkline_worker.toy import ToyEngine, next_token

@@ -10,7 +10,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 from test_torch_steps import CONFIG, Uploads, gathered  # noqa: E402
 
-from trunkline_worker.engine import KvFacts, LayerGroup, Settings  # noqa: E402
+from trunkline_worker.facts import KvFacts, LayerGroup, Settings  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.slots import HOLE, SlotTable  # noqa: E402
 from trunkline_worker.torch_engine import attention, engine, kernels, layer_groups, model_facts, weights  # noqa: E402

@@ -10,9 +10,10 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from safetensors.torch import save_file  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from trunkline_worker.engine import EngineLost, Fault, KvFacts, Settings, StepError  # noqa: E402
+from trunkline_worker.facts import KvFacts, Settings  # noqa: E402
 from trunkline_worker.pipeline import portable  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
+from trunkline_worker.results import EngineLost, Fault, StepError  # noqa: E402
 from trunkline_worker.slots import SlotTable  # noqa: E402
 from trunkline_worker.torch_engine import (  # noqa: E402
     attention,

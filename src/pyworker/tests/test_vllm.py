@@ -24,8 +24,8 @@ from attached import Attached, greet  # noqa: E402
 from scheduler import Scheduler, greedy  # noqa: E402
 
 from trunkline_worker.cli import build, parser  # noqa: E402
-from trunkline_worker.engine import EngineLost  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
+from trunkline_worker.results import EngineLost  # noqa: E402
 from trunkline_worker.vllm_engine.start import has_runner_v2  # noqa: E402
 
 VOCABULARY = 256

@@ -5,8 +5,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from trunkline_worker.engine import EngineLost, Fault, Logprob, Settings
+from trunkline_worker.facts import Settings
 from trunkline_worker.proto import messages as pb
+from trunkline_worker.results import EngineLost, Fault, Logprob
 from trunkline_worker.slots import SlotTable
 from trunkline_worker.toy import ToyEngine
 from trunkline_worker.vllm_engine.batches import Batches

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from trunkline_worker.engine import EngineHung, EngineLost, Fault, Logprob
 from trunkline_worker.proto import messages as pb
+from trunkline_worker.results import EngineHung, EngineLost, Fault, Logprob
 from trunkline_worker.toy import ToyEngine
 from trunkline_worker.work import Work
 

@@ -18,8 +18,10 @@ from types import FrameType
 from typing import NoReturn
 
 from . import __version__
-from .engine import Engine, EngineHung, EngineLost, LockStep, StepError
+from .engine import Engine
+from .facts import LockStep
 from .model_folder import is_gguf
+from .results import EngineHung, EngineLost, StepError
 from .session import Refused, Session, Target
 
 log = logging.getLogger("trunkline_worker")

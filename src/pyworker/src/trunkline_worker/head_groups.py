@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .engine import LayerGroup
+from .facts import LayerGroup
 from .model_folder import revision
 
 if sys.version_info >= (3, 11):

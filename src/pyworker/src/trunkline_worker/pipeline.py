@@ -22,8 +22,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from .engine import Abilities, Engine, EngineLost, Int32s, KvFacts, ModelFacts, Result, Settings, StepError
-from .slots import Batch, SlotTable
+from .engine import Engine
+from .facts import Abilities, KvFacts, ModelFacts, Settings
+from .results import EngineLost, Result, StepError
+from .slots import Batch, Int32s, SlotTable
 
 log = logging.getLogger(__name__)
 

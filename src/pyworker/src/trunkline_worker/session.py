@@ -14,9 +14,10 @@ from typing import Any
 import grpc
 
 from . import __version__
-from .engine import Engine, EngineLost
+from .engine import Engine
 from .proto import ATTACH
 from .proto import messages as pb
+from .results import EngineLost
 from .shared_memory import AVAILABLE, Region, Unshared
 from .work import HUNG, Work
 

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .engine import Int32s, ModelFacts, Settings, StepError
+from .facts import ModelFacts, Settings
 from .proto import messages as pb
+from .results import StepError
+
+Int32s = npt.NDArray[np.int32]
 
 NO_BLOCK = 0xFFFF_FFFF
 """Entry of a block table without a block, on the wire."""

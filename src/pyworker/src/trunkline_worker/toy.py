@@ -13,8 +13,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from .engine import Abilities, Engine, KvFacts, ModelFacts, Result, Settings, StepError, checked_kv_tokens
+from .engine import Engine
+from .facts import Abilities, KvFacts, ModelFacts, Settings, checked_kv_tokens
 from .pipeline import Pipeline, Stage, StageBatch
+from .results import Result, StepError
 from .slots import HOLE, Batch
 
 VOCABULARY = 512

@@ -13,8 +13,10 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from .engine import Engine, EngineHung, EngineLost, Fault, Result, Settings, StepError
+from .engine import Engine
+from .facts import Settings
 from .proto import messages as pb
+from .results import EngineHung, EngineLost, Fault, Result, StepError
 from .shared_memory import Region
 from .slots import Batch, SlotTable
 

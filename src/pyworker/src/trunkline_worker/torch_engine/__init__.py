@@ -7,7 +7,8 @@ import logging
 from dataclasses import replace
 
 from .. import head_groups, install
-from ..engine import Engine, KvFacts, LayerGroup, ModelFacts, checked_kv_tokens
+from ..engine import Engine
+from ..facts import KvFacts, LayerGroup, ModelFacts, checked_kv_tokens
 from ..model_folder import end_tokens, fingerprint, read_config
 
 try:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from ..engine import ModelFacts
+from ..facts import ModelFacts
 from ..slots import HOLE, Batch
 from . import kernels
 from .head_places import HeadPlaces

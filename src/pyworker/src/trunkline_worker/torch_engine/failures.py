@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..engine import EngineLost, StepError
+from ..results import EngineLost, StepError
 
 
 @contextlib.contextmanager

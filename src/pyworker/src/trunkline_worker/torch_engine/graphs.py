@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..engine import ModelFacts
+from ..facts import ModelFacts
 from ..slots import Batch
 from . import kernels
 from .attention import KvCache, write_places

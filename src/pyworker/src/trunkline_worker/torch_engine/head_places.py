@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..engine import ModelFacts
+from ..facts import ModelFacts
 from ..slots import HOLE
 
 Numbers = npt.NDArray[np.int64]

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from .. import cpu_blocks
-from ..engine import Abilities, Engine, EngineLost, KvFacts, ModelFacts, Result, Settings
+from ..engine import Engine
+from ..facts import Abilities, KvFacts, ModelFacts, Settings
+from ..results import EngineLost, Result
 from ..slots import Batch
 from . import attention, sampling
 from .attention import KvCache, Scores

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..draws import draws
-from ..engine import Fault, Logprob
+from ..results import Fault, Logprob
 from ..slots import Batch
 from .uploads import upload
 

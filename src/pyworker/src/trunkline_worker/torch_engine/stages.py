@@ -18,8 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..engine import Engine, KvFacts, ModelFacts, Result, Settings
+from ..engine import Engine
+from ..facts import KvFacts, ModelFacts, Settings
 from ..pipeline import Pipeline, Stage, StageBatch, even
+from ..results import Result
 from . import attention, sampling
 from . import weights as weights_of
 from .attention import KvCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from ..engine import LockStep, checked_kv_tokens
+from ..facts import LockStep, checked_kv_tokens
 from ..model_folder import end_tokens, fingerprint, read_config
 from ..pipeline import MAX_STAGES
 from . import versions

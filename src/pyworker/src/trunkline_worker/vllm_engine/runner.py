@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..engine import Abilities, Engine, EngineLost, Fault, KvFacts, Logprob, Result, Settings, StepError
+from ..engine import Engine
+from ..facts import Abilities, KvFacts, Settings
 from ..proto import messages as pb
+from ..results import EngineLost, Fault, Logprob, Result, StepError
 from ..slots import Batch, SlotTable
 from . import layout as layouts
 from . import start

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine import LockStep, ModelFacts
+from ..facts import LockStep, ModelFacts
 from .calls import Calls
 from .layout import Parts, Shape
 from .versions import check_group, plan_kv
