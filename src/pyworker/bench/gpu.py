@@ -14,14 +14,16 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 
 import torch
 
 from trunkline_worker.facts import KvFacts, Settings
 from trunkline_worker.proto import messages as pb
 from trunkline_worker.slots import SlotTable
-from trunkline_worker.torch_engine import engine, kernels, model_facts, trial
+from trunkline_worker.torch_engine import Torch, kernels, trial
 from trunkline_worker.torch_engine import weights as weights_of
+from trunkline_worker.torch_engine.build import model_facts
 from trunkline_worker.torch_engine.config import LlamaConfig, Rope
 from trunkline_worker.torch_engine.runner import DTYPES, TorchEngine
 
@@ -141,7 +143,7 @@ def main() -> None:
     each = -(-(args.context + args.steps + 1) // args.block_size)
     settings = Settings(args.block_size, each * args.batch, 2)
     kv = KvFacts((args.block_size,), settings.blocks * args.block_size, True)
-    runner = engine(config, weights, facts, kv, max_sequences=args.batch)
+    runner = TorchEngine(config, weights, facts, kv, replace(Torch.abilities, max_sequences=args.batch))
     runner.begin(settings)
     table, step = prepare(runner, settings, args.batch, args.context)
     times = decode(runner, table, step, args.steps)[args.steps // 4 :]

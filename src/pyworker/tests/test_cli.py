@@ -2,42 +2,76 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
 
 from trunkline_worker import install
-from trunkline_worker.cli import JsonLines, _check_abilities, build, main, parser
+from trunkline_worker.cli import JsonLines, build, main, parse, parser
+from trunkline_worker.flags import FLAGS
 from trunkline_worker.session import Target
 
 
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--kv-tokens", "-4"], "--kv-tokens -4: must be at least 1"),
-        (["--threads", "0"], "--threads 0: must be at least 1"),
-        (["--max-sequences", "0"], "--max-sequences 0: must be at least 1"),
-        (["--tensor-parallel", "0"], "--tensor-parallel 0: must be at least 1"),
-        (["--data-parallel-size", "0"], "--data-parallel-size 0: must be at least 1"),
+        (["--kv-tokens", "-4"], "--kv-tokens: -4: must be at least 1"),
+        (["--max-sequences", "0"], "--max-sequences: 0: must be at least 1"),
+        (["--data-parallel-size", "0"], "--data-parallel-size: 0: must be at least 1"),
+        (["--engine", "torch", "--threads", "0"], "--threads: 0: must be at least 1"),
+        (["--engine", "vllm", "--tensor-parallel", "0"], "--tensor-parallel: 0: must be at least 1"),
+        (["--max-tokens", "many"], "--max-tokens: many: must be a whole number"),
+        (["--tensor-parallel", "2"], "--tensor-parallel 2: --engine toy does not take it; use --engine vllm"),
+        (["--tensor-parallel=2"], "--tensor-parallel 2: --engine toy does not take it; use --engine vllm"),
+        (["--device", "cpu"], "--device cpu: --engine toy does not take it; use --engine torch"),
+        (["--model", "m"], "--model m: --engine toy does not take it; use --engine torch or --engine vllm"),
+        (["--eager", "--threads", "2"], "--eager: --engine toy does not take it; use --engine torch or --engine vllm"),
+        (["--engine", "vllm", "--h2o", "on"], "--h2o on: --engine vllm does not take it; use --engine torch"),
+        (["--faster"], "--faster: there is no such flag; trunkline-worker --engine toy --help lists them"),
+        (["--max-seq", "3"], "--max-seq 3: there is no such flag; trunkline-worker --engine toy --help lists them"),
         (
-            ["--engine", "torch", "--tensor-parallel", "2"],
-            "--tensor-parallel 2: --engine torch has none; use --engine vllm or --pipeline-parallel",
+            ["--faster=" + 300 * "x"],
+            f"--faster {191 * 'x'}: there is no such flag; trunkline-worker --engine toy --help lists them",
         ),
-        (["--tensor-parallel", "2"], "--tensor-parallel 2: --engine toy has none; use --engine vllm"),
-        (["--device", "cpu"], "--device cpu: --engine toy finds its devices itself; use --engine torch"),
-        (["--model", "m"], "--model m: --engine toy has none; use --engine torch or vllm"),
-        (["--threads", "2"], "--threads 2: --engine toy has none; use --engine torch or vllm"),
-        (["--dtype", "f32"], "--dtype f32: --engine toy has none; use --engine torch or vllm"),
-        (["--eager"], "--eager: --engine toy has none; use --engine torch or vllm"),
+        (["--engine", "tony"], "--engine tony: no such engine is installed; choose from torch, toy, vllm"),
+        (["--engine"], "--engine: expected one argument"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_one_line(flags, line, capsys):
+    assert main(["--engine", "toy", "--connect", "127.0.0.1:1", *flags]) == 2
+    assert capsys.readouterr().err == f"trunkline-worker: {line}\n"
+
+
+OWN = ("toy", "torch", "vllm")
+
+
+def flags_of(engine):
+    """The flags that the help of an engine has under its name."""
+    return set(
+        re.findall(r"^  (--[a-z0-9-]+)", parser(engine).format_help().split(f"flags of --engine {engine}")[1], re.MULTILINE)
+    )
+
+
+def test_each_flag_that_an_engine_does_not_declare_is_refused_with_one_line():
+    flags = {engine: flags_of(engine) for engine in OWN}
+    assert {"--device", "--tensor-parallel", *FLAGS} < set().union(*flags.values())
+    for engine in OWN:
+        for flag in set().union(*flags.values()) - flags[engine]:
+            with pytest.raises(ValueError) as refused:
+                parse(["--engine", engine, "--connect", "127.0.0.1:1", flag, "1"])
+            others = " or ".join(f"--engine {other}" for other in sorted(OWN) if flag in flags[other])
+            assert str(refused.value) == f"{flag} 1: --engine {engine} does not take it; use {others}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
         (["--kv-tokens", "15"], "--kv-tokens 15: must be at least one block, which has 16 tokens"),
         (["--kv-tokens", "63", "--block-size", "64"], "--kv-tokens 63: must be at least one block, which has 64 tokens"),
-        (["--scored-layers", "1"], "--scored-layers 1: --engine toy reports no scores; use --engine torch"),
-        (
-            ["--engine", "vllm", "--scored-layers", "1-3"],
-            "--scored-layers 1-3: --engine vllm reports no scores; use --engine torch",
-        ),
-        (["--h2o", "on"], "--h2o on: --engine toy reports no scores; use --engine torch"),
-        (["--h2o-total", "2"], "--h2o-total 2.0: --engine toy reports no scores; use --engine torch"),
+        (["--data-parallel-size", "2"], "--data-parallel-size 2 needs --data-parallel-group NAME"),
+        (["--engine", "torch"], "--engine torch needs --model DIR"),
+        (["--engine", "vllm"], "--engine vllm needs --model DIR"),
         (
             ["--engine", "torch", "--scored-layers", "1", "--h2o-layers", "7"],
             "--scored-layers and --h2o-layers contradict each other; give one of them",
@@ -47,7 +81,7 @@ from trunkline_worker.session import Target
 def test_what_no_engine_does_is_refused_with_one_line(flags, line, capsys):
     arguments = ["--engine", "toy", "--connect", "127.0.0.1:1", *flags]
     with pytest.raises(ValueError) as refused:
-        build(parser().parse_args(arguments))
+        build(parse(arguments))
     assert str(refused.value) == line
     assert main(arguments) == 1
     assert capsys.readouterr().err == f"trunkline-worker: {line}\n"
@@ -69,9 +103,9 @@ def test_a_gguf_file_is_named_as_such_wherever_a_folder_is_wanted(tmp_path, caps
 
 
 def test_options_without_effect_are_named(caplog):
-    base = ["--connect", "127.0.0.1:1", "--engine"]
-    args = parser().parse_args([*base, "torch", "--h2o", "off", "--h2o-total", "3", "--data-parallel-address", "127.0.0.1:2"])
-    _check_abilities(args)
+    for engine, *flags in (["torch", "--h2o", "off", "--h2o-total", "3"], ["vllm", "--data-parallel-address", "127.0.0.1:2"]):
+        with pytest.raises(ValueError, match="needs --model DIR"):
+            build(parse(["--connect", "127.0.0.1:1", "--engine", engine, *flags]))
     assert [record.getMessage() for record in caplog.records] == [
         "--h2o-total has no effect with --h2o off",
         "--data-parallel-address has no effect without --data-parallel-group",
@@ -90,7 +124,7 @@ def test_a_line_of_the_log_is_an_object_if_asked_for():
     line = JsonLines().format(record)
     found = json.loads(line)
     assert "\n" not in line and (found["level"], found["message"], found["target"]) == ("WARNING", "a text\nof two lines", "name")
-    assert parser().parse_args(["--connect", "127.0.0.1:1", "--log-format", "json"]).log_format == "json"
+    assert parse(["--connect", "127.0.0.1:1", "--log-format", "json"]).log_format == "json"
 
 
 def test_the_token_is_read_for_each_connection(tmp_path):
@@ -105,14 +139,14 @@ def test_the_token_is_read_for_each_connection(tmp_path):
 
 def test_numbers_of_one_are_taken():
     flags = ["--kv-tokens", "16", "--max-sequences", "1", "--pipeline-parallel", "1"]
-    assert build(parser().parse_args(["--engine", "toy", "--connect", "127.0.0.1:1", *flags])).kv.tokens == 16
+    assert build(parse(["--engine", "toy", "--connect", "127.0.0.1:1", *flags])).kv.tokens == 16
 
 
 def test_the_toy_engine_does_what_its_options_say():
     flags = "--block-size 24 --kv-tokens 240 --max-context 100 --max-sequences 3 --max-tokens 50 --model-name m --revision r"
     for stages in ("1", "2"):
         arguments = ["--engine", "toy", "--connect", "127.0.0.1:1", "--pipeline-parallel", stages, *flags.split()]
-        engine = build(parser().parse_args(arguments))
+        engine = build(parse(arguments))
         model, can = engine.model, engine.abilities
         assert (engine.kv.block_sizes, engine.kv.tokens, model.max_context) == ((24,), 240, 100)
         assert (can.max_sequences, can.max_tokens, model.name, model.revision) == (3, 50, "m", "r")

@@ -10,7 +10,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 from test_draws import GOLDEN, golden  # noqa: E402
 
-from trunkline_worker.cli import build, parser  # noqa: E402
+from trunkline_worker.cli import build, parse  # noqa: E402
 from trunkline_worker.facts import Settings  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.slots import SlotTable  # noqa: E402
@@ -53,7 +53,7 @@ def test_draws_are_golden():
 
 def engine_of(name):
     arguments = ["--engine", "torch", "--model", str(FOLDER / name), "--connect", "x:1", "--device", "cpu", "--dtype", "f32"]
-    engine = build(parser().parse_args(arguments))
+    engine = build(parse(arguments))
     engine.begin(SETTINGS)
     return engine
 

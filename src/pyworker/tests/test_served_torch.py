@@ -19,7 +19,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
-from trunkline_worker.cli import build, parser  # noqa: E402
+from trunkline_worker.cli import build, parse  # noqa: E402
 from trunkline_worker.model_folder import revision  # noqa: E402
 from trunkline_worker.session import Session, Target  # noqa: E402
 from trunkline_worker.slots import HOLE  # noqa: E402
@@ -38,7 +38,7 @@ class Worker:
 
     def __init__(self, address, name, *flags):
         arguments = ["--engine", "torch", "--model", str(MODEL), "--connect", address, "--h2o", "on", "--device", "cpu", *flags]
-        self.engine = build(parser().parse_args(arguments))
+        self.engine = build(parse(arguments))
         self.holes = np.zeros(self.engine.model.n_groups, np.int64)
         """Entries without a block in each layer group, at most."""
         self.by_group = False

@@ -11,10 +11,11 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from attached import Attached, greet  # noqa: E402
 from scheduler import NO_BLOCK, greedy  # noqa: E402
 
-from trunkline_worker.cli import build, parser  # noqa: E402
+from trunkline_worker.cli import build, parse  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
-from trunkline_worker.torch_engine import attention, kernels, parse_layers, sampling, stages  # noqa: E402
+from trunkline_worker.torch_engine import attention, kernels, sampling, stages  # noqa: E402
 from trunkline_worker.torch_engine import config as config_of  # noqa: E402
+from trunkline_worker.torch_engine.build import parse_layers  # noqa: E402
 
 VOCABULARY = 256
 FAMILIES = {
@@ -82,9 +83,7 @@ def folder_of(tmp_path_factory):
 
 
 def engine_of(folder, *arguments):
-    return build(
-        parser().parse_args(["--engine", "torch", "--model", str(folder), "--connect", "x:1", "--device", "cpu", *arguments])
-    )
+    return build(parse(["--engine", "torch", "--model", str(folder), "--connect", "x:1", "--device", "cpu", *arguments]))
 
 
 def alone(model, prompt, n):

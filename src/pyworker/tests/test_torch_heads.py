@@ -13,9 +13,11 @@ from test_torch_steps import CONFIG, Uploads, gathered  # noqa: E402
 from trunkline_worker.facts import KvFacts, LayerGroup, Settings  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.slots import HOLE, SlotTable  # noqa: E402
-from trunkline_worker.torch_engine import attention, engine, kernels, layer_groups, model_facts, weights  # noqa: E402
+from trunkline_worker.torch_engine import Torch, attention, kernels, weights  # noqa: E402
+from trunkline_worker.torch_engine.build import layer_groups, model_facts  # noqa: E402
 from trunkline_worker.torch_engine.head_places import Held  # noqa: E402
 from trunkline_worker.torch_engine.model import Llama, Rows  # noqa: E402
+from trunkline_worker.torch_engine.runner import TorchEngine  # noqa: E402
 
 SIZE = 8
 SETTINGS = Settings(block_size=SIZE, blocks=200, steps_in_flight=2)
@@ -40,7 +42,7 @@ class Driver:
 
     def __init__(self, groups, monkeypatch, loaded=None):
         facts = model_facts(SHAPE, "random", "1", "f32", SHAPE.max_context, groups=groups)
-        self.engine = engine(SHAPE, loaded or model(), facts, KvFacts((SIZE,), 200 * SIZE, True))
+        self.engine = TorchEngine(SHAPE, loaded or model(), facts, KvFacts((SIZE,), 200 * SIZE, True), Torch.abilities)
         self.engine.begin(SETTINGS)
         self.table = SlotTable(facts, SETTINGS)
         self.free = np.random.default_rng(7).permutation(200).tolist()

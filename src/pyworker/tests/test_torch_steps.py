@@ -16,19 +16,18 @@ from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.results import EngineLost, Fault, StepError  # noqa: E402
 from trunkline_worker.slots import SlotTable  # noqa: E402
 from trunkline_worker.torch_engine import (  # noqa: E402
+    Torch,
     attention,
-    engine,
     failures,
     graphs,
     kernels,
-    layer_groups,
-    model_facts,
     sampling,
     stages,
     weights,
 )
 from trunkline_worker.torch_engine import config as config_of  # noqa: E402
 from trunkline_worker.torch_engine import runner as runner_of  # noqa: E402
+from trunkline_worker.torch_engine.build import layer_groups, model_facts  # noqa: E402
 from trunkline_worker.torch_engine.config import LlamaConfig, Rope  # noqa: E402
 
 SETTINGS = Settings(block_size=8, blocks=24, steps_in_flight=2)
@@ -58,7 +57,7 @@ def made(device="cpu", groups=GROUPS, **options):
     loaded = weights.random(CONFIG, torch.float32, torch.device("cpu"))
     for part in (loaded, *loaded.layers):
         vars(part).update({name: t.to(device) for name, t in vars(part).items() if isinstance(t, torch.Tensor)})
-    found = engine(CONFIG, loaded, facts, KvFacts((8,), 24 * 8, True), **options)
+    found = runner_of.TorchEngine(CONFIG, loaded, facts, KvFacts((8,), 24 * 8, True), Torch.abilities, **options)
     found.begin(SETTINGS)
     return found
 

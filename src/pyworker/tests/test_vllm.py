@@ -23,7 +23,7 @@ import torch  # noqa: E402
 from attached import Attached, greet  # noqa: E402
 from scheduler import Scheduler, greedy  # noqa: E402
 
-from trunkline_worker.cli import build, parser  # noqa: E402
+from trunkline_worker.cli import build, parse  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.results import EngineLost  # noqa: E402
 from trunkline_worker.vllm_engine.start import has_runner_v2  # noqa: E402
@@ -66,7 +66,7 @@ def engines(model):
             arguments = ["--engine", "vllm", "--model", str(model.folder), "--connect", "x:1", "--eager", "--kv-tokens", "1280"]
             # A number that OpenMP does not start with: PyTorch is loaded already. Each thread that runs steps must use it.
             parallel = ["--tensor-parallel", TENSOR_PARALLEL, "--pipeline-parallel", str(stages), "--threads", "1"]
-            made[stages] = build(parser().parse_args([*arguments, *parallel]))
+            made[stages] = build(parse([*arguments, *parallel]))
         return made[stages]
 
     yield build_once
@@ -373,13 +373,13 @@ def test_blocks_of_all_stages_are_those_of_one_process(one, staged):
 def test_what_vllm_lacks_is_refused_with_one_line(model, flags, line):
     arguments = ["--engine", "vllm", "--model", str(model.folder), "--model-name", "llama", "--connect", "x:1", *flags]
     with pytest.raises(ValueError) as refused:
-        build(parser().parse_args(arguments))
+        build(parse(arguments))
     assert str(refused.value) == line
 
 
 def test_a_context_beyond_the_room_for_kv_is_cut(model):
     arguments = ["--engine", "vllm", "--model", str(model.folder), "--connect", "x:1", "--eager", "--kv-tokens", "250"]
-    engine = build(parser().parse_args(arguments))
+    engine = build(parse(arguments))
     try:
         assert (engine.model.max_context, engine.kv.tokens) == (224, 224)
     finally:
@@ -390,7 +390,7 @@ def test_a_context_beyond_the_room_for_kv_is_cut(model):
 def test_stages_are_refused_for_the_model_runner_v2(model):
     arguments = ["--engine", "vllm", "--model", str(model.folder), "--connect", "x:1", "--pipeline-parallel", "2"]
     with pytest.raises(ValueError, match="--pipeline-parallel: not with vLLM's model runner V2: set VLLM_USE_V2_MODEL_RUNNER=0"):
-        build(parser().parse_args(arguments))
+        build(parse(arguments))
 
 
 def test_a_process_of_vllm_that_dies_ends_the_worker_with_one_line(staged):

@@ -15,95 +15,121 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from . import __version__
+from . import __version__, entry_points, flags
 from .engine import Engine
-from .facts import LockStep
-from .model_folder import is_gguf
 from .results import EngineHung, EngineLost, StepError
 from .session import Refused, Session, Target
 
 log = logging.getLogger("trunkline_worker")
 
+DESCRIPTION = "Runs a model for a Trunkline server."
+USAGE = "%(prog)s [--engine NAME] --connect HOST:PORT [flags]"
+DEFAULT = "torch"
+"""Engine, unless one is named."""
 CLOSE_TIMEOUT = 20.0
 """Seconds for an engine that hangs to end its processes."""
 
-POSITIVE = (
-    *("block_size", "kv_tokens", "max_context", "max_sequences", "max_tokens", "threads"),
-    *("tensor_parallel", "pipeline_parallel", "data_parallel_size"),
-)
-"""Options whose numbers begin at 1."""
+SHOWN = 200
+"""Characters of a wrong argument in a message, at most."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
-    p = argparse.ArgumentParser(prog="trunkline-worker", description="Runs a model for a Trunkline server.")
+class Parser(argparse.ArgumentParser):
+    """A parser that takes flags by their whole names alone, and says in one line what is wrong."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(prog="trunkline-worker", usage=USAGE, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises a ValueError."""
+        raise ValueError(message.removeprefix("argument "))
+
+    def takes(self, flag: str) -> bool:
+        """Returns `True` if a flag is among those added."""
+        return flag in self._option_string_actions
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Returns the arguments of the command line, those of the chosen engine among them.
+
+    Raises:
+        ValueError: an argument is wrong, or is none that the engine takes.
+        ImportError: the engine's module cannot be imported.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    first = Parser(add_help=False)
+    first.add_argument("--engine", default=DEFAULT)
+    name = first.parse_known_args(argv)[0].engine
+    try:
+        p = parser(name)
+    except ImportError as error:
+        if not {"-h", "--help"} & set(argv):
+            raise
+        p = Parser(description=DESCRIPTION, epilog=str(error))
+        _add_connection(p)
+    args, rest = p.parse_known_args(argv)
+    if rest:
+        raise ValueError(_refusal(rest, name))
+    return args
+
+
+def parser(name: str) -> Parser:
+    """Returns the parser for the command line of an engine.
+
+    Raises:
+        ValueError: no such engine is installed.
+        ImportError: it cannot be imported, or declares flags that it cannot have.
+    """
+    engine = entry_points.load(name)
+    p = Parser(description=DESCRIPTION)
+    _add_connection(p)
+    group = p.add_argument_group(f"flags of --engine {name}")
+    try:
+        flags.add(engine.flags, p, group)
+        engine.add_flags(group)
+    except Exception as error:
+        raise ImportError(f"--engine {name}: its flags cannot be added: {error}") from error
+    return p
+
+
+def _add_connection(p: Parser) -> None:
+    """Adds what every worker takes, whatever its engine."""
+    names = ", ".join(entry_points.installed())
     p.add_argument("--version", action="version", version=__version__)
-    p.add_argument("--engine", choices=("torch", "vllm", "toy"), default="torch", help="what runs the model (default: torch)")
-    p.add_argument("--model", type=Path, help="folder of the model, as on Hugging Face: config.json and safetensors")
+    p.add_argument(
+        "--engine",
+        metavar="NAME",
+        default=DEFAULT,
+        help=f"what runs the model: {names} (default: {DEFAULT}); --engine NAME --help lists its flags",
+    )
     p.add_argument("--connect", required=True, metavar="HOST:PORT", help="address of the server")
     p.add_argument("--name", default=f"{socket.gethostname()}-{os.getpid()}", help="name of this worker, unique at the server")
-    p.add_argument("--model-name", help="name to announce (default: the folder's name)")
-    p.add_argument("--revision", help="revision of the weights to announce (default: a hash of pieces of the files)")
     p.add_argument("--tls", action="store_true", help="connect with TLS, trusting the system's authorities")
     p.add_argument("--ca", type=Path, help="connect with TLS, trusting the authorities in this PEM file")
     p.add_argument("--token-file", type=Path, help="file with the bearer token (or set TRUNKLINE_TOKEN)")
-    p.add_argument("--dtype", choices=("f32", "bf16", "f16"), help="type of weights and KV (default: the model's; f32 on a CPU)")
-    p.add_argument("--device", default="auto", help="torch: cpu, cuda, cuda:1 .. (default: a GPU if there is one)")
-    p.add_argument("--block-size", type=int, help="preferred tokens in a block (default: 16; vllm: 32)")
-    p.add_argument("--kv-tokens", type=int, help="room for KV in tokens (default: 16384 on a CPU, free memory on a GPU)")
-    p.add_argument("--max-context", type=int, help="longest sequence in tokens (default: the model's)")
-    p.add_argument("--max-sequences", type=int, default=256, help="sequences of one step, at most (default: 256)")
-    p.add_argument("--max-tokens", type=int, default=2048, help="tokens of one step, at most (default: 2048)")
-    p.add_argument("--threads", type=int, help="CPU threads of the engine (default: PyTorch's)")
-    p.add_argument("--tensor-parallel", type=int, default=1, help="vllm: GPUs or processes that share the model (default: 1)")
-    p.add_argument(
-        *("--pipeline-parallel", "--pipeline-stages"),
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes that each run a part of the layers, with as many steps under way (default: 1)",
-    )
-    p.add_argument("--data-parallel-group", metavar="NAME", help="group of workers that run every step together")
-    p.add_argument("--data-parallel-size", type=int, default=1, metavar="N", help="workers of the group (default: 1)")
-    p.add_argument("--data-parallel-rank", type=int, default=0, metavar="N", help="number of this worker in the group, from 0")
-    p.add_argument(
-        "--data-parallel-address",
-        metavar="HOST:PORT",
-        default="127.0.0.1:29500",
-        help="vllm: where the workers of the group meet, an address of rank 0 (default: 127.0.0.1:29500)",
-    )
-    p.add_argument(
-        "--scored-layers", help="torch: layers whose blocks may be dropped by attention scores (H2O), as 4-29 or 4,6,8"
-    )
-    p.add_argument(
-        "--h2o",
-        choices=("on", "off"),
-        help="torch: let the server drop tokens (serve --h2o on) in all KV heads but those that lose most as found by trunkline "
-        "h2o calibrate",
-    )
-    p.add_argument(
-        "--h2o-layers",
-        metavar="LAYERS",
-        help="torch: layers, or KV heads as LAYER.HEAD, that keep every token while the others drop tokens, as 7,18.2",
-    )
-    p.add_argument("--h2o-total", type=float, metavar="RATIO", help="torch: the --h2o-total of the server (default: 2.5)")
-    p.add_argument(
-        "--h2o-choice",
-        choices=("own", "shared"),
-        help="torch: choice of the blocks to drop, by the scores of each KV head or one score for all (default: own)",
-    )
-    p.add_argument("--eager", action="store_true", help="no compilation and no CUDA graphs")
-    p.add_argument(
-        "--shared-memory",
-        choices=("true", "false"),
-        default="true",
-        help="copy blocks through shared memory if the server runs on this machine with the same user (default: true)",
-    )
     p.add_argument("--log-format", choices=("text", "json"), default="text", help="form of log lines (default: text)")
     p.add_argument("--log", default="info", choices=("debug", "info", "warning", "error"), help="log level (default: info)")
-    return p
+
+
+def _refusal(rest: list[str], name: str) -> str:
+    """Returns what to say about arguments that an engine does not take: which installed engines take the first one."""
+    first = next((at for at, text in enumerate(rest) if text.startswith("-")), 0)
+    flag, _, value = rest[first].partition("=")
+    if not value and rest[first + 1 :] and not rest[first + 1].startswith("--"):
+        value = rest[first + 1]
+    shown = f"{flag} {value}".strip()[:SHOWN]
+    others = []
+    for other in entry_points.installed():
+        # What is wrong with another engine is for those who choose it.
+        with contextlib.suppress(ImportError, ValueError):
+            if parser(other).takes(flag):
+                others.append(f"--engine {other}")
+    if others:
+        return f"{shown}: --engine {name} does not take it; use {' or '.join(others)}"
+    if flag in flags.FLAGS:
+        return f"{shown}: --engine {name} does not take it"
+    return f"{shown}: there is no such flag; trunkline-worker --engine {name} --help lists them"
 
 
 def build(args: argparse.Namespace) -> Engine:
@@ -111,13 +137,13 @@ def build(args: argparse.Namespace) -> Engine:
 
     Raises:
         ValueError: an argument or the model does not fit; one line says which.
+        ImportError: the engine needs a package that is not installed.
     """
-    _check_numbers(args)
-    _check_abilities(args)
-    place = lock_step(args)
-    if args.engine == "vllm":
-        return _build_vllm(args, place)
-    engine = _build(args)
+    place = flags.lock_step(args)
+    try:
+        engine = entry_points.load(args.engine).build(args)
+    except ModuleNotFoundError as error:
+        raise entry_points.failed(args.engine, error) from error
     engine.lock_step = place
     return engine
 
@@ -146,84 +172,12 @@ def build_apart(args: argparse.Namespace) -> Engine:
     return made[0]
 
 
-def lock_step(args: argparse.Namespace) -> LockStep | None:
-    """Returns the place of the worker in its group, if it has one."""
-    group, size, rank = args.data_parallel_group, args.data_parallel_size, args.data_parallel_rank
-    if size > 1 and group is None:
-        raise ValueError(f"--data-parallel-size {size} needs --data-parallel-group NAME")
-    if not 0 <= rank < size:
-        raise ValueError(f"--data-parallel-rank is {rank}; it must be below --data-parallel-size, which is {size}")
-    return LockStep(group, size, rank) if group is not None else None
-
-
-def _build(args: argparse.Namespace) -> Engine:
-    if args.engine == "toy":
-        from . import toy
-
-        return toy.build(args)
-    _check_model(args)
-    from .torch_engine import build as build_torch
-
-    return build_torch(args)
-
-
-def _build_vllm(args: argparse.Namespace, place: LockStep | None) -> Engine:
-    _check_model(args)
-    from .vllm_engine import build as build_vllm
-
-    return build_vllm(args, place)
-
-
-def _check_numbers(args: argparse.Namespace) -> None:
-    """Refuses numbers below 1: 0 is no way to ask for the default of an option."""
-    for name in POSITIVE:
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-
-
-def _check_abilities(args: argparse.Namespace) -> None:
-    """Refuses what the engine would leave undone, instead of serving without it."""
-    if args.tensor_parallel > 1 and args.engine != "vllm":
-        beside = " or --pipeline-parallel" if args.engine == "torch" else ""
-        raise ValueError(f"--tensor-parallel {args.tensor_parallel}: --engine {args.engine} has none; use --engine vllm{beside}")
-    if args.device != "auto" and args.engine != "torch":
-        raise ValueError(f"--device {args.device}: --engine {args.engine} finds its devices itself; use --engine torch")
-    for name in ("model", "dtype", "threads", "eager"):
-        if args.engine == "toy" and getattr(args, name):
-            value = "" if name == "eager" else f" {getattr(args, name)}"
-            raise ValueError(f"--{name}{value}: --engine toy has none; use --engine torch or vllm")
-    h2o = [name for name in ("h2o", "h2o_layers", "h2o_total", "h2o_choice") if getattr(args, name) is not None]
-    for name in ["scored_layers", *h2o]:
-        value = getattr(args, name)
-        if value is not None and args.engine != "torch":
-            flag = f"--{name.replace('_', '-')} {value}"
-            raise ValueError(f"{flag}: --engine {args.engine} reports no scores; use --engine torch")
-    if args.h2o == "off":
-        for name in h2o[1:]:
-            log.warning("--%s has no effect with --h2o off", name.replace("_", "-"))
-    if args.data_parallel_group is None and args.data_parallel_address != parser().get_default("data_parallel_address"):
-        log.warning("--data-parallel-address has no effect without --data-parallel-group")
-    if args.scored_layers and h2o:
-        raise ValueError(f"--scored-layers and --{h2o[0].replace('_', '-')} contradict each other; give one of them")
-
-
-def _check_model(args: argparse.Namespace) -> None:
-    if args.model is None:
-        raise ValueError(f"--engine {args.engine} needs --model DIR")
-    if args.model.is_file():
-        kind = "a GGUF file, which the embedded worker runs (trunkline worker --model FILE)" if is_gguf(args.model) else "a file"
-        raise ValueError(f"--model {args.model}: this is {kind}; give the folder of the model, as on Hugging Face")
-    if not (args.model / "config.json").exists() and any(map(is_gguf, sorted(args.model.glob("*")))):
-        raise ValueError(
-            f"--model {args.model}: the folder has a GGUF file and no config.json; the embedded worker runs the file "
-            "(trunkline worker --model FILE), and a folder as on Hugging Face is wanted here"
-        )
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line, and returns the exit status: 0 after SIGTERM or SIGINT, 1 after a failure."""
-    args = parser().parse_args(argv)
+    """Runs the command line, and returns the exit status: 0 after SIGTERM or SIGINT, 1 after a failure, 2 if it is wrong."""
+    try:
+        args = parse(argv)
+    except (ValueError, ImportError) as error:
+        return _failed(error, status=2)
     logging.basicConfig(level=args.log.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if args.log_format == "json":
         for handler in logging.getLogger().handlers:
@@ -295,7 +249,7 @@ def _note_hangup(_number: int, _frame: FrameType | None) -> None:
     log.info("there are no files to read again: those of tokens and TLS are read for each connection")
 
 
-def _failed(error: Exception) -> int:
+def _failed(error: Exception, status: int = 1) -> int:
     """Prints one line about a failure, and the place in the code at --log debug. Returns the exit status."""
     log.debug("the worker failed", exc_info=error)
     first = (str(error).strip().splitlines() or [""])[0]
@@ -303,7 +257,7 @@ def _failed(error: Exception) -> int:
     # The reason may stand in a later line, as in the errors of vLLM's configuration.
     line = " ".join(str(error).split()) if expected and first else f"{type(error).__name__}: {first}"
     print(f"trunkline-worker: {line}", file=sys.stderr)
-    return 1
+    return status
 
 
 def _leave(engine: Engine) -> NoReturn:

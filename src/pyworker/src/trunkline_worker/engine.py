@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 from .facts import Abilities, KvFacts, LockStep, ModelFacts, Settings
 from .results import EngineLost, Result
@@ -18,11 +20,15 @@ class Engine(ABC):
     `reset`. A block that is read or written is in use by no step at that time.
     """
 
+    flags: ClassVar[tuple[str, ...]] = ()
+    """Flags of the command line that the engine honours, of those in `flags.FLAGS`: ("--model", "--threads"). All others are
+    refused."""
+    abilities: Abilities = Abilities()
+    """Abilities and limits: of the class at most, and of an engine that is made exactly."""
     program: str
     """Name and version of the engine, for logs: "torch 2.13.0"."""
     model: ModelFacts
     kv: KvFacts
-    abilities: Abilities
     lock_step: LockStep | None = None
     """The group of a worker that does not run alone."""
     depth: int = 1
@@ -31,6 +37,21 @@ class Engine(ABC):
     """`True` if a batch may hold tokens not known yet (-1), which the engine takes from its own samples."""
     on_lost: Callable[[EngineLost], None] | None = None
     """Called by the engine if it is lost while nothing runs, on any thread."""
+
+    @classmethod  # noqa: B027
+    def add_flags(cls, group: argparse._ArgumentGroup) -> None:
+        """Adds flags that this engine alone has to the command line, by `group.add_argument`."""
+
+    @classmethod
+    def build(cls, args: argparse.Namespace) -> Engine:
+        """Returns an engine for the arguments of the command line: unless overridden, this class called with them.
+
+        What takes long to import is best imported here: `--help` needs the class alone.
+
+        Raises:
+            ValueError: an argument or the model does not fit; one line says which.
+        """
+        return cls(args)  # type: ignore[call-arg]
 
     @abstractmethod
     def begin(self, settings: Settings) -> None:

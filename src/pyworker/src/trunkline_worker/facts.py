@@ -59,26 +59,16 @@ class KvFacts:
 
     block_sizes: tuple[int, ...]
     tokens: int
-    block_io: bool
-
-
-def checked_kv_tokens(tokens: int, block_size: int) -> int:
-    """Returns the room for KV that --kv-tokens asks for, in tokens.
-
-    Raises:
-        ValueError: a block does not fit.
-    """
-    if tokens < block_size:
-        raise ValueError(f"--kv-tokens {tokens}: must be at least one block, which has {block_size} tokens")
-    return tokens
+    block_io: bool = False
+    """Blocks can be copied, by `read_block` and `write_block`."""
 
 
 @dataclass(frozen=True)
 class Abilities:
     """Limits and abilities of an engine, as in `WorkerAbilities` of the protocol."""
 
-    max_sequences: int
-    max_tokens: int
+    max_sequences: int = 256
+    max_tokens: int = 2048
     steps_in_flight: int = 2
     max_logprobs: int = 0
     partial_writes: bool = False

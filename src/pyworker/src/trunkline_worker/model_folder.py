@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 from pathlib import Path
@@ -31,6 +32,26 @@ def is_gguf(path: Path) -> bool:
         return True
     with path.open("rb") as file:
         return file.read(4) == b"GGUF"
+
+
+def checked(args: argparse.Namespace) -> Path:
+    """Returns the folder of --model.
+
+    Raises:
+        ValueError: there is none, or it is no folder as on Hugging Face.
+    """
+    model: Path | None = args.model
+    if model is None:
+        raise ValueError(f"--engine {args.engine} needs --model DIR")
+    if model.is_file():
+        kind = "a GGUF file, which the embedded worker runs (trunkline worker --model FILE)" if is_gguf(model) else "a file"
+        raise ValueError(f"--model {model}: this is {kind}; give the folder of the model, as on Hugging Face")
+    if not (model / "config.json").exists() and any(map(is_gguf, sorted(model.glob("*")))):
+        raise ValueError(
+            f"--model {model}: the folder has a GGUF file and no config.json; the embedded worker runs the file "
+            "(trunkline worker --model FILE), and a folder as on Hugging Face is wanted here"
+        )
+    return model
 
 
 def read_config(folder: Path) -> dict[str, Any]:

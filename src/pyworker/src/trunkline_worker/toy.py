@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .engine import Engine
-from .facts import Abilities, KvFacts, ModelFacts, Settings, checked_kv_tokens
+from .facts import Abilities, KvFacts, ModelFacts, Settings
+from .flags import LOCK_STEP, checked_kv_tokens
 from .pipeline import Pipeline, Stage, StageBatch
 from .results import Result, StepError
 from .slots import HOLE, Batch
@@ -34,6 +35,11 @@ def next_token(tokens: Places, places: Places | None = None) -> int:
 class ToyEngine(Engine):
     """Runs the toy model."""
 
+    flags = (
+        *("--model-name", "--revision", "--block-size", "--kv-tokens", "--max-context", "--max-sequences", "--max-tokens"),
+        *("--pipeline-parallel", *LOCK_STEP, "--shared-memory"),
+    )
+    abilities = Abilities(partial_writes=True, in_step_hits=True)
     program = "toy"
 
     def __init__(self, tokens: int = 4096) -> None:
@@ -52,8 +58,28 @@ class ToyEngine(Engine):
             kv_bytes_per_token=8,
         )
         self.kv = KvFacts(block_sizes=(16, 32, 8), tokens=tokens, block_io=True)
-        self.abilities = Abilities(max_sequences=256, max_tokens=4096, partial_writes=True, in_step_hits=True)
         self._kv = np.zeros((0, 2, 16), np.float32)
+
+    @classmethod
+    def build(cls, args: argparse.Namespace) -> Engine:
+        """Returns the engine that the command line's arguments ask for.
+
+        Raises:
+            ValueError: they leave no room for a block.
+        """
+        one, n = cls(), args.pipeline_parallel
+        sizes = (args.block_size,) if args.block_size else one.kv.block_sizes
+        tokens = checked_kv_tokens(args.kv_tokens or one.kv.tokens, sizes[0])
+        made = staged(tokens, n) if n > 1 else one
+        made.kv = replace(made.kv, block_sizes=sizes, tokens=tokens)
+        made.model = replace(
+            made.model,
+            name=args.model_name or made.model.name,
+            revision=made.model.revision if args.revision is None else args.revision,
+            max_context=min(args.max_context or MAX_CONTEXT, MAX_CONTEXT),
+        )
+        made.abilities = replace(made.abilities, max_sequences=args.max_sequences, max_tokens=args.max_tokens)
+        return made
 
     def begin(self, settings: Settings) -> None:
         """Prepares blocks."""
@@ -90,27 +116,6 @@ class ToyEngine(Engine):
     def write_block(self, block: int, data: bytes) -> None:
         """Replaces a block."""
         self._kv[block] = np.frombuffer(data, "<f4").reshape(self._kv.shape[1:])
-
-
-def build(args: argparse.Namespace) -> Engine:
-    """Returns the engine that the command line's arguments ask for.
-
-    Raises:
-        ValueError: they leave no room for a block.
-    """
-    one, n = ToyEngine(), args.pipeline_parallel
-    sizes = (args.block_size,) if args.block_size else one.kv.block_sizes
-    tokens = checked_kv_tokens(args.kv_tokens or one.kv.tokens, sizes[0])
-    made = staged(tokens, n) if n > 1 else one
-    made.kv = replace(made.kv, block_sizes=sizes, tokens=tokens)
-    made.model = replace(
-        made.model,
-        name=args.model_name or made.model.name,
-        revision=made.model.revision if args.revision is None else args.revision,
-        max_context=min(args.max_context or MAX_CONTEXT, MAX_CONTEXT),
-    )
-    made.abilities = replace(made.abilities, max_sequences=args.max_sequences, max_tokens=args.max_tokens)
-    return made
 
 
 class ToyStage(Stage):

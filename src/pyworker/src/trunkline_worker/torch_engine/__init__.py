@@ -1,157 +1,75 @@
-"""Our own runner for the Llama family in plain PyTorch."""
+"""Our own runner for the Llama family in plain PyTorch, which is imported once an engine is built."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-from dataclasses import replace
 
-from .. import head_groups, install
+from .. import model_folder
 from ..engine import Engine
-from ..facts import KvFacts, LayerGroup, ModelFacts, checked_kv_tokens
-from ..model_folder import end_tokens, fingerprint, read_config
-
-try:
-    import torch
-except ImportError as error:
-    raise ImportError(f"--engine torch needs PyTorch: {install.command('torch')}") from error
-
-from . import graphs as graphs_of
-from . import stages
-from . import weights as weights_of
-from .config import LlamaConfig, parse
-from .runner import DTYPES, TorchEngine, abilities, block_sizes
+from ..facts import Abilities
+from ..flags import LOCK_STEP
 
 log = logging.getLogger(__name__)
 
 
-def build(args: argparse.Namespace) -> Engine:
-    """Returns an engine for the command line's arguments.
+class Torch(Engine):
+    """`--engine torch`: what it takes from the command line, and what it can do."""
 
-    Raises:
-        ValueError: the model or an argument does not fit.
-    """
-    raw = read_config(args.model)
-    config = parse(raw)
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device)
-    dtype = args.dtype or (config.dtype if device.type == "cuda" else "f32")
-    max_context = min(args.max_context or config.max_context, config.max_context)
-    if config.window is not None and config.window < max_context:
-        raise ValueError(
-            f"--engine torch has no sliding windows, and this model has one of {config.window} tokens: "
-            f"give --max-context {config.window} or less (or try --engine vllm)"
+    flags = (
+        *("--model", "--model-name", "--revision", "--dtype", "--block-size", "--kv-tokens", "--max-context"),
+        *("--max-sequences", "--max-tokens", "--threads", "--pipeline-parallel", *LOCK_STEP, "--eager", "--shared-memory"),
+    )
+    abilities = Abilities(
+        max_logprobs=20,
+        partial_writes=True,
+        scores=True,
+        scores_by_group=True,
+        seeded_sampling=True,
+        in_step_hits=True,
+    )
+
+    @classmethod
+    def add_flags(cls, group: argparse._ArgumentGroup) -> None:
+        """Adds the device, and the layers and heads that drop tokens (H2O)."""
+        group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 .. (default: a GPU if there is one)")
+        group.add_argument(
+            "--scored-layers",
+            metavar="LAYERS",
+            help="layers whose blocks may be dropped by attention scores (H2O), as 4-29 or 4,6,8",
         )
-    facts = model_facts(
-        config,
-        name=args.model_name or args.model.resolve().name,
-        revision=args.revision if args.revision is not None else fingerprint(args.model),
-        dtype=dtype,
-        max_context=max_context,
-        eos=end_tokens(args.model, raw),
-        groups=_groups(args, config),
-    )
-    if args.kv_tokens:
-        checked_kv_tokens(args.kv_tokens, block_sizes(args.block_size)[0])
-    if args.pipeline_parallel > 1:
-        if facts.has_head_groups:
-            raise ValueError(
-                "--pipeline-parallel has no layer groups of single KV heads: give --h2o-choice shared with whole layers in "
-                "--h2o-layers, or --scored-layers"
-            )
-        return stages.build(args, config, facts, device)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    weights = weights_of.load(args.model, config, DTYPES[dtype], device)
-    # Blocks of all layer groups count.
-    tokens = args.kv_tokens * facts.n_groups if args.kv_tokens else _room(args, config, facts, device)
-    kv = KvFacts(block_sizes(args.block_size), tokens, block_io=True)
-    log.info("%s, %s, %s: room for %d tokens of KV", facts.name, dtype, device, tokens // facts.n_groups)
-    return engine(config, weights, facts, kv, args.max_sequences, args.max_tokens, graphs=not args.eager)
+        group.add_argument(
+            "--h2o",
+            choices=("on", "off"),
+            help="let the server drop tokens (serve --h2o on) in all KV heads but those that lose most as found by trunkline h2o "
+            "calibrate",
+        )
+        group.add_argument(
+            "--h2o-layers",
+            metavar="LAYERS",
+            help="layers, or KV heads as LAYER.HEAD, that keep every token while the others drop tokens, as 7,18.2",
+        )
+        group.add_argument("--h2o-total", type=float, metavar="RATIO", help="the --h2o-total of the server (default: 2.5)")
+        group.add_argument(
+            "--h2o-choice",
+            choices=("own", "shared"),
+            help="choice of the blocks to drop, by the scores of each KV head or one score for all (default: own)",
+        )
+
+    @classmethod
+    def build(cls, args: argparse.Namespace) -> Engine:
+        """Returns an engine for the command line's arguments: a `TorchEngine`, or a pipeline of stages."""
+        _check_h2o(args)
+        model = model_folder.checked(args)
+        from .build import build
+
+        return build(args, model, cls.abilities)
 
 
-def engine(
-    config: LlamaConfig,
-    weights: weights_of.Weights,
-    facts: ModelFacts,
-    kv: KvFacts,
-    max_sequences: int = 256,
-    max_tokens: int = 2048,
-    graphs: bool = True,
-) -> TorchEngine:
-    """Returns an engine for weights that are loaded."""
-    return TorchEngine(config, weights, facts, kv, abilities(max_sequences, max_tokens), graphs)
-
-
-def model_facts(
-    config: LlamaConfig,
-    name: str,
-    revision: str,
-    dtype: str,
-    max_context: int,
-    eos: tuple[int, ...] = (),
-    groups: tuple[LayerGroup, ...] = (),
-) -> ModelFacts:
-    """Returns the facts to announce."""
-    facts = ModelFacts(
-        name=name,
-        revision=revision,
-        vocab_size=config.vocab_size,
-        max_context=max_context,
-        eos_token_ids=eos,
-        n_layers=config.n_layers,
-        hidden_size=config.hidden_size,
-        n_heads=config.n_heads,
-        n_kv_heads=config.n_kv_heads,
-        head_dim=config.head_dim,
-        kv_dtype=dtype,
-        kv_bytes_per_token=0,
-        groups=groups,
-    )
-    layers, heads = facts.block_shape
-    per_group = 2 * layers * heads * config.head_dim * DTYPES[dtype].itemsize
-    return replace(facts, kv_bytes_per_token=facts.n_groups * per_group)
-
-
-def _groups(args: argparse.Namespace, config: LlamaConfig) -> tuple[LayerGroup, ...]:
-    """Returns the layer groups that the arguments ask for."""
-    if args.scored_layers:
-        return layer_groups(parse_layers(args.scored_layers, config.n_layers), config.n_layers)
-    if (args.h2o or ("on" if args.h2o_layers else "off")) == "off":
-        return ()
-    losses = head_groups.read_losses(args.model)
-    shape = head_groups.Shape(config.n_layers, config.n_kv_heads)
-    total = head_groups.TOTAL if args.h2o_total is None else args.h2o_total
-    return head_groups.divided(shape, args.h2o_layers, losses, total, own=args.h2o_choice != "shared")
-
-
-def layer_groups(scored: tuple[int, ...], n_layers: int) -> tuple[LayerGroup, ...]:
-    """Returns two groups: the layers in `scored`, whose blocks may be dropped, behind the others."""
-    return LayerGroup(tuple(i for i in range(n_layers) if i not in scored)), LayerGroup(scored, scored=True)
-
-
-def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
-    """Returns the layers that a list such as "4-29" or "4,6,8" names, ascending.
-
-    Raises:
-        ValueError: the list is malformed, names layers that do not exist, or all layers.
-    """
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"--scored-layers {text}: numbers and ranges of layers are wanted, as in 4-29 or 4,6,8")
-        # Numbers beyond the layers, and empty ranges, are refused below.
-        found.update(range(int(first), min(int(last or first), n_layers) + 1) or [n_layers])
-    if not found or min(found) < 0 or max(found) >= n_layers or len(found) == n_layers:
-        raise ValueError(f"--scored-layers {text}: name some of the layers 0-{n_layers - 1}, but not all")
-    return tuple(sorted(found))
-
-
-def _room(args: argparse.Namespace, config: LlamaConfig, facts: ModelFacts, device: torch.device) -> int:
-    if device.type != "cuda":
-        return stages.CPU_KV_TOKENS * facts.n_groups
-    free, _ = torch.cuda.mem_get_info(device)
-    beside = stages.activations(config, args.max_tokens, facts.kv_dtype)
-    if not args.eager:
-        beside += graphs_of.memory(facts, args.max_sequences, block_sizes(args.block_size)[0])
-    return stages.room(facts, free, beside)
+def _check_h2o(args: argparse.Namespace) -> None:
+    given = [name for name in ("h2o", "h2o_layers", "h2o_total", "h2o_choice") if getattr(args, name) is not None]
+    if args.h2o == "off":
+        for name in given[1:]:
+            log.warning("--%s has no effect with --h2o off", name.replace("_", "-"))
+    if args.scored_layers and given:
+        raise ValueError(f"--scored-layers and --{given[0].replace('_', '-')} contradict each other; give one of them")

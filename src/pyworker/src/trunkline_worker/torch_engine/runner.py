@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -32,22 +31,6 @@ from .weights import Weights
 log = logging.getLogger(__name__)
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-MAX_LOGPROBS = 20
-
-
-def abilities(max_sequences: int, max_tokens: int) -> Abilities:
-    """Returns the limits and abilities to announce."""
-    return Abilities(
-        max_sequences=max_sequences,
-        max_tokens=max_tokens,
-        steps_in_flight=2,
-        max_logprobs=MAX_LOGPROBS,
-        partial_writes=True,
-        scores=True,
-        scores_by_group=True,
-        seeded_sampling=True,
-        in_step_hits=True,
-    )
 
 
 def block_sizes(preferred: int | None) -> tuple[int, ...]:
@@ -275,11 +258,6 @@ class TorchEngine(Engine):
         with torch.cuda.stream(self._copies):
             place.copy_(self._staging, non_blocking=True)
             self._copies.synchronize()
-
-    def with_abilities(self, **changes: int | bool) -> TorchEngine:
-        """Changes what the engine announces, and returns the engine."""
-        self.abilities = replace(self.abilities, **changes)  # type: ignore[arg-type]
-        return self
 
 
 def bytes_of(block: Tensor) -> bytes:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..engine import Engine
-from ..facts import KvFacts, ModelFacts, Settings
+from ..facts import Abilities, KvFacts, ModelFacts, Settings
 from ..pipeline import Pipeline, Stage, StageBatch, even
 from ..results import Result
 from . import attention, sampling
@@ -28,7 +28,7 @@ from .attention import KvCache
 from .config import LlamaConfig
 from .failures import judging
 from .model import Llama, Rows
-from .runner import DTYPES, abilities, block_sizes, bytes_of, replace_block
+from .runner import DTYPES, block_sizes, bytes_of, replace_block
 from .trial import kernel_works
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,9 @@ class Part:
     threads: int
 
 
-def build(args: argparse.Namespace, config: LlamaConfig, facts: ModelFacts, device: torch.device) -> Engine:
+def build(
+    args: argparse.Namespace, model: Path, config: LlamaConfig, facts: ModelFacts, abilities: Abilities, device: torch.device
+) -> Engine:
     """Returns an engine whose layers are divided among processes, so that each reads about as many weights in a decode.
 
     Raises:
@@ -72,7 +74,7 @@ def build(args: argparse.Namespace, config: LlamaConfig, facts: ModelFacts, devi
     groups = max(1, facts.n_groups)
     facts = replace(facts, kv_bytes_per_token=sum(own.kv_bytes_per_token for own in locals_))
     stages = [
-        (f"stage {i} (layers {part.layers.start}-{part.layers.stop - 1})", partial(TorchStage, args.model, config, own, part))
+        (f"stage {i} (layers {part.layers.start}-{part.layers.stop - 1})", partial(TorchStage, model, config, own, part))
         for i, (part, own) in enumerate(zip(parts, locals_, strict=True))
     ]
     itemsize = DTYPES[facts.kv_dtype].itemsize
@@ -81,7 +83,7 @@ def build(args: argparse.Namespace, config: LlamaConfig, facts: ModelFacts, devi
     kv = KvFacts(block_sizes(args.block_size), tokens, block_io=True)
     log.info("%s, %s, %s: %d stages, room for %d tokens of KV", facts.name, facts.kv_dtype, device, n, tokens // groups)
     shares = [own.kv_bytes_per_token // groups for own in locals_]
-    return Pipeline(f"torch {torch.__version__}", facts, kv, abilities(args.max_sequences, args.max_tokens), stages, shares)
+    return Pipeline(f"torch {torch.__version__}", facts, kv, abilities, stages, shares)
 
 
 def local(facts: ModelFacts, layers: range) -> ModelFacts:

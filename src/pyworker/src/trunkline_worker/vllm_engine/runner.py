@@ -27,6 +27,8 @@ MAX_LOGPROBS = 20
 class VllmEngine(Engine):
     """Runs a model with vLLM's executor."""
 
+    abilities = Abilities(max_logprobs=MAX_LOGPROBS, seeded_sampling=True, in_step_hits=True)
+
     def __init__(self, options: start.Options, version: str) -> None:
         self.program = f"vllm {version}"
         self._config, self._executor, caches = start.start(options)
@@ -43,14 +45,13 @@ class VllmEngine(Engine):
         self.lock_step = options.group
         self.model = start.facts(options, self._config, self._parts)
         self.kv = KvFacts((block,), self._blocks * block, block_io=False)
-        self.abilities = Abilities(
+        self.abilities = replace(
+            self.abilities,
             max_sequences=options.max_sequences,
             max_tokens=options.max_tokens,
             steps_in_flight=2 * stages,
-            max_logprobs=MAX_LOGPROBS,
             seeded_sampling=all(self._calls("trunkline_seeds_work")),
             pipeline_stages=stages,
-            in_step_hits=True,
         )
         self._executor.register_failure_callback(self._process_ended)
         self._prove_layout()

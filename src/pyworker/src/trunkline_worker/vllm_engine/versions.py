@@ -12,8 +12,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from .. import install
-
 FIRST, BEHIND = (0, 32), (0, 34)
 """Versions of vLLM that the engine was written for: from the first, below the second."""
 
@@ -40,10 +38,8 @@ def check() -> str:
         ImportError: vLLM is not installed.
         ValueError: the version is outside of the range, or a part is not as expected.
     """
-    try:
-        from vllm import __version__ as version
-    except ImportError as error:
-        raise ImportError(f"--engine vllm needs vLLM: {install.command('vllm')}") from error
+    from vllm import __version__ as version
+
     check_version(version)
     check_parts()
     return str(version)
