@@ -16,12 +16,12 @@ from trunkline_worker.session import Target
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--kv-tokens", "-4"], "--kv-tokens: -4: must be at least 1"),
-        (["--max-sequences", "0"], "--max-sequences: 0: must be at least 1"),
-        (["--data-parallel-size", "0"], "--data-parallel-size: 0: must be at least 1"),
-        (["--engine", "torch", "--threads", "0"], "--threads: 0: must be at least 1"),
-        (["--engine", "vllm", "--tensor-parallel", "0"], "--tensor-parallel: 0: must be at least 1"),
-        (["--max-tokens", "many"], "--max-tokens: many: must be a whole number"),
+        (["--kv-tokens", "-4"], "--kv-tokens: must be at least 1, not -4"),
+        (["--max-sequences", "0"], "--max-sequences: must be at least 1, not 0"),
+        (["--data-parallel-size", "0"], "--data-parallel-size: must be at least 1, not 0"),
+        (["--engine", "torch", "--threads", "0"], "--threads: must be at least 1, not 0"),
+        (["--engine", "vllm", "--tensor-parallel", "0"], "--tensor-parallel: must be at least 1, not 0"),
+        (["--max-tokens", "many"], "--max-tokens: must be a whole number, not many"),
         (["--tensor-parallel", "2"], "--tensor-parallel 2: --engine toy does not take it; use --engine vllm"),
         (["--tensor-parallel=2"], "--tensor-parallel 2: --engine toy does not take it; use --engine vllm"),
         (["--device", "cpu"], "--device cpu: --engine toy does not take it; use --engine torch"),

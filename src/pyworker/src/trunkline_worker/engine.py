@@ -24,7 +24,7 @@ class Engine(ABC):
     """Flags of the command line that the engine honours, of those in `flags.FLAGS`: ("--model", "--threads"). All others are
     refused."""
     abilities: Abilities = Abilities()
-    """Abilities and limits: of the class at most, and of an engine that is made exactly."""
+    """Abilities and limits: those of the class, which an engine that is made may narrow."""
     program: str
     """Name and version of the engine, for logs: "torch 2.13.0"."""
     model: ModelFacts

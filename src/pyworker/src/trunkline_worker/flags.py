@@ -14,9 +14,9 @@ def at_least_one(text: str) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number") from None
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text}") from None
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
     return number
 
 
