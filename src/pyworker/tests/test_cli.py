@@ -9,6 +9,7 @@ import pytest
 
 from trunkline_worker import install
 from trunkline_worker.cli import JsonLines, build, main, parse, parser
+from trunkline_worker.facts import LockStep
 from trunkline_worker.flags import FLAGS
 from trunkline_worker.session import Target
 
@@ -140,6 +141,23 @@ def test_the_token_is_read_for_each_connection(tmp_path):
 def test_numbers_of_one_are_taken():
     flags = ["--kv-tokens", "16", "--max-sequences", "1", "--pipeline-parallel", "1"]
     assert build(parse(["--engine", "toy", "--connect", "127.0.0.1:1", *flags])).kv.tokens == 16
+
+
+def test_vllm_gets_what_the_flags_say(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("trunkline_worker.vllm_engine.versions.check", lambda: "0.32.0")
+    monkeypatch.setattr("trunkline_worker.vllm_engine.runner.VllmEngine.__init__", lambda _, *given: made.append(given))
+    for name in ("OMP_NUM_THREADS", "VLLM_COMPUTE_NANS_IN_LOGITS"):
+        monkeypatch.setenv(name, "")
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 4}')
+    flags = "--tensor-parallel 2 --data-parallel-group g --data-parallel-size 2 --data-parallel-rank 1 --threads 5 --eager"
+    engine = build(parse(["--engine", "vllm", "--connect", "x:1", "--model", str(tmp_path), *flags.split()]))
+    (options, version), place = made[0], LockStep("g", 2, 1)
+    assert (engine.lock_step, options.group, options.group_address, version) == (place, place, ("127.0.0.1", 29500), "0.32.0")
+    assert (options.tensor_parallel, options.pipeline_parallel, options.threads, options.eager) == (2, 1, 2, True)
+    assert (options.max_sequences, options.max_tokens, options.block_size, options.kv_tokens) == (256, 2048, 32, None)
+    with pytest.raises(ValueError, match="--pipeline-parallel 5: choose from 1 to 4, the layers of the model"):
+        build(parse(["--engine", "vllm", "--connect", "x:1", "--model", str(tmp_path), "--pipeline-parallel", "5"]))
 
 
 def test_the_toy_engine_does_what_its_options_say():

@@ -357,7 +357,7 @@ def test_blocks_of_all_stages_are_those_of_one_process(one, staged):
             "--max-context 512: the KV has room for fewer tokens; give --kv-tokens as many",
         ),
         (["--pipeline-parallel", "4"], "--pipeline-parallel 4: choose from 1 to 3, the layers of the model"),
-        (["--pipeline-parallel", "0"], "--pipeline-parallel 0: must be at least 1"),
+        (["--pipeline-parallel", "0"], "--pipeline-parallel/--pipeline-stages: must be at least 1, not 0"),
         (
             ["--data-parallel-group", "g", "--data-parallel-size", "2", "--pipeline-parallel", "2"],
             "--pipeline-parallel 2: not together with --data-parallel-group; use --tensor-parallel",
