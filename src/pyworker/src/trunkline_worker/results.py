@@ -42,7 +42,7 @@ class Result:
 class StepError(Exception):
     """A step that cannot be run at all: the server hears the reason, and the worker drops every step until the next Reset.
 
-    A failure of one sequence is none of the step: see `Result.faults`.
+    A failure of one sequence does not fail the step: see `Result.faults`.
 
     `request` is the request without which the step would have run, if known.
     """
