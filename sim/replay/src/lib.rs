@@ -9,7 +9,7 @@
 //! ```
 //! use trunkline_sim_perf::{hardware, model};
 //! use trunkline_sim_replay::{Settings, replay};
-//! use trunkline_sim_workload::trace::{Content, Format, Trace, TraceRequest};
+//! use trunkline_sim_workload::trace::{Content, Trace, TraceRequest, formats};
 //!
 //! let request = |n: u32| TraceRequest {
 //!     arrival_ns: u64::from(n) * 1_000_000,
@@ -18,7 +18,7 @@
 //!     content: Content::Unique(n),
 //!     ..TraceRequest::default()
 //! };
-//! let trace = Trace { format: Format::Azure, requests: (0..20).map(request).collect() };
+//! let trace = Trace { format: formats::SYNTHETIC, requests: (0..20).map(request).collect() };
 //! let mut settings = Settings::new(*hardware::by_name("h100-80g")?, *model::by_name("llama-3.1-8b")?);
 //! settings.core.device_blocks = settings.fitting_device_blocks()?;
 //! let cost = settings.cost_model()?;

@@ -5,8 +5,8 @@ use trunkline_sim_perf::cost::{CostModel, Parallel, StepShape};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::Settings;
 use trunkline_sim_replay::group::Group;
-use trunkline_sim_workload::trace::Content;
-use trunkline_sim_workload::{Format, Trace, TraceRequest};
+use trunkline_sim_workload::trace::{Content, formats};
+use trunkline_sim_workload::{Trace, TraceRequest};
 
 #[path = "watched/figures.rs"]
 mod figures;
@@ -48,7 +48,7 @@ fn trace(n: u64) -> Trace {
         content: Content::Blocks([(i % 7) as u32, 100 + i as u32, 1000 + i as u32].into()),
         ..TraceRequest::default()
     };
-    Trace { format: Format::Mooncake, requests: (0..n).map(request).collect() }
+    Trace { format: formats::MOONCAKE, requests: (0..n).map(request).collect() }
 }
 
 /// One replica, and two of another kind.

@@ -2,7 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`trace`] | traces in nine public formats: reading, selecting, converting, writing, statistics |
+//! | [`trace`] | traces in public formats: reading, selecting, converting, writing, statistics |
 //! | [`synthetic`] | workloads of users and agents from a TOML file, open or closed loop |
 //! | [`tenants`] | synthetic tenants for traces without tenants |
 //! | [`daily`] | rates of arrivals in each hour of a day |

@@ -1,18 +1,6 @@
 //! Request traces: arrival times, lengths, and shared content of prompts.
 //!
-//! The reader recognises these public formats by their content, plain, gzip or Zstandard:
-//!
-//! | [`Format`] | a line | content of prompts |
-//! |---|---|---|
-//! | `mooncake` | JSON: `timestamp` ms, `input_length`, `output_length`, `hash_ids`; with sessions `session_id`, `delay` ms | one id per 512 tokens, or as many as [`ReaderOptions::block_tokens`]; equal id = equal prefix up to the end of the block |
-//! | `azure` | CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`, 2023 and 2024 | none: every prompt is unique |
-//! | `burstgpt` | CSV: `Timestamp` s, `Request tokens`, `Response tokens` | none |
-//! | `bailian` | JSON: `chat_id`, `timestamp` s, `input_length`, `output_length`, `hash_ids` | one id per 16 tokens |
-//! | `vidur` | CSV: `arrived_at` s, `num_prefill_tokens`, `num_decode_tokens` | none |
-//! | `tokens` | JSON: `arrival_time_ns`, `input_tok_ids`, `output_toks` | every token |
-//! | `aiperf` | JSON: `metadata` with `request_start_ns`, `metrics` with `input_sequence_length` and `output_sequence_length` | none |
-//! | `guidellm` | a report of GuideLLM, one JSON document: `benchmarks` | none |
-//! | `bench-serve` | the details of `vllm bench serve` or SGLang's `bench_serving`, one JSON document: `start_times` s, `input_lens`, `output_lens` | none |
+//! The reader recognises the formats of [`formats`] by their content, plain, gzip or Zstandard.
 //!
 //! The reader ignores other columns and fields, and finds the columns of CSV by name, in any order.
 //!
@@ -21,7 +9,7 @@
 //! errors too, except for failed requests in logs and in results of benchmarks, which are skipped because no server completed them. Results of
 //! benchmarks are read whole and put in the order of their starts.
 //!
-//! A Mooncake trace may consist of sessions, as in AIPerf and Dynamo: lines with one `session_id` are the turns of a session, in
+//! A trace may consist of sessions, if its format has them: lines with one `session_id` are the turns of a session, in
 //! this order. A later [`Turn`] arrives `delay` milliseconds after the end of the turn before, and not before its own `timestamp`, if
 //! any. Such lines need no order of time, and `input_length` counts the whole prompt. The first line MUST have a `session_id`.
 //!
@@ -40,26 +28,23 @@
 //!   `j + 1` differ by `j + 1`, which tells the place. So a search for text that is no prefix (`--reuse-anywhere`) finds only what the
 //!   trace shares.
 
-use std::fmt;
 use std::ops::Range;
 use std::path::Path;
-use std::str::FromStr;
 
 use trunkline_core::{RetentionHint, Token};
 
-use crate::UnknownName;
 pub use crate::lines::LineFault;
 
-mod aiperf;
-mod azure;
-mod bailian;
 mod block_ids;
+mod block_line;
 pub mod blocks;
 mod chats;
 mod convert;
 mod csv;
+mod detect;
 mod fault;
-mod mooncake;
+mod format;
+pub mod formats;
 mod reader;
 mod results;
 mod retention;
@@ -69,116 +54,30 @@ mod sessions;
 mod source;
 pub mod stats;
 mod terms;
-mod tokens;
 mod unknown;
 mod write;
 
 pub use self::convert::{Conversion, ConvertError, convert, convert_file, losses};
 pub use self::fault::{TraceError, TraceFault};
+pub use self::format::{Format, FormatOption};
 pub use self::reader::{REORDER_REQUESTS_MAX, ReaderOptions, TraceReader};
 pub use self::results::ResultFault;
 pub use self::select::{BadSlice, BadSpeed, Bound, Selected, Selection, Slice};
 pub use self::sessions::Turn;
-pub use self::source::{FileSource, Loaded, Outcome, Source, TimeScaled};
+pub use self::source::{FileSource, Loaded, Outcome, Queued, Source, TimeScaled};
 pub use self::terms::Terms;
-pub use self::unknown::Unknown;
 pub use self::write::{TraceWriter, WriteError, WriteFault};
 
-/// Tokens per block id of a Mooncake trace.
+/// Tokens per block id, in formats without a size of their own.
 pub const HASH_ID_TOKENS: u32 = 512;
 /// First id of generated tokens. Prompt tokens have lower ids, so generated content never equals prompt content.
 pub const GENERATED_FROM: Token = 1 << 31;
-/// Greatest block id of a Mooncake trace as read: ids of files that are greater, below 0 or text get numbers below.
+/// Greatest block id of a trace as read: ids of files that are greater, below 0 or text get numbers below.
 pub const HASH_ID_MAX: u32 = GENERATED_FROM - 1;
 /// Requests in one trace, at most: the number of distinct prompts.
 pub const REQUESTS_MAX: u64 = GENERATED_FROM as u64;
 /// Greatest `input_length` or `output_length`, tokens.
 pub const LENGTH_TOKENS_MAX: u32 = 1 << 24;
-
-/// Format of a trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// JSON lines with block ids, as published with the Mooncake paper (FAST 2025).
-    Mooncake,
-    /// CSV without content, as in Azure's public LLM inference traces of 2023 and 2024.
-    Azure,
-    /// CSV without content, as published with BurstGPT.
-    BurstGpt,
-    /// JSON lines with block ids and chats, as in the usage traces of Qwen on Bailian.
-    Bailian,
-    /// CSV without content, as read by the Vidur simulator.
-    Vidur,
-    /// JSON lines with token ids, as in workloads of vLLM made from ShareGPT.
-    Tokens,
-    /// JSON lines without content, as AIPerf exports the requests of a benchmark.
-    Aiperf,
-    /// JSON report without content, as GuideLLM writes it.
-    GuideLlm,
-    /// JSON document without content, as the serving benchmarks of vLLM and SGLang write it.
-    BenchServe,
-    /// Recording of a server, read by the replay of recordings.
-    Recording,
-    /// No file: requests of a generator.
-    Synthetic,
-}
-
-impl Format {
-    /// All formats of files.
-    pub const ALL: [Self; 9] = [
-        Self::Mooncake,
-        Self::Azure,
-        Self::BurstGpt,
-        Self::Bailian,
-        Self::Vidur,
-        Self::Tokens,
-        Self::Aiperf,
-        Self::GuideLlm,
-        Self::BenchServe,
-    ];
-
-    /// Returns `true` if a trace of the format says which content prompts share.
-    pub fn shares_content(self) -> bool {
-        match self {
-            Self::Mooncake | Self::Bailian | Self::Tokens | Self::Recording | Self::Synthetic => true,
-            Self::Azure | Self::BurstGpt | Self::Vidur | Self::Aiperf | Self::GuideLlm | Self::BenchServe => false,
-        }
-    }
-
-    /// Returns the name on the command line and in reports.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Mooncake => "mooncake",
-            Self::Azure => "azure",
-            Self::BurstGpt => "burstgpt",
-            Self::Bailian => "bailian",
-            Self::Vidur => "vidur",
-            Self::Tokens => "tokens",
-            Self::Aiperf => "aiperf",
-            Self::GuideLlm => "guidellm",
-            Self::BenchServe => "bench-serve",
-            Self::Recording => "recording",
-            Self::Synthetic => "synthetic",
-        }
-    }
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for Format {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        Self::ALL.into_iter().find(|format| format.as_str() == name).ok_or_else(|| UnknownName {
-            kind: "trace format",
-            name: name.into(),
-            known: Self::ALL.map(Self::as_str).to_vec(),
-        })
-    }
-}
 
 /// Request of a trace, with its lengths and content.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -380,6 +279,8 @@ impl Trace {
 
 #[cfg(test)]
 mod formats_tests;
+#[cfg(test)]
+mod registry_tests;
 #[cfg(test)]
 mod results_tests;
 #[cfg(test)]

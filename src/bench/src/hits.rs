@@ -17,7 +17,7 @@ use trunkline_core::cache::tree::PrefixTree;
 use trunkline_core::eviction;
 use trunkline_sim_workload::patterns::{self, Case};
 use trunkline_sim_workload::trace::stats::{StatsOptions, stats};
-use trunkline_sim_workload::trace::{Content, Format, TraceRequest};
+use trunkline_sim_workload::trace::{Content, TraceRequest, formats};
 
 use super::publish::publish;
 
@@ -189,7 +189,7 @@ fn lru_and_belady(case: &Case) -> [u64; 2] {
         Ok(TraceRequest { input_tokens: prompt.len() as u32, content, ..TraceRequest::default() })
     });
     let options = StatsOptions { block_tokens: Some(1), capacities: vec![u64::from(case.capacity)] };
-    let stats = stats(requests, Format::Synthetic, &options).expect("a made trace has prompts");
+    let stats = stats(requests, formats::SYNTHETIC, &options).expect("a made trace has prompts");
     let prefixes = stats.prefixes.expect("the content is known");
     let of_capacity = &prefixes.capacities[0];
     [of_capacity.lru_blocks, of_capacity.belady_blocks].map(|share| (share * prefixes.blocks as f64).round() as u64)

@@ -31,6 +31,8 @@ mod calibrate;
 pub mod client;
 #[cfg(test)]
 mod flags_tests;
+#[cfg(test)]
+mod formats_page_tests;
 pub mod h2o;
 mod h2o_command;
 #[cfg(test)]

@@ -8,7 +8,6 @@ use trunkline_core::config::Write;
 use trunkline_core::{Preemption, eviction, h2o, policy};
 use trunkline_sim_replay::autoscale;
 use trunkline_sim_report::figures::{Latency, Statistic};
-use trunkline_sim_workload::Format;
 use trunkline_worker::{KvDtype, WeightKind};
 
 use crate::Cli;
@@ -125,17 +124,8 @@ fn lists_of_policies_are_whole() {
 }
 
 #[test]
-fn lists_of_formats_and_types_are_whole() {
-    let formats = names(Format::ALL.map(Format::as_str));
-    let recording = names([Format::Recording.as_str()]);
-    assert_eq!(column("docs/reference/traces.md", "| name | a line |"), &formats | &recording);
-    assert_eq!(
-        names(code(&between("docs/reference/replay.md", "| the file as ", "; without the flag"))),
-        formats,
-        "--format in docs/reference/replay.md"
-    );
+fn lists_of_workloads_and_types_are_whole() {
     assert_eq!(column("docs/reference/traces.md", "| file | workload |"), files("examples/workloads", ".toml"));
-    assert_eq!(Format::ALL.len(), 9, "docs/reference/status.md and CHANGELOG.md say nine formats");
     let weights = between("docs/reference/models.md", "| weights | F32, F16, BF16 | ", " |");
     assert_eq!(
         names(weights.split(", ")),

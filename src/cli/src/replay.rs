@@ -73,8 +73,7 @@ const OF_TRACES: [&str; 8] =
 
 /// Replay a trace through the core under a virtual clock, or a recording of a server.
 ///
-/// A trace is Mooncake, Bailian or token-id JSON lines or Azure, BurstGPT or Vidur CSV, plain, gzip or Zstandard; a workload is
-/// TOML. Scheduler and cache are the server's own code; only the clock, the worker and the link to host memory are modelled.
+/// A trace is of any format of --format, plain, gzip or Zstandard; a workload is TOML. Scheduler and cache are the server's own code; only the clock, the worker and the link to host memory are modelled.
 /// Several policies, eviction policies, preemptions or routers are compared in one table.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]

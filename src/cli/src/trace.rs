@@ -13,7 +13,7 @@ use trunkline_sim_workload::synthetic::{Generator, Spec};
 use trunkline_sim_workload::trace::stats::{
     Lengths, PrefixStats, StatsOptions, TermStats, TraceStats, stats, stats_of_file,
 };
-use trunkline_sim_workload::trace::{Conversion, TraceWriter, convert, convert_file};
+use trunkline_sim_workload::trace::{Conversion, TraceWriter, convert, convert_file, formats};
 
 use crate::output::{align_right, grouped, per_cent, print, table, write_json};
 use crate::replay::input::recording;
@@ -24,18 +24,18 @@ Examples:
   Prefix hits of caches of every size:
     trunkline trace stats examples/traces/chat-and-agents.jsonl.gz --block-tokens 512
 
-  The second hour of a long trace, in the format of Vidur:
-    trunkline trace convert burstgpt.csv.zst hour.csv --slice 3600s..7200s
+  The second hour of a long trace, as lengths in CSV:
+    trunkline trace convert trace.jsonl.zst hour.csv --slice 3600s..7200s
 
   A synthetic trace of chats and agents:
     trunkline trace generate examples/workloads/chat-and-agents.toml mixed.jsonl.gz";
 
 /// Inspect, convert and generate traces.
-///
-/// Reads Mooncake, Bailian and token-id JSON lines, Azure, BurstGPT and Vidur CSV, and results of the benchmarks AIPerf, GuideLLM, vLLM and
-/// SGLang, plain, gzip or Zstandard; detects format and compression from the content.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(long_about = format!(
+    "Inspect, convert and generate traces.\n\nReads {}, plain, gzip or Zstandard; detects format and compression from the content.",
+    formats::described()
+), after_help = EXAMPLES)]
 pub struct TraceArgs {
     #[command(subcommand)]
     command: Command,
@@ -45,7 +45,7 @@ pub struct TraceArgs {
 enum Command {
     /// Show lengths, arrivals, and prefix hits of caches of all sizes.
     Stats(StatsArgs),
-    /// Convert a trace to another format: Mooncake, Vidur or token ids; lists the fields that are lost.
+    /// Convert a trace to another format, and list what is lost.
     Convert(ConvertArgs),
     /// Generate a synthetic trace from a workload in TOML; answers take as long as the workload assumes.
     Generate(GenerateArgs),
@@ -60,7 +60,7 @@ struct StatsArgs {
     #[command(flatten)]
     part: SelectionArgs,
 
-    /// Tokens in a cache block [default: 512 for mooncake, else 16].
+    /// Tokens in a cache block [default: as many as a block id of the trace stands for, else 16].
     #[arg(long, value_name = "TOKENS")]
     block_tokens: Option<u32>,
 
@@ -80,8 +80,8 @@ struct OutArgs {
     #[arg(value_name = "OUT")]
     to: PathBuf,
 
-    /// Format to write: mooncake, vidur or tokens [default: vidur for .csv, mooncake for .jsonl].
     #[arg(long, value_name = "NAME")]
+    #[arg(help = format!("Format to write: {} [default: by the suffix of OUT]", formats::names(formats::written())))]
     to_format: Option<Format>,
 }
 
@@ -93,7 +93,8 @@ impl OutArgs {
     fn format(&self) -> anyhow::Result<Format> {
         let (flag, path) = (self.to_format, self.to.display());
         flag.or_else(|| TraceWriter::format_of(&self.to)).with_context(|| {
-            format!("the name {path} does not say the format; end it in .jsonl or .csv, or give --to-format mooncake, vidur or tokens")
+            let written = formats::names(formats::written());
+            format!("the name {path} does not say the format; end it in .jsonl or .csv, or give --to-format {written}")
         })
     }
 
@@ -189,7 +190,7 @@ fn run_generate(args: &GenerateArgs) -> anyhow::Result<()> {
     spec.requests = args.requests.unwrap_or(spec.requests);
     let (path, format) = (&args.out.to, args.out.format()?);
     let requests = spec.assumed_service.requests(Generator::new(&spec)?);
-    let conversion = with_spinner(|progress| convert(requests, Format::Synthetic, path, format, progress))?;
+    let conversion = with_spinner(|progress| convert(requests, formats::SYNTHETIC, path, format, progress))?;
     args.out.report(&conversion)
 }
 

@@ -10,7 +10,7 @@ use crate::settings::Routing;
 use trunkline_sim_perf::cost::{Parallel, Roofline, StepShape};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_workload::tenants::Shares;
-use trunkline_sim_workload::trace::{Content, Format, HASH_ID_TOKENS, TraceRequest};
+use trunkline_sim_workload::trace::{Content, HASH_ID_TOKENS, TraceRequest, formats};
 
 mod arrivals;
 mod autoscaling;
@@ -66,7 +66,7 @@ fn request(arrival_ms: u64, input_tokens: u32, output_tokens: u32, ids: &[u32]) 
 }
 
 fn trace(requests: Vec<TraceRequest>) -> Trace {
-    Trace { format: Format::Mooncake, requests }
+    Trace { format: formats::MOONCAKE, requests }
 }
 
 /// Numbers that look random, the same on every run.
@@ -384,7 +384,7 @@ fn hits_on_the_conversation_trace() {
 fn the_azure_trace_loads_and_shares_nothing() {
     let path = public_trace("azure_conv_2023.csv.gz");
     let trace = Trace::load(&path, None, None).unwrap();
-    assert_eq!((trace.format, trace.requests.len()), (Format::Azure, 19_366));
+    assert_eq!((trace.format, trace.requests.len()), (formats::AZURE, 19_366));
     assert_eq!(trace.requests.iter().map(|request| u64::from(request.output_tokens)).sum::<u64>(), 4_088_665);
     let trace = Trace { requests: trace.requests[..300].to_vec(), ..trace };
     let report = run(&trace, &settings(16, 20_000));

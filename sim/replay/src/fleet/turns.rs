@@ -74,7 +74,8 @@ impl Turns {
 #[cfg(test)]
 mod tests {
     use trunkline_sim_perf::{hardware, model};
-    use trunkline_sim_workload::{Format, Trace};
+    use trunkline_sim_workload::Trace;
+    use trunkline_sim_workload::trace::formats;
 
     use super::*;
 
@@ -87,7 +88,7 @@ mod tests {
 
     fn trace(arrivals: &[u64]) -> Trace {
         let request = |arrival_ns: &u64| TraceRequest { arrival_ns: *arrival_ns, ..TraceRequest::default() };
-        Trace { format: Format::Mooncake, requests: arrivals.iter().map(request).collect() }
+        Trace { format: formats::MOONCAKE, requests: arrivals.iter().map(request).collect() }
     }
 
     #[test]

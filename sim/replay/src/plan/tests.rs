@@ -6,7 +6,7 @@ use trunkline_sim_perf::cost::{Residuals, StepErrors, StepShape};
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::slo::Slo;
-use trunkline_sim_workload::trace::{Content, Format, TraceRequest};
+use trunkline_sim_workload::trace::{Content, TraceRequest, formats};
 
 const MS: u64 = 1_000_000;
 
@@ -31,7 +31,7 @@ fn steady(n: u32, gap_ms: u64) -> Trace {
         content: Content::Unique(i),
         ..TraceRequest::default()
     };
-    Trace { format: Format::Azure, requests: (0..n).map(request).collect() }
+    Trace { format: formats::AZURE, requests: (0..n).map(request).collect() }
 }
 
 fn settings(replicas: u32, device_blocks: u32) -> Settings {

@@ -11,7 +11,7 @@ use super::{InputsDigest, RecordingError, RecordingFault, Replayed, Shown, heade
 use trunkline_sim_report::report::{DeadlineReport, Latencies};
 use trunkline_sim_workload::lines::Lines;
 use trunkline_sim_workload::summary::{Histogram, Kept};
-use trunkline_sim_workload::trace::{Content, Format, Terms, Trace, TraceRequest};
+use trunkline_sim_workload::trace::{Content, Terms, Trace, TraceRequest, formats};
 
 /// Recording of a server as a trace.
 #[derive(Clone, Debug)]
@@ -206,7 +206,7 @@ impl Served {
         let first_ns = requests.first()?.at_ns;
         let requests: Vec<_> = requests.into_iter().map(|request| request.traced(first_ns)).collect();
         let left_out = (all - requests.len()) as u64;
-        let trace = Trace { format: Format::Recording, requests };
+        let trace = Trace { format: formats::RECORDING, requests };
         Some(Recorded { trace, cluster, replayed, measured, left_out, cut_short })
     }
 }

@@ -9,8 +9,8 @@ use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_replay::{Arrivals, Settings, replay};
 use trunkline_sim_report::Report;
 use trunkline_sim_report::figures::{columns, row};
-use trunkline_sim_workload::trace::Content;
-use trunkline_sim_workload::{Format, Trace, TraceRequest};
+use trunkline_sim_workload::trace::{Content, formats};
+use trunkline_sim_workload::{Trace, TraceRequest};
 
 fn report() -> Report {
     let mut settings = Settings {
@@ -28,7 +28,7 @@ fn report() -> Report {
         content: Content::Unique(number),
         ..TraceRequest::default()
     };
-    let trace = Trace { format: Format::Azure, requests: (0..20).map(request).collect() };
+    let trace = Trace { format: formats::AZURE, requests: (0..20).map(request).collect() };
     let cost = settings.cost_model().unwrap();
     replay(&trace, &settings, &*cost, &mut |_| {}).unwrap()
 }

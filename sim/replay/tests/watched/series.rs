@@ -10,7 +10,8 @@ use trunkline_sim_report::observer::{Observer, ReplicaChange, StepSeen, Transfer
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::report::Report;
 use trunkline_sim_report::series::{Series, SeriesReport};
-use trunkline_sim_workload::{Format, Trace};
+use trunkline_sim_workload::Trace;
+use trunkline_sim_workload::trace::formats;
 
 use super::{SlowPrefill, mixed, settings, trace};
 
@@ -26,7 +27,7 @@ fn replayed(settings: &Settings, trace: &Trace) -> (Report, SeriesReport) {
 
 /// A report of any replay that took so long.
 fn report(settings: &Settings, duration_ns: u64) -> Report {
-    let trace = Trace { format: Format::Mooncake, requests: Vec::new() };
+    let trace = Trace { format: formats::MOONCAKE, requests: Vec::new() };
     let report = replay_watched(&trace, settings, &SlowPrefill, &mut |_: &Outcome| ControlFlow::Continue(())).unwrap();
     Report { duration_s: duration_ns as f64 / 1e9, ..report }
 }

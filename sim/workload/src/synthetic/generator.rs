@@ -10,6 +10,7 @@ use super::horizon::Horizon;
 use super::spec::{CompactionSpec, PopulationSpec, RetentionSpec, Spec, WorkloadError, WorkloadFault, label};
 use super::{SAMPLES_MAX, TURNS_MAX};
 use crate::rng_stream::RngStream;
+use crate::trace::formats::SYNTHETIC;
 use crate::trace::{
     Content, Format, GENERATED_FROM, Outcome, Piece, Source, Terms, TraceError, TraceFault, TraceReader, TraceRequest,
 };
@@ -458,7 +459,7 @@ fn next_ns(beginnings: &mut Beginnings, duration_ns: u64) -> Option<u64> {
 
 impl Source for Generator {
     fn format(&self) -> Format {
-        Format::Synthetic
+        SYNTHETIC
     }
 
     fn next_arrival_ns(&mut self) -> Result<Option<u64>, TraceError> {

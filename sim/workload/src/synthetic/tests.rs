@@ -6,7 +6,7 @@ use std::io::Write;
 use super::*;
 use crate::trace::stats::{StatsOptions, stats};
 use crate::trace::{
-    Content, Format, GENERATED_FROM, Outcome, Source, TimeScaled, Trace, TraceRequest, convert, generated_token,
+    Content, GENERATED_FROM, Outcome, Source, TimeScaled, Trace, TraceRequest, convert, formats, generated_token,
 };
 use trunkline_core::RetentionHint;
 use trunkline_core::draw::mix;
@@ -96,7 +96,7 @@ fn lengths_and_arrivals_have_the_moments_of_the_spec() {
     );
     let all = requests(&text).into_iter().map(Ok);
     let options = StatsOptions { capacities: vec![10], ..StatsOptions::default() };
-    let stats = stats(all, Format::Synthetic, &options).unwrap();
+    let stats = stats(all, formats::SYNTHETIC, &options).unwrap();
     assert!((stats.input_tokens.mean / 400.0 - 1.0).abs() < 0.02, "{:?}", stats.input_tokens);
     // exp of the mean of the logarithm.
     let median = 400.0 / (1.0f64 + 0.64).sqrt();
@@ -483,7 +483,7 @@ fn the_trace_of_the_examples_is_made_by_the_generator() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("made.jsonl");
     let requests = spec.assumed_service.requests(Generator::new(&spec).unwrap());
-    convert(requests, Format::Synthetic, &path, Format::Mooncake, &mut |_| {}).unwrap();
+    convert(requests, formats::SYNTHETIC, &path, formats::MOONCAKE, &mut |_| {}).unwrap();
     let shipped = Trace::load(&example("traces/chat-and-agents.jsonl.gz"), None, None).unwrap();
     assert_eq!(Trace::load(&path, None, None).unwrap(), shipped);
 }

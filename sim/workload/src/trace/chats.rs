@@ -1,6 +1,6 @@
 //! Answers in the prompts of later turns.
 //!
-//! An engine keeps the KV of its answers, so a chat's next prompt finds the answer before. The ids of a Bailian trace name prompts
+//! An engine keeps the KV of its answers, so a chat's next prompt finds the answer before. The ids of traces name prompts
 //! alone, and blocks with an answer and the words around have ids of their own. Where a prompt begins with the prompt of its
 //! parent and is long enough for the answer, the answer takes its place between the two.
 

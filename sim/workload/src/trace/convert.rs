@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
+use super::format::{Format, Shares};
 use super::{
-    Content, FileSource, Format, HASH_ID_TOKENS, ReaderOptions, Selection, Source, Terms, TraceError, TraceRequest,
+    Content, FileSource, HASH_ID_TOKENS, ReaderOptions, Selection, Source, Terms, TraceError, TraceRequest,
     TraceWriter, WriteError,
 };
 
@@ -80,13 +81,14 @@ pub fn convert(
     }
     writer.finish()?;
     let mut losses = losses(from, to);
-    if any_terms && to == Format::Vidur {
+    let has_terms = to.0.writing.as_ref().is_some_and(|writing| writing.has_terms);
+    if any_terms && !has_terms {
         losses.push("tenants, namespaces, priorities and deadlines are left out");
     }
-    if any_hints && to == Format::Vidur {
+    if any_hints && !has_terms {
         losses.push("retention hints are left out");
     }
-    if any_small && from == Format::Mooncake && to == Format::Mooncake {
+    if any_small && from == to && matches!(to.0.shares, Shares::Blocks(_)) {
         losses.push("ids become ids of blocks of 512 tokens; what prompts share of less than a block is left out");
     }
     if any_turns {
@@ -129,32 +131,23 @@ pub fn convert_file(
 /// Returns the facts of format `from` without a place in format `to`, one sentence each.
 pub fn losses(from: Format, to: Format) -> Vec<&'static str> {
     let mut losses = Vec::new();
-    if from != Format::Synthetic {
+    if from.has_files() {
         losses.push("times count from the first request, not from what the file counted from");
     }
-    let shares = from.shares_content();
-    losses.extend(match from {
-        Format::BurstGpt => Some("requests that failed, models, log types and sessions are left out"),
-        Format::Bailian => Some("chats, turns and types are left out"),
-        Format::Synthetic => Some(
-            "the loop is cut: answers take as long as the workload assumes, and prompts hold other answers than a replay gives",
-        ),
-        Format::Tokens | Format::Recording if to != Format::Tokens => {
-            Some("tokens that were generated are left out, only their number is kept")
-        }
-        _ => None,
-    });
-    losses.extend(match to {
-        Format::Vidur if shares => Some("what prompts share is left out: no prompt is like any other"),
-        Format::Mooncake if matches!(from, Format::Tokens | Format::Recording) => {
+    losses.extend(from.0.loses);
+    if from.0.shares == Shares::Tokens && to.0.shares != Shares::Tokens {
+        losses.push("tokens that were generated are left out, only their number is kept");
+    }
+    losses.extend(match (from.0.shares, to.0.shares) {
+        (Shares::Nothing, Shares::Nothing | Shares::Blocks(_)) | (Shares::Tokens, Shares::Tokens) => None,
+        (_, Shares::Nothing) => Some("what prompts share is left out: no prompt is like any other"),
+        (Shares::Tokens, Shares::Blocks(_)) => {
             Some("tokens become ids of blocks of 512; what prompts share of less than a block is left out")
         }
-        Format::Mooncake if shares && from != Format::Mooncake => {
+        (_, Shares::Blocks(_)) if from != to => {
             Some("contents become ids of blocks of 512 tokens; what prompts share of less than a block is left out")
         }
-        Format::Tokens if !matches!(from, Format::Tokens | Format::Recording) => {
-            Some("token ids are made up: equal content has equal tokens, but they are no text")
-        }
+        (_, Shares::Tokens) => Some("token ids are made up: equal content has equal tokens, but they are no text"),
         _ => None,
     });
     losses

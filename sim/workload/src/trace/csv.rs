@@ -1,57 +1,32 @@
 //! Lines of CSV traces: a header, fields with or without quotes, and columns found by name.
 
+use super::format::{Format, LineParser};
 use super::row::{Row, TIME_NS_END, length, whole};
-use super::{Format, Terms, TraceFault, azure};
+use super::{Terms, TraceFault};
 use crate::lines::{LINE_BYTES_MAX, Lines};
 
-/// Column names of a format.
-struct Dialect {
-    format: Format,
-    time: &'static str,
-    input: &'static str,
-    output: &'static str,
-    time_ns: fn(&str) -> Option<u64>,
+/// Columns of a CSV format.
+pub(super) struct Dialect {
+    /// Name of the column of arrival times.
+    pub time: &'static str,
+    /// Name of the column of prompt lengths.
+    pub input: &'static str,
+    /// Name of the column of output lengths.
+    pub output: &'static str,
+    /// Parses a time as nanoseconds.
+    pub time_ns: fn(&str) -> Option<u64>,
     /// Expected form of a timestamp.
-    expected: &'static str,
+    pub expected: &'static str,
     /// `true` if the format logs requests that failed, or were given up, with an output of 0.
-    failures: bool,
+    pub has_failures: bool,
 }
-
-const AZURE: Dialect = Dialect {
-    format: Format::Azure,
-    time: "TIMESTAMP",
-    input: "ContextTokens",
-    output: "GeneratedTokens",
-    time_ns: azure::timestamp_ns,
-    expected: "like 2023-11-16 18:15:46.6805900",
-    failures: true,
-};
 
 /// Form of a timestamp in seconds.
 pub(super) const SECONDS: &str = "seconds, not negative, before the year 2116 if counted from 1970";
 
-const BURSTGPT: Dialect = Dialect {
-    format: Format::BurstGpt,
-    time: "Timestamp",
-    input: "Request tokens",
-    output: "Response tokens",
-    time_ns: seconds_ns,
-    expected: SECONDS,
-    failures: true,
-};
-
-const VIDUR: Dialect = Dialect {
-    format: Format::Vidur,
-    time: "arrived_at",
-    input: "num_prefill_tokens",
-    output: "num_decode_tokens",
-    time_ns: seconds_ns,
-    expected: SECONDS,
-    failures: false,
-};
-
 /// Positions of the columns. Other columns may lie between them.
 pub(super) struct Columns {
+    format: Format,
     dialect: &'static Dialect,
     time: usize,
     input: usize,
@@ -61,16 +36,8 @@ pub(super) struct Columns {
     n_columns: usize,
 }
 
-/// Returns the format of a header, including headers with a column missing.
-pub(super) fn detect(header: &[u8]) -> Option<Format> {
-    let header = std::str::from_utf8(header).ok()?;
-    let has_any =
-        |dialect: &&&Dialect| fields(header).any(|name| [dialect.time, dialect.input, dialect.output].contains(&name));
-    [&AZURE, &BURSTGPT, &VIDUR].iter().find(has_any).map(|dialect| dialect.format)
-}
-
 /// Returns the fields of a line, without the quotes and blanks around them.
-fn fields(line: &str) -> impl Iterator<Item = &str> {
+pub(super) fn fields(line: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(line);
     std::iter::from_fn(move || {
         let text = rest?;
@@ -143,12 +110,7 @@ pub(super) fn record(line: Vec<u8>, lines: &mut Lines, format: Format) -> Result
 
 impl Columns {
     /// Finds the columns of a CSV format in a header.
-    pub(super) fn of_header(format: Format, line: &[u8]) -> Result<Self, TraceFault> {
-        let dialect = match format {
-            Format::BurstGpt => &BURSTGPT,
-            Format::Vidur => &VIDUR,
-            _ => &AZURE,
-        };
+    pub(super) fn of_header(format: Format, dialect: &'static Dialect, line: &[u8]) -> Result<Self, TraceFault> {
         let header = std::str::from_utf8(line)
             .map_err(|_| TraceFault::Malformed { format, why: "the header is not text".into() })?;
         let find_any = |column: &'static str| {
@@ -167,6 +129,7 @@ impl Columns {
             *at = find_any(column)?;
         }
         Ok(Self {
+            format,
             dialect,
             time: find(dialect.time)?,
             input: find(dialect.input)?,
@@ -176,16 +139,13 @@ impl Columns {
         })
     }
 
-    pub(super) fn format(&self) -> Format {
-        self.dialect.format
-    }
-
     fn malformed(&self, why: impl Into<String>) -> TraceFault {
-        TraceFault::Malformed { format: self.dialect.format, why: why.into() }
+        TraceFault::Malformed { format: self.format, why: why.into() }
     }
+}
 
-    /// Parses a line; `None` for a failed request.
-    pub(super) fn parse(&self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
+impl LineParser for Columns {
+    fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
         let line = std::str::from_utf8(line).map_err(|_| self.malformed("not text"))?;
         let (mut time, mut input, mut output) = ("", "", "");
         let mut terms = Terms::default();
@@ -211,7 +171,7 @@ impl Columns {
             value: if time.is_empty() { "empty".into() } else { time.into() },
             expected: dialect.expected,
         })?;
-        if dialect.failures && whole(output) == "0" {
+        if dialect.has_failures && whole(output) == "0" {
             return Ok(None);
         }
         let (input_tokens, output_tokens) = (length(dialect.input, input)?, length(dialect.output, output)?);

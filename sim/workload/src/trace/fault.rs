@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use trunkline_core::request::retention::RetentionError;
 use trunkline_quote::{cut, of_parser, quoted};
 
-use super::{Format, HASH_ID_MAX, LENGTH_TOKENS_MAX, REQUESTS_MAX, ResultFault, Unknown};
+use super::format::{Format, FormatOption};
+use super::{HASH_ID_MAX, LENGTH_TOKENS_MAX, REQUESTS_MAX, ResultFault};
 use crate::lines::{LineFault, LineNumber};
 
 /// Error in a trace: file, line, fault and remedy.
@@ -40,8 +41,8 @@ impl fmt::Display for OtherBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fits = |size: &u32| self.tokens.div_ceil(*size) as usize == self.ids;
         match (0..=16).map(|power| 1 << power).find(fits) {
-            Some(size) if self.format == Format::Mooncake => {
-                write!(f, "; for blocks of {size} tokens give --trace-block-size {size}")
+            Some(size) if self.format.takes(FormatOption::BlockTokens) => {
+                write!(f, "; for blocks of {size} tokens give {} {size}", FormatOption::BlockTokens.flag())
             }
             _ => Ok(()),
         }
@@ -59,7 +60,7 @@ pub enum TraceFault {
     Empty,
     /// First line of no known format.
     #[error("{0}")]
-    UnknownFormat(Unknown),
+    UnknownFormat(String),
     /// CSV header without a required column.
     #[error("the header has no column {column}, only: {header}; add it", column = quoted(column), header = cut(header))]
     MissingColumn {
@@ -101,11 +102,9 @@ pub enum TraceFault {
     /// Result of a benchmark that is no trace.
     #[error(transparent)]
     Result(#[from] ResultFault),
-    /// Recording of a server in the place of a trace.
-    #[error(
-        "is the recording of a server; make a trace of it with `trunkline trace convert RECORDING OUT --to-format tokens`"
-    )]
-    Recording,
+    /// File of a format that no reader of traces takes.
+    #[error("{0}")]
+    Refused(&'static str),
     /// Tenant, namespace, priority or deadline out of range.
     #[error("{field} is {value}; it must be {expected}", value = cut(value))]
     BadTerm {
@@ -148,15 +147,13 @@ pub enum TraceFault {
         "session_id is in this line but not in the first; give the first line one too, so that the trace is read whole"
     )]
     LateSession,
-    /// Size of a block for a format that fixes it, or has no blocks.
-    #[error("--trace-block-size is for Mooncake traces, and this is one of the {format} format; leave it out")]
-    BlockTokens {
-        /// Format of the trace.
-        format: Format,
-    },
-    /// Answers asked for in a format without chats.
-    #[error("--reuse-answers is for Bailian traces, and this is one of the {format} format; leave it out")]
-    ReuseAnswers {
+    /// Option for other formats.
+    #[error("{flag} is for {of} traces, and this is one of the {format} format; leave it out", flag = option.flag())]
+    NotForFormat {
+        /// Option of the reader.
+        option: FormatOption,
+        /// Formats that take it, in words.
+        of: String,
         /// Format of the trace.
         format: Format,
     },

@@ -39,7 +39,7 @@ const VIDUR: &str = "arrived_at,num_prefill_tokens,num_decode_tokens\n";
 #[test]
 fn burstgpt_of_two_releases() {
     let first = load(format!("{BURSTGPT}5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,230,1317,API log\n"));
-    assert_eq!(first.format, Format::BurstGpt);
+    assert_eq!(first.format, formats::BURSTGPT);
     assert_eq!(shape(&first), [(0, 472, 18), (40_000, 1087, 230)]);
     let later = load(
         "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
@@ -110,14 +110,14 @@ fn azure_of_2024() {
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n\
          2024-05-10 00:00:00.017335+00:00,2399,6\n",
     );
-    assert_eq!(trace.format, Format::Azure);
+    assert_eq!(trace.format, formats::AZURE);
     assert_eq!((trace.requests[1].arrival_ns, trace.requests[1].input_tokens), (7_405_000, 2399));
 }
 
 #[test]
 fn vidur_lines() {
     let trace = load(format!("{VIDUR}0.25,100,7\n1.5e0,200,8\n"));
-    assert_eq!((trace.format, shape(&trace)), (Format::Vidur, vec![(0, 100, 7), (1250, 200, 8)]));
+    assert_eq!((trace.format, shape(&trace)), (formats::VIDUR, vec![(0, 100, 7), (1250, 200, 8)]));
     let at_most = "it must be a whole number from 1 to 16777216";
     assert_eq!(fault(format!("{VIDUR}0,1,0\n")), format!(", line 2: num_decode_tokens is 0; {at_most}"));
     assert_eq!(
@@ -135,7 +135,7 @@ fn bailian(timestamp: &str, input: u32, ids: &[u32]) -> String {
 #[test]
 fn bailian_ids_stand_for_sixteen_tokens() {
     let trace = load(bailian("61.114", 40, &[7, 8, 9]) + &bailian("62", 48, &[7, 8, 10]));
-    assert_eq!((trace.format, shape(&trace)), (Format::Bailian, vec![(0, 40, 13), (886, 48, 13)]));
+    assert_eq!((trace.format, shape(&trace)), (formats::BAILIAN, vec![(0, 40, 13), (886, 48, 13)]));
     let [a, b] = &trace.requests[..] else { panic!("two requests") };
     assert_eq!(a.prompt()[..32], b.prompt()[..32]);
     assert!(a.prompt()[32..].iter().zip(&b.prompt()[32..]).all(|(a, b)| a != b));
@@ -158,7 +158,7 @@ const TOKENS: &str = r#"{"input_toks": 3, "output_toks": 531, "arrival_time_ns":
 #[test]
 fn token_ids_are_the_prompt() {
     let trace = load(format!("{TOKENS}\n{}\n", TOKENS.replace("46926808", "47000000")));
-    assert_eq!(trace.format, Format::Tokens);
+    assert_eq!(trace.format, formats::TOKENS);
     let [a, b] = &trace.requests[..] else { panic!("two requests") };
     assert_eq!((a.prompt(), a.output_tokens), (vec![5971, 2927, 220], 531));
     assert_eq!((b.arrival_ns, b.content == a.content), (73_192, true));
@@ -188,7 +188,7 @@ fn a_real_workload_with_token_ids() {
     let name = "llmservingsim/workload_sharegpt300.jsonl.gz";
     let folder = std::env::var_os("TRUNKLINE_DATA").expect("TRUNKLINE_DATA names the folder of data");
     let trace = Trace::load(&Path::new(&folder).join("profiles").join(name), None, None).unwrap();
-    assert_eq!((trace.format, trace.requests.len()), (Format::Tokens, 300));
+    assert_eq!((trace.format, trace.requests.len()), (formats::TOKENS, 300));
     let first = &trace.requests[0];
     assert_eq!((first.input_tokens, first.output_tokens, &first.prompt()[..2]), (2358, 531, &[5971, 2927][..]));
 }
@@ -239,7 +239,7 @@ fn a_file_and_a_loaded_trace_are_the_same_source() {
     assert_eq!(drain(&mut trace.source()).unwrap(), trace.requests);
     let open = |selection| FileSource::open(file.path(), ReaderOptions::default(), &selection);
     let mut whole = open(Selection::default()).unwrap();
-    assert_eq!((Source::format(&whole), whole.requests_hint()), (Format::Vidur, None));
+    assert_eq!((Source::format(&whole), whole.requests_hint()), (formats::VIDUR, None));
     assert_eq!(drain(&mut whole).unwrap(), trace.requests);
     let middle = Selection { slice: "1..3".parse().unwrap(), limit: 1, speed: 2.0, max_context: None };
     let requests = drain(&mut open(middle).unwrap()).unwrap();
@@ -263,12 +263,12 @@ fn any_request(from: Format) -> impl Strategy<Value = TraceRequest> {
     let pieces = prop::collection::vec(0u32..5, 1..6);
     (0u64..5_000_000_000, 1u32..1500, 1u32..900, 0u32..4, pieces).prop_map(
         move |(arrival_ns, input, output, id, pieces)| {
-            let content = match from {
-                Format::Mooncake => Content::Blocks((0..input.div_ceil(HASH_ID_TOKENS)).map(|i| id + i * 7).collect()),
-                Format::Bailian => {
+            let content = match from.as_str() {
+                "mooncake" => Content::Blocks((0..input.div_ceil(HASH_ID_TOKENS)).map(|i| id + i * 7).collect()),
+                "bailian" => {
                     Content::Pieces(pieces.iter().map(|content| Piece { content: *content, tokens: 16 }).collect())
                 }
-                Format::Tokens => Content::Tokens(pieces.iter().flat_map(|id| [*id; 300]).collect()),
+                "tokens" => Content::Tokens(pieces.iter().flat_map(|id| [*id; 300]).collect()),
                 _ => Content::Unique(0),
             };
             let input_tokens = match &content {
@@ -282,7 +282,7 @@ fn any_request(from: Format) -> impl Strategy<Value = TraceRequest> {
 }
 
 fn any_trace() -> impl Strategy<Value = Trace> {
-    let formats = prop::sample::select(vec![Format::Mooncake, Format::Bailian, Format::Tokens, Format::Vidur]);
+    let formats = prop::sample::select(vec![formats::MOONCAKE, formats::BAILIAN, formats::TOKENS, formats::VIDUR]);
     formats.prop_flat_map(|format| {
         prop::collection::vec(any_request(format), 1..20).prop_map(move |mut requests| {
             requests.sort_by_key(|request| request.arrival_ns);
@@ -326,32 +326,32 @@ proptest! {
         let times_and_lengths = |trace: &Trace| {
             trace.requests.iter().map(|it| (it.arrival_ns, it.input_tokens, it.output_tokens)).collect::<Vec<_>>()
         };
-        let vidur = through(&trace, Format::Vidur, "a.csv.gz");
+        let vidur = through(&trace, formats::VIDUR, "a.csv.gz");
         prop_assert_eq!(times_and_lengths(&vidur), times_and_lengths(&trace));
-        let tokens = through(&trace, Format::Tokens, "a.jsonl.zst");
+        let tokens = through(&trace, formats::TOKENS, "a.jsonl.zst");
         prop_assert_eq!(times_and_lengths(&tokens), times_and_lengths(&trace));
         for (a, b) in tokens.requests.iter().zip(&trace.requests) {
             prop_assert_eq!(a.prompt(), b.prompt());
         }
-        let mooncake = through(&trace, Format::Mooncake, "a.jsonl");
+        let mooncake = through(&trace, formats::MOONCAKE, "a.jsonl");
         prop_assert_eq!(times_and_lengths(&mooncake), times_and_lengths(&trace));
         prop_assert_eq!(shared(&mooncake, 512), shared(&trace, 512));
         // What went through once comes through again unchanged.
-        prop_assert_eq!(&through(&mooncake, Format::Mooncake, "b.jsonl.gz"), &mooncake);
-        prop_assert_eq!(&through(&tokens, Format::Tokens, "b.jsonl"), &tokens);
-        prop_assert_eq!(&through(&vidur, Format::Vidur, "b.csv"), &vidur);
+        prop_assert_eq!(&through(&mooncake, formats::MOONCAKE, "b.jsonl.gz"), &mooncake);
+        prop_assert_eq!(&through(&tokens, formats::TOKENS, "b.jsonl"), &tokens);
+        prop_assert_eq!(&through(&vidur, formats::VIDUR, "b.csv"), &vidur);
     }
 }
 
 #[test]
 fn losses_are_said() {
     let said = |from, to| losses(from, to).join("; ");
-    assert!(said(Format::Mooncake, Format::Vidur).contains("what prompts share is left out"));
-    assert!(!said(Format::Azure, Format::Vidur).contains("share"));
-    assert!(said(Format::Tokens, Format::Mooncake).contains("tokens become ids of blocks of 512"));
-    assert!(said(Format::Bailian, Format::Mooncake).contains("chats, turns and types are left out"));
-    assert!(said(Format::BurstGpt, Format::Mooncake).contains("requests that failed"));
-    assert!(said(Format::Mooncake, Format::Tokens).contains("token ids are made up"));
+    assert!(said(formats::MOONCAKE, formats::VIDUR).contains("what prompts share is left out"));
+    assert!(!said(formats::AZURE, formats::VIDUR).contains("share"));
+    assert!(said(formats::TOKENS, formats::MOONCAKE).contains("tokens become ids of blocks of 512"));
+    assert!(said(formats::BAILIAN, formats::MOONCAKE).contains("chats, turns and types are left out"));
+    assert!(said(formats::BURSTGPT, formats::MOONCAKE).contains("requests that failed"));
+    assert!(said(formats::MOONCAKE, formats::TOKENS).contains("token ids are made up"));
 }
 
 #[test]
@@ -367,14 +367,14 @@ fn a_mooncake_trace_of_small_blocks_loses_what_is_shared_of_less_than_a_large_on
         let path = folder.path().join("to.jsonl");
         convert_file(&read, options, &Selection::default(), &path, to, &mut |_| {}).unwrap().losses.join("; ")
     };
-    assert!(said(16, Format::Mooncake).contains("ids become ids of blocks of 512 tokens"));
-    assert!(!said(16, Format::Tokens).contains("512"));
+    assert!(said(16, formats::MOONCAKE).contains("ids become ids of blocks of 512 tokens"));
+    assert!(!said(16, formats::TOKENS).contains("512"));
     std::fs::write(&read, line("1") + &line("1")).unwrap();
-    assert!(!said(512, Format::Mooncake).contains("512"));
+    assert!(!said(512, formats::MOONCAKE).contains("512"));
     // A large block is several of 512, and nothing is lost.
     let large = |ids: &str| line(ids).replace("32", "1500");
     std::fs::write(&read, large("1, 2") + &large("1, 3")).unwrap();
-    assert!(!said(1024, Format::Mooncake).contains("512"));
+    assert!(!said(1024, formats::MOONCAKE).contains("512"));
     let written = std::fs::read_to_string(folder.path().join("to.jsonl")).unwrap();
     assert!(written.contains("[0, 1, 2]") && written.contains("[0, 1, 3]"), "{written}");
 }
@@ -390,7 +390,7 @@ fn links_and_devices_are_written_through() {
     std::os::unix::fs::symlink(&kept, &link).unwrap();
     std::os::unix::fs::symlink("/dev/null", &device).unwrap();
     let write = |to: &std::path::Path| {
-        convert_file(&source, ReaderOptions::default(), &Selection::default(), to, Format::Tokens, &mut |_| {})
+        convert_file(&source, ReaderOptions::default(), &Selection::default(), to, formats::TOKENS, &mut |_| {})
             .unwrap();
         std::fs::read_link(to).unwrap()
     };
@@ -411,17 +411,17 @@ fn what_cannot_be_written_leaves_nothing_behind() {
     std::fs::write(&path, format!("{TOKENS}\n")).unwrap();
     let all = Selection::default();
     let onto_itself =
-        convert_file(&path, ReaderOptions::default(), &all, &path, Format::Mooncake, &mut |_| {}).unwrap_err();
+        convert_file(&path, ReaderOptions::default(), &all, &path, formats::MOONCAKE, &mut |_| {}).unwrap_err();
     assert!(onto_itself.to_string().ends_with("is both what is read and what is written; name another file to write"));
-    let azure = TraceWriter::create(&path, Format::Azure).err().unwrap().to_string();
+    let azure = TraceWriter::create(&path, formats::AZURE).err().unwrap().to_string();
     assert!(azure.ends_with(": a trace of the azure format cannot be written; choose mooncake, vidur or tokens"));
-    let nowhere = TraceWriter::create(&folder.path().join("no/a.csv"), Format::Vidur).err().unwrap().to_string();
+    let nowhere = TraceWriter::create(&folder.path().join("no/a.csv"), formats::VIDUR).err().unwrap().to_string();
     assert!(nowhere.contains("cannot be written: "), "{nowhere}");
 
     let broken = folder.path().join("broken.jsonl");
     std::fs::write(&broken, format!("{TOKENS}\n{{\n")).unwrap();
     let to = folder.path().join("b.jsonl");
-    let error = convert_file(&broken, ReaderOptions::default(), &all, &to, Format::Mooncake, &mut |_| {}).unwrap_err();
+    let error = convert_file(&broken, ReaderOptions::default(), &all, &to, formats::MOONCAKE, &mut |_| {}).unwrap_err();
     assert!(error.to_string().contains(", line 2: "), "{error}");
     let mut names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
     names.sort();
@@ -455,7 +455,7 @@ fn damaged_bytes_are_an_error_or_another_trace_but_never_a_panic() {
                     }
                 }
                 let file = file(&bytes);
-                for format in [None].into_iter().chain(Format::ALL.map(Some)) {
+                for format in [None].into_iter().chain(formats::read().map(Some)) {
                     if let Ok(trace) = Trace::load(file.path(), format, None) {
                         assert!(trace.requests.is_sorted_by_key(|request| request.arrival_ns));
                         assert!(trace.requests.iter().all(|it| it.prompt().len() == it.input_tokens as usize));
@@ -477,18 +477,18 @@ fn terms_and_outputs_are_kept_by_formats_that_have_a_place_for_them() {
         terms,
         ..TraceRequest::default()
     };
-    let trace = Trace { format: Format::Tokens, requests: vec![request] };
-    assert_eq!(through(&trace, Format::Tokens, "a.jsonl"), trace);
-    let mooncake = through(&trace, Format::Mooncake, "a.jsonl.gz");
+    let trace = Trace { format: formats::TOKENS, requests: vec![request] };
+    assert_eq!(through(&trace, formats::TOKENS, "a.jsonl"), trace);
+    let mooncake = through(&trace, formats::MOONCAKE, "a.jsonl.gz");
     assert_eq!((mooncake.requests[0].terms, mooncake.requests[0].output.as_ref()), (terms, None));
-    assert_eq!(through(&trace, Format::Vidur, "a.csv").requests[0].terms, Terms::default());
+    assert_eq!(through(&trace, formats::VIDUR, "a.csv").requests[0].terms, Terms::default());
     let conversion = |to| {
         let folder = tempfile::tempdir().unwrap();
         let requests = trace.requests.iter().cloned().map(Ok);
-        convert(requests, Format::Tokens, &folder.path().join("a"), to, &mut |_| {}).unwrap().losses
+        convert(requests, formats::TOKENS, &folder.path().join("a"), to, &mut |_| {}).unwrap().losses
     };
     let lost = |to| conversion(to).contains(&"tenants, namespaces, priorities and deadlines are left out");
-    assert!(lost(Format::Vidur) && !lost(Format::Mooncake));
+    assert!(lost(formats::VIDUR) && !lost(formats::MOONCAKE));
 }
 
 #[test]
@@ -500,12 +500,12 @@ fn retention_hints_are_kept_by_json_formats() {
         retention: [hint(0, 2, 80, 1_500_000), hint(3, TO_END, 0, 0)].into(),
         ..TraceRequest::default()
     };
-    let trace = Trace { format: Format::Tokens, requests: vec![request] };
+    let trace = Trace { format: formats::TOKENS, requests: vec![request] };
     let kept = |format, name| through(&trace, format, name).requests[0].retention == trace.requests[0].retention;
-    assert!(kept(Format::Tokens, "a.jsonl") && kept(Format::Mooncake, "a.jsonl"));
+    assert!(kept(formats::TOKENS, "a.jsonl") && kept(formats::MOONCAKE, "a.jsonl"));
     let folder = tempfile::tempdir().unwrap();
     let requests = trace.requests.iter().cloned().map(Ok);
-    let losses = convert(requests, Format::Tokens, &folder.path().join("a.csv"), Format::Vidur, &mut |_| {}).unwrap();
+    let losses = convert(requests, formats::TOKENS, &folder.path().join("a.csv"), formats::VIDUR, &mut |_| {}).unwrap();
     assert!(losses.losses.contains(&"retention hints are left out"));
     let path = folder.path().join("a.jsonl");
     let line = r#"{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1], "retention": [{"priority": 3, "ttl_ms": 1}]}"#;

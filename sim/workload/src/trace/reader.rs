@@ -1,64 +1,25 @@
 //! Trace reader: parses lines, sorts requests within a window, or all of them if they are turns of sessions, and counts time from the
 //! first arrival.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
-use serde_json::Value;
-
-use super::block_ids::BlockIds;
 use super::chats::Chats;
+use super::detect::detect;
+use super::format::{Format, FormatOption, LineParser, Opened, Order, Reading};
+use super::formats::{self, REGISTRY};
 use super::row::{Row, RowContent};
 use super::sessions::{self, Turn};
-use super::{
-    Content, Format, HASH_ID_TOKENS, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, Unknown, aiperf, bailian, csv,
-    mooncake, results, tokens, unknown,
-};
+use super::unknown::describe;
+use super::{Content, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, csv};
 use crate::lines::{DOCUMENT_BYTES_MAX, LineFault, Lines};
-use crate::python_json::strict;
 
 /// Size of the reorder window in requests, at most.
 pub const REORDER_REQUESTS_MAX: usize = 1 << 20;
 
 /// First time out of range after the first request, nanoseconds: 31 years, far below the limit of a replay's clock.
 const SPAN_NS_END: u64 = 1_000_000_000_000_000_000;
-
-/// Row in the reorder window; rows with equal times keep their order.
-struct Waiting {
-    at_ns: u64,
-    line: u64,
-    row: Row,
-}
-
-impl PartialEq for Waiting {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Waiting {}
-
-impl PartialOrd for Waiting {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Waiting {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.key().cmp(&other.key())
-    }
-}
-
-impl Waiting {
-    fn key(&self) -> (u64, u64) {
-        (self.at_ns, self.line)
-    }
-}
 
 /// Options of a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,64 +29,73 @@ pub struct ReaderOptions {
     /// Size of the reorder window in requests, at most [`REORDER_REQUESTS_MAX`]. With 0 every step back in time is an error;
     /// otherwise only a step back beyond the window is.
     pub reorder_requests: usize,
-    /// Whether a chat's next prompt holds the answer before as the replay generates it, in a Bailian trace.
+    /// Whether a chat's next prompt holds the answer before as the replay generates it, in a trace of chats.
     pub reuse_answers: bool,
-    /// Tokens per block id of a Mooncake trace; `None` for [`super::HASH_ID_TOKENS`].
+    /// Tokens per block id, in formats without a size of their own; `None` for [`super::HASH_ID_TOKENS`].
     pub block_tokens: Option<NonZeroU32>,
 }
 
 impl ReaderOptions {
     /// Returns the format of a file with the first line `first`, to which further lines are appended if one line does not say the format.
-    fn format_of(&self, lines: &mut Lines, first: &mut Vec<u8>) -> Result<Format, TraceFault> {
-        if let Some(format) = self.format.filter(|format| *format != Format::Synthetic) {
+    fn format_of(
+        &self,
+        lines: &mut Lines,
+        first: &mut Vec<u8>,
+        formats: &'static [Format],
+    ) -> Result<Format, TraceFault> {
+        if let Some(format) = self.format.filter(|format| format.has_files()) {
             return Ok(format);
         }
         if first == b"{" {
             gather(lines, first, DOCUMENT_BYTES_MAX as usize)?;
         }
-        detect(first).ok_or_else(|| {
-            // Read a few more lines for the error message; ignore their errors.
+        let mut found = detect(first, formats);
+        if let Err(near) = &found
+            && let Some(nearest) = near.first()
+            && matches!(nearest.format.0.reading, Reading::Csv(_))
+            && csv::leaves_quote_open(first, false)
+        {
+            *first = csv::record(std::mem::take(first), lines, nearest.format)?;
+            found = detect(first, formats);
+        }
+        found.map_err(|near| {
+            // What the first line does not say, the next ones may; a fault in them is of no interest.
             let _ = gather(lines, first, HEAD_BYTES);
-            TraceFault::UnknownFormat(Unknown::of(first))
+            TraceFault::UnknownFormat(describe(first, &near, formats))
         })
     }
 
     /// Fails if an option is not for the format.
     fn check(&self, format: Format) -> Result<(), TraceFault> {
-        if self.block_tokens.is_some() && format != Format::Mooncake {
-            return Err(TraceFault::BlockTokens { format });
+        let given = [
+            (FormatOption::BlockTokens, self.block_tokens.is_some()),
+            (FormatOption::ReuseAnswers, self.reuse_answers),
+        ];
+        match given.into_iter().find(|(option, is_given)| *is_given && !format.takes(*option)) {
+            None => Ok(()),
+            Some((option, _)) => {
+                let of = formats::with(option);
+                Err(TraceFault::NotForFormat { option, of, format })
+            }
         }
-        if self.reuse_answers && format != Format::Bailian {
-            return Err(TraceFault::ReuseAnswers { format });
-        }
-        Ok(())
     }
-}
-
-enum Parser {
-    Mooncake(mooncake::Blocks),
-    /// `true` to put answers into the prompts of later turns.
-    Bailian(bool),
-    Tokens,
-    Aiperf,
-    /// Result of a benchmark, whose rows are known from the start.
-    Results(Format),
-    Csv(csv::Columns),
 }
 
 /// Line-by-line reader of a trace. Iteration ends after the first error.
 pub struct TraceReader {
     path: PathBuf,
     lines: Lines,
-    parser: Parser,
-    /// Numbers of block ids so far.
-    ids: BlockIds,
+    format: Format,
+    /// `None` for a document, whose rows are known from the start.
+    parser: Option<Box<dyn LineParser>>,
+    /// `true` if a field in quotes may hold line ends.
+    has_quotes: bool,
     /// First line, if it holds a request and was read to detect the format.
     pending: Option<Vec<u8>>,
-    waiting: BinaryHeap<Reverse<Waiting>>,
+    /// Rows in the reorder window, by time and line.
+    waiting: BTreeMap<(u64, u64), Row>,
     reorder_requests: usize,
-    /// `true` if the first line belongs to a session: the trace is read whole.
-    has_sessions: bool,
+    order: Order,
     /// Rows of a trace that is read whole, in the order of time.
     in_order: VecDeque<(Row, Option<Turn>)>,
     chats: Chats,
@@ -153,6 +123,15 @@ impl TraceReader {
     ///
     /// [`TraceError`] if the file cannot be read, is empty, or has an unknown format.
     pub fn open_with(path: &Path, options: ReaderOptions) -> Result<Self, TraceError> {
+        Self::open_among(path, options, REGISTRY)
+    }
+
+    /// Opens a trace of one of `formats`.
+    pub(super) fn open_among(
+        path: &Path,
+        options: ReaderOptions,
+        formats: &'static [Format],
+    ) -> Result<Self, TraceError> {
         let fail = |line, fault| TraceError { path: path.into(), line, fault };
         let mut lines = Lines::open(path).map_err(|fault| fail(0, fault.into()))?;
         let mut first = match first_line(&mut lines) {
@@ -161,68 +140,62 @@ impl TraceReader {
             Err(fault) => return Err(fail(lines.number(), fault)),
         };
         let number = lines.number();
-        let format = options.format_of(&mut lines, &mut first).map_err(|fault| fail(number, fault))?;
+        let format = options.format_of(&mut lines, &mut first, formats).map_err(|fault| fail(number, fault))?;
         options.check(format).map_err(|fault| fail(number, fault))?;
-        let has_sessions = format == Format::Mooncake && telltale(&first).session_id.is_some();
-        let (mut in_order, mut n_failed) = (VecDeque::new(), 0);
-        let (parser, pending) = match format {
-            Format::Mooncake => {
-                let tokens = options.block_tokens.map_or(HASH_ID_TOKENS, NonZeroU32::get);
-                let blocks = mooncake::Blocks {
-                    tokens,
-                    are_known: telltale(&first).hash_ids.is_some_and(|ids| ids != Value::Array(Vec::new())),
-                };
-                (Parser::Mooncake(blocks), Some(first))
-            }
-            Format::Bailian => (Parser::Bailian(options.reuse_answers), Some(first)),
-            Format::Tokens => (Parser::Tokens, Some(first)),
-            Format::Aiperf => (Parser::Aiperf, Some(first)),
-            Format::GuideLlm | Format::BenchServe => {
-                let whole = gather(&mut lines, &mut first, DOCUMENT_BYTES_MAX as usize);
-                let of = whole.map_err(TraceFault::from).and_then(|()| results::parse(format, &first));
-                let of = of.map_err(|fault| fail(0, fault))?;
-                (in_order, n_failed) = (sessions::in_order(of.rows).into(), of.n_failed);
-                (Parser::Results(format), None)
-            }
-            Format::Recording => return Err(fail(number, TraceFault::Recording)),
-            format => {
-                if csv::leaves_quote_open(&first, false) {
-                    first = csv::record(first, &mut lines, format).map_err(|fault| fail(lines.number(), fault))?;
-                }
-                let columns = csv::Columns::of_header(format, &first).map_err(|fault| fail(number, fault))?;
-                (Parser::Csv(columns), None)
-            }
-        };
-        Ok(Self {
+        let mut reader = Self {
             path: path.into(),
             lines,
-            parser,
-            ids: BlockIds::default(),
-            pending,
-            waiting: BinaryHeap::new(),
+            format,
+            parser: None,
+            has_quotes: false,
+            pending: None,
+            waiting: BTreeMap::new(),
             reorder_requests: options.reorder_requests.min(REORDER_REQUESTS_MAX),
-            has_sessions,
-            in_order,
+            order: Order::Time,
+            in_order: VecDeque::new(),
             chats: Chats::default(),
-            at_end: matches!(format, Format::GuideLlm | Format::BenchServe),
+            at_end: false,
             first_ns: None,
             last_ns: 0,
             n_requests: 0,
-            n_failed,
+            n_failed: 0,
             ended: false,
-        })
+        };
+        reader.begin(first, &options).map_err(|fault| {
+            let is_document = matches!(format.0.reading, Reading::Document { .. });
+            fail(if is_document { 0 } else { number }, fault)
+        })?;
+        Ok(reader)
+    }
+
+    /// Takes the first line: a header, a request, or the begin of a document, which is read whole.
+    fn begin(&mut self, mut first: Vec<u8>, options: &ReaderOptions) -> Result<(), TraceFault> {
+        match &self.format.0.reading {
+            Reading::Lines { open, .. } => {
+                let Opened { parser, order } = open(&first, options);
+                (self.parser, self.order, self.pending) = (Some(parser), order, Some(first));
+            }
+            Reading::Csv(dialect) => {
+                if csv::leaves_quote_open(&first, false) {
+                    first = csv::record(first, &mut self.lines, self.format)?;
+                }
+                self.parser = Some(Box::new(csv::Columns::of_header(self.format, dialect, &first)?));
+                self.has_quotes = true;
+            }
+            Reading::Document { read, .. } => {
+                gather(&mut self.lines, &mut first, DOCUMENT_BYTES_MAX as usize)?;
+                let results = read(&first)?;
+                (self.order, self.at_end, self.n_failed) = (Order::Any, true, results.n_failed);
+                self.in_order = sessions::in_order(results.rows).into();
+            }
+            Reading::Refused { why, .. } => return Err(TraceFault::Refused(why)),
+        }
+        Ok(())
     }
 
     /// Returns the format of the lines.
     pub fn format(&self) -> Format {
-        match &self.parser {
-            Parser::Mooncake(_) => Format::Mooncake,
-            Parser::Bailian(_) => Format::Bailian,
-            Parser::Tokens => Format::Tokens,
-            Parser::Aiperf => Format::Aiperf,
-            Parser::Results(format) => *format,
-            Parser::Csv(columns) => columns.format(),
-        }
+        self.format
     }
 
     /// Returns the path of the file.
@@ -232,7 +205,7 @@ impl TraceReader {
 
     /// Returns `true` if the requests are turns of sessions.
     pub fn has_sessions(&self) -> bool {
-        self.has_sessions
+        self.order == Order::Sessions
     }
 
     /// Returns the number of requests logged as failed, and skipped, so far.
@@ -242,8 +215,9 @@ impl TraceReader {
 
     /// Reads the next row in the order of the file.
     fn read_row(&mut self) -> Result<Option<Row>, TraceFault> {
+        let Some(parser) = &mut self.parser else { return Ok(None) };
         if let Some(line) = self.pending.take() {
-            if let Some(row) = parse(&self.parser, &mut self.ids, &line)? {
+            if let Some(row) = parser.parse(&line)? {
                 return Ok(Some(Row { line: self.lines.number(), ..row }));
             }
             self.n_failed += 1;
@@ -253,11 +227,10 @@ impl TraceReader {
             if line.is_empty() {
                 continue;
             }
-            let row = match &self.parser {
-                Parser::Csv(columns) if csv::leaves_quote_open(line, false) => {
-                    columns.parse(&csv::record(line.to_vec(), &mut self.lines, columns.format())?)?
-                }
-                parser => parse(parser, &mut self.ids, line)?,
+            let row = if self.has_quotes && csv::leaves_quote_open(line, false) {
+                parser.parse(&csv::record(line.to_vec(), &mut self.lines, self.format)?)?
+            } else {
+                parser.parse(line)?
             };
             if let Some(row) = row {
                 return Ok(Some(Row { line: self.lines.number(), ..row }));
@@ -269,7 +242,7 @@ impl TraceReader {
 
     /// Returns the next row in the order of time, and its place in a session.
     fn next_row(&mut self) -> Result<Option<(Row, Option<Turn>)>, TraceFault> {
-        if self.has_sessions || matches!(self.parser, Parser::Aiperf | Parser::Results(_)) {
+        if self.order != Order::Time {
             return self.next_of_whole();
         }
         while !self.at_end && self.waiting.len() <= self.reorder_requests {
@@ -280,12 +253,13 @@ impl TraceReader {
                     let by_s = (self.last_ns - row.at_ns) as f64 / 1e9;
                     return Err(TraceFault::TimeGoesBack { by_s, window_requests: self.reorder_requests });
                 }
+                Some(row) if self.reorder_requests == 0 => return Ok(Some((row, None))),
                 Some(row) => {
-                    self.waiting.push(Reverse(Waiting { at_ns: row.at_ns, line: row.line, row }));
+                    self.waiting.insert((row.at_ns, row.line), row);
                 }
             }
         }
-        Ok(self.waiting.pop().map(|Reverse(waiting)| (waiting.row, None)))
+        Ok(self.waiting.pop_first().map(|(_, row)| (row, None)))
     }
 
     /// Reads the whole trace at first. Returns the next row.
@@ -370,18 +344,6 @@ fn first_line(lines: &mut Lines) -> Result<Option<Vec<u8>>, TraceFault> {
     Ok(None)
 }
 
-fn parse(parser: &Parser, ids: &mut BlockIds, line: &[u8]) -> Result<Option<Row>, TraceFault> {
-    match parser {
-        Parser::Mooncake(blocks) => mooncake::parse(line, *blocks, ids).map(Some),
-        Parser::Bailian(reuse_answers) => bailian::parse(line, *reuse_answers, ids).map(Some),
-        Parser::Tokens => tokens::parse(line).map(Some),
-        Parser::Aiperf => aiperf::parse(line),
-        // All rows are known.
-        Parser::Results(_) => Ok(None),
-        Parser::Csv(columns) => columns.parse(line),
-    }
-}
-
 /// Bytes of a file of no known format that its description may go by, at least.
 const HEAD_BYTES: usize = 1 << 12;
 
@@ -395,63 +357,4 @@ fn gather(lines: &mut Lines, text: &mut Vec<u8>, enough: usize) -> Result<(), Li
     }
     let max_bytes = DOCUMENT_BYTES_MAX;
     if text.len() as u64 >= max_bytes { Err(LineFault::TooLong { max_bytes }) } else { Ok(()) }
-}
-
-/// Fields of which the first line of a JSON format has one.
-const KNOWN_FIELDS: [&str; 13] = [
-    "timestamp",
-    "created_time",
-    "input_length",
-    "input_tokens",
-    "output_length",
-    "output_tokens",
-    "hash_ids",
-    "session_id",
-    "chat_id",
-    "arrival_time_ns",
-    "input_tok_ids",
-    "output_toks",
-    "trunkline_recording",
-];
-
-/// Fields that tell a format, sessions, or that prompts share content.
-#[derive(Default, Deserialize)]
-struct Telltale {
-    session_id: Option<IgnoredAny>,
-    hash_ids: Option<Value>,
-    chat_id: Option<IgnoredAny>,
-    input_tok_ids: Option<IgnoredAny>,
-    trunkline_recording: Option<IgnoredAny>,
-    benchmarks: Option<IgnoredAny>,
-    input_lens: Option<IgnoredAny>,
-    metadata: Option<IgnoredAny>,
-    metrics: Option<IgnoredAny>,
-}
-
-/// Returns the telling fields of a line; none of a damaged one, since what is wrong with it is for its parser to say.
-fn telltale(first: &[u8]) -> Telltale {
-    let of_python = || serde_json::from_str(&strict(std::str::from_utf8(first).ok()?)).ok();
-    serde_json::from_slice(first).ok().or_else(of_python).unwrap_or_default()
-}
-
-fn detect(first: &[u8]) -> Option<Format> {
-    if !first.starts_with(b"{") {
-        return csv::detect(first);
-    }
-    let telltale = telltale(first);
-    match &telltale {
-        Telltale { benchmarks: Some(_), .. } => return Some(Format::GuideLlm),
-        Telltale { input_lens: Some(_), .. } => return Some(Format::BenchServe),
-        Telltale { metadata: Some(_), metrics: Some(_), .. } => return Some(Format::Aiperf),
-        _ => {}
-    }
-    if unknown::is_other_object(first, &KNOWN_FIELDS) {
-        return None;
-    }
-    Some(match telltale {
-        Telltale { chat_id: Some(_), .. } => Format::Bailian,
-        Telltale { input_tok_ids: Some(_), .. } => Format::Tokens,
-        Telltale { trunkline_recording: Some(_), .. } => Format::Recording,
-        _ => Format::Mooncake,
-    })
 }

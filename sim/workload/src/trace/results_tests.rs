@@ -57,7 +57,7 @@ fn a_report_of_guidellm_in_one_line_or_many() {
         guidellm_request(1757000003.0, "9", "0"),
     ];
     let report = guidellm_report(&[guidellm_benchmark(&requests, 3)]);
-    let expected = (Format::GuideLlm, vec![(0, 256, 32), (1250, 128, 16)], 4);
+    let expected = (formats::GUIDELLM, vec![(0, 256, 32), (1250, 128, 16)], 4);
     assert_eq!(read(report.replace('\n', " ")), expected);
     assert_eq!(read(report.replace("{\"metadata\"", "{\n  \"metadata\"")), expected);
     assert_eq!(read(format!("\u{feff}{}\r\n", report.replace('\n', " "))), expected);
@@ -70,7 +70,7 @@ fn reports_of_earlier_releases_have_starts_in_other_places() {
         let request = format!(r#"{{{start}, "prompt_tokens": 128, "output_tokens": 16}}"#);
         format!(r#"{{"benchmarks": [{{"requests": {{"successful": [{request}]}}}}]}}"#)
     };
-    let expected = (Format::GuideLlm, vec![(0, 128, 16)], 0);
+    let expected = (formats::GUIDELLM, vec![(0, 128, 16)], 0);
     assert_eq!(read(report(r#""start_time": 1757000002.25, "end_time": 1757000003.0"#)), expected);
     assert_eq!(read(report(r#""scheduler_info": {"request_timings": {"request_start": 1757000002.25}}"#)), expected);
     assert_eq!(
@@ -107,14 +107,14 @@ const DETAILS: &str = r#"{"date": "20260101", "backend": "vllm", "request_rate":
 #[test]
 fn details_of_a_serving_benchmark() {
     let line = DETAILS.replace('\n', " ");
-    let expected = (Format::BenchServe, vec![(0, 20, 4), (500, 10, 3)], 1);
+    let expected = (formats::BENCH_SERVE, vec![(0, 20, 4), (500, 10, 3)], 1);
     assert_eq!(read(&line), expected);
     // A request may fail after some tokens, and a list of nulls names no failure.
     assert_eq!(read(line.replace("[3, 0, 4]", "[3, 2, 4]")), expected);
     assert_eq!(read(line.replace(r#"["", "Traceback\n", ""]"#, "[null, null, null]")), expected);
     // Sent at once, as SGLang's default is; its lines have no starts.
     let at_once = line.replace("5.0", "Infinity").replace("\"start_times\": [6.5, 6.25, 6.0], ", "");
-    assert_eq!(read(&at_once), (Format::BenchServe, vec![(0, 10, 3), (0, 20, 4)], 1));
+    assert_eq!(read(&at_once), (formats::BENCH_SERVE, vec![(0, 10, 3), (0, 20, 4)], 1));
     let limited = at_once.replace("\"max_concurrency\": null", "\"max_concurrency\": 8");
     assert!(
         fault(limited).starts_with(": does not say when requests started; use a benchmark that writes start_times")
@@ -151,7 +151,7 @@ fn lines_of_aiperf_come_as_requests_ended() {
         aiperf(at + 1, "profiling", OUTPUT, "null").replace("\"was_cancelled\": false", "\"was_cancelled\": true"),
         aiperf(at + 1, "profiling", &OUTPUT.replace("31", "0"), "null"),
     ];
-    let expected = (Format::Aiperf, vec![(0, 550, 31), (3, 550, 31)], 4);
+    let expected = (formats::AIPERF, vec![(0, 550, 31), (3, 550, 31)], 4);
     assert_eq!(read(lines.concat()), expected);
     assert_eq!(
         fault(lines[1].clone() + &aiperf(at, "profiling", "", "null")),
@@ -169,7 +169,7 @@ fn a_part_of_a_result_is_taken_and_converted() {
     let selection = Selection { slice: "1..".parse().unwrap(), ..Selection::default() };
     let path = folder.path().join("trace.csv");
     let conversion =
-        convert_file(&read, ReaderOptions::default(), &selection, &path, Format::Vidur, &mut |_| {}).unwrap();
+        convert_file(&read, ReaderOptions::default(), &selection, &path, formats::VIDUR, &mut |_| {}).unwrap();
     assert_eq!((conversion.requests, conversion.failed_requests), (1, 1));
     assert!(!conversion.losses.iter().any(|loss| loss.contains("share")), "{:?}", conversion.losses);
     let text = std::fs::read_to_string(&path).unwrap();

@@ -1,9 +1,11 @@
 //! Parsed line of a trace, common to all formats.
 
+use serde::Deserialize;
 use serde_json::Value;
 use trunkline_core::{RetentionHint, Token};
 
 use super::chats::ChatTurn;
+use super::format::Format;
 use super::{LENGTH_TOKENS_MAX, Piece, Terms, TraceFault};
 
 /// First time of a line out of range, nanoseconds: counted from 1970, the year 2116.
@@ -61,6 +63,16 @@ pub(super) enum RowContent {
     Tokens(Box<[Token]>),
     /// Turn of a chat whose prompt holds the answer before.
     Chat(ChatTurn),
+}
+
+/// Parses a JSON object of `format`.
+pub(super) fn object<'a, T: Deserialize<'a>>(text: &'a [u8], format: Format) -> Result<T, TraceFault> {
+    serde_json::from_slice(text).map_err(|e| TraceFault::Malformed { format, why: e.to_string() })
+}
+
+/// Returns the value of a required field; `expected` has the fields of a request, in words.
+pub(super) fn present<T>(expected: &'static str, field: &'static str, value: Option<T>) -> Result<T, TraceFault> {
+    value.ok_or(TraceFault::MissingField { field, expected })
 }
 
 /// Returns a number without a fraction of zeros: some programs write whole numbers as `374.0`.

@@ -265,62 +265,27 @@ type Cloned<'a> = std::iter::Map<
 >;
 
 /// Source of the requests of a trace in memory.
+pub type Loaded<'a> = Queued<Cloned<'a>>;
+
+/// Source that reads a file on demand; a trace with sessions is read whole. As an iterator it yields the requests in the order of their
+/// earliest times.
+pub type FileSource = Queued<Selected<TraceReader>>;
+
+/// Source of requests in the order of their earliest times.
 #[derive(Debug)]
-pub struct Loaded<'a> {
+pub struct Queued<I> {
     format: Format,
-    n_requests: u64,
-    queue: Queue<Cloned<'a>>,
+    requests_hint: Option<u64>,
+    queue: Queue<I>,
 }
 
 impl<'a> Loaded<'a> {
     pub(super) fn new(trace: &'a Trace) -> Self {
         let requests: Cloned<'a> = trace.requests.iter().cloned().map(Ok);
         let has_sessions = trace.requests.iter().any(|request| request.turn.is_some());
-        let n_requests = trace.requests.len() as u64;
-        Self { format: trace.format, n_requests, queue: Queue::new(requests, has_sessions) }
+        let requests_hint = Some(trace.requests.len() as u64);
+        Self { format: trace.format, requests_hint, queue: Queue::new(requests, has_sessions) }
     }
-}
-
-impl Source for Loaded<'_> {
-    fn format(&self) -> Format {
-        self.format
-    }
-
-    fn next_arrival_ns(&mut self) -> Result<Option<u64>, TraceError> {
-        self.queue.next_ns()
-    }
-
-    fn next_request(&mut self) -> Result<Option<TraceRequest>, TraceError> {
-        self.queue.next().transpose()
-    }
-
-    fn ended(&mut self, number: u64, now_ns: u64, _: Outcome) {
-        self.queue.ended(number, now_ns);
-    }
-
-    fn wait_for_no_end(&mut self) {
-        self.queue.wait_for_no_end();
-    }
-
-    fn waits_for_ends(&self) -> bool {
-        self.queue.sessions.is_some()
-    }
-
-    fn earliest_arrival_ns(&mut self, _: usize, end_ns: u64) -> u64 {
-        self.queue.earliest_ns(end_ns)
-    }
-
-    fn requests_hint(&self) -> Option<u64> {
-        Some(self.n_requests)
-    }
-}
-
-/// Source that reads a file on demand; a trace with sessions is read whole. As an iterator it yields the requests in the order of their
-/// earliest times.
-pub struct FileSource {
-    format: Format,
-    limit: u64,
-    queue: Queue<Selected<TraceReader>>,
 }
 
 impl FileSource {
@@ -341,7 +306,8 @@ impl FileSource {
             };
             return Err(TraceError { path: path.into(), line: 0, fault });
         }
-        Ok(Self { format, limit: selection.limit, queue })
+        let requests_hint = Some(selection.limit).filter(|limit| *limit < u64::MAX);
+        Ok(Self { format, requests_hint, queue })
     }
 
     /// Returns the number of requests logged as failed, and skipped, so far.
@@ -359,7 +325,7 @@ impl Iterator for FileSource {
     }
 }
 
-impl Source for FileSource {
+impl<I: Iterator<Item = Result<TraceRequest, TraceError>>> Source for Queued<I> {
     fn format(&self) -> Format {
         self.format
     }
@@ -389,6 +355,6 @@ impl Source for FileSource {
     }
 
     fn requests_hint(&self) -> Option<u64> {
-        Some(self.limit).filter(|limit| *limit < u64::MAX)
+        self.requests_hint
     }
 }

@@ -24,7 +24,7 @@ use self::terms::TermCounts;
 pub use self::terms::TermStats;
 use super::blocks::{PrefixTree, blocks_of};
 use super::convert::PROGRESS_EVERY;
-use super::{Content, FileSource, Format, HASH_ID_TOKENS, ReaderOptions, Selection, Source, TraceError, TraceRequest};
+use super::{Content, FileSource, Format, ReaderOptions, Selection, Source, TraceError, TraceRequest};
 use crate::summary::{Histogram, Summary};
 use trunkline_core::draw::mix;
 
@@ -233,7 +233,7 @@ pub fn stats(
     format: Format,
     options: &StatsOptions,
 ) -> Result<TraceStats, StatsError> {
-    let block_tokens = options.block_tokens.unwrap_or(if format == Format::Mooncake { HASH_ID_TOKENS } else { 16 });
+    let block_tokens = options.block_tokens.or(format.block_tokens()).unwrap_or(16);
     if !(1..=BLOCK_TOKENS_MAX).contains(&block_tokens) {
         return Err(StatsError::BlockTokens(block_tokens));
     }

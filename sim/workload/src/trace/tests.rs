@@ -43,7 +43,7 @@ fn line(timestamp: u64, input: u32, output: u32, ids: &[u32]) -> String {
 fn mooncake_lines_become_requests() {
     let text = [line(250, 513, 7, &[3, 9]), String::new(), line(1250, 512, 1, &[3])].join("\n");
     let trace = load(&text);
-    assert_eq!(trace.format, Format::Mooncake);
+    assert_eq!(trace.format, formats::MOONCAKE);
     assert_eq!(trace.requests.len(), 2);
     let [a, b] = &trace.requests[..] else { unreachable!() };
     assert_eq!((a.arrival_ns, a.input_tokens, a.output_tokens), (0, 513, 7));
@@ -65,7 +65,7 @@ fn azure_lines_become_requests_unlike_each_other() {
     let text = "\u{feff}TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n\
                 2023-11-16 18:15:50.9951690,374,109";
     let trace = load(text);
-    assert_eq!(trace.format, Format::Azure);
+    assert_eq!(trace.format, formats::AZURE);
     let [a, b] = &trace.requests[..] else { panic!("two requests") };
     assert_eq!((a.arrival_ns, a.input_tokens, a.output_tokens), (0, 374, 44));
     assert_eq!((b.arrival_ns, b.input_tokens, b.output_tokens), (4_314_579_000, 374, 109));
@@ -146,9 +146,9 @@ fn a_forced_format_is_not_second_guessed() {
     let twice = fault("TIMESTAMP,ContextTokens,GeneratedTokens,ContextTokens\n", None);
     assert_eq!(twice, ", line 1: the header has the column 'ContextTokens' twice; remove one");
     let missing_column = ", line 1: the header has no column 'TIMESTAMP', only: {\"timestamp\": 0";
-    assert!(fault(line(0, 1, 1, &[0]), Some(Format::Azure)).starts_with(missing_column));
+    assert!(fault(line(0, 1, 1, &[0]), Some(formats::AZURE)).starts_with(missing_column));
     assert!(
-        fault(HEADER, Some(Format::Mooncake))
+        fault(HEADER, Some(formats::MOONCAKE))
             .starts_with(", line 1: not a line of the mooncake format (expected value")
     );
 }
@@ -286,7 +286,10 @@ fn an_unknown_format_names_those_there_are() {
     let error = "vllm".parse::<Format>().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "unknown trace format 'vllm'; there are: mooncake, azure, burstgpt, bailian, vidur, tokens, aiperf, guidellm, bench-serve"
+        format!(
+            "unknown trace format 'vllm'; there are: {}",
+            formats::read().map(Format::as_str).collect::<Vec<_>>().join(", ")
+        )
     );
 }
 
@@ -312,7 +315,7 @@ fn damaged_bytes_are_an_error_or_another_trace_but_never_a_panic() {
                 }
             }
             let file = file(&bytes);
-            for format in [None, Some(Format::Mooncake), Some(Format::Azure)] {
+            for format in [None, Some(formats::MOONCAKE), Some(formats::AZURE)] {
                 if let Ok(trace) = Trace::load(file.path(), format, None) {
                     assert!(trace.requests.is_sorted_by_key(|request| request.arrival_ns));
                     assert!(trace.requests.iter().all(|r| r.prompt().len() == r.input_tokens as usize));

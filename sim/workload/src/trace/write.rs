@@ -9,12 +9,12 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use trunkline_files::private;
 
-use super::blocks::{PrefixTree, blocks_of};
-use super::{Content, Format, HASH_ID_TOKENS, TraceRequest, retention};
+use super::blocks::PrefixTree;
+use super::format::{Format, Writing};
+use super::formats;
+use super::{TraceRequest, retention};
 
 const ZSTD_LEVEL: i32 = 3;
-const NS_PER_MS: u64 = 1_000_000;
-const NS_PER_S: u64 = 1_000_000_000;
 
 /// Failed writing of a trace.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +33,7 @@ pub enum WriteFault {
     #[error("cannot be written: {0}")]
     Io(#[from] io::Error),
     /// Format without a writer.
-    #[error("a trace of the {0} format cannot be written; choose mooncake, vidur or tokens")]
+    #[error("a trace of the {0} format cannot be written; choose {written}", written = formats::names(formats::written()))]
     Format(Format),
     /// More distinct blocks than ids.
     #[error(
@@ -53,12 +53,11 @@ enum Sink {
 }
 
 impl Sink {
-    fn create(path: &Path, packed_as: &Path, format: Format) -> io::Result<Self> {
-        let out: Box<dyn Write + Send> = match format {
+    fn create(path: &Path, packed_as: &Path, is_private: bool) -> io::Result<Self> {
+        let out: Box<dyn Write + Send> = match is_private {
             _ if is_standard(path) => Box::new(io::stdout()),
-            // The tokens may be prompts of clients, of a recording.
-            Format::Tokens => Box::new(private::create(path)?),
-            _ => Box::new(File::create(path)?),
+            true => Box::new(private::create(path)?),
+            false => Box::new(File::create(path)?),
         };
         let file = BufWriter::with_capacity(1 << 17, out);
         Ok(match packed_as.extension().and_then(|extension| extension.to_str()) {
@@ -111,44 +110,36 @@ pub struct TraceWriter {
     path: PathBuf,
     /// Temporary name, and the final one behind all symbolic links; `None` for a pipe or device.
     partial: Option<(PathBuf, PathBuf)>,
-    format: Format,
+    writing: &'static Writing,
     sink: Option<Sink>,
-    ids: PrefixTree,
+    tree: PrefixTree,
     line: String,
 }
 
 impl TraceWriter {
-    /// Returns the format for a file name, ignoring the compression suffix: `vidur` for `.csv`; `mooncake` for `.jsonl`, `.json` and names
-    /// without a suffix; `None` for other suffixes.
+    /// Returns the format for a file name, by its suffix without that of the compression; `None` for a suffix of no format.
     pub fn format_of(path: &Path) -> Option<Format> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let name = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(name);
-        match Path::new(name).extension().and_then(|suffix| suffix.to_str()) {
-            Some("csv") => Some(Format::Vidur),
-            None | Some("jsonl" | "json") => Some(Format::Mooncake),
-            Some(_) => None,
-        }
+        let suffix = Path::new(name).extension().map_or(Some(""), |suffix| suffix.to_str())?;
+        formats::written().find(|it| it.0.writing.as_ref().is_some_and(|writing| writing.suffixes.contains(&suffix)))
     }
 
-    /// Creates a trace in format `mooncake`, `vidur` or `tokens`; gzip for names ending in `.gz`, Zstandard for `.zst`. Replaces an
-    /// existing file once the trace is whole. `-` is standard output.
+    /// Creates a trace in a format that is written; gzip for names ending in `.gz`, Zstandard for `.zst`. Replaces an existing file once
+    /// the trace is whole. `-` is standard output.
     ///
     /// # Errors
     ///
     /// [`WriteError`] if the file cannot be created or the format has no writer.
     pub fn create(path: &Path, format: Format) -> Result<Self, WriteError> {
         let fail = |fault| WriteError { path: path.into(), fault };
-        if !matches!(format, Format::Mooncake | Format::Vidur | Format::Tokens) {
-            return Err(fail(WriteFault::Format(format)));
-        }
+        let writing = format.0.writing.as_ref().ok_or_else(|| fail(WriteFault::Format(format)))?;
         let partial = partial_of(path);
         let to = partial.as_ref().map_or(path, |(partial, _)| partial);
-        let mut sink = Sink::create(to, path, format).map_err(|e| fail(e.into()))?;
-        if format == Format::Vidur {
-            sink.write(b"arrived_at,num_prefill_tokens,num_decode_tokens\n").map_err(|e| fail(e.into()))?;
-        }
-        let ids = PrefixTree::default();
-        Ok(Self { path: path.into(), partial, format, sink: Some(sink), ids, line: String::new() })
+        let mut sink = Sink::create(to, path, writing.is_private).map_err(|e| fail(e.into()))?;
+        sink.write(writing.header.as_bytes()).map_err(|e| fail(e.into()))?;
+        let tree = PrefixTree::default();
+        Ok(Self { path: path.into(), partial, writing, sink: Some(sink), tree, line: String::new() })
     }
 
     /// Writes a request. Requests MUST come in the order of arrival.
@@ -158,17 +149,7 @@ impl TraceWriter {
     /// [`WriteError`] if the file cannot be written or has too many distinct blocks.
     pub fn write(&mut self, request: &TraceRequest) -> Result<(), WriteError> {
         self.line.clear();
-        let written = match self.format {
-            Format::Vidur => {
-                self.vidur(request);
-                Ok(())
-            }
-            Format::Tokens => {
-                self.tokens(request);
-                Ok(())
-            }
-            _ => self.mooncake(request),
-        };
+        let written = (self.writing.line)(request, &mut self.tree, &mut self.line);
         let sink = self.sink.as_mut().expect("not finished");
         let written = written.and_then(|()| Ok(sink.write(self.line.as_bytes())?));
         written.map_err(|fault| WriteError { path: self.path.clone(), fault })
@@ -197,64 +178,6 @@ impl TraceWriter {
             let _ = fs::remove_file(partial);
         }
     }
-
-    fn vidur(&mut self, request: &TraceRequest) {
-        let at_s = decimal(request.arrival_ns, NS_PER_S);
-        self.line = format!("{at_s},{},{}\n", request.input_tokens, request.output_tokens);
-    }
-
-    fn tokens(&mut self, request: &TraceRequest) {
-        let made;
-        let prompt = match &request.content {
-            Content::Tokens(tokens) => &tokens[..],
-            _ => {
-                made = request.prompt();
-                &made[..]
-            }
-        };
-        let TraceRequest { arrival_ns, input_tokens, output_tokens, output, terms, retention, .. } = request;
-        self.line = format!(
-            r#"{{"input_toks": {input_tokens}, "output_toks": {output_tokens}, "arrival_time_ns": {arrival_ns}, "input_tok_ids": "#
-        );
-        push_list(&mut self.line, prompt);
-        if let Some(output) = output {
-            self.line.push_str(", \"output_tok_ids\": ");
-            push_list(&mut self.line, &output[..*output_tokens as usize]);
-        }
-        self.line.push_str(&terms.to_json());
-        self.line.push_str(&retention::to_json(retention));
-        self.line.push_str("}\n");
-    }
-
-    fn mooncake(&mut self, request: &TraceRequest) -> Result<(), WriteFault> {
-        let at_ms = decimal(request.arrival_ns, NS_PER_MS);
-        let TraceRequest { input_tokens, output_tokens, content, terms, retention, .. } = request;
-        self.line = format!(
-            r#"{{"timestamp": {at_ms}, "input_length": {input_tokens}, "output_length": {output_tokens}, "hash_ids": "#
-        );
-        let ids = if let Content::Blocks(ids) = content { ids.clone() } else { self.synthetic_ids(request)? };
-        push_list(&mut self.line, &ids);
-        self.line.push_str(&terms.to_json());
-        self.line.push_str(&retention::to_json(retention));
-        self.line.push_str("}\n");
-        Ok(())
-    }
-
-    /// Returns one id per 512 tokens, equal for two blocks with an equal prefix up to their ends.
-    fn synthetic_ids(&mut self, request: &TraceRequest) -> Result<Box<[u32]>, WriteFault> {
-        let mut ids = Vec::with_capacity(request.input_tokens.div_ceil(HASH_ID_TOKENS) as usize);
-        let mut full = false;
-        let unshared = matches!(request.content, Content::Unique(_));
-        blocks_of(request, HASH_ID_TOKENS, |content, _| {
-            let id = match unshared {
-                true => self.ids.unshared(),
-                false => self.ids.child(ids.last().copied(), content).map(|(id, _)| id),
-            };
-            full |= id.is_none();
-            ids.extend(id);
-        });
-        if full { Err(WriteFault::TooManyBlocks) } else { Ok(ids.into()) }
-    }
 }
 
 impl Drop for TraceWriter {
@@ -266,7 +189,8 @@ impl Drop for TraceWriter {
     }
 }
 
-fn push_list(line: &mut String, numbers: &[u32]) {
+/// Appends a list of numbers in JSON.
+pub(super) fn push_list(line: &mut String, numbers: &[u32]) {
     use std::fmt::Write;
     line.push('[');
     for (i, number) in numbers.iter().enumerate() {
@@ -274,6 +198,13 @@ fn push_list(line: &mut String, numbers: &[u32]) {
         write!(line, "{separator}{number}").expect("a string takes all");
     }
     line.push(']');
+}
+
+/// Appends the terms and the hints of a request to its JSON object, and ends the line.
+pub(super) fn push_terms(line: &mut String, request: &TraceRequest) {
+    line.push_str(&request.terms.to_json());
+    line.push_str(&retention::to_json(&request.retention));
+    line.push_str("}\n");
 }
 
 /// Returns `value_ns` in units of `unit_ns`, a power of ten, without rounding or trailing zeros.
@@ -289,6 +220,7 @@ pub(super) fn decimal(value_ns: u64, unit_ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trace::formats::{MOONCAKE, VIDUR};
 
     #[test]
     fn decimals_are_exact_and_short() {
@@ -299,18 +231,18 @@ mod tests {
             (12_000_000_000, "12000", "12"),
             (12_345_678_901, "12345.678901", "12.345678901"),
         ] {
-            assert_eq!((decimal(ns, NS_PER_MS).as_str(), decimal(ns, NS_PER_S).as_str()), (ms, s));
+            assert_eq!((decimal(ns, 1_000_000).as_str(), decimal(ns, 1_000_000_000).as_str()), (ms, s));
         }
     }
 
     #[test]
     fn names_ask_for_formats() {
         for (name, format) in [
-            ("a.csv", Some(Format::Vidur)),
-            ("a.csv.zst", Some(Format::Vidur)),
-            ("a.jsonl.gz", Some(Format::Mooncake)),
-            ("csv", Some(Format::Mooncake)),
-            ("-", Some(Format::Mooncake)),
+            ("a.csv", Some(VIDUR)),
+            ("a.csv.zst", Some(VIDUR)),
+            ("a.jsonl.gz", Some(MOONCAKE)),
+            ("csv", Some(MOONCAKE)),
+            ("-", Some(MOONCAKE)),
             ("a.parquet", None),
         ] {
             assert_eq!(TraceWriter::format_of(Path::new(name)), format, "{name}");

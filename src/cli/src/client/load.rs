@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn a_report_of_another_trace_is_refused() {
-        let trace = Trace { format: trace::Format::Azure, requests: (0..3).map(traced).collect() };
+        let trace = Trace { format: trace::formats::AZURE, requests: (0..3).map(traced).collect() };
         let report = |requests, completed, prompt_tokens| serde_json::json!({ "requests": requests, "completed": completed, "prompt_tokens": prompt_tokens });
         assert!(check_same(&report(3, 3, 192), &trace).is_ok());
         assert!(check_same(&report(3, 2, 128), &trace).is_ok(), "one was refused");

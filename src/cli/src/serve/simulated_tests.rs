@@ -10,7 +10,7 @@ use trunkline_server::proto::{GenerateRequest, Sampling, Stopping, TokenIds};
 use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_sim_replay::{Arrivals, Settings as Fleet};
 use trunkline_sim_workload::Trace;
-use trunkline_sim_workload::trace::{Content, Format, TraceRequest};
+use trunkline_sim_workload::trace::{Content, TraceRequest, formats};
 
 use super::tests::given;
 use super::*;
@@ -194,7 +194,7 @@ fn prefill_and_decode_apart_decide_in_a_replay_as_they_do_live() {
         content: Content::Tokens(prompt.as_slice().into()),
         ..TraceRequest::default()
     };
-    let trace = Trace { format: Format::Tokens, requests: prompts.iter().map(traced).collect() };
+    let trace = Trace { format: formats::TOKENS, requests: prompts.iter().map(traced).collect() };
     let cost = fleet.cost_model().unwrap();
     let replayed = trunkline_sim_replay::replay(&trace, &fleet, &*cost, &mut |_| {}).unwrap();
 

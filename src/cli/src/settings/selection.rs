@@ -4,27 +4,27 @@ use std::num::NonZeroU32;
 
 use clap::Args;
 use trunkline_sim_workload::Format;
-use trunkline_sim_workload::trace::{ReaderOptions, Selection, Slice};
+use trunkline_sim_workload::trace::{FormatOption, ReaderOptions, Selection, Slice, formats};
 
 /// Requests to take from a trace, and the speed at which they arrive.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SelectionArgs {
-    /// Format of the trace: mooncake, azure, burstgpt, bailian, vidur, tokens, aiperf, guidellm or bench-serve [default: detected from the
-    /// content].
     #[arg(long, value_name = "NAME")]
+    #[arg(help = format!("Format of the trace: {} [default: detected from the content]", formats::names(formats::read())))]
     pub(crate) format: Option<Format>,
 
     /// Read N requests ahead to sort them by arrival time; at 0, an arrival before the previous one is an error.
     #[arg(long, value_name = "N", default_value_t = 0)]
     reorder: usize,
 
-    /// Tokens per id in hash_ids of a Mooncake trace [default: 512].
     #[arg(long, value_name = "N")]
+    #[arg(help = format!("Tokens per id in hash_ids, for {} traces [default: 512]", formats::with(FormatOption::BlockTokens)))]
     trace_block_size: Option<NonZeroU32>,
 
-    /// Begin a chat's next prompt with the answer before, kept in the cache as engines do; for Bailian traces, whose ids name
-    /// prompts alone.
-    #[arg(long)]
+    #[arg(long, help = format!(
+        "Begin a chat's next prompt with the answer before, kept in the cache as engines do; for {} traces, whose ids name prompts alone",
+        formats::with(FormatOption::ReuseAnswers)
+    ))]
     reuse_answers: bool,
 
     /// Take a part only: 100..200 in request numbers from 0, or 60s..120s in seconds from the first arrival; either end may

@@ -7,7 +7,7 @@ use trunkline_sim_perf::cost::StepShape;
 use trunkline_sim_perf::{hardware, model};
 use trunkline_sim_report::Report;
 use trunkline_sim_workload::Trace;
-use trunkline_sim_workload::trace::{Content, Format, TraceRequest};
+use trunkline_sim_workload::trace::{Content, TraceRequest, formats};
 
 fn preset(name: &str) -> Hardware {
     *hardware::by_name(name).unwrap()
@@ -45,7 +45,7 @@ fn trace(n: u32) -> Trace {
         content: Content::Unique(i),
         ..TraceRequest::default()
     };
-    Trace { format: Format::Azure, requests: (0..n).map(request).collect() }
+    Trace { format: formats::AZURE, requests: (0..n).map(request).collect() }
 }
 
 fn run(settings: &Settings, n: u32) -> Report {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::*;
-use crate::trace::{Piece, TraceReader};
+use crate::trace::{Piece, TraceReader, formats};
 
 fn request(arrival_ms: u64, input_tokens: u32, ids: &[u32]) -> TraceRequest {
     let arrival_ns = arrival_ms * 1_000_000;
@@ -20,7 +20,7 @@ fn request(arrival_ms: u64, input_tokens: u32, ids: &[u32]) -> TraceRequest {
 
 fn of(requests: &[TraceRequest], capacities: &[u64]) -> TraceStats {
     let options = StatsOptions { block_tokens: None, capacities: capacities.to_vec() };
-    stats(requests.iter().cloned().map(Ok), Format::Mooncake, &options).unwrap()
+    stats(requests.iter().cloned().map(Ok), formats::MOONCAKE, &options).unwrap()
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn no_content_has_no_prefixes() {
         content: Content::Unique(0),
         ..TraceRequest::default()
     };
-    let stats = stats([Ok(unlike)].into_iter(), Format::Azure, &StatsOptions::default()).unwrap();
+    let stats = stats([Ok(unlike)].into_iter(), formats::AZURE, &StatsOptions::default()).unwrap();
     assert_eq!(stats.prefixes, None);
     assert_eq!((stats.arrivals.rate_requests_s, stats.arrivals.peak_minute_requests), (0.0, 1));
 }
@@ -88,7 +88,7 @@ fn no_content_has_no_prefixes() {
 #[test]
 fn what_cannot_be_counted_is_refused() {
     let none = || std::iter::empty();
-    let fault = |options| stats(none(), Format::Azure, &options).unwrap_err().to_string();
+    let fault = |options| stats(none(), formats::AZURE, &options).unwrap_err().to_string();
     assert_eq!(fault(StatsOptions::default()), "the trace holds no request");
     assert_eq!(
         fault(StatsOptions { block_tokens: Some(0), ..Default::default() }),
@@ -150,7 +150,7 @@ fn one_pass_agrees_with_caches_that_evict_leaf_by_leaf() {
     for seed in 0..20 {
         let requests = tangle(60, seed);
         let options = StatsOptions { block_tokens: Some(10), capacities: (1..=40).step_by(3).collect() };
-        let found = stats(requests.iter().cloned().map(Ok), Format::Synthetic, &options).unwrap().prefixes.unwrap();
+        let found = stats(requests.iter().cloned().map(Ok), formats::SYNTHETIC, &options).unwrap().prefixes.unwrap();
         let next_use = |after: usize, path: &[u32]| {
             let uses = |request: &TraceRequest| {
                 let Content::Pieces(pieces) = &request.content else { unreachable!() };
@@ -179,7 +179,7 @@ fn the_public_figures_of_the_conversation_trace() {
     let lru = [(1_000, 0.0445), (2_000, 0.0543), (5_000, 0.1118), (10_000, 0.2116), (20_000, 0.2878), (50_000, 0.3546)];
     let belady = [(1_000, 0.1907), (2_000, 0.2550), (5_000, 0.3412), (10_000, 0.3664)];
     let options = StatsOptions { block_tokens: Some(512), capacities: lru.map(|(blocks, _)| blocks).to_vec() };
-    let stats = stats(TraceReader::open(&path, None).unwrap(), Format::Mooncake, &options).unwrap();
+    let stats = stats(TraceReader::open(&path, None).unwrap(), formats::MOONCAKE, &options).unwrap();
     let prefixes = stats.prefixes.unwrap();
     assert_eq!((stats.requests, prefixes.blocks, prefixes.distinct_blocks), (12_031, 288_500, 182_790));
     let close = |found: f64, expected: f64| assert!((found - expected).abs() < 0.5e-4, "{found} for {expected}");

@@ -1,11 +1,34 @@
-//! Timestamps of Azure's traces.
+//! Rows of Azure's traces, and their timestamps.
+
+use crate::trace::csv::Dialect;
+use crate::trace::format::{Format, Reading, Shares, TraceFormat};
+
+/// CSV without content, as in Azure's public LLM inference traces of 2023 and 2024.
+pub const AZURE: Format = Format(&TraceFormat {
+    name: "azure",
+    title: "Azure",
+    about: "CSV: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`; 2023 and 2024. Requests without a generated token are left out and counted",
+    shares: Shares::Nothing,
+    options: &[],
+    loses: None,
+    lookalikes: &[],
+    reading: Reading::Csv(Dialect {
+        time: "TIMESTAMP",
+        input: "ContextTokens",
+        output: "GeneratedTokens",
+        time_ns: timestamp_ns,
+        expected: "like 2023-11-16 18:15:46.6805900",
+        has_failures: true,
+    }),
+    writing: None,
+});
 
 const YEAR_MIN: u64 = 1970;
 const YEAR_MAX: u64 = 2199;
 
 /// Parses `YYYY-MM-DD hh:mm:ss` with an optional fraction of up to nine digits and an optional `Z` or offset such as `+00:00`.
 /// Returns nanoseconds since 1970.
-pub(super) fn timestamp_ns(text: &str) -> Option<u64> {
+fn timestamp_ns(text: &str) -> Option<u64> {
     let (date, rest) = text.split_once([' ', 'T'])?;
     let mut date = date.split('-');
     let year = number(date.next()?, 4, YEAR_MIN..=YEAR_MAX)?;

@@ -1,0 +1,84 @@
+//! Lines of a Bailian usage trace: JSON objects.
+//!
+//! A block id names the content of 16 tokens alone rather than a whole prefix. Both are equivalent here, since a cache finds a
+//! block only under its prefix. Turns and types are ignored. The ids express the prompts that turns share, but not the answers in
+//! later prompts: [`ReaderOptions::reuse_answers`] finds those by `chat_id` and `parent_chat_id`.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::trace::block_ids::BlockIds;
+use crate::trace::block_line::{BlockIdLine, FIELDS, pieces};
+use crate::trace::chats::ChatTurn;
+use crate::trace::csv::{SECONDS, seconds_ns};
+use crate::trace::format::{Field, Format, FormatOption, LineParser, Opened, Order, Reading, Shares, TraceFormat};
+use crate::trace::row::{Row, RowContent, object, present};
+use crate::trace::{ReaderOptions, TraceFault};
+
+/// Tokens per block id.
+const BLOCK_TOKENS: u32 = 16;
+
+/// JSON lines with block ids and chats, as in the usage traces of Qwen on Bailian.
+pub const BAILIAN: Format = Format(&TraceFormat {
+    name: "bailian",
+    title: "Bailian",
+    about: "JSON: `chat_id`, `timestamp` (s), `input_length`, `output_length`, `hash_ids`",
+    shares: Shares::Blocks(BLOCK_TOKENS),
+    options: &[FormatOption::ReuseAnswers],
+    loses: Some("chats, turns and types are left out"),
+    lookalikes: &[],
+    reading: Reading::Lines {
+        fields: &[
+            Field::Required(&["chat_id"]),
+            Field::Required(&["timestamp"]),
+            Field::Prompt(&["input_length"]),
+            Field::Required(&["output_length"]),
+            Field::Required(&["hash_ids"]),
+            Field::Optional(&["parent_chat_id"]),
+        ],
+        open,
+    },
+    writing: None,
+});
+
+/// Parser of a file.
+struct Parser {
+    /// `true` to put the answer before into a prompt.
+    reuse_answers: bool,
+    numbers: BlockIds,
+}
+
+/// Place of a line in its chat.
+#[derive(Deserialize)]
+struct Chat {
+    chat_id: i64,
+    /// -1 for the first turn.
+    parent_chat_id: Option<i64>,
+}
+
+fn open(_: &[u8], options: &ReaderOptions) -> Opened {
+    let parser = Parser { reuse_answers: options.reuse_answers, numbers: BlockIds::default() };
+    Opened { parser: Box::new(parser), order: Order::Time }
+}
+
+impl LineParser for Parser {
+    fn parse(&mut self, text: &[u8]) -> Result<Option<Row>, TraceFault> {
+        let mut line = BlockIdLine::parse(text, BAILIAN)?;
+        let at_ns = timestamp_ns(present(FIELDS, "timestamp", line.timestamp.take())?)?;
+        let (mut row, ids) = line.into_row(at_ns, BAILIAN, BLOCK_TOKENS, &mut self.numbers)?;
+        let ids = present(FIELDS, "hash_ids", ids)?;
+        row.content = if self.reuse_answers {
+            let Chat { chat_id: chat, parent_chat_id } = object(text, BAILIAN)?;
+            let parent = parent_chat_id.filter(|parent| *parent >= 0);
+            RowContent::Chat(ChatTurn { chat, parent, ids, block_tokens: BLOCK_TOKENS })
+        } else {
+            RowContent::Pieces(pieces(&ids, row.input_tokens, BLOCK_TOKENS))
+        };
+        Ok(Some(row))
+    }
+}
+
+fn timestamp_ns(value: Value) -> Result<u64, TraceFault> {
+    let text = value.to_string();
+    seconds_ns(&text).ok_or(TraceFault::BadTimestamp { field: "timestamp", value: text, expected: SECONDS })
+}
