@@ -161,7 +161,8 @@ pub fn wordy(pages: &[Page]) -> Vec<String> {
         out.push(format!("docs/guide has {} pages", guides().count()));
     }
     let is_counted = |page: &&Page| {
-        page.name.starts_with("docs/") || ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].contains(&&*page.name)
+        page.name.starts_with("docs/")
+            || ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].contains(&page.name.as_str())
     };
     let all: usize = pages.iter().filter(is_counted).map(|page| words(&page.text)).sum();
     if all > WORDS_MAX {
