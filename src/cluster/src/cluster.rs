@@ -16,7 +16,7 @@ use trunkline_quote::quoted;
 use crate::deadlines::Deadlines;
 use crate::digest::{ClusterDigest, decision};
 use crate::engine::{Engine, EngineConfig, EngineEvent, EngineId, EngineState, EngineStatus, Role};
-use crate::input::{Input, Move, Output};
+use crate::input::{Input, Move, Output, is_from_worker};
 use crate::placement::Brings;
 use crate::placement::Placements;
 use crate::router::{self, ROUTER_DEFAULT, RouterContext};
@@ -119,8 +119,7 @@ pub enum ClusterError {
     Router(#[from] RegistryError),
 }
 
-/// Many engines behind one interface. Single-threaded, without I/O, clock or randomness: decisions are a function of the inputs and
-/// the times of the inputs.
+#[doc = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/contract.md"))]
 pub struct Cluster {
     engines: Vec<Engine>,
     placements: Placements,
@@ -236,7 +235,7 @@ impl Cluster {
     fn handle_client(&mut self, event: Event, out: &mut Vec<Output>) {
         match event {
             Event::Submit(request) => self.submit(request, out),
-            Event::Abort(id) | Event::Stop(id) | Event::Fail(id) | Event::Withdraw(id) => {
+            Event::Abort(id) | Event::Stop(id) | Event::Fail(id) | Event::Accuse(id) | Event::Withdraw(id) => {
                 // An unknown request has just ended; the first engine ignores the event.
                 let engine = self.placements.get(id).map_or(EngineId(0), |placed| placed.engine);
                 self.deliver(engine, event, out);
@@ -256,11 +255,15 @@ impl Cluster {
                 self.closing = Closing::ShutDown;
                 self.deliver_to_all(&event, out);
             }
-            event => self.deliver_to_all(&event, out),
+            event => {
+                assert!(!is_from_worker(&event), "{event:?} comes from a worker: deliver it with the engine");
+                self.deliver_to_all(&event, out);
+            }
         }
     }
 
     fn handle_engine(&mut self, engine: EngineId, event: Event, out: &mut Vec<Output>) {
+        assert!(engine.index() < self.engines.len(), "{engine} of {}: {event:?}", self.engines.len());
         match event {
             Event::WorkerJoined => self.change(engine, EngineEvent::Joined, out),
             Event::WorkerLost => self.change(engine, EngineEvent::Lost, out),

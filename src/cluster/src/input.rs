@@ -9,10 +9,10 @@ use crate::health::Health;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
     /// From clients, operators or the clock: `Submit`, `Abort`, `Stop`, `Fail`, `Tick`, `FlushCache`, `Drain`, `Shutdown`.
-    /// The cluster finds the engines concerned.
+    /// The cluster finds the engines concerned. An event of a worker panics.
     Client(Event),
-    /// From the worker of one engine: `WorkerJoined`, `DraftsLimited`, `WorkerLost`, `WorkerTaken`, `StepFinished`, `TransferFinished`,
-    /// `TransferFailed`, `TransferInterrupted`. A `Submit` places a request on this engine without asking the router.
+    /// From the worker or the store of one engine: `WorkerJoined`, `WorkerLost`, `StepFinished`, the ends of transfers and look-ups, blocks found in
+    /// tiers. A number of no engine panics. A `Submit` places a request on this engine without asking the router.
     Engine(EngineId, Event),
     /// The worker of an engine is lost for good. The engine's requests move to other engines, with all tokens generated so far.
     Retire(EngineId),
@@ -74,4 +74,25 @@ pub enum Move {
     Suspected,
     /// The prefill ended on a prefill-only engine.
     HandedOver,
+}
+
+/// Returns `true` for an event of the worker or the store of one engine.
+pub(crate) fn is_from_worker(event: &Event) -> bool {
+    matches!(
+        event,
+        Event::WorkerJoined
+            | Event::WorkerLost
+            | Event::WorkerTaken
+            | Event::WorkerResumed
+            | Event::DraftsLimited(_)
+            | Event::StepFinished(_)
+            | Event::TransferFinished(_)
+            | Event::TransferFailed(_)
+            | Event::TransferInterrupted(_)
+            | Event::TransferPartial { .. }
+            | Event::TierFound { .. }
+            | Event::TierFoundLater { .. }
+            | Event::TierResized { .. }
+            | Event::LookupEnded { .. }
+    )
 }

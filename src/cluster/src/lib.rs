@@ -5,11 +5,11 @@
 //! core, is a pure state machine: every [`Input`] is delivered with the time of the event, every [`Output`] is for the driver to
 //! perform. The server drives a cluster with a real clock and real workers, the simulator with a virtual clock and modelled
 //! workers; both route, fail over and drain alike, and a recording replays bit for bit. The relation is that of quinn-proto's
-//! `Endpoint` to the endpoint's `Connection`s.
+//! `Endpoint` to the endpoint's `Connection`s. [`Cluster`] says what a driver must do.
+//!
 //! # The way of a request
 //!
 //! 1. `Submit` reaches [`Cluster::handle`] with the prompt hashed. The [`router`] picks an open engine by loads and known prefixes.
-//! 2. The core of that engine runs the request. Its actions come out as [`Output::Engine`], with the engine's number.
 //! 2. The core of the chosen engine runs the request. The core's actions come out as [`Output::Engine`], with the engine's number.
 //! 3. If the worker of the engine is lost and expected back, the request waits and starts over there. If the worker is lost for
 //!    good, or the engine is drained, the core gives the request back and the router picks another engine: the request continues
@@ -18,8 +18,8 @@
 //!    gets no requests until a probe succeeds ([`Health`]).
 //! 5. On a prefill engine the request ends with the first token, and is handed over to a decode engine ([`handover`]).
 //!
-//! * Every accepted request is on exactly one engine and gets exactly one `Finish`, whatever becomes of the engines.
-//! * A client sees every token once: a request that moves is not run from the beginning, and draws the same samples.
+//! # Invariants
+//!
 //! * Every accepted request is on exactly one engine and gets exactly one `Finish`, even if engines are lost or drained.
 //! * A client sees every token once: a moved request is not run from the beginning, and draws the same samples.
 //! * A cluster of one engine decides as the engine's core does: same digest, same recording.

@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::cluster::ClusterConfig;
 use crate::engine::{EngineConfig, EngineId, Role};
-use crate::input::Input;
+use crate::input::{Input, is_from_worker};
 use crate::router::ROUTER_DEFAULT;
 
 /// Format version of a recording of one engine. Grows whenever the lines or the digest of equal decisions change; 2 and 3 had a digest
@@ -198,26 +198,6 @@ impl Line {
         // Every type in a line is made of numbers, strings and lists, which always serialise.
         serde_json::to_string(self).expect("a recording line serialises")
     }
-}
-
-fn is_from_worker(event: &Event) -> bool {
-    matches!(
-        event,
-        Event::WorkerJoined
-            | Event::WorkerLost
-            | Event::WorkerTaken
-            | Event::WorkerResumed
-            | Event::DraftsLimited(_)
-            | Event::StepFinished(_)
-            | Event::TransferFinished(_)
-            | Event::TransferFailed(_)
-            | Event::TransferInterrupted(_)
-            | Event::TransferPartial { .. }
-            | Event::TierFound { .. }
-            | Event::TierFoundLater { .. }
-            | Event::TierResized { .. }
-            | Event::LookupEnded { .. }
-    )
 }
 
 #[cfg(test)]

@@ -19,6 +19,8 @@ use crate::journal::Journal;
 use crate::journal::digest::Decision;
 use crate::journal::stats::Stats;
 use crate::names::ids::RequestId;
+use crate::policy::Policy;
+use crate::policy::waiting::Waiting;
 use crate::request::remains::Remains;
 use crate::request::sequence::{Ending, Phase, Sequence, SequenceState};
 use crate::request::{FinishReason, Refusal, Request};
@@ -32,7 +34,7 @@ use crate::{request::retention, schedule::readers, schedule::swap, schedule::tra
 /// Deadlines of ended requests kept before they are cleared away, at most.
 const DEADLINES_SPARE: usize = 64;
 
-/// The core. Single-threaded, without I/O, clock or randomness: decisions are a function of the events and the times of the events.
+#[doc = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/contract.md"))]
 pub struct Core {
     /// Sequences, queues and KV cache.
     pub(crate) state: State,
@@ -83,6 +85,19 @@ impl Core {
             #[cfg(debug_assertions)]
             events_seen: 0,
         })
+    }
+
+    /// Creates a core like [`Self::new`] whose requests are scheduled by a policy that is in no registry, instead of [`Config::policy`].
+    ///
+    /// The floors of tenants ([`Config::retained_blocks`]) follow [`Config::policy`] all the same. A recording does not name the policy: it
+    /// replays only in a program that has it.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_policy(config: Config, policy: Box<dyn Policy>) -> Result<Self, ConfigError> {
+        let mut core = Self::new(config)?;
+        core.state.waiting = Waiting::new(policy);
+        Ok(core)
     }
 
     /// Handles an event of time `now_ns`, and appends the resulting actions to `actions`.

@@ -1,7 +1,7 @@
 //! The rules of the core, one small run each. The oracle in the workspace's `tests/` proves that they hold together.
 
 use trunkline_core::{
-    Config, Core, Event, FinishReason, Namespace, Refusal, Request, RequestId, StepResult, Token, policy,
+    Config, ConfigError, Core, Event, FinishReason, Namespace, Refusal, Request, RequestId, StepResult, Token, policy,
 };
 use trunkline_driver::Driver;
 
@@ -501,14 +501,12 @@ fn history_is_sent_only_to_a_sampler_that_needs_it() {
 
 #[test]
 fn limits_out_of_range_are_named() {
-    let error = |config: Config| Core::new(config).err().unwrap().to_string();
-    assert!(error(Config { block_size: 0, ..config() }).starts_with("block_size is 0; it must be between 1"));
-    assert!(
-        error(Config { max_batch_tokens: 3, ..config() })
-            .starts_with("max_batch_tokens is 3; it must be at least max_batch_size")
-    );
+    let error = |config: Config| Core::new(config).err().unwrap();
+    assert!(matches!(error(Config { block_size: 0, ..config() }), ConfigError::OutOfRange { name: "block_size", .. }));
+    let few = error(Config { max_batch_tokens: 3, ..config() });
+    assert!(matches!(few, ConfigError::BatchTokensBelowSize { tokens: 3, .. }), "{few:?}");
     let unknown = error(Config { policy: "fifo".into(), ..config() });
-    assert_eq!(unknown, "unknown policy 'fifo'; there are: fcfs, priority, sjf, lpm, lpm_sorted, edf, vtc");
+    assert!(matches!(unknown, ConfigError::Registry(_)), "{unknown:?}");
 }
 
 #[test]

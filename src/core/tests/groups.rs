@@ -2,7 +2,7 @@
 //! have them.
 
 use trunkline_core::{
-    Config, Event, H2oConfig, Keeps, Namespace, Preemption, Request, RequestId, SeqFault, WorkerFacts, h2o,
+    Config, ConfigError, Event, H2oConfig, Keeps, Namespace, Preemption, Request, RequestId, SeqFault, WorkerFacts, h2o,
 };
 use trunkline_driver::{Direction, Driver};
 
@@ -301,7 +301,7 @@ fn a_worker_that_cannot_score_keeps_the_later_blocks() {
 #[test]
 fn a_window_of_no_token_is_refused() {
     let config = config(&[Keeps::All, Keeps::Window(0)], 20);
-    assert_eq!(config.validate().unwrap_err().to_string(), "a layer group has a window of 0 tokens; give at least 1");
+    assert_eq!(config.validate(), Err(ConfigError::EmptyWindow));
 }
 
 /// A request that keeps all and grows, and behind it one that evicts, which `device_blocks` blocks in each group cannot hold both.

@@ -3,6 +3,15 @@
 //!
 //! Users are the disk tier of the store, the weights of the embedded worker, and all that writes prompts to a file.
 //!
+//! ```
+//! use trunkline_files::{Aligned, PAGE};
+//!
+//! let mut bytes = Aligned::with_capacity(PAGE);
+//! bytes.append(|bytes| bytes.extend_from_slice(b"a record"));
+//! bytes.pad();
+//! assert_eq!((bytes.as_slice().len(), &bytes.as_slice()[..8]), (PAGE, &b"a record"[..]));
+//! ```
+//!
 //! **Boundary:** this crate depends on no other crate of Trunkline and gives bytes no meaning.
 
 #![forbid(unsafe_code)]

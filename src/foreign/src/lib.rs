@@ -6,6 +6,14 @@
 //!
 //! An abort (no memory, no stack) cannot be caught: callers check sizes first.
 //!
+//! ```
+//! let first = |bytes: Vec<u8>| trunkline_foreign::call(|| bytes[0]);
+//! assert_eq!(first(vec![7]), Ok(7));
+//! let fault = first(Vec::new()).unwrap_err().to_string();
+//! assert!(fault.starts_with("index out of bounds"), "{fault}");
+//! assert_eq!(trunkline_foreign::panics(), 1);
+//! ```
+//!
 //! **Boundary:** this crate depends on no other crate of Trunkline and knows no format.
 
 #![forbid(unsafe_code)]

@@ -2,6 +2,12 @@
 //!
 //! A prefix in a used pool touches a few lines in many places, and attention reads blocks in any order. On pages of 4 KiB most
 //! places cost a walk through the page table beside the load; on pages of 2 MiB the processor remembers every one.
+//!
+//! ```
+//! let mut values: Vec<u64> = trunkline_pages::with_capacity(1 << 20);
+//! values.push(7);
+//! assert!(values.capacity() >= 1 << 20 && values == [7]);
+//! ```
 
 /// Bytes of an array from which on huge pages are requested: smaller arrays need few pages of any size.
 #[cfg(target_os = "linux")]

@@ -475,24 +475,23 @@ fn aborts_and_duplicates_find_their_engine_and_draining_ends_everywhere() {
 
 #[test]
 fn settings_that_cannot_work_are_named() {
-    let error = |config: ClusterConfig| Cluster::new(&config).err().unwrap().to_string();
+    let error = |config: ClusterConfig| Cluster::new(&config).err().unwrap();
     let uniform = |n| ClusterConfig::uniform(&config(), n);
-    assert_eq!(error(uniform(0)), "a cluster has 0 engines; it must have between 1 and 4096");
+    assert_eq!(error(uniform(0)), ClusterError::EngineCount(0));
     let mut sizes = uniform(2);
     sizes.engines[1].core.block_size = 8;
-    let expected = "engine 1 has blocks of 8 tokens and engine 0 has blocks of 4; all engines need one block size";
-    assert_eq!(error(sizes), expected);
+    assert_eq!(error(sizes), ClusterError::BlockSizes { engine: EngineId(1), size: 8, first: 4 });
     let mut bad = uniform(2);
     bad.engines[1].core.device_blocks = 0;
-    assert!(error(bad).starts_with("engine 1: device_blocks is 0"));
-    let router = ClusterConfig { router: "nearest".into(), ..uniform(2) };
-    let unknown = error(router);
-    assert!(unknown.starts_with("unknown router 'nearest'; there are: round_robin, least_loaded, "), "{unknown}");
-    assert_eq!(
-        error(roles(&[Role::Prefill, Role::Prefill])),
-        "no engine takes over what others prefilled; give at least one engine the role 'decode' or 'both'"
-    );
-    assert!(error(roles(&[Role::Decode])).starts_with("no engine takes new requests"));
+    let bad = error(bad);
+    let is_blocks = |error: &ConfigError| matches!(error, ConfigError::OutOfRange { name: "device_blocks", .. });
+    assert!(matches!(&bad, ClusterError::Core { engine: EngineId(1), error } if is_blocks(error)), "{bad:?}");
+    let router = error(ClusterConfig { router: "nearest".into(), ..uniform(2) });
+    let is_unknown =
+        |error: &RegistryError| matches!(error, RegistryError::UnknownName(error) if error.name == "nearest");
+    assert!(matches!(&router, ClusterError::Router(error) if is_unknown(error)), "{router:?}");
+    assert!(matches!(error(roles(&[Role::Prefill, Role::Prefill])), ClusterError::Roles { role: "decode", .. }));
+    assert!(matches!(error(roles(&[Role::Decode])), ClusterError::Roles { role: "prefill", .. }));
 }
 
 #[test]

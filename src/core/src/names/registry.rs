@@ -170,8 +170,8 @@ mod tests {
         ],
     );
 
-    fn error(spec: &str) -> String {
-        THINGS.make(spec, 1).unwrap_err().to_string()
+    fn error(spec: &str) -> RegistryError {
+        THINGS.make(spec, 1).unwrap_err()
     }
 
     #[test]
@@ -185,15 +185,20 @@ mod tests {
 
     #[test]
     fn errors_say_the_kind_the_name_and_the_choices() {
-        assert_eq!(error("odd"), "unknown thing 'odd'; there are: plain, sized");
-        assert_eq!(error("odd:size=1"), "unknown thing 'odd'; there are: plain, sized");
-        assert_eq!(error(""), "unknown thing ''; there are: plain, sized");
-        assert_eq!(error("plain:size=1"), "thing 'plain' has no parameter 'size'; it has: none");
-        assert_eq!(error("sized:size=10"), "thing 'sized': size is '10'; it must be a whole number between 1 and 9");
+        for (spec, name) in [("odd", "odd"), ("odd:size=1", "odd"), ("", "")] {
+            let unknown = UnknownName { kind: "thing", name: name.into(), known: vec!["plain", "sized"] };
+            assert_eq!(error(spec), RegistryError::UnknownName(unknown));
+        }
+        let parameter = |spec| match error(spec) {
+            RegistryError::Parameter { kind: "thing", error } => error,
+            other => panic!("{other:?}"),
+        };
+        assert!(matches!(parameter("plain:size=1"), SpecError::UnknownKey { name, .. } if name == "plain"));
+        assert!(matches!(parameter("sized:size=10"), SpecError::BadValue { key: "size", min: 1, max: 9, .. }));
         let choices = [("one", 1), ("two", 2)];
         assert_eq!(choose("number", &choices, "two"), Ok(2));
-        let unknown = choose("number", &choices, "ten").unwrap_err();
-        assert_eq!(unknown.to_string(), "unknown number 'ten'; there are: one, two");
+        let unknown = UnknownName { kind: "number", name: "ten".into(), known: vec!["one", "two"] };
+        assert_eq!(choose("number", &choices, "ten"), Err(unknown));
     }
 
     #[test]

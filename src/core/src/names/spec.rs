@@ -128,8 +128,8 @@ mod tests {
         Param { key: "weight", about: "", default: 2, min: 1, max: 9 },
     ];
 
-    fn values(text: &str) -> Result<Vec<u64>, String> {
-        Spec::new(text).values(&PARAMS).map_err(|error| error.to_string())
+    fn values(text: &str) -> Result<Vec<u64>, SpecError> {
+        Spec::new(text).values(&PARAMS)
     }
 
     #[test]
@@ -142,22 +142,24 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_reported_in_one_line() {
-        let error = |text| values(text).unwrap_err();
-        assert_eq!(error("p:age=1"), "'p' has no parameter 'age'; it has: age_ms, weight");
-        assert_eq!(error("p: weight=1"), "'p' has no parameter ' weight'; it has: age_ms, weight");
-        assert_eq!(error("p:weight=x"), "'p': weight is 'x'; it must be a whole number between 1 and 9");
-        assert_eq!(error("p:weight=0"), "'p': weight is '0'; it must be a whole number between 1 and 9");
-        assert_eq!(error("p:weight=10"), "'p': weight is '10'; it must be a whole number between 1 and 9");
-        assert_eq!(error("p:age_ms=-1"), "'p': age_ms is '-1'; it must be a whole number between 0 and 100");
-        assert_eq!(error("p:age_ms=1.5"), "'p': age_ms is '1.5'; it must be a whole number between 0 and 100");
-        assert_eq!(error("p:age_ms="), "'p': age_ms is ''; it must be a whole number between 0 and 100");
-        assert_eq!(error("p:weight=1=2"), "'p': weight is '1=2'; it must be a whole number between 1 and 9");
-        assert_eq!(error("p:weight=1,weight=1"), "'p': weight is given twice");
-        assert_eq!(error("p:weight"), "'p': 'weight' is not of the form key=value; the keys are: age_ms, weight");
-        assert_eq!(error("p:"), "'p': '' is not of the form key=value; the keys are: age_ms, weight");
-        assert_eq!(error("p:weight=1,"), "'p': '' is not of the form key=value; the keys are: age_ms, weight");
-        let none = Spec::new("q:weight=1").values(&[]).unwrap_err();
-        assert_eq!(none.to_string(), "'q' has no parameter 'weight'; it has: none");
+    fn faults_are_named() {
+        let (name, known) = (|| "p".to_owned(), || "age_ms, weight".to_owned());
+        let unknown = |key: &str| Err(SpecError::UnknownKey { name: name(), key: key.into(), known: known() });
+        assert_eq!(values("p:age=1"), unknown("age"));
+        assert_eq!(values("p: weight=1"), unknown(" weight"));
+        for value in ["x", "0", "10", "1=2"] {
+            let bad = SpecError::BadValue { name: name(), key: "weight", value: value.into(), min: 1, max: 9 };
+            assert_eq!(values(&format!("p:weight={value}")), Err(bad));
+        }
+        for value in ["-1", "1.5", ""] {
+            let bad = SpecError::BadValue { name: name(), key: "age_ms", value: value.into(), min: 0, max: 100 };
+            assert_eq!(values(&format!("p:age_ms={value}")), Err(bad));
+        }
+        assert_eq!(values("p:weight=1,weight=1"), Err(SpecError::Twice { name: name(), key: "weight" }));
+        for (text, part) in [("p:weight", "weight"), ("p:", ""), ("p:weight=1,", "")] {
+            assert_eq!(values(text), Err(SpecError::NoValue { name: name(), part: part.into(), known: known() }));
+        }
+        let none = SpecError::UnknownKey { name: "q".into(), key: "weight".into(), known: NO_KEYS.into() };
+        assert_eq!(Spec::new("q:weight=1").values(&[]), Err(none));
     }
 }
