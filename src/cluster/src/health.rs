@@ -12,6 +12,7 @@
 //! ran for as long as it was last kept away. A cluster of one engine does not ask: there is nowhere else to go.
 
 use serde::Serialize;
+use trunkline_core::Pause;
 
 /// Failed steps in a row after which an engine is suspected. One request that fails everywhere fails at most three in a row: two with all
 /// beside it, and one with its half of the suspects; then another half succeeds. So the fourth has another cause.
@@ -82,17 +83,23 @@ impl Health {
 }
 
 /// Circuit breaker of one engine: its health, and the times of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Breaker {
     state: Health,
     /// Failed steps in a row, as far as known here.
     in_a_row: u32,
-    /// End of the pause, while suspected.
-    until_ns: u64,
-    /// The last pause; 0 before the first.
-    pause_ns: u64,
+    /// Pauses before a probe, while suspected.
+    pause: Pause,
     /// Beginning of the open state.
     opened_ns: u64,
+}
+
+impl Default for Breaker {
+    /// Creates the breaker of an engine that was never suspected.
+    fn default() -> Self {
+        let pause = Pause::between(PAUSE_MIN_NS, PAUSE_MAX_NS);
+        Self { state: Health::Open, in_a_row: 0, pause, opened_ns: 0 }
+    }
 }
 
 impl Breaker {
@@ -102,34 +109,35 @@ impl Breaker {
 
     /// Ends the pause if it is over.
     pub fn advance(&mut self, now_ns: u64) {
-        if self.state == Health::Suspected && self.until_ns <= now_ns {
+        if self.state == Health::Suspected && !self.pause.is_on(now_ns) {
             self.change(HealthEvent::PauseEnded, now_ns);
         }
     }
 
-    /// Takes note of a step that succeeded.
-    pub fn succeed(&mut self, is_slow: bool, now_ns: u64) {
+    /// Takes note of a step that succeeded. Returns the event that this was.
+    pub fn succeed(&mut self, is_slow: bool, now_ns: u64) -> HealthEvent {
         self.in_a_row = 0;
-        self.change(if is_slow { HealthEvent::Slow } else { HealthEvent::Succeeded }, now_ns);
+        let event = if is_slow { HealthEvent::Slow } else { HealthEvent::Succeeded };
+        self.change(event, now_ns);
+        event
     }
 
-    /// Takes note of the failed steps in a row. Returns `true` if a step failed.
+    /// Takes note of the failed steps in a row. If their number changed, returns the event that this was, and `true` if a step failed: the cause of
+    /// others may have been found.
     ///
     /// `is_costly` is `true` if going elsewhere would have been faster than these steps were.
-    pub fn note(&mut self, in_a_row: u32, is_costly: bool, now_ns: u64) -> bool {
+    pub fn note(&mut self, in_a_row: u32, is_costly: bool, now_ns: u64) -> Option<(HealthEvent, bool)> {
         let before = std::mem::replace(&mut self.in_a_row, in_a_row);
         if in_a_row == before {
-            return false;
+            return None;
         }
-        self.change(
-            match in_a_row {
-                0 => HealthEvent::Succeeded,
-                n if n >= SUSPECTED_AFTER || is_costly => HealthEvent::FailedOn,
-                _ => HealthEvent::Failed,
-            },
-            now_ns,
-        );
-        in_a_row > before
+        let event = match in_a_row {
+            0 => HealthEvent::Succeeded,
+            n if n >= SUSPECTED_AFTER || is_costly => HealthEvent::FailedOn,
+            _ => HealthEvent::Failed,
+        };
+        self.change(event, now_ns);
+        Some((event, in_a_row > before))
     }
 
     pub fn change(&mut self, event: HealthEvent, now_ns: u64) {
@@ -137,10 +145,10 @@ impl Breaker {
         self.state = after;
         match (before, after) {
             (Health::Open | Health::Probing, Health::Suspected) => {
-                let has_proved = before == Health::Open && now_ns - self.opened_ns >= self.pause_ns;
-                let pause_ns = if has_proved { PAUSE_MIN_NS } else { self.pause_ns.saturating_mul(2) };
-                self.pause_ns = pause_ns.clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
-                self.until_ns = now_ns.saturating_add(self.pause_ns);
+                if before == Health::Open && now_ns - self.opened_ns >= self.pause.last_ns() {
+                    self.pause.succeeded();
+                }
+                self.pause.failed(now_ns, 0);
             }
             (Health::Suspected | Health::Probing, Health::Open) => self.opened_ns = now_ns,
             _ => {}
@@ -176,25 +184,25 @@ Probing: FailedOn>Suspected Failed>Suspected Slow>Suspected Succeeded>Open Pause
     fn pauses_double_while_probes_fail_and_begin_again_after_as_long_a_success() {
         let mut breaker = Breaker::default();
         let mut now_ns = 7 * S;
-        (1..4).for_each(|n| assert!(breaker.note(n, false, now_ns) && breaker.state() == Open));
+        (1..4).for_each(|n| assert!(breaker.note(n, false, now_ns) == Some((Failed, true)) && breaker.state() == Open));
         let mut pauses = Vec::new();
         for n in 4..13 {
-            assert!(breaker.note(n, false, now_ns) && breaker.state() == Suspected);
-            pauses.push((breaker.until_ns - now_ns) / S);
-            breaker.advance(breaker.until_ns - 1);
+            assert!(breaker.note(n, false, now_ns) == Some((FailedOn, true)) && breaker.state() == Suspected);
+            pauses.push(breaker.pause.last_ns() / S);
+            now_ns += breaker.pause.last_ns();
+            breaker.advance(now_ns - 1);
             assert_eq!(breaker.state(), Suspected);
-            now_ns = breaker.until_ns;
             breaker.advance(now_ns);
             assert_eq!(breaker.state(), Probing);
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
         // Open for less than the last pause, it is kept away for as long again.
         for (open_s, pause_s) in [(63, 64), (64, 1), (0, 2)] {
-            assert!(!breaker.note(0, false, now_ns) && breaker.state() == Open);
+            assert!(breaker.note(0, false, now_ns) == Some((Succeeded, false)) && breaker.state() == Open);
             now_ns += open_s * S;
-            (1..=4).for_each(|n| assert!(breaker.note(n, false, now_ns)));
-            assert_eq!((breaker.until_ns - now_ns) / S, pause_s);
-            now_ns = breaker.until_ns;
+            (1..=4).for_each(|n| assert!(breaker.note(n, false, now_ns).is_some()));
+            assert_eq!(breaker.pause.last_ns() / S, pause_s);
+            now_ns += breaker.pause.last_ns();
             breaker.advance(now_ns);
         }
     }
@@ -206,12 +214,12 @@ Probing: FailedOn>Suspected Failed>Suspected Slow>Suspected Succeeded>Open Pause
             breaker.note(n, false, 0);
             assert_eq!(breaker.state(), Open);
         }
-        assert!(!breaker.note(1, false, 0), "nothing new");
+        assert_eq!(breaker.note(1, false, 0), None, "nothing new");
     }
 
     #[test]
     fn one_step_that_hangs_is_enough() {
         let mut breaker = Breaker::default();
-        assert!(breaker.note(1, true, S) && breaker.state() == Suspected);
+        assert!(breaker.note(1, true, S) == Some((FailedOn, true)) && breaker.state() == Suspected);
     }
 }

@@ -3,7 +3,7 @@
 use trunkline_core::{Action, Event, RequestId};
 
 use crate::engine::EngineId;
-use crate::health::Health;
+use crate::health::{Health, HealthEvent};
 
 /// Something that happened. Each input is delivered with the time of the event.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +56,8 @@ pub enum Output {
         engine: EngineId,
         /// Its health from now on.
         health: Health,
+        /// Event that changed the health.
+        why: HealthEvent,
     },
     /// The answer to [`Input::DrainEngine`]: no request is left on the engine.
     Emptied(EngineId),

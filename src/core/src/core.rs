@@ -184,12 +184,13 @@ impl Core {
         self.steps.recycle(step);
     }
 
-    /// Returns the earliest deadline of a request, a transfer or a look-up. The driver sends an [`Event::Tick`] at that time, unless another event
+    /// Returns the earliest deadline of a request, a transfer or a wait. The driver sends an [`Event::Tick`] at that time, unless another event
     /// comes first.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         let request_ns = self.deadlines.peek().map(|Reverse((deadline_ns, ..))| *deadline_ns);
         let kv = &self.state.kv;
-        [request_ns, kv.transfers.next_due_ns(), kv.lookups.next_due_ns()].into_iter().flatten().min()
+        let waits_ns = [kv.transfers.next_due_ns(), kv.lookups.next_due_ns(), swap::next_due_ns(&self.state)];
+        waits_ns.into_iter().chain([request_ns]).flatten().min()
     }
 
     /// Returns `true` if blocks are being copied to a tier, in time so far. A driver that stops now loses what a later request could

@@ -3,6 +3,7 @@
 pub(crate) mod remains;
 pub mod retention;
 pub mod sequence;
+pub(crate) mod wait;
 
 use serde::{Deserialize, Serialize};
 pub use trunkline_port::Sampling;

@@ -32,7 +32,7 @@ use tokio::sync::{oneshot, watch};
 use tonic::Status;
 use tracing::{debug, error, info, warn};
 use trunkline_cluster::record::End;
-use trunkline_cluster::{Cluster, EngineId, EngineState, Health, Input, Move, Output as ClusterOutput};
+use trunkline_cluster::{Cluster, EngineId, EngineState, Health, HealthEvent, Input, Move, Output as ClusterOutput};
 use trunkline_core::{Action, Event, FinishReason, RequestId, Stats};
 use trunkline_port::{Step, StepOutput, StepRunner, TokenLogprobs, TransferReport};
 
@@ -569,11 +569,12 @@ impl Driver {
                 self.note_engine(request, to);
             }
             ClusterOutput::Placed { request, engine } => self.note_engine(request, engine),
-            ClusterOutput::Health { engine, health: Health::Open } => {
+            ClusterOutput::Health { engine, health: Health::Open, .. } => {
                 info!(%engine, "a step succeeded; the engine takes requests again");
             }
-            ClusterOutput::Health { engine, .. } => {
-                warn!(%engine, "steps fail in a row or are far slower than elsewhere; other engines take the requests until a probe succeeds");
+            ClusterOutput::Health { engine, why, .. } => {
+                let steps = if why == HealthEvent::Slow { "are far slower than elsewhere" } else { "fail in a row" };
+                warn!(%engine, "steps {steps}; other engines take the requests until a probe succeeds");
             }
             ClusterOutput::Emptied(_) => {}
         }

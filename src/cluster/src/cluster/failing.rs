@@ -44,10 +44,10 @@ impl Cluster {
         if !is_slow && before == Health::Open {
             return;
         }
-        engine.breaker.succeed(is_slow, self.now_ns);
+        let why = engine.breaker.succeed(is_slow, self.now_ns);
         let health = engine.breaker.state();
         if health != before {
-            out.push(Output::Health { engine: id, health });
+            out.push(Output::Health { engine: id, health, why });
         }
         if is_slow {
             self.withdraw_all(id, Move::Suspected, out);
@@ -64,10 +64,10 @@ impl Cluster {
         let is_costly = lost_ns >= PAUSE_MIN_NS && self.again_ns(id).is_some_and(|again_ns| lost_ns >= again_ns);
         let engine = &mut self.engines[id.index()];
         let before = engine.breaker.state();
-        let has_failed = engine.breaker.note(in_a_row, is_costly, self.now_ns);
+        let Some((why, has_failed)) = engine.breaker.note(in_a_row, is_costly, self.now_ns) else { return };
         let (health, lone) = (engine.breaker.state(), engine.core.lone_failure());
         if health != before {
-            out.push(Output::Health { engine: id, health });
+            out.push(Output::Health { engine: id, health, why });
         }
         if !has_failed {
             return;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use trunkline_cluster::{ClusterConfig, EngineId, Health, Input, Move, router};
+use trunkline_cluster::{ClusterConfig, EngineId, Health, HealthEvent, Input, Move, router};
 use trunkline_core::{Config, Event, FinishReason, RequestId};
 
 use crate::rig::{Rig, config};
@@ -108,6 +108,7 @@ fn an_engine_that_fails_four_steps_in_a_row_is_left_alone_until_a_probe_succeeds
             failed
         };
         assert_eq!((wave(&mut rig, true), health(&rig, 0)), (4, Health::Suspected), "{router}");
+        assert_eq!(rig.doubts, [HealthEvent::FailedOn], "{router}");
         assert_eq!(wave(&mut rig, true), 0, "{router}: nobody is sent there");
         for pause_s in [1, 2, 4] {
             rig.now_ns += pause_s * S - S / 2;
@@ -189,6 +190,7 @@ fn an_engine_whose_steps_are_far_slower_than_elsewhere_is_left_alone_until_they_
         // One step that shows it, and one that was sent before the requests could move.
         assert!(wave(&mut rig, 4 * S) <= 2, "{router}");
         assert_ne!(health(&rig, 0), Health::Open, "{router}");
+        assert_eq!(rig.doubts, [HealthEvent::Slow], "{router}");
         rig.now_ns += 2 * S;
         assert!(wave(&mut rig, S / 1000) >= 9 && health(&rig, 0) == Health::Open, "{router}: fast again");
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use trunkline_cluster::{Cluster, ClusterConfig, EngineId, Input, Move, Output};
+use trunkline_cluster::{Cluster, ClusterConfig, EngineId, HealthEvent, Input, Move, Output};
 use trunkline_core::{Action, Config, Event, FinishReason, Namespace, Request, RequestId, Step, Token};
 use trunkline_driver::oracle::OracleWorker;
 
@@ -18,6 +18,8 @@ pub struct Rig {
     pub ends: BTreeMap<u64, FinishReason>,
     pub moves: Vec<(u64, Move)>,
     pub refused: Vec<u64>,
+    /// Events that changed the health of an engine.
+    pub doubts: Vec<HealthEvent>,
 }
 
 /// Limits of an engine: batches of 8, and room for all requests of a test.
@@ -51,6 +53,7 @@ impl Rig {
             ends: BTreeMap::new(),
             moves: Vec::new(),
             refused: Vec::new(),
+            doubts: Vec::new(),
         };
         for engine in 0..config.engines.len() as u32 {
             rig.engine(engine, Event::WorkerJoined);
@@ -81,7 +84,8 @@ impl Rig {
                     assert!(self.ends.insert(request.0, reason).is_none(), "a request ends once");
                 }
                 Output::Moved { request, why, .. } => self.moves.push((request.0, why)),
-                Output::Engine(_, Action::Transfer(_)) | Output::Placed { .. } | Output::Health { .. } => {}
+                Output::Health { why, .. } => self.doubts.push(why),
+                Output::Engine(_, Action::Transfer(_)) | Output::Placed { .. } => {}
                 Output::Engine(_, Action::Refuse { request, .. }) => self.refused.push(request.0),
                 other => panic!("{other:?} is not expected here"),
             }

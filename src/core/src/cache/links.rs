@@ -4,13 +4,12 @@ use crate::Place;
 use crate::cache::timing::Timing;
 use crate::config::Config;
 use crate::config::TIERS_MAX;
+use crate::request::wait::Wait;
 
 /// A transfer is overdue if it takes so many times as long as expected.
 const OVERDUE_FACTOR: u64 = 16;
 /// A transfer is not overdue earlier, however fast its kind is: nanoseconds. A worker may pause for so long.
 const OVERDUE_MIN_NS: u64 = 1_000_000_000;
-/// A load is waited for so long in any case, nanoseconds: a shorter wait is less than what a step takes.
-const LOAD_LEAST_NS: u64 = 1_000_000;
 /// Least estimate of a prefill before the first was measured, nanoseconds: the setting may be far off.
 const UNMEASURED_NS: f64 = 1e9;
 /// A tier is tried again once prompts that passed it over were computed for so many times as long as its last load was late: the trials of
@@ -78,13 +77,13 @@ impl Links {
         self.timeout_ns.min(expected_ns.saturating_mul(OVERDUE_FACTOR).max(OVERDUE_MIN_NS))
     }
 
-    /// Returns the time after which a request no longer waits for a load of so many blocks, nanoseconds: as long as the load is expected to take,
-    /// and as long again as computing the blocks takes. So no request waits for a load much longer than for its own prompt, however long the
-    /// load takes.
-    pub fn load_patience_ns(&self, from: Place, to: Place, blocks: usize) -> u64 {
+    /// Returns the wait of a request, from now on, for a transfer of so many blocks. Without the transfer the tokens of `computed` blocks would be computed.
+    pub fn wait(&self, now_ns: u64, from: Place, to: Place, blocks: usize, computed: usize) -> Wait {
+        if self.timeout_ns == u64::MAX {
+            return Wait::without_end(now_ns);
+        }
         let expected_ns = link(from, to).map_or(0, |link| self.copies[link].estimate_ns(blocks as u32));
-        let worth_ns = expected_ns.saturating_add(self.compute_ns(blocks) as u64).max(LOAD_LEAST_NS);
-        self.patience_ns(from, to, blocks).min(if self.timeout_ns == u64::MAX { u64::MAX } else { worth_ns })
+        Wait::for_copy(now_ns, expected_ns, self.compute_ns(computed) as u64)
     }
 
     /// Returns the number of leading blocks to load, to save the most time: the time to compute the tokens of the blocks, less the time

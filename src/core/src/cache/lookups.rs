@@ -6,6 +6,7 @@
 
 use crate::blocks::hash::BlockHash;
 use crate::names::ids::Token;
+use crate::request::wait::Wait;
 use crate::{BlockKey, Lookup};
 
 /// Blocks of one look-up, at most.
@@ -71,10 +72,8 @@ pub(crate) struct Question {
     /// Blocks that an earlier question of the same purpose found, and the share of the blocks asked for. They are of use only if
     /// `blocks` are all there.
     pub found: Option<(Blocks, f64)>,
-    /// Time of the first question, nanoseconds.
-    pub begun_ns: u64,
-    /// Time at which waiting for the answer ends, nanoseconds.
-    pub due_ns: u64,
+    /// The wait for the answer, from the first question on.
+    pub wait: Wait,
     /// `true` while requests may wait for the answer.
     pub is_awaited: bool,
 }
@@ -124,7 +123,7 @@ impl Lookups {
 
     /// Returns `true` if another look-up can begin: few are in flight, each in time, and the cache was not flushed.
     pub fn is_open(&self, now_ns: u64) -> bool {
-        let in_time = |Pending { question, .. }: &Pending| question.is_awaited || question.due_ns > now_ns;
+        let in_time = |Pending { question, .. }: &Pending| question.is_awaited || !question.wait.is_over(now_ns);
         !self.is_closed && self.pending.len() < IN_FLIGHT_MAX && self.pending.iter().all(in_time)
     }
 
@@ -170,12 +169,12 @@ impl Lookups {
     /// Returns the earliest time at which the wait for a look-up ends.
     pub fn next_due_ns(&self) -> Option<u64> {
         let awaited = self.questions().filter(|question| question.is_awaited);
-        awaited.map(|question| question.due_ns).min()
+        awaited.map(|question| question.wait.end_ns).min()
     }
 
     /// Ends the wait for the first look-up due by now. Returns its number, and the hash under which requests wait.
     pub fn take_overdue(&mut self, now_ns: u64) -> Option<(u64, BlockHash)> {
-        let is_due = |pending: &&mut Pending| pending.question.is_awaited && pending.question.due_ns <= now_ns;
+        let is_due = |pending: &&mut Pending| pending.question.is_awaited && pending.question.wait.is_over(now_ns);
         let Pending { id, question } = self.pending.iter_mut().find(is_due)?;
         question.is_awaited = false;
         Some((*id, question.first))

@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use trunkline_port::{BlockFault, BlockKey};
 
 use crate::cache::links::Links;
-use crate::cache::pause::Pause;
-use crate::config::TIERS_MAX;
+use crate::cache::pause::CopyPauses;
 use crate::journal::digest::Digest;
 use crate::names::ids::{BlockHandle, Token};
+use crate::request::wait::Wait;
 use crate::{Place, Transfer};
 
 /// A block to copy: the number at the source and the number at the destination.
@@ -297,12 +297,19 @@ pub(crate) struct InFlight {
     pub pairs: Vec<BlockPair>,
     /// Reason, and work at the end.
     pub purpose: Purpose,
-    /// Time of the request, nanoseconds.
-    pub begun_ns: u64,
-    /// Time at which the transfer is overdue, nanoseconds.
+    /// The wait of a request for the end.
+    pub wait: Wait,
+    /// Time at which the transfer is overdue, nanoseconds: if a sequence waits for it, the end of the wait at the latest.
     pub due_ns: u64,
     /// `true` once the transfer is overdue.
     pub is_overdue: bool,
+}
+
+impl InFlight {
+    /// Returns `true` for a write to a tier of blocks on the device.
+    fn holds_device_blocks(&self) -> bool {
+        self.from == Place::Device && matches!(self.to, Place::Tier(_))
+    }
 }
 
 /// All transfers in flight, in the order of request.
@@ -322,17 +329,9 @@ pub(crate) struct TransferTable {
     outbox: Vec<Transfer>,
     /// Orphaned transfers that the driver does not know of yet.
     cancelled: Vec<u64>,
-    /// Pauses of the copies out of each tier, and into each.
-    pauses: [[Pause; 2]; TIERS_MAX],
-}
-
-/// Way of a copy out of or into a tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// To the device, for a request that waits.
-    Out,
-    /// From the device or another tier.
-    Into,
+    pauses: CopyPauses,
+    /// End of the next wait for a transfer without a sequence of its own, if the last scheduling pass found a request to wait.
+    room_due_ns: Option<u64>,
 }
 
 impl TransferTable {
@@ -347,32 +346,25 @@ impl TransferTable {
             links,
             outbox: Vec::new(),
             cancelled: Vec::new(),
-            pauses: [[Pause::default(); 2]; TIERS_MAX],
+            pauses: CopyPauses::default(),
+            room_due_ns: None,
         }
     }
 
-    /// Returns the pause that a transfer counts for: of the tier that it reads for a request, or writes.
-    fn pause_of(&mut self, from: Place, to: Place) -> Option<&mut Pause> {
-        let (tier, way) = match (from, to) {
-            (_, Place::Tier(tier)) => (tier, Way::Into),
-            (Place::Tier(tier), Place::Device) => (tier, Way::Out),
-            _ => return None,
-        };
-        Some(&mut self.pauses[tier as usize][way as usize])
+    /// Returns `true` while no copy from one place to the other is to begin, because the last ones failed or were late.
+    pub fn pauses(&self, from: Place, to: Place) -> bool {
+        self.pauses.is_on(from, to, self.now_ns)
     }
 
-    /// Returns `true` while no copy out of a tier, or into it, is to begin, because the last ones failed.
-    pub fn pauses(&self, tier: usize, way: Way) -> bool {
-        self.pauses[tier][way as usize].is_on(self.now_ns)
-    }
-
-    /// Requests a transfer. `keys` and `tokens` name the contents of blocks of tiers. Returns the transfer's id.
+    /// Requests a transfer, in place of which the tokens of `computed` blocks would be computed. `keys` and `tokens` name the contents of blocks of
+    /// tiers. Returns the transfer's id.
     pub fn begin(
         &mut self,
         from: Place,
         to: Place,
         pairs: Vec<BlockPair>,
         purpose: Purpose,
+        computed: usize,
         (keys, tokens): (Vec<BlockKey>, Vec<Token>),
     ) -> u64 {
         let id = self.next_id;
@@ -380,16 +372,13 @@ impl TransferTable {
         let numbers = pairs.iter().map(|pair| (pair.from, pair.to)).collect();
         let is_urgent = purpose.is_urgent();
         self.outbox.push(Transfer { id, from, to, pairs: numbers, keys, tokens, is_urgent });
-        let begun_ns = self.now_ns;
-        let patience_ns = match purpose {
-            Purpose::Load { .. } => self.links.load_patience_ns(from, to, pairs.len()),
-            _ => self.links.patience_ns(from, to, pairs.len()),
-        };
-        let due_ns = begun_ns.saturating_add(patience_ns);
+        let wait = self.links.wait(self.now_ns, from, to, pairs.len(), computed);
+        let latest_ns = self.now_ns.saturating_add(self.links.patience_ns(from, to, pairs.len()));
+        let due_ns = if purpose.slot().is_some() { wait.end_ns.min(latest_ns) } else { latest_ns };
         if due_ns < u64::MAX {
             self.due.insert((due_ns, id));
         }
-        self.in_flight.push(InFlight { id, from, to, pairs, purpose, begun_ns, due_ns, is_overdue: false });
+        self.in_flight.push(InFlight { id, from, to, pairs, purpose, wait, due_ns, is_overdue: false });
         id
     }
 
@@ -399,41 +388,91 @@ impl TransferTable {
         let transfer = self.in_flight.remove(at);
         self.due.remove(&(transfer.due_ns, id));
         self.n_overdue -= u32::from(transfer.is_overdue);
-        let (now_ns, took_ns) = (self.now_ns, self.now_ns - transfer.begun_ns);
+        let (now_ns, took_ns) = (self.now_ns, self.now_ns - transfer.wait.begun_ns);
         if *end == TransferEnd::Finished {
             self.links.observe(transfer.from, transfer.to, transfer.pairs.len(), took_ns);
         }
         // One that was overdue counted then, and of a cancelled one nobody knows.
         if !transfer.is_overdue
             && !matches!(transfer.purpose, Purpose::Orphaned(_))
-            && let Some(pause) = self.pause_of(transfer.from, transfer.to)
+            && let Some(pause) = self.pauses.of(transfer.from, transfer.to)
         {
             if end.is_answer(transfer.pairs.len()) { pause.succeeded() } else { pause.failed(now_ns, took_ns) }
         }
         Some(transfer)
     }
 
-    /// Returns the earliest time at which a transfer in flight is overdue.
+    /// Returns the earliest time at which a transfer in flight is overdue, or a request gives up waiting for the end of one.
     pub fn next_due_ns(&self) -> Option<u64> {
-        self.due.first().map(|(due_ns, _)| *due_ns)
+        let due_ns = self.due.first().map(|(due_ns, _)| *due_ns);
+        due_ns.into_iter().chain(self.room_due_ns).min()
     }
 
     /// Marks the first transfer overdue by now, and returns it. `None` if all of them are marked.
     pub fn take_overdue(&mut self) -> Option<&InFlight> {
+        self.room_due_ns = self.room_due_ns.filter(|due_ns| *due_ns > self.now_ns);
         let (due_ns, id) = *self.due.first()?;
         if due_ns > self.now_ns {
             return None;
         }
-        self.due.pop_first();
+        Some(self.mark_overdue(id))
+    }
+
+    fn mark_overdue(&mut self, id: u64) -> &InFlight {
         let at = self.in_flight.binary_search_by_key(&id, |transfer| transfer.id).expect("it did not end");
         let transfer = &mut self.in_flight[at];
+        self.due.remove(&(transfer.due_ns, id));
         transfer.is_overdue = true;
         self.n_overdue += 1;
-        let (from, to, now_ns, begun_ns) = (transfer.from, transfer.to, self.now_ns, transfer.begun_ns);
-        if let Some(pause) = self.pause_of(from, to) {
-            pause.failed(now_ns, now_ns - begun_ns);
+        if let Some(pause) = self.pauses.of(transfer.from, transfer.to) {
+            pause.failed(self.now_ns, self.now_ns - transfer.wait.begun_ns);
         }
-        Some(&self.in_flight[at])
+        transfer
+    }
+
+    /// Returns the writes to tiers in flight that hold device blocks, and are not overdue.
+    pub fn awaited_writes(&self) -> impl Iterator<Item = &InFlight> {
+        self.in_flight.iter().filter(|transfer| transfer.holds_device_blocks() && !transfer.is_overdue)
+    }
+
+    /// Takes note that a request lacks device blocks which writes in flight hold. Returns `true` if the wait for one of these is over.
+    pub fn await_writes(&mut self) -> bool {
+        let (_, is_over) = self.await_ends(InFlight::holds_device_blocks);
+        is_over
+    }
+
+    /// Takes note that nothing can run before a transfer ends. Returns `false` if no end is worth a wait any more.
+    pub fn await_any(&mut self) -> bool {
+        let (goes_on, _) = self.await_ends(|_| true);
+        goes_on
+    }
+
+    /// Takes note that a request waits for transfers that are not overdue. Returns `true` if one of these waits goes on, and `true` if one is over.
+    fn await_ends(&mut self, is_awaited: impl Fn(&InFlight) -> bool) -> (bool, bool) {
+        let (mut goes_on, mut is_over) = (false, false);
+        for transfer in self.in_flight.iter().filter(|transfer| !transfer.is_overdue && is_awaited(transfer)) {
+            if transfer.wait.is_over(self.now_ns) {
+                is_over = true;
+                continue;
+            }
+            goes_on = true;
+            let end_ns = Some(transfer.wait.end_ns).filter(|end_ns| *end_ns < u64::MAX);
+            self.room_due_ns = end_ns.into_iter().chain(self.room_due_ns).min();
+        }
+        (goes_on, is_over)
+    }
+
+    /// Forgets that a request was found to wait for the end of a transfer that nothing else makes known.
+    pub fn await_none(&mut self) {
+        self.room_due_ns = None;
+    }
+
+    /// Cancels a write whose wait is over, marks it overdue, and returns its id. `None` if there is none.
+    pub fn take_late_write(&mut self) -> Option<u64> {
+        let id = self.awaited_writes().find(|transfer| transfer.wait.is_over(self.now_ns))?.id;
+        self.mark_overdue(id);
+        self.cancelled.push(id);
+        Some(id)
     }
 
     /// Returns `true` if a transfer from or to a place is overdue. No other transfer should begin there.
@@ -459,7 +498,7 @@ impl TransferTable {
         self.outbox.clear();
         self.cancelled.clear();
         self.due.clear();
-        self.n_overdue = 0;
+        (self.n_overdue, self.room_due_ns) = (0, None);
         std::mem::take(&mut self.in_flight)
     }
 
@@ -501,11 +540,6 @@ impl TransferTable {
     /// Returns `true` if no transfer is in flight.
     pub fn is_empty(&self) -> bool {
         self.in_flight.is_empty()
-    }
-
-    /// Returns `true` if a transfer is in flight and not overdue: one whose end is worth a wait.
-    pub fn any_in_time(&self) -> bool {
-        self.in_flight.len() > self.n_overdue as usize
     }
 
     /// Returns the transfers in flight, in the order of request.
@@ -604,14 +638,15 @@ mod tests {
         let mut table = TransferTable::new(Links::new(&Config::default()));
         let pairs = vec![BlockPair { from: 3, to: 4 }];
         let out =
-            table.begin(Place::Device, Place::Host, pairs.clone(), Purpose::SwapOut { slot: 7 }, Default::default());
+            table.begin(Place::Device, Place::Host, pairs.clone(), Purpose::SwapOut { slot: 7 }, 1, Default::default());
         let load =
-            table.begin(Place::Tier(0), Place::Device, pairs.clone(), Purpose::Load { slot: 8 }, Default::default());
+            table.begin(Place::Tier(0), Place::Device, pairs.clone(), Purpose::Load { slot: 8 }, 1, Default::default());
         let demotion = table.begin(
             Place::Device,
             Place::Tier(0),
             pairs.clone(),
             Purpose::Demotion { kept: Vec::new(), beside: Beside::default() },
+            1,
             Default::default(),
         );
         assert_eq!((out, load, demotion), (1, 2, 3));
@@ -625,7 +660,10 @@ mod tests {
         assert!(table.end(load, &TransferEnd::Finished).is_none());
         assert_eq!(table.lose().iter().map(|transfer| transfer.id).collect::<Vec<_>>(), [1, 3]);
         assert!(table.is_empty() && table.end(demotion, &TransferEnd::Finished).is_none());
-        assert_eq!(table.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot: 7 }, Default::default()), 4);
+        assert_eq!(
+            table.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot: 7 }, 1, Default::default()),
+            4
+        );
     }
 
     #[test]
@@ -634,9 +672,9 @@ mod tests {
         let mut table = TransferTable::new(Links::new(&config));
         let pairs = vec![BlockPair { from: 3, to: 4 }];
         let first =
-            table.begin(Place::Tier(1), Place::Device, pairs.clone(), Purpose::Load { slot: 1 }, Default::default());
+            table.begin(Place::Tier(1), Place::Device, pairs.clone(), Purpose::Load { slot: 1 }, 1, Default::default());
         table.now_ns = 50;
-        let second = table.begin(Place::Device, Place::Tier(0), pairs, Purpose::Propagation, Default::default());
+        let second = table.begin(Place::Device, Place::Tier(0), pairs, Purpose::Propagation, 1, Default::default());
         assert_eq!((table.next_due_ns(), table.is_storing()), (Some(100), true));
         assert!(table.take_overdue().is_none());
         table.now_ns = 100;

@@ -5,6 +5,7 @@ use crate::blocks::hash::BlockHash;
 use crate::journal::digest::Decision;
 use crate::request::sequence::{Phase, SequenceEvent};
 use crate::schedule::state::State;
+use crate::schedule::transfer_end;
 
 /// The outcome of an attempt to admit a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +34,9 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
     if let Some(last) = awaited_block(state, slot) {
         return Admission::Deferred(last);
     }
-    let (batched, has_seat) = (state.batch.len(), state.has_seat());
+    let has_seat = state.has_seat();
+    // Some blocks for each running sequence are left, so that admission does not cause the next preemption.
+    let watermark = state.watermark(state.config.launch_watermark).saturating_mul(state.kv.entry_blocks());
     let State { sequences, kv, journal, reserve, .. } = state;
     let seq = &mut sequences[slot];
     kv.find(seq);
@@ -45,11 +48,9 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
     let hit = kv.hit() as u32;
     let needed = total.div_ceil(size) - hit;
     let usable = kv.usable().saturating_sub(kv.count_idle_found());
-    // Some blocks for each running sequence are left, so that admission does not cause the next preemption.
-    let watermark = (f64::from(state.batch.len()) * state.config.launch_watermark).ceil() as u32;
-    let watermark = watermark.saturating_mul(kv.entry_blocks());
-    let has_room = usable >= kv.blocks_for(hit, 0, needed).saturating_add(watermark)
-        && reserve.has_room(seq, tokens_of(needed, size), tokens_of(usable / kv.entry_blocks(), size));
+    let wanted = kv.blocks_for(hit, 0, needed).saturating_add(watermark);
+    let has_room =
+        usable >= wanted && reserve.has_room(seq, tokens_of(needed, size), tokens_of(usable / kv.entry_blocks(), size));
     // A load is planned only if it can begin, or be prepared once. What fits chunk by chunk may not fit with all that would be loaded.
     let may_load = has_room || (kv.can_prefetch() && !seq.cold.history.prefetched);
     let loads = may_load
@@ -59,13 +60,13 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
     let computed = (hit * size).min(total - 1);
     let needs_budget = !loads && limited_budget.is_some_and(|budget| budget < (total - computed).min(least_chunk));
     if needs_budget || !has_room {
-        if !has_room {
-            reserve.found_full(batched);
-        }
         if !needs_budget && loads && !std::mem::replace(&mut seq.cold.history.prefetched, true) {
             kv.prefetch(&mut state.journal);
         }
         kv.remember(seq);
+        if !has_room {
+            lack_blocks(state, wanted.saturating_sub(usable));
+        }
         return Admission::Full;
     }
     if !has_seat {
@@ -86,6 +87,14 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
         return Admission::Loads;
     }
     enter(state, slot)
+}
+
+/// Takes note that a request was not admitted for want of so many device blocks, or of room for its output.
+fn lack_blocks(state: &mut State, lacking: u32) {
+    state.reserve.found_full(state.batch.len());
+    if state.has_seat() {
+        transfer_end::await_writes(state, lacking.max(1));
+    }
 }
 
 /// Moves a request with its blocks into the batch.

@@ -65,6 +65,11 @@ pub(crate) fn freed_by_swaps(state: &State) -> u32 {
     state.kv.transfers.iter().filter(is_swap).map(|transfer| freed_by(state, transfer)).sum()
 }
 
+/// Returns the number of device blocks that the writes to tiers in flight make usable.
+pub(crate) fn freed_by_writes(state: &State) -> u32 {
+    state.kv.transfers.awaited_writes().map(|transfer| freed_by(state, transfer)).sum()
+}
+
 /// Returns the number of device blocks that become usable at the end of a transfer.
 fn freed_by(state: &State, transfer: &InFlight) -> u32 {
     let kv = &state.kv;

@@ -35,7 +35,7 @@ use crate::schedule::preemption::{grew, preempt, preempt_one};
 use crate::schedule::prefill_budget::PrefillBudget;
 use crate::schedule::state::State;
 use crate::schedule::steps::{Part, Picked, ScoredPart};
-use crate::schedule::{drafts, imitate, readers, swap};
+use crate::schedule::{drafts, imitate, readers, swap, transfer_end};
 use crate::{Dropped, Scored, SeqStart, Step, StepSeq};
 
 /// The maker of steps. Keeps what outlives a pass and is no part of the [`State`].
@@ -81,6 +81,7 @@ impl Scheduler {
         self.picked.clear();
         self.is_fine = false;
         state.kv.tree.begin_step(step.id);
+        state.kv.transfers.await_none();
         if state.suspects.is_narrowing() && !alone {
             // A step that fails says the more the fewer run beside it.
             return;
@@ -131,7 +132,7 @@ impl Scheduler {
             if may_run && (is_plain || reserve_decode_blocks(state, alone, step.id)) {
                 continue;
             }
-            if !step.seqs.is_empty() || !alone || state.kv.transfers.any_in_time() || !swap::release_last(state) {
+            if !step.seqs.is_empty() || !alone || state.kv.transfers.await_any() || !swap::release_last(state) {
                 return;
             }
         }
@@ -572,7 +573,11 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
             continue;
         }
         let entry_blocks = kv.entry_blocks() as usize;
-        if (stalled + 1) * entry_blocks <= *future_free.get_or_insert_with(|| readers::future_free(state)) as usize {
+        let future = future_free.get_or_insert_with(|| {
+            transfer_end::await_writes(state, 1);
+            readers::future_free(state)
+        });
+        if (stalled + 1) * entry_blocks <= *future as usize {
             stalled += 1;
             at += 1;
         } else if !alone && (!state.config.preemption.is_at_once() || state.batch.len() == 1) {
@@ -592,7 +597,7 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
 /// Preempts a prompt without blocks for its next chunk. Returns `false` if the prompt waits instead: for its own step in flight, unless it
 /// may leave at once and others run, or for a transfer, if others run or the prompt is alone.
 fn gives_way(state: &mut State, slot: usize, step: &Step) -> bool {
-    let waits = state.kv.transfers.any_in_time() && (!step.seqs.is_empty() || state.batch.len() == 1);
+    let waits = (!step.seqs.is_empty() || state.batch.len() == 1) && transfer_end::await_any(state);
     let is_kept = !state.config.preemption.is_at_once() || state.batch.len() == 1;
     if waits || (is_kept && state.sequences[slot].is_in_step()) {
         return false;

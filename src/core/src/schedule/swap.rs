@@ -11,7 +11,8 @@
 //! **Layer groups.** Everything holds for each group of layers, but that blocks with any other reader stay on the device
 //! ([`crate::cache::kv`], `swapped_groups`).
 //!
-//! A failed transfer costs a recomputation. Transfers in both directions run at the same time.
+//! A transfer that fails, or takes longer than it is worth ([`crate::request::wait`]), costs a recomputation. Transfers in both directions run at the same
+//! time.
 
 use trunkline_port::NO_BLOCK;
 
@@ -21,20 +22,23 @@ use crate::cache::transfer_table::{BlockPair, Orphan, Purpose, fold_pairs};
 use crate::journal::digest::Decision;
 use crate::names::ids::BlockHandle;
 use crate::request::sequence::{Phase, SequenceEvent, SwapIn, SwapOut, Swapped};
+use crate::request::wait::Wait;
 use crate::schedule::readers;
 use crate::schedule::seats;
 use crate::schedule::state::State;
 use crate::schedule::swap_queue::SwapPlace;
+use crate::schedule::transfer_end;
 
-/// Begins to copy a running sequence to the host. Returns `false`, and changes nothing, if the host has no room or there is nothing
-/// to copy.
+/// Begins to copy a running sequence to the host. Returns `false`, and changes nothing, if the host has no room or is left alone, or there is
+/// nothing to copy.
 pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     let seq = &state.sequences[slot];
     assert!(!seq.is_in_step(), "a worker may still write the blocks of {}", seq.id);
     let n = seq.computed_blocks(state.config.block_size);
     let pinned = readers::run_by_others(state, slot, n);
-    let is_stuck = state.kv.transfers.is_stuck(Place::Host);
-    if n == pinned || (state.kv.free_hosts() as usize) < seq.blocks_at(pinned..n) || is_stuck {
+    let transfers = &state.kv.transfers;
+    let is_closed = transfers.is_stuck(Place::Host) || transfers.pauses(Place::Device, Place::Host);
+    if n == pinned || (state.kv.free_hosts() as usize) < seq.blocks_at(pinned..n) || is_closed {
         return false;
     }
     state.leave_batch(slot);
@@ -66,7 +70,8 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     seq.cold.history.preemptions += 1;
     let published = &seq.table[pinned..(seq.published as usize).max(pinned)];
     let contents = (kv.tiers.keys_on_device(published), Vec::new());
-    let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, Purpose::SwapOut { slot }, contents);
+    let purpose = Purpose::SwapOut { slot };
+    let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, purpose, n - pinned, contents);
     seq.transition(SequenceEvent::SwapOutBegan, Phase::SwappingOut(Box::new(SwapOut { transfer, hosts, beside })));
     true
 }
@@ -110,7 +115,9 @@ pub(crate) fn begin_in(state: &mut State) -> bool {
     kv.hold_beside(seq, &beside_on_device);
     let (arriving, arriving_beside) = kv.allocate_arriving(new, &beside);
     journal.decide(Decision::SwapIn, seq.id.0, (found as u64) << 32 | copied as u64);
-    let swap_in = SwapIn { transfer: None, hosts, beside, arriving, arriving_beside, copied: copied as u32 };
+    let now_ns = kv.transfers.now_ns;
+    let wait = kv.transfers.links.wait(now_ns, Place::Host, Place::Device, hosts.len(), hosts.len());
+    let swap_in = SwapIn { transfer: None, wait, hosts, beside, arriving, arriving_beside, copied: copied as u32 };
     seq.transition(SequenceEvent::SwapInBegan, Phase::SwappingIn(Box::new(swap_in)));
     state.swaps.arriving.push(slot);
     if copied > 0 {
@@ -164,6 +171,9 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
     let needed = kv.count_arriving(new, beside).saturating_add(kv.blocks_behind(beside, later as u32));
     let usable = kv.usable().saturating_sub(idle);
     let fits = usable >= needed.saturating_add(watermark) && batched < config.max_batch_size;
+    if !fits && batched < config.max_batch_size {
+        transfer_end::await_writes(state, needed.saturating_add(watermark) - usable);
+    }
     fits.then_some(SwapInPlan { pinned, found, copied, new })
 }
 
@@ -185,8 +195,9 @@ fn begin_copy_in(state: &mut State, slot: usize) {
     }
     fold_pairs(&mut journal.digest, &pairs);
     journal.stats.swaps.swapped_in_blocks += pairs.len() as u64;
-    swap_in.transfer =
-        Some(kv.transfers.begin(Place::Host, Place::Device, pairs, Purpose::SwapIn { slot }, Default::default()));
+    let (purpose, awaited) = (Purpose::SwapIn { slot }, swap_in.hosts.len());
+    let id = kv.transfers.begin(Place::Host, Place::Device, pairs, purpose, awaited, Default::default());
+    swap_in.transfer = Some(id);
 }
 
 /// Ends the swap-out or swap-in transfer of the sequence in `slot`.
@@ -386,6 +397,25 @@ pub(crate) fn release_last(state: &mut State) -> bool {
 pub(crate) fn release_last_pinned(state: &mut State) -> bool {
     let last = state.swaps.swapped.last();
     last.is_some_and(|place| !state.sequences[place.slot].table.is_empty()) && release_last(state)
+}
+
+/// Returns the end of the next wait of a sequence that has joined the transfers of others, nanoseconds.
+pub(crate) fn next_due_ns(state: &State) -> Option<u64> {
+    joined(state).map(|(_, wait)| wait.end_ns).min().filter(|end_ns| *end_ns < u64::MAX)
+}
+
+/// Returns a sequence that has joined the transfers of others, and has waited for long enough.
+pub(crate) fn first_overdue(state: &State) -> Option<usize> {
+    let now_ns = state.kv.transfers.now_ns;
+    joined(state).find(|(_, wait)| wait.is_over(now_ns)).map(|(slot, _)| slot)
+}
+
+/// Returns the arriving sequences without a transfer of their own in flight, and their waits.
+fn joined(state: &State) -> impl Iterator<Item = (usize, Wait)> {
+    state.swaps.arriving.iter().filter_map(|slot| match &state.sequences[*slot].phase {
+        Phase::SwappingIn(swap_in) if swap_in.transfer.is_none() => Some((*slot, swap_in.wait)),
+        _ => None,
+    })
 }
 
 /// Lets a sequence out of the batch release all blocks and wait.

@@ -6,7 +6,7 @@ use crate::cache::transfer_table::{InFlight, Purpose, TransferEnd};
 use crate::journal::digest::Decision;
 use crate::request::sequence::{Phase, SequenceEvent};
 use crate::schedule::state::State;
-use crate::{schedule::loading, schedule::swap};
+use crate::{schedule::loading, schedule::readers, schedule::swap};
 
 /// Ends a transfer. An id that is not in flight is ignored.
 pub(crate) fn end(state: &mut State, id: u64, end: TransferEnd) {
@@ -53,14 +53,42 @@ pub(crate) fn give_up_overdue(state: &mut State) {
         state.journal.decide(Decision::TransferOverdue, request, id);
         state.journal.stats.swaps.failed_transfers += 1;
         if let Some(slot) = slot {
-            orphan(state, slot);
-            state.end_shared_work(slot);
-            swap::leave_queue(state, slot);
-            state.release(slot);
-            state.start_over(slot, SequenceEvent::TransferOverdue);
-            swap::resume_arrived(state);
+            give_up(state, slot);
         }
     }
+    while let Some(slot) = swap::first_overdue(state) {
+        state.journal.decide(Decision::TransferOverdue, state.sequences[slot].id.0, 0);
+        give_up(state, slot);
+    }
+}
+
+/// Takes note that a request can go on only when a transfer ends. Returns `false` if no end is worth a wait any more.
+pub(crate) fn await_any(state: &mut State) -> bool {
+    await_writes(state, 1);
+    state.kv.transfers.await_any()
+}
+
+/// Lets a sequence start over that waited for a transfer for long enough.
+fn give_up(state: &mut State, slot: usize) {
+    orphan(state, slot);
+    state.end_shared_work(slot);
+    swap::leave_queue(state, slot);
+    state.release(slot);
+    state.start_over(slot, SequenceEvent::TransferOverdue);
+    swap::resume_arrived(state);
+}
+
+/// Takes note that a request lacks so many device blocks. Cancels the writes to tiers that hold them if a request was to wait no longer for these
+/// ([`crate::request::wait`]). Returns `true` if one was cancelled: nobody counts on its end any more.
+pub(crate) fn await_writes(state: &mut State, lacking: u32) -> bool {
+    if !state.kv.transfers.await_writes() || readers::freed_by_writes(state) < lacking {
+        return false;
+    }
+    while let Some(id) = state.kv.transfers.take_late_write() {
+        state.journal.decide(Decision::TransferOverdue, 0, id);
+        state.journal.stats.swaps.failed_transfers += 1;
+    }
+    true
 }
 
 /// Lets the transfers in flight for a sequence go on without it: the sequence is about to leave its state. The transfers keep the

@@ -10,6 +10,7 @@ use crate::cache::lookups::{BLOCKS_MAX, Blocks, Question};
 use crate::journal::Journal;
 use crate::journal::digest::Decision;
 use crate::request::sequence::Sequence;
+use crate::request::wait::Wait;
 
 /// Bit in the digest of a look-up with requests that wait.
 const AWAITED: u64 = 1 << 63;
@@ -49,9 +50,8 @@ impl Kv {
         }
         let blocks = self.chain_behind(seq, before, n);
         let is_awaited = self.lookups.pays(saved_ns);
-        // Waiting for longer than computing takes would cost more than computing at once.
-        let due_ns = now_ns.saturating_add(compute_ns as u64);
-        let question = Question { first, before, blocks, found: None, begun_ns: now_ns, due_ns, is_awaited };
+        let wait = Wait::for_answer(now_ns, compute_ns as u64);
+        let question = Question { first, before, blocks, found: None, wait, is_awaited };
         self.ask(tier, question, journal);
         is_awaited.then_some(first)
     }
@@ -116,7 +116,7 @@ impl Kv {
             Some((chain, share)) if n == asked => (vec![chain, question.blocks], share),
             Some(_) => (Vec::new(), 0.0),
         };
-        self.lookups.learn(question.begun_ns, share, self.transfers.now_ns);
+        self.lookups.learn(question.wait.begun_ns, share, self.transfers.now_ns);
         for Blocks { keys, tokens } in found.iter().filter(|blocks| !blocks.keys.is_empty()) {
             self.tiers.take_in(tier, keys, tokens);
         }

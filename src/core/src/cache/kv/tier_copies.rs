@@ -8,9 +8,7 @@ use super::Kv;
 use crate::Place;
 use crate::blocks::block::BlockState;
 use crate::cache::tiers::PlannedBlock;
-use crate::cache::transfer_table::{
-    Beside, BlockPair, InFlight, Orphan, Purpose, Sources, TransferEnd, Way, fold_pairs,
-};
+use crate::cache::transfer_table::{Beside, BlockPair, InFlight, Orphan, Purpose, Sources, TransferEnd, fold_pairs};
 use crate::config::Write;
 use crate::journal::Journal;
 use crate::journal::digest::Decision;
@@ -44,7 +42,7 @@ impl Kv {
     /// Returns `true` if a tier can take blocks now.
     fn is_open(&self, tier: usize) -> bool {
         let place = tier_place(tier);
-        let is_free = !self.transfers.is_stuck(place) && !self.transfers.pauses(tier, Way::Into);
+        let is_free = !self.transfers.is_stuck(place) && !self.transfers.pauses(Place::Device, place);
         is_free && (!self.tiers.is_saturated(tier) || !self.transfers.is_writing(place))
     }
 
@@ -96,7 +94,11 @@ impl Kv {
         journal.decide(Decision::Copy, place_number(from) << 8 | place_number(to), pairs.len() as u64);
         fold_pairs(&mut journal.digest, &pairs);
         let contents = self.contents(from, &pairs, purpose.beside());
-        self.transfers.begin(from, to, pairs, purpose, contents);
+        let computed = match purpose {
+            Purpose::Load { .. } => self.plan.len(),
+            _ => (pairs.len() - purpose.beside().map_or(0, |beside| beside.places().count())).max(1),
+        };
+        self.transfers.begin(from, to, pairs, purpose, computed, contents);
     }
 
     /// Returns the identities and the tokens of the sources of a transfer from or to a tier.
@@ -316,7 +318,8 @@ impl Kv {
             return;
         }
         let is_open = std::array::from_fn(|tier| {
-            !self.transfers.is_stuck(tier_place(tier)) && !self.transfers.pauses(tier, Way::Out)
+            let place = tier_place(tier);
+            !self.transfers.is_stuck(place) && !self.transfers.pauses(place, Place::Device)
         });
         let (hit, last) = (self.hit(), self.last_on_device());
         let blocks = self.findable(seq).iter().zip(seq.tokens().chunks_exact(self.block_size as usize));

@@ -4,6 +4,7 @@ use trunkline_port::NO_BLOCK;
 
 use crate::blocks::transitions::Transition;
 use crate::names::ids::BlockHandle;
+use crate::request::wait::Wait;
 
 /// The state of an accepted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +52,7 @@ pub enum SequenceEvent {
     SwapInEnded,
     /// The sequence's own transfer failed, or the transfer joined.
     TransferFailed,
-    /// A transfer of the sequence did not end in time. The transfer keeps its blocks.
+    /// The wait for a transfer is over ([`crate::request::wait`]), or the transfer does not end. The transfer keeps its blocks.
     TransferOverdue,
     /// The sequence released all blocks for another sequence.
     Released,
@@ -167,6 +168,8 @@ pub(crate) struct Swapped {
 pub(crate) struct SwapIn {
     /// Id of the sequence's own transfer, while in flight. `None` if the sequence joined the transfers of others for all blocks.
     pub transfer: Option<u64>,
+    /// The wait for the blocks, of the own transfer and of others.
+    pub wait: Wait,
     /// Host blocks with the KV that follows the block table: first those that transfers of others bring, then `copied` ones of the
     /// sequence's own transfer.
     pub hosts: Vec<u32>,
