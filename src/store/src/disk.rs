@@ -185,7 +185,7 @@ impl Disk {
         let blocks = recovery::settle(&disk.log, found, is_all);
         if !is_all {
             let (path, n) = (settings.path.display(), blocks.len());
-            tracing::info!("{path}: {n} blocks are found so far, and the search goes on while requests are served");
+            tracing::info!("{path}: {n} blocks are found so far; others are found while requests are served");
         }
         for at in 0..WRITERS {
             let writer = Arc::clone(&writer);

@@ -356,7 +356,7 @@ impl TransferTable {
         self.pauses.is_on(from, to, self.now_ns)
     }
 
-    /// Requests a transfer, in place of which the tokens of `computed` blocks would be computed. `keys` and `tokens` name the contents of blocks of
+    /// Requests a transfer, instead of which the tokens of `computed` blocks would be computed. `keys` and `tokens` name the contents of blocks of
     /// tiers. Returns the transfer's id.
     pub fn begin(
         &mut self,

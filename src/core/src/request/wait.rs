@@ -3,7 +3,7 @@
 //! A request waits for KV from elsewhere because computing the same takes longer. So every such wait knows the time of computing, and ends with it,
 //! however long a tier or the host takes:
 //!
-//! | who waits | for what | in place of computing | when the wait is over |
+//! | who waits | for what | instead of computing | when the wait is over |
 //! |---|---|---|---|
 //! | a waiting request | the answer to a look-up ([`crate::cache::lookups`]) | the blocks asked for | it is admitted without the answer |
 //! | a loading request | its blocks in tiers ([`crate::schedule::loading`]) | the blocks of the load | it starts over; leading blocks that arrived are found |
@@ -25,7 +25,7 @@
 /// A wait ends no earlier, nanoseconds: this is less than what a step takes.
 const LEAST_NS: u64 = 1_000_000;
 
-/// A wait of a request, in place of computing.
+/// A wait of a request, instead of computing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wait {
     /// Beginning, nanoseconds.
@@ -35,12 +35,12 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    /// Creates the wait for an answer, in place of `compute_ns` of computing.
+    /// Creates the wait for an answer, instead of `compute_ns` of computing.
     pub fn for_answer(begun_ns: u64, compute_ns: u64) -> Self {
         Self { begun_ns, end_ns: begun_ns.saturating_add(compute_ns) }
     }
 
-    /// Creates the wait for a copy that is expected to take `expected_ns`, in place of `compute_ns` of computing: as long as the copy is expected to
+    /// Creates the wait for a copy that is expected to take `expected_ns`, instead of `compute_ns` of computing: as long as the copy is expected to
     /// take, if that is less than computing, and as long again as computing. The request so waits and computes for at most three times as long as
     /// it would have computed.
     pub fn for_copy(begun_ns: u64, expected_ns: u64, compute_ns: u64) -> Self {

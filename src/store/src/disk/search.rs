@@ -38,8 +38,10 @@ struct State {
     offered: HashMap<u32, Arc<Location>>,
     next_number: u32,
     take: Option<TakeFound>,
-    /// `true` when all segments were searched.
+    /// `true` when the search has ended.
     is_done: bool,
+    /// `true` when all segments were searched.
+    is_all: bool,
     dropped: FaultCounts,
 }
 
@@ -58,17 +60,30 @@ impl Search {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Searches segments, and offers what is found once a receiver is there. Ends when every block has been taken or decided about.
+    /// Searches segments, and offers what is found once a receiver is there. Ends when every block has been taken or decided about. A panic ends the
+    /// search, and no wait for it: segments that were not searched stay, as at a slow disk.
     pub fn run(&self, log: &Log, old: Vec<Old>) {
-        let searched = search(log, old, &self.is_stopped, |found| {
-            self.state().found.extend(found);
-            self.offer();
+        let searched = trunkline_foreign::call(|| {
+            search(log, old, &self.is_stopped, |found| {
+                self.state().found.extend(found);
+                self.offer();
+            })
         });
-        for line in searched.lines() {
-            tracing::warn!("{}: {line}", log.limits.folder.display());
-        }
+        let folder = log.limits.folder.display();
+        let dropped = match &searched {
+            Ok(searched) => {
+                searched.lines().iter().for_each(|line| tracing::warn!("{folder}: {line}"));
+                searched.dropped()
+            }
+            Err(panicked) => {
+                tracing::error!(
+                    "{folder}: the search for blocks panicked: {panicked}; those not found yet are found by the next start"
+                );
+                FaultCounts::default()
+            }
+        };
         let mut state = self.state();
-        (state.is_done, state.dropped) = (true, searched.dropped());
+        (state.is_done, state.is_all, state.dropped) = (true, searched.is_ok(), dropped);
         self.changed.notify_all();
         while !state.found.is_empty() && state.take.is_none() && !self.is_stopped() {
             state = self.wait(state);
@@ -77,7 +92,7 @@ impl Search {
         self.offer();
     }
 
-    /// Waits for the end of the search, or for `until` if that is earlier. Returns the blocks found, and `true` if these are all.
+    /// Waits for the end of the search, or for `until` if that is earlier. Returns the blocks found, and `true` if all segments were searched.
     pub fn take_at_start(&self, until: Option<Instant>) -> (Vec<FoundBlock>, bool) {
         let mut state = self.state();
         while !state.is_done {
@@ -90,7 +105,7 @@ impl Search {
         }
         let found = std::mem::take(&mut state.found);
         self.changed.notify_all();
-        (found, state.is_done)
+        (found, state.is_all)
     }
 
     /// Offers blocks found from now on to `take`, from the thread of the search.

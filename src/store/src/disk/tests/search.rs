@@ -16,6 +16,8 @@ struct Gate {
     /// Files that may still be opened.
     left: Mutex<u64>,
     changed: Condvar,
+    /// `true` if the opening of the last of these panics.
+    panics: bool,
 }
 
 impl Gate {
@@ -27,6 +29,9 @@ impl Gate {
     fn pass(&self) {
         let mut left = self.changed.wait_while(self.left.lock().unwrap(), |left| *left == 0).unwrap();
         *left -= 1;
+        let is_last = *left == 0;
+        drop(left);
+        assert!(!(is_last && self.panics), "on purpose");
     }
 }
 
@@ -52,14 +57,18 @@ impl Files for GatedFiles {
 /// Blocks of all segments of the folder, on a disk opened so that not one segment is searched at first.
 fn slow(folder: &TempDir) -> (Disk, Arc<Gate>) {
     let gate = Arc::<Gate>::default();
-    let of_disk = Arc::clone(&gate);
-    let files = move |path: &Path| -> Arc<dyn Files> {
-        Arc::new(GatedFiles { files: SystemFiles::new(path), gate: Arc::clone(&of_disk) })
-    };
-    let settings = DiskSettings { search_until: Some(Instant::now()), ..settings(folder, 4 << 20) };
-    let (disk, known) = Disk::open(&settings, &files).unwrap();
+    let (disk, known) = gated(folder, &gate, Some(Instant::now()));
     assert_eq!(known, [], "the start waited for the disk");
     (disk, gate)
+}
+
+fn gated(folder: &TempDir, gate: &Arc<Gate>, search_until: Option<Instant>) -> (Disk, Vec<KnownBlock>) {
+    let gate = Arc::clone(gate);
+    let files = move |path: &Path| -> Arc<dyn Files> {
+        Arc::new(GatedFiles { files: SystemFiles::new(path), gate: Arc::clone(&gate) })
+    };
+    let settings = DiskSettings { search_until, ..settings(folder, 4 << 20) };
+    Disk::open(&settings, &files).unwrap()
 }
 
 /// A folder with blocks in several segments.
@@ -144,4 +153,20 @@ fn a_disk_is_closed_in_the_middle_of_a_search() {
     drop(disk);
     let (_disk, known) = open(&settings(&folder, 4 << 20)).unwrap();
     assert!(seeds(&known).into_iter().eq(0..40), "nothing was lost");
+}
+
+#[test]
+fn a_search_that_panics_is_waited_for_no_longer_and_costs_only_what_it_has_not_found() {
+    let (folder, n_segments) = filled(40);
+    let panics = trunkline_foreign::panics();
+    // The newest segment and the oldest are read. Where all blocks are waited for, as by the `cache` command:
+    let gate = Arc::new(Gate { left: Mutex::new(3), changed: Condvar::new(), panics: true });
+    let (disk, known) = gated(&folder, &gate, None);
+    assert_eq!(seeds(&known).first(), Some(&0));
+    assert!(known.len() < 40 && trunkline_foreign::panics() > panics);
+    assert_eq!((read(&disk, 0, 0), disk.stats().segments), (Ok(()), n_segments), "the tier is used");
+    assert_eq!(write(&disk, 99, 100), Ok(RECORD));
+    drop(disk);
+    let (_disk, known) = open(&settings(&folder, 4 << 20)).unwrap();
+    assert_eq!(known.len(), 41, "nothing was lost");
 }
