@@ -11,6 +11,9 @@ use super::{Piece, Terms, TraceFault, retention};
 /// Fields of a request, in words.
 pub(super) const FIELDS: &str = "timestamp, input_length and output_length, and hash_ids for what prompts share";
 
+/// Numbers of the ids of a prompt.
+type Ids = Box<[u32]>;
+
 /// Line as its fields say it.
 #[derive(Deserialize)]
 pub(super) struct BlockIdLine {
@@ -50,7 +53,7 @@ impl BlockIdLine {
         format: Format,
         block_tokens: u32,
         numbers: &mut BlockIds,
-    ) -> Result<(Row, Option<Box<[u32]>>), TraceFault> {
+    ) -> Result<(Row, Option<Ids>), TraceFault> {
         let tokens =
             |field: &'static str, value: Option<Value>| length(field, &present(FIELDS, field, value)?.to_string());
         let input_tokens = tokens("input_length", self.input_length)?;
@@ -78,7 +81,7 @@ fn hash_ids(
     format: Format,
     block_tokens: u32,
     numbers: &mut BlockIds,
-) -> Result<Box<[u32]>, TraceFault> {
+) -> Result<Ids, TraceFault> {
     let expected = input_tokens.div_ceil(block_tokens) as usize;
     let only_full = ids.len() + 1 == expected && ids.len() == (input_tokens / block_tokens) as usize;
     if ids.len() != expected && !only_full {
