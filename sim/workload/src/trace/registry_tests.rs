@@ -144,8 +144,11 @@ impl LineParser for Log {
 
 const WITH_ACME: &[Format] = &[formats::MOONCAKE, formats::AZURE, formats::BAILIAN, formats::VIDUR, ACME, ACME_LOG];
 
-/// Format, and arrivals in milliseconds and lengths, of a file of one of the formats.
-fn read(text: &str, format: Option<Format>) -> Result<(Format, Vec<(u64, u32, u32)>), String> {
+/// Arrival in milliseconds, and lengths.
+type Shape = (u64, u32, u32);
+
+/// Format and requests of a file of one of the formats.
+fn read(text: &str, format: Option<Format>) -> Result<(Format, Vec<Shape>), String> {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), text).unwrap();
     let options = ReaderOptions { format, ..ReaderOptions::default() };
