@@ -1,6 +1,6 @@
 //! A scheduling policy of your own, without an edit of the crate: `cargo run -p trunkline-core --example policy`.
 //!
-//! `docs/policies.md` shows how a policy joins the registry, and so the flags of `serve` and `replay`.
+//! `docs/guide/policies.md` shows how a policy joins the registry, and so the flags of `serve` and `replay`.
 
 use trunkline_core::policy::{Policy, RequestView};
 use trunkline_core::{Action, Config, Core, Event, Namespace, Request, RequestId, StepResult};

@@ -1,6 +1,6 @@
 //! Keeps KV blocks on a disk and finds them again: `cargo run -p trunkline-store --example disk`.
 //!
-//! `docs/disk-tier.md` specifies the files.
+//! `docs/reference/disk-tier.md` specifies the files.
 
 use std::sync::{Arc, Mutex, mpsc};
 

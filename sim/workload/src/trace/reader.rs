@@ -59,7 +59,7 @@ impl ReaderOptions {
             found = detect(first, formats);
         }
         found.map_err(|near| {
-            // What the first line does not say, the next ones may; a fault in them is of no interest.
+            // Read a few more lines for the error message; ignore their errors.
             let _ = gather(lines, first, HEAD_BYTES);
             TraceFault::UnknownFormat(describe(first, &near, formats))
         })
@@ -168,7 +168,7 @@ impl TraceReader {
         Ok(reader)
     }
 
-    /// Takes the first line: a header, a request, or the begin of a document, which is read whole.
+    /// Takes the first line: a header, a request, or the start of a document, which is read whole.
     fn begin(&mut self, mut first: Vec<u8>, options: &ReaderOptions) -> Result<(), TraceFault> {
         match &self.format.0.reading {
             Reading::Lines { open, .. } => {

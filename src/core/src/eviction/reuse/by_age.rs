@@ -9,7 +9,7 @@ use crate::eviction::parts::queue::Queues;
 
 /// Classes at most: one bit of a word each.
 const CLASSES_MAX: usize = 128;
-/// Lists of a class: of the segments that entered as the youngest, and of late ones.
+/// Lists of a class: of the segments that entered as the youngest, and of the late.
 const LISTS: usize = 2;
 const NONE: u32 = u32::MAX;
 
