@@ -29,7 +29,8 @@ pub const PHRASES: &[(&str, &str)] = &[
 pub fn phrases(text: &str) -> Vec<(usize, &'static str, &'static str)> {
     let mut found = Vec::new();
     for (line, number) in text.lines().zip(1..) {
-        let words: Vec<String> = line.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_lowercase).collect();
+        let words: Vec<String> =
+            line.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_lowercase).collect();
         let joined = format!(" {} ", words.join(" "));
         for (phrase, better) in PHRASES {
             if joined.contains(&format!(" {phrase} ")) {

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::block_ids::{BlockId, BlockIds};
 use super::format::Format;
-use super::row::{Row, length, object, present};
+use super::format::row::{Row, length, object, present};
 use super::{Piece, Terms, TraceFault, retention};
 
 /// Fields of a request, in words.

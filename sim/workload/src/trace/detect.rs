@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::de::IgnoredAny;
 
-use super::csv;
+use super::format::csv;
 use super::format::{Field, Format, Reading};
 use crate::python_json::strict;
 

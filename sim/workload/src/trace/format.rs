@@ -1,12 +1,16 @@
 //! Declaration of a format: all that reading, writing, detection, help, errors and pages say of it.
 
+pub(super) mod csv;
+pub(super) mod results;
+pub(super) mod row;
+
 use std::fmt;
 use std::slice;
 
+use self::csv::Dialect;
+use self::results::Results;
+use self::row::Row;
 use super::blocks::PrefixTree;
-use super::csv::Dialect;
-use super::results::Results;
-use super::row::Row;
 use super::{ReaderOptions, TraceFault, TraceRequest, WriteFault};
 
 /// Format of a trace, or origin of requests without a file, as declared in a file of [`super::formats`].

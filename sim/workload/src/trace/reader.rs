@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use super::chats::Chats;
 use super::detect::detect;
+use super::format::row::{Row, RowContent};
 use super::format::{Format, FormatOption, LineParser, Opened, Order, Reading};
 use super::formats::{self, REGISTRY};
-use super::row::{Row, RowContent};
 use super::sessions::{self, Turn};
 use super::unknown::describe;
 use super::{Content, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, csv};

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::csv::{Dialect, SECONDS, seconds_ns};
+use super::format::csv::{Dialect, SECONDS, seconds_ns};
+use super::format::row::{Row, nanoseconds, object, present};
 use super::format::{Field, LineParser, Opened, Order, Reading, Shares, TraceFormat};
-use super::row::{Row, nanoseconds, object, present};
 use super::*;
 
 /// Crates that read traces, or name what does.

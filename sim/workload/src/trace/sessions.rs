@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::TraceRequest;
-use super::row::Row;
+use super::format::row::Row;
 
 /// Place of a request in a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@
 use serde_json::Value;
 
 use super::TraceFault;
-use super::csv::seconds_ns;
+use super::format::csv::seconds_ns;
 
 /// Terms of service of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

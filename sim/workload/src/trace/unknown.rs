@@ -1,7 +1,7 @@
 //! Files that look like traces and are of no known format, each with a remedy.
 
-use super::csv::Dialect;
 use super::detect::{Near, TEXTS, has_any, object_fields};
+use super::format::csv::Dialect;
 use super::format::{Format, Lookalike, Reading};
 use super::formats::joined;
 

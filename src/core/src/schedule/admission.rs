@@ -4,8 +4,8 @@
 use crate::blocks::hash::BlockHash;
 use crate::journal::digest::Decision;
 use crate::request::sequence::{Phase, SequenceEvent};
+use crate::schedule::readers;
 use crate::schedule::state::State;
-use crate::schedule::transfer_end;
 
 /// The outcome of an attempt to admit a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
 fn lack_blocks(state: &mut State, lacking: u32) {
     state.reserve.found_full(state.batch.len());
     if state.has_seat() {
-        transfer_end::await_writes(state, lacking.max(1));
+        readers::await_writes(state, lacking.max(1));
     }
 }
 

@@ -6,6 +6,7 @@
 use crate::Place;
 use crate::cache::kv::Kv;
 use crate::cache::transfer_table::{InFlight, Purpose};
+use crate::journal::digest::Decision;
 use crate::names::ids::BlockHandle;
 use crate::schedule::state::State;
 
@@ -109,4 +110,17 @@ fn freed_chain(kv: &Kv, id: u64, chain: &[BlockHandle]) -> u32 {
         reading.next().is_some_and(|first| first.id == id) && 1 + reading.count() as u32 == readers
     };
     chain.iter().enumerate().rev().take_while(falls_idle).count() as u32
+}
+
+/// Takes note that a request lacks so many device blocks. Cancels the writes to tiers that hold them if a request was to wait no longer for these
+/// ([`crate::request::wait`]). Returns `true` if one was cancelled: nobody counts on its end any more.
+pub(crate) fn await_writes(state: &mut State, lacking: u32) -> bool {
+    if !state.kv.transfers.await_writes() || freed_by_writes(state) < lacking {
+        return false;
+    }
+    while let Some(id) = state.kv.transfers.take_late_write() {
+        state.journal.decide(Decision::TransferOverdue, 0, id);
+        state.journal.stats.swaps.failed_transfers += 1;
+    }
+    true
 }

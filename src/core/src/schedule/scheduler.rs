@@ -574,7 +574,7 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
         }
         let entry_blocks = kv.entry_blocks() as usize;
         let future = future_free.get_or_insert_with(|| {
-            transfer_end::await_writes(state, 1);
+            readers::await_writes(state, 1);
             readers::future_free(state)
         });
         if (stalled + 1) * entry_blocks <= *future as usize {

@@ -27,7 +27,6 @@ use crate::schedule::readers;
 use crate::schedule::seats;
 use crate::schedule::state::State;
 use crate::schedule::swap_queue::SwapPlace;
-use crate::schedule::transfer_end;
 
 /// Begins to copy a running sequence to the host. Returns `false`, and changes nothing, if the host has no room or is left alone, or there is
 /// nothing to copy.
@@ -172,7 +171,7 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
     let usable = kv.usable().saturating_sub(idle);
     let fits = usable >= needed.saturating_add(watermark) && batched < config.max_batch_size;
     if !fits && batched < config.max_batch_size {
-        transfer_end::await_writes(state, needed.saturating_add(watermark) - usable);
+        readers::await_writes(state, needed.saturating_add(watermark) - usable);
     }
     fits.then_some(SwapInPlan { pinned, found, copied, new })
 }

@@ -64,7 +64,7 @@ pub(crate) fn give_up_overdue(state: &mut State) {
 
 /// Takes note that a request can go on only when a transfer ends. Returns `false` if no end is worth a wait any more.
 pub(crate) fn await_any(state: &mut State) -> bool {
-    await_writes(state, 1);
+    readers::await_writes(state, 1);
     state.kv.transfers.await_any()
 }
 
@@ -76,19 +76,6 @@ fn give_up(state: &mut State, slot: usize) {
     state.release(slot);
     state.start_over(slot, SequenceEvent::TransferOverdue);
     swap::resume_arrived(state);
-}
-
-/// Takes note that a request lacks so many device blocks. Cancels the writes to tiers that hold them if a request was to wait no longer for these
-/// ([`crate::request::wait`]). Returns `true` if one was cancelled: nobody counts on its end any more.
-pub(crate) fn await_writes(state: &mut State, lacking: u32) -> bool {
-    if !state.kv.transfers.await_writes() || readers::freed_by_writes(state) < lacking {
-        return false;
-    }
-    while let Some(id) = state.kv.transfers.take_late_write() {
-        state.journal.decide(Decision::TransferOverdue, 0, id);
-        state.journal.stats.swaps.failed_transfers += 1;
-    }
-    true
 }
 
 /// Lets the transfers in flight for a sequence go on without it: the sequence is about to leave its state. The transfers keep the

@@ -6,8 +6,8 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::trace::format::row::{Row, length, nanoseconds, object, present};
 use crate::trace::format::{Field, Format, LineParser, Lookalike, Opened, Order, Reading, Shares, TraceFormat};
-use crate::trace::row::{Row, length, nanoseconds, object, present};
 use crate::trace::{ReaderOptions, TraceFault};
 
 const FIELDS: &str = "metadata.request_start_ns, and metrics.input_sequence_length and metrics.output_sequence_length";

@@ -1,6 +1,6 @@
 //! Rows of Azure's traces, and their timestamps.
 
-use crate::trace::csv::Dialect;
+use crate::trace::format::csv::Dialect;
 use crate::trace::format::{Format, Reading, Shares, TraceFormat};
 
 /// CSV without content, as in Azure's public LLM inference traces of 2023 and 2024.

@@ -10,9 +10,9 @@ use serde_json::Value;
 use crate::trace::block_ids::BlockIds;
 use crate::trace::block_line::{BlockIdLine, FIELDS, pieces};
 use crate::trace::chats::ChatTurn;
-use crate::trace::csv::{SECONDS, seconds_ns};
+use crate::trace::format::csv::{SECONDS, seconds_ns};
+use crate::trace::format::row::{Row, RowContent, object, present};
 use crate::trace::format::{Field, Format, FormatOption, LineParser, Opened, Order, Reading, Shares, TraceFormat};
-use crate::trace::row::{Row, RowContent, object, present};
 use crate::trace::{ReaderOptions, TraceFault};
 
 /// Tokens per block id.

@@ -4,8 +4,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::trace::TraceFault;
+use crate::trace::format::results::{ResultFault, Results, documents, of_request, row};
 use crate::trace::format::{Field, Format, Lookalike, Reading, Shares, TraceFormat};
-use crate::trace::results::{ResultFault, Results, documents, of_request, row};
 
 /// JSON document without content, as the serving benchmarks of vLLM and SGLang write it.
 pub const BENCH_SERVE: Format = Format(&TraceFormat {

@@ -1,6 +1,6 @@
 //! Rows of a BurstGPT trace: CSV.
 
-use crate::trace::csv::{Dialect, SECONDS, seconds_ns};
+use crate::trace::format::csv::{Dialect, SECONDS, seconds_ns};
 use crate::trace::format::{Format, Reading, Shares, TraceFormat};
 
 /// CSV without content, as published with BurstGPT.

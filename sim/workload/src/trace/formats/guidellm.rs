@@ -5,8 +5,8 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::trace::TraceFault;
+use crate::trace::format::results::{ResultFault, Results, documents, of_request, row};
 use crate::trace::format::{Field, Format, Lookalike, Reading, Shares, TraceFormat};
-use crate::trace::results::{ResultFault, Results, documents, of_request, row};
 
 /// JSON report without content, as GuideLLM writes it.
 pub const GUIDELLM: Format = Format(&TraceFormat {

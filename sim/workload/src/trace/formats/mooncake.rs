@@ -12,10 +12,10 @@ use serde_json::Value;
 use crate::trace::block_ids::BlockIds;
 use crate::trace::block_line::{BlockIdLine, FIELDS, pieces};
 use crate::trace::blocks::{PrefixTree, blocks_of};
+use crate::trace::format::row::{Row, RowContent, RowTurn, TIME_NS_END, present};
 use crate::trace::format::{
     Field, Format, FormatOption, LineParser, Opened, Order, Reading, Shares, TraceFormat, Writing,
 };
-use crate::trace::row::{Row, RowContent, RowTurn, TIME_NS_END, present};
 use crate::trace::write::{decimal, push_list, push_terms};
 use crate::trace::{Content, HASH_ID_TOKENS, ReaderOptions, TraceFault, TraceRequest, WriteFault};
 

@@ -5,8 +5,8 @@ use serde_json::Value;
 use trunkline_core::Token;
 
 use crate::trace::blocks::PrefixTree;
+use crate::trace::format::row::{Row, RowContent, length, nanoseconds, object, present};
 use crate::trace::format::{Field, Format, LineParser, Opened, Order, Reading, Shares, TraceFormat, Writing};
-use crate::trace::row::{Row, RowContent, length, nanoseconds, object, present};
 use crate::trace::write::{push_list, push_terms};
 use crate::trace::{Content, LENGTH_TOKENS_MAX, ReaderOptions, Terms, TraceFault, TraceRequest, WriteFault, retention};
 

@@ -1,7 +1,7 @@
 //! Rows of a trace for the Vidur simulator: CSV.
 
 use crate::trace::blocks::PrefixTree;
-use crate::trace::csv::{Dialect, SECONDS, seconds_ns};
+use crate::trace::format::csv::{Dialect, SECONDS, seconds_ns};
 use crate::trace::format::{Format, Reading, Shares, TraceFormat, Writing};
 use crate::trace::write::decimal;
 use crate::trace::{TraceRequest, WriteFault};

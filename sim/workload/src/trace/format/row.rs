@@ -4,15 +4,15 @@ use serde::Deserialize;
 use serde_json::Value;
 use trunkline_core::{RetentionHint, Token};
 
-use super::chats::ChatTurn;
-use super::format::Format;
-use super::{LENGTH_TOKENS_MAX, Piece, Terms, TraceFault};
+use super::Format;
+use crate::trace::chats::ChatTurn;
+use crate::trace::{LENGTH_TOKENS_MAX, Piece, Terms, TraceFault};
 
 /// First time of a line out of range, nanoseconds: counted from 1970, the year 2116.
-pub(super) const TIME_NS_END: u64 = 1 << 62;
+pub(in crate::trace) const TIME_NS_END: u64 = 1 << 62;
 
 /// Parsed line, before comparison with other lines.
-pub(super) struct Row {
+pub(in crate::trace) struct Row {
     /// Nanoseconds since an origin shared by all lines.
     pub at_ns: u64,
     pub input_tokens: u32,
@@ -30,7 +30,7 @@ pub(super) struct Row {
 
 impl Row {
     /// Creates the row of a request of which times and lengths alone are known.
-    pub(super) fn without_content(at_ns: u64, input_tokens: u32, output_tokens: u32) -> Self {
+    pub(in crate::trace) fn without_content(at_ns: u64, input_tokens: u32, output_tokens: u32) -> Self {
         Self {
             at_ns,
             input_tokens,
@@ -46,7 +46,7 @@ impl Row {
 }
 
 /// Place of a line in a session, as the line says it.
-pub(super) struct RowTurn {
+pub(in crate::trace) struct RowTurn {
     /// Name of the session.
     pub session: Box<str>,
     /// Time from the end of the turn before, nanoseconds.
@@ -56,7 +56,7 @@ pub(super) struct RowTurn {
 }
 
 /// Content according to a line.
-pub(super) enum RowContent {
+pub(in crate::trace) enum RowContent {
     None,
     Blocks(Box<[u32]>),
     Pieces(Box<[Piece]>),
@@ -66,17 +66,21 @@ pub(super) enum RowContent {
 }
 
 /// Parses a JSON object of `format`.
-pub(super) fn object<'a, T: Deserialize<'a>>(text: &'a [u8], format: Format) -> Result<T, TraceFault> {
+pub(in crate::trace) fn object<'a, T: Deserialize<'a>>(text: &'a [u8], format: Format) -> Result<T, TraceFault> {
     serde_json::from_slice(text).map_err(|e| TraceFault::Malformed { format, why: e.to_string() })
 }
 
 /// Returns the value of a required field; `expected` has the fields of a request, in words.
-pub(super) fn present<T>(expected: &'static str, field: &'static str, value: Option<T>) -> Result<T, TraceFault> {
+pub(in crate::trace) fn present<T>(
+    expected: &'static str,
+    field: &'static str,
+    value: Option<T>,
+) -> Result<T, TraceFault> {
     value.ok_or(TraceFault::MissingField { field, expected })
 }
 
 /// Returns a number without a fraction of zeros: some programs write whole numbers as `374.0`.
-pub(super) fn whole(text: &str) -> &str {
+pub(in crate::trace) fn whole(text: &str) -> &str {
     match text.split_once('.') {
         Some((whole, zeros)) if zeros.bytes().all(|byte| byte == b'0') => whole,
         _ => text,
@@ -84,7 +88,7 @@ pub(super) fn whole(text: &str) -> &str {
 }
 
 /// Parses a time in nanoseconds.
-pub(super) fn nanoseconds(field: &'static str, time: &Value) -> Result<u64, TraceFault> {
+pub(in crate::trace) fn nanoseconds(field: &'static str, time: &Value) -> Result<u64, TraceFault> {
     time.as_u64().filter(|ns| *ns < TIME_NS_END).ok_or_else(|| TraceFault::BadTimestamp {
         field,
         value: time.to_string(),
@@ -93,7 +97,7 @@ pub(super) fn nanoseconds(field: &'static str, time: &Value) -> Result<u64, Trac
 }
 
 /// Parses a number of tokens from 1 to [`LENGTH_TOKENS_MAX`].
-pub(super) fn length(field: &'static str, text: &str) -> Result<u32, TraceFault> {
+pub(in crate::trace) fn length(field: &'static str, text: &str) -> Result<u32, TraceFault> {
     match whole(text).parse() {
         Ok(n @ 1..=LENGTH_TOKENS_MAX) => Ok(n),
         _ => Err(TraceFault::BadLength { field, value: if text.is_empty() { "empty".into() } else { text.into() } }),

@@ -8,11 +8,11 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use trunkline_quote::of_parser;
 
-use super::TraceFault;
+use super::Format;
 use super::csv::{SECONDS, seconds_ns};
-use super::format::Format;
 use super::row::{Row, length};
 use crate::python_json::strict;
+use crate::trace::TraceFault;
 
 /// Fault in the result of a benchmark.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +77,7 @@ pub enum ResultFault {
 
 /// Requests of a result.
 #[derive(Default)]
-pub(super) struct Results {
+pub(in crate::trace) struct Results {
     /// Requests in the order of the result.
     pub rows: Vec<Row>,
     /// Requests that failed or were cut off.
@@ -85,7 +85,7 @@ pub(super) struct Results {
 }
 
 /// Parses the documents of a result of `format`, one after another.
-pub(super) fn documents<T: DeserializeOwned>(text: &[u8], format: Format) -> Result<Vec<T>, ResultFault> {
+pub(in crate::trace) fn documents<T: DeserializeOwned>(text: &[u8], format: Format) -> Result<Vec<T>, ResultFault> {
     let malformed = |why: String| ResultFault::Malformed { format, why };
     let text = std::str::from_utf8(text).map_err(|e| malformed(e.to_string()))?;
     let all = |text: &str| serde_json::Deserializer::from_str(text).into_iter::<T>().collect::<Result<Vec<T>, _>>();
@@ -93,7 +93,7 @@ pub(super) fn documents<T: DeserializeOwned>(text: &[u8], format: Format) -> Res
 }
 
 /// Makes a row of the values of a request.
-pub(super) fn row(fields: [&'static str; 3], values: [&Value; 3]) -> Result<Row, TraceFault> {
+pub(in crate::trace) fn row(fields: [&'static str; 3], values: [&Value; 3]) -> Result<Row, TraceFault> {
     let [start, input, output] = values.map(|value| if value.is_null() { "null".into() } else { value.to_string() });
     let at_ns =
         seconds_ns(&start).ok_or(TraceFault::BadTimestamp { field: fields[0], value: start, expected: SECONDS })?;
@@ -101,6 +101,6 @@ pub(super) fn row(fields: [&'static str; 3], values: [&Value; 3]) -> Result<Row,
 }
 
 /// Names the request of a fault.
-pub(super) fn of_request(number: usize) -> impl Fn(TraceFault) -> TraceFault {
+pub(in crate::trace) fn of_request(number: usize) -> impl Fn(TraceFault) -> TraceFault {
     move |fault| ResultFault::Request { number, fault: Box::new(fault) }.into()
 }

@@ -1,12 +1,12 @@
 //! Lines of CSV traces: a header, fields with or without quotes, and columns found by name.
 
-use super::format::{Format, LineParser};
 use super::row::{Row, TIME_NS_END, length, whole};
-use super::{Terms, TraceFault};
+use super::{Format, LineParser};
 use crate::lines::{LINE_BYTES_MAX, Lines};
+use crate::trace::{Terms, TraceFault};
 
 /// Columns of a CSV format.
-pub(super) struct Dialect {
+pub(in crate::trace) struct Dialect {
     /// Name of the column of arrival times.
     pub time: &'static str,
     /// Name of the column of prompt lengths.
@@ -22,10 +22,10 @@ pub(super) struct Dialect {
 }
 
 /// Form of a timestamp in seconds.
-pub(super) const SECONDS: &str = "seconds, not negative, before the year 2116 if counted from 1970";
+pub(in crate::trace) const SECONDS: &str = "seconds, not negative, before the year 2116 if counted from 1970";
 
 /// Positions of the columns. Other columns may lie between them.
-pub(super) struct Columns {
+pub(in crate::trace) struct Columns {
     format: Format,
     dialect: &'static Dialect,
     time: usize,
@@ -37,7 +37,7 @@ pub(super) struct Columns {
 }
 
 /// Returns the fields of a line, without the quotes and blanks around them.
-pub(super) fn fields(line: &str) -> impl Iterator<Item = &str> {
+pub(in crate::trace) fn fields(line: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(line);
     std::iter::from_fn(move || {
         let text = rest?;
@@ -69,7 +69,7 @@ fn quoted(text: &str) -> Option<(&str, Option<&str>)> {
 }
 
 /// Returns `true` if a field in quotes is open at the end of a line; `is_open` says if one is at the start.
-pub(super) fn leaves_quote_open(line: &[u8], mut is_open: bool) -> bool {
+pub(in crate::trace) fn leaves_quote_open(line: &[u8], mut is_open: bool) -> bool {
     let mut rest = line;
     loop {
         if !is_open {
@@ -89,7 +89,7 @@ pub(super) fn leaves_quote_open(line: &[u8], mut is_open: bool) -> bool {
 }
 
 /// Returns `line`, whose last field is in quotes and open, with the lines up to the one in which the field ends.
-pub(super) fn record(line: Vec<u8>, lines: &mut Lines, format: Format) -> Result<Vec<u8>, TraceFault> {
+pub(in crate::trace) fn record(line: Vec<u8>, lines: &mut Lines, format: Format) -> Result<Vec<u8>, TraceFault> {
     let begun = lines.number();
     let (mut record, mut is_open) = (line, true);
     while is_open {
@@ -110,7 +110,11 @@ pub(super) fn record(line: Vec<u8>, lines: &mut Lines, format: Format) -> Result
 
 impl Columns {
     /// Finds the columns of a CSV format in a header.
-    pub(super) fn of_header(format: Format, dialect: &'static Dialect, line: &[u8]) -> Result<Self, TraceFault> {
+    pub(in crate::trace) fn of_header(
+        format: Format,
+        dialect: &'static Dialect,
+        line: &[u8],
+    ) -> Result<Self, TraceFault> {
         let header = std::str::from_utf8(line)
             .map_err(|_| TraceFault::Malformed { format, why: "the header is not text".into() })?;
         let find_any = |column: &'static str| {
@@ -180,7 +184,7 @@ impl LineParser for Columns {
 }
 
 /// Parses seconds as nanoseconds: decimal digits exactly, numbers with an exponent to the nearest nanosecond.
-pub(super) fn seconds_ns(text: &str) -> Option<u64> {
+pub(in crate::trace) fn seconds_ns(text: &str) -> Option<u64> {
     exact_ns(text).or_else(|| rounded_ns(text)).filter(|ns| *ns < TIME_NS_END)
 }
 
