@@ -1,4 +1,4 @@
-//! The texts of errors of workloads, and of the parts of traces that all formats share.
+//! The texts of errors of traces and workloads.
 
 #[path = "../../../tests/harness/error_texts.rs"]
 mod error_texts;
@@ -6,12 +6,16 @@ mod error_texts;
 use std::io;
 
 use error_texts::texts;
+use trunkline_core::request::retention::RetentionError;
 use trunkline_sim_workload::daily::DailyCurveError;
 use trunkline_sim_workload::lines::LineFault;
 use trunkline_sim_workload::synthetic::{WorkloadError, WorkloadFault};
 use trunkline_sim_workload::tenants::BadShares;
 use trunkline_sim_workload::trace::stats::StatsError;
-use trunkline_sim_workload::trace::{BadSlice, BadSpeed, TraceError, TraceFault};
+use trunkline_sim_workload::trace::{
+    BadSlice, BadSpeed, ConvertError, Format, FormatOption, ResultFault, TraceError, TraceFault, WriteError,
+    WriteFault, formats,
+};
 
 fn refused() -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, "permission denied")
@@ -46,6 +50,77 @@ fn traces(out: &mut String) {
             BlockTokens: StatsError::BlockTokens(0),
             Capacities: StatsError::Capacities(99),
             TooManyBlocks: StatsError::TooManyBlocks { block_tokens: 1 },
+        }
+    );
+}
+
+fn first_format() -> Format {
+    formats::read().next().expect("there are formats")
+}
+
+fn faults(out: &mut String) {
+    let format = first_format();
+    texts!(
+        out,
+        TraceFault {
+            Line: TraceFault::Line(LineFault::NoFile),
+            Empty: TraceFault::Empty,
+            UnknownFormat: TraceFault::UnknownFormat("is no trace".into()),
+            MissingColumn: TraceFault::MissingColumn { column: "arrived_at", header: "a,b".into() },
+            RepeatedColumn: TraceFault::RepeatedColumn { column: "arrived_at" },
+            MissingField: TraceFault::MissingField { field: "input_length", expected: "timestamp and input_length" },
+            Malformed: TraceFault::Malformed { format, why: "EOF while parsing an object".into() },
+            BadLength: TraceFault::BadLength { field: "input_length", value: "-1".into() },
+            Result: TraceFault::Result(ResultFault::NoStarts),
+            Refused: TraceFault::Refused("is the summary of a benchmark"),
+            BadTerm: TraceFault::BadTerm { field: "priority", value: "300".into(), expected: "0 to 255" },
+            Retention: TraceFault::Retention(RetentionError::TooMany { n: 99 }),
+            BadTimestamp: TraceFault::BadTimestamp { field: "timestamp", value: "x".into(), expected: "milliseconds" },
+            TimeGoesBack: TraceFault::TimeGoesBack { by_s: 1.5, window_requests: 8 },
+            TooLong: TraceFault::TooLong,
+            LateSession: TraceFault::LateSession,
+            NotForFormat: TraceFault::NotForFormat { option: FormatOption::BlockTokens, of: "mooncake".into(), format },
+            HashIdCount: TraceFault::HashIdCount {
+                found: 1,
+                expected: 2,
+                input_tokens: 600,
+                format,
+                block_tokens: 512
+            },
+            TokenCount: TraceFault::TokenCount { field: "output_toks", found: 3, expected: 4 },
+            HashIdsMeet: TraceFault::HashIdsMeet { id: 7 },
+            TooManyRequests: TraceFault::TooManyRequests,
+            EmptySlice: TraceFault::EmptySlice { slice: "1h..2h".into() },
+        }
+    );
+    texts!(
+        out,
+        ResultFault {
+            Malformed: ResultFault::Malformed { format, why: "expected a list".into() },
+            Benchmarks: ResultFault::Benchmarks { n: 2 },
+            Runs: ResultFault::Runs { n: 2 },
+            Sample: ResultFault::Sample { kept: 10, of: 20 },
+            NoStarts: ResultFault::NoStarts,
+            Lengths: ResultFault::Lengths { field: "output_lens", found: 3, expected: 4 },
+            Request: ResultFault::Request { number: 3, fault: Box::new(TraceFault::Empty) },
+        }
+    );
+    texts!(
+        out,
+        WriteFault {
+            Io: WriteFault::Io(io::Error::other("no space left")),
+            Format: WriteFault::Format(format),
+            TooManyBlocks: WriteFault::TooManyBlocks,
+        }
+    );
+    texts!(
+        out,
+        ConvertError {
+            Read: ConvertError::Read(empty()),
+            Write: ConvertError::Write(WriteError { path: "out.jsonl".into(), fault: WriteFault::TooManyBlocks }),
+            SameFile: ConvertError::SameFile("trace.jsonl".into()),
+            Late: ConvertError::Late,
+            Empty: ConvertError::Empty,
         }
     );
 }
@@ -95,6 +170,7 @@ fn workloads(out: &mut String) {
 fn the_texts_of_errors_are_as_reviewed() {
     let mut out = String::new();
     traces(&mut out);
+    faults(&mut out);
     workloads(&mut out);
     error_texts::compare(env!("CARGO_MANIFEST_DIR"), &out);
 }
