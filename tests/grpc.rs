@@ -107,7 +107,9 @@ async fn sixty_four_streams_on_a_pool_too_small_for_them_say_what_each_says_alon
         assert!(counters.preemptions > 0 && counters.evicted_blocks > 0, "the pool was too large: {counters:?}");
         let stats = server.drain().await.stats;
         assert_eq!(stats.swaps.swap_outs > 0, n_host > 0, "{stats:?}");
-        assert_eq!((stats.swaps.swap_ins, stats.free_host_blocks), (stats.swaps.swap_outs, n_host), "{stats:?}");
+        // A copy that takes longer than computing is given up, which depends on the machine.
+        assert!(stats.swaps.swap_ins <= stats.swaps.swap_outs, "{stats:?}");
+        assert_eq!(stats.free_host_blocks, n_host, "{stats:?}");
         assert_eq!(stats.drafts.accepted_draft_tokens > 0, n_drafts > 0, "{stats:?}");
     }
 }

@@ -144,7 +144,7 @@ async fn swapped_requests_of_a_model_with_groups_have_the_text_of_others() {
         let server = TestServer::start(tight).await;
         assert_eq!(ask_four(&server).await, texts, "{keeps:?}");
         let stats = server.drain().await.stats;
-        assert!(stats.swaps.swap_outs > 0 && stats.swaps.swap_ins == stats.swaps.swap_outs, "{keeps:?} {stats:?}");
+        assert!(stats.swaps.swap_outs > 0 && stats.swaps.swap_ins <= stats.swaps.swap_outs, "{keeps:?} {stats:?}");
         assert_eq!(stats.h2o.h2o_dropped_blocks > 0, keeps.contains(&Keeps::Scored));
         assert_eq!(stats.free_host_blocks, 400);
     }

@@ -16,7 +16,7 @@
 //! | `cache` | look into a disk tier at rest |
 //!
 //! Each subcommand is a module with a `…Args` of flags and a `run`; `run` returns an error, which [`main`] prints as one line.
-//! Settings of the core are flags of several commands, all made from one table ([`core_settings`]). Example: a replay of the
+//! Settings of the core are flags of several commands, all made from one table (`settings/core_settings.rs`). Example: a replay of the
 //! trace in this repository under two policies, then a plan for the same traffic.
 //!
 //! ```sh

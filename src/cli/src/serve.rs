@@ -348,10 +348,10 @@ pub(crate) fn embedded(settings: &Settings, engines: &Engines) -> anyhow::Result
     embedded_with(settings, engines, None)
 }
 
-/// Does the same as [`embedded`], with `losses` of the model's heads instead of the ones in the model's file.
+/// Does the same as `embedded`, with `losses` of the model's heads instead of the ones in the model's file.
 ///
 /// # Errors
-/// Fails as [`embedded`] does.
+/// Fails as `embedded` does.
 pub fn embedded_with(
     settings: &Settings,
     engines: &Engines,

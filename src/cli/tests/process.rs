@@ -271,7 +271,10 @@ fn a_message_shows_the_beginning_of_a_long_value_and_what_to_do() {
         vec!["serve".into(), flag("remote")],
         vec!["serve".into(), "--worker".into(), format!("null:{long}")],
         vec!["replay".into(), trace("a.jsonl", format!("{{\"{long}\": 1}}\n"))],
-        vec!["replay".into(), trace("b.jsonl", format!("{{\"timestamp\": \"{long}\"}}\n"))],
+        vec![
+            "replay".into(),
+            trace("b.jsonl", format!("{{\"timestamp\": \"{long}\", \"input_length\": 1, \"output_length\": 1}}\n")),
+        ],
         vec!["replay".into(), trace("c.csv", format!("{long},b\n1,2\n"))],
         vec!["replay".into(), trace("d.jsonl", format!("{{\"timestamp\": 1, \"input_length\": \"{long}\"}}\n"))],
         vec!["plan".into(), trace("e.jsonl", String::new()), flag("slo")],

@@ -1,6 +1,6 @@
 //! The prefix cache: a tree of published blocks over the device, and tiers behind it.
 //!
-//! Start with [`kv`], which holds everything else; [`tree`] finds prefixes, [`tier`] is one tier, [`transfer_table`] the copies in flight.
+//! Start with `kv.rs`, which holds everything else; [`tree`] finds prefixes, `tier.rs` is one tier, `transfer_table.rs` the copies in flight.
 
 pub(crate) mod group_blocks;
 pub(crate) mod kv;

@@ -9,7 +9,7 @@
 //! 1. A driver makes a [`Request`], hashes its prompt ([`Request::hash_prompt`]) off the core's thread, and submits it.
 //! 2. [`Core::handle`] refuses the request for good, or accepts it; the [`policy`] ranks it among the waiting requests.
 //! 3. A scheduling pass (`scheduler.rs`) admits the head of the queue (`admission.rs`): it finds the longest published prefix in the
-//!    [`tree`], verifies it by tokens, takes references, and allocates private blocks for the rest. Blocks that only a tier has are
+//!    [`tree`](cache::tree), verifies it by tokens, takes references, and allocates private blocks for the rest. Blocks that only a tier has are
 //!    loaded first (`loading.rs`).
 //! 4. A [`Step`] runs decodes and prefill chunks together, within a token budget.
 //! 5. When the step ends, blocks that became full are published (`kv.rs`); duplicates are merged.
@@ -20,12 +20,12 @@
 //!
 //! # Invariants
 //!
-//! * Every block is in exactly one state: free + private + held + idle + moving + stale = capacity, after every event ([`block`]).
+//! * Every block is in exactly one state: free + private + held + idle + moving + stale = capacity, after every event ([`block`](blocks::block)).
 //! * A published block is full and never written again; it is computed, or by a step in flight ([`WorkerFacts::in_step_hits`]). Only the
 //!   tail of a sequence is private.
-//! * A hit is verified by comparing tokens ([`tree`]). A collision of hashes costs time, never contents.
-//! * A reader of a block reads its ancestors too, so eviction is leaf-first by construction ([`tree`]).
-//! * Every accepted request gets exactly one [`Action::Finish`] or [`Action::Withdrawn`], from every state ([`sequence`]).
+//! * A hit is verified by comparing tokens ([`tree`](cache::tree)). A collision of hashes costs time, never contents.
+//! * A reader of a block reads its ancestors too, so eviction is leaf-first by construction ([`tree`](cache::tree)).
+//! * Every accepted request gets exactly one [`Action::Finish`] or [`Action::Withdrawn`], from every state ([`sequence`](request::sequence)).
 //! * State machines are tables with named events; a change that the table does not list panics.
 //! * No container is iterated in an order that depends on hashing. Equal events and times give an equal
 //!   [`Core::digest`].
@@ -57,7 +57,7 @@
 //!
 //! **Architecture invariant:** this crate knows no tokio, no tonic, no file and no socket.
 //!
-//! Start with [`event`], then [`core`](Core).
+//! Start with [`event`](core::event), then [`core`](Core).
 
 pub mod blocks;
 pub mod cache;

@@ -169,7 +169,7 @@ fn malformed_files_are_named_in_one_line() {
             "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
             "is a Git LFS pointer",
         ),
-        ("tokenizer_config.json", "{\"added_tokens_decoder\": {\"x\": {\"content\": \"y\"}}}", "has the id \"x\""),
+        ("tokenizer_config.json", "{\"added_tokens_decoder\": {\"x\": {\"content\": \"y\"}}}", "has the id 'x'"),
         ("tokenizer_config.json", "{\"added_tokens_decoder\": {\"1\": {}}}", "added_tokens_decoder is malformed"),
         ("tokenizer_config.json", "{\"eos_token\": 3}", "eos_token is no token"),
     ] {

@@ -73,10 +73,10 @@ fn merges_follow_scores_then_lengths() {
 fn tokenizers_that_cannot_be_used_are_refused_in_one_line() {
     let cases: [(&str, Option<MetadataValue>, &str); 11] = [
         ("tokenizer.ggml.model", None, "has no tokenizer"),
-        ("tokenizer.ggml.model", Some(text("bert")), "tokenizer \"bert\" is not supported"),
+        ("tokenizer.ggml.model", Some(text("bert")), "tokenizer 'bert' is not supported"),
         ("tokenizer.ggml.model", Some(text("llama")), "0 scores for 7 tokens"),
         ("tokenizer.ggml.model", Some(MetadataValue::U32(1)), "is not a text"),
-        ("tokenizer.ggml.pre", Some(text("gpt-4o")), "pre-tokenizer \"gpt-4o\" is not supported; there are gpt-2"),
+        ("tokenizer.ggml.pre", Some(text("gpt-4o")), "pre-tokenizer 'gpt-4o' is not supported; there are gpt-2"),
         ("tokenizer.ggml.tokens", None, "7 kinds of 0 tokens"),
         ("tokenizer.ggml.tokens", Some(kinds(&[1; 7])), "not a text"),
         ("tokenizer.ggml.merges", Some(texts(&["ab"])), "has no space"),

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 use super::chats::Chats;
 use super::detect::detect;
+use super::format::csv;
 use super::format::row::{Row, RowContent};
 use super::format::{Format, FormatOption, LineParser, Opened, Order, Reading};
 use super::formats::{self, REGISTRY};
 use super::sessions::{self, Turn};
 use super::unknown::describe;
-use super::{Content, REQUESTS_MAX, TraceError, TraceFault, TraceRequest, csv};
+use super::{Content, REQUESTS_MAX, TraceError, TraceFault, TraceRequest};
 use crate::lines::{DOCUMENT_BYTES_MAX, LineFault, Lines};
 
 /// Size of the reorder window in requests, at most.

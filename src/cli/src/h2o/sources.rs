@@ -98,7 +98,7 @@ impl Source {
     }
 
     /// Returns the paragraphs, each with a line end: those of text `number`, or of all texts if the source [is written
-    /// down](Self::is_written). A file has the same paragraphs in every set, in several [`pieces`] where its lines are long.
+    /// down](Self::is_written). A file has the same paragraphs in every set, in several pieces where its lines are long.
     pub fn paragraphs(&self, set: &'static TextSet, number: u64) -> Box<dyn Iterator<Item = String> + '_> {
         match &self.file {
             Some(text) => Box::new(text.lines().flat_map(pieces)),

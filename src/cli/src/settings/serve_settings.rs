@@ -1,4 +1,4 @@
-//! Settings of `serve`, each a flag. [`crate::settings::given`] takes them from a file and from the environment too.
+//! Settings of `serve`, each a flag. `given.rs` takes them from a file and from the environment too.
 
 use std::path::PathBuf;
 

@@ -85,21 +85,22 @@ pub fn old_segments(log: &Log) -> io::Result<(Vec<Old>, u64)> {
     Ok((old, next))
 }
 
-/// Searches segments, and passes on the blocks of each, the oldest segment first.
+/// Searches segments, and passes on the blocks of each, the oldest segment first. The newest is searched before all, and its blocks are left in `newest`,
+/// also by a panic.
 pub fn search(
     log: &Log,
     mut old: Vec<Old>,
     is_stopped: &AtomicBool,
+    newest: &mut Vec<FoundBlock>,
     mut found: impl FnMut(Vec<FoundBlock>),
 ) -> Searched {
     let mut searched = Searched::default();
     let mut one = |old: Old| search_segment(log, &old, is_stopped, &mut searched);
     // The newest segment has the number of the last write, from which further writes are numbered.
-    let newest = old.pop().map(&mut one);
+    *newest = old.pop().map(&mut one).unwrap_or_default();
     for old in old {
         found(one(old));
     }
-    newest.into_iter().for_each(&mut found);
     searched
 }
 

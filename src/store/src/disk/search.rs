@@ -63,12 +63,15 @@ impl Search {
     /// Searches segments, and offers what is found once a receiver is there. Ends when every block has been taken or decided about. A panic ends the
     /// search, and no wait for it: segments that were not searched stay, as at a slow disk.
     pub fn run(&self, log: &Log, old: Vec<Old>) {
+        let mut newest = Vec::new();
         let searched = trunkline_foreign::call(|| {
-            search(log, old, &self.is_stopped, |found| {
+            search(log, old, &self.is_stopped, &mut newest, |found| {
                 self.state().found.extend(found);
                 self.offer();
             })
         });
+        self.state().found.append(&mut newest);
+        self.offer();
         let folder = log.limits.folder.display();
         let dropped = match &searched {
             Ok(searched) => {

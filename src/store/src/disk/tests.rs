@@ -492,7 +492,7 @@ fn segments_of_another_layout_stay_until_their_space_is_needed() {
     let log = Log::new(other.limits(None).unwrap(), system_files(folder.path()), locked);
     let line = format!("{n} segments of another model, KV type or block size are not read, and make way first");
     let (old, _) = recovery::old_segments(&log).unwrap();
-    let searched = recovery::search(&log, old, &AtomicBool::new(false), drop);
+    let searched = recovery::search(&log, old, &AtomicBool::new(false), &mut Vec::new(), drop);
     assert_eq!(searched.lines(), [line], "none is called damaged");
     drop(log);
     let (disk, known) = open(&other).unwrap();

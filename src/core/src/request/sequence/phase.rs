@@ -52,7 +52,7 @@ pub enum SequenceEvent {
     SwapInEnded,
     /// The sequence's own transfer failed, or the transfer joined.
     TransferFailed,
-    /// The wait for a transfer is over ([`crate::request::wait`]), or the transfer does not end. The transfer keeps its blocks.
+    /// The wait for a transfer is over (`request/wait.rs`), or the transfer does not end. The transfer keeps its blocks.
     TransferOverdue,
     /// The sequence released all blocks for another sequence.
     Released,
