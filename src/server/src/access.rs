@@ -22,6 +22,8 @@ use crate::network::{Call, count};
 
 /// Path of the health service, open to all: probes have no tokens, and learn no more than an accepted connection shows.
 const HEALTH: &str = "/grpc.health.v1.Health/";
+/// Its path over plain HTTP.
+const HTTP_HEALTH: &str = "/health";
 /// Path of the service of model workers: the only one for tokens with the role `worker`.
 pub(crate) const WORKERS: &str = "/trunkline.v1.Workers/";
 
@@ -81,7 +83,7 @@ impl Access {
         // Without tokens, a worker has as much power as an administrator: the worker sees all prompts and makes all answers.
         let of_connection = |admin| Caller { call: call.clone(), owner, admin, worker: admin };
         let Some(file) = &self.tokens else { return Ok(of_connection(self.admin)) };
-        if path.starts_with(HEALTH) {
+        if path.starts_with(HEALTH) || path == HTTP_HEALTH {
             return Ok(of_connection(false));
         }
         let tokens = file.tokens.read().unwrap_or_else(PoisonError::into_inner);

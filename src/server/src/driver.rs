@@ -25,6 +25,7 @@ pub(crate) mod workers;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Waker;
 use std::thread;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -111,6 +112,8 @@ struct Driver {
     recorder: Option<Recorder>,
     request_log: RequestLog,
     clients: HashMap<RequestId, Client>,
+    /// Readers of new outputs, to be woken.
+    readers: Vec<Waker>,
     /// Requests without a reader of the outputs, to be aborted.
     unread: Vec<RequestId>,
     /// Log probabilities of the tokens of the last ended step.
@@ -162,6 +165,7 @@ impl Driver {
             recorder,
             request_log,
             clients: HashMap::new(),
+            readers: Vec::new(),
             unread: Vec::new(),
             logprobs: HashMap::new(),
             flushes: VecDeque::new(),
@@ -516,6 +520,8 @@ impl Driver {
         }
         self.outputs = outputs;
         self.workers.run_idle();
+        // The next step is under way; now the streams of the last one.
+        self.readers.drain(..).for_each(Waker::wake);
         self.free_remains();
     }
 
@@ -601,7 +607,10 @@ impl Driver {
                     (None, Some(client)) if reason == FinishReason::Error => {
                         Output::Failed { elsewhere: client.failed_elsewhere }
                     }
-                    _ => Output::Finish { reason, usage },
+                    _ => {
+                        let times = client.map_or_else(RequestTimes::default, |client| client.times);
+                        Output::Finish { reason, usage, times }
+                    }
                 };
                 self.output(request, output);
                 if let Some(client) = self.clients.remove(&request) {
@@ -638,7 +647,7 @@ impl Driver {
         if matches!(output, Output::Token { .. }) {
             self.figures.requests.token(&mut client.times, self.last_input_ns);
         }
-        if !client.outputs.send(output) {
+        if !client.outputs.put(output, &mut self.readers) {
             self.unread.push(request);
         }
     }

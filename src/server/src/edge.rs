@@ -5,6 +5,7 @@
 pub(crate) mod accept;
 pub(crate) mod bodies;
 pub(crate) mod codec;
+pub(crate) mod door;
 pub(crate) mod frames;
 pub(crate) mod gate;
 pub(crate) mod gather;
@@ -12,4 +13,5 @@ pub(crate) mod greeting;
 pub(crate) mod headers;
 pub(crate) mod panics;
 pub(crate) mod questions;
+pub(crate) mod single;
 pub(crate) mod socket;

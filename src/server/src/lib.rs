@@ -65,13 +65,16 @@ pub use crate::access::tokens::TokenFileError;
 pub use crate::driver::Outcome;
 pub use crate::driver::commands::StepCounts;
 pub use crate::driver::workers::{MakeWorker, WorkerError};
+pub use crate::edge::door::{Answering, HttpDoor};
 pub use crate::engines::seats::AttachOptions;
 pub use crate::engines::stores::{EngineStore, layout};
 pub use crate::network::limits::{FILES_RESERVED, NetworkLimits, raise_open_files};
 pub use crate::server::shutdown::{ServerHandle, StopSignals, heed_signals, on_hangup};
 pub use crate::server::{Backend, DecideModel, Options, Server, ServerError, listen};
+pub use crate::service::front::Front;
 pub use crate::service::offer::SamplingOffer;
 pub use crate::service::sessions::SessionOptions;
+pub use crate::service::stream::Generation;
 
 /// The protocol, package `trunkline.v1`, generated from `inference.proto` and `sessions.proto` in `proto/trunkline/v1/`.
 #[expect(clippy::allow_attributes, unused_qualifications, reason = "generated code has its own style")]

@@ -75,6 +75,12 @@ impl Metrics {
         let _ = self.served.set(served);
     }
 
+    /// Returns the text of a scrape in a format that `accept` names, and its media type; `None` if the core's thread does not answer in time.
+    pub(crate) async fn scraped(&self, accept: Option<&str>) -> Option<(&'static str, String)> {
+        let format = Format::named(accept.into_iter());
+        Some((format.content_type(), self.text(format).await?))
+    }
+
     /// Answers scrapes on `listener`, for ever.
     pub(crate) async fn listen(self: Arc<Self>, listener: TcpListener) {
         http::serve(listener, self, Limits::default()).await;

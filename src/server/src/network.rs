@@ -481,6 +481,11 @@ impl Call {
         self.end_status.get().cloned().unwrap_or_else(|| Status::cancelled("the call has ended"))
     }
 
+    /// Returns the status of a call that the server has ended.
+    pub(crate) fn end_status(&self) -> Option<Status> {
+        self.end_status.get().cloned()
+    }
+
     /// Notes that the message of a caller with rights is there. From now on the connection keeps its place, until the call ends. The call of a
     /// client with too many such connections, or calls on this one, ends. A call has one caller, who tells so once.
     pub(crate) fn work(&self, client: Client) {

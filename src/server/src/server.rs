@@ -29,6 +29,7 @@ use crate::driver::start::{Parts, spawn};
 use crate::driver::workers::{MakeWorker, WorkerError};
 use crate::driver::{self, Outcome};
 use crate::edge::accept::Acceptor;
+use crate::edge::door::HttpDoor;
 use crate::edge::gate::Gate;
 use crate::engines::seats::AttachOptions;
 use crate::engines::stores::EngineStore;
@@ -44,6 +45,7 @@ use crate::server::shutdown::ServerHandle;
 use crate::service::InferenceService;
 use crate::service::attach::{self, Offer, WorkersService};
 use crate::service::fit::Fit;
+use crate::service::front::Front;
 use crate::service::offer::SamplingOffer;
 use crate::service::sessions::{SessionOptions, SessionService};
 use crate::service::submission::{KvClass, Submitter};
@@ -307,6 +309,7 @@ struct Start {
     fit: watch::Sender<Option<Arc<Fit>>>,
     /// Services of the clients, once they are there.
     routes: Arc<OnceLock<Routes>>,
+    inference: Arc<OnceLock<Arc<InferenceService>>>,
     metrics: Arc<Metrics>,
     request_log: RequestLog,
 }
@@ -330,6 +333,7 @@ pub struct Server {
     metrics: Arc<Metrics>,
     /// Listener for scrapes, if metrics are served.
     scrapes: Option<TcpListener>,
+    front: Front,
 }
 
 impl Server {
@@ -401,11 +405,32 @@ impl Server {
         let (served, is_served) = watch::channel(true);
         let metrics = Metrics::new(driver.clone(), network.clone());
         let of_start = metrics.clone();
-        let start = Start { commands, driver, options, network, served, fit, routes, metrics: of_start, request_log };
+        let inference = Arc::<OnceLock<_>>::default();
+        let front = Front::new(inference.clone(), metrics.clone(), handle.serving());
+        let start = Start {
+            commands,
+            driver,
+            options,
+            network,
+            served,
+            fit,
+            routes,
+            inference,
+            metrics: of_start,
+            request_log,
+        };
         let (_, never) = oneshot::channel();
         let state = State::Running(never);
         let (served, stop, scrapes) = (is_served, None, None);
-        Ok((Self { addr, listener, acceptor, files, handle, served, stop, state, metrics, scrapes }, start, offers))
+        let server = Self { addr, listener, acceptor, files, handle, served, stop, state, metrics, scrapes, front };
+        Ok((server, start, offers))
+    }
+
+    /// Answers plain HTTP, on the port of gRPC, through the door that `make` returns. Without one, a client of HTTP/1 gets a line that says so.
+    #[must_use]
+    pub fn with_http(mut self, make: impl FnOnce(Front) -> Arc<dyn HttpDoor>) -> Self {
+        self.acceptor.gate.open_door(make(self.front.clone()));
+        self
     }
 
     /// Serves metrics for Prometheus on a listener: `GET /metrics` over plain HTTP/1.1, without identification. The metrics have no text of clients,
@@ -569,9 +594,10 @@ impl Start {
         let sessions = SessionService::new(submitter.clone(), self.network.clone(), sessions);
         self.metrics.serve_model(Served { submitter: submitter.clone(), sessions: sessions.figures() });
         let sessions = SessionsServer::new(sessions).max_decoding_message_size(export_bytes_max);
-        let service = InferenceServer::new(InferenceService::new(submitter, self.network))
-            .max_decoding_message_size(message_bytes_max);
-        // Both are set once.
+        let service = Arc::new(InferenceService::new(submitter, self.network));
+        let _ = self.inference.set(service.clone());
+        let service = InferenceServer::from_arc(service).max_decoding_message_size(message_bytes_max);
+        // Each is set once.
         let _ = self.routes.set(Routes::new(service).add_service(sessions).prepare());
         self.fit.send_replace(Some(Arc::new(fit)));
         Ok(outcome)

@@ -2,6 +2,7 @@
 
 pub(crate) mod attach;
 pub(crate) mod fit;
+pub(crate) mod front;
 pub(crate) mod offer;
 pub(crate) mod request_ids;
 pub(crate) mod retention;
@@ -13,6 +14,7 @@ pub(crate) mod validate;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tonic::{Code, Request, Response, Status};
@@ -21,7 +23,7 @@ use trunkline_core::{Config, RequestId, Stats};
 use trunkline_port::WeightReads;
 
 use crate::access::caller::Caller;
-use crate::driver::commands::{Command, EngineSnapshot, StepCounts, WorkerSnapshot};
+use crate::driver::commands::{Command, EngineSnapshot, Snapshot, StepCounts, WorkerSnapshot};
 use crate::engines::seats::SeatState;
 use crate::engines::store_info::store_info;
 use crate::network::Network;
@@ -48,30 +50,16 @@ impl InferenceService {
         Self { shared, network }
     }
 
-    /// Counts a refused request.
-    fn count(&self, reason: Reason) {
-        self.network.counters.refusals.count(reason);
-    }
-}
-
-impl From<Rejection> for Status {
-    fn from(rejection: Rejection) -> Self {
-        Self::new(rejection.code(), rejection.to_string())
-    }
-}
-
-#[tonic::async_trait]
-impl Inference for InferenceService {
-    type GenerateStream = Generation;
-
-    async fn generate(&self, request: Request<proto::GenerateRequest>) -> Result<Response<Generation>, Status> {
+    /// Begins a request, which ends `call_timeout` later at the latest.
+    pub(crate) async fn begin(
+        &self,
+        caller: &Caller,
+        mut message: proto::GenerateRequest,
+        call_timeout: Option<Duration>,
+    ) -> Result<Generation, Status> {
         let shared = &self.shared;
-        let caller = Caller::of(request.extensions());
         let arrival_ns = shared.driver.clock().now_ns();
-        let header = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
-        let call_timeout = header.and_then(validate::grpc_timeout);
         let model = &shared.model;
-        let mut message = request.into_inner();
         message.tenant = caller.tenant(message.tenant)?;
         let label = Label { id: message.request_id.clone(), tenant: message.tenant.clone() };
         let checked = validate::check(message, model.vocab_size, &model.eos_token_ids);
@@ -83,11 +71,66 @@ impl Inference for InferenceService {
         let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
         let skip_special_tokens = checked.skip_special_tokens;
         let timeout = [call_timeout, checked.timeout].into_iter().flatten().min();
-        let submitted = shared.submit(&caller, checked, arrival_ns, timeout).await;
+        let submitted = shared.submit(caller, checked, arrival_ns, timeout).await;
         let submitted = submitted.inspect_err(|rejection| self.count(rejection.reason()))?;
         let detokenizer = shared.tokenizer.detokenizer_behind(submitted.prompt_end(), skip_special_tokens);
-        let request_id = submitted.client_id().parse().ok();
-        let mut response = Response::new(Generation::new(submitted, detokenizer, stop, min_tokens));
+        Ok(Generation::new(submitted, detokenizer, stop, min_tokens))
+    }
+
+    /// Aborts the caller's requests with these ids; returns how many were found.
+    pub(crate) fn abort_ids(&self, caller: &Caller, ids: Vec<String>) -> Result<u32, Status> {
+        if ids.len() > ABORT_IDS_MAX {
+            return Err(Status::invalid_argument(format!(
+                "request_ids has {} ids; at most {ABORT_IDS_MAX} are allowed",
+                ids.len()
+            )));
+        }
+        let ids: BTreeSet<String> = ids.into_iter().collect();
+        let found: Vec<RequestId> = ids.iter().flat_map(|id| self.shared.ids.abort(caller, id)).collect();
+        let n_found = found.len() as u32;
+        if n_found > 0 {
+            self.shared.driver.send(Command::Abort(found)).map_err(Rejection::from)?;
+        }
+        Ok(n_found)
+    }
+
+    /// Forgets the cached blocks that no request holds; returns their number.
+    pub(crate) async fn flush(&self, caller: &Caller, what: &str) -> Result<u32, Status> {
+        caller.check_admin(what)?;
+        let (reply, blocks) = oneshot::channel();
+        self.shared.driver.send(Command::FlushCache(reply)).map_err(Rejection::from)?;
+        Ok(blocks.await.map_err(|_| Rejection::Stopped)?)
+    }
+
+    /// Returns the state of the cluster between two decisions.
+    pub(crate) async fn snapshot(&self) -> Result<Snapshot, Status> {
+        let (reply, snapshot) = oneshot::channel();
+        self.shared.driver.send(Command::Snapshot(reply)).map_err(Rejection::from)?;
+        Ok(snapshot.await.map_err(|_| Rejection::Stopped)?)
+    }
+
+    /// Returns what all services share.
+    pub(crate) fn shared(&self) -> &Arc<Submitter> {
+        &self.shared
+    }
+
+    /// Counts a refused request.
+    fn count(&self, reason: Reason) {
+        self.network.counters.refusals.count(reason);
+    }
+}
+
+#[tonic::async_trait]
+impl Inference for InferenceService {
+    type GenerateStream = Generation;
+
+    async fn generate(&self, request: Request<proto::GenerateRequest>) -> Result<Response<Generation>, Status> {
+        let caller = Caller::of(request.extensions());
+        let header = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
+        let call_timeout = header.and_then(validate::grpc_timeout);
+        let generation = self.begin(&caller, request.into_inner(), call_timeout).await?;
+        let request_id = generation.client_id().parse().ok();
+        let mut response = Response::new(generation);
         if let Some(request_id) = request_id {
             response.metadata_mut().insert(REQUEST_ID, request_id);
         }
@@ -96,20 +139,8 @@ impl Inference for InferenceService {
 
     async fn abort(&self, request: Request<proto::AbortRequest>) -> Result<Response<proto::AbortResponse>, Status> {
         let caller = Caller::of(request.extensions());
-        let ids = request.into_inner().request_ids;
-        if ids.len() > ABORT_IDS_MAX {
-            return Err(Status::invalid_argument(format!(
-                "request_ids has {} ids; at most {ABORT_IDS_MAX} are allowed",
-                ids.len()
-            )));
-        }
-        let ids: BTreeSet<String> = ids.into_iter().collect();
-        let found: Vec<RequestId> = ids.iter().flat_map(|id| self.shared.ids.abort(&caller, id)).collect();
-        let n_found = found.len() as u32;
-        if n_found > 0 {
-            self.shared.driver.send(Command::Abort(found)).map_err(Rejection::from)?;
-        }
-        Ok(Response::new(proto::AbortResponse { found: n_found }))
+        let found = self.abort_ids(&caller, request.into_inner().request_ids)?;
+        Ok(Response::new(proto::AbortResponse { found }))
     }
 
     async fn get_model_info(
@@ -137,9 +168,7 @@ impl Inference for InferenceService {
         request: Request<proto::GetServerInfoRequest>,
     ) -> Result<Response<proto::GetServerInfoResponse>, Status> {
         let caller = Caller::of(request.extensions());
-        let (reply, snapshot) = oneshot::channel();
-        self.shared.driver.send(Command::Snapshot(reply)).map_err(Rejection::from)?;
-        let snapshot = snapshot.await.map_err(|_| Rejection::Stopped)?;
+        let snapshot = self.snapshot().await?;
         let public = proto::GetServerInfoResponse {
             version: env!("CARGO_PKG_VERSION").into(),
             draining: snapshot.draining,
@@ -173,10 +202,7 @@ impl Inference for InferenceService {
         &self,
         request: Request<proto::FlushCacheRequest>,
     ) -> Result<Response<proto::FlushCacheResponse>, Status> {
-        Caller::of(request.extensions()).check_admin("FlushCache")?;
-        let (reply, blocks) = oneshot::channel();
-        self.shared.driver.send(Command::FlushCache(reply)).map_err(Rejection::from)?;
-        let dropped_blocks = blocks.await.map_err(|_| Rejection::Stopped)?;
+        let dropped_blocks = self.flush(&Caller::of(request.extensions()), "FlushCache").await?;
         Ok(Response::new(proto::FlushCacheResponse { dropped_blocks }))
     }
 }

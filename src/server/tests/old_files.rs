@@ -66,7 +66,7 @@ fn finish() -> pb::Finish {
     let usage =
         pb::Usage { prompt_tokens: 3, cached_tokens: 2, completion_tokens: 9, preemptions: 1, copied_tokens: 1 };
     let stopped_by = Some(pb::finish::StoppedBy::StopString("END".into()));
-    pb::Finish { reason: pb::FinishReason::Stop.into(), usage: Some(usage), stopped_by }
+    pb::Finish { reason: pb::FinishReason::Stop.into(), usage: Some(usage), timings: None, stopped_by }
 }
 
 fn answer(event: pb::generate_response::Event) -> pb::GenerateResponse {

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::rt::Executor;
-use hyper::server::conn::http2;
+use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulConnection;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -22,8 +23,9 @@ use crate::access::tls::Tls;
 use crate::edge::frames::Watched;
 use crate::edge::gate::{CALL, Gate};
 use crate::edge::gather::{Gathered, Turns};
-use crate::edge::greeting::{Port, greet};
-use crate::edge::headers::HEADER_BYTES_KEPT;
+use crate::edge::greeting::{Begun, Port, Protocol, greet};
+use crate::edge::headers::{HEADER_BYTES_KEPT, HEADER_BYTES_MAX};
+use crate::edge::single::SingleCalls;
 use crate::edge::socket::TimedSocket;
 use crate::network::log_limit::LogLimit;
 use crate::network::{Admitted, Connection, MISTAKES_MAX, Network};
@@ -125,11 +127,13 @@ async fn serve_socket(
         return debug!(%err, "a connection ended before it began");
     }
     let port = if tls.is_some() { Port::Tls } else { Port::Plain };
-    let Some(socket) = begin(connection, &mut stopped, greet(socket, port, connection)).await.flatten() else { return };
+    let http1 = gate.answers_http();
+    let greeted = begin(connection, &mut stopped, greet(socket, port, connection, http1));
+    let Some(socket) = greeted.await.flatten() else { return };
     let Some(tls) = tls else { return serve_http(socket, connection, gate, stopped).await };
     let shaken = begin(connection, &mut stopped, async {
         let socket = tls.accept(socket, connection).await?;
-        greet(socket, Port::Shaken, connection).await
+        greet(socket, Port::Shaken, connection, http1).await
     });
     if let Some(socket) = shaken.await.flatten() {
         serve_http(socket, connection, gate, stopped).await;
@@ -157,12 +161,24 @@ async fn begin<T>(
     }
 }
 
-async fn serve_http<S>(socket: S, connection: &Arc<Connection>, gate: Gate, mut stopped: watch::Receiver<bool>)
+async fn serve_http<S>(socket: Begun<S>, connection: &Arc<Connection>, gate: Gate, stopped: watch::Receiver<bool>)
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let network = connection.network();
-    let limits = &network.limits;
+    let limits = &connection.network().limits;
+    let protocol = socket.protocol;
+    let socket = TimedSocket::new(socket, limits.unread);
+    if protocol == Protocol::Http1 {
+        let mut builder = http1::Builder::new();
+        // Requests that come ahead of an answer wait in the socket; a head that outgrows the buffer is answered with 431.
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(None)
+            .max_buf_size(SEND_BUFFER_BYTES.max(HEADER_BYTES_MAX));
+        let calls = SingleCalls::new(gate, connection.clone());
+        return drive(connection, builder.serve_connection(TokioIo::new(socket), calls), Turns::default(), stopped)
+            .await;
+    }
     let mut builder = http2::Builder::new(CallExecutor(connection.clone()));
     builder
         .timer(TokioTimer::new())
@@ -173,10 +189,19 @@ where
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_pending_accept_reset_streams(UNSEEN_RESETS_MAX)
         .max_local_error_reset_streams(MISTAKES_MAX);
-    let socket = Watched::new(TimedSocket::new(socket, limits.unread), connection.clone());
     let turns = Turns::default();
-    let socket = TokioIo::new(Gathered::new(socket, turns.clone()));
-    let mut http = pin!(builder.serve_connection(socket, TowerToHyperService::new(gate)));
+    let socket = TokioIo::new(Gathered::new(Watched::new(socket, connection.clone()), turns.clone()));
+    drive(connection, builder.serve_connection(socket, TowerToHyperService::new(gate)), turns, stopped).await;
+}
+
+/// Serves a connection to its end.
+async fn drive<C>(connection: &Arc<Connection>, http: C, turns: Turns, mut stopped: watch::Receiver<bool>)
+where
+    C: GracefulConnection<Error = hyper::Error>,
+{
+    let network = connection.network();
+    let limits = &network.limits;
+    let mut http = pin!(http);
     // The end of an idle connection, once it is announced.
     let mut ending = None;
     let mut stopping = false;

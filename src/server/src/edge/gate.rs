@@ -15,6 +15,7 @@ use tonic::{Code, Status};
 use crate::access::caller::Caller;
 use crate::access::{Access, WORKERS};
 use crate::edge::bodies::{Accepted, End, RequestBody, ResponseBody};
+use crate::edge::door::{HttpDoor, is_grpc};
 use crate::edge::headers;
 use crate::edge::panics::{Whole, failed};
 use crate::edge::questions::Questions;
@@ -39,11 +40,23 @@ pub(crate) struct Gate {
     /// Services of the clients, once the server knows its model.
     clients: Arc<OnceLock<Routes>>,
     access: Arc<Access>,
+    /// Answers what is not gRPC.
+    door: Option<Arc<dyn HttpDoor>>,
 }
 
 impl Gate {
     pub(crate) fn new(early: Routes, clients: Arc<OnceLock<Routes>>, access: Arc<Access>) -> Self {
-        Self { early: early.prepare(), clients, access }
+        Self { early: early.prepare(), clients, access, door: None }
+    }
+
+    /// Lets `door` answer what is not gRPC.
+    pub(crate) fn open_door(&mut self, door: Arc<dyn HttpDoor>) {
+        self.door = Some(door);
+    }
+
+    /// Returns `true` if plain HTTP gets answers.
+    pub(crate) fn answers_http(&self) -> bool {
+        self.door.is_some()
     }
 
     /// Returns the sender of a call, and the services for its path.
@@ -51,14 +64,18 @@ impl Gate {
     /// # Errors
     /// RESOURCE_EXHAUSTED for too many headers, the errors of [`Access::caller`], and UNAVAILABLE before the server knows its model.
     fn enter<B>(&self, request: &Request<B>, call: &Arc<Call>) -> Result<(Caller, Routes), Status> {
+        let caller = self.caller(request, call)?;
+        Ok((caller, self.routes(request.uri().path())?))
+    }
+
+    /// Returns the sender of a call.
+    fn caller<B>(&self, request: &Request<B>, call: &Arc<Call>) -> Result<Caller, Status> {
         let refusals = &call.connection().network().counters.refusals;
         headers::check(request).inspect_err(|_| refusals.count(Reason::HeadersTooLarge))?;
         if let Some(status) = call.withdrawal() {
             return Err(status);
         }
-        let path = request.uri().path();
-        let caller = self.access.caller(path, request.headers(), call)?;
-        Ok((caller, self.routes(path)?))
+        self.access.caller(request.uri().path(), request.headers(), call)
     }
 
     /// Returns the services for a path.
@@ -71,6 +88,38 @@ impl Gate {
         }
         let wait = || Status::unavailable("no worker has attached yet; try again later");
         self.clients.get().cloned().ok_or_else(wait)
+    }
+}
+
+impl Gate {
+    /// Lets a request through the door for plain HTTP.
+    async fn pass<B>(
+        &self,
+        mut request: Request<B>,
+        call: Arc<Call>,
+        door: &dyn HttpDoor,
+    ) -> Response<ResponseBody<tonic::body::Body>>
+    where
+        B: Body<Data = Bytes> + Unpin + Send + 'static,
+        B::Error: Into<StdError>,
+    {
+        let answer = async {
+            let caller = self.caller(&request, &call)?;
+            headers::trim(&mut request);
+            let limit = call.connection().network().limits.request;
+            let mut request = request.map(|body| tonic::body::Body::new(RequestBody::new(body, call.clone(), limit)));
+            request.extensions_mut().insert(caller);
+            let path = request.uri().path().to_owned();
+            Whole::new(door.answer(request)).await.map_err(|panicked| failed(&path, &panicked))
+        };
+        let response = tokio::select! {
+            biased;
+            status = call.ended() => Err(status),
+            answer = answer => answer,
+        };
+        let response = response.unwrap_or_else(|status| door.refuse(&status));
+        call.answer(response.status().is_success());
+        response.map(|body| ResponseBody::new(body, call, None))
     }
 }
 
@@ -91,6 +140,9 @@ where
         let gate = self.clone();
         Box::pin(async move {
             let call = CALL.with(Arc::clone);
+            if let Some(door) = gate.door.clone().filter(|_| !is_grpc(request.headers())) {
+                return Ok(gate.pass(request, call, &*door).await);
+            }
             let mut end: End = Box::pin(ended(call.clone()));
             let answer = async {
                 let (caller, mut routes) = gate.enter(&request, &call)?;

@@ -2,7 +2,8 @@
 //!
 //! | port | the client speaks | it gets |
 //! |---|---|---|
-//! | plain or TLS | HTTP/1 | an answer of HTTP/1 with status 400 and the line |
+//! | plain or TLS, of a server without a door for plain HTTP | HTTP/1 | an answer of HTTP/1 with status 400 and the line |
+//! | TLS | HTTP/1 without TLS | the same |
 //! | plain | TLS | the same bytes, which no TLS library takes for TLS; the line is in the log |
 //! | TLS | HTTP/2 without TLS | the end of the connection (GOAWAY, INADEQUATE_SECURITY) with the line |
 
@@ -31,7 +32,7 @@ const GOODBYE: Duration = Duration::from_secs(2);
 
 /// Protocol of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Protocol {
+pub(crate) enum Protocol {
     Http2,
     Http1,
     Tls,
@@ -42,11 +43,11 @@ enum Protocol {
 /// Protocol of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Port {
-    /// HTTP/2 without TLS.
+    /// HTTP without TLS.
     Plain,
     /// TLS, before the handshake.
     Tls,
-    /// HTTP/2 behind the handshake of TLS.
+    /// HTTP behind the handshake of TLS.
     Shaken,
 }
 
@@ -67,10 +68,11 @@ fn protocol(bytes: &[u8]) -> Option<Protocol> {
     }
 }
 
-/// Returns the line for a client whose protocol is not that of the port; `None` for one whose protocol may be.
-fn refusal(port: Port, protocol: Protocol) -> Option<&'static str> {
+/// Returns the line for a client whose protocol is not that of the port; `None` for one whose protocol may be. `http1` tells whether the server
+/// answers plain HTTP.
+fn refusal(port: Port, protocol: Protocol, http1: bool) -> Option<&'static str> {
     match (port, protocol) {
-        (Port::Plain | Port::Shaken, Protocol::Http1) => {
+        (Port::Plain | Port::Shaken, Protocol::Http1) if !http1 => {
             Some("this port speaks gRPC, over HTTP/2; call it with a gRPC client such as trunkline generate or grpcurl")
         }
         (Port::Plain, Protocol::Tls) => {
@@ -104,7 +106,12 @@ fn answer(protocol: Protocol, line: &str) -> Vec<u8> {
 ///
 /// # Errors
 /// If the connection breaks.
-pub(crate) async fn greet<S>(mut socket: S, port: Port, connection: &Connection) -> io::Result<Option<Begun<S>>>
+pub(crate) async fn greet<S>(
+    mut socket: S,
+    port: Port,
+    connection: &Connection,
+    http1: bool,
+) -> io::Result<Option<Begun<S>>>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -118,7 +125,9 @@ where
             None => {}
         }
     };
-    let Some(line) = refusal(port, protocol) else { return Ok(Some(Begun { socket, first, filled, read: 0 })) };
+    let Some(line) = refusal(port, protocol, http1) else {
+        return Ok(Some(Begun { socket, protocol, first, filled, read: 0 }));
+    };
     let (network, peer) = (connection.network(), connection.peer());
     network.strangers.log(network.clock, |connections| warn!(connections, %peer, "refusing a client: {line}"));
     let goodbye = async {
@@ -134,6 +143,8 @@ where
 /// A connection whose first bytes were read already.
 pub(crate) struct Begun<S> {
     socket: S,
+    /// Protocol of the client.
+    pub(crate) protocol: Protocol,
     first: [u8; METHOD_BYTES_MAX],
     filled: usize,
     /// Bytes of `first` that were read again.
@@ -210,9 +221,12 @@ mod tests {
     fn each_port_takes_its_own_protocol_and_leaves_unknown_bytes_to_it() {
         use Protocol::{Http1, Http2, Tls, Unknown};
         for (port, taken) in [(Port::Plain, Http2), (Port::Tls, Tls), (Port::Shaken, Http2)] {
-            let takes = |protocol| refusal(port, protocol).is_none();
-            assert!(takes(taken) && takes(Unknown) && !takes(Http1), "{port:?}");
+            for http1 in [false, true] {
+                let takes = |protocol| refusal(port, protocol, http1).is_none();
+                assert!(takes(taken) && takes(Unknown), "{port:?}");
+                assert_eq!(takes(Http1), http1 && port != Port::Tls, "{port:?}");
+            }
         }
-        assert!(refusal(Port::Plain, Tls).is_some() && refusal(Port::Tls, Http2).is_some());
+        assert!(refusal(Port::Plain, Tls, true).is_some() && refusal(Port::Tls, Http2, true).is_some());
     }
 }

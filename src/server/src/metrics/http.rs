@@ -50,14 +50,18 @@ pub(super) enum Format {
 impl Format {
     /// Returns the format for the header `accept`: OpenMetrics for clients that name the format, as Prometheus does.
     fn accepted(headers: &HeaderMap) -> Self {
-        let accepts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+        Self::named(headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()))
+    }
+
+    /// Returns the format for the values of the header `accept`.
+    pub(super) fn named<'a>(accepts: impl Iterator<Item = &'a str>) -> Self {
         match accepts.flat_map(|value| value.split(',')).any(|kind| kind.trim_start().starts_with(OPEN_METRICS)) {
             true => Self::OpenMetrics,
             false => Self::Prometheus,
         }
     }
 
-    fn content_type(self) -> &'static str {
+    pub(super) fn content_type(self) -> &'static str {
         match self {
             Self::Prometheus => prometheus_text::CONTENT_TYPE,
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",

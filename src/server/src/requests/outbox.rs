@@ -8,13 +8,14 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
+use tonic::Status;
 use trunkline_core::{FinishReason, Token, Usage};
 use trunkline_port::TokenLogprobs;
 
 use crate::network::shares::Share;
 use crate::network::{Backlog, Call};
 use crate::requests::request_events::Reader;
-use crate::requests::request_times::End;
+use crate::requests::request_times::{End, RequestTimes};
 
 /// Output of an accepted request.
 pub(crate) enum Output {
@@ -25,6 +26,7 @@ pub(crate) enum Output {
     Finish {
         reason: FinishReason,
         usage: Usage,
+        times: RequestTimes,
     },
     /// The request failed alone on its worker, and `elsewhere` on another one before.
     Failed {
@@ -121,8 +123,18 @@ impl OutboxSender {
         queue.open = Some(open);
     }
 
-    /// Adds an output; returns `false` if nobody reads the outbox.
+    /// Adds an output and wakes the reader; returns `false` if nobody reads the outbox.
+    #[cfg(test)]
     pub(crate) fn send(&self, output: Output) -> bool {
+        let mut wakers = Vec::new();
+        let is_read = self.put(output, &mut wakers);
+        wakers.into_iter().for_each(Waker::wake);
+        is_read
+    }
+
+    /// Adds an output, and the waker of a reader who waits; returns `false` if nobody reads the outbox. The caller wakes when it has done what
+    /// is more urgent, and the reader then takes all outputs of a step at once.
+    pub(crate) fn put(&self, output: Output, wakers: &mut Vec<Waker>) -> bool {
         let bytes = output.bytes();
         let ends = !matches!(output, Output::Token { .. });
         let mut queue = self.0.lock();
@@ -139,12 +151,9 @@ impl OutboxSender {
             self.0.call.discard();
             return false;
         }
-        let waker = queue.waker.take();
+        wakers.extend(queue.waker.take());
         drop(queue);
         drop(arrived);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
         true
     }
 
@@ -191,6 +200,11 @@ impl OutboxReceiver {
     /// Returns `true` if output was discarded because the client did not read.
     pub(crate) fn is_discarded(&self) -> bool {
         self.0.lock().discarded
+    }
+
+    /// Returns the status with which the server ended the call, if it did.
+    pub(crate) fn end_status(&self) -> Option<Status> {
+        self.0.call.end_status()
     }
 
     /// Takes one output, if there is one.

@@ -31,6 +31,17 @@ impl RequestTimes {
         Self { arrival_ns, max_tokens, ..Self::default() }
     }
 
+    /// Returns the times until the first step, from there to the first token, and from there to the last, nanoseconds.
+    pub(crate) fn parts_ns(&self) -> [u64; 3] {
+        let first_ns = self.first_token_ns.unwrap_or_default();
+        let started_ns = self.started_ns.unwrap_or(self.arrival_ns);
+        [
+            started_ns.saturating_sub(self.arrival_ns),
+            first_ns.saturating_sub(started_ns),
+            self.last_token_ns.saturating_sub(first_ns),
+        ]
+    }
+
     /// Notes a step that runs the request; the first one ends the time in the queue.
     pub(crate) fn start(&mut self, now_ns: u64) {
         self.started_ns.get_or_insert(now_ns);
@@ -178,6 +189,8 @@ mod tests {
         assert_eq!(sums(&figures.decode), (1, 100.0));
         assert_eq!(sums(&figures.output_token), (1, 50.0));
         assert_eq!(sums(&figures.e2e), (1, 190.0));
+        assert_eq!(times.parts_ns(), [20 * MS, 40 * MS, 100 * MS]);
+        assert_eq!(RequestTimes::new(10 * MS, 100).parts_ns(), [0; 3]);
         assert_eq!((figures.prompt_tokens.sum(), figures.generated_tokens.sum()), (7.0, 3.0));
         assert_eq!(figures.max_tokens.sum(), 100.0);
     }

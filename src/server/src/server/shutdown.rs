@@ -1,6 +1,7 @@
 //! Signals and handles of a server: stopping gently, then at once, and reading files again.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub struct ServerHandle {
     stopping: watch::Sender<bool>,
     hurry: watch::Sender<bool>,
     reloads: Arc<Notify>,
+    /// The health that was reported last.
+    serving: Arc<AtomicBool>,
     /// Longest time for which a drain waits for requests; `None` for no bound.
     drain_timeout: Option<Duration>,
 }
@@ -33,7 +36,8 @@ impl ServerHandle {
     /// Makes a handle on a serving server.
     pub(crate) async fn new(driver: DriverHandle, health: HealthReporter, drain_timeout: Option<Duration>) -> Self {
         let (stopping, hurry) = (watch::Sender::new(false), watch::Sender::new(false));
-        let handle = Self { driver, health, stopping, hurry, reloads: Arc::default(), drain_timeout };
+        let (reloads, serving) = Default::default();
+        let handle = Self { driver, health, stopping, hurry, reloads, serving, drain_timeout };
         handle.report(ServingStatus::Serving).await;
         handle
     }
@@ -111,7 +115,13 @@ impl ServerHandle {
         }
     }
 
+    /// Returns the mark of a healthy server.
+    pub(crate) fn serving(&self) -> Arc<AtomicBool> {
+        self.serving.clone()
+    }
+
     async fn report(&self, status: ServingStatus) {
+        self.serving.store(status == ServingStatus::Serving, Ordering::Relaxed);
         for service in HEALTH_SERVICES {
             self.health.set_service_status(service, status).await;
         }

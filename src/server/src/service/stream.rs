@@ -17,13 +17,14 @@ use crate::proto;
 use crate::proto::finish::StoppedBy;
 use crate::proto::generate_response::Event;
 use crate::requests::outbox::Output;
+use crate::requests::request_times::RequestTimes;
 use crate::service::submission::Submitted;
 
 /// Outputs taken from the channel at once, at most.
 const OUTPUTS_PER_CHUNK_MAX: usize = 64;
 
 /// The response stream of one request. Dropping the stream before the request's end aborts the request.
-pub(crate) struct Generation {
+pub struct Generation {
     submitted: Submitted,
     client_id: String,
     taken: Vec<Output>,
@@ -68,6 +69,16 @@ impl Generation {
         }
     }
 
+    /// Returns the number of tokens of the prompt.
+    pub fn prompt_tokens(&self) -> u32 {
+        self.submitted.prompt_tokens()
+    }
+
+    /// Returns the id of the request, the client's or the server's.
+    pub fn client_id(&self) -> &str {
+        &self.client_id
+    }
+
     fn take(&mut self, outputs: &mut Vec<Output>) {
         let mut chunk = proto::Chunk::default();
         let (mut end, mut failure) = (None, None);
@@ -75,7 +86,7 @@ impl Generation {
             match output {
                 Output::Token { .. } if self.stopping.is_some() => {}
                 Output::Token { token, logprobs } => self.token(token, logprobs, &mut chunk),
-                Output::Finish { reason, usage } => end = Some((reason, usage)),
+                Output::Finish { reason, usage, times } => end = Some((reason, usage, times)),
                 Output::Failed { elsewhere } => failure = Some(failed_alone(elsewhere)),
                 Output::Unavailable(why) => failure = Some(Status::unavailable(why.message())),
             }
@@ -93,8 +104,8 @@ impl Generation {
             // Dropping the stream aborts the request.
             self.failed = true;
             self.ready.push_back(Err(Status::internal(why.to_string())));
-        } else if let Some((reason, usage)) = end {
-            self.end(reason, usage);
+        } else if let Some((reason, usage, times)) = end {
+            self.end(reason, usage, &times);
         }
         if let Some(status) = failure {
             self.submitted.end();
@@ -143,6 +154,9 @@ impl Generation {
         if self.submitted.outputs().is_discarded() {
             // Dropping the stream aborts the request if the core has not noticed yet.
             self.failed = true;
+            if let Some(status) = self.submitted.outputs().end_status() {
+                return status;
+            }
             return Status::resource_exhausted("the client did not read the output fast enough; the request was ended");
         }
         // The core's thread has ended without a word about this request.
@@ -150,7 +164,7 @@ impl Generation {
         Status::unavailable("the server has stopped")
     }
 
-    fn end(&mut self, reason: FinishReason, usage: Usage) {
+    fn end(&mut self, reason: FinishReason, usage: Usage, times: &RequestTimes) {
         self.submitted.end();
         let stopped_by = match (self.stopping.take(), reason) {
             (Some(Stopping { stop, .. }), _) => Some(StoppedBy::StopString(stop)),
@@ -180,7 +194,9 @@ impl Generation {
             completion_tokens: self.n_tokens,
             preemptions: usage.preemptions,
         };
-        self.send(Event::Finish(proto::Finish { reason: reason.into(), usage: Some(usage), stopped_by }));
+        let [queue_ms, prefill_ms, decode_ms] = times.parts_ns().map(|ns| ns as f64 * 1e-6);
+        let timings = Some(proto::Timings { queue_ms, prefill_ms, decode_ms });
+        self.send(Event::Finish(proto::Finish { reason: reason.into(), usage: Some(usage), timings, stopped_by }));
     }
 }
 
@@ -282,7 +298,7 @@ mod tests {
 
         fn finish(&self, reason: FinishReason) {
             let usage = Usage { prompt_tokens: 5, completion_tokens: 99, ..Usage::default() };
-            assert!(self.outputs.send(Output::Finish { reason, usage }));
+            assert!(self.outputs.send(Output::Finish { reason, usage, times: RequestTimes::default() }));
         }
 
         async fn chunk(&mut self) -> (usize, String) {

@@ -154,11 +154,12 @@ pub(crate) struct Submitted {
     outputs: OutboxReceiver,
     /// Last tokens of the prompt, behind which the text goes on.
     prompt_end: Vec<Token>,
+    prompt_tokens: u32,
 }
 
 impl Submitted {
     pub(crate) fn new(id: RequestId, active: ActiveId, driver: DriverHandle, outputs: OutboxReceiver) -> Self {
-        Self { id, active: Some(active), driver, outputs, prompt_end: Vec::new() }
+        Self { id, active: Some(active), driver, outputs, prompt_end: Vec::new(), prompt_tokens: 0 }
     }
 
     /// Returns the core's number of the request.
@@ -169,6 +170,11 @@ impl Submitted {
     /// Returns the last tokens of the prompt, as many as say how the text behind them begins.
     pub(crate) fn prompt_end(&self) -> &[Token] {
         &self.prompt_end
+    }
+
+    /// Returns the number of tokens of the prompt.
+    pub(crate) fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
     }
 
     /// Returns the client's id of the request; empty if the request has ended.
@@ -363,9 +369,10 @@ impl Submitter {
         let label = Label { id: active.client_id().into(), tenant: checked.tenant_name.clone() };
         let mut request = self.prepare_in_time(id, &client, checked, deadline_ns).await?;
         request.deadline_ns = deadline_ns;
+        let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
         let prompt_end = request.prompt[request.prompt.len().saturating_sub(PROMPT_END)..].to_vec();
         let (mut submitted, is_accepted) = self.send(caller, request, (arrival_ns, label), (active, shares))?;
-        submitted.prompt_end = prompt_end;
+        (submitted.prompt_end, submitted.prompt_tokens) = (prompt_end, prompt_tokens);
         // If the client goes away while we wait here, `submitted` is dropped and aborts the request.
         match is_accepted.await {
             Ok(Ok(())) => Ok(submitted),

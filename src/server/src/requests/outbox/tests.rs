@@ -11,7 +11,7 @@ fn token() -> Output {
 }
 
 fn finish() -> Output {
-    Output::Finish { reason: FinishReason::Length, usage: Usage::default() }
+    Output::Finish { reason: FinishReason::Length, usage: Usage::default(), times: RequestTimes::default() }
 }
 
 /// An outbox with room for `tokens` unread tokens, and its call.

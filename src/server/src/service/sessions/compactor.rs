@@ -169,7 +169,7 @@ impl Compactor {
             for output in taken.drain(..) {
                 match output {
                     Output::Token { token, .. } => tokens.push(token),
-                    Output::Finish { reason, usage } => {
+                    Output::Finish { reason, usage, .. } => {
                         submitted.end();
                         let usage = Usage {
                             prompt: usage.prompt_tokens,

@@ -81,7 +81,7 @@ pub(crate) fn finish(answer: &Answer) -> proto::Finish {
         preemptions,
         copied_tokens: 0,
     };
-    proto::Finish { reason: reason.into(), usage: Some(usage), stopped_by }
+    proto::Finish { reason: reason.into(), usage: Some(usage), timings: None, stopped_by }
 }
 
 /// Returns the message of a turn, with the token ids or without.
