@@ -135,6 +135,33 @@ impl Specials {
     }
 }
 
+/// Returns the tokens with a role by key, as transformers hands them to a chat template: those of `tokenizer_config.json`, also others whose key ends in
+/// `_token`. `special_tokens_map.json` counts in a folder without `added_tokens_decoder`.
+///
+/// # Errors
+///
+/// A file cannot be read, or is malformed.
+pub(crate) fn roles(files: Files<'_>, config: &Map<String, Value>) -> Result<Vec<(String, String)>, FactsError> {
+    let mut specials = Specials::default();
+    specials.read(files, CONFIG, config)?;
+    if config.get("added_tokens_decoder").is_none_or(Value::is_null) {
+        let map = files.json::<Map<String, Value>>(ROLES_FILE)?.unwrap_or_default();
+        specials.read(files, ROLES_FILE, &map)?;
+    }
+    let mut roles: Vec<(String, String)> =
+        specials.roles.iter().map(|(key, (token, _))| ((*key).to_owned(), token.content().to_owned())).collect();
+    for (key, value) in config.iter().filter(|(key, _)| key.ends_with("_token") && !ROLES.contains(&key.as_str())) {
+        if let Ok(token) = Token::deserialize(value) {
+            roles.push((key.clone(), token.content().to_owned()));
+        }
+    }
+    if let Some(Value::Object(named)) = config.get("extra_special_tokens") {
+        let texts = named.iter().filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
+        roles.extend(texts);
+    }
+    Ok(roles)
+}
+
 /// The added tokens of a folder, with the names of all tokens.
 #[derive(Default)]
 pub(crate) struct AddedTokens {

@@ -12,6 +12,7 @@ use serde_json::Value;
 use trunkline_quote::quoted;
 
 use crate::added::{AddedTokens, CONFIG};
+use crate::chat::{GGUF_TEMPLATE, TEMPLATES};
 use crate::context::{Context, context_of, context_of_gguf};
 use crate::error::FactsError;
 use crate::folder::Files;
@@ -24,9 +25,6 @@ use crate::{added, gguf};
 const MODEL: &str = "config.json";
 /// Files with `eos_token_id`.
 const END_FILES: [&str; 2] = [MODEL, "generation_config.json"];
-/// Files with a chat template, beside `tokenizer_config.json`.
-const TEMPLATES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
-const GGUF_TEMPLATE: &str = "tokenizer.chat_template";
 /// Tokens in the line for the log, at most.
 const TOKENS_MAX: usize = 16;
 

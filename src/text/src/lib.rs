@@ -5,6 +5,7 @@
 //! * [`Detokenizer`] turns generated tokens into text, one token at a time, and never splits a character.
 //! * [`StopMatcher`] finds the strings at which a text ends, however the text is cut into pieces.
 //! * [`ModelFacts`] has what the files of a model say in words: tokens that end an answer, added tokens, the longest context.
+//! * [`ChatSource`] has the chat template of a model with the tokens that a template names.
 //! * [`Mistake`] recognises what people give instead of a model.
 //!
 //! The tokenizers library runs behind one door (`library.rs`): a file is checked before, texts are tried at load, and a panic is an error of one line.
@@ -34,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 mod added;
+mod chat;
 mod codec;
 mod context;
 mod detokenizer;
@@ -55,6 +57,7 @@ mod stop_strings;
 mod tokenizer;
 mod vocabulary;
 
+pub use crate::chat::ChatSource;
 pub use crate::context::{Context, context_of};
 pub use crate::detokenizer::{Detokenizer, PROMPT_END};
 pub use crate::error::{FactsError, TokenizerError};

@@ -1,0 +1,82 @@
+//! The library of templates, set up as transformers sets up Jinja.
+
+use std::time::SystemTime;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::ValueKind;
+use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
+
+use crate::date::strftime;
+use crate::json::tojson;
+use crate::numbers::float;
+use crate::python;
+use crate::scan::OWN_NAMESPACE;
+
+/// Name of the function for the date. It is a variable of each rendering, because the time is an argument.
+pub(crate) const STRFTIME: &str = "strftime_now";
+
+/// Words with which a template refused a conversation.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Raised(pub(crate) String);
+
+/// Returns the syntax: a line break behind a tag and spaces in front of one count as nothing.
+pub(crate) fn syntax() -> SyntaxConfig {
+    // Delimiters are those of Jinja, which fit together.
+    SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap_or_default()
+}
+
+/// Returns an environment without templates.
+pub(crate) fn environment() -> Environment<'static> {
+    let mut env = Environment::new();
+    env.set_syntax(syntax());
+    env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    env.set_formatter(print);
+    env.set_unknown_method_callback(python::method);
+    env.add_filter("tojson", tojson);
+    env.add_filter("string", python::text);
+    env.add_filter("trim", python::trim);
+    env.add_test("sequence", python::is_sequence);
+    env.add_test("callable", python::is_callable);
+    env.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, "refused").with_source(Raised(message.to_string())))
+    });
+    let namespace = env.globals().find(|(name, _)| *name == "namespace").map(|(_, function)| function);
+    env.remove_global("namespace");
+    env.remove_global("debug");
+    if let Some(namespace) = namespace {
+        env.add_global(OWN_NAMESPACE, namespace);
+    }
+    env
+}
+
+/// Returns `strftime_now` for a time.
+pub(crate) fn clock(now: SystemTime) -> Value {
+    Value::from_function(move |format: &str| strftime(now, format))
+}
+
+/// Prints a value. The library prints all as Python does but numbers with an exponent.
+fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    if value.kind() == ValueKind::Number && !value.is_integer() {
+        return Ok(out.write_str(&python::text(value.clone()))?);
+    }
+    minijinja::escape_formatter(out, state, value)
+}
+
+/// Returns a number as Python prints one, if the value is a number with a fraction.
+pub(crate) fn printed_number(value: &Value) -> Option<String> {
+    let is_float = value.kind() == ValueKind::Number && !value.is_integer();
+    is_float.then(|| f64::try_from(value.clone()).ok()).flatten().map(float)
+}
+
+/// Returns an error of the library on one line, without the name of the template.
+pub(crate) fn in_words(error: &Error) -> String {
+    let mut words = error.kind().to_string();
+    if let Some(detail) = error.detail() {
+        words = format!("{words}: {detail}");
+    }
+    match error.line() {
+        Some(line) => format!("line {line}: {}", words.replace(['\n', '\r'], " ")),
+        None => words.replace(['\n', '\r'], " "),
+    }
+}
