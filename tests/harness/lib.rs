@@ -5,6 +5,7 @@ pub mod cluster_pressure;
 pub mod damage;
 pub mod faulty_disk;
 pub mod gateway;
+pub mod http;
 pub mod object_server;
 pub mod raw;
 pub mod scrape;

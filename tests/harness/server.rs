@@ -128,6 +128,33 @@ impl TestServer {
         stores: impl FnOnce(&ModelInfo) -> Vec<EngineStore>,
         wrap: impl Fn(EngineId, Worker) -> Box<dyn StepRunner> + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
+        Self::of_backend(Self::backend(&options, stores, wrap), options).await
+    }
+
+    /// A server of one engine that answers plain HTTP too, with options edited before it starts.
+    ///
+    /// # Errors
+    /// If the server does not start.
+    pub async fn start_http(
+        config: Config,
+        settings: trunkline_http::Settings,
+        edit: impl FnOnce(&mut Options),
+        wrap: impl FnOnce(Worker) -> Box<dyn StepRunner> + Send + 'static,
+    ) -> Result<Self, ServerError> {
+        let mut options = Options { cluster: ClusterConfig::uniform(&config, 1), ..Options::default() };
+        edit(&mut options);
+        let backend = Self::backend(&options, |_| Vec::new(), wrap_once(wrap));
+        let listener = listen("127.0.0.1:0").await.expect("a port is free");
+        let server = Server::new(listener, backend, options).await?;
+        Ok(Self::run(server.with_http(|front| trunkline_http::door(front, settings))).await)
+    }
+
+    /// Returns the small model behind workers that are wrapped.
+    fn backend(
+        options: &Options,
+        stores: impl FnOnce(&ModelInfo) -> Vec<EngineStore>,
+        wrap: impl Fn(EngineId, Worker) -> Box<dyn StepRunner> + Send + Sync + 'static,
+    ) -> Backend {
         let model = Arc::new(divided(&options.cluster.engines[0].core));
         let info = model.info();
         let stores = stores(&info);
@@ -142,15 +169,14 @@ impl TestServer {
             };
             Ok(wrap(engine, Worker::new(model.clone(), worker)?))
         });
-        let backend = Backend {
+        Backend {
             model: info,
             further_kv: Vec::new(),
             tokenizer: Tokenizer::bytes(),
             workers,
             stores,
             offer: SamplingOffer::default(),
-        };
-        Self::of_backend(backend, options).await
+        }
     }
 
     /// A server on a free port with any backend.

@@ -1,4 +1,4 @@
-//! `trunkline serve`: serves a model over gRPC.
+//! `trunkline serve`: serves a model over gRPC and HTTP.
 
 use std::f64::consts::TAU;
 use std::io::{self, Write};
@@ -98,7 +98,7 @@ Examples:
 SIGTERM or Ctrl-C drains the server: running requests end, new ones are refused. A second signal stops at once. SIGHUP has the files of tokens and TLS
 read again, and the file of requests opened again.";
 
-/// Serve a model over gRPC.
+/// Serve a model over gRPC and over HTTP, on one port.
 ///
 /// Prints `listening on http://ADDRESS` when it accepts requests, with --metrics also `metrics on http://ADDRESS/metrics`, and `digest DIGEST`,
 /// the digest of all scheduling decisions, when it has stopped.
@@ -141,7 +141,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let listener = runtime.block_on(listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)))?;
     let scrapes = runtime.block_on(settings.network.metrics_listener())?;
 
-    let network = settings.network.clone();
+    let (network, http) = (settings.network.clone(), settings.http.door(settings.model.as_deref())?);
     raise_open_files(&settings, &engines, options.network.connections);
     let result = runtime.block_on(async {
         let server = match engines.embedded() {
@@ -151,6 +151,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
                 with_embedded(listener, &settings, &engines, made, options).await?
             }
         };
+        let server = server.with_http(|front| trunkline_http::door(front, http));
         network.warn_if_open(server.local_addr());
         serve(server, scrapes, network.tls_cert.is_some()).await
     });

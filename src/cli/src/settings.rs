@@ -5,6 +5,7 @@ pub(crate) mod core_settings;
 pub mod engines;
 pub(crate) mod given;
 pub mod h2o_settings;
+pub mod http_settings;
 pub mod log_settings;
 pub(crate) mod network_settings;
 pub(crate) mod routers;

@@ -48,7 +48,8 @@ impl Budget {
             }
         }
         let fuel = FUEL_BASE + FUEL_OF_A_VALUE * values + FUEL_OF_A_BYTE * bytes;
-        let stack_bytes = STACK_BASE + STACK_OF_A_STEP * usize::try_from(fuel).unwrap_or(usize::MAX / STACK_OF_A_STEP / 2);
+        let stack_bytes =
+            STACK_BASE + STACK_OF_A_STEP * usize::try_from(fuel).unwrap_or(usize::MAX / STACK_OF_A_STEP / 2);
         Self { fuel, stack_bytes }
     }
 }

@@ -86,7 +86,8 @@ fn of_text(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Erro
         }
         "rsplit" => {
             let (between, most): (Option<&str>, Option<i64>) = from_args(args)?;
-            let most = most.and_then(|most| usize::try_from(most).ok()).map_or(usize::MAX, |most| most.saturating_add(1));
+            let most =
+                most.and_then(|most| usize::try_from(most).ok()).map_or(usize::MAX, |most| most.saturating_add(1));
             let mut parts: Vec<&str> = match between {
                 Some("") => return Err(Error::new(ErrorKind::InvalidOperation, "empty separator")),
                 Some(between) => text.rsplitn(most, between).collect(),

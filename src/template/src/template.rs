@@ -70,7 +70,10 @@ impl ChatTemplate {
         }
         if !sources.contains_key(DEFAULT) {
             let names: Vec<&str> = source.templates.iter().map(|(name, _)| name.as_str()).collect();
-            return Err(wrong(DEFAULT, format!("the model has templates named {}, and none of this name", names.join(", "))));
+            return Err(wrong(
+                DEFAULT,
+                format!("the model has templates named {}, and none of this name", names.join(", ")),
+            ));
         }
         Ok(Self { environment, sources, tokens: source.tokens })
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use tracing::{info, warn};
-use trunkline_text::{Files, ModelFacts, Tokenizer};
+use trunkline_text::{ChatSource, Files, ModelFacts, Tokenizer};
 use trunkline_worker::{Model, ModelError};
 
 use crate::h2o::head_file::HeadFile;
@@ -24,6 +24,10 @@ const LAYERS: &str = include_str!("../../../../models/small-world/h2o.toml");
 const TOKENIZER: &[u8] = include_bytes!("../../../../models/small-world/tokenizer.json");
 /// Files with facts about the built-in model, beside its config.json.
 const TOKENIZER_FILE: (&str, &[u8]) = ("tokenizer.json", TOKENIZER);
+/// Token that begins a text of the built-in model.
+const BEGIN: &str = "<s>";
+/// Template of models without files: the text of all messages, as neither is trained on chats.
+const TEMPLATE: &str = include_str!("../../../../models/small-world/chat_template.jinja");
 const WEIGHTS: &[u8] = include_bytes!("../../../../models/small-world/model.safetensors");
 
 /// A model to be loaded.
@@ -58,6 +62,24 @@ impl<'a> ModelSource<'a> {
             Self::Path(path) => {
                 exists(path)?;
                 Tokenizer::load(path).with_context(|| cannot_load(path))
+            }
+        }
+    }
+
+    /// Reads the chat templates; `None` if the model has none.
+    ///
+    /// # Errors
+    /// If the folder or file is missing or malformed.
+    pub fn chat(self) -> anyhow::Result<Option<ChatSource>> {
+        match self {
+            Self::BuiltIn => {
+                let tokens = vec![("bos_token".into(), BEGIN.into())];
+                Ok(Some(ChatSource { tokens, ..ChatSource::of_text(TEMPLATE) }))
+            }
+            Self::Random => Ok(Some(ChatSource::of_text(TEMPLATE))),
+            Self::Path(path) => {
+                exists(path)?;
+                ChatSource::read(path).with_context(|| cannot_load(path))
             }
         }
     }

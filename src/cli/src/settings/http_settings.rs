@@ -1,6 +1,15 @@
 //! Settings of plain HTTP for `serve`.
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
 use clap::Args;
+use tracing::warn;
+use trunkline_template::ChatTemplate;
+use trunkline_text::ChatSource;
+
+use crate::model::model_source::ModelSource;
 
 /// Settings of plain HTTP; `None` where not given.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
@@ -9,13 +18,37 @@ pub struct HttpSettings {
     /// Name of the model for clients of HTTP, several separated by commas; the first is the one in answers [default: the model's own].
     #[arg(long, value_name = "NAMES")]
     pub served_model_name: Option<String>,
+
+    /// Chat template (Jinja) for /v1/chat/completions [default: the model's own, of chat_template.jinja, tokenizer_config.json or the GGUF file].
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
 }
 
 impl HttpSettings {
-    /// Returns the settings of the door.
-    pub fn door(&self) -> trunkline_http::Settings {
+    /// Returns the settings of the door for a model.
+    ///
+    /// # Errors
+    /// If the template of --chat-template cannot be used. A model's own is left out, with a warning: prompts do without.
+    pub fn door(&self, model: Option<&Path>) -> anyhow::Result<trunkline_http::Settings> {
         let names = self.served_model_name.iter().flat_map(|names| names.split(','));
         let served_names = names.map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect();
-        trunkline_http::Settings { served_names }
+        let template = self.template(model)?.map(Arc::new);
+        Ok(trunkline_http::Settings { served_names, template })
+    }
+
+    fn template(&self, model: Option<&Path>) -> anyhow::Result<Option<ChatTemplate>> {
+        let own = ModelSource::of(model).chat();
+        let Some(file) = &self.chat_template else {
+            let made = own.and_then(|source| Ok(source.map(ChatTemplate::new).transpose()?));
+            return Ok(made.unwrap_or_else(|err| {
+                warn!("no chats over HTTP: {err:#}");
+                None
+            }));
+        };
+        let at = || format!("--chat-template {}", file.display());
+        let text = std::fs::read_to_string(file).with_context(at)?;
+        let tokens = own.ok().flatten().unwrap_or_default().tokens;
+        let source = ChatSource { tokens, ..ChatSource::of_text(text) };
+        ChatTemplate::new(source).map(Some).with_context(at)
     }
 }

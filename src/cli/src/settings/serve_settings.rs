@@ -8,6 +8,7 @@ use trunkline_core::config::{Setting, StepTarget};
 use crate::settings::attach_settings::AttachSettings;
 use crate::settings::core_settings::{CoreFlags, CoreSettings};
 use crate::settings::h2o_settings::{self, H2oSettings};
+use crate::settings::http_settings::HttpSettings;
 use crate::settings::log_settings::LogSettings;
 use crate::settings::network_settings::NetworkSettings;
 use crate::settings::routers::router_help;
@@ -124,6 +125,10 @@ pub struct Settings {
     /// Settings of the network edge.
     #[command(flatten)]
     pub network: NetworkSettings,
+
+    /// Plain HTTP.
+    #[command(flatten)]
+    pub http: HttpSettings,
 
     /// Limits of sessions.
     #[command(flatten)]

@@ -166,9 +166,9 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let limits = &connection.network().limits;
-    let protocol = socket.protocol;
-    let socket = TimedSocket::new(socket, limits.unread);
-    if protocol == Protocol::Http1 {
+    if socket.protocol == Protocol::Http1 {
+        // The call ends before the connection, and is counted.
+        let socket = TimedSocket::new(socket, limits.unread * 2);
         let mut builder = http1::Builder::new();
         // Requests that come ahead of an answer wait in the socket; a head that outgrows the buffer is answered with 431.
         builder
@@ -189,7 +189,7 @@ where
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_pending_accept_reset_streams(UNSEEN_RESETS_MAX)
         .max_local_error_reset_streams(MISTAKES_MAX);
-    let turns = Turns::default();
+    let (turns, socket) = (Turns::default(), TimedSocket::new(socket, limits.unread));
     let socket = TokioIo::new(Gathered::new(Watched::new(socket, connection.clone()), turns.clone()));
     drive(connection, builder.serve_connection(socket, TowerToHyperService::new(gate)), turns, stopped).await;
 }

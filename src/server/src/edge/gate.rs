@@ -105,6 +105,8 @@ impl Gate {
     {
         let answer = async {
             let caller = self.caller(&request, &call)?;
+            // Clients of HTTP/1 use many connections: without tokens, an id is known to all who send it.
+            let caller = Caller { owner: caller.owner_of_made_id(), ..caller };
             headers::trim(&mut request);
             let limit = call.connection().network().limits.request;
             let mut request = request.map(|body| tonic::body::Body::new(RequestBody::new(body, call.clone(), limit)));

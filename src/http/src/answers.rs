@@ -1,0 +1,280 @@
+//! The answer to a request for text: parts of its choices, sent as they come or all at once.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http_body::{Body, Frame};
+use serde::Serialize;
+use tokio_stream::{Stream, StreamExt};
+use tonic::Status;
+use trunkline_server::Generation;
+use trunkline_server::proto::finish::StoppedBy;
+use trunkline_server::proto::{Finish, FinishReason, TokenLogprob};
+use trunkline_text::Tokenizer;
+
+use crate::choices::{Choices, Piece};
+use crate::failure::Failure;
+use crate::usage::{Metrics, Usage};
+
+/// Last event of a stream.
+const DONE: &[u8] = b"data: [DONE]\n\n";
+
+/// A form of answers: that of completions or that of chats.
+pub(crate) trait Api: Send + Unpin + 'static {
+    /// Beginning of the ids of answers.
+    const ID: &'static str;
+    /// `object` of events, and of a whole answer.
+    const OBJECTS: [&'static str; 2];
+
+    /// Returns the choice in the first event of each choice, if there is one before its first text.
+    fn opening(index: usize) -> Option<impl Serialize>;
+
+    /// Returns what an event has of a choice.
+    fn event<'a>(part: &'a Part, tokenizer: &Tokenizer) -> impl Serialize + use<'a, Self>;
+
+    /// Returns a choice of a whole answer.
+    fn whole<'a>(part: &'a Part, tokenizer: &Tokenizer) -> impl Serialize + use<'a, Self>;
+}
+
+/// What a client asked about the form of its answer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Form {
+    /// Id of the request; the answer's begins with that of the form.
+    pub(crate) id: String,
+    pub(crate) created_s: u64,
+    pub(crate) model: String,
+    /// Answers to each prompt.
+    pub(crate) n: usize,
+    /// Send the usage in an event of its own at the end.
+    pub(crate) include_usage: bool,
+    /// Send the usage so far with each event.
+    pub(crate) continuous_usage: bool,
+    pub(crate) token_ids: bool,
+    /// Text of each prompt, to begin its choices with; empty for none.
+    pub(crate) echoes: Vec<String>,
+}
+
+/// A part of a choice: what is new, or all so far.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Part {
+    pub(crate) index: usize,
+    /// Characters of the choice's text before this part.
+    pub(crate) offset: usize,
+    pub(crate) text: String,
+    pub(crate) logprobs: Vec<TokenLogprob>,
+    pub(crate) token_ids: Option<Vec<u32>>,
+    pub(crate) finish_reason: Option<&'static str>,
+    pub(crate) stop_reason: Option<StopReason>,
+}
+
+/// `stop_reason`: the stop string or the stop token, as vLLM reports it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(crate) enum StopReason {
+    Token(u32),
+    Text(String),
+}
+
+/// An answer under way.
+pub(crate) struct Answers<A> {
+    form: Form,
+    tokenizer: Tokenizer,
+    /// Characters sent of each choice; `None` before its first part.
+    sent: Vec<Option<usize>>,
+    usage: Usage,
+    metrics: Metrics,
+    api: std::marker::PhantomData<A>,
+}
+
+#[derive(Serialize)]
+struct Message<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: &'a [C],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<Metrics>,
+}
+
+impl<A: Api> Answers<A> {
+    /// Begins the answer of `streams`.
+    pub(crate) fn new(mut form: Form, tokenizer: Tokenizer, streams: &[Generation]) -> Self {
+        form.id.insert_str(0, A::ID);
+        let mut usage = Usage::default();
+        streams.iter().step_by(form.n.max(1)).for_each(|first| usage.add_prompt(first.prompt_tokens()));
+        let sent = vec![None; streams.len()];
+        Self { form, tokenizer, sent, usage, metrics: Metrics::default(), api: std::marker::PhantomData }
+    }
+
+    /// Takes a piece, and returns the part of its choice.
+    fn take(&mut self, piece: Piece) -> Part {
+        let Piece { choice: index, chunk, finish } = piece;
+        let sent = &mut self.sent[index];
+        let mut part = Part { index, offset: sent.unwrap_or(0), ..Part::default() };
+        if sent.is_none()
+            && let Some(echo) = self.form.echoes.get(index / self.form.n.max(1))
+        {
+            part.text.clone_from(echo);
+        }
+        part.token_ids = self.form.token_ids.then(Vec::new);
+        if let Some(chunk) = chunk {
+            self.usage.add_tokens(chunk.token_ids.len());
+            part.text.push_str(&chunk.text);
+            part.logprobs = chunk.logprobs;
+            part.token_ids = part.token_ids.map(|_| chunk.token_ids);
+        }
+        *sent = Some(part.offset + part.text.chars().count());
+        if let Some(finish) = finish {
+            self.metrics.add(&finish);
+            if index.is_multiple_of(self.form.n.max(1)) {
+                self.usage.add_cached(&finish.usage.unwrap_or_default());
+            }
+            part.finish_reason = Some(reason(&finish));
+            part.stop_reason = finish.stopped_by.map(|by| match by {
+                StoppedBy::StopTokenId(token) => StopReason::Token(token),
+                StoppedBy::StopString(text) => StopReason::Text(text),
+            });
+        }
+        part
+    }
+
+    /// Writes a message of `choices`.
+    fn write<C: Serialize>(&self, out: &mut BytesMut, object: &'static str, choices: &[C], ends: bool, usage: bool) {
+        let Form { id, created_s, model, .. } = &self.form;
+        let usage = usage.then_some(self.usage);
+        let metrics = ends.then_some(self.metrics);
+        let message = Message { id, object, created: *created_s, model, choices, usage, metrics };
+        // Nothing in a message can fail to be JSON.
+        let _ = serde_json::to_writer(out.writer(), &message);
+    }
+
+    /// Appends an event with these choices.
+    fn event<C: Serialize>(&self, out: &mut BytesMut, choices: &[C], ends: bool) {
+        out.put_slice(b"data: ");
+        self.write(out, A::OBJECTS[0], choices, ends, ends || self.form.continuous_usage);
+        out.put_slice(b"\n\n");
+    }
+
+    /// Appends the event of a piece.
+    fn piece(&mut self, out: &mut BytesMut, piece: Piece) {
+        let part = self.take(piece);
+        let choice = A::event(&part, &self.tokenizer);
+        self.event(out, &[choice], false);
+    }
+
+    /// Appends the events in front of all pieces.
+    fn openings(&self, out: &mut BytesMut) {
+        for opening in (0..self.sent.len()).filter_map(A::opening) {
+            self.event(out, &[opening], false);
+        }
+    }
+
+    /// Appends the events behind all pieces.
+    fn end(&self, out: &mut BytesMut) {
+        if self.form.include_usage {
+            self.event::<()>(out, &[], true);
+        }
+        out.put_slice(DONE);
+    }
+
+    /// Waits for all choices, and returns the whole answer.
+    ///
+    /// # Errors
+    /// The first failure of a choice; the others are aborted.
+    pub(crate) async fn whole(mut self, streams: Vec<Generation>) -> Result<Bytes, Status> {
+        let mut parts: Vec<Part> = (0..streams.len()).map(|index| Part { index, ..Part::default() }).collect();
+        let mut choices = Choices::new(streams);
+        while let Some(piece) = choices.next().await {
+            let part = self.take(piece?);
+            parts[part.index].add(part);
+        }
+        let mut out = BytesMut::new();
+        let choices: Vec<_> = parts.iter().map(|part| A::whole(part, &self.tokenizer)).collect();
+        self.write(&mut out, A::OBJECTS[1], &choices, true, true);
+        Ok(out.freeze())
+    }
+}
+
+impl Part {
+    /// Adds what came next.
+    fn add(&mut self, next: Self) {
+        self.text.push_str(&next.text);
+        self.logprobs.extend(next.logprobs);
+        match (&mut self.token_ids, next.token_ids) {
+            (Some(ids), Some(more)) => ids.extend(more),
+            (ids, more) => *ids = ids.take().or(more),
+        }
+        self.finish_reason = next.finish_reason.or(self.finish_reason);
+        self.stop_reason = next.stop_reason.or(self.stop_reason.take());
+    }
+}
+
+/// Returns the reason of an end as clients know it.
+fn reason(finish: &Finish) -> &'static str {
+    match finish.reason() {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Abort | FinishReason::Unspecified => "abort",
+    }
+}
+
+/// Body of a stream of events: choices as they come.
+pub(crate) struct Events<A> {
+    answers: Answers<A>,
+    choices: Choices,
+    state: State,
+}
+
+enum State {
+    /// Nothing was sent.
+    Opening,
+    Streaming,
+    Ended,
+}
+
+impl<A: Api> Events<A> {
+    pub(crate) fn new(answers: Answers<A>, streams: Vec<Generation>) -> Self {
+        Self { answers, choices: Choices::new(streams), state: State::Opening }
+    }
+}
+
+impl<A: Api> Body for Events<A> {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        let mut out = BytesMut::new();
+        match this.state {
+            State::Opening => {
+                this.state = State::Streaming;
+                this.answers.openings(&mut out);
+                if !out.is_empty() {
+                    return Poll::Ready(Some(Ok(Frame::data(out.freeze()))));
+                }
+            }
+            State::Streaming => {}
+            State::Ended => return Poll::Ready(None),
+        }
+        match ready!(Pin::new(&mut this.choices).poll_next(cx)) {
+            Some(Ok(piece)) => this.answers.piece(&mut out, piece),
+            Some(Err(status)) => {
+                this.state = State::Ended;
+                // The status of the response is gone already; clients look for `error` in an event.
+                out.put_slice(b"data: ");
+                out.put_slice(Failure::of(&status).json().as_bytes());
+                out.put_slice(b"\n\n");
+                out.put_slice(DONE);
+            }
+            None => {
+                this.state = State::Ended;
+                this.answers.end(&mut out);
+            }
+        }
+        Poll::Ready(Some(Ok(Frame::data(out.freeze()))))
+    }
+}

@@ -1,0 +1,416 @@
+//! The fields of `/v1/completions` and `/v1/chat/completions`, each declared once, and what becomes of them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde_json::value::Value;
+use trunkline_server::proto;
+use trunkline_server::proto::generate_request::Prompt as WirePrompt;
+/// An object of a chat, whose keys keep their order: templates print objects.
+use trunkline_template::Value as Message;
+
+use crate::failure::Failure;
+
+/// Choices of one request, at most: answers to each prompt, times prompts.
+pub(crate) const CHOICES_MAX: usize = 128;
+
+/// Body of a request for text. Unknown fields are ignored, as vLLM does.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Asked {
+    /// Name of the model; any of the server's, or none.
+    pub(crate) model: Option<String>,
+    /// The prompt of a completion.
+    pub(crate) prompt: Option<Prompts>,
+    /// The messages of a chat.
+    pub(crate) messages: Option<Vec<Message>>,
+    pub(crate) tools: Option<Vec<Message>>,
+    pub(crate) tool_choice: Option<Value>,
+    pub(crate) documents: Option<Vec<Message>>,
+    pub(crate) add_generation_prompt: Option<bool>,
+    pub(crate) continue_final_message: Option<bool>,
+    pub(crate) chat_template: Option<String>,
+    pub(crate) chat_template_kwargs: Option<BTreeMap<String, Message>>,
+    /// Passed on to the template.
+    pub(crate) reasoning_effort: Option<String>,
+    pub(crate) n: Option<u32>,
+    /// Answers of which the best is returned: as many as are returned.
+    pub(crate) best_of: Option<u32>,
+    pub(crate) stream: Option<bool>,
+    pub(crate) stream_options: Option<StreamOptions>,
+    pub(crate) max_tokens: Option<u32>,
+    /// The newer name of `max_tokens` in chats.
+    pub(crate) max_completion_tokens: Option<u32>,
+    pub(crate) min_tokens: Option<u32>,
+    pub(crate) stop: Option<Texts>,
+    pub(crate) stop_token_ids: Option<Vec<u32>>,
+    pub(crate) ignore_eos: Option<bool>,
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_p: Option<f32>,
+    /// -1 and 0 are all tokens.
+    pub(crate) top_k: Option<i64>,
+    pub(crate) min_p: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
+    pub(crate) presence_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
+    pub(crate) logit_bias: Option<serde_json::Map<String, Value>>,
+    pub(crate) seed: Option<i64>,
+    pub(crate) logprobs: Option<Logprobs>,
+    pub(crate) top_logprobs: Option<u32>,
+    pub(crate) prompt_logprobs: Option<i64>,
+    pub(crate) echo: Option<bool>,
+    pub(crate) suffix: Option<String>,
+    pub(crate) skip_special_tokens: Option<bool>,
+    pub(crate) include_stop_str_in_output: Option<bool>,
+    pub(crate) add_special_tokens: Option<bool>,
+    pub(crate) response_format: Option<Kind>,
+    pub(crate) structured_outputs: Option<Value>,
+    pub(crate) guided_json: Option<Value>,
+    pub(crate) guided_regex: Option<Value>,
+    pub(crate) guided_choice: Option<Value>,
+    pub(crate) guided_grammar: Option<Value>,
+    pub(crate) priority: Option<i32>,
+    pub(crate) cache_salt: Option<String>,
+    pub(crate) request_id: Option<String>,
+    pub(crate) return_token_ids: Option<bool>,
+    pub(crate) use_beam_search: Option<bool>,
+}
+
+/// `stream_options`.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub(crate) struct StreamOptions {
+    pub(crate) include_usage: Option<bool>,
+    pub(crate) continuous_usage_stats: Option<bool>,
+}
+
+/// An object of which the type alone is read.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Kind {
+    pub(crate) r#type: String,
+}
+
+/// `logprobs`: a switch for chats, a number for completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Logprobs {
+    Switch(bool),
+    Number(u32),
+}
+
+/// One prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// `prompt`: a text, a list of texts, a list of token ids, or a list of those.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Prompts(pub(crate) Vec<Prompt>);
+
+/// A text or a list of texts.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Texts(pub(crate) Vec<String>);
+
+/// An element of a list of prompts.
+enum Element {
+    Id(u32),
+    Whole(Prompt),
+}
+
+struct Elements;
+
+impl<'de> Visitor<'de> for Elements {
+    type Value = Element;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text, a token id, or a list of token ids")
+    }
+
+    fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
+        let wrong = |_| E::custom(format!("{id} is no token id"));
+        u32::try_from(id).map(Element::Id).map_err(wrong)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
+        Ok(Element::Whole(Prompt::Text(text.to_owned())))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
+        let mut ids = Vec::new();
+        while let Some(id) = list.next_element()? {
+            ids.push(id);
+        }
+        Ok(Element::Whole(Prompt::Tokens(ids)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        json.deserialize_any(Elements)
+    }
+}
+
+struct AllPrompts;
+
+impl<'de> Visitor<'de> for AllPrompts {
+    type Value = Prompts;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text, a list of texts, a list of token ids, or a list of lists of token ids")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
+        Ok(Prompts(vec![Prompt::Text(text.to_owned())]))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompts, A::Error> {
+        let (mut ids, mut prompts) = (Vec::new(), Vec::new());
+        while let Some(element) = list.next_element()? {
+            match element {
+                Element::Id(id) => ids.push(id),
+                Element::Whole(prompt) if prompts.len() < CHOICES_MAX => prompts.push(prompt),
+                Element::Whole(_) => {
+                    return Err(A::Error::custom(format!("more than {CHOICES_MAX} prompts in one request")));
+                }
+            }
+        }
+        match (ids.is_empty(), prompts.is_empty()) {
+            (_, true) => Ok(Prompts(vec![Prompt::Tokens(ids)])),
+            (true, false) => Ok(Prompts(prompts)),
+            (false, false) => Err(A::Error::custom("the list has token ids beside other prompts")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Prompts {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        json.deserialize_any(AllPrompts)
+    }
+}
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "expected a text or a list of texts")]
+        enum Either {
+            One(String),
+            Many(Vec<String>),
+        }
+        Ok(match Either::deserialize(json)? {
+            // vLLM takes an empty text for none.
+            Either::One(text) if text.is_empty() => Self(Vec::new()),
+            Either::One(text) => Self(vec![text]),
+            Either::Many(texts) => Self(texts),
+        })
+    }
+}
+
+impl Asked {
+    /// Refuses what cannot be honoured.
+    ///
+    /// # Errors
+    /// Names the field.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let refused = |param: &str, why: &str| Err(Failure::invalid(param, format!("{param} {why}")));
+        let n = self.n();
+        if n == 0 || n > CHOICES_MAX {
+            return Err(Failure::invalid("n", format!("n is {n}; it must be between 1 and {CHOICES_MAX}")));
+        }
+        if self.best_of.is_some_and(|best_of| best_of as usize != n) {
+            return refused("best_of", "must be as large as n: answers are not ranked");
+        }
+        let unlike_zero = |value: Option<f32>| value.is_some_and(|value| value != 0.0);
+        if unlike_zero(self.presence_penalty) {
+            return refused("presence_penalty", "is not supported; repetition_penalty is");
+        }
+        if unlike_zero(self.frequency_penalty) {
+            return refused("frequency_penalty", "is not supported; repetition_penalty is");
+        }
+        if self.logit_bias.as_ref().is_some_and(|bias| !bias.is_empty()) {
+            return refused("logit_bias", "is not supported");
+        }
+        if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
+            return refused("suffix", "is not supported: the model continues text, it does not fill gaps");
+        }
+        if self.include_stop_str_in_output == Some(true) {
+            return refused("include_stop_str_in_output", "is not supported");
+        }
+        if self.prompt_logprobs.is_some() {
+            return refused("prompt_logprobs", "are not supported");
+        }
+        if self.use_beam_search == Some(true) {
+            return refused("use_beam_search", "is not supported");
+        }
+        self.check_structure()
+    }
+
+    fn check_structure(&self) -> Result<(), Failure> {
+        if let Some(Kind { r#type }) = self.response_format.as_ref().filter(|format| format.r#type != "text") {
+            let message =
+                format!("response_format has the type {}; only text is supported", trunkline_quote::quoted(r#type));
+            return Err(Failure::invalid("response_format", message));
+        }
+        let structured = [
+            ("structured_outputs", &self.structured_outputs),
+            ("guided_json", &self.guided_json),
+            ("guided_regex", &self.guided_regex),
+            ("guided_choice", &self.guided_choice),
+            ("guided_grammar", &self.guided_grammar),
+        ];
+        match structured.iter().find(|(_, value)| value.as_ref().is_some_and(|value| !value.is_null())) {
+            Some((name, _)) => Err(Failure::invalid(name, format!("{name} is not supported"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the answers to each prompt.
+    pub(crate) fn n(&self) -> usize {
+        self.n.unwrap_or(1) as usize
+    }
+
+    pub(crate) fn streams(&self) -> bool {
+        self.stream == Some(true)
+    }
+
+    /// Returns the request of choice `choice` of a prompt; `id` names it.
+    pub(crate) fn message(&self, prompt: WirePrompt, own: &Own, choice: usize, id: String) -> proto::GenerateRequest {
+        let sampling = proto::Sampling {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k.map_or(0, |k| u32::try_from(k.max(0)).unwrap_or(u32::MAX)),
+            min_p: self.min_p.unwrap_or(0.0),
+            repetition_penalty: self.repetition_penalty,
+            // The draws of further choices differ, and those of the first are those of a request for one.
+            seed: self.seed.map(|seed| seed.cast_unsigned().wrapping_add(choice as u64)),
+        };
+        let stopping = proto::Stopping {
+            max_tokens: Some(own.max_tokens),
+            min_tokens: self.min_tokens.unwrap_or(0),
+            stop: self.stop.as_ref().map_or_else(Vec::new, |stop| stop.0.clone()),
+            stop_token_ids: self.stop_token_ids.clone().unwrap_or_default(),
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+        };
+        let output = proto::Output { logprobs: own.logprobs, skip_special_tokens: self.skip_special_tokens };
+        proto::GenerateRequest {
+            request_id: id,
+            prompt: Some(prompt),
+            add_special_tokens: self.add_special_tokens,
+            sampling: Some(sampling),
+            stopping: Some(stopping),
+            output: Some(output),
+            cache_salt: self.cache_salt.clone().unwrap_or_default(),
+            priority: self.priority.unwrap_or(0),
+            ..proto::GenerateRequest::default()
+        }
+    }
+}
+
+/// What completions and chats have each in a way of their own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Own {
+    pub(crate) max_tokens: u32,
+    /// Most likely tokens to report with each token; `None` for no log probabilities.
+    pub(crate) logprobs: Option<u32>,
+}
+
+impl From<Prompt> for WirePrompt {
+    fn from(prompt: Prompt) -> Self {
+        match prompt {
+            Prompt::Text(text) => Self::Text(text),
+            Prompt::Tokens(ids) => Self::TokenIds(proto::TokenIds { ids }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::body::parse;
+
+    fn asked(json: &str) -> Asked {
+        parse(json.as_bytes()).unwrap()
+    }
+
+    fn param(json: &str) -> String {
+        let error = parse::<Asked>(json.as_bytes()).map(|asked| asked.check()).and_then(|checked| checked).unwrap_err();
+        let json: Value = serde_json::from_str(&error.json()).unwrap();
+        json["error"]["param"].as_str().unwrap_or("none").to_owned()
+    }
+
+    #[test]
+    fn prompts_come_in_four_forms() {
+        let prompts = |json: &str| asked(&format!(r#"{{"prompt": {json}}}"#)).prompt.unwrap().0;
+        let (text, tokens) = (|text: &str| Prompt::Text(text.into()), |ids: &[u32]| Prompt::Tokens(ids.to_vec()));
+        assert_eq!(prompts(r#""a""#), [text("a")]);
+        assert_eq!(prompts(r#"["a", "b"]"#), [text("a"), text("b")]);
+        assert_eq!(prompts("[1, 2]"), [tokens(&[1, 2])]);
+        assert_eq!(prompts("[[1], [2, 3]]"), [tokens(&[1]), tokens(&[2, 3])]);
+        for wrong in [r#"[1, "a"]"#, "[-1]", "[1.5]", "[4294967296]", "7", "{}", r#"[["a"]]"#, "[[[1]]]"] {
+            assert!(param(&format!(r#"{{"prompt": {wrong}}}"#)).starts_with("prompt"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_honoured_is_refused_by_name() {
+        for (json, name) in [
+            (r#"{"n": 0}"#, "n"),
+            (r#"{"n": 129}"#, "n"),
+            (r#"{"n": 2, "best_of": 3}"#, "best_of"),
+            (r#"{"presence_penalty": 0.5}"#, "presence_penalty"),
+            (r#"{"frequency_penalty": -0.5}"#, "frequency_penalty"),
+            (r#"{"logit_bias": {"50256": -100}}"#, "logit_bias"),
+            (r#"{"suffix": "x"}"#, "suffix"),
+            (r#"{"include_stop_str_in_output": true}"#, "include_stop_str_in_output"),
+            (r#"{"prompt_logprobs": 0}"#, "prompt_logprobs"),
+            (r#"{"use_beam_search": true}"#, "use_beam_search"),
+            (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
+            (r#"{"structured_outputs": {"choice": ["a"]}}"#, "structured_outputs"),
+            (r#"{"guided_regex": "a+"}"#, "guided_regex"),
+            (r#"{"stop": 7}"#, "stop"),
+            (r#"{"seed": "x"}"#, "seed"),
+        ] {
+            assert_eq!(param(json), name, "{json}");
+        }
+        let harmless = r#"{"n": null, "best_of": 1, "presence_penalty": 0, "frequency_penalty": null, "logit_bias": {}, "stop": null,
+            "suffix": null, "user": "someone", "response_format": {"type": "text"}, "guided_json": null, "unknown": [1]}"#;
+        assert!(asked(harmless).check().is_ok());
+    }
+
+    #[test]
+    fn fields_reach_the_request() {
+        let asked = asked(
+            r#"{"min_tokens": 2, "stop": ["a", "b"], "stop_token_ids": [5], "ignore_eos": true, "temperature": 0.5,
+            "top_p": 0.9, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.5, "seed": -1, "skip_special_tokens": false,
+            "add_special_tokens": false, "priority": -2, "cache_salt": "salt"}"#,
+        );
+        let message =
+            asked.message(WirePrompt::Text("x".into()), &Own { max_tokens: 7, logprobs: Some(3) }, 2, "id".into());
+        let expected = proto::GenerateRequest {
+            request_id: "id".into(),
+            prompt: Some(WirePrompt::Text("x".into())),
+            add_special_tokens: Some(false),
+            sampling: Some(proto::Sampling {
+                temperature: Some(0.5),
+                top_p: Some(0.9),
+                top_k: 0,
+                min_p: 0.1,
+                repetition_penalty: Some(1.5),
+                seed: Some(1),
+            }),
+            stopping: Some(proto::Stopping {
+                max_tokens: Some(7),
+                min_tokens: 2,
+                stop: vec!["a".into(), "b".into()],
+                stop_token_ids: vec![5],
+                ignore_eos: true,
+            }),
+            output: Some(proto::Output { logprobs: Some(3), skip_special_tokens: Some(false) }),
+            cache_salt: "salt".into(),
+            priority: -2,
+            ..proto::GenerateRequest::default()
+        };
+        assert_eq!(message, expected);
+    }
+}

@@ -1,0 +1,189 @@
+//! `POST /v1/chat/completions`: the messages of a chat, made a prompt by the model's template, and continued.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Request, Response};
+use serde::Serialize;
+use serde_json::Value as Json;
+use trunkline_server::proto::TokenIds;
+use trunkline_server::proto::generate_request::Prompt as WirePrompt;
+use trunkline_template::{ChatTemplate, Conversation, TemplateError, Value};
+use trunkline_text::Tokenizer;
+
+use crate::answers::{Api, Part, StopReason};
+use crate::asked::{Asked, Logprobs, Own};
+use crate::body::read;
+use crate::failure::Failure;
+use crate::logprobs::{Spelled, spelled};
+use crate::run::{Run, run};
+use crate::{Context, Shared};
+
+/// Answers of `/v1/chat/completions`.
+pub(crate) struct Chats;
+
+#[derive(Serialize)]
+struct Event<'a> {
+    index: usize,
+    delta: Delta<'a>,
+    logprobs: Option<Spelled>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<&'a StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
+}
+
+#[derive(Serialize)]
+struct Delta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    content: &'a str,
+}
+
+#[derive(Serialize)]
+struct Whole<'a> {
+    index: usize,
+    message: Message<'a>,
+    logprobs: Option<Spelled>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<&'a StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+    refusal: Option<()>,
+}
+
+fn logprobs(part: &Part, tokenizer: &Tokenizer) -> Option<Spelled> {
+    (!part.logprobs.is_empty()).then(|| spelled(tokenizer, &part.logprobs))
+}
+
+impl Api for Chats {
+    const ID: &'static str = "chatcmpl-";
+    const OBJECTS: [&'static str; 2] = ["chat.completion.chunk", "chat.completion"];
+
+    fn opening(index: usize) -> Option<impl Serialize> {
+        let delta = Delta { role: Some("assistant"), content: "" };
+        Some(Event { index, delta, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None })
+    }
+
+    fn event<'a>(part: &'a Part, tokenizer: &Tokenizer) -> impl Serialize + use<'a> {
+        Event {
+            index: part.index,
+            delta: Delta { role: None, content: &part.text },
+            logprobs: logprobs(part, tokenizer),
+            finish_reason: part.finish_reason,
+            stop_reason: part.stop_reason.as_ref(),
+            token_ids: part.token_ids.as_deref(),
+        }
+    }
+
+    fn whole<'a>(part: &'a Part, tokenizer: &Tokenizer) -> impl Serialize + use<'a> {
+        Whole {
+            index: part.index,
+            message: Message { role: "assistant", content: &part.text, refusal: None },
+            logprobs: logprobs(part, tokenizer),
+            finish_reason: part.finish_reason,
+            stop_reason: part.stop_reason.as_ref(),
+            token_ids: part.token_ids.as_deref(),
+        }
+    }
+}
+
+/// Answers a request.
+pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> Result<Response<Body>, Failure> {
+    let (parts, body) = request.into_parts();
+    let mut asked: Asked = read(&shared.front, body).await?;
+    asked.check()?;
+    shared.check_model(asked.model.as_deref())?;
+    let logprobs = top_logprobs(&asked)?;
+    let text = shared.prompt(&mut asked).await?;
+    let add = asked.add_special_tokens.unwrap_or(false);
+    let ids = shared.front.tokenize(&parts.extensions, text, add).await;
+    let ids = match ids {
+        Ok(ids) => ids,
+        Err(status) => return Err(shared.refused(&status).await),
+    };
+    let room = shared.front.room_for(ids.len()).map_err(|status| Failure::of(&status))?;
+    let max_tokens = asked.max_completion_tokens.or(asked.max_tokens).unwrap_or(room);
+    let prompts = vec![WirePrompt::TokenIds(TokenIds { ids })];
+    run::<Chats>(&shared, &parts, Run { asked, own: Own { max_tokens, logprobs }, prompts, echoes: Vec::new() }).await
+}
+
+/// Returns the number of most likely tokens to report with each token; `None` for no log probabilities.
+fn top_logprobs(asked: &Asked) -> Result<Option<u32>, Failure> {
+    match (asked.logprobs, asked.top_logprobs) {
+        (Some(Logprobs::Switch(true)), top) => Ok(Some(top.unwrap_or(0))),
+        (Some(Logprobs::Number(_)), _) => Err(Failure::invalid(
+            "logprobs",
+            "logprobs is a number; in a chat it is true or false, and top_logprobs the number",
+        )),
+        (_, Some(1..)) => Err(Failure::invalid("top_logprobs", "top_logprobs needs logprobs to be true")),
+        _ => Ok(None),
+    }
+}
+
+impl Shared {
+    /// Returns the prompt of a chat.
+    ///
+    /// # Errors
+    /// If the model has no template, or the conversation is none for it.
+    pub(crate) async fn prompt(&self, asked: &mut Asked) -> Result<String, Failure> {
+        let template = self.template()?;
+        let conversation = conversation(asked)?;
+        // Templates are programs: a long conversation takes a while.
+        let rendered = tokio::task::spawn_blocking(move || template.render_openai(&conversation)).await;
+        let failed = |err| Failure::of(&tonic::Status::internal(format!("the chat template failed: {err}")));
+        rendered.map_err(failed)?.map_err(|err| of_template(&err))
+    }
+
+    fn template(&self) -> Result<Arc<ChatTemplate>, Failure> {
+        self.front.model().map_err(|status| Failure::of(&status))?;
+        let missing = "the model has no chat template; send a prompt to /v1/completions, or start the server with --chat-template";
+        self.settings.template.clone().ok_or_else(|| Failure::invalid("messages", missing))
+    }
+}
+
+/// Returns the conversation of a request.
+fn conversation(asked: &mut Asked) -> Result<Conversation, Failure> {
+    let missing = || Failure::invalid("messages", "messages is missing");
+    let messages = asked.messages.take().ok_or_else(missing)?;
+    if asked.chat_template.is_some() {
+        let why = "chat_template is the server's: a template is a program; start the server with --chat-template";
+        return Err(Failure::invalid("chat_template", why));
+    }
+    let mut conversation = Conversation::new(messages, SystemTime::now());
+    conversation.continue_final_message = asked.continue_final_message == Some(true);
+    conversation.add_generation_prompt = asked.add_generation_prompt.unwrap_or(!conversation.continue_final_message);
+    conversation.tools = tools(asked)?;
+    conversation.documents = asked.documents.take();
+    conversation.variables = asked.chat_template_kwargs.take().unwrap_or_default();
+    if let Some(effort) = asked.reasoning_effort.take() {
+        conversation.variables.entry("reasoning_effort".into()).or_insert_with(|| Value::from(effort));
+    }
+    Ok(conversation)
+}
+
+/// Returns the tools for the template: none if the model is to call none.
+fn tools(asked: &mut Asked) -> Result<Option<Vec<Value>>, Failure> {
+    let tools = asked.tools.take().filter(|tools| !tools.is_empty());
+    match &asked.tool_choice {
+        None | Some(Json::Null) => Ok(tools),
+        Some(Json::String(choice)) if choice == "auto" => Ok(tools),
+        Some(Json::String(choice)) if choice == "none" => Ok(None),
+        Some(_) => Err(Failure::invalid("tool_choice", "tool_choice may be auto or none: no call can be forced")),
+    }
+}
+
+fn of_template(err: &TemplateError) -> Failure {
+    match err.is_of_the_conversation() {
+        true => Failure::invalid("messages", err.to_string()),
+        false => Failure::of(&tonic::Status::internal(err.to_string())),
+    }
+}

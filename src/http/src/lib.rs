@@ -1,0 +1,111 @@
+//! Plain HTTP for clients of OpenAI's API, on the port of gRPC.
+//!
+//! A thin door over the server's [`Front`]: a JSON body becomes a [`GenerateRequest`](trunkline_server::proto::GenerateRequest), and the
+//! messages of its stream become server-sent events or one answer. Limits, tenants, deadlines, tokens and TLS are those of gRPC; the statuses of
+//! gRPC become those of HTTP (`failure`). Every field is honoured, refused with its name, or unknown and ignored (`asked`).
+//!
+//! | route | file |
+//! |---|---|
+//! | `POST /v1/completions` | `completions` |
+//! | `POST /v1/chat/completions` | `chat` |
+//! | `GET /health`, `/v1/models`, `/version`, `/load`, `/metrics`; `POST /abort_requests`, `/reset_prefix_cache` | `admin` |
+//! | `POST /tokenize`, `/detokenize` | `tokens` |
+
+mod admin;
+mod answers;
+mod asked;
+mod body;
+mod chat;
+mod choices;
+mod completions;
+mod failure;
+mod logprobs;
+mod run;
+mod tokens;
+mod usage;
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic::codegen::http::{Request, Response};
+use trunkline_server::{Answering, Front, HttpDoor};
+use trunkline_template::ChatTemplate;
+
+use crate::failure::Failure;
+
+/// Settings of the door.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Names of the model besides its own, by which clients may ask for it; the first is the name in answers.
+    pub served_names: Vec<String>,
+    /// The chat template; none for a model without one.
+    pub template: Option<Arc<ChatTemplate>>,
+}
+
+/// What the handlers share.
+pub(crate) struct Shared {
+    pub(crate) front: Front,
+    pub(crate) settings: Settings,
+    /// Time at which the door was made, seconds since 1970.
+    pub(crate) created_s: u64,
+}
+
+impl Shared {
+    /// Returns the failure of a request that the server refused; with the time to come back if there are too many.
+    pub(crate) async fn refused(&self, status: &Status) -> Failure {
+        let failure = Failure::of(status);
+        if failure.is_overload() { failure.retry_after(self.front.retry_after_s().await) } else { failure }
+    }
+}
+
+/// State of a handler.
+pub(crate) type Context = axum::extract::State<Arc<Shared>>;
+
+/// Returns the door for a server: `Server::with_http(|front| door(front, settings))`.
+pub fn door(front: Front, settings: Settings) -> Arc<dyn HttpDoor> {
+    let shared = Arc::new(Shared { front, settings, created_s: now_s() });
+    let routes = Router::new()
+        .route("/health", get(admin::health))
+        .route("/version", get(admin::version))
+        .route("/load", get(admin::load))
+        .route("/metrics", get(admin::metrics))
+        .route("/v1/models", get(admin::models))
+        .route("/v1/models/{*name}", get(admin::model))
+        .route("/v1/completions", post(completions::complete))
+        .route("/v1/chat/completions", post(chat::complete))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/abort_requests", post(admin::abort))
+        .route("/reset_prefix_cache", post(admin::reset_prefix_cache))
+        .fallback(admin::unknown)
+        .method_not_allowed_fallback(admin::wrong_method)
+        .with_state(shared);
+    Arc::new(Door(routes))
+}
+
+struct Door(Router);
+
+impl HttpDoor for Door {
+    fn answer(&self, request: Request<Body>) -> Answering {
+        let mut routes = self.0.clone();
+        Box::pin(async move {
+            let response = routes.call(request.map(axum::body::Body::new)).await;
+            response.unwrap_or_else(|never| match never {}).map(Body::new)
+        })
+    }
+
+    fn refuse(&self, status: &Status) -> Response<Body> {
+        Failure::of(status).into_response().map(Body::new)
+    }
+}
+
+/// Returns the time, seconds since 1970.
+pub(crate) fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

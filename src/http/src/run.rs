@@ -1,0 +1,103 @@
+//! Runs a checked request: begins all its choices, and answers with a stream or at once.
+
+use axum::body::Body;
+use axum::http::Response;
+use axum::http::request::Parts;
+use axum::response::IntoResponse;
+use trunkline_server::Generation;
+use trunkline_server::proto::TokenIds;
+use trunkline_server::proto::generate_request::Prompt as WirePrompt;
+
+use crate::answers::{Answers, Api, Events, Form};
+use crate::asked::{Asked, Own};
+use crate::body::{json, stream};
+use crate::failure::Failure;
+use crate::{Shared, now_s};
+
+/// Header with the id of a request, of the client or of the answer.
+const REQUEST_ID: &str = "x-request-id";
+
+/// A checked request.
+pub(crate) struct Run {
+    pub(crate) asked: Asked,
+    pub(crate) own: Own,
+    pub(crate) prompts: Vec<WirePrompt>,
+    /// Texts that begin the answers to each prompt; none for none.
+    pub(crate) echoes: Vec<String>,
+}
+
+/// Runs a request of one form of answers.
+///
+/// # Errors
+/// If the server refuses one of its choices, or one fails before an answer that is sent at once; the others are aborted.
+pub(crate) async fn run<A: Api>(shared: &Shared, parts: &Parts, run: Run) -> Result<Response<Body>, Failure> {
+    let Run { mut asked, own, prompts, echoes } = run;
+    let model = shared.check_model(asked.model.as_deref())?;
+    let header = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
+    let id = asked.request_id.take().or_else(|| header.map(str::to_owned)).unwrap_or_default();
+    let streams = begin(shared, parts, &asked, &own, prompts, &id).await?;
+    let options = asked.stream_options.unwrap_or_default();
+    let own_id = || streams.first().map_or_else(String::new, |first| first.client_id().to_owned());
+    let id = if id.is_empty() { own_id() } else { id };
+    let form = Form {
+        id: id.clone(),
+        created_s: now_s(),
+        model,
+        n: asked.n(),
+        include_usage: options.include_usage == Some(true),
+        continuous_usage: options.continuous_usage_stats == Some(true),
+        token_ids: asked.return_token_ids == Some(true),
+        echoes,
+    };
+    let tokenizer = shared.front.tokenizer().map_err(|status| Failure::of(&status))?.clone();
+    let answers = Answers::<A>::new(form, tokenizer, &streams);
+    let response = if asked.streams() {
+        stream(Events::new(answers, streams))
+    } else {
+        json(answers.whole(streams).await.map_err(|status| Failure::of(&status))?)
+    };
+    Ok(named(response, &id))
+}
+
+/// Adds the header with the request's id.
+fn named(mut response: Response<Body>, id: &str) -> Response<Body> {
+    if let Ok(id) = id.parse() {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response.into_response()
+}
+
+/// Begins all choices of all prompts. A failure aborts those that have begun.
+async fn begin(
+    shared: &Shared,
+    parts: &Parts,
+    asked: &Asked,
+    own: &Own,
+    prompts: Vec<WirePrompt>,
+    id: &str,
+) -> Result<Vec<Generation>, Failure> {
+    let n = asked.n();
+    let several = prompts.len() * n > 1 && !id.is_empty();
+    let mut streams = Vec::with_capacity(prompts.len() * n);
+    for prompt in prompts {
+        let prompt = match prompt {
+            // Tokenised once for all choices.
+            WirePrompt::Text(text) if n > 1 => {
+                let add = asked.add_special_tokens.unwrap_or(true);
+                let ids = shared.front.tokenize(&parts.extensions, text, add).await;
+                let ids = ids.map_err(|status| Failure::of(&status))?;
+                WirePrompt::TokenIds(TokenIds { ids })
+            }
+            prompt => prompt,
+        };
+        for choice in 0..n {
+            let id = if several { format!("{id}-{}", streams.len()) } else { id.to_owned() };
+            let message = asked.message(prompt.clone(), own, choice, id);
+            match shared.front.generate(&parts.extensions, message, None).await {
+                Ok(stream) => streams.push(stream),
+                Err(status) => return Err(shared.refused(&status).await),
+            }
+        }
+    }
+    Ok(streams)
+}

@@ -1,0 +1,118 @@
+//! What a request consumed, in OpenAI's form, and its times, in vLLM's.
+
+use serde::Serialize;
+use trunkline_server::proto::{Finish, Timings, Usage as WireUsage};
+
+/// Tokens that a request consumed, all choices together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Usage {
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    total_tokens: u32,
+    prompt_tokens_details: PromptDetails,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+struct PromptDetails {
+    /// Prompt tokens found in the prefix cache.
+    cached_tokens: u32,
+    /// Prompt tokens whose KV was copied from elsewhere in the cache.
+    #[serde(skip_serializing_if = "is_zero")]
+    copied_tokens: u32,
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
+impl Usage {
+    /// Adds a prompt.
+    pub(crate) fn add_prompt(&mut self, tokens: u32) {
+        self.prompt_tokens += tokens;
+        self.total_tokens += tokens;
+    }
+
+    /// Adds generated tokens.
+    pub(crate) fn add_tokens(&mut self, tokens: usize) {
+        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        self.completion_tokens += tokens;
+        self.total_tokens += tokens;
+    }
+
+    /// Adds what the first choice of a prompt found in the cache.
+    pub(crate) fn add_cached(&mut self, usage: &WireUsage) {
+        self.prompt_tokens_details.cached_tokens += usage.cached_tokens;
+        self.prompt_tokens_details.copied_tokens += usage.copied_tokens;
+    }
+}
+
+/// Times of a request on the server, as vLLM's `PerRequestMetrics`, and preemptions. Of several choices, the slowest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Metrics {
+    time_to_first_token_ms: f64,
+    queue_time_ms: f64,
+    prefill_time_ms: f64,
+    generation_time_ms: f64,
+    mean_itl_ms: f64,
+    tokens_per_second: f64,
+    preemptions: u32,
+}
+
+impl Metrics {
+    /// Adds the times of a choice that ended.
+    pub(crate) fn add(&mut self, finish: &Finish) {
+        let Timings { queue_ms, prefill_ms, decode_ms } = finish.timings.unwrap_or_default();
+        let WireUsage { completion_tokens, preemptions, .. } = finish.usage.unwrap_or_default();
+        self.preemptions += preemptions;
+        if queue_ms + prefill_ms + decode_ms < self.time_to_first_token_ms + self.generation_time_ms {
+            return;
+        }
+        let further = completion_tokens.saturating_sub(1);
+        *self = Self {
+            time_to_first_token_ms: queue_ms + prefill_ms,
+            queue_time_ms: queue_ms,
+            prefill_time_ms: prefill_ms,
+            generation_time_ms: decode_ms,
+            mean_itl_ms: if further > 0 { decode_ms / f64::from(further) } else { 0.0 },
+            tokens_per_second: if decode_ms > 0.0 { f64::from(further) * 1e3 / decode_ms } else { 0.0 },
+            preemptions: self.preemptions,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_add_up_and_the_slowest_has_the_times() {
+        let mut usage = Usage::default();
+        usage.add_prompt(10);
+        usage.add_tokens(3);
+        usage.add_tokens(4);
+        usage.add_cached(&WireUsage { cached_tokens: 8, ..WireUsage::default() });
+        let json = serde_json::to_string(&usage).unwrap();
+        assert_eq!(
+            json,
+            r#"{"prompt_tokens":10,"completion_tokens":7,"total_tokens":17,"prompt_tokens_details":{"cached_tokens":8}}"#
+        );
+        let finish = |decode_ms, preemptions| Finish {
+            usage: Some(WireUsage { completion_tokens: 5, preemptions, ..WireUsage::default() }),
+            timings: Some(Timings { queue_ms: 1.0, prefill_ms: 2.0, decode_ms }),
+            ..Finish::default()
+        };
+        let mut metrics = Metrics::default();
+        metrics.add(&finish(8.0, 1));
+        metrics.add(&finish(4.0, 1));
+        let expected = Metrics {
+            time_to_first_token_ms: 3.0,
+            queue_time_ms: 1.0,
+            prefill_time_ms: 2.0,
+            generation_time_ms: 8.0,
+            mean_itl_ms: 2.0,
+            tokens_per_second: 500.0,
+            preemptions: 2,
+        };
+        assert_eq!(metrics, expected);
+    }
+}

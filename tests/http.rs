@@ -1,0 +1,288 @@
+//! Plain HTTP: OpenAI's API beside gRPC on one port, its failures, and clients that misbehave.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use trunkline_core::Config;
+use trunkline_http::Settings;
+use trunkline_server::NetworkLimits;
+use trunkline_template::ChatTemplate;
+use trunkline_tests::http::{HttpClient, get, post, request};
+use trunkline_tests::server::{TestServer, gated, greedy};
+use trunkline_text::ChatSource;
+
+/// A template that shows all it gets.
+const TEMPLATE: &str =
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}";
+
+fn settings() -> Settings {
+    let template = ChatTemplate::new(ChatSource::of_text(TEMPLATE)).expect("the template can be used");
+    Settings { served_names: vec!["a-model".into()], template: Some(Arc::new(template)) }
+}
+
+async fn start() -> TestServer {
+    TestServer::start_http(Config::default(), settings(), |_| {}, |worker| Box::new(worker)).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_is_the_answer_of_grpc_streamed_or_not() {
+    let server = start().await;
+    let prompt = "the same prompt through both doors";
+    let expected = server.client().await.ask(greedy(prompt, 6)).await.unwrap();
+    let body = json!({"prompt": prompt, "max_tokens": 6, "temperature": 0, "return_token_ids": true});
+    let whole = post(server.addr(), "/v1/completions", &body.to_string()).await;
+    assert_eq!((whole.status, whole.header("content-type")), (200, Some("application/json")));
+    let whole = whole.json();
+    assert_eq!(whole["object"], "text_completion");
+    assert_eq!(whole["model"], "a-model");
+    assert_eq!(whole["choices"][0]["text"], expected.text);
+    assert_eq!(whole["choices"][0]["token_ids"], json!(expected.token_ids));
+    assert_eq!(whole["choices"][0]["finish_reason"], "length");
+    assert_eq!(whole["usage"]["completion_tokens"], 6);
+    assert_eq!(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 32, "two blocks of the first prompt");
+    assert!(whole["metrics"]["time_to_first_token_ms"].as_f64().unwrap() > 0.0);
+
+    let mut body = body;
+    body["stream"] = json!(true);
+    body["stream_options"] = json!({"include_usage": true});
+    let streamed = post(server.addr(), "/v1/completions", &body.to_string()).await;
+    assert_eq!(streamed.header("content-type"), Some("text/event-stream; charset=utf-8"));
+    let mut events = streamed.events();
+    assert_eq!(events.pop().as_deref(), Some("[DONE]"));
+    let events: Vec<serde_json::Value> = events.iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    let (usage, events) = events.split_last().unwrap();
+    assert_eq!((&usage["choices"], &usage["usage"]["total_tokens"]), (&json!([]), &json!(40)));
+    let text: String = events.iter().map(|event| event["choices"][0]["text"].as_str().unwrap()).collect();
+    assert_eq!(text, expected.text);
+    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
+    let ends = events.iter().filter(|event| !event["choices"][0]["finish_reason"].is_null()).count();
+    assert_eq!((ends, events.iter().all(|event| event.get("usage").is_none())), (1, true));
+    assert_eq!(streamed.header("x-request-id").map(|id| format!("cmpl-{id}")).as_deref(), events[0]["id"].as_str());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_goes_through_the_template_and_opens_with_its_role() {
+    let server = start().await;
+    let rendered = "system: be brief\nuser: hello\nbot:";
+    let expected = server.client().await.ask(greedy(rendered, 5)).await.unwrap();
+    let body = json!({
+        "model": "a-model",
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+        ],
+        "max_completion_tokens": 5,
+        "temperature": 0,
+    });
+    let whole = post(server.addr(), "/v1/chat/completions", &body.to_string()).await.json();
+    assert_eq!(whole["object"], "chat.completion");
+    assert_eq!(whole["choices"][0]["message"], json!({"role": "assistant", "content": expected.text, "refusal": null}));
+    assert_eq!(whole["usage"]["prompt_tokens"], rendered.len());
+    let mut body = body;
+    body["stream"] = json!(true);
+    let events = post(server.addr(), "/v1/chat/completions", &body.to_string()).await.events();
+    let first: serde_json::Value = serde_json::from_str(&events[0]).unwrap();
+    assert_eq!(first["object"], "chat.completion.chunk");
+    assert_eq!(first["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let second: serde_json::Value = serde_json::from_str(&events[1]).unwrap();
+    assert!(second["choices"][0]["delta"].get("role").is_none(), "{second}");
+    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn choices_share_the_prefill_of_their_prompt() {
+    let server = start().await;
+    let prompt = "p".repeat(512);
+    let body = json!({"prompt": prompt, "max_tokens": 4, "n": 4, "seed": 5, "temperature": 1});
+    let answer = post(server.addr(), "/v1/completions", &body.to_string()).await.json();
+    let texts: Vec<&str> = answer["choices"].as_array().unwrap().iter().map(|c| c["text"].as_str().unwrap()).collect();
+    assert!(texts.iter().any(|text| *text != texts[0]), "the draws differ: {texts:?}");
+    assert_eq!(answer["usage"]["prompt_tokens"], 512, "the prompt counts once");
+    let counters = server.client().await.settled().await.counters.unwrap();
+    // Each further choice computes the last token, for its first draw.
+    assert_eq!((counters.accepted, counters.prompt_tokens - counters.cached_tokens), (4, 512 + 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_failure_has_a_status_and_a_body_of_one_form() {
+    let server = start().await;
+    for (path, body, status, param) in [
+        ("/v1/completions", r#"{"prompt": "x", "temperature": -1}"#, 400, Some("temperature")),
+        ("/v1/completions", r#"{"prompt": "x", "max_tokens": "many"}"#, 400, Some("max_tokens")),
+        ("/v1/completions", r#"{"prompt": ["x", 1]}"#, 400, Some("prompt")),
+        ("/v1/completions", "{}", 400, Some("prompt")),
+        ("/v1/completions", "{\"prompt\": \"\u{fffd}", 400, Some("prompt")),
+        ("/v1/completions", r#"{"prompt": "x", "model": "other"}"#, 404, None),
+        ("/v1/chat/completions", r#"{"messages": []}"#, 400, Some("messages")),
+        (
+            "/v1/chat/completions",
+            r#"{"messages": [{"role": "user"}], "tools": [{}], "tool_choice": "required"}"#,
+            400,
+            Some("tool_choice"),
+        ),
+        ("/v1/embeddings", "{}", 404, None),
+        ("/health", "", 405, None),
+    ] {
+        let answer = post(server.addr(), path, body).await;
+        let error = &answer.json()["error"];
+        assert_eq!((answer.status, error["param"].as_str()), (status, param), "{path} {body}: {error}");
+        assert_eq!(error["code"], status);
+        assert!(!error["message"].as_str().unwrap().contains('\n'));
+    }
+    let long = json!({"prompt": "x".repeat(20 << 20)}).to_string();
+    assert_eq!(post(server.addr(), "/v1/completions", &long).await.status, 413);
+    assert_eq!(get(server.addr(), "/health").await.status, 200);
+    let models = get(server.addr(), "/v1/models").await.json();
+    assert_eq!(models["data"][0]["id"], "a-model");
+    let metrics = get(server.addr(), "/metrics").await.body;
+    assert!(metrics.contains("\ntrunkline_num_requests_running{engine=\"0\"} 0\n"), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_decides_as_for_grpc() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokens");
+    fs::write(&path, "0123456789abcdef generate me\nfedcba9876543210 admin ops\n").unwrap();
+    let edit = |options: &mut trunkline_server::Options| options.token_file = Some(path);
+    let server = TestServer::start_http(Config::default(), settings(), edit, |worker| Box::new(worker)).await.unwrap();
+    let mut client = HttpClient::connect(server.addr()).await;
+    let body = r#"{"prompt": "x", "max_tokens": 1}"#;
+    let (me, ops) = ("authorization: Bearer 0123456789abcdef\r\n", "authorization: Bearer fedcba9876543210\r\n");
+    assert_eq!(client.ask("GET", "/health", "", "").await.status, 200, "probes have no tokens");
+    for path in ["/v1/models", "/metrics", "/load", "/version"] {
+        assert_eq!(client.ask("GET", path, "", "").await.status, 401, "{path}");
+        assert_eq!(client.ask("GET", path, me, "").await.status, 200, "{path}");
+    }
+    assert_eq!(client.ask("POST", "/v1/completions", "", body).await.status, 401);
+    assert_eq!(client.ask("POST", "/v1/completions", me, body).await.status, 200);
+    let refused = client.ask("POST", "/reset_prefix_cache", me, "").await;
+    assert_eq!(refused.json()["error"]["message"], "/reset_prefix_cache needs a token with the role admin");
+    assert_eq!((refused.status, client.ask("POST", "/reset_prefix_cache", ops, "").await.status), (403, 200));
+}
+
+const LONG: &str = r#"{"prompt": "x", "max_tokens": 100, "ignore_eos": true, "request_id": "mine"}"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_ends_by_its_id_from_another_connection() {
+    let (wrap, gate) = gated();
+    let server = TestServer::start_http(Config::default(), settings(), |_| {}, wrap).await.unwrap();
+    let mut first = HttpClient::connect(server.addr()).await;
+    first.send(request("POST", "/v1/completions", "", LONG)).await;
+    server.client().await.until(|info| info.load.unwrap().running == 1).await;
+    assert_eq!(post(server.addr(), "/v1/completions", LONG).await.status, 409);
+    let found = post(server.addr(), "/abort_requests", r#"{"request_ids": ["cmpl-mine"]}"#).await;
+    assert_eq!(found.json()["found"], 1);
+    drop(gate);
+    let ended = first.answer().await.unwrap().json();
+    assert_eq!((&ended["choices"][0]["finish_reason"], &ended["id"]), (&json!("abort"), &json!("cmpl-mine")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_goes_away_takes_its_request_along() {
+    let (wrap, gate) = gated();
+    let server = TestServer::start_http(Config::default(), settings(), |_| {}, wrap).await.unwrap();
+    for stream in [false, true] {
+        let mut gone = HttpClient::connect(server.addr()).await;
+        let body = LONG.replace("\"mine\"", &format!("\"{stream}\", \"stream\": {stream}"));
+        gone.send(request("POST", "/v1/completions", "", &body)).await;
+        let accepted = 1 + u64::from(stream);
+        server.client().await.until(|info| info.counters.unwrap().accepted == accepted).await;
+    }
+    drop(gate);
+    let counters = server.client().await.settled().await.counters.unwrap();
+    assert!(counters.generated_tokens < 100, "{counters:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_says_when_to_come_back_and_a_drain_that_nobody_need() {
+    let (wrap, gate) = gated();
+    let config = Config { max_queue: 2, max_batch_size: 1, ..Config::default() };
+    let edit = |options: &mut trunkline_server::Options| options.queue_per_client = Some(100);
+    let server = TestServer::start_http(config, settings(), edit, wrap).await.unwrap();
+    let body = r#"{"prompt": "x", "max_tokens": 2}"#;
+    let mut waiting = Vec::new();
+    let refused = loop {
+        let mut client = HttpClient::connect(server.addr()).await;
+        client.send(request("POST", "/v1/completions", "", body)).await;
+        // A refusal comes at once, and an answer not before the steps go on.
+        match tokio::time::timeout(Duration::from_millis(300), client.answer()).await {
+            Ok(answer) => break answer.unwrap(),
+            Err(_) => waiting.push(client),
+        }
+    };
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("60")), "nothing ends: {refused:?}");
+    assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
+    let handle = server.handle();
+    handle.drain().await;
+    let mut late = HttpClient::connect(server.addr()).await;
+    assert_eq!(late.ask("GET", "/health", "", "").await.status, 503);
+    assert_eq!(late.ask("POST", "/v1/completions", "", body).await.status, 503);
+    drop(gate);
+    for mut client in waiting {
+        assert_eq!(client.answer().await.unwrap().status, 200, "what was accepted is answered");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn misshapen_requests_are_refused_and_others_go_on() {
+    let limits = NetworkLimits { request: Duration::from_millis(200), ..NetworkLimits::default() };
+    let edit = |options: &mut trunkline_server::Options| options.network = limits;
+    let server = TestServer::start_http(Config::default(), settings(), edit, |worker| Box::new(worker)).await.unwrap();
+    let body = r#"{"prompt": "x", "max_tokens": 1}"#;
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\n";
+    for (bytes, status) in [
+        (format!("{head}content-length: 9\r\ncontent-length: 10\r\n\r\n"), 400),
+        (format!("{head}content-length: x\r\n\r\n"), 400),
+        (format!("{head}transfer-encoding: gzip\r\n\r\n"), 400),
+        (format!("{head}transfer-encoding: chunked\r\n\r\nzz\r\n"), 400),
+        (format!("{head}x-long: {}\r\n\r\n", "x".repeat(200_000)), 431),
+        (format!("{head}x-long: {}\r\ncontent-length: 0\r\n\r\n", "x".repeat(20_000)), 429),
+        (format!("{head}x\u{0}y: 1\r\n\r\n"), 400),
+        // A body that does not come.
+        (format!("{head}content-length: 100\r\n\r\n{{"), 408),
+    ] {
+        let mut client = HttpClient::connect(server.addr()).await;
+        client.send(&bytes).await;
+        let answer = client.answer().await.map(|answer| answer.status);
+        assert_eq!(answer, Some(status), "{}", &bytes[..bytes.len().min(120)]);
+    }
+    // Requests sent ahead are answered in their order.
+    let mut client = HttpClient::connect(server.addr()).await;
+    let ask = request("POST", "/v1/completions", "", body);
+    client.send(format!("{ask}{}{ask}", request("GET", "/version", "", ""))).await;
+    let mut statuses = Vec::new();
+    for _ in 0..3 {
+        let answer = client.answer().await.unwrap();
+        statuses.push((answer.status, answer.json().get("version").is_some()));
+    }
+    assert_eq!(statuses, [(200, false), (200, true), (200, false)]);
+    // An expectation is met, a whole body in chunks taken, and HTTP/1.0 closed behind its answer.
+    let n = body.len();
+    let mut client = HttpClient::connect(server.addr()).await;
+    client.send(format!("{head}expect: 100-continue\r\ncontent-length: {n}\r\n\r\n")).await;
+    assert_eq!(client.head().await.unwrap().0, 100);
+    client.send(body).await;
+    assert_eq!(client.answer().await.unwrap().status, 200);
+    client.send(format!("{head}transfer-encoding: chunked\r\n\r\n{n:x}\r\n{body}\r\n0\r\n\r\n")).await;
+    assert_eq!(client.answer().await.unwrap().status, 200);
+    server.client().await.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_stops_loses_its_stream_and_nobody_elses() {
+    let limits = NetworkLimits { unread: Duration::from_millis(200), ..NetworkLimits::default() };
+    let edit = |options: &mut trunkline_server::Options| options.network = limits;
+    let server = TestServer::start_http(Config::default(), settings(), edit, |worker| Box::new(worker)).await.unwrap();
+    let mut unread = HttpClient::connect(server.addr()).await;
+    let endless = r#"{"prompt": "x", "max_tokens": 30000, "ignore_eos": true, "stream": true, "logprobs": 20}"#;
+    unread.send(request("POST", "/v1/completions", "", endless)).await;
+    let mut grpc = server.client().await;
+    grpc.until(|info| info.load.unwrap().running == 1).await;
+    let answer = post(server.addr(), "/v1/completions", r#"{"prompt": "y", "max_tokens": 3}"#).await;
+    assert_eq!(answer.status, 200);
+    let info = grpc.until(|info| info.network.unwrap().unread_ended == 1).await;
+    assert!(info.counters.unwrap().generated_tokens < 30_000);
+    grpc.settled().await;
+}
