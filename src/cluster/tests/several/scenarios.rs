@@ -1,6 +1,6 @@
 //! Acceptance scenarios of several engines: hand-over from prefill to decode engines, and balance between engines.
 //!
-//! `docs/results/scenarios.md` lists all scenarios; `src/core/tests/scenarios/table.rs` checks the list.
+//! `docs/results/scenarios.md` lists the scenarios in which we differ; `src/core/tests/scenarios/table.rs` checks the list.
 
 use trunkline_cluster::{ClusterConfig, EngineConfig, EngineId, Input, Move, ROUTER_DEFAULT, Role};
 use trunkline_core::{Config, Event, FinishReason, Preemption, RequestId, TierConfig, Write};

@@ -1,7 +1,7 @@
 //! Acceptance scenarios by number: behaviour of KsanaLLM's prefix cache and scheduler, and of this core.
 //!
-//! `docs/results/scenarios.md` lists all of them; `table.rs` checks that list. If this core differs on purpose, the test's doc comment says
-//! so. The files after `table` have no numbers: ways through swapping and drafting that random runs seldom take.
+//! `docs/results/scenarios.md` lists those in which this core differs on purpose; `table.rs` checks that list, and the test's doc comment says
+//! why. The files after `table` have no numbers: ways through swapping and drafting that random runs seldom take.
 
 mod admission;
 mod eviction;
