@@ -23,6 +23,12 @@ pub const PHRASES: &[(&str, &str)] = &[
     ("told to stop", "draining"),
     ("fell silent", "stopped without an event"),
     ("says not", "does not say"),
+    ("falls silent", "is silent, or stops without an event"),
+    ("tells of", "says about, or has"),
+    ("of none of", "in no, or from none of"),
+    ("in truth", "nothing, or really"),
+    ("as soon as can be", "as soon as possible"),
+    ("answered alike", "gets the same answer"),
 ];
 
 /// Returns the phrases of [`PHRASES`] in a text, each with its line, from 1.

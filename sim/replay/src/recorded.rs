@@ -133,7 +133,7 @@ pub enum RecordingFault {
 pub(crate) struct Shown<'a> {
     /// Time of the input on the recorded clock, nanoseconds.
     pub at_ns: u64,
-    /// Engine whose worker the input tells of.
+    /// Engine whose worker the input is about.
     pub news: Option<(EngineId, News)>,
     /// Request submitted by the input; shown before the outputs, without any.
     pub submitted: Option<&'a Request>,
@@ -330,7 +330,7 @@ fn engine_of(input: &Input) -> Option<EngineId> {
     }
 }
 
-/// Returns what an input tells of a worker.
+/// Returns what an input says about a worker.
 fn news(input: &Input) -> Option<(EngineId, News)> {
     let (engine, event) = match input {
         Input::Engine(engine, event) => (*engine, event),

@@ -113,7 +113,7 @@ fn lists_of_policies_are_whole() {
         column("docs/reference/autoscaling.md", "| policy | its parameters |"),
         names(autoscale::REGISTRY.names())
     );
-    assert_eq!(column("docs/results/h2o-experiments.md", "| scorer | at 3"), names(h2o::REGISTRY.names()));
+    assert_eq!(column("docs/results/h2o.md", "| scorer | at 3"), names(h2o::REGISTRY.names()));
     let ways = between("docs/reference/replay.md", "chooses how a running request is preempted", "Estimates follow");
     let ways = names(code(&ways).into_iter().filter(|word| !word.starts_with('-')));
     assert_eq!(ways, names(Preemption::ALL.map(|(name, _)| name)), "--preemption in docs/reference/replay.md");

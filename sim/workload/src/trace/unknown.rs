@@ -19,7 +19,7 @@ const IS_JSON: &str = "is JSON without an object on each line; write one line fo
 const ARE_TEXTS: &str = "holds texts, without numbers of tokens or arrivals; count tokens with the model's tokenizer and write timestamp \
                          (milliseconds), input_length and output_length for each request, or describe a workload (docs/reference/traces.md, Workloads)";
 
-/// Describes a file of none of `formats` by its first lines, all of them if the first is `{`, and by the formats that are near.
+/// Describes a file in no format of `formats` by its first lines, all of them if the first is `{`, and by the formats that are near.
 pub(super) fn describe(head: &[u8], near: &[Near], formats: &[Format]) -> String {
     let first = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
     if let Some((_, name)) = PACKINGS.iter().find(|(bytes, _)| first.starts_with(bytes)) {

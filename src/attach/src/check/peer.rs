@@ -180,7 +180,7 @@ impl Peer {
         self.session.blocks / self.hello.model.n_groups()
     }
 
-    /// Returns the block of a layer group that stands beside `block` of the first group. Blocks are numbered over all groups together.
+    /// Returns the block of a layer group that accompanies `block` of the first group. Blocks are numbered over all groups together.
     pub(super) fn in_group(&self, block: u32, group: u32) -> u32 {
         block + group * self.group_blocks()
     }

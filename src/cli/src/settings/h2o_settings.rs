@@ -124,7 +124,7 @@ impl H2oSettings {
     /// Gives the core the ratio that the total asks for, unless the ratio is set or no group of the model drops tokens.
     ///
     /// # Errors
-    /// If the total is no number or out of reach, or stands beside a ratio.
+    /// If the total is no number or out of reach, or comes with a ratio.
     pub fn set_ratio(&self, model: &ModelInfo, config: &mut Config) -> anyhow::Result<()> {
         let total = self.total()?;
         if model.groups.iter().any(|group| group.keeps == Keeps::Scored) {

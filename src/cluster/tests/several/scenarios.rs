@@ -1,6 +1,6 @@
 //! Acceptance scenarios of several engines: hand-over from prefill to decode engines, and balance between engines.
 //!
-//! `docs/results/scenarios.md` lists all scenarios; `src/core/tests/scenarios/table.rs` checks the list.
+//! `src/core/tests/scenarios/` has the others, and checks that none is missing.
 
 use trunkline_cluster::{ClusterConfig, EngineConfig, EngineId, Input, Move, ROUTER_DEFAULT, Role};
 use trunkline_core::{Config, Event, FinishReason, Preemption, RequestId, TierConfig, Write};

@@ -1,12 +1,14 @@
 //! Acceptance scenarios by number: behaviour of KsanaLLM's prefix cache and scheduler, and of this core.
 //!
-//! `docs/results/scenarios.md` lists all of them; `table.rs` checks that list. If this core differs on purpose, the test's doc comment says
-//! so. The files after `table` have no numbers: ways through swapping and drafting that random runs seldom take.
+//! Behaviour comes from KsanaLLM's tests, code and defects; block counts of the host are for one rank, where KsanaLLM's tests have two. A test asserts
+//! KsanaLLM's numbers or outcome, unless its doc comment says how this core differs, and why. Scenarios of several engines are in
+//! `src/cluster/tests/several/scenarios.rs`. The last five files have no numbers: ways through swapping and drafting that random runs seldom take.
 
 mod admission;
 mod eviction;
 mod geometry;
 mod matching;
+mod numbers;
 mod pressure;
 mod prompts;
 mod reuse;
@@ -14,7 +16,6 @@ mod scenes;
 mod split_fuse;
 mod stages;
 mod swap;
-mod table;
 mod time;
 
 mod drafts;

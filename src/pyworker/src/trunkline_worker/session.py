@@ -303,7 +303,7 @@ class Session:
         return hello(self.engine, self.target.name, self._resume, self.target.shared_memory)
 
     def _watch(self, connection: Connection) -> str:
-        """Sends heartbeats until the connection ends, falls silent, or the worker is stopped."""
+        """Sends heartbeats until the connection ends or is silent, or the worker is stopped."""
         greeted = False
         while not (self._stop.is_set() or self.work.lost):
             welcome = connection.welcome

@@ -13,7 +13,7 @@ const QUANTISED: [(&str, &str); 6] = [
 /// Remedy for quantised weights.
 pub(crate) const UNQUANTISED: &str = "take the model in F32, F16 or BF16, or as a GGUF file";
 
-/// Returns the format of quantised weights, if a name tells of one.
+/// Returns the format of quantised weights, if a name has one.
 pub(crate) fn quantised<'a>(mut present: impl Iterator<Item = &'a str>) -> Option<&'static str> {
     present.find_map(|name| QUANTISED.iter().find(|(end, _)| name.ends_with(end)).map(|(_, format)| *format))
 }
