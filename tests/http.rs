@@ -92,6 +92,61 @@ async fn a_chat_goes_through_the_template_and_opens_with_its_role() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn token_ids_come_back_for_token_ids() {
+    let server = start().await;
+    let expected = server.client().await.ask(greedy("abc", 4)).await.unwrap();
+    let params = json!({"temperature": 0, "max_tokens": 4, "ignore_eos": true, "logprobs": 1});
+    let body = json!({"token_ids": [97, 98, 99], "sampling_params": params, "request_id": "mine"});
+    let answer = post(server.addr(), "/inference/v1/generate", &body.to_string()).await.json();
+    assert_eq!(
+        (&answer["request_id"], &answer["choices"][0]["token_ids"]),
+        (&json!("mine"), &json!(expected.token_ids))
+    );
+    assert_eq!(answer["choices"][0]["logprobs"]["content"].as_array().unwrap().len(), 4);
+    let mut body = body;
+    body["sampling_params"]["n"] = json!(2);
+    let refused = post(server.addr(), "/inference/v1/generate", &body.to_string()).await;
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("sampling_params.n")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_marks_what_the_cache_keeps() {
+    let config = Config { device_blocks: 64, eviction: "lru".into(), ..Config::default() };
+    let server = TestServer::start_http(config, settings(), |_| {}, |worker| Box::new(worker)).await.unwrap();
+    let ask = |marked: bool, question: &str| {
+        let mut system = json!({"type": "text", "text": format!("{question}{}", "s".repeat(150))});
+        if marked {
+            system["cache_control"] = json!({"type": "ephemeral", "ttl": "1h"});
+        }
+        json!({"max_tokens": 3, "system": [system], "messages": [{"role": "user", "content": "hi"}]}).to_string()
+    };
+    let post = async |body: &str| {
+        let answer = post(server.addr(), "/v1/messages", body).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()
+    };
+    let first = post(&ask(true, "kept")).await;
+    assert_eq!((&first["type"], &first["stop_reason"]), (&json!("message"), &json!("max_tokens")));
+    let created = first["usage"]["cache_creation_input_tokens"].as_u64().unwrap();
+    assert!((150..170).contains(&created), "{first}");
+    post(&ask(false, "lost")).await;
+    for flood in 0..8 {
+        post(&ask(false, &format!("{flood}"))).await;
+    }
+    let read = |answer: &serde_json::Value| answer["usage"]["cache_read_input_tokens"].as_u64().unwrap();
+    let (lost, kept) = (read(&post(&ask(false, "lost")).await), read(&post(&ask(true, "kept")).await));
+    assert!(lost < 16 && kept >= 144, "without a mark {lost}, with one {kept}");
+
+    let streamed = ask(true, "kept").replacen('{', "{\"stream\": true, ", 1);
+    let answer = trunkline_tests::http::post(server.addr(), "/v1/messages", &streamed).await;
+    let names: Vec<&str> = answer.body.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+    assert_eq!(names[..2], ["message_start", "content_block_start"]);
+    assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
+    let refused = trunkline_tests::http::post(server.addr(), "/v1/messages", r#"{"messages": []}"#).await;
+    assert_eq!((refused.status, &refused.json()["type"]), (400, &json!("error")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn choices_share_the_prefill_of_their_prompt() {
     let server = start().await;
     let prompt = "p".repeat(512);

@@ -116,6 +116,16 @@ pub const PROOFS: &[(&str, Proof)] = &[
     ("Stopping.ignore_eos", Changes(nothing, may_end)),
     ("Output.logprobs", Changes(nothing, |request| output(request).logprobs = Some(2))),
     ("Output.skip_special_tokens", Changes(nothing, |request| output(request).skip_special_tokens = Some(false))),
+    (
+        "Output.include_stop_string",
+        Changes(
+            |request| {
+                output(request).skip_special_tokens = Some(false);
+                stopping(request).stop = vec!["|>".into()];
+            },
+            |request| output(request).include_stop_string = true,
+        ),
+    ),
     ("AbortRequest.request_ids", Differs(|_| Box::pin(abort()))),
 ];
 

@@ -1,12 +1,8 @@
 //! The answer to a request for text: parts of its choices, sent as they come or all at once.
 
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
-
 use bytes::{BufMut, Bytes, BytesMut};
-use http_body::{Body, Frame};
 use serde::Serialize;
-use tokio_stream::{Stream, StreamExt};
+use tokio_stream::StreamExt;
 use tonic::Status;
 use trunkline_server::Generation;
 use trunkline_server::proto::finish::StoppedBy;
@@ -14,6 +10,7 @@ use trunkline_server::proto::{Finish, FinishReason, TokenLogprob};
 use trunkline_text::Tokenizer;
 
 use crate::choices::{Choices, Piece};
+use crate::events::Writer;
 use crate::failure::Failure;
 use crate::usage::{Metrics, Usage};
 
@@ -22,7 +19,7 @@ const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// A form of answers: that of completions or that of chats.
 pub(crate) trait Api: Send + Unpin + 'static {
-    /// Beginning of the ids of answers.
+    /// Beginning of the ids of answers; empty for answers with the request's id.
     const ID: &'static str;
     /// `object` of events, and of a whole answer.
     const OBJECTS: [&'static str; 2];
@@ -90,6 +87,9 @@ pub(crate) struct Answers<A> {
 #[derive(Serialize)]
 struct Message<'a, C> {
     id: &'a str,
+    /// The id again, where clients look for it under this name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_id: Option<&'a str>,
     object: &'static str,
     created: u64,
     model: &'a str,
@@ -147,7 +147,8 @@ impl<A: Api> Answers<A> {
         let Form { id, created_s, model, .. } = &self.form;
         let usage = usage.then_some(self.usage);
         let metrics = ends.then_some(self.metrics);
-        let message = Message { id, object, created: *created_s, model, choices, usage, metrics };
+        let request_id = A::ID.is_empty().then_some(id.as_str());
+        let message = Message { id, request_id, object, created: *created_s, model, choices, usage, metrics };
         // Nothing in a message can fail to be JSON.
         let _ = serde_json::to_writer(out.writer(), &message);
     }
@@ -157,28 +158,6 @@ impl<A: Api> Answers<A> {
         out.put_slice(b"data: ");
         self.write(out, A::OBJECTS[0], choices, ends, ends || self.form.continuous_usage);
         out.put_slice(b"\n\n");
-    }
-
-    /// Appends the event of a piece.
-    fn piece(&mut self, out: &mut BytesMut, piece: Piece) {
-        let part = self.take(piece);
-        let choice = A::event(&part, &self.tokenizer);
-        self.event(out, &[choice], false);
-    }
-
-    /// Appends the events in front of all pieces.
-    fn openings(&self, out: &mut BytesMut) {
-        for opening in (0..self.sent.len()).filter_map(A::opening) {
-            self.event(out, &[opening], false);
-        }
-    }
-
-    /// Appends the events behind all pieces.
-    fn end(&self, out: &mut BytesMut) {
-        if self.form.include_usage {
-            self.event::<()>(out, &[], true);
-        }
-        out.put_slice(DONE);
     }
 
     /// Waits for all choices, and returns the whole answer.
@@ -196,6 +175,34 @@ impl<A: Api> Answers<A> {
         let choices: Vec<_> = parts.iter().map(|part| A::whole(part, &self.tokenizer)).collect();
         self.write(&mut out, A::OBJECTS[1], &choices, true, true);
         Ok(out.freeze())
+    }
+}
+
+impl<A: Api> Writer for Answers<A> {
+    fn opening(&mut self, out: &mut BytesMut) {
+        for opening in (0..self.sent.len()).filter_map(A::opening) {
+            self.event(out, &[opening], false);
+        }
+    }
+
+    fn piece(&mut self, out: &mut BytesMut, piece: Piece) {
+        let part = self.take(piece);
+        let choice = A::event(&part, &self.tokenizer);
+        self.event(out, &[choice], false);
+    }
+
+    fn end(&mut self, out: &mut BytesMut) {
+        if self.form.include_usage {
+            self.event::<()>(out, &[], true);
+        }
+        out.put_slice(DONE);
+    }
+
+    fn failure(&mut self, out: &mut BytesMut, failure: &Failure) {
+        out.put_slice(b"data: ");
+        out.put_slice(failure.json().as_bytes());
+        out.put_slice(b"\n\n");
+        out.put_slice(DONE);
     }
 }
 
@@ -219,62 +226,5 @@ fn reason(finish: &Finish) -> &'static str {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
         FinishReason::Abort | FinishReason::Unspecified => "abort",
-    }
-}
-
-/// Body of a stream of events: choices as they come.
-pub(crate) struct Events<A> {
-    answers: Answers<A>,
-    choices: Choices,
-    state: State,
-}
-
-enum State {
-    /// Nothing was sent.
-    Opening,
-    Streaming,
-    Ended,
-}
-
-impl<A: Api> Events<A> {
-    pub(crate) fn new(answers: Answers<A>, streams: Vec<Generation>) -> Self {
-        Self { answers, choices: Choices::new(streams), state: State::Opening }
-    }
-}
-
-impl<A: Api> Body for Events<A> {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
-        let mut out = BytesMut::new();
-        match this.state {
-            State::Opening => {
-                this.state = State::Streaming;
-                this.answers.openings(&mut out);
-                if !out.is_empty() {
-                    return Poll::Ready(Some(Ok(Frame::data(out.freeze()))));
-                }
-            }
-            State::Streaming => {}
-            State::Ended => return Poll::Ready(None),
-        }
-        match ready!(Pin::new(&mut this.choices).poll_next(cx)) {
-            Some(Ok(piece)) => this.answers.piece(&mut out, piece),
-            Some(Err(status)) => {
-                this.state = State::Ended;
-                // The status of the response is gone already; clients look for `error` in an event.
-                out.put_slice(b"data: ");
-                out.put_slice(Failure::of(&status).json().as_bytes());
-                out.put_slice(b"\n\n");
-                out.put_slice(DONE);
-            }
-            None => {
-                this.state = State::Ended;
-                this.answers.end(&mut out);
-            }
-        }
-        Poll::Ready(Some(Ok(Frame::data(out.freeze()))))
     }
 }

@@ -234,9 +234,6 @@ impl Asked {
         if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
             return refused("suffix", "is not supported: the model continues text, it does not fill gaps");
         }
-        if self.include_stop_str_in_output == Some(true) {
-            return refused("include_stop_str_in_output", "is not supported");
-        }
         if self.prompt_logprobs.is_some() {
             return refused("prompt_logprobs", "are not supported");
         }
@@ -292,7 +289,11 @@ impl Asked {
             stop_token_ids: self.stop_token_ids.clone().unwrap_or_default(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
         };
-        let output = proto::Output { logprobs: own.logprobs, skip_special_tokens: self.skip_special_tokens };
+        let output = proto::Output {
+            logprobs: own.logprobs,
+            skip_special_tokens: self.skip_special_tokens,
+            include_stop_string: self.include_stop_str_in_output == Some(true),
+        };
         proto::GenerateRequest {
             request_id: id,
             prompt: Some(prompt),
@@ -353,6 +354,13 @@ mod tests {
     }
 
     #[test]
+    fn nested_input_is_bounded() {
+        let deep = format!("{{\"messages\": {}", "[".repeat(1_000_000));
+        let error = parse::<Asked>(deep.as_bytes()).unwrap_err().json();
+        assert!(error.contains("recursion limit exceeded"), "{error}");
+    }
+
+    #[test]
     fn what_cannot_be_honoured_is_refused_by_name() {
         for (json, name) in [
             (r#"{"n": 0}"#, "n"),
@@ -362,7 +370,6 @@ mod tests {
             (r#"{"frequency_penalty": -0.5}"#, "frequency_penalty"),
             (r#"{"logit_bias": {"50256": -100}}"#, "logit_bias"),
             (r#"{"suffix": "x"}"#, "suffix"),
-            (r#"{"include_stop_str_in_output": true}"#, "include_stop_str_in_output"),
             (r#"{"prompt_logprobs": 0}"#, "prompt_logprobs"),
             (r#"{"use_beam_search": true}"#, "use_beam_search"),
             (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
@@ -382,7 +389,7 @@ mod tests {
     fn fields_reach_the_request() {
         let asked = asked(
             r#"{"min_tokens": 2, "stop": ["a", "b"], "stop_token_ids": [5], "ignore_eos": true, "temperature": 0.5,
-            "top_p": 0.9, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.5, "seed": -1, "skip_special_tokens": false,
+            "top_p": 0.9, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.5, "seed": -1, "skip_special_tokens": false, "include_stop_str_in_output": true,
             "add_special_tokens": false, "priority": -2, "cache_salt": "salt"}"#,
         );
         let message =
@@ -406,7 +413,11 @@ mod tests {
                 stop_token_ids: vec![5],
                 ignore_eos: true,
             }),
-            output: Some(proto::Output { logprobs: Some(3), skip_special_tokens: Some(false) }),
+            output: Some(proto::Output {
+                logprobs: Some(3),
+                skip_special_tokens: Some(false),
+                include_stop_string: true,
+            }),
             cache_salt: "salt".into(),
             priority: -2,
             ..proto::GenerateRequest::default()

@@ -123,7 +123,7 @@ mod tests {
             assert!(json.contains(part), "{json}");
         }
         let deep = format!("{{\"x\": {}", "[".repeat(1_000_000));
-        assert!(json(deep.as_bytes()).contains("recursion limit"));
+        assert!(json(deep.as_bytes()).contains("EOF"), "unknown fields take no stack");
         assert!(parse::<Asked>(br#"{"n": null, "unknown": [{}]}"#).is_ok());
     }
 }

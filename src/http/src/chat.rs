@@ -134,9 +134,17 @@ impl Shared {
     ///
     /// # Errors
     /// If the model has no template, or the conversation is none for it.
-    pub(crate) async fn prompt(&self, asked: &mut Asked) -> Result<String, Failure> {
+    async fn prompt(&self, asked: &mut Asked) -> Result<String, Failure> {
+        self.template()?;
+        self.render(conversation(asked)?).await
+    }
+
+    /// Returns the prompt of a conversation.
+    ///
+    /// # Errors
+    /// If the model has no template, or the conversation is none for it.
+    pub(crate) async fn render(&self, conversation: Conversation) -> Result<String, Failure> {
         let template = self.template()?;
-        let conversation = conversation(asked)?;
         // Templates are programs: a long conversation takes a while.
         let rendered = tokio::task::spawn_blocking(move || template.render_openai(&conversation)).await;
         let failed = |err| Failure::of(&tonic::Status::internal(format!("the chat template failed: {err}")));

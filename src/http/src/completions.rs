@@ -16,7 +16,7 @@ use crate::run::{Run, run};
 use crate::{Context, Shared};
 
 /// Generated tokens of a completion without `max_tokens`, as OpenAI and vLLM have it.
-const MAX_TOKENS_DEFAULT: u32 = 16;
+pub(crate) const MAX_TOKENS_DEFAULT: u32 = 16;
 
 /// Answers of `/v1/completions`.
 pub(crate) struct Completions;
@@ -82,7 +82,7 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
 }
 
 /// Returns the number of most likely tokens to report with each token; `None` for no log probabilities.
-fn top_logprobs(asked: &Asked) -> Option<u32> {
+pub(crate) fn top_logprobs(asked: &Asked) -> Option<u32> {
     match asked.logprobs? {
         Logprobs::Switch(false) => None,
         Logprobs::Switch(true) => Some(1),

@@ -120,6 +120,11 @@ impl Failure {
         self
     }
 
+    /// Returns the type and the message.
+    pub(crate) fn kind_and_message(&self) -> (&'static str, &str) {
+        (self.kind, &self.message)
+    }
+
     /// Returns the body.
     pub(crate) fn json(&self) -> String {
         #[derive(Serialize)]

@@ -8,6 +8,8 @@
 //! |---|---|
 //! | `POST /v1/completions` | `completions` |
 //! | `POST /v1/chat/completions` | `chat` |
+//! | `POST /v1/messages` | `messages` |
+//! | `POST /inference/v1/generate` | `generate` |
 //! | `GET /health`, `/v1/models`, `/version`, `/load`, `/metrics`; `POST /abort_requests`, `/reset_prefix_cache` | `admin` |
 //! | `POST /tokenize`, `/detokenize` | `tokens` |
 
@@ -18,8 +20,11 @@ mod body;
 mod chat;
 mod choices;
 mod completions;
+mod events;
 mod failure;
+mod generate;
 mod logprobs;
+mod messages;
 mod run;
 mod tokens;
 mod usage;
@@ -79,6 +84,8 @@ pub fn door(front: Front, settings: Settings) -> Arc<dyn HttpDoor> {
         .route("/v1/models/{*name}", get(admin::model))
         .route("/v1/completions", post(completions::complete))
         .route("/v1/chat/completions", post(chat::complete))
+        .route("/v1/messages", post(messages::answer))
+        .route("/inference/v1/generate", post(generate::generate))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/abort_requests", post(admin::abort))

@@ -8,14 +8,15 @@ use trunkline_server::Generation;
 use trunkline_server::proto::TokenIds;
 use trunkline_server::proto::generate_request::Prompt as WirePrompt;
 
-use crate::answers::{Answers, Api, Events, Form};
+use crate::answers::{Answers, Api, Form};
 use crate::asked::{Asked, Own};
 use crate::body::{json, stream};
+use crate::events::Events;
 use crate::failure::Failure;
 use crate::{Shared, now_s};
 
 /// Header with the id of a request, of the client or of the answer.
-const REQUEST_ID: &str = "x-request-id";
+pub(crate) const REQUEST_ID: &str = "x-request-id";
 
 /// A checked request.
 pub(crate) struct Run {
@@ -60,7 +61,7 @@ pub(crate) async fn run<A: Api>(shared: &Shared, parts: &Parts, run: Run) -> Res
 }
 
 /// Adds the header with the request's id.
-fn named(mut response: Response<Body>, id: &str) -> Response<Body> {
+pub(crate) fn named(mut response: Response<Body>, id: &str) -> Response<Body> {
     if let Ok(id) = id.parse() {
         response.headers_mut().insert(REQUEST_ID, id);
     }

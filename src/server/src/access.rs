@@ -103,8 +103,11 @@ impl Access {
     }
 }
 
-/// Returns the bearer token in the headers.
+/// Returns the bearer token in the headers, or the key that clients of Anthropic's API send.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
+    if let Some(key) = headers.get("x-api-key").and_then(|key| key.to_str().ok()) {
+        return Some(key.trim());
+    }
     let (scheme, token) = headers.get("authorization")?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }

@@ -38,7 +38,7 @@ fn request() -> pb::GenerateRequest {
             stop_token_ids: vec![2],
             ignore_eos: true,
         }),
-        output: Some(pb::Output { logprobs: Some(0), skip_special_tokens: Some(false) }),
+        output: Some(pb::Output { logprobs: Some(0), skip_special_tokens: Some(false), include_stop_string: false }),
         cache_salt: "salt".into(),
         tenant: "acme".into(),
         share_cache: Some(false),

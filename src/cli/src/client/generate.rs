@@ -253,7 +253,7 @@ pub(crate) fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequ
             stop_token_ids: args.stopping.stop_token_ids.clone(),
             ignore_eos: args.stopping.ignore_eos,
         }),
-        output: Some(proto::Output { logprobs: args.logprobs, skip_special_tokens: None }),
+        output: Some(proto::Output { logprobs: args.logprobs, ..proto::Output::default() }),
         cache_salt: args.cache_salt.clone().unwrap_or_default(),
         tenant: args.tenant.clone().unwrap_or_default(),
         priority: args.priority,

@@ -30,6 +30,8 @@ pub struct Generation {
     taken: Vec<Output>,
     detokenizer: Detokenizer,
     stops: StopMatcher,
+    /// Send the stop string that is found.
+    with_stop: bool,
     min_tokens: u32,
     n_tokens: u32,
     last_token: Token,
@@ -60,6 +62,7 @@ impl Generation {
             taken: Vec::new(),
             detokenizer,
             stops: StopMatcher::new(stops),
+            with_stop: false,
             min_tokens,
             n_tokens: 0,
             last_token: 0,
@@ -67,6 +70,11 @@ impl Generation {
             failed: false,
             ready: VecDeque::new(),
         }
+    }
+
+    /// Sends the stop string that ends the text, too.
+    pub(crate) fn with_stop(self, with_stop: bool) -> Self {
+        Self { with_stop, ..self }
     }
 
     /// Returns the number of tokens of the prompt.
@@ -126,12 +134,17 @@ impl Generation {
         self.text(&text, chunk);
         if self.stopping.is_none() {
             let stop = self.stops.push_left_out(self.detokenizer.left_out(token), self.may_stop(), &mut chunk.text);
-            self.stopping = stop.map(Stopping::at);
+            self.stop_at(stop, chunk);
         }
     }
 
     fn text(&mut self, text: &str, chunk: &mut proto::Chunk) {
         let stop = self.stops.push(text, self.may_stop(), &mut chunk.text);
+        self.stop_at(stop, chunk);
+    }
+
+    fn stop_at(&mut self, stop: Option<String>, chunk: &mut proto::Chunk) {
+        chunk.text.push_str(stop.as_deref().filter(|_| self.with_stop).unwrap_or_default());
         self.stopping = stop.map(Stopping::at);
     }
 
@@ -346,6 +359,16 @@ mod tests {
         setup.finish(FinishReason::Length);
         assert_eq!(setup.end().await, (proto::FinishReason::Stop, 6, Some(StoppedBy::StopString("END".into()))));
         assert!(setup.commands.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_stop_string_is_sent_to_those_who_ask_for_it() {
+        let mut setup = setup(&["END"], 0);
+        setup.generation.with_stop = true;
+        setup.say("abcENDxyz");
+        assert_eq!(setup.chunk().await, (6, "abcEND".into()));
+        setup.finish(FinishReason::Length);
+        assert_eq!(setup.end().await, (proto::FinishReason::Stop, 6, Some(StoppedBy::StopString("END".into()))));
     }
 
     #[tokio::test]
