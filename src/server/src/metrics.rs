@@ -43,11 +43,34 @@ pub(crate) struct Served {
     pub(crate) sessions: (Arc<SessionTable>, Arc<SessionCounts>),
 }
 
+/// Names under which metrics are there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MetricNames {
+    /// Our own.
+    Trunkline,
+    /// Those of vLLM, for the figures that vLLM has.
+    Vllm,
+    /// Both.
+    #[default]
+    Both,
+}
+
+impl MetricNames {
+    fn includes(self, is_of_vllm: bool) -> bool {
+        match self {
+            Self::Trunkline => !is_of_vllm,
+            Self::Vllm => is_of_vllm,
+            Self::Both => true,
+        }
+    }
+}
+
 /// Sources of a server's metrics.
 pub(crate) struct Metrics {
     driver: DriverHandle,
     network: Arc<Network>,
     served: OnceLock<Served>,
+    names: MetricNames,
     /// Start of the server, seconds since 1970.
     started_s: f64,
     latest: Mutex<Latest>,
@@ -64,10 +87,10 @@ struct Latest {
 
 impl Metrics {
     /// Makes the metrics of a server whose clock has just started.
-    pub(crate) fn new(driver: DriverHandle, network: Arc<Network>) -> Arc<Self> {
+    pub(crate) fn new(driver: DriverHandle, network: Arc<Network>, names: MetricNames) -> Arc<Self> {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let started_s = since_1970.as_secs_f64() - driver.clock().now_ns() as f64 * 1e-9;
-        Arc::new(Self { driver, network, served: OnceLock::new(), started_s, latest: Mutex::default() })
+        Arc::new(Self { driver, network, served: OnceLock::new(), names, started_s, latest: Mutex::default() })
     }
 
     /// Adds the parts that need the model. Called once.
@@ -100,7 +123,7 @@ impl Metrics {
         }
         let begun_ns = clock.now_ns();
         *latest = Latest { begun_ns: Some(begun_ns), scrape: None };
-        let mut scrape = Scrape::begin(&self.network, begun_ns, self.started_s);
+        let mut scrape = Scrape::begin(&self.network, begun_ns, self.started_s, self.names);
         // Without a model no thread answers yet.
         if let Some(served) = self.served.get() {
             let (reply, snapshot) = oneshot::channel();
@@ -124,7 +147,7 @@ impl Source for Metrics {
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for metric in table::all() {
+        for metric in table::all().filter(|metric| self.names.includes(metric.is_of_vllm())) {
             let mut samples = Samples::begin(&mut encoder, (metric.kind, metric.name, metric.help), metric.labels)?;
             metric.read.add(self, &mut samples);
             samples.result?;

@@ -34,7 +34,7 @@ use crate::edge::gate::Gate;
 use crate::engines::seats::AttachOptions;
 use crate::engines::stores::EngineStore;
 use crate::engines::watchdog::Watchdog;
-use crate::metrics::{Metrics, Served};
+use crate::metrics::{MetricNames, Metrics, Served};
 use crate::network::Network;
 use crate::network::limits::{NetworkLimits, open_files_max};
 use crate::proto::FILE_DESCRIPTOR_SET;
@@ -111,6 +111,8 @@ pub struct Options {
     pub attach: AttachOptions,
     /// Limits of connections and of the calls on them.
     pub network: NetworkLimits,
+    /// Names of the metrics.
+    pub metric_names: MetricNames,
     /// Without tokens: every client may flush the cache and read all counters. `None`: if the listener's address is loopback.
     pub admin: Option<bool>,
     /// File of bearer tokens, one a line: `TOKEN ROLE [NAME]`, with the role `generate`, `admin` or `worker`. `None`: everyone may call.
@@ -138,6 +140,7 @@ impl Default for Options {
             step_timeout: Duration::from_secs(60),
             attach: AttachOptions::default(),
             network: NetworkLimits::default(),
+            metric_names: MetricNames::default(),
             admin: None,
             token_file: None,
             tls: None,
@@ -403,7 +406,7 @@ impl Server {
         let files =
             Files { access, network: network.clone(), tls, request_log: request_log.clone(), reload: options.reload };
         let (served, is_served) = watch::channel(true);
-        let metrics = Metrics::new(driver.clone(), network.clone());
+        let metrics = Metrics::new(driver.clone(), network.clone(), options.metric_names);
         let of_start = metrics.clone();
         let inference = Arc::<OnceLock<_>>::default();
         let front = Front::new(inference.clone(), metrics.clone(), handle.serving());

@@ -9,7 +9,7 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tracing::warn;
 use trunkline_quote::quoted;
-use trunkline_server::{NetworkLimits, Options, TlsFiles};
+use trunkline_server::{MetricNames, NetworkLimits, Options, TlsFiles};
 
 /// Longest time that a setting may have, seconds: a year.
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;
@@ -26,6 +26,11 @@ pub struct NetworkSettings {
     /// port 0 takes a free port [default: none].
     #[arg(long, value_name = "HOST:PORT")]
     pub metrics: Option<String>,
+
+    /// Names of metrics, here and at /metrics of the port of the calls: trunkline, vllm (`vllm:num_requests_waiting` and its like, summed over
+    /// engines), or both [default: both].
+    #[arg(long, value_name = "NAMES")]
+    pub metrics_names: Option<String>,
 
     /// File of bearer tokens, one a line: `TOKEN ROLE [NAME]`, with the role generate, admin or worker; read again when it changes. Calls
     /// without one of the tokens are refused, except for health [default: everyone may call].
@@ -109,7 +114,17 @@ impl NetworkSettings {
         options.drain_timeout = self.drain_timeout()?;
         options.token_file = self.token_file.clone();
         options.admin = self.admin;
+        options.metric_names = self.metric_names()?;
         Ok(())
+    }
+
+    fn metric_names(&self) -> anyhow::Result<MetricNames> {
+        match self.metrics_names.as_deref() {
+            None | Some("both") => Ok(MetricNames::Both),
+            Some("trunkline") => Ok(MetricNames::Trunkline),
+            Some("vllm") => Ok(MetricNames::Vllm),
+            Some(other) => bail!("metrics-names is {}; it must be trunkline, vllm or both", quoted(other)),
+        }
     }
 
     /// Listens on the address of metrics, if there is one.

@@ -9,9 +9,9 @@ use trunkline_store::PlaceStats;
 
 use crate::driver::commands::{EngineSnapshot, Snapshot};
 use crate::engines::store_info::place_name;
-use crate::metrics::Served;
 use crate::metrics::process::Process;
 use crate::metrics::samples::{Samples, Value};
+use crate::metrics::{MetricNames, Served};
 use crate::network::Network;
 use crate::requests::request_times::RequestFigures;
 use crate::service::sessions::{SessionCounts, SessionTable};
@@ -25,6 +25,7 @@ pub(super) struct Scrape {
     pub(super) now_ns: u64,
     /// Start of the server, seconds since 1970.
     pub(super) started_s: f64,
+    pub(super) names: MetricNames,
     /// `None` before the server knows its model.
     pub(super) model: Option<OfModel>,
 }
@@ -68,8 +69,8 @@ impl Engine {
 
 impl Scrape {
     /// Begins with the parts that are there from the start.
-    pub(super) fn begin(network: &Arc<Network>, now_ns: u64, started_s: f64) -> Self {
-        Self { network: network.clone(), process: Process::read(), now_ns, started_s, model: None }
+    pub(super) fn begin(network: &Arc<Network>, now_ns: u64, started_s: f64, names: MetricNames) -> Self {
+        Self { network: network.clone(), process: Process::read(), now_ns, started_s, names, model: None }
     }
 
     /// Adds the state of the cluster.

@@ -8,6 +8,7 @@ mod cache;
 mod edge;
 mod engines;
 mod requests;
+mod vllm;
 
 use std::sync::LazyLock;
 
@@ -56,19 +57,27 @@ const TIER: &[&str] = &["engine", "tier"];
 static FIGURES: LazyLock<Vec<Metric>> = LazyLock::new(|| Stats::metrics().map(of_figure).collect());
 
 /// Returns all metrics by subject, with the heading that the docs have.
-pub(super) fn sections() -> [(&'static str, &'static [Metric]); 5] {
+pub(super) fn sections() -> [(&'static str, &'static [Metric]); 6] {
     [
         ("Figures of each engine's core", &FIGURES),
         ("Requests", requests::METRICS),
         ("Engines and workers", engines::METRICS),
         ("Blocks, tiers and copies", cache::METRICS),
         ("Server and process", edge::METRICS),
+        ("Names of vLLM", vllm::METRICS),
     ]
 }
 
 /// Returns all metrics, in the order of the output.
 pub(super) fn all() -> impl Iterator<Item = &'static Metric> {
     sections().into_iter().flat_map(|(_, metrics)| metrics)
+}
+
+impl Metric {
+    /// Returns `true` for a figure under a name of vLLM, which is there under one of ours too.
+    pub(super) fn is_of_vllm(&self) -> bool {
+        self.name.starts_with(vllm::PREFIX)
+    }
 }
 
 fn of_figure(figure: &'static Figure) -> Metric {

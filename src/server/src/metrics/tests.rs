@@ -93,8 +93,9 @@ fn names_follow_the_rules_of_prometheus() {
     let mut seen = BTreeSet::new();
     for Metric { name, kind, labels, help, .. } in all() {
         assert!(seen.insert(name), "{name} is there twice");
-        assert!(name.starts_with("trunkline_") || name.starts_with("process_"), "{name}");
-        assert!(name.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_'), "{name}");
+        let bare = name.strip_prefix("vllm:").or(name.strip_prefix("trunkline_")).or(name.strip_prefix("process_"));
+        let bare = bare.unwrap_or_else(|| panic!("{name}"));
+        assert!(bare.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_'), "{name}");
         for of in [Kind::Counter, Kind::Info] {
             assert_eq!(name.ends_with(of.suffix()), *kind == of, "{name} is a {}", kind.name());
         }
@@ -108,7 +109,7 @@ fn names_follow_the_rules_of_prometheus() {
 async fn a_server_without_a_model_shows_itself_alone_in_both_formats() {
     let (driver, commands) = queue(4);
     let network = Network::new(NetworkLimits::default(), driver.clock());
-    let metrics = Metrics::new(driver, network);
+    let metrics = Metrics::new(driver, network, MetricNames::Both);
     let text = metrics.text(Format::Prometheus).await.unwrap();
     let version = env!("CARGO_PKG_VERSION");
     assert!(
