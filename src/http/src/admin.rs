@@ -6,6 +6,7 @@ use axum::http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use axum::http::{Request, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 use trunkline_quote::quoted;
+use trunkline_server::Load;
 
 use crate::body::{json_of, read};
 use crate::failure::Failure;
@@ -31,7 +32,7 @@ pub(crate) async fn version(State(shared): Context, request: Request<Body>) -> R
 }
 
 #[derive(Serialize)]
-struct Load {
+struct LoadJson {
     /// Requests on the server, as vLLM counts them.
     server_load: u32,
     waiting: u32,
@@ -41,8 +42,8 @@ struct Load {
 /// The number of requests.
 pub(crate) async fn load(State(shared): Context, request: Request<Body>) -> Result<Response<Body>, Failure> {
     shared.front.note(request.extensions());
-    let (waiting, running) = shared.front.load().await.map_err(|status| Failure::of(&status))?;
-    Ok(json_of(&Load { server_load: waiting + running, waiting, running }))
+    let Load { waiting, running, .. } = shared.front.load().await.map_err(|status| Failure::of(&status))?;
+    Ok(json_of(&LoadJson { server_load: waiting + running, waiting, running }))
 }
 
 /// The metrics for Prometheus.

@@ -4,9 +4,9 @@ use axum::body::Body;
 use axum::http::Response;
 use axum::http::request::Parts;
 use axum::response::IntoResponse;
-use trunkline_server::Generation;
 use trunkline_server::proto::TokenIds;
 use trunkline_server::proto::generate_request::Prompt as WirePrompt;
+use trunkline_server::{Generation, Load};
 
 use crate::answers::{Answers, Api, Form};
 use crate::asked::{Asked, Own};
@@ -17,6 +17,10 @@ use crate::{Shared, now_s};
 
 /// Header with the id of a request, of the client or of the answer.
 pub(crate) const REQUEST_ID: &str = "x-request-id";
+
+/// Header that asks for the load of the server (ORCA), and the one with it.
+const LOAD_FORMAT: &str = "endpoint-load-metrics-format";
+const LOAD: &str = "endpoint-load-metrics";
 
 /// A checked request.
 pub(crate) struct Run {
@@ -52,12 +56,32 @@ pub(crate) async fn run<A: Api>(shared: &Shared, parts: &Parts, run: Run) -> Res
     };
     let tokenizer = shared.front.tokenizer().map_err(|status| Failure::of(&status))?.clone();
     let answers = Answers::<A>::new(form, tokenizer, &streams);
-    let response = if asked.streams() {
+    let mut response = if asked.streams() {
         stream(Events::new(answers, streams))
     } else {
         json(answers.whole(streams).await.map_err(|status| Failure::of(&status))?)
     };
+    if let Some(format) = parts.headers.get(LOAD_FORMAT).and_then(|format| format.to_str().ok())
+        && let Ok(load) = shared.front.load().await
+        && let Some(Ok(report)) = load_report(format, &load).map(|report| report.parse())
+    {
+        response.headers_mut().insert(LOAD, report);
+    }
     Ok(named(response, &id))
+}
+
+/// Returns the load as an ORCA header has it, with the names of vLLM; `None` for a format that is none.
+fn load_report(format: &str, load: &Load) -> Option<String> {
+    let Load { waiting, kv_usage, .. } = load;
+    match format {
+        _ if format.eq_ignore_ascii_case("text") => Some(format!(
+            "TEXT named_metrics.kv_cache_usage_perc={kv_usage}, named_metrics.num_requests_waiting={waiting}"
+        )),
+        _ if format.eq_ignore_ascii_case("json") => Some(format!(
+            r#"JSON {{"named_metrics": {{"kv_cache_usage_perc": {kv_usage}, "num_requests_waiting": {waiting}}}}}"#
+        )),
+        _ => None,
+    }
 }
 
 /// Adds the header with the request's id.
@@ -101,4 +125,19 @@ async fn begin(
         }
     }
     Ok(streams)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_load_comes_in_the_format_asked_for() {
+        let load = Load { waiting: 3, running: 1, kv_usage: 0.25 };
+        let text = "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=3";
+        assert_eq!(load_report("text", &load).as_deref(), Some(text));
+        let json = r#"JSON {"named_metrics": {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3}}"#;
+        assert_eq!(load_report("JSON", &load).as_deref(), Some(json));
+        assert_eq!(load_report("BIN", &load), None);
+    }
 }

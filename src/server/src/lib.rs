@@ -72,7 +72,7 @@ pub use crate::metrics::MetricNames;
 pub use crate::network::limits::{FILES_RESERVED, NetworkLimits, raise_open_files};
 pub use crate::server::shutdown::{ServerHandle, StopSignals, heed_signals, on_hangup};
 pub use crate::server::{Backend, DecideModel, Options, Server, ServerError, listen};
-pub use crate::service::front::Front;
+pub use crate::service::front::{Front, Load};
 pub use crate::service::offer::SamplingOffer;
 pub use crate::service::sessions::SessionOptions;
 pub use crate::service::stream::Generation;

@@ -16,8 +16,16 @@ pub(crate) const HEADER_BYTES_KEPT: u32 = 16 * HEADER_BYTES_MAX as u32;
 /// Bytes counted for each header besides name and value: RFC 9113, section 6.5.2.
 const OVERHEAD_BYTES: usize = 32;
 /// Headers read behind the gate.
-const READ: [&str; 7] =
-    ["content-type", "te", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "accept", "x-request-id"];
+const READ: [&str; 8] = [
+    "content-type",
+    "te",
+    "grpc-timeout",
+    "grpc-encoding",
+    "grpc-accept-encoding",
+    "accept",
+    "x-request-id",
+    "endpoint-load-metrics-format",
+];
 
 /// Checks the size of a call's headers.
 ///

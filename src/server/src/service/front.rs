@@ -35,6 +35,17 @@ struct Parts {
     estimate: Mutex<Estimate>,
 }
 
+/// Load of a server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// Requests waiting for a place in a batch.
+    pub waiting: u32,
+    /// Requests in a batch.
+    pub running: u32,
+    /// Share of the device blocks in use by requests, 0 to 1.
+    pub kv_usage: f64,
+}
+
 /// When a refused client may come back.
 #[derive(Clone, Copy, Default)]
 struct Estimate {
@@ -145,13 +156,16 @@ impl Front {
         self.inference()?.flush(&Caller::of(extensions), what).await
     }
 
-    /// Returns the requests that wait and that run, of all engines.
+    /// Returns the load of all engines together.
     ///
     /// # Errors
     /// UNAVAILABLE before the server knows its model, and after its end.
-    pub async fn load(&self) -> Result<(u32, u32), Status> {
+    pub async fn load(&self) -> Result<Load, Status> {
         let (stats, _) = self.inference()?.snapshot().await?.totals();
-        Ok((stats.waiting, stats.running))
+        let used = stats.held_blocks + stats.private_blocks + stats.moving_blocks;
+        let all = used + stats.free_blocks + stats.idle_blocks;
+        let kv_usage = f64::from(used) / f64::from(all.max(1));
+        Ok(Load { waiting: stats.waiting, running: stats.running, kv_usage })
     }
 
     /// Returns the text of a scrape of all metrics with its media type; `None` if the server does not answer in time.
