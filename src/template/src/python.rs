@@ -4,7 +4,8 @@ use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-use crate::environment::printed_number;
+use crate::guard::weigh_both;
+use crate::printed::printed;
 
 /// Width to which a text is filled, at most.
 const WIDTH_MAX: usize = 1 << 10;
@@ -19,6 +20,10 @@ pub(crate) fn method(state: &mut State, value: &Value, name: &str, args: &[Value
         && let Some(result) = of_text(text, name, args)?
     {
         return Ok(result);
+    }
+    // `count` compares.
+    for argument in args {
+        weigh_both(state, value, argument)?;
     }
     unknown_method_callback(state, value, name, args)
 }
@@ -47,17 +52,22 @@ pub(crate) fn stripped_behind(text: &str) -> &str {
 
 /// The filter `trim`.
 pub(crate) fn trim(value: Value, chars: Option<&str>) -> String {
-    strip(&text(value), chars, true, true).to_owned()
+    strip(value.as_str().unwrap_or(&text(value.clone())), chars, true, true).to_owned()
 }
 
 /// The filter `string`.
 pub(crate) fn text(value: Value) -> String {
-    printed_number(&value).unwrap_or_else(|| value.to_string())
+    printed(&value).unwrap_or_else(|| value.to_string())
 }
 
 /// The test `sequence`: Python asks for a length and for items, which texts and maps have, too.
 pub(crate) fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined)
+}
+
+/// The test `iterable`: the library has a loop over nothing, and Python refuses one.
+pub(crate) fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
 }
 
 /// The test `callable`.
