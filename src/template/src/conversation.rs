@@ -70,7 +70,11 @@ impl Conversation {
                     .to_owned(),
             );
         }
-        let lists = [("messages", Some(&self.messages)), ("tools", self.tools.as_ref()), ("documents", self.documents.as_ref())];
+        let lists = [
+            ("messages", Some(&self.messages)),
+            ("tools", self.tools.as_ref()),
+            ("documents", self.documents.as_ref()),
+        ];
         for (name, list) in lists {
             if let Some(at) = list.and_then(|list| list.iter().position(|item| item.kind() != ValueKind::Map)) {
                 return wrong(format!("{name}[{at}] must be an object"));
@@ -159,7 +163,9 @@ impl Continued {
         let mut parts: Vec<Value> = content.try_iter().map(Iterator::collect).unwrap_or_default();
         let text_of = |part: &Value| part.get_attr("text").ok().and_then(|text| text.as_str().map(str::to_owned));
         let found = parts.iter_mut().rev().find_map(|part| text_of(part).map(|text| (part, text)));
-        let Some((part, text)) = found else { return wrong("the last message has no text to continue; give it a text") };
+        let Some((part, text)) = found else {
+            return wrong("the last message has no text to continue; give it a text");
+        };
         *part = with(part, "text", &Value::from(text.clone() + TAG));
         *last = with(last, "content", &Value::from(parts));
         Ok(Self { text })

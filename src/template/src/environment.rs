@@ -41,6 +41,8 @@ pub(crate) fn environment() -> Environment<'static> {
     env.add_filter("tojson", tojson);
     env.add_filter("string", python::text);
     env.add_filter("trim", python::trim);
+    env.add_filter("int", python::int);
+    env.add_filter("float", python::float);
     env.add_test("sequence", python::is_sequence);
     env.add_test("iterable", python::is_iterable);
     env.add_test("callable", python::is_callable);

@@ -40,13 +40,18 @@ pub enum TemplateError {
         problem: String,
     },
     /// The template failed on this conversation, as on a message without a key that it needs.
-    #[error("the chat template fails on this conversation: {}; check the roles and fields of its messages", limited(problem))]
+    #[error(
+        "the chat template fails on this conversation: {}; check the roles and fields of its messages",
+        limited(problem)
+    )]
     Failed {
         /// Fault, with the line of the template.
         problem: String,
     },
     /// Rendering took more steps or more memory than a conversation of this size may take.
-    #[error("the chat template takes more than {fuel} steps on this conversation, which is the limit; shorten the conversation")]
+    #[error(
+        "the chat template takes more than {fuel} steps on this conversation, which is the limit; shorten the conversation"
+    )]
     TooMuchWork {
         /// Limit of steps; 64 bytes of text count as one, too.
         fuel: u64,

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeSet;
 
+use minijinja::filters;
 use minijinja::machinery::{CodeGenerator, Instruction, Instructions, parse};
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::filters;
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use crate::conversation::fields;
@@ -22,6 +22,8 @@ const WEIGHED_PER_FUEL: u64 = 4;
 const BYTES_PER_FUEL: u64 = 64;
 /// Filter that weighs a value. No template can name it.
 const WEIGH: &str = "#weigh";
+/// Filter that makes a list of a repeated list.
+const LIST: &str = "#list";
 /// Filter that checks the key of a look-up.
 const KEY: &str = "#key";
 /// Place of a filter in the library's cache: none.
@@ -30,6 +32,7 @@ const UNCACHED: u8 = u8::MAX;
 /// Adds the filters to an environment.
 pub(crate) fn add_filters(env: &mut Environment<'static>) {
     env.add_filter(WEIGH, |state: &State, value: Value| weigh(state, &value).map(|()| value));
+    env.add_filter(LIST, listed);
     env.add_filter("sort", |state: &State, value: Value, how: Kwargs| {
         weigh(state, &value).and_then(|()| filters::sort(state, value, how))
     });
@@ -80,6 +83,17 @@ pub(crate) fn compile<'a>(name: &'a str, source: &'a str) -> Result<Instructions
     generator.compile_stmt(&tree);
     let (plain, _) = generator.finish();
     Ok(guarded(&plain, name, source))
+}
+
+/// Returns a repeated list, as in `[a] * 3`, as a list: the library computes its items as they are read.
+fn listed(state: &State, value: Value) -> Result<Value, Error> {
+    match value.len() {
+        Some(n) if value.kind() == ValueKind::Iterable => {
+            state.consume_fuel(n as u64)?;
+            Ok(value.try_iter()?.collect())
+        }
+        _ => Ok(value),
+    }
 }
 
 /// Pays for a walk through a value.
@@ -208,6 +222,9 @@ fn guarded<'a>(plain: &Instructions<'a>, name: &'a str, source: &'a str) -> Inst
             }
         }
         code.push((at, instruction.clone()));
+        if matches!(instruction, Instruction::Mul) {
+            code.push((at, guard(LIST)));
+        }
         if makes(instruction) {
             code.push((at, guard(WEIGH)));
         }

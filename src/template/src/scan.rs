@@ -221,7 +221,8 @@ pub(crate) fn takes_parts(source: &str) -> bool {
                 names.insert(tag.text(1));
             }
             for at in 1..tag.tokens.len() {
-                let parameters = macros.get(tag.text(at - 1)).filter(|_| tag.text(at) == "(" && tag.keyword() != "macro");
+                let parameters =
+                    macros.get(tag.text(at - 1)).filter(|_| tag.text(at) == "(" && tag.keyword() != "macro");
                 if let Some(parameters) = parameters
                     && let Some(parameter) = parameters.first()
                     && ends_in_content(tag, at + 1, first_argument(tag, at), &names)

@@ -12,11 +12,10 @@ use crate::budget::fuel;
 use crate::conversation::{Continued, Conversation, messages};
 use crate::environment::{Raised, STRFTIME, clock, environment, in_words};
 use crate::error::TemplateError;
-use crate::openai;
 use crate::guard::compile;
+use crate::openai;
 use crate::scan::{prepare, takes_parts};
 use crate::stack::on_a_deep_stack;
-
 
 /// Template of all conversations, or of those without tools.
 const DEFAULT: &str = "default";
@@ -66,7 +65,8 @@ impl ChatTemplate {
         let environment = environment();
         for name in [DEFAULT, TOOL_USE] {
             let Some((_, text)) = source.templates.iter().find(|(known, _)| known == name) else { continue };
-            let prepared = prepare(text).map_err(|problem| wrong(name, problem))?;
+            let prepared =
+                prepare(&text.replace("\r\n", "\n").replace('\r', "\n")).map_err(|problem| wrong(name, problem))?;
             let parts = takes_parts(&prepared);
             // The code borrows from the text, and a process has few templates: they stay.
             let prepared: &'static str = prepared.leak();
@@ -76,7 +76,10 @@ impl ChatTemplate {
         let with_tools = sources.remove(TOOL_USE);
         let Some(default) = sources.remove(DEFAULT) else {
             let names: Vec<&str> = source.templates.iter().map(|(name, _)| name.as_str()).collect();
-            return Err(wrong(DEFAULT, format!("the model has templates named {}, and not this one", names.join(", "))));
+            return Err(wrong(
+                DEFAULT,
+                format!("the model has templates named {}, and not this one", names.join(", ")),
+            ));
         };
         Ok(Self { environment, default, with_tools, tokens: source.tokens })
     }

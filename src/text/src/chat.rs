@@ -111,19 +111,15 @@ impl ChatSource {
 }
 
 /// Returns the templates of a file: a text, or a list of objects with name and template.
-fn templates(
-    files: Files<'_>,
-    name: &str,
-    map: &Map<String, Value>,
-) -> Result<Vec<(String, String)>, FactsError> {
-    let wrong = || {
-        files.malformed(name, "chat_template must be a text, or a list of objects with the texts name and template")
-    };
+fn templates(files: Files<'_>, name: &str, map: &Map<String, Value>) -> Result<Vec<(String, String)>, FactsError> {
+    let wrong =
+        || files.malformed(name, "chat_template must be a text, or a list of objects with the texts name and template");
     match map.get(TEMPLATE) {
         None | Some(Value::Null) => Ok(Vec::new()),
         Some(Value::String(text)) => Ok(vec![(DEFAULT.to_owned(), text.clone())]),
         Some(Value::Array(list)) => {
-            let text = |item: &Value, key: &str| item.get(key).and_then(Value::as_str).map(str::to_owned).ok_or_else(wrong);
+            let text =
+                |item: &Value, key: &str| item.get(key).and_then(Value::as_str).map(str::to_owned).ok_or_else(wrong);
             list.iter().map(|item| Ok((text(item, "name")?, text(item, "template")?))).collect()
         }
         Some(_) => Err(wrong()),
