@@ -40,7 +40,7 @@ const UNSAFE_FILES: [&str; 6] = [
 ];
 
 /// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.
-const LOW_CRATES: [(&str, &[&str]); 11] = [
+const LOW_CRATES: [(&str, &[&str]); 12] = [
     ("src/attach/Cargo.toml", &["trunkline-port"]),
     ("src/chat/Cargo.toml", &["trunkline-port", "trunkline-quote"]),
     ("src/codec/Cargo.toml", &[]),
@@ -53,6 +53,7 @@ const LOW_CRATES: [(&str, &[&str]); 11] = [
         "src/store/Cargo.toml",
         &["trunkline-codec", "trunkline-files", "trunkline-foreign", "trunkline-port", "trunkline-quote"],
     ),
+    ("src/template/Cargo.toml", &["trunkline-foreign", "trunkline-quote", "trunkline-text"]),
     ("src/text/Cargo.toml", &["trunkline-foreign", "trunkline-quote"]),
     // The last is for tests alone.
     (

@@ -7,6 +7,7 @@
 //! known in advance. Cells are compared before each step, so that a fault shows where it is made and not where a text differs.
 //! Copies to and from the host take time, fail and end in any order, and nobody may be in their way.
 
+mod asking;
 mod blame;
 mod checks;
 mod copies;
@@ -25,6 +26,7 @@ mod progress;
 mod records;
 pub mod seeds;
 
+pub use asking::prompt;
 pub use copies::Direction;
 pub use driver::Driver;
 pub use records::Known;

@@ -5,6 +5,7 @@
 pub mod block;
 pub(crate) mod block_index;
 pub(crate) mod content_key;
+pub(crate) mod entries;
 pub(crate) mod extents;
 pub mod hash;
 pub mod host;

@@ -1,7 +1,7 @@
 //! Copies to and from tiers: which blocks, in which order, on which occasion.
 
-use trunkline_core::{Config, Event, Namespace, Place, Preemption, Request, RequestId, TierConfig, Token, Write};
-use trunkline_driver::Driver;
+use trunkline_core::{Config, Event, Namespace, Place, Preemption, Request, RequestId, TierConfig, Write};
+use trunkline_driver::{Driver, prompt};
 
 const BLOCK: u32 = 4;
 
@@ -23,18 +23,6 @@ fn config(tiers: Vec<TierConfig>) -> Config {
     }
 }
 
-/// `n` tokens that begin no other prompt.
-fn prompt(kind: u32, n: u32) -> Vec<Token> {
-    (0..n).map(|at| kind * 1000 + at).collect()
-}
-
-/// Runs a request to its end. Returns the tokens of its prompt found in the cache.
-fn ask(driver: &mut Driver, id: u64, prompt: Vec<Token>) -> u32 {
-    driver.submit(id, prompt, 1);
-    driver.run_to_end();
-    driver.usages[&id].cached_tokens
-}
-
 #[test]
 fn what_a_preempted_request_finds_of_its_own_is_no_second_use() {
     for (preemption, host_blocks) in [(Preemption::Recompute, 0), (Preemption::Swap, 20)] {
@@ -53,7 +41,7 @@ fn what_a_preempted_request_finds_of_its_own_is_no_second_use() {
         );
         assert_eq!(stats.tiers[0].stored_blocks, 0, "{preemption:?}");
         // What another request finds is a second use.
-        let cached = ask(&mut driver, 3, prompt(2, 17));
+        let cached = driver.ask(3, prompt(2, 17));
         assert!(cached > 0, "{preemption:?}");
         assert_eq!(driver.stats().tiers[0].stored_blocks, u64::from(cached / BLOCK), "{preemption:?}");
     }
@@ -123,7 +111,7 @@ fn blocks_that_another_core_waits_for_are_urgent() {
 #[test]
 fn second_use_behind_a_tier_copies_what_was_found_in_that_tier() {
     let mut driver = Driver::new(config(vec![tier(20, Write::Through), tier(20, Write::SecondUse)]));
-    ask(&mut driver, 1, prompt(1, 13));
+    driver.ask(1, prompt(1, 13));
     overrun(&mut driver);
     assert_eq!(driver.stats().tiers[1].stored_blocks, 0, "no use yet");
     driver.submit(2, prompt(1, 13), 1);
@@ -150,8 +138,8 @@ fn through_behind_a_tier_copies_what_arrived_there() {
 #[test]
 fn blocks_in_a_far_tier_come_nearer_once_while_their_request_waits_for_room() {
     let mut driver = Driver::new(config(vec![tier(3, Write::Through), tier(50, Write::Through)]));
-    ask(&mut driver, 1, prompt(1, 13));
-    ask(&mut driver, 2, prompt(2, 13));
+    driver.ask(1, prompt(1, 13));
+    driver.ask(2, prompt(2, 13));
     let blocks = driver.stats().tiers.map(|tier| tier.blocks);
     assert_eq!(blocks[..2], [3, 6], "the near tier has the second prompt only");
     // A request that takes the whole device runs for three steps; beside it there is no room.
@@ -196,12 +184,12 @@ fn a_prefix_written_back_block_by_block_is_found_whole_in_the_far_tier() {
     // The near tier has room for two blocks only.
     let limits = Config { device_blocks: 24, ..config(vec![tier(2, Write::Back), tier(40, Write::Through)]) };
     let mut driver = Driver::new(limits);
-    ask(&mut driver, 1, prompt(1, 17));
+    driver.ask(1, prompt(1, 17));
     for id in 2..40 {
-        ask(&mut driver, id, prompt(id as u32, 5));
+        driver.ask(id, prompt(id as u32, 5));
     }
     assert!(driver.stats().tiers[1].blocks >= 10, "{:?}", driver.stats().tiers);
-    assert_eq!(ask(&mut driver, 50, prompt(1, 17)), 16);
+    assert_eq!(driver.ask(50, prompt(1, 17)), 16);
     assert_eq!(driver.stats().tiers[1].hit_blocks, 4);
 }
 
@@ -229,7 +217,7 @@ fn write_back_takes_the_next_victims_once_few_blocks_are_free_and_counts_them_as
     driver.submit(1, prompt(1, 25), 1);
     let table = driver.tables[&1].clone();
     driver.run_to_end();
-    ask(&mut driver, 2, prompt(2, 25));
+    driver.ask(2, prompt(2, 25));
     assert_eq!((driver.stats().idle_blocks, driver.stats().tiers[0].stored_blocks), (12, 0), "four blocks are free");
     driver.submit(3, prompt(3, 13), 3);
     assert_eq!((driver.usable(), driver.copies.len()), (12, 0));
@@ -248,7 +236,7 @@ fn write_back_takes_the_next_victims_once_few_blocks_are_free_and_counts_them_as
 fn write_back_leaves_an_idle_block_for_each_running_request() {
     for (idle, copied) in [(1, 0), (2, 1), (3, 2), (5, 2)] {
         let mut driver = Driver::new(Config { device_blocks: 16, ..config(vec![tier(50, Write::Back)]) });
-        ask(&mut driver, 1, prompt(1, idle * BLOCK + 1));
+        driver.ask(1, prompt(1, idle * BLOCK + 1));
         driver.submit(2, prompt(2, (16 - idle) * BLOCK - 1), 4);
         assert_eq!((driver.stats().idle_blocks, driver.stats().free_blocks), (idle, 0));
         driver.answer();
@@ -264,20 +252,20 @@ fn a_full_tier_keeps_what_was_found_in_it_if_its_policy_counts_hits() {
     for (eviction, cached) in [("lfu", 8), ("lru", 0)] {
         let near = TierConfig { eviction: eviction.into(), ..tier(4, Write::Through) };
         let mut driver = Driver::new(config(vec![near]));
-        ask(&mut driver, 1, prompt(1, 9));
+        driver.ask(1, prompt(1, 9));
         overrun(&mut driver);
-        assert_eq!(ask(&mut driver, 2, prompt(1, 9)), 8);
-        (10..14).for_each(|id| _ = ask(&mut driver, id, prompt(id as u32, 9)));
+        assert_eq!(driver.ask(2, prompt(1, 9)), 8);
+        (10..14).for_each(|id| _ = driver.ask(id, prompt(id as u32, 9)));
         overrun(&mut driver);
-        assert_eq!(ask(&mut driver, 20, prompt(1, 9)), cached, "{eviction}");
+        assert_eq!(driver.ask(20, prompt(1, 9)), cached, "{eviction}");
     }
 }
 
 #[test]
 fn a_failed_load_costs_the_blocks_from_its_first_on_and_no_block_before() {
     let mut driver = Driver::new(config(vec![tier(12, Write::Through), tier(100, Write::Through)]));
-    ask(&mut driver, 1, prompt(1, 33));
-    ask(&mut driver, 2, prompt(2, 41));
+    driver.ask(1, prompt(1, 33));
+    driver.ask(2, prompt(2, 41));
     driver.submit(3, prompt(1, 33), 1);
     assert_eq!(driver.copies.iter().map(|copy| copy.from).collect::<Vec<_>>(), [Place::Tier(0), Place::Tier(1)]);
     let far: Vec<u32> = driver.copies[1].pairs.iter().map(|(_, to)| *to).collect();

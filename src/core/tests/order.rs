@@ -1,8 +1,8 @@
 //! The order in which requests get what is scarce: admission, prefill chunks, return from the host, shares of tenants.
 
 use trunkline_core::config::PrefillFirst;
-use trunkline_core::{Config, Event, Namespace, Preemption, Request, RequestId, TierConfig, Token, Write};
-use trunkline_driver::{Direction, Driver};
+use trunkline_core::{Config, Event, Namespace, Preemption, Request, RequestId, TierConfig, Write};
+use trunkline_driver::{Direction, Driver, prompt};
 
 const BLOCK: u32 = 4;
 
@@ -17,11 +17,6 @@ fn config() -> Config {
         swap_in_watermark: 0.0,
         ..Config::default()
     }
-}
-
-/// `n` tokens that begin no other prompt.
-fn prompt(kind: u32, n: u32) -> Vec<Token> {
-    (0..n).map(|at| kind * 1000 + at).collect()
 }
 
 fn request(id: u64, tokens: u32, max_tokens: u32) -> Request {

@@ -1,7 +1,7 @@
 //! Answers of tiers block by block: what a block that does not arrive costs, tiers that are too busy, and blocks from before.
 
 use trunkline_core::{BlockFault, BlockKey, Config, Event, KnownBlock, Place, Preemption, TierConfig, Token, Write};
-use trunkline_driver::Driver;
+use trunkline_driver::{Driver, prompt};
 
 const BLOCK: u32 = 4;
 
@@ -26,18 +26,6 @@ fn config(write: Write) -> Config {
     }
 }
 
-/// `n` tokens that begin no other prompt.
-fn prompt(kind: u32, n: u32) -> Vec<Token> {
-    (0..n).map(|at| kind * 1000 + at).collect()
-}
-
-/// Runs a request to its end. Returns the tokens of its prompt found in the cache.
-fn ask(driver: &mut Driver, id: u64, prompt: Vec<Token>) -> u32 {
-    driver.submit(id, prompt, 1);
-    driver.run_to_end();
-    driver.usages[&id].cached_tokens
-}
-
 /// Index of the pair that copies the `at`-th block of the only copy's prefix: pairs come tail first.
 fn pair_of(driver: &Driver, at: u32) -> u32 {
     driver.copies[0].pairs.len() as u32 - 1 - at
@@ -47,7 +35,7 @@ fn pair_of(driver: &Driver, at: u32) -> u32 {
 fn a_load_keeps_the_blocks_before_the_first_that_failed_and_only_a_bad_one_leaves_the_tier() {
     for (fault, left) in [(BlockFault::Bad, 4), (BlockFault::Interrupted, 5)] {
         let mut driver = driver(Write::Through);
-        ask(&mut driver, 1, prompt(1, 21));
+        driver.ask(1, prompt(1, 21));
         driver.evict_idle();
         driver.submit(2, prompt(1, 21), 1);
         assert_eq!(driver.copies[0].pairs.len(), 5);
@@ -68,7 +56,7 @@ fn blocks_that_a_tier_did_not_get_are_not_found_there_and_those_that_it_got_are(
     driver.end_copy_partly(0, &refused);
     assert_eq!((driver.stats().tiers[0].blocks, driver.stats().tiers[0].skipped_blocks), (3, 2));
     driver.evict_idle();
-    assert_eq!(ask(&mut driver, 2, prompt(1, 21)), 12, "the tail was refused");
+    assert_eq!(driver.ask(2, prompt(1, 21)), 12, "the tail was refused");
 }
 
 #[test]
@@ -120,13 +108,13 @@ fn blocks_from_before_are_found_and_evicted_oldest_first() {
     let (mut driver, blocks) = restarted(prompt(1, 13));
     driver.event(Event::TierFound { tier: 0, blocks });
     assert_eq!(driver.stats().tiers[0].blocks, 3);
-    assert_eq!(ask(&mut driver, 1, prompt(1, 13)), 12);
+    assert_eq!(driver.ask(1, prompt(1, 13)), 12);
     driver.evict_idle();
     // A load ends with the head of the prompt, which is the youngest now.
     driver.event(Event::TierResized { tier: 0, blocks: 1 });
     assert_eq!((driver.stats().tiers[0].blocks, driver.stats().tiers[0].evicted_blocks), (1, 2));
     assert_eq!(driver.worker.released, [1, 2].map(|block| (Place::Tier(0), block)), "their memory is free");
-    assert_eq!(ask(&mut driver, 2, prompt(1, 13)), 4);
+    assert_eq!(driver.ask(2, prompt(1, 13)), 4);
 }
 
 #[test]
@@ -135,13 +123,13 @@ fn blocks_from_before_with_other_tokens_or_another_prefix_are_not_found() {
     let mut changed = blocks.clone();
     changed[1].tokens[0] += 1;
     other_tokens.event(Event::TierFound { tier: 0, blocks: changed });
-    assert_eq!(ask(&mut other_tokens, 1, prompt(1, 13)), 4, "up to the block before");
+    assert_eq!(other_tokens.ask(1, prompt(1, 13)), 4, "up to the block before");
 
     let (mut other_prefix, _) = restarted(prompt(1, 13));
     let mut changed = blocks;
     changed[0].key.parent += 1;
     other_prefix.event(Event::TierFound { tier: 0, blocks: changed });
-    assert_eq!(ask(&mut other_prefix, 1, prompt(1, 13)), 0, "the first block is of another namespace");
+    assert_eq!(other_prefix.ask(1, prompt(1, 13)), 0, "the first block is of another namespace");
 }
 
 #[test]
@@ -163,7 +151,7 @@ fn a_block_from_before_that_cannot_be_taken_is_released_and_the_others_are_found
     blocks[1].key.fingerprint = blocks[0].key.fingerprint;
     driver.event(Event::TierFound { tier: 0, blocks });
     assert_eq!((driver.stats().tiers[0].blocks, &driver.worker.released[..]), (4, &[(Place::Tier(0), 1)][..]));
-    assert_eq!(ask(&mut driver, 1, prompt(1, 21)), 4, "up to the block released");
+    assert_eq!(driver.ask(1, prompt(1, 21)), 4, "up to the block released");
 }
 
 /// Runs a prompt on a core, and another prompt on another core with the same tier. Returns the second core, and the blocks of the first prompt, which the storage
@@ -173,7 +161,7 @@ fn restarted_and_used(first: Vec<Token>, second: Vec<Token>) -> (Driver, Vec<Kno
     let numbers = blocks.iter().map(|known| (known.block, Some(known.block + 10))).collect::<Vec<_>>();
     driver.worker.adopt(0, &numbers);
     blocks.iter_mut().for_each(|known| known.block += 10);
-    assert_eq!(ask(&mut driver, 1, second), 0);
+    assert_eq!(driver.ask(1, second), 0);
     driver.run_to_end();
     (driver, blocks)
 }
@@ -187,7 +175,7 @@ fn blocks_from_before_are_found_while_the_tier_is_used() {
     assert_ne!(driver.core.digest(), digest);
     assert_eq!(driver.stats().tiers[0].blocks, 5);
     driver.evict_idle();
-    assert_eq!(ask(&mut driver, 2, prompt(1, 13)), 12, "the contents are those of the first core");
+    assert_eq!(driver.ask(2, prompt(1, 13)), 12, "the contents are those of the first core");
     driver.event(Event::TierFoundLater { tier: 0, blocks: blocks.clone() });
     let mut short = blocks[0].clone();
     short.tokens.pop();
@@ -204,7 +192,7 @@ fn blocks_from_before_that_come_later_take_the_place_of_older_ones() {
     driver.event(Event::TierFoundLater { tier: 0, blocks });
     assert_eq!((driver.stats().tiers[0].blocks, driver.stats().tiers[0].evicted_blocks), (2, 3));
     driver.evict_idle();
-    assert_eq!(ask(&mut driver, 2, prompt(2, 9)), 0, "evicted");
+    assert_eq!(driver.ask(2, prompt(2, 9)), 0, "evicted");
 }
 
 #[test]
@@ -213,7 +201,7 @@ fn blocks_from_before_a_flush_are_not_found_after_it() {
     driver.event(Event::FlushCache);
     driver.event(Event::TierFoundLater { tier: 0, blocks });
     assert_eq!(driver.stats().tiers[0].blocks, 0);
-    assert_eq!(ask(&mut driver, 2, prompt(1, 13)), 0);
+    assert_eq!(driver.ask(2, prompt(1, 13)), 0);
 }
 
 #[test]
@@ -234,6 +222,6 @@ fn host_blocks_are_released_when_their_request_is_back() {
 fn a_tier_resized_to_nothing_takes_nothing() {
     let mut driver = driver(Write::Through);
     driver.event(Event::TierResized { tier: 0, blocks: 0 });
-    ask(&mut driver, 1, prompt(1, 13));
+    driver.ask(1, prompt(1, 13));
     assert_eq!((driver.stats().tiers[0].blocks, driver.stats().tiers[0].stored_blocks), (0, 0));
 }

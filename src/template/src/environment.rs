@@ -3,17 +3,22 @@
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
 use crate::date::strftime;
+use crate::guard;
 use crate::json::tojson;
-use crate::numbers::float;
+use crate::printed::printed;
 use crate::python;
 use crate::scan::OWN_NAMESPACE;
 
 /// Name of the function for the date. It is a variable of each rendering, because the time is an argument.
 pub(crate) const STRFTIME: &str = "strftime_now";
+
+/// Filters of the library that Jinja does not have; some give lists that are computed as they are read, which cannot be weighed.
+const NOT_OF_JINJA: [&str; 5] = ["bool", "chain", "lines", "split", "zip"];
+/// Bytes of a printed list or object that cost as much as one step.
+const PRINTED_BYTES_PER_FUEL: u64 = 4;
 
 /// Words with which a template refused a conversation.
 #[derive(Debug, thiserror::Error)]
@@ -36,8 +41,15 @@ pub(crate) fn environment() -> Environment<'static> {
     env.add_filter("tojson", tojson);
     env.add_filter("string", python::text);
     env.add_filter("trim", python::trim);
+    env.add_filter("int", python::int);
+    env.add_filter("float", python::float);
     env.add_test("sequence", python::is_sequence);
+    env.add_test("iterable", python::is_iterable);
     env.add_test("callable", python::is_callable);
+    guard::add_filters(&mut env);
+    for name in NOT_OF_JINJA {
+        env.remove_filter(name);
+    }
     env.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, "refused").with_source(Raised(message.to_string())))
     });
@@ -55,18 +67,15 @@ pub(crate) fn clock(now: SystemTime) -> Value {
     Value::from_function(move |format: &str| strftime(now, format))
 }
 
-/// Prints a value. The library prints all as Python does but numbers with an exponent.
+/// Prints a value.
 fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
-    if value.kind() == ValueKind::Number && !value.is_integer() {
-        return Ok(out.write_str(&python::text(value.clone()))?);
+    match printed(value) {
+        Some(text) => {
+            state.consume_fuel(text.len() as u64 / PRINTED_BYTES_PER_FUEL)?;
+            Ok(out.write_str(&text)?)
+        }
+        None => minijinja::escape_formatter(out, state, value),
     }
-    minijinja::escape_formatter(out, state, value)
-}
-
-/// Returns a number as Python prints one, if the value is a number with a fraction.
-pub(crate) fn printed_number(value: &Value) -> Option<String> {
-    let is_float = value.kind() == ValueKind::Number && !value.is_integer();
-    is_float.then(|| f64::try_from(value.clone()).ok()).flatten().map(float)
 }
 
 /// Returns an error of the library on one line, without the name of the template.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use crate::numbers::float;
+use crate::printed::float;
 
 /// Containers within containers, at most.
 const DEPTH_MAX: usize = 200;

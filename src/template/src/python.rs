@@ -1,10 +1,11 @@
 //! Methods of Python's values, beside those that the library has or where it differs from Python.
 
-use minijinja::value::{ValueKind, from_args};
-use minijinja::{Error, ErrorKind, State, Value};
+use minijinja::value::{Kwargs, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, State, Value, filters};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-use crate::environment::printed_number;
+use crate::guard::weigh_both;
+use crate::printed::printed;
 
 /// Width to which a text is filled, at most.
 const WIDTH_MAX: usize = 1 << 10;
@@ -20,7 +21,36 @@ pub(crate) fn method(state: &mut State, value: &Value, name: &str, args: &[Value
     {
         return Ok(result);
     }
+    if name == "format" && value.as_str().is_some_and(is_wide) {
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "the format has a width of more than four digits, or one that is an argument",
+        ));
+    }
+    // `count` compares.
+    for argument in args {
+        weigh_both(state, value, argument)?;
+    }
     unknown_method_callback(state, value, name, args)
+}
+
+/// Returns `true` if a format of `str.format` asks for widths that the library does not limit.
+fn is_wide(format: &str) -> bool {
+    let (mut is_field, mut digits, mut before) = (false, 0, ' ');
+    for c in format.chars() {
+        match c {
+            '{' if is_field && before != '{' => return true,
+            '{' => is_field = !is_field,
+            '}' => is_field = false,
+            _ => {}
+        }
+        digits = if is_field && c.is_ascii_digit() { digits + 1 } else { 0 };
+        if digits > 4 {
+            return true;
+        }
+        before = c;
+    }
+    false
 }
 
 /// Returns `true` for the characters that Python strips: four separators more than Unicode's white space.
@@ -47,17 +77,42 @@ pub(crate) fn stripped_behind(text: &str) -> &str {
 
 /// The filter `trim`.
 pub(crate) fn trim(value: Value, chars: Option<&str>) -> String {
-    strip(&text(value), chars, true, true).to_owned()
+    strip(value.as_str().unwrap_or(&text(value.clone())), chars, true, true).to_owned()
 }
 
 /// The filter `string`.
 pub(crate) fn text(value: Value) -> String {
-    printed_number(&value).unwrap_or_else(|| value.to_string())
+    printed(&value).unwrap_or_else(|| value.to_string())
+}
+
+/// The filter `int`: 0 for a text that is no number, where the library fails.
+pub(crate) fn int(
+    state: &State,
+    value: &Value,
+    default: Option<Value>,
+    base: Option<u32>,
+    named: Kwargs,
+) -> Result<Value, Error> {
+    filters::int(state, value, default, base, named).or_else(|error| otherwise(error, Value::from(0)))
+}
+
+/// The filter `float`: 0.0 for a text that is no number.
+pub(crate) fn float(state: &State, value: &Value, default: Option<Value>, named: Kwargs) -> Result<Value, Error> {
+    filters::float(state, value, default, named).or_else(|error| otherwise(error, Value::from(0.0)))
+}
+
+fn otherwise(error: Error, value: Value) -> Result<Value, Error> {
+    if error.kind() == ErrorKind::OutOfFuel { Err(error) } else { Ok(value) }
 }
 
 /// The test `sequence`: Python asks for a length and for items, which texts and maps have, too.
 pub(crate) fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined)
+}
+
+/// The test `iterable`: the library has a loop over nothing, and Python refuses one.
+pub(crate) fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
 }
 
 /// The test `callable`.

@@ -13,8 +13,8 @@ use crate::environment::{in_words, syntax};
 
 /// Bytes of a template, at most; the largest in use have 20 kB.
 pub(crate) const SOURCE_BYTES_MAX: usize = 1 << 18;
-/// Tokens of one tag, at most; the longest in use have 300.
-const TOKENS_MAX: usize = 4_000;
+/// Tokens of one tag, at most; the longest in use have 150.
+const TOKENS_MAX: usize = 1_000;
 /// Function of templates for values that outlive a scope, and our name for it.
 const NAMESPACE: &str = "namespace";
 /// Names for one value that are followed, one set to the other.
@@ -355,6 +355,6 @@ mod tests {
         let long = "a".repeat(SOURCE_BYTES_MAX + 1);
         assert_eq!(prepare(&long).unwrap_err(), "it has 262145 bytes; at most 262144 are rendered");
         let wide = "a\n{{ 1".to_owned() + &"+1".repeat(TOKENS_MAX) + " }}";
-        assert_eq!(prepare(&wide).unwrap_err(), "line 2: the tag has more than 4000 tokens");
+        assert_eq!(prepare(&wide).unwrap_err(), "line 2: the tag has more than 1000 tokens");
     }
 }

@@ -1,15 +1,18 @@
 //! The chat template of a model.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::machinery::{Instructions, eval, make_string_output};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use trunkline_text::ChatSource;
 
-use crate::budget::Budget;
+use crate::budget::fuel;
 use crate::conversation::{Continued, Conversation, messages};
 use crate::environment::{Raised, STRFTIME, clock, environment, in_words};
 use crate::error::TemplateError;
+use crate::guard::compile;
 use crate::openai;
 use crate::scan::{prepare, takes_parts};
 use crate::stack::on_a_deep_stack;
@@ -20,20 +23,22 @@ const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
 /// A template, as it was read.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Source {
     text: String,
     /// `true` if the template has a loop over the parts of a message.
     takes_parts: bool,
+    code: &'static Instructions<'static>,
 }
 
 /// The chat template of a model: from a conversation to a prompt, as `apply_chat_template(tokenize=False)` of transformers does it.
 ///
 /// A template is a program that came with a model. Its steps and its memory are limited by the size of the conversation, and it reads nothing else.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    sources: BTreeMap<&'static str, Source>,
+    default: Source,
+    with_tools: Option<Source>,
     /// Special tokens by role, such as `bos_token`.
     tokens: Vec<(String, String)>,
 }
@@ -57,25 +62,26 @@ impl ChatTemplate {
     pub fn new(source: ChatSource) -> Result<Self, TemplateError> {
         let wrong = |name: &str, problem: String| TemplateError::Template { name: name.to_owned(), problem };
         let mut sources = BTreeMap::new();
-        let mut environment = environment();
+        let environment = environment();
         for name in [DEFAULT, TOOL_USE] {
             let Some((_, text)) = source.templates.iter().find(|(known, _)| known == name) else { continue };
-            let prepared = prepare(text).map_err(|problem| wrong(name, problem))?;
+            let prepared =
+                prepare(&text.replace("\r\n", "\n").replace('\r', "\n")).map_err(|problem| wrong(name, problem))?;
             let parts = takes_parts(&prepared);
-            environment = on_a_deep_stack(Budget::COMPILE, || {
-                environment.add_template_owned(name, prepared).map(|()| environment)
-            })?
-            .map_err(|error| wrong(name, in_words(&error)))?;
-            sources.insert(name, Source { text: text.clone(), takes_parts: parts });
+            // The code borrows from the text, and a process has few templates: they stay.
+            let prepared: &'static str = prepared.leak();
+            let code = on_a_deep_stack(|| compile(name, prepared))?.map_err(|error| wrong(name, in_words(&error)))?;
+            sources.insert(name, Source { text: text.clone(), takes_parts: parts, code: Box::leak(Box::new(code)) });
         }
-        if !sources.contains_key(DEFAULT) {
+        let with_tools = sources.remove(TOOL_USE);
+        let Some(default) = sources.remove(DEFAULT) else {
             let names: Vec<&str> = source.templates.iter().map(|(name, _)| name.as_str()).collect();
             return Err(wrong(
                 DEFAULT,
-                format!("the model has templates named {}, and none of this name", names.join(", ")),
+                format!("the model has templates named {}, and not this one", names.join(", ")),
             ));
-        }
-        Ok(Self { environment, sources, tokens: source.tokens })
+        };
+        Ok(Self { environment, default, with_tools, tokens: source.tokens })
     }
 
     /// Renders a conversation as transformers does.
@@ -95,33 +101,31 @@ impl ChatTemplate {
     /// As [`ChatTemplate::render`]; a part of a message is no text, or the arguments of a tool call are not JSON.
     pub fn render_openai(&self, conversation: &Conversation) -> Result<String, TemplateError> {
         conversation.check()?;
-        let (_, source) = self.choose(conversation);
-        let messages = openai::messages(&conversation.messages, source.is_some_and(|source| source.takes_parts))?;
+        let messages = openai::messages(&conversation.messages, self.choose(conversation).takes_parts)?;
         self.render_messages(conversation, &messages)
     }
 
     /// Returns the template for a conversation.
-    fn choose(&self, conversation: &Conversation) -> (&'static str, Option<&Source>) {
-        let has_tools = conversation.tools.is_some() && self.sources.contains_key(TOOL_USE);
-        let name = if has_tools { TOOL_USE } else { DEFAULT };
-        (name, self.sources.get(name))
+    fn choose(&self, conversation: &Conversation) -> &Source {
+        conversation.tools.as_ref().and(self.with_tools.as_ref()).unwrap_or(&self.default)
     }
 
     fn render_messages(&self, conversation: &Conversation, given: &[Value]) -> Result<String, TemplateError> {
-        let (name, source) = self.choose(conversation);
+        let source = self.choose(conversation);
         let mut messages = messages(given);
-        let continued = match source {
-            Some(source) if conversation.continue_final_message => Some(Continued::mark(&mut messages, &source.text)?),
-            _ => None,
+        let continued = match conversation.continue_final_message {
+            true => Some(Continued::mark(&mut messages, &source.text)?),
+            false => None,
         };
-        let budget = Budget::of(conversation);
+        let fuel = fuel(conversation);
         let mut environment = self.environment.clone();
-        environment.set_fuel(Some(budget.fuel));
-        let variables = self.variables(conversation, messages);
-        let rendered = on_a_deep_stack(budget.stack_bytes, move || {
-            environment.get_template(name).and_then(|template| template.render(variables))
+        environment.set_fuel(Some(fuel));
+        let (variables, blocks, mut prompt) = (self.variables(conversation, messages), BTreeMap::new(), String::new());
+        let rendered = trunkline_foreign::call(|| {
+            let out = &mut make_string_output(&mut prompt);
+            eval(&environment, source.code, variables, &blocks, out, AutoEscape::None).map(|_| ())
         })?;
-        let prompt = rendered.map_err(|error| fault(&error, budget.fuel))?;
+        rendered.map_err(|error| fault(&error, fuel))?;
         match continued {
             Some(continued) => continued.cut(prompt),
             None => Ok(prompt),
@@ -143,6 +147,12 @@ impl ChatTemplate {
     }
 }
 
+impl fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChatTemplate").field("default", &self.default.text).finish_non_exhaustive()
+    }
+}
+
 /// Returns the fault of a rendering.
 fn fault(error: &Error, fuel: u64) -> TemplateError {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
@@ -157,3 +167,7 @@ fn fault(error: &Error, fuel: u64) -> TemplateError {
     }
     TemplateError::Failed { problem: in_words(error) }
 }
+
+#[cfg(test)]
+#[path = "template_tests.rs"]
+mod tests;

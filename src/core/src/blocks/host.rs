@@ -67,14 +67,12 @@ impl SlotState for HostState {
 pub struct HostPool {
     slots: Slots<HostState>,
     holders: Vec<u32>,
-    /// Blocks freed since the last [`Self::take_released`], some perhaps taken again.
-    released: Vec<u32>,
 }
 
 impl HostPool {
     /// Creates a pool of `capacity` free blocks.
     pub fn new(capacity: u32) -> Self {
-        Self { slots: Slots::new(capacity), holders: Vec::new(), released: Vec::new() }
+        Self { slots: Slots::new(capacity), holders: Vec::new() }
     }
 
     /// Returns the number of blocks in a state.
@@ -111,8 +109,7 @@ impl HostPool {
     pub fn fill_failed(&mut self, block: u32) {
         assert_eq!(self.holders[block as usize], 1, "a block is shared only when it is full");
         self.holders[block as usize] = 0;
-        self.slots.apply(block, HostEvent::FillFailed);
-        self.released.push(block);
+        self.slots.release(block, HostEvent::FillFailed);
     }
 
     /// Marks a block as read by a swap-in.
@@ -135,14 +132,13 @@ impl HostPool {
     pub fn leave(&mut self, block: u32) {
         self.holders[block as usize] -= 1;
         if self.holders[block as usize] == 0 {
-            self.slots.apply(block, HostEvent::HoldersLeft);
-            self.released.push(block);
+            self.slots.release(block, HostEvent::HoldersLeft);
         }
     }
 
     /// Returns the blocks freed since the last call and still free.
     pub fn take_released(&mut self) -> Vec<u32> {
-        self.slots.take_released(&mut self.released)
+        self.slots.take_released()
     }
 
     /// Returns the number of sequences that hold a block.

@@ -41,6 +41,8 @@ pub(crate) struct Slots<S> {
     counts: [u32; STATES_MAX],
     /// Slot last taken by [`Self::take`].
     last: Option<u32>,
+    /// Slots freed by [`Self::release`] since the last [`Self::take_released`], some perhaps taken again.
+    released: Vec<u32>,
 }
 
 impl<S: SlotState> Slots<S> {
@@ -49,7 +51,7 @@ impl<S: SlotState> Slots<S> {
         let mut counts = [0; STATES_MAX];
         counts[S::FREE.number()] = capacity;
         let states = trunkline_pages::with_capacity(capacity.min(ROOM_MAX) as usize);
-        Self { capacity, states, free: FreeSlots::new(capacity), counts, last: None }
+        Self { capacity, states, free: FreeSlots::new(capacity), counts, last: None, released: Vec::new() }
     }
 
     /// Returns the number of slots in the pool, opened or not.
@@ -148,9 +150,16 @@ impl<S: SlotState> Slots<S> {
         self.last = None;
     }
 
-    /// Empties a list of freed slots. Returns the slots still free, each once.
-    pub fn take_released(&self, released: &mut Vec<u32>) -> Vec<u32> {
-        let mut released = std::mem::take(released);
+    /// Frees a slot by an event, to be named by [`Self::take_released`].
+    pub fn release(&mut self, slot: u32, event: S::Event) {
+        self.apply(slot, event);
+        debug_assert!(self.state(slot) == S::FREE);
+        self.released.push(slot);
+    }
+
+    /// Returns the slots released since the last call and still free, each once.
+    pub fn take_released(&mut self) -> Vec<u32> {
+        let mut released = std::mem::take(&mut self.released);
         released.retain(|slot| self.state(*slot) == S::FREE);
         released.sort_unstable();
         released.dedup();

@@ -5,9 +5,11 @@
 //! positions in a group reads the group's block no more, and still reads the block of the first group. A block without readers stays
 //! for later prefix hits until memory is needed; of several, the first to lose its readers goes first.
 //!
-//! The table knows neither hashes nor tokens: the tree verified both for the block of the first group.
+//! The table knows neither hashes nor tokens: the tree verified both for the block of the first group. Groups have their numbers in
+//! the model: the first is group 0, of which nothing is here.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 use trunkline_port::Keeps;
 
@@ -20,12 +22,21 @@ const NO_ROW: u32 = u32::MAX;
 /// Outdated entries of the queue of blocks without readers before the queue is cleared of them.
 const OUTDATED_SPARE: usize = 64;
 
+/// Where a cached device block is, in any layer group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Placed {
+    /// The block of the tree with the KV of the same tokens: in the first group, the block itself.
+    pub node: BlockHandle,
+    /// The layer group, from 0 for the tree's.
+    pub group: usize,
+}
+
 /// Blocks of the groups after the first, by the slot of the first group's block in the tree.
 #[derive(Debug)]
 pub(crate) struct GroupBlocks {
-    /// Positions kept by each group after the first.
+    /// Positions kept by each group, the first included.
     keeps: Vec<Keeps>,
-    /// Groups with a window, and the number of all others, of which a prompt needs every block.
+    /// Groups with a window, and the number of others after the first, of which a prompt needs every block.
     windows: Vec<usize>,
     n_whole: u32,
     block_size: u32,
@@ -46,7 +57,7 @@ pub(crate) struct GroupBlocks {
     evicted: u64,
 }
 
-/// Sums over the blocks beside one block of the tree: a request that waits for room asks for these in every step.
+/// Sums over the blocks at one block of the tree: a request that waits for room asks for these in every step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Row {
     /// Slot of the block of the tree.
@@ -60,12 +71,11 @@ struct Row {
 impl GroupBlocks {
     /// Creates an empty table for the groups of a configuration, the first of which is the tree's.
     pub fn new(groups: &[Keeps], block_size: u32) -> Self {
-        let keeps: Vec<Keeps> = groups.iter().skip(1).copied().collect();
-        let is_window = |group: &usize| matches!(keeps[*group], Keeps::Window(_));
-        let windows: Vec<usize> = (0..keeps.len()).filter(is_window).collect();
+        let is_window = |group: &usize| matches!(groups[*group], Keeps::Window(_));
+        let windows: Vec<usize> = (1..groups.len()).filter(is_window).collect();
         Self {
-            n_whole: (keeps.len() - windows.len()) as u32,
-            keeps,
+            n_whole: (groups.len().saturating_sub(1) - windows.len()) as u32,
+            keeps: groups.to_vec(),
             windows,
             block_size,
             rows: Vec::new(),
@@ -83,12 +93,22 @@ impl GroupBlocks {
 
     /// Returns the number of groups after the first.
     pub fn n(&self) -> usize {
-        self.keeps.len()
+        self.keeps.len().saturating_sub(1)
     }
 
-    /// Returns the positions kept by each group after the first.
-    pub fn keeps(&self) -> &[Keeps] {
-        &self.keeps
+    /// Returns the groups after the first.
+    pub fn numbers(&self) -> RangeInclusive<usize> {
+        1..=self.n()
+    }
+
+    /// Returns the groups of which a prompt needs every block: the first, and others without a window.
+    pub fn whole(&self) -> impl Iterator<Item = usize> {
+        (0..=self.n()).filter(|group| *group == 0 || self.is_whole(*group))
+    }
+
+    /// Returns the groups with a window.
+    pub fn windows(&self) -> &[usize] {
+        &self.windows
     }
 
     /// Returns the number of blocks without readers.
@@ -106,7 +126,7 @@ impl GroupBlocks {
         self.evicted
     }
 
-    /// Returns the block of a group beside a block of the tree, if there is one. Group 0 is the first after the tree's.
+    /// Returns the block of a group after the first at a block of the tree, if there is one.
     pub fn get(&self, node: u32, group: usize) -> Option<BlockHandle> {
         let at = self.at(node, group)?;
         Some(self.blocks[at]).filter(|block| *block != BlockHandle::NONE)
@@ -117,13 +137,13 @@ impl GroupBlocks {
         self.at(node, group).map_or(0, |at| self.readers[at])
     }
 
-    /// Adds a block, with one reader, beside a block of the tree that has none in the group.
+    /// Adds a block, with one reader, at a block of the tree that has none in the group.
     pub fn put(&mut self, node: u32, group: usize, block: BlockHandle) {
         let row = self.row_for(node);
         let is_whole = u32::from(self.is_whole(group));
         self.members[row].n_blocks += 1;
         self.members[row].n_whole += is_whole;
-        let at = row * self.n() + group;
+        let at = row * self.n() + group - 1;
         assert!(self.blocks[at] == BlockHandle::NONE, "block {node} has a block in group {group}");
         (self.blocks[at], self.readers[at]) = (block, 1);
         self.n_blocks += 1;
@@ -168,7 +188,7 @@ impl GroupBlocks {
         None
     }
 
-    /// Removes the block of a group beside a block about to leave the tree, and returns it. It MUST NOT have readers.
+    /// Removes the block of a group at a block about to leave the tree, and returns it. It MUST NOT have readers.
     pub fn take_out(&mut self, node: u32, group: usize) -> Option<BlockHandle> {
         self.get(node, group)?;
         let at = self.held(node, group);
@@ -176,9 +196,9 @@ impl GroupBlocks {
         Some(self.take(at))
     }
 
-    /// Removes the blocks beside a block gone from the tree, and appends them to `out`. None may have readers.
+    /// Removes the blocks at a block gone from the tree, and appends them to `out`. None may have readers.
     pub fn remove(&mut self, node: u32, out: &mut Vec<BlockHandle>) {
-        out.extend((0..self.n()).filter_map(|group| self.take_out(node, group)));
+        out.extend(self.numbers().filter_map(|group| self.take_out(node, group)));
     }
 
     /// Forgets all blocks.
@@ -205,11 +225,11 @@ impl GroupBlocks {
         self.shorten(0, n, |at, group| self.get(slots[at], group).is_some())
     }
 
-    /// Returns the number of leading blocks of `rest`, which continue a prefix of `before` blocks that can be used, for which the longer
-    /// prefix can be used too. `has` tells if a group has a block of `rest`, and is asked at most once for each.
-    pub fn usable_behind<T>(&self, before: usize, rest: &[T], mut has: impl FnMut(usize, usize) -> bool) -> usize {
-        let is_lacking = |at: &usize| (0..self.n()).any(|group| self.is_whole(group) && !has(*at, group));
-        let n = (0..rest.len()).find(is_lacking).unwrap_or(rest.len());
+    /// Returns the number of leading blocks, of `rest` that continue a prefix of `before` blocks that can be used, for which the longer
+    /// prefix can be used too. `has` tells if a group after the first has such a block, and is asked at most once for each.
+    pub fn usable_behind(&self, before: usize, rest: usize, mut has: impl FnMut(usize, usize) -> bool) -> usize {
+        let is_lacking = |at: &usize| self.numbers().any(|group| self.is_whole(group) && !has(*at, group));
+        let n = (0..rest).find(is_lacking).unwrap_or(rest);
         self.shorten(before, n, has)
     }
 
@@ -264,7 +284,7 @@ impl GroupBlocks {
         !matches!(self.keeps[group], Keeps::Window(_))
     }
 
-    /// Returns the sums over the blocks beside a block of the tree; `None` without any.
+    /// Returns the sums over the blocks at a block of the tree; `None` without any.
     fn row(&self, node: u32) -> Option<&Row> {
         let row = self.rows.get(node as usize).filter(|row| **row != NO_ROW)?;
         Some(&self.members[*row as usize])
@@ -273,7 +293,7 @@ impl GroupBlocks {
     /// Returns the entry of a slot in a group, if the slot has a row.
     fn at(&self, node: u32, group: usize) -> Option<usize> {
         let row = self.rows.get(node as usize).filter(|row| **row != NO_ROW)?;
-        Some(*row as usize * self.n() + group)
+        Some(*row as usize * self.n() + group - 1)
     }
 
     /// Returns the entry of a block.
@@ -313,7 +333,7 @@ impl GroupBlocks {
         self.changes[at] = self.changes[at].wrapping_add(1);
         self.n_idle -= 1;
         self.n_blocks -= 1;
-        let (at_row, is_whole) = (at / self.n(), u32::from(self.is_whole(at % self.n())));
+        let (at_row, is_whole) = (at / self.n(), u32::from(self.is_whole(1 + at % self.n())));
         let row = &mut self.members[at_row];
         row.n_blocks -= 1;
         row.n_whole -= is_whole;
@@ -343,7 +363,7 @@ impl GroupBlocks {
         let queued = self.idle.iter().filter(|(at, change)| self.is_idle(*at as usize, *change)).count();
         assert_eq!(queued, self.n_idle as usize, "a block without readers is not in the queue");
         for row in self.rows.iter().filter(|row| **row != NO_ROW) {
-            let entries = (0..self.n()).map(|group| (group, *row as usize * self.n() + group));
+            let entries = self.numbers().map(|group| (group, *row as usize * self.n() + group - 1));
             let blocks: Vec<_> = entries.filter(|(_, at)| self.blocks[*at] != BlockHandle::NONE).collect();
             let whole = || blocks.iter().filter(|(group, _)| self.is_whole(*group));
             let row = self.members[*row as usize];
@@ -353,8 +373,8 @@ impl GroupBlocks {
         }
         for at in there() {
             let (node, block) = (self.members[at / self.n()].node, self.blocks[at]);
-            assert_eq!(self.at(node, at % self.n()), Some(at), "rows drifted");
-            assert!(is_good(node, block), "{block:?} stands beside block {node}, which is not in the tree");
+            assert_eq!(self.at(node, 1 + at % self.n()), Some(at), "rows drifted");
+            assert!(is_good(node, block), "{block:?} stands at block {node}, which is not in the tree");
         }
     }
 }
@@ -373,12 +393,12 @@ mod tests {
         found
     }
 
-    /// Blocks of 4 tokens; a group that evicts, and one with a window of 8 tokens. Blocks beside the slots 0 to 9 in both.
+    /// Blocks of 4 tokens; a group that evicts, and one with a window of 8 tokens. Blocks at the slots 0 to 9 in both.
     fn filled() -> GroupBlocks {
         let mut blocks = GroupBlocks::new(&[Keeps::All, Keeps::Scored, Keeps::Window(8)], 4);
         for node in 0..10 {
-            blocks.put(node, 0, block(100 + node));
-            blocks.put(node, 1, block(200 + node));
+            blocks.put(node, 1, block(100 + node));
+            blocks.put(node, 2, block(200 + node));
         }
         blocks
     }
@@ -387,13 +407,13 @@ mod tests {
     fn the_block_that_lost_its_readers_first_is_evicted_first() {
         let mut blocks = filled();
         assert_eq!((blocks.n_idle(), blocks.n_blocks(), blocks.evict()), (0, 20, None));
-        blocks.leave(3, 0);
-        blocks.leave(1, 1);
-        blocks.leave(2, 0);
-        assert_eq!(blocks.enter(3, 0), block(103), "read again");
-        blocks.leave(3, 0);
+        blocks.leave(3, 1);
+        blocks.leave(1, 2);
+        blocks.leave(2, 1);
+        assert_eq!(blocks.enter(3, 1), block(103), "read again");
+        blocks.leave(3, 1);
         assert_eq!([0, 1, 2, 3].map(|_| blocks.evict()), [Some(block(201)), Some(block(102)), Some(block(103)), None]);
-        assert_eq!((blocks.n_idle(), blocks.n_blocks(), blocks.get(3, 0)), (0, 17, None));
+        assert_eq!((blocks.n_idle(), blocks.n_blocks(), blocks.get(3, 1)), (0, 17, None));
         blocks.check(17, |_, _| true);
     }
 
@@ -402,7 +422,7 @@ mod tests {
         let mut blocks = filled();
         assert_eq!(blocks.usable(&prefix(10)), 10);
         assert_eq!(blocks.usable(&prefix(12)), 10);
-        blocks.leave(6, 0);
+        blocks.leave(6, 1);
         assert_eq!((blocks.usable(&prefix(10)), blocks.count_idle(&prefix(10))), (10, 1));
         blocks.evict();
         assert_eq!(blocks.usable(&prefix(10)), 6);
@@ -413,14 +433,14 @@ mod tests {
         let mut blocks = filled();
         // The last of 40 tokens reads the positions from 32 on: the blocks 8 and 9.
         for node in [2, 7] {
-            blocks.leave(node, 1);
+            blocks.leave(node, 2);
             blocks.evict();
         }
         assert_eq!(blocks.usable(&prefix(10)), 10);
         // The last of 36 tokens would read 28 to 35, and block 7 is missing; the last of 28 reads 20 to 27.
         assert_eq!((blocks.usable(&prefix(9)), blocks.usable(&prefix(8))), (7, 7));
         assert_eq!((blocks.usable(&prefix(4)), blocks.usable(&prefix(3))), (2, 2));
-        assert_eq!([blocks.first_visible(1, 7), blocks.first_visible(1, 8), blocks.first_visible(1, 12)], [0, 0, 1]);
+        assert_eq!([blocks.first_visible(2, 7), blocks.first_visible(2, 8), blocks.first_visible(2, 12)], [0, 0, 1]);
     }
 
     #[test]
@@ -428,30 +448,30 @@ mod tests {
         let groups = GroupBlocks::new(&[Keeps::All, Keeps::Scored, Keeps::Window(8), Keeps::Window(12)], 4);
         // All sets of missing blocks, of 7 behind 3: compared with the definition.
         for missing in 0..1u32 << 14 {
-            let is_missing = |at: usize, group: usize| group > 0 && missing >> (7 * (group - 1) + at) & 1 == 1;
+            let is_missing = |at: usize, group: usize| group > 1 && missing >> (7 * (group - 2) + at) & 1 == 1;
             let reads = |n: usize, group: usize| groups.first_read(group, 3 + n).saturating_sub(3)..n;
-            let can_use = |n: &usize| (1..3).all(|group| reads(*n, group).all(|at| !is_missing(at, group)));
+            let can_use = |n: &usize| (2..4).all(|group| reads(*n, group).all(|at| !is_missing(at, group)));
             let mut asked = std::collections::BTreeSet::new();
-            let usable = groups.usable_behind(3, &[(); 7], |at, group| {
+            let usable = groups.usable_behind(3, 7, |at, group| {
                 assert!(asked.insert((at, group)), "{at} in group {group} is asked for twice");
                 !is_missing(at, group)
             });
             assert_eq!(Some(usable), (0..=7).rev().find(can_use), "{missing:b}");
         }
-        assert_eq!(groups.usable_behind(3, &[(); 7], |at, group| group > 0 || at != 4), 4);
+        assert_eq!(groups.usable_behind(3, 7, |at, group| group > 1 || at != 4), 4);
     }
 
     #[test]
     fn blocks_leave_with_the_block_of_the_tree() {
         let mut blocks = filled();
-        blocks.leave(4, 0);
         blocks.leave(4, 1);
+        blocks.leave(4, 2);
         let mut out = Vec::new();
         blocks.remove(4, &mut out);
         blocks.remove(50, &mut out);
         assert_eq!(out, [block(104), block(204)]);
         assert_eq!((blocks.n_idle(), blocks.evict()), (0, None));
-        blocks.put(4, 0, block(7));
+        blocks.put(4, 1, block(7));
         blocks.check(19, |node, block| block.index % 100 == node || block.index == 7);
     }
 
@@ -460,13 +480,13 @@ mod tests {
         let mut blocks = filled();
         for round in 1..50 {
             let (old, new) = ((round - 1) * 1000, round * 1000);
-            for group in 0..2 {
+            for group in 1..3 {
                 blocks.leave(old, group);
             }
             blocks.remove(old, &mut Vec::new());
-            blocks.put(new, 1, block(7));
-            blocks.put(new, 0, block(8));
-            assert_eq!((blocks.get(old, 0), blocks.get(new, 1)), (None, Some(block(7))));
+            blocks.put(new, 2, block(7));
+            blocks.put(new, 1, block(8));
+            assert_eq!((blocks.get(old, 1), blocks.get(new, 2)), (None, Some(block(7))));
         }
         assert_eq!(blocks.blocks.len(), 20, "ten rows of two groups, however far apart the slots lie");
         blocks.check(20, |_, _| true);
@@ -476,8 +496,8 @@ mod tests {
     fn outdated_entries_do_not_pile_up() {
         let mut blocks = filled();
         for _ in 0..1000 {
-            blocks.leave(0, 0);
-            blocks.enter(0, 0);
+            blocks.leave(0, 1);
+            blocks.enter(0, 1);
         }
         assert!(blocks.idle.len() <= OUTDATED_SPARE + 1);
     }

@@ -28,10 +28,11 @@ use self::promised::Promised;
 use self::remembered::Remembered;
 use self::reused::Reused;
 use crate::Place;
+use crate::blocks::entries::Entries;
 use crate::blocks::hash::BlockHash;
 use crate::blocks::host::{HostPool, HostState};
 use crate::blocks::prefix::Prefix;
-use crate::cache::group_blocks::GroupBlocks;
+use crate::cache::group_blocks::{GroupBlocks, Placed};
 use crate::cache::links::Links;
 use crate::cache::lookups::Lookups;
 use crate::cache::tiers::{PlannedBlock, Tiers};
@@ -74,11 +75,8 @@ pub(crate) struct Kv {
     demoting: Demotions,
     /// Prefix of the request that could not be admitted last.
     remembered: Remembered,
-    /// Blocks in tiers continuing `found`, of the last plan.
-    plan: Vec<PlannedBlock>,
-    /// Blocks in tiers beside those of the plan: for each, one entry for each layer group after the first, with the block if it is to
-    /// be loaded.
-    plan_beside: Vec<Option<PlannedBlock>>,
+    /// Blocks in tiers continuing `found`, of the last plan: those of the groups after the first that are to be loaded.
+    plan: Entries<PlannedBlock>,
     /// Tier of the first block left out of the last plan because computing the block takes less time, and the number of blocks left out.
     passed_over: Option<(usize, usize)>,
     /// Copies within the device.
@@ -98,8 +96,8 @@ pub(crate) struct Kv {
 enum Retired {
     /// A private block: a duplicate of a published one, or one that was dropped.
     Private(BlockHandle),
-    /// A cached block of a group after the first, beside this block of the tree.
-    Cached { node: u32, group: usize },
+    /// A cached block of a group after the first.
+    Cached(Placed),
 }
 
 impl Kv {
@@ -134,8 +132,7 @@ impl Kv {
             reviving: Vec::new(),
             demoting: Demotions::default(),
             remembered: Remembered::default(),
-            plan: Vec::new(),
-            plan_beside: Vec::new(),
+            plan: Entries::EMPTY,
             passed_over: None,
             reused: Reused::new(config),
             promised: Promised::new(config),
@@ -287,6 +284,11 @@ impl Kv {
         self.update_lent();
     }
 
+    /// Removes a holder of some host blocks.
+    pub fn leave_hosts(&mut self, hosts: &Entries<u32>) {
+        hosts.all().for_each(|host| self.leave_host(host));
+    }
+
     /// Frees a host block whose swap-out failed.
     pub fn host_fill_failed(&mut self, host: u32) {
         self.host.fill_failed(host);
@@ -396,7 +398,7 @@ impl Kv {
     fn free(&mut self, block: Retired) {
         match block {
             Retired::Private(block) => self.tree.free_duplicate(block),
-            Retired::Cached { node, group } => self.groups.leave(node, group),
+            Retired::Cached(placed) => self.groups.leave(placed.node.index, placed.group),
         }
     }
 
@@ -430,7 +432,7 @@ impl Kv {
     }
 
     /// Releases every block of a sequence in steps in flight, `last_step` at the latest, and all blocks given up before. Later steps may
-    /// use the blocks at once, as a worker runs steps in order. Copies run beside steps and wait: [`Self::copies_wait`].
+    /// use the blocks at once, as a worker runs steps in order. Copies run alongside steps and wait: [`Self::copies_wait`].
     pub fn release_at_once(&mut self, seq: &mut Sequence, last_step: u64) {
         // The step may still compute the last token of a block that others have found.
         let freed_until = self.freed_until;
@@ -473,22 +475,15 @@ impl Kv {
     pub fn release(&mut self, seq: &mut Sequence) {
         self.claim(seq);
         self.withdraw_promise(seq);
-        let (hosts, beside) = match &mut seq.phase {
-            Phase::SwappingOut(swap_out) => (std::mem::take(&mut swap_out.hosts), std::mem::take(&mut swap_out.beside)),
-            Phase::Swapped(swapped) => (std::mem::take(&mut swapped.hosts), std::mem::take(&mut swapped.beside)),
-            Phase::SwappingIn(swap_in) => {
-                debug_assert!(swap_in.transfer.is_none());
-                swap_in.copied = 0;
-                self.tree.release(&mut swap_in.arriving, 0);
-                self.release_beside(&mut swap_in.arriving_beside);
-                (std::mem::take(&mut swap_in.hosts), std::mem::take(&mut swap_in.beside))
-            }
-            Phase::Waiting | Phase::Loading(_) | Phase::Prefill | Phase::Decode | Phase::Preempted => {
-                (Vec::new(), Vec::new())
-            }
-        };
-        hosts.into_iter().for_each(|host| self.leave_host(host));
-        self.leave_beside(&beside);
+        if let Phase::SwappingIn(swap_in) = &mut seq.phase {
+            debug_assert!(swap_in.transfer.is_none());
+            swap_in.copied = 0;
+            let Entries { mut first, mut others } = std::mem::take(&mut swap_in.arriving);
+            self.tree.release(&mut first, 0);
+            others.retain(|block| *block != BlockHandle::NONE);
+            self.tree.release(&mut others, 0);
+        }
+        self.leave_hosts(&seq.phase.take_hosts());
         self.release_groups(seq, 0);
         self.tree.release(&mut seq.table, seq.published as usize);
         self.free_left();

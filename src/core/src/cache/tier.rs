@@ -115,8 +115,6 @@ pub(crate) struct Tier {
     /// Blocks flushed while they are written, by fingerprint. Storage that names blocks by their contents may get the old ones at any time
     /// until the writes end, so that new ones of the same name are not written before.
     flushed_writes: BTreeSet<(u64, u32)>,
-    /// Slots freed since the last [`Self::take_released`], some perhaps taken again.
-    released: Vec<u32>,
     /// Blocks dropped to make room.
     pub evicted: u64,
 }
@@ -137,7 +135,6 @@ impl Tier {
             lent: 0,
             demoting: 0,
             flushed_writes: BTreeSet::new(),
-            released: Vec::new(),
             evicted: 0,
         }
     }
@@ -182,7 +179,7 @@ impl Tier {
                 unused.push(slot);
             }
         }
-        unused.into_iter().for_each(|slot| self.free_slot(slot, TierEvent::FillFailed));
+        unused.into_iter().for_each(|slot| self.slots.release(slot, TierEvent::FillFailed));
         adopted
     }
 
@@ -222,7 +219,7 @@ impl Tier {
     /// Drops a block that the eviction policy gave up.
     fn evict(&mut self, victim: u32) {
         self.remove(victim);
-        self.free_slot(victim, TierEvent::Evicted);
+        self.slots.release(victim, TierEvent::Evicted);
         self.evicted += 1;
     }
 
@@ -279,13 +276,13 @@ impl Tier {
     pub fn end_fill(&mut self, slot: u32, ok: bool) {
         if self.slots.state(slot) == TierState::Leaving {
             self.flushed_writes.remove(&(self.keys[slot as usize].fingerprint, slot));
-            self.free_slot(slot, TierEvent::TransfersEnded);
+            self.slots.release(slot, TierEvent::TransfersEnded);
         } else if ok {
             self.slots.apply(slot, TierEvent::Filled);
             self.eviction.idle(&[handle(slot)], &self.nodes);
         } else {
             self.remove(slot);
-            self.free_slot(slot, TierEvent::FillFailed);
+            self.slots.release(slot, TierEvent::FillFailed);
         }
     }
 
@@ -308,7 +305,7 @@ impl Tier {
             return;
         }
         if self.slots.state(slot) == TierState::Leaving {
-            self.free_slot(slot, TierEvent::TransfersEnded);
+            self.slots.release(slot, TierEvent::TransfersEnded);
         } else {
             self.slots.apply(slot, TierEvent::Unpinned);
             self.eviction.idle(&[handle(slot)], &self.nodes);
@@ -335,7 +332,7 @@ impl Tier {
         if fault.is_none() && self.pins[slot as usize] == 1 && self.slots.state(slot) == TierState::Pinned {
             self.pins[slot as usize] = 0;
             self.remove(slot);
-            self.free_slot(slot, TierEvent::Demoted);
+            self.slots.release(slot, TierEvent::Demoted);
         } else {
             self.unpin(slot);
         }
@@ -363,7 +360,7 @@ impl Tier {
     pub fn flush(&mut self) {
         while let Some(slot) = self.pop_victim() {
             self.remove(slot);
-            self.free_slot(slot, TierEvent::Evicted);
+            self.slots.release(slot, TierEvent::Evicted);
         }
         for slot in 0..self.slots.opened() {
             match self.slots.state(slot) {
@@ -375,15 +372,9 @@ impl Tier {
         }
     }
 
-    /// Frees a slot.
-    fn free_slot(&mut self, slot: u32, event: TierEvent) {
-        self.slots.apply(slot, event);
-        self.released.push(slot);
-    }
-
     /// Returns the slots freed since the last call and still free.
     pub fn take_released(&mut self) -> Vec<u32> {
-        self.slots.take_released(&mut self.released)
+        self.slots.take_released()
     }
 
     /// Takes a block out of the index.

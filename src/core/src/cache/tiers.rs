@@ -3,11 +3,13 @@
 //! Each tier says when it takes a block ([`Write`]): when the request that computed it ends (`through`), or has computed its prompt
 //! (`prefill`), when such a block was found before (`second_use`), or when the place above is about to evict it (`back`). [`crate::cache::kv`] moves the blocks.
 
-use trunkline_port::{BlockFault, BlockKey, KnownBlock};
+use trunkline_port::{BlockFault, BlockKey, KnownBlock, NO_BLOCK};
 
 use crate::Place;
 use crate::blocks::content_key;
+use crate::blocks::entries::Hole;
 use crate::blocks::hash::BlockHash;
+use crate::cache::group_blocks::Placed;
 use crate::cache::tier::{Contents, Tier, TierState};
 use crate::cache::transfer_table::TransferTable;
 use crate::cache::tree::PrefixTree;
@@ -20,12 +22,16 @@ use crate::names::ids::{BlockHandle, Token};
 const SPARE_SHARE: u32 = 8;
 
 /// A block of a tier that continues a prompt behind the prompt's blocks on the device.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlannedBlock {
     /// Index of the tier, 0 for the nearest.
     pub tier: usize,
     /// Number of the block in the tier.
     pub block: u32,
+}
+
+impl Hole for PlannedBlock {
+    const HOLE: Self = Self { tier: 0, block: NO_BLOCK };
 }
 
 /// All tiers, nearest first.
@@ -272,21 +278,20 @@ impl Tiers {
     }
 
     /// Returns the contents of a published device block, or of one whose demotion began.
-    pub fn contents_on_device<'a>(&self, tree: &'a PrefixTree, block: BlockHandle) -> Contents<'a> {
-        Contents { key: self.keys[block.index as usize], tokens: tree.contents(block).1 }
-    }
-
-    /// Returns the contents of the block of a layer group beside a published device block, or beside one whose demotion began. Groups
-    /// are counted from the first after the tree's.
-    pub fn contents_beside<'a>(&self, tree: &'a PrefixTree, node: BlockHandle, group: usize) -> Contents<'a> {
-        let Contents { key, tokens } = self.contents_on_device(tree, node);
-        Contents { key: content_key::in_group(&key, group + 1), tokens }
+    pub fn contents_on_device<'a>(&self, tree: &'a PrefixTree, placed: Placed) -> Contents<'a> {
+        let key = content_key::in_group(&self.keys[placed.node.index as usize], placed.group);
+        Contents { key, tokens: tree.contents(placed.node).1 }
     }
 
     /// Returns the block with the tokens of a planned one in a group after the first, in the nearest open tier that has it.
-    pub fn find_beside(&self, planned: PlannedBlock, group: usize, is_open: [bool; TIERS_MAX]) -> Option<PlannedBlock> {
+    pub fn find_in_group(
+        &self,
+        planned: PlannedBlock,
+        group: usize,
+        is_open: [bool; TIERS_MAX],
+    ) -> Option<PlannedBlock> {
         let Contents { key, tokens } = self.contents(planned.tier, planned.block);
-        let BlockKey { fingerprint, parent, group, .. } = content_key::in_group(&key, group + 1);
+        let BlockKey { fingerprint, parent, group, .. } = content_key::in_group(&key, group);
         let open = self.tiers.iter().enumerate().filter(|(at, _)| is_open[*at]);
         let hit = |(at, tier): (usize, &Tier)| {
             tier.find(fingerprint, parent, group, tokens).map(|block| PlannedBlock { tier: at, block })

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use trunkline_port::{BlockFault, BlockKey};
 
+use crate::cache::group_blocks::Placed;
 use crate::cache::links::Links;
 use crate::cache::pause::CopyPauses;
 use crate::journal::digest::Digest;
@@ -23,67 +24,41 @@ pub(crate) struct BlockPair {
     pub to: u32,
 }
 
-/// Blocks of the layer groups after the first among the sources of a transfer from the device, by the index of the pair: the block of the
-/// first group that each stands beside, and the group.
-#[derive(Debug, Default)]
-pub(crate) struct Beside(Vec<(BlockHandle, u32)>);
-
-impl Beside {
-    /// Returns the place of the source of a pair. `None` if the source is a block of the first group.
-    pub fn get(&self, pair: usize) -> Option<(BlockHandle, usize)> {
-        let (node, group) = *self.0.get(pair)?;
-        (node != BlockHandle::NONE).then_some((node, group as usize))
-    }
-
-    /// Returns the places of all sources in the groups after the first, in the order of the pairs.
-    pub fn places(&self) -> impl Iterator<Item = (BlockHandle, usize)> + '_ {
-        (0..self.0.len()).filter_map(|pair| self.get(pair))
-    }
-
-    /// Returns the places of all sources in the groups after the first, in the order of the sources.
-    pub fn by_source(&self, pairs: &[BlockPair]) -> Vec<(BlockHandle, usize)> {
-        let places = pairs.iter().enumerate().filter_map(|(at, pair)| Some((pair.from, self.get(at)?)));
-        let mut places: Vec<_> = places.collect();
-        places.sort_unstable_by_key(|(block, _)| *block);
-        places.into_iter().map(|(_, place)| place).collect()
-    }
-}
-
-/// Device blocks to be copied, with the blocks of the layer groups after the first.
+/// Device blocks to be copied to a tier, in any layer group.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     /// The copies.
     pub pairs: Vec<BlockPair>,
-    beside: Beside,
+    /// Where the source of each copy is cached.
+    pub places: Vec<Placed>,
 }
 
 impl Sources {
-    /// Adds a block of the first group.
-    pub fn push(&mut self, pair: BlockPair) {
+    /// Adds a block.
+    pub fn push(&mut self, placed: Placed, pair: BlockPair) {
         self.pairs.push(pair);
+        self.places.push(placed);
     }
 
-    /// Adds the block of a group after the first that stands beside `node`.
-    pub fn push_beside(&mut self, pair: BlockPair, node: BlockHandle, group: usize) {
-        self.beside.0.resize(self.pairs.len(), (BlockHandle::NONE, 0));
-        self.beside.0.push((node, group as u32));
-        self.pairs.push(pair);
-    }
-
-    /// Returns the copies and the places, last copy first.
-    pub fn reversed(mut self) -> (Vec<BlockPair>, Beside) {
-        if !self.beside.0.is_empty() {
-            self.beside.0.resize(self.pairs.len(), (BlockHandle::NONE, 0));
-        }
+    /// Puts the last copy first.
+    pub fn reversed(mut self) -> Self {
         self.pairs.reverse();
-        self.beside.0.reverse();
-        (self.pairs, self.beside)
+        self.places.reverse();
+        self
     }
+}
 
-    /// Returns the copies and the places, first copy first.
-    pub fn in_order(self) -> (Vec<BlockPair>, Beside) {
-        (self.pairs, self.beside)
-    }
+/// Returns the places in the groups after the first: a transfer reads the blocks there one by one.
+pub(crate) fn in_groups(places: &[Placed]) -> impl Iterator<Item = Placed> + '_ {
+    places.iter().copied().filter(|placed| placed.group > 0)
+}
+
+/// Returns the places of [`in_groups`] in the order of the sources of `pairs`.
+pub(crate) fn read_in_groups(pairs: &[BlockPair], places: &[Placed]) -> Vec<Placed> {
+    let read = pairs.iter().zip(places).filter(|(_, placed)| placed.group > 0);
+    let mut read: Vec<_> = read.map(|(pair, placed)| (pair.from, *placed)).collect();
+    read.sort_unstable_by_key(|(block, _)| *block);
+    read.into_iter().map(|(_, placed)| placed).collect()
 }
 
 /// A device prefix that ends with sources of a demotion found meanwhile. The transfer reads it as a sequence would, so that the sources
@@ -94,8 +69,8 @@ pub(crate) struct Kept {
     pub chain: Vec<BlockHandle>,
     /// Sources in the chain.
     pub sources: u32,
-    /// Sources read in the layer groups after the first: the block of the first group, and the group.
-    pub beside: Vec<(BlockHandle, usize)>,
+    /// Sources read in the layer groups after the first.
+    pub reads: Vec<Placed>,
 }
 
 /// The reason for a transfer, with the data for the transfer's end.
@@ -116,12 +91,12 @@ pub(crate) enum Purpose {
         /// Slot of the sequence.
         slot: usize,
     },
-    /// Copies published blocks of a request to a tier; the transfer reads the chain instead of a request that ended, or beside one that runs.
+    /// Copies published blocks of a request to a tier; the transfer reads the chain instead of a request that ended, or along with one that runs.
     WriteThrough {
         /// Published blocks of the request, copied or not.
         chain: Vec<BlockHandle>,
-        /// Copied blocks beside the chain; the transfer reads them.
-        beside: Beside,
+        /// Where the copied blocks are; the transfer reads those of the groups after the first too.
+        places: Vec<Placed>,
         /// `true` if another core continues the request, and looks for these blocks.
         is_awaited: bool,
     },
@@ -129,8 +104,8 @@ pub(crate) enum Purpose {
     Demotion {
         /// Prefixes found meanwhile.
         kept: Vec<Kept>,
-        /// Sources that stood beside others.
-        beside: Beside,
+        /// Where the sources were; unknown for those in a tier.
+        places: Vec<Placed>,
     },
     /// Copies pinned blocks of a tier to another tier; the sources stay.
     Propagation,
@@ -142,33 +117,14 @@ pub(crate) enum Purpose {
 /// Blocks kept by an orphaned transfer, which may still read or write them. Freed when the transfer ends, well or not.
 #[derive(Debug, Default)]
 pub(crate) struct Orphan {
-    /// Device blocks: published ones, which the transfer reads instead of the sequence, then moving ones.
+    /// Device blocks: published ones, which the transfer reads instead of the sequence, then moving ones of all layer groups.
     pub blocks: Vec<BlockHandle>,
-    /// Device blocks of the layer groups after the first, in tables as long as `blocks`, or with moving blocks alone if none of `blocks`
-    /// is published. Blocks beside published ones are read instead of the sequence too.
-    pub tables: Vec<Vec<BlockHandle>>,
     /// Number of published blocks.
     pub published: usize,
+    /// Cached blocks of the layer groups after the first, which the transfer reads instead of the sequence.
+    pub reads: Vec<Placed>,
     /// Host blocks, held instead of the sequence.
     pub hosts: Vec<u32>,
-}
-
-impl Orphan {
-    /// Returns the blocks being copied of the layer groups after the first.
-    pub fn moving_beside(&self) -> impl Iterator<Item = BlockHandle> {
-        let moving = self.tables.iter().flat_map(|table| table.iter().skip(self.published));
-        moving.copied().filter(|block| *block != BlockHandle::NONE)
-    }
-
-    /// Returns the blocks read in the layer groups after the first: the block of the first group, and the group.
-    pub fn read_beside(&self) -> impl Iterator<Item = (BlockHandle, usize)> {
-        let chain = &self.blocks[..self.published];
-        let read_in = move |(group, table): (usize, &Vec<BlockHandle>)| {
-            let read = chain.iter().zip(table.clone()).filter(|(_, block)| *block != BlockHandle::NONE);
-            read.map(|(node, _)| (*node, group)).collect::<Vec<_>>()
-        };
-        self.tables.iter().enumerate().flat_map(read_in)
-    }
 }
 
 impl Purpose {
@@ -193,24 +149,22 @@ impl Purpose {
         if let Self::Demotion { kept, .. } = self { kept } else { &[] }
     }
 
-    /// Returns the blocks of the layer groups after the first among the sources of a copy of published blocks.
-    pub fn beside(&self) -> Option<&Beside> {
+    /// Returns where the sources of a copy from the device to a tier are, or were, cached.
+    pub fn places(&self) -> &[Placed] {
         match self {
-            Self::WriteThrough { beside, .. } | Self::Demotion { beside, .. } => Some(beside),
-            _ => None,
+            Self::WriteThrough { places, .. } | Self::Demotion { places, .. } => places,
+            _ => &[],
         }
     }
 
-    /// Returns the blocks that the transfer reads in the layer groups after the first, as a sequence would: the block of the first group,
-    /// and the group.
-    pub fn read_beside(&self) -> impl Iterator<Item = (BlockHandle, usize)> + '_ {
-        let (copied, orphan) = match self {
-            Self::WriteThrough { beside, .. } => (Some(beside.places()), None),
-            Self::Orphaned(orphan) => (None, Some(orphan.read_beside())),
-            _ => (None, None),
+    /// Returns the blocks that the transfer reads in the layer groups after the first, as a sequence would.
+    pub fn reads_in_groups(&self) -> impl Iterator<Item = Placed> + '_ {
+        let own = match self {
+            Self::WriteThrough { places, .. } => places,
+            Self::Orphaned(orphan) => &orphan.reads[..],
+            _ => &[],
         };
-        let kept = self.kept().iter().flat_map(|kept| kept.beside.iter().copied());
-        copied.into_iter().flatten().chain(kept).chain(orphan.into_iter().flatten())
+        in_groups(own).chain(self.kept().iter().flat_map(|kept| kept.reads.iter().copied()))
     }
 
     /// Returns `true` if a request waits for the end.
@@ -605,32 +559,17 @@ mod tests {
     }
 
     #[test]
-    fn places_beside_follow_the_pairs_and_can_be_put_in_the_order_of_the_sources() {
-        let block = |index| BlockHandle { index, generation: 0 };
-        let filled = || {
-            let mut sources = Sources::default();
-            for (from, place) in
-                [(9, None), (4, Some((9, 0))), (7, Some((9, 2))), (1, None), (3, Some((1, 0))), (2, None)]
-            {
-                let pair = BlockPair { from, to: 0 };
-                match place {
-                    Some((node, group)) => sources.push_beside(pair, block(node), group),
-                    None => sources.push(pair),
-                }
-            }
-            sources
-        };
-        let in_order = [None, Some((block(9), 0)), Some((block(9), 2)), None, Some((block(1), 0)), None];
-        let mut last_first = in_order;
-        last_first.reverse();
-        for (expected, (pairs, beside)) in [(in_order, filled().in_order()), (last_first, filled().reversed())] {
-            assert_eq!((0..6).map(|at| beside.get(at)).collect::<Vec<_>>(), expected);
-            assert!(beside.places().eq(expected.into_iter().flatten()));
-            assert_eq!(beside.by_source(&pairs), [(block(1), 0), (block(9), 0), (block(9), 2)]);
+    fn the_places_of_sources_follow_the_copies_and_are_read_in_the_order_of_the_sources() {
+        let placed = |node, group| Placed { node: BlockHandle { index: node, generation: 0 }, group };
+        let mut sources = Sources::default();
+        for (from, place) in [(9, (9, 0)), (4, (9, 1)), (7, (9, 3)), (1, (1, 0)), (3, (1, 1)), (2, (2, 0))] {
+            sources.push(placed(place.0, place.1), BlockPair { from, to: 0 });
         }
-        let mut alone = Sources::default();
-        alone.push(BlockPair { from: 1, to: 2 });
-        assert_eq!(alone.reversed().1.places().count(), 0);
+        let places = sources.places.clone();
+        let Sources { pairs, places: reversed } = sources.reversed();
+        assert!(pairs.iter().map(|pair| pair.from).eq([2, 3, 1, 7, 4, 9]) && reversed.iter().rev().eq(&places));
+        assert!(in_groups(&places).eq([placed(9, 1), placed(9, 3), placed(1, 1)]));
+        assert_eq!(read_in_groups(&pairs, &reversed), [placed(1, 1), placed(9, 1), placed(9, 3)]);
     }
 
     #[test]
@@ -645,7 +584,7 @@ mod tests {
             Place::Device,
             Place::Tier(0),
             pairs.clone(),
-            Purpose::Demotion { kept: Vec::new(), beside: Beside::default() },
+            Purpose::Demotion { kept: Vec::new(), places: Vec::new() },
             1,
             Default::default(),
         );

@@ -1,7 +1,5 @@
 //! The checker: asserts that the whole state of a core is consistent.
 
-use trunkline_port::NO_BLOCK;
-
 use crate::blocks::block::BlockState;
 use crate::cache::transfer_table::{BlockPair, Orphan, Purpose, TransferTable};
 use crate::core::Core;
@@ -33,9 +31,8 @@ impl Core {
         check_promises(state);
         check_shared_work(state);
         check_seats(state);
-        let holders = state.sequences.iter().flat_map(|(_, seq)| seq.phase.hosts().iter().chain(seq.phase.beside()));
-        let holders = holders.filter(|host| **host != NO_BLOCK);
-        state.kv.host.check(holders.chain(orphans(state).flat_map(|orphan| &orphan.hosts)).copied());
+        let holders = state.sequences.iter().flat_map(|(_, seq)| seq.phase.hosts().all());
+        state.kv.host.check(holders.chain(orphans(state).flat_map(|orphan| orphan.hosts.iter().copied())));
         state.kv.tiers.check(&state.kv.transfers);
     }
 
@@ -64,7 +61,7 @@ fn check_blocks(state: &State) {
         let published = seq.published as usize;
         let moving_to = match &seq.phase {
             Phase::SwappingOut(_) => seq.table.len(),
-            Phase::Loading(load) => published + load.blocks as usize,
+            Phase::Loading(load) => published + load.filled.len(),
             _ => 0,
         };
         for (at, handle) in seq.table.iter().enumerate() {
@@ -72,15 +69,10 @@ fn check_blocks(state: &State) {
             expect(handle, if at < published { BlockState::Held } else { own }, seq.id);
         }
         if let Phase::SwappingIn(swap_in) = &seq.phase {
-            for (at, handle) in swap_in.arriving.iter().enumerate() {
-                let copied = at < swap_in.copied as usize;
-                expect(handle, if copied { BlockState::Moving } else { BlockState::Private }, seq.id);
-            }
-            let n_copied = swap_in.copied as usize * state.kv.groups.n();
-            let beside = swap_in.arriving_beside.iter().enumerate().filter(|(_, handle)| **handle != BlockHandle::NONE);
-            for (at, handle) in beside {
-                expect(handle, if at < n_copied { BlockState::Moving } else { BlockState::Private }, seq.id);
-            }
+            let (arriving, copied) = (&swap_in.arriving, swap_in.copied as usize);
+            arriving.part(0..copied).for_each(|handle| expect(&handle, BlockState::Moving, seq.id));
+            let rest = arriving.part(copied..arriving.len());
+            rest.for_each(|handle| expect(&handle, BlockState::Private, seq.id));
         }
     }
     for source in state.kv.held_sources() {
@@ -89,14 +81,14 @@ fn check_blocks(state: &State) {
     }
     check_transfers(state);
     for orphan in orphans(state) {
-        for block in orphan.blocks[orphan.published..].iter().copied().chain(orphan.moving_beside()) {
+        for block in orphan.blocks[orphan.published..].iter().copied() {
             assert!(pool.is_current(block) && pool.state(block.index) == BlockState::Moving, "{block:?} has an owner");
             moving += 1;
         }
     }
-    let (private_beside, moving_beside) = check_groups(state);
-    private += private_beside;
-    moving += moving_beside;
+    let (private_in_groups, moving_in_groups) = check_groups(state);
+    private += private_in_groups;
+    moving += moving_in_groups;
     assert_eq!(moving, pool.count(BlockState::Moving), "a block is copied for no sequence, or for two");
     // Each private block is in some table, and no two tables can claim one: the number would not add up.
     assert_eq!(private, pool.count(BlockState::Private), "a private block has no owner, or two");
@@ -144,20 +136,20 @@ fn check_promises(state: &State) {
     assert_eq!(promised, state.kv.promised.total());
 }
 
-/// Panics unless the tables of the layer groups after the first agree with the table of the first, and with the cached blocks beside it.
+/// Panics unless the tables of the layer groups after the first agree with the table of the first, and with the cached blocks of its entries.
 /// Returns the number of blocks there, and of the blocks being copied.
 fn check_groups(state: &State) -> (u32, u32) {
     let (groups, pool) = (&state.kv.groups, state.kv.tree.pool());
     let (mut private, mut moving, mut readers) = (0, 0, state.kv.n_retired_readers());
-    readers += state.kv.transfers.iter().map(|transfer| transfer.purpose.read_beside().count()).sum::<usize>();
+    readers += state.kv.transfers.iter().map(|transfer| transfer.purpose.reads_in_groups().count()).sum::<usize>();
     for (_, seq) in &state.sequences {
-        for (group, table) in seq.cold.tables.iter().enumerate() {
+        for (group, table) in (1..).zip(&seq.cold.tables) {
             assert_eq!(table.len(), seq.table.len(), "{} has tables of different lengths", seq.id);
             for (at, block) in table.iter().enumerate().filter(|(_, block)| **block != BlockHandle::NONE) {
                 let is_moving = match &seq.phase {
                     Phase::SwappingOut(_) => at >= seq.published as usize,
                     Phase::Loading(load) => {
-                        let loaded = seq.published as usize..(seq.published + load.blocks) as usize;
+                        let loaded = seq.published as usize..seq.published as usize + load.filled.len();
                         loaded.contains(&at) && pool.state(block.index) == BlockState::Moving
                     }
                     _ => false,
@@ -166,7 +158,12 @@ fn check_groups(state: &State) -> (u32, u32) {
                 assert!(pool.is_current(*block) && pool.state(block.index) == expected, "{}", seq.id);
                 if at < seq.published as usize {
                     let cached = groups.get(seq.table[at].index, group);
-                    assert_eq!(cached, Some(*block), "{} reads a block that is not beside the first group's", seq.id);
+                    assert_eq!(
+                        cached,
+                        Some(*block),
+                        "{} reads a block that is not cached with the first group's",
+                        seq.id
+                    );
                     readers += 1;
                 } else {
                     private += u32::from(!is_moving);
@@ -239,7 +236,7 @@ fn check_phase(state: &State, slot: usize, seq: &Sequence) {
         Phase::Preempted => assert!(seq.table.is_empty() && state.kv.copies_wait(), "{} holds a block", seq.id),
         Phase::Prefill | Phase::Decode => {}
         Phase::Loading(load) => {
-            assert!(load.transfers > 0 && load.blocks > 0);
+            assert!(load.transfers > 0 && !load.filled.is_empty());
             let loads = transfers(&|purpose| matches!(purpose, Purpose::Load { slot: other } if *other == slot));
             assert_eq!(loads, load.transfers as usize);
         }

@@ -222,7 +222,7 @@ pub(crate) struct Cold {
     /// Facts about the past.
     pub history: History,
     /// Block tables of the layer groups after the first, each as long as the first group's. Entries that the sequence dropped, or never
-    /// needed, are [`BlockHandle::NONE`]; entries before [`Sequence::published`] are cached beside the first group's block.
+    /// needed, are [`BlockHandle::NONE`]; entries before [`Sequence::published`] are cached with the first group's block.
     pub tables: Vec<Vec<BlockHandle>>,
     /// Entries dropped that the worker has still in its tables.
     pub drops: Vec<Dropped>,
@@ -577,7 +577,7 @@ impl Sequence {
 
     /// Returns the number of last entries with a block in the table of a layer group after the first.
     pub fn last_held(&self, group: usize) -> u32 {
-        let table = self.cold.tables.get(group).map_or(&[][..], Vec::as_slice);
+        let table = self.cold.tables.get(group - 1).map_or(&[][..], Vec::as_slice);
         table.iter().rev().take_while(|block| **block != BlockHandle::NONE).count() as u32
     }
 

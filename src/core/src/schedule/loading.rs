@@ -45,22 +45,20 @@ fn take_load(seq: &mut Sequence) -> Box<Load> {
 
 /// Notes which of the blocks of a load did not arrive.
 fn note_lost(seq: &Sequence, load: &mut Load, lost: &BTreeSet<u32>) {
-    let (first, n) = (seq.published as usize, seq.cold.tables.len());
-    for at in 0..load.blocks as usize {
-        if lost.contains(&seq.table[first + at].index) {
-            load.good = load.good.min(at as u32);
-        }
-        for (group, table) in seq.cold.tables.iter().enumerate() {
-            load.beside[at * n + group] &= !lost.contains(&table[first + at].index);
+    for (group, table) in std::iter::once(&seq.table).chain(&seq.cold.tables).enumerate() {
+        for (at, block) in table[seq.published as usize..].iter().take(load.filled.len()).enumerate() {
+            if lost.contains(&block.index) {
+                load.filled.set(at, group, false);
+            }
         }
     }
 }
 
 /// Returns the number of blocks of `loaded` before the first block that a transfer fills.
-fn first_filled(loaded: &[BlockHandle], pairs: &[BlockPair]) -> u32 {
+fn first_filled(loaded: &[BlockHandle], pairs: &[BlockPair]) -> usize {
     // Pairs come tail first.
     let first = pairs.last().expect("a transfer copies a block").to;
-    loaded.iter().position(|loaded| loaded.index == first).expect("the sequence has the block") as u32
+    loaded.iter().position(|loaded| loaded.index == first).expect("the sequence has the block")
 }
 
 /// Ends the load of a sequence: the last of its transfers ended, and the sequence joins the batch. The leading blocks that arrived
@@ -89,30 +87,30 @@ fn end_load(state: &mut State, slot: usize) {
 pub(crate) fn orphan(state: &mut State, slot: usize) {
     let State { sequences, kv, loading, config, .. } = state;
     let seq = &mut sequences[slot];
-    let Load { blocks, mut good, .. } = *take_load(seq);
+    let load = take_load(seq);
+    let (blocks, mut good) = (load.filled.len(), load.good());
     loading.retain(|other| *other != slot);
     let has_groups = !seq.cold.tables.is_empty();
     let filled: BTreeSet<u32> =
         kv.transfers.of(slot).flat_map(|transfer| &transfer.pairs).map(|pair| pair.to).collect();
-    let mut beside = kv.orphan_beside(seq, blocks as usize, |block| filled.contains(&block));
+    let mut in_groups = kv.orphan_in_groups(seq, blocks, |block| filled.contains(&block));
     let first = seq.published as usize;
-    let mut loaded: Vec<BlockHandle> = seq.table.drain(first..first + blocks as usize).collect();
+    let mut loaded: Vec<BlockHandle> = seq.table.drain(first..first + blocks).collect();
     for pairs in kv.transfers.of(slot).map(|transfer| &transfer.pairs).filter(|_| !has_groups) {
         good = good.min(first_filled(&loaded, pairs));
     }
     kv.transfers.orphan(slot, |pairs| {
         let filled: BTreeSet<u32> = pairs.iter().map(|pair| pair.to).collect();
         let take_filled = |from: &mut Vec<BlockHandle>| {
-            let (taken, rest) = std::mem::take(from).into_iter().partition(|block| filled.contains(&block.index));
-            *from = rest;
-            taken
+            from.extract_if(.., |block| filled.contains(&block.index)).collect::<Vec<_>>()
         };
-        Orphan { blocks: take_filled(&mut loaded), tables: vec![take_filled(&mut beside)], ..Orphan::default() }
+        let blocks = [take_filled(&mut loaded), take_filled(&mut in_groups)].concat();
+        Orphan { blocks, ..Orphan::default() }
     });
     loaded.iter().for_each(|block| kv.tree.end_move(*block));
     seq.table.splice(first..first, loaded);
     if good > 0 && !has_groups {
-        seq.computed = (first as u32 + good) * config.block_size;
+        seq.computed = (first + good) as u32 * config.block_size;
         state.publish(slot);
     }
 }

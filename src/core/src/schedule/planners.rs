@@ -19,7 +19,7 @@ pub(crate) struct Planners {
     scores_first: bool,
     /// Ranks blocks.
     pub scorer: Box<dyn Scorer>,
-    /// Layer groups after the first that evict, by number: 0 is the first after the first. Each has the number of its settings.
+    /// Layer groups after the first that evict, by number. Each has the number of its settings.
     pub groups: Vec<(usize, usize)>,
     /// Tokens in a KV block.
     pub block_size: u32,
@@ -34,7 +34,7 @@ impl Planners {
     /// If the scorer is unknown.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let evicts = |(group, keeps): (usize, &Keeps)| (*keeps == Keeps::Scored).then_some(group);
-        let groups: Vec<usize> = config.worker.groups.iter().skip(1).enumerate().filter_map(evicts).collect();
+        let groups: Vec<usize> = (0..).zip(&config.worker.groups).skip(1).filter_map(evicts).collect();
         let mut settings = config.h2o.group_settings(config.block_size);
         let by_group = config.h2o.by_group && !groups.is_empty();
         if by_group {

@@ -19,7 +19,7 @@ pub(crate) fn run_by_others(state: &State, slot: usize, n: usize) -> usize {
     (0..published).rev().find(|at| others(state, slot, *at) > 0).map_or(0, |at| at + 1)
 }
 
-/// Returns the number of running sequences reading the `at`-th block of the sequence in `slot` beside it.
+/// Returns the number of running sequences reading the `at`-th block of the sequence in `slot`.
 fn others(state: &State, slot: usize, at: usize) -> u32 {
     let block = state.sequences[slot].table[at];
     let others = state.kv.tree.readers(block) - 1;
@@ -83,16 +83,16 @@ fn freed_by(state: &State, transfer: &InFlight) -> u32 {
             let seq = &state.sequences[*slot];
             let n = seq.table.len();
             let freed = seq.phase.hosts().len().min(n - run_by_others(state, *slot, n));
-            freed as u32 + kv.freed_beside(seq, n - freed)
+            freed as u32 + kv.freed_in_groups(seq, n - freed)
         }
         Purpose::Demotion { .. } if transfer.from == Place::Device => kv.freed_by_demotion(transfer),
         Purpose::WriteThrough { chain, .. } => {
-            freed_chain(kv, transfer.id, chain) + kv.freed_read(transfer.purpose.read_beside())
+            freed_chain(kv, transfer.id, chain) + kv.freed_read(transfer.purpose.reads_in_groups())
         }
         Purpose::Orphaned(orphan) => {
-            let moving = orphan.blocks.len() - orphan.published + orphan.moving_beside().count();
-            let read_beside = kv.freed_read(transfer.purpose.read_beside());
-            freed_chain(kv, transfer.id, transfer.purpose.chain()) + moving as u32 + read_beside
+            let moving = (orphan.blocks.len() - orphan.published) as u32;
+            let read = kv.freed_read(transfer.purpose.reads_in_groups());
+            freed_chain(kv, transfer.id, transfer.purpose.chain()) + moving + read
         }
         _ => 0,
     }

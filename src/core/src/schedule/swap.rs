@@ -14,10 +14,10 @@
 //! A transfer that fails, or takes longer than it is worth ([`crate::request::wait`]), costs a recomputation. Transfers in both directions run at the same
 //! time.
 
-use trunkline_port::NO_BLOCK;
-
 use crate::Place;
+use crate::blocks::entries::Entries;
 use crate::blocks::host::HostState;
+use crate::cache::group_blocks::Placed;
 use crate::cache::transfer_table::{BlockPair, Orphan, Purpose, fold_pairs};
 use crate::journal::digest::Decision;
 use crate::names::ids::BlockHandle;
@@ -50,16 +50,7 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     kv.release_groups(seq, n);
     let mut unused = seq.table.split_off(n);
     kv.tree.release(&mut unused, 0);
-    for block in &seq.table[pinned.max(seq.published as usize)..] {
-        kv.tree.begin_move(*block);
-    }
-    let hosts: Vec<u32> = (pinned..n).map(|_| kv.allocate_host().expect("counted a moment ago")).collect();
-    let mut pairs: Vec<BlockPair> = seq.table[pinned..]
-        .iter()
-        .zip(&hosts)
-        .map(|(block, host)| BlockPair { from: block.index, to: *host })
-        .collect();
-    let beside = kv.begin_out_beside(seq, pinned, &mut pairs);
+    let (hosts, pairs) = kv.begin_out(seq, pinned);
     let copied = pairs.len() as u64;
     journal.decide(Decision::SwapOut, seq.id.0, copied);
     fold_pairs(&mut journal.digest, &pairs);
@@ -71,7 +62,7 @@ pub(crate) fn begin_out(state: &mut State, slot: usize) -> bool {
     let contents = (kv.tiers.keys_on_device(published), Vec::new());
     let purpose = Purpose::SwapOut { slot };
     let transfer = kv.transfers.begin(Place::Device, Place::Host, pairs, purpose, n - pinned, contents);
-    seq.transition(SequenceEvent::SwapOutBegan, Phase::SwappingOut(Box::new(SwapOut { transfer, hosts, beside })));
+    seq.transition(SequenceEvent::SwapOutBegan, Phase::SwappingOut(Box::new(SwapOut { transfer, hosts })));
     true
 }
 
@@ -108,25 +99,21 @@ pub(crate) fn begin_in(state: &mut State) -> bool {
     kv.tree.hold_again(&kv.found, &mut seq.table);
     seq.published = found as u32;
     let Phase::Swapped(swapped) = &mut seq.phase else { unreachable!("{} is in the queue of the swapped", seq.id) };
-    let (mut hosts, mut beside) = (std::mem::take(&mut swapped.hosts), std::mem::take(&mut swapped.beside));
-    let on_device: Vec<u32> = hosts.drain(..found - pinned).collect();
-    let beside_on_device: Vec<u32> = beside.drain(..(found - pinned) * kv.groups.n()).collect();
-    kv.hold_beside(seq, &beside_on_device);
-    let (arriving, arriving_beside) = kv.allocate_arriving(new, &beside);
+    let mut hosts = std::mem::take(&mut swapped.hosts);
+    let on_device = hosts.split_front(found - pinned);
+    kv.hold_again(seq, &on_device);
+    let arriving = kv.allocate_arriving(new, &hosts);
     journal.decide(Decision::SwapIn, seq.id.0, (found as u64) << 32 | copied as u64);
     let now_ns = kv.transfers.now_ns;
     let wait = kv.transfers.links.wait(now_ns, Place::Host, Place::Device, hosts.len(), hosts.len());
-    let swap_in = SwapIn { transfer: None, wait, hosts, beside, arriving, arriving_beside, copied: copied as u32 };
+    let swap_in = SwapIn { transfer: None, wait, hosts, arriving, copied: copied as u32 };
     seq.transition(SequenceEvent::SwapInBegan, Phase::SwappingIn(Box::new(swap_in)));
     state.swaps.arriving.push(slot);
     if copied > 0 {
         begin_copy_in(state, slot);
     }
-    for (at, host) in (pinned..).zip(on_device) {
-        rebind(state, at, host, state.sequences[slot].table[at]);
-        state.kv.leave_host(host);
-    }
-    state.kv.leave_beside(&beside_on_device);
+    let found = state.sequences[slot].table[pinned..].to_vec();
+    rebind(state, pinned, &on_device, &found);
     resume_arrived(state);
     true
 }
@@ -152,10 +139,11 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
         seq.hash_of_block(findable - 1, size);
         kv.tree.find(seq.cold.root, &seq.cold.hashes[..findable], seq.tokens(), &mut kv.found);
     }
-    let idle = kv.find_beside(seq, pinned);
+    let idle = kv.cut_found(seq, pinned);
     let found = kv.found.len().max(pinned);
     let is_read = |host: &u32| kv.host.state(*host) == HostState::Reading;
-    let awaited = &seq.phase.hosts()[found - pinned..];
+    let hosts = seq.phase.hosts();
+    let awaited = &hosts.first[found - pinned..];
     let joined = awaited.iter().take_while(|host| is_read(host)).count();
     if awaited[joined..].iter().any(is_read) {
         // The transfer of the blocks before these failed, and one that had joined it is still in flight: wait for its end.
@@ -166,8 +154,8 @@ fn plan_in(state: &mut State, slot: usize) -> Option<SwapInPlan> {
     let lacking = (seq.n_tokens() as usize).div_ceil(size as usize) - n;
     let later = if kv.takes_chunks() && lacking > 1 { lacking } else { 0 };
     let new = copied + lacking - later;
-    let beside = &seq.phase.beside()[(found - pinned) * kv.groups.n()..];
-    let needed = kv.count_arriving(new, beside).saturating_add(kv.blocks_behind(beside, later as u32));
+    let arriving = kv.count_arriving(new, hosts.holes(found - pinned));
+    let needed = arriving.saturating_add(kv.blocks_behind(hosts, found - pinned, later as u32));
     let usable = kv.usable().saturating_sub(idle);
     let fits = usable >= needed.saturating_add(watermark) && batched < config.max_batch_size;
     if !fits && batched < config.max_batch_size {
@@ -181,14 +169,8 @@ fn begin_copy_in(state: &mut State, slot: usize) {
     let State { sequences, kv, journal, .. } = state;
     let Phase::SwappingIn(swap_in) = &mut sequences[slot].phase else { unreachable!("its swap-in just began") };
     let mut pairs = Vec::with_capacity(swap_in.copied as usize);
-    for (block, host) in swap_in.arriving.iter().zip(swap_in.copied_hosts()) {
-        kv.tree.begin_move(*block);
-        kv.host.begin_read(*host);
-        pairs.push(BlockPair { from: *host, to: block.index });
-    }
-    let arriving_beside = swap_in.arriving_beside.iter().filter(|block| **block != BlockHandle::NONE);
-    for (block, host) in arriving_beside.zip(swap_in.copied_beside()) {
-        kv.tree.begin_move(*block);
+    for (block, host) in swap_in.arriving.part(0..swap_in.copied as usize).zip(swap_in.copied_hosts()) {
+        kv.tree.begin_move(block);
         kv.host.begin_read(host);
         pairs.push(BlockPair { from: host, to: block.index });
     }
@@ -217,23 +199,28 @@ pub(crate) fn orphan(state: &mut State, slot: usize) {
     let seq = &mut sequences[slot];
     kv.claim(seq);
     let mut orphan = match &mut seq.phase {
-        Phase::SwappingOut(swap_out) => Orphan {
-            blocks: std::mem::take(&mut seq.table),
-            published: std::mem::take(&mut seq.published) as usize,
-            tables: std::mem::take(&mut seq.cold.tables),
-            hosts: swap_out.hosts.drain(..).chain(swap_out.beside.drain(..).filter(|host| *host != NO_BLOCK)).collect(),
-        },
+        Phase::SwappingOut(swap_out) => {
+            let hosts = std::mem::take(&mut swap_out.hosts).all().collect();
+            let published = std::mem::take(&mut seq.published) as usize;
+            let mut orphan = Orphan { blocks: std::mem::take(&mut seq.table), published, hosts, ..Orphan::default() };
+            for (group, table) in (1..).zip(std::mem::take(&mut seq.cold.tables)) {
+                let held = |(_, block): &(usize, BlockHandle)| *block != BlockHandle::NONE;
+                for (at, block) in table.into_iter().enumerate().filter(held) {
+                    match at < published {
+                        true => orphan.reads.push(Placed { node: orphan.blocks[at], group }),
+                        false => orphan.blocks.push(block),
+                    }
+                }
+            }
+            orphan
+        }
         Phase::SwappingIn(swap_in) if swap_in.transfer.is_some() => {
             swap_in.transfer = None;
             let copied = std::mem::take(&mut swap_in.copied) as usize;
-            let mut hosts = swap_in.hosts.split_off(swap_in.hosts.len() - copied);
-            let n_beside = copied * kv.groups.n();
-            let beside = swap_in.beside.split_off(swap_in.beside.len() - n_beside);
-            hosts.extend(held(&beside));
+            let hosts: Vec<u32> = swap_in.hosts.split_off(swap_in.hosts.len() - copied).all().collect();
             // Others may read the blocks too; the orphaned transfer holds them, so that nobody fills them.
             hosts.iter().for_each(|host| kv.host.end_read(*host));
-            let tables = vec![swap_in.arriving_beside.drain(..n_beside).collect()];
-            Orphan { blocks: swap_in.arriving.drain(..copied).collect(), tables, published: 0, hosts }
+            Orphan { blocks: swap_in.arriving.split_front(copied).all().collect(), hosts, ..Orphan::default() }
         }
         _ => return,
     };
@@ -248,38 +235,31 @@ fn end_copying(state: &mut State, slot: usize, ok: bool) -> bool {
     match &mut sequences[slot].phase {
         Phase::SwappingOut(swap_out) => {
             if ok {
-                swap_out.hosts.iter().chain(held(&swap_out.beside)).for_each(|host| kv.host.filled(*host));
+                swap_out.hosts.all().for_each(|host| kv.host.filled(host));
             } else {
-                let (hosts, beside) = (std::mem::take(&mut swap_out.hosts), std::mem::take(&mut swap_out.beside));
-                hosts.iter().chain(held(&beside)).for_each(|host| kv.host_fill_failed(*host));
+                std::mem::take(&mut swap_out.hosts).all().for_each(|host| kv.host_fill_failed(host));
             }
             true
         }
         Phase::SwappingIn(swap_in) => {
             swap_in.transfer = None;
-            swap_in.copied_hosts().iter().for_each(|host| kv.host.end_read(*host));
-            swap_in.copied_beside().for_each(|host| kv.host.end_read(host));
+            swap_in.copied_hosts().for_each(|host| kv.host.end_read(host));
             false
         }
         phase => unreachable!("no swap is in flight for a sequence that is {:?}", phase.state()),
     }
 }
 
-/// Returns the host blocks of the layer groups after the first without the holes.
-fn held(beside: &[u32]) -> impl Iterator<Item = &u32> {
-    beside.iter().filter(|host| **host != NO_BLOCK)
-}
-
 /// Ends a swap-out: the device blocks are released, also by earlier swapped sequences with some of the blocks.
 fn end_out(state: &mut State, slot: usize) {
     let State { sequences, kv, swaps, waiting, .. } = state;
     let Phase::SwappingOut(swap_out) = &mut sequences[slot].phase else { unreachable!("its swap-out just ended") };
-    let (hosts, beside) = (std::mem::take(&mut swap_out.hosts), std::mem::take(&mut swap_out.beside));
+    let hosts = std::mem::take(&mut swap_out.hosts);
     kv.claim(&sequences[slot]);
     let pinned = sequences[slot].table.len() - hosts.len();
     let others: Vec<usize> = if kv.groups.n() > 0 { Vec::new() } else { swaps.swapped_slots().collect() };
     for at in (pinned..sequences[slot].table.len()).rev() {
-        let (block, host) = (sequences[slot].table[at], hosts[at - pinned]);
+        let (block, host) = (sequences[slot].table[at], hosts.first[at - pinned]);
         for other in &others {
             let other = &mut sequences[*other];
             if other.table.len() == at + 1 && other.table[at] == block {
@@ -287,7 +267,7 @@ fn end_out(state: &mut State, slot: usize) {
                 kv.tree.release(&mut last, 1);
                 other.published = at as u32;
                 let Phase::Swapped(swapped) = &mut other.phase else { unreachable!("in the queue of the swapped") };
-                swapped.hosts.insert(0, host);
+                swapped.hosts.first.insert(0, host);
                 kv.host.hold(host);
             }
         }
@@ -302,7 +282,7 @@ fn end_out(state: &mut State, slot: usize) {
     swaps.swapped.insert(SwapPlace::new(preemption_rank, seq.cold.view.arrival, slot));
     seq.transition(
         SequenceEvent::SwapOutEnded,
-        Phase::Swapped(Box::new(Swapped { hosts, beside, published, preemption_rank })),
+        Phase::Swapped(Box::new(Swapped { hosts, published, preemption_rank })),
     );
 }
 
@@ -314,7 +294,7 @@ pub(crate) fn resume_arrived(state: &mut State) {
             phase => unreachable!("a sequence that is {:?} does not arrive", phase.state()),
         };
         let is_orphaned = |swap_in: &SwapIn| {
-            swap_in.transfer.is_none() && state.kv.host.state(swap_in.hosts[0]) != HostState::Reading
+            swap_in.transfer.is_none() && state.kv.host.state(swap_in.hosts.first[0]) != HostState::Reading
         };
         let arriving = &state.swaps.arriving;
         if let Some(at) = arriving.iter().position(|slot| swap_in(*slot).is_complete()) {
@@ -337,28 +317,18 @@ fn resume(state: &mut State, slot: usize) {
     let Phase::SwappingIn(swap_in) = seq.transition(SequenceEvent::SwapInEnded, next) else {
         unreachable!("the table lists no other state before")
     };
-    let SwapIn { hosts, beside, mut arriving, arriving_beside, copied, .. } = *swap_in;
+    let SwapIn { hosts, arriving, copied, .. } = *swap_in;
     let first = seq.table.len();
-    for block in &arriving[..copied as usize] {
-        kv.tree.end_move(*block);
-    }
-    seq.table.append(&mut arriving);
-    let n_copied = copied as usize * kv.groups.n();
-    for (i, block) in arriving_beside.into_iter().enumerate() {
-        if i < n_copied && block != BlockHandle::NONE {
-            kv.tree.end_move(block);
-        }
+    arriving.part(0..copied as usize).for_each(|block| kv.tree.end_move(block));
+    let Entries { first: mut blocks, others } = arriving;
+    seq.table.append(&mut blocks);
+    for (i, block) in others.into_iter().enumerate() {
         seq.cold.tables[i % kv.groups.n()].push(block);
     }
     state.publish(slot);
-    let published = state.sequences[slot].published as usize;
-    for (at, host) in (first..).zip(hosts) {
-        if at < published {
-            rebind(state, at, host, state.sequences[slot].table[at]);
-        }
-        state.kv.leave_host(host);
-    }
-    state.kv.leave_beside(&beside);
+    let seq = &state.sequences[slot];
+    let published = seq.table[first..(seq.published as usize).max(first)].to_vec();
+    rebind(state, first, &hosts, &published);
     state.journal.stats.swaps.swap_ins += 1;
     if !decodes {
         state.kv.promise(&mut state.sequences[slot]);
@@ -367,20 +337,24 @@ fn resume(state: &mut State, slot: usize) {
     state.enter_batch(slot);
 }
 
-/// Rebinds every sequence that waits for a host block as its `at`-th block to the device block with the same contents.
-fn rebind(state: &mut State, at: usize, host: u32, block: BlockHandle) {
+/// Rebinds every sequence that waits for one of `hosts`, blocks of the entries from `first` on, to the device block with the same contents, as
+/// far as `published` has it. Then lets go of the host blocks.
+fn rebind(state: &mut State, first: usize, hosts: &Entries<u32>, published: &[BlockHandle]) {
     let State { sequences, kv, swaps, .. } = state;
-    for slot in swaps.slots() {
-        let seq = &mut sequences[slot];
-        if seq.table.len() == at
-            && let Some(host) = seq.phase.take_first_host(host)
-        {
-            kv.leave_host(host);
-            kv.tree.share(block);
-            seq.table.push(block);
-            seq.published += 1;
+    for ((at, host), block) in (first..).zip(&hosts.first).zip(published) {
+        for slot in swaps.slots() {
+            let seq = &mut sequences[slot];
+            if seq.table.len() == at
+                && let Some(host) = seq.phase.take_first_host(*host)
+            {
+                kv.leave_host(host);
+                kv.tree.share(*block);
+                seq.table.push(*block);
+                seq.published += 1;
+            }
         }
     }
+    kv.leave_hosts(hosts);
 }
 
 /// Lets the last swapped sequence release its blocks, so that another can run. For when nothing else can run. Returns `false` if

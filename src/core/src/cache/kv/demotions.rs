@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 
 use super::Kv;
 use crate::blocks::block::BlockState;
+use crate::blocks::entries::Entries;
 use crate::blocks::hash::BlockHash;
-use crate::cache::transfer_table::{Beside, BlockPair, InFlight, Kept, TransferEnd};
+use crate::cache::group_blocks::Placed;
+use crate::cache::transfer_table::{BlockPair, InFlight, Kept, TransferEnd};
 use crate::cache::tree::Parent;
 use crate::names::ids::BlockHandle;
 use crate::request::sequence::Sequence;
@@ -74,32 +76,33 @@ impl Kv {
     fn cut_reviving(&mut self) {
         let n = self.groups.n();
         if n > 0 && !self.reviving.is_empty() {
-            let mut moving = vec![false; self.reviving.len() * n];
-            for (block, moving) in self.reviving.iter().zip(moving.chunks_exact_mut(n)) {
+            let len = self.reviving.len();
+            let mut moving = Entries { first: vec![true; len], others: vec![false; len * n] };
+            for (at, block) in self.reviving.iter().enumerate() {
                 let noted = self.demoting.0.get(&self.tree.contents(*block).0).expect("the block was found there");
-                self.demoted_beside(*block, noted.transfer, noted.at).for_each(|(_, group)| moving[group] = true);
+                let of_groups = self.demoted_in_groups(noted.transfer, noted.at);
+                of_groups.for_each(|(_, placed)| moving.set(at, placed.group, true));
             }
-            let has = |at: usize, group| moving[at * n + group];
-            let usable = self.groups.usable_behind(self.found.len(), &self.reviving, has);
+            let usable = self.groups.usable_behind(self.found.len(), len, |at, group| moving.has(at, group));
             self.reviving.truncate(usable);
         }
     }
 
     /// Takes the blocks `reviving` back into the tree behind the blocks of a table, in the namespace of `root`, and appends them.
     pub(super) fn revive(&mut self, root: BlockHash, table: &mut Vec<BlockHandle>) {
-        // The longest prefix that ends with a block of each transfer, and those blocks.
-        let mut prefixes: BTreeMap<u64, (usize, Vec<(BlockHandle, usize)>)> = BTreeMap::new();
+        // The longest prefix that ends with a block of each transfer, and the pairs of those blocks.
+        let mut prefixes: BTreeMap<u64, (usize, Vec<usize>)> = BTreeMap::new();
         for block in std::mem::take(&mut self.reviving) {
             let noted = self.demoting.end(self.tree.contents(block).0, block).expect("it was found there");
             self.tree.readopt(block, Parent::of(root, table));
             table.push(block);
             let (len, revived) = prefixes.entry(noted.transfer).or_default();
             *len = table.len();
-            revived.push((block, noted.at));
+            revived.push(noted.at);
         }
         for (transfer, (len, revived)) in prefixes {
-            let beside = self.revive_beside(transfer, &revived);
-            let kept = Kept { chain: table[..len].to_vec(), sources: revived.len() as u32, beside };
+            let reads = self.revive_in_groups(transfer, &revived);
+            let kept = Kept { chain: table[..len].to_vec(), sources: revived.len() as u32, reads };
             kept.chain.iter().for_each(|block| self.tree.share(*block));
             self.transfers.keep(transfer, kept);
         }
@@ -107,7 +110,7 @@ impl Kv {
 
     /// Returns the number of device blocks freed by the end of a demotion: the blocks not taken back.
     pub fn freed_by_demotion(&self, transfer: &InFlight) -> u32 {
-        let back = |kept: &Kept| kept.sources + kept.beside.len() as u32;
+        let back = |kept: &Kept| kept.sources + kept.reads.len() as u32;
         transfer.pairs.len() as u32 - transfer.purpose.kept().iter().map(back).sum::<u32>()
     }
 
@@ -128,7 +131,7 @@ impl Kv {
         &mut self,
         pairs: &[BlockPair],
         kept: Vec<Kept>,
-        beside: &Beside,
+        places: &[Placed],
         end: &TransferEnd,
     ) {
         // Blocks were taken out of the tree tail first.
@@ -137,8 +140,8 @@ impl Kv {
                 continue;
             }
             let block = self.tree.pool().handle(pair.from);
-            if let Some((node, group)) = beside.get(at) {
-                self.end_demotion_beside(block, node, group);
+            if places[at].group > 0 {
+                self.end_demotion_in_group(block, places[at]);
                 continue;
             }
             let noted = self.demoting.end(self.tree.contents(block).0, block);
@@ -148,9 +151,9 @@ impl Kv {
                 None => self.tree.end_demotion(pair.from),
             }
         }
-        for Kept { mut chain, beside, .. } in kept {
+        for Kept { mut chain, reads, .. } in kept {
             let n = chain.len();
-            self.leave_read(beside);
+            self.leave_read(reads);
             self.tree.release(&mut chain, n);
         }
         self.free_left();

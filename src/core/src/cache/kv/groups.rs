@@ -3,10 +3,11 @@
 //! All groups take their blocks from one pool. The tables of a sequence have one length, so an entry of each stands for the same
 //! positions. Does nothing for a model without groups.
 
-use trunkline_port::{Dropped, Keeps};
+use trunkline_port::Dropped;
 
 use super::{Kv, Retired};
 use crate::blocks::block::BlockState;
+use crate::cache::group_blocks::Placed;
 use crate::names::ids::BlockHandle;
 use crate::request::sequence::Sequence;
 
@@ -63,7 +64,7 @@ impl Kv {
                 return;
             }
             if self.tree.pool().count(BlockState::Idle) > 0 {
-                // With a block of the first group leave those beside it.
+                // With a block of the first group leave those of the others at its entry.
                 self.tree.evict_idle(missing.div_ceil(self.entry_blocks()));
                 self.free_left();
             } else {
@@ -73,7 +74,7 @@ impl Kv {
         }
     }
 
-    /// Frees the blocks beside those that left the tree.
+    /// Frees the blocks of the other groups at entries that left the tree.
     pub fn free_left(&mut self) {
         if self.groups.n() == 0 {
             return;
@@ -85,20 +86,20 @@ impl Kv {
         self.tree.release(&mut blocks, 0);
     }
 
-    /// Gives a sequence the blocks beside the prefix that it just took, as far as its tokens read them.
+    /// Gives a sequence the blocks of the groups after the first at the prefix that it just took, as far as its tokens read them.
     pub(super) fn hold_groups(&mut self, seq: &mut Sequence) {
         seq.cold.tables.resize_with(self.groups.n(), Vec::new);
         let n = seq.table.len();
-        for (group, table) in seq.cold.tables.iter_mut().enumerate() {
+        for (group, table) in (1..).zip(&mut seq.cold.tables) {
             let first = self.groups.first_read(group, n);
             table.resize(first, BlockHandle::NONE);
             table.extend(seq.table[first..].iter().map(|node| self.groups.enter(node.index, group)));
         }
     }
 
-    /// Puts the blocks of the entries `from..to`, just published in the tree, beside the first group's.
+    /// Publishes the blocks of the groups after the first at the entries `from..to`, just published in the tree.
     pub(super) fn publish_groups(&mut self, seq: &Sequence, from: usize, to: usize) {
-        for (group, table) in seq.cold.tables.iter().enumerate() {
+        for (group, table) in (1..).zip(&seq.cold.tables) {
             for (node, block) in seq.table[from..to].iter().zip(&table[from..to]) {
                 if *block != BlockHandle::NONE {
                     self.groups.put(node.index, group, *block);
@@ -107,17 +108,17 @@ impl Kv {
         }
     }
 
-    /// Replaces the blocks of entry `at`, whose duplicate `node` was published before, by those beside it, or puts them there.
+    /// Replaces the blocks of entry `at`, whose duplicate `node` was published before, by those published with it, or publishes them.
     pub(super) fn merge_groups(&mut self, seq: &mut Sequence, at: usize, node: u32, last_step: Option<u64>) {
-        for group in 0..seq.cold.tables.len() {
-            let block = seq.cold.tables[group][at];
+        for (group, table) in (1..).zip(&mut seq.cold.tables) {
+            let block = table[at];
             if block == BlockHandle::NONE {
                 continue;
             }
             if self.groups.get(node, group).is_none() {
                 self.groups.put(node, group, block);
             } else {
-                seq.cold.tables[group][at] = self.groups.enter(node, group);
+                table[at] = self.groups.enter(node, group);
                 self.retire(last_step, Retired::Private(block));
             }
         }
@@ -126,7 +127,7 @@ impl Kv {
     /// Releases the blocks of a sequence in the groups after the first, from entry `first` on, and cuts the tables there.
     pub fn release_groups(&mut self, seq: &mut Sequence, first: usize) {
         let published = seq.published as usize;
-        for (group, table) in seq.cold.tables.iter_mut().enumerate() {
+        for (group, table) in (1..).zip(&mut seq.cold.tables) {
             let entries = (first..).zip(table.drain(first.min(table.len())..));
             for (at, block) in entries.filter(|(_, block)| *block != BlockHandle::NONE) {
                 match seq.table.get(at) {
@@ -141,12 +142,10 @@ impl Kv {
     /// until the end of steps in flight with the entries in a table.
     pub fn drop_behind_windows(&mut self, seq: &mut Sequence) {
         let last_step = seq.is_in_step().then_some(seq.cold.last_step);
-        for group in 0..seq.cold.tables.len() {
-            if !matches!(self.groups.keeps()[group], Keeps::Window(_)) {
-                continue;
-            }
+        for i in 0..self.groups.windows().len() {
+            let group = self.groups.windows()[i];
+            let Some(table) = seq.cold.tables.get(group - 1) else { return };
             let end = self.groups.first_visible(group, seq.computed) as usize;
-            let table = &seq.cold.tables[group];
             let is_there = |at: &usize| table[*at] != BlockHandle::NONE;
             // Entries are dropped first to last, so those before the first one there are gone.
             let n = (0..end.min(table.len())).rev().take_while(is_there).count();
@@ -154,17 +153,17 @@ impl Kv {
         }
     }
 
-    /// Drops `n` entries from `first` on, none of which is dropped yet, from a sequence's table in a group. The blocks are let go of
+    /// Drops `n` entries from `first` on, none of which is dropped yet, from a sequence's table in a group after the first. The blocks are let go of
     /// at the end of `last_step`, the last step in flight that reads them, or at once.
     pub fn drop_entries(&mut self, seq: &mut Sequence, group: usize, first: usize, n: usize, last_step: Option<u64>) {
         if n == 0 {
             return;
         }
         for at in first..first + n {
-            let block = std::mem::replace(&mut seq.cold.tables[group][at], BlockHandle::NONE);
+            let block = std::mem::replace(&mut seq.cold.tables[group - 1][at], BlockHandle::NONE);
             debug_assert!(block != BlockHandle::NONE, "an entry is dropped once");
             let block = if at < seq.published as usize {
-                Retired::Cached { node: seq.table[at].index, group }
+                Retired::Cached(Placed { node: seq.table[at], group })
             } else {
                 Retired::Private(block)
             };
@@ -173,9 +172,13 @@ impl Kv {
         if seq.on_worker {
             let sent = (seq.mirror.table_sent as usize).clamp(first, first + n);
             if sent > first {
-                let group = group as u32 + 1;
                 // The index in the step follows with the step.
-                seq.cold.drops.push(Dropped { seq: 0, group, first: first as u32, n: (sent - first) as u32 });
+                seq.cold.drops.push(Dropped {
+                    seq: 0,
+                    group: group as u32,
+                    first: first as u32,
+                    n: (sent - first) as u32,
+                });
             }
         }
     }

@@ -8,9 +8,10 @@
 //! Without [`Config::reserve_prompts`] chunks take their blocks too, and nothing is promised. With
 //! [`crate::config::Chunks::takes_together`] they do so behind the admissions of a step, so that no prompt evicts a prefix found by another.
 
-use trunkline_port::{Keeps, NO_BLOCK};
+use trunkline_port::Keeps;
 
 use super::Kv;
+use crate::blocks::entries::Entries;
 use crate::config::Config;
 use crate::request::sequence::Sequence;
 
@@ -60,7 +61,7 @@ impl Promised {
             true => entries.min(most.saturating_sub(held(group))),
             false => entries,
         };
-        self.most.iter().enumerate().map(in_group).fold(entries, u32::saturating_add)
+        (1..).zip(&self.most).map(in_group).fold(entries, u32::saturating_add)
     }
 
     /// Forgets all promises: the sequences lost their blocks.
@@ -84,11 +85,9 @@ impl Kv {
     }
 
     /// Returns the number of blocks promised to a prompt that comes back from the host, for `entries` entries of its tables behind those with the
-    /// host blocks `beside` in the groups after the first.
-    pub fn blocks_behind(&self, beside: &[u32], entries: u32) -> u32 {
-        let of_group = |group: usize| beside.iter().skip(group).step_by(self.groups.n().max(1));
-        let held = |group| of_group(group).rev().take_while(|host| **host != NO_BLOCK).count() as u32;
-        self.promised.at_most(entries, held)
+    /// last of the blocks `hosts`, from entry `from` on.
+    pub fn blocks_behind(&self, hosts: &Entries<u32>, from: usize, entries: u32) -> u32 {
+        self.promised.at_most(entries, |group| hosts.last_held(group, from) as u32)
     }
 
     /// Promises a sequence the blocks lacking in its tables.

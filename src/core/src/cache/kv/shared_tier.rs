@@ -1,7 +1,5 @@
 //! Look-ups in a shared tier for requests about to be admitted.
 
-use trunkline_port::Keeps;
-
 use super::Kv;
 use super::tier_copies::tier_place;
 use crate::blocks::content_key;
@@ -41,7 +39,7 @@ impl Kv {
         }
         seq.cold.history.looked_up = true;
         let n = (self.findable(seq).len() - before).min(BLOCKS_MAX / self.entry_blocks() as usize);
-        let copies = n * self.whole_groups().count() + self.windows(before, n).count();
+        let copies = n * self.groups.whole().count() + self.windows(before, n).count();
         let links = &mut self.transfers.links;
         let (saved_ns, compute_ns) = (links.saved_ns(tier, n, copies), links.compute_ns(n));
         if saved_ns <= 0.0 {
@@ -70,26 +68,19 @@ impl Kv {
         let size = self.block_size as usize;
         let tokens = &seq.tokens()[before * size..][..n * size];
         let chain = self.findable(seq)[before..].iter().zip(tokens.chunks_exact(size));
-        let keys = self.tiers.keys_behind(seq.cold.root, self.last_on_device(), self.plan.last().copied(), chain);
+        let keys = self.tiers.keys_behind(seq.cold.root, self.last_on_device(), self.plan.first.last().copied(), chain);
         let mut blocks = Blocks::default();
         for (key, tokens) in keys.iter().zip(tokens.chunks_exact(size)) {
-            self.whole_groups().for_each(|group| blocks.push(content_key::in_group(key, group), tokens));
+            self.groups.whole().for_each(|group| blocks.push(content_key::in_group(key, group), tokens));
         }
         blocks
-    }
-
-    /// Returns the groups of which a prompt needs every block, from 0 for the tree's.
-    fn whole_groups(&self) -> impl Iterator<Item = usize> {
-        let is_whole = |(_, keeps): &(usize, &Keeps)| !matches!(keeps, Keeps::Window(_));
-        std::iter::once(0).chain((1..).zip(self.groups.keeps()).filter(is_whole).map(|(group, _)| group))
     }
 
     /// Returns the blocks of windows that a token behind `before + n` blocks of a prompt reads, of the last `n`: index among these, and
     /// group, from 0 for the tree's.
     fn windows(&self, before: usize, n: usize) -> impl Iterator<Item = (usize, usize)> {
-        let read = move |group: usize| self.groups.first_read(group - 1, before + n).saturating_sub(before)..n;
-        let windows = (1..).zip(self.groups.keeps()).filter(|(_, keeps)| matches!(keeps, Keeps::Window(_)));
-        windows.flat_map(move |(group, _)| read(group).map(move |at| (at, group)))
+        let read = move |group: usize| self.groups.first_read(group, before + n).saturating_sub(before)..n;
+        self.groups.windows().iter().flat_map(move |group| read(*group).map(move |at| (at, *group)))
     }
 
     /// Ends a look-up: the blocks found can be loaded, unless the tier has to be asked for their windows first. Returns the hash under which
@@ -125,7 +116,7 @@ impl Kv {
 
     /// Returns the blocks of windows that the tokens behind the chain of a question read.
     fn windows_of(&self, question: &Question) -> Blocks {
-        let groups = self.whole_groups().count();
+        let groups = self.groups.whole().count();
         let Blocks { keys, tokens } = &question.blocks;
         let size = self.block_size as usize;
         let mut blocks = Blocks::default();

@@ -1,49 +1,57 @@
 //! Swapping of the layer groups after the first.
 //!
 //! A sequence takes the blocks of every group to the host. Entries that were dropped, or lie behind a window, are not copied and come back
-//! as holes. Host blocks of the groups after the first stand beside the first group's, one per group and entry, and belong to one
-//! sequence alone. So a sequence of a model with groups joins no transfer of another: blocks with other readers, swapped out or not,
-//! stay on the device.
-
-use trunkline_port::NO_BLOCK;
+//! as holes. Host blocks of the groups after the first belong to one sequence alone. So a sequence of a model with groups joins no transfer of
+//! another: blocks with other readers, swapped out or not, stay on the device.
 
 use super::Kv;
+use crate::blocks::entries::{Entries, Hole};
 use crate::cache::transfer_table::BlockPair;
 use crate::names::ids::BlockHandle;
 use crate::request::sequence::Sequence;
 
 impl Kv {
-    /// Takes host blocks for what a sequence holds in the groups after the first from entry `first` on, and adds the copies to `pairs`.
-    /// Returns the host blocks. As many as there are blocks MUST be free.
-    pub fn begin_out_beside(&mut self, seq: &Sequence, first: usize, pairs: &mut Vec<BlockPair>) -> Vec<u32> {
-        let mut beside = Vec::with_capacity((seq.table.len() - first) * self.groups.n());
+    /// Takes host blocks for what a sequence holds from entry `first` on, and begins to move what is private. Returns the host blocks and the
+    /// copies. As many host blocks as there are device blocks MUST be free.
+    pub fn begin_out(&mut self, seq: &Sequence, first: usize) -> (Entries<u32>, Vec<BlockPair>) {
+        let (mut hosts, mut pairs) = (Entries::EMPTY, Vec::new());
+        for block in &seq.table[first.max(seq.published as usize)..] {
+            self.tree.begin_move(*block);
+        }
+        for block in &seq.table[first..] {
+            hosts.first.push(self.copy_out(*block, &mut pairs));
+        }
+        hosts.others.reserve((seq.table.len() - first) * self.groups.n());
         for at in first..seq.table.len() {
-            for table in &seq.cold.tables {
-                let block = table[at];
+            for block in seq.cold.tables.iter().map(|table| table[at]) {
                 if block == BlockHandle::NONE {
-                    beside.push(NO_BLOCK);
+                    hosts.others.push(u32::HOLE);
                     continue;
                 }
                 if at >= seq.published as usize {
                     self.tree.begin_move(block);
                 }
-                let host = self.allocate_host().expect("counted a moment ago");
-                pairs.push(BlockPair { from: block.index, to: host });
-                beside.push(host);
+                hosts.others.push(self.copy_out(block, &mut pairs));
             }
         }
-        beside
+        (hosts, pairs)
+    }
+
+    /// Takes a host block for a copy of a device block.
+    fn copy_out(&mut self, block: BlockHandle, pairs: &mut Vec<BlockPair>) -> u32 {
+        let host = self.allocate_host().expect("counted a moment ago");
+        pairs.push(BlockPair { from: block.index, to: host });
+        host
     }
 
     /// Cuts the prefix just found for a swapped sequence, whose table has `pinned` entries, to where the device has the blocks of every
     /// group. Returns the number of blocks found without readers.
-    pub fn find_beside(&mut self, seq: &Sequence, pinned: usize) -> u32 {
-        let n = self.groups.n();
-        if n == 0 {
+    pub fn cut_found(&mut self, seq: &Sequence, pinned: usize) -> u32 {
+        if self.groups.n() == 0 {
             return self.tree.count_idle(&self.found);
         }
-        let beside = seq.phase.beside();
-        let held = |at: usize| (0..n).filter(move |group| beside[(at - pinned) * n + group] != NO_BLOCK);
+        let hosts = seq.phase.hosts();
+        let held = |at: usize| self.groups.numbers().filter(move |group| hosts.has(at - pinned, *group));
         let is_lacking = |(at, node): &(usize, u32)| held(*at).any(|group| self.groups.get(*node, group).is_none());
         let end = self.found.slots().enumerate().skip(pinned).find(is_lacking).map(|(at, _)| at);
         if let Some(end) = end {
@@ -55,59 +63,47 @@ impl Kv {
         self.tree.count_idle(&self.found) + idle as u32
     }
 
-    /// Gives a sequence, whose table was just extended by blocks found on the device, the blocks beside. `beside` are the host
-    /// blocks of the new entries.
-    pub fn hold_beside(&mut self, seq: &mut Sequence, beside: &[u32]) {
-        let first = seq.table.len() - beside.len().checked_div(self.groups.n()).unwrap_or(0);
-        for (i, host) in beside.iter().enumerate() {
-            let (at, group) = (first + i / self.groups.n(), i % self.groups.n());
-            let is_held = *host != NO_BLOCK;
-            let block = if is_held { self.groups.enter(seq.table[at].index, group) } else { BlockHandle::NONE };
-            seq.cold.tables[group].push(block);
+    /// Gives a sequence, whose table was just extended by entries found on the device, their blocks in the groups after the first. `hosts`
+    /// are the host blocks of the new entries.
+    pub fn hold_again(&mut self, seq: &mut Sequence, hosts: &Entries<u32>) {
+        let first = seq.table.len() - hosts.len();
+        for at in 0..hosts.len() {
+            for group in self.groups.numbers() {
+                let node = seq.table[first + at].index;
+                let block = if hosts.has(at, group) { self.groups.enter(node, group) } else { BlockHandle::NONE };
+                seq.cold.tables[group - 1].push(block);
+            }
         }
     }
 
-    /// Returns the number of device blocks that `entries` entries of a sequence take, the first of which come from the host: `beside`
-    /// are the host blocks of these in the groups after the first.
-    pub fn count_arriving(&self, entries: usize, beside: &[u32]) -> u32 {
-        let holes = beside.iter().filter(|host| **host == NO_BLOCK).count();
+    /// Returns the number of device blocks that `entries` entries of a sequence take, the first of which come from the host and lack
+    /// `holes` blocks.
+    pub fn count_arriving(&self, entries: usize, holes: usize) -> u32 {
         (entries * (1 + self.groups.n()) - holes) as u32
     }
 
-    /// Takes the blocks counted by [`Self::count_arriving`]: for the first group, and for the groups beside. All MUST be usable.
-    pub fn allocate_arriving(&mut self, entries: usize, beside: &[u32]) -> (Vec<BlockHandle>, Vec<BlockHandle>) {
-        let needed = self.count_arriving(entries, beside);
+    /// Takes the blocks counted by [`Self::count_arriving`] for entries the first of which come from the blocks `hosts`. All MUST be usable.
+    pub fn allocate_arriving(&mut self, entries: usize, hosts: &Entries<u32>) -> Entries<BlockHandle> {
+        let needed = self.count_arriving(entries, hosts.holes(0));
         if self.groups.n() > 0 {
             self.make_room(needed);
         }
-        let mut arriving = Vec::new();
-        let allocated = self.tree.allocate(needed, &mut arriving);
+        let mut first = Vec::new();
+        let allocated = self.tree.allocate(needed, &mut first);
         assert!(allocated, "usable blocks were counted a moment ago");
         // More may have been evicted than were missing, and their slots are the first to be taken.
         self.free_left();
-        let mut others = arriving.split_off(entries).into_iter();
-        let hosts = beside.iter().copied().map(Some).chain(std::iter::repeat(None));
-        let taken = hosts.take(entries * self.groups.n()).map(|host| match host {
-            Some(NO_BLOCK) => BlockHandle::NONE,
-            _ => others.next().expect("the blocks were counted"),
+        let mut rest = first.split_off(entries).into_iter();
+        let hosts = hosts.others.iter().copied().map(Some).chain(std::iter::repeat(None));
+        let others = hosts.take(entries * self.groups.n()).map(|host| match host {
+            Some(u32::HOLE) => BlockHandle::NONE,
+            _ => rest.next().expect("the blocks were counted"),
         });
-        let arriving_beside = taken.collect();
-        (arriving, arriving_beside)
-    }
-
-    /// Frees private device blocks of the groups after the first.
-    pub fn release_beside(&mut self, beside: &mut Vec<BlockHandle>) {
-        beside.retain(|block| *block != BlockHandle::NONE);
-        self.tree.release(beside, 0);
-    }
-
-    /// Lets go of host blocks of the groups after the first.
-    pub fn leave_beside(&mut self, beside: &[u32]) {
-        beside.iter().filter(|host| **host != NO_BLOCK).for_each(|host| self.leave_host(*host));
+        Entries { others: others.collect(), first }
     }
 
     /// Returns the number of blocks freed by the swap-out of a sequence in the groups after the first, from entry `first` on.
-    pub fn freed_beside(&self, seq: &Sequence, first: usize) -> u32 {
+    pub fn freed_in_groups(&self, seq: &Sequence, first: usize) -> u32 {
         let is_freed = |group: usize, at: usize| {
             at >= seq.published as usize || self.groups.readers(seq.table[at].index, group) == 1
         };
@@ -115,6 +111,6 @@ impl Kv {
             let held = (first..table.len()).filter(|at| table[*at] != BlockHandle::NONE);
             held.filter(|at| is_freed(group, *at)).count() as u32
         };
-        seq.cold.tables.iter().enumerate().map(freed_in).sum()
+        (1..).zip(&seq.cold.tables).map(freed_in).sum()
     }
 }

@@ -7,8 +7,12 @@ use trunkline_port::{BlockFault, BlockKey, KnownBlock};
 use super::Kv;
 use crate::Place;
 use crate::blocks::block::BlockState;
+use crate::blocks::entries::Hole;
+use crate::cache::group_blocks::Placed;
 use crate::cache::tiers::PlannedBlock;
-use crate::cache::transfer_table::{Beside, BlockPair, InFlight, Orphan, Purpose, Sources, TransferEnd, fold_pairs};
+use crate::cache::transfer_table::{
+    BlockPair, InFlight, Orphan, Purpose, Sources, TransferEnd, fold_pairs, in_groups, read_in_groups,
+};
 use crate::config::Write;
 use crate::journal::Journal;
 use crate::journal::digest::Decision;
@@ -93,23 +97,22 @@ impl Kv {
         }
         journal.decide(Decision::Copy, place_number(from) << 8 | place_number(to), pairs.len() as u64);
         fold_pairs(&mut journal.digest, &pairs);
-        let contents = self.contents(from, &pairs, purpose.beside());
+        let contents = self.contents(from, &pairs, purpose.places());
         let computed = match purpose {
             Purpose::Load { .. } => self.plan.len(),
-            _ => (pairs.len() - purpose.beside().map_or(0, |beside| beside.places().count())).max(1),
+            _ => (pairs.len() - in_groups(purpose.places()).count()).max(1),
         };
         self.transfers.begin(from, to, pairs, purpose, computed, contents);
     }
 
     /// Returns the identities and the tokens of the sources of a transfer from or to a tier.
-    fn contents(&self, from: Place, pairs: &[BlockPair], beside: Option<&Beside>) -> (Vec<BlockKey>, Vec<Token>) {
+    fn contents(&self, from: Place, pairs: &[BlockPair], places: &[Placed]) -> (Vec<BlockKey>, Vec<Token>) {
         let mut keys = Vec::with_capacity(pairs.len());
         let mut tokens = Vec::with_capacity(pairs.len() * self.block_size as usize);
         for (at, pair) in pairs.iter().enumerate() {
-            let contents = match (from, beside.and_then(|beside| beside.get(at))) {
-                (Place::Tier(tier), _) => self.tiers.contents(tier as usize, pair.from),
-                (_, Some((node, group))) => self.tiers.contents_beside(&self.tree, node, group),
-                (_, None) => self.tiers.contents_on_device(&self.tree, self.tree.pool().handle(pair.from)),
+            let contents = match from {
+                Place::Tier(tier) => self.tiers.contents(tier as usize, pair.from),
+                _ => self.tiers.contents_on_device(&self.tree, places[at]),
             };
             keys.push(contents.key);
             tokens.extend_from_slice(contents.tokens);
@@ -135,13 +138,10 @@ impl Kv {
             if !self.can_follow(*block) {
                 break;
             }
-            let contents = self.tiers.contents_on_device(&self.tree, *block);
             if is_open {
-                let to = self.tiers.reserve(&contents);
-                to.into_iter().for_each(|to| sources.push(BlockPair { from: block.index, to }));
-                self.write_beside(*block, &mut sources);
+                self.write_entry(*block, self.all_groups(), &mut sources);
             } else {
-                skipped += usize::from(self.tiers.lacks(&contents)) + self.count_lacking_beside(*block);
+                skipped += self.count_lacking(*block);
             }
         }
         self.tiers.skip(0, skipped);
@@ -155,10 +155,8 @@ impl Kv {
         let chain = std::mem::take(&mut seq.table);
         seq.published = 0;
         // Tail first, so that the tail falls idle in the tier, and is evicted there, before the blocks that lead to it.
-        let (pairs, beside) = sources.reversed();
         let is_awaited = seq.cold.continues && self.tiers.shared() == Some(0);
-        let purpose = Purpose::WriteThrough { chain, beside, is_awaited };
-        self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
+        self.begin_write(sources.reversed(), chain, is_awaited, journal);
     }
 
     /// Begins to copy the blocks of a prompt to the first tier, if the tier takes blocks then: those of the first `computed` published ones. The
@@ -173,18 +171,24 @@ impl Kv {
             if !self.can_follow(block) {
                 break;
             }
-            let contents = self.tiers.contents_on_device(&self.tree, block);
-            let to = self.tiers.reserve(&contents);
-            to.into_iter().for_each(|to| sources.push(BlockPair { from: block.index, to }));
-            self.write_beside(block, &mut sources);
+            self.write_entry(block, self.all_groups(), &mut sources);
         }
+        self.begin_write_reading(chain, sources, journal);
+    }
+
+    /// Begins a copy to the first tier that reads a chain along with its sequence, unless there is nothing to copy.
+    fn begin_write_reading(&mut self, chain: &[BlockHandle], sources: Sources, journal: &mut Journal) {
         if sources.pairs.is_empty() {
             return;
         }
-        let (pairs, beside) = sources.reversed();
-        let chain = chain.to_vec();
         chain.iter().for_each(|block| self.tree.share(*block));
-        let purpose = Purpose::WriteThrough { chain, beside, is_awaited: false };
+        self.begin_write(sources.reversed(), chain.to_vec(), false, journal);
+    }
+
+    /// Begins a copy to the first tier that reads a chain.
+    fn begin_write(&mut self, sources: Sources, chain: Vec<BlockHandle>, is_awaited: bool, journal: &mut Journal) {
+        let Sources { pairs, places } = sources;
+        let purpose = Purpose::WriteThrough { chain, places, is_awaited };
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
     }
 
@@ -202,18 +206,11 @@ impl Kv {
             if write == Write::SecondUse && self.tree.hits(node) == 0 {
                 break;
             }
-            self.write_beside(node, &mut sources);
+            self.write_entry(node, self.groups.numbers(), &mut sources);
             end = at + 1;
         }
-        if sources.pairs.is_empty() {
-            return;
-        }
-        let (pairs, beside) = sources.reversed();
         // The blocks of the first group stay in the tree until the end of the copy.
-        let chain = seq.table[..end].to_vec();
-        chain.iter().for_each(|block| self.tree.share(*block));
-        let purpose = Purpose::WriteThrough { chain, beside, is_awaited: false };
-        self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
+        self.begin_write_reading(&seq.table[..end], sources, journal);
     }
 
     /// Copies blocks due for eviction to the next tier, if the next tier takes the blocks. `running` requests each keep an idle
@@ -238,25 +235,17 @@ impl Kv {
         let (mut sources, mut left) = (Sources::default(), Vec::new());
         for _ in 0..n.div_ceil(self.entry_blocks() as usize).min(AHEAD_MAX) {
             let Some((block, parent)) = self.tree.begin_demotion() else { break };
-            let contents = self.tiers.contents_on_device(&self.tree, block);
-            let to = self.tiers.reserve(&contents);
-            // Blocks beside one that the tier refused would be of no use there.
-            let is_there = to.is_some() || !self.tiers.lacks(&contents);
-            // At the end a block's place in the tree is known before those beside the block are put back.
-            self.demote_beside(block, is_there, &mut sources);
-            match to {
-                Some(to) => {
-                    let (fingerprint, at) = (self.tree.contents(block).0, sources.pairs.len());
-                    sources.push(BlockPair { from: block.index, to });
-                    self.demoting.begin(fingerprint, block, parent, self.transfers.next_id(), at);
-                }
-                None => left.push(block.index),
+            if self.demote_entry(block, &mut sources) {
+                let (fingerprint, at) = (self.tree.contents(block).0, sources.pairs.len() - 1);
+                self.demoting.begin(fingerprint, block, parent, self.transfers.next_id(), at);
+            } else {
+                left.push(block.index);
             }
         }
-        let (pairs, beside) = sources.in_order();
-        let purpose = Purpose::Demotion { kept: Vec::new(), beside };
+        let Sources { pairs, places } = sources;
+        let purpose = Purpose::Demotion { kept: Vec::new(), places };
         self.begin_tier_copy(Place::Device, Place::Tier(0), pairs, purpose, journal);
-        // Until here their contents name those of the blocks beside them.
+        // Until here their contents name those of the other groups' blocks.
         left.into_iter().for_each(|block| self.tree.end_demotion(block));
     }
 
@@ -266,7 +255,7 @@ impl Kv {
             let Some((from, to)) = self.tiers.begin_demotion(tier) else { break };
             pairs.extend(to.map(|to| BlockPair { from, to }));
         }
-        let purpose = Purpose::Demotion { kept: Vec::new(), beside: Beside::default() };
+        let purpose = Purpose::Demotion { kept: Vec::new(), places: Vec::new() };
         self.begin_tier_copy(tier_place(tier), tier_place(tier + 1), pairs, purpose, journal);
     }
 
@@ -298,7 +287,7 @@ impl Kv {
         self.passed_over = None;
         self.plan_all(seq);
         let worthwhile = self.transfers.links.worthwhile(self.planned_copies());
-        let after = self.plan.get(worthwhile).map(|planned| (planned.tier, self.plan.len() - worthwhile));
+        let after = self.plan.first.get(worthwhile).map(|planned| (planned.tier, self.plan.len() - worthwhile));
         if worthwhile < self.plan.len() {
             self.cut_plan(worthwhile);
         }
@@ -313,7 +302,8 @@ impl Kv {
 
     /// Plans all blocks in tiers that continue the blocks of a sequence found on the device. Tiers with overdue transfers are left out.
     pub(super) fn plan_all(&mut self, seq: &Sequence) {
-        self.plan.clear();
+        self.plan.first.clear();
+        self.plan.others.clear();
         if self.tiers.is_empty() {
             return;
         }
@@ -323,7 +313,7 @@ impl Kv {
         });
         let (hit, last) = (self.hit(), self.last_on_device());
         let blocks = self.findable(seq).iter().zip(seq.tokens().chunks_exact(self.block_size as usize));
-        self.tiers.plan(seq.cold.root, last, is_open, blocks.skip(hit), &mut self.plan);
+        self.tiers.plan(seq.cold.root, last, is_open, blocks.skip(hit), &mut self.plan.first);
         self.plan_groups();
     }
 
@@ -348,9 +338,8 @@ impl Kv {
     pub fn prefetch(&mut self, journal: &mut Journal) {
         for from in 1..self.tiers.len() {
             let in_tier = |planned: &PlannedBlock| planned.tier == from;
-            let there: Vec<u32> = self
-                .all_planned_or_not()
-                .flatten()
+            let there: Vec<u32> = (0..self.plan.len())
+                .flat_map(|at| self.plan.part(at..at + 1))
                 .filter(in_tier)
                 .map(|planned| planned.block)
                 .take(AHEAD_MAX * self.entry_blocks() as usize)
@@ -366,11 +355,11 @@ impl Kv {
         let blocks = self.plan.len();
         let targets = (first..first + blocks)
             .flat_map(|at| std::iter::once(seq.table[at]).chain(seq.cold.tables.iter().map(move |table| table[at])));
+        let planned = (0..blocks).flat_map(|at| self.plan.of_groups(at));
         let copies: Vec<(PlannedBlock, BlockHandle)> =
-            self.all_planned_or_not().zip(targets).filter_map(|(planned, to)| Some((planned?, to))).collect();
+            planned.zip(targets).filter(|(planned, _)| *planned != PlannedBlock::HOLE).collect();
         copies.iter().for_each(|(_, target)| self.tree.begin_move(*target));
-        let beside = self.plan_beside.iter().map(Option::is_some).collect();
-        let mut load = Load { blocks: blocks as u32, transfers: 0, good: blocks as u32, beside };
+        let mut load = Load { transfers: 0, filled: self.plan.held() };
         for tier in 0..self.tiers.len() {
             let there = copies.iter().rev().filter(|(planned, _)| planned.tier == tier);
             let pairs: Vec<BlockPair> =
@@ -384,12 +373,6 @@ impl Kv {
             }
         }
         load
-    }
-
-    /// Iterates over the entries of the plan, first to last, and in each entry over the groups: the block planned, if one is.
-    fn all_planned_or_not(&self) -> impl Iterator<Item = Option<PlannedBlock>> {
-        let entries = self.plan.iter().enumerate();
-        entries.flat_map(|(at, planned)| std::iter::once(Some(*planned)).chain(self.planned_beside(at).iter().copied()))
     }
 
     /// Ends a transfer from or to a tier: the blocks are released, and copied on where a further tier takes the blocks.
@@ -413,9 +396,8 @@ impl Kv {
 
     /// Frees the blocks that an orphaned transfer kept: the transfer ended, or its worker was lost.
     pub fn end_orphan(&mut self, from: Place, to: Place, pairs: &[BlockPair], orphan: Orphan, end: &TransferEnd) {
-        self.leave_read(orphan.read_beside());
-        self.release_beside(&mut orphan.moving_beside().collect());
-        let Orphan { mut blocks, published, hosts, .. } = orphan;
+        let Orphan { mut blocks, published, reads, hosts } = orphan;
+        self.leave_read(reads);
         match (from, to) {
             (Place::Tier(tier), _) => self.end_reads(tier as usize, pairs, end),
             (_, Place::Host) => hosts.into_iter().for_each(|host| self.host_fill_failed(host)),
@@ -452,9 +434,9 @@ impl Kv {
         let is_load = matches!(purpose, Purpose::Load { .. });
         let end = if *end == TransferEnd::Failed && !is_load { &TransferEnd::Interrupted } else { end };
         match (purpose, from) {
-            (Purpose::WriteThrough { mut chain, beside, .. }, _) => {
+            (Purpose::WriteThrough { mut chain, places, .. }, _) => {
                 let n = chain.len();
-                self.leave_read(beside.by_source(pairs));
+                self.leave_read(read_in_groups(pairs, &places));
                 self.tree.release(&mut chain, n);
                 self.free_left();
             }
@@ -463,7 +445,7 @@ impl Kv {
                     self.tiers.end_demotion(tier as usize, pair.from, end.fault(at));
                 }
             }
-            (Purpose::Demotion { kept, beside }, _) => self.end_device_demotion(pairs, kept, &beside, end),
+            (Purpose::Demotion { kept, places }, _) => self.end_device_demotion(pairs, kept, &places, end),
             (Purpose::Load { .. }, Place::Tier(tier)) => self.end_reads(tier as usize, pairs, end),
             (Purpose::Propagation, Place::Tier(tier)) => self.end_reads(tier as usize, pairs, end),
             (Purpose::Orphaned(_), _) => unreachable!("an orphaned transfer ends with its blocks"),

@@ -1,7 +1,6 @@
 //! The state machine of a sequence, and the data of each state.
 
-use trunkline_port::NO_BLOCK;
-
+use crate::blocks::entries::Entries;
 use crate::blocks::transitions::Transition;
 use crate::names::ids::BlockHandle;
 use crate::request::wait::Wait;
@@ -129,14 +128,17 @@ pub(crate) enum Phase {
 /// Data of a sequence in state [`SequenceState::Loading`].
 #[derive(Debug, Default)]
 pub(crate) struct Load {
-    /// Blocks being filled, which follow the published ones.
-    pub blocks: u32,
     /// Transfers in flight.
     pub transfers: u32,
-    /// Leading blocks that no failed transfer was to fill.
-    pub good: u32,
-    /// For each block, one entry for each layer group after the first: `true` for a block being filled, or filled.
-    pub beside: Vec<bool>,
+    /// `true` for each block being filled, or filled, of the entries after the published ones.
+    pub filled: Entries<bool>,
+}
+
+impl Load {
+    /// Returns the number of leading entries whose blocks of the first group no failed transfer was to fill.
+    pub fn good(&self) -> usize {
+        self.filled.first.iter().take_while(|filled| **filled).count()
+    }
 }
 
 /// Data of a sequence in state [`SequenceState::SwappingOut`].
@@ -144,19 +146,15 @@ pub(crate) struct Load {
 pub(crate) struct SwapOut {
     /// Id of the transfer to the host.
     pub transfer: u64,
-    /// Host blocks being filled with the last blocks that have KV.
-    pub hosts: Vec<u32>,
-    /// Host blocks being filled for the other layer groups, as in [`Swapped::beside`].
-    pub beside: Vec<u32>,
+    /// Host blocks being filled with the last blocks that have KV, as in [`Swapped::hosts`].
+    pub hosts: Entries<u32>,
 }
 
 /// Data of a sequence in state [`SequenceState::Swapped`].
 #[derive(Debug)]
 pub(crate) struct Swapped {
     /// Host blocks with the KV that follows the block table.
-    pub hosts: Vec<u32>,
-    /// Host blocks of the layer groups after the first: for each of `hosts` one per group, [`NO_BLOCK`] where the sequence holds none.
-    pub beside: Vec<u32>,
+    pub hosts: Entries<u32>,
     /// Number of blocks that were published at the swap-out.
     pub published: u32,
     /// The policy's rank at the swap-out; the highest comes back first.
@@ -172,28 +170,17 @@ pub(crate) struct SwapIn {
     pub wait: Wait,
     /// Host blocks with the KV that follows the block table: first those that transfers of others bring, then `copied` ones of the
     /// sequence's own transfer.
-    pub hosts: Vec<u32>,
-    /// Host blocks of the layer groups after the first, as in [`Swapped::beside`].
-    pub beside: Vec<u32>,
-    /// Device blocks taken for the swap-in: `copied` destinations of the own transfer, then private blocks for tokens without KV.
-    pub arriving: Vec<BlockHandle>,
-    /// Device blocks of the layer groups after the first: for each of `arriving` one per group, or [`BlockHandle::NONE`].
-    pub arriving_beside: Vec<BlockHandle>,
-    /// Blocks of the sequence's own transfer.
+    pub hosts: Entries<u32>,
+    /// Device blocks taken for the swap-in: those of `copied` entries for the own transfer, then private blocks for tokens without KV.
+    pub arriving: Entries<BlockHandle>,
+    /// Entries of the sequence's own transfer.
     pub copied: u32,
 }
 
 impl SwapIn {
     /// Returns the host blocks that the sequence's own transfer reads.
-    pub fn copied_hosts(&self) -> &[u32] {
-        &self.hosts[self.hosts.len() - self.copied as usize..]
-    }
-
-    /// Returns the host blocks of the layer groups after the first, as far as the sequence's own transfer reads them.
-    pub fn copied_beside(&self) -> impl Iterator<Item = u32> {
-        let n_groups = self.beside.len().checked_div(self.hosts.len()).unwrap_or(0);
-        let others = self.beside.len() - self.copied as usize * n_groups;
-        self.beside[others..].iter().copied().filter(|host| *host != NO_BLOCK)
+    pub fn copied_hosts(&self) -> impl Iterator<Item = u32> {
+        self.hosts.part(self.hosts.len() - self.copied as usize..self.hosts.len())
     }
 
     /// Returns `true` if no transfer is in flight for any block.
@@ -218,22 +205,23 @@ impl Phase {
     }
 
     /// Returns the host blocks the sequence holds.
-    pub fn hosts(&self) -> &[u32] {
+    pub fn hosts(&self) -> &Entries<u32> {
+        static NONE: Entries<u32> = Entries::EMPTY;
         match self {
             Self::SwappingOut(swap_out) => &swap_out.hosts,
             Self::Swapped(swapped) => &swapped.hosts,
             Self::SwappingIn(swap_in) => &swap_in.hosts,
-            Self::Waiting | Self::Loading(_) | Self::Prefill | Self::Decode | Self::Preempted => &[],
+            Self::Waiting | Self::Loading(_) | Self::Prefill | Self::Decode | Self::Preempted => &NONE,
         }
     }
 
-    /// Returns the host blocks of the sequence in the layer groups after the first, with [`NO_BLOCK`] in the place of holes.
-    pub fn beside(&self) -> &[u32] {
+    /// Removes and returns the host blocks the sequence holds.
+    pub fn take_hosts(&mut self) -> Entries<u32> {
         match self {
-            Self::SwappingOut(swap_out) => &swap_out.beside,
-            Self::Swapped(swapped) => &swapped.beside,
-            Self::SwappingIn(swap_in) => &swap_in.beside,
-            Self::Waiting | Self::Loading(_) | Self::Prefill | Self::Decode | Self::Preempted => &[],
+            Self::SwappingOut(swap_out) => std::mem::take(&mut swap_out.hosts),
+            Self::Swapped(swapped) => std::mem::take(&mut swapped.hosts),
+            Self::SwappingIn(swap_in) => std::mem::take(&mut swap_in.hosts),
+            Self::Waiting | Self::Loading(_) | Self::Prefill | Self::Decode | Self::Preempted => Entries::EMPTY,
         }
     }
 
@@ -245,7 +233,7 @@ impl Phase {
             Self::SwappingIn(swap_in) => (&mut swap_in.hosts, swap_in.copied as usize),
             _ => return None,
         };
-        (hosts.len() > copied && hosts[0] == host).then(|| hosts.remove(0))
+        (hosts.len() > copied && hosts.first[0] == host).then(|| hosts.first.remove(0))
     }
 }
 
