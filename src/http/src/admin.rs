@@ -113,7 +113,7 @@ pub(crate) async fn models(State(shared): Context, request: Request<Body>) -> Re
     Ok(json_of(&Models { object: "list", data: shared.models()? }))
 }
 
-/// One model by its name.
+/// The model of a name, if it is one of the server's.
 pub(crate) async fn model(
     State(shared): Context,
     Path(name): Path<String>,
@@ -172,7 +172,7 @@ pub(crate) async fn reset_prefix_cache(
     Ok(json_of(&Flushed { dropped_blocks }))
 }
 
-/// Answers a path that is none of ours.
+/// Answers a path that the server does not have.
 pub(crate) async fn unknown(State(shared): Context, request: Request<Body>) -> Failure {
     shared.front.note(request.extensions());
     let path = request.uri().path();

@@ -34,7 +34,7 @@ pub(crate) trait Api: Send + Unpin + 'static {
     fn whole<'a>(part: &'a Part, tokenizer: &Tokenizer) -> impl Serialize + use<'a, Self>;
 }
 
-/// What a client asked about the form of its answer.
+/// Wishes of a client for the form of its answer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Form {
     /// Id of the request; the answer's begins with that of the form.

@@ -77,7 +77,6 @@ pub(crate) struct Asked {
     pub(crate) use_beam_search: Option<bool>,
 }
 
-/// `stream_options`.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub(crate) struct StreamOptions {
     pub(crate) include_usage: Option<bool>,
@@ -98,7 +97,6 @@ pub(crate) enum Logprobs {
     Number(u32),
 }
 
-/// One prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Prompt {
     Text(String),
@@ -308,7 +306,7 @@ impl Asked {
     }
 }
 
-/// What completions and chats have each in a way of their own.
+/// Values that completions and chats find each in a way of their own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Own {
     pub(crate) max_tokens: u32,

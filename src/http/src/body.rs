@@ -38,7 +38,6 @@ pub(crate) async fn read<T: DeserializeOwned>(front: &Front, body: Body) -> Resu
     parse(&bytes)
 }
 
-/// Parses a body.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let parsed = serde_path_to_error::deserialize(&mut json).map_err(|err| {

@@ -21,7 +21,7 @@ use crate::logprobs::{Spelled, spelled};
 use crate::run::{Run, run};
 use crate::{Context, Shared};
 
-/// Answers of `/v1/chat/completions`.
+/// The form of answers of `/v1/chat/completions`.
 pub(crate) struct Chats;
 
 #[derive(Serialize)]
@@ -96,7 +96,6 @@ impl Api for Chats {
     }
 }
 
-/// Answers a request.
 pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> Result<Response<Body>, Failure> {
     let (parts, body) = request.into_parts();
     let mut asked: Asked = read(&shared.front, body).await?;

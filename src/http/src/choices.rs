@@ -9,7 +9,7 @@ use trunkline_server::Generation;
 use trunkline_server::proto::generate_response::Event;
 use trunkline_server::proto::{Chunk, Finish, GenerateResponse};
 
-/// What came of one choice at once. The end comes with the last tokens if it is there already, as clients count messages.
+/// News of one choice. The end comes with the last tokens if it is there already, as clients count messages.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Piece {
     pub(crate) choice: usize,

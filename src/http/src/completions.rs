@@ -18,10 +18,9 @@ use crate::{Context, Shared};
 /// Generated tokens of a completion without `max_tokens`, as OpenAI and vLLM have it.
 pub(crate) const MAX_TOKENS_DEFAULT: u32 = 16;
 
-/// Answers of `/v1/completions`.
+/// The form of answers of `/v1/completions`.
 pub(crate) struct Completions;
 
-/// A choice.
 #[derive(Serialize)]
 struct Choice<'a> {
     index: usize,
@@ -65,7 +64,6 @@ impl Api for Completions {
     }
 }
 
-/// Answers a request.
 pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> Result<Response<Body>, Failure> {
     let (parts, body) = request.into_parts();
     let mut asked: Asked = read(&shared.front, body).await?;

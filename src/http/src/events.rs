@@ -35,7 +35,6 @@ pub(crate) struct Events<W> {
 }
 
 enum State {
-    /// Nothing was sent.
     Opening,
     Streaming,
     Ended,

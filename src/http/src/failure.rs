@@ -125,7 +125,7 @@ impl Failure {
         (self.kind, &self.message)
     }
 
-    /// Returns the body.
+    /// Returns the body in OpenAI's form.
     pub(crate) fn json(&self) -> String {
         #[derive(Serialize)]
         struct Outer<'a> {

@@ -17,7 +17,6 @@ use crate::failure::Failure;
 use crate::logprobs::{Spelled, spelled};
 use crate::run::{Run, run};
 
-/// Body of a request.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct TokensAsked {
     request_id: Option<String>,
@@ -31,7 +30,7 @@ pub(crate) struct TokensAsked {
     priority: Option<i32>,
 }
 
-/// Answers of `/inference/v1/generate`.
+/// The form of answers of `/inference/v1/generate`.
 pub(crate) struct Tokens;
 
 #[derive(Serialize)]
@@ -72,7 +71,6 @@ impl Api for Tokens {
     }
 }
 
-/// Answers a request.
 pub(crate) async fn generate(State(shared): Context, request: Request<Body>) -> Result<Response<Body>, Failure> {
     let (parts, body) = request.into_parts();
     let given: TokensAsked = read(&shared.front, body).await?;

@@ -53,7 +53,7 @@ pub struct Settings {
     pub template: Option<Arc<ChatTemplate>>,
 }
 
-/// What the handlers share.
+/// State that all handlers share.
 pub(crate) struct Shared {
     pub(crate) front: Front,
     pub(crate) settings: Settings,

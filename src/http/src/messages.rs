@@ -356,7 +356,6 @@ async fn try_answer(shared: &Shared, request: Request<Body>) -> Result<Response<
     Ok(named(response, &id))
 }
 
-/// Writes a message.
 #[derive(Default)]
 struct MessageWriter {
     id: String,
@@ -461,7 +460,7 @@ impl MessageWriter {
     }
 }
 
-/// Appends an event.
+/// Appends an event with its name, which Anthropic's clients go by.
 fn event(out: &mut BytesMut, name: &str, event: &Event<'_>) {
     out.put_slice(format!("event: {name}\ndata: ").as_bytes());
     // Nothing in an event can fail to be JSON.

@@ -1,4 +1,4 @@
-//! What a request consumed, in OpenAI's form, and its times, in vLLM's.
+//! Tokens that a request consumed, in OpenAI's form, and its times, in vLLM's.
 
 use serde::Serialize;
 use trunkline_server::proto::{Finish, Timings, Usage as WireUsage};
@@ -26,13 +26,11 @@ fn is_zero(n: &u32) -> bool {
 }
 
 impl Usage {
-    /// Adds a prompt.
     pub(crate) fn add_prompt(&mut self, tokens: u32) {
         self.prompt_tokens += tokens;
         self.total_tokens += tokens;
     }
 
-    /// Adds generated tokens.
     pub(crate) fn add_tokens(&mut self, tokens: usize) {
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         self.completion_tokens += tokens;

@@ -112,10 +112,7 @@ struct Driver {
     recorder: Option<Recorder>,
     request_log: RequestLog,
     clients: HashMap<RequestId, Client>,
-    /// Readers of new outputs, to be woken.
-    readers: Vec<Waker>,
-    /// Requests without a reader of the outputs, to be aborted.
-    unread: Vec<RequestId>,
+    readers: Readers,
     /// Log probabilities of the tokens of the last ended step.
     logprobs: HashMap<RequestId, VecDeque<TokenLogprobs>>,
     /// Drafts and reads of weights of ended steps, by engine.
@@ -130,6 +127,15 @@ struct Driver {
     drained: bool,
     failure: Option<String>,
     presence: Presence,
+}
+
+/// Readers of the outputs of the last input.
+#[derive(Default)]
+struct Readers {
+    /// Readers of new outputs, to be woken.
+    waiting: Vec<Waker>,
+    /// Requests that nobody reads, to be aborted.
+    gone: Vec<RequestId>,
 }
 
 /// Presence of workers, for health and for the requests that wait for a worker.
@@ -165,8 +171,7 @@ impl Driver {
             recorder,
             request_log,
             clients: HashMap::new(),
-            readers: Vec::new(),
-            unread: Vec::new(),
+            readers: Readers::default(),
             logprobs: HashMap::new(),
             flushes: VecDeque::new(),
             outputs: Vec::new(),
@@ -500,7 +505,7 @@ impl Driver {
     /// Delivers an input to the cluster and performs the outputs.
     fn apply(&mut self, input: Input) {
         self.apply_one(input);
-        while let Some(id) = self.unread.pop() {
+        while let Some(id) = self.readers.gone.pop() {
             if self.clients.contains_key(&id) {
                 self.apply_one(Input::Client(Event::Abort(id)));
             }
@@ -521,7 +526,7 @@ impl Driver {
         self.outputs = outputs;
         self.workers.run_idle();
         // The next step is under way; now the streams of the last one.
-        self.readers.drain(..).for_each(Waker::wake);
+        self.readers.waiting.drain(..).for_each(Waker::wake);
         self.free_remains();
     }
 
@@ -647,8 +652,8 @@ impl Driver {
         if matches!(output, Output::Token { .. }) {
             self.figures.requests.token(&mut client.times, self.last_input_ns);
         }
-        if !client.outputs.put(output, &mut self.readers) {
-            self.unread.push(request);
+        if !client.outputs.put(output, &mut self.readers.waiting) {
+            self.readers.gone.push(request);
         }
     }
 

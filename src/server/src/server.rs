@@ -1,5 +1,6 @@
 //! Puts the parts together and serves.
 
+pub(crate) mod front;
 pub(crate) mod shutdown;
 
 use std::net::SocketAddr;
@@ -41,11 +42,11 @@ use crate::proto::FILE_DESCRIPTOR_SET;
 use crate::proto::inference_server::InferenceServer;
 use crate::proto::sessions_server::SessionsServer;
 use crate::requests::request_log::RequestLog;
+use crate::server::front::Front;
 use crate::server::shutdown::ServerHandle;
 use crate::service::InferenceService;
 use crate::service::attach::{self, Offer, WorkersService};
 use crate::service::fit::Fit;
-use crate::service::front::Front;
 use crate::service::offer::SamplingOffer;
 use crate::service::sessions::{SessionOptions, SessionService};
 use crate::service::submission::{KvClass, Submitter};
@@ -597,11 +598,11 @@ impl Start {
         let sessions = SessionService::new(submitter.clone(), self.network.clone(), sessions);
         self.metrics.serve_model(Served { submitter: submitter.clone(), sessions: sessions.figures() });
         let sessions = SessionsServer::new(sessions).max_decoding_message_size(export_bytes_max);
-        let service = Arc::new(InferenceService::new(submitter, self.network));
-        let _ = self.inference.set(service.clone());
-        let service = InferenceServer::from_arc(service).max_decoding_message_size(message_bytes_max);
+        let inference = Arc::new(InferenceService::new(submitter, self.network));
+        let service = InferenceServer::from_arc(inference.clone()).max_decoding_message_size(message_bytes_max);
         // Each is set once.
-        let _ = self.routes.set(Routes::new(service).add_service(sessions).prepare());
+        let routes = Routes::new(service).add_service(sessions).prepare();
+        let _ = (self.inference.set(inference), self.routes.set(routes));
         self.fit.send_replace(Some(Arc::new(fit)));
         Ok(outcome)
     }

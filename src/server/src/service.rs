@@ -2,7 +2,6 @@
 
 pub(crate) mod attach;
 pub(crate) mod fit;
-pub(crate) mod front;
 pub(crate) mod offer;
 pub(crate) mod request_ids;
 pub(crate) mod retention;
@@ -69,12 +68,12 @@ impl InferenceService {
             shared.note_refused(label, arrival_ns, Reason::Invalid, Code::InvalidArgument);
         })?;
         let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
-        let (skip_special_tokens, with_stop) = (checked.skip_special_tokens, checked.include_stop_string);
+        let skip_special_tokens = checked.skip_special_tokens;
         let timeout = [call_timeout, checked.timeout].into_iter().flatten().min();
         let submitted = shared.submit(caller, checked, arrival_ns, timeout).await;
         let submitted = submitted.inspect_err(|rejection| self.count(rejection.reason()))?;
         let detokenizer = shared.tokenizer.detokenizer_behind(submitted.prompt_end(), skip_special_tokens);
-        Ok(Generation::new(submitted, detokenizer, stop, min_tokens).with_stop(with_stop))
+        Ok(Generation::new(submitted, detokenizer, stop.strings, min_tokens).with_stop(stop.is_sent))
     }
 
     /// Aborts the caller's requests with these ids; returns how many were found.

@@ -3,7 +3,8 @@
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use crate::conversation::{Conversation, fields};
+use crate::conversation::Conversation;
+use crate::objects::fields;
 
 /// Steps for a conversation of any size; templates in use take 5,000 for one with two tools.
 const FUEL_BASE: u64 = 200_000;

@@ -7,6 +7,7 @@ use minijinja::Value;
 use minijinja::value::ValueKind;
 
 use crate::error::TemplateError;
+use crate::objects::{fields, object, with};
 use crate::python::{stripped, stripped_behind};
 
 /// Text behind the message to continue, by which it is found in the prompt.
@@ -116,28 +117,6 @@ fn message(message: &Value) -> Value {
         }
     }
     object(fields)
-}
-
-/// Returns the keys and values of an object, none of another value.
-pub(crate) fn fields(value: &Value) -> impl Iterator<Item = (Value, Value)> {
-    let keys = value.try_iter().ok().filter(|_| value.kind() == ValueKind::Map);
-    keys.into_iter().flatten().map(|key| {
-        let field = value.get_item(&key).unwrap_or_default();
-        (key, field)
-    })
-}
-
-/// Returns an object with these fields, in this order.
-pub(crate) fn object(fields: impl IntoIterator<Item = (Value, Value)>) -> Value {
-    Value::from_pairs(fields)
-}
-
-/// Returns a copy of an object with another value under a key that it has.
-pub(crate) fn with(value: &Value, key: &str, new: &Value) -> Value {
-    object(fields(value).map(|(name, old)| {
-        let new = if name.as_str() == Some(key) { new.clone() } else { old };
-        (name, new)
-    }))
 }
 
 impl Continued {

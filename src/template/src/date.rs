@@ -54,9 +54,9 @@ impl Date {
         let day = from_march - (153 * month + 2) / 5 + 1;
         let month = if month < 10 { month + 2 } else { month - 10 };
         let year = year_of_era + era * 400 + i64::from(month < 2);
-        let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+        let has_366_days = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
         // January and February end the year that begins in March.
-        let day_of_year = if month < 2 { from_march - 306 } else { from_march + 59 + i64::from(is_leap) };
+        let day_of_year = if month < 2 { from_march - 306 } else { from_march + 59 + i64::from(has_366_days) };
         Self {
             year,
             month: month as usize,

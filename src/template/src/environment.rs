@@ -2,7 +2,6 @@
 
 use std::time::SystemTime;
 
-use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
 use crate::date::strftime;
@@ -11,6 +10,7 @@ use crate::json::tojson;
 use crate::printed::printed;
 use crate::python;
 use crate::scan::OWN_NAMESPACE;
+use crate::syntax::syntax;
 
 /// Name of the function for the date. It is a variable of each rendering, because the time is an argument.
 pub(crate) const STRFTIME: &str = "strftime_now";
@@ -24,12 +24,6 @@ const PRINTED_BYTES_PER_FUEL: u64 = 4;
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Raised(pub(crate) String);
-
-/// Returns the syntax: a line break behind a tag and spaces in front of one count as nothing.
-pub(crate) fn syntax() -> SyntaxConfig {
-    // Delimiters are those of Jinja, which fit together.
-    SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap_or_default()
-}
 
 /// Returns an environment without templates.
 pub(crate) fn environment() -> Environment<'static> {
@@ -75,17 +69,5 @@ fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error
             Ok(out.write_str(&text)?)
         }
         None => minijinja::escape_formatter(out, state, value),
-    }
-}
-
-/// Returns an error of the library on one line, without the name of the template.
-pub(crate) fn in_words(error: &Error) -> String {
-    let mut words = error.kind().to_string();
-    if let Some(detail) = error.detail() {
-        words = format!("{words}: {detail}");
-    }
-    match error.line() {
-        Some(line) => format!("line {line}: {}", words.replace(['\n', '\r'], " ")),
-        None => words.replace(['\n', '\r'], " "),
     }
 }

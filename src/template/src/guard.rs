@@ -11,8 +11,8 @@ use minijinja::machinery::{CodeGenerator, Instruction, Instructions, parse};
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use crate::conversation::fields;
-use crate::environment::syntax;
+use crate::objects::fields;
+use crate::syntax::syntax;
 
 /// Containers within containers, at most. The JSON of a conversation has 128 at most.
 const DEPTH_MAX: usize = 200;

@@ -30,11 +30,13 @@ mod environment;
 mod error;
 mod guard;
 mod json;
+mod objects;
 mod openai;
 mod printed;
 mod python;
 mod scan;
 mod stack;
+mod syntax;
 mod template;
 
 /// A value of JSON whose objects keep the order of their keys; `serde_json` reads it.

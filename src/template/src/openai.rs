@@ -4,8 +4,8 @@ use minijinja::Value;
 use minijinja::value::ValueKind;
 use trunkline_quote::quoted;
 
-use crate::conversation::{fields, with};
 use crate::error::TemplateError;
+use crate::objects::{fields, with};
 
 /// Types of parts with text, and the key of the text.
 const TEXTS: [(&str, &str); 4] =

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use minijinja::Value;
 use minijinja::value::{Tuple, ValueKind};
 
-use crate::conversation::fields;
+use crate::objects::fields;
 
 /// Returns a value as Python prints it; `None` if the library prints the same.
 pub(crate) fn printed(value: &Value) -> Option<String> {

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use minijinja::machinery::{Token as Kind, tokenize};
 
-use crate::environment::{in_words, syntax};
+use crate::syntax::{in_words, syntax};
 
 /// Bytes of a template, at most; the largest in use have 20 kB.
 pub(crate) const SOURCE_BYTES_MAX: usize = 1 << 18;

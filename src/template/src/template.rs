@@ -10,12 +10,13 @@ use trunkline_text::ChatSource;
 
 use crate::budget::fuel;
 use crate::conversation::{Continued, Conversation, messages};
-use crate::environment::{Raised, STRFTIME, clock, environment, in_words};
+use crate::environment::{Raised, STRFTIME, clock, environment};
 use crate::error::TemplateError;
 use crate::guard::compile;
 use crate::openai;
 use crate::scan::{prepare, takes_parts};
 use crate::stack::on_a_deep_stack;
+use crate::syntax::in_words;
 
 /// Template of all conversations, or of those without tools.
 const DEFAULT: &str = "default";

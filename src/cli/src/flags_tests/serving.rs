@@ -83,6 +83,17 @@ pub const ENTRIES: &[Entry] = &[
         "metrics",
         Test("src/cli/src/settings/network_settings.rs", "an_address_of_metrics_is_a_host_and_a_port_that_is_free"),
     ),
+    (
+        "serve",
+        "metrics-names",
+        Test("src/cli/src/settings/network_settings.rs", "metrics_have_our_names_or_those_of_vllm"),
+    ),
+    (
+        "serve",
+        "served-model-name",
+        Test("src/cli/src/settings/http_settings.rs", "names_and_a_template_reach_the_door"),
+    ),
+    ("serve", "chat-template", Test("src/cli/src/settings/http_settings.rs", "names_and_a_template_reach_the_door")),
     ("serve", "token-file", Test(ACCESS, "roles_decide_and_a_changed_file_takes_effect")),
     ("serve", "admin", Test(HOSTILE, "administration_is_a_switch_without_tokens")),
     ("serve", "tls-cert", Test(ACCESS, "tls_protects_the_port")),

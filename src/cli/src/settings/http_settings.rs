@@ -52,3 +52,33 @@ impl HttpSettings {
         ChatTemplate::new(source).map(Some).with_context(at)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use trunkline_template::{Conversation, Value};
+
+    use super::*;
+
+    #[test]
+    fn names_and_a_template_reach_the_door() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "{{ bos_token }}{{ messages[0].content }}!").unwrap();
+        let template = Some(file.path().to_owned());
+        let door = HttpSettings { served_model_name: Some("a, b".into()), chat_template: template }.door(None).unwrap();
+        assert_eq!(door.served_names, ["a", "b"]);
+        let render = |settings: HttpSettings| {
+            let message = Value::from_pairs([("role", "user"), ("content", "hi")]);
+            let conversation = Conversation::new(vec![message], SystemTime::UNIX_EPOCH);
+            settings.door(None).unwrap().template.unwrap().render(&conversation).unwrap()
+        };
+        let given = HttpSettings { chat_template: Some(file.path().to_owned()), ..HttpSettings::default() };
+        assert_eq!(render(given), "<s>hi!", "with the tokens of the model");
+        assert_eq!(render(HttpSettings::default()), "<s>hi", "the model's own");
+        std::fs::write(file.path(), "{% if %}").unwrap();
+        let wrong = HttpSettings { chat_template: Some(file.path().to_owned()), ..HttpSettings::default() };
+        let error = format!("{:#}", wrong.door(None).unwrap_err());
+        assert!(error.starts_with("--chat-template ") && !error.contains('\n'), "{error}");
+    }
+}

@@ -253,6 +253,19 @@ mod tests {
         assert_eq!(options.admin, Some(false));
     }
 
+    #[test]
+    fn metrics_have_our_names_or_those_of_vllm() {
+        let named = |names: &str| {
+            let settings = NetworkSettings { metrics_names: Some(names.into()), ..NetworkSettings::default() };
+            settings.metric_names()
+        };
+        assert_eq!(named("vllm").unwrap(), MetricNames::Vllm);
+        assert_eq!(named("trunkline").unwrap(), MetricNames::Trunkline);
+        assert_eq!(NetworkSettings::default().metric_names().unwrap(), MetricNames::Both);
+        let error = named("sglang").unwrap_err().to_string();
+        assert_eq!(error, "metrics-names is 'sglang'; it must be trunkline, vllm or both");
+    }
+
     #[tokio::test]
     async fn an_address_of_metrics_is_a_host_and_a_port_that_is_free() {
         let listen = async |addr: &str| {

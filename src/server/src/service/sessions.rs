@@ -227,7 +227,7 @@ impl SessionService {
         self.counts.note_turn();
         let detokenizer = submitter.tokenizer.detokenizer_behind(submitted.prompt_end(), skip_special_tokens);
         let request_id = submitted.client_id().parse().ok();
-        let generation = Generation::new(submitted, detokenizer, stop, min_tokens);
+        let generation = Generation::new(submitted, detokenizer, stop.strings, min_tokens).with_stop(stop.is_sent);
         let mut response = Response::new(TurnStream::running(generation, turn, caller, self.compactor.clone()));
         if let Some(request_id) = request_id {
             response.metadata_mut().insert(REQUEST_ID, request_id);

@@ -136,6 +136,12 @@ impl Rejection {
     }
 }
 
+impl From<Rejection> for tonic::Status {
+    fn from(rejection: Rejection) -> Self {
+        Self::new(rejection.code(), rejection.to_string())
+    }
+}
+
 impl From<NotTaken> for Rejection {
     fn from(reason: NotTaken) -> Self {
         match reason {

@@ -38,10 +38,9 @@ pub(crate) struct Checked {
     pub(crate) sampling: Sampling,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) min_tokens: u32,
-    pub(crate) stop: Vec<String>,
+    pub(crate) stop: StopStrings,
     pub(crate) stop_token_ids: Vec<Token>,
     pub(crate) skip_special_tokens: bool,
-    pub(crate) include_stop_string: bool,
     pub(crate) cache_salt: String,
     pub(crate) tenant: u64,
     pub(crate) tenant_name: String,
@@ -58,6 +57,14 @@ pub(crate) struct Checked {
     /// Type of the KV; empty for that of the first engine.
     pub(crate) kv_dtype: String,
     pub(crate) timeout: Option<Duration>,
+}
+
+/// Stop strings.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct StopStrings {
+    pub(crate) strings: Vec<String>,
+    /// Send the one that is found.
+    pub(crate) is_sent: bool,
 }
 
 /// Prompt to continue, as text or as tokens.
@@ -148,10 +155,9 @@ pub(crate) fn check(
         sampling: check_sampling(sampling.unwrap_or_default(), output.logprobs)?,
         max_tokens: stopping.max_tokens,
         min_tokens: stopping.min_tokens,
-        stop: stopping.stop,
+        stop: StopStrings { strings: stopping.stop, is_sent: output.include_stop_string },
         stop_token_ids,
         skip_special_tokens: output.skip_special_tokens.unwrap_or(true),
-        include_stop_string: output.include_stop_string,
         tenant: tenant_number(&tenant, &cache_salt),
         tenant_name: tenant,
         cache_salt,
@@ -407,10 +413,9 @@ mod tests {
                 },
                 max_tokens: Some(9),
                 min_tokens: 2,
-                stop: vec!["END".into()],
+                stop: StopStrings { strings: vec!["END".into()], is_sent: true },
                 stop_token_ids: vec![5],
                 skip_special_tokens: false,
-                include_stop_string: true,
                 cache_salt: "salt".into(),
                 tenant: tenant_number("acme", ""),
                 tenant_name: "acme".into(),

@@ -13,7 +13,6 @@ use crate::metrics::Metrics;
 use crate::proto;
 use crate::service::InferenceService;
 use crate::service::stream::Generation;
-use crate::service::submission::Rejection;
 
 /// Shortest and longest time after which a refused client is asked to come back, seconds.
 const RETRY_S: (u64, u64) = (1, 60);
@@ -202,12 +201,6 @@ fn retry_s(waiting: u32, ended: u64, passed_ns: u64) -> u64 {
     }
     let ns = u128::from(waiting) * u128::from(passed_ns) / u128::from(ended);
     u64::try_from(ns.div_ceil(1_000_000_000)).unwrap_or(u64::MAX).clamp(RETRY_S.0, RETRY_S.1)
-}
-
-impl From<Rejection> for Status {
-    fn from(rejection: Rejection) -> Self {
-        Self::new(rejection.code(), rejection.to_string())
-    }
 }
 
 #[cfg(test)]
