@@ -17,68 +17,41 @@ use crate::limits::{limits, pick};
 use crate::oracle::{OracleWorker, continuation};
 use crate::pressure::{LENGTHS, request, stops};
 
-/// Counts of a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// Digest of the decisions; 0 in sums.
-    pub digest: u64,
-    /// Requests that ran to their own end.
-    pub completed: u64,
-    /// Requests that were aborted, stopped by the driver, timed out or failed.
-    pub interrupted: u64,
-    /// Requests that no engine could take over; part of the interrupted ones.
-    pub orphaned: u64,
-    /// Requests refused.
-    pub refused: u64,
-    /// Requests refused because no engine was in service.
-    pub refused_by_all: u64,
-    /// Requests that moved because their engine was retired.
-    pub moved_lost: u64,
-    /// Requests that moved because they failed alone on their engine.
-    pub moved_failed: u64,
-    /// Requests that moved because the steps of their engine failed in a row.
-    pub moved_suspected: u64,
-    /// Requests that moved because their engine was drained.
-    pub moved_drained: u64,
-    /// Requests that moved from a prefill to a decode engine.
-    pub handed_over: u64,
-    /// Requests that moved and then ran to their own end.
-    pub moved_and_completed: u64,
-    /// Workers lost and expected back.
-    pub lost: u64,
-    /// Engines retired.
-    pub retired: u64,
-    /// Steps that ended with another in flight behind them.
-    pub steps_ahead: u64,
-    /// Steps that a worker answered with nonsense.
-    pub nonsense: u64,
-    /// Drained engines that reported to be empty.
-    pub emptied: u64,
-}
-
-impl Outcome {
-    /// Returns the sum of two runs, without a digest.
-    #[must_use]
-    pub fn plus(self, other: &Self) -> Self {
-        Self {
-            digest: 0,
-            completed: self.completed + other.completed,
-            interrupted: self.interrupted + other.interrupted,
-            orphaned: self.orphaned + other.orphaned,
-            refused: self.refused + other.refused,
-            refused_by_all: self.refused_by_all + other.refused_by_all,
-            moved_lost: self.moved_lost + other.moved_lost,
-            moved_failed: self.moved_failed + other.moved_failed,
-            moved_suspected: self.moved_suspected + other.moved_suspected,
-            moved_drained: self.moved_drained + other.moved_drained,
-            handed_over: self.handed_over + other.handed_over,
-            moved_and_completed: self.moved_and_completed + other.moved_and_completed,
-            lost: self.lost + other.lost,
-            retired: self.retired + other.retired,
-            steps_ahead: self.steps_ahead + other.steps_ahead,
-            nonsense: self.nonsense + other.nonsense,
-            emptied: self.emptied + other.emptied,
-        }
+trunkline_driver::outcome! {
+    /// Counts of a run.
+    pub struct Outcome {
+        /// Requests that ran to their own end.
+        pub completed: u64,
+        /// Requests that were aborted, stopped by the driver, timed out or failed.
+        pub interrupted: u64,
+        /// Requests that no engine could take over; part of the interrupted ones.
+        pub orphaned: u64,
+        /// Requests refused.
+        pub refused: u64,
+        /// Requests refused because no engine was in service.
+        pub refused_by_all: u64,
+        /// Requests that moved because their engine was retired.
+        pub moved_lost: u64,
+        /// Requests that moved because they failed alone on their engine.
+        pub moved_failed: u64,
+        /// Requests that moved because the steps of their engine failed in a row.
+        pub moved_suspected: u64,
+        /// Requests that moved because their engine was drained.
+        pub moved_drained: u64,
+        /// Requests that moved from a prefill to a decode engine.
+        pub handed_over: u64,
+        /// Requests that moved and then ran to their own end.
+        pub moved_and_completed: u64,
+        /// Workers lost and expected back.
+        pub lost: u64,
+        /// Engines retired.
+        pub retired: u64,
+        /// Steps that ended with another in flight behind them.
+        pub steps_ahead: u64,
+        /// Steps that a worker answered with nonsense.
+        pub nonsense: u64,
+        /// Drained engines that reported to be empty.
+        pub emptied: u64,
     }
 }
 

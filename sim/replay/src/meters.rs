@@ -79,23 +79,9 @@ impl<'a> Meters<'a> {
         if let Some(contention) = self.contentions.get_mut(replica) {
             contention.leave(now_ns, tenant);
         }
-        Outcome {
-            request,
-            arrival_ns: flight.submitted_ns,
-            replica: replica as u32,
-            tenant: tenant as u32,
-            prompt_tokens: flight.traced.input_tokens,
-            cached_tokens: 0,
-            output_tokens: 0,
-            queue_ns: None,
-            ttft_ns: None,
-            tpot_ns: None,
-            e2e_ns: None,
-            preemptions: 0,
-            refused: true,
-            deadline_met: flight.traced.terms.deadline_ns.map(|_| false),
-            copied_tokens: 0,
-        }
+        let usage = Usage { prompt_tokens: flight.traced.input_tokens, ..Usage::default() };
+        let deadline_met = flight.traced.terms.deadline_ns.map(|_| false);
+        Outcome { refused: true, deadline_met, ..outcome(flight, replica, request, &usage) }
     }
 
     /// Removes a request from `replica`; it continues elsewhere.
@@ -216,21 +202,12 @@ impl<'a> Meters<'a> {
         tenant.copied_tokens += u64::from(usage.copied_tokens);
         tenant.output_tokens += u64::from(usage.completion_tokens);
         Outcome {
-            request,
-            arrival_ns: flight.submitted_ns,
-            replica: replica as u32,
-            tenant: u32::from(flight.tenant),
-            prompt_tokens: usage.prompt_tokens,
-            cached_tokens: usage.cached_tokens,
-            output_tokens: usage.completion_tokens,
             queue_ns: Some(queue_ns),
             ttft_ns: Some(flight.first_token_ns - flight.submitted_ns),
             tpot_ns,
             e2e_ns: Some(e2e_ns),
-            preemptions: usage.preemptions,
-            refused: false,
             deadline_met: flight.traced.terms.deadline_ns.map(|_| true),
-            copied_tokens: usage.copied_tokens,
+            ..outcome(flight, replica, request, usage)
         }
     }
 
@@ -253,21 +230,10 @@ impl<'a> Meters<'a> {
             contention.leave(now_ns, tenant);
         }
         Outcome {
-            request,
-            arrival_ns: flight.submitted_ns,
-            replica: replica as u32,
-            tenant: tenant as u32,
-            prompt_tokens: usage.prompt_tokens,
-            cached_tokens: usage.cached_tokens,
-            output_tokens: usage.completion_tokens,
             queue_ns,
             ttft_ns: (flight.n_generated > 0).then(|| flight.first_token_ns - flight.submitted_ns),
-            tpot_ns: None,
-            e2e_ns: None,
-            preemptions: usage.preemptions,
-            refused: false,
             deadline_met: Some(false),
-            copied_tokens: usage.copied_tokens,
+            ..outcome(flight, replica, request, usage)
         }
     }
 
@@ -318,6 +284,22 @@ impl<'a> Meters<'a> {
             service_gap_max: self.contentions.iter().map(Contention::gap_max).max().unwrap_or(0),
             tenants: self.tenants.into_iter().enumerate().map(report).collect(),
         }
+    }
+}
+
+/// Returns the outcome of a request on a replica, without times.
+fn outcome(flight: &InFlightRequest, replica: usize, request: u64, usage: &Usage) -> Outcome {
+    Outcome {
+        request,
+        arrival_ns: flight.submitted_ns,
+        replica: replica as u32,
+        tenant: flight.tenant.into(),
+        prompt_tokens: usage.prompt_tokens,
+        cached_tokens: usage.cached_tokens,
+        output_tokens: usage.completion_tokens,
+        preemptions: usage.preemptions,
+        copied_tokens: usage.copied_tokens,
+        ..Outcome::default()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Catalogue of figures: the name, title, unit, direction, meaning and value of every figure of a [`Report`], in one list.
 //!
-//! Tables, pages, SLOs, sweeps and metrics read this catalogue. [`FIGURES`] are the figures of a whole report, [`TIER_FIGURES`] those of
-//! each tier of the prefix cache in [`TIERS`], latencies are a [`Latency`] times a [`Statistic`], and waits one of [`CLASSES`] times a
+//! Texts, tables, pages, SLOs and sweeps read this catalogue. [`FIGURES`] are the figures of a whole report, [`COUNTED`] the counters of
+//! the core among them, which need no field of the report, [`TIER_FIGURES`] those of each tier of the prefix cache in [`TIERS`], latencies are a [`Latency`] times a [`Statistic`], and waits one of [`CLASSES`] times a
 //! [`Statistic`].
 //!
 //! [`columns`] and [`row`] turn the catalogue into typed columns, equal for every report, to join the rows of many replays. Columns are
@@ -13,113 +13,19 @@ use trunkline_sim_workload::summary::Summary;
 
 use crate::report::{ClassReport, Latencies, Report, TierReport};
 
-/// Preferred direction of a figure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// Lower values are better, as of latencies.
-    Lower,
-    /// Higher values are better, as of throughput.
-    Higher,
-    /// Values describe the replay and do not rate it.
-    Neither,
-}
-
-/// Unit of a figure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// Time in seconds.
-    Seconds,
-    /// Number of events per second.
-    PerSecond,
-    /// Share of a whole, from 0 to 1.
-    Share,
-    /// Number of events or things, or a mean of such numbers.
-    Count,
-    /// Text, without a unit.
-    Text,
-}
-
-/// Access to the value of a figure in its source `T`; `None` if the source lacks the figure.
-#[derive(Clone, Copy, Debug)]
-pub enum Value<T> {
-    /// Access to a whole number.
-    Count(fn(&T) -> Option<u64>),
-    /// Access to a real number.
-    Real(fn(&T) -> Option<f64>),
-    /// Access to a text.
-    Text(fn(&T) -> &str),
-}
-
-/// Figure of a source `T`: a [`Report`] or a [`TierReport`].
-#[derive(Clone, Copy, Debug)]
-pub struct Figure<T> {
-    /// Name of the column, equal to the field of the JSON report.
-    pub name: &'static str,
-    /// Title in tables and on pages.
-    pub title: &'static str,
-    /// Unit of the value.
-    pub unit: Unit,
-    /// Preferred direction of the value.
-    pub direction: Direction,
-    /// Meaning, in one sentence.
-    pub help: &'static str,
-    /// Access to the value.
-    pub value: Value<T>,
-}
-
-impl<T> Figure<T> {
-    /// Returns the kind of column for this figure.
-    pub fn kind(&self) -> Kind {
-        match self.value {
-            Value::Count(_) => Kind::Int,
-            Value::Real(_) => Kind::Real,
-            Value::Text(_) => Kind::Text,
-        }
-    }
-
-    /// Returns the value of this figure in `source`; an empty cell if `source` lacks the figure.
-    pub fn cell(&self, source: &T) -> Cell {
-        match self.value {
-            Value::Count(count) => count(source).map_or(Cell::None, Cell::count),
-            Value::Real(real) => real(source).map_or(Cell::None, Cell::Real),
-            Value::Text(text) => Cell::Text(text(source).into()),
-        }
-    }
-}
+pub use crate::counted::{COUNTED, counted};
+pub use crate::figure::{About, Direction, Figure, Unit, Value};
+use crate::figure::{count, real, text};
 
 use Direction::{Higher, Lower, Neither};
-use Unit::{Count, PerSecond, Seconds, Share, Text};
-
-const fn count<T>(
-    name: &'static str,
-    title: &'static str,
-    direction: Direction,
-    help: &'static str,
-    value: fn(&T) -> Option<u64>,
-) -> Figure<T> {
-    Figure { name, title, unit: Count, direction, help, value: Value::Count(value) }
-}
-
-const fn real<T>(
-    name: &'static str,
-    title: &'static str,
-    unit: Unit,
-    direction: Direction,
-    help: &'static str,
-    value: fn(&T) -> Option<f64>,
-) -> Figure<T> {
-    Figure { name, title, unit, direction, help, value: Value::Real(value) }
-}
-
-const fn text<T>(name: &'static str, title: &'static str, help: &'static str, value: fn(&T) -> &str) -> Figure<T> {
-    Figure { name, title, unit: Text, direction: Neither, help, value: Value::Text(value) }
-}
+use Unit::{Count, PerSecond, Seconds, Share};
 
 /// Figures of a whole report, in column order.
 pub const FIGURES: &[Figure<Report>] = &[
     count("requests", "Requests", Neither, "Requests in the trace.", |r| Some(r.requests)),
     count("completed", "Completed", Higher, "Requests that received all their tokens.", |r| Some(r.completed)),
-    count("refused", "Refused", Lower, "Requests rejected as too large for the device.", |r| Some(r.refused)),
+    count("refused", "Refused", Lower, "Requests rejected as too large for the device.", |r: &Report| Some(r.refused))
+        .rare(),
     real("duration_s", "Duration", Seconds, Lower, "First arrival to last end.", |r| Some(r.duration_s)),
     real("requests_s", "Requests/s", PerSecond, Higher, "Requests completed per second.", |r| Some(r.requests_s)),
     count("prompt_tokens", "Prompt tokens", Neither, "Prompt tokens of completed requests.", |r| {
@@ -129,9 +35,15 @@ pub const FIGURES: &[Figure<Report>] = &[
     count("prefix_hit_tokens", "Prefix hit tokens", Higher, "Prompt tokens found in the prefix cache.", |r| {
         Some(r.tokens.prefix_hit_tokens)
     }),
-    real("prefix_hit_ratio", "Prefix hits", Share, Higher, "Share of prompt tokens found in the prefix cache.", |r| {
-        Some(r.tokens.prefix_hit_ratio)
-    }),
+    real(
+        "prefix_hit_ratio",
+        "Prefix hits",
+        Share,
+        Higher,
+        "Share of prompt tokens found in the prefix cache.",
+        |r: &Report| Some(r.tokens.prefix_hit_ratio),
+    )
+    .column("hits"),
     count("copied_tokens", "Copied tokens", Neither, "Prompt tokens copied from other places in the cache.", |r| {
         Some(r.tokens.copied_tokens)
     }),
@@ -141,8 +53,10 @@ pub const FIGURES: &[Figure<Report>] = &[
         Share,
         Neither,
         "Share of prompt tokens copied from other places in the cache.",
-        |r| Some(r.tokens.copied_ratio),
-    ),
+        |r: &Report| Some(r.tokens.copied_ratio),
+    )
+    .column("copied")
+    .rare(),
     count("prefix_blocks", "Prefix blocks", Neither, "Blocks of cached prefixes taken on the device.", |r| {
         Some(r.tokens.prefix_blocks)
     }),
@@ -157,8 +71,12 @@ pub const FIGURES: &[Figure<Report>] = &[
         "Mean number of neighbouring blocks in cached prefixes.",
         |r| Some(r.tokens.mean_prefix_run),
     ),
-    count("preemptions", "Preemptions", Lower, "Returns of a running request to the queue.", |r| Some(r.preemptions)),
-    count("swap_outs", "Swap-outs", Neither, "Requests swapped out to the host.", |r| Some(r.swaps.swap_outs)),
+    count("preemptions", "Preemptions", Lower, "Returns of a running request to the queue.", |r: &Report| {
+        Some(r.preemptions)
+    })
+    .column("preemptions"),
+    count("swap_outs", "Swap-outs", Neither, "Requests swapped out to the host.", |r: &Report| Some(r.swaps.swap_outs))
+        .column("swaps"),
     count("swap_ins", "Swap-ins", Neither, "Requests swapped in from the host.", |r| Some(r.swaps.swap_ins)),
     count("link_out_transfers", "Copies to the host", Neither, "Copies of KV blocks to the host.", |r| {
         Some(r.swaps.link_out.transfers)
@@ -213,30 +131,40 @@ pub const FIGURES: &[Figure<Report>] = &[
         "Share of the reads of weights behind computation.",
         |r| r.batches.weights.map(|weights| weights.hidden_share),
     ),
-    count("evicted_blocks", "Evicted blocks", Neither, "Cached blocks evicted from devices.", |r| {
-        Some(r.evicted_blocks)
-    }),
-    count("dropped_blocks", "Dropped blocks", Neither, "Blocks dropped by sequences (H2O).", |r| {
-        Some(r.tokens.dropped_blocks)
-    }),
     real("utilisation", "Utilisation", Share, Neither, "Share of the replicas' time spent in steps.", |r| {
         Some(r.fleet.utilisation)
     }),
-    count("rerouted", "Rerouted", Neither, "Requests moved to another replica after a failure.", |r| {
+    count("rerouted", "Rerouted", Neither, "Requests moved to another replica after a failure.", |r: &Report| {
         Some(r.fleet.rerouted)
-    }),
-    real("ready_mean", "Ready replicas", Count, Neither, "Mean number of replicas that take new requests.", |r| {
-        r.fleet.service.as_ref().map(|service| service.ready_mean)
-    }),
+    })
+    .rare(),
+    real(
+        "ready_mean",
+        "Ready replicas",
+        Count,
+        Neither,
+        "Mean number of replicas that take new requests.",
+        |r: &Report| r.fleet.service.as_ref().map(|service| service.ready_mean),
+    )
+    .column("ready")
+    .digits(2),
     count("ready_min", "Fewest ready", Neither, "Least number of ready replicas.", |r| {
         r.fleet.service.as_ref().map(|service| service.ready_min.into())
     }),
     count("ready_max", "Most ready", Neither, "Highest number of ready replicas.", |r| {
         r.fleet.service.as_ref().map(|service| service.ready_max.into())
     }),
-    real("replica_hours", "Replica-hours", Count, Lower, "Time from order to stop of all replicas, hours.", |r| {
-        r.fleet.service.as_ref().map(|service| service.replica_hours)
-    }),
+    real(
+        "replica_hours",
+        "Replica-hours",
+        Count,
+        Lower,
+        "Time from order to stop of all replicas, hours.",
+        |r: &Report| r.fleet.service.as_ref().map(|service| service.replica_hours),
+    )
+    .column("replica-hours")
+    .digits(3)
+    .rare(),
     count("starts", "Starts", Neither, "Replicas ordered after the start.", |r| {
         r.fleet.service.as_ref().map(|service| service.starts)
     }),
@@ -244,9 +172,12 @@ pub const FIGURES: &[Figure<Report>] = &[
     count("failures", "Failures", Neither, "Failures of replicas.", |r| {
         r.fleet.service.as_ref().map(|service| service.failures)
     }),
-    real("total_cost", "Cost", Count, Lower, "Price of all replica-hours.", |r| {
+    real("total_cost", "Cost", Count, Lower, "Price of all replica-hours.", |r: &Report| {
         r.fleet.service.as_ref().and_then(|service| service.total_cost)
-    }),
+    })
+    .column("cost")
+    .digits(2)
+    .rare(),
     real("cost_per_day", "Cost per day", Count, Lower, "Price of 24 hours at the mean of the replay.", |r| {
         r.fleet.service.as_ref().and_then(|service| service.cost_per_day)
     }),
@@ -268,9 +199,14 @@ pub const FIGURES: &[Figure<Report>] = &[
     real("arrival_requests_s", "Arrivals/s", PerSecond, Neither, "Mean rate of arrivals.", |r| {
         r.load.map(|load| load.arrival_requests_s)
     }),
-    count("service_gap_max", "Service gap", Lower, "Largest difference in service between two waiting tenants.", |r| {
-        r.fairness.as_ref().map(|fairness| fairness.service_gap_max)
-    }),
+    count(
+        "service_gap_max",
+        "Service gap",
+        Lower,
+        "Largest difference in service between two waiting tenants.",
+        |r: &Report| r.fairness.as_ref().map(|fairness| fairness.service_gap_max),
+    )
+    .column("service gap"),
     count("deadlines_met", "Deadlines met", Higher, "Requests completed before their deadlines.", |r| {
         r.latencies.deadlines.map(|deadlines| deadlines.met)
     }),
@@ -422,9 +358,16 @@ pub fn figure(name: &str) -> Option<&'static Figure<Report>> {
     FIGURES.iter().find(|figure| figure.name == name)
 }
 
+/// Returns the figures of a whole report, with their values.
+pub fn whole(report: &Report) -> impl Iterator<Item = (&'static About, Cell)> + '_ {
+    let figures = FIGURES.iter().map(|figure| (&figure.about, figure.cell(report)));
+    figures.chain(counted(&report.counters))
+}
+
 /// Returns every column and its preferred direction. All columns are optional, since a failed replay has no figures.
 pub fn columns() -> Vec<(Column, Direction)> {
     let whole = FIGURES.iter().map(|figure| (figure.name.to_string(), figure.kind(), figure.direction));
+    let counted = COUNTED.iter().map(|figure| (figure.name.to_string(), figure.kind(), figure.direction));
     let latencies = Latency::ALL.into_iter().flat_map(|latency| {
         let name = move |statistic: Statistic| format!("{}_{}", latency.name(), statistic.name());
         Statistic::ALL.map(|statistic| (name(statistic), Kind::Real, Lower))
@@ -438,6 +381,7 @@ pub fn columns() -> Vec<(Column, Direction)> {
         TIER_FIGURES.iter().map(move |figure| (name(figure), figure.kind(), figure.direction))
     });
     whole
+        .chain(counted)
         .chain(latencies)
         .chain(waits)
         .chain(tiers)
@@ -447,7 +391,7 @@ pub fn columns() -> Vec<(Column, Direction)> {
 
 /// Returns one cell for each of [`columns`], in order.
 pub fn row(report: &Report) -> Vec<Cell> {
-    let whole = FIGURES.iter().map(|figure| figure.cell(report));
+    let whole = whole(report).map(|(_, cell)| cell);
     let latencies = Latency::ALL.into_iter().flat_map(|latency| {
         let summary = latency.of(&report.latencies);
         Statistic::ALL.map(|statistic| Cell::Real(statistic.of(&summary)))

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`report`] | the report of a replay, as JSON |
 //! | [`figures`] | catalogue of all figures: name, unit, direction, meaning, value |
+//! | [`counted`] | the figures that are counters of the core |
+//! | [`figure`] | what a figure is |
 //! | [`service`] | replicas in service over time, replica-hours and cost |
 //! | [`slo`] | service-level objectives on latency, and goodput |
 //! | [`fairness`] | service of competing tenants |
@@ -24,7 +26,9 @@
 //! ```
 
 mod completed_steps;
+pub mod counted;
 pub mod fairness;
+pub mod figure;
 pub mod figures;
 pub mod fleet_shape;
 pub mod html;

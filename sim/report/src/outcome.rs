@@ -2,7 +2,7 @@
 //!
 //! | file | rows |
 //! |---|---|
-//! | `.csv`, `.csv.gz`, any other name | lines of [`CSV_HEADER`] |
+//! | `.csv`, `.csv.gz`, any other name | a line of [`COLUMNS`] each, after their names |
 //! | `.parquet` | the same columns: whole numbers as `INT64`, times as `DOUBLE` seconds, `refused` as `BOOLEAN` |
 //!
 //! A double of seconds is exact to the nanosecond for the first hundred days.
@@ -16,11 +16,44 @@ use flate2::write::GzEncoder;
 
 mod parquet;
 
-/// First line of the CSV file.
-pub const CSV_HEADER: &str = "id,arrival_s,replica,tenant,prompt_tokens,cached_tokens,output_tokens,queue_s,ttft_s,tpot_s,e2e_s,preemptions,refused,deadline_met,copied_tokens";
+/// Access to a value of an outcome.
+#[derive(Clone, Copy, Debug)]
+pub enum Access {
+    /// Access to a number.
+    Count(fn(&Outcome) -> u64),
+    /// Access to a time, nanoseconds, which files have in seconds.
+    Time(fn(&Outcome) -> u64),
+    /// Access to a time that an outcome may lack.
+    MaybeTime(fn(&Outcome) -> Option<u64>),
+    /// Access to an answer.
+    Flag(fn(&Outcome) -> bool),
+    /// Access to an answer that an outcome may lack.
+    MaybeFlag(fn(&Outcome) -> Option<bool>),
+}
+
+use Access::{Count, Flag, MaybeFlag, MaybeTime, Time};
+
+/// Columns of all files, in order: each one line here.
+pub const COLUMNS: [(&str, Access); 15] = [
+    ("id", Count(|o| o.request)),
+    ("arrival_s", Time(|o| o.arrival_ns)),
+    ("replica", Count(|o| o.replica.into())),
+    ("tenant", Count(|o| o.tenant.into())),
+    ("prompt_tokens", Count(|o| o.prompt_tokens.into())),
+    ("cached_tokens", Count(|o| o.cached_tokens.into())),
+    ("output_tokens", Count(|o| o.output_tokens.into())),
+    ("queue_s", MaybeTime(|o| o.queue_ns)),
+    ("ttft_s", MaybeTime(|o| o.ttft_ns)),
+    ("tpot_s", MaybeTime(|o| o.tpot_ns)),
+    ("e2e_s", MaybeTime(|o| o.e2e_ns)),
+    ("preemptions", Count(|o| o.preemptions.into())),
+    ("refused", Flag(|o| o.refused)),
+    ("deadline_met", MaybeFlag(|o| o.deadline_met)),
+    ("copied_tokens", Count(|o| o.copied_tokens.into())),
+];
 
 /// Outcome of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Number in the trace, from 0.
     pub request: u64,
@@ -112,27 +145,33 @@ impl Lines {
         let file = BufWriter::new(File::create(path)?);
         let mut to: Box<dyn Finish> =
             if gzip { Box::new(GzEncoder::new(file, Compression::fast())) } else { Box::new(file) };
-        writeln!(to, "{CSV_HEADER}")?;
+        writeln!(to, "{}", COLUMNS.map(|(name, _)| name).join(","))?;
         Ok(Self(to))
     }
 }
 
 impl Sink for Lines {
     fn write(&mut self, outcome: &Outcome) -> io::Result<()> {
-        let Outcome { request, replica, tenant, prompt_tokens, cached_tokens, output_tokens, copied_tokens, .. } =
-            outcome;
-        let seconds = |ns: Option<u64>| {
-            ns.map_or_else(String::new, |ns| format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000))
-        };
-        let arrival = seconds(Some(outcome.arrival_ns));
-        let [queue, ttft, tpot, e2e] =
-            [outcome.queue_ns, outcome.ttft_ns, outcome.tpot_ns, outcome.e2e_ns].map(seconds);
-        let (preemptions, refused) = (outcome.preemptions, u8::from(outcome.refused));
-        let met = outcome.deadline_met.map_or("", |met| if met { "1" } else { "0" });
-        writeln!(
-            self.0,
-            "{request},{arrival},{replica},{tenant},{prompt_tokens},{cached_tokens},{output_tokens},{queue},{ttft},{tpot},{e2e},{preemptions},{refused},{met},{copied_tokens}"
-        )
+        for (at, (_, access)) in COLUMNS.iter().enumerate() {
+            if at > 0 {
+                self.0.write_all(b",")?;
+            }
+            let number = |flag: bool| Some(u64::from(flag));
+            let (count, ns) = match access {
+                Count(count) => (Some(count(outcome)), None),
+                Time(ns) => (None, Some(ns(outcome))),
+                MaybeTime(ns) => (None, ns(outcome)),
+                Flag(flag) => (number(flag(outcome)), None),
+                MaybeFlag(flag) => (flag(outcome).and_then(number), None),
+            };
+            if let Some(count) = count {
+                write!(self.0, "{count}")?;
+            }
+            if let Some(ns) = ns {
+                write!(self.0, "{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)?;
+            }
+        }
+        writeln!(self.0)
     }
 
     fn finish(self: Box<Self>) -> io::Result<()> {
@@ -201,32 +240,24 @@ mod tests {
         copied_tokens: 48,
     };
 
-    const REFUSED: Outcome = Outcome {
-        request: 4,
-        cached_tokens: 0,
-        output_tokens: 0,
-        queue_ns: None,
-        ttft_ns: None,
-        tpot_ns: None,
-        e2e_ns: None,
-        preemptions: 0,
-        refused: true,
-        deadline_met: None,
-        copied_tokens: 0,
-        ..DONE
-    };
+    fn refused() -> Outcome {
+        let Outcome { arrival_ns, replica, prompt_tokens, .. } = DONE;
+        Outcome { request: 4, arrival_ns, replica, prompt_tokens, refused: true, ..Outcome::default() }
+    }
+
+    const HEADER: &str = "id,arrival_s,replica,tenant,prompt_tokens,cached_tokens,output_tokens,queue_s,ttft_s,tpot_s,e2e_s,preemptions,refused,deadline_met,copied_tokens";
 
     #[test]
     fn a_line_each_plain_or_gzip() {
         let expected = format!(
-            "{CSV_HEADER}\n3,1.500000000,1,0,100,32,5,0.001000000,0.002000000,0.001000001,0.006000004,2,0,1,48\n4,1.500000000,1,0,100,0,0,,,,,0,1,,0\n"
+            "{HEADER}\n3,1.500000000,1,0,100,32,5,0.001000000,0.002000000,0.001000001,0.006000004,2,0,1,48\n4,1.500000000,1,0,100,0,0,,,,,0,1,,0\n"
         );
         let folder = tempfile::tempdir().unwrap();
         for name in ["a.csv", "a.csv.gz"] {
             let path = folder.path().join(name);
             let mut writer = OutcomeWriter::create(&path).unwrap();
             writer.write(&DONE);
-            writer.write(&REFUSED);
+            writer.write(&refused());
             writer.finish().unwrap();
             let bytes = std::fs::read(&path).unwrap();
             let mut text = String::new();
@@ -256,10 +287,10 @@ mod tests {
         let path = folder.path().join("a.parquet");
         let mut writer = OutcomeWriter::create(&path).unwrap();
         writer.write(&DONE);
-        writer.write(&REFUSED);
+        writer.write(&refused());
         writer.finish().unwrap();
         let found = columns::read(&path).unwrap();
-        assert_eq!(found.names.join(","), CSV_HEADER);
+        assert_eq!(found.names.join(","), HEADER);
         let row = |at: usize| found.cells.iter().map(|column| column[at].to_text()).collect::<Vec<_>>().join(",");
         assert_eq!(row(0), "3,1.5,1,0,100,32,5,0.001,0.002,0.001000001,0.006000004,2,false,true,48");
         assert_eq!(row(1), "4,1.5,1,0,100,0,0,,,,,0,true,,0");

@@ -5,12 +5,14 @@ use std::fmt;
 use serde::ser::Error;
 use serde::{Serialize, Serializer};
 use trunkline_core::config::SETTINGS;
-use trunkline_core::{Config, TierStats};
+use trunkline_core::{Config, Stats, TierStats};
+use trunkline_sim_perf::columns::Cell;
 use trunkline_sim_perf::cost::WeightReads;
 use trunkline_sim_perf::hardware::Largest;
 use trunkline_sim_perf::link::LinkReport;
 use trunkline_sim_workload::summary::Summary;
 
+use crate::counted;
 use crate::numbers::ratio;
 use crate::service::ServiceReport;
 
@@ -45,8 +47,9 @@ pub struct Report {
     /// Steps, mean sizes, and speculative decoding.
     #[serde(flatten)]
     pub batches: BatchReport,
-    /// Cached blocks evicted from devices to make room.
-    pub evicted_blocks: u64,
+    /// Counters of the cores, summed over all replicas. JSON has those of [`counted::COUNTED`].
+    #[serde(flatten, serialize_with = "counters")]
+    pub counters: Stats,
     /// Use of the replicas, starts, stops and failures.
     #[serde(flatten)]
     pub fleet: FleetReport,
@@ -89,8 +92,6 @@ pub struct TokenTotals {
     pub prefix_runs: u64,
     /// Mean length of these runs, blocks: `prefix_blocks / prefix_runs`. Long runs are found fast; 0 if no prefix was found.
     pub mean_prefix_run: f64,
-    /// Blocks that sequences dropped from their tables (H2O), without those behind a sliding window.
-    pub dropped_blocks: u64,
     /// Requests longer than the model's context; `None` if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub too_long: Option<TooLong>,
@@ -508,4 +509,10 @@ fn core_settings<S: Serializer>(core: &Config, serializer: S) -> Result<S::Ok, S
     let json = serde_json::to_value(core).map_err(S::Error::custom)?;
     let reported = SETTINGS.iter().filter(|setting| !CORE_UNREPORTED.contains(&setting.name));
     serializer.collect_map(reported.filter_map(|setting| Some((setting.name, json.get(setting.name)?))))
+}
+
+/// Serialises the counters of [`counted::COUNTED`].
+fn counters<S: Serializer>(counters: &Stats, serializer: S) -> Result<S::Ok, S::Error> {
+    let whole = |cell| if let Cell::Int(count) = cell { count } else { 0 };
+    serializer.collect_map(counted::counted(counters).map(|(about, cell)| (about.name, whole(cell))))
 }

@@ -348,23 +348,8 @@ mod tests {
     }
 
     fn outcome(ttft_s: f64, e2e_s: f64) -> Outcome {
-        Outcome {
-            request: 0,
-            arrival_ns: 0,
-            replica: 0,
-            tenant: 0,
-            prompt_tokens: 1,
-            cached_tokens: 0,
-            output_tokens: 1,
-            queue_ns: Some(0),
-            ttft_ns: Some((ttft_s * 1e9) as u64),
-            tpot_ns: None,
-            e2e_ns: Some((e2e_s * 1e9) as u64),
-            preemptions: 0,
-            refused: false,
-            deadline_met: None,
-            copied_tokens: 0,
-        }
+        let [ttft_ns, e2e_ns] = [ttft_s, e2e_s].map(|s| Some((s * 1e9) as u64));
+        Outcome { prompt_tokens: 1, output_tokens: 1, queue_ns: Some(0), ttft_ns, e2e_ns, ..Outcome::default() }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::names::ids::{RequestId, Token};
 use crate::request::retention::{RetentionError, RetentionHint};
 
 /// A request as the core sees it. Text, channels and credentials stay with the driver.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// Identifier chosen by the driver, below 2^63.
     pub id: RequestId,
@@ -87,29 +87,7 @@ fn is_first(class: &u8) -> bool {
 impl Request {
     /// Creates a greedy request with no stop tokens, priority 0 and no deadline, unhashed.
     pub fn new(id: RequestId, root: BlockHash, prompt: Vec<Token>, max_tokens: u32) -> Self {
-        Self {
-            id,
-            prompt,
-            generated: Vec::new(),
-            worker_failures: 0,
-            suspicion: 0,
-            is_accepted: false,
-            root,
-            hashes: Vec::new(),
-            max_tokens,
-            min_tokens: 0,
-            stop_token_ids: Vec::new(),
-            tenant: 0,
-            priority: 0,
-            deadline_ns: None,
-            sampling: Sampling::default(),
-            h2o: None,
-            reuse: None,
-            shares_cache: false,
-            retention: Vec::new(),
-            kv_class: 0,
-            continues: false,
-        }
+        Self { id, root, prompt, max_tokens, ..Self::default() }
     }
 
     /// Computes the chained hashes of the prompt's blocks of `block_size` tokens. The driver MUST call this before submitting.

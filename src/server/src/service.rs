@@ -67,7 +67,7 @@ impl InferenceService {
             self.count(Reason::Invalid);
             shared.note_refused(label, arrival_ns, Reason::Invalid, Code::InvalidArgument);
         })?;
-        let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.min_tokens);
+        let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.request.min_tokens);
         let skip_special_tokens = checked.skip_special_tokens;
         let timeout = [call_timeout, checked.timeout].into_iter().flatten().min();
         let submitted = shared.submit(caller, checked, arrival_ns, timeout).await;

@@ -3,14 +3,18 @@
 //! The program starts itself as a writer, kills the writer with SIGKILL after some of its answers, and starts the next one on the same folder. Each
 //! writer first reads all blocks found and compares them with what they must hold. `TRUNKLINE_KILLS` sets the number of kills, 10 by default.
 
-use std::collections::HashMap;
+#[path = "../../../tests/harness/made_device.rs"]
+mod made_device;
+
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 
-use trunkline_port::{BlockKey, CopyError, DeviceBlocks, KnownBlock, Place, Token, Transfer};
+use trunkline_port::{BlockKey, KnownBlock, Place, Token, Transfer};
 use trunkline_store::{BlockLayout, Compression, Shape, Store, StoreSettings, TierMedium, check_disk};
+
+use made_device::Device;
 
 const SHAPE: Shape = Shape { layers: 2, tokens: 16, heads: 2, head_dim: 64 };
 const BLOCK: usize = 2 * 2 * 2 * 16 * 2 * 64;
@@ -45,26 +49,6 @@ fn tokens(seed: u32) -> Vec<Token> {
     (0..16).map(|at| seed ^ at << 20).collect()
 }
 
-/// Device whose block number n holds the contents of n, and which keeps what is written.
-#[derive(Default)]
-struct Device(Mutex<HashMap<u32, Vec<u8>>>);
-
-impl DeviceBlocks for Device {
-    fn block_bytes(&self) -> usize {
-        BLOCK
-    }
-
-    fn read(&self, block: u32, bytes: &mut [u8]) -> Result<(), CopyError> {
-        bytes.copy_from_slice(&contents(block));
-        Ok(())
-    }
-
-    fn write(&self, block: u32, bytes: &[u8]) -> Result<(), CopyError> {
-        self.0.lock().unwrap().insert(block, bytes.to_vec());
-        Ok(())
-    }
-}
-
 fn settings(folder: &Path) -> StoreSettings {
     let layout = BlockLayout {
         dtype: "bf16".to_owned(),
@@ -93,7 +77,7 @@ fn transfer(from: Place, to: Place, blocks: &[(u32, u32, u32)]) -> Transfer {
 
 /// Reads every block found, and compares. Returns the highest number.
 fn verify(store: &Store, known: &[KnownBlock]) -> u32 {
-    let device = Arc::new(Device::default());
+    let device = Arc::new(Device::new(contents, BLOCK));
     let blocks: Vec<_> = known.iter().map(|block| (block.block, block.block, block.key.fingerprint as u32)).collect();
     for (block, (.., seed)) in known.iter().zip(&blocks) {
         assert_eq!((block.key, &block.tokens), (key(*seed), &tokens(*seed)));
@@ -105,7 +89,7 @@ fn verify(store: &Store, known: &[KnownBlock]) -> u32 {
         Box::new(move |answer| send.send(answer).unwrap()),
     );
     assert_eq!(report.recv().unwrap().faults, [], "a block that was found cannot be read");
-    let read = device.0.lock().unwrap();
+    let read = device.written.lock().unwrap();
     assert!(blocks.iter().all(|(slot, _, seed)| read[slot] == contents(*seed)), "a block has other contents");
     blocks.iter().map(|(.., seed)| *seed).max().unwrap_or(0)
 }
@@ -117,7 +101,7 @@ fn write_for_ever(folder: &Path) {
     let dropped = store.stats().tiers[0].disk.as_ref().unwrap().dropped_at_start.total();
     println!("found {newest} {} {dropped}", known[0].len());
     // Slots of blocks found hold them until they are written again, as a core would have it.
-    let (device, (send, answers)) = (Arc::new(Device::default()), mpsc::channel());
+    let (device, (send, answers)) = (Arc::new(Device::new(contents, BLOCK)), mpsc::channel());
     for (under_way, seed) in (newest + 1..).enumerate() {
         let send = send.clone();
         let done = Box::new(move |report: trunkline_port::TransferReport| {

@@ -2,16 +2,20 @@
 
 #[path = "../../../tests/harness/fixtures.rs"]
 mod fixtures;
+#[path = "../../../tests/harness/made_device.rs"]
+mod made_device;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 
-use trunkline_port::{BlockKey, CopyError, DeviceBlocks, KnownBlock, Place, Token, Transfer};
+use trunkline_port::{BlockKey, KnownBlock, Place, Token, Transfer};
 use trunkline_store::{
     BlockLayout, Compression, Shape, Store, StoreSettings, TierMedium, check_disk, rotary_frequencies,
 };
+
+use made_device::Device;
 
 /// A block has as many tokens as the codec needs for its side table.
 const SHAPE: Shape = Shape { layers: 1, tokens: 512, heads: 1, head_dim: 2 };
@@ -35,26 +39,6 @@ fn key(block: u32) -> BlockKey {
 
 fn tokens(block: u32) -> Vec<Token> {
     vec![7 + block; 512]
-}
-
-/// Device that makes what is read, and keeps what is written.
-#[derive(Default)]
-struct Device(Mutex<HashMap<u32, Vec<u8>>>);
-
-impl DeviceBlocks for Device {
-    fn block_bytes(&self) -> usize {
-        BLOCK
-    }
-
-    fn read(&self, block: u32, bytes: &mut [u8]) -> Result<(), CopyError> {
-        bytes.copy_from_slice(&contents(block));
-        Ok(())
-    }
-
-    fn write(&self, block: u32, bytes: &[u8]) -> Result<(), CopyError> {
-        self.0.lock().unwrap().insert(block, bytes.to_vec());
-        Ok(())
-    }
 }
 
 fn open(folder: &Path, compression: Compression) -> (Store, Vec<KnownBlock>) {
@@ -94,7 +78,7 @@ fn check(file: &str, compression: Compression, blocks: &[u32], frames: u64) {
     let folder = tempfile::tempdir().unwrap();
     let (store, known) = open(folder.path(), compression);
     assert!(known.is_empty());
-    let device = Arc::new(Device::default());
+    let device = Arc::new(Device::new(contents, BLOCK));
     blocks.iter().for_each(|block| copy(&store, &device, Place::Device, Place::Tier(0), (*block, *block)));
     drop(store);
     let written = files(folder.path());
@@ -108,11 +92,11 @@ fn check(file: &str, compression: Compression, blocks: &[u32], frames: u64) {
     assert_eq!((checked.blocks, checked.frames, checked.faults().total()), (blocks.len() as u64, frames, 0));
     let (store, known) = open(old.path(), compression);
     assert_eq!(store.stats().tiers[0].disk.as_ref().unwrap().dropped_at_start.total(), 0);
-    let read = Arc::new(Device::default());
+    let read = Arc::new(Device::new(contents, BLOCK));
     for (block, known) in blocks.iter().copied().zip(&known) {
         assert_eq!((known.key, &known.tokens), (key(block), &tokens(block)));
         copy(&store, &read, Place::Tier(0), Place::Device, (known.block, block));
-        assert_eq!(read.0.lock().unwrap()[&block], contents(block));
+        assert_eq!(read.written.lock().unwrap()[&block], contents(block));
     }
     assert_eq!(known.len(), blocks.len());
 }

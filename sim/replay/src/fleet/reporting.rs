@@ -25,7 +25,8 @@ impl Fleet<'_> {
         let links = |at| Links::report(self.replicas.iter().map(|replica| &replica.links), at);
         let [link_out, link_in] = links(0);
         let tiers = self.tier_reports(&stats);
-        let sum = |count: fn(&Stats) -> u64| stats.iter().map(count).sum::<u64>();
+        let mut counters = Stats::default();
+        stats.iter().for_each(|stats| counters += *stats);
         let duration_s = self.totals.last_end_ns as f64 / 1e9;
         let fleet = self.fleet_report();
         let (total, itl_s, fairness, classes) = self.meters.end();
@@ -43,22 +44,21 @@ impl Fleet<'_> {
                 prefix_hit_ratio: ratio(total.cached_tokens as f64, total.prompt_tokens as f64),
                 copied_tokens: total.copied_tokens,
                 copied_ratio: ratio(total.copied_tokens as f64, total.prompt_tokens as f64),
-                prefix_blocks: sum(|stats| stats.prefix_blocks),
-                prefix_runs: sum(|stats| stats.prefix_runs),
-                mean_prefix_run: ratio(sum(|stats| stats.prefix_blocks) as f64, sum(|stats| stats.prefix_runs) as f64),
-                dropped_blocks: sum(|stats| stats.h2o.h2o_dropped_blocks),
+                prefix_blocks: counters.prefix_blocks,
+                prefix_runs: counters.prefix_runs,
+                mean_prefix_run: ratio(counters.prefix_blocks as f64, counters.prefix_runs as f64),
                 too_long: self.totals.too_long,
             },
-            preemptions: sum(|stats| stats.preemptions),
+            preemptions: counters.preemptions,
             swaps: SwapReport {
-                swap_outs: sum(|stats| stats.swaps.swap_outs),
-                swap_ins: sum(|stats| stats.swaps.swap_ins),
+                swap_outs: counters.swaps.swap_outs,
+                swap_ins: counters.swaps.swap_ins,
                 link_out,
                 link_in,
             },
             tiers,
-            batches: self.totals.batches(&stats),
-            evicted_blocks: sum(|stats| stats.evicted_blocks),
+            batches: self.totals.batches(&counters),
+            counters,
             fleet,
             latencies: Latencies {
                 ttft_s: total.ttft.summary(),
@@ -117,15 +117,14 @@ impl Fleet<'_> {
 
 impl Totals {
     /// Returns the means over all steps of the replicas.
-    fn batches(&self, stats: &[Stats]) -> BatchReport {
-        let sum = |count: fn(&Stats) -> u64| stats.iter().map(count).sum::<u64>();
-        let steps = sum(|stats| stats.steps);
+    fn batches(&self, counters: &Stats) -> BatchReport {
+        let steps = counters.steps;
         BatchReport {
             steps,
             mean_batch: ratio(self.seqs_run as f64, steps as f64),
             mean_step_tokens: ratio(self.tokens_run as f64, steps as f64),
-            drafted_tokens: sum(|stats| stats.drafts.draft_tokens),
-            accepted_drafts: sum(|stats| stats.drafts.accepted_draft_tokens),
+            drafted_tokens: counters.drafts.draft_tokens,
+            accepted_drafts: counters.drafts.accepted_draft_tokens,
             extrapolated: self.extrapolated,
             weights: (self.weights.steps > 0).then(|| WeightsReport::of(&self.weights)),
         }

@@ -151,7 +151,7 @@ fn hits_are_those_of_a_naive_cache() {
                 trace.requests.iter().map(|r| u64::from(r.input_tokens)).sum::<u64>()
             );
             assert_eq!(report.tokens.prefix_hit_ratio, expected as f64 / report.tokens.prompt_tokens as f64);
-            assert_eq!(report.evicted_blocks, 0);
+            assert_eq!(report.counters.evicted_blocks, 0);
             let (blocks, runs) = (report.tokens.prefix_blocks, report.tokens.prefix_runs);
             // A prompt that is cached whole takes its last block too, and computes the last token again.
             let more = blocks * u64::from(block_size) - expected;
@@ -176,7 +176,7 @@ fn every_request_gets_its_tokens_and_the_same_replay_gives_the_same_report() {
         assert_eq!((first.requests, first.refused), (300, 0));
         assert_eq!(first.completed, 300);
         assert_eq!(first.tokens.output_tokens, trace.requests.iter().map(|r| u64::from(r.output_tokens)).sum::<u64>());
-        assert!(first.evicted_blocks > 0 || device_blocks > 700, "the cache is under pressure");
+        assert!(first.counters.evicted_blocks > 0 || device_blocks > 700, "the cache is under pressure");
         assert!(first.latencies.ttft_s.p50 > 0.0 && first.latencies.ttft_s.p50 <= first.latencies.e2e_s.p50);
         first.wall_s = second.wall_s;
         assert_eq!(first, second);

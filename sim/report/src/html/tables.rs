@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 
 use super::figures::{number, per_cent, seconds};
 use super::{Run, escape};
-use crate::figures::{self, Direction, Figure, Latency, Statistic, Unit};
+use crate::figures::{self, About, Direction, Figure, Latency, Statistic, Unit};
 use crate::numbers::grouped;
 use crate::numbers::ratio;
 use crate::report::Report;
+use trunkline_core::Stats;
 use trunkline_sim_workload::summary::Summary;
 
 /// Returns a value with the unit.
@@ -39,9 +40,12 @@ fn difference(unit: Unit, value: f64, first: f64) -> String {
 }
 
 /// Row of the comparison of runs.
+#[derive(Clone, Copy)]
 enum Row {
     /// Figure of the catalogue, by name.
     Figure(&'static str),
+    /// Counter of the core.
+    Counted(&'static Figure<Stats>),
     /// Latency and statistic.
     Latency(Latency, Statistic),
     /// Output tokens per second.
@@ -50,8 +54,8 @@ enum Row {
     QueueP99,
 }
 
-/// Rows of the comparison of runs, in order.
-const ROWS: [Row; 22] = [
+/// Rows of the comparison of runs, in order; before the last, the counters of the core.
+const ROWS: [Row; 20] = [
     Row::Figure("requests_s"),
     Row::OutputRate,
     Row::Latency(Latency::Ttft, Statistic::Mean),
@@ -68,26 +72,35 @@ const ROWS: [Row; 22] = [
     Row::Figure("preemptions"),
     Row::Figure("refused"),
     Row::Figure("rerouted"),
-    Row::Figure("evicted_blocks"),
-    Row::Figure("dropped_blocks"),
     Row::Figure("utilisation"),
     Row::Figure("replica_hours"),
     Row::Figure("total_cost"),
     Row::Figure("duration_s"),
 ];
 
-/// Figures left out of the comparison when they are 0 in all runs.
-const RARE: [&str; 7] =
-    ["refused", "rerouted", "preemptions", "dropped_blocks", "replica_hours", "total_cost", "copied_ratio"];
-
 impl Row {
     fn figure(name: &str) -> &'static Figure<Report> {
         figures::figure(name).expect("the rows name figures of the catalogue")
     }
 
+    /// Returns all rows, in order.
+    fn all() -> impl Iterator<Item = Self> {
+        let (last, rows) = ROWS.split_last().expect("there are rows");
+        rows.iter().copied().chain(figures::COUNTED.iter().map(Self::Counted)).chain([*last])
+    }
+
+    /// Returns what the figure of the row is; `None` for a row with none of the catalogue.
+    fn about(&self) -> Option<&'static About> {
+        match self {
+            Self::Figure(name) => Some(&Self::figure(name).about),
+            Self::Counted(figure) => Some(&figure.about),
+            Self::Latency(..) | Self::OutputRate | Self::QueueP99 => None,
+        }
+    }
+
     fn title(&self) -> String {
         match self {
-            Self::Figure(name) => Self::figure(name).title.into(),
+            Self::Figure(_) | Self::Counted(_) => self.about().map_or_else(String::new, |about| about.title.into()),
             Self::Latency(latency, statistic) => format!("{} {}", latency.title(), statistic.name()),
             Self::OutputRate => "Output tokens/s".into(),
             Self::QueueP99 => "Queue p99".into(),
@@ -97,6 +110,7 @@ impl Row {
     fn unit(&self) -> Unit {
         match self {
             Self::Figure(name) => Self::figure(name).unit,
+            Self::Counted(figure) => figure.unit,
             Self::Latency(..) | Self::QueueP99 => Unit::Seconds,
             Self::OutputRate => Unit::PerSecond,
         }
@@ -107,6 +121,7 @@ impl Row {
             // The arrivals set how long a replay lasts, so no run wins by that.
             Self::Figure("duration_s") => Direction::Neither,
             Self::Figure(name) => Self::figure(name).direction,
+            Self::Counted(figure) => figure.direction,
             Self::Latency(..) | Self::QueueP99 => Direction::Lower,
             Self::OutputRate => Direction::Higher,
         }
@@ -115,6 +130,7 @@ impl Row {
     fn value(&self, run: &Run<'_>) -> f64 {
         match self {
             Self::Figure(name) => Self::figure(name).cell(run.report).number().unwrap_or(0.0),
+            Self::Counted(figure) => figure.cell(&run.report.counters).number().unwrap_or(0.0),
             Self::Latency(latency, statistic) => statistic.of(&latency.of(&run.report.latencies)),
             Self::OutputRate => output_tokens_s(run),
             Self::QueueP99 => run.series.latencies.queue.summary.p99,
@@ -205,9 +221,9 @@ pub(super) fn comparison(runs: &[Run<'_>]) -> String {
         "<div class=\"scroll\"><table><thead><tr><th></th>{}</tr></thead><tbody>",
         runs.iter().enumerate().map(head).collect::<String>()
     );
-    for row in &ROWS {
+    for row in Row::all() {
         let values: Vec<f64> = runs.iter().map(|run| row.value(run)).collect();
-        if matches!(row, Row::Figure(name) if RARE.contains(name)) && values.iter().all(|value| *value == 0.0) {
+        if row.about().is_some_and(|about| about.is_rare) && values.iter().all(|value| *value == 0.0) {
             continue;
         }
         let best = best(&values, row.direction());

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use super::{CSV_HEADER, Outcome, Sink};
+use super::{Access, COLUMNS, Outcome, Sink};
 use trunkline_sim_perf::columns::{Cell, Column, ColumnError, ColumnFault, ColumnWriter, Kind};
 
 /// Metadata in the file's footer.
@@ -24,25 +24,14 @@ impl Rows {
 
 impl Sink for Rows {
     fn write(&mut self, outcome: &Outcome) -> io::Result<()> {
-        let int = |n: u32| Cell::Int(n.into());
-        let seconds = |ns: Option<u64>| ns.map_or(Cell::None, |ns| Cell::Real(ns as f64 / 1e9));
-        let row = [
-            Cell::count(outcome.request),
-            seconds(Some(outcome.arrival_ns)),
-            int(outcome.replica),
-            int(outcome.tenant),
-            int(outcome.prompt_tokens),
-            int(outcome.cached_tokens),
-            int(outcome.output_tokens),
-            seconds(outcome.queue_ns),
-            seconds(outcome.ttft_ns),
-            seconds(outcome.tpot_ns),
-            seconds(outcome.e2e_ns),
-            int(outcome.preemptions),
-            Cell::Flag(outcome.refused),
-            outcome.deadline_met.map_or(Cell::None, Cell::Flag),
-            int(outcome.copied_tokens),
-        ];
+        let seconds = |ns: u64| Cell::Real(ns as f64 / 1e9);
+        let row = COLUMNS.map(|(_, access)| match access {
+            Access::Count(count) => Cell::count(count(outcome)),
+            Access::Time(ns) => seconds(ns(outcome)),
+            Access::MaybeTime(ns) => ns(outcome).map_or(Cell::None, seconds),
+            Access::Flag(flag) => Cell::Flag(flag(outcome)),
+            Access::MaybeFlag(flag) => flag(outcome).map_or(Cell::None, Cell::Flag),
+        });
         self.0.push(row).map_err(fault)
     }
 
@@ -53,14 +42,14 @@ impl Sink for Rows {
 
 /// Returns the columns of CSV, in order.
 fn columns() -> Vec<Column> {
-    let column = |name: &str| match name {
-        "deadline_met" => Column::optional(name, Kind::Flag),
-        "refused" => Column::new(name, Kind::Flag),
-        "arrival_s" => Column::new(name, Kind::Real),
-        "queue_s" | "ttft_s" | "tpot_s" | "e2e_s" => Column::optional(name, Kind::Real),
-        _ => Column::new(name, Kind::Int),
+    let column = |(name, access)| match access {
+        Access::Count(_) => Column::new(name, Kind::Int),
+        Access::Time(_) => Column::new(name, Kind::Real),
+        Access::MaybeTime(_) => Column::optional(name, Kind::Real),
+        Access::Flag(_) => Column::new(name, Kind::Flag),
+        Access::MaybeFlag(_) => Column::optional(name, Kind::Flag),
     };
-    CSV_HEADER.split(',').map(column).collect()
+    COLUMNS.map(column).into()
 }
 
 /// Returns the error without the path, which the caller adds.

@@ -1,12 +1,13 @@
 //! Reports of several replays of one trace, side by side.
 
 use comfy_table::Table;
+use trunkline_sim_perf::columns::Cell;
 use trunkline_sim_report::Report;
-use trunkline_sim_report::figures::{Latency, Statistic};
+use trunkline_sim_report::figures::{self, Latency, Statistic};
 use trunkline_sim_report::report::{Latencies, TenantReport};
 
 use super::render;
-use crate::output::{align_right, grouped, per_cent, seconds, table as empty_table};
+use crate::output::{align_right, grouped, seconds, table as empty_table};
 
 /// Returns a label for each report: the values of the settings with differences among the reports.
 pub(super) fn labels(reports: &[Report]) -> Vec<String> {
@@ -104,49 +105,28 @@ fn rows(reports: &[Report], differing: &Differing) -> Table {
     let mut table = empty_table();
     let mut header = differing.names();
     header.extend(COMPARED.map(|(title, _, _)| title));
-    let copying = reports.iter().any(Report::copies);
-    header.push("hits");
-    header.extend(copying.then_some("copied"));
-    header.extend(["preemptions", "swaps"]);
-    let fair = reports.iter().any(|report| report.fairness.is_some());
-    if fair {
-        header.push("service gap");
-    }
+    let figures: Vec<Vec<_>> = reports.iter().map(|report| figures::whole(report).collect()).collect();
+    let has = |at: usize, is_rare: bool| {
+        let mut cells = figures.iter().map(|figures| &figures[at].1);
+        cells.any(|cell| *cell != Cell::None && (!is_rare || render::has(cell)))
+    };
+    let titled = figures[0].iter().enumerate().filter_map(|(at, (about, _))| Some((at, *about, about.column?)));
+    let columns: Vec<_> = titled.filter(|(at, about, _)| has(*at, about.is_rare)).collect();
+    header.extend(columns.iter().map(|(_, _, title)| *title));
     let timed = reports.iter().any(|report| report.latencies.deadlines.is_some());
-    if timed {
-        header.push("deadlines met");
-    }
-    let changing = reports.iter().any(|report| report.fleet.service.is_some());
-    if changing {
-        header.extend(["ready", "replica-hours", "cost"]);
-    }
+    header.extend(timed.then_some("deadlines met"));
     table.set_header(header);
-    for report in reports {
+    for (report, figures) in reports.iter().zip(&figures) {
         let mut cells = differing.values(report);
         cells.extend(compared(&report.latencies, report.completed));
-        cells.push(per_cent(report.tokens.prefix_hit_ratio));
-        cells.extend(copying.then(|| per_cent(report.tokens.copied_ratio)));
-        cells.extend([report.preemptions, report.swaps.swap_outs].map(grouped));
-        if fair {
-            cells.push(report.fairness.as_ref().map_or_else(String::new, |it| grouped(it.service_gap_max)));
-        }
+        cells.extend(columns.iter().map(|(at, about, _)| render::shown(about, &figures[*at].1)));
         if timed {
             cells.push(report.latencies.deadlines.as_ref().map_or_else(String::new, render::met));
-        }
-        if changing {
-            cells.extend(in_service(report));
         }
         table.add_row(cells);
     }
     align_right(&mut table, differing.names().len());
     table
-}
-
-/// Returns the mean of ready replicas, the replica-hours and the cost; empty cells for a figure that the report lacks.
-fn in_service(report: &Report) -> [String; 3] {
-    let Some(service) = &report.fleet.service else { return <[String; 3]>::default() };
-    let cost = service.total_cost.map_or_else(String::new, |cost| format!("{cost:.2}"));
-    [format!("{:.2}", service.ready_mean), format!("{:.3}", service.replica_hours), cost]
 }
 
 fn tenant_rows(reports: &[Report], differing: &Differing) -> Table {

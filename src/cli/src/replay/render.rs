@@ -2,10 +2,11 @@
 
 use comfy_table::Table;
 use trunkline_core::h2o::Mode;
+use trunkline_sim_perf::columns::Cell;
 use trunkline_sim_perf::cost::Parallel;
 use trunkline_sim_replay::recorded::Replayed;
 use trunkline_sim_report::Report;
-use trunkline_sim_report::figures::{Latency, Statistic};
+use trunkline_sim_report::figures::{self, About, Latency, Statistic, Unit};
 use trunkline_sim_report::report::{
     BaselineReport, DeadlineReport, FairnessReport, HostBytesReport, SettingsReport, WeightsReport,
 };
@@ -267,16 +268,27 @@ fn results(facts: &mut Table, report: &Report) {
     if let Some(deadlines) = report.latencies.deadlines {
         facts.add_row(["deadlines met", &met(&deadlines)]);
     }
-    if report.tokens.dropped_blocks > 0 {
-        facts.add_row(["dropped blocks", &grouped(report.tokens.dropped_blocks)]);
-    }
-    facts.add_rows([
-        ["evicted blocks", &grouped(report.evicted_blocks)],
-        ["digest", &report.digest],
-        ["wall time", &format!("{:.2} s", report.wall_s)],
-    ]);
+    let counted = figures::counted(&report.counters).filter(|(about, cell)| !about.is_rare || has(cell));
+    facts.add_rows(counted.map(|(about, cell)| [about.title.to_lowercase(), shown(about, &cell)]));
+    facts.add_rows([["digest", &report.digest], ["wall time", &format!("{:.2} s", report.wall_s)]]);
     if let Some(fairness) = &report.fairness {
         facts.add_row(["service gap", &format!("{} units at most", grouped(fairness.service_gap_max))]);
+    }
+}
+
+/// Returns `true` if a replay has a figure, and the figure is not 0.
+pub(super) fn has(cell: &Cell) -> bool {
+    cell.number().is_some_and(|value| value != 0.0)
+}
+
+/// Returns the value of a figure; empty if the replay lacks the figure.
+pub(super) fn shown(about: &About, cell: &Cell) -> String {
+    match (about.unit, cell) {
+        (_, Cell::None) => String::new(),
+        (Unit::Share, Cell::Real(share)) => per_cent(*share),
+        (_, Cell::Real(value)) => format!("{value:.*}", about.digits),
+        (_, Cell::Int(count)) => grouped(count.unsigned_abs()),
+        (_, cell) => cell.to_text(),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Gauges and counters of a core, each written once: the field, its sum over engines, and its metric.
 //!
 //! To add one, add a line to a `figures!` below, and count where it happens. With `=> counter("name_total", "Help.")` the server has a
-//! metric of it; for the API, add the field to `Counters` in `proto/trunkline/v1/inference.proto` too.
+//! metric of it. For reports of replays, add a line to `COUNTED` in `sim/report/src/counted.rs`; for the API, the field to `Counters` in
+//! `proto/trunkline/v1/inference.proto`.
 
 use std::ops::AddAssign;
 
@@ -53,7 +54,8 @@ impl Whole for u64 {
 
 impl Fold for u32 {
     fn fold(&mut self, other: Self) {
-        *self += other;
+        // A gauge of very many engines.
+        *self = self.saturating_add(other);
     }
 }
 

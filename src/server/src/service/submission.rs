@@ -317,14 +317,14 @@ impl Submitter {
     /// # Errors
     /// If the workers cannot do what a field asks for, or the server was not started for it.
     pub(crate) fn check_offer(&self, checked: &Checked) -> Result<(), Invalid> {
-        self.offer.check(&checked.sampling, checked.h2o)?;
+        self.offer.check(&checked.request.sampling, checked.request.h2o)?;
         let Config { worker, h2o, .. } = &self.config;
-        if checked.reuse == Some(Reuse::Anywhere) && worker.reuse.anywhere == 0 {
+        if checked.request.reuse == Some(Reuse::Anywhere) && worker.reuse.anywhere == 0 {
             return Err(Invalid("reuse is 'anywhere'; this server was started without --reuse-anywhere".into()));
         }
         // A server with a mode of its own said at the start if its model drops nothing.
         let drops = h2o.mode != Mode::Off || worker.groups.contains(&Keeps::Scored);
-        if let Some(mode) = checked.h2o.filter(|mode| *mode != Mode::Off && !drops) {
+        if let Some(mode) = checked.request.h2o.filter(|mode| *mode != Mode::Off && !drops) {
             return Err(Invalid(format!("h2o is {}; this server was started without --h2o", quoted(mode.name()))));
         }
         Ok(())
@@ -364,8 +364,8 @@ impl Submitter {
             .and_then(|timeout| u64::try_from(timeout.as_nanos()).ok())
             .and_then(|timeout_ns| arrival_ns.checked_add(timeout_ns));
         let client = caller.client();
-        if checked.tenant == 0 {
-            checked.tenant = validate::client_number(&client);
+        if checked.request.tenant == 0 {
+            checked.request.tenant = validate::client_number(&client);
         }
         let open = self.open.enter(client.clone()).ok_or_else(|| Rejection::TooManyOpen(self.open.most()))?;
         let on_the_way =

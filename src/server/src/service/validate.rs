@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tonic::Status;
 use trunkline_core::h2o::Mode;
-use trunkline_core::{Namespace, Reuse, Sampling, Token};
+use trunkline_core::{Namespace, Request, Reuse, Sampling, Token};
 use trunkline_quote::quoted;
 
 use crate::network::shares::Client;
@@ -35,23 +35,16 @@ pub(crate) struct Checked {
     pub(crate) request_id: String,
     pub(crate) prompt: Prompt,
     pub(crate) add_special_tokens: bool,
-    pub(crate) sampling: Sampling,
+    /// What the core gets as it is. The number, the prompt and what depends on them come later.
+    pub(crate) request: Request,
     pub(crate) max_tokens: Option<u32>,
-    pub(crate) min_tokens: u32,
     pub(crate) stop: StopStrings,
-    pub(crate) stop_token_ids: Vec<Token>,
     pub(crate) skip_special_tokens: bool,
     pub(crate) cache_salt: String,
-    pub(crate) tenant: u64,
     pub(crate) tenant_name: String,
     pub(crate) extra_keys: Vec<String>,
     /// Share cached blocks with other tenants; `None` is the server's setting.
     pub(crate) share_cache: Option<bool>,
-    pub(crate) priority: i32,
-    /// Eviction within the sequence; `None` is the server's mode.
-    pub(crate) h2o: Option<Mode>,
-    /// Reuse of cached text; `None` is the server's rule.
-    pub(crate) reuse: Option<Reuse>,
     /// Retention hints, as [`retention::check_hints`] checked them.
     pub(crate) retention: Vec<proto::RetentionHint>,
     /// Type of the KV; empty for that of the first engine.
@@ -142,34 +135,40 @@ pub(crate) fn check(
     let prompt = check_prompt(prompt, vocab_size)?;
     retention::check_hints(&retention)?;
     let (output, stopping) = (output.unwrap_or_default(), check_stopping(stopping.unwrap_or_default(), vocab_size)?);
-    let mut stop_token_ids = stopping.stop_token_ids;
-    if !stopping.ignore_eos {
-        stop_token_ids.extend_from_slice(eos_token_ids);
-    }
-    stop_token_ids.sort_unstable();
-    stop_token_ids.dedup();
     Ok(Checked {
         request_id,
         prompt,
         add_special_tokens: add_special_tokens.unwrap_or(true),
-        sampling: check_sampling(sampling.unwrap_or_default(), output.logprobs)?,
+        request: Request {
+            sampling: check_sampling(sampling.unwrap_or_default(), output.logprobs)?,
+            min_tokens: stopping.min_tokens,
+            stop_token_ids: end_tokens(&stopping, eos_token_ids),
+            tenant: tenant_number(&tenant, &cache_salt),
+            priority,
+            h2o: check_h2o(&h2o)?,
+            reuse: check_reuse(&reuse)?,
+            ..Request::default()
+        },
         max_tokens: stopping.max_tokens,
-        min_tokens: stopping.min_tokens,
         stop: StopStrings { strings: stopping.stop, is_sent: output.include_stop_string },
-        stop_token_ids,
         skip_special_tokens: output.skip_special_tokens.unwrap_or(true),
-        tenant: tenant_number(&tenant, &cache_salt),
         tenant_name: tenant,
         cache_salt,
         extra_keys,
         share_cache,
-        priority,
-        h2o: check_h2o(&h2o)?,
-        reuse: check_reuse(&reuse)?,
         retention,
         kv_dtype,
         timeout: (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms.into())),
     })
+}
+
+/// Returns the tokens that end a request, each once.
+fn end_tokens(stopping: &proto::Stopping, eos_token_ids: &[Token]) -> Vec<Token> {
+    let eos = if stopping.ignore_eos { &[] } else { eos_token_ids };
+    let mut ids = [&stopping.stop_token_ids[..], eos].concat();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
 }
 
 fn check_names(request_id: &str, cache_salt: &str, tenant: &str) -> Result<(), Invalid> {
@@ -349,13 +348,13 @@ mod tests {
     #[test]
     fn what_is_not_set_has_the_documented_default() {
         let checked = check_it(request()).unwrap();
-        let sampling = Sampling { temperature: 1.0, seed: checked.sampling.seed, ..Sampling::default() };
-        assert_eq!(checked.sampling, sampling);
+        let seed = checked.request.sampling.seed;
+        let sampling = Sampling { temperature: 1.0, seed, ..Sampling::default() };
+        assert_eq!(checked.request, Request { sampling, stop_token_ids: EOS.to_vec(), ..Request::default() });
         assert_eq!(checked.max_tokens, None);
-        assert_eq!(checked.stop_token_ids, EOS);
         assert_eq!(checked.timeout, None);
         assert!(checked.skip_special_tokens && checked.add_special_tokens);
-        assert_ne!(check_it(request()).unwrap().sampling.seed, checked.sampling.seed);
+        assert_ne!(check_it(request()).unwrap().request.sampling.seed, seed);
     }
 
     #[test]
@@ -402,28 +401,31 @@ mod tests {
                 request_id: "r".into(),
                 prompt: Prompt::Tokens(vec![0, VOCAB - 1]),
                 add_special_tokens: false,
-                sampling: Sampling {
-                    temperature: 0.0,
-                    top_k: 3,
-                    top_p: 0.5,
-                    min_p: 0.25,
-                    repetition_penalty: 1.5,
-                    seed: 0,
-                    logprobs: Some(0),
+                request: Request {
+                    sampling: Sampling {
+                        temperature: 0.0,
+                        top_k: 3,
+                        top_p: 0.5,
+                        min_p: 0.25,
+                        repetition_penalty: 1.5,
+                        seed: 0,
+                        logprobs: Some(0),
+                    },
+                    min_tokens: 2,
+                    stop_token_ids: vec![5],
+                    tenant: tenant_number("acme", ""),
+                    priority: -3,
+                    h2o: Some(Mode::Probe),
+                    reuse: Some(Reuse::Anywhere),
+                    ..Request::default()
                 },
                 max_tokens: Some(9),
-                min_tokens: 2,
                 stop: StopStrings { strings: vec!["END".into()], is_sent: true },
-                stop_token_ids: vec![5],
                 skip_special_tokens: false,
                 cache_salt: "salt".into(),
-                tenant: tenant_number("acme", ""),
                 tenant_name: "acme".into(),
                 extra_keys: vec!["image".into()],
                 share_cache: Some(true),
-                priority: -3,
-                h2o: Some(Mode::Probe),
-                reuse: Some(Reuse::Anywhere),
                 retention: vec![proto::RetentionHint { priority: Some(80), ..Default::default() }],
                 kv_dtype: "q8_0".into(),
                 timeout: Some(Duration::from_millis(1500)),
@@ -500,7 +502,7 @@ mod tests {
         assert_eq!(tenant_number("acme", ""), tenant_number("acme", "salt"));
         assert_eq!(tenant_number("", "acme"), tenant_number("acme", ""));
         assert_ne!(tenant_number("acme", ""), tenant_number("acme2", ""));
-        assert_eq!(check_it(request()).unwrap().tenant, 0);
+        assert_eq!(check_it(request()).unwrap().request.tenant, 0);
         // Pinned: recordings have these numbers.
         assert_eq!(tenant_number("acme", ""), 3_722_935_378_627_602_695);
     }

@@ -56,7 +56,7 @@ fn layers_that_drop_tokens_read_fewer() {
     let report = replay_kv(&trace, &dropping(1000));
     let read = (report.duration_s * 1e9).round() as u64;
     // At the end 23 of 89 blocks are left in each of three groups. A sequence reads 7/16 of its tokens, and more until a plan is due.
-    assert_eq!((read, report.tokens.dropped_blocks), (227_536, 3 * (89 - 23)));
+    assert_eq!((read, report.counters.h2o.h2o_dropped_blocks), (227_536, 3 * (89 - 23)));
     assert!((0.44..0.47).contains(&(read as f64 / all_read(400) as f64)));
 }
 

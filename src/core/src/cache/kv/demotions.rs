@@ -76,14 +76,15 @@ impl Kv {
     fn cut_reviving(&mut self) {
         let n = self.groups.n();
         if n > 0 && !self.reviving.is_empty() {
-            let len = self.reviving.len();
-            let mut moving = Entries { first: vec![true; len], others: vec![false; len * n] };
+            let first = vec![true; self.reviving.len()];
+            let mut moving = Entries { first, others: vec![false; self.reviving.len() * n] };
             for (at, block) in self.reviving.iter().enumerate() {
                 let noted = self.demoting.0.get(&self.tree.contents(*block).0).expect("the block was found there");
                 let of_groups = self.demoted_in_groups(noted.transfer, noted.at);
                 of_groups.for_each(|(_, placed)| moving.set(at, placed.group, true));
             }
-            let usable = self.groups.usable_behind(self.found.len(), len, |at, group| moving.has(at, group));
+            let has = |at, group| moving.has(at, group);
+            let usable = self.groups.usable_behind(self.found.len(), self.reviving.len(), has);
             self.reviving.truncate(usable);
         }
     }

@@ -127,20 +127,16 @@ impl Submitter {
         self.ensure_fits(prompt.len(), "")?;
         let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         let kv_class = self.kv_class(&checked.kv_dtype)?;
-        let max_tokens = checked.max_tokens.unwrap_or_else(|| self.max_tokens_for(n_prompt, kv_class));
-        let root = self.namespace(&checked, kv_class).root();
-        let shares_cache = self.shares_cache(&checked);
-        let mut request = Request::new(id, root, prompt, max_tokens);
-        request.kv_class = kv_class as u8;
-        request.min_tokens = checked.min_tokens;
-        request.stop_token_ids = checked.stop_token_ids;
-        request.tenant = checked.tenant;
-        request.priority = checked.priority;
-        request.h2o = checked.h2o;
-        request.reuse = checked.reuse;
-        request.shares_cache = shares_cache;
-        request.retention = retention::resolve(&checked.retention, n_prompt).map_err(Invalid::from)?;
-        request.sampling = checked.sampling;
+        let mut request = Request {
+            id,
+            root: self.namespace(&checked, kv_class).root(),
+            prompt,
+            max_tokens: checked.max_tokens.unwrap_or_else(|| self.max_tokens_for(n_prompt, kv_class)),
+            shares_cache: self.shares_cache(&checked),
+            retention: retention::resolve(&checked.retention, n_prompt).map_err(Invalid::from)?,
+            kv_class: kv_class as u8,
+            ..checked.request
+        };
         request.hash_prompt(self.config.block_size);
         Ok(request)
     }

@@ -1,0 +1,26 @@
+//! Counters of the core that reports have: one line each, and nothing else for JSON, texts, pages, sweeps and files.
+
+use trunkline_core::Stats;
+use trunkline_sim_perf::columns::Cell;
+
+use crate::figure::{About, Direction, Figure, count};
+
+/// Figures of the counters of all replicas, in column order.
+pub const COUNTED: &[Figure<Stats>] = &[
+    count(
+        "evicted_blocks",
+        "Evicted blocks",
+        Direction::Neither,
+        "Cached blocks evicted from devices.",
+        |s: &Stats| Some(s.evicted_blocks),
+    ),
+    count("dropped_blocks", "Dropped blocks", Direction::Neither, "Blocks dropped by sequences (H2O).", |s: &Stats| {
+        Some(s.h2o.h2o_dropped_blocks)
+    })
+    .rare(),
+];
+
+/// Returns the figures of [`COUNTED`], with their values.
+pub fn counted(counters: &Stats) -> impl Iterator<Item = (&'static About, Cell)> + '_ {
+    COUNTED.iter().map(|figure| (&figure.about, figure.cell(counters)))
+}
