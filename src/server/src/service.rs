@@ -31,6 +31,7 @@ use crate::network::refusals::Reason;
 use crate::proto;
 use crate::proto::inference_server::Inference;
 use crate::requests::request_events::Label;
+use crate::service::front::Front;
 use crate::service::stream::Generation;
 use crate::service::submission::{Rejection, Submitter};
 
@@ -126,8 +127,7 @@ impl Inference for InferenceService {
 
     async fn generate(&self, request: Request<proto::GenerateRequest>) -> Result<Response<Generation>, Status> {
         let caller = Caller::of(request.extensions());
-        let header = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
-        let call_timeout = header.and_then(validate::grpc_timeout);
+        let call_timeout = Front::call_timeout(request.metadata());
         let generation = self.begin(&caller, request.into_inner(), call_timeout).await?;
         let request_id = generation.client_id().parse().ok();
         let mut response = Response::new(generation);
