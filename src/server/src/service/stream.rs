@@ -80,6 +80,8 @@ impl Generation {
     /// Sends the stop string that ends the text, too.
     pub(crate) fn with_stop(self, with_stop: bool) -> Self {
         Self { with_stop, ..self }
+    }
+
     /// Leaves out the text, for a client that turns tokens into text itself. It is made nevertheless if stop strings have to be found in it.
     #[must_use]
     pub fn tokens_only(mut self) -> Self {
