@@ -14,8 +14,8 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use trunkline_core::Config;
-use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::TokenIds;
+use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::{AttachOptions, Options};
 use trunkline_tests::server::{TestServer, gated, greedy};
 use trunkline_vllm::proto::smg::grpc::common::{
@@ -37,10 +37,14 @@ const PROMPT: [u32; 40] = [104; 40];
 
 type Client = VllmEngineClient<Channel>;
 
+const CONFIG: &str =
+    r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "pad_token_id": [2, 3]}"#;
+const FILES: &[(&str, &[u8])] =
+    &[("config.json", CONFIG.as_bytes()), ("tokenizer.json", b"{}"), ("model.safetensors", b"")];
+
 fn settings() -> Settings {
-    let config = br#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "pad_token_id": [2, 3]}"#;
-    let files = ModelFiles::Memory(&[("config.json", config), ("tokenizer.json", b"{}"), ("model.safetensors", b"")]);
-    Settings { served_name: Some("a-model".into()), path: Some("/models/a".into()), files }
+    let (served_name, path) = (Some("a-model".into()), Some("/models/a".into()));
+    Settings { served_name, path, files: ModelFiles::Memory(FILES) }
 }
 
 async fn start() -> TestServer {
@@ -52,7 +56,8 @@ async fn connect(server: &TestServer) -> Client {
 }
 
 fn request(stream: bool, edit: impl FnOnce(&mut SamplingParams)) -> GenerateRequest {
-    let mut params = SamplingParams { temperature: Some(0.0), max_tokens: Some(6), ignore_eos: true, ..Default::default() };
+    let mut params =
+        SamplingParams { temperature: Some(0.0), max_tokens: Some(6), ignore_eos: true, ..Default::default() };
     edit(&mut params);
     let tokenized = TokenizedInput { input_ids: PROMPT.to_vec(), ..Default::default() };
     GenerateRequest {
@@ -138,10 +143,13 @@ async fn stops_say_what_was_matched_and_the_models_own_end_is_nothing_special() 
     let text = "say it";
     let own = server.client().await.ask(greedy(text, 12)).await.unwrap();
     let stop: String = own.text.chars().take(1).collect();
-    let by_text = GenerateRequest { input: Some(Input::Text(text.into())), ..request(false, |params| {
-        params.max_tokens = Some(12);
-        params.stop = vec![stop.clone()];
-    }) };
+    let by_text = GenerateRequest {
+        input: Some(Input::Text(text.into())),
+        ..request(false, |params| {
+            params.max_tokens = Some(12);
+            params.stop = vec![stop.clone()];
+        })
+    };
     let end = ask(&mut client, by_text).await.unwrap().ends.remove(&0).unwrap();
     assert_eq!((end.finish_reason.as_str(), end.matched_stop), ("stop", Some(MatchedStop::MatchedStopStr(stop))));
     assert_eq!(end.output_ids, own.token_ids[..end.output_ids.len()]);
@@ -158,7 +166,10 @@ async fn what_cannot_be_honoured_is_refused_by_the_name_of_its_field() {
     let mut client = connect(&server).await;
     let begins = [
         (request(true, |params| params.frequency_penalty = 0.5), "frequency_penalty is 0.5"),
-        (request(true, |params| params.constraint = Some(Constraint::JsonSchema("{}".into()))), "json_schema is not supported"),
+        (
+            request(true, |params| params.constraint = Some(Constraint::JsonSchema("{}".into()))),
+            "json_schema is not supported",
+        ),
         (request(true, |params| params.temperature = Some(-1.0)), "temperature is -1"),
         (request(true, |params| params.logprobs = Some(21)), "logprobs is 21"),
         (request(true, |params| params.max_tokens = Some(0)), ""),
@@ -201,7 +212,8 @@ async fn an_abort_ends_all_answers_of_an_id_on_whichever_connection_it_comes() {
     let again = GenerateRequest { request_id: "a".into(), ..request(true, |params| params.n = 2) };
     assert_eq!(ask(&mut client, again).await.unwrap().ends.len(), 2);
     // A stream that nobody reads any more is aborted with all its answers.
-    let dropped = client.generate(request(true, |params| (params.n, params.max_tokens) = (2, Some(400)))).await.unwrap();
+    let dropped =
+        client.generate(request(true, |params| (params.n, params.max_tokens) = (2, Some(400)))).await.unwrap();
     drop(dropped);
     server.client().await.settled().await;
 }

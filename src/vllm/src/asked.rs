@@ -127,6 +127,7 @@ impl Asked {
         let output = proto::Output {
             logprobs: params.logprobs.map(i32::unsigned_abs),
             skip_special_tokens: Some(params.skip_special_tokens),
+            ..proto::Output::default()
         };
         Ok(Self {
             id: request_id,

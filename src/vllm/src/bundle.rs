@@ -41,10 +41,12 @@ impl Bundles {
             let files = self.files.clone();
             let packed = tokio::task::spawn_blocking(move || Bundle::pack(&files));
             let packed = packed.await.map_err(|_| Status::internal("packing the tokenizer files failed"))?;
-            packed.map(Arc::new).map_err(|error| match error {
+            packed.map(Arc::new).map_err(|error| match &error {
                 FilesError::Missing | FilesError::TooLarge => Status::failed_precondition(error.to_string()),
                 // The path is of no use to a client.
-                FilesError::Read { source, .. } => Status::internal(format!("cannot read the tokenizer files: {source}")),
+                FilesError::Read { source, .. } => {
+                    Status::internal(format!("cannot read the tokenizer files: {source}"))
+                }
                 FilesError::Compress(source) => Status::internal(format!("{error}: {source}")),
             })
         };
@@ -88,9 +90,11 @@ mod tests {
         noise
     };
 
+    const FILES: &[(&str, &[u8])] = &[("tokenizer.json", &NOISE), ("model.safetensors", b"weights")];
+
     #[tokio::test]
     async fn the_pieces_are_an_archive_and_the_last_has_its_hash() {
-        let bundles = Bundles::new(ModelFiles::Memory(&[("tokenizer.json", &NOISE), ("model.safetensors", b"weights")]));
+        let bundles = Bundles::new(ModelFiles::Memory(FILES));
         let pieces: Vec<_> = Bundle::pieces(bundles.get().await.unwrap()).collect();
         assert!(pieces.len() > 3 && pieces.iter().all(|piece| piece.data.len() <= PIECE_BYTES), "{}", pieces.len());
         let archive = pieces.iter().flat_map(|piece| piece.data.clone()).collect::<Vec<u8>>();

@@ -131,10 +131,7 @@ impl VllmEngine for Engine {
         Ok(Response::new(FlushCacheResponse { success: true, message }))
     }
 
-    async fn start_profile(
-        &self,
-        request: Request<StartProfileRequest>,
-    ) -> Result<Response<ProfileResponse>, Status> {
+    async fn start_profile(&self, request: Request<StartProfileRequest>) -> Result<Response<ProfileResponse>, Status> {
         self.front.note(request.extensions());
         Err(Status::unimplemented("StartProfile is not supported; --metrics and --record show what the server does"))
     }
@@ -203,7 +200,8 @@ impl VllmEngine for Engine {
         if let Some(rank) = request.get_ref().dp_rank.filter(|rank| *rank != 0) {
             return Err(Status::invalid_argument(format!("dp_rank is {rank}; the server has rank 0 alone")));
         }
-        if let Some(section) = request.get_ref().include.iter().find(|section| *section != "core" && *section != "all") {
+        if let Some(section) = request.get_ref().include.iter().find(|section| *section != "core" && *section != "all")
+        {
             let message = format!("include has {}; the server reports the section core alone", quoted(section));
             return Err(Status::invalid_argument(message));
         }

@@ -83,9 +83,7 @@ impl ModelFiles {
     pub(crate) fn config(&self) -> Value {
         let bytes = match self {
             Self::Missing => None,
-            Self::Memory(files) => {
-                files.iter().find(|(name, _)| *name == CONFIG).map(|(_, bytes)| bytes.to_vec())
-            }
+            Self::Memory(files) => files.iter().find(|(name, _)| *name == CONFIG).map(|(_, bytes)| bytes.to_vec()),
             Self::Folder(folder) => {
                 let path = folder.join(CONFIG);
                 let is_small = fs::metadata(&path).is_ok_and(|about| about.len() <= BYTES_MAX);

@@ -63,7 +63,9 @@ impl Loads {
         let in_use = u64::from(stats.held_blocks) + u64::from(stats.private_blocks);
         let blocks = in_use + u64::from(stats.free_blocks) + u64::from(stats.idle_blocks);
         // Each layer group has blocks of its own for the same tokens.
-        let tokens = |blocks: u64| blocks * u64::from(limits.block_size) / u64::from(front.model().map_or(1, |model| model.n_groups()));
+        let tokens = |blocks: u64| {
+            blocks * u64::from(limits.block_size) / u64::from(front.model().map_or(1, |model| model.n_groups()))
+        };
         let seats = u64::from(limits.max_batch_size) * u64::from(engines);
         let load = SchedulerLoad {
             dp_rank: 0,

@@ -58,12 +58,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    pub(crate) fn new(
-        early: Routes,
-        reflection: Routes,
-        clients: Arc<OnceLock<Routes>>,
-        access: Arc<Access>,
-    ) -> Self {
+    pub(crate) fn new(early: Routes, reflection: Routes, clients: Arc<OnceLock<Routes>>, access: Arc<Access>) -> Self {
         let (early, reflection) = (early.prepare(), reflection.prepare());
         Self { early, reflection, guests: Vec::new(), clients, access, door: None }
     }

@@ -1,7 +1,7 @@
 //! Signals and handles of a server: stopping gently, then at once, and reading files again.
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
