@@ -141,12 +141,45 @@ impl TestServer {
         edit: impl FnOnce(&mut Options),
         wrap: impl FnOnce(Worker) -> Box<dyn StepRunner> + Send + 'static,
     ) -> Result<Self, ServerError> {
+        let server = Self::prepared(config, edit, wrap).await?;
+        Ok(Self::run(server.with_http(|front| trunkline_http::door(front, settings))).await)
+    }
+
+    /// A server of one engine with vLLM's gRPC service too, with options edited before it starts.
+    ///
+    /// # Errors
+    /// If the server does not start.
+    pub async fn start_vllm(
+        config: Config,
+        settings: trunkline_vllm::Settings,
+        edit: impl FnOnce(&mut Options),
+        wrap: impl FnOnce(Worker) -> Box<dyn StepRunner> + Send + 'static,
+    ) -> Result<Self, ServerError> {
+        let server = Self::prepared(config, edit, wrap).await?;
+        Ok(Self::run(server.with_guest(|front| trunkline_vllm::service(front, settings)).await?).await)
+    }
+
+    /// A server without a model and without workers, with vLLM's gRPC service too.
+    ///
+    /// # Errors
+    /// If the server does not start.
+    pub async fn vllm_without_model(options: Options, decide: DecideModel) -> Result<Self, ServerError> {
+        let listener = listen("127.0.0.1:0").await.expect("a port is free");
+        let server = Server::of_first_worker(listener, decide, options).await?;
+        let service = |front| trunkline_vllm::service(front, trunkline_vllm::Settings::default());
+        Ok(Self::run(server.with_guest(service).await?).await)
+    }
+
+    async fn prepared(
+        config: Config,
+        edit: impl FnOnce(&mut Options),
+        wrap: impl FnOnce(Worker) -> Box<dyn StepRunner> + Send + 'static,
+    ) -> Result<Server, ServerError> {
         let mut options = Options { cluster: ClusterConfig::uniform(&config, 1), ..Options::default() };
         edit(&mut options);
         let backend = Self::backend(&options, |_| Vec::new(), wrap_once(wrap));
         let listener = listen("127.0.0.1:0").await.expect("a port is free");
-        let server = Server::new(listener, backend, options).await?;
-        Ok(Self::run(server.with_http(|front| trunkline_http::door(front, settings))).await)
+        Server::new(listener, backend, options).await
     }
 
     /// Returns the small model behind workers that are wrapped.

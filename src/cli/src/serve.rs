@@ -21,6 +21,7 @@ use trunkline_server::{
 };
 use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
+use trunkline_vllm::ModelFiles;
 use trunkline_worker::{Model, machine_memory};
 
 use self::model_facts::{check_tokenizer, join_ends};
@@ -142,6 +143,11 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let scrapes = runtime.block_on(settings.network.metrics_listener())?;
 
     let (network, http) = (settings.network.clone(), settings.http.door(settings.model.as_deref())?);
+    let mut vllm = settings.http.vllm(settings.model.as_deref());
+    if settings.model.is_none() && (engines.embedded() == 0 || simulation.is_some() || kind != WorkerKind::Embedded) {
+        // What runs is not the built-in model.
+        vllm.files = ModelFiles::Missing;
+    }
     raise_open_files(&settings, &engines, options.network.connections);
     let result = runtime.block_on(async {
         let server = match engines.embedded() {
@@ -152,6 +158,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
             }
         };
         let server = server.with_http(|front| trunkline_http::door(front, http));
+        let server = server.with_guest(|front| trunkline_vllm::service(front, vllm)).await?;
         network.warn_if_open(server.local_addr());
         serve(server, scrapes, network.tls_cert.is_some()).await
     });

@@ -31,7 +31,7 @@ use crate::driver::workers::{MakeWorker, WorkerError};
 use crate::driver::{self, Outcome};
 use crate::edge::accept::Acceptor;
 use crate::edge::door::HttpDoor;
-use crate::edge::gate::Gate;
+use crate::edge::gate::{Gate, Guest};
 use crate::engines::seats::AttachOptions;
 use crate::engines::stores::EngineStore;
 use crate::engines::watchdog::Watchdog;
@@ -338,6 +338,20 @@ pub struct Server {
     /// Listener for scrapes, if metrics are served.
     scrapes: Option<TcpListener>,
     front: Front,
+    /// Encoded descriptors of other protocols.
+    guests: Vec<&'static [u8]>,
+}
+
+/// Returns the service of reflection for the server's protocol and others.
+fn reflection(others: &[&'static [u8]]) -> Result<Routes, ServerError> {
+    let all = [FILE_DESCRIPTOR_SET, tonic_health::pb::FILE_DESCRIPTOR_SET];
+    let builder = || {
+        let all = all.iter().chain(others);
+        all.fold(tonic_reflection::server::Builder::configure(), |builder, set| {
+            builder.register_encoded_file_descriptor_set(set)
+        })
+    };
+    Ok(Routes::new(builder().build_v1()?).add_service(builder().build_v1alpha()?))
 }
 
 impl Server {
@@ -390,17 +404,9 @@ impl Server {
         let workers =
             WorkersService::new(driver.clone(), options.attach.clone(), options.network.request, known_fit, offer);
         let workers = WorkersServer::new(workers).max_decoding_message_size(attach::message_bytes_max(&options.attach));
-        let reflection = || {
-            tonic_reflection::server::Builder::configure()
-                .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
-                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        };
-        let early = Routes::new(workers)
-            .add_service(health)
-            .add_service(reflection().build_v1()?)
-            .add_service(reflection().build_v1alpha()?);
+        let early = Routes::new(workers).add_service(health);
         let routes = Arc::new(OnceLock::new());
-        let gate = Gate::new(early, routes.clone(), access.clone());
+        let gate = Gate::new(early, reflection(&[])?, routes.clone(), access.clone());
         let acceptor = Acceptor { network: network.clone(), gate, tls: tls.clone() };
         let request_log = RequestLog::open(options.requests.as_deref())
             .map_err(|source| ServerError::Requests { path: options.requests.clone().unwrap_or_default(), source })?;
@@ -410,7 +416,8 @@ impl Server {
         let metrics = Metrics::new(driver.clone(), network.clone(), options.metric_names);
         let of_start = metrics.clone();
         let inference = Arc::<OnceLock<_>>::default();
-        let front = Front::new(inference.clone(), metrics.clone(), handle.serving());
+        let message_bytes = usize::try_from(network.limits.incoming_bytes_per_connection).unwrap_or(usize::MAX);
+        let front = Front::new(inference.clone(), metrics.clone(), handle.serving(), message_bytes);
         let start = Start {
             commands,
             driver,
@@ -425,8 +432,9 @@ impl Server {
         };
         let (_, never) = oneshot::channel();
         let state = State::Running(never);
-        let (served, stop, scrapes) = (is_served, None, None);
-        let server = Self { addr, listener, acceptor, files, handle, served, stop, state, metrics, scrapes, front };
+        let (served, stop, scrapes, guests) = (is_served, None, None, Vec::new());
+        let server =
+            Self { addr, listener, acceptor, files, handle, served, stop, state, metrics, scrapes, front, guests };
         Ok((server, start, offers))
     }
 
@@ -435,6 +443,18 @@ impl Server {
     pub fn with_http(mut self, make: impl FnOnce(Front) -> Arc<dyn HttpDoor>) -> Self {
         self.acceptor.gate.open_door(make(self.front.clone()));
         self
+    }
+
+    /// Serves another protocol beside the server's own, on the same port: the service that `make` returns.
+    ///
+    /// # Errors
+    /// If its descriptors cannot be read.
+    pub async fn with_guest(mut self, make: impl FnOnce(Front) -> Guest) -> Result<Self, ServerError> {
+        let guest = make(self.front.clone());
+        self.guests.push(guest.descriptors);
+        self.handle.report_also(guest.name).await;
+        self.acceptor.gate.invite(guest, reflection(&self.guests)?);
+        Ok(self)
     }
 
     /// Serves metrics for Prometheus on a listener: `GET /metrics` over plain HTTP/1.1, without identification. The metrics have no text of clients,

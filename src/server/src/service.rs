@@ -125,8 +125,7 @@ impl Inference for InferenceService {
 
     async fn generate(&self, request: Request<proto::GenerateRequest>) -> Result<Response<Generation>, Status> {
         let caller = Caller::of(request.extensions());
-        let header = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
-        let call_timeout = header.and_then(validate::grpc_timeout);
+        let call_timeout = validate::call_timeout(request.metadata());
         let generation = self.begin(&caller, request.into_inner(), call_timeout).await?;
         let request_id = generation.client_id().parse().ok();
         let mut response = Response::new(generation);

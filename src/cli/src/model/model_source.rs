@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use tracing::{info, warn};
 use trunkline_text::{ChatSource, Files, ModelFacts, Tokenizer};
+use trunkline_vllm::ModelFiles;
 use trunkline_worker::{Model, ModelError};
 
 use crate::h2o::head_file::HeadFile;
@@ -29,6 +30,9 @@ const BEGIN: &str = "<s>";
 /// Template of models without files: the text of all messages, as neither is trained on chats.
 const TEMPLATE: &str = include_str!("../../../../models/small-world/chat_template.jinja");
 const WEIGHTS: &[u8] = include_bytes!("../../../../models/small-world/model.safetensors");
+/// Files of the built-in model for gateways that make a tokenizer of their own.
+const FILES: &[(&str, &[u8])] =
+    &[("config.json", CONFIG), TOKENIZER_FILE, ("chat_template.jinja", TEMPLATE.as_bytes())];
 
 /// A model to be loaded.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -98,6 +102,15 @@ impl<'a> ModelSource<'a> {
                 exists(path)?;
                 ModelFacts::read(path).with_context(|| cannot_load(path))
             }
+        }
+    }
+
+    /// Returns the files of the tokenizer, for gateways that make one of their own; GGUF files and random weights have none.
+    pub fn files(self) -> ModelFiles {
+        match self {
+            Self::BuiltIn => ModelFiles::Memory(FILES),
+            Self::Path(path) if path.is_dir() => ModelFiles::Folder(path.to_owned()),
+            Self::Path(_) | Self::Random => ModelFiles::Missing,
         }
     }
 

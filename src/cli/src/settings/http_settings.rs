@@ -30,10 +30,21 @@ impl HttpSettings {
     /// # Errors
     /// If the template of --chat-template cannot be used. A model's own is left out, with a warning: prompts do without.
     pub fn door(&self, model: Option<&Path>) -> anyhow::Result<trunkline_http::Settings> {
-        let names = self.served_model_name.iter().flat_map(|names| names.split(','));
-        let served_names = names.map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        let served_names = self.served_names().map(str::to_owned).collect();
         let template = self.template(model)?.map(Arc::new);
         Ok(trunkline_http::Settings { served_names, template })
+    }
+
+    /// Returns the settings of vLLM's gRPC service for a model.
+    pub fn vllm(&self, model: Option<&Path>) -> trunkline_vllm::Settings {
+        let served_name = self.served_names().next().map(str::to_owned);
+        let path = model.map(|path| path.display().to_string());
+        trunkline_vllm::Settings { served_name, path, files: ModelSource::of(model).files() }
+    }
+
+    fn served_names(&self) -> impl Iterator<Item = &str> {
+        let names = self.served_model_name.iter().flat_map(|names| names.split(','));
+        names.map(str::trim).filter(|name| !name.is_empty())
     }
 
     fn template(&self, model: Option<&Path>) -> anyhow::Result<Option<ChatTemplate>> {

@@ -32,11 +32,24 @@ const REFLECTION: &str = "/grpc.reflection.";
 /// Paths of the services of the clients.
 const CLIENTS: [&str; 2] = ["/trunkline.v1.Inference/", "/trunkline.v1.Sessions/"];
 
+/// Services of another protocol, beside the server's own. Every call passes the checks common to all: identity, sizes, limits of connections.
+pub struct Guest {
+    /// Name of the service in paths and for the health service, such as `vllm.grpc.engine.VllmEngine`.
+    pub name: &'static str,
+    /// The service.
+    pub routes: Routes,
+    /// Encoded descriptors of the protocol, for reflection.
+    pub descriptors: &'static [u8],
+}
+
 /// All services of the server, behind the checks common to all.
 #[derive(Clone)]
 pub(crate) struct Gate {
     /// Services there from the start.
     early: Routes,
+    reflection: Routes,
+    /// Services of other protocols, by the beginning of their paths.
+    guests: Vec<(String, Routes)>,
     /// Services of the clients, once the server knows its model.
     clients: Arc<OnceLock<Routes>>,
     access: Arc<Access>,
@@ -45,8 +58,20 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    pub(crate) fn new(early: Routes, clients: Arc<OnceLock<Routes>>, access: Arc<Access>) -> Self {
-        Self { early: early.prepare(), clients, access, door: None }
+    pub(crate) fn new(early: Routes, reflection: Routes, clients: Arc<OnceLock<Routes>>, access: Arc<Access>) -> Self {
+        let (early, reflection) = (early.prepare(), reflection.prepare());
+        Self { early, reflection, guests: Vec::new(), clients, access, door: None }
+    }
+
+    /// Adds the service of a guest, and replaces the service of reflection by one that knows the guest.
+    pub(crate) fn invite(&mut self, guest: Guest, reflection: Routes) {
+        self.guests.push((format!("/{}/", guest.name), guest.routes.prepare()));
+        self.reflection = reflection.prepare();
+    }
+
+    /// Returns the services of the guest with this path.
+    fn guest(&self, path: &str) -> Option<&Routes> {
+        self.guests.iter().find(|(prefix, _)| path.starts_with(prefix)).map(|(_, routes)| routes)
     }
 
     /// Lets `door` answer what is not gRPC.
@@ -65,7 +90,11 @@ impl Gate {
     /// RESOURCE_EXHAUSTED for too many headers, the errors of [`Access::caller`], and UNAVAILABLE before the server knows its model.
     fn enter<B>(&self, request: &Request<B>, call: &Arc<Call>) -> Result<(Caller, Routes), Status> {
         let caller = self.caller(request, call)?;
-        Ok((caller, self.routes(request.uri().path())?))
+        match self.guest(request.uri().path()) {
+            // Gateways may abort on another connection than that of the request: without tokens, an id is known to all who send it.
+            Some(routes) => Ok((Caller { owner: caller.owner_of_made_id(), ..caller }, routes.clone())),
+            None => Ok((caller, self.routes(request.uri().path())?)),
+        }
     }
 
     /// Returns the sender of a call.
@@ -83,6 +112,9 @@ impl Gate {
     /// # Errors
     /// UNAVAILABLE for calls of clients before the server knows its model.
     fn routes(&self, path: &str) -> Result<Routes, Status> {
+        if path.starts_with(REFLECTION) {
+            return Ok(self.reflection.clone());
+        }
         if !CLIENTS.iter().any(|service| path.starts_with(service)) {
             return Ok(self.early.clone());
         }

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use tonic::metadata::MetadataMap;
 use tonic::{Extensions, Status};
+use trunkline_core::{Config, Stats};
 use trunkline_port::ModelInfo;
 use trunkline_text::Tokenizer;
 
@@ -13,13 +15,15 @@ use crate::metrics::Metrics;
 use crate::proto;
 use crate::service::InferenceService;
 use crate::service::stream::Generation;
+use crate::service::validate;
 
 /// Shortest and longest time after which a refused client is asked to come back, seconds.
 const RETRY_S: (u64, u64) = (1, 60);
 /// Time for which an estimate of [`Front::retry_after_s`] holds, nanoseconds.
 const ESTIMATE_NS: u64 = 1_000_000_000;
 
-/// The calls of `trunkline.v1.Inference`, for an [`HttpDoor`](crate::HttpDoor): the same checks, limits, tenants and statuses.
+/// The calls of `trunkline.v1.Inference`, for an [`HttpDoor`](crate::HttpDoor) or a [`Guest`](crate::Guest): the same checks, limits, tenants
+/// and statuses.
 ///
 /// The extensions are those of the request that the door answers; without a sender there, a call has all rights.
 #[derive(Clone)]
@@ -31,6 +35,8 @@ struct Parts {
     metrics: Arc<Metrics>,
     /// `true` while the server takes requests.
     serving: Arc<AtomicBool>,
+    /// Bytes of a message that the limits of a connection let through, at most.
+    message_bytes_max: usize,
     estimate: Mutex<Estimate>,
 }
 
@@ -58,8 +64,19 @@ impl Front {
         inference: Arc<OnceLock<Arc<InferenceService>>>,
         metrics: Arc<Metrics>,
         serving: Arc<AtomicBool>,
+        message_bytes_max: usize,
     ) -> Self {
-        Self(Arc::new(Parts { inference, metrics, serving, estimate: Mutex::default() }))
+        Self(Arc::new(Parts { inference, metrics, serving, message_bytes_max, estimate: Mutex::default() }))
+    }
+
+    /// Returns the bytes of a message of a client, at most: the limits of a connection let no longer one through.
+    pub fn message_bytes_max(&self) -> usize {
+        self.0.message_bytes_max
+    }
+
+    /// Returns the time that a caller of gRPC gives a call, from the headers of the call.
+    pub fn call_timeout(metadata: &MetadataMap) -> Option<Duration> {
+        validate::call_timeout(metadata)
     }
 
     fn inference(&self) -> Result<&Arc<InferenceService>, Status> {
@@ -78,6 +95,14 @@ impl Front {
     /// UNAVAILABLE before the server knows its model.
     pub fn model(&self) -> Result<&ModelInfo, Status> {
         Ok(&self.inference()?.shared().model)
+    }
+
+    /// Returns the limits of each engine.
+    ///
+    /// # Errors
+    /// UNAVAILABLE before the server knows its model.
+    pub fn limits(&self) -> Result<&Config, Status> {
+        Ok(&self.inference()?.shared().config)
     }
 
     /// Returns the tokens that a prompt and its answer may have together.
@@ -160,11 +185,20 @@ impl Front {
     /// # Errors
     /// UNAVAILABLE before the server knows its model, and after its end.
     pub async fn load(&self) -> Result<Load, Status> {
-        let (stats, _) = self.inference()?.snapshot().await?.totals();
+        let (stats, _) = self.stats().await?;
         let used = stats.held_blocks + stats.private_blocks + stats.moving_blocks;
         let all = used + stats.free_blocks + stats.idle_blocks;
         let kv_usage = f64::from(used) / f64::from(all.max(1));
         Ok(Load { waiting: stats.waiting, running: stats.running, kv_usage })
+    }
+
+    /// Returns the gauges and counters of all engines together, and the number of engines.
+    ///
+    /// # Errors
+    /// UNAVAILABLE before the server knows its model, and after its end.
+    pub async fn stats(&self) -> Result<(Stats, u32), Status> {
+        let snapshot = self.inference()?.snapshot().await?;
+        Ok((snapshot.totals().0, snapshot.engines.len() as u32))
     }
 
     /// Returns the text of a scrape of all metrics with its media type; `None` if the server does not answer in time.

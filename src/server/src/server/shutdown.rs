@@ -1,7 +1,7 @@
 //! Signals and handles of a server: stopping gently, then at once, and reading files again.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ pub struct ServerHandle {
     reloads: Arc<Notify>,
     /// The health that was reported last.
     serving: Arc<AtomicBool>,
+    /// Services of other protocols, whose health is reported too.
+    guests: Arc<Mutex<Vec<&'static str>>>,
     /// Longest time for which a drain waits for requests; `None` for no bound.
     drain_timeout: Option<Duration>,
 }
@@ -36,8 +38,8 @@ impl ServerHandle {
     /// Makes a handle on a serving server.
     pub(crate) async fn new(driver: DriverHandle, health: HealthReporter, drain_timeout: Option<Duration>) -> Self {
         let (stopping, hurry) = (watch::Sender::new(false), watch::Sender::new(false));
-        let (reloads, serving) = Default::default();
-        let handle = Self { driver, health, stopping, hurry, reloads, serving, drain_timeout };
+        let (reloads, serving, guests) = Default::default();
+        let handle = Self { driver, health, stopping, hurry, reloads, serving, guests, drain_timeout };
         handle.report(ServingStatus::Serving).await;
         handle
     }
@@ -110,7 +112,7 @@ impl ServerHandle {
     /// Ends the watches of the server's health: open watches would keep connections open for ever.
     pub(crate) async fn close_health(&self) {
         let mut health = self.health.clone();
-        for service in HEALTH_SERVICES {
+        for service in self.services() {
             health.clear_service_status(service).await;
         }
     }
@@ -122,9 +124,21 @@ impl ServerHandle {
 
     async fn report(&self, status: ServingStatus) {
         self.serving.store(status == ServingStatus::Serving, Ordering::Relaxed);
-        for service in HEALTH_SERVICES {
+        for service in self.services() {
             self.health.set_service_status(service, status).await;
         }
+    }
+
+    /// Reports the health of another service, too.
+    pub(crate) async fn report_also(&self, service: &'static str) {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner).push(service);
+        let is_serving = self.serving.load(Ordering::Relaxed);
+        self.report(if is_serving { ServingStatus::Serving } else { ServingStatus::NotServing }).await;
+    }
+
+    fn services(&self) -> Vec<&'static str> {
+        let guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
+        HEALTH_SERVICES.iter().chain(&*guests).copied().collect()
     }
 
     /// Sends a command without losing the command to a full queue: waits on a new thread, since the threads of tokio may all be

@@ -340,8 +340,7 @@ impl Sessions for SessionService {
         use proto::generate_turn_request::Input;
         let caller = Caller::of(request.extensions());
         let arrival_ns = self.now_ns();
-        let header = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
-        let call_timeout = header.and_then(validate::grpc_timeout);
+        let call_timeout = validate::call_timeout(request.metadata());
         let message = request.into_inner();
         let entry = self.find(&caller, &message.session_id)?;
         check_turn_id(&message.turn_id)?;

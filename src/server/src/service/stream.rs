@@ -32,9 +32,12 @@ pub struct Generation {
     stops: StopMatcher,
     /// Send the stop string that is found.
     with_stop: bool,
+    has_stops: bool,
     min_tokens: u32,
     n_tokens: u32,
     last_token: Token,
+    /// `false` for tokens without text.
+    spells: bool,
     stopping: Option<Stopping>,
     /// `true` once the stream ends before its request: the client did not read, or the decoder failed.
     failed: bool,
@@ -61,11 +64,13 @@ impl Generation {
             submitted,
             taken: Vec::new(),
             detokenizer,
+            has_stops: !stops.is_empty(),
             stops: StopMatcher::new(stops),
             with_stop: false,
             min_tokens,
             n_tokens: 0,
             last_token: 0,
+            spells: true,
             stopping: None,
             failed: false,
             ready: VecDeque::new(),
@@ -75,6 +80,13 @@ impl Generation {
     /// Sends the stop string that ends the text, too.
     pub(crate) fn with_stop(self, with_stop: bool) -> Self {
         Self { with_stop, ..self }
+    }
+
+    /// Leaves out the text, for a client that turns tokens into text itself. It is made nevertheless if stop strings have to be found in it.
+    #[must_use]
+    pub fn tokens_only(mut self) -> Self {
+        self.spells = self.has_stops;
+        self
     }
 
     /// Returns the number of tokens of the prompt.
@@ -100,7 +112,7 @@ impl Generation {
             }
         }
         self.tell_stop();
-        if end.is_some() && self.stopping.is_none() {
+        if end.is_some() && self.stopping.is_none() && self.spells {
             let rest = self.detokenizer.finish();
             self.text(&rest, &mut chunk);
             self.stops.finish(&mut chunk.text);
@@ -130,6 +142,9 @@ impl Generation {
             logprob: of.logprob,
             top: of.top.into_iter().map(|(token_id, logprob)| proto::Alternative { token_id, logprob }).collect(),
         }));
+        if !self.spells {
+            return;
+        }
         let text = self.detokenizer.push(token);
         self.text(&text, chunk);
         if self.stopping.is_none() {

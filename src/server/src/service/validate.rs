@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use tonic::Status;
+use tonic::metadata::MetadataMap;
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Namespace, Request, Reuse, Sampling, Token};
 use trunkline_quote::quoted;
@@ -295,8 +296,13 @@ fn check_stopping(stopping: proto::Stopping, vocab_size: u32) -> Result<proto::S
     Ok(stopping)
 }
 
+/// Returns the time that a caller gives a call, from the headers of the call.
+pub(crate) fn call_timeout(metadata: &MetadataMap) -> Option<Duration> {
+    metadata.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(grpc_timeout)
+}
+
 /// Returns the value of a `grpc-timeout` header: up to eight digits and a unit. `None` for any other text.
-pub(crate) fn grpc_timeout(header: &str) -> Option<Duration> {
+fn grpc_timeout(header: &str) -> Option<Duration> {
     let (digits, unit) = header.split_at_checked(header.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;

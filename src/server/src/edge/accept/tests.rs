@@ -23,7 +23,8 @@ impl Accept for Exhausted {
 async fn a_failing_accept_waits_before_the_next() {
     let network = Network::new(NetworkLimits::default(), Clock::start());
     let silent = network.admit(SocketAddr::from(([10, 0, 0, 1], 1))).unwrap();
-    let gate = Gate::new(Routes::default(), Arc::default(), Arc::new(Access::new(false, None).unwrap()));
+    let gate =
+        Gate::new(Routes::default(), Routes::default(), Arc::default(), Arc::new(Access::new(false, None).unwrap()));
     let attempts = Arc::new(AtomicU32::new(0));
     let acceptor = Acceptor { network, gate, tls: None };
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

@@ -1,0 +1,230 @@
+//! A request to generate: what becomes of each of its fields.
+
+use tonic::Status;
+use trunkline_server::proto;
+use trunkline_server::proto::generate_request::Prompt;
+
+use crate::proto::vllm::grpc::engine::generate_request::Input;
+use crate::proto::vllm::grpc::engine::sampling_params::Constraint;
+use crate::proto::vllm::grpc::engine::{GenerateRequest, SamplingParams};
+
+/// Answers to one prompt, at most.
+const N_MAX: u32 = 128;
+
+/// A checked request.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) id: String,
+    pub(crate) input: Input,
+    /// `true` for tokens as they come, `false` for whole answers.
+    pub(crate) streams: bool,
+    /// Answers to the prompt.
+    pub(crate) n: u32,
+    /// Stop tokens of the request, without those of the model.
+    pub(crate) stop_token_ids: Vec<u32>,
+    pub(crate) max_tokens: Option<u32>,
+    seed: Option<i32>,
+    /// The request of a choice, but for the prompt and what depends on it.
+    message: proto::GenerateRequest,
+}
+
+fn refused(field: &str, why: &str) -> Status {
+    Status::invalid_argument(format!("{field} {why}"))
+}
+
+/// Refuses fields that ask for what the server does not have.
+fn check_extras(request: &GenerateRequest) -> Result<(), Status> {
+    let asked_for = [
+        ("kv_transfer_params", request.kv_transfer_params.is_some()),
+        ("kv_transfer_params_json", request.kv_transfer_params_json.as_ref().is_some_and(|json| !json.is_empty())),
+        ("mm_inputs", request.mm_inputs.is_some()),
+        ("extra_mm_inputs", !request.extra_mm_inputs.is_empty()),
+        ("media_refs", request.media_refs.is_some()),
+    ];
+    if let Some((field, _)) = asked_for.into_iter().find(|(_, is_set)| *is_set) {
+        let why = match field {
+            "kv_transfer_params" | "kv_transfer_params_json" => "is not supported: the server moves KV by itself",
+            _ => "is not supported: the model reads text alone",
+        };
+        return Err(refused(field, why));
+    }
+    match request.data_parallel_rank {
+        None | Some(0) => Ok(()),
+        Some(rank) => Err(refused("data_parallel_rank", &format!("is {rank}; the server has rank 0 alone"))),
+    }
+}
+
+fn check_sampling(params: &SamplingParams) -> Result<(), Status> {
+    for (field, value) in
+        [("frequency_penalty", params.frequency_penalty), ("presence_penalty", params.presence_penalty)]
+    {
+        // NaN is unequal to 0, too.
+        if value != 0.0 {
+            return Err(refused(field, &format!("is {value}; it is not supported, repetition_penalty is")));
+        }
+    }
+    if !params.logit_bias.is_empty() {
+        return Err(refused("logit_bias", "is not supported"));
+    }
+    if let Some(n) = params.prompt_logprobs {
+        return Err(refused("prompt_logprobs", &format!("is {n}; log probabilities of the prompt are not supported")));
+    }
+    if let Some(n) = params.logprobs.filter(|n| *n < 0) {
+        return Err(refused("logprobs", &format!("is {n}; it must be 0 or more: not all tokens can be reported")));
+    }
+    if params.truncate_prompt_tokens.is_some() {
+        return Err(refused("truncate_prompt_tokens", "is not supported; send the tokens to keep"));
+    }
+    if params.n > N_MAX {
+        return Err(refused("n", &format!("is {}; it must be between 1 and {N_MAX}", params.n)));
+    }
+    let constraint = match &params.constraint {
+        None | Some(Constraint::JsonObject(false)) => return Ok(()),
+        Some(Constraint::JsonSchema(_)) => "json_schema",
+        Some(Constraint::Regex(_)) => "regex",
+        Some(Constraint::Grammar(_)) => "grammar",
+        Some(Constraint::StructuralTag(_)) => "structural_tag",
+        Some(Constraint::JsonObject(true)) => "json_object",
+        Some(Constraint::Choice(_)) => "choice",
+    };
+    Err(refused(constraint, "is not supported: answers have no structure imposed"))
+}
+
+/// Returns the value of a field for which 0 is not set, as vLLM's service reads it.
+fn set(value: f32) -> Option<f32> {
+    (value != 0.0).then_some(value)
+}
+
+impl Asked {
+    /// Checks a request.
+    ///
+    /// `spaces_between_special_tokens` and `include_stop_str_in_output` are about text, which the answers do not have; `grammar_from_first_token` is about a
+    /// constraint, and requests with one are refused.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for a field that cannot be honoured; the message begins with its name.
+    pub(crate) fn of(request: GenerateRequest) -> Result<Self, Status> {
+        check_extras(&request)?;
+        let GenerateRequest { request_id, input, sampling_params, stream, .. } = request;
+        let params = sampling_params.unwrap_or_default();
+        check_sampling(&params)?;
+        let input = input.ok_or_else(|| refused("input", "is missing; set tokenized or text"))?;
+        let sampling = proto::Sampling {
+            temperature: params.temperature,
+            top_p: set(params.top_p),
+            top_k: params.top_k,
+            min_p: params.min_p,
+            repetition_penalty: set(params.repetition_penalty),
+            seed: None,
+        };
+        let stopping = proto::Stopping {
+            max_tokens: None,
+            min_tokens: params.min_tokens,
+            stop: params.stop,
+            stop_token_ids: params.stop_token_ids.clone(),
+            ignore_eos: params.ignore_eos,
+        };
+        let output = proto::Output {
+            logprobs: params.logprobs.map(i32::unsigned_abs),
+            skip_special_tokens: Some(params.skip_special_tokens),
+            ..proto::Output::default()
+        };
+        Ok(Self {
+            id: request_id,
+            input,
+            streams: stream,
+            n: params.n.max(1),
+            stop_token_ids: params.stop_token_ids,
+            max_tokens: params.max_tokens,
+            seed: params.seed,
+            message: proto::GenerateRequest {
+                sampling: Some(sampling),
+                stopping: Some(stopping),
+                output: Some(output),
+                ..proto::GenerateRequest::default()
+            },
+        })
+    }
+
+    /// Returns the request of one choice.
+    pub(crate) fn choice(&self, choice: u32, id: String, ids: Vec<u32>, max_tokens: u32) -> proto::GenerateRequest {
+        let mut message = self.message.clone();
+        message.request_id = id;
+        message.prompt = Some(Prompt::TokenIds(proto::TokenIds { ids }));
+        if let Some(stopping) = &mut message.stopping {
+            stopping.max_tokens = Some(max_tokens);
+        }
+        if let Some(sampling) = &mut message.sampling {
+            // The draws of further choices differ, and those of the first are those of a request for one.
+            let of_choice = |seed: i32| i64::from(seed).cast_unsigned().wrapping_add(choice.into());
+            sampling.seed = self.seed.map(of_choice);
+        }
+        message
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::vllm::grpc::engine::{
+        ChoiceConstraint, KvTransferParams, MediaRefs, MultimodalInputs, TokenizedInput,
+    };
+
+    fn request(edit: impl FnOnce(&mut GenerateRequest, &mut SamplingParams)) -> GenerateRequest {
+        let input = Some(Input::Tokenized(TokenizedInput { input_ids: vec![1, 2], ..TokenizedInput::default() }));
+        let (mut request, mut params) =
+            (GenerateRequest { input, ..GenerateRequest::default() }, SamplingParams::default());
+        edit(&mut request, &mut params);
+        request.sampling_params = Some(params);
+        request
+    }
+
+    #[test]
+    fn what_cannot_be_honoured_is_refused_by_name() {
+        type Edit = fn(&mut GenerateRequest, &mut SamplingParams);
+        let cases: [(&str, Edit); 19] = [
+            ("frequency_penalty", |_, params| params.frequency_penalty = 0.5),
+            ("presence_penalty", |_, params| params.presence_penalty = f32::NAN),
+            ("logit_bias", |_, params| drop(params.logit_bias.insert(7, 1.0))),
+            ("prompt_logprobs", |_, params| params.prompt_logprobs = Some(0)),
+            ("logprobs", |_, params| params.logprobs = Some(-1)),
+            ("truncate_prompt_tokens", |_, params| params.truncate_prompt_tokens = Some(-1)),
+            ("n", |_, params| params.n = 129),
+            ("json_schema", |_, params| params.constraint = Some(Constraint::JsonSchema("{}".into()))),
+            ("regex", |_, params| params.constraint = Some(Constraint::Regex("a+".into()))),
+            ("grammar", |_, params| params.constraint = Some(Constraint::Grammar("a".into()))),
+            ("structural_tag", |_, params| params.constraint = Some(Constraint::StructuralTag("a".into()))),
+            ("json_object", |_, params| params.constraint = Some(Constraint::JsonObject(true))),
+            ("choice", |_, params| params.constraint = Some(Constraint::Choice(ChoiceConstraint::default()))),
+            ("kv_transfer_params", |request, _| request.kv_transfer_params = Some(KvTransferParams::default())),
+            ("kv_transfer_params_json", |request, _| request.kv_transfer_params_json = Some("{}".into())),
+            ("mm_inputs", |request, _| request.mm_inputs = Some(MultimodalInputs::default())),
+            ("media_refs", |request, _| request.media_refs = Some(MediaRefs::default())),
+            ("data_parallel_rank", |request, _| request.data_parallel_rank = Some(1)),
+            ("input", |request, _| request.input = None),
+        ];
+        for (field, edit) in cases {
+            let status = Asked::of(request(edit)).unwrap_err();
+            assert_eq!(status.code(), tonic::Code::InvalidArgument, "{field}");
+            assert_eq!(status.message().split(' ').next(), Some(field));
+        }
+    }
+
+    #[test]
+    fn a_zero_that_means_not_set_is_none_and_the_draws_of_choices_differ() {
+        let asked = Asked::of(request(|request, params| {
+            request.data_parallel_rank = Some(0);
+            params.constraint = Some(Constraint::JsonObject(false));
+            params.seed = Some(-1);
+            params.logprobs = Some(3);
+        }));
+        let asked = asked.unwrap();
+        assert_eq!((asked.n, asked.max_tokens), (1, None));
+        let first = asked.choice(0, "a".into(), vec![1, 2], 9);
+        let sampling = first.sampling.unwrap();
+        assert_eq!((sampling.temperature, sampling.top_p, sampling.repetition_penalty), (None, None, None));
+        assert_eq!((first.stopping.unwrap().max_tokens, first.output.unwrap().logprobs), (Some(9), Some(3)));
+        let second = asked.choice(1, "b".into(), vec![1, 2], 9).sampling.unwrap();
+        assert_eq!((sampling.seed, second.seed), (Some(u64::MAX), Some(0)));
+    }
+}
