@@ -14,6 +14,8 @@
 //! | `load` | send the requests of a trace to a running server |
 //! | `h2o` | find the KV heads of a model that have to keep every token |
 //! | `cache` | look into a disk tier at rest |
+//! | `completions` | complete commands and flags in a shell |
+//! | `man` | pages for man |
 //!
 //! Each subcommand is a module with a `…Args` of flags and a `run`; `run` returns an error, which [`main`] prints as one line.
 //! Settings of the core are flags of several commands, all made from one table (`settings/core_settings.rs`). Example: a replay of the
@@ -29,6 +31,7 @@ use trunkline_quote::{cut, limited, of_parser};
 mod cache;
 mod calibrate;
 pub mod client;
+mod completions;
 #[cfg(test)]
 mod flags_tests;
 #[cfg(test)]
@@ -37,6 +40,7 @@ pub mod h2o;
 mod h2o_command;
 #[cfg(test)]
 mod list_tests;
+mod man;
 pub mod model;
 mod output;
 mod plan;
@@ -102,6 +106,8 @@ enum Command {
     Load(load::LoadArgs),
     H2o(h2o_command::H2oArgs),
     Cache(cache::CacheArgs),
+    Completions(completions::CompletionsArgs),
+    Man(man::ManArgs),
 }
 
 /// Runs the command that the arguments of the process name, and returns its exit status.
@@ -133,6 +139,8 @@ pub fn main() -> ExitCode {
         Command::Load(args) => load::run(&args).map(|()| ExitCode::SUCCESS),
         Command::H2o(args) => h2o_command::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Cache(args) => cache::run(&args),
+        Command::Completions(args) => completions::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Man(args) => man::run(&args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|err| fail(&err))
 }
