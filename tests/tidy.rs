@@ -4,6 +4,8 @@
 
 #[path = "tidy/allocations.rs"]
 mod allocations;
+#[path = "tidy/deploy.rs"]
+mod deploy;
 #[path = "tidy/limits.rs"]
 mod limits;
 #[path = "tidy/measure.rs"]
@@ -165,6 +167,15 @@ fn crates_of_the_build_have_allowed_licences_and_one_version() {
     let rules = fs::read_to_string(root().join("deny.toml")).expect("the rules are there");
     let faults = supply::faults(&root(), &supply::Rules::read(&rules));
     assert!(faults.is_empty(), "{}; see deny.toml", faults.join("; "));
+}
+
+#[test]
+fn names_in_deploy_are_those_of_metrics_and_settings() {
+    let root = root();
+    let page = |name: &str| fs::read_to_string(root.join("docs/reference").join(name)).expect("the page is there");
+    let known = deploy::Known::read(&page("metrics.md"), &page("settings.md"));
+    let faults = deploy::faults(&root, &known);
+    assert!(faults.is_empty(), "not in docs/reference/metrics.md or settings.md:\n{}", faults.join("\n"));
 }
 
 #[test]
