@@ -181,8 +181,8 @@ settings! {
 
         /// Eviction policy: the order in which idle cached blocks are evicted; an unknown name lists all. With any policy,
         /// `retain_percent`, as in `lru:retain_percent=25`, bounds the blocks that retention hints of one tenant keep, and
-        /// `floor_percent` sets the blocks that all tenants keep together whatever one of them sends (50 with a policy that orders tenants,
-        /// else 0).
+        /// `floor_percent` sets the blocks of the device and of each tier that all tenants keep together whatever one of them sends (50 with a
+        /// policy that orders tenants, else 0).
         ///
         /// A name in [`eviction::REGISTRY`]; for parameters see [`crate::names::spec`]. [`Config::retained_blocks`] has the bounds in blocks.
         eviction: String { default: "lru".into(), value: "NAME" }
@@ -446,14 +446,16 @@ impl Config {
         device_eviction::bounds(self.device_blocks, percent)
     }
 
-    /// Returns the number of cached blocks of all layer groups that the tenants keep together whatever one of them sends. 0 by default for a
-    /// scheduling policy that does not order tenants.
+    /// Returns the number of cached blocks of all layer groups that the tenants keep together whatever one of them sends: on the device, and in each
+    /// tier. 0 by default for a scheduling policy that does not order tenants.
     ///
     /// # Errors
     /// If a policy or a parameter is unknown.
-    pub fn tenant_floors(&self) -> Result<u32, ConfigError> {
+    pub fn tenant_floors(&self) -> Result<(u32, Vec<u32>), ConfigError> {
         let (_, own) = device_eviction::split(&self.eviction)?;
-        Ok(device_eviction::floors(self.device_blocks, own.floor_percent, self.make_policy()?.by_tenant()))
+        let orders_tenants = self.make_policy()?.by_tenant();
+        let floors = |blocks| device_eviction::floors(blocks, own.floor_percent, orders_tenants);
+        Ok((floors(self.device_blocks), (0..self.tiers.len()).map(|at| floors(self.tier_capacity(at))).collect()))
     }
 }
 

@@ -301,6 +301,7 @@ impl Core {
         self.now_ns = self.now_ns.max(now_ns);
         self.state.kv.transfers.now_ns = self.now_ns;
         self.state.kv.tree.advance(self.now_ns);
+        self.state.kv.tiers.advance(self.now_ns);
     }
 
     /// Notes that a worker joined, with empty KV blocks. A worker there before, whose loss was not reported, is lost.

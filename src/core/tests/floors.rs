@@ -1,6 +1,6 @@
-//! Floors of tenants in the cache: what a tenant keeps of its prompts while another floods the device.
+//! Floors of tenants in the cache: what a tenant keeps of its prompts while another floods the device and the tiers.
 
-use trunkline_core::{Config, Namespace, Request, RequestId, Token, eviction};
+use trunkline_core::{Config, Event, Namespace, Request, RequestId, TierConfig, Token, Write, eviction};
 use trunkline_driver::Driver;
 
 const BLOCK: u64 = 4;
@@ -24,13 +24,15 @@ fn config(eviction: &str) -> Config {
 struct Cache {
     driver: Driver,
     next: u64,
+    /// Time of a step.
+    step_ns: u64,
 }
 
 impl Cache {
     fn new(config: Config) -> Self {
         let mut driver = Driver::new(config);
         driver.join();
-        Self { driver, next: 0 }
+        Self { driver, next: 0, step_ns: 0 }
     }
 
     /// Runs a request with a prompt of `blocks` blocks, which its number tells from others, and a token more. Returns the blocks found.
@@ -41,6 +43,7 @@ impl Cache {
         let before = self.driver.stats().tokens.cached_tokens;
         self.driver.submit_request(Request { tenant, ..Request::new(RequestId(self.next), root, prompt, 1) });
         self.next += 1;
+        self.driver.now_ns += self.step_ns;
         self.driver.run_to_end();
         (self.driver.stats().tokens.cached_tokens - before) / BLOCK
     }
@@ -142,4 +145,61 @@ fn one_tenant_decides_as_without_floors() {
         };
         assert_eq!(digest(entry.name.into()), digest(format!("{}:floor_percent=0", entry.name)), "{}", entry.name);
     }
+}
+
+/// The device of [`config`], with tiers of so many blocks that take all that requests leave. Loading always pays.
+fn tiered(tiers: &[u32], eviction: &str) -> Cache {
+    let tier = |blocks: &u32| TierConfig {
+        name: "tier".into(),
+        blocks: *blocks,
+        write: Write::Through,
+        eviction: eviction.into(),
+        shared: false,
+    };
+    let tiers = tiers.iter().map(tier).collect();
+    let config = Config { tiers, launch_watermark: 0.0, recompute_token_ns: 1 << 40, ..config("lru") };
+    Cache { step_ns: SECOND / 10, ..Cache::new(config) }
+}
+
+/// Empties the device.
+fn lose_device(cache: &mut Cache) {
+    cache.driver.lose_worker();
+    cache.driver.join();
+}
+
+#[test]
+fn a_flood_takes_no_prompt_below_the_floor_of_another_tenant_in_a_tier() {
+    for entry in eviction::REGISTRY.entries().iter().filter(|entry| entry.name != "leaves") {
+        for n_tiers in [1, 2] {
+            let mut cache = tiered(&[64, 64][..n_tiers], entry.name);
+            cache.ask(1, 1, 8);
+            cache.ask(1, 2, 8);
+            cache.flood(2, 40);
+            lose_device(&mut cache);
+            if n_tiers == 2 {
+                cache.driver.event(Event::TierResized { tier: 0, blocks: 0 });
+            }
+            assert_eq!((cache.ask(1, 1, 8), cache.ask(1, 2, 8)), (8, 8), "{}, tier {n_tiers}", entry.name);
+        }
+    }
+}
+
+#[test]
+fn all_that_a_floor_keeps_in_a_tier_stays_however_much_it_is() {
+    let mut cache = tiered(&[1000], "lru");
+    (0..30).for_each(|prompt| assert_eq!(cache.ask(1, prompt, 8), 0));
+    cache.flood(2, 400);
+    lose_device(&mut cache);
+    (0..30).for_each(|prompt| assert_eq!(cache.ask(1, prompt, 8), 8, "prompt {prompt}"));
+}
+
+#[test]
+fn a_tier_that_got_smaller_has_smaller_floors() {
+    let mut cache = tiered(&[128], "lru");
+    (0..4).for_each(|prompt| assert_eq!(cache.ask(1, prompt, 8), 0));
+    cache.driver.event(Event::TierResized { tier: 0, blocks: 64 });
+    cache.flood(2, 40);
+    lose_device(&mut cache);
+    let kept: u64 = (0..4).map(|prompt| cache.ask(1, prompt, 8)).sum();
+    assert!((8..=16).contains(&kept), "{kept} of 16 blocks");
 }

@@ -146,6 +146,6 @@ mod tests {
         let config = Config { policy: POLICY_DEFAULT.into(), device_blocks: 1000, ..Config::default() };
         let policy = config.make_policy().unwrap();
         assert!(policy.by_tenant() && policy.takes_seats());
-        assert_eq!(config.tenant_floors().unwrap(), 500);
+        assert_eq!(config.tenant_floors().unwrap().0, 500);
     }
 }

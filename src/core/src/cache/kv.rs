@@ -107,7 +107,8 @@ impl Kv {
     /// If an eviction policy is unknown.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let mut tree = PrefixTree::new(config.block_size, config.pool_blocks(), config.make_eviction()?);
-        tree.set_floors(config.tenant_floors()?);
+        let (floors, tier_floors) = config.tenant_floors()?;
+        tree.set_floors(floors);
         if config.n_groups() > 1 {
             tree.note_left();
         }
@@ -123,7 +124,7 @@ impl Kv {
             tree,
             host: HostPool::new(config.host_capacity()),
             shares_host: config.shared_host().is_some(),
-            tiers: Tiers::new(config)?,
+            tiers: Tiers::new(config, &tier_floors)?,
             transfers: TransferTable::new(Links::new(config)),
             lookups: Lookups::default(),
             groups: GroupBlocks::new(&config.worker.groups, config.block_size),
@@ -319,6 +320,7 @@ impl Kv {
         let size = self.block_size;
         let (from, to) = (seq.published as usize, (computed / size) as usize);
         self.tree.publish_for(seq.tenant);
+        self.tiers.see(seq.tenant);
         if to > from + 1 && !seq.unpublishable {
             seq.hash_of_block(to - 1, size);
         }

@@ -13,6 +13,7 @@ use crate::blocks::hash::BlockHash;
 use crate::blocks::nodes::Nodes;
 use crate::blocks::slots::{SlotState, Slots};
 use crate::blocks::transitions::Transition;
+use crate::cache::floors::{CHANCES, Floors, NOBODY};
 use crate::eviction::Eviction;
 use crate::names::ids::{BlockHandle, Token};
 
@@ -23,6 +24,8 @@ pub(crate) struct Contents<'a> {
     pub key: BlockKey,
     /// Tokens of the block.
     pub tokens: &'a [Token],
+    /// Tenant of the block.
+    pub tenant: u64,
 }
 
 /// The state of a block of a tier.
@@ -106,6 +109,12 @@ pub(crate) struct Tier {
     /// All blocks but free and leaving ones, by hash.
     index: BlockIndex,
     eviction: Box<dyn Eviction>,
+    /// Blocks that each tenant keeps.
+    pub floors: Floors,
+    /// Blocks of all floors together at full size.
+    kept: u32,
+    /// Blocks that floors may still give back to the policy.
+    chances: usize,
     /// Room for blocks, at most one for each slot.
     limit: u32,
     /// Free slots whose memory swapped-out requests use.
@@ -120,8 +129,10 @@ pub(crate) struct Tier {
 }
 
 impl Tier {
-    /// Creates an empty tier of `capacity` blocks.
-    pub fn new(block_size: u32, capacity: u32, eviction: Box<dyn Eviction>) -> Self {
+    /// Creates an empty tier of `capacity` blocks, of which all tenants together keep so many.
+    pub fn new(block_size: u32, capacity: u32, kept: u32, eviction: Box<dyn Eviction>) -> Self {
+        let mut floors = Floors::default();
+        floors.set(kept);
         Self {
             block_size: block_size as usize,
             slots: Slots::new(capacity),
@@ -131,6 +142,9 @@ impl Tier {
             tokens: Vec::new(),
             index: BlockIndex::new(capacity),
             eviction,
+            floors,
+            kept,
+            chances: 0,
             limit: capacity,
             lent: 0,
             demoting: 0,
@@ -153,6 +167,10 @@ impl Tier {
     /// Sets the number of blocks that fit, at most as many as there are slots. Idle blocks beyond are evicted.
     pub fn resize(&mut self, blocks: u32) {
         self.limit = blocks.min(self.slots.capacity());
+        if self.kept > 0 {
+            let kept = u64::from(self.kept) * u64::from(self.limit) / u64::from(self.slots.capacity());
+            self.floors.set((kept as u32).max(1));
+        }
         while self.slots.capacity() - self.count(TierState::Free) > self.capacity() {
             let Some(victim) = self.pop_victim() else { return };
             self.evict(victim);
@@ -171,7 +189,7 @@ impl Tier {
             let slot = self.slots.take(TierEvent::FillBegan).expect("the slot was never used");
             let fits = at >= surplus && known.tokens.len() == self.block_size;
             if fits && !self.has_fingerprint(known.key.fingerprint) {
-                self.fill(slot, &Contents { key: known.key, tokens: &known.tokens });
+                self.fill(slot, &Contents { key: known.key, tokens: &known.tokens, tenant: NOBODY });
                 self.end_fill(slot, true);
                 adopted.push(known);
             } else {
@@ -189,7 +207,7 @@ impl Tier {
         if known.tokens.len() != self.block_size {
             return None;
         }
-        let slot = self.reserve(&Contents { key: known.key, tokens: &known.tokens })?;
+        let slot = self.reserve(&Contents { key: known.key, tokens: &known.tokens, tenant: NOBODY })?;
         self.end_fill(slot, true);
         Some(slot)
     }
@@ -243,7 +261,7 @@ impl Tier {
 
     /// Returns the contents of a block.
     pub fn contents(&self, slot: u32) -> Contents<'_> {
-        Contents { key: self.keys[slot as usize], tokens: self.tokens_of(slot) }
+        Contents { key: self.keys[slot as usize], tokens: self.tokens_of(slot), tenant: self.floors.owner(slot) }
     }
 
     /// Reserves a slot for a block to be written by a transfer, evicting another block if the tier is full. Returns `None` if the
@@ -269,6 +287,9 @@ impl Tier {
         self.tokens[slot as usize * self.block_size..][..self.block_size].copy_from_slice(contents.tokens);
         let nodes = &self.nodes;
         self.index.insert(fingerprint, slot, |slot| nodes.fingerprint(slot));
+        self.floors.publish_for(contents.tenant);
+        self.floors.published(&[handle(slot)]);
+        self.chances = (self.chances + CHANCES).min(self.slots.opened() as usize);
         self.eviction.published(&[handle(slot)], &self.nodes);
     }
 
@@ -286,11 +307,12 @@ impl Tier {
         }
     }
 
-    /// Pins a block for a transfer that reads it, and counts a hit of the block if `is_hit`.
-    pub fn pin(&mut self, slot: u32, is_hit: bool) {
+    /// Pins a block for a transfer that reads it, and counts a hit of a tenant if there is one.
+    pub fn pin(&mut self, slot: u32, hit_by: Option<u64>) {
         self.pins[slot as usize] += 1;
-        if is_hit {
+        if let Some(tenant) = hit_by {
             self.nodes.hit(slot, 1);
+            self.floors.found_by(slot, tenant);
         }
         if self.slots.state(slot) == TierState::Idle {
             self.eviction.read(&[handle(slot)], &self.nodes);
@@ -358,7 +380,7 @@ impl Tier {
 
     /// Drops every block. Blocks that transfers in flight read or write are struck out.
     pub fn flush(&mut self) {
-        while let Some(slot) = self.pop_victim() {
+        while let Some(slot) = self.pop_idle() {
             self.remove(slot);
             self.slots.release(slot, TierEvent::Evicted);
         }
@@ -381,10 +403,23 @@ impl Tier {
     fn remove(&mut self, slot: u32) {
         self.index.remove(self.nodes.fingerprint(slot), slot);
         self.nodes.remove(slot);
+        self.floors.left(&[slot]);
     }
 
-    /// Takes the block to be evicted next out of the eviction policy.
+    /// Takes the block to be evicted next out of the eviction policy: one that no floor keeps, unless all those tried are kept.
     fn pop_victim(&mut self) -> Option<u32> {
+        let mut tries = self.count(TierState::Idle) as usize;
+        loop {
+            let slot = self.pop_idle()?;
+            if self.floors.lets_go(&[slot]) > 0 || self.chances == 0 || tries == 1 {
+                return Some(slot);
+            }
+            (self.chances, tries) = (self.chances - 1, tries - 1);
+            self.eviction.idle(&[handle(slot)], &self.nodes);
+        }
+    }
+
+    fn pop_idle(&mut self) -> Option<u32> {
         if self.count(TierState::Idle) == 0 {
             return None;
         }
@@ -431,6 +466,8 @@ impl Tier {
         }
         let findable = [TierState::Filling, TierState::Idle, TierState::Pinned].map(|state| self.count(state));
         assert_eq!(findable.iter().sum::<u32>() as usize, self.index.len());
+        let is_findable = |slot: &u32| !matches!(self.slots.state(*slot), TierState::Free | TierState::Leaving);
+        self.floors.check((0..self.slots.opened()).filter(is_findable));
     }
 }
 
@@ -464,12 +501,12 @@ Evicted: Idle -> Free
 
     fn contents(hash: u128, parent: u128, tokens: &[Token]) -> Contents<'_> {
         let key = BlockKey { hash, parent, fingerprint: (hash * 1000 + parent) as u64, ..BlockKey::default() };
-        Contents { key, tokens }
+        Contents { key, tokens, tenant: 1 }
     }
 
     #[test]
     fn a_block_is_found_by_its_prefix_and_tokens_once_it_is_there_and_the_oldest_goes() {
-        let mut tier = Tier::new(2, 2, crate::eviction::REGISTRY.make("lru", 2).unwrap());
+        let mut tier = Tier::new(2, 2, 0, crate::eviction::REGISTRY.make("lru", 2).unwrap());
         let a = contents(1, EMPTY_PREFIX, &[1, 2]);
         let slot = tier.reserve(&a).unwrap();
         assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), None, "it is on its way");
@@ -481,7 +518,7 @@ Evicted: Idle -> Free
         assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 1, &[1, 2]), None, "another layer group");
         let b = tier.reserve(&contents(2, 1, &[3, 4])).unwrap();
         tier.end_fill(b, true);
-        tier.pin(slot, true);
+        tier.pin(slot, Some(1));
         assert_eq!(tier.reserve(&contents(3, 2, &[5, 6])), Some(b), "the other one is read");
         assert!(tier.reserve(&contents(4, 3, &[7, 8])).is_none(), "nothing can go");
         tier.check([slot, b].into_iter());
@@ -495,7 +532,7 @@ Evicted: Idle -> Free
             assert_eq!(tier.begin_demotion(), None);
             assert_eq!((tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), tier.free_soon()), (Some(slot), 2));
             if is_read {
-                tier.pin(slot, true);
+                tier.pin(slot, Some(1));
             }
             tier.end_demotion(slot, (!ok).then_some(BlockFault::Refused));
             let stays = !ok || is_read;
@@ -517,11 +554,11 @@ Evicted: Idle -> Free
 
     #[test]
     fn a_tier_that_shrank_while_its_blocks_were_read_comes_down_to_its_limit_before_it_takes_another() {
-        let mut tier = Tier::new(2, 4, crate::eviction::REGISTRY.make("lru", 4).unwrap());
+        let mut tier = Tier::new(2, 4, 0, crate::eviction::REGISTRY.make("lru", 4).unwrap());
         let slots: Vec<u32> = (1..=4).map(|at| tier.reserve(&contents(at, at - 1, &[1, 2])).unwrap()).collect();
         for slot in &slots {
             tier.end_fill(*slot, true);
-            tier.pin(*slot, true);
+            tier.pin(*slot, Some(1));
         }
         tier.resize(2);
         assert_eq!((tier.count(TierState::Pinned), tier.free(), tier.available()), (4, 0, 0));
@@ -535,12 +572,12 @@ Evicted: Idle -> Free
 
     #[test]
     fn a_block_that_is_struck_out_is_found_by_nobody_and_freed_after_its_transfers() {
-        let mut tier = Tier::new(2, 3, crate::eviction::REGISTRY.make("lru", 3).unwrap());
+        let mut tier = Tier::new(2, 3, 0, crate::eviction::REGISTRY.make("lru", 3).unwrap());
         let (a, b) = (contents(1, EMPTY_PREFIX, &[1, 2]), contents(2, 1, &[3, 4]));
         let [read, written] = [&a, &b].map(|contents| tier.reserve(contents).unwrap());
         tier.end_fill(read, true);
-        tier.pin(read, true);
-        tier.pin(read, true);
+        tier.pin(read, Some(1));
+        tier.pin(read, Some(1));
         tier.flush();
         assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), None);
         tier.check([read, read, written].into_iter());

@@ -9,6 +9,7 @@ use crate::Place;
 use crate::blocks::content_key;
 use crate::blocks::entries::Hole;
 use crate::blocks::hash::BlockHash;
+use crate::cache::floors::NOBODY;
 use crate::cache::group_blocks::Placed;
 use crate::cache::tier::{Contents, Tier, TierState};
 use crate::cache::transfer_table::TransferTable;
@@ -56,14 +57,14 @@ pub(crate) struct Tiers {
 }
 
 impl Tiers {
-    /// Creates the empty tiers of a configuration.
+    /// Creates the empty tiers of a configuration. In each the tenants keep so many blocks together.
     ///
     /// # Errors
     /// If a tier names no eviction policy.
-    pub fn new(config: &Config) -> Result<Self, ConfigError> {
+    pub fn new(config: &Config, floors: &[u32]) -> Result<Self, ConfigError> {
         let mut tiers = Vec::new();
         for (at, tier) in config.tiers.iter().enumerate() {
-            tiers.push(Tier::new(config.block_size, config.tier_capacity(at), tier.make_eviction()?));
+            tiers.push(Tier::new(config.block_size, config.tier_capacity(at), floors[at], tier.make_eviction()?));
         }
         Ok(Self {
             tiers,
@@ -76,6 +77,17 @@ impl Tiers {
             was_flushed: false,
             counters: [TierStats::default(); TIERS_MAX],
         })
+    }
+
+    /// Sets the time for floors. Times MUST NOT go back.
+    #[inline]
+    pub fn advance(&mut self, now_ns: u64) {
+        self.tiers.iter_mut().for_each(|tier| tier.floors.advance(now_ns));
+    }
+
+    /// Takes note of a request of a tenant.
+    pub fn see(&mut self, tenant: u64) {
+        self.tiers.iter_mut().for_each(|tier| tier.floors.see(tenant));
     }
 
     /// Returns the number of tiers.
@@ -190,7 +202,7 @@ impl Tiers {
         self.counters[tier].found_blocks += keys.len() as u64;
         let tier = &mut self.tiers[tier];
         for (key, tokens) in keys.iter().zip(tokens.chunks_exact(block_size)).rev() {
-            if let Some(slot) = tier.reserve(&Contents { key: *key, tokens }) {
+            if let Some(slot) = tier.reserve(&Contents { key: *key, tokens, tenant: NOBODY }) {
                 tier.end_fill(slot, true);
             }
         }
@@ -280,7 +292,7 @@ impl Tiers {
     /// Returns the contents of a published device block, or of one whose demotion began.
     pub fn contents_on_device<'a>(&self, tree: &'a PrefixTree, placed: Placed) -> Contents<'a> {
         let key = content_key::in_group(&self.keys[placed.node.index as usize], placed.group);
-        Contents { key, tokens: tree.contents(placed.node).1 }
+        Contents { key, tokens: tree.contents(placed.node).1, tenant: tree.owner(placed.node) }
     }
 
     /// Returns the block with the tokens of a planned one in a group after the first, in the nearest open tier that has it.
@@ -290,7 +302,7 @@ impl Tiers {
         group: usize,
         is_open: [bool; TIERS_MAX],
     ) -> Option<PlannedBlock> {
-        let Contents { key, tokens } = self.contents(planned.tier, planned.block);
+        let Contents { key, tokens, .. } = self.contents(planned.tier, planned.block);
         let BlockKey { fingerprint, parent, group, .. } = content_key::in_group(&key, group);
         let open = self.tiers.iter().enumerate().filter(|(at, _)| is_open[*at]);
         let hit = |(at, tier): (usize, &Tier)| {
@@ -336,13 +348,13 @@ impl Tiers {
         let tokens = contents.tokens.to_vec();
         let contents = Contents { tokens: &tokens, ..contents };
         let reserved = self.tiers[to].reserve(&contents)?;
-        self.tiers[from].pin(block, false);
+        self.tiers[from].pin(block, None);
         Some(reserved)
     }
 
-    /// Pins a block that a prompt found. `is_hit` is `false` if the request used the block before and was preempted.
-    pub fn pin_found(&mut self, planned: PlannedBlock, is_hit: bool) {
-        self.tiers[planned.tier].pin(planned.block, is_hit);
+    /// Pins a block that a prompt found, for a hit of a tenant; `None` if the request used the block before and was preempted.
+    pub fn pin_found(&mut self, planned: PlannedBlock, hit_by: Option<u64>) {
+        self.tiers[planned.tier].pin(planned.block, hit_by);
     }
 
     /// Removes a pin from a block of a tier.
@@ -404,10 +416,11 @@ mod tests {
     fn a_tier_tells_namespaces_apart_by_their_whole_root() {
         let tier =
             TierConfig { name: "t".into(), blocks: 4, write: Write::Through, eviction: "lru".into(), shared: false };
-        let mut tiers = Tiers::new(&Config { block_size: 2, tiers: vec![tier], ..Config::default() }).unwrap();
+        let config = Config { block_size: 2, tiers: vec![tier], ..Config::default() };
+        let mut tiers = Tiers::new(&config, &[0]).unwrap();
         let (roots, hash, tokens) = ([1 << 64 | 1, 1 << 64 | 2].map(BlockHash), BlockHash(9), [5, 6]);
         tiers.identify(roots[0], 0, None, hash, &tokens);
-        let contents = Contents { key: tiers.keys[0], tokens: &tokens };
+        let contents = Contents { key: tiers.keys[0], tokens: &tokens, tenant: NOBODY };
         let slot = tiers.tiers[0].reserve(&contents).unwrap();
         tiers.end_fill(0, slot, true);
         let planned = roots.map(|root| {

@@ -45,7 +45,6 @@ mod classes;
 mod contents;
 mod demotion;
 mod evicting;
-mod floors;
 mod hints;
 mod matching;
 mod runs;
@@ -53,7 +52,6 @@ mod striking;
 
 use self::classes::Classes;
 use self::contents::Contents;
-use self::floors::Floors;
 pub use self::runs::RunRule;
 use crate::blocks::block::{BlockEvent, BlockPool, BlockState, ROOM_MAX};
 use crate::blocks::block_index::BlockIndex;
@@ -62,6 +60,7 @@ use crate::blocks::namespaces::{Namespaces, is_namespace};
 use crate::blocks::nodes::{Nodes, UNPUBLISHED, for_runs};
 use crate::blocks::prefetch::prefetch;
 use crate::blocks::prefix::Prefix;
+use crate::cache::floors::Floors;
 use crate::eviction::Eviction;
 use crate::names::ids::{BlockHandle, Token};
 
@@ -504,6 +503,22 @@ impl PrefixTree {
         self.floors.clear();
         self.left.clear();
         lost
+    }
+
+    /// Gives tenants floors of `blocks` blocks together; 0 for none. The tree MUST be empty.
+    pub fn set_floors(&mut self, blocks: u32) {
+        self.floors.set(blocks);
+    }
+
+    /// Sets the tenant of the blocks that are published next, for a request of it.
+    pub fn publish_for(&mut self, tenant: u64) {
+        self.floors.publish_for(tenant);
+        self.floors.see(tenant);
+    }
+
+    /// Returns the tenant of a block that is published, or was when its demotion began.
+    pub fn owner(&self, block: BlockHandle) -> u64 {
+        self.floors.owner(block.index)
     }
 
     /// Returns the fingerprint and the tokens of a block that is published, or was when its demotion began.

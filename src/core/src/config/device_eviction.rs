@@ -17,7 +17,7 @@ const PARAMS: [Param; 2] = [
     },
     Param {
         key: "floor_percent",
-        about: "blocks that all tenants keep together whatever one of them sends, in equal parts, per cent of the device",
+        about: "blocks that all tenants keep together whatever one of them sends, in equal parts, per cent of the device and of each tier",
         // As much as hints: half is left to who uses it most.
         default: 50,
         min: 0,
@@ -72,7 +72,7 @@ pub(super) fn bounds(blocks: u32, percent: u64) -> RetainedBlocks {
     RetainedBlocks { of_tenant: share(percent), of_all }
 }
 
-/// Returns the floors of all tenants together for a device of `blocks` blocks: none unless asked for or if requests are not ordered by tenant.
+/// Returns the floors of all tenants together for a device or tier of `blocks` blocks: none unless asked for or if requests are not ordered by tenant.
 pub(super) fn floors(blocks: u32, percent: Option<u64>, orders_tenants: bool) -> u32 {
     let default = if orders_tenants { PARAMS[1].default } else { 0 };
     (u64::from(blocks) * percent.unwrap_or(default) / 100) as u32

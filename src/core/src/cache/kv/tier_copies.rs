@@ -365,8 +365,8 @@ impl Kv {
             let pairs: Vec<BlockPair> =
                 there.map(|(planned, target)| BlockPair { from: planned.block, to: target.index }).collect();
             if !pairs.is_empty() {
-                let is_hit = seq.cold.history.admissions == 1;
-                pairs.iter().for_each(|pair| self.tiers.pin_found(PlannedBlock { tier, block: pair.from }, is_hit));
+                let hit_by = (seq.cold.history.admissions == 1).then_some(seq.tenant);
+                pairs.iter().for_each(|pair| self.tiers.pin_found(PlannedBlock { tier, block: pair.from }, hit_by));
                 self.tiers.count_hits(tier, pairs.len());
                 load.transfers += 1;
                 self.begin_tier_copy(tier_place(tier), Place::Device, pairs, Purpose::Load { slot }, journal);

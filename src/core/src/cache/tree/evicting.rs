@@ -4,6 +4,7 @@ use super::{PrefixTree, SHORT};
 use crate::blocks::block::BlockState;
 use crate::blocks::hash::BlockHash;
 use crate::blocks::namespaces::is_namespace;
+use crate::cache::floors::CHANCES;
 use crate::names::ids::BlockHandle;
 
 impl PrefixTree {
@@ -89,6 +90,35 @@ impl PrefixTree {
         let popped = (leaving.len() - at) as u32;
         self.leaving = leaving;
         popped
+    }
+
+    /// Takes the next victim of the eviction policy out of it, one to `n` blocks, and appends it to `out`: one that no floor keeps, unless
+    /// all those tried are kept.
+    pub(super) fn pop_victim(&mut self, n: usize, out: &mut Vec<u32>) {
+        let at = out.len();
+        for _ in 0..CHANCES {
+            let is_policys = self.eviction.pops_from_policy();
+            self.eviction.pop_chain(n, &self.nodes, out);
+            let going = if is_policys { self.floors.lets_go(&out[at..]) } else { out.len() - at };
+            self.put_back(&out[at + going..]);
+            out.truncate(at + going);
+            if going > 0 {
+                return;
+            }
+        }
+        self.eviction.pop_chain(n, &self.nodes, out);
+    }
+
+    /// Gives the policy blocks of a victim back, each the parent of the one before, as if a request had just used them with the blocks before
+    /// them.
+    fn put_back(&mut self, victim: &[u32]) {
+        let Some(first) = victim.last() else { return };
+        let mut path = self.idle_before(*first);
+        if !path.is_empty() {
+            self.eviction.read(&path, &self.nodes);
+        }
+        path.extend(victim.iter().rev().map(|block| self.pool.handle(*block)));
+        self.eviction.idle(&path, &self.nodes);
     }
 
     /// Takes a leaf and ancestors, each the parent of the block before, out of the tree.

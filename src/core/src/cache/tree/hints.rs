@@ -15,7 +15,7 @@ impl PrefixTree {
     /// Sets the time for hints and floors. Times MUST NOT go back.
     #[inline]
     pub fn advance(&mut self, now_ns: u64) {
-        self.advance_floors(now_ns);
+        self.floors.advance(now_ns);
         self.eviction.advance(now_ns, &self.nodes, &self.pool);
     }
 

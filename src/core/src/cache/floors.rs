@@ -1,22 +1,25 @@
 //! Floors of tenants: the cached blocks that a tenant keeps whatever others send.
 //!
 //! An eviction policy compares blocks and knows no tenants, so a flood of prompts evicts all that others have cached. A share of the
-//! device is therefore divided by the number of tenants with cached blocks, and each has a floor of that size. If the
+//! device, and of each tier, is therefore divided by the number of tenants with cached blocks there, and each has a floor of that size. If the
 //! policy's victim would bring a tenant below its floor while the cache holds more than the floors of all, so that another is above its own,
-//! the blocks go back to the policy as if just used, with the blocks before them, and the next victim is asked for. After
-//! [`CHANCES`] in a row one leaves all the same: others may have nothing idle. A policy that evicts whole leaves has no floors.
+//! the blocks go back to the policy as if just used, on the device with the blocks before them, and the next victim is asked for. After some in a row one
+//! leaves all the same: others may have nothing idle. A policy that evicts whole leaves has no floors.
 //!
-//! A floor is for traffic: it ends [`LIFE_NS`] after the tenant's last request. Blocks belong to the tenant whose request published them. With one
-//! tenant nothing differs.
+//! A floor is for traffic: it ends [`LIFE_NS`] after the tenant's last request. Blocks belong to the tenant whose request published them, in a tier too. With
+//! one tenant nothing differs. Blocks found in the storage of a tier belong to [`NOBODY`], until a request finds them.
 
 use std::collections::HashMap;
 
-use super::PrefixTree;
 use crate::names::ids::BlockHandle;
 
-/// Victims that go back to the policy, at most, before one leaves. Each is a prefix that the policy then puts last, so more in a row only
-/// come from a tenant with so many prompts cached and unused since the last turn of the cache.
-const CHANCES: usize = 64;
+/// Victims that go back to the policy, at most, before one leaves the device. Each is a prefix that the policy then puts last, so more in a row only
+/// come from a tenant with so many prompts cached and unused since the last turn of the cache. In a tier each is one block, and what a victim leaves of the
+/// number is for later ones: so all that a floor keeps may go back in a row, and a block that comes costs no more.
+pub(super) const CHANCES: usize = 64;
+
+/// Owner of blocks whose tenant is not known. It has no floor.
+pub(crate) const NOBODY: u64 = u64::MAX;
 
 /// Time after a tenant's last request for which its floor holds: that for which the prompt caches of Anthropic's API keep a prompt since its last
 /// use.
@@ -24,7 +27,7 @@ const LIFE_NS: u64 = 300_000_000_000;
 
 /// Blocks of each tenant in a tree.
 #[derive(Debug, Default)]
-pub(super) struct Floors {
+pub(crate) struct Floors {
     /// Blocks of all floors together; 0 for no floors.
     blocks: u32,
     now_ns: u64,
@@ -46,8 +49,25 @@ struct Holder {
 }
 
 impl Floors {
-    fn owner(&self, block: u32) -> u64 {
-        self.owners.get(block as usize).copied().unwrap_or(self.first.unwrap_or(0))
+    /// Sets the number of blocks of all floors together; 0 for none, from the beginning on.
+    pub fn set(&mut self, blocks: u32) {
+        self.blocks = blocks;
+    }
+
+    /// Sets the time. Times MUST NOT go back.
+    #[inline]
+    pub fn advance(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+    }
+
+    /// Sets the tenant of the blocks that are published next.
+    pub fn publish_for(&mut self, tenant: u64) {
+        self.publisher = tenant;
+    }
+
+    /// Returns the tenant of a block.
+    pub fn owner(&self, block: u32) -> u64 {
+        self.owners.get(block as usize).copied().unwrap_or(self.first.unwrap_or(NOBODY))
     }
 
     /// Counts blocks published by the tenant that publishes.
@@ -109,7 +129,19 @@ impl Floors {
         }
     }
 
-    fn see(&mut self, tenant: u64) {
+    /// Takes note of a request of a tenant that found a block.
+    pub fn found_by(&mut self, block: u32, tenant: u64) {
+        let owner = self.owner(block);
+        if self.blocks > 0 && owner == NOBODY && tenant != NOBODY {
+            self.left(&[block]);
+            self.publish_for(tenant);
+            self.published(&[BlockHandle { index: block, generation: 0 }]);
+        }
+        self.see(owner);
+    }
+
+    /// Takes note of a request of a tenant.
+    pub fn see(&mut self, tenant: u64) {
         if let Some(holder) = self.holders.get_mut(&tenant) {
             holder.seen_ns = self.now_ns;
         }
@@ -123,12 +155,16 @@ impl Floors {
     }
 
     /// Returns the number of blocks of a victim of the policy, the last ones of a prefix, that the floor of their tenant lets go.
-    fn lets_go(&self, victim: &[u32]) -> usize {
-        let tenants = self.holders.len() as u32;
-        if tenants < 2 || self.published <= self.blocks {
+    pub fn lets_go(&self, victim: &[u32]) -> usize {
+        if self.holders.len() < 2 || self.published <= self.blocks {
             return victim.len();
         }
-        let holder = &self.holders[&self.owner(victim[0])];
+        let (owner, has_others) = (self.owner(victim[0]), self.holders.contains_key(&NOBODY));
+        let tenants = self.holders.len() as u32 - u32::from(has_others);
+        if owner == NOBODY || tenants < 2 {
+            return victim.len();
+        }
+        let holder = &self.holders[&owner];
         let above = holder.blocks.saturating_sub(self.blocks / tenants) as usize;
         if self.now_ns - holder.seen_ns <= LIFE_NS { above.min(victim.len()) } else { victim.len() }
     }
@@ -143,53 +179,5 @@ impl Floors {
         assert_eq!(blocks.len(), self.holders.len(), "a tenant without blocks holds some");
         assert!(blocks.iter().all(|(tenant, n)| self.holders[tenant].blocks == *n), "blocks of tenants drifted");
         assert_eq!(blocks.values().sum::<u32>(), self.published);
-    }
-}
-
-impl PrefixTree {
-    /// Gives tenants floors of `blocks` blocks together; 0 for none. The tree MUST be empty.
-    pub fn set_floors(&mut self, blocks: u32) {
-        self.floors.blocks = blocks;
-    }
-
-    /// Sets the tenant of the blocks that are published next, for a request of it.
-    pub fn publish_for(&mut self, tenant: u64) {
-        self.floors.publisher = tenant;
-        self.floors.see(tenant);
-    }
-
-    /// Sets the time for floors.
-    #[inline]
-    pub(super) fn advance_floors(&mut self, now_ns: u64) {
-        self.floors.now_ns = now_ns;
-    }
-
-    /// Takes the next victim of the eviction policy out of it, one to `n` blocks, and appends it to `out`: one that no floor keeps, unless
-    /// all those tried are kept.
-    pub(super) fn pop_victim(&mut self, n: usize, out: &mut Vec<u32>) {
-        let at = out.len();
-        for _ in 0..CHANCES {
-            let is_policys = self.eviction.pops_from_policy();
-            self.eviction.pop_chain(n, &self.nodes, out);
-            let going = if is_policys { self.floors.lets_go(&out[at..]) } else { out.len() - at };
-            self.put_back(&out[at + going..]);
-            out.truncate(at + going);
-            if going > 0 {
-                return;
-            }
-        }
-        self.eviction.pop_chain(n, &self.nodes, out);
-    }
-
-    /// Gives the policy blocks of a victim back, each the parent of the one before, as if a request had just used them with the blocks before
-    /// them.
-    fn put_back(&mut self, victim: &[u32]) {
-        let Some(first) = victim.last() else { return };
-        let mut path = self.idle_before(*first);
-        if !path.is_empty() {
-            self.eviction.read(&path, &self.nodes);
-        }
-        path.extend(victim.iter().rev().map(|block| self.pool.handle(*block)));
-        self.eviction.idle(&path, &self.nodes);
     }
 }
