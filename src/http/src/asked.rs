@@ -74,6 +74,8 @@ pub(crate) struct Asked {
     pub(crate) cache_salt: Option<String>,
     pub(crate) request_id: Option<String>,
     pub(crate) return_token_ids: Option<bool>,
+    /// For `/tokenize`: each token's text as well.
+    pub(crate) return_token_strs: Option<bool>,
     pub(crate) use_beam_search: Option<bool>,
 }
 

@@ -133,7 +133,7 @@ impl Shared {
     ///
     /// # Errors
     /// If the model has no template, or the conversation is none for it.
-    async fn prompt(&self, asked: &mut Asked) -> Result<String, Failure> {
+    pub(crate) async fn prompt(&self, asked: &mut Asked) -> Result<String, Failure> {
         self.template()?;
         self.render(conversation(asked)?).await
     }

@@ -7,17 +7,10 @@ use serde::{Deserialize, Serialize};
 use trunkline_quote::quoted;
 
 use crate::Context;
+use crate::asked::{Asked, Prompt, Prompts};
 use crate::body::{json_of, read};
 use crate::failure::Failure;
 use crate::logprobs::{spell, spell_all};
-
-#[derive(Deserialize)]
-pub(crate) struct TextAsked {
-    model: Option<String>,
-    prompt: Option<String>,
-    add_special_tokens: Option<bool>,
-    return_token_strs: Option<bool>,
-}
 
 #[derive(Serialize)]
 struct Tokens<'a> {
@@ -27,13 +20,18 @@ struct Tokens<'a> {
     token_strs: Option<Vec<String>>,
 }
 
-/// Answers with the tokens of a text.
+/// Answers with the tokens of a text, or of a chat as its template renders it.
 pub(crate) async fn tokenize(State(shared): Context, request: Request<Body>) -> Result<Response<Body>, Failure> {
     let (parts, body) = request.into_parts();
-    let asked: TextAsked = read(&shared.front, body).await?;
+    let mut asked: Asked = read(&shared.front, body).await?;
     shared.check_model(asked.model.as_deref())?;
-    let text = asked.prompt.ok_or_else(|| Failure::invalid("prompt", "prompt is missing"))?;
-    let add = asked.add_special_tokens.unwrap_or(true);
+    // A rendered template has its special tokens.
+    let (text, add) = match asked.prompt.take() {
+        Some(prompt) if asked.messages.is_none() => (one_text(prompt)?, true),
+        Some(_) => return Err(Failure::invalid("prompt", "prompt and messages exclude each other")),
+        None => (shared.prompt(&mut asked).await?, false),
+    };
+    let add = asked.add_special_tokens.unwrap_or(add);
     let front = &shared.front;
     let of = |status| Failure::of(&status);
     let tokens = front.tokenize(&parts.extensions, text, add).await.map_err(of)?;
@@ -42,6 +40,13 @@ pub(crate) async fn tokenize(State(shared): Context, request: Request<Body>) -> 
         (asked.return_token_strs == Some(true)).then(|| tokens.iter().map(|token| spell(tokenizer, *token)).collect());
     let max_model_len = front.max_context().map_err(of)?;
     Ok(json_of(&Tokens { count: tokens.len(), max_model_len, tokens: &tokens, token_strs: strings }))
+}
+
+fn one_text(prompt: Prompts) -> Result<String, Failure> {
+    match <[Prompt; 1]>::try_from(prompt.0) {
+        Ok([Prompt::Text(text)]) => Ok(text),
+        _ => Err(Failure::invalid("prompt", "prompt is not one text")),
+    }
 }
 
 #[derive(Deserialize)]
@@ -69,4 +74,20 @@ pub(crate) async fn detokenize(State(shared): Context, request: Request<Body>) -
     }
     let tokenizer = shared.front.tokenizer().map_err(of)?;
     Ok(json_of(&Text { prompt: spell_all(tokenizer, &asked.tokens) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::body::parse;
+
+    #[test]
+    fn one_text_is_tokenized_and_nothing_else() {
+        let text = |json: &str| one_text(parse::<Asked>(json.as_bytes()).unwrap().prompt.unwrap());
+        assert_eq!(text(r#"{"prompt": "a"}"#).unwrap(), "a");
+        assert_eq!(text(r#"{"prompt": ["a"]}"#).unwrap(), "a");
+        for wrong in [r#"{"prompt": ["a", "b"]}"#, r#"{"prompt": [1]}"#, r#"{"prompt": []}"#] {
+            assert!(text(wrong).unwrap_err().json().contains(r#""param":"prompt""#), "{wrong}");
+        }
+    }
 }
