@@ -11,7 +11,7 @@ use crate::proto::vllm::grpc::engine::{GenerateRequest, SamplingParams};
 /// Answers to one prompt, at most.
 const N_MAX: u32 = 128;
 
-/// A checked request.
+/// A request whose fields can all be honoured.
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) id: String,
@@ -185,7 +185,7 @@ mod tests {
         let cases: [(&str, Edit); 19] = [
             ("frequency_penalty", |_, params| params.frequency_penalty = 0.5),
             ("presence_penalty", |_, params| params.presence_penalty = f32::NAN),
-            ("logit_bias", |_, params| drop(params.logit_bias.insert(7, 1.0))),
+            ("logit_bias", |_, params| _ = params.logit_bias.insert(7, 1.0)),
             ("prompt_logprobs", |_, params| params.prompt_logprobs = Some(0)),
             ("logprobs", |_, params| params.logprobs = Some(-1)),
             ("truncate_prompt_tokens", |_, params| params.truncate_prompt_tokens = Some(-1)),

@@ -31,11 +31,11 @@ use crate::proto::vllm::grpc::engine::{
 /// Kind of the server, as gateways tell engines of this protocol apart.
 const SERVER_TYPE: &str = "vllm-grpc";
 
-/// The service.
+/// The service `vllm.grpc.engine.VllmEngine` over our own.
 pub(crate) struct Engine {
     front: Front,
     settings: Settings,
-    /// What `config.json` says.
+    /// Facts about the model in its `config.json`.
     config: Value,
     bundles: Bundles,
     loads: Loads,

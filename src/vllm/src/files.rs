@@ -31,7 +31,7 @@ pub enum ModelFiles {
     /// None: a GGUF file, or random weights.
     #[default]
     Missing,
-    /// Names with contents.
+    /// Files of the tokenizer by name, with their contents.
     Memory(&'static [(&'static str, &'static [u8])]),
     /// A Hugging Face folder.
     Folder(PathBuf),

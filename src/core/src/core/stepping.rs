@@ -8,6 +8,7 @@ use crate::journal::digest::Decision;
 use crate::names::ids::Token;
 use crate::request::FinishReason;
 use crate::request::sequence::{Ahead, Ending, Phase, SequenceEvent};
+use crate::schedule::prefill_budget::PromptTokens;
 use crate::schedule::state::{AHEAD, REQUESTED_FROM, State};
 use crate::schedule::steps::Part;
 use crate::{SeqFault, StepResult};
@@ -252,17 +253,19 @@ impl Core {
             let seq = &self.state.sequences[part.slot()];
             seq.is_decode() || (seq.is_preempted() && part.decodes)
         };
-        let prompt_tokens = || parts.iter().filter(|part| !is_decode(part)).map(|part| part.n_tokens).sum();
         // Without tiers an estimate is good enough, and most steps have prompts at an end or not at all.
         let has_prompt = || [parts.first(), parts.last()].into_iter().flatten().any(|part| !is_decode(&part));
-        let counts = !self.state.kv.tiers.is_empty() || has_prompt();
-        let prompt_tokens = if counts { prompt_tokens() } else { 0 };
+        let mut prompts = PromptTokens::default();
+        if !self.state.kv.tiers.is_empty() || has_prompt() {
+            parts.iter().filter(|part| !is_decode(part)).for_each(|part| prompts.add(part.write_from, part.n_tokens));
+        }
+        let prompt_tokens = prompts.total();
         let budget = &mut self.scheduler.prefill_budget;
         match (parts.first().is_some_and(|part| is_decode(&part)), prompt_tokens) {
             (true, 0) => budget.observe_decodes(parts.len(), 1, step_ns),
-            (true, _) => budget.observe_beside(prompt_tokens, step_ns),
+            (true, _) => budget.observe_beside(&prompts, step_ns),
             (false, 0) => {}
-            (false, _) => budget.observe_prompts(prompt_tokens, step_ns),
+            (false, _) => budget.observe_prompts(&prompts, step_ns),
         }
         if prompt_tokens > 0 {
             self.state.kv.transfers.links.observe_prefill(prompt_tokens, step_ns);

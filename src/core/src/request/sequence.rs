@@ -163,8 +163,8 @@ pub(crate) struct Sequence {
     pub unpublishable: bool,
     /// `true` if a worker named the sequence as the cause of a failed step, whatever the ending is.
     pub guilty: bool,
-    /// Moves the length of `table` to the second line.
-    _space: u64,
+    /// Last step that was sent a part of the prompt; 0 before the first.
+    pub chunk_step: u64,
     /// The block table of the first layer group. Of a swapped sequence, the leading blocks that stayed on the device.
     pub table: Vec<BlockHandle>,
     /// Id of the request.
@@ -285,7 +285,7 @@ impl Sequence {
             phase: Phase::Waiting,
             unpublishable: false,
             guilty: false,
-            _space: 0,
+            chunk_step: 0,
             table: Vec::new(),
             id: request.id,
             computed: 0,

@@ -25,12 +25,10 @@ pub(crate) enum Admission {
 
 /// Moves a waiting request into the batch, with the prefix hit and every block needed for the tokens, if there is room.
 ///
-/// `limited_budget` is the token budget left if the request's first chunk must end at a block boundary, or with its prompt for
-/// [`crate::Config::prefill_first`]; a request that cannot run such a chunk within this budget is not admitted, unless it loads blocks
-/// first.
-pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>) -> Admission {
+/// `fits` says whether the step has room for the first chunk, given where it begins and the tokens from there on. A request without room is not admitted,
+/// unless it loads blocks first.
+pub(crate) fn admit(state: &mut State, slot: usize, fits: &dyn Fn(u32, u32) -> bool) -> Admission {
     let size = state.config.block_size;
-    let least_chunk = if state.config.prefill_first.is_whole() { u32::MAX } else { size };
     if let Some(last) = awaited_block(state, slot) {
         return Admission::Deferred(last);
     }
@@ -58,7 +56,7 @@ pub(crate) fn admit(state: &mut State, slot: usize, limited_budget: Option<u32>)
         && (!has_room || usable >= kv.blocks_for(hit, kv.planned(), needed).saturating_add(watermark));
     // The last token is run again even if its KV is there, because its logits are not.
     let computed = (hit * size).min(total - 1);
-    let needs_budget = !loads && limited_budget.is_some_and(|budget| budget < (total - computed).min(least_chunk));
+    let needs_budget = !loads && !fits(computed, total - computed);
     if needs_budget || !has_room {
         if !needs_budget && loads && !std::mem::replace(&mut seq.cold.history.prefetched, true) {
             kv.prefetch(&mut state.journal);

@@ -6,9 +6,13 @@
 //! * **Decodes alone.** The mean time of the steps since the batch last changed, or of the batch before, if that took less: one slow
 //!   step raises nothing. Under continuous prompts no step has decodes alone, so one in [`BESIDE_MAX`] is made so, and so is the first.
 //! * **Prompt tokens.** A step over the target shortens the next chunk in proportion to the time that its prompt took. The chunk starts with a
-//!   block, and doubles while twice the time would be within the target; then it grows by an eighth.
+//!   block, and doubles while twice the time would be within the target; then it grows by an eighth, if that is a token.
 //!
-//! A step of prompts alone is cut in the same way once decodes were measured, and prompts take turns (`scheduler.rs`): a request that comes after a
+//! A token attends to all before it, so one deep in a long prompt may cost a hundred times as much as one at the beginning of a short prompt. There is a
+//! budget for each power of two of the position where a chunk begins ([`ByDepth`]), and chunks of several prompts share a step by the parts that they
+//! take of theirs: a long prompt does not make the chunks of short ones small, nor do these let its chunk grow.
+//!
+//! A step of prompts alone is cut by the same budgets once decodes were measured, and prompts take turns (`scheduler/turns.rs`): a request that comes after a
 //! long prompt waits for a step or two, and not for the prompt.
 //!
 //! (Sarathi-Serve, OSDI 2024, profiles a fixed token budget; this budget follows the load.) Where prompts cost so much that a single token
@@ -23,106 +27,264 @@ const SPARE_SIXTEENTHS: u64 = 14;
 /// Steps with prompts beside decodes, after which one shows again what the decodes take alone: a hundredth of the time of prompts at a target
 /// of three times.
 const BESIDE_MAX: u32 = 32;
-/// Times the target that a step of prompts alone may take. Only who comes meanwhile waits for its end, and a step has costs that do not depend on its
-/// tokens: at a target of three times what decodes take alone, this loses a ninth at most.
-const ALONE_TIMES: u64 = 3;
+/// Budgets that a step of prompts alone may take. Only who comes meanwhile waits for its end, and a step has costs that do not depend on its
+/// tokens: at a target of three times what decodes take alone, this loses a sixth at most.
+const ALONE_TIMES: u32 = 3;
 
-/// Token budget of prefill chunks in a step that also decodes.
+/// A whole step, of which chunks take parts.
+const WHOLE: u64 = 1 << 32;
+/// Powers of two of positions, and 0.
+const DEPTHS: usize = u32::BITS as usize + 1;
+
+/// Token budgets of prefill chunks, and what the step being made has left of them.
 #[derive(Debug)]
 pub(crate) struct PrefillBudget {
     target: StepTarget,
     block_size: u32,
     max: u32,
     /// Prompt tokens beside decodes.
-    beside_tokens: u32,
-    /// Prompt tokens of a step without decodes.
-    alone_tokens: u32,
+    budgets: ByDepth,
     decodes: DecodeTime,
     /// Steps with prompts beside decodes since one without.
-    beside: u32,
+    n_beside: u32,
+    limit: Limit,
+    /// Part of the step being made that no chunk has taken, of [`WHOLE`].
+    room: u64,
+}
+
+/// The budgets that limit a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// None.
+    Off,
+    /// Those of prompts beside decodes.
+    Beside,
+    /// Those of prompts alone.
+    Alone,
 }
 
 impl PrefillBudget {
     /// Creates the budget of a configuration: a block, until more is known.
     pub fn new(config: &Config) -> Self {
         let (max, block_size) = (config.max_batch_tokens, config.block_size);
-        let (decodes, beside, tokens) = (DecodeTime::default(), 0, block_size.min(max));
-        let target = config.target_step_ns;
-        Self { target, block_size, max, beside_tokens: tokens, alone_tokens: tokens, decodes, beside }
+        Self {
+            target: config.target_step_ns,
+            block_size,
+            max,
+            budgets: ByDepth::new(block_size.min(max)),
+            decodes: DecodeTime::default(),
+            n_beside: 0,
+            limit: Limit::Off,
+            room: WHOLE,
+        }
     }
 
     /// Returns `true` if the next step is to show what its decodes take alone.
     pub fn awaits_decodes(&self) -> bool {
-        matches!(self.target, StepTarget::Times(_)) && (self.beside >= BESIDE_MAX || self.decodes.ns().is_none())
+        matches!(self.target, StepTarget::Times(_)) && (self.n_beside >= BESIDE_MAX || self.decodes.ns().is_none())
     }
 
-    /// Returns the number of prompt tokens that the next step may run beside decodes.
-    pub fn beside_decodes(&self) -> u32 {
-        if self.target == StepTarget::Off { self.max } else { self.beside_tokens }
+    /// Returns `true` if steps of prompts alone are cut: once decodes were measured. Where nothing decodes, as on a worker that only prefills, nobody
+    /// waits for tokens.
+    pub fn cuts_prompts(&self) -> bool {
+        matches!(self.target, StepTarget::Times(_)) && self.decodes.ns().is_some()
     }
 
-    /// Returns the number of prompt tokens that a step without decodes may run, if that is limited: once decodes were measured. Where nothing decodes,
-    /// as on a worker that only prefills, nobody waits for tokens.
-    pub fn alone(&self) -> Option<u32> {
-        let is_limited = matches!(self.target, StepTarget::Times(_)) && self.decodes.ns().is_some();
-        is_limited.then_some(self.alone_tokens)
+    /// Returns a step of decodes alone as it is expected to be; `None` before the first.
+    pub fn decode_step(&self) -> Option<DecodeStep> {
+        self.decodes.step()
+    }
+
+    /// Begins a step, with or without decodes, or one that only the limits of the configuration bind.
+    pub fn begin_step(&mut self, limit: Limit) {
+        self.room = WHOLE;
+        self.limit = match limit {
+            Limit::Beside if self.target != StepTarget::Off => limit,
+            Limit::Alone if self.cuts_prompts() => limit,
+            _ => Limit::Off,
+        };
+    }
+
+    /// Returns the tokens from `position` on that fill the step being made, if there is a limit.
+    fn whole(&self, position: u32) -> Option<u32> {
+        let tokens = self.budgets.at(position);
+        match self.limit {
+            Limit::Off => None,
+            // Where a token alone misses the target, one runs.
+            Limit::Alone if tokens > 1 => Some(tokens.saturating_mul(ALONE_TIMES).min(self.max)),
+            Limit::Beside | Limit::Alone => Some(tokens),
+        }
+    }
+
+    /// Returns `true` if the step being made has a limit.
+    pub fn is_limited(&self) -> bool {
+        self.limit != Limit::Off
+    }
+
+    /// Returns `true` if the step being made may take another chunk.
+    pub fn has_room(&self) -> bool {
+        self.room > 0
+    }
+
+    /// Returns `true` if a whole step leaves a chunk that begins at `position` less than a block.
+    pub fn is_fine(&self, position: u32) -> bool {
+        self.whole(position).is_some_and(|whole| whole < self.block_size)
+    }
+
+    /// Returns the number of prompt tokens from `position` on that the step being made may run, at most: at least one if it has none yet.
+    pub fn left(&self, position: u32) -> u32 {
+        self.whole(position).map_or(u32::MAX, |whole| (u64::from(whole) * self.room / WHOLE) as u32)
+    }
+
+    /// Takes a chunk of `tokens` tokens from `position` on from what is left of the step being made.
+    pub fn take(&mut self, position: u32, tokens: u32) {
+        self.room = self.room.saturating_sub(self.part(position, tokens));
+    }
+
+    /// Returns the part of a step like the one being made that `tokens` tokens from `position` on take, of [`WHOLE`]; 0 without a limit.
+    pub fn part(&self, position: u32, tokens: u32) -> u64 {
+        self.whole(position).map_or(0, |whole| part(tokens, whole))
     }
 
     /// Takes in `steps` steps with `n` decodes and nothing else, which took `took_ns` together.
     pub fn observe_decodes(&mut self, n: usize, steps: u32, took_ns: u64) {
-        self.beside = 0;
+        self.n_beside = 0;
         self.decodes.observe(n, steps, took_ns);
     }
 
-    /// Adapts the budget to a step with decodes and `prompt_tokens` prompt tokens that took `took_ns`.
-    pub fn observe_beside(&mut self, prompt_tokens: u32, took_ns: u64) {
-        self.beside = self.beside.saturating_add(1);
+    /// Adapts the budgets to a step with decodes and prompt tokens that took `took_ns`.
+    pub fn observe_beside(&mut self, prompts: &PromptTokens, took_ns: u64) {
+        self.n_beside = self.n_beside.saturating_add(1);
         self.decodes.end_run();
         let (target_ns, fixed_ns) = match (self.target, self.decodes.ns()) {
             (StepTarget::Ns(target_ns), _) => (target_ns, 0),
             (StepTarget::Times(times), Some(ns)) => ((ns as f64 * times) as u64, ns),
             (StepTarget::Times(_), None) | (StepTarget::Off, _) => return,
         };
-        let step = PromptStep { prompt_tokens, took_ns, target_ns, fixed_ns };
-        self.beside_tokens = self.adapted(self.beside_tokens, &step).max(1);
+        let step = PromptStep { took_ns, target_ns, fixed_ns, times: 1, block_size: self.block_size, max: self.max };
+        self.budgets.adapt(prompts, &step);
     }
 
-    /// Adapts the budget to a step of `prompt_tokens` prompt tokens alone that took `took_ns`.
-    pub fn observe_prompts(&mut self, prompt_tokens: u32, took_ns: u64) {
+    /// Adapts the budgets to a step of prompt tokens alone that took `took_ns`.
+    pub fn observe_prompts(&mut self, prompts: &PromptTokens, took_ns: u64) {
         self.decodes.end_run();
         if let (StepTarget::Times(times), Some(ns)) = (self.target, self.decodes.ns()) {
-            let target_ns = ((ns as f64 * times) as u64).saturating_mul(ALONE_TIMES);
-            let step = PromptStep { prompt_tokens, took_ns, target_ns, fixed_ns: 0 };
-            self.alone_tokens = self.adapted(self.alone_tokens, &step).max(self.block_size.min(self.max));
+            // As for tokens beside decodes, which have what the decodes leave; at a target of about their time, their time.
+            let room_ns = (ns as f64 * (times - 1.0).max(1.0)) as u64;
+            let target_ns = room_ns.saturating_mul(ALONE_TIMES.into());
+            let (block_size, max) = (self.block_size, self.max);
+            let step = PromptStep { took_ns, target_ns, fixed_ns: 0, times: ALONE_TIMES, block_size, max };
+            self.budgets.adapt(prompts, &step);
+        }
+    }
+}
+
+/// Returns the part of a step that `tokens` tokens take which may fill it with `budget` tokens, of [`WHOLE`], rounded up.
+fn part(tokens: u32, budget: u32) -> u64 {
+    (u64::from(tokens) * WHOLE).div_ceil(budget.max(1).into())
+}
+
+/// Returns the number of the power of two below a position.
+fn depth(position: u32) -> usize {
+    (u32::BITS - position.leading_zeros()) as usize
+}
+
+/// Prompt tokens of a step, by where their chunks begin.
+#[derive(Clone, Debug)]
+pub(crate) struct PromptTokens([u32; DEPTHS]);
+
+impl Default for PromptTokens {
+    fn default() -> Self {
+        Self([0; DEPTHS])
+    }
+}
+
+impl PromptTokens {
+    /// Adds a chunk.
+    pub fn add(&mut self, position: u32, tokens: u32) {
+        self.0[depth(position)] += tokens;
+    }
+
+    /// Returns the number of all tokens.
+    pub fn total(&self) -> u32 {
+        self.0.iter().sum()
+    }
+}
+
+/// Tokens that fill a step, by the power of two of the position where they begin; at least one.
+///
+/// A token costs the more the deeper it is, and one of twice the depth twice as much at most: it attends to twice as many. So deeper budgets are not
+/// larger, and fall by half at most from one to the next: what is learned of one bounds the others. One of which nothing is known is like the next
+/// shallower one.
+#[derive(Debug)]
+struct ByDepth {
+    tokens: [u32; DEPTHS],
+    is_known: [bool; DEPTHS],
+}
+
+impl ByDepth {
+    fn new(tokens: u32) -> Self {
+        Self { tokens: [tokens; DEPTHS], is_known: [false; DEPTHS] }
+    }
+
+    fn at(&self, position: u32) -> u32 {
+        self.tokens[depth(position)]
+    }
+
+    fn set(&mut self, depth: usize, tokens: u32) {
+        self.is_known[depth] = true;
+        self.tokens[depth] = tokens;
+        self.tokens[..depth].iter_mut().for_each(|budget| *budget = tokens.max(*budget));
+        for deeper in depth + 1..DEPTHS {
+            let least = tokens.checked_shr((deeper - depth) as u32).unwrap_or(0).max(1);
+            self.tokens[deeper] = match self.is_known[deeper] {
+                true => self.tokens[deeper].clamp(least, tokens),
+                false => self.tokens[deeper - 1],
+            };
         }
     }
 
-    /// Returns a budget, adapted to a step.
-    fn adapted(&self, tokens: u32, step: &PromptStep) -> u32 {
-        let PromptStep { prompt_tokens, took_ns, target_ns, fixed_ns } = *step;
-        if took_ns > target_ns {
-            let (room_ns, used_ns) = (target_ns.saturating_sub(fixed_ns), took_ns.saturating_sub(fixed_ns));
-            let fit = u128::from(prompt_tokens) * u128::from(room_ns) / u128::from(used_ns.max(1));
-            return u32::try_from(fit).unwrap_or(u32::MAX).min(tokens);
-        }
-        // Used up if there was no room for another chunk, which ends with a block if it can.
-        let unused = tokens.saturating_sub(prompt_tokens);
-        let is_used_up = unused == 0 || (tokens >= self.block_size && unused < self.block_size);
-        if !is_used_up || took_ns > target_ns / 16 * SPARE_SIXTEENTHS {
-            return tokens;
-        }
-        let more = if took_ns <= target_ns / 2 { tokens } else { (tokens / GROWTH).max(1) };
-        tokens.saturating_add(more).min(self.max)
+    /// Adapts the budgets of the depths that a step ran tokens of.
+    fn adapt(&mut self, prompts: &PromptTokens, step: &PromptStep) {
+        let parts = |(tokens, budget): (&u32, &u32)| part(*tokens, *budget);
+        let used = prompts.0.iter().zip(&self.tokens).map(parts).sum();
+        let ran = prompts.0.iter().enumerate().filter(|(_, tokens)| **tokens > 0);
+        ran.for_each(|(depth, _)| self.set(depth, step.adapted(self.tokens[depth], used).max(1)));
     }
 }
 
 /// A step with prompts that ended.
 struct PromptStep {
-    prompt_tokens: u32,
     took_ns: u64,
     target_ns: u64,
     /// Time that the step would have taken without its prompt tokens.
     fixed_ns: u64,
+    /// Budgets that the step might take.
+    times: u32,
+    block_size: u32,
+    max: u32,
+}
+
+impl PromptStep {
+    /// Returns the budget of `tokens` tokens, adapted to the step, which used such a part of its budgets, of [`WHOLE`].
+    fn adapted(&self, tokens: u32, used: u64) -> u32 {
+        let Self { took_ns, target_ns, fixed_ns, times, block_size, max } = *self;
+        let ran = u128::from(tokens) * u128::from(used) / u128::from(WHOLE);
+        if took_ns > target_ns {
+            let (room_ns, used_ns) = (target_ns.saturating_sub(fixed_ns), took_ns.saturating_sub(fixed_ns));
+            let fit = ran.saturating_mul(room_ns.into()) / u128::from(used_ns.max(1)) / u128::from(times);
+            return u32::try_from(fit).unwrap_or(u32::MAX).min(tokens);
+        }
+        // Used up if there was no room for another chunk, which ends with a block if it can.
+        let whole = if tokens > 1 { tokens.saturating_mul(times).min(max) } else { 1 };
+        let unused = whole.saturating_sub(u32::try_from(ran).unwrap_or(u32::MAX));
+        let is_used_up = unused == 0 || (whole >= block_size && unused < block_size);
+        if !is_used_up || took_ns > target_ns / 16 * SPARE_SIXTEENTHS {
+            return tokens;
+        }
+        let more = if took_ns <= target_ns / 2 { tokens } else { tokens / GROWTH };
+        tokens.saturating_add(more).min(max)
+    }
 }
 
 /// Time of a step that decodes, and does nothing else.
@@ -130,20 +292,29 @@ struct PromptStep {
 struct DecodeTime {
     /// Decodes in each step of the run: steps without prompts one after another.
     n: usize,
+    /// `true` if the next step begins another run, whatever it decodes.
+    is_over: bool,
     steps: u64,
     ns: u64,
-    /// Mean of the run before.
-    before_ns: Option<u64>,
+    /// The run before.
+    before: Option<DecodeStep>,
+}
+
+/// A step of decodes alone, as measured over a run of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeStep {
+    /// Decodes in the step.
+    pub n: usize,
+    /// Mean time, nanoseconds.
+    pub ns: u64,
 }
 
 impl DecodeTime {
     /// Takes in so many steps with `n` decodes each. A sum does not depend on how many are taken in together.
     fn observe(&mut self, n: usize, steps: u32, took_ns: u64) {
-        if n != self.n {
-            if let Some(mean_ns) = self.mean_ns() {
-                self.before_ns = Some(mean_ns);
-            }
-            (self.n, self.steps, self.ns) = (n, 0, 0);
+        if n != self.n || self.is_over {
+            self.before = self.mean().or(self.before);
+            (self.n, self.is_over, self.steps, self.ns) = (n, false, 0, 0);
         }
         self.steps += u64::from(steps);
         self.ns = self.ns.saturating_add(took_ns);
@@ -151,16 +322,20 @@ impl DecodeTime {
 
     /// Ends the run: the next step without prompts begins another.
     fn end_run(&mut self) {
-        self.n = 0;
+        self.is_over = true;
     }
 
-    fn mean_ns(&self) -> Option<u64> {
-        self.ns.checked_div(self.steps)
+    fn mean(&self) -> Option<DecodeStep> {
+        self.ns.checked_div(self.steps).map(|ns| DecodeStep { n: self.n, ns })
     }
 
-    /// Returns the expected time; `None` before the first step.
+    /// Returns the step to expect: that of the run, or of the run before if that took less. `None` before the first.
+    fn step(&self) -> Option<DecodeStep> {
+        self.mean().into_iter().chain(self.before).min_by_key(|step| step.ns)
+    }
+
     fn ns(&self) -> Option<u64> {
-        self.mean_ns().into_iter().chain(self.before_ns).min()
+        self.step().map(|step| step.ns)
     }
 }
 
@@ -170,6 +345,26 @@ mod tests {
 
     fn budget(target_step_ns: StepTarget, max_batch_tokens: u32) -> PrefillBudget {
         PrefillBudget::new(&Config { target_step_ns, max_batch_tokens, block_size: 16, ..Config::default() })
+    }
+
+    /// Returns the tokens of a prompt that a step may run from `position` on, if there is a limit.
+    fn whole(budget: &mut PrefillBudget, limit: Limit, position: u32) -> Option<u32> {
+        budget.begin_step(limit);
+        budget.is_limited().then(|| budget.left(position))
+    }
+
+    fn beside(budget: &mut PrefillBudget, position: u32) -> u32 {
+        whole(budget, Limit::Beside, position).unwrap_or(2048)
+    }
+
+    fn alone(budget: &mut PrefillBudget) -> Option<u32> {
+        whole(budget, Limit::Alone, 0)
+    }
+
+    fn prompts(chunks: &[(u32, u32)]) -> PromptTokens {
+        let mut prompts = PromptTokens::default();
+        chunks.iter().for_each(|(position, tokens)| prompts.add(*position, *tokens));
+        prompts
     }
 
     /// Runs steps of a worker that takes a fixed time and a time per token, with prompts whenever they may run. Returns the budgets of the steps
@@ -182,10 +377,10 @@ mod tests {
                 budget.observe_decodes(4, 1, fixed_ns);
                 continue;
             }
-            let tokens = budget.beside_decodes();
+            let tokens = beside(budget, 0);
             budgets.push(tokens);
             let aligned = if tokens < 16 { tokens } else { tokens / 16 * 16 };
-            budget.observe_beside(aligned, fixed_ns + u64::from(aligned) * token_ns);
+            budget.observe_beside(&prompts(&[(0, aligned)]), fixed_ns + u64::from(aligned) * token_ns);
         }
         (budgets, alone)
     }
@@ -218,20 +413,78 @@ mod tests {
     #[test]
     fn prompts_alone_are_cut_once_decodes_were_measured() {
         let mut budget = budget(StepTarget::SERVED, 2048);
-        budget.observe_prompts(2048, 100_000_000);
-        assert_eq!(budget.alone(), None, "nothing decodes, as on a worker that only prefills");
+        budget.observe_prompts(&prompts(&[(0, 2048)]), 100_000_000);
+        assert_eq!(alone(&mut budget), None, "nothing decodes, as on a worker that only prefills");
         budget.observe_decodes(4, 1, 25_000_000);
         for _ in 0..20 {
-            let tokens = budget.alone().unwrap();
-            budget.observe_prompts(tokens, u64::from(tokens) * 200_000);
+            let tokens = alone(&mut budget).unwrap();
+            budget.observe_prompts(&prompts(&[(0, tokens)]), u64::from(tokens) * 200_000);
         }
-        // 205 of 225 ms at 200 us a token: it grows up to seven eighths of the time.
-        assert_eq!((budget.alone(), budget.beside_decodes()), (Some(1024), 16));
-        budget.observe_prompts(1024, 900_000_000_000);
-        assert_eq!(budget.alone(), Some(16), "a block at least");
+        // 137 of 150 ms at 200 us a token: it grows while a step takes up to seven eighths of the time.
+        assert_eq!((alone(&mut budget), beside(&mut budget, 0)), (Some(687), 229));
+        budget.observe_prompts(&prompts(&[(0, 1024)]), 900_000_000_000);
+        assert_eq!(alone(&mut budget), Some(1), "prompts go on");
         let mut fixed = self::budget(StepTarget::Ns(1), 2048);
         fixed.observe_decodes(4, 1, 25_000_000);
-        assert_eq!(fixed.alone(), None, "the time of steps with decodes");
+        assert_eq!(alone(&mut fixed), None, "the time of steps with decodes");
+    }
+
+    /// A worker whose tokens cost more the deeper they are: the steps of a long prompt and of short ones take turns.
+    #[test]
+    fn a_long_prompt_and_short_ones_learn_nothing_wrong_from_each_other() {
+        let mut budget = budget(StepTarget::SERVED, 2048);
+        budget.observe_decodes(1, 1, 1_000_000);
+        let cost_ns = |position: u32, tokens: u32| u64::from(tokens) * (50_000 + u64::from(position) * 1_000);
+        let (mut at, mut longest_ns, mut short) = (0, 0, Vec::new());
+        for step in 0..2_000 {
+            let is_short = step % 8 == 7;
+            let position = if is_short { 0 } else { at };
+            let tokens = beside(&mut budget, position).min(if is_short { 40 } else { 4_000 - at });
+            let took_ns = 1_000_000 + cost_ns(position, tokens);
+            budget.observe_beside(&prompts(&[(position, tokens)]), took_ns);
+            if is_short {
+                short.push(tokens);
+            } else {
+                at = (at + tokens) % 4_000;
+            }
+            // What holds at a depth may be one and a half times as much at the next power of two.
+            longest_ns = longest_ns.max(if tokens > 1 { took_ns } else { 0 });
+        }
+        assert!(short[8..].iter().all(|tokens| *tokens >= 30), "{short:?}");
+        assert!(longest_ns <= 5_000_000, "{longest_ns} ns beside decodes of 1 ms");
+    }
+
+    #[test]
+    fn what_is_learned_at_one_depth_bounds_the_others() {
+        let mut budgets = ByDepth::new(16);
+        let all = |budgets: &ByDepth| [0, 1_000, 2_000, 4_000, 8_000, 16_000].map(|at| budgets.at(at));
+        budgets.set(depth(1_000), 64);
+        assert_eq!(all(&budgets), [64, 64, 64, 64, 64, 64]);
+        budgets.set(depth(4_000), 5);
+        assert_eq!(all(&budgets), [64, 64, 64, 5, 5, 5]);
+        budgets.set(depth(1_000), 100);
+        assert_eq!(all(&budgets), [100, 100, 100, 25, 25, 25], "a quarter as much at four times the depth");
+        budgets.set(depth(8_000), 30);
+        assert_eq!(all(&budgets), [100, 100, 100, 30, 30, 30]);
+        budgets.set(depth(1), 1);
+        assert_eq!(all(&budgets), [100, 1, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn chunks_of_several_prompts_share_a_step_by_the_parts_that_they_take() {
+        let mut budget = budget(StepTarget::Ns(50_000), 2048);
+        budget.budgets.set(depth(0), 100);
+        budget.budgets.set(depth(3_000), 10);
+        budget.begin_step(Limit::Beside);
+        budget.take(0, 50);
+        assert_eq!((budget.left(0), budget.left(3_000)), (50, 5), "half of each is taken");
+        budget.take(3_000, 4);
+        assert!(budget.has_room());
+        budget.take(0, 10);
+        assert!(!budget.has_room());
+        // Twice the target: both have half as much next time.
+        budget.observe_beside(&prompts(&[(0, 50), (3_000, 5)]), 100_000);
+        assert_eq!((beside(&mut budget, 0), beside(&mut budget, 3_000)), (50, 5));
     }
 
     #[test]

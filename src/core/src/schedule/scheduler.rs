@@ -4,8 +4,7 @@
 //! counts tokens that are run; cached tokens are free. A prefill takes what the decodes leave of the budget (chunked prefill), in whole
 //! blocks, and no more than keeps the step within its target time ([`crate::schedule::prefill_budget`]).
 //!
-//! **Prompts take turns.** Where the target time cuts prompts, the first one under way would take what is left of each step, and those behind it would wait
-//! for its end. So in every other step it comes last, after the other prompts and the admissions.
+//! **Prompts take turns** where the target time cuts them (`scheduler/turns.rs`).
 //!
 //! **The head can always finish.** A request is admitted only when every block of its current tokens is available, and takes
 //! all of them at once; so two prefills never hold halves of the blocks both need. A decode without a free block preempts the
@@ -24,6 +23,9 @@
 //! [`crate::WorkerFacts::in_step_hits`] blocks are published when the step that computes them is made, so that the request can join this step.
 
 mod admitting;
+mod turns;
+
+use std::ops::Range;
 
 use crate::config::{Config, PipelineBatches};
 use crate::journal::Journal;
@@ -32,7 +34,7 @@ use crate::request::sequence::{Phase, Sequence};
 use crate::schedule::imitate::queue_pass::QueuePasses;
 use crate::schedule::planners::Planners;
 use crate::schedule::preemption::{grew, preempt, preempt_one};
-use crate::schedule::prefill_budget::PrefillBudget;
+use crate::schedule::prefill_budget::{Limit, PrefillBudget};
 use crate::schedule::state::State;
 use crate::schedule::steps::{Part, Picked, ScoredPart};
 use crate::schedule::{drafts, imitate, readers, swap, transfer_end};
@@ -55,8 +57,10 @@ pub(crate) struct Scheduler {
     /// `true` if prefill chunks never end inside a block. Off if a step full of decodes could leave less than a block: prefills
     /// would starve.
     aligned: bool,
-    /// `true` if the target time of the step being made leaves prompts less than a block: their chunks end inside one.
-    is_fine: bool,
+    /// Slots of the prompts under way, in their order in the step being made.
+    prompts: Vec<usize>,
+    /// Last step for which several prompts competed, and its number among such steps in a row.
+    turn: (u64, u8),
 }
 
 impl Scheduler {
@@ -69,7 +73,8 @@ impl Scheduler {
             queue_passes: QueuePasses::default(),
             together: Vec::new(),
             draft_logits: config.max_step_logits - config.max_batch_size,
-            is_fine: false,
+            prompts: Vec::new(),
+            turn: (0, 0),
             aligned: config.align_chunks
                 && config.max_batch_tokens >= config.block_size.saturating_add(config.max_batch_size),
         }
@@ -79,7 +84,7 @@ impl Scheduler {
     /// step (`alone` is `false` then) or a transfer is in flight.
     pub fn schedule(&mut self, state: &mut State, alone: bool, step: &mut Step) {
         self.picked.clear();
-        self.is_fine = false;
+        self.prefill_budget.begin_step(Limit::Off);
         state.kv.tree.begin_step(step.id);
         state.kv.transfers.await_none();
         if state.suspects.is_narrowing() && !alone {
@@ -119,12 +124,9 @@ impl Scheduler {
                 if self.prefill_budget.awaits_decodes() && !leaves_out {
                     return;
                 }
-                budget = budget.min(self.prefill_budget.beside_decodes());
-                self.is_fine = self.prefill_budget.beside_decodes() < state.config.block_size;
-            } else if let Some(limit) = self.prefill_budget.alone()
-                && !state.config.prefill_first.is_on()
-            {
-                budget = budget.min(limit);
+                self.prefill_budget.begin_step(Limit::Beside);
+            } else if !state.config.prefill_first.is_on() {
+                self.prefill_budget.begin_step(Limit::Alone);
             }
             let gave_way = self.run_prefills_and_admit(state, &mut budget, step);
             // Decodes that waited for blocks may have them now, and those left out run if nothing else does.
@@ -146,38 +148,23 @@ impl Scheduler {
         let State { batch, sequences, reserve, .. } = state;
         let admits = reserve.begin_pass(batch.running.iter().map(|slot| &sequences[*slot]));
         self.queue_passes.begin(state, admits);
-        let last = self.last_in_turn(state, step);
+        let n_first = self.list_prompts(state, step);
         let whole = *budget;
-        let mut gave_way = self.run_prefills(state, last, budget, step);
+        let mut gave_way = self.run_prefills(state, 0..n_first, budget, step);
         state.batch.leaving.clear();
         if admits {
             self.admit_waiting(state, budget, step);
         }
-        if let Some(slot) = last {
-            // Not if an admission took its seat.
-            let runs = runs_prompt(state, slot);
-            let chunk = if runs { self.chunk(state, slot, *budget, self.n_parts(step) == 0) } else { 0 };
-            if chunk > 0 && self.run_chunk(state, slot, chunk, step) {
-                *budget -= chunk;
-            }
+        if n_first < self.prompts.len() {
+            gave_way |= self.run_prefills(state, n_first..self.prompts.len(), budget, step);
             if self.n_parts(step) == 0 {
                 // A prompt that found no block ended the pass.
                 *budget = whole;
-                gave_way |= self.run_prefills(state, None, budget, step);
+                gave_way |= self.run_prefills(state, 0..self.prompts.len(), budget, step);
             }
         }
         self.run_together(state, step);
         gave_way
-    }
-
-    /// Returns the first prompt under way if it comes last in this step: in every other one, where the target time cuts prompts.
-    fn last_in_turn(&self, state: &State, step: &Step) -> Option<usize> {
-        let Config { prefill_first, reserve_prompts, .. } = &state.config;
-        let takes_turns = self.prefill_budget.alone().is_some() && *reserve_prompts && !prefill_first.is_on();
-        if !takes_turns || step.id.is_multiple_of(2) || state.suspects.is_narrowing() {
-            return None;
-        }
-        state.batch.running.iter().copied().find(|slot| runs_prompt(state, *slot))
     }
 
     fn run_decodes(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
@@ -313,21 +300,18 @@ impl Scheduler {
         !step.seqs.is_empty()
     }
 
-    /// Runs chunks of the prompts under way, except `last`. Returns `true` if one gave its blocks up.
-    fn run_prefills(&mut self, state: &mut State, last: Option<usize>, budget: &mut u32, step: &mut Step) -> bool {
-        if step.seqs.len() == state.batch.running.len() {
-            return false;
-        }
-        let (mut at, mut gave_way) = (0, false);
-        while let Some(slot) = state.batch.running.get(at).copied() {
-            if !runs_prompt(state, slot) || last == Some(slot) {
-                at += 1;
+    /// Runs chunks of some of the listed prompts. Returns `true` if one gave its blocks up.
+    fn run_prefills(&mut self, state: &mut State, listed: Range<usize>, budget: &mut u32, step: &mut Step) -> bool {
+        let mut gave_way = false;
+        for at in listed {
+            let slot = self.prompts[at];
+            // Not if an admission took its seat.
+            if !runs_prompt(state, slot) {
                 continue;
             }
             let chunk = self.chunk(state, slot, *budget, self.n_parts(step) == 0);
             if chunk > 0 && self.run_chunk(state, slot, chunk, step) {
                 *budget -= chunk;
-                at += 1;
                 continue;
             }
             let gives_way = chunk > 0 && gives_way(state, slot, step);
@@ -345,10 +329,12 @@ impl Scheduler {
     /// only if the step is otherwise empty, for then no later step would offer more.
     fn chunk(&self, state: &State, slot: usize, budget: u32, step_is_empty: bool) -> u32 {
         let (seq, config) = (&state.sequences[slot], &state.config);
-        let (planned, unplanned) = match &seq.cold.copied {
-            Some(_) if state.kv.reuses() => (seq.planned() + seq.next_copied(), seq.next_uncopied()),
-            _ => (seq.planned(), seq.unplanned()),
+        let planned = chunk_begin(state, slot);
+        let unplanned = match &seq.cold.copied {
+            Some(_) if state.kv.reuses() => seq.next_uncopied(),
+            _ => seq.unplanned(),
         };
+        let budget = budget.min(self.prefill_budget.left(planned));
         if unplanned <= budget {
             return unplanned;
         }
@@ -357,14 +343,15 @@ impl Scheduler {
         }
         let end = (planned + budget) / config.block_size * config.block_size;
         match end.saturating_sub(planned) {
-            0 if step_is_empty || !self.aligns() => budget,
+            0 if step_is_empty || !self.aligns(planned) => budget,
             aligned => aligned,
         }
     }
 
-    /// Returns `true` if a chunk of the step being made ends with a block, unless it is the first or ends a prompt.
-    fn aligns(&self) -> bool {
-        self.aligned && !self.is_fine
+    /// Returns `true` if a chunk of the step being made from `position` on ends with a block, unless it is the first or ends a prompt. Where the target
+    /// time leaves less than a block, it ends inside one.
+    fn aligns(&self, position: u32) -> bool {
+        self.aligned && !self.prefill_budget.is_fine(position)
     }
 
     /// Returns the number of sequences in the step, with those whose chunks take their blocks later.
@@ -376,11 +363,13 @@ impl Scheduler {
     /// nothing, if too few blocks are usable.
     fn run_chunk(&mut self, state: &mut State, slot: usize, n_tokens: u32, step: &mut Step) -> bool {
         let is_together = imitate::takes_together(state);
+        let begin = chunk_begin(state, slot);
         let State { sequences, kv, reserve, .. } = state;
         let seq = &mut sequences[slot];
         if !is_together && !kv.take_chunk(seq, seq.planned() + n_tokens) {
             return false;
         }
+        self.prefill_budget.take(begin, n_tokens);
         let n_copied = if kv.reuses() { seq.next_copied() } else { 0 };
         if n_tokens + n_copied == seq.unplanned() {
             reserve.begin_output(seq);
@@ -395,6 +384,7 @@ impl Scheduler {
     /// Adds the next `n_tokens` of a prompt, which have their blocks, to the step.
     pub(super) fn run_taken(&mut self, state: &mut State, slot: usize, n_tokens: u32, step: &mut Step) {
         let narrows = state.suspects.is_narrowing();
+        state.sequences[slot].chunk_step = step.id;
         self.run(state, slot, n_tokens, 0, step);
         if !narrows {
             state.publish_ahead(slot);
@@ -631,4 +621,11 @@ fn runs_prompt(state: &State, slot: usize) -> bool {
     let seq = &state.sequences[slot];
     let is_left_out = imitate::is_kept_apart(seq, &state.config) || state.batch.leaving.contains(&slot);
     seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none() && !is_left_out
+}
+
+/// Returns the position where the next chunk of a prompt begins: behind what is copied.
+fn chunk_begin(state: &State, slot: usize) -> u32 {
+    let seq = &state.sequences[slot];
+    let copies = seq.cold.copied.is_some() && state.kv.reuses();
+    seq.planned() + if copies { seq.next_copied() } else { 0 }
 }

@@ -149,8 +149,8 @@ fn a_short_prompt_does_not_wait_for_the_end_of_a_long_one() {
     let behind = newcomer_behind_a_long_prompt;
     let found = [(StepTarget::Off, 0), (StepTarget::Off, 3), (StepTarget::SERVED, 0), (StepTarget::SERVED, 3)];
     let found = found.map(|(target, streams)| behind(target, streams));
-    // With the limit the short one takes every other step, and each of its tokens costs a millisecond or two for the long one as well.
-    assert_eq!(found, [(2_006, 2), (4_054, 3), (148, 252), (162, 1_045)]);
+    // With the limit the short one takes two steps of three, and each of its tokens costs a millisecond.
+    assert_eq!(found, [(2_006, 2), (4_054, 3), (95, 500), (120, 1_045)]);
 }
 
 #[test]

@@ -22,4 +22,5 @@ mod drafts;
 mod limits;
 mod swap_ends;
 mod swap_paths;
+mod turns;
 mod victims;

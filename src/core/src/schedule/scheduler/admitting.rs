@@ -13,8 +13,8 @@ impl Scheduler {
         if state.is_under_memory_pressure() || !state.has_seat() || budget == 0 {
             return false;
         }
-        let aligned_budget = (self.aligns() && !step.seqs.is_empty()).then_some(budget);
-        match admit(state, slot, aligned_budget) {
+        let is_limited = self.aligned && !step.seqs.is_empty();
+        match admit(state, slot, &self.fits(state, budget, is_limited)) {
             Admission::Admitted => true,
             Admission::Loads => {
                 loading::begin(state, slot);
@@ -49,7 +49,8 @@ impl Scheduler {
 
     /// Admits a request to a free seat. Returns `false` if there is no room, neither for those behind.
     fn admit_next(&mut self, state: &mut State, slot: usize, budget: &mut u32, step: &mut Step) -> bool {
-        match admit(state, slot, self.limited_budget(state, *budget, step)) {
+        let admission = admit(state, slot, &self.fits_beside(state, *budget, step));
+        match admission {
             Admission::Admitted => {
                 let chunk = self.chunk(state, slot, *budget, self.n_parts(step) == 0);
                 let ran = self.run_chunk(state, slot, chunk, step);
@@ -72,7 +73,8 @@ impl Scheduler {
         }
         // The tokens of the one that leaves are free then, too.
         let freed = *budget + self.picked_tokens(victim);
-        match admit(state, slot, self.limited_budget(state, freed, step)) {
+        let admission = admit(state, slot, &self.fits_beside(state, freed, step));
+        match admission {
             Admission::Deferred(hash) => state.waiting.park(slot, hash),
             Admission::NoSeat if self.is_picked(state, victim) => {
                 self.leave_out(state, freed);
@@ -94,13 +96,29 @@ impl Scheduler {
 
     /// Returns `true` if the step being made takes a part of another request.
     fn has_room(&self, state: &State, budget: u32, step: &Step) -> bool {
-        budget > 0 && self.n_parts(step) < imitate::step_share(&state.config)
+        budget > 0 && self.prefill_budget.has_room() && self.n_parts(step) < imitate::step_share(&state.config)
     }
 
-    /// Returns the token budget left if the chunk of another prompt must fit into it as a whole, or end with a block.
-    fn limited_budget(&self, state: &State, budget: u32, step: &Step) -> Option<u32> {
-        let limited = (self.aligns() || state.config.prefill_first.is_whole()) && self.n_parts(step) > 0;
-        limited.then(|| imitate::padded_budget(&state.config, step).unwrap_or(budget))
+    /// Returns whether the first chunk of another prompt fits into the step, as [`admit`] asks.
+    fn fits_beside<'a>(&'a self, state: &State, budget: u32, step: &Step) -> impl Fn(u32, u32) -> bool + use<'a> {
+        let is_whole = state.config.prefill_first.is_whole();
+        let is_limited = (self.aligned || is_whole || self.prefill_budget.is_limited()) && self.n_parts(step) > 0;
+        let budget = imitate::padded_budget(&state.config, step).unwrap_or(budget);
+        self.fits(state, budget, is_limited)
+    }
+
+    /// Returns whether a prompt of which `rest` tokens are to be computed from position `begin` on may begin within the budget: with all, a block, or as
+    /// little as the target time leaves.
+    fn fits<'a>(&'a self, state: &State, budget: u32, is_limited: bool) -> impl Fn(u32, u32) -> bool + use<'a> {
+        let (is_whole, block_size) = (state.config.prefill_first.is_whole(), state.config.block_size);
+        move |begin, rest| {
+            let least = match self.aligns(begin) {
+                _ if is_whole => rest,
+                true => rest.min(block_size),
+                false => rest.min(1),
+            };
+            !is_limited || budget.min(self.prefill_budget.left(begin)) >= least
+        }
     }
 
     /// Leaves the next requests to give up their seats out of the next steps: as many as make room for prompts of `budget` tokens.
