@@ -621,8 +621,7 @@ impl Start {
         let inference = Arc::new(InferenceService::new(submitter, self.network));
         let service = InferenceServer::from_arc(inference.clone()).max_decoding_message_size(message_bytes_max);
         // Each is set once.
-        let routes = Routes::new(service).add_service(sessions).prepare();
-        let _ = (self.inference.set(inference), self.routes.set(routes));
+        let _ = (self.inference.set(inference), self.routes.set(Routes::new(service).add_service(sessions).prepare()));
         self.fit.send_replace(Some(Arc::new(fit)));
         Ok(outcome)
     }
