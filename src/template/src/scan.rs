@@ -262,7 +262,7 @@ fn ends_in_content(tag: &Tag<'_>, from: usize, to: usize, names: &BTreeSet<&str>
     match path.as_slice() {
         [name] => names.contains(name),
         [.., ".", "content"] | [.., "[", "'content'" | "\"content\"", "]"] => {
-            path.iter().all(|token| token.chars().all(|c| is_of_a_path(c)))
+            path.iter().all(|token| token.chars().all(is_of_a_path))
         }
         _ => false,
     }
