@@ -33,6 +33,4 @@ check tokenize_chat '"tokens":[' "$(ask "$base/tokenize" -d '{"messages":[{"role
 check detokenize '"prompt":' "$(ask "$base/detokenize" -d '{"tokens":[5,6,7]}')"
 check reset_prefix_cache 200 "$(ask -o /dev/null -w '%{http_code}' -X POST "$base/reset_prefix_cache")"
 check request_id 'x-request-id: mine' "$(ask -D - -o /dev/null -H 'X-Request-Id: mine' "$base/v1/completions" -d "{\"prompt\":\"x\",$short}")"
-check cors_preflight 'access-control-allow-origin' \
-  "$(ask -D - -o /dev/null -X OPTIONS -H 'Origin: http://a.example' -H 'Access-Control-Request-Method: POST' "$base/v1/chat/completions")"
 exit $failed

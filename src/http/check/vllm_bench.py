@@ -10,6 +10,7 @@ import importlib.metadata
 import io
 import json
 import os
+import pathlib
 import sys
 import tempfile
 import types
@@ -23,13 +24,13 @@ os.environ["OPENAI_API_KEY"] = KEY
 sys.path.insert(0, FOLDER)
 package = types.ModuleType("vllm")
 package.__path__ = [os.path.join(FOLDER, "vllm")]
-package.__version__ = importlib.metadata.Distribution.at(next(p for p in __import__("pathlib").Path(FOLDER).glob("vllm-*.dist-info"))).version
+package.__version__ = importlib.metadata.Distribution.at(next(pathlib.Path(FOLDER).glob("vllm-*.dist-info"))).version
 sys.modules["vllm"] = package
 for name in ("inputs", "lora.request", "lora.utils", "multimodal.audio", "multimodal.image", "multimodal.utils", "tokenizers",
              "transformers_utils.repo_utils", "utils.mistral"):
     sys.modules["vllm." + name] = unittest.mock.MagicMock()
     parent = "vllm." + name.rpartition(".")[0] if "." in name else None
-    if parent and parent not in ("vllm.utils",):
+    if parent and parent != "vllm.utils":
         sys.modules.setdefault(parent, unittest.mock.MagicMock())
 
 
