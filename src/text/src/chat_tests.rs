@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 
-fn read(files: &[(&str, serde_json::Value)]) -> Result<Option<ChatSource>, FactsError> {
+fn read(files: &[(&str, Value)]) -> Result<Option<ChatSource>, FactsError> {
     let bytes: Vec<(&str, Vec<u8>)> = files
         .iter()
         .map(|(name, value)| (*name, value.as_str().map_or_else(|| value.to_string(), str::to_owned).into_bytes()))
@@ -18,7 +18,7 @@ fn the_first_file_with_a_template_counts() {
     let config = (CONFIG, json!({ "chat_template": "config", "bos_token": "<s>" }));
     let json = ("chat_template.json", json!({ "chat_template": "json" }));
     let text = ("chat_template.jinja", json!("text\n"));
-    let default = |files: &[(&str, serde_json::Value)]| read(files).unwrap().unwrap().templates[0].1.clone();
+    let default = |files: &[(&str, Value)]| read(files).unwrap().unwrap().templates[0].1.clone();
     assert_eq!(default(&[config.clone(), json.clone(), text]), "text\n");
     assert_eq!(default(&[config.clone(), json]), "json");
     assert_eq!(default(&[config]), "config");

@@ -28,7 +28,13 @@ pub use crate::files::ModelFiles;
 use crate::proto::vllm::grpc::engine::vllm_engine_server::{SERVICE_NAME, VllmEngineServer};
 
 /// The protocol, packages `vllm.grpc.engine` and `smg.grpc.common`, generated from `proto/vllm/`.
-#[expect(clippy::allow_attributes, missing_docs, unused_qualifications, reason = "generated code has its own style")]
+#[expect(
+    clippy::allow_attributes,
+    clippy::large_enum_variant,
+    missing_docs,
+    unused_qualifications,
+    reason = "generated code has its own style"
+)]
 pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/protocol.rs"));
 

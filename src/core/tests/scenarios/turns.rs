@@ -45,8 +45,8 @@ impl Clients {
             clients.rig.now_ns += MS;
             clients.rig.answer();
         }
-        for kind in 0..n {
-            (0..kinds[kind].0).for_each(|_| clients.submit(kind));
+        for (kind, (count, ..)) in kinds.iter().enumerate() {
+            (0..*count).for_each(|_| clients.submit(kind));
         }
         clients
     }

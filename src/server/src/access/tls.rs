@@ -21,6 +21,8 @@ use crate::network::Connection;
 
 /// Application protocol of gRPC, which a client offers in the handshake.
 const ALPN: &[u8] = b"h2";
+/// Name of HTTP/1.1 in the handshake; a client that offers both gets HTTP/2.
+const ALPN_HTTP1: &[u8] = b"http/1.1";
 
 /// Files with the server's certificate and key, in PEM form.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,7 +155,7 @@ fn settings(files: &TlsFiles) -> Result<Settings, TlsError> {
     };
     let chain = certificates(&files.cert)?;
     let mut config = builder.with_single_cert(chain.clone(), key(&files.key)?)?;
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = vec![ALPN.to_vec(), ALPN_HTTP1.to_vec()];
     Ok(Settings { config: Arc::new(config), verifier, validity: Validity::new(chain) })
 }
 
