@@ -50,6 +50,7 @@ mod engine;
 pub mod handover;
 mod health;
 mod input;
+mod pace;
 mod placement;
 pub mod record;
 pub mod router;
