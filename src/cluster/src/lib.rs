@@ -50,7 +50,6 @@ mod engine;
 pub mod handover;
 mod health;
 mod input;
-mod pace;
 mod placement;
 pub mod record;
 pub mod router;

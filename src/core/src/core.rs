@@ -24,6 +24,7 @@ use crate::policy::waiting::Waiting;
 use crate::request::remains::Remains;
 use crate::request::sequence::{Ending, Phase, Sequence, SequenceState};
 use crate::request::{FinishReason, Refusal, Request};
+use crate::schedule::prefill_budget::DecodeStep;
 use crate::schedule::scheduler::Scheduler;
 use crate::schedule::state::{AHEAD, State};
 use crate::schedule::steps::Steps;
@@ -257,10 +258,9 @@ impl Core {
         self.steps.time_ns(now_ns)
     }
 
-    /// Returns the mean time of a step of decodes alone, nanoseconds: of the last run of such steps, or of the one before if that took less. `None`
-    /// before the first.
-    pub fn decode_ns(&self) -> Option<u64> {
-        self.scheduler.prefill_budget.decode_ns()
+    /// Returns a step of decodes alone as measured: of the last run of such steps, or of the one before if that took less. `None` before the first.
+    pub fn decode_step(&self) -> Option<DecodeStep> {
+        self.scheduler.prefill_budget.decode_step()
     }
 
     /// Returns the request that failed alone in the last failed step, or that the worker named, and what the failure is worth.

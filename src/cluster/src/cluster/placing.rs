@@ -8,7 +8,6 @@ use crate::engine::{Engine, EngineId, EngineState, Role};
 use crate::handover::HandOver;
 use crate::health::Health;
 use crate::input::{Move, Output};
-use crate::pace::{self, Pace};
 use crate::placement::Brings;
 use crate::witness::Witnesses;
 
@@ -48,9 +47,7 @@ impl Cluster {
         }
         let worst = if unfit == Role::Prefill { 0 } else { UNFIT - 1 };
         let best = ranks.iter().copied().min().filter(|rank| *rank <= worst);
-        let full = best.map_or_else(Vec::new, |best| self.full(|id| ranks[id.index()] == best));
-        let takes = |id: EngineId, best| ranks[id.index()] == best && !full.contains(&id);
-        let pick = best.and_then(|best| self.placements.pick(self.now_ns, request, |id| takes(id, best)));
+        let pick = best.and_then(|best| self.placements.pick(self.now_ns, request, |id| ranks[id.index()] == best));
         self.ranks = ranks;
         pick.map(|pick| (EngineId(pick.engine as u32), pick.known_tokens))
     }
@@ -71,16 +68,6 @@ impl Cluster {
             Health::Probing => self.placements.load(id).requests == 0 && is_clean(),
         };
         absent + if takes { 0 } else { SUSPECTED } + if failed_on.contains(id) { FAILED } else { 0 }
-    }
-
-    /// Returns the engines among these that decode far more slowly than another and have their share of the requests.
-    fn full(&self, is_among: impl Fn(EngineId) -> bool) -> Vec<EngineId> {
-        let engines = self.engines.iter().enumerate().map(|(at, engine)| (EngineId(at as u32), engine));
-        let paces = engines.filter(|(id, _)| is_among(*id)).filter_map(|(id, engine)| {
-            let requests = self.placements.load(id).requests;
-            engine.core.decode_ns().map(|step_ns| Pace { engine: id, step_ns, requests })
-        });
-        pace::full(paces)
     }
 
     /// Submits a request to an engine, with what it brings along from others.

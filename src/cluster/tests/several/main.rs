@@ -4,4 +4,3 @@ mod failing;
 mod fairness;
 mod rig;
 mod scenarios;
-mod slow;
