@@ -66,9 +66,9 @@ pub fn fields(of_requests: bool) -> BTreeSet<String> {
     messages.iter().flat_map(fields).collect()
 }
 
-/// Returns `true` for a part of `Chunk.logprobs`, which is refused as a whole.
+/// Returns `true` for a part of `Chunk.logprobs` or of `Finish.timings`, which are refused as a whole.
 fn is_refused_whole(field: &str) -> bool {
-    ["TokenLogprob.", "Alternative."].iter().any(|message| field.starts_with(message))
+    ["TokenLogprob.", "Alternative.", "Timings."].iter().any(|message| field.starts_with(message))
 }
 
 /// Returns a tokenizer of printable characters, and of special tokens that the model says more often.

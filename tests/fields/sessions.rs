@@ -11,7 +11,7 @@ use trunkline_server::proto::{
     AppendTurnRequest, CompactSessionRequest, Compaction, CreateSessionRequest, DeleteSessionRequest,
     ExportSessionRequest, FinishReason, ForkSessionRequest, GenerateTurnRequest, GetSessionRequest,
     ImportSessionRequest, ListSessionsRequest, Output, RetentionHint, RewindSessionRequest, Sampling, Session,
-    SessionExport, SessionSettings, Stopping, SummaryInput, TokenIds, TokenLogprob,
+    SessionExport, SessionSettings, Stopping, SummaryInput, Timings, TokenIds, TokenLogprob,
 };
 use trunkline_tests::server::collect;
 use trunkline_tests::sessions::{Chat, create, settings, turn};
@@ -298,6 +298,10 @@ pub const PROOFS: &[(&str, Proof)] = &[
         exported!(|export| export.turns[0].finish.as_mut().expect("an end").reason = FinishReason::Abort.into()),
     ),
     ("Finish.usage", exported!(|export| export.turns[0].finish.as_mut().expect("an end").usage = None)),
+    (
+        "Finish.timings",
+        exported!(|export| export.turns[0].finish.as_mut().expect("an end").timings = Some(Timings::default())),
+    ),
     ("Finish.stop_token_id", exported!(|export| stopped_by(export, StoppedBy::StopTokenId(5)))),
     ("Finish.stop_string", exported!(|export| stopped_by(export, StoppedBy::StopString("x".into())))),
     ("Usage.prompt_tokens", exported!(|export| usage(export).prompt_tokens += 1)),

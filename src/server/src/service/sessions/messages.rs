@@ -121,6 +121,9 @@ pub(crate) fn read_turn(name: &str, turn: proto::Turn, vocab_size: u32) -> Resul
             if copied != 0 {
                 return Err(Invalid(format!("{name}.finish.usage.copied_tokens is {copied}; turns copy nothing")));
             }
+            if finish.timings.is_some() {
+                return Err(Invalid(format!("{name}.finish.timings is set; sessions keep no times")));
+            }
             let wrong = || Invalid(format!("{name}.finish is not that of a whole answer"));
             let (end, usage) = end_of(&finish).ok_or_else(wrong)?;
             Some(Answer { tokens: chunk.token_ids, text: chunk.text, end, usage })
