@@ -1,7 +1,7 @@
 //! Turns of prompts, where the target time cuts them: one would take what is left of each step, and those behind it would wait for its end.
 //!
 //! * In two steps of three the shortest rest in steps goes first, and a prompt after the admissions if the head of the queue is shorter. So a short prompt is computed
-//!   within a few steps of its arrival, however many long ones are under way, whoever sent them.
+//!   within a few steps of its arrival, however many long ones are under way, and of any client.
 //! * In the third the prompt goes first that ran longest ago, and the admissions come last. So each gets a step in at most three times as many as there are
 //!   prompts, however many short ones arrive.
 //!
