@@ -42,7 +42,7 @@ impl hyper::service::Service<Request<Incoming>> for SingleCalls {
             let reset = Box::pin(reset(call));
             let answer: Answer = tokio::select! {
                 biased;
-                () = reset_of(&opened.0) => return Err(cut()),
+                () = opened.0.to_reset() => return Err(cut()),
                 answer = gate.call(request) => answer.unwrap_or_else(|never| match never {}),
             };
             Ok(answer.map(|body| OpenBody { body: tonic::body::Body::new(body), reset, _opened: opened }))
@@ -52,10 +52,6 @@ impl hyper::service::Service<Request<Incoming>> for SingleCalls {
 
 /// Waits until the call is to be reset.
 async fn reset(call: Arc<Call>) {
-    call.to_reset().await;
-}
-
-async fn reset_of(call: &Call) {
     call.to_reset().await;
 }
 
