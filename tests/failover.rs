@@ -13,7 +13,7 @@ use trunkline_port::{DeviceBlocks, Step, StepError, StepOutput, StepRunner};
 use trunkline_server::Options;
 use trunkline_server::proto::{EngineHealth, EngineRole, EngineState, FinishReason, GetServerInfoResponse};
 use trunkline_sim_replay::recorded::replay_recorded;
-use trunkline_tests::server::{Answer, Client, Faulty, TestServer, collect, greedy};
+use trunkline_tests::server::{Answer, Client, Faulty, TestServer, collect, greedy, in_turn};
 use trunkline_worker::Worker;
 
 const TRUNK: &str = "A trunk is the prefix that many requests share; a trunk line is the main line of a railway.";
@@ -98,7 +98,7 @@ fn accepted(info: &GetServerInfoResponse) -> Vec<u64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_workers_serve_behind_one_port() {
     let prompts = prompts(8);
-    let server = TestServer::start_cluster(ClusterConfig::uniform(&limits(), 2), None, healthy).await;
+    let server = TestServer::start_cluster(in_turn(&limits(), 2), None, healthy).await;
     let mut client = server.client().await;
     client.until(|info| states(info) == [EngineState::Up, EngineState::Up]).await;
     let answers = ask_all(&mut client, &prompts).await;
@@ -174,7 +174,7 @@ async fn run_with(fault: Fault, record: PathBuf, prompts: &[String]) -> (TestSer
             None => Box::new(faulty),
         }
     };
-    let server = TestServer::start_cluster(ClusterConfig::uniform(&limits(), 2), Some(record), wrap).await;
+    let server = TestServer::start_cluster(in_turn(&limits(), 2), Some(record), wrap).await;
     let mut client = server.client().await;
     client.until(|info| states(info) == [EngineState::Up, EngineState::Up]).await;
     let answers = ask_all_behind(Some(gate), &mut client, prompts).await;
@@ -252,7 +252,7 @@ async fn a_step_that_never_ends_costs_a_worker_and_no_text_and_late_answers_are_
             Box::new(Hangs { worker, gate })
         };
         let options = Options {
-            cluster: ClusterConfig::uniform(&limits(), engines),
+            cluster: in_turn(&limits(), engines),
             record: Some(path.clone()),
             step_timeout: Duration::from_secs(1),
             ..Options::default()
@@ -339,7 +339,7 @@ async fn a_request_that_fails_on_every_worker_ends_alone_and_the_status_says_on_
         let wrap = |_, worker| -> Box<dyn StepRunner> {
             Box::new(Fails { worker, chosen: |step| step.seqs.iter().any(|seq| seq.n_tokens >= 300) })
         };
-        let server = TestServer::start_cluster(ClusterConfig::uniform(&limits(), engines), None, wrap).await;
+        let server = TestServer::start_cluster(in_turn(&limits(), engines), None, wrap).await;
         let mut client = server.client().await;
         let mut asks = server.client().await;
         let (answers, ended) = tokio::join!(ask_all(&mut client, &prompts), async {

@@ -2,7 +2,7 @@
 
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use trunkline_cluster::{ClusterConfig, EngineId};
+use trunkline_cluster::EngineId;
 use trunkline_core::Config;
 use trunkline_port::StepRunner;
 use trunkline_server::Options;
@@ -11,7 +11,7 @@ use trunkline_server::proto::{
     AbortRequest, FinishReason, GenerateRequest, GetModelInfoRequest, GetServerInfoResponse, Sampling, TokenIds,
 };
 use trunkline_tests::scrape::{Scraped, fetch, scrape};
-use trunkline_tests::server::{Faulty, TestServer, collect, gated, greedy};
+use trunkline_tests::server::{Faulty, TestServer, collect, gated, greedy, in_turn};
 use trunkline_tests::sessions::{Chat, settings};
 use trunkline_worker::Worker;
 
@@ -171,7 +171,7 @@ async fn counters_never_fall_when_a_worker_ends_and_another_takes_its_place() {
         let fails_at = if is_faulty { vec![12] } else { Vec::new() };
         Box::new(Faulty { worker, fails_at, panics_at: Vec::new(), panics_at_reset: is_faulty })
     };
-    let server = TestServer::start_cluster(ClusterConfig::uniform(&config(), 2), None, wrap).await;
+    let server = TestServer::start_cluster(in_turn(&config(), 2), None, wrap).await;
     let addr = server.metrics_addr();
     let mut client = server.client().await;
     let up = |info: &GetServerInfoResponse| info.engines.iter().all(|engine| engine.state == 2);

@@ -52,6 +52,11 @@ pub fn divided(core: &Config) -> Model {
     model.with_groups(groups).expect("a group for each layer or each KV head, or none")
 }
 
+/// Returns the settings of `n` equal engines that get requests in turn.
+pub fn in_turn(core: &Config, n: usize) -> ClusterConfig {
+    ClusterConfig { router: "round_robin".into(), ..ClusterConfig::uniform(core, n) }
+}
+
 impl TestServer {
     /// A server on a free port.
     pub async fn start(config: Config) -> Self {

@@ -31,12 +31,14 @@ impl CostModel for SlowPrefill {
 }
 
 fn settings(replicas: u32) -> Settings {
-    Settings {
+    let mut settings = Settings {
         replicas,
         core: Config { block_size: 16, device_blocks: 100, ..Settings::core() },
         draft_acceptance: 0.5,
         ..Settings::new(*hardware::by_name("h100-80g").unwrap(), *model::by_name("llama-3.1-8b").unwrap())
-    }
+    };
+    settings.routing.router = "round_robin".into();
+    settings
 }
 
 /// Prompts that share their beginnings in seven groups, eight blocks of 512 tokens at most, ten in a second.

@@ -66,7 +66,7 @@ fn tables(command: &clap::Command, is_listed: impl Fn(&str) -> bool) -> String {
         let help = arg.get_long_help().or(arg.get_help()).unwrap().to_string().replace('\n', " ").replace('|', "\\|");
         let help = help.trim_end_matches('.');
         let (meaning, default) = match help.rsplit_once(" [default: ") {
-            Some((meaning, default)) => (meaning, default.trim_end_matches(']')),
+            Some((meaning, default)) => (meaning, default.split(']').next().unwrap_or_default()),
             None => (help, ""),
         };
         let row = format!("| `--{flag}{}` | {} | {} |\n", values.concat(), brief(default), brief(meaning));

@@ -31,7 +31,7 @@ mod round_robin;
 mod stale_loads;
 
 /// Router unless the user names another.
-pub const ROUTER_DEFAULT: &str = round_robin::NAME;
+pub const ROUTER_DEFAULT: &str = prefix_affinity::NAME;
 
 const LOAD_STALE_KEY: &str = "load_stale_ms";
 
@@ -120,7 +120,7 @@ pub static REGISTRY: Registry<Box<dyn Router>, RouterContext> = Registry::new(
             make: |values, _| Box::new(random2::Random2::new(values)),
         },
         Entry {
-            name: "prefix_affinity",
+            name: prefix_affinity::NAME,
             about: "longest known prefix weighed against load",
             params: &prefix_affinity::PARAMS,
             make: |values, context| Box::new(prefix_affinity::PrefixAffinity::new(values, context)),

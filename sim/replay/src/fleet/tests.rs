@@ -44,11 +44,13 @@ impl CostModel for OneMs {
 }
 
 fn settings(block_size: u32, device_blocks: u32) -> Settings {
-    Settings {
+    let mut settings = Settings {
         core: Config { block_size, device_blocks, ..Settings::core() },
         draft_acceptance: 0.5,
         ..Settings::new(*hardware::by_name("h100-80g").unwrap(), *model::by_name("llama-3.1-8b").unwrap())
-    }
+    };
+    settings.routing.router = "round_robin".into();
+    settings
 }
 
 fn run(trace: &Trace, settings: &Settings) -> Report {

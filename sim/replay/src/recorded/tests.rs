@@ -5,8 +5,8 @@ use std::io::Write;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use tempfile::NamedTempFile;
-use trunkline_cluster::ClusterConfig;
 use trunkline_cluster::record::End;
+use trunkline_cluster::{ClusterConfig, ROUTER_DEFAULT};
 use trunkline_core::StepResult;
 use trunkline_core::{BlockHash, Config, Core, RequestId};
 
@@ -260,7 +260,7 @@ fn an_engine_that_the_cluster_lacks_is_reported() {
     assert!(
         error.ends_with(", line 2: engine 2 is not in the recorded cluster, which has 2; the recording is damaged")
     );
-    lines[0] = lines[0].replace("round_robin", "magic");
+    lines[0] = lines[0].replace(ROUTER_DEFAULT, "magic");
     let error = replay(lines.join("\n") + "\n").unwrap_err().to_string();
     assert!(error.contains(", line 1: recorded settings: unknown router 'magic'"), "{error}");
 }

@@ -45,6 +45,7 @@ fn settings(engine: &str, steps_in_flight: u32) -> Settings {
         cost: CostChoice::Table { layout: None, path: data("profiles/vidur/llama2_70b_tp2") },
         ..Settings::new(*hardware::by_name("a100-80g").unwrap(), model)
     };
+    settings.routing.router = "round_robin".into();
     let blocks = settings.fitting_device_blocks().unwrap();
     let stages = if steps_in_flight > 1 { parallel.pipeline } else { 1 };
     settings.core = Config {

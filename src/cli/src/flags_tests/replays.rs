@@ -67,7 +67,7 @@ pub const ENTRIES: &[Entry] = &[
     ("replay", "host-memory-gb", Replays(&["--host-memory-gb=64"], TIGHT)),
     ("replay", "draft-acceptance", Replays(&["--draft-acceptance=0.1"], &["--max-drafts=4"])),
     ("replay", "tenants", Replays(&["--tenants=0.9,0.1"], &[])),
-    ("replay", "router", Replays(&["--router=prefix_affinity"], &["--replicas=3", "--speed=20"])),
+    ("replay", "router", Replays(&["--router=round_robin"], &["--replicas=3", "--speed=20"])),
     ("replay", "fail", Replays(&["--fail=0@1..2"], &["--replicas=2"])),
     ("replay", "roles", Replays(&["--roles=prefill,decode"], &["--shared-mem=64GB"])),
     ("replay", "slow", Replays(&["--slow=0:3"], &[])),

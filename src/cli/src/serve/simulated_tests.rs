@@ -122,7 +122,7 @@ fn a_recording_is_replayed_under_other_settings() {
     assert_eq!(same["requests"], 2);
     assert_eq!((&same["settings"]["policy"], &same["settings"]["device_blocks"]), (&"fcfs".into(), &99.into()));
     assert_eq!((&same["prefix_hit_tokens"], &same["output_tokens"]), (&192.into(), &60.into()));
-    let other = replay(&["--policy=sjf", "--device-blocks=20", "--replicas=2"]);
+    let other = replay(&["--policy=sjf", "--device-blocks=20", "--replicas=2", "--router=round_robin"]);
     assert_eq!((&other["settings"]["device_blocks"], &other["settings"]["replicas"]), (&20.into(), &2.into()));
     assert_eq!(
         (&other["baseline"]["simulated"], &other["prefix_hit_tokens"]),

@@ -268,7 +268,8 @@ fn requests_of_a_retired_engine_continue_elsewhere_with_their_tokens() {
 fn a_request_taken_back_while_its_step_hangs_moves_when_the_step_ends_or_the_worker_is_lost() {
     // The step ends late, or never: the engine loses its worker, for a while or for good.
     for ending in ["late", "lost", "retired"] {
-        let mut rig = Rig::new(&ClusterConfig::uniform(&config(), 2));
+        let turns = ClusterConfig { router: "round_robin".into(), ..ClusterConfig::uniform(&config(), 2) };
+        let mut rig = Rig::new(&turns);
         (0..3).for_each(|id| rig.submit(id, 8, 4));
         (0..2).for_each(|_| rig.answer(0));
         rig.client_event(Event::Withdraw(RequestId(0)));

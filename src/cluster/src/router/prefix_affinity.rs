@@ -31,6 +31,8 @@ use trunkline_core::names::spec::Param;
 use super::prefixes::Prefixes;
 use super::{Incoming, LOAD_STALE, Load, Pick, Router, RouterContext, least};
 
+pub(super) const NAME: &str = "prefix_affinity";
+
 pub(super) const PARAMS: [Param; 5] = [
     Param {
         key: "overlap_percent",

@@ -4,3 +4,4 @@ mod failing;
 mod fairness;
 mod rig;
 mod scenarios;
+mod slow;

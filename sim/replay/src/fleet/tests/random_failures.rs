@@ -12,7 +12,7 @@ fn steady() -> Trace {
 
 fn failing(replicas: u32, mtbf_s: f64, mttr_s: f64, seed: u64) -> Settings {
     let random = RandomFailures { mtbf_hours: mtbf_s / 3600.0, mttr_minutes: mttr_s / 60.0, seed };
-    let routing = Routing { random_failures: Some(random), ..Routing::default() };
+    let routing = Routing { random_failures: Some(random), ..settings(16, 2_000).routing };
     Settings { replicas, routing, ..settings(16, 2_000) }
 }
 
