@@ -136,7 +136,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     if let Some(file) = args.config {
         info!("settings of {} that no flag and no variable overrides", file.display());
     }
-    let Checked { engines, kind, simulation, options, unused } = check(&settings)?;
+    let Checked { engines, kind, simulation, mut options, unused } = check(&settings)?;
     unused.iter().for_each(|line| warn!("{line}"));
     let runtime = network_threads()?;
     let listener = runtime.block_on(listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)))?;
@@ -150,6 +150,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     }
     raise_open_files(&settings, &engines, options.network.connections);
     let result = runtime.block_on(async {
+        options.tracer = settings.logs.tracer()?;
         let server = match engines.embedded() {
             0 => Server::of_first_worker(listener, first_worker(settings, engines)?, options).await?,
             _ => {

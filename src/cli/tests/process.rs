@@ -1,7 +1,7 @@
 //! The program as a process: signals, logs, and the rights of the files that it writes.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -295,4 +295,102 @@ fn a_message_shows_the_beginning_of_a_long_value_and_what_to_do() {
         let says = ["(100000 characters)", "(100002 characters)", " of a known format: ", " of no known format; "];
         assert!(shown >= 199 && says.iter().any(|part| text.contains(part)), "{about}: {text:.600}");
     }
+}
+
+/// A collector of OpenTelemetry that keeps the spans.
+#[cfg(feature = "otlp")]
+mod collector {
+    use std::net::SocketAddr;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread;
+
+    use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
+    use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+    use opentelemetry_proto::tonic::common::v1::any_value::Value;
+    use opentelemetry_proto::tonic::trace::v1::Span;
+    use tokio::net::TcpListener;
+    use tonic::transport::server::{Server, TcpIncoming};
+    use tonic::{Request, Response, Status};
+
+    struct Collector(Sender<Span>);
+
+    #[tonic::async_trait]
+    impl TraceService for Collector {
+        async fn export(
+            &self,
+            request: Request<ExportTraceServiceRequest>,
+        ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+            let resources = request.into_inner().resource_spans;
+            let spans = resources.into_iter().flat_map(|resource| resource.scope_spans).flat_map(|scope| scope.spans);
+            spans.for_each(|span| self.0.send(span).unwrap());
+            Ok(Response::new(ExportTraceServiceResponse::default()))
+        }
+    }
+
+    /// Starts a collector on a free port.
+    pub fn start() -> (SocketAddr, Receiver<Span>) {
+        let (send, spans) = channel();
+        let (bound, address) = channel();
+        thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                bound.send(listener.local_addr().unwrap()).unwrap();
+                let service = TraceServiceServer::new(Collector(send));
+                Server::builder().add_service(service).serve_with_incoming(TcpIncoming::from(listener)).await.unwrap();
+            });
+        });
+        (address.recv().unwrap(), spans)
+    }
+
+    /// Returns an attribute as a text.
+    pub fn attribute(span: &Span, name: &str) -> Option<String> {
+        let value = span.attributes.iter().find(|attribute| attribute.key == name)?.value.clone()?.value?;
+        Some(match value {
+            Value::StringValue(text) => text,
+            Value::IntValue(n) => n.to_string(),
+            value => format!("{value:?}"),
+        })
+    }
+}
+
+/// Sends a request of HTTP and returns the first line of the answer, once it is whole.
+#[cfg(feature = "otlp")]
+fn complete(address: &str, header: &str, body: &str) -> String {
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    let length = body.len();
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n");
+    write!(stream, "{head}content-type: application/json\r\n{header}\r\n\r\n{body}").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.lines().next().unwrap().to_owned()
+}
+
+#[cfg(feature = "otlp")]
+#[test]
+fn requests_are_spans_of_their_clients_traces() {
+    let (collector, spans) = collector::start();
+    let mut server = Running::serve(&[RANDOM, &format!("--otlp-traces-endpoint=http://{collector}")]);
+    let parent = |flags| format!("traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-{flags}");
+    let good = r#"{"prompt":"the secret words","max_tokens":4,"ignore_eos":true}"#;
+    assert_eq!(complete(&server.address, &parent("01"), good), "HTTP/1.1 200 OK");
+    assert_eq!(complete(&server.address, &parent("00"), good), "HTTP/1.1 200 OK");
+    let long = good.replace("\"max_tokens\":4", "\"max_tokens\":99999999");
+    assert_eq!(complete(&server.address, "traceparent: nonsense", &long), "HTTP/1.1 400 Bad Request");
+    server.until(|line| line.contains("trunkline::requests"));
+    server.end();
+    let spans: Vec<_> = spans.try_iter().collect();
+    let [span, refused] = &spans[..] else { panic!("the client of the second does not record its trace: {spans:#?}") };
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let ids = (hex(&span.trace_id), hex(&span.parent_span_id));
+    assert_eq!((&ids.0[..], &ids.1[..]), ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"));
+    let of = |name| collector::attribute(span, name).unwrap_or_default();
+    assert_eq!(of("gen_ai.usage.completion_tokens"), "4");
+    assert_eq!((of("gen_ai.response.finish_reason"), of("trunkline.engines")), ("length".into(), "0".into()));
+    let events: Vec<_> = span.events.iter().map(|event| &event.name[..]).collect();
+    assert_eq!(events, ["queued", "admitted", "first_token"]);
+    let times: Vec<_> = span.events.iter().map(|event| event.time_unix_nano).collect();
+    assert!(times.is_sorted() && span.start_time_unix_nano <= times[0] && times[2] <= span.end_time_unix_nano);
+    assert!(refused.parent_span_id.is_empty() && refused.status.as_ref().is_some_and(|status| status.code == 2));
+    assert!(!format!("{spans:?}").contains("secret"), "no prompt: {spans:#?}");
 }

@@ -19,6 +19,7 @@ use crate::access::changes::Watched;
 use crate::access::tokens::{Holder, Role, TokenFileError, Tokens};
 use crate::network::log_limit::LogLimit;
 use crate::network::{Call, count};
+use crate::requests::spans::TraceParent;
 
 /// Path of the health service, open to all: probes have no tokens, and learn no more than an accepted connection shows.
 const HEALTH: &str = "/grpc.health.v1.Health/";
@@ -81,7 +82,8 @@ impl Access {
         let connection = call.connection();
         let owner = Owner::Connection(connection.number());
         // Without tokens, a worker has as much power as an administrator: the worker sees all prompts and makes all answers.
-        let of_connection = |admin| Caller { call: call.clone(), owner, admin, worker: admin };
+        let parent = headers.get("traceparent").and_then(|parent| TraceParent::parse(parent.to_str().ok()?));
+        let of_connection = |admin| Caller { call: call.clone(), owner, admin, worker: admin, parent };
         let Some(file) = &self.tokens else { return Ok(of_connection(self.admin)) };
         if path.starts_with(HEALTH) || path == HTTP_HEALTH {
             return Ok(of_connection(false));
@@ -91,7 +93,7 @@ impl Access {
             let (admin, worker) = (*role == Role::Admin, *role == Role::Worker);
             if !worker || path.starts_with(WORKERS) {
                 call.bind(right.clone());
-                return Ok(Caller { call: call.clone(), owner: Owner::Token(name.clone()), admin, worker });
+                return Ok(Caller { call: call.clone(), owner: Owner::Token(name.clone()), admin, worker, parent });
             }
             count(&connection.network().counters.unauthorised);
             return Err(Status::permission_denied("a token with the role worker serves for Attach alone"));

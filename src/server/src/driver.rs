@@ -593,7 +593,7 @@ impl Driver {
 
     fn note_engine(&mut self, request: RequestId, engine: EngineId) {
         if let Some(client) = self.clients.get_mut(&request) {
-            client.engines.go_to(engine);
+            client.engines.go_to(engine, self.last_input_ns);
         }
     }
 

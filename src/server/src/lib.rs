@@ -72,6 +72,7 @@ pub use crate::engines::seats::AttachOptions;
 pub use crate::engines::stores::{EngineStore, layout};
 pub use crate::metrics::MetricNames;
 pub use crate::network::limits::{FILES_RESERVED, NetworkLimits, raise_open_files};
+pub use crate::requests::spans::{RequestSpan, RequestTracer, SpanValue, TraceParent};
 pub use crate::server::front::{Front, Load};
 pub use crate::server::shutdown::{ServerHandle, StopSignals, heed_signals, on_hangup};
 pub use crate::server::{Backend, DecideModel, Options, Server, ServerError, listen};

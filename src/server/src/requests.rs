@@ -5,3 +5,4 @@ pub(crate) mod outbox;
 pub(crate) mod request_events;
 pub(crate) mod request_log;
 pub(crate) mod request_times;
+pub(crate) mod spans;

@@ -42,6 +42,7 @@ use crate::proto::FILE_DESCRIPTOR_SET;
 use crate::proto::inference_server::InferenceServer;
 use crate::proto::sessions_server::SessionsServer;
 use crate::requests::request_log::RequestLog;
+use crate::requests::spans::RequestTracer;
 use crate::server::front::Front;
 use crate::server::shutdown::ServerHandle;
 use crate::service::InferenceService;
@@ -96,6 +97,8 @@ pub struct Options {
     /// File with a row for each request that ended or was refused: JSON lines if the name ends in `.jsonl` or `.json`, else CSV. Rows are added to a
     /// file that is there. The rows have ids, tenants, sizes and times, no prompts and no answers.
     pub requests: Option<PathBuf>,
+    /// Receiver of a span for each request that ended or was refused.
+    pub tracer: Option<Arc<dyn RequestTracer>>,
     /// Requests of one client on the way to their first token, at most; `None` for half of the engines' `max_queue`. A client is the holder
     /// of a token, or without tokens everyone at one address.
     pub queue_per_client: Option<u32>,
@@ -134,6 +137,7 @@ impl Default for Options {
             cluster,
             record: None,
             requests: None,
+            tracer: None,
             queue_per_client: None,
             requests_per_client: None,
             sessions: SessionOptions::default(),
@@ -408,7 +412,7 @@ impl Server {
         let routes = Arc::new(OnceLock::new());
         let gate = Gate::new(early, reflection(&[])?, routes.clone(), access.clone());
         let acceptor = Acceptor { network: network.clone(), gate, tls: tls.clone() };
-        let request_log = RequestLog::open(options.requests.as_deref())
+        let request_log = RequestLog::open(options.requests.as_deref(), options.tracer.clone())
             .map_err(|source| ServerError::Requests { path: options.requests.clone().unwrap_or_default(), source })?;
         let files =
             Files { access, network: network.clone(), tls, request_log: request_log.clone(), reload: options.reload };

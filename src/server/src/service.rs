@@ -60,7 +60,7 @@ impl InferenceService {
         let arrival_ns = shared.driver.clock().now_ns();
         let model = &shared.model;
         message.tenant = caller.tenant(message.tenant)?;
-        let label = Label { id: message.request_id.clone(), tenant: message.tenant.clone() };
+        let label = Label { id: message.request_id.clone(), tenant: message.tenant.clone(), parent: caller.parent };
         let checked = validate::check(message, model.vocab_size, &model.eos_token_ids);
         let checked = checked.and_then(|checked| shared.check_offer(&checked).map(|()| checked));
         let mut checked = checked.inspect_err(|_| {

@@ -218,6 +218,7 @@ mod tests {
             "--eviction=e",
             "--record=r",
             "--requests=q",
+            "--otlp-traces-endpoint=u",
             "--log-format=json",
             "--threads=7",
             "--worker=null:10ms",

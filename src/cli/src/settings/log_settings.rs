@@ -3,12 +3,13 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use anyhow::{anyhow, ensure};
 use clap::Args;
 use trunkline_core::names::registry;
 use trunkline_quote::quoted;
-use trunkline_server::Options;
+use trunkline_server::{Options, RequestTracer};
 
 /// Name of the flag for the form of the log.
 const FORMAT: &str = "log-format";
@@ -45,6 +46,11 @@ pub struct LogSettings {
     #[arg(long, value_name = "FILE")]
     pub requests: Option<PathBuf>,
 
+    /// Send a span for each request that ended to the collector of OpenTelemetry at this URL, such as http://127.0.0.1:4317, by OTLP over gRPC; clients'
+    /// `traceparent` headers are read, and the variables OTEL_TRACES_SAMPLER and OTEL_SERVICE_NAME apply [default: none].
+    #[arg(long, value_name = "URL")]
+    pub otlp_traces_endpoint: Option<String>,
+
     /// Form of the log on standard error: text, or json for an object a line [default: text].
     #[arg(long, value_name = "FORM")]
     pub log_format: Option<String>,
@@ -57,6 +63,14 @@ impl LogSettings {
     /// If the form is unknown.
     pub fn format(&self) -> anyhow::Result<LogFormat> {
         self.log_format.as_deref().map_or(Ok(LogFormat::default()), str::parse)
+    }
+
+    /// Returns the tracer of requests, if there is to be one. MUST be called within a runtime of tokio.
+    ///
+    /// # Errors
+    /// If the endpoint is none that spans can be sent to.
+    pub fn tracer(&self) -> anyhow::Result<Option<Arc<dyn RequestTracer>>> {
+        self.otlp_traces_endpoint.as_deref().map(exporter).transpose()
     }
 
     /// Fills in the options of a server.
@@ -81,6 +95,17 @@ impl LogSettings {
     }
 }
 
+/// Returns what sends spans to the collector at an endpoint. MUST be called within a runtime of tokio.
+#[cfg(feature = "otlp")]
+fn exporter(endpoint: &str) -> anyhow::Result<Arc<dyn RequestTracer>> {
+    Ok(Arc::new(trunkline_otlp::Exporter::new(endpoint)?))
+}
+
+#[cfg(not(feature = "otlp"))]
+fn exporter(_: &str) -> anyhow::Result<Arc<dyn RequestTracer>> {
+    Err(anyhow!("otlp-traces-endpoint has no effect: this program was built without the feature otlp"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,6 +116,7 @@ mod tests {
             record: Some("run.jsonl".into()),
             requests: Some(requests.into()),
             log_format: Some(format.into()),
+            ..LogSettings::default()
         };
         let apply = |requests, format| {
             let mut options = Options::default();

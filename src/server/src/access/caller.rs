@@ -9,6 +9,7 @@ use crate::network::clock::Clock;
 use crate::network::limits::NetworkLimits;
 use crate::network::shares::Client;
 use crate::network::{Call, count};
+use crate::requests::spans::TraceParent;
 
 /// Owner of requests: client-chosen request ids are unique per owner, and an owner aborts only own requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +31,8 @@ pub(crate) struct Caller {
     pub(crate) admin: bool,
     /// `true` if the sender may attach as a model worker.
     pub(crate) worker: bool,
+    /// Place of the call in the sender's trace, if it has one.
+    pub(crate) parent: Option<TraceParent>,
 }
 
 impl Caller {
@@ -50,7 +53,7 @@ impl Caller {
     /// Returns a sender in this process, without a connection.
     pub(crate) fn local() -> Self {
         let call = Call::detached(NetworkLimits::default(), Clock::start());
-        Self { call, owner: Owner::Connection(0), admin: true, worker: true }
+        Self { call, owner: Owner::Connection(0), admin: true, worker: true, parent: None }
     }
 
     /// Returns the client to whom the sender's requests count.
@@ -65,7 +68,7 @@ impl Caller {
     /// client.
     pub(crate) fn on_behalf(&self) -> Self {
         let (call, owner) = (self.call.on_behalf(), self.owner_of_made_id());
-        Self { call, owner, admin: false, worker: false }
+        Self { call, owner, admin: false, worker: false, parent: self.parent }
     }
 
     /// Returns the owner of requests whose id the server makes: without authentication, the id itself is the proof.

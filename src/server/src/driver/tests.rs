@@ -37,7 +37,7 @@ fn driver_of_cluster(config: &ClusterConfig, recorder: Option<Recorder>) -> (Dri
     let workers =
         Workers::new(workers, watchdogs, Seats::default(), Arc::new(|_| Err("no worker".into())), handle.clone());
     let cluster = Cluster::new(config).unwrap();
-    let log = RequestLog::open(None).unwrap();
+    let log = RequestLog::open(None, None).unwrap();
     let driver = Driver::new(cluster, &handle, commands, workers, (recorder, log));
     (handle, driver, jobs)
 }

@@ -7,6 +7,7 @@ use trunkline_core::{FinishReason, RequestId, Usage};
 
 use crate::network::refusals::Reason;
 use crate::requests::request_times::{End, RequestTimes};
+use crate::requests::spans::TraceParent;
 
 /// Engines of one request that are named, at most.
 const ENGINES_MAX: usize = 16;
@@ -18,31 +19,44 @@ pub(crate) struct Label {
     pub(crate) id: String,
     /// The client's name for the tenant; empty for none.
     pub(crate) tenant: String,
+    /// Place of the call in the client's trace, if it has one.
+    pub(crate) parent: Option<TraceParent>,
 }
 
 /// Engines that ran a request, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Engines {
-    named: Vec<u32>,
+    /// Each with the time from which on, nanoseconds.
+    named: Vec<(u32, u64)>,
     moves: u32,
 }
 
 impl Engines {
-    /// Notes the engine that a request waits or runs on from now on.
-    pub(crate) fn go_to(&mut self, engine: EngineId) {
-        if self.named.last() == Some(&engine.0) {
+    /// Notes the engine that a request waits or runs on from `now_ns` on.
+    pub(crate) fn go_to(&mut self, engine: EngineId, now_ns: u64) {
+        if self.named.last().is_some_and(|(last, _)| *last == engine.0) {
             return;
         }
         self.moves += u32::from(!self.named.is_empty());
         if self.named.len() == ENGINES_MAX {
             self.named.pop();
         }
-        self.named.push(engine.0);
+        self.named.push((engine.0, now_ns));
+    }
+
+    /// Returns the number of times that the request went from one engine to another.
+    pub(crate) fn moves(&self) -> u32 {
+        self.moves
+    }
+
+    /// Returns the numbers of the engines, each with the time from which on, nanoseconds.
+    pub(crate) fn since(&self) -> impl Iterator<Item = (u32, u64)> {
+        self.named.iter().copied()
     }
 
     /// Returns the numbers of the engines.
     pub(crate) fn text(&self) -> String {
-        self.named.iter().map(u32::to_string).collect::<Vec<_>>().join(">")
+        self.named.iter().map(|(engine, _)| engine.to_string()).collect::<Vec<_>>().join(">")
     }
 }
 
@@ -147,7 +161,7 @@ impl RequestEvent {
         [
             ("id", Cell::Text(label.id.clone())),
             ("arrival_s", Cell::Seconds(times.arrival_ns)),
-            ("replica", engines.named.last().map_or(Cell::None, |engine| count(*engine))),
+            ("replica", engines.named.last().map_or(Cell::None, |(engine, _)| count(*engine))),
             ("tenant", Cell::Text(label.tenant.clone())),
             ("prompt_tokens", count(usage.prompt_tokens)),
             ("cached_tokens", count(usage.cached_tokens)),
@@ -264,21 +278,22 @@ fn json_text(text: &str, line: &mut String) {
     line.push('"');
 }
 
+/// A request that ended, for tests.
 #[cfg(test)]
-mod tests {
+pub(crate) mod sample {
     use super::*;
 
-    const MS: u64 = 1_000_000;
+    pub(crate) const MS: u64 = 1_000_000;
 
     pub(crate) fn event() -> RequestEvent {
         let mut engines = Engines::default();
-        [2, 2, 0].into_iter().for_each(|engine| engines.go_to(EngineId(engine)));
+        [(2, 1502), (2, 1510), (0, 1515)].into_iter().for_each(|(engine, ms)| engines.go_to(EngineId(engine), ms * MS));
         let mut times = RequestTimes::new(1500 * MS, 100);
         times.queued_ns = Some(1501 * MS);
         times.deadline_ns = Some(9000 * MS);
         (times.started_ns, times.first_token_ns) = (Some(1510 * MS), Some(1520 * MS));
         RequestEvent {
-            label: Label { id: "a,\"b\"\n".into(), tenant: "acme".into() },
+            label: Label { id: "a,\"b\"\n".into(), tenant: "acme".into(), parent: None },
             number: Some(RequestId(7)),
             ending: Ending::Ended(End::Finished(FinishReason::Stop), Reader::There),
             engines,
@@ -293,6 +308,12 @@ mod tests {
             },
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sample::{MS, event};
+    use super::*;
 
     #[test]
     fn a_row_has_the_columns_and_no_text_of_a_client_breaks_it() {
@@ -348,7 +369,7 @@ mod tests {
     #[test]
     fn a_request_that_moves_for_ever_names_few_engines() {
         let mut engines = Engines::default();
-        (0..100).for_each(|engine| engines.go_to(EngineId(engine)));
-        assert_eq!((engines.named.len(), engines.named.last(), engines.moves), (ENGINES_MAX, Some(&99), 99));
+        (0..100).for_each(|engine| engines.go_to(EngineId(engine), 0));
+        assert_eq!((engines.named.len(), engines.named.last(), engines.moves), (ENGINES_MAX, Some(&(99, 0)), 99));
     }
 }

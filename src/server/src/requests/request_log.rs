@@ -1,4 +1,5 @@
-//! The log of requests: for each request that ended, a line in the log under the target [`TARGET`], and a row in a file if there is one.
+//! The log of requests: for each request that ended, a line in the log under the target [`TARGET`], a row in a file if there is one, and a span for a
+//! tracer if there is one.
 //!
 //! The core's thread hands over an event and goes on; a thread of its own makes lines and rows. An event for which that thread has no room is lost, and
 //! counted. The file is opened again when it is to be ([`RequestLog::reopen`]), so that logs can be rotated.
@@ -9,13 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use tracing::{debug, error, info, warn};
 use trunkline_files::private;
 
 use crate::requests::request_events::{RequestEvent, code_name, csv_header, csv_row, json_row};
+use crate::requests::spans::{self, RequestTracer};
 
 /// Target of the lines in the log, to filter by: `RUST_LOG=info,trunkline::requests=off`.
 pub(crate) const TARGET: &str = "trunkline::requests";
@@ -27,7 +29,8 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 
 enum Message {
-    Event(Box<RequestEvent>),
+    /// A request that ended at a time.
+    Event(Box<RequestEvent>, SystemTime),
     /// Write all that is there, answer, and end.
     End(Sender<()>),
 }
@@ -45,6 +48,7 @@ struct Shared {
     lost: AtomicU64,
     reopen: AtomicBool,
     has_file: bool,
+    tracer: Option<Arc<dyn RequestTracer>>,
 }
 
 impl RequestLog {
@@ -52,9 +56,9 @@ impl RequestLog {
     ///
     /// # Errors
     /// If the file cannot be written, or the thread cannot be started.
-    pub(crate) fn open(path: Option<&Path>) -> io::Result<Self> {
+    pub(crate) fn open(path: Option<&Path>, tracer: Option<Arc<dyn RequestTracer>>) -> io::Result<Self> {
         let file = path.map(Rows::open).transpose()?;
-        let shared = Arc::new(Shared { has_file: file.is_some(), ..Shared::default() });
+        let shared = Arc::new(Shared { has_file: file.is_some(), tracer, ..Shared::default() });
         let (messages, received) = bounded(EVENTS_MAX);
         let of_thread = shared.clone();
         thread::Builder::new().name("requests".into()).spawn(move || write_all(file, &received, &of_thread))?;
@@ -63,10 +67,11 @@ impl RequestLog {
 
     /// Adds the event that `event` makes, if anybody wants events.
     pub(crate) fn note(&self, event: impl FnOnce() -> RequestEvent) {
-        if !self.shared.has_file && !tracing::enabled!(target: TARGET, tracing::Level::INFO) {
+        let has_reader = self.shared.has_file || self.shared.tracer.is_some();
+        if !has_reader && !tracing::enabled!(target: TARGET, tracing::Level::INFO) {
             return;
         }
-        if self.messages.try_send(Message::Event(Box::new(event()))).is_err() {
+        if self.messages.try_send(Message::Event(Box::new(event()), SystemTime::now())).is_err() {
             self.shared.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -98,14 +103,18 @@ fn write_all(mut file: Option<Rows>, messages: &Receiver<Message>, shared: &Shar
             warn!(target: TARGET, lost, "more requests ended than can be written: some have no line and no row");
         }
         match message {
-            Ok(Message::Event(event)) => {
+            Ok(Message::Event(event, end)) => {
                 log(&event);
+                if let Some(tracer) = &shared.tracer {
+                    tracer.write(spans::span(&event, end));
+                }
                 if let Some(file) = &mut file {
                     file.write(&event, messages.is_empty());
                 }
             }
             Ok(Message::End(written)) => {
                 file.iter_mut().for_each(Rows::flush);
+                shared.tracer.iter().for_each(|tracer| tracer.finish());
                 // Nobody may wait any more.
                 let _ = written.send(());
                 return;

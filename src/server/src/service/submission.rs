@@ -345,7 +345,8 @@ impl Submitter {
         arrival_ns: u64,
         timeout: Option<Duration>,
     ) -> Result<Submitted, Rejection> {
-        let label = Label { id: checked.request_id.clone(), tenant: checked.tenant_name.clone() };
+        let parent = caller.parent;
+        let label = Label { id: checked.request_id.clone(), tenant: checked.tenant_name.clone(), parent };
         let submitted = self.submit_unlogged(caller, checked, arrival_ns, timeout).await;
         submitted.inspect_err(|rejection| {
             self.note_refused(label, arrival_ns, rejection.reason(), rejection.code());
@@ -372,7 +373,8 @@ impl Submitter {
             self.on_the_way.enter(client.clone()).ok_or_else(|| Rejection::ShareFull(self.on_the_way.most()))?;
         let shares = (on_the_way, open);
         let (id, active) = self.open(caller, std::mem::take(&mut checked.request_id), deadline_ns).await?;
-        let label = Label { id: active.client_id().into(), tenant: checked.tenant_name.clone() };
+        let parent = caller.parent;
+        let label = Label { id: active.client_id().into(), tenant: checked.tenant_name.clone(), parent };
         let mut request = self.prepare_in_time(id, &client, checked, deadline_ns).await?;
         request.deadline_ns = deadline_ns;
         let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
