@@ -8,7 +8,7 @@ use trunkline_core::{FinishReason, RequestId, Usage};
 use crate::network::refusals::Reason;
 use crate::requests::request_times::{End, RequestTimes};
 
-/// Engines of one request that are named, at most.
+/// Maximum number of engines of one request that are named.
 const ENGINES_MAX: usize = 16;
 
 /// Name of a request and of its tenant, from the client.
