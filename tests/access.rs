@@ -101,7 +101,7 @@ async fn a_token_owns_its_requests_on_every_connection() {
         let request = with(token, AbortRequest { request_ids: vec![id.into()] });
         second.0.abort(request).await.unwrap().into_inner().found
     };
-    assert_eq!((abort(BOB, &made).await, abort(ALICE, &made).await), (0, 1), "an id alone is no proof with tokens");
+    assert_eq!((abort(BOB, &made).await, abort(ALICE, &made).await), (0, 1), "an id alone is not proof with tokens");
     assert_eq!((abort(ALICE, "job").await, abort(BOB, "job").await), (1, 1), "one each");
     assert_eq!(abort(ADMIN, "both").await, 2, "an administrator aborts for all");
     drop(gate);

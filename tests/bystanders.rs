@@ -1,7 +1,7 @@
-//! One hostile client of each kind beside eight streams, on one connection as behind a gateway: what a client does wrong costs that client
+//! One hostile client of each kind alongside eight streams, on one connection as behind a gateway: what a client does wrong costs that client
 //! alone. The texts of the others, the steps of their engine and their cached prefixes are those without the hostile client.
 //!
-//! Beside the kinds that are known, seeds damage the bytes of whole connections: `TRUNKLINE_SEEDS=100000 cargo test -p trunkline-tests --test bystanders damaged`.
+//! In addition to the kinds that are known, seeds damage the bytes of whole connections: `TRUNKLINE_SEEDS=100000 cargo test -p trunkline-tests --test bystanders damaged`.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -26,7 +26,7 @@ const STREAMS: usize = 8;
 const TOKENS: u32 = 40;
 /// Steps before the hostile client acts: in the middle of the answers.
 const STEPS_BEFORE: u64 = 12;
-/// Damaged connections beside one set of streams.
+/// Damaged connections alongside one set of streams.
 const DAMAGED: usize = 50;
 /// Time after which a hostile client gives up: the server does not answer.
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -49,7 +49,7 @@ macro_rules! kind {
 }
 
 /// Every kind of hostile client that is known. One whose logits are not finite gets its row here, with a worker that makes such logits, when
-/// a step reports failed sequences beside the tokens of the others.
+/// a step reports failed sequences alongside the tokens of the others.
 const KINDS: &[Kind] = &[
     kind!("20 kB in one header", |world| { world.refused(&header("x-a", 20_000), FRAME_BYTES).await }),
     kind!("200 kB in one header", |world| { world.refused(&header("x-a", 200_000), FRAME_BYTES).await }),
@@ -71,13 +71,13 @@ const KINDS: &[Kind] = &[
         let stream = world.gateway.raw.headers_with(&path, b"", FRAME_BYTES).await.unwrap();
         assert_eq!(world.gateway.ended(stream).await.code(), Some(Code::ResourceExhausted));
     }),
-    kind!("200 kB behind the message", |world| {
+    kind!("200 kB after the message", |world| {
         let stream = world.gateway.raw.headers("/grpc.health.v1.Health/Check").await.unwrap();
         world.gateway.raw.data(stream, &[0; 5], false).await.unwrap();
         world.gateway.raw.trailers(stream, &header("x-a", 200_000)).await.unwrap();
         assert_eq!(world.gateway.ended(stream).await.code(), Some(Code::Ok));
     }),
-    kind!("hundreds of calls that are no HTTP", |world| {
+    kind!("hundreds of calls that are not HTTP", |world| {
         for n in 0..300 {
             let (path, more) = if n % 2 == 0 { ("/a`b", Vec::new()) } else { (GENERATE, header("connection", 1)) };
             let stream = world.gateway.raw.headers_with(path, &more, FRAME_BYTES).await.unwrap();
@@ -122,7 +122,7 @@ const KINDS: &[Kind] = &[
         let status = world.message(&[0, 64, 0, 0, 0, 1, 2, 3], b"").await.code();
         assert_eq!(status, Some(Code::ResourceExhausted));
     }),
-    kind!("a message that is no protobuf", |world| {
+    kind!("a message that is not protobuf", |world| {
         let message = [&[0, 0, 0, 0, 20][..], &[0xff; 20]].concat();
         assert_eq!(world.message(&message, b"").await.code(), Some(Code::InvalidArgument));
     }),
@@ -337,7 +337,7 @@ fn prompts() -> Vec<String> {
     (0..STREAMS).map(|n| format!("{} {text}", &"abcabc"[..1 + n % 6].repeat(1 + n / 6))).collect()
 }
 
-/// Runs the eight streams, with a hostile client beside them or alone.
+/// Runs the eight streams, with a hostile client alongside them or alone.
 async fn run(kind: Option<&Kind>, seeds: &[u64]) -> Seen {
     let (wrap, gate) = gated();
     let config = Config { device_blocks: 512, ..Config::default() };

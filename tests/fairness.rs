@@ -24,7 +24,7 @@ async fn one_client_fills_its_share_of_the_queue_and_no_more() {
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert_eq!(
         status.message(),
-        "3 requests of this client wait for their first token, as many as may; try again later"
+        "this client has 3 requests that wait for their first token, which is the limit; try again later"
     );
     let status = server.client_from(2).await.open(greedy("one more", 2)).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted, "another connection of the same address");
@@ -46,7 +46,7 @@ async fn one_client_has_so_many_open_requests_and_no_more() {
     stream.message().await.unwrap().unwrap();
     let status = client.open(greedy("one more", 2)).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
-    assert_eq!(status.message(), "1 requests of this client are open, as many as may be; try again later");
+    assert_eq!(status.message(), "this client has 1 open requests, which is the limit; try again later");
     other.ask(greedy("other", 2)).await.unwrap();
     drop(stream);
     client.until(|info| info.counters.unwrap().finished == 2).await;

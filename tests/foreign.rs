@@ -1,4 +1,4 @@
-//! Parsers that panic at a client's text: the call gets a status, and calls beside it go on.
+//! Parsers that panic at a client's text: the call gets a status, and calls alongside it go on.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ async fn a_tokenizer_that_panics_at_a_text_costs_that_call_alone_a_status() {
         ..greedy("", max_tokens)
     };
     let alone = client.ask(ids(64)).await.unwrap();
-    let beside = client.open(ids(64)).await.unwrap();
+    let neighbour = client.open(ids(64)).await.unwrap();
     let panics = scrape(server.metrics_addr()).await.value("trunkline_panics_total");
     // Tokenised at once, and part by part on a thread of its own.
     for letters in [1, 9000] {
@@ -66,7 +66,7 @@ async fn a_tokenizer_that_panics_at_a_text_costs_that_call_alone_a_status() {
         assert!(line.contains("index out of bounds") && line.chars().count() < 400, "{line}");
     }
     assert!(scrape(server.metrics_addr()).await.value("trunkline_panics_total") >= panics + 2.0);
-    assert_eq!(collect(beside).await.unwrap().token_ids, alone.token_ids);
+    assert_eq!(collect(neighbour).await.unwrap().token_ids, alone.token_ids);
     assert_eq!(client.ask(ids(64)).await.unwrap().token_ids, alone.token_ids);
     assert_eq!(client.ask(greedy("abc", 4)).await.unwrap().token_ids.len(), 4);
     client.settled().await;

@@ -169,7 +169,7 @@ async fn a_prompt_is_read_again_beside_its_answer_and_clients_see_nothing_of_it(
     let outcome = server.drain().await;
     let stats = outcome.stats;
     assert!(stats.h2o.h2o_dropped_blocks > 20, "{stats:?}");
-    // 50 blocks in four parts, three of them behind the block before; the scores of a published prompt are kept.
+    // 50 blocks in four parts, three of them after the block before; the scores of a published prompt are kept.
     assert_eq!(stats.h2o.h2o_reread_tokens, 200 + 3 * 4);
     assert_eq!((stats.requests.accepted, stats.requests.finished), (2, 2));
     let replayed = replay_recorded(&record, &mut |_| {}).unwrap();

@@ -1,4 +1,4 @@
-//! Clients that do not read, do not send, send too much, or try what is not theirs, beside one that behaves.
+//! Clients that do not read, do not send, send too much, or try what is not theirs, alongside one that behaves.
 
 use std::net::SocketAddr;
 

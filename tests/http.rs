@@ -1,4 +1,4 @@
-//! Plain HTTP: OpenAI's API beside gRPC on one port, its failures, and clients that misbehave.
+//! Plain HTTP: OpenAI's API alongside gRPC on one port, its failures, and clients that misbehave.
 
 use std::fs;
 use std::sync::Arc;
@@ -313,7 +313,7 @@ async fn misshapen_requests_are_refused_and_others_go_on() {
         statuses.push((answer.status, answer.json().get("version").is_some()));
     }
     assert_eq!(statuses, [(200, false), (200, true), (200, false)]);
-    // An expectation is met, a whole body in chunks taken, and HTTP/1.0 closed behind its answer.
+    // An expectation is met, a whole body in chunks taken, and HTTP/1.0 closed after its answer.
     let n = body.len();
     let mut client = HttpClient::connect(server.addr()).await;
     client.send(format!("{head}expect: 100-continue\r\ncontent-length: {n}\r\n\r\n")).await;

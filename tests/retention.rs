@@ -63,7 +63,7 @@ async fn malformed_hints_are_refused_with_the_field() {
         ),
         (
             &[RetentionHint { from: 5, to: Some(5), ..prompt }],
-            "retention[0]: no token is in the range 5..5; end the range behind its first token",
+            "retention[0]: no token is in the range 5..5; end the range after its first token",
         ),
     ];
     for (hints, message) in wrong {

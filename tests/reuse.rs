@@ -1,4 +1,4 @@
-//! Reuse of cached text that is no prefix, over gRPC: counted apart, refused and asked for, never found by others, and recorded.
+//! Reuse of cached text that is not a prefix, over gRPC: counted apart, refused and asked for, never found by others, and recorded.
 
 use tonic::Code;
 use trunkline_core::{Config, ReuseConfig, WorkerFacts};

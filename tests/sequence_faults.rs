@@ -96,7 +96,7 @@ async fn requests_without_finite_logits_end_alone_and_cost_the_others_nothing() 
 
     let answers = ask_all(&mut client, &prompts, async |client: &mut Client| {
         for n in 0..6 {
-            // Some alone, some behind the prefix of others.
+            // Some alone, some after the prefix of others.
             let prompt = format!("{}{n}{BAD}", if n % 2 == 0 { TRUNK } else { "" });
             check_status(&client.ask(greedy(&prompt, 20)).await.unwrap_err());
         }

@@ -79,7 +79,7 @@ async fn a_long_chat_finds_its_context_in_the_cache_at_every_turn_and_is_that_of
     let totals = session.totals.unwrap();
     assert!(totals.compactions >= 6 && totals.failed_compactions + totals.dropped_turns == 0, "{totals:?}");
     assert_eq!(u64::from(found), totals.cached_tokens);
-    // The history behind the instruction is in the cache, and so is the system text of each new context.
+    // The history after the instruction is in the cache, and so is the system text of each new context.
     let missed = totals.summary_prompt_tokens - totals.summary_cached_tokens;
     assert!(missed <= totals.compactions * u64::from("\nIn short:".len() as u32 + BLOCK), "{totals:?}");
     assert_eq!(totals.ahead_cached_tokens, totals.compactions * 80, "the system text has five whole blocks");
@@ -286,7 +286,7 @@ async fn sessions_are_bounded_for_each_client_and_in_all() {
     mine.fork(None).await.unwrap();
     let status = mine.client.create(create("", SessionSettings::default())).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
-    assert_eq!(status.message(), "this client has 2 sessions, as many as may be; delete one, or try again later");
+    assert_eq!(status.message(), "this client has 2 sessions, which is the limit; delete one, or try again later");
     let endpoint = |last| {
         let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", server.addr())).unwrap();
         endpoint.local_address(Some([127, 0, 0, last].into()))

@@ -111,11 +111,11 @@ async fn texts_are_the_same_with_and_without_shared_memory_and_no_block_travels_
         let is_shared = [shares, shares && !elsewhere];
         for (worker, is_shared) in workers(&info).into_iter().zip(is_shared) {
             assert_eq!(worker.shared_memory, is_shared, "{worker:?}");
-            let (through, beside) = match is_shared {
+            let (through, inline) = match is_shared {
                 true => (worker.shared_block_bytes, worker.message_block_bytes),
                 false => (worker.message_block_bytes, worker.shared_block_bytes),
             };
-            assert!(through > 0 && beside == 0, "{worker:?}");
+            assert!(through > 0 && inline == 0, "{worker:?}");
         }
         assert_replays(&record, &server.drain().await);
         for worker in [prefill, decode] {

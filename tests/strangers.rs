@@ -1,4 +1,4 @@
-//! Floods of connections of many addresses on which nothing is asked for: a new client and one from before are served beside each.
+//! Floods of connections of many addresses on which nothing is asked for: a new client and one from before are served during each.
 
 use std::any::Any;
 use std::fs;
@@ -119,7 +119,7 @@ async fn ask(client: &mut Client, token: Option<&str>, request: GenerateRequest)
     collect(stream).await.unwrap().text
 }
 
-/// Floods a server, and asks beside the flood. The flood's calls have the token `hostile`, those of the others tokens of theirs.
+/// Floods a server, and asks during the flood. The flood's calls have the token `hostile`, those of the others tokens of theirs.
 async fn flood(form: Form, has_tokens: bool, hostile: Option<&str>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tokens");

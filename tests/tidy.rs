@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use limits::Measure;
 use measure::check;
 
-/// Lines of a source file, at most.
+/// Maximum number of lines of a source file.
 const LINES_MAX: usize = 700;
 /// File names without a meaning.
 const NAMELESS: [&str; 5] = ["utils", "util", "common", "helpers", "misc"];
@@ -75,31 +75,36 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace").to_path_buf()
 }
 
-fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
+fn files(folder: &Path, extensions: &[&str], out: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("the folder is there") {
         let path = entry.expect("the entry can be read").path();
         if path.is_dir() {
-            rust_files(&path, out);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files(&path, extensions, out);
+        } else if path.extension().is_some_and(|extension| extensions.iter().any(|one| extension == *one)) {
             out.push(path);
         }
     }
 }
 
-/// All Rust sources as (path inside the workspace, text).
-fn sources() -> Vec<(String, String)> {
+/// All files of some kinds in some folders as (path inside the workspace, text).
+fn texts(folders: &[&str], extensions: &[&str]) -> Vec<(String, String)> {
     let root = root();
-    let mut files = Vec::new();
-    for folder in ["src", "sim", "tests"] {
-        rust_files(&root.join(folder), &mut files);
+    let mut found = Vec::new();
+    for folder in folders {
+        files(&root.join(folder), extensions, &mut found);
     }
     let read = |path: PathBuf| {
         let name = path.strip_prefix(&root).expect("inside").to_string_lossy().replace('\\', "/");
         (name, fs::read_to_string(&path).expect("a source file is text"))
     };
-    let sources: Vec<_> = files.into_iter().map(read).collect();
-    assert!(sources.len() > 20, "the sources were not found");
-    sources
+    let texts: Vec<_> = found.into_iter().map(read).collect();
+    assert!(texts.len() > 20, "the files were not found");
+    texts
+}
+
+/// All Rust sources.
+fn sources() -> Vec<(String, String)> {
+    texts(&["src", "sim", "tests"], &["rs"])
 }
 
 #[test]
@@ -245,10 +250,12 @@ fn doc_comments_say_more_than_the_item_itself() {
 
 #[test]
 fn phrases_are_those_of_a_colleague() {
-    let own = |name: &str| name.starts_with("tests/tidy");
+    // The second has sentences for models to read.
+    let own = |name: &str| name.starts_with("tests/tidy") || name == "src/cli/src/h2o/sources.rs";
     let mut found = Vec::new();
     let pages = pages::pages(&root()).into_iter().map(|page| (page.name, page.text));
-    for (name, text) in sources().into_iter().filter(|(name, _)| !own(name)).chain(pages) {
+    let others = texts(&["proto/trunkline", "src/pyworker", "examples", "deploy"], &["proto", "py", "toml", "yaml"]);
+    for (name, text) in sources().into_iter().filter(|(name, _)| !own(name)).chain(others).chain(pages) {
         for (line, phrase, better) in phrases::phrases(&text) {
             found.push(format!("{name}:{line}: '{phrase}': write {better}"));
         }

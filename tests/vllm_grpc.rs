@@ -1,4 +1,4 @@
-//! vLLM's gRPC service beside the server's own: the same answers, refusals by name, aborts, health and rights.
+//! vLLM's gRPC service alongside the server's own: the same answers, refusals by name, aborts, health and rights.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -82,7 +82,7 @@ async fn ask(client: &mut Client, request: GenerateRequest) -> Result<Whole, Sta
     while let Some(message) = stream.message().await? {
         match message.response.expect("a chunk or an end") {
             Answer::Chunk(chunk) => {
-                assert!(!whole.ends.contains_key(&chunk.index), "nothing comes behind the end");
+                assert!(!whole.ends.contains_key(&chunk.index), "nothing comes after the end");
                 assert_eq!(chunk.completion_tokens as usize, chunk.token_ids.len(), "new tokens alone");
                 assert_eq!(chunk.prompt_tokens as usize, PROMPT.len());
                 let logprobs = chunk.output_logprobs.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Workers with damaged messages beside a sound one: `TRUNKLINE_SEEDS=10000 cargo test -p trunkline-tests --test attached damaged`. Every request is
+//! Workers with damaged messages alongside a sound one: `TRUNKLINE_SEEDS=10000 cargo test -p trunkline-tests --test attached damaged`. Every request is
 //! answered, with the text that it has without them.
 
 use prost::Message as _;

@@ -26,7 +26,7 @@ fn fail(done: &mut wire::StepDone, step: &wire::Step, bad: &BTreeSet<u32>) {
     done.logprobs.clear();
 }
 
-/// Says a log probability that is no number of the last sequence that has one.
+/// Says a log probability that is not a number of the last sequence that has one.
 fn spoil(done: &mut wire::StepDone, _: &wire::Step, _: &BTreeSet<u32>) {
     if let Some(last) = done.logprobs.last_mut() {
         last.logprob = f32::NAN;

@@ -81,7 +81,7 @@ def regex_words(expression: str) -> list:
 def llama3_vocabulary():
     tokenizer, facts = byte_level_vocabulary(regex_words(LLAMA3_WORDS), None, True)
     tokenizer.model.ignore_merges = True
-    # The begin token is left to the default for this kind of vocabulary.
+    # The BOS token is left to the default for this kind of vocabulary.
     return tokenizer, facts | {"pre": "llama-bpe", "begins": None}
 
 

@@ -52,13 +52,13 @@ impl Driver {
         }
     }
 
-    /// Asserts that the worker does not idle beside copies while several requests have their blocks and one of them could run. A swap-out
+    /// Asserts that the worker does not idle alongside copies while several requests have their blocks and one of them could run. A swap-out
     /// is waited for, because it was begun for the blocks that it frees.
     fn check_runs(&self) {
         let swaps_out = self.copies.iter().any(|copy| (copy.from, copy.to) == (Place::Device, Place::Host));
         let idles = self.joined && self.steps.is_empty() && !swaps_out;
         let stats = self.stats();
-        assert!(!idles || stats.running < 2, "the worker idles beside {:?}: {stats:?}", self.copies);
+        assert!(!idles || stats.running < 2, "the worker idles alongside {:?}: {stats:?}", self.copies);
     }
 
     /// Asserts that a step keeps to the limits, and continues each sequence where the last step left it.

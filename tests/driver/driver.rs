@@ -180,7 +180,7 @@ impl Driver {
         driver
     }
 
-    /// Begins again with an empty core, beside tiers as they were, and without a worker.
+    /// Begins again with an empty core, with the tiers as they were, and without a worker.
     ///
     /// # Panics
     /// If a request has no answer yet.
@@ -487,7 +487,7 @@ impl Driver {
     }
 
     fn take_back(&mut self, request: Request) {
-        assert!(self.sent.withdrawn.contains(&request.id), "request {} is given back unasked", request.id);
+        assert!(self.sent.withdrawn.contains(&request.id), "request {} is given back by itself", request.id);
         let known = self.requests.get_mut(&request.id).expect("a known request is given back");
         assert!(!known.is_answered(), "request {} is given back after its end", request.id);
         assert_eq!(

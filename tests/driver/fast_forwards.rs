@@ -1,4 +1,4 @@
-//! Fast-forwards against single steps: one load, run twice through cores of one configuration, must be decided alike at equal times.
+//! Fast-forwards against single steps: one load, run twice through cores of one configuration, must lead to equal decisions at equal times.
 //!
 //! The worker computes nothing: a token depends on the request and its number alone, the time of a step on the batch, and the time and end of a copy
 //! or a look-up on its number. Of configurations, loads and times a seed draws those that fast-forwards are made for: one step in flight,
@@ -20,7 +20,7 @@ use crate::limits::{
 };
 use crate::pressure::{LENGTHS, request};
 
-/// Events of one run, at most: a run with more never ends.
+/// Maximum number of events of one run: a run with more never ends.
 const EVENTS_MAX: u32 = 200_000;
 
 /// A configuration, and requests with their times, in order.

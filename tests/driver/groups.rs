@@ -15,7 +15,7 @@ pub(crate) struct GroupTables {
     lineages: Vec<(usize, u64)>,
 }
 
-/// Returns what a cell stands for beside its prefix: a layer group, and what was dropped before.
+/// Returns what a cell stands for in addition to its prefix: a layer group, and what was dropped before.
 pub(crate) fn lineage_of(group: usize, dropped: u64) -> u64 {
     (group as u64) << 48 ^ dropped
 }

@@ -198,7 +198,7 @@ pub(crate) fn retain(seed: u64, config: &mut Config) -> Option<Pcg64Mcg> {
     Some(rng)
 }
 
-/// Reuses text that is no prefix, for some seeds for which nothing speaks against it. Returns the generator of edits of prompts if so. Draws nothing
+/// Reuses text that is not a prefix, for some seeds for which nothing speaks against it. Returns the generator of edits of prompts if so. Draws nothing
 /// from the run's own generator, so that other seeds run as they did.
 pub(crate) fn reuse_anywhere(seed: u64, config: &mut Config) -> Option<Pcg64Mcg> {
     let mut rng = Pcg64Mcg::seed_from_u64(!seed.rotate_left(56));
@@ -216,7 +216,7 @@ pub(crate) fn reuse_anywhere(seed: u64, config: &mut Config) -> Option<Pcg64Mcg>
     Some(rng)
 }
 
-/// Returns the generator of sequences that the worker fails beside others, with their number in a thousand steps, for some seeds. Draws nothing
+/// Returns the generator of sequences that the worker fails alongside others, with their number in a thousand steps, for some seeds. Draws nothing
 /// from the run's own generator, so that other seeds run as they did.
 pub(crate) fn fail_sequences(seed: u64) -> Option<(Pcg64Mcg, u32)> {
     let mut rng = Pcg64Mcg::seed_from_u64(!seed.rotate_left(24));

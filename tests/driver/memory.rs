@@ -18,7 +18,7 @@ pub(crate) struct Cell {
     pub(crate) token: Token,
     /// Namespace of the prefix.
     pub(crate) space: u64,
-    /// `true` if the cell was computed behind other tokens, and copied.
+    /// `true` if the cell was computed after other tokens, and copied.
     pub(crate) copied: bool,
 }
 

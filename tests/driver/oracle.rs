@@ -136,7 +136,7 @@ pub struct OracleWorker {
     mirrors: Vec<Option<Mirror>>,
     /// Block tables of sequences from before a broken connection or a swap, by request and number of its [`Truth`].
     resumed: BTreeMap<(RequestId, Option<u64>), GroupTables>,
-    /// Transfers in flight, with what their sources held at the begin.
+    /// Transfers in flight, with what their sources held at the start.
     transfers: BTreeMap<u64, (Transfer, Vec<Cell>)>,
     last_transfer: u64,
     keys: Keys,

@@ -1,6 +1,6 @@
 //! Copies within the device, and the right contents of the requests that have some.
 //!
-//! A copied cell is marked, unless it is the very cell that the request would compute. The cell computed behind copied ones stands for all cells
+//! A copied cell is marked, unless it is the very cell that the request would compute. The cell computed after copied ones stands for all cells
 //! before it, so the text says what was copied, and a copied cell, or one computed behind it, is wrong for every request that did not copy it.
 
 use std::collections::BTreeMap;

@@ -59,7 +59,7 @@ outcome! {
         pub nonsense: u64,
         /// Steps that failed because of a request in them, which the worker did not name.
         pub poisoned: u64,
-        /// Sequences that the worker failed beside others.
+        /// Sequences that the worker failed while others went on.
         pub failed_alone: u64,
         /// Requests that started over because they read what another failed to compute.
         pub started_over: u64,

@@ -17,7 +17,7 @@ use crate::limits::{
 use crate::oracle::{EOS, VOCAB, continuation};
 pub use crate::outcome::Outcome;
 
-/// Lengths of requests, tokens, and how often two are alike.
+/// Lengths of requests, tokens, and how often two are equal.
 #[derive(Clone, Copy, Debug)]
 pub struct Lengths {
     /// Beginning of a prompt shared with others, at most.
@@ -69,7 +69,7 @@ struct Run {
     resumes: bool,
     /// Generator of retention hints, if requests have some.
     hint_rng: Option<Pcg64Mcg>,
-    /// Generator of edits of prompts, if text that is no prefix is reused.
+    /// Generator of edits of prompts, if text that is not a prefix is reused.
     edit_rng: Option<Pcg64Mcg>,
     outcome: Outcome,
     /// Every event and its time, for a replay.
@@ -125,7 +125,7 @@ fn run_sized(seed: u64, size: Size) -> Outcome {
 }
 
 impl Run {
-    /// Draws what happens beside the requests.
+    /// Draws what happens alongside the requests.
     fn new(rng: &mut Pcg64Mcg, driver: Driver, requests: u64, size: Size) -> Self {
         let is_shared = driver.core.config().tiers.iter().any(|tier| tier.shared);
         let is_small = matches!(size, Size::Small);

@@ -6,7 +6,7 @@ use trunkline_core::RequestId;
 
 use crate::Driver;
 
-/// Steps without an answer beside those that compute each token of the requests that live a few times, at most.
+/// Maximum number of steps without an answer in addition to those that compute each token of the requests that live a few times.
 const STEPS_SPARE: usize = 100;
 /// Times that each token may be computed without an answer: preempted prompts begin again.
 const TIMES_MAX: usize = 3;

@@ -64,7 +64,7 @@ macro_rules! compacted {
     };
 }
 
-/// Changes a request for a turn, behind another turn.
+/// Changes a request for a turn, after another turn.
 macro_rules! turned {
     ($change:expr) => {
         with_change!(async |rig: Rig, is_changed: bool| {

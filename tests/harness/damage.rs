@@ -3,7 +3,7 @@
 use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 
-/// Bytes of a piece that is lost, repeated or foreign, at most.
+/// Maximum number of bytes of a piece that is lost, repeated or foreign.
 const PIECE_BYTES: usize = 40;
 
 /// Returns bytes with one to three faults: flipped bits, an end too early, and pieces lost, repeated or foreign.

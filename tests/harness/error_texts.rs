@@ -1,7 +1,8 @@
-//! The texts of a crate's errors, kept in one file beside its tests: `tests/errors.txt`.
+//! The texts of a crate's errors, kept in one file next to its tests: `tests/errors.txt`.
 //!
-//! A test of a crate includes this file by its path. After a change of a text, `TRUNKLINE_WRITE_DOCS=1 cargo test --test errors` writes the
-//! file again; look at the difference as a user would. All other tests assert the variant.
+//! A test of a crate includes this file by its path: `tests/errors.rs`, or `src/errors_tests.rs` if some errors are not public. After a change
+//! of a text, `TRUNKLINE_WRITE_DOCS=1 cargo test texts_of_errors` writes the file again; look at the difference as a user would. All other
+//! tests assert the variant.
 
 use std::fs;
 use std::path::Path;
@@ -38,7 +39,7 @@ pub fn compare(folder: &str, texts: &str) {
     let pairs = kept.lines().zip(texts.lines()).find(|(kept, text)| kept != text);
     assert!(
         kept == texts,
-        "{} is not what the errors say (first difference: {pairs:?}); write it again with TRUNKLINE_WRITE_DOCS=1 cargo test --test errors",
+        "{} is not what the errors say (first difference: {pairs:?}); write it again with TRUNKLINE_WRITE_DOCS=1 cargo test texts_of_errors",
         path.display()
     );
 }

@@ -1,4 +1,4 @@
-//! Bytes of earlier programs, kept as text beside the tests of a crate, in `tests/fixtures/VERSION/FILE`.
+//! Bytes of earlier programs, kept as text next to the tests of a crate, in `tests/fixtures/VERSION/FILE`.
 //!
 //! A test of a crate includes this file by its path. A fixture stays as it is for as long as programs read its version. For a format that is
 //! new, or a new version in a folder of its own, `TRUNKLINE_WRITE_GOLDEN=1 cargo test -p CRATE --test old_files` writes what is missing.

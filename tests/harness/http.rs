@@ -14,7 +14,7 @@ pub struct HttpClient(pub BufReader<TcpStream>);
 pub struct HttpAnswer {
     /// Status of the answer.
     pub status: u16,
-    /// Lines of the head behind the first, in lower case.
+    /// Lines of the head after the first, in lower case.
     pub head: String,
     /// The body, of chunks or whole.
     pub body: String,

@@ -24,7 +24,7 @@ const INITIAL_WINDOW_SIZE: u16 = 4;
 /// Reason of a reset: the stream is not needed any more.
 const CANCEL: u32 = 8;
 
-/// Bytes of the contents of a frame, at most.
+/// Maximum number of bytes of the contents of a frame.
 pub const FRAME_BYTES: usize = 16 << 10;
 
 /// A frame from the server.
@@ -142,7 +142,7 @@ impl RawClient {
         Ok(stream)
     }
 
-    /// Sends headers behind the message of a call, in frames of up to 16 KiB.
+    /// Sends headers after the message of a call, in frames of up to 16 KiB.
     ///
     /// # Errors
     /// If the server has closed the connection.

@@ -125,7 +125,7 @@ impl Chat {
         Ok(self.with_id(session.session_id))
     }
 
-    /// Goes back to the state behind a turn.
+    /// Goes back to the state after a turn.
     pub async fn rewind(&mut self, turn_id: &str) -> Result<Session, Status> {
         let request = RewindSessionRequest { session_id: self.id.clone(), turn_id: turn_id.into() };
         Ok(self.client.rewind(request).await?.into_inner())

@@ -6,7 +6,7 @@ use crate::limits::{ALLOWED, GOALS, Measure, OLD_NAMES, OLD_PHRASES, OPENINGS};
 use crate::modules::{circles, folders, graph};
 use crate::source::{Doc, Sized, docs, functions, identifier_parts, structs, without_tests, words};
 
-/// Offenders listed in a failure, at most.
+/// Maximum number of offenders listed in a failure.
 const LISTED_MAX: usize = 12;
 
 /// A crate: its folder, and its files as (path below `src/`, source without tests).

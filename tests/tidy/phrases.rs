@@ -12,7 +12,8 @@ pub const PHRASES: &[(&str, &str)] = &[
     ("in vain", "without success"),
     ("is none of", "is not one of"),
     ("are none of", "are not among"),
-    ("the begin of", "the start of"),
+    ("the begin", "the start"),
+    ("begin token", "BOS token"),
     ("between two looks", "poll interval"),
     ("looks for changes", "polls for changes"),
     ("of no interest", "ignored"),
@@ -29,17 +30,43 @@ pub const PHRASES: &[(&str, &str)] = &[
     ("in truth", "nothing, or really"),
     ("as soon as can be", "as soon as possible"),
     ("answered alike", "gets the same answer"),
+    ("beside", "alongside, next to, in addition to, or compared with"),
+    ("made trace", "synthetic trace, or small trace written for the test"),
+    ("made traces", "synthetic traces, or small traces written for the test"),
+    ("count alike", "count equally"),
+    ("counts alike", "counts the same way"),
+    ("decide alike", "make equal decisions"),
+    ("unasked", "unexpected"),
+    ("as may be", "as the limit allows"),
+    ("as many as may", "which is the limit"),
+    ("so long as", "as long as, or while"),
+    ("in the mean", "on average"),
+    ("mend", "fix, or repair"),
+    ("mends", "fixes, or repairs"),
+    ("mended", "fixed, or repaired"),
+    ("mending", "fixing, or repairing"),
+    ("thereof", "of it"),
+    ("at hand", "in flight, or there"),
+    ("else than", "other than"),
+    ("another than", "not the one that"),
+    ("is no number", "is not a number"),
+    ("is no prefix", "is not a prefix"),
+    ("is no text", "is not text"),
+    ("is no value", "is not a value"),
+    ("is no part", "is not part"),
+    ("are no part", "are not part"),
 ];
 
 /// Returns the phrases of [`PHRASES`] in a text, each with its line, from 1.
 pub fn phrases(text: &str) -> Vec<(usize, &'static str, &'static str)> {
+    let padded: Vec<String> = PHRASES.iter().map(|(phrase, _)| format!(" {phrase} ")).collect();
     let mut found = Vec::new();
     for (line, number) in text.lines().zip(1..) {
         let words: Vec<String> =
             line.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_lowercase).collect();
         let joined = format!(" {} ", words.join(" "));
-        for (phrase, better) in PHRASES {
-            if joined.contains(&format!(" {phrase} ")) {
+        for ((phrase, better), padded) in PHRASES.iter().zip(&padded) {
+            if joined.contains(padded) {
                 found.push((number, *phrase, *better));
             }
         }

@@ -3,7 +3,7 @@
 //! | model | source | use |
 //! |---|---|---|
 //! | [`Table`] | measured times of operations, or of whole attention calls | profiled devices and models |
-//! | [`Fitted`] | steps or benchmark of a server | servers at hand |
+//! | [`Fitted`] | steps or benchmark of a server | servers that you can measure |
 //! | [`Roofline`] | peaks of the device, shapes of the model, shares of the peaks | everything else |
 //! | [`Streaming`] | rates of a disk and a link, and a compute model | weights larger than the memory |
 //!

@@ -138,7 +138,7 @@ pub struct StepTime {
     pub sequences: Curve,
     /// Time per token of context read by decodes, seconds.
     pub context_token_s: f64,
-    /// Time per token of context read by decodes beside a prefill, in addition, seconds: some kernels run both as prefills.
+    /// Time per token of context read by decodes alongside a prefill, in addition, seconds: some kernels run both as prefills.
     pub mixed_context_token_s: f64,
     /// Time per (query, key) pair of prefill attention, seconds.
     pub prefill_pair_s: f64,
@@ -169,7 +169,7 @@ pub struct Largest {
     pub sequences: u64,
     /// Most tokens run in a step.
     pub tokens: u64,
-    /// Longest context of decodes, in the mean over a step, tokens. `None` if times beyond the measured ones are no less certain: what was fitted is
+    /// Longest context of decodes, on average over a step, tokens. `None` if times beyond the measured ones are no less certain: what was fitted is
     /// linear in the context.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<u64>,

@@ -1,15 +1,15 @@
-//! KV blocks that fit on a device beside the weights, and in a host's memory.
+//! KV blocks that fit on a device next to the weights, and in a host's memory.
 
 use crate::cost::{Parallel, Weights};
 use crate::hardware::Hardware;
 use crate::model::Model;
 
-/// Blocks that a core can manage, at most.
+/// Maximum number of blocks that a core can manage.
 const BLOCKS_MAX: u64 = 1 << 30;
 /// Bytes of an activation.
 const ACTIVATION_BYTES: u64 = 2;
 
-/// Use of a device's memory beside the KV blocks.
+/// Use of a device's memory by other things than KV blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryUse {
     /// Share of the device's memory for weights, workspace and KV, above 0 and at most 1: `--gpu-memory-utilization` of vLLM.
@@ -118,11 +118,11 @@ pub struct Placement<'a> {
     pub parallel: Parallel,
     /// Weights, resident or streamed.
     pub weights: Weights,
-    /// Memory beside the blocks.
+    /// Memory that is not for blocks.
     pub memory: MemoryUse,
-    /// Tokens in one step, at most.
+    /// Maximum number of tokens in one step.
     pub batch_tokens: u32,
-    /// Sequences in one step, at most: each has recurrent states, if the model has any.
+    /// Maximum number of sequences in one step: each has recurrent states, if the model has any.
     pub batch_size: u32,
 }
 

@@ -116,7 +116,7 @@ pub struct Latent {
 /// Tokens in a KV block by default for a latent cache, as the kernels for such caches want them.
 pub const LATENT_BLOCK_TOKENS: u32 = 64;
 
-/// Elements in a matrix, at most: beyond any model, and few enough to count the bytes of all weights.
+/// Maximum number of elements in a matrix: beyond any model, and few enough to count the bytes of all weights.
 const ELEMENTS_MAX: f64 = (1u64 << 58) as f64;
 
 impl Model {

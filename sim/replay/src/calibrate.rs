@@ -3,7 +3,7 @@
 //! Both sources become samples: the batch shape and the duration of a step. The coefficients of a [`StepTime`] minimise the sum of
 //! squared *relative* errors, all non-negative: a decode of 10 ms counts as much as a prefill of 300 ms. Errors above 5 % count
 //! linearly rather than squared. Sequences and tokens have a coefficient for each doubling of their number that enough samples show, and the context
-//! that decodes beside prefills read has one of its own if that predicts the steps left out better. Then all coefficients are scaled by one factor, so that all steps together take as long as measured: a fit
+//! that decodes alongside prefills read has one of its own if that predicts the steps left out better. Then all coefficients are scaled by one factor, so that all steps together take as long as measured: a fit
 //! by steps follows the usual step, and a long run pays for the slow ones too.
 //!
 //! How far the total is off on steps that the fit has not seen is measured with every fifth step left out ([`Calibration::held_out_bias`]).
@@ -86,12 +86,12 @@ pub fn calibrate(model: &'static str, samples: &[Sample]) -> Result<Calibration,
     Ok(Calibration { time, samples: usable.len(), residuals, held_out_bias, held_out, drift: drift(&usable, &time) })
 }
 
-/// Returns `true` if `time` predicts the samples better than `other`: if its errors are smaller in the mean by more than two standard errors.
+/// Returns `true` if `time` predicts the samples better than `other`: if its errors are smaller on average by more than two standard errors.
 fn is_better(samples: &[Sample], time: &StepTime, other: &StepTime) -> bool {
     let error = |time: &StepTime, sample: &Sample| (time.step_s(&sample.shape) / sample.time_s - 1.0).abs();
     let gains = samples.iter().map(|sample| error(other, sample) - error(time, sample));
     let (sum, squares) = gains.fold((0.0, 0.0), |(sum, squares), gain| (sum + gain, squares + gain * gain));
-    // With gains that do not differ in the mean, the sum is within two roots of the sum of squares in 95 of 100 cases.
+    // With gains that do not differ on average, the sum is within two roots of the sum of squares in 95 of 100 cases.
     sum > 2.0 * squares.sqrt()
 }
 
@@ -132,7 +132,7 @@ fn every_fifth(samples: &[Sample]) -> (Vec<Sample>, Vec<Sample>) {
     (of(fifths), of(others))
 }
 
-/// Fits the usual step, perhaps with a term for the context that decodes beside prefills read, and scales it to the time of all steps together.
+/// Fits the usual step, perhaps with a term for the context that decodes alongside prefills read, and scales it to the time of all steps together.
 fn fit(model: &'static str, usable: &[Sample], is_mixed: bool) -> StepTime {
     let terms = Terms::of(usable, is_mixed);
     let mut rows = Rows::new(terms.len());
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn all_steps_together_take_as_long_as_measured_though_some_are_slow() {
-        // One step of ten takes half as long again, as beside another program.
+        // One step of ten takes half as long again, as when another program runs.
         let slow = |(at, sample): (usize, Sample)| {
             let times = if at % 10 == 3 { 1.5 } else { 1.0 };
             Sample { time_s: sample.time_s * times, ..sample }

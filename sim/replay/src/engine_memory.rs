@@ -1,10 +1,10 @@
-//! Memory of a device beside the KV blocks, as the servers of engines count it.
+//! Memory of a device that is not for KV blocks, as the servers of engines count it.
 
 use trunkline_sim_perf::cost::Parallel;
 use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::memory::{MemoryUse, Workspace};
 
-/// Rule of an engine for the memory beside the KV blocks.
+/// Rule of an engine for the memory that is not for KV blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EngineMemory {
     /// The same use of every device.

@@ -26,7 +26,7 @@ pub struct Engine {
     policy: &'static str,
     eviction: Option<&'static str>,
     preemption: Preemption,
-    /// Memory beside the KV blocks, for a device whose number of blocks nobody gave.
+    /// Memory that is not for KV blocks, for a device whose number of blocks nobody gave.
     pub memory: EngineMemory,
     /// Bytes of an element of a recurrent layer's state, unless the model says otherwise; `None` for the model's 16 bits.
     state_dtype_bytes: Option<u64>,
@@ -125,7 +125,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
         },
         Entry {
             name: "sglang",
-            about: "SGLang 0.5 with prompts first and never beside decodes, in chunks; two steps in flight (its overlap); the longest cached \
+            about: "SGLang 0.5 with prompts first and never alongside decodes, in chunks; two steps in flight (its overlap); the longest cached \
                     prefix first, in its queue of up to 128 sorted requests (--policy fcfs for its default); room kept for output, 0.7 of \
                     it at first (its new-token ratio); retraction of the least output; whole leaves of its tree evicted; chunks of 2,048 to 16,384 tokens \
                     by the memory of the device; states of recurrent layers of 32 bits, unless the model says otherwise. Unlike it, blocks have 16 tokens instead of one (--block-size 1 is equal to it and much slower)",

@@ -215,7 +215,7 @@ enum SimEvent {
         replica: usize,
         life: u32,
     },
-    /// End of a step of a group in lock step, behind the ends of its ranks, or begin of one after an idle time.
+    /// End of a step of a group in lock step, after the ends of its ranks, or start of one after an idle time.
     LockStep {
         group: usize,
     },
@@ -557,7 +557,7 @@ impl<'a> Fleet<'a> {
             Action::RunStep(step) => self.begin_step(at_ns, replica, step),
             Action::Transfer(transfer) => self.begin_copy(at_ns, replica, &transfer),
             Action::Lookup(lookup) => self.look_up(at_ns, replica, &lookup),
-            // A modelled copy ends in its time; a model of the saving would need the copies of others behind it.
+            // A modelled copy ends in its time; a model of the saving would need the copies that others queue after it.
             Action::Release { .. } | Action::Adopt { .. } | Action::Cancel { .. } => {}
             Action::Finish { request, reason: FinishReason::Error, .. } => self.send_again(at_ns, replica, request),
             Action::Finish { request, reason, usage } => {
@@ -616,7 +616,7 @@ impl<'a> Fleet<'a> {
         self.started(replica, times, shape, step);
     }
 
-    /// Notes the begin and the end of a step on a replica.
+    /// Notes the start and the end of a step on a replica.
     fn started(&mut self, replica: usize, (begin_ns, end_ns): (u64, u64), shape: StepShape, step: Box<Step>) {
         self.meters.step_began(&mut self.flights, begin_ns, replica, &step.seqs);
         let it = &mut self.replicas[replica];

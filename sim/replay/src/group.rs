@@ -31,7 +31,7 @@ pub struct Group {
     pub recompute_token_ns: u64,
     /// Stages that the scheduler assumes.
     pub pipeline_stages: u32,
-    /// Steps in flight, at most.
+    /// Maximum number of steps in flight.
     pub max_steps_in_flight: u32,
     /// Token budget of a step.
     pub max_batch_tokens: u32,
@@ -60,7 +60,7 @@ pub struct FleetSpec(pub Vec<GroupSpec>);
 , quoted(.0))]
 pub struct BadFleet(pub String);
 
-/// Replicas in a fleet, at most.
+/// Maximum number of replicas in a fleet.
 pub const REPLICAS_MAX: u32 = 4096;
 
 impl GroupSpec {

@@ -48,7 +48,7 @@ const STEPS_PER_DOUBLING: i64 = 32;
 /// Range of the search: a factor of 2^20 above and below the rate of the trace.
 const DOUBLINGS_MAX: i64 = 20;
 
-/// Blocks of the device on which requests run alone, at most: each takes some fifty bytes.
+/// Maximum number of blocks of the device on which requests run alone: each takes some fifty bytes.
 const ALONE_BLOCKS_MAX: u64 = 1 << 24;
 
 /// Quantity to find by the search.
@@ -56,7 +56,7 @@ const ALONE_BLOCKS_MAX: u64 = 1 << 24;
 pub enum Goal {
     /// Least number of replicas.
     Replicas {
-        /// Number of replicas, at most.
+        /// Maximum number of replicas.
         max: u32,
     },
     /// Highest speed of the trace for the replicas of the settings.

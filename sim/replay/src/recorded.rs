@@ -84,7 +84,7 @@ pub enum RecordingFault {
     #[error(transparent)]
     Line(#[from] LineFault),
     /// First line is not a header.
-    #[error("not a Trunkline recording: the first line is no header")]
+    #[error("not a Trunkline recording: the first line is not a header")]
     NoHeader,
     /// Header of another version.
     #[error(
@@ -358,7 +358,7 @@ fn submitted(input: &mut Input) -> Option<&mut Request> {
 }
 
 fn parse(line: &[u8]) -> Result<Line, RecordError> {
-    // Whatever is no text becomes replacement characters, which no field or name of a line has.
+    // Whatever is not text becomes replacement characters, which no field or name of a line has.
     Line::parse(&String::from_utf8_lossy(line))
 }
 

@@ -55,7 +55,7 @@ pub struct Settings {
     pub engine_overhead: EngineOverhead,
     /// Placement of the weights.
     pub weights: Weights,
-    /// Memory of each device beside the KV blocks, for the number of blocks that fit.
+    /// Memory of each device that is not for KV blocks, for the number of blocks that fit.
     pub memory: EngineMemory,
     /// Number of replicas of this kind, at least one.
     pub replicas: u32,
@@ -175,7 +175,7 @@ impl Settings {
         }
     }
 
-    /// Returns the number of KV blocks that fit on a device beside the weights, in each layer group.
+    /// Returns the number of KV blocks that fit on a device next to the weights, in each layer group.
     ///
     /// # Errors
     ///
@@ -184,7 +184,7 @@ impl Settings {
         self.blocks_beside_weights(&self.hardware, self.parallel)
     }
 
-    /// Returns the number of KV blocks that fit on a device beside its share of the weights, in each layer group.
+    /// Returns the number of KV blocks that fit on a device next to its share of the weights, in each layer group.
     fn blocks_beside_weights(&self, hardware: &Hardware, parallel: Parallel) -> Result<u32, DoesNotFit> {
         let Self { model, weights, memory, .. } = self;
         let Config { block_size, max_batch_tokens: batch_tokens, max_batch_size: batch_size, .. } = self.core;

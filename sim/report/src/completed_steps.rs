@@ -34,7 +34,7 @@ impl PendingSteps {
             end_ns: seen.end_ns,
             interrupted: false,
             shape: seen.shape,
-            blocks_in_use: stats.held_blocks + stats.private_blocks + stats.moving_blocks,
+            blocks_in_use: stats.blocks_in_use(),
         })
     }
 

@@ -118,7 +118,7 @@ impl Contention {
         &self.tenants
     }
 
-    /// Counts the time up to `now_ns`. A step sent ahead counts at its begin, so an arrival may seem to be earlier.
+    /// Counts the time up to `now_ns`. A step sent ahead counts at its start, so an arrival may seem to be earlier.
     fn advance(&mut self, now_ns: u64) {
         let now_ns = now_ns.max(self.since_ns);
         let passed_ns = now_ns - self.since_ns;

@@ -307,7 +307,7 @@ pub struct BaselineReport {
 }
 
 impl Report {
-    /// Returns `true` if text that is no prefix may have been copied, or was.
+    /// Returns `true` if text that is not a prefix may have been copied, or was.
     pub fn copies(&self) -> bool {
         self.settings.core.worker.reuse.anywhere > 0 || self.tokens.copied_tokens > 0
     }

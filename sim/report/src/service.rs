@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::numbers::ratio;
 use crate::observer::ReplicaChange;
 
-/// Failures listed one by one, at most; all count.
+/// Maximum number of failures listed one by one; all count.
 const FAILURES_LISTED: usize = 1_000;
 /// Shortest replay with a cost per day, seconds: a day in which the last requests end early.
 const DAY_SPAN_MIN_S: f64 = 23.0 * 3600.0;

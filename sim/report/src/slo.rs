@@ -52,7 +52,7 @@ pub enum SloError {
         statistic: String,
     },
     /// Duration without a valid number or unit.
-    #[error("SLO {spec}: {duration} is no duration; give a number above 0 with s, ms or us, such as 50ms", spec = quoted(spec), duration = quoted(duration))]
+    #[error("SLO {spec}: {duration} is not a duration; give a number above 0 with s, ms or us, such as 50ms", spec = quoted(spec), duration = quoted(duration))]
     Duration {
         /// SLO as given on input.
         spec: String,
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn what_is_no_promise_is_told() {
-        let duration = "is no duration; give a number above 0 with s, ms or us, such as 50ms";
+        let duration = "is not a duration; give a number above 0 with s, ms or us, such as 50ms";
         let cases = [
             ("ttft_p99", "SLO is 'ttft_p99'; give METRIC_STATISTIC=DURATION, such as ttft_p99=2s".to_string()),
             ("x_p99=2s", "SLO 'x_p99=2s': there is no metric 'x'; there are: ttft, tpot, itl, e2e".into()),

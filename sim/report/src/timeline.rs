@@ -71,7 +71,7 @@ pub struct TimelineWriter {
     /// First error; nothing is written after it.
     fault: Option<io::Error>,
     pending_steps: PendingSteps,
-    /// Copies written. Each has a unique number that joins its begin and end in a viewer.
+    /// Copies written. Each has a unique number that joins its start and end in a viewer.
     copies: u64,
     /// Gauges of each replica.
     gauges: Vec<Gauges>,
@@ -116,7 +116,7 @@ impl Gauges {
             waiting: stats.waiting + stats.loading,
             running: stats.running,
             swapped: stats.swapped,
-            in_use: stats.held_blocks + stats.private_blocks + stats.moving_blocks,
+            in_use: stats.blocks_in_use(),
             cached: stats.idle_blocks,
             free: stats.free_blocks,
         }

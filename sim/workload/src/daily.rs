@@ -38,7 +38,7 @@ pub struct DailyCurve([f64; HOURS]);
 /// Invalid daily curve.
 #[derive(Debug, thiserror::Error)]
 pub enum DailyCurveError {
-    /// File that cannot be read, or is no file of a curve.
+    /// File that cannot be read, or is not a file of a curve.
     #[error("{}: {fault}", path.display())]
     Unreadable {
         /// Path of the file.
@@ -105,7 +105,7 @@ impl DailyCurve {
         }
         let unreadable = |fault| DailyCurveError::Unreadable { path: path.into(), fault };
         if fs::metadata(path).map_err(unreadable)?.len() > CURVE_BYTES_MAX {
-            let fault = format!("is longer than {CURVE_BYTES_MAX} bytes; this is no daily curve");
+            let fault = format!("is longer than {CURVE_BYTES_MAX} bytes; this is not a daily curve");
             return Err(DailyCurveError::Line { path: path.into(), line: 0, fault });
         }
         let text = fs::read_to_string(path).map_err(unreadable)?;
@@ -161,7 +161,10 @@ fn lines(text: &str) -> Result<Vec<f64>, (u64, String)> {
             Some((hour, rate.trim().parse::<f64>().ok()?))
         });
         let (hour, rate) = parsed.ok_or_else(|| {
-            (number, format!("{line} is no HOUR,RATE with an hour from 0 to 23, such as 14,1.2", line = quoted(line)))
+            (
+                number,
+                format!("{line} is not an HOUR,RATE with an hour from 0 to 23, such as 14,1.2", line = quoted(line)),
+            )
         })?;
         if rates[hour].replace(rate).is_some() {
             return Err((number, format!("hour {hour} is given twice")));
@@ -194,7 +197,7 @@ mod tests {
         assert_eq!((curve.rate_at(23.99), curve.rate_at(24.0), curve.rate_at(25.5)), (2.8, 0.5, 0.6));
         assert_eq!(
             file("0,1\n1,x\n").unwrap_err(),
-            "FILE, line 2: '1,x' is no HOUR,RATE with an hour from 0 to 23, such as 14,1.2"
+            "FILE, line 2: '1,x' is not an HOUR,RATE with an hour from 0 to 23, such as 14,1.2"
         );
         assert_eq!(file("0,1\n0,2\n").unwrap_err(), "FILE, line 2: hour 0 is given twice");
         assert_eq!(file("0,1\n").unwrap_err(), "FILE: hour 1 is missing; give a rate for each hour from 0 to 23");

@@ -6,7 +6,7 @@
 //! | [`synthetic`] | workloads of users and agents from a TOML file, open or closed loop |
 //! | [`tenants`] | synthetic tenants for traces without tenants |
 //! | [`daily`] | rates of arrivals in each hour of a day |
-//! | [`patterns`] | made traces for comparing eviction policies |
+//! | [`patterns`] | synthetic traces for comparing eviction policies |
 //! | [`summary`] | means and percentiles of measured values |
 //! | [`lines`] | lines of text files, plain, gzip or Zstandard |
 //! | [`python_json`] | JSON as Python writes it |

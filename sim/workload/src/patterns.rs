@@ -1,4 +1,4 @@
-//! Made traces for comparing eviction policies: prompts as lists of blocks, asked for in patterns known from serving.
+//! Synthetic traces for comparing eviction policies: prompts as lists of blocks, asked for in patterns known from serving.
 //!
 //! The number of a [`Case`] decides everything in it: the pattern, the capacity of the cache, and the parameters of the pattern, such
 //! as think times in terms of the capacity, lengths, popularity and shares of prompts that never return. A case in which a policy finds
@@ -55,7 +55,7 @@ const ROUNDS: (f64, f64) = (10.0, 80.0);
 /// Blocks of all prompts together: small caches get longer traces, large ones shorter ones.
 const BLOCKS: (f64, f64) = (8_000.0, 350_000.0);
 
-/// Made trace, and the cache for it.
+/// Synthetic trace, and the cache for it.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// Name of the pattern, one of [`names`].

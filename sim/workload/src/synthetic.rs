@@ -21,7 +21,7 @@
 //! output-tokens = { kind = "lognormal", mean = 250, cv = 1.0, max = 2048 }  # the answer
 //! system-prompts = { count = 20, zipf = 1.0, tokens = { kind = "constant", value = 800 } }  # [default: none]
 //! session = { turns = { kind = "uniform", min = 1, max = 9 }, think-s = { kind = "exponential", mean = 20 } }  # [default: one turn]
-//! # The history of a session is compacted when its recent turns have more than high tokens: at most low stay, behind a summary
+//! # The history of a session is compacted when its recent turns have more than high tokens: at most low stay, after a summary
 //! # [default: the context grows until the session ends]
 //! # session = { …, compaction = { high = 6144, low = 1536, summary = 256 } }
 //! # A turn in which the model calls tools: all calls but the last generate call-tokens, and after tool-s the output of the
@@ -68,7 +68,7 @@
 //! # Compaction
 //!
 //! A session with `compaction` has the history of a server's session: an answer that takes the recent turns above `high` tokens is
-//! followed by a request for a summary, behind the whole prompt, and by one of a single token behind the new context. Both have a priority
+//! followed by a request for a summary, after the whole prompt, and by one of a single token after the new context. Both have a priority
 //! of 100 above that of the turns, count as requests, and are in all figures. The next message comes `think-s` after the second. With
 //! `summary = 0` turns leave without either, and with `low` equal to `high` they leave at each turn: a sliding window.
 //!
@@ -96,15 +96,15 @@ pub use self::spec::{
     WorkloadError, WorkloadFault,
 };
 
-/// Requests in a workload, at most.
+/// Maximum number of requests in a workload.
 pub const REQUESTS_MAX: u64 = 1 << 30;
-/// Populations in a workload, at most.
+/// Maximum number of populations in a workload.
 pub const POPULATIONS_MAX: usize = 64;
-/// System prompts of a population, at most.
+/// Maximum number of system prompts of a population.
 pub const SYSTEM_PROMPTS_MAX: u32 = 1 << 20;
-/// Turns of a session, and calls of a turn, at most.
+/// Maximum number of turns of a session, and calls of a turn.
 pub const TURNS_MAX: u32 = 10_000;
-/// Requests of a trace used for an empirical distribution, at most: the first ones.
+/// Maximum number of requests of a trace used for an empirical distribution: the first ones.
 pub const SAMPLES_MAX: usize = 1 << 20;
 /// Longest time in a workload, seconds: 31 years.
 pub const SECONDS_MAX: f64 = 1e9;

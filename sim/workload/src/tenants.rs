@@ -11,7 +11,7 @@ use trunkline_quote::quoted;
 /// Stream of draws for tenants; see [`trunkline_core::draw`].
 const TENANT_STREAM: u64 = 1;
 
-/// Number of tenants, at most: fairness is measured for every pair of tenants.
+/// Maximum number of tenants: fairness is measured for every pair of tenants.
 pub const TENANTS_MAX: usize = 16;
 
 /// Share of the requests of each tenant.

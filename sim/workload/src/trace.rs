@@ -25,7 +25,7 @@
 //! * Two contents differ in every place, and a prefix cache compares blocks only if both contents began at the same position. Contents
 //!   begin at equal positions if every content has one length everywhere, except as the last of a prompt; [`Piece`]s keep to this rule.
 //! * Wherever they begin, two contents have no two tokens in a row in common, and no content has two in a row twice: tokens `j` and
-//!   `j + 1` differ by `j + 1`, which tells the place. So a search for text that is no prefix (`--reuse-anywhere`) finds only what the
+//!   `j + 1` differ by `j + 1`, which tells the place. So a search for text that is not a prefix (`--reuse-anywhere`) finds only what the
 //!   trace shares.
 
 use std::ops::Range;
@@ -71,7 +71,7 @@ pub const HASH_ID_TOKENS: u32 = 512;
 pub const GENERATED_FROM: Token = 1 << 31;
 /// Greatest block id of a trace as read: ids of files that are greater, below 0 or text get numbers below.
 pub const HASH_ID_MAX: u32 = GENERATED_FROM - 1;
-/// Requests in one trace, at most: the number of distinct prompts.
+/// Maximum number of requests in one trace: the number of distinct prompts.
 pub const REQUESTS_MAX: u64 = GENERATED_FROM as u64;
 /// Greatest `input_length` or `output_length`, tokens.
 pub const LENGTH_TOKENS_MAX: u32 = 1 << 24;
@@ -240,7 +240,7 @@ impl Trace {
     ///
     /// # Errors
     ///
-    /// [`TraceError`] if the file cannot be read or is no valid trace.
+    /// [`TraceError`] if the file cannot be read or is not a valid trace.
     pub fn load(path: &Path, format: Option<Format>, limit: Option<usize>) -> Result<Self, TraceError> {
         let limit = limit.map_or(u64::MAX, |limit| limit as u64);
         let options = ReaderOptions { format, ..ReaderOptions::default() };
@@ -251,7 +251,7 @@ impl Trace {
     ///
     /// # Errors
     ///
-    /// [`TraceError`] if the file cannot be read, is no valid trace, or ends before the selection.
+    /// [`TraceError`] if the file cannot be read, is not a valid trace, or ends before the selection.
     pub fn load_selected(path: &Path, options: ReaderOptions, selection: &Selection) -> Result<Self, TraceError> {
         let source = FileSource::open(path, options, selection)?;
         Ok(Self { format: source.format(), requests: source.collect::<Result<_, _>>()? })

@@ -65,7 +65,7 @@ fn faults(out: &mut String) {
         TraceFault {
             Line: TraceFault::Line(LineFault::NoFile),
             Empty: TraceFault::Empty,
-            UnknownFormat: TraceFault::UnknownFormat("is no trace".into()),
+            UnknownFormat: TraceFault::UnknownFormat("is not a trace".into()),
             MissingColumn: TraceFault::MissingColumn { column: "arrived_at", header: "a,b".into() },
             RepeatedColumn: TraceFault::RepeatedColumn { column: "arrived_at" },
             MissingField: TraceFault::MissingField { field: "input_length", expected: "timestamp and input_length" },

@@ -27,7 +27,7 @@ pub struct SentSeq {
     pub request: RequestId,
     /// `true` if the step samples a token for the sequence.
     pub sample: bool,
-    /// Drafts of the sequence in the step, at most.
+    /// Maximum number of drafts of the sequence in the step.
     pub n_drafts: u32,
     /// Most likely tokens to report with each token; `None` without log probabilities.
     pub logprobs: Option<u32>,
@@ -73,9 +73,9 @@ pub enum DoneReason {
         index: usize,
         /// Number in the answer.
         count: u32,
-        /// Sampled tokens, at least.
+        /// Minimum number of sampled tokens.
         least: u32,
-        /// Sampled tokens, at most.
+        /// Maximum number of sampled tokens.
         most: u32,
     },
     /// A token id is not in the vocabulary.

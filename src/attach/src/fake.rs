@@ -64,7 +64,7 @@ pub struct FakeConfig {
     pub block_size: u32,
     /// Blocks of the device.
     pub blocks: u32,
-    /// Layer groups behind the first, each of one layer whose blocks are dropped by scores.
+    /// Layer groups after the first, each of one layer whose blocks are dropped by scores.
     pub scored_groups: u32,
     /// Token after which the model computes NaN, so that the sequence fails; `None` if there is none.
     pub bad_token: Option<Token>,

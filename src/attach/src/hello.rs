@@ -4,19 +4,19 @@ use trunkline_port::{Keeps, LayerGroup, ModelInfo};
 
 use crate::{PROTOCOL, wire};
 
-/// Length of [`Hello::name`], bytes, at most.
+/// Maximum length of [`Hello::name`], bytes.
 const NAME_BYTES: usize = 256;
-/// Length of every other text, bytes, at most.
+/// Maximum length of every other text, bytes.
 const TEXT_BYTES: usize = 4096;
-/// Tokens of a block, at most.
+/// Maximum number of tokens of a block.
 const BLOCK_SIZE_MAX: u32 = 1 << 16;
-/// Bytes of a block, at most: a block travels in one message.
+/// Maximum number of bytes of a block: a block travels in one message.
 const BLOCK_BYTES_MAX: u64 = 1 << 30;
-/// Stages of a worker's pipeline, at most.
+/// Maximum number of stages of a worker's pipeline.
 const PIPELINE_STAGES_MAX: u32 = 64;
-/// KV heads of a model whose layer groups have single heads, at most.
+/// Maximum number of KV heads of a model whose layer groups have single heads.
 const HEADS_MAX: u64 = 1 << 20;
-/// Workers of a lock-step group, at most.
+/// Maximum number of workers of a lock-step group.
 const GROUP_SIZE_MAX: u32 = 1024;
 /// Number of entries of each list in a [`wire::Hello`], at most.
 const LIST_MAX: usize = 1 << 16;
@@ -65,13 +65,13 @@ pub struct KvRoom {
 /// Limits and abilities of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
-    /// Sequences of one step, at most; at least 1.
+    /// Maximum number of sequences of one step; at least 1.
     pub max_sequences: u32,
-    /// Tokens of one step, at most; at least 1.
+    /// Maximum number of tokens of one step; at least 1.
     pub max_tokens: u32,
     /// Steps taken before the first is answered, at least 1.
     pub steps_in_flight: u32,
-    /// Tokens drafted for a sequence in one step, at most.
+    /// Maximum number of tokens drafted for a sequence in one step.
     pub max_drafts: u32,
     /// Most likely tokens reported with each token, at most; 0 for no log probabilities.
     pub max_logprobs: u32,

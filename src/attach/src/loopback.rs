@@ -30,7 +30,7 @@ use crate::worker::{self, Dialled, MakeRunner};
 
 /// Copies under way at once, at most, and slots of shared memory.
 const COPIES: u32 = 4;
-/// Bytes of one message, at most.
+/// Maximum number of bytes of one message.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// Memory offered to a worker.

@@ -33,13 +33,13 @@ pub struct StepLimits {
     pub blocks: u32,
     /// Layer groups, at least 1.
     pub n_groups: u32,
-    /// Sequences of a step, at most.
+    /// Maximum number of sequences of a step.
     pub max_sequences: u32,
-    /// Tokens of a step, at most.
+    /// Maximum number of tokens of a step.
     pub max_tokens: u32,
-    /// Drafts of a sequence in a step, at most.
+    /// Maximum number of drafts of a sequence in a step.
     pub max_drafts: u32,
-    /// Log probabilities of a token, at most.
+    /// Maximum number of log probabilities of a token.
     pub max_logprobs: u32,
     /// `true` if KV below `kv_write_from` stays unwritten.
     pub partial_writes: bool,

@@ -20,9 +20,9 @@ pub struct Session {
     pub block_size: u32,
     /// Blocks in use, numbered from 0.
     pub blocks: u32,
-    /// Steps in flight, at most; at least 1.
+    /// Maximum number of steps in flight; at least 1.
     pub steps_in_flight: u32,
-    /// Drafts for a sequence in one step, at most.
+    /// Maximum number of drafts for a sequence in one step.
     pub max_drafts: u32,
     /// Longest time between two messages of a side.
     pub heartbeat: Duration,

@@ -17,11 +17,11 @@ use crate::wire;
 const HEADER_BYTES: u64 = 4096;
 /// Unit of the size of a slot, bytes.
 const SLOT_UNIT: u64 = 4096;
-/// Slots, at most.
+/// Maximum number of slots.
 const SLOTS_MAX: u32 = 1024;
-/// Bytes of a slot, at most: the longest block.
+/// Maximum number of bytes of a slot: the longest block.
 const SLOT_BYTES_MAX: u64 = 1 << 30;
-/// Bytes of the mark, and of the proof behind the mark.
+/// Bytes of the mark, and of the proof after the mark.
 const MARK_BYTES: usize = 16;
 
 /// Memory shared between a server and one worker.

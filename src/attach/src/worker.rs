@@ -23,7 +23,7 @@ use crate::hello::{Hello, Resume};
 
 /// Pause before a second attempt.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-/// Pause between two attempts, at most.
+/// Longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Length of a connection after which pauses begin again.
 const STEADY: Duration = Duration::from_secs(10);

@@ -86,7 +86,7 @@ async fn a_worker_of_a_group_is_checked_as_a_group_of_its_own() {
     let idle = rows.iter().find(|row| row.name == "idle steps").map(|row| &row.verdict);
     assert_eq!((rows.len(), failed, idle), (24, 0, Some(&Verdict::Pass)));
     let rows = checked(CONFIG, |hello| hello.lock_step = lock_step(3)).await;
-    let line = "the worker runs beside 2 others of its group; check it as a group of 1";
+    let line = "the worker runs alongside 2 others of its group; check it as a group of 1";
     assert_eq!(rows, [CheckRow { name: "hello", verdict: Verdict::Fail(line.into()) }]);
 }
 

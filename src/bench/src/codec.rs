@@ -1,4 +1,4 @@
-//! Codec benchmark: ratio and speed of KV frames on one core, for every element type and way to encode, beside zstd in the same run.
+//! Codec benchmark: ratio and speed of KV frames on one core, for every element type and way to encode, compared with zstd in the same run.
 
 use std::f64::consts::TAU;
 use std::fs;
@@ -26,7 +26,7 @@ const MEASURED: usize = 8;
 /// Shape of a block of SmolLM2-135M.
 const SHAPE: Shape = Shape { layers: 30, tokens: TOKENS, heads: 3, head_dim: 64 };
 const ZSTD_LEVEL: i32 = 3;
-/// Tokens of a Gear frame, at most; those of the reference.
+/// Maximum number of tokens of a Gear frame; those of the reference.
 const LONG: usize = 128;
 
 /// KV of one element type: blocks in the order of their positions.

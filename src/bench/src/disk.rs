@@ -1,4 +1,4 @@
-//! Benchmarks of the store: a disk tier beside plain reads and writes, and host memory beside copies in memory.
+//! Benchmarks of the store: a disk tier compared with plain reads and writes, and host memory compared with copies in memory.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -142,7 +142,7 @@ pub fn run(folder: &Path, quick: bool) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Measures copies between the device and host memory, beside copies in memory.
+/// Measures copies between the device and host memory, compared with copies in memory.
 ///
 /// # Errors
 /// If the system starts no thread.

@@ -51,7 +51,7 @@ const NOTES: [&str; 3] = [
     "Recall: words of facts asked for after the eviction, each after the right words before it; by depth from the first fact to the last.",
 ];
 
-/// Tokens of a question about a fact and its answer, behind another question and answer, at most.
+/// Maximum number of tokens of a question about a fact and its answer, after another question and answer.
 const QUESTIONS: u32 = 384;
 /// Ratio of the heads that drop tokens by that of the gates, where it is chosen for them: plans follow it within a block.
 const EVICTING_SPARE: f32 = 1.02;
@@ -103,7 +103,7 @@ struct Plan<'a> {
     sources: Vec<Source>,
     texts: Vec<texts::Text>,
     n_facts: usize,
-    /// Tokens of a question and its answer, at most.
+    /// Maximum number of tokens of a question and its answer.
     asked: usize,
     scorers: Vec<String>,
 }
@@ -323,7 +323,7 @@ impl<'a> Plan<'a> {
         let block = self.options.planner.block_size as usize;
         let questions = 9 * self.n_facts * (self.asked + block).next_multiple_of(block);
         let Lengths { prompt, after, .. } = self.lengths;
-        // A second reading of the prompt runs beside the cases of a batch.
+        // A second reading of the prompt runs alongside the cases of a batch.
         let tokens = 3 * prompt + 12 * (after + 2 * block.max(16)) + questions;
         Rig::new(model, tokens, block, self.options.threads, choice == Choice::Own)
     }

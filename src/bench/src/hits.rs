@@ -1,4 +1,4 @@
-//! Hits of eviction policies on made traces, beside LRU, S3-FIFO and Belady.
+//! Hits of eviction policies on synthetic traces, compared with LRU, S3-FIFO and Belady.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -30,7 +30,7 @@ const RIVALS: [&str; 2] = [LRU, "s3fifo"];
 const LEAST_HITS: u64 = 300;
 const LEAST_SHARE: f64 = 0.05;
 
-/// What a policy finds in one case counts in the mean as this many times the better rival at most.
+/// What a policy finds in one case counts in the average as this many times the better rival at most.
 const MOST_TIMES: f64 = 2.0;
 
 /// Where Belady finds fewer blocks than this many times those of the better rival, hardly anything is to be gained.
@@ -66,7 +66,7 @@ pub struct HitsOptions {
     json: bool,
 }
 
-/// Blocks found in one made trace.
+/// Blocks found in one synthetic trace.
 #[derive(Clone, Debug, Serialize)]
 struct Outcome {
     case: u64,
@@ -83,7 +83,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Runs a made trace with all policies.
+    /// Runs a synthetic trace with all policies.
     fn of(number: u64, policies: &[String]) -> Self {
         let case = Case::new(number);
         let hits = policies.iter().map(|policy| (policy.clone(), hits_of(policy, &case))).collect();
@@ -182,14 +182,14 @@ fn hits_of(policy: &str, case: &Case) -> u64 {
     hits
 }
 
-/// Counts what caches of the case's capacity find that are no trees: LRU, and Belady, who knows the future.
+/// Counts what caches of the case's capacity find that are not trees: LRU, and Belady, who knows the future.
 fn lru_and_belady(case: &Case) -> [u64; 2] {
     let requests = case.prompts.iter().map(|prompt| {
         let content = Content::Tokens(prompt.clone().into_boxed_slice());
         Ok(TraceRequest { input_tokens: prompt.len() as u32, content, ..TraceRequest::default() })
     });
     let options = StatsOptions { block_tokens: Some(1), capacities: vec![u64::from(case.capacity)] };
-    let stats = stats(requests, formats::SYNTHETIC, &options).expect("a made trace has prompts");
+    let stats = stats(requests, formats::SYNTHETIC, &options).expect("a synthetic trace has prompts");
     let prefixes = stats.prefixes.expect("the content is known");
     let of_capacity = &prefixes.capacities[0];
     [of_capacity.lru_blocks, of_capacity.belady_blocks].map(|share| (share * prefixes.blocks as f64).round() as u64)
@@ -280,7 +280,7 @@ fn table(policies: &[String], outcomes: &[Outcome]) -> String {
         (outcomes.len() - telling().count(), telling().filter(|outcome| outcome.is_decided()).count());
     let (share, more) = (100.0 * LEAST_SHARE, 100.0 * (DECIDED - 1.0));
     format!(
-        "trunkline {} bench hits: {} made traces\n{NOTES}\nTraces left out, in which lru and s3fifo find fewer than {LEAST_HITS} \
+        "trunkline {} bench hits: {} synthetic traces\n{NOTES}\nTraces left out, in which lru and s3fifo find fewer than {LEAST_HITS} \
          blocks, or less than {share} %: {left_out}.\nTraces with little to gain, in which Belady finds less than {more:.0} % more than \
          the better of lru and s3fifo: {decided}.\n\n{}",
         env!("CARGO_PKG_VERSION"),

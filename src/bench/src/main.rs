@@ -1,7 +1,7 @@
 //! `trunkline-bench`: speed and memory of the core, and speed of the server, the embedded worker, the KV codec and the store, on this machine.
 //!
 //! No benchmark needs a model's files, and all but `serve`, `wire`, `disk`, `swap` and `tiers` run on one thread, unless `worker` is given either. Every figure is the median of several runs, with minimum
-//! and maximum beside.
+//! and maximum next to it.
 
 mod allocations;
 mod codec;
@@ -34,7 +34,7 @@ use trunkline::model::weights_settings::Placement;
 
 const EXAMPLES: &str = "\
 Examples:
-  Time of a prefix lookup, beside the speed of memory:
+  Time of a prefix lookup, and the speed of memory:
     trunkline-bench tree
 
   Figures in JSON, to compare versions:
@@ -43,7 +43,7 @@ Examples:
   A thousand streams at once through gRPC, a step every 5 ms:
     trunkline-bench serve --streams 1000 --step 5ms
 
-  Hits of two eviction policies on made traces:
+  Hits of two eviction policies on synthetic traces:
     trunkline-bench hits --policies 'reuse;s3fifo:small_percent=20'
 
   A short test run:
@@ -68,7 +68,7 @@ enum What {
     Sched(Options),
     /// Benchmark every eviction policy: evict blocks and store others in their place.
     Evict(Options),
-    /// Count the hits of eviction policies on made traces, beside LRU, S3-FIFO and Belady.
+    /// Count the hits of eviction policies on synthetic traces, compared with LRU, S3-FIFO and Belady.
     Hits(hits::HitsOptions),
     /// Benchmark the embedded worker: prefill and decode, with random weights of every kind or with a model.
     Worker(WorkerOptions),
@@ -76,15 +76,15 @@ enum What {
     Serve(ServeOptions),
     /// Benchmark the wire to an attached worker: round trip of a step, and time that the worker idles between steps.
     Wire(Options),
-    /// Benchmark the KV codec: ratio, encode and decode on one core for every element type, beside zstd.
+    /// Benchmark the KV codec: ratio, encode and decode on one core for every element type, compared with zstd.
     Codec(CodecOptions),
-    /// Benchmark the disk tier: blocks of 1 MiB to a disk and back, beside plain reads and writes.
+    /// Benchmark the disk tier: blocks of 1 MiB to a disk and back, compared with plain reads and writes.
     Disk(DiskOptions),
-    /// Benchmark swapping: blocks of 1 MiB to host memory and back, beside copies in memory.
+    /// Benchmark swapping: blocks of 1 MiB to host memory and back, compared with copies in memory.
     Swap(Options),
     /// Benchmark eviction within sequences: ratio, quality, recall and speed of every scorer, with gates; fails if a gate fails.
     H2o(h2o::H2oOptions),
-    /// Benchmark serving while blocks move: steps and first tokens beside swaps by slow copies, and beside a remote store that is dead or silent.
+    /// Benchmark serving while blocks move: steps and first tokens alongside swaps by slow copies, and alongside a remote store that is dead or silent.
     Tiers(Options),
 }
 

@@ -170,7 +170,7 @@ fn queue(report: &mut Report, policy: &str, waiting: u32) {
     report.add("step with a queue", format!("64 decodes, {waiting} waiting, {policy}"), "us", times);
 }
 
-/// Admissions of prompts of four blocks beside decodes, none or all of them cached.
+/// Admissions of prompts of four blocks alongside decodes, none or all of them cached.
 fn admissions(report: &mut Report, running: u32, rounds: u32) {
     const ADMITTED: u32 = 64;
     let config = Config { max_batch_size: running + ADMITTED, ..config(running, running * 80 + 20_000) };
@@ -188,7 +188,7 @@ fn admissions(report: &mut Report, running: u32, rounds: u32) {
             decoding.step_ns();
             decoding.step_ns();
         }
-        report.add("admission of 64 tokens", format!("{case}, beside {running} decodes"), "us", times);
+        report.add("admission of 64 tokens", format!("{case}, alongside {running} decodes"), "us", times);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Serving while blocks move: steps and first tokens beside swaps with slow copies, and beside a remote store that does not answer.
+//! Serving while blocks move: steps and first tokens alongside swaps with slow copies, and alongside a remote store that does not answer.
 //!
 //! The server is a real one, with the null worker, whose steps take a fixed time, and with a device of blocks whose copies can be slowed. A step
 //! counts from its start to the start of the next one. Each case runs in every round, so that a machine that gets slower does so for all.

@@ -57,7 +57,7 @@ pub enum Refusal {
     NeverFits {
         /// Tokens of input and answer.
         needed: u64,
-        /// Tokens left beside prefix, pins and summary.
+        /// Tokens left by prefix, pins and summary.
         room: u64,
         /// Tokens of the context.
         context: u32,
@@ -323,7 +323,7 @@ impl Chat {
     /// Returns a chat of its own with the first `turns` turns. The counts of the fork begin at 0.
     ///
     /// # Errors
-    /// If the context behind that turn is no longer known.
+    /// If the context after that turn is no longer known.
     pub fn fork(&self, turns: u64) -> Result<Self, Refusal> {
         let mut fork = self.clone();
         (fork.running, fork.turn_phase) = (None, TurnPhase::Quiet);
@@ -334,11 +334,11 @@ impl Chat {
         Ok(fork)
     }
 
-    /// Goes back to the state behind the first `turns` turns: later turns are gone, and the context is the one of that time. Cancels a
+    /// Goes back to the state after the first `turns` turns: later turns are gone, and the context is the one of that time. Cancels a
     /// compaction under way.
     ///
     /// # Errors
-    /// If a turn is being generated, or the context behind that turn is no longer known.
+    /// If a turn is being generated, or the context after that turn is no longer known.
     pub fn rewind(&mut self, turns: u64) -> Result<(), Refusal> {
         self.check_quiet("")?;
         if turns >= self.n_turns() {

@@ -15,7 +15,7 @@ use crate::turn::{Usage, bytes_of};
 /// Size that a compaction shall leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Want {
-    /// Tokens of recent turns kept, at most; `None` for the low watermark.
+    /// Maximum number of tokens of recent turns kept; `None` for the low watermark.
     pub keep: Option<u32>,
     /// Tokens of the next turn, for which the context needs room.
     pub room: u64,
@@ -33,7 +33,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the prompt for a summary behind the whole context, whose tokens are in the prefix cache.
+    /// Returns the prompt for a summary after the whole context, whose tokens are in the prefix cache.
     pub fn context_prompt(&self, instruction: &[Token]) -> Vec<Token> {
         [&self.context, instruction].concat()
     }
@@ -174,8 +174,8 @@ impl Chat {
         }
     }
 
-    /// Drops the oldest turns from the context, without a summary, until a turn of `needed` tokens fits beside the longest summary and
-    /// as many pinned turns as may be. The watermarks do not matter. Returns `true` if turns
+    /// Drops the oldest turns from the context, without a summary, until a turn of `needed` tokens fits in addition to the longest summary and
+    /// as many pinned turns as allowed. The watermarks do not matter. Returns `true` if turns
     /// were dropped. Cancels a compaction under way.
     pub fn drop_oldest(&mut self, needed: u64) -> bool {
         let (room, bytes) = self.room_beside(needed);
@@ -216,7 +216,7 @@ impl Chat {
         self.notices.add(self.n_turns(), News::Compacted { version, before, after, turns });
     }
 
-    /// Returns the tokens and the bytes that recent turns may have beside a turn of `needed` tokens.
+    /// Returns the tokens and the bytes that recent turns may have in addition to a turn of `needed` tokens.
     fn room_beside(&self, needed: u64) -> (u64, u64) {
         let Limits { context, pins, bytes, .. } = self.limits;
         let tokens = u64::from(context).saturating_sub(self.fixed_tokens() + u64::from(pins) + needed);
@@ -306,7 +306,7 @@ mod tests {
     fn a_compaction_leaves_room_for_the_turn_that_it_is_for() {
         let wanted = Wanted { summary: Some(8), pins: Some(0), high: Some(60), low: Some(40) };
         let limits = Limits::new(100, Fixed::default(), wanted, 1 << 20).unwrap();
-        // Beside a summary of eight tokens and a turn of `room` there is space for so many tokens of three turns of 20.
+        // After a summary of eight tokens and a turn of `room` there is space for this many tokens of three turns of 20.
         for (room, keep, kept) in [(32, Some(60), 60), (33, Some(60), 40), (60, None, 20), (73, None, 0)] {
             let mut chat = Chat::new(Vec::new(), Frame::default(), limits);
             (0..4).for_each(|_| drop(chat.append("", &[2; 20], false).unwrap()));

@@ -44,7 +44,7 @@ impl Layout {
 pub struct Frame {
     /// Tokens before the summary.
     pub before: Arc<[Token]>,
-    /// Tokens behind the summary.
+    /// Tokens after the summary.
     pub behind: Arc<[Token]>,
 }
 

@@ -53,7 +53,7 @@ pub struct Fixed {
     pub prefix: u32,
     /// Text around the summary.
     pub frame: u32,
-    /// Request for a summary, behind the history.
+    /// Request for a summary, after the history.
     pub instruction: u32,
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// Notices kept, at most; older ones are gone.
+/// Maximum number of notices kept; older ones are gone.
 pub const NOTICES_MAX: usize = 64;
 
 /// News for the client, numbered.

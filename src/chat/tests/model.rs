@@ -28,7 +28,7 @@ fn answer(tokens: Vec<u32>) -> Answer {
 
 /// The model: literal contexts, and the turns.
 struct Model {
-    /// Context behind each number of turns.
+    /// Context after each number of turns.
     contexts: Vec<Vec<u32>>,
     /// Tokens of each turn, and `true` if the turn is pinned.
     turns: Vec<(Vec<u32>, bool)>,

@@ -174,7 +174,7 @@ fn speed_line([least, most]: [f64; 2]) -> String {
 }
 
 /// Sets the host link of `hardware` to what the copies of the recording at `path` took. Returns a line about each link with copies. Links behind the
-/// host are no part of a hardware file; their lines have the options of `replay`.
+/// host are not part of a hardware file; their lines have the options of `replay`.
 fn links(
     path: &Path,
     observed: &Observed,

@@ -15,9 +15,9 @@ use crate::Cli;
 
 /// Proof for a flag.
 enum Proof {
-    /// `serve` with the flag, beside others, has other limits or options than without.
+    /// `serve` with the flag, and others, has other limits or options than without.
     Reaches(&'static str, &'static [&'static str]),
-    /// A replay with the flag, beside others, has another report than without: the figures, not the settings.
+    /// A replay with the flag, and others, has another report than without: the figures, not the settings.
     Replays(&'static [&'static str], &'static [&'static str]),
     /// The same of a plan, with other answers.
     Plans(&'static [&'static str], &'static [&'static str]),
@@ -25,7 +25,7 @@ enum Proof {
     Traces(&'static [&'static str], &'static [&'static str]),
     /// The command sends another request than without the flag.
     Sends(&'static [&'static str]),
-    /// A worker announces something else than without the flag.
+    /// A worker announces something other than without the flag.
     Announces(&'static str),
     /// A test elsewhere has the flag, in this file of the workspace under this name.
     Test(&'static str, &'static str),

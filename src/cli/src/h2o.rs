@@ -1,4 +1,4 @@
-//! Which KV heads of a model may drop tokens (H2O): found by letting the model read, and kept in a file beside it.
+//! Which KV heads of a model may drop tokens (H2O): found by letting the model read, and kept in a file next to it.
 //!
 //! A library: [`serve`](crate::serve), `trunkline h2o calibrate` and the benchmarks use the same.
 

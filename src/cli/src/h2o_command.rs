@@ -34,7 +34,7 @@ pub struct H2oArgs {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Find what a model loses if one of its KV heads drops tokens, and write it to a file beside the model, where `serve --h2o` finds it.
+    /// Find what a model loses if one of its KV heads drops tokens, and write it to a file next to the model, where `serve --h2o` finds it.
     ///
     /// The model reads texts, and reads on with one KV head at a time that has dropped what `--h2o on` would drop at a ratio of 6. Heads whose loss
     /// changes most what the model says next keep every token later; the others drop tokens, the fewer the more they lose.
@@ -65,7 +65,7 @@ struct CalibrateArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
 
-    /// File to write [default: h2o.toml in the folder of the model, or FILE.h2o.toml beside a GGUF file].
+    /// File to write [default: h2o.toml in the folder of the model, or FILE.h2o.toml next to a GGUF file].
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

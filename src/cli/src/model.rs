@@ -1,8 +1,8 @@
 //! The model of an embedded worker: where it comes from, where its weights lie, and what takes its place.
 
-pub(crate) mod mending;
 pub mod model_source;
 pub mod null_worker;
+pub(crate) mod repair;
 pub(crate) mod revision;
 pub(crate) mod simulated;
 pub mod weights_settings;

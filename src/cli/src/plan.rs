@@ -71,7 +71,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     goodput: Option<f64>,
 
-    /// Number of replicas to try, at most.
+    /// Maximum number of replicas to try.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_replicas: u32,
 

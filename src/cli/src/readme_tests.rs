@@ -15,7 +15,7 @@ use crate::worker::WorkerArgs;
 
 /// The page of all flags and settings.
 const SETTINGS_PAGE: &str = "docs/reference/settings.md";
-/// Words of a help text in a cell of that page, at most.
+/// Maximum number of words of a help text in a cell of that page.
 const CELL_WORDS: usize = 24;
 /// Folders of pages.
 const DOCS: [&str; 5] = ["docs", "docs/guide", "docs/reference", "docs/design", "docs/results"];
@@ -133,7 +133,7 @@ fn commands(text: &str) -> Vec<Vec<String>> {
         let rest = line.strip_prefix("cargo run --release -- ").or_else(|| line.strip_prefix("trunkline "))?;
         words(rest)
     });
-    // `trunkline replay` in running text is no command line: it has no arguments.
+    // `trunkline replay` in running text is not a command line: it has no arguments.
     lines.filter(|words| words.len() > 1 || words[0] == "serve").collect()
 }
 

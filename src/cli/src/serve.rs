@@ -60,7 +60,7 @@ const KV_BYTES_DEFAULT: u64 = 1 << 30;
 const KV_TOKENS_DEFAULT_MIN: u64 = 8192;
 const DEVICE_BLOCKS_DEFAULT_MAX: u64 = 16384;
 /// Estimated speed of the embedded worker: bytes copied, and multiply-adds of one thread in a prefill. Estimates for an
-/// ordinary machine, not measured, so that equal settings decide alike on every machine.
+/// ordinary machine, not measured, so that equal settings lead to equal decisions on every machine.
 const COPY_BYTES_PER_S: u64 = 5_000_000_000;
 const MULTIPLY_ADDS_PER_S: u64 = 10_000_000_000;
 
@@ -181,7 +181,7 @@ pub(crate) struct Checked {
 /// Checks settings before a large model is read.
 ///
 /// # Errors
-/// If a setting is wrong, whether or not it has an effect beside the others.
+/// If a setting is wrong, whether or not it has an effect with the others.
 pub(crate) fn check(settings: &Settings) -> anyhow::Result<Checked> {
     let engines = Engines::of(settings, cores())?;
     let kind: WorkerKind = settings.worker.as_deref().unwrap_or("embedded").parse()?;
@@ -388,8 +388,9 @@ pub fn embedded_with(
         cores.push(core);
     }
     opened.sort_by_key(|(worker, _)| *worker);
-    let mender = crate::model::mending::Mender::new(settings.model.clone(), placement, &revision, engines.embedded());
-    let mut backend = engines.backend(model, tokenizer, &cores, mender);
+    let repair =
+        crate::model::repair::WeightsRepair::new(settings.model.clone(), placement, &revision, engines.embedded());
+    let mut backend = engines.backend(model, tokenizer, &cores, repair);
     backend.stores = opened.into_iter().map(|(_, store)| store).collect();
     backend.model.revision = revision;
     Ok((cores, backend))

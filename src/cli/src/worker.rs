@@ -22,9 +22,9 @@ use trunkline_worker::{KvDtype, Worker, WorkerConfig};
 use crate::h2o::choice::{self, Choice};
 use crate::h2o::full_heads::FullHeads;
 use crate::h2o::total;
-use crate::model::mending::Mender;
 use crate::model::model_source::{ModelSource, log_facts};
 use crate::model::null_worker::{NullWorker, duration};
+use crate::model::repair::WeightsRepair;
 use crate::model::weights_settings::Placement;
 use crate::serve::{cores, device_blocks};
 use crate::settings::h2o_settings::{self, divided_for_a_server};
@@ -33,14 +33,14 @@ use crate::settings::sizes::parse_size;
 
 /// Environment variable with the bearer token, for workers without a token file.
 const TOKEN_VARIABLE: &str = "TRUNKLINE_TOKEN";
-/// Threads, at most.
+/// Maximum number of threads.
 const THREADS_MAX: usize = 1024;
 /// Sizes of a block announced by default, preferred first.
 const BLOCK_SIZES: [u32; 5] = [16, 32, 64, 128, 8];
 /// The same if the server is to drop tokens.
 const BLOCK_SIZES_EVICTING: [u32; 5] = [h2o_settings::BLOCK_SIZE, 16, 32, 64, 128];
 const BLOCK_SIZE_MAX: u32 = 4096;
-/// KV blocks, at most.
+/// Maximum number of KV blocks.
 const BLOCKS_MAX: u32 = 1 << 30;
 /// Bytes of the receive windows of a connection: a few blocks of a large model.
 const WINDOW_BYTES: u32 = 16 << 20;
@@ -64,7 +64,7 @@ Examples:
   Check a worker of your own, which dials this address:
     trunkline worker check 127.0.0.1:50052
 
-A worker that loses its server dials again and keeps its KV. SIGTERM or Ctrl-C ends the worker after the steps at hand. Files of tokens and TLS are read
+A worker that loses its server dials again and keeps its KV. SIGTERM or Ctrl-C ends the worker after the steps in flight. Files of tokens and TLS are read
 for each connection; SIGHUP does nothing.";
 
 /// Run a model for a server, or check a worker.
@@ -125,7 +125,7 @@ struct AttachArgs {
     #[arg(long, value_name = "LAYERS", conflicts_with = "null")]
     h2o_layers: Option<String>,
 
-    /// Tokens of a sequence for each token kept, in the mean over all KV heads, says how many heads keep every token. Give the server the same
+    /// Tokens of a sequence for each token kept, on average over all KV heads, says how many heads keep every token. Give the server the same
     /// --h2o-total for the share that the others drop [default: 2.5].
     #[arg(long, value_name = "RATIO", conflicts_with = "null")]
     h2o_total: Option<String>,
@@ -261,7 +261,7 @@ fn divides(args: &AttachArgs) -> bool {
     args.h2o.as_deref().map_or(args.h2o_layers.is_some(), |mode| mode == "on")
 }
 
-/// Returns a line for each flag that has no effect beside the others.
+/// Returns a line for each flag that has no effect with the others.
 fn unused(args: &AttachArgs) -> Vec<String> {
     let (null, drops) = (args.null.is_some(), divides(args));
     let lines = [
@@ -299,10 +299,10 @@ fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::
         model = divided_for_a_server(model, layers, losses.as_ref(), total, choice(args)?)?;
     }
     let model = Arc::new(model);
-    let mender = Mender::new(args.model.clone(), placement, &revision, 1);
+    let repair = WeightsRepair::new(args.model.clone(), placement, &revision, 1);
     let info = ModelInfo { revision, ..model.info() };
     let make: MakeRunner = Box::new(move |session: &Session| {
-        mender.mend(&model)?;
+        repair.run(&model)?;
         let config = WorkerConfig {
             block_size: session.block_size,
             device_blocks: session.blocks,
@@ -367,7 +367,7 @@ fn host() -> String {
 fn dial(args: &AttachArgs) -> anyhow::Result<Dial> {
     let scheme = if args.tls_ca.is_some() { "https" } else { "http" };
     let endpoint = Endpoint::from_shared(format!("{scheme}://{}", address(args)));
-    let endpoint = endpoint.with_context(|| format!("{} is no address; give HOST:PORT", quoted(address(args))))?;
+    let endpoint = endpoint.with_context(|| format!("{} is not an address; give HOST:PORT", quoted(address(args))))?;
     ensure!(endpoint.uri().port().is_some(), "{} has no port; give HOST:PORT", quoted(address(args)));
     let endpoint = endpoint
         .tcp_nodelay(true)
@@ -399,7 +399,7 @@ fn stop_on_signals() -> std::io::Result<watch::Receiver<bool>> {
     on_hangup(|| info!("there are no files to read again: those of tokens and TLS are read for each connection"))?;
     tokio::spawn(async move {
         stops.next().await;
-        info!("stopping after the steps at hand");
+        info!("stopping after the steps in flight");
         stop.send_replace(true);
         // Without a sender, nobody would wait for the signal any more.
         stop.closed().await;
@@ -466,7 +466,7 @@ pub(crate) mod tests {
         );
         assert!(wrong(|args| args.kv_dtype = Some("f8".into())).starts_with("unknown kv-dtype 'f8'"));
         assert!(wrong(|args| args.null = Some("5".into())).starts_with("'5' has no unit"));
-        assert!(wrong(|args| args.connect = Some("a b".into())).starts_with("'a b' is no address"));
+        assert!(wrong(|args| args.connect = Some("a b".into())).starts_with("'a b' is not an address"));
         assert_eq!(wrong(|args| args.connect = Some("nonsense".into())), "'nonsense' has no port; give HOST:PORT");
         assert!(wrong(|args| args.model = Some("/nowhere".into())).contains("there is no such folder or file"));
         assert!(wrong(|args| args.token_file = Some("/nowhere".into())).contains("/nowhere"));

@@ -22,7 +22,7 @@ use crate::placement::Placements;
 use crate::router::{self, ROUTER_DEFAULT, RouterContext};
 use crate::witness::Witnesses;
 
-/// Engines in a cluster, at most.
+/// Maximum number of engines in a cluster.
 pub const ENGINES_MAX: usize = 4096;
 
 /// Settings of a cluster.

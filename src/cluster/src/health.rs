@@ -15,7 +15,7 @@ use serde::Serialize;
 use trunkline_core::Pause;
 
 /// Failed steps in a row after which an engine is suspected. One request that fails everywhere fails at most three in a row: two with all
-/// beside it, and one with its half of the suspects; then another half succeeds. So the fourth has another cause.
+/// with it, and one with its half of the suspects; then another half succeeds. So the fourth has another cause.
 pub(crate) const SUSPECTED_AFTER: u32 = 4;
 /// First pause before a probe. A worker is reset in less; Envoy's and Finagle's first pauses for a host that fails are 30 and 5 seconds, for hosts
 /// that take longer to come back. Reasonable between 0.1 and 30 s.

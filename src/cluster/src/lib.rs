@@ -4,7 +4,7 @@
 //! An *engine* is a [`trunkline_core::Core`] and the worker running the core's steps. A [`Cluster`] owns the cores and, like a
 //! core, is a pure state machine: every [`Input`] is delivered with the time of the event, every [`Output`] is for the driver to
 //! perform. The server drives a cluster with a real clock and real workers, the simulator with a virtual clock and modelled
-//! workers; both route, fail over and drain alike, and a recording replays bit for bit. The relation is that of quinn-proto's
+//! workers; both route, fail over and drain the same way, and a recording replays bit for bit. The relation is that of quinn-proto's
 //! `Endpoint` to the endpoint's `Connection`s. [`Cluster`] says what a driver must do.
 //!
 //! # The way of a request

@@ -13,7 +13,7 @@ use crate::engine::EngineId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Witness {
     pub engine: EngineId,
-    /// Failed steps of the request there, alone or beside others.
+    /// Failed steps of the request there, alone or with others.
     pub failures: u32,
     /// Those in which it ran alone.
     lone: u32,

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Rows are coded in batches that fit the cache nearest to the processor, and of whole groups of stored bits, so that all that belongs to an
-//! element is done while the element is at hand.
+//! element is done while the element is in a register.
 
 use std::ops::Range;
 

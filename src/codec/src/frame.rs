@@ -90,7 +90,7 @@ pub enum BlockError {
         /// Bytes of the shape.
         expected: usize,
     },
-    /// The shape is empty, has more than 4 GiB, or has rows that are no whole number of scales.
+    /// The shape is empty, has more than 4 GiB, or has rows that are not a whole number of scales.
     #[error("a block of this shape is empty, beyond 4 GiB, or has rows of no whole number of scales")]
     WrongShape,
 }
@@ -99,7 +99,7 @@ pub enum BlockError {
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum FrameError {
     /// The frame does not begin as a frame.
-    #[error("the bytes are no KV frame")]
+    #[error("the bytes are not a KV frame")]
     NotAFrame,
     /// The frame is of another version.
     #[error("the frame has version {version}; this program reads version 2")]
@@ -146,7 +146,7 @@ pub enum FrameError {
         /// Id of the table.
         id: u64,
     },
-    /// The payload is no encoding of a block, though its checksum matches.
+    /// The payload is not an encoding of a block, though its checksum matches.
     #[error("the payload is malformed")]
     BadPayload,
     /// The payload stands for another block than was encoded.

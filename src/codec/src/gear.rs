@@ -63,7 +63,7 @@ impl Word {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum EncodeError {
     /// The input is empty or ends within a word.
-    #[error("{len} bytes are no whole words of {word} bytes")]
+    #[error("{len} bytes are not whole words of {word} bytes")]
     NoWholeWords {
         /// Bytes of input, as given.
         len: usize,
@@ -172,7 +172,7 @@ impl Encoder {
     /// Appends the frame of `input` to `out`. `predictors` are the predictors to try, for each byte of a word.
     ///
     /// # Errors
-    /// If the input is no whole number of words, empty, or too long, or `predictors` has another length than a word. `out` is unchanged then.
+    /// If the input is not a whole number of words, empty, or too long, or `predictors` has another length than a word. `out` is unchanged then.
     pub fn encode(
         &mut self,
         word: Word,

@@ -3,7 +3,7 @@
 /// Length of the longest code, bits.
 pub(crate) const LENGTH_MAX: usize = 10;
 
-/// Symbols of a code, at most.
+/// Maximum number of symbols of a code.
 pub(crate) const SYMBOLS_MAX: usize = 256;
 
 /// Maker of optimal codes, with buffers that are used again.

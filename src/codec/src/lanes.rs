@@ -1,6 +1,6 @@
 //! Elements of every type as lanes of 16 bits: sign at the top, then exponent and mantissa. All transforms work on lanes.
 //!
-//! | type | lane | beside the lane |
+//! | type | lane | outside of the lane |
 //! |---|---|---|
 //! | BF16, FP16 | the element | |
 //! | F32 | the upper half, which is BF16 but for rounding | the lower half |
@@ -33,12 +33,12 @@ fn widened(byte: u8) -> u16 {
     (u16::from(byte) & 0x80) << 8 | (u16::from(byte) & 0x7f) << 7
 }
 
-/// Returns the bytes of an element beside its lane.
+/// Returns the bytes of an element outside of its lane.
 pub(crate) fn low_bytes(dtype: Dtype) -> usize {
     if dtype == Dtype::F32 { 2 } else { 0 }
 }
 
-/// Appends what elements have beside their lanes.
+/// Appends what elements have outside of their lanes.
 pub(crate) fn push_low(dtype: Dtype, bytes: &[u8], out: &mut Vec<u8>) {
     if dtype == Dtype::F32 {
         let begin = out.len();
@@ -48,7 +48,7 @@ pub(crate) fn push_low(dtype: Dtype, bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Sets the bytes of elements from lanes and from what they have beside. All of one number of elements.
+/// Sets the bytes of elements from lanes and from what they have outside of them. All of one number of elements.
 #[inline(always)]
 pub(crate) fn join(dtype: Dtype, lanes: &[u16], low: &[u8], bytes: &mut [u8]) {
     match dtype {

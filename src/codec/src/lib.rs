@@ -10,7 +10,7 @@
 //! A store of blocks calls [`frame::Codec::encode`] with a block's bytes, element type, [`Shape`] and position of the first token, and a [`SideTable`] if the model has
 //! one; and [`frame::Codec::decode_into`] with the place for the block and a look-up of side tables by id. A [`frame::Codec`] has the
 //! buffers, for one thread; each thread that copies has its own. [`frame::inspect`] verifies a frame at rest without decoding. A
-//! [`Calibrator`] makes the side table of a model from the first blocks that pass, 512 tokens or more; [`SideTable::to_bytes`] is to be kept beside the
+//! [`Calibrator`] makes the side table of a model from the first blocks that pass, 512 tokens or more; [`SideTable::to_bytes`] is to be kept with the
 //! frames. A frame is refused as a whole or decoded to the exact block.
 //!
 //! ```

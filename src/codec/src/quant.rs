@@ -22,8 +22,8 @@ pub const Q4_0_BYTES: usize = 2 + BLOCK / 2;
 /// Reason for refusing to quantise or to read blocks.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 pub enum QuantError {
-    /// The input is no whole number of blocks.
-    #[error("{len} {unit} are no whole blocks of {block}")]
+    /// The input is not a whole number of blocks.
+    #[error("{len} {unit} are not whole blocks of {block}")]
     NoWholeBlocks {
         /// Length of the input.
         len: usize,
@@ -97,7 +97,7 @@ fn whole<T>(values: &[T], unit: &'static str, block: usize) -> Result<(), QuantE
 /// ```
 ///
 /// # Errors
-/// If the values are no whole blocks, or one cannot be held. `out` may have grown by the blocks before it.
+/// If the values are not whole blocks, or one cannot be held. `out` may have grown by the blocks before it.
 pub fn to_q8_0(values: &[f32], out: &mut Vec<u8>) -> Result<(), QuantError> {
     whole(values, "values", BLOCK)?;
     for (i, block) in values.chunks_exact(BLOCK).enumerate() {
@@ -112,7 +112,7 @@ pub fn to_q8_0(values: &[f32], out: &mut Vec<u8>) -> Result<(), QuantError> {
 /// Appends the values of Q8_0 blocks.
 ///
 /// # Errors
-/// If the bytes are no whole blocks. Any bytes are values: scales may be NaN or infinite.
+/// If the bytes are not whole blocks. Any bytes are values: scales may be NaN or infinite.
 pub fn from_q8_0(blocks: &[u8], out: &mut Vec<f32>) -> Result<(), QuantError> {
     whole(blocks, "bytes", Q8_0_BYTES)?;
     for block in blocks.chunks_exact(Q8_0_BYTES) {

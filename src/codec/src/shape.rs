@@ -49,7 +49,7 @@ impl Dtype {
         }
     }
 
-    /// Returns the bytes of a block of this shape; `None` if rows are no whole units, or beyond the range of `usize`.
+    /// Returns the bytes of a block of this shape; `None` if rows are not whole units, or beyond the range of `usize`.
     pub fn block_len(self, shape: &Shape) -> Option<usize> {
         let (elements, bytes) = self.unit();
         let row = shape.channels().is_multiple_of(elements).then(|| shape.channels() / elements * bytes)?;

@@ -103,7 +103,7 @@ impl SideTable {
         Self::new(channels, shape.head_dim.into(), &table, frequencies)
     }
 
-    /// Reads a table for blocks of a shape, as [`Self::to_bytes`] wrote it. Returns `None` if the bytes are no table, a table of another version
+    /// Reads a table for blocks of a shape, as [`Self::to_bytes`] wrote it. Returns `None` if the bytes are not a table, a table of another version
     /// or for another shape, or damaged. The shape bounds the work for bytes from anywhere.
     pub fn from_bytes(bytes: &[u8], shape: &Shape) -> Option<Self> {
         let (head, contents) = bytes.split_first_chunk::<8>()?;
@@ -182,7 +182,7 @@ impl SideTable {
         &self.frequencies[layer]
     }
 
-    /// Writes the table, to be kept beside frames. [`Self::from_bytes`] reads the bytes.
+    /// Writes the table, to be kept with the frames. [`Self::from_bytes`] reads the bytes.
     ///
     /// ```text
     /// "TKVS" | version (1):u8 | label:u8 | 0:u8 twice | id:u64, the XXH3 of what follows with the label as seed |

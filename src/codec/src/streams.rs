@@ -151,7 +151,7 @@ fn note_escapes(codes: &Codes, indices: &[u16], first: usize, escapes: &mut Vec<
 struct Stream {
     /// Byte that the word was loaded from. In 32 bits, so that a sum with the length of a word never wraps.
     at: u32,
-    /// Position of the end, bytes. Beside each position on purpose: compilers would else add to all positions in one vector, for which the loads
+    /// Position of the end, bytes. Next to each position on purpose: compilers would else add to all positions in one vector, for which the loads
     /// of the next codes would wait.
     end: u32,
 }

@@ -16,7 +16,7 @@ pub(crate) struct Format {
     exponent_max: u16,
     /// Bits stored unchanged.
     pub stored: StoredBits,
-    /// Least magnitude of a lane that is no number.
+    /// Least magnitude of a lane that is not a number.
     no_number: u16,
 }
 

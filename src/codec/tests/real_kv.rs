@@ -11,7 +11,7 @@ const CHANNELS: usize = 192;
 const BLOCK: usize = 16;
 const SHAPE: Shape = Shape { layers: 2, tokens: BLOCK as u16, heads: 3, head_dim: 64 };
 
-/// Reads `[keys, values][layer 1, 20][token][head][dim]` behind a header of 128 bytes, as blocks in the order of [`Shape`].
+/// Reads `[keys, values][layer 1, 20][token][head][dim]` after a header of 128 bytes, as blocks in the order of [`Shape`].
 fn blocks(file: &str) -> Vec<Vec<u8>> {
     let folder = std::env::var_os("TRUNKLINE_DATA").expect("the test is ignored without data");
     let bytes = std::fs::read(std::path::Path::new(&folder).join("kv").join(file)).expect("the file is there");

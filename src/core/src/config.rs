@@ -33,12 +33,12 @@ use crate::request::retention::RetainedBlocks;
 pub const HOST_TIER: &str = "host";
 /// Tokens in a block by default.
 pub const BLOCK_SIZE_DEFAULT: u32 = 16;
-/// Tiers behind the device, at most.
+/// Maximum number of tiers behind the device.
 pub const TIERS_MAX: usize = 3;
 const BLOCK_SIZE_MAX: u32 = 4096;
 const TOKENS_MAX: u32 = 1 << 30;
 const DRAFTS_MAX: u32 = 64;
-/// Steps in flight, and stages of a pipeline, at most.
+/// Maximum number of steps in flight, and stages of a pipeline.
 pub const STEPS_IN_FLIGHT_MAX: u32 = 64;
 const WATERMARK_MAX: f64 = 1024.0;
 
@@ -61,11 +61,11 @@ settings! {
         /// KV blocks on each device.
         device_blocks: u32 { default: 4096, range: 1..=TOKENS_MAX, value: "N" }
 
-        /// Token budget of a step (`max_num_batched_tokens` of vLLM): prompt and decode tokens computed in one step, at most; cached
+        /// Token budget of a step (`max_num_batched_tokens` of vLLM): the most prompt and decode tokens that one step computes; cached
         /// tokens do not count.
         max_batch_tokens: u32 { default: 2048, range: 1..=TOKENS_MAX, value: "N" }
 
-        /// Sequences in one step, at most (`max_num_seqs` of vLLM).
+        /// Maximum number of sequences in one step (`max_num_seqs` of vLLM).
         ///
         /// A request that ended early counts until the steps in flight that run it end.
         max_batch_size: u32 { default: 256, range: 1..=1 << 20, value: "N" }
@@ -78,7 +78,7 @@ settings! {
         /// Tokens needing KV that all waiting requests may have together; a request beyond is refused unless the queue is empty.
         max_queued_tokens: u64 { default: 1 << 40, value: "N" }
 
-        /// Asynchronous scheduling: steps sent to the worker before the result of the first is known, at most; 1 waits for each
+        /// Asynchronous scheduling: the most steps sent to the worker before the result of the first is known; 1 waits for each
         /// result.
         ///
         /// With 2 the worker never waits for the core. A request that turns out to have ended costs one row of each step in flight
@@ -96,7 +96,7 @@ settings! {
         /// Avoids attending to half-filled blocks. Set to `false` to reproduce engines that do not align chunks.
         align_chunks: bool { default: true, value: "BOOL" }
 
-        /// Prefills before decodes, never beside them: with `true`, a step runs whole prompts alone while a waiting request can be
+        /// Prefills before decodes, never alongside them: with `true`, a step runs whole prompts alone while a waiting request can be
         /// admitted, else all decodes; with `padded`, each prompt counts as the longest of the step; with `chunks`, the last prompt of a
         /// step may continue in the next.
         ///
@@ -104,10 +104,10 @@ settings! {
         /// `chunks` takes parameters, as in `chunks:reserve_permille=700,least_permille=98`: [`PrefillFirst`].
         prefill_first: PrefillFirst { default: PrefillFirst::Off, value: "MODE", recorded: unless_default }
 
-        /// Positions sampled from in one step, at most: one for each sequence that samples, and one for each draft.
+        /// Maximum number of positions sampled from in one step: one for each sequence that samples, and one for each draft.
         max_step_logits: u32 { default: 1 << 16, range: 1..=TOKENS_MAX, value: "N" }
 
-        /// Speculative decoding: tokens drafted for a decoding request, at most, while few requests run; their steps wait for results, and a worker
+        /// Speculative decoding: the most tokens drafted for a decoding request while few requests run; their steps wait for results, and a worker
         /// that drafts less is asked for less. The output does not change, except under `--h2o on`; 0 is off.
         ///
         /// See [`crate::StepSeq::n_drafts`].

@@ -73,7 +73,7 @@ pub struct Needs {
     pub decode_rows: u32,
     /// Decode steps from one that is scored to the next; 0 counts as 1, all steps.
     pub decode_interval: u32,
-    /// Tokens of the prompt to be read again at a time, behind the prompt, after the first token of the answer; 0 for no second reading. The
+    /// Tokens of the prompt to be read again at a time, after the prompt, after the first token of the answer; 0 for no second reading. The
     /// first plan waits for its scores ([`State::report_reread`]).
     pub reread_tokens: u32,
 }

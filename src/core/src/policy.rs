@@ -83,7 +83,7 @@ pub struct RequestView {
 /// Rules of a queue sorted as a whole before each scheduling pass: by cached tokens, most first, equals in the order of the pass before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sorting {
-    /// Waiting requests sorted, at most; a longer queue keeps the order, new requests at the end.
+    /// Maximum number of waiting requests that are sorted; a longer queue keeps the order, new requests at the end.
     pub queue_max: u32,
     /// Cached tokens of a request compared with the beginnings of the requests before, at most.
     pub check_tokens: u32,

@@ -28,7 +28,7 @@ pub struct Request {
     /// Steps of this request alone that workers failed to finish before this submission, on other cores, since the request's last token.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub worker_failures: u32,
-    /// Steps of this request beside others that workers failed to finish, likewise.
+    /// Steps of this request alongside others that workers failed to finish, likewise.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub suspicion: u32,
     /// `true` if another core accepted the request before and lost it with its worker: the limits of the queue are for new requests.
@@ -58,7 +58,7 @@ pub struct Request {
     /// Eviction within the request's sequence; `None` for [`crate::Config::h2o`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub h2o: Option<Mode>,
-    /// Reuse of cached text that is no prefix; `None` for the core's rule. Without effect while [`crate::config::ReuseConfig::anywhere`] is 0.
+    /// Reuse of cached text that is not a prefix; `None` for the core's rule. Without effect while [`crate::config::ReuseConfig::anywhere`] is 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
     /// `true` if several tenants share the cache of the request's namespace: runs are copied in whole blocks, and show a tenant nothing finer of the
@@ -102,7 +102,7 @@ impl Request {
 pub enum Reuse {
     /// The longest cached prefix alone: exact.
     Prefix,
-    /// Also runs of tokens behind the prefix that are cached at other places: approximate.
+    /// Also runs of tokens after the prefix that are cached at other places: approximate.
     Anywhere,
 }
 
@@ -167,7 +167,7 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Prompt tokens found in the prefix cache when the request was first admitted.
     pub cached_tokens: u32,
-    /// Prompt tokens whose KV was then copied from other places in the cache, behind the prefix.
+    /// Prompt tokens whose KV was then copied from other places in the cache, after the prefix.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub copied_tokens: u32,
     /// Number of tokens generated.

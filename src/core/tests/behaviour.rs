@@ -81,7 +81,11 @@ fn blocks_larger_than_a_step_do_not_stop_batching() {
     bench.answer();
     bench.submit_request(request(2, (100..150).collect(), 5));
     bench.answer();
-    assert_eq!(bench.running(), [(1, 4, 1, true), (2, 0, 15, false)], "what the decode leaves, though it is no block");
+    assert_eq!(
+        bench.running(),
+        [(1, 4, 1, true), (2, 0, 15, false)],
+        "what the decode leaves, though it is not a block"
+    );
     bench.run_to_end();
     assert_eq!(bench.ends.len(), 2);
 }

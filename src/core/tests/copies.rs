@@ -142,7 +142,7 @@ fn blocks_in_a_far_tier_come_nearer_once_while_their_request_waits_for_room() {
     driver.ask(2, prompt(2, 13));
     let blocks = driver.stats().tiers.map(|tier| tier.blocks);
     assert_eq!(blocks[..2], [3, 6], "the near tier has the second prompt only");
-    // A request that takes the whole device runs for three steps; beside it there is no room.
+    // A request that takes the whole device runs for three steps; there is no room for another.
     driver.submit(3, prompt(3, 45), 3);
     driver.submit(4, prompt(1, 14), 1);
     assert_eq!(driver.stats().waiting, 1);

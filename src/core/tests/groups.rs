@@ -98,7 +98,7 @@ fn a_prompt_with_a_window_needs_no_more_blocks_than_it_has_at_once() {
 
 #[test]
 fn blocks_promised_to_a_prompt_are_not_given_to_another() {
-    // A step of 18 tokens has room for the second prompt beside a chunk of 16. Of 2 x 18 blocks the first prompt has 8, and is promised 16 and 11;
+    // A step of 18 tokens has room for the second prompt alongside a chunk of 16. Of 2 x 18 blocks the first prompt has 8, and is promised 16 and 11;
     // the second needs 2, and gets them when the first has 18 and is promised 16.
     let config = Config { max_batch_tokens: 18, ..config(&[Keeps::All, Keeps::Window(8)], 18) };
     let mut driver = Driver::with_content(config, 1);
@@ -431,7 +431,7 @@ fn a_prompt_is_read_again_before_the_first_plan() {
     driver.join();
     driver.submit(1, prompt(40), 30);
     driver.answer_until(|driver| !driver.said(1).is_empty());
-    // Ten blocks in parts of four, each behind the prompt of 40 tokens, of which all is found, and behind the block before the part.
+    // Ten blocks in parts of four, each after the prompt of 40 tokens, of which all is found, and after the block before the part.
     let mut parts = Vec::new();
     while driver.stats().h2o.h2o_plans == 0 {
         let inner = driver.running().into_iter().filter(|(id, ..)| *id > 1).map(|(_, begin, n, _)| (begin, n));
@@ -460,7 +460,7 @@ fn a_prefix_is_read_again_once_for_all_its_readers() {
     let once = driver.stats().h2o.h2o_reread_tokens;
     driver.submit(2, [prompt(40), (600..608).collect()].concat(), 30);
     driver.run_to_end();
-    // Two blocks are new, behind the last one of the prefix.
+    // Two blocks are new, after the last one of the prefix.
     assert_eq!((once, driver.stats().h2o.h2o_reread_tokens - once), (48, 12));
     // Blocks that left the cache take their scores along.
     driver.evict_idle();

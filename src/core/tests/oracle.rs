@@ -39,7 +39,7 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.workers_lost > seeds / 10 && sum.nonsense > seeds / 10);
     assert!(sum.workers_resumed > seeds / 20, "{} connections broke", sum.workers_resumed);
     assert!(sum.poisoned > seeds, "one poison fails several steps");
-    assert!(sum.failed_alone > 2 * seeds, "{} sequences failed beside others", sum.failed_alone);
+    assert!(sum.failed_alone > 2 * seeds, "{} sequences failed alongside others", sum.failed_alone);
     assert!(sum.started_over > seeds / 40, "{} requests read what another failed to compute", sum.started_over);
     assert!(sum.swaps_out > seeds * 2 / 5, "{} swaps out", sum.swaps_out);
     assert!(sum.blocks_out >= sum.swaps_out, "{} blocks of {} swaps", sum.blocks_out, sum.swaps_out);
@@ -65,9 +65,9 @@ fn small_runs_give_each_request_the_text_it_would_have_alone() {
     eprintln!("{} small seeds: {sum:?}", sample.seeds.len());
 }
 
-/// Small runs that failed once: a tier copied a block that a step in flight still computed for a request preempted at once; the worker idled beside
+/// Small runs that failed once: a tier copied a block that a step in flight still computed for a request preempted at once; the worker idled alongside
 /// copies, because a preempted decode still counted among those that wait (twice); blocks of a failed step stayed, given up at once, found by
-/// the hash of another prefix, or behind a block merged with one of the failed request (three); sound blocks of another request were struck out
+/// the hash of another prefix, or after a block merged with one of the failed request (three); sound blocks of another request were struck out
 /// with those that a preempted one had given up; a token sampled from a block that its owner had given up and then failed to compute was sent,
 /// and so was one behind a copy of such a block. The others were faults of the oracle.
 #[test]

@@ -265,7 +265,7 @@ fn more_waiting_requests_than_are_sorted_stay_in_their_order() {
     assert_eq!(driver.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2, 5, 3, 4]);
 }
 
-/// Requests 1 and 2 leave two cached blocks each, the only ones beside those of request 3, which takes one of them when its answer
+/// Requests 1 and 2 leave two cached blocks each, the only ones other than those of request 3, which takes one of them when its answer
 /// grows. Request 4, with the prompt of 1, waits in the full batch meanwhile. Returns the tokens that 4 finds.
 fn found_behind(prompt_of_3: u32, steps_before: usize) -> u32 {
     let limits =

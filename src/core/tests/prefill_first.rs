@@ -128,7 +128,7 @@ fn blocks_of_a_request_that_has_ended_count_while_a_step_in_flight_uses_them() {
     driver.submit(3, prompt(3, 0, 20), 20);
     driver.answer_with(1);
     driver.answer_with(1);
-    assert_eq!(driver.ids(), [1, 2], "no room beside 1 and 2");
+    assert_eq!(driver.ids(), [1, 2], "no room after 1 and 2");
     driver.answer_with(STOP);
     assert_eq!(driver.ids(), [1, 2], "sent before the end of 2 was known");
     driver.answer_with(1);

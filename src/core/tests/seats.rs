@@ -190,7 +190,7 @@ fn several_get_seats_in_one_step_as_far_as_their_prompts_fit_into_it() {
     (1..=6).for_each(|id| driver.submit_request(request(id, 5, 40)));
     driver.answer_until(|driver| driver.said(6).len() > 2);
     (7..=10).for_each(|id| driver.submit_request(request(id, 0, 40)));
-    // 24 tokens beside six decodes: three of the prompts of 9 tokens fit in, the third without its end. They leave no token to 10.
+    // 24 tokens alongside six decodes: three of the prompts of 9 tokens fit in, the third without its end. They leave no token to 10.
     let three = vec![1, 2, 3, 7, 8, 9];
     assert_eq!(steps(&mut driver, 4), [vec![1, 2, 3, 4, 5, 6], three.clone(), three, vec![1, 2, 7, 8, 9, 10]]);
     driver.run_to_end();
@@ -280,7 +280,7 @@ fn nobody_is_left_out_for_a_request_whose_tokens_another_prompt_takes() {
     driver.answer();
     driver.submit_request(request(3, 0, 3));
     while driver.said(2).is_empty() {
-        assert_eq!(driver.ids(), [1, 2], "1 runs beside the prompt of 2");
+        assert_eq!(driver.ids(), [1, 2], "1 runs alongside the prompt of 2");
         driver.answer();
     }
     driver.answer();

@@ -1,4 +1,4 @@
-//! A sequence that the worker fails beside others: its request ends alone, and nobody else loses anything.
+//! A sequence that the worker fails alongside others: its request ends alone, and nobody else loses anything.
 
 use trunkline_core::{
     Config, Event, FailedSeq, FinishReason, Preemption, RequestId, SeqFault, StepResult, TierConfig, Token,

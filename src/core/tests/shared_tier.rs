@@ -29,8 +29,8 @@ fn prompt(family: u32, blocks: u32) -> Vec<Token> {
     (0..=blocks * BLOCK).map(|at| family * 1_000 + at).collect()
 }
 
-/// A core beside storage where another core has left the blocks of a prompt.
-fn beside(config: Config, written: &[Vec<Token>]) -> Driver {
+/// A core with storage where another core has left the blocks of a prompt.
+fn next_to(config: Config, written: &[Vec<Token>]) -> Driver {
     let mut first = Driver::new(config);
     for (id, prompt) in (1000..).zip(written) {
         first.submit(id, prompt.clone(), 1);
@@ -71,7 +71,7 @@ fn cached(driver: &Driver, id: u64) -> u32 {
 
 #[test]
 fn what_another_core_wrote_is_found_and_loaded_and_requests_behind_pass_meanwhile() {
-    let mut driver = beside(config(), &[prompt(1, 3)]);
+    let mut driver = next_to(config(), &[prompt(1, 3)]);
     driver.submit(1, prompt(1, 5), 2);
     assert!(driver.steps.is_empty(), "the request waits for the answer");
     let asked = &driver.lookups[0];
@@ -93,7 +93,7 @@ fn what_another_core_wrote_is_found_and_loaded_and_requests_behind_pass_meanwhil
 
 #[test]
 fn only_the_blocks_behind_those_known_are_asked_for() {
-    let mut driver = beside(config(), &[prompt(1, 6)]);
+    let mut driver = next_to(config(), &[prompt(1, 6)]);
     driver.submit(1, prompt(1, 2), 1);
     run_to_end(&mut driver);
     // On the device.
@@ -116,7 +116,7 @@ fn only_the_blocks_behind_those_known_are_asked_for() {
 
 #[test]
 fn one_look_up_serves_all_requests_with_the_prefix() {
-    let mut driver = beside(config(), &[prompt(1, 4)]);
+    let mut driver = next_to(config(), &[prompt(1, 4)]);
     for id in 1..=3 {
         driver.submit(id, prompt(1, 4), 1);
     }
@@ -129,7 +129,7 @@ fn one_look_up_serves_all_requests_with_the_prefix() {
 
 #[test]
 fn nobody_waits_for_longer_than_computing_takes_nor_asks_while_an_answer_is_late() {
-    let mut driver = beside(config(), &[prompt(1, 4), prompt(2, 4), prompt(3, 4)]);
+    let mut driver = next_to(config(), &[prompt(1, 4), prompt(2, 4), prompt(3, 4)]);
     driver.submit(1, prompt(1, 4), 1);
     let begun_ns = driver.now_ns;
     let due_ns = driver.core.next_deadline_ns().expect("the wait has an end");
@@ -184,7 +184,7 @@ fn one_request_waits_until_the_first_answer_shows_that_the_storage_lives() {
 #[test]
 fn requests_stop_waiting_for_a_tier_that_finds_nothing_and_wait_again_once_it_does() {
     let written: Vec<_> = (100..140).map(|family| prompt(family, 4)).collect();
-    let mut driver = beside(config(), &written);
+    let mut driver = next_to(config(), &written);
     // Each answer takes half of the time to compute the prompt.
     let ask = |driver: &mut Driver, family: u32| {
         driver.submit(u64::from(family), prompt(family, 4), 1);
@@ -206,13 +206,13 @@ fn requests_stop_waiting_for_a_tier_that_finds_nothing_and_wait_again_once_it_do
 #[test]
 fn nothing_is_asked_if_loading_does_not_pay_or_the_cache_was_flushed() {
     let slow = Config { swap_block_ns: 1 << 30, ..config() };
-    let mut driver = beside(slow, &[prompt(1, 4)]);
+    let mut driver = next_to(slow, &[prompt(1, 4)]);
     driver.submit(1, prompt(1, 4), 1);
     assert!(driver.lookups.is_empty() && driver.ids() == [1]);
     run_to_end(&mut driver);
 
     // Storage may hold what was computed before the weights changed.
-    let mut driver = beside(config(), &[prompt(1, 4), prompt(2, 4)]);
+    let mut driver = next_to(config(), &[prompt(1, 4), prompt(2, 4)]);
     driver.submit(1, prompt(1, 4), 1);
     driver.flush();
     driver.end_lookup(0);
@@ -225,7 +225,7 @@ fn nothing_is_asked_if_loading_does_not_pay_or_the_cache_was_flushed() {
 
 #[test]
 fn a_request_that_left_takes_the_wait_along_and_others_profit_from_the_answer() {
-    let mut driver = beside(config(), &[prompt(1, 4)]);
+    let mut driver = next_to(config(), &[prompt(1, 4)]);
     driver.submit(1, prompt(1, 4), 1);
     driver.abort(1);
     driver.end_lookup(0);
@@ -238,7 +238,7 @@ fn a_request_that_left_takes_the_wait_along_and_others_profit_from_the_answer() 
 
 #[test]
 fn an_answer_nobody_waits_for_or_beyond_the_question_does_no_harm() {
-    let mut driver = beside(config(), &[prompt(1, 2)]);
+    let mut driver = next_to(config(), &[prompt(1, 2)]);
     driver.event(Event::LookupEnded { lookup: 1, found: 3 });
     driver.submit(1, prompt(1, 4), 1);
     let lookup = driver.lookups.pop().unwrap().id;
@@ -256,7 +256,7 @@ fn an_answer_nobody_waits_for_or_beyond_the_question_does_no_harm() {
 fn a_tier_that_is_not_shared_is_never_asked() {
     let mut config = config();
     config.tiers[0].shared = false;
-    let mut driver = beside(config, &[prompt(1, 4)]);
+    let mut driver = next_to(config, &[prompt(1, 4)]);
     driver.submit(1, prompt(1, 4), 1);
     assert!(driver.lookups.is_empty() && driver.ids() == [1]);
     run_to_end(&mut driver);
@@ -264,7 +264,7 @@ fn a_tier_that_is_not_shared_is_never_asked() {
 
 #[test]
 fn a_write_in_flight_at_a_flush_does_not_replace_what_is_written_after_it() {
-    let mut driver = beside(config(), &[]);
+    let mut driver = next_to(config(), &[]);
     driver.submit(1, prompt(1, 3), 1);
     driver.end_lookup(0);
     answer(&mut driver);

@@ -7,7 +7,7 @@ use trunkline_driver::Driver;
 
 /// Patience for copies; an event takes a nanosecond.
 const TIMEOUT_NS: u64 = 1_000_000;
-/// Longer than the pause behind a first failure.
+/// Longer than the pause after a first failure.
 const PAUSE_NS: u64 = 2_000_000;
 
 fn tier(blocks: u32, write: Write) -> TierConfig {
@@ -228,7 +228,7 @@ fn a_request_on_the_host_is_recomputed_while_the_copy_of_another_hangs() {
     rig.answer();
     assert_eq!(rig.stats().swapped, 0, "3 does not wait for a copy from a host that does not answer");
     rig.answer_until(|rig| rig.ends.len() == 3);
-    assert_eq!((rig.copies.len(), rig.stats().swaps.swap_ins), (1, 0), "all have ended beside the copy");
+    assert_eq!((rig.copies.len(), rig.stats().swaps.swap_ins), (1, 0), "all have ended during the copy");
     rig.submit(4, tokens(400, 9), 16);
     rig.submit(5, tokens(500, 9), 16);
     rig.answer_until(|rig| rig.ends.len() == 5);

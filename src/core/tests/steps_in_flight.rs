@@ -84,7 +84,7 @@ fn an_end_is_reported_at_once_and_costs_one_row_of_each_step_in_flight() {
     assert_eq!(parts(&bench)[2], [(1, 0, 6, false)], "the id is free again");
     bench.answer_with(60);
     bench.answer_with(61);
-    assert_eq!(bench.tokens, [(1, EOS)], "tokens behind the end are dropped");
+    assert_eq!(bench.tokens, [(1, EOS)], "tokens after the end are dropped");
     bench.answer_with(62);
     assert_eq!(bench.tokens, [(1, EOS), (1, 62)]);
     assert!(bench.all_blocks_usable());

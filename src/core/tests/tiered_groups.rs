@@ -232,7 +232,7 @@ fn blocks_leave_the_device_with_those_beside_them() {
 fn blocks_go_down_again_beside_one_that_the_tier_kept() {
     let mut driver = full();
     driver.answer();
-    // The last block of the prompt arrives without the one beside it.
+    // The last block of the prompt arrives without its block in the other group.
     driver.end_copy_partly(0, &[(0, BlockFault::Interrupted)]);
     driver.run_to_end();
     driver.submit(4, prompt(101), 1);
@@ -295,8 +295,8 @@ fn shared(groups: &[Keeps]) -> Config {
     config
 }
 
-/// A core beside storage where another core has left the blocks of 33 tokens, but this one.
-fn beside(groups: &[Keeps], fault: Option<u32>) -> Driver {
+/// A core with storage where another core has left the blocks of 33 tokens, but this one.
+fn next_to(groups: &[Keeps], fault: Option<u32>) -> Driver {
     let mut first = joined(shared(groups));
     first.submit(1, prompt(33), 1);
     first.end_lookup(0);
@@ -309,7 +309,7 @@ fn beside(groups: &[Keeps], fault: Option<u32>) -> Driver {
 
 #[test]
 fn a_shared_tier_is_asked_for_the_blocks_of_all_groups() {
-    let mut driver = beside(&[Keeps::All, Keeps::Scored], None);
+    let mut driver = next_to(&[Keeps::All, Keeps::Scored], None);
     driver.submit(2, prompt(41), 1);
     assert_eq!(driver.lookups[0].keys.len(), 20, "ten blocks in two groups");
     driver.end_lookup(0);
@@ -322,7 +322,7 @@ fn a_shared_tier_is_asked_for_the_blocks_of_all_groups() {
 #[test]
 fn a_shared_tier_is_asked_for_windows_once_the_end_of_the_prefix_is_known() {
     let groups = [Keeps::All, Keeps::Window(8)];
-    let mut driver = beside(&groups, None);
+    let mut driver = next_to(&groups, None);
     driver.submit(2, prompt(41), 1);
     assert_eq!(driver.lookups[0].keys.len(), 10);
     driver.end_lookup(0);
@@ -335,7 +335,7 @@ fn a_shared_tier_is_asked_for_windows_once_the_end_of_the_prefix_is_known() {
     driver.assert_texts();
 
     // Pair 0 is the last block of the window.
-    let mut driver = beside(&groups, Some(0));
+    let mut driver = next_to(&groups, Some(0));
     driver.submit(2, prompt(41), 1);
     (0..2).for_each(|_| driver.end_lookup(0));
     assert_eq!((driver.copies.len(), driver.running()), (0, vec![(2, 0, 41, true)]), "of no use without its window");

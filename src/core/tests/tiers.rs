@@ -221,7 +221,7 @@ fn swapped_requests_and_a_host_tier_share_one_memory() {
     );
     let taken = 32 - rig.host_free();
     assert!(taken > 20, "{taken} blocks: more than the twenty that are not the tier's");
-    assert!(blocks(&rig) + taken <= 32, "{} of the tier beside {taken} of the swapped request", blocks(&rig));
+    assert!(blocks(&rig) + taken <= 32, "{} of the tier and {taken} of the swapped request", blocks(&rig));
     rig.run_to_end();
     assert_eq!(rig.host_free(), 32);
     rig.assert_texts();

@@ -1,4 +1,4 @@
-//! Places that stop answering: nobody waits for them much longer than for computing, and requests beside do not notice.
+//! Places that stop answering: nobody waits for them much longer than for computing, and other requests do not notice.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ struct World {
     copy_ns: fn(&Transfer) -> u64,
     /// Time of an answer to a look-up.
     answer_ns: u64,
-    /// Time of a step with decodes, beside its prompts.
+    /// Time of a step with decodes, without its prompts.
     decode_ns: u64,
     /// `true` if a copy that hangs ends a millisecond after it was cancelled.
     cancels: bool,

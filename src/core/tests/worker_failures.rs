@@ -1,4 +1,4 @@
-//! Blame for failed steps: a request that makes a worker fail ends, and requests beside it do not.
+//! Blame for failed steps: a request that makes a worker fail ends, and requests in the same step do not.
 
 use trunkline_core::{
     Config, Event, FinishReason, Namespace, Request, RequestId, StepResult, TierConfig, WORKER_FAILURES_MAX, Write,
@@ -206,7 +206,7 @@ fn failures_beside_others_stay_suspicions_on_another_core() {
     let mut driver = Driver::new(config());
     driver.submit_request(moved);
     lose(&mut driver);
-    assert!(!driver.has_ended(1), "two of its failures were beside another request");
+    assert!(!driver.has_ended(1), "two of its failures were together with another request");
     lose(&mut driver);
     assert_eq!(driver.ends, [(1, FinishReason::Error)]);
 }

@@ -25,7 +25,7 @@ impl Aligned {
         buffer
     }
 
-    /// Moves the bytes to the start of a page, if the memory is another than before.
+    /// Moves the bytes to the start of a page, if it is not the memory of before.
     fn align(&mut self) {
         let start = self.bytes.as_ptr().align_offset(PAGE);
         if start == self.start {

@@ -137,7 +137,7 @@ impl SystemFiles {
     }
 }
 
-/// Opens a regular file for reading alone, past the page cache where the filesystem allows. Returns `true` beside a file read past the page cache.
+/// Opens a regular file for reading alone, past the page cache where the filesystem allows. Returns the file, and `true` if it is read past the page cache.
 ///
 /// # Errors
 /// If the system refuses, or a pipe, a folder or the like has the name.
@@ -159,7 +159,7 @@ fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
     let file = File::options().read(true).custom_flags(flags).open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
-        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")),
     }
 }
 
@@ -313,7 +313,7 @@ mod tests {
         let pipe = folder.path().join("pipe");
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
         for path in [&pipe, folder.path()] {
-            assert_eq!(open_for_reading(path).unwrap_err().to_string(), "it is no regular file");
+            assert_eq!(open_for_reading(path).unwrap_err().to_string(), "it is not a regular file");
         }
     }
 

@@ -106,7 +106,7 @@ mod tests {
         let told = call(|| -> u32 { panic!("{long}") }).unwrap_err().to_string();
         assert!(told.starts_with("a b\u{E9}\u{E9}") && told.ends_with(')') && told.contains("lib.rs:"), "{told}");
         assert!(told.chars().count() < 250 && !told.contains('\n'), "{told}");
-        // A call within a call, and a payload that is no text.
+        // A call within a call, and a payload that is not text.
         let told = call(|| {
             let inner = call(|| panic!("inner")).unwrap_err().to_string();
             assert!(inner.starts_with("inner ("), "{inner}");

@@ -30,7 +30,7 @@ def measure(prompt, tokens):
             if not chunk:
                 continue
             stem = b"data: "
-            true(chunk.startswith(stem), f"a line that is no data: {chunk!r}")
+            true(chunk.startswith(stem), f"a line that is not data: {chunk!r}")
             chunk = chunk[len(stem) :]
             if chunk == b"[DONE]":
                 continue

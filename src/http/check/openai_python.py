@@ -21,7 +21,7 @@ def texts(stream):
 def models():
     listed = client.models.list()
     equal(client.models.retrieve(listed.data[0].id).id, MODEL)
-    true(listed.data[0].created > 1_500_000_000, "created is no time")
+    true(listed.data[0].created > 1_500_000_000, "created is not a time")
     try:
         client.models.retrieve("no-such/model")
         raise AssertionError("an unknown model was found")

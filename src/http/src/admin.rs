@@ -176,7 +176,7 @@ pub(crate) async fn reset_prefix_cache(
 pub(crate) async fn unknown(State(shared): Context, request: Request<Body>) -> Failure {
     shared.front.note(request.extensions());
     let path = request.uri().path();
-    Failure::not_found(format!("{} is no path of this server; see docs/reference/http.md", quoted(path)))
+    Failure::not_found(format!("{} is not a path of this server; see docs/reference/http.md", quoted(path)))
 }
 
 /// Answers a path with another method.

@@ -13,7 +13,7 @@ use trunkline_template::Value as Message;
 
 use crate::failure::Failure;
 
-/// Choices of one request, at most: answers to each prompt, times prompts.
+/// Maximum number of choices of one request: answers to each prompt, times prompts.
 pub(crate) const CHOICES_MAX: usize = 128;
 
 /// Body of a request for text. Unknown fields are ignored, as vLLM does.
@@ -129,7 +129,7 @@ impl<'de> Visitor<'de> for Elements {
     }
 
     fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
-        let wrong = |_| E::custom(format!("{id} is no token id"));
+        let wrong = |_| E::custom(format!("{id} is not a token id"));
         u32::try_from(id).map(Element::Id).map_err(wrong)
     }
 
@@ -179,7 +179,7 @@ impl<'de> Visitor<'de> for AllPrompts {
         match (ids.is_empty(), prompts.is_empty()) {
             (_, true) => Ok(Prompts(vec![Prompt::Tokens(ids)])),
             (true, false) => Ok(Prompts(prompts)),
-            (false, false) => Err(A::Error::custom("the list has token ids beside other prompts")),
+            (false, false) => Err(A::Error::custom("the list mixes token ids with other prompts")),
         }
     }
 }

@@ -14,11 +14,11 @@ use trunkline_server::Front;
 
 use crate::failure::Failure;
 
-/// Bytes of a token id in a list of JSON, at most: ten digits and the characters between two.
+/// Maximum number of bytes of a token id in a list of JSON: ten digits and the characters between two.
 const ID_BYTES_MAX: u64 = 12;
 /// Bytes of a byte of text in JSON, at most, but for control characters: `\u00e9` has six for two, and `\\` has two for one.
 const TEXT_BYTES_MAX: u64 = 3;
-/// Bytes of a body besides the prompt, at most.
+/// Maximum number of bytes of a body besides the prompt.
 const OTHER_BYTES_MAX: u64 = 1 << 20;
 
 /// Returns the longest body, bytes: a prompt that fills the context, as text or as token ids, and the other fields.
@@ -47,7 +47,7 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
             param => Failure::invalid(param, format!("{param}: {message}")),
         }
     })?;
-    json.end().map_err(|err| Failure::invalid("", format!("the body has something behind its JSON: {err}")))?;
+    json.end().map_err(|err| Failure::invalid("", format!("the body has something after its JSON: {err}")))?;
     Ok(parsed)
 }
 
@@ -114,7 +114,7 @@ mod tests {
         for (body, part) in [
             (&br#"{"n": -1}"#[..], r#""message":"n: invalid value: integer `-1`, expected u32 at line 1 column 8""#),
             (br#"{"n": 1"#, "EOF while parsing an object"),
-            (br#"{"n": 1} x"#, "something behind its JSON"),
+            (br#"{"n": 1} x"#, "something after its JSON"),
             (b"\xff", "expected value"),
             (b"{\"n\": \"\xff\"}", "n: "),
         ] {

@@ -1,7 +1,7 @@
 //! Huge pages for large arrays.
 //!
 //! A prefix in a used pool touches a few lines in many places, and attention reads blocks in any order. On pages of 4 KiB most
-//! places cost a walk through the page table beside the load; on pages of 2 MiB the processor remembers every one.
+//! places cost a walk through the page table in addition to the load; on pages of 2 MiB the processor remembers every one.
 //!
 //! ```
 //! let mut values: Vec<u64> = trunkline_pages::with_capacity(1 << 20);

@@ -60,7 +60,7 @@ impl ModelInfo {
     }
 }
 
-/// Layer groups of a model, at most: each has block tables of its own in each sequence.
+/// Maximum number of layer groups of a model: each has block tables of its own in each sequence.
 pub const LAYER_GROUPS_MAX: usize = 256;
 
 /// Layers, or single KV heads of layers, that share block tables. A block holds the KV of one group: [`crate::DeviceBlocks`] and
@@ -75,8 +75,8 @@ pub struct LayerGroup {
     pub heads: Vec<u32>,
     /// Positions that the layers keep.
     pub keeps: Keeps,
-    /// Tokens that a group of [`Keeps::Scored`] keeps beyond the first and last tokens, in thousandths of the mean over all such groups, at most
-    /// [`Self::WEIGHT_MAX`]. 0 in all groups: they keep alike.
+    /// Maximum number of tokens that a group of [`Keeps::Scored`] keeps beyond the first and last tokens, in thousandths of the mean over all such groups
+    /// [`Self::WEIGHT_MAX`]. 0 in all groups: all keep the same share.
     pub weight: u32,
 }
 

@@ -35,7 +35,7 @@ pub struct Step {
     pub score_lists: u32,
     /// Facts about the sequences with `start`, in order.
     pub starts: Vec<SeqStart>,
-    /// Copies within the device, to be made in order before the step runs its tokens; empty unless the core reuses text that is no prefix.
+    /// Copies within the device, to be made in order before the step runs its tokens; empty unless the core reuses text that is not a prefix.
     pub copies: Vec<CellCopy>,
 }
 
@@ -67,7 +67,7 @@ pub struct SeqStart {
     pub sampling: Sampling,
     /// Number of tokens of the prompt; the tokens behind are generated.
     pub n_prompt: u32,
-    /// Tokens of the sequence behind the tokens to run, in [`Step::tokens`] behind them: the rest of a prompt whose first chunk the step
+    /// Tokens of the sequence after the tokens to run, in [`Step::tokens`] after them: the rest of a prompt whose first chunk the step
     /// runs. Sent if the core's configuration says that workers want all tokens at the start; otherwise 0.
     pub n_ahead: u32,
 }

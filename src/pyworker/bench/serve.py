@@ -118,7 +118,7 @@ def inference(folder: str) -> Any:
     proto = Path(__file__).parents[3] / "proto"
     if protoc.main(["", f"-I{proto}", f"--python_out={folder}", str(proto / "trunkline/v1/inference.proto")]):
         raise SystemExit("inference.proto does not compile")
-    # Beside the package's own module of the same parents, under another name.
+    # Next to the package's own module of the same parents, under another name.
     sys.path.insert(0, str(Path(folder) / "trunkline" / "v1"))
     return importlib.import_module("inference_pb2")
 

@@ -101,7 +101,7 @@ def test_a_file_that_does_not_fit_is_refused_or_left(tmp_path, caplog):
     assert read_losses(tmp_path) == Losses((0.1, 0.3, 0.4, 0.2), (0.25,) * 4)
     for changes, fault in [
         ({"repeated": [0.5]}, "it has 4 and 1 losses for layers of 2 KV heads"),
-        ({"rest": [0.5, 0.5, 0.5, -1.0]}, "a loss is no share of all"),
+        ({"rest": [0.5, 0.5, 0.5, -1.0]}, "a loss is not a share of all"),
         ({"kv_heads": 3}, "losses for layers of 3 KV heads"),
         ({"keep": '"2"'}, "keep names layer 2; the model has the layers 0 to 1"),
         ({"rest": None}, "'rest'"),
@@ -114,7 +114,7 @@ def test_a_file_that_does_not_fit_is_refused_or_left(tmp_path, caplog):
         file(tmp_path, revision='"00ff"')
         assert read_losses(tmp_path) is None
     assert "is of other weights; run trunkline h2o calibrate again" in caplog.text
-    # The file is no part of the weights, and other tensors are other weights.
+    # The file is not part of the weights, and other tensors are other weights.
     file(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(bytes(301))
     assert read_losses(tmp_path) is None

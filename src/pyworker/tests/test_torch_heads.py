@@ -158,7 +158,7 @@ def test_attention_with_holes_and_scores_are_those_of_the_whole_matrix(monkeypat
     # Chunks: at the beginning, and behind a computed part, of two sequences at once.
     check(whole, driver.run([(0, 61), (1, 61)], scored=40, **asking), [0, 1], range(21, 61))
     check(whole, driver.run([(0, 39), (1, 39)], scored=5, **asking), [0, 1], range(95, 100))
-    # A decode without holes, then with holes, alone and beside a sequence without.
+    # A decode without holes, then with holes, alone and alongside a sequence without.
     check(whole, driver.run([(0, 1)], scored=1, **asking), [0], [100])
     with_holes = Plain(dropped(groups, 101))
     drops = [(0, *drop) for drop in DROPS]
@@ -167,7 +167,7 @@ def test_attention_with_holes_and_scores_are_those_of_the_whole_matrix(monkeypat
     assert torch.allclose(driver.logits[0], whole.logits[100], atol=1e-4)
     assert torch.allclose(driver.logits[1], with_holes.logits[102], atol=1e-4)
     assert scores == pytest.approx(expected(whole, [100]) + expected(with_holes, [102]), abs=1e-5)
-    # A chunk over holes beside a decode; without scores.
+    # A chunk over holes alongside a decode; without scores.
     assert driver.run([(0, 20), (1, 1)]) == []
     assert torch.allclose(driver.logits[0], with_holes.logits[122], atol=1e-4)
     check(with_holes, driver.run([(0, 9)], scored=3, **asking), [0], range(129, 132))
@@ -241,7 +241,7 @@ def test_a_block_of_a_head_travels_as_keys_and_values_of_one_layer(monkeypatch):
     data = np.frombuffer(driver.engine.read_block(block), "<f4").reshape(3, 2, SIZE, 8)
     keys, values = driver.engine._cache.data[2, :, block, :, 0]
     assert (data[2, 0] == keys.numpy()).all() and (data[2, 1] == values.numpy()).all() and data.any((1, 2, 3)).all()
-    # Head 4 is the third of its group: a sequence that reads a copy of its block goes on alike.
+    # Head 4 is the third of its group: a sequence that reads a copy of its block goes on the same way.
     driver.run([(0, 1)])
     before = driver.logits.clone()
     copy = driver.free.pop()

@@ -258,11 +258,11 @@ def test_graphs_that_cannot_be_captured_leave_the_engine_eager(monkeypatch, capl
 
 def test_room_of_a_gpu_counts_the_graphs():
     facts = made().model
-    beside = graphs.memory(facts, 256, 8)
+    other = graphs.memory(facts, 256, 8)
     free = stages.RESERVE + (1 << 30)
-    assert graphs.WORKSPACE < beside < graphs.WORKSPACE + (128 << 20)
-    assert stages.room(facts, free) - stages.room(facts, free, beside) == pytest.approx(
-        beside / (facts.kv_bytes_per_token / 2), abs=1
+    assert graphs.WORKSPACE < other < graphs.WORKSPACE + (128 << 20)
+    assert stages.room(facts, free) - stages.room(facts, free, other) == pytest.approx(
+        other / (facts.kv_bytes_per_token / 2), abs=1
     )
 
 

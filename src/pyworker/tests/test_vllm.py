@@ -138,7 +138,7 @@ def test_tables_that_are_cut_are_sent_again(engine, model):
     with Attached(engine) as worker:
         scheduler = greet(worker, blocks=30, block_size=32)
         scheduler.welcome()
-        seq, beside = (scheduler.add(prompt, 20) for prompt in prompts(24)[20:22])
+        seq, neighbour = (scheduler.add(prompt, 20) for prompt in prompts(24)[20:22])
         while len(seq.tokens) < len(seq.prompt) + 8:
             scheduler.step()
         data = [scheduler.read(block) for block in seq.blocks]
@@ -150,7 +150,7 @@ def test_tables_that_are_cut_are_sent_again(engine, model):
             scheduler.write(block, bytes(scheduler.block_bytes))
         seq.sent_len = 0
         scheduler.run()
-        assert seq.tokens == alone(model, seq.prompt, 20) and beside.tokens == alone(model, beside.prompt, 20)
+        assert seq.tokens == alone(model, seq.prompt, 20) and neighbour.tokens == alone(model, neighbour.prompt, 20)
 
 
 def hot(seed, **fields):

@@ -1,4 +1,4 @@
-"""The engine thread: order of answers when a submission fails, values that are no numbers, and messages of old connections."""
+"""The engine thread: order of answers when a submission fails, values that are not numbers, and messages of old connections."""
 
 import queue
 import threading
@@ -142,7 +142,7 @@ def test_an_engine_that_is_broken_says_so_and_ends_the_worker():
 
 
 class Unfit(ToyEngine):
-    """An engine whose log probabilities and scores are no numbers for slot 3, and which refuses the parameters of slot 4."""
+    """An engine whose log probabilities and scores are not numbers for slot 3, and which refuses the parameters of slot 4."""
 
     def run(self, batch):
         result = super().run(batch)

@@ -13,9 +13,9 @@
 
 use std::fmt::{self, Display, Formatter, Write};
 
-/// Characters of bad input in a message, at most.
+/// Maximum number of characters of bad input in a message.
 pub const SHOWN_MAX: usize = 200;
-/// Characters of a printed message, at most: far more than any message of ours has.
+/// Maximum number of characters of a printed message: far more than any message of ours has.
 const MESSAGE_MAX: usize = 4_000;
 
 /// Texts around a value in messages of serde: before, and behind.

@@ -51,7 +51,7 @@ use crate::requests::outbox::{Output, Unavailable};
 use crate::requests::request_log::RequestLog;
 use crate::requests::request_times::{self, RequestFigures, RequestTimes};
 
-/// Commands waiting for the core's thread, at most.
+/// Maximum number of commands waiting for the core's thread.
 const COMMANDS_MAX: usize = 4096;
 /// Ended requests from which on their memory is freed on another thread: freeing as many takes some milliseconds.
 const REMAINS_MAX: usize = 1024;
@@ -339,7 +339,7 @@ impl Driver {
             WorkerEvent::Failed { step, guilty } => {
                 self.cluster.recycle(engine, step);
                 if let Some(id) = guilty {
-                    // It ends with the step; else it would fail the next one too, and all beside it. A step that begins now, because
+                    // It ends with the step; else it would fail the next one too, and all others in it. A step that begins now, because
                     // this request no longer runs, belongs to the life that has failed: the worker drops it.
                     // With several engines, another worker is asked before the request ends.
                     self.apply(Input::Engine(engine, Event::Fail(id)));
@@ -420,7 +420,7 @@ impl Driver {
         }
         let requests = self.cluster.status(engine).load.requests;
         error!(%engine, requests, "a step or a reset takes too long; the worker is left behind and another is started in its place");
-        // Before the loss, so that whatever the core wants from then on is no job of the old worker.
+        // Before the loss, so that whatever the core wants from then on is not a job of the old worker.
         self.workers.abandon(engine);
         self.exchange(engine);
     }

@@ -53,6 +53,8 @@ mod access;
 mod driver;
 mod edge;
 mod engines;
+#[cfg(test)]
+mod errors_tests;
 mod metrics;
 mod network;
 mod requests;

@@ -32,7 +32,7 @@ use crate::network::Network;
 use crate::service::sessions::{SessionCounts, SessionTable};
 use crate::service::submission::Submitter;
 
-/// Time between two snapshots, at least.
+/// Shortest time between two snapshots.
 const INTERVAL: Duration = Duration::from_millis(50);
 /// Time for the core's thread to answer, scrapes before included.
 const ANSWER: Duration = Duration::from_secs(5);

@@ -30,7 +30,7 @@ pub(crate) const MISTAKES_MAX: usize = 1024;
 const EMPTY_MAX: usize = 100;
 /// Early resets of a connection for which another was asked, in bursts, until the connection is closed.
 const PATIENCE: u64 = 10;
-/// Connections in the middle of headers longer than a frame, at most: each may hold 1.5 MB.
+/// Maximum number of connections in the middle of headers longer than a frame: each may hold 1.5 MB.
 const UNFINISHED_MAX: usize = 64;
 
 /// Counters of the network edge since the start.

@@ -52,9 +52,9 @@ use crate::service::offer::SamplingOffer;
 use crate::service::sessions::{SessionOptions, SessionService};
 use crate::service::submission::{KvClass, Submitter};
 
-/// Bytes of a token id in a message, at most.
+/// Maximum number of bytes of a token id in a message.
 const ID_BYTES_MAX: u64 = 5;
-/// Bytes of a message besides the prompt, at most.
+/// Maximum number of bytes of a message besides the prompt.
 const MESSAGE_BYTES_OTHER: u64 = 1 << 20;
 /// Default poll interval for changed files.
 const RELOAD: Duration = Duration::from_secs(2);
@@ -99,10 +99,10 @@ pub struct Options {
     pub requests: Option<PathBuf>,
     /// Receiver of a span for each request that ended or was refused.
     pub tracer: Option<Arc<dyn RequestTracer>>,
-    /// Requests of one client on the way to their first token, at most; `None` for half of the engines' `max_queue`. A client is the holder
+    /// Maximum number of requests of one client on the way to their first token; `None` for half of the engines' `max_queue`. A client is the holder
     /// of a token, or without tokens everyone at one address.
     pub queue_per_client: Option<u32>,
-    /// Open requests of one client, waiting or running, at most; `None` for no bound.
+    /// Maximum number of open requests of one client, waiting or running; `None` for no bound.
     pub requests_per_client: Option<u32>,
     /// Limits of sessions.
     pub sessions: SessionOptions,
@@ -365,7 +365,7 @@ impl Server {
     /// If a setting or the recording's file cannot be used, or a worker cannot be made.
     pub async fn new(listener: TcpListener, backend: Backend, options: Options) -> Result<Self, ServerError> {
         Cluster::new(&options.cluster)?;
-        let offer = backend.offer.beside(&options.cluster, options.attach.engines);
+        let offer = backend.offer.with_attached(&options.cluster, options.attach.engines);
         let backend = Backend { offer, ..backend };
         let (mut server, start, _) = Self::open(listener, options).await?;
         server.stop = Some(StopOnDrop(start.driver.clone()));
@@ -449,7 +449,7 @@ impl Server {
         self
     }
 
-    /// Serves another protocol beside the server's own, on the same port: the service that `make` returns.
+    /// Serves another protocol in addition to the server's own, on the same port: the service that `make` returns.
     ///
     /// # Errors
     /// If its descriptors cannot be read.

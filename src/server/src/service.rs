@@ -35,7 +35,7 @@ use crate::service::submission::{Rejection, Submitter};
 
 /// Header of a response with the request's id.
 pub(crate) const REQUEST_ID: &str = "trunkline-request-id";
-/// Ids in one call of Abort, at most.
+/// Maximum number of ids in one call of Abort.
 const ABORT_IDS_MAX: usize = 1 << 16;
 
 /// The gRPC service `trunkline.v1.Inference`.

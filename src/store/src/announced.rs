@@ -14,7 +14,7 @@ pub struct Announced {
 }
 
 impl Announced {
-    /// Announces the write of a pair of a transfer. Returns `None` if the destination is no remote storage.
+    /// Announces the write of a pair of a transfer. Returns `None` if the destination is not remote storage.
     pub fn of(places: &Arc<Places>, transfer: &Transfer, pair: usize) -> Option<Self> {
         let Some(Tier::Remote(remote, _)) = places.tier(transfer.to) else { return None };
         let key = *transfer.keys.get(pair)?;

@@ -167,7 +167,7 @@ impl Coder {
     /// Adds a kept table. New frames of its layer group use the first table added or learned.
     ///
     /// # Errors
-    /// If the bytes are no table, or of another model's shape.
+    /// If the bytes are not a table, or of another model's shape.
     pub fn add_table(&self, bytes: &[u8]) -> Result<u64, Fault> {
         let table = self.read_table(bytes)?;
         let id = table.id();
@@ -178,7 +178,7 @@ impl Coder {
     /// Adds the table with an id, as [`Self::add_table`] does.
     ///
     /// # Errors
-    /// If the bytes are no table, or another one.
+    /// If the bytes are not a table, or another one.
     pub fn add_table_named(&self, id: u64, bytes: &[u8]) -> Result<(), Fault> {
         let table = self.read_table(bytes)?;
         if table.id() != id {

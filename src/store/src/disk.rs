@@ -49,11 +49,11 @@ pub type OpenFiles<'a> = &'a dyn Fn(&Path) -> Arc<dyn Files>;
 const SEGMENT_MAX: u64 = 64 << 20;
 /// Least bytes of a segment.
 const SEGMENT_MIN: u64 = 256 << 10;
-/// Segments of a tier, at least.
+/// Minimum number of segments of a tier.
 const SEGMENTS_MIN: u64 = 4;
 /// Threads that write: writes in flight at once.
 const WRITERS: usize = 4;
-/// Bytes of records waiting for the writers, at most.
+/// Maximum number of bytes of records waiting for the writers.
 const QUEUE_BYTES: u64 = 64 << 20;
 
 /// Work and state of a disk tier.

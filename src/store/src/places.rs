@@ -129,7 +129,7 @@ impl Places {
         }
     }
 
-    /// Reads the side tables that were kept beside the tiers, and keeps them beside all. New frames use the newest of the nearest tier.
+    /// Reads the side tables that were kept with the tiers, and keeps them with all. New frames use the newest of the nearest tier.
     pub fn load_tables(&self) {
         let mut tables = Vec::new();
         for tier in &self.tiers {
@@ -241,7 +241,7 @@ impl Places {
         }
     }
 
-    /// Makes sure that a frame from remote storage can be decoded: reads its side table if need be, and keeps the table beside the disks.
+    /// Makes sure that a frame from remote storage can be decoded: reads its side table if need be, and keeps the table on the disks.
     pub fn fetch_table(&self, remote: &Remote, frame: &[u8]) -> Result<(), NoBlock> {
         let Some(id) = self.coder.table_of(frame).filter(|id| !self.coder.has_table(*id)) else { return Ok(()) };
         if self.fetched_tables.load(Relaxed) >= FETCHED_TABLES_MAX {

@@ -17,7 +17,7 @@ pub enum Urgency {
     Idle = 2,
 }
 
-/// Idle jobs that wait, at most: some megabytes of them.
+/// Maximum number of idle jobs that wait: some megabytes of them.
 const IDLE_MAX: usize = 1 << 16;
 
 /// Work for a thread with state `S` of its own: buffers, used again by every job of the thread.

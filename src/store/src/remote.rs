@@ -229,7 +229,7 @@ impl Remote {
 
     /// Returns the number of leading blocks with objects; 0 without an answer. Of a chain, asks for a few blocks at a time, so some blocks
     /// before the last one found may be missing all the same: writers write whole chains, but objects expire. Of blocks of windows, which
-    /// are written as far as they are at hand, asks for all.
+    /// are written as far as they are known, asks for all.
     pub fn leading(&self, keys: &[BlockKey]) -> usize {
         if keys.iter().all(|key| key.parent == key.hash) {
             return self.leading_one_by_one(keys);

@@ -14,7 +14,7 @@ const FUEL_OF_A_VALUE: u64 = 500;
 const FUEL_OF_A_PAIR: u64 = 8;
 /// Bytes of a conversation for a step more. The library takes one step for 64 bytes of text that it copies, and we 16 for 64 of JSON.
 const BYTES_PER_FUEL: u64 = 2;
-/// Steps for any conversation, at most: half a gigabyte of memory, since a step may take 64 bytes.
+/// Maximum number of steps for any conversation: half a gigabyte of memory, since a step may take 64 bytes.
 const FUEL_MAX: u64 = 8_000_000;
 
 /// Returns the steps for a conversation.

@@ -10,7 +10,7 @@ use crate::error::TemplateError;
 use crate::objects::{fields, object, with};
 use crate::python::{stripped, stripped_behind};
 
-/// Text behind the message to continue, by which it is found in the prompt.
+/// Text after the message to continue, by which it is found in the prompt.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 /// Keys of reasoning, the first of which templates read. Templates of gpt-oss read the second.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
@@ -150,7 +150,7 @@ impl Continued {
         Ok(Self { text })
     }
 
-    /// Cuts the prompt behind the text of the last message.
+    /// Cuts the prompt after the text of the last message.
     ///
     /// # Errors
     ///

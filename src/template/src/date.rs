@@ -1,4 +1,4 @@
-//! The function `strftime_now` of templates: a given time by a format of C.
+//! The function `strftime_now` of templates: formats a given time as C does.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,7 +18,7 @@ const MONTHS: [&str; 12] = [
     "November",
     "December",
 ];
-/// Characters of a format, at most.
+/// Maximum number of characters of a format.
 const FORMAT_MAX: usize = 256;
 
 /// A second of a calendar, in UTC.
@@ -70,7 +70,7 @@ impl Date {
         }
     }
 
-    /// Returns the number behind a directive with its width and filling.
+    /// Returns the number for a directive with its width and filling.
     fn number(&self, directive: char) -> Option<(i64, usize, char)> {
         let hour12 = (self.hour + 11) % 12 + 1;
         Some(match directive {

@@ -14,7 +14,7 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 use crate::objects::fields;
 use crate::syntax::syntax;
 
-/// Containers within containers, at most. The JSON of a conversation has 128 at most.
+/// Maximum number of containers within containers. The JSON of a conversation has 128 at most.
 const DEPTH_MAX: usize = 200;
 /// Values that are weighed for one step.
 const WEIGHED_PER_FUEL: u64 = 4;

@@ -7,11 +7,11 @@ use minijinja::{Error, ErrorKind, State, Value};
 
 use crate::printed::float;
 
-/// Containers within containers, at most.
+/// Maximum number of containers within containers.
 const DEPTH_MAX: usize = 200;
 /// Bytes of output that cost as much as one step of a template.
 const BYTES_PER_FUEL: usize = 4;
-/// Spaces of one level of indentation, at most.
+/// Maximum number of spaces of one level of indentation.
 const INDENT_MAX: i64 = 32;
 
 /// The parameters of `json.dumps`.

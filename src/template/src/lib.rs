@@ -28,6 +28,8 @@ mod conversation;
 mod date;
 mod environment;
 mod error;
+#[cfg(test)]
+mod errors_tests;
 mod guard;
 mod json;
 mod objects;

@@ -1,4 +1,4 @@
-//! Methods of Python's values, beside those that the library has or where it differs from Python.
+//! Methods of Python's values that the library does not have, or where it differs from Python.
 
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value, filters};
@@ -7,7 +7,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use crate::guard::weigh_both;
 use crate::printed::printed;
 
-/// Width to which a text is filled, at most.
+/// Largest width to which a text is filled.
 const WIDTH_MAX: usize = 1 << 10;
 
 /// Calls a method of a value.
@@ -85,7 +85,7 @@ pub(crate) fn text(value: Value) -> String {
     printed(&value).unwrap_or_else(|| value.to_string())
 }
 
-/// The filter `int`: 0 for a text that is no number, where the library fails.
+/// The filter `int`: 0 for a text that is not a number, where the library fails.
 pub(crate) fn int(
     state: &State,
     value: &Value,
@@ -96,7 +96,7 @@ pub(crate) fn int(
     filters::int(state, value, default, base, named).or_else(|error| otherwise(error, Value::from(0)))
 }
 
-/// The filter `float`: 0.0 for a text that is no number.
+/// The filter `float`: 0.0 for a text that is not a number.
 pub(crate) fn float(state: &State, value: &Value, default: Option<Value>, named: Kwargs) -> Result<Value, Error> {
     filters::float(state, value, default, named).or_else(|error| otherwise(error, Value::from(0.0)))
 }

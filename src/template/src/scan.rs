@@ -11,9 +11,9 @@ use minijinja::machinery::{Token as Kind, tokenize};
 
 use crate::syntax::{in_words, syntax};
 
-/// Bytes of a template, at most; the largest in use have 20 kB.
+/// Maximum number of bytes of a template; the largest in use have 20 kB.
 pub(crate) const SOURCE_BYTES_MAX: usize = 1 << 18;
-/// Tokens of one tag, at most; the longest in use have 150.
+/// Maximum number of tokens of one tag; the longest in use have 150.
 const TOKENS_MAX: usize = 1_000;
 /// Function of templates for values that outlive a scope, and our name for it.
 const NAMESPACE: &str = "namespace";
@@ -46,7 +46,7 @@ impl<'a> Tag<'a> {
         if self.is_block { self.text(0) } else { "" }
     }
 
-    /// Returns `true` if the token is a variable or a function: a name that is no attribute.
+    /// Returns `true` if the token is a variable or a function: a name that is not an attribute.
     fn is_variable(&self, at: usize) -> bool {
         self.tokens[at].is_name && (at == 0 || self.text(at - 1) != ".")
     }

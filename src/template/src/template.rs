@@ -99,7 +99,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// As [`ChatTemplate::render`]; a part of a message is no text, or the arguments of a tool call are not JSON.
+    /// As [`ChatTemplate::render`]; a part of a message is not text, or the arguments of a tool call are not JSON.
     pub fn render_openai(&self, conversation: &Conversation) -> Result<String, TemplateError> {
         conversation.check()?;
         let messages = openai::messages(&conversation.messages, self.choose(conversation).takes_parts)?;

@@ -27,7 +27,7 @@ const ROLES: [&str; 7] = ["bos_token", EOS, "unk_token", "sep_token", "pad_token
 const EOS: &str = "eos_token";
 /// Keys of lists of special tokens without a role, in both generations of transformers.
 const LISTS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
-/// Names in a note, at most.
+/// Maximum number of names in a note.
 const NAMES_MAX: usize = 8;
 
 /// Parts of `tokenizer.json`.
@@ -109,7 +109,7 @@ impl Specials {
     /// Reads the keys of a file; roles win over roles read before.
     fn read(&mut self, files: Files<'_>, source: &'static str, map: &Map<String, Value>) -> Result<(), FactsError> {
         let token = |key: &str, value: &Value| {
-            let wrong = format!("{key} is no token: it must be a text, or an object with content");
+            let wrong = format!("{key} is not a token: it must be a text, or an object with content");
             Token::deserialize(value).map(|token| (token, source)).map_err(|_| files.malformed(source, &wrong))
         };
         for key in ROLES {
@@ -252,7 +252,7 @@ impl AddedTokens {
             && let Some(taken) = self.name(id)
         {
             self.notes.push(format!(
-                "{source} has {} as token {id}, which is {}: it is no token",
+                "{source} has {} as token {id}, which is {}: it is not a token",
                 quoted(&token.content),
                 quoted(taken)
             ));

@@ -21,7 +21,7 @@ fn ids_that_contradict_each_other_are_noted_and_change_nothing() {
     assert_eq!(all.notes, ["tokenizer_config.json has '<a>' as token 300, tokenizer.json as 256"]);
     let all = read(&[("tokenizer.json", &json), ("tokenizer_config.json", &decoder("256", "<b>"))]);
     assert_eq!((all.id("<b>"), all.name(256)), (None, Some("<a>")));
-    assert_eq!(all.notes, ["tokenizer_config.json has '<b>' as token 256, which is '<a>': it is no token"]);
+    assert_eq!(all.notes, ["tokenizer_config.json has '<b>' as token 256, which is '<a>': it is not a token"]);
 }
 
 #[test]

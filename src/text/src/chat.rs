@@ -12,7 +12,7 @@ use crate::gguf;
 use crate::metadata::Keys;
 use crate::vocabulary::Vocabulary;
 
-/// Files with a chat template, beside `tokenizer_config.json`.
+/// Files with a chat template, other than `tokenizer_config.json`.
 pub(crate) const TEMPLATES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
 /// Key of a chat template in files of JSON.
 const TEMPLATE: &str = "chat_template";

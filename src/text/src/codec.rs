@@ -12,7 +12,7 @@ const VOCAB_MAX: usize = 1 << 24;
 /// Token ids below this may be in any file. A larger one needs a file with as many bytes: tables are by id, and a file of a few bytes with one
 /// large id would take the memory of a large vocabulary.
 const IDS_FREE: usize = 1 << 20;
-/// Begin token of the byte tokenizer, after the bytes 0 to 255.
+/// BOS token of the byte tokenizer, after the bytes 0 to 255.
 pub(crate) const BOS: u32 = 256;
 /// End token of the byte tokenizer.
 pub(crate) const EOS: u32 = 257;
@@ -106,7 +106,7 @@ pub(crate) struct Codec {
     pub(crate) pieces: Option<Pieces>,
     /// Number of token ids, counted up to the largest.
     pub(crate) vocab_size: u32,
-    /// Bytes of text that one token stands for, at most.
+    /// Maximum number of bytes of text that one token stands for.
     pub(crate) longest_piece: u32,
 }
 

@@ -10,7 +10,7 @@ use trunkline_quote::quoted;
 /// Longest context of a model, tokens, and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// Tokens of prompt and answer together, at most.
+    /// Maximum number of tokens of prompt and answer together.
     pub tokens: u32,
     /// Keys that say so.
     pub source: String,

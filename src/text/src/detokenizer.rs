@@ -49,7 +49,7 @@ struct Window {
     certain: usize,
 }
 
-/// Tokens with an incomplete character, at most: a character has four bytes, and a token has one at least. The first of four tokens that end
+/// Maximum number of tokens with an incomplete character: a character has four bytes, and a token has one at least. The first of four tokens that end
 /// within a character is therefore no part of it, but broken by itself.
 const UNCERTAIN: usize = 4;
 
@@ -62,7 +62,7 @@ impl Detokenizer {
         Self { codec, skip_special, state, panicked: None }
     }
 
-    /// Starts a stream that goes on behind a prompt with these last tokens, of which [`PROMPT_END`] are enough. A space between the prompt and
+    /// Starts a stream that goes on after a prompt with these last tokens, of which [`PROMPT_END`] are enough. A space between the prompt and
     /// the first token is part of the text then: decoders that drop the space at the beginning of a text keep it.
     pub(crate) fn behind(codec: Arc<Codec>, skip_special: bool, prompt_end: &[u32]) -> Self {
         let mut stream = Self::new(codec, skip_special);
@@ -211,7 +211,7 @@ impl Window {
         }
     }
 
-    /// Returns the text of the first `n` new tokens behind the context. If the two do not part, as at bytes that are joined over both, the text
+    /// Returns the text of the first `n` new tokens after the context. If the two do not part, as at bytes that are joined over both, the text
     /// of the new tokens alone.
     fn text(&self, decode: &mut Decode<'_>, n: usize) -> String {
         let new = &self.new[..n];

@@ -42,7 +42,7 @@ pub enum FactsError {
         /// Fault of the file.
         problem: String,
     },
-    /// The file or folder is another than was meant.
+    /// The file or folder is not the one that was meant.
     #[error(transparent)]
     Mistake(#[from] Mistake),
 }

@@ -25,7 +25,7 @@ use crate::{added, gguf};
 const MODEL: &str = "config.json";
 /// Files with `eos_token_id`.
 const END_FILES: [&str; 2] = [MODEL, "generation_config.json"];
-/// Tokens in the line for the log, at most.
+/// Maximum number of tokens in the line for the log.
 const TOKENS_MAX: usize = 16;
 
 /// A token that ends an answer.
@@ -106,9 +106,10 @@ impl ModelFacts {
         if let Some((content, source)) = &tokens.end {
             match tokens.id(content) {
                 Some(id) => facts.end(id, source),
-                None => facts
-                    .notes
-                    .push(format!("{source} has eos_token {}, which is no token of the vocabulary", quoted(content))),
+                None => facts.notes.push(format!(
+                    "{source} has eos_token {}, which is not a token of the vocabulary",
+                    quoted(content)
+                )),
             }
         }
         for end in &mut facts.ends {

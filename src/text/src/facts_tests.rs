@@ -171,7 +171,7 @@ fn malformed_files_are_named_in_one_line() {
         ),
         ("tokenizer_config.json", "{\"added_tokens_decoder\": {\"x\": {\"content\": \"y\"}}}", "has the id 'x'"),
         ("tokenizer_config.json", "{\"added_tokens_decoder\": {\"1\": {}}}", "added_tokens_decoder is malformed"),
-        ("tokenizer_config.json", "{\"eos_token\": 3}", "eos_token is no token"),
+        ("tokenizer_config.json", "{\"eos_token\": 3}", "eos_token is not a token"),
     ] {
         let dir = folder(&[("tokenizer.json", &byte_level_json(&[]))]);
         std::fs::write(dir.path().join(name), text).unwrap();

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use crate::error::FactsError;
 use crate::mistakes::Mistake;
 
-/// Bytes of a file, at most: eight times the largest `tokenizer.json` in use, of Gemma 3, which has 33 MB.
+/// Maximum number of bytes of a file: eight times the largest `tokenizer.json` in use, of Gemma 3, which has 33 MB.
 const FILE_BYTES_MAX: u64 = 1 << 28;
 
 /// Files of a model by name.

@@ -41,7 +41,7 @@ struct Words {
     composed: bool,
     /// `true` if a word in the vocabulary is a token even if merges do not lead to it.
     whole_words: bool,
-    /// `true` if a begin token precedes a text unless the file says otherwise.
+    /// `true` if a BOS token precedes a text unless the file says otherwise.
     begins: bool,
 }
 
@@ -184,7 +184,7 @@ fn merges_of(normal: &[(usize, &str)], scores: &[f64]) -> Value {
     merges.into_iter().map(|(_, left, right)| json!([left, right])).collect()
 }
 
-/// Returns the post-processor that puts a begin token before a text and an end token behind, as the file asks.
+/// Returns the post-processor that puts a BOS token before a text and an end token behind, as the file asks.
 fn frame(keys: Keys<'_>, vocabulary: &Vocabulary<'_>, begins: bool) -> Result<Value, String> {
     let token = |wanted: bool, id: Option<i64>| match id {
         Some(id) if wanted => Ok(Some((vocabulary.name(id)?, id))),

@@ -40,6 +40,8 @@ mod codec;
 mod context;
 mod detokenizer;
 mod error;
+#[cfg(test)]
+mod errors_tests;
 mod facts;
 mod folder;
 mod gguf;

@@ -10,10 +10,10 @@ use serde_json::Value;
 const HEAD: usize = 1024;
 /// First bytes of a GGUF file.
 const MAGIC: &[u8] = b"GGUF";
-/// Names of a folder that are looked at, at most.
+/// Maximum number of names of a folder that are looked at.
 const NAMES_MAX: usize = 10_000;
 
-/// A file or folder that is another than was meant.
+/// A file or folder that is not the one that was meant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} {what}", path.display())]
 pub struct Mistake {
@@ -41,7 +41,7 @@ type OfFile = (fn(&[u8], &str) -> bool, &'static str);
 /// A test of a name in a folder, and the remedy.
 type OfName = (fn(&str) -> bool, &'static str);
 
-/// Beginnings of files that are no part of a model, whatever the name.
+/// Beginnings of files that are not part of a model, whatever the name.
 const BYTES: [OfBytes; 11] = [
     (
         |head| head.starts_with(b"version https://git-lfs.github.com/spec/"),
@@ -151,7 +151,7 @@ impl Mistake {
         Some(Self { path: path.to_owned(), what })
     }
 
-    /// Returns the mistake if the file at `path` is given as a model, and is no GGUF file.
+    /// Returns the mistake if the file at `path` is given as a model, and is not a GGUF file.
     pub fn of_model(path: &Path) -> Option<Self> {
         Self::of_file(path).or_else(|| {
             let (head, name) = (head(path)?, path.file_name()?.to_string_lossy().to_lowercase());

@@ -25,7 +25,7 @@ const TEXTS: [&str; 10] = [
 ];
 /// Letters of a word without an end.
 const LONG: usize = 300;
-/// Added tokens that are tried, at most: files with more have them all alike.
+/// Added tokens that are tried, at most: files with more have them all of one kind.
 const ADDED_MAX: usize = 16;
 
 /// Returns the codec if texts go to tokens and back.

@@ -65,7 +65,7 @@ pub(crate) fn grown_max(bytes: usize) -> usize {
 ///
 /// # Errors
 ///
-/// It is no JSON object, or has one of the faults above.
+/// It is not a JSON object, or has one of the faults above.
 pub(crate) fn check(json: &[u8]) -> Result<(), String> {
     let outline: Outline = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     let stages = [

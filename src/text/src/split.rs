@@ -6,7 +6,7 @@ use crate::error::FactsError;
 use crate::metadata::Keys;
 use crate::reader::open_gguf;
 
-/// Parts of a model, at most; llama.cpp numbers them with 16 bits.
+/// Maximum number of parts of a model; llama.cpp numbers them with 16 bits.
 const PARTS_MAX: i64 = 65_535;
 
 /// Returns the path without the number of the part and the number of parts that a name such as `NAME-00001-of-00003.gguf` ends with, and both.

@@ -50,7 +50,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// The text is no fast tokenizer.
+    /// The text is not a fast tokenizer.
     pub fn from_json(name: &str, json: &[u8]) -> Result<Self, TokenizerError> {
         Self::of_files(Files::Memory(name, &[(TOKENIZER, json)]))
     }
@@ -95,7 +95,7 @@ impl Tokenizer {
         Parts::new(Arc::clone(&self.codec), text, add_special_tokens)
     }
 
-    /// Returns the tokens of `text`, with the tokenizer's special tokens around the text (for Llama: a begin token). Names of
+    /// Returns the tokens of `text`, with the tokenizer's special tokens around the text (for Llama: a BOS token). Names of
     /// special tokens in the text become special tokens.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl Tokenizer {
         Detokenizer::new(Arc::clone(&self.codec), skip_special_tokens)
     }
 
-    /// Starts a new stream of text that goes on behind a prompt with these last tokens, [`crate::PROMPT_END`] or as many as it has: a space between
+    /// Starts a new stream of text that goes on after a prompt with these last tokens, [`crate::PROMPT_END`] or as many as it has: a space between
     /// the prompt and the answer is part of the answer.
     pub fn detokenizer_behind(&self, prompt_end: &[u32], skip_special_tokens: bool) -> Detokenizer {
         Detokenizer::behind(Arc::clone(&self.codec), skip_special_tokens, prompt_end)

@@ -159,12 +159,12 @@ const SENTENCE_PIECE: [(&str, i64); 3] = [(UNKNOWN, 0), (BOS, 1), (EOS, 2)];
 /// Names of the marks of gpt-oss, which are part of an answer.
 const PARTS_OF_ANSWERS: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
-/// A name of [`ENDS`] without this meaning beside others: `<|end|>` ends a message of gpt-oss and Solar, and not the turn; `</s>` is a word of
+/// A name of [`ENDS`] without this meaning next to others: `<|end|>` ends a message of gpt-oss and Solar, and not the turn; `</s>` is a word of
 /// Gemma 4 and PLaMo.
 struct Exception {
     name: &'static str,
     /// Lists of ends. The exception holds in a file that has all ends of a list.
-    beside: &'static [&'static [&'static str]],
+    ends: &'static [&'static [&'static str]],
     /// Kind of the token instead.
     kind: i64,
 }
@@ -172,7 +172,7 @@ struct Exception {
 const EXCEPTIONS: [Exception; 2] = [
     Exception {
         name: "<|end|>",
-        beside: &[
+        ends: &[
             &["<|return|>", "<|call|>"],
             &["<|return|>", "<|calls|>"],
             &["<|flush|>", "<|call|>"],
@@ -180,7 +180,7 @@ const EXCEPTIONS: [Exception; 2] = [
         ],
         kind: USER_DEFINED,
     },
-    Exception { name: "</s>", beside: &[&["<|tool_response>"], &["<|plamo:eos|>"]], kind: NORMAL },
+    Exception { name: "</s>", ends: &[&["<|tool_response>"], &["<|plamo:eos|>"]], kind: NORMAL },
 ];
 
 /// Source of an end that no key of the file names.
@@ -255,7 +255,7 @@ impl<'a> Vocabulary<'a> {
         }
         for exception in &EXCEPTIONS {
             let is_end = |name: &&str| self.ends.iter().any(|(id, _)| self.name_of(*id) == Some(name));
-            let applies = exception.beside.iter().any(|names| names.iter().all(is_end));
+            let applies = exception.ends.iter().any(|names| names.iter().all(is_end));
             if applies && let Some(at) = self.ends.iter().position(|(id, _)| self.name_of(*id) == Some(exception.name))
             {
                 let (id, _) = self.ends.remove(at);

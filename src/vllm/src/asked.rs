@@ -8,7 +8,7 @@ use crate::proto::vllm::grpc::engine::generate_request::Input;
 use crate::proto::vllm::grpc::engine::sampling_params::Constraint;
 use crate::proto::vllm::grpc::engine::{GenerateRequest, SamplingParams};
 
-/// Answers to one prompt, at most.
+/// Maximum number of answers to one prompt.
 const N_MAX: u32 = 128;
 
 /// A request whose fields can all be honoured.

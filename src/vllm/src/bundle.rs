@@ -10,7 +10,7 @@ use crate::archive::zip;
 use crate::files::{FilesError, ModelFiles};
 use crate::proto::smg::grpc::common::GetTokenizerChunk;
 
-/// Bytes of a piece, at most: those that gateways expect.
+/// Maximum number of bytes of a piece: those that gateways expect.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// An archive of the tokenizer's files.

@@ -22,7 +22,7 @@ const NAMES: [&str; 10] = [
 /// Endings of further files: vocabularies of other libraries, and templates.
 const ENDINGS: [&str; 3] = [".model", ".tiktoken", ".jinja"];
 const CONFIG: &str = "config.json";
-/// Bytes of all files, at most: many times the tokenizer of Gemma 3, which has 33 MB.
+/// Maximum number of bytes of all files: many times the tokenizer of Gemma 3, which has 33 MB.
 const BYTES_MAX: u64 = 1 << 28;
 
 /// Files of a model.

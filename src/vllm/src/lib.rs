@@ -16,6 +16,8 @@ mod archive;
 mod asked;
 mod bundle;
 mod engine;
+#[cfg(test)]
+mod errors_tests;
 mod files;
 mod loads;
 mod parents;

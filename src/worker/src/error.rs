@@ -79,7 +79,7 @@ pub enum ModelError {
         /// What is there instead, and the remedy.
         hint: String,
     },
-    /// A file or folder is another than was meant.
+    /// A file or folder is not the one that was meant.
     #[error(transparent)]
     Mistake(#[from] Mistake),
     /// A file with facts about the model cannot be used.
@@ -164,7 +164,7 @@ pub enum ModelError {
         problem: String,
     },
     /// No regular file has the name of the file of packed weights.
-    #[error("{} is no regular file; the packed weights go there: move it away, or name another folder with dir", path.display())]
+    #[error("{} is not a regular file; the packed weights go there: move it away, or name another folder with dir", path.display())]
     NoFile {
         /// Path of the pipe, folder, device or the like.
         path: PathBuf,
@@ -176,7 +176,7 @@ pub enum ModelError {
     #[error(transparent)]
     Budget(#[from] BudgetError),
     /// A tensor without a use in the model's architecture; ignoring the tensor would give wrong text.
-    #[error("tensor {} in {} is no part of the model's architecture; the model is of another kind", cut(name), path.display())]
+    #[error("tensor {} in {} is not part of the model's architecture; the model is of another kind", cut(name), path.display())]
     UnexpectedTensor {
         /// Name of the tensor.
         name: String,
@@ -287,7 +287,7 @@ pub enum WorkerError {
         /// Free memory, as far as known.
         available: String,
     },
-    /// The element type of the KV cache stores units of neighbouring elements, and the model's heads are no whole number of units.
+    /// The element type of the KV cache stores units of neighbouring elements, and the model's heads are not a whole number of units.
     #[error(
         "KV of type {dtype} needs heads of a multiple of {unit} elements, the model's have {head_dim}; choose f16 or bf16"
     )]
@@ -357,7 +357,7 @@ pub enum WorkerError {
         /// Number of existing blocks.
         limit: u32,
     },
-    /// Streamed weights could not be read, though the read was tried again. [`crate::Model::mend_from`] and [`crate::Model::mend_with`] repair the file.
+    /// Streamed weights could not be read, though the read was tried again. [`crate::Model::repair_from`] and [`crate::Model::repair_with`] repair the file.
     #[error("step {step}: {fault}")]
     Weights {
         /// Number of the step.
@@ -505,7 +505,7 @@ pub enum SequenceFault {
     /// The slot is not a small dense number.
     #[error("the slot is not below {limit}")]
     SlotTooLarge {
-        /// Number of slots, at most.
+        /// Maximum number of slots.
         limit: u32,
     },
     /// Two sequences of the step share a slot.
@@ -623,7 +623,8 @@ pub enum SequenceFault {
     /// The token to run is the last sampled one, but the step places the token elsewhere, or more than one token is to run.
     #[error(
         "it runs {n_tokens} tokens from position {computed}, the first of them sampled by the worker, which last sampled \
-         for position {sampled:?}"
+         for {}",
+        sampled.map_or_else(|| "no position".to_owned(), |at| format!("position {at}"))
     )]
     NotSampled {
         /// Position of the token to run.

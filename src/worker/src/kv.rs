@@ -259,7 +259,7 @@ impl LockedBlocks<'_> {
         cells.store(at + layout.half() + offset * layout.head_dim, 1, value);
     }
 
-    /// Zeroes a block behind the last head of its group: bytes that another group left there.
+    /// Zeroes a block after the last head of its group: bytes that another group left there.
     ///
     /// # Panics
     /// If the block is not locked for writing.

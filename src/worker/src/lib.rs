@@ -46,6 +46,8 @@
 
 pub mod config;
 pub mod error;
+#[cfg(test)]
+mod errors_tests;
 mod files;
 pub mod kernels;
 mod kv;

@@ -6,7 +6,7 @@ use crate::error::ModelError;
 
 /// Folder of the control groups.
 const GROUPS: &str = "/sys/fs/cgroup";
-/// Memory beside the weights of a model, as a part of the weights: buffers, and what the parts of the program take.
+/// Memory in addition to the weights of a model, as a part of the weights: buffers, and what the parts of the program take.
 const BESIDE_WEIGHTS: u64 = 16;
 
 /// Limit of a control group.

@@ -56,7 +56,7 @@ struct Window {
     next_read: usize,
     /// Streamed group to be used next.
     next_use: usize,
-    /// Groups read ahead, at most.
+    /// Maximum number of groups read ahead.
     ahead: usize,
     fault: Option<WeightsFault>,
     /// Failed reads since the end of the last complete step.

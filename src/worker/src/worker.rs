@@ -410,10 +410,10 @@ mod tests {
     fn logits_that_are_not_finite_fail_their_sequence_alone_and_steps_on_the_way_run_on() {
         let sound: [(&[Token], u32); 2] = [(&[1, 2], 0), (&[5], 2)];
         let all = [sound[0], (&[3, 9, 4], 1), sound[1]];
-        let (mut alone, mut beside) = (worker_with_a_nan(), worker_with_a_nan());
+        let (mut alone, mut together) = (worker_with_a_nan(), worker_with_a_nan());
         for next in [starts, decodes] {
             let expected = alone.run(&next(&sound)).unwrap().result;
-            let found = beside.run(&next(&all)).unwrap();
+            let found = together.run(&next(&all)).unwrap();
             assert_eq!(found.result.failed, [FailedSeq { seq: 1, fault: SeqFault::NotFinite }]);
             let tokens = |result: &StepResult, at: [usize; 2]| at.map(|i| result.of(i).to_vec());
             assert_eq!(tokens(&found.result, [0, 2]), tokens(&expected, [0, 1]));

@@ -67,9 +67,7 @@ fn a_block_that_is_not_there_is_refused() {
     let rig = Rig::new(&Arc::new(Model::seeded(6)), 16, 4, 1);
     let blocks = rig.worker.blocks();
     let mut bytes = vec![0; blocks.block_bytes()];
-    let refused = "device block 4 is not below 4";
-    assert_eq!(blocks.read(4, &mut bytes).unwrap_err().to_string(), refused);
-    assert_eq!(blocks.write(4, &bytes).unwrap_err().to_string(), refused);
+    assert!(blocks.read(4, &mut bytes).is_err() && blocks.write(4, &bytes).is_err());
     blocks.write(3, &bytes).unwrap();
 }
 

@@ -25,7 +25,7 @@ fn load(name: &str) -> Model {
     Model::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/conformance").join(name)).unwrap()
 }
 
-/// A step that copies, and runs a token of a request with these blocks behind the copied ones.
+/// A step that copies, and runs a token of a request with these blocks after the copied ones.
 fn step(id: u64, table: &[u32], computed: u32, copies: Vec<CellCopy>) -> Step {
     let seq = StepSeq {
         request: RequestId(9),
@@ -151,5 +151,5 @@ fn impossible_copies_are_refused_before_any_is_made() {
     let model = Model::seeded_like_smollm2(WeightKind::Bf16, 1, 1).with_kv_dtype(KvDtype::Q8_0);
     let mut rig = Rig::new(&Arc::new(model), SIZE, 8, 1);
     let error = rig.worker.run(&step(5, &[1, 2], 5, vec![CellCopy { position: 4, shift: 4, ..good }])).unwrap_err();
-    assert_eq!(error.to_string(), "step 5, copy 0: tokens cannot be copied with KV of type q8_0; use f32, f16 or bf16");
+    assert_eq!(error, WorkerError::Copy { step: 5, index: 0, fault: CopyFault::Quantised { dtype: "q8_0" } });
 }

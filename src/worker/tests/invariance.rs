@@ -187,7 +187,7 @@ fn the_seeded_model_talks_and_says_the_same_everywhere() {
         assert!(pairs.len() > 100, "{} distinct pairs", pairs.len());
         texts.push(Tokenizer::bytes().decode(&output[..32]));
     }
-    // Pinned: the arithmetic rounds alike on every machine.
+    // Pinned: the arithmetic rounds the same way on every machine.
     assert_eq!(
         texts,
         [

@@ -38,7 +38,7 @@ fn least(load: impl Fn(&StreamSettings) -> Result<Model, ModelError>) -> u64 {
     }
 }
 
-/// Tokens and logits of each step: a prompt in chunks beside another prompt, then decodes in a batch.
+/// Tokens and logits of each step: a prompt in chunks alongside another prompt, then decodes in a batch.
 type Outcome = Vec<(Vec<u32>, Vec<Vec<u32>>)>;
 
 fn run(model: &Arc<Model>, threads: usize) -> (Outcome, Vec<WeightReads>) {
@@ -49,7 +49,7 @@ fn run(model: &Arc<Model>, threads: usize) -> (Outcome, Vec<WeightReads>) {
     };
     let hot = Sampling { temperature: 0.9, seed: 7, ..Sampling::default() };
     let mut seqs = [
-        Seq::new(0, &prompt("a prompt of some length, run in chunks beside another"), Sampling::default()),
+        Seq::new(0, &prompt("a prompt of some length, run in chunks alongside another"), Sampling::default()),
         Seq::new(1, &prompt("a short one"), hot),
     ];
     let (mut outcome, mut reads) = (Vec::new(), Vec::new());
@@ -282,9 +282,9 @@ fn a_damaged_or_short_file_is_removed_and_written_again_and_steps_go_on() {
                 && line.ends_with("; the file was removed, and is written again from the model"),
             "{line}"
         );
-        assert!(!made.path().exists() && model.needs_mending());
-        let written = model.mend_with(Made::whole(), &settings(made.least)).unwrap();
-        assert_eq!((written.as_deref(), model.needs_mending()), (Some("there is none yet"), false));
+        assert!(!made.path().exists() && model.needs_repair());
+        let written = model.repair_with(Made::whole(), &settings(made.least)).unwrap();
+        assert_eq!((written.as_deref(), model.needs_repair()), (Some("there is none yet"), false));
         assert_eq!(fs::read(made.path()).unwrap(), bytes);
         assert_eq!(first_step(&mut worker_of(&model)).unwrap(), expected);
         worker.reset();
@@ -303,7 +303,7 @@ fn a_server_leaves_the_file_alone_that_another_has_written_in_the_place_of_a_dam
     for ((model, worker), reason) in models.iter().zip(&mut workers).zip([Some("there is none yet"), None]) {
         drop((first_step(worker), worker.reset()));
         first_step(worker).unwrap_err();
-        let written = model.mend_with(Made::whole(), &settings(made.least)).unwrap();
+        let written = model.repair_with(Made::whole(), &settings(made.least)).unwrap();
         assert_eq!(written.as_deref(), reason);
         assert_eq!(fs::read(made.path()).unwrap(), bytes);
         worker.reset();
@@ -334,7 +334,7 @@ fn a_folder_with_the_name_of_the_file_is_refused_in_one_line() {
     let made = Made::new();
     fs::create_dir(made.path()).unwrap();
     let error = made.load(&settings(made.least)).err().unwrap().to_string();
-    let line = "is no regular file; the packed weights go there: move it away, or name another folder with dir";
+    let line = "is not a regular file; the packed weights go there: move it away, or name another folder with dir";
     assert_eq!(error, format!("{} {line}", made.path().display()));
 }
 

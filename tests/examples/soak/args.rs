@@ -49,7 +49,7 @@ pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--hostile" => args.role = Role::Hostile,
             "self" => has_target = true,
             other => {
-                args.addr = Some(other.parse().map_err(|_| format!("'{other}' is no address"))?);
+                args.addr = Some(other.parse().map_err(|_| format!("'{other}' is not an address"))?);
                 has_target = true;
             }
         }

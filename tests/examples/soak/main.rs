@@ -1,4 +1,4 @@
-//! Hostile clients of every kind beside 64 streams that behave.
+//! Hostile clients of every kind alongside 64 streams that behave.
 //!
 //! ```text
 //! cargo run --release -p trunkline-tests --example soak -- --seconds 1800 self
@@ -12,7 +12,7 @@
 //! The clients that behave compare every text with the text that the same prompt had alone. The program judges, and fails if
 //!
 //! * a text differs, an abort by a stranger succeeds, an attack gets an answer that it should not, or blocks do not come back,
-//! * the latency of whole answers beside the attacks, median or 99th percentile, is more than 1.2 times the latency alone,
+//! * the latency of whole answers during the attacks, median or 99th percentile, is more than 1.2 times the latency alone,
 //! * the server's resident memory grows by more than a tenth after the first minute.
 
 mod args;
@@ -34,7 +34,7 @@ use crate::args::{Args, Role};
 use crate::good::{Latencies, STREAMS, quantile};
 use crate::process::{Memory, Own};
 
-/// Latency beside the attacks over latency alone, at most.
+/// Latency during the attacks over latency alone, at most.
 const RATIO_MAX: f64 = 1.2;
 /// Resident memory at the end over the memory after the warm-up, at most.
 const GROWTH_MAX: f64 = 1.1;
@@ -127,10 +127,10 @@ async fn judge(args: &Args) -> io::Result<bool> {
     let end = Instant::now() + attack;
     let used = process::cpu_s(pid);
     let memory = tokio::spawn(process::watch_memory(pid, end));
-    let beside = good::behave(addr, &texts, end, &tally).await;
-    print("beside the attacks", &beside);
+    let attacked = good::behave(addr, &texts, end, &tally).await;
+    print("during the attacks", &attacked);
     println!(
-        "processor time beside the attacks: server {:.2}, hostile clients {:.2} of a core",
+        "processor time during the attacks: server {:.2}, hostile clients {:.2} of a core",
         (process::cpu_s(pid) - used) / attack.as_secs_f64(),
         process::cpu_s(hostile.0.id()) / attack.as_secs_f64(),
     );
@@ -138,7 +138,7 @@ async fn judge(args: &Args) -> io::Result<bool> {
     tally.read(&tokio::task::spawn_blocking(move || hostile.output()).await.map_err(io::Error::other)??);
     let came_back = settled(addr).await;
     tally.print();
-    Ok(verdicts(&alone, &beside, memory, tally.sum("WRONG"), came_back))
+    Ok(verdicts(&alone, &attacked, memory, tally.sum("WRONG"), came_back))
 }
 
 /// Starts a server of our own, or finds the process of the server at the address given. The value ends the server.
@@ -154,23 +154,23 @@ fn server(args: &Args) -> io::Result<(Option<Own>, SocketAddr, u32)> {
 }
 
 /// Prints the verdict on each goal; returns `true` if all are met.
-fn verdicts(alone: &Latencies, beside: &Latencies, memory: Memory, wrong: u64, came_back: bool) -> bool {
+fn verdicts(alone: &Latencies, attacked: &Latencies, memory: Memory, wrong: u64, came_back: bool) -> bool {
     let mut all = true;
     let mut verdict = |is_met: bool, text: String| {
         println!("{} {text}", if is_met { "met   " } else { "MISSED" });
         all &= is_met;
     };
     for (name, q) in [("p50", 0.5), ("p99", 0.99)] {
-        let (before, after) = (quantile(&alone.whole, q), quantile(&beside.whole, q));
+        let (before, after) = (quantile(&alone.whole, q), quantile(&attacked.whole, q));
         let ratio = after / before;
-        let text = format!("latency {name}: {before:.1} ms alone, {after:.1} ms beside the attacks, ratio {ratio:.3}");
+        let text = format!("latency {name}: {before:.1} ms alone, {after:.1} ms during the attacks, ratio {ratio:.3}");
         verdict(ratio <= RATIO_MAX, format!("{text} (goal {RATIO_MAX})"));
     }
     let Memory { early, last, most } = memory;
     let limit = ((early as f64 * GROWTH_MAX) as u64).max(early + GROWTH_MIB);
     let text = format!("memory: {early} MiB after the warm-up, {last} MiB at the end, {most} MiB at most");
     verdict(last <= limit, format!("{text} (goal {limit} at the end)"));
-    verdict(wrong == 0, format!("{wrong} wrong of {} texts and all attacks", beside.whole.len()));
+    verdict(wrong == 0, format!("{wrong} wrong of {} texts and all attacks", attacked.whole.len()));
     verdict(came_back, format!("blocks {}", if came_back { "all back" } else { "MISSING" }));
     all
 }

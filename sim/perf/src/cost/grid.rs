@@ -49,7 +49,7 @@ impl<const D: usize> Grid<D> {
             let mut found: Vec<([f64; D], f64)> =
                 holes.iter().filter_map(|hole| Some((*hole, grid.between(*hole)?))).collect();
             if found.is_empty() {
-                found = holes.iter().filter_map(|hole| Some((*hole, grid.beside(*hole, &ideal)?))).collect();
+                found = holes.iter().filter_map(|hole| Some((*hole, grid.scaled(*hole, &ideal)?))).collect();
             }
             if found.is_empty() {
                 return Err(holes[0]);
@@ -103,7 +103,7 @@ impl<const D: usize> Grid<D> {
     }
 
     /// Scales the time of the nearest known point along an axis by the ratio of `ideal`.
-    fn beside(&self, hole: [f64; D], ideal: &impl Fn([f64; D]) -> f64) -> Option<f64> {
+    fn scaled(&self, hole: [f64; D], ideal: &impl Fn([f64; D]) -> f64) -> Option<f64> {
         let mut best: Option<(f64, f64)> = None;
         for d in 0..D {
             for (x, time) in self.neighbors(hole, d).into_iter().flatten() {

@@ -26,7 +26,7 @@ pub struct Parallel {
     pub expert: u32,
 }
 
-/// Devices of a replica, at most.
+/// Maximum number of devices of a replica.
 const DEVICES_MAX: u32 = 1024;
 
 /// Impossible way to spread a model.

@@ -44,7 +44,7 @@ pub const PARAMS: [Param; 6] = [
     },
     Param {
         key: "device_window",
-        about: "layers the device has room for beside those that stay",
+        about: "layers the device has room for in addition to those that stay",
         default: 2,
         min: 1,
         max: ALL_OTHERS,

@@ -29,7 +29,7 @@
 //! attention_flops = 0.4
 //! weight_bandwidth = 0.7
 //! kv_bandwidth = 0.78
-//! mixed_rows = 1.0                    # rows computed for a decode beside prefills
+//! mixed_rows = 1.0                    # rows computed for a decode alongside prefills
 //!
 //! [overhead]                          # optional
 //! step_us = 100.0
@@ -50,7 +50,7 @@
 //! token_us = 21.0                     # each token run
 //! sequence_us = [[0, 4.0], [8, 6.5]]  # each sequence in the step: 4 us up to 8 of them, 6.5 us beyond; token_us can be such a list, too
 //! context_token_ns = 40.0             # each token of context that decodes read
-//! mixed_context_token_ns = 70.0       # the same beside a prefill, in addition; optional
+//! mixed_context_token_ns = 70.0       # the same alongside a prefill, in addition; optional
 //! prefill_pair_ns = 0.9               # each pair of a prefill's token and one it attends to
 //! largest = { sequences = 64, tokens = 2048 }  # largest steps measured; optional
 //!

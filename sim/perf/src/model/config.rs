@@ -179,7 +179,7 @@ const WIDTH_MAX: u64 = 1 << 20;
 /// Greatest number of layers, heads or experts, and greatest head width. Products of these and two widths fit in 64 bits.
 const COUNT_MAX: u64 = 1 << 12;
 
-/// File beside a `config.json` with the quantisation of checkpoints of NVIDIA's Model Optimizer, where the `config.json` has none.
+/// File next to a `config.json` with the quantisation of checkpoints of NVIDIA's Model Optimizer, where the `config.json` has none.
 const QUANTISATION_FILE: &str = "hf_quant_config.json";
 
 /// Reads the file at `path` and names the model after the file, or after the folder of a `config.json`. Quantisation that a `config.json` leaves out
@@ -193,9 +193,9 @@ pub fn from_config(path: &Path) -> Result<Model, ModelError> {
         std::fs::read_to_string(path).map_err(|fault| ModelError::Unreadable { path: path.into(), fault })
     };
     let text = read(path)?;
-    let beside = path.with_file_name(QUANTISATION_FILE);
-    let asks = path.ends_with("config.json") && !text.contains("\"quantization_config\"") && beside.exists();
-    let quantisation = if asks { Some(read(&beside)?) } else { None };
+    let other = path.with_file_name(QUANTISATION_FILE);
+    let asks = path.ends_with("config.json") && !text.contains("\"quantization_config\"") && other.exists();
+    let quantisation = if asks { Some(read(&other)?) } else { None };
     // A folder without a name is `.` or ends in `..`.
     let whole =
         if path.parent().is_some_and(|folder| folder.file_name().is_none()) { path.canonicalize().ok() } else { None };
@@ -215,7 +215,7 @@ pub fn parse_config(name: &str, text: &str) -> Result<Model, ModelError> {
 }
 
 /// Parses the text of a `config.json`, and of an `hf_quant_config.json` for a configuration without quantisation.
-fn parse(name: &str, text: &str, beside: Option<&str>) -> Result<Model, ModelError> {
+fn parse(name: &str, text: &str, other: Option<&str>) -> Result<Model, ModelError> {
     let malformed = |fault| ModelError::Malformed { name: name.into(), fault };
     // Python writes infinite limits of time steps of recurrent layers without quotes.
     let published: Map<String, Value> = serde_json::from_str(text)
@@ -231,7 +231,7 @@ fn parse(name: &str, text: &str, beside: Option<&str>) -> Result<Model, ModelErr
         return Err(ModelError::NoDecoder { name: name.into(), field });
     }
     types::settle(name, &mut fields)?;
-    let quantisation = Quantisation::of(name, fields.remove("quantization_config"), beside)?;
+    let quantisation = Quantisation::of(name, fields.remove("quantization_config"), other)?;
     let positions = fields.get("max_position_embeddings").and_then(Value::as_u64);
     let max_context = context::longest(&fields, positions);
     let fields = Value::Object(fields);

@@ -41,7 +41,7 @@ impl Hybrid {
         self.recurrent_layers * self.state_bytes()
     }
 
-    /// Returns the FLOPs of the states of all layers for each token, beside the matrices.
+    /// Returns the FLOPs of the states of all layers for each token, without the matrices.
     pub const fn token_flops(&self) -> u64 {
         STATE_FLOPS * self.recurrent_layers * self.state_elements
     }

@@ -61,7 +61,7 @@ impl Precision {
         arithmetic: Arithmetic::Bits16,
     };
 
-    /// Returns weights whose layers are quantised alike, multiplied in `arithmetic`, between ends of 16 bits.
+    /// Returns weights whose layers are quantised the same way, multiplied in `arithmetic`, between ends of 16 bits.
     pub const fn quantised(layers: Bits, arithmetic: Arithmetic) -> Self {
         Self { attention: layers, feed_forward: layers, ends: Bits::each(16), arithmetic }
     }

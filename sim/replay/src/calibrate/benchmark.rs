@@ -120,7 +120,7 @@ struct Benchmark {
 
 /// Window for tokens of one step, seconds: far shorter than a step, far longer than sending a batch of tokens.
 const TOGETHER_S: f64 = 1e-3;
-/// Share of the tokens that may lack a chunk of their own, beside one of each request: an engine may send the last two together, and hold
+/// Share of the tokens that may lack a chunk of their own, in addition to one of each request: an engine may send the last two together, and hold
 /// back half of a character.
 const WITHOUT_CHUNK: f64 = 0.05;
 
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn prompts_too_long_for_their_steps_are_refused() {
-        // A prompt of 100 tokens beside a decode, in one step.
+        // A prompt of 100 tokens alongside a decode, in one step.
         let message = read(
             r#"{"input_lens": [10, 100], "start_times": [0.0, 1.5], "ttfts": [1.0, 1.5],
                 "itls": [[1.0, 1.0, 1.0], []], "request_rate": 1}"#,

@@ -5,7 +5,7 @@
 const OUTLIER: f64 = 0.05;
 /// Number of reweighted fits; the coefficients converge long before.
 const ROUNDS: usize = 20;
-/// Passes of a fit, at most. A pass is cheap, and nearly parallel columns need many.
+/// Maximum number of passes of a fit. A pass is cheap, and nearly parallel columns need many.
 const PASSES_MAX: usize = 1_000_000;
 const CONVERGED: f64 = 1e-13;
 
@@ -63,7 +63,7 @@ impl Rows {
                 }
             }
         }
-        // In units in which every column is as long as another, so that no coefficient is small beside others.
+        // In units in which every column is as long as another, so that no coefficient is small compared with others.
         let scale: Vec<f64> = (0..n).map(|i| products[n * i + i].sqrt()).collect();
         let product = |i: usize, j: usize| products[n * i.max(j) + i.min(j)] / scale[i] / scale[j];
         let products: Vec<f64> = (0..n * n).map(|at| product(at / n, at % n)).collect();

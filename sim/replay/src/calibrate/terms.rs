@@ -6,7 +6,7 @@ use trunkline_sim_perf::cost::{Curve, Piece, Sample, StepErrors, StepShape, Step
 const PIECE_SAMPLES: usize = 20;
 
 /// Terms of a [`StepTime`], in the order of their coefficients: a constant, the pieces of the sequences and those of the tokens, tokens of context
-/// that decodes read, pairs of prefill attention, and perhaps the context that decodes beside prefills read.
+/// that decodes read, pairs of prefill attention, and perhaps the context that decodes alongside prefills read.
 ///
 /// Pieces begin at powers of two, where the samples show them: of the sequences by steps with decodes alone, and of the tokens by steps
 /// with prefills. In steps of decodes both numbers are the same, and only what prefills show of tokens tells the two apart. The last piece covers
@@ -15,12 +15,12 @@ const PIECE_SAMPLES: usize = 20;
 pub(super) struct Terms {
     sequences: Vec<u64>,
     tokens: Vec<u64>,
-    /// Whether context beside prefills is a term of its own.
+    /// Whether context alongside prefills is a term of its own.
     is_mixed: bool,
 }
 
 impl Terms {
-    /// Returns the terms that `samples` show, and perhaps the context beside prefills.
+    /// Returns the terms that `samples` show, and perhaps the context alongside prefills.
     pub fn of(samples: &[Sample], is_mixed: bool) -> Self {
         let with = |prefills: bool| samples.iter().filter(move |sample| (sample.shape.prefills > 0) == prefills);
         Self {

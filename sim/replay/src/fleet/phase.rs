@@ -1,4 +1,4 @@
-//! States of a replica in the simulator, beside those of the engine in the cluster.
+//! States of a replica in the simulator, in addition to those of the engine in the cluster.
 
 /// State of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,7 +32,7 @@ impl Pipeline {
     }
 
     /// Adds a step that is sent at `at_ns` to a replica of which every step takes `slowness` times as long. With `awaits_token` the step
-    /// runs a token of a step in flight, which is as many steps ahead as there are stages, or more. Returns the begin and the end.
+    /// runs a token of a step in flight, which is as many steps ahead as there are stages, or more. Returns the start and the end.
     pub fn push(&mut self, at_ns: u64, times: PipelinedStep, slowness: f64, awaits_token: bool) -> (u64, u64) {
         let (stage_ns, last_ns) = (slowed(times.stage_ns, slowness), slowed(times.last_ns, slowness));
         let is_full = self.ends_ns.len() == self.free_ns.len();

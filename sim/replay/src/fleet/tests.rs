@@ -1,4 +1,4 @@
-//! The driver against traces made here, and against the public ones if they are at hand.
+//! The driver against traces made here, and against the public ones if they are there.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;

@@ -6,7 +6,7 @@ use trunkline_sim_report::report::ClassReport;
 use trunkline_sim_workload::summary::Kept;
 use trunkline_sim_workload::trace::Terms;
 
-/// Classes kept apart, at most.
+/// Maximum number of classes kept apart.
 const CLASSES_MAX: usize = 16;
 
 /// Waits of all classes, the most urgent first: (priority, no deadline).

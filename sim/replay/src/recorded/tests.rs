@@ -172,8 +172,8 @@ fn damage_is_told_with_its_line() {
     };
     let header = &recorder.lines[0][..];
     let event = &recorder.lines[1][..];
-    assert_eq!(fault(&[]), ", line 1: not a Trunkline recording: the first line is no header");
-    assert_eq!(fault(&[event, header]), ", line 1: not a Trunkline recording: the first line is no header");
+    assert_eq!(fault(&[]), ", line 1: not a Trunkline recording: the first line is not a header");
+    assert_eq!(fault(&[event, header]), ", line 1: not a Trunkline recording: the first line is not a header");
     assert_eq!(
         fault(&[header, event, header]),
         ", line 3: a second header, or a line after the trailer; this is more than one recording"
@@ -265,7 +265,7 @@ fn an_engine_that_the_cluster_lacks_is_reported() {
     assert!(error.contains(", line 1: recorded settings: unknown router 'magic'"), "{error}");
 }
 
-/// A recording of three requests of two tenants: the second asks on behind the answer of the first, the third is given up.
+/// A recording of three requests of two tenants: the second asks on after the answer of the first, the third is given up.
 fn conversation_recorded() -> Recorder {
     let mut recorder = Recorder::new();
     let mut pending = recorder.tell(0, Event::WorkerJoined);

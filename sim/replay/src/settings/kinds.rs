@@ -74,7 +74,7 @@ impl Settings {
         kinds.collect::<Vec<_>>().join(", ")
     }
 
-    /// Adds replicas of another kind with the given number of blocks, or as many as fit beside the weights. Costs are estimated
+    /// Adds replicas of another kind with the given number of blocks, or as many as fit next to the weights. Costs are estimated
     /// later by [`Settings::estimate_costs`].
     ///
     /// # Errors

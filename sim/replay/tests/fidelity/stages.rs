@@ -99,7 +99,7 @@ impl Asked {
 /// Scheduler of the model.
 #[derive(Clone, Copy, PartialEq)]
 enum Scheduler {
-    /// Decodes, and chunks of prompts beside them.
+    /// Decodes, and chunks of prompts alongside them.
     Sarathi,
     /// Whole prompts alone, else decodes.
     Vllm(Bound),

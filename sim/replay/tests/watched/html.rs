@@ -34,7 +34,7 @@ fn a_page_holds_all_it_needs() {
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
     let asks = ["http://", "https://", "src=", "@import", "url(", "fetch(", "import("];
     for ask in asks {
-        // The name of a namespace is no address that is asked.
+        // The name of a namespace is not an address that is asked.
         let page = page.replace("http://www.w3.org/2000/svg", "");
         assert!(!page.contains(ask), "the page asks for something by {ask}");
     }

@@ -6,9 +6,9 @@ use crate::series::Distribution;
 
 /// Mantissas of ticks, densest first.
 const MANTISSAS: [&[f64]; 3] = [&[1.0, 1.5, 2.0, 3.0, 5.0, 7.0], &[1.0, 2.0, 5.0], &[1.0]];
-/// Ticks that a list should have, at least.
+/// Minimum number of ticks that a list should have.
 const FEW: usize = 3;
-/// Decades of an axis, at most: smaller values stand at the left edge.
+/// Maximum number of decades of an axis: smaller values stand at the left edge.
 const DECADES_MAX: i32 = 6;
 /// Least ratio of the ends of an axis, and the margin added to both ends of a narrower one.
 const NARROW: (f64, f64) = (1.5, 1.3);

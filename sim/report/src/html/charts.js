@@ -149,8 +149,8 @@
       marks.setAttribute("visibility", "visible");
       tip.hidden = false;
       const zoom = root.clientWidth / width || 1, px = at * zoom, room = panel.clientWidth;
-      const beside = px + 14 + tip.offsetWidth <= room ? px + 14 : px - 14 - tip.offsetWidth;
-      tip.style.left = Math.max(0, Math.min(beside, room - tip.offsetWidth)) + "px";
+      const left = px + 14 + tip.offsetWidth <= room ? px + 14 : px - 14 - tip.offsetWidth;
+      tip.style.left = Math.max(0, Math.min(left, room - tip.offsetWidth)) + "px";
       tip.style.top = (root.getBoundingClientRect().top - panel.getBoundingClientRect().top + TOP) + "px";
     };
     const hide = () => { tip.hidden = true; marks.setAttribute("visibility", "hidden"); };

@@ -12,7 +12,7 @@ use crate::series::TierSeries;
 /// Title and text of a setting.
 type Row = (&'static str, fn(&Run<'_>) -> String);
 
-/// Settings beside those of the core.
+/// Settings besides those of the core.
 const ROWS: [Row; 12] = [
     ("Trace", |it| format!("{} ({})", it.report.settings.trace, it.report.settings.format)),
     ("Arrivals", |it| arrivals(it.report)),

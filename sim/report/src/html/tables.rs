@@ -215,7 +215,7 @@ fn unit(value: f64, unit: &str) -> String {
 pub(super) fn comparison(runs: &[Run<'_>]) -> String {
     let head = |(at, run): (usize, &Run<'_>)| format!("<th scope=\"col\">{} {}</th>", key(at), escape(&run.label));
     let mut out = String::from(CONTESTS);
-    out.push_str("<p class=\"caption\">Beside each figure, how far it is from the first run's. The best of a row is marked.</p>\n");
+    out.push_str("<p class=\"caption\">Next to each figure, how far it is from the first run's. The best of a row is marked.</p>\n");
     let _ = writeln!(
         out,
         "<div class=\"scroll\"><table><thead><tr><th></th>{}</tr></thead><tbody>",

@@ -1,6 +1,6 @@
 //! Sums over time in a bounded number of buckets of growing width.
 
-/// Number of buckets, at most. When all are used, pairs are merged and the width doubles.
+/// Maximum number of buckets. When all are used, pairs are merged and the width doubles.
 pub(super) const BUCKETS_MAX: usize = 240;
 /// Initial width, nanoseconds: 1/512 s, so that later widths are 1, 2, 4 s and so on.
 pub(super) const FIRST_WIDTH_NS: u64 = 1_953_125;

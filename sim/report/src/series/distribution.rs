@@ -24,7 +24,7 @@ impl Distribution {
         values_ns.sort_unstable();
         let n = values_ns.len() as u64;
         let even = (1..=EVEN).map(|i| (n * i).div_ceil(EVEN));
-        // 99.9 % is behind the last but one.
+        // 99.9 % is after the last but one.
         let mut ranks: Vec<u64> = std::iter::once(1).chain(even).chain([(n * 999).div_ceil(1000)]).collect();
         ranks.sort_unstable();
         let mut points: Vec<(f64, f64)> = Vec::new();

@@ -118,7 +118,7 @@ fn values(stats: &Stats, ready: u64) -> Values {
     set(Gauge::Loading, stats.loading);
     set(Gauge::Running, stats.running);
     set(Gauge::Swapped, stats.swapped);
-    set(Gauge::BlocksInUse, stats.held_blocks + stats.private_blocks + stats.moving_blocks);
+    set(Gauge::BlocksInUse, stats.blocks_in_use());
     set(Gauge::BlocksCached, stats.idle_blocks);
     set(Gauge::BlocksFree, stats.free_blocks);
     for (at, tier) in stats.tiers.iter().enumerate() {

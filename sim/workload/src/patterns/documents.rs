@@ -67,7 +67,7 @@ fn questions(scene: &mut Scene, zipf: f64, replaced: f64, scanned: f64) -> Vec<A
     out
 }
 
-/// Templates that begin alike, in one to three levels, with new text behind; some prompts are sent again at once.
+/// Templates with a common beginning, in one to three levels, with new text behind; some prompts are sent again at once.
 pub fn templates(scene: &mut Scene) -> Vec<Asked> {
     let mean = scene.mean_length(24.0);
     let fan = scene.whole(2, 9);

@@ -445,8 +445,8 @@ impl Population {
 /// Returns a system prompt, a question and an answer as drawn if the context has room for all three. Otherwise the system prompt gives way first,
 /// down to a quarter of the context, then the answer, down to a quarter of the rest, and then the question.
 fn fit([system, input, output]: [u32; 3], max_context: u32) -> [u32; 3] {
-    let beside = max_context.saturating_sub(input.saturating_add(output));
-    let system = system.min(beside.max(max_context / SHARE_KEPT));
+    let room_left = max_context.saturating_sub(input.saturating_add(output));
+    let system = system.min(room_left.max(max_context / SHARE_KEPT));
     let room = max_context - system;
     let output = output.min(room.saturating_sub(input).max(room / SHARE_KEPT));
     [system, input.min(room - output), output]

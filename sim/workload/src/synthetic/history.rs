@@ -1,13 +1,13 @@
 //! Compaction of a session's history, by the rule of the server's sessions ([`trunkline_chat`]).
 //!
-//! An answer that takes the recent turns above `high` tokens is followed by a request for a summary behind the whole prompt, then by a
+//! An answer that takes the recent turns above `high` tokens is followed by a request for a summary after the whole prompt, then by a
 //! request for one token behind the new context, which brings the context into the prefix cache. The user's next message waits for both: in
 //! a server the message may come before. Without a summary the oldest turns just leave.
 
 use super::spec::CompactionSpec;
 use crate::trace::Piece;
 
-/// Tokens of the request for a summary behind the history.
+/// Tokens of the request for a summary after the history.
 pub(super) const INSTRUCTION_TOKENS: u32 = 32;
 /// Levels of priority of both requests behind those of turns.
 pub(super) const PRIORITY_BEHIND: i32 = 100;
@@ -23,7 +23,7 @@ pub(super) enum Step {
     Ahead,
 }
 
-/// Returns the tokens of the recent turns: all pieces behind the first `fixed` ones.
+/// Returns the tokens of the recent turns: all pieces after the first `fixed` ones.
 pub(super) fn recent_tokens(said: &[Piece], fixed: usize) -> u64 {
     said.iter().skip(fixed).map(|piece| u64::from(piece.tokens)).sum()
 }

@@ -32,7 +32,7 @@ pub struct Spec {
     /// Seed of all random draws.
     #[serde(default)]
     pub seed: u64,
-    /// Number of requests, at most.
+    /// Maximum number of requests.
     pub requests: u64,
     /// Latest start of a session, seconds.
     #[serde(default = "longest_s")]
@@ -88,7 +88,7 @@ pub struct PopulationSpec {
 pub struct RetentionSpec {
     /// Hint for the system prompt.
     pub system_prompt: Option<HintSpec>,
-    /// Hint for the prompt behind the system prompt: the conversation so far and the new message.
+    /// Hint for the prompt after the system prompt: the conversation so far and the new message.
     pub conversation: Option<HintSpec>,
     /// Hint for the answer.
     pub answer: Option<HintSpec>,
@@ -221,7 +221,7 @@ pub enum WorkloadFault {
     #[error("cannot be read: {0}")]
     Unreadable(#[from] std::io::Error),
     /// File too long for a spec.
-    #[error("is longer than {SPEC_BYTES_MAX} bytes; this is no workload")]
+    #[error("is longer than {SPEC_BYTES_MAX} bytes; this is not a workload")]
     TooLong,
     /// Invalid TOML, or an invalid field.
     #[error("{0}")]

@@ -550,7 +550,7 @@ fn populations_have_retention_hints_for_the_parts_of_a_request() {
     );
 }
 
-/// One session of 30 turns of 100 tokens each way behind a system prompt of 500.
+/// One session of 30 turns of 100 tokens each way after a system prompt of 500.
 fn long_chat(compaction: &str) -> String {
     let constant = |value: u32| format!("{{ kind = \"constant\", value = {value} }}");
     let (hundred, turns, think) = (constant(100), constant(30), constant(1));
@@ -577,7 +577,7 @@ fn a_long_history_is_summarised_computed_ahead_and_goes_on() {
     let (last, summary, ahead, next) = (&requests[5], &requests[6], &requests[7], &requests[8]);
     assert_eq!((last.input_tokens, last.output_tokens), (500 + 5 * 200 + 100, 100));
     assert_eq!((summary.input_tokens, summary.output_tokens), (last.input_tokens + 100 + 32, 50));
-    assert_eq!(pieces(summary)[..12], pieces(last)[..12], "behind the whole prompt");
+    assert_eq!(pieces(summary)[..12], pieces(last)[..12], "after the whole prompt");
     assert_eq!((ahead.input_tokens, ahead.output_tokens), (500 + 50 + 400, 1));
     assert_eq!(pieces(ahead)[1], (GENERATED_FROM | 6, 50), "the summary, as generated");
     assert_eq!(pieces(ahead)[2..], pieces(summary)[9..13], "the newest turns");

@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use super::{Content, HASH_ID_TOKENS, TraceRequest};
 use trunkline_core::draw::mix;
 
-/// Nodes in a tree, at most: the number of ids in a trace.
+/// Maximum number of nodes in a tree: the number of ids in a trace.
 pub const NODES_MAX: u32 = super::HASH_ID_MAX;
 
 /// Calls `give` for each block of a prompt with a hash of the block's own content and its number of tokens. Every block has

@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::{GENERATED_FROM, Piece};
 
-/// Ids and pieces of the latest turns, at most; the chat of an older turn begins again. Some 400 MB.
+/// Maximum number of ids and pieces of the latest turns; the chat of an older turn begins again. Some 400 MB.
 const KEPT_MAX: usize = 1 << 26;
 
 /// A turn as its line says.

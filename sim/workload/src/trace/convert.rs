@@ -147,7 +147,7 @@ pub fn losses(from: Format, to: Format) -> Vec<&'static str> {
         (_, Shares::Blocks(_)) if from != to => {
             Some("contents become ids of blocks of 512 tokens; what prompts share of less than a block is left out")
         }
-        (_, Shares::Tokens) => Some("token ids are made up: equal content has equal tokens, but they are no text"),
+        (_, Shares::Tokens) => Some("token ids are made up: equal content has equal tokens, but they are not text"),
         _ => None,
     });
     losses

@@ -84,7 +84,7 @@ pub enum TraceFault {
         expected: &'static str,
     },
     /// Line outside the format.
-    #[error("not a line of the {format} format ({why}); mend or remove it", why = of_parser(why))]
+    #[error("not a line of the {format} format ({why}); fix or remove it", why = of_parser(why))]
     Malformed {
         /// Format expected of the line.
         format: Format,
@@ -99,7 +99,7 @@ pub enum TraceFault {
         /// Value as found in the input.
         value: String,
     },
-    /// Result of a benchmark that is no trace.
+    /// Result of a benchmark that is not a trace.
     #[error(transparent)]
     Result(#[from] ResultFault),
     /// File of a format that no reader of traces takes.
@@ -159,7 +159,7 @@ pub enum TraceFault {
     },
     /// Wrong number of block ids for the length of the prompt.
     #[error(
-        "{found} hash_ids for input_length {input_tokens}; there must be {expected}, one for every {block_tokens} tokens or part thereof{}",
+        "{found} hash_ids for input_length {input_tokens}; there must be {expected}, one for every {block_tokens} tokens or part of them{}",
         OtherBlocks { ids: *found, tokens: *input_tokens, format: *format }
     )]
     HashIdCount {
@@ -175,7 +175,7 @@ pub enum TraceFault {
         block_tokens: u32,
     },
     /// Number of token ids different from the length field.
-    #[error("{found} token ids where {field} is {expected}; mend or remove the line")]
+    #[error("{found} token ids where {field} is {expected}; fix or remove the line")]
     TokenCount {
         /// Name of the length field.
         field: &'static str,
@@ -185,7 +185,9 @@ pub enum TraceFault {
         expected: u32,
     },
     /// Block id equal to the number of another one: ids other than numbers from 0 to [`HASH_ID_MAX`] get numbers from there down.
-    #[error("hash id {id} is too large beside ids above {HASH_ID_MAX}, below 0 or of text; number the ids from 0 on")]
+    #[error(
+        "hash id {id} is too large in a trace with ids above {HASH_ID_MAX}, below 0 or of text; number the ids from 0 on"
+    )]
     HashIdsMeet {
         /// Block id as found.
         id: u32,

@@ -31,7 +31,7 @@ pub(super) struct TraceFormat {
     pub options: &'static [FormatOption],
     /// What every conversion to another format leaves out.
     pub loses: Option<&'static str>,
-    /// Other files of the same tools, which are no traces.
+    /// Other files of the same tools, which are not traces.
     pub lookalikes: &'static [Lookalike],
     pub reading: Reading,
     /// `None` if traces of the format are not written.

@@ -1,4 +1,4 @@
-//! Formats beside Mooncake and Azure, sources, and what becomes of traces that are converted.
+//! Formats other than Mooncake and Azure, sources, and what becomes of traces that are converted.
 
 use std::io::Write;
 use std::num::NonZeroU32;
@@ -85,7 +85,7 @@ fn faults_in_burstgpt_lines_are_named() {
     );
     assert_eq!(
         row("6,a,3,3"),
-        ", line 3: not a line of the burstgpt format (4 fields where the header has 6); mend or remove it"
+        ", line 3: not a line of the burstgpt format (4 fields where the header has 6); fix or remove it"
     );
     assert_eq!(
         fault("Timestamp,Model,Request tokens\n"),
@@ -100,7 +100,7 @@ fn a_field_in_quotes_may_hold_line_ends() {
     assert_eq!(shape(&load(&text)), [(0, 10, 2), (1000, 20, 3), (2000, 30, 4)]);
     assert_eq!(
         fault(format!("{VIDUR}1,5,6\n2,\"7,8\n3,9,9\n")),
-        ", line 4: not a line of the vidur format (the quote that is open in line 3 never ends); mend or remove it"
+        ", line 4: not a line of the vidur format (the quote that is open in line 3 never ends); fix or remove it"
     );
 }
 
@@ -141,7 +141,7 @@ fn bailian_ids_stand_for_sixteen_tokens() {
     assert!(a.prompt()[32..].iter().zip(&b.prompt()[32..]).all(|(a, b)| a != b));
     assert_eq!(
         fault(bailian("1", 50, &[7, 8])),
-        ", line 1: 2 hash_ids for input_length 50; there must be 4, one for every 16 tokens or part thereof"
+        ", line 1: 2 hash_ids for input_length 50; there must be 4, one for every 16 tokens or part of them"
     );
     assert_eq!(
         fault(bailian("\"1\"", 16, &[7])),
@@ -165,7 +165,7 @@ fn token_ids_are_the_prompt() {
     let with = |from: &str, to: &str| fault(TOKENS.replace(from, to));
     assert_eq!(
         with("\"input_toks\": 3", "\"input_toks\": 4"),
-        ", line 1: 3 token ids where input_toks is 4; mend or remove the line"
+        ", line 1: 3 token ids where input_toks is 4; fix or remove the line"
     );
     assert_eq!(
         with("46926808", "0.5"),
@@ -561,7 +561,7 @@ fn chats_find_their_answers_if_asked_to() {
 fn lines_of_other_tools_are_read_and_their_faults_are_named() {
     let both = r#"{"timestamp": 1, "created_time": 5, "input_length": 64, "input_tokens": 70, "output_tokens": 3, "hash_ids": []}"#;
     assert_eq!(shape(&load(both)), [(0, 64, 3)], "the name of the format wins");
-    // The line of a fault that shows only beside the others.
+    // The line of a fault that shows only together with the others.
     let turn = |ms: u64| format!(r#"{{"session_id": "a", "timestamp": {ms}, "input_length": 7, "output_length": 1}}"#);
     let late = fault([turn(0), turn(2_000_000_000_000), turn(5)].join("\n"));
     assert!(late.starts_with(", line 2: arrives more than 31 years after"), "{late}");

@@ -16,7 +16,7 @@ use super::unknown::describe;
 use super::{Content, REQUESTS_MAX, TraceError, TraceFault, TraceRequest};
 use crate::lines::{DOCUMENT_BYTES_MAX, LineFault, Lines};
 
-/// Size of the reorder window in requests, at most.
+/// Largest size of the reorder window, requests.
 pub const REORDER_REQUESTS_MAX: usize = 1 << 20;
 
 /// First time out of range after the first request, nanoseconds: 31 years, far below the limit of a replay's clock.
@@ -345,7 +345,7 @@ fn first_line(lines: &mut Lines) -> Result<Option<Vec<u8>>, TraceFault> {
     Ok(None)
 }
 
-/// Bytes of a file of no known format that its description may go by, at least.
+/// Minimum number of bytes of a file of no known format that its description may go by.
 const HEAD_BYTES: usize = 1 << 12;
 
 /// Appends lines to `text` until it has `enough` bytes, or the file ends. A text of [`DOCUMENT_BYTES_MAX`] bytes is too long.

@@ -35,7 +35,7 @@ fn sources(root: &Path, folder: &str) -> Vec<String> {
     out
 }
 
-/// Returns `true` if a line has a word, whose neighbours are no letters, digits or `_`.
+/// Returns `true` if a line has a word, whose neighbours are not letters, digits or `_`.
 fn has_word(line: &str, word: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {

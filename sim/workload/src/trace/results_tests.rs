@@ -95,7 +95,7 @@ fn faults_in_reports_of_guidellm_are_named() {
         message(&[benchmark("null", 1)]),
         ": request 0 of the result: prompt_tokens is null; it must be a whole number from 1 to 16777216"
     );
-    assert!(message(&["{}".into()]).starts_with(": is no result of the guidellm format (missing field `requests`"));
+    assert!(message(&["{}".into()]).starts_with(": is not a result of the guidellm format (missing field `requests`"));
     assert_eq!(message(&[]), ": holds no request; a trace has at least one");
 }
 
@@ -129,7 +129,7 @@ fn details_of_a_serving_benchmark() {
         ": request 0 of the result: start_times is -6.5; it must be seconds, not negative, before the year 2116 if counted from 1970"
     );
     let without = line.replace("\"output_lens\": [3, 0, 4], ", "");
-    assert!(fault(without).starts_with(": is no result of the bench-serve format (missing field `output_lens`"));
+    assert!(fault(without).starts_with(": is not a result of the bench-serve format (missing field `output_lens`"));
 }
 
 fn aiperf(start_ns: u64, phase: &str, output: &str, error: &str) -> String {

@@ -49,7 +49,7 @@ pub(super) fn of_json(value: Option<Value>) -> Result<Box<[RetentionHint]>, Trac
     Ok(hints)
 }
 
-/// Returns the hints as a field behind a comma; empty without a hint.
+/// Returns the hints as a field after a comma; empty without a hint.
 pub(super) fn to_json(hints: &[RetentionHint]) -> String {
     if hints.is_empty() {
         return String::new();

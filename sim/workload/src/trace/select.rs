@@ -12,7 +12,7 @@ use super::{Content, GENERATED_FROM, TraceError, TraceRequest};
 pub struct Selection {
     /// Slice of the trace.
     pub slice: Slice,
-    /// Number of requests, at most.
+    /// Maximum number of requests.
     pub limit: u64,
     /// Divisor of arrival times; finite and above 0.
     pub speed: f64,
@@ -127,7 +127,7 @@ pub enum Bound {
     Request(u64),
     /// Nanoseconds after the first arrival of the trace.
     Time(u64),
-    /// Open end: the begin or the end of the trace.
+    /// Open end: the start or the end of the trace.
     Open,
 }
 

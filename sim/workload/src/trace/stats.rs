@@ -31,11 +31,11 @@ use trunkline_core::draw::mix;
 mod cache;
 mod terms;
 
-/// Block size in tokens, at most.
+/// Largest block size, tokens.
 pub const BLOCK_TOKENS_MAX: u32 = 1 << 20;
-/// Number of capacities, at most: each takes a pass.
+/// Maximum number of capacities: each takes a pass.
 pub const CAPACITIES_MAX: usize = 64;
-/// Blocks of all prompts together, at most; each takes twelve bytes.
+/// Maximum number of blocks of all prompts together; each takes twelve bytes.
 pub const USES_MAX: usize = 1 << 29;
 
 /// Options of the statistics.

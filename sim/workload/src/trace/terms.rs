@@ -61,7 +61,7 @@ impl Terms {
         Ok(())
     }
 
-    /// Returns the terms of several fields as JSON, each behind a comma; fields with their defaults are left out.
+    /// Returns the terms of several fields as JSON, each after a comma; fields with their defaults are left out.
     pub(super) fn to_json(self) -> String {
         let number = |name: &str, value: i64| if value == 0 { String::new() } else { format!(", \"{name}\": {value}") };
         let deadline = self

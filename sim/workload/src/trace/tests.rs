@@ -168,7 +168,7 @@ fn faults_in_azure_lines_are_named() {
     assert_eq!(row("2023-11-16 18:15:47,99999999999,1"), format!(", line 3: ContextTokens is 99999999999; {at_most}"));
     assert_eq!(
         row("2023-11-16 18:15:47,3"),
-        ", line 3: not a line of the azure format (2 fields where the header has 3); mend or remove it"
+        ", line 3: not a line of the azure format (2 fields where the header has 3); fix or remove it"
     );
     assert_eq!(row("noon,3,4"), ", line 3: TIMESTAMP is noon; it must be like 2023-11-16 18:15:46.6805900");
     assert_eq!(
@@ -197,10 +197,10 @@ fn faults_in_mooncake_lines_are_named() {
     assert_eq!(with("output_length\": 1", "output_length\": 0"), format!(", line 2: output_length is 0; {at_most}"));
     assert_eq!(
         with("[0, 1]", "[0, 1, 2]"),
-        ", line 2: 3 hash_ids for input_length 600; there must be 2, one for every 512 tokens or part thereof; for blocks of 256 \
+        ", line 2: 3 hash_ids for input_length 600; there must be 2, one for every 512 tokens or part of them; for blocks of 256 \
          tokens give --trace-block-size 256"
     );
-    let meet = ", line 2: hash id 2147483647 is too large beside ids above 2147483647, below 0 or of text; number the ids from 0 on";
+    let meet = ", line 2: hash id 2147483647 is too large in a trace with ids above 2147483647, below 0 or of text; number the ids from 0 on";
     assert_eq!(with("[0, 1]", "[2147483647, 2147483648]"), meet);
     assert_eq!(
         with("\"timestamp\": 10", "\"timestamp\": 9"),

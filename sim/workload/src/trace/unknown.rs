@@ -10,7 +10,7 @@ const PACKINGS: [(&[u8], &str); 4] =
     [(b"\xfd7zXZ", "xz"), (b"PK\x03\x04", "zip"), (b"BZh", "bzip2"), (b"\x04\x22\x4d\x18", "lz4")];
 /// Longest part of a first line that an error quotes, characters.
 const QUOTED: usize = 200;
-/// Formats whose missing fields an error names, at most.
+/// Maximum number of formats whose missing fields an error names.
 const NEAR: usize = 3;
 /// Description of JSON that does not have an object on each line.
 const IS_JSON: &str = "is JSON without an object on each line; write one line for each request, as `jq -c '.[]'` does with an array (examples: \

@@ -20,11 +20,11 @@ use crate::wire::from_worker::Message as FromWorker;
 use crate::wire::to_worker::Message as ToWorker;
 use crate::wire::workers_server::{Workers, WorkersServer};
 
-/// Bytes of a message, at most.
+/// Maximum number of bytes of a message.
 const MESSAGE_BYTES_MAX: usize = (1 << 30) + (64 << 20);
 /// Slots of shared memory.
 const SLOTS: u32 = 4;
-/// Time between two messages of a side, at most.
+/// Longest time between two messages of a side.
 const HEARTBEAT: Duration = Duration::from_millis(1000);
 /// Time without a message after which a connection counts as broken.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -99,7 +99,7 @@ impl Door {
         let first = first.map_err(|_| Failure("the worker dialled, and sent no Hello".into()))?;
         let message = first.map_err(|status| Failure(format!("the call failed: {status}")))?;
         let Some(FromWorker::Hello(hello)) = message.and_then(|message| message.message) else {
-            return Err(Failure("the first message of the worker is no Hello".into()));
+            return Err(Failure("the first message of the worker is not a Hello".into()));
         };
         match Hello::decode(hello) {
             Ok(hello) => Ok((call, hello)),
@@ -185,7 +185,7 @@ impl Peer {
         block + group * self.group_blocks()
     }
 
-    /// Returns a block of the first group and the blocks beside it in the other groups.
+    /// Returns a block of the first group and its blocks in the other groups.
     pub(super) fn in_groups(&self, block: u32) -> impl Iterator<Item = u32> + use<> {
         let group_blocks = self.group_blocks();
         (0..self.hello.model.n_groups()).map(move |group| block + group * group_blocks)

@@ -36,7 +36,7 @@ impl Shape {
         let (hello, session) = (&peer.hello, &peer.session);
         if let Some(place) = &hello.lock_step {
             ensure(place.size == 1, || {
-                format!("the worker runs beside {} others of its group; check it as a group of 1", place.size - 1)
+                format!("the worker runs alongside {} others of its group; check it as a group of 1", place.size - 1)
             })?;
         }
         let block_size = session.block_size;

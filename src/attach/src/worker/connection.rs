@@ -29,7 +29,7 @@ use crate::wire::workers_client::WorkersClient;
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for the server to end a call that the worker has ended.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of one message, at most: a block of 1 GiB and some.
+/// Maximum number of bytes of one message: a block of 1 GiB and some.
 const MESSAGE_BYTES_MAX: usize = (1 << 30) + (64 << 20);
 
 /// A way to a server: the channel, and the value of the header `authorization`.
@@ -114,7 +114,7 @@ pub(super) async fn attach(
         _ = stop.wait_for(|stop| *stop) => return ended(Ended::Stopped),
     };
     let Some(ToWorker::Welcome(welcome)) = first.and_then(|message| message.message) else {
-        return ended(Ended::Refused("the first message of the server is no Welcome".into()));
+        return ended(Ended::Refused("the first message of the server is not a Welcome".into()));
     };
     let session = match hello.accept(welcome) {
         Ok(session) => session,

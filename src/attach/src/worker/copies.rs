@@ -1,4 +1,4 @@
-//! Copies of a worker's blocks for the server, beside the steps: read and written on a thread of their own, within one life of the KV.
+//! Copies of a worker's blocks for the server, alongside the steps: read and written on a thread of their own, within one life of the KV.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -31,7 +31,7 @@ pub struct Gates {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatedCase {
-    /// Tokens of the prompt, at least.
+    /// Minimum number of tokens of the prompt.
     pub prompt: usize,
     pub scorer: String,
     /// Ratio over all layers and tokens, at least.
@@ -44,7 +44,7 @@ pub struct GatedCase {
     pub scores_percent: Option<f64>,
     /// Most requests at once on the server with eviction, by those on the server without, at least.
     pub at_once_ratio: Option<f64>,
-    /// Bytes of every token by the bytes left after compression, at least.
+    /// Minimum number of bytes of every token by the bytes left after compression.
     pub bytes_ratio: Option<f64>,
 }
 
@@ -152,11 +152,11 @@ impl Gates {
     /// Reads a file, or the gates of the project.
     ///
     /// # Errors
-    /// If the file cannot be read or is no gates file.
+    /// If the file cannot be read or is not a gates file.
     pub fn load(path: Option<&Path>) -> anyhow::Result<Self> {
         let Some(path) = path else { return Ok(toml::from_str(BUILT_IN)?) };
         let text = fs::read_to_string(path).with_context(|| format!("cannot read the gates {}", path.display()))?;
-        toml::from_str(&text).with_context(|| format!("{} is no gates file", path.display()))
+        toml::from_str(&text).with_context(|| format!("{} is not a gates file", path.display()))
     }
 
     /// Returns the case that has to pass with prompts of `prompt` tokens.

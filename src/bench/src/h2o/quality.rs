@@ -37,7 +37,7 @@ impl Case {
     }
 }
 
-/// Text behind a prompt of so many tokens, and how much of it counts.
+/// Text after a prompt of so many tokens, and how much of it counts.
 #[derive(Clone, Copy, Debug)]
 pub struct Lengths {
     /// Tokens of the prompt, whole blocks.

@@ -34,7 +34,7 @@ const FIT: usize = 4;
 /// Messages of prompts in bytes, at most.
 const MESSAGE_MAX: usize = 64 << 20;
 
-/// Flags beside those of every server.
+/// Flags besides those of every server.
 const WAYS: [(&str, &[&str]); 4] = [
     ("off", &[]),
     ("h2o", &["--h2o=on"]),

@@ -1,4 +1,4 @@
-//! Decode speed with eviction, as a ratio to the unevicted run beside it.
+//! Decode speed with eviction, as a ratio to the run without eviction.
 
 use std::sync::Arc;
 
@@ -37,8 +37,8 @@ impl Speed {
         median(&self.off_ms) / median(&self.on_ms)
     }
 
-    /// Returns the share of a step without eviction that scores cost, per cent, in the mean over scored steps and others: the median over scored
-    /// steps, each against the one beside it, by the interval of scored steps.
+    /// Returns the share of a step without eviction that scores cost, per cent, on average over scored steps and others: the median over scored
+    /// steps, each against the one next to it, by the interval of scored steps.
     pub fn scores_percent(&self) -> f64 {
         median(&self.scores_percents()) / f64::from(self.score_interval)
     }

@@ -51,7 +51,7 @@ impl ConnectionArgs {
     /// Connects to the server.
     ///
     /// # Errors
-    /// If the address is none, or nobody answers there.
+    /// If the address is malformed, or no server answers there.
     pub async fn connect(&self) -> anyhow::Result<Channel> {
         let plain = self.addr.strip_prefix("http://").unwrap_or(&self.addr);
         let addr = plain.strip_prefix("https://").unwrap_or(plain);

@@ -163,7 +163,7 @@ fn report(path: &Path) -> anyhow::Result<serde_json::Value> {
     let report: serde_json::Value =
         serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))?;
     if report["ttft_s"]["mean"].as_f64().is_none() {
-        bail!("{} is no report of one replay; write it with `trunkline replay --json`", path.display());
+        bail!("{} is not a report of one replay; write it with `trunkline replay --json`", path.display());
     }
     Ok(report)
 }
@@ -292,7 +292,7 @@ fn summary(Outcome { streams, refused, duration, .. }: &Outcome) -> Seen {
     }
 }
 
-/// Returns the latencies in milliseconds, beside those of a replay and the differences if there is a report.
+/// Returns the latencies in milliseconds, with those of a replay and the differences if there is a report.
 fn table(seen: &Seen, against: Option<&serde_json::Value>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -404,6 +404,9 @@ mod tests {
         let path = dir.path().join("report.json");
         fs::write(&path, "[]").unwrap();
         let message = format!("{:#}", report(&path).unwrap_err());
-        assert!(message.ends_with("is no report of one replay; write it with `trunkline replay --json`"), "{message}");
+        assert!(
+            message.ends_with("is not a report of one replay; write it with `trunkline replay --json`"),
+            "{message}"
+        );
     }
 }

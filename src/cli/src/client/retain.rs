@@ -33,7 +33,7 @@ const NOT_SET: u64 = PRIORITY_MAX as u64 + 1;
 pub fn hint(text: &str) -> Result<RetentionHint, String> {
     let spec = Spec::new(text);
     let (from, to, part) = tokens(spec.name)
-        .ok_or_else(|| format!("{} is no range; write FROM..TO, FROM.., prompt or answer", quoted(spec.name)))?;
+        .ok_or_else(|| format!("{} is not a range; write FROM..TO, FROM.., prompt or answer", quoted(spec.name)))?;
     let values = spec.values(&PARAMS).map_err(|error| error.to_string())?;
     if values[0] == NOT_SET {
         return Err(format!("add a priority from 0 to {PRIORITY_MAX}, as in '{}:priority=80'", spec.name));
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn faults_are_one_line_with_the_remedy() {
         let fault = |text| hint(text).unwrap_err();
-        assert_eq!(fault("all:priority=3"), "'all' is no range; write FROM..TO, FROM.., prompt or answer");
+        assert_eq!(fault("all:priority=3"), "'all' is not a range; write FROM..TO, FROM.., prompt or answer");
         assert_eq!(fault("0..4"), "add a priority from 0 to 100, as in '0..4:priority=80'");
         assert_eq!(
             fault("0..4:priority=high"),

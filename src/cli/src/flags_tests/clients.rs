@@ -102,7 +102,7 @@ fn sent(command: &str, flags: &[&str]) -> String {
 fn flags_of_clients_are_in_their_requests() {
     for (command, flag, proof) in ENTRIES {
         let Sends(with) = proof else { continue };
-        let beside: &[&str] = if with.contains(&"--json") { &["--json"] } else { &[] };
-        assert_ne!(sent(command, beside), sent(command, with), "{command} --{flag} has no effect");
+        let others: &[&str] = if with.contains(&"--json") { &["--json"] } else { &[] };
+        assert_ne!(sent(command, others), sent(command, with), "{command} --{flag} has no effect");
     }
 }

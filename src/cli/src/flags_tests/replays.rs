@@ -216,7 +216,7 @@ fn run(words: &[&str], to: &Path) -> Result<String, String> {
         Command::Replay(args) => crate::replay::run(*args),
         Command::Plan(args) => crate::plan::run(*args).map(drop),
         Command::Trace(args) => crate::trace::run(args),
-        _ => panic!("{words:?} is no replay"),
+        _ => panic!("{words:?} is not a replay"),
     };
     done.map_err(|error| format!("{error:#}"))?;
     let mut report: Value = serde_json::from_str(&std::fs::read_to_string(to).unwrap()).unwrap();
@@ -237,13 +237,13 @@ fn line<'a>(command: &'a str, trace: &'a str, all: &[&'a str], flags: &[&'a str]
 }
 
 /// Returns the fault of a proof, if the flag changes nothing.
-fn fault(command: &str, flag: &str, all: &[&str], (with, beside): (&[&str], &[&str])) -> Option<String> {
+fn fault(command: &str, flag: &str, all: &[&str], (with, needed): (&[&str], &[&str])) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let (trace, to) = (in_repository(TRACE), folder.path().join("report.json"));
     let name = |flag: &str| flag.split('=').next().map(str::to_owned);
-    let others = beside.iter().filter(|flag| !with.iter().any(|other| name(other) == name(flag)));
+    let others = needed.iter().filter(|flag| !with.iter().any(|other| name(other) == name(flag)));
     let flags: Vec<&str> = others.chain(with).copied().collect();
-    let without = run(&line(command, &trace, all, beside), &to);
+    let without = run(&line(command, &trace, all, needed), &to);
     let changed = run(&line(command, &trace, all, &flags), &to);
     let problem = match (without, changed) {
         (Ok(without), Ok(changed)) if without != changed => return None,
@@ -256,7 +256,7 @@ fn fault(command: &str, flag: &str, all: &[&str], (with, beside): (&[&str], &[&s
 #[test]
 fn flags_of_replay_change_its_figures() {
     let faults = ENTRIES.iter().filter_map(|(_, flag, proof)| match proof {
-        Replays(with, beside) => fault("replay", flag, &[LIMIT], (with, beside)),
+        Replays(with, needed) => fault("replay", flag, &[LIMIT], (with, needed)),
         _ => None,
     });
     let faults: Vec<_> = faults.collect();
@@ -267,7 +267,7 @@ fn flags_of_replay_change_its_figures() {
 fn flags_of_plan_change_its_answer() {
     let all = [LIMIT, "--slo=ttft_p99=2s", "--max-replicas=3", "--speed=4"];
     let faults = ENTRIES.iter().filter_map(|(_, flag, proof)| match proof {
-        Plans(with, beside) => fault("plan", flag, &all, (with, beside)),
+        Plans(with, needed) => fault("plan", flag, &all, (with, needed)),
         _ => None,
     });
     let faults: Vec<_> = faults.collect();

@@ -195,10 +195,10 @@ fn reached(settings: &Settings) -> String {
 #[test]
 fn flags_of_serve_reach_its_limits_and_options() {
     for (_, flag, proof) in ENTRIES.iter().filter(|(command, ..)| *command == "serve") {
-        let Reaches(with, beside) = proof else { continue };
-        let without = reached(&given(beside));
-        assert_eq!(without, reached(&given(beside)), "--{flag}: the same settings reach the same");
-        assert_ne!(without, reached(&given(&[&[*with], *beside].concat())), "{with} has no effect");
+        let Reaches(with, others) = proof else { continue };
+        let without = reached(&given(others));
+        assert_eq!(without, reached(&given(others)), "--{flag}: the same settings reach the same");
+        assert_ne!(without, reached(&given(&[&[*with], *others].concat())), "{with} has no effect");
     }
 }
 
@@ -218,16 +218,16 @@ fn flags_of_the_core_reach_its_limits() {
             (Kind::U32 | Kind::U64, _) => "999",
             (Kind::Text, flag) => panic!("give --{flag} a value here"),
         };
-        // Parts of copies have an effect beside the copies.
-        let beside: &[&str] = if setting.flag.starts_with("reuse-") && setting.flag != "reuse-anywhere" {
+        // Parts of copies have an effect together with the copies.
+        let others: &[&str] = if setting.flag.starts_with("reuse-") && setting.flag != "reuse-anywhere" {
             &["--reuse-anywhere=16"]
         } else {
             &[]
         };
-        let beside = if setting.flag == "pipeline-stages" { &["--max-steps-in-flight=4"] } else { beside };
+        let others = if setting.flag == "pipeline-stages" { &["--max-steps-in-flight=4"] } else { others };
         let flag = format!("--{}={value}", setting.flag);
-        let with = reached(&given(&[&[flag.as_str()], beside].concat()));
-        assert_ne!(reached(&given(beside)), with, "{flag} has no effect");
+        let with = reached(&given(&[&[flag.as_str()], others].concat()));
+        assert_ne!(reached(&given(others)), with, "{flag} has no effect");
     }
 }
 
@@ -291,7 +291,7 @@ fn nonsense_is_refused_also_where_the_flag_has_no_effect() {
                 continue;
             }
             let refused = crate::serve::check(&given(&[&[flag], kind].concat())).map(drop);
-            assert!(refused.is_err(), "{flag} is accepted beside {kind:?}");
+            assert!(refused.is_err(), "{flag} is accepted with {kind:?}");
         }
     }
     assert!(crate::serve::check(&given(&[])).is_ok());

@@ -53,7 +53,7 @@ impl FullHeads {
     /// Reads a list of layers and heads; messages name it `setting`.
     ///
     /// # Errors
-    /// If an entry is no number, or the model has no such layer or head.
+    /// If an entry is not a number, or the model has no such layer or head.
     pub fn parse(setting: &str, text: &str, n_layers: u32, per_layer: u32) -> anyhow::Result<Self> {
         let mut heads = Vec::new();
         for entry in text.split(',').map(str::trim) {

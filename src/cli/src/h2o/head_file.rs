@@ -38,7 +38,7 @@ pub struct HeadFile {
 }
 
 impl HeadFile {
-    /// Returns the place of a model's file: in its folder, or beside it.
+    /// Returns the place of a model's file: in its folder, or next to it.
     pub fn default_path(model: &Path) -> PathBuf {
         if model.is_dir() {
             return model.join("h2o.toml");
@@ -61,7 +61,7 @@ impl HeadFile {
         );
         ensure!(
             self.rest.iter().chain(&self.repeated).all(|share| (0.0..=1.0).contains(share)),
-            "a loss is no share of all"
+            "a loss is not a share of all"
         );
         let keep = self.keep.map(|keep| FullHeads::parse("keep", &keep, n / per_layer, per_layer)).transpose()?;
         Ok(HeadLosses { rest: self.rest, repeated: self.repeated, keep })
@@ -205,7 +205,7 @@ mod tests {
         HeadFile { repeated: vec![0.5], ..file() }.write(&path).unwrap();
         assert!(fault().contains("8 and 1 losses for layers of 2 KV heads"), "{}", fault());
         HeadFile { repeated: vec![-0.5; 8], ..file() }.write(&path).unwrap();
-        assert!(fault().contains("a loss is no share of all"), "{}", fault());
+        assert!(fault().contains("a loss is not a share of all"), "{}", fault());
     }
     #[test]
     fn heads_that_are_kept_survive_a_calibration_with_a_note_if_they_were_of_other_weights() {

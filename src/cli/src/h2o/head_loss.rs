@@ -1,7 +1,7 @@
 //! KV heads that have to keep every token: those without whose far tokens the model would say something else.
 //!
 //! The model reads a text. Then one KV head at a time drops the blocks that `h2o` would drop at a ratio of 6, and the model reads on: the rest
-//! of the text, and, behind an instruction to repeat the text, its beginning. The loss of a head is the divergence of the next token's
+//! of the text, and, after an instruction to repeat the text, its beginning. The loss of a head is the divergence of the next token's
 //! distribution from that of the model with every token. Few heads lose much: those that fetch tokens from far back, which DuoAttention
 //! (arXiv 2410.10819) finds by training. The repetition is that of KVzip (arXiv 2505.23416).
 //!
@@ -30,18 +30,18 @@ const RATIO: f32 = 6.0;
 const RECENT_MAX: usize = 256;
 /// Of shorter texts, one of so many tokens. Scores then choose as large a share of the kept tokens as in a text of 4,096 tokens.
 const RECENT_PART: usize = 16;
-/// Tokens of a text, at least: of shorter ones the first and the last tokens alone are as many as a head may keep.
+/// Minimum number of tokens of a text: of shorter ones the first and the last tokens alone are as many as a head may keep.
 pub const TOKENS_MIN: u32 = 512;
-/// Tokens behind a text, at most: an instruction and the first tokens of the text, and those that are measured.
+/// Maximum number of tokens after a text: an instruction and the first tokens of the text, and those that are measured.
 const BEHIND_MAX: usize = LEAD + MEASURED;
 /// Tokens of the instruction and of the repetition's beginning, whole blocks.
 const LEAD: usize = 64;
 /// Tokens after each of which the next token's distribution is compared, in each of the two ways to read on.
 const MEASURED: usize = 32;
 const INSTRUCTION: &str = "\n\nRepeat the previous text exactly:\n";
-/// Heads that are measured in one round, at most.
+/// Maximum number of heads that are measured in one round.
 const HEADS_AT_ONCE: usize = 30;
-/// Tokens of each text, unless given, at most.
+/// Maximum number of tokens of each text, unless given.
 const TOKENS_DEFAULT: usize = 2048;
 
 /// Share of the floors, the first and last tokens that every head keeps, in a sequence for which heads are chosen: 288 of 4,096 tokens.
@@ -143,7 +143,7 @@ impl HeadLosses {
             let roots: f64 = others.iter().map(|head| losses[*head as usize].sqrt()).sum();
             let left = budget - full.len() as f64 * (1.0 - FLOORS);
             let gets = left * losses[others[at] as usize].sqrt() / roots;
-            // Without any loss `gets` is no number.
+            // Without any loss `gets` is not a number.
             if !full.is_empty() && (gets <= 1.0 - FLOORS || roots == 0.0) {
                 break;
             }
@@ -189,13 +189,13 @@ impl HeadLosses {
         Ok(())
     }
 
-    /// Adds the losses to a set of heads. The two ways to read on count alike over the heads outside the set.
+    /// Adds the losses to a set of heads. The two ways to read on count equally over the heads outside the set.
     pub fn join(&self, full: FullHeads) -> FullHeads {
         let losses = self.joint(|head| !full.contains(head));
         full.with_losses(losses)
     }
 
-    /// Returns the loss of each head in both ways to read on, which count alike over the heads that drop tokens.
+    /// Returns the loss of each head in both ways to read on, which count equally over the heads that drop tokens.
     fn joint(&self, drops: impl Fn(u32) -> bool) -> Vec<f64> {
         let [rest, repeated] = [&self.rest, &self.repeated].map(|shares| {
             let dropping = (0..).zip(shares).filter(|(head, _)| drops(*head));
@@ -301,7 +301,7 @@ impl Measure<'_> {
         Ok(())
     }
 
-    /// Returns the blocks dropped by each evicting group behind a prompt, by the group's scores of the last tokens between two plans.
+    /// Returns the blocks dropped by each evicting group after a prompt, by the group's scores of the last tokens between two plans.
     fn dropped(&self, rig: &mut Rig, origin: &mut Seq, prompt: &[u32]) -> anyhow::Result<Vec<Vec<Range<usize>>>> {
         let Self { scorer, settings, .. } = self;
         let reported = rig.score_again(origin, prompt, settings.interval_steps as usize)?;
@@ -353,7 +353,7 @@ fn round_groups(windows: &[LayerGroup], heads: &[u32], round: &[u32]) -> Vec<Lay
     windows.iter().cloned().chain(round.chunks(1).map(evicts)).chain(others.chunks(size).map(evicts)).collect()
 }
 
-/// Runs `tokens`, one per step, through sequences, and ends them. Returns the log probabilities behind each token, by sequence.
+/// Runs `tokens`, one per step, through sequences, and ends them. Returns the log probabilities after each token, by sequence.
 fn read_on(rig: &mut Rig, mut seqs: Vec<Seq>, tokens: &[u32]) -> anyhow::Result<Vec<Vec<Vec<f32>>>> {
     let mut rows = vec![Vec::with_capacity(tokens.len()); seqs.len()];
     for token in tokens.chunks(1) {

@@ -53,7 +53,7 @@ pub struct Run<'a> {
     pub again: bool,
 }
 
-/// Scores of a step, with the rows behind them.
+/// Scores of a step, and the rows that were scored.
 #[derive(Clone, Debug)]
 pub struct Reported {
     /// Attention of the rows to each block, by list.
@@ -249,7 +249,7 @@ impl Rig {
         self.keeps.iter().enumerate().filter_map(evicts).collect()
     }
 
-    /// Returns the tokens that a sequence holds in the groups that evict, in the mean over their layers or heads.
+    /// Returns the tokens that a sequence holds in the groups that evict, on average over their layers or heads.
     pub fn held_tokens(&self, seq: &Seq) -> f64 {
         let groups = self.evicting();
         let held = |group: usize| -> usize {
@@ -387,7 +387,7 @@ impl Rig {
         Ok(Reported { scores, rows: Rows { n, prefill: true } })
     }
 
-    /// Reads a computed prompt of whole blocks again in parts, each behind the prompt and the block before the part, as the core does. Returns the
+    /// Reads a computed prompt of whole blocks again in parts, each after the prompt and the block before the part, as the core does. Returns the
     /// scores of its blocks; those of parts without room in the model's context are 0.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use trunkline_text::Tokenizer;
 use super::numbers::Numbers;
 use super::sources::{Source, TextSet};
 
-/// Text before a piece of text that is encoded as if it stood behind text.
+/// Text before a piece of text that is encoded as if it stood after text.
 const LETTER: &str = "a";
 /// Tokens left out between two texts of a kind that is written down: paragraphs may have fewer tokens together than alone.
 const MARGIN: usize = 64;
@@ -145,7 +145,7 @@ pub fn text(outline: &Outline<'_>, tokenizer: &Tokenizer) -> anyhow::Result<Text
     Ok(Text { name: format!("{} {number}", source.name), tokens: tokens[..needed].to_vec(), facts })
 }
 
-/// Returns the paragraphs of a text and all behind: of a source that is written down behind the paragraphs of the texts before.
+/// Returns the paragraphs of a text and all after them: of a source that is written down after the paragraphs of the texts before.
 fn paragraphs_of<'a>(
     outline: &Outline<'a>,
     tokenizer: &Tokenizer,
@@ -185,7 +185,7 @@ pub fn begin(tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
     Ok(whole)
 }
 
-/// Returns the tokens of `text`, which MUST begin with a line end, behind other text: without a space or a begin token that the tokenizer puts in front of
+/// Returns the tokens of `text`, which MUST begin with a line end, after other text: without a space or a BOS token that the tokenizer puts in front of
 /// all text.
 ///
 /// # Errors
@@ -196,7 +196,7 @@ pub fn behind(text: &str, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
     Ok(both[common(&alone, &both)..].to_vec())
 }
 
-/// Returns the number of tokens of a paragraph behind a line end.
+/// Returns the number of tokens of a paragraph after a line end.
 fn length(paragraph: &str, tokenizer: &Tokenizer) -> anyhow::Result<usize> {
     let (alone, both) = (behind("\n", tokenizer)?, behind(&format!("\n{paragraph}"), tokenizer)?);
     Ok(both.len().saturating_sub(alone.len()))
@@ -226,7 +226,7 @@ pub struct Expected {
     pub word: Option<usize>,
 }
 
-/// Returns the tokens of a question behind a text, and those of the right answer. Both are encoded together: some tokenizers put a space in front of all
+/// Returns the tokens of a question after a text, and those of the right answer. Both are encoded together: some tokenizers put a space in front of all
 /// text, and a word by itself then has other tokens than a word behind another.
 ///
 /// # Errors
@@ -237,7 +237,7 @@ pub fn asked(fact: &Fact, tokenizer: &Tokenizer) -> anyhow::Result<(Vec<u32>, Ve
     question.truncate(common(&question, &whole));
     let all = tokenizer.decode(&whole).len();
     let left = |n: usize| all - tokenizer.decode(&whole[..n]).len().min(all);
-    // Bytes from the begin and the end of each word to the end of the answer.
+    // Bytes from the start and the end of each word to the end of the answer.
     let mut words: Vec<Range<usize>> = Vec::new();
     for word in fact.words.iter().rev() {
         let end = words.last().map_or(0, |behind| behind.end + ", ".len());

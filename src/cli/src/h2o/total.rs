@@ -53,7 +53,7 @@ pub fn excess(settings: &Settings, tokens: u32) -> f64 {
 /// Reads a total from text; messages name it `setting`.
 ///
 /// # Errors
-/// If the text is no number of the range.
+/// If the text is not a number of the range.
 pub fn parse(setting: &str, text: &str) -> anyhow::Result<f32> {
     let total: f32 = text.parse().map_err(|_| anyhow!("{setting} is {text}; give a number", text = quoted(text)))?;
     ensure!(

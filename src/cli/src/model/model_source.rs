@@ -23,7 +23,7 @@ const SEED: u64 = 0;
 const CONFIG: &[u8] = include_bytes!("../../../../models/small-world/config.json");
 const LAYERS: &str = include_str!("../../../../models/small-world/h2o.toml");
 const TOKENIZER: &[u8] = include_bytes!("../../../../models/small-world/tokenizer.json");
-/// Files with facts about the built-in model, beside its config.json.
+/// Files with facts about the built-in model, other than its config.json.
 const TOKENIZER_FILE: (&str, &[u8]) = ("tokenizer.json", TOKENIZER);
 /// Token that begins a text of the built-in model.
 const BEGIN: &str = "<s>";
@@ -158,7 +158,7 @@ impl<'a> ModelSource<'a> {
     ///
     /// # Errors
     /// As [`Self::placed`].
-    pub fn mend(
+    pub fn repair(
         self,
         model: &Model,
         streaming: &Streaming,
@@ -167,10 +167,10 @@ impl<'a> ModelSource<'a> {
     ) -> anyhow::Result<Option<String>> {
         let settings = streaming.settings(&self.identity(revision), workers);
         match self {
-            Self::BuiltIn | Self::Random => Ok(model.mend_with(self.model()?, &settings)?),
+            Self::BuiltIn | Self::Random => Ok(model.repair_with(self.model()?, &settings)?),
             Self::Path(path) => {
                 exists(path)?;
-                model.mend_from(path, &settings).with_context(|| cannot_load(path))
+                model.repair_from(path, &settings).with_context(|| cannot_load(path))
             }
         }
     }

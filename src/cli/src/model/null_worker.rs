@@ -149,7 +149,7 @@ impl StepRunner for NullWorker {
     }
 }
 
-/// Returns the log probabilities of a token, and of `n_top` tokens beside it, if all are equally likely.
+/// Returns the log probabilities of a token, and of `n_top` other tokens, if all are equally likely.
 pub fn uniform_logprobs(request: RequestId, token: Token, n_top: u32, vocab_size: u32) -> TokenLogprobs {
     let logprob = -(vocab_size as f32).ln();
     TokenLogprobs { request, token, logprob, top: (0..n_top.min(vocab_size)).map(|id| (id, logprob)).collect() }

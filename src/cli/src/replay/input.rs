@@ -120,7 +120,7 @@ impl Input {
         })
     }
 
-    /// Returns the number of requests, at most; `None` if unknown.
+    /// Returns the maximum number of requests; `None` if unknown.
     pub(crate) fn requests(&self) -> Option<u64> {
         match self {
             Self::Loaded(trace) | Self::Recorded(_, trace) => Some(trace.requests.len() as u64),

@@ -39,7 +39,7 @@ impl Report {
     fn read(path: &Path) -> anyhow::Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let report: Self = serde_json::from_str(&text)
-            .with_context(|| format!("{} is no report of `trunkline-bench --json`", path.display()))?;
+            .with_context(|| format!("{} is not a report of `trunkline-bench --json`", path.display()))?;
         let is_meaningful = !report.quick && !report.debug_assertions;
         ensure!(is_meaningful, "{} is a quick run or one of a debug build; measure again without", path.display());
         Ok(report)
@@ -59,7 +59,7 @@ impl Measured {
     /// Reads the reports in `paths`; of two with the same figure the later one counts.
     ///
     /// # Errors
-    /// If a file is no report of a whole run in release, or of another benchmark.
+    /// If a file is not a report of a whole run in release, or of another benchmark.
     pub(super) fn read(paths: &[PathBuf]) -> anyhow::Result<Self> {
         let mut measured = Self::default();
         for path in paths {

@@ -1,4 +1,4 @@
-//! Files a replay writes beside its report: a row for each request, an HTML page, a timeline.
+//! Files a replay writes in addition to its report: a row for each request, an HTML page, a timeline.
 
 use std::fs::OpenOptions;
 use std::ops::ControlFlow;
@@ -20,7 +20,7 @@ use crate::output::JsonArgs;
 /// Latest end of a window, seconds: 30 years, far from where the clock would wrap.
 const WINDOW_S_MAX: f64 = 1e9;
 
-/// Files written beside the report.
+/// Files written in addition to the report.
 #[derive(Clone, Debug, Args)]
 pub(super) struct OutputArgs {
     #[command(flatten)]

@@ -15,7 +15,7 @@ use trunkline_sim_workload::summary::Summary;
 
 use crate::output::{align_right, grouped, per_cent, seconds, table};
 
-/// Failures shown one by one, at most.
+/// Maximum number of failures shown one by one.
 const FAILURES_SHOWN: usize = 4;
 
 /// Returns one report in full.
@@ -184,12 +184,12 @@ fn weights_read(weights: &WeightsReport) -> String {
     )
 }
 
-/// Returns the placement of the weights, and the memory of the host that they take beside KV.
+/// Returns the placement of the weights, and the memory of the host that they take in addition to KV.
 fn weights(settings: &SettingsReport) -> String {
     let HostBytesReport { weights, kv, memory } = settings.host_bytes;
     let gb = |bytes: u64| format!("{:.1} GB", bytes as f64 / 1e9);
     let of = memory.map_or(String::new(), |memory| format!(" of {}", gb(memory)));
-    format!("{}; in the memory of the host {} beside {} of KV{of}", settings.weights, gb(weights), gb(kv))
+    format!("{}; in the memory of the host {}, and {} of KV{of}", settings.weights, gb(weights), gb(kv))
 }
 
 fn arrivals(report: &Report) -> String {

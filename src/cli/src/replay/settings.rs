@@ -48,7 +48,7 @@ impl CoreFlags for ReplayFlags {
 
     fn default_text(setting: &Setting) -> String {
         match setting.name {
-            "device_blocks" => "as many as fit beside the weights".into(),
+            "device_blocks" => "as many as fit next to the weights".into(),
             "swap_block_ns" => "from the hardware's link".into(),
             "recompute_token_ns" => "from the cost model".into(),
             "max_batch_tokens" => format!("{MAX_BATCH_TOKENS} divided by the pipeline stages, or the engine's"),
@@ -170,7 +170,7 @@ pub(crate) struct FleetArgs {
     #[arg(long, value_name = "LAYERS")]
     h2o_layers: Option<String>,
 
-    /// Tokens of a sequence for each token kept while --h2o is on, in the mean over all KV heads, 1.1 to 16: says how much the heads drop that
+    /// Tokens of a sequence for each token kept while --h2o is on, on average over all KV heads, 1.1 to 16: says how much the heads drop that
     /// --h2o-layers does not name, instead of a ratio [default: 2.5, as in a server].
     #[arg(long, value_name = "RATIO")]
     h2o_total: Option<String>,
@@ -198,7 +198,7 @@ impl FleetArgs {
         self.h2o_layers.is_some()
     }
 
-    /// Returns the memory beside the KV blocks: that of the engine, if one is imitated, with the share that is given.
+    /// Returns the memory that is not for KV blocks: that of the engine, if one is imitated, with the share that is given.
     fn memory(&self, engine: Option<Engine>) -> anyhow::Result<EngineMemory> {
         let memory = engine.map_or(EngineMemory::Same(MemoryUse::DEFAULT), |engine| engine.memory);
         let Some(utilization) = self.gpu_memory_utilization else { return Ok(memory) };
@@ -210,7 +210,7 @@ impl FleetArgs {
     }
 }
 
-/// Limits beside the settings of the core.
+/// Limits other than the settings of the core.
 #[derive(Clone, Debug, Args)]
 struct LimitArgs {
     /// Schedule like an engine, as closely as the core can: vllm-v1, vllm-v0, sglang or sarathi. Sets the defaults of the flags below.

@@ -140,7 +140,7 @@ impl TierArgs {
     /// Returns the figures of the reports that are given.
     ///
     /// # Errors
-    /// If a file is no report of a whole run.
+    /// If a file is not a report of a whole run.
     pub(super) fn measured(&self) -> anyhow::Result<Measured> {
         Measured::read(&self.links)
     }

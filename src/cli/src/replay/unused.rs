@@ -1,4 +1,4 @@
-//! Flags of a replay or a plan that have no effect beside the others.
+//! Flags of a replay or a plan that have no effect with the others.
 
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, Preemption};

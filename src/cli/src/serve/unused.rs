@@ -1,4 +1,4 @@
-//! Settings of a server that have no effect beside the others.
+//! Settings of a server that have no effect with the others.
 
 use trunkline_cluster::{ClusterConfig, Role};
 use trunkline_core::h2o::Mode;

@@ -23,7 +23,7 @@ pub struct AttachSettings {
     #[arg(long, value_name = "SECONDS")]
     pub worker_silence: Option<f64>,
 
-    /// Seconds for which an attached worker with a broken connection may come back with its KV, at most; then other workers continue its
+    /// Longest time, in seconds, for an attached worker with a broken connection to come back with its KV; then other workers continue its
     /// requests, or earlier if computing them again takes less [default: 10].
     #[arg(long, value_name = "SECONDS")]
     pub worker_resume: Option<f64>,

@@ -66,7 +66,7 @@ impl<F: CoreFlags> CoreSettings<F> {
     /// Sets each given setting; of several values of one setting, the first.
     ///
     /// # Errors
-    /// If a text is no value of the setting's type. Ranges are checked by [`Config::validate`].
+    /// If a text is not a value of the setting's type. Ranges are checked by [`Config::validate`].
     pub(crate) fn apply(&self, config: &mut Config) -> Result<(), ConfigError> {
         for (setting, _) in Self::flags() {
             if let Some(value) = self.text(setting.name) {
@@ -79,7 +79,7 @@ impl<F: CoreFlags> CoreSettings<F> {
     /// Returns `config` once for each combination of values of [`CoreFlags::COMPARED`].
     ///
     /// # Errors
-    /// If a text is no value of the setting's type.
+    /// If a text is not a value of the setting's type.
     pub(crate) fn combinations(&self, config: &Config) -> Result<Vec<Config>, ConfigError> {
         let mut combinations = vec![config.clone()];
         for name in F::COMPARED {

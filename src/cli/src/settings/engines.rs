@@ -10,14 +10,14 @@ use trunkline_server::{Backend, MakeWorker, SamplingOffer};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{KvDtype, Model, Worker, WorkerConfig};
 
-use crate::model::mending::Mender;
+use crate::model::repair::WeightsRepair;
 use crate::settings::serve_settings::Settings;
 
-/// Workers of one server, at most.
+/// Maximum number of workers of one server.
 const WORKERS_MAX: usize = 64;
 const THREADS_MAX: usize = 1024;
 
-/// Replicas of one role in a list of roles, at most.
+/// Maximum number of replicas of one role in a list of roles.
 const ROLES_MAX: usize = 4096;
 
 /// Roles by name.
@@ -124,7 +124,7 @@ impl Engines {
         self.threads_each() + usize::from(worker < left_over)
     }
 
-    /// Returns the settings of the cluster: the limits of each engine are those of the class, or `cores[0]` for all. Beside embedded workers, any
+    /// Returns the settings of the cluster: the limits of each engine are those of the class, or `cores[0]` for all. Alongside embedded workers, any
     /// attached worker must do, even a worker that writes KV for every token of a step, or reads nothing that the same step computes.
     pub fn cluster(&self, cores: &[Config]) -> ClusterConfig {
         let engine = |(at, role): (usize, &Role)| {
@@ -138,7 +138,7 @@ impl Engines {
         ClusterConfig { engines: self.roles.iter().enumerate().map(engine).collect(), router: self.router.clone() }
     }
 
-    /// Refuses reuse of text that is no prefix where a worker cannot copy tokens between blocks.
+    /// Refuses reuse of text that is not a prefix where a worker cannot copy tokens between blocks.
     ///
     /// # Errors
     /// If a worker is attached, or has quantised KV.
@@ -160,13 +160,13 @@ impl Engines {
     }
 
     /// Returns a backend of embedded workers with the weights of one model, and separate KV blocks and threads. `cores` are the limits by class;
-    /// `mender` mends the weights before a worker is made again.
-    pub fn backend(&self, model: Model, tokenizer: Tokenizer, cores: &[Config], mender: Mender) -> Backend {
+    /// `repair` runs on the weights before a worker is made again.
+    pub fn backend(&self, model: Model, tokenizer: Tokenizer, cores: &[Config], repair: WeightsRepair) -> Backend {
         let mut infos = self.kv_types.iter().map(|dtype| model.info_with(*dtype));
         let (info, further_kv) = (infos.next().unwrap_or_default(), infos.collect());
         let (model, engines, cores) = (Arc::new(model), self.clone(), cores.to_vec());
         let workers: MakeWorker = Arc::new(move |engine| {
-            mender.mend(&model)?;
+            repair.run(&model)?;
             let class = usize::from(engines.kv_classes[engine.index()]);
             let config = WorkerConfig {
                 block_size: cores[class].block_size,
@@ -204,7 +204,7 @@ fn kv_types(names: Option<&str>, embedded: usize, all: usize) -> anyhow::Result<
 /// Returns the roles of a list as in `prefill*2,decode`.
 ///
 /// # Errors
-/// If a role is unknown, or the number behind a role is none from 1 to 4096.
+/// If a role is unknown, or the number after a role is not from 1 to 4096.
 pub fn roles(names: &str) -> anyhow::Result<Vec<Role>> {
     let mut roles = Vec::new();
     for text in names.split(',') {
@@ -215,7 +215,7 @@ pub fn roles(names: &str) -> anyhow::Result<Vec<Role>> {
                 (
                     name,
                     n.with_context(|| {
-                        format!("role is {text}; give a number from 1 to {ROLES_MAX} behind the *", text = quoted(text))
+                        format!("role is {text}; give a number from 1 to {ROLES_MAX} after the *", text = quoted(text))
                     })?,
                 )
             }
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(roles, [Role::Prefill, Role::Decode, Role::Both]);
         assert_eq!(super::roles("prefill*2, decode").unwrap(), [Role::Prefill, Role::Prefill, Role::Decode]);
         let message = super::roles("prefill*x").unwrap_err().to_string();
-        assert_eq!(message, "role is 'prefill*x'; give a number from 1 to 4096 behind the *");
+        assert_eq!(message, "role is 'prefill*x'; give a number from 1 to 4096 after the *");
     }
 
     #[test]
@@ -303,8 +303,12 @@ mod tests {
     fn workers_are_made_for_each_engine_and_again() {
         let engines = engines(Some(2), None, 2).unwrap();
         let core = Config { device_blocks: 8, ..Config::default() };
-        let backend =
-            engines.backend(Model::seeded(0), Tokenizer::bytes(), std::slice::from_ref(&core), Mender::default());
+        let backend = engines.backend(
+            Model::seeded(0),
+            Tokenizer::bytes(),
+            std::slice::from_ref(&core),
+            WeightsRepair::default(),
+        );
         for engine in [0, 1, 1] {
             assert!((backend.workers)(EngineId(engine)).is_ok());
         }

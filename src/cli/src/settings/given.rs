@@ -190,121 +190,36 @@ mod tests {
         Serve::try_parse_from(args).unwrap().args.settings().clone()
     }
 
+    /// Returns a value that a flag takes, another one for each flag as far as its type has so many.
+    fn value(serve: &Command, flag: &str, arg: &Arg, number: usize) -> String {
+        let listed = arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).next_back();
+        let any = [(number + 2).to_string(), "true".into(), format!("{number}GiB"), format!("text{number}")];
+        let takes = |value: &String| check(serve, OsStr::new(&format!("--{flag}={value}"))).is_ok();
+        listed.into_iter().chain(any).find(takes).unwrap_or_else(|| panic!("no value for --{flag}"))
+    }
+
     #[test]
     fn a_key_a_variable_and_a_flag_mean_the_same() {
-        let flags: &[&str] = &[
-            "--listen=a:1",
-            "--model=m",
-            "--kv-dtype=f16",
-            "--block-size=2",
-            "--device-blocks=3",
-            "--max-batch-tokens=4",
-            "--max-batch-size=5",
-            "--max-queue=6",
-            "--max-queued-tokens=8589934592",
-            "--max-steps-in-flight=2",
-            "--pipeline-stages=2",
-            "--max-step-logits=9",
-            "--reuse-anywhere=16",
-            "--reuse-recompute=8",
-            "--reuse-on-request=true",
-            "--target-step-ms=2.5",
-            "--max-drafts=10",
-            "--host-blocks=11",
-            "--preemption=swap",
-            "--launch-watermark=0.5",
-            "--swap-in-watermark=12",
-            "--policy=p",
-            "--eviction=e",
-            "--record=r",
-            "--requests=q",
-            "--otlp-traces-endpoint=u",
-            "--log-format=json",
-            "--threads=7",
-            "--worker=null:10ms",
-            "--simulate=h100-80g",
-            "--parallel=tp2",
-            "--cost=roofline",
-            "--engine-overhead=850:12",
-            "--weights=resident",
-            "--simulate-text=echo",
-            "--workers=2",
-            "--attached-workers=3",
-            "--worker-silence=4.5",
-            "--worker-resume=5.5",
-            "--worker-wait=6.5",
-            "--worker-shared-memory=false",
-            "--router=least_loaded",
-            "--roles=both,both",
-            "--copy-timeout-ms=5000",
-            "--share-cache=true",
-            "--step-timeout=1.5",
-            "--host-mem=1GiB",
-            "--disk=d",
-            "--disk-size=2GiB",
-            "--shared-mem=3GiB",
-            "--remote=file:///r",
-            "--compression=off",
-            "--compression-layers=full",
-            "--tier-write=back",
-            "--tier-eviction=lfu",
-            "--metrics=b:2",
-            "--metrics-names=vllm",
-            "--served-model-name=n",
-            "--chat-template=j",
-            "--token-file=t",
-            "--admin=true",
-            "--tls-cert=c",
-            "--tls-key=k",
-            "--tls-client-ca=a",
-            "--max-connections=12",
-            "--max-connections-per-peer=13",
-            "--max-calls-per-connection=14",
-            "--max-queue-per-client=15",
-            "--max-requests-per-client=16",
-            "--first-request-timeout=1.5",
-            "--idle-timeout=2.5",
-            "--unread-timeout=3.5",
-            "--drain-timeout=4.5",
-            "--max-unread-bytes=1000000",
-            "--max-sessions=17",
-            "--max-sessions-per-client=18",
-            "--session-bytes=2000000",
-            "--session-ttl=8.5",
-            "--h2o=on:ratio=3",
-            "--h2o-layers=1,2",
-            "--h2o-total=3",
-            "--h2o-choice=shared",
-            "--h2o-scorer=tova",
-            "--h2o-ratio=4",
-            "--h2o-sink=1",
-            "--h2o-recent=2",
-            "--h2o-block=48",
-            "--h2o-trigger=4",
-            "--h2o-interval=5",
-            "--h2o-score-interval=3",
-            "--h2o-alpha=0.5",
-        ];
-        let pairs = || flags.iter().map(|flag| flag[2..].split_once('=').unwrap());
-        let file: String = pairs()
-            .map(|(key, value)| {
-                let is_bare = value.parse::<f64>().is_ok() || value.parse::<bool>().is_ok();
-                if is_bare { format!("{key} = {value}\n") } else { format!("{key} = '{value}'\n") }
-            })
-            .collect();
-        let variables: Vec<(String, &str)> = pairs()
-            .map(|(key, value)| (format!("TRUNKLINE_{}", key.replace('-', "_").to_uppercase()), value))
-            .collect();
+        let cli = Cli::command();
+        let serve = cli.find_subcommand("serve").unwrap();
+        let all_flags = flags(serve).filter(|(flag, _)| *flag != FILE).enumerate();
+        let pairs: Vec<(&str, String)> =
+            all_flags.map(|(number, (flag, arg))| (flag, value(serve, flag, arg, number))).collect();
+        assert!(pairs.len() > 80, "the flags are there: {}", pairs.len());
+        let flags: Vec<String> = pairs.iter().map(|(flag, value)| format!("--{flag}={value}")).collect();
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let line = |(key, value): &(&str, String)| {
+            let is_bare = value.parse::<f64>().is_ok() || value.parse::<bool>().is_ok();
+            if is_bare { format!("{key} = {value}\n") } else { format!("{key} = '{value}'\n") }
+        };
+        let file: String = pairs.iter().map(line).collect();
+        let name = |key: &str| format!("TRUNKLINE_{}", key.replace('-', "_").to_uppercase());
+        let variables: Vec<(String, &str)> = pairs.iter().map(|(key, value)| (name(key), value.as_str())).collect();
         let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (&**name, *value)).collect();
-        let wanted = settings(&all("", &[], flags).unwrap());
+        let wanted = settings(&all("", &[], &flags).unwrap());
         assert_ne!(wanted, Settings::default());
         assert_eq!(settings(&all(&file, &[], &[]).unwrap()), wanted);
         assert_eq!(settings(&all("", &variables, &[]).unwrap()), wanted);
-        let cli = Cli::command();
-        let serve = cli.find_subcommand("serve").unwrap();
-        for (flag, _) in super::flags(serve).filter(|(flag, _)| *flag != FILE) {
-            assert!(pairs().any(|(key, _)| key == flag), "a flag is missing above: {flag}");
-        }
     }
 
     #[test]

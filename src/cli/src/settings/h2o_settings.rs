@@ -14,7 +14,7 @@ use crate::h2o::full_heads::FullHeads;
 use crate::h2o::head_loss::HeadLosses;
 use crate::h2o::total::{self, Heads};
 
-/// Tokens of a KV block if eviction is on, unless given: small blocks leave less beside what attention reads (docs/guide/h2o.md).
+/// Tokens of a KV block if eviction is on, unless given: small blocks keep less that attention does not read (docs/guide/h2o.md).
 pub const BLOCK_SIZE: u32 = 8;
 /// Setting of the heads that keep every token.
 const LAYERS: &str = "h2o-layers";
@@ -26,7 +26,7 @@ const RATIO_MAX_UNKNOWN: f32 = 2.0;
 /// Of a model whose whole layers nobody found, one layer in so many keeps every token.
 const FULL_LAYERS_UNKNOWN: u32 = 4;
 
-/// Settings of eviction within sequences, beside `--h2o`.
+/// Settings of eviction within sequences, in addition to `--h2o`.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 #[command(next_help_heading = "Eviction within sequences (H2O)")]
 pub struct H2oSettings {
@@ -35,7 +35,7 @@ pub struct H2oSettings {
     #[arg(long, value_name = "LAYERS")]
     pub h2o_layers: Option<String>,
 
-    /// Tokens of a sequence for each token kept, in the mean over all KV heads, 1.1 to 16: says how many heads keep every token, and how much the
+    /// Tokens of a sequence for each token kept, on average over all KV heads, 1.1 to 16: says how many heads keep every token, and how much the
     /// others drop; the number of heads only if neither --h2o-layers nor the model's file names them [default: 2.5].
     #[arg(long, value_name = "RATIO")]
     pub h2o_total: Option<String>,
@@ -49,7 +49,7 @@ pub struct H2oSettings {
     #[arg(long, value_name = "NAME")]
     pub h2o_scorer: Option<String>,
 
-    /// Tokens of a sequence for each token kept in the heads that drop tokens, in the mean over these heads [default: as --h2o-total asks, 6 at most without --h2o-total].
+    /// Tokens of a sequence for each token kept in the heads that drop tokens, on average over these heads [default: as --h2o-total asks, 6 at most without --h2o-total].
     #[arg(long, value_name = "RATIO")]
     pub h2o_ratio: Option<String>,
 
@@ -86,7 +86,7 @@ impl H2oSettings {
     /// Puts the numbers and the scorer into the limits of the core.
     ///
     /// # Errors
-    /// If a text is no number, the total is out of range, or the choice is unknown.
+    /// If a text is not a number, the total is out of range, or the choice is unknown.
     pub fn apply(&self, config: &mut Config) -> anyhow::Result<()> {
         self.total()?;
         self.choice()?;
@@ -113,7 +113,7 @@ impl H2oSettings {
     /// given, and gives the core its groups, their weights and the ratio. `losses` are those of the model's heads, if they were measured.
     ///
     /// # Errors
-    /// If a layer or head is no number, does not exist, or has a sliding window, or if the total is no number or out of reach.
+    /// If a layer or head is not a number, does not exist, or has a sliding window, or if the total is not a number or out of reach.
     pub fn divide(&self, model: Model, losses: Option<&HeadLosses>, config: &mut Config) -> anyhow::Result<Model> {
         let is_wanted = config.h2o.mode != Mode::Off || self.h2o_layers.is_some();
         let model = if is_wanted { self.with_groups(model, losses, config)? } else { model };
@@ -124,7 +124,7 @@ impl H2oSettings {
     /// Gives the core the ratio that the total asks for, unless the ratio is set or no group of the model drops tokens.
     ///
     /// # Errors
-    /// If the total is no number or out of reach, or comes with a ratio.
+    /// If the total is not a number or out of reach, or comes with a ratio.
     pub fn set_ratio(&self, model: &ModelInfo, config: &mut Config) -> anyhow::Result<()> {
         let total = self.total()?;
         if model.groups.iter().any(|group| group.keeps == Keeps::Scored) {
@@ -144,7 +144,7 @@ impl H2oSettings {
         let is_own = self.h2o_choice.is_some() && self.choice()? == Choice::Own;
         if is_own && !config.h2o.by_group {
             warn!(
-                "--h2o-choice own has no effect: the worker's layer groups are no single KV heads, or it reports no scores by group"
+                "--h2o-choice own has no effect: the worker's layer groups are not single KV heads, or it reports no scores by group"
             );
         }
         Ok(())
@@ -213,7 +213,7 @@ fn known_heads(
 /// Divides a model for a server with `--h2o on` elsewhere: heads of `layers` keep every token, or else the ones that lose most.
 ///
 /// # Errors
-/// If a layer or head is no number, does not exist, or has a sliding window, or if no heads are known.
+/// If a layer or head is not a number, does not exist, or has a sliding window, or if no heads are known.
 pub fn divided_for_a_server(
     model: Model,
     layers: Option<&str>,

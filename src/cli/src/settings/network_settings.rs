@@ -55,25 +55,25 @@ pub struct NetworkSettings {
     #[arg(long, value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
 
-    /// Connections at once, at most, and no more than open files allow; beyond, a connection is replaced on which no caller with
+    /// Maximum number of connections at once, and no more than open files allow; beyond, a connection is replaced on which no caller with
     /// rights has a whole request [default: 1024].
     #[arg(long, value_name = "N")]
     pub max_connections: Option<u32>,
 
-    /// Connections of one address (IPv6: of one /64 network) at once, at most [default: half of --max-connections].
+    /// Maximum number of connections of one address (IPv6: of one /64 network) at once [default: half of --max-connections].
     #[arg(long, value_name = "N")]
     pub max_connections_per_peer: Option<u32>,
 
-    /// Calls at once on one connection, at most; more wait at the client [default: 1024].
+    /// Maximum number of calls at once on one connection; more wait at the client [default: 1024].
     #[arg(long, value_name = "N")]
     pub max_calls_per_connection: Option<u32>,
 
-    /// Requests of one client on the way to their first token, at most; more are refused. A client is the holder of a token, or without
+    /// Maximum number of requests of one client before their first token; more are refused. A client is the holder of a token, or without
     /// tokens everyone at one address [default: half of --max-queue].
     #[arg(long, value_name = "N")]
     pub max_queue_per_client: Option<u32>,
 
-    /// Open requests of one client, waiting or running, at most; more are refused. Without, a client may fill the batch, and gives
+    /// Maximum number of open requests of one client, waiting or running; more are refused. Without, a client may fill the batch, and gives
     /// places up to others who ask [default: no bound].
     #[arg(long, value_name = "N")]
     pub max_requests_per_client: Option<u32>,
@@ -90,12 +90,12 @@ pub struct NetworkSettings {
     #[arg(long, value_name = "SECONDS")]
     pub unread_timeout: Option<f64>,
 
-    /// Wait for running requests when the server is to stop, at most for this time; then they end with UNAVAILABLE, so that clients send them to another
+    /// Wait at most this time for running requests when the server is to stop; then they end with UNAVAILABLE, so that clients send them to another
     /// server. 0 waits for ever [default: 25, below the 30 s after which Kubernetes kills].
     #[arg(long, value_name = "SECONDS")]
     pub drain_timeout: Option<f64>,
 
-    /// Output that clients have not read, bytes of memory, at most; an eighth of it for one connection, a 128th for one request.
+    /// Largest amount of output that clients have not read, bytes of memory; an eighth of it for one connection, a 128th for one request.
     /// Beyond, the request unread for longest ends [default: 134217728].
     #[arg(long, value_name = "BYTES")]
     pub max_unread_bytes: Option<u64>,

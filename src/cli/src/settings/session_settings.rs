@@ -15,16 +15,16 @@ const BYTES_MIN: u64 = 1 << 12;
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 #[command(next_help_heading = "Sessions")]
 pub struct SessionSettings {
-    /// Sessions at once, at most; more are refused. 0 refuses all [default: 1024].
+    /// Maximum number of sessions at once; more are refused. 0 refuses all [default: 1024].
     #[arg(long, value_name = "N")]
     pub max_sessions: Option<u32>,
 
-    /// Sessions of one client at once, at most; more are refused. A client is the holder of a token, or without tokens everyone at one
+    /// Maximum number of sessions of one client at once; more are refused. A client is the holder of a token, or without tokens everyone at one
     /// address [default: half of --max-sessions].
     #[arg(long, value_name = "N")]
     pub max_sessions_per_client: Option<u32>,
 
-    /// Memory of one session with system text, turns, pins and summaries, at most, bytes, and no less than four contexts of tokens. Beyond, the oldest
+    /// Largest memory of one session with system text, turns, pins and summaries, bytes, and no less than four contexts of tokens. Beyond, the oldest
     /// turns outside of the context are forgotten [default: 1048576].
     #[arg(long, value_name = "BYTES")]
     pub session_bytes: Option<u64>,

@@ -104,7 +104,7 @@ fn shape(model: Option<&Path>) -> anyhow::Result<model::Model> {
     Ok(model::find(&path)?)
 }
 
-/// Returns the tokenizer beside a model's config.json with the tokens that end an answer, or that of bytes if there is none.
+/// Returns the tokenizer next to a model's config.json with the tokens that end an answer, or that of bytes if there is none.
 ///
 /// # Errors
 /// If a file cannot be read.

@@ -20,7 +20,7 @@ const UNITS: [(&str, f64); 8] = [
 /// Reads a size such as `64GB` or `1.5 TiB`, in bytes.
 ///
 /// # Errors
-/// If the text is no number with a unit, or not above 0. `subject` names the size.
+/// If the text is not a number with a unit, or not above 0. `subject` names the size.
 pub(crate) fn parse_size(subject: &str, text: &str) -> anyhow::Result<f64> {
     let unit = UNITS.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)));
     let bytes = unit.and_then(|(number, bytes)| Some(number.trim().parse::<f64>().ok()? * bytes));

@@ -23,9 +23,9 @@ const BLOCKS_MAX: u64 = 1 << 28;
 const REMOTE: &str = "remote";
 /// Name of the tier in host memory that all workers fill.
 const SHARED: &str = "shared";
-/// Blocks of each layer group known to be in remote storage, at most.
+/// Maximum number of blocks of each layer group known to be in remote storage.
 const REMOTE_BLOCKS: u32 = 1 << 20;
-/// Blocks of all layer groups known to be in remote storage, at most: some 200 bytes of memory each. Requests ask the storage for blocks
+/// Maximum number of blocks of all layer groups known to be in remote storage: some 200 bytes of memory each. Requests ask the storage for blocks
 /// beyond.
 const REMOTE_BLOCKS_MAX: u32 = 1 << 24;
 /// Deadline of each answer of remote storage.
@@ -34,7 +34,7 @@ const REMOTE_DEADLINE: Duration = Duration::from_secs(5);
 const SEARCH_WAIT: Duration = Duration::from_secs(2);
 /// Least bytes that a block takes on a disk.
 const PAGE: u64 = 4096;
-/// Blocks of each layer group on the way from one place to a tier without a request waiting, at most.
+/// Maximum number of blocks of each layer group on the way from one place to a tier without a request waiting.
 const BACKGROUND_BLOCKS: u64 = 4096;
 /// Part of the device's blocks that may be on the way to remote storage: one in so many, and some of each layer group in any case.
 const REMOTE_PART: u64 = 8;

@@ -102,7 +102,7 @@ fn check_parameters(spec: &mut Spec) -> anyhow::Result<()> {
     for (section, parameter) in spec.parameters() {
         if NO_PARAMETERS.contains(&parameter) {
             bail!(
-                "{section}.{parameter} is no parameter: --{parameter} decides what a replay writes or reads, not how it runs"
+                "{section}.{parameter} is not a parameter: --{parameter} decides what a replay writes or reads, not how it runs"
             );
         }
         if parameter != TRACE && !flags.contains_key(parameter) {
@@ -158,7 +158,7 @@ fn trace_of<'a>(point: &Point<'a>) -> anyhow::Result<&'a str> {
     }
 }
 
-/// Flags that a replay takes beside one of some tiers alone. A cell without the tier leaves them out, so that tiers can be compared with none.
+/// Flags that a replay takes only together with one of some tiers. A cell without the tier leaves them out, so that tiers can be compared with none.
 const OF_TIERS: [(&[&str], &[&str]); 4] = [
     (&["tier-write", "tier-eviction"], &["host-mem", "shared-mem"]),
     (&["disk-gb-s", "disk-latency-us"], &["disk-size"]),
@@ -190,7 +190,7 @@ fn words(point: &Point<'_>, trace: &Path, folder: &Path) -> Vec<String> {
     words
 }
 
-/// Returns `value`, or the path of the file of that name beside the spec.
+/// Returns `value`, or the path of the file of that name next to the spec.
 fn in_folder(value: &str, folder: &Path) -> String {
     let path = folder.join(value);
     let names_a_file = value.contains('/') || FILES.iter().any(|end| value.ends_with(end));

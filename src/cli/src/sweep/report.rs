@@ -16,7 +16,7 @@ use super::folder;
 use super::join::{self, Joined, Row};
 use crate::output::{align_right, grouped, per_cent, print, seconds, table, write_json};
 
-/// Number of failed or missing cells to name, at most.
+/// Maximum number of failed or missing cells to name.
 const NAMED_MAX: usize = 20;
 
 /// Join the results of a sweep and show them as tables.

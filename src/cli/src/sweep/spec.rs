@@ -11,11 +11,11 @@ use anyhow::{Context, bail, ensure};
 use toml::{Table, Value};
 use trunkline_quote::{of_parser, quoted};
 
-/// Number of cells, at most; more is taken for a mistake.
+/// Maximum number of cells; more is taken for a mistake.
 const CELLS_MAX: usize = 100_000;
 /// Value for a flag that is not given.
 const NONE: &str = "none";
-/// Name of the parameter that is no flag.
+/// Name of the parameter that is not a flag.
 pub(super) const TRACE: &str = "trace";
 
 /// A grid of cells.

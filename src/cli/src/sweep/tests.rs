@@ -178,7 +178,7 @@ fn an_unknown_parameter_is_refused_with_the_known_ones() {
     for output in ["json", "requests", "recorded"] {
         let refused = told(&format!("[fixed]\n{output} = 'x'\n"));
         assert!(
-            refused.starts_with(&format!("sweep s.toml: fixed.{output} is no parameter: --{output} decides")),
+            refused.starts_with(&format!("sweep s.toml: fixed.{output} is not a parameter: --{output} decides")),
             "{refused}"
         );
     }
@@ -218,7 +218,7 @@ fn every_flag_of_replay_is_a_parameter_or_refused() {
     assert!(outputs.contains(&"json") && outputs.contains(&"requests"), "{outputs:?}");
     for output in outputs {
         let refused = fault(&format!("trace = 't.jsonl'\n[fixed]\n{output} = 'x'\n"));
-        assert!(refused.contains(" is no parameter: "), "{refused}");
+        assert!(refused.contains(" is not a parameter: "), "{refused}");
     }
 }
 
@@ -273,7 +273,7 @@ fn a_sweep_goes_on_where_it_was_stopped() {
     let told = report::text(&half, &[Metric::find("ttft_p99").unwrap()], None, &[], &[]).unwrap();
     assert!(told.contains("3 ok, 5 missing"), "{told}");
     assert!(told.contains("missing:\n  policy=fcfs block-size=32 host-mem=1GB\n"), "{told}");
-    // A file that was cut off is no result.
+    // A file that was cut off is not a result.
     let cells = cells_of(&place, GRID).unwrap();
     let row = folder::path(&place.path().join("out"), &cells[1].id);
     fs::write(&row, &fs::read(&row).unwrap()[..100]).unwrap();
@@ -467,7 +467,7 @@ fn effects_are_means_and_differences_of_pairs() {
     let pair = |pairs, difference, base| Some(Paired { pairs, difference, base });
     assert_eq!(of(&four, 0), [("fcfs".into(), 2, 3.0, None), ("sjf".into(), 2, 3.0, pair(2, 0.0, 3.0))]);
     assert_eq!(of(&four, 1), [("16".into(), 2, 1.5, None), ("64".into(), 2, 4.5, pair(2, 3.0, 1.5))]);
-    // A cell without its counterpart counts in the mean and in no pair.
+    // A cell without its counterpart counts in the average and in no pair.
     four.rows.remove(1);
     assert_eq!(of(&four, 0), [("fcfs".into(), 1, 2.0, None), ("sjf".into(), 2, 3.0, pair(1, -1.0, 2.0))]);
 }

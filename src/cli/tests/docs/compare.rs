@@ -68,7 +68,7 @@ pub fn lines(page: &str, printed: &str) -> Result<(), String> {
     }
 }
 
-/// Number as written: the value, and the digits behind the point.
+/// Number as written: the value, and the digits after the point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Number {
     value: f64,
@@ -97,7 +97,7 @@ fn numbers(text: &str) -> Vec<(Number, &str)> {
             }
             at += 1;
         }
-        // A part of a name, as in `p50` or `h100-80g`, is no figure.
+        // A part of a name, as in `p50` or `h100-80g`, is not a figure.
         let named = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
         if !named(text[..from].chars().next_back()) && !named(text[at..].chars().next()) {
             let value = text[from..at].replace(',', "").parse().unwrap_or(f64::NAN);
@@ -119,7 +119,7 @@ fn factors(unit: &str) -> Option<&'static [f64]> {
     })
 }
 
-/// Returns the figures of a table or text that are no numbers of the output, rounded to as many digits. In a table the first column and the head name
+/// Returns the figures of a table or text that are not numbers of the output, rounded to as many digits. In a table the first column and the head name
 /// things.
 pub fn figures_missing(page: &str, printed: &str) -> Vec<String> {
     let printed: Vec<f64> = numbers(printed).into_iter().map(|(number, _)| number.value).collect();

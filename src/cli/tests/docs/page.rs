@@ -200,7 +200,7 @@ impl Reader<'_> {
             ("text", Some(Mark::Uncompared(reason))) => Content::Uncompared(reason),
             (_, Some(Mark::File(name))) => Content::File(name),
             (language, None) if OTHER.contains(&language) => return Ok(()),
-            (language, None) => return Err(format!("'{language}' is no language of a block here")),
+            (language, None) => return Err(format!("'{language}' is not a language of a block here")),
             (language, Some(_)) => return Err(format!("the mark above does not go with a block of '{language}'")),
         };
         self.push(at, content, text)
@@ -242,7 +242,7 @@ mod tests {
             ("<!-- run: long -->\n", "the last mark marks nothing"),
             ("<!-- run: long -->\n```text\na\n```", "line 2: the mark above does not go with a block of 'text'"),
             ("<!-- output: figures of c -->\n| a | b |\n|---|---|\n| d | 1 |", "line 2: no row begins with 'c'"),
-            ("```console\n$ a\n```", "line 1: 'console' is no language of a block here"),
+            ("```console\n$ a\n```", "line 1: 'console' is not a language of a block here"),
             ("prose\n\n    trunkline serve\n", "line 3: commands stand in a block of sh"),
         ] {
             assert_eq!(parts(page).unwrap_err(), error, "{page}");

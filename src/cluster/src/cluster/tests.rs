@@ -303,7 +303,7 @@ fn requests_are_computed_again_where_that_is_done_soonest() {
     (0..2).for_each(|id| rig.submit(id, 8, 4));
     assert_eq!(again_ns(&rig), Some(800), "the third engine is idle, and nobody has measured anything");
     rig.input(Input::DrainEngine(EngineId(2)));
-    assert_eq!(again_ns(&rig), Some(1600), "behind the prompt of the second");
+    assert_eq!(again_ns(&rig), Some(1600), "after the prompt of the second");
     rig.answer(0);
     let measured_ns = again_ns(&rig).unwrap();
     assert!(

@@ -33,7 +33,7 @@ fn a_tenant_that_floods_all_engines_takes_no_more_than_its_share_from_another() 
     for router in ["least_loaded", "round_robin", "random2"] {
         let (flood, other) = served("vtc", router);
         assert_eq!(other, 15 * TOKENS);
-        assert!(flood <= other + slack, "{router}: {flood} beside {other}");
+        assert!(flood <= other + slack, "{router}: {flood} against {other}");
     }
     let (flood, _) = served("fcfs", "least_loaded");
     assert_eq!(flood, 60 * TOKENS, "first come, first served has no shares");

@@ -166,7 +166,7 @@ fn scenario_095_a_request_in_chunks_stays_on_its_engine() {
 }
 
 /// KsanaLLM: holds a prefill back while every rank decodes, up to a time limit; here: none is held, because the prefill budget of a step
-/// bounds what a prefill costs the decodes beside it.
+/// bounds what a prefill costs the decodes in its step.
 #[test]
 fn scenario_096_prefills_are_not_held_while_every_engine_decodes() {
     let mut rig = balanced(4);
@@ -180,5 +180,5 @@ fn scenario_096_prefills_are_not_held_while_every_engine_decodes() {
     let home = rig.at(5).unwrap();
     rig.answer(home);
     let parts: Vec<_> = rig.steps[&home].seqs.iter().map(|seq| (seq.request.0, seq.n_tokens)).collect();
-    assert_eq!(parts[1..], [(5, 40)], "it runs in the next step, beside the decode");
+    assert_eq!(parts[1..], [(5, 40)], "it runs in the next step, alongside the decode");
 }

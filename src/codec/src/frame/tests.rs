@@ -320,7 +320,7 @@ fn quantised_blocks_come_back_shorter_with_statistics_and_stored_without() {
         framed(&block(dtype, Some(5000), &any), Some(&table));
         let odd = Shape { heads: 1, head_dim: 40, ..SHAPE };
         let refused = Codec::new().encode(&Block { shape: odd, ..block(dtype, None, &bytes) }, None, &mut Vec::new());
-        assert_eq!(refused, Err(BlockError::WrongShape), "a row of 40 is no whole number of scales");
+        assert_eq!(refused, Err(BlockError::WrongShape), "a row of 40 is not a whole number of scales");
     }
 }
 

@@ -16,7 +16,7 @@ const AT_ONCE: usize = 16;
 /// half, so that no two groups have equal constants, or constants with equal lower halves.
 const GROUP_SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
 
-/// Returns the key of a block with `tokens` behind the block `parent`, or of the first block in the namespace of `root`.
+/// Returns the key of a block with `tokens` after the block `parent`, or of the first block in the namespace of `root`.
 pub(crate) fn after(root: BlockHash, parent: Option<&BlockKey>, hash: BlockHash, tokens: &[Token]) -> BlockKey {
     let before = parent.map_or(root.0, |parent| parent.hash);
     let mut sha = Sha256::new_with_prefix(before.to_le_bytes());
@@ -39,7 +39,7 @@ pub(crate) fn after(root: BlockHash, parent: Option<&BlockKey>, hash: BlockHash,
 
 /// Returns the key of the block with the same tokens in layer group `group`, counted from 0; `key` is the block's in the first group.
 ///
-/// Such a block is found by itself, not behind the block before: its `parent` is its own hash. The hash is the first group's, XOR a
+/// Such a block is found by itself, not after the block before: its `parent` is its own hash. The hash is the first group's, XOR a
 /// constant of the group: a model may have hundreds of groups, and SHA-256 for each block of each would take milliseconds of the core's
 /// thread at the end of a long request. It is as good as one more SHA-256:
 ///

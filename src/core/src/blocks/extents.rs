@@ -28,7 +28,7 @@ const CLASSES: usize = 8;
 const ALL_RESERVED: usize = CLASSES;
 /// Mark of an extent in no list: no slot is free.
 const NO_LIST: usize = CLASSES + 1;
-/// Extents with memory reserved from the beginning, at most. Memory that is never touched costs nothing.
+/// Maximum number of extents with memory reserved from the beginning. Memory that is never touched costs nothing.
 const EXTENTS_MAX: u32 = 1 << 16;
 const NIL: u32 = u32::MAX;
 
@@ -62,7 +62,7 @@ impl Extent {
 #[derive(Debug)]
 pub(crate) struct FreeSlots {
     capacity: u32,
-    /// Slots kept free for runs in a full pool, at most.
+    /// Maximum number of slots kept free for runs in a full pool.
     ahead: u32,
     /// Extents opened so far.
     extents: Vec<Extent>,
@@ -410,7 +410,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Sequences with slots, beside the set of used slots.
+    /// Sequences with slots, and the set of used slots.
     #[derive(Default)]
     struct Model {
         used: BTreeSet<u32>,
@@ -494,7 +494,7 @@ mod tests {
     fn a_sequence_continues_in_the_slots_reserved_for_it() {
         let mut slots = FreeSlots::new(4096);
         assert_eq!(take(&mut slots, 8, None, 8), [(0, 8)]);
-        assert_eq!(take(&mut slots, 8, None, 8), [(16, 8)], "eight are reserved behind the first sequence");
+        assert_eq!(take(&mut slots, 8, None, 8), [(16, 8)], "eight are reserved after the first sequence");
         assert_eq!(take(&mut slots, 1, Some(7), 9), [(8, 1)]);
         assert_eq!(take(&mut slots, 1, Some(23), 9), [(24, 1)]);
         assert_eq!((slots.reserved, slots.reservations), (14, 2));

@@ -25,7 +25,7 @@ const WIDE_ROUNDS: usize = 4;
 /// Distance of the keys of two rounds, so that the last round has the last keys but one.
 const WIDE_STEP: usize = 5;
 const KEYS_ALL: usize = SECRET.len() / 8;
-/// Keys mixed into the lanes: numbers whose halves are no token ids, because a factor of 0 would hide the other factor. The four
+/// Keys mixed into the lanes: numbers whose halves are not token ids, because a factor of 0 would hide the other factor. The four
 /// lanes take the first eight.
 const KEYS: [u64; KEYS_ALL] = {
     let mut keys = [0; KEYS_ALL];

@@ -250,7 +250,7 @@ impl Nodes {
         self.children[index as usize] == 0
     }
 
-    /// Returns the number of published blocks right behind a block.
+    /// Returns the number of published blocks right after a block.
     pub(crate) fn n_children(&self, index: u32) -> u32 {
         self.children[index as usize]
     }

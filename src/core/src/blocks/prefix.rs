@@ -82,7 +82,7 @@ impl Prefix {
         self.runs.iter().flat_map(|(first, len)| *first..first + len)
     }
 
-    /// Returns the number of first blocks for which `is` is `true`. There MUST NOT be one behind a block for which it is `false`.
+    /// Returns the number of first blocks for which `is` is `true`. There MUST NOT be one after a block for which it is `false`.
     pub(crate) fn count_first(&self, is: impl Fn(u32) -> bool) -> usize {
         let mut after = self.len;
         for (first, len) in self.runs.iter().rev() {
@@ -116,7 +116,7 @@ pub struct CachedRun {
 }
 
 impl CachedRun {
-    /// Returns the position in the prompt behind the run.
+    /// Returns the position in the prompt after the run.
     pub fn end(&self) -> u32 {
         self.at + self.len
     }

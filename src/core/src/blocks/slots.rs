@@ -12,9 +12,9 @@ use crate::blocks::nodes::for_falling_runs;
 use crate::blocks::prefetch::prefetch;
 use crate::blocks::transitions::{Transition, next};
 
-/// Slots with memory reserved from the beginning, at most. Memory that is never touched costs nothing.
+/// Maximum number of slots with memory reserved from the beginning. Memory that is never touched costs nothing.
 pub(crate) const ROOM_MAX: u32 = 1 << 22;
-/// States of one kind of slot, at most.
+/// Maximum number of states of one kind of slot.
 const STATES_MAX: usize = 6;
 
 /// The states of one kind of slot, numbered from 0, at most six.
@@ -85,7 +85,7 @@ impl<S: SlotState> Slots<S> {
     }
 
     /// Takes `n` free slots for a sequence whose last slot is `after`, and applies `event` to each. The sequence has `have` slots then,
-    /// and as many more are reserved behind the last one if slots abound. Passes each run of neighbours to `each`: first slot and
+    /// and as many more are reserved after the last one if slots abound. Passes each run of neighbours to `each`: first slot and
     /// length. Returns `false`, and changes nothing, if fewer than `n` are free.
     pub fn take_many(
         &mut self,
@@ -124,7 +124,7 @@ impl<S: SlotState> Slots<S> {
         self.free.run_length(have)
     }
 
-    /// Ends the reservation behind the last slot of a sequence, which grows no more.
+    /// Ends the reservation after the last slot of a sequence, which grows no more.
     pub fn end_reservation(&mut self, last: u32) {
         self.free.end_reservation(last);
     }

@@ -255,7 +255,7 @@ impl GroupBlocks {
         }
     }
 
-    /// Returns the first of `n` blocks of a prefix read in a group by tokens behind the prefix, or by the last token of the prefix.
+    /// Returns the first of `n` blocks of a prefix read in a group by tokens after the prefix, or by the last token of the prefix.
     pub fn first_read(&self, group: usize, n: usize) -> usize {
         let position = (n as u32 * self.block_size).saturating_sub(1);
         self.first_visible(group, position) as usize

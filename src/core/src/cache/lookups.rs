@@ -1,7 +1,7 @@
 //! Look-ups in a shared tier: the questions in flight, and the learned value of an answer.
 //!
 //! Other cores write blocks to a shared tier, so only the storage knows the tier's blocks, and the answer takes time. Every look-up may
-//! serve later requests. The request at hand waits for the answer only if waiting is expected to pay: if the time saved by loading,
+//! serve later requests. The request waits for the answer only if waiting is expected to pay: if the time saved by loading,
 //! times the share of blocks found by earlier look-ups, exceeds the mean time of earlier look-ups.
 
 use crate::blocks::hash::BlockHash;
@@ -9,9 +9,9 @@ use crate::names::ids::Token;
 use crate::request::wait::Wait;
 use crate::{BlockKey, Lookup};
 
-/// Blocks of one look-up, at most.
+/// Maximum number of blocks of one look-up.
 pub(crate) const BLOCKS_MAX: usize = 1 << 14;
-/// Look-ups in flight, at most.
+/// Maximum number of look-ups in flight.
 const IN_FLIGHT_MAX: usize = 64;
 /// Weight of the earlier answers when another comes in.
 const DECAY: f64 = 15.0 / 16.0;

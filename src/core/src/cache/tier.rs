@@ -153,12 +153,12 @@ impl Tier {
         }
     }
 
-    /// Returns the number of blocks that fit beside the blocks lent.
+    /// Returns the number of blocks that fit in addition to the blocks lent.
     pub fn capacity(&self) -> u32 {
         self.limit.saturating_sub(self.lent)
     }
 
-    /// Returns the number of blocks that fit beside the blocks present and lent.
+    /// Returns the number of blocks that fit in addition to the blocks present and lent.
     pub fn free(&self) -> u32 {
         let used = self.slots.capacity() - self.count(TierState::Free);
         self.capacity().saturating_sub(used)
@@ -218,7 +218,7 @@ impl Tier {
         self.lent = lent;
     }
 
-    /// Returns the number of blocks that fit beside the blocks that cannot be evicted.
+    /// Returns the number of blocks that fit in addition to the blocks that cannot be evicted.
     pub fn available(&self) -> u32 {
         let used = self.slots.capacity() - self.count(TierState::Free);
         self.capacity().saturating_sub(used - self.count(TierState::Idle))
@@ -563,7 +563,7 @@ Evicted: Idle -> Free
         tier.resize(2);
         assert_eq!((tier.count(TierState::Pinned), tier.free(), tier.available()), (4, 0, 0));
         slots[..3].iter().for_each(|slot| tier.unpin(*slot));
-        assert_eq!(tier.available(), 1, "beside the one that is read");
+        assert_eq!(tier.available(), 1, "with the one that is read");
         assert!(tier.reserve(&contents(5, 4, &[1, 2])).is_some());
         assert_eq!((tier.count(TierState::Free), tier.evicted), (2, 3));
         tier.resize(1);

@@ -196,7 +196,7 @@ impl Tiers {
         }
     }
 
-    /// Takes in a chain of blocks found in a tier's storage, beside those already there; the tail first, so that the tail is evicted first.
+    /// Takes in a chain of blocks found in a tier's storage, in addition to those already there; the tail first, so that the tail is evicted first.
     pub fn take_in(&mut self, tier: usize, keys: &[BlockKey], tokens: &[Token]) {
         let block_size = tokens.len().checked_div(keys.len()).unwrap_or(0).max(1);
         self.counters[tier].found_blocks += keys.len() as u64;

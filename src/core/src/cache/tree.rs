@@ -64,11 +64,11 @@ use crate::cache::floors::Floors;
 use crate::eviction::Eviction;
 use crate::names::ids::{BlockHandle, Token};
 
-/// Tokens for which memory is reserved from the beginning, at most. Untouched memory costs nothing.
+/// Maximum number of tokens for which memory is reserved from the beginning. Untouched memory costs nothing.
 const ROOM_TOKENS_MAX: usize = 1 << 26;
 /// Pieces of a prefix requested from memory ahead of the one that is held.
 const PIECES_AHEAD: usize = 4;
-/// Blocks of such a piece, at most: what is requested ahead stays in the nearest caches.
+/// Maximum number of blocks of such a piece: what is requested ahead stays in the nearest caches.
 const PIECE: usize = 512;
 /// Blocks of a chain whose data are requested from memory all at once, at most. Those of a longer chain are read ahead in order.
 const SHORT: usize = 32;
@@ -236,7 +236,7 @@ impl PrefixTree {
         self.taken.1 += found.runs(0).count() as u64;
     }
 
-    /// Adds a reader to each block of a prefix just found behind the blocks that `table` has already, and appends the handles. For a
+    /// Adds a reader to each block of a prefix just found after the blocks that `table` has already, and appends the handles. For a
     /// request that held the blocks before and was preempted: the blocks are not used once more, so no hit is counted.
     pub fn hold_again(&mut self, found: &Prefix, table: &mut Vec<BlockHandle>) {
         self.hold_prefix(found, table.len(), false, table);

@@ -20,7 +20,7 @@ pub enum ConfigError {
         /// Greatest value allowed.
         max: String,
     },
-    /// A text that is no value of the setting's type.
+    /// A text that is not a value of the setting's type.
     #[error("{name} is {value}; give {expected}", value = quoted(value))]
     Malformed {
         /// Name of the setting.
@@ -56,10 +56,10 @@ pub enum ConfigError {
     /// A choice without parameters, such as a way to preempt, has no such name.
     #[error(transparent)]
     Unknown(#[from] UnknownName),
-    /// A setting of eviction within a sequence is outside its range, or its block is no multiple of the KV block.
+    /// A setting of eviction within a sequence is outside its range, or its block is not a multiple of the KV block.
     #[error(transparent)]
     H2o(#[from] SettingsError),
-    /// A value of `h2o` that is no number.
+    /// A value of `h2o` that is not a number.
     #[error("h2o {key} is {value}; give a number", value = quoted(value))]
     MalformedH2o {
         /// Key of the value.
@@ -88,7 +88,7 @@ pub enum ConfigError {
     TooManyTiers {
         /// Tiers that were given.
         n: usize,
-        /// Tiers allowed, at most.
+        /// Maximum number of tiers allowed.
         max: usize,
     },
     /// More device blocks than can be numbered, with the blocks of all layer groups.
@@ -98,7 +98,7 @@ pub enum ConfigError {
         n: usize,
         /// Blocks that were given.
         blocks: u32,
-        /// Blocks of one group, at most.
+        /// Maximum number of blocks of one group.
         max: u32,
     },
     /// More layer groups than a core can have.
@@ -108,10 +108,10 @@ pub enum ConfigError {
     TooManyGroups {
         /// Groups that were given.
         n: usize,
-        /// Groups allowed, at most.
+        /// Maximum number of groups allowed.
         max: usize,
     },
-    /// A setting that reuse of text that is no prefix does not go with.
+    /// A setting that reuse of text that is not a prefix does not go with.
     #[error("--reuse-anywhere does not go with {setting}: {reason}; leave out one of the two")]
     ReuseAnywhere {
         /// The setting, as written by users.

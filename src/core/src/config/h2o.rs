@@ -129,7 +129,7 @@ impl H2oConfig {
     /// Checks every number against its range, and the name of the scorer.
     ///
     /// # Errors
-    /// If a number is outside its range, the block is no multiple of `block_size`, or the scorer is unknown; the first such fault.
+    /// If a number is outside its range, the block is not a multiple of `block_size`, or the scorer is unknown; the first such fault.
     pub fn validate(&self, block_size: u32) -> Result<(), ConfigError> {
         self.group_settings(block_size).iter().try_for_each(|settings| settings.validate(block_size))?;
         self.make_scorer(block_size).map(|_| ())
@@ -138,7 +138,7 @@ impl H2oConfig {
     /// Sets the value of one of [`Self::KEYS`] from text.
     ///
     /// # Errors
-    /// If there is no such key, or the text is no value of the key's type.
+    /// If there is no such key, or the text is not a value of the key's type.
     pub fn set(&mut self, key: &str, text: &str) -> Result<(), ConfigError> {
         fn read<T: FromStr>(field: &mut T, key: &str, text: &str) -> Result<(), ConfigError> {
             *field = number(key, text)?;

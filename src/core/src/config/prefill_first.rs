@@ -55,7 +55,7 @@ const PARAMS: [Param; 6] = [
 static REGISTRY: Registry<PrefillFirst> = Registry::new(
     "prefill-first mode",
     &[
-        Entry { name: "false", about: "prefills beside decodes", params: &[], make: |_, ()| PrefillFirst::Off },
+        Entry { name: "false", about: "prefills alongside decodes", params: &[], make: |_, ()| PrefillFirst::Off },
         Entry { name: "true", about: "whole prompts alone", params: &[], make: |_, ()| PrefillFirst::Whole },
         Entry {
             name: "padded",
@@ -82,7 +82,7 @@ static REGISTRY: Registry<PrefillFirst> = Registry::new(
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "String")]
 pub enum PrefillFirst {
-    /// Prefills run beside decodes.
+    /// Prefills run alongside decodes.
     #[default]
     Off,
     /// A step runs whole prompts alone, as long as some can run, else all decodes.

@@ -1,4 +1,4 @@
-//! Settings of the reuse of cached text that is no prefix: copies that steps ask workers for.
+//! Settings of the reuse of cached text that is not a prefix: copies that steps ask workers for.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,12 +6,12 @@ use super::table::{Kind, Notation, Plain, Setting, check, read};
 use super::{Config, ConfigError, TOKENS_MAX};
 use crate::h2o::Mode;
 
-/// Reuse of cached text that is no prefix, by copies within the device. Not with layer groups, eviction within sequences, prompts that take their
+/// Reuse of cached text that is not a prefix, by copies within the device. Not with layer groups, eviction within sequences, prompts that take their
 /// blocks chunk by chunk, or prompts before decodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReuseConfig {
-    /// Tokens of a run worth a copy, at least; 0 is off.
+    /// Minimum number of tokens of a run worth a copy; 0 is off.
     pub anywhere: u32,
     /// Tokens computed again at the beginning of each run.
     pub recompute: u32,
@@ -30,8 +30,8 @@ pub(super) static SETTINGS: [Setting; 3] = [
         set: |config, text| read::<u32, Plain>("reuse_anywhere", &mut config.worker.reuse.anywhere, text),
         range: || Some(("0".into(), TOKENS_MAX.to_string())),
         doc: &[
-            "Reuse of cached text that is no prefix, as a document behind another question: tokens of a run that is worth a copy, at least;",
-            "0 is off. Approximate: the copied KV was computed behind other tokens.",
+            "Reuse of cached text that is not a prefix, as a document after another question: tokens of a run that is worth a copy, at least;",
+            "0 is off. Approximate: the copied KV was computed after other tokens.",
         ],
     },
     Setting {

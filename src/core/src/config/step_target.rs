@@ -12,7 +12,7 @@ const MS_MAX: f64 = 3.6e6;
 /// Largest multiple of the time of a step of decodes alone.
 const TIMES_MAX: f64 = 1e6;
 
-/// Longest time of a step that runs prompt tokens beside decodes.
+/// Longest time of a step that runs prompt tokens alongside decodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub enum StepTarget {
@@ -34,7 +34,7 @@ enum Written {
 }
 
 impl StepTarget {
-    /// Default of a server: beside other clients' prompts, a stream gets its tokens at a third of its pace at worst, and a prompt beside
+    /// Default of a server: with other clients' prompts, a stream gets its tokens at a third of its pace at worst, and a prompt alongside
     /// decodes still gets two thirds of the worker's time.
     pub const SERVED: Self = Self::Times(3.0);
 

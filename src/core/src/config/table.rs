@@ -16,7 +16,7 @@ pub struct Setting<C = Config> {
     pub kind: Kind,
     /// Reads the value as text.
     pub get: fn(&C) -> String,
-    /// Sets the value from text. Fails with [`ConfigError`] if the text is no value of the setting's type; the range is
+    /// Sets the value from text. Fails with [`ConfigError`] if the text is not a value of the setting's type; the range is
     /// checked by [`Config::validate`].
     pub set: fn(&mut C, &str) -> Result<(), ConfigError>,
     /// Returns the least and the greatest value, both allowed, as text; `None` for names and for numbers without a limit.

@@ -25,10 +25,10 @@ pub struct WorkerFacts {
     /// blocks that the same step computes for a prompt before it, or a step in flight. Else it waits until that step has ended. Without
     /// effect with layer groups, and for prompts thinned by eviction within the sequence.
     pub in_step_hits: bool,
-    /// Requests that a step takes beside those of the steps in other stages, if the worker is a pipeline of [`super::Config::pipeline_stages`].
+    /// Requests that a step takes alongside those of the steps in other stages, if the worker is a pipeline of [`super::Config::pipeline_stages`].
     /// Other divisions than the default imitate the schedulers of other engines.
     pub pipeline_batches: PipelineBatches,
-    /// Copies of KV that steps ask workers for, to reuse cached text that is no prefix.
+    /// Copies of KV that steps ask workers for, to reuse cached text that is not a prefix.
     #[serde(skip_serializing_if = "ReuseConfig::is_default")]
     pub reuse: ReuseConfig,
 }

@@ -1,4 +1,4 @@
-//! Sequences that the worker could not compute in a step, beside others that it did.
+//! Sequences that the worker could not compute in a step, alongside others that it did.
 //!
 //! Such a request ends alone. Blocks published before the step stay cached. Where prompts join the step that computes their prefix
 //! ([`crate::WorkerFacts::in_step_hits`]), blocks of the failed sequence may have been published before they were computed: these are struck

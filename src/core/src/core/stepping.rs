@@ -1,4 +1,4 @@
-//! The begin and the end of steps.
+//! The start and the end of steps.
 
 use super::Core;
 use crate::config::Write;

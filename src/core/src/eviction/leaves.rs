@@ -32,7 +32,7 @@ struct Node {
     idle: u32,
     /// Time of the last use.
     used_at: u64,
-    /// `true` until a visit ends here: blocks published behind the tail belong to the node.
+    /// `true` until a visit ends here: blocks published after the tail belong to the node.
     is_open: bool,
     /// `true` for an idle leaf, which may be evicted.
     is_leaf: bool,
@@ -110,7 +110,7 @@ impl Leaves {
         }
     }
 
-    /// Divides a node behind a block, unless the node ends there. The second part is used now. Returns the first part.
+    /// Divides a node after a block, unless the node ends there. The second part is used now. Returns the first part.
     fn divide(&mut self, node: u32, block: u32, blocks: &Nodes) -> u32 {
         if self.nodes[node].tail == block {
             return node;

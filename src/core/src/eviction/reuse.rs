@@ -68,7 +68,7 @@ const CLASSES: usize = LEFT_BEHIND + 1;
 /// One part in so many of the blocks computed by a request is the end of the request: as much as the next request of a conversation may
 /// leave behind.
 const END: usize = 4;
-/// Blocks of an end, at least. Chosen, not derived: 2 and 4 were compared, and 4 was better in small caches.
+/// Minimum number of blocks of an end. Chosen, not derived: 2 and 4 were compared, and 4 was better in small caches.
 const END_MIN: usize = 4;
 /// Worth of the rest in worths of the end up to which both are evicted together: neighbours that leave together are free together. Chosen, not
 /// derived; no other value was tried.
@@ -528,7 +528,7 @@ impl Reuse {
             self.known.resize(at + 1, Known::new(0, 0, 0));
         }
         let (mut turn, mut gap) = self.turn_after(blocks.parent(block), blocks);
-        // A parent is evicted after its children, so behind a block that the ghost does not know are none that it knows.
+        // A parent is evicted after its children, so after a block that the ghost does not know are none that it knows.
         let is_behind_new = blocks.parent(block).is_some_and(|parent| {
             let known = &self.known[parent as usize];
             !known.settled && known.uses_before == 0

@@ -19,7 +19,7 @@ pub(super) struct HeavyHitters {
 impl HeavyHitters {
     pub(super) fn new(settings: &Settings) -> Self {
         let interval = settings.scored_every();
-        // Step by step, so that every machine rounds alike; beyond some thousand steps nothing of the past is left.
+        // Step by step, so that every machine rounds the same way; beyond some thousand steps nothing of the past is left.
         let alpha = (0..interval).fold(1.0, |alpha, _| alpha * settings.alpha);
         Self { alpha, interval }
     }

@@ -57,7 +57,7 @@ pub struct Settings {
     /// Decode steps of a sequence from one whose attention is scored to the next, `1..=65536`; more than `interval_steps` count as these, so
     /// that plans never lack scores.
     pub score_interval: u32,
-    /// Share of the tokens to keep, in the mean over the layer groups.
+    /// Share of the tokens to keep, on average over the layer groups.
     pub target: Target,
     /// Tokens kept beyond the floors, in units of the mean over the layer groups; `0.0..=64.0`, and 1 keeps the mean.
     pub weight: f32,
@@ -83,7 +83,7 @@ impl Settings {
     /// Checks every number against its range, and the block size against `kv_block`, the tokens of a KV block.
     ///
     /// # Errors
-    /// If a number is outside its range, or `block_tokens` is no multiple of `kv_block`; the first such fault.
+    /// If a number is outside its range, or `block_tokens` is not a multiple of `kv_block`; the first such fault.
     pub fn validate(&self, kv_block: u32) -> Result<(), SettingsError> {
         check("h2o sink", self.sink_tokens, 0..=TOKENS_MAX)?;
         check("h2o recent", self.recent_tokens, 0..=TOKENS_MAX)?;

@@ -30,7 +30,7 @@ impl Scorer for SnapKv {
     }
 
     fn observe(&self, scores: &mut Scores, step: &[f32], rows: Rows) {
-        // Means over the rows of each chunk become sums, so that the rows of a window over two chunks count alike.
+        // Means over the rows of each chunk become sums, so that the rows of a window over two chunks count equally.
         if rows.prefill {
             scores.add(rows.n as f32, step);
         }

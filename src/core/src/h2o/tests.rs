@@ -23,7 +23,7 @@ fn planned(spec: &str, reported: &[f32], rows: Rows) -> Plan {
     state.plans(&*scorer, &[settings], REQUEST, 96).remove(0)
 }
 
-/// Returns the only block kept beside the floors, 0 and 5.
+/// Returns the only block kept in addition to the floors, 0 and 5.
 fn middle(plan: &Plan) -> u32 {
     let blocks: Vec<u32> = plan.reserve.iter().flat_map(|range| range.start / 16..range.end / 16).collect();
     let middle: Vec<u32> = blocks.into_iter().filter(|block| ![0, 5].contains(block)).collect();

@@ -45,7 +45,7 @@ pub enum SpecError {
         /// Known keys, separated by commas.
         known: String,
     },
-    /// Value that is no whole number, or outside the range.
+    /// Value that is not a whole number, or outside the range.
     #[error("{name}: {key} is {value}; it must be a whole number between {min} and {max}", name = quoted(name), value = quoted(value))]
     BadValue {
         /// Name before the colon.
@@ -91,7 +91,7 @@ impl<'a> Spec<'a> {
     /// Parses the values of `params`, in their order. Parameters that are left out have their default values.
     ///
     /// # Errors
-    /// Fails if a key is unknown or repeated, has no `=`, or its value is no whole number within the range.
+    /// Fails if a key is unknown or repeated, has no `=`, or its value is not a whole number within the range.
     pub fn values(&self, params: &[Param]) -> Result<Vec<u64>, SpecError> {
         let name = || self.name.to_owned();
         let known = || match params {

@@ -31,7 +31,7 @@ use crate::names::spec::Param;
 
 /// At a token per nanosecond and this weight, a counter of 64 bits lasts for half a year; at a real rate for ever.
 const WEIGHT_MAX: u64 = 1_000;
-/// Remembered tenants without requests, at most.
+/// Maximum number of remembered tenants without requests.
 const GONE_MAX: usize = 1 << 16;
 
 pub(super) const PARAMS: [Param; 3] = [

@@ -20,7 +20,7 @@ use self::watches::Watches;
 use crate::blocks::hash::BlockHash;
 use crate::policy::{Policy, RequestView, Sorting};
 
-/// Requests whose cached tokens one [`Waiting::next`] counts again, at most.
+/// Maximum number of requests whose cached tokens one [`Waiting::next`] counts again.
 pub const RECOUNTS_MAX: usize = 256;
 
 /// Places added at once are merged with the ones there if there is one for so many, and inserted one by one otherwise.

@@ -21,7 +21,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Hints of a request, at most.
+/// Maximum number of hints of a request.
 pub const HINTS_MAX: usize = 16;
 /// Priority of tokens without a hint.
 pub const PRIORITY_DEFAULT: u8 = 35;
@@ -43,7 +43,7 @@ pub struct RetentionHint {
     /// First token, counted from the beginning of the prompt.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub from: u32,
-    /// Token after the last one; [`TO_END`] for the end of the answer. Tokens behind the prompt are generated ones.
+    /// Token after the last one; [`TO_END`] for the end of the answer. Tokens after the prompt are generated ones.
     #[serde(default = "to_end", skip_serializing_if = "is_end")]
     pub to: u32,
     /// Priority, 0 to [`PRIORITY_MAX`]; lower is evicted first.
@@ -88,7 +88,7 @@ pub enum RetentionError {
         priority: u32,
     },
     /// Range without a token.
-    #[error("retention[{at}]: no token is in the range {from}..{to}; end the range behind its first token")]
+    #[error("retention[{at}]: no token is in the range {from}..{to}; end the range after its first token")]
     Empty {
         /// Number of the hint.
         at: usize,
@@ -162,7 +162,7 @@ impl RetentionHint {
     }
 }
 
-/// Blocks above the default priority, at most.
+/// Maximum number of blocks above the default priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RetainedBlocks {
     /// Blocks charged to one tenant.

@@ -48,7 +48,7 @@ pub(crate) use given_up::GivenUp;
 pub(crate) use phase::{Load, Phase, SwapIn, SwapOut, Swapped};
 pub use phase::{SequenceEvent, SequenceState, TRANSITIONS};
 
-/// Tokens with memory reserved ahead, at most.
+/// Maximum number of tokens with memory reserved ahead.
 const RESERVED_TOKENS_MAX: u32 = 2048;
 
 /// Ways for a sequence to leave the core, once no step in flight runs the sequence.
@@ -145,7 +145,7 @@ pub(crate) struct History {
     pub looked_up: bool,
 }
 
-/// Tokens generated that [`Sequence`] holds itself, at most: each step adds one, and the vector of all tokens is far away.
+/// Maximum number of tokens generated that [`Sequence`] holds itself: each step adds one, and the vector of all tokens is far away.
 const RECENT_MAX: usize = 16;
 
 /// An accepted request inside the core: three cache lines. A step plans from the second alone, from the length of `table` to `n_recent`,
@@ -177,7 +177,7 @@ pub(crate) struct Sequence {
     pub prompt_tokens: u32,
     /// The last token, of the prompt or generated.
     pub last_token: Token,
-    /// Tokens generated, at most.
+    /// Maximum number of tokens generated.
     pub max_tokens: u32,
     n_tokens: u32,
     /// The worker's mirror of this sequence.
@@ -236,7 +236,7 @@ pub(crate) struct Cold {
     pub h2o: Option<h2o::Mode>,
     /// Priorities of the tokens in the prefix cache.
     pub retention: Box<[RetentionHint]>,
-    /// Reuse of text that is no prefix, as the request asks; `None` for the core's rule.
+    /// Reuse of text that is not a prefix, as the request asks; `None` for the core's rule.
     pub reuse: Option<Reuse>,
     /// `true` if several tenants share the cache of the namespace.
     pub shares_cache: bool,

@@ -16,7 +16,7 @@
 //! Swapped requests wait for room on the device, and are computed again while the host is left alone for a copy that has not ended.
 //!
 //! **The copy itself has no such end.** It may still read or write its blocks, so they are given to nobody before it is answered. A request
-//! that needs just these blocks, with no victim beside it, waits for them: the head of the queue, or a decode alone on the device. What of the
+//! that needs just these blocks, with no other victim, waits for them: the head of the queue, or a decode alone on the device. What of the
 //! copy has not begun is cancelled, and nothing further is copied to the same place meanwhile.
 //!
 //! Parked requests wait for blocks that another request computes or loads, which ends as said here. All other waits are for steps,

@@ -110,7 +110,7 @@ fn tokens_of(blocks: u32, block_size: u32) -> u64 {
 }
 
 /// Gives a sequence its prefix hit and `at_once` entries with private blocks. The rest of its tokens are promised theirs. Plans what
-/// is to be copied behind the hit, if so many blocks are usable as `reuses` says.
+/// is to be copied after the hit, if so many blocks are usable as `reuses` says.
 fn take_blocks(state: &mut State, slot: usize, at_once: u32, computed: u32, reuses: Option<u32>) {
     let State { sequences, kv, rehit, config, journal, .. } = state;
     let seq = &mut sequences[slot];

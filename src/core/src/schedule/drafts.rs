@@ -1,6 +1,6 @@
 //! Drafts for speculative decoding: how many a decode may have, and which steps wait for the results that drafts follow.
 //!
-//! A worker drafts behind the tokens that it has, so a decode with drafts is never sent ahead of its own last result, however many steps may
+//! A worker drafts after the tokens that it has, so a decode with drafts is never sent ahead of its own last result, however many steps may
 //! be in flight. On one device half of the decodes in one step and half in the next would cost twice the passes; so, while decodes draft,
 //! all of them run in one step, and no other step is sent meanwhile. The stages of a pipeline work on different sequences: there each
 //! sequence waits for its own result alone, and others fill the stages. A batch too large for drafts runs ahead as without drafts.

@@ -25,7 +25,7 @@ pub(crate) fn end_step(state: &mut State, picked: &Picked, scores: &[f32]) {
             report(state, *part, 0, &[]);
             continue;
         };
-        // A worker that cannot score reports none: blocks rank alike, and the later ones stay.
+        // A worker that cannot score reports none: blocks rank equally, and the later ones stay.
         let (own, others) = rest.split_at((asked.n_scores as usize).min(rest.len()));
         rest = others;
         report(state, *part, asked.rows, own);

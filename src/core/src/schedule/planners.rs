@@ -82,7 +82,7 @@ impl Planners {
         }
     }
 
-    /// Returns the tokens dropped by plans, one for each of the settings, in the mean over the groups that evict, rounded down.
+    /// Returns the tokens dropped by plans, one for each of the settings, on average over the groups that evict, rounded down.
     pub fn dropped_tokens(&self, plans: &[Plan]) -> u32 {
         let sum: u64 = self.groups.iter().map(|(_, settings)| u64::from(plans[*settings].dropped())).sum();
         match self.groups.len() as u64 {

@@ -10,7 +10,7 @@
 //! is not spared at the expense of a more urgent one.
 //!
 //! **At once.** A preemption waits for the end of the steps in flight, except with [`Preemption::is_at_once`]. Then later steps take the
-//! blocks at once, because a worker runs steps in order. Copies run beside steps, so until the steps in flight end, no copy touches a
+//! blocks at once, because a worker runs steps in order. Copies run alongside steps, so until the steps in flight end, no copy touches a
 //! free or cached block, and nothing is admitted. Meanwhile the victim is in state [`crate::request::sequence::SequenceState::Preempted`]; tokens
 //! sampled by the steps in flight count, unless the victim was retracted.
 //!
@@ -94,7 +94,7 @@ pub(crate) fn preempt_one(state: &mut State) {
     }
     let State { batch, sequences, reserve, .. } = state;
     reserve.preempted(batch.running.iter().map(|slot| &sequences[*slot]));
-    // Other keys change if another sequence now reads blocks alone, or if the tenant's standing was lifted. Beside a transfer that reads the
+    // Other keys change if another sequence now reads blocks alone, or if the tenant's standing was lifted. With a transfer that reads the
     // same blocks, no count says so.
     let lifted = tenant_rank.is_some_and(|before| rank(state) != before);
     let uncounted = state.config.preemption == Preemption::Cost && state.kv.transfers.read_prefixes();

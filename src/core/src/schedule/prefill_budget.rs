@@ -1,4 +1,4 @@
-//! The step-time controller: prompt tokens that a step may run beside decodes, so that a prompt does not stop the streams of others.
+//! The step-time controller: prompt tokens that a step may run alongside decodes, so that a prompt does not stop the streams of others.
 //!
 //! A decode waits for the step that runs it, so the longest step bounds the time between two tokens of a request. The target is a time,
 //! or a multiple of what the decodes take alone ([`StepTarget`]). Both costs are learned from the steps themselves, whatever the worker:
@@ -24,7 +24,7 @@ use crate::config::{Config, StepTarget};
 const GROWTH: u32 = 8;
 /// The budget grows only while steps take less than this many sixteenths of the target.
 const SPARE_SIXTEENTHS: u64 = 14;
-/// Steps with prompts beside decodes, after which one shows again what the decodes take alone: a hundredth of the time of prompts at a target
+/// Steps with prompts alongside decodes, after which one shows again what the decodes take alone: a hundredth of the time of prompts at a target
 /// of three times.
 const BESIDE_MAX: u32 = 32;
 /// Budgets that a step of prompts alone may take. Only who comes meanwhile waits for its end, and a step has costs that do not depend on its
@@ -42,10 +42,10 @@ pub(crate) struct PrefillBudget {
     target: StepTarget,
     block_size: u32,
     max: u32,
-    /// Prompt tokens beside decodes.
+    /// Prompt tokens alongside decodes.
     budgets: ByDepth,
     decodes: DecodeTime,
-    /// Steps with prompts beside decodes since one without.
+    /// Steps with prompts alongside decodes since one without.
     n_beside: u32,
     limit: Limit,
     /// Part of the step being made that no chunk has taken, of [`WHOLE`].
@@ -57,8 +57,8 @@ pub(crate) struct PrefillBudget {
 pub(crate) enum Limit {
     /// None.
     Off,
-    /// Those of prompts beside decodes.
-    Beside,
+    /// Those of prompts alongside decodes.
+    WithDecodes,
     /// Those of prompts alone.
     Alone,
 }
@@ -99,7 +99,7 @@ impl PrefillBudget {
     pub fn begin_step(&mut self, limit: Limit) {
         self.room = WHOLE;
         self.limit = match limit {
-            Limit::Beside if self.target != StepTarget::Off => limit,
+            Limit::WithDecodes if self.target != StepTarget::Off => limit,
             Limit::Alone if self.cuts_prompts() => limit,
             _ => Limit::Off,
         };
@@ -112,7 +112,7 @@ impl PrefillBudget {
             Limit::Off => None,
             // Where a token alone misses the target, one runs.
             Limit::Alone if tokens > 1 => Some(tokens.saturating_mul(ALONE_TIMES).min(self.max)),
-            Limit::Beside | Limit::Alone => Some(tokens),
+            Limit::WithDecodes | Limit::Alone => Some(tokens),
         }
     }
 
@@ -169,7 +169,7 @@ impl PrefillBudget {
     pub fn observe_prompts(&mut self, prompts: &PromptTokens, took_ns: u64) {
         self.decodes.end_run();
         if let (StepTarget::Times(times), Some(ns)) = (self.target, self.decodes.ns()) {
-            // As for tokens beside decodes, which have what the decodes leave; at a target of about their time, their time.
+            // As for tokens alongside decodes, which have what the decodes leave; at a target of about their time, their time.
             let room_ns = (ns as f64 * (times - 1.0).max(1.0)) as u64;
             let target_ns = room_ns.saturating_mul(ALONE_TIMES.into());
             let (block_size, max) = (self.block_size, self.max);
@@ -353,8 +353,8 @@ mod tests {
         budget.is_limited().then(|| budget.left(position))
     }
 
-    fn beside(budget: &mut PrefillBudget, position: u32) -> u32 {
-        whole(budget, Limit::Beside, position).unwrap_or(2048)
+    fn with_decodes(budget: &mut PrefillBudget, position: u32) -> u32 {
+        whole(budget, Limit::WithDecodes, position).unwrap_or(2048)
     }
 
     fn alone(budget: &mut PrefillBudget) -> Option<u32> {
@@ -377,7 +377,7 @@ mod tests {
                 budget.observe_decodes(4, 1, fixed_ns);
                 continue;
             }
-            let tokens = beside(budget, 0);
+            let tokens = with_decodes(budget, 0);
             budgets.push(tokens);
             let aligned = if tokens < 16 { tokens } else { tokens / 16 * 16 };
             budget.observe_beside(&prompts(&[(0, aligned)]), fixed_ns + u64::from(aligned) * token_ns);
@@ -421,7 +421,7 @@ mod tests {
             budget.observe_prompts(&prompts(&[(0, tokens)]), u64::from(tokens) * 200_000);
         }
         // 137 of 150 ms at 200 us a token: it grows while a step takes up to seven eighths of the time.
-        assert_eq!((alone(&mut budget), beside(&mut budget, 0)), (Some(687), 229));
+        assert_eq!((alone(&mut budget), with_decodes(&mut budget, 0)), (Some(687), 229));
         budget.observe_prompts(&prompts(&[(0, 1024)]), 900_000_000_000);
         assert_eq!(alone(&mut budget), Some(1), "prompts go on");
         let mut fixed = self::budget(StepTarget::Ns(1), 2048);
@@ -439,7 +439,7 @@ mod tests {
         for step in 0..2_000 {
             let is_short = step % 8 == 7;
             let position = if is_short { 0 } else { at };
-            let tokens = beside(&mut budget, position).min(if is_short { 40 } else { 4_000 - at });
+            let tokens = with_decodes(&mut budget, position).min(if is_short { 40 } else { 4_000 - at });
             let took_ns = 1_000_000 + cost_ns(position, tokens);
             budget.observe_beside(&prompts(&[(position, tokens)]), took_ns);
             if is_short {
@@ -451,7 +451,7 @@ mod tests {
             longest_ns = longest_ns.max(if tokens > 1 { took_ns } else { 0 });
         }
         assert!(short[8..].iter().all(|tokens| *tokens >= 30), "{short:?}");
-        assert!(longest_ns <= 5_000_000, "{longest_ns} ns beside decodes of 1 ms");
+        assert!(longest_ns <= 5_000_000, "{longest_ns} ns alongside decodes of 1 ms");
     }
 
     #[test]
@@ -475,7 +475,7 @@ mod tests {
         let mut budget = budget(StepTarget::Ns(50_000), 2048);
         budget.budgets.set(depth(0), 100);
         budget.budgets.set(depth(3_000), 10);
-        budget.begin_step(Limit::Beside);
+        budget.begin_step(Limit::WithDecodes);
         budget.take(0, 50);
         assert_eq!((budget.left(0), budget.left(3_000)), (50, 5), "half of each is taken");
         budget.take(3_000, 4);
@@ -484,7 +484,7 @@ mod tests {
         assert!(!budget.has_room());
         // Twice the target: both have half as much next time.
         budget.observe_beside(&prompts(&[(0, 50), (3_000, 5)]), 100_000);
-        assert_eq!((beside(&mut budget, 0), beside(&mut budget, 3_000)), (50, 5));
+        assert_eq!((with_decodes(&mut budget, 0), with_decodes(&mut budget, 3_000)), (50, 5));
     }
 
     #[test]

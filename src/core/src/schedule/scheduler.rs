@@ -40,7 +40,7 @@ use crate::schedule::steps::{Part, Picked, ScoredPart};
 use crate::schedule::{drafts, imitate, readers, swap, transfer_end};
 use crate::{Dropped, Scored, SeqStart, Step, StepSeq};
 
-/// The maker of steps. Keeps what outlives a pass and is no part of the [`State`].
+/// The maker of steps. Keeps what outlives a pass and is not part of the [`State`].
 pub(crate) struct Scheduler {
     /// Step-time controller of prefill chunks.
     pub prefill_budget: PrefillBudget,
@@ -88,7 +88,7 @@ impl Scheduler {
         state.kv.tree.begin_step(step.id);
         state.kv.transfers.await_none();
         if state.suspects.is_narrowing() && !alone {
-            // A step that fails says the more the fewer run beside it.
+            // The fewer sequences a failing step runs, the better it shows which one is to blame.
             return;
         }
         if !alone && drafts::await_results(state, self.draft_logits) {
@@ -124,7 +124,7 @@ impl Scheduler {
                 if self.prefill_budget.awaits_decodes() && !leaves_out {
                     return;
                 }
-                self.prefill_budget.begin_step(Limit::Beside);
+                self.prefill_budget.begin_step(Limit::WithDecodes);
             } else if !state.config.prefill_first.is_on() {
                 self.prefill_budget.begin_step(Limit::Alone);
             }

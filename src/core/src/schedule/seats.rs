@@ -45,7 +45,7 @@ pub(crate) fn has_turn(state: &State, slot: usize) -> bool {
 /// Returns `true` if the head of the queue is to be admitted before the swapped request in `slot`, the first to come back, does.
 pub(crate) fn is_for_head(state: &State, slot: usize) -> bool {
     let State { waiting, sequences, swaps, .. } = state;
-    // By rank those behind the first are behind the head too. Tenants stand in no such order, and one of them would keep the head out.
+    // By rank those after the first are after the head too. Tenants stand in no such order, and one of them would keep the head out.
     let is_behind = |head| {
         let mut swapped = swaps.swapped_slots().filter(|other| *other == slot || waiting.counts_service());
         swapped.all(|other| is_ahead(state, head, &sequences[other]))

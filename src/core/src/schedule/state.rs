@@ -32,7 +32,7 @@ pub(crate) const REQUESTED_FROM: usize = 2048;
 pub(crate) struct State {
     /// Limits of the core.
     pub config: Config,
-    /// Drafts of a sequence in one step, at most: [`Config::max_drafts`], or fewer if the worker makes fewer.
+    /// Maximum number of drafts of a sequence in one step: [`Config::max_drafts`], or fewer if the worker makes fewer.
     pub max_drafts: u32,
     /// All accepted requests that have not ended, by slot.
     pub sequences: Slab<Sequence>,

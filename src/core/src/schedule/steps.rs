@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::{Step, StepResult, StepSeq};
 
-/// Step buffers kept for reuse, at most.
+/// Maximum number of step buffers kept for reuse.
 const SPARE_STEPS_MAX: usize = 4;
 
 /// Part of one sequence in a step in flight, as far as the answer needs it.

@@ -74,7 +74,7 @@ struct SwapInPlan {
     found: usize,
     /// Last host blocks, to be copied for this sequence.
     copied: usize,
-    /// Entries of the block tables behind the leading blocks: of the copied blocks, and of tokens without KV.
+    /// Entries of the block tables after the leading blocks: of the copied blocks, and of tokens without KV.
     new: usize,
 }
 

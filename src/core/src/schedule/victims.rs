@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 
 use crate::request::sequence::Sequence;
 
-/// Victims found by one search, at most. A pass that preempts more searches again.
+/// Maximum number of victims found by one search. A pass that preempts more searches again.
 const FIRST_MAX: usize = 64;
 
 /// Order of preemption: the sequence of the lowest key is the victim.

@@ -72,7 +72,7 @@ fn steps_with_decodes_stay_near_the_target() {
     }
 }
 
-/// Runs a prompt of 4,000 tokens beside a stream, on a worker that takes a fixed time and a time for each prompt token. Returns the longest time between
+/// Runs a prompt of 4,000 tokens alongside a stream, on a worker that takes a fixed time and a time for each prompt token. Returns the longest time between
 /// two tokens of the stream, and their number until the prompt is done; the stream has had some tokens before.
 fn stream_beside_a_long_prompt(target_step_ns: StepTarget, fixed_ns: u64, token_ns: u64) -> (u64, usize) {
     let limits = Config { device_blocks: 1000, max_batch_tokens: 2048, max_context: 16_384, ..config() };
@@ -97,18 +97,18 @@ fn stream_beside_a_long_prompt(target_step_ns: StepTarget, fixed_ns: u64, token_
 #[test]
 fn a_long_prompt_slows_a_stream_to_a_third_and_goes_on_whatever_it_costs() {
     const MS: u64 = 1_000_000;
-    let beside = |target, fixed_ns, token_ns| stream_beside_a_long_prompt(target, fixed_ns, token_ns);
+    let with_prompt = |target, fixed_ns, token_ns| stream_beside_a_long_prompt(target, fixed_ns, token_ns);
     // 50 us for a prompt token: the whole budget of a step stops the stream for 127 ms; the limit is 75 ms.
-    let uncut = beside(StepTarget::Off, 25 * MS, 50_000);
-    let cut = beside(StepTarget::SERVED, 25 * MS, 50_000);
+    let uncut = with_prompt(StepTarget::Off, 25 * MS, 50_000);
+    let cut = with_prompt(StepTarget::SERVED, 25 * MS, 50_000);
     // Tokens that nobody notices are not held up: chunks of 16, 32, ... 2,048.
-    let cheap = beside(StepTarget::SERVED, 25 * MS, 1_000);
+    let cheap = with_prompt(StepTarget::SERVED, 25 * MS, 1_000);
     // A token that takes as long as ten steps runs alone, like one more decode, and one step in 33 has none.
-    let dear = beside(StepTarget::SERVED, MS, 10 * MS);
+    let dear = with_prompt(StepTarget::SERVED, MS, 10 * MS);
     assert_eq!([uncut, cut, cheap, dear], [(126_600_000, 3), (55_400_000, 14), (26_968_000, 9), (161_000_000, 4_110)]);
 }
 
-/// Submits a prompt of 50 tokens while one of 4,000 runs, on a worker that takes 2 ms for a step and 1 ms more for each prompt token, beside so many
+/// Submits a prompt of 50 tokens while one of 4,000 runs, on a worker that takes 2 ms for a step and 1 ms more for each prompt token, alongside this many
 /// streams. Returns the time to its first token in milliseconds, and the number of steps until the long prompt is done.
 fn newcomer_behind_a_long_prompt(target_step_ns: StepTarget, streams: u64) -> (u64, u64) {
     const MS: u64 = 1_000_000;

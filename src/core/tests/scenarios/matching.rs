@@ -258,7 +258,7 @@ fn scenario_028_only_accepted_drafts_are_published() {
 /// KsanaLLM: counts a hit at each attempt; here: once, because a request is served once.
 #[test]
 fn scenario_029_hits_are_counted_once_however_long_a_request_waits() {
-    // Beside 2 and the two blocks that 3 finds, one block is left: a prompt that needs three more is tried without success in every pass.
+    // After 2 and the two blocks that 3 finds, one block is left: a prompt that needs three more is tried without success in every pass.
     for (own, attempts) in [(8, 1), (40, 7)] {
         let mut rig = seen(Config { device_blocks: 10, ..config() }, 32);
         rig.submit(2, text(2, 100), 8);

@@ -1,4 +1,4 @@
-//! Scenarios 97 to 100: reuse of cached text that is no prefix.
+//! Scenarios 97 to 100: reuse of cached text that is not a prefix.
 
 use trunkline_core::{CellCopy, Config, Request, Reuse, ReuseConfig, Token, WorkerFacts};
 use trunkline_driver::Driver;
@@ -55,7 +55,7 @@ fn scenario_097_a_prompt_without_one_token_is_copied_on_both_sides_of_the_gap() 
     assert_eq!(rig.stats().tokens.copied_tokens, 262);
 }
 
-/// KsanaLLM: copies nothing if the prompt ends within two blocks and the minimum behind the prefix; here: copies any run that is long
+/// KsanaLLM: copies nothing if the prompt ends within two blocks and the minimum after the prefix; here: copies any run that is long
 /// enough, because the tokens left do not matter.
 #[test]
 fn scenario_098_what_is_copied_is_the_rest_of_what_is_cached() {
@@ -151,7 +151,7 @@ fn a_document_behind_another_question_is_copied_and_what_is_between_is_computed(
     rig.join();
     rig.submit(1, [text(1, 100), text(2, 100)].concat(), 1);
     rig.run_to_end();
-    // Both documents in another order, behind another question.
+    // Both documents in another order, after another question.
     let prompt = [text(8, 13), text(2, 100), text(9, 7), text(1, 100), text(7, 3)].concat();
     rig.submit(2, prompt, 3);
     assert_eq!(rig.running(), [(2, 0, 13, false)], "the question is computed first");
@@ -196,7 +196,7 @@ fn without_the_setting_nothing_is_copied_whatever_a_request_asks() {
     assert_eq!(rig.usages[&2].copied_tokens, 0);
 }
 
-/// Tokens found by a prompt of a tenant with `token` behind the tokens of family 1 from `first` to `known`, after another tenant's prompt of
+/// Tokens found by a prompt of a tenant with `token` after the tokens of family 1 from `first` to `known`, after another tenant's prompt of
 /// family 1.
 fn tried(first: u32, known: u32, token: Token, shares_cache: bool) -> u32 {
     let mut rig = Driver::with_content(reusing(16, 32), 1);

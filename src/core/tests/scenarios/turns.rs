@@ -1,4 +1,4 @@
-//! Prompts that take turns: short ones beside long ones, on a worker whose tokens cost the more the deeper they are.
+//! Prompts that take turns: short ones alongside long ones, on a worker whose tokens cost the more the deeper they are.
 
 use std::collections::BTreeMap;
 

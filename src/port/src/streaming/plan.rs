@@ -9,7 +9,7 @@ pub struct Budget {
     pub fixed_bytes: u64,
     /// Windows that share the pinned groups: one for each worker.
     pub windows: u64,
-    /// Groups read ahead of the one in use, at most. MUST be at least 1.
+    /// Maximum number of groups read ahead of the one in use. MUST be at least 1.
     pub ahead: u32,
 }
 
@@ -55,7 +55,7 @@ fn mib(bytes: u64) -> u64 {
 /// Slots of the least window: one in use, one being read.
 const SLOTS_MIN: usize = 2;
 
-/// Places groups of `bytes` each, in the order of a step: pins as many bytes as the budget allows beside the windows, spread evenly among the streamed groups.
+/// Places groups of `bytes` each, in the order of a step: pins as many bytes as the budget allows in addition to the windows, spread evenly among the streamed groups.
 ///
 /// The window has a slot for the group in use and `ahead` more, or fewer if the budget is small, but never more slots than there are streamed groups.
 ///

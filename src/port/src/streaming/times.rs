@@ -22,7 +22,7 @@ pub struct Visit {
     pub compute_s: f64,
 }
 
-/// Returns the visits of a pass over groups of `(bytes, pinned)` and the output matrix behind the last: the computation is spread by bytes, and the disk reads at one rate.
+/// Returns the visits of a pass over groups of `(bytes, pinned)` and the output matrix after the last: the computation is spread by bytes, and the disk reads at one rate.
 pub fn parts(groups: &[(u64, bool)], head_bytes: u64, read_s_per_byte: f64, compute_s: f64) -> Vec<Visit> {
     let all: u64 = groups.iter().map(|(bytes, _)| bytes).sum::<u64>() + head_bytes;
     let share = |bytes: u64| compute_s * bytes as f64 / all.max(1) as f64;

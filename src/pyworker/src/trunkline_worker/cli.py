@@ -152,7 +152,7 @@ def build_apart(args: argparse.Namespace) -> Engine:
     """Returns what `build` returns, made in a thread of its own that has ended by then.
 
     OpenMP keeps threads for each thread that has computed in parallel. If all of them are more than the cores, they sleep after
-    each task at once: with those of the main thread, which loads and tries the model, left over beside those of the thread that
+    each task at once: with those of the main thread, which loads and tries the model, left over by those of the thread that
     runs the steps, steps of vLLM on two cores took 1.15 times as long.
     """
     made: list[Engine] = []

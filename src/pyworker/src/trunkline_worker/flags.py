@@ -59,7 +59,7 @@ def add(names: tuple[str, ...], parser: argparse.ArgumentParser, group: argparse
     """Adds some of the flags to a group of a parser, which gets the defaults of all others.
 
     Raises:
-        ValueError: a name is none of `FLAGS`.
+        ValueError: a name is not in `FLAGS`.
     """
     if unknown := [name for name in names if name not in FLAGS]:
         raise ValueError(f"{unknown[0]} is none that several engines take; add_flags may add it")

@@ -51,7 +51,7 @@ class Losses:
     """Heads that keep every token at any total."""
 
     def joint(self, drops: Callable[[int], bool]) -> list[float]:
-        """Returns the loss of each head in both ways to read on, which count alike over the heads that drop tokens."""
+        """Returns the loss of each head in both ways to read on, which count equally over the heads that drop tokens."""
 
         def shares(losses: tuple[float, ...]) -> list[float]:
             all_ = _sum(loss for head, loss in enumerate(losses) if drops(head))
@@ -99,7 +99,7 @@ def _losses(found: dict[str, Any]) -> Losses:
     if not isinstance(per_layer, int) or per_layer < 1 or len(rest) % per_layer or len(repeated) != len(rest):
         raise ValueError(f"it has {len(rest)} and {len(repeated)} losses for layers of {per_layer} KV heads")
     if not all(0 <= loss <= 1 for loss in rest + repeated):
-        raise ValueError("a loss is no share of all")
+        raise ValueError("a loss is not a share of all")
     if keep is not None:
         parse_heads("keep", keep, Shape(len(rest) // per_layer, per_layer))
     return Losses(rest, repeated, keep)
@@ -109,7 +109,7 @@ def parse_heads(name: str, text: str, shape: Shape) -> set[int]:
     """Returns the KV heads in a list of layers, and of heads as LAYER.HEAD: `7,18.2` is layer 7, and head 2 of layer 18.
 
     Raises:
-        ValueError: an entry is no number, or the model has no such layer or head.
+        ValueError: an entry is not a number, or the model has no such layer or head.
     """
     heads: set[int] = set()
     for entry in (entry.strip() for entry in text.split(",")):

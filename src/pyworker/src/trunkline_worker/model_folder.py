@@ -38,7 +38,7 @@ def checked(args: argparse.Namespace) -> Path:
     """Returns the folder of --model.
 
     Raises:
-        ValueError: there is none, or it is no folder as on Hugging Face.
+        ValueError: there is none, or it is not a folder as on Hugging Face.
     """
     model: Path | None = args.model
     if model is None:

@@ -1,7 +1,7 @@
 """A pipeline of processes: each holds the KV of its own layers and runs them, so that several steps are under way at once.
 
 The worker's process keeps the slots, and sends each step to all stages at once. A stage runs its layers and hands the rows on to
-the next; the last one samples. Blocks are copied by a thread of each stage, beside the steps.
+the next; the last one samples. Blocks are copied by a thread of each stage, alongside the steps.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Batch:
 
     @property
     def ends(self) -> Int32s:
-        """Position behind the last token to run of each sequence."""
+        """Position after the last token to run of each sequence."""
         return self.computed + self.n_tokens
 
     def tokens_of(self, i: int) -> Int32s:

@@ -55,7 +55,7 @@ class Numpy:
         self._sums = np.array(first, np.uint64)
         self._length = 0
         self._rest = b""
-        """Bytes behind the last whole block; never none once there was a block."""
+        """Bytes after the last whole block; never none once there was a block."""
         self._last = b""
         """The last stripe of the block before."""
 

@@ -39,13 +39,13 @@ pub enum ClientError {
     /// A TLS file is unusable.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The host in the address is no name for a certificate.
-    #[error("{} is no name of a server", quoted(.0))]
+    /// The host in the address is not a name for a certificate.
+    #[error("{} is not a name of a server", quoted(.0))]
     Name(String),
     /// The connection could not be made.
     #[error(transparent)]
     Transport(#[from] tonic::transport::Error),
-    /// The server answered something else than TLS.
+    /// The server answered something other than TLS.
     #[error("the server speaks no TLS: connect without, or start the server with --tls-cert and --tls-key")]
     NoTls,
     /// The file of a token cannot be read.
@@ -97,7 +97,7 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
     std::iter::successors(Some(error), |&error| error.source())
 }
 
-/// Returns `true` for the error of a handshake with a server whose bytes are no TLS.
+/// Returns `true` for the error of a handshake with a server whose bytes are not TLS.
 fn is_no_tls(cause: &(dyn Error + 'static)) -> bool {
     let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
     let tls = inner.and_then(|inner| inner.downcast_ref::<rustls::Error>());

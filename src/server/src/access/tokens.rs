@@ -18,7 +18,7 @@ use crate::network::right::Right;
 const TOKEN_MIN: usize = 16;
 /// Longest name, bytes: a name is also a tenant, and tenants have no longer names.
 const NAME_BYTES_MAX: usize = 1024;
-/// Tokens in a file, at most: each call is compared with all of them.
+/// Maximum number of tokens in a file: each call is compared with all of them.
 const TOKENS_MAX: usize = 4096;
 
 /// Rights of the holder of a token.

@@ -17,7 +17,7 @@ use trunkline_cluster::record::{End, InputsDigest, Line};
 use trunkline_cluster::{ClusterConfig, Input};
 use trunkline_files::private;
 
-/// Lines waiting for the disk, at most.
+/// Maximum number of lines waiting for the disk.
 const LINES_MAX: usize = 8192;
 /// Longest time until an input is on disk, or in the hands of the operating system.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);

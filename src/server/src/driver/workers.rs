@@ -12,7 +12,7 @@
 //!
 //! A step that ends sets the count back to 0. Health is `NOT_SERVING` while no prefilling engine has a worker.
 //!
-//! A worker with a failing disk or a damaged file of weights is unfit for another step and ends by itself; another takes the place as in the table, after mending the
+//! A worker with a failing disk or a damaged file of weights is unfit for another step and ends by itself; another takes the place as in the table, after repairing the
 //! file.
 //!
 //! A worker whose step never ends ([`crate::engines::watchdog`]) cannot be reset: its thread is in the step. Nor can a worker whose copy hangs. The
@@ -50,13 +50,13 @@ pub type WorkerError = Box<dyn std::error::Error + Send + Sync>;
 /// ended. A worker made again MUST NOT share KV blocks with the one before.
 pub type MakeWorker = Arc<dyn Fn(EngineId) -> Result<Box<dyn StepRunner>, WorkerError> + Send + Sync>;
 
-/// Abandoned workers of one engine whose threads have not ended, at most.
+/// Maximum number of abandoned workers of one engine whose threads have not ended.
 const ABANDONED_MAX: u32 = 3;
-/// Restarts in a row without an ended step, at most.
+/// Maximum number of restarts in a row without an ended step.
 const RESTARTS_MAX: u32 = 10;
 /// Pause before the first restart.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-/// Pause before any restart, at most.
+/// Longest pause before a restart.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// The worker of one engine.

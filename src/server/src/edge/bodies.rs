@@ -15,7 +15,7 @@ use tonic::codegen::{Bytes, StdError};
 use crate::edge::panics::failed;
 use crate::network::Call;
 
-/// Bytes of a stream without end before the service accepts it, at most: the Hello of a worker takes some kilobytes.
+/// Maximum number of bytes of a stream without end before the service accepts it: the Hello of a worker takes some kilobytes.
 const UNACCEPTED_BYTES_MAX: u64 = 1 << 20;
 
 /// Mark of a stream of messages without end, set by the service that accepts the sender.

@@ -32,7 +32,7 @@ const REFLECTION: &str = "/grpc.reflection.";
 /// Paths of the services of the clients.
 const CLIENTS: [&str; 2] = ["/trunkline.v1.Inference/", "/trunkline.v1.Sessions/"];
 
-/// Services of another protocol, beside the server's own. Every call passes the checks common to all: identity, sizes, limits of connections.
+/// Services of another protocol, in addition to the server's own. Every call passes the checks common to all: identity, sizes, limits of connections.
 pub struct Guest {
     /// Name of the service in paths and for the health service, such as `vllm.grpc.engine.VllmEngine`.
     pub name: &'static str,

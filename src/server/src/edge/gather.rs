@@ -19,7 +19,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
 
-/// Bytes read in one turn, at most.
+/// Maximum number of bytes read in one turn.
 const READ_BYTES_MAX: u64 = 16 << 10;
 
 /// Number of the present turn of a connection.

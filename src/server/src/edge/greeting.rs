@@ -47,7 +47,7 @@ pub(crate) enum Port {
     Plain,
     /// TLS, before the handshake.
     Tls,
-    /// HTTP behind the handshake of TLS.
+    /// HTTP after the handshake of TLS.
     Shaken,
 }
 

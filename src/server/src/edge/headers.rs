@@ -38,7 +38,7 @@ pub(crate) fn check<B>(request: &Request<B>) -> Result<(), Status> {
     }
     let (most, overhead) = (HEADER_BYTES_MAX, OVERHEAD_BYTES);
     Err(Status::resource_exhausted(format!(
-        "the headers of the call have {bytes} bytes; at most {most} are allowed, with {overhead} for each header beside name and value"
+        "the headers of the call have {bytes} bytes; at most {most} are allowed, with {overhead} for each header in addition to name and value"
     )))
 }
 
@@ -94,7 +94,7 @@ mod tests {
         assert!(check(&request(&[("x-a", &"v".repeat(room))])).is_ok());
         let status = check(&request(&[("x-a", &"v".repeat(room + 1))])).unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted);
-        let line = "the headers of the call have 16385 bytes; at most 16384 are allowed, with 32 for each header beside name and value";
+        let line = "the headers of the call have 16385 bytes; at most 16384 are allowed, with 32 for each header in addition to name and value";
         assert_eq!(status.message(), line);
         assert!(check(&request(&vec![("x-a", ""); 5_000])).is_err(), "many small ones");
         let path = format!("http://h/a/{}", "b".repeat(20_000));

@@ -86,7 +86,7 @@ pub(crate) enum Nonsense {
     #[error("an answer to step {id} of life {life}, which is not under way")]
     NotUnderWay { id: u64, life: u64 },
     #[error("unexpected start of life {life}")]
-    Unasked { life: u64 },
+    Unexpected { life: u64 },
     #[error("a second Hello on one stream")]
     SecondHello,
     #[error("a message without contents")]
@@ -373,7 +373,7 @@ impl Link {
             return Ok(None);
         }
         if life > present || !in_flight.is_stopped {
-            return Err(Nonsense::Unasked { life });
+            return Err(Nonsense::Unexpected { life });
         }
         in_flight.is_stopped = false;
         if let Some(slots) = &mut lock(&self.copies).slots {

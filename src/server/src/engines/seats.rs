@@ -83,7 +83,7 @@ pub(crate) struct Occupant {
     pub(crate) link: u64,
     /// Group of workers that run in lock step with this one.
     pub(crate) lock_step: Option<LockStep>,
-    /// Drafts of a sequence that the worker makes in one step, at most.
+    /// Maximum number of drafts of a sequence that the worker makes in one step.
     pub(crate) max_drafts: u32,
     /// End of the wait for a broken connection, nanoseconds.
     resume_until_ns: u64,
@@ -381,11 +381,11 @@ Broken: Attached! Broke! Resumed>Taken Lost>Vacant
         for other in [resume("session 1", 6), resume("session 2", 7)] {
             assert_eq!(place(&seats, "a", other, [0; 3]), Some(Place::Replace(EngineId(2))), "another life or session");
         }
-        let beside = |resume: Option<Resume>| seats.place("a", resume.as_ref(), |_| 7, |_| true, |_| 0);
-        assert_eq!(beside(resume("session 1", 7)), Some(Place::Resume(EngineId(2))));
-        assert_eq!(beside(resume("session 1", 6)), Some(Place::Replace(EngineId(2))), "the worker itself");
-        assert_eq!(beside(resume("session 2", 7)), Some(Place::NameTaken(EngineId(2))));
-        assert_eq!(beside(None), Some(Place::NameTaken(EngineId(2))));
+        let place_of_a = |resume: Option<Resume>| seats.place("a", resume.as_ref(), |_| 7, |_| true, |_| 0);
+        assert_eq!(place_of_a(resume("session 1", 7)), Some(Place::Resume(EngineId(2))));
+        assert_eq!(place_of_a(resume("session 1", 6)), Some(Place::Replace(EngineId(2))), "the worker itself");
+        assert_eq!(place_of_a(resume("session 2", 7)), Some(Place::NameTaken(EngineId(2))));
+        assert_eq!(place_of_a(None), Some(Place::NameTaken(EngineId(2))));
         assert!(seats.is_present(EngineId(2), 1) && !seats.is_present(EngineId(2), 2));
     }
 

@@ -57,14 +57,6 @@ impl Engine {
     pub(super) fn place(&self, place: Place) -> String {
         place_name(place, |tier| self.at.tiers.get(tier).cloned())
     }
-
-    /// Returns the share of the device's blocks in use by requests; cached blocks that nobody reads count as free, as in vLLM.
-    pub(super) fn usage(&self) -> f64 {
-        let stats = &self.at.status.stats;
-        let used = stats.held_blocks + stats.private_blocks + stats.moving_blocks;
-        let all = used + stats.free_blocks + stats.idle_blocks;
-        f64::from(used) / f64::from(all.max(1))
-    }
 }
 
 impl Scrape {

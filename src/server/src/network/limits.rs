@@ -7,14 +7,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Limits that keep one client from taking a server's memory, descriptors or time from others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkLimits {
-    /// Connections open at once, at most; also bounded by the process's limit of open files, less 64 or, if smaller, half of the
+    /// Maximum number of connections open at once; also bounded by the process's limit of open files, less 64 or, if smaller, half of the
     /// limit. A connection beyond the limit replaces one on which no caller with rights has a whole message, or is refused if there is none
     /// such: of those on which no such caller got an answer yet, the oldest one of the address that has most of them; and the others
     /// likewise, if they are more. The last eighth of the connections is for clients with few of them.
     pub connections: u32,
-    /// Connections of one peer address (of one /64 network for IPv6) at once, at most; `None` for half of `connections`.
+    /// Maximum number of connections of one peer address (of one /64 network for IPv6) at once; `None` for half of `connections`.
     pub connections_per_peer: Option<u32>,
-    /// Calls open at once on one connection, at most; further calls wait at the client. Half of them may watch health, ask for reflection, or
+    /// Maximum number of calls open at once on one connection; further calls wait at the client. Half of them may watch health, ask for reflection, or
     /// wait for their message; beyond, the oldest of these end after a second. The last eighth is for holders of tokens with less than an equal
     /// part of the calls.
     pub calls_per_connection: u32,
@@ -73,7 +73,7 @@ impl Default for NetworkLimits {
 }
 
 impl NetworkLimits {
-    /// Returns the connections of one peer address, at most.
+    /// Returns the maximum number of connections of one peer address.
     pub(crate) fn per_peer(&self) -> u32 {
         let all = self.connections.max(1);
         self.connections_per_peer.unwrap_or(all / 2).clamp(1, all)

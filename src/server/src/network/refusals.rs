@@ -25,11 +25,11 @@ pub(crate) enum Reason {
     CommandQueueFull,
     /// Too much text is being tokenised.
     TokenizerBusy,
-    /// The client has as many requests on the way to their first token as may be.
+    /// The client has as many requests before their first token as the limit allows.
     ClientQueueLimit,
-    /// The client has as many open requests as may be.
+    /// The client has as many open requests as the limit allows.
     ClientRequestLimit,
-    /// The client or the server has as many sessions as may be.
+    /// The client or the server has as many sessions as the limit allows.
     SessionLimit,
     /// The deadline passed before the request reached the core.
     Deadline,

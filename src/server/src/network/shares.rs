@@ -38,12 +38,12 @@ impl Shares {
         Self { most, counts: Arc::default() }
     }
 
-    /// Returns the requests of one client, at most.
+    /// Returns the maximum number of requests of one client.
     pub(crate) fn most(&self) -> u32 {
         self.most
     }
 
-    /// Counts in a request; returns `None` if the client has as many as may be.
+    /// Counts in a request; returns `None` if the client is at its limit.
     pub(crate) fn enter(&self, client: Client) -> Option<Share> {
         let mut count = self.counts.entry(client.clone()).or_default();
         if *count >= self.most {

@@ -9,7 +9,7 @@ use crate::network::refusals::Reason;
 use crate::requests::request_times::{End, RequestTimes};
 use crate::requests::spans::TraceParent;
 
-/// Engines of one request that are named, at most.
+/// Maximum number of engines of one request that are named.
 const ENGINES_MAX: usize = 16;
 
 /// Name of a request and of its tenant, from the client.

@@ -21,7 +21,7 @@ use crate::requests::spans::{self, RequestTracer};
 
 /// Target of the lines in the log, to filter by: `RUST_LOG=info,trunkline::requests=off`.
 pub(crate) const TARGET: &str = "trunkline::requests";
-/// Events waiting for their thread, at most.
+/// Maximum number of events waiting for their thread.
 const EVENTS_MAX: usize = 8192;
 /// Longest time until a wish to open the file again is seen.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);

@@ -63,7 +63,7 @@ pub(crate) struct RequestFigures {
     pub(crate) prefill: Histogram,
     /// From the first token to the last.
     pub(crate) decode: Histogram,
-    /// `decode` divided by the tokens behind the first.
+    /// `decode` divided by the tokens after the first.
     pub(crate) output_token: Histogram,
     pub(crate) prompt_tokens: Histogram,
     pub(crate) generated_tokens: Histogram,

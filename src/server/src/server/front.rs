@@ -35,7 +35,7 @@ struct Parts {
     metrics: Arc<Metrics>,
     /// `true` while the server takes requests.
     serving: Arc<AtomicBool>,
-    /// Bytes of a message that the limits of a connection let through, at most.
+    /// Maximum number of bytes of a message that the limits of a connection let through.
     message_bytes_max: usize,
     estimate: Mutex<Estimate>,
 }
@@ -69,7 +69,7 @@ impl Front {
         Self(Arc::new(Parts { inference, metrics, serving, message_bytes_max, estimate: Mutex::default() }))
     }
 
-    /// Returns the bytes of a message of a client, at most: the limits of a connection let no longer one through.
+    /// Returns the maximum number of bytes of a message of a client: the limits of a connection let no longer one through.
     pub fn message_bytes_max(&self) -> usize {
         self.0.message_bytes_max
     }
@@ -113,7 +113,7 @@ impl Front {
         Ok(self.inference()?.shared().config.max_context)
     }
 
-    /// Returns the tokens that may be generated behind a prompt of `tokens`, at least one: with none left, the request is refused.
+    /// Returns the tokens that may be generated after a prompt of `tokens`, at least one: with none left, the request is refused.
     ///
     /// # Errors
     /// UNAVAILABLE before the server knows its model.
@@ -186,10 +186,7 @@ impl Front {
     /// UNAVAILABLE before the server knows its model, and after its end.
     pub async fn load(&self) -> Result<Load, Status> {
         let (stats, _) = self.stats().await?;
-        let used = stats.held_blocks + stats.private_blocks + stats.moving_blocks;
-        let all = used + stats.free_blocks + stats.idle_blocks;
-        let kv_usage = f64::from(used) / f64::from(all.max(1));
-        Ok(Load { waiting: stats.waiting, running: stats.running, kv_usage })
+        Ok(Load { waiting: stats.waiting, running: stats.running, kv_usage: stats.kv_usage() })
     }
 
     /// Returns the gauges and counters of all engines together, and the number of engines.

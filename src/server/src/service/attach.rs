@@ -37,7 +37,7 @@ pub(crate) fn message_bytes_max(options: &AttachOptions) -> usize {
     scores_bytes_max(options.scores) as usize + MESSAGE_BYTES_SPARE
 }
 
-/// Bytes of a message beside its block or scores.
+/// Bytes of a message apart from its block or scores.
 const MESSAGE_BYTES_SPARE: usize = 1 << 20;
 
 /// The Hello of a worker, for a server that does not know its model yet.

@@ -33,7 +33,7 @@ impl SamplingOffer {
 
     /// Returns the offer of a server whose last `attached` engines take workers that it does not know yet: these have scores only if the limits of
     /// the engines ask for them.
-    pub(crate) fn beside(self, cluster: &ClusterConfig, attached: usize) -> Self {
+    pub(crate) fn with_attached(self, cluster: &ClusterConfig, attached: usize) -> Self {
         let embedded = cluster.engines.len().saturating_sub(attached);
         let scored = cluster.engines[embedded..].iter().all(|engine| engine.core.h2o.mode != Mode::Off);
         Self { scores: self.scores && scored, ..self }

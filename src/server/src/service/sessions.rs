@@ -2,7 +2,7 @@
 //!
 //! A session is a [`trunkline_chat::Chat`] behind a lock that no await holds. The prompt of a turn is assembled from tokens and
 //! submitted like any other request (`submission`), so limits, policies, recordings and draining hold for sessions as for all requests.
-//! Summaries are written beside the turns, by a task of each session (`compactor`).
+//! Summaries are written alongside the turns, by a task of each session (`compactor`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,10 +45,10 @@ use crate::service::validate::{self, Invalid, MAX_TOKENS_DEFAULT};
 
 /// Header of a response with the turn's id.
 const TURN_ID: &str = "trunkline-turn-id";
-/// Share of the context for an answer without `max_tokens`, at most.
+/// Largest share of the context for an answer without `max_tokens`.
 const ANSWER_SHARE: u32 = 4;
 
-/// Tries to make room for a turn, at most.
+/// Maximum number of tries to make room for a turn.
 const TRIES_MAX: u32 = 8;
 
 /// The gRPC service `trunkline.v1.Sessions`.

@@ -20,7 +20,7 @@ use crate::requests::outbox::Output;
 use crate::requests::request_times::RequestTimes;
 use crate::service::submission::Submitted;
 
-/// Outputs taken from the channel at once, at most.
+/// Maximum number of outputs taken from the channel at once.
 const OUTPUTS_PER_CHUNK_MAX: usize = 64;
 
 /// The response stream of one request. Dropping the stream before the request's end aborts the request.

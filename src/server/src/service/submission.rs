@@ -59,9 +59,9 @@ pub(crate) enum Rejection {
     TimeUp,
     #[error("the command queue is full; try again later")]
     QueueFull,
-    #[error("{0} requests of this client wait for their first token, as many as may; try again later")]
+    #[error("this client has {0} requests that wait for their first token, which is the limit; try again later")]
     ShareFull(u32),
-    #[error("{0} requests of this client are open, as many as may be; try again later")]
+    #[error("this client has {0} open requests, which is the limit; try again later")]
     TooManyOpen(u32),
     #[error(transparent)]
     Refused(Refusal),

@@ -14,7 +14,7 @@ use crate::network::shares::Client;
 use crate::proto;
 use crate::service::retention::{self, HintFault};
 
-/// Generated tokens of a request without `max_tokens`, at most.
+/// Maximum number of generated tokens of a request without `max_tokens`.
 pub(crate) const MAX_TOKENS_DEFAULT: u32 = 128;
 const REQUEST_ID_BYTES_MAX: usize = 256;
 const CACHE_SALT_BYTES_MAX: usize = 1024;
@@ -24,7 +24,7 @@ const EXTRA_KEY_BYTES_MAX: usize = 256;
 const STOP_STRINGS_MAX: usize = 16;
 const STOP_STRING_BYTES_MAX: usize = 256;
 const STOP_TOKEN_IDS_MAX: usize = 64;
-/// Most likely tokens reported with each token, at most.
+/// Maximum number of likely tokens reported with each token.
 pub(crate) const LOGPROBS_MAX: u32 = 20;
 /// The least temperature above greedy, and the least repetition penalty: logits divided by less may overflow.
 const DIVISOR_MIN: f32 = 0.01;
@@ -208,7 +208,7 @@ fn check_h2o(mode: &str) -> Result<Option<Mode>, Invalid> {
     mode.parse().map(Some).map_err(wrong)
 }
 
-/// Returns the number for a tenant in the core: equal in every run, so that a recording counts alike. A request without a tenant
+/// Returns the number for a tenant in the core: equal in every run, so that a recording counts the same way. A request without a tenant
 /// counts for the request's cache salt, and a request without either is of no tenant, 0: then the client counts ([`client_number`]).
 pub(crate) fn tenant_number(tenant: &str, cache_salt: &str) -> u64 {
     match if tenant.is_empty() { cache_salt } else { tenant } {

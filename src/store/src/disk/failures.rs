@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time between two lines about refused writes, at least.
+/// Shortest time between two lines about refused writes.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Decides which refused writes are logged: the first of several in a row, unless the last line is too recent.

@@ -1,4 +1,4 @@
-//! The folder of a disk tier: its lock, and the side tables beside the segments. Somebody may remove the folder under a running server; then it is made again.
+//! The folder of a disk tier: its lock, and the side tables next to the segments. Somebody may remove the folder under a running server; then it is made again.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};

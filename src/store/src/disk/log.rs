@@ -19,7 +19,7 @@ use super::finishing::Finishing;
 use super::folder::TierFolder;
 use super::segment::{Location, Segment};
 
-/// Segments of a disk tier, at most: each is an open file. A folder from before may have more; then each new segment takes the place of
+/// Maximum number of segments of a disk tier: each is an open file. A folder from before may have more; then each new segment takes the place of
 /// one.
 pub const SEGMENTS_MAX: u64 = 512;
 
@@ -32,7 +32,7 @@ pub struct Limits {
     pub layout: u64,
     /// Bytes of a new segment.
     pub segment_bytes: u64,
-    /// Bytes of all segments, at most. Those of one segment are kept for emptying others.
+    /// Maximum number of bytes of all segments. Those of one segment are kept for emptying others.
     pub bytes: u64,
 }
 
@@ -144,7 +144,7 @@ impl Log {
         self.segments().values().map(|segment| segment.live_bytes()).sum()
     }
 
-    /// Returns the bytes that records can take, at most.
+    /// Returns the maximum number of bytes that records can take.
     pub fn capacity_bytes(&self) -> u64 {
         self.limits.bytes - self.limits.segment_bytes
     }

@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use trunkline_files::Aligned;
 use trunkline_port::{BlockFault, BlockKey};
 
-/// Bytes of buffers without a record, at most: the records that are made while as many are written.
+/// Maximum number of bytes of buffers without a record: the records that are made while as many are written.
 const SPARE_BYTES: u64 = 16 << 20;
 
 /// Record to be written.

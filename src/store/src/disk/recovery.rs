@@ -167,7 +167,7 @@ enum Contents {
     Records(Arc<Segment>, Vec<Found>),
 }
 
-/// Opens a segment and finds its records. An unfinished segment is completed behind its last whole record; one without a record is deleted. A broken
+/// Opens a segment and finds its records. An unfinished segment is completed after its last whole record; one without a record is deleted. A broken
 /// header is written again for the records found.
 ///
 /// # Errors

@@ -31,7 +31,7 @@ pub struct Scan {
     pub records: Vec<Found>,
     /// Records that are not whole, or do not belong where they are.
     pub faults: FaultCounts,
-    /// Offset behind the last record.
+    /// Offset after the last record.
     pub end: u64,
     /// Offsets of broken records.
     pub broken: Vec<u64>,

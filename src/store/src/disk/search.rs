@@ -1,4 +1,4 @@
-//! Search for the blocks of a disk tier after a restart, on a thread of its own: a start waits for a slow disk only so long.
+//! Search for the blocks of a disk tier after a restart, on a thread of its own: a start waits for a slow disk only for a limited time.
 //!
 //! Blocks found by then are in slots from the start. Those found later are offered a batch at a time, and the owner of the slots answers which of them get
 //! a slot ([`Search::decide`]). Until then their records count as live, so that their segments stay.
@@ -16,7 +16,7 @@ use super::log::Log;
 use super::recovery::{FoundBlock, Old, search};
 use super::segment::Location;
 
-/// Blocks offered at once, at most.
+/// Maximum number of blocks offered at once.
 const OFFERED_MAX: usize = 1024;
 
 /// Receiver of blocks found after the start, numbered for [`Search::decide`].

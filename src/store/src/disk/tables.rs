@@ -1,4 +1,4 @@
-//! Side tables beside the segments: a predicted frame can be decoded only with the frame's table.
+//! Side tables next to the segments: a predicted frame can be decoded only with the frame's table.
 //!
 //! A file is `TKVT`, version:u32, layout:u64, XXH3 of the table:u64, and the table. A file gets the name when whole. There are two files of each table,
 //! since all frames of a layer group need the table: one that is damaged or missing is written again from the other.
@@ -132,7 +132,7 @@ mod tests {
             damage(&path);
             assert_eq!(load(folder.path(), 7).unwrap(), [b"one"]);
             save(folder.path(), 7, 1, b"one").unwrap();
-            assert_eq!(fs::read(&path).unwrap(), whole, "mended");
+            assert_eq!(fs::read(&path).unwrap(), whole, "repaired");
             fs::remove_file(&path).unwrap();
             assert_eq!(load(folder.path(), 7).unwrap(), [b"one"]);
         }

@@ -25,7 +25,7 @@ const BATCH: usize = 1 << 20;
 /// Segments are emptied into another if at most this many sixteenths of the other become live; fuller disks take nothing new.
 const LIVE_MAX_16THS: u64 = 15;
 
-/// Segments that one batch of records waits for, at most.
+/// Maximum number of segments that one batch of records waits for.
 const WAITS_MAX: u32 = 8;
 
 /// Segment with writes under way. Dropped by the last of these, the segment goes to the [`Finisher`].
@@ -48,7 +48,7 @@ pub struct Ended {
 #[derive(Clone, Copy)]
 struct Progress {
     records: u64,
-    /// Offset behind the last record written.
+    /// Offset after the last record written.
     end: u64,
     /// Lowest offset of a write that failed.
     failed_at: u64,

@@ -66,7 +66,7 @@ impl Objects for FolderObjects {
     }
 }
 
-/// Writes an object beside its place, then gives it its name.
+/// Writes an object next to its place, then gives it its name.
 fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let random = RandomState::new().build_hasher().finish();
     let unfinished = path.with_file_name(format!(".{random:016x}"));

@@ -15,7 +15,7 @@ fn in_parts(tokenizer: &Tokenizer, text: &str, bytes: usize) -> (Vec<u32>, usize
     (parts.into_ids(), n)
 }
 
-/// Byte-level BPE with merges, an added token and a begin token.
+/// Byte-level BPE with merges, an added token and a BOS token.
 fn byte_level() -> Tokenizer {
     let alphabet = crate::codec::byte_level_alphabet();
     let names =

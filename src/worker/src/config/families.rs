@@ -157,7 +157,7 @@ const OTHERS: [(&str, &[&str]); 5] = [
         ],
     ),
     (
-        "a model of images or sound beside text",
+        "a model of images or sound in addition to text",
         &[
             "llava",
             "llava_next",

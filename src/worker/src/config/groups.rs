@@ -51,7 +51,7 @@ impl Groups {
     /// Checks the groups of a model whose layers have these windows, and `n_kv_heads` KV heads each; no groups stand for one with all layers.
     ///
     /// # Errors
-    /// A layer or head in no group or in two, layers or heads out of order, layers beside heads, a window of 0, or a group that drops positions
+    /// A layer or head in no group or in two, layers or heads out of order, layers mixed with heads, a window of 0, or a group that drops positions
     /// within the window of a layer.
     pub(crate) fn new(listed: Vec<LayerGroup>, windows: &[Option<u32>], n_kv_heads: u32) -> Result<Self, GroupsError> {
         let n_layers = windows.len() as u32;
@@ -144,7 +144,7 @@ impl Groups {
 
 /// Returns the weight of a group's heads in scores. What a head loses with a block is about the attention of the head to the block times the
 /// loss of the head, and the tokens that a group keeps go with the root of its loss ([`LayerGroup::weight`]). So the sum of attention
-/// with squared weights says what all heads together lose with a block. Without weights in any group all count alike.
+/// with squared weights says what all heads together lose with a block. Without weights in any group all count equally.
 fn score_weight(group: &LayerGroup, weighs: bool) -> f32 {
     if weighs { (group.weight as f32 / 1000.0).powi(2) } else { 1.0 }
 }

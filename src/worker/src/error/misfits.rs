@@ -39,7 +39,7 @@ pub(crate) fn misfit(missing: &str, present: &[&str]) -> Option<String> {
     let suffix = format!(".{missing}");
     if let Some(prefix) = present.iter().find_map(|name| name.strip_suffix(&suffix)) {
         return Some(format!(
-            "it is there behind the prefix \"{prefix}.\", so these are the weights of a larger model around this one; save the language \
+            "it is there with the prefix \"{prefix}.\", so these are the weights of a larger model around this one; save the language \
              model alone"
         ));
     }

@@ -25,7 +25,7 @@ use crate::memory::{check_weights, exhausted};
 ///
 /// # Errors
 ///
-/// A file cannot be read, is no GGUF file, describes a model of an unsupported kind, or lacks a tensor.
+/// A file cannot be read, is not a GGUF file, describes a model of an unsupported kind, or lacks a tensor.
 pub(crate) fn load(path: &Path, keep: &mut dyn Keep) -> Result<(ModelConfig, ModelFacts, Weights), ModelError> {
     let parts = gguf_parts(path)?.into_iter().map(open).collect::<Result<Vec<Part<_>>, _>>()?;
     if keep.in_memory() {

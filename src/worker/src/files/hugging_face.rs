@@ -35,7 +35,7 @@ struct RawConfig {
     rope_scaling: Option<RawRope>,
     /// transformers 5: holds `rope_theta` too.
     rope_parameters: Option<RawRope>,
-    /// Some models state the original context here, beside `rope_scaling`.
+    /// Some models state the original context here, next to `rope_scaling`.
     original_max_position_embeddings: Option<u32>,
     partial_rotary_factor: Option<f64>,
     hidden_act: Option<String>,
@@ -241,7 +241,7 @@ fn set_windows(raw: &RawWindow, family: &Family, config: &mut ModelConfig, path:
 }
 
 impl RawRope {
-    /// Returns the scaling. Original contexts fall back from `outer`, the key beside this object, to the context of the model.
+    /// Returns the scaling. Original contexts fall back from `outer`, the key next to this object, to the context of the model.
     fn scaling(&self, outer: Option<u32>, max_context: u32, path: &Path) -> Result<Option<RopeScaling>, ModelError> {
         refuse_partial_rotary(self.partial_rotary_factor, path)?;
         let original_context = outer.or(self.original_max_position_embeddings).unwrap_or(max_context);

@@ -23,11 +23,11 @@ use crate::memory::{check_weights, exhausted};
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
-/// Shards of a folder, at most; names number them with five digits.
+/// Maximum number of shards of a folder; names number them with five digits.
 const SHARDS_MAX: u32 = 99_999;
 /// Bytes before the header of a file: the length of the header.
 const LENGTH_BYTES: u64 = 8;
-/// Length of a header in bytes, at most: the limit of the safetensors library.
+/// Maximum length of a header in bytes: the limit of the safetensors library.
 const HEADER_MAX: u64 = 100_000_000;
 
 #[derive(Deserialize)]
@@ -487,7 +487,7 @@ mod tests {
                 },
                 "an adapter",
             ),
-            (|name| Some(format!("language_model.{name}")), "behind the prefix \"language_model.\""),
+            (|name| Some(format!("language_model.{name}")), "with the prefix \"language_model.\""),
             (|name| (name != "lm_head.weight").then(|| name.to_owned()), "tie_word_embeddings"),
             (|name| (name != "model.norm.weight").then(|| name.to_owned()), "check that every shard is there"),
         ] {

@@ -2,7 +2,7 @@
 //!
 //! The rows of a matrix (one for each output) are cut into panels of `LANES` outputs, and a panel stores its weights input by
 //! input, the sixteen outputs side by side: `[panel][input][lane]`. The last panel is filled up with zeros. Formats with fewer than
-//! 16 bits for a weight keep the codes of a panel in that order and the scales beside the codes, see `nibbles.rs` and `codes.rs`.
+//! 16 bits for a weight keep the codes of a panel in that order and the scales next to the codes, see `nibbles.rs` and `codes.rs`.
 //!
 //! Floats are widened to F32 when they are read, exactly: a product with a matrix of floats has the bits of the product with the
 //! same matrix in F32. Codes are multiplied as integers with rounded rows, see `coded.rs`: no weight is rounded, the row is.
@@ -170,7 +170,7 @@ pub enum MatrixError {
         /// Number of bytes found in the file.
         found: usize,
     },
-    /// A weight, or the scale of a block of weights, is no number.
+    /// A weight, or the scale of a block of weights, is not a number.
     #[error("weight {column} of row {row} is NaN or infinite; download it again")]
     NotFinite {
         /// Index of the row.

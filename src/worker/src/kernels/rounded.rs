@@ -16,7 +16,7 @@ const PAIRS: usize = GROUP / 2;
 /// The largest integer.
 const LARGEST: f32 = 32_767.0;
 
-/// Groups whose elements are all smaller are zero: the reciprocal of their scale would be no number.
+/// Groups whose elements are all smaller are zero: the reciprocal of their scale would not be a number.
 const SMALLEST: f32 = 1e-30;
 
 /// Scale of a group, and the sum of its elements as rounded.

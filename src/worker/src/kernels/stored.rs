@@ -27,7 +27,7 @@ pub(crate) struct Stored<T> {
     owner: Owner<T>,
 }
 
-/// Memory behind the elements; kept for the sake of its drop.
+/// Memory after the elements; kept for the sake of its drop.
 enum Owner<T> {
     /// Memory of their own.
     Vec(#[expect(dead_code, reason = "holds the memory")] Vec<T>),

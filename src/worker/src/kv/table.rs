@@ -37,7 +37,7 @@ impl<'a> Table<'a> {
         Self { blocks: Cow::Owned(blocks_held), entries, missing, block_size }
     }
 
-    /// Returns the index of a position at or behind the first row of the step.
+    /// Returns the index of a position at or after the first row of the step.
     #[inline(always)]
     pub(crate) fn index(&self, position: usize) -> usize {
         position - self.missing

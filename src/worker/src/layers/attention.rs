@@ -3,7 +3,7 @@
 //! A query reads all visible positions up to the query's own, or the last ones of a window, in spans of [`SPAN`], aligned to index 0 (see
 //! [`crate::kv::table`]), and keeps a running maximum and a running sum of the softmax (Milakov and Gimelshein 2018), so memory does not grow
 //! with the context. The terms of each sum and the order of the terms depend on the query's position and on the visible positions alone:
-//! not on the chunks of the prompt, not on the queries computed beside the query, not on the block size.
+//! not on the chunks of the prompt, not on the queries computed alongside the query, not on the block size.
 //!
 //! Queries of neighbouring positions and of the heads sharing a KV head form a tile; a tile reads keys and values once.
 

@@ -72,7 +72,7 @@ fn sequence(table: Table<'_>, position: usize, n_rows: usize) -> Sequence<'_> {
 fn configs() -> Vec<ModelConfig> {
     let base = tiny_config();
     let heads = |n_heads, n_kv_heads, head_dim| ModelConfig { n_heads, n_kv_heads, head_dim, ..base.clone() };
-    // Grouped, plain, one KV head for many queries, and heads that are no multiple of sixteen lanes.
+    // Grouped, plain, one KV head for many queries, and heads that are not a multiple of sixteen lanes.
     vec![heads(4, 2, 16), heads(3, 3, 32), heads(32, 1, 16), heads(2, 1, 24), heads(4, 4, 8)]
 }
 

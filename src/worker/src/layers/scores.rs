@@ -178,7 +178,7 @@ impl Collector<'_> {
                 }
             }
         }
-        // Parts behind the last index are empty.
+        // Parts after the last index are empty.
         let parts_of = |positions: usize| if per == SPAN { positions } else { positions / LANES * PARTS };
         let joined = &joined[..parts_of(self.indices.len().next_multiple_of(LANES)).min(joined.len())];
         let (first, offset) = (self.indices.start / self.block_size, self.indices.start % self.block_size);

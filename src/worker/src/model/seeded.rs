@@ -1,7 +1,7 @@
 //! A small model made from a seed: real arithmetic without a download, for tests, demonstrations and a server without a model
 //! folder.
 //!
-//! The vocabulary is the 256 bytes, a begin and an end token. The text is noise, mostly printable; the same seed gives the same
+//! The vocabulary is the 256 bytes, a BOS and an end token. The text is noise, mostly printable; the same seed gives the same
 //! weights on every machine.
 
 use half::f16;
@@ -13,9 +13,9 @@ use crate::kernels::noise::Noise;
 use crate::layers::pair::Pair;
 use crate::model::Model;
 
-/// The begin token, after the bytes 0 to 255.
+/// The BOS token, after the bytes 0 to 255.
 pub(crate) const BOS: u32 = 256;
-/// End token of the seeded model, after the begin token.
+/// End token of the seeded model, after the BOS token.
 pub(crate) const EOS: u32 = 257;
 /// Number of token ids: 256 bytes, begin and end.
 pub(crate) const VOCAB: u32 = 258;
@@ -88,7 +88,7 @@ fn random_matrix(kind: WeightKind, outputs: usize, inputs: usize, noise: &mut No
 
 impl Model {
     /// A small model with weights drawn from `seed`, made in memory: 2 layers of width 64, 4 query heads on 2 KV heads,
-    /// the vocabulary of the byte tokenizer (256 bytes, a begin and an end token), a context of 32,768 tokens, no EOS.
+    /// the vocabulary of the byte tokenizer (256 bytes, a BOS and an end token), a context of 32,768 tokens, no EOS.
     pub fn seeded(seed: u64) -> Model {
         let config = tiny_config();
         let mut noise = Noise::new(seed);

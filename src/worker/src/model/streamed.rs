@@ -60,38 +60,40 @@ impl Model {
         self.placed(packer, settings)
     }
 
-    /// Returns `true` if streamed weights could not be read. A worker made now may fail the same way: mend the file first.
-    pub fn needs_mending(&self) -> bool {
+    /// Returns `true` if streamed weights could not be read. A worker made now may fail the same way: repair the file first.
+    pub fn needs_repair(&self) -> bool {
         self.streamed.as_ref().is_some_and(|streamed| streamed.file.has_failed())
     }
 
     /// Opens the packed weights again after a fault, or writes them again from the model at `path`, and reads all of them once. Workers of the model go on with the
-    /// new file. Returns the reason, if the file was written. Does nothing unless [`Self::needs_mending`].
+    /// new file. Returns the reason, if the file was written. Does nothing unless [`Self::needs_repair`].
     ///
     /// # Errors
     ///
     /// Those of [`Model::load`]; the packed weights cannot be written or read.
-    pub fn mend_from(&self, path: &Path, settings: &StreamSettings) -> Result<Option<String>, ModelError> {
-        self.mend(settings, permissions(path)?, |packer| Self::load_keeping(path, self.name.clone(), packer).map(drop))
+    pub fn repair_from(&self, path: &Path, settings: &StreamSettings) -> Result<Option<String>, ModelError> {
+        self.repair(settings, permissions(path)?, |packer| {
+            Self::load_keeping(path, self.name.clone(), packer).map(drop)
+        })
     }
 
-    /// Does the same as [`Self::mend_from`] with the weights of a model in memory.
+    /// Does the same as [`Self::repair_from`] with the weights of a model in memory.
     ///
     /// # Errors
     ///
     /// The packed weights cannot be written or read.
-    pub fn mend_with(&self, mut whole: Model, settings: &StreamSettings) -> Result<Option<String>, ModelError> {
-        self.mend(settings, MODE, |packer| whole.keep_groups(packer))
+    pub fn repair_with(&self, mut whole: Model, settings: &StreamSettings) -> Result<Option<String>, ModelError> {
+        self.repair(settings, MODE, |packer| whole.keep_groups(packer))
     }
 
-    fn mend(
+    fn repair(
         &self,
         settings: &StreamSettings,
         mode: u32,
         pack: impl FnOnce(&mut Packer) -> Result<(), ModelError>,
     ) -> Result<Option<String>, ModelError> {
         let (Some(streamed), Some(info)) = (&self.streamed, &self.stream_info) else { return Ok(None) };
-        streamed.file.mend(|| {
+        streamed.file.repair(|| {
             let mut packer = Packer::new(&info.path, &settings.identity, mode)?;
             pack(&mut packer)?;
             let (file, written) = packer.finish()?;

@@ -260,7 +260,7 @@ impl Writing {
 pub(crate) struct Packer {
     path: PathBuf,
     identity: String,
-    /// Permissions of a new file, at most.
+    /// Widest permissions of a new file.
     mode: u32,
     state: State,
     /// Number of groups so far.
@@ -282,7 +282,7 @@ impl Packer {
     ///
     /// # Errors
     ///
-    /// Something else than a file has the name.
+    /// Something other than a file has the name.
     pub(crate) fn new(path: &Path, identity: &str, mode: u32) -> Result<Self, ModelError> {
         if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
             return Err(ModelError::NoFile { path: path.to_owned() });

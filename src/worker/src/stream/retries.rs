@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Tries of a read, at most.
+/// Maximum number of tries of a read.
 const TRIES: u32 = 5;
 /// Time between two lines of the log.
 const INTERVAL: Duration = Duration::from_secs(10);

@@ -47,7 +47,7 @@ pub struct StreamInfo {
     pub is_direct: bool,
     /// Groups of all layers, in the order of a step.
     pub groups: Vec<PlacedGroup>,
-    /// Bytes of the output matrix, which is computed with behind the last group.
+    /// Bytes of the output matrix, which is computed with after the last group.
     pub head_bytes: u64,
     /// Slots of each worker's window.
     pub slots: u32,

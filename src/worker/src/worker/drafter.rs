@@ -13,7 +13,7 @@ const NGRAM_MAX: usize = 4;
 /// The shortest run of last tokens to look for. A single token is found nearly always, and says nearly nothing of the next token.
 const NGRAM_MIN: usize = 2;
 
-/// Tokens searched back from the end, at most: some microseconds. Earlier occurrences are not found.
+/// Maximum number of tokens searched back from the end: some microseconds. Earlier occurrences are not found.
 const WINDOW_TOKENS: usize = 8192;
 
 /// Drafts `n` tokens to follow `tokens`; none if the end of `tokens` has not occurred before.

@@ -156,7 +156,7 @@ fn a_table_of_something_else_is_refused() {
     fs::write(folder.path().join("meta.yaml"), "gpu: x\nmodel: meta-llama/Llama-3.2-3B\n").unwrap();
     let named = error("rtx4090-24g", "llama-3.1-8b", "tp1");
     assert_eq!(named, "it: was measured for meta-llama/Llama-3.2-3B, which is not of the shape of llama-3.1-8b");
-    // A preset of one shape and another name, or a model that is no preset, is not refused for its name.
+    // A preset of one shape and another name, or a model that is not a preset, is not refused for its name.
     for model in ["meta-llama/Llama-3.1-8B", "somebody/Their-8B"] {
         fs::write(folder.path().join("meta.yaml"), format!("model: {model}\n")).unwrap();
         assert!(make(&spec, device("rtx4090-24g"), llama(), "tp1", "resident").is_ok());
@@ -206,7 +206,7 @@ fn a_published_profile_has_tables_for_its_numbers_of_devices() {
     assert!(other.ends_with("a table of llmservingsim is of 2 devices, but parallel is tp1pp1"), "{other}");
     assert_eq!(stated(&at("pp2").unwrap()), "table of LLMServingSim (llama-3.1-8b on rtx4090-24g tp1pp2)");
     assert!(at("tp4pp2").unwrap_err().ends_with("is of 1 and of 2 devices, but parallel is tp4pp2"));
-    // The description is beside the folders of tables.
+    // The description is next to the folders of tables.
     fs::write(folder.path().join("meta.yaml"), "model: meta-llama/Llama-3.2-3B\n").unwrap();
     assert!(at("tp1").unwrap_err().contains("was measured for meta-llama/Llama-3.2-3B"));
     assert!(made(&folder.path().join("tp2"), "tp2").unwrap_err().contains("was measured for meta-llama/Llama-3.2-3B"));

@@ -4,7 +4,7 @@ use super::super::StepShape;
 use super::super::work::Work;
 use super::Roofline;
 
-/// Decodes in a step with terms kept, at most.
+/// Maximum number of decodes in a step with terms kept.
 const DECODES_MAX: u64 = 512;
 
 /// Terms of a step of one number of decodes.

@@ -26,7 +26,7 @@ use crate::model::Model;
 
 mod experts;
 
-/// Rows of the matrices for lookups, at most.
+/// Maximum number of rows of the matrices for lookups.
 const TOKENS_MAX: u64 = 8192;
 /// Measured row counts required of a matrix.
 const ROWS_MIN: usize = 8;
@@ -175,7 +175,7 @@ impl Products {
         time_s * self.ideal_s(m as f64, n, k) / self.ideal_s(m as f64, *near_n, *near_k)
     }
 
-    /// Returns the time of all operations of a layer that depend on tokens, seconds by tokens: all but the experts, in the mean of all
+    /// Returns the time of all operations of a layer that depend on tokens, seconds by tokens: all but the experts, averaged over all
     /// layers.
     fn linear(&self, model: &Model, tensor: u32) -> Vec<(u64, f64)> {
         let share = |n: u64| n.div_ceil(u64::from(tensor));

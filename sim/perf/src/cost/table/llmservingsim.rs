@@ -8,7 +8,7 @@
 //! | | or `layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us` | the same for several prefills |
 //! | `skew_fit.csv` | `pc,n_label,...,alpha,n_samples` | extra time for decodes of unequal contexts |
 //! | `moe.csv` | `ep,tokens,activated_experts,time_us`, without `ep` in old profiles | experts of a layer; only for a model that has some |
-//! | `meta.yaml` | `model`, `skew_fit` | description, in the folder or beside folders `tpN/` of tables for `N` devices |
+//! | `meta.yaml` | `model`, `skew_fit` | description, in the folder or next to folders `tpN/` of tables for `N` devices |
 //!
 //! Times of several devices are those of one of them, without communication; all-reduces are computed from the peer link of the
 //! device's file, as in a roofline. Rows of other operations are not used; the name of the table lists them.

@@ -58,7 +58,9 @@ pub enum ModelError {
         expected: &'static str,
     },
     /// Encoder, or a model of encoder and decoder.
-    #[error("{name}: by {field} this is no decoder; only decoders, which answer prompts token by token, are planned")]
+    #[error(
+        "{name}: by {field} this is not a decoder; only decoders, which answer prompts token by token, are planned"
+    )]
     NoDecoder {
         /// Name of the model.
         name: String,
@@ -77,7 +79,7 @@ pub enum ModelError {
     },
     /// Layers without attention of a sort that is not modelled.
     #[error(
-        "{name}: {field} names layers that are no attention, and no recurrent ones known here; there are: Mamba, Mamba 2, and gated delta nets"
+        "{name}: {field} names layers that are not attention, and no recurrent ones known here; there are: Mamba, Mamba 2, and gated delta nets"
     )]
     Recurrent {
         /// Name of the model.

@@ -193,7 +193,7 @@ impl LayerFields {
             let n = self.num_hidden_layers;
             return Some(Counts { layers: n, attention: n.saturating_sub(recurrent), recurrent, feed_forward: n });
         }
-        // Networks apart from attention are known beside recurrent layers alone.
+        // Networks apart from attention are known with recurrent layers only.
         let layers = (attention + recurrent).max(alone);
         (recurrent > 0).then_some(Counts { layers, attention, recurrent, feed_forward: alone })
     }

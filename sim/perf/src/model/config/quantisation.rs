@@ -90,24 +90,24 @@ impl Group {
 
 /// Contents of `hf_quant_config.json`, which Model Optimizer writes.
 #[derive(Deserialize)]
-struct Beside {
+struct OtherFile {
     quantization: Quantisation,
 }
 
 impl Quantisation {
     /// Returns the quantisation of the model called `name` from its configuration or, if the configuration has none, from the text of an
-    /// `hf_quant_config.json` beside; `None` for weights that are not quantised.
+    /// `hf_quant_config.json` next to it; `None` for weights that are not quantised.
     ///
     /// # Errors
     ///
     /// [`ModelError::Quantisation`] if it is not understood.
-    pub(super) fn of(name: &str, inside: Option<Value>, beside: Option<&str>) -> Result<Option<Self>, ModelError> {
+    pub(super) fn of(name: &str, inside: Option<Value>, other: Option<&str>) -> Result<Option<Self>, ModelError> {
         let unclear = |field| move |fault| ModelError::Quantisation { name: name.into(), field, fault };
         if let Some(inside) = inside {
             return serde_json::from_value(inside).map(Some).map_err(unclear("quantization_config"));
         }
-        let Some(beside) = beside else { return Ok(None) };
-        let Beside { quantization } = serde_json::from_str(beside).map_err(unclear("hf_quant_config.json"))?;
+        let Some(other) = other else { return Ok(None) };
+        let OtherFile { quantization } = serde_json::from_str(other).map_err(unclear("hf_quant_config.json"))?;
         Ok(Some(Self { quant_method: "modelopt".into(), ..quantization }))
     }
 
@@ -334,7 +334,7 @@ mod tests {
         }
         assert_eq!(of(&[nvfp4]), Ok(Precision { attention: Bits::each(16), ..four }), "attention is in no group");
         assert_eq!(of(&[rest, rest]), Ok(four));
-        // By the names of single matrices, beside an output matrix, and beside activations alone.
+        // By the names of single matrices, with an output matrix, and with activations alone.
         let by_name = r#"{"targets": ["re:.*q_proj", "re:.*o_proj$", "re:.*up_proj"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}"#;
         assert_eq!(of(&[by_name]), Ok(four));
         let head = r#"{"targets": ["re:.*lm_head"], "weights": {"num_bits": 8, "type": "float"}}"#;
@@ -364,24 +364,24 @@ mod tests {
 
     #[test]
     fn quantisation_beside_a_configuration_counts_if_it_has_none() {
-        let of = |inside: Option<&str>, beside: &str| {
+        let of = |inside: Option<&str>, other: &str| {
             let inside = inside.map(|text| serde_json::from_str(text).unwrap());
-            let quantisation = Quantisation::of("m", inside, Some(beside)).map_err(|error| error.to_string())?.unwrap();
+            let quantisation = Quantisation::of("m", inside, Some(other)).map_err(|error| error.to_string())?.unwrap();
             let precision = quantisation.precision("m", 4).map_err(|error| error.to_string())?;
             Ok::<_, String>((precision, quantisation.kv_bytes()))
         };
-        let beside =
+        let other =
             |algorithms: &str| format!(r#"{{"producer": {{"name": "modelopt"}}, "quantization": {{{algorithms}}}}}"#);
-        let nvfp4 = beside(
+        let nvfp4 = other(
             r#""quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]"#,
         );
         let widened = Precision::quantised(Bits::grouped(4, 8, 16), Arithmetic::Bits16);
         assert_eq!(of(None, &nvfp4), Ok((widened, 1)));
         let in_8_bits = Precision::quantised(Bits::each(8), Arithmetic::Float8);
         assert_eq!(of(Some(r#"{"quant_method": "fp8"}"#), &nvfp4), Ok((in_8_bits, 2)));
-        let kv_alone = beside(r#""quant_algo": null, "kv_cache_quant_algo": "FP8""#);
+        let kv_alone = other(r#""quant_algo": null, "kv_cache_quant_algo": "FP8""#);
         assert_eq!(of(None, &kv_alone), Ok((Precision::BITS_16, 1)));
-        let error = of(None, &beside(r#""quant_algo": "W4A8_AWQ""#)).unwrap_err();
+        let error = of(None, &other(r#""quant_algo": "W4A8_AWQ""#)).unwrap_err();
         assert!(error.starts_with("m: weights of type 'modelopt W4A8_AWQ' are not known here"), "{error}");
         let error = of(None, "{}").unwrap_err();
         assert!(error.starts_with("m: hf_quant_config.json is not understood: missing field"), "{error}");

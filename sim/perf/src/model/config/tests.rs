@@ -123,9 +123,9 @@ fn a_model_is_named_after_its_file_or_folder() {
 fn quantisation_is_read_beside_a_config_json() {
     let folder = tempfile::tempdir().unwrap();
     let text = include_str!("published/starcoder2-15b.json");
-    let beside =
+    let quantisation =
         r#"{"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": null, "exclude_modules": ["lm_head"]}}"#;
-    std::fs::write(folder.path().join("hf_quant_config.json"), beside).unwrap();
+    std::fs::write(folder.path().join("hf_quant_config.json"), quantisation).unwrap();
     let plain = parse_config("m", text).unwrap();
     let precision_in = |file: &str| {
         let path = folder.path().join(file);
@@ -236,12 +236,12 @@ fn attention_that_is_planned_as_full_is_named_and_unknown_layers_are_refused() {
         (r#", "attn_type_list": [0, 0, 1]"#, "attn_type_list"),
         (r#", "linear_attn_config": {"kda_layers": [1]}"#, "linear_attn_config"),
         (r#", "mamba_d_state": 16, "mb_per_layer": 2"#, "mamba_d_state"),
-        // LFM2 without a list of sorts, an index without a number of tokens, and networks beside attention alone.
+        // LFM2 without a list of sorts, an index without a number of tokens, and networks with attention alone.
         (r#", "full_attn_idxs": [2, 5], "conv_L_cache": 3"#, "conv_L_cache"),
         (r#", "layer_types": ["indexed_attention"]"#, "layer_types"),
         (r#", "layer_types": ["full_attention", "mlp"]"#, "layer_types"),
     ] {
-        let error = "names layers that are no attention, and no recurrent ones known here; there are: Mamba, Mamba 2, and gated delta nets";
+        let error = "names layers that are not attention, and no recurrent ones known here; there are: Mamba, Mamba 2, and gated delta nets";
         assert_eq!(parse(more), Err(format!("m: {field} {error}")));
     }
     let pure = parse(r#", "model_type": "mamba", "state_size": 16, "expand": 2, "conv_kernel": 4"#);
@@ -309,7 +309,7 @@ fn what_says_too_little_or_too_much_is_refused() {
     );
     let huge = r#", "linear_num_value_heads": 4096, "linear_value_head_dim": 1048576, "linear_num_key_heads": 4096,
         "linear_key_head_dim": 4096, "full_attention_interval": 2"#;
-    assert!(error(huge).starts_with("m: full_attention_interval names layers that are no attention"));
+    assert!(error(huge).starts_with("m: full_attention_interval names layers that are not attention"));
 }
 
 #[test]
@@ -451,7 +451,7 @@ fn encoders_are_refused() {
         (r#", "architectures": ["NomicForMaskedLM"]"#, "the class 'NomicForMaskedLM'"),
         (r#", "model_type": "t5", "is_encoder_decoder": true"#, "is_encoder_decoder"),
     ] {
-        let expected = "this is no decoder; only decoders, which answer prompts token by token, are planned";
+        let expected = "this is not a decoder; only decoders, which answer prompts token by token, are planned";
         assert_eq!(small(more).unwrap_err().to_string(), format!("m: by {field} {expected}"));
     }
     assert!(small(r#", "model_type": "bert", "is_decoder": true"#).is_ok());

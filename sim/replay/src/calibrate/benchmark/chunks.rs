@@ -5,7 +5,7 @@
 //! earliest gap from which it ends exactly there; a shorter wait would have had its token earlier.
 //!
 //! A gap with decodes is one step. A gap without is as many as the budget demands, and begins at the arrival of its first prompt, if later.
-//! Unknown are gaps of several steps; gaps with decodes and a prompt that arrived after the begin, as something else happened there; and all gaps of a
+//! Unknown are gaps of several steps; gaps with decodes and a prompt that arrived after the start, as something else happened there; and all gaps of a
 //! prompt that cannot end where its first token is.
 
 use trunkline_sim_perf::cost::StepShape;
@@ -91,7 +91,7 @@ fn budget(gap: &Gap, step_tokens: u64) -> Option<u64> {
     (gap.decodes > 0).then(|| step_tokens.saturating_sub(gap.decodes))
 }
 
-/// Room behind the prompts that end in a gap.
+/// Room after the prompts that end in a gap.
 struct Room {
     tokens: u64,
     n_steps: u64,
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(filled(&[10, 10, 10, 10], &[(190, 1.5, 2)]), [none(), none(), None, none()]);
         // 280 in two gaps.
         assert_eq!(filled(&[10, 10, 10, 10], &[(280, 0.5, 2)]), [none(), None, None, none()]);
-        // Arrived after the begin.
+        // Arrived after the start.
         assert_eq!(filled(&[10, 10], &[(50, 1.5, 1)]), [none(), None]);
     }
 

@@ -129,7 +129,7 @@ fn an_arrival_elsewhere_pauses_no_fast_forward_if_replicas_take_turns() {
         fleet.run().unwrap();
         fleet.totals.fast_forwards
     };
-    // Each arrival at a replica pauses one, which then resumes and ends for the prompt; another begins behind the prompt.
+    // Each arrival at a replica pauses one, which then resumes and ends for the prompt; another begins after the prompt.
     assert_eq!(fast_forwards("round_robin"), 8 * (3 * 10 + 1));
     assert!(fast_forwards("least_loaded") > 8 * 80 / 2, "every replica stops at every arrival");
 }

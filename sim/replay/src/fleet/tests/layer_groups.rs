@@ -5,7 +5,7 @@ use trunkline_core::h2o::Mode;
 
 use super::*;
 
-/// A step takes a nanosecond for each token of KV that attention reads in a layer, in the mean over the layers.
+/// A step takes a nanosecond for each token of KV that attention reads in a layer, on average over the layers.
 struct ReadKv;
 
 impl CostModel for ReadKv {

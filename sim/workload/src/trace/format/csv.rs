@@ -50,7 +50,7 @@ pub(in crate::trace) fn fields(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the first field of `text` and what is behind its comma, if the field stands in quotes. Commas in quotes end no field; two quotes in a
+/// Returns the first field of `text` and what is after its comma, if the field stands in quotes. Commas in quotes end no field; two quotes in a
 /// row are one of the text, and stay two.
 fn quoted(text: &str) -> Option<(&str, Option<&str>)> {
     let text = text.trim_start().strip_prefix('"')?;

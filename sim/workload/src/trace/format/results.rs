@@ -18,7 +18,7 @@ use crate::trace::TraceFault;
 #[derive(Debug, thiserror::Error)]
 pub enum ResultFault {
     /// Document of another shape.
-    #[error("is no result of the {format} format ({why})", why = of_parser(why))]
+    #[error("is not a result of the {format} format ({why})", why = of_parser(why))]
     Malformed {
         /// Format of the result.
         format: Format,

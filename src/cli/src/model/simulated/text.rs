@@ -5,7 +5,7 @@
 //! | kind | token `n` |
 //! |---|---|
 //! | `random` | a built-in passage, read round and round from a sentence that the request's seed picks |
-//! | `echo` | token `n` of the prompt; behind the prompt's end the model's end token, or the prompt again if there is none |
+//! | `echo` | token `n` of the prompt; after the prompt's end the model's end token, or the prompt again if there is none |
 
 use std::str::FromStr;
 

@@ -52,7 +52,7 @@ impl Demotions {
 }
 
 impl Kv {
-    /// Looks up blocks being demoted behind the blocks `found` of a sequence, into `reviving`.
+    /// Looks up blocks being demoted after the blocks `found` of a sequence, into `reviving`.
     pub(super) fn find_demoting(&mut self, seq: &Sequence) {
         self.reviving.clear();
         if self.demoting.0.is_empty() {
@@ -89,7 +89,7 @@ impl Kv {
         }
     }
 
-    /// Takes the blocks `reviving` back into the tree behind the blocks of a table, in the namespace of `root`, and appends them.
+    /// Takes the blocks `reviving` back into the tree after the blocks of a table, in the namespace of `root`, and appends them.
     pub(super) fn revive(&mut self, root: BlockHash, table: &mut Vec<BlockHandle>) {
         // The longest prefix that ends with a block of each transfer, and the pairs of those blocks.
         let mut prefixes: BTreeMap<u64, (usize, Vec<usize>)> = BTreeMap::new();

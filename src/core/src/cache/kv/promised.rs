@@ -76,7 +76,7 @@ impl Kv {
         self.promised.by_chunk
     }
 
-    /// Returns the number of blocks taken by a prompt behind a hit of `hit` entries: `loaded` entries at once, and up to `entries` in all.
+    /// Returns the number of blocks taken by a prompt after a hit of `hit` entries: `loaded` entries at once, and up to `entries` in all.
     pub fn blocks_for(&self, hit: u32, loaded: u32, entries: u32) -> u32 {
         let loaded = if self.takes_chunks() { loaded } else { entries };
         let at_once = loaded.saturating_mul(self.entry_blocks());

@@ -1,10 +1,10 @@
-//! Reuse of cached text that is no prefix, by copies within the device.
+//! Reuse of cached text that is not a prefix, by copies within the device.
 //!
-//! Behind its prefix hit, a prompt may have runs of tokens cached at other places, as a document behind another question. Their KV is
+//! After its prefix hit, a prompt may have runs of tokens cached at other places, as a document after another question. Their KV is
 //! copied into private blocks of the request. The step of the admission makes all copies before it computes anything, so the
 //! sources are held until this step ends, and no longer. The prompt then runs part by part: each copied run is skipped.
 //!
-//! The KV of a run was computed behind other tokens, so what is copied, and all that is computed behind it, is not what the prompt's tokens stand
+//! The KV of a run was computed after other tokens, so what is copied, and all that is computed after it, is not what the prompt's tokens stand
 //! for: no such block is published, merged, or copied to a tier ([`Copied::exact_blocks`]). The beginning of a block that continues the
 //! prefix hit is an exception.
 //!
@@ -29,13 +29,13 @@ use crate::request::sequence::{Copied, Sequence};
 /// Runs copied for a request, at most: the longest. Each run holds its source with all blocks before it, and the tokens between two runs take a step of
 /// their own.
 const RUNS_MAX: usize = 32;
-/// Lists of held blocks kept for reuse, at most.
+/// Maximum number of lists of held blocks kept for reuse.
 const SPARE_MAX: usize = 16;
 
 /// Copies of the step being made, and the sources of those in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Reused {
-    /// Tokens of a run, at least; 0 copies nothing.
+    /// Minimum number of tokens of a run; 0 copies nothing.
     least: u32,
     /// Tokens computed again at the beginning of each run.
     recomputed: u32,

@@ -14,7 +14,7 @@ use crate::request::wait::Wait;
 const AWAITED: u64 = 1 << 63;
 
 impl Kv {
-    /// Looks up the blocks of a waiting sequence behind all blocks known of its prompt, once for each sequence, if the answer may
+    /// Looks up the blocks of a waiting sequence after all blocks known of its prompt, once for each sequence, if the answer may
     /// pay. MUST follow [`Self::find`] for the sequence. Returns the hash under which to wait for the answer; `None` if there is
     /// nothing to wait for, or waiting is not expected to pay.
     pub fn look_up(&mut self, seq: &mut Sequence, journal: &mut Journal) -> Option<BlockHash> {
@@ -63,7 +63,7 @@ impl Kv {
         journal.digest.fold(first.0 as u64);
     }
 
-    /// Returns the `n` blocks of a sequence behind the first `before`, in each of the groups of which a prompt needs every block.
+    /// Returns the `n` blocks of a sequence after the first `before`, in each of the groups of which a prompt needs every block.
     fn chain_behind(&self, seq: &Sequence, before: usize, n: usize) -> Blocks {
         let size = self.block_size as usize;
         let tokens = &seq.tokens()[before * size..][..n * size];

@@ -19,7 +19,7 @@ use crate::journal::digest::Decision;
 use crate::names::ids::{BlockHandle, Token};
 use crate::request::sequence::{Load, Sequence};
 
-/// Blocks of each layer group in one transfer begun ahead of need, at most.
+/// Maximum number of blocks of each layer group in one transfer begun ahead of need.
 const AHEAD_MAX: usize = 1024;
 
 /// Returns the number of a place in the digest: 0 for the device, 1 on for the tiers.

@@ -1,4 +1,4 @@
-//! Published blocks by their tokens alone, wherever in a prefix they lie, for reuse of text that is no prefix.
+//! Published blocks by their tokens alone, wherever in a prefix they lie, for reuse of text that is not a prefix.
 //!
 //! A block is found by a key of its tokens and its namespace. The key is a rolling hash, so the keys of all windows of a prompt, one at each
 //! token, take one pass ([`WindowKeys`]). Of equal keys a few blocks are compared, the latest first. The tokens decide: a collision costs time, never
@@ -14,7 +14,7 @@ use crate::names::ids::Token;
 
 /// No block, in links.
 const NONE: u32 = u32::MAX;
-/// Blocks of one list that are compared, at most: the latest ones.
+/// Maximum number of blocks of one list that are compared: the latest ones.
 const COMPARED_MAX: usize = 8;
 /// Multiplier of the rolling hash: odd, with bits all over.
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -57,7 +57,7 @@ impl PrefixTree {
     }
 
     /// Takes a block whose demotion failed back into the tree after `parent`, without readers. The blocks before it are read for a
-    /// moment: the parent is no leaf any more.
+    /// moment: the parent is not a leaf any more.
     pub fn restore(&mut self, block: BlockHandle, parent: Parent) {
         let ancestors =
             std::iter::successors(parent.block().map(|parent| parent.index), |block| self.nodes.parent(*block));

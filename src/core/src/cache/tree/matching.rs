@@ -12,7 +12,7 @@ use crate::blocks::prefetch::prefetch;
 use crate::blocks::prefix::Prefix;
 use crate::names::ids::Token;
 
-/// Tokens of a stretch, at most.
+/// Maximum number of tokens of a stretch.
 const STRETCH_TOKENS: usize = 2048;
 /// Tokens compared, and tokens of the next stretch requested from memory, in turn: eight cache lines.
 const TURN: usize = 128;

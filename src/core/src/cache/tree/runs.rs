@@ -6,7 +6,7 @@ use crate::blocks::hash::BlockHash;
 use crate::blocks::prefix::CachedRun;
 use crate::names::ids::{BlockHandle, Token};
 
-/// Tokens compared in a search, at most: so many for each token of the prompt, and so many in any case. Text that repeats itself has runs everywhere, and
+/// Maximum number of tokens compared in a search: so many for each token of the prompt, and so many in any case. Text that repeats itself has runs everywhere, and
 /// most are too short. The search then ends with the runs found so far.
 const COMPARED_PER_TOKEN: usize = 16;
 const COMPARED_LEAST: usize = 1 << 16;
@@ -14,7 +14,7 @@ const COMPARED_LEAST: usize = 1 << 16;
 /// Which runs are worth a copy.
 #[derive(Clone, Copy, Debug)]
 pub struct RunRule {
-    /// Tokens of a run, at least.
+    /// Minimum number of tokens of a run.
     pub least: u32,
     /// `true` for runs of whole blocks of the source alone. Which runs are found, and when a search ends, then depends on no block of the source but those
     /// in the prompt.

@@ -12,7 +12,7 @@ use crate::blocks::nodes::Nodes;
 use crate::eviction::{Eviction, last};
 use crate::names::ids::BlockHandle;
 
-/// Worth of keeping an idle block, in levels of priority; [`super::levels::LEVELS`] and more count alike.
+/// Worth of keeping an idle block, in levels of priority; [`super::levels::LEVELS`] and more count the same.
 pub(in crate::eviction) type Worth = fn(u32, &Nodes) -> usize;
 
 /// Blocks of a chain evicted in a row.

@@ -55,7 +55,7 @@ fn ratios_count_the_bytes_of_the_plan_too() {
 
 #[test]
 fn a_weight_multiplies_what_is_kept_beyond_the_floors() {
-    // 80 tokens in 20 blocks, 40 to keep in the mean: the floors hold 8 of them, and 32 are beyond.
+    // 80 tokens in 20 blocks, 40 to keep on average: the floors hold 8 of them, and 32 are beyond.
     let with = |weight| {
         let plan = made(&Settings { weight, ..settings(4, 4, 4, 2.0) }, 80, &Holes::default(), &[0.5; 20]);
         (plan.floor, plan.target, plan.final_keep(), plan.dominates)

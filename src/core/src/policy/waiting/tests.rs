@@ -388,7 +388,7 @@ fn requests_added_at_once_stand_where_they_would_one_by_one() {
             at_once.push_all(slots.clone().map(|slot| (slot, view(slot))));
             slots.for_each(|slot| one_by_one.push(slot, &view(slot)));
             assert_eq!((at_once.len(), at_once.tokens()), (one_by_one.len(), one_by_one.tokens()));
-            assert_eq!(drain(&mut at_once), drain(&mut one_by_one), "{}: {added} beside {there}", entry.name);
+            assert_eq!(drain(&mut at_once), drain(&mut one_by_one), "{}: {added} after {there}", entry.name);
         }
     }
 }

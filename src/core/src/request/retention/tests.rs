@@ -59,7 +59,7 @@ fn a_hint_holds_for_the_blocks_before_its_range() {
     let both = [20, 9, 6, 3];
     assert_eq!(by_block(&hints), [both, both, both, both, weak, weak, weak]);
     assert_eq!(by_block(&hints[..1]), [strong; 4]);
-    assert_eq!(by_block(&[hint(32, TO_END, 100, 12)]), [] as [Ends; 0], "the range begins behind the last block");
+    assert_eq!(by_block(&[hint(32, TO_END, 100, 12)]), [] as [Ends; 0], "the range begins after the last block");
     assert_eq!(by_block(&[hint(31, TO_END, 100, 12)]), [strong; 8]);
 }
 

@@ -51,7 +51,7 @@ impl Copied {
         self.exact_until
     }
 
-    /// Forgets the runs behind the first `computed` tokens. Returns `false` if nothing copied is left.
+    /// Forgets the runs after the first `computed` tokens. Returns `false` if nothing copied is left.
     pub fn cut(&mut self, computed: u32) -> bool {
         self.runs.retain(|(begin, _)| *begin < computed);
         if computed <= self.exact_until {
@@ -68,7 +68,7 @@ impl Sequence {
         self.cold.copied.as_ref().map_or(tokens, |copied| tokens.min(copied.exact_until()))
     }
 
-    /// Forgets copied runs behind the tokens with KV: they are computed.
+    /// Forgets copied runs after the tokens with KV: they are computed.
     pub fn cut_copied(&mut self) {
         let computed = self.computed;
         self.cold.copied.take_if(|copied| !copied.cut(computed));

@@ -3,7 +3,7 @@
 use crate::config::{Config, PipelineBatches};
 use crate::request::sequence::Sequence;
 
-/// Returns the number of sequences in one step, at most, beside [`Config::max_batch_size`], which counts those of all steps.
+/// Returns the number of sequences in one step, at most, in addition to [`Config::max_batch_size`], which counts those of all steps.
 pub(in crate::schedule) fn step_share(config: &Config) -> usize {
     match (config.pipeline_stages, config.worker.pipeline_batches) {
         (stages @ 2.., PipelineBatches::Apart) => (config.max_batch_size / stages).max(1) as usize,

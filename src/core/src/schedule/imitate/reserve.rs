@@ -1,14 +1,14 @@
 //! Room for output at admission: SGLang's new-token ratio (`PrefillAdder` and `NewTokenRatioTracker`, version 0.5).
 //!
 //! An engine running prompts first would fill the device with prompts, and preempt requests when the answers grow. With a reserve, a
-//! request is admitted if the prompt and the whole output fit beside a share of the tokens left to generate for the running requests.
+//! request is admitted if the prompt and the whole output fit in addition to a share of the tokens left to generate for the running requests.
 //! Most answers end early, so the share falls with every step of decodes; a preemption shows a share too small, and estimates the
 //! share from the output of the remaining requests. After a request found no room, none is tried until the batch is smaller.
 
 use crate::config::OutputReserve;
 use crate::request::sequence::Sequence;
 
-/// Tokens of output that count of one request, at most.
+/// Maximum number of tokens of output that count of one request.
 const OUTPUT_MAX: u32 = 4096;
 /// Further tokens expected of each remaining request after a preemption.
 const AFTER_PREEMPTION: u64 = 20;
@@ -69,7 +69,7 @@ impl Reserve {
         self.tokens += f64::from(seq.max_tokens.min(OUTPUT_MAX) + 1);
     }
 
-    /// Returns `true` if a request in need of `tokens` of the `usable` tokens may be admitted beside the reserve.
+    /// Returns `true` if a request in need of `tokens` of the `usable` tokens may be admitted without touching the reserve.
     pub fn has_room(&self, seq: &Sequence, tokens: u64, usable: u64) -> bool {
         // A request alone always fits, or would have been refused.
         if self.settings.is_none() || self.tokens == 0.0 {
@@ -160,7 +160,7 @@ mod tests {
         let (first, next) = (sequence(1, 100), sequence(2, 30));
         assert!(reserve.has_room(&next, 8, 0), "a request alone fits");
         reserve.begin_output(&first);
-        // 8 tokens, an output of 30 and one more, beside 101.
+        // 8 tokens, an output of 30 and one more, in addition to 101.
         assert!(!reserve.has_room(&next, 8, 140) && reserve.has_room(&next, 8, 141));
         reserve.end(5, || 4);
         assert!(reserve.has_room(&next, 8, 137), "blocks of an ended request count");

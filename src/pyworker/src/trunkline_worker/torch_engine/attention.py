@@ -45,7 +45,7 @@ class Chunk:
     mask: Tensor | None
     causal: bool
     end: int
-    """Position behind the last row."""
+    """Position after the last row."""
     hidden: Places
     """Positions that no row reads: see `hide`."""
 
@@ -265,7 +265,7 @@ class Scorer:
     n: int
     """Rows of the batch that count."""
     end: int
-    """Position behind the last row."""
+    """Position after the last row."""
     blocks: Tensor
     held: Tensor
     """`True` for positions with KV."""

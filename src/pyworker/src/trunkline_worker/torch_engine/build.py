@@ -136,7 +136,7 @@ def _room(args: argparse.Namespace, config: LlamaConfig, facts: ModelFacts, devi
     if device.type != "cuda":
         return stages.CPU_KV_TOKENS * facts.n_groups
     free, _ = torch.cuda.mem_get_info(device)
-    beside = stages.activations(config, args.max_tokens, facts.kv_dtype)
+    other = stages.activations(config, args.max_tokens, facts.kv_dtype)
     if not args.eager:
-        beside += graphs_of.memory(facts, args.max_sequences, block_sizes(args.block_size)[0])
-    return stages.room(facts, free, beside)
+        other += graphs_of.memory(facts, args.max_sequences, block_sizes(args.block_size)[0])
+    return stages.room(facts, free, other)

@@ -90,7 +90,7 @@ class Graph:
     tables: Tensor
     ends: Tensor
     out: Tensor
-    """Rows behind the last norm."""
+    """Rows after the last norm."""
 
 
 class DecodeGraphs:

@@ -30,7 +30,7 @@ class HeadScores:
         weights = counts.astype(np.float64) if batch.by_group or not places.weight.any() else places.weight
         sums = np.bincount(self.lists[counts], weights[counts], self._n_lists)
         self.shares = weights / (per_head * sums[np.maximum(self.lists, 0)])
-        """Part of one query head in the mean of its list, [layer, KV head]."""
+        """Part of one query head in the average of its list, [layer, KV head]."""
         self.nowhere = len(self._entries) * self._n_lists * self._width
         """Place of what does not count."""
         self.total: Tensor | None = torch.zeros(self.nowhere + 1, device=device)

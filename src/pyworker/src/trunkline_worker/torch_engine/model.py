@@ -40,7 +40,7 @@ class Llama:
         self._sin = angles.sin().to(device=device, dtype=weights.embedding.dtype)
 
     def forward(self, rows: Rows, attend: Attend) -> tuple[Tensor, Tensor]:
-        """Returns the logits of the sampled rows, in f32, and all rows behind the last layer."""
+        """Returns the logits of the sampled rows, in f32, and all rows after the last layer."""
         x = self.layers(self.embed(rows), rows, attend)
         return self.logits(x, rows), x
 
@@ -49,7 +49,7 @@ class Llama:
         return F.embedding(rows.tokens, self.weights.embedding)
 
     def layers(self, x: Tensor, rows: Rows, attend: Attend) -> Tensor:
-        """Returns the rows behind the layers that these weights have."""
+        """Returns the rows after the layers that these weights have."""
         cos, sin = self._cos[rows.positions][:, None], self._sin[rows.positions][:, None]
         for i, layer in enumerate(self.weights.layers):
             x = x + self._attention(i, layer, self._norm(x, layer.norm), cos, sin, attend)
@@ -58,15 +58,15 @@ class Llama:
         return x
 
     def logits(self, x: Tensor, rows: Rows) -> Tensor:
-        """Returns the logits of the sampled rows, in f32, from the rows behind the last layer."""
+        """Returns the logits of the sampled rows, in f32, from the rows after the last layer."""
         return self.head(self.last(x, rows))
 
     def last(self, x: Tensor, rows: Rows) -> Tensor:
-        """Returns the sampled rows behind the last norm."""
+        """Returns the sampled rows after the last norm."""
         return self._norm(x[rows.sampled], self.weights.norm)
 
     def head(self, x: Tensor) -> Tensor:
-        """Returns the logits of rows behind the last norm, in f32."""
+        """Returns the logits of rows after the last norm, in f32."""
         return F.linear(x, self.weights.head).float()
 
     def _attention(self, i: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:

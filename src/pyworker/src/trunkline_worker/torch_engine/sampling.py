@@ -75,7 +75,7 @@ def _draw(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32], number: Te
     sums = shares.double().cumsum(-1)
     at = (sums <= sums[:, -1:] * number[:, None]).sum(-1)
     last = (shares > 0).long() * torch.arange(1, shares.shape[1] + 1, device=shares.device)
-    # Of logits that are no numbers no share is above 0, and an index below 0 would end the CUDA context.
+    # Of logits that are not numbers no share is above 0, and an index below 0 would end the CUDA context.
     at = torch.minimum(at, last.max(-1).values - 1).clamp_min(0)
     return at if ids is None else ids.gather(-1, at[:, None])[:, 0]
 

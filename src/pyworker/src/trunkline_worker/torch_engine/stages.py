@@ -78,8 +78,8 @@ def build(
         for i, (part, own) in enumerate(zip(parts, locals_, strict=True))
     ]
     itemsize = DTYPES[facts.kv_dtype].itemsize
-    beside = activations(config, args.max_tokens, facts.kv_dtype)
-    tokens = args.kv_tokens * groups if args.kv_tokens else _room(parts, locals_, layer * itemsize, vocabulary * itemsize, beside)
+    other = activations(config, args.max_tokens, facts.kv_dtype)
+    tokens = args.kv_tokens * groups if args.kv_tokens else _room(parts, locals_, layer * itemsize, vocabulary * itemsize, other)
     kv = KvFacts(block_sizes(args.block_size), tokens, block_io=True)
     log.info("%s, %s, %s: %d stages, room for %d tokens of KV", facts.name, facts.kv_dtype, device, n, tokens // groups)
     shares = [own.kv_bytes_per_token // groups for own in locals_]
@@ -95,14 +95,14 @@ def local(facts: ModelFacts, layers: range) -> ModelFacts:
     return replace(facts, n_layers=len(layers), groups=groups, kv_bytes_per_token=bytes_per_token)
 
 
-def room(facts: ModelFacts, free: int, beside: int = 0) -> int:
+def room(facts: ModelFacts, free: int, other: int = 0) -> int:
     """Returns the tokens whose KV has room in so many bytes of a GPU, in the blocks of all layer groups together.
 
-    `beside` are bytes to leave in addition to `RESERVE` and the keys and values that a chunk gathers.
+    `other` are bytes to leave in addition to `RESERVE` and the keys and values that a chunk gathers.
     """
     # A chunk of the longest prompt gathers its keys and values for all query heads.
     gathered = 3 * facts.max_context * facts.n_heads * facts.head_dim * DTYPES[facts.kv_dtype].itemsize
-    return int(max(0, free - RESERVE - gathered - beside) // (facts.kv_bytes_per_token // facts.n_groups))
+    return int(max(0, free - RESERVE - gathered - other) // (facts.kv_bytes_per_token // facts.n_groups))
 
 
 def activations(config: LlamaConfig, max_tokens: int, dtype: str) -> int:
@@ -112,8 +112,8 @@ def activations(config: LlamaConfig, max_tokens: int, dtype: str) -> int:
     return max_tokens * row * int(DTYPES[dtype].itemsize)
 
 
-def _room(parts: list[Part], locals_: list[ModelFacts], layer_bytes: int, vocabulary_bytes: int, beside: int) -> int:
-    """Returns the tokens whose KV has room in every stage, beside weights that are not loaded yet."""
+def _room(parts: list[Part], locals_: list[ModelFacts], layer_bytes: int, vocabulary_bytes: int, other: int) -> int:
+    """Returns the tokens whose KV has room in every stage, in addition to weights that are not loaded yet."""
     if not parts[0].device.startswith("cuda"):
         return CPU_KV_TOKENS * locals_[0].n_groups
     rooms = []
@@ -121,7 +121,7 @@ def _room(parts: list[Part], locals_: list[ModelFacts], layer_bytes: int, vocabu
         free, _ = torch.cuda.mem_get_info(part.device)
         # The first stage embeds tokens, and the last one has the head.
         weights = layer_bytes * len(part.layers) + vocabulary_bytes * (i in (0, len(parts) - 1))
-        rooms.append(room(own, free - weights, beside))
+        rooms.append(room(own, free - weights, other))
     return int(min(rooms))
 
 

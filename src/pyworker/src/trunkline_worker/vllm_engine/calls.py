@@ -16,7 +16,7 @@ class Calls:
     def __init__(self, executor: Any) -> None:
         self._executor = executor
         self.is_one_process = type(executor).__name__ == "UniProcExecutor"
-        # In one process a call is over when it is sent, and copies may touch memory that no step uses beside a step.
+        # In one process a call is over when it is sent, and copies may touch memory that no step uses alongside a step.
         self._sending: Lock = contextlib.nullcontext() if self.is_one_process else threading.Lock()
         self._answering: Lock = contextlib.nullcontext() if self.is_one_process else threading.Lock()
 

@@ -96,7 +96,7 @@ def start(options: Options) -> tuple[Any, Any, list[Any]]:
     executor.initialize_from_config(caches)
     executor.compile_or_warm_up_model()
     if options.pipeline_parallel > 1:
-        # Stages behind the first have no room for rows before an empty step, and without compilation nothing runs one on a CPU.
+        # Stages after the first have no room for rows before an empty step, and without compilation nothing runs one on a CPU.
         executor.collective_rpc("execute_dummy_batch")
     return config, executor, caches
 

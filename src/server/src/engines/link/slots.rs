@@ -1,6 +1,6 @@
 //! Slots of the memory that the server shares with an attached worker, and who uses each.
 //!
-//! A slot belongs to one copy, from before the job is sent to behind the answer. If a reset comes in between, the worker may touch the slot
+//! A slot belongs to one copy, from before the job is sent to after the answer. If a reset comes in between, the worker may touch the slot
 //! until the worker reports the new life, so the slot waits for that.
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tracing::{debug, info, warn};
 use trunkline_attach::Region;
 use trunkline_attach::wire;
 
-/// Slots of a connection, at most: more than the store has threads that copy at once.
+/// Maximum number of slots of a connection: more than the store has threads that copy at once.
 const SLOTS_MAX: u64 = 16;
 /// Memory shared with one worker, bytes; one slot may have more. The system takes memory for a slot when it is first used.
 const BYTES_MAX: u64 = 256 << 20;

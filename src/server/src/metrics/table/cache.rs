@@ -12,7 +12,7 @@ const LINK: &[&str] = &["engine", "from", "to"];
 pub(super) const METRICS: &[Metric] = &[
     gauge("trunkline_kv_cache_usage_perc", ENGINE, "Share of device blocks in use by requests, 0 to 1.", |s, out| {
         for engine in s.engines() {
-            out.add(&[("engine", &engine.number)], engine.usage());
+            out.add(&[("engine", &engine.number)], engine.at.status.stats.kv_usage());
         }
     }),
     gauge("trunkline_device_blocks", &["engine", "state"], "Device blocks by state.", |s, out| {
@@ -94,7 +94,7 @@ pub(super) const METRICS: &[Metric] = &[
     counter(
         "trunkline_copy_cancelled_blocks_total",
         LINK,
-        "Blocks of copies that nobody waited for any more.",
+        "Blocks of copies that were cancelled because no request waited for them.",
         |s, out| {
             each_link(s, out, |link| link.cancelled);
         },

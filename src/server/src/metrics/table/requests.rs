@@ -37,7 +37,7 @@ pub(super) const METRICS: &[Metric] = &[
     histogram(
         "trunkline_request_time_per_output_token_seconds",
         &[],
-        "Mean time of the tokens of a request behind the first.",
+        "Mean time of the tokens of a request after the first.",
         |s, out| of_requests(s, out, |requests| &requests.output_token),
     ),
     histogram("trunkline_e2e_request_latency_seconds", &[], "From the arrival to the end.", |s, out| {

@@ -4,7 +4,7 @@ use trunkline_core::Stats;
 
 use super::{Metric, counter, gauge, histogram, info};
 use crate::metrics::samples::{Labels, Samples, Value};
-use crate::metrics::scrape::{Engine, OfModel, Scrape};
+use crate::metrics::scrape::{OfModel, Scrape};
 use crate::requests::histogram::Histogram;
 use crate::requests::request_times::RequestFigures;
 
@@ -19,7 +19,10 @@ pub(super) const METRICS: &[Metric] = &[
     gauge("vllm:kv_cache_usage_perc", MODEL, "Share of device blocks in use by requests, 0 to 1.", |s, out| {
         each(s, |model, labels| {
             let engines = model.engines.len().max(1) as f64;
-            out.add(labels, model.engines.iter().map(Engine::usage).sum::<f64>() / engines);
+            out.add(
+                labels,
+                model.engines.iter().map(|engine| engine.at.status.stats.kv_usage()).sum::<f64>() / engines,
+            );
         });
     }),
     info(
@@ -74,7 +77,7 @@ pub(super) const METRICS: &[Metric] = &[
     histogram(
         "vllm:request_time_per_output_token_seconds",
         MODEL,
-        "Mean time of the tokens of a request behind the first.",
+        "Mean time of the tokens of a request after the first.",
         |s, out| of_requests(s, out, |requests| &requests.output_token),
     ),
     histogram("vllm:e2e_request_latency_seconds", MODEL, "From the arrival to the end.", |s, out| {

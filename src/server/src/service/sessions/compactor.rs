@@ -1,4 +1,4 @@
-//! Compaction of a session's history, beside its turns.
+//! Compaction of a session's history, alongside its turns.
 //!
 //! A task asks the model for a summary, then computes the new context into the prefix cache, both as requests of low priority. The chat
 //! goes on in the old context meanwhile. If somebody waits, both have the priority of the session's turns; a turn that waits computes the new
@@ -23,7 +23,7 @@ use crate::service::submission::{Submitted, Submitter};
 
 /// Pause before a patient request is submitted again.
 const RETRY: Duration = Duration::from_millis(10);
-/// Outputs taken at once, at most.
+/// Maximum number of outputs taken at once.
 const OUTPUTS_MAX: usize = 64;
 
 /// Who waits for a compaction.

@@ -11,7 +11,7 @@ use crate::proto::finish::StoppedBy;
 use crate::service::sessions::entry::Entry;
 use crate::service::validate::{Invalid, ensure_ids};
 
-/// Bytes of a turn's id, at most.
+/// Maximum number of bytes of a turn's id.
 const TURN_ID_BYTES_MAX: usize = 256;
 
 impl From<SavedFault> for Invalid {

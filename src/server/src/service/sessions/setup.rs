@@ -18,7 +18,7 @@ const BEHIND: &str = "\n";
 const SAMPLE_DEFAULT: u32 = 1024;
 /// Priority of requests for summaries behind that of the session, by default.
 const PRIORITY_BEHIND: i32 = 100;
-/// Bytes of each text in the settings, at most.
+/// Maximum number of bytes of each text in the settings.
 const TEXT_BYTES_MAX: usize = 4096;
 
 impl From<LimitFault> for Invalid {

@@ -23,9 +23,9 @@ const LOOKS_PER_TTL: u64 = 16;
 /// Limits of the sessions of a server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SessionOptions {
-    /// Sessions at once, at most.
+    /// Maximum number of sessions at once.
     pub sessions: u32,
-    /// Sessions of one client at once, at most; `None` for half of `sessions`. A client is the holder of a token, or without tokens
+    /// Maximum number of sessions of one client at once; `None` for half of `sessions`. A client is the holder of a token, or without tokens
     /// everyone at one address.
     pub per_client: Option<u32>,
     /// Memory of one session, at most, bytes: prefix, turns, pins and summaries. Beyond, the oldest turns outside of the context are forgotten.
@@ -76,14 +76,14 @@ impl SessionTable {
     /// Adds a session of a caller.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED if the caller or the server has as many sessions as may be.
+    /// RESOURCE_EXHAUSTED if the caller or the server is at its limit of sessions.
     pub(crate) fn add(&self, caller: &Caller, setup: Setup, chat: Chat, now_ns: u64) -> Result<Arc<Entry>, Status> {
         self.expire(now_ns);
         let id = random_id().map_err(Rejection::NoRandomness)?;
         let refuse = |whose: &str, most: u32| {
             caller.call.connection().network().counters.refusals.count(Reason::SessionLimit);
             Status::resource_exhausted(format!(
-                "{whose} {most} sessions, as many as may be; delete one, or try again later"
+                "{whose} {most} sessions, which is the limit; delete one, or try again later"
             ))
         };
         let share = self.per_client.enter(caller.client());

@@ -20,7 +20,7 @@ use crate::network::shares::Client;
 use crate::service::retention;
 use crate::service::validate::{self, Checked, Invalid, MAX_TOKENS_DEFAULT, Prompt};
 
-/// Bytes of text tokenised in one go, at least; a text with as many is tokenised at once.
+/// Minimum number of bytes of text tokenised in one go; a text with as many is tokenised at once.
 pub(crate) const PART_BYTES: usize = 8 << 10;
 /// A text being tokenised, with the room for the text.
 struct Job {

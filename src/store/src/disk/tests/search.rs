@@ -93,7 +93,7 @@ fn a_start_does_not_wait_for_a_slow_disk_and_blocks_are_found_as_their_segments_
     let (folder, n_segments) = filled(40);
     let (disk, gate) = slow(&folder);
     assert_eq!((disk.stats().segments, disk.usage().0), (n_segments, 0));
-    // The tier is used meanwhile, and its new segment is beside the old ones.
+    // The tier is used meanwhile, and its new segment joins the old ones.
     assert_eq!(write(&disk, 0, 100), Ok(RECORD));
     let offered = offers(&disk);
     let mut found = Vec::new();
@@ -122,7 +122,7 @@ fn a_start_does_not_wait_for_a_slow_disk_and_blocks_are_found_as_their_segments_
     drop(disk);
     let (_disk, known) = open(&settings(&folder, 4 << 20)).unwrap();
     let mut seeds = seeds(&known);
-    assert_eq!(seeds.pop(), Some(100), "numbered behind the blocks from before");
+    assert_eq!(seeds.pop(), Some(100), "numbered after the blocks from before");
     assert!(seeds.into_iter().eq(0..40));
 }
 

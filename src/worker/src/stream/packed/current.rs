@@ -9,7 +9,7 @@ use crate::stream::packed::PackedFile;
 pub(crate) struct CurrentFile {
     state: Mutex<State>,
     /// Held while a file is written in the place of the present one.
-    mending: Mutex<()>,
+    repairing: Mutex<()>,
 }
 
 struct State {
@@ -19,7 +19,7 @@ struct State {
 
 impl CurrentFile {
     pub(crate) fn new(file: PackedFile) -> Self {
-        Self { state: Mutex::new(State { file: Arc::new(file), has_failed: false }), mending: Mutex::new(()) }
+        Self { state: Mutex::new(State { file: Arc::new(file), has_failed: false }), repairing: Mutex::new(()) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -55,11 +55,11 @@ impl CurrentFile {
     /// # Errors
     ///
     /// The error of `open`; the present file stays.
-    pub(crate) fn mend(
+    pub(crate) fn repair(
         &self,
         open: impl FnOnce() -> Result<(PackedFile, Option<String>), ModelError>,
     ) -> Result<Option<String>, ModelError> {
-        let _mending = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
+        let _repairing = self.repairing.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.has_failed() {
             return Ok(None);
         }

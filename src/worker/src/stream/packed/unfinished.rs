@@ -27,7 +27,7 @@ pub(super) struct Unfinished {
 }
 
 impl Unfinished {
-    /// Creates a file beside `path`, the final place, with the permissions `mode` at most.
+    /// Creates a file next to `path`, the final place, with the permissions `mode` at most.
     ///
     /// # Errors
     ///

@@ -202,7 +202,7 @@ fn fill(mut known: Known, axes: &[Vec<f64>; 4], ideal_s: impl Fn([f64; 4]) -> f6
             holes.iter().filter_map(|hole| Some((*hole, between(&known, axes, *hole)?))).collect();
         interpolated.extend(found.iter().map(|(point, _)| *point));
         if found.is_empty() {
-            found = holes.iter().filter_map(|hole| Some((*hole, beside(&known, axes, *hole, &ideal_s)?))).collect();
+            found = holes.iter().filter_map(|hole| Some((*hole, scaled(&known, axes, *hole, &ideal_s)?))).collect();
         }
         if found.is_empty() {
             break;
@@ -265,7 +265,7 @@ fn between(known: &Known, axes: &[Vec<f64>; 4], hole: Point) -> Option<f64> {
 }
 
 /// Scales the time of the nearest known point along an axis by the lower bound of both.
-fn beside(known: &Known, axes: &[Vec<f64>; 4], hole: Point, ideal_s: impl Fn([f64; 4]) -> f64) -> Option<f64> {
+fn scaled(known: &Known, axes: &[Vec<f64>; 4], hole: Point, ideal_s: impl Fn([f64; 4]) -> f64) -> Option<f64> {
     let mut best: Option<(f64, f64)> = None;
     for d in 0..4 {
         for (x, time_s) in neighbors(known, axes, hole, d).into_iter().flatten() {

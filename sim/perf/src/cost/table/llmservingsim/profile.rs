@@ -1,4 +1,4 @@
-//! Folder of a published profile: tables of each number of devices, and `meta.yaml` beside them.
+//! Folder of a published profile: tables of each number of devices, and `meta.yaml` next to them.
 //!
 //! Published profiles are `HARDWARE/MODEL/VARIANT/` with `meta.yaml` and a folder `tpN/` of tables for each number of devices `N`.
 //! A folder with tables and `meta.yaml` together is one of a single device.
@@ -37,8 +37,8 @@ impl Profile {
             let folder = fs::canonicalize(path).unwrap_or_else(|_| path.into());
             let named = folder.file_name().and_then(|name| degree(&name.to_string_lossy()));
             degrees.insert(named.unwrap_or(1));
-            let beside = folder.parent().filter(|_| named.is_some() && !folder.join(META).exists());
-            return Self { tables: path.into(), degrees, meta: meta(&beside.unwrap_or(&folder).join(META)) };
+            let parent = folder.parent().filter(|_| named.is_some() && !folder.join(META).exists());
+            return Self { tables: path.into(), degrees, meta: meta(&parent.unwrap_or(&folder).join(META)) };
         }
         let tables = if degrees.contains(&tensor) { path.join(format!("tp{tensor}")) } else { path.into() };
         Self { tables, degrees, meta: meta(&path.join(META)) }
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!((two.tables.clone(), two.model()), (path.join("tp2"), "org/Model-8B"));
         assert_eq!(two.degrees, BTreeSet::from([1, 2]), "tp4 has no dense table");
         assert_eq!(Profile::find(path, 8).tables, path);
-        // The folder of tables itself finds meta.yaml beside it.
+        // The folder of tables itself finds meta.yaml next to it.
         let inner = Profile::find(&path.join("tp2"), 2);
         assert_eq!((inner.tables.clone(), inner.degrees.clone()), (path.join("tp2"), BTreeSet::from([2])));
         assert_eq!(inner.model(), "org/Model-8B");

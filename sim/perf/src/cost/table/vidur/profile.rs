@@ -8,7 +8,7 @@
 //! | `send_recv.csv` | `devices_per_node`, `size` in bytes | `send_recv` |
 //!
 //! A file may hold rows of several models and numbers of devices; those of another shape are not used. The last two files are published for each network by
-//! itself: copied beside the others they are read, else the links of the hardware file count.
+//! itself: copied next to the others they are read, else the links of the hardware file count.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Mending of streamed weights before a worker takes the place of another.
+//! Repair of streamed weights before a worker takes the place of another.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::model::weights_settings::Placement;
 
 /// The way to a model's weights, to write a damaged file of packed weights again.
 #[derive(Clone, Debug, Default)]
-pub struct Mender {
+pub struct WeightsRepair {
     /// Setting `--model`.
     model: Option<PathBuf>,
     placement: Placement,
@@ -18,7 +18,7 @@ pub struct Mender {
     workers: usize,
 }
 
-impl Mender {
+impl WeightsRepair {
     /// Notes the setting `--model`, and the places and the revision of the weights of a number of workers.
     pub fn new(model: Option<PathBuf>, placement: Placement, revision: &str, workers: usize) -> Self {
         Self { model, placement, revision: revision.to_owned(), workers }
@@ -28,14 +28,14 @@ impl Mender {
     ///
     /// # Errors
     /// In one line, if the weights cannot be read or written.
-    pub fn mend(&self, model: &Model) -> Result<(), String> {
+    pub fn run(&self, model: &Model) -> Result<(), String> {
         let Placement::Stream(streaming) = &self.placement else { return Ok(()) };
-        if !model.needs_mending() {
+        if !model.needs_repair() {
             return Ok(());
         }
         let source = ModelSource::of(self.model.as_deref());
-        let mended = source.mend(model, streaming, &self.revision, self.workers);
-        if let Some(reason) = mended.map_err(|error| format!("{error:#}"))? {
+        let repaired = source.repair(model, streaming, &self.revision, self.workers);
+        if let Some(reason) = repaired.map_err(|error| format!("{error:#}"))? {
             info!("wrote packed weights again: {reason}");
         }
         Ok(())
