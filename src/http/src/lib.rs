@@ -25,24 +25,32 @@ mod failure;
 mod generate;
 mod logprobs;
 mod messages;
+mod origins;
 mod run;
 mod tokens;
 mod usage;
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
+use axum::http::header::{HeaderValue, ORIGIN};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
-use tonic::codegen::http::{Request, Response};
+use tonic::codegen::http::Request;
+use tower_http::cors::CorsLayer;
+use tower_layer::Layer;
 use trunkline_server::{Answering, Front, HttpDoor};
 use trunkline_template::ChatTemplate;
 
+pub use crate::origins::{AllowedOrigins, OriginsError};
+
 use crate::failure::Failure;
+use crate::origins::Answered;
 
 /// Settings of the door.
 #[derive(Clone, Debug, Default)]
@@ -51,6 +59,8 @@ pub struct Settings {
     pub served_names: Vec<String>,
     /// The chat template; none for a model without one.
     pub template: Option<Arc<ChatTemplate>>,
+    /// Origins whose pages may read answers in a browser.
+    pub allowed_origins: AllowedOrigins,
 }
 
 /// State that all handlers share.
@@ -74,6 +84,7 @@ pub(crate) type Context = axum::extract::State<Arc<Shared>>;
 
 /// Returns the door for a server: `Server::with_http(|front| door(front, settings))`.
 pub fn door(front: Front, settings: Settings) -> Arc<dyn HttpDoor> {
+    let cors = settings.allowed_origins.layer();
     let shared = Arc::new(Shared { front, settings, created_s: now_s() });
     let routes = Router::new()
         .route("/health", get(admin::health))
@@ -93,22 +104,39 @@ pub fn door(front: Front, settings: Settings) -> Arc<dyn HttpDoor> {
         .fallback(admin::unknown)
         .method_not_allowed_fallback(admin::wrong_method)
         .with_state(shared);
-    Arc::new(Door(routes))
+    let routes = match &cors {
+        Some(cors) => routes.layer(cors.clone()),
+        None => routes,
+    };
+    Arc::new(Door { routes, cors })
 }
 
-struct Door(Router);
+struct Door {
+    routes: Router,
+    /// Marks answers for pages of other origins.
+    cors: Option<CorsLayer>,
+}
 
 impl HttpDoor for Door {
     fn answer(&self, request: Request<Body>) -> Answering {
-        let mut routes = self.0.clone();
+        let mut routes = self.routes.clone();
         Box::pin(async move {
             let response = routes.call(request.map(axum::body::Body::new)).await;
             response.unwrap_or_else(|never| match never {}).map(Body::new)
         })
     }
 
-    fn refuse(&self, status: &Status) -> Response<Body> {
-        Failure::of(status).into_response().map(Body::new)
+    fn refuse(&self, status: &Status, origin: Option<HeaderValue>) -> Answering {
+        let refusal = Failure::of(status).into_response();
+        let (Some(cors), Some(origin)) = (&self.cors, origin) else {
+            return Box::pin(ready(refusal.map(Body::new)));
+        };
+        let mut marked = cors.layer(Answered(Some(refusal)));
+        Box::pin(async move {
+            let mut request = Request::new(());
+            request.headers_mut().insert(ORIGIN, origin);
+            marked.call(request).await.unwrap_or_else(|never| match never {}).map(Body::new)
+        })
     }
 }
 

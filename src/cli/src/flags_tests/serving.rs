@@ -94,6 +94,7 @@ pub const ENTRIES: &[Entry] = &[
         Test("src/cli/src/settings/http_settings.rs", "names_and_a_template_reach_the_door"),
     ),
     ("serve", "chat-template", Test("src/cli/src/settings/http_settings.rs", "names_and_a_template_reach_the_door")),
+    ("serve", "allowed-origins", Test("tests/http.rs", "pages_of_the_origins_that_are_allowed_read_answers")),
     ("serve", "token-file", Test(ACCESS, "roles_decide_and_a_changed_file_takes_effect")),
     ("serve", "admin", Test(HOSTILE, "administration_is_a_switch_without_tokens")),
     ("serve", "tls-cert", Test(ACCESS, "tls_protects_the_port")),

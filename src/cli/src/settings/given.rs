@@ -251,6 +251,7 @@ mod tests {
             "--metrics-names=vllm",
             "--served-model-name=n",
             "--chat-template=j",
+            "--allowed-origins=https://o",
             "--token-file=t",
             "--admin=true",
             "--tls-cert=c",
