@@ -12,6 +12,7 @@ use crate::asked::{Asked, CHOICES_MAX, Logprobs, Own, Prompt};
 use crate::body::read;
 use crate::failure::Failure;
 use crate::logprobs::{Listed, spell_all};
+use crate::reader::Reading;
 use crate::run::{Run, run};
 use crate::{Context, Shared};
 
@@ -34,7 +35,7 @@ struct Choice<'a> {
 
 impl<'a> Choice<'a> {
     fn of(part: &'a Part, tokenizer: &Tokenizer) -> Self {
-        let Part { index, offset, text, logprobs, token_ids, finish_reason, stop_reason } = part;
+        let Part { index, offset, text, logprobs, token_ids, finish_reason, stop_reason, .. } = part;
         let listed = (!logprobs.is_empty()).then(|| Listed::new(tokenizer, logprobs, *offset));
         Self {
             index: *index,
@@ -76,7 +77,7 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
     let own = Own { max_tokens: asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT), logprobs: top_logprobs(&asked) };
     let echoes = echoes(&shared, &asked, &own, &prompts)?;
     let prompts = prompts.into_iter().map(WirePrompt::from).collect();
-    run::<Completions>(&shared, &parts, Run { asked, own, prompts, echoes }).await
+    run::<Completions>(&shared, &parts, Run { asked, own, prompts, reading: Reading::default(), echoes }).await
 }
 
 /// Returns the number of most likely tokens to report with each token; `None` for no log probabilities.

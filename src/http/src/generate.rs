@@ -15,6 +15,7 @@ use crate::body::read;
 use crate::completions::{MAX_TOKENS_DEFAULT, top_logprobs};
 use crate::failure::Failure;
 use crate::logprobs::{Spelled, spelled};
+use crate::reader::Reading;
 use crate::run::{Run, run};
 
 #[derive(Debug, Default, Deserialize)]
@@ -84,5 +85,5 @@ pub(crate) async fn generate(State(shared): Context, request: Request<Body>) -> 
     (asked.stream_options, asked.return_token_ids) = (given.stream_options, Some(true));
     let own = Own { max_tokens: asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT), logprobs: top_logprobs(&asked) };
     let prompts = vec![WirePrompt::TokenIds(TokenIds { ids: given.token_ids })];
-    run::<Tokens>(&shared, &parts, Run { asked, own, prompts, echoes: Vec::new() }).await
+    run::<Tokens>(&shared, &parts, Run { asked, own, prompts, reading: Reading::default(), echoes: Vec::new() }).await
 }

@@ -17,6 +17,7 @@ mod admin;
 mod answers;
 mod asked;
 mod body;
+mod calls;
 mod chat;
 mod choices;
 mod completions;
@@ -26,6 +27,8 @@ mod generate;
 mod logprobs;
 mod messages;
 mod origins;
+mod reader;
+mod reasoning;
 mod run;
 mod tokens;
 mod usage;
@@ -47,7 +50,9 @@ use tower_layer::Layer;
 use trunkline_server::{Answering, Front, HttpDoor};
 use trunkline_template::ChatTemplate;
 
+pub use crate::calls::ToolCallParser;
 pub use crate::origins::{AllowedOrigins, OriginsError};
+pub use crate::reasoning::ReasoningParser;
 
 use crate::failure::Failure;
 use crate::origins::Answered;
@@ -59,6 +64,10 @@ pub struct Settings {
     pub served_names: Vec<String>,
     /// The chat template; none for a model without one.
     pub template: Option<Arc<ChatTemplate>>,
+    /// Form of calls of tools, which chats then have apart from the text; `None` leaves them in the text.
+    pub tool_call_parser: Option<ToolCallParser>,
+    /// Form of reasoning, likewise.
+    pub reasoning_parser: Option<ReasoningParser>,
     /// Origins whose pages may read answers in a browser.
     pub allowed_origins: AllowedOrigins,
 }

@@ -10,6 +10,14 @@ pub(crate) struct Usage {
     completion_tokens: u32,
     total_tokens: u32,
     prompt_tokens_details: PromptDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionDetails>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+struct CompletionDetails {
+    /// Tokens of reasoning, with its marks.
+    reasoning_tokens: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -35,6 +43,11 @@ impl Usage {
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         self.completion_tokens += tokens;
         self.total_tokens += tokens;
+    }
+
+    /// Sets the tokens of reasoning among those generated.
+    pub(crate) fn set_reasoning(&mut self, reasoning_tokens: usize) {
+        self.completion_tokens_details = Some(CompletionDetails { reasoning_tokens });
     }
 
     /// Adds what the first choice of a prompt found in the cache.

@@ -94,6 +94,8 @@ pub const ENTRIES: &[Entry] = &[
         Test("src/cli/src/settings/http_settings.rs", "names_and_a_template_reach_the_door"),
     ),
     ("serve", "chat-template", Test("src/cli/src/settings/http_settings.rs", "names_and_a_template_reach_the_door")),
+    ("serve", "tool-call-parser", Test("tests/chats.rs", "calls_and_reasoning_come_apart_from_the_text")),
+    ("serve", "reasoning-parser", Test("tests/chats.rs", "calls_and_reasoning_come_apart_from_the_text")),
     ("serve", "allowed-origins", Test("tests/http.rs", "pages_of_the_origins_that_are_allowed_read_answers")),
     ("serve", "token-file", Test(ACCESS, "roles_decide_and_a_changed_file_takes_effect")),
     ("serve", "admin", Test(HOSTILE, "administration_is_a_switch_without_tokens")),

@@ -251,6 +251,8 @@ mod tests {
             "--metrics-names=vllm",
             "--served-model-name=n",
             "--chat-template=j",
+            "--tool-call-parser=hermes",
+            "--reasoning-parser=qwen3",
             "--allowed-origins=https://o",
             "--token-file=t",
             "--admin=true",
