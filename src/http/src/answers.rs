@@ -49,6 +49,8 @@ pub(crate) struct Form {
     /// Send the usage so far with each event.
     pub(crate) continuous_usage: bool,
     pub(crate) token_ids: bool,
+    /// Tokens of each prompt that are to be kept in the cache, at most.
+    pub(crate) marked: u32,
     /// What is read in the text.
     pub(crate) reading: Reading,
     /// Text of each prompt, to begin its choices with; empty for none.
@@ -149,7 +151,7 @@ impl<A: Api> Answers<A> {
         if let Some(finish) = finish {
             self.metrics.add(&finish);
             if index.is_multiple_of(self.form.n.max(1)) {
-                self.usage.add_cached(&finish.usage.unwrap_or_default());
+                self.usage.add_cached(&finish.usage.unwrap_or_default(), self.form.marked);
             }
             let called = self.readers.get(index).is_some_and(Reader::has_calls);
             part.finish_reason = Some(match reason(&finish) {

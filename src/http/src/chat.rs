@@ -17,8 +17,10 @@ use trunkline_text::Tokenizer;
 use crate::answers::{Api, Part, StopReason};
 use crate::asked::{Asked, Logprobs, Own};
 use crate::body::{bytes, parse};
+use crate::caching::{CachingAsked, breakpoints};
 use crate::failure::Failure;
 use crate::logprobs::{Spelled, spelled};
+use crate::marks::Rendered;
 use crate::reader::{Reading, ToolCall};
 use crate::run::{Run, run};
 use crate::{Context, Shared};
@@ -134,7 +136,7 @@ impl Api for Chats {
     }
 }
 
-/// Fields of `/v1/chat/completions` besides those of [`Asked`].
+/// Fields of `/v1/chat/completions` besides those of [`Asked`] and [`CachingAsked`].
 #[derive(Debug, Default, Deserialize)]
 struct ChatAsked {
     /// `false` for one call of a tool at most: further ones are left out.
@@ -147,23 +149,22 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
     let (mut asked, chat): (Asked, ChatAsked) = (parse(&body)?, parse(&body)?);
     asked.check()?;
     shared.check_model(asked.model.as_deref())?;
+    let caching = parse::<CachingAsked>(&body)?.check(&shared)?;
     let logprobs = top_logprobs(&asked)?;
     shared.template()?;
     let conversation = conversation(&mut asked)?;
-    let has_tools = conversation.tools.is_some();
-    let text = shared.render(conversation).await?;
+    let breakpoints = breakpoints(&conversation.messages)?;
+    let text = shared.render(conversation.clone()).await?;
     let one_call = chat.parallel_tool_calls == Some(false);
-    let reading = reading(&shared, &mut asked, one_call, &text, has_tools);
+    let reading = reading(&shared, &mut asked, one_call, &text, conversation.tools.is_some());
     let add_special_tokens = asked.add_special_tokens.unwrap_or(false);
-    let ids = shared.front.tokenize(&parts.extensions, text, add_special_tokens).await;
-    let ids = match ids {
-        Ok(ids) => ids,
-        Err(status) => return Err(shared.refused(&status).await),
-    };
+    let ids = shared.tokens_of(&parts, text, add_special_tokens).await?;
+    let prompt = Rendered { conversation: &conversation, add_special_tokens, ids: &ids };
+    let retention = shared.cache_hints(&parts, caching, breakpoints, prompt).await?;
     let room = shared.front.room_for(ids.len()).map_err(|status| Failure::of(&status))?;
     let max_tokens = asked.max_completion_tokens.or(asked.max_tokens).unwrap_or(room);
     let prompts = vec![WirePrompt::TokenIds(TokenIds { ids })];
-    let own = Own { max_tokens, logprobs };
+    let own = Own { max_tokens, logprobs, retention };
     run::<Chats>(&shared, &parts, Run { asked, own, prompts, reading, echoes: Vec::new() }).await
 }
 

@@ -1,7 +1,6 @@
 //! `POST /v1/messages`: Anthropic's form of a chat, whose `cache_control` marks what the prefix cache is to keep.
 //!
-//! A mark is a retention hint: the tokens up to it have a priority above those without a hint for the time of its `ttl`. Where in the prompt
-//! it lies follows from the template: the prompt of the messages up to the mark, as far as it is a prefix of the whole prompt.
+//! A mark within a message counts from the message's end.
 
 use std::time::SystemTime;
 
@@ -24,11 +23,10 @@ use crate::body::{json_of, read, stream};
 use crate::choices::{Choices, Piece};
 use crate::events::{Events, Writer};
 use crate::failure::Failure;
+use crate::marks::{Rendered, hints, marked};
 use crate::run::{REQUEST_ID, named};
 use crate::{Context, Shared};
 
-/// Priority of marked tokens in the cache: the second class above tokens without a hint, so that a client's own hints can be stronger.
-const PRIORITY: u32 = 60;
 /// Marks of one request, at most, as in Anthropic's API.
 const MARKS_MAX: usize = 4;
 /// Times of a mark by name, milliseconds; the first is the default.
@@ -244,36 +242,6 @@ impl MessagesAsked {
     }
 }
 
-/// Returns hints for the tokens up to each mark, in their order; where two end at the same token, the longer time counts.
-fn hints(ends: &[(u32, u64)]) -> Vec<RetentionHint> {
-    let mut hints: Vec<RetentionHint> = Vec::new();
-    // From the last mark to the first: an earlier token is under all marks behind it, and the longest time counts.
-    let (mut from_next, mut ttl_ms) = (None, 0);
-    for (end, ttl) in ends.iter().rev() {
-        if *end == 0 {
-            continue;
-        }
-        ttl_ms = ttl_ms.max(*ttl);
-        if let Some(later) = hints.last_mut() {
-            if from_next.is_some_and(|next| *end >= next) {
-                later.ttl_ms = ttl_ms;
-                continue;
-            }
-            later.from = *end;
-        }
-        hints.push(RetentionHint {
-            from: 0,
-            to: Some(*end),
-            priority: Some(PRIORITY),
-            ttl_ms,
-            ..RetentionHint::default()
-        });
-        from_next = Some(*end);
-    }
-    hints.reverse();
-    hints
-}
-
 /// Answers a request; failures have Anthropic's form.
 pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Response<Body> {
     let answered = try_answer(&shared, request).await;
@@ -316,26 +284,19 @@ async fn try_answer(shared: &Shared, request: Request<Body>) -> Result<Response<
     let asked: MessagesAsked = read(&shared.front, body).await?;
     let model = shared.check_model(asked.model.as_deref())?;
     let translated = asked.translate()?;
-    let tokens = async |n: usize, prompts: bool| {
-        let mut conversation = Conversation::new(translated.messages[..n].to_vec(), SystemTime::now());
-        conversation.add_generation_prompt = prompts;
-        conversation.tools = asked.tools();
-        let text = shared.render(conversation).await?;
-        match shared.front.tokenize(&parts.extensions, text, false).await {
-            Ok(ids) => Ok(ids),
-            Err(status) => Err(shared.refused(&status).await),
-        }
-    };
-    let ids = tokens(translated.messages.len(), true).await?;
+    let mut conversation = Conversation::new(translated.messages, SystemTime::now());
+    conversation.tools = asked.tools();
+    let text = shared.render(conversation.clone()).await?;
+    let ids = shared.tokens_of(&parts, text, false).await?;
+    let prompt = Rendered { conversation: &conversation, add_special_tokens: false, ids: &ids };
     let mut ends = Vec::new();
-    for (n, ttl_ms) in &translated.marks {
-        let marked = tokens(*n, false).await?;
-        let common = marked.iter().zip(&ids).take_while(|(a, b)| a == b).count();
-        ends.push((u32::try_from(common).unwrap_or(u32::MAX), *ttl_ms));
+    for (n, ttl_ms) in translated.marks {
+        ends.push((shared.end(&parts, conversation.messages[..n].to_vec(), prompt).await?, ttl_ms));
     }
-    let marked = ends.iter().map(|(end, _)| *end).max().unwrap_or(0);
+    let hints = hints(&ends);
+    let marked = marked(&hints);
     let request_id = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
-    let message = asked.request(ids, hints(&ends), request_id);
+    let message = asked.request(ids, hints, request_id);
     let generation = match shared.front.generate(&parts.extensions, message, None).await {
         Ok(generation) => generation,
         Err(status) => return Err(shared.refused(&status).await),
@@ -542,18 +503,6 @@ mod tests {
             let json = refused(&format!("{{\"max_tokens\": 5, {part}}}"));
             assert!(json.contains(why), "{json}");
         }
-    }
-
-    #[test]
-    fn marks_are_hints_for_the_tokens_before_them_with_the_longest_time_behind() {
-        let shown = |ends: &[(u32, u64)]| {
-            hints(ends).iter().map(|hint| (hint.from, hint.to.unwrap(), hint.ttl_ms)).collect::<Vec<_>>()
-        };
-        assert_eq!(shown(&[(100, 9)]), [(0, 100, 9)]);
-        assert_eq!(shown(&[(100, 9), (300, 5)]), [(0, 100, 9), (100, 300, 5)]);
-        assert_eq!(shown(&[(100, 5), (300, 9)]), [(0, 100, 9), (100, 300, 9)]);
-        assert_eq!(shown(&[(100, 9), (100, 5), (0, 7)]), [(0, 100, 9)]);
-        assert!(shown(&[]).is_empty());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::asked::{Asked, Own};
 use crate::body::{json, stream};
 use crate::events::Events;
 use crate::failure::Failure;
+use crate::marks::marked;
 use crate::reader::Reading;
 use crate::{Shared, now_s};
 
@@ -55,6 +56,7 @@ pub(crate) async fn run<A: Api>(shared: &Shared, parts: &Parts, run: Run) -> Res
         include_usage: options.include_usage == Some(true),
         continuous_usage: options.continuous_usage_stats == Some(true),
         token_ids: asked.return_token_ids == Some(true),
+        marked: marked(&own.retention),
         reading,
         echoes,
     };
