@@ -9,6 +9,7 @@
 //! | `POST /v1/completions` | `completions` |
 //! | `POST /v1/chat/completions` | `chat` |
 //! | `POST /v1/messages` | `messages` |
+//! | `POST /v1/responses` | `responses` |
 //! | `POST /inference/v1/generate` | `generate` |
 //! | `GET /health`, `/v1/models`, `/version`, `/load`, `/metrics`; `POST /abort_requests`, `/reset_prefix_cache` | `admin` |
 //! | `POST /tokenize`, `/detokenize` | `tokens` |
@@ -31,6 +32,7 @@ mod messages;
 mod origins;
 mod reader;
 mod reasoning;
+mod responses;
 mod run;
 mod tokens;
 mod usage;
@@ -107,6 +109,7 @@ pub fn door(front: Front, settings: Settings) -> Arc<dyn HttpDoor> {
         .route("/v1/completions", post(completions::complete))
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/messages", post(messages::answer))
+        .route("/v1/responses", post(responses::answer))
         .route("/inference/v1/generate", post(generate::generate))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
