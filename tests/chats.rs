@@ -113,3 +113,42 @@ async fn a_call_alone_has_no_content_and_half_a_call_stays_text() {
     let (cut, ends) = message(&server, json!({"max_tokens": 30})).await;
     assert_eq!((&cut["content"], &ends["finish"]), (&json!("<tool_call>{\"name\": \"f\""[..22]), &json!("length")));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_has_blocks_of_thinking_text_and_calls() {
+    let server = start(true, ANSWER).await;
+    let tools = json!([{"name": "add", "input_schema": {"type": "object"}}]);
+    let mut body = json!({"max_tokens": 500, "messages": [{"role": "user", "content": "1 + 2?"}], "tools": tools});
+    let mut whole = post(server.addr(), "/v1/messages", &body.to_string()).await.json();
+    let blocks = whole["content"].as_array_mut().unwrap();
+    let ids: Vec<Value> = blocks.iter_mut().filter_map(|block| block.as_object_mut()?.remove("id")).collect();
+    let expected = json!([
+        {"type": "thinking", "thinking": "2 is < 3.", "signature": ""},
+        {"type": "text", "text": "\n\nLet me add.\n"},
+        {"type": "tool_use", "name": "add", "input": {"a": 1, "b": "</x>é"}},
+        {"type": "tool_use", "name": "now", "input": {}},
+    ]);
+    assert_eq!((&whole["content"], &whole["stop_reason"], ids.len()), (&expected, &json!("tool_use"), 2));
+    // What came back is understood when it is sent again.
+    let result = json!([{"type": "tool_result", "tool_use_id": ids[0], "content": "3"}]);
+    let mut answer = expected.as_array().unwrap()[..3].to_vec();
+    answer[2]["id"] = ids[0].clone();
+    body["messages"]
+        .as_array_mut()
+        .unwrap()
+        .extend([json!({"role": "assistant", "content": answer}), json!({"role": "user", "content": result})]);
+    body["stream"] = json!(true);
+    let streamed = post(server.addr(), "/v1/messages", &body.to_string()).await;
+    assert_eq!(streamed.status, 200, "{}", streamed.body);
+    let data = streamed.body.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<Value> = data.map(|data| serde_json::from_str(data).unwrap()).collect();
+    let mut kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    kinds.dedup();
+    let of_block = ["content_block_start", "content_block_delta", "content_block_stop"];
+    let expected = [&["message_start"][..], &of_block.repeat(4), &["message_delta", "message_stop"]].concat();
+    assert_eq!(kinds, expected);
+    let inputs: Vec<&Value> =
+        events.iter().map(|event| &event["delta"]["partial_json"]).filter(|json| !json.is_null()).collect();
+    assert_eq!(inputs, [&json!("{\"a\": 1, \"b\": \"</x>é\"}"), &json!("{}")]);
+    assert_eq!(events[events.len() - 2]["delta"]["stop_reason"], "tool_use");
+}
