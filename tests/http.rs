@@ -9,7 +9,7 @@ use trunkline_core::Config;
 use trunkline_http::Settings;
 use trunkline_server::NetworkLimits;
 use trunkline_template::ChatTemplate;
-use trunkline_tests::http::{HttpClient, get, post, request};
+use trunkline_tests::http::{HttpAnswer, HttpClient, get, post, request};
 use trunkline_tests::server::{TestServer, gated, greedy};
 use trunkline_text::ChatSource;
 
@@ -19,7 +19,7 @@ const TEMPLATE: &str =
 
 fn settings() -> Settings {
     let template = ChatTemplate::new(ChatSource::of_text(TEMPLATE)).expect("the template can be used");
-    Settings { served_names: vec!["a-model".into()], template: Some(Arc::new(template)) }
+    Settings { served_names: vec!["a-model".into()], template: Some(Arc::new(template)), ..Settings::default() }
 }
 
 async fn start() -> TestServer {
@@ -215,6 +215,54 @@ async fn a_token_decides_as_for_grpc() {
     let refused = client.ask("POST", "/reset_prefix_cache", me, "").await;
     assert_eq!(refused.json()["error"]["message"], "/reset_prefix_cache needs a token with the role admin");
     assert_eq!((refused.status, client.ask("POST", "/reset_prefix_cache", ops, "").await.status), (403, 200));
+}
+
+const PAGE: &str = "origin: https://app.example\r\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_the_origins_that_are_allowed_read_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokens");
+    fs::write(&path, "0123456789abcdef generate me\n").unwrap();
+    let start = async |allowed: &str| {
+        let path = path.clone();
+        let edit = move |options: &mut trunkline_server::Options| options.token_file = Some(path);
+        let settings = Settings { allowed_origins: allowed.parse().unwrap(), ..settings() };
+        TestServer::start_http(Config::default(), settings, edit, |worker| Box::new(worker)).await.unwrap()
+    };
+    let preflight =
+        "access-control-request-method: POST\r\naccess-control-request-headers: authorization, content-type\r\n";
+    let (token, body) = ("authorization: Bearer 0123456789abcdef\r\n", r#"{"prompt": "x", "max_tokens": 1}"#);
+    let allowed = |answer: &HttpAnswer| answer.header("access-control-allow-origin").map(str::to_owned);
+    for (origins, answered) in [("https://app.example,http://b", "https://app.example"), (r#"["*"]"#, "*")] {
+        let server = start(origins).await;
+        let mut page = HttpClient::connect(server.addr()).await;
+        // The question of the browser has no token; what it asks for needs one.
+        let asked = page.ask("OPTIONS", "/v1/completions", &format!("{PAGE}{preflight}"), "").await;
+        assert_eq!((asked.status, allowed(&asked).as_deref()), (200, Some(answered)));
+        assert_eq!(asked.header("access-control-allow-methods"), Some("get,post"));
+        assert_eq!(asked.header("access-control-allow-headers"), Some("authorization, content-type"));
+        let answer = page.ask("POST", "/v1/completions", &format!("{PAGE}{token}"), body).await;
+        assert_eq!((answer.status, allowed(&answer).as_deref()), (200, Some(answered)));
+        assert_eq!(answer.header("access-control-expose-headers"), Some("x-request-id,retry-after,content-type"));
+        // Pages read refusals too, of the door and of the gate.
+        for (headers, path, status) in [(token, "/nowhere", 404), ("", "/v1/completions", 401)] {
+            let refused = page.ask("POST", path, &format!("{PAGE}{headers}"), body).await;
+            assert_eq!((refused.status, allowed(&refused).as_deref()), (status, Some(answered)), "{path}");
+        }
+        let other = page.ask("GET", "/health", "origin: https://other.example\r\n", "").await;
+        assert_eq!((other.status, allowed(&other).is_some()), (200, answered == "*"));
+        // No call of gRPC passes for a question.
+        let grpc = format!("{PAGE}{preflight}content-type: application/grpc\r\n");
+        page.send(request("OPTIONS", "/trunkline.v1.Inference/GetModelInfo", &grpc, "")).await;
+        let (_, head) = page.head().await.unwrap();
+        assert!(head.contains("grpc-status: 16"), "{head}");
+    }
+    let server = start("").await;
+    let mut page = HttpClient::connect(server.addr()).await;
+    let asked = page.ask("OPTIONS", "/v1/completions", &format!("{PAGE}{preflight}"), "").await;
+    let answer = page.ask("POST", "/v1/completions", &format!("{PAGE}{token}"), body).await;
+    assert_eq!((asked.status, allowed(&asked), answer.status, allowed(&answer)), (405, None, 200, None));
 }
 
 const LONG: &str = r#"{"prompt": "x", "max_tokens": 100, "ignore_eos": true, "request_id": "mine"}"#;

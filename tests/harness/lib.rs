@@ -9,6 +9,7 @@ pub mod http;
 pub mod object_server;
 pub mod raw;
 pub mod scrape;
+pub mod scripted;
 pub mod server;
 pub mod sessions;
 pub mod tiered;

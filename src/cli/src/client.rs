@@ -4,4 +4,5 @@ pub(crate) mod chat;
 pub(crate) mod connection;
 pub(crate) mod generate;
 pub mod load;
+mod marks;
 pub(crate) mod retain;

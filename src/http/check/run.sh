@@ -17,6 +17,7 @@ with_program() { # SCRIPT PROGRAM
 }
 with_program curl.sh curl
 with_python openai_python.py openai
+with_python openai_responses.py openai
 with_python langchain.py langchain_openai
 with_python pools.py "requests, httpx, h2, aiohttp, sseclient"
 with_python llmperf.py requests

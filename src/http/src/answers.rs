@@ -12,6 +12,7 @@ use trunkline_text::Tokenizer;
 use crate::choices::{Choices, Piece};
 use crate::events::Writer;
 use crate::failure::Failure;
+use crate::reader::{Reader, Reading, ToolCall};
 use crate::usage::{Metrics, Usage};
 
 /// Last event of a stream.
@@ -48,6 +49,10 @@ pub(crate) struct Form {
     /// Send the usage so far with each event.
     pub(crate) continuous_usage: bool,
     pub(crate) token_ids: bool,
+    /// Tokens of each prompt that are to be kept in the cache, at most.
+    pub(crate) marked: u32,
+    /// What is read in the text.
+    pub(crate) reading: Reading,
     /// Text of each prompt, to begin its choices with; empty for none.
     pub(crate) echoes: Vec<String>,
 }
@@ -59,6 +64,8 @@ pub(crate) struct Part {
     /// Characters of the choice's text before this part.
     pub(crate) offset: usize,
     pub(crate) text: String,
+    pub(crate) reasoning: String,
+    pub(crate) calls: Vec<ToolCall>,
     pub(crate) logprobs: Vec<TokenLogprob>,
     pub(crate) token_ids: Option<Vec<u32>>,
     pub(crate) finish_reason: Option<&'static str>,
@@ -79,6 +86,8 @@ pub(crate) struct Answers<A> {
     tokenizer: Tokenizer,
     /// Characters sent of each choice; `None` before its first part.
     sent: Vec<Option<usize>>,
+    /// Readers of each choice; empty if nothing is read.
+    readers: Vec<Reader>,
     usage: Usage,
     metrics: Metrics,
     api: std::marker::PhantomData<A>,
@@ -107,7 +116,8 @@ impl<A: Api> Answers<A> {
         let mut usage = Usage::default();
         streams.iter().step_by(form.n.max(1)).for_each(|first| usage.add_prompt(first.prompt_tokens()));
         let sent = vec![None; streams.len()];
-        Self { form, tokenizer, sent, usage, metrics: Metrics::default(), api: std::marker::PhantomData }
+        let readers = streams.iter().filter_map(|_| Reader::new(form.reading)).collect();
+        Self { form, tokenizer, sent, readers, usage, metrics: Metrics::default(), api: std::marker::PhantomData }
     }
 
     /// Takes a piece, and returns the part of its choice.
@@ -121,19 +131,33 @@ impl<A: Api> Answers<A> {
             part.text.clone_from(echo);
         }
         part.token_ids = self.form.token_ids.then(Vec::new);
+        let mut tokens = Vec::new();
         if let Some(chunk) = chunk {
             self.usage.add_tokens(chunk.token_ids.len());
             part.text.push_str(&chunk.text);
             part.logprobs = chunk.logprobs;
-            part.token_ids = part.token_ids.map(|_| chunk.token_ids);
+            part.token_ids = part.token_ids.map(|_| chunk.token_ids.clone());
+            tokens = chunk.token_ids;
         }
         *sent = Some(part.offset + part.text.chars().count());
+        if let Some(reader) = self.readers.get_mut(index) {
+            let mut read = reader.push(&part.text, &tokens, &self.tokenizer);
+            if let Some(finish) = &finish {
+                read.add(reader.finish(matches!(finish.stopped_by, Some(StoppedBy::StopTokenId(_)))));
+            }
+            (part.text, part.reasoning, part.calls) = (read.text, read.reasoning, read.calls);
+            self.usage.set_reasoning(self.readers.iter().map(Reader::reasoning_tokens).sum());
+        }
         if let Some(finish) = finish {
             self.metrics.add(&finish);
             if index.is_multiple_of(self.form.n.max(1)) {
-                self.usage.add_cached(&finish.usage.unwrap_or_default());
+                self.usage.add_cached(&finish.usage.unwrap_or_default(), self.form.marked);
             }
-            part.finish_reason = Some(reason(&finish));
+            let called = self.readers.get(index).is_some_and(Reader::has_calls);
+            part.finish_reason = Some(match reason(&finish) {
+                "stop" if called => "tool_calls",
+                reason => reason,
+            });
             part.stop_reason = finish.stopped_by.map(|by| match by {
                 StoppedBy::StopTokenId(token) => StopReason::Token(token),
                 StoppedBy::StopString(text) => StopReason::Text(text),
@@ -210,6 +234,8 @@ impl Part {
     /// Adds what came next.
     fn add(&mut self, next: Self) {
         self.text.push_str(&next.text);
+        self.reasoning.push_str(&next.reasoning);
+        self.calls.extend(next.calls);
         self.logprobs.extend(next.logprobs);
         match (&mut self.token_ids, next.token_ids) {
             (Some(ids), Some(more)) => ids.extend(more),

@@ -303,17 +303,20 @@ impl Asked {
             output: Some(output),
             cache_salt: self.cache_salt.clone().unwrap_or_default(),
             priority: self.priority.unwrap_or(0),
+            retention: own.retention.clone(),
             ..proto::GenerateRequest::default()
         }
     }
 }
 
 /// Values that completions and chats find each in a way of their own.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Own {
     pub(crate) max_tokens: u32,
     /// Most likely tokens to report with each token; `None` for no log probabilities.
     pub(crate) logprobs: Option<u32>,
+    /// What the prefix cache is to keep.
+    pub(crate) retention: Vec<proto::RetentionHint>,
 }
 
 impl From<Prompt> for WirePrompt {
@@ -392,8 +395,12 @@ mod tests {
             "top_p": 0.9, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.5, "seed": -1, "skip_special_tokens": false, "include_stop_str_in_output": true,
             "add_special_tokens": false, "priority": -2, "cache_salt": "salt"}"#,
         );
-        let message =
-            asked.message(WirePrompt::Text("x".into()), &Own { max_tokens: 7, logprobs: Some(3) }, 2, "id".into());
+        let message = asked.message(
+            WirePrompt::Text("x".into()),
+            &Own { max_tokens: 7, logprobs: Some(3), ..Own::default() },
+            2,
+            "id".into(),
+        );
         let expected = proto::GenerateRequest {
             request_id: "id".into(),
             prompt: Some(WirePrompt::Text("x".into())),

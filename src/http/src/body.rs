@@ -33,9 +33,16 @@ fn bytes_max(front: &Front) -> Result<usize, Status> {
 /// # Errors
 /// If it is too long, does not arrive in time, or is not what `T` says; the failure names the field.
 pub(crate) async fn read<T: DeserializeOwned>(front: &Front, body: Body) -> Result<T, Failure> {
+    parse(&bytes(front, body).await?)
+}
+
+/// Reads the bytes of a body.
+///
+/// # Errors
+/// If it is too long, or does not arrive in time.
+pub(crate) async fn bytes(front: &Front, body: Body) -> Result<Bytes, Failure> {
     let most = bytes_max(front).map_err(|status| Failure::of(&status))?;
-    let bytes = to_bytes(body, most).await.map_err(|err| unread(&err, most))?;
-    parse(&bytes)
+    to_bytes(body, most).await.map_err(|err| unread(&err, most))
 }
 
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {

@@ -1,12 +1,13 @@
 //! `POST /v1/chat/completions`: the messages of a chat, made a prompt by the model's template, and continued.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use trunkline_server::proto::TokenIds;
 use trunkline_server::proto::generate_request::Prompt as WirePrompt;
@@ -15,9 +16,12 @@ use trunkline_text::Tokenizer;
 
 use crate::answers::{Api, Part, StopReason};
 use crate::asked::{Asked, Logprobs, Own};
-use crate::body::read;
+use crate::body::{bytes, parse};
+use crate::caching::{CachingAsked, breakpoints};
 use crate::failure::Failure;
 use crate::logprobs::{Spelled, spelled};
+use crate::marks::Rendered;
+use crate::reader::{Reading, ToolCall};
 use crate::run::{Run, run};
 use crate::{Context, Shared};
 
@@ -39,7 +43,35 @@ struct Event<'a> {
 struct Delta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
-    content: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+    #[serde(flatten)]
+    read: Read<'a>,
+}
+
+/// What was read beside the content.
+#[derive(Default, Serialize)]
+struct Read<'a> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reasoning: &'a str,
+    /// The reasoning again, where older clients of vLLM look for it.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reasoning_content: &'a str,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    tool_calls: Cow<'a, [ToolCall]>,
+}
+
+impl<'a> Read<'a> {
+    fn of(part: &'a Part) -> Self {
+        let tool_calls = Cow::Borrowed(&*part.calls);
+        Self { reasoning: &part.reasoning, reasoning_content: &part.reasoning, tool_calls }
+    }
+
+    /// Leaves out the places of the calls, which are those of the list.
+    fn whole(mut self) -> Self {
+        self.tool_calls.to_mut().iter_mut().for_each(|call| call.index = None);
+        self
+    }
 }
 
 #[derive(Serialize)]
@@ -56,8 +88,16 @@ struct Whole<'a> {
 #[derive(Serialize)]
 struct Message<'a> {
     role: &'static str,
-    content: &'a str,
+    content: Option<&'a str>,
     refusal: Option<()>,
+    #[serde(flatten)]
+    read: Read<'a>,
+}
+
+/// Returns the content; `None` where there is reasoning or a call instead.
+fn content(part: &Part) -> Option<&str> {
+    let has_other = !part.reasoning.is_empty() || !part.calls.is_empty();
+    Some(&*part.text).filter(|text| !text.is_empty() || !has_other)
 }
 
 fn logprobs(part: &Part, tokenizer: &Tokenizer) -> Option<Spelled> {
@@ -69,14 +109,14 @@ impl Api for Chats {
     const OBJECTS: [&'static str; 2] = ["chat.completion.chunk", "chat.completion"];
 
     fn opening(index: usize) -> Option<impl Serialize> {
-        let delta = Delta { role: Some("assistant"), content: "" };
+        let delta = Delta { role: Some("assistant"), content: Some(""), read: Read::default() };
         Some(Event { index, delta, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None })
     }
 
     fn event<'a>(part: &'a Part, tokenizer: &Tokenizer) -> impl Serialize + use<'a> {
         Event {
             index: part.index,
-            delta: Delta { role: None, content: &part.text },
+            delta: Delta { role: None, content: content(part), read: Read::of(part) },
             logprobs: logprobs(part, tokenizer),
             finish_reason: part.finish_reason,
             stop_reason: part.stop_reason.as_ref(),
@@ -87,7 +127,7 @@ impl Api for Chats {
     fn whole<'a>(part: &'a Part, tokenizer: &Tokenizer) -> impl Serialize + use<'a> {
         Whole {
             index: part.index,
-            message: Message { role: "assistant", content: &part.text, refusal: None },
+            message: Message { role: "assistant", content: content(part), refusal: None, read: Read::of(part).whole() },
             logprobs: logprobs(part, tokenizer),
             finish_reason: part.finish_reason,
             stop_reason: part.stop_reason.as_ref(),
@@ -96,23 +136,46 @@ impl Api for Chats {
     }
 }
 
+/// Fields of `/v1/chat/completions` besides those of [`Asked`] and [`CachingAsked`].
+#[derive(Debug, Default, Deserialize)]
+struct ChatAsked {
+    /// `false` for one call of a tool at most: further ones are left out.
+    parallel_tool_calls: Option<bool>,
+}
+
 pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> Result<Response<Body>, Failure> {
     let (parts, body) = request.into_parts();
-    let mut asked: Asked = read(&shared.front, body).await?;
+    let body = bytes(&shared.front, body).await?;
+    let (mut asked, chat): (Asked, ChatAsked) = (parse(&body)?, parse(&body)?);
     asked.check()?;
     shared.check_model(asked.model.as_deref())?;
+    let caching = parse::<CachingAsked>(&body)?.check(&shared)?;
     let logprobs = top_logprobs(&asked)?;
-    let text = shared.prompt(&mut asked).await?;
-    let add = asked.add_special_tokens.unwrap_or(false);
-    let ids = shared.front.tokenize(&parts.extensions, text, add).await;
-    let ids = match ids {
-        Ok(ids) => ids,
-        Err(status) => return Err(shared.refused(&status).await),
-    };
+    shared.template()?;
+    let conversation = conversation(&mut asked)?;
+    let breakpoints = breakpoints(&conversation.messages)?;
+    let text = shared.render(conversation.clone()).await?;
+    let one_call = chat.parallel_tool_calls == Some(false);
+    let reading = reading(&shared, &mut asked, one_call, &text, conversation.tools.is_some());
+    let add_special_tokens = asked.add_special_tokens.unwrap_or(false);
+    let ids = shared.tokens_of(&parts, text, add_special_tokens).await?;
+    let prompt = Rendered { conversation: &conversation, add_special_tokens, ids: &ids };
+    let retention = shared.cache_hints(&parts, caching, breakpoints, prompt).await?;
     let room = shared.front.room_for(ids.len()).map_err(|status| Failure::of(&status))?;
     let max_tokens = asked.max_completion_tokens.or(asked.max_tokens).unwrap_or(room);
     let prompts = vec![WirePrompt::TokenIds(TokenIds { ids })];
-    run::<Chats>(&shared, &parts, Run { asked, own: Own { max_tokens, logprobs }, prompts, echoes: Vec::new() }).await
+    let own = Own { max_tokens, logprobs, retention };
+    run::<Chats>(&shared, &parts, Run { asked, own, prompts, reading, echoes: Vec::new() }).await
+}
+
+/// Returns what is to be read in the answers to a prompt. Marks that are special tokens are shown then, unless the client says otherwise.
+pub(crate) fn reading(shared: &Shared, asked: &mut Asked, one_call: bool, prompt: &str, has_tools: bool) -> Reading {
+    let reading = Reading { one_call, ..shared.reading(prompt, has_tools) };
+    if asked.skip_special_tokens.is_some() {
+        return Reading { hides_stop: false, ..reading };
+    }
+    asked.skip_special_tokens = reading.hides_stop.then_some(false);
+    reading
 }
 
 /// Returns the number of most likely tokens to report with each token; `None` for no log probabilities.
@@ -129,6 +192,11 @@ fn top_logprobs(asked: &Asked) -> Result<Option<u32>, Failure> {
 }
 
 impl Shared {
+    /// Returns what is to be read in the answers to a prompt, with special tokens shown if marks may be such.
+    pub(crate) fn reading(&self, prompt: &str, has_tools: bool) -> Reading {
+        Reading::of((self.settings.reasoning_parser, self.settings.tool_call_parser), prompt, has_tools)
+    }
+
     /// Returns the prompt of a chat.
     ///
     /// # Errors
@@ -178,7 +246,7 @@ fn conversation(asked: &mut Asked) -> Result<Conversation, Failure> {
 }
 
 /// Returns the tools for the template: none if the model is to call none.
-fn tools(asked: &mut Asked) -> Result<Option<Vec<Value>>, Failure> {
+pub(crate) fn tools(asked: &mut Asked) -> Result<Option<Vec<Value>>, Failure> {
     let tools = asked.tools.take().filter(|tools| !tools.is_empty());
     match &asked.tool_choice {
         None | Some(Json::Null) => Ok(tools),

@@ -9,9 +9,11 @@ use trunkline_text::Tokenizer;
 
 use crate::answers::{Api, Part, StopReason};
 use crate::asked::{Asked, CHOICES_MAX, Logprobs, Own, Prompt};
-use crate::body::read;
+use crate::body::{bytes, parse};
+use crate::caching::{Caching, CachingAsked};
 use crate::failure::Failure;
 use crate::logprobs::{Listed, spell_all};
+use crate::reader::Reading;
 use crate::run::{Run, run};
 use crate::{Context, Shared};
 
@@ -34,7 +36,7 @@ struct Choice<'a> {
 
 impl<'a> Choice<'a> {
     fn of(part: &'a Part, tokenizer: &Tokenizer) -> Self {
-        let Part { index, offset, text, logprobs, token_ids, finish_reason, stop_reason } = part;
+        let Part { index, offset, text, logprobs, token_ids, finish_reason, stop_reason, .. } = part;
         let listed = (!logprobs.is_empty()).then(|| Listed::new(tokenizer, logprobs, *offset));
         Self {
             index: *index,
@@ -66,17 +68,20 @@ impl Api for Completions {
 
 pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> Result<Response<Body>, Failure> {
     let (parts, body) = request.into_parts();
-    let mut asked: Asked = read(&shared.front, body).await?;
+    let body = bytes(&shared.front, body).await?;
+    let mut asked: Asked = parse(&body)?;
     asked.check()?;
+    let retention = parse::<CachingAsked>(&body)?.check(&shared)?.map_or_else(Vec::new, Caching::of_prompt);
     let prompts = asked.prompt.take().ok_or_else(|| Failure::invalid("prompt", "prompt is missing"))?.0;
     if prompts.len() * asked.n() > CHOICES_MAX {
         let message = format!("{} prompts with n {} ask for more than {CHOICES_MAX} choices", prompts.len(), asked.n());
         return Err(Failure::invalid("n", message));
     }
-    let own = Own { max_tokens: asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT), logprobs: top_logprobs(&asked) };
+    let own =
+        Own { max_tokens: asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT), logprobs: top_logprobs(&asked), retention };
     let echoes = echoes(&shared, &asked, &own, &prompts)?;
     let prompts = prompts.into_iter().map(WirePrompt::from).collect();
-    run::<Completions>(&shared, &parts, Run { asked, own, prompts, echoes }).await
+    run::<Completions>(&shared, &parts, Run { asked, own, prompts, reading: Reading::default(), echoes }).await
 }
 
 /// Returns the number of most likely tokens to report with each token; `None` for no log probabilities.

@@ -64,15 +64,18 @@ impl<W: Writer> Body for Events<W> {
             State::Streaming => {}
             State::Ended => return Poll::Ready(None),
         }
-        match ready!(Pin::new(&mut this.choices).poll_next(cx)) {
-            Some(Ok(piece)) => this.writer.piece(&mut out, piece),
-            Some(Err(status)) => {
-                this.state = State::Ended;
-                this.writer.failure(&mut out, &Failure::of(&status));
-            }
-            None => {
-                this.state = State::Ended;
-                this.writer.end(&mut out);
+        // A piece may have nothing to tell.
+        while out.is_empty() && !matches!(this.state, State::Ended) {
+            match ready!(Pin::new(&mut this.choices).poll_next(cx)) {
+                Some(Ok(piece)) => this.writer.piece(&mut out, piece),
+                Some(Err(status)) => {
+                    this.state = State::Ended;
+                    this.writer.failure(&mut out, &Failure::of(&status));
+                }
+                None => {
+                    this.state = State::Ended;
+                    this.writer.end(&mut out);
+                }
             }
         }
         Poll::Ready(Some(Ok(Frame::data(out.freeze()))))

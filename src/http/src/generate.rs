@@ -15,6 +15,7 @@ use crate::body::read;
 use crate::completions::{MAX_TOKENS_DEFAULT, top_logprobs};
 use crate::failure::Failure;
 use crate::logprobs::{Spelled, spelled};
+use crate::reader::Reading;
 use crate::run::{Run, run};
 
 #[derive(Debug, Default, Deserialize)]
@@ -82,7 +83,11 @@ pub(crate) async fn generate(State(shared): Context, request: Request<Body>) -> 
     (asked.request_id, asked.model, asked.stream) = (given.request_id, given.model, given.stream);
     (asked.cache_salt, asked.priority) = (given.cache_salt, given.priority);
     (asked.stream_options, asked.return_token_ids) = (given.stream_options, Some(true));
-    let own = Own { max_tokens: asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT), logprobs: top_logprobs(&asked) };
+    let own = Own {
+        max_tokens: asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT),
+        logprobs: top_logprobs(&asked),
+        ..Own::default()
+    };
     let prompts = vec![WirePrompt::TokenIds(TokenIds { ids: given.token_ids })];
-    run::<Tokens>(&shared, &parts, Run { asked, own, prompts, echoes: Vec::new() }).await
+    run::<Tokens>(&shared, &parts, Run { asked, own, prompts, reading: Reading::default(), echoes: Vec::new() }).await
 }

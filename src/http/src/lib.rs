@@ -9,6 +9,7 @@
 //! | `POST /v1/completions` | `completions` |
 //! | `POST /v1/chat/completions` | `chat` |
 //! | `POST /v1/messages` | `messages` |
+//! | `POST /v1/responses` | `responses` |
 //! | `POST /inference/v1/generate` | `generate` |
 //! | `GET /health`, `/v1/models`, `/version`, `/load`, `/metrics`; `POST /abort_requests`, `/reset_prefix_cache` | `admin` |
 //! | `POST /tokenize`, `/detokenize` | `tokens` |
@@ -17,6 +18,8 @@ mod admin;
 mod answers;
 mod asked;
 mod body;
+mod caching;
+mod calls;
 mod chat;
 mod choices;
 mod completions;
@@ -24,25 +27,39 @@ mod events;
 mod failure;
 mod generate;
 mod logprobs;
+mod marks;
 mod messages;
+mod origins;
+mod reader;
+mod reasoning;
+mod responses;
 mod run;
 mod tokens;
 mod usage;
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
+use axum::http::header::{HeaderValue, ORIGIN};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
-use tonic::codegen::http::{Request, Response};
+use tonic::codegen::http::Request;
+use tower_http::cors::CorsLayer;
+use tower_layer::Layer;
 use trunkline_server::{Answering, Front, HttpDoor};
 use trunkline_template::ChatTemplate;
 
+pub use crate::calls::ToolCallParser;
+pub use crate::origins::{AllowedOrigins, OriginsError};
+pub use crate::reasoning::ReasoningParser;
+
 use crate::failure::Failure;
+use crate::origins::Answered;
 
 /// Settings of the door.
 #[derive(Clone, Debug, Default)]
@@ -51,6 +68,12 @@ pub struct Settings {
     pub served_names: Vec<String>,
     /// The chat template; none for a model without one.
     pub template: Option<Arc<ChatTemplate>>,
+    /// Form of calls of tools, which chats then have apart from the text; `None` leaves them in the text.
+    pub tool_call_parser: Option<ToolCallParser>,
+    /// Form of reasoning, likewise.
+    pub reasoning_parser: Option<ReasoningParser>,
+    /// Origins whose pages may read answers in a browser.
+    pub allowed_origins: AllowedOrigins,
 }
 
 /// State that all handlers share.
@@ -74,6 +97,7 @@ pub(crate) type Context = axum::extract::State<Arc<Shared>>;
 
 /// Returns the door for a server: `Server::with_http(|front| door(front, settings))`.
 pub fn door(front: Front, settings: Settings) -> Arc<dyn HttpDoor> {
+    let cors = settings.allowed_origins.layer();
     let shared = Arc::new(Shared { front, settings, created_s: now_s() });
     let routes = Router::new()
         .route("/health", get(admin::health))
@@ -85,6 +109,7 @@ pub fn door(front: Front, settings: Settings) -> Arc<dyn HttpDoor> {
         .route("/v1/completions", post(completions::complete))
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/messages", post(messages::answer))
+        .route("/v1/responses", post(responses::answer))
         .route("/inference/v1/generate", post(generate::generate))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
@@ -93,22 +118,39 @@ pub fn door(front: Front, settings: Settings) -> Arc<dyn HttpDoor> {
         .fallback(admin::unknown)
         .method_not_allowed_fallback(admin::wrong_method)
         .with_state(shared);
-    Arc::new(Door(routes))
+    let routes = match &cors {
+        Some(cors) => routes.layer(cors.clone()),
+        None => routes,
+    };
+    Arc::new(Door { routes, cors })
 }
 
-struct Door(Router);
+struct Door {
+    routes: Router,
+    /// Marks answers for pages of other origins.
+    cors: Option<CorsLayer>,
+}
 
 impl HttpDoor for Door {
     fn answer(&self, request: Request<Body>) -> Answering {
-        let mut routes = self.0.clone();
+        let mut routes = self.routes.clone();
         Box::pin(async move {
             let response = routes.call(request.map(axum::body::Body::new)).await;
             response.unwrap_or_else(|never| match never {}).map(Body::new)
         })
     }
 
-    fn refuse(&self, status: &Status) -> Response<Body> {
-        Failure::of(status).into_response().map(Body::new)
+    fn refuse(&self, status: &Status, origin: Option<HeaderValue>) -> Answering {
+        let refusal = Failure::of(status).into_response();
+        let (Some(cors), Some(origin)) = (&self.cors, origin) else {
+            return Box::pin(ready(refusal.map(Body::new)));
+        };
+        let mut marked = cors.layer(Answered(Some(refusal)));
+        Box::pin(async move {
+            let mut request = Request::new(());
+            request.headers_mut().insert(ORIGIN, origin);
+            marked.call(request).await.unwrap_or_else(|never| match never {}).map(Body::new)
+        })
     }
 }
 

@@ -58,11 +58,12 @@ impl Listed {
 /// `logprobs` of a choice of `/v1/chat/completions`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Spelled {
-    content: Vec<Token>,
+    pub(crate) content: Vec<Token>,
 }
 
+/// Log probability of a token, and of others in its place.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Token {
+pub(crate) struct Token {
     #[serde(flatten)]
     token: Likely,
     top_logprobs: Vec<Likely>,

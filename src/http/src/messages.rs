@@ -1,7 +1,8 @@
 //! `POST /v1/messages`: Anthropic's form of a chat, whose `cache_control` marks what the prefix cache is to keep.
 //!
-//! A mark is a retention hint: the tokens up to it have a priority above those without a hint for the time of its `ttl`. Where in the prompt
-//! it lies follows from the template: the prompt of the messages up to the mark, as far as it is a prefix of the whole prompt.
+//! A mark within a message counts from the message's end.
+
+mod blocks;
 
 use std::time::SystemTime;
 
@@ -19,16 +20,18 @@ use trunkline_server::proto::finish::StoppedBy;
 use trunkline_server::proto::generate_request::Prompt as WirePrompt;
 use trunkline_server::proto::{self, Finish, FinishReason, RetentionHint, TokenIds};
 use trunkline_template::{Conversation, Value};
+use trunkline_text::Tokenizer;
 
 use crate::body::{json_of, read, stream};
 use crate::choices::{Choices, Piece};
 use crate::events::{Events, Writer};
 use crate::failure::Failure;
+use crate::marks::{Rendered, hints, marked};
+use crate::messages::blocks::{Block, Blocks, event};
+use crate::reader::{Read, Reader};
 use crate::run::{REQUEST_ID, named};
 use crate::{Context, Shared};
 
-/// Priority of marked tokens in the cache: the second class above tokens without a hint, so that a client's own hints can be stronger.
-const PRIORITY: u32 = 60;
 /// Marks of one request, at most, as in Anthropic's API.
 const MARKS_MAX: usize = 4;
 /// Times of a mark by name, milliseconds; the first is the default.
@@ -61,14 +64,16 @@ struct Message {
 #[serde(untagged, expecting = "expected a text or a list of blocks")]
 enum Content {
     Text(String),
-    Blocks(Vec<Block>),
+    Blocks(Vec<Given>),
 }
 
-/// A block of a message.
+/// A block of a message of the conversation.
 #[derive(Debug, Deserialize)]
-struct Block {
+struct Given {
     r#type: String,
     text: Option<String>,
+    /// Of the reasoning before an answer.
+    thinking: Option<String>,
     cache_control: Option<CacheControl>,
     /// Of a call of a tool.
     id: Option<String>,
@@ -110,7 +115,7 @@ impl Translated {
             }
             Content::Blocks(blocks) => blocks,
         };
-        let (mut text, mut calls, mut mark) = (String::new(), Vec::new(), None);
+        let (mut text, mut thinking, mut calls, mut mark) = (String::new(), String::new(), Vec::new(), None);
         for (n, block) in blocks.iter().enumerate() {
             let place = format!("{at}.content[{n}]");
             match block.r#type.as_str() {
@@ -118,6 +123,9 @@ impl Translated {
                     let new = block.text.as_deref().ok_or_else(|| missing(&place, "text"))?;
                     text.push_str(if text.is_empty() { "" } else { "\n" });
                     text.push_str(new);
+                }
+                "thinking" => {
+                    thinking.push_str(block.thinking.as_deref().ok_or_else(|| missing(&place, "thinking"))?);
                 }
                 "tool_use" => calls.push(call(&place, block)?),
                 "tool_result" => {
@@ -127,7 +135,7 @@ impl Translated {
                     self.push(vec![("role", "tool".into()), ("tool_call_id", id.into()), ("content", result.into())]);
                 }
                 other => {
-                    let why = "this server takes text, tool_use and tool_result";
+                    let why = "this server takes text, thinking, tool_use and tool_result";
                     return Err(Failure::invalid("messages", format!("{place} is of type {}; {why}", quoted(other))));
                 }
             }
@@ -137,6 +145,9 @@ impl Translated {
         }
         if !text.is_empty() || !calls.is_empty() {
             let mut fields = vec![("role", role.into()), ("content", text.into())];
+            if !thinking.is_empty() {
+                fields.push(("reasoning_content", thinking.into()));
+            }
             if !calls.is_empty() {
                 fields.push(("tool_calls", Value::from(calls)));
             }
@@ -153,7 +164,7 @@ fn missing(place: &str, field: &str) -> Failure {
 }
 
 /// Returns a call of a tool as OpenAI's API has it, which templates know.
-fn call(place: &str, block: &Block) -> Result<Value, Failure> {
+fn call(place: &str, block: &Given) -> Result<Value, Failure> {
     let name = block.name.as_deref().ok_or_else(|| missing(place, "name"))?;
     let arguments = block.input.as_ref().map_or_else(|| "{}".to_owned(), serde_json::Value::to_string);
     let function = Value::from_pairs([("name", name), ("arguments", &arguments)]);
@@ -167,7 +178,7 @@ fn plain(place: &str, content: &Content) -> Result<String, Failure> {
         Content::Text(text) => return Ok(text.clone()),
         Content::Blocks(blocks) => blocks,
     };
-    let text = |block: &Block| block.text.clone().ok_or_else(|| missing(place, "text"));
+    let text = |block: &Given| block.text.clone().ok_or_else(|| missing(place, "text"));
     Ok(blocks.iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
@@ -188,7 +199,7 @@ impl MessagesAsked {
         if self.thinking.as_ref().is_some_and(|thinking| thinking.r#type != "disabled") {
             return Err(Failure::invalid(
                 "thinking",
-                "thinking is not supported; a model's thoughts are part of its text",
+                "thinking cannot be asked for; a model that thinks has thinking blocks with --reasoning-parser",
             ));
         }
         let mut translated = Translated::default();
@@ -224,7 +235,13 @@ impl MessagesAsked {
         Some(tools.iter().map(tool).collect())
     }
 
-    fn request(&self, ids: Vec<u32>, retention: Vec<RetentionHint>, request_id: String) -> proto::GenerateRequest {
+    fn request(
+        &self,
+        ids: Vec<u32>,
+        retention: Vec<RetentionHint>,
+        shows_special: bool,
+        request_id: String,
+    ) -> proto::GenerateRequest {
         let sampling = proto::Sampling {
             temperature: self.temperature,
             top_p: self.top_p,
@@ -238,40 +255,14 @@ impl MessagesAsked {
             prompt: Some(WirePrompt::TokenIds(TokenIds { ids })),
             sampling: Some(sampling),
             stopping: Some(stopping),
+            output: Some(proto::Output {
+                skip_special_tokens: shows_special.then_some(false),
+                ..proto::Output::default()
+            }),
             retention,
             ..proto::GenerateRequest::default()
         }
     }
-}
-
-/// Returns hints for the tokens up to each mark, in their order; where two end at the same token, the longer time counts.
-fn hints(ends: &[(u32, u64)]) -> Vec<RetentionHint> {
-    let mut hints: Vec<RetentionHint> = Vec::new();
-    // From the last mark to the first: an earlier token is under all marks behind it, and the longest time counts.
-    let (mut from_next, mut ttl_ms) = (None, 0);
-    for (end, ttl) in ends.iter().rev() {
-        if *end == 0 {
-            continue;
-        }
-        ttl_ms = ttl_ms.max(*ttl);
-        if let Some(later) = hints.last_mut() {
-            if from_next.is_some_and(|next| *end >= next) {
-                later.ttl_ms = ttl_ms;
-                continue;
-            }
-            later.from = *end;
-        }
-        hints.push(RetentionHint {
-            from: 0,
-            to: Some(*end),
-            priority: Some(PRIORITY),
-            ttl_ms,
-            ..RetentionHint::default()
-        });
-        from_next = Some(*end);
-    }
-    hints.reverse();
-    hints
 }
 
 /// Answers a request; failures have Anthropic's form.
@@ -316,26 +307,20 @@ async fn try_answer(shared: &Shared, request: Request<Body>) -> Result<Response<
     let asked: MessagesAsked = read(&shared.front, body).await?;
     let model = shared.check_model(asked.model.as_deref())?;
     let translated = asked.translate()?;
-    let tokens = async |n: usize, prompts: bool| {
-        let mut conversation = Conversation::new(translated.messages[..n].to_vec(), SystemTime::now());
-        conversation.add_generation_prompt = prompts;
-        conversation.tools = asked.tools();
-        let text = shared.render(conversation).await?;
-        match shared.front.tokenize(&parts.extensions, text, false).await {
-            Ok(ids) => Ok(ids),
-            Err(status) => Err(shared.refused(&status).await),
-        }
-    };
-    let ids = tokens(translated.messages.len(), true).await?;
+    let mut conversation = Conversation::new(translated.messages, SystemTime::now());
+    conversation.tools = asked.tools();
+    let text = shared.render(conversation.clone()).await?;
+    let reading = shared.reading(&text, conversation.tools.is_some());
+    let ids = shared.tokens_of(&parts, text, false).await?;
+    let prompt = Rendered { conversation: &conversation, add_special_tokens: false, ids: &ids };
     let mut ends = Vec::new();
-    for (n, ttl_ms) in &translated.marks {
-        let marked = tokens(*n, false).await?;
-        let common = marked.iter().zip(&ids).take_while(|(a, b)| a == b).count();
-        ends.push((u32::try_from(common).unwrap_or(u32::MAX), *ttl_ms));
+    for (n, ttl_ms) in translated.marks {
+        ends.push((shared.end(&parts, conversation.messages[..n].to_vec(), prompt).await?, ttl_ms));
     }
-    let marked = ends.iter().map(|(end, _)| *end).max().unwrap_or(0);
+    let hints = hints(&ends);
+    let marked = marked(&hints);
     let request_id = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
-    let message = asked.request(ids, hints(&ends), request_id);
+    let message = asked.request(ids, hints, reading.hides_stop, request_id);
     let generation = match shared.front.generate(&parts.extensions, message, None).await {
         Ok(generation) => generation,
         Err(status) => return Err(shared.refused(&status).await),
@@ -346,6 +331,8 @@ async fn try_answer(shared: &Shared, request: Request<Body>) -> Result<Response<
         model,
         prompt: generation.prompt_tokens(),
         marked,
+        reader: Reader::new(reading),
+        tokenizer: Some(shared.front.tokenizer().map_err(|status| Failure::of(&status))?.clone()),
         ..Default::default()
     };
     let response = if asked.stream == Some(true) {
@@ -364,6 +351,10 @@ struct MessageWriter {
     prompt: u32,
     marked: u32,
     generated: u32,
+    blocks: Blocks,
+    reader: Option<Reader>,
+    /// For the reader.
+    tokenizer: Option<Tokenizer>,
     finish: Option<Finish>,
 }
 
@@ -373,16 +364,10 @@ struct MessageJson<'a> {
     r#type: &'static str,
     role: &'static str,
     model: &'a str,
-    content: Vec<TextBlock<'a>>,
+    content: &'a [Block],
     stop_reason: Option<&'static str>,
     stop_sequence: Option<&'a str>,
     usage: Usage,
-}
-
-#[derive(Serialize)]
-struct TextBlock<'a> {
-    r#type: &'static str,
-    text: &'a str,
 }
 
 /// Tokens of a message; those of the input are in one of three places.
@@ -398,9 +383,6 @@ struct Usage {
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Event<'a> {
     MessageStart { message: MessageJson<'a> },
-    ContentBlockStart { index: u32, content_block: TextBlock<'a> },
-    ContentBlockDelta { index: u32, delta: TextBlock<'a> },
-    ContentBlockStop { index: u32 },
     MessageDelta { delta: Ended<'a>, usage: Usage },
     MessageStop,
 }
@@ -433,56 +415,57 @@ impl MessageWriter {
         let stop_reason = Some(match finish.reason() {
             FinishReason::Stop if stop_sequence.is_some() => "stop_sequence",
             FinishReason::Length => "max_tokens",
+            _ if self.reader.as_ref().is_some_and(Reader::has_calls) => "tool_use",
             _ => "end_turn",
         });
         Ended { stop_reason, stop_sequence }
     }
 
-    fn message<'a>(&'a self, content: Vec<TextBlock<'a>>) -> MessageJson<'a> {
+    fn message(&self) -> MessageJson<'_> {
         let Ended { stop_reason, stop_sequence } = self.ended();
-        let (id, model, usage) = (&self.id, &self.model, self.usage());
+        let (id, model, content, usage) = (&self.id, &self.model, &self.blocks.all, self.usage());
         MessageJson { id, r#type: "message", role: "assistant", model, content, stop_reason, stop_sequence, usage }
     }
 
-    fn take(&mut self, piece: Piece) -> String {
+    fn take(&mut self, out: &mut BytesMut, piece: Piece) {
         let chunk = piece.chunk.unwrap_or_default();
         self.generated += u32::try_from(chunk.token_ids.len()).unwrap_or(u32::MAX);
+        let read = match (&mut self.reader, &self.tokenizer) {
+            (Some(reader), Some(tokenizer)) => {
+                let mut read = reader.push(&chunk.text, &chunk.token_ids, tokenizer);
+                if let Some(finish) = &piece.finish {
+                    read.add(reader.finish(matches!(finish.stopped_by, Some(StoppedBy::StopTokenId(_)))));
+                }
+                read
+            }
+            _ => Read { text: chunk.text, ..Read::default() },
+        };
+        self.blocks.add(out, read);
         self.finish = piece.finish.or(self.finish.take());
-        chunk.text
     }
 
     async fn whole(mut self, generation: Generation) -> Result<Response<Body>, Status> {
-        let (mut choices, mut text) = (Choices::new(vec![generation]), String::new());
+        let (mut choices, mut unsent) = (Choices::new(vec![generation]), BytesMut::new());
         while let Some(piece) = choices.next().await {
-            text.push_str(&self.take(piece?));
+            self.take(&mut unsent, piece?);
+            unsent.clear();
         }
-        Ok(json_of(&self.message(vec![TextBlock { r#type: "text", text: &text }])))
+        self.blocks.end(&mut unsent);
+        Ok(json_of(&self.message()))
     }
-}
-
-/// Appends an event with its name, which Anthropic's clients go by.
-fn event(out: &mut BytesMut, name: &str, event: &Event<'_>) {
-    out.put_slice(format!("event: {name}\ndata: ").as_bytes());
-    // Nothing in an event can fail to be JSON.
-    let _ = serde_json::to_writer(out.writer(), event);
-    out.put_slice(b"\n\n");
 }
 
 impl Writer for MessageWriter {
     fn opening(&mut self, out: &mut BytesMut) {
-        event(out, "message_start", &Event::MessageStart { message: self.message(Vec::new()) });
-        let content_block = TextBlock { r#type: "text", text: "" };
-        event(out, "content_block_start", &Event::ContentBlockStart { index: 0, content_block });
+        event(out, "message_start", &Event::MessageStart { message: self.message() });
     }
 
     fn piece(&mut self, out: &mut BytesMut, piece: Piece) {
-        let text = self.take(piece);
-        let delta = TextBlock { r#type: "text_delta", text: &text };
-        event(out, "content_block_delta", &Event::ContentBlockDelta { index: 0, delta });
+        self.take(out, piece);
     }
 
     fn end(&mut self, out: &mut BytesMut) {
-        event(out, "content_block_stop", &Event::ContentBlockStop { index: 0 });
+        self.blocks.end(out);
         event(out, "message_delta", &Event::MessageDelta { delta: self.ended(), usage: self.usage() });
         event(out, "message_stop", &Event::MessageStop);
     }
@@ -533,7 +516,7 @@ mod tests {
             ),
             (r#""messages": [{"role": "user", "content": [{"type": "text"}]}]"#, "messages[0].content[0] has no text"),
             (r#""messages": [], "tool_choice": {"type": "any"}"#, "no call can be forced"),
-            (r#""messages": [], "thinking": {"type": "enabled", "budget_tokens": 9}"#, "thinking is not supported"),
+            (r#""messages": [], "thinking": {"type": "enabled", "budget_tokens": 9}"#, "thinking cannot be asked for"),
             (
                 r#""messages": [], "system": [{"type": "text", "text": "a", "cache_control": {"ttl": "1d"}}]"#,
                 "it may be 5m or 1h",
@@ -542,18 +525,6 @@ mod tests {
             let json = refused(&format!("{{\"max_tokens\": 5, {part}}}"));
             assert!(json.contains(why), "{json}");
         }
-    }
-
-    #[test]
-    fn marks_are_hints_for_the_tokens_before_them_with_the_longest_time_behind() {
-        let shown = |ends: &[(u32, u64)]| {
-            hints(ends).iter().map(|hint| (hint.from, hint.to.unwrap(), hint.ttl_ms)).collect::<Vec<_>>()
-        };
-        assert_eq!(shown(&[(100, 9)]), [(0, 100, 9)]);
-        assert_eq!(shown(&[(100, 9), (300, 5)]), [(0, 100, 9), (100, 300, 5)]);
-        assert_eq!(shown(&[(100, 5), (300, 9)]), [(0, 100, 9), (100, 300, 9)]);
-        assert_eq!(shown(&[(100, 9), (100, 5), (0, 7)]), [(0, 100, 9)]);
-        assert!(shown(&[]).is_empty());
     }
 
     #[test]

@@ -13,6 +13,8 @@ use crate::asked::{Asked, Own};
 use crate::body::{json, stream};
 use crate::events::Events;
 use crate::failure::Failure;
+use crate::marks::marked;
+use crate::reader::Reading;
 use crate::{Shared, now_s};
 
 /// Header with the id of a request, of the client or of the answer.
@@ -27,6 +29,8 @@ pub(crate) struct Run {
     pub(crate) asked: Asked,
     pub(crate) own: Own,
     pub(crate) prompts: Vec<WirePrompt>,
+    /// What is read in the answers.
+    pub(crate) reading: Reading,
     /// Texts that begin the answers to each prompt; none for none.
     pub(crate) echoes: Vec<String>,
 }
@@ -36,7 +40,7 @@ pub(crate) struct Run {
 /// # Errors
 /// If the server refuses one of its choices, or one fails before an answer that is sent at once; the others are aborted.
 pub(crate) async fn run<A: Api>(shared: &Shared, parts: &Parts, run: Run) -> Result<Response<Body>, Failure> {
-    let Run { mut asked, own, prompts, echoes } = run;
+    let Run { mut asked, own, prompts, reading, echoes } = run;
     let model = shared.check_model(asked.model.as_deref())?;
     let header = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
     let id = asked.request_id.take().or_else(|| header.map(str::to_owned)).unwrap_or_default();
@@ -52,6 +56,8 @@ pub(crate) async fn run<A: Api>(shared: &Shared, parts: &Parts, run: Run) -> Res
         include_usage: options.include_usage == Some(true),
         continuous_usage: options.continuous_usage_stats == Some(true),
         token_ids: asked.return_token_ids == Some(true),
+        marked: marked(&own.retention),
+        reading,
         echoes,
     };
     let tokenizer = shared.front.tokenizer().map_err(|status| Failure::of(&status))?.clone();

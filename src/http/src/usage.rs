@@ -10,12 +10,23 @@ pub(crate) struct Usage {
     completion_tokens: u32,
     total_tokens: u32,
     prompt_tokens_details: PromptDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionDetails>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+struct CompletionDetails {
+    /// Tokens of reasoning, with its marks.
+    reasoning_tokens: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 struct PromptDetails {
     /// Prompt tokens found in the prefix cache.
     cached_tokens: u32,
+    /// Prompt tokens that the request marks for the cache, and that were not there.
+    #[serde(skip_serializing_if = "is_zero")]
+    cache_write_tokens: u32,
     /// Prompt tokens whose KV was copied from elsewhere in the cache.
     #[serde(skip_serializing_if = "is_zero")]
     copied_tokens: u32,
@@ -37,8 +48,16 @@ impl Usage {
         self.total_tokens += tokens;
     }
 
-    /// Adds what the first choice of a prompt found in the cache.
-    pub(crate) fn add_cached(&mut self, usage: &WireUsage) {
+    /// Sets the tokens of reasoning among those generated.
+    pub(crate) fn set_reasoning(&mut self, reasoning_tokens: usize) {
+        self.completion_tokens_details = Some(CompletionDetails { reasoning_tokens });
+    }
+
+    /// Adds what the first choice of a prompt found in the cache, of which the tokens up to `marked` are to be kept.
+    pub(crate) fn add_cached(&mut self, usage: &WireUsage, marked: u32) {
+        let marked = marked.min(usage.prompt_tokens);
+        let found = usage.cached_tokens + usage.copied_tokens;
+        self.prompt_tokens_details.cache_write_tokens += marked.saturating_sub(found);
         self.prompt_tokens_details.cached_tokens += usage.cached_tokens;
         self.prompt_tokens_details.copied_tokens += usage.copied_tokens;
     }
@@ -88,11 +107,11 @@ mod tests {
         usage.add_prompt(10);
         usage.add_tokens(3);
         usage.add_tokens(4);
-        usage.add_cached(&WireUsage { cached_tokens: 8, ..WireUsage::default() });
+        usage.add_cached(&WireUsage { prompt_tokens: 10, cached_tokens: 7, ..WireUsage::default() }, 8);
         let json = serde_json::to_string(&usage).unwrap();
         assert_eq!(
             json,
-            r#"{"prompt_tokens":10,"completion_tokens":7,"total_tokens":17,"prompt_tokens_details":{"cached_tokens":8}}"#
+            r#"{"prompt_tokens":10,"completion_tokens":7,"total_tokens":17,"prompt_tokens_details":{"cached_tokens":7,"cache_write_tokens":1}}"#
         );
         let finish = |decode_ms, preemptions| Finish {
             usage: Some(WireUsage { completion_tokens: 5, preemptions, ..WireUsage::default() }),

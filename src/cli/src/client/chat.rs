@@ -1,10 +1,11 @@
 //! `trunkline chat`: a chat that the server keeps, line by line.
 
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use tokio::sync::mpsc;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
@@ -15,6 +16,7 @@ use trunkline_server::proto::sessions_client::SessionsClient;
 
 use crate::client::connection::{ConnectionArgs, status_error};
 use crate::client::generate::SamplingArgs;
+use crate::client::marks::Marks;
 
 /// Exit status of a command ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
@@ -83,8 +85,9 @@ pub struct ChatArgs {
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
 
-    /// Marks around each line: `plain` is a line break behind it, `chatml` the marks of Qwen and SmolLM2.
-    #[arg(long, value_name = "NAME", value_enum, default_value_t = Template::Plain)]
+    /// Marks around each line: `plain` is a line break behind it, `chatml` the marks of Qwen and SmolLM2; else a model's folder or GGUF file, whose
+    /// chat template has the marks.
+    #[arg(long, value_name = "NAME or PATH", value_parser = template, default_value = "plain")]
     template: Template,
 
     /// Tokens of each answer, at most.
@@ -112,58 +115,94 @@ pub struct ChatArgs {
 }
 
 /// Marks around the lines of a chat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Template {
     /// A line break behind each line.
     Plain,
     /// `<|im_start|>` and `<|im_end|>`.
     Chatml,
+    /// Those of a model's chat template.
+    Model(Box<Marks>),
+}
+
+fn template(name: &str) -> Result<Template, String> {
+    match name {
+        "plain" => Ok(Template::Plain),
+        "chatml" => Ok(Template::Chatml),
+        path => match Marks::of_model(Path::new(path)) {
+            Ok(marks) => Ok(Template::Model(Box::new(marks))),
+            Err(error) => Err(format!("{error:#}; besides a model's folder or file there are plain and chatml")),
+        },
+    }
+}
+
+/// Place of a turn in its session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Place {
+    /// `true` for the first turn.
+    first: bool,
+    /// `true` behind a system text.
+    has_system: bool,
 }
 
 impl Template {
-    fn system(self, text: &str) -> String {
-        match self {
+    fn system(&self, text: &str) -> anyhow::Result<String> {
+        Ok(match self {
             Self::Plain if text.is_empty() => String::new(),
             Self::Plain => format!("{text}\n"),
             Self::Chatml => format!("<|im_start|>system\n{text}<|im_end|>"),
-        }
+            Self::Model(marks) => marks.begin(text)?,
+        })
     }
 
     /// Returns the text of a turn. With marks, each turn begins with the line break behind the turn before.
-    fn turn(self, line: &str) -> String {
+    fn turn(&self, line: &str, place: Place) -> String {
         match self {
             Self::Plain => format!("{line}\n"),
             Self::Chatml => format!("\n<|im_start|>user\n{line}<|im_end|>\n<|im_start|>assistant\n"),
+            Self::Model(marks) => marks.turn(line, place.first, place.has_system),
+        }
+    }
+
+    /// Returns the marks around what is said beside the turns.
+    fn aside(&self) -> (&str, &str) {
+        match self {
+            Self::Plain => ("", "\n"),
+            Self::Chatml => ("\n<|im_start|>system\n", "<|im_end|>"),
+            Self::Model(marks) => marks.aside(),
         }
     }
 
     /// Returns the text of a fact.
-    fn fact(self, text: &str) -> String {
-        match self {
-            Self::Plain => format!("{text}\n"),
-            Self::Chatml => format!("\n<|im_start|>system\n{text}<|im_end|>"),
-        }
+    fn fact(&self, text: &str) -> String {
+        let (before, behind) = self.aside();
+        [before, text, behind].concat()
     }
 
     /// Fills in the texts of summaries.
-    fn compaction(self, compaction: proto::Compaction) -> proto::Compaction {
-        match self {
-            Self::Plain => compaction,
-            Self::Chatml => proto::Compaction {
-                instruction: Some(self.turn(
-                    "Summarise our conversation so far in a few sentences. Keep names, facts, decisions and open questions.",
-                )),
-                summary_before: Some("\n<|im_start|>system\nEarlier in this conversation: ".into()),
-                summary_behind: Some("<|im_end|>".into()),
-                ..compaction
-            },
+    fn compaction(&self, compaction: proto::Compaction) -> proto::Compaction {
+        if *self == Self::Plain {
+            return compaction;
+        }
+        let (before, behind) = self.aside();
+        proto::Compaction {
+            instruction: Some(self.turn(
+                "Summarise our conversation so far in a few sentences. Keep names, facts, decisions and open questions.",
+                Place::default(),
+            )),
+            summary_before: Some(format!("{before}Earlier in this conversation: ")),
+            summary_behind: Some(behind.into()),
+            ..compaction
         }
     }
 }
 
 impl ChatArgs {
     /// Returns the request for a new session.
-    pub(crate) fn session(&self) -> proto::CreateSessionRequest {
+    ///
+    /// # Errors
+    /// If the template has no place for a system text.
+    pub(crate) fn session(&self) -> anyhow::Result<proto::CreateSessionRequest> {
         let compaction = proto::Compaction {
             recent_high: self.recent_high,
             recent_low: self.recent_low,
@@ -171,19 +210,22 @@ impl ChatArgs {
             ..Default::default()
         };
         let compaction = Some(self.template.compaction(compaction));
-        let system = self.template.system(self.system.as_deref().unwrap_or_default());
-        proto::CreateSessionRequest {
+        let system = self.template.system(self.system.as_deref().unwrap_or_default())?;
+        Ok(proto::CreateSessionRequest {
             system: Some(proto::create_session_request::System::Text(system)),
+            // A template has its special tokens.
+            add_special_tokens: matches!(self.template, Template::Model(_)).then_some(false),
             settings: Some(proto::SessionSettings { compaction, ..Default::default() }),
             ..Default::default()
-        }
+        })
     }
 
-    /// Returns the request for a turn.
-    pub(crate) fn turn(&self, session_id: String, line: &str) -> proto::GenerateTurnRequest {
+    /// Returns the request for a turn, the first of its session if `first`.
+    pub(crate) fn turn(&self, session_id: String, line: &str, first: bool) -> proto::GenerateTurnRequest {
+        let place = Place { first, has_system: self.system.as_ref().is_some_and(|text| !text.is_empty()) };
         proto::GenerateTurnRequest {
             session_id,
-            input: Some(proto::generate_turn_request::Input::Text(self.template.turn(line))),
+            input: Some(proto::generate_turn_request::Input::Text(self.template.turn(line, place))),
             sampling: Some(self.sampling.message()),
             stopping: Some(proto::Stopping {
                 max_tokens: Some(self.max_tokens),
@@ -233,12 +275,17 @@ struct Session<'a> {
     id: String,
     /// Last notice shown.
     seen: u64,
+    /// `true` once there is a turn.
+    begun: bool,
 }
 
 /// Runs the chat to the end of the input; returns `true` if a line was refused.
 async fn hold(args: &ChatArgs) -> anyhow::Result<bool> {
     let mut session = Session::open(args).await?;
     note(&format!("session {}", session.id));
+    if matches!(&args.template, Template::Model(marks) if marks.forgets_reasoning) {
+        note("the chat template leaves reasoning out of earlier turns; the session keeps it");
+    }
     let (mut lines, prompts, mut refused) = (lines(), io::stdin().is_terminal(), false);
     loop {
         if prompts {
@@ -298,9 +345,10 @@ impl From<io::Error> for Failure {
 impl<'a> Session<'a> {
     async fn open(args: &'a ChatArgs) -> anyhow::Result<Self> {
         let client = SessionsClient::new(args.connection.connect().await?);
-        let mut session = Self { args, client, id: args.session.clone().unwrap_or_default(), seen: 0 };
+        let mut session =
+            Self { args, client, id: args.session.clone().unwrap_or_default(), seen: 0, begun: args.session.is_some() };
         if args.session.is_none() {
-            let request = session.request(args.session())?;
+            let request = session.request(args.session()?)?;
             session.id = session.client.create(request).await.map_err(status_error)?.into_inner().session_id;
         }
         // What happened before is no news.
@@ -321,7 +369,7 @@ impl<'a> Session<'a> {
 
     async fn turn(&mut self, line: &str) -> Result<(), Failure> {
         let args = self.args;
-        let request = self.request(args.turn(self.id.clone(), line))?;
+        let request = self.request(args.turn(self.id.clone(), line, !self.begun))?;
         let mut stream = self.client.generate(request).await?.into_inner();
         let (mut stdout, mut usage, mut ends_line) = (io::stdout(), None, true);
         while let Some(response) = stream.message().await? {
@@ -338,6 +386,7 @@ impl<'a> Session<'a> {
                 None => {}
             }
         }
+        self.begun = true;
         if !ends_line {
             writeln!(stdout)?;
         }
@@ -365,6 +414,7 @@ impl<'a> Session<'a> {
         let (session_id, turn_id) = (self.id.clone(), String::new());
         let request = self.request(proto::AppendTurnRequest { session_id, turn_id, input, pin: true })?;
         let added = self.client.append(request).await?.into_inner();
+        self.begun = true;
         note(&format!("{} tokens pinned", added.tokens));
         Ok(())
     }
@@ -444,10 +494,12 @@ mod tests {
     fn turns_with_marks_follow_each_other() {
         let marks = Template::Chatml;
         let answer = "Hello.<|im_end|>";
-        let text = [marks.system("Be kind."), marks.turn("Hi"), answer.into(), marks.turn("Bye")].concat();
+        let turn = |line: &str| marks.turn(line, Place::default());
+        let text = [marks.system("Be kind.").unwrap(), turn("Hi"), answer.into(), turn("Bye")].concat();
         let rendered = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.\
                         <|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n";
         assert_eq!(text, rendered);
-        assert_eq!(Template::Plain.system("") + &Template::Plain.turn("Hi"), "Hi\n");
+        let plain = Template::Plain.system("").unwrap() + &Template::Plain.turn("Hi", Place::default());
+        assert_eq!(plain, "Hi\n");
     }
 }

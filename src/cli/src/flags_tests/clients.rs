@@ -93,7 +93,7 @@ fn sent(command: &str, flags: &[&str]) -> String {
         if command == "generate" { &["trunkline", "generate", "a prompt"] } else { &["trunkline", "chat"] };
     match Cli::try_parse_from([words, flags].concat()).unwrap().command {
         Command::Generate(args) => format!("{:?}", crate::client::generate::request(&args).unwrap()),
-        Command::Chat(args) => format!("{:?} {:?}", args.session(), args.turn("of a session".into(), "a line")),
+        Command::Chat(args) => format!("{:?} {:?}", args.session(), args.turn("of a session".into(), "a line", false)),
         _ => panic!("{command} sends no request"),
     }
 }

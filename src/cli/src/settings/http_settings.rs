@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Args;
 use tracing::warn;
+use trunkline_http::{AllowedOrigins, ReasoningParser, ToolCallParser};
 use trunkline_template::ChatTemplate;
 use trunkline_text::ChatSource;
 
@@ -22,6 +23,19 @@ pub struct HttpSettings {
     /// Chat template (Jinja) for /v1/chat/completions [default: the model's own, of chat_template.jinja, tokenizer_config.json or the GGUF file].
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+
+    /// Form in which the model calls tools, for chats to have calls apart from the text: hermes (Qwen too), llama3_json or mistral [default: calls stay
+    /// in the text].
+    #[arg(long, value_name = "NAME")]
+    pub tool_call_parser: Option<ToolCallParser>,
+
+    /// Form in which the model reasons, for chats to have the reasoning apart from the text: deepseek_r1 or qwen3 [default: it stays in the text].
+    #[arg(long, value_name = "NAME")]
+    pub reasoning_parser: Option<ReasoningParser>,
+
+    /// Origins whose pages may read answers in a browser, several separated by commas, or * for all [default: none].
+    #[arg(long, value_name = "ORIGINS")]
+    pub allowed_origins: Option<AllowedOrigins>,
 }
 
 impl HttpSettings {
@@ -32,7 +46,9 @@ impl HttpSettings {
     pub fn door(&self, model: Option<&Path>) -> anyhow::Result<trunkline_http::Settings> {
         let served_names = self.served_names().map(str::to_owned).collect();
         let template = self.template(model)?.map(Arc::new);
-        Ok(trunkline_http::Settings { served_names, template })
+        let Self { tool_call_parser, reasoning_parser, .. } = *self;
+        let allowed_origins = self.allowed_origins.clone().unwrap_or_default();
+        Ok(trunkline_http::Settings { served_names, template, allowed_origins, tool_call_parser, reasoning_parser })
     }
 
     /// Returns the settings of vLLM's gRPC service for a model.
@@ -77,7 +93,10 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "{{ bos_token }}{{ messages[0].content }}!").unwrap();
         let template = Some(file.path().to_owned());
-        let door = HttpSettings { served_model_name: Some("a, b".into()), chat_template: template }.door(None).unwrap();
+        let door =
+            HttpSettings { served_model_name: Some("a, b".into()), chat_template: template, ..HttpSettings::default() }
+                .door(None)
+                .unwrap();
         assert_eq!(door.served_names, ["a", "b"]);
         let render = |settings: HttpSettings| {
             let message = Value::from_pairs([("role", "user"), ("content", "hi")]);

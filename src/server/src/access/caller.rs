@@ -50,6 +50,12 @@ impl Caller {
         caller
     }
 
+    /// Returns a sender who may do what is open to all.
+    pub(crate) fn without_rights(call: &Arc<Call>) -> Self {
+        let owner = Owner::Connection(call.connection().number());
+        Self { call: call.clone(), owner, admin: false, worker: false }
+    }
+
     /// Returns a sender in this process, without a connection.
     pub(crate) fn local() -> Self {
         let call = Call::detached(NetworkLimits::default(), Clock::start());

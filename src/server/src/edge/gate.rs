@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 use crate::access::caller::Caller;
 use crate::access::{Access, WORKERS};
 use crate::edge::bodies::{Accepted, End, RequestBody, ResponseBody};
-use crate::edge::door::{HttpDoor, is_grpc};
+use crate::edge::door::{HttpDoor, is_grpc, is_preflight};
 use crate::edge::headers;
 use crate::edge::panics::{Whole, failed};
 use crate::edge::questions::Questions;
@@ -99,12 +99,15 @@ impl Gate {
 
     /// Returns the sender of a call.
     fn caller<B>(&self, request: &Request<B>, call: &Arc<Call>) -> Result<Caller, Status> {
+        Self::check(request, call)?;
+        self.access.caller(request.uri().path(), request.headers(), call)
+    }
+
+    /// Checks what holds for calls of all senders.
+    fn check<B>(request: &Request<B>, call: &Arc<Call>) -> Result<(), Status> {
         let refusals = &call.connection().network().counters.refusals;
         headers::check(request).inspect_err(|_| refusals.count(Reason::HeadersTooLarge))?;
-        if let Some(status) = call.withdrawal() {
-            return Err(status);
-        }
-        self.access.caller(request.uri().path(), request.headers(), call)
+        call.withdrawal().map_or(Ok(()), Err)
     }
 
     /// Returns the services for a path.
@@ -135,8 +138,14 @@ impl Gate {
         B: Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<StdError>,
     {
+        let origin = request.headers().get("origin").cloned();
         let answer = async {
-            let caller = self.caller(&request, &call)?;
+            let caller = if is_preflight(&request) {
+                Self::check(&request, &call)?;
+                Caller::without_rights(&call)
+            } else {
+                self.caller(&request, &call)?
+            };
             // Clients of HTTP/1 use many connections: without tokens, an id is known to all who send it.
             let caller = Caller { owner: caller.owner_of_made_id(), ..caller };
             headers::trim(&mut request);
@@ -151,7 +160,10 @@ impl Gate {
             status = call.ended() => Err(status),
             answer = answer => answer,
         };
-        let response = response.unwrap_or_else(|status| door.refuse(&status));
+        let response = match response {
+            Ok(response) => response,
+            Err(status) => door.refuse(&status, origin).await,
+        };
         call.answer(response.status().is_success());
         response.map(|body| ResponseBody::new(body, call, None))
     }

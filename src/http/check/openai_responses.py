@@ -1,0 +1,155 @@
+"""/v1/responses, calls of tools and prompt caching with the openai package: `python openai_responses.py BASE_URL`.
+
+Calls and reasoning are checked with a server that repeats the prompt: `trunkline serve --simulate h100-80g --simulate-text echo
+--tool-call-parser hermes --reasoning-parser qwen3`, and ECHO=1 here."""
+
+import os
+
+import openai
+
+from checks import BASE, KEY, check, equal, run_all, true
+
+client = openai.OpenAI(base_url=BASE + "/v1", api_key=KEY, max_retries=0, timeout=60)
+MODEL = client.models.list().data[0].id
+SHORT = {"model": MODEL, "temperature": 0, "max_output_tokens": 6}
+CHAT = {"model": MODEL, "temperature": 0, "max_tokens": 4}
+LONG = "Once upon a time there was a prompt that many requests share. " * 12
+FUNCTION = {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+@check
+def response():
+    answer = client.responses.create(input="Once upon", instructions="be brief", **SHORT)
+    equal((answer.object, answer.status), ("response", "incomplete"))
+    equal(answer.incomplete_details.reason, "max_output_tokens")
+    true(answer.output_text, "no text")
+    equal(answer.usage.output_tokens, 6)
+    equal(answer.usage.total_tokens, answer.usage.input_tokens + 6)
+    equal((answer.output[0].type, answer.output[0].role), ("message", "assistant"))
+
+
+@check
+def response_of_items():
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "Once"}]}, {"role": "assistant", "content": "upon"},
+             {"role": "user", "content": "a time"}]
+    first = client.responses.create(input=items, **SHORT)
+    true(first.output_text, "no text")
+    again = client.responses.create(input=items + first.output + [{"role": "user", "content": "more"}], **SHORT)
+    true(again.usage.input_tokens > first.usage.input_tokens, "the output was not sent back")
+
+
+@check
+def response_streamed():
+    whole = client.responses.create(input="Once upon", **SHORT)
+    events = list(client.responses.create(input="Once upon", stream=True, **SHORT))
+    equal("".join(event.delta for event in events if event.type == "response.output_text.delta"), whole.output_text)
+    equal([event.sequence_number for event in events], list(range(len(events))))
+    equal((events[0].type, events[1].type, events[-1].type), ("response.created", "response.in_progress", "response.incomplete"))
+    equal(events[-1].response.output_text, whole.output_text)
+    true(all(type(event).__name__ != "BaseModel" for event in events), "an event of an unknown type")
+
+
+@check
+def response_stream_helper():
+    text = ""
+    with client.responses.stream(input="Once upon", **SHORT) as stream:
+        for event in stream:
+            if event.type == "response.output_text.delta":
+                text += event.delta
+                true(event.snapshot == text, "the snapshot is not the text so far")
+    true(text, "no text")
+
+
+@check
+def response_logprobs():
+    answer = client.responses.create(input="Once", include=["message.output_text.logprobs"], top_logprobs=2, **SHORT)
+    logprobs = answer.output[0].content[0].logprobs
+    equal((len(logprobs), len(logprobs[0].top_logprobs)), (6, 2))
+
+
+@check
+async def response_async():
+    async with openai.AsyncOpenAI(base_url=BASE + "/v1", api_key=KEY) as many:
+        stream = await many.responses.create(input="Once upon", stream=True, **SHORT)
+        kinds = [event.type async for event in stream]
+        equal(kinds[-1], "response.incomplete")
+
+
+@check
+def what_needs_memory_is_refused():
+    for more, param in [({"previous_response_id": "resp_1"}, "previous_response_id"), ({"store": True}, "store"),
+                        ({"background": True}, "background"), ({"truncation": "auto"}, "truncation"),
+                        ({"tools": [{"type": "web_search"}]}, "tools")]:
+        try:
+            client.responses.create(input="x", **SHORT, **more)
+            raise AssertionError(f"{param} was taken")
+        except openai.BadRequestError as error:
+            equal(error.param, param)
+
+
+@check
+def response_that_is_not_stored():
+    try:
+        client.responses.retrieve("resp_1")
+        raise AssertionError("found")
+    except openai.NotFoundError:
+        pass
+
+
+@check
+def prompt_cache_fields():
+    text = {"type": "text", "text": LONG, "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
+    messages = [{"role": "user", "content": [text, {"type": "text", "text": "And then?"}]}]
+    options = {"mode": "explicit", "ttl": "30m"}
+    first = client.chat.completions.create(messages=messages, prompt_cache_options=options, **CHAT)
+    details = first.usage.prompt_tokens_details
+    true(0 < details.cache_write_tokens + details.cached_tokens < first.usage.prompt_tokens, details)
+    answer = client.chat.completions.create(messages=messages, prompt_cache_key="key", prompt_cache_retention="24h", **CHAT)
+    true(answer.usage.prompt_tokens_details.cached_tokens > 0, "nothing was found")
+    answer = client.responses.create(input=LONG, prompt_cache_key="key", **SHORT)
+    details = answer.usage.input_tokens_details
+    equal(details.cache_write_tokens + details.cached_tokens, answer.usage.input_tokens)
+    try:
+        client.chat.completions.create(messages=messages, prompt_cache_retention="forever", **CHAT)
+        raise AssertionError("taken")
+    except openai.BadRequestError as error:
+        equal(error.param, "prompt_cache_retention")
+
+
+if os.environ.get("ECHO"):
+    # The answer is the prompt: the template's marks, then what was asked.
+    ASKED = {"model": MODEL, "max_tokens": 400, "tools": [{"type": "function", "function": FUNCTION}],
+             "messages": [{"role": "user", "content": "Do it. " + CALL + CALL}]}
+
+    @check
+    def chat_calls():
+        message = client.chat.completions.create(**ASKED).choices[0].message
+        equal([(call.function.name, call.function.arguments) for call in message.tool_calls], [("add", '{"a": 1}')] * 2)
+        true("<tool_call>" not in message.content and "Do it." in message.content, message.content)
+
+    @check
+    def chat_calls_streamed():
+        with client.chat.completions.stream(**ASKED) as stream:
+            for _ in stream:
+                pass
+            choice = stream.get_final_completion().choices[0]
+        equal(choice.finish_reason, "tool_calls")
+        equal([call.function.name for call in choice.message.tool_calls], ["add", "add"])
+
+    @check
+    def response_calls():
+        tools = [{"type": "function", **FUNCTION}]
+        asked = {"model": MODEL, "input": "Do it. " + CALL, "tools": tools, "max_output_tokens": 400}
+        answer = client.responses.create(**asked)
+        calls = [item for item in answer.output if item.type == "function_call"]
+        equal([(call.name, call.arguments) for call in calls], [("add", '{"a": 1}')])
+        with client.responses.stream(**asked) as stream:
+            final = stream.get_final_response()
+        equal([item.type for item in final.output], [item.type for item in answer.output])
+        result = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "2"}
+        again = client.responses.create(**{**asked, "input": [{"role": "user", "content": "Do it."}, *answer.output, result]})
+        equal(again.status, "completed")
+
+
+run_all("openai", openai.__version__)

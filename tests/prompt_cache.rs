@@ -1,0 +1,97 @@
+//! OpenAI's fields about the prompt cache keep prompts that are flooded away without them.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use trunkline_core::Config;
+use trunkline_http::Settings;
+use trunkline_template::ChatTemplate;
+use trunkline_tests::http::post;
+use trunkline_tests::server::TestServer;
+use trunkline_text::ChatSource;
+
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:";
+
+async fn start() -> TestServer {
+    let template = ChatTemplate::new(ChatSource::of_text(TEMPLATE)).expect("the template can be used");
+    let settings = Settings { template: Some(Arc::new(template)), ..Settings::default() };
+    let config = Config { device_blocks: 64, eviction: "lru".into(), ..Config::default() };
+    TestServer::start_http(config, settings, |_| {}, |worker| Box::new(worker)).await.unwrap()
+}
+
+/// Two texts of 150 characters; the second has these fields.
+fn parts(name: &str, of_first: &Value) -> Value {
+    let text = |kind: &str| json!({"type": "text", "text": format!("{name} {kind} {}", kind.repeat(140))});
+    let (mut first, second) = (text("a"), text("b"));
+    first.as_object_mut().unwrap().extend(of_first.as_object().unwrap().clone());
+    json!([first, second])
+}
+
+async fn chat(server: &TestServer, name: &str, of_first: &Value, fields: &Value) -> Value {
+    let mut body =
+        json!({"messages": [{"role": "user", "content": parts(name, of_first)}], "max_tokens": 2, "temperature": 0});
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let answer = post(server.addr(), "/v1/chat/completions", &body.to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.json()["usage"].clone()
+}
+
+/// Returns the tokens that are found of a prompt with these fields after a flood, of 316 or so.
+async fn found(of_first: Value, fields: Value) -> u64 {
+    let server = start().await;
+    chat(&server, "kept", &of_first, &fields).await;
+    for n in 0..8 {
+        chat(&server, &format!("flood {n}"), &json!({}), &json!({})).await;
+    }
+    let usage = chat(&server, "kept", &json!({}), &json!({})).await;
+    usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_client_marks_is_there_after_a_flood() {
+    let none = json!({});
+    assert!(found(none.clone(), none.clone()).await < 16, "without a field nothing stays");
+    for fields in [
+        json!({"prompt_cache_key": "key"}),
+        json!({"prompt_cache_retention": "24h"}),
+        json!({"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}),
+    ] {
+        let tokens = found(none.clone(), fields.clone()).await;
+        // A quarter of the blocks may be marked.
+        assert!(tokens >= 240, "{tokens} with {fields}");
+    }
+    // Up to the breakpoint, and no further.
+    let breakpoint = json!({"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}});
+    let tokens = found(breakpoint.clone(), json!({"prompt_cache_options": {"mode": "explicit"}})).await;
+    assert!((128..=160).contains(&tokens), "{tokens}");
+    let tokens = found(none, json!({"prompt_cache_options": {"mode": "explicit"}})).await;
+    assert!(tokens < 16, "{tokens} without a breakpoint");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn written_tokens_are_counted_and_wrong_fields_refused() {
+    let server = start().await;
+    let details = |usage: &Value| usage["prompt_tokens_details"].clone();
+    let first = chat(&server, "p", &json!({}), &json!({"prompt_cache_key": "key"})).await;
+    assert_eq!(details(&first), json!({"cached_tokens": 0, "cache_write_tokens": first["prompt_tokens"]}));
+    let again = chat(&server, "p", &json!({}), &json!({"prompt_cache_key": "key"})).await;
+    let cached = details(&again)["cached_tokens"].as_u64().unwrap();
+    assert_eq!(details(&again)["cache_write_tokens"], again["prompt_tokens"].as_u64().unwrap() - cached);
+    assert_eq!(details(&chat(&server, "q", &json!({}), &json!({})).await), json!({"cached_tokens": 0}));
+    let completion = json!({"prompt": "p".repeat(64), "max_tokens": 1, "prompt_cache_key": "key"});
+    let usage = post(server.addr(), "/v1/completions", &completion.to_string()).await.json()["usage"].clone();
+    assert_eq!(details(&usage), json!({"cached_tokens": 0, "cache_write_tokens": 64}));
+    for (fields, param) in [
+        (json!({"prompt_cache_retention": "1h"}), "prompt_cache_retention"),
+        (json!({"prompt_cache_options": {"mode": "both"}}), "prompt_cache_options"),
+        (
+            json!({"messages": [{"role": "user", "content": parts("p", &json!({"prompt_cache_breakpoint": {}}))}]}),
+            "prompt_cache_breakpoint",
+        ),
+    ] {
+        let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let answer = post(server.addr(), "/v1/chat/completions", &body.to_string()).await;
+        assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(param)));
+    }
+}
