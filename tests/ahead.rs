@@ -11,7 +11,7 @@ fn limits(max_steps_in_flight: u32) -> Config {
     Config { device_blocks: 64, max_batch_tokens: 300, max_steps_in_flight, ..Config::default() }
 }
 
-/// Greedy and sampled requests, some with a penalty for repetition, some that a stop string or a stop token may end.
+/// Greedy and sampled requests, some with penalties and biases, some that a stop string or a stop token may end.
 fn requests() -> Vec<GenerateRequest> {
     let request = |i: usize| {
         let mut request = greedy(&format!("{} Branch {}, leaf {i}.", &TRUNK[..20 + 15 * (i % 5)], i % 7), 40);
@@ -20,6 +20,9 @@ fn requests() -> Vec<GenerateRequest> {
                 temperature: Some(0.9),
                 seed: Some(i as u64),
                 repetition_penalty: i.is_multiple_of(4).then_some(1.2),
+                frequency_penalty: (i % 3) as f32 / 4.0,
+                presence_penalty: if i.is_multiple_of(4) { 0.0 } else { 0.5 },
+                logit_bias: [(101, (i % 5) as f32)].into(),
                 ..Sampling::default()
             });
         }

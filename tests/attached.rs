@@ -278,6 +278,7 @@ async fn a_worker_that_does_not_fit_gets_one_line() {
     refused(|hello| hello.abilities.max_logprobs = 5, "max_logprobs is 5; the server offers 20 to its clients").await;
     let sampling = "the server's requests sample, which needs seeded_sampling";
     refused(|hello| hello.abilities.seeded_sampling = false, sampling).await;
+    refused(|hello| hello.abilities.penalties = false, "which needs penalties; update the worker").await;
     let partial = "the server's prefix hits end within blocks, which needs partial_writes";
     refused(|hello| hello.abilities.partial_writes = false, partial).await;
 

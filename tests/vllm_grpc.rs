@@ -132,7 +132,8 @@ async fn an_answer_is_that_of_the_servers_own_service_streamed_or_not() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stops_say_what_was_matched_and_the_models_own_end_is_nothing_special() {
-    let server = start().await;
+    let small = Config { max_context: 128, ..Config::default() };
+    let server = TestServer::start_vllm(small, settings(), |_| {}, |worker| Box::new(worker)).await.unwrap();
     let mut client = connect(&server).await;
     let tokens = ask(&mut client, request(true, |_| {})).await.unwrap().tokens.remove(&0).unwrap();
     let stop = ask(&mut client, request(true, |params| params.stop_token_ids = vec![tokens[2]])).await.unwrap();
@@ -165,7 +166,7 @@ async fn what_cannot_be_honoured_is_refused_by_the_name_of_its_field() {
     let server = start().await;
     let mut client = connect(&server).await;
     let begins = [
-        (request(true, |params| params.frequency_penalty = 0.5), "frequency_penalty is 0.5"),
+        (request(true, |params| params.frequency_penalty = 2.5), "frequency_penalty is 2.5"),
         (
             request(true, |params| params.constraint = Some(Constraint::JsonSchema("{}".into()))),
             "json_schema is not supported",

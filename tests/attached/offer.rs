@@ -30,7 +30,7 @@ async fn the_first_worker_that_is_accepted_decides_about_the_model() {
             return Err("too small".into());
         }
         let workers: MakeWorker = Arc::new(|_| Err("no embedded workers".into()));
-        let (tokenizer, offer) = (Tokenizer::bytes(), SamplingOffer::within(3, true, false));
+        let (tokenizer, offer) = (Tokenizer::bytes(), SamplingOffer { max_logprobs: 3, seeded_sampling: true, penalties: false, scores: false });
         let backend = Backend {
             model: hello.model.clone(),
             further_kv: Vec::new(),
@@ -55,6 +55,11 @@ async fn the_first_worker_that_is_accepted_decides_about_the_model() {
     request.output.as_mut().unwrap().logprobs = Some(4);
     let status = client.ask(request).await.unwrap_err();
     assert_eq!(status.message(), "logprobs is 4; the workers of this server report at most 3");
+    let mut request = greedy(&prompts[0], 1);
+    request.sampling.as_mut().unwrap().presence_penalty = 0.5;
+    let status = client.ask(request).await.unwrap_err();
+    let line = "presence_penalty is not supported by the workers of this server; leave it out";
+    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, line));
     assert_refuses_h2o(&mut client).await;
     server.drain().await;
     worker.await.unwrap();

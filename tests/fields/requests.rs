@@ -102,6 +102,27 @@ pub const PROOFS: &[(&str, Proof)] = &[
             |request| sampling(request).repetition_penalty = Some(50.0),
         ),
     ),
+    (
+        "Sampling.frequency_penalty",
+        Changes(
+            |request| sampling(request).temperature = Some(0.0),
+            |request| sampling(request).frequency_penalty = -2.0,
+        ),
+    ),
+    (
+        "Sampling.presence_penalty",
+        Changes(
+            |request| sampling(request).temperature = Some(0.0),
+            |request| sampling(request).presence_penalty = -2.0,
+        ),
+    ),
+    (
+        "Sampling.logit_bias",
+        Changes(
+            |request| sampling(request).temperature = Some(0.0),
+            |request| sampling(request).logit_bias = [(3, 100.0)].into(),
+        ),
+    ),
     ("Sampling.seed", Changes(nothing, |request| sampling(request).seed = Some(6))),
     ("Stopping.max_tokens", Changes(nothing, |request| stopping(request).max_tokens = Some(3))),
     ("Stopping.min_tokens", Changes(may_end, |request| stopping(request).min_tokens = 12)),

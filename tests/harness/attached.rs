@@ -102,6 +102,7 @@ pub fn hello(name: &str) -> Hello {
         max_logprobs: 20,
         partial_writes: true,
         seeded_sampling: true,
+        penalties: true,
         in_step_hits: true,
         ..Abilities::default()
     };

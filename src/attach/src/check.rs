@@ -62,7 +62,7 @@ macro_rules! case {
 }
 
 /// All checks behind the first two, in order.
-const CASES: [Case; 21] = [
+const CASES: [Case; 22] = [
     case!("heartbeats", faults::heartbeats),
     case!("prefill in chunks", cases::chunks),
     case!("batch equals alone", cases::batch, "max_sequences above 1", |peer| peer.hello.abilities.max_sequences > 1),
@@ -87,6 +87,7 @@ const CASES: [Case; 21] = [
     case!("shared memory", shared::copies, "shared_memory, block_io, and this machine", shared::can_share),
     case!("reset", faults::reset),
     case!("seeded sampling", cases::seeded_sampling, "seeded_sampling", |peer| peer.hello.abilities.seeded_sampling),
+    case!("penalties and biases", cases::penalties, "penalties", |peer| peer.hello.abilities.penalties),
     case!("log probabilities", cases::logprobs, "max_logprobs above 0", |peer| peer.hello.abilities.max_logprobs > 0),
     case!("failed steps", faults::step_failure),
     case!("nonsense", faults::nonsense),

@@ -2,7 +2,7 @@
 //!
 //! A KV cell is a hash of the token, its position, and all cells visible before it; a sampled token is a hash of all cells that the
 //! sequence's block table shows. So a wrong table, an early reuse of a block, a copy to the wrong place, or a token run at a wrong position
-//! changes the text. Equal prefixes have equal cells, whichever request computed the cells, so prefix hits, preemption, swapping and
+//! changes the text. The token of the largest positive bias takes its place, of several the lowest; with a penalty one that was not generated yet. Equal prefixes have equal cells, whichever request computed the cells, so prefix hits, preemption, swapping and
 //! restarts change nothing. Sampling draws token n from (seed, n).
 //!
 //! A [`FakeFault`] makes the worker wrong in one way, to prove that a test notices.
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use trunkline_port::{
-    CopyError, DeviceBlocks, Keeps, LayerGroup, ModelInfo, NO_BLOCK, Sampling, SeqFault, Step, StepError, StepOutput,
+    CopyError, DeviceBlocks, Keeps, LayerGroup, ModelInfo, NO_BLOCK, Sampling, SeqFault, SeqStart, Step, StepError, StepOutput,
     StepRunner, StepSeq, Token, TokenLogprobs,
 };
 
@@ -55,6 +55,8 @@ pub enum FakeFault {
     IdlesInTables,
     /// The sequences of a step run last to first.
     RunsBackwards,
+    /// A sequence that starts counts all of its tokens for the prompt.
+    ForgetsGenerated,
 }
 
 /// Settings of a fake worker.
@@ -89,6 +91,8 @@ struct Slot {
     sampling: Sampling,
     /// Parameters at the last start.
     last: Option<Sampling>,
+    /// Generated tokens.
+    generated: Vec<Token>,
 }
 
 impl FakeWorker {
@@ -146,6 +150,7 @@ impl FakeWorker {
                 in_step_hits: true,
                 shared_memory: true,
                 seeded_sampling: true,
+                penalties: true,
                 ..Abilities::default()
             },
             ..Hello::default()
@@ -157,19 +162,22 @@ impl FakeWorker {
     }
 
     /// Takes in the changes of a sequence's slot.
-    fn apply(&mut self, step: &Step, i: usize, sampling: Option<&Sampling>) {
+    fn apply(&mut self, step: &Step, i: usize, start: Option<&SeqStart>) {
         let seq = &step.seqs[i];
         let at = seq.slot as usize;
         if self.slots.len() <= at {
             self.slots.resize(at + 1, Slot::default());
         }
         let (keeps_slot, keeps_table) = (self.has(FakeFault::KeepsSlot), self.has(FakeFault::KeepsTable));
+        let forgets = self.has(FakeFault::ForgetsGenerated);
         let drops = if self.has(FakeFault::IgnoresDrops) { &[] } else { step.drops_of(i) };
         let slot = &mut self.slots[at];
-        if let Some(sampling) = sampling {
-            let last = slot.last.replace(*sampling).filter(|_| keeps_slot);
-            slot.sampling = last.unwrap_or(*sampling);
+        if let Some(start) = start {
+            let last = slot.last.replace(start.sampling.clone()).filter(|_| keeps_slot);
+            slot.sampling = last.unwrap_or_else(|| start.sampling.clone());
             slot.tables.clear();
+            let n_prompt = if forgets { usize::MAX } else { start.n_prompt as usize };
+            slot.generated = step.all_tokens(seq, start).iter().copied().skip(n_prompt).collect();
         }
         slot.tables.resize(1 + self.config.scored_groups as usize, Vec::new());
         for drop in drops {
@@ -219,7 +227,7 @@ impl FakeWorker {
     }
 
     /// Picks the token after a digest, with log probabilities if asked for.
-    fn pick(&self, seq: &StepSeq, digest: u64, n_seqs: usize) -> (u32, Option<TokenLogprobs>) {
+    fn pick(&mut self, seq: &StepSeq, digest: u64, n_seqs: usize) -> (u32, Option<TokenLogprobs>) {
         let sampling = &self.slots[seq.slot as usize].sampling;
         let mut drawn = digest;
         if sampling.temperature > 0.0 {
@@ -228,7 +236,13 @@ impl FakeWorker {
                 drawn = mix(drawn, n_seqs as u64);
             }
         }
-        let token = (drawn % u64::from(VOCAB)) as u32;
+        let mut token = (drawn % u64::from(VOCAB)) as u32;
+        let generated = &self.slots[seq.slot as usize].generated;
+        let is_open = |token: Token| !sampling.counts_generated() || !generated.contains(&token);
+        let liked = sampling.logit_bias.entries().iter().filter(|(token, bias)| *bias > 0.0 && is_open(*token));
+        if let Some((liked, _)) = liked.reduce(|best, next| if next.1 > best.1 { next } else { best }) {
+            token = *liked;
+        }
         let logprob = -((digest >> 32) as f32 / u32::MAX as f32) - 0.1;
         let logprobs = sampling.logprobs.map(|n| {
             // The greedy token is the most likely one; each further token is a little less likely.
@@ -238,6 +252,7 @@ impl FakeWorker {
             let behind = (token + VOCAB - greedy) % VOCAB;
             TokenLogprobs { request: seq.request, token, logprob: logprob - behind as f32 - wrong, top }
         });
+        self.slots[seq.slot as usize].generated.push(token);
         (token, logprobs)
     }
 }
@@ -247,7 +262,7 @@ impl StepRunner for FakeWorker {
         let mut starts = step.starts.iter();
         for (i, seq) in step.seqs.iter().enumerate() {
             let start = if seq.start { starts.next() } else { None };
-            self.apply(step, i, start.map(|start| &start.sampling));
+            self.apply(step, i, start);
         }
         let mut output = StepOutput::default();
         output.result.step = step.id;

@@ -83,6 +83,8 @@ pub struct Abilities {
     pub scores_by_group: bool,
     /// `true` if sampling is supported, with token n drawn from (seed, n) alone.
     pub seeded_sampling: bool,
+    /// `true` if penalties for generated tokens and biases of logits are honoured.
+    pub penalties: bool,
     /// Stages of the worker's pipeline, at least 1.
     pub pipeline_stages: u32,
     /// `true` if a sequence may read blocks that sequences before it fill in the same step.
@@ -103,6 +105,7 @@ impl Default for Abilities {
             scores: false,
             scores_by_group: false,
             seeded_sampling: false,
+            penalties: false,
             pipeline_stages: 1,
             in_step_hits: false,
             shared_memory: false,
@@ -200,6 +203,7 @@ impl Hello {
                 scores: abilities.scores,
                 scores_by_group: abilities.scores_by_group,
                 seeded_sampling: abilities.seeded_sampling,
+                penalties: abilities.penalties,
                 pipeline_stages: abilities.pipeline_stages,
                 in_step_hits: abilities.in_step_hits,
                 shared_memory: abilities.shared_memory,
@@ -409,6 +413,7 @@ fn decode_abilities(message: &wire::WorkerAbilities) -> Result<Abilities, HelloF
         scores: message.scores,
         scores_by_group: message.scores_by_group,
         seeded_sampling: message.seeded_sampling,
+        penalties: message.penalties,
         pipeline_stages: stages.max(1),
         in_step_hits: message.in_step_hits,
         shared_memory: message.shared_memory,

@@ -41,6 +41,8 @@ pub struct StepLimits {
     pub max_drafts: u32,
     /// Maximum number of log probabilities of a token.
     pub max_logprobs: u32,
+    /// `true` if penalties for generated tokens and biases of logits are honoured.
+    pub penalties: bool,
     /// `true` if KV below `kv_write_from` stays unwritten.
     pub partial_writes: bool,
     /// `true` if the worker reports scores.
@@ -64,6 +66,7 @@ impl StepLimits {
             max_tokens: abilities.max_tokens,
             max_drafts: session.max_drafts,
             max_logprobs: abilities.max_logprobs,
+            penalties: abilities.penalties,
             partial_writes: abilities.partial_writes,
             scores: abilities.scores,
             score_lists: if abilities.scores_by_group { scored_groups } else { 0 },
@@ -430,10 +433,15 @@ impl Mirror {
         if n == 0 {
             return Err(StepReason::Zero { index, field: "the number of tokens" });
         }
+        if let Some(field) = sampling.penalty().filter(|_| !self.limits.penalties) {
+            return Err(StepReason::Ability { field, ability: "penalties" });
+        }
         let largest = start.tokens.iter().copied().max().unwrap_or(0);
+        let biased = sampling.logit_bias.entries().last().map_or(0, |(token, _)| *token);
         for (field, value, most) in [
             ("the number of tokens", n as u64, u64::from(self.limits.max_context)),
             ("the largest token", largest.into(), u64::from(self.limits.vocab_size) - 1),
+            ("the largest token of logit_bias", biased.into(), u64::from(self.limits.vocab_size) - 1),
             ("n_prompt", start.n_prompt.into(), n as u64),
             ("logprobs", sampling.logprobs.unwrap_or(0).into(), self.limits.max_logprobs.into()),
         ] {

@@ -14,6 +14,9 @@ pub fn encode_sampling(sampling: &Sampling) -> wire::WorkerSampling {
         repetition_penalty: sampling.repetition_penalty,
         seed: sampling.seed,
         logprobs: sampling.logprobs,
+        frequency_penalty: sampling.frequency_penalty,
+        presence_penalty: sampling.presence_penalty,
+        logit_bias: sampling.logit_bias.entries().iter().copied().collect(),
     }
 }
 
@@ -36,13 +39,17 @@ pub struct SamplingFault {
 pub fn decode_sampling(message: &wire::WorkerSampling) -> Result<Sampling, SamplingFault> {
     let at_least_0 = |value: f32| value.is_finite() && value >= 0.0;
     let (top_p, penalty) = (message.top_p, message.repetition_penalty);
+    let (frequency, presence) = (message.frequency_penalty, message.presence_penalty);
     let checks = [
         ("temperature", message.temperature, at_least_0(message.temperature), "a number of at least 0"),
         ("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1"),
         ("min_p", message.min_p, (0.0..=1.0).contains(&message.min_p), "from 0 to 1"),
         ("repetition_penalty", penalty, at_least_0(penalty) && penalty > 0.0, "a number above 0"),
+        ("frequency_penalty", frequency, frequency.abs() <= 2.0, "from -2 to 2"),
+        ("presence_penalty", presence, presence.abs() <= 2.0, "from -2 to 2"),
     ];
-    if let Some((field, value, _, range)) = checks.into_iter().find(|(_, _, good, _)| !good) {
+    let biases = message.logit_bias.values().map(|bias| ("logit_bias", *bias, bias.abs() <= 100.0, "from -100 to 100"));
+    if let Some((field, value, _, range)) = checks.into_iter().chain(biases).find(|(_, _, good, _)| !good) {
         return Err(SamplingFault { field, value, range });
     }
     Ok(Sampling {
@@ -51,6 +58,9 @@ pub fn decode_sampling(message: &wire::WorkerSampling) -> Result<Sampling, Sampl
         top_p,
         min_p: message.min_p,
         repetition_penalty: penalty,
+        frequency_penalty: frequency,
+        presence_penalty: presence,
+        logit_bias: message.logit_bias.iter().map(|(token, bias)| (*token, *bias)).collect(),
         seed: message.seed,
         logprobs: message.logprobs,
     })
@@ -68,6 +78,9 @@ mod tests {
             top_p: 0.9,
             min_p: 0.05,
             repetition_penalty: 1.1,
+            frequency_penalty: -2.0,
+            presence_penalty: 0.5,
+            logit_bias: [(7, 100.0), (0, -0.5)].into_iter().collect(),
             seed: u64::MAX,
             logprobs: Some(0),
         };
@@ -81,10 +94,13 @@ mod tests {
         let good = encode_sampling(&Sampling::default());
         for bad in [f32::NAN, f32::INFINITY, -1.0] {
             for (field, message) in [
-                ("temperature", wire::WorkerSampling { temperature: bad, ..good }),
-                ("top_p", wire::WorkerSampling { top_p: bad, ..good }),
-                ("min_p", wire::WorkerSampling { min_p: bad, ..good }),
-                ("repetition_penalty", wire::WorkerSampling { repetition_penalty: bad, ..good }),
+                ("temperature", wire::WorkerSampling { temperature: bad, ..good.clone() }),
+                ("top_p", wire::WorkerSampling { top_p: bad, ..good.clone() }),
+                ("min_p", wire::WorkerSampling { min_p: bad, ..good.clone() }),
+                ("repetition_penalty", wire::WorkerSampling { repetition_penalty: bad, ..good.clone() }),
+                ("frequency_penalty", wire::WorkerSampling { frequency_penalty: 3.0 * bad, ..good.clone() }),
+                ("presence_penalty", wire::WorkerSampling { presence_penalty: 3.0 * bad, ..good.clone() }),
+                ("logit_bias", wire::WorkerSampling { logit_bias: [(3, 101.0 * bad)].into(), ..good.clone() }),
             ] {
                 assert_eq!(decode_sampling(&message).unwrap_err().field, field);
             }

@@ -106,6 +106,7 @@ async fn every_mistake_of_a_worker_fails_a_check() {
         (FakeFault::MixesGroups, "prefill in chunks"),
         (FakeFault::IdlesInTables, "idle steps"),
         (FakeFault::RunsBackwards, "prefix of the same step"),
+        (FakeFault::ForgetsGenerated, "penalties and biases"),
     ] {
         let config = FakeConfig { fault: Some(fault), scored_groups: 1, blocks: 128, ..CONFIG };
         let rows = checked(config, |hello| hello.lock_step = lock_step(1)).await;

@@ -38,6 +38,7 @@ fn hello() -> Hello {
         scores: true,
         scores_by_group: true,
         seeded_sampling: true,
+        penalties: true,
         pipeline_stages: 2,
     };
     Hello {

@@ -50,6 +50,7 @@ fn hello() -> wire::Hello {
             in_step_hits: true,
             shared_memory: true,
             scores_by_group: true,
+            ..wire::WorkerAbilities::default()
         }),
         resume: Some(wire::Resume { session: "s".into(), life: 7 }),
         lock_step: Some(wire::LockStep { group: "moe".into(), size: 4, rank: 3 }),
@@ -66,6 +67,7 @@ fn step() -> wire::Step {
         repetition_penalty: 1.1,
         seed: u64::MAX,
         logprobs: Some(0),
+        ..wire::WorkerSampling::default()
     };
     let start = wire::Start { index: 1, request: 9, tokens: vec![1, 2, 299], n_prompt: 3, sampling: Some(sampling) };
     wire::Step {

@@ -19,6 +19,7 @@ const LIMITS: StepLimits = StepLimits {
     max_tokens: 64,
     max_drafts: 2,
     max_logprobs: 5,
+    penalties: true,
     partial_writes: true,
     scores: true,
     score_lists: 3,
@@ -117,6 +118,30 @@ fn begun() -> Mirror {
     mirror
 }
 
+fn bias_behind_the_vocabulary(step: &mut wire::Step) {
+    step.starts[0].sampling.as_mut().unwrap().logit_bias.insert(100, 1.0);
+}
+
+#[test]
+fn penalties_go_to_workers_that_have_them_alone() {
+    let changes: [(fn(&mut Sampling), &str); 3] = [
+        (|sampling| sampling.frequency_penalty = 0.5, "frequency_penalty"),
+        (|sampling| sampling.presence_penalty = -0.5, "presence_penalty"),
+        (|sampling| sampling.logit_bias = [(99, 1.0), (3, -100.0)].into_iter().collect(), "logit_bias"),
+    ];
+    for (change, field) in changes {
+        let (mut sampling, mut step, mut out) = (Sampling::default(), Step::default(), Step::default());
+        change(&mut sampling);
+        start(&mut step, 0, 9, 0, sampling);
+        let (message, _) = wired(&mut StepEncoder::new(1, BLOCK, 100), &step);
+        Mirror::new(LIMITS).decode(&message, &mut out).unwrap();
+        assert_eq!(out.starts, step.starts);
+        let fault = Mirror::new(StepLimits { penalties: false, ..LIMITS }).decode(&message, &mut out).unwrap_err();
+        let line = format!("{field} is set; the worker did not announce penalties");
+        assert!(fault.to_string().ends_with(&line), "{fault}");
+    }
+}
+
 #[test]
 fn every_broken_rule_of_a_step_is_named() {
     let mut step = Step { id: 5, ..Step::default() };
@@ -125,7 +150,7 @@ fn every_broken_rule_of_a_step_is_named() {
     start(&mut step, 2, 6, 0, Sampling::default());
     let (good, _) = StepEncoder::new(1, BLOCK, 100).encode(&step);
     type Break = fn(&mut wire::Step);
-    let breaks: [(Break, &str); 20] = [
+    let breaks: [(Break, &str); 22] = [
         (|step| step.computed.truncate(1), "column computed has 1 entries for 3 sequences"),
         (|step| step.slots[1] = 0, "slot 0 comes twice"),
         (|step| step.slots[1] = 1 << 16, "slot is 65536"),
@@ -143,6 +168,8 @@ fn every_broken_rule_of_a_step_is_named() {
         (|step| step.starts[0].tokens.clear(), "the number of tokens is 0"),
         (|step| step.starts[0].sampling = None, "without sampling parameters"),
         (|step| step.starts[0].sampling.as_mut().unwrap().top_p = f32::NAN, "top_p is NaN"),
+        (|step| step.starts[0].sampling.as_mut().unwrap().presence_penalty = -2.5, "presence_penalty is -2.5"),
+        (bias_behind_the_vocabulary, "the largest token of logit_bias is 100"),
         (|step| step.starts[0].index = 3, "starts contains sequence 3"),
         (|step| step.drops.push(wire::Drop { index: 0, group: 0, first: 2, n: 2 }), "the end of a drop is 4"),
         (|step| step.score_kind = 7, "score_kind is 7"),
@@ -416,7 +443,7 @@ proptest! {
         };
         let sampling = trunkline_attach::encode_sampling(&Sampling::default());
         message.starts = next().into_iter().map(|index| wire::Start {
-            index, request: 1, tokens: vec![1; index as usize % 9], n_prompt: index, sampling: Some(sampling),
+            index, request: 1, tokens: vec![1; index as usize % 9], n_prompt: index, sampling: Some(sampling.clone()),
         }).collect();
         message.drops = next().into_iter().map(|n| wire::Drop { index: n % 3, group: n % 2, first: n, n }).collect();
         let (mut mirror, mut step) = (begun(), Step::default());

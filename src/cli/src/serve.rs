@@ -341,7 +341,7 @@ fn first_worker(settings: Settings, engines: Engines) -> anyhow::Result<DecideMo
         );
         note_settings(&config);
         note_drafts(&config);
-        let offer = SamplingOffer::within(abilities.max_logprobs, abilities.seeded_sampling, abilities.scores);
+        let offer = SamplingOffer::within(&abilities);
         let offer = offer.fitting(&config);
         let workers: MakeWorker = Arc::new(|_| Err("the server has no embedded workers".into()));
         let backend = Backend { model, further_kv: Vec::new(), tokenizer: tokenizer.clone(), workers, stores, offer };

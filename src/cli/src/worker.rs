@@ -343,6 +343,7 @@ fn hello(args: &AttachArgs, model: ModelInfo) -> anyhow::Result<Hello> {
         scores: args.null.is_none(),
         scores_by_group: args.null.is_none(),
         seeded_sampling: args.null.is_none(),
+        penalties: args.null.is_none(),
         pipeline_stages: 1,
         in_step_hits: true,
         shared_memory: args.shared_memory.unwrap_or(true),

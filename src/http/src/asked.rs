@@ -54,7 +54,8 @@ pub(crate) struct Asked {
     pub(crate) repetition_penalty: Option<f32>,
     pub(crate) presence_penalty: Option<f32>,
     pub(crate) frequency_penalty: Option<f32>,
-    pub(crate) logit_bias: Option<serde_json::Map<String, Value>>,
+    /// Biases by token ids, which are texts in JSON.
+    pub(crate) logit_bias: Option<BTreeMap<u32, f32>>,
     pub(crate) seed: Option<i64>,
     pub(crate) logprobs: Option<Logprobs>,
     pub(crate) top_logprobs: Option<u32>,
@@ -221,16 +222,6 @@ impl Asked {
         if self.best_of.is_some_and(|best_of| best_of as usize != n) {
             return refused("best_of", "must be as large as n: answers are not ranked");
         }
-        let unlike_zero = |value: Option<f32>| value.is_some_and(|value| value != 0.0);
-        if unlike_zero(self.presence_penalty) {
-            return refused("presence_penalty", "is not supported; repetition_penalty is");
-        }
-        if unlike_zero(self.frequency_penalty) {
-            return refused("frequency_penalty", "is not supported; repetition_penalty is");
-        }
-        if self.logit_bias.as_ref().is_some_and(|bias| !bias.is_empty()) {
-            return refused("logit_bias", "is not supported");
-        }
         if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
             return refused("suffix", "is not supported: the model continues text, it does not fill gaps");
         }
@@ -279,6 +270,9 @@ impl Asked {
             top_k: self.top_k.map_or(0, |k| u32::try_from(k.max(0)).unwrap_or(u32::MAX)),
             min_p: self.min_p.unwrap_or(0.0),
             repetition_penalty: self.repetition_penalty,
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            logit_bias: self.logit_bias.iter().flatten().map(|(token, bias)| (*token, *bias)).collect(),
             // The draws of further choices differ, and those of the first are those of a request for one.
             seed: self.seed.map(|seed| seed.cast_unsigned().wrapping_add(choice as u64)),
         };
@@ -369,9 +363,12 @@ mod tests {
             (r#"{"n": 0}"#, "n"),
             (r#"{"n": 129}"#, "n"),
             (r#"{"n": 2, "best_of": 3}"#, "best_of"),
-            (r#"{"presence_penalty": 0.5}"#, "presence_penalty"),
-            (r#"{"frequency_penalty": -0.5}"#, "frequency_penalty"),
-            (r#"{"logit_bias": {"50256": -100}}"#, "logit_bias"),
+            (r#"{"presence_penalty": "high"}"#, "presence_penalty"),
+            (r#"{"frequency_penalty": []}"#, "frequency_penalty"),
+            (r#"{"logit_bias": {"token": -100}}"#, "logit_bias"),
+            (r#"{"logit_bias": {"-1": 0}}"#, "logit_bias"),
+            (r#"{"logit_bias": {"7": "x"}}"#, "logit_bias"),
+            (r#"{"logit_bias": [7]}"#, "logit_bias"),
             (r#"{"suffix": "x"}"#, "suffix"),
             (r#"{"prompt_logprobs": 0}"#, "prompt_logprobs"),
             (r#"{"use_beam_search": true}"#, "use_beam_search"),
@@ -392,7 +389,7 @@ mod tests {
     fn fields_reach_the_request() {
         let asked = asked(
             r#"{"min_tokens": 2, "stop": ["a", "b"], "stop_token_ids": [5], "ignore_eos": true, "temperature": 0.5,
-            "top_p": 0.9, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.5, "seed": -1, "skip_special_tokens": false, "include_stop_str_in_output": true,
+            "top_p": 0.9, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.5, "frequency_penalty": -2, "presence_penalty": 0.5, "logit_bias": {"7": -100, "50256": 1.5}, "seed": -1, "skip_special_tokens": false, "include_stop_str_in_output": true,
             "add_special_tokens": false, "priority": -2, "cache_salt": "salt"}"#,
         );
         let message = asked.message(
@@ -411,6 +408,9 @@ mod tests {
                 top_k: 0,
                 min_p: 0.1,
                 repetition_penalty: Some(1.5),
+                frequency_penalty: -2.0,
+                presence_penalty: 0.5,
+                logit_bias: [(7, -100.0), (50256, 1.5)].into(),
                 seed: Some(1),
             }),
             stopping: Some(proto::Stopping {

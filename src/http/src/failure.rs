@@ -22,7 +22,7 @@ use serde::Serialize;
 use tonic::{Code, Status};
 
 /// Names of fields in messages of the server, with the fields of a body that they come from.
-const PARAMS: [(&str, &str); 17] = [
+const PARAMS: [(&str, &str); 20] = [
     ("text", "prompt"),
     ("token_ids", "prompt"),
     ("prompt", "prompt"),
@@ -34,6 +34,9 @@ const PARAMS: [(&str, &str); 17] = [
     ("top_k", "top_k"),
     ("min_p", "min_p"),
     ("repetition_penalty", "repetition_penalty"),
+    ("frequency_penalty", "frequency_penalty"),
+    ("presence_penalty", "presence_penalty"),
+    ("logit_bias", "logit_bias"),
     ("logprobs", "logprobs"),
     ("max_tokens", "max_tokens"),
     ("min_tokens", "min_tokens"),

@@ -46,7 +46,7 @@ pub mod worker;
 pub use crate::ids::{RequestId, Token};
 pub use crate::model_info::{Keeps, LAYER_GROUPS_MAX, LayerGroup, ModelInfo};
 pub use crate::output::{StepOutput, TokenLogprobs};
-pub use crate::sampling::Sampling;
+pub use crate::sampling::{LogitBias, Sampling};
 pub use crate::step::{
     CellCopy, Dropped, FailedSeq, NO_BLOCK, ScoreKind, Scored, SeqFault, SeqStart, Step, StepResult, StepSeq,
 };

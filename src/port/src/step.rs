@@ -61,7 +61,7 @@ pub struct CellCopy {
 }
 
 /// Facts about a sequence, sent once with [`StepSeq::start`].
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SeqStart {
     /// Parameters for picking tokens.
     pub sampling: Sampling,

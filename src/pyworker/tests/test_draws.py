@@ -26,9 +26,15 @@ def drawn(logits, case, number):
     """The token that a number in 0 .. 1 draws, by the rules of sampling parameters, in the plainest way."""
     logits = logits.copy()
     penalty, seen = np.float32(case["repetition_penalty"]), case["seen"]
+    changes = case.get("changes", {"logit_bias": [], "generated": [], "frequency_penalty": 0, "presence_penalty": 0})
+    for token, bias in changes["logit_bias"]:
+        logits[token] += np.float32(bias)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if penalty != 1:
             logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+        tokens, counts = np.unique(np.array(changes["generated"], int), return_counts=True)
+        logits[tokens] -= counts.astype(np.float32) * np.float32(changes["frequency_penalty"])
+        logits[tokens] -= np.float32(changes["presence_penalty"])
         best = int(logits.argmax())
         if case["temperature"] == 0 or case["top_k"] == 1:
             return best

@@ -36,6 +36,11 @@ class Draws:
         self.penalty = np.full(n, case["repetition_penalty"], np.float32)
         for name in ("temperature", "top_p", "min_p"):
             setattr(self, name, np.full(n, case[name], np.float32))
+        changes = case.get("changes", {})
+        self.frequency = np.full(n, changes.get("frequency_penalty", 0), np.float32)
+        self.presence = np.full(n, changes.get("presence_penalty", 0), np.float32)
+        self.bias = dict.fromkeys(range(n), dict(changes.get("logit_bias", [])))
+        self.generated = {i: torch.tensor(changes["generated"], dtype=torch.int64) for i in range(n) if changes}
 
 
 def test_draws_are_golden():
@@ -47,7 +52,7 @@ def test_draws_are_golden():
         seen = torch.zeros_like(rows, dtype=torch.bool)
         seen[:, case["seen"]] = True
         with np.errstate(over="ignore"):
-            picked = sampling.sample(rows, batch, seen if case["repetition_penalty"] != 1 else None)
+            picked = sampling.sample(rows, batch, seen if case["repetition_penalty"] != 1 else None, batch.generated)
         assert picked.tolist() == [token for _, token in case["draws"]], case
 
 

@@ -176,6 +176,8 @@ def test_nonsense_fails_the_step_and_nothing_else(change, what):
         ("min_p", float("nan"), "from 0 to 1"),
         ("repetition_penalty", 0.0, "a number above 0"),
         ("repetition_penalty", float("inf"), "a number above 0"),
+        ("frequency_penalty", -2.5, "from -2 to 2"),
+        ("presence_penalty", float("nan"), "from -2 to 2"),
     ],
 )
 def test_sampling_parameters_out_of_range_fail_the_step_of_their_request(field, value, wanted):

@@ -231,6 +231,8 @@ class FakeBatch:
         self.n_generated = np.arange(n, dtype=np.int32)
         self.seed = np.full(n, 9, np.uint64)
         self.penalty = np.ones(n, np.float32)
+        self.frequency, self.presence = np.zeros(n, np.float32), np.zeros(n, np.float32)
+        self.bias = {}
         for name, value in fields.items():
             setattr(self, name, np.full(n, value, np.int32 if name == "top_k" else np.float32))
 
@@ -241,6 +243,18 @@ def test_seen_tokens_get_the_penalty():
     logits = torch.tensor([[3.0, 2.0, -1.0], [-1.0, -3.0, -1.5]])
     seen = torch.tensor([[True, False, False], [True, False, False]])
     assert sampling.sample(logits, batch, seen).tolist() == [1, 2]
+
+
+def test_generated_tokens_get_their_penalties_and_biases_come_first():
+    batch = FakeBatch(3, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+    batch.frequency[:], batch.presence[:] = [0.6, 0.0, 0.0], [0.0, 1.5, 0.0]
+    logits = torch.tensor([[3.0, 2.0, 1.0]] * 3)
+    said = torch.tensor([0, 0])
+    assert sampling.sample(logits, batch, None, {0: said, 1: said}).tolist() == [1, 1, 0]
+    assert sampling.sample(logits, batch, None, {0: said[:1], 1: said[:0]}).tolist() == [0, 0, 0]
+    batch.bias = {0: {2: 100.0}, 2: {0: -100.0, 2: 1.5}}
+    assert sampling.sample(logits, batch, None, {0: said, 1: said}).tolist() == [2, 1, 2]
+    assert logits[0].tolist() == [3.0, 2.0, 1.0], "log probabilities are those of the model"
 
 
 def test_scores_add_up_and_dropped_blocks_are_not_read(folder_of):

@@ -30,6 +30,7 @@ fn request() -> pb::GenerateRequest {
             min_p: 0.05,
             repetition_penalty: Some(1.1),
             seed: Some(u64::MAX),
+            ..pb::Sampling::default()
         }),
         stopping: Some(pb::Stopping {
             max_tokens: Some(9),

@@ -55,16 +55,8 @@ fn check_extras(request: &GenerateRequest) -> Result<(), Status> {
 }
 
 fn check_sampling(params: &SamplingParams) -> Result<(), Status> {
-    for (field, value) in
-        [("frequency_penalty", params.frequency_penalty), ("presence_penalty", params.presence_penalty)]
-    {
-        // NaN is unequal to 0, too.
-        if value != 0.0 {
-            return Err(refused(field, &format!("is {value}; it is not supported, repetition_penalty is")));
-        }
-    }
-    if !params.logit_bias.is_empty() {
-        return Err(refused("logit_bias", "is not supported"));
+    if let Some(token) = params.logit_bias.keys().find(|token| **token < 0) {
+        return Err(refused("logit_bias", &format!("has the token {token}; token ids are 0 or more")));
     }
     if let Some(n) = params.prompt_logprobs {
         return Err(refused("prompt_logprobs", &format!("is {n}; log probabilities of the prompt are not supported")));
@@ -115,6 +107,9 @@ impl Asked {
             top_k: params.top_k,
             min_p: params.min_p,
             repetition_penalty: set(params.repetition_penalty),
+            frequency_penalty: params.frequency_penalty,
+            presence_penalty: params.presence_penalty,
+            logit_bias: params.logit_bias.iter().map(|(token, bias)| (token.unsigned_abs(), *bias)).collect(),
             seed: None,
         };
         let stopping = proto::Stopping {
@@ -182,10 +177,8 @@ mod tests {
     #[test]
     fn what_cannot_be_honoured_is_refused_by_name() {
         type Edit = fn(&mut GenerateRequest, &mut SamplingParams);
-        let cases: [(&str, Edit); 19] = [
-            ("frequency_penalty", |_, params| params.frequency_penalty = 0.5),
-            ("presence_penalty", |_, params| params.presence_penalty = f32::NAN),
-            ("logit_bias", |_, params| _ = params.logit_bias.insert(7, 1.0)),
+        let cases: [(&str, Edit); 17] = [
+            ("logit_bias", |_, params| _ = params.logit_bias.insert(-1, 1.0)),
             ("prompt_logprobs", |_, params| params.prompt_logprobs = Some(0)),
             ("logprobs", |_, params| params.logprobs = Some(-1)),
             ("truncate_prompt_tokens", |_, params| params.truncate_prompt_tokens = Some(-1)),
@@ -217,12 +210,16 @@ mod tests {
             params.constraint = Some(Constraint::JsonObject(false));
             params.seed = Some(-1);
             params.logprobs = Some(3);
+            (params.frequency_penalty, params.presence_penalty) = (0.5, -0.5);
+            params.logit_bias.insert(7, 1.5);
         }));
         let asked = asked.unwrap();
         assert_eq!((asked.n, asked.max_tokens), (1, None));
         let first = asked.choice(0, "a".into(), vec![1, 2], 9);
         let sampling = first.sampling.unwrap();
         assert_eq!((sampling.temperature, sampling.top_p, sampling.repetition_penalty), (None, None, None));
+        assert_eq!((sampling.frequency_penalty, sampling.presence_penalty), (0.5, -0.5));
+        assert_eq!(sampling.logit_bias, [(7, 1.5)].into());
         assert_eq!((first.stopping.unwrap().max_tokens, first.output.unwrap().logprobs), (Some(9), Some(3)));
         let second = asked.choice(1, "b".into(), vec![1, 2], 9).sampling.unwrap();
         assert_eq!((sampling.seed, second.seed), (Some(u64::MAX), Some(0)));

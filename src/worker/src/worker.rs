@@ -3,6 +3,7 @@
 pub(crate) mod cell_copies;
 pub(crate) mod drafter;
 pub(crate) mod mirror;
+pub(crate) mod past;
 pub(crate) mod sampler;
 
 use std::borrow::Cow;
@@ -232,8 +233,8 @@ impl Worker {
     fn pick_for(&self, step: &Step, sampled: &Sampled) -> Picked {
         let seq = &step.seqs[sampled.index];
         let slot = self.mirror.slot(seq);
-        // With a right draft the sequence has one token more that counts as seen; what is wrong never does.
-        let mut seen = Cow::Borrowed(&slot.seen);
+        // With a right draft the sequence has one token more that counts; what is wrong never does.
+        let mut past = Cow::Borrowed(&slot.past);
         let mut picked = Picked::default();
         for n in 0..=sampled.drafts.len() {
             let logits = self.logits(sampled.logit_row + n);
@@ -241,7 +242,7 @@ impl Worker {
                 // Behind a right draft the next step comes here again, and fails.
                 break;
             }
-            let token = sample(logits, &slot.sampling, &seen, seq.n_generated + n as u32);
+            let token = sample(logits, &slot.sampling, &past, seq.n_generated + n as u32);
             picked.tokens.push(token);
             picked.logprobs.extend(slot.sampling.logprobs.map(|n_top| {
                 let (logprob, top) = log_probabilities(logits, token, n_top);
@@ -251,7 +252,7 @@ impl Worker {
                 break;
             }
             if slot.sampling.needs_history() {
-                seen.to_mut().insert(token);
+                past.to_mut().push(&slot.sampling, token);
             }
         }
         picked

@@ -15,15 +15,15 @@ fn samplings() -> [Sampling; 4] {
     let hot = Sampling { temperature: 0.9, top_k: 40, top_p: 0.95, seed: 7, ..Sampling::default() };
     [
         Sampling::default(),
-        hot,
-        Sampling { repetition_penalty: 1.4, ..Sampling::default() },
+        Sampling { frequency_penalty: -0.4, presence_penalty: 0.7, ..hot.clone() },
+        Sampling { repetition_penalty: 1.4, frequency_penalty: 0.5, ..Sampling::default() },
         Sampling { repetition_penalty: 0.6, temperature: 0.2, logprobs: Some(2), ..hot },
     ]
 }
 
 fn seq(id: usize) -> Seq {
     let prompt = Tokenizer::bytes().encode(&format!("{id} steps queued behind one another")).unwrap();
-    Seq::new(id as u32, &prompt, samplings()[id % 4])
+    Seq::new(id as u32, &prompt, samplings()[id % 4].clone())
 }
 
 /// Texts and logits of four sequences run together.
@@ -71,7 +71,7 @@ fn a_preempted_sequence_runs_ahead_again_once_it_has_sampled() {
         rig.generate(&mut first, N / 2, usize::MAX);
         // Its slot is lost and its full blocks are shared; the tokens that it generated become input.
         let full = first.computed / 16 * 16;
-        let mut again = Seq::new(9, &first.tokens, first.sampling).share(&first, 16, full);
+        let mut again = Seq::new(9, &first.tokens, first.sampling.clone()).share(&first, 16, full);
         again.prompt_len = first.prompt_len;
         rig.generate(&mut again, N, usize::MAX);
         assert_eq!(again.output(), plain.output(), "sequence {id}");

@@ -23,8 +23,9 @@ fn samplings() -> [Sampling; 5] {
     let hot = Sampling { temperature: 0.1, top_k: 20, top_p: 0.95, seed: 7, ..Sampling::default() };
     [
         Sampling::default(),
-        hot,
-        Sampling { repetition_penalty: 0.5, ..hot },
+        // What is said is said again, so that drafts are right, and counts end each circle.
+        Sampling { presence_penalty: -1.5, frequency_penalty: 0.3, ..hot.clone() },
+        Sampling { repetition_penalty: 0.5, ..hot.clone() },
         Sampling { repetition_penalty: 0.8, seed: 8, logprobs: Some(2), ..hot },
         Sampling { repetition_penalty: 0.9, logprobs: Some(0), ..Sampling::default() },
     ]
@@ -73,7 +74,7 @@ fn run(rig: &mut Rig, mut seqs: Vec<Seq>, chunk: usize) -> Vec<Told> {
 }
 
 fn seq(id: usize, i: usize) -> Seq {
-    Seq::new(id as u32, &prompt(i), samplings()[i % 5])
+    Seq::new(id as u32, &prompt(i), samplings()[i % 5].clone())
 }
 
 #[test]
@@ -119,7 +120,7 @@ fn a_text_that_repeats_itself_takes_fewer_steps() {
     let mut texts = Vec::new();
     for max_drafts in [0, 7] {
         let mut rig = Rig::with(&model, config(16, max_drafts, 1));
-        let mut seq = Seq::new(0, &prompt(0), sampling);
+        let mut seq = Seq::new(0, &prompt(0), sampling.clone());
         rig.generate(&mut seq, 200, usize::MAX);
         assert_eq!(rig.steps + rig.accepted, seq.output().len() as u64);
         texts.push(seq.output()[..200].to_vec());
@@ -140,7 +141,7 @@ fn a_preempted_sequence_and_one_from_shared_blocks_draft_from_their_history() {
         rig.generate(&mut first, N / 2, usize::MAX);
         // Its slot is lost and its blocks are shared; what it generated becomes input.
         let full = first.computed / 16 * 16;
-        let mut again = Seq::new(9, &first.tokens, first.sampling).share(&first, 16, full);
+        let mut again = Seq::new(9, &first.tokens, first.sampling.clone()).share(&first, 16, full);
         again.prompt_len = first.prompt_len;
         rig.generate(&mut again, N, 5);
         assert_eq!(again.output()[..N], expected.tokens, "prompt {i}");
@@ -160,7 +161,7 @@ fn drafts_end_where_the_context_ends() {
     let mut texts = Vec::new();
     for max_drafts in [0, 15] {
         let mut rig = Rig::with(&model, config(16, max_drafts, 1));
-        let mut seq = Seq::new(0, &circle, sampling);
+        let mut seq = Seq::new(0, &circle, sampling.clone());
         // The last token needs no KV, so the text may be one longer than the context.
         rig.generate(&mut seq, 10, 100);
         assert_eq!(rig.drafted > 0, max_drafts > 0);

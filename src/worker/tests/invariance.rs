@@ -18,11 +18,12 @@ fn prompt(i: usize) -> Vec<u32> {
 
 fn samplings() -> [Sampling; 4] {
     let hot = Sampling { temperature: 0.9, top_k: 50, top_p: 0.95, min_p: 0.01, seed: 7, ..Sampling::default() };
+    let bias = [(101, 0.5), (32, -0.5)].into_iter().collect();
     [
         Sampling::default(),
-        hot,
+        Sampling { frequency_penalty: 0.3, presence_penalty: 0.2, logit_bias: bias, ..hot.clone() },
         Sampling { repetition_penalty: 1.3, seed: 8, ..hot },
-        Sampling { repetition_penalty: 1.2, logprobs: Some(3), ..Sampling::default() },
+        Sampling { repetition_penalty: 1.2, presence_penalty: -0.3, logprobs: Some(3), ..Sampling::default() },
     ]
 }
 
@@ -33,7 +34,7 @@ fn bits(logits: &[Vec<f32>]) -> Vec<Vec<u32>> {
 /// Tokens and logits of one sequence run alone with its prompt whole.
 fn alone(model: &Arc<Model>, i: usize, n: usize) -> (Vec<u32>, Vec<Vec<u32>>) {
     let mut rig = Rig::new(model, 16, 64, 1);
-    let mut seq = Seq::new(0, &prompt(i), samplings()[i % 4]);
+    let mut seq = Seq::new(0, &prompt(i), samplings()[i % 4].clone());
     let logits = rig.generate(&mut seq, n, usize::MAX);
     (seq.output().to_vec(), bits(&logits))
 }
@@ -47,7 +48,7 @@ fn chunks_blocks_and_threads_do_not_matter() {
             [(16, 1, 1), (16, 5, 2), (16, 16, 3), (1, 7, 1), (3, 33, 2), (64, 64, 1), (128, 50, 2)]
         {
             let mut rig = Rig::new(&model, block_size, BLOCKS, threads);
-            let mut seq = Seq::new(5, &prompt(i), samplings()[i % 4]);
+            let mut seq = Seq::new(5, &prompt(i), samplings()[i % 4].clone());
             let logits = rig.generate(&mut seq, 12, chunk);
             assert_eq!((seq.output().to_vec(), bits(&logits)), expected, "block {block_size}, chunk {chunk}");
         }
@@ -59,7 +60,7 @@ fn a_batch_of_64_with_prefills_among_decodes_gives_what_each_gives_alone() {
     let model = Arc::new(Model::seeded(2));
     let n = 10;
     let mut rig = Rig::new(&model, 16, BLOCKS, 2);
-    let mut seqs: Vec<Seq> = (0..64).map(|i| Seq::new(i, &prompt(i as usize), samplings()[i as usize % 4])).collect();
+    let mut seqs: Vec<Seq> = (0..64).map(|i| Seq::new(i, &prompt(i as usize), samplings()[i as usize % 4].clone())).collect();
     // Sequences join one by one, so that most steps have decodes and chunks of prompts.
     let mut logits = vec![Vec::new(); 64];
     let mut joined = 1;
@@ -130,19 +131,19 @@ fn a_preempted_sequence_goes_on_where_it_was() {
     for i in 0..4 {
         let expected = alone(&model, i, 14);
         let mut rig = Rig::new(&model, 16, 64, 1);
-        let mut seq = Seq::new(0, &prompt(i), samplings()[i]);
+        let mut seq = Seq::new(0, &prompt(i), samplings()[i].clone());
         let mut logits = rig.generate(&mut seq, 6, usize::MAX);
         // Its blocks are lost; it starts again in another slot with everything it had as input.
-        let mut again = Seq::new(9, &seq.tokens, samplings()[i]);
+        let mut again = Seq::new(9, &seq.tokens, samplings()[i].clone());
         again.prompt_len = seq.prompt_len;
         logits.extend(rig.generate(&mut again, 14, 9));
         assert_eq!((again.output().to_vec(), bits(&logits)), expected);
         // And the same with the KV kept in its blocks and only the slot lost.
         let mut rig = Rig::new(&model, 16, 64, 1);
-        let mut seq = Seq::new(0, &prompt(i), samplings()[i]);
+        let mut seq = Seq::new(0, &prompt(i), samplings()[i].clone());
         let mut logits = rig.generate(&mut seq, 6, usize::MAX);
         rig.worker.reset();
-        let mut again = Seq::new(9, &seq.tokens, samplings()[i]);
+        let mut again = Seq::new(9, &seq.tokens, samplings()[i].clone());
         (again.prompt_len, again.computed, again.table) = (seq.prompt_len, seq.computed, seq.table.clone());
         logits.extend(rig.generate(&mut again, 14, 9));
         assert_eq!((again.output().to_vec(), bits(&logits)), expected);

@@ -351,6 +351,31 @@ pub(super) async fn seeded_sampling(peer: &mut Peer, expected: &Expected) -> Res
     ensure(differ, || "four seeds gave equal texts at temperature 1.5".into())
 }
 
+/// Forces tokens by biases, and counts the same generated tokens after a restart.
+pub(super) async fn penalties(peer: &mut Peer, expected: &Expected) -> Result<(), Failure> {
+    let table = expected.shape.table(0);
+    let last = peer.hello.model.vocab_size - 1;
+    let mut forced = expected.fresh(0, 0);
+    forced.sampling.logit_bias = [(last, 100.0)].into();
+    finish(peer, &mut forced, &table, N_NEW).await?;
+    let other = forced.generated().iter().find(|token| **token != last);
+    ensure(other.is_none(), || format!("token {} was generated, and {last} has a bias of 100", other.unwrap_or(&0)))?;
+    let counted = |slot| {
+        let mut seq = expected.fresh(0, slot);
+        seq.sampling.logit_bias = (0..4).map(|n| (last.saturating_sub(n), 100.0)).collect();
+        (seq.sampling.frequency_penalty, seq.sampling.presence_penalty) = (1.5, 2.0);
+        seq
+    };
+    let mut whole = counted(0);
+    finish(peer, &mut whole, &table, N_NEW).await?;
+    let mut again = counted(1);
+    for n in 1..=N_NEW {
+        finish(peer, &mut again, &table, n).await?;
+        again = again.restarted(n as u32 % 2);
+    }
+    again.same_as(&whole)
+}
+
 /// Asks for log probabilities for some sequences of a batch.
 pub(super) async fn logprobs(peer: &mut Peer, expected: &Expected) -> Result<(), Failure> {
     let shape = &expected.shape;

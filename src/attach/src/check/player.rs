@@ -74,7 +74,7 @@ impl Seq {
             computed: 0,
             n_generated: self.generated().len() as u32,
             table: Vec::new(),
-            sampling: self.sampling,
+            sampling: self.sampling.clone(),
             fresh: true,
             logprobs: self.logprobs.clone(),
         }
@@ -112,7 +112,7 @@ pub(super) fn send(peer: &mut Peer, parts: &mut [Part<'_>]) -> Flying {
                 request: seq.request,
                 tokens: seq.tokens.clone(),
                 n_prompt: seq.n_prompt,
-                sampling: Some(seq.sampling),
+                sampling: Some(seq.sampling.clone()),
             });
         }
         let keep = seq.table.iter().zip(part.table).take_while(|(a, b)| a == b).count();

@@ -165,6 +165,7 @@ impl SamplingArgs {
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
             seed: self.seed,
+            ..proto::Sampling::default()
         }
     }
 }

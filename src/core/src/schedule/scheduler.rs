@@ -468,7 +468,7 @@ fn begin(seq: &mut Sequence, n_tokens: u32, config: &Config, step: &mut Step) ->
     seq.mirror.table_sent = 0;
     let (planned, all) = (seq.planned(), config.worker.all_tokens);
     let n_ahead = if all { seq.unplanned() - n_tokens } else { 0 };
-    step.starts.push(SeqStart { sampling: seq.cold.sampling, n_prompt: seq.prompt_tokens, n_ahead });
+    step.starts.push(SeqStart { sampling: seq.cold.sampling.clone(), n_prompt: seq.prompt_tokens, n_ahead });
     (if sends_history(seq, config) { planned } else { 0 }, n_ahead)
 }
 

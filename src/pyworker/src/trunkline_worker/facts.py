@@ -74,6 +74,7 @@ class Abilities:
     partial_writes: bool = False
     scores: bool = False
     seeded_sampling: bool = False
+    penalties: bool = False
     pipeline_stages: int = 1
     in_step_hits: bool = False
     scores_by_group: bool = False

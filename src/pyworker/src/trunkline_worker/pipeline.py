@@ -46,6 +46,9 @@ class StageTable:
     top_p: npt.NDArray[np.float32]
     min_p: npt.NDArray[np.float32]
     penalty: npt.NDArray[np.float32]
+    frequency: npt.NDArray[np.float32]
+    presence: npt.NDArray[np.float32]
+    bias: dict[int, dict[int, float]]
     seed: npt.NDArray[np.uint64]
 
 
@@ -57,6 +60,8 @@ class StageBatch(Batch):
     """Tokens to run of all sequences."""
     histories: dict[int, Int32s]
     """All tokens of the sampling sequences with a repetition penalty, by their number among the sampling ones."""
+    generated: dict[int, Int32s]
+    """Generated tokens of those with a penalty for generated tokens, likewise."""
 
     def tokens(self) -> Int32s:
         """Returns the tokens to run of all sequences, one range after another."""
@@ -79,6 +84,9 @@ def portable(batch: Batch) -> StageBatch:
         top_p=table.top_p[slots],
         min_p=table.min_p[slots],
         penalty=table.penalty[slots],
+        frequency=table.frequency[slots],
+        presence=table.presence[slots],
+        bias={i: table.bias[slot] for i, slot in enumerate(slots.tolist()) if slot in table.bias},
         seed=table.seed[slots],
     )
     sampling = slots[batch.sample]
@@ -89,6 +97,10 @@ def portable(batch: Batch) -> StageBatch:
         histories={
             int(i): table.tokens[sampling[i], : table.n_tokens[sampling[i]]].copy()
             for i in np.flatnonzero(table.penalty[sampling] != 1)
+        },
+        generated={
+            int(i): table.tokens[sampling[i], table.n_prompt[sampling[i]] : table.n_tokens[sampling[i]]].copy()
+            for i in np.flatnonzero(table.counts_generated(sampling))
         },
     )
 

@@ -103,6 +103,7 @@ def hello(engine: Engine, name: str, resume: pb.Resume | None, shared_memory: bo
             scores=can.scores,
             scores_by_group=can.scores_by_group,
             seeded_sampling=can.seeded_sampling,
+            penalties=can.penalties,
             pipeline_stages=can.pipeline_stages,
             in_step_hits=can.in_step_hits,
             shared_memory=shared_memory and kv.block_io and AVAILABLE,

@@ -110,9 +110,17 @@ class SlotTable:
         self.top_p: npt.NDArray[np.float32] = np.zeros(0, np.float32)
         self.min_p: npt.NDArray[np.float32] = np.zeros(0, np.float32)
         self.penalty: npt.NDArray[np.float32] = np.zeros(0, np.float32)
+        self.frequency: npt.NDArray[np.float32] = np.zeros(0, np.float32)
+        self.presence: npt.NDArray[np.float32] = np.zeros(0, np.float32)
+        self.bias: dict[int, dict[int, float]] = {}
+        """For slots whose request has some: numbers to add to the logits of tokens."""
         self.seed: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self.logprobs: Int32s = np.zeros(0, np.int32)
         self.n_starts = 0
+
+    def counts_generated(self, slots: Int32s) -> npt.NDArray[np.bool_]:
+        """Returns `True` for each slot with a penalty for generated tokens."""
+        return (self.frequency[slots] != 0) | (self.presence[slots] != 0)
 
     def apply(self, step: pb.Step) -> Batch:
         """Changes the slots as a step asks, and returns the batch to run.
@@ -184,6 +192,8 @@ class SlotTable:
             raise StepError(f"step {batch.id}: token {tokens.max()} is not in the vocabulary", start.request)
         if fault := _sampling_fault(start.sampling):
             raise StepError(f"step {batch.id}: {fault}", start.request)
+        if (biased := max(start.sampling.logit_bias, default=0)) >= self.model.vocab_size:
+            raise StepError(f"step {batch.id}: token {biased} of logit_bias is not in the vocabulary", start.request)
         self._grow_tokens(n)
         self.tokens[slot, :n] = tokens
         self.n_tokens[slot] = n
@@ -199,6 +209,11 @@ class SlotTable:
         self.top_p[slot] = sampling.top_p
         self.min_p[slot] = sampling.min_p
         self.penalty[slot] = sampling.repetition_penalty
+        self.frequency[slot] = sampling.frequency_penalty
+        self.presence[slot] = sampling.presence_penalty
+        self.bias.pop(slot, None)
+        if sampling.logit_bias:
+            self.bias[slot] = dict(sorted(sampling.logit_bias.items()))
         self.seed[slot] = sampling.seed
         self.logprobs[slot] = sampling.logprobs if sampling.HasField("logprobs") else -1
 
@@ -281,7 +296,7 @@ class SlotTable:
 
 _BY_SLOT = (
     *("tokens", "n_tokens", "table_len", "n_prompt", "starts", "request"),
-    *("temperature", "top_k", "top_p", "min_p", "penalty", "seed", "logprobs"),
+    *("temperature", "top_k", "top_p", "min_p", "penalty", "frequency", "presence", "seed", "logprobs"),
 )
 
 
@@ -293,6 +308,9 @@ def _sampling_fault(sampling: pb.WorkerSampling) -> str | None:
         ("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "above 0 and at most 1"),
         ("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "from 0 to 1"),
         ("repetition_penalty", penalty, math.isfinite(penalty) and penalty > 0, "a number above 0"),
+        ("frequency_penalty", sampling.frequency_penalty, abs(sampling.frequency_penalty) <= 2, "from -2 to 2"),
+        ("presence_penalty", sampling.presence_penalty, abs(sampling.presence_penalty) <= 2, "from -2 to 2"),
+        *(("logit_bias", bias, abs(bias) <= 100, "from -100 to 100") for bias in sampling.logit_bias.values()),
     ]
     return next((f"{name} is {value:g}; it must be {wanted}" for name, value, good, wanted in checks if not good), None)
 

@@ -69,6 +69,9 @@ impl Fit {
         if offer.seeded_sampling && !can.seeded_sampling {
             return Err("the server's requests sample, which needs seeded_sampling".into());
         }
+        if offer.penalties && !can.penalties {
+            return Err("the server's requests may have penalties and biases of logits, which needs penalties; update the worker".into());
+        }
         if can.max_logprobs < offer.max_logprobs {
             let (has, needed) = (can.max_logprobs, offer.max_logprobs);
             return Err(format!("max_logprobs is {has}; the server offers {needed} to its clients"));

@@ -1,5 +1,6 @@
 //! Sampling and attention scores that a server offers: no more than each of its workers can do.
 
+use trunkline_attach::Abilities;
 use trunkline_cluster::ClusterConfig;
 use trunkline_core::h2o::Mode;
 use trunkline_port::Sampling;
@@ -14,6 +15,8 @@ pub struct SamplingOffer {
     pub max_logprobs: u32,
     /// Sampling parameters other than temperature 0, and a repetition penalty.
     pub seeded_sampling: bool,
+    /// Penalties for generated tokens, and biases of logits.
+    pub penalties: bool,
     /// Attention scores of blocks, which requests with `h2o` need.
     pub scores: bool,
 }
@@ -21,14 +24,15 @@ pub struct SamplingOffer {
 impl Default for SamplingOffer {
     /// All that the protocol of the clients has.
     fn default() -> Self {
-        Self { max_logprobs: LOGPROBS_MAX, seeded_sampling: true, scores: true }
+        Self { max_logprobs: LOGPROBS_MAX, seeded_sampling: true, penalties: true, scores: true }
     }
 }
 
 impl SamplingOffer {
     /// Returns an offer within the abilities of a worker.
-    pub fn within(max_logprobs: u32, seeded_sampling: bool, scores: bool) -> Self {
-        Self { max_logprobs: max_logprobs.min(LOGPROBS_MAX), seeded_sampling, scores }
+    pub fn within(abilities: &Abilities) -> Self {
+        let Abilities { max_logprobs, seeded_sampling, penalties, scores, .. } = *abilities;
+        Self { max_logprobs: max_logprobs.min(LOGPROBS_MAX), seeded_sampling, penalties, scores }
     }
 
     /// Returns the offer of a server whose last `attached` engines take workers that it does not know yet: these have scores only if the limits of
@@ -41,7 +45,10 @@ impl SamplingOffer {
 
     /// Compares the parameters of a request with the offer. A worker without scores fails a step that asks for them, with all of its requests.
     pub(crate) fn check(&self, sampling: &Sampling, h2o: Option<Mode>) -> Result<(), Invalid> {
-        let is_greedy = sampling.temperature == 0.0 && !sampling.needs_history();
+        if let Some(field) = sampling.penalty().filter(|_| !self.penalties) {
+            return Err(Invalid(format!("{field} is not supported by the workers of this server; leave it out")));
+        }
+        let is_greedy = sampling.temperature == 0.0 && sampling.repetition_penalty == 1.0;
         if !self.seeded_sampling && !is_greedy {
             let message =
                 "the workers of this server pick the most likely token; send temperature 0 and no repetition_penalty";
@@ -76,21 +83,38 @@ mod tests {
         let message =
             |offer: SamplingOffer, sampling: Sampling| offer.check(&sampling, None).err().map(|invalid| invalid.0);
         let with = |logprobs| Sampling { logprobs, ..Sampling::default() };
-        let none = SamplingOffer::within(0, false, false);
+        let none = SamplingOffer::within(&Abilities::default());
         assert_eq!(message(none, with(None)), None);
         assert!(message(none, with(Some(0))).unwrap().starts_with("the workers of this server report no log prob"));
         for sampling in [
             Sampling { temperature: 0.7, ..Sampling::default() },
             Sampling { repetition_penalty: 1.1, ..Sampling::default() },
         ] {
-            assert!(message(none, sampling).unwrap().contains("send temperature 0"));
+            assert!(message(none, sampling.clone()).unwrap().contains("send temperature 0"));
             assert_eq!(message(SamplingOffer::default(), sampling), None);
         }
-        let few = SamplingOffer::within(3, true, true);
+        let all = Abilities {
+            max_logprobs: 1000,
+            seeded_sampling: true,
+            penalties: true,
+            scores: true,
+            ..Abilities::default()
+        };
+        for (sampling, field) in [
+            (Sampling { frequency_penalty: 0.1, ..Sampling::default() }, "frequency_penalty"),
+            (Sampling { presence_penalty: -0.1, ..Sampling::default() }, "presence_penalty"),
+            (Sampling { logit_bias: [(1, 1.0)].into_iter().collect(), ..Sampling::default() }, "logit_bias"),
+        ] {
+            let line = format!("{field} is not supported by the workers of this server; leave it out");
+            let without = SamplingOffer { penalties: false, ..SamplingOffer::default() };
+            assert_eq!(message(without, sampling.clone()), Some(line));
+            assert_eq!(message(SamplingOffer { seeded_sampling: false, ..SamplingOffer::default() }, sampling), None);
+        }
+        let few = SamplingOffer::within(&Abilities { max_logprobs: 3, ..all });
         assert_eq!(message(few, with(Some(3))), None);
         let line = message(few, with(Some(4))).unwrap();
         assert_eq!(line, "logprobs is 4; the workers of this server report at most 3");
-        assert_eq!(SamplingOffer::within(1000, true, true), SamplingOffer::default());
+        assert_eq!(SamplingOffer::within(&all), SamplingOffer::default());
         let asks = |offer: SamplingOffer, h2o| offer.check(&Sampling::default(), h2o).err().map(|invalid| invalid.0);
         for mode in [Mode::Probe, Mode::On] {
             let line = format!("h2o is '{}'; the workers of this server report no attention scores", mode.name());

@@ -1,5 +1,6 @@
 //! Checks requests of clients, before anything is done with a request. Every refusal names the field and the field's range.
 
+use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
@@ -8,6 +9,7 @@ use tonic::Status;
 use tonic::metadata::MetadataMap;
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Namespace, Request, Reuse, Sampling, Token};
+use trunkline_port::LogitBias;
 use trunkline_quote::quoted;
 
 use crate::network::shares::Client;
@@ -29,6 +31,12 @@ pub(crate) const LOGPROBS_MAX: u32 = 20;
 /// The least temperature above greedy, and the least repetition penalty: logits divided by less may overflow.
 const DIVISOR_MIN: f32 = 0.01;
 const DIVISOR_MAX: f32 = 100.0;
+/// Bound of frequency and presence penalties, as in OpenAI's API and in vLLM.
+const PENALTY_MAX: f32 = 2.0;
+/// Bound of a bias, likewise.
+const BIAS_MAX: f32 = 100.0;
+/// Tokens with a bias in one request, at most: OpenAI's API takes 300 (<https://github.com/dottxt-ai/outlines/issues/99>).
+const LOGIT_BIAS_MAX: usize = 300;
 
 /// A request ready to be tokenised and submitted.
 #[derive(Debug, PartialEq)]
@@ -141,7 +149,7 @@ pub(crate) fn check(
         prompt,
         add_special_tokens: add_special_tokens.unwrap_or(true),
         request: Request {
-            sampling: check_sampling(sampling.unwrap_or_default(), output.logprobs)?,
+            sampling: check_sampling(sampling.unwrap_or_default(), output.logprobs, vocab_size)?,
             min_tokens: stopping.min_tokens,
             stop_token_ids: end_tokens(&stopping, eos_token_ids),
             tenant: tenant_number(&tenant, &cache_salt),
@@ -252,8 +260,18 @@ fn check_prompt(prompt: Option<proto::generate_request::Prompt>, vocab_size: u32
     }
 }
 
-fn check_sampling(sampling: proto::Sampling, logprobs: Option<u32>) -> Result<Sampling, Invalid> {
-    let proto::Sampling { temperature, top_p, top_k, min_p, repetition_penalty, seed } = sampling;
+fn check_sampling(sampling: proto::Sampling, logprobs: Option<u32>, vocab_size: u32) -> Result<Sampling, Invalid> {
+    let proto::Sampling {
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        repetition_penalty,
+        frequency_penalty,
+        presence_penalty,
+        logit_bias,
+        seed,
+    } = sampling;
     let temperature = temperature.unwrap_or(1.0);
     ensure(temperature == 0.0 || (DIVISOR_MIN..=DIVISOR_MAX).contains(&temperature), || {
         format!("temperature is {temperature}; it must be 0 (greedy), or between {DIVISOR_MIN} and {DIVISOR_MAX}")
@@ -263,12 +281,41 @@ fn check_sampling(sampling: proto::Sampling, logprobs: Option<u32>) -> Result<Sa
     ensure_in("min_p", min_p, 0.0, 1.0)?;
     let repetition_penalty = repetition_penalty.unwrap_or(1.0);
     ensure_in("repetition_penalty", repetition_penalty, DIVISOR_MIN, DIVISOR_MAX)?;
+    ensure_in("frequency_penalty", frequency_penalty, -PENALTY_MAX, PENALTY_MAX)?;
+    ensure_in("presence_penalty", presence_penalty, -PENALTY_MAX, PENALTY_MAX)?;
+    let logit_bias = check_bias(logit_bias, vocab_size)?;
     ensure(logprobs.is_none_or(|n| n <= LOGPROBS_MAX), || {
         format!("logprobs is {}; it must be between 0 and {LOGPROBS_MAX}", logprobs.unwrap_or_default())
     })?;
     // The seed is part of the request that the core sees, so a recording has it.
     let seed = seed.unwrap_or_else(any_seed);
-    Ok(Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs })
+    Ok(Sampling {
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty,
+        frequency_penalty,
+        presence_penalty,
+        logit_bias,
+        seed,
+        logprobs,
+    })
+}
+
+fn check_bias(biases: HashMap<Token, f32>, vocab_size: u32) -> Result<LogitBias, Invalid> {
+    let n = biases.len();
+    ensure(n <= LOGIT_BIAS_MAX, || format!("logit_bias has {n} tokens; at most {LOGIT_BIAS_MAX} are allowed"))?;
+    let biases: LogitBias = biases.into_iter().collect();
+    for (token, bias) in biases.entries() {
+        ensure(*token < vocab_size, || {
+            format!("logit_bias has the token {token}; the model has token ids below {vocab_size}")
+        })?;
+        ensure((-BIAS_MAX..=BIAS_MAX).contains(bias), || {
+            format!("logit_bias of token {token} is {bias}; it must be between -{BIAS_MAX} and {BIAS_MAX}")
+        })?;
+    }
+    Ok(biases)
 }
 
 /// Returns an unpredictable number: the keys of a new hash map come from the system's randomness.
@@ -375,6 +422,9 @@ mod tests {
                 top_k: 3,
                 min_p: 0.25,
                 repetition_penalty: Some(1.5),
+                frequency_penalty: -2.0,
+                presence_penalty: 0.5,
+                logit_bias: [(VOCAB - 1, 100.0), (0, -0.5)].into(),
                 seed: Some(0),
             }),
             stopping: Some(proto::Stopping {
@@ -414,6 +464,9 @@ mod tests {
                         top_p: 0.5,
                         min_p: 0.25,
                         repetition_penalty: 1.5,
+                        frequency_penalty: -2.0,
+                        presence_penalty: 0.5,
+                        logit_bias: [(0, -0.5), (VOCAB - 1, 100.0)].into_iter().collect(),
                         seed: 0,
                         logprobs: Some(0),
                     },
@@ -474,6 +527,14 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, -0.5, 1.5] {
             refused("min_p", sampling(|sampling| sampling.min_p = bad));
         }
+        for bad in [f32::NAN, f32::INFINITY, -2.01, 2.01] {
+            refused("frequency_penalty", sampling(|sampling| sampling.frequency_penalty = bad));
+            refused("presence_penalty", sampling(|sampling| sampling.presence_penalty = bad));
+            refused("logit_bias of token 7", sampling(|sampling| sampling.logit_bias = [(7, 50.0 * bad)].into()));
+        }
+        refused("logit_bias has the token 300", sampling(|sampling| sampling.logit_bias = [(VOCAB, 1.0)].into()));
+        let all = |n| (0..n).map(|token| (token, 1.0)).collect();
+        refused("logit_bias has 301 tokens", sampling(|sampling| sampling.logit_bias = all(301)));
         refused("logprobs", |request| {
             request.output = Some(proto::Output { logprobs: Some(21), ..Default::default() });
         });

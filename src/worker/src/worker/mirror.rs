@@ -10,7 +10,8 @@ use trunkline_port::{Keeps, RequestId, Sampling, SeqStart, Step, StepSeq, Token}
 use crate::error::{SequenceFault, WorkerError};
 use crate::kv::block_tables::{BlockTables, Changes};
 use crate::worker::drafter::draft;
-use crate::worker::sampler::{TokenSet, check_sampling};
+use crate::worker::past::Past;
+use crate::worker::sampler::check_sampling;
 
 /// Slots there can be. Slots are small and dense; a number beyond this is a mistake, not a long table.
 const SLOTS_MAX: u32 = 1 << 16;
@@ -37,8 +38,10 @@ pub(crate) struct Slot {
     /// Blocks of positions `0 .. block_size`, and so on, in each layer group.
     pub(crate) tables: BlockTables,
     pub(crate) sampling: Sampling,
-    /// Tokens of the sequence so far; kept only if sampling needs the tokens.
-    pub(crate) seen: TokenSet,
+    /// Number of tokens of the prompt.
+    n_prompt: u32,
+    /// Tokens of the sequence so far, as sampling needs them.
+    pub(crate) past: Past,
     /// Tokens of the sequence in order; kept only with speculative decoding.
     pub(crate) tokens: Vec<Token>,
     /// The last sampled token, and the token's position.
@@ -48,22 +51,16 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    fn new(request: RequestId, sampling: Sampling, n_groups: usize) -> Self {
+    fn new(request: RequestId, start: &SeqStart, n_groups: usize) -> Self {
         Self {
             request,
             tables: BlockTables::new(n_groups),
-            sampling,
-            seen: TokenSet::default(),
+            sampling: start.sampling.clone(),
+            n_prompt: start.n_prompt,
+            past: Past::default(),
             tokens: Vec::new(),
             last: None,
             draft_limit: u32::MAX,
-        }
-    }
-
-    /// Adds to the tokens seen, if sampling needs the tokens.
-    fn see(&mut self, tokens: &[Token]) {
-        if self.sampling.needs_history() {
-            tokens.iter().for_each(|token| self.seen.insert(*token));
         }
     }
 }
@@ -106,23 +103,25 @@ impl Mirror {
         for (index, seq) in step.seqs.iter().enumerate() {
             let at = seq.slot as usize;
             if seq.start {
-                let sampling = starts.next().expect("counted by the check").sampling;
+                let start = starts.next().expect("counted by the check");
                 self.slots.resize(self.slots.len().max(at + 1), None);
-                self.slots[at] = Some(Slot::new(seq.request, sampling, self.keeps.len()));
+                self.slots[at] = Some(Slot::new(seq.request, start, self.keeps.len()));
             }
             let slot = self.slots[at].as_mut().expect("checked to be held");
             let last = slot.last.filter(|_| seq.input_from_last).map(|(_, token)| [token]);
             let run = last.as_ref().map_or(step.run_tokens(seq), <[Token; 1]>::as_slice);
             slot.tables.apply(step, index);
+            let history = step.history(seq);
             if self.limits.max_drafts > 0 {
                 // What a step that failed has left is sent again.
-                let history = step.history(seq);
                 slot.tokens.truncate(seq.computed as usize - history.len());
                 slot.tokens.extend_from_slice(history);
                 slot.tokens.extend_from_slice(run);
             }
-            slot.see(step.history(seq));
-            slot.see(run);
+            if slot.sampling.needs_history() {
+                slot.past.put(&slot.sampling, slot.n_prompt, seq.computed - seq.n_history, history);
+                slot.past.put(&slot.sampling, slot.n_prompt, seq.computed, run);
+            }
         }
         Ok(())
     }
@@ -131,7 +130,7 @@ impl Mirror {
     /// twice the number of right drafts and one more: where drafts fail, drafting costs one row.
     pub(crate) fn note(&mut self, seq: &StepSeq, picked: &[Token], n_drafts: usize) {
         let slot = self.slots[seq.slot as usize].as_mut().expect("the step was applied");
-        slot.see(picked);
+        picked.iter().for_each(|token| slot.past.push(&slot.sampling, *token));
         if let Some(token) = picked.last() {
             slot.last = Some((seq.computed + seq.n_tokens + picked.len() as u32 - 1, *token));
         }
@@ -194,7 +193,7 @@ impl Mirror {
             return Err(SequenceFault::SlotTooLarge { limit: SLOTS_MAX });
         }
         let held = if let Some(start) = new {
-            check_sampling(&start.sampling)?;
+            check_sampling(&start.sampling, self.limits.vocab)?;
             None
         } else {
             let held = self.slots.get(seq.slot as usize).and_then(Option::as_ref);
@@ -350,13 +349,13 @@ mod tests {
         let mut step = start(&[1, 2, 3], &[9]);
         mirror.apply(&step).unwrap();
         mirror.note(&step.seqs[0], &[50], 0);
-        assert_eq!(mirror.slot(&step.seqs[0]).seen, TokenSet::default());
+        assert_eq!(mirror.slot(&step.seqs[0]).past, Past::default());
         step.starts[0].sampling.repetition_penalty = 1.5;
         step.seqs[0] = StepSeq { computed: 2, n_history: 2, n_tokens: 1, ..step.seqs[0] };
         mirror.apply(&step).unwrap();
         mirror.note(&step.seqs[0], &[50], 0);
         mirror.apply(&go_on(3, 1, &[])).unwrap();
-        assert_eq!(mirror.slot(&step.seqs[0]).seen.iter().collect::<Vec<_>>(), [1, 2, 3, 5, 50]);
+        assert_eq!(mirror.slot(&step.seqs[0]).past.seen().collect::<Vec<_>>(), [1, 2, 3, 5, 50]);
     }
 
     #[test]
@@ -382,7 +381,7 @@ mod tests {
             assert_eq!(mirror.slot(&next.seqs[0]).tokens, [1, 2, 3, 50]);
         }
         mirror.note(&next.seqs[0], &[51, 52], 1);
-        assert_eq!(mirror.slot(&next.seqs[0]).seen.iter().collect::<Vec<_>>(), [1, 2, 3, 50, 51, 52]);
+        assert_eq!(mirror.slot(&next.seqs[0]).past.seen().collect::<Vec<_>>(), [1, 2, 3, 50, 51, 52]);
         // With a draft that was right the last token is one position further.
         let wrong = StepSeq { computed: 4, ..next.seqs[0] };
         assert_eq!(sampled(mirror.apply(&Step { seqs: vec![wrong], ..next.clone() })), Some(5));

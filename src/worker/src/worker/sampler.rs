@@ -1,7 +1,8 @@
 //! Picking a token from logits.
 //!
-//! The order of steps: repetition penalty on the logits, temperature, top-k, top-p among the tokens left by top-k, min-p, then one
-//! draw. The number drawn for the n-th token of a request is a function of the request's seed and n, so neither batching, nor
+//! The order of steps: bias, repetition penalty, frequency penalty and presence penalty on the logits, temperature, top-k, top-p among the tokens
+//! left by top-k, min-p, then one draw. Up to the temperature this is vLLM's order (the docs of `Sampler` in its `v1/sample/sampler.py`), and the
+//! penalties are OpenAI's: `logit - count * frequency_penalty - (count > 0) * presence_penalty`, with the counts of generated tokens. The number drawn for the n-th token of a request is a function of the request's seed and n, so neither batching, nor
 //! preemption, nor another order of requests changes the number.
 
 use std::cmp::Ordering;
@@ -11,6 +12,7 @@ use trunkline_port::{Sampling, Token};
 use crate::error::SamplingError;
 use crate::kernels::kernel::{exp, vectorised};
 use crate::kernels::noise::Noise;
+use crate::worker::past::Past;
 
 /// Candidates sorted at first in the search for a nucleus; grows eightfold until the nucleus fits.
 const NUCLEUS_GUESS: usize = 256;
@@ -20,10 +22,11 @@ const NUCLEUS_GUESS: usize = 256;
 ///
 /// # Errors
 ///
-/// `temperature` below 0, `top_p` not above 0 and at most 1, `min_p` not from 0 to 1, `repetition_penalty` not above 0, or any
-/// parameter not a finite number.
-pub fn check_sampling(sampling: &Sampling) -> Result<(), SamplingError> {
+/// `temperature` below 0, `top_p` not above 0 and at most 1, `min_p` not from 0 to 1, `repetition_penalty` not above 0, `frequency_penalty` or
+/// `presence_penalty` not from -2 to 2, a bias not from -100 to 100, a biased token not below `vocab`, or any parameter not a finite number.
+pub fn check_sampling(sampling: &Sampling, vocab: u32) -> Result<(), SamplingError> {
     let at_least_0 = |value: f32| value >= 0.0 && value.is_finite();
+    let within = |value: f32, bound: f32| value.abs() <= bound;
     let checks = [
         ("temperature", sampling.temperature, at_least_0(sampling.temperature), "a number of at least 0"),
         ("top_p", sampling.top_p, sampling.top_p > 0.0 && sampling.top_p <= 1.0, "above 0 and at most 1"),
@@ -34,47 +37,36 @@ pub fn check_sampling(sampling: &Sampling) -> Result<(), SamplingError> {
             at_least_0(sampling.repetition_penalty) && sampling.repetition_penalty > 0.0,
             "above 0",
         ),
+        ("frequency_penalty", sampling.frequency_penalty, within(sampling.frequency_penalty, 2.0), "from -2 to 2"),
+        ("presence_penalty", sampling.presence_penalty, within(sampling.presence_penalty, 2.0), "from -2 to 2"),
     ];
-    match checks.into_iter().find(|(_, _, good, _)| !good) {
+    let biases = sampling.logit_bias.entries().iter().map(|(token, bias)| match *token < vocab {
+        true => ("logit_bias", *bias, within(*bias, 100.0), "from -100 to 100"),
+        false => ("a token of logit_bias", *token as f32, false, "below the number of token ids"),
+    });
+    match checks.into_iter().chain(biases).find(|(_, _, good, _)| !good) {
         Some((field, value, _, expected)) => Err(SamplingError { field, value, expected }),
         None => Ok(()),
     }
 }
 
-/// The set of tokens in a sequence.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct TokenSet {
-    words: Vec<u64>,
-}
-
-impl TokenSet {
-    pub(crate) fn insert(&mut self, token: Token) {
-        let word = token as usize / 64;
-        if word >= self.words.len() {
-            self.words.resize(word + 1, 0);
-        }
-        self.words[word] |= 1 << (token % 64);
-    }
-
-    /// Returns the tokens, ascending.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Token> {
-        self.words
-            .iter()
-            .enumerate()
-            .flat_map(|(i, word)| (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| i as Token * 64 + bit))
-    }
-}
-
-/// Picks the next token. `seen` are the sequence's tokens, read only if there is a repetition penalty; `n_generated` is
-/// the index of the token picked. The parameters MUST have passed [`check_sampling`] and the logits MUST be finite.
-pub(crate) fn sample(logits: &[f32], sampling: &Sampling, seen: &TokenSet, n_generated: u32) -> Token {
-    if !sampling.needs_history() {
+/// Picks the next token. `past` are the sequence's tokens, read only if there is a penalty; `n_generated` is the index of the token picked. The
+/// parameters MUST have passed [`check_sampling`] and the logits MUST be finite.
+pub(crate) fn sample(logits: &[f32], sampling: &Sampling, past: &Past, n_generated: u32) -> Token {
+    if !sampling.needs_history() && sampling.logit_bias.is_empty() {
         return pick(logits, sampling, n_generated);
     }
     let mut logits = logits.to_vec();
-    for token in seen.iter() {
+    for (token, bias) in sampling.logit_bias.entries() {
+        logits[*token as usize] += bias;
+    }
+    for token in past.seen() {
         let logit = &mut logits[token as usize];
         *logit = if *logit > 0.0 { *logit / sampling.repetition_penalty } else { *logit * sampling.repetition_penalty };
+    }
+    for (token, n) in past.counts() {
+        let logit = &mut logits[token as usize];
+        *logit = *logit - n as f32 * sampling.frequency_penalty - sampling.presence_penalty;
     }
     pick(&logits, sampling, n_generated)
 }
@@ -206,8 +198,8 @@ mod tests {
         (0..n).map(|_| noise.uniform(4.0)).collect()
     }
 
-    fn draws(logits: &[f32], sampling: Sampling, n: u32) -> Vec<Token> {
-        (0..n).map(|i| sample(logits, &sampling, &TokenSet::default(), i)).collect()
+    fn draws(logits: &[f32], sampling: &Sampling, n: u32) -> Vec<Token> {
+        (0..n).map(|i| sample(logits, sampling, &Past::default(), i)).collect()
     }
 
     fn hot() -> Sampling {
@@ -217,8 +209,8 @@ mod tests {
     #[test]
     fn greedy_takes_the_lowest_id_of_equals() {
         let logits = [1.0, 3.0, -2.0, 3.0];
-        assert_eq!(draws(&logits, Sampling::default(), 1), [1]);
-        assert_eq!(draws(&logits, Sampling { top_k: 1, ..hot() }, 50), [1; 50]);
+        assert_eq!(draws(&logits, &Sampling::default(), 1), [1]);
+        assert_eq!(draws(&logits, &Sampling { top_k: 1, ..hot() }, 50), [1; 50]);
         assert_eq!(greedy(&[-0.0, 0.0]), 0);
     }
 
@@ -227,7 +219,7 @@ mod tests {
         let logits = [0.0, 1.0, 2.0, -1.0];
         for temperature in [0.5f32, 1.0, 2.0] {
             let n = 20_000;
-            let drawn = draws(&logits, Sampling { temperature, ..hot() }, n);
+            let drawn = draws(&logits, &Sampling { temperature, ..hot() }, n);
             let weights = logits.map(|logit| (logit / temperature).exp());
             for (token, weight) in weights.iter().enumerate() {
                 let expected = weight / weights.iter().sum::<f32>();
@@ -235,18 +227,18 @@ mod tests {
                 assert!((got - expected).abs() < 0.02, "{token} at {temperature}: {got}, not {expected}");
             }
         }
-        assert_eq!(draws(&logits, Sampling { temperature: 1e-38, ..hot() }, 50), [2; 50]);
+        assert_eq!(draws(&logits, &Sampling { temperature: 1e-38, ..hot() }, 50), [2; 50]);
     }
 
     #[test]
     fn a_draw_depends_on_seed_and_index_alone() {
         let logits = noise(1, 500);
-        let all = draws(&logits, hot(), 64);
-        assert_eq!(all, draws(&logits, hot(), 64));
-        assert_eq!(sample(&logits, &hot(), &TokenSet::default(), 40), all[40]);
-        assert_ne!(all, draws(&logits, Sampling { seed: 43, ..hot() }, 64));
+        let all = draws(&logits, &hot(), 64);
+        assert_eq!(all, draws(&logits, &hot(), 64));
+        assert_eq!(sample(&logits, &hot(), &Past::default(), 40), all[40]);
+        assert_ne!(all, draws(&logits, &Sampling { seed: 43, ..hot() }, 64));
         // Pinned: these draws are part of what a seed means.
-        assert_eq!(draws(&[0.0; 1000], hot(), 6), [343, 955, 486, 67, 676, 67]);
+        assert_eq!(draws(&[0.0; 1000], &hot(), 6), [343, 955, 486, 67, 676, 67]);
     }
 
     #[test]
@@ -255,7 +247,7 @@ mod tests {
         let mut ranked: Vec<Token> = (0..1000).collect();
         ranked.sort_by(|a, b| most_first(&logits, *a, *b));
         for k in [2, 5, 100, 999, 1000, 5000] {
-            let drawn = draws(&logits, Sampling { top_k: k, temperature: 10.0, ..hot() }, 3000);
+            let drawn = draws(&logits, &Sampling { top_k: k, temperature: 10.0, ..hot() }, 3000);
             let kept = &ranked[..1000.min(k as usize)];
             assert!(drawn.iter().all(|token| kept.contains(token)));
             assert!(k > 5 || kept.iter().all(|token| drawn.contains(token)));
@@ -282,27 +274,67 @@ mod tests {
     fn min_p_drops_what_is_too_far_below_the_most_likely() {
         // Shares 1, 0.5, 0.25, 0.125.
         let logits = [0.0, -1.0, -2.0, -3.0].map(|x: f32| x * std::f32::consts::LN_2);
-        let drawn = draws(&logits, Sampling { min_p: 0.2, ..hot() }, 500);
+        let drawn = draws(&logits, &Sampling { min_p: 0.2, ..hot() }, 500);
         assert!(drawn.iter().all(|token| *token < 3) && drawn.contains(&2));
-        assert_eq!(draws(&logits, Sampling { min_p: 1.0, ..hot() }, 50), [0; 50]);
+        assert_eq!(draws(&logits, &Sampling { min_p: 1.0, ..hot() }, 50), [0; 50]);
     }
 
     #[test]
     fn the_penalty_lowers_seen_tokens_of_either_sign_and_only_those() {
-        let mut seen = TokenSet::default();
-        [0, 1, 130].into_iter().for_each(|token| seen.insert(token));
-        assert_eq!(seen.iter().collect::<Vec<_>>(), [0, 1, 130]);
+        let sampling = |repetition_penalty| Sampling { repetition_penalty, ..Sampling::default() };
+        let pick = |logits: &[f32], penalty| {
+            let mut past = Past::default();
+            past.put(&sampling(penalty), 3, 0, &[0, 1, 130]);
+            sample(logits, &sampling(penalty), &past, 0)
+        };
         let mut logits = vec![-10.0; 200];
         (logits[0], logits[7]) = (4.0, 3.0);
-        let sampling = |repetition_penalty| Sampling { repetition_penalty, ..Sampling::default() };
-        assert_eq!(sample(&logits, &sampling(1.0), &seen, 0), 0);
-        assert_eq!(sample(&logits, &sampling(1.3), &seen, 0), 0);
-        assert_eq!(sample(&logits, &sampling(1.4), &seen, 0), 7);
+        assert_eq!([1.0, 1.3, 1.4].map(|penalty| pick(&logits, penalty)), [0, 0, 7]);
         // Negative logits are multiplied: -1 becomes -2, below -1.5.
         let mut logits = vec![-10.0; 200];
         (logits[130], logits[131]) = (-1.0, -1.5);
-        assert_eq!(sample(&logits, &sampling(2.0), &seen, 0), 131);
-        assert_eq!(sample(&logits, &sampling(0.5), &seen, 0), 130);
+        assert_eq!([2.0, 0.5].map(|penalty| pick(&logits, penalty)), [131, 130]);
+    }
+
+    /// The token that greedy sampling takes of logits 3, 2, 1 and 0, after a prompt of token 3 and generated tokens.
+    fn greedy_after(generated: &[Token], change: impl Fn(&mut Sampling)) -> Token {
+        let mut sampling = Sampling::default();
+        change(&mut sampling);
+        let mut past = Past::default();
+        past.put(&sampling, 1, 0, &[3]);
+        generated.iter().for_each(|token| past.push(&sampling, *token));
+        sample(&[3.0, 2.0, 1.0, 0.0], &sampling, &past, generated.len() as u32)
+    }
+
+    #[test]
+    fn a_frequency_penalty_counts_and_a_presence_penalty_does_not() {
+        let frequency = |penalty| move |sampling: &mut Sampling| sampling.frequency_penalty = penalty;
+        let presence = |penalty| move |sampling: &mut Sampling| sampling.presence_penalty = penalty;
+        let after = |generated: &[Token]| [greedy_after(generated, frequency(0.6)), greedy_after(generated, presence(0.6))];
+        assert_eq!(after(&[]), [0, 0]);
+        assert_eq!(after(&[0]), [0, 0]);
+        assert_eq!(after(&[0, 0]), [1, 0]);
+        assert_eq!(greedy_after(&[0], presence(1.5)), 1);
+        assert_eq!(greedy_after(&[0, 0, 0, 1, 1], presence(1.5)), 0);
+        // The prompt does not count: a bonus for what was said leaves token 3 alone.
+        assert_eq!(greedy_after(&[2], presence(-2.0)), 0);
+        assert_eq!(greedy_after(&[2, 2], frequency(-2.0)), 2);
+        assert_eq!(greedy_after(&[], frequency(-2.0)), 0);
+    }
+
+    #[test]
+    fn a_bias_forces_and_bans_and_comes_before_the_penalties() {
+        let bias = |entries: &[(Token, f32)]| entries.iter().copied().collect::<trunkline_port::LogitBias>();
+        assert_eq!(greedy_after(&[], |sampling| sampling.logit_bias = bias(&[(3, 100.0)])), 3);
+        assert_eq!(greedy_after(&[], |sampling| sampling.logit_bias = bias(&[(0, -100.0), (1, -100.0)])), 2);
+        // (3 - 2.5) / 2 is above (2 - 1.8) and 1 - 0.8; divided first, 3 / 2 - 2.5 would be below.
+        let both = |sampling: &mut Sampling| {
+            sampling.logit_bias = bias(&[(0, -2.5), (1, -1.8), (2, -0.8)]);
+            sampling.repetition_penalty = 2.0;
+        };
+        assert_eq!(greedy_after(&[0], both), 0);
+        let drawn = Sampling { logit_bias: bias(&[(1, 100.0)]), ..hot() };
+        assert_eq!(draws(&[0.0; 50], &drawn, 50), [1; 50]);
     }
 
     #[test]
@@ -320,19 +352,26 @@ mod tests {
 
     #[test]
     fn parameters_out_of_range_are_refused_by_name() {
-        let good = Sampling::default();
-        assert_eq!(check_sampling(&good), Ok(()));
+        let good = Sampling::default;
+        assert_eq!(check_sampling(&good(), 9), Ok(()));
+        let bias = |entry: (Token, f32)| Sampling { logit_bias: [entry].into_iter().collect(), ..good() };
         for (sampling, field) in [
-            (Sampling { temperature: -1.0, ..good }, "temperature"),
-            (Sampling { temperature: f32::NAN, ..good }, "temperature"),
-            (Sampling { top_p: 0.0, ..good }, "top_p"),
-            (Sampling { top_p: 1.5, ..good }, "top_p"),
-            (Sampling { min_p: -0.1, ..good }, "min_p"),
-            (Sampling { min_p: f32::NAN, ..good }, "min_p"),
-            (Sampling { repetition_penalty: 0.0, ..good }, "repetition_penalty"),
-            (Sampling { repetition_penalty: f32::INFINITY, ..good }, "repetition_penalty"),
+            (Sampling { temperature: -1.0, ..good() }, "temperature"),
+            (Sampling { temperature: f32::NAN, ..good() }, "temperature"),
+            (Sampling { top_p: 0.0, ..good() }, "top_p"),
+            (Sampling { top_p: 1.5, ..good() }, "top_p"),
+            (Sampling { min_p: -0.1, ..good() }, "min_p"),
+            (Sampling { min_p: f32::NAN, ..good() }, "min_p"),
+            (Sampling { repetition_penalty: 0.0, ..good() }, "repetition_penalty"),
+            (Sampling { repetition_penalty: f32::INFINITY, ..good() }, "repetition_penalty"),
+            (Sampling { frequency_penalty: 2.1, ..good() }, "frequency_penalty"),
+            (Sampling { presence_penalty: f32::NAN, ..good() }, "presence_penalty"),
+            (bias((1, 101.0)), "logit_bias"),
+            (bias((1, f32::NAN)), "logit_bias"),
+            (bias((9, 1.0)), "a token of logit_bias"),
         ] {
-            assert_eq!(check_sampling(&sampling).unwrap_err().field, field);
+            assert_eq!(check_sampling(&sampling, 9).unwrap_err().field, field);
         }
+        assert_eq!(check_sampling(&bias((8, -100.0)), 9), Ok(()));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trunkline_port::{RequestId, Sampling, Step, StepOutput, StepSeq};
+use trunkline_port::{RequestId, Sampling, SeqStart, Step, StepOutput, StepSeq};
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
 /// A worker and the blocks that nobody has yet.
@@ -137,7 +137,8 @@ impl Rig {
             }
             step.blocks.extend_from_slice(&seq.table[seq.sent_blocks..]);
             if !seq.started {
-                step.starts.push(seq.sampling.into());
+                let (sampling, n_prompt) = (seq.sampling.clone(), seq.prompt_len as u32);
+                step.starts.push(SeqStart { sampling, n_prompt, n_ahead: 0 });
             }
             seq.computed = end;
             seq.sent_blocks = seq.table.len();

@@ -26,6 +26,7 @@ class Torch(Engine):
         scores=True,
         scores_by_group=True,
         seeded_sampling=True,
+        penalties=True,
         in_step_hits=True,
     )
 

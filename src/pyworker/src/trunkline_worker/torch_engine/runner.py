@@ -123,7 +123,9 @@ class TorchEngine(Engine):
 
     def _submit(self, batch: Batch) -> Callable[[], Result]:
         scorers, logits, x = self._forward_or_free(batch)
-        picked = sampling.sample(logits, batch, self._seen_in(batch)) if len(logits) else logits.new_zeros(0).long()
+        picked = logits.new_zeros(0).long()
+        if len(logits):
+            picked = sampling.sample(logits, batch, self._seen_in(batch), self._generated_in(batch))
         self._remember(batch, picked)
         # All that the host wants is on its way before the next step is submitted, and `wait` reads nothing from the device.
         on_host, unfit, unfit_rows = (self._sent(of) for of in (picked, sampling.unfit(logits), sampling.unfit(x)))
@@ -221,6 +223,18 @@ class TorchEngine(Engine):
             self._seen[slot].index_fill_(0, upload(new[new >= 0], self.device), True)
         rows = self._seen[upload(slots.astype(np.int64), self.device)]
         return rows & upload(wanted, self.device)[:, None]
+
+    def _generated_in(self, batch: Batch) -> dict[int, Tensor]:
+        """Returns the generated tokens of sampling sequences with a penalty for them, by their number among the sampling ones."""
+        table, slots = batch.table, batch.slots[batch.sample]
+        found = {}
+        for row in np.flatnonzero(table.counts_generated(slots)).tolist():
+            slot = slots[row]
+            host = table.tokens[slot, table.n_prompt[slot] : table.n_tokens[slot]].astype(np.int64)
+            tokens = upload(host, self.device)
+            # The sample of a step that still runs: the device has it already.
+            found[row] = torch.where(tokens < 0, self._last[slot], tokens) if (host < 0).any() else tokens
+        return found
 
     def _grow_last(self, size: int) -> None:
         """Makes room for the last samples of `size` slots: slots of the batch may be new."""

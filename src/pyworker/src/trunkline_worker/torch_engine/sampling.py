@@ -25,16 +25,20 @@ DRAWN = 1 << 23
 """Elements of logits drawn from at once, at most: sorting and sums in f64 take about 40 bytes for each."""
 
 
-def sample(logits: Tensor, batch: Batch, seen: Tensor | None) -> Tensor:
+def sample(logits: Tensor, batch: Batch, seen: Tensor | None, generated: dict[int, Tensor] | None = None) -> Tensor:
     """Returns a token for each sampling sequence of a batch, on the device of `logits` [sequence, vocabulary].
 
-    `seen` has `True` for tokens that are in the sequence, for sequences with a repetition penalty.
+    `seen` has `True` for tokens that are in the sequence, for sequences with a repetition penalty. `generated` has the generated
+    tokens of sequences with a frequency or presence penalty, by their number among the sampling ones.
     """
     table, slots = batch.table, batch.slots[batch.sample]
     temperature, penalty = table.temperature[slots], table.penalty[slots]
+    logits = _biased(logits, batch, slots)
     if seen is not None:
         factor = _on(penalty, logits)[:, None]
         logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    if generated:
+        logits = _penalised(logits, batch, slots, generated)
     picked = logits.argmax(-1)
     hot = np.flatnonzero((temperature > 0) & (table.top_k[slots] != 1))
     if len(hot) == 0:
@@ -51,6 +55,29 @@ def sample(logits: Tensor, batch: Batch, seen: Tensor | None) -> Tensor:
             number = _on(numbers[np.isin(hot, part)], logits)
             picked[rows] = _draw(logits[rows], batch, slots[part], number, sort=bool(truncated[hot == part[0]][0]))
     return picked
+
+
+def _biased(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32]) -> Tensor:
+    """Returns the logits with the biases of requests that have some; log probabilities are those of the logits without."""
+    bias = batch.table.bias
+    biases = [(row, token, value) for row, slot in enumerate(slots.tolist()) for token, value in bias.get(slot, {}).items()]
+    if not biases:
+        return logits
+    rows, tokens, values = (np.array(column) for column in zip(*biases, strict=True))
+    places = (_on(rows, logits), _on(tokens, logits))
+    return logits.index_put(places, _on(values.astype(np.float32), logits), accumulate=True)
+
+
+def _penalised(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32], generated: dict[int, Tensor]) -> Tensor:
+    """Returns the logits with frequency and presence penalties; counts are whole, so that their order changes nothing."""
+    at = np.array(list(generated))
+    counts = logits.new_zeros(len(at), logits.shape[1])
+    for row, tokens in zip(counts, generated.values(), strict=True):
+        row.index_put_((tokens,), torch.ones_like(tokens, dtype=row.dtype), accumulate=True)
+    frequency, presence = (_on(of[slots[at]], logits)[:, None] for of in (batch.table.frequency, batch.table.presence))
+    rows = _on(at, logits)
+    changed = logits[rows] - counts * frequency - (counts > 0) * presence
+    return logits.index_copy(0, rows, changed)
 
 
 def _draw(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32], number: Tensor, sort: bool) -> Tensor:

@@ -180,7 +180,10 @@ class TorchStage(Stage):
             scores = [(None if s.total is None else s.total.cpu().numpy(), s.layers) for s in flat]
             return Handed(x.contiguous().view(torch.uint8).cpu().numpy(), scores)
         logits = self._llama.logits(x, rows)
-        picked = sampling.sample(logits, batch, self._seen(batch, len(logits))) if len(logits) else logits.new_zeros(0).long()
+        picked = logits.new_zeros(0).long()
+        if len(logits):
+            generated = {row: self._on(tokens) for row, tokens in batch.generated.items()}
+            picked = sampling.sample(logits, batch, self._seen(batch, len(logits)), generated)
         faults = sampling.failed(sampling.unfit(x).cpu(), sampling.unfit(logits).cpu(), batch)
         ranked = sampling.log_probabilities(logits, picked, batch)
         logprobs = ranked.entries(faults) if ranked else []

@@ -11,10 +11,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use trunkline_port::{Sampling, Token};
+use trunkline_port::{LogitBias, Sampling, Token};
 
-use super::{TokenSet, draw, sample};
+use super::{draw, sample};
 use crate::kernels::noise::Noise;
+use crate::worker::past::Past;
 
 #[derive(Serialize)]
 struct Golden {
@@ -26,7 +27,7 @@ struct Golden {
     cases: Vec<Case>,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Case {
     logits: String,
     temperature: f32,
@@ -36,15 +37,40 @@ struct Case {
     repetition_penalty: f32,
     /// Tokens in the sequence, to which the penalty applies.
     seen: Vec<Token>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changes: Option<Changes>,
     seed: u64,
     /// Index of the drawn token, and the token.
     draws: Vec<(u32, Token)>,
 }
 
+/// Further changes of the logits.
+#[derive(Clone, Serialize)]
+struct Changes {
+    frequency_penalty: f32,
+    presence_penalty: f32,
+    logit_bias: LogitBias,
+    /// Generated tokens, to which the penalties apply.
+    generated: Vec<Token>,
+}
+
 impl Case {
     fn sampling(&self) -> Sampling {
         let Self { temperature, top_k, top_p, min_p, repetition_penalty, seed, .. } = *self;
-        Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed, ..Sampling::default() }
+        let plain = Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed, ..Sampling::default() };
+        let Some(Changes { frequency_penalty, presence_penalty, logit_bias, .. }) = self.changes.clone() else {
+            return plain;
+        };
+        Sampling { frequency_penalty, presence_penalty, logit_bias, ..plain }
+    }
+
+    /// Returns the tokens of a sequence with the case's parameters: those seen, then those generated.
+    fn past(&self) -> Past {
+        let mut past = Past::default();
+        past.put(&self.sampling(), self.seen.len() as u32, 0, &self.seen);
+        let generated = self.changes.iter().flat_map(|changes| &changes.generated);
+        generated.for_each(|token| past.push(&self.sampling(), *token));
+        past
     }
 }
 
@@ -87,13 +113,10 @@ fn cases(logits: &BTreeMap<String, Vec<Option<f32>>>) -> Vec<Case> {
         let usual = || Case {
             logits: name.clone(),
             temperature: 1.0,
-            top_k: 0,
             top_p: 1.0,
-            min_p: 0.0,
             repetition_penalty: 1.0,
-            seen: Vec::new(),
             seed: 42,
-            draws: Vec::new(),
+            ..Case::default()
         };
         let seen = || (0..n).step_by(3).collect::<Vec<_>>();
         cases.extend(temperatures.map(|temperature| Case { temperature, ..usual() }));
@@ -113,6 +136,19 @@ fn cases(logits: &BTreeMap<String, Vec<Option<f32>>>) -> Vec<Case> {
             seed: seeds[pick(seeds.len())],
             ..usual()
         }));
+        let generated: Vec<Token> = (0..n).flat_map(|token| vec![token; token as usize % 4]).collect();
+        let bias = |of: &[(Token, f32)]| of.iter().copied().filter(|(token, _)| *token < n).collect::<LogitBias>();
+        let (both, ban) = (bias(&[(0, 1.5), (2, -0.75), (30, 100.0)]), bias(&[(0, -100.0), (1, 100.0)]));
+        for (frequency_penalty, presence_penalty, logit_bias) in
+            [(0.5, 0.0, bias(&[])), (0.0, -2.0, bias(&[])), (0.7, 0.3, both.clone()), (0.0, 0.0, both), (-1.1, 2.0, ban)]
+        {
+            let generated = if frequency_penalty == presence_penalty { Vec::new() } else { generated.clone() };
+            let changes = Some(Changes { frequency_penalty, presence_penalty, logit_bias, generated });
+            for (temperature, repetition_penalty) in [(0.0, 1.0), (0.7, 1.0), (1.0, 1.3)] {
+                let (changes, seen) = (changes.clone(), seen());
+                cases.push(Case { temperature, repetition_penalty, changes, seen, ..usual() });
+            }
+        }
     }
     cases
 }
@@ -124,9 +160,8 @@ fn made() -> Golden {
     let mut cases = cases(&logits);
     for case in &mut cases {
         let values: Vec<f32> = logits[&case.logits].iter().map(|logit| logit.unwrap_or(f32::NEG_INFINITY)).collect();
-        let mut seen = TokenSet::default();
-        case.seen.iter().for_each(|token| seen.insert(*token));
-        case.draws = indexes.map(|n| (n, sample(&values, &case.sampling(), &seen, n))).to_vec();
+        let (sampling, past) = (case.sampling(), case.past());
+        case.draws = indexes.map(|n| (n, sample(&values, &sampling, &past, n))).to_vec();
     }
     let numbers = [0, 1, 42, u64::MAX].into_iter().flat_map(|seed| indexes.map(|n| (seed, n, draw(seed, n))));
     Golden {
