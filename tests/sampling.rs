@@ -35,7 +35,8 @@ async fn a_bias_forces_a_token_or_bans_it_and_log_probabilities_are_the_models()
     assert_eq!(without.logprobs[0].top, plain.logprobs[0].top, "before the bias");
     assert!(without.logprobs[0].logprob < plain.logprobs[0].logprob);
 
-    let refusal = client.ask(asking(TRUNK, 1, |sampling| sampling.logit_bias = [(70_000, 1.0)].into())).await.unwrap_err();
+    let refusal =
+        client.ask(asking(TRUNK, 1, |sampling| sampling.logit_bias = [(70_000, 1.0)].into())).await.unwrap_err();
     assert_eq!(refusal.code(), Code::InvalidArgument);
     assert_eq!(refusal.message(), "logit_bias has the token 70000; the model has token ids below 258");
     server.drain().await;
@@ -132,7 +133,10 @@ async fn counts_are_those_of_an_undisturbed_run_however_often_a_request_is_preem
         let outcome = server.drain().await;
         assert!(outcome.stats.preemptions > 0);
         let recording = std::fs::read_to_string(&path).unwrap();
-        assert!(recording.contains(r#""presence_penalty":1.5,"logit_bias":[[97,1.5],[98,1.5]]"#), "it has the parameters");
+        assert!(
+            recording.contains(r#""presence_penalty":1.5,"logit_bias":[[97,1.5],[98,1.5]]"#),
+            "it has the parameters"
+        );
         let replayed = replay_recorded(&path, &mut |_| {}).unwrap();
         assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
     }
@@ -153,7 +157,7 @@ async fn counts_move_along_from_a_prefill_worker_to_a_decode_worker() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn http_takes_penalties_and_biases_and_names_a_wrong_one() {
-    let settings = trunkline_http::Settings { served_names: vec!["a-model".into()], template: None };
+    let settings = trunkline_http::Settings { served_names: vec!["a-model".into()], ..Default::default() };
     let server = TestServer::start_http(Config::default(), settings, |_| {}, |worker| Box::new(worker)).await.unwrap();
     let expected = server.client().await.ask(requests().remove(9)).await.unwrap();
     let like = requests().remove(9);

@@ -30,7 +30,10 @@ async fn the_first_worker_that_is_accepted_decides_about_the_model() {
             return Err("too small".into());
         }
         let workers: MakeWorker = Arc::new(|_| Err("no embedded workers".into()));
-        let (tokenizer, offer) = (Tokenizer::bytes(), SamplingOffer { max_logprobs: 3, seeded_sampling: true, penalties: false, scores: false });
+        let (tokenizer, offer) = (
+            Tokenizer::bytes(),
+            SamplingOffer { max_logprobs: 3, seeded_sampling: true, penalties: false, scores: false },
+        );
         let backend = Backend {
             model: hello.model.clone(),
             further_kv: Vec::new(),

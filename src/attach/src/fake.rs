@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use trunkline_port::{
-    CopyError, DeviceBlocks, Keeps, LayerGroup, ModelInfo, NO_BLOCK, Sampling, SeqFault, SeqStart, Step, StepError, StepOutput,
-    StepRunner, StepSeq, Token, TokenLogprobs,
+    CopyError, DeviceBlocks, Keeps, LayerGroup, ModelInfo, NO_BLOCK, Sampling, SeqFault, SeqStart, Step, StepError,
+    StepOutput, StepRunner, StepSeq, Token, TokenLogprobs,
 };
 
 use crate::hello::{Abilities, Hello, KvRoom};

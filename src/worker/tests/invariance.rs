@@ -60,7 +60,8 @@ fn a_batch_of_64_with_prefills_among_decodes_gives_what_each_gives_alone() {
     let model = Arc::new(Model::seeded(2));
     let n = 10;
     let mut rig = Rig::new(&model, 16, BLOCKS, 2);
-    let mut seqs: Vec<Seq> = (0..64).map(|i| Seq::new(i, &prompt(i as usize), samplings()[i as usize % 4].clone())).collect();
+    let mut seqs: Vec<Seq> =
+        (0..64).map(|i| Seq::new(i, &prompt(i as usize), samplings()[i as usize % 4].clone())).collect();
     // Sequences join one by one, so that most steps have decodes and chunks of prompts.
     let mut logits = vec![Vec::new(); 64];
     let mut joined = 1;

@@ -53,7 +53,7 @@ impl Caller {
     /// Returns a sender who may do what is open to all.
     pub(crate) fn without_rights(call: &Arc<Call>) -> Self {
         let owner = Owner::Connection(call.connection().number());
-        Self { call: call.clone(), owner, admin: false, worker: false }
+        Self { call: call.clone(), owner, admin: false, worker: false, parent: None }
     }
 
     /// Returns a sender in this process, without a connection.

@@ -310,7 +310,8 @@ mod tests {
     fn a_frequency_penalty_counts_and_a_presence_penalty_does_not() {
         let frequency = |penalty| move |sampling: &mut Sampling| sampling.frequency_penalty = penalty;
         let presence = |penalty| move |sampling: &mut Sampling| sampling.presence_penalty = penalty;
-        let after = |generated: &[Token]| [greedy_after(generated, frequency(0.6)), greedy_after(generated, presence(0.6))];
+        let after =
+            |generated: &[Token]| [greedy_after(generated, frequency(0.6)), greedy_after(generated, presence(0.6))];
         assert_eq!(after(&[]), [0, 0]);
         assert_eq!(after(&[0]), [0, 0]);
         assert_eq!(after(&[0, 0]), [1, 0]);

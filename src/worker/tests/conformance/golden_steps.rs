@@ -79,7 +79,16 @@ fn cases() -> Vec<Case> {
 /// Runs a case.
 fn run(model: &Arc<Model>, case: &mut Case) {
     let Case { temperature, top_k, top_p, min_p, repetition_penalty, seed, .. } = *case;
-    let sampling = Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs: Some(TOP), ..Sampling::default() };
+    let sampling = Sampling {
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty,
+        seed,
+        logprobs: Some(TOP),
+        ..Sampling::default()
+    };
     let mut seq = Seq::new(0, &case.prompt, sampling);
     let mut rig = Rig::new(model, BLOCK, 64, 1);
     while seq.output().len() < TOKENS {

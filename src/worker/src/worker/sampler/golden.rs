@@ -139,9 +139,13 @@ fn cases(logits: &BTreeMap<String, Vec<Option<f32>>>) -> Vec<Case> {
         let generated: Vec<Token> = (0..n).flat_map(|token| vec![token; token as usize % 4]).collect();
         let bias = |of: &[(Token, f32)]| of.iter().copied().filter(|(token, _)| *token < n).collect::<LogitBias>();
         let (both, ban) = (bias(&[(0, 1.5), (2, -0.75), (30, 100.0)]), bias(&[(0, -100.0), (1, 100.0)]));
-        for (frequency_penalty, presence_penalty, logit_bias) in
-            [(0.5, 0.0, bias(&[])), (0.0, -2.0, bias(&[])), (0.7, 0.3, both.clone()), (0.0, 0.0, both), (-1.1, 2.0, ban)]
-        {
+        for (frequency_penalty, presence_penalty, logit_bias) in [
+            (0.5, 0.0, bias(&[])),
+            (0.0, -2.0, bias(&[])),
+            (0.7, 0.3, both.clone()),
+            (0.0, 0.0, both),
+            (-1.1, 2.0, ban),
+        ] {
             let generated = if frequency_penalty == presence_penalty { Vec::new() } else { generated.clone() };
             let changes = Some(Changes { frequency_penalty, presence_penalty, logit_bias, generated });
             for (temperature, repetition_penalty) in [(0.0, 1.0), (0.7, 1.0), (1.0, 1.3)] {
