@@ -16,7 +16,7 @@ pub(crate) const HEADER_BYTES_KEPT: u32 = 16 * HEADER_BYTES_MAX as u32;
 /// Bytes counted for each header besides name and value: RFC 9113, section 6.5.2.
 const OVERHEAD_BYTES: usize = 32;
 /// Headers read behind the gate.
-const READ: [&str; 8] = [
+const READ: [&str; 11] = [
     "content-type",
     "te",
     "grpc-timeout",
@@ -25,6 +25,9 @@ const READ: [&str; 8] = [
     "accept",
     "x-request-id",
     "endpoint-load-metrics-format",
+    "origin",
+    "access-control-request-method",
+    "access-control-request-headers",
 ];
 
 /// Checks the size of a call's headers.
