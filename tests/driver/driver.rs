@@ -500,6 +500,7 @@ impl Driver {
 
     /// Expects hits to be missed, because hashes collide.
     pub fn expect_collisions(&mut self) {
+        self.index.may_repeat = true;
         self.found.counts = false;
     }
 

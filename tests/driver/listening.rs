@@ -1,6 +1,7 @@
 //! An index outside of the core that follows the events of its cache, and equals the cache after every input.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use trunkline_core::{CacheEvent, Config, Core, Event, Place, Token};
 
@@ -22,6 +23,7 @@ struct Cached {
     root: u128,
     parent: Option<u128>,
     tokens: Vec<Token>,
+    copies: u32,
 }
 
 /// The index: blocks by place, layer group and hash.
@@ -31,6 +33,8 @@ pub(crate) struct Index {
     /// Blocks of the device's first group behind each.
     children: BTreeMap<u128, u32>,
     inputs: u64,
+    /// `true` if a run weakens the hashes of prompts, so that a block has another hash in an answer, and is published once more.
+    pub may_repeat: bool,
     /// Events since the last [`Driver::forget_cache_log`], while few.
     log: Vec<CacheEvent>,
     follower: Option<Follower>,
@@ -58,7 +62,7 @@ impl Index {
                     assert!(has_tokens || has_none, "{stored:?}");
                     for hash in &stored.hashes {
                         let tokens = tokens.next().unwrap_or_default().to_vec();
-                        let cached = Cached { root: stored.root, parent, tokens };
+                        let cached = Cached { root: stored.root, parent, tokens, copies: 1 };
                         if (stored.place, stored.group) == (Place::Device, 0)
                             && let Some(parent) = parent
                         {
@@ -70,18 +74,30 @@ impl Index {
                             );
                             *self.children.entry(parent).or_default() += 1;
                         }
-                        let before = self.blocks.insert((stored.place, stored.group, *hash), cached);
-                        assert!(before.is_none(), "{hash:x} is stored twice: {stored:?}");
+                        match self.blocks.entry((stored.place, stored.group, *hash)) {
+                            Entry::Vacant(entry) => _ = entry.insert(cached),
+                            Entry::Occupied(mut entry) => {
+                                assert!(self.may_repeat, "{hash:x} is stored twice: {stored:?}");
+                                entry.get_mut().copies += 1;
+                            }
+                        }
                         parent = has_tokens.then_some(*hash);
                     }
                 }
                 CacheEvent::Removed(removed) => {
                     for hash in &removed.hashes {
-                        let cached = self.blocks.remove(&(removed.place, removed.group, *hash));
+                        let at = (removed.place, removed.group, *hash);
+                        let cached = self.blocks.get_mut(&at);
                         let cached = cached.unwrap_or_else(|| panic!("{hash:x} is removed and not there: {removed:?}"));
+                        cached.copies -= 1;
+                        let (copies, parent) = (cached.copies, cached.parent);
+                        if copies == 0 {
+                            self.blocks.remove(&at);
+                        }
                         if (removed.place, removed.group) == (Place::Device, 0) {
-                            assert_eq!(self.children.get(hash), None, "{hash:x} is removed before a block behind it");
-                            cached.parent.into_iter().for_each(|parent| self.leave(parent));
+                            let may_leave = copies > 0 || self.children.get(hash).is_none();
+                            assert!(may_leave, "{hash:x} is removed before a block behind it");
+                            parent.into_iter().for_each(|parent| self.leave(parent));
                         }
                     }
                 }
@@ -119,7 +135,7 @@ impl Driver {
         let room = LOG_MAX.saturating_sub(self.index.log.len());
         self.index.log.extend(events.into_iter().take(room));
         if blocks <= COMPARED_MAX || self.index.inputs.is_multiple_of(256) {
-            let mut now = Index::default();
+            let mut now = Index { may_repeat: self.index.may_repeat, ..Index::default() };
             now.apply(&self.core.cached_blocks(), size);
             assert_eq!(self.index.blocks, now.blocks, "the index is not the cache");
         }
