@@ -10,17 +10,20 @@
 //! | `GetTokenizer` | `bundle`, `archive` |
 //! | `GetModelInfo` | `files` |
 //! | `GetLoads`, `GetServerInfo` | `loads` |
+//! | `SubscribeKvEvents` | `events` |
 
 mod answers;
 mod archive;
 mod asked;
 mod bundle;
 mod engine;
+mod events;
 mod files;
 mod loads;
 mod parents;
 
 use tonic::service::Routes;
+use trunkline_events::Publisher;
 use trunkline_server::{Front, Guest};
 
 use crate::engine::Engine;
@@ -51,6 +54,8 @@ pub struct Settings {
     pub path: Option<String>,
     /// Files of the model, for `GetTokenizer` and for what `config.json` says.
     pub files: ModelFiles,
+    /// Publisher of the events of the caches, if somebody follows them.
+    pub events: Option<Publisher>,
 }
 
 /// Returns the service for a server: `Server::with_guest(|front| service(front, settings))`.
