@@ -44,7 +44,7 @@ const FILES: &[(&str, &[u8])] =
 
 fn settings() -> Settings {
     let (served_name, path) = (Some("a-model".into()), Some("/models/a".into()));
-    Settings { served_name, path, files: ModelFiles::Memory(FILES) }
+    Settings { served_name, path, files: ModelFiles::Memory(FILES), events: None }
 }
 
 async fn start() -> TestServer {

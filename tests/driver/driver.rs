@@ -10,6 +10,7 @@ use trunkline_core::{
 
 use crate::blame::Blame;
 use crate::found::Found;
+use crate::listening::{self, Index};
 use crate::oracle::OracleWorker;
 use crate::progress::Progress;
 use crate::records::Known;
@@ -96,7 +97,9 @@ pub struct Driver {
     /// Requests of the core's own among them.
     inner: BTreeSet<RequestId>,
     pub(crate) blame: Blame,
-    found: Found,
+    pub(crate) found: Found,
+    /// Blocks cached, as the core's events tell.
+    pub(crate) index: Index,
     pub(crate) progress: Progress,
     pub(crate) sent: Sent,
 }
@@ -141,7 +144,7 @@ impl Driver {
             && !config.worker.groups.iter().any(|keeps| matches!(keeps, Keeps::Window(_)));
         Self {
             worker: OracleWorker::new(&config, seed),
-            core: Core::new(config).expect("the limits are within their ranges"),
+            core: listening::core(config),
             answers,
             now_ns: 0,
             joined: false,
@@ -164,6 +167,7 @@ impl Driver {
             inner: BTreeSet::new(),
             blame: Blame::default(),
             found,
+            index: Index::default(),
             progress: Progress::default(),
             sent: Sent::default(),
         }
@@ -232,6 +236,7 @@ impl Driver {
         self.sent.starting_over = self.core.starting_over().collect();
         let preemptions = self.core.stats().preemptions;
         self.core.handle(self.now_ns, event, &mut actions);
+        self.follow_cache();
         self.forget_inner();
         let stats = self.core.stats();
         if stats.running + stats.loading + stats.swapped > 1 || stats.preemptions != preemptions {
@@ -365,18 +370,6 @@ impl Driver {
         }
     }
 
-    /// Evicts all idle blocks of the device. Blocks that are read stay in the cache.
-    pub fn evict_idle(&mut self) {
-        let blocks = self.core.evict_idle();
-        self.flushed.push(blocks);
-        self.found.forget_evicted(&self.core.stats());
-    }
-
-    /// Flushes the cache: nothing computed so far is found any more.
-    pub fn flush(&mut self) {
-        self.event(Event::FlushCache);
-    }
-
     // Actions.
 
     fn perform(&mut self, action: Action) {
@@ -507,6 +500,7 @@ impl Driver {
 
     /// Expects hits to be missed, because hashes collide.
     pub fn expect_collisions(&mut self) {
+        self.index.may_repeat = true;
         self.found.counts = false;
     }
 

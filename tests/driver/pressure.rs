@@ -9,13 +9,13 @@ use trunkline_core::{
     SeqFault, StepResult, Token, h2o,
 };
 
-use crate::Driver;
 use crate::limits::{
     divide_layers, fail_sequences, hints, imitate, limits, pick, preempt_at_once, retain, reuse_anywhere,
     run_prompts_first, share_a_tier, small_limits, suit_worker,
 };
 use crate::oracle::{EOS, VOCAB, continuation};
 pub use crate::outcome::Outcome;
+use crate::{Driver, Follower};
 
 /// Lengths of requests, tokens, and how often two are equal.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +83,15 @@ struct Run {
 /// # Panics
 /// If anything is wrong.
 pub fn run(seed: u64, requests: u64) -> Outcome {
-    run_sized(seed, Size::Whole(requests))
+    run_sized(seed, Size::Whole(requests), None)
+}
+
+/// Runs as [`run`] does, and hands the events of the cache to a follower, unless the seed makes hashes collide.
+///
+/// # Panics
+/// If anything is wrong.
+pub fn run_followed(seed: u64, requests: u64, follower: Follower) -> Outcome {
+    run_sized(seed, Size::Whole(requests), Some(follower))
 }
 
 /// Runs a few short requests through a core with few blocks, as [`run`] does. Replays some of the runs.
@@ -91,10 +99,10 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
 /// # Panics
 /// If anything is wrong.
 pub fn run_small(seed: u64) -> Outcome {
-    run_sized(seed, Size::Small)
+    run_sized(seed, Size::Small, None)
 }
 
-fn run_sized(seed: u64, size: Size) -> Outcome {
+fn run_sized(seed: u64, size: Size, follower: Option<Follower>) -> Outcome {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let (mut config, requests) = match size {
         Size::Whole(requests) => (limits(&mut rng), requests),
@@ -117,6 +125,9 @@ fn run_sized(seed: u64, size: Size) -> Outcome {
     }
     let faults = fail_sequences(seed);
     let mut run = Run { resumes, hint_rng, edit_rng, faults, ..Run::new(&mut rng, driver, requests, size) };
+    if let Some(follower) = follower.filter(|_| !run.weak_hashes) {
+        run.driver.followed_by(follower);
+    }
     let outcome = run.finish(requests);
     if matches!(size, Size::Whole(_)) || seed.is_multiple_of(8) {
         run.replay(&outcome);

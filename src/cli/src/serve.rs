@@ -11,7 +11,7 @@ use clap::Args;
 use tokio::net::TcpListener;
 use tracing::{info, warn};
 use trunkline_attach::Hello;
-use trunkline_cluster::Cluster;
+use trunkline_cluster::{Cluster, ListenToCaches};
 use trunkline_core::Config;
 use trunkline_core::config::StepTarget;
 use trunkline_core::h2o::Mode;
@@ -137,6 +137,8 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         info!("settings of {} that no flag and no variable overrides", file.display());
     }
     let Checked { engines, kind, simulation, mut options, unused } = check(&settings)?;
+    let publisher = settings.logs.events.publisher()?;
+    options.cache_listener = publisher.clone().map(|publisher| ListenToCaches(Arc::new(publisher)));
     unused.iter().for_each(|line| warn!("{line}"));
     let runtime = network_threads()?;
     let listener = runtime.block_on(listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)))?;
@@ -144,6 +146,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
 
     let (network, http) = (settings.network.clone(), settings.http.door(settings.model.as_deref())?);
     let mut vllm = settings.http.vllm(settings.model.as_deref());
+    vllm.events = publisher;
     if settings.model.is_none() && (engines.embedded() == 0 || simulation.is_some() || kind != WorkerKind::Embedded) {
         // What runs is not the built-in model.
         vllm.files = ModelFiles::Missing;

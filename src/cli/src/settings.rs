@@ -3,6 +3,7 @@
 pub(crate) mod attach_settings;
 pub(crate) mod core_settings;
 pub mod engines;
+pub mod events_settings;
 pub(crate) mod given;
 pub mod h2o_settings;
 pub mod http_settings;

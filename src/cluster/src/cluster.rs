@@ -8,8 +8,8 @@ use std::collections::{BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 use trunkline_core::names::registry::RegistryError;
 use trunkline_core::{
-    Action, ConfigError, Core, Event, FastForwardDriver, FastForwardResult, FinishReason, Refusal, Remains, Request,
-    RequestId, Step, StepResult, Usage,
+    Action, CacheEvent, ConfigError, Core, Event, FastForwardDriver, FastForwardResult, FinishReason, Refusal, Remains,
+    Request, RequestId, Step, StepResult, Usage,
 };
 use trunkline_quote::quoted;
 
@@ -539,6 +539,17 @@ impl Cluster {
     /// Leaves the tokens of prefills out of steps from now on ([`Core::omit_tokens`]), for workers without computation.
     pub fn omit_tokens(&mut self) {
         self.engines.iter_mut().for_each(|engine| engine.core.omit_tokens());
+    }
+
+    /// Notes every change of the engines' caches, from now on, for [`Self::take_cache_events`] ([`Core::listen_to_cache`]). MUST be called before the
+    /// first input.
+    pub fn listen_to_caches(&mut self) {
+        self.engines.iter_mut().for_each(|engine| engine.core.listen_to_cache());
+    }
+
+    /// Returns the changes of an engine's cache since the last call, in order.
+    pub fn take_cache_events(&mut self, engine: EngineId) -> Vec<CacheEvent> {
+        self.engines[engine.index()].core.take_cache_events()
     }
 
     /// Returns the memory of the last step's answer of an engine, empty, for the next one.

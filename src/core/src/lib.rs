@@ -78,6 +78,7 @@ mod schedule;
 mod policies_page {}
 
 pub use crate::blocks::hash::{BlockHash, Namespace};
+pub use crate::cache::changes::{CacheEvent, RemovedBlocks, StoredBlocks};
 pub use crate::cache::pause::Pause;
 pub use crate::config::{
     Config, ConfigError, H2oConfig, Preemption, ReuseConfig, STEPS_IN_FLIGHT_MAX, TIERS_MAX, TierConfig, WorkerFacts,

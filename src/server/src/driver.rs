@@ -16,6 +16,7 @@
 mod attached;
 mod client;
 pub(crate) mod commands;
+pub(crate) mod listening;
 pub(crate) mod queue;
 pub(crate) mod recorder;
 pub(crate) mod start;
@@ -38,6 +39,7 @@ use trunkline_core::{Action, Event, FinishReason, RequestId, Stats};
 use trunkline_port::{Step, StepOutput, StepRunner, TokenLogprobs, TransferReport};
 
 use self::client::Client;
+use self::listening::Listening;
 use crate::driver::commands::{Command, EngineSnapshot, Snapshot, StepCounts};
 use crate::driver::queue::{DriverHandle, queue};
 use crate::driver::recorder::Recorder;
@@ -109,7 +111,7 @@ struct Driver {
     commands: Receiver<Command>,
     abort_missed: Arc<AtomicBool>,
     workers: Workers,
-    recorder: Option<Recorder>,
+    followers: Followers,
     request_log: RequestLog,
     clients: HashMap<RequestId, Client>,
     readers: Readers,
@@ -127,6 +129,12 @@ struct Driver {
     drained: bool,
     failure: Option<String>,
     presence: Presence,
+}
+
+/// Those who follow what the cluster gets and does, without a say in it.
+struct Followers {
+    recorder: Option<Recorder>,
+    listening: Option<Listening>,
 }
 
 /// Readers of the outputs of the last input.
@@ -168,7 +176,7 @@ impl Driver {
             commands,
             abort_missed: handle.abort_missed(),
             workers,
-            recorder,
+            followers: Followers { recorder, listening: None },
             request_log,
             clients: HashMap::new(),
             readers: Readers::default(),
@@ -189,7 +197,7 @@ impl Driver {
         }
         let digest = self.cluster.digest();
         let (stats, counts) = self.snapshot().totals();
-        if let Some(recorder) = self.recorder {
+        if let Some(recorder) = self.followers.recorder {
             let digest = format!("{digest:016x}");
             recorder.finish(End { at_ns: self.last_input_ns, digest, inputs: None });
         }
@@ -515,7 +523,7 @@ impl Driver {
     fn apply_one(&mut self, input: Input) {
         let now_ns = self.clock.now_ns();
         self.last_input_ns = now_ns;
-        if let Some(recorder) = &mut self.recorder {
+        if let Some(recorder) = &mut self.followers.recorder {
             recorder.input(now_ns, &input);
         }
         let mut outputs = std::mem::take(&mut self.outputs);
@@ -527,6 +535,7 @@ impl Driver {
         self.workers.run_idle();
         // The next step is under way; now the streams of the last one.
         self.readers.waiting.drain(..).for_each(Waker::wake);
+        self.pass_changes();
         self.free_remains();
     }
 

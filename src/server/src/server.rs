@@ -14,7 +14,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tonic::service::Routes;
 use tracing::info;
 use trunkline_attach::wire::workers_server::WorkersServer;
-use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineConfig, EngineId};
+use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineConfig, EngineId, ListenToCaches};
 use trunkline_core::Config;
 use trunkline_port::ModelInfo;
 use trunkline_store::StoreError;
@@ -127,6 +127,8 @@ pub struct Options {
     pub reload: Duration,
     /// Longest time for which a drain waits for requests, which then end with UNAVAILABLE. `None`: for ever.
     pub drain_timeout: Option<Duration>,
+    /// Follows the caches of the engines from outside.
+    pub cache_listener: Option<ListenToCaches>,
 }
 
 impl Default for Options {
@@ -151,6 +153,7 @@ impl Default for Options {
             tls: None,
             reload: RELOAD,
             drain_timeout: None,
+            cache_listener: None,
         }
     }
 }
@@ -233,6 +236,9 @@ pub enum ServerError {
     /// The files of TLS cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// What follows the caches cannot begin.
+    #[error("cannot publish cache events")]
+    CacheListener(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
@@ -574,9 +580,9 @@ impl Start {
         backend: Backend,
         cluster: Option<ClusterConfig>,
     ) -> Result<oneshot::Receiver<Outcome>, ServerError> {
-        let Backend { model, further_kv, tokenizer, workers, mut stores, offer } = backend;
+        let Backend { model, further_kv, tokenizer, workers, stores, offer } = backend;
         let Options { cluster: config, record, share_cache, step_timeout, attach, .. } = self.options;
-        let Options { queue_per_client, requests_per_client, sessions, .. } = self.options;
+        let Options { queue_per_client, requests_per_client, sessions, cache_listener: listener, .. } = self.options;
         let mut config = cluster.unwrap_or(config);
         let embedded = config.engines.len().saturating_sub(attach.engines);
         adapt(&mut config.engines, &model, embedded);
@@ -587,14 +593,7 @@ impl Start {
         let cluster = Cluster::new(&config)?;
         let make = |at| workers(EngineId(at)).map_err(|source| ServerError::Worker { engine: EngineId(at), source });
         let runners = (0..embedded as u32).map(make).collect::<Result<Vec<_>, _>>()?;
-        if stores.is_empty() {
-            let of_class = |class: u8| further_kv.get(usize::from(class).wrapping_sub(1)).unwrap_or(&model);
-            let open = |engine: &EngineConfig| EngineStore::in_host_memory(of_class(engine.kv_class), &engine.core);
-            stores = config.engines.iter().map(open).collect::<Result<_, _>>()?;
-        }
-        if stores.len() != config.engines.len() {
-            return Err(ServerError::Stores { stores: stores.len(), engines: config.engines.len() });
-        }
+        let stores = open_stores(stores, &config, (&model, &further_kv))?;
         let recorder = record
             .map(|path| Recorder::create(&path, &config).map_err(|source| ServerError::Record { path, source }))
             .transpose()?;
@@ -604,7 +603,8 @@ impl Start {
         let fit = Fit::new(&model, cores, offer, attach.scores);
         let (request_log, served) = (self.request_log.clone(), self.served);
         let parts = Parts { cluster, runners, stores, watchdogs, make: workers, attach, recorder, request_log, served };
-        let outcome = spawn(&self.driver, self.commands, parts).map_err(ServerError::Thread)?;
+        begin_listening(listener.as_ref(), &config)?;
+        let outcome = spawn(&self.driver, self.commands, parts, listener.clone()).map_err(ServerError::Thread)?;
 
         let max_queue = config.engines.iter().fold(0, |sum: u32, engine| sum.saturating_add(engine.core.max_queue));
         let queue_per_client = queue_per_client.unwrap_or(max_queue / 2).max(1);
@@ -616,6 +616,7 @@ impl Start {
             .share_cache(share_cache)
             .logging(self.request_log)
             .offering(offer)
+            .naming(listener)
             .per_client(queue_per_client, requests_per_client.unwrap_or(u32::MAX));
         let submitter = Arc::new(submitter);
         let export_bytes_max = export_bytes_max(message_bytes_max, &sessions, &self.network.limits);
@@ -628,6 +629,30 @@ impl Start {
         let _ = (self.inference.set(inference), self.routes.set(Routes::new(service).add_service(sessions).prepare()));
         self.fit.send_replace(Some(Arc::new(fit)));
         Ok(outcome)
+    }
+}
+
+/// Begins to follow the caches of a cluster, if somebody does.
+fn begin_listening(listener: Option<&ListenToCaches>, config: &ClusterConfig) -> Result<(), ServerError> {
+    let Some(ListenToCaches(listener)) = listener else { return Ok(()) };
+    let engines: Vec<&Config> = config.engines.iter().map(|engine| &engine.core).collect();
+    listener.begin(&engines).map_err(ServerError::CacheListener)
+}
+
+/// Returns the store of each engine: those given, or stores in host memory.
+fn open_stores(
+    mut stores: Vec<EngineStore>,
+    config: &ClusterConfig,
+    (model, further_kv): (&ModelInfo, &[ModelInfo]),
+) -> Result<Vec<EngineStore>, ServerError> {
+    if stores.is_empty() {
+        let of_class = |class: u8| further_kv.get(usize::from(class).wrapping_sub(1)).unwrap_or(model);
+        let open = |engine: &EngineConfig| EngineStore::in_host_memory(of_class(engine.kv_class), &engine.core);
+        stores = config.engines.iter().map(open).collect::<Result<_, _>>()?;
+    }
+    match stores.len() == config.engines.len() {
+        true => Ok(stores),
+        false => Err(ServerError::Stores { stores: stores.len(), engines: config.engines.len() }),
     }
 }
 

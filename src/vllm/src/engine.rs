@@ -14,10 +14,11 @@ use crate::Settings;
 use crate::answers::Answers;
 use crate::asked::Asked;
 use crate::bundle::{Bundle, Bundles};
+use crate::events::{self, Batches};
 use crate::loads::Loads;
 use crate::parents::{Parents, child};
 use crate::proto::smg::grpc::common::{
-    FlushCacheRequest, FlushCacheResponse, GetTokenizerChunk, GetTokenizerRequest, KvEventBatch, ProfileResponse,
+    FlushCacheRequest, FlushCacheResponse, GetTokenizerChunk, GetTokenizerRequest, ProfileResponse,
     StartProfileRequest, StopProfileRequest, SubscribeKvEventsRequest,
 };
 use crate::proto::vllm::grpc::engine::generate_request::Input;
@@ -86,7 +87,7 @@ type Ready<T> = tokio_stream::Iter<Box<dyn Iterator<Item = Result<T, Status>> + 
 impl VllmEngine for Engine {
     type GenerateStream = Answers;
     type GetTokenizerStream = Ready<GetTokenizerChunk>;
-    type SubscribeKvEventsStream = Ready<KvEventBatch>;
+    type SubscribeKvEventsStream = Batches;
 
     async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<Answers>, Status> {
         self.front.note(request.extensions());
@@ -221,7 +222,13 @@ impl VllmEngine for Engine {
         &self,
         request: Request<SubscribeKvEventsRequest>,
     ) -> Result<Response<Self::SubscribeKvEventsStream>, Status> {
-        self.front.note(request.extensions());
-        Err(Status::unimplemented("SubscribeKvEvents is not supported: the server publishes no events of its cache"))
+        let none = "the server follows no caches; start it with --kv-events true";
+        let Some(publisher) = &self.settings.events else {
+            self.front.note(request.extensions());
+            return Err(Status::unimplemented(none));
+        };
+        // Events have the tokens of everyone's prompts.
+        self.front.check_admin(request.extensions(), "SubscribeKvEvents")?;
+        events::subscribe(publisher, request.get_ref().start_sequence_number).map(Response::new)
     }
 }

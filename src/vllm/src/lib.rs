@@ -10,6 +10,7 @@
 //! | `GetTokenizer` | `bundle`, `archive` |
 //! | `GetModelInfo` | `files` |
 //! | `GetLoads`, `GetServerInfo` | `loads` |
+//! | `SubscribeKvEvents` | `events` |
 
 mod answers;
 mod archive;
@@ -18,11 +19,13 @@ mod bundle;
 mod engine;
 #[cfg(test)]
 mod errors_tests;
+mod events;
 mod files;
 mod loads;
 mod parents;
 
 use tonic::service::Routes;
+use trunkline_events::Publisher;
 use trunkline_server::{Front, Guest};
 
 use crate::engine::Engine;
@@ -53,6 +56,8 @@ pub struct Settings {
     pub path: Option<String>,
     /// Files of the model, for `GetTokenizer` and for what `config.json` says.
     pub files: ModelFiles,
+    /// Publisher of the events of the caches, if somebody follows them.
+    pub events: Option<Publisher>,
 }
 
 /// Returns the service for a server: `Server::with_guest(|front| service(front, settings))`.

@@ -16,6 +16,7 @@ use crate::settings::engines::Engines;
 use crate::settings::serve_settings::{ServeFlags, Settings};
 use crate::worker::tests::announced;
 
+const EVENTS: &str = "src/cli/src/settings/events_settings.rs";
 const HOSTILE: &str = "tests/hostile.rs";
 const ACCESS: &str = "tests/access.rs";
 const PROCESS: &str = "src/cli/tests/process.rs";
@@ -98,6 +99,13 @@ pub const ENTRIES: &[Entry] = &[
     ("serve", "tool-call-parser", Test("tests/chats.rs", "calls_and_reasoning_come_apart_from_the_text")),
     ("serve", "reasoning-parser", Test("tests/chats.rs", "calls_and_reasoning_come_apart_from_the_text")),
     ("serve", "allowed-origins", Test("tests/http.rs", "pages_of_the_origins_that_are_allowed_read_answers")),
+    ("serve", "kv-events", Test(EVENTS, "flags_reach_the_publisher")),
+    ("serve", "kv-events-endpoint", Test(EVENTS, "flags_reach_the_publisher")),
+    ("serve", "kv-events-replay-endpoint", Test(EVENTS, "flags_reach_the_publisher")),
+    ("serve", "kv-events-snapshot-endpoint", Test(EVENTS, "flags_reach_the_publisher")),
+    ("serve", "kv-events-topic", Test(EVENTS, "flags_reach_the_publisher")),
+    ("serve", "kv-events-form", Test(EVENTS, "flags_reach_the_publisher")),
+    ("serve", "kv-events-history", Test(EVENTS, "flags_reach_the_publisher")),
     ("serve", "token-file", Test(ACCESS, "roles_decide_and_a_changed_file_takes_effect")),
     ("serve", "admin", Test(HOSTILE, "administration_is_a_switch_without_tokens")),
     ("serve", "tls-cert", Test(ACCESS, "tls_protects_the_port")),

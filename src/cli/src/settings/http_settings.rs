@@ -55,7 +55,7 @@ impl HttpSettings {
     pub fn vllm(&self, model: Option<&Path>) -> trunkline_vllm::Settings {
         let served_name = self.served_names().next().map(str::to_owned);
         let path = model.map(|path| path.display().to_string());
-        trunkline_vllm::Settings { served_name, path, files: ModelSource::of(model).files() }
+        trunkline_vllm::Settings { served_name, path, files: ModelSource::of(model).files(), events: None }
     }
 
     fn served_names(&self) -> impl Iterator<Item = &str> {

@@ -1,4 +1,4 @@
-//! Settings of what a server writes down: the log, the file of requests, the recording.
+//! Settings of what a server writes down and publishes: the log, the file of requests, the recording, the events of its caches.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -10,6 +10,8 @@ use clap::Args;
 use trunkline_core::names::registry;
 use trunkline_quote::quoted;
 use trunkline_server::{Options, RequestTracer};
+
+use crate::settings::events_settings::EventsSettings;
 
 /// Name of the flag for the form of the log.
 const FORMAT: &str = "log-format";
@@ -54,6 +56,10 @@ pub struct LogSettings {
     /// Form of the log on standard error: text, or json for an object a line [default: text].
     #[arg(long, value_name = "FORM")]
     pub log_format: Option<String>,
+
+    /// Cache events.
+    #[command(flatten)]
+    pub events: EventsSettings,
 }
 
 impl LogSettings {

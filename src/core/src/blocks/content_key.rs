@@ -57,6 +57,11 @@ pub(crate) fn in_group(key: &BlockKey, group: usize) -> BlockKey {
     BlockKey { parent: hash, hash, fingerprint: hash as u64, group, ..*key }
 }
 
+/// Returns the hash that a block's prefix has in the first layer group, whatever the group of its key.
+pub(crate) fn in_first_group(key: &BlockKey) -> u128 {
+    key.hash ^ u128::from(key.group).wrapping_mul(GROUP_SPREAD)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +87,7 @@ mod tests {
         assert_eq!(one.hash, IN_GROUP_ONE);
         assert_eq!((one.parent, one.fingerprint), (one.hash, one.hash as u64));
         assert_eq!((one.root, one.first_token, one.group), (first.root, first.first_token, 1));
+        assert_eq!([&first, &one, &two].map(in_first_group), [first.hash; 3]);
         assert_ne!((one.hash, one.fingerprint), (two.hash, two.fingerprint));
     }
 

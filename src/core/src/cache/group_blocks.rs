@@ -14,6 +14,7 @@ use std::ops::RangeInclusive;
 use trunkline_port::Keeps;
 
 use crate::blocks::prefix::Prefix;
+use crate::cache::changes::Change;
 use crate::names::ids::BlockHandle;
 
 /// Row of a slot without blocks.
@@ -55,6 +56,8 @@ pub(crate) struct GroupBlocks {
     n_idle: u32,
     n_blocks: u32,
     evicted: u64,
+    /// Blocks that requests can find from now on, or no longer, since [`Self::take_changes`], if somebody asks for them.
+    noted: Option<Vec<(u32, usize, Change)>>,
 }
 
 /// Sums over the blocks at one block of the tree: a request that waits for room asks for these in every step.
@@ -66,6 +69,8 @@ struct Row {
     /// Blocks in groups without a window, and the blocks among them without readers.
     n_whole: u32,
     n_idle: u32,
+    /// `true` if the block of the tree was struck out, so that nobody finds these blocks either.
+    is_hidden: bool,
 }
 
 impl GroupBlocks {
@@ -88,6 +93,44 @@ impl GroupBlocks {
             n_idle: 0,
             n_blocks: 0,
             evicted: 0,
+            noted: None,
+        }
+    }
+
+    /// Notes the blocks that requests can find from now on, or no longer, for [`Self::take_changes`].
+    pub fn listen(&mut self) {
+        self.noted = Some(Vec::new());
+    }
+
+    /// Returns the blocks, by block of the tree and group, that entered the table or left it since the last call, in order.
+    pub fn take_changes(&mut self) -> Vec<(u32, usize, Change)> {
+        self.noted.as_mut().map_or(Vec::new(), std::mem::take)
+    }
+
+    /// Notes that nobody finds the blocks at a block of the tree any more, which is being struck out.
+    pub fn hide(&mut self, node: u32) {
+        let there: Vec<usize> = self.numbers().filter(|group| self.get(node, *group).is_some()).collect();
+        there.into_iter().for_each(|group| self.note(node, group, Change::Left));
+        if let Some(row) = self.rows.get(node as usize).filter(|row| **row != NO_ROW) {
+            self.members[*row as usize].is_hidden = true;
+        }
+    }
+
+    /// Notes that nobody finds any block of the table any more.
+    pub fn hide_all(&mut self) {
+        self.members.iter_mut().for_each(|row| row.is_hidden = true);
+    }
+
+    /// Returns the groups with a block that requests can find at a block of the tree.
+    pub fn found_at(&self, node: u32) -> impl Iterator<Item = usize> + '_ {
+        let is_shown = self.row(node).is_some_and(|row| !row.is_hidden);
+        self.numbers().filter(move |group| is_shown && self.get(node, *group).is_some())
+    }
+
+    fn note(&mut self, node: u32, group: usize, change: Change) {
+        let is_hidden = self.row(node).is_some_and(|row| row.is_hidden);
+        if let Some(noted) = self.noted.as_mut().filter(|_| !is_hidden) {
+            noted.push((node, group, change));
         }
     }
 
@@ -147,6 +190,7 @@ impl GroupBlocks {
         assert!(self.blocks[at] == BlockHandle::NONE, "block {node} has a block in group {group}");
         (self.blocks[at], self.readers[at]) = (block, 1);
         self.n_blocks += 1;
+        self.note(node, group, Change::Entered);
     }
 
     /// Adds a reader to a block. Returns the block.
@@ -330,6 +374,7 @@ impl GroupBlocks {
     }
 
     fn take(&mut self, at: usize) -> BlockHandle {
+        self.note(self.members[at / self.n()].node, 1 + at % self.n(), Change::Left);
         self.changes[at] = self.changes[at].wrapping_add(1);
         self.n_idle -= 1;
         self.n_blocks -= 1;
@@ -369,7 +414,7 @@ impl GroupBlocks {
             let row = self.members[*row as usize];
             let (n_blocks, n_whole) = (blocks.len() as u32, whole().count() as u32);
             let n_idle = whole().filter(|(_, at)| self.readers[*at] == 0).count() as u32;
-            assert_eq!(row, Row { node: row.node, n_blocks, n_whole, n_idle }, "sums of groups drifted");
+            assert_eq!(row, Row { n_blocks, n_whole, n_idle, ..row }, "sums of groups drifted");
         }
         for at in there() {
             let (node, block) = (self.members[at / self.n()].node, self.blocks[at]);

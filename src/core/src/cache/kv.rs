@@ -11,6 +11,7 @@
 //! nearest one while it waits. A failed transfer costs a recomputation. What other cores wrote to a shared tier is looked up first
 //! ([`crate::cache::lookups`]).
 
+mod changing;
 mod demotions;
 mod groups;
 mod promised;
@@ -32,6 +33,7 @@ use crate::blocks::entries::Entries;
 use crate::blocks::hash::BlockHash;
 use crate::blocks::host::{HostPool, HostState};
 use crate::blocks::prefix::Prefix;
+use crate::cache::changes::CacheChanges;
 use crate::cache::group_blocks::{GroupBlocks, Placed};
 use crate::cache::links::Links;
 use crate::cache::lookups::Lookups;
@@ -89,6 +91,8 @@ pub(crate) struct Kv {
     freed_until: Option<u64>,
     /// `true` if blocks of requests that end, and duplicates, are free at once where nothing but steps uses blocks.
     frees_early: bool,
+    /// Changes of the device's cached blocks, if somebody asks for them.
+    changes: Option<Box<CacheChanges>>,
 }
 
 /// A block that a sequence gave up while steps in flight may read it.
@@ -140,6 +144,7 @@ impl Kv {
             released_until: None,
             freed_until: None,
             frees_early: config.preemption == Preemption::RetractAtOnce,
+            changes: None,
         })
     }
 
@@ -211,6 +216,7 @@ impl Kv {
         self.tree.strike_out_held();
         let dropped = self.tree.flush();
         self.free_left();
+        self.note_flush();
         dropped
     }
 
@@ -223,6 +229,9 @@ impl Kv {
         }
         let blocks = self.tree.blocks_from(first);
         let struck = blocks.len() as u32;
+        if self.changes.is_some() {
+            blocks.iter().for_each(|block| self.groups.hide(*block));
+        }
         self.tree.strike_out(blocks);
         self.free_left();
         struck
@@ -230,6 +239,7 @@ impl Kv {
 
     /// Forgets what all blocks of the device held, also of blocks with readers: see [`PrefixTree::clear`].
     pub fn clear_device(&mut self) {
+        self.note_clear();
         self.tree.clear();
         self.groups.clear();
         self.promised.clear();
@@ -317,6 +327,13 @@ impl Kv {
     /// Publishes the full blocks of a sequence up to the `computed`-th token, and replaces duplicates by the blocks published before. A
     /// duplicate read by steps in flight, `last_step` at the latest, is freed at the end of the last reading step.
     pub fn publish(&mut self, seq: &mut Sequence, computed: u32, last_step: u64, journal: &mut Journal) {
+        // A block published now may take the place of one whose change is not named yet.
+        self.name_changes(None);
+        self.publish_blocks(seq, computed, last_step, journal);
+        self.name_changes(Some(seq.id));
+    }
+
+    fn publish_blocks(&mut self, seq: &mut Sequence, computed: u32, last_step: u64, journal: &mut Journal) {
         let size = self.block_size;
         let (from, to) = (seq.published as usize, (computed / size) as usize);
         self.tree.publish_for(seq.tenant);
@@ -374,7 +391,7 @@ impl Kv {
         self.publish_groups(seq, at, to);
         let (chain, hashes, tokens) =
             (&seq.table[at..to], &seq.cold.hashes[at..to], &seq.tokens()[at * size..to * size]);
-        if !self.tiers.is_empty() {
+        if self.tiers.identifies() {
             let mut parent = parent.block().map(|parent| parent.index);
             for ((block, hash), tokens) in chain.iter().zip(hashes).zip(tokens.chunks_exact(size)) {
                 self.tiers.identify(seq.cold.root, block.index, parent, *hash, tokens);

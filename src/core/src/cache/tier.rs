@@ -6,13 +6,14 @@
 
 use std::collections::BTreeSet;
 
-use trunkline_port::{BlockFault, BlockKey, KnownBlock};
+use trunkline_port::{BlockFault, BlockKey, KnownBlock, Place};
 
 use crate::blocks::block_index::BlockIndex;
 use crate::blocks::hash::BlockHash;
 use crate::blocks::nodes::Nodes;
 use crate::blocks::slots::{SlotState, Slots};
 use crate::blocks::transitions::Transition;
+use crate::cache::changes::{CacheChanges, CacheEvent};
 use crate::cache::floors::{CHANCES, Floors, NOBODY};
 use crate::eviction::Eviction;
 use crate::names::ids::{BlockHandle, Token};
@@ -126,6 +127,8 @@ pub(crate) struct Tier {
     flushed_writes: BTreeSet<(u64, u32)>,
     /// Blocks dropped to make room.
     pub evicted: u64,
+    /// Blocks that came or went since [`Self::take_changes`], if somebody asks for them.
+    changes: Option<Box<CacheChanges>>,
 }
 
 impl Tier {
@@ -150,7 +153,33 @@ impl Tier {
             demoting: 0,
             flushed_writes: BTreeSet::new(),
             evicted: 0,
+            changes: None,
         }
+    }
+
+    /// Notes the blocks that come and go from now on, for [`Self::take_changes`]. The tier has this number.
+    pub fn listen(&mut self, tier: u8) {
+        self.changes = Some(Box::new(CacheChanges::new(Place::Tier(tier))));
+    }
+
+    /// Returns the blocks that came or went since the last call, in order, and those that came behind the ones before them.
+    pub fn take_changes(&mut self) -> Vec<CacheEvent> {
+        self.changes.as_mut().map_or(Vec::new(), |changes| changes.take_in_order())
+    }
+
+    /// Adds all blocks that can be found to a list of changes, as if they came now: each behind the one before it in its prefix.
+    pub fn add_present(&self, changes: &mut CacheChanges) {
+        let mut slots: Vec<u32> = (0..self.slots.opened()).filter(|slot| self.is_present(*slot)).collect();
+        slots.sort_by_key(|slot| self.keys[*slot as usize].first_token);
+        for slot in slots {
+            let key = &self.keys[slot as usize];
+            changes.entered(key, key.group, self.tokens_of(slot), None);
+        }
+    }
+
+    /// Returns `true` if no block can be found.
+    pub fn has_none(&self) -> bool {
+        self.count(TierState::Idle) + self.count(TierState::Pinned) == 0
     }
 
     /// Returns the number of blocks that fit in addition to the blocks lent.
@@ -301,6 +330,11 @@ impl Tier {
         } else if ok {
             self.slots.apply(slot, TierEvent::Filled);
             self.eviction.idle(&[handle(slot)], &self.nodes);
+            if let Some(changes) = &mut self.changes {
+                let tokens = &self.tokens[slot as usize * self.block_size..][..self.block_size];
+                let key = &self.keys[slot as usize];
+                changes.entered(key, key.group, tokens, None);
+            }
         } else {
             self.remove(slot);
             self.slots.release(slot, TierEvent::FillFailed);
@@ -401,6 +435,11 @@ impl Tier {
 
     /// Takes a block out of the index.
     fn remove(&mut self, slot: u32) {
+        let is_present = self.is_present(slot);
+        if let Some(changes) = self.changes.as_mut().filter(|_| is_present) {
+            let key = &self.keys[slot as usize];
+            changes.left(key, key.group);
+        }
         self.index.remove(self.nodes.fingerprint(slot), slot);
         self.nodes.remove(slot);
         self.floors.left(&[slot]);

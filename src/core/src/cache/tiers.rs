@@ -9,6 +9,7 @@ use crate::Place;
 use crate::blocks::content_key;
 use crate::blocks::entries::Hole;
 use crate::blocks::hash::BlockHash;
+use crate::cache::changes::{CacheChanges, CacheEvent};
 use crate::cache::floors::NOBODY;
 use crate::cache::group_blocks::Placed;
 use crate::cache::tier::{Contents, Tier, TierState};
@@ -52,6 +53,8 @@ pub(crate) struct Tiers {
     owed: [u64; TIERS_MAX],
     /// `true` after a flush.
     was_flushed: bool,
+    /// `true` if somebody asks for changes of the cache, which name blocks by their identities.
+    is_heard: bool,
     /// Counters; gauges are filled in by [`Self::stats`].
     counters: [TierStats; TIERS_MAX],
 }
@@ -75,8 +78,44 @@ impl Tiers {
             saturated: [false; TIERS_MAX],
             owed: [0; TIERS_MAX],
             was_flushed: false,
+            is_heard: false,
             counters: [TierStats::default(); TIERS_MAX],
         })
+    }
+
+    /// Notes the blocks that come and go from now on, for [`Self::take_changes`], and the identities of device blocks without tiers too.
+    pub fn listen(&mut self) {
+        self.is_heard = true;
+        (0..).zip(&mut self.tiers).for_each(|(number, tier)| tier.listen(number));
+    }
+
+    /// Appends the blocks that came or went since the last call, in order within each tier.
+    pub fn take_changes(&mut self, out: &mut Vec<CacheEvent>) {
+        self.tiers.iter_mut().for_each(|tier| out.append(&mut tier.take_changes()));
+    }
+
+    /// Appends all blocks that can be found in a tier, as if they came now.
+    pub fn present(&self, out: &mut Vec<CacheEvent>) {
+        for (number, tier) in (0..).zip(&self.tiers) {
+            let mut changes = CacheChanges::new(Place::Tier(number));
+            tier.add_present(&mut changes);
+            out.append(&mut changes.take());
+        }
+    }
+
+    /// Returns `true` if no block can be found in any tier.
+    pub fn have_none(&self) -> bool {
+        self.tiers.iter().all(Tier::has_none)
+    }
+
+    /// Returns `true` if device blocks have identities.
+    pub fn identifies(&self) -> bool {
+        self.is_heard || !self.is_empty()
+    }
+
+    /// Returns the identity that a device block had when it was published last.
+    pub fn key_of(&self, block: u32) -> &BlockKey {
+        &self.keys[block as usize]
     }
 
     /// Sets the time for floors. Times MUST NOT go back.
@@ -248,7 +287,7 @@ impl Tiers {
 
     /// Computes the identity of a block just published on the device.
     pub fn identify(&mut self, root: BlockHash, block: u32, parent: Option<u32>, hash: BlockHash, tokens: &[Token]) {
-        if self.is_empty() {
+        if !self.identifies() {
             return;
         }
         let parent = parent.map(|parent| &self.keys[parent as usize]);

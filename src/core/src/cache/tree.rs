@@ -41,6 +41,7 @@
 //! ```
 
 mod ahead;
+mod changing;
 mod classes;
 mod contents;
 mod demotion;
@@ -60,6 +61,7 @@ use crate::blocks::namespaces::{Namespaces, is_namespace};
 use crate::blocks::nodes::{Nodes, UNPUBLISHED, for_runs};
 use crate::blocks::prefetch::prefetch;
 use crate::blocks::prefix::Prefix;
+use crate::cache::changes::Change;
 use crate::cache::floors::Floors;
 use crate::eviction::Eviction;
 use crate::names::ids::{BlockHandle, Token};
@@ -134,6 +136,8 @@ pub struct PrefixTree {
     notes_left: bool,
     /// Slots of published blocks freed since [`Self::take_left`].
     left: Vec<u32>,
+    /// Blocks that entered the tree or left it since [`Self::take_changes`], if somebody asks for them.
+    changes: Option<Vec<(u32, Change)>>,
     evicted: u64,
     collisions: u64,
     /// Blocks of prefixes held, and the runs they formed.
@@ -160,6 +164,7 @@ impl PrefixTree {
             leaving: Vec::new(),
             notes_left: false,
             left: Vec::new(),
+            changes: None,
             evicted: 0,
             collisions: 0,
             taken: (0, 0),
@@ -434,6 +439,7 @@ impl PrefixTree {
         self.pool.apply(block.index, BlockEvent::Published);
         self.index.insert(hash.fingerprint(), block.index, |index| self.nodes.fingerprint(index));
         self.enter_contents(&[block]);
+        self.note_changes(Change::Entered, [block.index]);
         self.floors.published(&[block]);
         self.eviction.published(&[block], &self.nodes);
     }
@@ -455,6 +461,7 @@ impl PrefixTree {
         let named = hashes.iter().zip(chain).map(|(hash, block)| (hash.fingerprint(), block.index));
         self.index.insert_all(named, |index| self.nodes.fingerprint(index));
         self.enter_contents(chain);
+        self.note_changes(Change::Entered, chain.iter().map(|block| block.index));
         self.floors.published(chain);
         self.eviction.published(chain, &self.nodes);
     }

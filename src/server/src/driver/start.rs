@@ -5,9 +5,10 @@ use std::thread;
 
 use crossbeam_channel::Receiver;
 use tokio::sync::{oneshot, watch};
-use trunkline_cluster::{Cluster, EngineId};
+use trunkline_cluster::{Cluster, EngineId, ListenToCaches};
 use trunkline_port::StepRunner;
 
+use super::listening::Listening;
 use super::{Driver, Outcome, tiers};
 use crate::driver::commands::Command;
 use crate::driver::queue::DriverHandle;
@@ -38,13 +39,15 @@ pub(crate) struct Parts {
 }
 
 /// Starts the threads of the embedded workers and the core's thread, which takes `commands`. The receiver gets the outcome when the
-/// core's thread ends, and nothing if the thread panics.
+/// core's thread ends, and nothing if the thread panics. The listener, if there is one, has begun.
 pub(crate) fn spawn(
     handle: &DriverHandle,
     commands: Receiver<Command>,
     parts: Parts,
+    listener: Option<ListenToCaches>,
 ) -> std::io::Result<oneshot::Receiver<Outcome>> {
-    let Parts { cluster, runners, stores, watchdogs, make, attach, recorder, request_log, served } = parts;
+    let Parts { mut cluster, runners, stores, watchdogs, make, attach, recorder, request_log, served } = parts;
+    let listening = Listening::begin(&mut cluster, listener);
     let (mut workers, mut found) = (Vec::with_capacity(stores.len()), Vec::new());
     let mut runners = runners.into_iter();
     for (at, store) in (0..).zip(stores) {
@@ -61,6 +64,7 @@ pub(crate) fn spawn(
     let workers = Workers::new(workers, watchdogs, seats, make, handle.clone());
     let mut driver = Driver::new(cluster, handle, commands, workers, (recorder, request_log));
     driver.presence.served = served;
+    driver.followers.listening = listening;
     let (done, outcome) = oneshot::channel();
     thread::Builder::new().name("core".into()).spawn(move || {
         driver.begin_seats();

@@ -135,6 +135,14 @@ impl Front {
         Caller::of(extensions);
     }
 
+    /// Checks that the sender is an administrator; `what` names the call.
+    ///
+    /// # Errors
+    /// PERMISSION_DENIED if it is not.
+    pub fn check_admin(&self, extensions: &Extensions, what: &str) -> Result<(), Status> {
+        Caller::of(extensions).check_admin(what)
+    }
+
     /// Begins a request, which ends after `timeout` at the latest; returns once an engine has accepted it.
     ///
     /// # Errors

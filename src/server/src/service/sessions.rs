@@ -212,6 +212,7 @@ impl SessionService {
     ) -> Result<Response<TurnStream>, Status> {
         let submitter = &self.submitter;
         let mut checked = turn.entry().setup.check(submitter, request)?;
+        checked.session.clone_from(&turn.entry().id);
         let (stop, min_tokens) = (std::mem::take(&mut checked.stop), checked.request.min_tokens);
         let skip_special_tokens = checked.skip_special_tokens;
         let submitted = submitter.submit(&caller, checked, arrival_ns, timeout).await.inspect_err(|rejection| {

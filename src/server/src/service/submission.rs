@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use trunkline_cluster::EngineConfig;
+use trunkline_cluster::{EngineConfig, ListenToCaches};
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, Keeps, Refusal, Request, RequestId, Reuse, Token, Usage};
 use trunkline_port::{LayerGroup, ModelInfo};
@@ -247,6 +247,8 @@ pub(crate) struct Submitter {
     tenants_share: AtomicBool,
     next_id: AtomicU64,
     request_log: Option<RequestLog>,
+    /// Follows the caches, and learns the names of namespaces.
+    listener: Option<ListenToCaches>,
 }
 
 impl Submitter {
@@ -266,7 +268,13 @@ impl Submitter {
             tenants_share: AtomicBool::new(false),
             next_id: AtomicU64::new(1),
             request_log: None,
+            listener: None,
         }
+    }
+
+    /// Has whoever follows the caches learn the names of namespaces.
+    pub(crate) fn naming(self, listener: Option<ListenToCaches>) -> Self {
+        Self { listener, ..self }
     }
 
     /// Lets tenants share cached blocks unless a request asks otherwise.

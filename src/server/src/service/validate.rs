@@ -50,6 +50,8 @@ pub(crate) struct Checked {
     pub(crate) stop: StopStrings,
     pub(crate) skip_special_tokens: bool,
     pub(crate) cache_salt: String,
+    /// Session whose turn the request is; empty for none.
+    pub(crate) session: String,
     pub(crate) tenant_name: String,
     pub(crate) extra_keys: Vec<String>,
     /// Share cached blocks with other tenants; `None` is the server's setting.
@@ -163,6 +165,7 @@ pub(crate) fn check(
         skip_special_tokens: output.skip_special_tokens.unwrap_or(true),
         tenant_name: tenant,
         cache_salt,
+        session: String::new(),
         extra_keys,
         share_cache,
         retention,
@@ -482,6 +485,7 @@ mod tests {
                 stop: StopStrings { strings: vec!["END".into()], is_sent: true },
                 skip_special_tokens: false,
                 cache_salt: "salt".into(),
+                session: String::new(),
                 tenant_name: "acme".into(),
                 extra_keys: vec!["image".into()],
                 share_cache: Some(true),

@@ -4,6 +4,7 @@ use super::{Parent, PrefixTree};
 use crate::blocks::block::{BlockEvent, BlockState};
 use crate::blocks::hash::BlockHash;
 use crate::blocks::namespaces::is_namespace;
+use crate::cache::changes::Change;
 use crate::names::ids::BlockHandle;
 use crate::request::retention::Claim;
 
@@ -24,6 +25,7 @@ impl PrefixTree {
         self.remove_chain(&[block]);
         self.index.remove(self.nodes.fingerprint(block), block);
         self.leave_contents(&[block]);
+        self.note_changes(Change::Left, [block]);
         self.pool.apply(block, BlockEvent::DemotionBegan);
         Some((self.pool.handle(block), before))
     }
@@ -52,6 +54,7 @@ impl PrefixTree {
         self.pool.apply(block.index, BlockEvent::Readopted);
         self.index.insert(fingerprint, block.index, |index| self.nodes.fingerprint(index));
         self.enter_contents(&[block]);
+        self.note_changes(Change::Entered, [block.index]);
         self.floors.readopted(block.index);
         self.eviction.published(&[block], &self.nodes);
     }

@@ -4,6 +4,7 @@ use super::{PrefixTree, SHORT};
 use crate::blocks::block::BlockState;
 use crate::blocks::hash::BlockHash;
 use crate::blocks::namespaces::is_namespace;
+use crate::cache::changes::Change;
 use crate::cache::floors::CHANCES;
 use crate::names::ids::BlockHandle;
 
@@ -142,6 +143,9 @@ impl PrefixTree {
     /// Frees the blocks in `leaving`.
     fn drop_leaving(&mut self) {
         self.evicted += self.leaving.len() as u64;
+        if let Some(changes) = &mut self.changes {
+            changes.extend(self.leaving.iter().map(|block| (*block, Change::Left)));
+        }
         if self.notes_left {
             self.left.extend_from_slice(&self.leaving);
         }

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use super::PrefixTree;
 use crate::blocks::block::{BlockEvent, BlockState};
+use crate::cache::changes::Change;
 use crate::names::ids::BlockHandle;
 
 impl PrefixTree {
@@ -87,6 +88,7 @@ impl PrefixTree {
     fn strike(&mut self, block: u32, event: BlockEvent) {
         self.index.remove(self.nodes.fingerprint(block), block);
         self.leave_contents(&[block]);
+        self.note_changes(Change::Left, [block]);
         self.eviction.left(&[block], &self.nodes);
         self.floors.left(&[block]);
         self.pool.apply(block, event);

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time;
-use trunkline_core::{Namespace, Request, RequestId, Token};
+use trunkline_cluster::ListenToCaches;
+use trunkline_core::{BlockHash, Namespace, Request, RequestId, Token};
 use trunkline_quote::quoted;
 use trunkline_text::{Parts, TokenizerError};
 
@@ -129,7 +130,7 @@ impl Submitter {
         let kv_class = self.kv_class(&checked.kv_dtype)?;
         let mut request = Request {
             id,
-            root: self.namespace(&checked, kv_class).root(),
+            root: self.root_of(id, &checked, kv_class),
             prompt,
             max_tokens: checked.max_tokens.unwrap_or_else(|| self.max_tokens_for(n_prompt, kv_class)),
             shares_cache: self.shares_cache(&checked),
@@ -151,6 +152,23 @@ impl Submitter {
         class.ok_or_else(|| {
             Invalid(format!("kv_dtype is {dtype}; the workers of this server have: {}", known(), dtype = quoted(dtype)))
         })
+    }
+
+    /// Returns the root of a request's namespace, and has whoever follows the caches learn what is behind it and the request.
+    fn root_of(&self, id: RequestId, checked: &Checked, kv_class: usize) -> BlockHash {
+        let namespace = self.namespace(checked, kv_class);
+        let root = namespace.root();
+        if let Some(ListenToCaches(listener)) = &self.listener {
+            let of_class = (kv_class > 0).then_some(namespace.kv_dtype);
+            let of_tenant = Some(namespace.tenant).filter(|tenant| !tenant.is_empty());
+            let keys = namespace.extra_keys.iter().map(String::as_str);
+            let others: Vec<&str> = of_tenant.into_iter().chain(of_class).chain(keys).collect();
+            listener.named(root.0, namespace.salt, &others);
+            if !checked.session.is_empty() {
+                listener.of_session(id, &checked.session);
+            }
+        }
+        root
     }
 
     /// Returns the scope within which a request shares cached blocks.
