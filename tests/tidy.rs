@@ -42,12 +42,13 @@ const UNSAFE_FILES: [&str; 6] = [
 ];
 
 /// Crates that know no scheduler: their manifests, and the crates of the workspace that each may depend on.
-const LOW_CRATES: [(&str, &[&str]); 12] = [
+const LOW_CRATES: [(&str, &[&str]); 13] = [
     ("src/attach/Cargo.toml", &["trunkline-port"]),
     ("src/chat/Cargo.toml", &["trunkline-port", "trunkline-quote"]),
     ("src/codec/Cargo.toml", &[]),
     ("src/files/Cargo.toml", &[]),
     ("src/foreign/Cargo.toml", &[]),
+    ("src/grammar/Cargo.toml", &["trunkline-foreign", "trunkline-port", "trunkline-quote", "trunkline-text"]),
     ("src/pages/Cargo.toml", &[]),
     ("src/port/Cargo.toml", &["trunkline-quote"]),
     ("src/quote/Cargo.toml", &[]),
@@ -63,6 +64,7 @@ const LOW_CRATES: [(&str, &[&str]); 12] = [
         &[
             "trunkline-files",
             "trunkline-foreign",
+            "trunkline-grammar",
             "trunkline-pages",
             "trunkline-port",
             "trunkline-quote",

@@ -6,6 +6,7 @@ use tonic::Code;
 use trunkline_attach::Hello;
 use trunkline_cluster::ClusterConfig;
 use trunkline_server::proto::GenerateRequest;
+use trunkline_server::proto::sampling::Structure;
 use trunkline_server::{Backend, MakeWorker, SamplingOffer, WorkerError};
 use trunkline_tests::attached::{Attached, dial, hello};
 use trunkline_tests::server::{Client, TestServer, greedy};
@@ -32,7 +33,7 @@ async fn the_first_worker_that_is_accepted_decides_about_the_model() {
         let workers: MakeWorker = Arc::new(|_| Err("no embedded workers".into()));
         let (tokenizer, offer) = (
             Tokenizer::bytes(),
-            SamplingOffer { max_logprobs: 3, seeded_sampling: true, penalties: false, scores: false },
+            SamplingOffer { max_logprobs: 3, seeded_sampling: true, penalties: false, grammars: false, scores: false },
         );
         let backend = Backend {
             model: hello.model.clone(),
@@ -62,6 +63,12 @@ async fn the_first_worker_that_is_accepted_decides_about_the_model() {
     request.sampling.as_mut().unwrap().presence_penalty = 0.5;
     let status = client.ask(request).await.unwrap_err();
     let line = "presence_penalty is not supported by the workers of this server; leave it out";
+    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, line));
+    let mut request = greedy(&prompts[0], 1);
+    request.sampling.as_mut().unwrap().structure = Some(Structure::Regex("a+".into()));
+    request.stopping.as_mut().unwrap().ignore_eos = false;
+    let status = client.ask(request).await.unwrap_err();
+    let line = "structured output is not supported by the workers of this server; leave it out";
     assert_eq!((status.code(), status.message()), (Code::InvalidArgument, line));
     assert_refuses_h2o(&mut client).await;
     server.drain().await;

@@ -16,6 +16,7 @@ use crate::proofs::Rig;
 /// Tests of fields that need a server of another kind.
 const H2O: &str = "tests/h2o.rs";
 const REUSE: &str = "tests/reuse.rs";
+const STRUCTURED: &str = "tests/structured.rs";
 const KV_DTYPE: &str = "src/cli/src/serve/kv_dtype_tests.rs";
 
 fn sampling(request: &mut GenerateRequest) -> &mut Sampling {
@@ -123,6 +124,11 @@ pub const PROOFS: &[(&str, Proof)] = &[
             |request| sampling(request).logit_bias = [(3, 100.0)].into(),
         ),
     ),
+    ("Sampling.json_schema", Test(STRUCTURED, "all_answers_are_valid_while_64_run_at_once")),
+    ("Sampling.regex", Test(STRUCTURED, "each_kind_of_structure_holds_and_ends_its_answer")),
+    ("Sampling.grammar", Test(STRUCTURED, "each_kind_of_structure_holds_and_ends_its_answer")),
+    ("Sampling.choice", Test(STRUCTURED, "each_kind_of_structure_holds_and_ends_its_answer")),
+    ("Choices.texts", Test(STRUCTURED, "each_kind_of_structure_holds_and_ends_its_answer")),
     ("Sampling.seed", Changes(nothing, |request| sampling(request).seed = Some(6))),
     ("Stopping.max_tokens", Changes(nothing, |request| stopping(request).max_tokens = Some(3))),
     ("Stopping.min_tokens", Changes(may_end, |request| stopping(request).min_tokens = 12)),

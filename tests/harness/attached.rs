@@ -17,7 +17,9 @@ use tonic_prost::ProstCodec;
 use trunkline_attach::wire::workers_client::WorkersClient;
 use trunkline_attach::wire::{self, from_worker, to_worker};
 use trunkline_attach::{Abilities, Hello, KvRoom, Mirror, Region, Resume, Session, StepLimits, encode_done};
+use trunkline_grammar::Grammars;
 use trunkline_port::{DeviceBlocks, ModelInfo, Step, StepRunner};
+use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
 use crate::server::SEED;
@@ -87,7 +89,11 @@ impl Device {
     /// Makes a device that drafts up to `max_drafts` tokens of a sequence in a step.
     pub fn drafting(max_drafts: u32) -> Self {
         let config = WorkerConfig { block_size: 16, device_blocks: BLOCKS, max_drafts, threads: 1 };
-        let mut worker = Worker::new(Arc::new(Model::seeded(SEED)), config).expect("a small model");
+        let model = Model::seeded(SEED);
+        let info = model.info();
+        let grammars = Grammars::new(Tokenizer::bytes(), info.vocab_size, info.eos_token_ids);
+        let worker = Worker::new(Arc::new(model), config).expect("a small model");
+        let mut worker = worker.with_grammars(Arc::new(grammars));
         let blocks = StepRunner::blocks(&mut worker);
         Self { worker, blocks, resume: None, is_elsewhere: false }
     }
@@ -103,6 +109,7 @@ pub fn hello(name: &str) -> Hello {
         partial_writes: true,
         seeded_sampling: true,
         penalties: true,
+        grammars: true,
         in_step_hits: true,
         ..Abilities::default()
     };

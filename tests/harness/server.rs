@@ -9,6 +9,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status, Streaming};
 use trunkline_cluster::{ClusterConfig, EngineId};
 use trunkline_core::{Config, Keeps};
+use trunkline_grammar::Grammars;
 use trunkline_port::{DeviceBlocks, LayerGroup, ModelInfo, Step, StepError, StepOutput, StepRunner};
 use trunkline_server::proto::finish::StoppedBy;
 use trunkline_server::proto::generate_request::Prompt;
@@ -197,6 +198,7 @@ impl TestServer {
         let info = model.info();
         let stores = stores(&info);
         let limits: Vec<Config> = options.cluster.engines.iter().map(|engine| engine.core.clone()).collect();
+        let grammars = Arc::new(Grammars::new(Tokenizer::bytes(), info.vocab_size, info.eos_token_ids.clone()));
         let workers: MakeWorker = Arc::new(move |engine| {
             let config = &limits[engine.index()];
             let worker = WorkerConfig {
@@ -205,7 +207,7 @@ impl TestServer {
                 max_drafts: config.max_drafts,
                 threads: 1,
             };
-            Ok(wrap(engine, Worker::new(model.clone(), worker)?))
+            Ok(wrap(engine, Worker::new(model.clone(), worker)?.with_grammars(grammars.clone())))
         });
         Backend {
             model: info,

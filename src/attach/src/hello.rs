@@ -85,6 +85,8 @@ pub struct Abilities {
     pub seeded_sampling: bool,
     /// `true` if penalties for generated tokens and biases of logits are honoured.
     pub penalties: bool,
+    /// `true` if answers get the structure that a request asks for.
+    pub grammars: bool,
     /// Stages of the worker's pipeline, at least 1.
     pub pipeline_stages: u32,
     /// `true` if a sequence may read blocks that sequences before it fill in the same step.
@@ -106,6 +108,7 @@ impl Default for Abilities {
             scores_by_group: false,
             seeded_sampling: false,
             penalties: false,
+            grammars: false,
             pipeline_stages: 1,
             in_step_hits: false,
             shared_memory: false,
@@ -204,6 +207,7 @@ impl Hello {
                 scores_by_group: abilities.scores_by_group,
                 seeded_sampling: abilities.seeded_sampling,
                 penalties: abilities.penalties,
+                grammars: abilities.grammars,
                 pipeline_stages: abilities.pipeline_stages,
                 in_step_hits: abilities.in_step_hits,
                 shared_memory: abilities.shared_memory,
@@ -414,6 +418,7 @@ fn decode_abilities(message: &wire::WorkerAbilities) -> Result<Abilities, HelloF
         scores_by_group: message.scores_by_group,
         seeded_sampling: message.seeded_sampling,
         penalties: message.penalties,
+        grammars: message.grammars,
         pipeline_stages: stages.max(1),
         in_step_hits: message.in_step_hits,
         shared_memory: message.shared_memory,

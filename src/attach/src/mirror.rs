@@ -43,6 +43,8 @@ pub struct StepLimits {
     pub max_logprobs: u32,
     /// `true` if penalties for generated tokens and biases of logits are honoured.
     pub penalties: bool,
+    /// `true` if answers get the structure that a request asks for.
+    pub grammars: bool,
     /// `true` if KV below `kv_write_from` stays unwritten.
     pub partial_writes: bool,
     /// `true` if the worker reports scores.
@@ -67,6 +69,7 @@ impl StepLimits {
             max_drafts: session.max_drafts,
             max_logprobs: abilities.max_logprobs,
             penalties: abilities.penalties,
+            grammars: abilities.grammars,
             partial_writes: abilities.partial_writes,
             scores: abilities.scores,
             score_lists: if abilities.scores_by_group { scored_groups } else { 0 },
@@ -435,6 +438,9 @@ impl Mirror {
         }
         if let Some(field) = sampling.penalty().filter(|_| !self.limits.penalties) {
             return Err(StepReason::Ability { field, ability: "penalties" });
+        }
+        if sampling.grammar.is_some() && !self.limits.grammars {
+            return Err(StepReason::Ability { field: "grammar", ability: "grammars" });
         }
         let largest = start.tokens.iter().copied().max().unwrap_or(0);
         let biased = sampling.logit_bias.entries().last().map_or(0, |(token, _)| *token);

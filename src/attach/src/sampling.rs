@@ -1,6 +1,6 @@
 //! Sampling parameters, to and from messages.
 
-use trunkline_port::Sampling;
+use trunkline_port::{Grammar, GrammarKind, Sampling};
 
 use crate::wire;
 
@@ -17,7 +17,30 @@ pub fn encode_sampling(sampling: &Sampling) -> wire::WorkerSampling {
         frequency_penalty: sampling.frequency_penalty,
         presence_penalty: sampling.presence_penalty,
         logit_bias: sampling.logit_bias.entries().iter().copied().collect(),
+        grammar: sampling.grammar.as_ref().map(encode_grammar),
     }
+}
+
+fn encode_grammar(grammar: &Grammar) -> wire::WorkerGrammar {
+    use wire::worker_grammar::Text;
+    let text = grammar.text().to_owned();
+    let text = match grammar.kind {
+        GrammarKind::JsonSchema => Text::JsonSchema(text),
+        GrammarKind::Regex => Text::Regex(text),
+        GrammarKind::Lark => Text::Lark(text),
+    };
+    wire::WorkerGrammar { text: Some(text) }
+}
+
+/// Returns the grammar of a message; one of a language that is not known is none, and the ability to honour it was not announced.
+fn decode_grammar(message: &wire::WorkerGrammar) -> Option<Grammar> {
+    use wire::worker_grammar::Text;
+    let (kind, text) = match message.text.as_ref()? {
+        Text::JsonSchema(text) => (GrammarKind::JsonSchema, text),
+        Text::Regex(text) => (GrammarKind::Regex, text),
+        Text::Lark(text) => (GrammarKind::Lark, text),
+    };
+    Some(Grammar::new(kind, text.as_str()))
 }
 
 /// A sampling parameter outside its range.
@@ -61,6 +84,7 @@ pub fn decode_sampling(message: &wire::WorkerSampling) -> Result<Sampling, Sampl
         frequency_penalty: frequency,
         presence_penalty: presence,
         logit_bias: message.logit_bias.iter().map(|(token, bias)| (*token, *bias)).collect(),
+        grammar: message.grammar.as_ref().and_then(decode_grammar),
         seed: message.seed,
         logprobs: message.logprobs,
     })
@@ -81,10 +105,12 @@ mod tests {
             frequency_penalty: -2.0,
             presence_penalty: 0.5,
             logit_bias: [(7, 100.0), (0, -0.5)].into_iter().collect(),
+            grammar: Some(Grammar::new(GrammarKind::Regex, "a+")),
             seed: u64::MAX,
             logprobs: Some(0),
         };
-        for sampling in [Sampling::default(), all] {
+        let with = |kind| Sampling { grammar: Some(Grammar::new(kind, "x")), ..Sampling::default() };
+        for sampling in [Sampling::default(), all, with(GrammarKind::JsonSchema), with(GrammarKind::Lark)] {
             assert_eq!(decode_sampling(&encode_sampling(&sampling)), Ok(sampling));
         }
     }

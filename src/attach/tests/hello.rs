@@ -39,6 +39,7 @@ fn hello() -> Hello {
         scores_by_group: true,
         seeded_sampling: true,
         penalties: true,
+        grammars: true,
         pipeline_stages: 2,
     };
     Hello {

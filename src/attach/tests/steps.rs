@@ -20,6 +20,7 @@ const LIMITS: StepLimits = StepLimits {
     max_drafts: 2,
     max_logprobs: 5,
     penalties: true,
+    grammars: true,
     partial_writes: true,
     scores: true,
     score_lists: 3,

@@ -13,6 +13,7 @@ use tracing::{info, warn};
 use trunkline_attach::worker::{self, Dial, Dialled, MakeRunner};
 use trunkline_attach::{Abilities, Hello, KvRoom, Session};
 use trunkline_core::names::registry;
+use trunkline_grammar::Grammars;
 use trunkline_port::{ModelInfo, StepRunner};
 use trunkline_quote::quoted;
 use trunkline_server::{ClientTls, StopSignals, authorization, connect_tls, on_hangup};
@@ -301,6 +302,8 @@ fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::
     let model = Arc::new(model);
     let repair = WeightsRepair::new(args.model.clone(), placement, &revision, 1);
     let info = ModelInfo { revision, ..model.info() };
+    let of_model = |tokenizer| Grammars::new(tokenizer, info.vocab_size, info.eos_token_ids.clone());
+    let grammars = tokenizer(args).map(of_model).map(Arc::new);
     let make: MakeRunner = Box::new(move |session: &Session| {
         repair.run(&model)?;
         let config = WorkerConfig {
@@ -309,10 +312,20 @@ fn embedded(args: &AttachArgs, dtype: KvDtype, config: WorkerConfig) -> anyhow::
             max_drafts: session.max_drafts,
             ..config
         };
-        let worker: Box<dyn StepRunner> = Box::new(Worker::new(Arc::clone(&model), config)?);
+        let mut worker = Worker::new(Arc::clone(&model), config)?;
+        if let Some(grammars) = &grammars {
+            worker = worker.with_grammars(Arc::clone(grammars));
+        }
+        let worker: Box<dyn StepRunner> = Box::new(worker);
         Ok(worker)
     });
     Ok((info, make))
+}
+
+/// Returns the tokenizer of the model, which says what the tokens of an answer spell. The server has it, and a worker may have the weights alone.
+fn tokenizer(args: &AttachArgs) -> Option<Tokenizer> {
+    let source = ModelSource::of(args.model.as_deref());
+    if args.null.is_none() { source.tokenizer().ok() } else { None }
 }
 
 /// Returns facts and maker of workers without a model whose steps take the time `step`.
@@ -344,6 +357,7 @@ fn hello(args: &AttachArgs, model: ModelInfo) -> anyhow::Result<Hello> {
         scores_by_group: args.null.is_none(),
         seeded_sampling: args.null.is_none(),
         penalties: args.null.is_none(),
+        grammars: cfg!(feature = "structured-output") && tokenizer(args).is_some(),
         pipeline_stages: 1,
         in_step_hits: true,
         shared_memory: args.shared_memory.unwrap_or(true),

@@ -8,10 +8,12 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::Value;
 use trunkline_server::proto;
 use trunkline_server::proto::generate_request::Prompt as WirePrompt;
+use trunkline_server::proto::sampling::Structure;
 /// An object of a chat, whose keys keep their order: templates print objects.
 use trunkline_template::Value as Message;
 
 use crate::failure::Failure;
+use crate::structure::{ResponseFormat, StructuredOutputs, structure};
 
 /// Maximum number of choices of one request: answers to each prompt, times prompts.
 pub(crate) const CHOICES_MAX: usize = 128;
@@ -65,8 +67,8 @@ pub(crate) struct Asked {
     pub(crate) skip_special_tokens: Option<bool>,
     pub(crate) include_stop_str_in_output: Option<bool>,
     pub(crate) add_special_tokens: Option<bool>,
-    pub(crate) response_format: Option<Kind>,
-    pub(crate) structured_outputs: Option<Value>,
+    pub(crate) response_format: Option<ResponseFormat>,
+    pub(crate) structured_outputs: Option<StructuredOutputs>,
     pub(crate) guided_json: Option<Value>,
     pub(crate) guided_regex: Option<Value>,
     pub(crate) guided_choice: Option<Value>,
@@ -84,12 +86,6 @@ pub(crate) struct Asked {
 pub(crate) struct StreamOptions {
     pub(crate) include_usage: Option<bool>,
     pub(crate) continuous_usage_stats: Option<bool>,
-}
-
-/// An object of which the type alone is read.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Kind {
-    pub(crate) r#type: String,
 }
 
 /// `logprobs`: a switch for chats, a number for completions.
@@ -235,22 +231,23 @@ impl Asked {
     }
 
     fn check_structure(&self) -> Result<(), Failure> {
-        if let Some(Kind { r#type }) = self.response_format.as_ref().filter(|format| format.r#type != "text") {
-            let message =
-                format!("response_format has the type {}; only text is supported", trunkline_quote::quoted(r#type));
-            return Err(Failure::invalid("response_format", message));
-        }
-        let structured = [
-            ("structured_outputs", &self.structured_outputs),
-            ("guided_json", &self.guided_json),
-            ("guided_regex", &self.guided_regex),
-            ("guided_choice", &self.guided_choice),
-            ("guided_grammar", &self.guided_grammar),
+        let old = [
+            ("guided_json", &self.guided_json, "json"),
+            ("guided_regex", &self.guided_regex, "regex"),
+            ("guided_choice", &self.guided_choice, "choice"),
+            ("guided_grammar", &self.guided_grammar, "grammar"),
         ];
-        match structured.iter().find(|(_, value)| value.as_ref().is_some_and(|value| !value.is_null())) {
-            Some((name, _)) => Err(Failure::invalid(name, format!("{name} is not supported"))),
-            None => Ok(()),
+        match old.iter().find(|(_, value, _)| value.as_ref().is_some_and(|value| !value.is_null())) {
+            Some((name, _, new)) => Err(Failure::invalid(
+                name,
+                format!("{name} is not supported; its new name is structured_outputs.{new}"),
+            )),
+            None => self.structure().map(drop),
         }
+    }
+
+    fn structure(&self) -> Result<Option<Structure>, Failure> {
+        structure(self.response_format.as_ref(), self.structured_outputs.as_ref())
     }
 
     /// Returns the answers to each prompt.
@@ -275,6 +272,8 @@ impl Asked {
             logit_bias: self.logit_bias.iter().flatten().map(|(token, bias)| (*token, *bias)).collect(),
             // The draws of further choices differ, and those of the first are those of a request for one.
             seed: self.seed.map(|seed| seed.cast_unsigned().wrapping_add(choice as u64)),
+            // The check has seen it.
+            structure: self.structure().unwrap_or_default(),
         };
         let stopping = proto::Stopping {
             max_tokens: Some(own.max_tokens),
@@ -372,8 +371,8 @@ mod tests {
             (r#"{"suffix": "x"}"#, "suffix"),
             (r#"{"prompt_logprobs": 0}"#, "prompt_logprobs"),
             (r#"{"use_beam_search": true}"#, "use_beam_search"),
-            (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
-            (r#"{"structured_outputs": {"choice": ["a"]}}"#, "structured_outputs"),
+            (r#"{"response_format": {"type": "xml"}}"#, "response_format"),
+            (r#"{"structured_outputs": {"choice": ["a"], "regex": "a"}}"#, "structured_outputs"),
             (r#"{"guided_regex": "a+"}"#, "guided_regex"),
             (r#"{"stop": 7}"#, "stop"),
             (r#"{"seed": "x"}"#, "seed"),

@@ -22,7 +22,7 @@ use serde::Serialize;
 use tonic::{Code, Status};
 
 /// Names of fields in messages of the server, with the fields of a body that they come from.
-const PARAMS: [(&str, &str); 20] = [
+const PARAMS: [(&str, &str); 25] = [
     ("text", "prompt"),
     ("token_ids", "prompt"),
     ("prompt", "prompt"),
@@ -38,6 +38,11 @@ const PARAMS: [(&str, &str); 20] = [
     ("presence_penalty", "presence_penalty"),
     ("logit_bias", "logit_bias"),
     ("logprobs", "logprobs"),
+    ("json_schema", "response_format"),
+    ("regex", "structured_outputs"),
+    ("grammar", "structured_outputs"),
+    ("choice", "structured_outputs"),
+    ("ignore_eos", "ignore_eos"),
     ("max_tokens", "max_tokens"),
     ("min_tokens", "min_tokens"),
     ("stop", "stop"),

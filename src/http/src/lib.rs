@@ -34,6 +34,7 @@ mod reader;
 mod reasoning;
 mod responses;
 mod run;
+mod structure;
 mod tokens;
 mod usage;
 

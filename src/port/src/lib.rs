@@ -33,6 +33,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod grammar;
 pub mod ids;
 pub mod model_info;
 pub mod output;
@@ -43,6 +44,7 @@ pub mod transfer;
 pub mod weight_reads;
 pub mod worker;
 
+pub use crate::grammar::{Grammar, GrammarKind};
 pub use crate::ids::{RequestId, Token};
 pub use crate::model_info::{Keeps, LAYER_GROUPS_MAX, LayerGroup, ModelInfo};
 pub use crate::output::{StepOutput, TokenLogprobs};

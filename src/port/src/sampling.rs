@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::grammar::Grammar;
 use crate::ids::Token;
 
 /// Sampling parameters of one request. The core hands the parameters to the worker unread, except for [`Sampling::needs_history`]:
@@ -32,6 +33,9 @@ pub struct Sampling {
     /// Added to the logits of single tokens.
     #[serde(default, skip_serializing_if = "LogitBias::is_empty")]
     pub logit_bias: LogitBias,
+    /// Structure of the answer: tokens that would leave it are not picked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grammar: Option<Grammar>,
     /// The n-th token of a request is drawn from (seed, n) alone, so neither batching nor preemption changes the token.
     pub seed: u64,
     /// Number of most likely tokens to report with each token; `None` reports no log probabilities at all.
@@ -53,6 +57,7 @@ impl Default for Sampling {
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
             logit_bias: LogitBias::default(),
+            grammar: None,
             seed: 0,
             logprobs: None,
         }
@@ -62,7 +67,7 @@ impl Default for Sampling {
 impl Sampling {
     /// Returns `true` if the next token depends on earlier tokens other than through the model.
     pub fn needs_history(&self) -> bool {
-        self.repetition_penalty != 1.0 || self.counts_generated()
+        self.repetition_penalty != 1.0 || self.counts_generated() || self.grammar.is_some()
     }
 
     /// Returns `true` if the next token depends on how often tokens were generated.

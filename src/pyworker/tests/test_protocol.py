@@ -146,6 +146,7 @@ def test_answers_are_ready_before_the_first_message_is_heard(monkeypatch):
         ({"starts": [pb.Start(index=0, tokens=[600], n_prompt=1, sampling=greedy())]}, "vocabulary"),
         ({"starts": [pb.Start(index=0, tokens=[], n_prompt=0)]}, "start has"),
         ({"starts": [pb.Start(index=0, tokens=[1], n_prompt=1)]}, "without sampling"),
+        ({"starts": [pb.Start(index=0, tokens=[1], n_prompt=1, sampling=greedy(grammar=pb.WorkerGrammar(regex="a")))]}, "did not announce grammars"),
     ],
 )
 def test_nonsense_fails_the_step_and_nothing_else(change, what):

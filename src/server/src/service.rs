@@ -7,6 +7,7 @@ pub(crate) mod request_ids;
 pub(crate) mod retention;
 pub(crate) mod sessions;
 pub(crate) mod stream;
+pub(crate) mod structure;
 pub(crate) mod submission;
 pub(crate) mod validate;
 

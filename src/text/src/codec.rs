@@ -37,6 +37,11 @@ impl Pieces {
         self.special.push(special);
     }
 
+    /// Returns `true` for a special token.
+    pub(crate) fn is_special(&self, token: u32) -> bool {
+        self.special.get(token as usize).copied().unwrap_or(false)
+    }
+
     /// Returns the length of the longest token, bytes.
     fn longest(&self) -> usize {
         (0..self.ends.len()).map(|at| self.of(at as u32, false).len()).max().unwrap_or(0)

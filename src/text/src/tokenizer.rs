@@ -90,6 +90,12 @@ impl Tokenizer {
         self.codec.longest_piece
     }
 
+    /// Returns the bytes that a token adds to a text, which may be part of a character, and `true` for a special token; `None` if that depends on the
+    /// tokens around it. A token that is unknown adds nothing.
+    pub fn piece(&self, id: u32) -> Option<(&[u8], bool)> {
+        self.codec.pieces.as_ref().map(|pieces| (pieces.of(id, false), pieces.is_special(id)))
+    }
+
     /// Starts to tokenise a text part by part; the tokens of all parts are the tokens of [`Tokenizer::encode_with`].
     pub fn parts(&self, text: String, add_special_tokens: bool) -> Parts {
         Parts::new(Arc::clone(&self.codec), text, add_special_tokens)
@@ -305,6 +311,9 @@ mod tests {
         let mut bytes = Tokenizer::bytes().detokenizer(false);
         assert_eq!([BOS, 65, EOS].map(|id| bytes.push(id)).concat(), "<bos>A<eos>");
         assert_eq!(Tokenizer::bytes().decode(&[BOS, 65, EOS]), "A");
+        assert_eq!(tokenizer.piece(256), Some((&b"<|begin|>"[..], true)));
+        assert_eq!(tokenizer.piece(257), Some((&b"a b"[..], false)));
+        assert_eq!((tokenizer.piece(9999), word_piece().piece(1)), (Some((&[][..], false)), None));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use tonic::Status;
 use trunkline_server::proto;
 use trunkline_server::proto::generate_request::Prompt;
+use trunkline_server::proto::sampling::Structure;
 
 use crate::proto::vllm::grpc::engine::generate_request::Input;
 use crate::proto::vllm::grpc::engine::sampling_params::Constraint;
@@ -70,16 +71,24 @@ fn check_sampling(params: &SamplingParams) -> Result<(), Status> {
     if params.n > N_MAX {
         return Err(refused("n", &format!("is {}; it must be between 1 and {N_MAX}", params.n)));
     }
-    let constraint = match &params.constraint {
-        None | Some(Constraint::JsonObject(false)) => return Ok(()),
-        Some(Constraint::JsonSchema(_)) => "json_schema",
-        Some(Constraint::Regex(_)) => "regex",
-        Some(Constraint::Grammar(_)) => "grammar",
-        Some(Constraint::StructuralTag(_)) => "structural_tag",
-        Some(Constraint::JsonObject(true)) => "json_object",
-        Some(Constraint::Choice(_)) => "choice",
-    };
-    Err(refused(constraint, "is not supported: answers have no structure imposed"))
+    match &params.constraint {
+        Some(Constraint::StructuralTag(_)) => {
+            Err(refused("structural_tag", "is not supported; json_schema, regex, grammar, choice and json_object are"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the structure of the answer that a constraint asks for.
+fn structure(constraint: Constraint) -> Option<Structure> {
+    match constraint {
+        Constraint::JsonSchema(schema) => Some(Structure::JsonSchema(schema)),
+        Constraint::Regex(regex) => Some(Structure::Regex(regex)),
+        Constraint::Grammar(grammar) => Some(Structure::Grammar(grammar)),
+        Constraint::JsonObject(true) => Some(Structure::JsonSchema(r#"{"type":"object"}"#.into())),
+        Constraint::Choice(choice) => Some(Structure::Choice(proto::Choices { texts: choice.choices })),
+        Constraint::JsonObject(false) | Constraint::StructuralTag(_) => None,
+    }
 }
 
 /// Returns the value of a field for which 0 is not set, as vLLM's service reads it.
@@ -110,6 +119,7 @@ impl Asked {
             frequency_penalty: params.frequency_penalty,
             presence_penalty: params.presence_penalty,
             logit_bias: params.logit_bias.iter().map(|(token, bias)| (token.unsigned_abs(), *bias)).collect(),
+            structure: params.constraint.and_then(structure),
             seed: None,
         };
         let stopping = proto::Stopping {
@@ -177,18 +187,13 @@ mod tests {
     #[test]
     fn what_cannot_be_honoured_is_refused_by_name() {
         type Edit = fn(&mut GenerateRequest, &mut SamplingParams);
-        let cases: [(&str, Edit); 17] = [
+        let cases: [(&str, Edit); 12] = [
             ("logit_bias", |_, params| _ = params.logit_bias.insert(-1, 1.0)),
             ("prompt_logprobs", |_, params| params.prompt_logprobs = Some(0)),
             ("logprobs", |_, params| params.logprobs = Some(-1)),
             ("truncate_prompt_tokens", |_, params| params.truncate_prompt_tokens = Some(-1)),
             ("n", |_, params| params.n = 129),
-            ("json_schema", |_, params| params.constraint = Some(Constraint::JsonSchema("{}".into()))),
-            ("regex", |_, params| params.constraint = Some(Constraint::Regex("a+".into()))),
-            ("grammar", |_, params| params.constraint = Some(Constraint::Grammar("a".into()))),
             ("structural_tag", |_, params| params.constraint = Some(Constraint::StructuralTag("a".into()))),
-            ("json_object", |_, params| params.constraint = Some(Constraint::JsonObject(true))),
-            ("choice", |_, params| params.constraint = Some(Constraint::Choice(ChoiceConstraint::default()))),
             ("kv_transfer_params", |request, _| request.kv_transfer_params = Some(KvTransferParams::default())),
             ("kv_transfer_params_json", |request, _| request.kv_transfer_params_json = Some("{}".into())),
             ("mm_inputs", |request, _| request.mm_inputs = Some(MultimodalInputs::default())),
@@ -200,6 +205,25 @@ mod tests {
             let status = Asked::of(request(edit)).unwrap_err();
             assert_eq!(status.code(), tonic::Code::InvalidArgument, "{field}");
             assert_eq!(status.message().split(' ').next(), Some(field));
+        }
+    }
+
+    #[test]
+    fn every_constraint_is_a_structure_and_none_is_none() {
+        let choices = vec!["a".to_owned()];
+        for (constraint, expected) in [
+            (Constraint::JsonSchema("{}".into()), Some(Structure::JsonSchema("{}".into()))),
+            (Constraint::Regex("a+".into()), Some(Structure::Regex("a+".into()))),
+            (Constraint::Grammar("start: \"a\"".into()), Some(Structure::Grammar("start: \"a\"".into()))),
+            (Constraint::JsonObject(true), Some(Structure::JsonSchema(r#"{"type":"object"}"#.into()))),
+            (Constraint::JsonObject(false), None),
+            (
+                Constraint::Choice(ChoiceConstraint { choices: choices.clone() }),
+                Some(Structure::Choice(proto::Choices { texts: choices })),
+            ),
+        ] {
+            let asked = Asked::of(request(|_, params| params.constraint = Some(constraint))).unwrap();
+            assert_eq!(asked.choice(0, "a".into(), vec![1], 9).sampling.unwrap().structure, expected);
         }
     }
 

@@ -5,10 +5,12 @@ pub(crate) mod drafter;
 pub(crate) mod mirror;
 pub(crate) mod past;
 pub(crate) mod sampler;
+pub(crate) mod structure;
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use trunkline_grammar::Grammars;
 use trunkline_port::{DeviceBlocks, Keeps, SeqFault, Step, StepError, StepOutput, StepRunner, Token, TokenLogprobs};
 
 use crate::error::WorkerError;
@@ -23,6 +25,7 @@ use crate::model::{Batch, Model, Scratch};
 use crate::stream::Stream;
 use crate::worker::mirror::{Limits, Mirror};
 use crate::worker::sampler::{log_probabilities, sample};
+use crate::worker::structure::Structures;
 
 /// About how many operations picking a token takes for each token of the vocabulary.
 const SAMPLE_COST: usize = 16;
@@ -58,6 +61,7 @@ pub struct Worker {
     threads: Threads,
     kv: KvCache,
     mirror: Mirror,
+    structures: Structures,
     scratch: Scratch,
     /// Weights that are not in memory.
     stream: Option<Stream>,
@@ -79,6 +83,8 @@ struct Sampled {
 struct Picked {
     tokens: Vec<Token>,
     logprobs: Vec<TokenLogprobs>,
+    /// Reason for having no token; `None` for logits that are not finite.
+    fault: Option<SeqFault>,
 }
 
 impl Worker {
@@ -125,7 +131,15 @@ impl Worker {
         };
         let mirror = Mirror::new(limits, model.groups().keeps().to_vec());
         let stream = model.stream()?;
-        Ok(Self { model, threads, kv, mirror, scratch: Scratch::default(), stream })
+        let structures = Structures::new(threads.count());
+        Ok(Self { model, threads, kv, mirror, structures, scratch: Scratch::default(), stream })
+    }
+
+    /// Lets requests ask for a structure of their answers. Without this, a sequence with a grammar fails.
+    #[must_use]
+    pub fn with_grammars(mut self, grammars: Arc<Grammars>) -> Self {
+        self.structures.set_grammars(grammars);
+        self
     }
 
     /// Runs a step: all tokens in one pass, then samples for the sequences with `sample`.
@@ -161,6 +175,7 @@ impl Worker {
     /// Forgets every sequence. The next step of each MUST start the sequence again.
     pub fn reset(&mut self) {
         self.mirror.clear();
+        self.structures.clear();
     }
 
     fn run_step(&mut self, step: &Step) -> Result<(StepOutput, Vec<Sampled>), WorkerError> {
@@ -168,8 +183,10 @@ impl Worker {
             self.copy_cells(step)?;
         }
         self.mirror.apply(step)?;
+        self.structures.apply(step, &self.mirror)?;
         let sampled = self.forward(step)?;
         let picked = self.pick(step, &sampled);
+        self.structures.look_ahead(step)?;
         Ok((self.answer(step, &sampled, picked), sampled))
     }
 
@@ -184,7 +201,7 @@ impl Worker {
 
     /// Drafts, runs the model, and returns the sampling sequences, with logits in the scratch memory.
     fn forward(&mut self, step: &Step) -> Result<Vec<Sampled>, WorkerError> {
-        let Self { model, threads, kv, mirror, scratch, stream } = self;
+        let Self { model, threads, kv, mirror, scratch, stream, .. } = self;
         if let Some(stream) = stream {
             stream.begin(step.seqs.iter().any(|seq| seq.n_tokens > 1));
         }
@@ -236,13 +253,27 @@ impl Worker {
         // With a right draft the sequence has one token more that counts; what is wrong never does.
         let mut past = Cow::Borrowed(&slot.past);
         let mut picked = Picked::default();
+        let mut structure = self.structures.of(seq);
         for n in 0..=sampled.drafts.len() {
             let logits = self.logits(sampled.logit_row + n);
             if !logits.iter().all(|logit| logit.is_finite()) {
                 // Behind a right draft the next step comes here again, and fails.
                 break;
             }
-            let token = sample(logits, &slot.sampling, &past, seq.n_generated + n as u32);
+            let masked = match &mut structure {
+                None => None,
+                Some(structure) => match structure.allowed() {
+                    Ok(allowed) => Some(allowed.masked(logits)),
+                    Err(_) => {
+                        picked.fault = Some(SeqFault::Unsupported);
+                        break;
+                    }
+                },
+            };
+            let token = sample(masked.as_deref().unwrap_or(logits), &slot.sampling, &past, seq.n_generated + n as u32);
+            if let Some(structure) = &mut structure {
+                structure.push(token);
+            }
             picked.tokens.push(token);
             picked.logprobs.extend(slot.sampling.logprobs.map(|n_top| {
                 let (logprob, top) = log_probabilities(logits, token, n_top);
@@ -269,10 +300,11 @@ impl Worker {
             output.result.scores.extend(self.scratch.scores.of(index));
             let scores = &mut output.result.scores[first..];
             let picked = picked.next_if(|(sampled, _)| sampled.index == index);
-            let lacks_token = picked.as_ref().is_some_and(|(_, picked)| picked.tokens.is_empty());
-            if lacks_token || scores.iter().any(|score| !score.is_finite()) {
+            let lacking = picked.as_ref().filter(|(_, picked)| picked.tokens.is_empty());
+            let fault = lacking.map(|(_, picked)| picked.fault.unwrap_or(SeqFault::NotFinite));
+            if fault.is_some() || scores.iter().any(|score| !score.is_finite()) {
                 scores.fill(0.0);
-                output.result.push_failed(SeqFault::NotFinite);
+                output.result.push_failed(fault.unwrap_or(SeqFault::NotFinite));
                 if seq.sample {
                     // Steps on the way may run the token.
                     self.mirror.note(seq, &[NO_TOKEN], 0);

@@ -159,7 +159,14 @@ pub fn uniform_logprobs(request: RequestId, token: Token, n_top: u32, vocab_size
 pub fn null_backend(model: ModelInfo, tokenizer: Tokenizer, step: Duration) -> Backend {
     let vocab_size = model.vocab_size;
     let workers: MakeWorker = Arc::new(move |_| Ok(Box::new(NullWorker::new(step, vocab_size))));
-    Backend { model, further_kv: Vec::new(), tokenizer, workers, stores: Vec::new(), offer: SamplingOffer::default() }
+    Backend {
+        model,
+        further_kv: Vec::new(),
+        tokenizer,
+        workers,
+        stores: Vec::new(),
+        offer: SamplingOffer { grammars: false, ..SamplingOffer::default() },
+    }
 }
 
 /// Blocks without contents, of one byte each: the least that a store copies.

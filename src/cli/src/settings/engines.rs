@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use trunkline_cluster::{ClusterConfig, EngineConfig, ROUTER_DEFAULT, Role};
 use trunkline_core::{Config, names::registry};
+use trunkline_grammar::Grammars;
 use trunkline_quote::quoted;
 use trunkline_server::{Backend, MakeWorker, SamplingOffer};
 use trunkline_text::Tokenizer;
@@ -165,6 +166,7 @@ impl Engines {
         let mut infos = self.kv_types.iter().map(|dtype| model.info_with(*dtype));
         let (info, further_kv) = (infos.next().unwrap_or_default(), infos.collect());
         let (model, engines, cores) = (Arc::new(model), self.clone(), cores.to_vec());
+        let grammars = Arc::new(Grammars::new(tokenizer.clone(), info.vocab_size, info.eos_token_ids.clone()));
         let workers: MakeWorker = Arc::new(move |engine| {
             repair.run(&model)?;
             let class = usize::from(engines.kv_classes[engine.index()]);
@@ -174,7 +176,8 @@ impl Engines {
                 max_drafts: cores[class].max_drafts,
                 threads: engines.threads_of(engine.index()),
             };
-            Ok(Box::new(Worker::with_kv_dtype(model.clone(), engines.kv_types[class], config)?))
+            let worker = Worker::with_kv_dtype(model.clone(), engines.kv_types[class], config)?;
+            Ok(Box::new(worker.with_grammars(grammars.clone())))
         });
         Backend { model: info, further_kv, tokenizer, workers, stores: Vec::new(), offer: SamplingOffer::default() }
     }

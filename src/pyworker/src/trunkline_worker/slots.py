@@ -194,6 +194,8 @@ class SlotTable:
             raise StepError(f"step {batch.id}: {fault}", start.request)
         if (biased := max(start.sampling.logit_bias, default=0)) >= self.model.vocab_size:
             raise StepError(f"step {batch.id}: token {biased} of logit_bias is not in the vocabulary", start.request)
+        if start.sampling.HasField("grammar"):
+            raise StepError(f"step {batch.id}: grammar is set; the worker did not announce grammars", start.request)
         self._grow_tokens(n)
         self.tokens[slot, :n] = tokens
         self.n_tokens[slot] = n

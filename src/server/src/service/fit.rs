@@ -72,6 +72,9 @@ impl Fit {
         if offer.penalties && !can.penalties {
             return Err("the server's requests may have penalties and biases of logits, which needs penalties; update the worker".into());
         }
+        if offer.grammars && !can.grammars {
+            return Err("the server's requests may ask for a structure of the answer, which needs grammars".into());
+        }
         if can.max_logprobs < offer.max_logprobs {
             let (has, needed) = (can.max_logprobs, offer.max_logprobs);
             return Err(format!("max_logprobs is {has}; the server offers {needed} to its clients"));

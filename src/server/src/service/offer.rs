@@ -17,6 +17,8 @@ pub struct SamplingOffer {
     pub seeded_sampling: bool,
     /// Penalties for generated tokens, and biases of logits.
     pub penalties: bool,
+    /// Answers with the structure that a request asks for.
+    pub grammars: bool,
     /// Attention scores of blocks, which requests with `h2o` need.
     pub scores: bool,
 }
@@ -24,29 +26,34 @@ pub struct SamplingOffer {
 impl Default for SamplingOffer {
     /// All that the protocol of the clients has.
     fn default() -> Self {
-        Self { max_logprobs: LOGPROBS_MAX, seeded_sampling: true, penalties: true, scores: true }
+        Self { max_logprobs: LOGPROBS_MAX, seeded_sampling: true, penalties: true, grammars: true, scores: true }
     }
 }
 
 impl SamplingOffer {
     /// Returns an offer within the abilities of a worker.
     pub fn within(abilities: &Abilities) -> Self {
-        let Abilities { max_logprobs, seeded_sampling, penalties, scores, .. } = *abilities;
-        Self { max_logprobs: max_logprobs.min(LOGPROBS_MAX), seeded_sampling, penalties, scores }
+        let Abilities { max_logprobs, seeded_sampling, penalties, grammars, scores, .. } = *abilities;
+        Self { max_logprobs: max_logprobs.min(LOGPROBS_MAX), seeded_sampling, penalties, grammars, scores }
     }
 
     /// Returns the offer of a server whose last `attached` engines take workers that it does not know yet: these have scores only if the limits of
-    /// the engines ask for them.
+    /// the engines ask for them, and perhaps no grammars.
     pub(crate) fn with_attached(self, cluster: &ClusterConfig, attached: usize) -> Self {
         let embedded = cluster.engines.len().saturating_sub(attached);
         let scored = cluster.engines[embedded..].iter().all(|engine| engine.core.h2o.mode != Mode::Off);
-        Self { scores: self.scores && scored, ..self }
+        Self { scores: self.scores && scored, grammars: self.grammars && attached == 0, ..self }
     }
 
     /// Compares the parameters of a request with the offer. A worker without scores fails a step that asks for them, with all of its requests.
     pub(crate) fn check(&self, sampling: &Sampling, h2o: Option<Mode>) -> Result<(), Invalid> {
         if let Some(field) = sampling.penalty().filter(|_| !self.penalties) {
             return Err(Invalid(format!("{field} is not supported by the workers of this server; leave it out")));
+        }
+        if sampling.grammar.is_some() && !self.grammars {
+            return Err(Invalid(
+                "structured output is not supported by the workers of this server; leave it out".into(),
+            ));
         }
         let is_greedy = sampling.temperature == 0.0 && sampling.repetition_penalty == 1.0;
         if !self.seeded_sampling && !is_greedy {
@@ -76,6 +83,8 @@ impl SamplingOffer {
 
 #[cfg(test)]
 mod tests {
+    use trunkline_port::{Grammar, GrammarKind};
+
     use super::*;
 
     #[test]
@@ -97,6 +106,7 @@ mod tests {
             max_logprobs: 1000,
             seeded_sampling: true,
             penalties: true,
+            grammars: true,
             scores: true,
             ..Abilities::default()
         };
@@ -110,6 +120,12 @@ mod tests {
             assert_eq!(message(without, sampling.clone()), Some(line));
             assert_eq!(message(SamplingOffer { seeded_sampling: false, ..SamplingOffer::default() }, sampling), None);
         }
+        let grammar = Some(Grammar::new(GrammarKind::Regex, "a"));
+        let structured = Sampling { grammar, ..Sampling::default() };
+        let without = SamplingOffer { grammars: false, ..SamplingOffer::default() };
+        let line = "structured output is not supported by the workers of this server; leave it out";
+        assert_eq!(message(without, structured.clone()), Some(line.into()));
+        assert_eq!(message(SamplingOffer::default(), structured), None);
         let few = SamplingOffer::within(&Abilities { max_logprobs: 3, ..all });
         assert_eq!(message(few, with(Some(3))), None);
         let line = message(few, with(Some(4))).unwrap();

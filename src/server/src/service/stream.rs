@@ -236,7 +236,8 @@ pub(crate) fn worker_failure(reason: FinishReason) -> Status {
              ended, and the same tokens will fail again: check the model's weights and their type",
         ),
         FinishReason::Unsupported => Status::invalid_argument(
-            "the worker cannot honour the sampling parameters of this request; only this request ended",
+            "the worker cannot honour the sampling parameters of this request, or cannot follow the grammar of its answer any further; \
+             only this request ended",
         ),
         _ => failed_alone(false),
     }

@@ -40,6 +40,7 @@ use crate::requests::request_log::RequestLog;
 use crate::requests::request_times::RequestTimes;
 use crate::service::offer::SamplingOffer;
 use crate::service::request_ids::{self, ActiveId, RequestIds};
+use crate::service::structure::{Compiler, StructureFault};
 use crate::service::validate::{self, Checked, Invalid};
 
 /// Reason for not running a request.
@@ -55,6 +56,8 @@ pub(crate) enum Rejection {
     TokenizerBusy,
     #[error("{0}")]
     TokenizerFailed(String),
+    #[error("the library of grammars failed on the structure of the answer")]
+    GrammarFailed,
     #[error("time was up before the prompt was tokenised")]
     TimeUp,
     #[error("the command queue is full; try again later")]
@@ -90,7 +93,7 @@ impl Rejection {
             Self::TokenizerBusy | Self::QueueFull | Self::ShareFull(_) | Self::TooManyOpen(_) => {
                 Code::ResourceExhausted
             }
-            Self::TokenizerFailed(_) => Code::Internal,
+            Self::TokenizerFailed(_) | Self::GrammarFailed => Code::Internal,
             Self::NoRandomness(_) | Self::Stopped => Code::Unavailable,
             Self::TimeUp => Code::DeadlineExceeded,
             Self::Refused(refusal) => match refusal {
@@ -114,7 +117,7 @@ impl Rejection {
             Self::PromptTooLong(_) => Reason::ContextTooLong,
             Self::StillActive(_) => Reason::DuplicateId,
             Self::TokenizerBusy => Reason::TokenizerBusy,
-            Self::TokenizerFailed(_) | Self::NoRandomness(_) => Reason::Internal,
+            Self::TokenizerFailed(_) | Self::GrammarFailed | Self::NoRandomness(_) => Reason::Internal,
             Self::TimeUp => Reason::Deadline,
             Self::QueueFull => Reason::CommandQueueFull,
             Self::ShareFull(_) => Reason::ClientQueueLimit,
@@ -139,6 +142,15 @@ impl Rejection {
 impl From<Rejection> for tonic::Status {
     fn from(rejection: Rejection) -> Self {
         Self::new(rejection.code(), rejection.to_string())
+    }
+}
+
+impl From<StructureFault> for Rejection {
+    fn from(fault: StructureFault) -> Self {
+        match fault {
+            StructureFault::Refused(line) => Self::Invalid(Invalid(line)),
+            StructureFault::Failed => Self::GrammarFailed,
+        }
     }
 }
 
@@ -239,6 +251,8 @@ pub(crate) struct Submitter {
     open: Shares,
     /// Room for texts being tokenised.
     pub(crate) tokenising: Tokenising,
+    /// Compiles the structures of answers.
+    pub(super) compiler: Compiler,
     /// Types of KV by class of the engines, and what the types and the shape of KV make of cached blocks.
     kv: Vec<KvClass>,
     /// `true` if tenants share cached blocks unless a request asks otherwise.
@@ -255,6 +269,7 @@ impl Submitter {
     pub(crate) fn new(driver: DriverHandle, model: ModelInfo, tokenizer: Tokenizer, config: Config) -> Self {
         Self {
             driver,
+            compiler: Compiler::new(&model, &tokenizer),
             tokenizer,
             on_the_way: Shares::new(u32::MAX),
             open: Shares::new(u32::MAX),

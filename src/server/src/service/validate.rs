@@ -15,6 +15,7 @@ use trunkline_quote::quoted;
 use crate::network::shares::Client;
 use crate::proto;
 use crate::service::retention::{self, HintFault};
+use crate::service::structure::{self, StructureFault};
 
 /// Maximum number of generated tokens of a request without `max_tokens`.
 pub(crate) const MAX_TOKENS_DEFAULT: u32 = 128;
@@ -89,6 +90,12 @@ impl From<HintFault> for Invalid {
     }
 }
 
+impl From<StructureFault> for Invalid {
+    fn from(fault: StructureFault) -> Self {
+        Self(fault.to_string())
+    }
+}
+
 impl From<Invalid> for Status {
     fn from(invalid: Invalid) -> Self {
         Self::invalid_argument(invalid.0)
@@ -146,12 +153,14 @@ pub(crate) fn check(
     let prompt = check_prompt(prompt, vocab_size)?;
     retention::check_hints(&retention)?;
     let (output, stopping) = (output.unwrap_or_default(), check_stopping(stopping.unwrap_or_default(), vocab_size)?);
+    let sampling = sampling.unwrap_or_default();
+    check_end(&sampling, &stopping)?;
     Ok(Checked {
         request_id,
         prompt,
         add_special_tokens: add_special_tokens.unwrap_or(true),
         request: Request {
-            sampling: check_sampling(sampling.unwrap_or_default(), output.logprobs, vocab_size)?,
+            sampling: check_sampling(sampling, output.logprobs, vocab_size)?,
             min_tokens: stopping.min_tokens,
             stop_token_ids: end_tokens(&stopping, eos_token_ids),
             tenant: tenant_number(&tenant, &cache_salt),
@@ -171,6 +180,12 @@ pub(crate) fn check(
         retention,
         kv_dtype,
         timeout: (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms.into())),
+    })
+}
+
+fn check_end(sampling: &proto::Sampling, stopping: &proto::Stopping) -> Result<(), Invalid> {
+    ensure(sampling.structure.is_none() || !stopping.ignore_eos, || {
+        "ignore_eos is set beside a structure of the answer; such an answer ends with its structure".into()
     })
 }
 
@@ -273,6 +288,7 @@ fn check_sampling(sampling: proto::Sampling, logprobs: Option<u32>, vocab_size: 
         frequency_penalty,
         presence_penalty,
         logit_bias,
+        structure,
         seed,
     } = sampling;
     let temperature = temperature.unwrap_or(1.0);
@@ -301,6 +317,7 @@ fn check_sampling(sampling: proto::Sampling, logprobs: Option<u32>, vocab_size: 
         frequency_penalty,
         presence_penalty,
         logit_bias,
+        grammar: structure::grammar(structure)?,
         seed,
         logprobs,
     })
@@ -428,6 +445,7 @@ mod tests {
                 frequency_penalty: -2.0,
                 presence_penalty: 0.5,
                 logit_bias: [(VOCAB - 1, 100.0), (0, -0.5)].into(),
+                structure: None,
                 seed: Some(0),
             }),
             stopping: Some(proto::Stopping {
@@ -470,6 +488,7 @@ mod tests {
                         frequency_penalty: -2.0,
                         presence_penalty: 0.5,
                         logit_bias: [(0, -0.5), (VOCAB - 1, 100.0)].into_iter().collect(),
+                        grammar: None,
                         seed: 0,
                         logprobs: Some(0),
                     },
@@ -539,6 +558,12 @@ mod tests {
         refused("logit_bias has the token 300", sampling(|sampling| sampling.logit_bias = [(VOCAB, 1.0)].into()));
         let all = |n| (0..n).map(|token| (token, 1.0)).collect();
         refused("logit_bias has 301 tokens", sampling(|sampling| sampling.logit_bias = all(301)));
+        let regex = |text: &str| Some(proto::sampling::Structure::Regex(text.into()));
+        refused("regex is empty", sampling(|sampling| sampling.structure = regex("")));
+        refused("ignore_eos is set beside a structure", |request| {
+            sampling(|sampling| sampling.structure = regex("a"))(request);
+            stopping(|stopping| stopping.ignore_eos = true)(request);
+        });
         refused("logprobs", |request| {
             request.output = Some(proto::Output { logprobs: Some(21), ..Default::default() });
         });

@@ -89,8 +89,10 @@ fn pick(logits: &[f32], sampling: &Sampling, n_generated: u32) -> Token {
         },
     );
     let draw = draw(sampling.seed, n_generated);
-    let n = logits.len();
-    let mut candidates: Vec<Token> = (0..n as Token).collect();
+    // Tokens that a structure leaves out are at minus infinity.
+    let is_left = |token: &Token| logits[*token as usize] > f32::NEG_INFINITY;
+    let mut candidates: Vec<Token> = (0..logits.len() as Token).filter(is_left).collect();
+    let n = candidates.len();
     let by_share = |a: &Token, b: &Token| most_first(&shares, *a, *b);
     let k = if sampling.top_k == 0 { n } else { n.min(sampling.top_k as usize) };
     if k < n {

@@ -35,7 +35,7 @@ impl Submitter {
         u64::from(self.config.max_context) * u64::from(self.tokenizer.longest_piece())
     }
 
-    /// Tokenises and hashes the prompt, before the deadline.
+    /// Compiles the structure of the answer, tokenises the prompt and hashes it, before the deadline.
     pub(super) async fn prepare_in_time(
         &self,
         id: RequestId,
@@ -43,6 +43,10 @@ impl Submitter {
         mut checked: Checked,
         deadline_ns: Option<u64>,
     ) -> Result<Request, Rejection> {
+        if let Some(grammar) = &checked.request.sampling.grammar {
+            let left = self.time_left(deadline_ns);
+            time::timeout(left, self.compiler.check(grammar)).await.map_err(|_| Rejection::TimeUp)??;
+        }
         let prompt = match std::mem::replace(&mut checked.prompt, Prompt::Tokens(Vec::new())) {
             Prompt::Tokens(tokens) => tokens,
             Prompt::Text(text) => self.tokens_in_time(client, text, checked.add_special_tokens, deadline_ns).await?,
@@ -58,13 +62,17 @@ impl Submitter {
         add_special_tokens: bool,
         deadline_ns: Option<u64>,
     ) -> Result<Vec<Token>, Rejection> {
-        let left_ns = deadline_ns.map(|at_ns| at_ns.saturating_sub(self.driver.clock().now_ns()));
-        let left = left_ns.map_or(Duration::MAX, Duration::from_nanos);
+        let left = self.time_left(deadline_ns);
         let tokenised = self.tokenise(client, text, add_special_tokens);
         let tokens = time::timeout(left, tokenised).await.map_err(|_| Rejection::TimeUp)??;
         validate::ensure_ids("text: token", &tokens, self.model.vocab_size)
             .map_err(|wrong| Invalid(format!("{wrong}; the tokenizer has tokens that the model does not have")))?;
         Ok(tokens)
+    }
+
+    fn time_left(&self, deadline_ns: Option<u64>) -> Duration {
+        let left_ns = deadline_ns.map(|at_ns| at_ns.saturating_sub(self.driver.clock().now_ns()));
+        left_ns.map_or(Duration::MAX, Duration::from_nanos)
     }
 
     /// Returns the tokens of the longest prompt with its answer, on engines of a class of KV.

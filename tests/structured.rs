@@ -1,0 +1,305 @@
+//! Structured output end to end: every answer of a random model has the structure that its request asks for, however many run at once, whatever is
+//! preempted, drafted or in flight, and whatever grammars others send.
+//!
+//! `TRUNKLINE_SEEDS=1000 cargo test -p trunkline-tests --test structured valid` asks for as many answers.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tonic::Code;
+use trunkline_attach::Hello;
+use trunkline_cluster::ClusterConfig;
+use trunkline_core::{Config, Preemption};
+use trunkline_server::proto::sampling::Structure;
+use trunkline_server::proto::{Choices, FinishReason, GenerateRequest, Sampling};
+use trunkline_server::{AttachOptions, Backend, MakeWorker, Options, SamplingOffer};
+use trunkline_sim_replay::recorded::replay_recorded;
+use trunkline_template::ChatTemplate;
+use trunkline_tests::attached::Attached;
+use trunkline_tests::http::post;
+use trunkline_tests::server::{Answer, TestServer, collect, gated, greedy};
+use trunkline_text::{ChatSource, Tokenizer};
+
+/// Answers of [`all_answers_are_valid_while_64_run_at_once`] by default.
+const ANSWERS: usize = 200;
+/// Streams at once.
+const STREAMS: usize = 64;
+const TRUNK: &str = "A trunk is the prefix that many requests share; a trunk line is the main line of a railway.";
+
+/// A request for an answer with a structure, sampled from the model's own distribution.
+fn asking(structure: Structure, max_tokens: u32, seed: u64) -> GenerateRequest {
+    let mut request = greedy(&format!("{TRUNK} Leaf {}.", seed % 7), max_tokens);
+    request.sampling = Some(Sampling { structure: Some(structure), seed: Some(seed), ..Sampling::default() });
+    request.stopping.get_or_insert_default().ignore_eos = false;
+    request
+}
+
+/// A schema whose answers have an end.
+fn person() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 6},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 1, "maxItems": 3},
+            "at": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/point"}]},
+        },
+        "required": ["name", "age", "tags", "at"],
+        "additionalProperties": false,
+        "$defs": {"point": {
+            "type": "object",
+            "properties": {"x": {"type": "integer", "minimum": -9, "maximum": 9}, "far": {"type": "boolean"}},
+            "required": ["x", "far"],
+            "additionalProperties": false,
+        }},
+    })
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+/// Asserts that a text is valid by [`person`].
+fn check_person(text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let sorted = |value: &Value| keys(value).into_iter().map(str::to_owned).collect::<BTreeSet<_>>();
+    assert_eq!(sorted(&value), ["age", "at", "name", "tags"].map(str::to_owned).into(), "{text}");
+    assert!(value["name"].as_str().unwrap().chars().count() <= 6, "{text}");
+    assert!((0..=150).contains(&value["age"].as_i64().unwrap()), "{text}");
+    let tags = value["tags"].as_array().unwrap();
+    assert!((1..=3).contains(&tags.len()) && tags.iter().all(|tag| tag == "red" || tag == "green"), "{text}");
+    if !value["at"].is_null() {
+        assert_eq!(sorted(&value["at"]), ["far", "x"].map(str::to_owned).into(), "{text}");
+        assert!((-9..=9).contains(&value["at"]["x"].as_i64().unwrap()) && value["at"]["far"].is_boolean(), "{text}");
+    }
+}
+
+fn limits() -> Config {
+    Config { device_blocks: 4096, max_batch_size: 64, ..Config::default() }
+}
+
+/// Sends all requests, opens the `gate` of the worker if there is one, and reads all answers.
+async fn answers<G>(server: &TestServer, requests: &[GenerateRequest], gate: G) -> Vec<Answer> {
+    let mut client = server.client().await;
+    let mut streams = Vec::new();
+    for request in requests {
+        streams.push(client.open(request.clone()).await.unwrap());
+    }
+    drop(gate);
+    let mut answers = Vec::new();
+    for stream in streams {
+        answers.push(collect(stream).await.unwrap());
+    }
+    client.settled().await;
+    answers
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_answers_are_valid_while_64_run_at_once() {
+    let n = std::env::var("TRUNKLINE_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(ANSWERS);
+    let server = TestServer::start(limits()).await;
+    let schema = person().to_string();
+    let mut texts = BTreeSet::new();
+    let seeds: Vec<u64> = (0..n as u64).collect();
+    for seeds in seeds.chunks(STREAMS) {
+        let request = |seed: &u64| asking(Structure::JsonSchema(schema.clone()), 900, *seed);
+        let requests: Vec<_> = seeds.iter().map(request).collect();
+        for answer in answers(&server, &requests, ()).await {
+            assert_eq!(answer.reason, FinishReason::Stop, "{}", answer.text);
+            check_person(&answer.text);
+            texts.insert(answer.text);
+        }
+    }
+    assert!(texts.len() > n * 9 / 10, "the model draws: {} of {n} differ", texts.len());
+    // The same seed has the same answer.
+    let again = answers(&server, &[asking(Structure::JsonSchema(schema), 900, 3)], ()).await;
+    assert!(texts.contains(&again[0].text));
+    server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_kind_of_structure_holds_and_ends_its_answer() {
+    let server = TestServer::start(limits()).await;
+    let mut client = server.client().await;
+    let sums = "start: NUMBER (\" \" SIGN \" \" NUMBER)~2\nSIGN: \"+\" | \"-\"\nNUMBER: /[1-9][0-9]?/";
+    let choices = Choices { texts: ["yes", "no (a.b)", "\u{1F600} or so"].map(str::to_owned).into() };
+    for seed in 0..12 {
+        let mut text = async |structure: Structure| {
+            let answer = client.ask(asking(structure, 200, seed)).await.unwrap();
+            assert_eq!(answer.reason, FinishReason::Stop, "{}", answer.text);
+            answer.text
+        };
+        let date = text(Structure::Regex("[12][0-9]{3}-(0[1-9]|1[0-2])".into())).await;
+        let (year, month) = date.split_once('-').unwrap();
+        assert!(year.len() == 4 && (1..=12).contains(&month.parse::<u32>().unwrap()), "{date}");
+        let sum = text(Structure::Grammar(sums.into())).await;
+        let parts: Vec<&str> = sum.split(' ').collect();
+        assert!(parts.len() == 5 && [1, 3].iter().all(|at| ["+", "-"].contains(&parts[*at])), "{sum}");
+        assert!([0, 2, 4].iter().all(|at| (1..=99).contains(&parts[*at].parse::<u32>().unwrap())), "{sum}");
+        let gbnf = "root ::= pair{2}\npair ::= [a-f] (\"-\" | pair) \"!\"?";
+        let pairs = text(Structure::Grammar(gbnf.into())).await;
+        assert!(pairs.chars().all(|c| "abcdef-!".contains(c)) && pairs.matches('-').count() == 2, "{pairs}");
+        let chosen = text(Structure::Choice(choices.clone())).await;
+        assert!(choices.texts.contains(&chosen), "{chosen}");
+    }
+    server.drain().await;
+}
+
+/// Requests that begin, go on and end at different times, with and without a structure.
+fn mixed() -> Vec<GenerateRequest> {
+    let request = |i: u64| match i % 4 {
+        0 => asking(Structure::JsonSchema(person().to_string()), 120, i),
+        1 => asking(Structure::Regex("([a-f]{2} ){20}end".into()), 80, i),
+        2 => asking(Structure::Grammar("start: (\"ab\" | \"ba\" | start \"-\")~10".into()), 60, i),
+        _ => greedy(&format!("{TRUNK} Branch {i}."), 40),
+    };
+    (0..18).map(request).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_are_those_of_an_undisturbed_run_however_often_a_request_is_preempted() {
+    let limits = Config { device_blocks: 512, max_batch_tokens: 300, ..Config::default() };
+    let tokens = |answers: Vec<Answer>| answers.into_iter().map(|answer| answer.token_ids).collect::<Vec<_>>();
+    let one = TestServer::start(limits.clone()).await;
+    let expected = tokens(answers(&one, &mixed(), ()).await);
+    assert_eq!(one.drain().await.stats.preemptions, 0);
+    let folder = tempfile::tempdir().unwrap();
+    for (preemption, max_drafts, ahead) in
+        [(Preemption::Recompute, 0, 1), (Preemption::Recompute, 4, 1), (Preemption::Swap, 0, 3)]
+    {
+        let config = Config {
+            device_blocks: 40,
+            host_blocks: if preemption == Preemption::Swap { 32 } else { 0 },
+            launch_watermark: 0.0,
+            max_steps_in_flight: ahead,
+            max_drafts,
+            preemption,
+            ..limits.clone()
+        };
+        let path = folder.path().join(format!("{max_drafts}-{ahead}.jsonl"));
+        // All requests are there before the first step ends.
+        let (wrap, gate) = gated();
+        let server = TestServer::start_with(config, Some(path.clone()), wrap).await;
+        let found = tokens(answers(&server, &mixed(), gate).await);
+        assert_eq!(found, expected, "{max_drafts} drafts, {ahead} steps in flight");
+        let outcome = server.drain().await;
+        assert!(outcome.stats.preemptions > 0);
+        let recording = std::fs::read_to_string(&path).unwrap();
+        assert!(recording.contains(r#""grammar":{"kind":"regex","text":"([a-f]{2} ){20}end"}"#), "it has the grammars");
+        let replayed = replay_recorded(&path, &mut |_| {}).unwrap();
+        assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attached_worker_picks_what_an_embedded_one_picks() {
+    let embedded = TestServer::start(Config::default()).await;
+    let requests: Vec<_> = mixed().into_iter().take(3).collect();
+    let expected = answers(&embedded, &requests, ()).await;
+    embedded.drain().await;
+    let attach = AttachOptions { engines: 1, ..AttachOptions::default() };
+    let cluster = ClusterConfig::uniform(&Config::default(), 1);
+    let options = Options { cluster: cluster.clone(), attach, ..Options::default() };
+    let decide = move |hello: &Hello| {
+        let workers: MakeWorker = Arc::new(|_| Err("no embedded workers".into()));
+        let backend = Backend {
+            model: hello.model.clone(),
+            further_kv: Vec::new(),
+            tokenizer: Tokenizer::bytes(),
+            workers,
+            stores: Vec::new(),
+            offer: SamplingOffer { scores: false, ..SamplingOffer::within(&hello.abilities) },
+        };
+        Ok((backend, cluster.clone()))
+    };
+    let server = TestServer::of_first_worker(options, Box::new(decide)).await;
+    let worker = tokio::spawn(Attached::fresh(server.addr(), "a").await.serve());
+    for (found, expected) in answers(&server, &requests, ()).await.into_iter().zip(expected) {
+        assert_eq!(found.text, expected.text);
+    }
+    server.drain().await;
+    worker.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_grammars_end_alone_and_bystanders_have_their_answers() {
+    let server = TestServer::start(limits()).await;
+    let mut client = server.client().await;
+    let bystander = greedy(TRUNK, 300);
+    let expected = client.ask(bystander.clone()).await.unwrap().token_ids;
+    let innocent = client.open(bystander).await.unwrap();
+    let patterns: Vec<Value> = (0..24).map(|i| json!({"pattern": format!(".*{i}.*")})).collect();
+    for structure in [
+        Structure::Regex("(".repeat(30_000)),
+        Structure::Regex("(a+)+$b".into()),
+        Structure::JsonSchema("[".repeat(30_000)),
+        Structure::JsonSchema(json!({"allOf": patterns}).to_string()),
+        Structure::JsonSchema(json!({"type": "integer", "multipleOf": 1_000_003}).to_string()),
+        Structure::JsonSchema("x".repeat(70_000)),
+        Structure::Grammar("root ::= \"a".into()),
+        Structure::Grammar("(".repeat(60_000)),
+        Structure::Choice(Choices::default()),
+    ] {
+        let refusal = client.ask(asking(structure, 9, 0)).await.unwrap_err();
+        assert_eq!(refusal.code(), Code::InvalidArgument, "{refusal}");
+        assert!(!refusal.message().contains('\n'), "{refusal}");
+    }
+    // These begin, and cannot go on.
+    let stuck = json!({"type": "string", "pattern": "^(.*a.*){50}$", "maxLength": 1000}).to_string();
+    for seed in 0..4 {
+        let ended = client.ask(asking(Structure::JsonSchema(stuck.clone()), 400, seed)).await.unwrap_err();
+        assert_eq!(ended.code(), Code::InvalidArgument);
+        assert!(ended.message().contains("only this request ended"), "{ended}");
+    }
+    assert_eq!(collect(innocent).await.unwrap().token_ids, expected);
+    client.settled().await;
+    server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn http_takes_the_forms_of_openai_and_vllm_and_names_a_wrong_one() {
+    let template =
+        ChatTemplate::new(ChatSource::of_text("{% for m in messages %}{{ m.content }}{% endfor %}")).unwrap();
+    let settings =
+        trunkline_http::Settings { served_names: vec!["a-model".into()], template: Some(Arc::new(template)) };
+    let server = TestServer::start_http(limits(), settings, |_| {}, |worker| Box::new(worker)).await.unwrap();
+    let format = json!({"type": "json_schema", "json_schema": {"name": "person", "strict": true, "schema": person()}});
+    let chat = json!({
+        "messages": [{"role": "user", "content": TRUNK}], "max_tokens": 900, "seed": 5, "n": 2, "response_format": format,
+    });
+    let answer = post(server.addr(), "/v1/chat/completions", &chat.to_string()).await.json();
+    for choice in 0..2 {
+        let choice = &answer["choices"][choice];
+        assert_eq!(choice["finish_reason"], "stop", "{answer}");
+        let text = choice["message"]["content"].as_str().unwrap();
+        check_person(text);
+        // The parts come in the order of the schema.
+        assert_eq!(text.find("name").cmp(&text.find("tags")), std::cmp::Ordering::Less, "{text}");
+    }
+    let ask = async |field: &str, value: Value| {
+        let body = json!({"prompt": TRUNK, "max_tokens": 60, "seed": 1, field: value});
+        post(server.addr(), "/v1/completions", &body.to_string()).await
+    };
+    let answer = ask("structured_outputs", json!({"choice": ["left", "right"]})).await.json();
+    assert!(["left", "right"].contains(&answer["choices"][0]["text"].as_str().unwrap()), "{answer}");
+    let answer = ask("structured_outputs", json!({"json_object": true})).await.json();
+    assert!(answer["choices"][0]["text"].as_str().unwrap().starts_with('{'), "{answer}");
+    for (field, value, words) in [
+        ("structured_outputs", json!({"regex": "("}), "regex is refused: "),
+        ("structured_outputs", json!({"grammar": "root ::= \"a"}), "grammar is refused: it ends within a text"),
+        ("structured_outputs", json!({"structural_tag": {}}), "structured_outputs has 'structural_tag'"),
+        ("guided_json", json!({}), "its new name is structured_outputs.json"),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {"schema": {"not": {}}}}),
+            "json_schema is refused: Unimplemented keys: [\"not\"]",
+        ),
+    ] {
+        let answer = ask(field, value).await;
+        let error = &answer.json()["error"];
+        assert_eq!((answer.status, &error["param"]), (400, &json!(field)), "{error}");
+        assert!(error["message"].as_str().unwrap().contains(words), "{error}");
+    }
+    server.drain().await;
+}
