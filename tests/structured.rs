@@ -261,8 +261,11 @@ async fn hostile_grammars_end_alone_and_bystanders_have_their_answers() {
 async fn http_takes_the_forms_of_openai_and_vllm_and_names_a_wrong_one() {
     let template =
         ChatTemplate::new(ChatSource::of_text("{% for m in messages %}{{ m.content }}{% endfor %}")).unwrap();
-    let settings =
-        trunkline_http::Settings { served_names: vec!["a-model".into()], template: Some(Arc::new(template)) };
+    let settings = trunkline_http::Settings {
+        served_names: vec!["a-model".into()],
+        template: Some(Arc::new(template)),
+        ..Default::default()
+    };
     let server = TestServer::start_http(limits(), settings, |_| {}, |worker| Box::new(worker)).await.unwrap();
     let format = json!({"type": "json_schema", "json_schema": {"name": "person", "strict": true, "schema": person()}});
     let chat = json!({
