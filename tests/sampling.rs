@@ -64,7 +64,7 @@ async fn a_presence_penalty_ends_repetition_and_the_prompt_does_not_count() {
     let prompt = |text: &str| {
         asking(text, 1, |sampling| {
             (sampling.frequency_penalty, sampling.presence_penalty) = (2.0, 2.0);
-            sampling.logit_bias = [(97, 100.0), (98, 99.0)].into();
+            sampling.logit_bias = [(97, 100.0), (98, 60.0)].into();
         })
     };
     let first = client.ask(prompt(&"a".repeat(40))).await.unwrap();
