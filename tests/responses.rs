@@ -12,7 +12,7 @@ use trunkline_tests::server::{TestServer, greedy};
 use trunkline_text::ChatSource;
 
 const TEMPLATE: &str = "{% for t in tools or [] %}tool {{ t.function.name }}\n{% endfor %}\
-    {% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}\n{% endfor %}\
+    {% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}{{ '\n' }}{% endfor %}\
     {% if add_generation_prompt %}bot:{% endif %}";
 
 fn settings() -> Settings {
