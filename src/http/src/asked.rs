@@ -402,6 +402,7 @@ mod tests {
             prompt: Some(WirePrompt::Text("x".into())),
             add_special_tokens: Some(false),
             sampling: Some(proto::Sampling {
+                structure: None,
                 temperature: Some(0.5),
                 top_p: Some(0.9),
                 top_k: 0,
