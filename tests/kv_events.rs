@@ -21,7 +21,7 @@ async fn start(edit: impl FnOnce(&mut Options)) -> Result<TestServer, ServerErro
     let publisher = Publisher::new(Settings { history: 8, ..Settings::default() });
     let listener = ListenToCaches(Arc::new(publisher.clone()));
     let settings = trunkline_vllm::Settings { events: Some(publisher), ..trunkline_vllm::Settings::default() };
-    let config = Config { block_size: BLOCK, device_blocks: 64, max_context: 128, ..Config::default() };
+    let config = Config { block_size: BLOCK, device_blocks: 64, max_context: 512, ..Config::default() };
     let edit = |options: &mut Options| {
         options.cache_listener = Some(listener);
         edit(options);
@@ -72,9 +72,9 @@ async fn a_subscriber_gets_a_snapshot_then_what_happens_and_behind_a_number_what
     assert_eq!((chunk.index, chunk.count, chunk.blocks), (0, 1, 2));
     let first = stored(&snapshot)[0];
     assert_eq!((first.parent_block_hash, first.medium.as_deref(), first.blocks[0].block_size), (None, Some("GPU"), 4));
-    client.ask(greedy("abcdXXXX!", 1)).await.unwrap();
+    client.ask(greedy("abcdWWWW!", 1)).await.unwrap();
     let live = next(&mut stream).await;
-    assert_eq!((tokens(&live), live.snapshot.is_none()), (ids("XXXX"), true));
+    assert_eq!((tokens(&live), live.snapshot.is_none()), (ids("WWWW"), true));
     assert_eq!(stored(&live)[0].parent_block_hash, Some(first.blocks[0].block_hash));
     assert!(live.sequence_number > snapshot.sequence_number);
     // One who comes back gets what came behind, heartbeats included, without a gap.

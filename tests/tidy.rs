@@ -69,6 +69,7 @@ const LOW_CRATES: [(&str, &[&str]); 13] = [
             "trunkline-port",
             "trunkline-quote",
             "trunkline-text",
+            "trunkline-grammar",
         ],
     ),
 ];

@@ -95,7 +95,7 @@ impl Index {
                             self.blocks.remove(&at);
                         }
                         if (removed.place, removed.group) == (Place::Device, 0) {
-                            let may_leave = copies > 0 || self.children.get(hash).is_none();
+                            let may_leave = copies > 0 || !self.children.contains_key(hash);
                             assert!(may_leave, "{hash:x} is removed before a block behind it");
                             parent.into_iter().for_each(|parent| self.leave(parent));
                         }

@@ -22,7 +22,7 @@ use trunkline_port::{DeviceBlocks, ModelInfo, Step, StepRunner};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
-use crate::server::SEED;
+use crate::server::{END, SEED};
 
 /// Blocks of a worker, of 16 tokens.
 pub const BLOCKS: u32 = 64;
@@ -91,7 +91,7 @@ impl Device {
         let config = WorkerConfig { block_size: 16, device_blocks: BLOCKS, max_drafts, threads: 1 };
         let model = Model::seeded(SEED);
         let info = model.info();
-        let grammars = Grammars::new(Tokenizer::bytes(), info.vocab_size, info.eos_token_ids);
+        let grammars = Grammars::new(Tokenizer::bytes(), info.vocab_size, vec![END]);
         let worker = Worker::new(Arc::new(model), config).expect("a small model");
         let mut worker = worker.with_grammars(Arc::new(grammars));
         let blocks = StepRunner::blocks(&mut worker);
@@ -125,7 +125,7 @@ pub fn hello(name: &str) -> Hello {
 
 /// Returns the facts of the small model.
 pub fn model() -> ModelInfo {
-    Model::seeded(SEED).info()
+    ModelInfo { eos_token_ids: vec![END], ..Model::seeded(SEED).info() }
 }
 
 /// An attached worker.

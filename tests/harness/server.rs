@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status, Streaming};
 use trunkline_cluster::{ClusterConfig, EngineId};
-use trunkline_core::{Config, Keeps};
+use trunkline_core::{Config, Keeps, Token};
 use trunkline_grammar::Grammars;
 use trunkline_port::{DeviceBlocks, LayerGroup, ModelInfo, Step, StepError, StepOutput, StepRunner};
 use trunkline_server::proto::finish::StoppedBy;
@@ -38,6 +38,9 @@ pub struct TestServer {
     handle: ServerHandle,
     running: JoinHandle<Result<Outcome, ServerError>>,
 }
+
+/// Token that ends an answer, of the tokenizer of bytes.
+pub const END: Token = 257;
 
 /// Returns the model with a group of one layer for each group of the limits, the last layer first.
 pub fn divided(core: &Config) -> Model {
@@ -195,7 +198,7 @@ impl TestServer {
         wrap: impl Fn(EngineId, Worker) -> Box<dyn StepRunner> + Send + Sync + 'static,
     ) -> Backend {
         let model = Arc::new(divided(&options.cluster.engines[0].core));
-        let info = model.info();
+        let info = ModelInfo { eos_token_ids: vec![END], ..model.info() };
         let stores = stores(&info);
         let limits: Vec<Config> = options.cluster.engines.iter().map(|engine| engine.core.clone()).collect();
         let grammars = Arc::new(Grammars::new(Tokenizer::bytes(), info.vocab_size, info.eos_token_ids.clone()));

@@ -125,7 +125,8 @@ fn bias_behind_the_vocabulary(step: &mut wire::Step) {
 
 #[test]
 fn penalties_go_to_workers_that_have_them_alone() {
-    let changes: [(fn(&mut Sampling), &str); 3] = [
+    type Change = fn(&mut Sampling);
+    let changes: [(Change, &str); 3] = [
         (|sampling| sampling.frequency_penalty = 0.5, "frequency_penalty"),
         (|sampling| sampling.presence_penalty = -0.5, "presence_penalty"),
         (|sampling| sampling.logit_bias = [(99, 1.0), (3, -100.0)].into_iter().collect(), "logit_bias"),

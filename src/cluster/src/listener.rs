@@ -1,4 +1,4 @@
-//! The interface of whoever follows the caches of a cluster from outside, as a publisher of cache events does.
+//! The interface of what follows the caches of a cluster from outside, as a publisher of cache events does.
 
 use std::error::Error;
 use std::fmt;
@@ -23,7 +23,7 @@ pub trait CacheListener: Send + Sync {
     /// Returns `true` if there is room for a whole cache.
     fn has_room(&self) -> bool;
 
-    /// Takes all that an engine caches, in place of the changes that were lost. Returns `false` if it has no room.
+    /// Takes all that an engine caches, instead of the changes that were lost. Returns `false` if it has no room.
     fn replaced(&self, engine: EngineId, cached: Vec<CacheEvent>) -> bool;
 
     /// Learns the names behind the root of a namespace, before a request of it: its salt, empty for none, and whatever else sets it apart from

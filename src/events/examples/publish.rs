@@ -1,6 +1,6 @@
 //! Publishes the cache events of a core whose worker answers every step at once, for a look at the wire from outside:
 //!
-//! `cargo run -p trunkline-events --example publish -- 5557 20`, and `src/events/check/subscriber.py` beside it. The arguments are the first of three ports
+//! `cargo run -p trunkline-events --example publish -- 5557 20`, and `src/events/check/subscriber.py` alongside it. The arguments are the first of three ports
 //! and seconds. Of each second, it says how many blocks were stored.
 
 use std::error::Error;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use trunkline_quote::quoted;
 
-use crate::publisher::PublisherError;
+use crate::error::PublisherError;
 
 /// The address of a socket.
 pub(crate) struct Endpoint {

@@ -89,7 +89,7 @@ pub struct Group {
     pub window: Option<u32>,
 }
 
-/// Scope within which requests share prefixes, beside the model.
+/// Scope within which requests share prefixes, alongside the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
     /// Salt as the client sent it; empty for none.

@@ -9,17 +9,21 @@
 //! A snapshot is the index at the number of a batch, so one that starts late, or lost batches, continues from there without a gap.
 
 mod endpoint;
+mod error;
 mod event;
 mod history;
 mod index;
 mod msgpack;
 mod publisher;
+mod shared;
 mod stream;
 #[cfg(feature = "zmq")]
 mod zmq;
 
+pub use crate::error::PublisherError;
 pub use crate::event::{Batch, CacheFacts, Event, Group, Removed, Scope, Stored};
 pub use crate::index::Index;
 pub use crate::msgpack::{Form, PublisherId, encode};
-pub use crate::publisher::{Publisher, PublisherError, Settings, Source};
+pub use crate::publisher::Publisher;
+pub use crate::shared::{Settings, Source};
 pub use crate::stream::{Lost, Subscription};

@@ -184,7 +184,7 @@ impl Serialize for AsArray<'_> {
     }
 }
 
-/// Keys beside the tokens that went into the hash of each block: those of the scope, into that of the first block of a prefix.
+/// Keys alongside the tokens that went into the hash of each block: those of the scope, into that of the first block of a prefix.
 struct ExtraKeys<'a> {
     scope: &'a Scope,
     blocks: usize,

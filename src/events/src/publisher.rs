@@ -1,19 +1,18 @@
 //! The publisher: takes changes from the core's thread, and numbers and sends them on a thread of its own.
 
-use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tracing::{error, warn};
 use trunkline_cluster::{CacheListener, EngineId};
 use trunkline_core::{CacheEvent, Config, RequestId};
 
-use crate::endpoint::Endpoint;
-use crate::event::{CacheFacts, Names, Scope};
-use crate::msgpack::Form;
+use crate::error::PublisherError;
+use crate::event::{CacheFacts, Scope};
+use crate::shared::{Named, Settings, Shared, Source, lock, now_s};
 use crate::stream::{Lost, Stream, Subscription};
 
 /// Changes that wait for the publisher, at most: calls, and tokens and hashes in them.
@@ -23,103 +22,8 @@ const WAITING_NUMBERS_MAX: usize = 1 << 24;
 const BATCH_NUMBERS: usize = 1 << 16;
 /// Time without a batch after which a heartbeat is published.
 const BEAT: Duration = Duration::from_secs(1);
-/// Scopes known before those without blocks are forgotten.
-const SCOPES_MAX: usize = 1 << 16;
 /// Requests whose sessions are known, at most: the last turns.
 const SESSIONS_MAX: usize = 1 << 14;
-
-/// Settings of a publisher.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// Address of the PUB socket, as `tcp://*:5557`; `None` for no ZeroMQ. Of several engines, each has the next port.
-    pub endpoint: Option<String>,
-    /// Address of the ROUTER socket that replays batches.
-    pub replay_endpoint: Option<String>,
-    /// Address of the ROUTER socket that answers with snapshots.
-    pub snapshot_endpoint: Option<String>,
-    /// Topic of all batches.
-    pub topic: String,
-    /// Form of the events.
-    pub form: Form,
-    /// Batches kept for replay, without heartbeats.
-    pub history: usize,
-}
-
-impl Default for Settings {
-    /// No sockets; 10,000 batches for replay, as in vLLM.
-    fn default() -> Self {
-        Self {
-            endpoint: None,
-            replay_endpoint: None,
-            snapshot_endpoint: None,
-            topic: String::new(),
-            form: Form::default(),
-            history: 10_000,
-        }
-    }
-}
-
-impl Settings {
-    /// Checks the addresses.
-    ///
-    /// # Errors
-    /// If one is none of a socket, or this build has no ZeroMQ.
-    pub fn check(&self) -> Result<(), PublisherError> {
-        self.endpoints().try_for_each(|endpoint| Endpoint::parse(endpoint, 0).map(|_| ()))?;
-        match cfg!(feature = "zmq") || self.endpoints().next().is_none() {
-            true => Ok(()),
-            false => Err(PublisherError::NoZmq),
-        }
-    }
-
-    /// Returns the addresses that other machines can reach.
-    pub fn open_endpoints(&self) -> impl Iterator<Item = &str> {
-        self.endpoints().filter(|endpoint| !Endpoint::parse(endpoint, 0).is_ok_and(|at| at.is_loopback()))
-    }
-
-    fn endpoints(&self) -> impl Iterator<Item = &str> {
-        let Self { endpoint, replay_endpoint, snapshot_endpoint, .. } = self;
-        [endpoint, replay_endpoint, snapshot_endpoint].into_iter().filter_map(Option::as_deref)
-    }
-}
-
-/// Reason for a publisher not to start.
-#[derive(Debug, thiserror::Error)]
-pub enum PublisherError {
-    /// An address is none for a socket.
-    #[error("{endpoint} is no address of a ZeroMQ socket; give tcp://HOST:PORT, as in tcp://*:5557")]
-    Endpoint {
-        /// Address as the user gave it.
-        endpoint: String,
-    },
-    /// A socket cannot be opened.
-    #[error("cannot open {endpoint}: {message}")]
-    Socket {
-        /// Address of the socket.
-        endpoint: String,
-        /// Reason of the library.
-        message: String,
-    },
-    /// This build has no ZeroMQ.
-    #[error("this build has no ZeroMQ; build with the feature zmq")]
-    NoZmq,
-    /// The operating system gave no thread or no random numbers.
-    #[error("cannot start the publisher of cache events: {0}")]
-    System(String),
-}
-
-/// Addresses of one engine's stream, for subscribers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Source {
-    /// Number of the engine.
-    pub rank: u32,
-    /// Address of the batches.
-    pub endpoint: String,
-    /// Address for replays.
-    pub replay_endpoint: Option<String>,
-    /// Address for snapshots.
-    pub snapshot_endpoint: Option<String>,
-}
 
 /// Publishes the events of all engines. Clones are one publisher, which ends with the last of them.
 #[derive(Clone)]
@@ -139,46 +43,12 @@ impl std::fmt::Debug for Publisher {
     }
 }
 
-pub(crate) struct Shared {
-    pub(crate) settings: Settings,
-    streams: OnceLock<Vec<Arc<Mutex<Stream>>>>,
-    sources: OnceLock<Vec<Source>>,
-    /// Tokens and hashes in the queue.
-    waiting: AtomicUsize,
-    scopes: Mutex<HashMap<u128, Named, ahash::RandomState>>,
-    sessions: Mutex<Sessions>,
-}
-
-/// Sessions of the last requests that were turns.
-#[derive(Default)]
-struct Sessions {
-    by_request: HashMap<RequestId, Arc<str>, ahash::RandomState>,
-    /// Oldest first.
-    requests: VecDeque<RequestId>,
-}
-
-struct Named {
-    /// `None` for the scope that requests without a salt share.
-    scope: Option<Arc<Scope>>,
-    /// `true` if a request came since unused scopes were forgotten last.
-    is_new: bool,
-}
-
 struct Input {
     engine: u32,
     events: Vec<CacheEvent>,
     /// `true` if the events are all that the engine caches.
     is_whole: bool,
     numbers: usize,
-}
-
-pub(crate) fn now_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
-}
-
-/// A poisoned lock is of a thread that panicked between two whole changes.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Publisher {
@@ -214,36 +84,6 @@ impl Publisher {
     pub fn subscribe(&self, engine: u32, from: Option<u64>) -> Option<Result<Subscription, Lost>> {
         let stream = self.0.shared.streams().get(engine as usize)?;
         Some(lock(stream).subscribe(from, now_s(), &*self.0.shared))
-    }
-}
-
-impl Names for Shared {
-    fn scope(&self, root: u128) -> Option<Arc<Scope>> {
-        match lock(&self.scopes).get(&root) {
-            Some(named) => named.scope.clone(),
-            None => Some(Arc::new(Scope::unknown(root))),
-        }
-    }
-
-    fn session(&self, request: RequestId) -> Option<Arc<str>> {
-        lock(&self.sessions).by_request.get(&request).cloned()
-    }
-}
-
-impl Shared {
-    pub(crate) fn streams(&self) -> &[Arc<Mutex<Stream>>] {
-        self.streams.get().map_or(&[], Vec::as_slice)
-    }
-
-    /// Forgets scopes without blocks, if there are many.
-    fn forget_scopes(&self) {
-        if lock(&self.scopes).len() <= SCOPES_MAX {
-            return;
-        }
-        let mut used = HashSet::new();
-        self.streams().iter().for_each(|stream| used.extend(lock(stream).index().roots()));
-        lock(&self.scopes)
-            .retain(|root, named| std::mem::take(&mut named.is_new) || named.scope.is_none() || used.contains(root));
     }
 }
 

@@ -17,14 +17,15 @@ use zeromq::{
 };
 
 use crate::endpoint::Endpoint;
+use crate::error::PublisherError;
 use crate::event::Batch;
 use crate::msgpack::{Form, PublisherId, encode};
-use crate::publisher::{PublisherError, Shared, Source, lock, now_s};
+use crate::shared::{Shared, Source, lock, now_s};
 use crate::stream::Stream;
 
 /// Number of the frame at the end of a replay.
 const END: [u8; 8] = (-1_i64).to_be_bytes();
-/// Number in place of a snapshot that is too large.
+/// Number instead of a snapshot that is too large.
 const UNAVAILABLE: [u8; 8] = (-2_i64).to_be_bytes();
 /// Bytes of a snapshot, at most: what llm-d reads.
 const SNAPSHOT_BYTES_MAX: usize = 256 << 20;

@@ -36,7 +36,7 @@ impl Library {
         Self { tokenizer, vocab_size, ends, factory: OnceLock::new() }
     }
 
-    /// Compiles a grammar.
+    /// Compiles a grammar within the limits of the library.
     pub(crate) fn matcher(&self, source: Source) -> Result<Matcher, GrammarError> {
         let factory = self.factory.get_or_init(|| self.factory()).as_ref().map_err(Clone::clone)?;
         let grammar = match source {

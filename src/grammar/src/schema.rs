@@ -23,7 +23,7 @@ pub(crate) fn read(text: &str) -> Result<Value, GrammarError> {
     found.walk(&schema)?;
     if found.holds_together && found.patterns > PATTERNS_MAX {
         return Err(GrammarError::TooComplex(format!(
-            "it has {} patterns and formats, and parts that hold together (allOf, or $ref or anyOf beside others); at most {PATTERNS_MAX} are allowed then",
+            "it has {} patterns and formats, and parts that hold together (allOf, or $ref or anyOf alongside others); at most {PATTERNS_MAX} are allowed then",
             found.patterns
         )));
     }
@@ -44,7 +44,7 @@ pub(crate) fn read(text: &str) -> Result<Value, GrammarError> {
 #[derive(Default)]
 struct Found {
     patterns: usize,
-    /// Some part holds beside another one for the same value.
+    /// Some part holds alongside another one for the same value.
     holds_together: bool,
 }
 
@@ -58,8 +58,8 @@ impl Found {
                 let chooses = ["anyOf", "oneOf", "$ref"].into_iter().filter(|name| has(name)).count();
                 let constrains =
                     ["pattern", "format", "patternProperties", "properties", "items", "additionalProperties"];
-                let beside = constrains.into_iter().any(has);
-                self.holds_together |= has("allOf") || chooses > 1 || (chooses == 1 && beside);
+                let alongside = constrains.into_iter().any(has);
+                self.holds_together |= has("allOf") || chooses > 1 || (chooses == 1 && alongside);
                 self.patterns += usize::from(has("pattern")) + usize::from(has("format"));
                 self.patterns += fields.get("patternProperties").and_then(Value::as_object).map_or(0, Map::len);
                 if let Some(divisor) = fields.get("multipleOf").and_then(Value::as_f64) {

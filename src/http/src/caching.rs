@@ -2,7 +2,7 @@
 //!
 //! | field | effect |
 //! |---|---|
-//! | `prompt_cache_options.mode` | `implicit`: the whole prompt is kept, beside its last three breakpoints; `explicit`: its last four breakpoints alone |
+//! | `prompt_cache_options.mode` | `implicit`: the whole prompt is kept, alongside its last three breakpoints; `explicit`: its last four breakpoints alone |
 //! | `prompt_cache_options.ttl`, `prompt_cache_breakpoint.ttl` | time for which, `30m` by default |
 //! | `prompt_cache_retention` | `24h` is another default for that time; `in_memory` is refused where a tier is no memory |
 //! | `prompt_cache_key` | asks for an implicit breakpoint. Requests go to where their prompt is cached without it |

@@ -49,7 +49,7 @@ struct Delta<'a> {
     read: Read<'a>,
 }
 
-/// What was read beside the content.
+/// What was read alongside the content.
 #[derive(Default, Serialize)]
 struct Read<'a> {
     #[serde(skip_serializing_if = "str::is_empty")]

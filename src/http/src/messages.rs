@@ -381,6 +381,7 @@ struct Usage {
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "the names of the API")]
 enum Event<'a> {
     MessageStart { message: MessageJson<'a> },
     MessageDelta { delta: Ended<'a>, usage: Usage },

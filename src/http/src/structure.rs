@@ -118,7 +118,7 @@ pub(crate) fn structure(
     let outputs = outputs.map_or(Ok(None), StructuredOutputs::structure)?;
     match (format, outputs) {
         (Some(_), Some(_)) => {
-            let message = "structured_outputs is set beside a response_format; send one of them";
+            let message = "structured_outputs is set alongside a response_format; send one of them";
             Err(Failure::invalid("structured_outputs", message))
         }
         (format, outputs) => Ok(format.or(outputs)),
@@ -180,7 +180,7 @@ mod tests {
             (json!({"structured_outputs": {"json": {}, "regex": "a"}}), "more than one of"),
             (
                 json!({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}),
-                "beside a response_format",
+                "alongside a response_format",
             ),
         ] {
             let told = of(body.clone()).unwrap_err();

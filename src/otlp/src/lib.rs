@@ -32,9 +32,9 @@ pub enum EndpointError {
     /// Refused by the exporter.
     #[error("cannot send spans to {}: {source}", quoted(.endpoint))]
     Refused {
-        /// The endpoint.
+        /// Endpoint as the user gave it.
         endpoint: String,
-        /// What is wrong with it.
+        /// Reason of the exporter.
         source: ExporterBuildError,
     },
 }

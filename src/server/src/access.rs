@@ -19,7 +19,7 @@ use crate::access::changes::Watched;
 use crate::access::tokens::{Holder, Role, TokenFileError, Tokens};
 use crate::network::log_limit::LogLimit;
 use crate::network::{Call, count};
-use crate::requests::spans::TraceParent;
+use crate::requests::trace_parent::TraceParent;
 
 /// Path of the health service, open to all: probes have no tokens, and learn no more than an accepted connection shows.
 const HEALTH: &str = "/grpc.health.v1.Health/";

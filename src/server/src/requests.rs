@@ -6,3 +6,4 @@ pub(crate) mod request_events;
 pub(crate) mod request_log;
 pub(crate) mod request_times;
 pub(crate) mod spans;
+pub(crate) mod trace_parent;

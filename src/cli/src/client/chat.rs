@@ -164,18 +164,18 @@ impl Template {
         }
     }
 
-    /// Returns the marks around what is said beside the turns.
-    fn aside(&self) -> (&str, &str) {
+    /// Returns the marks around what is said alongside the turns.
+    fn around(&self) -> (&str, &str) {
         match self {
             Self::Plain => ("", "\n"),
             Self::Chatml => ("\n<|im_start|>system\n", "<|im_end|>"),
-            Self::Model(marks) => marks.aside(),
+            Self::Model(marks) => marks.around(),
         }
     }
 
     /// Returns the text of a fact.
     fn fact(&self, text: &str) -> String {
-        let (before, behind) = self.aside();
+        let (before, behind) = self.around();
         [before, text, behind].concat()
     }
 
@@ -184,7 +184,7 @@ impl Template {
         if *self == Self::Plain {
             return compaction;
         }
-        let (before, behind) = self.aside();
+        let (before, behind) = self.around();
         proto::Compaction {
             instruction: Some(self.turn(
                 "Summarise our conversation so far in a few sentences. Keep names, facts, decisions and open questions.",

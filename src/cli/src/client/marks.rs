@@ -32,8 +32,8 @@ pub(crate) struct Marks {
     /// Around each line. White space before the first may be left out: its length, with and without a system text.
     turn: Around,
     first: [usize; 2],
-    /// Around what is said beside the turns.
-    aside: Around,
+    /// Around what is said alongside the turns.
+    around: Around,
     /// `true` if the template leaves reasoning out of earlier turns, which a session keeps.
     pub(crate) forgets_reasoning: bool,
 }
@@ -83,7 +83,7 @@ impl Marks {
         let (opening, skipped) =
             split(first, before).context("the chat template begins a conversation unlike other turns")?;
         let system = Self::system(&renderer, (before, behind))?;
-        let aside = match &system {
+        let around = match &system {
             Some(((system_before, system_behind), _)) => {
                 let system_before = system_before.strip_prefix(&begin).unwrap_or(system_before);
                 (lead(before).to_owned() + system_before, system_behind.clone())
@@ -100,7 +100,7 @@ impl Marks {
             first: [system.as_ref().map_or(0, |(_, skipped)| *skipped), skipped],
             system: system.map(|(around, _)| around),
             turn: (before.to_owned(), behind.to_owned()),
-            aside,
+            around,
             forgets_reasoning: !reasoned.contains(REASON),
         })
     }
@@ -133,9 +133,9 @@ impl Marks {
         [&self.turn.0[skipped..], line, &self.turn.1].concat()
     }
 
-    /// Returns the marks around what is said beside the turns.
-    pub(crate) fn aside(&self) -> (&str, &str) {
-        (&self.aside.0, &self.aside.1)
+    /// Returns the marks around what is said alongside the turns.
+    pub(crate) fn around(&self) -> (&str, &str) {
+        (&self.around.0, &self.around.1)
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
         }
         let facts = |template: &str, begin: &str, end: &str| {
             let marks = Marks::of(source(template, begin, end)).unwrap();
-            let (before, behind) = marks.aside();
+            let (before, behind) = marks.around();
             format!("{before}fact{behind}")
         };
         assert_eq!(facts(CHATML, "", "<|im_end|>"), "\n<|im_start|>system\nfact<|im_end|>");

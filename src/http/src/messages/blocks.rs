@@ -17,6 +17,7 @@ pub(crate) enum Block {
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "the names of the API")]
 enum Event<'a> {
     ContentBlockStart { index: usize, content_block: &'a Block },
     ContentBlockDelta { index: usize, delta: Delta<'a> },
@@ -25,6 +26,7 @@ enum Event<'a> {
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "the names of the API")]
 enum Delta<'a> {
     TextDelta { text: &'a str },
     ThinkingDelta { thinking: &'a str },

@@ -167,7 +167,7 @@ impl Messages {
         let field = |name: &str| item.get_attr(name).ok().filter(|value| !value.is_undefined() && !value.is_none());
         let text = |name: &str| {
             let value = field(name).ok_or_else(|| format!(" has no {name}"))?;
-            value.as_str().map(str::to_owned).ok_or_else(|| format!(".{name} is no text"))
+            value.as_str().map(str::to_owned).ok_or_else(|| format!(".{name} is not text"))
         };
         let kind = field("type").map_or_else(|| "message".to_owned(), |kind| kind.to_string());
         match kind.as_str() {

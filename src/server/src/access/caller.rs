@@ -9,7 +9,7 @@ use crate::network::clock::Clock;
 use crate::network::limits::NetworkLimits;
 use crate::network::shares::Client;
 use crate::network::{Call, count};
-use crate::requests::spans::TraceParent;
+use crate::requests::trace_parent::TraceParent;
 
 /// Owner of requests: client-chosen request ids are unique per owner, and an owner aborts only own requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

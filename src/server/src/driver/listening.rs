@@ -1,4 +1,4 @@
-//! Changes of the caches, for whoever follows them from outside: see [`CacheListener`].
+//! Changes of the caches, for those that follow them from outside: see [`CacheListener`].
 
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use trunkline_core::{FinishReason, RequestId, Usage};
 
 use crate::network::refusals::Reason;
 use crate::requests::request_times::{End, RequestTimes};
-use crate::requests::spans::TraceParent;
+use crate::requests::trace_parent::TraceParent;
 
 /// Maximum number of engines of one request that are named.
 const ENGINES_MAX: usize = 16;

@@ -287,7 +287,7 @@ impl Submitter {
         }
     }
 
-    /// Has whoever follows the caches learn the names of namespaces.
+    /// Has the followers of the caches learn the names of namespaces.
     pub(crate) fn naming(self, listener: Option<ListenToCaches>) -> Self {
         Self { listener, ..self }
     }

@@ -185,7 +185,7 @@ pub(crate) fn check(
 
 fn check_end(sampling: &proto::Sampling, stopping: &proto::Stopping) -> Result<(), Invalid> {
     ensure(sampling.structure.is_none() || !stopping.ignore_eos, || {
-        "ignore_eos is set beside a structure of the answer; such an answer ends with its structure".into()
+        "ignore_eos is set alongside a structure of the answer; such an answer ends with its structure".into()
     })
 }
 
@@ -560,7 +560,7 @@ mod tests {
         refused("logit_bias has 301 tokens", sampling(|sampling| sampling.logit_bias = all(301)));
         let regex = |text: &str| Some(proto::sampling::Structure::Regex(text.into()));
         refused("regex is empty", sampling(|sampling| sampling.structure = regex("")));
-        refused("ignore_eos is set beside a structure", |request| {
+        refused("ignore_eos is set alongside a structure", |request| {
             sampling(|sampling| sampling.structure = regex("a"))(request);
             stopping(|stopping| stopping.ignore_eos = true)(request);
         });

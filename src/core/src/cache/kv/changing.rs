@@ -1,4 +1,4 @@
-//! Changes of the cache for whoever listens: see [`crate::cache::changes`].
+//! Changes of the cache for a listener: see [`crate::cache::changes`].
 //!
 //! The tree and the table of the other groups note slots alone, which costs little while a block comes or goes. A slot keeps its identity and its
 //! tokens until the next block is published there, so the changes are given names before and after each publication, and when they are taken.

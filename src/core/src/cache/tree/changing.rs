@@ -1,4 +1,4 @@
-//! Changes in which blocks are in the tree, for whoever listens: see [`crate::cache::changes`].
+//! Changes in which blocks are in the tree, for a listener: see [`crate::cache::changes`].
 
 use super::PrefixTree;
 use crate::blocks::block::BlockState;

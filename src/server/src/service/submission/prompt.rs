@@ -162,7 +162,7 @@ impl Submitter {
         })
     }
 
-    /// Returns the root of a request's namespace, and has whoever follows the caches learn what is behind it and the request.
+    /// Returns the root of a request's namespace, and has the followers of the caches learn what is behind it and the request.
     fn root_of(&self, id: RequestId, checked: &Checked, kv_class: usize) -> BlockHash {
         let namespace = self.namespace(checked, kv_class);
         let root = namespace.root();
