@@ -113,7 +113,7 @@ const BOUNDED: &[(&str, &[&str], &str)] = &[
     ("src/worker/src/model/streamed.rs", &[], "groups of weights that are there"),
     ("src/worker/src/stream/packed.rs", &["(bytes as usize).next_multiple_of(PAGE)"], "MANIFEST_MAX"),
     ("src/worker/src/layers/pair.rs", &["bytes"], "weights that are there"),
-    ("src/worker/src/worker/sampler.rs", &["word + 1"], "tokens of a vocabulary"),
+    ("src/worker/src/worker/past.rs", &["word + 1"], "tokens of a vocabulary"),
     ("src/worker/src/layers/scores.rs", &[], "rows of a step"),
     ("src/worker/src/model/seeded.rs", &["hidden"], "DIMENSION_MAX"),
     ("src/worker/src/files/shards.rs", &["header_len as usize", "to - from"], "HEADER_MAX, reserved by try_reserve_exact"),

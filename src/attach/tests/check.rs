@@ -35,7 +35,7 @@ async fn checked(config: FakeConfig, edit: impl Fn(&mut Hello)) -> Vec<CheckRow>
 async fn the_reference_worker_passes_every_check() {
     for (block_size, scored_groups) in [(16, 0), (1, 0), (5, 0), (16, 1), (3, 2)] {
         let rows = checked(FakeConfig { block_size, blocks: 161, scored_groups, ..CONFIG }, |_| ()).await;
-        assert_eq!(rows.len(), 24);
+        assert_eq!(rows.len(), 25);
         for row in rows {
             let offered = row.name != "idle steps" && (row.name != "dropped blocks" || scored_groups > 0);
             let passed =
@@ -68,6 +68,7 @@ async fn a_worker_with_few_abilities_passes_what_it_offers() {
         "swap out and in",
         "shared memory",
         "seeded sampling",
+        "penalties and biases",
         "log probabilities",
     ];
     assert_eq!(names, expected);
@@ -84,7 +85,7 @@ async fn a_worker_of_a_group_is_checked_as_a_group_of_its_own() {
     let rows = checked(CONFIG, |hello| hello.lock_step = lock_step(1)).await;
     let failed = rows.iter().filter(|row| matches!(row.verdict, Verdict::Fail(_))).count();
     let idle = rows.iter().find(|row| row.name == "idle steps").map(|row| &row.verdict);
-    assert_eq!((rows.len(), failed, idle), (24, 0, Some(&Verdict::Pass)));
+    assert_eq!((rows.len(), failed, idle), (25, 0, Some(&Verdict::Pass)));
     let rows = checked(CONFIG, |hello| hello.lock_step = lock_step(3)).await;
     let line = "the worker runs alongside 2 others of its group; check it as a group of 1";
     assert_eq!(rows, [CheckRow { name: "hello", verdict: Verdict::Fail(line.into()) }]);

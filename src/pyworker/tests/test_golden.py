@@ -39,7 +39,7 @@ class Draws:
         changes = case.get("changes", {})
         self.frequency = np.full(n, changes.get("frequency_penalty", 0), np.float32)
         self.presence = np.full(n, changes.get("presence_penalty", 0), np.float32)
-        self.bias = dict.fromkeys(range(n), dict(changes.get("logit_bias", [])))
+        self.bias = {i: dict(changes.get("logit_bias", [])) for i in range(n)}
         self.generated = {i: torch.tensor(changes["generated"], dtype=torch.int64) for i in range(n) if changes}
 
 

@@ -120,7 +120,8 @@ class SlotTable:
 
     def counts_generated(self, slots: Int32s) -> npt.NDArray[np.bool_]:
         """Returns `True` for each slot with a penalty for generated tokens."""
-        return (self.frequency[slots] != 0) | (self.presence[slots] != 0)
+        counts: npt.NDArray[np.bool_] = (self.frequency[slots] != 0) | (self.presence[slots] != 0)
+        return counts
 
     def apply(self, step: pb.Step) -> Batch:
         """Changes the slots as a step asks, and returns the batch to run.

@@ -226,11 +226,11 @@ class TorchEngine(Engine):
 
     def _generated_in(self, batch: Batch) -> dict[int, Tensor]:
         """Returns the generated tokens of sampling sequences with a penalty for them, by their number among the sampling ones."""
-        table, slots = batch.table, batch.slots[batch.sample]
+        table, slots, ends = batch.table, batch.slots[batch.sample], batch.ends[batch.sample]
         found = {}
         for row in np.flatnonzero(table.counts_generated(slots)).tolist():
             slot = slots[row]
-            host = table.tokens[slot, table.n_prompt[slot] : table.n_tokens[slot]].astype(np.int64)
+            host = table.tokens[slot, table.n_prompt[slot] : ends[row]].astype(np.int64)
             tokens = upload(host, self.device)
             # The sample of a step that still runs: the device has it already.
             found[row] = torch.where(tokens < 0, self._last[slot], tokens) if (host < 0).any() else tokens

@@ -136,7 +136,7 @@ fn cases(logits: &BTreeMap<String, Vec<Option<f32>>>) -> Vec<Case> {
             seed: seeds[pick(seeds.len())],
             ..usual()
         }));
-        let generated: Vec<Token> = (0..n).flat_map(|token| vec![token; token as usize % 4]).collect();
+        let generated: Vec<Token> = (0..n).flat_map(|token| (0..token % 4).map(move |_| token)).collect();
         let bias = |of: &[(Token, f32)]| of.iter().copied().filter(|(token, _)| *token < n).collect::<LogitBias>();
         let (both, ban) = (bias(&[(0, 1.5), (2, -0.75), (30, 100.0)]), bias(&[(0, -100.0), (1, 100.0)]));
         for (frequency_penalty, presence_penalty, logit_bias) in [
@@ -147,9 +147,12 @@ fn cases(logits: &BTreeMap<String, Vec<Option<f32>>>) -> Vec<Case> {
             (-1.1, 2.0, ban),
         ] {
             let generated = if frequency_penalty == presence_penalty { Vec::new() } else { generated.clone() };
+            // Generated tokens are in the sequence, too.
+            let is_seen = |token: &Token| token.is_multiple_of(3) || generated.contains(token);
+            let seen: Vec<Token> = (0..n).filter(is_seen).collect();
             let changes = Some(Changes { frequency_penalty, presence_penalty, logit_bias, generated });
             for (temperature, repetition_penalty) in [(0.0, 1.0), (0.7, 1.0), (1.0, 1.3)] {
-                let (changes, seen) = (changes.clone(), seen());
+                let (changes, seen) = (changes.clone(), seen.clone());
                 cases.push(Case { temperature, repetition_penalty, changes, seen, ..usual() });
             }
         }
