@@ -163,8 +163,11 @@ mod sockets {
         i64::from_be_bytes(frame.try_into().unwrap())
     }
 
+    /// Blocks in a cache: where, of which layer group, with which hash.
+    type Blocks = Vec<(Place, u8, u128)>;
+
     /// Runs a seed on a thread, and publishes its events. The core's cache at the end is in the result; `None` if the seed makes hashes collide.
-    fn publish(publisher: Publisher, seed: u64) -> Option<(Source, thread::JoinHandle<Vec<(Place, u8, u128)>>)> {
+    fn publish(publisher: Publisher, seed: u64) -> Option<(Source, thread::JoinHandle<Blocks>)> {
         let (begun, is_begun) = std::sync::mpsc::channel();
         let of_run = publisher.clone();
         let run = thread::spawn(move || {

@@ -216,7 +216,6 @@ impl ChatArgs {
             // A template has its special tokens.
             add_special_tokens: matches!(self.template, Template::Model(_)).then_some(false),
             settings: Some(proto::SessionSettings { compaction, ..Default::default() }),
-            ..Default::default()
         })
     }
 

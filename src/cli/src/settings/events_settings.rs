@@ -77,7 +77,7 @@ impl EventsSettings {
             ("topic", self.kv_events_topic.is_some()),
             ("form", self.kv_events_form.is_some()),
         ];
-        for (name, _) in of_sockets.iter().filter(|(_, is_given)| *is_given && !is_published) {
+        if let Some((name, _)) = of_sockets.iter().find(|(_, is_given)| *is_given && !is_published) {
             anyhow::bail!("--kv-events-{name} has no effect without --kv-events-endpoint");
         }
         let is_on = self.kv_events.unwrap_or(is_published);
