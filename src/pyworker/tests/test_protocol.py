@@ -146,7 +146,10 @@ def test_answers_are_ready_before_the_first_message_is_heard(monkeypatch):
         ({"starts": [pb.Start(index=0, tokens=[600], n_prompt=1, sampling=greedy())]}, "vocabulary"),
         ({"starts": [pb.Start(index=0, tokens=[], n_prompt=0)]}, "start has"),
         ({"starts": [pb.Start(index=0, tokens=[1], n_prompt=1)]}, "without sampling"),
-        ({"starts": [pb.Start(index=0, tokens=[1], n_prompt=1, sampling=greedy(grammar=pb.WorkerGrammar(regex="a")))]}, "did not announce grammars"),
+        (
+            {"starts": [pb.Start(index=0, tokens=[1], n_prompt=1, sampling=greedy(grammar=pb.WorkerGrammar(regex="a")))]},
+            "did not announce grammars",
+        ),
     ],
 )
 def test_nonsense_fails_the_step_and_nothing_else(change, what):
@@ -497,11 +500,12 @@ def test_generated_messages_are_up_to_date(tmp_path):
     fresh = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file[0]
     ours = descriptor_pb2.FileDescriptorProto()
     pb.DESCRIPTOR.CopyToProto(ours)
-    for message in (fresh, ours):
+    for file in (fresh, ours):
         # Names of JSON fields are filled in by one side alone.
-        for nested in message.message_type:
-            for field in nested.field:
-                field.ClearField("json_name")
+        for message in file.message_type:
+            for nested in (message, *message.nested_type):
+                for field in nested.field:
+                    field.ClearField("json_name")
     assert fresh == ours
     service, method = ATTACH.strip("/").split("/")
     assert service == f"{fresh.package}.{fresh.service[0].name}" and method == fresh.service[0].method[0].name
