@@ -156,7 +156,8 @@ mod tests {
         arena.write(1).fill(7);
         let sums: Vec<u32> = (0..3).map(|block| arena.read(block).iter().map(|byte| u32::from(*byte)).sum()).collect();
         assert_eq!(sums, [0, 700, 0]);
-        assert!(Arena::zeroed(usize::MAX, 2).is_none() && Arena::zeroed(1 << 60, 2).is_none());
+        // Miri ends the program when it has no memory.
+        assert!(Arena::zeroed(usize::MAX, 2).is_none() && (cfg!(miri) || Arena::zeroed(1 << 60, 2).is_none()));
     }
 
     #[test]
