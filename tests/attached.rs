@@ -278,7 +278,9 @@ async fn a_worker_that_does_not_fit_gets_one_line() {
     refused(|hello| hello.abilities.max_logprobs = 5, "max_logprobs is 5; the server offers 20 to its clients").await;
     let sampling = "the server's requests sample, which needs seeded_sampling";
     refused(|hello| hello.abilities.seeded_sampling = false, sampling).await;
-    refused(|hello| hello.abilities.penalties = false, "which needs penalties; update the worker").await;
+    let line =
+        "the server's requests may have penalties and biases of logits, which needs penalties; update the worker";
+    refused(|hello| hello.abilities.penalties = false, line).await;
     let partial = "the server's prefix hits end within blocks, which needs partial_writes";
     refused(|hello| hello.abilities.partial_writes = false, partial).await;
 

@@ -168,7 +168,10 @@ async fn what_cannot_be_honoured_is_refused_by_the_name_of_its_field() {
     let begins = [
         (request(true, |params| params.frequency_penalty = 2.5), "frequency_penalty is 2.5"),
         (
-            request(true, |params| params.constraint = Some(Constraint::JsonSchema("{".into()))),
+            request(true, |params| {
+                params.ignore_eos = false;
+                params.constraint = Some(Constraint::JsonSchema("{".into()));
+            }),
             "json_schema is refused: it is no JSON",
         ),
         (request(true, |params| params.temperature = Some(-1.0)), "temperature is -1"),

@@ -27,7 +27,7 @@ use trunkline_text::Tokenizer;
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
 /// Times a condition is asked for before a test gives up: a call each, so about ten seconds and more.
-const ATTEMPTS_MAX: u32 = 50_000;
+const ATTEMPTS_MAX: u32 = 3 * 50_000;
 /// All servers have the same weights.
 pub const SEED: u64 = 7;
 

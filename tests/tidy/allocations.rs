@@ -61,7 +61,6 @@ const BOUNDED: &[(&str, &[&str], &str)] = &[
     ("src/events/src/msgpack.rs", &["64 + batch.events.iter().map(size_hint).sum::<usize>()"], "events that are there"),
     ("src/server/src/driver/listening.rs", &["cluster.n_engines()"], "ENGINES_MAX"),
     ("src/worker/src/worker/past.rs", &["word + 1"], "tokens of the vocabulary"),
-    ("src/worker/src/worker/sampler/golden.rs", &["token as usize % 4"], "up to three"),
     ("src/cluster/src/placement.rs", &["engines"], "ENGINES_MAX"),
     ("src/cluster/src/router/prefix_affinity.rs", &["context.engines"], "ENGINES_MAX"),
     ("src/codec/src/coded.rs", &[], "a block that is there"),

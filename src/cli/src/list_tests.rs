@@ -5,7 +5,7 @@ use std::fs;
 
 use clap::CommandFactory;
 use trunkline_core::config::Write;
-use trunkline_core::{Preemption, eviction, h2o, policy};
+use trunkline_core::{Preemption, eviction, policy};
 use trunkline_sim_replay::autoscale;
 use trunkline_sim_report::figures::{Latency, Statistic};
 use trunkline_worker::{KvDtype, WeightKind};
@@ -113,7 +113,6 @@ fn lists_of_policies_are_whole() {
         column("docs/reference/autoscaling.md", "| policy | its parameters |"),
         names(autoscale::REGISTRY.names())
     );
-    assert_eq!(column("docs/results/h2o.md", "| scorer | at 3"), names(h2o::REGISTRY.names()));
     let ways = between("docs/reference/replay.md", "chooses how a running request is preempted", "Estimates follow");
     let ways = names(code(&ways).into_iter().filter(|word| !word.starts_with('-')));
     assert_eq!(ways, names(Preemption::ALL.map(|(name, _)| name)), "--preemption in docs/reference/replay.md");

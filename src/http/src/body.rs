@@ -48,9 +48,10 @@ pub(crate) async fn bytes(front: &Front, body: Body) -> Result<Bytes, Failure> {
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let parsed = serde_path_to_error::deserialize(&mut json).map_err(|err| {
-        let (param, message) = (err.path().to_string(), of_parser(&err.inner().to_string()));
+        let (param, message) =
+            (err.path().to_string().trim_end_matches(".?").to_owned(), of_parser(&err.inner().to_string()));
         match param.as_str() {
-            "." => Failure::invalid("", format!("the body is not the JSON of this request: {message}")),
+            "." | "" => Failure::invalid("", format!("the body is not the JSON of this request: {message}")),
             param => Failure::invalid(param, format!("{param}: {message}")),
         }
     })?;
