@@ -25,7 +25,6 @@ use crate::policy::waiting::Waiting;
 use crate::request::remains::Remains;
 use crate::request::sequence::{Ending, Phase, Sequence, SequenceState};
 use crate::request::{FinishReason, Refusal, Request};
-use crate::schedule::prefill_budget::DecodeStep;
 use crate::schedule::scheduler::Scheduler;
 use crate::schedule::state::{AHEAD, State};
 use crate::schedule::steps::Steps;
@@ -257,11 +256,6 @@ impl Core {
     /// Returns the time that the worker has spent on the oldest step in flight, nanoseconds.
     pub fn step_time_ns(&self, now_ns: u64) -> Option<u64> {
         self.steps.time_ns(now_ns)
-    }
-
-    /// Returns a step of decodes alone as measured: of the last run of such steps, or of the one before if that took less. `None` before the first.
-    pub fn decode_step(&self) -> Option<DecodeStep> {
-        self.scheduler.prefill_budget.decode_step()
     }
 
     /// Returns the request that failed alone in the last failed step, or that the worker named, and what the failure is worth.

@@ -90,11 +90,6 @@ impl PrefillBudget {
         matches!(self.target, StepTarget::Times(_)) && self.decodes.ns().is_some()
     }
 
-    /// Returns a step of decodes alone as it is expected to be; `None` before the first.
-    pub fn decode_step(&self) -> Option<DecodeStep> {
-        self.decodes.step()
-    }
-
     /// Begins a step, with or without decodes, or one that only the limits of the configuration bind.
     pub fn begin_step(&mut self, limit: Limit) {
         self.room = WHOLE;
@@ -296,24 +291,15 @@ struct DecodeTime {
     is_over: bool,
     steps: u64,
     ns: u64,
-    /// The run before.
-    before: Option<DecodeStep>,
-}
-
-/// A step of decodes alone, as measured over a run of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DecodeStep {
-    /// Decodes in the step.
-    pub n: usize,
-    /// Mean time, nanoseconds.
-    pub ns: u64,
+    /// Mean of the run before.
+    before_ns: Option<u64>,
 }
 
 impl DecodeTime {
     /// Takes in so many steps with `n` decodes each. A sum does not depend on how many are taken in together.
     fn observe(&mut self, n: usize, steps: u32, took_ns: u64) {
         if n != self.n || self.is_over {
-            self.before = self.mean().or(self.before);
+            self.before_ns = self.mean_ns().or(self.before_ns);
             (self.n, self.is_over, self.steps, self.ns) = (n, false, 0, 0);
         }
         self.steps += u64::from(steps);
@@ -325,17 +311,13 @@ impl DecodeTime {
         self.is_over = true;
     }
 
-    fn mean(&self) -> Option<DecodeStep> {
-        self.ns.checked_div(self.steps).map(|ns| DecodeStep { n: self.n, ns })
+    fn mean_ns(&self) -> Option<u64> {
+        self.ns.checked_div(self.steps)
     }
 
-    /// Returns the step to expect: that of the run, or of the run before if that took less. `None` before the first.
-    fn step(&self) -> Option<DecodeStep> {
-        self.mean().into_iter().chain(self.before).min_by_key(|step| step.ns)
-    }
-
+    /// Returns the time to expect: that of the run, or of the run before if that took less. `None` before the first.
     fn ns(&self) -> Option<u64> {
-        self.step().map(|step| step.ns)
+        self.mean_ns().into_iter().chain(self.before_ns).min()
     }
 }
 
