@@ -69,33 +69,19 @@ impl Sockets {
                 Wire { form: settings.form, publisher: settings.snapshot_endpoint.as_ref().map(|_| lock(stream).id()) };
             let topic = Bytes::copy_from_slice(settings.topic.as_bytes());
             let mut source = Source { rank, ..Source::default() };
+            let answers = |is_replay| {
+                let (shared, stream, topic) = (shared.clone(), stream.clone(), topic.clone());
+                Answers { shared, stream, topic, wire, is_replay }
+            };
             if let Some(endpoint) = &settings.replay_endpoint {
                 let (socket, at) = router(endpoint, rank).await?;
                 source.replay_endpoint = Some(at);
-                tokio::spawn(answer(
-                    socket,
-                    Answers {
-                        shared: shared.clone(),
-                        stream: stream.clone(),
-                        topic: topic.clone(),
-                        wire,
-                        is_replay: true,
-                    },
-                ));
+                tokio::spawn(answer(socket, answers(true)));
             }
             if let Some(endpoint) = &settings.snapshot_endpoint {
                 let (socket, at) = router(endpoint, rank).await?;
                 source.snapshot_endpoint = Some(at);
-                tokio::spawn(answer(
-                    socket,
-                    Answers {
-                        shared: shared.clone(),
-                        stream: stream.clone(),
-                        topic: topic.clone(),
-                        wire,
-                        is_replay: false,
-                    },
-                ));
+                tokio::spawn(answer(socket, answers(false)));
             }
             let Some(endpoint) = &settings.endpoint else {
                 sockets.push(None);
