@@ -8,7 +8,7 @@ use trunkline_core::{CacheEvent, Config, RequestId};
 
 use crate::engine::EngineId;
 
-/// Follows the caches of a cluster's engines. The driver calls it after each input, so no call MUST wait for anything.
+/// Follows the caches of a cluster's engines. The driver calls it after each input, so a call MUST NOT wait.
 pub trait CacheListener: Send + Sync {
     /// Begins, before the first change. Called once, when the limits of the engines are known.
     ///
