@@ -15,6 +15,7 @@ use crate::{gbnf, schema};
 pub const BYTES_MAX: usize = 64 << 10;
 
 /// A text within the bounds.
+#[cfg_attr(not(feature = "llguidance"), expect(dead_code, reason = "only the library reads it"))]
 pub(crate) enum Source {
     /// A schema, with the rules for white space.
     Schema(Value),
