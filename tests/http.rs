@@ -5,12 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::task::JoinSet;
 use trunkline_core::Config;
 use trunkline_http::Settings;
-use trunkline_server::NetworkLimits;
+use trunkline_server::{NetworkLimits, Options};
+use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_template::ChatTemplate;
 use trunkline_tests::http::{HttpAnswer, HttpClient, get, post, request};
 use trunkline_tests::server::{TestServer, gated, greedy};
+use trunkline_tests::sessions::{self, Chat};
 use trunkline_text::ChatSource;
 
 /// A template that shows all it gets.
@@ -200,7 +203,7 @@ async fn a_token_decides_as_for_grpc() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tokens");
     fs::write(&path, "0123456789abcdef generate me\nfedcba9876543210 admin ops\n").unwrap();
-    let edit = |options: &mut trunkline_server::Options| options.token_file = Some(path);
+    let edit = |options: &mut Options| options.token_file = Some(path);
     let server = TestServer::start_http(Config::default(), settings(), edit, |worker| Box::new(worker)).await.unwrap();
     let mut client = HttpClient::connect(server.addr()).await;
     let body = r#"{"prompt": "x", "max_tokens": 1}"#;
@@ -226,7 +229,7 @@ async fn pages_of_the_origins_that_are_allowed_read_answers() {
     fs::write(&path, "0123456789abcdef generate me\n").unwrap();
     let start = async |allowed: &str| {
         let path = path.clone();
-        let edit = move |options: &mut trunkline_server::Options| options.token_file = Some(path);
+        let edit = move |options: &mut Options| options.token_file = Some(path);
         let settings = Settings { allowed_origins: allowed.parse().unwrap(), ..settings() };
         TestServer::start_http(Config::default(), settings, edit, |worker| Box::new(worker)).await.unwrap()
     };
@@ -302,7 +305,7 @@ async fn a_client_that_goes_away_takes_its_request_along() {
 async fn a_full_queue_says_when_to_come_back_and_a_drain_that_nobody_need() {
     let (wrap, gate) = gated();
     let config = Config { max_queue: 2, max_batch_size: 1, ..Config::default() };
-    let edit = |options: &mut trunkline_server::Options| options.queue_per_client = Some(100);
+    let edit = |options: &mut Options| options.queue_per_client = Some(100);
     let server = TestServer::start_http(config, settings(), edit, wrap).await.unwrap();
     let body = r#"{"prompt": "x", "max_tokens": 2}"#;
     let mut waiting = Vec::new();
@@ -331,7 +334,7 @@ async fn a_full_queue_says_when_to_come_back_and_a_drain_that_nobody_need() {
 #[tokio::test(flavor = "multi_thread")]
 async fn misshapen_requests_are_refused_and_others_go_on() {
     let limits = NetworkLimits { request: Duration::from_millis(200), ..NetworkLimits::default() };
-    let edit = |options: &mut trunkline_server::Options| options.network = limits;
+    let edit = |options: &mut Options| options.network = limits;
     let server = TestServer::start_http(Config::default(), settings(), edit, |worker| Box::new(worker)).await.unwrap();
     let body = r#"{"prompt": "x", "max_tokens": 1}"#;
     let head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\n";
@@ -376,7 +379,7 @@ async fn misshapen_requests_are_refused_and_others_go_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_stops_loses_its_stream_and_nobody_elses() {
     let limits = NetworkLimits { unread: Duration::from_millis(200), ..NetworkLimits::default() };
-    let edit = |options: &mut trunkline_server::Options| options.network = limits;
+    let edit = |options: &mut Options| options.network = limits;
     let server = TestServer::start_http(Config::default(), settings(), edit, |worker| Box::new(worker)).await.unwrap();
     let mut unread = HttpClient::connect(server.addr()).await;
     let endless = r#"{"prompt": "x", "max_tokens": 30000, "ignore_eos": true, "stream": true, "logprobs": 20}"#;
@@ -388,4 +391,50 @@ async fn a_reader_that_stops_loses_its_stream_and_nobody_elses() {
     let info = grpc.until(|info| info.network.unwrap().unread_ended == 1).await;
     assert!(info.counters.unwrap().generated_tokens < 30_000);
     grpc.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recording_of_every_door_at_once_replays() {
+    let dir = tempfile::tempdir().unwrap();
+    let record = dir.path().join("run.jsonl");
+    // So few blocks that requests wait and the cache loses some.
+    let config =
+        Config { device_blocks: 96, max_batch_tokens: 64, max_batch_size: 32, max_context: 1024, ..Config::default() };
+    let edit = |options: &mut Options| options.record = Some(record.clone());
+    let server = TestServer::start_http(config, settings(), edit, |worker| Box::new(worker)).await.unwrap();
+    let mut asked = JoinSet::new();
+    for at in 0..6 {
+        let text = format!("{at}{}", "p".repeat(60 * at));
+        let messages = json!([{"role": "user", "content": [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]}]);
+        for (path, body) in [
+            (
+                "/v1/completions",
+                json!({"prompt": text, "max_tokens": 20, "n": 3, "seed": at, "temperature": 1, "stream": true}),
+            ),
+            ("/v1/chat/completions", json!({"messages": messages, "max_tokens": 30, "prompt_cache_key": "key"})),
+            ("/v1/messages", json!({"messages": messages, "max_tokens": 20, "stream": true})),
+            ("/v1/responses", json!({"input": text, "max_output_tokens": 10})),
+            ("/inference/v1/generate", json!({"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 9}})),
+        ] {
+            let addr = server.addr();
+            asked.spawn(async move {
+                let answer = post(addr, path, &body.to_string()).await;
+                assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+            });
+        }
+        let mut client = server.client().await;
+        asked.spawn(async move { drop(client.ask(greedy(&text, 20)).await.unwrap()) });
+    }
+    let mut chat = Chat::create(&server, "A system text.", sessions::settings(200, 60)).await;
+    for turn in 0..4 {
+        chat.say(&format!("Turn {turn}"), 20).await.unwrap();
+    }
+    while let Some(done) = asked.join_next().await {
+        done.unwrap();
+    }
+    chat.settled().await;
+    let outcome = server.drain().await;
+    assert!(outcome.stats.evicted_blocks > 0, "{:?}", outcome.stats);
+    let replayed = replay_recorded(&record, &mut |_| {}).unwrap();
+    assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
 }
