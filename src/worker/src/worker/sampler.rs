@@ -62,7 +62,12 @@ pub(crate) fn sample(logits: &[f32], sampling: &Sampling, past: &Past, n_generat
     }
     for token in past.seen() {
         let logit = &mut logits[token as usize];
+        let is_left = *logit > f32::NEG_INFINITY;
         *logit = if *logit > 0.0 { *logit / sampling.repetition_penalty } else { *logit * sampling.repetition_penalty };
+        // However large the penalty, a token is not left out: of a structure it may be the only one.
+        if is_left {
+            *logit = logit.max(f32::MIN);
+        }
     }
     for (token, n) in past.counts() {
         let logit = &mut logits[token as usize];
