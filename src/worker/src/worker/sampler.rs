@@ -97,12 +97,14 @@ fn pick(logits: &[f32], sampling: &Sampling, n_generated: u32) -> Token {
     // Tokens that a structure leaves out are at minus infinity.
     let is_left = |token: &Token| logits[*token as usize] > f32::NEG_INFINITY;
     let mut candidates: Vec<Token> = (0..logits.len() as Token).filter(is_left).collect();
-    let n = candidates.len();
     let by_share = |a: &Token, b: &Token| most_first(&shares, *a, *b);
-    let k = if sampling.top_k == 0 { n } else { n.min(sampling.top_k as usize) };
-    if k < n {
-        candidates.select_nth_unstable_by(k, by_share);
-        candidates.truncate(k);
+    let k = sampling.top_k as usize;
+    // All tokens of the vocabulary stay in the order of their ids.
+    if k > 0 && k < logits.len() {
+        if k < candidates.len() {
+            candidates.select_nth_unstable_by(k, by_share);
+            candidates.truncate(k);
+        }
         candidates.sort_unstable_by(by_share);
     }
     if sampling.top_p < 1.0 {

@@ -36,7 +36,10 @@ def sample(logits: Tensor, batch: Batch, seen: Tensor | None, generated: dict[in
     logits = _biased(logits, batch, slots)
     if seen is not None:
         factor = _on(penalty, logits)[:, None]
-        logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+        changed = torch.where(logits > 0, logits / factor, logits * factor)
+        # However large the penalty, a token is not left out.
+        changed = torch.where(logits > -torch.inf, changed.clamp_min(torch.finfo(logits.dtype).min), changed)
+        logits = torch.where(seen, changed, logits)
     if generated:
         logits = _penalised(logits, batch, slots, generated)
     picked = logits.argmax(-1)
