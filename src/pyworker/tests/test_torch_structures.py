@@ -169,9 +169,7 @@ def with_structure(slot, grammar):
 
 def test_a_sequence_whose_structure_cannot_go_on_fails_alone(engine):
     driver = Driver(engine)
-    batch = driver.start(
-        [5, 6], [prompt_of(5), prompt_of(6)], temperature=0.0, logprobs=1, grammar=pb.WorkerGrammar(regex="a+")
-    )
+    batch = driver.start([5, 6], [prompt_of(5), prompt_of(6)], temperature=0.0, logprobs=1, grammar=pb.WorkerGrammar(regex="a+"))
     driver.table.answers[5] = engine.structures.begin(pb.WorkerGrammar(regex="("), 5, [])
     result = driver.run(batch)
     assert result.faults == {0: Fault.UNSUPPORTED} and result.tokens[1] == ord("a")

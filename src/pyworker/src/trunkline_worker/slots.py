@@ -80,6 +80,11 @@ class Batch:
         """Returns `True` if no token to run is still to be sampled by an earlier batch."""
         return bool((self.table.tokens[self.slots, self.ends - 1] >= 0).all())
 
+    def has_answers(self) -> bool:
+        """Returns `True` if a sequence that samples has a structure."""
+        answers = self.table.answers
+        return bool(answers) and any(slot in answers for slot in self.slots[self.sample].tolist())
+
     def allowed(self) -> Allowed | None:
         """Returns what may be next in the sequences that sample and have a structure; None if no sequence has one.
 
