@@ -61,6 +61,14 @@ class Server:
         with urllib.request.urlopen(request, timeout=WAIT) as answer:
             return json.load(answer)["choices"][0]
 
+    def counter(self, name):
+        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=WAIT) as page:
+            return sum(float(x) for x in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page.read().decode(), re.MULTILINE))
+
+    def wait_for(self, worker):
+        while self.counter("trunkline_worker_joins_total") < 1:
+            assert worker.thread.is_alive() and self.process.poll() is None
+
     def stop(self):
         self.process.terminate()
         self.process.wait(WAIT)
@@ -68,7 +76,7 @@ class Server:
 
 class Worker:
     def __init__(self, address, *flags):
-        arguments = ["--engine", "torch", "--model", str(MODEL), "--connect", address, "--device", "cpu", "--dtype", "bf16"]
+        arguments = ["--engine", "torch", "--model", str(MODEL), "--connect", address, "--device", "cpu", "--dtype", "f32"]
         self.engine = build(parse([*arguments, "--threads", "1", *flags]))
         self.session = Session(self.engine, Target(address, "w"))
         self.thread = threading.Thread(target=self.session.run, daemon=True)
@@ -90,7 +98,8 @@ def embedded():
 @pytest.fixture(scope="module", params=[[], ["--pipeline-parallel", "2"]], ids=["one process", "two stages"])
 def attached(request):
     made = Server("--workers", "0")
-    worker = Worker(made.address, "--dtype", "f32", *request.param)
+    worker = Worker(made.address, *request.param)
+    made.wait_for(worker)
     yield made
     worker.stop()
     made.stop()
@@ -119,17 +128,16 @@ def test_all_of_two_hundred_random_answers_are_valid(attached):
 
 def test_a_preempted_answer_goes_on_where_it_was():
     server = Server("--workers", "0", "--device-blocks", "40", "--preemption", "recompute")
-    worker = Worker(server.address, "--dtype", "f32")
+    worker = Worker(server.address)
     try:
+        server.wait_for(worker)
         digits = {"regex": "([0-9]{3}-){30}[0-9]{3}"}
         ask = lambda seed: server.complete(structured_outputs=digits, max_tokens=200, temperature=1, seed=seed)  # noqa: E731
         alone = [ask(seed)["text"] for seed in range(8)]
         with ThreadPoolExecutor(8) as pool:
             together = [answer["text"] for answer in pool.map(ask, range(8))]
         assert together == alone and all(re.fullmatch("([0-9]{3}-){30}[0-9]{3}", text.strip()) for text in together)
-        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=WAIT) as page:
-            preempted = re.findall(r"^trunkline_num_preemptions_total(?:\{.*\})? (\S+)$", page.read().decode(), re.MULTILINE)
-        assert sum(map(float, preempted)) > 0
+        assert server.counter("trunkline_num_preemptions_total") > 0
     finally:
         worker.stop()
         server.stop()
