@@ -89,9 +89,9 @@ class Structures:
 
     def __init__(self, words: Sequence[bytes], ends: Sequence[int]) -> None:
         import llguidance
-        from llguidance.numpy import fill_next_token_bitmask_par
+        from llguidance.numpy import fill_next_token_bitmask
 
-        self._matcher, self._fill = llguidance.LLMatcher, fill_next_token_bitmask_par
+        self._matcher, self._fill = llguidance.LLMatcher, fill_next_token_bitmask
         self._limits = llguidance.LLParserLimits(
             initial_lexer_fuel=COMPILE_FUEL, max_lexer_states=MOST_STATES, verbose_errors=False
         )
@@ -101,8 +101,8 @@ class Structures:
         self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
         """Matchers at the beginning of an answer, the one used last at the end."""
         self._keeping = threading.Lock()
-        self._executor = llguidance.LLExecutor()
-        # One thread, so that nothing meets a matcher twice at once; its masks are computed by the library's own threads.
+        # One thread, so that nothing meets a matcher twice at once. The library's own pool of threads took longer, by what it
+        # takes to wake them, where the model computes on the same cores.
         self._masks = ThreadPoolExecutor(1, "grammar")
         self._compiler = ThreadPoolExecutor(1, "grammar-compiler")
         _start_deep(self._compiler)
@@ -176,17 +176,15 @@ class Structures:
             answer.row = None
             if answer.matcher is not None and self._consumed(answer.matcher, tokens):
                 live.append(answer)
-        if not live:
-            return
         masks = np.zeros((len(live), self._width), np.int32)
-        try:
-            self._fill(self._executor, [(answer.matcher, i) for i, answer in enumerate(live)], masks)
-        except BaseException as error:
-            log.warning("structures of %d answers: %s", len(live), error)
-            return
-        for answer, mask in zip(live, masks, strict=True):
+        for i, answer in enumerate(live):
+            try:
+                self._fill(answer.matcher, masks, i)
+            except BaseException as error:
+                log.warning("an answer cannot go on: %s", error)
+                continue
             if self._goes_on(answer.matcher):
-                answer.row = mask.view(np.uint8)
+                answer.row = masks[i].view(np.uint8)
 
     def _consumed(self, matcher: Any, tokens: list[int]) -> bool:
         for token in tokens:
