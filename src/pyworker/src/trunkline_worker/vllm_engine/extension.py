@@ -43,7 +43,7 @@ class Extension:
         parameters do not take, neither when they are made nor on the way to another process.
         """
         self.trunkline_forward(step, temperatures)
-        return self.trunkline_sample(seeds, None)
+        return self._sampled(seeds, None)
 
     def trunkline_forward(self, step: Any, temperatures: dict[str, float]) -> None:
         """Runs the first part of a step, the model; `trunkline_sample` runs the rest."""
@@ -59,6 +59,9 @@ class Extension:
         `allowed` has requests with a structure and for each a row of bits, one for each token that may be next.
         """
         self.trunkline_enter()
+        return self._sampled(seeds, allowed)
+
+    def _sampled(self, seeds: dict[str, int], allowed: tuple[list[str], npt.NDArray[np.uint8]] | None) -> Any:
         output, self.trunkline_output = self.trunkline_output, None
         if seeds:
             self._seed(seeds)
