@@ -48,10 +48,10 @@ def folder(tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one stage", "two stages"])
-def engine(request, folder):
+@pytest.fixture(scope="module")
+def engine(folder):
     arguments = ["--engine", "vllm", "--model", str(folder), "--connect", "x:1", "--eager", "--kv-tokens", "1280"]
-    made = build(parse([*arguments, "--threads", "1", "--pipeline-parallel", str(request.param)]))
+    made = build(parse([*arguments, "--threads", "1"]))
     made.begin(SETTINGS)
     yield made
     made.close()

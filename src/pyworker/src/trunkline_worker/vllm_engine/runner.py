@@ -46,7 +46,9 @@ class VllmEngine(Engine):
         self.lock_step = options.group
         self.model = start.facts(options, self._config, self._parts)
         self.kv = KvFacts((block,), self._blocks * block, block_io=False)
-        if not start.has_runner_v2(self._config) and all(self._calls("trunkline_masks_work")):
+        # Masks were run in one stage, with the model runner V1.
+        runs_masks = stages == 1 and not start.has_runner_v2(self._config)
+        if runs_masks and all(self._calls("trunkline_masks_work")):
             self.structures = structures.of_folder(options.model, self.model)
         self.abilities = replace(
             self.abilities,
