@@ -16,13 +16,13 @@ python=${TRUNKLINE_PYTHON:-}
 if [ -z "$python" ]; then
   venv=../../target/pyworker
   python=$venv/bin/python
-  if ! "$python" -c 'import grpc, google.protobuf, numpy, pytest, ruff, mypy' 2>/dev/null; then
+  if ! "$python" -c 'import grpc, google.protobuf, numpy, pytest, ruff, mypy, llguidance' 2>/dev/null; then
     command -v python3 >/dev/null || skip "there is no python3"
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || skip "python3 is older than 3.10"
     rm -rf "$venv"
     python3 -m venv "$venv" || skip "no virtual environment could be made"
     timeout 240 "$venv/bin/pip" install -q --timeout 15 --retries 1 --disable-pip-version-check \
-      'grpcio==1.76.0' 'grpcio-tools==1.76.0' 'protobuf==6.33.6' 'numpy<3' "tomli>=2; python_version < '3.11'" 'pytest<10' 'ruff==0.17.6' 'mypy==2.4.1' types-protobuf ||
+      'grpcio==1.76.0' 'grpcio-tools==1.76.0' 'protobuf==6.33.6' 'numpy<3' "tomli>=2; python_version < '3.11'" 'pytest<10' 'ruff==0.17.6' 'mypy==2.4.1' types-protobuf 'llguidance==1.9.1' ||
       skip "PyPI cannot be reached"
   fi
 fi

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -15,6 +16,7 @@ from trunkline_worker.pipeline import portable  # noqa: E402
 from trunkline_worker.proto import messages as pb  # noqa: E402
 from trunkline_worker.results import EngineLost, Fault, StepError  # noqa: E402
 from trunkline_worker.slots import SlotTable  # noqa: E402
+from trunkline_worker.structures import Allowed  # noqa: E402
 from trunkline_worker.torch_engine import (  # noqa: E402
     Torch,
     attention,
@@ -114,7 +116,8 @@ def test_nothing_that_a_step_uploads_is_waited_for():
             assert uploads.n == before + 1
             scorers = attention.all_scorers(batch, runner.model, 8, runner.device)
             logits, _ = runner._llama.forward(rows, attention.over(batch, runner._cache, scorers))
-            picked = sampling.sample(logits, batch, runner._seen_in(batch))
+            allowed = Allowed(np.array([1]), np.full((1, 8), 0x55, np.uint8), [])
+            picked = sampling.sample(logits, batch, runner._seen_in(batch), allowed=allowed)
             runner._remember(batch, picked)
             sampling.log_probabilities(logits, picked, batch)
     assert uploads.n > 20 and uploads.waiting == []

@@ -10,6 +10,7 @@ from typing import ClassVar
 from .facts import Abilities, KvFacts, LockStep, ModelFacts, Settings
 from .results import EngineLost, Result
 from .slots import Batch
+from .structures import Structures
 
 
 class Engine(ABC):
@@ -35,6 +36,8 @@ class Engine(ABC):
     """Batches submitted before the first is waited for, at most. Above 1, `submit` returns before the batch has run."""
     own_samples: bool = False
     """`True` if a batch may hold tokens not known yet (-1), which the engine takes from its own samples."""
+    structures: Structures | None = None
+    """Follows answers with a structure, for engines with `Abilities.grammars`: their batches have `allowed`."""
     on_lost: Callable[[EngineLost], None] | None = None
     """Called by the engine if it is lost while nothing runs, on any thread."""
 

@@ -78,6 +78,7 @@ class Abilities:
     pipeline_stages: int = 1
     in_step_hits: bool = False
     scores_by_group: bool = False
+    grammars: bool = False
 
 
 @dataclass(frozen=True)

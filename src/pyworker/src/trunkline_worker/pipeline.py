@@ -26,6 +26,7 @@ from .engine import Engine
 from .facts import Abilities, KvFacts, ModelFacts, Settings
 from .results import EngineLost, Result, StepError
 from .slots import Batch, Int32s, SlotTable
+from .structures import Allowed
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,12 @@ class StageBatch(Batch):
     """All tokens of the sampling sequences with a repetition penalty, by their number among the sampling ones."""
     generated: dict[int, Int32s]
     """Generated tokens of those with a penalty for generated tokens, likewise."""
+    may_follow: Allowed | None
+    """What may be next in those with a structure."""
+
+    def allowed(self) -> Allowed | None:
+        """Returns what may be next in the sequences that sample and have a structure."""
+        return self.may_follow
 
     def tokens(self) -> Int32s:
         """Returns the tokens to run of all sequences, one range after another."""
@@ -102,6 +109,7 @@ def portable(batch: Batch) -> StageBatch:
             int(i): table.tokens[sampling[i], table.n_prompt[sampling[i]] : table.n_tokens[sampling[i]]].copy()
             for i in np.flatnonzero(table.counts_generated(sampling))
         },
+        may_follow=batch.allowed(),
     )
 
 

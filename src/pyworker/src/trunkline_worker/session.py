@@ -104,6 +104,7 @@ def hello(engine: Engine, name: str, resume: pb.Resume | None, shared_memory: bo
             scores_by_group=can.scores_by_group,
             seeded_sampling=can.seeded_sampling,
             penalties=can.penalties,
+            grammars=can.grammars,
             pipeline_stages=can.pipeline_stages,
             in_step_hits=can.in_step_hits,
             shared_memory=shared_memory and kv.block_io and AVAILABLE,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from .facts import ModelFacts, Settings
 from .proto import messages as pb
 from .results import StepError
+from .structures import Allowed, Answer, Structures
 
 Int32s = npt.NDArray[np.int32]
 
@@ -79,6 +80,18 @@ class Batch:
         """Returns `True` if no token to run is still to be sampled by an earlier batch."""
         return bool((self.table.tokens[self.slots, self.ends - 1] >= 0).all())
 
+    def has_answers(self) -> bool:
+        """Returns `True` if a sequence that samples has a structure."""
+        answers = self.table.answers
+        return bool(answers) and any(slot in answers for slot in self.slots[self.sample].tolist())
+
+    def allowed(self) -> Allowed | None:
+        """Returns what may be next in the sequences that sample and have a structure; None if no sequence has one.
+
+        All tokens to run are known. What is not found yet is waited for, so the model is best at work already.
+        """
+        return self.table.allowed(self)
+
     def positions(self) -> Int32s:
         """Returns the positions of the tokens to run, in the order of `tokens`."""
         if self.n_tokens.max(initial=0) == 1:
@@ -93,9 +106,12 @@ class SlotTable:
     `tokens[slot, position]` is -1 where a sampled token is not known yet; `tables[group, slot, entry]` is a block or `HOLE`.
     """
 
-    def __init__(self, model: ModelFacts, settings: Settings) -> None:
+    def __init__(self, model: ModelFacts, settings: Settings, structures: Structures | None = None) -> None:
         self.model = model
         self.settings = settings
+        self.structures = structures
+        self.answers: dict[int, Answer] = {}
+        """For slots whose request asks for a structure: the answer so far."""
         self.size = 0
         width = 64
         self.tokens: Int32s = np.full((0, width * settings.block_size), -1, np.int32)
@@ -122,6 +138,16 @@ class SlotTable:
         """Returns `True` for each slot with a penalty for generated tokens."""
         counts: npt.NDArray[np.bool_] = (self.frequency[slots] != 0) | (self.presence[slots] != 0)
         return counts
+
+    def allowed(self, batch: Batch) -> Allowed | None:
+        """Returns what may be next in the sequences of a batch that sample and have a structure, None if there are none."""
+        slots = batch.slots[batch.sample].tolist()
+        rows = [row for row, slot in enumerate(slots) if slot in self.answers]
+        if not rows or self.structures is None:
+            return None
+        bits, stuck = self.structures.masks([self.answers[slots[row]] for row in rows])
+        numbers = np.flatnonzero(batch.sample)[rows].tolist()
+        return Allowed(np.array(rows), bits, [i for i, is_stuck in zip(numbers, stuck, strict=True) if is_stuck])
 
     def apply(self, step: pb.Step) -> Batch:
         """Changes the slots as a step asks, and returns the batch to run.
@@ -179,6 +205,10 @@ class SlotTable:
         slots, ends = batch.slots[batch.sample], batch.ends[batch.sample]
         live = self.starts[slots] == starts[batch.sample]
         self.tokens[slots[live], ends[live]] = np.array(tokens, np.int32)[live]
+        if self.structures is not None and self.answers:
+            places = zip(slots[live].tolist(), ends[live].tolist(), self.tokens[slots[live], ends[live]].tolist(), strict=True)
+            found = ((self.answers.get(slot), end, token) for slot, end, token in places)
+            self.structures.take_in((answer, end, token) for answer, end, token in found if answer is not None)
 
     def _start(self, start: pb.Start, batch: Batch) -> None:
         if start.index >= len(batch):
@@ -195,7 +225,9 @@ class SlotTable:
             raise StepError(f"step {batch.id}: {fault}", start.request)
         if (biased := max(start.sampling.logit_bias, default=0)) >= self.model.vocab_size:
             raise StepError(f"step {batch.id}: token {biased} of logit_bias is not in the vocabulary", start.request)
-        if start.sampling.HasField("grammar"):
+        if start.sampling.HasField("grammar") and start.sampling.grammar.WhichOneof("text") is None:
+            raise StepError(f"step {batch.id}: grammar has no text", start.request)
+        if start.sampling.HasField("grammar") and self.structures is None:
             raise StepError(f"step {batch.id}: grammar is set; the worker did not announce grammars", start.request)
         self._grow_tokens(n)
         self.tokens[slot, :n] = tokens
@@ -218,6 +250,10 @@ class SlotTable:
         if sampling.logit_bias:
             self.bias[slot] = dict(sorted(sampling.logit_bias.items()))
         self.seed[slot] = sampling.seed
+        self.answers.pop(slot, None)
+        if self.structures is not None and sampling.HasField("grammar"):
+            generated = list(start.tokens[start.n_prompt :])
+            self.answers[slot] = self.structures.begin(sampling.grammar, start.n_prompt, generated)
         self.logprobs[slot] = sampling.logprobs if sampling.HasField("logprobs") else -1
 
     def _drop(self, drop: pb.Drop, batch: Batch) -> None:

@@ -233,7 +233,7 @@ class Work:
             self.engine.reset()
         if self._settings is None:
             raise EngineLost("the server sent a Reset before its Welcome")
-        self._table = SlotTable(self.engine.model, self._settings)
+        self._table = SlotTable(self.engine.model, self._settings, self.engine.structures)
         with self._changed:
             self.life, self.intact, self._barrier = job.life, True, False
             self._changed.notify_all()

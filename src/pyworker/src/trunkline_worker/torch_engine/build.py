@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .. import head_groups, model_folder
+from .. import head_groups, model_folder, structures
 from ..engine import Engine
 from ..facts import Abilities, KvFacts, LayerGroup, ModelFacts
 from ..flags import checked_kv_tokens
@@ -47,7 +47,8 @@ def build(args: argparse.Namespace, model: Path, abilities: Abilities) -> Engine
         eos=model_folder.end_tokens(model, raw),
         groups=_groups(args, model, config),
     )
-    abilities = replace(abilities, max_sequences=args.max_sequences, max_tokens=args.max_tokens)
+    followed = structures.of_folder(model, facts)
+    abilities = replace(abilities, max_sequences=args.max_sequences, max_tokens=args.max_tokens, grammars=followed is not None)
     if args.kv_tokens:
         checked_kv_tokens(args.kv_tokens, block_sizes(args.block_size)[0])
     if args.pipeline_parallel > 1:
@@ -56,7 +57,9 @@ def build(args: argparse.Namespace, model: Path, abilities: Abilities) -> Engine
                 "--pipeline-parallel has no layer groups of single KV heads: give --h2o-choice shared with whole layers in "
                 "--h2o-layers, or --scored-layers"
             )
-        return stages.build(args, model, config, facts, abilities, device)
+        engine = stages.build(args, model, config, facts, abilities, device)
+        engine.structures = followed
+        return engine
     if args.threads:
         torch.set_num_threads(args.threads)
     weights = weights_of.load(model, config, DTYPES[dtype], device)
@@ -64,7 +67,7 @@ def build(args: argparse.Namespace, model: Path, abilities: Abilities) -> Engine
     tokens = args.kv_tokens * facts.n_groups if args.kv_tokens else _room(args, config, facts, device)
     kv = KvFacts(block_sizes(args.block_size), tokens, block_io=True)
     log.info("%s, %s, %s: room for %d tokens of KV", facts.name, dtype, device, tokens // facts.n_groups)
-    return TorchEngine(config, weights, facts, kv, abilities, graphs=not args.eager)
+    return TorchEngine(config, weights, facts, kv, abilities, not args.eager, followed)
 
 
 def model_facts(

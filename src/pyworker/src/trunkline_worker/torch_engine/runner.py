@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from ..engine import Engine
 from ..facts import Abilities, KvFacts, ModelFacts, Settings
 from ..results import EngineLost, Result
 from ..slots import Batch
+from ..structures import Allowed, Structures
 from . import attention, sampling
 from .attention import KvCache, Scores
 from .config import LlamaConfig
@@ -42,10 +44,17 @@ class TorchEngine(Engine):
     """Runs a model of the Llama family."""
 
     def __init__(
-        self, config: LlamaConfig, weights: Weights, facts: ModelFacts, kv: KvFacts, abilities: Abilities, graphs: bool = True
+        self,
+        config: LlamaConfig,
+        weights: Weights,
+        facts: ModelFacts,
+        kv: KvFacts,
+        abilities: Abilities,
+        graphs: bool = True,
+        structures: Structures | None = None,
     ) -> None:
         self.program = f"torch {torch.__version__}"
-        self.model, self.kv, self.abilities = facts, kv, abilities
+        self.model, self.kv, self.abilities, self.structures = facts, kv, abilities, structures
         self.device = weights.embedding.device
         on_gpu = self.device.type == "cuda"
         self.depth, self.own_samples = (2, True) if on_gpu else (1, False)
@@ -62,6 +71,8 @@ class TorchEngine(Engine):
         """Tokens in the sequences of slots with a repetition penalty."""
         self._seen_by = np.zeros((0, 2), np.int64)
         """For each slot: the start that its row of `_seen` belongs to, and the tokens entered."""
+        self._sampled: tuple[Batch, npt.NDArray[np.int64], Tensor, torch.cuda.Event] | None = None
+        """The batch submitted last, the starts of its slots, and its samples on the host, there once the event has come."""
         self._copies = torch.cuda.Stream(self.device) if self.own_samples else None
         self._staging: Tensor | None = None
 
@@ -123,9 +134,9 @@ class TorchEngine(Engine):
 
     def _submit(self, batch: Batch) -> Callable[[], Result]:
         scorers, logits, x = self._forward_or_free(batch)
-        picked = logits.new_zeros(0).long()
+        picked, allowed = logits.new_zeros(0).long(), self._allowed(batch)
         if len(logits):
-            picked = sampling.sample(logits, batch, self._seen_in(batch), self._generated_in(batch))
+            picked = sampling.sample(logits, batch, self._seen_in(batch), self._generated_in(batch), allowed)
         self._remember(batch, picked)
         # All that the host wants is on its way before the next step is submitted, and `wait` reads nothing from the device.
         on_host, unfit, unfit_rows = (self._sent(of) for of in (picked, sampling.unfit(logits), sampling.unfit(x)))
@@ -136,12 +147,13 @@ class TorchEngine(Engine):
         event = torch.cuda.Event() if self.own_samples else None
         if event is not None:
             event.record()
+            self._sampled = (batch, batch.table.starts[batch.slots], on_host, event)
 
         def wait() -> Result:
             with judging(self.device), torch.inference_mode():
                 if event is not None:
                     event.synchronize()
-                faults = sampling.failed(unfit_rows, unfit, batch)
+                faults = sampling.failed(unfit_rows, unfit, batch, allowed)
                 scores = attention.reported(scorers, batch.by_group)
                 logprobs = ranked.entries(faults) if ranked else []
                 return Result([int(token) for token in on_host.tolist()], logprobs, scores, faults)
@@ -235,6 +247,23 @@ class TorchEngine(Engine):
             # The sample of a step that still runs: the device has it already.
             found[row] = torch.where(tokens < 0, self._last[slot], tokens) if (host < 0).any() else tokens
         return found
+
+    def _allowed(self, batch: Batch) -> Allowed | None:
+        """Returns what may be next in sequences with a structure, which the threads of `structures` found while the model runs.
+
+        That depends on the last token. On a GPU the step that samples it may still run: its end is waited for, and the pass of
+        this step, which is behind it, goes on meanwhile.
+        """
+        table = batch.table
+        if not table.answers or self.structures is None:
+            return None
+        with_answer = [slot for slot in batch.slots[batch.sample].tolist() if slot in table.answers]
+        unknown = any(table.tokens[slot, table.n_tokens[slot] - 1] < 0 for slot in with_answer)
+        if unknown and self._sampled is not None:
+            before, starts, on_host, event = self._sampled
+            event.synchronize()
+            table.record(before, starts, on_host.tolist())
+        return batch.allowed()
 
     def _grow_last(self, size: int) -> None:
         """Makes room for the last samples of `size` slots: slots of the batch may be new."""

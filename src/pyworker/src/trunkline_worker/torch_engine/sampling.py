@@ -17,6 +17,7 @@ from torch import Tensor
 from ..draws import draws
 from ..results import Fault, Logprob
 from ..slots import Batch
+from ..structures import Allowed
 from .uploads import upload
 
 LEAST = torch.finfo(torch.float32).min
@@ -25,14 +26,23 @@ DRAWN = 1 << 23
 """Elements of logits drawn from at once, at most: sorting and sums in f64 take about 40 bytes for each."""
 
 
-def sample(logits: Tensor, batch: Batch, seen: Tensor | None, generated: dict[int, Tensor] | None = None) -> Tensor:
+def sample(
+    logits: Tensor,
+    batch: Batch,
+    seen: Tensor | None,
+    generated: dict[int, Tensor] | None = None,
+    allowed: Allowed | None = None,
+) -> Tensor:
     """Returns a token for each sampling sequence of a batch, on the device of `logits` [sequence, vocabulary].
 
     `seen` has `True` for tokens that are in the sequence, for sequences with a repetition penalty. `generated` has the generated
-    tokens of sequences with a frequency or presence penalty, by their number among the sampling ones.
+    tokens of sequences with a frequency or presence penalty, by their number among the sampling ones. `allowed` has the tokens
+    that may be next in sequences with a structure.
     """
     table, slots = batch.table, batch.slots[batch.sample]
     temperature, penalty = table.temperature[slots], table.penalty[slots]
+    if allowed is not None:
+        logits = _masked(logits, allowed)
     logits = _biased(logits, batch, slots)
     if seen is not None:
         factor = _on(penalty, logits)[:, None]
@@ -58,6 +68,14 @@ def sample(logits: Tensor, batch: Batch, seen: Tensor | None, generated: dict[in
             number = _on(numbers[np.isin(hot, part)], logits)
             picked[rows] = _draw(logits[rows], batch, slots[part], number, sort=bool(truncated[hot == part[0]][0]))
     return picked
+
+
+def _masked(logits: Tensor, allowed: Allowed) -> Tensor:
+    """Returns the logits with minus infinity for tokens that would leave the structure of the answer."""
+    rows, packed = _on(allowed.rows, logits), _on(allowed.bits, logits)
+    bits = _on(np.array([1 << n for n in range(8)], np.uint8), logits)
+    outside = (packed[:, :, None] & bits == 0).flatten(1)[:, : logits.shape[1]]
+    return logits.index_copy(0, rows, logits[rows].masked_fill_(outside, -torch.inf))
 
 
 def _biased(logits: Tensor, batch: Batch, slots: npt.NDArray[np.int32]) -> Tensor:
@@ -116,12 +134,16 @@ def unfit(rows: Tensor) -> Tensor:
     return ~rows.sum(-1, dtype=torch.float64).isfinite()
 
 
-def failed(rows: Tensor, logits: Tensor, batch: Batch) -> dict[int, Fault]:
-    """Returns the sequences of a batch that fail, given what `unfit` found, on the host, in all rows and in those of logits."""
+def failed(rows: Tensor, logits: Tensor, batch: Batch, allowed: Allowed | None = None) -> dict[int, Fault]:
+    """Returns the sequences of a batch that fail, given what `unfit` found, on the host, in all rows and in those of logits.
+
+    A sequence whose structure cannot go on fails, too.
+    """
     firsts = np.cumsum(batch.n_tokens) - batch.n_tokens
     bad = np.logical_or.reduceat(rows.numpy(), firsts) if len(rows) else np.zeros(len(batch), bool)
     bad[batch.sample] |= logits.numpy()
-    return dict.fromkeys(np.flatnonzero(bad).tolist(), Fault.NOT_FINITE)
+    stuck = dict.fromkeys(allowed.stuck if allowed else [], Fault.UNSUPPORTED)
+    return stuck | dict.fromkeys(np.flatnonzero(bad).tolist(), Fault.NOT_FINITE)
 
 
 @dataclass

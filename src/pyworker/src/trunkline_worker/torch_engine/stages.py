@@ -183,8 +183,8 @@ class TorchStage(Stage):
         picked = logits.new_zeros(0).long()
         if len(logits):
             generated = {row: self._on(tokens) for row, tokens in batch.generated.items()}
-            picked = sampling.sample(logits, batch, self._seen(batch, len(logits)), generated)
-        faults = sampling.failed(sampling.unfit(x).cpu(), sampling.unfit(logits).cpu(), batch)
+            picked = sampling.sample(logits, batch, self._seen(batch, len(logits)), generated, batch.allowed())
+        faults = sampling.failed(sampling.unfit(x).cpu(), sampling.unfit(logits).cpu(), batch, batch.allowed())
         ranked = sampling.log_probabilities(logits, picked, batch)
         logprobs = ranked.entries(faults) if ranked else []
         return Result(picked.tolist(), logprobs, attention.reported(scorers, batch.by_group), faults)

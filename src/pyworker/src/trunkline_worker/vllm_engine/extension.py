@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from .. import cpu_blocks
@@ -20,6 +24,8 @@ class Extension:
     execute_model: Any
     sample_tokens: Any
     execute_dummy_batch: Any
+    trunkline_output: Any
+    """What `execute_model` said in a step that has not sampled yet."""
 
     def trunkline_enter(self) -> None:
         """Prepares the thread, which may not be the thread that loaded the model."""
@@ -36,15 +42,32 @@ class Extension:
         All workers answer, so that a failure in any of them is heard. `temperatures` are those of new requests that vLLM's
         parameters do not take, neither when they are made nor on the way to another process.
         """
+        self.trunkline_forward(step, temperatures)
+        return self._sampled(seeds, None)
+
+    def trunkline_forward(self, step: Any, temperatures: dict[str, float]) -> None:
+        """Runs the first part of a step, the model; `trunkline_sample` runs the rest."""
         self.trunkline_enter()
         for new in step.scheduled_new_reqs:
             if new.req_id in temperatures:
                 new.sampling_params.temperature = temperatures[new.req_id]
-        output = self.execute_model(step)
+        self.trunkline_output = self.execute_model(step)
+
+    def trunkline_sample(self, seeds: dict[str, int], allowed: tuple[list[str], npt.NDArray[np.uint8]] | None) -> Any:
+        """Runs the rest of a step, and returns what `trunkline_step` does.
+
+        `allowed` has requests with a structure and for each a row of bits, one for each token that may be next.
+        """
+        self.trunkline_enter()
+        return self._sampled(seeds, allowed)
+
+    def _sampled(self, seeds: dict[str, int], allowed: tuple[list[str], npt.NDArray[np.uint8]] | None) -> Any:
+        output, self.trunkline_output = self.trunkline_output, None
         if seeds:
             self._seed(seeds)
         if output is None:
-            output = self.sample_tokens(None)
+            with self._masked(allowed):
+                output = self.sample_tokens(None)
         config = self.parallel_config
         return output if self.rank == config.world_size - config.tensor_parallel_size else None
 
@@ -52,6 +75,33 @@ class Extension:
         """Runs an empty step, in which the experts of this worker compute for the others of its group."""
         self.trunkline_enter()
         self.execute_dummy_batch()
+
+    @contextlib.contextmanager
+    def _masked(self, allowed: tuple[list[str], npt.NDArray[np.uint8]] | None) -> Iterator[None]:
+        """Lets vLLM's sampler pick tokens that may be next.
+
+        A bitmask of vLLM's scheduler would change the logits before their log probabilities are taken, which are those of the
+        model; so the mask goes where a request's own list of tokens is.
+        """
+        if allowed is None or self.model_runner.execute_model_state is None:
+            yield
+            return
+        batch = self.model_runner.input_batch
+        outside = np.zeros((batch.num_reqs, batch.vocab_size), np.bool_)
+        for name, bits in zip(*allowed, strict=True):
+            outside[batch.req_id_to_index[name]] = np.unpackbits(~bits, bitorder="little")[: batch.vocab_size]
+        batch.sampling_metadata.allowed_token_ids_mask = torch.from_numpy(outside).to(self.device)
+        try:
+            yield
+        finally:
+            # vLLM makes it again only for another batch.
+            batch.sampling_metadata.allowed_token_ids_mask = None
+
+    def trunkline_masks_work(self) -> bool:
+        """Returns `True` if the sampler takes a mask for each step."""
+        batch = getattr(self.model_runner, "input_batch", None)
+        metadata = getattr(batch, "sampling_metadata", None)
+        return hasattr(metadata, "allowed_token_ids_mask") and hasattr(self.model_runner, "execute_model_state")
 
     def _seed(self, seeds: dict[str, int]) -> None:
         """Gives each of these requests a generator with this seed for the token to be sampled now, and others none."""

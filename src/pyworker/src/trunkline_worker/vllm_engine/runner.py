@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import structures
 from ..engine import Engine
 from ..facts import Abilities, KvFacts, Settings
 from ..proto import messages as pb
@@ -45,6 +46,10 @@ class VllmEngine(Engine):
         self.lock_step = options.group
         self.model = start.facts(options, self._config, self._parts)
         self.kv = KvFacts((block,), self._blocks * block, block_io=False)
+        # Masks were run in one stage, with the model runner V1.
+        runs_masks = stages == 1 and not start.has_runner_v2(self._config)
+        if runs_masks and all(self._calls("trunkline_masks_work")):
+            self.structures = structures.of_folder(options.model, self.model)
         self.abilities = replace(
             self.abilities,
             max_sequences=options.max_sequences,
@@ -52,6 +57,7 @@ class VllmEngine(Engine):
             steps_in_flight=2 * stages,
             seeded_sampling=all(self._calls("trunkline_seeds_work")),
             pipeline_stages=stages,
+            grammars=self.structures is not None,
         )
         self._executor.register_failure_callback(self._process_ended)
         self._prove_layout()
@@ -111,7 +117,7 @@ class VllmEngine(Engine):
         wanted = {i: (names[i], int(batch.logprobs[i])) for i in np.flatnonzero(batch.sample).tolist()}
         refused = self._batches.refused(batch)
         try:
-            answer = self._calls.send("trunkline_step", step, seeds, temperatures)
+            answer, stuck = self._send(batch, step, seeds, temperatures)
         except Exception as error:
             raise self._failure(len(names), error) from error
 
@@ -120,9 +126,29 @@ class VllmEngine(Engine):
                 output = next(said for said in answer() if said is not None)
             except Exception as error:
                 raise self._failure(len(names), error) from error
-            return _result(output, wanted, refused)
+            return _result(output, wanted, refused + stuck)
 
         return result
+
+    def _send(
+        self, batch: Batch, step: Any, seeds: dict[str, int], temperatures: dict[str, float]
+    ) -> tuple[Callable[[], list[Any]], list[int]]:
+        """Sends a step to vLLM's workers, and returns the call that waits for them, and the sequences that cannot go on."""
+        if not batch.has_answers():
+            return self._calls.send("trunkline_step", step, seeds, temperatures), []
+        model = self._calls.send("trunkline_forward", step, temperatures)
+        # The model runs while the rest of what may be next is found.
+        allowed = batch.allowed()
+        assert allowed is not None, "a batch with answers has masks"
+        sampling = np.flatnonzero(batch.sample)[allowed.rows]
+        names = self._batches.requests(batch)
+        sample = self._calls.send("trunkline_sample", seeds, ([names[i] for i in sampling.tolist()], allowed.bits))
+
+        def answer() -> list[Any]:
+            model()
+            return sample()
+
+        return answer, allowed.stuck
 
     def _failure(self, n: int, error: Exception) -> Exception:
         reason = f"vLLM failed to run {n} sequences: {type(error).__name__}: {error}"
