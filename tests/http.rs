@@ -175,7 +175,7 @@ async fn each_failure_has_a_status_and_a_body_of_one_form() {
             "/v1/chat/completions",
             r#"{"messages": [{"role": "user"}], "tools": [{}], "tool_choice": "required"}"#,
             400,
-            Some("tool_choice"),
+            Some("tools"),
         ),
         ("/v1/embeddings", "{}", 404, None),
         ("/health", "", 405, None),

@@ -77,8 +77,8 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
         let message = format!("{} prompts with n {} ask for more than {CHOICES_MAX} choices", prompts.len(), asked.n());
         return Err(Failure::invalid("n", message));
     }
-    let own =
-        Own { max_tokens: asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT), logprobs: top_logprobs(&asked), retention };
+    let max_tokens = asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT);
+    let own = Own { max_tokens, logprobs: top_logprobs(&asked), retention, ..Own::default() };
     let echoes = echoes(&shared, &asked, &own, &prompts)?;
     let prompts = prompts.into_iter().map(WirePrompt::from).collect();
     run::<Completions>(&shared, &parts, Run { asked, own, prompts, reading: Reading::default(), echoes }).await

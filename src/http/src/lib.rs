@@ -36,6 +36,7 @@ mod responses;
 mod run;
 mod structure;
 mod tokens;
+mod tool_choice;
 mod usage;
 
 use std::future::ready;
