@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use trunkline_core::Config;
-use trunkline_http::Settings;
+use trunkline_http::{KvEventSource, KvEventSources, Settings};
 use trunkline_server::NetworkLimits;
 use trunkline_template::ChatTemplate;
 use trunkline_tests::http::{HttpAnswer, HttpClient, get, post, request};
@@ -388,4 +388,27 @@ async fn a_reader_that_stops_loses_its_stream_and_nobody_elses() {
     let info = grpc.until(|info| info.network.unwrap().unread_ended == 1).await;
     assert!(info.counters.unwrap().generated_tokens < 30_000);
     grpc.settled().await;
+}
+
+/// A publisher of one stream.
+#[derive(Debug)]
+struct Publishes;
+
+impl KvEventSources for Publishes {
+    fn sources(&self) -> Vec<KvEventSource> {
+        let (endpoint, topic) = ("tcp://10.0.0.1:5557".to_owned(), "kv@pod@model".to_owned());
+        vec![KvEventSource { data_parallel_rank: 1, endpoint, topic, ..KvEventSource::default() }]
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn routers_find_where_cache_events_are_published() {
+    let sources = async |settings: Settings| {
+        let server = TestServer::start_http(Config::default(), settings, |_| {}, |worker| Box::new(worker)).await.unwrap();
+        get(server.addr(), "/kv_event_sources").await.json()
+    };
+    assert_eq!(sources(settings()).await, json!([]), "there is no publisher");
+    let expected = json!([{"data_parallel_rank": 1, "endpoint": "tcp://10.0.0.1:5557", "replay_endpoint": null, "snapshot_endpoint": null,
+        "topic": "kv@pod@model"}]);
+    assert_eq!(sources(Settings { kv_event_sources: Some(Arc::new(Publishes)), ..settings() }).await, expected);
 }

@@ -61,6 +61,9 @@ pub struct Report {
     /// Waits by class, the most urgent first; left out for a trace of one class.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub classes: Vec<ClassReport>,
+    /// Requests with retention hints and the others; left out for a trace without hints.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hints: Option<HintsReport>,
     /// Replay with the settings of the recording; `None` unless the trace is a recording.
     pub baseline: Option<BaselineReport>,
     /// Offered load; `None` unless the load was set as a share of the capacity.
@@ -408,6 +411,30 @@ pub struct TenantReport {
     pub contended_s: f64,
     /// Units of service received per second of that time at one replica.
     pub contended_service_s: f64,
+}
+
+/// What retention hints do for those who send them, and to the others: compare two replays of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct HintsReport {
+    /// `false` if the hints were left out.
+    pub followed: bool,
+    /// Completed requests with hints.
+    pub hinted: HintedReport,
+    /// Those without.
+    pub others: HintedReport,
+}
+
+/// Requests with hints, or those without.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct HintedReport {
+    /// Requests that received all tokens.
+    pub requests: u64,
+    /// Tokens of their prompts.
+    pub prompt_tokens: u64,
+    /// Prompt tokens found in the cache.
+    pub prefix_hit_tokens: u64,
+    /// TTFT: arrival to first token, seconds; percentiles within 0.05 %.
+    pub ttft_s: Summary,
 }
 
 /// Waits of the requests of one class.

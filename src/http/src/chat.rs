@@ -162,7 +162,7 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
     let add_special_tokens = asked.add_special_tokens.unwrap_or(false);
     let ids = shared.tokens_of(&parts, text, add_special_tokens).await?;
     let prompt = Rendered { conversation: &conversation, add_special_tokens, ids: &ids };
-    let retention = shared.cache_hints(&parts, caching, breakpoints, prompt).await?;
+    let retention = asked.hints(&shared, shared.cache_hints(&parts, caching, breakpoints, prompt).await?)?;
     let room = shared.front.room_for(ids.len()).map_err(|status| Failure::of(&status))?;
     let max_tokens = asked.max_completion_tokens.or(asked.max_tokens).unwrap_or(room);
     let prompts = vec![WirePrompt::TokenIds(TokenIds { ids })];

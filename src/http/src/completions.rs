@@ -71,7 +71,8 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
     let body = bytes(&shared.front, body).await?;
     let mut asked: Asked = parse(&body)?;
     asked.check()?;
-    let retention = parse::<CachingAsked>(&body)?.check(&shared)?.map_or_else(Vec::new, Caching::of_prompt);
+    let marks = parse::<CachingAsked>(&body)?.check(&shared)?.map_or_else(Vec::new, Caching::of_prompt);
+    let retention = asked.hints(&shared, marks)?;
     let prompts = asked.prompt.take().ok_or_else(|| Failure::invalid("prompt", "prompt is missing"))?.0;
     if prompts.len() * asked.n() > CHOICES_MAX {
         let message = format!("{} prompts with n {} ask for more than {CHOICES_MAX} choices", prompts.len(), asked.n());

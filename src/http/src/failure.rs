@@ -22,7 +22,7 @@ use serde::Serialize;
 use tonic::{Code, Status};
 
 /// Names of fields in messages of the server, with the fields of a body that they come from.
-const PARAMS: [(&str, &str); 25] = [
+const PARAMS: [(&str, &str); 26] = [
     ("text", "prompt"),
     ("token_ids", "prompt"),
     ("prompt", "prompt"),
@@ -48,6 +48,8 @@ const PARAMS: [(&str, &str); 25] = [
     ("stop", "stop"),
     ("stop_token_ids", "stop_token_ids"),
     ("priority", "priority"),
+    // What the door makes of marks is well formed.
+    ("retention", "kv_hints"),
 ];
 
 /// Reason for which a request got no answer, or its stream none further.

@@ -4,6 +4,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use trunkline_server::proto::TokenIds;
 use trunkline_server::proto::generate_request::Prompt as WirePrompt;
 use trunkline_text::Tokenizer;
@@ -29,6 +30,7 @@ pub(crate) struct TokensAsked {
     stream_options: Option<StreamOptions>,
     cache_salt: Option<String>,
     priority: Option<i32>,
+    kv_hints: Option<Value>,
 }
 
 /// The form of answers of `/inference/v1/generate`.
@@ -83,9 +85,11 @@ pub(crate) async fn generate(State(shared): Context, request: Request<Body>) -> 
     (asked.request_id, asked.model, asked.stream) = (given.request_id, given.model, given.stream);
     (asked.cache_salt, asked.priority) = (given.cache_salt, given.priority);
     (asked.stream_options, asked.return_token_ids) = (given.stream_options, Some(true));
+    asked.kv_hints = given.kv_hints;
     let own = Own {
         max_tokens: asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT),
         logprobs: top_logprobs(&asked),
+        retention: asked.hints(&shared, Vec::new())?,
         ..Own::default()
     };
     let prompts = vec![WirePrompt::TokenIds(TokenIds { ids: given.token_ids })];

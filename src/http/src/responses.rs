@@ -141,7 +141,7 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
     let (reading, forced) = asked.force(reading, &choice, conversation.tools.as_deref(), parallel)?;
     let ids = shared.tokens_of(&parts, text, false).await?;
     let prompt = Rendered { conversation: &conversation, add_special_tokens: false, ids: &ids };
-    let retention = shared.cache_hints(&parts, caching, breakpoints, prompt).await?;
+    let retention = asked.hints(&shared, shared.cache_hints(&parts, caching, breakpoints, prompt).await?)?;
     let of = |status| Failure::of(&status);
     let room = shared.front.room_for(ids.len()).map_err(of)?;
     let logprobs = responses.wants_logprobs().then(|| asked.top_logprobs.unwrap_or(0));

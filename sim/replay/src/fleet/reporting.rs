@@ -29,6 +29,7 @@ impl Fleet<'_> {
         stats.iter().for_each(|stats| counters += *stats);
         let duration_s = self.totals.last_end_ns as f64 / 1e9;
         let fleet = self.fleet_report();
+        let hints = self.meters.hints(settings.hints);
         let (total, itl_s, fairness, classes) = self.meters.end();
         Report {
             settings: settings_report(self.pending.source.format(), settings, self.cost.name()),
@@ -69,6 +70,7 @@ impl Fleet<'_> {
             },
             fairness,
             classes,
+            hints,
             load: None,
             baseline: None,
             digest: format!("{digest:016x}"),
