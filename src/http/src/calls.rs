@@ -155,7 +155,7 @@ impl Calls {
     }
 
     /// Begins an answer that is a list of calls, without the mark before it.
-    pub(crate) fn list() -> Self {
+    pub(crate) fn of_list() -> Self {
         Self { phase: Phase::Before, ..Self::new(ToolCallParser::Mistral) }
     }
 

@@ -92,7 +92,7 @@ impl Reader {
     pub(crate) fn new(reading: Reading) -> Option<Self> {
         reading.is_any().then(|| Self {
             reasoning: reading.reasoning.map(Reasoning::new),
-            calls: if reading.forced { Some(Calls::list()) } else { reading.calls.map(Calls::new) },
+            calls: if reading.forced { Some(Calls::of_list()) } else { reading.calls.map(Calls::new) },
             reading,
             n_calls: 0,
             last_special: String::new(),

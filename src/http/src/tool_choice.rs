@@ -179,7 +179,7 @@ mod tests {
 
     fn schema(choice: &ToolChoice, functions: Json, one_call: bool) -> Result<Json, String> {
         let functions = functions.as_array().cloned().unwrap();
-        let tool = |function| Value::from_serialize(json!({"type": "function", "function": function}));
+        let tool = |function| serde_json::from_value(json!({"type": "function", "function": function})).unwrap();
         let tools: Vec<Value> = functions.into_iter().map(tool).collect();
         match choice.structure(Some(&tools), one_call).map_err(|failure| failure.json())? {
             Some(Structure::JsonSchema(schema)) => Ok(serde_json::from_str(&schema).unwrap()),

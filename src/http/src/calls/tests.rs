@@ -109,7 +109,7 @@ fn what_only_looks_like_a_call_stays_text() {
 #[test]
 fn a_list_without_its_mark_is_read_too_and_half_a_call_stays_text() {
     let read = |text: &str| {
-        let (mut reader, mut found) = (Calls::list(), Found::default());
+        let (mut reader, mut found) = (Calls::of_list(), Found::default());
         text.chars().for_each(|c| reader.push(c.encode_utf8(&mut [0; 4]), &mut found));
         reader.finish(&mut found);
         (found.text, found.calls.into_iter().map(|call| (call.name, call.arguments)).collect::<Vec<_>>())
