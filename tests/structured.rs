@@ -393,7 +393,7 @@ async fn a_chat_that_has_to_call_a_tool_calls_one_streamed_or_not() {
         ("tools", json!([{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]), "tools"),
         ("structured_outputs", json!({"regex": "a"}), "structured_outputs"),
     ] {
-        let mut body = json!({"messages": [], "tools": functions(), "tool_choice": "required", field: value});
+        let mut body = json!({"messages": [{"role": "user", "content": "x"}], "tools": functions(), "tool_choice": "required", field: value});
         body["max_tokens"] = json!(9);
         let answer = post(server.addr(), "/v1/chat/completions", &body.to_string()).await;
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(param)), "{}", answer.body);
