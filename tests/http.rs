@@ -404,7 +404,8 @@ impl KvEventSources for Publishes {
 #[tokio::test(flavor = "multi_thread")]
 async fn routers_find_where_cache_events_are_published() {
     let sources = async |settings: Settings| {
-        let server = TestServer::start_http(Config::default(), settings, |_| {}, |worker| Box::new(worker)).await.unwrap();
+        let server =
+            TestServer::start_http(Config::default(), settings, |_| {}, |worker| Box::new(worker)).await.unwrap();
         get(server.addr(), "/kv_event_sources").await.json()
     };
     assert_eq!(sources(settings()).await, json!([]), "there is no publisher");

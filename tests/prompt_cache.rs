@@ -114,7 +114,10 @@ async fn the_envelope_of_vllm_keeps_prompts_and_says_what_it_cannot_do() {
     for (fields, words) in [
         (hints("kv.demote", json!({})), "this server has no tier"),
         (hints("kv.pin", json!({})), "kv_hints.actions[0] pins"),
-        (hints("kv.retain", json!({"directives": [{"start": 4, "end": 4, "priority": 50}]})), "no token is in the range 4..4"),
+        (
+            hints("kv.retain", json!({"directives": [{"start": 4, "end": 4, "priority": 50}]})),
+            "no token is in the range 4..4",
+        ),
         (both, "alongside marks"),
     ] {
         for (path, mut body) in [

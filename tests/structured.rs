@@ -366,7 +366,11 @@ async fn a_chat_that_has_to_call_a_tool_calls_one_streamed_or_not() {
             "tool_choice": "required", "parallel_tool_calls": seed % 2 == 0, "max_tokens": 900});
         let answer = post(server.addr(), "/v1/chat/completions", &body.to_string()).await.json();
         let choice = &answer["choices"][0];
-        assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &Value::Null), "{answer}");
+        assert_eq!(
+            (&choice["finish_reason"], &choice["message"]["content"]),
+            (&json!("tool_calls"), &Value::Null),
+            "{answer}"
+        );
         let names = check_calls(&choice["message"]);
         assert!(!names.is_empty() && (seed % 2 == 0 || names.len() == 1), "{names:?}");
         found.extend(names.clone());
@@ -443,7 +447,8 @@ async fn messages_and_responses_force_calls_and_responses_have_formats() {
         }
     }
     let format = json!({"type": "json_schema", "name": "person", "strict": true, "schema": person()});
-    let answer = ask("/v1/responses", json!({"input": TRUNK, "text": {"format": format}, "max_output_tokens": 900})).await;
+    let answer =
+        ask("/v1/responses", json!({"input": TRUNK, "text": {"format": format}, "max_output_tokens": 900})).await;
     check_person(answer["output"][0]["content"][0]["text"].as_str().unwrap());
     assert_eq!(answer["text"]["format"], format);
     let wrong = json!({"type": "json_schema", "name": "a", "schema": {"not": {}}});

@@ -8,8 +8,8 @@ use std::collections::{BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 use trunkline_core::names::registry::RegistryError;
 use trunkline_core::{
-    Action, CacheEvent, ConfigError, Core, Event, FastForwardDriver, FastForwardResult, FinishReason, Preempted, Refusal,
-    Remains, Request, RequestId, Step, StepResult, Usage,
+    Action, CacheEvent, ConfigError, Core, Event, FastForwardDriver, FastForwardResult, FinishReason, Preempted,
+    Refusal, Remains, Request, RequestId, Step, StepResult, Usage,
 };
 use trunkline_quote::quoted;
 

@@ -2,7 +2,8 @@
 
 use trunkline_core::request::retention::TO_END;
 use trunkline_core::{
-    Config, Event, FinishReason, Namespace, Place, Preemption, Request, RequestId, RetentionHint, TierConfig, Token, Write, eviction,
+    Config, Event, FinishReason, Namespace, Place, Preemption, Request, RequestId, RetentionHint, TierConfig, Token,
+    Write, eviction,
 };
 use trunkline_driver::Driver;
 
@@ -95,7 +96,10 @@ fn a_demoted_request_leaves_the_device_for_the_tier_at_once_and_is_found_there()
         // Two blocks lie before the range.
         assert_eq!((stats.idle_blocks, stats.moving_blocks), (10, 0), "{write:?}");
         let demoted = stats.tiers[0].stored_blocks - stored;
-        assert!(demoted == 6 || (demoted == 8 && matches!(write, Write::Through | Write::Prefill)), "{write:?}: {demoted}");
+        assert!(
+            demoted == 6 || (demoted == 8 && matches!(write, Write::Through | Write::Prefill)),
+            "{write:?}: {demoted}"
+        );
         assert_eq!(ask(&mut rig, 3, prompt(2, 33)), 32, "{write:?}");
         assert_eq!(rig.stats().tiers[0].hit_blocks, 6, "{write:?}");
     }

@@ -222,14 +222,8 @@ fn a_request_that_shared_its_blocks_with_a_victim_is_cheaper_to_preempt_next() {
 
 /// Two requests whose decodes together need more blocks than there are.
 fn run_short_of_blocks(asks: bool, preemption: Preemption, host_blocks: u32) -> (u64, Vec<Preempted>) {
-    let config = Config {
-        block_size: 2,
-        device_blocks: 8,
-        host_blocks,
-        launch_watermark: 0.0,
-        preemption,
-        ..Config::default()
-    };
+    let config =
+        Config { block_size: 2, device_blocks: 8, host_blocks, launch_watermark: 0.0, preemption, ..Config::default() };
     let mut rig = Driver::new(config);
     if asks {
         rig.core.note_preempted();
@@ -249,7 +243,8 @@ fn run_short_of_blocks(asks: bool, preemption: Preemption, host_blocks: u32) -> 
 
 #[test]
 fn preemptions_have_a_cause_for_those_who_ask_and_decisions_are_the_same() {
-    let went = |swapped| Preempted { request: RequestId(2), cause: PreemptionCause::Block, by: Some(RequestId(1)), swapped };
+    let went =
+        |swapped| Preempted { request: RequestId(2), cause: PreemptionCause::Block, by: Some(RequestId(1)), swapped };
     for (preemption, host_blocks, swapped) in [(Preemption::Recompute, 0, false), (Preemption::Swap, 8, true)] {
         let (digest, noted) = run_short_of_blocks(true, preemption, host_blocks);
         assert_eq!(noted.first(), Some(&went(swapped)), "{noted:?}");

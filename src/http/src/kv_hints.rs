@@ -3,9 +3,9 @@
 //!
 //! | `action_type` | payload | effect at the end of the request |
 //! |---|---|---|
-//! | `kv.retain` | `{"directives": [{"start", "end", "priority", "duration"}]}`, or `"covers_output": true` for `start` and `end` | a [retention hint](trunkline_server::proto::RetentionHint) each; `duration` is in seconds |
-//! | `kv.demote` | `{"start"}` | the tokens from `start` on leave the device for the nearest tier |
-//! | `kv.evict` | `{"start"}` | these tokens are evicted before all others |
+//! | `kv.retain` | `directives` of `start`, `end`, `priority`, `duration` in seconds; `covers_output` for a range | a retention hint each |
+//! | `kv.demote` | `start` | the tokens from `start` on leave the device for the nearest tier |
+//! | `kv.evict` | `start` | these tokens are evicted before all others |
 //!
 //! An envelope is taken whole or refused: what cannot be done is refused by its place.
 
@@ -96,7 +96,9 @@ fn refused(place: &str, why: impl std::fmt::Display) -> Failure {
 }
 
 fn payload<T: for<'de> Deserialize<'de>>(place: &str, payload: Map<String, Value>) -> Result<T, Failure> {
-    let wrong = |error: serde_json::Error| refused(&format!("{place}.payload:"), trunkline_quote::of_parser(&error.to_string()));
+    let wrong = |error: serde_json::Error| {
+        refused(&format!("{place}.payload:"), trunkline_quote::of_parser(&error.to_string()))
+    };
     serde_json::from_value(Value::Object(payload)).map_err(wrong)
 }
 
@@ -119,8 +121,14 @@ impl Action {
                 let demote = kind == "kv.demote";
                 Ok(vec![RetentionHint { from: start, priority: Some(0), demote, ..RetentionHint::default() }])
             }
-            "kv.pin" => Err(refused(place, "pins, which no request can promise another; kv.retain with priority 100 is the strongest wish")),
-            "kv.prefetch" => Err(refused(place, "prefetches; a request in the queue has its blocks brought nearer without it, and no other can be named")),
+            "kv.pin" => Err(refused(
+                place,
+                "pins, which no request can promise another; kv.retain with priority 100 is the strongest wish",
+            )),
+            "kv.prefetch" => Err(refused(
+                place,
+                "prefetches; a request in the queue has its blocks brought nearer without it, and no other can be named",
+            )),
             other => Err(refused(place, format!("is {}; there are kv.retain, kv.demote and kv.evict", quoted(other)))),
         }
     }
@@ -128,7 +136,11 @@ impl Action {
 
 fn check_version(place: &str, version: &str) -> Result<(), Failure> {
     let major = version.split('.').next().unwrap_or_default();
-    if MAJORS.contains(&major) { Ok(()) } else { Err(refused(place, format!("is {}; it must be 0.x or 1.x", quoted(version)))) }
+    if MAJORS.contains(&major) {
+        Ok(())
+    } else {
+        Err(refused(place, format!("is {}; it must be 0.x or 1.x", quoted(version))))
+    }
 }
 
 /// Returns the hints of an envelope, in the order of their tokens.
@@ -185,12 +197,22 @@ mod tests {
         let directives = json!([{"covers_output": true, "priority": 40}, {"start": 16, "end": 32, "priority": 50, "duration": 0.5},
             {"start": 0, "end": 16, "priority": 90}]);
         let found = of(json!([action("kv.retain", json!({"scope": "alice", "directives": directives}))])).unwrap();
-        let shown: Vec<_> = found.iter().map(|hint| (hint.from, hint.to, hint.part, hint.priority, hint.ttl_ms)).collect();
+        let shown: Vec<_> =
+            found.iter().map(|hint| (hint.from, hint.to, hint.part, hint.priority, hint.ttl_ms)).collect();
         let answer = RetentionPart::Answer.into();
-        assert_eq!(shown, [(0, Some(16), 0, Some(90), 0), (16, Some(32), 0, Some(50), 500), (0, None, answer, Some(40), 0)]);
-        let both = of(json!([action("kv.demote", json!({"start": 16})), action("kv.retain", json!({"directives": directives_of(16)}))]));
+        assert_eq!(
+            shown,
+            [(0, Some(16), 0, Some(90), 0), (16, Some(32), 0, Some(50), 500), (0, None, answer, Some(40), 0)]
+        );
+        let both = of(json!([
+            action("kv.demote", json!({"start": 16})),
+            action("kv.retain", json!({"directives": directives_of(16)}))
+        ]));
         let both = both.unwrap();
-        assert_eq!((both.len(), both[0].demote, both[1].demote, both[1].from, both[1].priority), (2, false, true, 16, Some(0)));
+        assert_eq!(
+            (both.len(), both[0].demote, both[1].demote, both[1].from, both[1].priority),
+            (2, false, true, 16, Some(0))
+        );
         let evicted = of(json!([action("kv.evict", json!({}))])).unwrap();
         assert_eq!(evicted, [RetentionHint { priority: Some(0), ..RetentionHint::default() }]);
         assert_eq!(of(json!([])), Ok(Vec::new()));
@@ -221,7 +243,8 @@ mod tests {
         }
         let newer = json!({"protocol_version": "2.0", "message_id": "m", "actions": []});
         assert!(hints(&newer, true).unwrap_err().json().contains("kv_hints.protocol_version is '2.0'"));
-        let demoting = json!({"protocol_version": "1.0", "message_id": "m", "actions": [action("kv.demote", json!({}))]});
+        let demoting =
+            json!({"protocol_version": "1.0", "message_id": "m", "actions": [action("kv.demote", json!({}))]});
         assert!(hints(&demoting, false).unwrap_err().json().contains("this server has no tier"));
     }
 }

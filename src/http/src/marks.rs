@@ -47,8 +47,7 @@ pub(crate) fn hints(ends: &[(u32, u64)]) -> Vec<RetentionHint> {
 
 /// Returns the token of the prompt up to which hints keep it longer than without them; the largest number for its end.
 pub(crate) fn marked(hints: &[RetentionHint]) -> u32 {
-    let keeps =
-        |hint: &&RetentionHint| hint.priority > Some(PRIORITY_DEFAULT) && hint.part() != RetentionPart::Answer;
+    let keeps = |hint: &&RetentionHint| hint.priority > Some(PRIORITY_DEFAULT) && hint.part() != RetentionPart::Answer;
     hints.iter().filter(keeps).map(|hint| hint.to.unwrap_or(u32::MAX)).max().unwrap_or(0)
 }
 

@@ -154,7 +154,9 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
     let message = asked.message(WirePrompt::TokenIds(TokenIds { ids }), &own, 0, request_id);
     let generation = match shared.front.generate(&parts.extensions, message, None).await {
         Ok(generation) => generation,
-        Err(status) => return Err(shared.refused(&status).await.of_call(forces).renamed("response_format", "text.format")),
+        Err(status) => {
+            return Err(shared.refused(&status).await.of_call(forces).renamed("response_format", "text.format"));
+        }
     };
     let id = generation.client_id().to_owned();
     let writer = ResponseWriter {

@@ -74,10 +74,8 @@ impl ResponseFormat {
                 None => Err(Failure::invalid(param, format!("{place} has no schema"))),
             },
             other => {
-                let message = format!(
-                    "{param} has the type {}; it must be text, json_object or json_schema",
-                    quoted(other)
-                );
+                let message =
+                    format!("{param} has the type {}; it must be text, json_object or json_schema", quoted(other));
                 Err(Failure::invalid(param, message))
             }
         }

@@ -1,7 +1,7 @@
 //! `tool_choice`, and the structure of an answer that has to call a tool.
 //!
-//! Such an answer is a list of calls in JSON, `[{"name": …, "parameters": {…}}, …]`, whatever form the model's own calls have: the schema of the list is made of
-//! those of the tools, and structured output lets no other answer through.
+//! Such an answer is a list of calls in JSON, `[{"name": …, "parameters": {…}}, …]`, whatever form the model's own calls have: the schema of the list
+//! is made of those of the tools, and structured output lets no other answer through.
 
 use serde_json::{Map, Value as Json, json};
 use trunkline_quote::quoted;
@@ -197,7 +197,9 @@ mod tests {
         let named = Ok(ToolChoice::Named("f".into()));
         assert_eq!(choice(json!({"type": "function", "function": {"name": "f"}})), named);
         assert_eq!(choice(json!({"type": "function", "name": "f"})), named);
-        for wrong in [json!("any"), json!(7), json!({"type": "function"}), json!({"type": "allowed_tools", "name": "f"})] {
+        for wrong in
+            [json!("any"), json!(7), json!({"type": "function"}), json!({"type": "allowed_tools", "name": "f"})]
+        {
             let told = choice(wrong).unwrap_err();
             assert!(told.contains(r#""param":"tool_choice""#) && told.contains("or a function by its name"), "{told}");
         }
@@ -218,8 +220,14 @@ mod tests {
         let properties = &all["$defs"]["0"]["properties"];
         assert_eq!(properties["at"], json!({"$ref": "#/$defs/0/$defs/p"}));
         assert_eq!(properties["$ref"], json!({"enum": [{"$ref": "#"}]}), "a property by this name, and a value");
-        assert_eq!(properties["next"]["anyOf"], json!([{"$ref": "#/$defs/0"}, {"$ref": "other.json"}, {"type": "null"}]));
-        assert_eq!((&all["$defs"]["0"]["$schema"], &all["$defs"]["0"]["additionalProperties"]), (&Json::Null, &json!(false)));
+        assert_eq!(
+            properties["next"]["anyOf"],
+            json!([{"$ref": "#/$defs/0"}, {"$ref": "other.json"}, {"type": "null"}])
+        );
+        assert_eq!(
+            (&all["$defs"]["0"]["$schema"], &all["$defs"]["0"]["additionalProperties"]),
+            (&Json::Null, &json!(false))
+        );
         assert_eq!(all["$defs"]["1"], json!({"type": "object", "properties": {}, "additionalProperties": false}));
         assert_eq!(schema(&ToolChoice::Required, functions.clone(), true).unwrap()["maxItems"], 1);
         let named = schema(&ToolChoice::Named("g".into()), functions, false).unwrap();

@@ -292,8 +292,14 @@ impl SettingsArgs {
         flags.fleet.prefix_caching = true;
         flags.fleet.gpu_memory_utilization = None;
         flags.limits.engine = None;
-        flags.routing =
-            RoutingArgs { tenants: None, router: Vec::new(), hints: Vec::new(), fail: Vec::new(), roles: None, slow: Vec::new() };
+        flags.routing = RoutingArgs {
+            tenants: None,
+            router: Vec::new(),
+            hints: Vec::new(),
+            fail: Vec::new(),
+            roles: None,
+            slow: Vec::new(),
+        };
         flags.service = ServiceArgs::default();
         flags
     }

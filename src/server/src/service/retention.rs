@@ -86,14 +86,18 @@ mod tests {
         use RetentionPart::{Answer, Prompt, Unspecified};
         let hints = [hint(0, Some(4), Unspecified, 80, 0), hint(4, None, Prompt, 60, 2), hint(0, None, Answer, 0, 0)];
         let expected = [(0, 4, 80, 0), (4, 10, 60, 2_000_000), (10, TO_END, 0, 0)];
-        let expected = expected.map(|(from, to, priority, ttl_ns)| RetentionHint { from, to, priority, ttl_ns, demote: false });
+        let expected =
+            expected.map(|(from, to, priority, ttl_ns)| RetentionHint { from, to, priority, ttl_ns, demote: false });
         assert_eq!(resolve(&hints, 10).unwrap(), expected);
         assert_eq!(resolve(&hints[1..2], 4).unwrap(), [], "the prompt is shorter");
         let away = [proto::RetentionHint { demote: true, ..hint(0, None, Answer, 0, 0) }];
         let expected = RetentionHint { from: 10, to: TO_END, priority: 0, ttl_ns: 0, demote: true };
         assert_eq!(resolve(&away, 10).unwrap(), [expected]);
         let whole = [hint(0, None, Unspecified, 40, 0)];
-        assert_eq!(resolve(&whole, 4).unwrap(), [RetentionHint { from: 0, to: TO_END, priority: 40, ttl_ns: 0, demote: false }]);
+        assert_eq!(
+            resolve(&whole, 4).unwrap(),
+            [RetentionHint { from: 0, to: TO_END, priority: 40, ttl_ns: 0, demote: false }]
+        );
     }
 
     #[test]

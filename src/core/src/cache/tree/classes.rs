@@ -234,8 +234,9 @@ impl Classes {
 
     /// Returns `true` if the next victim is one that the policy picks, and may get back.
     pub fn pops_from_policy(&self) -> bool {
-        let is_next =
-            |hinted: &Hinted| hinted.n_policy > 0 && [DEMOTED, EARLY].iter().all(|queue| hinted.queues.is_empty(*queue));
+        let is_next = |hinted: &Hinted| {
+            hinted.n_policy > 0 && [DEMOTED, EARLY].iter().all(|queue| hinted.queues.is_empty(*queue))
+        };
         !self.policy.evicts_whole() && self.hinted.as_ref().is_none_or(|hinted| is_next(hinted))
     }
 
@@ -480,7 +481,8 @@ impl Hinted {
                 assert_eq!(self.class_above(slot), class, "block {slot} is in the wrong class");
                 let parent = nodes.parent(slot).filter(|parent| nodes.readers[*parent as usize] == 0);
                 let queue = parent.map(|parent| self.queues.queue_of(parent));
-                let outlives = queue.is_some_and(|queue| queue == Some(DEMOTED) || (class != EARLY && queue < Some(class)));
+                let outlives =
+                    queue.is_some_and(|queue| queue == Some(DEMOTED) || (class != EARLY && queue < Some(class)));
                 assert!(!outlives, "{slot} outlives its parent");
             }
         }

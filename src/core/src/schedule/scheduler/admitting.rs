@@ -2,8 +2,8 @@
 
 use super::Scheduler;
 use crate::Step;
-use crate::schedule::admission::{Admission, admit};
 use crate::journal::preempted::PreemptionCause;
+use crate::schedule::admission::{Admission, admit};
 use crate::schedule::preemption::swap_or_preempt;
 use crate::schedule::state::State;
 use crate::schedule::{imitate, loading, seats};
