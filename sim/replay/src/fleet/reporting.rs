@@ -22,8 +22,7 @@ impl Fleet<'_> {
         let stats: Vec<_> = status.iter().map(|status| status.stats).collect();
         self.assert_drained(&stats);
         let digest = self.cluster.digest();
-        let links = |at| Links::report(self.replicas.iter().map(|replica| &replica.links), at);
-        let [link_out, link_in] = links(0);
+        let [link_out, link_in] = Links::report(self.replicas.iter().map(|replica| &replica.links), 0);
         let tiers = self.tier_reports(&stats);
         let mut counters = Stats::default();
         stats.iter().for_each(|stats| counters += *stats);
