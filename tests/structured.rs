@@ -407,7 +407,7 @@ async fn a_chat_that_has_to_call_a_tool_calls_one_streamed_or_not() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_and_responses_force_calls_and_responses_have_formats() {
-    // Marks and reasoning are no part of an answer with a structure.
+    // Marks and reasoning are not part of an answer with a structure.
     let settings = Settings {
         tool_call_parser: Some("hermes".parse().unwrap()),
         reasoning_parser: Some("qwen3".parse().unwrap()),

@@ -61,9 +61,6 @@ pub struct Report {
     /// Waits by class, the most urgent first; left out for a trace of one class.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub classes: Vec<ClassReport>,
-    /// Requests with retention hints and the others; left out for a trace without hints.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hints: Option<HintsReport>,
     /// Replay with the settings of the recording; `None` unless the trace is a recording.
     pub baseline: Option<BaselineReport>,
     /// Offered load; `None` unless the load was set as a share of the capacity.
@@ -98,6 +95,9 @@ pub struct TokenTotals {
     /// Requests longer than the model's context; `None` if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub too_long: Option<TooLong>,
+    /// Requests with retention hints and the others; left out for a trace without hints.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hints: Option<HintsReport>,
 }
 
 /// Requests whose prompt and answer together are longer than the model's context. Engines refuse them or cut their answers; a replay runs them

@@ -75,7 +75,6 @@ pub(crate) struct Asked {
     pub(crate) guided_grammar: Option<Value>,
     pub(crate) priority: Option<i32>,
     pub(crate) cache_salt: Option<String>,
-    pub(crate) kv_hints: Option<Value>,
     pub(crate) request_id: Option<String>,
     pub(crate) return_token_ids: Option<bool>,
     /// For `/tokenize`: each token's text as well.

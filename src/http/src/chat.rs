@@ -150,7 +150,8 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
     let (mut asked, chat): (Asked, ChatAsked) = (parse(&body)?, parse(&body)?);
     asked.check()?;
     shared.check_model(asked.model.as_deref())?;
-    let caching = parse::<CachingAsked>(&body)?.check(&shared)?;
+    let of_cache: CachingAsked = parse(&body)?;
+    let caching = of_cache.check(&shared)?;
     let logprobs = top_logprobs(&asked)?;
     shared.template()?;
     let conversation = conversation(&mut asked)?;
@@ -162,7 +163,8 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
     let add_special_tokens = asked.add_special_tokens.unwrap_or(false);
     let ids = shared.tokens_of(&parts, text, add_special_tokens).await?;
     let prompt = Rendered { conversation: &conversation, add_special_tokens, ids: &ids };
-    let retention = asked.hints(&shared, shared.cache_hints(&parts, caching, breakpoints, prompt).await?)?;
+    let marks = shared.cache_hints(&parts, caching, breakpoints, prompt).await?;
+    let retention = shared.kv_hints(of_cache.kv_hints.as_ref(), marks)?;
     let room = shared.front.room_for(ids.len()).map_err(|status| Failure::of(&status))?;
     let max_tokens = asked.max_completion_tokens.or(asked.max_tokens).unwrap_or(room);
     let prompts = vec![WirePrompt::TokenIds(TokenIds { ids })];

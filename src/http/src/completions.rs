@@ -71,8 +71,9 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
     let body = bytes(&shared.front, body).await?;
     let mut asked: Asked = parse(&body)?;
     asked.check()?;
-    let marks = parse::<CachingAsked>(&body)?.check(&shared)?.map_or_else(Vec::new, Caching::of_prompt);
-    let retention = asked.hints(&shared, marks)?;
+    let caching: CachingAsked = parse(&body)?;
+    let marks = caching.check(&shared)?.map_or_else(Vec::new, Caching::of_prompt);
+    let retention = shared.kv_hints(caching.kv_hints.as_ref(), marks)?;
     let prompts = asked.prompt.take().ok_or_else(|| Failure::invalid("prompt", "prompt is missing"))?.0;
     if prompts.len() * asked.n() > CHOICES_MAX {
         let message = format!("{} prompts with n {} ask for more than {CHOICES_MAX} choices", prompts.len(), asked.n());

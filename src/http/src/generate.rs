@@ -85,11 +85,10 @@ pub(crate) async fn generate(State(shared): Context, request: Request<Body>) -> 
     (asked.request_id, asked.model, asked.stream) = (given.request_id, given.model, given.stream);
     (asked.cache_salt, asked.priority) = (given.cache_salt, given.priority);
     (asked.stream_options, asked.return_token_ids) = (given.stream_options, Some(true));
-    asked.kv_hints = given.kv_hints;
     let own = Own {
         max_tokens: asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT),
         logprobs: top_logprobs(&asked),
-        retention: asked.hints(&shared, Vec::new())?,
+        retention: shared.kv_hints(given.kv_hints.as_ref(), Vec::new())?,
         ..Own::default()
     };
     let prompts = vec![WirePrompt::TokenIds(TokenIds { ids: given.token_ids })];

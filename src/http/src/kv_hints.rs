@@ -15,7 +15,6 @@ use trunkline_quote::quoted;
 use trunkline_server::proto::{RetentionHint, RetentionPart};
 
 use crate::Shared;
-use crate::asked::Asked;
 use crate::failure::Failure;
 
 /// Actions of one envelope, at most.
@@ -160,14 +159,18 @@ fn hints(envelope: &Value, has_tier: bool) -> Result<Vec<RetentionHint>, Failure
     Ok(hints)
 }
 
-impl Asked {
+impl Shared {
     /// Returns the hints of a request, which may be those `of_marks` for the prompt cache.
     ///
     /// # Errors
     /// If an action cannot be done, or stands alongside marks.
-    pub(crate) fn hints(&self, shared: &Shared, of_marks: Vec<RetentionHint>) -> Result<Vec<RetentionHint>, Failure> {
-        let Some(envelope) = self.kv_hints.as_ref().filter(|envelope| !envelope.is_null()) else { return Ok(of_marks) };
-        let limits = shared.front.limits().map_err(|status| Failure::of(&status))?;
+    pub(crate) fn kv_hints(
+        &self,
+        envelope: Option<&Value>,
+        of_marks: Vec<RetentionHint>,
+    ) -> Result<Vec<RetentionHint>, Failure> {
+        let Some(envelope) = envelope.filter(|envelope| !envelope.is_null()) else { return Ok(of_marks) };
+        let limits = self.front.limits().map_err(|status| Failure::of(&status))?;
         let hints = hints(envelope, !limits.tiers.is_empty())?;
         match (of_marks.is_empty(), hints.is_empty()) {
             (false, false) => Err(refused("kv_hints", "stands alongside marks for the prompt cache; send one of them")),

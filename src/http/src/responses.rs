@@ -130,7 +130,8 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
     asked.response_format = responses.response_format()?;
     asked.check()?;
     let model = shared.check_model(asked.model.as_deref())?;
-    let caching = parse::<CachingAsked>(&body)?.check(&shared)?;
+    let of_cache: CachingAsked = parse(&body)?;
+    let caching = of_cache.check(&shared)?;
     let echo = echo(model, &responses, &asked);
     let conversation = conversation(&responses, &mut asked)?;
     let breakpoints = breakpoints(&conversation.messages)?;
@@ -141,7 +142,8 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
     let (reading, forced) = asked.force(reading, &choice, conversation.tools.as_deref(), parallel)?;
     let ids = shared.tokens_of(&parts, text, false).await?;
     let prompt = Rendered { conversation: &conversation, add_special_tokens: false, ids: &ids };
-    let retention = asked.hints(&shared, shared.cache_hints(&parts, caching, breakpoints, prompt).await?)?;
+    let marks = shared.cache_hints(&parts, caching, breakpoints, prompt).await?;
+    let retention = shared.kv_hints(of_cache.kv_hints.as_ref(), marks)?;
     let of = |status| Failure::of(&status);
     let room = shared.front.room_for(ids.len()).map_err(of)?;
     let logprobs = responses.wants_logprobs().then(|| asked.top_logprobs.unwrap_or(0));

@@ -48,6 +48,7 @@ impl Fleet<'_> {
                 prefix_runs: counters.prefix_runs,
                 mean_prefix_run: ratio(counters.prefix_blocks as f64, counters.prefix_runs as f64),
                 too_long: self.totals.too_long,
+                hints,
             },
             preemptions: counters.preemptions,
             swaps: SwapReport {
@@ -69,7 +70,6 @@ impl Fleet<'_> {
             },
             fairness,
             classes,
-            hints,
             load: None,
             baseline: None,
             digest: format!("{digest:016x}"),

@@ -33,7 +33,8 @@ impl Differing {
         let eviction = any(|a, b| a.settings.core.eviction != b.settings.core.eviction);
         let preemption = any(|a, b| a.settings.core.preemption != b.settings.core.preemption);
         let router = any(|a, b| a.settings.router != b.settings.router);
-        let hints = any(|a, b| a.hints.map(|hints| hints.followed) != b.hints.map(|hints| hints.followed));
+        let hints =
+            any(|a, b| a.tokens.hints.map(|hints| hints.followed) != b.tokens.hints.map(|hints| hints.followed));
         let autoscale = any(|a, b| a.settings.autoscale != b.settings.autoscale);
         // A row needs a label even if the same policy is given twice.
         let policy = reports.iter().any(|report| report.settings.core.policy != first.core.policy)
@@ -60,7 +61,7 @@ impl Differing {
             (settings.core.eviction.clone(), self.eviction),
             (settings.core.preemption.name().to_string(), self.preemption),
             (settings.router.clone(), self.router),
-            (report.hints.map_or_else(String::new, |hints| hints.followed.to_string()), self.hints),
+            (report.tokens.hints.map_or_else(String::new, |hints| hints.followed.to_string()), self.hints),
             (render::autoscale(settings), self.autoscale),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(value, _)| value).collect()
@@ -165,7 +166,7 @@ fn hint_rows(reports: &[Report], differing: &Differing) -> Table {
     let mut header = differing.names();
     header.extend(["of requests", "requests", "prompt tokens", "hits", "TTFT mean", "p99"]);
     table.set_header(header);
-    for (report, hints) in reports.iter().filter_map(|report| Some((report, report.hints?))) {
+    for (report, hints) in reports.iter().filter_map(|report| Some((report, report.tokens.hints?))) {
         for (name, of) in [("with hints", hints.hinted), ("without", hints.others)] {
             let mut cells = differing.values(report);
             cells.extend([name.into(), grouped(of.requests), grouped(of.prompt_tokens), grouped(of.prefix_hit_tokens)]);
