@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::task::JoinSet;
 use trunkline_core::Config;
-use trunkline_http::Settings;
+use trunkline_http::{KvEventSource, KvEventSources, Settings};
 use trunkline_server::{NetworkLimits, Options};
 use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_template::ChatTemplate;
@@ -178,7 +178,7 @@ async fn each_failure_has_a_status_and_a_body_of_one_form() {
             "/v1/chat/completions",
             r#"{"messages": [{"role": "user"}], "tools": [{}], "tool_choice": "required"}"#,
             400,
-            Some("tool_choice"),
+            Some("tools"),
         ),
         ("/v1/embeddings", "{}", 404, None),
         ("/health", "", 405, None),
@@ -437,4 +437,28 @@ async fn a_recording_of_every_door_at_once_replays() {
     assert!(outcome.stats.evicted_blocks > 0, "{:?}", outcome.stats);
     let replayed = replay_recorded(&record, &mut |_| {}).unwrap();
     assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
+}
+
+/// A publisher of one stream.
+#[derive(Debug)]
+struct Publishes;
+
+impl KvEventSources for Publishes {
+    fn sources(&self) -> Vec<KvEventSource> {
+        let (endpoint, topic) = ("tcp://10.0.0.1:5557".to_owned(), "kv@pod@model".to_owned());
+        vec![KvEventSource { data_parallel_rank: 1, endpoint, topic, ..KvEventSource::default() }]
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn routers_find_where_cache_events_are_published() {
+    let sources = async |settings: Settings| {
+        let server =
+            TestServer::start_http(Config::default(), settings, |_| {}, |worker| Box::new(worker)).await.unwrap();
+        get(server.addr(), "/kv_event_sources").await.json()
+    };
+    assert_eq!(sources(settings()).await, json!([]), "there is no publisher");
+    let expected = json!([{"data_parallel_rank": 1, "endpoint": "tcp://10.0.0.1:5557", "replay_endpoint": null, "snapshot_endpoint": null,
+        "topic": "kv@pod@model"}]);
+    assert_eq!(sources(Settings { kv_event_sources: Some(Arc::new(Publishes)), ..settings() }).await, expected);
 }

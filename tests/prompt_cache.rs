@@ -95,3 +95,44 @@ async fn written_tokens_are_counted_and_wrong_fields_refused() {
         assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(param)));
     }
 }
+
+/// An envelope with one action.
+fn hints(kind: &str, payload: Value) -> Value {
+    let action = json!({"action_id": "a", "action_type": kind, "action_version": "1.0", "payload": payload});
+    json!({"kv_hints": {"protocol_version": "1.0", "message_id": "m", "actions": [action]}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_envelope_of_vllm_keeps_prompts_and_says_what_it_cannot_do() {
+    let none = json!({});
+    let keep = json!({"directives": [{"start": 0, "end": 160, "priority": 80, "duration": 600}]});
+    assert_eq!(found(none.clone(), hints("kv.retain", keep.clone())).await, 160, "ten blocks");
+    assert!(found(none, hints("kv.evict", json!({}))).await < 16);
+    let server = start().await;
+    let mut both = hints("kv.retain", keep);
+    both["prompt_cache_key"] = json!("key");
+    for (fields, words) in [
+        (hints("kv.demote", json!({})), "this server has no tier"),
+        (hints("kv.pin", json!({})), "kv_hints.actions[0] pins"),
+        (
+            hints("kv.retain", json!({"directives": [{"start": 4, "end": 4, "priority": 50}]})),
+            "no token is in the range 4..4",
+        ),
+        (both, "alongside marks"),
+    ] {
+        for (path, mut body) in [
+            ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "x"}]})),
+            ("/v1/completions", json!({"prompt": "x"})),
+            ("/v1/responses", json!({"input": "x"})),
+        ] {
+            body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            let answer = post(server.addr(), path, &body.to_string()).await;
+            let error = &answer.json()["error"];
+            assert_eq!((answer.status, &error["param"]), (400, &json!("kv_hints")), "{path} {error}");
+            assert!(error["message"].as_str().unwrap().contains(words), "{error}");
+        }
+    }
+    let envelope = hints("kv.evict", json!({}))["kv_hints"].clone();
+    let body = json!({"token_ids": [1, 2, 3], "kv_hints": envelope, "sampling_params": {"max_tokens": 1}});
+    assert_eq!(post(server.addr(), "/inference/v1/generate", &body.to_string()).await.status, 200);
+}

@@ -11,6 +11,7 @@ use tonic::Code;
 use trunkline_attach::Hello;
 use trunkline_cluster::ClusterConfig;
 use trunkline_core::{Config, Preemption};
+use trunkline_http::Settings;
 use trunkline_server::proto::sampling::Structure;
 use trunkline_server::proto::{Choices, FinishReason, GenerateRequest, Sampling};
 use trunkline_server::{AttachOptions, Backend, MakeWorker, Options, SamplingOffer};
@@ -265,16 +266,16 @@ async fn hostile_grammars_end_alone_and_bystanders_have_their_answers() {
     server.drain().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn http_takes_the_forms_of_openai_and_vllm_and_names_a_wrong_one() {
+async fn start_http(settings: Settings) -> TestServer {
     let template =
         ChatTemplate::new(ChatSource::of_text("{% for m in messages %}{{ m.content }}{% endfor %}")).unwrap();
-    let settings = trunkline_http::Settings {
-        served_names: vec!["a-model".into()],
-        template: Some(Arc::new(template)),
-        ..Default::default()
-    };
-    let server = TestServer::start_http(limits(), settings, |_| {}, |worker| Box::new(worker)).await.unwrap();
+    let settings = Settings { served_names: vec!["a-model".into()], template: Some(Arc::new(template)), ..settings };
+    TestServer::start_http(limits(), settings, |_| {}, |worker| Box::new(worker)).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn http_takes_the_forms_of_openai_and_vllm_and_names_a_wrong_one() {
+    let server = start_http(Settings::default()).await;
     let format = json!({"type": "json_schema", "json_schema": {"name": "person", "strict": true, "schema": person()}});
     let chat = json!({
         "messages": [{"role": "user", "content": TRUNK}], "max_tokens": 900, "seed": 5, "n": 2, "response_format": format,
@@ -312,5 +313,147 @@ async fn http_takes_the_forms_of_openai_and_vllm_and_names_a_wrong_one() {
         assert_eq!((answer.status, &error["param"]), (400, &json!(field)), "{error}");
         assert!(error["message"].as_str().unwrap().contains(words), "{error}");
     }
+    server.drain().await;
+}
+
+/// Tools whose calls have an end, in the form of responses. The second one refers to itself.
+fn tools() -> Value {
+    let leaf = json!({"enum": ["oak", "elm"]});
+    let tree = json!({"anyOf": [{"$ref": "#/$defs/leaf"}, {"type": "null"}]});
+    json!([
+        {"type": "function", "name": "add", "strict": true, "parameters": {
+            "type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["n"]}},
+        {"type": "function", "name": "plant", "parameters": {
+            "properties": {"tree": tree}, "required": ["tree"], "$defs": {"leaf": leaf}}},
+        {"type": "function", "name": "now"},
+    ])
+}
+
+/// The tools in the form of chats.
+fn functions() -> Value {
+    tools().as_array().unwrap().iter().map(|tool| json!({"type": "function", "function": tool})).collect()
+}
+
+/// Asserts that a call is one of [`tools`], and returns its name.
+fn check_call(name: &Value, arguments: &str) -> String {
+    let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{error}: {arguments}"));
+    match name.as_str().unwrap() {
+        "add" => assert!((0..=9).contains(&arguments["n"].as_i64().unwrap()), "{arguments}"),
+        "plant" => assert!([json!("oak"), json!("elm"), Value::Null].contains(&arguments["tree"]), "{arguments}"),
+        "now" => assert_eq!(arguments, json!({})),
+        other => panic!("there is no tool {other}"),
+    }
+    assert!(keys(&arguments).len() <= 1, "{arguments}");
+    name.as_str().unwrap().to_owned()
+}
+
+/// Asserts that the calls of a message are those of [`tools`], and returns their names.
+fn check_calls(message: &Value) -> Vec<String> {
+    let check = |call: &Value| {
+        assert_eq!(call["type"], "function");
+        check_call(&call["function"]["name"], call["function"]["arguments"].as_str().unwrap())
+    };
+    message["tool_calls"].as_array().unwrap_or_else(|| panic!("{message}")).iter().map(check).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_that_has_to_call_a_tool_calls_one_streamed_or_not() {
+    let server = start_http(Settings::default()).await;
+    let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let (mut found, mut streamed) = (BTreeSet::new(), Vec::new());
+    for seed in 0..8 {
+        let mut body = json!({"messages": [{"role": "user", "content": TRUNK}], "tools": functions(), "seed": seed,
+            "tool_choice": "required", "parallel_tool_calls": seed % 2 == 0, "max_tokens": 900});
+        let answer = post(server.addr(), "/v1/chat/completions", &body.to_string()).await.json();
+        let choice = &answer["choices"][0];
+        assert_eq!(
+            (&choice["finish_reason"], &choice["message"]["content"]),
+            (&json!("tool_calls"), &Value::Null),
+            "{answer}"
+        );
+        let names = check_calls(&choice["message"]);
+        assert!(!names.is_empty() && (seed % 2 == 0 || names.len() == 1), "{names:?}");
+        found.extend(names.clone());
+        body["stream"] = json!(true);
+        for event in post(server.addr(), "/v1/chat/completions", &body.to_string()).await.events() {
+            let Ok(event) = serde_json::from_str::<Value>(&event) else { continue };
+            let delta = &event["choices"][0]["delta"];
+            assert!(delta["content"].as_str().is_none_or(str::is_empty), "{event}");
+            if delta.get("tool_calls").is_some() {
+                streamed.extend(check_calls(delta));
+            }
+        }
+        assert_eq!(std::mem::take(&mut streamed), names, "the draws are the same");
+        for name in ["plant", "now"] {
+            body["tool_choice"] = named(name);
+            body["stream"] = json!(false);
+            let answer = post(server.addr(), "/v1/chat/completions", &body.to_string()).await.json();
+            assert_eq!(check_calls(&answer["choices"][0]["message"]), [name]);
+        }
+    }
+    assert!(found.len() > 1, "the model chooses: {found:?}");
+    for (field, value, param) in [
+        ("tool_choice", named("mow"), "tool_choice"),
+        ("tools", json!([{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]), "tools"),
+        ("structured_outputs", json!({"regex": "a"}), "structured_outputs"),
+    ] {
+        let mut body = json!({"messages": [{"role": "user", "content": "x"}], "tools": functions(), "tool_choice": "required", field: value});
+        body["max_tokens"] = json!(9);
+        let answer = post(server.addr(), "/v1/chat/completions", &body.to_string()).await;
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(param)), "{}", answer.body);
+    }
+    server.drain().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_and_responses_force_calls_and_responses_have_formats() {
+    // Marks and reasoning are not part of an answer with a structure.
+    let settings = Settings {
+        tool_call_parser: Some("hermes".parse().unwrap()),
+        reasoning_parser: Some("qwen3".parse().unwrap()),
+        ..Settings::default()
+    };
+    let server = start_http(settings).await;
+    let ask = async |path: &str, body: Value| {
+        let answer = post(server.addr(), path, &body.to_string()).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()
+    };
+    let tool = |tool: &Value| json!({"name": tool["name"], "input_schema": tool["parameters"]});
+    let theirs: Vec<Value> = tools().as_array().unwrap().iter().take(2).map(tool).collect();
+    for (choice, most) in [
+        (json!({"type": "any"}), 99),
+        (json!({"type": "any", "disable_parallel_tool_use": true}), 1),
+        (json!({"type": "tool", "name": "plant"}), 1),
+    ] {
+        let body = json!({"messages": [{"role": "user", "content": TRUNK}], "max_tokens": 900, "tools": theirs, "tool_choice": choice});
+        let answer = ask("/v1/messages", body).await;
+        assert_eq!(answer["stop_reason"], "tool_use", "{answer}");
+        let calls = answer["content"].as_array().unwrap();
+        assert!((1..=most).contains(&calls.len()), "{answer}");
+        for call in calls {
+            assert_eq!(call["type"], "tool_use");
+            let name = check_call(&call["name"], &call["input"].to_string());
+            assert!(choice.get("name").is_none() || name == "plant");
+        }
+    }
+    for choice in [json!("required"), json!({"type": "function", "name": "add"})] {
+        let body = json!({"input": TRUNK, "tools": tools(), "tool_choice": choice, "max_output_tokens": 900});
+        let answer = ask("/v1/responses", body).await;
+        assert_eq!((&answer["status"], &answer["tool_choice"]), (&json!("completed"), &choice));
+        for item in answer["output"].as_array().unwrap() {
+            assert_eq!(item["type"], "function_call", "{answer}");
+            check_call(&item["name"], item["arguments"].as_str().unwrap());
+        }
+    }
+    let format = json!({"type": "json_schema", "name": "person", "strict": true, "schema": person()});
+    let answer =
+        ask("/v1/responses", json!({"input": TRUNK, "text": {"format": format}, "max_output_tokens": 900})).await;
+    check_person(answer["output"][0]["content"][0]["text"].as_str().unwrap());
+    assert_eq!(answer["text"]["format"], format);
+    let wrong = json!({"type": "json_schema", "name": "a", "schema": {"not": {}}});
+    let body = json!({"input": TRUNK, "text": {"format": wrong}});
+    let answer = post(server.addr(), "/v1/responses", &body.to_string()).await;
+    assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("text.format")), "{}", answer.body);
     server.drain().await;
 }

@@ -7,10 +7,11 @@ use trunkline_cluster::{ClusterConfig, EngineConfig, Role};
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, H2oConfig, Keeps, WorkerFacts, Write};
 use trunkline_port::ModelInfo;
+use trunkline_server::proto::{GenerateRequest, RetentionHint};
 use trunkline_server::{EngineStore, Options, layout};
 use trunkline_store::{Compression, SharedMemory, StoreSettings, TierMedium};
-use trunkline_tests::server::TestServer;
-use trunkline_tests::tiered::{BLOCK_SIZE, ask_all, assert_replays, config, plain_texts};
+use trunkline_tests::server::{TestServer, greedy};
+use trunkline_tests::tiered::{BLOCK_SIZE, ask_all, assert_replays, config, plain_texts, prompts};
 
 /// Media of tiers: host memory, and a disk folder of 64 MiB if there is one.
 fn media(disk: Option<&Path>) -> Vec<TierMedium> {
@@ -61,6 +62,30 @@ async fn host_memory_gives_the_same_text_compressed_or_not_and_the_recording_the
             assert_replays(&record, &outcome);
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_demoted_request_leaves_the_device_at_once_and_its_recording_replays() {
+    let dir = tempfile::tempdir().unwrap();
+    let record = dir.path().join("run.jsonl");
+    let config = Config { device_blocks: 512, ..config(&[("host", Write::Back)]) };
+    let server = serve(config, media(None), Compression::Off, Some(&record)).await;
+    let mut client = server.client().await;
+    let prompt = prompts().remove(0);
+    let demote = RetentionHint { priority: Some(0), demote: true, ..RetentionHint::default() };
+    let mut texts = Vec::new();
+    for (retention, found, idle) in [(vec![demote], 0, false), (vec![demote], 1, false), (Vec::new(), 1, true)] {
+        let answer = client.ask(GenerateRequest { retention, ..greedy(&prompt, 8) }).await.unwrap();
+        assert_eq!(answer.usage.cached_tokens.min(1), found);
+        texts.push(answer.text);
+        let blocks = client.settled().await.blocks.unwrap();
+        assert_eq!(blocks.idle > 0, idle, "{blocks:?}");
+    }
+    assert_eq!((&texts[1], &texts[2]), (&texts[0], &texts[0]));
+    let outcome = server.drain().await;
+    assert!(outcome.stats.tiers[0].hit_blocks > 0);
+    assert!(std::fs::read_to_string(&record).unwrap().contains(r#""demote":true"#), "the recording has the hints");
+    assert_replays(&record, &outcome);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -234,7 +234,9 @@ pub(crate) fn hints(rng: &mut Pcg64Mcg, tokens: u32) -> Vec<RetentionHint> {
         let to = pick(rng, &[from + some, tokens.max(from + 1), TO_END]);
         let priority = pick(rng, &[0, 20, PRIORITY_DEFAULT, 36, 60, 80, PRIORITY_MAX]);
         let ttl_ns = pick(rng, &[0, 1, 700, 4_000, 30_000, 200_000]);
-        hints.push(RetentionHint { from, to, priority, ttl_ns: if priority < PRIORITY_DEFAULT { 0 } else { ttl_ns } });
+        let ttl_ns = if priority < PRIORITY_DEFAULT { 0 } else { ttl_ns };
+        // Drawn with the priority, so that the other draws of a seed stay.
+        hints.push(RetentionHint { from, to, priority, ttl_ns, demote: priority == 20 });
         if to == TO_END {
             break;
         }

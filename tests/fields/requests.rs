@@ -89,6 +89,10 @@ pub const PROOFS: &[(&str, Proof)] = &[
         Differs(|_| Box::pin(retained(Some(keep()), Some(RetentionHint { ttl_ms: 1, ..keep() })))),
     ),
     (
+        "RetentionHint.demote",
+        Test("tests/tiers.rs", "a_demoted_request_leaves_the_device_at_once_and_its_recording_replays"),
+    ),
+    (
         "TokenIds.ids",
         Changes(|request| request.prompt = Some(ids(&[1, 2, 3])), |request| request.prompt = Some(ids(&[1, 2, 4]))),
     ),

@@ -474,7 +474,9 @@ impl<'a> Fleet<'a> {
         let mut request = Request::new(RequestId(number), root, traced.prompt(), traced.output_tokens);
         request.tenant = if self.settings.tenants.is_traced() { terms.tenant.into() } else { u64::from(flight.tenant) };
         request.priority = terms.priority;
-        request.retention = traced.retention.to_vec();
+        if self.settings.hints {
+            request.retention = traced.retention.to_vec();
+        }
         // Requests that all arrive at once measure a capacity, not service in time.
         let timed = self.pending.arrivals != Arrivals::AtOnce;
         request.deadline_ns = terms.deadline_ns.filter(|_| timed).map(|ns| flight.submitted_ns.saturating_add(ns));

@@ -8,16 +8,18 @@
 //! | queue | arrival to first step, or to the end of a request that never ran | as TTFT |
 //! | ITL | every gap between two tokens of a request | in a [`Histogram`], within 0.05 % |
 
+mod hinted;
 mod waits;
 
 use trunkline_core::{StepSeq, Token, Usage};
 
+use self::hinted::Hinted;
 use self::waits::Waits;
 use crate::in_flight::{InFlightRequest, InFlightRequests};
 use trunkline_sim_report::fairness::{Contention, OUTPUT_UNITS};
 use trunkline_sim_report::numbers::ratio;
 use trunkline_sim_report::outcome::Outcome;
-use trunkline_sim_report::report::{ClassReport, DeadlineReport, FairnessReport, TenantReport};
+use trunkline_sim_report::report::{ClassReport, DeadlineReport, FairnessReport, HintsReport, TenantReport};
 use trunkline_sim_workload::summary::{Histogram, Kept, Summary};
 use trunkline_sim_workload::tenants::Shares;
 
@@ -44,6 +46,7 @@ pub(crate) struct Meters<'a> {
     tenants: Vec<TenantMeters>,
     itl: Histogram,
     waits: Waits,
+    hinted: Hinted,
     /// Competition at each replica; empty with a single tenant.
     contentions: Vec<Contention>,
 }
@@ -56,6 +59,7 @@ impl<'a> Meters<'a> {
             tenants: vec![TenantMeters::default(); n_tenants],
             itl: Histogram::default(),
             waits: Waits::default(),
+            hinted: Hinted::default(),
             contentions: if n_tenants == 1 { Vec::new() } else { vec![Contention::new(n_tenants); replicas] },
         }
     }
@@ -193,6 +197,8 @@ impl<'a> Meters<'a> {
         let queue_ns = flight.began_ns - flight.submitted_ns;
         tenant.queue.record(queue_ns);
         self.waits.record(&flight.traced.terms, queue_ns);
+        let ttft_ns = flight.first_token_ns - flight.submitted_ns;
+        self.hinted.record(!flight.traced.retention.is_empty(), usage, ttft_ns);
         let tpot_ns = (asked > 1).then(|| (now_ns - flight.first_token_ns) / u64::from(asked - 1));
         tpot_ns.into_iter().for_each(|ns| tenant.tpot.record(ns));
         tenant.completed += 1;
@@ -235,6 +241,11 @@ impl<'a> Meters<'a> {
             deadline_met: Some(false),
             ..outcome(flight, replica, request, usage)
         }
+    }
+
+    /// Returns what retention hints did, if there were any.
+    pub(crate) fn hints(&self, followed: bool) -> Option<HintsReport> {
+        self.hinted.report(followed)
     }
 
     /// Returns the totals over all tenants, the summary of ITL, the fairness among several tenants, and the waits of several classes.

@@ -73,6 +73,8 @@ pub struct Settings {
     pub shared_memory: bool,
     /// `false` if no request finds KV of another one, as in an engine without prefix caching.
     pub prefix_caching: bool,
+    /// `false` if requests have no retention hints, whatever the trace says.
+    pub hints: bool,
     /// Arrival times of requests.
     pub arrivals: Arrivals,
     /// Shares of the tenants.
@@ -151,6 +153,7 @@ impl Settings {
             far_links: Vec::new(),
             shared_memory: false,
             prefix_caching: true,
+            hints: true,
             arrivals: Arrivals::TRACED,
             tenants: Shares::default(),
             draft_acceptance: DRAFT_ACCEPTANCE_DEFAULT,

@@ -95,6 +95,9 @@ pub struct TokenTotals {
     /// Requests longer than the model's context; `None` if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub too_long: Option<TooLong>,
+    /// Requests with retention hints and the others; left out for a trace without hints.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hints: Option<HintsReport>,
 }
 
 /// Requests whose prompt and answer together are longer than the model's context. Engines refuse them or cut their answers; a replay runs them
@@ -408,6 +411,30 @@ pub struct TenantReport {
     pub contended_s: f64,
     /// Units of service received per second of that time at one replica.
     pub contended_service_s: f64,
+}
+
+/// What retention hints do for those who send them, and to the others: compare two replays of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct HintsReport {
+    /// `false` if the hints were left out.
+    pub followed: bool,
+    /// Completed requests with hints.
+    pub hinted: HintedReport,
+    /// Those without.
+    pub others: HintedReport,
+}
+
+/// Requests with hints, or those without.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct HintedReport {
+    /// Requests that received all tokens.
+    pub requests: u64,
+    /// Tokens of their prompts.
+    pub prompt_tokens: u64,
+    /// Prompt tokens found in the cache.
+    pub prefix_hit_tokens: u64,
+    /// TTFT: arrival to first token, seconds; percentiles within 0.05 %.
+    pub ttft_s: Summary,
 }
 
 /// Waits of the requests of one class.

@@ -15,6 +15,7 @@ use trunkline_cluster::{Cluster, ListenToCaches};
 use trunkline_core::Config;
 use trunkline_core::config::StepTarget;
 use trunkline_core::h2o::Mode;
+use trunkline_http::KvEventSources;
 use trunkline_port::ModelInfo;
 use trunkline_server::{
     AttachOptions, Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, layout, listen,
@@ -37,6 +38,7 @@ use crate::model::simulated::clock::RealTime;
 use crate::model::weights_settings::Placement;
 use crate::serve::first_worker::limits_of_worker;
 use crate::settings::engines::Engines;
+use crate::settings::events_settings::Published;
 use crate::settings::h2o_settings;
 use crate::settings::log_settings::LogFormat;
 use crate::settings::serve_settings::{POLICY_DEFAULT, Settings};
@@ -144,7 +146,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let listener = runtime.block_on(listen(settings.listen.as_deref().unwrap_or(LISTEN_DEFAULT)))?;
     let scrapes = runtime.block_on(settings.network.metrics_listener())?;
 
-    let (network, http) = (settings.network.clone(), settings.http.door(settings.model.as_deref())?);
+    let (network, mut http) = (settings.network.clone(), settings.http.door(settings.model.as_deref())?);
+    http.kv_event_sources =
+        publisher.clone().map(|publisher| -> Arc<dyn KvEventSources> { Arc::new(Published(publisher)) });
     let mut vllm = settings.http.vllm(settings.model.as_deref());
     vllm.events = publisher;
     if settings.model.is_none() && (engines.embedded() == 0 || simulation.is_some() || kind != WorkerKind::Embedded) {

@@ -8,8 +8,8 @@ use std::collections::{BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 use trunkline_core::names::registry::RegistryError;
 use trunkline_core::{
-    Action, CacheEvent, ConfigError, Core, Event, FastForwardDriver, FastForwardResult, FinishReason, Refusal, Remains,
-    Request, RequestId, Step, StepResult, Usage,
+    Action, CacheEvent, ConfigError, Core, Event, FastForwardDriver, FastForwardResult, FinishReason, Preempted,
+    Refusal, Remains, Request, RequestId, Step, StepResult, Usage,
 };
 use trunkline_quote::quoted;
 
@@ -550,6 +550,16 @@ impl Cluster {
     /// Returns the changes of an engine's cache since the last call, in order.
     pub fn take_cache_events(&mut self, engine: EngineId) -> Vec<CacheEvent> {
         self.engines[engine.index()].core.take_cache_events()
+    }
+
+    /// Notes every preemption on the engines, from now on, for [`Self::take_preempted`] ([`Core::note_preempted`]).
+    pub fn note_preempted(&mut self) {
+        self.engines.iter_mut().for_each(|engine| engine.core.note_preempted());
+    }
+
+    /// Returns the preemptions since the last call, engine by engine.
+    pub fn take_preempted(&mut self) -> impl Iterator<Item = Preempted> + '_ {
+        self.engines.iter_mut().flat_map(|engine| engine.core.take_preempted())
     }
 
     /// Returns the memory of the last step's answer of an engine, empty, for the next one.

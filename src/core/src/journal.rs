@@ -1,10 +1,12 @@
 //! The trace that decisions leave: the digest and the counters.
 
 pub(crate) mod digest;
+pub(crate) mod preempted;
 pub(crate) mod stats;
 
 use crate::StepSeq;
 use crate::journal::digest::{Decision, Digest};
+use crate::journal::preempted::Preempted;
 use crate::journal::stats::Stats;
 
 /// The digest of all decisions and the counters of [`Stats`]. Gauges are filled in by [`crate::Core::stats`].
@@ -14,6 +16,8 @@ pub(crate) struct Journal {
     pub digest: Digest,
     /// Counters; gauges are 0 here.
     pub stats: Stats,
+    /// Preemptions of the last input, if somebody asks for them.
+    pub preempted: Option<Vec<Preempted>>,
 }
 
 impl Journal {
@@ -21,6 +25,14 @@ impl Journal {
     #[inline]
     pub fn decide(&mut self, decision: Decision, subject: u64, amount: u64) {
         self.digest.decide(decision, subject, amount);
+    }
+
+    /// Notes a preemption, if somebody asks for them. Readings of a prompt for a request are no requests of their own.
+    pub fn note_preempted(&mut self, preempted: Preempted) {
+        let by = preempted.by.filter(|by| *by != preempted.request && !by.is_inner());
+        if let Some(all) = self.preempted.as_mut().filter(|_| !preempted.request.is_inner()) {
+            all.push(Preempted { by, ..preempted });
+        }
     }
 
     /// Folds a sequence of a step into the digest, and the new blocks of its table.

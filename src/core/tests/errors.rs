@@ -112,6 +112,7 @@ fn requests(out: &mut String) {
             Empty: RetentionError::Empty { at: 1, from: 8, to: 8 },
             Unordered: RetentionError::Unordered { at: 1, from: 8 },
             LivesBelowDefault: RetentionError::LivesBelowDefault { at: 1 },
+            DemotesAboveEarly: RetentionError::DemotesAboveEarly { at: 1 },
         }
     );
 }

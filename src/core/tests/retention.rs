@@ -16,7 +16,7 @@ struct Cache {
 }
 
 fn hint(from: u32, to: u32, priority: u8, ttl_ns: u64) -> RetentionHint {
-    RetentionHint { from, to, priority, ttl_ns }
+    RetentionHint { from, to, priority, ttl_ns, demote: false }
 }
 
 /// Returns a prompt of `blocks` blocks with a content of its own, and one token more.

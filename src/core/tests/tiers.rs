@@ -1,6 +1,10 @@
 //! The tiers of the prefix cache behind the device, with a worker whose cells carry their contents.
 
-use trunkline_core::{Config, Event, FinishReason, Place, Preemption, RequestId, TierConfig, Token, Write, eviction};
+use trunkline_core::request::retention::TO_END;
+use trunkline_core::{
+    Config, Event, FinishReason, Namespace, Place, Preemption, Request, RequestId, RetentionHint, TierConfig, Token,
+    Write, eviction,
+};
 use trunkline_driver::Driver;
 
 /// Tokens in a block.
@@ -69,6 +73,81 @@ fn what_the_device_evicted_comes_back_from_the_tier() {
     ask(&mut rig, 1, prompt(1, 33));
     overrun(&mut rig);
     assert_eq!(ask(&mut rig, 3, prompt(1, 33)), 0, "without a tier it is gone");
+}
+
+/// Runs a request whose tokens from `from` on are to leave the device; gives the tokens of its prompt that were in the cache.
+fn ask_demoting(rig: &mut Driver, id: u64, prompt: Vec<Token>, from: u32) -> u32 {
+    let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, 1);
+    request.retention = vec![RetentionHint { from, to: TO_END, priority: 0, ttl_ns: 0, demote: true }];
+    rig.submit_request(request);
+    rig.run_to_end();
+    rig.usages[&id].cached_tokens
+}
+
+#[test]
+fn a_demoted_request_leaves_the_device_for_the_tier_at_once_and_is_found_there() {
+    for write in Write::ALL.map(|(_, write)| write) {
+        let mut rig = joined(config(vec![tier(100, write, "lru")]));
+        ask(&mut rig, 1, prompt(1, 33));
+        let stored = rig.core.stats().tiers[0].stored_blocks;
+        assert_eq!(rig.stats().idle_blocks, 8, "{write:?}");
+        assert_eq!(ask_demoting(&mut rig, 2, prompt(2, 33), 8), 0);
+        let stats = rig.stats();
+        // Two blocks lie before the range.
+        assert_eq!((stats.idle_blocks, stats.moving_blocks), (10, 0), "{write:?}");
+        let demoted = stats.tiers[0].stored_blocks - stored;
+        assert!(
+            demoted == 6 || (demoted == 8 && matches!(write, Write::Through | Write::Prefill)),
+            "{write:?}: {demoted}"
+        );
+        assert_eq!(ask(&mut rig, 3, prompt(2, 33)), 32, "{write:?}");
+        assert_eq!(rig.stats().tiers[0].hit_blocks, 6, "{write:?}");
+    }
+}
+
+#[test]
+fn what_another_request_used_without_a_hint_is_not_demoted_nor_is_anything_without_a_tier() {
+    let mut rig = joined(config(vec![tier(100, Write::Back, "lru")]));
+    ask(&mut rig, 1, prompt(1, 33));
+    assert_eq!(ask_demoting(&mut rig, 2, prompt(1, 33), 0), 32);
+    assert_eq!((rig.stats().idle_blocks, rig.stats().tiers[0].stored_blocks), (8, 0));
+    // The other way round: it comes back, and stays.
+    ask_demoting(&mut rig, 3, prompt(3, 33), 0);
+    assert_eq!((rig.stats().idle_blocks, rig.stats().tiers[0].stored_blocks), (8, 8));
+    assert_eq!(ask(&mut rig, 4, prompt(3, 33)), 32);
+    assert_eq!(ask_demoting(&mut rig, 5, prompt(3, 33), 0), 32);
+    assert_eq!(rig.stats().idle_blocks, 16);
+    let mut rig = joined(config(Vec::new()));
+    ask_demoting(&mut rig, 1, prompt(1, 33), 0);
+    assert_eq!(rig.stats().idle_blocks, 8);
+    // These are the first to be evicted.
+    ask(&mut rig, 2, prompt(2, 4 * 42));
+    assert_eq!((rig.stats().idle_blocks, ask(&mut rig, 3, prompt(2, 4 * 42)) > 0), (42 + 6, true));
+}
+
+#[test]
+fn blocks_on_their_way_to_the_tier_are_found_and_a_failed_copy_leaves_them_on_the_device() {
+    let mut rig = joined(config(vec![tier(100, Write::Back, "lru")]));
+    let mut request = Request::new(RequestId(1), Namespace::default().root(), prompt(1, 33), 1);
+    request.retention = vec![RetentionHint { from: 0, to: TO_END, priority: 0, ttl_ns: 0, demote: true }];
+    rig.submit_request(request);
+    while rig.copies.is_empty() {
+        rig.answer();
+    }
+    assert_eq!((rig.copies[0].pairs.len(), rig.stats().idle_blocks), (8, 0));
+    // A prompt that continues meanwhile finds the blocks on their way.
+    assert_eq!(ask(&mut rig, 2, prompt(1, 33)), 32);
+    assert_eq!(rig.stats().idle_blocks, 8);
+    ask_demoting(&mut rig, 3, prompt(3, 33), 0);
+    let mut request = Request::new(RequestId(4), Namespace::default().root(), prompt(4, 33), 1);
+    request.retention = vec![RetentionHint { from: 0, to: TO_END, priority: 0, ttl_ns: 0, demote: true }];
+    rig.submit_request(request);
+    while rig.copies.is_empty() {
+        rig.answer();
+    }
+    rig.interrupt_copy(0);
+    // They are back for a moment, and tried again without a hint: nobody's wish outlives the copy.
+    assert_eq!(rig.stats().idle_blocks + rig.stats().moving_blocks, 16);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Preemption victims under pressure. In debug builds the core compares each victim with a search over all running sequences.
 
-use trunkline_core::{Config, Namespace, Preemption, Request, RequestId, Token, policy};
+use trunkline_core::{Config, Namespace, Preempted, Preemption, PreemptionCause, Request, RequestId, Token, policy};
 use trunkline_driver::Driver;
 
 fn text(family: u64, n: u32) -> Vec<Token> {
@@ -218,4 +218,36 @@ fn a_request_that_shared_its_blocks_with_a_victim_is_cheaper_to_preempt_next() {
     assert_eq!((waiting, rig.stats().preemptions), ([false, false, false, true, true], 2));
     rig.run_to_end();
     rig.assert_empty();
+}
+
+/// Two requests whose decodes together need more blocks than there are.
+fn run_short_of_blocks(asks: bool, preemption: Preemption, host_blocks: u32) -> (u64, Vec<Preempted>) {
+    let config =
+        Config { block_size: 2, device_blocks: 8, host_blocks, launch_watermark: 0.0, preemption, ..Config::default() };
+    let mut rig = Driver::new(config);
+    if asks {
+        rig.core.note_preempted();
+    }
+    submit(&mut rig, 1, 0, text(1, 5), 8);
+    submit(&mut rig, 2, 0, text(2, 5), 8);
+    let mut noted = Vec::new();
+    while !rig.live.is_empty() {
+        rig.answer();
+        while !rig.copies.is_empty() {
+            rig.finish_copy(0);
+        }
+        noted.extend(rig.core.take_preempted());
+    }
+    (rig.core.digest(), noted)
+}
+
+#[test]
+fn preemptions_have_a_cause_for_those_who_ask_and_decisions_are_the_same() {
+    let went =
+        |swapped| Preempted { request: RequestId(2), cause: PreemptionCause::Block, by: Some(RequestId(1)), swapped };
+    for (preemption, host_blocks, swapped) in [(Preemption::Recompute, 0, false), (Preemption::Swap, 8, true)] {
+        let (digest, noted) = run_short_of_blocks(true, preemption, host_blocks);
+        assert_eq!(noted.first(), Some(&went(swapped)), "{noted:?}");
+        assert_eq!(run_short_of_blocks(false, preemption, host_blocks), (digest, Vec::new()));
+    }
 }

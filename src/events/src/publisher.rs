@@ -71,6 +71,11 @@ impl Publisher {
         self.0.shared.sources.get().map_or(&[], Vec::as_slice)
     }
 
+    /// Returns the topic of all streams.
+    pub fn topic(&self) -> &str {
+        &self.0.shared.settings.topic
+    }
+
     /// Returns the number of streams, one for each engine; 0 before the server knows its model.
     pub fn streams(&self) -> usize {
         self.0.shared.streams().len()

@@ -214,26 +214,45 @@ def refused(param, call):
     raise AssertionError(f"{param} was not refused")
 
 
-@check
-def structured_output_parsed_or_refused():
-    parse = client.chat.completions.parse
+LONG = {"model": MODEL, "messages": CHAT, "max_tokens": 400, "seed": 1}
+
+
+def unless_refused(param, ask):
+    """A server whose workers have no grammars refuses by name."""
     try:
-        answer = parse(model=MODEL, messages=CHAT, response_format=Answer, max_tokens=64, temperature=0)
+        return ask()
+    except openai.BadRequestError as error:
+        equal(error.param, param)
+        print(f"#   {param} is refused with 400")
+
+
+@check
+def structured_output_parsed():
+    def ask():
+        answer = client.chat.completions.parse(response_format=Answer, **LONG)
         true(isinstance(answer.choices[0].message.parsed, Answer), "not parsed")
-    except openai.BadRequestError as error:
-        equal(error.param, "response_format")
-        print("#   response_format json_schema is refused with 400")
-    except openai.LengthFinishReasonError:
-        pass
+        with client.chat.completions.stream(response_format=Answer, **LONG) as stream:
+            equal(stream.get_final_completion().choices[0].message.parsed, answer.choices[0].message.parsed)
+    # A worker without grammars says so without a field.
+    unless_refused(None, ask)
 
 
 @check
-def forced_tools_called_or_refused():
-    try:
-        client.chat.completions.create(messages=CHAT, tools=TOOLS, tool_choice="required", **SHORT)
-    except openai.BadRequestError as error:
-        equal(error.param, "tool_choice")
-        print("#   tool_choice required is refused with 400")
+def forced_tools_called():
+    # The package parses strict tools alone.
+    tools = [openai.pydantic_function_tool(Answer)]
+    named = {"type": "function", "function": {"name": "Answer"}}
+
+    def ask():
+        for choice in ("required", named):
+            whole = client.chat.completions.parse(tools=tools, tool_choice=choice, parallel_tool_calls=False, **LONG).choices[0]
+            equal((whole.finish_reason, len(whole.message.tool_calls)), ("tool_calls", 1))
+            equal(whole.message.tool_calls[0].function.name, "Answer")
+            with client.chat.completions.stream(tools=tools, tool_choice=choice, parallel_tool_calls=False, **LONG) as stream:
+                calls = stream.get_final_completion().choices[0].message.tool_calls
+            equal(calls[0].function.arguments, whole.message.tool_calls[0].function.arguments)
+        true(isinstance(whole.message.tool_calls[0].function.parsed_arguments, Answer), whole)
+    unless_refused("tool_choice", ask)
 
 
 @check

@@ -6,6 +6,7 @@ Calls and reasoning are checked with a server that repeats the prompt: `trunklin
 import os
 
 import openai
+from pydantic import BaseModel
 
 from checks import BASE, KEY, check, equal, run_all, true
 
@@ -66,6 +67,26 @@ def response_logprobs():
     answer = client.responses.create(input="Once", include=["message.output_text.logprobs"], top_logprobs=2, **SHORT)
     logprobs = answer.output[0].content[0].logprobs
     equal((len(logprobs), len(logprobs[0].top_logprobs)), (6, 2))
+
+
+class Answer(BaseModel):
+    value: int
+
+
+@check
+def response_parsed_and_forced():
+    long = {"model": MODEL, "input": "Once upon", "max_output_tokens": 400}
+    try:
+        answer = client.responses.parse(text_format=Answer, **long)
+        true(isinstance(answer.output_parsed, Answer), answer)
+        tools = [{"type": "function", **FUNCTION, "strict": True}]
+        for choice in ("required", {"type": "function", "name": "add"}):
+            answer = client.responses.create(tools=tools, tool_choice=choice, parallel_tool_calls=False, **long)
+            equal([item.type for item in answer.output], ["function_call"])
+            with client.responses.stream(tools=tools, tool_choice=choice, parallel_tool_calls=False, **long) as stream:
+                equal([item.name for item in stream.get_final_response().output], ["add"])
+    except openai.BadRequestError as error:
+        print(f"#   structures are refused with 400: {error.param}")
 
 
 @check

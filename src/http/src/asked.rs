@@ -246,7 +246,11 @@ impl Asked {
         }
     }
 
-    fn structure(&self) -> Result<Option<Structure>, Failure> {
+    /// Returns the structure of the answer's text.
+    ///
+    /// # Errors
+    /// Names the field that cannot be honoured.
+    pub(crate) fn structure(&self) -> Result<Option<Structure>, Failure> {
         structure(self.response_format.as_ref(), self.structured_outputs.as_ref())
     }
 
@@ -273,7 +277,7 @@ impl Asked {
             // The draws of further choices differ, and those of the first are those of a request for one.
             seed: self.seed.map(|seed| seed.cast_unsigned().wrapping_add(choice as u64)),
             // The check has seen it.
-            structure: self.structure().unwrap_or_default(),
+            structure: own.forced.clone().or_else(|| self.structure().unwrap_or_default()),
         };
         let stopping = proto::Stopping {
             max_tokens: Some(own.max_tokens),
@@ -310,6 +314,8 @@ pub(crate) struct Own {
     pub(crate) logprobs: Option<u32>,
     /// What the prefix cache is to keep.
     pub(crate) retention: Vec<proto::RetentionHint>,
+    /// Structure of an answer that has to call a tool, instead of the one that its text would have.
+    pub(crate) forced: Option<Structure>,
 }
 
 impl From<Prompt> for WirePrompt {

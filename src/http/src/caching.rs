@@ -34,6 +34,8 @@ pub(crate) struct CachingAsked {
     prompt_cache_key: Option<String>,
     prompt_cache_options: Option<CacheOptions>,
     prompt_cache_retention: Option<String>,
+    /// See [`crate::kv_hints`].
+    pub(crate) kv_hints: Option<serde_json::Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -154,6 +154,11 @@ impl Calls {
         Self { parser, phase, in_list: false, held: String::new(), blank, called: false }
     }
 
+    /// Begins an answer that is a list of calls, without the mark before it.
+    pub(crate) fn of_list() -> Self {
+        Self { phase: Phase::Before, ..Self::new(ToolCallParser::Mistral) }
+    }
+
     /// Takes what the model wrote next.
     pub(crate) fn push(&mut self, text: &str, found: &mut Found) {
         for c in text.chars() {

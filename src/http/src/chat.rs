@@ -8,9 +8,9 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response};
 use serde::{Deserialize, Serialize};
-use serde_json::Value as Json;
 use trunkline_server::proto::TokenIds;
 use trunkline_server::proto::generate_request::Prompt as WirePrompt;
+use trunkline_server::proto::sampling::Structure;
 use trunkline_template::{ChatTemplate, Conversation, TemplateError, Value};
 use trunkline_text::Tokenizer;
 
@@ -23,6 +23,7 @@ use crate::logprobs::{Spelled, spelled};
 use crate::marks::Rendered;
 use crate::reader::{Reading, ToolCall};
 use crate::run::{Run, run};
+use crate::tool_choice::ToolChoice;
 use crate::{Context, Shared};
 
 /// The form of answers of `/v1/chat/completions`.
@@ -149,33 +150,57 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
     let (mut asked, chat): (Asked, ChatAsked) = (parse(&body)?, parse(&body)?);
     asked.check()?;
     shared.check_model(asked.model.as_deref())?;
-    let caching = parse::<CachingAsked>(&body)?.check(&shared)?;
+    let of_cache: CachingAsked = parse(&body)?;
+    let caching = of_cache.check(&shared)?;
     let logprobs = top_logprobs(&asked)?;
     shared.template()?;
     let conversation = conversation(&mut asked)?;
     let breakpoints = breakpoints(&conversation.messages)?;
     let text = shared.render(conversation.clone()).await?;
-    let one_call = chat.parallel_tool_calls == Some(false);
-    let reading = reading(&shared, &mut asked, one_call, &text, conversation.tools.is_some());
+    let reading = shared.reading(&text, conversation.tools.is_some());
+    let choice = ToolChoice::of(asked.tool_choice.as_ref())?;
+    let (reading, forced) = asked.force(reading, &choice, conversation.tools.as_deref(), chat.parallel_tool_calls)?;
     let add_special_tokens = asked.add_special_tokens.unwrap_or(false);
     let ids = shared.tokens_of(&parts, text, add_special_tokens).await?;
     let prompt = Rendered { conversation: &conversation, add_special_tokens, ids: &ids };
-    let retention = shared.cache_hints(&parts, caching, breakpoints, prompt).await?;
+    let marks = shared.cache_hints(&parts, caching, breakpoints, prompt).await?;
+    let retention = shared.kv_hints(of_cache.kv_hints.as_ref(), marks)?;
     let room = shared.front.room_for(ids.len()).map_err(|status| Failure::of(&status))?;
     let max_tokens = asked.max_completion_tokens.or(asked.max_tokens).unwrap_or(room);
     let prompts = vec![WirePrompt::TokenIds(TokenIds { ids })];
-    let own = Own { max_tokens, logprobs, retention };
+    let own = Own { max_tokens, logprobs, retention, forced };
     run::<Chats>(&shared, &parts, Run { asked, own, prompts, reading, echoes: Vec::new() }).await
 }
 
-/// Returns what is to be read in the answers to a prompt. Marks that are special tokens are shown then, unless the client says otherwise.
-pub(crate) fn reading(shared: &Shared, asked: &mut Asked, one_call: bool, prompt: &str, has_tools: bool) -> Reading {
-    let reading = Reading { one_call, ..shared.reading(prompt, has_tools) };
-    if asked.skip_special_tokens.is_some() {
-        return Reading { hides_stop: false, ..reading };
+impl Asked {
+    /// Returns what is to be read in the answers, and their structure if they have to call one of `tools`. Marks that are special tokens are shown then,
+    /// unless the client says otherwise.
+    ///
+    /// # Errors
+    /// If no call can be forced.
+    pub(crate) fn force(
+        &mut self,
+        reading: Reading,
+        choice: &ToolChoice,
+        tools: Option<&[Value]>,
+        parallel_tool_calls: Option<bool>,
+    ) -> Result<(Reading, Option<Structure>), Failure> {
+        let one_call = parallel_tool_calls == Some(false);
+        let forced = choice.structure(tools, one_call)?;
+        if forced.is_some() && self.structured_outputs.is_some() {
+            let why = "structured_outputs is set alongside a tool_choice that forces a call; send one of them";
+            return Err(Failure::invalid("structured_outputs", why));
+        }
+        let mut reading = Reading { one_call, ..reading };
+        if forced.is_some() || self.structure()?.is_some() {
+            reading = reading.structured(forced.is_some());
+        }
+        match self.skip_special_tokens {
+            Some(_) => reading.hides_stop = false,
+            None => self.skip_special_tokens = reading.hides_stop.then_some(false),
+        }
+        Ok((reading, forced))
     }
-    asked.skip_special_tokens = reading.hides_stop.then_some(false);
-    reading
 }
 
 /// Returns the number of most likely tokens to report with each token; `None` for no log probabilities.
@@ -247,13 +272,9 @@ fn conversation(asked: &mut Asked) -> Result<Conversation, Failure> {
 
 /// Returns the tools for the template: none if the model is to call none.
 pub(crate) fn tools(asked: &mut Asked) -> Result<Option<Vec<Value>>, Failure> {
+    let choice = ToolChoice::of(asked.tool_choice.as_ref())?;
     let tools = asked.tools.take().filter(|tools| !tools.is_empty());
-    match &asked.tool_choice {
-        None | Some(Json::Null) => Ok(tools),
-        Some(Json::String(choice)) if choice == "auto" => Ok(tools),
-        Some(Json::String(choice)) if choice == "none" => Ok(None),
-        Some(_) => Err(Failure::invalid("tool_choice", "tool_choice may be auto or none: no call can be forced")),
-    }
+    Ok(tools.filter(|_| choice != ToolChoice::None))
 }
 
 fn of_template(err: &TemplateError) -> Failure {

@@ -71,14 +71,16 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
     let body = bytes(&shared.front, body).await?;
     let mut asked: Asked = parse(&body)?;
     asked.check()?;
-    let retention = parse::<CachingAsked>(&body)?.check(&shared)?.map_or_else(Vec::new, Caching::of_prompt);
+    let caching: CachingAsked = parse(&body)?;
+    let marks = caching.check(&shared)?.map_or_else(Vec::new, Caching::of_prompt);
+    let retention = shared.kv_hints(caching.kv_hints.as_ref(), marks)?;
     let prompts = asked.prompt.take().ok_or_else(|| Failure::invalid("prompt", "prompt is missing"))?.0;
     if prompts.len() * asked.n() > CHOICES_MAX {
         let message = format!("{} prompts with n {} ask for more than {CHOICES_MAX} choices", prompts.len(), asked.n());
         return Err(Failure::invalid("n", message));
     }
-    let own =
-        Own { max_tokens: asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT), logprobs: top_logprobs(&asked), retention };
+    let max_tokens = asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT);
+    let own = Own { max_tokens, logprobs: top_logprobs(&asked), retention, ..Own::default() };
     let echoes = echoes(&shared, &asked, &own, &prompts)?;
     let prompts = prompts.into_iter().map(WirePrompt::from).collect();
     run::<Completions>(&shared, &parts, Run { asked, own, prompts, reading: Reading::default(), echoes }).await

@@ -22,7 +22,7 @@ use serde::Serialize;
 use tonic::{Code, Status};
 
 /// Names of fields in messages of the server, with the fields of a body that they come from.
-const PARAMS: [(&str, &str); 25] = [
+const PARAMS: [(&str, &str); 26] = [
     ("text", "prompt"),
     ("token_ids", "prompt"),
     ("prompt", "prompt"),
@@ -48,6 +48,8 @@ const PARAMS: [(&str, &str); 25] = [
     ("stop", "stop"),
     ("stop_token_ids", "stop_token_ids"),
     ("priority", "priority"),
+    // What the door makes of marks is well formed.
+    ("retention", "kv_hints"),
 ];
 
 /// Reason for which a request got no answer, or its stream none further.
@@ -117,6 +119,26 @@ impl Failure {
         failure
     }
 
+    /// Returns the failure with another name for a field that it names.
+    pub(crate) fn renamed(mut self, from: &str, to: &str) -> Self {
+        if self.param.as_deref() == Some(from) {
+            self.param = Some(to.to_owned());
+        }
+        self
+    }
+
+    /// Returns the failure of a request whose structure is that of forced calls, if `forced`.
+    pub(crate) fn of_call(self, forced: bool) -> Self {
+        match self.message.strip_prefix("json_schema ") {
+            Some(why) if forced => Self::invalid("tools", format!("the schema of the tools {why}")),
+            None if forced && self.message.starts_with("structured output ") => {
+                let why = "tool_choice may be auto or none: a call is forced by structured output, which is not supported by the workers of this server";
+                Self::invalid("tool_choice", why)
+            }
+            _ => self,
+        }
+    }
+
     /// Returns `true` if the client may come back later.
     pub(crate) fn is_overload(&self) -> bool {
         self.status == StatusCode::TOO_MANY_REQUESTS
@@ -181,6 +203,16 @@ mod tests {
         assert_eq!(param("token_ids[3] is 9; the model has").as_deref(), Some("prompt"));
         assert_eq!(param("text: token[0] is 9").as_deref(), Some("prompt"));
         assert_eq!(param("something else"), None);
+        let of = |message: &str, forced| Failure::of(&Status::invalid_argument(message)).of_call(forced);
+        let schema = "json_schema is refused: it has 70000 bytes";
+        let told = of(schema, true);
+        assert_eq!(
+            (told.param.as_deref(), told.message.as_str()),
+            (Some("tools"), "the schema of the tools is refused: it has 70000 bytes")
+        );
+        assert_eq!(of(schema, false).renamed("response_format", "text.format").param.as_deref(), Some("text.format"));
+        assert_eq!(of("structured output is not supported", true).param.as_deref(), Some("tool_choice"));
+        assert_eq!(of("structured output is not supported", false).param, None);
     }
 
     #[test]

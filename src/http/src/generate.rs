@@ -4,6 +4,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use trunkline_server::proto::TokenIds;
 use trunkline_server::proto::generate_request::Prompt as WirePrompt;
 use trunkline_text::Tokenizer;
@@ -29,6 +30,7 @@ pub(crate) struct TokensAsked {
     stream_options: Option<StreamOptions>,
     cache_salt: Option<String>,
     priority: Option<i32>,
+    kv_hints: Option<Value>,
 }
 
 /// The form of answers of `/inference/v1/generate`.
@@ -86,6 +88,7 @@ pub(crate) async fn generate(State(shared): Context, request: Request<Body>) -> 
     let own = Own {
         max_tokens: asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT),
         logprobs: top_logprobs(&asked),
+        retention: shared.kv_hints(given.kv_hints.as_ref(), Vec::new())?,
         ..Own::default()
     };
     let prompts = vec![WirePrompt::TokenIds(TokenIds { ids: given.token_ids })];

@@ -12,6 +12,7 @@
 //! | `POST /v1/responses` | `responses` |
 //! | `POST /inference/v1/generate` | `generate` |
 //! | `GET /health`, `/v1/models`, `/version`, `/load`, `/metrics`; `POST /abort_requests`, `/reset_prefix_cache` | `admin` |
+//! | `GET /kv_event_sources` | `event_sources` |
 //! | `POST /tokenize`, `/detokenize` | `tokens` |
 
 mod admin;
@@ -23,9 +24,11 @@ mod calls;
 mod chat;
 mod choices;
 mod completions;
+mod event_sources;
 mod events;
 mod failure;
 mod generate;
+mod kv_hints;
 mod logprobs;
 mod marks;
 mod messages;
@@ -36,6 +39,7 @@ mod responses;
 mod run;
 mod structure;
 mod tokens;
+mod tool_choice;
 mod usage;
 
 use std::future::ready;
@@ -56,6 +60,7 @@ use trunkline_server::{Answering, Front, HttpDoor};
 use trunkline_template::ChatTemplate;
 
 pub use crate::calls::ToolCallParser;
+pub use crate::event_sources::{KvEventSource, KvEventSources};
 pub use crate::origins::{AllowedOrigins, OriginsError};
 pub use crate::reasoning::ReasoningParser;
 
@@ -75,6 +80,8 @@ pub struct Settings {
     pub reasoning_parser: Option<ReasoningParser>,
     /// Origins whose pages may read answers in a browser.
     pub allowed_origins: AllowedOrigins,
+    /// The publisher of cache events, if there is one.
+    pub kv_event_sources: Option<Arc<dyn KvEventSources>>,
 }
 
 /// State that all handlers share.
@@ -105,6 +112,7 @@ pub fn door(front: Front, settings: Settings) -> Arc<dyn HttpDoor> {
         .route("/version", get(admin::version))
         .route("/load", get(admin::load))
         .route("/metrics", get(admin::metrics))
+        .route("/kv_event_sources", get(event_sources::sources))
         .route("/v1/models", get(admin::models))
         .route("/v1/models/{*name}", get(admin::model))
         .route("/v1/completions", post(completions::complete))

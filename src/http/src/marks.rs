@@ -4,7 +4,7 @@
 //! it lies follows from the template: the prompt of the messages up to the mark, as far as it is a prefix of the whole prompt.
 
 use axum::http::request::Parts;
-use trunkline_server::proto::RetentionHint;
+use trunkline_server::proto::{RetentionHint, RetentionPart};
 use trunkline_template::{Conversation, Value};
 
 use crate::Shared;
@@ -12,6 +12,8 @@ use crate::failure::Failure;
 
 /// Priority of marked tokens in the cache: the second class above tokens without a hint, so that a client's own hints can be stronger.
 pub(crate) const PRIORITY: u32 = 60;
+/// Priority of tokens without a hint.
+const PRIORITY_DEFAULT: u32 = 35;
 
 /// Returns hints for the tokens up to each mark, in their order; where two end at the same token, the longer time counts.
 pub(crate) fn hints(ends: &[(u32, u64)]) -> Vec<RetentionHint> {
@@ -43,9 +45,10 @@ pub(crate) fn hints(ends: &[(u32, u64)]) -> Vec<RetentionHint> {
     hints
 }
 
-/// Returns the token up to which hints reach; the largest number for the end of a prompt.
+/// Returns the token of the prompt up to which hints keep it longer than without them; the largest number for its end.
 pub(crate) fn marked(hints: &[RetentionHint]) -> u32 {
-    hints.iter().map(|hint| hint.to.unwrap_or(u32::MAX)).max().unwrap_or(0)
+    let keeps = |hint: &&RetentionHint| hint.priority > Some(PRIORITY_DEFAULT) && hint.part() != RetentionPart::Answer;
+    hints.iter().filter(keeps).map(|hint| hint.to.unwrap_or(u32::MAX)).max().unwrap_or(0)
 }
 
 /// A conversation, and the tokens of its prompt.
@@ -94,5 +97,9 @@ mod tests {
         assert_eq!(shown(&[(100, 9), (100, 5), (0, 7)]), [(0, 100, 9)]);
         assert!(shown(&[]).is_empty());
         assert_eq!(marked(&hints(&[(100, 9), (300, 5)])), 300);
+        let part = RetentionPart::Answer.into();
+        let answer = RetentionHint { part, priority: Some(80), ..RetentionHint::default() };
+        let early = RetentionHint { priority: Some(0), ..RetentionHint::default() };
+        assert_eq!(marked(&[early, answer]), 0);
     }
 }

@@ -18,6 +18,7 @@ use trunkline_quote::quoted;
 use trunkline_server::Generation;
 use trunkline_server::proto::finish::StoppedBy;
 use trunkline_server::proto::generate_request::Prompt as WirePrompt;
+use trunkline_server::proto::sampling::Structure;
 use trunkline_server::proto::{self, Finish, FinishReason, RetentionHint, TokenIds};
 use trunkline_template::{Conversation, Value};
 use trunkline_text::Tokenizer;
@@ -28,8 +29,9 @@ use crate::events::{Events, Writer};
 use crate::failure::Failure;
 use crate::marks::{Rendered, hints, marked};
 use crate::messages::blocks::{Block, Blocks, event};
-use crate::reader::{Read, Reader};
+use crate::reader::{Read, Reader, Reading};
 use crate::run::{REQUEST_ID, named};
+use crate::tool_choice::ToolChoice;
 use crate::{Context, Shared};
 
 /// Marks of one request, at most, as in Anthropic's API.
@@ -51,7 +53,7 @@ pub(crate) struct MessagesAsked {
     top_k: Option<u32>,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Choice>,
-    thinking: Option<Choice>,
+    thinking: Option<Thinking>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -91,6 +93,13 @@ struct CacheControl {
 
 #[derive(Debug, Deserialize)]
 struct Choice {
+    r#type: String,
+    name: Option<String>,
+    disable_parallel_tool_use: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Thinking {
     r#type: String,
 }
 
@@ -192,10 +201,6 @@ fn ttl_ms(place: &str, control: &CacheControl) -> Result<u64, Failure> {
 
 impl MessagesAsked {
     fn translate(&self) -> Result<Translated, Failure> {
-        if let Some(choice) = self.tool_choice.as_ref().filter(|choice| !matches!(&*choice.r#type, "auto" | "none")) {
-            let why = format!("tool_choice is of type {}; no call can be forced", quoted(&choice.r#type));
-            return Err(Failure::invalid("tool_choice", why));
-        }
         if self.thinking.as_ref().is_some_and(|thinking| thinking.r#type != "disabled") {
             return Err(Failure::invalid(
                 "thinking",
@@ -219,10 +224,24 @@ impl MessagesAsked {
         Ok(translated)
     }
 
+    fn choice(&self) -> Result<ToolChoice, Failure> {
+        let Some(choice) = &self.tool_choice else { return Ok(ToolChoice::Auto) };
+        match (choice.r#type.as_str(), &choice.name) {
+            ("auto", _) => Ok(ToolChoice::Auto),
+            ("none", _) => Ok(ToolChoice::None),
+            ("any", _) => Ok(ToolChoice::Required),
+            ("tool", Some(name)) => Ok(ToolChoice::Named(name.clone())),
+            ("tool", None) => Err(Failure::invalid("tool_choice", "tool_choice is of type tool, and has no name")),
+            (other, _) => {
+                let why = format!("tool_choice is of type {}; it may be auto, none, any or tool", quoted(other));
+                Err(Failure::invalid("tool_choice", why))
+            }
+        }
+    }
+
     /// Returns the tools in the form of OpenAI's API.
-    fn tools(&self) -> Option<Vec<Value>> {
-        let none = self.tool_choice.as_ref().is_some_and(|choice| choice.r#type == "none");
-        let tools = self.tools.as_ref().filter(|tools| !none && !tools.is_empty())?;
+    fn tools(&self, choice: &ToolChoice) -> Option<Vec<Value>> {
+        let tools = self.tools.as_ref().filter(|tools| *choice != ToolChoice::None && !tools.is_empty())?;
         let tool = |tool: &Value| {
             let field = |name: &str| tool.get_attr(name).unwrap_or_default();
             let function = Value::from_pairs([
@@ -240,12 +259,14 @@ impl MessagesAsked {
         ids: Vec<u32>,
         retention: Vec<RetentionHint>,
         shows_special: bool,
+        forced: Option<Structure>,
         request_id: String,
     ) -> proto::GenerateRequest {
         let sampling = proto::Sampling {
             temperature: self.temperature,
             top_p: self.top_p,
             top_k: self.top_k.unwrap_or(0),
+            structure: forced,
             ..proto::Sampling::default()
         };
         let stop = self.stop_sequences.clone().unwrap_or_default();
@@ -308,9 +329,13 @@ async fn try_answer(shared: &Shared, request: Request<Body>) -> Result<Response<
     let model = shared.check_model(asked.model.as_deref())?;
     let translated = asked.translate()?;
     let mut conversation = Conversation::new(translated.messages, SystemTime::now());
-    conversation.tools = asked.tools();
+    let choice = asked.choice()?;
+    conversation.tools = asked.tools(&choice);
     let text = shared.render(conversation.clone()).await?;
-    let reading = shared.reading(&text, conversation.tools.is_some());
+    let one_call = asked.tool_choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use) == Some(true);
+    let forced = choice.structure(conversation.tools.as_deref(), one_call)?;
+    let reading = Reading { one_call, ..shared.reading(&text, conversation.tools.is_some()) };
+    let reading = if forced.is_some() { reading.structured(true) } else { reading };
     let ids = shared.tokens_of(&parts, text, false).await?;
     let prompt = Rendered { conversation: &conversation, add_special_tokens: false, ids: &ids };
     let mut ends = Vec::new();
@@ -320,10 +345,11 @@ async fn try_answer(shared: &Shared, request: Request<Body>) -> Result<Response<
     let hints = hints(&ends);
     let marked = marked(&hints);
     let request_id = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
-    let message = asked.request(ids, hints, reading.hides_stop, request_id);
+    let forces = forced.is_some();
+    let message = asked.request(ids, hints, reading.hides_stop, forced, request_id);
     let generation = match shared.front.generate(&parts.extensions, message, None).await {
         Ok(generation) => generation,
-        Err(status) => return Err(shared.refused(&status).await),
+        Err(status) => return Err(shared.refused(&status).await.of_call(forces)),
     };
     let id = generation.client_id().to_owned();
     let writer = MessageWriter {
@@ -509,14 +535,18 @@ mod tests {
 
     #[test]
     fn what_cannot_be_honoured_is_refused_with_its_place() {
-        let refused = |json: &str| asked(json).translate().unwrap_err().json();
+        let refused = |json: &str| {
+            let asked = asked(json);
+            asked.choice().and_then(|_| asked.translate()).unwrap_err().json()
+        };
         for (part, why) in [
             (
                 r#""messages": [{"role": "user", "content": [{"type": "image"}]}]"#,
                 "messages[0].content[0] is of type 'image'",
             ),
             (r#""messages": [{"role": "user", "content": [{"type": "text"}]}]"#, "messages[0].content[0] has no text"),
-            (r#""messages": [], "tool_choice": {"type": "any"}"#, "no call can be forced"),
+            (r#""messages": [], "tool_choice": {"type": "all"}"#, "it may be auto, none, any or tool"),
+            (r#""messages": [], "tool_choice": {"type": "tool"}"#, "is of type tool, and has no name"),
             (r#""messages": [], "thinking": {"type": "enabled", "budget_tokens": 9}"#, "thinking cannot be asked for"),
             (
                 r#""messages": [], "system": [{"type": "text", "text": "a", "cache_control": {"ttl": "1d"}}]"#,

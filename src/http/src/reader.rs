@@ -15,6 +15,8 @@ pub(crate) struct Reading {
     pub(crate) reasoning: Option<bool>,
     /// `None` to leave calls in the text.
     pub(crate) calls: Option<ToolCallParser>,
+    /// The whole answer is a list of calls, as [`crate::tool_choice`] forces it.
+    pub(crate) forced: bool,
     /// Report the first call alone.
     pub(crate) one_call: bool,
     /// Leave out the name of a special token that ends the text: special tokens are shown for the marks of calls alone.
@@ -30,11 +32,17 @@ impl Reading {
     ) -> Self {
         let calls = calls.filter(|_| has_tools);
         let hides_stop = calls.is_some_and(ToolCallParser::needs_special_tokens);
-        Self { reasoning: reasoning.map(|parser| parser.is_open(prompt)), calls, one_call: false, hides_stop }
+        let reasoning = reasoning.map(|parser| parser.is_open(prompt));
+        Self { reasoning, calls, forced: false, one_call: false, hides_stop }
+    }
+
+    /// Returns the reading of answers that have a structure from their first token, which may be that of forced calls.
+    pub(crate) fn structured(self, forced: bool) -> Self {
+        Self { reasoning: None, forced, hides_stop: self.hides_stop && !forced, ..self }
     }
 
     fn is_any(&self) -> bool {
-        self.reasoning.is_some() || self.calls.is_some()
+        self.reasoning.is_some() || self.calls.is_some() || self.forced
     }
 }
 
@@ -84,7 +92,7 @@ impl Reader {
     pub(crate) fn new(reading: Reading) -> Option<Self> {
         reading.is_any().then(|| Self {
             reasoning: reading.reasoning.map(Reasoning::new),
-            calls: reading.calls.map(Calls::new),
+            calls: if reading.forced { Some(Calls::of_list()) } else { reading.calls.map(Calls::new) },
             reading,
             n_calls: 0,
             last_special: String::new(),

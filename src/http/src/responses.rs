@@ -10,6 +10,7 @@ use axum::extract::State;
 use axum::http::{Request, Response};
 use bytes::BytesMut;
 use serde::Serialize;
+use serde_json::json;
 use serde_json::value::Value as Json;
 use tokio_stream::StreamExt;
 use tonic::Status;
@@ -23,7 +24,7 @@ use trunkline_text::Tokenizer;
 use crate::asked::{Asked, Own};
 use crate::body::{bytes, json_of, parse, stream};
 use crate::caching::{CachingAsked, breakpoints};
-use crate::chat::{reading, tools};
+use crate::chat::tools;
 use crate::choices::{Choices, Piece};
 use crate::events::{Events, Writer};
 use crate::failure::Failure;
@@ -33,6 +34,7 @@ use crate::reader::{Read, Reader};
 use crate::responses::input::{ResponsesAsked, functions};
 use crate::responses::items::{Item, Output};
 use crate::run::{REQUEST_ID, named};
+use crate::tool_choice::ToolChoice;
 use crate::{Context, now_s};
 
 /// Fields of a request that its answer has again.
@@ -45,7 +47,7 @@ struct Echo {
     top_p: Option<f32>,
     top_logprobs: u32,
     tools: Vec<Value>,
-    tool_choice: &'static str,
+    tool_choice: Json,
     parallel_tool_calls: bool,
     metadata: Option<Json>,
     prompt_cache_key: Option<String>,
@@ -65,12 +67,7 @@ struct ReasoningEcho {
 
 #[derive(Debug, Serialize)]
 struct TextEcho {
-    format: Format,
-}
-
-#[derive(Debug, Serialize)]
-struct Format {
-    r#type: &'static str,
+    format: Json,
 }
 
 /// Tokens of a response.
@@ -130,29 +127,38 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
     let body = bytes(&shared.front, body).await?;
     let (responses, mut asked): (ResponsesAsked, Asked) = (parse(&body)?, parse(&body)?);
     responses.check()?;
+    asked.response_format = responses.response_format()?;
     asked.check()?;
     let model = shared.check_model(asked.model.as_deref())?;
-    let caching = parse::<CachingAsked>(&body)?.check(&shared)?;
+    let of_cache: CachingAsked = parse(&body)?;
+    let caching = of_cache.check(&shared)?;
     let echo = echo(model, &responses, &asked);
     let conversation = conversation(&responses, &mut asked)?;
     let breakpoints = breakpoints(&conversation.messages)?;
     let text = shared.render(conversation.clone()).await?;
-    let one_call = responses.parallel_tool_calls == Some(false);
-    let reading = reading(&shared, &mut asked, one_call, &text, conversation.tools.is_some());
+    let choice = ToolChoice::of(asked.tool_choice.as_ref())?;
+    let reading = shared.reading(&text, conversation.tools.is_some());
+    let parallel = responses.parallel_tool_calls;
+    let (reading, forced) = asked.force(reading, &choice, conversation.tools.as_deref(), parallel)?;
     let ids = shared.tokens_of(&parts, text, false).await?;
     let prompt = Rendered { conversation: &conversation, add_special_tokens: false, ids: &ids };
-    let retention = shared.cache_hints(&parts, caching, breakpoints, prompt).await?;
+    let marks = shared.cache_hints(&parts, caching, breakpoints, prompt).await?;
+    let retention = shared.kv_hints(of_cache.kv_hints.as_ref(), marks)?;
     let of = |status| Failure::of(&status);
     let room = shared.front.room_for(ids.len()).map_err(of)?;
     let logprobs = responses.wants_logprobs().then(|| asked.top_logprobs.unwrap_or(0));
     let marked = marked(&retention);
-    let own = Own { max_tokens: responses.max_output_tokens.unwrap_or(room), logprobs, retention };
+    let max_tokens = responses.max_output_tokens.unwrap_or(room);
+    let forces = forced.is_some();
+    let own = Own { max_tokens, logprobs, retention, forced };
     let header = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
     let request_id = asked.request_id.take().or(header).unwrap_or_default();
     let message = asked.message(WirePrompt::TokenIds(TokenIds { ids }), &own, 0, request_id);
     let generation = match shared.front.generate(&parts.extensions, message, None).await {
         Ok(generation) => generation,
-        Err(status) => return Err(shared.refused(&status).await),
+        Err(status) => {
+            return Err(shared.refused(&status).await.of_call(forces).renamed("response_format", "text.format"));
+        }
     };
     let id = generation.client_id().to_owned();
     let writer = ResponseWriter {
@@ -175,10 +181,8 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
 }
 
 fn echo(model: String, responses: &ResponsesAsked, asked: &Asked) -> Echo {
-    let tool_choice = match asked.tool_choice.as_ref().and_then(Json::as_str) {
-        Some("none") => "none",
-        _ => "auto",
-    };
+    let given = |value: Option<&Json>| value.filter(|value| !value.is_null()).cloned();
+    let format = responses.text.as_ref().and_then(|text| given(text.format.as_ref()));
     Echo {
         model,
         instructions: responses.instructions.clone(),
@@ -187,7 +191,7 @@ fn echo(model: String, responses: &ResponsesAsked, asked: &Asked) -> Echo {
         top_p: asked.top_p,
         top_logprobs: asked.top_logprobs.unwrap_or(0),
         tools: asked.tools.clone().unwrap_or_default(),
-        tool_choice,
+        tool_choice: given(asked.tool_choice.as_ref()).unwrap_or_else(|| "auto".into()),
         parallel_tool_calls: responses.parallel_tool_calls.unwrap_or(true),
         metadata: responses.metadata.clone(),
         prompt_cache_key: responses.prompt_cache_key.clone(),
@@ -195,7 +199,7 @@ fn echo(model: String, responses: &ResponsesAsked, asked: &Asked) -> Echo {
             effort: responses.reasoning.as_ref().and_then(|of| of.effort.clone()),
             summary: None,
         },
-        text: TextEcho { format: Format { r#type: "text" } },
+        text: TextEcho { format: format.unwrap_or_else(|| json!({"type": "text"})) },
         truncation: "disabled",
         previous_response_id: None,
         store: false,

@@ -126,7 +126,7 @@ async fn begin(
             let message = asked.message(prompt.clone(), own, choice, id);
             match shared.front.generate(&parts.extensions, message, None).await {
                 Ok(stream) => streams.push(stream),
-                Err(status) => return Err(shared.refused(&status).await),
+                Err(status) => return Err(shared.refused(&status).await.of_call(own.forced.is_some())),
             }
         }
     }

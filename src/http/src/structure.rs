@@ -18,6 +18,9 @@ const OPTIONS: &str = "x-guidance";
 pub(crate) struct ResponseFormat {
     r#type: String,
     json_schema: Option<JsonSchema>,
+    /// The schema in `text.format` of responses.
+    #[serde(skip)]
+    of_text: bool,
 }
 
 /// `response_format.json_schema`. Its name and description are for people, and a schema always holds, strict or not.
@@ -44,21 +47,36 @@ pub(crate) struct StructuredOutputs {
 }
 
 impl ResponseFormat {
+    /// Reads `text.format` of responses, which has the schema without a `json_schema` around it.
+    ///
+    /// # Errors
+    /// If it is malformed.
+    pub(crate) fn of_text(format: &Value) -> Result<Option<Self>, Failure> {
+        if format.is_null() {
+            return Ok(None);
+        }
+        let kind = format["type"].as_str().ok_or_else(|| Failure::invalid("text.format", "text.format has no type"))?;
+        let schema = Some(format["schema"].clone()).filter(|schema| !schema.is_null());
+        Ok(Some(Self { r#type: kind.to_owned(), json_schema: Some(JsonSchema { schema }), of_text: true }))
+    }
+
     fn structure(&self) -> Result<Option<Structure>, Failure> {
         let schema = self.json_schema.as_ref().and_then(|format| format.schema.as_ref());
+        let (param, place) = match self.of_text {
+            true => ("text.format", "text.format"),
+            false => ("response_format", "response_format.json_schema"),
+        };
         match self.r#type.as_str() {
             "text" => Ok(None),
             "json_object" => Ok(Some(Structure::JsonSchema(OBJECT.into()))),
             "json_schema" => match schema {
                 Some(schema) => Ok(Some(Structure::JsonSchema(schema.to_string()))),
-                None => Err(Failure::invalid("response_format", "response_format.json_schema has no schema")),
+                None => Err(Failure::invalid(param, format!("{place} has no schema"))),
             },
             other => {
-                let message = format!(
-                    "response_format has the type {}; it must be text, json_object or json_schema",
-                    quoted(other)
-                );
-                Err(Failure::invalid("response_format", message))
+                let message =
+                    format!("{param} has the type {}; it must be text, json_object or json_schema", quoted(other));
+                Err(Failure::invalid(param, message))
             }
         }
     }
@@ -167,6 +185,27 @@ mod tests {
         assert_eq!(serde_json::from_str::<Value>(&compact).unwrap(), serde_json::from_str::<Value>(options).unwrap());
         let own = outputs(json!({"json_object": true, "whitespace_pattern": " ?"}));
         assert_eq!(own, schema(r#"{"type":"object","x-guidance":{"whitespace_pattern":" ?"}}"#));
+    }
+
+    #[test]
+    fn the_format_of_a_response_has_its_schema_without_a_name_around_it() {
+        let of = |format: Value| {
+            let format = ResponseFormat::of_text(&format).map_err(|failure| failure.json())?;
+            structure(format.as_ref(), None).map_err(|failure| failure.json())
+        };
+        assert_eq!(of(json!(null)), Ok(None));
+        assert_eq!(of(json!({"type": "text"})), Ok(None));
+        assert_eq!(of(json!({"type": "json_object"})), schema(OBJECT));
+        let named = json!({"type": "json_schema", "name": "a", "strict": true, "schema": {"type": "array"}});
+        assert_eq!(of(named), schema(r#"{"type":"array"}"#));
+        for (format, words) in [
+            (json!({"type": "json_schema", "name": "a"}), "text.format has no schema"),
+            (json!({"type": "grammar"}), "text.format has the type 'grammar'"),
+            (json!("text"), "text.format has no type"),
+        ] {
+            let told = of(format).unwrap_err();
+            assert!(told.contains(words) && told.contains(r#""param":"text.format""#), "{told}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use trunkline_quote::quoted;
-use trunkline_server::{RequestSpan, RequestTracer, SpanValue, TraceParent};
+use trunkline_server::{RequestSpan, RequestTracer, SpanEvent, SpanValue, TraceParent};
 
 /// Name of the spans, as of vLLM's.
 const SPAN: &str = "llm_request";
@@ -76,11 +76,11 @@ impl Exporter {
 impl RequestTracer for Exporter {
     fn write(&self, span: RequestSpan) {
         let RequestSpan { parent, begin, end, events, attributes, failure } = span;
-        let event = |(at, name, engine): (_, _, Option<u32>)| {
-            let engine = engine.map(|engine| KeyValue::new("trunkline.engine", i64::from(engine)));
-            Event::new(name, at, engine.into_iter().collect(), 0)
+        let attribute = |(name, value)| KeyValue::new(name, value_of(value));
+        let event = |SpanEvent { at, name, attributes }| {
+            Event::new(name, at, attributes.into_iter().map(attribute).collect(), 0)
         };
-        let attributes = attributes.into_iter().map(|(name, value)| KeyValue::new(name, value_of(value)));
+        let attributes = attributes.into_iter().map(attribute);
         let builder = SpanBuilder::from_name(SPAN)
             .with_kind(SpanKind::Server)
             .with_start_time(begin)

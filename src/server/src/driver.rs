@@ -528,6 +528,7 @@ impl Driver {
         }
         let mut outputs = std::mem::take(&mut self.outputs);
         self.cluster.handle(now_ns, input, &mut outputs);
+        self.note_preempted();
         for output in outputs.drain(..) {
             self.perform(output);
         }

@@ -74,7 +74,7 @@ pub use crate::engines::seats::AttachOptions;
 pub use crate::engines::stores::{EngineStore, layout};
 pub use crate::metrics::MetricNames;
 pub use crate::network::limits::{FILES_RESERVED, NetworkLimits, raise_open_files};
-pub use crate::requests::spans::{RequestSpan, RequestTracer, SpanValue};
+pub use crate::requests::spans::{RequestSpan, RequestTracer, SpanEvent, SpanValue};
 pub use crate::requests::trace_parent::TraceParent;
 pub use crate::server::front::{Front, Load};
 pub use crate::server::shutdown::{ServerHandle, StopSignals, heed_signals, on_hangup};

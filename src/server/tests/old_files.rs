@@ -18,6 +18,7 @@ fn request() -> pb::GenerateRequest {
         part: pb::RetentionPart::Answer.into(),
         priority: Some(80),
         ttl_ms: 60_000,
+        demote: false,
     };
     pb::GenerateRequest {
         request_id: "r-1".into(),

@@ -22,13 +22,13 @@ impl Fleet<'_> {
         let stats: Vec<_> = status.iter().map(|status| status.stats).collect();
         self.assert_drained(&stats);
         let digest = self.cluster.digest();
-        let links = |at| Links::report(self.replicas.iter().map(|replica| &replica.links), at);
-        let [link_out, link_in] = links(0);
+        let [link_out, link_in] = Links::report(self.replicas.iter().map(|replica| &replica.links), 0);
         let tiers = self.tier_reports(&stats);
         let mut counters = Stats::default();
         stats.iter().for_each(|stats| counters += *stats);
         let duration_s = self.totals.last_end_ns as f64 / 1e9;
         let fleet = self.fleet_report();
+        let hints = self.meters.hints(settings.hints);
         let (total, itl_s, fairness, classes) = self.meters.end();
         Report {
             settings: settings_report(self.pending.source.format(), settings, self.cost.name()),
@@ -48,6 +48,7 @@ impl Fleet<'_> {
                 prefix_runs: counters.prefix_runs,
                 mean_prefix_run: ratio(counters.prefix_blocks as f64, counters.prefix_runs as f64),
                 too_long: self.totals.too_long,
+                hints,
             },
             preemptions: counters.preemptions,
             swaps: SwapReport {

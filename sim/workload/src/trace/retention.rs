@@ -1,7 +1,8 @@
 //! Retention hints of a request: priorities of token ranges in the prefix cache, as in [`trunkline_core::request::retention`].
 //!
 //! A line of a JSON format may have the field `retention`, a list of `{"from": 0, "to": 2048, "priority": 80, "ttl_ms": 60000}`. Without
-//! `from`, a range begins with the prompt; without `to`, it ends with the answer; without `ttl_ms`, a hint has no end. CSV has no hints.
+//! `from`, a range begins with the prompt; without `to`, it ends with the answer; without `ttl_ms`, a hint has no end. `"demote": true` demotes. CSV has no
+//! hints.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -24,6 +25,8 @@ struct Hint {
     priority: u8,
     #[serde(default)]
     ttl_ms: f64,
+    #[serde(default)]
+    demote: bool,
 }
 
 /// Reads the field `retention`.
@@ -38,11 +41,12 @@ pub(super) fn of_json(value: Option<Value>) -> Result<Box<[RetentionHint]>, Trac
     }
     let hints: Box<[RetentionHint]> = hints
         .into_iter()
-        .map(|Hint { from, to, priority, ttl_ms }| RetentionHint {
+        .map(|Hint { from, to, priority, ttl_ms, demote }| RetentionHint {
             from,
             to: to.unwrap_or(TO_END),
             priority,
             ttl_ns: (ttl_ms * NS_PER_MS as f64).round() as u64,
+            demote,
         })
         .collect();
     check(&hints)?;
@@ -60,7 +64,8 @@ pub(super) fn to_json(hints: &[RetentionHint]) -> String {
             0 => String::new(),
             ns => format!(", \"ttl_ms\": {}", ns as f64 / NS_PER_MS as f64),
         };
-        format!("{{\"from\": {}, {to}\"priority\": {}{ttl}}}", hint.from, hint.priority)
+        let demote = if hint.demote { ", \"demote\": true" } else { "" };
+        format!("{{\"from\": {}, {to}\"priority\": {}{ttl}{demote}}}", hint.from, hint.priority)
     };
     format!(", \"retention\": [{}]", hints.iter().map(hint).collect::<Vec<_>>().join(", "))
 }
@@ -81,16 +86,17 @@ mod tests {
     use super::*;
 
     fn hint(from: u32, to: u32, priority: u8, ttl_ns: u64) -> RetentionHint {
-        RetentionHint { from, to, priority, ttl_ns }
+        RetentionHint { from, to, priority, ttl_ns, demote: false }
     }
 
     #[test]
     fn hints_survive_being_written_and_read() {
-        let hints = [hint(0, 100, 80, 1_500_000), hint(100, TO_END, 0, 0)];
+        let away = RetentionHint { demote: true, ..hint(100, TO_END, 0, 0) };
+        let hints = [hint(0, 100, 80, 1_500_000), away];
         let json = format!("{{\"a\": 1{}}}", to_json(&hints));
         assert_eq!(
             json,
-            r#"{"a": 1, "retention": [{"from": 0, "to": 100, "priority": 80, "ttl_ms": 1.5}, {"from": 100, "priority": 0}]}"#
+            r#"{"a": 1, "retention": [{"from": 0, "to": 100, "priority": 80, "ttl_ms": 1.5}, {"from": 100, "priority": 0, "demote": true}]}"#
         );
         let object: Value = serde_json::from_str(&json).unwrap();
         assert_eq!(*of_json(object.get("retention").cloned()).unwrap(), hints);

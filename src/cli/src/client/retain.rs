@@ -7,7 +7,7 @@ use trunkline_server::proto::{RetentionHint, RetentionPart};
 
 const NS_PER_MS: u64 = 1_000_000;
 
-const PARAMS: [Param; 2] = [
+const PARAMS: [Param; 3] = [
     Param {
         key: "priority",
         about: "priority; lower is evicted first",
@@ -22,6 +22,7 @@ const PARAMS: [Param; 2] = [
         min: 0,
         max: u64::MAX,
     },
+    Param { key: "demote", about: "1: leave the device for the nearest tier at once", default: 0, min: 0, max: 1 },
 ];
 /// Value of a priority that is left out.
 const NOT_SET: u64 = PRIORITY_MAX as u64 + 1;
@@ -38,7 +39,8 @@ pub fn hint(text: &str) -> Result<RetentionHint, String> {
     if values[0] == NOT_SET {
         return Err(format!("add a priority from 0 to {PRIORITY_MAX}, as in '{}:priority=80'", spec.name));
     }
-    Ok(RetentionHint { from, to, part: part.into(), priority: Some(values[0] as u32), ttl_ms: values[1] })
+    let (priority, demote) = (Some(values[0] as u32), values[2] == 1);
+    Ok(RetentionHint { from, to, part: part.into(), priority, ttl_ms: values[1], demote })
 }
 
 /// Returns a hint of a trace as a client sends it.
@@ -49,6 +51,7 @@ pub fn sent(hint: &trunkline_core::RetentionHint) -> RetentionHint {
         part: RetentionPart::Unspecified.into(),
         priority: Some(hint.priority.into()),
         ttl_ms: hint.ttl_ns.div_ceil(NS_PER_MS),
+        demote: hint.demote,
     }
 }
 
@@ -75,6 +78,7 @@ mod tests {
         assert_eq!(read("0..2048:priority=80,ttl_ms=60000"), Ok((0, Some(2048), 0, Some(80), 60_000)));
         assert_eq!(read("7..:priority=100"), Ok((7, None, 0, Some(100), 0)));
         assert_eq!(read("prompt:priority=50"), Ok((0, None, 1, Some(50), 0)));
+        assert!(hint("answer:priority=0,demote=1").unwrap().demote);
         assert_eq!(read("answer:priority=0"), Ok((0, None, 2, Some(0), 0)));
     }
 
@@ -87,6 +91,6 @@ mod tests {
             fault("0..4:priority=high"),
             "'0..4': priority is 'high'; it must be a whole number between 0 and 100"
         );
-        assert_eq!(fault("0..4:prio=3"), "'0..4' has no parameter 'prio'; it has: priority, ttl_ms");
+        assert_eq!(fault("0..4:prio=3"), "'0..4' has no parameter 'prio'; it has: priority, ttl_ms, demote");
     }
 }

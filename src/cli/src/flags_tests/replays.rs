@@ -67,6 +67,11 @@ pub const ENTRIES: &[Entry] = &[
     ("replay", "host-memory-gb", Replays(&["--host-memory-gb=64"], TIGHT)),
     ("replay", "draft-acceptance", Replays(&["--draft-acceptance=0.1"], &["--max-drafts=4"])),
     ("replay", "tenants", Replays(&["--tenants=0.9,0.1"], &[])),
+    (
+        "replay",
+        "hints",
+        Test("src/cli/src/replay/tests/hints.rs", "hints_are_followed_or_left_out_and_a_table_says_what_they_did"),
+    ),
     ("replay", "router", Replays(&["--router=round_robin"], &["--replicas=3", "--speed=20"])),
     ("replay", "fail", Replays(&["--fail=0@1..2"], &["--replicas=2"])),
     ("replay", "roles", Replays(&["--roles=prefill,decode"], &["--shared-mem=64GB"])),

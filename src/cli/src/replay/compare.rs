@@ -22,6 +22,7 @@ struct Differing {
     eviction: bool,
     preemption: bool,
     router: bool,
+    hints: bool,
     autoscale: bool,
 }
 
@@ -32,11 +33,13 @@ impl Differing {
         let eviction = any(|a, b| a.settings.core.eviction != b.settings.core.eviction);
         let preemption = any(|a, b| a.settings.core.preemption != b.settings.core.preemption);
         let router = any(|a, b| a.settings.router != b.settings.router);
+        let hints =
+            any(|a, b| a.tokens.hints.map(|hints| hints.followed) != b.tokens.hints.map(|hints| hints.followed));
         let autoscale = any(|a, b| a.settings.autoscale != b.settings.autoscale);
         // A row needs a label even if the same policy is given twice.
         let policy = reports.iter().any(|report| report.settings.core.policy != first.core.policy)
-            || !(eviction || preemption || router || autoscale);
-        Self { policy, eviction, preemption, router, autoscale }
+            || !(eviction || preemption || router || hints || autoscale);
+        Self { policy, eviction, preemption, router, hints, autoscale }
     }
 
     fn names(&self) -> Vec<&'static str> {
@@ -45,6 +48,7 @@ impl Differing {
             ("eviction", self.eviction),
             ("preemption", self.preemption),
             ("router", self.router),
+            ("hints", self.hints),
             ("autoscale", self.autoscale),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
@@ -57,6 +61,7 @@ impl Differing {
             (settings.core.eviction.clone(), self.eviction),
             (settings.core.preemption.name().to_string(), self.preemption),
             (settings.router.clone(), self.router),
+            (report.tokens.hints.map_or_else(String::new, |hints| hints.followed.to_string()), self.hints),
             (render::autoscale(settings), self.autoscale),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(value, _)| value).collect()
@@ -97,6 +102,10 @@ pub(super) fn table(reports: &[Report]) -> String {
     if reports.iter().any(|report| !report.classes.is_empty()) {
         text.push_str("\n\n");
         text.push_str(&class_rows(reports, &differing).trim_fmt());
+    }
+    if differing.hints {
+        text.push_str("\n\n");
+        text.push_str(&hint_rows(reports, &differing).trim_fmt());
     }
     text
 }
@@ -148,6 +157,24 @@ fn tenant_rows(reports: &[Report], differing: &Differing) -> Table {
         }
     }
     align_right(&mut table, differing.names().len());
+    table
+}
+
+/// Returns what hints gained those who sent them, and cost the others.
+fn hint_rows(reports: &[Report], differing: &Differing) -> Table {
+    let mut table = empty_table();
+    let mut header = differing.names();
+    header.extend(["of requests", "requests", "prompt tokens", "hits", "TTFT mean", "p99"]);
+    table.set_header(header);
+    for (report, hints) in reports.iter().filter_map(|report| Some((report, report.tokens.hints?))) {
+        for (name, of) in [("with hints", hints.hinted), ("without", hints.others)] {
+            let mut cells = differing.values(report);
+            cells.extend([name.into(), grouped(of.requests), grouped(of.prompt_tokens), grouped(of.prefix_hit_tokens)]);
+            cells.extend([Statistic::Mean, Statistic::P99].map(|statistic| seconds(statistic.of(&of.ttft_s))));
+            table.add_row(cells);
+        }
+    }
+    align_right(&mut table, differing.names().len() + 1);
     table
 }
 

@@ -239,6 +239,11 @@ pub(crate) struct RoutingArgs {
     #[arg(long, value_name = "SPEC")]
     router: Vec<String>,
 
+    /// Follow the retention hints of requests (true) or leave them out (false). Give both to see what hints gain those who send them, and
+    /// cost the others [default: true].
+    #[arg(long, value_name = "BOOL", value_parser = clap::value_parser!(bool))]
+    hints: Vec<bool>,
+
     /// Fail a replica, numbered from 0, at a time, and restore it at a later one if given. Its requests wait for it, or start
     /// over on others if it is not restored. May be given more than once.
     #[arg(long, value_name = "REPLICA@SECONDS[..SECONDS]")]
@@ -287,8 +292,14 @@ impl SettingsArgs {
         flags.fleet.prefix_caching = true;
         flags.fleet.gpu_memory_utilization = None;
         flags.limits.engine = None;
-        flags.routing =
-            RoutingArgs { tenants: None, router: Vec::new(), fail: Vec::new(), roles: None, slow: Vec::new() };
+        flags.routing = RoutingArgs {
+            tenants: None,
+            router: Vec::new(),
+            hints: Vec::new(),
+            fail: Vec::new(),
+            roles: None,
+            slow: Vec::new(),
+        };
         flags.service = ServiceArgs::default();
         flags
     }
@@ -316,8 +327,8 @@ impl SettingsArgs {
     }
 }
 
-/// Returns the settings of every run, checked: each policy with each eviction policy, each preemption, each router and each
-/// autoscaling policy.
+/// Returns the settings of every run, checked: each policy with each eviction policy, each preemption, each router, with
+/// and without hints, and each autoscaling policy.
 ///
 /// # Errors
 /// If a setting is unknown, malformed or outside its range, or the model does not fit the hardware.
@@ -331,8 +342,9 @@ pub(crate) fn runs(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<Ru
         );
         let default = [args.recorded.as_ref().map_or(ROUTER_DEFAULT.into(), |recorded| recorded.router.clone())];
         let routers = if args.routing.router.is_empty() { &default[..] } else { &args.routing.router };
-        for router in routers {
-            let mut settings = Settings { core: core.clone(), ..base.clone() };
+        let hints = if args.routing.hints.is_empty() { &[true][..] } else { &args.routing.hints };
+        for (router, hints) in routers.iter().flat_map(|router| hints.iter().map(move |hints| (router, *hints))) {
+            let mut settings = Settings { core: core.clone(), hints, ..base.clone() };
             settings.routing.router.clone_from(router);
             for settings in args.service.scaled(&settings, args.fleet.replicas)? {
                 settings.validate()?;

@@ -12,6 +12,7 @@ use trunkline_sim_perf::link::TierLink;
 use super::*;
 
 mod engines;
+mod hints;
 
 #[derive(Parser)]
 struct Cli {

@@ -3,7 +3,8 @@
 use anyhow::{Context, ensure};
 use clap::Args;
 use tracing::warn;
-use trunkline_events::{Form, Publisher, Settings};
+use trunkline_events::{Form, Publisher, Settings, Source};
+use trunkline_http::{KvEventSource, KvEventSources};
 use trunkline_quote::quoted;
 
 /// Settings of cache events; `None` where not given.
@@ -92,6 +93,23 @@ impl EventsSettings {
             );
         }
         Ok(is_on.then_some(settings))
+    }
+}
+
+/// A publisher, for routers that ask over HTTP where it publishes.
+#[derive(Debug)]
+pub struct Published(pub Publisher);
+
+impl KvEventSources for Published {
+    fn sources(&self) -> Vec<KvEventSource> {
+        let source = |source: &Source| KvEventSource {
+            data_parallel_rank: source.rank,
+            endpoint: source.endpoint.clone(),
+            replay_endpoint: source.replay_endpoint.clone(),
+            snapshot_endpoint: source.snapshot_endpoint.clone(),
+            topic: self.0.topic().to_owned(),
+        };
+        self.0.sources().iter().map(source).collect()
     }
 }
 

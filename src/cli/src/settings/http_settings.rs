@@ -48,7 +48,14 @@ impl HttpSettings {
         let template = self.template(model)?.map(Arc::new);
         let Self { tool_call_parser, reasoning_parser, .. } = *self;
         let allowed_origins = self.allowed_origins.clone().unwrap_or_default();
-        Ok(trunkline_http::Settings { served_names, template, allowed_origins, tool_call_parser, reasoning_parser })
+        Ok(trunkline_http::Settings {
+            served_names,
+            template,
+            allowed_origins,
+            tool_call_parser,
+            reasoning_parser,
+            kv_event_sources: None,
+        })
     }
 
     /// Returns the settings of vLLM's gRPC service for a model.

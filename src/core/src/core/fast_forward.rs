@@ -313,7 +313,7 @@ fn steady_batch(state: &State, in_flight: &[Part], batch: &mut Vec<Decode>) -> u
     if !steady || moving || state.config.max_drafts > 0 {
         return 0;
     }
-    if state.waiting.counts_service() || state.kv.tiers.writes_back() {
+    if state.waiting.counts_service() || state.kv.writes_back() {
         return 0;
     }
     let block_size = state.config.block_size;

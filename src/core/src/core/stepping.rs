@@ -18,6 +18,10 @@ impl Core {
     /// Begins steps while a sequence can run and the worker takes more.
     pub(super) fn begin_steps(&mut self, actions: &mut Vec<Action>) {
         let limit = self.state.config.max_steps_in_flight as usize;
+        if self.worker_joined {
+            let State { kv, batch, journal, .. } = &mut self.state;
+            kv.demote_hinted(batch.len(), journal);
+        }
         while self.worker_joined && self.steps.len() < limit && !self.state.sequences.is_empty() {
             if !self.begin_step(actions) {
                 return;

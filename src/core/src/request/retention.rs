@@ -15,6 +15,9 @@
 //! by several requests has the strongest hint that has not ended; no hint is stronger than a hint below the default. A block
 //! that leaves the device loses the hint.
 //!
+//! **Demotion.** A hint below the default may demote: where all later blocks of the request have such a hint, the blocks do not wait for eviction, but
+//! leave the device for the nearest tier in the next scheduling pass. A block that was also used with another hint, or without one, stays by that one.
+//!
 //! **Bounds.** Blocks above the default are charged to the tenant that strengthened the hint last. One tenant has a share of the
 //! device's blocks at most, all tenants together half, or one tenant's share if greater ([`crate::Config::retained_blocks`]). Beyond
 //! a bound a hint is ignored for the rest of the request's blocks.
@@ -51,6 +54,13 @@ pub struct RetentionHint {
     /// Time from the release of the blocks to the default priority, nanoseconds; 0 is without an end.
     #[serde(default, skip_serializing_if = "is_zero_ns")]
     pub ttl_ns: u64,
+    /// Leave the device for the nearest tier at once; for priorities below [`PRIORITY_DEFAULT`].
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub demote: bool,
+}
+
+fn is_false(demote: &bool) -> bool {
+    !demote
 }
 
 fn is_zero(n: &u32) -> bool {
@@ -113,6 +123,12 @@ pub enum RetentionError {
         /// Number of the hint.
         at: usize,
     },
+    /// Demotion of tokens that are to stay.
+    #[error("retention[{at}]: demote needs a priority below {PRIORITY_DEFAULT}; set 0, or leave demote out")]
+    DemotesAboveEarly {
+        /// Number of the hint.
+        at: usize,
+    },
 }
 
 /// Checks the hints of a request.
@@ -125,7 +141,7 @@ pub fn check(hints: &[RetentionHint]) -> Result<(), RetentionError> {
     }
     let mut before = 0;
     for (at, hint) in hints.iter().enumerate() {
-        let RetentionHint { from, to, priority, ttl_ns } = *hint;
+        let RetentionHint { from, to, priority, ttl_ns, demote } = *hint;
         if priority > PRIORITY_MAX {
             return Err(RetentionError::Priority { at, priority: priority.into() });
         }
@@ -137,6 +153,9 @@ pub fn check(hints: &[RetentionHint]) -> Result<(), RetentionError> {
         }
         if priority < PRIORITY_DEFAULT && ttl_ns > 0 {
             return Err(RetentionError::LivesBelowDefault { at });
+        }
+        if demote && priority >= PRIORITY_DEFAULT {
+            return Err(RetentionError::DemotesAboveEarly { at });
         }
         before = to;
     }
@@ -198,9 +217,19 @@ impl Claim<'_> {
 
     /// Returns the first of `n` blocks from which on all tokens have a hint below the default; `n` if the last token has none.
     pub(crate) fn early_from(&self, n: usize, block_size: usize) -> usize {
+        self.last_from(n, block_size, |hint| hint.priority < PRIORITY_DEFAULT)
+    }
+
+    /// Returns the first of `n` blocks from which on all tokens have a hint that demotes; `n` if the last token has none.
+    pub(crate) fn demoted_from(&self, n: usize, block_size: usize) -> usize {
+        self.last_from(n, block_size, |hint| hint.demote)
+    }
+
+    /// Returns the first of `n` blocks from which on all tokens have such a hint; `n` if the last token has none.
+    fn last_from(&self, n: usize, block_size: usize, is_such: impl Fn(&RetentionHint) -> bool) -> usize {
         let mut begin = n * block_size;
         for hint in self.hints.iter().rev().filter(|hint| (hint.from as usize) < n * block_size) {
-            if hint.priority >= PRIORITY_DEFAULT || (hint.to as usize) < begin {
+            if !is_such(hint) || (hint.to as usize) < begin {
                 break;
             }
             begin = hint.from as usize;

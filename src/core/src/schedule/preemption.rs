@@ -24,6 +24,7 @@ use crate::blocks::block::BlockState;
 use crate::config::{Config, Preemption};
 use crate::h2o::Mode;
 use crate::journal::digest::Decision;
+use crate::journal::preempted::{Preempted, PreemptionCause};
 use crate::names::ids::BlockHandle;
 use crate::policy::waiting::Waiting;
 use crate::request::sequence::{GivenUp, Phase, Sequence, SequenceEvent};
@@ -82,13 +83,13 @@ fn may_change(seq: &Sequence, config: &Config) -> bool {
     is_on && drops() || seq.exact(seq.computed) < seq.computed
 }
 
-/// Preempts the victim among the running sequences.
-pub(crate) fn preempt_one(state: &mut State) {
+/// Preempts the victim among the running sequences, for a block that the sequence in slot `by` needs; `None` if all wait for copies.
+pub(crate) fn preempt_one(state: &mut State, by: Option<usize>) {
     let slot = victim(state);
     let sharing = state.kv.tree.sharing_changes();
     let rank = |state: &State| state.waiting.preemption_rank(&state.sequences[slot].view(0));
     let tenant_rank = state.waiting.counts_service().then(|| rank(state));
-    swap_or_preempt(state, slot);
+    swap_or_preempt(state, slot, PreemptionCause::Block, by);
     if state.config.preemption.retracts() {
         evict_ahead(state);
     }
@@ -103,8 +104,10 @@ pub(crate) fn preempt_one(state: &mut State) {
     }
 }
 
-/// Takes a running sequence out of the batch, to the host or to be computed again, as the configuration and the costs say.
-pub(crate) fn swap_or_preempt(state: &mut State, slot: usize) {
+/// Takes a running sequence out of the batch, to the host or to be computed again, as the configuration and the costs say: for the sequence in
+/// slot `by`, if there is one.
+pub(crate) fn swap_or_preempt(state: &mut State, slot: usize, cause: PreemptionCause, by: Option<usize>) {
+    let (request, by) = (state.sequences[slot].id, by.map(|by| state.sequences[by].id));
     let swaps = match state.config.preemption {
         Preemption::Swap => true,
         Preemption::Recompute | Preemption::Retract | Preemption::RecomputeAtOnce | Preemption::RetractAtOnce => false,
@@ -113,9 +116,18 @@ pub(crate) fn swap_or_preempt(state: &mut State, slot: usize) {
             loss.swap_ns < loss.recompute_ns
         }
     };
-    if !(swaps && swap::begin_out(state, slot)) {
+    let swapped = swaps && swap::begin_out(state, slot);
+    if !swapped {
         preempt(state, slot);
     }
+    state.journal.note_preempted(Preempted { request, cause, by, swapped });
+}
+
+/// Takes a prompt without a block for its next chunk out of the batch, to be computed again.
+pub(crate) fn preempt_prompt(state: &mut State, slot: usize) {
+    let request = state.sequences[slot].id;
+    preempt(state, slot);
+    state.journal.note_preempted(Preempted { request, cause: PreemptionCause::Prompt, by: None, swapped: false });
 }
 
 /// Evicts cached blocks after a retraction, until the decodes left have blocks for their next tokens, or none is cached (`release_req`,
@@ -231,7 +243,7 @@ pub(crate) fn lose(state: &mut State, slot: usize) {
 
 /// Takes a sequence out of the batch, releases the sequence's blocks, and returns the sequence to the waiting queue, at the end of the
 /// steps in flight with the sequence if there are some.
-pub(crate) fn preempt(state: &mut State, slot: usize) {
+fn preempt(state: &mut State, slot: usize) {
     state.leave_batch(slot);
     let State { sequences, kv, journal, config, batch, .. } = state;
     let seq = &mut sequences[slot];

@@ -33,7 +33,7 @@ use crate::policy::waiting::Waiting;
 use crate::request::sequence::{Phase, Sequence};
 use crate::schedule::imitate::queue_pass::QueuePasses;
 use crate::schedule::planners::Planners;
-use crate::schedule::preemption::{grew, preempt, preempt_one};
+use crate::schedule::preemption::{grew, preempt_one, preempt_prompt};
 use crate::schedule::prefill_budget::{Limit, PrefillBudget};
 use crate::schedule::state::State;
 use crate::schedule::steps::{Part, Picked, ScoredPart};
@@ -534,7 +534,7 @@ fn reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> bool {
         if !all_stall || !alone || readers::freed_by_swaps(state) > 0 {
             return true;
         }
-        preempt_one(state);
+        preempt_one(state, None);
     }
     false
 }
@@ -573,7 +573,7 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
         } else if !alone && (!state.config.preemption.is_at_once() || state.batch.len() == 1) {
             return None;
         } else if state.batch.len() > 1 || !swap::release_last_pinned(state) {
-            preempt_one(state);
+            preempt_one(state, Some(slot));
             // The victim may be one that waits for a transfer.
             (at, stalled, future_free) = (0, 0, None);
         } else {
@@ -592,7 +592,7 @@ fn gives_way(state: &mut State, slot: usize, step: &Step) -> bool {
     if waits || (is_kept && state.sequences[slot].is_in_step()) {
         return false;
     }
-    preempt(state, slot);
+    preempt_prompt(state, slot);
     true
 }
 

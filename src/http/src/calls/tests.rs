@@ -107,6 +107,22 @@ fn what_only_looks_like_a_call_stays_text() {
 }
 
 #[test]
+fn a_list_without_its_mark_is_read_too_and_half_a_call_stays_text() {
+    let read = |text: &str| {
+        let (mut reader, mut found) = (Calls::of_list(), Found::default());
+        text.chars().for_each(|c| reader.push(c.encode_utf8(&mut [0; 4]), &mut found));
+        reader.finish(&mut found);
+        (found.text, found.calls.into_iter().map(|call| (call.name, call.arguments)).collect::<Vec<_>>())
+    };
+    let text = "[{\"name\": \"add\", \"parameters\": {\"a\": \"]}\"}},\n {\"name\": \"f\", \"parameters\": {}}]";
+    assert_eq!(read(text), (String::new(), calls(&[("add", "{\"a\": \"]}\"}"), ("f", "{}")])));
+    let half = "[{\"name\": \"add\", \"parameters\": {\"a\"";
+    assert_eq!(read(half), (half.to_owned(), Vec::new()));
+    let more = ",{\"name\": \"f\"";
+    assert_eq!(read(&format!("[{{\"name\": \"f\", \"parameters\": {{}}}}{more}")).1, calls(&[("f", "{}")]));
+}
+
+#[test]
 fn parsers_go_by_the_names_of_vllm() {
     assert_eq!("hermes".parse(), Ok(ToolCallParser::Hermes));
     assert!(

@@ -6,6 +6,7 @@ use trunkline_quote::quoted;
 use trunkline_template::Value;
 
 use crate::failure::Failure;
+use crate::structure::ResponseFormat;
 
 /// Body of a request, besides the fields of [`Asked`](crate::asked::Asked) and [`CachingAsked`](crate::caching::CachingAsked). Unknown fields are ignored.
 #[derive(Debug, Default, Deserialize)]
@@ -45,14 +46,10 @@ pub(crate) struct ReasoningAsked {
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct TextAsked {
-    format: Option<Format>,
+    /// Comes back in the answer.
+    pub(crate) format: Option<Json>,
     /// Passed on to the template.
     pub(crate) verbosity: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Format {
-    r#type: String,
 }
 
 /// Things to include in an answer that are there.
@@ -93,14 +90,20 @@ impl ResponsesAsked {
         if self.reasoning.as_ref().and_then(|of| of.summary.as_deref()).is_some_and(|summary| summary != "auto") {
             return refused("reasoning.summary", "may be auto alone: reasoning comes whole");
         }
-        if self.text.as_ref().and_then(|text| text.format.as_ref()).is_some_and(|format| format.r#type != "text") {
-            return refused("text.format", "may have the type text alone");
-        }
         let includes = self.include.iter().flatten();
         match includes.into_iter().find(|name| !INCLUDES.contains(&name.as_str())) {
             Some(name) => refused("include", &format!("has {}, which this server does not have", quoted(name))),
             None => Ok(()),
         }
+    }
+
+    /// Returns `text.format` in the form of chats.
+    ///
+    /// # Errors
+    /// If it is malformed.
+    pub(crate) fn response_format(&self) -> Result<Option<ResponseFormat>, Failure> {
+        let Some(format) = self.text.as_ref().and_then(|text| text.format.as_ref()) else { return Ok(None) };
+        ResponseFormat::of_text(format)
     }
 
     /// Returns `true` for log probabilities of the text.
@@ -280,7 +283,6 @@ mod tests {
             (r#"{"truncation": "auto"}"#, "truncation"),
             (r#"{"n": 2}"#, "n"),
             (r#"{"reasoning": {"summary": "detailed"}}"#, "reasoning.summary"),
-            (r#"{"text": {"format": {"type": "json_schema"}}}"#, "text.format"),
             (r#"{"include": ["file_search_call.results"]}"#, "include"),
             ("{}", "input"),
             (r#"{"input": [{"type": "web_search_call"}]}"#, "input"),

@@ -22,6 +22,22 @@ impl Listening {
 }
 
 impl Driver {
+    /// Has the cluster note preemptions, if spans are to have them.
+    pub(super) fn follow_preemptions(&mut self) {
+        if self.request_log.traces() {
+            self.cluster.note_preempted();
+        }
+    }
+
+    /// Notes the preemptions of the last input with their requests.
+    pub(super) fn note_preempted(&mut self) {
+        for preempted in self.cluster.take_preempted() {
+            if let Some(client) = self.clients.get_mut(&preempted.request) {
+                client.engines.preempt(preempted, self.last_input_ns);
+            }
+        }
+    }
+
     /// Hands the changes of the last input to the listener.
     pub(super) fn pass_changes(&mut self) {
         let Some(Listening { listener, lost }) = &mut self.followers.listening else { return };

@@ -65,6 +65,7 @@ pub(crate) fn spawn(
     let mut driver = Driver::new(cluster, handle, commands, workers, (recorder, request_log));
     driver.presence.served = served;
     driver.followers.listening = listening;
+    driver.follow_preemptions();
     let (done, outcome) = oneshot::channel();
     thread::Builder::new().name("core".into()).spawn(move || {
         driver.begin_seats();

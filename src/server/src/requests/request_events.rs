@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use trunkline_cluster::EngineId;
-use trunkline_core::{FinishReason, RequestId, Usage};
+use trunkline_core::{FinishReason, Preempted, RequestId, Usage};
 
 use crate::network::refusals::Reason;
 use crate::requests::request_times::{End, RequestTimes};
@@ -11,6 +11,8 @@ use crate::requests::trace_parent::TraceParent;
 
 /// Maximum number of engines of one request that are named.
 const ENGINES_MAX: usize = 16;
+/// Maximum number of preemptions of one request that are kept: the first ones.
+const PREEMPTIONS_MAX: usize = 16;
 
 /// Name of a request and of its tenant, from the client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,12 +25,14 @@ pub(crate) struct Label {
     pub(crate) parent: Option<TraceParent>,
 }
 
-/// Engines that ran a request, in order.
+/// Engines that ran a request, in order, and preemptions there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Engines {
     /// Each with the time from which on, nanoseconds.
     named: Vec<(u32, u64)>,
     moves: u32,
+    /// Each with its time, nanoseconds.
+    preempted: Vec<(u64, Preempted)>,
 }
 
 impl Engines {
@@ -42,6 +46,18 @@ impl Engines {
             self.named.pop();
         }
         self.named.push((engine.0, now_ns));
+    }
+
+    /// Notes a preemption at `now_ns`.
+    pub(crate) fn preempt(&mut self, preempted: Preempted, now_ns: u64) {
+        if self.preempted.len() < PREEMPTIONS_MAX {
+            self.preempted.push((now_ns, preempted));
+        }
+    }
+
+    /// Returns the first preemptions, each with its time, nanoseconds.
+    pub(crate) fn preempted(&self) -> &[(u64, Preempted)] {
+        &self.preempted
     }
 
     /// Returns the number of times that the request went from one engine to another.

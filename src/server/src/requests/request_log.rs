@@ -65,6 +65,11 @@ impl RequestLog {
         Ok(Self { messages, shared })
     }
 
+    /// Returns `true` if spans are made of events.
+    pub(crate) fn traces(&self) -> bool {
+        self.shared.tracer.is_some()
+    }
+
     /// Adds the event that `event` makes, if anybody wants events.
     pub(crate) fn note(&self, event: impl FnOnce() -> RequestEvent) {
         let has_reader = self.shared.has_file || self.shared.tracer.is_some();

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
+use trunkline_core::Preempted;
+
 use crate::requests::request_events::{RequestEvent, code_name};
 use crate::requests::trace_parent::TraceParent;
 
@@ -17,6 +19,23 @@ pub enum SpanValue {
     Seconds(f64),
 }
 
+/// An event within a span.
+///
+/// | name | attributes |
+/// |---|---|
+/// | `queued`, `admitted`, `first_token` | |
+/// | `engine`, with several engines | `trunkline.engine`: the number of the one that the request waits or runs on from then on |
+/// | `preempted` | `trunkline.cause`: `block`, `prompt` or `seat`; `trunkline.swapped`: `yes` or `no`; `trunkline.by`: the number of the request that needed the block or took the seat |
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpanEvent {
+    /// Time.
+    pub at: SystemTime,
+    /// Name.
+    pub name: &'static str,
+    /// More about it.
+    pub attributes: Vec<(&'static str, SpanValue)>,
+}
+
 /// A request as a span.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestSpan {
@@ -26,9 +45,8 @@ pub struct RequestSpan {
     pub begin: SystemTime,
     /// End of the request.
     pub end: SystemTime,
-    /// What happened in between, in order: `queued`, `admitted`, `first_token` and, with several engines, `engine` with the number of the engine that
-    /// the request waits or runs on from then on.
-    pub events: Vec<(SystemTime, &'static str, Option<u32>)>,
+    /// What happened in between, in order.
+    pub events: Vec<SpanEvent>,
     /// Names are vLLM's and OpenTelemetry's for generative AI; `trunkline.*` are of this server.
     pub attributes: Vec<(&'static str, SpanValue)>,
     /// Reason for the end, if the call failed.
@@ -50,12 +68,11 @@ pub(crate) fn span(event: &RequestEvent, end: SystemTime) -> RequestSpan {
     let at = |ns: u64| end - Duration::from_nanos(end_ns.saturating_sub(ns));
     let seconds = |from: u64, to: u64| SpanValue::Seconds(to.saturating_sub(from) as f64 / 1e9);
     let count = |n: u32| SpanValue::Count(n.into());
-    let mut events: Vec<_> = engines.since().map(|(engine, ns)| (ns, "engine", Some(engine))).collect();
-    if engines.moves() == 0 {
-        events.clear();
-    }
+    let of_engine = |(engine, ns)| (ns, "engine", vec![("trunkline.engine", count(engine))]);
+    let mut events: Vec<_> = engines.since().filter(|_| engines.moves() > 0).map(of_engine).collect();
     let known = [("queued", times.queued_ns), ("admitted", times.started_ns), ("first_token", times.first_token_ns)];
-    events.extend(known.into_iter().filter_map(|(name, ns)| Some((ns?, name, None))));
+    events.extend(known.into_iter().filter_map(|(name, ns)| Some((ns?, name, Vec::new()))));
+    events.extend(engines.preempted().iter().map(|(ns, preempted)| (*ns, "preempted", why(preempted))));
     events.sort_by_key(|(ns, ..)| *ns);
     let mut attributes = vec![
         ("gen_ai.request.id", SpanValue::Text(label.id.clone())),
@@ -86,29 +103,47 @@ pub(crate) fn span(event: &RequestEvent, end: SystemTime) -> RequestSpan {
         parent: label.parent,
         begin: at(times.arrival_ns),
         end,
-        events: events.into_iter().map(|(ns, name, engine)| (at(ns), name, engine)).collect(),
+        events: events.into_iter().map(|(ns, name, attributes)| SpanEvent { at: at(ns), name, attributes }).collect(),
         attributes,
         failure: (event.status() != tonic::Code::Ok).then(|| event.reason()),
     }
 }
 
+/// Returns why a request was preempted, and by whom.
+fn why(Preempted { cause, by, swapped, .. }: &Preempted) -> Vec<(&'static str, SpanValue)> {
+    let swapped = if *swapped { "yes" } else { "no" };
+    let mut attributes = vec![
+        ("trunkline.cause", SpanValue::Text(cause.name().into())),
+        ("trunkline.swapped", SpanValue::Text(swapped.into())),
+    ];
+    attributes.extend(by.map(|by| ("trunkline.by", SpanValue::Count(by.0))));
+    attributes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::requests::request_events::sample::event;
+    use trunkline_core::{PreemptionCause, RequestId};
+
+    use crate::requests::request_events::sample::{MS, event};
 
     #[test]
     fn a_span_has_the_times_of_the_request_on_the_clock_of_the_wall() {
         let end = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
-        let span = span(&event(), end);
+        let mut event = event();
+        let by = Some(RequestId(3));
+        let preempted = Preempted { request: RequestId(7), cause: PreemptionCause::Block, by, swapped: true };
+        event.engines.preempt(preempted, 1530 * MS);
+        let span = span(&event, end);
         let before_end = |at: SystemTime| end.duration_since(at).unwrap().as_millis();
         assert_eq!((before_end(span.begin), span.end, span.failure), (60, end, None));
-        let events: Vec<_> = span.events.iter().map(|(at, name, engine)| (before_end(*at), *name, *engine)).collect();
-        let moves = [(58, "engine", Some(2)), (45, "engine", Some(0))];
-        assert_eq!(
-            events,
-            [(59, "queued", None), moves[0], (50, "admitted", None), moves[1], (40, "first_token", None)]
-        );
+        let events: Vec<_> = span.events.iter().map(|event| (before_end(event.at), event.name)).collect();
+        let ran = [(59, "queued"), (58, "engine"), (50, "admitted"), (45, "engine"), (40, "first_token")];
+        assert_eq!(events, [&ran[..], &[(30, "preempted")]].concat());
+        assert_eq!(span.events[1].attributes, [("trunkline.engine", SpanValue::Count(2))]);
+        let text = |text: &str| SpanValue::Text(text.into());
+        let why = [("trunkline.cause", text("block")), ("trunkline.swapped", text("yes"))];
+        assert_eq!(span.events[5].attributes, [&why[..], &[("trunkline.by", SpanValue::Count(3))]].concat());
         let of = |name| span.attributes.iter().find(|(of, _)| *of == name).map(|(_, value)| value.clone());
         assert_eq!(of("gen_ai.latency.time_in_queue"), Some(SpanValue::Seconds(0.01)));
         assert_eq!(of("gen_ai.usage.cache_read.input_tokens"), Some(SpanValue::Count(32)));

@@ -36,6 +36,9 @@ pub(crate) fn check_hints(hints: &[proto::RetentionHint]) -> Result<(), HintFaul
         if priority < u32::from(PRIORITY_DEFAULT) && hint.ttl_ms > 0 {
             return Err(RetentionError::LivesBelowDefault { at }.into());
         }
+        if hint.demote && priority >= u32::from(PRIORITY_DEFAULT) {
+            return Err(RetentionError::DemotesAboveEarly { at }.into());
+        }
         if RetentionPart::try_from(hint.part).is_err() {
             return Err(HintFault::Part { at, part: hint.part });
         }
@@ -62,6 +65,7 @@ pub(crate) fn resolve(hints: &[proto::RetentionHint], prompt_tokens: u32) -> Res
             to: hint.to.unwrap_or(TO_END).min(part.end),
             priority: hint.priority.unwrap_or(PRIORITY_DEFAULT.into()) as u8,
             ttl_ns: hint.ttl_ms.saturating_mul(NS_PER_MS),
+            demote: hint.demote,
         }
     };
     let hints: Vec<_> = hints.iter().map(resolved).filter(|hint| hint.from < hint.to).collect();
@@ -74,7 +78,7 @@ mod tests {
     use super::*;
 
     fn hint(from: u32, to: Option<u32>, part: RetentionPart, priority: u32, ttl_ms: u64) -> proto::RetentionHint {
-        proto::RetentionHint { from, to, part: part.into(), priority: Some(priority), ttl_ms }
+        proto::RetentionHint { from, to, part: part.into(), priority: Some(priority), ttl_ms, demote: false }
     }
 
     #[test]
@@ -82,11 +86,18 @@ mod tests {
         use RetentionPart::{Answer, Prompt, Unspecified};
         let hints = [hint(0, Some(4), Unspecified, 80, 0), hint(4, None, Prompt, 60, 2), hint(0, None, Answer, 0, 0)];
         let expected = [(0, 4, 80, 0), (4, 10, 60, 2_000_000), (10, TO_END, 0, 0)];
-        let expected = expected.map(|(from, to, priority, ttl_ns)| RetentionHint { from, to, priority, ttl_ns });
+        let expected =
+            expected.map(|(from, to, priority, ttl_ns)| RetentionHint { from, to, priority, ttl_ns, demote: false });
         assert_eq!(resolve(&hints, 10).unwrap(), expected);
         assert_eq!(resolve(&hints[1..2], 4).unwrap(), [], "the prompt is shorter");
+        let away = [proto::RetentionHint { demote: true, ..hint(0, None, Answer, 0, 0) }];
+        let expected = RetentionHint { from: 10, to: TO_END, priority: 0, ttl_ns: 0, demote: true };
+        assert_eq!(resolve(&away, 10).unwrap(), [expected]);
         let whole = [hint(0, None, Unspecified, 40, 0)];
-        assert_eq!(resolve(&whole, 4).unwrap(), [RetentionHint { from: 0, to: TO_END, priority: 40, ttl_ns: 0 }]);
+        assert_eq!(
+            resolve(&whole, 4).unwrap(),
+            [RetentionHint { from: 0, to: TO_END, priority: 40, ttl_ns: 0, demote: false }]
+        );
     }
 
     #[test]
@@ -115,6 +126,8 @@ mod tests {
             fault(&[proto::RetentionHint { part: 7, ..any }]),
             "retention[0]: part is 7; it must be a RetentionPart"
         );
+        let stays = proto::RetentionHint { demote: true, ..any };
+        assert_eq!(fault(&[stays]), "retention[0]: demote needs a priority below 35; set 0, or leave demote out");
         assert!(fault(&[hint(4, Some(4), Answer, 40, 0)]).starts_with("retention[0]: no token is in the range 4..4"));
     }
 }

@@ -15,7 +15,7 @@ fn assistants(hints: &[RetentionHint]) -> Trace {
 }
 
 fn system(priority: u8, ttl_ns: u64) -> RetentionHint {
-    RetentionHint { from: 0, to: 512, priority, ttl_ns }
+    RetentionHint { from: 0, to: 512, priority, ttl_ns, demote: false }
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn hints_change_nothing_between_steps_and_fast_forwards() {
         let to = request.input_tokens / 2 + 1;
         let prompt = RetentionHint { to, priority: 30 + (i % 70) as u8, ..system(0, 0) };
         let ttl_ns = if prompt.priority < 35 { 0 } else { (i % 5) as u64 * 60 * MS };
-        let answer = RetentionHint { from: request.input_tokens, to: TO_END, priority: 0, ttl_ns: 0 };
+        let answer = RetentionHint { from: request.input_tokens, to: TO_END, ..system(0, 0) };
         request.retention = [RetentionHint { ttl_ns, ..prompt }, answer].into();
     }
     for eviction in ["lru", "reuse", "s3fifo:retain_percent=60"] {

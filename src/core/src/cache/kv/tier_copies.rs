@@ -213,6 +213,18 @@ impl Kv {
         self.begin_write_reading(&seq.table[..end], sources, journal);
     }
 
+    /// Copies the blocks that hints demote to the nearest tier, if there is one that takes blocks now. `running` requests each keep a block, so that a
+    /// decode need not wait for a transfer.
+    pub fn demote_hinted(&mut self, running: u32, journal: &mut Journal) {
+        let demoted = self.tree.n_demoted();
+        if demoted == 0 || self.tiers.is_empty() || self.copies_wait() || !self.is_open(0) {
+            return;
+        }
+        let pool = self.tree.pool();
+        let spare = (pool.count(BlockState::Free) + pool.count(BlockState::Idle)).saturating_sub(running);
+        self.demote_from_device((demoted.min(spare) * self.entry_blocks()) as usize, journal);
+    }
+
     /// Copies blocks due for eviction to the next tier, if the next tier takes the blocks. `running` requests each keep an idle
     /// block, so that a decode need not wait for a transfer.
     pub fn write_back(&mut self, running: u32, journal: &mut Journal) {
@@ -228,6 +240,11 @@ impl Kv {
                 self.demote_from_tier(tier - 1, n as usize, journal);
             }
         }
+    }
+
+    /// Returns `true` if [`Self::write_back`] or [`Self::demote_hinted`] may copy blocks before any request needs some.
+    pub fn writes_back(&self) -> bool {
+        self.tiers.writes_back() || (!self.tiers.is_empty() && self.tree.n_demoted() > 0)
     }
 
     fn demote_from_device(&mut self, n: usize, journal: &mut Journal) {

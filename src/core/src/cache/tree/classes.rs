@@ -20,17 +20,21 @@ use crate::request::retention::{CLASSES_ABOVE, Claim, Ends, RetainedBlocks, clas
 
 /// Queue of the blocks evicted before the policy's blocks. The queue of the class `n` above the default has number `n`.
 const EARLY: usize = 0;
+/// Queue of the blocks to be demoted, evicted before all others.
+const DEMOTED: usize = CLASSES_ABOVE + 1;
 /// Time of a block without a timer.
 const NEVER: u64 = u64::MAX;
 /// Outdated timers kept at most.
 const OUTDATED_SPARE: usize = 64;
 
 /// Use of a block by requests without a hint below the default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Mark {
     /// No request has released the block since publication.
     #[default]
     Fresh,
+    /// All requests had a hint that demotes.
+    Demoted,
     /// All requests had a hint below the default.
     Early,
     /// A request had none.
@@ -91,7 +95,7 @@ impl Classes {
         self.limits = limits;
         self.hinted = Some(Box::new(Hinted {
             now_ns,
-            queues: Queues::new(1 + CLASSES_ABOVE),
+            queues: Queues::new(1 + DEMOTED),
             n_policy: idle,
             marks: vec![Mark::Usual; opened as usize],
             records: Vec::new(),
@@ -105,6 +109,11 @@ impl Classes {
     /// Returns gauges and counters.
     pub fn counters(&self) -> RetentionCounters {
         self.hinted.as_ref().map_or_else(RetentionCounters::default, |hinted| hinted.counters)
+    }
+
+    /// Returns the number of idle blocks to be demoted. They are the next victims.
+    pub fn n_demoted(&self) -> u32 {
+        self.hinted.as_ref().map_or(0, |hinted| hinted.queues.len(DEMOTED))
     }
 
     /// Returns the number of timers kept, outdated ones included.
@@ -127,13 +136,15 @@ impl Classes {
     pub fn claim(&mut self, prefix: &[BlockHandle], claim: &Claim<'_>, block_size: usize, nodes: &Nodes) {
         let Some(hinted) = &mut self.hinted else { return };
         let early = claim.early_from(prefix.len(), block_size);
+        let demoted = claim.demoted_from(prefix.len(), block_size);
         for (at, block) in prefix.iter().enumerate() {
+            let asked = match at {
+                at if at >= demoted => Mark::Demoted,
+                at if at >= early => Mark::Early,
+                _ => Mark::Usual,
+            };
             let mark = mark(&mut hinted.marks, block.index);
-            match *mark {
-                Mark::Fresh if at >= early => *mark = Mark::Early,
-                Mark::Fresh | Mark::Early if at < early => *mark = Mark::Usual,
-                Mark::Fresh | Mark::Early | Mark::Usual => {}
-            }
+            *mark = asked.max(*mark);
         }
         let mut at = 0;
         while let Some((ends, until)) = claim.ends_at(at, prefix.len(), block_size, hinted.now_ns) {
@@ -223,14 +234,16 @@ impl Classes {
 
     /// Returns `true` if the next victim is one that the policy picks, and may get back.
     pub fn pops_from_policy(&self) -> bool {
-        let early = |hinted: &Hinted| hinted.n_policy > 0 && hinted.queues.is_empty(EARLY);
-        !self.policy.evicts_whole() && self.hinted.as_ref().is_none_or(|hinted| early(hinted))
+        let is_next = |hinted: &Hinted| {
+            hinted.n_policy > 0 && [DEMOTED, EARLY].iter().all(|queue| hinted.queues.is_empty(*queue))
+        };
+        !self.policy.evicts_whole() && self.hinted.as_ref().is_none_or(|hinted| is_next(hinted))
     }
 
     /// Takes out the leaf to be evicted: see [`Eviction::pop`].
     pub fn pop(&mut self, nodes: &Nodes) -> Option<u32> {
         let Some(hinted) = &mut self.hinted else { return self.policy.pop(nodes) };
-        if let Some(block) = hinted.queues.pop_front(EARLY) {
+        if let Some(block) = [DEMOTED, EARLY].iter().find_map(|queue| hinted.queues.pop_front(*queue)) {
             return Some(block);
         }
         if hinted.n_policy > 0 {
@@ -246,7 +259,7 @@ impl Classes {
     pub fn pop_chain(&mut self, n: usize, nodes: &Nodes, out: &mut Vec<u32>) {
         // A policy takes ancestors along, which may be of another class.
         let Some(hinted) = &mut self.hinted else { return self.policy.pop_chain(n, nodes, out) };
-        if (EARLY..=CLASSES_ABOVE).any(|class| !hinted.queues.is_empty(class)) {
+        if (EARLY..=DEMOTED).any(|queue| !hinted.queues.is_empty(queue)) {
             return out.extend(self.pop(nodes));
         }
         let before = out.len();
@@ -289,9 +302,14 @@ impl Hinted {
     /// Queues the last blocks of a chain that all leave early. Returns the number of blocks before.
     fn idle_early(&mut self, chain: &[BlockHandle]) -> usize {
         let mut before = chain.len();
-        while before > 0 && self.marks.get(chain[before - 1].index as usize) == Some(&Mark::Early) {
-            before -= 1;
-            self.queues.push_back(EARLY, chain[before].index);
+        while let Some(last) = before.checked_sub(1) {
+            let queue = match self.marks.get(chain[last].index as usize) {
+                Some(Mark::Demoted) => DEMOTED,
+                Some(Mark::Early) => EARLY,
+                Some(Mark::Fresh | Mark::Usual) | None => break,
+            };
+            self.queues.push_back(queue, chain[last].index);
+            before = last;
         }
         before
     }
@@ -441,7 +459,7 @@ impl Hinted {
     }
 
     fn check(&self, idle: u32, nodes: &Nodes, limits: RetainedBlocks) {
-        let queued: u32 = (EARLY..=CLASSES_ABOVE).map(|class| self.queues.len(class)).sum();
+        let queued: u32 = (EARLY..=DEMOTED).map(|queue| self.queues.len(queue)).sum();
         assert_eq!(self.n_policy + queued, idle, "an idle block is in no class, or in two");
         let mut charged: HashMap<u64, u32> = HashMap::new();
         for (slot, record) in self.records.iter().enumerate() {
@@ -463,8 +481,11 @@ impl Hinted {
                 assert_eq!(self.class_above(slot), class, "block {slot} is in the wrong class");
                 let parent = nodes.parent(slot).filter(|parent| nodes.readers[*parent as usize] == 0);
                 let queue = parent.map(|parent| self.queues.queue_of(parent));
-                assert!(class == EARLY || queue.is_none_or(|queue| queue >= Some(class)), "{slot} outlives its parent");
+                let outlives =
+                    queue.is_some_and(|queue| queue == Some(DEMOTED) || (class != EARLY && queue < Some(class)));
+                assert!(!outlives, "{slot} outlives its parent");
             }
         }
+        assert!(self.queues.iter(DEMOTED).all(|slot| self.class_above(slot) == 0), "a block to be demoted is to stay");
     }
 }

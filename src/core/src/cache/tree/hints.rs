@@ -28,6 +28,11 @@ impl PrefixTree {
         }
     }
 
+    /// Returns the number of idle blocks to be demoted at once. They are the next victims.
+    pub fn n_demoted(&self) -> u32 {
+        self.eviction.n_demoted()
+    }
+
     /// Returns gauges and counters of hints.
     pub fn retention(&self) -> RetentionCounters {
         self.eviction.counters()

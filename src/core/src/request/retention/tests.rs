@@ -3,7 +3,7 @@
 use super::*;
 
 fn hint(from: u32, to: u32, priority: u8, ttl_ns: u64) -> RetentionHint {
-    RetentionHint { from, to, priority, ttl_ns }
+    RetentionHint { from, to, priority, ttl_ns, demote: false }
 }
 
 #[test]
@@ -32,6 +32,9 @@ fn faults_name_the_hint() {
     let unordered = check(&[hint(0, 8, 50, 0), hint(7, 9, 50, 0)]);
     assert_eq!(unordered, Err(RetentionError::Unordered { at: 1, from: 7 }));
     assert_eq!(check(&[hint(0, 1, 34, 1)]), Err(RetentionError::LivesBelowDefault { at: 0 }));
+    let stays = RetentionHint { demote: true, ..hint(0, 1, 35, 0) };
+    assert_eq!(check(&[stays]), Err(RetentionError::DemotesAboveEarly { at: 0 }));
+    assert_eq!(check(&[RetentionHint { priority: 34, ..stays }]), Ok(()));
     let many: Vec<_> = (0..17).map(|at| hint(at, at + 1, 50, 0)).collect();
     assert_eq!(check(&many), Err(RetentionError::TooMany { n: 17 }));
     assert_eq!(check(&many[..16]), Ok(()));
@@ -73,4 +76,7 @@ fn blocks_leave_early_only_if_all_behind_them_do() {
     assert_eq!(from(&[hint(4, 9, 0, 0), hint(9, 32, 34, 0), hint(32, 40, 90, 0)]), 1);
     assert_eq!(from(&[hint(4, 8, 0, 0), hint(9, 32, 34, 0)]), 3);
     assert_eq!(from(&[hint(4, 9, 35, 0), hint(9, 32, 34, 0)]), 3);
+    let away = |from| RetentionHint { demote: true, ..hint(from, TO_END, 0, 0) };
+    let demoted = |hints: &[RetentionHint]| Claim { tenant: 0, hints }.demoted_from(8, 4);
+    assert_eq!((demoted(&[hint(0, 9, 0, 0), away(9)]), demoted(&[hint(0, TO_END, 0, 0)])), (3, 8));
 }

@@ -2,6 +2,7 @@
 
 use super::Scheduler;
 use crate::Step;
+use crate::journal::preempted::PreemptionCause;
 use crate::schedule::admission::{Admission, admit};
 use crate::schedule::preemption::swap_or_preempt;
 use crate::schedule::state::State;
@@ -85,10 +86,10 @@ impl Scheduler {
                 if !self.has_room(state, *budget, step) {
                     return false;
                 }
-                swap_or_preempt(state, victim);
+                swap_or_preempt(state, victim, PreemptionCause::Seat, Some(slot));
                 return self.admit_next(state, slot, budget, step);
             }
-            Admission::NoSeat => swap_or_preempt(state, victim),
+            Admission::NoSeat => swap_or_preempt(state, victim, PreemptionCause::Seat, Some(slot)),
             _ => return false,
         }
         true

@@ -36,16 +36,17 @@ struct Entry {
     placed: u64,
     hints: Vec<Granted>,
     tenant: u64,
-    /// Requests that released the block, and those of them with a hint below the default.
-    uses: (u32, u32),
+    /// Requests that released the block, those of them with a hint below the default, and those with one that demotes.
+    uses: (u32, u32, u32),
 }
 
 impl Entry {
-    /// Class for eviction, 0 for early, 1 for the default.
+    /// Class for eviction, 0 to be demoted, 1 for early, 2 for the default.
     fn class(&self, at_ns: u64) -> usize {
         match strongest(&self.hints, at_ns) {
-            0 if self.uses.0 > 0 && self.uses.0 == self.uses.1 => 0,
-            above => 1 + above,
+            0 if self.uses.0 > 0 && self.uses.0 == self.uses.2 => 0,
+            0 if self.uses.0 > 0 && self.uses.0 == self.uses.1 => 1,
+            above => 2 + above,
         }
     }
 }
@@ -82,7 +83,7 @@ impl Model {
         let idle = self.entries.iter().enumerate().filter(|(_, entry)| entry.readers == 0);
         let at = idle.min_by_key(|(_, entry)| (entry.class(self.now_ns), entry.placed)).expect("a block is idle").0;
         let gone = self.entries.remove(at);
-        self.evicted_retained += u64::from(gone.class(self.now_ns) > 1);
+        self.evicted_retained += u64::from(gone.class(self.now_ns) > 2);
         let is_leaf = !self.entries.iter().any(|entry| entry.prefix.starts_with(&gone.prefix));
         assert!(is_leaf, "a block left before a block behind it");
     }
@@ -97,12 +98,15 @@ impl Model {
     /// Takes in the hints of a request for its `n` blocks.
     fn claim(&mut self, tokens: &[Token], n: usize, hints: &[RetentionHint], tenant: u64, limits: RetainedBlocks) {
         let size = SIZE as usize;
-        let low = |token: usize| {
-            hints.iter().any(|hint| (hint.from as usize..hint.to as usize).contains(&token) && hint.priority < 35)
+        let hint_at = |token: usize| {
+            let mut of_token = hints.iter().filter(|hint| (hint.from as usize..hint.to as usize).contains(&token));
+            of_token.next()
         };
+        let low = |token: usize| hint_at(token).is_some_and(|hint| hint.priority < 35);
+        let away = |token: usize| hint_at(token).is_some_and(|hint| hint.demote);
         let mut is_ignored = false;
         for at in 0..n {
-            let is_low = (at * size..n * size).all(low);
+            let (is_low, is_away) = ((at * size..n * size).all(low), (at * size..n * size).all(away));
             let of_block: Vec<Granted> = hints
                 .iter()
                 .filter(|hint| {
@@ -132,7 +136,9 @@ impl Model {
                 self.ignored += u64::from(is_ignored);
             }
             let entry = self.find(&tokens[..(at + 1) * size]);
-            entry.uses = (entry.uses.0 + 1, entry.uses.1 + u32::from(is_low));
+            entry.uses.0 += 1;
+            entry.uses.1 += u32::from(is_low);
+            entry.uses.2 += u32::from(is_away);
             if is_granted {
                 entry.hints.extend(of_block);
                 entry.tenant = tenant;
@@ -160,7 +166,7 @@ enum Op {
 
 /// Ranges, priorities and times to live. Times divide by every number of classes.
 fn hints() -> impl Strategy<Value = Vec<RetentionHint>> {
-    let priority = prop_oneof![Just(10u8), Just(35), Just(40), Just(60), Just(80), Just(100)];
+    let priority = prop_oneof![Just(10u8), Just(20), Just(35), Just(40), Just(60), Just(80), Just(100)];
     let hint = (0u32..6, 1u32..14, priority, prop_oneof![Just(0u64), 1u64..9]);
     prop::collection::vec(hint, 0..4).prop_map(|parts| {
         let mut begin = 0;
@@ -168,7 +174,8 @@ fn hints() -> impl Strategy<Value = Vec<RetentionHint>> {
         for (gap, len, priority, times) in parts {
             let from = begin + gap / 3;
             let to = if gap >= 3 { TO_END } else { from + len };
-            hints.push(RetentionHint { from, to, priority, ttl_ns: if priority < 35 { 0 } else { 12 * times } });
+            let ttl_ns = if priority < 35 { 0 } else { 12 * times };
+            hints.push(RetentionHint { from, to, priority, ttl_ns, demote: priority == 20 });
             if to == TO_END {
                 break;
             }
@@ -232,7 +239,7 @@ impl Run {
             assert_eq!(tree.publish(table[at], parent, hashes[at], &tokens[begin..end]), Published::New);
             let prefix = tokens[..end].to_vec();
             let slot = table[at].index;
-            let entry = Entry { prefix, slot, readers: 1, placed: 0, hints: Vec::new(), tenant: 0, uses: (0, 0) };
+            let entry = Entry { prefix, slot, readers: 1, placed: 0, hints: Vec::new(), tenant: 0, uses: (0, 0, 0) };
             model.entries.push(entry);
         }
         readers.push(Reader { tokens, table, tenant, hints });
@@ -291,6 +298,8 @@ proptest! {
             let (model, counters) = (&run.model, run.tree.retention());
             let published = run.tree.pool().count(BlockState::Held) + run.tree.pool().count(BlockState::Idle);
             prop_assert_eq!(published as usize, model.entries.len());
+            let away = model.entries.iter().filter(|entry| entry.readers == 0 && entry.class(model.now_ns) == 0);
+            prop_assert_eq!(run.tree.n_demoted() as usize, away.count());
             prop_assert_eq!(counters.retained_blocks, model.retained_of(None));
             prop_assert_eq!(counters.ignored_retained_blocks, model.ignored);
             prop_assert_eq!(counters.evicted_retained_blocks, model.evicted_retained);
@@ -315,7 +324,8 @@ fn timers_of_blocks_used_again_and_again_are_cleared_away() {
     let mut run = Run::new("lru", 16, RetainedBlocks { of_tenant: 16, of_all: 16 });
     for round in 0..2_000 {
         // Shorter and shorter: each claim of new contents sets an earlier timer.
-        let hint = RetentionHint { from: 0, to: TO_END, priority: 100, ttl_ns: 1_000_000 - round };
+        let (ttl_ns, demote) = (1_000_000 - round, false);
+        let hint = RetentionHint { from: 0, to: TO_END, priority: 100, ttl_ns, demote };
         run.admit((round as u32 % 7, 0, 4), 0, vec![hint], false);
         run.leave(0, false);
         run.tree.flush();
