@@ -72,7 +72,7 @@ enum What {
     Hits(hits::HitsOptions),
     /// Benchmark the embedded worker: prefill and decode, with random weights of every kind or with a model.
     Worker(WorkerOptions),
-    /// Benchmark the server without a model: streams over gRPC, processor time for each token, time to the first token.
+    /// Benchmark the server without a model: streams over gRPC or HTTP, processor time for each token, time to the first token.
     Serve(ServeOptions),
     /// Benchmark the wire to an attached worker: round trip of a step, and time that the worker idles between steps.
     Wire(Options),
@@ -142,6 +142,10 @@ struct WorkerOptions {
 /// Options of `trunkline-bench serve`.
 #[derive(Clone, Debug, Args)]
 struct ServeOptions {
+    /// What clients talk to: gRPC, HTTP, or axum alone with the bytes of HTTP.
+    #[arg(long, value_name = "DOOR", value_enum, default_value_t = serve::Door::Grpc)]
+    door: serve::Door,
+
     /// Streams at once.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=65536))]
     streams: u32,
@@ -158,7 +162,7 @@ struct ServeOptions {
     #[arg(long, value_name = "STEP", default_value = "5ms", value_parser = trunkline::model::null_worker::duration)]
     step: Duration,
 
-    /// Connections that share the streams.
+    /// Connections that share the streams over gRPC; over HTTP each stream has its own.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     connections: u32,
 
@@ -179,6 +183,7 @@ impl ServeOptions {
     fn load(&self) -> serve::Load {
         let most = if self.options.quick { 8 } else { u32::MAX };
         serve::Load {
+            door: self.door,
             streams: self.streams.min(most),
             tokens: self.tokens.min(most),
             prompt_tokens: self.prompt_tokens,
@@ -249,7 +254,7 @@ fn run(what: What) -> anyhow::Result<()> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use clap::CommandFactory;
+    use clap::{CommandFactory, ValueEnum};
 
     use super::*;
 
@@ -265,7 +270,8 @@ mod tests {
 
     #[test]
     fn every_benchmark_runs_and_reports_figures() {
-        let load = serve::Load {
+        let load = |door| serve::Load {
+            door,
             streams: 3,
             tokens: 5,
             prompt_tokens: 20,
@@ -274,7 +280,8 @@ mod tests {
             logprobs: Some(1),
             runs: 1,
         };
-        let serving = serve::run(&load, true).unwrap();
+        let [grpc, http, axum] = serve::Door::value_variants() else { panic!("doors") };
+        let [grpc, http, axum] = [grpc, http, axum].map(|door| serve::run(&load(*door), true).unwrap());
         let folder = tempfile::tempdir().unwrap();
         let streamed = format!("stream:memory_mib=36,dir={}", folder.path().display()).parse().unwrap();
         for report in [
@@ -287,7 +294,9 @@ mod tests {
             disk::run(tempfile::tempdir().unwrap().path(), true).unwrap(),
             disk::run_swap(true).unwrap(),
             tiers::run(true).unwrap(),
-            serving,
+            grpc,
+            http,
+            axum,
         ] {
             let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
             let rows = json["rows"].as_array().unwrap();

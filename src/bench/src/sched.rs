@@ -1,5 +1,8 @@
 //! Scheduling benchmark: steps through the whole core, from the tokens of one step to the next step, with decodes alone, a queue,
-//! admissions and preemptions; a lost worker; the end of all requests at once.
+//! admissions and preemptions; a listener to the cache; a lost worker; the end of all requests at once.
+
+use std::hint::black_box;
+use std::time::Instant;
 
 use trunkline_core::blocks::hash::Namespace;
 use trunkline_core::{Action, Config, Core, Event, Request, RequestId, Step, StepResult};
@@ -30,6 +33,9 @@ pub fn run(quick: bool) -> Report {
         preemptions(&mut report, *running, if quick { 2 } else { 100 });
         worker_lost(&mut report, *running, if quick { 1 } else { 5 });
     }
+    for listens in [false, true] {
+        cache_events(&mut report, listens, if quick { 2 } else { 200 });
+    }
     end_of_all(&mut report, if quick { 100 } else { 100_000 });
     report
 }
@@ -53,6 +59,8 @@ struct Decoding {
     now_ns: u64,
     next_id: u64,
     numbers: Numbers,
+    /// Takes the changes of the cache after each event, as the driver does for a publisher.
+    listens: bool,
 }
 
 impl Decoding {
@@ -64,9 +72,16 @@ impl Decoding {
 
     /// Runs requests until all decode.
     fn with(config: Config, running: u32, max_tokens: u32) -> Self {
-        let core = Core::new(config).expect("the limits are possible");
-        let mut decoding =
-            Self { core, actions: Vec::new(), step: None, now_ns: 0, next_id: 0, numbers: Numbers::from_seed(0) };
+        Self::listening(config, false, running, max_tokens)
+    }
+
+    fn listening(config: Config, listens: bool, running: u32, max_tokens: u32) -> Self {
+        let mut core = Core::new(config).expect("the limits are possible");
+        if listens {
+            core.listen_to_cache();
+        }
+        let numbers = Numbers::from_seed(0);
+        let mut decoding = Self { core, actions: Vec::new(), step: None, now_ns: 0, next_id: 0, numbers, listens };
         for id in 0..running {
             // Of many lengths, so that in each step as many sequences fill a block.
             decoding.submit(PROMPT_TOKENS + (id % BLOCK_SIZE) as usize, max_tokens);
@@ -117,6 +132,9 @@ impl Decoding {
     fn handle(&mut self, event: Event) {
         self.now_ns += 1_000_000;
         self.core.handle(self.now_ns, event, &mut self.actions);
+        if self.listens {
+            black_box(self.core.take_cache_events());
+        }
     }
 
     /// Handles the actions of the core, as a driver does.
@@ -190,6 +208,27 @@ fn admissions(report: &mut Report, running: u32, rounds: u32) {
         }
         report.add("admission of 64 tokens", format!("{case}, alongside {running} decodes"), "us", times);
     }
+}
+
+/// Prompts that store 512 blocks a step and evict as many, alongside 64 decodes.
+fn cache_events(report: &mut Report, listens: bool, rounds: u32) {
+    const PROMPTS: u32 = 8;
+    const BLOCKS: u32 = 64;
+    let config = Config { max_batch_size: 64 + PROMPTS, max_batch_tokens: 16_384, ..config(64, 20_000) };
+    let mut decoding = Decoding::listening(config, listens, 64, 4000);
+    let mut round = || {
+        // The last token is not stored.
+        let begin = Instant::now();
+        (0..PROMPTS).for_each(|_| decoding.submit((BLOCKS * BLOCK_SIZE + 1) as usize, 1));
+        decoding.step_ns();
+        decoding.step_ns();
+        begin.elapsed().as_nanos() as f64
+    };
+    // Until the pool is full.
+    (0..40).for_each(|_| drop(round()));
+    let times = (0..rounds).map(|_| round() / f64::from(PROMPTS * BLOCKS)).collect();
+    let case = format!("{} a listener", if listens { "with" } else { "without" });
+    report.add("block stored, another evicted", case, "ns", times);
 }
 
 /// Steps of decodes that outgrow the pool.

@@ -1,9 +1,14 @@
-//! Serving without a model: the whole path of a token from the worker's answer to a client's stream, over gRPC on the loopback.
+//! Serving without a model: the whole path of a token from the worker's answer to a client's stream, over gRPC or HTTP on the loopback.
 //!
 //! The server has the null worker, and threads of its own; the clients run on other threads of this process. Processor time is
-//! counted for each thread and summed up by the thread's name, so clients do not count as server.
+//! counted for each thread and summed up by the thread's name, so clients do not count as server. For comparison, a server of axum alone sends the
+//! bytes that the HTTP door sends.
+
+mod axum_alone;
+mod http;
 
 use std::fs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -33,9 +38,22 @@ const CLIENTS: &str = "bench-clients";
 const PARTS: [(&str, &str); 5] =
     [(NETWORK, "network"), ("core", "core"), ("steps-0", "worker"), ("copies-0", "worker"), (CLIENTS, "clients")];
 
+/// What clients talk to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Door {
+    /// `trunkline.v1.Inference` over HTTP/2.
+    Grpc,
+    /// `/v1/completions` as server-sent events over HTTP/1.1, a connection for each stream.
+    Http,
+    /// The bytes of `http` from axum alone: no requests, no cache, no texts.
+    Axum,
+}
+
 /// Load of one measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
+    /// What clients talk to.
+    pub door: Door,
     /// Streams at once.
     pub streams: u32,
     /// Tokens of each stream.
@@ -75,12 +93,13 @@ struct Run {
 /// If the server cannot start, or a stream fails.
 pub fn run(load: &Load, quick: bool) -> anyhow::Result<Report> {
     let notes = vec![
-        "One server with the null worker, clients over gRPC on the loopback, all on this machine.",
+        "One server with the null worker, clients on the loopback, all on this machine.",
         "CPU is the processor time of the threads named; the clients have threads of their own.",
     ];
     let mut report = Report::new("serve", quick, notes);
     let runs = (0..load.runs).map(|_| measure(load)).collect::<anyhow::Result<Vec<Run>>>()?;
-    let case = format!("{} streams x {} tokens, step {:?}", load.streams, load.tokens, load.step);
+    let Load { door, streams, tokens, step, .. } = load;
+    let case = format!("{door:?}, {streams} streams x {tokens} tokens, step {step:?}").to_lowercase();
     let tokens = |run: &Run| run.seen.tokens as f64;
     let mut add = |what: &str, unit, value: &dyn Fn(&Run) -> f64| {
         report.add(what, case.clone(), unit, runs.iter().map(value).collect());
@@ -103,9 +122,12 @@ pub fn run(load: &Load, quick: bool) -> anyhow::Result<Report> {
 
 /// Starts a server, sends the load, and stops the server.
 fn measure(load: &Load) -> anyhow::Result<Run> {
-    let network = runtime(NETWORK)?;
+    let (network, clients) = (runtime(NETWORK)?, runtime(CLIENTS)?);
+    if load.door == Door::Axum {
+        let address = network.block_on(axum_alone::start(load))?;
+        return clients.block_on(measured(load, &address));
+    }
     let (address, handle, serving) = start(&network, load)?;
-    let clients = runtime(CLIENTS)?;
     let run = clients.block_on(measured(load, &address));
     network.block_on(async {
         handle.drain().await;
@@ -139,26 +161,23 @@ fn start(network: &Runtime, load: &Load) -> anyhow::Result<(String, ServerHandle
     let options = ServerOptions { cluster: ClusterConfig::uniform(&core, 1), ..ServerOptions::default() };
     let options = ServerOptions { queue_per_client: Some(core.max_queue), ..options };
     let server = network.block_on(async { Server::new(listen("127.0.0.1:0").await?, backend, options).await })?;
-    let (address, handle) = (format!("http://{}", server.local_addr()), server.handle());
+    let server = server.with_http(|front| trunkline_http::door(front, trunkline_http::Settings::default()));
+    let (address, handle) = (server.local_addr().to_string(), server.handle());
     let serving = network.spawn(async { server.run().await.map(drop).map_err(anyhow::Error::from) });
     Ok((address, handle, serving))
 }
 
 /// Opens all streams at once and reads them to the end.
 async fn measured(load: &Load, address: &str) -> anyhow::Result<Run> {
-    let mut connections = Vec::new();
-    for _ in 0..load.connections {
-        let channel = Endpoint::from_shared(address.to_owned())?.connect().await.context("cannot connect")?;
-        connections.push(InferenceClient::new(channel));
-    }
-    // Each connection and every thread has run once.
-    read(connections[0].clone(), request(load, load.streams)).await?;
+    let client = Arc::new(Client::connect(load, address).await?);
+    // Every thread has run once.
+    client.read(load, load.streams).await?;
     let before = cpu_s()?;
     let begin = Instant::now();
     let mut streams = JoinSet::new();
     for at in 0..load.streams {
-        let client = connections[at as usize % connections.len()].clone();
-        streams.spawn(read(client, request(load, at)));
+        let (client, load) = (Arc::clone(&client), *load);
+        streams.spawn(async move { client.read(&load, at).await });
     }
     let mut seen = Seen::default();
     while let Some(stream) = streams.join_next().await {
@@ -174,18 +193,51 @@ async fn measured(load: &Load, address: &str) -> anyhow::Result<Run> {
     Ok(Run { seconds, seen, cpu_s })
 }
 
-/// Returns the request of stream number `at`, with a prompt of its own.
-fn request(load: &Load, at: u32) -> GenerateRequest {
-    let ids = (0..load.prompt_tokens).map(|i| (at.wrapping_mul(31) ^ (at >> 8).wrapping_add(i)) % 256).collect();
-    GenerateRequest {
-        prompt: Some(Prompt::TokenIds(TokenIds { ids })),
-        stopping: Some(Stopping { max_tokens: Some(load.tokens), ignore_eos: true, ..Stopping::default() }),
-        output: Some(Output { logprobs: load.logprobs, ..Output::default() }),
-        ..GenerateRequest::default()
+/// Returns the prompt of stream number `at`, its own.
+fn prompt(load: &Load, at: u32) -> Vec<u32> {
+    (0..load.prompt_tokens).map(|i| (at.wrapping_mul(31) ^ (at >> 8).wrapping_add(i)) % 256).collect()
+}
+
+/// Clients of a server.
+enum Client {
+    /// Connections that share the streams.
+    Grpc(Vec<InferenceClient<Channel>>),
+    /// Address for a connection of each stream.
+    Http(String),
+}
+
+impl Client {
+    async fn connect(load: &Load, address: &str) -> anyhow::Result<Self> {
+        if load.door != Door::Grpc {
+            return Ok(Self::Http(address.to_owned()));
+        }
+        let mut connections = Vec::new();
+        for _ in 0..load.connections {
+            let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
+            connections.push(InferenceClient::new(endpoint.connect().await.context("cannot connect")?));
+        }
+        Ok(Self::Grpc(connections))
+    }
+
+    /// Reads stream number `at` to its end.
+    async fn read(&self, load: &Load, at: u32) -> anyhow::Result<Seen> {
+        match self {
+            Self::Grpc(connections) => {
+                let client = connections[at as usize % connections.len()].clone();
+                read_grpc(client, load, at).await
+            }
+            Self::Http(address) => http::read(address, load, at).await,
+        }
     }
 }
 
-async fn read(mut client: InferenceClient<Channel>, request: GenerateRequest) -> anyhow::Result<Seen> {
+async fn read_grpc(mut client: InferenceClient<Channel>, load: &Load, at: u32) -> anyhow::Result<Seen> {
+    let request = GenerateRequest {
+        prompt: Some(Prompt::TokenIds(TokenIds { ids: prompt(load, at) })),
+        stopping: Some(Stopping { max_tokens: Some(load.tokens), ignore_eos: true, ..Stopping::default() }),
+        output: Some(Output { logprobs: load.logprobs, ..Output::default() }),
+        ..GenerateRequest::default()
+    };
     let begin = Instant::now();
     let mut seen = Seen::default();
     let mut stream = client.generate(request).await?.into_inner();
