@@ -22,7 +22,7 @@ use serde::Serialize;
 use tonic::{Code, Status};
 
 /// Names of fields in messages of the server, with the fields of a body that they come from.
-const PARAMS: [(&str, &str); 25] = [
+const PARAMS: [(&str, &str); 26] = [
     ("text", "prompt"),
     ("token_ids", "prompt"),
     ("prompt", "prompt"),
@@ -38,6 +38,7 @@ const PARAMS: [(&str, &str); 25] = [
     ("presence_penalty", "presence_penalty"),
     ("logit_bias", "logit_bias"),
     ("logprobs", "logprobs"),
+    ("prompt_logprobs", "prompt_logprobs"),
     ("json_schema", "response_format"),
     ("regex", "structured_outputs"),
     ("grammar", "structured_outputs"),
@@ -115,6 +116,11 @@ impl Failure {
             failure.retry_after_s = Some(1);
         }
         failure
+    }
+
+    /// Returns the field at fault, if it is one.
+    pub(crate) fn param(&self) -> Option<&str> {
+        self.param.as_deref()
     }
 
     /// Returns `true` if the client may come back later.

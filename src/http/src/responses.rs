@@ -131,6 +131,10 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
     let (responses, mut asked): (ResponsesAsked, Asked) = (parse(&body)?, parse(&body)?);
     responses.check()?;
     asked.check()?;
+    if asked.prompt_logprobs.is_some() {
+        let message = "prompt_logprobs has no place in a response; /v1/chat/completions reports them";
+        return Err(Failure::invalid("prompt_logprobs", message));
+    }
     let model = shared.check_model(asked.model.as_deref())?;
     let caching = parse::<CachingAsked>(&body)?.check(&shared)?;
     let echo = echo(model, &responses, &asked);
@@ -146,7 +150,7 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
     let room = shared.front.room_for(ids.len()).map_err(of)?;
     let logprobs = responses.wants_logprobs().then(|| asked.top_logprobs.unwrap_or(0));
     let marked = marked(&retention);
-    let own = Own { max_tokens: responses.max_output_tokens.unwrap_or(room), logprobs, retention };
+    let own = Own { max_tokens: responses.max_output_tokens.unwrap_or(room), logprobs, retention, ..Own::default() };
     let header = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
     let request_id = asked.request_id.take().or(header).unwrap_or_default();
     let message = asked.message(WirePrompt::TokenIds(TokenIds { ids }), &own, 0, request_id);
