@@ -28,7 +28,7 @@ use trunkline_vllm::proto::vllm::grpc::engine::sampling_params::Constraint;
 use trunkline_vllm::proto::vllm::grpc::engine::vllm_engine_client::VllmEngineClient;
 use trunkline_vllm::proto::vllm::grpc::engine::{
     AbortRequest, EmbedRequest, GenerateComplete, GenerateRequest, GetLoadsRequest, GetModelInfoRequest,
-    GetServerInfoRequest, HealthCheckRequest, SamplingParams, TokenizedInput,
+    GetServerInfoRequest, HealthCheckRequest, InputLogProbs, SamplingParams, TokenizedInput,
 };
 use trunkline_vllm::{ModelFiles, Settings};
 
@@ -73,6 +73,8 @@ fn request(stream: bool, edit: impl FnOnce(&mut SamplingParams)) -> GenerateRequ
 struct Whole {
     tokens: BTreeMap<u32, Vec<u32>>,
     logprobs: Vec<f32>,
+    /// Log probabilities of the prompt, with the first chunk.
+    prompt: Option<InputLogProbs>,
     ends: BTreeMap<u32, GenerateComplete>,
 }
 
@@ -88,6 +90,8 @@ async fn ask(client: &mut Client, request: GenerateRequest) -> Result<Whole, Sta
                 let logprobs = chunk.output_logprobs.unwrap_or_default();
                 assert!(logprobs.token_ids.is_empty() || logprobs.token_ids == chunk.token_ids);
                 whole.logprobs.extend(logprobs.token_logprobs);
+                assert!(chunk.input_logprobs.is_none() || !whole.tokens.contains_key(&chunk.index), "the first chunk");
+                whole.prompt = whole.prompt.or(chunk.input_logprobs);
                 whole.tokens.entry(chunk.index).or_default().extend(chunk.token_ids);
             }
             Answer::Complete(complete) => drop(whole.ends.insert(complete.index, complete)),
@@ -128,6 +132,34 @@ async fn an_answer_is_that_of_the_servers_own_service_streamed_or_not() {
     let several = ask(&mut client, request(true, |params| params.n = 3)).await.unwrap();
     assert_eq!(several.ends.keys().copied().collect::<Vec<_>>(), [0, 1, 2]);
     assert!(several.tokens.values().all(|tokens| *tokens == expected.token_ids) && several.logprobs.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn log_probabilities_of_the_prompt_come_first_and_once() {
+    let server = start().await;
+    let mut own = greedy("", 6);
+    own.prompt = Some(Prompt::TokenIds(TokenIds { ids: PROMPT.to_vec() }));
+    own.output.as_mut().unwrap().prompt_logprobs = Some(2);
+    let expected = server.client().await.ask(own).await.unwrap().prompt_logprobs;
+    let values: Vec<Option<f32>> = std::iter::once(None).chain(expected.iter().map(|of| Some(of.logprob))).collect();
+    let mut client = connect(&server).await;
+    let check = |prompt: &InputLogProbs, n_top: usize| {
+        assert_eq!(prompt.token_ids, PROMPT);
+        assert_eq!(prompt.token_logprobs.iter().map(|of| of.value).collect::<Vec<_>>(), values);
+        let tops: Vec<usize> = prompt.top_logprobs.iter().map(|top| top.token_ids.len()).collect();
+        let expected = if n_top == 0 { Vec::new() } else { [vec![0], vec![n_top; PROMPT.len() - 1]].concat() };
+        assert_eq!(tops, expected);
+    };
+    for n in [1, 3] {
+        let edit = |params: &mut SamplingParams| (params.prompt_logprobs, params.n) = (Some(2), n);
+        let streamed = ask(&mut client, request(true, edit)).await.unwrap();
+        check(streamed.prompt.as_ref().unwrap(), 2);
+        assert!(streamed.ends.values().all(|end| end.input_logprobs.is_none()) && streamed.ends.len() == n as usize);
+        let whole = ask(&mut client, request(false, edit)).await.unwrap();
+        check(whole.ends[&0].input_logprobs.as_ref().unwrap(), 2);
+    }
+    let few = ask(&mut client, request(false, |params| params.prompt_logprobs = Some(0))).await.unwrap();
+    check(few.ends[&0].input_logprobs.as_ref().unwrap(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -33,7 +33,14 @@ async fn the_first_worker_that_is_accepted_decides_about_the_model() {
         let workers: MakeWorker = Arc::new(|_| Err("no embedded workers".into()));
         let (tokenizer, offer) = (
             Tokenizer::bytes(),
-            SamplingOffer { max_logprobs: 3, seeded_sampling: true, penalties: false, grammars: false, scores: false },
+            SamplingOffer {
+                max_logprobs: 3,
+                seeded_sampling: true,
+                penalties: false,
+                grammars: false,
+                scores: false,
+                prompt_logprobs: false,
+            },
         );
         let backend = Backend {
             model: hello.model.clone(),

@@ -72,6 +72,7 @@ impl Driver {
         for seq in &step.seqs {
             self.check_sequence(seq);
         }
+        self.check_prompt_rows(step);
     }
 
     fn check_sequence(&self, seq: &StepSeq) {

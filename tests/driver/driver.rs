@@ -401,10 +401,11 @@ impl Driver {
             Action::Lookup(lookup) => self.lookups.push(*lookup),
             Action::Release { place, blocks } => self.worker.release(place, &blocks),
             Action::Adopt { tier, blocks } => self.worker.adopt(tier, &blocks),
+            Action::PromptValued { request, first, n } => self.note_valued(request, first, n),
             Action::Token { request, token } => {
                 let known = self.requests.get_mut(&request).expect("a token for a known request");
                 assert!(!known.is_answered(), "request {request} goes on after its end");
-                known.text.push(token);
+                known.say(token);
                 self.blame.token(request);
                 self.tokens.push((request.0, token));
             }

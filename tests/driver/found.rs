@@ -74,7 +74,8 @@ impl Found {
     /// Notes a new request.
     pub fn submitted(&mut self, request: &Request) {
         let bound = self.digests(request, &request.prompt).take_while(|digest| self.prefixes.contains(digest)).count();
-        self.bounds.insert(request.id, bound as u32);
+        // With log probabilities of its prompt it finds nothing.
+        self.bounds.insert(request.id, if request.prompt_logprobs.is_some() { 0 } else { bound as u32 });
         self.hidden.remove(&request.id);
     }
 

@@ -71,6 +71,8 @@ struct Run {
     hint_rng: Option<Pcg64Mcg>,
     /// Generator of edits of prompts, if text that is not a prefix is reused.
     edit_rng: Option<Pcg64Mcg>,
+    /// `true` if some requests ask for log probabilities of their prompts.
+    values: bool,
     outcome: Outcome,
     /// Every event and its time, for a replay.
     events: Vec<(u64, Event)>,
@@ -83,7 +85,7 @@ struct Run {
 /// # Panics
 /// If anything is wrong.
 pub fn run(seed: u64, requests: u64) -> Outcome {
-    run_sized(seed, Size::Whole(requests), None)
+    run_sized(seed, Size::Whole(requests), None, false)
 }
 
 /// Runs as [`run`] does, and hands the events of the cache to a follower, unless the seed makes hashes collide.
@@ -91,7 +93,7 @@ pub fn run(seed: u64, requests: u64) -> Outcome {
 /// # Panics
 /// If anything is wrong.
 pub fn run_followed(seed: u64, requests: u64, follower: Follower) -> Outcome {
-    run_sized(seed, Size::Whole(requests), Some(follower))
+    run_sized(seed, Size::Whole(requests), Some(follower), false)
 }
 
 /// Runs a few short requests through a core with few blocks, as [`run`] does. Replays some of the runs.
@@ -99,10 +101,18 @@ pub fn run_followed(seed: u64, requests: u64, follower: Follower) -> Outcome {
 /// # Panics
 /// If anything is wrong.
 pub fn run_small(seed: u64) -> Outcome {
-    run_sized(seed, Size::Small, None)
+    run_sized(seed, Size::Small, None, false)
 }
 
-fn run_sized(seed: u64, size: Size, follower: Option<Follower>) -> Outcome {
+/// Runs as [`run_small`] does, with requests of which two of three ask for log probabilities of their prompts.
+///
+/// # Panics
+/// If anything is wrong.
+pub fn run_valued(seed: u64) -> Outcome {
+    run_sized(seed, Size::Small, None, true)
+}
+
+fn run_sized(seed: u64, size: Size, follower: Option<Follower>, values: bool) -> Outcome {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let (mut config, requests) = match size {
         Size::Whole(requests) => (limits(&mut rng), requests),
@@ -124,7 +134,7 @@ fn run_sized(seed: u64, size: Size, follower: Option<Follower>) -> Outcome {
         driver = before.driver.replaced();
     }
     let faults = fail_sequences(seed);
-    let mut run = Run { resumes, hint_rng, edit_rng, faults, ..Run::new(&mut rng, driver, requests, size) };
+    let mut run = Run { resumes, hint_rng, edit_rng, faults, values, ..Run::new(&mut rng, driver, requests, size) };
     if let Some(follower) = follower.filter(|_| !run.weak_hashes) {
         run.driver.followed_by(follower);
     }
@@ -153,6 +163,7 @@ impl Run {
             resumes: false,
             hint_rng: None,
             edit_rng: None,
+            values: false,
             flush_every: if !is_shared || is_small || rng.random_range(0..4) == 0 { 4 } else { 0 },
             lengths: if is_small { SMALL } else { LENGTHS },
             is_small,
@@ -543,6 +554,7 @@ impl Run {
             edit(rng, &mut request);
             request.hash_prompt(block_size);
         }
+        request.prompt_logprobs = Some(n as u32 % 2).filter(|_| self.values && n % 3 < 2);
         if self.weak_hashes {
             request.hashes.clear();
             request.hash_prompt(block_size);

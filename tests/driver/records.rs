@@ -11,6 +11,8 @@ pub struct Known {
     pub request: Request,
     /// Tokens generated so far, including those that it brought along.
     pub text: Vec<Token>,
+    /// Tokens of its prompt with log probabilities, from the second on.
+    pub valued: u32,
     /// Reason for its end, once it has ended.
     pub end: Option<FinishReason>,
     /// `true` if the core refused it.
@@ -31,6 +33,7 @@ impl Known {
         Self {
             request: request.clone(),
             text,
+            valued: 0,
             end: None,
             refused: false,
             withdrawn,

@@ -177,7 +177,7 @@ async fn inference(seen: &mut Seen) {
             seen.note("GenerateResponse", &message);
         }
     }
-    let logprobs = Output { logprobs: Some(2), ..Output::default() };
+    let logprobs = Output { logprobs: Some(2), prompt_logprobs: Some(1), ..Output::default() };
     let first = greedy("a prompt that is long enough for two blocks of tokens", 8);
     answer(seen, &mut client, GenerateRequest { output: Some(logprobs), ..first.clone() }).await;
     answer(seen, &mut client, first.clone()).await;

@@ -54,8 +54,14 @@ impl Rig {
         let answer = self.server.client().await.ask(request).await;
         match answer {
             Ok(answer) => format!(
-                "{:?} {:?} {:?} {:?} {:?} {:?}",
-                answer.token_ids, answer.text, answer.logprobs, answer.reason, answer.usage, answer.stopped_by
+                "{:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+                answer.token_ids,
+                answer.text,
+                answer.logprobs,
+                answer.prompt_logprobs,
+                answer.reason,
+                answer.usage,
+                answer.stopped_by
             ),
             Err(status) => format!("{:?} {}", status.code(), status.message()),
         }

@@ -146,6 +146,7 @@ pub const PROOFS: &[(&str, Proof)] = &[
     ("Stopping.stop_token_ids", Changes(nothing, |request| stopping(request).stop_token_ids = (128..192).collect())),
     ("Stopping.ignore_eos", Changes(nothing, may_end)),
     ("Output.logprobs", Changes(nothing, |request| output(request).logprobs = Some(2))),
+    ("Output.prompt_logprobs", Changes(nothing, |request| output(request).prompt_logprobs = Some(2))),
     ("Output.skip_special_tokens", Changes(nothing, |request| output(request).skip_special_tokens = Some(false))),
     (
         "Output.include_stop_string",

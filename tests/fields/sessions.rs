@@ -294,6 +294,12 @@ pub const PROOFS: &[(&str, Proof)] = &[
         exported!(|export| export.turns[0].answer.as_mut().expect("an answer").logprobs = vec![TokenLogprob::default()]),
     ),
     (
+        "Chunk.prompt_logprobs",
+        exported!(|export| {
+            export.turns[0].answer.as_mut().expect("an answer").prompt_logprobs = vec![TokenLogprob::default()];
+        }),
+    ),
+    (
         "Finish.reason",
         exported!(|export| export.turns[0].finish.as_mut().expect("an end").reason = FinishReason::Abort.into()),
     ),

@@ -110,6 +110,7 @@ pub fn hello(name: &str) -> Hello {
         seeded_sampling: true,
         penalties: true,
         grammars: true,
+        prompt_logprobs: true,
         in_step_hits: true,
         ..Abilities::default()
     };

@@ -348,6 +348,8 @@ pub struct Answer {
     pub text: String,
     /// Log probabilities of all chunks.
     pub logprobs: Vec<TokenLogprob>,
+    /// Log probabilities of the prompt.
+    pub prompt_logprobs: Vec<TokenLogprob>,
     /// Why it ended.
     pub reason: FinishReason,
     /// What it consumed.
@@ -363,6 +365,7 @@ pub async fn collect(mut stream: Streaming<GenerateResponse>) -> Result<Answer, 
         token_ids: Vec::new(),
         text: String::new(),
         logprobs: Vec::new(),
+        prompt_logprobs: Vec::new(),
         reason: FinishReason::Unspecified,
         usage: Usage::default(),
         stopped_by: None,
@@ -374,6 +377,8 @@ pub async fn collect(mut stream: Streaming<GenerateResponse>) -> Result<Answer, 
         answer.request_id = response.request_id;
         match response.event.expect("an event") {
             Event::Chunk(chunk) => {
+                assert!(chunk.prompt_logprobs.is_empty() || answer.token_ids.is_empty(), "the prompt comes first");
+                answer.prompt_logprobs.extend(chunk.prompt_logprobs);
                 answer.token_ids.extend(chunk.token_ids);
                 answer.text.push_str(&chunk.text);
                 answer.logprobs.extend(chunk.logprobs);

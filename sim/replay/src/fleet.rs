@@ -560,7 +560,7 @@ impl<'a> Fleet<'a> {
             Action::Transfer(transfer) => self.begin_copy(at_ns, replica, &transfer),
             Action::Lookup(lookup) => self.look_up(at_ns, replica, &lookup),
             // A modelled copy ends in its time; a model of the saving would need the copies that others queue after it.
-            Action::Release { .. } | Action::Adopt { .. } | Action::Cancel { .. } => {}
+            Action::Release { .. } | Action::Adopt { .. } | Action::Cancel { .. } | Action::PromptValued { .. } => {}
             Action::Finish { request, reason: FinishReason::Error, .. } => self.send_again(at_ns, replica, request),
             Action::Finish { request, reason, usage } => {
                 let flight = self.flights.remove(request.0);

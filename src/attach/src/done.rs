@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use trunkline_port::{FailedSeq, RequestId, SeqFault, Step, StepOutput, StepResult, StepSeq, TokenLogprobs};
+use trunkline_port::{
+    FailedSeq, PromptLogprobs, RequestId, SeqFault, Step, StepOutput, StepResult, StepSeq, Token, TokenLogprobs,
+};
 
 use crate::wire;
 use crate::wire::SequenceFault as WireFault;
@@ -18,6 +20,21 @@ pub struct SentStep {
     pub vocab_size: u32,
     /// Sequences of the step, in order.
     pub seqs: Vec<SentSeq>,
+    /// Log probabilities of prompts expected in the answer, in the order of the sequences.
+    pub prompts: Vec<SentPrompt>,
+}
+
+/// Tokens of a prompt whose log probabilities are expected in an answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SentPrompt {
+    /// Index of the sequence in the step.
+    pub seq: u32,
+    /// Position of the first of the tokens.
+    pub first: u32,
+    /// The tokens.
+    pub tokens: Vec<Token>,
+    /// Most likely tokens to report with each.
+    pub n_top: u32,
 }
 
 /// A sequence of a step that was sent.
@@ -110,7 +127,7 @@ pub enum DoneReason {
 
 /// Converts the output of a step to a message. `busy_us` is the time spent on the step, microseconds.
 pub fn encode_done(step: &Step, output: StepOutput, life: u64, busy_us: u64) -> wire::StepDone {
-    let StepOutput { result, logprobs, drafted, accepted, .. } = output;
+    let StepOutput { result, logprobs, prompts, drafted, accepted, .. } = output;
     let samples = |i: usize, seq: &StepSeq| seq.sample && result.fault_of(i).is_none();
     let regular = result.ends.len() == step.seqs.len()
         && step.seqs.iter().enumerate().all(|(i, seq)| result.of(i).len() == usize::from(samples(i, seq)));
@@ -134,6 +151,7 @@ pub fn encode_done(step: &Step, output: StepOutput, life: u64, busy_us: u64) -> 
         accepted: accepted.min(u32::MAX.into()) as u32,
         busy_us,
         faults,
+        prompt_logprobs: prompts.into_iter().flat_map(|prompt| prompt.tokens).map(logprob).collect(),
     }
 }
 
@@ -169,19 +187,21 @@ impl SentStep {
             check_length("scores", done.scores.len(), n_scores)?;
         }
         let logprobs = self.logprobs_of(&ends, &done)?;
+        let prompts = self.prompts_of(&failed, &done.prompt_logprobs)?;
         let result = StepResult { step: self.id, tokens: done.tokens, ends, scores: done.scores, failed };
         let (drafted, accepted) = (done.drafted.into(), done.accepted.into());
-        let mut output = StepOutput { result, logprobs, drafted, accepted, ..StepOutput::default() };
+        let mut output = StepOutput { result, logprobs, prompts, drafted, accepted, ..StepOutput::default() };
         self.fail_unfit(&mut output);
         Ok(output)
     }
 
     /// Fails the sequences with numbers that are not finite, and drops what was said of them.
     fn fail_unfit(&self, output: &mut StepOutput) {
-        let StepOutput { result, logprobs, .. } = output;
+        let StepOutput { result, logprobs, prompts, .. } = output;
         let is_fit =
             |entry: &TokenLogprobs| entry.logprob.is_finite() && entry.top.iter().all(|(_, of)| of.is_finite());
-        let unfit: HashSet<RequestId> = logprobs.iter().filter(|of| !is_fit(of)).map(|of| of.request).collect();
+        let all = logprobs.iter().chain(prompts.iter().flat_map(|prompt| &prompt.tokens));
+        let unfit: HashSet<RequestId> = all.filter(|of| !is_fit(of)).map(|of| of.request).collect();
         if result.failed.is_empty() && unfit.is_empty() && result.scores.iter().all(|score| score.is_finite()) {
             return;
         }
@@ -195,6 +215,7 @@ impl SentStep {
                 Some(fault) => {
                     own.fill(0.0);
                     logprobs.retain(|of| of.request != seq.request);
+                    prompts.retain(|of| of.request != seq.request);
                     result.push_failed(fault);
                 }
                 None => result.push(before.of(index)),
@@ -278,6 +299,27 @@ impl SentStep {
             }
         }
         Ok(out)
+    }
+
+    fn prompts_of(
+        &self,
+        failed: &[FailedSeq],
+        given: &[wire::WorkerLogprob],
+    ) -> Result<Vec<PromptLogprobs>, DoneReason> {
+        let has_failed = |sent: &&SentPrompt| failed.iter().any(|failed| failed.seq == sent.seq);
+        let expected = || self.prompts.iter().filter(|sent| !has_failed(sent));
+        check_length("prompt_logprobs", given.len(), expected().map(|sent| sent.tokens.len()).sum())?;
+        let mut given = given.iter();
+        let prompt = |sent: &SentPrompt| {
+            let request = self.seqs[sent.seq as usize].request;
+            let token = |(token, entry): (&Token, &wire::WorkerLogprob)| {
+                let top = self.top_of(entry, sent.n_top)?;
+                Ok(TokenLogprobs { request, token: *token, logprob: entry.logprob, top })
+            };
+            let tokens: Result<_, _> = sent.tokens.iter().zip(given.by_ref()).map(token).collect();
+            Ok(PromptLogprobs { request, first: sent.first, tokens: tokens? })
+        };
+        expected().map(prompt).collect()
     }
 
     fn top_of(&self, entry: &wire::WorkerLogprob, most: u32) -> Result<Vec<(u32, f32)>, DoneReason> {

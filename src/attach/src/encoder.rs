@@ -2,7 +2,7 @@
 
 use trunkline_port::{ScoreKind, Step, StepSeq};
 
-use crate::done::{SentSeq, SentStep};
+use crate::done::{SentPrompt, SentSeq, SentStep};
 use crate::sampling::encode_sampling;
 use crate::wire;
 
@@ -42,6 +42,7 @@ impl StepEncoder {
         self.encode_starts(step, &mut out);
         encode_columns(step, &mut out);
         encode_scored(step, &mut out);
+        let prompts = encode_prompt_rows(step, &mut out);
         out.blocks.extend_from_slice(&step.blocks);
         for (i, seq) in step.seqs.iter().enumerate() {
             let scored = out.scored_rows.get(i).is_some_and(|rows| *rows > 0);
@@ -54,7 +55,7 @@ impl StepEncoder {
                 n_scores: if scored { entries * step.score_lists.max(1) } else { 0 },
             });
         }
-        (out, SentStep { id: step.id, life: self.life, vocab_size: self.vocab_size, seqs })
+        (out, SentStep { id: step.id, life: self.life, vocab_size: self.vocab_size, seqs, prompts })
     }
 
     /// Takes the memory of an answered step back, for a later one.
@@ -102,6 +103,24 @@ fn put(step: &Step, out: &mut Vec<u32>, entry: impl Fn(&StepSeq) -> u32) {
     if step.seqs.iter().any(|seq| entry(seq) != 0) {
         out.extend(step.seqs.iter().map(entry));
     }
+}
+
+/// Writes the rows with log probabilities of prompts. Returns what is expected of each.
+fn encode_prompt_rows(step: &Step, out: &mut wire::Step) -> Vec<SentPrompt> {
+    let rows = step.prompt_rows.iter();
+    out.prompt_rows.extend(rows.clone().map(|rows| wire::PromptRows {
+        index: rows.seq,
+        first: rows.first,
+        n: rows.rows,
+        top: rows.n_top,
+    }));
+    rows.map(|rows| SentPrompt {
+        seq: rows.seq,
+        first: step.seqs[rows.seq as usize].computed + rows.first + 1,
+        tokens: step.tokens_behind(rows).collect(),
+        n_top: rows.n_top,
+    })
+    .collect()
 }
 
 /// Writes dropped entries and scored rows.

@@ -87,6 +87,8 @@ pub struct Abilities {
     pub penalties: bool,
     /// `true` if answers get the structure that a request asks for.
     pub grammars: bool,
+    /// `true` if log probabilities of the tokens of prompts are reported.
+    pub prompt_logprobs: bool,
     /// Stages of the worker's pipeline, at least 1.
     pub pipeline_stages: u32,
     /// `true` if a sequence may read blocks that sequences before it fill in the same step.
@@ -109,6 +111,7 @@ impl Default for Abilities {
             seeded_sampling: false,
             penalties: false,
             grammars: false,
+            prompt_logprobs: false,
             pipeline_stages: 1,
             in_step_hits: false,
             shared_memory: false,
@@ -208,6 +211,7 @@ impl Hello {
                 seeded_sampling: abilities.seeded_sampling,
                 penalties: abilities.penalties,
                 grammars: abilities.grammars,
+                prompt_logprobs: abilities.prompt_logprobs,
                 pipeline_stages: abilities.pipeline_stages,
                 in_step_hits: abilities.in_step_hits,
                 shared_memory: abilities.shared_memory,
@@ -419,6 +423,7 @@ fn decode_abilities(message: &wire::WorkerAbilities) -> Result<Abilities, HelloF
         seeded_sampling: message.seeded_sampling,
         penalties: message.penalties,
         grammars: message.grammars,
+        prompt_logprobs: message.prompt_logprobs,
         pipeline_stages: stages.max(1),
         in_step_hits: message.in_step_hits,
         shared_memory: message.shared_memory,

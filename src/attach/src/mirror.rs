@@ -4,6 +4,8 @@
 //! restores a step from the message and the slots; [`Mirror::note`] adds the sampled tokens. A step is checked whole before any part is
 //! applied, and a step is decoded only after the results of all earlier steps were noted: then every token to run is known.
 
+mod prompt_rows;
+
 use trunkline_port::{
     Dropped, Keeps, NO_BLOCK, RequestId, Sampling, ScoreKind, Scored, SeqStart, Step, StepResult, StepSeq, Token,
 };
@@ -45,6 +47,8 @@ pub struct StepLimits {
     pub penalties: bool,
     /// `true` if answers get the structure that a request asks for.
     pub grammars: bool,
+    /// `true` if log probabilities of the tokens of prompts are reported.
+    pub prompt_logprobs: bool,
     /// `true` if KV below `kv_write_from` stays unwritten.
     pub partial_writes: bool,
     /// `true` if the worker reports scores.
@@ -70,6 +74,7 @@ impl StepLimits {
             max_logprobs: abilities.max_logprobs,
             penalties: abilities.penalties,
             grammars: abilities.grammars,
+            prompt_logprobs: abilities.prompt_logprobs,
             partial_writes: abilities.partial_writes,
             scores: abilities.scores,
             score_lists: if abilities.scores_by_group { scored_groups } else { 0 },
@@ -350,7 +355,8 @@ impl Mirror {
         }
         self.check_blocks(message, blocks)?;
         self.check_drops(message, &columns)?;
-        self.check_scored(message, &columns)
+        self.check_scored(message, &columns)?;
+        self.check_prompt_rows(message, &columns)
     }
 
     fn check_size(&self, message: &wire::Step, n: usize) -> Result<(), StepReason> {
@@ -562,6 +568,7 @@ impl Mirror {
             n: drop.n,
         }));
         put_scored(message, self.limits.score_lists, out);
+        self.put_prompt_rows(message, out);
         Ok(())
     }
 }

@@ -358,6 +358,7 @@ fn hello(args: &AttachArgs, model: ModelInfo) -> anyhow::Result<Hello> {
         seeded_sampling: args.null.is_none(),
         penalties: args.null.is_none(),
         grammars: cfg!(feature = "structured-output") && tokenizer(args).is_some(),
+        prompt_logprobs: args.null.is_none(),
         pipeline_stages: 1,
         in_step_hits: true,
         shared_memory: args.shared_memory.unwrap_or(true),

@@ -417,6 +417,7 @@ impl Cluster {
                 self.report_drained(self.engines.iter().all(|engine| engine.drained), out);
             }
             Action::RunStep(_)
+            | Action::PromptValued { .. }
             | Action::Transfer(_)
             | Action::Cancel { .. }
             | Action::Lookup(_)

@@ -99,6 +99,7 @@ pub use crate::request::{FinishReason, Refusal, Request, Reuse, Sampling, Usage}
 pub use crate::schedule::suspects::{LoneFailure, OTHER_FAILURES_MAX, WORKER_FAILURES_MAX};
 pub use trunkline_port::Keeps;
 pub use trunkline_port::step::{
-    CellCopy, Dropped, FailedSeq, NO_BLOCK, ScoreKind, Scored, SeqFault, SeqStart, Step, StepResult, StepSeq,
+    CellCopy, Dropped, FailedSeq, NO_BLOCK, PromptRows, ScoreKind, Scored, SeqFault, SeqStart, Step, StepResult,
+    StepSeq,
 };
 pub use trunkline_port::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};

@@ -55,6 +55,10 @@ pub struct Request {
     pub deadline_ns: Option<u64>,
     /// Sampling parameters for the worker.
     pub sampling: Sampling,
+    /// Number of most likely tokens to report with the log probability of each token of the prompt but the first; `None` reports none. Such a
+    /// request computes every position whose value is wanted, also if it is cached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<u32>,
     /// Eviction within the request's sequence; `None` for [`crate::Config::h2o`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub h2o: Option<Mode>,

@@ -4,7 +4,7 @@
 //! makes each longer. `TRUNKLINE_SEEDS=1000000 cargo test -p trunkline-core --test oracle small` runs many small ones. A failure prints the
 //! command that runs it again.
 
-use trunkline_driver::pressure::{Outcome, run, run_small};
+use trunkline_driver::pressure::{Outcome, run, run_small, run_valued};
 use trunkline_driver::seeds::{self, REQUESTS, Sample, seeds};
 
 const SEEDS_DEFAULT: usize = 400;
@@ -115,5 +115,18 @@ fn thousands_of_requests_share_prefixes() {
 fn the_same_seed_decides_the_same() {
     for seed in seeds(2, 10) {
         assert_eq!(run_one(seed, REQUESTS), run_one(seed, REQUESTS));
+    }
+}
+
+#[test]
+fn each_token_of_a_prompt_is_valued_once_whatever_happens_to_the_request() {
+    let sample = Sample::from_env(11, SMALL_DEFAULT / 2);
+    let run = |seed, _| run_valued(seed);
+    let sum = seeds::run_all("-p trunkline-core --test oracle valued", &sample, run, Outcome::plus);
+    eprintln!("{} small seeds with values: {sum:?}", sample.seeds.len());
+    if sample.is_whole(SMALL_DEFAULT / 2) {
+        let seeds = sample.seeds.len() as u64;
+        assert!(sum.completed > seeds && sum.preemptions > seeds / 4 && sum.workers_lost > seeds / 50);
+        assert!(sum.merged_blocks > seeds / 4, "what is computed again is cached once");
     }
 }

@@ -12,6 +12,7 @@ use trunkline_text::Tokenizer;
 use crate::choices::{Choices, Piece};
 use crate::events::Writer;
 use crate::failure::Failure;
+use crate::prompt_values::{Prompt, Shown, Wanted};
 use crate::reader::{Reader, Reading, ToolCall};
 use crate::usage::{Metrics, Usage};
 
@@ -24,15 +25,21 @@ pub(crate) trait Api: Send + Unpin + 'static {
     const ID: &'static str;
     /// `object` of events, and of a whole answer.
     const OBJECTS: [&'static str; 2];
+    /// `true` if `prompt_logprobs` stands next to the choices, not in each.
+    const VALUES_AT_TOP: bool = true;
 
     /// Returns the choice in the first event of each choice, if there is one before its first text.
     fn opening(index: usize) -> Option<impl Serialize>;
 
-    /// Returns what an event has of a choice.
-    fn event<'a>(part: &'a Part, tokenizer: &Tokenizer) -> impl Serialize + use<'a, Self>;
+    /// Returns what an event has of a choice; the first has the values of its prompt.
+    fn event<'a>(
+        part: &'a Part,
+        prompt: Option<&'a Prompt>,
+        tokenizer: &'a Tokenizer,
+    ) -> impl Serialize + use<'a, Self>;
 
     /// Returns a choice of a whole answer.
-    fn whole<'a>(part: &'a Part, tokenizer: &Tokenizer) -> impl Serialize + use<'a, Self>;
+    fn whole<'a>(part: &'a Part, prompt: &'a Prompt, tokenizer: &'a Tokenizer) -> impl Serialize + use<'a, Self>;
 }
 
 /// Wishes of a client for the form of its answer.
@@ -55,6 +62,10 @@ pub(crate) struct Form {
     pub(crate) reading: Reading,
     /// Text of each prompt, to begin its choices with; empty for none.
     pub(crate) echoes: Vec<String>,
+    /// Log probabilities of the prompts.
+    pub(crate) wanted: Wanted,
+    /// Leave the answers out: the prompts alone are asked for.
+    pub(crate) prompts_alone: bool,
 }
 
 /// A part of a choice: what is new, or all so far.
@@ -63,6 +74,8 @@ pub(crate) struct Part {
     pub(crate) index: usize,
     /// Characters of the choice's text before this part.
     pub(crate) offset: usize,
+    /// Characters of the prompt at the beginning of the text.
+    pub(crate) echoed: usize,
     pub(crate) text: String,
     pub(crate) reasoning: String,
     pub(crate) calls: Vec<ToolCall>,
@@ -86,6 +99,8 @@ pub(crate) struct Answers<A> {
     tokenizer: Tokenizer,
     /// Characters sent of each choice; `None` before its first part.
     sent: Vec<Option<usize>>,
+    /// Log probabilities of the prompts, which come before the first token of the first choice of each.
+    prompts: Vec<Prompt>,
     /// Readers of each choice; empty if nothing is read.
     readers: Vec<Reader>,
     usage: Usage,
@@ -104,6 +119,8 @@ struct Message<'a, C> {
     model: &'a str,
     choices: &'a [C],
     #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Shown<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
     #[serde(skip_serializing_if = "Option::is_none")]
     metrics: Option<Metrics>,
@@ -117,18 +134,43 @@ impl<A: Api> Answers<A> {
         streams.iter().step_by(form.n.max(1)).for_each(|first| usage.add_prompt(first.prompt_tokens()));
         let sent = vec![None; streams.len()];
         let readers = streams.iter().filter_map(|_| Reader::new(form.reading)).collect();
-        Self { form, tokenizer, sent, readers, usage, metrics: Metrics::default(), api: std::marker::PhantomData }
+        let prompts = (0..streams.len().div_ceil(form.n.max(1))).map(|number| form.wanted.prompt(number)).collect();
+        Self {
+            form,
+            tokenizer,
+            sent,
+            prompts,
+            readers,
+            usage,
+            metrics: Metrics::default(),
+            api: std::marker::PhantomData,
+        }
     }
 
-    /// Takes a piece, and returns the part of its choice.
-    fn take(&mut self, piece: Piece) -> Part {
+    /// Keeps the log probabilities of a prompt that a piece brings. Returns `true` if it brings nothing else.
+    fn keep_values(&mut self, piece: &mut Piece) -> bool {
+        let Some(chunk) = &mut piece.chunk else { return false };
+        let values = std::mem::take(&mut chunk.prompt_logprobs);
+        let is_all =
+            !values.is_empty() && chunk.token_ids.is_empty() && chunk.text.is_empty() && piece.finish.is_none();
+        self.prompts[piece.choice / self.form.n.max(1)].values.extend(values);
+        is_all
+    }
+
+    /// Takes a piece, and returns the part of its choice; `None` if it is of the prompt alone.
+    fn take(&mut self, mut piece: Piece) -> Option<Part> {
+        if self.keep_values(&mut piece) {
+            return None;
+        }
         let Piece { choice: index, chunk, finish } = piece;
+        let chunk = chunk.filter(|_| !self.form.prompts_alone);
         let sent = &mut self.sent[index];
         let mut part = Part { index, offset: sent.unwrap_or(0), ..Part::default() };
         if sent.is_none()
             && let Some(echo) = self.form.echoes.get(index / self.form.n.max(1))
         {
             part.text.clone_from(echo);
+            part.echoed = part.text.chars().count();
         }
         part.token_ids = self.form.token_ids.then(Vec::new);
         let mut tokens = Vec::new();
@@ -162,8 +204,11 @@ impl<A: Api> Answers<A> {
                 StoppedBy::StopTokenId(token) => StopReason::Token(token),
                 StoppedBy::StopString(text) => StopReason::Text(text),
             });
+            if self.form.prompts_alone {
+                (part.finish_reason, part.stop_reason) = (Some("length"), None);
+            }
         }
-        part
+        Some(part)
     }
 
     /// Writes a message of `choices`.
@@ -172,7 +217,10 @@ impl<A: Api> Answers<A> {
         let usage = usage.then_some(self.usage);
         let metrics = ends.then_some(self.metrics);
         let request_id = A::ID.is_empty().then_some(id.as_str());
-        let message = Message { id, request_id, object, created: *created_s, model, choices, usage, metrics };
+        let prompt = self.prompts.first().filter(|_| A::VALUES_AT_TOP);
+        let prompt_logprobs = prompt.and_then(|prompt| prompt.shown(&self.tokenizer));
+        let created = *created_s;
+        let message = Message { id, request_id, object, created, model, choices, prompt_logprobs, usage, metrics };
         // Nothing in a message can fail to be JSON.
         let _ = serde_json::to_writer(out.writer(), &message);
     }
@@ -192,11 +240,14 @@ impl<A: Api> Answers<A> {
         let mut parts: Vec<Part> = (0..streams.len()).map(|index| Part { index, ..Part::default() }).collect();
         let mut choices = Choices::new(streams);
         while let Some(piece) = choices.next().await {
-            let part = self.take(piece?);
-            parts[part.index].add(part);
+            if let Some(part) = self.take(piece?) {
+                parts[part.index].add(part);
+            }
         }
         let mut out = BytesMut::new();
-        let choices: Vec<_> = parts.iter().map(|part| A::whole(part, &self.tokenizer)).collect();
+        let n = self.form.n.max(1);
+        let choice = |part| A::whole(part, &self.prompts[part.index / n], &self.tokenizer);
+        let choices: Vec<_> = parts.iter().map(choice).collect();
         self.write(&mut out, A::OBJECTS[1], &choices, true, true);
         Ok(out.freeze())
     }
@@ -210,8 +261,10 @@ impl<A: Api> Writer for Answers<A> {
     }
 
     fn piece(&mut self, out: &mut BytesMut, piece: Piece) {
-        let part = self.take(piece);
-        let choice = A::event(&part, &self.tokenizer);
+        let begins = self.sent[piece.choice].is_none();
+        let Some(part) = self.take(piece) else { return };
+        let prompt = begins.then(|| &self.prompts[part.index / self.form.n.max(1)]);
+        let choice = A::event(&part, prompt, &self.tokenizer);
         self.event(out, &[choice], false);
     }
 
@@ -234,6 +287,7 @@ impl Part {
     /// Adds what came next.
     fn add(&mut self, next: Self) {
         self.text.push_str(&next.text);
+        self.echoed += next.echoed;
         self.reasoning.push_str(&next.reasoning);
         self.calls.extend(next.calls);
         self.logprobs.extend(next.logprobs);

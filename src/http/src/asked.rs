@@ -13,6 +13,7 @@ use trunkline_server::proto::sampling::Structure;
 use trunkline_template::Value as Message;
 
 use crate::failure::Failure;
+use crate::prompt_values::Wanted;
 use crate::structure::{ResponseFormat, StructuredOutputs, structure};
 
 /// Maximum number of choices of one request: answers to each prompt, times prompts.
@@ -221,13 +222,24 @@ impl Asked {
         if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
             return refused("suffix", "is not supported: the model continues text, it does not fill gaps");
         }
-        if self.prompt_logprobs.is_some() {
-            return refused("prompt_logprobs", "are not supported");
-        }
         if self.use_beam_search == Some(true) {
             return refused("use_beam_search", "is not supported");
         }
         self.check_structure()
+    }
+
+    /// Returns the number of most likely tokens to report with each token of the prompt; `None` for no log probabilities of the prompt.
+    ///
+    /// # Errors
+    /// If all tokens are asked for, or an answer as a stream.
+    pub(crate) fn prompt_logprobs(&self) -> Result<Option<u32>, Failure> {
+        let refused = |why: String| Err(Failure::invalid("prompt_logprobs", format!("prompt_logprobs {why}")));
+        match self.prompt_logprobs {
+            None => Ok(None),
+            Some(n) if n < 0 => refused(format!("is {n}; it must be 0 or more: not all tokens can be reported")),
+            Some(_) if self.streams() => refused("comes with a whole answer alone; leave stream out".into()),
+            Some(n) => Ok(Some(u32::try_from(n).unwrap_or(u32::MAX))),
+        }
     }
 
     fn check_structure(&self) -> Result<(), Failure> {
@@ -288,6 +300,8 @@ impl Asked {
         };
         let output = proto::Output {
             logprobs: own.logprobs,
+            // The other choices find the prompt in the cache.
+            prompt_logprobs: own.wanted.n_top().filter(|_| choice == 0),
             skip_special_tokens: self.skip_special_tokens,
             include_stop_string: self.include_stop_str_in_output == Some(true),
         };
@@ -312,6 +326,8 @@ pub(crate) struct Own {
     pub(crate) max_tokens: u32,
     /// Most likely tokens to report with each token; `None` for no log probabilities.
     pub(crate) logprobs: Option<u32>,
+    /// Log probabilities of the prompts.
+    pub(crate) wanted: Wanted,
     /// What the prefix cache is to keep.
     pub(crate) retention: Vec<proto::RetentionHint>,
     /// Structure of an answer that has to call a tool, instead of the one that its text would have.
@@ -337,7 +353,8 @@ mod tests {
     }
 
     fn param(json: &str) -> String {
-        let error = parse::<Asked>(json.as_bytes()).map(|asked| asked.check()).and_then(|checked| checked).unwrap_err();
+        let check = |asked: Asked| asked.check().and_then(|()| asked.prompt_logprobs().map(drop));
+        let error = parse::<Asked>(json.as_bytes()).and_then(check).unwrap_err();
         let json: Value = serde_json::from_str(&error.json()).unwrap();
         json["error"]["param"].as_str().unwrap_or("none").to_owned()
     }
@@ -375,7 +392,8 @@ mod tests {
             (r#"{"logit_bias": {"7": "x"}}"#, "logit_bias.7"),
             (r#"{"logit_bias": [7]}"#, "logit_bias"),
             (r#"{"suffix": "x"}"#, "suffix"),
-            (r#"{"prompt_logprobs": 0}"#, "prompt_logprobs"),
+            (r#"{"prompt_logprobs": -1}"#, "prompt_logprobs"),
+            (r#"{"prompt_logprobs": 0, "stream": true}"#, "prompt_logprobs"),
             (r#"{"use_beam_search": true}"#, "use_beam_search"),
             (r#"{"response_format": {"type": "xml"}}"#, "response_format"),
             (r#"{"structured_outputs": {"choice": ["a"], "regex": "a"}}"#, "structured_outputs"),
@@ -397,9 +415,10 @@ mod tests {
             "top_p": 0.9, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.5, "frequency_penalty": -2, "presence_penalty": 0.5, "logit_bias": {"7": -100, "50256": 1.5}, "seed": -1, "skip_special_tokens": false, "include_stop_str_in_output": true,
             "add_special_tokens": false, "priority": -2, "cache_salt": "salt"}"#,
         );
+        let wanted = Wanted { shown: Some(4), ..Wanted::default() };
         let message = asked.message(
             WirePrompt::Text("x".into()),
-            &Own { max_tokens: 7, logprobs: Some(3), ..Own::default() },
+            &Own { max_tokens: 7, logprobs: Some(3), wanted: wanted.clone(), ..Own::default() },
             2,
             "id".into(),
         );
@@ -428,6 +447,7 @@ mod tests {
             }),
             output: Some(proto::Output {
                 logprobs: Some(3),
+                prompt_logprobs: None,
                 skip_special_tokens: Some(false),
                 include_stop_string: true,
             }),
@@ -436,5 +456,8 @@ mod tests {
             ..proto::GenerateRequest::default()
         };
         assert_eq!(message, expected);
+        let own = Own { wanted, ..Own::default() };
+        let first = asked.message(WirePrompt::Text("x".into()), &own, 0, String::new());
+        assert_eq!(first.output.unwrap().prompt_logprobs, Some(4), "the first choice has those of all");
     }
 }

@@ -21,6 +21,7 @@ use crate::caching::{CachingAsked, breakpoints};
 use crate::failure::Failure;
 use crate::logprobs::{Spelled, spelled};
 use crate::marks::Rendered;
+use crate::prompt_values::{Prompt, Wanted};
 use crate::reader::{Reading, ToolCall};
 use crate::run::{Run, run};
 use crate::tool_choice::ToolChoice;
@@ -114,7 +115,7 @@ impl Api for Chats {
         Some(Event { index, delta, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None })
     }
 
-    fn event<'a>(part: &'a Part, tokenizer: &Tokenizer) -> impl Serialize + use<'a> {
+    fn event<'a>(part: &'a Part, _: Option<&'a Prompt>, tokenizer: &'a Tokenizer) -> impl Serialize + use<'a> {
         Event {
             index: part.index,
             delta: Delta { role: None, content: content(part), read: Read::of(part) },
@@ -125,7 +126,7 @@ impl Api for Chats {
         }
     }
 
-    fn whole<'a>(part: &'a Part, tokenizer: &Tokenizer) -> impl Serialize + use<'a> {
+    fn whole<'a>(part: &'a Part, _: &'a Prompt, tokenizer: &'a Tokenizer) -> impl Serialize + use<'a> {
         Whole {
             index: part.index,
             message: Message { role: "assistant", content: content(part), refusal: None, read: Read::of(part).whole() },
@@ -168,8 +169,9 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
     let room = shared.front.room_for(ids.len()).map_err(|status| Failure::of(&status))?;
     let max_tokens = asked.max_completion_tokens.or(asked.max_tokens).unwrap_or(room);
     let prompts = vec![WirePrompt::TokenIds(TokenIds { ids })];
-    let own = Own { max_tokens, logprobs, retention, forced };
-    run::<Chats>(&shared, &parts, Run { asked, own, prompts, reading, echoes: Vec::new() }).await
+    let wanted = Wanted { shown: asked.prompt_logprobs()?, ..Wanted::default() };
+    let own = Own { max_tokens, logprobs, retention, wanted, forced };
+    run::<Chats>(&shared, &parts, Run { asked, own, prompts, reading, echoes: Vec::new(), prompts_alone: false }).await
 }
 
 impl Asked {

@@ -38,6 +38,7 @@ const PARAMS: [(&str, &str); 26] = [
     ("presence_penalty", "presence_penalty"),
     ("logit_bias", "logit_bias"),
     ("logprobs", "logprobs"),
+    ("prompt_logprobs", "prompt_logprobs"),
     ("json_schema", "response_format"),
     ("regex", "structured_outputs"),
     ("grammar", "structured_outputs"),
@@ -137,6 +138,11 @@ impl Failure {
             }
             _ => self,
         }
+    }
+
+    /// Returns the field at fault, if it is one.
+    pub(crate) fn param(&self) -> Option<&str> {
+        self.param.as_deref()
     }
 
     /// Returns `true` if the client may come back later.

@@ -16,6 +16,7 @@ use crate::body::read;
 use crate::completions::{MAX_TOKENS_DEFAULT, top_logprobs};
 use crate::failure::Failure;
 use crate::logprobs::{Spelled, spelled};
+use crate::prompt_values::{Prompt, Wanted};
 use crate::reader::Reading;
 use crate::run::{Run, run};
 
@@ -65,11 +66,11 @@ impl Api for Tokens {
         None::<()>
     }
 
-    fn event<'a>(part: &'a Part, tokenizer: &Tokenizer) -> impl Serialize + use<'a> {
+    fn event<'a>(part: &'a Part, _: Option<&'a Prompt>, tokenizer: &'a Tokenizer) -> impl Serialize + use<'a> {
         Choice::of(part, tokenizer)
     }
 
-    fn whole<'a>(part: &'a Part, tokenizer: &Tokenizer) -> impl Serialize + use<'a> {
+    fn whole<'a>(part: &'a Part, _: &'a Prompt, tokenizer: &'a Tokenizer) -> impl Serialize + use<'a> {
         Choice::of(part, tokenizer)
     }
 }
@@ -89,8 +90,14 @@ pub(crate) async fn generate(State(shared): Context, request: Request<Body>) -> 
         max_tokens: asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT),
         logprobs: top_logprobs(&asked),
         retention: shared.kv_hints(given.kv_hints.as_ref(), Vec::new())?,
+        wanted: Wanted { shown: asked.prompt_logprobs()?, ..Wanted::default() },
         ..Own::default()
     };
     let prompts = vec![WirePrompt::TokenIds(TokenIds { ids: given.token_ids })];
-    run::<Tokens>(&shared, &parts, Run { asked, own, prompts, reading: Reading::default(), echoes: Vec::new() }).await
+    run::<Tokens>(
+        &shared,
+        &parts,
+        Run { asked, own, prompts, reading: Reading::default(), echoes: Vec::new(), prompts_alone: false },
+    )
+    .await
 }

@@ -33,6 +33,7 @@ mod logprobs;
 mod marks;
 mod messages;
 mod origins;
+mod prompt_values;
 mod reader;
 mod reasoning;
 mod responses;

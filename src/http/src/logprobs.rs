@@ -1,5 +1,6 @@
 //! Log probabilities, as lists for completions and token by token for chats.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
@@ -10,8 +11,9 @@ use trunkline_text::Tokenizer;
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Listed {
     tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
-    top_logprobs: Vec<BTreeMap<String, f32>>,
+    /// `None` for the first token of a prompt.
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
     /// Characters of the choice's text before each token.
     text_offset: Vec<usize>,
 }
@@ -34,10 +36,29 @@ pub(crate) fn spell_all(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
 }
 
 impl Listed {
-    /// Lists tokens behind `offset` characters.
-    pub(crate) fn new(tokenizer: &Tokenizer, tokens: &[TokenLogprob], mut offset: usize) -> Self {
-        let mut listed = Self::default();
-        for TokenLogprob { token_id, logprob, top } in tokens {
+    /// Lists the tokens of a prompt: the first has no log probability.
+    pub(crate) fn of_prompt(
+        tokenizer: &Tokenizer,
+        first: u32,
+        others: impl Iterator<Item = impl Borrow<TokenLogprob>>,
+    ) -> Self {
+        let text = spell(tokenizer, first);
+        let offset = text.chars().count();
+        let begin =
+            Self { tokens: vec![text], token_logprobs: vec![None], top_logprobs: vec![None], text_offset: vec![0] };
+        begin.with(tokenizer, others, offset)
+    }
+
+    /// Lists further tokens, behind `offset` characters.
+    pub(crate) fn with(
+        self,
+        tokenizer: &Tokenizer,
+        tokens: impl Iterator<Item = impl Borrow<TokenLogprob>>,
+        mut offset: usize,
+    ) -> Self {
+        let mut listed = self;
+        for token in tokens {
+            let TokenLogprob { token_id, logprob, top } = token.borrow();
             let text = spell(tokenizer, *token_id);
             let mut alternatives: BTreeMap<String, f32> =
                 top.iter().map(|other| (spell(tokenizer, other.token_id), other.logprob)).collect();
@@ -48,8 +69,8 @@ impl Listed {
             listed.text_offset.push(offset);
             offset += text.chars().count();
             listed.tokens.push(text);
-            listed.token_logprobs.push(*logprob);
-            listed.top_logprobs.push(alternatives);
+            listed.token_logprobs.push(Some(*logprob));
+            listed.top_logprobs.push(Some(alternatives));
         }
         listed
     }
@@ -104,10 +125,15 @@ mod tests {
             top: top.iter().map(|(token_id, logprob)| Alternative { token_id: *token_id, logprob: *logprob }).collect(),
         };
         let tokens = [token(b'a'.into(), &[(b'b'.into(), -0.5)]), token(b'c'.into(), &[])];
-        let listed = Listed::new(&tokenizer, &tokens, 4);
+        let listed = Listed::default().with(&tokenizer, tokens.iter(), 4);
         assert_eq!(
             serde_json::to_string(&listed).unwrap(),
             r#"{"tokens":["a","c"],"token_logprobs":[-1.0,-1.0],"top_logprobs":[{"a":-1.0,"b":-0.5},{}],"text_offset":[4,5]}"#
+        );
+        let listed = Listed::of_prompt(&tokenizer, b'h'.into(), tokens.iter());
+        assert_eq!(
+            serde_json::to_string(&listed).unwrap(),
+            r#"{"tokens":["h","a","c"],"token_logprobs":[null,-1.0,-1.0],"top_logprobs":[null,{"a":-1.0,"b":-0.5},{}],"text_offset":[0,1,2]}"#
         );
         let chat = serde_json::to_string(&spelled(&tokenizer, &tokens[..1])).unwrap();
         assert_eq!(

@@ -129,6 +129,10 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
     responses.check()?;
     asked.response_format = responses.response_format()?;
     asked.check()?;
+    if asked.prompt_logprobs.is_some() {
+        let message = "prompt_logprobs has no place in a response; /v1/chat/completions reports them";
+        return Err(Failure::invalid("prompt_logprobs", message));
+    }
     let model = shared.check_model(asked.model.as_deref())?;
     let of_cache: CachingAsked = parse(&body)?;
     let caching = of_cache.check(&shared)?;
@@ -150,7 +154,7 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
     let marked = marked(&retention);
     let max_tokens = responses.max_output_tokens.unwrap_or(room);
     let forces = forced.is_some();
-    let own = Own { max_tokens, logprobs, retention, forced };
+    let own = Own { max_tokens, logprobs, retention, forced, ..Own::default() };
     let header = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
     let request_id = asked.request_id.take().or(header).unwrap_or_default();
     let message = asked.message(WirePrompt::TokenIds(TokenIds { ids }), &own, 0, request_id);

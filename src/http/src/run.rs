@@ -33,6 +33,8 @@ pub(crate) struct Run {
     pub(crate) reading: Reading,
     /// Texts that begin the answers to each prompt; none for none.
     pub(crate) echoes: Vec<String>,
+    /// Leave the answers out: the prompts alone are asked for.
+    pub(crate) prompts_alone: bool,
 }
 
 /// Runs a request of one form of answers.
@@ -40,11 +42,13 @@ pub(crate) struct Run {
 /// # Errors
 /// If the server refuses one of its choices, or one fails before an answer that is sent at once; the others are aborted.
 pub(crate) async fn run<A: Api>(shared: &Shared, parts: &Parts, run: Run) -> Result<Response<Body>, Failure> {
-    let Run { mut asked, own, prompts, reading, echoes } = run;
+    let Run { mut asked, own, prompts, reading, echoes, prompts_alone } = run;
     let model = shared.check_model(asked.model.as_deref())?;
     let header = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
     let id = asked.request_id.take().or_else(|| header.map(str::to_owned)).unwrap_or_default();
     let streams = begin(shared, parts, &asked, &own, prompts, &id).await?;
+    let prompt_tokens = streams.iter().step_by(asked.n().max(1)).map(|first| u64::from(first.prompt_tokens())).sum();
+    own.wanted.check(prompt_tokens, if A::VALUES_AT_TOP { 1 } else { asked.n() })?;
     let options = asked.stream_options.unwrap_or_default();
     let own_id = || streams.first().map_or_else(String::new, |first| first.client_id().to_owned());
     let id = if id.is_empty() { own_id() } else { id };
@@ -59,6 +63,8 @@ pub(crate) async fn run<A: Api>(shared: &Shared, parts: &Parts, run: Run) -> Res
         marked: marked(&own.retention),
         reading,
         echoes,
+        wanted: own.wanted,
+        prompts_alone,
     };
     let tokenizer = shared.front.tokenizer().map_err(|status| Failure::of(&status))?.clone();
     let answers = Answers::<A>::new(form, tokenizer, &streams);

@@ -47,10 +47,11 @@ pub mod worker;
 pub use crate::grammar::{Grammar, GrammarKind};
 pub use crate::ids::{RequestId, Token};
 pub use crate::model_info::{Keeps, LAYER_GROUPS_MAX, LayerGroup, ModelInfo};
-pub use crate::output::{StepOutput, TokenLogprobs};
+pub use crate::output::{PromptLogprobs, StepOutput, TokenLogprobs};
 pub use crate::sampling::{LogitBias, Sampling};
 pub use crate::step::{
-    CellCopy, Dropped, FailedSeq, NO_BLOCK, ScoreKind, Scored, SeqFault, SeqStart, Step, StepResult, StepSeq,
+    CellCopy, Dropped, FailedSeq, NO_BLOCK, PromptRows, ScoreKind, Scored, SeqFault, SeqStart, Step, StepResult,
+    StepSeq,
 };
 pub use crate::transfer::{BlockFault, BlockKey, KnownBlock, Lookup, Place, Transfer, TransferReport};
 pub use crate::weight_reads::WeightReads;

@@ -37,6 +37,8 @@ pub struct Step {
     pub starts: Vec<SeqStart>,
     /// Copies within the device, to be made in order before the step runs its tokens; empty unless the core reuses text that is not a prefix.
     pub copies: Vec<CellCopy>,
+    /// Rows with log probabilities of prompt tokens asked for, in the order of the sequences, each once.
+    pub prompt_rows: Vec<PromptRows>,
 }
 
 /// Copy of the KV of neighbouring tokens from one block to another, in all layers. Sources are full blocks that nobody writes; destinations
@@ -142,6 +144,22 @@ pub struct Scored {
     pub rows: u32,
 }
 
+/// Neighbouring rows of a sequence that are each followed by a token of the prompt, whose log probability is wanted
+/// ([`crate::StepOutput::prompts`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromptRows {
+    /// Index of the sequence in [`Step::seqs`].
+    pub seq: u32,
+    /// First of the rows, counted from the first that the sequence runs.
+    pub first: u32,
+    /// Number of rows, at least one; all are rows that the sequence runs.
+    pub rows: u32,
+    /// Token behind the last of the rows, which a later step may run.
+    pub next: Token,
+    /// Number of most likely tokens to report with each.
+    pub n_top: u32,
+}
+
 /// A range of entries that leave a block table: their places hold [`NO_BLOCK`] from now on. The worker drops them before it cuts the table
 /// and appends the new blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -199,6 +217,13 @@ impl Step {
         self.scored.binary_search_by_key(&(i as u32), |scored| scored.seq).map_or(0, |at| self.scored[at].rows)
     }
 
+    /// Returns the tokens behind some rows of a prompt, one for each row.
+    pub fn tokens_behind(&self, rows: &PromptRows) -> impl Iterator<Item = Token> + '_ {
+        let run = self.run_tokens(&self.seqs[rows.seq as usize]);
+        let behind = &run[rows.first as usize + 1..(rows.first + rows.rows) as usize];
+        behind.iter().copied().chain(std::iter::once(rows.next))
+    }
+
     /// Returns the number of tokens run by the whole step.
     pub fn n_tokens(&self) -> u32 {
         self.seqs.iter().map(|seq| seq.n_tokens).sum()
@@ -213,6 +238,7 @@ impl Step {
         self.scored.clear();
         self.starts.clear();
         self.copies.clear();
+        self.prompt_rows.clear();
     }
 }
 

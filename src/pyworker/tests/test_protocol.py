@@ -150,6 +150,7 @@ def test_answers_are_ready_before_the_first_message_is_heard(monkeypatch):
             {"starts": [pb.Start(index=0, tokens=[1], n_prompt=1, sampling=greedy(grammar=pb.WorkerGrammar(regex="a")))]},
             "did not announce grammars",
         ),
+        ({"prompt_rows": [pb.PromptRows(index=0, n=1)]}, "did not announce prompt_logprobs"),
     ],
 )
 def test_nonsense_fails_the_step_and_nothing_else(change, what):

@@ -36,7 +36,7 @@ use tracing::{debug, error, info, warn};
 use trunkline_cluster::record::End;
 use trunkline_cluster::{Cluster, EngineId, EngineState, Health, HealthEvent, Input, Move, Output as ClusterOutput};
 use trunkline_core::{Action, Event, FinishReason, RequestId, Stats};
-use trunkline_port::{Step, StepOutput, StepRunner, TokenLogprobs, TransferReport};
+use trunkline_port::{PromptLogprobs, Step, StepOutput, StepRunner, TokenLogprobs, TransferReport};
 
 use self::client::Client;
 use self::listening::Listening;
@@ -117,6 +117,8 @@ struct Driver {
     readers: Readers,
     /// Log probabilities of the tokens of the last ended step.
     logprobs: HashMap<RequestId, VecDeque<TokenLogprobs>>,
+    /// Those of prompts in that step.
+    prompts: Vec<PromptLogprobs>,
     /// Drafts and reads of weights of ended steps, by engine.
     counts: Vec<StepCounts>,
     figures: Figures,
@@ -181,6 +183,7 @@ impl Driver {
             clients: HashMap::new(),
             readers: Readers::default(),
             logprobs: HashMap::new(),
+            prompts: Vec::new(),
             flushes: VecDeque::new(),
             outputs: Vec::new(),
             last_input_ns: 0,
@@ -387,8 +390,10 @@ impl Driver {
         for entry in output.logprobs {
             self.logprobs.entry(entry.request).or_default().push_back(entry);
         }
+        self.prompts = output.prompts;
         self.apply(Input::Engine(engine, Event::StepFinished(output.result)));
         self.logprobs.clear();
+        self.prompts.clear();
     }
 
     /// Reports a worker as ready to run steps, and lets the worker help out engines without one.
@@ -610,6 +615,14 @@ impl Driver {
     /// Performs an action for clients.
     fn answer(&mut self, action: Action) {
         match action {
+            Action::PromptValued { request, first, .. } => {
+                let found = self.prompts.iter_mut().find(|of| of.request == request && of.first == first);
+                let client = self.clients.get_mut(&request);
+                let news = found.zip(client).and_then(|(prompt, client)| client.news_of(prompt));
+                if let Some(tokens) = news {
+                    self.output(request, Output::Prompt(tokens));
+                }
+            }
             Action::Token { request, token } => {
                 let logprobs = self.logprobs.get_mut(&request).and_then(VecDeque::pop_front);
                 self.output(request, Output::Token { token, logprobs });

@@ -2,7 +2,7 @@
 //!
 //! A stream has a `chunk` for new tokens, with the numbers of new tokens and of prompt tokens, and at the end of each answer a `complete` without
 //! tokens: gateways take the tokens from the chunks. Without a stream there is one `complete` with all tokens for each answer. `complete` has
-//! the sums of the answer in both.
+//! the sums of the answer in both. Log probabilities of the prompt come with the first choice alone: with its first chunk, or with its `complete`.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -18,7 +18,8 @@ use crate::parents::Parent;
 use crate::proto::vllm::grpc::engine::generate_complete::MatchedStop;
 use crate::proto::vllm::grpc::engine::generate_response::Response;
 use crate::proto::vllm::grpc::engine::{
-    GenerateComplete, GenerateResponse, GenerateStreamChunk, OutputLogProbs, TopLogProbs,
+    GenerateComplete, GenerateResponse, GenerateStreamChunk, InputLogProbs, InputTokenLogProb, OutputLogProbs,
+    TopLogProbs,
 };
 
 /// The answers to come, of all choices. Dropping them aborts the request.
@@ -28,6 +29,10 @@ pub(crate) struct Answers {
     gathered: Vec<(Vec<u32>, Vec<TokenLogprob>)>,
     streams: bool,
     prompt_tokens: u32,
+    /// First token of the prompt.
+    first_token: u32,
+    /// Log probabilities of the others that are not sent yet.
+    prompt: Vec<TokenLogprob>,
     /// Stop tokens of the request: the others that end an answer are the model's, of which vLLM says nothing.
     stop_token_ids: Vec<u32>,
     _parent: Option<Parent>,
@@ -38,16 +43,35 @@ impl Answers {
         choices: Vec<Generation>,
         streams: bool,
         stop_token_ids: Vec<u32>,
+        first_token: u32,
         parent: Option<Parent>,
     ) -> Self {
         let prompt_tokens = choices.first().map_or(0, Generation::prompt_tokens);
         let gathered = choices.iter().map(|_| Default::default()).collect();
         let choices = (0..).zip(choices).collect();
-        Self { choices, gathered, streams, prompt_tokens, stop_token_ids, _parent: parent }
+        let prompt = Vec::new();
+        Self { choices, gathered, streams, prompt_tokens, first_token, prompt, stop_token_ids, _parent: parent }
+    }
+
+    /// Returns the log probabilities of the prompt for the first message of the first choice; `None` if the request did not ask for them.
+    fn input_logprobs(&mut self, index: u32) -> Option<InputLogProbs> {
+        let prompt = if index == 0 { std::mem::take(&mut self.prompt) } else { Vec::new() };
+        let has_top = !prompt.first()?.top.is_empty();
+        let ids = std::iter::once(self.first_token).chain(prompt.iter().map(|of| of.token_id));
+        let values = std::iter::once(None).chain(prompt.iter().map(|of| Some(of.logprob)));
+        let tops = std::iter::once(TopLogProbs::default()).chain(prompt.iter().map(top));
+        Some(InputLogProbs {
+            token_ids: ids.collect(),
+            token_logprobs: values.map(|value| InputTokenLogProb { value }).collect(),
+            top_logprobs: tops.filter(|_| has_top).collect(),
+        })
     }
 
     /// Returns the message for an event of a choice, if there is one.
-    fn message(&mut self, index: u32, event: Event) -> Option<GenerateResponse> {
+    fn message(&mut self, index: u32, mut event: Event) -> Option<GenerateResponse> {
+        if let Event::Chunk(chunk) = &mut event {
+            self.prompt.append(&mut chunk.prompt_logprobs);
+        }
         let response = match event {
             Event::Chunk(chunk) if self.streams => {
                 // Text alone, left from before the end.
@@ -57,6 +81,7 @@ impl Answers {
                 Response::Chunk(GenerateStreamChunk {
                     completion_tokens: chunk.token_ids.len() as u32,
                     output_logprobs: logprobs(&chunk.logprobs),
+                    input_logprobs: self.input_logprobs(index),
                     token_ids: chunk.token_ids,
                     prompt_tokens: self.prompt_tokens,
                     index,
@@ -96,6 +121,7 @@ impl Answers {
             completion_tokens: usage.completion_tokens,
             cached_tokens: usage.cached_tokens,
             output_logprobs: logprobs(&of_tokens),
+            input_logprobs: self.input_logprobs(index),
             index,
             matched_stop,
             ..GenerateComplete::default()
@@ -103,12 +129,16 @@ impl Answers {
     }
 }
 
-/// Returns the log probabilities of tokens; `None` if the request did not ask for them.
-fn logprobs(tokens: &[TokenLogprob]) -> Option<OutputLogProbs> {
-    let top = |of: &TokenLogprob| TopLogProbs {
+/// Returns the most likely tokens in the place of one.
+fn top(of: &TokenLogprob) -> TopLogProbs {
+    TopLogProbs {
         values: of.top.iter().map(|other| other.logprob).collect(),
         token_ids: of.top.iter().map(|other| other.token_id).collect(),
-    };
+    }
+}
+
+/// Returns the log probabilities of tokens; `None` if the request did not ask for them.
+fn logprobs(tokens: &[TokenLogprob]) -> Option<OutputLogProbs> {
     (!tokens.is_empty()).then(|| OutputLogProbs {
         token_logprobs: tokens.iter().map(|of| of.logprob).collect(),
         token_ids: tokens.iter().map(|of| of.token_id).collect(),

@@ -59,11 +59,10 @@ fn check_sampling(params: &SamplingParams) -> Result<(), Status> {
     if let Some(token) = params.logit_bias.keys().find(|token| **token < 0) {
         return Err(refused("logit_bias", &format!("has the token {token}; token ids are 0 or more")));
     }
-    if let Some(n) = params.prompt_logprobs {
-        return Err(refused("prompt_logprobs", &format!("is {n}; log probabilities of the prompt are not supported")));
-    }
-    if let Some(n) = params.logprobs.filter(|n| *n < 0) {
-        return Err(refused("logprobs", &format!("is {n}; it must be 0 or more: not all tokens can be reported")));
+    for (field, n) in [("prompt_logprobs", params.prompt_logprobs), ("logprobs", params.logprobs)] {
+        if let Some(n) = n.filter(|n| *n < 0) {
+            return Err(refused(field, &format!("is {n}; it must be 0 or more: not all tokens can be reported")));
+        }
     }
     if params.truncate_prompt_tokens.is_some() {
         return Err(refused("truncate_prompt_tokens", "is not supported; send the tokens to keep"));
@@ -131,6 +130,7 @@ impl Asked {
         };
         let output = proto::Output {
             logprobs: params.logprobs.map(i32::unsigned_abs),
+            prompt_logprobs: params.prompt_logprobs.map(i32::unsigned_abs),
             skip_special_tokens: Some(params.skip_special_tokens),
             ..proto::Output::default()
         };
@@ -158,6 +158,10 @@ impl Asked {
         message.prompt = Some(Prompt::TokenIds(proto::TokenIds { ids }));
         if let Some(stopping) = &mut message.stopping {
             stopping.max_tokens = Some(max_tokens);
+        }
+        if let Some(output) = &mut message.output {
+            // The other choices find the prompt in the cache.
+            output.prompt_logprobs = output.prompt_logprobs.filter(|_| choice == 0);
         }
         if let Some(sampling) = &mut message.sampling {
             // The draws of further choices differ, and those of the first are those of a request for one.
@@ -189,7 +193,7 @@ mod tests {
         type Edit = fn(&mut GenerateRequest, &mut SamplingParams);
         let cases: [(&str, Edit); 12] = [
             ("logit_bias", |_, params| _ = params.logit_bias.insert(-1, 1.0)),
-            ("prompt_logprobs", |_, params| params.prompt_logprobs = Some(0)),
+            ("prompt_logprobs", |_, params| params.prompt_logprobs = Some(-1)),
             ("logprobs", |_, params| params.logprobs = Some(-1)),
             ("truncate_prompt_tokens", |_, params| params.truncate_prompt_tokens = Some(-1)),
             ("n", |_, params| params.n = 129),
@@ -233,7 +237,7 @@ mod tests {
             request.data_parallel_rank = Some(0);
             params.constraint = Some(Constraint::JsonObject(false));
             params.seed = Some(-1);
-            params.logprobs = Some(3);
+            (params.logprobs, params.prompt_logprobs) = (Some(3), Some(2));
             (params.frequency_penalty, params.presence_penalty) = (0.5, -0.5);
             params.logit_bias.insert(7, 1.5);
         }));
@@ -244,8 +248,10 @@ mod tests {
         assert_eq!((sampling.temperature, sampling.top_p, sampling.repetition_penalty), (None, None, None));
         assert_eq!((sampling.frequency_penalty, sampling.presence_penalty), (0.5, -0.5));
         assert_eq!(sampling.logit_bias, [(7, 1.5)].into());
-        assert_eq!((first.stopping.unwrap().max_tokens, first.output.unwrap().logprobs), (Some(9), Some(3)));
-        let second = asked.choice(1, "b".into(), vec![1, 2], 9).sampling.unwrap();
-        assert_eq!((sampling.seed, second.seed), (Some(u64::MAX), Some(0)));
+        let output = first.output.unwrap();
+        assert_eq!((first.stopping.unwrap().max_tokens, output.logprobs), (Some(9), Some(3)));
+        let second = asked.choice(1, "b".into(), vec![1, 2], 9);
+        assert_eq!((output.prompt_logprobs, second.output.unwrap().prompt_logprobs), (Some(2), None));
+        assert_eq!((sampling.seed, second.sampling.unwrap().seed), (Some(u64::MAX), Some(0)));
     }
 }

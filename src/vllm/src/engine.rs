@@ -108,7 +108,8 @@ impl VllmEngine for Engine {
             let message = asked.choice(choice, id, ids.clone(), max_tokens);
             choices.push(self.front.generate(&extensions, message, timeout).await?.tokens_only());
         }
-        Ok(Response::new(Answers::new(choices, asked.streams, asked.stop_token_ids, parent)))
+        let first_token = ids.first().copied().unwrap_or_default();
+        Ok(Response::new(Answers::new(choices, asked.streams, asked.stop_token_ids, first_token, parent)))
     }
 
     async fn embed(&self, request: Request<EmbedRequest>) -> Result<Response<EmbedResponse>, Status> {

@@ -577,6 +577,16 @@ pub enum SequenceFault {
         /// Tokens to run.
         n_tokens: u32,
     },
+    /// Log probabilities of the prompt are asked for at no rows, or behind the tokens to run.
+    #[error("rows {first}..{end} are to value its prompt, but it runs {n_tokens} tokens")]
+    PromptRows {
+        /// First row.
+        first: u32,
+        /// Row behind the last.
+        end: u64,
+        /// Tokens to run.
+        n_tokens: u32,
+    },
     /// The block table does not reach the last token to run.
     #[error("its tokens end at position {end}, its block table holds {capacity}")]
     TableShort {

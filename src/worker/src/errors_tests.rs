@@ -193,6 +193,7 @@ fn sequences(out: &mut String) {
             Drop: SequenceFault::Drop { group: 1, first: 2, n: 3, keep: 4 },
             Hole: SequenceFault::Hole { group: 1, entry: 2 },
             ScoredRows: SequenceFault::ScoredRows { scored: 3, n_tokens: 2 },
+            PromptRows: SequenceFault::PromptRows { first: 1, end: 4, n_tokens: 3 },
             TableShort: SequenceFault::TableShort { end: 40, capacity: 32 },
             Context: SequenceFault::Context { end: 5_000, context: 4_096 },
             Token: SequenceFault::Token { token: 396, vocab: 300 },

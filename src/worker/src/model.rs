@@ -70,8 +70,6 @@ impl LoadedName {
 pub(crate) struct Batch<'a> {
     pub(crate) tokens: &'a [u32],
     pub(crate) sequences: &'a [Sequence<'a>],
-    /// Rows whose logits are wanted.
-    pub(crate) logit_rows: &'a [usize],
 }
 
 /// Memory used again by one forward pass after the other.
@@ -89,6 +87,8 @@ pub(crate) struct Scratch {
     linear: LinearScratch,
     /// Attention of the rows that count for scores.
     pub(crate) scores: Scores,
+    /// First row of each sequence of the batch that ran last.
+    pub(crate) first_rows: Vec<usize>,
     /// The result: `[logit row][vocabulary]`.
     pub(crate) logits: Vec<f32>,
 }
@@ -268,7 +268,7 @@ impl Model {
         }
     }
 
-    /// Runs a batch: writes keys and values into `kv` and leaves the wanted logits in `scratch`. Tokens MUST be in the
+    /// Runs a batch: writes keys and values into `kv`, and leaves in `scratch` what [`Self::head`] makes logits of. Tokens MUST be in the
     /// vocabulary and block tables MUST reach every position. `stream` has the weights that are not in memory.
     ///
     /// # Errors
@@ -292,6 +292,8 @@ impl Model {
         let mut kv = kv.lock(written, read);
         let scored = batch.sequences.iter().map(|seq| seq.scored.as_ref());
         scratch.scores.begin(scored, self.config.group(), self.groups.n_score_lists());
+        scratch.first_rows.clear();
+        scratch.first_rows.extend(batch.sequences.iter().map(|seq| seq.row));
         self.embed(batch.tokens, &mut scratch.x);
         self.turn(batch.sequences, scratch);
         scratch.normed.resize(rows * hidden, 0.0);
@@ -299,8 +301,7 @@ impl Model {
         scratch.attention.resize(rows * q_width, 0.0);
         scratch.gate_up.resize(rows * 2 * inner, 0.0);
         scratch.inner.resize(rows * inner, 0.0);
-        let Scratch { x, normed, qkv, attention, gate_up, inner: activated, cos, sin, linear, scores, logits } =
-            scratch;
+        let Scratch { x, normed, qkv, attention, gate_up, inner: activated, cos, sin, linear, scores, .. } = scratch;
         for (i, layer) in self.layers.iter().enumerate() {
             norm_rows(x, &layer.attention_norm, eps, normed, threads);
             let weights = group(stream, 2 * i, &layer.attention)?;
@@ -324,13 +325,19 @@ impl Model {
         if let Some(stream) = stream {
             stream.end();
         }
-        normed.resize(batch.logit_rows.len() * hidden, 0.0);
-        for (row, normed) in batch.logit_rows.iter().zip(normed.chunks_exact_mut(hidden)) {
+        Ok(())
+    }
+
+    /// Computes the logits of some rows of the batch that ran last, in place of those before. They are the same bits whatever the other rows are.
+    pub(crate) fn head(&self, rows: impl ExactSizeIterator<Item = usize>, scratch: &mut Scratch, threads: &Threads) {
+        let (hidden, eps) = (self.config.hidden_size as usize, self.config.rms_norm_eps);
+        let Scratch { x, normed, linear, logits, .. } = scratch;
+        normed.resize(rows.len() * hidden, 0.0);
+        logits.resize(rows.len() * self.head.outputs(), 0.0);
+        for (row, normed) in rows.zip(normed.chunks_exact_mut(hidden)) {
             rms_norm(&x[row * hidden..(row + 1) * hidden], &self.final_norm, eps, normed);
         }
-        logits.resize(batch.logit_rows.len() * self.head.outputs(), 0.0);
         self.head.apply(normed, logits, Output::Replace, linear, threads);
-        Ok(())
     }
 
     fn embed(&self, tokens: &[u32], x: &mut Vec<f32>) {

@@ -4,6 +4,7 @@ pub(crate) mod cell_copies;
 pub(crate) mod drafter;
 pub(crate) mod mirror;
 pub(crate) mod past;
+mod prompts;
 pub(crate) mod sampler;
 pub(crate) mod structure;
 
@@ -24,6 +25,7 @@ use crate::layers::threads::Threads;
 use crate::model::{Batch, Model, Scratch};
 use crate::stream::Stream;
 use crate::worker::mirror::{Limits, Mirror};
+use crate::worker::prompts::ValuedPrompt;
 use crate::worker::sampler::{log_probabilities, sample};
 use crate::worker::structure::Structures;
 
@@ -184,10 +186,13 @@ impl Worker {
         }
         self.mirror.apply(step)?;
         self.structures.apply(step, &self.mirror)?;
-        let sampled = self.forward(step)?;
+        let (sampled, logit_rows) = self.forward(step)?;
+        let prompts = self.value_prompts(step);
+        let Self { model, threads, scratch, .. } = self;
+        threads.enter(|| model.head(logit_rows.into_iter(), scratch, threads));
         let picked = self.pick(step, &sampled);
         self.structures.look_ahead(step)?;
-        Ok((self.answer(step, &sampled, picked), sampled))
+        Ok((self.answer(step, &sampled, picked, prompts), sampled))
     }
 
     /// Makes the copies of a step, if the whole step can be run.
@@ -199,8 +204,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Drafts, runs the model, and returns the sampling sequences, with logits in the scratch memory.
-    fn forward(&mut self, step: &Step) -> Result<Vec<Sampled>, WorkerError> {
+    /// Drafts, runs the model, and returns the sampling sequences with the rows of the batch whose logits they need.
+    fn forward(&mut self, step: &Step) -> Result<(Vec<Sampled>, Vec<usize>), WorkerError> {
         let Self { model, threads, kv, mirror, scratch, stream, .. } = self;
         if let Some(stream) = stream {
             stream.begin(step.seqs.iter().any(|seq| seq.n_tokens > 1));
@@ -227,10 +232,10 @@ impl Worker {
                 scored: scored_rows(step, index, kv.block_size()),
             });
         }
-        let batch = Batch { tokens: &tokens, sequences: &sequences, logit_rows: &logit_rows };
+        let batch = Batch { tokens: &tokens, sequences: &sequences };
         let ran = threads.enter(|| model.forward(&batch, kv, scratch, threads, stream));
         ran.map_err(|fault| WorkerError::Weights { step: step.id, fault })?;
-        Ok(sampled)
+        Ok((sampled, logit_rows))
     }
 
     /// Returns row `row` of the logits of the last forward pass.
@@ -290,11 +295,18 @@ impl Worker {
     }
 
     /// Notes the picked tokens and assembles the output.
-    fn answer(&mut self, step: &Step, sampled: &[Sampled], picked: Vec<Picked>) -> StepOutput {
+    fn answer(
+        &mut self,
+        step: &Step,
+        sampled: &[Sampled],
+        picked: Vec<Picked>,
+        prompts: Vec<ValuedPrompt>,
+    ) -> StepOutput {
         let weights = self.stream.as_ref().map(Stream::reads).unwrap_or_default();
         let mut output = StepOutput { weights, ..StepOutput::default() };
         output.result.step = step.id;
         let mut picked = sampled.iter().zip(picked).peekable();
+        let mut prompts = prompts.into_iter().peekable();
         for (index, seq) in step.seqs.iter().enumerate() {
             let first = output.result.scores.len();
             output.result.scores.extend(self.scratch.scores.of(index));
@@ -302,6 +314,9 @@ impl Worker {
             let picked = picked.next_if(|(sampled, _)| sampled.index == index);
             let lacking = picked.as_ref().filter(|(_, picked)| picked.tokens.is_empty());
             let fault = lacking.map(|(_, picked)| picked.fault.unwrap_or(SeqFault::NotFinite));
+            let prompt = prompts.next_if(|prompt| prompt.index == index);
+            let lacks_values = prompt.as_ref().is_some_and(|prompt| prompt.values.is_none());
+            let fault = fault.or(lacks_values.then_some(SeqFault::NotFinite));
             if fault.is_some() || scores.iter().any(|score| !score.is_finite()) {
                 scores.fill(0.0);
                 output.result.push_failed(fault.unwrap_or(SeqFault::NotFinite));
@@ -311,6 +326,7 @@ impl Worker {
                 }
                 continue;
             }
+            output.prompts.extend(prompt.and_then(|prompt| prompt.values));
             let Some((sampled, picked)) = picked else {
                 output.result.push(&[]);
                 continue;

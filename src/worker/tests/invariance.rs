@@ -5,7 +5,7 @@ mod rig;
 use std::sync::Arc;
 
 use rig::{Rig, Seq};
-use trunkline_port::Sampling;
+use trunkline_port::{Sampling, TokenLogprobs};
 use trunkline_text::Tokenizer;
 use trunkline_worker::Model;
 
@@ -199,4 +199,66 @@ fn the_seeded_model_talks_and_says_the_same_everywhere() {
             "~(]bm%|{Gsm2-wh\"]s4H9$$K~(h(]]]]",
         ]
     );
+}
+
+/// Log probability of a token and of others in its place, bit for bit.
+type Value = (u32, u32, Vec<(u32, u32)>);
+
+fn value(of: &TokenLogprobs) -> Value {
+    (of.token, of.logprob.to_bits(), of.top.iter().map(|(token, logprob)| (*token, logprob.to_bits())).collect())
+}
+
+/// Runs sequences to their first token, and returns the values of their prompts by request.
+fn valued(rig: &mut Rig, seqs: &mut [Seq], chunk: usize) -> Vec<Vec<Value>> {
+    let mut values = vec![Vec::new(); seqs.len()];
+    while seqs.iter().any(|seq| seq.output().is_empty()) {
+        let mut active: Vec<&mut Seq> = seqs.iter_mut().filter(|seq| seq.output().is_empty()).collect();
+        let (output, _) = rig.step(&mut active, chunk);
+        for prompt in output.prompts {
+            let values = &mut values[prompt.request.0 as usize];
+            assert_eq!(prompt.first as usize, values.len() + 1, "in order, without a gap");
+            values.extend(prompt.tokens.iter().map(value));
+        }
+    }
+    values
+}
+
+#[test]
+fn the_values_of_a_prompt_are_those_of_its_tokens_when_they_are_generated() {
+    let model = Arc::new(Model::seeded(6));
+    for logprobs in [0, 3] {
+        let mut rig = Rig::new(&model, 16, BLOCKS, 2);
+        let sampling = Sampling { logprobs: Some(logprobs), ..samplings()[1].clone() };
+        let mut spoken = Seq::new(0, &prompt(2)[..3], sampling);
+        let mut said = Vec::new();
+        while spoken.output().len() < 150 {
+            said.extend(rig.step(&mut [&mut spoken], usize::MAX).0.logprobs.iter().map(value));
+        }
+        // More rows than are in memory at once; the draws of the answer have no say in the values.
+        for chunk in [usize::MAX, 7, 1] {
+            let mut read = [Seq::new(0, &spoken.tokens, samplings()[2].clone())];
+            read[0].prompt_logprobs = Some(logprobs);
+            let values = valued(&mut Rig::new(&model, 16, BLOCKS, 1), &mut read, chunk);
+            assert_eq!((values[0].len(), &values[0][2..]), (152, &said[..]), "chunks of {chunk}");
+        }
+    }
+}
+
+#[test]
+fn prompts_valued_in_one_batch_have_the_values_of_each_alone_and_the_answers_of_prompts_without() {
+    let model = Arc::new(Model::seeded(5));
+    let asks = |i: u32| [Some(2), None, Some(0)][i as usize % 3];
+    let seq = |i: u32, id| {
+        let seq = Seq::new(id, &prompt(i as usize), samplings()[i as usize % 4].clone());
+        Seq { prompt_logprobs: asks(i), ..seq }
+    };
+    let mut together: Vec<Seq> = (0..9).map(|i| seq(i, i)).collect();
+    let values = valued(&mut Rig::new(&model, 16, BLOCKS, 2), &mut together, 11);
+    for i in 0..9 {
+        let mut one = [seq(i, 0)];
+        assert_eq!(valued(&mut Rig::new(&model, 16, BLOCKS, 1), &mut one, usize::MAX)[0], values[i as usize]);
+        let expected = alone(&model, i as usize, 1).0;
+        assert_eq!([together[i as usize].output(), one[0].output()], [&expected[..], &expected]);
+        assert_eq!(values[i as usize].len(), asks(i).map_or(0, |_| together[i as usize].prompt_len - 1));
+    }
 }

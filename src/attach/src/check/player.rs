@@ -102,7 +102,13 @@ impl Seq {
 pub(super) fn send(peer: &mut Peer, parts: &mut [Part<'_>]) -> Flying {
     let id = peer.id();
     let mut step = wire::Step { id, life: peer.life, ..wire::Step::default() };
-    let mut sent = SentStep { id, life: peer.life, vocab_size: peer.hello.model.vocab_size, seqs: Vec::new() };
+    let mut sent = SentStep {
+        id,
+        life: peer.life,
+        vocab_size: peer.hello.model.vocab_size,
+        seqs: Vec::new(),
+        ..SentStep::default()
+    };
     for (index, part) in parts.iter_mut().enumerate() {
         let seq = &mut *part.seq;
         if std::mem::take(&mut seq.fresh) {

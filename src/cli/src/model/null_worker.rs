@@ -165,7 +165,7 @@ pub fn null_backend(model: ModelInfo, tokenizer: Tokenizer, step: Duration) -> B
         tokenizer,
         workers,
         stores: Vec::new(),
-        offer: SamplingOffer { grammars: false, ..SamplingOffer::default() },
+        offer: SamplingOffer { grammars: false, prompt_logprobs: false, ..SamplingOffer::default() },
     }
 }
 

@@ -91,7 +91,7 @@ pub fn backend(
         tokenizer,
         workers,
         stores: Vec::new(),
-        offer: SamplingOffer { grammars: false, ..SamplingOffer::default() },
+        offer: SamplingOffer { grammars: false, prompt_logprobs: false, ..SamplingOffer::default() },
     })
 }
 

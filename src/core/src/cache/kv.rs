@@ -180,8 +180,8 @@ impl Kv {
     /// Returns the hashes of a sequence's blocks that may be found in a cache.
     fn findable<'a>(&self, seq: &'a Sequence) -> &'a [BlockHash] {
         let mut hashes = &seq.cold.hashes[..];
-        if let Some(from) = seq.cold.reread_from {
-            // What is read again must be run again, also if it is cached.
+        if let Some(from) = seq.cold.reread_from.or(seq.unvalued_from()) {
+            // What is read again, or valued, must be run, also if it is cached.
             hashes = &hashes[..hashes.len().min((from / self.block_size) as usize)];
         }
         let below_last = (seq.n_tokens() - 1) / self.block_size;
@@ -252,13 +252,20 @@ impl Kv {
 
     /// Returns the number of leading blocks of a sequence that are cached on the device, by hash alone.
     pub fn estimate(&self, seq: &Sequence) -> usize {
-        self.tree.estimate(&seq.cold.hashes) as usize
+        self.tree.estimate(self.estimable(seq)) as usize
+    }
+
+    /// Returns the hashes of a sequence's blocks that an estimate may count.
+    fn estimable<'a>(&self, seq: &'a Sequence) -> &'a [BlockHash] {
+        let hashes = &seq.cold.hashes[..];
+        let unvalued = seq.unvalued_from().map(|from| (from / self.block_size) as usize);
+        unvalued.map_or(hashes, |blocks| &hashes[..hashes.len().min(blocks)])
     }
 
     /// Returns the leading tokens of a sequence that are cached on the device, by hash alone, and the block after them.
     pub fn cached_prefix(&self, seq: &Sequence) -> CachedPrefix {
         let blocks = self.estimate(seq);
-        CachedPrefix { tokens: blocks as u32 * self.block_size, next: seq.cold.hashes.get(blocks).copied() }
+        CachedPrefix { tokens: blocks as u32 * self.block_size, next: self.estimable(seq).get(blocks).copied() }
     }
 
     /// Looks up the beginning of a sequence for a sort of the waiting queue by cached tokens and by the first `shared_tokens` tokens.

@@ -136,6 +136,16 @@ pub enum Action {
         /// Numbers of the blocks in the storage, each with its slot, if it has got one.
         blocks: Vec<(u32, Option<u32>)>,
     },
+    /// The log probabilities of these tokens of a prompt, in the answer that the worker gave last, count. Each token comes once, in order and before
+    /// the first [`Action::Token`]; a request that moved to another core begins again from the first.
+    PromptValued {
+        /// Request of the prompt.
+        request: RequestId,
+        /// Position of the first of the tokens.
+        first: u32,
+        /// Number of tokens.
+        n: u32,
+    },
     /// A request generated a token.
     Token {
         /// Request that generated the token.

@@ -10,7 +10,7 @@ use crate::request::FinishReason;
 use crate::request::sequence::{Ahead, Ending, Phase, SequenceEvent};
 use crate::schedule::prefill_budget::PromptTokens;
 use crate::schedule::state::{AHEAD, REQUESTED_FROM, State};
-use crate::schedule::steps::Part;
+use crate::schedule::steps::{Part, Picked, ValuedPart};
 use crate::{SeqFault, StepResult};
 use crate::{schedule::dropping, schedule::preemption, schedule::swap, schedule::transfer_end};
 
@@ -91,6 +91,7 @@ impl Core {
         let parts = &step.picked.parts;
         self.observe_step_time(parts, step_ns);
         self.fail_sequences(parts, &result.failed);
+        self.count_values(&step.picked, result, actions);
         let mut changed = std::mem::take(&mut self.changed);
         let mut begin = 0;
         for (at, (part, end)) in parts.iter().zip(&result.ends).enumerate() {
@@ -114,6 +115,20 @@ impl Core {
         preemption::end_steps(&mut self.state);
         self.changed = changed;
         self.steps.recycle_picked(step.picked);
+    }
+
+    /// Reports the values of prompts in a step's result, unless what the sequence computed does not count. MUST come before its tokens.
+    fn count_values(&mut self, picked: &Picked, result: &StepResult, actions: &mut Vec<Action>) {
+        for ValuedPart { part, from, rows } in picked.valued.iter().copied() {
+            let seq = &mut self.state.sequences[picked.parts[part as usize].slot()];
+            // As its tokens do.
+            let has_kv = !seq.table.is_empty() || !self.state.config.preemption.retracts();
+            let counts = seq.ending.is_none() && has_kv && result.fault_of(part as usize).is_none();
+            if counts && seq.cold.valued.reported == from {
+                seq.cold.valued.reported = from + rows;
+                actions.push(Action::PromptValued { request: seq.id, first: from + 1, n: rows });
+            }
+        }
     }
 
     /// Lets the leaving sequences of a step leave: at once, or after the last step in flight with work on the sequence. The end of a

@@ -24,9 +24,11 @@
 //! A request that is handed back ([`crate::Event::Withdraw`]) leaves at once too, except that steps in flight end first: their tokens
 //! are dropped, and computed again by the engine that gets the request.
 
+mod arrival;
 mod copied;
 mod given_up;
 mod phase;
+mod valued;
 
 use std::mem::offset_of;
 use std::num::NonZeroU32;
@@ -43,10 +45,12 @@ use crate::policy::RequestView;
 use crate::request::retention::RetentionHint;
 use crate::request::{FinishReason, Request, Reuse, Sampling, Usage};
 
+use arrival::{saturated, view};
 pub(crate) use copied::Copied;
 pub(crate) use given_up::GivenUp;
 pub(crate) use phase::{Load, Phase, SwapIn, SwapOut, Swapped};
 pub use phase::{SequenceEvent, SequenceState, TRANSITIONS};
+pub(crate) use valued::Valued;
 
 /// Maximum number of tokens with memory reserved ahead.
 const RESERVED_TOKENS_MAX: u32 = 2048;
@@ -244,6 +248,8 @@ pub(crate) struct Cold {
     pub copied: Option<Box<Copied>>,
     /// Of an inner request, which reads a prompt again: the position from which on attention is scored.
     pub reread_from: Option<u32>,
+    /// Log probabilities of the prompt.
+    pub valued: Valued,
     /// Blocks promised to the sequence, for tokens of its prompt that its tables have no entries for.
     pub promised: u32,
     /// `true` if the cache was flushed since the sequence got its KV. Blocks found now were computed later, and do not go with the KV.
@@ -324,6 +330,7 @@ impl Sequence {
                 shares_cache: request.shares_cache,
                 copied: None,
                 reread_from: None,
+                valued: Valued::new(request.prompt_logprobs, prompt_tokens, imported_tokens),
                 promised: 0,
                 is_stale: false,
                 planner: None,
@@ -659,6 +666,7 @@ impl Sequence {
             h2o: if cold.history.reread_failed { Some(h2o::Mode::Off) } else { cold.h2o },
             retention: cold.retention.into_vec(),
             reuse: cold.reuse,
+            prompt_logprobs: cold.valued.n_top,
             shares_cache: cold.shares_cache,
             kv_class: cold.kv_class,
             continues: cold.continues,
@@ -677,24 +685,5 @@ impl Sequence {
             completion_tokens: self.generated(),
             preemptions: self.cold.history.preemptions,
         }
-    }
-}
-
-fn saturated(n: u32) -> u8 {
-    u8::try_from(n).unwrap_or(u8::MAX)
-}
-
-/// Returns the policy's view of a request at its arrival.
-fn view(request: &Request, arrival: u64, now_ns: u64) -> RequestView {
-    RequestView {
-        arrival,
-        arrival_ns: now_ns,
-        tenant: request.tenant,
-        priority: request.priority,
-        deadline_ns: request.deadline_ns,
-        prompt_tokens: request.prompt.len() as u32,
-        max_tokens: request.max_tokens,
-        tokens: (request.prompt.len() + request.generated.len()) as u32,
-        cached_tokens: 0,
     }
 }

@@ -140,6 +140,10 @@ fn awaited_block(state: &State, slot: usize) -> Option<BlockHash> {
     if state.shared_work.is_empty() || !state.config.prefill_first.awaits_prefix() {
         return None;
     }
+    if state.sequences[slot].unvalued_from().is_some() {
+        // It would compute the block again.
+        return None;
+    }
     let hashes = &state.sequences[slot].cold.hashes;
     // Counting by hashes is enough: this is no hit yet.
     let at = state.kv.estimate(&state.sequences[slot]);

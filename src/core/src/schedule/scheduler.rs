@@ -36,9 +36,9 @@ use crate::schedule::planners::Planners;
 use crate::schedule::preemption::{grew, preempt_one, preempt_prompt};
 use crate::schedule::prefill_budget::{Limit, PrefillBudget};
 use crate::schedule::state::State;
-use crate::schedule::steps::{Part, Picked, ScoredPart};
+use crate::schedule::steps::{Part, Picked, ScoredPart, ValuedPart};
 use crate::schedule::{drafts, imitate, readers, swap, transfer_end};
-use crate::{Dropped, Scored, SeqStart, Step, StepSeq};
+use crate::{Dropped, PromptRows, Scored, SeqStart, Step, StepSeq};
 
 /// The maker of steps. Keeps what outlives a pass and is not part of the [`State`].
 pub(crate) struct Scheduler {
@@ -424,6 +424,9 @@ impl Scheduler {
         if planners.is_used {
             self.ask_for_scores(planners, seq, n_tokens, step);
         }
+        if !decodes {
+            self.ask_for_values(seq, n_tokens, step);
+        }
         charge(waiting, seq, n_tokens);
         let part = StepSeq {
             request: seq.id,
@@ -457,6 +460,19 @@ impl Scheduler {
             step.score_kind = planners.scorer.needs().kind;
             step.score_lists = if planners.by_group { planners.n_lists() as u32 } else { 0 };
             self.picked.scored.push(ScoredPart { part: at, n_scores: planners.n_scores(seq, n_tokens), rows });
+        }
+    }
+
+    /// Asks for the log probabilities of prompt tokens behind the next `n_tokens` that were not reported yet, before the sequence is added to the step.
+    fn ask_for_values(&mut self, seq: &mut Sequence, n_tokens: u32, step: &mut Step) {
+        let (Some(n_top), Some(unvalued)) = (seq.cold.valued.n_top, seq.unvalued_from()) else { return };
+        let (at, begin) = (step.seqs.len() as u32, seq.planned());
+        let (from, end) = (begin.max(unvalued), (begin + n_tokens).min(seq.prompt_tokens - 1));
+        if from < end {
+            seq.settle();
+            let (rows, next) = (end - from, seq.tokens()[end as usize]);
+            step.prompt_rows.push(PromptRows { seq: at, first: from - begin, rows, next, n_top });
+            self.picked.valued.push(ValuedPart { part: at, from, rows });
         }
     }
 }

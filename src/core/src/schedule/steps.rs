@@ -51,6 +51,17 @@ pub(crate) struct ScoredPart {
     pub rows: u32,
 }
 
+/// Rows of a step in flight with log probabilities of prompt tokens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ValuedPart {
+    /// Index of the sequence in the step.
+    pub part: u32,
+    /// Position of the first row.
+    pub from: u32,
+    /// Number of rows.
+    pub rows: u32,
+}
+
 /// The sequences of a step, as far as the answer needs them.
 #[derive(Debug, Default)]
 pub(crate) struct Picked {
@@ -58,13 +69,16 @@ pub(crate) struct Picked {
     pub parts: Vec<Part>,
     /// Sequences with scores, in the order of the step.
     pub scored: Vec<ScoredPart>,
+    /// Sequences with values of their prompts, in the order of the step.
+    pub valued: Vec<ValuedPart>,
 }
 
 impl Picked {
-    /// Empties both lists and keeps their memory.
+    /// Empties the lists and keeps their memory.
     pub fn clear(&mut self) {
         self.parts.clear();
         self.scored.clear();
+        self.valued.clear();
     }
 }
 
@@ -173,7 +187,7 @@ impl Steps {
     /// Returns `true` if the result has the shape of an answer to the oldest step in flight.
     pub fn is_answer(&self, result: &StepResult) -> bool {
         let Some(step) = self.in_flight.front().filter(|step| step.id == result.step) else { return false };
-        let Picked { parts, scored } = &step.picked;
+        let Picked { parts, scored, .. } = &step.picked;
         let mut begin = 0;
         let mut fits = result.ends.len() == parts.len();
         let mut failed = result.failed.iter().map(|failed| failed.seq).peekable();

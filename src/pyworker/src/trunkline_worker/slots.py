@@ -159,6 +159,8 @@ class SlotTable:
         slots = np.array(list(step.slots), np.int64)
         if n == 0 or slots.max() >= MAX_SLOTS or len(np.unique(slots)) != n:
             raise StepError(f"step {step.id}: needs at least one slot, each below {MAX_SLOTS} and once")
+        if step.prompt_rows:
+            raise StepError(f"step {step.id}: prompt_rows is set; the worker did not announce prompt_logprobs")
         self._grow_slots(int(slots.max()) + 1)
         slots32 = slots.astype(np.int32)
         batch = Batch(

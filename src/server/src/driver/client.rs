@@ -3,6 +3,7 @@
 use tokio::sync::oneshot;
 use trunkline_cluster::EngineId;
 use trunkline_core::{Refusal, RequestId, Usage};
+use trunkline_port::{PromptLogprobs, TokenLogprobs};
 
 use crate::requests::outbox::{OutboxSender, Unavailable};
 use crate::requests::request_events::{Ending, Engines, Label, RequestEvent};
@@ -21,6 +22,8 @@ pub(super) struct Client {
     pub(super) times: RequestTimes,
     pub(super) label: Label,
     pub(super) engines: Engines,
+    /// Tokens of the prompt whose log probabilities are on the way to the client.
+    prompt_logprobs: u32,
 }
 
 impl Client {
@@ -31,9 +34,17 @@ impl Client {
         outputs: OutboxSender,
         accepted: oneshot::Sender<Result<(), Refusal>>,
     ) -> Self {
-        let engines = Engines::default();
-        let accepted = Some(accepted);
-        Self { outputs, accepted, unavailable: None, failed_on: None, failed_elsewhere: false, times, label, engines }
+        Self {
+            outputs,
+            accepted: Some(accepted),
+            unavailable: None,
+            failed_on: None,
+            failed_elsewhere: false,
+            times,
+            label,
+            engines: Engines::default(),
+            prompt_logprobs: 0,
+        }
     }
 
     /// Notifies the handler once of the core's acceptance. A handler no longer there has dropped the stream.
@@ -41,6 +52,15 @@ impl Client {
         if let Some(accepted) = self.accepted.take() {
             let _ = accepted.send(Ok(()));
         }
+    }
+
+    /// Takes the log probabilities of a prompt that the client does not have yet, if there are some. A request that moved computes its prompt again.
+    pub(super) fn news_of(&mut self, prompt: &mut PromptLogprobs) -> Option<Vec<TokenLogprobs>> {
+        let known = (self.prompt_logprobs + 1).saturating_sub(prompt.first) as usize;
+        let mut tokens = std::mem::take(&mut prompt.tokens);
+        tokens.drain(..known.min(tokens.len()));
+        self.prompt_logprobs += tokens.len() as u32;
+        Some(tokens).filter(|tokens| !tokens.is_empty())
     }
 
     /// Notes that the request failed alone on an engine.

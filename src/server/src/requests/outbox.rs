@@ -19,6 +19,8 @@ use crate::requests::request_times::{End, RequestTimes};
 
 /// Output of an accepted request.
 pub(crate) enum Output {
+    /// Log probabilities of the next tokens of the prompt.
+    Prompt(Vec<TokenLogprobs>),
     Token {
         token: Token,
         logprobs: Option<TokenLogprobs>,
@@ -74,6 +76,9 @@ impl Output {
     /// Returns the memory of the output, bytes.
     fn bytes(&self) -> u64 {
         let top = match self {
+            Self::Prompt(tokens) => {
+                size_of_val(tokens.as_slice()) + tokens.iter().map(|of| size_of_val(of.top.as_slice())).sum::<usize>()
+            }
             Self::Token { logprobs: Some(logprobs), .. } => size_of_val(logprobs.top.as_slice()),
             Self::Token { logprobs: None, .. } | Self::Finish { .. } | Self::Failed { .. } | Self::Unavailable(_) => 0,
         };
@@ -116,7 +121,7 @@ struct Queue {
 }
 
 impl OutboxSender {
-    /// Keeps a request's shares: `on_the_way` until the first output, and both until the sender is dropped.
+    /// Keeps a request's shares: `on_the_way` until the first token or the end, and both until the sender is dropped.
     pub(crate) fn keep(&self, on_the_way: Share, open: Share) {
         let mut queue = self.0.lock();
         queue.on_the_way = Some(on_the_way);
@@ -136,17 +141,20 @@ impl OutboxSender {
     /// is more urgent, and the reader then takes all outputs of a step at once.
     pub(crate) fn put(&self, output: Output, wakers: &mut Vec<Waker>) -> bool {
         let bytes = output.bytes();
-        let ends = !matches!(output, Output::Token { .. });
+        let is_of_prompt = matches!(output, Output::Prompt(_));
+        let ends = !is_of_prompt && !matches!(output, Output::Token { .. });
         let mut queue = self.0.lock();
-        let arrived = queue.on_the_way.take();
+        let arrived = if is_of_prompt { None } else { queue.on_the_way.take() };
         if queue.closed {
             return false;
         }
+        // A step computes as much of a prompt as it has room for: that is no fault of a client who has read all before.
+        let has_room = ends || (is_of_prompt && queue.outputs.is_empty());
         queue.outputs.push_back(output);
         queue.bytes += bytes;
         let within = self.0.call.add_unread(bytes);
         // The end of a request is worth its few bytes in any case.
-        if !within && !ends {
+        if !within && !has_room {
             drop(queue);
             self.0.call.discard();
             return false;

@@ -75,6 +75,9 @@ impl Fit {
         if offer.grammars && !can.grammars {
             return Err("the server's requests may ask for a structure of the answer, which needs grammars".into());
         }
+        if offer.prompt_logprobs && !can.prompt_logprobs {
+            return Err("the server's requests may ask for log probabilities of their prompts, which needs prompt_logprobs; update the worker".into());
+        }
         if can.max_logprobs < offer.max_logprobs {
             let (has, needed) = (can.max_logprobs, offer.max_logprobs);
             return Err(format!("max_logprobs is {has}; the server offers {needed} to its clients"));

@@ -21,28 +21,39 @@ pub struct SamplingOffer {
     pub grammars: bool,
     /// Attention scores of blocks, which requests with `h2o` need.
     pub scores: bool,
+    /// Log probabilities of prompts.
+    pub prompt_logprobs: bool,
 }
 
 impl Default for SamplingOffer {
     /// All that the protocol of the clients has.
     fn default() -> Self {
-        Self { max_logprobs: LOGPROBS_MAX, seeded_sampling: true, penalties: true, grammars: true, scores: true }
+        Self {
+            max_logprobs: LOGPROBS_MAX,
+            seeded_sampling: true,
+            penalties: true,
+            grammars: true,
+            scores: true,
+            prompt_logprobs: true,
+        }
     }
 }
 
 impl SamplingOffer {
     /// Returns an offer within the abilities of a worker.
     pub fn within(abilities: &Abilities) -> Self {
-        let Abilities { max_logprobs, seeded_sampling, penalties, grammars, scores, .. } = *abilities;
-        Self { max_logprobs: max_logprobs.min(LOGPROBS_MAX), seeded_sampling, penalties, grammars, scores }
+        let Abilities { max_logprobs, seeded_sampling, penalties, grammars, scores, prompt_logprobs, .. } = *abilities;
+        let max_logprobs = max_logprobs.min(LOGPROBS_MAX);
+        Self { max_logprobs, seeded_sampling, penalties, grammars, scores, prompt_logprobs }
     }
 
     /// Returns the offer of a server whose last `attached` engines take workers that it does not know yet: these have scores only if the limits of
-    /// the engines ask for them, and perhaps no grammars.
+    /// the engines ask for them, and perhaps no grammars and no log probabilities of prompts.
     pub(crate) fn with_attached(self, cluster: &ClusterConfig, attached: usize) -> Self {
         let embedded = cluster.engines.len().saturating_sub(attached);
         let scored = cluster.engines[embedded..].iter().all(|engine| engine.core.h2o.mode != Mode::Off);
-        Self { scores: self.scores && scored, grammars: self.grammars && attached == 0, ..self }
+        let (grammars, prompt_logprobs) = (self.grammars && attached == 0, self.prompt_logprobs && attached == 0);
+        Self { scores: self.scores && scored, grammars, prompt_logprobs, ..self }
     }
 
     /// Compares the parameters of a request with the offer. A worker without scores fails a step that asks for them, with all of its requests.
@@ -68,13 +79,26 @@ impl SamplingOffer {
                 mode = quoted(mode)
             )));
         }
-        match sampling.logprobs {
+        self.check_number("logprobs", sampling.logprobs)
+    }
+
+    /// Compares the log probabilities of a prompt that a request asks for with the offer.
+    pub(crate) fn check_prompt(&self, n_top: Option<u32>) -> Result<(), Invalid> {
+        if n_top.is_some() && !self.prompt_logprobs {
+            let message = "prompt_logprobs is not supported by the workers of this server: they report none of prompts; leave it out";
+            return Err(Invalid(message.into()));
+        }
+        self.check_number("prompt_logprobs", n_top)
+    }
+
+    fn check_number(&self, field: &str, n_top: Option<u32>) -> Result<(), Invalid> {
+        match n_top {
             Some(_) if self.max_logprobs == 0 => {
-                Err(Invalid("the workers of this server report no log probabilities; leave logprobs out".into()))
+                Err(Invalid(format!("the workers of this server report no log probabilities; leave {field} out")))
             }
             Some(n) if n > self.max_logprobs => {
                 let most = self.max_logprobs;
-                Err(Invalid(format!("logprobs is {n}; the workers of this server report at most {most}")))
+                Err(Invalid(format!("{field} is {n}; the workers of this server report at most {most}")))
             }
             Some(_) | None => Ok(()),
         }
@@ -108,6 +132,7 @@ mod tests {
             penalties: true,
             grammars: true,
             scores: true,
+            prompt_logprobs: true,
             ..Abilities::default()
         };
         for (sampling, field) in [
@@ -131,6 +156,12 @@ mod tests {
         let line = message(few, with(Some(4))).unwrap();
         assert_eq!(line, "logprobs is 4; the workers of this server report at most 3");
         assert_eq!(SamplingOffer::within(&all), SamplingOffer::default());
+        let prompt = |offer: SamplingOffer, n_top| offer.check_prompt(n_top).err().map(|invalid| invalid.0);
+        let line = prompt(SamplingOffer { prompt_logprobs: false, ..few }, Some(0)).unwrap();
+        assert!(line.starts_with("prompt_logprobs is not supported by the workers of this server"), "{line}");
+        assert_eq!([prompt(few, Some(3)), prompt(none, None)], [None, None]);
+        let line = "prompt_logprobs is 4; the workers of this server report at most 3";
+        assert_eq!(prompt(few, Some(4)), Some(line.into()));
         let asks = |offer: SamplingOffer, h2o| offer.check(&Sampling::default(), h2o).err().map(|invalid| invalid.0);
         for mode in [Mode::Probe, Mode::On] {
             let line = format!("h2o is '{}'; the workers of this server report no attention scores", mode.name());

@@ -354,6 +354,10 @@ impl Sessions for SessionService {
             None => (None, None),
         };
         let input = self.tokens(&caller, text, ids, deadline_ns).await?;
+        if message.output.as_ref().is_some_and(|output| output.prompt_logprobs.is_some()) {
+            let line = "output.prompt_logprobs is set; a turn continues what is cached, and reports none of its prompt";
+            return Err(Status::invalid_argument(line));
+        }
         let mut stopping = message.stopping.unwrap_or_default();
         let answer =
             *stopping.max_tokens.get_or_insert(MAX_TOKENS_DEFAULT.min(entry.setup.context / ANSWER_SHARE).max(1));

@@ -23,6 +23,9 @@ use crate::service::submission::Submitted;
 /// Maximum number of outputs taken from the channel at once.
 const OUTPUTS_PER_CHUNK_MAX: usize = 64;
 
+/// Maximum number of log probabilities of a prompt in one message: with 20 alternatives each below the 4 MiB that clients take.
+const PROMPT_LOGPROBS_PER_CHUNK_MAX: usize = 4096;
+
 /// The response stream of one request. Dropping the stream before the request's end aborts the request.
 pub struct Generation {
     submitted: Submitted,
@@ -104,6 +107,7 @@ impl Generation {
         let (mut end, mut failure) = (None, None);
         for output in outputs.drain(..) {
             match output {
+                Output::Prompt(tokens) => self.prompt(tokens),
                 Output::Token { .. } if self.stopping.is_some() => {}
                 Output::Token { token, logprobs } => self.token(token, logprobs, &mut chunk),
                 Output::Finish { reason, usage, times } => end = Some((reason, usage, times)),
@@ -133,15 +137,20 @@ impl Generation {
         }
     }
 
+    /// Sends log probabilities of the prompt: all come before the first token.
+    fn prompt(&mut self, tokens: Vec<TokenLogprobs>) {
+        let mut rest = tokens.into_iter().map(message).peekable();
+        while rest.peek().is_some() {
+            let prompt_logprobs = rest.by_ref().take(PROMPT_LOGPROBS_PER_CHUNK_MAX).collect();
+            self.send(Event::Chunk(proto::Chunk { prompt_logprobs, ..proto::Chunk::default() }));
+        }
+    }
+
     fn token(&mut self, token: Token, logprobs: Option<TokenLogprobs>, chunk: &mut proto::Chunk) {
         self.n_tokens += 1;
         self.last_token = token;
         chunk.token_ids.push(token);
-        chunk.logprobs.extend(logprobs.map(|of| proto::TokenLogprob {
-            token_id: of.token,
-            logprob: of.logprob,
-            top: of.top.into_iter().map(|(token_id, logprob)| proto::Alternative { token_id, logprob }).collect(),
-        }));
+        chunk.logprobs.extend(logprobs.map(message));
         if !self.spells {
             return;
         }
@@ -226,6 +235,12 @@ impl Generation {
         let timings = Some(proto::Timings { queue_ms, prefill_ms, decode_ms });
         self.send(Event::Finish(proto::Finish { reason: reason.into(), usage: Some(usage), timings, stopped_by }));
     }
+}
+
+/// Returns the message of a token's log probabilities.
+fn message(of: TokenLogprobs) -> proto::TokenLogprob {
+    let top = of.top.into_iter().map(|(token_id, logprob)| proto::Alternative { token_id, logprob });
+    proto::TokenLogprob { token_id: of.token, logprob: of.logprob, top: top.collect() }
 }
 
 /// Returns the status of a request that ended because the worker failed.

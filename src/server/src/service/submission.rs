@@ -341,6 +341,7 @@ impl Submitter {
     /// If the workers cannot do what a field asks for, or the server was not started for it.
     pub(crate) fn check_offer(&self, checked: &Checked) -> Result<(), Invalid> {
         self.offer.check(&checked.request.sampling, checked.request.h2o)?;
+        self.offer.check_prompt(checked.request.prompt_logprobs)?;
         let Config { worker, h2o, .. } = &self.config;
         if checked.request.reuse == Some(Reuse::Anywhere) && worker.reuse.anywhere == 0 {
             return Err(Invalid("reuse is 'anywhere'; this server was started without --reuse-anywhere".into()));

@@ -161,6 +161,7 @@ pub(crate) fn check(
         add_special_tokens: add_special_tokens.unwrap_or(true),
         request: Request {
             sampling: check_sampling(sampling, output.logprobs, vocab_size)?,
+            prompt_logprobs: check_logprobs("prompt_logprobs", output.prompt_logprobs)?,
             min_tokens: stopping.min_tokens,
             stop_token_ids: end_tokens(&stopping, eos_token_ids),
             tenant: tenant_number(&tenant, &cache_salt),
@@ -303,9 +304,7 @@ fn check_sampling(sampling: proto::Sampling, logprobs: Option<u32>, vocab_size: 
     ensure_in("frequency_penalty", frequency_penalty, -PENALTY_MAX, PENALTY_MAX)?;
     ensure_in("presence_penalty", presence_penalty, -PENALTY_MAX, PENALTY_MAX)?;
     let logit_bias = check_bias(logit_bias, vocab_size)?;
-    ensure(logprobs.is_none_or(|n| n <= LOGPROBS_MAX), || {
-        format!("logprobs is {}; it must be between 0 and {LOGPROBS_MAX}", logprobs.unwrap_or_default())
-    })?;
+    let logprobs = check_logprobs("logprobs", logprobs)?;
     // The seed is part of the request that the core sees, so a recording has it.
     let seed = seed.unwrap_or_else(any_seed);
     Ok(Sampling {
@@ -321,6 +320,12 @@ fn check_sampling(sampling: proto::Sampling, logprobs: Option<u32>, vocab_size: 
         seed,
         logprobs,
     })
+}
+
+fn check_logprobs(field: &str, n_top: Option<u32>) -> Result<Option<u32>, Invalid> {
+    let within = n_top.is_none_or(|n| n <= LOGPROBS_MAX);
+    let wrong = || format!("{field} is {}; it must be between 0 and {LOGPROBS_MAX}", n_top.unwrap_or_default());
+    ensure(within, wrong).map(|()| n_top)
 }
 
 fn check_bias(biases: HashMap<Token, f32>, vocab_size: u32) -> Result<LogitBias, Invalid> {
@@ -459,6 +464,7 @@ mod tests {
                 logprobs: Some(0),
                 skip_special_tokens: Some(false),
                 include_stop_string: true,
+                prompt_logprobs: Some(20),
             }),
             cache_salt: "salt".into(),
             tenant: "acme".into(),
@@ -492,6 +498,7 @@ mod tests {
                         seed: 0,
                         logprobs: Some(0),
                     },
+                    prompt_logprobs: Some(20),
                     min_tokens: 2,
                     stop_token_ids: vec![5],
                     tenant: tenant_number("acme", ""),
@@ -566,6 +573,9 @@ mod tests {
         });
         refused("logprobs", |request| {
             request.output = Some(proto::Output { logprobs: Some(21), ..Default::default() });
+        });
+        refused("prompt_logprobs is 21", |request| {
+            request.output = Some(proto::Output { prompt_logprobs: Some(21), ..Default::default() });
         });
     }
 

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use trunkline_port::{Keeps, RequestId, Sampling, SeqStart, Step, StepSeq, Token};
+use trunkline_port::{Keeps, PromptRows, RequestId, Sampling, SeqStart, Step, StepSeq, Token};
 
 use crate::error::{SequenceFault, WorkerError};
 use crate::kv::block_tables::{BlockTables, Changes};
@@ -235,7 +235,19 @@ impl Mirror {
         if seq.n_history > seq.computed {
             return Err(SequenceFault::History { computed: seq.computed, sent: seq.n_history });
         }
+        self.check_prompt_rows(step, index)?;
         self.check_history(seq, new)
+    }
+
+    fn check_prompt_rows(&self, step: &Step, index: usize) -> Result<(), SequenceFault> {
+        let Ok(at) = step.prompt_rows.binary_search_by_key(&(index as u32), |rows| rows.seq) else { return Ok(()) };
+        let PromptRows { first, rows, next, .. } = step.prompt_rows[at];
+        let (n_tokens, end) = (step.seqs[index].n_tokens, u64::from(first) + u64::from(rows));
+        if rows == 0 || end > n_tokens.into() {
+            return Err(SequenceFault::PromptRows { first, end, n_tokens });
+        }
+        let vocab = self.limits.vocab;
+        if next < vocab { Ok(()) } else { Err(SequenceFault::Token { token: next, vocab }) }
     }
 
     /// Checks that the worker has sampled the token still unknown to the core.
@@ -270,15 +282,17 @@ impl Mirror {
     }
 }
 
-/// Checks that drops and scores are in the order of the sequences, and of sequences in the step.
+/// Checks that drops, scores and values of prompts are in the order of the sequences, and of sequences in the step.
 fn check_order(step: &Step) -> Result<(), WorkerError> {
     let n = step.seqs.len() as u32;
     let drops = step.drops.iter().map(|drop| drop.seq).is_sorted() && step.drops.last().is_none_or(|drop| drop.seq < n);
     let scored = step.scored.is_sorted_by(|a, b| a.seq < b.seq) && step.scored.last().is_none_or(|last| last.seq < n);
-    match (drops, scored) {
-        (true, true) => Ok(()),
-        (false, _) => Err(WorkerError::Order { step: step.id, list: "drops" }),
-        (_, false) => Err(WorkerError::Order { step: step.id, list: "scored" }),
+    let rows = &step.prompt_rows;
+    let prompts = rows.is_sorted_by(|a, b| a.seq < b.seq) && rows.last().is_none_or(|last| last.seq < n);
+    let lists = [("drops", drops), ("scored", scored), ("prompt_rows", prompts)];
+    match lists.into_iter().find(|(_, ordered)| !ordered) {
+        Some((list, _)) => Err(WorkerError::Order { step: step.id, list }),
+        None => Ok(()),
     }
 }
 
@@ -522,6 +536,22 @@ mod tests {
         step.drops.clear();
         step.scored = vec![Scored { seq: 0, rows: 1 }; 2];
         assert_eq!(mirror().apply(&step), Err(WorkerError::Order { step: 1, list: "scored" }));
+        let valued = |first, rows, next| PromptRows { seq: 0, first, rows, next, n_top: 0 };
+        let mut step = start(&[1, 2, 3], &[0]);
+        step.prompt_rows = vec![valued(0, 1, 1); 2];
+        assert_eq!(mirror().apply(&step), Err(WorkerError::Order { step: 1, list: "prompt_rows" }));
+        for (rows, fault) in [
+            (valued(1, 0, 1), SequenceFault::PromptRows { first: 1, end: 1, n_tokens: 3 }),
+            (valued(2, 2, 1), SequenceFault::PromptRows { first: 2, end: 4, n_tokens: 3 }),
+            (valued(0, u32::MAX, 1), SequenceFault::PromptRows { first: 0, end: u32::MAX.into(), n_tokens: 3 }),
+            (valued(0, 3, 100), SequenceFault::Token { token: 100, vocab: 100 }),
+        ] {
+            step.prompt_rows = vec![rows];
+            let Err(WorkerError::Sequence { fault: found, .. }) = mirror().apply(&step) else { panic!("accepted") };
+            assert_eq!(found, fault);
+        }
+        step.prompt_rows = vec![valued(0, 3, 99)];
+        assert_eq!(mirror().apply(&step), Ok(()));
         let mut step = start(&[1], &[0]);
         step.starts[0].sampling.top_p = 2.0;
         let error = mirror().apply(&step).unwrap_err();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trunkline_port::{RequestId, Sampling, SeqStart, Step, StepOutput, StepSeq};
+use trunkline_port::{PromptRows, RequestId, Sampling, SeqStart, Step, StepOutput, StepSeq};
 use trunkline_worker::{Model, Worker, WorkerConfig};
 
 /// A worker and the blocks that nobody has yet.
@@ -43,6 +43,8 @@ pub struct Seq {
     pub write_from: u32,
     /// How it samples.
     pub sampling: Sampling,
+    /// Most likely tokens reported with each token of the prompt; `None` without log probabilities.
+    pub prompt_logprobs: Option<u32>,
     sent_blocks: usize,
     started: bool,
 }
@@ -58,6 +60,7 @@ impl Seq {
             table: Vec::new(),
             write_from: 0,
             sampling,
+            prompt_logprobs: None,
             sent_blocks: 0,
             started: false,
         }
@@ -139,6 +142,11 @@ impl Rig {
             if !seq.started {
                 let (sampling, n_prompt) = (seq.sampling.clone(), seq.prompt_len as u32);
                 step.starts.push(SeqStart { sampling, n_prompt, n_ahead: 0 });
+            }
+            let last = end.min(seq.prompt_len - 1);
+            if let Some(n_top) = seq.prompt_logprobs.filter(|_| seq.computed < last) {
+                let (at, rows, next) = (step.seqs.len() as u32 - 1, (last - seq.computed) as u32, seq.tokens[last]);
+                step.prompt_rows.push(PromptRows { seq: at, first: 0, rows, next, n_top });
             }
             seq.computed = end;
             seq.sent_blocks = seq.table.len();

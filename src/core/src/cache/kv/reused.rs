@@ -70,7 +70,7 @@ impl Reused {
             Some(reuse) => reuse == Reuse::Anywhere,
             None => !self.on_request,
         };
-        self.least > 0 && wanted && !seq.id.is_inner()
+        self.least > 0 && wanted && !seq.id.is_inner() && seq.unvalued_from().is_none()
     }
 }
 

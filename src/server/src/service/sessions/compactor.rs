@@ -168,6 +168,8 @@ impl Compactor {
             }
             for output in taken.drain(..) {
                 match output {
+                    // None is asked for.
+                    Output::Prompt(_) => {}
                     Output::Token { token, .. } => tokens.push(token),
                     Output::Finish { reason, usage, .. } => {
                         submitted.end();

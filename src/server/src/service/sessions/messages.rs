@@ -95,7 +95,7 @@ pub(crate) fn turn(turn: &Turn, with_ids: bool) -> proto::Turn {
         answer: turn.answer.as_ref().map(|answer| proto::Chunk {
             token_ids: ids(&answer.tokens),
             text: answer.text.clone(),
-            logprobs: Vec::new(),
+            ..proto::Chunk::default()
         }),
         finish: turn.answer.as_ref().map(finish),
         pinned: turn.pinned,
@@ -114,8 +114,9 @@ pub(crate) fn read_turn(name: &str, turn: proto::Turn, vocab_size: u32) -> Resul
     let answer = match (turn.answer, turn.finish) {
         (Some(chunk), Some(finish)) => {
             ensure_ids(&format!("{name}.answer.token_ids"), &chunk.token_ids, vocab_size)?;
-            if !chunk.logprobs.is_empty() {
-                return Err(Invalid(format!("{name}.answer.logprobs is set; sessions keep no log probabilities")));
+            let logprobs = [("logprobs", &chunk.logprobs), ("prompt_logprobs", &chunk.prompt_logprobs)];
+            if let Some((field, _)) = logprobs.iter().find(|(_, of)| !of.is_empty()) {
+                return Err(Invalid(format!("{name}.answer.{field} is set; sessions keep no log probabilities")));
             }
             let copied = finish.usage.map_or(0, |usage| usage.copied_tokens);
             if copied != 0 {

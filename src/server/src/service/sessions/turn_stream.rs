@@ -43,7 +43,7 @@ impl TurnStream {
         let message = |event| proto::GenerateResponse { request_id: String::new(), event: Some(event) };
         let messages = turn.answer.iter().flat_map(|answer| {
             let chunk =
-                proto::Chunk { token_ids: answer.tokens.clone(), text: answer.text.clone(), logprobs: Vec::new() };
+                proto::Chunk { token_ids: answer.tokens.clone(), text: answer.text.clone(), ..proto::Chunk::default() };
             [message(Event::Chunk(chunk)), message(Event::Finish(finish(answer)))]
         });
         Self::Stored(messages.collect())

@@ -146,7 +146,7 @@ class WorkerKv(_message.Message):
     def __init__(self, block_sizes: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., block_io: bool = ...) -> None: ...
 
 class WorkerAbilities(_message.Message):
-    __slots__ = ("max_sequences", "max_tokens", "steps_in_flight", "max_drafts", "max_logprobs", "partial_writes", "scores", "seeded_sampling", "pipeline_stages", "in_step_hits", "shared_memory", "scores_by_group", "penalties", "grammars")
+    __slots__ = ("max_sequences", "max_tokens", "steps_in_flight", "max_drafts", "max_logprobs", "partial_writes", "scores", "seeded_sampling", "pipeline_stages", "in_step_hits", "shared_memory", "scores_by_group", "penalties", "grammars", "prompt_logprobs")
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,7 @@ class WorkerAbilities(_message.Message):
     SCORES_BY_GROUP_FIELD_NUMBER: _ClassVar[int]
     PENALTIES_FIELD_NUMBER: _ClassVar[int]
     GRAMMARS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     max_sequences: int
     max_tokens: int
     steps_in_flight: int
@@ -175,7 +176,8 @@ class WorkerAbilities(_message.Message):
     scores_by_group: bool
     penalties: bool
     grammars: bool
-    def __init__(self, max_sequences: _Optional[int] = ..., max_tokens: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., max_drafts: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., partial_writes: bool = ..., scores: bool = ..., seeded_sampling: bool = ..., pipeline_stages: _Optional[int] = ..., in_step_hits: bool = ..., shared_memory: bool = ..., scores_by_group: bool = ..., penalties: bool = ..., grammars: bool = ...) -> None: ...
+    prompt_logprobs: bool
+    def __init__(self, max_sequences: _Optional[int] = ..., max_tokens: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., max_drafts: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., partial_writes: bool = ..., scores: bool = ..., seeded_sampling: bool = ..., pipeline_stages: _Optional[int] = ..., in_step_hits: bool = ..., shared_memory: bool = ..., scores_by_group: bool = ..., penalties: bool = ..., grammars: bool = ..., prompt_logprobs: bool = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("session", "life")
@@ -234,7 +236,7 @@ class SharedMemoryOpened(_message.Message):
     def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("id", "life", "starts", "slots", "computed", "n_tokens", "sample", "n_generated", "table_keep", "n_blocks", "blocks", "kv_write_from", "n_drafts", "drops", "scored_rows", "score_kind", "scores_by_group")
+    __slots__ = ("id", "life", "starts", "slots", "computed", "n_tokens", "sample", "n_generated", "table_keep", "n_blocks", "blocks", "kv_write_from", "n_drafts", "drops", "scored_rows", "score_kind", "scores_by_group", "prompt_rows")
     ID_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +254,7 @@ class Step(_message.Message):
     SCORED_ROWS_FIELD_NUMBER: _ClassVar[int]
     SCORE_KIND_FIELD_NUMBER: _ClassVar[int]
     SCORES_BY_GROUP_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ROWS_FIELD_NUMBER: _ClassVar[int]
     id: int
     life: int
     starts: _containers.RepeatedCompositeFieldContainer[Start]
@@ -269,7 +272,20 @@ class Step(_message.Message):
     scored_rows: _containers.RepeatedScalarFieldContainer[int]
     score_kind: ScoreKind
     scores_by_group: bool
-    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[Start, _Mapping]]] = ..., slots: _Optional[_Iterable[int]] = ..., computed: _Optional[_Iterable[int]] = ..., n_tokens: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[int]] = ..., n_generated: _Optional[_Iterable[int]] = ..., table_keep: _Optional[_Iterable[int]] = ..., n_blocks: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., kv_write_from: _Optional[_Iterable[int]] = ..., n_drafts: _Optional[_Iterable[int]] = ..., drops: _Optional[_Iterable[_Union[Drop, _Mapping]]] = ..., scored_rows: _Optional[_Iterable[int]] = ..., score_kind: _Optional[_Union[ScoreKind, str]] = ..., scores_by_group: bool = ...) -> None: ...
+    prompt_rows: _containers.RepeatedCompositeFieldContainer[PromptRows]
+    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., starts: _Optional[_Iterable[_Union[Start, _Mapping]]] = ..., slots: _Optional[_Iterable[int]] = ..., computed: _Optional[_Iterable[int]] = ..., n_tokens: _Optional[_Iterable[int]] = ..., sample: _Optional[_Iterable[int]] = ..., n_generated: _Optional[_Iterable[int]] = ..., table_keep: _Optional[_Iterable[int]] = ..., n_blocks: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., kv_write_from: _Optional[_Iterable[int]] = ..., n_drafts: _Optional[_Iterable[int]] = ..., drops: _Optional[_Iterable[_Union[Drop, _Mapping]]] = ..., scored_rows: _Optional[_Iterable[int]] = ..., score_kind: _Optional[_Union[ScoreKind, str]] = ..., scores_by_group: bool = ..., prompt_rows: _Optional[_Iterable[_Union[PromptRows, _Mapping]]] = ...) -> None: ...
+
+class PromptRows(_message.Message):
+    __slots__ = ("index", "first", "n", "top")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    first: int
+    n: int
+    top: int
+    def __init__(self, index: _Optional[int] = ..., first: _Optional[int] = ..., n: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("index", "request", "tokens", "n_prompt", "sampling")
@@ -341,7 +357,7 @@ class Drop(_message.Message):
     def __init__(self, index: _Optional[int] = ..., group: _Optional[int] = ..., first: _Optional[int] = ..., n: _Optional[int] = ...) -> None: ...
 
 class StepDone(_message.Message):
-    __slots__ = ("id", "life", "tokens", "counts", "logprobs", "scores", "drafted", "accepted", "busy_us", "faults")
+    __slots__ = ("id", "life", "tokens", "counts", "logprobs", "scores", "drafted", "accepted", "busy_us", "faults", "prompt_logprobs")
     ID_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +368,7 @@ class StepDone(_message.Message):
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     BUSY_US_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     id: int
     life: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -362,7 +379,8 @@ class StepDone(_message.Message):
     accepted: int
     busy_us: int
     faults: _containers.RepeatedScalarFieldContainer[SequenceFault]
-    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[WorkerLogprob, _Mapping]]] = ..., scores: _Optional[_Iterable[float]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., busy_us: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[SequenceFault, str]]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[WorkerLogprob]
+    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[WorkerLogprob, _Mapping]]] = ..., scores: _Optional[_Iterable[float]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., busy_us: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[SequenceFault, str]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[WorkerLogprob, _Mapping]]] = ...) -> None: ...
 
 class WorkerLogprob(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
