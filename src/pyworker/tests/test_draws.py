@@ -31,7 +31,9 @@ def drawn(logits, case, number):
         logits[token] += np.float32(bias)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if penalty != 1:
-            logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+            changed = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+            # However large the penalty, a token is not left out.
+            logits[seen] = np.where(logits[seen] > -np.inf, np.maximum(changed, np.finfo(np.float32).min), changed)
         tokens, counts = np.unique(np.array(changes["generated"], int), return_counts=True)
         logits[tokens] -= counts.astype(np.float32) * np.float32(changes["frequency_penalty"])
         logits[tokens] -= np.float32(changes["presence_penalty"])
