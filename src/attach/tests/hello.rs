@@ -40,6 +40,7 @@ fn hello() -> Hello {
         seeded_sampling: true,
         penalties: true,
         grammars: true,
+        prompt_logprobs: true,
         pipeline_stages: 2,
     };
     Hello {

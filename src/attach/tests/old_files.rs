@@ -88,6 +88,7 @@ fn step() -> wire::Step {
         scored_rows: vec![1, 0],
         score_kind: wire::ScoreKind::Max.into(),
         scores_by_group: true,
+        prompt_rows: Vec::new(),
     }
 }
 
@@ -102,6 +103,7 @@ fn done() -> wire::StepDone {
         drafted: 3,
         accepted: 1,
         busy_us: 1500,
+        prompt_logprobs: Vec::new(),
         faults: vec![wire::SequenceFault::None.into(), wire::SequenceFault::Unsupported.into()],
     }
 }

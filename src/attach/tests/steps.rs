@@ -21,6 +21,7 @@ const LIMITS: StepLimits = StepLimits {
     max_logprobs: 5,
     penalties: true,
     grammars: true,
+    prompt_logprobs: true,
     partial_writes: true,
     scores: true,
     score_lists: 3,
@@ -284,6 +285,7 @@ fn every_broken_rule_of_an_answer_is_named() {
         accepted: 1,
         busy_us: 9,
         faults: vec![0; 3],
+        prompt_logprobs: Vec::new(),
     };
     let output = sent().decode(good.clone()).unwrap();
     assert_eq!((output.result.of(1), output.result.of(2)), (&[5, 6][..], &[][..]));

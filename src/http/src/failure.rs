@@ -22,7 +22,7 @@ use serde::Serialize;
 use tonic::{Code, Status};
 
 /// Names of fields in messages of the server, with the fields of a body that they come from.
-const PARAMS: [(&str, &str); 26] = [
+const PARAMS: [(&str, &str); 27] = [
     ("text", "prompt"),
     ("token_ids", "prompt"),
     ("prompt", "prompt"),

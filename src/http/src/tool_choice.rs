@@ -56,11 +56,6 @@ impl ToolChoice {
         }
     }
 
-    /// Returns `true` if an answer has to be a call.
-    pub(crate) fn forces(&self) -> bool {
-        matches!(self, Self::Required | Self::Named(_))
-    }
-
     /// Returns the structure of an answer that has to be a call of `tools`, in the form of chats; `None` if it may be another.
     ///
     /// # Errors

@@ -40,7 +40,12 @@ fn request() -> pb::GenerateRequest {
             stop_token_ids: vec![2],
             ignore_eos: true,
         }),
-        output: Some(pb::Output { logprobs: Some(0), skip_special_tokens: Some(false), include_stop_string: false }),
+        output: Some(pb::Output {
+            logprobs: Some(0),
+            skip_special_tokens: Some(false),
+            include_stop_string: false,
+            ..pb::Output::default()
+        }),
         cache_salt: "salt".into(),
         tenant: "acme".into(),
         share_cache: Some(false),
@@ -61,6 +66,7 @@ fn chunk() -> pb::Chunk {
         token_ids: vec![4, 5],
         text: "ok".into(),
         logprobs: vec![pb::TokenLogprob { token_id: 4, logprob: -0.5, top }],
+        prompt_logprobs: Vec::new(),
     }
 }
 

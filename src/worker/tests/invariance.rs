@@ -249,8 +249,9 @@ fn prompts_valued_in_one_batch_have_the_values_of_each_alone_and_the_answers_of_
     let model = Arc::new(Model::seeded(5));
     let asks = |i: u32| [Some(2), None, Some(0)][i as usize % 3];
     let seq = |i: u32, id| {
-        let seq = Seq::new(id, &prompt(i as usize), samplings()[i as usize % 4].clone());
-        Seq { prompt_logprobs: asks(i), ..seq }
+        let mut seq = Seq::new(id, &prompt(i as usize), samplings()[i as usize % 4].clone());
+        seq.prompt_logprobs = asks(i);
+        seq
     };
     let mut together: Vec<Seq> = (0..9).map(|i| seq(i, i)).collect();
     let values = valued(&mut Rig::new(&model, 16, BLOCKS, 2), &mut together, 11);

@@ -91,6 +91,7 @@ impl Run {
             score_lists: self.score_lists,
             starts: if self.started { Vec::new() } else { vec![SeqStart::default()] },
             copies: Vec::new(),
+            prompt_rows: Vec::new(),
         };
         let (output, logits) = self.worker.run_with_logits(&step).unwrap();
         self.computed = end + output.result.tokens.len().saturating_sub(1);
