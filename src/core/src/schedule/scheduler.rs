@@ -94,11 +94,13 @@ impl Scheduler {
         if !alone && drafts::await_results(state, self.draft_logits) {
             return;
         }
-        let is_plain = is_plain(state);
+        let mut plain = is_plain(state);
         if state.config.prefill_first.is_on() && self.run_prompts(state, step) {
             return;
         }
-        if !is_plain && !reserve_decode_blocks(state, alone, step.id) {
+        // Prompts may have taken blocks, here and in each turn.
+        plain &= !state.config.prefill_first.is_on() || is_plain(state);
+        if !plain && !reserve_decode_blocks(state, alone, step.id) {
             return;
         }
         if !state.kv.tiers.is_empty() && !state.kv.copies_wait() {
@@ -111,7 +113,7 @@ impl Scheduler {
             if self.run_suspects(state, &mut budget, step) {
                 return;
             }
-            if is_plain {
+            if plain {
                 self.run_plain_decodes(state, &mut budget, step);
             } else {
                 self.run_decodes(state, &mut budget, step);
@@ -131,7 +133,8 @@ impl Scheduler {
             let gave_way = self.run_prefills_and_admit(state, &mut budget, step);
             // Decodes that waited for blocks may have them now, and those left out run if nothing else does.
             let may_run = step.seqs.is_empty() && (gave_way || alone && leaves_out);
-            if may_run && (is_plain || reserve_decode_blocks(state, alone, step.id)) {
+            plain &= !may_run || is_plain(state);
+            if may_run && (plain || reserve_decode_blocks(state, alone, step.id)) {
                 continue;
             }
             if !step.seqs.is_empty() || !alone || state.kv.transfers.await_any() || !swap::release_last(state) {
