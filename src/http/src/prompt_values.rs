@@ -93,7 +93,7 @@ pub(crate) struct Shown<'a> {
 #[derive(Debug, Serialize)]
 struct Ranked {
     logprob: f32,
-    /// Place among all tokens, from 1; null for a token that is none of the most likely.
+    /// Place among all tokens, from 1; null for a token that is not one of the most likely.
     rank: Option<usize>,
     decoded_token: String,
 }

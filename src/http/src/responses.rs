@@ -129,10 +129,7 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
     responses.check()?;
     asked.response_format = responses.response_format()?;
     asked.check()?;
-    if asked.prompt_logprobs.is_some() {
-        let message = "prompt_logprobs has no place in a response; /v1/chat/completions reports them";
-        return Err(Failure::invalid("prompt_logprobs", message));
-    }
+    refuse_values(&asked)?;
     let model = shared.check_model(asked.model.as_deref())?;
     let of_cache: CachingAsked = parse(&body)?;
     let caching = of_cache.check(&shared)?;
@@ -182,6 +179,14 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
         false => writer.whole(generation).await.map_err(|status| Failure::of(&status))?,
     };
     Ok(named(response, &id))
+}
+
+fn refuse_values(asked: &Asked) -> Result<(), Failure> {
+    let message = "prompt_logprobs has no place in a response; /v1/chat/completions reports them";
+    match asked.prompt_logprobs {
+        Some(_) => Err(Failure::invalid("prompt_logprobs", message)),
+        None => Ok(()),
+    }
 }
 
 fn echo(model: String, responses: &ResponsesAsked, asked: &Asked) -> Echo {

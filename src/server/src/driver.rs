@@ -115,10 +115,7 @@ struct Driver {
     request_log: RequestLog,
     clients: HashMap<RequestId, Client>,
     readers: Readers,
-    /// Log probabilities of the tokens of the last ended step.
-    logprobs: HashMap<RequestId, VecDeque<TokenLogprobs>>,
-    /// Those of prompts in that step.
-    prompts: Vec<PromptLogprobs>,
+    logprobs: Logprobs,
     /// Drafts and reads of weights of ended steps, by engine.
     counts: Vec<StepCounts>,
     figures: Figures,
@@ -137,6 +134,13 @@ struct Driver {
 struct Followers {
     recorder: Option<Recorder>,
     listening: Option<Listening>,
+}
+
+/// Log probabilities of the last ended step.
+#[derive(Default)]
+struct Logprobs {
+    tokens: HashMap<RequestId, VecDeque<TokenLogprobs>>,
+    prompts: Vec<PromptLogprobs>,
 }
 
 /// Readers of the outputs of the last input.
@@ -182,8 +186,7 @@ impl Driver {
             request_log,
             clients: HashMap::new(),
             readers: Readers::default(),
-            logprobs: HashMap::new(),
-            prompts: Vec::new(),
+            logprobs: Logprobs::default(),
             flushes: VecDeque::new(),
             outputs: Vec::new(),
             last_input_ns: 0,
@@ -388,12 +391,11 @@ impl Driver {
         let StepOutput { drafted, accepted, weights, .. } = output;
         self.counts[engine.index()] += StepCounts { drafted, accepted, weights };
         for entry in output.logprobs {
-            self.logprobs.entry(entry.request).or_default().push_back(entry);
+            self.logprobs.tokens.entry(entry.request).or_default().push_back(entry);
         }
-        self.prompts = output.prompts;
+        self.logprobs.prompts = output.prompts;
         self.apply(Input::Engine(engine, Event::StepFinished(output.result)));
-        self.logprobs.clear();
-        self.prompts.clear();
+        self.logprobs = Logprobs::default();
     }
 
     /// Reports a worker as ready to run steps, and lets the worker help out engines without one.
@@ -616,7 +618,7 @@ impl Driver {
     fn answer(&mut self, action: Action) {
         match action {
             Action::PromptValued { request, first, .. } => {
-                let found = self.prompts.iter_mut().find(|of| of.request == request && of.first == first);
+                let found = self.logprobs.prompts.iter_mut().find(|of| of.request == request && of.first == first);
                 let client = self.clients.get_mut(&request);
                 let news = found.zip(client).and_then(|(prompt, client)| client.news_of(prompt));
                 if let Some(tokens) = news {
@@ -624,7 +626,7 @@ impl Driver {
                 }
             }
             Action::Token { request, token } => {
-                let logprobs = self.logprobs.get_mut(&request).and_then(VecDeque::pop_front);
+                let logprobs = self.logprobs.tokens.get_mut(&request).and_then(VecDeque::pop_front);
                 self.output(request, Output::Token { token, logprobs });
             }
             Action::Finish { request, reason, usage } => {

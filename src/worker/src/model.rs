@@ -328,7 +328,7 @@ impl Model {
         Ok(())
     }
 
-    /// Computes the logits of some rows of the batch that ran last, in place of those before. They are the same bits whatever the other rows are.
+    /// Computes the logits of some rows of the batch that ran last, instead of those before. They are the same bits whatever the other rows are.
     pub(crate) fn head(&self, rows: impl ExactSizeIterator<Item = usize>, scratch: &mut Scratch, threads: &Threads) {
         let (hidden, eps) = (self.config.hidden_size as usize, self.config.rms_norm_eps);
         let Scratch { x, normed, linear, logits, .. } = scratch;

@@ -32,7 +32,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Sends a token, written anew as a server's would be; returns whether there are more.
+    /// Sends a token, written again as a server's would be; returns whether there are more.
     fn send(&mut self) -> bool {
         self.sent += 1;
         let mut event = format!("{EVENT}\n\n");

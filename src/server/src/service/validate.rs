@@ -153,8 +153,7 @@ pub(crate) fn check(
     let prompt = check_prompt(prompt, vocab_size)?;
     retention::check_hints(&retention)?;
     let (output, stopping) = (output.unwrap_or_default(), check_stopping(stopping.unwrap_or_default(), vocab_size)?);
-    let sampling = sampling.unwrap_or_default();
-    check_end(&sampling, &stopping)?;
+    let sampling = check_end(sampling.unwrap_or_default(), &stopping)?;
     Ok(Checked {
         request_id,
         prompt,
@@ -184,10 +183,11 @@ pub(crate) fn check(
     })
 }
 
-fn check_end(sampling: &proto::Sampling, stopping: &proto::Stopping) -> Result<(), Invalid> {
+fn check_end(sampling: proto::Sampling, stopping: &proto::Stopping) -> Result<proto::Sampling, Invalid> {
     ensure(sampling.structure.is_none() || !stopping.ignore_eos, || {
         "ignore_eos is set alongside a structure of the answer; such an answer ends with its structure".into()
-    })
+    })?;
+    Ok(sampling)
 }
 
 /// Returns the tokens that end a request, each once.
