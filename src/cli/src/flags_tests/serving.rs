@@ -250,8 +250,7 @@ fn flags_of_worker_are_announced() {
     }
 }
 
-/// Values that no setting of a server may have, whatever else is set: in each kind of server, before a model is read.
-/// Numbers beyond their ranges.
+/// Numbers beyond their ranges: refused in each kind of server, whatever else is set, before a model is read.
 const NUMBERS: [&str; 16] = [
     "--worker-silence=-1",
     "--worker-resume=-1",
