@@ -11,7 +11,7 @@ use crate::failure::Failure;
 /// Schema of any JSON object.
 const OBJECT: &str = r#"{"type":"object"}"#;
 /// Options of llguidance, in a schema.
-const OPTIONS: &str = "x-guidance";
+pub(crate) const OPTIONS: &str = "x-guidance";
 
 /// `response_format`.
 #[derive(Debug, Deserialize)]

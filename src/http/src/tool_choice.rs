@@ -9,6 +9,7 @@ use trunkline_server::proto::sampling::Structure;
 use trunkline_template::Value;
 
 use crate::failure::Failure;
+use crate::structure::OPTIONS;
 
 /// Keywords of a schema whose values are no schemas.
 const VALUES: [&str; 4] = ["const", "enum", "default", "examples"];
@@ -134,6 +135,8 @@ fn list(functions: Vec<Function>, one_call: bool) -> Json {
         }));
     }
     let mut list = json!({"type": "array", "items": {"anyOf": calls}, "minItems": 1, "$defs": schemas});
+    // People do not read calls, and a model that likes white space would spend its answer on it.
+    list[OPTIONS] = json!({"whitespace_pattern": " "});
     if one_call {
         list["maxItems"] = 1.into();
     }
@@ -208,6 +211,7 @@ mod tests {
         let functions = json!([{"name": "f", "parameters": point}, {"name": "g"}]);
         let all = schema(&ToolChoice::Required, functions.clone(), false).unwrap();
         assert_eq!((&all["minItems"], &all["maxItems"]), (&json!(1), &Json::Null));
+        assert_eq!(all["x-guidance"], json!({"whitespace_pattern": " "}));
         let calls = all["items"]["anyOf"].as_array().unwrap();
         let named: Vec<_> = calls.iter().map(|call| &call["properties"]["name"]["const"]).collect();
         assert_eq!(named, [&json!("f"), &json!("g")]);
