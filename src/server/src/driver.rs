@@ -395,7 +395,8 @@ impl Driver {
         }
         self.logprobs.prompts = output.prompts;
         self.apply(Input::Engine(engine, Event::StepFinished(output.result)));
-        self.logprobs = Logprobs::default();
+        self.logprobs.tokens.clear();
+        self.logprobs.prompts.clear();
     }
 
     /// Reports a worker as ready to run steps, and lets the worker help out engines without one.

@@ -31,6 +31,9 @@ impl Driver {
 
     /// Notes the preemptions of the last input with their requests.
     pub(super) fn note_preempted(&mut self) {
+        if !self.request_log.traces() {
+            return;
+        }
         for preempted in self.cluster.take_preempted() {
             if let Some(client) = self.clients.get_mut(&preempted.request) {
                 client.engines.preempt(preempted, self.last_input_ns);
