@@ -78,10 +78,10 @@ fn answer(begun: &Begun, tokens: u32) -> Response<Body> {
     response
 }
 
-/// Feeds all streams, a token in each step, until the program ends.
+/// Feeds all streams, a token in each step, until the server is gone.
 fn feed(begun: &Begun, step: Duration) {
     let mut streams: Vec<Stream> = Vec::new();
-    loop {
+    while Arc::strong_count(begun) > 1 {
         thread::sleep(step.max(Duration::from_micros(1)));
         streams.append(&mut begun.lock().unwrap_or_else(PoisonError::into_inner));
         streams.retain_mut(Stream::send);
