@@ -2,8 +2,8 @@
 
 use trunkline_core::request::retention::TO_END;
 use trunkline_core::{
-    Config, Event, FinishReason, Namespace, Place, Preemption, Request, RequestId, RetentionHint, TierConfig, Token,
-    Write, eviction,
+    BlockFault, Config, Event, FinishReason, Namespace, Place, Preemption, Request, RequestId, RetentionHint,
+    TierConfig, Token, Write, eviction,
 };
 use trunkline_driver::Driver;
 
@@ -148,6 +148,56 @@ fn blocks_on_their_way_to_the_tier_are_found_and_a_failed_copy_leaves_them_on_th
     rig.interrupt_copy(0);
     // They are back for a moment, and tried again without a hint: nobody's wish outlives the copy.
     assert_eq!(rig.stats().idle_blocks + rig.stats().moving_blocks, 16);
+}
+
+/// Requests of eight blocks each that all end before any of their copies does.
+fn five_at_once(rig: &mut Driver) {
+    (1..=5).for_each(|id| rig.submit(id, prompt(id as u32, 33), 1));
+    while !rig.live.is_empty() {
+        rig.answer();
+    }
+}
+
+#[test]
+fn a_small_tier_passes_all_blocks_on_to_the_one_behind_it() {
+    for write in [Write::Through, Write::Prefill] {
+        for blocks in [1, 3, 4, 7, 60] {
+            let mut rig = joined(config(vec![tier(blocks, write, "lru"), tier(800, Write::Through, "lru")]));
+            five_at_once(&mut rig);
+            rig.run_to_end();
+            let tiers = rig.stats().tiers;
+            assert_eq!((tiers[1].blocks, tiers[0].blocks <= blocks), (40, true), "{write:?} {blocks}: {tiers:?}");
+        }
+    }
+}
+
+#[test]
+fn what_the_second_tier_refused_is_offered_again_while_the_device_has_it() {
+    for is_evicted in [false, true] {
+        let mut rig = joined(config(vec![tier(60, Write::Through, "lru"), tier(800, Write::Through, "lru")]));
+        rig.submit(1, prompt(1, 33), 1);
+        rig.answer_until(|rig| rig.has_ended(1));
+        rig.finish_copy(0);
+        assert_eq!((rig.copies[0].from, rig.copies[0].pairs.len()), (Place::Tier(0), 8));
+        let refused: Vec<(u32, BlockFault)> = (0..3).map(|at| (at, BlockFault::Refused)).collect();
+        rig.end_copy_partly(0, &refused);
+        assert_eq!((rig.stats().tiers[1].blocks, rig.copies.len()), (5, 0), "nothing is asked again at once");
+        if is_evicted {
+            rig.evict_idle();
+        }
+        ask(&mut rig, 2, prompt(2, 9));
+        assert_eq!(rig.stats().tiers[1].blocks, if is_evicted { 7 } else { 10 });
+    }
+}
+
+#[test]
+fn a_second_tier_that_takes_nothing_begins_no_round_of_copies() {
+    let mut rig = joined(config(vec![tier(4, Write::Through, "lru"), tier(800, Write::Through, "lru")]));
+    rig.event(Event::TierResized { tier: 1, blocks: 0 });
+    five_at_once(&mut rig);
+    rig.run_to_end();
+    let tiers = rig.stats().tiers;
+    assert!(tiers[1].blocks == 0 && tiers[0].stored_blocks <= 40, "each block was copied once: {tiers:?}");
 }
 
 #[test]

@@ -14,6 +14,7 @@
 mod changing;
 mod demotions;
 mod groups;
+mod offers;
 mod promised;
 mod remembered;
 mod reused;
@@ -25,6 +26,7 @@ mod tiered_groups;
 use std::collections::VecDeque;
 
 use self::demotions::Demotions;
+use self::offers::Offers;
 use self::promised::Promised;
 use self::remembered::Remembered;
 use self::reused::Reused;
@@ -75,6 +77,8 @@ pub(crate) struct Kv {
     reviving: Vec<BlockHandle>,
     /// Device blocks being demoted.
     demoting: Demotions,
+    /// Chains of ended requests that have not reached the second tier.
+    offers: Offers,
     /// Prefix of the request that could not be admitted last.
     remembered: Remembered,
     /// Blocks in tiers continuing `found`, of the last plan: those of the groups after the first that are to be loaded.
@@ -136,6 +140,7 @@ impl Kv {
             found: Prefix::default(),
             reviving: Vec::new(),
             demoting: Demotions::default(),
+            offers: Offers::default(),
             remembered: Remembered::default(),
             plan: Entries::EMPTY,
             passed_over: None,

@@ -285,7 +285,12 @@ impl Tier {
 
     /// Returns `true` if a block with this fingerprint is present or being filled.
     pub fn has_fingerprint(&self, fingerprint: u64) -> bool {
-        self.index.find(fingerprint, |slot| self.nodes.fingerprint(slot)).is_some()
+        self.holder(fingerprint).is_some()
+    }
+
+    /// Returns the block with this fingerprint that is present or being filled.
+    pub fn holder(&self, fingerprint: u64) -> Option<u32> {
+        self.index.find(fingerprint, |slot| self.nodes.fingerprint(slot))
     }
 
     /// Returns the contents of a block.

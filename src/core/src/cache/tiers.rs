@@ -365,6 +365,16 @@ impl Tiers {
         !self.tiers[0].has_fingerprint(contents.key.fingerprint)
     }
 
+    /// Returns the block of a tier that has these contents or is about to get them.
+    pub fn holder(&self, tier: usize, contents: &Contents) -> Option<u32> {
+        self.tiers[tier].holder(contents.key.fingerprint)
+    }
+
+    /// Returns `true` if a block of a tier can be found.
+    pub fn is_present(&self, tier: usize, block: u32) -> bool {
+        self.tiers[tier].is_present(block)
+    }
+
     /// Begins to demote a block of a tier to the next one. Returns the block and the slot reserved for it, which is `None` if the next
     /// tier does not take the block; the block is then dropped. Returns `None` if no block is idle.
     pub fn begin_demotion(&mut self, tier: usize) -> Option<(u32, Option<u32>)> {

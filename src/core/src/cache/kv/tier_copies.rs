@@ -44,7 +44,7 @@ impl Kv {
     }
 
     /// Returns `true` if a tier can take blocks now.
-    fn is_open(&self, tier: usize) -> bool {
+    pub(super) fn is_open(&self, tier: usize) -> bool {
         let place = tier_place(tier);
         let is_free = !self.transfers.is_stuck(place) && !self.transfers.pauses(Place::Device, place);
         is_free && (!self.tiers.is_saturated(tier) || !self.transfers.is_writing(place))
@@ -129,7 +129,7 @@ impl Kv {
             return;
         }
         let is_open = self.is_open(0);
-        let (mut sources, mut skipped) = (Sources::default(), 0);
+        let (mut sources, mut skipped, mut end) = (Sources::default(), 0, 0);
         for block in &seq.table[..computed] {
             if write == Write::SecondUse && self.tree.hits(*block) == 0 {
                 // Blocks after this one were found at most as often.
@@ -143,8 +143,10 @@ impl Kv {
             } else {
                 skipped += self.count_lacking(*block);
             }
+            end += 1;
         }
         self.tiers.skip(0, skipped);
+        self.offer(&seq.table[..end]);
         if sources.pairs.is_empty() {
             return;
         }
@@ -177,7 +179,7 @@ impl Kv {
     }
 
     /// Begins a copy to the first tier that reads a chain along with its sequence, unless there is nothing to copy.
-    fn begin_write_reading(&mut self, chain: &[BlockHandle], sources: Sources, journal: &mut Journal) {
+    pub(super) fn begin_write_reading(&mut self, chain: &[BlockHandle], sources: Sources, journal: &mut Journal) {
         if sources.pairs.is_empty() {
             return;
         }
@@ -277,7 +279,13 @@ impl Kv {
     }
 
     /// Copies blocks of one tier to another tier, for the blocks the other tier takes.
-    fn propagate(&mut self, from: usize, to: usize, blocks: impl Iterator<Item = u32>, journal: &mut Journal) {
+    pub(super) fn propagate(
+        &mut self,
+        from: usize,
+        to: usize,
+        blocks: impl Iterator<Item = u32>,
+        journal: &mut Journal,
+    ) {
         if self.transfers.is_stuck(tier_place(from)) || !self.is_open(to) {
             return;
         }
@@ -408,6 +416,9 @@ impl Kv {
         }
         if let (true, Place::Tier(tier)) = (is_load, from) {
             self.propagate_on(tier as usize, pairs.iter().map(|pair| pair.from), Write::SecondUse, journal);
+        }
+        if *end == TransferEnd::Finished {
+            self.go_on_with_offers(journal);
         }
     }
 

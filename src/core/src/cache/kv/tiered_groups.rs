@@ -19,7 +19,7 @@ use crate::request::sequence::{Load, Sequence};
 
 impl Kv {
     /// Returns the cached block at a place, if there is one.
-    fn block_at(&self, placed: Placed) -> Option<BlockHandle> {
+    pub(super) fn block_at(&self, placed: Placed) -> Option<BlockHandle> {
         if placed.group == 0 { Some(placed.node) } else { self.groups.get(placed.node.index, placed.group) }
     }
 
