@@ -107,6 +107,12 @@ async fn sixty_four_streams_on_a_pool_too_small_for_them_say_what_each_says_alon
         assert!(counters.preemptions > 0 && counters.evicted_blocks > 0, "the pool was too large: {counters:?}");
         let stats = server.drain().await.stats;
         assert_eq!(stats.swaps.swap_outs > 0, n_host > 0, "{stats:?}");
+        let swaps = &stats.swaps;
+        assert_eq!((counters.swap_outs, counters.swapped_in_blocks), (swaps.swap_outs, swaps.swapped_in_blocks));
+        assert_eq!(
+            [counters.swap_in_found_blocks, counters.swap_in_joined_blocks, counters.swap_in_merged_blocks],
+            [swaps.found_blocks, swaps.joined_blocks, swaps.merged_blocks]
+        );
         // A copy that takes longer than computing is given up, which depends on the machine.
         assert!(stats.swaps.swap_ins <= stats.swaps.swap_outs, "{stats:?}");
         assert_eq!(stats.free_host_blocks, n_host, "{stats:?}");

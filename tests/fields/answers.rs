@@ -97,6 +97,31 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ),
     ("Counters.drafted_tokens", "tests/metrics.rs", "the_figures_of_a_known_load_are_exact"),
     ("Counters.accepted_drafts", "tests/metrics.rs", "the_figures_of_a_known_load_are_exact"),
+    (
+        "Counters.swap_outs",
+        "tests/grpc.rs",
+        "sixty_four_streams_on_a_pool_too_small_for_them_say_what_each_says_alone",
+    ),
+    (
+        "Counters.swapped_in_blocks",
+        "tests/grpc.rs",
+        "sixty_four_streams_on_a_pool_too_small_for_them_say_what_each_says_alone",
+    ),
+    (
+        "Counters.swap_in_found_blocks",
+        "tests/grpc.rs",
+        "sixty_four_streams_on_a_pool_too_small_for_them_say_what_each_says_alone",
+    ),
+    (
+        "Counters.swap_in_joined_blocks",
+        "tests/grpc.rs",
+        "sixty_four_streams_on_a_pool_too_small_for_them_say_what_each_says_alone",
+    ),
+    (
+        "Counters.swap_in_merged_blocks",
+        "tests/grpc.rs",
+        "sixty_four_streams_on_a_pool_too_small_for_them_say_what_each_says_alone",
+    ),
     ("Network.", "tests/hostile.rs", "unread_output_is_bounded_in_bytes"),
     (
         "GetServerInfoResponse.draining",

@@ -18,6 +18,30 @@ pub const COUNTED: &[Figure<Stats>] = &[
         Some(s.h2o.h2o_dropped_blocks)
     })
     .rare(),
+    count(
+        "swap_in_found_blocks",
+        "Blocks found at swap-in",
+        Direction::Neither,
+        "Blocks of swapped-out requests found on the device, and not copied back.",
+        |s: &Stats| Some(s.swaps.found_blocks),
+    )
+    .rare(),
+    count(
+        "swap_in_joined_blocks",
+        "Blocks joined at swap-in",
+        Direction::Neither,
+        "Blocks of swapped-out requests that came back with the transfer of another.",
+        |s: &Stats| Some(s.swaps.joined_blocks),
+    )
+    .rare(),
+    count(
+        "swap_in_merged_blocks",
+        "Blocks merged at swap-in",
+        Direction::Neither,
+        "Blocks copied back that were on the device by then, and merged.",
+        |s: &Stats| Some(s.swaps.merged_blocks),
+    )
+    .rare(),
 ];
 
 /// Returns the figures of [`COUNTED`], with their values.

@@ -276,6 +276,11 @@ fn counters(stats: &Stats, steps: StepCounts) -> proto::Counters {
         evicted_retained_blocks: stats.retention.evicted_retained_blocks,
         restarted: stats.requests.restarted,
         withdrawn: stats.requests.withdrawn,
+        swap_outs: stats.swaps.swap_outs,
+        swapped_in_blocks: stats.swaps.swapped_in_blocks,
+        swap_in_found_blocks: stats.swaps.found_blocks,
+        swap_in_joined_blocks: stats.swaps.joined_blocks,
+        swap_in_merged_blocks: stats.swaps.merged_blocks,
         weights: (steps.weights.steps > 0).then(|| weights(steps.weights)),
     }
 }

@@ -175,6 +175,12 @@ figures! {
         swapped_out_blocks: u64 => counter("trunkline_swapped_out_blocks_total", "Blocks of swap-outs begun."),
         /// Blocks of swap-in transfers begun so far.
         swapped_in_blocks: u64 => counter("trunkline_swapped_in_blocks_total", "Blocks of swap-in transfers begun."),
+        /// Blocks of swapped-out requests found on the device, and not copied back, so far.
+        found_blocks: u64 => counter("trunkline_swap_in_found_blocks_total", "Blocks of swapped-out requests found on the device, and not copied back."),
+        /// Blocks of swapped-out requests that came back with the transfer of another request so far.
+        joined_blocks: u64 => counter("trunkline_swap_in_joined_blocks_total", "Blocks of swapped-out requests that came back with the transfer of another."),
+        /// Blocks copied back that were on the device by then, and merged, so far.
+        merged_blocks: u64 => counter("trunkline_swap_in_merged_blocks_total", "Blocks copied back that were on the device by then, and merged."),
         /// Transfers that failed or did not end in time so far.
         failed_transfers: u64 => counter("trunkline_failed_transfers_total", "Transfers that failed or were overdue."),
     }

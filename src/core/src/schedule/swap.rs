@@ -101,6 +101,8 @@ pub(crate) fn begin_in(state: &mut State) -> bool {
     let Phase::Swapped(swapped) = &mut seq.phase else { unreachable!("{} is in the queue of the swapped", seq.id) };
     let mut hosts = std::mem::take(&mut swapped.hosts);
     let on_device = hosts.split_front(found - pinned);
+    journal.stats.swaps.found_blocks += (found - pinned) as u64;
+    journal.stats.swaps.joined_blocks += (hosts.len() - copied) as u64;
     kv.hold_again(seq, &on_device);
     let arriving = kv.allocate_arriving(new, &hosts);
     journal.decide(Decision::SwapIn, seq.id.0, (found as u64) << 32 | copied as u64);
@@ -325,7 +327,9 @@ fn resume(state: &mut State, slot: usize) {
     for (i, block) in others.into_iter().enumerate() {
         seq.cold.tables[i % kv.groups.n()].push(block);
     }
+    let merged = state.journal.stats.merged_blocks;
     state.publish(slot);
+    state.journal.stats.swaps.merged_blocks += state.journal.stats.merged_blocks - merged;
     let seq = &state.sequences[slot];
     let published = seq.table[first..(seq.published as usize).max(first)].to_vec();
     rebind(state, first, &hosts, &published);
@@ -340,13 +344,14 @@ fn resume(state: &mut State, slot: usize) {
 /// Rebinds every sequence that waits for one of `hosts`, blocks of the entries from `first` on, to the device block with the same contents, as
 /// far as `published` has it. Then lets go of the host blocks.
 fn rebind(state: &mut State, first: usize, hosts: &Entries<u32>, published: &[BlockHandle]) {
-    let State { sequences, kv, swaps, .. } = state;
+    let State { sequences, kv, swaps, journal, .. } = state;
     for ((at, host), block) in (first..).zip(&hosts.first).zip(published) {
         for slot in swaps.slots() {
             let seq = &mut sequences[slot];
             if seq.table.len() == at
                 && let Some(host) = seq.phase.take_first_host(*host)
             {
+                journal.stats.swaps.found_blocks += u64::from(matches!(seq.phase, Phase::Swapped(_)));
                 kv.leave_host(host);
                 kv.tree.share(*block);
                 seq.table.push(*block);

@@ -92,6 +92,7 @@ fn scenario_044_a_swapped_request_reads_what_another_brought_back() {
     assert_eq!(rig.host_free(), 95);
     rig.finish_copy(0);
     assert_eq!((rig.host_free(), rig.stats().swapped), (99, 1), "the other keeps its own block there only");
+    assert_eq!(rig.stats().swaps.found_blocks, 3, "the other reads the shared ones");
     rig.abort_now(2);
     assert_eq!(rig.moves(), [(Direction::In, 1)]);
     rig.finish_copy(0);
