@@ -50,7 +50,8 @@ impl Driver {
 
     /// Ends the copy at this position of [`Self::copies`], well or not.
     pub fn end_copy(&mut self, at: usize, ok: bool) {
-        let id = self.copies.remove(at).id;
+        let Transfer { id, pairs, .. } = self.copies.remove(at);
+        self.pass_copy(pairs.len());
         self.worker.end_transfer(id, ok);
         self.event(if ok { Event::TransferFinished(id) } else { Event::TransferFailed(id) });
     }

@@ -60,6 +60,8 @@ pub struct Driver {
     answers: Answers,
     /// Time of the last event, nanoseconds.
     pub now_ns: u64,
+    /// `true` if copies and prompts take as long as the configuration estimates, rather than a nanosecond.
+    takes_time: bool,
     /// `true` while a worker is there.
     pub joined: bool,
     /// Steps in flight, oldest first. The worker has begun the first.
@@ -134,6 +136,27 @@ impl Driver {
         Self { answers: Answers::Dictated, ..self }
     }
 
+    /// Makes copies and prompts take as long as the configuration estimates, rather than a nanosecond.
+    #[must_use]
+    pub fn timed(self) -> Self {
+        Self { takes_time: true, ..self }
+    }
+
+    /// Lets the time pass that a copy of so many blocks takes, if copies take time.
+    pub(crate) fn pass_copy(&mut self, blocks: usize) {
+        if self.takes_time {
+            self.now_ns += blocks as u64 * self.core.config().swap_block_ns;
+        }
+    }
+
+    /// Lets the time pass that the prompts of a step take, if they take time.
+    fn pass_prompts(&mut self, step: &Step) {
+        if self.takes_time {
+            let prompts = step.seqs.iter().filter(|seq| seq.n_tokens > 1).map(|seq| u64::from(seq.n_tokens));
+            self.now_ns += prompts.sum::<u64>() * self.core.config().recompute_token_ns;
+        }
+    }
+
     fn with_answers(config: Config, seed: u64, answers: Answers) -> Self {
         let mut found = Found::new(&config);
         // A request with a long prefix takes the last blocks of a window alone: those before it may be gone for a shorter prefix. A
@@ -147,6 +170,7 @@ impl Driver {
             core: listening::core(config),
             answers,
             now_ns: 0,
+            takes_time: false,
             joined: false,
             steps: VecDeque::new(),
             copies: Vec::new(),
@@ -538,6 +562,7 @@ impl Driver {
 
     fn end_front(&mut self, end: impl FnOnce(&mut OracleWorker, &Step) -> StepResult) -> StepResult {
         let step = self.steps.pop_front().expect("a step is in flight");
+        self.pass_prompts(&step);
         let result = end(&mut self.worker, &step);
         self.sent.answering = step.seqs.iter().map(|seq| (step.id, seq.request)).collect();
         let failed = result.failed.iter().map(|failed| (step.seqs[failed.seq as usize].request, failed.fault));

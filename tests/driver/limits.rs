@@ -64,7 +64,7 @@ pub fn small_limits(rng: &mut Pcg64Mcg) -> Config {
         max_batch_tokens: config.max_batch_size + few_tokens,
         max_context: 60,
         max_steps_in_flight: pick(rng, &[1, 2, 2, 3, 5, 8]),
-        preemption: pick(rng, &[Preemption::Cost, any_preemption]),
+        preemption: pick(rng, &[Preemption::Cost, Preemption::Swap, any_preemption]),
         max_queued_tokens: pick(rng, &[50, 1 << 40, 1 << 40]),
         swap_block_ns: pick(rng, &[1, config.swap_block_ns]),
         launch_watermark: pick(rng, &[0.0, 0.0, 0.0, config.launch_watermark]),
@@ -286,7 +286,7 @@ fn more_limits(rng: &mut Pcg64Mcg, config: Config) -> Config {
     Config {
         tiers: (0..n_tiers).map(|_| tier(rng, config.device_blocks)).collect(),
         host_blocks: pick(rng, &[0, few_blocks, few_blocks, 4 * config.device_blocks]),
-        preemption: pick(rng, &[Preemption::Swap, Preemption::Recompute, Preemption::Cost]),
+        preemption: pick(rng, &[Preemption::Swap, Preemption::Swap, Preemption::Recompute, Preemption::Cost]),
         max_steps_in_flight: pick(rng, &[1, 1, 2, 2, 3, 5]),
         pipeline_stages: pick(rng, &[1, 1, 1, 2, 3]),
         launch_watermark: pick(rng, &[0.0, 0.0, 0.0, 0.5, 1.0, 2.0, high]),

@@ -153,11 +153,12 @@ settings! {
         /// `recompute_at_once` and `retract_at_once` do not wait for the steps in flight, as in vLLM and SGLang.
         preemption: Preemption { default: Preemption::Cost, value: "NAME" }
 
-        /// Estimated time to copy a block one way between device and host, nanoseconds, for `--preemption cost`.
+        /// Estimated time to copy a block one way between device and host, nanoseconds, for `--preemption cost` until copies were
+        /// measured.
         // Llama-3.1-8B in 16 bits on PCIe 4: 2 MiB at 25 GB/s.
         swap_block_ns: u64 { default: 84_000, value: "NS" }
 
-        /// Estimated time to compute the KV of a token in a prefill, nanoseconds, for `--preemption cost`.
+        /// Estimated time to compute the KV of a token in a prefill, nanoseconds, for `--preemption cost` until prefills were measured.
         // 10,000 tokens/s of prefill.
         recompute_token_ns: u64 { default: 100_000, value: "NS" }
 
@@ -219,7 +220,7 @@ pub enum Preemption {
     Swap,
     /// Releases the blocks and computes their tokens again.
     Recompute,
-    /// Swaps or recomputes, as the estimated costs say; see [`Config::swap_block_ns`] and [`Config::recompute_token_ns`].
+    /// Swaps or recomputes, as the learned costs say, which start with [`Config::swap_block_ns`] and [`Config::recompute_token_ns`].
     Cost,
     /// As [`Self::Recompute`], but the request with the least output goes, of equals the one with the longest prompt, and then
     /// waits behind all other requests of equal rank: SGLang's retraction. Cached blocks are evicted at once until 20 tokens of each

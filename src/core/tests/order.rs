@@ -140,7 +140,7 @@ fn a_victim_whose_blocks_others_share_is_cheap_to_swap() {
         recompute_token_ns: 1_000_000,
         ..config()
     };
-    let mut driver = Driver::new(limits);
+    let mut driver = Driver::new(limits).timed();
     driver.submit(1, prompt(1, 15), 40);
     driver.submit(2, [prompt(2, 40), prompt(22, 3)].concat(), 20);
     driver.answer();

@@ -204,7 +204,7 @@ fn a_request_that_shared_its_blocks_with_a_victim_is_cheaper_to_preempt_next() {
         recompute_token_ns: 3 << 20,
         ..Config::default()
     };
-    let mut rig = Driver::without_worker(config);
+    let mut rig = Driver::without_worker(config).timed();
     for id in 1..=3 {
         submit(&mut rig, id, 0, text(id, 13), 20);
     }

@@ -1,4 +1,4 @@
-//! Learned durations of transfers and prefills: whether a load pays, and when a transfer is overdue.
+//! Learned durations of transfers and prefills: whether a load or a swap pays, and when a transfer is overdue.
 
 use crate::Place;
 use crate::cache::timing::Timing;
@@ -15,8 +15,14 @@ const UNMEASURED_NS: f64 = 1e9;
 /// A tier is tried again once prompts that passed it over were computed for so many times as long as its last load was late: the trials of
 /// a slow tier take a sixteenth of that time.
 const TRIAL_FACTOR: f64 = 16.0;
-/// Longest delay of a load that counts for this, nanoseconds: a tier that was out of reach is tried again soon.
+/// Longest delay of a copy that counts for this, nanoseconds: a tier that was out of reach is tried again soon.
 const LATE_MAX_NS: f64 = 1e9;
+/// Weight of the setting of a tier's link or of prefills, in units of a measurement: see [`Timing::new`].
+const START_AMOUNT: u32 = 64;
+/// The same for the links with the host: the copies of one swapped sequence count for more.
+const START_AMOUNT_OF_SWAPS: u32 = 16;
+/// Place of swaps among the kinds of copies that are left out where they are slow, after the tiers.
+const SWAPS: usize = TIERS_MAX;
 /// Kinds of measured transfers: out to the host, back, and to the device from each tier, and to the first tier.
 const LINKS: usize = 3 + TIERS_MAX;
 
@@ -38,8 +44,8 @@ pub(crate) struct Links {
     block_size: u32,
     copies: [Timing; LINKS],
     prefill: Timing,
-    /// Time that prompts have to be computed before the estimate of a tier fades, nanoseconds.
-    owed_ns: [f64; TIERS_MAX],
+    /// Time that prompts have to be computed before the estimate of a tier fades, nanoseconds; the last is for swaps.
+    owed_ns: [f64; TIERS_MAX + 1],
 }
 
 impl Links {
@@ -48,18 +54,25 @@ impl Links {
         Self {
             timeout_ns: if config.copy_timeout_ns == 0 { u64::MAX } else { config.copy_timeout_ns },
             block_size: config.block_size,
-            copies: std::array::from_fn(|_| Timing::new(config.swap_block_ns)),
-            prefill: Timing::new(config.recompute_token_ns),
-            owed_ns: [0.0; TIERS_MAX],
+            copies: std::array::from_fn(|link| {
+                Timing::new(config.swap_block_ns, if link < 2 { START_AMOUNT_OF_SWAPS } else { START_AMOUNT })
+            }),
+            prefill: Timing::new(config.recompute_token_ns, START_AMOUNT),
+            owed_ns: [0.0; TIERS_MAX + 1],
         }
     }
 
     /// Takes in the duration of a transfer of so many blocks.
     pub fn observe(&mut self, from: Place, to: Place, blocks: usize, took_ns: u64) {
         let Some(link) = link(from, to) else { return };
-        if let (Place::Tier(tier), Place::Device) = (from, to) {
+        let avoided = match (from, to) {
+            (Place::Tier(tier), Place::Device) => Some(tier as usize),
+            (Place::Host, _) | (_, Place::Host) => Some(SWAPS),
+            _ => None,
+        };
+        if let Some(kind) = avoided {
             let late_ns = took_ns as f64 - self.copies[link].estimate_ns(blocks as u32) as f64;
-            let owed_ns = &mut self.owed_ns[tier as usize];
+            let owed_ns = &mut self.owed_ns[kind];
             *owed_ns = if late_ns > 0.0 { owed_ns.max(TRIAL_FACTOR * late_ns.min(LATE_MAX_NS)) } else { 0.0 };
         }
         self.copies[link].observe(blocks as u32, took_ns);
@@ -134,6 +147,31 @@ impl Links {
         self.prefill.is_measured().then_some((fixed_ns + token_ns * tokens as f64) as u64)
     }
 
+    /// Returns the expected time to copy so many blocks to the host and back, nanoseconds.
+    pub fn swap_ns(&self, blocks: u64) -> u64 {
+        let [out, back] = [&self.copies[0], &self.copies[1]].map(Timing::line);
+        (out.0 + back.0 + (out.1 + back.1) * blocks as f64) as u64
+    }
+
+    /// Returns the expected time to compute so many tokens again, alongside others, nanoseconds.
+    pub fn recompute_ns(&self, tokens: u64) -> u64 {
+        (self.prefill.line().1 * tokens as f64) as u64
+    }
+
+    /// Takes note of tokens computed again because a swap would have taken longer. As with a tier, the estimate of a slow host fades in the
+    /// end, and one swap tries it again. Returns `true` if it faded.
+    pub fn passed_over_host(&mut self, recompute_ns: u64) -> bool {
+        if !self.copies[0].is_measured() {
+            return false;
+        }
+        self.owed_ns[SWAPS] = (self.owed_ns[SWAPS] - recompute_ns as f64).max(0.0);
+        let fades = self.owed_ns[SWAPS] == 0.0;
+        if fades {
+            self.copies[..2].iter_mut().for_each(Timing::fade);
+        }
+        fades
+    }
+
     /// Returns the time saved by loading so many blocks from a tier, by so many copies, instead of computing them, nanoseconds; negative
     /// if computing is faster.
     pub fn saved_ns(&self, tier: usize, blocks: usize, copies: usize) -> f64 {
@@ -155,6 +193,7 @@ impl Links {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::SETTINGS;
 
     /// A block is sixteen tokens: 1.6 ms to compute, 84 us to load, to begin with.
     fn links() -> Links {
@@ -176,6 +215,55 @@ mod tests {
         // A device that computes a token in 1 us loads nothing at 84 us a block.
         (0..100).for_each(|n| links.observe_prefill(100 + n, u64::from(5_000_000 + n * 1_000)));
         assert_eq!(links.worthwhile(blocks), 0);
+    }
+
+    #[test]
+    fn a_slow_host_is_left_alone_after_its_first_copies_and_tried_again_later() {
+        let mut links = links();
+        links.observe_prefill(512, 51_200_000);
+        let pays = |links: &Links| links.swap_ns(20) < links.recompute_ns(320);
+        assert!(pays(&links), "3.4 ms against 32 ms");
+        // Both ways take a hundred times as long as the setting says.
+        for (from, to) in [(Place::Device, Place::Host), (Place::Host, Place::Device)] {
+            links.observe(from, to, 20, 168_000_000);
+        }
+        assert!(!pays(&links));
+        // 16 times 166 ms of computing, before the estimate begins to fade.
+        let mut avoided = 0;
+        while !pays(&links) {
+            links.passed_over_host(links.recompute_ns(320));
+            avoided += 1;
+        }
+        assert!((83..160).contains(&avoided), "{avoided}");
+        (0..3).for_each(|_| links.observe(Place::Device, Place::Host, 20, 1_680_000));
+        (0..3).for_each(|_| links.observe(Place::Host, Place::Device, 20, 1_680_000));
+        assert!(pays(&links), "it has recovered");
+    }
+
+    /// Settings that say "estimated" are start values: each is given up for what is measured, here a thousand times as long.
+    #[test]
+    fn every_estimate_among_the_settings_yields_to_measurements() {
+        let mut estimates = Vec::new();
+        for setting in SETTINGS.iter().filter(|setting| setting.help().contains("stimated")) {
+            let (expected, measured): (fn(&Links) -> u64, _) = match setting.name {
+                "swap_block_ns" => {
+                    let mut measured = links();
+                    (0..8).for_each(|_| measured.observe(Place::Device, Place::Host, 20, 20 * 84_000_000));
+                    (0..8).for_each(|_| measured.observe(Place::Host, Place::Device, 20, 20 * 84_000_000));
+                    (|links| links.swap_ns(20), measured)
+                }
+                "recompute_token_ns" => {
+                    let mut measured = links();
+                    (0..8).for_each(|_| measured.observe_prefill(320, 320 * 100_000_000));
+                    (|links| links.recompute_ns(320), measured)
+                }
+                other => panic!("{other} is an estimate, and nothing here says what it yields to"),
+            };
+            let (given, learned) = (expected(&links()), expected(&measured));
+            assert!(learned > 700 * given, "{}: {given} ns as set, {learned} ns measured", setting.name);
+            estimates.push(setting.name);
+        }
+        assert_eq!(estimates, ["swap_block_ns", "recompute_token_ns"]);
     }
 
     #[test]

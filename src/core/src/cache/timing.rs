@@ -7,8 +7,8 @@
 const DECAY: f64 = 15.0 / 16.0;
 /// Weight of each of the two synthetic measurements of the start value.
 const START_WEIGHT: f64 = 4.0;
-/// Amounts of these two measurements.
-const START_AMOUNTS: [f64; 2] = [1.0, 64.0];
+/// Amount of the lesser of these two measurements.
+const START_AMOUNT: f64 = 1.0;
 /// Measurements before which an estimate is only the start value corrected.
 const ENOUGH: u32 = 16;
 
@@ -17,6 +17,8 @@ const ENOUGH: u32 = 16;
 pub(crate) struct Timing {
     /// Start value, nanoseconds per unit.
     start_ns: f64,
+    /// Amount of the greater measurement that stands for it.
+    start_amount: f64,
     measured: u32,
     sums: Sums,
 }
@@ -49,15 +51,18 @@ impl Sums {
 }
 
 impl Timing {
-    /// Creates the timing of work of `start_ns` per unit, as far as is known.
-    pub fn new(start_ns: u64) -> Self {
-        let mut timing = Self { start_ns: start_ns as f64, measured: 0, sums: Sums::default() };
+    /// Creates the timing of work of `start_ns` per unit, as far as is known: as if so many units had been measured.
+    pub fn new(start_ns: u64, start_amount: u32) -> Self {
+        let start_amount = f64::from(start_amount);
+        let mut timing = Self { start_ns: start_ns as f64, start_amount, measured: 0, sums: Sums::default() };
         timing.add_start(START_WEIGHT);
         timing
     }
 
     fn add_start(&mut self, weight: f64) {
-        START_AMOUNTS.into_iter().for_each(|amount| self.sums.add(weight, amount, amount * self.start_ns));
+        [START_AMOUNT, self.start_amount]
+            .into_iter()
+            .for_each(|amount| self.sums.add(weight, amount, amount * self.start_ns));
     }
 
     /// Takes in a measurement: `amount` units took `ns`.
@@ -123,7 +128,7 @@ mod tests {
 
     #[test]
     fn it_starts_with_the_start_value_and_learns_fixed_and_proportional_parts() {
-        let mut timing = Timing::new(100);
+        let mut timing = Timing::new(100, 64);
         assert_eq!((timing.estimate_ns(1), timing.estimate_ns(50), timing.is_learned()), (100, 5000, false));
         for round in 0..100 {
             let amount = 1 + round % 40;
@@ -136,18 +141,18 @@ mod tests {
 
     #[test]
     fn equal_amounts_and_nonsense_give_times_that_make_sense() {
-        let mut equal = Timing::new(100);
+        let mut equal = Timing::new(100, 64);
         (0..200).for_each(|_| equal.observe(8, 8_000));
         assert!((900..1100).contains(&(equal.estimate_ns(8) / 8)), "{:?}", equal.line());
         // Amounts that hardly differ, and durations that differ by other causes: the slope of the line would be noise.
-        let mut noisy = Timing::new(100);
+        let mut noisy = Timing::new(100, 64);
         (0..200).for_each(|round| noisy.observe(290 + round % 21, 30_000 + 7_919 * u64::from(round) % 9_973));
         let per_unit = noisy.line().1;
         assert!((90.0..140.0).contains(&per_unit), "{:?}", noisy.line());
-        let mut falling = Timing::new(100);
+        let mut falling = Timing::new(100, 64);
         (0..200).for_each(|round| falling.observe(1 + round % 2 * 50, [9_000, 1_000][round as usize % 2]));
         assert!(falling.line().1 >= 0.0 && falling.estimate_ns(1_000) < 10_000, "{:?}", falling.line());
-        let mut none = Timing::new(0);
+        let mut none = Timing::new(0, 64);
         assert_eq!(none.estimate_ns(7), 0);
         none.observe(u32::MAX, u64::MAX);
         assert!(none.estimate_ns(u32::MAX) > 0);
@@ -157,7 +162,7 @@ mod tests {
     fn a_slope_is_believed_from_two_standard_errors_on() {
         // 2,000 ns and 100 ns a unit, give or take `noise` for either amount: in proportion it would be 217 ns a unit.
         let fixed = |noise: u64| {
-            let mut timing = Timing::new(100);
+            let mut timing = Timing::new(100, 64);
             for (amount, ns) in
                 [(10, 3_000 + noise), (20, 4_000 + noise), (10, 3_000 - noise), (20, 4_000 - noise)].repeat(50)
             {
@@ -171,7 +176,7 @@ mod tests {
 
     #[test]
     fn an_estimate_that_is_not_used_fades_to_the_start_value() {
-        let mut timing = Timing::new(100);
+        let mut timing = Timing::new(100, 64);
         (0..50).for_each(|_| timing.observe(10, 1_000_000));
         assert!(timing.estimate_ns(10) > 900_000);
         (0..200).for_each(|_| timing.fade());

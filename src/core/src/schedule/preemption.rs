@@ -1,6 +1,6 @@
 //! Preemption: the victim when blocks run out, and the victim's way out of the batch, swapped or recomputed.
 //!
-//! The cost of a preemption is estimated in time. Swapping copies the blocks that no other sequence reads, out and back.
+//! The cost of a preemption is estimated in time, learned from earlier copies and prefills ([`crate::cache::links`]). Swapping copies the blocks that no other sequence reads, out and back.
 //! Recomputing runs every token again whose KV will not be found in the cache: blocks with other readers will be found, and of the
 //! blocks that fall idle a share, learned from earlier preemptions ([`crate::schedule::rehit`]). A sequence that might go on with other tokens when
 //! computed again is swapped if the host has room.
@@ -21,6 +21,7 @@ use std::cmp::Reverse;
 use trunkline_port::Keeps;
 
 use crate::blocks::block::BlockState;
+use crate::cache::kv::Kv;
 use crate::config::{Config, Preemption};
 use crate::h2o::Mode;
 use crate::journal::digest::Decision;
@@ -49,9 +50,9 @@ struct Loss {
 }
 
 impl Loss {
-    /// Estimates the cost of preempting a sequence whose first `shared` blocks have other readers, while `free_hosts` host blocks are
-    /// free.
-    fn new(seq: &Sequence, shared: u32, config: &Config, rehit: RehitRate, free_hosts: u32) -> Self {
+    /// Estimates the cost of preempting a sequence whose first `shared` blocks have other readers.
+    fn new(seq: &Sequence, shared: u32, config: &Config, rehit: RehitRate, kv: &Kv) -> Self {
+        let links = &kv.transfers.links;
         let n = seq.computed_blocks(config.block_size);
         let own = seq.blocks_at(shared as usize..n) as u64;
         let freed = own + (seq.table.len() - n) as u64 * u64::from(config.n_groups());
@@ -59,11 +60,11 @@ impl Loss {
         let idle = u64::from(seq.published) - shared;
         let found = (shared + rehit.expect(idle)) * u64::from(config.block_size);
         let recomputed = u64::from(seq.computed).saturating_sub(found);
-        let can_swap = own > 0 && own <= u64::from(free_hosts);
+        let can_swap = own > 0 && own <= u64::from(kv.free_hosts());
         let may_recompute = !(can_swap && may_change(seq, config));
         Self {
-            swap_ns: if can_swap { own.saturating_mul(2).saturating_mul(config.swap_block_ns) } else { u64::MAX },
-            recompute_ns: if may_recompute { recomputed.saturating_mul(config.recompute_token_ns) } else { u64::MAX },
+            swap_ns: if can_swap { links.swap_ns(own) } else { u64::MAX },
+            recompute_ns: if may_recompute { links.recompute_ns(recomputed) } else { u64::MAX },
             freed,
         }
     }
@@ -112,8 +113,13 @@ pub(crate) fn swap_or_preempt(state: &mut State, slot: usize, cause: PreemptionC
         Preemption::Swap => true,
         Preemption::Recompute | Preemption::Retract | Preemption::RecomputeAtOnce | Preemption::RetractAtOnce => false,
         Preemption::Cost => {
-            let loss = loss(state, slot);
-            loss.swap_ns < loss.recompute_ns
+            let Loss { swap_ns, recompute_ns, .. } = loss(state, slot);
+            let swaps = swap_ns < recompute_ns;
+            // What the others cost may have changed with it.
+            if !swaps && swap_ns < u64::MAX && state.kv.transfers.links.passed_over_host(recompute_ns) {
+                state.victims.clear();
+            }
+            swaps
         }
     };
     let swapped = swaps && swap::begin_out(state, slot);
@@ -221,7 +227,7 @@ fn search(state: &State) -> Option<usize> {
 fn loss(state: &State, slot: usize) -> Loss {
     let (seq, kv) = (&state.sequences[slot], &state.kv);
     let shared = readers::shared(kv, &seq.table[..seq.published as usize]) as u32;
-    Loss::new(seq, shared, &state.config, state.rehit, kv.free_hosts())
+    Loss::new(seq, shared, &state.config, state.rehit, kv)
 }
 
 /// Takes a running sequence, whose KV was lost with the worker, back to its beginning. The caller takes it out of the batch, frees all

@@ -25,12 +25,12 @@ fn costs(swap_block_ns: u64, recompute_token_ns: u64) -> Config {
 #[test]
 fn what_is_cheap_to_copy_is_swapped_and_what_is_dear_is_recomputed() {
     for (config, swapped) in [(costs(1, 1000), true), (costs(1_000_000, 1), false)] {
-        let mut rig = Driver::new(config);
+        let mut rig = Driver::new(config).timed();
         press(&mut rig, 0, 4);
         assert_eq!(rig.stats().swaps.swap_outs == 1, swapped);
         assert_eq!(rig.stats().preemptions, 1);
     }
-    let mut rig = Driver::new(Config { host_blocks: 20, ..costs(1, 1000) });
+    let mut rig = Driver::new(Config { host_blocks: 20, ..costs(1, 1000) }).timed();
     press(&mut rig, 0, 4);
     assert_eq!(rig.stats().swaps.swap_outs, 0, "21 blocks do not fit on the host");
 }
@@ -38,10 +38,10 @@ fn what_is_cheap_to_copy_is_swapped_and_what_is_dear_is_recomputed() {
 #[test]
 fn blocks_that_will_be_found_again_make_recomputing_cheap() {
     // 21 blocks out and back are 168. Of the 20 full ones half are expected back at first: 160 tokens, and the tail.
-    let mut rig = Driver::new(costs(4, 1));
+    let mut rig = Driver::new(costs(4, 1)).timed();
     press(&mut rig, 0, 15);
     assert_eq!(rig.stats().swaps.swap_outs, 1, "160 + 15 is more than 168");
-    let mut rig = Driver::new(costs(4, 1));
+    let mut rig = Driver::new(costs(4, 1)).timed();
     press(&mut rig, 0, 4);
     assert_eq!(rig.stats().swaps.swap_outs, 0, "160 + 4 is not");
     press(&mut rig, 1, 15);
