@@ -44,8 +44,8 @@ pub struct Core {
     steps: Steps,
     /// Slots of sequences with blocks to publish or about to leave; empty between calls.
     changed: Vec<usize>,
-    /// Sequences whose first token has just come, if a tier takes their prompts: empty between steps.
-    read_prompts: Vec<usize>,
+    /// Running sequences whose blocks so far go to a tier now: empty between steps.
+    to_write: Vec<usize>,
     /// The fast-forward under way, if any.
     fast_forward: FastForward,
     /// Slot of each request. Never iterated.
@@ -74,7 +74,7 @@ impl Core {
             state: State::new(config)?,
             steps: Steps::default(),
             changed: Vec::new(),
-            read_prompts: Vec::new(),
+            to_write: Vec::new(),
             fast_forward: FastForward::default(),
             by_id: HashMap::default(),
             deadlines: BinaryHeap::new(),

@@ -206,6 +206,7 @@ impl Kv {
             self.tree.hold_again(&self.found, &mut seq.table);
         }
         seq.cold.history.admissions += 1;
+        seq.cold.history.written_ns = self.transfers.now_ns;
         self.revive(seq.cold.root, &mut seq.table);
         self.hold_groups(seq);
         seq.published = seq.table.len() as u32;

@@ -136,6 +136,8 @@ pub(crate) struct FastForward {
     tables_changed: bool,
     computed: u64,
     computed_max: u32,
+    /// Sequences whose blocks so far go to a tier now.
+    to_write: Vec<usize>,
     /// Highest rank of the batch, if waiting requests take seats.
     last_rank: Option<i128>,
 }
@@ -184,10 +186,11 @@ impl FastForward {
             self.end_step();
             if self.steps == self.boundary {
                 state.kv.tree.advance(*now_ns);
+                state.kv.transfers.now_ns = *now_ns;
                 self.publish_blocks(state, driver);
             }
             // Then a scheduling pass takes the blocks, with prompts before decodes for a request that it admits first.
-            if self.steps == self.steady_steps || self.may_admit(state) || has_deadlines {
+            if self.steps == self.steady_steps || self.may_admit(state) || has_deadlines || !self.to_write.is_empty() {
                 return None;
             }
             if self.steps == self.boundary {
@@ -209,6 +212,11 @@ impl FastForward {
             }
             *now_ns = steps.end_ns;
         }
+    }
+
+    /// Returns the sequences whose blocks so far go to a tier at the end of the fast-forward.
+    pub fn take_to_write(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.to_write)
     }
 
     /// Ends the fast-forward: brings all sequences up to date.
@@ -252,6 +260,9 @@ impl FastForward {
             let slot = decode.slot as usize;
             if (decode.computed + steps) / block_size > state.sequences[slot].published {
                 state.publish(slot);
+                if state.kv.is_write_due(&state.sequences[slot]) {
+                    self.to_write.push(slot);
+                }
             }
         }
         // No step is in flight here, so no step reads the duplicates of the blocks published just now.

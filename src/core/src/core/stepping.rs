@@ -106,7 +106,7 @@ impl Core {
         }
         self.state.waiting.serve_generated();
         let any_ended = self.publish(&mut changed);
-        self.write_prompts();
+        self.write_running();
         self.state.visit_ends(parts);
         dropping::end_step(&mut self.state, &step.picked, &result.scores);
         if any_ended {
@@ -187,7 +187,7 @@ impl Core {
             if seq.is_prefill() {
                 seq.transition(SequenceEvent::FirstToken, Phase::Decode);
                 if kv.tiers.write(0) == Some(Write::Prefill) {
-                    self.read_prompts.push(slot);
+                    self.to_write.push(slot);
                 }
             }
             // Mostly with the first token; a sequence that is swapped in may be beyond it.
@@ -240,6 +240,10 @@ impl Core {
             let is_complete = matches!(seq.ending, Some(Ending::Reported(FinishReason::Stop | FinishReason::Length)));
             if !seq.has_failed() && !is_complete && seq.computed / self.state.config.block_size > seq.published {
                 self.state.publish(*slot);
+                if !leaves && self.state.kv.is_write_due(&self.state.sequences[*slot]) && !self.to_write.contains(slot)
+                {
+                    self.to_write.push(*slot);
+                }
             }
             if leaves {
                 self.state.end_shared_work(*slot);
@@ -252,18 +256,18 @@ impl Core {
         any_ended
     }
 
-    /// Copies the prompts that a step has computed to the first tier, if the tier takes prompts then.
-    fn write_prompts(&mut self) {
-        let mut slots = std::mem::take(&mut self.read_prompts);
+    /// Copies the blocks so far of running sequences to the first tier, if the tier takes blocks as they come.
+    fn write_running(&mut self) {
+        let mut slots = std::mem::take(&mut self.to_write);
         for slot in slots.drain(..) {
             let seq = &self.state.sequences[slot];
             if self.worker_joined && seq.ending.is_none() && !seq.has_failed() && !seq.id.is_inner() {
                 let computed = self.computed_blocks(slot);
                 let State { sequences, kv, journal, .. } = &mut self.state;
-                kv.write_prompt(&sequences[slot], computed, journal);
+                kv.write_running(&mut sequences[slot], computed, journal);
             }
         }
-        self.read_prompts = slots;
+        self.to_write = slots;
     }
 
     /// Learns from the time of a step, whose decodes come first: the prefill budget, and the cost of recomputation from prefills.
@@ -452,6 +456,8 @@ impl Core {
             self.scheduler.prefill_budget.observe_decodes(step.picked.parts.len(), steps, took_ns);
             self.steps.recycle_picked(step.picked);
         }
+        self.to_write.append(&mut self.fast_forward.take_to_write());
+        self.write_running();
         self.expire(actions);
         self.begin_steps(actions);
         self.send_transfers(actions);

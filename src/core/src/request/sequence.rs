@@ -123,6 +123,8 @@ pub(crate) struct History {
     pub copied_tokens: u32,
     /// Times the sequence was admitted. Only the first admission counts hits.
     pub admissions: u32,
+    /// Time of the last admission, or of a copy of the sequence's blocks to a tier since, nanoseconds.
+    pub written_ns: u64,
     /// Times the sequence was preempted.
     pub preemptions: u32,
     /// Position in the order of arrival that a preemption sent the sequence back to.

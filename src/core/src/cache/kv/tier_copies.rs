@@ -22,6 +22,10 @@ use crate::request::sequence::{Load, Sequence};
 /// Maximum number of blocks of each layer group in one transfer begun ahead of need.
 const AHEAD_MAX: usize = 1024;
 
+/// Time that a request runs, or runs on, until its blocks so far are copied to a tier that takes blocks as they come, nanoseconds: what a
+/// server that is killed loses of an answer.
+const WRITE_AFTER_NS: u64 = 5_000_000_000;
+
 /// Returns the number of a place in the digest: 0 for the device, 1 on for the tiers.
 fn place_number(place: Place) -> u64 {
     match place {
@@ -161,10 +165,17 @@ impl Kv {
         self.begin_write(sources.reversed(), chain, is_awaited, journal);
     }
 
-    /// Begins to copy the blocks of a prompt to the first tier, if the tier takes blocks then: those of the first `computed` published ones. The
-    /// request reads on.
-    pub fn write_prompt(&mut self, seq: &Sequence, computed: usize, journal: &mut Journal) {
-        let chain = &seq.table[..computed.min((seq.prompt_tokens / self.block_size) as usize)];
+    /// Returns `true` if a running sequence has not had its blocks copied to the first tier for [`WRITE_AFTER_NS`], and the tier takes blocks
+    /// as they come.
+    pub fn is_write_due(&self, seq: &Sequence) -> bool {
+        let is_late = || self.transfers.now_ns - seq.cold.history.written_ns >= WRITE_AFTER_NS;
+        matches!(self.tiers.write(0), Some(Write::Through | Write::Prefill)) && is_late()
+    }
+
+    /// Begins to copy the first `computed` published blocks of a running request to the first tier. The request reads on.
+    pub fn write_running(&mut self, seq: &mut Sequence, computed: usize, journal: &mut Journal) {
+        seq.cold.history.written_ns = self.transfers.now_ns;
+        let chain = &seq.table[..computed];
         if !self.is_open(0) || chain.first().is_none_or(|first| !self.tree.is_findable(*first)) {
             return;
         }
