@@ -224,6 +224,29 @@ fn prefill_stores_a_prompt_while_its_answer_is_generated() {
 }
 
 #[test]
+fn a_tier_has_the_blocks_so_far_of_a_long_answer() {
+    const SECOND: u64 = 1_000_000_000;
+    for write in [Write::Through, Write::Prefill, Write::SecondUse, Write::Back] {
+        let mut rig = joined(config(vec![tier(100, write, "lru")]));
+        rig.submit(1, prompt(1, 33), 60);
+        rig.answer_until(|rig| rig.said(1).len() == 20);
+        rig.copies.clear();
+        let stored = rig.stats().tiers[0].blocks;
+        rig.now_ns += 5 * SECOND;
+        rig.answer_until(|rig| rig.said(1).len() == 24);
+        let late: Vec<usize> = rig.copies.iter().map(|copy| copy.pairs.len()).collect();
+        let expected = match write {
+            Write::Through => vec![14],
+            Write::Prefill => vec![6],
+            Write::SecondUse | Write::Back => vec![],
+        };
+        assert_eq!((&late, stored), (&expected, 0), "{write:?}");
+        rig.answer_until(|rig| rig.said(1).len() == 40);
+        assert_eq!(rig.copies.len(), expected.len(), "{write:?}: not again before five seconds");
+    }
+}
+
+#[test]
 fn a_tier_drops_the_tail_of_a_prefix_before_its_head() {
     for name in eviction::REGISTRY.names() {
         let mut rig = joined(config(vec![tier(10, Write::Through, name)]));
