@@ -140,9 +140,9 @@ fn scenario_092_sixteen_requests_on_three_engines_have_sums_within_a_fifth_of_ea
 #[test]
 fn scenario_093_engines_with_more_load_get_fewer_requests() {
     let mut rig = balanced(3);
-    for (id, n) in [(101, 1), (102, 5), (103, 10)] {
-        rig.submit(id, n, 5);
-    }
+    let loads = [(101, 1), (102, 5), (103, 10)];
+    loads.iter().for_each(|(id, n)| rig.submit(*id, *n, 5));
+    assert_eq!(rig.groups(&loads), [[1], [5], [10]]);
     let prompts: Vec<(u64, u32)> = (1..=20).map(|id| (id, 10)).collect();
     prompts.iter().for_each(|(id, n)| rig.submit(*id, *n, 5));
     let sizes: Vec<usize> = rig.groups(&prompts).iter().map(Vec::len).collect();

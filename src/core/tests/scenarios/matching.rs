@@ -80,11 +80,12 @@ fn scenario_018_a_waiting_request_loses_what_is_evicted_meanwhile() {
 /// KsanaLLM: both compute block 2, then one copy is dropped; here: the second waits, because the first is computing it.
 #[test]
 fn scenario_019_equal_prompts_share_blocks_in_flight() {
-    let mut rig = seen(config(), 32);
+    let mut rig = Driver::without_worker(config());
     for id in [2, 3] {
         rig.submit(id, fork(1, 32, 2, 22), 5);
     }
-    assert_eq!(rig.running(), [(2, 32, 22, true)]);
+    rig.join();
+    assert_eq!(rig.running(), [(2, 0, 54, true)], "the second would fit in the step");
     rig.answer();
     assert_eq!(rig.running(), [(2, 54, 1, true), (3, 48, 6, true)]);
     assert_eq!(rig.tables[&2][..3], rig.tables[&3][..3]);
