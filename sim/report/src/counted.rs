@@ -19,6 +19,14 @@ pub const COUNTED: &[Figure<Stats>] = &[
     })
     .rare(),
     count(
+        "hopeless_requests",
+        "Hopeless requests",
+        Direction::Neither,
+        "Requests that waited beyond the last moment to meet their deadline (edf).",
+        |s: &Stats| Some(s.requests.hopeless),
+    )
+    .rare(),
+    count(
         "swap_in_found_blocks",
         "Blocks found at swap-in",
         Direction::Neither,

@@ -347,6 +347,7 @@ impl Core {
         self.by_id.insert(id, slot);
         let State { suspects, sequences, .. } = &mut self.state;
         suspects.consider(slot, &sequences[slot]);
+        self.state.expect_service(slot);
         self.state.wait(slot);
     }
 
@@ -503,6 +504,9 @@ impl Core {
             Ending::StartOver => unreachable!("the request goes on"),
             Ending::Finish(reason) => {
                 finish(journal, &seq, reason, actions);
+                if matches!(reason, FinishReason::Stop | FinishReason::Length) {
+                    state.answers.observe(&seq, self.now_ns);
+                }
                 self.remains.push(seq);
             }
         }
@@ -546,6 +550,9 @@ impl Core {
         state.waiting.left(seq.tenant);
         self.by_id.remove(&seq.id);
         finish(&mut state.journal, seq, reason, actions);
+        if matches!(reason, FinishReason::Stop | FinishReason::Length) {
+            state.answers.observe(seq, self.now_ns);
+        }
         self.forget_deadlines();
     }
 

@@ -11,7 +11,7 @@
 //! | `sjf` | the least uncached work, with ageing | Smith, 1956 |
 //! | `lpm` | the longest cached prefix, with ageing | SGLang (Zheng et al., NeurIPS 2024) |
 //! | `lpm_sorted` | the longest cached prefix, in a queue sorted before each pass | SGLang 0.5 |
-//! | `edf` | the earliest deadline | Liu and Layland, 1973 |
+//! | `edf` | the one that can wait least to meet its deadline; hopeless ones last | least slack (Mok, 1983) |
 //! | `vtc` | the tenant served least | Virtual Token Counter (Sheng et al., OSDI 2024) |
 //!
 //! **Seats.** Under `priority` and `edf` a request that arrives at a full batch takes the place of the last running request in the order, if
@@ -78,6 +78,18 @@ pub struct RequestView {
     /// Number of those tokens found in the cache at the last count. Of a running request: the number found if the request were
     /// preempted and came back at once.
     pub cached_tokens: u32,
+    /// Tokens of the prompt that were to be computed when the request arrived. 0 unless [`Policy::weighs_service`].
+    pub uncached_tokens: u32,
+    /// Expected time to compute these and to generate the answer, nanoseconds, by what was learned until the request arrived. 0 unless
+    /// [`Policy::weighs_service`].
+    pub service_ns: u64,
+}
+
+impl RequestView {
+    /// Returns the latest time at which the request may begin to meet its deadline, nanoseconds, if there is one.
+    pub fn latest_start_ns(&self) -> Option<u64> {
+        self.deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(self.service_ns))
+    }
 }
 
 /// Rules of a queue sorted as a whole before each scheduling pass: by cached tokens, most first, equals in the order of the pass before.
@@ -130,6 +142,12 @@ pub trait Policy: Send + std::fmt::Debug {
 
     /// Returns `true` if ranks depend on [`RequestView::cached_tokens`]. MUST be constant.
     fn ranks_by_cache(&self) -> bool {
+        false
+    }
+
+    /// Returns `true` if ranks depend on [`RequestView::service_ns`] and [`RequestView::uncached_tokens`]. A request that still waits at
+    /// [`RequestView::latest_start_ns`] is hopeless, and then ranked behind all others. MUST be constant.
+    fn weighs_service(&self) -> bool {
         false
     }
 
@@ -199,7 +217,7 @@ pub static REGISTRY: Registry<Box<dyn Policy>> = Registry::new(
         },
         Entry {
             name: "edf",
-            about: "earliest deadline first, then those without one",
+            about: "least slack to the deadline first, hopeless ones last",
             params: &edf::PARAMS,
             make: |values, ()| Box::new(edf::Edf::new(values)),
         },

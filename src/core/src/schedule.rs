@@ -5,6 +5,7 @@
 //! engines do otherwise is in [`imitate`].
 
 pub(crate) mod admission;
+pub(crate) mod answers;
 pub(crate) mod batch;
 pub(crate) mod drafts;
 pub(crate) mod dropping;

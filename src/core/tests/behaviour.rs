@@ -241,7 +241,8 @@ fn priority_admits_the_urgent_first_and_preempts_it_last() {
 
 #[test]
 fn edf_admits_the_earliest_deadline_first_and_those_without_one_last() {
-    let mut bench = without_worker(Config { policy: "edf".into(), max_batch_size: 1, ..config() });
+    let recompute_token_ns = 1;
+    let mut bench = without_worker(Config { policy: "edf".into(), max_batch_size: 1, recompute_token_ns, ..config() });
     for (id, deadline_ns) in [(1, None), (2, Some(9_000)), (3, Some(8_000)), (4, Some(u64::MAX))] {
         let mut request = request(id, vec![id as u32; 3], 1);
         request.deadline_ns = deadline_ns;
@@ -249,7 +250,7 @@ fn edf_admits_the_earliest_deadline_first_and_those_without_one_last() {
     }
     bench.event(Event::WorkerJoined);
     bench.run_to_end();
-    assert_eq!(bench.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [3, 2, 1, 4]);
+    assert_eq!(bench.ends.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [3, 2, 4, 1]);
 }
 
 #[test]

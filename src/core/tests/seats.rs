@@ -98,7 +98,8 @@ fn a_request_that_has_run_and_waited_long_enough_is_not_behind() {
 
 #[test]
 fn a_deadline_takes_the_seat_of_a_later_one_and_of_none() {
-    let mut driver = full(config("edf"), [due(1, Some(50_000), 40), due(2, None, 40)]);
+    let quick = Config { recompute_token_ns: 1, ..config("edf") };
+    let mut driver = full(quick, [due(1, Some(50_000), 40), due(2, None, 40)]);
     driver.submit_request(due(3, Some(90_000), 4));
     assert_eq!(steps(&mut driver, 2), [vec![1, 2], vec![1, 3]]);
     driver.submit_request(due(4, Some(70_000), 2));

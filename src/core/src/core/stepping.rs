@@ -186,6 +186,9 @@ impl Core {
         if seq.ending.is_none() && !sampled.is_empty() && counts {
             if seq.is_prefill() {
                 seq.transition(SequenceEvent::FirstToken, Phase::Decode);
+                if seq.cold.history.first_token_ns == 0 {
+                    seq.cold.history.first_token_ns = self.now_ns;
+                }
                 if kv.tiers.write(0) == Some(Write::Prefill) {
                     self.to_write.push(slot);
                 }

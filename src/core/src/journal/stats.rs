@@ -147,6 +147,8 @@ figures! {
         withdrawn: u64 => counter("trunkline_requests_withdrawn_total", "Requests moved to other engines."),
         /// Returns of running requests to their beginning because the worker lost their KV. Preemptions are counted apart.
         restarted: u64 => counter("trunkline_requests_restarted_total", "Running requests computed again because the worker lost their KV."),
+        /// Requests so far that waited beyond the last moment to meet their deadline.
+        hopeless: u64 => counter("trunkline_hopeless_requests_total", "Requests that waited beyond the last moment to meet their deadline (--policy edf)."),
     }
 }
 

@@ -26,6 +26,9 @@ pub const RECOUNTS_MAX: usize = 256;
 /// Places added at once are merged with the ones there if there is one for so many, and inserted one by one otherwise.
 const MERGED_FROM_SHARE: usize = 16;
 
+/// Added to the rank of a hopeless request, beyond all ranks.
+const HOPELESS: i128 = 1 << 100;
+
 /// Position of a request in the order: (rank, arrival, slot).
 type Place = (i128, u64, usize);
 
@@ -48,11 +51,18 @@ struct Entry {
     watched: Option<BlockHash>,
     /// Number of evictions at the last count of cached tokens.
     counted_at: u64,
+    /// `true` once the request cannot meet its deadline any more.
+    is_hopeless: bool,
 }
 
 impl Entry {
     fn place(&self, slot: usize) -> Place {
-        (self.rank, self.view.arrival, slot)
+        (self.seat_rank(), self.view.arrival, slot)
+    }
+
+    /// Returns the rank, of a hopeless request behind all others.
+    fn seat_rank(&self) -> i128 {
+        self.rank + if self.is_hopeless { HOPELESS } else { 0 }
     }
 }
 
@@ -68,6 +78,8 @@ pub struct Waiting {
     order: Order,
     /// (block, slot) of parked requests.
     parked: BTreeSet<(BlockHash, usize)>,
+    /// (latest start, slot) of requests with a deadline that are not hopeless, if the policy weighs service.
+    latest_starts: BTreeSet<(u64, usize)>,
     /// Blocks that would lengthen cached prefixes; `None` unless the policy ranks by the cache.
     watches: Option<Watches>,
     /// Tenant of each token generated and not counted yet.
@@ -86,6 +98,7 @@ impl Waiting {
             entries: Vec::new(),
             order: if policy.by_tenant() { Order::Tenants(Tenants::default()) } else { Order::Plain(BTreeSet::new()) },
             parked: BTreeSet::new(),
+            latest_starts: BTreeSet::new(),
             watches: policy.ranks_by_cache().then(Watches::default),
             generated: Vec::new(),
             to_recount: Vec::new(),
@@ -138,7 +151,11 @@ impl Waiting {
         }
         self.give_seat(view.tenant);
         let rank = self.policy.rank(view);
-        self.entries[slot] = Some(Entry { view: *view, rank, parked: None, watched: None, counted_at: 0 });
+        if let Some(latest_ns) = view.latest_start_ns().filter(|_| self.policy.weighs_service()) {
+            self.latest_starts.insert((latest_ns, slot));
+        }
+        let (parked, watched, counted_at, is_hopeless) = (None, None, 0, false);
+        self.entries[slot] = Some(Entry { view: *view, rank, parked, watched, counted_at, is_hopeless });
         self.len += 1;
         self.tokens += u64::from(view.tokens);
         (rank, view.arrival, slot)
@@ -188,6 +205,9 @@ impl Waiting {
         let entry = self.entries[slot].take().expect("the slot holds a waiting request");
         self.len -= 1;
         self.tokens -= u64::from(entry.view.tokens);
+        if let Some(latest_ns) = entry.view.latest_start_ns() {
+            self.latest_starts.remove(&(latest_ns, slot));
+        }
         if let Some(hash) = entry.parked {
             self.parked.remove(&(hash, slot));
         }
@@ -201,6 +221,29 @@ impl Waiting {
         }
         self.take_seat(entry.view.tenant);
         true
+    }
+
+    /// Returns `true` if ranks depend on the expected service of a request.
+    pub fn weighs_service(&self) -> bool {
+        self.policy.weighs_service()
+    }
+
+    /// Puts requests that cannot meet their deadline any more behind all others. Returns their number.
+    pub fn give_up(&mut self, now_ns: u64) -> u64 {
+        let mut hopeless = 0;
+        while let Some((_, slot)) = self.latest_starts.first().copied().filter(|(latest_ns, _)| *latest_ns < now_ns) {
+            self.latest_starts.pop_first();
+            let is_parked = self.entries[slot].as_ref().is_some_and(|entry| entry.parked.is_some());
+            if !is_parked {
+                self.hide(slot);
+            }
+            self.entries[slot].as_mut().expect("a request with a latest start waits").is_hopeless = true;
+            if !is_parked {
+                self.show(slot);
+            }
+            hopeless += 1;
+        }
+        hopeless
     }
 
     /// Returns `true` if the policy counts the service of tenants: then the caller reports [`Self::served`].
@@ -408,7 +451,7 @@ impl Waiting {
     /// Returns the rank of a waiting request in a claim to a seat.
     pub fn seat_rank_of(&self, slot: usize) -> i128 {
         let entry = self.entries[slot].as_ref().expect("the slot holds a waiting request");
-        if self.counts_service() { self.seat_rank(&entry.view) } else { entry.rank }
+        if self.counts_service() { self.seat_rank(&entry.view) } else { entry.seat_rank() }
     }
 
     /// Returns the next `n` requests to claim seats, with their ranks, parked ones left out. With a policy ordering tenants, those of the

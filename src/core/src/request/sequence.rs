@@ -125,6 +125,8 @@ pub(crate) struct History {
     pub admissions: u32,
     /// Time of the last admission, or of a copy of the sequence's blocks to a tier since, nanoseconds.
     pub written_ns: u64,
+    /// Time of the first token, nanoseconds.
+    pub first_token_ns: u64,
     /// Times the sequence was preempted.
     pub preemptions: u32,
     /// Position in the order of arrival that a preemption sent the sequence back to.

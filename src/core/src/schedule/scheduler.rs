@@ -94,6 +94,7 @@ impl Scheduler {
         if !alone && drafts::await_results(state, self.draft_logits) {
             return;
         }
+        state.journal.stats.requests.hopeless += state.waiting.give_up(state.kv.transfers.now_ns);
         let mut plain = is_plain(state);
         if state.config.prefill_first.is_on() && self.run_prompts(state, step) {
             return;

@@ -10,6 +10,7 @@ use crate::journal::digest::Decision;
 use crate::policy::RequestView;
 use crate::policy::waiting::Waiting;
 use crate::request::sequence::{Ending, Phase, Sequence, SequenceEvent};
+use crate::schedule::answers::Answers;
 use crate::schedule::batch::Batch;
 use crate::schedule::imitate::reserve::Reserve;
 use crate::schedule::planners::Planners;
@@ -56,6 +57,8 @@ pub(crate) struct State {
     pub rereads: Rereads,
     /// Learned share of blocks that preempted sequences find again.
     pub rehit: RehitRate,
+    /// Learned times of answers.
+    pub answers: Answers,
     /// Room for output that admissions leave.
     pub reserve: Reserve,
     /// Blocks in all places, and transfers.
@@ -87,6 +90,7 @@ impl State {
             planners: Planners::new(&config)?,
             rereads: Rereads::default(),
             rehit: RehitRate::default(),
+            answers: Answers::default(),
             reserve: Reserve::new(config.prefill_first.reserve()),
             kv: Kv::new(&config)?,
             reported: 0,
@@ -133,6 +137,19 @@ impl State {
         let prefix = self.kv.cached_prefix(seq);
         self.waiting.push(slot, &seq.view(prefix.tokens));
         self.waiting.watch(slot, prefix.next, self.kv.tree.evicted());
+    }
+
+    /// Notes the service that a request just accepted is expected to take, if its rank depends on that.
+    pub fn expect_service(&mut self, slot: usize) {
+        if !self.waiting.weighs_service() {
+            return;
+        }
+        let seq = &self.sequences[slot];
+        let uncached = seq.view(0).tokens.saturating_sub(self.kv.cached_prefix(seq).tokens);
+        let prefill_ns = self.kv.transfers.links.recompute_ns(uncached.into());
+        let answer_ns = self.answers.expected_ns(seq.max_tokens.saturating_sub(seq.generated()));
+        let view = &mut self.sequences[slot].cold.view;
+        (view.uncached_tokens, view.service_ns) = (uncached, prefill_ns.saturating_add(answer_ns));
     }
 
     /// Inserts sequences, with their views, into the waiting queue, as [`Self::wait`] does for each. Faster for many.

@@ -56,6 +56,27 @@ fn parked_requests_are_passed_until_their_block_wakes_them_into_the_old_order() 
 }
 
 #[test]
+fn hopeless_requests_go_behind_all_others_once_and_parked_ones_when_they_wake() {
+    let mut waiting = Waiting::new(make("edf"));
+    let due = |n: u64, deadline_ns: Option<u64>| RequestView { deadline_ns, service_ns: 10, ..at(n) };
+    for (slot, deadline_ns) in [Some(30), Some(40), Some(50), Some(60), None].into_iter().enumerate() {
+        waiting.joined(0);
+        waiting.push(slot, &due(slot as u64, deadline_ns));
+    }
+    waiting.park(1, ONE);
+    assert!(waiting.remove(0));
+    assert_eq!(waiting.give_up(20), 0);
+    assert_eq!(waiting.give_up(41), 2, "those to begin by 30 and 40");
+    assert_eq!(waiting.give_up(41), 0);
+    waiting.wake(ONE);
+    assert_eq!(drain(&mut waiting), [3, 4, 1, 2]);
+    let mut others = Waiting::new(make("sjf"));
+    others.joined(0);
+    others.push(0, &due(0, Some(1)));
+    assert_eq!(others.give_up(u64::MAX), 0, "no other policy weighs deadlines");
+}
+
+#[test]
 fn woken_requests_come_in_the_order_of_the_policy() {
     let orders =
         [("fcfs", [0, 1, 2, 3, 4]), ("priority", [3, 4, 1, 0, 2]), ("edf", [2, 0, 4, 1, 3]), ("sjf", [4, 2, 0, 1, 3])];
@@ -64,7 +85,8 @@ fn woken_requests_come_in_the_order_of_the_policy() {
         // (priority, deadline, tokens)
         let requests = [(5, 20, 300), (2, 90, 400), (7, 10, 200), (-1, 95, 500), (0, 40, 100)];
         for (slot, (priority, deadline_ns, tokens)) in requests.into_iter().enumerate() {
-            let view = RequestView { priority, deadline_ns: Some(deadline_ns), tokens, ..at(slot as u64) };
+            let (deadline_ns, service_ns) = (Some(1_000 + deadline_ns), 1_000);
+            let view = RequestView { priority, deadline_ns, service_ns, tokens, ..at(slot as u64) };
             waiting.joined(0);
             waiting.push(slot, &view);
         }
@@ -177,7 +199,9 @@ impl Model {
                 "priority" => i128::from(view.priority) * 30_000_000_000 + at_ns,
                 "sjf" => (i128::from(view.tokens) - cached).max(0) * 1_000_000 + at_ns,
                 "lpm" => at_ns - cached * 1_000_000,
-                "edf" => view.deadline_ns.map_or(i128::MAX, i128::from),
+                "edf" => view
+                    .latest_start_ns()
+                    .map_or(1 << 90, |latest_ns| i128::from(latest_ns) + i128::from(view.uncached_tokens) * 1_000_000),
                 "vtc" => i128::from(self.counter(view.tenant)),
                 other => unreachable!("{other} has no model"),
             };
@@ -244,11 +268,13 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
                     arrival_ns: model.next_arrival * 10_000_000,
                     tenant: draw % 5,
                     priority: (draw / 5 % 4) as i32 - 2,
-                    deadline_ns: (draw % 3 > 0).then_some(draw % 17),
+                    deadline_ns: (draw % 3 > 0).then_some(model.next_arrival * 10_000_000 + draw % 17 * 3_000_000),
                     prompt_tokens: 1 + (draw % 50) as u32,
                     max_tokens: 5,
                     tokens: 1 + (draw % 50) as u32,
                     cached_tokens: cached(slot, salt),
+                    uncached_tokens: (draw % 11) as u32,
+                    service_ns: draw % 7 * 4_000_000,
                 };
                 model.next_arrival += 1;
                 model.lift(view.tenant);

@@ -20,5 +20,7 @@ pub(super) fn view(request: &Request, arrival: u64, now_ns: u64) -> RequestView 
         max_tokens: request.max_tokens,
         tokens: (request.prompt.len() + request.generated.len()) as u32,
         cached_tokens: 0,
+        uncached_tokens: 0,
+        service_ns: 0,
     }
 }
