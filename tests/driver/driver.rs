@@ -441,6 +441,7 @@ impl Driver {
         assert_eq!(usage.prompt_tokens as usize, known.request.prompt.len());
         assert_eq!(usage.completion_tokens as usize, known.text.len());
         let all_cached = known.withdrawn && !known.text.is_empty() && usage.cached_tokens == usage.prompt_tokens;
+        let all_cached = all_cached || known.request.prefetch;
         assert!(usage.cached_tokens < usage.prompt_tokens || all_cached, "the last token is always run");
         let deadline_ns = known.request.deadline_ns;
         match reason {
@@ -458,7 +459,7 @@ impl Driver {
         }
         // What a step computes of a preempted request is not published.
         let is_published = !known.withdrawn && !self.sent.preempted.contains(&id);
-        let is_published = is_published && !known.has_copies;
+        let is_published = is_published && !known.has_copies && !known.request.prefetch;
         if known.has_ended_by_itself() && is_published && !self.blame.of(id).guilty {
             self.found.ended(&known.request, &known.text);
         }

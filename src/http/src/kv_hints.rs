@@ -86,7 +86,7 @@ impl Directive {
         }
         let part = if of_output { RetentionPart::Answer } else { RetentionPart::Unspecified };
         let (from, priority) = (self.start.unwrap_or(0), Some(self.priority));
-        Ok(RetentionHint { from, to: self.end, part: part.into(), priority, ttl_ms, demote: false })
+        Ok(RetentionHint { from, to: self.end, part: part.into(), priority, ttl_ms, demote: false, pin: false })
     }
 }
 

@@ -19,6 +19,7 @@ fn request() -> pb::GenerateRequest {
         priority: Some(80),
         ttl_ms: 60_000,
         demote: false,
+        pin: false,
     };
     pb::GenerateRequest {
         request_id: "r-1".into(),

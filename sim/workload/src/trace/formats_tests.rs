@@ -493,7 +493,7 @@ fn terms_and_outputs_are_kept_by_formats_that_have_a_place_for_them() {
 
 #[test]
 fn retention_hints_are_kept_by_json_formats() {
-    let hint = |from, to, priority, ttl_ns| RetentionHint { from, to, priority, ttl_ns, demote: false };
+    let hint = |from, to, priority, ttl_ns| RetentionHint { from, to, priority, ttl_ns, demote: false, pin: false };
     let request = TraceRequest {
         input_tokens: 3,
         content: Content::Tokens([5, 6, 7].into()),

@@ -121,6 +121,10 @@ pub(crate) struct History {
     pub cached_tokens: Option<u32>,
     /// Prompt tokens copied at the first admission.
     pub copied_tokens: u32,
+    /// Prompt tokens loaded from tiers then.
+    pub loaded_tokens: u32,
+    /// Tokens that its pins hold, once its hints took effect at the end.
+    pub pinned_tokens: Option<u32>,
     /// Times the sequence was admitted. Only the first admission counts hits.
     pub admissions: u32,
     /// Times the sequence was preempted.
@@ -298,7 +302,7 @@ impl Sequence {
             published: 0,
             prompt_tokens,
             last_token: request.prompt.last().copied().unwrap_or_default(),
-            max_tokens: request.max_tokens,
+            max_tokens: request.asked_tokens(),
             n_tokens: request.prompt.len() as u32,
             mirror: Mirror::default(),
             ahead: Ahead::default(),
@@ -505,6 +509,11 @@ impl Sequence {
         self.failures().saturating_sub(imported)
     }
 
+    /// Returns `true` if the request asks for no token.
+    pub fn is_prefetch(&self) -> bool {
+        self.max_tokens == 0
+    }
+
     /// Returns the number of tokens generated so far.
     pub fn generated(&self) -> u32 {
         self.n_tokens - self.prompt_tokens
@@ -656,6 +665,7 @@ impl Sequence {
             root: cold.root,
             hashes: cold.hashes,
             max_tokens: self.max_tokens,
+            prefetch: self.max_tokens == 0,
             min_tokens: cold.min_tokens,
             stop_token_ids: cold.stop_token_ids.into_vec(),
             tenant: cold.view.tenant,
@@ -682,6 +692,8 @@ impl Sequence {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cold.history.cached_tokens.unwrap_or(0),
             copied_tokens: self.cold.history.copied_tokens,
+            loaded_tokens: self.cold.history.loaded_tokens,
+            pinned_tokens: self.cold.history.pinned_tokens.unwrap_or(0),
             completion_tokens: self.generated(),
             preemptions: self.cold.history.preemptions,
         }

@@ -15,7 +15,7 @@ fn assistants(hints: &[RetentionHint]) -> Trace {
 }
 
 fn system(priority: u8, ttl_ns: u64) -> RetentionHint {
-    RetentionHint { from: 0, to: 512, priority, ttl_ns, demote: false }
+    RetentionHint { from: 0, to: 512, priority, ttl_ns, demote: false, pin: false }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::*;
 
 fn hint(from: u32, to: u32, priority: u8, ttl_ns: u64) -> RetentionHint {
-    RetentionHint { from, to, priority, ttl_ns, demote: false }
+    RetentionHint { from, to, priority, ttl_ns, demote: false, pin: false }
 }
 
 #[test]
