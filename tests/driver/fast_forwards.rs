@@ -16,7 +16,7 @@ use trunkline_core::{
 };
 
 use crate::limits::{
-    any_prefill_first, hints, imitate, limits, pick, retain, reuse_anywhere, share_a_tier, suit_worker,
+    any_prefill_first, hints, imitate, limits, pick, prefetch, retain, reuse_anywhere, share_a_tier, suit_worker,
 };
 use crate::pressure::{LENGTHS, request};
 

@@ -10,7 +10,7 @@ use trunkline_core::{
 };
 
 use crate::limits::{
-    divide_layers, fail_sequences, hints, imitate, limits, pick, preempt_at_once, retain, reuse_anywhere,
+    divide_layers, fail_sequences, hints, imitate, limits, pick, preempt_at_once, prefetch, retain, reuse_anywhere,
     run_prompts_first, share_a_tier, small_limits, suit_worker,
 };
 use crate::oracle::{EOS, VOCAB, continuation};

@@ -422,6 +422,12 @@ pub struct HintsReport {
     pub hinted: HintedReport,
     /// Those without.
     pub others: HintedReport,
+    /// Prefetches of the trace. They are no requests in other figures.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub prefetches: u64,
+    /// Tokens that they loaded from tiers.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub prefetched_tokens: u64,
 }
 
 /// Requests with hints, or those without.
