@@ -413,6 +413,10 @@ pub struct TenantReport {
     pub contended_service_s: f64,
 }
 
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
 /// What retention hints do for those who send them, and to the others: compare two replays of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct HintsReport {
