@@ -2,9 +2,9 @@
 //!
 //! A scheduling pass looks at prefetches behind all other requests, in the order of arrival. A prefetch takes a block only if the waiting
 //! requests and the next blocks of the running ones leave it, and never one that is used or above the default priority; it has no seat in the
-//! batch, is charged to no tenant, and preempts nobody. It loads the leading blocks that fit, and more than none: until then it waits, unless
-//! no other request is there to make room. What a shared tier may hold is looked up first. While another request is about to publish the next
-//! block, there is nothing to load.
+//! batch, is charged to no tenant, and preempts nobody. It loads the blocks that a request with its prompt would load, as far as they fit, and
+//! waits until one does, unless no other request is there to make room. It waits, too, for an answer about a shared tier, and for blocks that
+//! another request is about to publish.
 //!
 //! One tenant has [`TENANT_MAX`] prefetches at a time, and loads a [`SHARE`]th of the device at most. What has arrived is cached as any other
 //! block, as just used, with the retention hints of the prefetch.
@@ -115,7 +115,7 @@ pub(crate) fn advance(state: &mut State) {
 fn begin(state: &mut State, slot: usize) -> Option<BlockHash> {
     let (spare, share) = (spare(state), share(state, slot));
     let entry_blocks = state.kv.entry_blocks();
-    let is_alone = state.prefetches.len() == state.sequences.len() && state.kv.transfers.is_empty();
+    let is_alone = state.prefetches.len() == state.sequences.len() && loading(state).is_empty();
     if spare.min(share) < entry_blocks && !is_alone {
         return None;
     }

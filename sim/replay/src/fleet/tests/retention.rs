@@ -34,6 +34,31 @@ fn a_replay_follows_the_hints_of_a_trace() {
 }
 
 #[test]
+fn a_prefetch_takes_the_load_out_of_the_time_to_the_first_token_of_what_follows() {
+    // A prompt that has left the device for the tier comes back after a while, with and without a prefetch before.
+    let mut trace = trace((0..30).map(|i| request(u64::from(i) * 100, 4_096, 4, &[8 * i, 8 * i + 1, 8 * i + 2, 8 * i + 3, 8 * i + 4, 8 * i + 5, 8 * i + 6, 8 * i + 7])).collect());
+    let back = |at_ms, output| request(at_ms, 4_096, output, &[0, 1, 2, 3, 4, 5, 6, 7]);
+    trace.requests.extend([back(5_000, 0), back(6_000, 4)]);
+    let mut settings = settings(16, 1_200);
+    settings.core.tiers = vec![TierConfig {
+        name: "host".into(),
+        blocks: 20_000,
+        write: Write::Through,
+        eviction: "lru".into(),
+        shared: false,
+    }];
+    settings.hardware.host_link_bytes_s = 1e9;
+    let [with, without] = [true, false].map(|hints| run(&trace, &Settings { hints, ..settings.clone() }));
+    for report in [&with, &without] {
+        assert_eq!((report.requests, report.completed, report.refused), (31, 31, 0), "a prefetch is no request");
+        assert_eq!(report.tokens.prefix_hit_tokens, 4_080, "either finds the prompt");
+    }
+    let hints = [&with, &without].map(|report| report.tokens.hints.expect("a prefetch is a hint"));
+    assert_eq!(hints.map(|hints| (hints.prefetches, hints.prefetched_tokens)), [(1, 4_096), (1, 0)]);
+    assert!(with.latencies.ttft_s.max < without.latencies.ttft_s.max, "nothing is loaded while a client waits");
+}
+
+#[test]
 fn hints_change_nothing_between_steps_and_fast_forwards() {
     let mut trace = conversations(150, 5);
     for (i, request) in trace.requests.iter_mut().enumerate() {

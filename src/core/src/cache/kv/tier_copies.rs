@@ -318,11 +318,10 @@ impl Kv {
         !self.plan.is_empty()
     }
 
-    /// Plans the load of a prefetch: all blocks in tiers that continue its blocks `found` on the device, as far as `room` blocks hold them. Returns `true`
-    /// if the plan has a block.
+    /// Plans the load of a prefetch, as [`Self::plan_load`], as far as `room` blocks hold it. Returns `true` if the plan has a block.
     pub fn plan_prefetch(&mut self, seq: &Sequence, room: u32) -> bool {
+        self.plan_load(seq);
         self.passed_over = None;
-        self.plan_all(seq);
         let fits = (room / self.entry_blocks()) as usize;
         if self.plan.len() > fits {
             self.plan.split_off(fits);
