@@ -107,7 +107,11 @@ async fn a_prefetched_prompt_is_on_the_device_before_its_request_and_the_recordi
     // What is on the device is not loaded again: not by a request, nor by another prefetch.
     let answer = client.ask(greedy(&prompt, 8)).await.unwrap();
     assert_eq!((answer.usage.loaded_tokens, &answer.text), (0, &first.text));
-    assert!(answer.usage.cached_tokens.div_ceil(BLOCK_SIZE) == cached_tokens.div_ceil(BLOCK_SIZE), "{:?}", answer.usage);
+    assert!(
+        answer.usage.cached_tokens.div_ceil(BLOCK_SIZE) == cached_tokens.div_ceil(BLOCK_SIZE),
+        "{:?}",
+        answer.usage
+    );
     assert_eq!(client.ask(prefetch).await.unwrap().usage.loaded_tokens, 0);
     let outcome = server.drain().await;
     assert_eq!(outcome.stats.tiers[0].hit_blocks, u64::from(loaded_tokens / BLOCK_SIZE));

@@ -6,7 +6,9 @@ use trunkline_core::config::{PipelineBatches, PrefillFirst, StepTarget};
 use trunkline_core::names::registry::Entry;
 use trunkline_core::names::spec::Param;
 use trunkline_core::request::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
-use trunkline_core::{Config, Keeps, Preemption, Request, RetentionHint, ReuseConfig, TierConfig, Write, eviction, h2o, policy};
+use trunkline_core::{
+    Config, Keeps, Preemption, Request, RetentionHint, ReuseConfig, TierConfig, Write, eviction, h2o, policy,
+};
 
 /// Prompts first, with a reserve that falls within a few steps, and without sharing of work in flight.
 const RESERVING: &str = "chunks:reserve_permille=900,least_permille=100,decay_steps=9,await_prefix=0";

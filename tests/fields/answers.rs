@@ -85,11 +85,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "tests/tiers.rs",
         "a_prefetched_prompt_is_on_the_device_before_its_request_and_the_recording_replays",
     ),
-    (
-        "Usage.pinned_tokens",
-        "tests/retention.rs",
-        "a_pin_outlives_hints_and_the_answer_says_what_is_pinned",
-    ),
+    ("Usage.pinned_tokens", "tests/retention.rs", "a_pin_outlives_hints_and_the_answer_says_what_is_pinned"),
     (
         "Usage.copied_tokens",
         "tests/reuse.rs",

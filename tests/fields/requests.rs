@@ -96,10 +96,7 @@ pub const PROOFS: &[(&str, Proof)] = &[
         "RetentionHint.demote",
         Test("tests/tiers.rs", "a_demoted_request_leaves_the_device_at_once_and_its_recording_replays"),
     ),
-    (
-        "RetentionHint.pin",
-        Test("tests/retention.rs", "a_pin_outlives_hints_and_the_answer_says_what_is_pinned"),
-    ),
+    ("RetentionHint.pin", Test("tests/retention.rs", "a_pin_outlives_hints_and_the_answer_says_what_is_pinned")),
     (
         "TokenIds.ids",
         Changes(|request| request.prompt = Some(ids(&[1, 2, 3])), |request| request.prompt = Some(ids(&[1, 2, 4]))),

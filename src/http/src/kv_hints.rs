@@ -174,7 +174,12 @@ impl Action {
             kind @ ("kv.demote" | "kv.evict") => {
                 let From { start } = payload(place, self.payload)?;
                 let demote = kind == "kv.demote";
-                hints.retention.push(RetentionHint { from: start, priority: Some(0), demote, ..RetentionHint::default() });
+                hints.retention.push(RetentionHint {
+                    from: start,
+                    priority: Some(0),
+                    demote,
+                    ..RetentionHint::default()
+                });
             }
             "kv.pin" => hints.retention.push(payload::<Pin>(place, self.payload)?.hint(place)?),
             "kv.prefetch" => {
@@ -221,11 +226,7 @@ impl Shared {
     ///
     /// # Errors
     /// If an action cannot be done, or stands alongside marks.
-    pub(crate) fn kv_hints(
-        &self,
-        envelope: Option<&Value>,
-        of_marks: Vec<RetentionHint>,
-    ) -> Result<KvHints, Failure> {
+    pub(crate) fn kv_hints(&self, envelope: Option<&Value>, of_marks: Vec<RetentionHint>) -> Result<KvHints, Failure> {
         let of_marks = KvHints { retention: of_marks, prefetch: None };
         let Some(envelope) = envelope.filter(|envelope| !envelope.is_null()) else { return Ok(of_marks) };
         let limits = self.front.limits().map_err(|status| Failure::of(&status))?;
@@ -297,8 +298,10 @@ mod tests {
         let evicted = of(json!([action("kv.evict", json!({}))])).unwrap();
         assert_eq!(evicted, [RetentionHint { priority: Some(0), ..RetentionHint::default() }]);
         assert_eq!(of(json!([])), Ok(Vec::new()));
-        let pinned = all_of(json!([action("kv.pin", json!({"end": 32, "duration": 90})), action("kv.prefetch", json!({}))]));
-        let pin = RetentionHint { to: Some(32), priority: Some(100), ttl_ms: 90_000, pin: true, ..RetentionHint::default() };
+        let pinned =
+            all_of(json!([action("kv.pin", json!({"end": 32, "duration": 90})), action("kv.prefetch", json!({}))]));
+        let pin =
+            RetentionHint { to: Some(32), priority: Some(100), ttl_ms: 90_000, pin: true, ..RetentionHint::default() };
         let prefetch = Some("kv_hints.actions[1]".to_owned());
         assert_eq!(pinned, Ok(KvHints { retention: vec![pin], prefetch }));
     }

@@ -173,7 +173,8 @@ fn report(path: &Path) -> anyhow::Result<serde_json::Value> {
 /// Checks that a report is of this trace, by the numbers of requests and of prompt tokens.
 fn check_same(report: &serde_json::Value, trace: &Trace) -> anyhow::Result<()> {
     let asked = || trace.requests.iter().filter(|request| !request.is_prefetch());
-    let (requests, tokens) = (asked().count() as u64, asked().map(|request| u64::from(request.input_tokens)).sum::<u64>());
+    let (requests, tokens) =
+        (asked().count() as u64, asked().map(|request| u64::from(request.input_tokens)).sum::<u64>());
     let of = |key: &str| report[key].as_u64();
     let has_all = of("completed") == of("requests");
     let is_same = of("requests") == Some(requests) && (!has_all || of("prompt_tokens") == Some(tokens));

@@ -102,8 +102,9 @@ fn check_seats(state: &State) {
     let is_out = |phase: &Phase| matches!(phase, Phase::Waiting | Phase::SwappingOut(_) | Phase::Swapped(_));
     for (_, seq) in &state.sequences {
         let others = state.sequences.iter().filter(|(_, other)| other.tenant == seq.tenant);
-        let seated =
-            others.filter(|(_, other)| !other.is_prefetch() && !is_out(&other.phase) && !matches!(other.ending, Some(Ending::Reported(_))));
+        let seated = others.filter(|(_, other)| {
+            !other.is_prefetch() && !is_out(&other.phase) && !matches!(other.ending, Some(Ending::Reported(_)))
+        });
         assert_eq!(state.waiting.seats(seq.tenant) as usize, seated.count(), "seats of tenant {}", seq.tenant);
     }
 }

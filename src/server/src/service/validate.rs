@@ -153,7 +153,8 @@ pub(crate) fn check(
     check_extra_keys(&extra_keys)?;
     let prompt = check_prompt(prompt, vocab_size)?;
     retention::check_hints(&retention)?;
-    let (output, stopping) = (output.unwrap_or_default(), check_stopping(stopping.unwrap_or_default(), vocab_size, prefetch)?);
+    let (output, stopping) =
+        (output.unwrap_or_default(), check_stopping(stopping.unwrap_or_default(), vocab_size, prefetch)?);
     ensure(!prefetch || output.prompt_logprobs.is_none(), || {
         "prompt_logprobs is set alongside prefetch, which computes nothing; send one of them".into()
     })?;

@@ -1,8 +1,9 @@
 //! Retention hints of traces in replays.
 
+use super::transfers::SlowPrefill;
 use super::*;
-use trunkline_core::RetentionHint;
 use trunkline_core::request::retention::TO_END;
+use trunkline_core::{RetentionHint, TierConfig, Write};
 
 /// Requests of two blocks of 512 tokens: every eighth begins with the block of a system prompt, the others are one-off.
 fn assistants(hints: &[RetentionHint]) -> Trace {
@@ -36,9 +37,12 @@ fn a_replay_follows_the_hints_of_a_trace() {
 #[test]
 fn a_prefetch_takes_the_load_out_of_the_time_to_the_first_token_of_what_follows() {
     // A prompt that has left the device for the tier comes back after a while, with and without a prefetch before.
-    let mut trace = trace((0..30).map(|i| request(u64::from(i) * 100, 4_096, 4, &[8 * i, 8 * i + 1, 8 * i + 2, 8 * i + 3, 8 * i + 4, 8 * i + 5, 8 * i + 6, 8 * i + 7])).collect());
-    let back = |at_ms, output| request(at_ms, 4_096, output, &[0, 1, 2, 3, 4, 5, 6, 7]);
-    trace.requests.extend([back(5_000, 0), back(6_000, 4)]);
+    let asked = |at_ms, content: u32, output| {
+        let ids: Vec<u32> = (8 * content..8 * content + 8).collect();
+        request(at_ms, 4_096, output, &ids)
+    };
+    let mut trace = trace((0..30).map(|i| asked(u64::from(i) * 200, i, 4)).collect());
+    trace.requests.extend([asked(8_000, 0, 0), asked(9_000, 0, 4)]);
     let mut settings = settings(16, 1_200);
     settings.core.tiers = vec![TierConfig {
         name: "host".into(),
@@ -47,15 +51,17 @@ fn a_prefetch_takes_the_load_out_of_the_time_to_the_first_token_of_what_follows(
         eviction: "lru".into(),
         shared: false,
     }];
-    settings.hardware.host_link_bytes_s = 1e9;
-    let [with, without] = [true, false].map(|hints| run(&trace, &Settings { hints, ..settings.clone() }));
+    let [with, without] = [true, false].map(|hints| {
+        let settings = Settings { hints, ..settings.clone() };
+        replay(&trace, &settings, &SlowPrefill, &mut |_| {}).unwrap()
+    });
     for report in [&with, &without] {
         assert_eq!((report.requests, report.completed, report.refused), (31, 31, 0), "a prefetch is no request");
-        assert_eq!(report.tokens.prefix_hit_tokens, 4_080, "either finds the prompt");
+        assert_eq!(report.tokens.prefix_hit_tokens, 4_095, "either finds the prompt");
     }
     let hints = [&with, &without].map(|report| report.tokens.hints.expect("a prefetch is a hint"));
     assert_eq!(hints.map(|hints| (hints.prefetches, hints.prefetched_tokens)), [(1, 4_096), (1, 0)]);
-    assert!(with.latencies.ttft_s.max < without.latencies.ttft_s.max, "nothing is loaded while a client waits");
+    assert!(with.latencies.ttft_s.mean < without.latencies.ttft_s.mean, "nothing is loaded while a client waits");
 }
 
 #[test]

@@ -119,7 +119,8 @@ pub(crate) fn read_turn(name: &str, turn: proto::Turn, vocab_size: u32) -> Resul
                 return Err(Invalid(format!("{name}.answer.{field} is set; sessions keep no log probabilities")));
             }
             let usage = finish.usage.unwrap_or_default();
-            let not_kept = [("copied", usage.copied_tokens), ("loaded", usage.loaded_tokens), ("pinned", usage.pinned_tokens)];
+            let not_kept =
+                [("copied", usage.copied_tokens), ("loaded", usage.loaded_tokens), ("pinned", usage.pinned_tokens)];
             if let Some((what, n)) = not_kept.into_iter().find(|(_, n)| *n != 0) {
                 return Err(Invalid(format!("{name}.finish.usage.{what}_tokens is {n}; sessions keep no such number")));
             }
