@@ -3,7 +3,7 @@
 //! | state | holds | left by |
 //! |---|---|---|
 //! | waiting | no block | admission -> prefill, or loading |
-//! | loading | all blocks for the tokens, some being filled from a tier | transfers ended, or failed -> prefill; worker lost -> waiting |
+//! | loading | all blocks for the tokens, some being filled from a tier | transfers ended, or failed -> prefill, a prefetch waiting; worker lost -> waiting |
 //! | prefill | all blocks for the tokens | last chunk sampled -> decode; preemption -> waiting, preempted or swapping out; worker lost -> waiting |
 //! | decode | all blocks for the tokens, and one more now and then | last token -> ended; preemption -> waiting, preempted or swapping out; worker lost -> waiting |
 //! | preempted | no block; still run by steps in flight | the last of these steps ended, worker lost -> waiting |
@@ -21,8 +21,7 @@
 //!   steps ends. The sequence counts in [`crate::Config::max_batch_size`] and in no other limit; tokens of those steps are dropped.
 //! * A transfer keeps the blocks of a request that ended, on both sides. Such a transfer counts in no limit.
 //!
-//! A request that is handed back ([`crate::Event::Withdraw`]) leaves at once too, except that steps in flight end first: their tokens
-//! are dropped, and computed again by the engine that gets the request.
+//! A request that is handed back ([`crate::Event::Withdraw`]) leaves at once too, behind the steps in flight, whose tokens are dropped.
 
 mod arrival;
 mod copied;
