@@ -147,17 +147,12 @@ pub(crate) fn check(
         reuse,
         prefetch,
     } = request;
-    check_names(&request_id, &cache_salt, &tenant)?;
-    // No worker computes adapters yet. The place of an adapter in the namespace of cached blocks is there.
-    ensure(adapter.is_empty(), || format!("adapter is {}; this model serves no adapters", quoted(&adapter)))?;
+    check_names(&request_id, &cache_salt, &tenant, &adapter)?;
     check_extra_keys(&extra_keys)?;
     let prompt = check_prompt(prompt, vocab_size)?;
     retention::check_hints(&retention)?;
     let (output, stopping) =
         (output.unwrap_or_default(), check_stopping(stopping.unwrap_or_default(), vocab_size, prefetch)?);
-    ensure(!prefetch || output.prompt_logprobs.is_none(), || {
-        "prompt_logprobs is set alongside prefetch, which computes nothing; send one of them".into()
-    })?;
     let sampling = check_end(sampling.unwrap_or_default(), &stopping)?;
     Ok(Checked {
         request_id,
@@ -165,7 +160,7 @@ pub(crate) fn check(
         add_special_tokens: add_special_tokens.unwrap_or(true),
         request: Request {
             sampling: check_sampling(sampling, output.logprobs, vocab_size)?,
-            prompt_logprobs: check_logprobs("prompt_logprobs", output.prompt_logprobs)?,
+            prompt_logprobs: check_prompt_logprobs(output.prompt_logprobs, prefetch)?,
             min_tokens: stopping.min_tokens,
             stop_token_ids: end_tokens(&stopping, eos_token_ids),
             tenant: tenant_number(&tenant, &cache_salt),
@@ -205,7 +200,9 @@ fn end_tokens(stopping: &proto::Stopping, eos_token_ids: &[Token]) -> Vec<Token>
     ids
 }
 
-fn check_names(request_id: &str, cache_salt: &str, tenant: &str) -> Result<(), Invalid> {
+fn check_names(request_id: &str, cache_salt: &str, tenant: &str, adapter: &str) -> Result<(), Invalid> {
+    // No worker computes adapters yet. The place of an adapter in the namespace of cached blocks is there.
+    ensure(adapter.is_empty(), || format!("adapter is {}; this model serves no adapters", quoted(adapter)))?;
     let names = [
         ("request_id", request_id, REQUEST_ID_BYTES_MAX),
         ("cache_salt", cache_salt, CACHE_SALT_BYTES_MAX),
@@ -332,6 +329,13 @@ fn check_logprobs(field: &str, n_top: Option<u32>) -> Result<Option<u32>, Invali
     let within = n_top.is_none_or(|n| n <= LOGPROBS_MAX);
     let wrong = || format!("{field} is {}; it must be between 0 and {LOGPROBS_MAX}", n_top.unwrap_or_default());
     ensure(within, wrong).map(|()| n_top)
+}
+
+fn check_prompt_logprobs(n_top: Option<u32>, prefetch: bool) -> Result<Option<u32>, Invalid> {
+    ensure(!prefetch || n_top.is_none(), || {
+        "prompt_logprobs is set alongside prefetch, which computes nothing; send one of them".into()
+    })?;
+    check_logprobs("prompt_logprobs", n_top)
 }
 
 fn check_bias(biases: HashMap<Token, f32>, vocab_size: u32) -> Result<LogitBias, Invalid> {
