@@ -136,8 +136,7 @@ impl Directive {
 impl Pin {
     fn hint(self, place: &str) -> Result<RetentionHint, Failure> {
         let Self { start, end, duration } = self;
-        // A pin of less than a millisecond is one of a millisecond, and one of nothing is none.
-        if !(duration > 0.0 && duration <= DURATION_S_MAX) {
+        if duration <= 0.0 || duration > DURATION_S_MAX {
             return Err(refused(&format!("{place}.payload:"), "duration must be above 0, and 86400 seconds at most"));
         }
         let (priority, ttl_ms) = (Some(PIN_PRIORITY), ((duration * 1e3) as u64).max(1));

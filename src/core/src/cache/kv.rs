@@ -486,6 +486,7 @@ impl Kv {
     /// [`Self::release_at_once`], but admissions go on.
     pub fn release_ended(&mut self, seq: &mut Sequence, last_step: u64) {
         self.freed_until = Some(last_step);
+        self.pin(seq);
         self.release(seq);
         seq.computed = 0;
     }
