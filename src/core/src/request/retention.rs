@@ -203,7 +203,7 @@ impl RetentionHint {
 
     /// Returns the ends of a hint that takes effect at `now_ns`.
     fn ends(&self, now_ns: u64) -> Ends {
-        let mut ends = [0; CLASSES_ABOVE];
+        let mut ends = [0; PINNED];
         let class = self.class_above();
         for (below, end) in ends[..class].iter_mut().enumerate() {
             let falls = if self.pin { class } else { class - below };
@@ -240,7 +240,7 @@ impl Claim<'_> {
         let holds = |hint: &&RetentionHint| hint.to as usize > at * block_size && hint.class_above() > 0;
         let mut strongest = None;
         for hint in self.hints.iter().filter(begins).filter(holds) {
-            let (mut ends, mut until) = strongest.unwrap_or(([0; CLASSES_ABOVE], n));
+            let (mut ends, mut until) = strongest.unwrap_or(([0; PINNED], n));
             ends.iter_mut().zip(hint.ends(now_ns)).for_each(|(end, other)| *end = other.max(*end));
             until = until.min((hint.to as usize).div_ceil(block_size));
             strongest = Some((ends, until));
