@@ -7,7 +7,7 @@ use trunkline_server::proto::{RetentionHint, RetentionPart};
 
 const NS_PER_MS: u64 = 1_000_000;
 
-const PARAMS: [Param; 3] = [
+const PARAMS: [Param; 4] = [
     Param {
         key: "priority",
         about: "priority; lower is evicted first",
