@@ -250,7 +250,7 @@ pub(crate) fn hints(rng: &mut Pcg64Mcg, tokens: u32) -> Vec<RetentionHint> {
 
 /// Makes a request a prefetch, at times.
 pub(crate) fn prefetch(rng: &mut Pcg64Mcg, request: &mut Request) {
-    if rng.random_range(0..5) == 0 {
+    if rng.random_range(0..10) == 0 {
         (request.prefetch, request.max_tokens) = (true, 0);
     }
 }

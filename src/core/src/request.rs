@@ -255,7 +255,7 @@ pub enum Refusal {
     /// The id is reserved: the core gives such ids to requests of its own.
     #[error("ids of requests are below 2^63")]
     ReservedId,
-    /// The tenant, or all together, have as many prefetches under way as may be.
+    /// The tenant, or all together, have as many prefetches under way as the limit allows.
     #[error("{limit} prefetches are under way; wait for one to end")]
     PrefetchesFull {
         /// Most prefetches at a time.

@@ -14,6 +14,7 @@ use crate::journal::digest::Decision;
 use crate::request::Refusal;
 use crate::request::sequence::{Load, Phase, SequenceEvent};
 use crate::schedule::admission::awaited_block;
+use crate::schedule::prefetch_queue::Prefetch;
 use crate::schedule::state::State;
 
 /// Prefetches of one tenant, at most.
@@ -24,62 +25,6 @@ const ALL_MAX: u32 = 64;
 const SHARE: u32 = 4;
 /// Blocks left to each running request, at least: a load takes less time than the tokens of one.
 const LEFT_TO_RUNNING: f64 = 2.0;
-
-/// The prefetches that have not ended, in the order of arrival.
-#[derive(Debug, Default)]
-pub(crate) struct Prefetches(Vec<Prefetch>);
-
-#[derive(Clone, Copy, Debug)]
-struct Prefetch {
-    slot: usize,
-    /// First block of a look-up whose answer it waits for.
-    awaits: Option<BlockHash>,
-    /// `true` once its blocks are on the device.
-    is_done: bool,
-}
-
-impl Prefetches {
-    /// Returns the number of prefetches.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Returns `true` if there is none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Adds the prefetch in a slot, the last one so far.
-    pub fn push(&mut self, slot: usize) {
-        self.0.push(Prefetch { slot, awaits: None, is_done: false });
-    }
-
-    /// Returns `true` if the request in a slot is one.
-    pub fn contains(&self, slot: usize) -> bool {
-        self.slots().any(|other| other == slot)
-    }
-
-    /// Removes the prefetch in a slot. Returns `false` if there is none.
-    pub fn remove(&mut self, slot: usize) -> bool {
-        let before = self.0.len();
-        self.0.retain(|prefetch| prefetch.slot != slot);
-        self.0.len() < before
-    }
-
-    /// Returns the first prefetch that has only to be reported.
-    pub fn first_done(&self) -> Option<usize> {
-        self.0.iter().find(|prefetch| prefetch.is_done).map(|prefetch| prefetch.slot)
-    }
-
-    /// Returns the slots of all.
-    pub fn slots(&self) -> impl Iterator<Item = usize> + '_ {
-        self.0.iter().map(|prefetch| prefetch.slot)
-    }
-
-    fn note_done(&mut self, slot: usize) {
-        self.0.iter_mut().filter(|prefetch| prefetch.slot == slot).for_each(|prefetch| prefetch.is_done = true);
-    }
-}
 
 /// Returns the reason to refuse another prefetch of a tenant, if there is one.
 pub(crate) fn refusal(state: &State, tenant: u64) -> Option<Refusal> {
@@ -102,11 +47,12 @@ pub(crate) fn advance(state: &mut State) {
         if state.kv.copies_wait() {
             return;
         }
-        let Prefetch { slot, awaits, is_done } = state.prefetches.0[at];
+        let Prefetch { slot, awaits, is_done } = *state.prefetches.get_mut(at);
         let is_answered = awaits.is_none_or(|first| !state.kv.lookups.is_awaited(first));
         let waits = matches!(state.sequences[slot].phase, Phase::Waiting);
         if waits && is_answered && !is_done && awaited_block(state, slot).is_none() {
-            state.prefetches.0[at].awaits = begin(state, slot);
+            let awaits = begin(state, slot);
+            state.prefetches.get_mut(at).awaits = awaits;
         }
     }
 }

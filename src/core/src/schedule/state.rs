@@ -13,7 +13,7 @@ use crate::request::sequence::{Ending, Phase, Sequence, SequenceEvent};
 use crate::schedule::batch::Batch;
 use crate::schedule::imitate::reserve::Reserve;
 use crate::schedule::planners::Planners;
-use crate::schedule::prefetches::Prefetches;
+use crate::schedule::prefetch_queue::Prefetches;
 use crate::schedule::rehit::RehitRate;
 use crate::schedule::rereads::Rereads;
 use crate::schedule::shared_work::SharedWork;

@@ -149,14 +149,13 @@ pub(crate) fn check(
     } = request;
     check_names(&request_id, &cache_salt, &tenant, &adapter)?;
     check_extra_keys(&extra_keys)?;
-    let prompt = check_prompt(prompt, vocab_size)?;
     retention::check_hints(&retention)?;
-    let (output, stopping) =
-        (output.unwrap_or_default(), check_stopping(stopping.unwrap_or_default(), vocab_size, prefetch)?);
+    let output = output.unwrap_or_default();
+    let stopping = check_stopping(stopping.unwrap_or_default(), vocab_size, prefetch)?;
     let sampling = check_end(sampling.unwrap_or_default(), &stopping)?;
     Ok(Checked {
         request_id,
-        prompt,
+        prompt: check_prompt(prompt, vocab_size)?,
         add_special_tokens: add_special_tokens.unwrap_or(true),
         request: Request {
             sampling: check_sampling(sampling, output.logprobs, vocab_size)?,
@@ -170,7 +169,7 @@ pub(crate) fn check(
             prefetch,
             ..Request::default()
         },
-        max_tokens: if prefetch { Some(0) } else { stopping.max_tokens },
+        max_tokens: stopping.max_tokens,
         stop: StopStrings { strings: stopping.stop, is_sent: output.include_stop_string },
         skip_special_tokens: output.skip_special_tokens.unwrap_or(true),
         tenant_name: tenant,
@@ -378,7 +377,8 @@ fn check_stopping(stopping: proto::Stopping, vocab_size: u32, prefetch: bool) ->
         format!("stop_token_ids has {} ids; at most {STOP_TOKEN_IDS_MAX} are allowed", stop_token_ids.len())
     })?;
     ensure_ids("stop_token_ids", stop_token_ids, vocab_size)?;
-    Ok(stopping)
+    let max_tokens = if prefetch { Some(0) } else { *max_tokens };
+    Ok(proto::Stopping { max_tokens, ..stopping })
 }
 
 /// Returns the time that a caller gives a call, from the headers of the call.
