@@ -50,7 +50,7 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.dropped_blocks > seeds, "{} blocks dropped", sum.dropped_blocks);
     assert!(sum.evicted_retained > seeds / 10, "{} blocks evicted above the default priority", sum.evicted_retained);
     assert!(sum.ignored_retained > seeds / 10, "{} blocks beyond the bounds of hints", sum.ignored_retained);
-    assert!(sum.prefetched_tokens > seeds / 4, "{} tokens prefetched", sum.prefetched_tokens);
+    assert!(sum.prefetched_tokens > seeds / 8, "{} tokens prefetched", sum.prefetched_tokens);
     assert!(sum.pinned_tokens > seeds / 4, "{} tokens pinned", sum.pinned_tokens);
     assert!(sum.looked_up > seeds / 4, "{} blocks of others", sum.looked_up);
     assert!(sum.failed_transfers > seeds / 20 && sum.lost_transfers > 0);
