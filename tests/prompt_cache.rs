@@ -107,13 +107,16 @@ async fn the_envelope_of_vllm_keeps_prompts_and_says_what_it_cannot_do() {
     let none = json!({});
     let keep = json!({"directives": [{"start": 0, "end": 160, "priority": 80, "duration": 600}]});
     assert_eq!(found(none.clone(), hints("kv.retain", keep.clone())).await, 160, "ten blocks");
+    assert_eq!(found(none.clone(), hints("kv.pin", json!({"end": 160, "duration": 600}))).await, 160, "ten blocks");
     assert!(found(none, hints("kv.evict", json!({}))).await < 16);
     let server = start().await;
     let mut both = hints("kv.retain", keep);
     both["prompt_cache_key"] = json!("key");
     for (fields, words) in [
         (hints("kv.demote", json!({})), "this server has no tier"),
-        (hints("kv.pin", json!({})), "kv_hints.actions[0] pins"),
+        (hints("kv.pin", json!({})), "missing field"),
+        (hints("kv.pin", json!({"duration": 90_000})), "duration must be above 0"),
+        (hints("kv.prefetch", json!({})), "kv_hints.actions[0] prefetches"),
         (
             hints("kv.retain", json!({"directives": [{"start": 4, "end": 4, "priority": 50}]})),
             "no token is in the range 4..4",
@@ -135,4 +138,30 @@ async fn the_envelope_of_vllm_keeps_prompts_and_says_what_it_cannot_do() {
     let envelope = hints("kv.evict", json!({}))["kv_hints"].clone();
     let body = json!({"token_ids": [1, 2, 3], "kv_hints": envelope, "sampling_params": {"max_tokens": 1}});
     assert_eq!(post(server.addr(), "/inference/v1/generate", &body.to_string()).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefetch_computes_nothing_and_pins_what_is_there() {
+    let server = start().await;
+    let prompt = "p".repeat(200);
+    let ask = async |mut body: Value| {
+        body.as_object_mut().unwrap().extend(json!({"prompt": prompt}).as_object().unwrap().clone());
+        post(server.addr(), "/v1/completions", &body.to_string()).await
+    };
+    let mut prefetch = hints("kv.prefetch", json!({}));
+    let pin = hints("kv.pin", json!({"duration": 600}))["kv_hints"]["actions"][0].clone();
+    prefetch["kv_hints"]["actions"].as_array_mut().unwrap().push(pin);
+    prefetch["max_tokens"] = json!(0);
+    let details = |answer: &Value| answer["usage"]["prompt_tokens_details"].clone();
+    let nothing = ask(prefetch.clone()).await.json();
+    let choice = &nothing["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!(""), &json!("length")), "{nothing}");
+    assert_eq!((details(&nothing), &nothing["usage"]["completion_tokens"]), (json!({"cached_tokens": 0}), &json!(0)));
+    ask(json!({"max_tokens": 1})).await;
+    let there = json!({"cached_tokens": 192, "pinned_tokens": 192});
+    assert_eq!(details(&ask(prefetch.clone()).await.json()), there);
+    prefetch["stream"] = json!(true);
+    prefetch["stream_options"] = json!({"include_usage": true});
+    let stream = ask(prefetch).await.body;
+    assert!(stream.contains(r#""finish_reason":"length""#) && stream.contains(r#""pinned_tokens":192"#), "{stream}");
 }

@@ -50,11 +50,34 @@ async fn a_prompt_with_a_hint_outlives_others_and_the_recording_decides_the_same
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pin_outlives_hints_and_the_answer_says_what_is_pinned() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.jsonl");
+    let config = Config { device_blocks: 24, ..Config::default() };
+    let server = TestServer::start_with(config, Some(path.clone()), |worker| Box::new(worker)).await;
+    let mut client = server.client().await;
+    let pin = RetentionHint { pin: true, ..hint(RetentionPart::Prompt, 100, 86_400_000) };
+    let pinned = client.ask(asking(&[pin])).await.unwrap().usage.pinned_tokens;
+    flood(&mut client).await;
+    assert_eq!((pinned, client.ask(asking(&[])).await.unwrap().usage.cached_tokens), (80, 80));
+    // A quarter of 24 blocks is six.
+    let other = GenerateRequest { retention: vec![pin], ..greedy(&format!("Another: {SYSTEM}"), 4) };
+    assert_eq!(client.ask(other).await.unwrap().usage.pinned_tokens, 16);
+    let outcome = server.drain().await;
+    let replayed = replay_recorded(&path, &mut |_| {}).unwrap();
+    assert_eq!((replayed.matches, replayed.digest), (Some(true), format!("{:016x}", outcome.digest)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn malformed_hints_are_refused_with_the_field() {
     let server = TestServer::start(Config { device_blocks: 24, ..Config::default() }).await;
     let mut client = server.client().await;
     let prompt = hint(RetentionPart::Prompt, 50, 0);
-    let wrong: [(&[RetentionHint], &str); 4] = [
+    let wrong: [(&[RetentionHint], &str); 5] = [
+        (
+            &[RetentionHint { pin: true, ..hint(RetentionPart::Prompt, 100, 0) }],
+            "retention[0]: a pin needs a time to live, a day at most; set ttl_ms to 1 to 86400000",
+        ),
         (&[hint(RetentionPart::Prompt, 101, 0)], "retention[0]: priority is 101; it must be 0 to 100"),
         (&[RetentionHint { priority: None, ..prompt }], "retention[0]: priority is missing; set 0 to 100"),
         (

@@ -7,7 +7,7 @@ use trunkline_cluster::{ClusterConfig, EngineConfig, Role};
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, H2oConfig, Keeps, WorkerFacts, Write};
 use trunkline_port::ModelInfo;
-use trunkline_server::proto::{GenerateRequest, RetentionHint};
+use trunkline_server::proto::{GenerateRequest, RetentionHint, Usage};
 use trunkline_server::{EngineStore, Options, layout};
 use trunkline_store::{Compression, SharedMemory, StoreSettings, TierMedium};
 use trunkline_tests::server::{TestServer, greedy};
@@ -85,6 +85,36 @@ async fn a_demoted_request_leaves_the_device_at_once_and_its_recording_replays()
     let outcome = server.drain().await;
     assert!(outcome.stats.tiers[0].hit_blocks > 0);
     assert!(std::fs::read_to_string(&record).unwrap().contains(r#""demote":true"#), "the recording has the hints");
+    assert_replays(&record, &outcome);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefetched_prompt_is_on_the_device_before_its_request_and_the_recording_replays() {
+    let dir = tempfile::tempdir().unwrap();
+    let record = dir.path().join("run.jsonl");
+    let config = Config { device_blocks: 512, ..config(&[("host", Write::Back)]) };
+    let server = serve(config, media(None), Compression::Off, Some(&record)).await;
+    let mut client = server.client().await;
+    let prompt = prompts().remove(0);
+    let demote = RetentionHint { priority: Some(0), demote: true, ..RetentionHint::default() };
+    let first = client.ask(GenerateRequest { retention: vec![demote], ..greedy(&prompt, 8) }).await.unwrap();
+    assert_eq!(client.settled().await.blocks.unwrap().idle, 0);
+    let prefetch = GenerateRequest { prefetch: true, stopping: None, ..greedy(&prompt, 8) };
+    let brought = client.ask(prefetch.clone()).await.unwrap();
+    let Usage { cached_tokens, loaded_tokens, completion_tokens, .. } = brought.usage;
+    assert!(loaded_tokens > 0 && cached_tokens == loaded_tokens, "{:?}", brought.usage);
+    assert_eq!((completion_tokens, brought.text.as_str()), (0, ""));
+    // What is on the device is not loaded again: not by a request, nor by another prefetch.
+    let answer = client.ask(greedy(&prompt, 8)).await.unwrap();
+    assert_eq!((answer.usage.loaded_tokens, &answer.text), (0, &first.text));
+    assert!(
+        answer.usage.cached_tokens.div_ceil(BLOCK_SIZE) == cached_tokens.div_ceil(BLOCK_SIZE),
+        "{:?}",
+        answer.usage
+    );
+    assert_eq!(client.ask(prefetch).await.unwrap().usage.loaded_tokens, 0);
+    let outcome = server.drain().await;
+    assert_eq!(outcome.stats.tiers[0].hit_blocks, u64::from(loaded_tokens / BLOCK_SIZE));
     assert_replays(&record, &outcome);
 }
 

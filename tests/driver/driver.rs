@@ -61,7 +61,7 @@ pub struct Driver {
     /// Time of the last event, nanoseconds.
     pub now_ns: u64,
     /// `true` if copies and prompts take as long as the configuration estimates, rather than a nanosecond.
-    takes_time: bool,
+    pub(crate) takes_time: bool,
     /// `true` while a worker is there.
     pub joined: bool,
     /// Steps in flight, oldest first. The worker has begun the first.
@@ -134,27 +134,6 @@ impl Driver {
     #[must_use]
     pub fn dictated(self) -> Self {
         Self { answers: Answers::Dictated, ..self }
-    }
-
-    /// Makes copies and prompts take as long as the configuration estimates, rather than a nanosecond.
-    #[must_use]
-    pub fn timed(self) -> Self {
-        Self { takes_time: true, ..self }
-    }
-
-    /// Lets the time pass that a copy of so many blocks takes, if copies take time.
-    pub(crate) fn pass_copy(&mut self, blocks: usize) {
-        if self.takes_time {
-            self.now_ns += blocks as u64 * self.core.config().swap_block_ns;
-        }
-    }
-
-    /// Lets the time pass that the prompts of a step take, if they take time.
-    fn pass_prompts(&mut self, step: &Step) {
-        if self.takes_time {
-            let prompts = step.seqs.iter().filter(|seq| seq.n_tokens > 1).map(|seq| u64::from(seq.n_tokens));
-            self.now_ns += prompts.sum::<u64>() * self.core.config().recompute_token_ns;
-        }
     }
 
     fn with_answers(config: Config, seed: u64, answers: Answers) -> Self {
@@ -465,6 +444,7 @@ impl Driver {
         assert_eq!(usage.prompt_tokens as usize, known.request.prompt.len());
         assert_eq!(usage.completion_tokens as usize, known.text.len());
         let all_cached = known.withdrawn && !known.text.is_empty() && usage.cached_tokens == usage.prompt_tokens;
+        let all_cached = all_cached || known.request.prefetch;
         assert!(usage.cached_tokens < usage.prompt_tokens || all_cached, "the last token is always run");
         let deadline_ns = known.request.deadline_ns;
         match reason {
@@ -482,7 +462,7 @@ impl Driver {
         }
         // What a step computes of a preempted request is not published.
         let is_published = !known.withdrawn && !self.sent.preempted.contains(&id);
-        let is_published = is_published && !known.has_copies;
+        let is_published = is_published && !known.has_copies && !known.request.prefetch;
         if known.has_ended_by_itself() && is_published && !self.blame.of(id).guilty {
             self.found.ended(&known.request, &known.text);
         }

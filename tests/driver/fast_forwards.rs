@@ -16,7 +16,7 @@ use trunkline_core::{
 };
 
 use crate::limits::{
-    any_prefill_first, hints, imitate, limits, pick, retain, reuse_anywhere, share_a_tier, suit_worker,
+    any_prefill_first, hints, imitate, limits, pick, prefetch, retain, reuse_anywhere, share_a_tier, suit_worker,
 };
 use crate::pressure::{LENGTHS, request};
 
@@ -101,6 +101,7 @@ fn draw_requests(rng: &mut Pcg64Mcg, config: &Config, mut hint_rng: Option<Pcg64
         request.deadline_ns = request.deadline_ns.filter(|_| id % 4 == 0);
         if let Some(rng) = &mut hint_rng {
             request.retention = hints(rng, request.prompt.len() as u32 + 1);
+            prefetch(rng, &mut request);
         }
         request.hashes.clear();
         request.hash_prompt(config.block_size);

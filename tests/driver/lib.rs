@@ -26,6 +26,7 @@ pub mod pressure;
 mod progress;
 mod records;
 pub mod seeds;
+mod timed;
 mod valued;
 
 pub use asking::prompt;

@@ -6,7 +6,9 @@ use trunkline_core::config::{PipelineBatches, PrefillFirst, StepTarget};
 use trunkline_core::names::registry::Entry;
 use trunkline_core::names::spec::Param;
 use trunkline_core::request::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
-use trunkline_core::{Config, Keeps, Preemption, RetentionHint, ReuseConfig, TierConfig, Write, eviction, h2o, policy};
+use trunkline_core::{
+    Config, Keeps, Preemption, Request, RetentionHint, ReuseConfig, TierConfig, Write, eviction, h2o, policy,
+};
 
 /// Prompts first, with a reserve that falls within a few steps, and without sharing of work in flight.
 const RESERVING: &str = "chunks:reserve_permille=900,least_permille=100,decay_steps=9,await_prefix=0";
@@ -236,13 +238,21 @@ pub(crate) fn hints(rng: &mut Pcg64Mcg, tokens: u32) -> Vec<RetentionHint> {
         let ttl_ns = pick(rng, &[0, 1, 700, 4_000, 30_000, 200_000]);
         let ttl_ns = if priority < PRIORITY_DEFAULT { 0 } else { ttl_ns };
         // Drawn with the priority, so that the other draws of a seed stay.
-        hints.push(RetentionHint { from, to, priority, ttl_ns, demote: priority == 20 });
+        let pin = priority == PRIORITY_MAX && ttl_ns > 1;
+        hints.push(RetentionHint { from, to, priority, ttl_ns, demote: priority == 20, pin });
         if to == TO_END {
             break;
         }
         begin = to;
     }
     hints
+}
+
+/// Makes a request a prefetch, at times.
+pub(crate) fn prefetch(rng: &mut Pcg64Mcg, request: &mut Request) {
+    if rng.random_range(0..10) == 0 {
+        (request.prefetch, request.max_tokens) = (true, 0);
+    }
 }
 
 /// Divides the layers of the model into groups, for some seeds. Draws nothing from the run's own generator, so that other seeds run as

@@ -99,6 +99,10 @@ outcome! {
         pub dropped_blocks: u64,
         /// Blocks evicted above the default priority.
         pub evicted_retained: u64,
+        /// Tokens that prefetches loaded.
+        pub prefetched_tokens: u64,
+        /// Tokens that pins held at the ends of their requests.
+        pub pinned_tokens: u64,
         /// Blocks for which retention hints were ignored.
         pub ignored_retained: u64,
     }

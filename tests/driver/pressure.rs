@@ -10,7 +10,7 @@ use trunkline_core::{
 };
 
 use crate::limits::{
-    divide_layers, fail_sequences, hints, imitate, limits, pick, preempt_at_once, retain, reuse_anywhere,
+    divide_layers, fail_sequences, hints, imitate, limits, pick, preempt_at_once, prefetch, retain, reuse_anywhere,
     run_prompts_first, share_a_tier, small_limits, suit_worker,
 };
 use crate::oracle::{EOS, VOCAB, continuation};
@@ -223,6 +223,8 @@ impl Run {
             dropped_blocks: stats.h2o.h2o_dropped_blocks,
             evicted_retained: stats.retention.evicted_retained_blocks,
             ignored_retained: stats.retention.ignored_retained_blocks,
+            prefetched_tokens: stats.tokens.prefetched_tokens,
+            pinned_tokens: driver.usages.values().map(|usage| u64::from(usage.pinned_tokens)).sum(),
             lost_transfers: driver.lost_copies,
             drafts_allowed: driver.worker.drafts_allowed,
             drafts_accepted: driver.worker.drafts_accepted,
@@ -549,12 +551,13 @@ impl Run {
         }
         if let Some(rng) = &mut self.hint_rng {
             request.retention = hints(rng, request.prompt.len() as u32 + 1);
+            prefetch(rng, &mut request);
         }
         if let Some(rng) = &mut self.edit_rng {
             edit(rng, &mut request);
             request.hash_prompt(block_size);
         }
-        request.prompt_logprobs = Some(n as u32 % 2).filter(|_| self.values && n % 3 < 2);
+        request.prompt_logprobs = Some(n as u32 % 2).filter(|_| self.values && n % 3 < 2 && !request.prefetch);
         if self.weak_hashes {
             request.hashes.clear();
             request.hash_prompt(block_size);

@@ -81,6 +81,12 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "an_edited_first_turn_copies_the_rest_and_the_recording_decides_the_same",
     ),
     (
+        "Usage.loaded_tokens",
+        "tests/tiers.rs",
+        "a_prefetched_prompt_is_on_the_device_before_its_request_and_the_recording_replays",
+    ),
+    ("Usage.pinned_tokens", "tests/retention.rs", "a_pin_outlives_hints_and_the_answer_says_what_is_pinned"),
+    (
         "Usage.copied_tokens",
         "tests/reuse.rs",
         "an_edited_first_turn_copies_the_rest_and_the_recording_decides_the_same",
@@ -97,11 +103,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ),
     ("Counters.drafted_tokens", "tests/metrics.rs", "the_figures_of_a_known_load_are_exact"),
     ("Counters.accepted_drafts", "tests/metrics.rs", "the_figures_of_a_known_load_are_exact"),
-    (
-        "Counters.swap_outs",
-        "tests/grpc.rs",
-        "sixty_four_streams_on_a_pool_too_small_for_them_say_what_each_says_alone",
-    ),
+    ("Counters.swap_outs", "tests/grpc.rs", "sixty_four_streams_on_a_pool_too_small_for_them_say_what_each_says_alone"),
     (
         "Counters.swapped_in_blocks",
         "tests/grpc.rs",

@@ -68,6 +68,10 @@ pub const PROOFS: &[(&str, Proof)] = &[
         Test(KV_DTYPE, "a_request_chooses_the_type_of_its_kv_and_finds_prefixes_of_that_type_alone"),
     ),
     ("GenerateRequest.retention", Differs(|_| Box::pin(retained(None, Some(keep()))))),
+    (
+        "GenerateRequest.prefetch",
+        Test("tests/tiers.rs", "a_prefetched_prompt_is_on_the_device_before_its_request_and_the_recording_replays"),
+    ),
     ("GenerateRequest.reuse", Test(REUSE, "copies_are_asked_for_only_where_the_server_makes_some")),
     (
         "GenerateRequest.timeout_ms",
@@ -92,6 +96,7 @@ pub const PROOFS: &[(&str, Proof)] = &[
         "RetentionHint.demote",
         Test("tests/tiers.rs", "a_demoted_request_leaves_the_device_at_once_and_its_recording_replays"),
     ),
+    ("RetentionHint.pin", Test("tests/retention.rs", "a_pin_outlives_hints_and_the_answer_says_what_is_pinned")),
     (
         "TokenIds.ids",
         Changes(|request| request.prompt = Some(ids(&[1, 2, 3])), |request| request.prompt = Some(ids(&[1, 2, 4]))),

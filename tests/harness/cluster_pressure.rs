@@ -318,7 +318,10 @@ impl Run {
     fn submit(&mut self, n: u64) {
         let previous = n.checked_sub(1).map(|before| &self.known[&RequestId(before)].request.prompt[..]);
         let block_size = self.config.engines[0].core.block_size;
-        let request = request(&mut self.rng, n, previous, LENGTHS, (self.now_ns, block_size));
+        let mut request = request(&mut self.rng, n, previous, LENGTHS, (self.now_ns, block_size));
+        if n % 8 == 5 {
+            (request.prefetch, request.max_tokens) = (true, 0);
+        }
         self.engines.iter_mut().for_each(|engine| engine.worker.expect(&request));
         let known = Known { request: request.clone(), text: Vec::new(), end: None, refused: false, moved: false };
         assert!(self.known.insert(request.id, known).is_none() && self.live.insert(request.id));

@@ -474,6 +474,7 @@ impl<'a> Fleet<'a> {
         let mut request = Request::new(RequestId(number), root, traced.prompt(), traced.output_tokens);
         request.tenant = if self.settings.tenants.is_traced() { terms.tenant.into() } else { u64::from(flight.tenant) };
         request.priority = terms.priority;
+        request.prefetch = traced.is_prefetch();
         if self.settings.hints {
             request.retention = traced.retention.to_vec();
         }
@@ -564,6 +565,9 @@ impl<'a> Fleet<'a> {
             Action::Finish { request, reason: FinishReason::Error, .. } => self.send_again(at_ns, replica, request),
             Action::Finish { request, reason, usage } => {
                 let flight = self.flights.remove(request.0);
+                if flight.traced.is_prefetch() {
+                    return self.end_prefetch(replica, request, usage.loaded_tokens);
+                }
                 let outcome = match reason {
                     FinishReason::Length => self.meters.finish(&flight, at_ns, replica, request.0, &usage),
                     FinishReason::Timeout => self.meters.time_out(&flight, at_ns, replica, request.0, &usage),
@@ -591,6 +595,9 @@ impl<'a> Fleet<'a> {
 
     fn refuse(&mut self, at_ns: u64, replica: usize, request: RequestId) {
         let flight = self.flights.remove(request.0);
+        if flight.traced.is_prefetch() {
+            return self.end_prefetch(replica, request, 0);
+        }
         let outcome = self.meters.refuse(&flight, at_ns, replica, request.0);
         self.end(replica, &outcome);
     }
@@ -634,11 +641,21 @@ impl<'a> Fleet<'a> {
     /// Counts the end of a request at a replica; some arrivals wait for ends.
     fn end(&mut self, replica: usize, outcome: &Outcome) {
         self.stopped |= self.observer.ended(outcome).is_break();
+        let how = if outcome.refused { trace::Outcome::Refused } else { trace::Outcome::Completed };
+        self.free(replica, outcome.request, how);
+    }
+
+    /// Takes note of the end of a prefetch, which is no request with an outcome.
+    fn end_prefetch(&mut self, replica: usize, request: RequestId, loaded_tokens: u32) {
+        self.meters.prefetched(loaded_tokens);
+        self.free(replica, request.0, trace::Outcome::Completed);
+    }
+
+    fn free(&mut self, replica: usize, request: u64, how: trace::Outcome) {
         self.totals.ended += 1;
         self.totals.last_end_ns = self.now_ns;
         self.pending.freed.push(replica);
-        let how = if outcome.refused { trace::Outcome::Refused } else { trace::Outcome::Completed };
-        self.pending.source.ended(outcome.request, self.now_ns, how);
+        self.pending.source.ended(request, self.now_ns, how);
     }
 }
 

@@ -71,7 +71,7 @@ impl<'a> Meters<'a> {
 
     /// Counts the submission of a request to `replica`.
     pub(crate) fn submit(&mut self, flight: &InFlightRequest, now_ns: u64, replica: usize) {
-        self.tenants[usize::from(flight.tenant)].requests += 1;
+        self.tenants[usize::from(flight.tenant)].requests += u64::from(!flight.traced.is_prefetch());
         self.resubmit(flight, now_ns, replica);
     }
 
@@ -91,14 +91,15 @@ impl<'a> Meters<'a> {
     /// Removes a request from `replica`; it continues elsewhere.
     pub(crate) fn take_back(&mut self, flight: &mut InFlightRequest, now_ns: u64, replica: usize) {
         let began = std::mem::replace(&mut flight.began, false);
-        if let (false, Some(contention)) = (began, self.contentions.get_mut(replica)) {
+        let contention = self.contentions.get_mut(replica).filter(|_| !flight.traced.is_prefetch());
+        if let (false, Some(contention)) = (began, contention) {
             contention.leave(now_ns, usize::from(flight.tenant));
         }
     }
 
     /// Adds a removed request to `replica`.
     pub(crate) fn resubmit(&mut self, flight: &InFlightRequest, now_ns: u64, replica: usize) {
-        if let Some(contention) = self.contentions.get_mut(replica) {
+        if let Some(contention) = self.contentions.get_mut(replica).filter(|_| !flight.traced.is_prefetch()) {
             contention.wait(now_ns, usize::from(flight.tenant));
         }
     }
@@ -241,6 +242,11 @@ impl<'a> Meters<'a> {
             deadline_met: Some(false),
             ..outcome(flight, replica, request, usage)
         }
+    }
+
+    /// Counts a prefetch that loaded so many tokens from tiers.
+    pub(crate) fn prefetched(&mut self, loaded_tokens: u32) {
+        self.hinted.prefetched(loaded_tokens);
     }
 
     /// Returns what retention hints did, if there were any.

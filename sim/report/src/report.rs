@@ -413,6 +413,10 @@ pub struct TenantReport {
     pub contended_service_s: f64,
 }
 
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
 /// What retention hints do for those who send them, and to the others: compare two replays of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct HintsReport {
@@ -422,6 +426,12 @@ pub struct HintsReport {
     pub hinted: HintedReport,
     /// Those without.
     pub others: HintedReport,
+    /// Prefetches of the trace. They are no requests in other figures.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub prefetches: u64,
+    /// Tokens that they loaded from tiers.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub prefetched_tokens: u64,
 }
 
 /// Requests with hints, or those without.

@@ -83,7 +83,7 @@ pub struct TraceRequest {
     pub arrival_ns: u64,
     /// Prompt length in tokens, at least 1.
     pub input_tokens: u32,
-    /// Output length in tokens, at least 1.
+    /// Output length in tokens; 0 for a prefetch, which brings the cached part of the prompt to the device.
     pub output_tokens: u32,
     /// Content of the prompt.
     pub content: Content,
@@ -164,6 +164,11 @@ impl TraceRequest {
         }
         assert_eq!(prompt.len(), self.input_tokens as usize, "content covers the prompt");
         prompt
+    }
+
+    /// Returns `true` for a request that asks for no token.
+    pub fn is_prefetch(&self) -> bool {
+        self.output_tokens == 0
     }
 
     /// Returns token `n` of the output, from 0, of this request, which has number `number`.

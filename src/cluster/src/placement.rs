@@ -182,7 +182,8 @@ impl Placements {
 impl Placed {
     /// Returns the usage to report at the end of a request, given the usage of the last engine.
     pub fn usage(&self, last: Usage) -> Usage {
-        Usage { cached_tokens: self.cached_tokens.unwrap_or(last.cached_tokens), ..last }
+        let cached_tokens = self.cached_tokens.unwrap_or(last.cached_tokens);
+        Usage { cached_tokens, loaded_tokens: last.loaded_tokens.min(cached_tokens), ..last }
     }
 }
 

@@ -63,7 +63,8 @@ fn request() -> Request {
     request.sampling = Sampling { temperature: 0.7, seed: u64::MAX, logprobs: Some(2), ..Sampling::default() };
     (request.h2o, request.reuse, request.shares_cache) =
         (Some(trunkline_core::h2o::Mode::On), Some(Reuse::Anywhere), true);
-    request.retention = vec![RetentionHint { from: 0, to: 2, priority: 80, ttl_ns: 60_000_000_000, demote: false }];
+    request.retention =
+        vec![RetentionHint { from: 0, to: 2, priority: 80, ttl_ns: 60_000_000_000, demote: false, pin: false }];
     (request.kv_class, request.continues) = (1, true);
     request
 }

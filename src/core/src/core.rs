@@ -25,6 +25,7 @@ use crate::policy::waiting::Waiting;
 use crate::request::remains::Remains;
 use crate::request::sequence::{Ending, Phase, Sequence, SequenceState};
 use crate::request::{FinishReason, Refusal, Request};
+use crate::schedule::prefetches;
 use crate::schedule::scheduler::Scheduler;
 use crate::schedule::state::{AHEAD, State};
 use crate::schedule::steps::Steps;
@@ -155,6 +156,7 @@ impl Core {
         self.expire(actions);
         self.tend_rereads(actions);
         self.begin_steps(actions);
+        self.end_prefetches(actions);
         self.send_transfers(actions);
         if self.draining && !self.drained && self.state.sequences.is_empty() && !self.is_storing() {
             self.drained = true;
@@ -275,7 +277,8 @@ impl Core {
         let (prefix_blocks, prefix_runs) = state.kv.tree.taken();
         let groups = &state.kv.groups;
         let waiting = state.waiting.len() + state.batch.preempted.len();
-        let placed = waiting + state.batch.running.len() + state.loading.len();
+        let loading = state.loading.len() + state.prefetches.len();
+        let placed = waiting + state.batch.running.len() + loading;
         Stats {
             waiting: waiting as u32,
             running: state.batch.len(),
@@ -289,7 +292,7 @@ impl Core {
             prefix_runs,
             moving_blocks: pool.count(BlockState::Moving),
             free_host_blocks: state.kv.free_hosts(),
-            loading: state.loading.len() as u32,
+            loading: loading as u32,
             swapped: (state.sequences.len() - placed - state.reported) as u32,
             tiers: state.kv.tiers.stats(),
             retention: state.kv.tree.retention(),
@@ -342,9 +345,13 @@ impl Core {
             self.state.kv.tree.follow_hints(self.now_ns, limits);
         }
         let seq = Sequence::new(request, arrival, self.now_ns);
-        self.state.waiting.joined(seq.tenant);
+        let (tenant, is_prefetch) = (seq.tenant, seq.is_prefetch());
         let slot = self.state.sequences.insert(seq);
         self.by_id.insert(id, slot);
+        if is_prefetch {
+            return self.state.prefetches.push(slot);
+        }
+        self.state.waiting.joined(tenant);
         let State { suspects, sequences, .. } = &mut self.state;
         suspects.consider(slot, &sequences[slot]);
         self.state.expect_service(slot);
@@ -355,8 +362,9 @@ impl Core {
     fn refusal(&self, request: &Request) -> Option<Refusal> {
         let (config, waiting) = (self.config(), &self.state.waiting);
         let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
-        let max_tokens = request.max_tokens;
+        let max_tokens = request.asked_tokens();
         let queued_tokens = waiting.tokens();
+        let is_new_prefetch = request.prefetch && !request.is_accepted;
         let total = prompt_tokens.saturating_add(max_tokens);
         // The last token generated needs no KV.
         let needed = total.saturating_sub(1).div_ceil(config.block_size);
@@ -365,12 +373,14 @@ impl Core {
             Some(Refusal::Draining)
         } else if prompt_tokens == 0 {
             Some(Refusal::EmptyPrompt)
-        } else if max_tokens as usize <= request.generated.len() {
+        } else if max_tokens as usize <= request.generated.len() && !request.prefetch {
             Some(Refusal::NoTokensAsked)
         } else if total > config.max_context {
             Some(Refusal::ContextTooLong { prompt_tokens, max_tokens, context: config.max_context })
         } else if needed_blocks > config.pool_blocks() {
             Some(Refusal::NeverFits { prompt_tokens, max_tokens, needed, capacity: config.device_blocks })
+        } else if let Some(refusal) = prefetches::refusal(&self.state, request.tenant).filter(|_| is_new_prefetch) {
+            Some(refusal)
         } else if waiting.len() as u32 >= config.max_queue && !request.is_accepted {
             Some(Refusal::QueueFull { limit: config.max_queue })
         } else if queued_tokens + u64::from(prompt_tokens) > config.max_queued_tokens
@@ -466,6 +476,9 @@ impl Core {
 
     /// Takes a sequence out of the queue for the sequence's state.
     fn leave_queue(&mut self, slot: usize) {
+        if self.state.prefetches.remove(slot) {
+            return;
+        }
         match self.state.sequences[slot].state() {
             SequenceState::Waiting => {
                 self.state.waiting.remove(slot);
@@ -485,13 +498,18 @@ impl Core {
         let state = &mut self.state;
         state.end_shared_work(slot);
         state.free_worker_slot(slot);
+        if matches!(ending, Ending::Finish(_)) {
+            state.kv.pin(&mut state.sequences[slot]);
+        }
         let failed = state.sequences[slot].guilty || ending == Ending::Finish(FinishReason::Error);
         if self.worker_joined && !failed && !state.sequences[slot].id.is_inner() {
             state.kv.write_through(&mut state.sequences[slot], computed, &mut state.journal);
         }
         state.release(slot);
         let seq = state.sequences.remove(slot);
-        state.waiting.left(seq.tenant);
+        if !seq.is_prefetch() {
+            state.waiting.left(seq.tenant);
+        }
         self.by_id.remove(&seq.id);
         let journal = &mut state.journal;
         match ending {
@@ -548,6 +566,7 @@ impl Core {
         let own = || seq.table.len() - readers::shared(kv, &seq.table[..seq.published as usize]);
         state.reserve.end(slot, || own() as u64 * size);
         state.waiting.left(seq.tenant);
+        state.kv.pin(seq);
         self.by_id.remove(&seq.id);
         finish(&mut state.journal, seq, reason, actions);
         if matches!(reason, FinishReason::Stop | FinishReason::Length) {

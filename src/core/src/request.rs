@@ -72,6 +72,10 @@ pub struct Request {
     /// Priorities of ranges of tokens in the prefix cache, in the order of the ranges: see [`crate::request::retention`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub retention: Vec<RetentionHint>,
+    /// `true` to bring what is cached of the prompt to the device, and to compute nothing: `max_tokens` does not count, and the request ends with
+    /// [`FinishReason::Length`]. Such a request ranks behind all others, and loads no more than they leave room for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub prefetch: bool,
     /// Class of the engines that may serve the request, by the type of their KV; 0 for the first. For clusters: a core has one type.
     #[serde(default, skip_serializing_if = "is_first")]
     pub kv_class: u8,
@@ -92,6 +96,11 @@ impl Request {
     /// Creates a greedy request with no stop tokens, priority 0 and no deadline, unhashed.
     pub fn new(id: RequestId, root: BlockHash, prompt: Vec<Token>, max_tokens: u32) -> Self {
         Self { id, root, prompt, max_tokens, ..Self::default() }
+    }
+
+    /// Returns the tokens asked for: none for a prefetch.
+    pub fn asked_tokens(&self) -> u32 {
+        if self.prefetch { 0 } else { self.max_tokens }
     }
 
     /// Computes the chained hashes of the prompt's blocks of `block_size` tokens. The driver MUST call this before submitting.
@@ -174,6 +183,12 @@ pub struct Usage {
     /// Prompt tokens whose KV was then copied from other places in the cache, after the prefix.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub copied_tokens: u32,
+    /// Prompt tokens among `cached_tokens` that were then loaded from tiers.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub loaded_tokens: u32,
+    /// Tokens from the first on that pins of the request hold at its end: fewer than asked for beyond the bound of the tenant.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub pinned_tokens: u32,
     /// Number of tokens generated.
     pub completion_tokens: u32,
     /// Times the request was preempted.
@@ -240,6 +255,12 @@ pub enum Refusal {
     /// The id is reserved: the core gives such ids to requests of its own.
     #[error("ids of requests are below 2^63")]
     ReservedId,
+    /// The tenant, or all together, have as many prefetches under way as the limit allows.
+    #[error("{limit} prefetches are under way; wait for one to end")]
+    PrefetchesFull {
+        /// Most prefetches at a time.
+        limit: u32,
+    },
     /// A retention hint is malformed.
     #[error(transparent)]
     Retention(RetentionError),
@@ -260,6 +281,7 @@ impl Refusal {
             Self::DuplicateId => 9,
             Self::ReservedId => 10,
             Self::Retention(_) => 11,
+            Self::PrefetchesFull { .. } => 12,
         }
     }
 }

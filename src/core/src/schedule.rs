@@ -13,6 +13,8 @@ pub(crate) mod imitate;
 pub(crate) mod loading;
 pub(crate) mod planners;
 pub(crate) mod preemption;
+pub(crate) mod prefetch_queue;
+pub(crate) mod prefetches;
 pub(crate) mod prefill_budget;
 pub(crate) mod readers;
 pub(crate) mod rehit;

@@ -101,6 +101,7 @@ fn requests(out: &mut String) {
             NoEngine: Refusal::NoEngine,
             DuplicateId: Refusal::DuplicateId,
             ReservedId: Refusal::ReservedId,
+            PrefetchesFull: Refusal::PrefetchesFull { limit: 8 },
             Retention: Refusal::Retention(RetentionError::TooMany { n: 17 }),
         }
     );
@@ -113,6 +114,8 @@ fn requests(out: &mut String) {
             Unordered: RetentionError::Unordered { at: 1, from: 8 },
             LivesBelowDefault: RetentionError::LivesBelowDefault { at: 1 },
             DemotesAboveEarly: RetentionError::DemotesAboveEarly { at: 1 },
+            PinTime: RetentionError::PinTime { at: 1 },
+            PinsBelowHighest: RetentionError::PinsBelowHighest { at: 1 },
         }
     );
 }

@@ -41,7 +41,7 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.poisoned > seeds, "one poison fails several steps");
     assert!(sum.failed_alone > 2 * seeds, "{} sequences failed alongside others", sum.failed_alone);
     assert!(sum.started_over > seeds / 40, "{} requests read what another failed to compute", sum.started_over);
-    assert!(sum.swaps_out > seeds * 2 / 5, "{} swaps out", sum.swaps_out);
+    assert!(sum.swaps_out > seeds / 3, "{} swaps out", sum.swaps_out);
     assert!(sum.blocks_out >= sum.swaps_out, "{} blocks of {} swaps", sum.blocks_out, sum.swaps_out);
     assert!(sum.swaps_in > seeds / 4 && sum.blocks_in >= sum.swaps_in);
     assert!(sum.groups_in >= seeds / 200, "{} swap-ins with layer groups", sum.groups_in);
@@ -50,6 +50,8 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.dropped_blocks > seeds, "{} blocks dropped", sum.dropped_blocks);
     assert!(sum.evicted_retained > seeds / 10, "{} blocks evicted above the default priority", sum.evicted_retained);
     assert!(sum.ignored_retained > seeds / 10, "{} blocks beyond the bounds of hints", sum.ignored_retained);
+    assert!(sum.prefetched_tokens > seeds / 8, "{} tokens prefetched", sum.prefetched_tokens);
+    assert!(sum.pinned_tokens > seeds / 4, "{} tokens pinned", sum.pinned_tokens);
     assert!(sum.looked_up > seeds / 4, "{} blocks of others", sum.looked_up);
     assert!(sum.failed_transfers > seeds / 20 && sum.lost_transfers > 0);
     assert!(sum.drafts_accepted > seeds && sum.drafts_allowed > sum.drafts_accepted);

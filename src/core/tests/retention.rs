@@ -1,6 +1,6 @@
 //! Retention hints through the whole core: what stays, what goes first, and when hints end. Numbers of blocks found are pinned.
 
-use trunkline_core::request::retention::{PRIORITY_DEFAULT, TO_END};
+use trunkline_core::request::retention::{PRIORITY_DEFAULT, PRIORITY_MAX, TO_END};
 use trunkline_core::{Config, Event, Namespace, Refusal, Request, RequestId, RetentionHint, Token, eviction};
 use trunkline_driver::Driver;
 
@@ -16,7 +16,7 @@ struct Cache {
 }
 
 fn hint(from: u32, to: u32, priority: u8, ttl_ns: u64) -> RetentionHint {
-    RetentionHint { from, to, priority, ttl_ns, demote: false }
+    RetentionHint { from, to, priority, ttl_ns, demote: false, pin: false }
 }
 
 /// Returns a prompt of `blocks` blocks with a content of its own, and one token more.
@@ -221,4 +221,63 @@ fn hints_that_say_nothing_change_no_decision() {
     };
     assert_eq!(digest(&[]), digest(&[hint(0, TO_END, PRIORITY_DEFAULT, 5)]));
     assert_ne!(digest(&[]), digest(&[hint(0, 6, 80, 0)]));
+}
+
+/// Returns a hint that pins the system prompt for so long.
+fn pin(ttl_ns: u64) -> RetentionHint {
+    RetentionHint { pin: true, ..system(PRIORITY_MAX, ttl_ns) }
+}
+
+#[test]
+fn a_pin_does_not_fall_before_its_time_and_outlasts_every_priority() {
+    for (passed, pinned, retained) in [(0, SYSTEM, 0), (900, SYSTEM, 0), (1_001, 0, SYSTEM)] {
+        let mut cache = Cache::new("lru:retain_percent=100");
+        cache.ask(1, prompt(1, SYSTEM), 1, &[pin(1_000)]);
+        cache.ask(1, prompt(2, SYSTEM), 1, &[system(PRIORITY_MAX, 0)]);
+        cache.pass(passed);
+        // All 40 blocks but those of one of the two.
+        cache.ask(1, prompt(3, 40 - SYSTEM - 1), 1, &[]);
+        let found = (cache.ask(1, prompt(1, SYSTEM), 1, &[]), cache.ask(1, prompt(2, SYSTEM), 1, &[]));
+        assert_eq!(found, (pinned, retained), "after {passed} ns");
+    }
+}
+
+#[test]
+fn an_answer_says_what_is_pinned_within_the_bound_of_the_tenant() {
+    let mut cache = Cache::new("lru");
+    let mut pinned = |tenant, content, hints: &[RetentionHint]| {
+        cache.ask(tenant, prompt(content, SYSTEM), 1, hints);
+        cache.driver.usages[&cache.requests].pinned_tokens / BLOCK
+    };
+    // A quarter of 40 blocks, from the first block of each prompt on.
+    let found = [1, 2, 3].map(|content| pinned(1, content, &[pin(1_000_000)]));
+    assert_eq!(found, [6, 4, 0]);
+    assert_eq!(pinned(2, 4, &[system(PRIORITY_MAX, 0)]), 0, "a priority is no pin");
+    assert_eq!(pinned(2, 5, &[RetentionHint { to: 4, ..pin(1_000_000) }]), 2, "of a range of four tokens");
+}
+
+#[test]
+fn a_device_full_of_pins_serves_a_request_that_needs_it_whole() {
+    let mut cache = Cache::new("lru:retain_percent=100");
+    for content in 1..6 {
+        cache.ask(1, prompt(content, SYSTEM), 1, &[pin(1 << 40)]);
+    }
+    assert_eq!(cache.retained(), 30);
+    cache.ask(2, prompt(9, 39), 1, &[]);
+    assert!(cache.driver.refusals.is_empty());
+    assert_eq!(cache.driver.ends.last().map(|(id, _)| *id), Some(6));
+    assert_eq!((cache.retained(), cache.driver.stats().preemptions), (0, 0));
+}
+
+#[test]
+fn malformed_pins_are_refused() {
+    let day = 86_400_000_000_000;
+    for (priority, ttl_ns) in [(PRIORITY_MAX, 0), (PRIORITY_MAX, day + 1), (99, 5)] {
+        let mut cache = Cache::new("lru");
+        let mut request = Request::new(RequestId(1), Namespace::default().root(), prompt(1, 1), 1);
+        request.hash_prompt(BLOCK);
+        request.retention = vec![RetentionHint { pin: true, ..hint(0, 4, priority, ttl_ns) }];
+        cache.driver.event(Event::Submit(Box::new(request)));
+        assert!(matches!(cache.driver.refusals[..], [(1, Refusal::Retention(_))]), "{:?}", cache.driver.refusals);
+    }
 }

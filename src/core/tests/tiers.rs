@@ -78,7 +78,7 @@ fn what_the_device_evicted_comes_back_from_the_tier() {
 /// Runs a request whose tokens from `from` on are to leave the device; gives the tokens of its prompt that were in the cache.
 fn ask_demoting(rig: &mut Driver, id: u64, prompt: Vec<Token>, from: u32) -> u32 {
     let mut request = Request::new(RequestId(id), Namespace::default().root(), prompt, 1);
-    request.retention = vec![RetentionHint { from, to: TO_END, priority: 0, ttl_ns: 0, demote: true }];
+    request.retention = vec![RetentionHint { from, to: TO_END, priority: 0, ttl_ns: 0, demote: true, pin: false }];
     rig.submit_request(request);
     rig.run_to_end();
     rig.usages[&id].cached_tokens
@@ -129,7 +129,7 @@ fn what_another_request_used_without_a_hint_is_not_demoted_nor_is_anything_witho
 fn blocks_on_their_way_to_the_tier_are_found_and_a_failed_copy_leaves_them_on_the_device() {
     let mut rig = joined(config(vec![tier(100, Write::Back, "lru")]));
     let mut request = Request::new(RequestId(1), Namespace::default().root(), prompt(1, 33), 1);
-    request.retention = vec![RetentionHint { from: 0, to: TO_END, priority: 0, ttl_ns: 0, demote: true }];
+    request.retention = vec![RetentionHint { from: 0, to: TO_END, priority: 0, ttl_ns: 0, demote: true, pin: false }];
     rig.submit_request(request);
     while rig.copies.is_empty() {
         rig.answer();
@@ -140,7 +140,7 @@ fn blocks_on_their_way_to_the_tier_are_found_and_a_failed_copy_leaves_them_on_th
     assert_eq!(rig.stats().idle_blocks, 8);
     ask_demoting(&mut rig, 3, prompt(3, 33), 0);
     let mut request = Request::new(RequestId(4), Namespace::default().root(), prompt(4, 33), 1);
-    request.retention = vec![RetentionHint { from: 0, to: TO_END, priority: 0, ttl_ns: 0, demote: true }];
+    request.retention = vec![RetentionHint { from: 0, to: TO_END, priority: 0, ttl_ns: 0, demote: true, pin: false }];
     rig.submit_request(request);
     while rig.copies.is_empty() {
         rig.answer();

@@ -315,6 +315,7 @@ impl Asked {
             cache_salt: self.cache_salt.clone().unwrap_or_default(),
             priority: self.priority.unwrap_or(0),
             retention: own.retention.clone(),
+            prefetch: own.prefetch,
             ..proto::GenerateRequest::default()
         }
     }
@@ -330,6 +331,8 @@ pub(crate) struct Own {
     pub(crate) wanted: Wanted,
     /// What the prefix cache is to keep.
     pub(crate) retention: Vec<proto::RetentionHint>,
+    /// Bring the prompts to the device, and compute nothing.
+    pub(crate) prefetch: bool,
     /// Structure of an answer that has to call a tool, instead of the one that its text would have.
     pub(crate) forced: Option<Structure>,
 }

@@ -165,12 +165,14 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
     let ids = shared.tokens_of(&parts, text, add_special_tokens).await?;
     let prompt = Rendered { conversation: &conversation, add_special_tokens, ids: &ids };
     let marks = shared.cache_hints(&parts, caching, breakpoints, prompt).await?;
-    let retention = shared.kv_hints(of_cache.kv_hints.as_ref(), marks)?;
+    let hints = shared.kv_hints(of_cache.kv_hints.as_ref(), marks)?;
     let room = shared.front.room_for(ids.len()).map_err(|status| Failure::of(&status))?;
     let max_tokens = asked.max_completion_tokens.or(asked.max_tokens).unwrap_or(room);
+    let prefetch = hints.prefetches(asked.max_completion_tokens.or(asked.max_tokens), asked.n())?;
+    let retention = hints.retention;
     let prompts = vec![WirePrompt::TokenIds(TokenIds { ids })];
     let wanted = Wanted { shown: asked.prompt_logprobs()?, ..Wanted::default() };
-    let own = Own { max_tokens, logprobs, retention, wanted, forced };
+    let own = Own { max_tokens, logprobs, retention, prefetch, wanted, forced };
     run::<Chats>(&shared, &parts, Run { asked, own, prompts, reading, echoes: Vec::new(), prompts_alone: false }).await
 }
 

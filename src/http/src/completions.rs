@@ -81,21 +81,23 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
     asked.check()?;
     let caching: CachingAsked = parse(&body)?;
     let marks = caching.check(&shared)?.map_or_else(Vec::new, Caching::of_prompt);
-    let retention = shared.kv_hints(caching.kv_hints.as_ref(), marks)?;
+    let hints = shared.kv_hints(caching.kv_hints.as_ref(), marks)?;
+    let prefetch = hints.prefetches(asked.max_tokens, asked.n())?;
+    let retention = hints.retention;
     let prompts = asked.prompt.take().ok_or_else(|| Failure::invalid("prompt", "prompt is missing"))?.0;
     if prompts.len() * asked.n() > CHOICES_MAX {
         let message = format!("{} prompts with n {} ask for more than {CHOICES_MAX} choices", prompts.len(), asked.n());
         return Err(Failure::invalid("n", message));
     }
     let logprobs = top_logprobs(&asked);
-    let prompts_alone = asked.echo == Some(true) && asked.max_tokens == Some(0);
+    let prompts_alone = asked.echo == Some(true) && asked.max_tokens == Some(0) && !prefetch;
     let max_tokens = if prompts_alone { 1 } else { asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT) };
     let (echoes, prompts) = echoes(&shared, &parts, &asked, prompts).await?;
     let shown = asked.prompt_logprobs()?;
     let echoed = logprobs.filter(|_| asked.echo == Some(true));
     let first_tokens = if echoed.is_some() { first_tokens(&prompts) } else { Vec::new() };
     let wanted = Wanted { shown, echoed, first_tokens };
-    let own = Own { max_tokens, logprobs, retention, wanted, forced: None };
+    let own = Own { max_tokens, logprobs, retention, wanted, prefetch, forced: None };
     let prompts = prompts.into_iter().map(WirePrompt::from).collect();
     let checked = Run { asked, own, prompts, reading: Reading::default(), echoes, prompts_alone };
     let answered = run::<Completions>(&shared, &parts, checked).await;

@@ -86,10 +86,12 @@ pub(crate) async fn generate(State(shared): Context, request: Request<Body>) -> 
     (asked.request_id, asked.model, asked.stream) = (given.request_id, given.model, given.stream);
     (asked.cache_salt, asked.priority) = (given.cache_salt, given.priority);
     (asked.stream_options, asked.return_token_ids) = (given.stream_options, Some(true));
+    let hints = shared.kv_hints(given.kv_hints.as_ref(), Vec::new())?;
     let own = Own {
         max_tokens: asked.max_tokens.unwrap_or(MAX_TOKENS_DEFAULT),
         logprobs: top_logprobs(&asked),
-        retention: shared.kv_hints(given.kv_hints.as_ref(), Vec::new())?,
+        prefetch: hints.prefetches(asked.max_tokens, 1)?,
+        retention: hints.retention,
         wanted: Wanted { shown: asked.prompt_logprobs()?, ..Wanted::default() },
         ..Own::default()
     };

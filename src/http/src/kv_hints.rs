@@ -6,6 +6,9 @@
 //! | `kv.retain` | `directives` of `start`, `end`, `priority`, `duration` in seconds; `covers_output` for a range | a retention hint each |
 //! | `kv.demote` | `start` | the tokens from `start` on leave the device for the nearest tier |
 //! | `kv.evict` | `start` | these tokens are evicted before all others |
+//! | `kv.pin` | `start`, `end`, `duration` in seconds, a day at most | a retention hint with `pin` |
+//!
+//! `kv.prefetch`, without a payload, brings what tiers hold of the prompt to the device; the request asks for no tokens.
 //!
 //! An envelope is taken whole or refused: what cannot be done is refused by its place.
 
@@ -21,6 +24,8 @@ use crate::failure::Failure;
 const ACTIONS_MAX: usize = 16;
 /// Longest duration, seconds: a day.
 const DURATION_S_MAX: f64 = 86_400.0;
+/// Priority of what is pinned.
+const PIN_PRIORITY: u32 = 100;
 /// Major version of the envelope and of each action.
 const MAJORS: [&str; 2] = ["0", "1"];
 
@@ -65,6 +70,44 @@ struct Retain {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+struct Pin {
+    #[serde(default)]
+    start: u32,
+    end: Option<u32>,
+    duration: f64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+/// What an envelope asks for.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct KvHints {
+    pub(crate) retention: Vec<RetentionHint>,
+    /// Place of the action that prefetches.
+    prefetch: Option<String>,
+}
+
+impl KvHints {
+    /// Returns `true` for a prefetch, which asks for `max_tokens` and `n` answers.
+    ///
+    /// # Errors
+    /// If it asks for tokens, or several answers.
+    pub(crate) fn prefetches(&self, max_tokens: Option<u32>, n: usize) -> Result<bool, Failure> {
+        match &self.prefetch {
+            None => Ok(false),
+            Some(place) if max_tokens != Some(0) => {
+                Err(refused(place, "prefetches, and computes nothing: set max_tokens to 0"))
+            }
+            Some(place) if n > 1 => Err(refused(place, "prefetches, and has no answers: leave n out")),
+            Some(_) => Ok(true),
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct From {
     #[serde(default)]
     start: u32,
@@ -86,7 +129,18 @@ impl Directive {
         }
         let part = if of_output { RetentionPart::Answer } else { RetentionPart::Unspecified };
         let (from, priority) = (self.start.unwrap_or(0), Some(self.priority));
-        Ok(RetentionHint { from, to: self.end, part: part.into(), priority, ttl_ms, demote: false })
+        Ok(RetentionHint { from, to: self.end, part: part.into(), priority, ttl_ms, demote: false, pin: false })
+    }
+}
+
+impl Pin {
+    fn hint(self, place: &str) -> Result<RetentionHint, Failure> {
+        let Self { start, end, duration } = self;
+        if duration <= 0.0 || duration > DURATION_S_MAX {
+            return Err(refused(&format!("{place}.payload:"), "duration must be above 0, and 86400 seconds at most"));
+        }
+        let (priority, ttl_ms) = (Some(PIN_PRIORITY), ((duration * 1e3) as u64).max(1));
+        Ok(RetentionHint { from: start, to: end, priority, ttl_ms, pin: true, ..RetentionHint::default() })
     }
 }
 
@@ -102,34 +156,41 @@ fn payload<T: for<'de> Deserialize<'de>>(place: &str, payload: Map<String, Value
 }
 
 impl Action {
-    /// Returns the hints that the action is.
-    fn hints(self, place: &str, has_tier: bool) -> Result<Vec<RetentionHint>, Failure> {
+    /// Adds the hints that the action is.
+    fn add_to(self, hints: &mut KvHints, place: &str, has_tier: bool) -> Result<(), Failure> {
         check_version(&format!("{place}.action_version"), &self.action_version)?;
         match self.action_type.as_str() {
             "kv.retain" => {
-                let mut hints = Vec::new();
                 for (n, directive) in payload::<Retain>(place, self.payload)?.directives.into_iter().enumerate() {
                     let hint = directive.hint();
-                    hints.push(hint.map_err(|why| refused(&format!("{place}.payload.directives[{n}]:"), why))?);
+                    let hint = hint.map_err(|why| refused(&format!("{place}.payload.directives[{n}]:"), why))?;
+                    hints.retention.push(hint);
                 }
-                Ok(hints)
             }
-            "kv.demote" if !has_tier => Err(refused(place, "demotes, and this server has no tier behind the device")),
+            "kv.demote" if !has_tier => {
+                return Err(refused(place, "demotes, and this server has no tier behind the device"));
+            }
             kind @ ("kv.demote" | "kv.evict") => {
                 let From { start } = payload(place, self.payload)?;
                 let demote = kind == "kv.demote";
-                Ok(vec![RetentionHint { from: start, priority: Some(0), demote, ..RetentionHint::default() }])
+                hints.retention.push(RetentionHint {
+                    from: start,
+                    priority: Some(0),
+                    demote,
+                    ..RetentionHint::default()
+                });
             }
-            "kv.pin" => Err(refused(
-                place,
-                "pins, which no request can promise another; kv.retain with priority 100 is the strongest wish",
-            )),
-            "kv.prefetch" => Err(refused(
-                place,
-                "prefetches; a request in the queue has its blocks brought nearer without it, and no other can be named",
-            )),
-            other => Err(refused(place, format!("is {}; there are kv.retain, kv.demote and kv.evict", quoted(other)))),
+            "kv.pin" => hints.retention.push(payload::<Pin>(place, self.payload)?.hint(place)?),
+            "kv.prefetch" => {
+                let Nothing {} = payload(place, self.payload)?;
+                hints.prefetch = Some(place.to_owned());
+            }
+            other => {
+                let known = "there are kv.retain, kv.demote, kv.evict, kv.pin and kv.prefetch";
+                return Err(refused(place, format!("is {}; {known}", quoted(other))));
+            }
         }
+        Ok(())
     }
 }
 
@@ -143,19 +204,19 @@ fn check_version(place: &str, version: &str) -> Result<(), Failure> {
 }
 
 /// Returns the hints of an envelope, in the order of their tokens.
-fn hints(envelope: &Value, has_tier: bool) -> Result<Vec<RetentionHint>, Failure> {
+fn hints(envelope: &Value, has_tier: bool) -> Result<KvHints, Failure> {
     let parsed: Result<Envelope, _> = Deserialize::deserialize(envelope);
     let envelope = parsed.map_err(|error| refused("kv_hints:", trunkline_quote::of_parser(&error.to_string())))?;
     check_version("kv_hints.protocol_version", &envelope.protocol_version)?;
     if envelope.actions.len() > ACTIONS_MAX {
         return Err(refused("kv_hints", format!("has {} actions; send at most {ACTIONS_MAX}", envelope.actions.len())));
     }
-    let mut hints = Vec::new();
+    let mut hints = KvHints::default();
     for (at, action) in envelope.actions.into_iter().enumerate() {
-        hints.extend(action.hints(&format!("kv_hints.actions[{at}]"), has_tier)?);
+        action.add_to(&mut hints, &format!("kv_hints.actions[{at}]"), has_tier)?;
     }
     // Those of the output are behind all tokens of the prompt.
-    hints.sort_by_key(|hint| (hint.part() == RetentionPart::Answer, hint.from));
+    hints.retention.sort_by_key(|hint| (hint.part() == RetentionPart::Answer, hint.from));
     Ok(hints)
 }
 
@@ -164,18 +225,31 @@ impl Shared {
     ///
     /// # Errors
     /// If an action cannot be done, or stands alongside marks.
-    pub(crate) fn kv_hints(
+    pub(crate) fn kv_hints(&self, envelope: Option<&Value>, of_marks: Vec<RetentionHint>) -> Result<KvHints, Failure> {
+        let of_marks = KvHints { retention: of_marks, prefetch: None };
+        let Some(envelope) = envelope.filter(|envelope| !envelope.is_null()) else { return Ok(of_marks) };
+        let limits = self.front.limits().map_err(|status| Failure::of(&status))?;
+        let hints = hints(envelope, !limits.tiers.is_empty())?;
+        match (of_marks.retention.is_empty(), hints.retention.is_empty()) {
+            (false, false) => Err(refused("kv_hints", "stands alongside marks for the prompt cache; send one of them")),
+            (_, true) => Ok(KvHints { prefetch: hints.prefetch, ..of_marks }),
+            (true, false) => Ok(hints),
+        }
+    }
+
+    /// Returns the hints of a request that has to have an answer, as [`Self::kv_hints`].
+    ///
+    /// # Errors
+    /// As [`Self::kv_hints`], and for a prefetch.
+    pub(crate) fn kv_hints_of_answer(
         &self,
         envelope: Option<&Value>,
         of_marks: Vec<RetentionHint>,
     ) -> Result<Vec<RetentionHint>, Failure> {
-        let Some(envelope) = envelope.filter(|envelope| !envelope.is_null()) else { return Ok(of_marks) };
-        let limits = self.front.limits().map_err(|status| Failure::of(&status))?;
-        let hints = hints(envelope, !limits.tiers.is_empty())?;
-        match (of_marks.is_empty(), hints.is_empty()) {
-            (false, false) => Err(refused("kv_hints", "stands alongside marks for the prompt cache; send one of them")),
-            (_, true) => Ok(of_marks),
-            (true, false) => Ok(hints),
+        let KvHints { retention, prefetch } = self.kv_hints(envelope, of_marks)?;
+        match prefetch {
+            None => Ok(retention),
+            Some(place) => Err(refused(&place, "prefetches; send it to /v1/chat/completions with max_tokens 0")),
         }
     }
 }
@@ -187,6 +261,10 @@ mod tests {
     use super::*;
 
     fn of(actions: Value) -> Result<Vec<RetentionHint>, String> {
+        all_of(actions).map(|hints| hints.retention)
+    }
+
+    fn all_of(actions: Value) -> Result<KvHints, String> {
         let envelope = json!({"protocol_version": "0.1", "message_id": "m", "actions": actions});
         hints(&envelope, true).map_err(|failure| failure.json())
     }
@@ -219,6 +297,12 @@ mod tests {
         let evicted = of(json!([action("kv.evict", json!({}))])).unwrap();
         assert_eq!(evicted, [RetentionHint { priority: Some(0), ..RetentionHint::default() }]);
         assert_eq!(of(json!([])), Ok(Vec::new()));
+        let pinned =
+            all_of(json!([action("kv.pin", json!({"end": 32, "duration": 90})), action("kv.prefetch", json!({}))]));
+        let pin =
+            RetentionHint { to: Some(32), priority: Some(100), ttl_ms: 90_000, pin: true, ..RetentionHint::default() };
+        let prefetch = Some("kv_hints.actions[1]".to_owned());
+        assert_eq!(pinned, Ok(KvHints { retention: vec![pin], prefetch }));
     }
 
     fn directives_of(end: u32) -> Value {
@@ -229,8 +313,10 @@ mod tests {
     fn what_cannot_be_done_is_refused_by_its_place() {
         let retain = |directive: Value| json!([action("kv.retain", json!({"directives": [directive]}))]);
         for (actions, words) in [
-            (json!([action("kv.pin", json!({}))]), "kv_hints.actions[0] pins"),
-            (json!([action("kv.prefetch", json!({}))]), "kv_hints.actions[0] prefetches"),
+            (json!([action("kv.pin", json!({}))]), "kv_hints.actions[0].payload: missing field"),
+            (json!([action("kv.pin", json!({"duration": 0}))]), "kv_hints.actions[0].payload: duration must be"),
+            (json!([action("kv.pin", json!({"duration": 86_401}))]), "kv_hints.actions[0].payload: duration must be"),
+            (json!([action("kv.prefetch", json!({"start": 1}))]), "kv_hints.actions[0].payload: unknown field"),
             (json!([action("kv.fetch", json!({}))]), "kv_hints.actions[0] is 'kv.fetch'; there are"),
             (json!([action("kv.evict", json!({"block_hashes": ["1"]}))]), "kv_hints.actions[0].payload: unknown field"),
             (retain(json!({"start": 0})), "missing field"),
@@ -244,6 +330,12 @@ mod tests {
             let told = of(actions).unwrap_err();
             assert!(told.contains(words) && told.contains(r#""param":"kv_hints""#), "{told}");
         }
+        let prefetch = all_of(json!([action("kv.prefetch", json!({}))])).unwrap();
+        for (max_tokens, n) in [(None, 1), (Some(3), 1), (Some(0), 2)] {
+            let told = prefetch.prefetches(max_tokens, n).unwrap_err().json();
+            assert!(told.contains("kv_hints.actions[0] prefetches"), "{told}");
+        }
+        assert_eq!(prefetch.prefetches(Some(0), 1).unwrap(), true);
         let newer = json!({"protocol_version": "2.0", "message_id": "m", "actions": []});
         assert!(hints(&newer, true).unwrap_err().json().contains("kv_hints.protocol_version is '2.0'"));
         let demoting =

@@ -144,7 +144,7 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
     let ids = shared.tokens_of(&parts, text, false).await?;
     let prompt = Rendered { conversation: &conversation, add_special_tokens: false, ids: &ids };
     let marks = shared.cache_hints(&parts, caching, breakpoints, prompt).await?;
-    let retention = shared.kv_hints(of_cache.kv_hints.as_ref(), marks)?;
+    let retention = shared.kv_hints_of_answer(of_cache.kv_hints.as_ref(), marks)?;
     let of = |status| Failure::of(&status);
     let room = shared.front.room_for(ids.len()).map_err(of)?;
     let logprobs = responses.wants_logprobs().then(|| asked.top_logprobs.unwrap_or(0));

@@ -60,7 +60,8 @@ pub(crate) async fn run<A: Api>(shared: &Shared, parts: &Parts, run: Run) -> Res
         include_usage: options.include_usage == Some(true),
         continuous_usage: options.continuous_usage_stats == Some(true),
         token_ids: asked.return_token_ids == Some(true),
-        marked: marked(&own.retention),
+        // A prefetch writes nothing.
+        marked: if own.prefetch { 0 } else { marked(&own.retention) },
         reading,
         echoes,
         wanted: own.wanted,

@@ -30,6 +30,12 @@ struct PromptDetails {
     /// Prompt tokens whose KV was copied from elsewhere in the cache.
     #[serde(skip_serializing_if = "is_zero")]
     copied_tokens: u32,
+    /// Prompt tokens found in the cache that came from tiers.
+    #[serde(skip_serializing_if = "is_zero")]
+    loaded_tokens: u32,
+    /// Tokens that pins of the request hold.
+    #[serde(skip_serializing_if = "is_zero")]
+    pinned_tokens: u32,
 }
 
 fn is_zero(n: &u32) -> bool {
@@ -60,6 +66,8 @@ impl Usage {
         self.prompt_tokens_details.cache_write_tokens += marked.saturating_sub(found);
         self.prompt_tokens_details.cached_tokens += usage.cached_tokens;
         self.prompt_tokens_details.copied_tokens += usage.copied_tokens;
+        self.prompt_tokens_details.loaded_tokens += usage.loaded_tokens;
+        self.prompt_tokens_details.pinned_tokens += usage.pinned_tokens;
     }
 }
 

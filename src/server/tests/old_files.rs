@@ -19,6 +19,7 @@ fn request() -> pb::GenerateRequest {
         priority: Some(80),
         ttl_ms: 60_000,
         demote: false,
+        pin: false,
     };
     pb::GenerateRequest {
         request_id: "r-1".into(),
@@ -71,8 +72,14 @@ fn chunk() -> pb::Chunk {
 }
 
 fn finish() -> pb::Finish {
-    let usage =
-        pb::Usage { prompt_tokens: 3, cached_tokens: 2, completion_tokens: 9, preemptions: 1, copied_tokens: 1 };
+    let usage = pb::Usage {
+        prompt_tokens: 3,
+        cached_tokens: 2,
+        completion_tokens: 9,
+        preemptions: 1,
+        copied_tokens: 1,
+        ..pb::Usage::default()
+    };
     let stopped_by = Some(pb::finish::StoppedBy::StopString("END".into()));
     pb::Finish { reason: pb::FinishReason::Stop.into(), usage: Some(usage), timings: None, stopped_by }
 }

@@ -1,6 +1,7 @@
 //! Arrivals: as the source says, one after another, or all at once.
 
 use trunkline_cluster::Input;
+use trunkline_core::RequestId;
 use trunkline_core::core::event::Event;
 
 use super::{Fleet, Pending, engine};
@@ -94,8 +95,12 @@ impl Fleet<'_> {
         Ok(Some(number))
     }
 
-    /// A request arrives at one replica, or where the router sends it.
+    /// A request arrives at one replica, or where the router sends it. Without hints a prefetch arrives nowhere.
     pub(super) fn arrive(&mut self, number: u64, replica: Option<usize>) {
+        if !self.settings.hints && self.flights.get(number).traced.is_prefetch() {
+            self.flights.remove(number);
+            return self.end_prefetch(replica.unwrap_or(0), RequestId(number), 0);
+        }
         let submit = Event::Submit(Box::new(self.request(number)));
         self.input(match replica {
             Some(replica) => Input::Engine(engine(replica), submit),

@@ -73,6 +73,7 @@ struct ServedRequest {
     output: Vec<Token>,
     terms: Terms,
     retention: Box<[RetentionHint]>,
+    prefetch: bool,
     end: End,
 }
 
@@ -138,6 +139,7 @@ impl Served {
             output: request.generated.clone(),
             terms,
             retention: request.retention.clone().into(),
+            prefetch: request.prefetch,
             end: End::CutShort,
         });
     }
@@ -164,7 +166,7 @@ impl Served {
                 End::CutShort
             }
         };
-        if end == End::Completed {
+        if end == End::Completed && !request.prefetch {
             self.e2e.record(at_ns - request.at_ns);
             if let Some(gaps @ 1..) = request.output.len().checked_sub(1) {
                 self.tpot.record((at_ns - request.first_token_ns) / gaps as u64);
@@ -216,7 +218,7 @@ impl ServedRequest {
         TraceRequest {
             arrival_ns: self.at_ns - first_ns,
             input_tokens: self.prompt.len() as u32,
-            output_tokens: self.output.len().max(1) as u32,
+            output_tokens: if self.prefetch { 0 } else { self.output.len().max(1) as u32 },
             content: Content::Tokens(self.prompt.into()),
             output: Some(self.output.into()),
             terms: self.terms,

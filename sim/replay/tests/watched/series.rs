@@ -57,8 +57,12 @@ fn buckets_by_hand() {
     };
     // A prefill over one bucket and a half, a decode over another half, and nothing until the fifth bucket, where it decodes again.
     let prefill = StepShape::prefill(64, 0);
-    let generated =
-        |generated_tokens| TokenCounters { prompt_tokens: 96, cached_tokens: 32, copied_tokens: 0, generated_tokens };
+    let generated = |generated_tokens| TokenCounters {
+        prompt_tokens: 96,
+        cached_tokens: 32,
+        generated_tokens,
+        ..TokenCounters::default()
+    };
     let admitted = Stats { tokens: generated(0), ..stats(3, 1, 4, 2, 0) };
     step(0, 0, W + W / 2, prefill, admitted);
     let decode = StepShape::decodes(2, 65);

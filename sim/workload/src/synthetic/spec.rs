@@ -115,7 +115,7 @@ impl RetentionSpec {
         ];
         let hint = |(spec, from, to): (Option<HintSpec>, u32, u32)| {
             let HintSpec { priority, ttl_s } = spec.filter(|_| from < to)?;
-            Some(RetentionHint { from, to, priority, ttl_ns: (ttl_s * 1e9) as u64, demote: false })
+            Some(RetentionHint { from, to, priority, ttl_ns: (ttl_s * 1e9) as u64, demote: false, pin: false })
         };
         parts.into_iter().filter_map(hint).collect()
     }

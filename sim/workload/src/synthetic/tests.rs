@@ -525,7 +525,7 @@ fn populations_have_retention_hints_for_the_parts_of_a_request() {
         let generator = Generator::new(&Spec::parse(&text(hints)).unwrap()).unwrap();
         AssumedLatency::default().requests(generator).map(Result::unwrap).collect()
     };
-    let hint = |from, to, priority, ttl_ns| RetentionHint { from, to, priority, ttl_ns, demote: false };
+    let hint = |from, to, priority, ttl_ns| RetentionHint { from, to, priority, ttl_ns, demote: false, pin: false };
     let hinted = requests(
         "retention = { system-prompt = { priority = 80, ttl-s = 1.5 }, conversation = { priority = 40 }, answer = { priority = 0 } }",
     );

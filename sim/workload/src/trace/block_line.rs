@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::block_ids::{BlockId, BlockIds};
 use super::format::Format;
-use super::format::row::{Row, length, object, present};
+use super::format::row::{Row, length, object, output_length, present};
 use super::{Piece, Terms, TraceFault, retention};
 
 /// Fields of a request, in words.
@@ -32,6 +32,7 @@ pub(super) struct BlockIdLine {
     priority: Option<Value>,
     deadline_s: Option<Value>,
     retention: Option<Value>,
+    prefetch: Option<Value>,
 }
 
 impl BlockIdLine {
@@ -54,10 +55,8 @@ impl BlockIdLine {
         block_tokens: u32,
         numbers: &mut BlockIds,
     ) -> Result<(Row, Option<Ids>), TraceFault> {
-        let tokens =
-            |field: &'static str, value: Option<Value>| length(field, &present(FIELDS, field, value)?.to_string());
-        let input_tokens = tokens("input_length", self.input_length)?;
-        let output_tokens = tokens("output_length", self.output_length)?;
+        let input_tokens = length("input_length", &present(FIELDS, "input_length", self.input_length)?.to_string())?;
+        let output_tokens = output_length(FIELDS, "output_length", self.output_length, self.prefetch)?;
         // No ids are all ids of a prompt without a full block.
         let ids = self.hash_ids.filter(|ids| !ids.is_empty() || input_tokens < block_tokens);
         let ids = ids.map(|ids| hash_ids(ids, input_tokens, format, block_tokens, numbers)).transpose()?;

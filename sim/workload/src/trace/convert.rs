@@ -61,6 +61,7 @@ pub fn convert(
     let mut writer = TraceWriter::create(path, to)?;
     let mut n_requests = 0u64;
     let (mut any_terms, mut any_hints, mut any_turns, mut any_small) = (false, false, false, false);
+    let mut any_prefetch = false;
     for request in requests {
         let request = request?;
         if request.arrival_ns >= ARRIVAL_NS_MAX {
@@ -68,6 +69,7 @@ pub fn convert(
         }
         any_terms |= request.terms != Terms::default();
         any_hints |= !request.retention.is_empty();
+        any_prefetch |= request.is_prefetch();
         any_turns |= request.turn.is_some();
         any_small |= begins_within_blocks(&request.content);
         writer.write(&request)?;
@@ -87,6 +89,9 @@ pub fn convert(
     }
     if any_hints && !has_terms {
         losses.push("retention hints are left out");
+    }
+    if any_prefetch && !has_terms {
+        losses.push("prefetches are left out");
     }
     if any_small && from == to && matches!(to.0.shares, Shares::Blocks(_)) {
         losses.push("ids become ids of blocks of 512 tokens; what prompts share of less than a block is left out");

@@ -493,7 +493,7 @@ fn terms_and_outputs_are_kept_by_formats_that_have_a_place_for_them() {
 
 #[test]
 fn retention_hints_are_kept_by_json_formats() {
-    let hint = |from, to, priority, ttl_ns| RetentionHint { from, to, priority, ttl_ns, demote: false };
+    let hint = |from, to, priority, ttl_ns| RetentionHint { from, to, priority, ttl_ns, demote: false, pin: false };
     let request = TraceRequest {
         input_tokens: 3,
         content: Content::Tokens([5, 6, 7].into()),
@@ -512,6 +512,34 @@ fn retention_hints_are_kept_by_json_formats() {
     std::fs::write(&path, line).unwrap();
     let error = Trace::load(&path, None, None).unwrap_err().to_string();
     assert!(error.ends_with("line 1: retention[0]: a priority below 35 has no time to live; leave it out"), "{error}");
+}
+
+#[test]
+fn prefetches_are_kept_by_json_formats() {
+    let content = Content::Tokens([5, 6, 7].into());
+    let asked = TraceRequest { input_tokens: 3, content, ..TraceRequest::default() };
+    let prefetch = TraceRequest { output_tokens: 0, ..asked.clone() };
+    let trace = Trace { format: formats::TOKENS, requests: vec![asked, prefetch] };
+    for format in [formats::TOKENS, formats::MOONCAKE] {
+        let read: Vec<_> = through(&trace, format, "a.jsonl").requests.iter().map(TraceRequest::is_prefetch).collect();
+        assert_eq!(read, [false, true], "{format}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.csv");
+    let requests = trace.requests.iter().cloned().map(Ok);
+    let losses = convert(requests, formats::TOKENS, &path, formats::VIDUR, &mut |_| {}).unwrap().losses;
+    assert!(losses.contains(&"prefetches are left out"));
+    assert_eq!(Trace::load(&path, None, None).unwrap().requests.len(), 1);
+    let path = folder.path().join("a.jsonl");
+    for (fields, fault) in [
+        (r#""output_length": 1, "prefetch": true"#, "output_length is 1; it must be 0, or left out, for a prefetch"),
+        (r#""output_length": 1, "prefetch": 1"#, "prefetch is 1; it must be true or false"),
+        (r#""output_length": 0, "prefetch": false"#, "output_length"),
+    ] {
+        std::fs::write(&path, format!(r#"{{"timestamp": 0, "input_length": 3, "hash_ids": [1], {fields}}}"#)).unwrap();
+        let error = Trace::load(&path, None, None).unwrap_err().to_string();
+        assert!(error.contains(fault), "{error}");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Retention hints of a request: priorities of token ranges in the prefix cache, as in [`trunkline_core::request::retention`].
 //!
 //! A line of a JSON format may have the field `retention`, a list of `{"from": 0, "to": 2048, "priority": 80, "ttl_ms": 60000}`. Without
-//! `from`, a range begins with the prompt; without `to`, it ends with the answer; without `ttl_ms`, a hint has no end. `"demote": true` demotes. CSV has no
+//! `from`, a range begins with the prompt; without `to`, it ends with the answer; without `ttl_ms`, a hint has no end. `"demote": true` demotes, `"pin": true` pins. CSV has no
 //! hints.
 
 use serde::Deserialize;
@@ -27,6 +27,8 @@ struct Hint {
     ttl_ms: f64,
     #[serde(default)]
     demote: bool,
+    #[serde(default)]
+    pin: bool,
 }
 
 /// Reads the field `retention`.
@@ -41,12 +43,13 @@ pub(super) fn of_json(value: Option<Value>) -> Result<Box<[RetentionHint]>, Trac
     }
     let hints: Box<[RetentionHint]> = hints
         .into_iter()
-        .map(|Hint { from, to, priority, ttl_ms, demote }| RetentionHint {
+        .map(|Hint { from, to, priority, ttl_ms, demote, pin }| RetentionHint {
             from,
             to: to.unwrap_or(TO_END),
             priority,
             ttl_ns: (ttl_ms * NS_PER_MS as f64).round() as u64,
             demote,
+            pin,
         })
         .collect();
     check(&hints)?;
@@ -65,7 +68,8 @@ pub(super) fn to_json(hints: &[RetentionHint]) -> String {
             ns => format!(", \"ttl_ms\": {}", ns as f64 / NS_PER_MS as f64),
         };
         let demote = if hint.demote { ", \"demote\": true" } else { "" };
-        format!("{{\"from\": {}, {to}\"priority\": {}{ttl}{demote}}}", hint.from, hint.priority)
+        let pin = if hint.pin { ", \"pin\": true" } else { "" };
+        format!("{{\"from\": {}, {to}\"priority\": {}{ttl}{demote}{pin}}}", hint.from, hint.priority)
     };
     format!(", \"retention\": [{}]", hints.iter().map(hint).collect::<Vec<_>>().join(", "))
 }
@@ -86,7 +90,7 @@ mod tests {
     use super::*;
 
     fn hint(from: u32, to: u32, priority: u8, ttl_ns: u64) -> RetentionHint {
-        RetentionHint { from, to, priority, ttl_ns, demote: false }
+        RetentionHint { from, to, priority, ttl_ns, demote: false, pin: false }
     }
 
     #[test]

@@ -142,12 +142,15 @@ impl TraceWriter {
         Ok(Self { path: path.into(), partial, writing, sink: Some(sink), tree, line: String::new() })
     }
 
-    /// Writes a request. Requests MUST come in the order of arrival.
+    /// Writes a request, unless it is a prefetch, of which the format knows nothing. Requests MUST come in the order of arrival.
     ///
     /// # Errors
     ///
     /// [`WriteError`] if the file cannot be written or has too many distinct blocks.
     pub fn write(&mut self, request: &TraceRequest) -> Result<(), WriteError> {
+        if request.is_prefetch() && !self.writing.has_terms {
+            return Ok(());
+        }
         self.line.clear();
         let written = (self.writing.line)(request, &mut self.tree, &mut self.line);
         let sink = self.sink.as_mut().expect("not finished");
@@ -204,6 +207,9 @@ pub(super) fn push_list(line: &mut String, numbers: &[u32]) {
 pub(super) fn push_terms(line: &mut String, request: &TraceRequest) {
     line.push_str(&request.terms.to_json());
     line.push_str(&retention::to_json(&request.retention));
+    if request.is_prefetch() {
+        line.push_str(", \"prefetch\": true");
+    }
     line.push_str("}\n");
 }
 

@@ -114,6 +114,8 @@ impl Outcome {
     /// If the server is not there or failed the request.
     fn add(&mut self, (number, answer): (usize, Result<Stream, Status>)) -> anyhow::Result<()> {
         match answer {
+            // A prefetch has no latencies.
+            Ok(stream) if stream.output_tokens == 0 => {}
             Ok(stream) => self.streams.push(stream),
             Err(status) if REFUSALS.contains(&status.code()) => {
                 self.refused += 1;
@@ -170,10 +172,9 @@ fn report(path: &Path) -> anyhow::Result<serde_json::Value> {
 
 /// Checks that a report is of this trace, by the numbers of requests and of prompt tokens.
 fn check_same(report: &serde_json::Value, trace: &Trace) -> anyhow::Result<()> {
-    let (requests, tokens) = (
-        trace.requests.len() as u64,
-        trace.requests.iter().map(|request| u64::from(request.input_tokens)).sum::<u64>(),
-    );
+    let asked = || trace.requests.iter().filter(|request| !request.is_prefetch());
+    let (requests, tokens) =
+        (asked().count() as u64, asked().map(|request| u64::from(request.input_tokens)).sum::<u64>());
     let of = |key: &str| report[key].as_u64();
     let has_all = of("completed") == of("requests");
     let is_same = of("requests") == Some(requests) && (!has_all || of("prompt_tokens") == Some(tokens));
@@ -231,6 +232,7 @@ fn request(traced: &TraceRequest, vocab_size: u32) -> GenerateRequest {
         prompt: Some(Prompt::TokenIds(TokenIds { ids })),
         stopping: Some(Stopping { max_tokens: Some(traced.output_tokens), ignore_eos: true, ..Stopping::default() }),
         retention: traced.retention.iter().map(crate::client::retain::sent).collect(),
+        prefetch: traced.is_prefetch(),
         ..GenerateRequest::default()
     }
 }

@@ -7,7 +7,7 @@ use trunkline_server::proto::{RetentionHint, RetentionPart};
 
 const NS_PER_MS: u64 = 1_000_000;
 
-const PARAMS: [Param; 3] = [
+const PARAMS: [Param; 4] = [
     Param {
         key: "priority",
         about: "priority; lower is evicted first",
@@ -23,6 +23,7 @@ const PARAMS: [Param; 3] = [
         max: u64::MAX,
     },
     Param { key: "demote", about: "1: leave the device for the nearest tier at once", default: 0, min: 0, max: 1 },
+    Param { key: "pin", about: "1: keep the full priority for all of ttl_ms", default: 0, min: 0, max: 1 },
 ];
 /// Value of a priority that is left out.
 const NOT_SET: u64 = PRIORITY_MAX as u64 + 1;
@@ -39,8 +40,8 @@ pub fn hint(text: &str) -> Result<RetentionHint, String> {
     if values[0] == NOT_SET {
         return Err(format!("add a priority from 0 to {PRIORITY_MAX}, as in '{}:priority=80'", spec.name));
     }
-    let (priority, demote) = (Some(values[0] as u32), values[2] == 1);
-    Ok(RetentionHint { from, to, part: part.into(), priority, ttl_ms: values[1], demote })
+    let (priority, demote, pin) = (Some(values[0] as u32), values[2] == 1, values[3] == 1);
+    Ok(RetentionHint { from, to, part: part.into(), priority, ttl_ms: values[1], demote, pin })
 }
 
 /// Returns a hint of a trace as a client sends it.
@@ -52,6 +53,7 @@ pub fn sent(hint: &trunkline_core::RetentionHint) -> RetentionHint {
         priority: Some(hint.priority.into()),
         ttl_ms: hint.ttl_ns.div_ceil(NS_PER_MS),
         demote: hint.demote,
+        pin: hint.pin,
     }
 }
 
@@ -79,6 +81,7 @@ mod tests {
         assert_eq!(read("7..:priority=100"), Ok((7, None, 0, Some(100), 0)));
         assert_eq!(read("prompt:priority=50"), Ok((0, None, 1, Some(50), 0)));
         assert!(hint("answer:priority=0,demote=1").unwrap().demote);
+        assert!(hint("prompt:priority=100,ttl_ms=1000,pin=1").unwrap().pin);
         assert_eq!(read("answer:priority=0"), Ok((0, None, 2, Some(0), 0)));
     }
 
@@ -91,6 +94,6 @@ mod tests {
             fault("0..4:priority=high"),
             "'0..4': priority is 'high'; it must be a whole number between 0 and 100"
         );
-        assert_eq!(fault("0..4:prio=3"), "'0..4' has no parameter 'prio'; it has: priority, ttl_ms, demote");
+        assert_eq!(fault("0..4:prio=3"), "'0..4' has no parameter 'prio'; it has: priority, ttl_ms, demote, pin");
     }
 }

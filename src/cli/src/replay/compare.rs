@@ -173,6 +173,11 @@ fn hint_rows(reports: &[Report], differing: &Differing) -> Table {
             cells.extend([Statistic::Mean, Statistic::P99].map(|statistic| seconds(statistic.of(&of.ttft_s))));
             table.add_row(cells);
         }
+        if hints.prefetches > 0 {
+            let mut cells = differing.values(report);
+            cells.extend(["prefetched".into(), grouped(hints.prefetches), grouped(hints.prefetched_tokens)]);
+            table.add_row(cells);
+        }
     }
     align_right(&mut table, differing.names().len() + 1);
     table

@@ -183,8 +183,7 @@ fn usage_so_far(request: &Request, cached_tokens: Option<u32>) -> Usage {
     Usage {
         prompt_tokens: request.prompt.len() as u32,
         cached_tokens: cached_tokens.unwrap_or(0),
-        copied_tokens: 0,
         completion_tokens: request.generated.len() as u32,
-        preemptions: 0,
+        ..Usage::default()
     }
 }

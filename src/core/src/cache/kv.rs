@@ -457,10 +457,25 @@ impl Kv {
 
     /// Takes in the retention hints of a sequence about to release its published blocks, or some of them.
     pub fn claim(&mut self, seq: &Sequence) {
-        if !seq.id.is_inner() {
+        if !seq.id.is_inner() && seq.cold.history.pinned_tokens.is_none() {
             let claim = Claim { tenant: seq.tenant, hints: &seq.cold.retention };
             self.tree.claim(&seq.table[..seq.published as usize], &claim);
         }
+    }
+
+    /// Takes in the retention hints of a request about to end if they pin, once for all, and counts the tokens that they pin.
+    pub fn pin(&mut self, seq: &mut Sequence) {
+        if seq.cold.retention.iter().any(|hint| hint.pin) && seq.cold.history.pinned_tokens.is_none() {
+            self.claim(seq);
+            let prefix = &seq.table[..seq.published as usize];
+            let pinned = self.tree.n_pinned(prefix).min(self.asked_to_pin(seq, prefix.len()));
+            seq.cold.history.pinned_tokens = Some(pinned as u32 * self.block_size);
+        }
+    }
+
+    /// Returns the number of leading blocks, of `n`, that a sequence asks to pin.
+    fn asked_to_pin(&self, seq: &Sequence, n: usize) -> usize {
+        Claim { tenant: seq.tenant, hints: &seq.cold.retention }.pinned_to(n, self.block_size as usize)
     }
 
     /// Releases every block of a sequence in steps in flight, `last_step` at the latest, and all blocks given up before. Later steps may
@@ -477,6 +492,7 @@ impl Kv {
     /// [`Self::release_at_once`], but admissions go on.
     pub fn release_ended(&mut self, seq: &mut Sequence, last_step: u64) {
         self.freed_until = Some(last_step);
+        self.pin(seq);
         self.release(seq);
         seq.computed = 0;
     }

@@ -102,8 +102,9 @@ fn check_seats(state: &State) {
     let is_out = |phase: &Phase| matches!(phase, Phase::Waiting | Phase::SwappingOut(_) | Phase::Swapped(_));
     for (_, seq) in &state.sequences {
         let others = state.sequences.iter().filter(|(_, other)| other.tenant == seq.tenant);
-        let seated =
-            others.filter(|(_, other)| !is_out(&other.phase) && !matches!(other.ending, Some(Ending::Reported(_))));
+        let seated = others.filter(|(_, other)| {
+            !other.is_prefetch() && !is_out(&other.phase) && !matches!(other.ending, Some(Ending::Reported(_)))
+        });
         assert_eq!(state.waiting.seats(seq.tenant) as usize, seated.count(), "seats of tenant {}", seq.tenant);
     }
 }
@@ -202,6 +203,11 @@ fn check_shared_work(state: &State) {
 
 /// Panics unless a sequence is in the queue of its state, and in no other.
 fn check_queue(state: &State, slot: usize, seq: &Sequence) {
+    if seq.is_prefetch() {
+        let is_elsewhere = state.waiting.contains(slot) || state.loading.contains(&slot);
+        assert!(state.prefetches.contains(slot) && !is_elsewhere, "{} is a prefetch", seq.id);
+        return;
+    }
     let place = match &seq.phase {
         Phase::Swapped(swapped) => SwapPlace::new(swapped.preemption_rank, seq.cold.view.arrival, slot),
         _ => SwapPlace::new(0, seq.cold.view.arrival, slot),

@@ -246,7 +246,8 @@ impl FastForward {
     /// Returns `true` if the next step might run a waiting request. An admission is not tried, so in doubt the answer is `true`.
     fn may_admit(&self, state: &State) -> bool {
         let takes_seat = |head| self.last_rank.is_some_and(|last| state.waiting.seat_rank_of(head) < last);
-        !state.waiting.is_empty() && (state.has_seat() || state.waiting.first().is_some_and(takes_seat))
+        let is_asked = !state.waiting.is_empty() && (state.has_seat() || state.waiting.first().is_some_and(takes_seat));
+        is_asked || !state.prefetches.is_empty()
     }
 
     /// Publishes the blocks that became full.
@@ -314,6 +315,9 @@ fn steady_batch(state: &State, in_flight: &[Part], batch: &mut Vec<Decode>) -> u
     let moving = !state.kv.transfers.is_empty() || state.is_under_memory_pressure() || !state.loading.is_empty();
     // An answer may come between any two steps.
     if !state.kv.lookups.is_empty() {
+        return 0;
+    }
+    if !state.prefetches.is_empty() {
         return 0;
     }
     // The steps of a pipeline divide the decodes.

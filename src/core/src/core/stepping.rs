@@ -12,7 +12,7 @@ use crate::schedule::prefill_budget::PromptTokens;
 use crate::schedule::state::{AHEAD, REQUESTED_FROM, State};
 use crate::schedule::steps::{Part, Picked, ValuedPart};
 use crate::{SeqFault, StepResult};
-use crate::{schedule::dropping, schedule::preemption, schedule::swap, schedule::transfer_end};
+use crate::{schedule::dropping, schedule::preemption, schedule::prefetches, schedule::swap, schedule::transfer_end};
 
 impl Core {
     /// Begins steps while a sequence can run and the worker takes more.
@@ -23,9 +23,21 @@ impl Core {
             kv.demote_hinted(batch.len(), journal);
         }
         while self.worker_joined && self.steps.len() < limit && !self.state.sequences.is_empty() {
-            if !self.begin_step(actions) {
+            let began = self.begin_step(actions);
+            if !self.state.prefetches.is_empty() {
+                prefetches::advance(&mut self.state);
+                self.end_prefetches(actions);
+            }
+            if !began {
                 return;
             }
+        }
+    }
+
+    /// Reports the ends of prefetches.
+    pub(super) fn end_prefetches(&mut self, actions: &mut Vec<Action>) {
+        while let Some(slot) = self.state.prefetches.first_done() {
+            self.part(slot, Ending::Finish(FinishReason::Length), actions);
         }
     }
 
@@ -36,9 +48,10 @@ impl Core {
         let alone = self.steps.len() == 0;
         self.scheduler.schedule(&mut self.state, alone, &mut step);
         self.send_transfers(actions);
+        let is_idle = self.state.prefetches.len() == self.state.sequences.len();
         let State { config, kv, journal, .. } = &mut self.state;
         if step.seqs.is_empty() {
-            let waits = !alone || !kv.transfers.is_empty() || kv.lookups.is_any_awaited();
+            let waits = is_idle || !alone || !kv.transfers.is_empty() || kv.lookups.is_any_awaited();
             assert!(waits, "with no step, transfer or look-up in flight, something can run");
             // What the steps in flight compute is there for the next one.
             kv.tree.begin_step(step.id - 1);

@@ -161,6 +161,8 @@ figures! {
         cached_tokens: u64 => counter("trunkline_prefix_cache_hits_total", "Prompt tokens found in the prefix cache, on the device or in a tier."),
         /// Prompt tokens at admissions whose KV was copied from other places in the cache, and not computed.
         copied_tokens: u64 => counter("trunkline_copied_prompt_tokens_total", "Prompt tokens copied from other places in the cache (--reuse-anywhere)."),
+        /// Tokens that prefetches brought from tiers to the device.
+        prefetched_tokens: u64 => counter("trunkline_prefetched_tokens_total", "Tokens loaded from tiers by prefetches."),
         /// Tokens generated so far.
         generated_tokens: u64 => counter("trunkline_generation_tokens_total", "Tokens generated."),
     }

@@ -18,6 +18,10 @@
 //! **Demotion.** A hint below the default may demote: where all later blocks of the request have such a hint, the blocks do not wait for eviction, but
 //! leave the device for the nearest tier in the next scheduling pass. A block that was also used with another hint, or without one, stays by that one.
 //!
+//! **Pins.** A pin is stronger than every priority, and does not fall before its time, [`PIN_NS_MAX`] at most: blocks that a pin holds leave the
+//! device when nothing else is idle, just before a request would wait or be preempted for them. They are copied to the nearest tier when the
+//! request ends, whatever [`crate::Write`] says. A request of the tenant may prolong a pin, and none can shorten it.
+//!
 //! **Bounds.** Blocks above the default are charged to the tenant that strengthened the hint last. One tenant has a share of the
 //! device's blocks at most, all tenants together half, or one tenant's share if greater ([`crate::Config::retained_blocks`]). Beyond
 //! a bound a hint is ignored for the rest of the request's blocks.
@@ -32,12 +36,16 @@ pub const PRIORITY_DEFAULT: u8 = 35;
 pub const PRIORITY_MAX: u8 = 100;
 /// Classes of priorities above the default.
 pub const CLASSES_ABOVE: usize = 4;
+/// Class above the default of a pin, the highest.
+pub const PINNED: usize = CLASSES_ABOVE + 1;
+/// Longest time of a pin, nanoseconds: a day.
+pub const PIN_NS_MAX: u64 = 86_400_000_000_000;
 /// Value of [`RetentionHint::to`] for the end of the answer.
 pub const TO_END: u32 = u32::MAX;
 
 /// Ends of a hint, nanoseconds on the clock of the events: entry `n` for the classes up to `n + 1` above the default. 0 is never begun,
 /// [`u64::MAX`] without an end.
-pub(crate) type Ends = [u64; CLASSES_ABOVE];
+pub(crate) type Ends = [u64; PINNED];
 
 /// Priority of a range of tokens in the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,10 +65,13 @@ pub struct RetentionHint {
     /// Leave the device for the nearest tier at once; for priorities below [`PRIORITY_DEFAULT`].
     #[serde(default, skip_serializing_if = "is_false")]
     pub demote: bool,
+    /// Keep the full priority for all of the time to live, behind all other hints; for [`PRIORITY_MAX`] with a time to live.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub pin: bool,
 }
 
-fn is_false(demote: &bool) -> bool {
-    !demote
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 fn is_zero(n: &u32) -> bool {
@@ -129,6 +140,18 @@ pub enum RetentionError {
         /// Number of the hint.
         at: usize,
     },
+    /// Pin without a time, or for too long.
+    #[error("retention[{at}]: a pin needs a time to live, a day at most; set ttl_ms to 1 to {}", PIN_NS_MAX / 1_000_000)]
+    PinTime {
+        /// Number of the hint.
+        at: usize,
+    },
+    /// Pin below the highest priority.
+    #[error("retention[{at}]: pin needs the priority {PRIORITY_MAX}; set it, or leave pin out")]
+    PinsBelowHighest {
+        /// Number of the hint.
+        at: usize,
+    },
 }
 
 /// Checks the hints of a request.
@@ -141,7 +164,7 @@ pub fn check(hints: &[RetentionHint]) -> Result<(), RetentionError> {
     }
     let mut before = 0;
     for (at, hint) in hints.iter().enumerate() {
-        let RetentionHint { from, to, priority, ttl_ns, demote } = *hint;
+        let RetentionHint { from, to, priority, ttl_ns, demote, pin } = *hint;
         if priority > PRIORITY_MAX {
             return Err(RetentionError::Priority { at, priority: priority.into() });
         }
@@ -157,24 +180,34 @@ pub fn check(hints: &[RetentionHint]) -> Result<(), RetentionError> {
         if demote && priority >= PRIORITY_DEFAULT {
             return Err(RetentionError::DemotesAboveEarly { at });
         }
+        if pin && priority != PRIORITY_MAX {
+            return Err(RetentionError::PinsBelowHighest { at });
+        }
+        if pin && !(1..=PIN_NS_MAX).contains(&ttl_ns) {
+            return Err(RetentionError::PinTime { at });
+        }
         before = to;
     }
     Ok(())
 }
 
 impl RetentionHint {
-    /// Returns the class above the default, 1 to [`CLASSES_ABOVE`]; 0 for the default and below.
+    /// Returns the class above the default, 1 to [`CLASSES_ABOVE`], or [`PINNED`]; 0 for the default and below.
     pub fn class_above(&self) -> usize {
+        if self.pin {
+            return PINNED;
+        }
         let above = usize::from(self.priority.saturating_sub(PRIORITY_DEFAULT));
         (above * CLASSES_ABOVE).div_ceil(usize::from(PRIORITY_MAX - PRIORITY_DEFAULT)).min(CLASSES_ABOVE)
     }
 
     /// Returns the ends of a hint that takes effect at `now_ns`.
     fn ends(&self, now_ns: u64) -> Ends {
-        let mut ends = [0; CLASSES_ABOVE];
+        let mut ends = [0; PINNED];
         let class = self.class_above();
         for (below, end) in ends[..class].iter_mut().enumerate() {
-            let ns = u128::from(self.ttl_ns) * (class - below) as u128 / class as u128;
+            let falls = if self.pin { class } else { class - below };
+            let ns = u128::from(self.ttl_ns) * falls as u128 / class as u128;
             *end = if self.ttl_ns == 0 { u64::MAX } else { now_ns.saturating_add(ns as u64) };
         }
         ends
@@ -207,12 +240,18 @@ impl Claim<'_> {
         let holds = |hint: &&RetentionHint| hint.to as usize > at * block_size && hint.class_above() > 0;
         let mut strongest = None;
         for hint in self.hints.iter().filter(begins).filter(holds) {
-            let (mut ends, mut until) = strongest.unwrap_or(([0; CLASSES_ABOVE], n));
+            let (mut ends, mut until) = strongest.unwrap_or(([0; PINNED], n));
             ends.iter_mut().zip(hint.ends(now_ns)).for_each(|(end, other)| *end = other.max(*end));
             until = until.min((hint.to as usize).div_ceil(block_size));
             strongest = Some((ends, until));
         }
         strongest
+    }
+
+    /// Returns the number of leading blocks of `n` that a pin holds.
+    pub(crate) fn pinned_to(&self, n: usize, block_size: usize) -> usize {
+        let pins = self.hints.iter().filter(|hint| hint.pin && (hint.from as usize) < n * block_size);
+        pins.map(|hint| (hint.to as usize).div_ceil(block_size).min(n)).max().unwrap_or(0)
     }
 
     /// Returns the first of `n` blocks from which on all tokens have a hint below the default; `n` if the last token has none.

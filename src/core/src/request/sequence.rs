@@ -3,7 +3,7 @@
 //! | state | holds | left by |
 //! |---|---|---|
 //! | waiting | no block | admission -> prefill, or loading |
-//! | loading | all blocks for the tokens, some being filled from a tier | transfers ended, or failed -> prefill; worker lost -> waiting |
+//! | loading | all blocks for the tokens, some being filled from a tier | transfers ended, or failed -> prefill, a prefetch waiting; worker lost -> waiting |
 //! | prefill | all blocks for the tokens | last chunk sampled -> decode; preemption -> waiting, preempted or swapping out; worker lost -> waiting |
 //! | decode | all blocks for the tokens, and one more now and then | last token -> ended; preemption -> waiting, preempted or swapping out; worker lost -> waiting |
 //! | preempted | no block; still run by steps in flight | the last of these steps ended, worker lost -> waiting |
@@ -21,12 +21,12 @@
 //!   steps ends. The sequence counts in [`crate::Config::max_batch_size`] and in no other limit; tokens of those steps are dropped.
 //! * A transfer keeps the blocks of a request that ended, on both sides. Such a transfer counts in no limit.
 //!
-//! A request that is handed back ([`crate::Event::Withdraw`]) leaves at once too, except that steps in flight end first: their tokens
-//! are dropped, and computed again by the engine that gets the request.
+//! A request that is handed back ([`crate::Event::Withdraw`]) leaves at once too, behind the steps in flight, whose tokens are dropped.
 
 mod arrival;
 mod copied;
 mod given_up;
+mod history;
 mod phase;
 mod valued;
 
@@ -48,6 +48,7 @@ use crate::request::{FinishReason, Request, Reuse, Sampling, Usage};
 use arrival::{saturated, view};
 pub(crate) use copied::Copied;
 pub(crate) use given_up::GivenUp;
+pub(crate) use history::History;
 pub(crate) use phase::{Load, Phase, SwapIn, SwapOut, Swapped};
 pub use phase::{SequenceEvent, SequenceState, TRANSITIONS};
 pub(crate) use valued::Valued;
@@ -110,47 +111,6 @@ impl Mirror {
         self.slot = None;
         slot
     }
-}
-
-/// Facts about the past of a sequence, for scheduling and for its usage.
-#[derive(Debug, Default)]
-pub(crate) struct History {
-    /// Leading prompt tokens charged to the tenant.
-    pub charged_tokens: u32,
-    /// Prompt tokens found in the cache at the first admission.
-    pub cached_tokens: Option<u32>,
-    /// Prompt tokens copied at the first admission.
-    pub copied_tokens: u32,
-    /// Times the sequence was admitted. Only the first admission counts hits.
-    pub admissions: u32,
-    /// Time of the last admission, or of a copy of the sequence's blocks to a tier since, nanoseconds.
-    pub written_ns: u64,
-    /// Time of the first token, nanoseconds.
-    pub first_token_ns: u64,
-    /// Times the sequence was preempted.
-    pub preemptions: u32,
-    /// Position in the order of arrival that a preemption sent the sequence back to.
-    pub queued_as: Option<u64>,
-    /// Tokens generated when the sequence last joined the batch, to notice progress.
-    pub generated_at_entry: u32,
-    /// Leading blocks with other readers at the last preemption for recomputation.
-    pub shared_at_preemption: u32,
-    /// Published blocks after the shared ones, left idle by that preemption.
-    pub cached_at_preemption: u32,
-    /// Number, from 1, of the last row of failed steps with the sequence: a row has no successful step in between.
-    pub failed_row: u64,
-    /// Failed steps of the sequence on this core before that row, since its last token.
-    pub failures_before_row: u32,
-    /// Failures since its last token that the request brought along from another core.
-    pub imported_failures: u32,
-    /// Generated tokens that the request brought along.
-    pub imported_tokens: u32,
-    /// `true` once a second reading of the prompt failed, or a step with it: the prompt is not read again.
-    pub reread_failed: bool,
-    /// `true` once blocks of far tiers were brought nearer for the sequence.
-    pub prefetched: bool,
-    /// `true` once blocks of the sequence were looked up in a shared tier, or found not to be worth a look-up.
-    pub looked_up: bool,
 }
 
 /// Maximum number of tokens generated that [`Sequence`] holds itself: each step adds one, and the vector of all tokens is far away.
@@ -302,7 +262,7 @@ impl Sequence {
             published: 0,
             prompt_tokens,
             last_token: request.prompt.last().copied().unwrap_or_default(),
-            max_tokens: request.max_tokens,
+            max_tokens: request.asked_tokens(),
             n_tokens: request.prompt.len() as u32,
             mirror: Mirror::default(),
             ahead: Ahead::default(),
@@ -509,6 +469,11 @@ impl Sequence {
         self.failures().saturating_sub(imported)
     }
 
+    /// Returns `true` if the request asks for no token.
+    pub fn is_prefetch(&self) -> bool {
+        self.max_tokens == 0
+    }
+
     /// Returns the number of tokens generated so far.
     pub fn generated(&self) -> u32 {
         self.n_tokens - self.prompt_tokens
@@ -660,6 +625,7 @@ impl Sequence {
             root: cold.root,
             hashes: cold.hashes,
             max_tokens: self.max_tokens,
+            prefetch: self.max_tokens == 0,
             min_tokens: cold.min_tokens,
             stop_token_ids: cold.stop_token_ids.into_vec(),
             tenant: cold.view.tenant,
@@ -686,6 +652,8 @@ impl Sequence {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cold.history.cached_tokens.unwrap_or(0),
             copied_tokens: self.cold.history.copied_tokens,
+            loaded_tokens: self.cold.history.loaded_tokens,
+            pinned_tokens: self.cold.history.pinned_tokens.unwrap_or(0),
             completion_tokens: self.generated(),
             preemptions: self.cold.history.preemptions,
         }

@@ -136,7 +136,7 @@ fn take_blocks(state: &mut State, slot: usize, at_once: u32, computed: u32, reus
 
 /// Returns the last of the blocks of a waiting request that another request is about to publish, if the block after the cached
 /// prefix is one of them.
-fn awaited_block(state: &State, slot: usize) -> Option<BlockHash> {
+pub(crate) fn awaited_block(state: &State, slot: usize) -> Option<BlockHash> {
     if state.shared_work.is_empty() || !state.config.prefill_first.awaits_prefix() {
         return None;
     }

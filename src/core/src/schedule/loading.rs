@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::cache::transfer_table::{BlockPair, InFlight, Orphan, Purpose, TransferEnd};
 use crate::names::ids::BlockHandle;
 use crate::request::sequence::{Load, Phase, Sequence, SequenceEvent};
+use crate::schedule::prefetches;
 use crate::schedule::state::State;
 
 /// Begins the planned load of a sequence just admitted with room for all its tokens.
@@ -69,8 +70,14 @@ fn end_load(state: &mut State, slot: usize) {
     let load = take_load(seq);
     loading.retain(|other| *other != slot);
     let good = kv.end_load(seq, &load) as u32;
+    if seq.is_prefetch() {
+        return prefetches::end_load(state, slot, &load, good);
+    }
     seq.transition(SequenceEvent::LoadEnded, Phase::Prefill);
     if good > 0 {
+        if seq.cold.history.cached_tokens.is_none() {
+            seq.cold.history.loaded_tokens = good * config.block_size;
+        }
         // The last token is run again even if its KV is there, because its logits are not.
         seq.computed = ((seq.published + good) * config.block_size).min(seq.n_tokens() - 1);
         kv.drop_empty(seq, &load, good as usize);
@@ -119,7 +126,8 @@ pub(crate) fn orphan(state: &mut State, slot: usize) {
 /// fixed order, without any block or queue.
 pub(crate) fn lose(state: &mut State, in_flight: Vec<InFlight>) -> Vec<usize> {
     in_flight.into_iter().for_each(|transfer| state.kv.lose_tier_copy(transfer));
-    let slots = std::mem::take(&mut state.loading);
+    let mut slots = std::mem::take(&mut state.loading);
+    slots.extend(prefetches::loading(state));
     for slot in &slots {
         state.end_shared_work(*slot);
         state.release(*slot);

@@ -14,6 +14,7 @@ use crate::schedule::answers::Answers;
 use crate::schedule::batch::Batch;
 use crate::schedule::imitate::reserve::Reserve;
 use crate::schedule::planners::Planners;
+use crate::schedule::prefetch_queue::Prefetches;
 use crate::schedule::rehit::RehitRate;
 use crate::schedule::rereads::Rereads;
 use crate::schedule::shared_work::SharedWork;
@@ -45,6 +46,8 @@ pub(crate) struct State {
     pub swaps: SwapQueue,
     /// Slots of sequences loading blocks from tiers, in the order of the loads' beginnings.
     pub loading: Vec<usize>,
+    /// Requests that compute nothing. They are in no other queue.
+    pub prefetches: Prefetches,
     /// Blocks that prefills and loading sequences are about to publish. Requests that wait for them are parked in `waiting`.
     pub shared_work: SharedWork,
     /// The next running sequences to preempt.
@@ -84,6 +87,7 @@ impl State {
             batch: Batch::default(),
             swaps: SwapQueue::default(),
             loading: Vec::new(),
+            prefetches: Prefetches::default(),
             shared_work: SharedWork::default(),
             victims: Victims::default(),
             suspects: Suspects::default(),
@@ -128,9 +132,12 @@ impl State {
         (f64::from(self.batch.len()) * per_sequence).ceil() as u32
     }
 
-    /// Inserts a sequence into the waiting queue.
+    /// Inserts a sequence into the waiting queue. A prefetch waits in its own.
     pub fn wait(&mut self, slot: usize) {
         let seq = &self.sequences[slot];
+        if seq.is_prefetch() {
+            return;
+        }
         if !self.waiting.ranks_by_cache() {
             return self.waiting.push(slot, &seq.view(0));
         }
@@ -153,7 +160,8 @@ impl State {
     }
 
     /// Inserts sequences, with their views, into the waiting queue, as [`Self::wait`] does for each. Faster for many.
-    pub fn wait_all(&mut self, slots: Vec<(usize, RequestView)>) {
+    pub fn wait_all(&mut self, mut slots: Vec<(usize, RequestView)>) {
+        slots.retain(|(slot, _)| !self.sequences[*slot].is_prefetch());
         if self.waiting.ranks_by_cache() {
             slots.into_iter().for_each(|(slot, _)| self.wait(slot));
         } else {

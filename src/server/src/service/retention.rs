@@ -1,7 +1,9 @@
 //! Retention hints of clients: checked, then resolved to positions of tokens once the length of the prompt is known.
 
 use trunkline_core::RetentionHint;
-use trunkline_core::request::retention::{HINTS_MAX, PRIORITY_DEFAULT, PRIORITY_MAX, RetentionError, TO_END, check};
+use trunkline_core::request::retention::{
+    HINTS_MAX, PIN_NS_MAX, PRIORITY_DEFAULT, PRIORITY_MAX, RetentionError, TO_END, check,
+};
 
 use crate::proto::{self, RetentionPart};
 
@@ -39,6 +41,12 @@ pub(crate) fn check_hints(hints: &[proto::RetentionHint]) -> Result<(), HintFaul
         if hint.demote && priority >= u32::from(PRIORITY_DEFAULT) {
             return Err(RetentionError::DemotesAboveEarly { at }.into());
         }
+        if hint.pin && priority != u32::from(PRIORITY_MAX) {
+            return Err(RetentionError::PinsBelowHighest { at }.into());
+        }
+        if hint.pin && !(1..=PIN_NS_MAX / NS_PER_MS).contains(&hint.ttl_ms) {
+            return Err(RetentionError::PinTime { at }.into());
+        }
         if RetentionPart::try_from(hint.part).is_err() {
             return Err(HintFault::Part { at, part: hint.part });
         }
@@ -66,6 +74,7 @@ pub(crate) fn resolve(hints: &[proto::RetentionHint], prompt_tokens: u32) -> Res
             priority: hint.priority.unwrap_or(PRIORITY_DEFAULT.into()) as u8,
             ttl_ns: hint.ttl_ms.saturating_mul(NS_PER_MS),
             demote: hint.demote,
+            pin: hint.pin,
         }
     };
     let hints: Vec<_> = hints.iter().map(resolved).filter(|hint| hint.from < hint.to).collect();
@@ -78,7 +87,15 @@ mod tests {
     use super::*;
 
     fn hint(from: u32, to: Option<u32>, part: RetentionPart, priority: u32, ttl_ms: u64) -> proto::RetentionHint {
-        proto::RetentionHint { from, to, part: part.into(), priority: Some(priority), ttl_ms, demote: false }
+        proto::RetentionHint {
+            from,
+            to,
+            part: part.into(),
+            priority: Some(priority),
+            ttl_ms,
+            demote: false,
+            pin: false,
+        }
     }
 
     #[test]
@@ -86,17 +103,23 @@ mod tests {
         use RetentionPart::{Answer, Prompt, Unspecified};
         let hints = [hint(0, Some(4), Unspecified, 80, 0), hint(4, None, Prompt, 60, 2), hint(0, None, Answer, 0, 0)];
         let expected = [(0, 4, 80, 0), (4, 10, 60, 2_000_000), (10, TO_END, 0, 0)];
-        let expected =
-            expected.map(|(from, to, priority, ttl_ns)| RetentionHint { from, to, priority, ttl_ns, demote: false });
+        let expected = expected.map(|(from, to, priority, ttl_ns)| RetentionHint {
+            from,
+            to,
+            priority,
+            ttl_ns,
+            demote: false,
+            pin: false,
+        });
         assert_eq!(resolve(&hints, 10).unwrap(), expected);
         assert_eq!(resolve(&hints[1..2], 4).unwrap(), [], "the prompt is shorter");
         let away = [proto::RetentionHint { demote: true, ..hint(0, None, Answer, 0, 0) }];
-        let expected = RetentionHint { from: 10, to: TO_END, priority: 0, ttl_ns: 0, demote: true };
+        let expected = RetentionHint { from: 10, to: TO_END, priority: 0, ttl_ns: 0, demote: true, pin: false };
         assert_eq!(resolve(&away, 10).unwrap(), [expected]);
         let whole = [hint(0, None, Unspecified, 40, 0)];
         assert_eq!(
             resolve(&whole, 4).unwrap(),
-            [RetentionHint { from: 0, to: TO_END, priority: 40, ttl_ns: 0, demote: false }]
+            [RetentionHint { from: 0, to: TO_END, priority: 40, ttl_ns: 0, demote: false, pin: false }]
         );
     }
 
@@ -128,6 +151,12 @@ mod tests {
         );
         let stays = proto::RetentionHint { demote: true, ..any };
         assert_eq!(fault(&[stays]), "retention[0]: demote needs a priority below 35; set 0, or leave demote out");
+        let pin = |priority, ttl_ms| {
+            fault(&[proto::RetentionHint { pin: true, ..hint(0, None, Unspecified, priority, ttl_ms) }])
+        };
+        assert_eq!(pin(99, 1), "retention[0]: pin needs the priority 100; set it, or leave pin out");
+        let needs_time = "retention[0]: a pin needs a time to live, a day at most; set ttl_ms to 1 to 86400000";
+        assert_eq!((pin(100, 0).as_str(), pin(100, 86_400_001).as_str()), (needs_time, needs_time));
         assert!(fault(&[hint(4, Some(4), Answer, 40, 0)]).starts_with("retention[0]: no token is in the range 4..4"));
     }
 }

@@ -230,6 +230,8 @@ impl Generation {
             // After a stop string the core may have generated more than the client was sent.
             completion_tokens: self.n_tokens,
             preemptions: usage.preemptions,
+            loaded_tokens: usage.loaded_tokens,
+            pinned_tokens: usage.pinned_tokens,
         };
         let [queue_ms, prefill_ms, decode_ms] = times.parts_ns().map(|ns| ns as f64 * 1e-6);
         let timings = Some(proto::Timings { queue_ms, prefill_ms, decode_ms });

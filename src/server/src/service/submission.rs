@@ -103,7 +103,9 @@ impl Rejection {
                 | Refusal::NeverFits { .. }
                 | Refusal::ReservedId
                 | Refusal::Retention(_) => Code::InvalidArgument,
-                Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } => Code::ResourceExhausted,
+                Refusal::QueueFull { .. } | Refusal::QueueTokensFull { .. } | Refusal::PrefetchesFull { .. } => {
+                    Code::ResourceExhausted
+                }
                 Refusal::Draining | Refusal::NoEngine => Code::Unavailable,
                 Refusal::DuplicateId => Code::AlreadyExists,
             },
@@ -129,7 +131,7 @@ impl Rejection {
                 }
                 Refusal::ContextTooLong { .. } => Reason::ContextTooLong,
                 Refusal::NeverFits { .. } => Reason::NeverFits,
-                Refusal::QueueFull { .. } => Reason::QueueFull,
+                Refusal::QueueFull { .. } | Refusal::PrefetchesFull { .. } => Reason::QueueFull,
                 Refusal::QueueTokensFull { .. } => Reason::QueuedTokensFull,
                 Refusal::Draining => Reason::Draining,
                 Refusal::NoEngine => Reason::NoWorker,

@@ -145,28 +145,28 @@ pub(crate) fn check(
         kv_dtype,
         retention,
         reuse,
+        prefetch,
     } = request;
-    check_names(&request_id, &cache_salt, &tenant)?;
-    // No worker computes adapters yet. The place of an adapter in the namespace of cached blocks is there.
-    ensure(adapter.is_empty(), || format!("adapter is {}; this model serves no adapters", quoted(&adapter)))?;
+    check_names(&request_id, &cache_salt, &tenant, &adapter)?;
     check_extra_keys(&extra_keys)?;
-    let prompt = check_prompt(prompt, vocab_size)?;
     retention::check_hints(&retention)?;
-    let (output, stopping) = (output.unwrap_or_default(), check_stopping(stopping.unwrap_or_default(), vocab_size)?);
+    let output = output.unwrap_or_default();
+    let stopping = check_stopping(stopping.unwrap_or_default(), vocab_size, prefetch)?;
     let sampling = check_end(sampling.unwrap_or_default(), &stopping)?;
     Ok(Checked {
         request_id,
-        prompt,
+        prompt: check_prompt(prompt, vocab_size)?,
         add_special_tokens: add_special_tokens.unwrap_or(true),
         request: Request {
             sampling: check_sampling(sampling, output.logprobs, vocab_size)?,
-            prompt_logprobs: check_logprobs("prompt_logprobs", output.prompt_logprobs)?,
+            prompt_logprobs: check_prompt_logprobs(output.prompt_logprobs, prefetch)?,
             min_tokens: stopping.min_tokens,
             stop_token_ids: end_tokens(&stopping, eos_token_ids),
             tenant: tenant_number(&tenant, &cache_salt),
             priority,
             h2o: check_h2o(&h2o)?,
             reuse: check_reuse(&reuse)?,
+            prefetch,
             ..Request::default()
         },
         max_tokens: stopping.max_tokens,
@@ -199,7 +199,9 @@ fn end_tokens(stopping: &proto::Stopping, eos_token_ids: &[Token]) -> Vec<Token>
     ids
 }
 
-fn check_names(request_id: &str, cache_salt: &str, tenant: &str) -> Result<(), Invalid> {
+fn check_names(request_id: &str, cache_salt: &str, tenant: &str, adapter: &str) -> Result<(), Invalid> {
+    // No worker computes adapters yet. The place of an adapter in the namespace of cached blocks is there.
+    ensure(adapter.is_empty(), || format!("adapter is {}; this model serves no adapters", quoted(adapter)))?;
     let names = [
         ("request_id", request_id, REQUEST_ID_BYTES_MAX),
         ("cache_salt", cache_salt, CACHE_SALT_BYTES_MAX),
@@ -328,6 +330,13 @@ fn check_logprobs(field: &str, n_top: Option<u32>) -> Result<Option<u32>, Invali
     ensure(within, wrong).map(|()| n_top)
 }
 
+fn check_prompt_logprobs(n_top: Option<u32>, prefetch: bool) -> Result<Option<u32>, Invalid> {
+    ensure(!prefetch || n_top.is_none(), || {
+        "prompt_logprobs is set alongside prefetch, which computes nothing; send one of them".into()
+    })?;
+    check_logprobs("prompt_logprobs", n_top)
+}
+
 fn check_bias(biases: HashMap<Token, f32>, vocab_size: u32) -> Result<LogitBias, Invalid> {
     let n = biases.len();
     ensure(n <= LOGIT_BIAS_MAX, || format!("logit_bias has {n} tokens; at most {LOGIT_BIAS_MAX} are allowed"))?;
@@ -348,10 +357,13 @@ pub(crate) fn any_seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-fn check_stopping(stopping: proto::Stopping, vocab_size: u32) -> Result<proto::Stopping, Invalid> {
+fn check_stopping(stopping: proto::Stopping, vocab_size: u32, prefetch: bool) -> Result<proto::Stopping, Invalid> {
     let proto::Stopping { max_tokens, min_tokens, stop, stop_token_ids, .. } = &stopping;
-    ensure(*max_tokens != Some(0), || "max_tokens is 0; ask for at least one token".into())?;
-    let most = max_tokens.unwrap_or(MAX_TOKENS_DEFAULT);
+    ensure(prefetch || *max_tokens != Some(0), || "max_tokens is 0; ask for at least one token".into())?;
+    let most = max_tokens.unwrap_or(if prefetch { 0 } else { MAX_TOKENS_DEFAULT });
+    ensure(!prefetch || most == 0, || {
+        format!("max_tokens is {most} alongside prefetch, which computes nothing; set 0, or leave it out")
+    })?;
     ensure(*min_tokens <= most, || format!("min_tokens is {min_tokens}; it must be at most max_tokens, {most}"))?;
     ensure(stop.len() <= STOP_STRINGS_MAX, || {
         format!("stop has {} strings; at most {STOP_STRINGS_MAX} are allowed", stop.len())
@@ -365,7 +377,8 @@ fn check_stopping(stopping: proto::Stopping, vocab_size: u32) -> Result<proto::S
         format!("stop_token_ids has {} ids; at most {STOP_TOKEN_IDS_MAX} are allowed", stop_token_ids.len())
     })?;
     ensure_ids("stop_token_ids", stop_token_ids, vocab_size)?;
-    Ok(stopping)
+    let max_tokens = if prefetch { Some(0) } else { *max_tokens };
+    Ok(proto::Stopping { max_tokens, ..stopping })
 }
 
 /// Returns the time that a caller gives a call, from the headers of the call.
@@ -475,6 +488,7 @@ mod tests {
             share_cache: Some(true),
             h2o: "probe".into(),
             reuse: "anywhere".into(),
+            prefetch: false,
             kv_dtype: "q8_0".into(),
             retention: vec![proto::RetentionHint { priority: Some(80), ..Default::default() }],
         });
@@ -589,6 +603,24 @@ mod tests {
         refused("stop[0] has 257", stopping(|stopping| stopping.stop = vec!["x".repeat(257)]));
         refused("stop_token_ids has 65", stopping(|stopping| stopping.stop_token_ids = vec![1; 65]));
         refused("stop_token_ids[0] is 300", stopping(|stopping| stopping.stop_token_ids = vec![VOCAB]));
+    }
+
+    #[test]
+    fn a_prefetch_asks_for_no_tokens() {
+        let prefetch = |change: fn(&mut proto::GenerateRequest)| {
+            let mut request = proto::GenerateRequest { prefetch: true, ..request() };
+            change(&mut request);
+            check_it(request)
+        };
+        for max_tokens in [None, Some(0)] {
+            let stopping = proto::Stopping { max_tokens, ..Default::default() };
+            let checked = check_it(proto::GenerateRequest { prefetch: true, stopping: Some(stopping), ..request() });
+            assert!(checked.is_ok_and(|checked| checked.max_tokens == Some(0) && checked.request.prefetch));
+        }
+        let asking = prefetch(|request| request.stopping.get_or_insert_default().max_tokens = Some(1)).unwrap_err();
+        assert!(asking.starts_with("max_tokens is 1 alongside prefetch"), "{asking}");
+        let valued = prefetch(|request| request.output.get_or_insert_default().prompt_logprobs = Some(0)).unwrap_err();
+        assert!(valued.starts_with("prompt_logprobs is set alongside prefetch"), "{valued}");
     }
 
     #[test]

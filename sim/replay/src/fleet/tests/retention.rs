@@ -1,8 +1,9 @@
 //! Retention hints of traces in replays.
 
+use super::transfers::SlowPrefill;
 use super::*;
-use trunkline_core::RetentionHint;
 use trunkline_core::request::retention::TO_END;
+use trunkline_core::{RetentionHint, TierConfig, Write};
 
 /// Requests of two blocks of 512 tokens: every eighth begins with the block of a system prompt, the others are one-off.
 fn assistants(hints: &[RetentionHint]) -> Trace {
@@ -15,7 +16,7 @@ fn assistants(hints: &[RetentionHint]) -> Trace {
 }
 
 fn system(priority: u8, ttl_ns: u64) -> RetentionHint {
-    RetentionHint { from: 0, to: 512, priority, ttl_ns, demote: false }
+    RetentionHint { from: 0, to: 512, priority, ttl_ns, demote: false, pin: false }
 }
 
 #[test]
@@ -31,6 +32,36 @@ fn a_replay_follows_the_hints_of_a_trace() {
     assert_eq!(found(&[system(80, 1_000 * MS)]), 9 * 512);
     assert_eq!(found(&[system(80, 20 * MS)]), 0, "the hint ends before the next request");
     assert_eq!(found(&[system(20, 0)]), 0);
+}
+
+#[test]
+fn a_prefetch_takes_the_load_out_of_the_time_to_the_first_token_of_what_follows() {
+    // A prompt that has left the device for the tier comes back after a while, with and without a prefetch before.
+    let asked = |at_ms, content: u32, output| {
+        let ids: Vec<u32> = (8 * content..8 * content + 8).collect();
+        request(at_ms, 4_096, output, &ids)
+    };
+    let mut trace = trace((0..30).map(|i| asked(u64::from(i) * 200, i, 4)).collect());
+    trace.requests.extend([asked(8_000, 0, 0), asked(9_000, 0, 4)]);
+    let mut settings = settings(16, 1_200);
+    settings.core.tiers = vec![TierConfig {
+        name: "host".into(),
+        blocks: 20_000,
+        write: Write::Through,
+        eviction: "lru".into(),
+        shared: false,
+    }];
+    let [with, without] = [true, false].map(|hints| {
+        let settings = Settings { hints, ..settings.clone() };
+        replay(&trace, &settings, &SlowPrefill, &mut |_| {}).unwrap()
+    });
+    for report in [&with, &without] {
+        assert_eq!((report.requests, report.completed, report.refused), (31, 31, 0), "a prefetch is no request");
+        assert_eq!(report.tokens.prefix_hit_tokens, 4_095, "either finds the prompt");
+    }
+    let hints = [&with, &without].map(|report| report.tokens.hints.expect("a prefetch is a hint"));
+    assert_eq!(hints.map(|hints| (hints.prefetches, hints.prefetched_tokens)), [(1, 4_096), (1, 0)]);
+    assert!(with.latencies.ttft_s.mean < without.latencies.ttft_s.mean, "nothing is loaded while a client waits");
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn transfers_share_the_link_and_their_ends_are_told() {
 }
 
 /// Every step takes a millisecond, and a fortieth of one more for each token of a prompt, so that loading blocks pays.
-struct SlowPrefill;
+pub(super) struct SlowPrefill;
 
 impl CostModel for SlowPrefill {
     fn name(&self) -> &str {

@@ -103,3 +103,23 @@ pub(in crate::trace) fn length(field: &'static str, text: &str) -> Result<u32, T
         _ => Err(TraceFault::BadLength { field, value: if text.is_empty() { "empty".into() } else { text.into() } }),
     }
 }
+
+/// Parses the length of an output, and the field `prefetch`: with `true` there is no output.
+pub(in crate::trace) fn output_length(
+    expected: &'static str,
+    field: &'static str,
+    value: Option<Value>,
+    prefetch: Option<Value>,
+) -> Result<u32, TraceFault> {
+    match prefetch {
+        None | Some(Value::Null | Value::Bool(false)) => length(field, &present(expected, field, value)?.to_string()),
+        Some(Value::Bool(true)) if value.as_ref().is_none_or(|length| length.as_u64() == Some(0)) => Ok(0),
+        Some(Value::Bool(true)) => {
+            let value = value.map_or_else(String::new, |length| length.to_string());
+            Err(TraceFault::BadTerm { field, value, expected: "0, or left out, for a prefetch" })
+        }
+        Some(other) => {
+            Err(TraceFault::BadTerm { field: "prefetch", value: other.to_string(), expected: "true or false" })
+        }
+    }
+}

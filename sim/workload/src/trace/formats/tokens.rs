@@ -5,7 +5,7 @@ use serde_json::Value;
 use trunkline_core::Token;
 
 use crate::trace::blocks::PrefixTree;
-use crate::trace::format::row::{Row, RowContent, length, nanoseconds, object, present};
+use crate::trace::format::row::{Row, RowContent, nanoseconds, object, output_length, present};
 use crate::trace::format::{Field, Format, LineParser, Opened, Order, Reading, Shares, TraceFormat, Writing};
 use crate::trace::write::{push_list, push_terms};
 use crate::trace::{Content, LENGTH_TOKENS_MAX, ReaderOptions, Terms, TraceFault, TraceRequest, WriteFault, retention};
@@ -53,6 +53,7 @@ struct Object {
     priority: Option<Value>,
     deadline_s: Option<Value>,
     retention: Option<Value>,
+    prefetch: Option<Value>,
 }
 
 struct Parser;
@@ -62,7 +63,7 @@ impl LineParser for Parser {
         let line: Object = object(line, TOKENS)?;
         let at_ns = nanoseconds("arrival_time_ns", &present(FIELDS, "arrival_time_ns", line.arrival_time_ns)?)?;
         let tokens = present(FIELDS, "input_tok_ids", line.input_tok_ids)?;
-        let output_tokens = length("output_toks", &present(FIELDS, "output_toks", line.output_toks)?.to_string())?;
+        let output_tokens = output_length(FIELDS, "output_toks", line.output_toks, line.prefetch)?;
         let found = tokens.len();
         if let Some(expected) = line.input_toks.filter(|expected| *expected as usize != found) {
             return Err(TraceFault::TokenCount { field: "input_toks", found, expected });

@@ -28,6 +28,16 @@ impl Kv {
         self.tree.count_idle(&self.found) + self.groups.count_idle(&self.found)
     }
 
+    /// Returns the number of blocks among [`Self::usable`] above the default priority, at most.
+    pub fn n_idle_above(&self) -> u32 {
+        self.tree.n_idle_above().saturating_mul(self.entry_blocks())
+    }
+
+    /// Returns the number of those blocks in the prefix just found, at least.
+    pub fn count_idle_above_found(&self) -> u32 {
+        self.tree.count_idle_above(&self.found)
+    }
+
     /// Appends `n` entries with private blocks to each table of a sequence, evicting cached blocks if too few are free. Returns `false`,
     /// and changes nothing, if too few are usable.
     #[must_use]

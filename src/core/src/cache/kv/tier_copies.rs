@@ -127,16 +127,22 @@ impl Kv {
     /// Begins to copy the first `computed` published blocks of an ended request to the first tier, if the tier takes blocks now. The
     /// transfer then holds the blocks instead of the request.
     pub fn write_through(&mut self, seq: &mut Sequence, computed: usize, journal: &mut Journal) {
-        let Some(write) = self.tiers.write(0).filter(|write| *write != Write::Back) else { return };
         let published = seq.published as usize;
+        let pinned = self.asked_to_pin(seq, published);
+        let Some(write) = self.tiers.write(0).filter(|write| *write != Write::Back || pinned > 0) else { return };
         if seq.table[..published].first().is_some_and(|first| !self.tree.is_findable(*first)) {
             return;
         }
         let is_open = self.is_open(0);
         let (mut sources, mut skipped, mut end) = (Sources::default(), 0, 0);
-        for block in &seq.table[..computed] {
-            if write == Write::SecondUse && self.tree.hits(*block) == 0 {
-                // Blocks after this one were found at most as often.
+        for (at, block) in seq.table[..computed].iter().enumerate() {
+            // Blocks after this one were found at most as often.
+            let is_left_out = match write {
+                Write::Back => true,
+                Write::SecondUse => self.tree.hits(*block) == 0,
+                Write::Through | Write::Prefill => false,
+            };
+            if is_left_out && at >= pinned {
                 break;
             }
             if !self.can_follow(*block) {
@@ -331,6 +337,18 @@ impl Kv {
         !self.plan.is_empty()
     }
 
+    /// Plans the load of a prefetch, as [`Self::plan_load`], as far as `room` blocks hold it. Returns `true` if the plan has a block.
+    pub fn plan_prefetch(&mut self, seq: &Sequence, room: u32) -> bool {
+        self.plan_load(seq);
+        self.passed_over = None;
+        let fits = (room / self.entry_blocks()) as usize;
+        if self.plan.len() > fits {
+            self.plan.split_off(fits);
+            self.plan_groups();
+        }
+        !self.plan.is_empty()
+    }
+
     /// Returns the number of entries that the last plan loads.
     pub fn planned(&self) -> u32 {
         self.plan.len() as u32
@@ -401,7 +419,7 @@ impl Kv {
             let pairs: Vec<BlockPair> =
                 there.map(|(planned, target)| BlockPair { from: planned.block, to: target.index }).collect();
             if !pairs.is_empty() {
-                let hit_by = (seq.cold.history.admissions == 1).then_some(seq.tenant);
+                let hit_by = (seq.cold.history.admissions == 1 || seq.is_prefetch()).then_some(seq.tenant);
                 pairs.iter().for_each(|pair| self.tiers.pin_found(PlannedBlock { tier, block: pair.from }, hit_by));
                 self.tiers.count_hits(tier, pairs.len());
                 load.transfers += 1;

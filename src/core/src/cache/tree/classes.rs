@@ -16,12 +16,12 @@ use crate::eviction::Eviction;
 use crate::eviction::parts::queue::Queues;
 use crate::journal::stats::RetentionCounters;
 use crate::names::ids::BlockHandle;
-use crate::request::retention::{CLASSES_ABOVE, Claim, Ends, RetainedBlocks, class_at};
+use crate::request::retention::{Claim, Ends, PINNED, RetainedBlocks, class_at};
 
 /// Queue of the blocks evicted before the policy's blocks. The queue of the class `n` above the default has number `n`.
 const EARLY: usize = 0;
 /// Queue of the blocks to be demoted, evicted before all others.
-const DEMOTED: usize = CLASSES_ABOVE + 1;
+const DEMOTED: usize = PINNED + 1;
 /// Time of a block without a timer.
 const NEVER: u64 = u64::MAX;
 /// Outdated timers kept at most.
@@ -52,7 +52,7 @@ struct Record {
     timer_ns: u64,
 }
 
-const NO_HINT: Record = Record { ends: [0; CLASSES_ABOVE], tenant: 0, timer_ns: NEVER };
+const NO_HINT: Record = Record { ends: [0; PINNED], tenant: 0, timer_ns: NEVER };
 
 /// Entry of the timers: time, depth and slot. Of equal times, the deepest block is first.
 type Timer = Reverse<(u64, Reverse<u32>, u32)>;
@@ -114,6 +114,22 @@ impl Classes {
     /// Returns the number of idle blocks to be demoted. They are the next victims.
     pub fn n_demoted(&self) -> u32 {
         self.hinted.as_ref().map_or(0, |hinted| hinted.queues.len(DEMOTED))
+    }
+
+    /// Returns the number of leading blocks of a prefix in the tree that pins hold.
+    pub fn n_pinned(&self, prefix: &[BlockHandle]) -> usize {
+        let hinted = self.hinted.as_ref();
+        hinted.map_or(0, |hinted| prefix.partition_point(|block| hinted.class_above(block.index) == PINNED))
+    }
+
+    /// Returns `true` if a published block is above the default.
+    pub fn is_above(&self, block: u32) -> bool {
+        self.hinted.as_ref().is_some_and(|hinted| hinted.class_above(block) > 0)
+    }
+
+    /// Returns the number of idle blocks above the default.
+    pub fn n_idle_above(&self) -> u32 {
+        self.hinted.as_ref().map_or(0, |hinted| (1..=PINNED).map(|class| hinted.queues.len(class)).sum())
     }
 
     /// Returns the number of timers kept, outdated ones included.
@@ -250,7 +266,7 @@ impl Classes {
             hinted.n_policy -= 1;
             return self.policy.pop(nodes);
         }
-        let block = (1..=CLASSES_ABOVE).find_map(|class| hinted.queues.pop_front(class))?;
+        let block = (1..=PINNED).find_map(|class| hinted.queues.pop_front(class))?;
         hinted.counters.evicted_retained_blocks += 1;
         Some(block)
     }
@@ -476,7 +492,7 @@ impl Hinted {
         assert!(charged.values().all(|n| *n <= limits.of_tenant) && self.counters.retained_blocks <= limits.of_all);
         assert!(charged.len() == self.charged.len(), "a tenant without blocks is charged");
         assert!(charged.iter().all(|(tenant, n)| self.charged.get(tenant) == Some(n)), "charges of tenants drifted");
-        for class in EARLY..=CLASSES_ABOVE {
+        for class in EARLY..=PINNED {
             for slot in self.queues.iter(class) {
                 assert_eq!(self.class_above(slot), class, "block {slot} is in the wrong class");
                 let parent = nodes.parent(slot).filter(|parent| nodes.readers[*parent as usize] == 0);

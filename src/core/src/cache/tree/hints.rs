@@ -2,6 +2,7 @@
 
 use super::PrefixTree;
 use crate::blocks::block::BlockState;
+use crate::blocks::prefix::Prefix;
 use crate::journal::stats::RetentionCounters;
 use crate::names::ids::BlockHandle;
 use crate::request::retention::{Claim, RetainedBlocks};
@@ -31,6 +32,22 @@ impl PrefixTree {
     /// Returns the number of idle blocks to be demoted at once. They are the next victims.
     pub fn n_demoted(&self) -> u32 {
         self.eviction.n_demoted()
+    }
+
+    /// Returns the number of leading blocks of a published prefix that pins hold.
+    pub fn n_pinned(&self, prefix: &[BlockHandle]) -> usize {
+        self.eviction.n_pinned(&prefix[..self.n_findable(prefix)])
+    }
+
+    /// Returns the number of idle blocks above the default priority.
+    pub fn n_idle_above(&self) -> u32 {
+        self.eviction.n_idle_above()
+    }
+
+    /// Returns the number of idle blocks above the default priority in a prefix just found.
+    pub fn count_idle_above(&self, found: &Prefix) -> u32 {
+        let above = found.count_first(|block| self.eviction.is_above(block)) as u32;
+        above.saturating_sub(found.len() as u32 - self.count_idle(found))
     }
 
     /// Returns gauges and counters of hints.

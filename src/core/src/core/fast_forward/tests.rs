@@ -139,7 +139,7 @@ fn retention_hints_end_in_a_fast_forward() {
         ..Config::default()
     };
     let hinted = |id, priority, ttl_ns| Request {
-        retention: vec![RetentionHint { from: 0, to: 8, priority, ttl_ns, demote: false }],
+        retention: vec![RetentionHint { from: 0, to: 8, priority, ttl_ns, demote: false, pin: false }],
         max_tokens: 1,
         ..request(id, None)
     };

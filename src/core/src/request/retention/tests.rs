@@ -3,7 +3,7 @@
 use super::*;
 
 fn hint(from: u32, to: u32, priority: u8, ttl_ns: u64) -> RetentionHint {
-    RetentionHint { from, to, priority, ttl_ns, demote: false }
+    RetentionHint { from, to, priority, ttl_ns, demote: false, pin: false }
 }
 
 #[test]
@@ -15,12 +15,24 @@ fn priorities_fall_into_classes_of_equal_width() {
 #[test]
 fn a_hint_falls_by_a_class_after_each_equal_part_of_its_life() {
     let ends = hint(0, 1, 100, 60).ends(1_000);
-    assert_eq!(ends, [1_060, 1_045, 1_030, 1_015]);
+    assert_eq!(ends, [1_060, 1_045, 1_030, 1_015, 0]);
     assert_eq!([1_000, 1_014, 1_015, 1_030, 1_059, 1_060].map(|now_ns| class_at(&ends, now_ns)), [4, 4, 3, 2, 1, 0]);
-    assert_eq!(hint(0, 1, 60, 10).ends(5), [15, 10, 0, 0]);
-    assert_eq!(hint(0, 1, 36, 0).ends(5), [u64::MAX, 0, 0, 0]);
-    assert_eq!(hint(0, 1, 35, 9).ends(5), [0; 4]);
-    assert_eq!(hint(0, 1, 40, u64::MAX).ends(5), [u64::MAX, 0, 0, 0], "no overflow");
+    assert_eq!(hint(0, 1, 60, 10).ends(5), [15, 10, 0, 0, 0]);
+    assert_eq!(hint(0, 1, 36, 0).ends(5), [u64::MAX, 0, 0, 0, 0]);
+    assert_eq!(hint(0, 1, 35, 9).ends(5), [0; 5]);
+    assert_eq!(hint(0, 1, 40, u64::MAX).ends(5), [u64::MAX, 0, 0, 0, 0], "no overflow");
+}
+
+#[test]
+fn a_pin_is_a_class_of_its_own_and_does_not_fall_before_its_end() {
+    let pin = RetentionHint { pin: true, ..hint(0, 1, 100, 60) };
+    assert_eq!((pin.class_above(), pin.ends(1_000)), (PINNED, [1_060; PINNED]));
+    assert_eq!([1_000, 1_059, 1_060].map(|now_ns| class_at(&pin.ends(1_000), now_ns)), [PINNED, PINNED, 0]);
+    let pinned_to = |hints: &[RetentionHint]| Claim { tenant: 0, hints }.pinned_to(8, 4);
+    let ending = |from, to| RetentionHint { from, to, ..pin };
+    let all = [ending(3, 9), hint(9, 20, 50, 0), ending(20, 21), ending(32, 40)];
+    assert_eq!([pinned_to(&all[..2]), pinned_to(&all), pinned_to(&[ending(0, TO_END)])], [3, 6, 8]);
+    assert_eq!((pinned_to(&all[3..]), pinned_to(&[])), (0, 0), "behind the last block");
 }
 
 #[test]
@@ -35,6 +47,13 @@ fn faults_name_the_hint() {
     let stays = RetentionHint { demote: true, ..hint(0, 1, 35, 0) };
     assert_eq!(check(&[stays]), Err(RetentionError::DemotesAboveEarly { at: 0 }));
     assert_eq!(check(&[RetentionHint { priority: 34, ..stays }]), Ok(()));
+    let pin = |priority, ttl_ns| check(&[RetentionHint { pin: true, ..hint(0, 1, priority, ttl_ns) }]);
+    assert_eq!(pin(99, 1), Err(RetentionError::PinsBelowHighest { at: 0 }));
+    let bad_time = Err(RetentionError::PinTime { at: 0 });
+    assert_eq!(
+        [pin(100, 0), pin(100, PIN_NS_MAX + 1), pin(100, 1), pin(100, PIN_NS_MAX)],
+        [bad_time, bad_time, Ok(()), Ok(())]
+    );
     let many: Vec<_> = (0..17).map(|at| hint(at, at + 1, 50, 0)).collect();
     assert_eq!(check(&many), Err(RetentionError::TooMany { n: 17 }));
     assert_eq!(check(&many[..16]), Ok(()));
@@ -56,10 +75,10 @@ fn by_block(hints: &[RetentionHint]) -> Vec<Ends> {
 
 #[test]
 fn a_hint_holds_for_the_blocks_before_its_range() {
-    let (weak, strong) = ([20, 0, 0, 0], [12, 9, 6, 3]);
+    let (weak, strong) = ([20, 0, 0, 0, 0], [12, 9, 6, 3, 0]);
     let hints = [hint(9, 13, 100, 12), hint(20, 25, 40, 20)];
     // Tokens 9 to 12 are in blocks 2 and 3; 20 to 24 in blocks 5 and 6.
-    let both = [20, 9, 6, 3];
+    let both = [20, 9, 6, 3, 0];
     assert_eq!(by_block(&hints), [both, both, both, both, weak, weak, weak]);
     assert_eq!(by_block(&hints[..1]), [strong; 4]);
     assert_eq!(by_block(&[hint(32, TO_END, 100, 12)]), [] as [Ends; 0], "the range begins after the last block");

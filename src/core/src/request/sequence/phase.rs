@@ -33,7 +33,7 @@ pub enum SequenceEvent {
     Admitted,
     /// The scheduler admitted the request, and a tier has more of the prefix than the device.
     LoadBegan,
-    /// All transfers from tiers ended.
+    /// All transfers from tiers ended. A prefetch then has only to be reported.
     LoadEnded,
     /// The worker sampled the first token.
     FirstToken,
@@ -62,7 +62,7 @@ pub enum SequenceEvent {
 }
 
 /// Every change of [`SequenceState`]. From every state a request may also end.
-pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 32] = {
+pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 33] = {
     use SequenceEvent::{
         Admitted, FirstToken, LoadBegan, LoadEnded, Preempted, Released, SourceFailed, StepsEnded, SwapInBegan,
         SwapInEnded, SwapOutBegan, SwapOutEnded, TransferFailed, TransferOverdue, WorkerLost,
@@ -72,6 +72,7 @@ pub const TRANSITIONS: [Transition<SequenceEvent, SequenceState>; 32] = {
         (Admitted, Waiting, Prefill),
         (LoadBegan, Waiting, Loading),
         (LoadEnded, Loading, Prefill),
+        (LoadEnded, Loading, Waiting),
         (FirstToken, Prefill, Decode),
         (Preempted, Prefill, Waiting),
         (Preempted, Decode, Waiting),
@@ -204,6 +205,11 @@ impl Phase {
         }
     }
 
+    /// Returns the number of entries that a sequence loads from tiers.
+    pub fn loaded_entries(&self) -> usize {
+        if let Self::Loading(load) = self { load.filled.len() } else { 0 }
+    }
+
     /// Returns the host blocks the sequence holds.
     pub fn hosts(&self) -> &Entries<u32> {
         static NONE: Entries<u32> = Entries::EMPTY;
@@ -247,6 +253,7 @@ mod tests {
 Admitted: Waiting -> Prefill
 LoadBegan: Waiting -> Loading
 LoadEnded: Loading -> Prefill
+LoadEnded: Loading -> Waiting
 FirstToken: Prefill -> Decode
 Preempted: Prefill -> Waiting
 Preempted: Decode -> Waiting

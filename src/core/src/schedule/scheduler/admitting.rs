@@ -53,7 +53,11 @@ impl Scheduler {
         let admission = admit(state, slot, &self.fits_beside(state, *budget, step));
         match admission {
             Admission::Admitted => {
-                let chunk = self.chunk(state, slot, *budget, self.n_parts(step) == 0);
+                let chunk = match self.chunk(state, slot, *budget, self.n_parts(step) == 0) {
+                    // There was room where the prompt begins. Behind what is copied a token takes more of the step.
+                    0 => state.sequences[slot].next_uncopied().min(state.config.block_size).min(*budget),
+                    chunk => chunk,
+                };
                 let ran = self.run_chunk(state, slot, chunk, step);
                 assert!(ran, "the blocks were counted at admission");
                 *budget -= chunk;

@@ -79,7 +79,7 @@ pub(crate) fn finish(answer: &Answer) -> proto::Finish {
         cached_tokens: cached,
         completion_tokens: completion,
         preemptions,
-        copied_tokens: 0,
+        ..proto::Usage::default()
     };
     proto::Finish { reason: reason.into(), usage: Some(usage), timings: None, stopped_by }
 }
@@ -118,9 +118,11 @@ pub(crate) fn read_turn(name: &str, turn: proto::Turn, vocab_size: u32) -> Resul
             if let Some((field, _)) = logprobs.iter().find(|(_, of)| !of.is_empty()) {
                 return Err(Invalid(format!("{name}.answer.{field} is set; sessions keep no log probabilities")));
             }
-            let copied = finish.usage.map_or(0, |usage| usage.copied_tokens);
-            if copied != 0 {
-                return Err(Invalid(format!("{name}.finish.usage.copied_tokens is {copied}; turns copy nothing")));
+            let usage = finish.usage.unwrap_or_default();
+            let not_kept =
+                [("copied", usage.copied_tokens), ("loaded", usage.loaded_tokens), ("pinned", usage.pinned_tokens)];
+            if let Some((what, n)) = not_kept.into_iter().find(|(_, n)| *n != 0) {
+                return Err(Invalid(format!("{name}.finish.usage.{what}_tokens is {n}; sessions keep no such number")));
             }
             if finish.timings.is_some() {
                 return Err(Invalid(format!("{name}.finish.timings is set; sessions keep no times")));

@@ -6,7 +6,7 @@ use crate::blocks::prefix::Prefix;
 use crate::cache::tree::{Parent, Published};
 use crate::eviction::REGISTRY;
 use crate::names::ids::Token;
-use crate::request::retention::{RetentionHint, TO_END};
+use crate::request::retention::{PINNED, RetentionHint, TO_END};
 use proptest::prelude::*;
 
 const SIZE: u32 = 4;
@@ -18,6 +18,9 @@ type Granted = (u64, RetentionHint);
 
 fn class_of((since_ns, hint): &Granted, at_ns: u64) -> usize {
     let class = hint.class_above() as u64;
+    if hint.pin {
+        return if at_ns - since_ns < hint.ttl_ns { PINNED } else { 0 };
+    }
     let fallen = ((at_ns - since_ns) * class).checked_div(hint.ttl_ns).unwrap_or(0);
     class.saturating_sub(fallen) as usize
 }
@@ -175,7 +178,8 @@ fn hints() -> impl Strategy<Value = Vec<RetentionHint>> {
             let from = begin + gap / 3;
             let to = if gap >= 3 { TO_END } else { from + len };
             let ttl_ns = if priority < 35 { 0 } else { 12 * times };
-            hints.push(RetentionHint { from, to, priority, ttl_ns, demote: priority == 20 });
+            let pin = priority == 100 && times % 2 == 1;
+            hints.push(RetentionHint { from, to, priority, ttl_ns, demote: priority == 20, pin });
             if to == TO_END {
                 break;
             }
@@ -325,7 +329,7 @@ fn timers_of_blocks_used_again_and_again_are_cleared_away() {
     for round in 0..2_000 {
         // Shorter and shorter: each claim of new contents sets an earlier timer.
         let (ttl_ns, demote) = (1_000_000 - round, false);
-        let hint = RetentionHint { from: 0, to: TO_END, priority: 100, ttl_ns, demote };
+        let hint = RetentionHint { from: 0, to: TO_END, priority: 100, ttl_ns, demote, pin: false };
         run.admit((round as u32 % 7, 0, 4), 0, vec![hint], false);
         run.leave(0, false);
         run.tree.flush();
