@@ -335,7 +335,7 @@ mod tests {
             let told = prefetch.prefetches(max_tokens, n).unwrap_err().json();
             assert!(told.contains("kv_hints.actions[0] prefetches"), "{told}");
         }
-        assert_eq!(prefetch.prefetches(Some(0), 1).unwrap(), true);
+        assert!(prefetch.prefetches(Some(0), 1).unwrap());
         let newer = json!({"protocol_version": "2.0", "message_id": "m", "actions": []});
         assert!(hints(&newer, true).unwrap_err().json().contains("kv_hints.protocol_version is '2.0'"));
         let demoting =

@@ -57,6 +57,7 @@ fn request() -> pb::GenerateRequest {
         kv_dtype: "q8_0".into(),
         retention: vec![hint],
         reuse: "anywhere".into(),
+        prefetch: false,
         timeout_ms: 1500,
     }
 }
