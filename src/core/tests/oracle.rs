@@ -43,7 +43,7 @@ fn assert_pressure(sum: &Outcome, seeds: u64) {
     assert!(sum.started_over > seeds / 40, "{} requests read what another failed to compute", sum.started_over);
     assert!(sum.swaps_out > seeds / 3, "{} swaps out", sum.swaps_out);
     assert!(sum.blocks_out >= sum.swaps_out, "{} blocks of {} swaps", sum.blocks_out, sum.swaps_out);
-    assert!(sum.swaps_in > seeds / 4 && sum.blocks_in >= sum.swaps_in);
+    assert!(sum.swaps_in > seeds / 5 && sum.blocks_in >= sum.swaps_in);
     assert!(sum.groups_in >= seeds / 200, "{} swap-ins with layer groups", sum.groups_in);
     assert!(sum.groups_loaded > seeds / 20, "{} loads with layer groups", sum.groups_loaded);
     assert!(sum.loads > seeds / 2 && sum.blocks_loaded > sum.loads && sum.stores > seeds && sum.blocks_stored > seeds);
