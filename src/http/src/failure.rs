@@ -78,6 +78,11 @@ impl Failure {
         Self::new(StatusCode::NOT_FOUND, "not_found_error", message)
     }
 
+    /// Returns the failure for a field that names something which is not there.
+    pub(crate) fn not_found_in(param: &str, message: impl Into<String>) -> Self {
+        Self { param: Some(param.to_owned()), ..Self::not_found(message) }
+    }
+
     pub(crate) fn wrong_method(message: impl Into<String>) -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
     }
