@@ -135,7 +135,7 @@ impl Failure {
 
     /// Returns the failure of a request whose structure is that of forced calls, if `forced`.
     pub(crate) fn of_call(self, forced: bool) -> Self {
-        match self.message.strip_prefix("json_schema ") {
+        match self.message.strip_prefix("json_schema ").or(self.message.strip_prefix("grammar ")) {
             Some(why) if forced => Self::invalid("tools", format!("the schema of the tools {why}")),
             None if forced && self.message.starts_with("structured output ") => {
                 let why = "tool_choice may be auto or none: a call is forced by structured output, which is not supported by the workers of this server";

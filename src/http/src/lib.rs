@@ -39,6 +39,7 @@ mod reader;
 mod reasoning;
 mod responses;
 mod run;
+mod strict;
 mod structure;
 mod tokens;
 mod tool_choice;

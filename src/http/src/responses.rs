@@ -72,7 +72,7 @@ pub(crate) async fn answer(State(shared): Context, request: Request<Body>) -> Re
     let choice = ToolChoice::of(asked.tool_choice.as_ref())?;
     let parallel = responses.parallel_tool_calls;
     let (reading, forced) =
-        asked.force(prompt.reading, &choice, base.tools.as_deref(), parallel)?;
+        asked.force(prompt.reading, &choice, base.tools.as_deref(), parallel, shared.structures())?;
     let rendered = Rendered { conversation: &prompt.conversation, add_special_tokens: false, ids: &prompt.ids };
     let marks = shared.cache_hints(&parts, caching, breakpoints, rendered).await?;
     let retention = shared.kv_hints(of_cache.kv_hints.as_ref(), marks)?;

@@ -106,6 +106,11 @@ impl Front {
         Ok(&self.inference()?.shared().config)
     }
 
+    /// Returns `true` if the workers can do structured output.
+    pub fn has_grammars(&self) -> bool {
+        self.inference().is_ok_and(|inference| inference.shared().has_grammars())
+    }
+
     /// Returns the tokens that a prompt and its answer may have together.
     ///
     /// # Errors
