@@ -243,7 +243,7 @@ async fn pages_of_the_origins_that_are_allowed_read_answers() {
         // The question of the browser has no token; what it asks for needs one.
         let asked = page.ask("OPTIONS", "/v1/completions", &format!("{PAGE}{preflight}"), "").await;
         assert_eq!((asked.status, allowed(&asked).as_deref()), (200, Some(answered)));
-        assert_eq!(asked.header("access-control-allow-methods"), Some("get,post"));
+        assert_eq!(asked.header("access-control-allow-methods"), Some("get,post,delete"));
         assert_eq!(asked.header("access-control-allow-headers"), Some("authorization, content-type"));
         let answer = page.ask("POST", "/v1/completions", &format!("{PAGE}{token}"), body).await;
         assert_eq!((answer.status, allowed(&answer).as_deref()), (200, Some(answered)));

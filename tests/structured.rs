@@ -457,3 +457,33 @@ async fn messages_and_responses_force_calls_and_responses_have_formats() {
     assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("text.format")), "{}", answer.body);
     server.drain().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_strict_tool_that_need_not_be_called_leaves_the_text_free_and_its_schema_has_to_be_one() {
+    let settings = Settings { tool_call_parser: Some("hermes".parse().unwrap()), ..Settings::default() };
+    let server = start_http(settings).await;
+    let ask = async |strict: bool, schema: Value| {
+        let tool = json!({"type": "function", "name": "add", "strict": strict, "parameters": schema});
+        let body = json!({"input": TRUNK, "tools": [tool], "max_output_tokens": 12, "temperature": 0});
+        let mut chat = json!({"messages": [{"role": "user", "content": TRUNK}], "max_tokens": 12, "temperature": 0});
+        let function = json!({"name": "add", "strict": strict, "parameters": body["tools"][0]["parameters"]});
+        chat["tools"] = json!([{"type": "function", "function": function}]);
+        let response = post(server.addr(), "/v1/responses", &body.to_string()).await;
+        let chat = post(server.addr(), "/v1/chat/completions", &chat.to_string()).await;
+        assert_eq!(response.status, chat.status, "{}", chat.body);
+        (response, chat)
+    };
+    let (strict, _) = ask(true, json!({"type": "object", "properties": {"a": {"type": "integer"}}})).await;
+    assert_eq!(strict.status, 200, "{}", strict.body);
+    assert_eq!(
+        (&strict.json()["output"][0]["type"], &strict.json()["status"]),
+        (&json!("message"), &json!("incomplete"))
+    );
+    let unknown = json!({"type": "object", "properties": {"a": {"not": {}}}});
+    let (response, chat) = ask(true, unknown.clone()).await;
+    for refused in [response, chat] {
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("tools")), "{}", refused.body);
+    }
+    assert_eq!(ask(false, unknown).await.0.status, 200, "a schema that does not have to hold is not read");
+    server.drain().await;
+}

@@ -29,6 +29,9 @@ pub struct Compiled {
 }
 
 impl Grammars {
+    /// `false` in a build without the library, which refuses every grammar.
+    pub const ARE_SUPPORTED: bool = cfg!(feature = "llguidance");
+
     /// Notes the vocabulary; tables are made for the first grammar. The model has token ids below `vocab_size`, and `ends` end an answer.
     pub fn new(tokenizer: Tokenizer, vocab_size: u32, ends: Vec<Token>) -> Self {
         Self { library: Library::new(tokenizer, vocab_size, ends), kept: Mutex::default() }

@@ -26,6 +26,48 @@ fn fits(kind: GrammarKind, structure: &str, text: &str) -> bool {
     goes_on && matcher.allowed().unwrap().has(END)
 }
 
+/// The grammars of the HTTP door for answers whose calls are strict.
+#[test]
+fn text_is_free_until_a_call_begins() {
+    let call = r##"{"anyOf":[{"type":"object","properties":{"name":{"const":"f"},"arguments":{"$ref":"#/$defs/0"}},"required":["name","arguments"],"additionalProperties":false}],"$defs":{"0":{"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":false}}}"##;
+    let hermes = format!(
+        "start: call* TEXT\ncall: head SPACE? object SPACE? \"</tool_call>\"\nhead[lazy]: TEXT \"<tool_call>\"\nobject: %json {call}\n\
+        SPACE: /[ \\t\\r\\n]{{1,8}}/\nTEXT: /(\\n|.)*/\n"
+    );
+    let good = r#"{"name": "f", "arguments": {"a": 1}}"#;
+    let wrong = good.replace('1', "true");
+    for (text, is_one) in [
+        (String::new(), true),
+        ("Let me think.\nIt is <tool_cal".into(), true),
+        (format!("Let me.\n<tool_call>\n{good}\n</tool_call>"), true),
+        (format!("<tool_call>{good}</tool_call> and\n<tool_call>{good}</tool_call> so \u{E9}"), true),
+        (format!("<tool_call>{wrong}</tool_call>"), false),
+        (format!("<tool_call>{}</tool_call>", good.replace("\"f\"", "\"g\"")), false),
+        (format!("a <tool_call>{good}</tool_call> b <tool_call>{wrong}</tool_call>"), false),
+        ("<tool_call>".into(), false),
+        ("<tool_call> is what begins a call".into(), false),
+    ] {
+        assert_eq!(fits(GrammarKind::Lark, &hermes, &text), is_one, "{text}");
+    }
+    let llama = format!(
+        "start: TEXT? | SPACE? tag? call (SPACE? \";\" SPACE? call)*\ntag: \"<|python_tag|>\" SPACE?\ncall: %json {}\n\
+        SPACE: /[ \\t\\r\\n]{{1,8}}/\nTEXT: /[ \\t\\r\\n]*[^{{ \\t\\r\\n](\\n|.)*/\n",
+        call.replace("arguments", "parameters")
+    );
+    let (good, wrong) = (good.replace("arguments", "parameters"), wrong.replace("arguments", "parameters"));
+    for (text, is_one) in [
+        (String::new(), true),
+        ("It is {".into(), true),
+        (format!("{good}; {good}"), true),
+        (format!("\n<|python_tag|>{good}"), true),
+        (wrong.clone(), false),
+        (format!("{good};{wrong}"), false),
+        (format!("{good} and more"), false),
+    ] {
+        assert_eq!(fits(GrammarKind::Lark, &llama, &text), is_one, "{text}");
+    }
+}
+
 #[test]
 fn answers_fit_their_grammar_whole_and_others_do_not() {
     use GrammarKind::{JsonSchema, Lark, Regex};
@@ -168,7 +210,8 @@ fn hostile_grammars_end_in_one_line() {
         (Lark, format!("start: {}", nested("(", ")", 20_000))),
         (Lark, format!("start: T0\n{}T200: \"a\"\n", list(200, |i| format!("T{i}: T{n} T{n}\n", n = i + 1)).concat())),
         (Lark, format!("start: T\nT: {}", list(500, |i| format!("/.*{i}.*/")).join(" & "))),
-        (Lark, "start: %json {\"type\": \"object\"}".into()),
+        (Lark, "start: %json {\"type\": \"object\"} %json {}".into()),
+        (Lark, "start: %json {\"not\": {}}".into()),
         (Lark, "start: <[9999999]> @x".into()),
         (Lark, "start: other".into()),
         (Lark, String::from("\u{0}\u{FFFD}")),

@@ -33,19 +33,23 @@ pub(crate) fn check(grammar: &Grammar) -> Result<Source, GrammarError> {
         GrammarKind::JsonSchema => schema::read(text).map(Source::Schema),
         GrammarKind::Regex => Ok(Source::Regex(text.to_owned())),
         GrammarKind::Lark if gbnf::is_gbnf(text) => gbnf::to_lark(text).map(Source::Lark),
-        GrammarKind::Lark => lark(text).map(|()| Source::Lark(text.to_owned())),
+        GrammarKind::Lark => lark(text).map(Source::Lark),
     }
 }
 
-/// Refuses what Lark does not have and the library adds: expressions that hold together, and grammars within grammars.
-fn lark(text: &str) -> Result<(), GrammarError> {
-    let mut rest = text.chars().peekable();
-    while let Some(c) = rest.next() {
+/// Returns a grammar with the rules for the white space of its schema. Refuses what Lark does not have and the library adds: expressions that hold
+/// together, and grammars within grammars, but for one schema, `%json {…}`, within the bounds of schemas.
+fn lark(text: &str) -> Result<String, GrammarError> {
+    let (mut out, mut copied, mut has_schema) = (String::new(), 0, false);
+    let mut rest = text.char_indices().peekable();
+    while let Some((_, c)) = rest.next() {
         match c {
-            '"' | '/' if c == '/' && rest.peek() == Some(&'/') => while rest.next_if(|c| *c != '\n').is_some() {},
+            '"' | '/' if c == '/' && rest.peek().is_some_and(|(_, c)| *c == '/') => {
+                while rest.next_if(|(_, c)| *c != '\n').is_some() {}
+            }
             '"' | '/' => {
                 // A string or an expression ends at the next such sign without a backslash before it.
-                while let Some(within) = rest.next_if(|c| *c != '\n') {
+                while let Some((_, within)) = rest.next_if(|(_, c)| *c != '\n') {
                     match within {
                         '\\' => drop(rest.next()),
                         _ if within == c => break,
@@ -55,22 +59,40 @@ fn lark(text: &str) -> Result<(), GrammarError> {
             }
             '&' => return Err(unlike_lark("'&'")),
             '~' => {
-                while rest.next_if(|c| *c == ' ').is_some() {}
-                if !rest.peek().is_some_and(char::is_ascii_digit) {
+                while rest.next_if(|(_, c)| *c == ' ').is_some() {}
+                if !rest.peek().is_some_and(|(_, c)| c.is_ascii_digit()) {
                     return Err(unlike_lark("'~' before an expression"));
                 }
             }
             '%' => {
-                let name: String =
-                    std::iter::from_fn(|| rest.next_if(|c| c.is_ascii_alphanumeric() || *c == '_')).collect();
-                if !["ignore", "import", "declare", "override", "llguidance"].contains(&name.as_str()) {
-                    return Err(unlike_lark(&format!("{}", trunkline_quote::quoted(&format!("%{name}")))));
+                let is_of_name = |(_, c): &(usize, char)| c.is_ascii_alphanumeric() || *c == '_';
+                let name: String = std::iter::from_fn(|| rest.next_if(is_of_name)).map(|(_, c)| c).collect();
+                if name == "json" && !has_schema {
+                    let from = rest.peek().map_or(text.len(), |(at, _)| *at);
+                    let len = schema_len(&text[from..])?;
+                    out.push_str(&text[copied..from]);
+                    out.push_str(&format!(" {}", schema::read(&text[from..from + len])?));
+                    (copied, has_schema) = (from + len, true);
+                    while rest.next_if(|(at, _)| *at < copied).is_some() {}
+                } else if !["ignore", "import", "declare", "override", "llguidance"].contains(&name.as_str()) {
+                    let again = if name == "json" { " twice" } else { "" };
+                    return Err(unlike_lark(&format!("{}{again}", trunkline_quote::quoted(&format!("%{name}")))));
                 }
             }
             _ => {}
         }
     }
-    Ok(())
+    out.push_str(&text[copied..]);
+    Ok(out)
+}
+
+/// Returns the bytes of the object of JSON at the beginning of a text, with the white space before it.
+fn schema_len(text: &str) -> Result<usize, GrammarError> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<serde_json::Map<String, Value>>();
+    match values.next() {
+        Some(Ok(_)) => Ok(values.byte_offset()),
+        _ => Err(GrammarError::Malformed("it has %json without an object of JSON behind it".into())),
+    }
 }
 
 fn unlike_lark(what: &str) -> GrammarError {
@@ -88,21 +110,26 @@ mod tests {
     #[test]
     fn what_costs_too_much_is_refused_wherever_it_stands() {
         let lark = |text: &str| of(GrammarKind::Lark, text);
-        let harmless = "// a & b\nstart: \"a & ~b %json\" /[&~]\\/%lark/ X~3..5 ~ 2 // ~x\n%import common.INT\n%ignore \" \"\nX: \"\\\"&\"";
+        let harmless = "// a & b\nstart: \"a & ~b %json\" /[&~]\\/%lark/ X~3..5 ~ 2 // ~x\n%import common.INT\n%ignore \" \"\nX: \"\\\"&\"\ny: %json {\"a\": \"& } %x\"} \"b\"";
         assert_eq!(lark(harmless), Ok(()));
         for (text, what) in [
             ("start: X\nX: /a/ & /b/", "'&'"),
             ("start: X\nX: ~/a/", "'~' before an expression"),
             ("start: \"\\\\\" & \"\"", "'&'"),
             ("start: \"open\n & /b/", "'&'"),
-            ("start: %json {}", "'%json'"),
+            ("start: %json {} %json {}", "'%json' twice"),
+            ("start: %json {} & /b/", "'&'"),
+            ("start: %json [1]", "%json without an object of JSON behind it"),
             ("start: %lark { start: \"a\" }", "'%lark'"),
             ("start: %regex {}", "'%regex'"),
             ("start: % {}", "'%'"),
         ] {
-            assert_eq!(lark(text), Err(format!("it has {what}, which is not supported")), "{text}");
+            let told = lark(text).unwrap_err();
+            assert!(told.starts_with(&format!("it has {what}")), "{text}: {told}");
         }
         assert_eq!(lark("root ::= \"a & ~b\" %json"), Err("'%' stands outside of a text".into()));
+        let costly = lark(r#"start: %json {"multipleOf": 1000003}"#).unwrap_err();
+        assert!(costly.starts_with("it is too complex: multipleOf"), "{costly}");
         let long = of(GrammarKind::Regex, &"a".repeat(BYTES_MAX + 1)).unwrap_err();
         assert_eq!(long, "it has 65537 bytes; at most 65536 are allowed");
         assert_eq!(of(GrammarKind::Regex, &"a".repeat(BYTES_MAX)), Ok(()));

@@ -98,10 +98,9 @@ async def response_async():
 
 
 @check
-def what_needs_memory_is_refused():
-    for more, param in [({"previous_response_id": "resp_1"}, "previous_response_id"), ({"store": True}, "store"),
-                        ({"background": True}, "background"), ({"truncation": "auto"}, "truncation"),
-                        ({"tools": [{"type": "web_search"}]}, "tools")]:
+def what_is_not_supported_is_refused():
+    for more, param in [({"background": True}, "background"), ({"truncation": "auto"}, "truncation"),
+                        ({"conversation": "conv_1"}, "conversation"), ({"tools": [{"type": "web_search"}]}, "tools")]:
         try:
             client.responses.create(input="x", **SHORT, **more)
             raise AssertionError(f"{param} was taken")
@@ -109,13 +108,72 @@ def what_needs_memory_is_refused():
             equal(error.param, param)
 
 
-@check
-def response_that_is_not_stored():
+def streamed(**asked):
+    """The response at the end of a stream; the helper of `stream()` takes completed ones alone."""
+    return list(client.responses.create(stream=True, **asked, **SHORT))[-1].response
+
+
+def missing(call, param=None):
     try:
-        client.responses.retrieve("resp_1")
+        call()
         raise AssertionError("found")
-    except openai.NotFoundError:
-        pass
+    except openai.NotFoundError as error:
+        equal(error.param, param)
+
+
+@check
+def response_stored():
+    first = client.responses.create(input="Once upon", instructions="be brief", **SHORT)
+    true(first.store, "not stored")
+    equal(client.responses.retrieve(first.id), first)
+    second = client.responses.create(input="a time", previous_response_id=first.id, **SHORT)
+    equal(second.previous_response_id, first.id)
+    items = [{"role": "user", "content": "Once upon"}, *first.output, {"role": "user", "content": "a time"}]
+    whole = client.responses.create(input=items, store=False, **SHORT)
+    equal((second.output_text, second.usage.input_tokens), (whole.output_text, whole.usage.input_tokens))
+    missing(lambda: client.responses.retrieve(whole.id))
+    third = streamed(input="there was", previous_response_id=second.id)
+    equal(client.responses.retrieve(third.id).output_text, third.output_text)
+    listed = list(client.responses.input_items.list(third.id, order="asc", limit=2))
+    equal([item.role for item in listed], ["user", "assistant", "user", "assistant", "user"])
+    equal([item.content[0].text for item in listed][::2], ["Once upon", "a time", "there was"])
+    client.responses.delete(first.id)
+    missing(lambda: client.responses.retrieve(first.id))
+    missing(lambda: client.responses.create(input="x", previous_response_id=first.id, **SHORT), "previous_response_id")
+    client.responses.create(input="x", previous_response_id=second.id, **SHORT)
+
+
+@check
+def response_compacted():
+    first = client.responses.create(input=LONG, instructions="be brief", **SHORT)
+    second = client.responses.create(input="And then?", instructions="be brief", previous_response_id=first.id, **SHORT)
+    compacted = client.responses.compact(model=MODEL, previous_response_id=second.id)
+    equal(compacted.object, "response.compaction")
+    equal([item.type for item in compacted.output], ["message", "message", "compaction"])
+    true(compacted.usage.input_tokens_details.cached_tokens > 0.8 * second.usage.input_tokens, compacted.usage)
+    answer = client.responses.create(input=[*compacted.output, {"role": "user", "content": "And then?"}], **SHORT)
+    true(answer.output_text, "no text")
+    # The same by items, and as a dump of them.
+    items = [{"role": "user", "content": LONG}, *first.output, {"role": "user", "content": "And then?"}]
+    compacted = client.responses.compact(model=MODEL, input=items, instructions="be brief")
+    dumped = [item.model_dump(exclude_none=True) for item in compacted.output]
+    client.responses.create(input=[*dumped, {"role": "user", "content": "And then?"}], **SHORT)
+
+
+@check
+def response_compacted_by_a_threshold():
+    items = [{"role": "user", "content": LONG}, {"role": "assistant", "content": "Well."}, {"role": "user", "content": "And then?"}]
+    tokens = client.responses.create(input=items, **SHORT).usage.input_tokens
+    manage = [{"type": "compaction", "compact_threshold": tokens - 1}]
+    answer = client.responses.create(input=items, context_management=manage, **SHORT)
+    equal([item.type for item in answer.output], ["compaction", "message"])
+    final = streamed(input=items, context_management=manage)
+    equal([item.type for item in final.output], ["compaction", "message"])
+    equal(final.output_text, answer.output_text)
+    true(answer.usage.compaction["input_tokens_details"]["cached_tokens"] > 0, answer.usage)
+    by_items = client.responses.create(input=[*items, *answer.output, {"role": "user", "content": "More."}], **SHORT)
+    by_id = client.responses.create(input="More.", previous_response_id=answer.id, **SHORT)
+    equal((by_id.output_text, by_id.usage.input_tokens), (by_items.output_text, by_items.usage.input_tokens))
 
 
 @check

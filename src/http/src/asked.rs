@@ -1,6 +1,6 @@
 //! The fields of `/v1/completions` and `/v1/chat/completions`, each declared once, and what becomes of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::Deserialize;
@@ -30,6 +30,9 @@ pub(crate) struct Asked {
     pub(crate) messages: Option<Vec<Message>>,
     pub(crate) tools: Option<Vec<Message>>,
     pub(crate) tool_choice: Option<Value>,
+    /// Names of the tools that are strict.
+    #[serde(skip)]
+    pub(crate) strict: BTreeSet<String>,
     pub(crate) documents: Option<Vec<Message>>,
     pub(crate) add_generation_prompt: Option<bool>,
     pub(crate) continue_final_message: Option<bool>,

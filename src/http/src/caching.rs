@@ -101,7 +101,7 @@ impl CachingAsked {
             return refused("prompt_cache_options.prewarm is not supported; ask for one token".into());
         }
         if options.comparison_response_id.is_some() {
-            return refused("prompt_cache_options.comparison_response_id is not supported: no answer is stored".into());
+            return refused("prompt_cache_options.comparison_response_id is not supported".into());
         }
         let implicit = match options.mode.as_deref() {
             None | Some("implicit") => true,

@@ -24,6 +24,7 @@ use crate::marks::Rendered;
 use crate::prompt_values::{Prompt, Wanted};
 use crate::reader::{Reading, ToolCall};
 use crate::run::{Run, run};
+use crate::strict::{strict_names, structure};
 use crate::tool_choice::ToolChoice;
 use crate::{Context, Shared};
 
@@ -160,7 +161,8 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
     let text = shared.render(conversation.clone()).await?;
     let reading = shared.reading(&text, conversation.tools.is_some());
     let choice = ToolChoice::of(asked.tool_choice.as_ref())?;
-    let (reading, forced) = asked.force(reading, &choice, conversation.tools.as_deref(), chat.parallel_tool_calls)?;
+    let (reading, forced) =
+        asked.force(reading, &choice, conversation.tools.as_deref(), chat.parallel_tool_calls, shared.structures())?;
     let add_special_tokens = asked.add_special_tokens.unwrap_or(false);
     let ids = shared.tokens_of(&parts, text, add_special_tokens).await?;
     let prompt = Rendered { conversation: &conversation, add_special_tokens, ids: &ids };
@@ -177,7 +179,7 @@ pub(crate) async fn complete(State(shared): Context, request: Request<Body>) -> 
 }
 
 impl Asked {
-    /// Returns what is to be read in the answers, and their structure if they have to call one of `tools`. Marks that are special tokens are shown then,
+    /// Returns what is to be read in the answers, and their structure if they have to call one of `tools`, or to be strict where they do. Marks that are special tokens are shown then,
     /// unless the client says otherwise.
     ///
     /// # Errors
@@ -188,6 +190,7 @@ impl Asked {
         choice: &ToolChoice,
         tools: Option<&[Value]>,
         parallel_tool_calls: Option<bool>,
+        offer: Option<&Tokenizer>,
     ) -> Result<(Reading, Option<Structure>), Failure> {
         let one_call = parallel_tool_calls == Some(false);
         let forced = choice.structure(tools, one_call)?;
@@ -196,9 +199,18 @@ impl Asked {
             return Err(Failure::invalid("structured_outputs", why));
         }
         let mut reading = Reading { one_call, ..reading };
-        if forced.is_some() || self.structure()?.is_some() {
+        let free = forced.is_none() && self.structure()?.is_none();
+        if !free {
             reading = reading.structured(forced.is_some());
         }
+        // Where nothing else is asked of the answer, and the workers can do it.
+        let strict = match (reading.calls, offer) {
+            (Some(parser), Some(tokenizer)) if free && self.ignore_eos != Some(true) => {
+                structure(parser, tools.unwrap_or_default(), &self.strict, tokenizer)?
+            }
+            _ => None,
+        };
+        let forced = forced.or(strict);
         match self.skip_special_tokens {
             Some(_) => reading.hides_stop = false,
             None => self.skip_special_tokens = reading.hides_stop.then_some(false),
@@ -224,6 +236,11 @@ impl Shared {
     /// Returns what is to be read in the answers to a prompt, with special tokens shown if marks may be such.
     pub(crate) fn reading(&self, prompt: &str, has_tools: bool) -> Reading {
         Reading::of((self.settings.reasoning_parser, self.settings.tool_call_parser), prompt, has_tools)
+    }
+
+    /// Returns the tokenizer of a server whose workers can do structured output.
+    pub(crate) fn structures(&self) -> Option<&Tokenizer> {
+        self.front.tokenizer().ok().filter(|_| self.front.has_grammars())
     }
 
     /// Returns the prompt of a chat.
@@ -278,6 +295,7 @@ fn conversation(asked: &mut Asked) -> Result<Conversation, Failure> {
 pub(crate) fn tools(asked: &mut Asked) -> Result<Option<Vec<Value>>, Failure> {
     let choice = ToolChoice::of(asked.tool_choice.as_ref())?;
     let tools = asked.tools.take().filter(|tools| !tools.is_empty());
+    asked.strict = tools.as_deref().map(strict_names).unwrap_or_default();
     Ok(tools.filter(|_| choice != ToolChoice::None))
 }
 

@@ -78,6 +78,11 @@ impl Failure {
         Self::new(StatusCode::NOT_FOUND, "not_found_error", message)
     }
 
+    /// Returns the failure for a field that names something which is not there.
+    pub(crate) fn not_found_in(param: &str, message: impl Into<String>) -> Self {
+        Self { param: Some(param.to_owned()), ..Self::not_found(message) }
+    }
+
     pub(crate) fn wrong_method(message: impl Into<String>) -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
     }
@@ -130,7 +135,7 @@ impl Failure {
 
     /// Returns the failure of a request whose structure is that of forced calls, if `forced`.
     pub(crate) fn of_call(self, forced: bool) -> Self {
-        match self.message.strip_prefix("json_schema ") {
+        match self.message.strip_prefix("json_schema ").or(self.message.strip_prefix("grammar ")) {
             Some(why) if forced => Self::invalid("tools", format!("the schema of the tools {why}")),
             None if forced && self.message.starts_with("structured output ") => {
                 let why = "tool_choice may be auto or none: a call is forced by structured output, which is not supported by the workers of this server";

@@ -9,7 +9,7 @@
 //! | `POST /v1/completions` | `completions` |
 //! | `POST /v1/chat/completions` | `chat` |
 //! | `POST /v1/messages` | `messages` |
-//! | `POST /v1/responses` | `responses` |
+//! | `POST /v1/responses`, `/v1/responses/compact`; `GET` and `DELETE /v1/responses/ID` | `responses` |
 //! | `POST /inference/v1/generate` | `generate` |
 //! | `GET /health`, `/v1/models`, `/version`, `/load`, `/metrics`; `POST /abort_requests`, `/reset_prefix_cache` | `admin` |
 //! | `GET /kv_event_sources` | `event_sources` |
@@ -31,6 +31,7 @@ mod generate;
 mod kv_hints;
 mod logprobs;
 mod marks;
+mod memory;
 mod messages;
 mod origins;
 mod prompt_values;
@@ -38,6 +39,7 @@ mod reader;
 mod reasoning;
 mod responses;
 mod run;
+mod strict;
 mod structure;
 mod tokens;
 mod tool_choice;
@@ -66,7 +68,9 @@ pub use crate::origins::{AllowedOrigins, OriginsError};
 pub use crate::reasoning::ReasoningParser;
 
 use crate::failure::Failure;
+use crate::memory::Memory;
 use crate::origins::Answered;
+use crate::responses::stored;
 
 /// Settings of the door.
 #[derive(Clone, Debug, Default)]
@@ -79,6 +83,8 @@ pub struct Settings {
     pub tool_call_parser: Option<ToolCallParser>,
     /// Form of reasoning, likewise.
     pub reasoning_parser: Option<ReasoningParser>,
+    /// Memory for responses that later ones go on from, bytes; 0 keeps none, `None` is the default.
+    pub response_bytes: Option<u64>,
     /// Origins whose pages may read answers in a browser.
     pub allowed_origins: AllowedOrigins,
     /// The publisher of cache events, if there is one.
@@ -89,6 +95,8 @@ pub struct Settings {
 pub(crate) struct Shared {
     pub(crate) front: Front,
     pub(crate) settings: Settings,
+    /// Responses that are kept, if any are.
+    pub(crate) memory: Option<Arc<Memory>>,
     /// Time at which the door was made, seconds since 1970.
     pub(crate) created_s: u64,
 }
@@ -107,7 +115,8 @@ pub(crate) type Context = axum::extract::State<Arc<Shared>>;
 /// Returns the door for a server: `Server::with_http(|front| door(front, settings))`.
 pub fn door(front: Front, settings: Settings) -> Arc<dyn HttpDoor> {
     let cors = settings.allowed_origins.layer();
-    let shared = Arc::new(Shared { front, settings, created_s: now_s() });
+    let memory = Memory::new(settings.response_bytes);
+    let shared = Arc::new(Shared { front, settings, memory, created_s: now_s() });
     let routes = Router::new()
         .route("/health", get(admin::health))
         .route("/version", get(admin::version))
@@ -120,6 +129,9 @@ pub fn door(front: Front, settings: Settings) -> Arc<dyn HttpDoor> {
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/messages", post(messages::answer))
         .route("/v1/responses", post(responses::answer))
+        .route("/v1/responses/compact", post(responses::compact::compact))
+        .route("/v1/responses/{id}", get(stored::get).delete(stored::delete))
+        .route("/v1/responses/{id}/input_items", get(stored::input_items))
         .route("/inference/v1/generate", post(generate::generate))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))

@@ -77,7 +77,7 @@ impl AllowedOrigins {
         };
         let layer = CorsLayer::new()
             .allow_origin(origins)
-            .allow_methods([Method::GET, Method::POST])
+            .allow_methods([Method::GET, Method::POST, Method::DELETE])
             // `*` would not cover the header with the token.
             .allow_headers(AllowHeaders::mirror_request())
             .expose_headers([HeaderName::from_static(REQUEST_ID), RETRY_AFTER, CONTENT_TYPE])

@@ -3,6 +3,8 @@
 //! Such an answer is a list of calls in JSON, `[{"name": …, "parameters": {…}}, …]`, whatever form the model's own calls have: the schema of the list
 //! is made of those of the tools, and structured output lets no other answer through.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value as Json, json};
 use trunkline_quote::quoted;
 use trunkline_server::proto::sampling::Structure;
@@ -19,6 +21,9 @@ const BY_NAME: [&str; 5] = ["properties", "patternProperties", "dependentSchemas
 const COMBINED: [&str; 4] = ["allOf", "anyOf", "oneOf", "$ref"];
 /// Keywords that say which properties there may be besides those that are named.
 const FURTHER: [&str; 3] = ["additionalProperties", "unevaluatedProperties", "patternProperties"];
+
+/// White space between the parts of a call, at most: people do not read calls, and a model that likes white space would spend its answer on it.
+const WHITE_SPACE: &str = " ";
 
 /// What a request wants called.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -135,12 +140,38 @@ fn list(functions: Vec<Function>, one_call: bool) -> Json {
         }));
     }
     let mut list = json!({"type": "array", "items": {"anyOf": calls}, "minItems": 1, "$defs": schemas});
-    // People do not read calls, and a model that likes white space would spend its answer on it.
-    list[OPTIONS] = json!({"whitespace_pattern": " "});
+    list[OPTIONS] = json!({"whitespace_pattern": WHITE_SPACE});
     if one_call {
         list["maxItems"] = 1.into();
     }
     list
+}
+
+/// Returns the schema of one call of a tool, its name before its arguments: those of the tools named in `strict` are valid by their schemas, others are
+/// any object.
+///
+/// # Errors
+/// If a tool that is strict has no schema of an object.
+pub(crate) fn call_schema(tools: &[Value], arguments: &str, strict: &BTreeSet<String>) -> Result<String, Failure> {
+    let (mut calls, mut schemas) = (Vec::new(), Vec::new());
+    for (at, tool) in tools.iter().enumerate() {
+        let tool = serde_json::to_value(tool).unwrap_or_default();
+        let Some(name) = tool["function"]["name"].as_str() else { continue };
+        let mut parameters = match strict.contains(name) {
+            true => Function::of(at, &tool["function"])?.parameters,
+            false => json!({"type": "object"}),
+        };
+        let place = format!("#/$defs/{at}");
+        rebase(&mut parameters, &place);
+        // Models write the name first, and an object of the library has its keys in the order of the text.
+        calls.push(format!(
+            r#"{{"type":"object","properties":{{"name":{{"const":{}}},"{arguments}":{{"$ref":"{place}"}}}},"required":["name","{arguments}"],"additionalProperties":false}}"#,
+            Json::from(name)
+        ));
+        schemas.push(format!(r#""{at}":{parameters}"#));
+    }
+    let options = json!({"whitespace_pattern": WHITE_SPACE});
+    Ok(format!(r#"{{"anyOf":[{}],"$defs":{{{}}},"{OPTIONS}":{options}}}"#, calls.join(","), schemas.join(",")))
 }
 
 /// Moves a schema to this place of a document: its references to itself begin there.

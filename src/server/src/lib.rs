@@ -74,13 +74,14 @@ pub use crate::engines::seats::AttachOptions;
 pub use crate::engines::stores::{EngineStore, layout};
 pub use crate::metrics::MetricNames;
 pub use crate::network::limits::{FILES_RESERVED, NetworkLimits, raise_open_files};
+pub use crate::network::shares::Client;
 pub use crate::requests::spans::{RequestSpan, RequestTracer, SpanEvent, SpanValue};
 pub use crate::requests::trace_parent::TraceParent;
 pub use crate::server::front::{Front, Load};
 pub use crate::server::shutdown::{ServerHandle, StopSignals, heed_signals, on_hangup};
 pub use crate::server::{Backend, DecideModel, Options, Server, ServerError, listen};
 pub use crate::service::offer::SamplingOffer;
-pub use crate::service::sessions::SessionOptions;
+pub use crate::service::sessions::{SUMMARY_BEFORE, SUMMARY_INSTRUCTION, SessionOptions};
 pub use crate::service::stream::Generation;
 
 /// The protocol, package `trunkline.v1`, generated from `inference.proto` and `sessions.proto` in `proto/trunkline/v1/`.

@@ -544,9 +544,11 @@ impl Call {
         in_call <= limits.unread_bytes_per_call
     }
 
-    /// Takes back waiting output: taken by the connection, or discarded.
+    /// Takes back waiting output: taken by the connection or by who makes a whole answer of it, or discarded.
     pub(crate) fn remove_unread(&self, bytes: u64) {
-        self.unread_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if self.unread_bytes.fetch_sub(bytes, Ordering::Relaxed) == bytes {
+            self.note_read();
+        }
         self.connection.unread_bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.connection.network.unread_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }

@@ -98,6 +98,11 @@ pub const ENTRIES: &[Entry] = &[
     ("serve", "chat-template", Test("src/cli/src/settings/http_settings.rs", "names_and_a_template_reach_the_door")),
     ("serve", "tool-call-parser", Test("tests/chats.rs", "calls_and_reasoning_come_apart_from_the_text")),
     ("serve", "reasoning-parser", Test("tests/chats.rs", "calls_and_reasoning_come_apart_from_the_text")),
+    (
+        "serve",
+        "response-bytes",
+        Test("src/cli/src/settings/http_settings.rs", "the_memory_for_responses_reaches_the_door_and_has_a_least_size"),
+    ),
     ("serve", "allowed-origins", Test("tests/http.rs", "pages_of_the_origins_that_are_allowed_read_answers")),
     ("serve", "kv-events", Test(EVENTS, "flags_reach_the_publisher")),
     ("serve", "kv-events-endpoint", Test(EVENTS, "flags_reach_the_publisher")),

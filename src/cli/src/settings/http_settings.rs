@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use tracing::warn;
 use trunkline_http::{AllowedOrigins, ReasoningParser, ToolCallParser};
@@ -11,6 +11,9 @@ use trunkline_template::ChatTemplate;
 use trunkline_text::ChatSource;
 
 use crate::model::model_source::ModelSource;
+
+/// Least memory for responses, bytes.
+const RESPONSE_BYTES_MIN: u64 = 1 << 16;
 
 /// Settings of plain HTTP; `None` where not given.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
@@ -33,6 +36,11 @@ pub struct HttpSettings {
     #[arg(long, value_name = "NAME")]
     pub reasoning_parser: Option<ReasoningParser>,
 
+    /// Memory for responses that later ones go on from, bytes; half of it for one client. Beyond, those that were not used for the longest time are
+    /// forgotten. 0 keeps none [default: 67108864].
+    #[arg(long, value_name = "BYTES")]
+    pub response_bytes: Option<u64>,
+
     /// Origins whose pages may read answers in a browser, several separated by commas, or * for all [default: none].
     #[arg(long, value_name = "ORIGINS")]
     pub allowed_origins: Option<AllowedOrigins>,
@@ -42,11 +50,15 @@ impl HttpSettings {
     /// Returns the settings of the door for a model.
     ///
     /// # Errors
-    /// If the template of --chat-template cannot be used. A model's own is left out, with a warning: prompts do without.
+    /// If the template of --chat-template cannot be used, or a setting is out of range. A model's own template is left out, with a warning: prompts do
+    /// without.
     pub fn door(&self, model: Option<&Path>) -> anyhow::Result<trunkline_http::Settings> {
+        let bytes = self.response_bytes.unwrap_or(RESPONSE_BYTES_MIN);
+        let is_enough = bytes == 0 || bytes >= RESPONSE_BYTES_MIN;
+        ensure!(is_enough, "response-bytes is {bytes}; it must be 0 or at least {RESPONSE_BYTES_MIN}");
         let served_names = self.served_names().map(str::to_owned).collect();
         let template = self.template(model)?.map(Arc::new);
-        let Self { tool_call_parser, reasoning_parser, .. } = *self;
+        let Self { tool_call_parser, reasoning_parser, response_bytes, .. } = *self;
         let allowed_origins = self.allowed_origins.clone().unwrap_or_default();
         Ok(trunkline_http::Settings {
             served_names,
@@ -54,6 +66,7 @@ impl HttpSettings {
             allowed_origins,
             tool_call_parser,
             reasoning_parser,
+            response_bytes,
             kv_event_sources: None,
         })
     }
@@ -117,5 +130,14 @@ mod tests {
         let wrong = HttpSettings { chat_template: Some(file.path().to_owned()), ..HttpSettings::default() };
         let error = format!("{:#}", wrong.door(None).unwrap_err());
         assert!(error.starts_with("--chat-template ") && !error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn the_memory_for_responses_reaches_the_door_and_has_a_least_size() {
+        let door = |bytes| HttpSettings { response_bytes: bytes, ..HttpSettings::default() }.door(None);
+        let reached = |bytes| door(bytes).unwrap().response_bytes;
+        assert_eq!((reached(None), reached(Some(0)), reached(Some(1 << 20))), (None, Some(0), Some(1 << 20)));
+        let error = door(Some(5)).unwrap_err().to_string();
+        assert_eq!(error, "response-bytes is 5; it must be 0 or at least 65536");
     }
 }

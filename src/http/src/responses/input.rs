@@ -1,4 +1,4 @@
-//! The body of `/v1/responses`, and its input as the messages of a chat.
+//! The body of `/v1/responses`.
 
 use serde::Deserialize;
 use serde_json::value::Value as Json;
@@ -21,13 +21,21 @@ pub(crate) struct ResponsesAsked {
     /// Comes back in the answer.
     pub(crate) metadata: Option<Json>,
     pub(crate) prompt_cache_key: Option<String>,
+    pub(crate) previous_response_id: Option<String>,
+    context_management: Option<Vec<ContextManagement>>,
     store: Option<bool>,
     background: Option<bool>,
     truncation: Option<String>,
-    previous_response_id: Option<Json>,
     conversation: Option<Json>,
-    context_management: Option<Json>,
     n: Option<u32>,
+}
+
+/// A way to keep a conversation within the context.
+#[derive(Debug, Deserialize)]
+struct ContextManagement {
+    r#type: String,
+    /// Tokens of a prompt beyond which it is compacted.
+    compact_threshold: Option<u32>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -58,28 +66,35 @@ const INCLUDES: [&str; 2] = [LOGPROBS, "reasoning.encrypted_content"];
 pub(crate) const LOGPROBS: &str = "message.output_text.logprobs";
 
 impl ResponsesAsked {
-    /// Refuses what cannot be honoured.
+    /// Refuses what a server cannot honour that `keeps` responses or not.
     ///
     /// # Errors
     /// Names the field.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    pub(crate) fn check(&self, keeps: bool) -> Result<(), Failure> {
         let refused = |param: &str, why: &str| Err(Failure::invalid(param, format!("{param} {why}")));
-        let is_given = |value: &Option<Json>| value.as_ref().is_some_and(|value| !value.is_null());
-        let unstored = "is not supported: no response is stored; send the whole input";
-        if is_given(&self.previous_response_id) {
-            return refused("previous_response_id", unstored);
+        let unkept = "this server keeps no responses (--response-bytes 0)";
+        if self.previous_response_id.is_some() && !keeps {
+            return refused("previous_response_id", &format!("is not supported: {unkept}; send the whole input"));
         }
-        if is_given(&self.conversation) {
-            return refused("conversation", unstored);
+        if self.store == Some(true) && !keeps {
+            return refused("store", &format!("must be false: {unkept}"));
         }
-        if self.store == Some(true) {
-            return refused("store", "must be false: no response is stored");
+        if self.conversation.as_ref().is_some_and(|conversation| !conversation.is_null()) {
+            return refused("conversation", "is not supported; go on by previous_response_id");
         }
         if self.background == Some(true) {
-            return refused("background", "is not supported: no response is stored");
+            return refused("background", "is not supported; a response ends with its request");
         }
-        if is_given(&self.context_management) {
-            return refused("context_management", "is not supported; sessions over gRPC compact their history");
+        for ContextManagement { r#type, compact_threshold } in self.context_management.iter().flatten() {
+            if r#type != "compaction" {
+                return refused(
+                    "context_management",
+                    &format!("has the type {}; it must be compaction", quoted(r#type)),
+                );
+            }
+            if *compact_threshold == Some(0) {
+                return refused("context_management", "has a compact_threshold of 0; it must be at least 1");
+            }
         }
         if self.truncation.as_deref().is_some_and(|truncation| truncation != "disabled") {
             return refused("truncation", "may be disabled alone: no item is left out");
@@ -106,114 +121,20 @@ impl ResponsesAsked {
         ResponseFormat::of_text(format)
     }
 
+    /// Returns `true` if the response is to be kept by a server that `keeps` responses.
+    pub(crate) fn stores(&self, keeps: bool) -> bool {
+        keeps && self.store != Some(false)
+    }
+
+    /// Returns the tokens of a prompt beyond which it is compacted, in a context of `context` tokens: three quarters of it by default.
+    pub(crate) fn compact_threshold(&self, context: u32) -> Option<usize> {
+        let of_each = |of: &ContextManagement| of.compact_threshold.unwrap_or(context - context / 4) as usize;
+        self.context_management.iter().flatten().map(of_each).min()
+    }
+
     /// Returns `true` for log probabilities of the text.
     pub(crate) fn wants_logprobs(&self) -> bool {
         self.include.iter().flatten().any(|name| name == LOGPROBS)
-    }
-
-    /// Returns the messages of the conversation.
-    ///
-    /// # Errors
-    /// Names the place of an item that is no message, call or result.
-    pub(crate) fn messages(&self) -> Result<Vec<Value>, Failure> {
-        let mut messages = Messages::default();
-        if let Some(instructions) = &self.instructions {
-            messages.push(vec![("role", "system".into()), ("content", instructions.as_str().into())]);
-        }
-        match &self.input {
-            None => return Err(Failure::invalid("input", "input is missing")),
-            Some(Input::Text(text)) => messages.push(vec![("role", "user".into()), ("content", text.as_str().into())]),
-            Some(Input::Items(items)) => {
-                for (at, item) in items.iter().enumerate() {
-                    messages.add(item).map_err(|why| Failure::invalid("input", format!("input[{at}]{why}")))?;
-                }
-            }
-        }
-        messages.end();
-        Ok(messages.all)
-    }
-}
-
-/// Messages, and what the next answer of the model had before its text.
-#[derive(Debug, Default)]
-struct Messages {
-    all: Vec<Value>,
-    reasoning: String,
-    /// Text of an answer, to which calls may be added.
-    answer: Option<Value>,
-    calls: Vec<Value>,
-}
-
-impl Messages {
-    fn push(&mut self, fields: Vec<(&'static str, Value)>) {
-        self.all.push(Value::from_pairs(fields));
-    }
-
-    /// Ends an answer of the model: text, calls and the reasoning before them are one message to a template.
-    fn end(&mut self) {
-        let (answer, calls) = (self.answer.take(), std::mem::take(&mut self.calls));
-        if answer.is_none() && calls.is_empty() {
-            return;
-        }
-        let mut fields = vec![("role", "assistant".into()), ("content", answer.unwrap_or_else(|| "".into()))];
-        let reasoning = std::mem::take(&mut self.reasoning);
-        if !reasoning.is_empty() {
-            fields.push(("reasoning_content", reasoning.into()));
-        }
-        if !calls.is_empty() {
-            fields.push(("tool_calls", Value::from(calls)));
-        }
-        self.push(fields);
-    }
-
-    fn add(&mut self, item: &Value) -> Result<(), String> {
-        let field = |name: &str| item.get_attr(name).ok().filter(|value| !value.is_undefined() && !value.is_none());
-        let text = |name: &str| {
-            let value = field(name).ok_or_else(|| format!(" has no {name}"))?;
-            value.as_str().map(str::to_owned).ok_or_else(|| format!(".{name} is not text"))
-        };
-        let kind = field("type").map_or_else(|| "message".to_owned(), |kind| kind.to_string());
-        match kind.as_str() {
-            "message" => {
-                let content = field("content").ok_or(" has no content")?;
-                match text("role")?.as_str() {
-                    "assistant" => {
-                        self.end();
-                        self.answer = Some(content);
-                    }
-                    role => {
-                        self.end();
-                        // Templates know no developers.
-                        let role = if role == "developer" { "system" } else { role };
-                        self.push(vec![("role", role.into()), ("content", content)]);
-                    }
-                }
-            }
-            "function_call" => {
-                let function = Value::from_pairs([("name", text("name")?), ("arguments", text("arguments")?)]);
-                let call = [("id", text("call_id")?.into()), ("type", "function".into()), ("function", function)];
-                self.calls.push(Value::from_pairs(call));
-            }
-            "function_call_output" => {
-                self.end();
-                let output = field("output").ok_or(" has no output")?;
-                let id = text("call_id")?;
-                self.push(vec![("role", "tool".into()), ("tool_call_id", id.into()), ("content", output)]);
-            }
-            "reasoning" => {
-                self.end();
-                for part in field("content").and_then(|parts| parts.try_iter().ok()).into_iter().flatten() {
-                    let text = part.get_attr("text").unwrap_or_default();
-                    self.reasoning.push_str(text.as_str().unwrap_or_default());
-                }
-            }
-            "item_reference" => return Err(" is an item_reference: no response is stored; send the item".into()),
-            kind => {
-                let known = "message, function_call, function_call_output and reasoning";
-                return Err(format!(" is of type {}; this server takes {known}", quoted(kind)));
-            }
-        }
-        Ok(())
     }
 }
 
@@ -247,62 +168,47 @@ mod tests {
     }
 
     #[test]
-    fn items_become_messages_that_templates_know() {
-        let asked = asked(
-            r#"{"instructions": "be brief", "input": [
-            {"role": "developer", "content": "d"},
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "1 + 2?"}]},
-            {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "easy"}]},
-            {"type": "function_call", "call_id": "a", "name": "add", "arguments": "{}"},
-            {"type": "function_call", "call_id": "b", "name": "now", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "a", "output": "3"},
-            {"type": "function_call_output", "call_id": "b", "output": "noon"},
-            {"role": "assistant", "content": [{"type": "output_text", "text": "3"}]},
-            {"role": "user", "content": "more"}]}"#,
-        );
-        asked.check().unwrap();
-        let shown: Vec<String> = asked.messages().unwrap().iter().map(ToString::to_string).collect();
-        assert_eq!(shown[..2], ["{'role': 'system', 'content': 'be brief'}", "{'role': 'system', 'content': 'd'}"]);
-        assert!(
-            shown[3].starts_with("{'role': 'assistant', 'content': '', 'reasoning_content': 'easy', 'tool_calls': ["),
-            "{shown:?}"
-        );
-        assert!(shown[3].contains("'id': 'a'") && shown[3].contains("'id': 'b'"), "{shown:?}");
-        assert_eq!(shown[5], "{'role': 'tool', 'tool_call_id': 'b', 'content': 'noon'}");
-        assert_eq!((shown.len(), shown[7].as_str()), (8, "{'role': 'user', 'content': 'more'}"));
-    }
-
-    #[test]
     fn what_cannot_be_honoured_is_refused_by_name() {
         for (json, param) in [
-            (r#"{"previous_response_id": "r"}"#, "previous_response_id"),
             (r#"{"conversation": {"id": "c"}}"#, "conversation"),
-            (r#"{"store": true}"#, "store"),
             (r#"{"background": true}"#, "background"),
-            (r#"{"context_management": [{"type": "compaction"}]}"#, "context_management"),
+            (r#"{"context_management": [{"type": "truncation"}]}"#, "context_management"),
+            (r#"{"context_management": [{"type": "compaction", "compact_threshold": 0}]}"#, "context_management"),
             (r#"{"truncation": "auto"}"#, "truncation"),
             (r#"{"n": 2}"#, "n"),
             (r#"{"reasoning": {"summary": "detailed"}}"#, "reasoning.summary"),
             (r#"{"include": ["file_search_call.results"]}"#, "include"),
-            ("{}", "input"),
-            (r#"{"input": [{"type": "web_search_call"}]}"#, "input"),
-            (r#"{"input": [{"type": "item_reference", "id": "i"}]}"#, "input"),
-            (r#"{"input": [{"role": "user"}]}"#, "input"),
-            (r#"{"input": [{"type": "function_call", "call_id": "a", "name": 7}]}"#, "input"),
         ] {
-            let asked = asked(json);
-            let error = asked.check().and_then(|()| asked.messages().map(drop)).unwrap_err().json();
+            let error = asked(json).check(true).unwrap_err().json();
             assert!(error.contains(&format!(r#""param":"{param}""#)), "{json}: {error}");
         }
-        let harmless = r#"{"input": "x", "store": false, "previous_response_id": null, "truncation": "disabled", "background": false,
+        for (json, param) in
+            [(r#"{"previous_response_id": "r"}"#, "previous_response_id"), (r#"{"store": true}"#, "store")]
+        {
+            assert!(asked(json).check(true).is_ok() && asked(json).stores(true));
+            let error = asked(json).check(false).unwrap_err().json();
+            assert!(error.contains(&format!(r#""param":"{param}""#)), "{json}: {error}");
+        }
+        let harmless = r#"{"input": "x", "store": false, "previous_response_id": null, "context_management": null, "truncation": "disabled", "background": false,
             "reasoning": {"effort": "low", "summary": "auto"}, "text": {"format": {"type": "text"}, "verbosity": "low"},
             "include": ["reasoning.encrypted_content"], "user": "u"}"#;
-        assert!(asked(harmless).check().is_ok());
+        assert!(asked(harmless).check(false).is_ok() && !asked(harmless).stores(true));
+        assert!(!asked("{}").stores(false));
         let tools =
             parse::<Vec<Value>>(br#"[{"type": "function", "name": "f", "parameters": {}}, {"type": "web_search"}]"#)
                 .unwrap();
         let shown = functions(&tools[..1]).unwrap()[0].to_string();
         assert_eq!(shown, "{'type': 'function', 'function': {'name': 'f', 'parameters': {}}}");
         assert!(functions(&tools).unwrap_err().json().contains("tools[1] is of type 'web_search'"));
+    }
+
+    #[test]
+    fn the_threshold_of_a_compaction_is_the_least_one_or_three_quarters_of_the_context() {
+        let threshold = |json: &str| asked(&format!(r#"{{"context_management": {json}}}"#)).compact_threshold(1000);
+        assert_eq!((threshold("null"), threshold("[]")), (None, None));
+        assert_eq!(threshold(r#"[{"type": "compaction"}]"#), Some(750));
+        let two =
+            r#"[{"type": "compaction", "compact_threshold": 90}, {"type": "compaction", "compact_threshold": 80}]"#;
+        assert_eq!(threshold(two), Some(80));
     }
 }

@@ -40,7 +40,8 @@ impl Events {
 #[derive(Debug, Serialize)]
 pub(crate) struct Item {
     id: String,
-    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<&'static str>,
     #[serde(flatten)]
     of: Kind,
 }
@@ -51,6 +52,14 @@ enum Kind {
     Message { role: &'static str, content: Vec<Part> },
     Reasoning { summary: [(); 0], content: Vec<Part> },
     FunctionCall { call_id: String, name: String, arguments: String },
+    Compaction { encrypted_content: String },
+}
+
+impl Item {
+    /// Returns the item of a compaction, made by a request.
+    pub(crate) fn compaction(request_id: &str, encrypted_content: String) -> Self {
+        Self { id: format!("cmp_{request_id}"), status: None, of: Kind::Compaction { encrypted_content } }
+    }
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -120,11 +129,22 @@ pub(crate) struct Output {
     id: String,
     /// `true` while the last item, with a text, goes on.
     is_open: bool,
+    /// A compaction that was made before.
+    compaction: Option<Item>,
 }
 
 impl Output {
-    pub(crate) fn new(id: String, is_streamed: bool) -> Self {
-        Self { id, events: Events { is_streamed, ..Events::default() }, ..Self::default() }
+    pub(crate) fn new(id: String, is_streamed: bool, compaction: Option<Item>) -> Self {
+        Self { id, events: Events { is_streamed, ..Events::default() }, compaction, ..Self::default() }
+    }
+
+    /// Begins the output, with a compaction if there was one.
+    pub(crate) fn begin(&mut self, out: &mut BytesMut) {
+        let Some(item) = self.compaction.take() else { return };
+        for name in ["response.output_item.added", "response.output_item.done"] {
+            self.events.write(out, name, &OfItem { output_index: 0, item: &item });
+        }
+        self.items.push(item);
     }
 
     /// Adds a part of the answer.
@@ -180,7 +200,7 @@ impl Output {
             true => (self.id_of_next("msg"), Kind::Message { role: "assistant", content }),
             false => (self.id_of_next("rs"), Kind::Reasoning { summary: [], content }),
         };
-        let mut item = Item { id, status: "in_progress", of };
+        let mut item = Item { id, status: Some("in_progress"), of };
         let output_index = self.items.len();
         self.events.write(out, "response.output_item.added", &OfItem { output_index, item: &item });
         let part = match is_message {
@@ -203,7 +223,7 @@ impl Output {
         }
         let output_index = self.items.len() - 1;
         let Some(item) = self.items.last_mut() else { return };
-        item.status = status;
+        item.status = Some(status);
         if let Kind::Message { content, .. } | Kind::Reasoning { content, .. } = &item.of
             && let Some(part) = content.first()
         {
@@ -223,7 +243,7 @@ impl Output {
         let ToolCall { id: call_id, function: Function { name, arguments }, .. } = call;
         let (output_index, id) = (self.items.len(), self.id_of_next("fc"));
         let of = Kind::FunctionCall { call_id: call_id.clone(), name: name.clone(), arguments: String::new() };
-        let begun = Item { id: id.clone(), status: "in_progress", of };
+        let begun = Item { id: id.clone(), status: Some("in_progress"), of };
         self.events.write(out, "response.output_item.added", &OfItem { output_index, item: &begun });
         let mut of_call =
             Arguments { item_id: &id, output_index, delta: Some(&arguments), name: None, arguments: None };
@@ -231,7 +251,7 @@ impl Output {
         (of_call.delta, of_call.name, of_call.arguments) = (None, Some(&*name), Some(&*arguments));
         self.events.write(out, "response.function_call_arguments.done", &of_call);
         let of = Kind::FunctionCall { call_id, name, arguments };
-        let item = Item { id, status: "completed", of };
+        let item = Item { id, status: Some("completed"), of };
         self.events.write(out, "response.output_item.done", &OfItem { output_index, item: &item });
         self.items.push(item);
     }

@@ -197,6 +197,8 @@ where
             Poll::Ready(None) => this.ended = true,
             Poll::Pending => {}
         }
+        // The frame is unread until the next one is asked for, though all output was taken.
+        this.call.note_unread();
         Poll::Ready(Some(Ok(Frame::data(data))))
     }
 

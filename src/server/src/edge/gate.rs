@@ -148,7 +148,7 @@ impl Gate {
             };
             // Clients of HTTP/1 use many connections: without tokens, an id is known to all who send it.
             let caller = Caller { owner: caller.owner_of_made_id(), ..caller };
-            headers::trim(&mut request);
+            headers::trim(&mut request, true);
             let limit = call.connection().network().limits.request;
             let mut request = request.map(|body| tonic::body::Body::new(RequestBody::new(body, call.clone(), limit)));
             request.extensions_mut().insert(caller);
@@ -192,7 +192,7 @@ where
             let mut end: End = Box::pin(ended(call.clone()));
             let answer = async {
                 let (caller, mut routes) = gate.enter(&request, &call)?;
-                headers::trim(&mut request);
+                headers::trim(&mut request, false);
                 let limits = &call.connection().network().limits;
                 let streams = request.uri().path().starts_with(REFLECTION);
                 let limit = if streams { limits.idle.max(limits.request) } else { limits.request };

@@ -58,8 +58,8 @@ fn size<B>(request: &Request<B>) -> usize {
 }
 
 /// Drops the headers that nobody reads, and copies the others: a call may last for hours, and a header keeps the whole frame in memory that
-/// brought it.
-pub(crate) fn trim<B>(request: &mut Request<B>) {
+/// brought it. The query of the path goes, too, unless somebody reads it.
+pub(crate) fn trim<B>(request: &mut Request<B>, reads_query: bool) {
     let mut kept = HeaderMap::with_capacity(READ.len());
     for name in READ.map(HeaderName::from_static) {
         if let Some(Ok(value)) = request.headers().get(&name).map(|value| HeaderValue::from_bytes(value.as_bytes())) {
@@ -67,7 +67,9 @@ pub(crate) fn trim<B>(request: &mut Request<B>) {
         }
     }
     *request.headers_mut() = kept;
-    if let Ok(path) = Uri::try_from(request.uri().path()) {
+    let uri = request.uri();
+    let whole = uri.path_and_query().map(PathAndQuery::as_str).filter(|_| reads_query);
+    if let Ok(path) = Uri::try_from(whole.unwrap_or(uri.path())) {
         *request.uri_mut() = path;
     }
 }
@@ -109,7 +111,9 @@ mod tests {
         let token = ("authorization", "Bearer 0123456789");
         let mut call = request(&[("grpc-timeout", "1S"), ("x-a", "1"), token, ("te", "trailers")]);
         *call.uri_mut() = "http://h/a/B?query".parse().unwrap();
-        trim(&mut call);
+        trim(&mut call, true);
+        assert_eq!(call.uri(), "/a/B?query");
+        trim(&mut call, false);
         assert_eq!(call.uri(), "/a/B");
         let kept: Vec<_> = call.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
         assert_eq!(kept, [("te", &b"trailers"[..]), ("grpc-timeout", b"1S")]);

@@ -12,7 +12,7 @@ use dashmap::mapref::entry::Entry;
 
 /// Client to whom requests count: the holder of a token, or without tokens everyone at one address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Client {
+pub enum Client {
     /// Holder of a token, by the token's name.
     Token(Arc<str>),
     /// Address of the other end of a connection: all of IPv4, the first 64 bits of IPv6.

@@ -121,6 +121,20 @@ fn unread_calls_end_by_time_and_are_reset_after_twice_the_time() {
     assert!(std::pin::pin!(read.0.to_reset()).poll(noop).is_pending());
 }
 
+/// A whole answer is read as it is made, and sent at its end: its call has no output that waits, however long that takes.
+#[test]
+fn output_that_is_taken_is_not_unread() {
+    let network = network(NetworkLimits { unread: Duration::ZERO, ..NetworkLimits::default() });
+    let connection = network.admit(peer(1)).unwrap();
+    let (call, _) = unread_call(&connection.0, 8, 0);
+    call.0.remove_unread(3);
+    assert_eq!(call.0.unread_since_ns(), Some(0), "some of it waits");
+    call.0.remove_unread(5);
+    assert_eq!(call.0.unread_since_ns(), None);
+    network.end_unread();
+    assert_eq!(network.counters.unread_ended.load(Ordering::Relaxed), 0);
+}
+
 #[test]
 fn beyond_the_bytes_the_call_unread_for_longest_ends() {
     let limits = NetworkLimits { unread_bytes: 100, unread_bytes_per_connection: 60, ..NetworkLimits::default() };

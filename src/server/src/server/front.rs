@@ -12,6 +12,7 @@ use trunkline_text::Tokenizer;
 
 use crate::access::caller::Caller;
 use crate::metrics::Metrics;
+use crate::network::shares::Client;
 use crate::proto;
 use crate::service::InferenceService;
 use crate::service::stream::Generation;
@@ -105,6 +106,11 @@ impl Front {
         Ok(&self.inference()?.shared().config)
     }
 
+    /// Returns `true` if the workers can do structured output.
+    pub fn has_grammars(&self) -> bool {
+        self.inference().is_ok_and(|inference| inference.shared().has_grammars())
+    }
+
     /// Returns the tokens that a prompt and its answer may have together.
     ///
     /// # Errors
@@ -133,6 +139,11 @@ impl Front {
     /// Notes that the whole request of the sender is there, for calls that say nothing else to the server.
     pub fn note(&self, extensions: &Extensions) {
         Caller::of(extensions);
+    }
+
+    /// Returns the client to whom the sender's requests count, noting that the whole request is there.
+    pub fn client(&self, extensions: &Extensions) -> Client {
+        Caller::of(extensions).client()
     }
 
     /// Checks that the sender is an administrator; `what` names the call.

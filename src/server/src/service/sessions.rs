@@ -22,6 +22,7 @@ mod setup;
 mod table;
 mod turn_stream;
 
+pub use self::setup::{SUMMARY_BEFORE, SUMMARY_INSTRUCTION};
 pub use self::table::SessionOptions;
 
 pub(crate) use self::counts::SessionCounts;

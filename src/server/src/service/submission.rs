@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 use trunkline_cluster::{EngineConfig, ListenToCaches};
 use trunkline_core::h2o::Mode;
 use trunkline_core::{Config, Keeps, Refusal, Request, RequestId, Reuse, Token, Usage};
+use trunkline_grammar::Grammars;
 use trunkline_port::{LayerGroup, ModelInfo};
 use trunkline_quote::quoted;
 use trunkline_text::{PROMPT_END, Tokenizer};
@@ -335,6 +336,11 @@ impl Submitter {
     pub(crate) fn offering(mut self, offer: SamplingOffer) -> Self {
         self.offer = offer;
         self
+    }
+
+    /// Returns `true` if the workers can do structured output.
+    pub(crate) fn has_grammars(&self) -> bool {
+        self.offer.grammars && Grammars::ARE_SUPPORTED
     }
 
     /// Compares a request with what the server offers: no accepted field is without effect.

@@ -8,11 +8,12 @@ use crate::proto;
 use crate::service::submission::{Rejection, Submitter};
 use crate::service::validate::{self, Checked, Invalid};
 
-/// Request for a summary, by default.
-const INSTRUCTION: &str = "\n\nSummarise the conversation above in a few sentences. Keep names, facts, decisions and open \
+/// Request for a summary behind a text, by default.
+pub const SUMMARY_INSTRUCTION: &str = "\n\nSummarise the conversation above in a few sentences. Keep names, facts, decisions and open \
                            questions.\nSummary:";
-/// Text around a summary, by default.
-const BEFORE: &str = "\nEarlier in this conversation: ";
+/// Text before a summary, by default.
+pub const SUMMARY_BEFORE: &str = "\nEarlier in this conversation: ";
+/// Text behind a summary, by default.
 const BEHIND: &str = "\n";
 /// Tokens of sampled text, at most, by default.
 const SAMPLE_DEFAULT: u32 = 1024;
@@ -61,8 +62,8 @@ impl Setup {
         let context = submitter.sequence_tokens_max(kv);
         let summary_context = submitter.sequence_tokens_max(summary_kv);
         let texts = [
-            ("compaction.instruction", &compaction.instruction, INSTRUCTION),
-            ("compaction.summary_before", &compaction.summary_before, BEFORE),
+            ("compaction.instruction", &compaction.instruction, SUMMARY_INSTRUCTION),
+            ("compaction.summary_before", &compaction.summary_before, SUMMARY_BEFORE),
             ("compaction.summary_behind", &compaction.summary_behind, BEHIND),
         ];
         let mut tokens = Vec::new();
