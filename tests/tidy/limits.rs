@@ -27,7 +27,7 @@ pub const ALLOWED: &[(&str, [f64; 6])] = &[
     //                fn    fields circ. opens short old
     ("src/core",     [60.0, 27.0, 0.0, 3.0,  6.0,  0.0]),
     // Bodies of OpenAI's API are flat.
-    ("src/http",     [60.0, 50.0, 0.0, 3.0,  6.0,  0.0]),
+    ("src/http",     [60.0, 51.0, 0.0, 3.0,  6.0,  0.0]),
 ];
 
 /// First words of a doc comment that describe a thing instead of naming it.

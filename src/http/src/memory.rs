@@ -36,7 +36,7 @@ pub(crate) struct Memory {
     state: Mutex<State>,
 }
 
-/// Owner of a response, by the name of its token, and its id. Without tokens whoever knows an id may use it.
+/// Owner of a response, by the name of its token, and its id. Without tokens an id is enough.
 type Key = (Option<Arc<str>>, String);
 
 #[derive(Default)]

@@ -47,7 +47,7 @@ pub(crate) fn structure(
     let grammar = match parser {
         ToolCallParser::Hermes => {
             let (begin, end) = (mark("<tool_call>"), mark("</tool_call>"));
-            // A special token is no part of a text; a mark that is text ends it as soon as it is there.
+            // A special token is not in a text; a mark that is text ends it as soon as it is there.
             let head = if begin.starts_with('<') { "head" } else { "head[lazy]" };
             format!(
                 "start: call* TEXT\ncall: head SPACE? object SPACE? {end}\n{head}: TEXT {begin}\nobject: %json {}\n{SPACE}\nTEXT: /(\\n|.)*/\n",

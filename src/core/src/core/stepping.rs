@@ -7,7 +7,7 @@ use crate::core::fast_forward::{FastForwardDriver, FastForwardResult};
 use crate::journal::digest::Decision;
 use crate::names::ids::Token;
 use crate::request::FinishReason;
-use crate::request::sequence::{Ahead, Ending, Phase, SequenceEvent};
+use crate::request::sequence::{Ahead, Ending, SequenceEvent};
 use crate::schedule::prefill_budget::PromptTokens;
 use crate::schedule::state::{AHEAD, REQUESTED_FROM, State};
 use crate::schedule::steps::{Part, Picked, ValuedPart};
@@ -198,10 +198,7 @@ impl Core {
         let counts = has_kv || !config.preemption.retracts();
         if seq.ending.is_none() && !sampled.is_empty() && counts {
             if seq.is_prefill() {
-                seq.transition(SequenceEvent::FirstToken, Phase::Decode);
-                if seq.cold.history.first_token_ns == 0 {
-                    seq.cold.history.first_token_ns = self.now_ns;
-                }
+                seq.begin_answer(self.now_ns);
                 if kv.tiers.write(0) == Some(Write::Prefill) {
                     self.to_write.push(slot);
                 }

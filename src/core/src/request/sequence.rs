@@ -606,6 +606,13 @@ impl Sequence {
         self.mirror.table_sent = 0;
     }
 
+    /// Decodes from now on: the first token came, or came again.
+    pub fn begin_answer(&mut self, now_ns: u64) {
+        self.transition(SequenceEvent::FirstToken, Phase::Decode);
+        let first_ns = &mut self.cold.history.first_token_ns;
+        *first_ns = if *first_ns == 0 { now_ns } else { *first_ns };
+    }
+
     /// Returns the policy's view of the request when it joins or leaves the queue, with `cached_tokens` expected in the cache.
     pub fn view(&self, cached_tokens: u32) -> RequestView {
         let arrival = self.cold.history.queued_as.unwrap_or(self.cold.view.arrival);

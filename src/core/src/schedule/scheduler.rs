@@ -94,7 +94,6 @@ impl Scheduler {
         if !alone && drafts::await_results(state, self.draft_logits) {
             return;
         }
-        state.journal.stats.requests.hopeless += state.waiting.give_up(state.kv.transfers.now_ns);
         let mut plain = is_plain(state);
         if state.config.prefill_first.is_on() && self.run_prompts(state, step) {
             return;
@@ -149,6 +148,7 @@ impl Scheduler {
         if state.config.prefill_first.finds_chunks() && !state.suspects.is_narrowing() {
             state.publish_chunks();
         }
+        state.journal.stats.requests.hopeless += state.waiting.give_up(state.kv.transfers.now_ns);
         let State { batch, sequences, reserve, .. } = state;
         let admits = reserve.begin_pass(batch.running.iter().map(|slot| &sequences[*slot]));
         self.queue_passes.begin(state, admits);
