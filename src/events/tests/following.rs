@@ -118,8 +118,9 @@ mod sockets {
                         let group = field("group_idx", if stored { 9 } else { 3 }).as_u64().unwrap_or(0);
                         if stored && !field("token_ids", 3).as_array().unwrap().is_empty() {
                             let parent = field("parent_block_hash", 2).as_u64();
+                            // A tier may get a block after the one before has left all places.
                             assert!(
-                                parent.is_none_or(|parent| self.known.contains(&parent)),
+                                medium != "GPU" || parent.is_none_or(|parent| self.known.contains(&parent)),
                                 "{event} is behind an unknown block"
                             );
                             self.known.extend(&hashes);

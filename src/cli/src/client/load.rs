@@ -381,7 +381,7 @@ mod tests {
         for number in [3, 1, 2] {
             outcome.add((number, Err(Status::invalid_argument(format!("too large: {number}"))))).unwrap();
         }
-        outcome.add((0, Ok(Stream::default()))).unwrap();
+        outcome.add((0, Ok(Stream { output_tokens: 1, ..Stream::default() }))).unwrap();
         assert_eq!((outcome.streams.len(), outcome.refused), (1, 3));
         assert_eq!(outcome.first_refused.as_ref().unwrap().0, 1);
         assert_eq!((summary(&outcome).requests, summary(&outcome).refused), (1, 3));
