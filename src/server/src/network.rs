@@ -544,11 +544,17 @@ impl Call {
         in_call <= limits.unread_bytes_per_call
     }
 
-    /// Takes back waiting output: taken by the connection or by who makes a whole answer of it, or discarded.
-    pub(crate) fn remove_unread(&self, bytes: u64) {
-        if self.unread_bytes.fetch_sub(bytes, Ordering::Relaxed) == bytes {
+    /// Takes back waiting output that was taken, by the connection or for a whole answer. Without more, none is unread.
+    pub(crate) fn take_unread(&self, bytes: u64) {
+        self.remove_unread(bytes);
+        if self.unread_bytes.load(Ordering::Relaxed) == 0 {
             self.note_read();
         }
+    }
+
+    /// Takes back waiting output that was discarded: the client has not read it.
+    pub(crate) fn remove_unread(&self, bytes: u64) {
+        self.unread_bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.connection.unread_bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.connection.network.unread_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }

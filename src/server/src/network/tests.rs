@@ -127,12 +127,15 @@ fn output_that_is_taken_is_not_unread() {
     let network = network(NetworkLimits { unread: Duration::ZERO, ..NetworkLimits::default() });
     let connection = network.admit(peer(1)).unwrap();
     let (call, _) = unread_call(&connection.0, 8, 0);
-    call.0.remove_unread(3);
+    call.0.take_unread(3);
     assert_eq!(call.0.unread_since_ns(), Some(0), "some of it waits");
-    call.0.remove_unread(5);
+    call.0.take_unread(5);
     assert_eq!(call.0.unread_since_ns(), None);
     network.end_unread();
     assert_eq!(network.counters.unread_ended.load(Ordering::Relaxed), 0);
+    let (discarded, _) = unread_call(&connection.0, 8, 0);
+    discarded.0.remove_unread(8);
+    assert_eq!(discarded.0.unread_since_ns(), Some(0), "the client did not read what was discarded");
 }
 
 #[test]

@@ -201,7 +201,7 @@ impl OutboxReceiver {
         let bytes = taken[from..].iter().map(Output::bytes).sum();
         queue.bytes -= bytes;
         drop(queue);
-        self.0.call.remove_unread(bytes);
+        self.0.call.take_unread(bytes);
         Poll::Ready(n)
     }
 
