@@ -251,3 +251,27 @@ fn a_core_without_prefetches_decides_as_before() {
     rig.core.handle(0, Event::Submit(Box::new(request)), &mut actions);
     assert!(matches!(actions[..], [Action::Finish { .. }]), "{actions:?}");
 }
+
+#[test]
+fn prefetches_say_nothing_of_how_long_answers_take() {
+    for (within_ns, hopeless) in [(20_000, 1), (60_000, 0)] {
+        let quick = Config { policy: "edf".into(), max_batch_size: 1, recompute_token_ns: 1, ..config(1) };
+        let mut rig = joined(quick);
+        rig.submit(1, prompt(1, 9), 20);
+        while !rig.has_ended(1) {
+            rig.now_ns += 1_000;
+            rig.answer();
+        }
+        for id in 2..200 {
+            rig.submit_request(prefetch(id, prompt(1, 9)));
+            rig.run_to_end();
+        }
+        rig.submit(200, prompt(2, 9), 20);
+        // Forty tokens take 40 us.
+        let mut waiting = Request::new(RequestId(201), Namespace::default().root(), prompt(3, 9), 40);
+        waiting.deadline_ns = Some(rig.now_ns + within_ns);
+        rig.submit_request(waiting);
+        rig.answer();
+        assert_eq!(rig.stats().requests.hopeless, hopeless, "within {within_ns} ns");
+    }
+}

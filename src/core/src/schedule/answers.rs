@@ -20,8 +20,11 @@ impl Default for Answers {
 }
 
 impl Answers {
-    /// Takes in an answer that ended by itself.
+    /// Takes in an answer that ended by itself. Prefetches and second readings of prompts have none.
     pub fn observe(&mut self, seq: &Sequence, now_ns: u64) {
+        if seq.is_prefetch() || seq.id.is_inner() {
+            return;
+        }
         let generated = seq.generated();
         self.share += WEIGHT * (f64::from(generated) / f64::from(seq.max_tokens.max(1)) - self.share);
         let Some(steps) = generated.checked_sub(1 + seq.cold.history.imported_tokens).filter(|steps| *steps > 0) else {
