@@ -191,6 +191,21 @@ fn what_the_second_tier_refused_is_offered_again_while_the_device_has_it() {
 }
 
 #[test]
+fn blocks_that_the_first_tier_evicted_on_the_way_go_again_and_hold_up_nobody() {
+    let mut rig = joined(config(vec![tier(8, Write::Through, "lru"), tier(800, Write::Through, "lru")]));
+    rig.submit(1, prompt(1, 33), 1);
+    rig.answer_until(|rig| rig.has_ended(1));
+    rig.finish_copy(0);
+    let refused: Vec<(u32, BlockFault)> = (0..7).map(|at| (at, BlockFault::Refused)).collect();
+    rig.end_copy_partly(0, &refused);
+    // The blocks of another take all of the first tier.
+    rig.submit(2, prompt(2, 33), 1);
+    rig.answer_until(|rig| rig.has_ended(2));
+    rig.run_to_end();
+    assert_eq!(rig.stats().tiers[1].blocks, 16, "{:?}", rig.stats().tiers);
+}
+
+#[test]
 fn a_second_tier_that_takes_nothing_begins_no_round_of_copies() {
     let mut rig = joined(config(vec![tier(4, Write::Through, "lru"), tier(800, Write::Through, "lru")]));
     rig.event(Event::TierResized { tier: 1, blocks: 0 });

@@ -5,8 +5,8 @@
 //! device has evicted them. After each transfer that ends well the oldest chain goes on: blocks in the first tier are copied to the second, and
 //! the next ones from the device to the first.
 //!
-//! An offer copies a block to the first tier at most once, and on to the second at most [`COPIES_MAX`] times, so that tiers that keep
-//! nothing begin no endless round of copies.
+//! A block that the first tier evicts on the way is copied there again. Each try counts, [`TRIES_MAX`] at most, so that tiers that keep nothing
+//! begin no endless round of copies, and no chain holds up the others for ever.
 
 use std::collections::VecDeque;
 
@@ -19,8 +19,8 @@ use crate::names::ids::BlockHandle;
 
 /// Blocks of all chains, at most; the oldest chain goes first.
 const BLOCKS_MAX: usize = 1 << 16;
-/// Copies of a block from the first tier to the second, at most: some are refused.
-const COPIES_MAX: u8 = 4;
+/// Tries to bring a block to the second tier, at most.
+const TRIES_MAX: u8 = 4;
 /// Blocks of a chain looked at after one transfer.
 const LOOKED_AT_MAX: usize = 1024;
 
@@ -28,8 +28,8 @@ const LOOKED_AT_MAX: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 struct Offered {
     node: BlockHandle,
-    /// Copies to the second tier that are left; 0 once the block was seen there: it is not offered again if that tier has evicted it.
-    copies_left: u8,
+    /// Tries that are left; 0 once the block was seen in the second tier: it is not offered again if that tier has evicted it.
+    tries_left: u8,
 }
 
 /// The prefix of an ended request.
@@ -38,7 +38,7 @@ struct Offer {
     chain: Vec<Offered>,
     /// Leading blocks that have passed.
     passed: usize,
-    /// Leading blocks that were copied to the first tier, or need not be.
+    /// Leading blocks that are in the first tier, or were copied there, or need not be.
     written: usize,
 }
 
@@ -46,7 +46,7 @@ impl Offer {
     /// Returns the blocks to look at, with their places in the chain.
     fn window(&self) -> impl Iterator<Item = (usize, BlockHandle)> + '_ {
         let rest = self.chain.iter().enumerate().skip(self.passed).take(LOOKED_AT_MAX);
-        rest.filter(|(_, block)| block.copies_left > 0).map(|(at, block)| (at, block.node))
+        rest.filter(|(_, block)| block.tries_left > 0).map(|(at, block)| (at, block.node))
     }
 
     /// Cuts the chain to its first blocks.
@@ -69,7 +69,7 @@ impl Offers {
     fn push(&mut self, chain: &[BlockHandle]) -> usize {
         let mut given_up = 0;
         self.blocks += chain.len();
-        let chain = chain.iter().map(|node| Offered { node: *node, copies_left: COPIES_MAX }).collect();
+        let chain = chain.iter().map(|node| Offered { node: *node, tries_left: TRIES_MAX }).collect();
         self.queue.push_back(Offer { chain, passed: 0, written: 0 });
         while self.blocks > BLOCKS_MAX {
             given_up += self.take_first().map_or(0, |offer| offer.chain.len());
@@ -107,8 +107,8 @@ impl Kv {
     pub(super) fn go_on_with_offers(&mut self, journal: &mut Journal) {
         while !self.copies_wait() && self.is_open(1) {
             let Some(mut offer) = self.offers.take_first() else { return };
-            self.see_passed(&mut offer);
             self.cut_evicted(&mut offer);
+            self.see_where(&mut offer);
             self.copy_on(&mut offer, journal);
             self.write_next(&mut offer, journal);
             if offer.passed < offer.chain.len() {
@@ -118,12 +118,18 @@ impl Kv {
         }
     }
 
-    /// Notes the blocks that are in the second tier.
-    fn see_passed(&self, offer: &mut Offer) {
-        let seen: Vec<usize> =
-            offer.window().filter(|(_, node)| self.is_present_in_second(*node)).map(|(at, _)| at).collect();
-        seen.into_iter().for_each(|at| offer.chain[at].copies_left = 0);
-        offer.passed += offer.chain[offer.passed..].iter().take_while(|block| block.copies_left == 0).count();
+    /// Notes the blocks that are in the second tier, and those that the first has evicted before they got there.
+    fn see_where(&self, offer: &mut Offer) {
+        let window: Vec<(usize, BlockHandle)> = offer.window().collect();
+        for (at, node) in window {
+            if self.is_present_in_second(node) {
+                offer.chain[at].tries_left = 0;
+            } else if at < offer.written && !self.is_everywhere_in(0, node) && !self.is_everywhere_in(1, node) {
+                offer.chain[at].tries_left -= 1;
+                offer.written = at;
+            }
+        }
+        offer.passed += offer.chain[offer.passed..].iter().take_while(|block| block.tries_left == 0).count();
     }
 
     /// Cuts a chain to the blocks that are still on the device.
@@ -146,7 +152,7 @@ impl Kv {
 
     fn is_present_in_second(&self, node: BlockHandle) -> bool {
         let is_present = |placed| self.holder(1, placed).is_some_and(|block| self.tiers.is_present(1, block));
-        self.tree.is_published(node) && self.places_of(node).all(is_present)
+        self.places_of(node).all(is_present)
     }
 
     fn places_of(&self, node: BlockHandle) -> impl Iterator<Item = Placed> + '_ {
@@ -167,7 +173,7 @@ impl Kv {
             near.extend(lacking.filter_map(|placed| self.holder(0, placed)));
             copied.extend((near.len() > before).then_some(at));
         }
-        copied.into_iter().for_each(|at| offer.chain[at].copies_left -= 1);
+        copied.into_iter().for_each(|at| offer.chain[at].tries_left -= 1);
         self.propagate(0, 1, near.into_iter().rev(), journal);
     }
 
