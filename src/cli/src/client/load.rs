@@ -114,8 +114,6 @@ impl Outcome {
     /// If the server is not there or failed the request.
     fn add(&mut self, (number, answer): (usize, Result<Stream, Status>)) -> anyhow::Result<()> {
         match answer {
-            // A prefetch has no latencies.
-            Ok(stream) if stream.output_tokens == 0 => {}
             Ok(stream) => self.streams.push(stream),
             Err(status) if REFUSALS.contains(&status.code()) => {
                 self.refused += 1;
@@ -207,9 +205,12 @@ async fn send(connection: &ConnectionArgs, trace: &Trace) -> anyhow::Result<Outc
         };
         if let Some(stream) = ended {
             // A request that fails ends the load at once, however many are still to come; one that ends may bring the next forward.
-            let (number, answer): (usize, _) = stream?;
+            let (number, is_prefetch, answer): (usize, bool, Result<Stream, Status>) = stream?;
             source.ended(number as u64, begin.elapsed().as_nanos() as u64, trace::Outcome::Completed);
-            seen.add((number, answer))?;
+            // A prefetch has no latencies.
+            if !is_prefetch || answer.is_err() {
+                seen.add((number, answer))?;
+            }
             continue;
         }
         let Some(arrival) = arrival else { break };
@@ -217,7 +218,8 @@ async fn send(connection: &ConnectionArgs, trace: &Trace) -> anyhow::Result<Outc
         let mut request = Request::new(request(&source.next_request()?.expect("the next arrival"), vocab_size));
         connection.authorise(&mut request)?;
         let (at, client) = (n_sent, clients[n_sent % CONNECTIONS].clone());
-        streams.spawn(async move { (at, read(client, request).await) });
+        let is_prefetch = request.get_ref().prefetch;
+        streams.spawn(async move { (at, is_prefetch, read(client, request).await) });
         n_sent += 1;
     }
     seen.duration = begin.elapsed();
@@ -381,7 +383,7 @@ mod tests {
         for number in [3, 1, 2] {
             outcome.add((number, Err(Status::invalid_argument(format!("too large: {number}"))))).unwrap();
         }
-        outcome.add((0, Ok(Stream { output_tokens: 1, ..Stream::default() }))).unwrap();
+        outcome.add((0, Ok(Stream::default()))).unwrap();
         assert_eq!((outcome.streams.len(), outcome.refused), (1, 3));
         assert_eq!(outcome.first_refused.as_ref().unwrap().0, 1);
         assert_eq!((summary(&outcome).requests, summary(&outcome).refused), (1, 3));
