@@ -354,7 +354,6 @@ impl Core {
         self.state.waiting.joined(tenant);
         let State { suspects, sequences, .. } = &mut self.state;
         suspects.consider(slot, &sequences[slot]);
-        self.state.expect_service(slot);
         self.state.wait(slot);
     }
 

@@ -78,10 +78,10 @@ pub struct RequestView {
     /// Number of those tokens found in the cache at the last count. Of a running request: the number found if the request were
     /// preempted and came back at once.
     pub cached_tokens: u32,
-    /// Tokens of the prompt that were to be computed when the request arrived. 0 unless [`Policy::weighs_service`].
+    /// Tokens that were to be computed when the request arrived. 0 unless [`Policy::weighs_service`].
     pub uncached_tokens: u32,
-    /// Expected time to compute these and to generate the answer, nanoseconds, by what was learned until the request arrived. 0 unless
-    /// [`Policy::weighs_service`].
+    /// Expected time to compute these and to generate the answer, nanoseconds, by what was learned until then; less once the request has run. 0
+    /// unless [`Policy::weighs_service`].
     pub service_ns: u64,
 }
 

@@ -9,7 +9,7 @@ use crate::journal::Journal;
 use crate::journal::digest::Decision;
 use crate::policy::RequestView;
 use crate::policy::waiting::Waiting;
-use crate::request::sequence::{Ending, Phase, Sequence, SequenceEvent};
+use crate::request::sequence::{Cold, Ending, Phase, Sequence, SequenceEvent};
 use crate::schedule::answers::Answers;
 use crate::schedule::batch::Batch;
 use crate::schedule::imitate::reserve::Reserve;
@@ -134,10 +134,11 @@ impl State {
 
     /// Inserts a sequence into the waiting queue. A prefetch waits in its own.
     pub fn wait(&mut self, slot: usize) {
-        let seq = &self.sequences[slot];
-        if seq.is_prefetch() {
+        if self.sequences[slot].is_prefetch() {
             return;
         }
+        self.expect_service(slot);
+        let seq = &self.sequences[slot];
         if !self.waiting.ranks_by_cache() {
             return self.waiting.push(slot, &seq.view(0));
         }
@@ -146,8 +147,8 @@ impl State {
         self.waiting.watch(slot, prefix.next, self.kv.tree.evicted());
     }
 
-    /// Notes the service that a request just accepted is expected to take, if its rank depends on that.
-    pub fn expect_service(&mut self, slot: usize) {
+    /// Notes the service that a request about to wait is expected to take, if its rank depends on that.
+    fn expect_service(&mut self, slot: usize) {
         if !self.waiting.weighs_service() {
             return;
         }
@@ -155,8 +156,13 @@ impl State {
         let uncached = seq.view(0).tokens.saturating_sub(self.kv.cached_prefix(seq).tokens);
         let prefill_ns = self.kv.transfers.links.recompute_ns(uncached.into());
         let answer_ns = self.answers.expected_ns(seq.max_tokens.saturating_sub(seq.generated()));
-        let view = &mut self.sequences[slot].cold.view;
-        (view.uncached_tokens, view.service_ns) = (uncached, prefill_ns.saturating_add(answer_ns));
+        let service_ns = prefill_ns.saturating_add(answer_ns);
+        let Cold { view, history, .. } = &mut *self.sequences[slot].cold;
+        if history.admissions == 0 {
+            (view.uncached_tokens, view.service_ns) = (uncached, service_ns);
+        }
+        // Of a request that gave its seat away the rank must not fall: it would take the seat back.
+        view.service_ns = view.service_ns.min(service_ns);
     }
 
     /// Inserts sequences, with their views, into the waiting queue, as [`Self::wait`] does for each. Faster for many.
