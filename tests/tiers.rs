@@ -10,7 +10,7 @@ use trunkline_port::ModelInfo;
 use trunkline_server::proto::{GenerateRequest, RetentionHint, Usage};
 use trunkline_server::{EngineStore, Options, layout};
 use trunkline_store::{Compression, SharedMemory, StoreSettings, TierMedium};
-use trunkline_tests::server::{TestServer, greedy};
+use trunkline_tests::server::{Client, TestServer, greedy};
 use trunkline_tests::tiered::{BLOCK_SIZE, ask_all, assert_replays, config, plain_texts, prompts};
 
 /// Media of tiers: host memory, and a disk folder of 64 MiB if there is one.
@@ -64,15 +64,20 @@ async fn host_memory_gives_the_same_text_compressed_or_not_and_the_recording_the
     }
 }
 
+/// A recorded server with host memory behind the device, a prompt, and the hint that takes it there.
+async fn before_a_host(record: &Path) -> (TestServer, Client, String, RetentionHint) {
+    let config = Config { device_blocks: 512, ..config(&[("host", Write::Back)]) };
+    let server = serve(config, media(None), Compression::Off, Some(record)).await;
+    let client = server.client().await;
+    let demote = RetentionHint { priority: Some(0), demote: true, ..RetentionHint::default() };
+    (server, client, prompts().remove(0), demote)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_demoted_request_leaves_the_device_at_once_and_its_recording_replays() {
     let dir = tempfile::tempdir().unwrap();
     let record = dir.path().join("run.jsonl");
-    let config = Config { device_blocks: 512, ..config(&[("host", Write::Back)]) };
-    let server = serve(config, media(None), Compression::Off, Some(&record)).await;
-    let mut client = server.client().await;
-    let prompt = prompts().remove(0);
-    let demote = RetentionHint { priority: Some(0), demote: true, ..RetentionHint::default() };
+    let (server, mut client, prompt, demote) = before_a_host(&record).await;
     let mut texts = Vec::new();
     for (retention, found, idle) in [(vec![demote], 0, false), (vec![demote], 1, false), (Vec::new(), 1, true)] {
         let answer = client.ask(GenerateRequest { retention, ..greedy(&prompt, 8) }).await.unwrap();
@@ -92,11 +97,7 @@ async fn a_demoted_request_leaves_the_device_at_once_and_its_recording_replays()
 async fn a_prefetched_prompt_is_on_the_device_before_its_request_and_the_recording_replays() {
     let dir = tempfile::tempdir().unwrap();
     let record = dir.path().join("run.jsonl");
-    let config = Config { device_blocks: 512, ..config(&[("host", Write::Back)]) };
-    let server = serve(config, media(None), Compression::Off, Some(&record)).await;
-    let mut client = server.client().await;
-    let prompt = prompts().remove(0);
-    let demote = RetentionHint { priority: Some(0), demote: true, ..RetentionHint::default() };
+    let (server, mut client, prompt, demote) = before_a_host(&record).await;
     let first = client.ask(GenerateRequest { retention: vec![demote], ..greedy(&prompt, 8) }).await.unwrap();
     assert_eq!(client.settled().await.blocks.unwrap().idle, 0);
     let prefetch = GenerateRequest { prefetch: true, stopping: None, ..greedy(&prompt, 8) };

@@ -8,7 +8,7 @@ const DECAY: f64 = 15.0 / 16.0;
 /// Weight of each of the two synthetic measurements of the start value.
 const START_WEIGHT: f64 = 4.0;
 /// Amount of the lesser of these two measurements.
-const START_AMOUNT: f64 = 1.0;
+const LEAST_AMOUNT: f64 = 1.0;
 /// Measurements before which an estimate is only the start value corrected.
 const ENOUGH: u32 = 16;
 
@@ -60,7 +60,7 @@ impl Timing {
     }
 
     fn add_start(&mut self, weight: f64) {
-        [START_AMOUNT, self.start_amount]
+        [LEAST_AMOUNT, self.start_amount]
             .into_iter()
             .for_each(|amount| self.sums.add(weight, amount, amount * self.start_ns));
     }
