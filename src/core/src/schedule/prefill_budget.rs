@@ -86,7 +86,7 @@ impl PrefillBudget {
 
     /// Returns `true` if steps of prompts alone are cut: once decodes were measured. Where nothing decodes, as on a worker that only prefills, nobody
     /// waits for tokens.
-    pub fn cuts_prompts(&self) -> bool {
+    fn cuts_prompts(&self) -> bool {
         matches!(self.target, StepTarget::Times(_)) && self.decodes.ns().is_some()
     }
 
@@ -139,6 +139,11 @@ impl PrefillBudget {
     /// Returns the part of a step like the one being made that `tokens` tokens from `position` on take, of [`WHOLE`]; 0 without a limit.
     pub fn part(&self, position: u32, tokens: u32) -> u64 {
         self.whole(position).map_or(0, |whole| part(tokens, whole))
+    }
+
+    /// Returns how much of steps like the one being made the rest of a prompt takes: [`Self::part`], or the number of its tokens without a limit.
+    pub fn rest(&self, position: u32, tokens: u32) -> u64 {
+        self.whole(position).map_or(tokens.into(), |whole| part(tokens, whole))
     }
 
     /// Takes in `steps` steps with `n` decodes and nothing else, which took `took_ns` together.

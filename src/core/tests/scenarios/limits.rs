@@ -1,5 +1,7 @@
 //! Limits: tokens in the queue, watermarks, the length of a step.
 
+use std::ops::Range;
+
 use trunkline_core::config::StepTarget;
 use trunkline_core::{Config, ConfigError, Core, Refusal};
 use trunkline_driver::{Direction, Driver};
@@ -151,6 +153,32 @@ fn a_short_prompt_does_not_wait_for_the_end_of_a_long_one() {
     let found = found.map(|(target, streams)| behind(target, streams));
     // With the limit the short one takes two steps of three, and each of its tokens costs a millisecond.
     assert_eq!(found, [(2_006, 2), (4_054, 3), (95, 500), (120, 1_045)]);
+}
+
+/// Submits a prompt of 4,000 tokens to a core that has measured nothing, and four of 64 while it runs. Returns the steps until these have their first
+/// tokens, and until the long one has.
+fn steps_of_a_new_core(policy: &str) -> (usize, usize) {
+    let limits =
+        Config { device_blocks: 1000, max_batch_tokens: 256, max_context: 16_384, policy: policy.into(), ..config() };
+    let mut rig = Driver::new(Config { target_step_ns: StepTarget::SERVED, ..limits });
+    rig.join();
+    rig.submit(100, text(100, 4_000), 1);
+    rig.answer();
+    (1..5).for_each(|id| rig.submit(id, text(id as u32, 64), 1));
+    let mut steps_until = |ids: Range<u64>| {
+        let before = rig.stats().steps;
+        rig.answer_until(|rig| ids.clone().all(|id| rig.has_ended(id)));
+        (rig.stats().steps - before) as usize
+    };
+    let short = steps_until(1..5);
+    (short, short + steps_until(100..101))
+}
+
+#[test]
+fn prompts_take_turns_from_the_first_one_on() {
+    for policy in ["fcfs", "vtc", "sjf", "edf", "priority", "lpm"] {
+        assert_eq!(steps_of_a_new_core(policy), (2, 15), "{policy}");
+    }
 }
 
 #[test]

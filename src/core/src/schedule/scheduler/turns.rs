@@ -1,4 +1,5 @@
-//! Turns of prompts, where the target time cuts them: one would take what is left of each step, and those behind it would wait for its end.
+//! Turns of prompts, where steps have a target time of times their decodes: one prompt would take what is left of each step, and those behind it would wait
+//! for its end. Before decodes were measured, only the limits of the configuration cut prompts, which take turns as well.
 //!
 //! * In two steps of three the shortest rest in steps goes first, and a prompt after the admissions if the head of the queue is shorter. So a short prompt is computed
 //!   within a few steps of its arrival, however many long ones are under way, and of any client.
@@ -11,6 +12,7 @@
 
 use super::{Scheduler, chunk_begin, runs_prompt};
 use crate::Step;
+use crate::config::StepTarget;
 use crate::schedule::state::State;
 
 /// Steps after which turns begin again.
@@ -43,7 +45,7 @@ impl Scheduler {
             return self.prompts.len();
         }
         let budget = &self.prefill_budget;
-        let rest = |slot: usize| budget.part(chunk_begin(state, slot), sequences[slot].unplanned());
+        let rest = |slot: usize| budget.rest(chunk_begin(state, slot), sequences[slot].unplanned());
         self.prompts.sort_by_key(|slot| rest(*slot));
         let head = waiting.first().map_or(u64::MAX, rest);
         self.prompts.partition_point(|slot| rest(*slot) <= head)
@@ -51,7 +53,7 @@ impl Scheduler {
 
     fn takes_turns(&self, state: &State) -> bool {
         let config = &state.config;
-        let is_cut = self.prefill_budget.cuts_prompts() && config.reserve_prompts && !config.prefill_first.is_on();
-        is_cut && !state.suspects.is_narrowing()
+        let is_served = matches!(config.target_step_ns, StepTarget::Times(_));
+        is_served && config.reserve_prompts && !config.prefill_first.is_on() && !state.suspects.is_narrowing()
     }
 }
