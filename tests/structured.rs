@@ -469,8 +469,12 @@ async fn a_strict_tool_that_need_not_be_called_leaves_the_text_free_and_its_sche
         let function = json!({"name": "add", "strict": strict, "parameters": body["tools"][0]["parameters"]});
         chat["tools"] = json!([{"type": "function", "function": function}]);
         let response = post(server.addr(), "/v1/responses", &body.to_string()).await;
+        let message = json!({"messages": chat["messages"], "max_tokens": 12, "temperature": 0, "tools": [
+            {"name": "add", "strict": strict, "input_schema": body["tools"][0]["parameters"]},
+        ]});
         let chat = post(server.addr(), "/v1/chat/completions", &chat.to_string()).await;
-        assert_eq!(response.status, chat.status, "{}", chat.body);
+        let message = post(server.addr(), "/v1/messages", &message.to_string()).await;
+        assert_eq!((response.status, message.status), (chat.status, chat.status), "{}", chat.body);
         (response, chat)
     };
     let (strict, _) = ask(true, json!({"type": "object", "properties": {"a": {"type": "integer"}}})).await;

@@ -50,8 +50,8 @@ fn text_is_free_until_a_call_begins() {
         assert_eq!(fits(GrammarKind::Lark, &hermes, &text), is_one, "{text}");
     }
     let llama = format!(
-        "start: TEXT? | SPACE? tag? call (SPACE? \";\" SPACE? call)*\ntag: \"<|python_tag|>\" SPACE?\ncall: %json {}\n\
-        SPACE: /[ \\t\\r\\n]{{1,8}}/\nTEXT: /[ \\t\\r\\n]*[^{{ \\t\\r\\n](\\n|.)*/\n",
+        "start: LEAD? | SPACE? tag? call (SPACE? \";\" SPACE? call)*\ntag: \"<|python_tag|>\" SPACE?\ncall: %json {}\n\
+        LEAD: /[ \\t\\r\\n]*[^{{ \\t\\r\\n](\\n|.)*/\nSPACE: /[ \\t\\r\\n]{{1,8}}/\nTEXT: /(\\n|.)*/\n",
         call.replace("arguments", "parameters")
     );
     let (good, wrong) = (good.replace("arguments", "parameters"), wrong.replace("arguments", "parameters"));
@@ -65,6 +65,37 @@ fn text_is_free_until_a_call_begins() {
         (format!("{good} and more"), false),
     ] {
         assert_eq!(fits(GrammarKind::Lark, &llama, &text), is_one, "{text}");
+    }
+}
+
+#[test]
+fn calls_of_mistral_are_a_list_or_names_with_arguments() {
+    let arguments = r#"{"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":false}"#;
+    let call = format!(
+        r##"{{"anyOf":[{{"type":"object","properties":{{"name":{{"const":"f"}},"arguments":{{"$ref":"#/$defs/0"}}}},"required":["name","arguments"],"additionalProperties":false}}],"$defs":{{"0":{arguments}}}}}"##
+    );
+    let grammar = format!(
+        "start: TEXT | head SPACE? (list | call (SPACE? \"[TOOL_CALLS]\" SPACE? call)*) SPACE?\nhead[lazy]: TEXT \"[TOOL_CALLS]\"\n\
+        list: \"[\" SPACE? object (SPACE? \",\" SPACE? object)* SPACE? \"]\"\nobject: %json {call}\ncall: call0 | call1\nargs: \"[ARGS]\"\n\
+        call0: \"f\" args? SPACE? object0\nobject0: %json {arguments}\ncall1: \"f2\" args? SPACE? object1\nobject1: %json {{\"type\":\"object\"}}\n\
+        SPACE: /[ \\t\\r\\n]{{1,8}}/\nTEXT: /(\\n|.)*/\n"
+    );
+    for (text, is_one) in [
+        ("", true),
+        ("A list: [1]", true),
+        (r#"[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]"#, true),
+        (r#"So: [TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {}}]"#, true),
+        (r#"[TOOL_CALLS]f{"a": 1}"#, true),
+        (r#"[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]f2[ARGS] {"a": true}"#, true),
+        (r#"[TOOL_CALLS][{"name": "f", "arguments": {"a": true}}]"#, false),
+        (r#"[TOOL_CALLS][{"name": "g", "arguments": {}}]"#, false),
+        (r#"[TOOL_CALLS]f{"a": true}"#, false),
+        (r#"[TOOL_CALLS]f2{}[TOOL_CALLS]f{"b": 1}"#, false),
+        ("[TOOL_CALLS]", false),
+        ("[TOOL_CALLS][]", false),
+        ("[TOOL_CALLS] is what begins a call", false),
+    ] {
+        assert_eq!(fits(GrammarKind::Lark, &grammar, text), is_one, "{text}");
     }
 }
 

@@ -54,11 +54,11 @@ pub(crate) struct Call {
 /// Text that ends a call of `hermes`.
 const CALL_END: &str = "</tool_call>";
 /// Text before the arguments of a call of `mistral`.
-const ARGS: &str = "[ARGS]";
+pub(crate) const ARGS: &str = "[ARGS]";
 
 impl ToolCallParser {
     /// Returns the text that begins calls.
-    fn mark(self) -> &'static str {
+    pub(crate) fn mark(self) -> &'static str {
         match self {
             Self::Hermes => "<tool_call>",
             Self::Llama3Json => "<|python_tag|>",

@@ -204,12 +204,8 @@ impl Asked {
             reading = reading.structured(forced.is_some());
         }
         // Where nothing else is asked of the answer, and the workers can do it.
-        let strict = match (reading.calls, offer) {
-            (Some(parser), Some(tokenizer)) if free && self.ignore_eos != Some(true) => {
-                structure(parser, tools.unwrap_or_default(), &self.strict, tokenizer)?
-            }
-            _ => None,
-        };
+        let offer = offer.filter(|_| free && self.ignore_eos != Some(true));
+        let strict = structure(reading.calls, tools, &self.strict, offer)?;
         let forced = forced.or(strict);
         match self.skip_special_tokens {
             Some(_) => reading.hides_stop = false,

@@ -31,6 +31,7 @@ use crate::marks::{Rendered, hints, marked};
 use crate::messages::blocks::{Block, Blocks, event};
 use crate::reader::{Read, Reader, Reading};
 use crate::run::{REQUEST_ID, named};
+use crate::strict::{strict_names, structure};
 use crate::tool_choice::ToolChoice;
 use crate::{Context, Shared};
 
@@ -335,7 +336,14 @@ async fn try_answer(shared: &Shared, request: Request<Body>) -> Result<Response<
     let one_call = asked.tool_choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use) == Some(true);
     let forced = choice.structure(conversation.tools.as_deref(), one_call)?;
     let reading = Reading { one_call, ..shared.reading(&text, conversation.tools.is_some()) };
-    let reading = if forced.is_some() { reading.structured(true) } else { reading };
+    let (reading, forced) = match forced {
+        Some(_) => (reading.structured(true), forced),
+        None => {
+            let strict = asked.tools.as_deref().map(strict_names).unwrap_or_default();
+            let strict = structure(reading.calls, conversation.tools.as_deref(), &strict, shared.structures())?;
+            (reading, strict)
+        }
+    };
     let ids = shared.tokens_of(&parts, text, false).await?;
     let prompt = Rendered { conversation: &conversation, add_special_tokens: false, ids: &ids };
     let mut ends = Vec::new();

@@ -10,12 +10,12 @@ use trunkline_server::proto::sampling::Structure;
 use trunkline_template::Value;
 use trunkline_text::Tokenizer;
 
-use crate::calls::ToolCallParser;
+use crate::calls::{ARGS, ToolCallParser};
 use crate::failure::Failure;
-use crate::tool_choice::call_schema;
+use crate::tool_choice::{argument_schemas, arguments_schema, call_schema};
 
-/// White space between the parts of a call.
-const SPACE: &str = r"SPACE: /[ \t\r\n]{1,8}/";
+/// White space between the parts of a call, and text.
+const TERMINALS: &str = "SPACE: /[ \\t\\r\\n]{1,8}/\nTEXT: /(\\n|.)*/\n";
 
 /// Returns the names of the tools that are strict, in the form of chats or that of responses.
 pub(crate) fn strict_names(tools: &[Value]) -> BTreeSet<String> {
@@ -28,40 +28,61 @@ pub(crate) fn strict_names(tools: &[Value]) -> BTreeSet<String> {
     tools.iter().filter_map(name).collect()
 }
 
-/// Returns the structure of answers in which calls of the tools named in `strict` are valid by their schemas; `None` without such tools, or if the model's
-/// form of calls has no grammar.
+/// Returns the structure of answers in which calls of the tools named in `strict` are valid by their schemas; `None` without such tools, where no calls are
+/// read, or if the server's workers know no structures, of which there is a tokenizer else.
 ///
 /// # Errors
 /// If a tool has no schema of an object.
 pub(crate) fn structure(
-    parser: ToolCallParser,
-    tools: &[Value],
+    parser: Option<ToolCallParser>,
+    tools: Option<&[Value]>,
     strict: &BTreeSet<String>,
-    tokenizer: &Tokenizer,
+    tokenizer: Option<&Tokenizer>,
 ) -> Result<Option<Structure>, Failure> {
-    if strict.is_empty() || parser == ToolCallParser::Mistral {
+    let (Some(parser), Some(tools), Some(tokenizer), false) = (parser, tools, tokenizer, strict.is_empty()) else {
         return Ok(None);
-    }
-    let mark = |text: &str| mark(tokenizer, text);
-    let calls = |arguments: &str| call_schema(tools, arguments, strict);
-    let grammar = match parser {
-        ToolCallParser::Hermes => {
-            let (begin, end) = (mark("<tool_call>"), mark("</tool_call>"));
-            // A special token is not in a text; a mark that is text ends it as soon as it is there.
-            let head = if begin.starts_with('<') { "head" } else { "head[lazy]" };
-            format!(
-                "start: call* TEXT\ncall: head SPACE? object SPACE? {end}\n{head}: TEXT {begin}\nobject: %json {}\n{SPACE}\nTEXT: /(\\n|.)*/\n",
-                calls("arguments")?
-            )
-        }
-        ToolCallParser::Llama3Json => format!(
-            "start: TEXT? | SPACE? tag? call (SPACE? \";\" SPACE? call)*\ntag: {} SPACE?\ncall: %json {}\n{SPACE}\nTEXT: /[ \\t\\r\\n]*[^{{ \\t\\r\\n](\\n|.)*/\n",
-            mark("<|python_tag|>"),
-            calls("parameters")?
-        ),
-        ToolCallParser::Mistral => return Ok(None),
     };
-    Ok(Some(Structure::Grammar(grammar)))
+    let schemas = argument_schemas(tools, strict)?;
+    let grammar = match parser {
+        ToolCallParser::Hermes => format!(
+            "start: call* TEXT\ncall: head SPACE? object SPACE? {}\n{}object: %json {}\n",
+            mark(tokenizer, "</tool_call>"),
+            head(&mark(tokenizer, parser.mark())),
+            call_schema(&schemas, "arguments")
+        ),
+        ToolCallParser::Llama3Json => format!(
+            "start: LEAD? | SPACE? tag? call (SPACE? \";\" SPACE? call)*\ntag: {} SPACE?\ncall: %json {}\nLEAD: /[ \\t\\r\\n]*[^{{ \\t\\r\\n](\\n|.)*/\n",
+            mark(tokenizer, parser.mark()),
+            call_schema(&schemas, "parameters")
+        ),
+        ToolCallParser::Mistral => mistral(tokenizer, &schemas),
+    };
+    Ok(Some(Structure::Grammar(format!("{grammar}{TERMINALS}"))))
+}
+
+/// Returns the rules of `mistral`: a list of calls, or names with arguments.
+fn mistral(tokenizer: &Tokenizer, schemas: &[(String, Json)]) -> String {
+    let begin = mark(tokenizer, ToolCallParser::Mistral.mark());
+    let rules = schemas.iter().enumerate().map(|(at, (name, parameters))| {
+        let name = Json::from(name.as_str());
+        format!("call{at}: {name} args? SPACE? object{at}\nobject{at}: %json {}\n", arguments_schema(parameters))
+    });
+    let names: Vec<String> = (0..schemas.len()).map(|at| format!("call{at}")).collect();
+    format!(
+        "start: TEXT | head SPACE? (list | call (SPACE? {begin} SPACE? call)*) SPACE?\n{}\
+        list: \"[\" SPACE? object (SPACE? \",\" SPACE? object)* SPACE? \"]\"\nobject: %json {}\ncall: {}\nargs: {}\n{}",
+        head(&begin),
+        call_schema(schemas, "arguments"),
+        names.join(" | "),
+        mark(tokenizer, ARGS),
+        rules.collect::<String>()
+    )
+}
+
+/// Returns the rule of text up to a mark. A special token is not in a text; a mark that is text ends it as soon as it is there.
+fn head(mark: &str) -> String {
+    let name = if mark.starts_with('<') { "head" } else { "head[lazy]" };
+    format!("{name}: TEXT {mark}\n")
 }
 
 /// Returns a mark in a grammar: a special token if it is one, else its text.
@@ -103,22 +124,31 @@ mod tests {
         );
         let of = |parser: ToolCallParser, strict: &[&str]| {
             let strict = strict.iter().map(|name| (*name).to_owned()).collect();
-            structure(parser, &tools, &strict, &Tokenizer::bytes()).map_err(|failure| failure.json())
+            structure(Some(parser), Some(&tools), &strict, Some(&Tokenizer::bytes())).map_err(|failure| failure.json())
         };
         let Some(Structure::Grammar(grammar)) = of(ToolCallParser::Hermes, &["a"]).unwrap() else { panic!("none") };
         // What these grammars let through is a test of the crate of grammars.
         let schema = grammar.lines().find_map(|line| line.strip_prefix("object: %json ")).unwrap();
-        let space = "SPACE: /[ \\t\\r\\n]{1,8}/";
+        let terminals = "SPACE: /[ \\t\\r\\n]{1,8}/\nTEXT: /(\\n|.)*/\n";
         let expected = format!(
-            "start: call* TEXT\ncall: head SPACE? object SPACE? \"</tool_call>\"\nhead[lazy]: TEXT \"<tool_call>\"\nobject: %json {schema}\n{space}\nTEXT: /(\\n|.)*/\n"
+            "start: call* TEXT\ncall: head SPACE? object SPACE? \"</tool_call>\"\nhead[lazy]: TEXT \"<tool_call>\"\nobject: %json {schema}\n{terminals}"
         );
         assert_eq!(grammar, expected);
         let Some(Structure::Grammar(llama)) = of(ToolCallParser::Llama3Json, &["a"]).unwrap() else { panic!("none") };
         let of_llama = schema.replace("arguments", "parameters");
         let expected = format!(
-            "start: TEXT? | SPACE? tag? call (SPACE? \";\" SPACE? call)*\ntag: \"<|python_tag|>\" SPACE?\ncall: %json {of_llama}\n{space}\nTEXT: /[ \\t\\r\\n]*[^{{ \\t\\r\\n](\\n|.)*/\n"
+            "start: LEAD? | SPACE? tag? call (SPACE? \";\" SPACE? call)*\ntag: \"<|python_tag|>\" SPACE?\ncall: %json {of_llama}\nLEAD: /[ \\t\\r\\n]*[^{{ \\t\\r\\n](\\n|.)*/\n{terminals}"
         );
         assert_eq!(llama, expected);
+        let Some(Structure::Grammar(mistral)) = of(ToolCallParser::Mistral, &["a"]).unwrap() else { panic!("none") };
+        let options = r#""x-guidance":{"whitespace_pattern":" "}"#;
+        let own = r##""$defs":{"n":{"type":"null"}},"additionalProperties":false,"properties":{"x":{"$ref":"#/$defs/n"}},"type":"object""##;
+        let expected = format!(
+            "start: TEXT | head SPACE? (list | call (SPACE? \"[TOOL_CALLS]\" SPACE? call)*) SPACE?\nhead[lazy]: TEXT \"[TOOL_CALLS]\"\n\
+            list: \"[\" SPACE? object (SPACE? \",\" SPACE? object)* SPACE? \"]\"\nobject: %json {schema}\ncall: call0 | call1\nargs: \"[ARGS]\"\n\
+            call0: \"a\" args? SPACE? object0\nobject0: %json {{{own},{options}}}\ncall1: \"b\" args? SPACE? object1\nobject1: %json {{\"type\":\"object\",{options}}}\n{terminals}"
+        );
+        assert_eq!(mistral, expected);
         assert!(
             schema.starts_with(
                 r##"{"anyOf":[{"type":"object","properties":{"name":{"const":"a"},"arguments":{"$ref":"#/$defs/0"}}"##
@@ -131,7 +161,7 @@ mod tests {
             (&schema["$defs"]["0"]["additionalProperties"], &schema["$defs"]["1"]),
             (&false.into(), &serde_json::json!({"type": "object"}))
         );
-        assert_eq!((of(ToolCallParser::Hermes, &[]), of(ToolCallParser::Mistral, &["a"])), (Ok(None), Ok(None)));
+        assert_eq!(of(ToolCallParser::Hermes, &[]), Ok(None));
         assert!(of(ToolCallParser::Llama3Json, &["b"]).unwrap_err().contains(r#""param":"tools""#));
     }
 }

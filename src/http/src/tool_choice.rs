@@ -147,31 +147,46 @@ fn list(functions: Vec<Function>, one_call: bool) -> Json {
     list
 }
 
-/// Returns the schema of one call of a tool, its name before its arguments: those of the tools named in `strict` are valid by their schemas, others are
-/// any object.
+/// Returns the names of the tools and the schemas of their arguments: those of the tools named in `strict`, and of others any object.
 ///
 /// # Errors
 /// If a tool that is strict has no schema of an object.
-pub(crate) fn call_schema(tools: &[Value], arguments: &str, strict: &BTreeSet<String>) -> Result<String, Failure> {
-    let (mut calls, mut schemas) = (Vec::new(), Vec::new());
+pub(crate) fn argument_schemas(tools: &[Value], strict: &BTreeSet<String>) -> Result<Vec<(String, Json)>, Failure> {
+    let mut schemas = Vec::new();
     for (at, tool) in tools.iter().enumerate() {
         let tool = serde_json::to_value(tool).unwrap_or_default();
         let Some(name) = tool["function"]["name"].as_str() else { continue };
-        let mut parameters = match strict.contains(name) {
+        let parameters = match strict.contains(name) {
             true => Function::of(at, &tool["function"])?.parameters,
             false => json!({"type": "object"}),
         };
-        let place = format!("#/$defs/{at}");
+        schemas.push((name.to_owned(), parameters));
+    }
+    Ok(schemas)
+}
+
+/// Returns the schema of one call of a tool of these names and arguments, its name before its arguments.
+pub(crate) fn call_schema(schemas: &[(String, Json)], arguments: &str) -> String {
+    let (mut calls, mut definitions) = (Vec::new(), Vec::new());
+    for (at, (name, parameters)) in schemas.iter().enumerate() {
+        let (place, mut parameters) = (format!("#/$defs/{at}"), parameters.clone());
         rebase(&mut parameters, &place);
         // Models write the name first, and an object of the library has its keys in the order of the text.
         calls.push(format!(
             r#"{{"type":"object","properties":{{"name":{{"const":{}}},"{arguments}":{{"$ref":"{place}"}}}},"required":["name","{arguments}"],"additionalProperties":false}}"#,
-            Json::from(name)
+            Json::from(name.as_str())
         ));
-        schemas.push(format!(r#""{at}":{parameters}"#));
+        definitions.push(format!(r#""{at}":{parameters}"#));
     }
     let options = json!({"whitespace_pattern": WHITE_SPACE});
-    Ok(format!(r#"{{"anyOf":[{}],"$defs":{{{}}},"{OPTIONS}":{options}}}"#, calls.join(","), schemas.join(",")))
+    format!(r#"{{"anyOf":[{}],"$defs":{{{}}},"{OPTIONS}":{options}}}"#, calls.join(","), definitions.join(","))
+}
+
+/// Returns the schema of the arguments of one call.
+pub(crate) fn arguments_schema(parameters: &Json) -> String {
+    let mut parameters = parameters.clone();
+    parameters[OPTIONS] = json!({"whitespace_pattern": WHITE_SPACE});
+    parameters.to_string()
 }
 
 /// Moves a schema to this place of a document: its references to itself begin there.
