@@ -56,7 +56,7 @@ pub struct NetworkSettings {
     pub tls_client_ca: Option<PathBuf>,
 
     /// Maximum number of connections at once, and no more than open files allow; beyond, a connection is replaced on which no caller with
-    /// rights has a whole request [default: 1024].
+    /// rights has a whole request [default: 8192].
     #[arg(long, value_name = "N")]
     pub max_connections: Option<u32>,
 

@@ -52,7 +52,7 @@ pub struct NetworkLimits {
 impl Default for NetworkLimits {
     fn default() -> Self {
         Self {
-            connections: 1024,
+            connections: 8192,
             connections_per_peer: None,
             calls_per_connection: 1024,
             early_resets: 200,
@@ -114,12 +114,12 @@ mod tests {
         let limits = NetworkLimits::default();
         let within = |open_files| limits.clone().within(open_files);
         for (open_files, connections) in
-            [(None, 1024), (Some(1 << 20), 1024), (Some(1024), 960), (Some(64), 32), (Some(1), 1)]
+            [(None, 8192), (Some(1 << 20), 8192), (Some(1024), 960), (Some(64), 32), (Some(1), 1)]
         {
             assert_eq!(within(open_files).connections, connections);
         }
-        assert_eq!((limits.per_peer(), within(Some(1)).per_peer()), (512, 1));
-        assert_eq!(NetworkLimits { connections_per_peer: Some(9000), ..limits }.per_peer(), 1024);
+        assert_eq!((limits.per_peer(), within(Some(1)).per_peer()), (4096, 1));
+        assert_eq!(NetworkLimits { connections_per_peer: Some(9000), ..limits }.per_peer(), 8192);
     }
 
     #[cfg(target_os = "linux")]
