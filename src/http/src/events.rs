@@ -12,6 +12,9 @@ use trunkline_server::Generation;
 use crate::choices::{Choices, Piece};
 use crate::failure::Failure;
 
+/// Room for the event of a token.
+const EVENT_BYTES: usize = 512;
+
 /// Writes the events of an answer.
 pub(crate) trait Writer: Send + Unpin + 'static {
     /// Appends the events in front of all pieces.
@@ -52,7 +55,7 @@ impl<W: Writer> Body for Events<W> {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
-        let mut out = BytesMut::new();
+        let mut out = BytesMut::with_capacity(EVENT_BYTES);
         match this.state {
             State::Opening => {
                 this.state = State::Streaming;
