@@ -101,6 +101,8 @@ outcome! {
         pub evicted_retained: u64,
         /// Tokens that prefetches loaded.
         pub prefetched_tokens: u64,
+        /// Blocks in tiers computed while those behind them were loaded.
+        pub head_blocks: u64,
         /// Tokens that pins held at the ends of their requests.
         pub pinned_tokens: u64,
         /// Blocks for which retention hints were ignored.

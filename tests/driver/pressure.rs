@@ -224,6 +224,7 @@ impl Run {
             evicted_retained: stats.retention.evicted_retained_blocks,
             ignored_retained: stats.retention.ignored_retained_blocks,
             prefetched_tokens: stats.tokens.prefetched_tokens,
+            head_blocks: stats.loads.head_blocks,
             pinned_tokens: driver.usages.values().map(|usage| u64::from(usage.pinned_tokens)).sum(),
             lost_transfers: driver.lost_copies,
             drafts_allowed: driver.worker.drafts_allowed,

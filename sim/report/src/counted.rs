@@ -50,6 +50,30 @@ pub const COUNTED: &[Figure<Stats>] = &[
         |s: &Stats| Some(s.swaps.merged_blocks),
     )
     .rare(),
+    count(
+        "load_head_blocks",
+        "Blocks computed during loads",
+        Direction::Neither,
+        "Blocks in tiers computed while those behind them were loaded.",
+        |s: &Stats| Some(s.loads.head_blocks),
+    )
+    .rare(),
+    count(
+        "load_hidden_us",
+        "Hidden time of loads, us",
+        Direction::Neither,
+        "Time of loads during which their requests were computed, microseconds.",
+        |s: &Stats| Some(s.loads.hidden_load_us),
+    )
+    .rare(),
+    count(
+        "load_exposed_us",
+        "Exposed time of loads, us",
+        Direction::Lower,
+        "Time of loads for which their requests waited, microseconds.",
+        |s: &Stats| Some(s.loads.exposed_load_us),
+    )
+    .rare(),
 ];
 
 /// Returns the figures of [`COUNTED`], with their values.

@@ -89,8 +89,8 @@ pub use crate::core::event::{Action, Event};
 pub use crate::core::fast_forward::{FastForwardDriver, FastForwardResult, SteadyBatch, SteadySteps};
 pub use crate::journal::preempted::{Preempted, PreemptionCause};
 pub use crate::journal::stats::{
-    DraftCounters, Figure, FigureKind, H2oCounters, RequestCounters, RetentionCounters, Stats, SwapCounters, TierStats,
-    TokenCounters,
+    DraftCounters, Figure, FigureKind, H2oCounters, LoadCounters, RequestCounters, RetentionCounters, Stats,
+    SwapCounters, TierStats, TokenCounters,
 };
 pub use crate::names::ids::{BlockHandle, RequestId, Token};
 pub use crate::request::remains::Remains;

@@ -279,7 +279,7 @@ fn a_bad_block_leaves_its_tier_and_is_not_loaded_again() {
         // Pushed off the device by requests whose prompts the tier keeps.
         ask(&mut rig, 100 + u64::from(round), tokens(1000 * round + 1000, 45));
         rig.submit(200 + u64::from(round), tokens(0, 17), 1);
-        loads += rig.stats().loading;
+        loads += u32::from(rig.copies.iter().any(|copy| copy.to == Place::Device));
         rig.run_to_end();
     }
     assert_eq!(rig.stats().swaps.failed_transfers, 1);
@@ -382,7 +382,8 @@ fn leading_blocks_that_arrived_before_an_abort_are_found_by_the_next() {
         loads
     };
     // The first block is on the device, the second in the near tier, the rest in the far one.
-    let mut rig = Driver::new(Config { tiers, ..config() });
+    // The test's clock says nothing of costs: loading always pays.
+    let mut rig = Driver::new(Config { tiers, recompute_token_ns: 1 << 40, ..config() });
     ask(&mut rig, 0, tokens(0, 33));
     ask(&mut rig, 1, tokens(1000, 41));
     rig.submit(2, tokens(0, 33), 1);
@@ -398,14 +399,14 @@ fn leading_blocks_that_arrived_before_an_abort_are_found_by_the_next() {
 
 #[test]
 fn a_load_that_takes_longer_than_computing_is_left_out() {
-    let mut rig = Driver::new(Config { swap_block_ns: 5_000, recompute_token_ns: 1_000, ..config() });
+    let mut rig = Driver::new(Config { swap_block_ns: 50_000, recompute_token_ns: 1_000, ..config() });
     ask(&mut rig, 0, tokens(0, 17));
     ask(&mut rig, 1, tokens(1000, 45));
     rig.submit(2, tokens(0, 17), 1);
     assert_eq!(
         (rig.stats().loading, rig.running()),
         (0, vec![(2, 0, 17, true)]),
-        "4 us to compute a block, 5 to load it"
+        "4 us to compute a block, 50 to load it"
     );
     rig.run_to_end();
 }
@@ -429,12 +430,12 @@ fn loads_slowly(rig: &mut Driver, id: u64) -> bool {
 
 #[test]
 fn a_tier_whose_loads_proved_slow_is_tried_again_now_and_then() {
-    let mut rig = Driver::new(Config { swap_block_ns: 3_000, recompute_token_ns: 1_000, ..config() });
+    let mut rig = Driver::new(Config { swap_block_ns: 300, recompute_token_ns: 1_000, ..config() });
     ask(&mut rig, 0, tokens(0, 17));
     let loads: Vec<bool> = (10..500).map(|id| loads_slowly(&mut rig, id)).collect();
     let runs: Vec<(bool, usize)> = loads.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect();
-    // Trials cost 83 us more than computing. In between, requests compute for 16 times as long.
-    assert_eq!(runs[..4], [(true, 5), (false, 91), (true, 1), (false, 90)]);
+    // A trial takes about 100 us longer than expected. In between, requests compute for 16 times as long, 16 us each.
+    assert_eq!(runs[..4], [(true, 5), (false, 102), (true, 1), (false, 101)]);
 }
 
 /// Sixty-four blocks on the device, and a tier that takes blocks about to be evicted: the first three blocks of prompt 500.. are on

@@ -21,6 +21,8 @@ const LATE_MAX_NS: f64 = 1e9;
 const START_AMOUNT: u32 = 64;
 /// The same for the links with the host: the copies of one swapped sequence count for more.
 const START_AMOUNT_OF_SWAPS: u32 = 16;
+/// Share of the time of a load, or of computing, within which the beginning has to be computed and the rest loaded.
+const HEAD_PAYS: f64 = 7.0 / 8.0;
 /// Place of swaps among the kinds of copies that are left out where they are slow, after the tiers.
 const SWAPS: usize = TIERS_MAX;
 /// Kinds of measured transfers: out to the host, back, and to the device from each tier, and to the first tier.
@@ -131,6 +133,31 @@ impl Links {
             saved_ns += block_ns;
             saved_ns - load_ns
         })
+    }
+
+    /// Returns the number of leading blocks of a plan to compute while the others are loaded, so that all are there soonest; 0 unless that takes
+    /// less than [`HEAD_PAYS`] of the time to load all, or to compute all, by times that were measured. `plan` yields, for each block, the tier that it is copied
+    /// from, the last block first.
+    pub fn head(&self, blocks: usize, plan: impl Iterator<Item = usize>) -> usize {
+        if !self.prefill.is_measured() {
+            return 0;
+        }
+        let (fixed_ns, token_ns) = self.prefill.line();
+        let block_ns = token_ns * f64::from(self.block_size);
+        let (mut ends_ns, mut load_ns) = ([0.0_f64; TIERS_MAX], 0.0_f64);
+        let (mut best, mut least_ns) = (0, f64::INFINITY);
+        for (head, tier) in (0..blocks).rev().zip(plan) {
+            let (setup_ns, copy_ns) = self.copies[3 + tier].line();
+            let end_ns = &mut ends_ns[tier];
+            *end_ns += if *end_ns == 0.0 { setup_ns + copy_ns } else { copy_ns };
+            load_ns = load_ns.max(*end_ns);
+            let compute_ns = if head == 0 { 0.0 } else { fixed_ns + block_ns * head as f64 };
+            if load_ns.max(compute_ns) <= least_ns {
+                (best, least_ns) = (head, load_ns.max(compute_ns));
+            }
+        }
+        let alone_ns = load_ns.min(fixed_ns + block_ns * blocks as f64);
+        if least_ns < HEAD_PAYS * alone_ns { best } else { 0 }
     }
 
     /// Returns the time to compute the tokens of so many blocks, nanoseconds. Before the first prefill nobody knows, and a second is

@@ -64,8 +64,9 @@ fn check_blocks(state: &State) {
             Phase::Loading(load) => published + load.filled.len(),
             _ => 0,
         };
+        let arriving = seq.arriving();
         for (at, handle) in seq.table.iter().enumerate() {
-            let own = if at < moving_to { BlockState::Moving } else { BlockState::Private };
+            let own = if at < moving_to || arriving.contains(&at) { BlockState::Moving } else { BlockState::Private };
             expect(handle, if at < published { BlockState::Held } else { own }, seq.id);
         }
         if let Phase::SwappingIn(swap_in) = &seq.phase {
@@ -240,7 +241,11 @@ fn check_phase(state: &State, slot: usize, seq: &Sequence) {
     match &seq.phase {
         Phase::Waiting => assert!(seq.table.is_empty(), "a waiting sequence holds no block"),
         Phase::Preempted => assert!(seq.table.is_empty() && state.kv.copies_wait(), "{} holds a block", seq.id),
-        Phase::Prefill | Phase::Decode => {}
+        Phase::Prefill | Phase::Decode => {
+            let loads = transfers(&|purpose| matches!(purpose, Purpose::Load { slot: other } if *other == slot));
+            assert_eq!(loads, seq.cold.tail.as_ref().map_or(0, |tail| tail.load.transfers as usize));
+            assert_eq!(seq.cold.tail.is_some(), state.tails.contains(&slot), "{} is in the list of tails", seq.id);
+        }
         Phase::Loading(load) => {
             assert!(load.transfers > 0 && !load.filled.is_empty());
             let loads = transfers(&|purpose| matches!(purpose, Purpose::Load { slot: other } if *other == slot));

@@ -12,7 +12,10 @@ use crate::schedule::prefill_budget::PromptTokens;
 use crate::schedule::state::{AHEAD, REQUESTED_FROM, State};
 use crate::schedule::steps::{Part, Picked, ValuedPart};
 use crate::{SeqFault, StepResult};
-use crate::{schedule::dropping, schedule::preemption, schedule::prefetches, schedule::swap, schedule::transfer_end};
+use crate::{
+    schedule::dropping, schedule::loading, schedule::preemption, schedule::prefetches, schedule::swap,
+    schedule::transfer_end,
+};
 
 impl Core {
     /// Begins steps while a sequence can run and the worker takes more.
@@ -236,7 +239,8 @@ impl Core {
                 seq.computed = seq.planned().min(seq.n_tokens());
             }
         }
-        if seq.ending.is_some() || seq.computed >= (seq.published + 1) * config.block_size {
+        let reaches_tail = seq.is_prefill() && seq.before_tail(config.block_size) == 0;
+        if seq.ending.is_some() || reaches_tail || seq.computed >= (seq.published + 1) * config.block_size {
             seq.request_first();
             changed.push(slot);
         }
@@ -262,6 +266,7 @@ impl Core {
                 self.state.end_shared_work(*slot);
                 any_ended = true;
             } else {
+                loading::join_tail(&mut self.state, *slot);
                 self.state.kv.drop_behind_windows(&mut self.state.sequences[*slot]);
             }
         }

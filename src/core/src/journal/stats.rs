@@ -191,6 +191,18 @@ figures! {
 }
 
 figures! {
+    /// Counts of loads from tiers, for requests that were admitted.
+    pub struct LoadCounters of [stats.loads] {
+        /// Blocks in tiers that were computed while those behind them were loaded.
+        head_blocks: u64 => counter("trunkline_load_head_blocks_total", "Blocks in tiers computed while those behind them were loaded."),
+        /// Time of loads during which their requests were computed, microseconds.
+        hidden_load_us: u64 => counter("trunkline_load_hidden_microseconds_total", "Time of loads during which their requests were computed."),
+        /// Time of loads for which their requests waited, microseconds.
+        exposed_load_us: u64 => counter("trunkline_load_exposed_microseconds_total", "Time of loads for which their requests waited."),
+    }
+}
+
+figures! {
     /// Counts of draft tokens (speculative decoding).
     pub struct DraftCounters of [stats.drafts] {
         /// Draft tokens allowed to workers so far (speculative decoding).
@@ -251,6 +263,9 @@ figures! {
         /// Counts of prompt, cached and generated tokens.
         #[serde(flatten)]
         tokens: TokenCounters,
+        /// Counts of loads from tiers.
+        #[serde(flatten)]
+        loads: LoadCounters,
         /// Admitted requests waiting for blocks from a tier now.
         loading: u32 => gauge("trunkline_num_requests_loading", "Admitted requests that wait for blocks from a tier."),
         /// Requests with KV on the host, or on the way there or back, now.
@@ -297,6 +312,7 @@ impl Stats {
             TokenCounters::METRICS,
             Self::METRICS,
             SwapCounters::METRICS,
+            LoadCounters::METRICS,
             DraftCounters::METRICS,
             H2oCounters::METRICS,
             RetentionCounters::METRICS,

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | waiting | no block | admission -> prefill, or loading |
 //! | loading | all blocks for the tokens, some being filled from a tier | transfers ended, or failed -> prefill, a prefetch waiting; worker lost -> waiting |
-//! | prefill | all blocks for the tokens | last chunk sampled -> decode; preemption -> waiting, preempted or swapping out; worker lost -> waiting |
+//! | prefill | all blocks for the tokens, the last of a prefix perhaps being filled from a tier | last chunk sampled -> decode; preemption -> waiting, preempted or swapping out; worker lost -> waiting |
 //! | decode | all blocks for the tokens, and one more now and then | last token -> ended; preemption -> waiting, preempted or swapping out; worker lost -> waiting |
 //! | preempted | no block; still run by steps in flight | the last of these steps ended, worker lost -> waiting |
 //! | swapping out | device blocks, and host blocks being filled | transfer ended -> swapped; transfer failed, worker lost -> waiting |
@@ -28,6 +28,7 @@ mod copied;
 mod given_up;
 mod history;
 mod phase;
+mod tail;
 mod valued;
 
 use std::mem::offset_of;
@@ -51,6 +52,7 @@ pub(crate) use given_up::GivenUp;
 pub(crate) use history::History;
 pub(crate) use phase::{Load, Phase, SwapIn, SwapOut, Swapped};
 pub use phase::{SequenceEvent, SequenceState, TRANSITIONS};
+pub(crate) use tail::Tail;
 pub(crate) use valued::Valued;
 
 /// Maximum number of tokens with memory reserved ahead.
@@ -210,6 +212,8 @@ pub(crate) struct Cold {
     pub shares_cache: bool,
     /// Copied runs of the sequence, while it has KV with some.
     pub copied: Option<Box<Copied>>,
+    /// Blocks being loaded behind tokens to be computed.
+    pub tail: Option<Box<Tail>>,
     /// Of an inner request, which reads a prompt again: the position from which on attention is scored.
     pub reread_from: Option<u32>,
     /// Log probabilities of the prompt.
@@ -293,6 +297,7 @@ impl Sequence {
                 reuse: request.reuse,
                 shares_cache: request.shares_cache,
                 copied: None,
+                tail: None,
                 reread_from: None,
                 valued: Valued::new(request.prompt_logprobs, prompt_tokens, imported_tokens),
                 promised: 0,
@@ -596,6 +601,7 @@ impl Sequence {
         self.cold.drops.clear();
         self.cold.planner = None;
         self.cold.copied = None;
+        self.cold.tail = None;
         self.cold.given_up = None;
         self.cold.promised = 0;
         self.cold.is_stale = false;

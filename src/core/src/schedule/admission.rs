@@ -4,6 +4,7 @@
 use crate::blocks::hash::BlockHash;
 use crate::journal::digest::Decision;
 use crate::request::sequence::{Phase, SequenceEvent};
+use crate::schedule::loading;
 use crate::schedule::readers;
 use crate::schedule::state::State;
 
@@ -35,6 +36,7 @@ pub(crate) fn admit(state: &mut State, slot: usize, fits: &dyn Fn(u32, u32) -> b
     let has_seat = state.has_seat();
     // Some blocks for each running sequence are left, so that admission does not cause the next preemption.
     let watermark = state.watermark(state.config.launch_watermark).saturating_mul(state.kv.entry_blocks());
+    let suits_head = loading::suits_head(state, slot);
     let State { sequences, kv, journal, reserve, .. } = state;
     let seq = &mut sequences[slot];
     kv.find(seq);
@@ -49,13 +51,17 @@ pub(crate) fn admit(state: &mut State, slot: usize, fits: &dyn Fn(u32, u32) -> b
     let wanted = kv.blocks_for(hit, 0, needed).saturating_add(watermark);
     let has_room =
         usable >= wanted && reserve.has_room(seq, tokens_of(needed, size), tokens_of(usable / kv.entry_blocks(), size));
+    // The last token is run again even if its KV is there, because its logits are not.
+    let computed = (hit * size).min(total - 1);
+    let head = if has_room && has_seat && suits_head { kv.plan_head(seq) } else { 0 };
+    if head > 0 && fits(computed, head as u32 * size) {
+        return admit_with_tail(state, slot, head, computed, needed);
+    }
     // A load is planned only if it can begin, or be prepared once. What fits chunk by chunk may not fit with all that would be loaded.
     let may_load = has_room || (kv.can_prefetch() && !seq.cold.history.prefetched);
     let loads = may_load
         && kv.plan_load(seq)
         && (!has_room || usable >= kv.blocks_for(hit, kv.planned(), needed).saturating_add(watermark));
-    // The last token is run again even if its KV is there, because its logits are not.
-    let computed = (hit * size).min(total - 1);
     let needs_budget = !loads && !fits(computed, total - computed);
     if needs_budget || !has_room {
         if !needs_budget && loads && !std::mem::replace(&mut seq.cold.history.prefetched, true) {
@@ -85,6 +91,20 @@ pub(crate) fn admit(state: &mut State, slot: usize, fits: &dyn Fn(u32, u32) -> b
         return Admission::Loads;
     }
     enter(state, slot)
+}
+
+/// Admits a request whose first `head` planned blocks are computed while the others are loaded.
+fn admit_with_tail(state: &mut State, slot: usize, head: usize, computed: u32, needed: u32) -> Admission {
+    take_blocks(state, slot, needed, computed, None);
+    let State { sequences, kv, journal, waiting, .. } = state;
+    let id = sequences[slot].id.0;
+    kv.leave_out(head);
+    journal.decide(Decision::Load, id, (head as u64) << 32 | u64::from(computed));
+    waiting.remove(slot);
+    let counts = sequences[slot].cold.history.cached_tokens.is_none();
+    let admission = enter(state, slot);
+    loading::begin_tail(state, slot, head, counts);
+    admission
 }
 
 /// Takes note that a request was not admitted for want of so many device blocks, or of room for its output.

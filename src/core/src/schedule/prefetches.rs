@@ -88,7 +88,7 @@ fn begin(state: &mut State, slot: usize) -> Option<BlockHash> {
     assert!(allocated, "usable blocks were counted a moment ago");
     seq.computed = seq.published * state.config.block_size;
     journal.decide(Decision::Load, seq.id.0, u64::from(seq.computed));
-    let load = kv.begin_load(slot, seq, journal);
+    let load = kv.begin_load(slot, seq, seq.published as usize, journal);
     seq.transition(SequenceEvent::LoadBegan, Phase::Loading(Box::new(load)));
     state.begin_shared_work(slot);
     None

@@ -37,7 +37,7 @@ use crate::schedule::preemption::{grew, preempt_one, preempt_prompt};
 use crate::schedule::prefill_budget::{Limit, PrefillBudget};
 use crate::schedule::state::State;
 use crate::schedule::steps::{Part, Picked, ScoredPart, ValuedPart};
-use crate::schedule::{drafts, imitate, readers, swap, transfer_end};
+use crate::schedule::{drafts, imitate, loading, readers, swap, transfer_end};
 use crate::{Dropped, PromptRows, Scored, SeqStart, Step, StepSeq};
 
 /// The maker of steps. Keeps what outlives a pass and is not part of the [`State`].
@@ -87,6 +87,7 @@ impl Scheduler {
         self.prefill_budget.begin_step(Limit::Off);
         state.kv.tree.begin_step(step.id);
         state.kv.transfers.await_none();
+        loading::give_up_tails(state);
         if state.suspects.is_narrowing() && !alone {
             // The fewer sequences a failing step runs, the better it shows which one is to blame.
             return;
@@ -336,7 +337,7 @@ impl Scheduler {
         let planned = chunk_begin(state, slot);
         let unplanned = match &seq.cold.copied {
             Some(_) if state.kv.reuses() => seq.next_uncopied(),
-            _ => seq.unplanned(),
+            _ => seq.unplanned().min(seq.before_tail(config.block_size)),
         };
         let budget = budget.min(self.prefill_budget.left(planned));
         if unplanned <= budget {
@@ -640,7 +641,8 @@ fn decode_share(state: &State) -> usize {
 fn runs_prompt(state: &State, slot: usize) -> bool {
     let seq = &state.sequences[slot];
     let is_left_out = imitate::is_kept_apart(seq, &state.config) || state.batch.leaving.contains(&slot);
-    seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none() && !is_left_out
+    let runs = seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none() && !is_left_out;
+    runs && seq.before_tail(state.config.block_size) > 0
 }
 
 /// Returns the position where the next chunk of a prompt begins: behind what is copied.

@@ -13,6 +13,7 @@ use crate::request::sequence::{Cold, Ending, Phase, Sequence, SequenceEvent};
 use crate::schedule::answers::Answers;
 use crate::schedule::batch::Batch;
 use crate::schedule::imitate::reserve::Reserve;
+use crate::schedule::loading;
 use crate::schedule::planners::Planners;
 use crate::schedule::prefetch_queue::Prefetches;
 use crate::schedule::rehit::RehitRate;
@@ -46,6 +47,8 @@ pub(crate) struct State {
     pub swaps: SwapQueue,
     /// Slots of sequences loading blocks from tiers, in the order of the loads' beginnings.
     pub loading: Vec<usize>,
+    /// Sequences in the batch with a [`crate::request::sequence::Tail`], in the order of their admissions.
+    pub tails: Vec<usize>,
     /// Requests that compute nothing. They are in no other queue.
     pub prefetches: Prefetches,
     /// Blocks that prefills and loading sequences are about to publish. Requests that wait for them are parked in `waiting`.
@@ -87,6 +90,7 @@ impl State {
             batch: Batch::default(),
             swaps: SwapQueue::default(),
             loading: Vec::new(),
+            tails: Vec::new(),
             prefetches: Prefetches::default(),
             shared_work: SharedWork::default(),
             victims: Victims::default(),
@@ -189,6 +193,7 @@ impl State {
 
     /// Takes a sequence out of the batch, and frees its slot on the worker.
     pub fn leave_batch(&mut self, slot: usize) {
+        loading::orphan_tail(self, slot);
         self.end_shared_work(slot);
         self.batch.leave(slot);
         self.free_worker_slot(slot);

@@ -52,7 +52,7 @@ pub(crate) fn give_up_overdue(state: &mut State) {
         let request = slot.map_or(0, |slot| state.sequences[slot].id.0);
         state.journal.decide(Decision::TransferOverdue, request, id);
         state.journal.stats.swaps.failed_transfers += 1;
-        if let Some(slot) = slot {
+        if let Some(slot) = slot.filter(|slot| state.sequences[*slot].cold.tail.is_none()) {
             give_up(state, slot);
         }
     }

@@ -402,10 +402,22 @@ impl Kv {
         }
     }
 
-    /// Begins the transfers of the plan for the sequence in `slot`, which was just admitted with room for all its tokens.
-    pub fn begin_load(&mut self, slot: usize, seq: &Sequence, journal: &mut Journal) -> Load {
+    /// Plans the load of all blocks in tiers that continue the blocks of a sequence found on the device. Returns the number of leading ones to
+    /// compute while the others are loaded; 0 for no such plan.
+    pub fn plan_head(&mut self, seq: &Sequence) -> usize {
+        self.plan_all(seq);
+        self.transfers.links.head(self.plan.len(), self.plan.first.iter().rev().map(|planned| planned.tier))
+    }
+
+    /// Leaves the first `n` entries out of the plan: they are computed.
+    pub fn leave_out(&mut self, n: usize) {
+        self.plan.split_front(n);
+    }
+
+    /// Begins the transfers of the plan into the entries from `first` on of the sequence in `slot`, which was just admitted with room for all its
+    /// tokens.
+    pub fn begin_load(&mut self, slot: usize, seq: &Sequence, first: usize, journal: &mut Journal) -> Load {
         debug_assert!(!self.copies_wait(), "a step in flight may still write the blocks of {}", seq.id);
-        let first = seq.published as usize;
         let blocks = self.plan.len();
         let targets = (first..first + blocks)
             .flat_map(|at| std::iter::once(seq.table[at]).chain(seq.cold.tables.iter().map(move |table| table[at])));
@@ -413,7 +425,7 @@ impl Kv {
         let copies: Vec<(PlannedBlock, BlockHandle)> =
             planned.zip(targets).filter(|(planned, _)| *planned != PlannedBlock::HOLE).collect();
         copies.iter().for_each(|(_, target)| self.tree.begin_move(*target));
-        let mut load = Load { transfers: 0, filled: self.plan.held() };
+        let mut load = Load { began_ns: self.transfers.now_ns, transfers: 0, filled: self.plan.held() };
         for tier in 0..self.tiers.len() {
             let there = copies.iter().rev().filter(|(planned, _)| planned.tier == tier);
             let pairs: Vec<BlockPair> =

@@ -175,17 +175,17 @@ impl Kv {
         (0..self.plan.len()).map(tiers_of)
     }
 
-    /// Ends the copies of a load in a sequence's tables. Returns the number of leading entries usable by the
-    /// sequence, behind the published ones.
-    pub fn end_load(&mut self, seq: &Sequence, load: &Load) -> usize {
-        let range = seq.published as usize..seq.published as usize + load.filled.len();
+    /// Ends the copies of a load into a sequence's tables from entry `first` on. Returns the number of leading entries usable by the
+    /// sequence from there on.
+    pub fn end_load(&mut self, seq: &Sequence, first: usize, load: &Load) -> usize {
+        let range = first..first + load.filled.len();
         seq.table[range.clone()].iter().for_each(|block| self.tree.end_move(*block));
         for block in seq.cold.tables.iter().flat_map(|table| &table[range.clone()]) {
             if self.tree.pool().state(block.index) == BlockState::Moving {
                 self.tree.end_move(*block);
             }
         }
-        self.groups.usable_behind(seq.published as usize, load.good(), |at, group| load.filled.has(at, group))
+        self.groups.usable_behind(first, load.good(), |at, group| load.filled.has(at, group))
     }
 
     /// Drops the entries that a load left empty, of the `good` first ones: those behind windows.

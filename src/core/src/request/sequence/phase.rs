@@ -129,6 +129,8 @@ pub(crate) enum Phase {
 /// Data of a sequence in state [`SequenceState::Loading`].
 #[derive(Debug, Default)]
 pub(crate) struct Load {
+    /// Begin, nanoseconds.
+    pub began_ns: u64,
     /// Transfers in flight.
     pub transfers: u32,
     /// `true` for each block being filled, or filled, of the entries after the published ones.
