@@ -73,6 +73,8 @@ struct Run {
     edit_rng: Option<Pcg64Mcg>,
     /// `true` if some requests ask for log probabilities of their prompts.
     values: bool,
+    /// `true` if every fourth request is in the background.
+    background: bool,
     outcome: Outcome,
     /// Every event and its time, for a replay.
     events: Vec<(u64, Event)>,
@@ -133,8 +135,9 @@ fn run_sized(seed: u64, size: Size, follower: Option<Follower>, values: bool) ->
         before.finish(requests / 2);
         driver = before.driver.replaced();
     }
-    let faults = fail_sequences(seed);
-    let mut run = Run { resumes, hint_rng, edit_rng, faults, values, ..Run::new(&mut rng, driver, requests, size) };
+    let (faults, background) = (fail_sequences(seed), seed % 4 == 3);
+    let mut run =
+        Run { resumes, hint_rng, edit_rng, faults, values, background, ..Run::new(&mut rng, driver, requests, size) };
     if let Some(follower) = follower.filter(|_| !run.weak_hashes) {
         run.driver.followed_by(follower);
     }
@@ -164,6 +167,7 @@ impl Run {
             hint_rng: None,
             edit_rng: None,
             values: false,
+            background: false,
             flush_every: if !is_shared || is_small || rng.random_range(0..4) == 0 { 4 } else { 0 },
             lengths: if is_small { SMALL } else { LENGTHS },
             is_small,
@@ -558,6 +562,7 @@ impl Run {
             edit(rng, &mut request);
             request.hash_prompt(block_size);
         }
+        request.background = self.background && n % 4 == 1;
         request.prompt_logprobs = Some(n as u32 % 2).filter(|_| self.values && n % 3 < 2 && !request.prefetch);
         if self.weak_hashes {
             request.hashes.clear();

@@ -355,6 +355,7 @@ impl Core {
         self.state.waiting.joined(tenant);
         let State { suspects, sequences, .. } = &mut self.state;
         suspects.consider(slot, &sequences[slot]);
+        self.state.background.enter(slot, &self.state.sequences[slot]);
         self.state.wait(slot);
     }
 
@@ -510,6 +511,7 @@ impl Core {
         let seq = state.sequences.remove(slot);
         if !seq.is_prefetch() {
             state.waiting.left(seq.tenant);
+            state.background.leave(slot, &seq);
         }
         self.by_id.remove(&seq.id);
         let journal = &mut state.journal;
@@ -568,6 +570,7 @@ impl Core {
         let own = || seq.table.len() - readers::shared(kv, &seq.table[..seq.published as usize]);
         state.reserve.end(slot, || own() as u64 * size);
         state.waiting.left(seq.tenant);
+        state.background.leave(slot, seq);
         state.kv.pin(seq);
         self.by_id.remove(&seq.id);
         finish(&mut state.journal, seq, reason, actions);

@@ -95,7 +95,7 @@ pub use crate::journal::stats::{
 pub use crate::names::ids::{BlockHandle, RequestId, Token};
 pub use crate::request::remains::Remains;
 pub use crate::request::retention::RetentionHint;
-pub use crate::request::{FinishReason, Refusal, Request, Reuse, Sampling, Usage};
+pub use crate::request::{BACKGROUND_NS, FinishReason, Refusal, Request, Reuse, Sampling, Usage};
 pub use crate::schedule::suspects::{LoneFailure, OTHER_FAILURES_MAX, WORKER_FAILURES_MAX};
 pub use trunkline_port::Keeps;
 pub use trunkline_port::step::{

@@ -67,6 +67,8 @@ pub struct RequestView {
     pub tenant: u64,
     /// Priority given by the client; lower is more urgent.
     pub priority: i32,
+    /// `true` if the request serves nobody at once. Policies order such requests among themselves, behind all others.
+    pub is_background: bool,
     /// Deadline, nanoseconds; `None` for none.
     pub deadline_ns: Option<u64>,
     /// Number of tokens in the prompt.
@@ -175,14 +177,14 @@ pub trait Policy: Send + std::fmt::Debug {
     /// Takes note of the end of a tenant's request. The request neither waits nor runs, and no more tokens are reported.
     fn left(&mut self, _tenant: u64) {}
 
-    /// Takes note of the first waiting request of a tenant.
+    /// Takes note of the first waiting request of a tenant, those in the background left out.
     fn queued(&mut self, _tenant: u64) {}
 
-    /// Takes note of the removal of a tenant's last waiting request.
+    /// Takes note of the removal of a tenant's last waiting request, those in the background left out.
     fn unqueued(&mut self, _tenant: u64) {}
 
-    /// Takes note of tokens run for a tenant: prompt tokens computed and output tokens generated. Cached tokens do not count.
-    /// Called between [`Self::joined`] and [`Self::left`].
+    /// Takes note of tokens run for a tenant: prompt tokens computed and output tokens generated. Cached tokens do not count, nor those of
+    /// requests in the background. Called between [`Self::joined`] and [`Self::left`].
     fn served(&mut self, _tenant: u64, _prompt_tokens: u32, _output_tokens: u32) {}
 }
 

@@ -51,6 +51,10 @@ pub struct Request {
     pub tenant: u64,
     /// Priority for policies that use it; lower is served first.
     pub priority: i32,
+    /// `true` if the request serves nobody at once, as a summary written alongside a chat: it ranks behind all others, and gives way to them
+    /// ([`BACKGROUND_NS`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub background: bool,
     /// Time at which the request ends with [`FinishReason::Timeout`], on the clock of the events, nanoseconds.
     pub deadline_ns: Option<u64>,
     /// Sampling parameters for the worker.
@@ -83,6 +87,9 @@ pub struct Request {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub continues: bool,
 }
+
+/// Time from its acceptance on after which a background request ranks as any other, nanoseconds: it waits for others, but not for ever.
+pub const BACKGROUND_NS: u64 = 60_000_000_000;
 
 fn is_zero(n: &u32) -> bool {
     *n == 0

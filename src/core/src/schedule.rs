@@ -6,6 +6,8 @@
 
 pub(crate) mod admission;
 pub(crate) mod answers;
+pub(crate) mod background;
+pub(crate) mod background_queue;
 pub(crate) mod batch;
 pub(crate) mod drafts;
 pub(crate) mod dropping;

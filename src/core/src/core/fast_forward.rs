@@ -150,7 +150,7 @@ impl FastForward {
 
     /// Begins a fast-forward if the step in flight runs a steady batch. Returns `false`, and changes nothing, if it does not.
     pub fn begin(&mut self, state: &State, in_flight: &[Part]) -> bool {
-        if state.kv.groups.n() > 0 || state.planners.is_used {
+        if state.kv.groups.n() > 0 || state.planners.is_used || state.background.is_any() {
             return false;
         }
         self.steady_steps = steady_batch(state, in_flight, &mut self.batch);

@@ -93,7 +93,7 @@ impl Core {
         true
     }
 
-    /// Lets the inner request of a part wait for admission, in the place of the outer request.
+    /// Lets the inner request of a part wait for admission, in the background.
     fn begin_part(&mut self, at: usize) {
         let now_ns = self.now_ns;
         let State { sequences, rereads, config, journal, waiting, .. } = &mut self.state;
@@ -108,11 +108,9 @@ impl Core {
         let mut request = Request::new(id, outer.cold.root, [prompt, tokens(&lead), tokens(&part)].concat(), 1);
         request.hashes = outer.cold.hashes[..prompt.len() / size as usize].to_vec();
         request.hash_prompt(size);
-        (request.tenant, request.priority) = (outer.tenant, outer.cold.view.priority);
+        (request.tenant, request.priority, request.background) = (outer.tenant, outer.cold.view.priority, true);
         (request.deadline_ns, request.h2o) = (outer.cold.view.deadline_ns, Some(Mode::Off));
-        let view = outer.cold.view;
-        let mut inner = Sequence::new(request, view.arrival + 1, now_ns);
-        inner.cold.view.arrival_ns = view.arrival_ns;
+        let mut inner = Sequence::new(request, outer.cold.view.arrival + 1, now_ns);
         inner.read_again(outer.prompt_tokens + (lead.len() as u32) * size);
         journal.stats.h2o.h2o_reread_tokens += u64::from(inner.n_tokens() - outer.prompt_tokens);
         journal.decide(Decision::Reread, outer.id.0, (part.start as u64) << 32 | part.end as u64);
@@ -120,6 +118,7 @@ impl Core {
         let slot = sequences.insert(inner);
         reading.inner = Some((id, slot));
         self.by_id.insert(id, slot);
+        self.state.background.enter(slot, &self.state.sequences[slot]);
         self.state.wait(slot);
     }
 }

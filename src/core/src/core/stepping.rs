@@ -192,7 +192,7 @@ impl Core {
         changed: &mut Vec<usize>,
         actions: &mut Vec<Action>,
     ) {
-        let State { sequences, waiting, journal, config, rereads, kv, .. } = &mut self.state;
+        let State { sequences, waiting, journal, config, rereads, kv, background, .. } = &mut self.state;
         let slot = part.slot();
         let seq = &mut sequences[slot];
         seq.end_step(part.n_copied + part.n_tokens, part.sample);
@@ -213,7 +213,7 @@ impl Core {
             journal.stats.drafts.accepted_draft_tokens += sampled.len() as u64 - 1;
             for token in sampled {
                 seq.push(*token);
-                if waiting.counts_service() {
+                if waiting.counts_service() && !background.has(seq) {
                     waiting.note_generated(seq.tenant);
                 }
                 if !seq.id.is_inner() {
@@ -301,12 +301,14 @@ impl Core {
             parts.iter().filter(|part| !is_decode(part)).for_each(|part| prompts.add(part.write_from, part.n_tokens));
         }
         let prompt_tokens = prompts.total();
+        let State { background, sequences, .. } = &self.state;
+        let is_background = background.is_any() && parts.iter().all(|part| background.has(&sequences[part.slot()]));
         let budget = &mut self.scheduler.prefill_budget;
         match (parts.first().is_some_and(|part| is_decode(&part)), prompt_tokens) {
             (true, 0) => budget.observe_decodes(parts.len(), 1, step_ns),
             (true, _) => budget.observe_beside(&prompts, step_ns),
             (false, 0) => {}
-            (false, _) => budget.observe_prompts(&prompts, step_ns),
+            (false, _) => budget.observe_prompts(&prompts, step_ns, is_background),
         }
         if prompt_tokens > 0 {
             self.state.kv.transfers.links.observe_prefill(prompt_tokens, step_ns);

@@ -9,6 +9,9 @@
 //! **Parked requests.** A request that waits for a block which another request is about to publish is parked under the hash of
 //! the block: it keeps its place in the order, costs nothing until the block is published or the other request stops, and lets
 //! requests behind it pass.
+//!
+//! **Background requests** ([`RequestView::is_background`]) stand behind all others, in the order of the policy among themselves. Tenants do not
+//! count there: nobody who is served waits behind them.
 
 mod sorting;
 mod watches;
@@ -28,6 +31,8 @@ const MERGED_FROM_SHARE: usize = 16;
 
 /// Added to the rank of a hopeless request, beyond all ranks.
 const HOPELESS: i128 = 1 << 100;
+/// Added to the rank of a background request where it is compared with those of others, beyond hopeless ones.
+const BACKGROUND: i128 = 1 << 110;
 
 /// Position of a request in the order: (rank, arrival, slot).
 type Place = (i128, u64, usize);
@@ -74,8 +79,10 @@ pub struct Waiting {
     sorting: Option<Sorting>,
     /// Waiting requests by slot.
     entries: Vec<Option<Entry>>,
-    /// Requests without the parked ones.
+    /// Requests without the parked ones and those in the background.
     order: Order,
+    /// Background requests without the parked ones: behind all others.
+    background: BTreeSet<Place>,
     /// (block, slot) of parked requests.
     parked: BTreeSet<(BlockHash, usize)>,
     /// (latest start, slot) of requests with a deadline that are not hopeless, if the policy weighs service.
@@ -97,6 +104,7 @@ impl Waiting {
             sorting: policy.sorting(),
             entries: Vec::new(),
             order: if policy.by_tenant() { Order::Tenants(Tenants::default()) } else { Order::Plain(BTreeSet::new()) },
+            background: BTreeSet::new(),
             parked: BTreeSet::new(),
             latest_starts: BTreeSet::new(),
             watches: policy.ranks_by_cache().then(Watches::default),
@@ -144,10 +152,8 @@ impl Waiting {
         if self.entries.len() <= slot {
             self.entries.resize_with(slot + 1, || None);
         }
-        if let Order::Tenants(tenants) = &mut self.order
-            && tenants.arrive(view.tenant)
-        {
-            self.policy.queued(view.tenant);
+        if !view.is_background {
+            self.arrive(view.tenant);
         }
         self.give_seat(view.tenant);
         let rank = self.policy.rank(view);
@@ -161,11 +167,24 @@ impl Waiting {
         (rank, view.arrival, slot)
     }
 
+    /// Counts in a waiting request of a tenant that is served in its turn.
+    fn arrive(&mut self, tenant: u64) {
+        if let Order::Tenants(tenants) = &mut self.order
+            && tenants.arrive(tenant)
+        {
+            self.policy.queued(tenant);
+        }
+    }
+
     /// Adds requests, as [`Self::push`] does for each. Faster for many.
     pub fn push_all(&mut self, requests: impl Iterator<Item = (usize, RequestView)>) {
         let mut places: Vec<(u64, Place)> = Vec::new();
         for (slot, view) in requests {
             let place = self.enter(slot, &view);
+            if view.is_background {
+                self.show(slot);
+                continue;
+            }
             places.push((if self.counts_service() { view.tenant } else { 0 }, place));
         }
         places.sort_unstable();
@@ -215,6 +234,7 @@ impl Waiting {
             watches.remove(hash, slot);
         }
         if let Order::Tenants(tenants) = &mut self.order
+            && !entry.view.is_background
             && tenants.depart(entry.view.tenant)
         {
             self.policy.unqueued(entry.view.tenant);
@@ -246,6 +266,31 @@ impl Waiting {
         hopeless
     }
 
+    /// Lets a request, if it waits in the background, stand among all others from now on.
+    pub fn promote(&mut self, slot: usize) {
+        let Some(entry) = self.entries.get(slot).and_then(Option::as_ref).filter(|entry| entry.view.is_background)
+        else {
+            return;
+        };
+        let (tenant, is_parked) = (entry.view.tenant, entry.parked.is_some());
+        if !is_parked {
+            self.hide(slot);
+        }
+        self.entries[slot].as_mut().expect("the request waits").view.is_background = false;
+        self.arrive(tenant);
+        if !is_parked {
+            self.show(slot);
+        }
+    }
+
+    /// Returns `true` if a request that is not in the background waits, parked ones left out.
+    pub fn has_served(&self) -> bool {
+        match &self.order {
+            Order::Plain(places) => !places.is_empty(),
+            Order::Tenants(tenants) => !tenants.firsts.is_empty(),
+        }
+    }
+
     /// Returns `true` if the policy counts the service of tenants: then the caller reports [`Self::served`].
     pub fn counts_service(&self) -> bool {
         matches!(self.order, Order::Tenants(_))
@@ -253,21 +298,23 @@ impl Waiting {
 
     /// Returns the first `n` requests in order, parked ones left out. With a policy ordering tenants, the first request of each.
     pub fn first_unparked(&self, n: usize) -> Vec<usize> {
+        let behind = self.background.iter().map(|(.., slot)| *slot);
         match &self.order {
-            Order::Plain(places) => places.iter().take(n).map(|(.., slot)| *slot).collect(),
+            Order::Plain(places) => places.iter().map(|(.., slot)| *slot).chain(behind).take(n).collect(),
             Order::Tenants(tenants) => {
                 let tenants = tenants.firsts.iter().map(|(_, (.., slot))| *slot);
-                tenants.take(n).collect()
+                tenants.chain(behind).take(n).collect()
             }
         }
     }
 
     /// Returns the next request to admit by the cached tokens counted so far, parked ones left out.
     pub fn first(&self) -> Option<usize> {
-        match &self.order {
+        let first = match &self.order {
             Order::Plain(places) => places.first().map(|(.., slot)| *slot),
             Order::Tenants(tenants) => tenants.first(),
-        }
+        };
+        first.or_else(|| self.background.first().map(|(.., slot)| *slot))
     }
 
     /// Returns the next request to admit, parked ones left out, after counting cached tokens again as far as the order depends
@@ -431,38 +478,55 @@ impl Waiting {
 
     /// Returns the preemption rank of a running request. The lowest is preempted first, and of equals the last to arrive.
     pub fn preemption_rank(&self, view: &RequestView) -> i128 {
-        self.policy.preemption_rank(view)
+        self.policy.preemption_rank(view) - behind(view)
     }
 
-    /// Returns `true` if waiting requests take the seats of running ones.
+    /// Returns `true` if waiting requests take the seats of running ones, and not of those in the background alone.
     pub fn takes_seats(&self) -> bool {
         self.policy.takes_seats()
     }
 
     /// Returns the rank of a request out of the batch in a claim to a seat: the policy's, or the number that the seat would have among
-    /// those of the tenant. Only for policies that take seats.
+    /// those of the tenant. Under a policy that takes no seats all are equal, but for those in the background.
     pub fn seat_rank(&self, view: &RequestView) -> i128 {
-        match &self.order {
+        let rank = match &self.order {
+            _ if !self.takes_seats() => 0,
             Order::Plain(_) => self.policy.rank(view),
             Order::Tenants(_) => i128::from(self.seats(view.tenant)) + 1,
-        }
+        };
+        rank + behind(view)
     }
 
     /// Returns the rank of a waiting request in a claim to a seat.
     pub fn seat_rank_of(&self, slot: usize) -> i128 {
         let entry = self.entries[slot].as_ref().expect("the slot holds a waiting request");
-        if self.counts_service() { self.seat_rank(&entry.view) } else { entry.seat_rank() }
+        match &self.order {
+            Order::Plain(_) if self.takes_seats() => entry.seat_rank() + behind(&entry.view),
+            _ => self.seat_rank(&entry.view),
+        }
+    }
+
+    /// Returns the rank of a running request that a claim to its seat has to be below; of several of a tenant the rank of the last.
+    pub fn held_rank(&self, view: &RequestView) -> i128 {
+        match &self.order {
+            Order::Tenants(_) if self.takes_seats() => i128::from(self.seats(view.tenant)) + behind(view),
+            _ => self.seat_rank(view),
+        }
     }
 
     /// Returns the next `n` requests to claim seats, with their ranks, parked ones left out. With a policy ordering tenants, those of the
     /// first tenant: its next one is not known to be the second until the first is admitted.
     pub fn seat_claims(&self, n: usize) -> Vec<(i128, usize)> {
+        let claim = |(.., slot): &Place| (self.seat_rank_of(*slot), *slot);
         match &self.order {
-            Order::Plain(places) => places.iter().take(n).map(|(rank, _, slot)| (*rank, *slot)).collect(),
+            Order::Plain(places) => places.iter().chain(&self.background).take(n).map(claim).collect(),
             Order::Tenants(tenants) => {
-                let Some(first) = tenants.first() else { return Vec::new() };
+                let Some(first) = tenants.first() else { return self.background.iter().take(n).map(claim).collect() };
                 let tenant = self.entries[first].as_ref().expect("the first request waits").view.tenant;
                 let places = tenants.by_id[&tenant].places.iter().take(n);
+                if !self.takes_seats() {
+                    return places.map(claim).collect();
+                }
                 (i128::from(self.seats(tenant)) + 1..).zip(places.map(|(.., slot)| *slot)).collect()
             }
         }
@@ -472,6 +536,9 @@ impl Waiting {
     fn show(&mut self, slot: usize) {
         let entry = self.entries[slot].as_ref().expect("only a waiting request can be shown");
         match &mut self.order {
+            _ if entry.view.is_background => {
+                self.background.insert(entry.place(slot));
+            }
             Order::Plain(places) => {
                 places.insert(entry.place(slot));
             }
@@ -487,6 +554,9 @@ impl Waiting {
     fn hide(&mut self, slot: usize) {
         let entry = self.entries[slot].as_ref().expect("only a waiting request can be hidden");
         match &mut self.order {
+            _ if entry.view.is_background => {
+                self.background.remove(&entry.place(slot));
+            }
             Order::Plain(places) => {
                 places.remove(&entry.place(slot));
             }
@@ -497,6 +567,11 @@ impl Waiting {
             }
         }
     }
+}
+
+/// Returns the distance of a request to those that are not in the background, in ranks.
+fn behind(view: &RequestView) -> i128 {
+    if view.is_background { BACKGROUND } else { 0 }
 }
 
 /// Adds sorted places to a set.

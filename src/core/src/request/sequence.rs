@@ -643,6 +643,7 @@ impl Sequence {
             stop_token_ids: cold.stop_token_ids.into_vec(),
             tenant: cold.view.tenant,
             priority: cold.view.priority,
+            background: cold.view.is_background,
             deadline_ns: cold.view.deadline_ns,
             sampling: cold.sampling,
             // Another core would read the prompt again.

@@ -18,8 +18,10 @@ pub(crate) enum Admission {
     /// Blocks of the prompt are about to be known: another request publishes blocks, this one as the last of them, or a shared tier is
     /// asked for blocks, for this one as the first of them. Requests behind this one may pass.
     Deferred(BlockHash),
-    /// There is no room.
+    /// There is no room in the step.
     Full,
+    /// There are too few blocks.
+    NoBlocks,
     /// There is room for all but one more sequence in the batch. Nothing was changed.
     NoSeat,
 }
@@ -71,7 +73,7 @@ pub(crate) fn admit(state: &mut State, slot: usize, fits: &dyn Fn(u32, u32) -> b
         if !has_room {
             lack_blocks(state, wanted.saturating_sub(usable));
         }
-        return Admission::Full;
+        return if has_room || needs_budget { Admission::Full } else { Admission::NoBlocks };
     }
     if !has_seat {
         kv.remember(seq);
@@ -170,7 +172,13 @@ pub(crate) fn awaited_block(state: &State, slot: usize) -> Option<BlockHash> {
     if at >= hashes.len() {
         return None;
     }
-    let owner = state.shared_work.owner(hashes, at, |slot| state.sequences[slot].prompt_rest())?;
+    let is_background = state.background.has(&state.sequences[slot]);
+    let rest = |owner: usize| match &state.sequences[owner] {
+        // Nobody who is served waits for what runs behind all others.
+        seq if !is_background && seq.is_prefill() && state.background.has(seq) => Default::default(),
+        seq => seq.prompt_rest(),
+    };
+    let owner = state.shared_work.owner(hashes, at, rest)?;
     let (others, _) = state.sequences[owner].prompt_rest();
     // The chained hash of a block names all blocks before it too: equal hashes are a prefix.
     let (mut shared, mut differs) = (at, hashes.len().min(others.len()));

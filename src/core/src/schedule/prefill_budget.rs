@@ -61,6 +61,8 @@ pub(crate) enum Limit {
     WithDecodes,
     /// Those of prompts alone.
     Alone,
+    /// Those of prompts of background requests alone, as of prompts alongside decodes.
+    Background,
 }
 
 impl PrefillBudget {
@@ -95,7 +97,7 @@ impl PrefillBudget {
         self.room = WHOLE;
         self.limit = match limit {
             Limit::WithDecodes if self.target != StepTarget::Off => limit,
-            Limit::Alone if self.cuts_prompts() => limit,
+            Limit::Alone | Limit::Background if self.cuts_prompts() => limit,
             _ => Limit::Off,
         };
     }
@@ -107,7 +109,7 @@ impl PrefillBudget {
             Limit::Off => None,
             // Where a token alone misses the target, one runs.
             Limit::Alone if tokens > 1 => Some(tokens.saturating_mul(ALONE_TIMES).min(self.max)),
-            Limit::WithDecodes | Limit::Alone => Some(tokens),
+            Limit::WithDecodes | Limit::Alone | Limit::Background => Some(tokens),
         }
     }
 
@@ -165,15 +167,16 @@ impl PrefillBudget {
         self.budgets.adapt(prompts, &step);
     }
 
-    /// Adapts the budgets to a step of prompt tokens alone that took `took_ns`.
-    pub fn observe_prompts(&mut self, prompts: &PromptTokens, took_ns: u64) {
+    /// Adapts the budgets to a step of prompt tokens alone that took `took_ns`, of background requests or of others.
+    pub fn observe_prompts(&mut self, prompts: &PromptTokens, took_ns: u64, is_background: bool) {
         self.decodes.end_run();
         if let (StepTarget::Times(times), Some(ns)) = (self.target, self.decodes.ns()) {
             // As for tokens alongside decodes, which have what the decodes leave; at a target of about their time, their time.
             let room_ns = (ns as f64 * (times - 1.0).max(1.0)) as u64;
-            let target_ns = room_ns.saturating_mul(ALONE_TIMES.into());
+            let times = if is_background { 1 } else { ALONE_TIMES };
+            let target_ns = room_ns.saturating_mul(times.into());
             let (block_size, max) = (self.block_size, self.max);
-            let step = PromptStep { took_ns, target_ns, fixed_ns: 0, times: ALONE_TIMES, block_size, max };
+            let step = PromptStep { took_ns, target_ns, fixed_ns: 0, times, block_size, max };
             self.budgets.adapt(prompts, &step);
         }
     }
@@ -400,16 +403,16 @@ mod tests {
     #[test]
     fn prompts_alone_are_cut_once_decodes_were_measured() {
         let mut budget = budget(StepTarget::SERVED, 2048);
-        budget.observe_prompts(&prompts(&[(0, 2048)]), 100_000_000);
+        budget.observe_prompts(&prompts(&[(0, 2048)]), 100_000_000, false);
         assert_eq!(alone(&mut budget), None, "nothing decodes, as on a worker that only prefills");
         budget.observe_decodes(4, 1, 25_000_000);
         for _ in 0..20 {
             let tokens = alone(&mut budget).unwrap();
-            budget.observe_prompts(&prompts(&[(0, tokens)]), u64::from(tokens) * 200_000);
+            budget.observe_prompts(&prompts(&[(0, tokens)]), u64::from(tokens) * 200_000, false);
         }
         // 137 of 150 ms at 200 us a token: it grows while a step takes up to seven eighths of the time.
         assert_eq!((alone(&mut budget), with_decodes(&mut budget, 0)), (Some(687), 229));
-        budget.observe_prompts(&prompts(&[(0, 1024)]), 900_000_000_000);
+        budget.observe_prompts(&prompts(&[(0, 1024)]), 900_000_000_000, false);
         assert_eq!(alone(&mut budget), Some(1), "prompts go on");
         let mut fixed = self::budget(StepTarget::Ns(1), 2048);
         fixed.observe_decodes(4, 1, 25_000_000);

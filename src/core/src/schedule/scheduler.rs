@@ -37,7 +37,7 @@ use crate::schedule::preemption::{grew, preempt_one, preempt_prompt};
 use crate::schedule::prefill_budget::{Limit, PrefillBudget};
 use crate::schedule::state::State;
 use crate::schedule::steps::{Part, Picked, ScoredPart, ValuedPart};
-use crate::schedule::{drafts, imitate, loading, readers, swap, transfer_end};
+use crate::schedule::{background, drafts, imitate, loading, readers, swap, transfer_end};
 use crate::{Dropped, PromptRows, Scored, SeqStart, Step, StepSeq};
 
 /// The maker of steps. Keeps what outlives a pass and is not part of the [`State`].
@@ -88,11 +88,10 @@ impl Scheduler {
         state.kv.tree.begin_step(step.id);
         state.kv.transfers.await_none();
         loading::give_up_tails(state);
-        if state.suspects.is_narrowing() && !alone {
-            // The fewer sequences a failing step runs, the better it shows which one is to blame.
-            return;
-        }
-        if !alone && drafts::await_results(state, self.draft_logits) {
+        let runs_background_alone = background::begin_step(state);
+        // The fewer sequences a failing step runs, the better it shows which one is to blame.
+        let awaits_steps = runs_background_alone || state.suspects.is_narrowing();
+        if !alone && (awaits_steps || drafts::await_results(state, self.draft_logits)) {
             return;
         }
         let mut plain = is_plain(state);
@@ -108,7 +107,7 @@ impl Scheduler {
             state.kv.write_back(state.batch.len(), &mut state.journal);
         }
         loop {
-            while swap::begin_in(state) {}
+            while self.begin_in(state) {}
             let mut budget = state.config.max_batch_tokens;
             let leaves_out = !state.batch.leaving.is_empty();
             if self.run_suspects(state, &mut budget, step) {
@@ -129,11 +128,11 @@ impl Scheduler {
                 }
                 self.prefill_budget.begin_step(Limit::WithDecodes);
             } else if !state.config.prefill_first.is_on() {
-                self.prefill_budget.begin_step(Limit::Alone);
+                self.prefill_budget.begin_step(state.background.limit());
             }
             let gave_way = self.run_prefills_and_admit(state, &mut budget, step);
             // Decodes that waited for blocks may have them now, and those left out run if nothing else does.
-            let may_run = step.seqs.is_empty() && (gave_way || alone && leaves_out);
+            let may_run = step.seqs.is_empty() && (gave_way || alone && (leaves_out || state.background.release()));
             plain &= !may_run || is_plain(state);
             if may_run && (plain || reserve_decode_blocks(state, alone, step.id)) {
                 continue;
@@ -172,6 +171,11 @@ impl Scheduler {
         gave_way
     }
 
+    /// Begins to bring the first swapped sequence back, or takes the blocks that it lacks from a background request. Returns `false` if neither can be.
+    pub(super) fn begin_in(&self, state: &mut State) -> bool {
+        swap::begin_in(state) || background::awaited_by_swapped(state).is_some_and(|slot| self.take_blocks(state, slot))
+    }
+
     fn run_decodes(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
         let (mut limit, mut spare) = (0, 0);
         if state.config.max_drafts > 0 {
@@ -193,10 +197,8 @@ impl Scheduler {
                 return;
             }
             let seq = &state.sequences[slot];
-            if can_decode(seq, &state.config, step.id)
-                && !(waits && seq.is_in_step())
-                && !state.batch.leaving.contains(&slot)
-            {
+            let is_left_out = state.batch.leaving.contains(&slot) || state.background.holds(seq);
+            if can_decode(seq, &state.config, step.id) && !(waits && seq.is_in_step()) && !is_left_out {
                 let limit = if seq.is_in_step() { 0 } else { limit.min(spare) };
                 let n_drafts = if limit > 0 { drafts::reserve(state, slot, limit) } else { 0 };
                 spare -= n_drafts;
@@ -398,7 +400,7 @@ impl Scheduler {
 
     /// Adds the next `n_tokens` of a sequence, and room for drafts, to the step.
     fn run(&mut self, state: &mut State, slot: usize, n_tokens: u32, n_drafts: u32, step: &mut Step) {
-        let State { sequences, kv, journal, waiting, config, planners, .. } = state;
+        let State { sequences, kv, journal, waiting, config, planners, background, .. } = state;
         let seq = &mut sequences[slot];
         let decodes = seq.decodes_next();
         let n_copied = if kv.reuses() { seq.next_copied() } else { 0 };
@@ -432,7 +434,8 @@ impl Scheduler {
         if !decodes {
             self.ask_for_values(seq, n_tokens, step);
         }
-        charge(waiting, seq, n_tokens);
+        let in_background = background.has(seq);
+        charge(waiting, seq, n_tokens, in_background);
         let part = StepSeq {
             request: seq.id,
             slot: seq.mirror.slot().expect("a sequence in the batch has a slot on the worker"),
@@ -498,13 +501,16 @@ fn sends_history(seq: &Sequence, config: &Config) -> bool {
     config.worker.all_tokens || seq.cold.sampling.needs_history() || config.max_drafts > 0
 }
 
-/// Charges the tenant of a sequence for the part of the prompt that a step runs: once, preempted or not, and not for cached tokens.
+/// Charges the tenant of a sequence for the part of the prompt that a step runs: once, preempted or not, and neither for cached tokens nor in the
+/// background.
 #[inline(always)]
-fn charge(waiting: &mut Waiting, seq: &mut Sequence, n_tokens: u32) {
+fn charge(waiting: &mut Waiting, seq: &mut Sequence, n_tokens: u32, in_background: bool) {
     let planned = seq.planned();
     let end = (planned + n_tokens).min(seq.prompt_tokens);
     if planned < seq.prompt_tokens && end > seq.cold.history.charged_tokens {
-        waiting.served(seq.tenant, end - planned.max(seq.cold.history.charged_tokens), 0);
+        if !in_background {
+            waiting.served(seq.tenant, end - planned.max(seq.cold.history.charged_tokens), 0);
+        }
         seq.cold.history.charged_tokens = end;
     }
 }
@@ -532,6 +538,7 @@ fn is_plain(state: &mut State) -> bool {
     state.victims.clear();
     let config = &state.config;
     config.max_drafts == 0
+        && !state.background.is_any()
         && !state.suspects.is_narrowing()
         && config.pipeline_stages == 1
         && state.kv.tiers.is_empty()
@@ -570,10 +577,10 @@ fn try_reserve_decode_blocks(state: &mut State, alone: bool, step: u64) -> Optio
     let mut future_free = None;
     while at < state.batch.running.len() {
         let slot = state.batch.running[at];
-        let State { sequences, kv, config, .. } = &mut *state;
+        let State { sequences, kv, config, background, .. } = &mut *state;
         let seq = &mut sequences[slot];
         let is_full = seq.planned() == seq.capacity(config.block_size);
-        let short = is_full && may_decode(seq, config, step);
+        let short = is_full && may_decode(seq, config, step) && !background.holds(seq);
         if !short {
             at += 1;
             continue;
@@ -641,6 +648,7 @@ fn decode_share(state: &State) -> usize {
 fn runs_prompt(state: &State, slot: usize) -> bool {
     let seq = &state.sequences[slot];
     let is_left_out = imitate::is_kept_apart(seq, &state.config) || state.batch.leaving.contains(&slot);
+    let is_left_out = is_left_out || state.background.holds(seq);
     let runs = seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none() && !is_left_out;
     runs && seq.before_tail(state.config.block_size) > 0
 }

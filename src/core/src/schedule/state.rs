@@ -11,6 +11,7 @@ use crate::policy::RequestView;
 use crate::policy::waiting::Waiting;
 use crate::request::sequence::{Cold, Ending, Phase, Sequence, SequenceEvent};
 use crate::schedule::answers::Answers;
+use crate::schedule::background_queue::Background;
 use crate::schedule::batch::Batch;
 use crate::schedule::imitate::reserve::Reserve;
 use crate::schedule::loading;
@@ -51,6 +52,8 @@ pub(crate) struct State {
     pub tails: Vec<usize>,
     /// Requests that compute nothing. They are in no other queue.
     pub prefetches: Prefetches,
+    /// Requests that serve nobody at once.
+    pub background: Background,
     /// Blocks that prefills and loading sequences are about to publish. Requests that wait for them are parked in `waiting`.
     pub shared_work: SharedWork,
     /// The next running sequences to preempt.
@@ -92,6 +95,7 @@ impl State {
             loading: Vec::new(),
             tails: Vec::new(),
             prefetches: Prefetches::default(),
+            background: Background::default(),
             shared_work: SharedWork::default(),
             victims: Victims::default(),
             suspects: Suspects::default(),

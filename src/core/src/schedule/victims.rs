@@ -14,6 +14,8 @@ const FIRST_MAX: usize = 64;
 /// Order of preemption: the sequence of the lowest key is the victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
+    /// `false` for a background request.
+    pub is_served: bool,
     /// By preemption rank and by progress since the last preemption, in the order that the policy asks for.
     pub order: (i128, i128),
     /// Cost per freed block, as a power of two.
@@ -112,7 +114,7 @@ mod tests {
     use super::*;
 
     fn key(level: u32, arrival: u64) -> Key {
-        Key { order: (0, 0), level, arrival: Reverse(arrival) }
+        Key { is_served: true, order: (0, 0), level, arrival: Reverse(arrival) }
     }
 
     #[test]

@@ -30,7 +30,8 @@ impl Waiting {
     pub fn sort(&mut self, count: &mut dyn FnMut(usize, u32) -> Beginning) -> bool {
         let Some(sorting) = self.sorting.filter(|sorting| self.len <= sorting.queue_max as usize) else { return false };
         let Order::Plain(order) = &self.order else { unreachable!("a policy of tenants has no sorted queue") };
-        let parked = self.parked.iter().map(|(_, slot)| self.entry(*slot).place(*slot));
+        let parked = self.parked.iter().filter(|(_, slot)| !self.entry(*slot).view.is_background);
+        let parked = parked.map(|(_, slot)| self.entry(*slot).place(*slot));
         let mut queue: Vec<Place> = order.iter().copied().chain(parked).collect();
         queue.sort_unstable();
         let mut begun = BTreeSet::new();

@@ -268,6 +268,7 @@ fn run(name: &'static str, ops: &[(u8, usize, u64)]) -> Result<(), TestCaseError
                     arrival_ns: model.next_arrival * 10_000_000,
                     tenant: draw % 5,
                     priority: (draw / 5 % 4) as i32 - 2,
+                    is_background: false,
                     deadline_ns: (draw % 3 > 0).then_some(model.next_arrival * 10_000_000 + draw % 17 * 3_000_000),
                     prompt_tokens: 1 + (draw % 50) as u32,
                     max_tokens: 5,

@@ -15,6 +15,7 @@ pub(super) fn view(request: &Request, arrival: u64, now_ns: u64) -> RequestView 
         arrival_ns: now_ns,
         tenant: request.tenant,
         priority: request.priority,
+        is_background: request.background,
         deadline_ns: request.deadline_ns,
         prompt_tokens: request.prompt.len() as u32,
         max_tokens: request.max_tokens,

@@ -4,7 +4,6 @@ use crate::Step;
 use crate::config::{Config, PrefillFirst};
 use crate::schedule::scheduler::Scheduler;
 use crate::schedule::state::State;
-use crate::schedule::swap;
 
 impl Scheduler {
     /// Fills a step with prompts alone, for [`Config::prefill_first`]. Returns `false` if none can run.
@@ -12,7 +11,7 @@ impl Scheduler {
         if state.suspects.is_narrowing() {
             return false;
         }
-        while swap::begin_in(state) {}
+        while self.begin_in(state) {}
         let mut budget = state.config.max_batch_tokens;
         self.run_prefills_and_admit(state, &mut budget, step);
         !step.seqs.is_empty()

@@ -6,7 +6,7 @@ use crate::journal::preempted::PreemptionCause;
 use crate::schedule::admission::{Admission, admit};
 use crate::schedule::preemption::swap_or_preempt;
 use crate::schedule::state::State;
-use crate::schedule::{imitate, loading, seats};
+use crate::schedule::{background, imitate, loading, preemption, seats};
 
 impl Scheduler {
     /// Admits a suspect out of turn. Returns `false` if there is no room, or the suspect has to wait for blocks.
@@ -21,7 +21,7 @@ impl Scheduler {
                 loading::begin(state, slot);
                 false
             }
-            Admission::Deferred(_) | Admission::Full | Admission::NoSeat => false,
+            Admission::Deferred(_) | Admission::Full | Admission::NoBlocks | Admission::NoSeat => false,
         }
     }
 
@@ -32,12 +32,13 @@ impl Scheduler {
         }
         loop {
             let has_seat = state.has_seat();
-            if !(if has_seat { self.has_room(state, *budget, step) } else { state.waiting.takes_seats() }) {
+            if !(if has_seat { self.has_room(state, *budget, step) } else { seats::are_taken(state) }) {
                 return;
             }
             let State { waiting, sequences, kv, .. } = state;
             let next = waiting.next(kv.tree.evicted(), &mut |slot| kv.cached_prefix(&sequences[slot]));
-            let Some(slot) = next.filter(|slot| seats::has_turn(state, *slot)) else { return };
+            let is_held = |slot: usize| state.background.holds(&state.sequences[slot]);
+            let Some(slot) = next.filter(|slot| seats::has_turn(state, *slot) && !is_held(*slot)) else { return };
             let goes_on = match has_seat {
                 true => self.admit_next(state, slot, budget, step),
                 false => self.take_seat(state, slot, budget, step),
@@ -64,9 +65,24 @@ impl Scheduler {
             }
             Admission::Deferred(hash) => state.waiting.park(slot, hash),
             Admission::Loads => loading::begin(state, slot),
+            Admission::NoBlocks => return self.take_blocks(state, slot),
             Admission::Full | Admission::NoSeat => return false,
         }
         true
+    }
+
+    /// Takes the blocks of a background request for the one in slot `by`. Returns `false` if there is none, or a step runs it.
+    pub(super) fn take_blocks(&self, state: &mut State, by: usize) -> bool {
+        if !background::gives_blocks(state, by) {
+            return false;
+        }
+        let slot = preemption::victim(state);
+        let taken = !self.is_picked(state, slot);
+        if taken {
+            swap_or_preempt(state, slot, PreemptionCause::Block, Some(by));
+        }
+        state.victims.clear();
+        taken
     }
 
     /// Frees a seat for a waiting request, if the last running one is behind it and nothing else is missing: now, or, if steps run the
@@ -94,6 +110,7 @@ impl Scheduler {
                 return self.admit_next(state, slot, budget, step);
             }
             Admission::NoSeat => swap_or_preempt(state, victim, PreemptionCause::Seat, Some(slot)),
+            Admission::NoBlocks => return self.take_blocks(state, slot),
             _ => return false,
         }
         true
@@ -156,7 +173,8 @@ impl Scheduler {
 fn has_prompt_beside(state: &State, slot: usize) -> bool {
     let goes_on = |other: &usize| {
         let seq = &state.sequences[*other];
-        *other != slot && seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none()
+        let is_prompt = seq.is_prefill() && !seq.decodes_next() && seq.ending.is_none();
+        *other != slot && is_prompt && !state.background.holds(seq)
     };
     state.batch.running.iter().any(goes_on)
 }
