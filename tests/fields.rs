@@ -163,8 +163,15 @@ async fn priorities_of_sessions_and_summaries_are_recorded() {
         chat.compact(Some(0)).await.unwrap();
         chat.settled().await;
     }
+    // Nobody waits for the summary of a long history.
+    let mut chat = Chat::create(&server, "You are a guide.", with(0, None)).await;
+    let is_in_background = |text: &str| text.contains("\"background\":true");
+    while chat.settled().await.totals.unwrap().compactions == 0 {
+        chat.say("tell me of the house and of its rooms", 20).await.unwrap();
+    }
     server.drain().await;
     let text = std::fs::read_to_string(path).unwrap();
+    assert!(is_in_background(&text));
     for priority in [-7, -11] {
         assert!(text.contains(&format!("\"priority\":{priority}")), "no request has the priority {priority}");
     }

@@ -62,6 +62,7 @@ pub const PROOFS: &[(&str, Proof)] = &[
     ),
     ("GenerateRequest.extra_keys", Finds(nothing, |request| request.extra_keys = vec!["image".into()])),
     ("GenerateRequest.priority", Differs(|_| Box::pin(priority()))),
+    ("GenerateRequest.background", Differs(|_| Box::pin(background()))),
     ("GenerateRequest.h2o", Test(H2O, "a_request_chooses_its_mode_and_others_find_the_prompt_whole")),
     (
         "GenerateRequest.kv_dtype",
@@ -216,8 +217,8 @@ impl StepRunner for Noted {
     }
 }
 
-/// Order of three requests on a server that runs one at a time, of which the last has a priority.
-async fn order(priority: i32) -> String {
+/// Order of three requests on a server that runs one at a time, with the second and the last as given.
+async fn order(second: GenerateRequest, last: GenerateRequest) -> String {
     let order = Order::default();
     let (wrap, gate) = gated();
     let noted = order.clone();
@@ -225,8 +226,7 @@ async fn order(priority: i32) -> String {
     let server = TestServer::start_with(config, None, |worker| Box::new(Noted(wrap(worker), noted))).await;
     let mut client = server.client().await;
     let mut streams = Vec::new();
-    for priority in [0, 0, priority] {
-        let request = GenerateRequest { priority, ..greedy("a", 1) };
+    for request in [greedy("a", 1), second, last] {
         streams.push(client.open(request).await.expect("accepted"));
     }
     drop(gate);
@@ -239,7 +239,15 @@ async fn order(priority: i32) -> String {
 }
 
 async fn priority() -> [String; 3] {
-    [order(0).await, order(0).await, order(-1).await]
+    let asked = || greedy("a", 1);
+    let urgent = GenerateRequest { priority: -1, ..asked() };
+    [order(asked(), asked()).await, order(asked(), asked()).await, order(asked(), urgent).await]
+}
+
+async fn background() -> [String; 3] {
+    let asked = || greedy("a", 1);
+    let patient = GenerateRequest { priority: -1, background: true, ..asked() };
+    [order(asked(), asked()).await, order(asked(), asked()).await, order(patient, asked()).await]
 }
 
 fn hint(priority: u32) -> RetentionHint {

@@ -473,7 +473,7 @@ impl<'a> Fleet<'a> {
         };
         let mut request = Request::new(RequestId(number), root, traced.prompt(), traced.output_tokens);
         request.tenant = if self.settings.tenants.is_traced() { terms.tenant.into() } else { u64::from(flight.tenant) };
-        request.priority = terms.priority;
+        (request.priority, request.background) = (terms.priority, terms.background);
         request.prefetch = traced.is_prefetch();
         if self.settings.hints {
             request.retention = traced.retention.to_vec();

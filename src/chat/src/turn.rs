@@ -1,5 +1,6 @@
 //! Turns of a chat: input of the client, and answers of the model.
 
+use std::ops::AddAssign;
 use std::sync::Arc;
 
 use trunkline_port::Token;
@@ -61,6 +62,15 @@ pub struct Usage {
     pub completion: u32,
     /// Preemptions of the request.
     pub preemptions: u32,
+}
+
+impl AddAssign for Usage {
+    fn add_assign(&mut self, other: Self) {
+        self.prompt += other.prompt;
+        self.cached += other.cached;
+        self.completion += other.completion;
+        self.preemptions += other.preemptions;
+    }
 }
 
 impl Turn {

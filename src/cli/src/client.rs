@@ -4,5 +4,4 @@ pub(crate) mod chat;
 pub(crate) mod connection;
 pub(crate) mod generate;
 pub mod load;
-mod marks;
 pub(crate) mod retain;

@@ -18,7 +18,8 @@ use trunkline_core::h2o::Mode;
 use trunkline_http::KvEventSources;
 use trunkline_port::ModelInfo;
 use trunkline_server::{
-    AttachOptions, Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, layout, listen,
+    AttachOptions, Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, SessionOptions,
+    layout, listen,
 };
 use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
@@ -211,7 +212,8 @@ pub(crate) fn check(settings: &Settings) -> anyhow::Result<Checked> {
     engines.check_reuse(&config)?;
     let unused = unused(settings, &config, &cluster, &engines);
     let share_cache = settings.share_cache.unwrap_or(false);
-    let sessions = settings.sessions.options()?;
+    let marks = settings.http.marks(settings.model.as_deref());
+    let sessions = SessionOptions { marks, ..settings.sessions.options()? };
     let mut options = Options { share_cache, sessions, step_timeout, attach, ..Options::default() };
     settings.network.apply(&mut options)?;
     settings.logs.apply(&mut options)?;

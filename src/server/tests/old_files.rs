@@ -58,6 +58,7 @@ fn request() -> pb::GenerateRequest {
         retention: vec![hint],
         reuse: "anywhere".into(),
         prefetch: false,
+        background: false,
         timeout_ms: 1500,
     }
 }

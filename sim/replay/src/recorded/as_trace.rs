@@ -128,6 +128,7 @@ impl Served {
             tenant: *self.tenants.entry(request.tenant).or_insert(tenants),
             namespace: *self.namespaces.entry(request.root).or_insert(namespaces),
             priority: request.priority,
+            background: request.background,
             deadline_ns: request.deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(at_ns).max(1)),
         };
         self.open.insert(request.id, self.requests.len());

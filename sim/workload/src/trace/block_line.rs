@@ -30,6 +30,7 @@ pub(super) struct BlockIdLine {
     tenant: Option<Value>,
     namespace: Option<Value>,
     priority: Option<Value>,
+    background: Option<Value>,
     deadline_s: Option<Value>,
     retention: Option<Value>,
     prefetch: Option<Value>,
@@ -60,7 +61,7 @@ impl BlockIdLine {
         // No ids are all ids of a prompt without a full block.
         let ids = self.hash_ids.filter(|ids| !ids.is_empty() || input_tokens < block_tokens);
         let ids = ids.map(|ids| hash_ids(ids, input_tokens, format, block_tokens, numbers)).transpose()?;
-        let terms = Terms::of_json([self.tenant, self.namespace, self.priority, self.deadline_s])?;
+        let terms = Terms::of_json([self.tenant, self.namespace, self.priority, self.background, self.deadline_s])?;
         let retention = retention::of_json(self.retention)?;
         Ok((Row { terms, retention, ..Row::without_content(at_ns, input_tokens, output_tokens) }, ids))
     }

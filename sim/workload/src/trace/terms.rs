@@ -1,10 +1,11 @@
-//! Terms of service of a request: tenant, namespace, priority and deadline.
+//! Terms of service of a request: tenant, namespace, priority, class and deadline.
 //!
 //! | field | JSON formats | CSV formats | absent |
 //! |---|---|---|---|
 //! | tenant | `tenant`, a number | column `tenant` | 0 |
 //! | namespace | `namespace`, a number | column `namespace` | 0 |
 //! | priority | `priority`, a number; lower is served first | column `priority` | 0 |
+//! | class | `background`, `true` or `false` | column `background` | `false` |
 //! | deadline | `deadline_s`, seconds after the arrival | column `deadline_s` | none |
 
 use serde_json::Value;
@@ -21,16 +22,18 @@ pub struct Terms {
     pub namespace: u32,
     /// Priority for policies that use priorities; lower is served first.
     pub priority: i32,
+    /// `true` for a request that serves nobody at once, and ranks behind all others.
+    pub background: bool,
     /// Deadline, nanoseconds after the arrival; a request still unfinished then is ended.
     pub deadline_ns: Option<u64>,
 }
 
 impl Terms {
     /// Names of the fields, in JSON and as columns of CSV.
-    pub const FIELDS: [&str; 4] = ["tenant", "namespace", "priority", "deadline_s"];
+    pub const FIELDS: [&str; 5] = ["tenant", "namespace", "priority", "background", "deadline_s"];
 
     /// Reads the fields of [`Terms::FIELDS`] in a JSON object.
-    pub(super) fn of_json(values: [Option<Value>; 4]) -> Result<Self, TraceFault> {
+    pub(super) fn of_json(values: [Option<Value>; 5]) -> Result<Self, TraceFault> {
         let mut terms = Self::default();
         for (field, value) in Self::FIELDS.into_iter().zip(values) {
             if let Some(value) = value.filter(|value| !value.is_null()) {
@@ -53,6 +56,7 @@ impl Terms {
             "priority" => {
                 self.priority = text.parse().map_err(|_| bad("a whole number from -2147483648 to 2147483647"))?;
             }
+            "background" => self.background = text.parse().map_err(|_| bad("true or false"))?,
             _ => {
                 let ns = seconds_ns(text).filter(|ns| *ns > 0);
                 self.deadline_ns = Some(ns.ok_or_else(|| bad("seconds after the arrival, above 0 and below 10^9"))?);
@@ -71,6 +75,7 @@ impl Terms {
             number("tenant", self.tenant.into()),
             number("namespace", self.namespace.into()),
             number("priority", self.priority.into()),
+            if self.background { ", \"background\": true".to_owned() } else { String::new() },
             deadline,
         ]
         .concat()
@@ -85,7 +90,13 @@ mod tests {
     fn terms_survive_being_written_and_read() {
         for terms in [
             Terms::default(),
-            Terms { tenant: u32::MAX, namespace: 3, priority: i32::MIN, deadline_ns: Some(1_500_000_001) },
+            Terms {
+                tenant: u32::MAX,
+                namespace: 3,
+                priority: i32::MIN,
+                background: true,
+                deadline_ns: Some(1_500_000_001),
+            },
             Terms { priority: 7, ..Terms::default() },
         ] {
             let json = format!("{{\"a\": 1{}}}", terms.to_json());
@@ -100,6 +111,7 @@ mod tests {
         for (field, text, expected) in [
             ("tenant", "-1", "tenant is -1; it must be a whole number from 0 to 4294967295"),
             ("priority", "\"high\"", "priority is \"high\"; it must be a whole number from -2147483648 to 2147483647"),
+            ("background", "1", "background is 1; it must be true or false"),
             ("deadline_s", "0", "deadline_s is 0; it must be seconds after the arrival, above 0 and below 10^9"),
         ] {
             assert_eq!(Terms::default().set(field, text).unwrap_err().to_string(), expected);

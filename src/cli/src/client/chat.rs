@@ -16,7 +16,7 @@ use trunkline_server::proto::sessions_client::SessionsClient;
 
 use crate::client::connection::{ConnectionArgs, status_error};
 use crate::client::generate::SamplingArgs;
-use crate::client::marks::Marks;
+use crate::model::marks::Marks;
 
 /// Exit status of a command ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;

@@ -10,6 +10,7 @@ use trunkline_http::{AllowedOrigins, ReasoningParser, ToolCallParser};
 use trunkline_template::ChatTemplate;
 use trunkline_text::ChatSource;
 
+use crate::model::marks::Marks;
 use crate::model::model_source::ModelSource;
 
 /// Least memory for responses, bytes.
@@ -84,19 +85,32 @@ impl HttpSettings {
     }
 
     fn template(&self, model: Option<&Path>) -> anyhow::Result<Option<ChatTemplate>> {
-        let own = ModelSource::of(model).chat();
         let Some(file) = &self.chat_template else {
-            let made = own.and_then(|source| Ok(source.map(ChatTemplate::new).transpose()?));
+            let made = self.source(model).and_then(|source| Ok(source.map(ChatTemplate::new).transpose()?));
             return Ok(made.unwrap_or_else(|err| {
                 warn!("no chats over HTTP: {err:#}");
                 None
             }));
         };
-        let at = || format!("--chat-template {}", file.display());
-        let text = std::fs::read_to_string(file).with_context(at)?;
+        let source = self.source(model)?.context("the file is the template")?;
+        ChatTemplate::new(source).map(Some).with_context(|| format!("--chat-template {}", file.display()))
+    }
+
+    /// Reads the chat templates, those of --chat-template with the tokens of the model.
+    fn source(&self, model: Option<&Path>) -> anyhow::Result<Option<ChatSource>> {
+        let own = ModelSource::of(model).chat();
+        let Some(file) = &self.chat_template else { return own };
+        let text = std::fs::read_to_string(file).with_context(|| format!("--chat-template {}", file.display()))?;
         let tokens = own.ok().flatten().unwrap_or_default().tokens;
-        let source = ChatSource { tokens, ..ChatSource::of_text(text) };
-        ChatTemplate::new(source).map(Some).with_context(at)
+        Ok(Some(ChatSource { tokens, ..ChatSource::of_text(text) }))
+    }
+
+    /// Returns the marks of the chat template around a line of the user that asks for an answer: before and behind. `None` without a template, and for
+    /// one without marks or that changes earlier turns.
+    pub fn marks(&self, model: Option<&Path>) -> Option<(String, String)> {
+        // The door reports what is wrong with the template.
+        let source = self.source(model).ok().flatten()?;
+        Marks::of(source).ok()?.asking()
     }
 }
 

@@ -59,6 +59,8 @@ pub(crate) struct SessionService {
     table: Arc<SessionTable>,
     counts: Arc<SessionCounts>,
     compactor: Arc<Compactor>,
+    /// Request for a summary, by default.
+    instruction: String,
     /// Memory of one session, at most, bytes; of one with a long context more.
     bytes: u64,
 }
@@ -67,9 +69,9 @@ impl SessionService {
     pub(crate) fn new(submitter: Arc<Submitter>, network: Arc<Network>, options: SessionOptions) -> Self {
         let counts = Arc::<SessionCounts>::default();
         let compactor = Compactor { submitter: submitter.clone(), timeout: options.compaction, counts: counts.clone() };
-        let bytes = options.bytes;
+        let (bytes, instruction) = (options.bytes, setup::instruction(options.marks.as_ref()));
         let table = Arc::new(SessionTable::new(options));
-        Self { submitter, network, table, counts, compactor: Arc::new(compactor), bytes }
+        Self { submitter, network, table, counts, compactor: Arc::new(compactor), instruction, bytes }
     }
 
     /// Returns the table of the sessions and the counts, for metrics.
@@ -260,7 +262,7 @@ impl SessionService {
             return Err(Status::invalid_argument(message));
         }
         let settings = proto::SessionSettings { tenant, ..settings };
-        let setup = Setup::of(submitter, &caller.client(), settings).await?;
+        let setup = Setup::of(submitter, &caller.client(), settings, &self.instruction).await?;
         let prefix = export.prefix.unwrap_or_default().ids;
         validate::ensure_ids("session.prefix.ids", &prefix, model.vocab_size)?;
         let turns = |name: &str, turns: Vec<proto::Turn>| {
@@ -293,7 +295,7 @@ impl Sessions for SessionService {
         self.ensure_serving()?;
         let mut settings = message.settings.unwrap_or_default();
         settings.tenant = caller.tenant(settings.tenant)?;
-        let setup = Setup::of(&self.submitter, &caller.client(), settings).await?;
+        let setup = Setup::of(&self.submitter, &caller.client(), settings, &self.instruction).await?;
         use proto::create_session_request::System;
         let prefix = match message.system {
             Some(System::TokenIds(proto::TokenIds { ids })) => {

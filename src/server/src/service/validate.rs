@@ -146,19 +146,18 @@ pub(crate) fn check(
         retention,
         reuse,
         prefetch,
+        background,
     } = request;
-    check_names(&request_id, &cache_salt, &tenant, &adapter)?;
-    check_extra_keys(&extra_keys)?;
+    check_names(&request_id, &cache_salt, &tenant, &adapter).and_then(|()| check_extra_keys(&extra_keys))?;
     retention::check_hints(&retention)?;
     let output = output.unwrap_or_default();
     let stopping = check_stopping(stopping.unwrap_or_default(), vocab_size, prefetch)?;
-    let sampling = check_end(sampling.unwrap_or_default(), &stopping)?;
     Ok(Checked {
         request_id,
         prompt: check_prompt(prompt, vocab_size)?,
         add_special_tokens: add_special_tokens.unwrap_or(true),
         request: Request {
-            sampling: check_sampling(sampling, output.logprobs, vocab_size)?,
+            sampling: check_sampling(check_end(sampling, &stopping)?, output.logprobs, vocab_size)?,
             prompt_logprobs: check_prompt_logprobs(output.prompt_logprobs, prefetch)?,
             min_tokens: stopping.min_tokens,
             stop_token_ids: end_tokens(&stopping, eos_token_ids),
@@ -167,6 +166,7 @@ pub(crate) fn check(
             h2o: check_h2o(&h2o)?,
             reuse: check_reuse(&reuse)?,
             prefetch,
+            background,
             ..Request::default()
         },
         max_tokens: stopping.max_tokens,
@@ -183,7 +183,8 @@ pub(crate) fn check(
     })
 }
 
-fn check_end(sampling: proto::Sampling, stopping: &proto::Stopping) -> Result<proto::Sampling, Invalid> {
+fn check_end(sampling: Option<proto::Sampling>, stopping: &proto::Stopping) -> Result<proto::Sampling, Invalid> {
+    let sampling = sampling.unwrap_or_default();
     ensure(sampling.structure.is_none() || !stopping.ignore_eos, || {
         "ignore_eos is set alongside a structure of the answer; such an answer ends with its structure".into()
     })?;
@@ -482,6 +483,7 @@ mod tests {
             cache_salt: "salt".into(),
             tenant: "acme".into(),
             priority: -3,
+            background: true,
             timeout_ms: 1500,
             adapter: String::new(),
             extra_keys: vec!["image".into()],
@@ -517,6 +519,7 @@ mod tests {
                     stop_token_ids: vec![5],
                     tenant: tenant_number("acme", ""),
                     priority: -3,
+                    background: true,
                     h2o: Some(Mode::Probe),
                     reuse: Some(Reuse::Anywhere),
                     ..Request::default()

@@ -51,6 +51,7 @@ struct Object {
     tenant: Option<Value>,
     namespace: Option<Value>,
     priority: Option<Value>,
+    background: Option<Value>,
     deadline_s: Option<Value>,
     retention: Option<Value>,
     prefetch: Option<Value>,
@@ -74,7 +75,7 @@ impl LineParser for Parser {
         // Public workloads have lists of other lengths, of which nothing can be said.
         let output = line.output_tok_ids.filter(|output| output.len() == output_tokens as usize);
         let output = output.map(Vec::into_boxed_slice);
-        let terms = Terms::of_json([line.tenant, line.namespace, line.priority, line.deadline_s])?;
+        let terms = Terms::of_json([line.tenant, line.namespace, line.priority, line.background, line.deadline_s])?;
         let retention = retention::of_json(line.retention)?;
         let content = RowContent::Tokens(tokens.into());
         let row = Row::without_content(at_ns, found as u32, output_tokens);

@@ -1,8 +1,10 @@
 //! Compaction of a session's history, alongside its turns.
 //!
-//! A task asks the model for a summary, then computes the new context into the prefix cache, both as requests of low priority. The chat
-//! goes on in the old context meanwhile. If somebody waits, both have the priority of the session's turns; a turn that waits computes the new
+//! A task asks the model for a summary, then computes the new context into the prefix cache, both as requests in the background. The chat
+//! goes on in the old context meanwhile. If somebody waits, both are like the session's turns; a turn that waits computes the new
 //! context itself. Aborting the task aborts its request.
+//!
+//! A model that answers with its end token alone is asked again, with the end tokens masked for the first tokens.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -112,7 +114,7 @@ impl Compactor {
             false => plan.context_prompt(&instruction),
         };
         let request = entry.setup.summary(prompt, limits.summary, urgent);
-        let summary = self.ask(&entry.setup, caller, request, urgent).await;
+        let summary = self.summary(&entry.setup, caller, request, urgent).await;
         let context = match summary {
             Ok((summary, usage)) => entry.lock().chat.summarised(plan.number, summary, usage),
             Err(reason) => {
@@ -127,6 +129,36 @@ impl Compactor {
             let warmed = self.ask(&entry.setup, caller, entry.setup.background(context, 1, urgent), urgent).await;
             entry.lock().chat.warmed(plan.number, warmed.map_or(Usage::default(), |(_, usage)| usage));
         }
+    }
+
+    /// Asks for a summary, and once more if the model writes none: then its first tokens end nothing, and it goes on by itself.
+    async fn summary(
+        &self,
+        setup: &Setup,
+        caller: &Caller,
+        request: proto::GenerateRequest,
+        patient: bool,
+    ) -> Result<(Vec<Token>, Usage), String> {
+        let (summary, mut usage) = self.ask(setup, caller, request.clone(), patient).await?;
+        let ends = &self.submitter.model.eos_token_ids;
+        if ends.is_empty() || !self.is_blank(&summary) {
+            return Ok((summary, usage));
+        }
+        let again = |reason: String| format!("the model wrote an empty summary, and asked again none: {reason}");
+        let beginning = Setup::beginning(request.clone(), ends);
+        let (mut summary, used) = self.ask(setup, caller, beginning, patient).await.map_err(again)?;
+        usage += used;
+        if let Some(rest) = Setup::rest(request, &summary) {
+            let (rest, used) = self.ask(setup, caller, rest, patient).await.map_err(again)?;
+            usage += used;
+            summary.extend(rest);
+        }
+        Ok((if self.is_blank(&summary) { Vec::new() } else { summary }, usage))
+    }
+
+    /// Returns `true` if a summary says nothing.
+    fn is_blank(&self, summary: &[Token]) -> bool {
+        self.submitter.tokenizer.decode(summary).trim().is_empty()
     }
 
     /// Submits a request; a patient one again and again while there are too many others. The requests of a summary that was cancelled for

@@ -17,6 +17,10 @@ pub const SUMMARY_BEFORE: &str = "\nEarlier in this conversation: ";
 const BEHIND: &str = "\n";
 /// Tokens of sampled text, at most, by default.
 const SAMPLE_DEFAULT: u32 = 1024;
+/// Tokens of a summary before which it may not end, asked for again because it was empty.
+const BEGUN: u32 = 16;
+/// Bias of a token that must not be.
+const MASKED: f32 = -100.0;
 /// Priority of requests for summaries behind that of the session, by default.
 const PRIORITY_BEHIND: i32 = 100;
 /// Maximum number of bytes of each text in the settings.
@@ -48,11 +52,12 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Checks settings and tokenises their texts.
+    /// Checks settings and tokenises their texts. Summaries are asked for by the settings' own instruction or else by `instruction`.
     pub(crate) async fn of(
         submitter: &Submitter,
         client: &Client,
         settings: proto::SessionSettings,
+        instruction: &str,
     ) -> Result<Self, Rejection> {
         let compaction = settings.compaction.clone().unwrap_or_default();
         let kv = submitter.kv_class(&settings.kv_dtype)?;
@@ -62,7 +67,7 @@ impl Setup {
         let context = submitter.sequence_tokens_max(kv);
         let summary_context = submitter.sequence_tokens_max(summary_kv);
         let texts = [
-            ("compaction.instruction", &compaction.instruction, SUMMARY_INSTRUCTION),
+            ("compaction.instruction", &compaction.instruction, instruction),
             ("compaction.summary_before", &compaction.summary_before, SUMMARY_BEFORE),
             ("compaction.summary_behind", &compaction.summary_behind, BEHIND),
         ];
@@ -138,8 +143,8 @@ impl Setup {
         }
     }
 
-    /// Returns a greedy request on behalf of the session: of low priority, or of that of the session's turns if somebody waits for the
-    /// request (`urgent`).
+    /// Returns a greedy request on behalf of the session: in the background, or like the session's turns if somebody waits for the request
+    /// (`urgent`).
     pub(crate) fn background(&self, prompt: Vec<Token>, max_tokens: u32, urgent: bool) -> proto::GenerateRequest {
         let own = self.settings.priority;
         let later = self.compaction().priority.unwrap_or(own.saturating_add(PRIORITY_BEHIND));
@@ -147,6 +152,7 @@ impl Setup {
             sampling: Some(proto::Sampling { temperature: Some(0.0), seed: Some(0), ..Default::default() }),
             stopping: Some(proto::Stopping { max_tokens: Some(max_tokens), ..Default::default() }),
             priority: if urgent { later.min(own) } else { later },
+            background: !urgent,
             ..self.request(prompt)
         }
     }
@@ -161,6 +167,25 @@ impl Setup {
         request
     }
 
+    /// Returns the request for the beginning of a summary, which is not empty: `request` for a few tokens, none of them of `ends`.
+    pub(crate) fn beginning(mut request: proto::GenerateRequest, ends: &[Token]) -> proto::GenerateRequest {
+        let masked = ends.iter().map(|end| (*end, MASKED));
+        request.sampling.get_or_insert_default().logit_bias.extend(masked);
+        let stopping = request.stopping.get_or_insert_default();
+        stopping.max_tokens = stopping.max_tokens.map(|most| most.min(BEGUN));
+        request
+    }
+
+    /// Returns the request for what follows the beginning of a summary; `None` if the beginning is as long as a summary may be.
+    pub(crate) fn rest(mut request: proto::GenerateRequest, begun: &[Token]) -> Option<proto::GenerateRequest> {
+        if let Some(proto::generate_request::Prompt::TokenIds(prompt)) = &mut request.prompt {
+            prompt.ids.extend_from_slice(begun);
+        }
+        let stopping = request.stopping.get_or_insert_default();
+        stopping.max_tokens = stopping.max_tokens.map(|most| most.saturating_sub(begun.len() as u32));
+        (stopping.max_tokens != Some(0)).then_some(request)
+    }
+
     /// Checks a request of the session.
     pub(crate) fn check(&self, submitter: &Submitter, request: proto::GenerateRequest) -> Result<Checked, Invalid> {
         let checked = validate::check(request, submitter.model.vocab_size, &submitter.model.eos_token_ids)?;
@@ -170,6 +195,14 @@ impl Setup {
 
     fn compaction(&self) -> proto::Compaction {
         self.settings.compaction.clone().unwrap_or_default()
+    }
+}
+
+/// Returns the request for a summary as the model's chat template renders it: as a message of the user, between `marks`.
+pub(crate) fn instruction(marks: Option<&(String, String)>) -> String {
+    match marks {
+        Some((before, behind)) => [before.as_str(), SUMMARY_INSTRUCTION.trim(), behind].concat(),
+        None => SUMMARY_INSTRUCTION.into(),
     }
 }
 
@@ -205,6 +238,40 @@ mod tests {
         };
         assert_eq!([priority(None, false), priority(None, true)], [103, 3]);
         assert_eq!([priority(Some(9), false), priority(Some(9), true), priority(Some(1), true)], [9, 3, 1]);
+    }
+
+    #[test]
+    fn requests_that_nobody_waits_for_are_in_the_background() {
+        let setup = setup(proto::SessionSettings::default());
+        let background = |urgent| (setup.summary(vec![1], 8, urgent), setup.background(vec![1], 1, urgent));
+        for urgent in [false, true] {
+            let (summary, context) = background(urgent);
+            assert_eq!((summary.background, context.background), (!urgent, !urgent));
+        }
+        assert!(!setup.request(vec![1]).background, "a turn");
+    }
+
+    #[test]
+    fn the_beginning_of_a_summary_has_no_end_and_the_rest_goes_on() {
+        let request = |most| setup(proto::SessionSettings::default()).summary(vec![1, 2], most, false);
+        let begun = Setup::beginning(request(40), &[7, 9]);
+        assert_eq!(begun.sampling.unwrap().logit_bias, [(7, -100.0), (9, -100.0)].into());
+        assert_eq!(begun.stopping.unwrap().max_tokens, Some(16));
+        let rest = Setup::rest(request(40), &[5; 16]).unwrap();
+        assert_eq!(rest.stopping.clone().unwrap().max_tokens, Some(24));
+        let ids = proto::TokenIds { ids: [vec![1, 2], vec![5; 16]].concat() };
+        assert_eq!(rest.prompt, Some(proto::generate_request::Prompt::TokenIds(ids)));
+        assert_eq!(Setup::beginning(request(9), &[7]).stopping.unwrap().max_tokens, Some(9));
+        assert_eq!(Setup::rest(request(9), &[5; 9]), None);
+    }
+
+    #[test]
+    fn the_request_for_a_summary_is_between_the_marks_of_the_model() {
+        let marks = ("\n<|user|>".to_owned(), "<|end|><|assistant|>".to_owned());
+        let rendered = instruction(Some(&marks));
+        assert!(rendered.starts_with("\n<|user|>Summarise the conversation above"), "{rendered}");
+        assert!(rendered.ends_with("Summary:<|end|><|assistant|>"), "{rendered}");
+        assert_eq!(instruction(None), SUMMARY_INSTRUCTION);
     }
 
     #[test]

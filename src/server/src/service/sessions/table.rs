@@ -34,6 +34,9 @@ pub struct SessionOptions {
     pub ttl: Duration,
     /// Time for a summary, and for computing the new context, at most.
     pub compaction: Duration,
+    /// Marks of the model's chat template around a message of the user that asks for an answer: before and behind the request for a summary,
+    /// unless a session has a request of its own.
+    pub marks: Option<(String, String)>,
 }
 
 impl Default for SessionOptions {
@@ -45,6 +48,7 @@ impl Default for SessionOptions {
             bytes: 1 << 20,
             ttl: Duration::from_secs(3600),
             compaction: Duration::from_secs(120),
+            marks: None,
         }
     }
 }

@@ -61,7 +61,11 @@ impl Marks {
         Self::of(source.with_context(|| format!("the model {shown} has no chat template"))?)
     }
 
-    fn of(source: ChatSource) -> anyhow::Result<Self> {
+    /// Finds the marks in the templates of a model.
+    ///
+    /// # Errors
+    /// If a template is malformed, or it changes earlier turns.
+    pub(crate) fn of(source: ChatSource) -> anyhow::Result<Self> {
         let token = |name: &str| {
             let found = source.tokens.iter().find(|(known, _)| known == name);
             found.map(|(_, text)| text.clone()).unwrap_or_default()
@@ -133,6 +137,13 @@ impl Marks {
         [&self.turn.0[skipped..], line, &self.turn.1].concat()
     }
 
+    /// Returns the marks around a line behind other turns; `None` if there is nothing but white space.
+    pub(crate) fn asking(self) -> Option<(String, String)> {
+        let (before, behind) = &self.turn;
+        let is_marked = !before.trim().is_empty() || !behind.trim().is_empty();
+        is_marked.then_some(self.turn)
+    }
+
     /// Returns the marks around what is said alongside the turns.
     pub(crate) fn around(&self) -> (&str, &str) {
         (&self.around.0, &self.around.1)
@@ -200,6 +211,11 @@ mod tests {
         assert_eq!(facts(CHATML, "", "<|im_end|>"), "\n<|im_start|>system\nfact<|im_end|>");
         assert_eq!(facts(LLAMA, "<s>", "<|eot|>"), "<|start|>system<|end|>\n\nfact<|eot|>");
         assert!(!Marks::of(source(CHATML, "", "<|im_end|>")).unwrap().forgets_reasoning);
+        let asking = Marks::of(source(CHATML, "", "<|im_end|>")).unwrap().asking();
+        let around = ("\n<|im_start|>user\n".to_owned(), "<|im_end|>\n<|im_start|>assistant\n".to_owned());
+        assert_eq!(asking, Some(around));
+        let bare = "{% for m in messages %}{{ m.content }}\n{% endfor %}";
+        assert_eq!(Marks::of(source(bare, "", "")).unwrap().asking(), None, "a line break is no mark");
     }
 
     #[test]
