@@ -28,9 +28,14 @@ fn trunkline(words: &[&str]) -> Command {
 impl Running {
     /// Starts the program under the usual mask, which lets everybody read files.
     fn start(words: &[&str]) -> Self {
-        let program = env!("CARGO_BIN_EXE_trunkline");
+        Self::start_after("umask 022", words)
+    }
+
+    /// Starts the program after a command of the shell.
+    fn start_after(before: &str, words: &[&str]) -> Self {
+        let (program, script) = (env!("CARGO_BIN_EXE_trunkline"), format!("{before}; exec \"$0\" \"$@\""));
         let mut command = Command::new("sh");
-        command.args(["-c", "umask 022; exec \"$0\" \"$@\"", program]).args(words).env_remove("RUST_LOG");
+        command.args(["-c", &script, program]).args(words).env_remove("RUST_LOG");
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (send, lines) = channel();
         let pipes: [Box<dyn Read + Send>; 2] =
@@ -49,7 +54,12 @@ impl Running {
 
     /// Starts a server on a free port and waits until it listens.
     fn serve(flags: &[&str]) -> Self {
-        let mut server = Self::start(&[&["serve", "--listen=127.0.0.1:0"], flags].concat());
+        Self::serve_after("umask 022", flags)
+    }
+
+    /// Does the same after a command of the shell.
+    fn serve_after(before: &str, flags: &[&str]) -> Self {
+        let mut server = Self::start_after(before, &[&["serve", "--listen=127.0.0.1:0"], flags].concat());
         let line = server.until(|line| line.starts_with("listening on "));
         server.address = line.rsplit('/').next().unwrap().to_owned();
         server
@@ -393,4 +403,70 @@ fn requests_are_spans_of_their_clients_traces() {
     assert!(times.is_sorted() && span.start_time_unix_nano <= times[0] && times[2] <= span.end_time_unix_nano);
     assert!(refused.parent_span_id.is_empty() && refused.status.as_ref().is_some_and(|status| status.code == 2));
     assert!(!format!("{spans:?}").contains("secret"), "no prompt: {spans:#?}");
+}
+
+/// Bytes of the embedding of [`write_model`].
+const EMBEDDING_MIB: usize = 64;
+
+/// Writes a model in F32 with a large embedding, which is the head as well, and small layers.
+fn write_model(folder: &Path) {
+    const HIDDEN: usize = 128;
+    const INNER: usize = 1024;
+    let vocab = (EMBEDDING_MIB << 20) / 4 / HIDDEN;
+    let small = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/small-world"));
+    fs::copy(small.join("tokenizer.json"), folder.join("tokenizer.json")).unwrap();
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": true, "vocab_size": vocab,
+        "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "max_position_embeddings": 256, "eos_token_id": 1, "rms_norm_eps": 1e-5,
+    });
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let (square, wide) = (vec![HIDDEN, HIDDEN], vec![INNER, HIDDEN]);
+    let parts = ["q", "k", "v", "o"].map(|part| (format!("self_attn.{part}_proj"), square.clone())).into_iter();
+    let parts = parts.chain(["gate", "up"].map(|part| (format!("mlp.{part}_proj"), wide.clone())));
+    let parts = parts.chain([("mlp.down_proj".to_owned(), vec![HIDDEN, INNER])]);
+    let norms = ["input_layernorm", "post_attention_layernorm"].map(|norm| (norm.to_owned(), vec![HIDDEN]));
+    let parts: Vec<_> = parts.chain(norms).collect();
+    let layers = (0..3).flat_map(|layer| parts.iter().map(move |(part, shape)| (format!("layers.{layer}.{part}"), shape)));
+    let ends = [("embed_tokens".to_owned(), &vec![vocab, HIDDEN]), ("norm".to_owned(), &square[..1].to_vec())];
+    let (mut header, mut data, mut seed) = (serde_json::Map::new(), Vec::new(), 1u32);
+    for (name, shape) in layers.chain(ends) {
+        let from = data.len();
+        for _ in 0..shape.iter().product::<usize>() {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            data.extend(((seed >> 8) as f32 / 2f32.powi(26) - 0.125).to_le_bytes());
+        }
+        let tensor = serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [from, data.len()]});
+        header.insert(format!("model.{name}.weight"), tensor);
+    }
+    let header = Value::Object(header).to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(folder.join("model.safetensors"), [&length, header.as_bytes(), &data].concat()).unwrap();
+}
+
+#[test]
+fn a_server_starts_serves_and_mends_its_weights_under_one_limit_of_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    write_model(dir.path());
+    let flags = [
+        format!("--model={}", dir.path().display()),
+        format!("--weights=stream:memory_mib={}", EMBEDDING_MIB + 4),
+        "--device-blocks=16".to_owned(),
+        "--threads=1".to_owned(),
+    ];
+    // The start packs the embedding, which is in memory twice for a moment; a third time is beyond the limit. `ulimit -d` counts KiB that may be written.
+    let limit = format!("ulimit -d {}", (5 * EMBEDDING_MIB / 2) << 10);
+    let mut server = Running::serve_after(&limit, &flags.each_ref().map(String::as_str));
+    let answer = |server: &Running| server.generate(&["--token-ids=1,2,3"]).unwrap()["token_ids"].clone();
+    let expected = answer(&server);
+    let is_packed = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "packed");
+    let packed = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).find(is_packed).unwrap();
+    let sound = fs::read(&packed).unwrap();
+    let (mut damaged, groups_end) = (sound.clone(), u64::from_le_bytes(*sound[8..].first_chunk().unwrap()) as usize);
+    damaged[4096..groups_end].iter_mut().step_by(4096).for_each(|byte| *byte ^= 1);
+    fs::write(&packed, damaged).unwrap();
+    assert_eq!(answer(&server), expected);
+    server.until(|line| line.contains("wrote packed weights again"));
+    assert!(fs::read(&packed).unwrap() == sound, "the file is whole");
+    server.end();
 }

@@ -18,7 +18,7 @@ use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::files::gguf::metadata::Facts;
 use crate::files::gguf::tensors::{FileTensors, Part};
-use crate::files::weights::{Keep, Weights, collect};
+use crate::files::weights::{Keep, Weights, collect, collect_groups};
 use crate::memory::{check_weights, exhausted};
 
 /// Reads configuration, facts and weights of the GGUF file at `path`, which may be any part of a split one.
@@ -27,8 +27,29 @@ use crate::memory::{check_weights, exhausted};
 ///
 /// A file cannot be read, is not a GGUF file, describes a model of an unsupported kind, or lacks a tensor.
 pub(crate) fn load(path: &Path, keep: &mut dyn Keep) -> Result<(ModelConfig, ModelFacts, Weights), ModelError> {
+    let (config, facts, mut tensors) = open_all(path, keep.in_memory())?;
+    let weights = collect(&config, &mut tensors, keep)?;
+    tensors.finish()?;
+    Ok((config, facts, weights))
+}
+
+/// Reads the groups of matrices of the GGUF file at `path` and nothing else; they go to `keep`.
+///
+/// # Errors
+///
+/// As [`load`], but for surplus tensors.
+pub(crate) fn load_groups(path: &Path, keep: &mut dyn Keep) -> Result<(), ModelError> {
+    let (config, _, mut tensors) = open_all(path, false)?;
+    collect_groups(&config, &mut tensors, keep)
+}
+
+/// A model's configuration and facts, and its tensors, none of them taken yet.
+type Opened = (ModelConfig, ModelFacts, FileTensors<BufReader<File>>);
+
+/// Opens all parts of a file, whose weights must fit into memory if they are to be `in_memory`.
+fn open_all(path: &Path, in_memory: bool) -> Result<Opened, ModelError> {
     let parts = gguf_parts(path)?.into_iter().map(open).collect::<Result<Vec<Part<_>>, _>>()?;
-    if keep.in_memory() {
+    if in_memory {
         let sizes = parts.iter().map(|part| std::fs::metadata(&part.path).map_or(0, |metadata| metadata.len()));
         check_weights(path, sizes.sum())?;
     }
@@ -42,9 +63,7 @@ pub(crate) fn load(path: &Path, keep: &mut dyn Keep) -> Result<(ModelConfig, Mod
     if let Some(divisors) = tensors.rope_divisors(&config)? {
         config.rope_scaling = Some(divisors);
     }
-    let weights = collect(&config, &mut tensors, keep)?;
-    tensors.finish()?;
-    Ok((config, facts, weights))
+    Ok((config, facts, tensors))
 }
 
 /// Opens a file.

@@ -17,7 +17,7 @@ use crate::config::{ModelConfig, unsupported};
 use crate::error::ModelError;
 use crate::error::misfits::{UNQUANTISED, quantised};
 use crate::files::hugging_face::read_json;
-use crate::files::weights::{InMemory, Keep, Tensor, Tensors, Weights, collect};
+use crate::files::weights::{InMemory, Keep, Tensor, Tensors, Weights, collect, collect_groups};
 use crate::kernels::matrix::WeightKind;
 use crate::memory::{check_weights, exhausted};
 
@@ -66,6 +66,15 @@ struct Shards {
 /// other than F32, F16 or BF16.
 pub(crate) fn load(dir: &Path, config: &ModelConfig, keep: &mut dyn Keep) -> Result<Weights, ModelError> {
     take_all(Shards::open(dir, keep.in_memory())?, config, keep)
+}
+
+/// Reads the groups of matrices described by `config` from folder `dir`, and nothing else; they go to `keep`.
+///
+/// # Errors
+///
+/// As [`load`], but for surplus tensors.
+pub(crate) fn load_groups(dir: &Path, config: &ModelConfig, keep: &mut dyn Keep) -> Result<(), ModelError> {
+    collect_groups(config, &mut Shards::open(dir, false)?, keep)
 }
 
 /// Takes the weights described by `config` from the bytes of a safetensors file; messages name the file `path`.

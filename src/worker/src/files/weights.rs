@@ -75,7 +75,10 @@ pub(crate) trait Keep {
     /// Returns `false` if the weights of the matrices are known already: groups are described without weights then.
     fn needs_weights(&self) -> bool;
 
-    /// Takes a group. Returns the group, with its weights or without.
+    /// Takes the weights of the next matrix of a group as soon as the matrix is read. Returns the matrix, with its weights or without.
+    fn matrix(&mut self, matrix: Matrix) -> Matrix;
+
+    /// Takes a group, whose matrices have passed in this order. Returns the group, with its weights or without.
     ///
     /// # Errors
     ///
@@ -95,6 +98,10 @@ impl Keep for InMemory {
         true
     }
 
+    fn matrix(&mut self, matrix: Matrix) -> Matrix {
+        matrix
+    }
+
     fn keep(&mut self, _: u32, _: Part, group: Pair) -> Result<Pair, ModelError> {
         Ok(group)
     }
@@ -111,83 +118,109 @@ pub(crate) fn collect(
     keep: &mut dyn Keep,
 ) -> Result<Weights, ModelError> {
     let (vocab, hidden) = (config.vocab_size as usize, config.hidden_size as usize);
-    let mut source = Source { tensors };
+    let mut source = Source { tensors, config };
     let embedding = source.matrix("model.embed_tokens.weight", vocab, hidden)?;
     let mut layers = Vec::new();
     for layer in 0..config.n_layers {
-        layers.push(collect_layer(config, layer, &mut source, keep)?);
+        layers.push(source.layer(layer, keep)?);
     }
     let final_norm = source.vector("model.norm.weight", hidden)?;
     let head = if config.tied_head { None } else { Some(source.matrix("lm_head.weight", vocab, hidden)?) };
     Ok(Weights { embedding, layers, final_norm, head })
 }
 
-fn collect_layer<T: Tensors>(
+/// Reads the groups of matrices described by `config` and nothing else: what always stays in memory is there already. The groups go to `keep`.
+///
+/// # Errors
+///
+/// As [`collect`].
+pub(crate) fn collect_groups(
     config: &ModelConfig,
-    layer: u32,
-    source: &mut Source<'_, T>,
+    tensors: &mut impl Tensors,
     keep: &mut dyn Keep,
-) -> Result<LayerWeights, ModelError> {
-    let (hidden, inner) = (config.hidden_size as usize, config.intermediate_size as usize);
-    let (q, kv, head) = (config.q_width(), config.kv_width(), config.head_dim as usize);
-    let parts = config.parts;
-    let name = |part: &str| format!("model.layers.{layer}.{part}");
-    let attention = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
-    let mlp = |part: &str| format!("model.layers.{layer}.mlp.{part}");
-    let reads = keep.needs_weights();
-    let attention_norm = source.vector(&name("input_layernorm.weight"), hidden)?;
-    let qkv = [(attention("q_proj.weight"), q), (attention("k_proj.weight"), kv), (attention("v_proj.weight"), kv)];
-    let group = source.pair(reads, (&qkv, hidden), (&attention("o_proj.weight"), hidden, q))?;
-    let attention_pair = keep.keep(layer, Part::Attention, group)?;
-    let mlp_norm = source.vector(&name("post_attention_layernorm.weight"), hidden)?;
-    let gate_up = [(mlp("gate_proj.weight"), inner), (mlp("up_proj.weight"), inner)];
-    let group = source.pair(reads, (&gate_up, hidden), (&mlp("down_proj.weight"), hidden, inner))?;
-    let feed_forward = keep.keep(layer, Part::FeedForward, group)?;
-    Ok(LayerWeights {
-        attention_norm,
-        attention: attention_pair,
-        qkv_bias: source.vectors(
-            parts.qkv_bias,
-            &[(attention("q_proj.bias"), q), (attention("k_proj.bias"), kv), (attention("v_proj.bias"), kv)],
-        )?,
-        head_norms: if parts.head_norm {
-            Some(HeadNorms {
-                q: source.vector(&attention("q_norm.weight"), head)?,
-                k: source.vector(&attention("k_norm.weight"), head)?,
-            })
-        } else {
-            None
-        },
-        o_bias: source.vectors(parts.output_bias, &[(attention("o_proj.bias"), hidden)])?,
-        mlp_norm,
-        feed_forward,
-        gate_up_bias: source
-            .vectors(parts.mlp_bias, &[(mlp("gate_proj.bias"), inner), (mlp("up_proj.bias"), inner)])?,
-        down_bias: source.vectors(parts.mlp_bias, &[(mlp("down_proj.bias"), hidden)])?,
-    })
+) -> Result<(), ModelError> {
+    let mut source = Source { tensors, config };
+    for layer in 0..config.n_layers {
+        source.attention(layer, keep)?;
+        source.feed_forward(layer, keep)?;
+    }
+    Ok(())
+}
+
+/// Returns the name of a part of a layer.
+fn part_of(layer: u32, part: &str) -> String {
+    format!("model.layers.{layer}.{part}")
 }
 
 /// Turns tensors into matrices and vectors.
 struct Source<'a, T> {
     tensors: &'a mut T,
+    config: &'a ModelConfig,
 }
 
 impl<T: Tensors> Source<'_, T> {
+    /// Reads a layer, whose groups go to `keep`.
+    fn layer(&mut self, layer: u32, keep: &mut dyn Keep) -> Result<LayerWeights, ModelError> {
+        let config = self.config;
+        let (hidden, inner) = (config.hidden_size as usize, config.intermediate_size as usize);
+        let (q, kv, head) = (config.q_width(), config.kv_width(), config.head_dim as usize);
+        let (parts, name) = (config.parts, |part: &str| part_of(layer, part));
+        let qkv_biases = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
+        let qkv_biases = qkv_biases.map(|(part, len)| (name(&format!("self_attn.{part}.bias")), len));
+        let inner_biases = ["mlp.gate_proj.bias", "mlp.up_proj.bias"].map(|part| (name(part), inner));
+        Ok(LayerWeights {
+            attention_norm: self.vector(&name("input_layernorm.weight"), hidden)?,
+            attention: self.attention(layer, keep)?,
+            qkv_bias: self.vectors(parts.qkv_bias, &qkv_biases)?,
+            head_norms: if parts.head_norm {
+                Some(HeadNorms {
+                    q: self.vector(&name("self_attn.q_norm.weight"), head)?,
+                    k: self.vector(&name("self_attn.k_norm.weight"), head)?,
+                })
+            } else {
+                None
+            },
+            o_bias: self.vectors(parts.output_bias, &[(name("self_attn.o_proj.bias"), hidden)])?,
+            mlp_norm: self.vector(&name("post_attention_layernorm.weight"), hidden)?,
+            feed_forward: self.feed_forward(layer, keep)?,
+            gate_up_bias: self.vectors(parts.mlp_bias, &inner_biases)?,
+            down_bias: self.vectors(parts.mlp_bias, &[(name("mlp.down_proj.bias"), hidden)])?,
+        })
+    }
+
+    /// Reads the matrices of a layer's attention.
+    fn attention(&mut self, layer: u32, keep: &mut dyn Keep) -> Result<Pair, ModelError> {
+        let (hidden, q, kv) = (self.config.hidden_size as usize, self.config.q_width(), self.config.kv_width());
+        let name = |part: &str| part_of(layer, &format!("self_attn.{part}.weight"));
+        let qkv = [(name("q_proj"), q), (name("k_proj"), kv), (name("v_proj"), kv)];
+        let group = self.pair(keep, (&qkv, hidden), (&name("o_proj"), hidden, q))?;
+        keep.keep(layer, Part::Attention, group)
+    }
+
+    /// Reads the matrices of a layer's feed-forward network.
+    fn feed_forward(&mut self, layer: u32, keep: &mut dyn Keep) -> Result<Pair, ModelError> {
+        let (hidden, inner) = (self.config.hidden_size as usize, self.config.intermediate_size as usize);
+        let name = |part: &str| part_of(layer, &format!("mlp.{part}.weight"));
+        let gate_up = [(name("gate_proj"), inner), (name("up_proj"), inner)];
+        let group = self.pair(keep, (&gate_up, hidden), (&name("down_proj"), hidden, inner))?;
+        keep.keep(layer, Part::FeedForward, group)
+    }
+
     fn matrix(&mut self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix, ModelError> {
         let tensor = self.tensors.take(name, &[outputs, inputs])?;
         packed(name, outputs, inputs, &tensor)
     }
 
-    /// Reads a group of matrices, or only describes the group.
+    /// Reads a group of matrices one by one, or only describes the group.
     fn pair(
         &mut self,
-        reads: bool,
+        keep: &mut dyn Keep,
         (first, inputs): (&[(String, usize)], usize),
         (second, outputs, inner): (&str, usize, usize),
     ) -> Result<Pair, ModelError> {
         let mut matrix = |name: &str, outputs, inputs| {
-            if reads {
-                return self.matrix(name, outputs, inputs);
+            if keep.needs_weights() {
+                return Ok(keep.matrix(self.matrix(name, outputs, inputs)?));
             }
             let (kind, path) = self.tensors.skip(name, &[outputs, inputs])?;
             let absent = Matrix::absent(kind, outputs, inputs);
@@ -230,6 +263,7 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
+    use crate::model::seeded::tiny_config;
 
     /// A source with one tensor, whatever its name.
     struct One(WeightKind, Vec<u8>);
@@ -244,20 +278,24 @@ mod tests {
         }
     }
 
+    fn source_of<R>(tensors: &mut One, read: impl FnOnce(&mut Source<'_, One>) -> R) -> R {
+        read(&mut Source { tensors, config: &tiny_config() })
+    }
+
     #[test]
     fn vectors_in_half_precision_are_widened_exactly() {
         let values = [1.5f32, -0.25, 3.0, 65504.0];
         let f16s: Vec<u8> = values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect();
         let bf16s: Vec<u8> = values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect();
         for (kind, bytes, last) in [(WeightKind::F16, f16s, 65504.0), (WeightKind::Bf16, bf16s, 65536.0)] {
-            let read = Source { tensors: &mut One(kind, bytes) }.vector("x", 4).unwrap();
+            let read = source_of(&mut One(kind, bytes), |source| source.vector("x", 4)).unwrap();
             assert_eq!(read, [1.5, -0.25, 3.0, last]);
         }
     }
 
     #[test]
     fn a_tensor_that_cannot_have_its_kind_is_refused_by_name() {
-        let refused = Source { tensors: &mut One(WeightKind::Q8_0, vec![0; 34]) }.matrix("x", 1, 31);
+        let refused = source_of(&mut One(WeightKind::Q8_0, vec![0; 34]), |source| source.matrix("x", 1, 31));
         let Err(error) = refused else { panic!("accepted") };
         assert!(matches!(&error, ModelError::Matrix { name, .. } if name == "x"), "{error}");
     }

@@ -71,7 +71,7 @@ impl Pair {
     /// Calls `visit` with each array of the matrices and the array's place in the group. Returns the bytes of the group, whole pages.
     fn runs(&mut self, mut visit: impl FnMut(&mut dyn Run, usize)) -> usize {
         let mut at = 0usize;
-        for part in self.first.parts_mut().iter_mut().chain(self.second.parts_mut()) {
+        for part in self.matrices_mut() {
             part.runs(&mut |run| {
                 at = at.next_multiple_of(RUN_ALIGN);
                 visit(run, at);
@@ -86,13 +86,9 @@ impl Pair {
         self.runs(|_, _| {})
     }
 
-    /// Writes the group into `memory` as in a file.
-    pub(crate) fn pack(&mut self, memory: &mut Aligned) {
-        let bytes = self.bytes();
-        memory.resize(0);
-        memory.resize(bytes);
-        let out = memory.as_mut_slice();
-        self.runs(|run, at| out[at..at + run.n_bytes()].copy_from_slice(run.bytes()));
+    /// Returns all matrices, in the order of a file.
+    pub(crate) fn matrices_mut(&mut self) -> impl Iterator<Item = &mut Matrix> {
+        self.first.parts_mut().iter_mut().chain(self.second.parts_mut())
     }
 
     /// Takes the weights from `memory`, in which the group lies as in a file.
@@ -107,6 +103,38 @@ impl Pair {
     /// Gives up the weights.
     pub(crate) fn release(&mut self) {
         self.runs(|run, _| run.release());
+    }
+}
+
+/// A group on its way to a file: takes the weights of one matrix after the other, so that no more than one is in memory twice.
+#[derive(Default)]
+pub(crate) struct PackedGroup(Aligned);
+
+impl PackedGroup {
+    /// Creates an empty group with room for `bytes`.
+    pub(crate) fn with_capacity(bytes: usize) -> Self {
+        Self(Aligned::with_capacity(bytes))
+    }
+
+    /// Takes the weights of the next matrix of the group.
+    pub(crate) fn take(&mut self, matrix: &mut Matrix) {
+        matrix.runs(&mut |run| {
+            let at = self.0.as_slice().len().next_multiple_of(RUN_ALIGN);
+            self.0.resize(at + run.n_bytes());
+            self.0.as_mut_slice()[at..].copy_from_slice(run.bytes());
+            run.release();
+        });
+    }
+
+    /// Returns the group as in a file, if all matrices have been taken.
+    pub(crate) fn bytes(&mut self) -> &[u8] {
+        self.0.pad();
+        self.0.as_slice()
+    }
+
+    /// Prepares for the next group.
+    pub(crate) fn clear(&mut self) {
+        self.0.resize(0);
     }
 }
 
@@ -135,10 +163,14 @@ mod tests {
         for kind in WeightKind::ALL {
             let mut pair = Pair::new(vec![matrix(kind, 20, 256), matrix(kind, 5, 256)], matrix(kind, 33, 512));
             let expected = (rows(&pair.first), rows(&pair.second));
-            let mut memory = Aligned::default();
-            pair.pack(&mut memory);
-            assert_eq!((memory.as_slice().len(), memory.as_slice().len() % PAGE), (pair.bytes(), 0), "{kind:?}");
-            let memory = Arc::new(memory);
+            let mut packed = PackedGroup::with_capacity(PAGE);
+            for _ in 0..2 {
+                packed.clear();
+                let (first, second) = (vec![matrix(kind, 20, 256), matrix(kind, 5, 256)], matrix(kind, 33, 512));
+                Pair::new(first, second).matrices_mut().for_each(|matrix| packed.take(matrix));
+            }
+            assert_eq!((packed.bytes().len(), packed.bytes().len() % PAGE), (pair.bytes(), 0), "{kind:?}");
+            let memory = Arc::new(packed.0);
             let mut other = pair.absent().unwrap();
             assert_eq!((other.bytes(), other.shapes()), (pair.bytes(), pair.shapes()), "{kind:?}");
             pair.release();

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{LoadedName, Model};
 use crate::error::{ModelError, WorkerError};
-use crate::files::shards;
+use crate::files::{gguf, shards};
 use crate::files::weights::Keep;
 use crate::kernels::matrix::Matrix;
 use crate::layers::pair::{Pair, Part};
@@ -40,6 +40,7 @@ impl Model {
         if packer.needs_weights() {
             let mut sizes = Sizes::default();
             Self::load_keeping(path, name.clone(), &mut sizes)?.placement(&sizes.bytes, settings)?;
+            packer.reserve(largest(&sizes.bytes));
         }
         let model = Self::load_keeping(path, name, &mut packer)?;
         model.placed(packer, settings)
@@ -56,6 +57,7 @@ impl Model {
         let bytes: Vec<u64> = self.groups_mut().map(|(_, _, group)| group.bytes() as u64).collect();
         self.placement(&bytes, settings)?;
         let mut packer = Packer::new(&packed, &settings.identity, MODE)?;
+        packer.reserve(largest(&bytes));
         self.keep_groups(&mut packer)?;
         self.placed(packer, settings)
     }
@@ -68,12 +70,15 @@ impl Model {
     /// Opens the packed weights again after a fault, or writes them again from the model at `path`, and reads all of them once. Workers of the model go on with the
     /// new file. Returns the reason, if the file was written. Does nothing unless [`Self::needs_repair`].
     ///
+    /// The memory is at most that of the window of the worker that failed: a group, and one of its matrices twice. What always stays in memory is not read again.
+    ///
     /// # Errors
     ///
     /// Those of [`Model::load`]; the packed weights cannot be written or read.
     pub fn repair_from(&self, path: &Path, settings: &StreamSettings) -> Result<Option<String>, ModelError> {
-        self.repair(settings, permissions(path)?, |packer| {
-            Self::load_keeping(path, self.name.clone(), packer).map(drop)
+        self.repair(settings, permissions(path)?, |packer| match path.is_dir() {
+            true => shards::load_groups(path, &self.config, packer),
+            false => gguf::load_groups(path, packer),
         })
     }
 
@@ -95,9 +100,11 @@ impl Model {
         let (Some(streamed), Some(info)) = (&self.streamed, &self.stream_info) else { return Ok(None) };
         streamed.file.repair(|| {
             let mut packer = Packer::new(&info.path, &settings.identity, mode)?;
+            let bytes: Vec<u64> = info.groups.iter().map(|group| group.bytes).collect();
+            packer.reserve(largest(&bytes));
             pack(&mut packer)?;
             let (file, written) = packer.finish()?;
-            if !file.group_bytes().into_iter().eq(info.groups.iter().map(|group| group.bytes)) {
+            if file.group_bytes() != bytes {
                 return Err(ModelError::packed(&info.path, "it has the groups of another model"));
             }
             let mut memory = Aligned::with_capacity(streamed.slot_bytes);
@@ -120,7 +127,11 @@ impl Model {
     /// Hands all groups over to a packer.
     fn keep_groups(&mut self, packer: &mut Packer) -> Result<(), ModelError> {
         for (number, part, group) in self.groups_mut() {
-            let taken = std::mem::replace(group, Pair::new(Vec::new(), Matrix::from_f32(1, &[])));
+            let mut taken = std::mem::replace(group, Pair::new(Vec::new(), Matrix::from_f32(1, &[])));
+            match packer.needs_weights() {
+                true => taken.matrices_mut().for_each(|matrix| packer.take(matrix)),
+                false => taken.release(),
+            }
             *group = packer.keep(number, part, taken)?;
         }
         Ok(())
@@ -216,6 +227,11 @@ impl Model {
         let n_groups = self.layers.len() * Part::ALL.len();
         Stream::new(Arc::clone(streamed), views.collect(), n_groups).map(Some)
     }
+}
+
+/// Returns the bytes of the largest group.
+fn largest(bytes: &[u64]) -> u64 {
+    bytes.iter().copied().max().unwrap_or(0)
 }
 
 /// Returns the name of the file with the packed weights of a model: weights of another identity have another file.

@@ -25,7 +25,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{GroupFault, ModelError, WeightsFault};
 use crate::files::weights::Keep;
-use crate::layers::pair::{Pair, Part};
+use crate::kernels::matrix::Matrix;
+use crate::layers::pair::{PackedGroup, Pair, Part};
 pub(crate) use crate::stream::packed::current::CurrentFile;
 use crate::stream::packed::manifest::{Entry, Manifest};
 use crate::stream::packed::unfinished::{Unfinished, remove_left_behind};
@@ -209,8 +210,6 @@ struct Writing {
     file: Box<dyn BlockFile>,
     end: u64,
     groups: Vec<Entry>,
-    /// Memory of one group.
-    buffer: Aligned,
 }
 
 impl Writing {
@@ -220,16 +219,14 @@ impl Writing {
         fs::create_dir_all(folder).map_err(failed)?;
         let (unfinished, file) = Unfinished::create(path, mode).map_err(failed)?;
         let (path, groups) = (path.to_owned(), Vec::new());
-        Ok(Self { path, unfinished, file, end: PAGE as u64, groups, buffer: Aligned::default() })
+        Ok(Self { path, unfinished, file, end: PAGE as u64, groups })
     }
 
     fn failed(&self, source: io::Error) -> ModelError {
         ModelError::Write { path: self.path.clone(), source }
     }
 
-    fn append(&mut self, layer: u32, part: Part, group: &mut Pair) -> Result<(), ModelError> {
-        group.pack(&mut self.buffer);
-        let bytes = self.buffer.as_slice();
+    fn append(&mut self, layer: u32, part: Part, group: &Pair, bytes: &[u8]) -> Result<(), ModelError> {
         write_all(self.file.as_ref(), &[bytes], self.end).map_err(|source| self.failed(source))?;
         let (bytes, checksum, place) = (bytes.len() as u64, xxh3_64(bytes), self.end);
         self.groups.push(Entry { layer, part, place, bytes, checksum, matrices: Entry::matrices(&group.shapes()) });
@@ -265,6 +262,8 @@ pub(crate) struct Packer {
     state: State,
     /// Number of groups so far.
     n: usize,
+    /// The group being packed.
+    group: PackedGroup,
 }
 
 enum State {
@@ -295,7 +294,20 @@ impl Packer {
             }
             Err(reason) => State::Write { writing: None, reason },
         };
-        Ok(Self { path: path.to_owned(), identity: identity.to_owned(), mode, state, n: 0 })
+        let group = PackedGroup::default();
+        Ok(Self { path: path.to_owned(), identity: identity.to_owned(), mode, state, n: 0, group })
+    }
+
+    /// Takes memory for groups of `bytes` at most, if groups will be written.
+    pub(crate) fn reserve(&mut self, bytes: u64) {
+        if self.needs_weights() {
+            self.group = PackedGroup::with_capacity(bytes as usize);
+        }
+    }
+
+    /// Takes the weights of the next matrix of a group that is to be written.
+    pub(crate) fn take(&mut self, matrix: &mut Matrix) {
+        self.group.take(matrix);
     }
 
     /// Returns the file when all groups have passed, and the reason for which the file was written, if it was.
@@ -327,12 +339,20 @@ impl Keep for Packer {
         matches!(self.state, State::Write { .. })
     }
 
+    fn matrix(&mut self, mut matrix: Matrix) -> Matrix {
+        self.take(&mut matrix);
+        matrix
+    }
+
     fn keep(&mut self, layer: u32, part: Part, mut group: Pair) -> Result<Pair, ModelError> {
         match &mut self.state {
-            State::Write { writing: Some(writing), .. } => writing.append(layer, part, &mut group)?,
             State::Write { writing, .. } => {
-                let begun = writing.insert(Writing::create(&self.path, self.mode)?);
-                begun.append(layer, part, &mut group)?;
+                let writing = match writing {
+                    Some(writing) => writing,
+                    None => writing.insert(Writing::create(&self.path, self.mode)?),
+                };
+                writing.append(layer, part, &group, self.group.bytes())?;
+                self.group.clear();
             }
             State::Reuse(file) => {
                 let entry = file.manifest.groups.get(self.n);
@@ -342,7 +362,6 @@ impl Keep for Packer {
             }
         }
         self.n += 1;
-        group.release();
         Ok(group)
     }
 }
@@ -361,6 +380,10 @@ impl Keep for Sizes {
 
     fn needs_weights(&self) -> bool {
         false
+    }
+
+    fn matrix(&mut self, matrix: Matrix) -> Matrix {
+        matrix
     }
 
     fn keep(&mut self, _: u32, _: Part, mut group: Pair) -> Result<Pair, ModelError> {
