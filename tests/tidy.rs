@@ -62,6 +62,7 @@ const LOW_CRATES: [(&str, &[&str]); 13] = [
     (
         "src/worker/Cargo.toml",
         &[
+            "trunkline-codec",
             "trunkline-files",
             "trunkline-foreign",
             "trunkline-grammar",

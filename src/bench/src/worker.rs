@@ -149,7 +149,8 @@ fn add_reads(report: &mut Report, what: &str, case: &str, stream: Option<&Stream
 /// Returns the step that the recurrence of streamed weights predicts from the rate of the reads and the time of the computation.
 fn predicted(stream: &StreamInfo, reads: &WeightReads) -> WeightReads {
     let groups: Vec<(u64, bool)> = stream.groups.iter().map(|group| (group.bytes, group.is_pinned)).collect();
-    let read_s_per_byte = reads.reading_ns as f64 * 1e-9 / reads.bytes.max(1) as f64;
+    let streamed: u64 = groups.iter().filter(|(_, is_pinned)| !is_pinned).map(|(bytes, _)| bytes).sum();
+    let read_s_per_byte = reads.reading_ns as f64 * 1e-9 / streamed.max(1) as f64;
     let visits = parts(&groups, stream.head_bytes, read_s_per_byte, reads.computing_ns() as f64 * 1e-9);
     pass(&visits, stream.slots as usize)
 }

@@ -113,7 +113,8 @@ struct AttachArgs {
     kv_dtype: Option<String>,
 
     /// Placement of the weights: resident, or stream:memory_mib=N to keep N MiB of weights in memory and read the rest in every step from packed
-    /// weights in dir=PATH, up to ahead=N groups ahead, or prefill_ahead=N in steps with prompts [default: resident].
+    /// weights in dir=PATH, up to ahead=N groups ahead, reads=N at once, or prefill_ahead=N and prefill_reads=N in steps with prompts; compress=auto, on
+    /// or off [default: resident].
     #[arg(long, value_name = "SPEC", conflicts_with = "null")]
     weights: Option<String>,
 

@@ -68,6 +68,8 @@ pub use crate::kv::KvDtype;
 pub use crate::kv::blocks::Blocks;
 pub use crate::memory::machine_memory;
 pub use crate::model::Model;
+pub use crate::stream::packed::form::Form;
+pub use crate::stream::packed::learned::{Compression, Learned, Measured};
 pub use crate::stream::stream_settings::{PlacedGroup, StreamInfo, StreamSettings};
 pub use crate::worker::sampler::check_sampling;
 pub use crate::worker::{Worker, WorkerConfig};

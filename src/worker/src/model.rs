@@ -24,7 +24,7 @@ use crate::layers::scores::Scores;
 use crate::layers::threads::Threads;
 use crate::stream::stream_settings::StreamInfo;
 use crate::stream::{Stream, Streamed};
-use crate::{files::gguf, files::hugging_face, files::shards};
+use crate::{files::gguf, files::hugging_face, files::shards, files::shards::SINGLE_FILE};
 
 /// A decoder-only transformer of the Llama architecture or a relative of it, computed in F32 (products with quantised weights in integers): RMSNorm, rotary embeddings,
 /// grouped-query attention and a gated feed-forward layer. Immutable; an `Arc` shares the model between workers.
@@ -131,10 +131,20 @@ impl Model {
         others: &[(&str, &[u8])],
         safetensors: &'static [u8],
     ) -> Result<Model, ModelError> {
+        Self::from_bytes_keeping(name, (config, others), safetensors, &mut InMemory)
+    }
+
+    /// Does the same as [`Self::from_bytes`] with groups of matrices that go to `keep`.
+    fn from_bytes_keeping(
+        name: &str,
+        (config, others): (&[u8], &[(&str, &[u8])]),
+        safetensors: &'static [u8],
+        keep: &mut dyn Keep,
+    ) -> Result<Model, ModelError> {
         let folder = Path::new(name);
         let files = [&[("config.json", config)], others].concat();
         let (config, facts) = hugging_face::parse(config, folder, Files::Memory(name, &files))?;
-        let weights = shards::parse(safetensors, &folder.join("model.safetensors"), &config)?;
+        let weights = shards::parse(safetensors, &folder.join(SINGLE_FILE), &config, keep)?;
         Ok(Self { facts, ..Self::assemble(name.to_owned(), config, weights) })
     }
 

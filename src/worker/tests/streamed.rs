@@ -12,7 +12,8 @@ use rig::{Rig, Seq};
 use trunkline_port::{Sampling, Step, StepSeq, WeightReads};
 use trunkline_text::Tokenizer;
 use trunkline_worker::{
-    GroupFault, Model, ModelError, StreamSettings, WeightKind, WeightsFault, Worker, WorkerConfig, WorkerError,
+    Compression, Form, GroupFault, Model, ModelError, PlacedGroup, StreamSettings, WeightKind, WeightsFault, Worker,
+    WorkerConfig, WorkerError,
 };
 
 const LAYERS: u32 = 5;
@@ -25,6 +26,9 @@ fn settings(memory_bytes: u64) -> StreamSettings {
         workers: 1,
         ahead: 2,
         prefill_ahead: 2,
+        reads: 2,
+        prefill_reads: 1,
+        compression: Compression::Off,
         retry_pause: Duration::ZERO,
     }
 }
@@ -84,6 +88,32 @@ fn check(in_memory: Model, load: impl Fn(&StreamSettings) -> Result<Model, Model
         }
     }
     assert!(load(&settings(least - 1)).is_err(), "{what}");
+    check_compressed(&load, (least + whole.memory_bytes) / 2, &expected, what);
+}
+
+/// Checks a model with compressed weights and several reads in flight. Floats are shorter on the disk, and never another bit in memory.
+fn check_compressed(
+    load: impl Fn(&StreamSettings) -> Result<Model, ModelError>,
+    memory_bytes: u64,
+    expected: &Outcome,
+    what: &str,
+) {
+    let compression = Compression::On;
+    for compressed in [
+        StreamSettings { compression, ..settings(u64::MAX) },
+        StreamSettings { compression, reads: 3, ahead: 4, prefill_reads: 2, ..settings(memory_bytes) },
+    ] {
+        let model = load(&compressed).unwrap();
+        let info = model.stream_info().unwrap().clone();
+        let bytes = |of: fn(&PlacedGroup) -> u64| info.groups.iter().map(of).sum::<u64>();
+        let (raw, stored) = (bytes(|group| group.bytes), bytes(|group| group.stored_bytes));
+        let are_floats = ["f32", "f16"].iter().any(|kind| what.to_lowercase().contains(kind));
+        assert_eq!((info.form != Form::Plain, info.learned.is_some()), (are_floats, are_floats), "{what}");
+        assert_eq!(stored < raw, are_floats && raw > 1 << 20, "{what}: {stored} of {raw}");
+        let (outcome, reads) = run(&Arc::new(model), 2);
+        assert_eq!(&outcome, expected, "{what}, compressed");
+        assert!(reads.iter().all(|reads| reads.bytes == info.step_bytes()), "{what}: {reads:?}");
+    }
 }
 
 #[test]
@@ -399,4 +429,28 @@ fn prompts_and_decodes_may_read_ahead_by_different_numbers_of_groups() {
         assert!(model.stream_info().unwrap().step_bytes() > 0);
         assert_eq!(run(&Arc::new(model), 2).0, expected);
     }
+}
+
+#[test]
+fn a_file_keeps_its_form_until_a_setting_asks_for_another_and_is_mended_in_it() {
+    let made = Made::new();
+    let of = |compression| StreamSettings { compression, ..settings(made.least) };
+    let written = |compression| made.load(&of(compression)).unwrap().stream_info().unwrap().written.clone();
+    assert_eq!(written(Compression::Off).unwrap(), "there is none yet");
+    assert_eq!((written(Compression::Auto), written(Compression::Off)), (None, None));
+    assert_eq!(written(Compression::On).unwrap(), "the one there has the plain form");
+    assert_eq!((written(Compression::Auto), written(Compression::On)), (None, None));
+    let model = Arc::new(made.load(&of(Compression::Auto)).unwrap());
+    let mut worker = worker_of(&model);
+    let expected = first_step(&mut worker).unwrap();
+    made.flip();
+    drop((first_step(&mut worker), worker.reset()));
+    first_step(&mut worker).unwrap_err();
+    // The setting counts for a start: a mended file has the form that the workers know.
+    model.repair_with(Made::whole(), &of(Compression::Off)).unwrap();
+    let mended = made.load(&of(Compression::On)).unwrap().stream_info().unwrap().clone();
+    let before = model.stream_info().unwrap();
+    assert_eq!((mended.form, mended.written, mended.groups), (before.form, None, before.groups.clone()));
+    worker.reset();
+    assert_eq!(first_step(&mut worker).unwrap(), expected);
 }

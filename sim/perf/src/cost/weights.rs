@@ -55,8 +55,8 @@ pub const PARAMS: [Param; 6] = [
 /// Parameter that selects the streaming of the embedded worker.
 const MEMORY: &str = "memory_mib";
 
-/// Parameters of `stream` with a memory for weights, in this order: those of `serve --weights`, and the rate of the disk.
-pub const WINDOW_PARAMS: [Param; 4] = [
+/// Parameters of `stream` with a memory for weights, in this order: those of `serve --weights`, the rate of the disk, and how much shorter weights are on it.
+pub const WINDOW_PARAMS: [Param; 5] = [
     Param { key: MEMORY, about: "memory for weights, MiB", default: 1, min: 1, max: 1 << 30 },
     Param { key: "ahead", about: "groups of weights read ahead of the one in use", default: 2, min: 1, max: 64 },
     Param {
@@ -67,6 +67,7 @@ pub const WINDOW_PARAMS: [Param; 4] = [
         max: 64,
     },
     Param { key: "disk_mb_s", about: "what the disk reads, MB/s", default: 6_000, min: 1, max: 10_000_000 },
+    Param { key: "disk_percent", about: "bytes on the disk of 100 bytes of weights", default: 100, min: 1, max: 100 },
 ];
 
 /// Placement of the weights.
@@ -164,6 +165,7 @@ impl FromStr for Weights {
                     ahead: at(1),
                     prefill_ahead,
                     disk_mb_s: at(3),
+                    disk_percent: at(4),
                 }));
             }
             "stream" => Order::Interleaved,
@@ -193,11 +195,9 @@ impl fmt::Display for Weights {
         let streamed = match self {
             Self::Resident => return f.write_str("resident"),
             Self::Streamed(streamed) => streamed,
-            Self::Windowed(Windowed { memory_mib, ahead, prefill_ahead, disk_mb_s }) => {
-                return write!(
-                    f,
-                    "stream:{MEMORY}={memory_mib},ahead={ahead},prefill_ahead={prefill_ahead},disk_mb_s={disk_mb_s}"
-                );
+            Self::Windowed(Windowed { memory_mib, ahead, prefill_ahead, disk_mb_s, disk_percent }) => {
+                write!(f, "stream:{MEMORY}={memory_mib},ahead={ahead},prefill_ahead={prefill_ahead},")?;
+                return write!(f, "disk_mb_s={disk_mb_s},disk_percent={disk_percent}");
             }
         };
         let name = if streamed.order == Order::First { "stream_first" } else { "stream" };
@@ -231,7 +231,7 @@ mod tests {
         for text in [
             "resident",
             "stream",
-            "stream:memory_mib=64,ahead=3",
+            "stream:memory_mib=64,ahead=3,disk_percent=67",
             "stream_first:host_layers=0",
             "stream:device_layers=4,link_mb_s=64000",
         ] {
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn a_memory_for_weights_selects_the_streaming_of_the_embedded_worker() {
         let weights: Weights = "stream:memory_mib=64,prefill_ahead=4".parse().unwrap();
-        let windowed = Windowed { memory_mib: 64, ahead: 2, prefill_ahead: 4, disk_mb_s: 6000 };
+        let windowed = Windowed { memory_mib: 64, ahead: 2, prefill_ahead: 4, disk_mb_s: 6000, disk_percent: 100 };
         assert_eq!(weights, Weights::Windowed(windowed));
         let error = "stream:memory_mib=64,host_layers=3".parse::<Weights>().unwrap_err().to_string();
         assert!(error.starts_with("weights 'stream' has no parameter 'host_layers'"), "{error}");

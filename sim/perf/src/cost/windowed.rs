@@ -21,6 +21,8 @@ pub struct Windowed {
     pub prefill_ahead: u32,
     /// Read rate of the disk, MB/s.
     pub disk_mb_s: u32,
+    /// Bytes on the disk of 100 bytes of weights: fewer if they are compressed.
+    pub disk_percent: u32,
 }
 
 impl Windowed {
@@ -53,7 +55,8 @@ impl Windowed {
     /// [`BudgetError`] if the memory is too small.
     pub fn cost(&self, model: &Model, compute: BoxedCost) -> Result<WindowedCost, BudgetError> {
         let (groups, fixed_bytes, placement) = self.place(model)?;
-        let read_s_per_byte = 1e-6 / f64::from(self.disk_mb_s);
+        let on_disk = f64::from(self.disk_percent) / 100.0;
+        let read_s_per_byte = on_disk * 1e-6 / f64::from(self.disk_mb_s);
         let placed: Vec<(u64, bool)> = groups.iter().copied().zip(placement.pinned.iter().copied()).collect();
         let head_bytes = model.precision.ends.bytes(model.head_elements());
         let most = (placement.slots as usize).max(1);
@@ -64,7 +67,8 @@ impl Windowed {
         let passes = |ahead: u32| Passes::new(1.0, |compute_s| reads_of(ahead, compute_s).step_ns as f64 * 1e-9);
         let streamed = groups.len() - placement.pinned.iter().filter(|pinned| **pinned).count();
         let name = format!("{streamed} of {} groups of weights streamed from disk, {}", groups.len(), compute.name());
-        let still = reads_of(self.ahead, 0.0);
+        let mut still = reads_of(self.ahead, 0.0);
+        still.bytes = (still.bytes as f64 * on_disk) as u64;
         Ok(WindowedCost { compute, decodes: passes(self.ahead), prefills: passes(self.prefill_ahead), still, name })
     }
 }
@@ -117,16 +121,27 @@ mod tests {
         let (groups, fixed) = Windowed::bytes(llama);
         let all: u64 = groups.iter().sum();
         assert_eq!((groups.len(), all + fixed), (2 * llama.layers as usize, llama.weight_bytes()));
-        let half =
-            Windowed { memory_mib: ((fixed + all / 2) >> 20) as u32, ahead: 2, prefill_ahead: 2, disk_mb_s: 1000 };
+        let half = Windowed {
+            memory_mib: ((fixed + all / 2) >> 20) as u32,
+            ahead: 2,
+            prefill_ahead: 2,
+            disk_mb_s: 1000,
+            disk_percent: 100,
+        };
         assert!(half.memory_bytes(llama) <= u64::from(half.memory_mib) << 20);
-        let of = |compute_s: f64| {
+        let of = |half: Windowed, compute_s: f64| {
             let cost = half.cost(llama, Box::new(Constant((compute_s * 1e9) as u64))).unwrap();
             let (shape, reads) = (StepShape::decodes(1, 100), cost.weight_reads(0, &StepShape::decodes(1, 100)));
             assert_eq!(cost.timed_step(0, &shape), TimedStep { ns: cost.step_ns(&shape), reads });
             reads
         };
-        let (slow, fast) = (of(60.0), of(0.5));
+        let (slow, fast) = (of(half, 60.0), of(half, 0.5));
+        let shorter = of(Windowed { disk_percent: 67, ..half }, 0.5);
+        let third = [shorter.bytes as f64 / fast.bytes as f64, shorter.reading_ns as f64 / fast.reading_ns as f64];
+        assert!(
+            third.iter().all(|share| (share - 0.67).abs() < 1e-3),
+            "a third fewer bytes is a third less time: {third:?}"
+        );
         assert_eq!(slow.bytes, fast.bytes);
         assert!(slow.bytes > all / 2 && slow.bytes < all / 2 + all / 8, "the window takes a part of the memory");
         assert!((slow.reading_ns as f64 * 1e-9 - slow.bytes as f64 / 1e9).abs() < 1e-3);
@@ -138,7 +153,7 @@ mod tests {
     #[test]
     fn a_model_that_fits_takes_its_time_and_one_that_does_not_is_refused() {
         let llama = model::by_name("llama-3.1-8b").unwrap();
-        let with = |memory_mib| Windowed { memory_mib, ahead: 2, prefill_ahead: 2, disk_mb_s: 1000 };
+        let with = |memory_mib| Windowed { memory_mib, ahead: 2, prefill_ahead: 2, disk_mb_s: 1000, disk_percent: 100 };
         let cost = with(1 << 20).cost(llama, Box::new(Constant(7_000_000))).unwrap();
         assert_eq!(cost.step_ns(&StepShape::decodes(1, 100)), 7_000_000);
         assert_eq!(cost.weight_reads(0, &StepShape::decodes(1, 100)).bytes, 0);

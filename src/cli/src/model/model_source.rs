@@ -136,7 +136,11 @@ impl<'a> ModelSource<'a> {
     pub fn placed(self, placement: &Placement, revision: &str, workers: usize) -> anyhow::Result<Model> {
         let Placement::Stream(streaming) = placement else { return self.model() };
         let load = || match self {
-            Self::BuiltIn | Self::Random => streaming.place(self.model()?, &self.identity(revision), workers),
+            Self::BuiltIn => {
+                let (files, settings) = ((CONFIG, &[TOKENIZER_FILE][..]), streaming.settings(revision, workers));
+                Ok(Model::from_bytes_streamed(BUILT_IN, files, WEIGHTS, streaming.folder()?, &settings)?)
+            }
+            Self::Random => streaming.place(self.model()?, &self.identity(revision), workers),
             Self::Path(path) => {
                 exists(path)?;
                 let settings = streaming.settings(revision, workers);
@@ -167,7 +171,8 @@ impl<'a> ModelSource<'a> {
     ) -> anyhow::Result<Option<String>> {
         let settings = streaming.settings(&self.identity(revision), workers);
         match self {
-            Self::BuiltIn | Self::Random => Ok(model.repair_with(self.model()?, &settings)?),
+            Self::BuiltIn => Ok(model.repair_from_bytes(WEIGHTS, &settings)?),
+            Self::Random => Ok(model.repair_with(self.model()?, &settings)?),
             Self::Path(path) => {
                 exists(path)?;
                 model.repair_from(path, &settings).with_context(|| cannot_load(path))

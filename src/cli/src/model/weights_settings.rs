@@ -1,24 +1,32 @@
 //! Placement of the weights of embedded workers: the value of `--weights`.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use tracing::info;
+use trunkline_core::names::registry;
 use trunkline_core::names::spec::{Param, Spec, SpecError};
 use trunkline_port::WeightReads;
 use trunkline_quote::quoted;
 use trunkline_sim_perf::cost::WINDOW_PARAMS;
-use trunkline_worker::{Model, StreamSettings};
+use trunkline_worker::{Compression, Form, Model, StreamSettings};
 
-/// Parameters of `stream` that are numbers: those of replays, but for the rate of the disk.
-const PARAMS: [Param; 3] = {
-    let [memory, ahead, prefill_ahead, _] = WINDOW_PARAMS;
-    [memory, ahead, prefill_ahead]
+/// Parameters of `stream` that are numbers: those of replays, but for what they say of the disk, and the reads in flight.
+const PARAMS: [Param; 5] = {
+    let [memory, ahead, prefill_ahead, _, _] = WINDOW_PARAMS;
+    let reads = Param { key: "reads", about: "reads in flight", default: 2, min: 1, max: 16 };
+    let about = "the same in steps that run prompts; 0 is reads";
+    [memory, ahead, prefill_ahead, reads, Param { key: "prefill_reads", about, default: 0, min: 0, max: 16 }]
 };
 /// Parameter of `stream` that is a path.
 const DIR: &str = "dir";
+/// Parameter of `stream` that is a word.
+const COMPRESS: &str = "compress";
+/// Words of [`COMPRESS`].
+const COMPRESSIONS: [(&str, Compression); 3] =
+    [("auto", Compression::Auto), ("on", Compression::On), ("off", Compression::Off)];
 
 /// Placement of the weights.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,6 +49,12 @@ pub struct Streaming {
     pub ahead: u32,
     /// Groups read ahead in steps that run prompts.
     pub prefill_ahead: u32,
+    /// Reads in flight.
+    pub reads: u32,
+    /// Reads in flight in steps that run prompts.
+    pub prefill_reads: u32,
+    /// Compression of the packed weights.
+    pub compression: Compression,
 }
 
 impl Placement {
@@ -59,7 +73,8 @@ impl FromStr for Placement {
     fn from_str(text: &str) -> anyhow::Result<Self> {
         let (name, params) = text.split_once(':').unwrap_or((text, ""));
         let parts: Vec<&str> = params.split(',').filter(|part| !part.is_empty()).collect();
-        let (dirs, numbers): (Vec<&str>, Vec<&str>) = parts.iter().copied().partition(|part| is_dir(part));
+        let (dirs, others): (Vec<&str>, Vec<&str>) = parts.iter().copied().partition(|part| is_dir(part));
+        let (words, numbers): (Vec<&str>, Vec<&str>) = others.into_iter().partition(|part| key_of(part) == COMPRESS);
         match name {
             "resident" if params.is_empty() => return Ok(Self::Resident),
             "resident" => bail!("weights 'resident' has no parameters"),
@@ -69,6 +84,9 @@ impl FromStr for Placement {
             }
         }
         ensure!(dirs.len() <= 1, "weights 'stream' has dir twice");
+        ensure!(words.len() <= 1, "weights 'stream' has compress twice");
+        let word = words.first().map_or("auto", |part| part.split_once('=').map_or("", |(_, word)| word));
+        let compression = registry::choose("compress of weights 'stream'", &COMPRESSIONS, word)?;
         let numbers = numbers.join(",");
         ensure!(
             numbers.split(',').any(|part| part.starts_with("memory_mib=")),
@@ -77,20 +95,26 @@ impl FromStr for Placement {
         let spec = format!("{name}:{numbers}");
         let values = Spec::new(&spec).values(&PARAMS).map_err(|error| refused(error, &parts))?;
         let dir = dirs.first().and_then(|part| part.split_once('=')).map(|(_, path)| PathBuf::from(path));
-        let ahead = values[1] as u32;
+        let (ahead, reads) = (values[1] as u32, values[3] as u32);
         let prefill_ahead = if values[2] == 0 { ahead } else { values[2] as u32 };
-        Ok(Self::Stream(Streaming { memory_mib: values[0], dir, ahead, prefill_ahead }))
+        let prefill_reads = if values[4] == 0 { reads } else { values[4] as u32 };
+        let memory_mib = values[0];
+        Ok(Self::Stream(Streaming { memory_mib, dir, ahead, prefill_ahead, reads, prefill_reads, compression }))
     }
+}
+
+fn key_of(part: &str) -> &str {
+    part.split('=').next().unwrap_or(part)
 }
 
 /// Returns `true` for the parameter with a path.
 fn is_dir(part: &str) -> bool {
-    part.split('=').next() == Some(DIR)
+    key_of(part) == DIR
 }
 
 /// Describes an error of the numbers among all `parts`.
 fn refused(error: SpecError, parts: &[&str]) -> anyhow::Error {
-    let with_dir = |known: String| format!("{known}, {DIR}");
+    let with_dir = |known: String| format!("{known}, {COMPRESS}, {DIR}");
     let (error, wrong) = match error {
         SpecError::UnknownKey { name, key, known } => {
             (SpecError::UnknownKey { name, key: key.clone(), known: with_dir(known) }, key)
@@ -100,7 +124,7 @@ fn refused(error: SpecError, parts: &[&str]) -> anyhow::Error {
         }
         other => (other, String::new()),
     };
-    let is_behind_dir = |pair: &[&str]| is_dir(pair[0]) && pair[1].split('=').next() == Some(wrong.as_str());
+    let is_behind_dir = |pair: &[&str]| is_dir(pair[0]) && key_of(pair[1]) == wrong;
     match parts.windows(2).any(is_behind_dir) {
         true => anyhow!(
             "weights {error}; if it is a part of the folder: a path with a comma cannot be given, link to it from another"
@@ -113,8 +137,10 @@ impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Resident => f.write_str("resident"),
-            Self::Stream(Streaming { memory_mib, ahead, prefill_ahead, .. }) => {
-                write!(f, "stream:memory_mib={memory_mib},ahead={ahead},prefill_ahead={prefill_ahead}")
+            Self::Stream(Streaming { memory_mib, ahead, prefill_ahead, reads, prefill_reads, compression, .. }) => {
+                let compress = COMPRESSIONS.iter().find(|(_, of)| of == compression).map_or("auto", |(word, _)| word);
+                write!(f, "stream:memory_mib={memory_mib},ahead={ahead},prefill_ahead={prefill_ahead},")?;
+                write!(f, "reads={reads},prefill_reads={prefill_reads},{COMPRESS}={compress}")
             }
         }
     }
@@ -130,6 +156,9 @@ impl Streaming {
             workers: workers.max(1) as u32,
             ahead: self.ahead,
             prefill_ahead: self.prefill_ahead,
+            reads: self.reads,
+            prefill_reads: self.prefill_reads,
+            compression: self.compression,
             retry_pause: StreamSettings::RETRY_PAUSE,
         }
     }
@@ -139,9 +168,15 @@ impl Streaming {
     /// # Errors
     /// If no folder is given, or the weights cannot be written or do not fit.
     pub fn place(&self, model: Model, identity: &str, workers: usize) -> anyhow::Result<Model> {
-        let dir =
-            self.dir.as_deref().context("a model without a folder of its own needs weights 'stream' with dir=PATH")?;
-        Ok(model.streamed(dir, &self.settings(identity, workers))?)
+        Ok(model.streamed(self.folder()?, &self.settings(identity, workers))?)
+    }
+
+    /// Returns the folder for the packed weights of a model without a folder of its own.
+    ///
+    /// # Errors
+    /// If none is given.
+    pub fn folder(&self) -> anyhow::Result<&Path> {
+        self.dir.as_deref().context("a model without a folder of its own needs weights 'stream' with dir=PATH")
     }
 }
 
@@ -158,9 +193,20 @@ pub fn report(model: &Model) {
         memory_bytes = stream.memory_bytes,
         bytes_per_step = stream.step_bytes(),
         direct = stream.is_direct,
+        form = stream.form.name(),
         "weights stream from {}",
         stream.path.display()
     );
+    if let Some(learned) = &stream.learned {
+        let us = |form| learned.us_per_byte(form) * 1e6;
+        let forms = learned.forms.each_ref().map(|of| {
+            let (name, percent) = (of.form.name(), 100.0 * of.share);
+            format!("{name}: {percent:.1} % of the bytes, decoded at {:.0} MB/s, {:.0} us", of.decode_mb_s, us(of.form))
+        });
+        let (rate, reads, plain) = (learned.disk_mb_s, learned.reads, us(Form::Plain));
+        let forms = forms.join("; ");
+        info!("a MB of weights when the file was written: plain, read at {rate:.0} MB/s with {reads} reads in flight, {plain:.0} us; {forms}");
+    }
 }
 
 /// Logs the reads of streamed weights, if there were any.
@@ -191,13 +237,26 @@ mod tests {
             Placement::Stream(streaming) => streaming,
             Placement::Resident => panic!("{text}"),
         };
-        let plain = Streaming { memory_mib: 64, dir: None, ahead: 2, prefill_ahead: 2 };
+        let plain = Streaming {
+            memory_mib: 64,
+            dir: None,
+            ahead: 2,
+            prefill_ahead: 2,
+            reads: 2,
+            prefill_reads: 2,
+            compression: Compression::Auto,
+        };
         assert_eq!(streaming("stream:memory_mib=64"), plain);
         let dir = Some(PathBuf::from("/a=b:c/d"));
-        let all = Streaming { dir, ahead: 3, prefill_ahead: 5, ..plain };
-        assert_eq!(streaming("stream:prefill_ahead=5,dir=/a=b:c/d,memory_mib=64,ahead=3"), all);
-        assert_eq!(all.settings("x", 2).memory_bytes, 64 << 20);
-        assert_eq!(Placement::Stream(all).to_string(), "stream:memory_mib=64,ahead=3,prefill_ahead=5");
+        let compression = Compression::On;
+        let all = Streaming { dir, ahead: 3, prefill_ahead: 5, reads: 4, prefill_reads: 1, compression, ..plain };
+        let text = "stream:prefill_ahead=5,dir=/a=b:c/d,memory_mib=64,compress=on,reads=4,prefill_reads=1,ahead=3";
+        assert_eq!(streaming(text), all);
+        let settings = all.settings("x", 2);
+        assert_eq!((settings.memory_bytes, settings.compression), (64 << 20, Compression::On));
+        assert_eq!((settings.reads, settings.prefill_reads), (4, 1));
+        let text = "stream:memory_mib=64,ahead=3,prefill_ahead=5,reads=4,prefill_reads=1,compress=on";
+        assert_eq!(Placement::Stream(all).to_string(), text);
     }
 
     #[test]
@@ -209,7 +268,12 @@ mod tests {
         assert_eq!(error("stream:memory_mib=1,dir=a,dir=b"), "weights 'stream' has dir twice");
         let line = "weights 'stream': memory_mib is '0'; it must be a whole number between 1 and 1073741824";
         assert_eq!(error("stream:memory_mib=0"), line);
-        let keys = "memory_mib, ahead, prefill_ahead, dir";
+        assert_eq!(
+            error("stream:memory_mib=1,compress=no"),
+            "unknown compress of weights 'stream' 'no'; there are: auto, on, off"
+        );
+        assert_eq!(error("stream:memory_mib=1,compress=on,compress=off"), "weights 'stream' has compress twice");
+        let keys = "memory_mib, ahead, prefill_ahead, reads, prefill_reads, compress, dir";
         let unknown = |key: &str| format!("weights 'stream' has no parameter '{key}'; it has: {keys}");
         assert_eq!(error("stream:memory_mib=1,disk_mb_s=5"), unknown("disk_mb_s"));
         let comma = "; if it is a part of the folder: a path with a comma cannot be given, link to it from another";

@@ -17,11 +17,12 @@ use crate::config::{ModelConfig, unsupported};
 use crate::error::ModelError;
 use crate::error::misfits::{UNQUANTISED, quantised};
 use crate::files::hugging_face::read_json;
-use crate::files::weights::{InMemory, Keep, Tensor, Tensors, Weights, collect, collect_groups};
+use crate::files::weights::{Keep, Tensor, Tensors, Weights, collect, collect_groups};
 use crate::kernels::matrix::WeightKind;
 use crate::memory::{check_weights, exhausted};
 
-const SINGLE_FILE: &str = "model.safetensors";
+/// Name of the file with all weights.
+pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 /// Maximum number of shards of a folder; names number them with five digits.
 const SHARDS_MAX: u32 = 99_999;
@@ -82,11 +83,27 @@ pub(crate) fn load_groups(dir: &Path, config: &ModelConfig, keep: &mut dyn Keep)
 /// # Errors
 ///
 /// As [`load`], but for files.
-pub(crate) fn parse(bytes: &'static [u8], path: &Path, config: &ModelConfig) -> Result<Weights, ModelError> {
-    let mut shards =
-        Shards { dir: path.to_owned(), files: Vec::new(), tensors: BTreeMap::new(), placed: BTreeMap::new() };
-    shards.add(Shard::new(path.to_owned(), Box::new(Cursor::new(bytes)), bytes.len() as u64)?);
-    take_all(shards, config, &mut InMemory)
+pub(crate) fn parse(
+    bytes: &'static [u8],
+    path: &Path,
+    config: &ModelConfig,
+    keep: &mut dyn Keep,
+) -> Result<Weights, ModelError> {
+    take_all(Shards::of_bytes(bytes, path)?, config, keep)
+}
+
+/// Takes the groups of matrices described by `config` from the bytes of a safetensors file, and nothing else; they go to `keep`.
+///
+/// # Errors
+///
+/// As [`load_groups`], but for files.
+pub(crate) fn parse_groups(
+    bytes: &'static [u8],
+    path: &Path,
+    config: &ModelConfig,
+    keep: &mut dyn Keep,
+) -> Result<(), ModelError> {
+    collect_groups(config, &mut Shards::of_bytes(bytes, path)?, keep)
 }
 
 fn take_all(mut shards: Shards, config: &ModelConfig, keep: &mut dyn Keep) -> Result<Weights, ModelError> {
@@ -116,6 +133,14 @@ impl Shards {
             let bytes = shards.tensors.values().map(|(_, info)| info.data_offsets).map(|(from, to)| (to - from) as u64);
             check_weights(dir, bytes.sum())?;
         }
+        Ok(shards)
+    }
+
+    /// Opens a file in memory.
+    fn of_bytes(bytes: &'static [u8], path: &Path) -> Result<Self, ModelError> {
+        let mut shards =
+            Self { dir: path.to_owned(), files: Vec::new(), tensors: BTreeMap::new(), placed: BTreeMap::new() };
+        shards.add(Shard::new(path.to_owned(), Box::new(Cursor::new(bytes)), bytes.len() as u64)?);
         Ok(shards)
     }
 

@@ -126,7 +126,7 @@ impl PackedGroup {
         });
     }
 
-    /// Returns the group as in a file, if all matrices have been taken.
+    /// Returns the group as in memory, whole pages, once all matrices have been taken.
     pub(crate) fn bytes(&mut self) -> &[u8] {
         self.0.pad();
         self.0.as_slice()

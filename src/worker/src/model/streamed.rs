@@ -10,11 +10,13 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{LoadedName, Model};
 use crate::error::{ModelError, WorkerError};
-use crate::files::{gguf, shards};
+use crate::files::shards::SINGLE_FILE;
 use crate::files::weights::Keep;
+use crate::files::{gguf, shards};
 use crate::kernels::matrix::Matrix;
 use crate::layers::pair::{Pair, Part};
 use crate::memory::check_weights;
+use crate::stream::packed::learned::FormChoice;
 use crate::stream::packed::{CurrentFile, Packer, Sizes};
 use crate::stream::stream_settings::{PlacedGroup, StreamInfo, StreamSettings};
 use crate::stream::{Stream, Streamed};
@@ -36,14 +38,41 @@ impl Model {
         let own = if is_file { path.parent().unwrap_or(Path::new("")) } else { path };
         let folder = settings.folder.as_deref().unwrap_or(own);
         let packed = folder.join(file_name(&name, &settings.identity));
-        let mut packer = Packer::new(&packed, &settings.identity, permissions(path)?)?;
+        Self::packed(&packed, permissions(path)?, settings, |keep| Self::load_keeping(path, name.clone(), keep))
+    }
+
+    /// Reads a model as [`Model::from_bytes`] does, with a part of its weights in memory, and the packed weights in the folder `folder` unless `settings` have one.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Model::from_bytes`] and of [`Model::load_streamed`].
+    pub fn from_bytes_streamed(
+        name: &str,
+        (config, others): (&[u8], &[(&str, &[u8])]),
+        safetensors: &'static [u8],
+        folder: &Path,
+        settings: &StreamSettings,
+    ) -> Result<Model, ModelError> {
+        let packed = settings.folder.as_deref().unwrap_or(folder).join(file_name(name, &settings.identity));
+        let load = |keep: &mut dyn Keep| Self::from_bytes_keeping(name, (config, others), safetensors, keep);
+        Self::packed(&packed, MODE, settings, load)
+    }
+
+    /// Reads a model by `load`, with its packed weights in the file `packed` of the permissions `mode` at most.
+    fn packed(
+        packed: &Path,
+        mode: u32,
+        settings: &StreamSettings,
+        load: impl Fn(&mut dyn Keep) -> Result<Model, ModelError>,
+    ) -> Result<Model, ModelError> {
+        let choice = FormChoice::of(settings.compression, settings.reads);
+        let mut packer = Packer::new(packed, &settings.identity, mode, choice)?;
         if packer.needs_weights() {
             let mut sizes = Sizes::default();
-            Self::load_keeping(path, name.clone(), &mut sizes)?.placement(&sizes.bytes, settings)?;
+            load(&mut sizes)?.placement(&sizes.bytes, settings)?;
             packer.reserve(largest(&sizes.bytes));
         }
-        let model = Self::load_keeping(path, name, &mut packer)?;
-        model.placed(packer, settings)
+        load(&mut packer)?.placed(packer, settings)
     }
 
     /// Moves the weights of a model in memory to a disk as [`Model::load_streamed`] does; `folder` is the folder of the packed weights if `settings` have none.
@@ -56,7 +85,8 @@ impl Model {
         let packed = folder.join(file_name(&self.name, &settings.identity));
         let bytes: Vec<u64> = self.groups_mut().map(|(_, _, group)| group.bytes() as u64).collect();
         self.placement(&bytes, settings)?;
-        let mut packer = Packer::new(&packed, &settings.identity, MODE)?;
+        let choice = FormChoice::of(settings.compression, settings.reads);
+        let mut packer = Packer::new(&packed, &settings.identity, MODE, choice)?;
         packer.reserve(largest(&bytes));
         self.keep_groups(&mut packer)?;
         self.placed(packer, settings)
@@ -82,6 +112,20 @@ impl Model {
         })
     }
 
+    /// Does the same as [`Self::repair_from`] with a safetensors file in memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Model::from_bytes`]; the packed weights cannot be written or read.
+    pub fn repair_from_bytes(
+        &self,
+        safetensors: &'static [u8],
+        settings: &StreamSettings,
+    ) -> Result<Option<String>, ModelError> {
+        let path = Path::new(&self.name).join(SINGLE_FILE);
+        self.repair(settings, MODE, |packer| shards::parse_groups(safetensors, &path, &self.config, packer))
+    }
+
     /// Does the same as [`Self::repair_from`] with the weights of a model in memory.
     ///
     /// # Errors
@@ -99,7 +143,7 @@ impl Model {
     ) -> Result<Option<String>, ModelError> {
         let (Some(streamed), Some(info)) = (&self.streamed, &self.stream_info) else { return Ok(None) };
         streamed.file.repair(|| {
-            let mut packer = Packer::new(&info.path, &settings.identity, mode)?;
+            let mut packer = Packer::new(&info.path, &settings.identity, mode, FormChoice::Known(info.form))?;
             let bytes: Vec<u64> = info.groups.iter().map(|group| group.bytes).collect();
             packer.reserve(largest(&bytes));
             pack(&mut packer)?;
@@ -162,26 +206,33 @@ impl Model {
         }
         let groups: Vec<usize> = (0..bytes.len()).filter(|number| !placement.pinned[*number]).collect();
         let most = (placement.slots as usize).saturating_sub(1).max(1);
+        let (form, learned) = file.form();
+        let placed = (0..bytes.len()).map(|number| PlacedGroup {
+            bytes: bytes[number],
+            stored_bytes: file.stored_bytes(number),
+            is_pinned: placement.pinned[number],
+        });
         self.stream_info = Some(StreamInfo {
             path: file.path().to_owned(),
             written,
             is_direct: file.is_direct(),
-            groups: bytes
-                .iter()
-                .zip(&placement.pinned)
-                .map(|(bytes, is_pinned)| PlacedGroup { bytes: *bytes, is_pinned: *is_pinned })
-                .collect(),
+            form,
+            learned,
+            groups: placed.collect(),
             head_bytes: self.head.parts().iter().map(Matrix::memory_bytes).sum(),
             slots: placement.slots,
             memory_bytes: placement.memory_bytes,
         });
         self.streamed = (!groups.is_empty()).then(|| {
             Arc::new(Streamed {
+                stored_bytes: groups.iter().map(|number| file.stored_bytes(*number)).collect(),
                 groups,
                 slots: placement.slots as usize,
                 slot_bytes: placement.slot_bytes as usize,
                 ahead: most.min(settings.ahead.max(1) as usize),
                 prefill_ahead: most.min(settings.prefill_ahead.max(1) as usize),
+                reads: most.min(settings.reads.max(1) as usize),
+                prefill_reads: most.min(settings.prefill_reads.max(1) as usize),
                 retry_pause: settings.retry_pause,
                 file: CurrentFile::new(file),
             })
@@ -252,7 +303,7 @@ fn permissions(path: &Path) -> Result<u32, ModelError> {
 pub(crate) mod tests {
     use std::io;
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::sync::mpsc;
+    use std::sync::{Condvar, Mutex, mpsc};
     use std::time::Duration;
 
     use trunkline_files::{BlockFile, open_for_reading};
@@ -261,6 +312,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::error::{GroupFault, WeightsFault};
     use crate::kernels::matrix::WeightKind;
+    use crate::stream::packed::learned::Compression;
     use crate::worker::{Worker, WorkerConfig};
 
     /// Condition of the disk with the packed weights.
@@ -271,6 +323,25 @@ pub(crate) mod tests {
         Failing(u32),
         /// A read ends the thread.
         Panicking,
+        /// The first two reads wait for each other, and fail after a minute alone.
+        Meeting,
+    }
+
+    /// Reads that wait for each other.
+    #[derive(Debug, Default)]
+    struct Meeting {
+        begun: Mutex<u32>,
+        changed: Condvar,
+    }
+
+    impl Meeting {
+        fn wait(&self) -> io::Result<()> {
+            let mut begun = self.begun.lock().unwrap();
+            *begun += 1;
+            self.changed.notify_all();
+            let waited = self.changed.wait_timeout_while(begun, Duration::from_mins(1), |begun| *begun < 2).unwrap();
+            if waited.1.timed_out() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+        }
     }
 
     /// The file on such a disk.
@@ -279,6 +350,7 @@ pub(crate) mod tests {
         inner: Box<dyn BlockFile>,
         disk: Disk,
         reads: AtomicU32,
+        meeting: Meeting,
     }
 
     impl BlockFile for File {
@@ -292,6 +364,7 @@ pub(crate) mod tests {
                 Disk::Failing(faults) if self.reads.fetch_add(1, Ordering::Relaxed) < faults => {
                     Err(io::Error::from_raw_os_error(5))
                 }
+                Disk::Meeting => self.meeting.wait().and_then(|()| self.inner.read_at(bytes, offset)),
                 Disk::Failing(_) | Disk::Sound => self.inner.read_at(bytes, offset),
             }
         }
@@ -315,6 +388,11 @@ pub(crate) mod tests {
 
     /// Returns a model with as little memory as works, and its streamed weights on `disk`.
     pub(crate) fn model_on(disk: Disk, retry_pause: Duration) -> Model {
+        model_with(disk, retry_pause, 0)
+    }
+
+    /// Returns the same with memory for so many slots more in the window.
+    pub(crate) fn model_with(disk: Disk, retry_pause: Duration, slots: u64) -> Model {
         let folder = tempfile::tempdir().unwrap();
         let model = |memory_bytes| {
             let settings = StreamSettings {
@@ -324,15 +402,23 @@ pub(crate) mod tests {
                 workers: 1,
                 ahead: 2,
                 prefill_ahead: 2,
+                reads: 2,
+                prefill_reads: 1,
+                compression: Compression::Off,
                 retry_pause,
             };
             seeded().streamed(folder.path(), &settings)
         };
         let Err(ModelError::Budget(least)) = model(0) else { panic!("a model without memory") };
-        let mut model = model(least.least_bytes).unwrap();
+        let mut model = model(least.least_bytes + slots * least.window_bytes / 2).unwrap();
         let streamed = Arc::get_mut(model.streamed.as_mut().unwrap()).unwrap();
         let (inner, _) = open_for_reading(streamed.file.file().path()).unwrap();
-        streamed.file.set_file(Box::new(File { inner: Box::new(inner), disk, reads: AtomicU32::new(0) }));
+        streamed.file.set_file(Box::new(File {
+            inner: Box::new(inner),
+            disk,
+            reads: AtomicU32::new(0),
+            meeting: Meeting::default(),
+        }));
         model
     }
 

@@ -2,16 +2,19 @@
 //!
 //! ```text
 //! page 0     "TRKWTS01" | place:u64 | bytes:u64 | checksum:u64 of the manifest | zeros        numbers are little-endian
-//! groups     each from a multiple of 4096 bytes on, as `pair.rs` lays them out
-//! manifest   JSON: version, identity of the weights, and of each group layer, part, place, bytes, checksum (XXH3) and matrices
+//! groups     each from a multiple of 4096 bytes on, as `pair.rs` lays them out, or compressed as in `form.rs`
+//! manifest   JSON: version, identity of the weights, form, and of each group layer, part, place, bytes, frames, checksum (XXH3) and matrices
 //! ```
 //!
 //! The file is written under another name, which no other process has, and renamed when whole: a file with the final name is whole, and a server that reads an older
 //! one is not disturbed. What a killed process left is removed at the next start; [`unfinished`] has the rule.
 
 mod current;
+pub(crate) mod form;
+pub(crate) mod learned;
 mod manifest;
 mod unfinished;
+mod writing;
 
 use std::fs::{self, File, Metadata, Permissions, TryLockError};
 use std::io;
@@ -20,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tracing::warn;
-use trunkline_files::{Aligned, BlockFile, PAGE, open_for_reading, read_full, write_all};
+use trunkline_files::{Aligned, BlockFile, PAGE, open_for_reading, read_full};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{GroupFault, ModelError, WeightsFault};
@@ -28,8 +31,11 @@ use crate::files::weights::Keep;
 use crate::kernels::matrix::Matrix;
 use crate::layers::pair::{PackedGroup, Pair, Part};
 pub(crate) use crate::stream::packed::current::CurrentFile;
-use crate::stream::packed::manifest::{Entry, Manifest};
-use crate::stream::packed::unfinished::{Unfinished, remove_left_behind};
+use crate::stream::packed::form::{Form, Packing};
+use crate::stream::packed::learned::{FormChoice, Learned};
+use crate::stream::packed::manifest::Manifest;
+use crate::stream::packed::unfinished::remove_left_behind;
+use crate::stream::packed::writing::Writing;
 use crate::stream::retries::{FailedReads, try_again};
 
 /// First bytes of a file.
@@ -113,9 +119,19 @@ impl PackedFile {
         self.is_direct
     }
 
-    /// Returns the bytes of each group, in the order of a step.
+    /// Returns the bytes of each group in memory, in the order of a step.
     pub(crate) fn group_bytes(&self) -> Vec<u64> {
         self.manifest.groups.iter().map(|entry| entry.bytes).collect()
+    }
+
+    /// Returns the bytes of a group in the file.
+    pub(crate) fn stored_bytes(&self, group: usize) -> u64 {
+        self.manifest.groups[group].stored
+    }
+
+    /// Returns the form of the groups, and what decided about it.
+    pub(crate) fn form(&self) -> (Form, Option<Learned>) {
+        (self.manifest.form, self.manifest.learned)
     }
 
     /// Returns layer and part of a group.
@@ -129,14 +145,17 @@ impl PackedFile {
     /// # Errors
     ///
     /// The group cannot be read whole, or has other bytes than were written.
-    pub(crate) fn read(&self, group: usize, memory: &mut [u8]) -> Result<(), GroupFault> {
+    pub(crate) fn read(&self, group: usize, memory: &mut [u8], packing: &mut Packing) -> Result<(), GroupFault> {
         let entry = &self.manifest.groups[group];
-        let bytes = &mut memory[..entry.bytes as usize];
-        let n = read_full(self.file.as_ref(), bytes, entry.place);
-        if n.map_err(|error| GroupFault::Read(error.to_string()))? < bytes.len() {
+        let memory = &mut memory[..entry.bytes as usize];
+        let stored = &mut memory[(entry.bytes - entry.stored) as usize..];
+        let n = read_full(self.file.as_ref(), stored, entry.place);
+        if n.map_err(|error| GroupFault::Read(error.to_string()))? < stored.len() {
             return Err(GroupFault::Short);
         }
-        if xxh3_64(bytes) == entry.checksum { Ok(()) } else { Err(GroupFault::Checksum) }
+        let is_sound = xxh3_64(stored) == entry.checksum;
+        let is_whole = is_sound && (entry.frames.is_empty() || packing.decode(&entry.frames, memory));
+        if is_whole { Ok(()) } else { Err(GroupFault::Checksum) }
     }
 
     /// Reads a group as [`Self::read`] does, and tries again after a fault, the first time after `pause`. The thread sleeps meanwhile.
@@ -145,9 +164,10 @@ impl PackedFile {
     ///
     /// As [`Self::read`]; a damaged file is removed.
     pub(crate) fn read_in_time(&self, group: usize, memory: &mut [u8], pause: Duration) -> Result<(), WeightsFault> {
+        let mut packing = Packing::default();
         let read = try_again(
             pause,
-            || self.read(group, memory),
+            || self.read(group, memory, &mut packing),
             |fault, pause| {
                 self.note(group, fault);
                 std::thread::sleep(pause);
@@ -203,62 +223,13 @@ fn id_of(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// A file being written; removed unless finished.
-struct Writing {
-    path: PathBuf,
-    unfinished: Unfinished,
-    file: Box<dyn BlockFile>,
-    end: u64,
-    groups: Vec<Entry>,
-}
-
-impl Writing {
-    fn create(path: &Path, mode: u32) -> Result<Self, ModelError> {
-        let folder = path.parent().unwrap_or(Path::new("."));
-        let failed = |source| ModelError::Write { path: folder.to_owned(), source };
-        fs::create_dir_all(folder).map_err(failed)?;
-        let (unfinished, file) = Unfinished::create(path, mode).map_err(failed)?;
-        let (path, groups) = (path.to_owned(), Vec::new());
-        Ok(Self { path, unfinished, file, end: PAGE as u64, groups })
-    }
-
-    fn failed(&self, source: io::Error) -> ModelError {
-        ModelError::Write { path: self.path.clone(), source }
-    }
-
-    fn append(&mut self, layer: u32, part: Part, group: &Pair, bytes: &[u8]) -> Result<(), ModelError> {
-        write_all(self.file.as_ref(), &[bytes], self.end).map_err(|source| self.failed(source))?;
-        let (bytes, checksum, place) = (bytes.len() as u64, xxh3_64(bytes), self.end);
-        self.groups.push(Entry { layer, part, place, bytes, checksum, matrices: Entry::matrices(&group.shapes()) });
-        self.end += bytes;
-        Ok(())
-    }
-
-    fn finish(mut self, identity: String) -> Result<(), ModelError> {
-        let manifest = Manifest::new(identity, std::mem::take(&mut self.groups));
-        let mut text = Aligned::from(serde_json::to_vec_pretty(&manifest).expect("plain values"));
-        let (bytes, checksum) = (text.as_slice().len() as u64, xxh3_64(text.as_slice()));
-        text.pad();
-        let mut page = Aligned::with_capacity(PAGE);
-        page.resize(PAGE);
-        page.as_mut_slice()[..8].copy_from_slice(MAGIC);
-        for (place, number) in page.as_mut_slice()[8..].chunks_exact_mut(8).zip([self.end, bytes, checksum]) {
-            place.copy_from_slice(&number.to_le_bytes());
-        }
-        let written = write_all(self.file.as_ref(), &[text.as_slice()], self.end)
-            .and_then(|()| write_all(self.file.as_ref(), &[page.as_slice()], 0))
-            .and_then(|()| self.file.sync())
-            .and_then(|()| self.unfinished.finish(&self.path));
-        written.map_err(|source| ModelError::Write { path: self.path, source })
-    }
-}
-
 /// Receives the groups of a model: writes them to a file, or leaves them out if the file is there.
 pub(crate) struct Packer {
     path: PathBuf,
     identity: String,
     /// Widest permissions of a new file.
     mode: u32,
+    choice: FormChoice,
     state: State,
     /// Number of groups so far.
     n: usize,
@@ -276,26 +247,30 @@ enum State {
 }
 
 impl Packer {
-    /// Opens the file at `path` for the weights of `identity`; without such a file, the first group begins one with the permissions `mode` at most. Removes what killed
-    /// processes left of the file.
+    /// Opens the file at `path` for the weights of `identity`, in a form that `choice` takes; without such a file, the first group begins one with the permissions `mode`
+    /// at most. Removes what killed processes left of the file.
     ///
     /// # Errors
     ///
     /// Something other than a file has the name.
-    pub(crate) fn new(path: &Path, identity: &str, mode: u32) -> Result<Self, ModelError> {
+    pub(crate) fn new(path: &Path, identity: &str, mode: u32, choice: FormChoice) -> Result<Self, ModelError> {
         if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
             return Err(ModelError::NoFile { path: path.to_owned() });
         }
         remove_left_behind(path);
         let state = match PackedFile::open(path, identity) {
-            Ok(file) => {
+            Ok(file) if choice.takes(file.manifest.form, file.manifest.is_compressible()) => {
                 file.restrict(mode);
                 State::Reuse(file)
+            }
+            Ok(file) => {
+                let reason = format!("the one there has the {} form", file.manifest.form.name());
+                State::Write { writing: None, reason }
             }
             Err(reason) => State::Write { writing: None, reason },
         };
         let group = PackedGroup::default();
-        Ok(Self { path: path.to_owned(), identity: identity.to_owned(), mode, state, n: 0, group })
+        Ok(Self { path: path.to_owned(), identity: identity.to_owned(), mode, choice, state, n: 0, group })
     }
 
     /// Takes memory for groups of `bytes` at most, if groups will be written.
@@ -320,7 +295,7 @@ impl Packer {
             State::Reuse(file) if file.manifest.groups.len() == self.n => Ok((file, None)),
             State::Reuse(file) => Err(ModelError::packed(&file.path, "it has the groups of another model")),
             State::Write { writing, reason } => {
-                let writing = writing.map_or_else(|| Writing::create(&self.path, self.mode), Ok)?;
+                let writing = writing.map_or_else(|| Writing::create(&self.path, self.mode, self.choice), Ok)?;
                 writing.finish(self.identity.clone())?;
                 let file = PackedFile::open(&self.path, &self.identity);
                 let file = file.map_err(|problem| ModelError::packed(&self.path, &problem))?;
@@ -349,7 +324,7 @@ impl Keep for Packer {
             State::Write { writing, .. } => {
                 let writing = match writing {
                     Some(writing) => writing,
-                    None => writing.insert(Writing::create(&self.path, self.mode)?),
+                    None => writing.insert(Writing::create(&self.path, self.mode, self.choice)?),
                 };
                 writing.append(layer, part, &group, self.group.bytes())?;
                 self.group.clear();

@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::stream::packed::form::Form;
+use crate::stream::packed::learned::{Compression, Learned};
+
 /// Settings of weights of which only a part is in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamSettings {
@@ -18,6 +21,12 @@ pub struct StreamSettings {
     pub ahead: u32,
     /// The same for steps that run prompts.
     pub prefill_ahead: u32,
+    /// Reads in flight at most, at least 1, in steps of decodes alone.
+    pub reads: u32,
+    /// The same for steps that run prompts.
+    pub prefill_reads: u32,
+    /// Form of a file that is written.
+    pub compression: Compression,
     /// Pause before a failed read is tried again; the pauses before the second, third and fourth time double.
     pub retry_pause: Duration,
 }
@@ -30,14 +39,16 @@ impl StreamSettings {
 /// A group of weights, and its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacedGroup {
-    /// Bytes of the group, whole pages.
+    /// Bytes of the group in memory, whole pages.
     pub bytes: u64,
+    /// Bytes of the group on the disk, whole pages: fewer if it is compressed.
+    pub stored_bytes: u64,
     /// `true` if the group stays in memory, `false` if each step reads the group.
     pub is_pinned: bool,
 }
 
 /// Placement of a model's weights, for logs and reports.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StreamInfo {
     /// File with the packed weights.
     pub path: PathBuf,
@@ -45,6 +56,10 @@ pub struct StreamInfo {
     pub written: Option<String>,
     /// `true` if reads bypass the page cache.
     pub is_direct: bool,
+    /// Form of groups of floats on the disk.
+    pub form: Form,
+    /// What decided about the form when the file was written, if it was measured.
+    pub learned: Option<Learned>,
     /// Groups of all layers, in the order of a step.
     pub groups: Vec<PlacedGroup>,
     /// Bytes of the output matrix, which is computed with after the last group.
@@ -63,6 +78,6 @@ impl StreamInfo {
 
     /// Returns the bytes that each step reads.
     pub fn step_bytes(&self) -> u64 {
-        self.groups.iter().filter(|group| !group.is_pinned).map(|group| group.bytes).sum()
+        self.groups.iter().filter(|group| !group.is_pinned).map(|group| group.stored_bytes).sum()
     }
 }

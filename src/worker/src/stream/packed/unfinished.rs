@@ -62,6 +62,11 @@ impl Unfinished {
         Ok((!is_taken && unfinished.path.try_exists()?).then_some(unfinished))
     }
 
+    /// Returns the present path.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Gives the file its final name.
     ///
     /// # Errors
