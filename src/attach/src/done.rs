@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use trunkline_port::{
     FailedSeq, PromptLogprobs, RequestId, SeqFault, Step, StepOutput, StepResult, StepSeq, Token, TokenLogprobs,
+    WeightReads,
 };
 
 use crate::wire;
@@ -127,7 +128,7 @@ pub enum DoneReason {
 
 /// Converts the output of a step to a message. `busy_us` is the time spent on the step, microseconds.
 pub fn encode_done(step: &Step, output: StepOutput, life: u64, busy_us: u64) -> wire::StepDone {
-    let StepOutput { result, logprobs, prompts, drafted, accepted, .. } = output;
+    let StepOutput { result, logprobs, prompts, drafted, accepted, weights } = output;
     let samples = |i: usize, seq: &StepSeq| seq.sample && result.fault_of(i).is_none();
     let regular = result.ends.len() == step.seqs.len()
         && step.seqs.iter().enumerate().all(|(i, seq)| result.of(i).len() == usize::from(samples(i, seq)));
@@ -152,7 +153,19 @@ pub fn encode_done(step: &Step, output: StepOutput, life: u64, busy_us: u64) -> 
         busy_us,
         faults,
         prompt_logprobs: prompts.into_iter().flat_map(|prompt| prompt.tokens).map(logprob).collect(),
+        weights: (weights.steps > 0).then_some(wire::WorkerWeightReads {
+            bytes: weights.bytes,
+            reading_ns: weights.reading_ns,
+            exposed_ns: weights.exposed_ns,
+            step_ns: weights.step_ns,
+            failed_reads: weights.failed_reads,
+        }),
     }
+}
+
+fn weights_of(reads: &wire::WorkerWeightReads) -> WeightReads {
+    let wire::WorkerWeightReads { bytes, reading_ns, exposed_ns, step_ns, failed_reads } = *reads;
+    WeightReads { steps: 1, bytes, reading_ns, exposed_ns, step_ns, failed_reads }
 }
 
 fn to_wire(fault: SeqFault) -> WireFault {
@@ -190,7 +203,8 @@ impl SentStep {
         let prompts = self.prompts_of(&failed, &done.prompt_logprobs)?;
         let result = StepResult { step: self.id, tokens: done.tokens, ends, scores: done.scores, failed };
         let (drafted, accepted) = (done.drafted.into(), done.accepted.into());
-        let mut output = StepOutput { result, logprobs, prompts, drafted, accepted, ..StepOutput::default() };
+        let weights = done.weights.as_ref().map(weights_of).unwrap_or_default();
+        let mut output = StepOutput { result, logprobs, prompts, drafted, accepted, weights };
         self.fail_unfit(&mut output);
         Ok(output)
     }

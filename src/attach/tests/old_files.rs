@@ -104,6 +104,7 @@ fn done() -> wire::StepDone {
         accepted: 1,
         busy_us: 1500,
         prompt_logprobs: Vec::new(),
+        weights: None,
         faults: vec![wire::SequenceFault::None.into(), wire::SequenceFault::Unsupported.into()],
     }
 }

@@ -5,7 +5,7 @@ use prost::Message;
 use trunkline_attach::{Mirror, SentStep, StepEncoder, StepLimits, encode_done, wire};
 use trunkline_port::{
     Dropped, FailedSeq, RequestId, Sampling, ScoreKind, Scored, SeqFault, SeqStart, Step, StepOutput, StepResult,
-    StepSeq, TokenLogprobs,
+    StepSeq, TokenLogprobs, WeightReads,
 };
 
 const BLOCK: u32 = 4;
@@ -231,6 +231,9 @@ fn a_failed_sequence_is_a_column_of_the_answer_and_its_slot_goes_on() {
     output.result.push_failed(SeqFault::NotFinite);
     output.result.push(&[66]);
     output.result.push_failed(SeqFault::Unsupported);
+    assert_eq!(encode_done(&step, output.clone(), 3, 17).weights, None, "all weights are in memory");
+    output.weights =
+        WeightReads { steps: 1, bytes: 9, reading_ns: 7, exposed_ns: 5, step_ns: u64::MAX, failed_reads: 2 };
     let done = encode_done(&step, output.clone(), 3, 17);
     assert_eq!((done.faults.clone(), done.counts.len()), (vec![1, 0, 2], 0));
     mirror.note(&step, &output.result);
@@ -286,6 +289,7 @@ fn every_broken_rule_of_an_answer_is_named() {
         busy_us: 9,
         faults: vec![0; 3],
         prompt_logprobs: Vec::new(),
+        weights: None,
     };
     let output = sent().decode(good.clone()).unwrap();
     assert_eq!((output.result.of(1), output.result.of(2)), (&[5, 6][..], &[][..]));

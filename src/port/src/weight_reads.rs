@@ -18,9 +18,10 @@ use std::ops::{Add, AddAssign};
 pub struct WeightReads {
     /// Steps with streamed weights.
     pub steps: u64,
-    /// Bytes read, with padding.
+    /// Bytes read, with padding; compressed weights count as they are on the disk.
     pub bytes: u64,
-    /// Sum of the durations of the reads, each from the request of the group to the comparison of its checksum, nanoseconds.
+    /// Time during which groups were read, each from its request to the comparison of its checksum and its decoding, nanoseconds. Where several are read at once, the time
+    /// counts once, for the group that is there first.
     pub reading_ns: u64,
     /// Sum of the times for which computation waited for a group, nanoseconds.
     pub exposed_ns: u64,
@@ -43,7 +44,7 @@ impl WeightReads {
 
     /// Returns the time of the steps if nothing had overlapped, nanoseconds.
     pub fn serial_ns(&self) -> u64 {
-        self.computing_ns() + self.reading_ns
+        self.computing_ns().saturating_add(self.reading_ns)
     }
 
     /// Returns the share of the reads that is hidden, 0 to 1; `None` without reads.
@@ -62,12 +63,13 @@ impl Add for WeightReads {
 
     fn add(self, other: Self) -> Self {
         Self {
-            steps: self.steps + other.steps,
-            bytes: self.bytes + other.bytes,
-            reading_ns: self.reading_ns + other.reading_ns,
-            exposed_ns: self.exposed_ns + other.exposed_ns,
-            step_ns: self.step_ns + other.step_ns,
-            failed_reads: self.failed_reads + other.failed_reads,
+            // Workers of any kind report them.
+            steps: self.steps.saturating_add(other.steps),
+            bytes: self.bytes.saturating_add(other.bytes),
+            reading_ns: self.reading_ns.saturating_add(other.reading_ns),
+            exposed_ns: self.exposed_ns.saturating_add(other.exposed_ns),
+            step_ns: self.step_ns.saturating_add(other.step_ns),
+            failed_reads: self.failed_reads.saturating_add(other.failed_reads),
         }
     }
 }
