@@ -633,7 +633,8 @@ impl<'a> Fleet<'a> {
         let life = it.life;
         if !self.can_fast_forward && self.observer.wants_steps() {
             let stats = &self.cluster.core(engine(replica)).stats();
-            self.observer.step(&StepSeen { replica: replica as u32, begin_ns, end_ns, shape, stats });
+            let weights = self.cost.weight_reads(replica, &shape);
+            self.observer.step(&StepSeen { replica: replica as u32, begin_ns, end_ns, shape, weights, stats });
         }
         self.schedule(end_ns, SimEvent::StepEnd { replica, life });
     }

@@ -1,7 +1,7 @@
 //! Completed steps: each step is held back until no failure of its replica can interrupt it.
 
 use crate::observer::StepSeen;
-use trunkline_sim_perf::cost::StepShape;
+use trunkline_sim_perf::cost::{StepShape, WeightReads};
 
 /// Step after the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub(crate) struct CompletedStep {
     /// `true` if the replica failed before the end of the step, which then has no result.
     pub interrupted: bool,
     pub shape: StepShape,
+    /// Reads of weights, if the step ends.
+    pub weights: WeightReads,
     /// Device blocks in use during the step.
     pub blocks_in_use: u32,
 }
@@ -34,6 +36,7 @@ impl PendingSteps {
             end_ns: seen.end_ns,
             interrupted: false,
             shape: seen.shape,
+            weights: seen.weights,
             blocks_in_use: stats.blocks_in_use(),
         })
     }
@@ -58,7 +61,8 @@ mod tests {
 
     fn step(pending_steps: &mut PendingSteps, begin_ns: u64, end_ns: u64) -> Option<(u64, u64, bool)> {
         let stats = &Stats::default();
-        let past = pending_steps.step(&StepSeen { replica: 0, begin_ns, end_ns, shape: StepShape::default(), stats });
+        let (shape, weights) = (StepShape::default(), WeightReads::default());
+        let past = pending_steps.step(&StepSeen { replica: 0, begin_ns, end_ns, shape, weights, stats });
         past.map(|past| (past.begin_ns, past.end_ns, past.interrupted))
     }
 

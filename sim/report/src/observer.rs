@@ -6,7 +6,7 @@ use trunkline_core::Place;
 use trunkline_core::Stats;
 
 use crate::outcome::Outcome;
-use trunkline_sim_perf::cost::StepShape;
+use trunkline_sim_perf::cost::{StepShape, WeightReads};
 
 /// Observer of the events of a replay, in the order of virtual time; it can stop the replay.
 ///
@@ -95,6 +95,8 @@ pub struct StepSeen<'a> {
     pub end_ns: u64,
     /// Batch shape of the step.
     pub shape: StepShape,
+    /// Reads of weights for the step; zeros if no weights are streamed.
+    pub weights: WeightReads,
     /// Gauges and counters of the core with this step under way.
     pub stats: &'a Stats,
 }

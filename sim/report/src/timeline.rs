@@ -4,6 +4,7 @@
 //! |---|---|
 //! | process | replica |
 //! | thread `steps` of a process | a slice per step, named after the batch shape |
+//! | threads `weights`, `weight reads` of a process | of each step that reads weights: `compute`, then `wait`, which are sums over the step; and the time of the reads |
 //! | async slices per link direction, `to host` | a copy from request to end, and inside the time of the bytes; copies overlap |
 //! | async slices `request` | a request from arrival to end, and inside `queue`, `prefill` and `decode`, at its last replica |
 //! | counters `requests`, `KV blocks` | gauges during each step |
@@ -32,6 +33,10 @@ use trunkline_sim_perf::link::{direction, direction_name};
 
 /// Thread number of the steps.
 const STEPS_THREAD: usize = 1;
+/// Thread number of computation and waits of steps that read weights.
+const WEIGHTS_THREAD: usize = 2;
+/// Thread number of the reads.
+const READS_THREAD: usize = 3;
 
 /// Time window of a timeline: only overlapping events are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +80,8 @@ pub struct TimelineWriter {
     copies: u64,
     /// Gauges of each replica.
     gauges: Vec<Gauges>,
+    /// Replicas with threads for weights.
+    streams: Vec<bool>,
     tiers: Vec<String>,
 }
 
@@ -181,6 +188,7 @@ impl TimelineWriter {
             pending_steps: PendingSteps::new(shape.replicas()),
             copies: 0,
             gauges: vec![Gauges::default(); shape.replicas() as usize],
+            streams: vec![false; shape.replicas() as usize],
             tiers: shape.tiers.iter().map(|(name, _)| name.clone()).collect(),
         };
         writer.put(r#"{"displayTimeUnit":"ms","traceEvents":["#);
@@ -198,8 +206,12 @@ impl TimelineWriter {
         let name = format!("replica {replica}");
         self.event(json!({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}));
         self.event(json!({"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": replica}}));
-        let tid = STEPS_THREAD;
-        self.event(json!({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": "steps"}}));
+        self.name_thread(replica, STEPS_THREAD, "steps");
+    }
+
+    fn name_thread(&mut self, replica: u32, tid: usize, name: &str) {
+        let pid = pid(replica);
+        self.event(json!({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}));
         self.event(
             json!({"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}),
         );
@@ -263,6 +275,38 @@ impl TimelineWriter {
             step.interrupted,
         );
         self.timed('X', step.begin_ns, step.replica, STEPS_THREAD, &step_name(step), &rest);
+        if step.weights.steps > 0 && !step.interrupted {
+            self.write_weights(step);
+        }
+    }
+
+    /// Writes how a step was spent that reads weights.
+    fn write_weights(&mut self, step: &CompletedStep) {
+        let CompletedStep { replica, begin_ns, end_ns, weights, .. } = *step;
+        if !std::mem::replace(&mut self.streams[replica as usize], true) {
+            self.name_thread(replica, WEIGHTS_THREAD, "weights");
+            self.name_thread(replica, READS_THREAD, "weight reads");
+        }
+        let step_ns = end_ns - begin_ns;
+        let exposed_ns = weights.exposed_ns.min(step_ns);
+        let waits_ns = end_ns - exposed_ns;
+        for (name, from_ns, duration_ns) in
+            [("compute", begin_ns, step_ns - exposed_ns), ("wait", waits_ns, exposed_ns)]
+        {
+            if duration_ns > 0 {
+                self.timed('X', from_ns, replica, WEIGHTS_THREAD, name, &format!(r#","dur":{}"#, us(duration_ns)));
+            }
+        }
+        // Groups that were read during the step before count for this one.
+        let rest = format!(
+            r#","dur":{},"args":{{"bytes":{},"reading":{},"exposed":{},"hidden":{}}}"#,
+            us(weights.reading_ns.min(step_ns)),
+            weights.bytes,
+            us(weights.reading_ns),
+            us(weights.exposed_ns),
+            us(weights.hidden_ns()),
+        );
+        self.timed('X', begin_ns, replica, READS_THREAD, "read", &rest);
     }
 
     /// Writes idle gauges after a step without a successor.
@@ -382,15 +426,22 @@ impl Observer for TimelineWriter {
 
 #[cfg(test)]
 mod tests {
-    use trunkline_sim_perf::cost::StepShape;
+    use trunkline_sim_perf::cost::{StepShape, WeightReads};
 
     use super::*;
 
     #[test]
     fn steps_are_named_for_what_is_in_them() {
         let name = |shape| {
-            let step =
-                CompletedStep { replica: 0, begin_ns: 0, end_ns: 1, interrupted: false, shape, blocks_in_use: 0 };
+            let step = CompletedStep {
+                replica: 0,
+                begin_ns: 0,
+                end_ns: 1,
+                interrupted: false,
+                shape,
+                weights: WeightReads::default(),
+                blocks_in_use: 0,
+            };
             step_name(&step)
         };
         let (prefill, decode) = (StepShape::prefill(4096, 0), StepShape::decodes(31, 9));

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use trunkline_core::Place;
 use trunkline_core::{Stats, TierConfig, TokenCounters, Write};
-use trunkline_sim_perf::cost::StepShape;
+use trunkline_sim_perf::cost::{StepShape, WeightReads};
 use trunkline_sim_replay::{Settings, replay, replay_watched};
 use trunkline_sim_report::observer::{Observer, ReplicaChange, StepSeen, TransferSeen};
 use trunkline_sim_report::outcome::Outcome;
@@ -53,7 +53,7 @@ fn buckets_by_hand() {
     let settings = settings(2);
     let mut series = Series::new(settings.fleet_shape());
     let mut step = |replica, begin_ns, end_ns, shape, stats: Stats| {
-        series.step(&StepSeen { replica, begin_ns, end_ns, shape, stats: &stats });
+        series.step(&StepSeen { replica, begin_ns, end_ns, shape, weights: WeightReads::default(), stats: &stats });
     };
     // A prefill over one bucket and a half, a decode over another half, and nothing until the fifth bucket, where it decodes again.
     let prefill = StepShape::prefill(64, 0);
@@ -113,7 +113,8 @@ fn a_failure_cuts_the_step_and_empties_the_device() {
     let mut series = Series::new(settings.fleet_shape());
     let shape = StepShape::decodes(2, 65);
     let seen = Stats { swapped: 1, ..stats(3, 2, 10, 20, 0) };
-    series.step(&StepSeen { replica: 0, begin_ns: 0, end_ns: 10_000_000, shape, stats: &seen });
+    let (weights, end_ns) = (WeightReads::default(), 10_000_000);
+    series.step(&StepSeen { replica: 0, begin_ns: 0, end_ns, shape, weights, stats: &seen });
     let (from, to) = (Place::Device, Place::Host);
     let (asked_ns, begin_ns) = (0, 1_000);
     for (end_ns, interrupted) in [(2_000_000, false), (4_000_000, false), (5_000_000, true)] {

@@ -7,6 +7,7 @@ use flate2::read::GzDecoder;
 use serde_json::Value;
 use trunkline_core::{TierConfig, Write};
 
+use trunkline_sim_perf::cost::{CostModel, StepShape, WeightReads};
 use trunkline_sim_replay::{Settings, replay_watched};
 use trunkline_sim_report::report::Report;
 use trunkline_sim_report::timeline::{TimelineWriter, Window};
@@ -46,6 +47,47 @@ fn eventful() -> Settings {
     }];
     settings.routing.failures = vec!["1@1.9105..5".parse().unwrap(), "2@2.0055".parse().unwrap()];
     settings
+}
+
+/// Costs of a model that reads weights in every step, for a third of the time of the step, and waits for a tenth.
+struct Reads;
+
+impl CostModel for Reads {
+    fn name(&self) -> &'static str {
+        "reads"
+    }
+
+    fn step_ns(&self, shape: &StepShape) -> u64 {
+        SlowPrefill.step_ns(shape)
+    }
+
+    fn weight_reads(&self, _: usize, shape: &StepShape) -> WeightReads {
+        let step_ns = self.step_ns(shape);
+        let (reading_ns, exposed_ns) = (step_ns / 3, step_ns / 10);
+        WeightReads { steps: 1, bytes: 1000, reading_ns, exposed_ns, step_ns, failed_reads: 0 }
+    }
+}
+
+#[test]
+fn reads_of_weights_waits_and_computation_have_threads_that_sum_up_to_the_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.json");
+    let settings = settings(2);
+    let mut writer = TimelineWriter::create(&path, &settings.fleet_shape(), Window::ALL).unwrap();
+    let report = replay_watched(&trace(50), &settings, &Reads, &mut writer).unwrap();
+    writer.finish().unwrap();
+    let timeline: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let events = timeline["traceEvents"].as_array().unwrap();
+    let sum = |tid: u64, name: &str| -> u64 {
+        let slices = of(events, "X").filter(|slice| slice["tid"] == tid && slice["name"] == name);
+        slices.map(|slice| ns(&slice["dur"])).sum()
+    };
+    let weights = report.batches.weights.expect("weights are read");
+    assert!(weights.steps > 100);
+    assert_eq!((sum(3, "read"), sum(2, "wait")), (weights.reading_ns, weights.exposed_ns));
+    assert_eq!(sum(2, "compute"), weights.computing_ns());
+    let names = of(events, "M").filter(|event| event["name"] == "thread_name" && event["args"]["name"] != "steps");
+    assert_eq!(names.count(), 4, "two threads of each replica");
 }
 
 fn of<'a>(events: &'a [Value], phase: &'a str) -> impl Iterator<Item = &'a Value> {
