@@ -18,8 +18,8 @@ use trunkline_core::h2o::Mode;
 use trunkline_http::KvEventSources;
 use trunkline_port::ModelInfo;
 use trunkline_server::{
-    AttachOptions, Backend, DecideModel, EngineStore, MakeWorker, Options, SamplingOffer, Server, SessionOptions,
-    layout, listen,
+    AttachOptions, Backend, DecideModel, EngineStore, FollowSteps, MakeWorker, Options, SamplingOffer, Server,
+    SessionOptions, layout, listen,
 };
 use trunkline_store::BlockLayout;
 use trunkline_text::Tokenizer;
@@ -31,6 +31,7 @@ use self::open_files::raise_open_files;
 use self::placement::check_weights;
 use self::running::serve;
 use self::simulation::{refuse_beside_simulation, simulated};
+use self::steps_timeline::StepsTimeline;
 use self::unused::unused;
 use crate::h2o::head_loss::HeadLosses;
 use crate::model::model_source::{BUILT_IN, ModelSource, log_facts};
@@ -51,6 +52,7 @@ mod open_files;
 mod placement;
 mod running;
 mod simulation;
+mod steps_timeline;
 mod unused;
 
 const LISTEN_DEFAULT: &str = "127.0.0.1:50051";
@@ -157,6 +159,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         vllm.files = ModelFiles::Missing;
     }
     raise_open_files(&settings, &engines, options.network.connections);
+    let timeline = settings.logs.timeline.as_deref();
+    let timeline = timeline.map(|path| StepsTimeline::create(path, engines.workers())).transpose()?.map(Arc::new);
+    options.steps = timeline.clone().map(|timeline| -> Arc<dyn FollowSteps> { timeline });
     let result = runtime.block_on(async {
         options.tracer = settings.logs.tracer()?;
         let server = match engines.embedded() {
@@ -173,7 +178,8 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     });
     // Tasks still running belong to clients that did not read to the end.
     runtime.shutdown_background();
-    result
+    let written = timeline.map_or(Ok(()), |timeline| timeline.finish());
+    result.and(written)
 }
 
 /// Settings of a server, checked as far as possible without the network and without a model.

@@ -427,7 +427,8 @@ fn write_model(folder: &Path) {
     let parts = parts.chain([("mlp.down_proj".to_owned(), vec![HIDDEN, INNER])]);
     let norms = ["input_layernorm", "post_attention_layernorm"].map(|norm| (norm.to_owned(), vec![HIDDEN]));
     let parts: Vec<_> = parts.chain(norms).collect();
-    let layers = (0..3).flat_map(|layer| parts.iter().map(move |(part, shape)| (format!("layers.{layer}.{part}"), shape)));
+    let layers =
+        (0..3).flat_map(|layer| parts.iter().map(move |(part, shape)| (format!("layers.{layer}.{part}"), shape)));
     let ends = [("embed_tokens".to_owned(), &vec![vocab, HIDDEN]), ("norm".to_owned(), &square[..1].to_vec())];
     let (mut header, mut data, mut seed) = (serde_json::Map::new(), Vec::new(), 1u32);
     for (name, shape) in layers.chain(ends) {
@@ -453,6 +454,7 @@ fn a_server_starts_serves_and_mends_its_weights_under_one_limit_of_memory() {
         format!("--weights=stream:memory_mib={}", EMBEDDING_MIB + 4),
         "--device-blocks=16".to_owned(),
         "--threads=1".to_owned(),
+        format!("--timeline={}", dir.path().join("timeline.json").display()),
     ];
     // The start packs the embedding, which is in memory twice for a moment; a third time is beyond the limit. `ulimit -d` counts KiB that may be written.
     let limit = format!("ulimit -d {}", (5 * EMBEDDING_MIB / 2) << 10);
@@ -469,4 +471,15 @@ fn a_server_starts_serves_and_mends_its_weights_under_one_limit_of_memory() {
     server.until(|line| line.contains("wrote packed weights again"));
     assert!(fs::read(&packed).unwrap() == sound, "the file is whole");
     server.end();
+    let timeline: Value = serde_json::from_slice(&fs::read(dir.path().join("timeline.json")).unwrap()).unwrap();
+    let slices = |name: &str| -> Vec<f64> {
+        let events = timeline["traceEvents"].as_array().unwrap().iter();
+        events
+            .filter(|event| event["ph"] == "X" && event["name"] == name)
+            .map(|event| event["dur"].as_f64().unwrap())
+            .collect()
+    };
+    let [steps, reads, computes] = ["decode 1", "read", "compute"].map(slices);
+    assert!(steps.len() >= 6 && reads.len() >= 8 && computes.len() >= 8, "{timeline:#}");
+    assert!(reads.iter().chain(&computes).all(|duration| *duration > 0.0), "{timeline:#}");
 }

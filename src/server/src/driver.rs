@@ -16,6 +16,7 @@
 mod attached;
 mod client;
 pub(crate) mod commands;
+pub(crate) mod followers;
 pub(crate) mod listening;
 pub(crate) mod queue;
 pub(crate) mod recorder;
@@ -39,7 +40,7 @@ use trunkline_core::{Action, Event, FinishReason, RequestId, Stats};
 use trunkline_port::{PromptLogprobs, Step, StepOutput, StepRunner, TokenLogprobs, TransferReport};
 
 use self::client::Client;
-use self::listening::Listening;
+use self::followers::Followers;
 use crate::driver::commands::{Command, EngineSnapshot, Snapshot, StepCounts};
 use crate::driver::queue::{DriverHandle, queue};
 use crate::driver::recorder::Recorder;
@@ -130,12 +131,6 @@ struct Driver {
     presence: Presence,
 }
 
-/// Those who follow what the cluster gets and does, without a say in it.
-struct Followers {
-    recorder: Option<Recorder>,
-    listening: Option<Listening>,
-}
-
 /// Log probabilities of the last ended step.
 #[derive(Default)]
 struct Logprobs {
@@ -182,7 +177,7 @@ impl Driver {
             commands,
             abort_missed: handle.abort_missed(),
             workers,
-            followers: Followers { recorder, listening: None },
+            followers: Followers { recorder, ..Followers::default() },
             request_log,
             clients: HashMap::new(),
             readers: Readers::default(),
@@ -383,8 +378,11 @@ impl Driver {
 
     /// Takes the answer to a step.
     fn finish_step(&mut self, engine: EngineId, step: Box<Step>, output: StepOutput) {
-        if let Some(duration_ns) = self.workers.note_step(engine, step.id, self.clock.now_ns()) {
+        let now_ns = self.clock.now_ns();
+        if let Some(duration_ns) = self.workers.note_step(engine, step.id, now_ns) {
             self.figures.steps[engine.index()].add(&step, duration_ns);
+            let begin_ns = now_ns.saturating_sub(duration_ns);
+            self.followers.step_ended((engine, &step), (begin_ns, now_ns), &output.weights, self.cluster.core(engine));
         }
         log_failed(engine, &step, &output.result.failed);
         self.cluster.recycle(engine, step);

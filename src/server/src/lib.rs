@@ -66,6 +66,7 @@ pub use crate::access::tls::{TlsError, TlsFiles};
 pub use crate::access::tokens::TokenFileError;
 pub use crate::driver::Outcome;
 pub use crate::driver::commands::StepCounts;
+pub use crate::driver::followers::{EndedStep, FollowSteps};
 pub use crate::driver::workers::{MakeWorker, WorkerError};
 pub use crate::edge::codec::WireCodec;
 pub use crate::edge::door::{Answering, HttpDoor};

@@ -24,6 +24,7 @@ use crate::access::Access;
 use crate::access::tls::{Tls, TlsError, TlsFiles};
 use crate::access::tokens::TokenFileError;
 use crate::driver::commands::Command;
+use crate::driver::followers::FollowSteps;
 use crate::driver::queue::DriverHandle;
 use crate::driver::recorder::Recorder;
 use crate::driver::start::{Parts, spawn};
@@ -99,6 +100,8 @@ pub struct Options {
     pub requests: Option<PathBuf>,
     /// Receiver of a span for each request that ended or was refused.
     pub tracer: Option<Arc<dyn RequestTracer>>,
+    /// Receiver of each step that ended.
+    pub steps: Option<Arc<dyn FollowSteps>>,
     /// Maximum number of requests of one client on the way to their first token; `None` for half of the engines' `max_queue`. A client is the holder
     /// of a token, or without tokens everyone at one address.
     pub queue_per_client: Option<u32>,
@@ -140,6 +143,7 @@ impl Default for Options {
             record: None,
             requests: None,
             tracer: None,
+            steps: None,
             queue_per_client: None,
             requests_per_client: None,
             sessions: SessionOptions::default(),
@@ -582,7 +586,8 @@ impl Start {
     ) -> Result<oneshot::Receiver<Outcome>, ServerError> {
         let Backend { model, further_kv, tokenizer, workers, stores, offer } = backend;
         let Options { cluster: config, record, share_cache, step_timeout, attach, .. } = self.options;
-        let Options { queue_per_client, requests_per_client, sessions, cache_listener: listener, .. } = self.options;
+        let Options { queue_per_client, requests_per_client, sessions, steps, .. } = self.options;
+        let listener = self.options.cache_listener;
         let mut config = cluster.unwrap_or(config);
         let embedded = config.engines.len().saturating_sub(attach.engines);
         adapt(&mut config.engines, &model, embedded);
@@ -602,7 +607,8 @@ impl Start {
         let cores = config.engines[embedded..].iter().map(|engine| &engine.core);
         let fit = Fit::new(&model, cores, offer, attach.scores);
         let (request_log, served) = (self.request_log.clone(), self.served);
-        let parts = Parts { cluster, runners, stores, watchdogs, make: workers, attach, recorder, request_log, served };
+        let make = workers;
+        let parts = Parts { cluster, runners, stores, watchdogs, make, attach, recorder, request_log, steps, served };
         begin_listening(listener.as_ref(), &config)?;
         let outcome = spawn(&self.driver, self.commands, parts, listener.clone()).map_err(ServerError::Thread)?;
 

@@ -53,6 +53,11 @@ pub struct LogSettings {
     #[arg(long, value_name = "URL")]
     pub otlp_traces_endpoint: Option<String>,
 
+    /// Write a timeline of all steps, with the weights that they read, in Chrome's trace event format, as `replay --timeline` does; gzip if the name ends
+    /// in .gz; whole when the server has stopped [default: none].
+    #[arg(long, value_name = "FILE")]
+    pub timeline: Option<PathBuf>,
+
     /// Form of the log on standard error: text, or json for an object a line [default: text].
     #[arg(long, value_name = "FORM")]
     pub log_format: Option<String>,

@@ -11,6 +11,7 @@ use trunkline_port::StepRunner;
 use super::listening::Listening;
 use super::{Driver, Outcome, tiers};
 use crate::driver::commands::Command;
+use crate::driver::followers::FollowSteps;
 use crate::driver::queue::DriverHandle;
 use crate::driver::recorder::Recorder;
 use crate::driver::workers::{MakeWorker, Workers, spawn_threads};
@@ -34,6 +35,8 @@ pub(crate) struct Parts {
     pub(crate) attach: AttachOptions,
     pub(crate) recorder: Option<Recorder>,
     pub(crate) request_log: RequestLog,
+    /// Receiver of ended steps.
+    pub(crate) steps: Option<Arc<dyn FollowSteps>>,
     /// Notified when the first engine gets a worker, and when the last loses its worker.
     pub(crate) served: watch::Sender<bool>,
 }
@@ -46,7 +49,7 @@ pub(crate) fn spawn(
     parts: Parts,
     listener: Option<ListenToCaches>,
 ) -> std::io::Result<oneshot::Receiver<Outcome>> {
-    let Parts { mut cluster, runners, stores, watchdogs, make, attach, recorder, request_log, served } = parts;
+    let Parts { mut cluster, runners, stores, watchdogs, make, attach, recorder, request_log, steps, served } = parts;
     let listening = Listening::begin(&mut cluster, listener);
     let (mut workers, mut found) = (Vec::with_capacity(stores.len()), Vec::new());
     let mut runners = runners.into_iter();
@@ -64,7 +67,7 @@ pub(crate) fn spawn(
     let workers = Workers::new(workers, watchdogs, seats, make, handle.clone());
     let mut driver = Driver::new(cluster, handle, commands, workers, (recorder, request_log));
     driver.presence.served = served;
-    driver.followers.listening = listening;
+    (driver.followers.listening, driver.followers.steps) = (listening, steps);
     driver.follow_preemptions();
     let (done, outcome) = oneshot::channel();
     thread::Builder::new().name("core".into()).spawn(move || {
