@@ -25,7 +25,6 @@ use crate::policy::waiting::Waiting;
 use crate::request::remains::Remains;
 use crate::request::sequence::{Ending, Phase, Sequence, SequenceState};
 use crate::request::{FinishReason, Refusal, Request};
-use crate::schedule::loading;
 use crate::schedule::prefetches;
 use crate::schedule::scheduler::Scheduler;
 use crate::schedule::state::{AHEAD, State};
@@ -498,7 +497,7 @@ impl Core {
         let computed = self.computed_blocks(slot);
         let state = &mut self.state;
         state.end_shared_work(slot);
-        loading::orphan_tail(state, slot);
+        state.orphan_tail(slot);
         state.free_worker_slot(slot);
         if matches!(ending, Ending::Finish(_)) {
             state.kv.pin(&mut state.sequences[slot]);
@@ -562,7 +561,7 @@ impl Core {
     fn report_early(&mut self, slot: usize, reason: FinishReason, actions: &mut Vec<Action>) {
         let state = &mut self.state;
         state.end_shared_work(slot);
-        loading::orphan_tail(state, slot);
+        state.orphan_tail(slot);
         let seq = &mut state.sequences[slot];
         seq.ending = Some(Ending::Reported(reason));
         state.reported += 1;

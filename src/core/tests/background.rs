@@ -1,4 +1,4 @@
-//! Background requests, under every policy: who runs beside them, what they give up, and when they rank as any other. The last test measures the
+//! Background requests, under every policy: who runs alongside them, what they give up, and when they rank as any other. The last test measures the
 //! time to the first token on a virtual clock.
 
 use std::collections::BTreeMap;
@@ -207,7 +207,7 @@ fn a_swapped_request_whose_time_has_come_is_admitted_before_others() {
     driver.answer_until(|driver| driver.ids() == [2]);
     driver.now_ns += BACKGROUND_NS;
     driver.answer_until(|driver| driver.has_ended(2));
-    assert_eq!(driver.moves(), [(Direction::In, 6)], "swapped requests come back before any is admitted");
+    assert_eq!(driver.moves(), [(Direction::In, 1)], "it comes back before any is admitted, and finds its full blocks");
     driver.run_to_end();
     assert_eq!(ends(&driver), [2, 1, 3]);
 }
@@ -242,7 +242,7 @@ fn a_step_of_the_background_alone_is_not_sent_ahead() {
     driver.run_to_end();
 }
 
-/// What stands beside the turns of a [`mean_ttft_ns`].
+/// What stands alongside the turns of a [`mean_ttft_ns`].
 #[derive(Clone, Copy, PartialEq)]
 enum Beside {
     Nothing,
@@ -252,7 +252,7 @@ enum Beside {
 
 /// Returns the mean time to the first token of the turns of six chats, nanoseconds. A step takes 10 ms, 50 us for each token of a prompt and 100 us for each
 /// decode. Beside the turns, a summary of 80 tokens follows another all the time.
-fn mean_ttft_ns(policy: &str, beside: Beside) -> u64 {
+fn mean_ttft_ns(policy: &str, alongside: Beside) -> u64 {
     let limits = Config {
         max_batch_size: 16,
         max_batch_tokens: 2048,
@@ -270,8 +270,8 @@ fn mean_ttft_ns(policy: &str, beside: Beside) -> u64 {
     // Between 50 and 450 ms from one turn to the next.
     let mut arrival_ns = 400_000_000;
     while ends(&driver).iter().filter(|id| **id < 1_000).count() < TURNS as usize {
-        if beside != Beside::Nothing && !driver.live.iter().any(|id| id.0 >= 1_000) {
-            let summary = Request { background: beside == Beside::Background, ..request(next_summary, 600, 80) };
+        if alongside != Beside::Nothing && !driver.live.iter().any(|id| id.0 >= 1_000) {
+            let summary = Request { background: alongside == Beside::Background, ..request(next_summary, 600, 80) };
             driver.submit_request(Request { tenant: next_summary % 6, ..summary });
             next_summary += 1;
         }
@@ -306,12 +306,12 @@ const TURNS: u64 = 60;
 #[test]
 fn turns_beside_summaries_wait_little_longer_under_every_policy() {
     for policy in policies() {
-        let [alone, beside, behind] =
-            [Beside::Nothing, Beside::Summaries, Beside::Background].map(|beside| mean_ttft_ns(policy, beside));
+        let [alone, alongside, behind] =
+            [Beside::Nothing, Beside::Summaries, Beside::Background].map(|alongside| mean_ttft_ns(policy, alongside));
         println!(
-            "{policy}: {alone} ns alone, {beside} ns beside summaries, {behind} ns with summaries in the background"
+            "{policy}: {alone} ns alone, {alongside} ns alongside summaries, {behind} ns with summaries in the background"
         );
         assert!(behind <= alone + alone / 10, "{policy}: {behind} ns instead of {alone}");
-        assert!(beside > alone + alone / 10, "{policy}: {beside} ns, so the load shows nothing");
+        assert!(alongside > alone + alone / 10, "{policy}: {alongside} ns, so the load shows nothing");
     }
 }

@@ -446,11 +446,11 @@ fn a_file_keeps_its_form_until_a_setting_asks_for_another_and_is_mended_in_it() 
     made.flip();
     drop((first_step(&mut worker), worker.reset()));
     first_step(&mut worker).unwrap_err();
-    // The setting counts for a start: a mended file has the form that the workers know.
+    // The setting counts for a start: a repaired file has the form that the workers know.
     model.repair_with(Made::whole(), &of(Compression::Off)).unwrap();
-    let mended = made.load(&of(Compression::On)).unwrap().stream_info().unwrap().clone();
+    let repaired = made.load(&of(Compression::On)).unwrap().stream_info().unwrap().clone();
     let before = model.stream_info().unwrap();
-    assert_eq!((mended.form, mended.written, mended.groups), (before.form, None, before.groups.clone()));
+    assert_eq!((repaired.form, repaired.written, repaired.groups), (before.form, None, before.groups.clone()));
     worker.reset();
     assert_eq!(first_step(&mut worker).unwrap(), expected);
 }

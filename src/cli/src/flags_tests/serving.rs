@@ -48,11 +48,7 @@ pub const ENTRIES: &[Entry] = &[
         Test(PROCESS, "a_server_in_a_process_logs_each_request_by_its_id_and_reads_files_again_at_sighup"),
     ),
     ("serve", "otlp-traces-endpoint", Test(PROCESS, "requests_are_spans_of_their_clients_traces")),
-    (
-        "serve",
-        "timeline",
-        Test(PROCESS, "a_server_starts_serves_and_mends_its_weights_under_one_limit_of_memory"),
-    ),
+    ("serve", "timeline", Test(PROCESS, "a_server_starts_serves_and_mends_its_weights_under_one_limit_of_memory")),
     ("serve", "log-format", Test(PROCESS, "a_log_in_json_has_an_object_a_line")),
     ("serve", "threads", Reaches("--threads=3", &[])),
     ("serve", "worker", Reaches("--worker=null:3ms", &[])),

@@ -205,7 +205,9 @@ pub fn report(model: &Model) {
         });
         let (rate, reads, plain) = (learned.disk_mb_s, learned.reads, us(Form::Plain));
         let forms = forms.join("; ");
-        info!("a MB of weights when the file was written: plain, read at {rate:.0} MB/s with {reads} reads in flight, {plain:.0} us; {forms}");
+        info!(
+            "a MB of weights when the file was written: plain, read at {rate:.0} MB/s with {reads} reads in flight, {plain:.0} us; {forms}"
+        );
     }
 }
 

@@ -239,8 +239,7 @@ impl Core {
                 seq.computed = seq.planned().min(seq.n_tokens());
             }
         }
-        let reaches_tail = seq.is_prefill() && seq.before_tail(config.block_size) == 0;
-        if seq.ending.is_some() || reaches_tail || seq.computed >= (seq.published + 1) * config.block_size {
+        if seq.ending.is_some() || seq.computed >= seq.next_stop(config.block_size) {
             seq.request_first();
             changed.push(slot);
         }

@@ -2,8 +2,9 @@
 //! ([`crate::cache::kv`], `promised`), and enters the batch.
 
 use crate::blocks::hash::BlockHash;
+use crate::cache::kv::Kv;
 use crate::journal::digest::Decision;
-use crate::request::sequence::{Phase, SequenceEvent};
+use crate::request::sequence::{Phase, Sequence, SequenceEvent};
 use crate::schedule::loading;
 use crate::schedule::readers;
 use crate::schedule::state::State;
@@ -59,11 +60,8 @@ pub(crate) fn admit(state: &mut State, slot: usize, fits: &dyn Fn(u32, u32) -> b
     if head > 0 && fits(computed, head as u32 * size) {
         return admit_with_tail(state, slot, head, computed, needed);
     }
-    // A load is planned only if it can begin, or be prepared once. What fits chunk by chunk may not fit with all that would be loaded.
-    let may_load = has_room || (kv.can_prefetch() && !seq.cold.history.prefetched);
-    let loads = may_load
-        && kv.plan_load(seq)
-        && (!has_room || usable >= kv.blocks_for(hit, kv.planned(), needed).saturating_add(watermark));
+    let room = usable.saturating_sub(watermark);
+    let loads = plans_load(kv, seq, has_room, |kv| room >= kv.blocks_for(hit, kv.planned(), needed));
     let needs_budget = !loads && !fits(computed, total - computed);
     if needs_budget || !has_room {
         if !needs_budget && loads && !std::mem::replace(&mut seq.cold.history.prefetched, true) {
@@ -93,6 +91,12 @@ pub(crate) fn admit(state: &mut State, slot: usize, fits: &dyn Fn(u32, u32) -> b
         return Admission::Loads;
     }
     enter(state, slot)
+}
+
+/// Plans the load of a request if it can begin, or be prepared once. What fits chunk by chunk may not fit with all that would be loaded, as `fits` says.
+fn plans_load(kv: &mut Kv, seq: &Sequence, has_room: bool, fits: impl Fn(&Kv) -> bool) -> bool {
+    let may_load = has_room || (kv.can_prefetch() && !seq.cold.history.prefetched);
+    may_load && kv.plan_load(seq) && (!has_room || fits(kv))
 }
 
 /// Admits a request whose first `head` planned blocks are computed while the others are loaded.

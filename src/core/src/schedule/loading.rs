@@ -173,26 +173,6 @@ pub(crate) fn join_tail(state: &mut State, slot: usize) {
     state.publish(slot);
 }
 
-/// Lets the transfers of a tail go on without its sequence, which is about to leave the batch. They keep the blocks that they fill.
-pub(crate) fn orphan_tail(state: &mut State, slot: usize) {
-    let State { sequences, kv, tails, .. } = state;
-    let seq = &mut sequences[slot];
-    let Some(tail) = seq.cold.tail.take() else { return };
-    tails.retain(|other| *other != slot);
-    if tail.load.transfers == 0 {
-        return;
-    }
-    let (first, blocks) = (tail.first, tail.load.filled.len());
-    let mut loaded: Vec<BlockHandle> = seq.table.drain(first..first + blocks).collect();
-    kv.transfers.orphan(slot, |pairs| {
-        let filled: BTreeSet<u32> = pairs.iter().map(|pair| pair.to).collect();
-        let blocks = loaded.extract_if(.., |block| filled.contains(&block.index)).collect();
-        Orphan { blocks, ..Orphan::default() }
-    });
-    loaded.iter().for_each(|block| kv.tree.end_move(*block));
-    seq.table.splice(first..first, loaded);
-}
-
 /// Lets sequences that waited for their tails for long enough compute them: they give their blocks up, and find what they computed again. A
 /// sequence in a step waits for its end.
 pub(crate) fn give_up_tails(state: &mut State) {

@@ -1,12 +1,16 @@
 //! The state of scheduling, for a scheduling pass to read and change: sequences, queues and the KV cache.
 
+use std::collections::BTreeSet;
+
 use slab::Slab;
 
 use crate::blocks::prefetch::prefetch;
 use crate::cache::kv::Kv;
+use crate::cache::transfer_table::Orphan;
 use crate::config::{Config, ConfigError};
 use crate::journal::Journal;
 use crate::journal::digest::Decision;
+use crate::names::ids::BlockHandle;
 use crate::policy::RequestView;
 use crate::policy::waiting::Waiting;
 use crate::request::sequence::{Cold, Ending, Phase, Sequence, SequenceEvent};
@@ -14,7 +18,6 @@ use crate::schedule::answers::Answers;
 use crate::schedule::background_queue::Background;
 use crate::schedule::batch::Batch;
 use crate::schedule::imitate::reserve::Reserve;
-use crate::schedule::loading;
 use crate::schedule::planners::Planners;
 use crate::schedule::prefetch_queue::Prefetches;
 use crate::schedule::rehit::RehitRate;
@@ -197,10 +200,30 @@ impl State {
 
     /// Takes a sequence out of the batch, and frees its slot on the worker.
     pub fn leave_batch(&mut self, slot: usize) {
-        loading::orphan_tail(self, slot);
+        self.orphan_tail(slot);
         self.end_shared_work(slot);
         self.batch.leave(slot);
         self.free_worker_slot(slot);
+    }
+
+    /// Lets the transfers of a tail go on without its sequence, which is about to leave the batch. They keep the blocks that they fill.
+    pub fn orphan_tail(&mut self, slot: usize) {
+        let Self { sequences, kv, tails, .. } = self;
+        let seq = &mut sequences[slot];
+        let Some(tail) = seq.cold.tail.take() else { return };
+        tails.retain(|other| *other != slot);
+        if tail.load.transfers == 0 {
+            return;
+        }
+        let (first, blocks) = (tail.first, tail.load.filled.len());
+        let mut loaded: Vec<BlockHandle> = seq.table.drain(first..first + blocks).collect();
+        kv.transfers.orphan(slot, |pairs| {
+            let filled: BTreeSet<u32> = pairs.iter().map(|pair| pair.to).collect();
+            let blocks = loaded.extract_if(.., |block| filled.contains(&block.index)).collect();
+            Orphan { blocks, ..Orphan::default() }
+        });
+        loaded.iter().for_each(|block| kv.tree.end_move(*block));
+        seq.table.splice(first..first, loaded);
     }
 
     /// Frees the worker slot of a sequence that leaves the batch, if the sequence has one.

@@ -23,6 +23,16 @@ impl Sequence {
         self.cold.tail.as_ref().map_or(u32::MAX, |tail| (tail.first as u32 * block_size).saturating_sub(self.planned()))
     }
 
+    /// Returns the number of tokens with KV from which on the sequence has a block to publish, or reaches its tail.
+    #[inline]
+    pub fn next_stop(&self, block_size: u32) -> u32 {
+        let full = (self.published + 1) * block_size;
+        match self.is_prefill() {
+            true => self.cold.tail.as_ref().map_or(full, |tail| full.min(tail.first as u32 * block_size)),
+            false => full,
+        }
+    }
+
     /// Returns the entries of the block table that transfers fill.
     pub fn arriving(&self) -> std::ops::Range<usize> {
         let in_flight = self.cold.tail.as_ref().filter(|tail| tail.load.transfers > 0);
