@@ -29,5 +29,6 @@ pub(crate) mod steps;
 pub(crate) mod suspects;
 pub(crate) mod swap;
 pub(crate) mod swap_queue;
+pub(crate) mod tails;
 pub(crate) mod transfer_end;
 pub(crate) mod victims;

@@ -244,15 +244,15 @@ fn a_step_of_the_background_alone_is_not_sent_ahead() {
 
 /// What stands alongside the turns of a [`mean_ttft_ns`].
 #[derive(Clone, Copy, PartialEq)]
-enum Beside {
+enum Alongside {
     Nothing,
     Summaries,
     Background,
 }
 
 /// Returns the mean time to the first token of the turns of six chats, nanoseconds. A step takes 10 ms, 50 us for each token of a prompt and 100 us for each
-/// decode. Beside the turns, a summary of 80 tokens follows another all the time.
-fn mean_ttft_ns(policy: &str, alongside: Beside) -> u64 {
+/// decode. Alongside the turns, a summary of 80 tokens follows another all the time.
+fn mean_ttft_ns(policy: &str, alongside: Alongside) -> u64 {
     let limits = Config {
         max_batch_size: 16,
         max_batch_tokens: 2048,
@@ -270,8 +270,8 @@ fn mean_ttft_ns(policy: &str, alongside: Beside) -> u64 {
     // Between 50 and 450 ms from one turn to the next.
     let mut arrival_ns = 400_000_000;
     while ends(&driver).iter().filter(|id| **id < 1_000).count() < TURNS as usize {
-        if alongside != Beside::Nothing && !driver.live.iter().any(|id| id.0 >= 1_000) {
-            let summary = Request { background: alongside == Beside::Background, ..request(next_summary, 600, 80) };
+        if alongside != Alongside::Nothing && !driver.live.iter().any(|id| id.0 >= 1_000) {
+            let summary = Request { background: alongside == Alongside::Background, ..request(next_summary, 600, 80) };
             driver.submit_request(Request { tenant: next_summary % 6, ..summary });
             next_summary += 1;
         }
@@ -304,10 +304,10 @@ fn mean_ttft_ns(policy: &str, alongside: Beside) -> u64 {
 const TURNS: u64 = 60;
 
 #[test]
-fn turns_beside_summaries_wait_little_longer_under_every_policy() {
+fn turns_alongside_summaries_wait_little_longer_under_every_policy() {
     for policy in policies() {
         let [alone, alongside, behind] =
-            [Beside::Nothing, Beside::Summaries, Beside::Background].map(|alongside| mean_ttft_ns(policy, alongside));
+            [Alongside::Nothing, Alongside::Summaries, Alongside::Background].map(|alongside| mean_ttft_ns(policy, alongside));
         println!(
             "{policy}: {alone} ns alone, {alongside} ns alongside summaries, {behind} ns with summaries in the background"
         );

@@ -13,7 +13,7 @@ use crate::schedule::state::{AHEAD, REQUESTED_FROM, State};
 use crate::schedule::steps::{Part, Picked, ValuedPart};
 use crate::{SeqFault, StepResult};
 use crate::{
-    schedule::dropping, schedule::loading, schedule::preemption, schedule::prefetches, schedule::swap,
+    schedule::dropping, schedule::preemption, schedule::prefetches, schedule::swap, schedule::tails,
     schedule::transfer_end,
 };
 
@@ -265,7 +265,7 @@ impl Core {
                 self.state.end_shared_work(*slot);
                 any_ended = true;
             } else {
-                loading::join_tail(&mut self.state, *slot);
+                tails::join(&mut self.state, *slot);
                 self.state.kv.drop_behind_windows(&mut self.state.sequences[*slot]);
             }
         }

@@ -5,9 +5,9 @@ use crate::blocks::hash::BlockHash;
 use crate::cache::kv::Kv;
 use crate::journal::digest::Decision;
 use crate::request::sequence::{Phase, Sequence, SequenceEvent};
-use crate::schedule::loading;
 use crate::schedule::readers;
 use crate::schedule::state::State;
+use crate::schedule::tails;
 
 /// The outcome of an attempt to admit a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,10 +36,9 @@ pub(crate) fn admit(state: &mut State, slot: usize, fits: &dyn Fn(u32, u32) -> b
     if let Some(last) = awaited_block(state, slot) {
         return Admission::Deferred(last);
     }
-    let has_seat = state.has_seat();
+    let (has_seat, suits_head) = (state.has_seat(), tails::suits(state, slot));
     // Some blocks for each running sequence are left, so that admission does not cause the next preemption.
     let watermark = state.watermark(state.config.launch_watermark).saturating_mul(state.kv.entry_blocks());
-    let suits_head = loading::suits_head(state, slot);
     let State { sequences, kv, journal, reserve, .. } = state;
     let seq = &mut sequences[slot];
     kv.find(seq);
@@ -60,8 +59,8 @@ pub(crate) fn admit(state: &mut State, slot: usize, fits: &dyn Fn(u32, u32) -> b
     if head > 0 && fits(computed, head as u32 * size) {
         return admit_with_tail(state, slot, head, computed, needed);
     }
-    let room = usable.saturating_sub(watermark);
-    let loads = plans_load(kv, seq, has_room, |kv| room >= kv.blocks_for(hit, kv.planned(), needed));
+    let fits_all = |kv: &Kv| usable >= kv.blocks_for(hit, kv.planned(), needed).saturating_add(watermark);
+    let loads = plans_load(kv, seq, has_room, fits_all);
     let needs_budget = !loads && !fits(computed, total - computed);
     if needs_budget || !has_room {
         if !needs_budget && loads && !std::mem::replace(&mut seq.cold.history.prefetched, true) {
@@ -109,7 +108,7 @@ fn admit_with_tail(state: &mut State, slot: usize, head: usize, computed: u32, n
     waiting.remove(slot);
     let counts = sequences[slot].cold.history.cached_tokens.is_none();
     let admission = enter(state, slot);
-    loading::begin_tail(state, slot, head, counts);
+    tails::begin(state, slot, head, counts);
     admission
 }
 

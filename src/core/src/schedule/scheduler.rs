@@ -37,7 +37,7 @@ use crate::schedule::preemption::{grew, preempt_one, preempt_prompt};
 use crate::schedule::prefill_budget::{Limit, PrefillBudget};
 use crate::schedule::state::State;
 use crate::schedule::steps::{Part, Picked, ScoredPart, ValuedPart};
-use crate::schedule::{background, drafts, imitate, loading, readers, swap, transfer_end};
+use crate::schedule::{background, drafts, imitate, readers, swap, tails, transfer_end};
 use crate::{Dropped, PromptRows, Scored, SeqStart, Step, StepSeq};
 
 /// The maker of steps. Keeps what outlives a pass and is not part of the [`State`].
@@ -87,7 +87,7 @@ impl Scheduler {
         self.prefill_budget.begin_step(Limit::Off);
         state.kv.tree.begin_step(step.id);
         state.kv.transfers.await_none();
-        loading::give_up_tails(state);
+        tails::give_up(state);
         let runs_background_alone = background::begin_step(state);
         // The fewer sequences a failing step runs, the better it shows which one is to blame.
         let awaits_steps = runs_background_alone || state.suspects.is_narrowing();
