@@ -306,8 +306,8 @@ const TURNS: u64 = 60;
 #[test]
 fn turns_alongside_summaries_wait_little_longer_under_every_policy() {
     for policy in policies() {
-        let [alone, alongside, behind] =
-            [Alongside::Nothing, Alongside::Summaries, Alongside::Background].map(|alongside| mean_ttft_ns(policy, alongside));
+        let [alone, alongside, behind] = [Alongside::Nothing, Alongside::Summaries, Alongside::Background]
+            .map(|alongside| mean_ttft_ns(policy, alongside));
         println!(
             "{policy}: {alone} ns alone, {alongside} ns alongside summaries, {behind} ns with summaries in the background"
         );
