@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(llama, expected);
         let Some(Structure::Grammar(mistral)) = of(ToolCallParser::Mistral, &["a"]).unwrap() else { panic!("none") };
         let options = r#""x-guidance":{"whitespace_pattern":" "}"#;
-        let own = r##""$defs":{"n":{"type":"null"}},"additionalProperties":false,"properties":{"x":{"$ref":"#/$defs/n"}},"type":"object""##;
+        let own = r##""properties":{"x":{"$ref":"#/$defs/n"}},"$defs":{"n":{"type":"null"}},"type":"object","additionalProperties":false"##;
         let expected = format!(
             "start: TEXT | head SPACE? (list | call (SPACE? \"[TOOL_CALLS]\" SPACE? call)*) SPACE?\nhead[lazy]: TEXT \"[TOOL_CALLS]\"\n\
             list: \"[\" SPACE? object (SPACE? \",\" SPACE? object)* SPACE? \"]\"\nobject: %json {schema}\ncall: call0 | call1\nargs: \"[ARGS]\"\n\

@@ -99,12 +99,13 @@ impl Learned {
         if self.reads > 1 { read.max(decode) } else { read + decode }
     }
 
-    /// Returns the form that takes the least time; the longer one of equals.
+    /// Returns the form that takes the least time, of those that make the weights shorter and, unless it `compresses` anyway, the plain one; the longer one of equals.
     pub(super) fn quickest(&self, compresses: bool) -> Form {
-        let all = [Form::Plain, Form::Fast, Form::Dense];
-        let forms = if compresses { &all[1..] } else { &all[..] };
-        let quicker = |a: &&Form, b: &&Form| self.us_per_byte(**a).total_cmp(&self.us_per_byte(**b));
-        forms.iter().min_by(quicker).copied().unwrap_or_default()
+        let is_shorter = |form: &Form| self.forms.iter().any(|of| of.form == *form && of.share < 1.0);
+        let plain = (!compresses).then_some(Form::Plain);
+        let forms = plain.into_iter().chain(Form::COMPRESSED.into_iter().filter(is_shorter));
+        let quicker = |a: &Form, b: &Form| self.us_per_byte(*a).total_cmp(&self.us_per_byte(*b));
+        forms.min_by(quicker).unwrap_or(Form::Dense)
     }
 }
 
@@ -155,6 +156,8 @@ mod tests {
         assert_eq!(learned(2, 2000.0, (0.75, 6000.0), (0.67, 2200.0)).quickest(false), Form::Fast);
         assert_eq!(learned(2, 9000.0, (0.75, 6000.0), (0.67, 2000.0)).quickest(false), Form::Plain);
         assert_eq!(learned(2, 9000.0, (0.75, 6000.0), (0.67, 2000.0)).quickest(true), Form::Fast);
+        // A form that makes the weights no shorter is none.
+        assert_eq!(learned(2, 9000.0, (1.0, 9000.0), (0.9, 100.0)).quickest(true), Form::Dense);
         // One reader reads and decodes in turn.
         assert_eq!(learned(1, 1000.0, (0.75, 6000.0), (0.67, 2000.0)).quickest(false), Form::Fast);
         assert_eq!(learned(1, 1000.0, (0.75, 3000.0), (0.67, 2000.0)).quickest(false), Form::Plain);
