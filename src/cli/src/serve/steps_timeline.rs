@@ -31,12 +31,15 @@ struct Taken {
     stats: Box<Stats>,
 }
 
+/// The thread that writes, and the way to it.
+type Writing = (SyncSender<Taken>, JoinHandle<Result<(), TimelineError>>);
+
 /// Writer of the timeline of a server.
 #[derive(Debug)]
 pub(super) struct StepsTimeline {
     path: PathBuf,
     /// The way to the thread, and the thread, until the end.
-    writing: Mutex<Option<(SyncSender<Taken>, JoinHandle<Result<(), TimelineError>>)>>,
+    writing: Mutex<Option<Writing>>,
     lost: AtomicU64,
 }
 
@@ -81,7 +84,7 @@ fn write(mut writer: TimelineWriter, steps: &Receiver<Taken>) -> Result<(), Time
 impl FollowSteps for StepsTimeline {
     fn ended(&self, ended: &EndedStep<'_>) {
         let EndedStep { engine, begin_ns, end_ns, .. } = *ended;
-        let (shape, weights, stats) = (StepShape::of(ended.step), *ended.weights, Box::new(ended.stats.clone()));
+        let (shape, weights, stats) = (StepShape::of(ended.step), *ended.weights, Box::new(*ended.stats));
         let taken = Taken { engine, begin_ns, end_ns, shape, weights, stats };
         let writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         if writing.as_ref().is_some_and(|(steps, _)| steps.try_send(taken).is_err()) {

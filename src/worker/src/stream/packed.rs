@@ -238,10 +238,10 @@ pub(crate) struct Packer {
 }
 
 enum State {
-    Reuse(PackedFile),
+    Reuse(Box<PackedFile>),
     /// `writing` begins with the first group.
     Write {
-        writing: Option<Writing>,
+        writing: Option<Box<Writing>>,
         reason: String,
     },
 }
@@ -261,7 +261,7 @@ impl Packer {
         let state = match PackedFile::open(path, identity) {
             Ok(file) if choice.takes(file.manifest.form, file.manifest.is_compressible()) => {
                 file.restrict(mode);
-                State::Reuse(file)
+                State::Reuse(Box::new(file))
             }
             Ok(file) => {
                 let reason = format!("the one there has the {} form", file.manifest.form.name());
@@ -292,10 +292,11 @@ impl Packer {
     /// The file cannot be written or read.
     pub(crate) fn finish(self) -> Result<(PackedFile, Option<String>), ModelError> {
         match self.state {
-            State::Reuse(file) if file.manifest.groups.len() == self.n => Ok((file, None)),
+            State::Reuse(file) if file.manifest.groups.len() == self.n => Ok((*file, None)),
             State::Reuse(file) => Err(ModelError::packed(&file.path, "it has the groups of another model")),
             State::Write { writing, reason } => {
-                let writing = writing.map_or_else(|| Writing::create(&self.path, self.mode, self.choice), Ok)?;
+                let writing =
+                    writing.map_or_else(|| Writing::create(&self.path, self.mode, self.choice).map(Box::new), Ok)?;
                 writing.finish(self.identity.clone())?;
                 let file = PackedFile::open(&self.path, &self.identity);
                 let file = file.map_err(|problem| ModelError::packed(&self.path, &problem))?;
@@ -324,7 +325,7 @@ impl Keep for Packer {
             State::Write { writing, .. } => {
                 let writing = match writing {
                     Some(writing) => writing,
-                    None => writing.insert(Writing::create(&self.path, self.mode, self.choice)?),
+                    None => writing.insert(Box::new(Writing::create(&self.path, self.mode, self.choice)?)),
                 };
                 writing.append(layer, part, &group, self.group.bytes())?;
                 self.group.clear();
