@@ -357,7 +357,7 @@ class Drop(_message.Message):
     def __init__(self, index: _Optional[int] = ..., group: _Optional[int] = ..., first: _Optional[int] = ..., n: _Optional[int] = ...) -> None: ...
 
 class StepDone(_message.Message):
-    __slots__ = ("id", "life", "tokens", "counts", "logprobs", "scores", "drafted", "accepted", "busy_us", "faults", "prompt_logprobs")
+    __slots__ = ("id", "life", "tokens", "counts", "logprobs", "scores", "drafted", "accepted", "busy_us", "faults", "prompt_logprobs", "weights")
     ID_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +369,7 @@ class StepDone(_message.Message):
     BUSY_US_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     id: int
     life: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -380,7 +381,22 @@ class StepDone(_message.Message):
     busy_us: int
     faults: _containers.RepeatedScalarFieldContainer[SequenceFault]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[WorkerLogprob]
-    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[WorkerLogprob, _Mapping]]] = ..., scores: _Optional[_Iterable[float]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., busy_us: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[SequenceFault, str]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[WorkerLogprob, _Mapping]]] = ...) -> None: ...
+    weights: WorkerWeightReads
+    def __init__(self, id: _Optional[int] = ..., life: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[WorkerLogprob, _Mapping]]] = ..., scores: _Optional[_Iterable[float]] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., busy_us: _Optional[int] = ..., faults: _Optional[_Iterable[_Union[SequenceFault, str]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[WorkerLogprob, _Mapping]]] = ..., weights: _Optional[_Union[WorkerWeightReads, _Mapping]] = ...) -> None: ...
+
+class WorkerWeightReads(_message.Message):
+    __slots__ = ("bytes", "reading_ns", "exposed_ns", "step_ns", "failed_reads")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    READING_NS_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_READS_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    reading_ns: int
+    exposed_ns: int
+    step_ns: int
+    failed_reads: int
+    def __init__(self, bytes: _Optional[int] = ..., reading_ns: _Optional[int] = ..., exposed_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., failed_reads: _Optional[int] = ...) -> None: ...
 
 class WorkerLogprob(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
