@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use trunkline_core::{BlockFault, Config, Event, Place, TierConfig, Token, Write};
+use trunkline_core::{
+    BlockFault, Config, Event, LoadCounters, Namespace, Place, Request, RequestId, TierConfig, Token, Write,
+};
 use trunkline_driver::Driver;
 
 const BLOCK: u32 = 4;
@@ -122,6 +124,16 @@ fn the_first_half_is_computed_where_loading_takes_as_long() {
 }
 
 #[test]
+fn nobody_waits_for_the_load_of_a_prefetch() {
+    let mut clock = Clock::new(config(1_000));
+    let root = Namespace::default().root();
+    clock.rig.submit_request(Request { prefetch: true, ..Request::new(RequestId(2), root, prompt(1, LONG), 0) });
+    clock.run();
+    let stats = clock.rig.stats();
+    assert_eq!((stats.tokens.prefetched_tokens, stats.loads), (96, LoadCounters::default()));
+}
+
+#[test]
 fn what_does_not_arrive_is_computed() {
     for (good, cached) in [(0, 0), (5, 20)] {
         let mut clock = Clock::new(config(4_000));
@@ -161,7 +173,7 @@ fn nothing_is_computed_early_while_another_prompt_waits_or_has_a_tail() {
 fn those_that_leave_with_a_tail_in_flight_harm_nobody() {
     let leaves: [fn(&mut Driver); 4] = [
         |rig| rig.abort(2),
-        |rig| rig.event(Event::Withdraw(trunkline_core::RequestId(2))),
+        |rig| rig.event(Event::Withdraw(RequestId(2))),
         |rig| {
             rig.lose_worker();
             rig.join();

@@ -82,10 +82,10 @@ fn end_load(state: &mut State, slot: usize) {
     let load = take_load(seq);
     loading.retain(|other| *other != slot);
     let good = kv.end_load(seq, seq.published as usize, &load) as u32;
-    journal.stats.loads.exposed_load_us += kv.transfers.now_ns.saturating_sub(load.began_ns) / 1_000;
     if seq.is_prefetch() {
         return prefetches::end_load(state, slot, &load, good);
     }
+    journal.stats.loads.exposed_load_us += kv.transfers.now_ns.saturating_sub(load.began_ns) / 1_000;
     seq.transition(SequenceEvent::LoadEnded, Phase::Prefill);
     if good > 0 {
         if seq.cold.history.cached_tokens.is_none() {
