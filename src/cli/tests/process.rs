@@ -469,8 +469,7 @@ fn a_server_starts_serves_and_mends_its_weights_under_one_limit_of_memory() {
     fs::write(&packed, damaged).unwrap();
     assert_eq!(answer(&server), expected);
     server.until(|line| line.contains("wrote packed weights again"));
-    let written = fs::read(&packed).unwrap();
-    assert!(written[4096..groups_end] == sound[4096..groups_end], "the groups are whole");
+    assert!(fs::read(&packed).unwrap() == sound, "the file is whole");
     server.end();
     let timeline: Value = serde_json::from_slice(&fs::read(dir.path().join("timeline.json")).unwrap()).unwrap();
     let slices = |name: &str| -> Vec<f64> {

@@ -450,7 +450,8 @@ fn a_file_keeps_its_form_until_a_setting_asks_for_another_and_is_mended_in_it() 
     model.repair_with(Made::whole(), &of(Compression::Off)).unwrap();
     let repaired = made.load(&of(Compression::On)).unwrap().stream_info().unwrap().clone();
     let before = model.stream_info().unwrap();
-    assert_eq!((repaired.form, repaired.written, repaired.groups), (before.form, None, before.groups.clone()));
+    assert_eq!((repaired.form, repaired.written, &repaired.groups), (before.form, None, &before.groups));
+    assert_eq!(repaired.learned, before.learned);
     worker.reset();
     assert_eq!(first_step(&mut worker).unwrap(), expected);
 }

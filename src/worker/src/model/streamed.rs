@@ -143,7 +143,8 @@ impl Model {
     ) -> Result<Option<String>, ModelError> {
         let (Some(streamed), Some(info)) = (&self.streamed, &self.stream_info) else { return Ok(None) };
         streamed.file.repair(|| {
-            let mut packer = Packer::new(&info.path, &settings.identity, mode, FormChoice::Known(info.form))?;
+            let choice = FormChoice::Known(info.form, info.learned);
+            let mut packer = Packer::new(&info.path, &settings.identity, mode, choice)?;
             let bytes: Vec<u64> = info.groups.iter().map(|group| group.bytes).collect();
             packer.reserve(largest(&bytes));
             pack(&mut packer)?;

@@ -28,10 +28,10 @@ pub enum Compression {
 }
 
 /// Way to the form of a file that is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum FormChoice {
-    /// This one.
-    Known(Form),
+    /// This one, and what it was chosen by, if it was.
+    Known(Form, Option<Learned>),
     /// The quickest of all by what is measured, with so many reads in flight; with `compresses` of those that are shorter.
     Measure { compresses: bool, reads: usize },
 }
@@ -41,7 +41,7 @@ impl FormChoice {
     pub(crate) fn of(compression: Compression, reads: u32) -> Self {
         let measure = |compresses| Self::Measure { compresses, reads: reads.max(1) as usize };
         match compression {
-            Compression::Off => Self::Known(Form::Plain),
+            Compression::Off => Self::Known(Form::Plain, None),
             Compression::Auto => measure(false),
             Compression::On => measure(true),
         }
@@ -50,7 +50,7 @@ impl FormChoice {
     /// Returns `true` if a file of this form may be used as it is. `compressible` files could be of another.
     pub(crate) fn takes(self, form: Form, compressible: bool) -> bool {
         match self {
-            Self::Known(wanted) => form == wanted || !compressible,
+            Self::Known(wanted, _) => form == wanted || !compressible,
             Self::Measure { compresses, .. } => !compresses || form != Form::Plain || !compressible,
         }
     }

@@ -80,7 +80,11 @@ impl Writing {
     /// Returns the form of the file; the first group of floats is measured for it, if it is to be.
     fn form(&mut self, dtype: Dtype, bytes: &[u8]) -> Result<Form, ModelError> {
         let form = match (self.form, self.choice) {
-            (Some(form), _) | (None, FormChoice::Known(form)) => form,
+            (Some(form), _) => form,
+            (None, FormChoice::Known(form, learned)) => {
+                self.learned = learned;
+                form
+            }
             (None, FormChoice::Measure { compresses, reads }) => {
                 // What the group itself is written over.
                 write_all(self.file.as_ref(), &[bytes], self.end).map_err(|source| self.failed(source))?;
