@@ -8,7 +8,7 @@ use trunkline_http::Settings;
 use trunkline_server::Options;
 use trunkline_template::ChatTemplate;
 use trunkline_tests::http::{HttpAnswer, HttpClient, get, post, request};
-use trunkline_tests::scripted::scripted;
+use trunkline_tests::scripted::{scripted, unwilling};
 use trunkline_tests::server::{TestServer, gated, greedy};
 use trunkline_text::ChatSource;
 
@@ -286,6 +286,22 @@ async fn a_conversation_is_compacted_to_what_users_said_and_a_summary() {
         let refused = post(server.addr(), "/v1/responses/compact", &body.to_string()).await;
         assert_eq!((&refused.json()["error"]["param"], refused.status / 100), (&json!(param), 4), "{body}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_summary_is_asked_for_again_without_an_end() {
+    let server = TestServer::start_http(Config::default(), settings(), |_| {}, unwilling).await.unwrap();
+    let empty = ask(&server, &json!({"input": "one two", "max_output_tokens": 8})).await;
+    assert_eq!((text(&empty).as_str(), &empty["usage"]["output_tokens"]), ("", &json!(1)));
+    let body = json!({"input": "one two"}).to_string();
+    let compacted = post(server.addr(), "/v1/responses/compact", &body).await;
+    assert_eq!(compacted.status, 200, "{}", compacted.body);
+    let compacted = compacted.json();
+    let content = compacted["output"][1]["encrypted_content"].as_str().unwrap();
+    let content: Value = serde_json::from_str(content).unwrap();
+    assert!(content["summary"].as_str().is_some_and(|summary| !summary.is_empty()), "{compacted}");
+    let tokens = compacted["usage"]["output_tokens"].as_u64().unwrap();
+    assert!(tokens > 16, "a beginning of 16 tokens, and the rest: {tokens}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

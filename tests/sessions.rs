@@ -1,13 +1,10 @@
 //! Sessions, through the server's port: long chats over several compactions, and everything that can happen to them.
 
-use std::collections::BTreeSet;
 use std::fs;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tonic::{Code, Request};
-use trunkline_core::{Config, RequestId};
-use trunkline_port::{DeviceBlocks, Step, StepError, StepOutput, StepRunner};
+use trunkline_core::Config;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::sessions_client::SessionsClient;
 use trunkline_server::proto::{
@@ -17,9 +14,9 @@ use trunkline_server::proto::{
 use trunkline_server::{Options, SUMMARY_INSTRUCTION, SessionOptions};
 use trunkline_sim_replay::recorded::replay_recorded;
 use trunkline_tests::gateway::Gateway;
-use trunkline_tests::server::{END, TestServer, collect, gated, greedy};
+use trunkline_tests::scripted::unwilling;
+use trunkline_tests::server::{TestServer, collect, gated, greedy};
 use trunkline_tests::sessions::{Chat, code, context, create, settings, turn};
-use trunkline_worker::Worker;
 
 const SYSTEM: &str = "You are the keeper of a small lighthouse. You like short sentences and old maps.\n";
 const BLOCK: u32 = 16;
@@ -283,42 +280,9 @@ async fn compaction_at_will_and_from_sampled_text() {
     chat.say(&input(5), 30).await.unwrap();
 }
 
-/// A worker whose model answers a prompt that ends with a colon with its end token, unless that is masked.
-struct Unwilling(Worker, BTreeSet<RequestId>);
-
-impl StepRunner for Unwilling {
-    fn run(&mut self, step: &Step) -> Result<StepOutput, StepError> {
-        let whole = StepRunner::run(&mut self.0, step)?.result;
-        let mut output = StepOutput::default();
-        output.result.step = step.id;
-        let (mut starts, mut begin) = (step.starts.iter(), 0);
-        for (seq, end) in step.seqs.iter().zip(&whole.ends) {
-            let tokens = &whole.tokens[begin..*end as usize];
-            begin = *end as usize;
-            let start = if seq.start { starts.next() } else { None };
-            if start.is_some_and(|start| start.sampling.logit_bias.entries().iter().any(|(token, _)| *token == END)) {
-                self.1.insert(seq.request);
-            }
-            let last = step.tokens[(seq.tokens_at + seq.n_history + seq.n_tokens) as usize - 1];
-            let is_asked = seq.n_generated == 0 && last == u32::from(b':') && !self.1.contains(&seq.request);
-            output.result.push(if is_asked && seq.sample { &[END][..] } else { tokens });
-        }
-        Ok(output)
-    }
-
-    fn blocks(&mut self) -> Arc<dyn DeviceBlocks> {
-        StepRunner::blocks(&mut self.0)
-    }
-
-    fn reset(&mut self) {
-        self.0.reset();
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn an_empty_summary_is_asked_for_again_without_an_end() {
-    let wrap = |worker| -> Box<dyn StepRunner> { Box::new(Unwilling(worker, BTreeSet::new())) };
-    let server = TestServer::start_options(config(), |_| (), wrap).await;
+    let server = TestServer::start_options(config(), |_| (), unwilling).await;
     let mut chat = Chat::create(&server, SYSTEM, settings(400, 120)).await;
     for n in 0..20 {
         chat.say(&input(n), 30).await.unwrap();

@@ -82,7 +82,9 @@ pub use crate::server::front::{Front, Load};
 pub use crate::server::shutdown::{ServerHandle, StopSignals, heed_signals, on_hangup};
 pub use crate::server::{Backend, DecideModel, Options, Server, ServerError, listen};
 pub use crate::service::offer::SamplingOffer;
-pub use crate::service::sessions::{SUMMARY_BEFORE, SUMMARY_INSTRUCTION, SessionOptions};
+pub use crate::service::sessions::{
+    SUMMARY_BEFORE, SUMMARY_INSTRUCTION, SessionOptions, beginning_of_summary, rest_of_summary,
+};
 pub use crate::service::stream::Generation;
 
 /// The protocol, package `trunkline.v1`, generated from `inference.proto` and `sessions.proto` in `proto/trunkline/v1/`.

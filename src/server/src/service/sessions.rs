@@ -14,6 +14,7 @@ use trunkline_chat::{Added, Begun, Chat, News, Phase, Refusal, Saved, Want};
 use trunkline_core::{Refusal as Refused, Token};
 use trunkline_quote::quoted;
 
+mod asked_again;
 mod compactor;
 mod counts;
 mod entry;
@@ -22,6 +23,7 @@ mod setup;
 mod table;
 mod turn_stream;
 
+pub use self::asked_again::{beginning_of_summary, rest_of_summary};
 pub use self::setup::{SUMMARY_BEFORE, SUMMARY_INSTRUCTION};
 pub use self::table::SessionOptions;
 

@@ -17,6 +17,7 @@ use trunkline_core::{FinishReason, Token};
 use crate::access::caller::Caller;
 use crate::proto;
 use crate::requests::outbox::Output;
+use crate::service::sessions::asked_again::{beginning_of_summary, rest_of_summary};
 use crate::service::sessions::counts::{Compacted, SessionCounts};
 use crate::service::sessions::entry::{CompactionTask, Entry};
 use crate::service::sessions::setup::Setup;
@@ -145,10 +146,10 @@ impl Compactor {
             return Ok((summary, usage));
         }
         let again = |reason: String| format!("the model wrote an empty summary, and asked again none: {reason}");
-        let beginning = Setup::beginning(request.clone(), ends);
+        let beginning = beginning_of_summary(request.clone(), ends);
         let (mut summary, used) = self.ask(setup, caller, beginning, patient).await.map_err(again)?;
         usage += used;
-        if let Some(rest) = Setup::rest(request, &summary) {
+        if let Some(rest) = rest_of_summary(request, &summary) {
             let (rest, used) = self.ask(setup, caller, rest, patient).await.map_err(again)?;
             usage += used;
             summary.extend(rest);

@@ -17,10 +17,6 @@ pub const SUMMARY_BEFORE: &str = "\nEarlier in this conversation: ";
 const BEHIND: &str = "\n";
 /// Tokens of sampled text, at most, by default.
 const SAMPLE_DEFAULT: u32 = 1024;
-/// Tokens of a summary before which it may not end, asked for again because it was empty.
-const BEGUN: u32 = 16;
-/// Bias of a token that must not be.
-const MASKED: f32 = -100.0;
 /// Priority of requests for summaries behind that of the session, by default.
 const PRIORITY_BEHIND: i32 = 100;
 /// Maximum number of bytes of each text in the settings.
@@ -167,25 +163,6 @@ impl Setup {
         request
     }
 
-    /// Returns the request for the beginning of a summary, which is not empty: `request` for a few tokens, none of them of `ends`.
-    pub(crate) fn beginning(mut request: proto::GenerateRequest, ends: &[Token]) -> proto::GenerateRequest {
-        let masked = ends.iter().map(|end| (*end, MASKED));
-        request.sampling.get_or_insert_default().logit_bias.extend(masked);
-        let stopping = request.stopping.get_or_insert_default();
-        stopping.max_tokens = stopping.max_tokens.map(|most| most.min(BEGUN));
-        request
-    }
-
-    /// Returns the request for what follows the beginning of a summary; `None` if the beginning is as long as a summary may be.
-    pub(crate) fn rest(mut request: proto::GenerateRequest, begun: &[Token]) -> Option<proto::GenerateRequest> {
-        if let Some(proto::generate_request::Prompt::TokenIds(prompt)) = &mut request.prompt {
-            prompt.ids.extend_from_slice(begun);
-        }
-        let stopping = request.stopping.get_or_insert_default();
-        stopping.max_tokens = stopping.max_tokens.map(|most| most.saturating_sub(begun.len() as u32));
-        (stopping.max_tokens != Some(0)).then_some(request)
-    }
-
     /// Checks a request of the session.
     pub(crate) fn check(&self, submitter: &Submitter, request: proto::GenerateRequest) -> Result<Checked, Invalid> {
         let checked = validate::check(request, submitter.model.vocab_size, &submitter.model.eos_token_ids)?;
@@ -249,20 +226,6 @@ mod tests {
             assert_eq!((summary.background, context.background), (!urgent, !urgent));
         }
         assert!(!setup.request(vec![1]).background, "a turn");
-    }
-
-    #[test]
-    fn the_beginning_of_a_summary_has_no_end_and_the_rest_goes_on() {
-        let request = |most| setup(proto::SessionSettings::default()).summary(vec![1, 2], most, false);
-        let begun = Setup::beginning(request(40), &[7, 9]);
-        assert_eq!(begun.sampling.unwrap().logit_bias, [(7, -100.0), (9, -100.0)].into());
-        assert_eq!(begun.stopping.unwrap().max_tokens, Some(16));
-        let rest = Setup::rest(request(40), &[5; 16]).unwrap();
-        assert_eq!(rest.stopping.clone().unwrap().max_tokens, Some(24));
-        let ids = proto::TokenIds { ids: [vec![1, 2], vec![5; 16]].concat() };
-        assert_eq!(rest.prompt, Some(proto::generate_request::Prompt::TokenIds(ids)));
-        assert_eq!(Setup::beginning(request(9), &[7]).stopping.unwrap().max_tokens, Some(9));
-        assert_eq!(Setup::rest(request(9), &[5; 9]), None);
     }
 
     #[test]
