@@ -82,11 +82,12 @@ impl Learned {
     /// Measures the disk with the first bytes of a group, which lie at `place` of the file at `path`, and both shorter forms. `None` if they cannot be read.
     pub(super) fn measure(path: &Path, place: u64, dtype: Dtype, group: &[u8], reads: usize) -> Option<Self> {
         let sample = &group[..group.len().min(SAMPLE)];
-        let disk_mb_s = read_rate(path, place, sample.len(), reads)? * 1e-6;
+        let disk_mb_s = rounded(read_rate(path, place, sample.len(), reads)? * 1e-6);
         let mut packing = Packing::default();
         let forms = Form::COMPRESSED.map(|form| {
             let (bytes, rate) = packing.measure(form, dtype, sample);
-            Measured { form, share: bytes as f64 / sample.len() as f64, decode_mb_s: rate * 1e-6 }
+            let share = rounded(bytes as f64 / sample.len() as f64);
+            Measured { form, share, decode_mb_s: rounded(rate * 1e-6) }
         });
         Some(Self { reads, disk_mb_s, forms })
     }
@@ -107,6 +108,11 @@ impl Learned {
         let quicker = |a: &Form, b: &Form| self.us_per_byte(*a).total_cmp(&self.us_per_byte(*b));
         forms.min_by(quicker).unwrap_or(Form::Dense)
     }
+}
+
+/// Returns a figure to six digits behind the point, which JSON gives back exactly: a file that is written again has the same bytes.
+fn rounded(figure: f64) -> f64 {
+    (figure * 1e6).round() / 1e6
 }
 
 /// Returns the bytes in a second that a file is read with, by so many threads that share the bytes.
@@ -163,6 +169,15 @@ mod tests {
         assert_eq!(learned(1, 1000.0, (0.75, 3000.0), (0.67, 2000.0)).quickest(false), Form::Plain);
         let nothing_saved = learned(2, 1000.0, (1.0, 6000.0), (1.0, 6000.0));
         assert_eq!((nothing_saved.quickest(false), nothing_saved.us_per_byte(Form::Plain)), (Form::Plain, 0.001));
+    }
+
+    #[test]
+    fn figures_are_read_as_they_were_written() {
+        for n in 1..20_000 {
+            let figure = rounded(f64::from(n).powf(1.7) / 7.0);
+            let text = serde_json::to_string(&figure).unwrap();
+            assert_eq!(serde_json::from_str::<f64>(&text).unwrap(), figure, "{text}");
+        }
     }
 
     #[test]
