@@ -19,8 +19,10 @@ pub struct ReuseConfig {
     pub on_request: bool,
 }
 
-/// The settings, as users see them.
-pub(super) static SETTINGS: [Setting; 3] = [
+/// The settings, as users see them: none unless the crate is built with the feature `reuse-anywhere`.
+pub(super) const SETTINGS: &[Setting] = if cfg!(feature = "reuse-anywhere") { &EXPERIMENTAL } else { &[] };
+
+const EXPERIMENTAL: [Setting; 3] = [
     Setting {
         name: "reuse_anywhere",
         flag: "reuse-anywhere",
@@ -30,8 +32,8 @@ pub(super) static SETTINGS: [Setting; 3] = [
         set: |config, text| read::<u32, Plain>("reuse_anywhere", &mut config.worker.reuse.anywhere, text),
         range: || Some(("0".into(), TOKENS_MAX.to_string())),
         doc: &[
-            "Reuse of cached text that is not a prefix, as a document after another question: tokens of a run that is worth a copy, at least;",
-            "0 is off. Approximate: the copied KV was computed after other tokens.",
+            "Experimental, in builds with the feature `reuse-anywhere`: reuse of cached text that is not a prefix, as a document after another",
+            "question: tokens of a run that is worth a copy, at least; 0 is off. Approximate: the copied KV was computed after other tokens.",
         ],
     },
     Setting {
