@@ -176,7 +176,11 @@ impl<A: Api> Answers<A> {
         let mut tokens = Vec::new();
         if let Some(chunk) = chunk {
             self.usage.add_tokens(chunk.token_ids.len());
-            part.text.push_str(&chunk.text);
+            if part.text.is_empty() {
+                part.text = chunk.text;
+            } else {
+                part.text.push_str(&chunk.text);
+            }
             part.logprobs = chunk.logprobs;
             part.token_ids = part.token_ids.map(|_| chunk.token_ids.clone());
             tokens = chunk.token_ids;

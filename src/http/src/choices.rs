@@ -54,6 +54,10 @@ impl<S: Stream<Item = Result<GenerateResponse, Status>> + Unpin> Choices<S> {
             }
             Some(Event::Chunk(chunk)) => {
                 let mut piece = Piece { choice, chunk: Some(chunk), finish: None };
+                let is_next_there = self.streams[choice].as_ref().is_some_and(|stream| stream.size_hint().0 > 0);
+                if !is_next_there {
+                    return Ok(piece);
+                }
                 match self.poll_choice(choice, cx) {
                     Poll::Ready(Some(Ok(GenerateResponse { event: Some(Event::Finish(finish)), .. }))) => {
                         self.streams[choice] = None;

@@ -14,6 +14,8 @@ use crate::failure::Failure;
 
 /// Room for the event of a token.
 const EVENT_BYTES: usize = 512;
+/// Memory for events of one answer: used again once the connection has sent them.
+const EVENTS_BYTES: usize = 4 * EVENT_BYTES;
 
 /// Writes the events of an answer.
 pub(crate) trait Writer: Send + Unpin + 'static {
@@ -35,6 +37,7 @@ pub(crate) struct Events<W> {
     writer: W,
     choices: Choices,
     state: State,
+    out: BytesMut,
 }
 
 enum State {
@@ -45,7 +48,12 @@ enum State {
 
 impl<W: Writer> Events<W> {
     pub(crate) fn new(writer: W, streams: Vec<Generation>) -> Self {
-        Self { writer, choices: Choices::new(streams), state: State::Opening }
+        Self {
+            writer,
+            choices: Choices::new(streams),
+            state: State::Opening,
+            out: BytesMut::with_capacity(EVENTS_BYTES),
+        }
     }
 }
 
@@ -55,32 +63,32 @@ impl<W: Writer> Body for Events<W> {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
-        let mut out = BytesMut::with_capacity(EVENT_BYTES);
+        this.out.reserve(EVENT_BYTES);
         match this.state {
             State::Opening => {
                 this.state = State::Streaming;
-                this.writer.opening(&mut out);
-                if !out.is_empty() {
-                    return Poll::Ready(Some(Ok(Frame::data(out.freeze()))));
+                this.writer.opening(&mut this.out);
+                if !this.out.is_empty() {
+                    return Poll::Ready(Some(Ok(Frame::data(this.out.split().freeze()))));
                 }
             }
             State::Streaming => {}
             State::Ended => return Poll::Ready(None),
         }
         // A piece may have nothing to tell.
-        while out.is_empty() && !matches!(this.state, State::Ended) {
+        while this.out.is_empty() && !matches!(this.state, State::Ended) {
             match ready!(Pin::new(&mut this.choices).poll_next(cx)) {
-                Some(Ok(piece)) => this.writer.piece(&mut out, piece),
+                Some(Ok(piece)) => this.writer.piece(&mut this.out, piece),
                 Some(Err(status)) => {
                     this.state = State::Ended;
-                    this.writer.failure(&mut out, &Failure::of(&status));
+                    this.writer.failure(&mut this.out, &Failure::of(&status));
                 }
                 None => {
                     this.state = State::Ended;
-                    this.writer.end(&mut out);
+                    this.writer.end(&mut this.out);
                 }
             }
         }
-        Poll::Ready(Some(Ok(Frame::data(out.freeze()))))
+        Poll::Ready(Some(Ok(Frame::data(this.out.split().freeze()))))
     }
 }

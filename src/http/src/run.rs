@@ -132,7 +132,7 @@ async fn begin(
             let id = if several { format!("{id}-{}", streams.len()) } else { id.to_owned() };
             let message = asked.message(prompt.clone(), own, choice, id);
             match shared.front.generate(&parts.extensions, message, None).await {
-                Ok(stream) => streams.push(stream),
+                Ok(stream) => streams.push(stream.without_id()),
                 Err(status) => return Err(shared.refused(&status).await.of_call(own.forced.is_some())),
             }
         }

@@ -41,6 +41,8 @@ pub struct Generation {
     last_token: Token,
     /// `false` for tokens without text.
     spells: bool,
+    /// `false` for messages without the id of the request.
+    names: bool,
     stopping: Option<Stopping>,
     /// `true` once the stream ends before its request: the client did not read, or the decoder failed.
     failed: bool,
@@ -74,6 +76,7 @@ impl Generation {
             n_tokens: 0,
             last_token: 0,
             spells: true,
+            names: true,
             stopping: None,
             failed: false,
             ready: VecDeque::new(),
@@ -90,6 +93,12 @@ impl Generation {
     pub fn tokens_only(mut self) -> Self {
         self.spells = self.has_stops;
         self
+    }
+
+    /// Leaves the id of the request out of messages, for a reader that knows it.
+    #[must_use]
+    pub fn without_id(self) -> Self {
+        Self { names: false, ..self }
     }
 
     /// Returns the number of tokens of the prompt.
@@ -118,7 +127,7 @@ impl Generation {
         self.tell_stop();
         if end.is_some() && self.stopping.is_none() && self.spells {
             let rest = self.detokenizer.finish();
-            self.text(&rest, &mut chunk);
+            self.text(rest, &mut chunk);
             self.stops.finish(&mut chunk.text);
         }
         if !chunk.token_ids.is_empty() || !chunk.text.is_empty() {
@@ -155,16 +164,22 @@ impl Generation {
             return;
         }
         let text = self.detokenizer.push(token);
-        self.text(&text, chunk);
-        if self.stopping.is_none() {
+        self.text(text, chunk);
+        if self.has_stops && self.stopping.is_none() {
             let stop = self.stops.push_left_out(self.detokenizer.left_out(token), self.may_stop(), &mut chunk.text);
             self.stop_at(stop, chunk);
         }
     }
 
-    fn text(&mut self, text: &str, chunk: &mut proto::Chunk) {
-        let stop = self.stops.push(text, self.may_stop(), &mut chunk.text);
-        self.stop_at(stop, chunk);
+    fn text(&mut self, text: String, chunk: &mut proto::Chunk) {
+        if self.has_stops {
+            let stop = self.stops.push(&text, self.may_stop(), &mut chunk.text);
+            self.stop_at(stop, chunk);
+        } else if chunk.text.is_empty() {
+            chunk.text = text;
+        } else {
+            chunk.text.push_str(&text);
+        }
     }
 
     fn stop_at(&mut self, stop: Option<String>, chunk: &mut proto::Chunk) {
@@ -183,7 +198,8 @@ impl Generation {
     }
 
     fn send(&mut self, event: Event) {
-        self.ready.push_back(Ok(proto::GenerateResponse { request_id: self.client_id.clone(), event: Some(event) }));
+        let request_id = if self.names { self.client_id.clone() } else { String::new() };
+        self.ready.push_back(Ok(proto::GenerateResponse { request_id, event: Some(event) }));
     }
 
     /// Returns the status of a stream without an end.
@@ -294,6 +310,10 @@ impl Stream for Generation {
             this.taken = taken;
             ready!(polled);
         }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.ready.len(), None)
     }
 }
 
