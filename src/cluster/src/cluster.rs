@@ -19,7 +19,7 @@ use crate::engine::{Engine, EngineConfig, EngineEvent, EngineId, EngineState, En
 use crate::input::{Input, Move, Output, is_from_worker};
 use crate::placement::Brings;
 use crate::placement::Placements;
-use crate::router::{self, ROUTER_DEFAULT, RouterContext};
+use crate::router::{self, Load, ROUTER_DEFAULT, RouterContext};
 use crate::witness::Witnesses;
 
 /// Maximum number of engines in a cluster.
@@ -514,6 +514,11 @@ impl Cluster {
             stats: core.stats(),
             digest: core.digest(),
         }
+    }
+
+    /// Returns the load of an engine.
+    pub fn load(&self, engine: EngineId) -> &Load {
+        self.placements.load(engine)
     }
 
     /// Returns the number of unfinished requests.

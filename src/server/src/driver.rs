@@ -1,8 +1,8 @@
 //! The core's thread: no other thread touches the cluster and the cores.
 //!
 //! The thread waits for commands until the next deadline of a request or the next restart of a worker, stamps each command with the
-//! time of a monotonic clock, delivers the command to the cluster as an input and performs the outputs in order. The thread never
-//! waits for anything else.
+//! time of a monotonic clock, delivers the command to the cluster as an input and performs the outputs, those for workers first. The
+//! thread never waits for anything else.
 //!
 //! # Failing workers
 //!
@@ -18,6 +18,7 @@ mod client;
 pub(crate) mod commands;
 pub(crate) mod followers;
 pub(crate) mod listening;
+mod outputs;
 pub(crate) mod queue;
 pub(crate) mod recorder;
 pub(crate) mod start;
@@ -33,10 +34,10 @@ use std::thread;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use tokio::sync::{oneshot, watch};
 use tonic::Status;
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 use trunkline_cluster::record::End;
-use trunkline_cluster::{Cluster, EngineId, EngineState, Health, HealthEvent, Input, Move, Output as ClusterOutput};
-use trunkline_core::{Action, Event, FinishReason, RequestId, Stats};
+use trunkline_cluster::{Cluster, EngineId, EngineState, Input, Output as ClusterOutput};
+use trunkline_core::{Event, RequestId, Stats};
 use trunkline_port::{PromptLogprobs, Step, StepOutput, StepRunner, TokenLogprobs, TransferReport};
 
 use self::client::Client;
@@ -50,9 +51,9 @@ use crate::engines::step_figures::StepFigures;
 use crate::engines::stores::TierSizes;
 use crate::engines::worker_thread::{WorkerEvent, WorkerReport};
 use crate::network::clock::Clock;
-use crate::requests::outbox::{Output, Unavailable};
+use crate::requests::outbox::Unavailable;
 use crate::requests::request_log::RequestLog;
-use crate::requests::request_times::{self, RequestFigures, RequestTimes};
+use crate::requests::request_times::{RequestFigures, RequestTimes};
 
 /// Maximum number of commands waiting for the core's thread.
 const COMMANDS_MAX: usize = 4096;
@@ -122,6 +123,8 @@ struct Driver {
     figures: Figures,
     flushes: VecDeque<oneshot::Sender<u32>>,
     outputs: Vec<ClusterOutput>,
+    /// Outputs for clients, performed after those for workers.
+    answers: Vec<ClusterOutput>,
     /// Blocks that fit in the tiers, by engine.
     tier_sizes: Vec<TierSizes>,
     last_input_ns: u64,
@@ -184,6 +187,7 @@ impl Driver {
             logprobs: Logprobs::default(),
             flushes: VecDeque::new(),
             outputs: Vec::new(),
+            answers: Vec::new(),
             last_input_ns: 0,
             draining: false,
             drained: false,
@@ -317,6 +321,7 @@ impl Driver {
             worker: self.workers.attached(engine),
             counts: *counts,
             steps: self.figures.steps[engine.index()].clone(),
+            idle: self.workers.idle(engine, self.clock.now_ns()),
             workers: self.workers.counts(engine),
         };
         Snapshot {
@@ -344,7 +349,9 @@ impl Driver {
                 self.workers.note_ready(engine);
                 self.join(engine);
             }
-            WorkerEvent::Done { step, output } => self.finish_step(engine, step, output),
+            WorkerEvent::Done { step, output, ended } => {
+                self.finish_step(engine, step, output, self.clock.at_ns(ended));
+            }
             WorkerEvent::Failed { step, guilty } => {
                 self.cluster.recycle(engine, step);
                 if let Some(id) = guilty {
@@ -376,9 +383,8 @@ impl Driver {
         }
     }
 
-    /// Takes the answer to a step.
-    fn finish_step(&mut self, engine: EngineId, step: Box<Step>, output: StepOutput) {
-        let now_ns = self.clock.now_ns();
+    /// Takes the answer to a step that ended at `now_ns`.
+    fn finish_step(&mut self, engine: EngineId, step: Box<Step>, output: StepOutput, now_ns: u64) {
         if let Some(duration_ns) = self.workers.note_step(engine, step.id, now_ns) {
             self.figures.steps[engine.index()].add(&step, duration_ns);
             let begin_ns = now_ns.saturating_sub(duration_ns);
@@ -403,7 +409,7 @@ impl Driver {
             // The KV of a worker with a broken connection was given up meanwhile. Else the engine would never take requests again.
             self.apply(Input::OpenEngine(engine));
         }
-        self.workers.note_joined(engine);
+        self.workers.note_joined(engine, self.clock.now_ns());
         self.apply(Input::Engine(engine, Event::WorkerJoined));
         self.note_served();
         self.help_out();
@@ -516,7 +522,8 @@ impl Driver {
         }
     }
 
-    /// Delivers an input to the cluster and performs the outputs.
+    /// Delivers an input to the cluster and performs the outputs: those for workers first, for a device waits for its next step, and no client waits for
+    /// the device.
     fn apply(&mut self, input: Input) {
         self.apply_one(input);
         while let Some(id) = self.readers.gone.pop() {
@@ -535,11 +542,14 @@ impl Driver {
         let mut outputs = std::mem::take(&mut self.outputs);
         self.cluster.handle(now_ns, input, &mut outputs);
         self.note_preempted();
+        let mut answers = std::mem::take(&mut self.answers);
         for output in outputs.drain(..) {
-            self.perform(output);
+            if outputs::is_answer(&output) { answers.push(output) } else { self.perform(output) }
         }
-        self.outputs = outputs;
+        answers.drain(..).for_each(|answer| self.perform(answer));
+        (self.outputs, self.answers) = (outputs, answers);
         self.workers.run_idle();
+        self.note_idle();
         // The next step is under way; now the streams of the last one.
         self.readers.waiting.drain(..).for_each(Waker::wake);
         self.pass_changes();
@@ -552,132 +562,6 @@ impl Driver {
         if remains.len() >= REMAINS_MAX {
             // Without a thread, the memory is freed here.
             let _ = thread::Builder::new().name("free".into()).spawn(move || drop(remains));
-        }
-    }
-
-    fn perform(&mut self, output: ClusterOutput) {
-        match output {
-            ClusterOutput::Engine(engine, Action::RunStep(step)) => {
-                for seq in step.seqs.iter().filter(|seq| seq.start) {
-                    if let Some(client) = self.clients.get_mut(&seq.request) {
-                        client.times.start(self.last_input_ns);
-                    }
-                }
-                self.workers.run(engine, step, self.last_input_ns);
-            }
-            ClusterOutput::Engine(engine, Action::Transfer(transfer)) => self.workers.transfer(engine, transfer),
-            ClusterOutput::Engine(engine, Action::Cancel { transfer }) => self.workers.cancel(engine, transfer),
-            ClusterOutput::Engine(engine, Action::Lookup(lookup)) => self.workers.look_up(engine, *lookup),
-            ClusterOutput::Engine(engine, Action::Release { place, blocks }) => {
-                self.workers.store(engine).release(place, &blocks);
-            }
-            ClusterOutput::Engine(engine, Action::Adopt { tier, blocks }) => {
-                self.workers.store(engine).decide(tier, &blocks);
-            }
-            // Of a group, all workers start over.
-            ClusterOutput::Engine(engine, Action::ResetWorker) if self.workers.lock_steps.has(engine) => {
-                self.workers.hang_up(engine, Status::invalid_argument("an answer that fits no step"));
-            }
-            ClusterOutput::Engine(engine, Action::ResetWorker) => {
-                self.workers.reset(engine, Loss::BadResult, self.last_input_ns);
-            }
-            ClusterOutput::Engine(engine, action) => {
-                if let Action::Finish { request, reason: FinishReason::Error, .. } = action {
-                    self.clients.entry(request).and_modify(|client| client.fail_on(engine));
-                }
-                self.answer(action);
-            }
-            ClusterOutput::Cluster(action) => self.answer(action),
-            ClusterOutput::Moved { request, from, to, why } => {
-                debug!(%request, %from, %to, ?why, "the request moved");
-                if why == Move::Failed {
-                    self.clients.entry(request).and_modify(|client| client.fail_on(from));
-                }
-                self.note_engine(request, to);
-            }
-            ClusterOutput::Placed { request, engine } => self.note_engine(request, engine),
-            ClusterOutput::Health { engine, health: Health::Open, .. } => {
-                info!(%engine, "a step succeeded; the engine takes requests again");
-            }
-            ClusterOutput::Health { engine, why, .. } => {
-                let steps = if why == HealthEvent::Slow { "are far slower than elsewhere" } else { "fail in a row" };
-                warn!(%engine, "steps {steps}; other engines take the requests until a probe succeeds");
-            }
-            ClusterOutput::Emptied(_) => {}
-        }
-    }
-
-    fn note_engine(&mut self, request: RequestId, engine: EngineId) {
-        if let Some(client) = self.clients.get_mut(&request) {
-            client.engines.go_to(engine, self.last_input_ns);
-        }
-    }
-
-    /// Performs an action for clients.
-    fn answer(&mut self, action: Action) {
-        match action {
-            Action::PromptValued { request, first, .. } => {
-                let found = self.logprobs.prompts.iter_mut().find(|of| of.request == request && of.first == first);
-                let client = self.clients.get_mut(&request);
-                let news = found.zip(client).and_then(|(prompt, client)| client.news_of(prompt));
-                if let Some(tokens) = news {
-                    self.output(request, Output::Prompt(tokens));
-                }
-            }
-            Action::Token { request, token } => {
-                let logprobs = self.logprobs.tokens.get_mut(&request).and_then(VecDeque::pop_front);
-                self.output(request, Output::Token { token, logprobs });
-            }
-            Action::Finish { request, reason, usage } => {
-                let client = self.clients.get(&request);
-                let unavailable = client.and_then(|client| client.unavailable).filter(|why| why.explains(reason));
-                let output = match (unavailable, client) {
-                    (Some(why), _) => Output::Unavailable(why),
-                    (None, Some(client)) if reason == FinishReason::Error => {
-                        Output::Failed { elsewhere: client.failed_elsewhere }
-                    }
-                    _ => {
-                        let times = client.map_or_else(RequestTimes::default, |client| client.times);
-                        Output::Finish { reason, usage, times }
-                    }
-                };
-                self.output(request, output);
-                if let Some(client) = self.clients.remove(&request) {
-                    let end = unavailable.map_or(request_times::End::Finished(reason), Unavailable::end);
-                    self.figures.requests.end(&client.times, end, &usage, self.last_input_ns);
-                    self.request_log.note(|| client.into_event(request, end, usage, self.last_input_ns));
-                }
-            }
-            Action::Refuse { request, refusal } => {
-                if let Some(Client { accepted: Some(accepted), .. }) = self.clients.remove(&request) {
-                    let _ = accepted.send(Err(refusal));
-                }
-            }
-            Action::Flushed { blocks } => {
-                if let Some(reply) = self.flushes.pop_front() {
-                    let _ = reply.send(blocks);
-                }
-            }
-            Action::Drained => self.drained = true,
-            Action::RunStep(_)
-            | Action::Transfer(_)
-            | Action::Cancel { .. }
-            | Action::Lookup(_)
-            | Action::Adopt { .. }
-            | Action::Release { .. }
-            | Action::ResetWorker => unreachable!("jobs are of an engine"),
-            Action::Withdrawn(_) => unreachable!("requests that move stay in the cluster"),
-        }
-    }
-
-    fn output(&mut self, request: RequestId, output: Output) {
-        let Some(client) = self.clients.get_mut(&request) else { return };
-        client.accept();
-        if matches!(output, Output::Token { .. }) {
-            self.figures.requests.token(&mut client.times, self.last_input_ns);
-        }
-        if !client.outputs.put(output, &mut self.readers.waiting) {
-            self.readers.gone.push(request);
         }
     }
 

@@ -1,5 +1,6 @@
 //! The worker and the stores of an engine: a thread of this process, or a program that attached and has a seat.
 
+pub(crate) mod idle;
 pub(crate) mod link;
 pub(crate) mod lock_steps;
 pub(crate) mod losses;

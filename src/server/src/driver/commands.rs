@@ -9,6 +9,7 @@ use trunkline_core::{Refusal, Request, RequestId, Stats};
 use trunkline_port::{KnownBlock, StepRunner, WeightReads};
 use trunkline_store::StoreStats;
 
+use crate::engines::idle::Idle;
 use crate::engines::link::{LinkEnd, LinkQueue, LinkStats};
 use crate::engines::losses::WorkerCounts;
 use crate::engines::seats::{Occupant, Resume, SeatState};
@@ -137,6 +138,8 @@ pub(crate) struct EngineSnapshot {
     pub(crate) store: StoreStats,
     pub(crate) counts: StepCounts,
     pub(crate) steps: StepFigures,
+    /// Time without a step.
+    pub(crate) idle: Idle,
     /// Beginnings and losses of the engine's workers.
     pub(crate) workers: WorkerCounts,
     /// Workers left behind in a step that never ended.

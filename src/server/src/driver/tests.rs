@@ -1,7 +1,7 @@
 //! Tests of a driver that no thread runs: the test delivers commands and reads the jobs of the workers.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use trunkline_cluster::ClusterConfig;
 use trunkline_cluster::record::Line;
@@ -199,7 +199,11 @@ fn a_failed_worker_is_reset_and_reports_of_its_earlier_life_are_dropped() {
     assert!(matches!(jobs.steps.try_recv(), Ok(StepJob::Reset { life: 1 })));
     driver.take(failed());
     driver.take(report(WorkerEvent::Ready));
-    driver.take(report(WorkerEvent::Done { step: Box::default(), output: StepOutput::default() }));
+    driver.take(report(WorkerEvent::Done {
+        step: Box::default(),
+        output: StepOutput::default(),
+        ended: Instant::now(),
+    }));
     assert!(jobs.steps.is_empty(), "one failure is one reset");
     driver.take(Command::Worker(WorkerReport { worker: 0, life: 1, event: WorkerEvent::Ready }));
     driver.take(Command::Drain);
@@ -250,7 +254,7 @@ fn drafts_and_reads_of_weights_are_counted() {
     result.push(&[5]);
     let weights = WeightReads { steps: 1, bytes: 7, reading_ns: 5, exposed_ns: 2, step_ns: 9, failed_reads: 1 };
     let output = StepOutput { result, drafted: 3, accepted: 1, weights, ..StepOutput::default() };
-    driver.take(report(WorkerEvent::Done { step, output }));
+    driver.take(report(WorkerEvent::Done { step, output, ended: Instant::now() }));
     assert_eq!(driver.counts[0], StepCounts { drafted: 3, accepted: 1, weights });
 }
 
@@ -399,7 +403,11 @@ fn a_worker_whose_step_never_ends_is_left_behind_and_another_takes_its_place() {
 
     let mut result = StepResult { step: step.id, ..StepResult::default() };
     result.push(&[5]);
-    driver.take(report(WorkerEvent::Done { step, output: StepOutput { result, ..StepOutput::default() } }));
+    driver.take(report(WorkerEvent::Done {
+        step,
+        output: StepOutput { result, ..StepOutput::default() },
+        ended: Instant::now(),
+    }));
     driver.take(report(transferred(1, &[])));
     assert!(outputs.try_recv().is_none(), "late answers are ignored");
     driver.take(report(WorkerEvent::Gone));
@@ -460,7 +468,13 @@ fn an_answer_in_the_queue_is_not_late() {
     let Ok(StepJob::Run { step, .. }) = jobs.steps.try_recv() else { panic!("no step") };
     let mut result = StepResult { step: step.id, ..StepResult::default() };
     result.push(&[5]);
-    handle.send(report(WorkerEvent::Done { step, output: StepOutput { result, ..StepOutput::default() } })).unwrap();
+    handle
+        .send(report(WorkerEvent::Done {
+            step,
+            output: StepOutput { result, ..StepOutput::default() },
+            ended: Instant::now(),
+        }))
+        .unwrap();
     let due_ns = driver.workers.next_timeout_ns().unwrap();
     while driver.clock.now_ns() <= due_ns {
         std::hint::spin_loop();
@@ -514,7 +528,7 @@ fn times_of_requests_and_losses_of_workers_are_counted() {
         driver.take(report_of(
             0,
             1,
-            WorkerEvent::Done { step, output: StepOutput { result, ..StepOutput::default() } },
+            WorkerEvent::Done { step, output: StepOutput { result, ..StepOutput::default() }, ended: Instant::now() },
         ));
     }
     let snapshot = driver.snapshot();

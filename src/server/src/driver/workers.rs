@@ -36,6 +36,7 @@ use trunkline_store::Store;
 
 use crate::driver::commands::{Attaching, Command, WorkerSnapshot};
 use crate::driver::queue::DriverHandle;
+use crate::engines::idle::{Idle, IdleCause};
 use crate::engines::link::{Link, LinkBlocks};
 use crate::engines::lock_steps::LockSteps;
 use crate::engines::losses::{Loss, WorkerCounts};
@@ -75,6 +76,8 @@ struct Slot {
     /// No restart will follow.
     given_up: bool,
     watchdog: Watchdog,
+    /// Time without a step.
+    idle: Idle,
     /// Workers left behind in a step that never ended.
     abandoned: u32,
     /// Connection of an attached worker, also of one that broke.
@@ -112,6 +115,7 @@ impl Workers {
             is_restarting: false,
             given_up: false,
             watchdog,
+            idle: Idle::default(),
             abandoned: 0,
             link: None,
             counts: WorkerCounts::default(),
@@ -132,6 +136,7 @@ impl Workers {
         let slot = self.slot(engine);
         if !is_broken {
             slot.watchdog.sent(step.id, step.n_tokens(), now_ns);
+            slot.idle.stop(now_ns);
         }
         slot.handle.run(step);
     }
@@ -179,6 +184,7 @@ impl Workers {
         let slot = self.slot(engine);
         slot.counts.lose(why);
         slot.watchdog.reset(now_ns);
+        slot.idle.forget();
         slot.handle.reset();
     }
 
@@ -200,8 +206,10 @@ impl Workers {
     }
 
     /// Notes that a worker joined its engine, with empty KV blocks.
-    pub(crate) fn note_joined(&mut self, engine: EngineId) {
-        self.slot(engine).counts.joined += 1;
+    pub(crate) fn note_joined(&mut self, engine: EngineId, now_ns: u64) {
+        let slot = self.slot(engine);
+        slot.counts.joined += 1;
+        slot.idle.wait(IdleCause::Requests, now_ns);
     }
 
     /// Notes that the threads of a worker ended.
@@ -219,8 +227,24 @@ impl Workers {
         let slot = self.slot(engine);
         slot.restarts = 0;
         let duration_ns = slot.watchdog.ended(step, now_ns);
+        if duration_ns.is_some() && !slot.watchdog.has_steps() {
+            slot.idle.wait(IdleCause::Scheduler, now_ns);
+        }
         self.lock_steps.answered(engine);
         duration_ns
+    }
+
+    /// Notes what workers without a step wait for.
+    pub(crate) fn note_waits(&mut self, has_requests: impl Fn(EngineId) -> bool, now_ns: impl Fn() -> u64) {
+        for (engine, slot) in (0..).map(EngineId).zip(&mut self.slots).filter(|(_, slot)| slot.idle.is_waiting()) {
+            let cause = if has_requests(engine) { IdleCause::Blocks } else { IdleCause::Requests };
+            slot.idle.wait(cause, now_ns());
+        }
+    }
+
+    /// Returns the time without a step of an engine's worker until now.
+    pub(crate) fn idle(&self, engine: EngineId, now_ns: u64) -> Idle {
+        self.slots[engine.index()].idle.until(now_ns)
     }
 
     /// Returns the time at which a step in flight or a reset is taken for lost, of any worker, nanoseconds.
@@ -238,6 +262,7 @@ impl Workers {
     pub(crate) fn abandon(&mut self, engine: EngineId) {
         let slot = self.slot(engine);
         slot.watchdog.clear();
+        slot.idle.forget();
         slot.counts.lose(Loss::Timeout);
         slot.abandoned += 1;
         slot.first_life = slot.handle.life() + 1;
@@ -265,6 +290,7 @@ impl Workers {
         slot.is_restarting = true;
         // Nobody runs the steps that were sent.
         slot.watchdog.clear();
+        slot.idle.forget();
         if slot.abandoned > ABANDONED_MAX || slot.restarts == RESTARTS_MAX {
             slot.given_up = true;
             return None;
@@ -380,6 +406,7 @@ impl Workers {
             before.end(tonic::Status::aborted("the worker came back on another connection"));
         }
         slot.watchdog.clear();
+        slot.idle.forget();
         if !resumed {
             slot.first_life = life;
         }
@@ -393,6 +420,7 @@ impl Workers {
         self.seats.note_broken(engine, is_closed, now_ns);
         let slot = self.slot(engine);
         slot.watchdog.clear();
+        slot.idle.forget();
         slot.link.iter().for_each(|link| link.close_copies());
     }
 
@@ -422,6 +450,7 @@ impl Workers {
         let handle = self.connect(engine, life, Box::new(|_| true), nobody);
         let slot = self.slot(engine);
         slot.watchdog.clear();
+        slot.idle.forget();
         slot.first_life = life;
         // Without a thread, copies wait until they are overdue.
         slot.handle = handle.unwrap_or_else(|_| WorkerHandle::new(engine.0, life).0);

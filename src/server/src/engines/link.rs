@@ -25,6 +25,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender, unbounded_channel};
@@ -338,7 +339,7 @@ impl Link {
         lock(&self.in_flight).encoder.recycle(sent);
         self.counters.steps.fetch_add(1, Ordering::Relaxed);
         self.counters.busy_us.fetch_add(busy_us, Ordering::Relaxed);
-        Ok(Some((life, WorkerEvent::Done { step, output })))
+        Ok(Some((life, WorkerEvent::Done { step, output, ended: Instant::now() })))
     }
 
     fn step_failed(&self, failed: wire::StepFailed) -> Result<Option<(u64, WorkerEvent)>, Nonsense> {

@@ -64,6 +64,11 @@ impl Watchdog {
         Some(duration_ns)
     }
 
+    /// Returns `true` if a step is in flight.
+    pub(crate) fn has_steps(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
     /// Forgets the steps in flight and the reset: the worker lost them, or is ready.
     pub(crate) fn clear(&mut self) {
         self.in_flight.clear();

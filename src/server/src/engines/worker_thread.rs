@@ -30,6 +30,7 @@ mod copies;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tracing::{error, info};
@@ -62,8 +63,8 @@ pub(crate) struct WorkerReport {
 pub(crate) enum WorkerEvent {
     /// The worker can run steps; the KV blocks hold nothing.
     Ready,
-    /// A step ended. The step comes back for further use of the step's memory.
-    Done { step: Box<Step>, output: StepOutput },
+    /// A step ended, at this moment. The step comes back for further use of the step's memory.
+    Done { step: Box<Step>, output: StepOutput, ended: Instant },
     /// A step could not be run, because of request `guilty` if one is named. The worker does nothing until the next reset.
     Failed { step: Box<Step>, guilty: Option<RequestId> },
     /// A transfer ended, perhaps one of an earlier life.
@@ -224,7 +225,10 @@ impl<R: Fn(u64, WorkerEvent) -> bool> Steps<R> {
     fn run(&mut self, step: Box<Step>) -> bool {
         // Whatever state a panic leaves behind is thrown away by the reset.
         let guilty = match catch_unwind(AssertUnwindSafe(|| self.runner.run(&step))) {
-            Ok(Ok(output)) => return (self.report)(self.life, WorkerEvent::Done { step, output }),
+            Ok(Ok(output)) => {
+                let ended = Instant::now();
+                return (self.report)(self.life, WorkerEvent::Done { step, output, ended });
+            }
             Ok(Err(err)) => {
                 error!(step = step.id, "the worker failed: {err}");
                 if err.is_unfit() {

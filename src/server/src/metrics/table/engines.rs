@@ -3,6 +3,7 @@
 use trunkline_cluster::{EngineState, Health, Role};
 
 use super::{ENGINE, Metric, counter, gauge, histogram, info};
+use crate::engines::idle::IdleCause;
 use crate::engines::seats::SeatState;
 use crate::engines::step_figures::StepFigures;
 use crate::metrics::samples::Samples;
@@ -119,6 +120,18 @@ pub(super) const METRICS: &[Metric] = &[
     histogram("trunkline_step_time_seconds", ENGINE, "Time of a step, from sending to the answer.", |s, out| {
         of_steps(s, out, |steps| &steps.duration);
     }),
+    counter(
+        "trunkline_idle_seconds_total",
+        &["engine", "cause"],
+        "Time in which a worker had no step, by what it waited for: requests, the scheduler, or blocks.",
+        |s, out| {
+            for Engine { number, at } in s.engines() {
+                for (name, cause) in IdleCause::ALL {
+                    out.add(&[("engine", number), ("cause", name)], at.idle.total_ns(cause) as f64 * 1e-9);
+                }
+            }
+        },
+    ),
     histogram("trunkline_step_tokens", ENGINE, "Tokens run in a step.", |s, out| {
         of_steps(s, out, |steps| &steps.tokens)
     }),
