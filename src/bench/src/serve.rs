@@ -85,6 +85,37 @@ struct Run {
     seen: Seen,
     /// Processor time by part, seconds.
     cpu_s: Vec<(&'static str, f64)>,
+    /// Milliseconds of the worker without a step, for each step, by what it waited for; `None` without a worker.
+    idle_ms: Option<[f64; 2]>,
+}
+
+/// Steps of the worker, and the time in which it had none though there were requests, as the server's metrics have it.
+#[derive(Clone, Copy)]
+struct Steps {
+    steps: f64,
+    scheduler_s: f64,
+    blocks_s: f64,
+}
+
+impl Steps {
+    /// Reads the metrics of a server.
+    fn of(metrics: &str) -> anyhow::Result<Self> {
+        let sum = |begins: &str| {
+            let samples =
+                metrics.lines().filter_map(|line| line.strip_prefix(begins)?.rsplit(' ').next()?.parse::<f64>().ok());
+            samples
+                .fold(None, |sum: Option<f64>, value| Some(sum.unwrap_or(0.0) + value))
+                .with_context(|| format!("no metric {begins}"))
+        };
+        let idle = |cause: &str| sum(&format!("trunkline_idle_seconds_total{{engine=\"0\",cause=\"{cause}\"}}"));
+        Ok(Self { steps: sum("trunkline_steps_total")?, scheduler_s: idle("scheduler")?, blocks_s: idle("blocks")? })
+    }
+
+    /// Returns the milliseconds without a step for each step since `before`, while the worker waited for the scheduler and for blocks.
+    fn idle_ms(self, before: Self) -> [f64; 2] {
+        let steps = (self.steps - before.steps).max(1.0);
+        [self.scheduler_s - before.scheduler_s, self.blocks_s - before.blocks_s].map(|s| s * 1e3 / steps)
+    }
 }
 
 /// Measures the load, as often as the load says.
@@ -113,6 +144,11 @@ pub fn run(load: &Load, quick: bool) -> anyhow::Result<Report> {
     add("CPU of the server", "us/token", &|run| us(run, &|part| part != "clients"));
     for part in ["network", "core", "worker", "clients"] {
         add(&format!("CPU of the {part}"), "us/token", &|run| us(run, &|of| of == part));
+    }
+    for (at, what) in ["worker idle, scheduler", "worker idle, blocks"].into_iter().enumerate() {
+        if runs.iter().all(|run| run.idle_ms.is_some()) {
+            add(what, "ms/step", &|run| run.idle_ms.map_or(0.0, |of| of[at]));
+        }
     }
     for (what, q) in [("TTFT p50", 0.5), ("TTFT p99", 0.99)] {
         add(what, "ms", &|run| quantile(&run.seen.ttft_ms, q));
@@ -172,6 +208,8 @@ async fn measured(load: &Load, address: &str) -> anyhow::Result<Run> {
     let client = Arc::new(Client::connect(load, address).await?);
     // Every thread has run once.
     client.read(load, load.streams).await?;
+    let has_worker = load.door != Door::Axum;
+    let steps_before = if has_worker { Some(Steps::of(&http::metrics(address).await?)?) } else { None };
     let before = cpu_s()?;
     let begin = Instant::now();
     let mut streams = JoinSet::new();
@@ -188,9 +226,13 @@ async fn measured(load: &Load, address: &str) -> anyhow::Result<Run> {
     }
     let seconds = begin.elapsed().as_secs_f64();
     let cpu_s = cpu_s()?.into_iter().zip(before).map(|((part, after), (_, before))| (part, after - before)).collect();
+    let idle_ms = match steps_before {
+        Some(before) => Some(Steps::of(&http::metrics(address).await?)?.idle_ms(before)),
+        None => None,
+    };
     seen.ttft_ms.sort_by(f64::total_cmp);
     ensure!(seen.tokens == u64::from(load.streams) * u64::from(load.tokens), "{} tokens arrived", seen.tokens);
-    Ok(Run { seconds, seen, cpu_s })
+    Ok(Run { seconds, seen, cpu_s, idle_ms })
 }
 
 /// Returns the prompt of stream number `at`, its own.

@@ -46,6 +46,19 @@ pub(super) async fn read(address: &str, load: &Load, at: u32) -> anyhow::Result<
     Ok(seen)
 }
 
+/// Returns the metrics of a server.
+///
+/// # Errors
+/// If the server cannot be reached.
+pub(super) async fn metrics(address: &str) -> anyhow::Result<String> {
+    let mut connection = TcpStream::connect(address).await.context("cannot connect")?;
+    let request = format!("GET /metrics HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    connection.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).await?;
+    Ok(answer)
+}
+
 fn request(address: &str, load: &Load, at: u32) -> String {
     let body = json!({
         "prompt": prompt(load, at),
