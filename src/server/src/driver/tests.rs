@@ -1,21 +1,23 @@
 //! Tests of a driver that no thread runs: the test delivers commands and reads the jobs of the workers.
 
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use trunkline_cluster::ClusterConfig;
 use trunkline_cluster::record::Line;
-use trunkline_core::{Config, FinishReason, Namespace, Place, Refusal, Request, StepResult, Transfer};
+use trunkline_core::{Action, Config, FinishReason, Namespace, Place, Refusal, Request, StepResult, Transfer};
 use trunkline_port::{BlockFault, CopyError, DeviceBlocks, WeightReads};
 
 use super::*;
 use crate::access::caller::Caller;
 use crate::driver::queue::NotTaken;
+use crate::engines::idle::IdleCause;
 use crate::engines::seats::Seats;
 use crate::engines::stores::without_memory;
 use crate::engines::watchdog::Watchdog;
 use crate::engines::worker_thread::{CopyJob, StepJob, WorkerHandle, WorkerQueues};
-use crate::requests::outbox::{OutboxReceiver, outbox};
+use crate::requests::outbox::{OutboxReceiver, Output, outbox};
 use crate::requests::request_events::Label;
 
 fn cluster(engines: usize) -> ClusterConfig {
@@ -29,9 +31,19 @@ fn driver_of(engines: u32, recorder: Option<Recorder>) -> (DriverHandle, Driver,
 
 /// The same for a cluster of given settings.
 fn driver_of_cluster(config: &ClusterConfig, recorder: Option<Recorder>) -> (DriverHandle, Driver, Vec<WorkerQueues>) {
-    let (handle, commands) = queue(1);
     let engines = config.engines.len() as u32;
     let (workers, jobs): (Vec<_>, Vec<_>) = (0..engines).map(|at| WorkerHandle::new(at, 0)).unzip();
+    let (handle, driver) = driver_of_workers(config, workers, recorder);
+    (handle, driver, jobs)
+}
+
+/// The same with given queues of the workers.
+fn driver_of_workers(
+    config: &ClusterConfig,
+    workers: Vec<WorkerHandle>,
+    recorder: Option<Recorder>,
+) -> (DriverHandle, Driver) {
+    let (handle, commands) = queue(1);
     let watchdogs = std::iter::repeat_with(|| Watchdog::new(Duration::ZERO, 0));
     let workers = workers.into_iter().map(|worker| (worker, without_memory())).collect();
     let workers =
@@ -39,7 +51,7 @@ fn driver_of_cluster(config: &ClusterConfig, recorder: Option<Recorder>) -> (Dri
     let cluster = Cluster::new(config).unwrap();
     let log = RequestLog::open(None, None).unwrap();
     let driver = Driver::new(cluster, &handle, commands, workers, (recorder, log));
-    (handle, driver, jobs)
+    (handle, driver)
 }
 
 /// The same with one engine.
@@ -256,6 +268,37 @@ fn drafts_and_reads_of_weights_are_counted() {
     let output = StepOutput { result, drafted: 3, accepted: 1, weights, ..StepOutput::default() };
     driver.take(report(WorkerEvent::Done { step, output, ended: Instant::now() }));
     assert_eq!(driver.counts[0], StepCounts { drafted: 3, accepted: 1, weights });
+}
+
+#[test]
+fn the_next_step_leaves_before_the_token_of_the_last_and_the_worker_waits_for_the_scheduler_alone() {
+    let unread: Arc<OnceLock<OutboxReceiver>> = Arc::default();
+    let (to, jobs) = crossbeam_channel::unbounded();
+    let outputs = Arc::clone(&unread);
+    let queue = move |job| {
+        let is_out = outputs.get().is_some_and(|outputs| outputs.try_recv().is_some());
+        to.send((job, is_out)).is_ok()
+    };
+    let (worker, _copies) = WorkerHandle::of_queue(0, 0, Box::new(queue));
+    let (_handle, mut driver) = driver_of_workers(&cluster(1), vec![worker], None);
+    driver.take(report(WorkerEvent::Ready));
+    let (command, outputs, _) = submit(1);
+    driver.take(command);
+    assert!(unread.set(outputs).is_ok());
+    let mut steps = Vec::new();
+    for _ in 0..3 {
+        let Ok((StepJob::Run { step, .. }, is_out)) = jobs.try_recv() else { panic!("no step") };
+        steps.push((is_out, unread.get().unwrap().try_recv().is_some()));
+        let mut result = StepResult { step: step.id, ..StepResult::default() };
+        result.push(&[5]);
+        let output = StepOutput { result, ..StepOutput::default() };
+        driver.take(report(WorkerEvent::Done { step, output, ended: Instant::now() }));
+    }
+    // When the step left, and after it.
+    assert_eq!(steps, [(false, false), (false, true), (false, true)]);
+    let idle = driver.workers.idle(EngineId(0), driver.clock.now_ns());
+    let total_ns = IdleCause::ALL.map(|(_, cause)| idle.total_ns(cause) > 0);
+    assert_eq!(total_ns, [true, true, false], "{idle:?}");
 }
 
 /// A report of the worker of an engine.
