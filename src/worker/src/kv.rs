@@ -136,6 +136,11 @@ impl KvMemory {
         Ok(Self { layout, dtype, blocks })
     }
 
+    /// Takes the memory of all blocks from the system now. Nothing may be in them.
+    pub(crate) fn touch(&self) {
+        self.blocks.touch();
+    }
+
     /// Returns the number of blocks.
     pub(crate) fn n_blocks(&self) -> u32 {
         self.blocks.n_blocks()

@@ -137,6 +137,14 @@ impl Worker {
         Ok(Self { model, threads, kv, mirror, structures, scratch: Scratch::default(), stream })
     }
 
+    /// Takes the memory of all KV blocks from the system now, not when a block is used first: memory that is promised but not there is missed at the start,
+    /// not in the middle of a request.
+    #[must_use]
+    pub fn with_resident_kv(self) -> Self {
+        self.kv.memory().touch();
+        self
+    }
+
     /// Lets requests ask for a structure of their answers. Without this, a sequence with a grammar fails.
     #[must_use]
     pub fn with_grammars(mut self, grammars: Arc<Grammars>) -> Self {

@@ -51,6 +51,7 @@ pub const ENTRIES: &[Entry] = &[
     ("serve", "timeline", Test(PROCESS, "a_server_starts_serves_and_mends_its_weights_under_one_limit_of_memory")),
     ("serve", "log-format", Test(PROCESS, "a_log_in_json_has_an_object_a_line")),
     ("serve", "threads", Reaches("--threads=3", &[])),
+    ("serve", "kv-resident", Reaches("--kv-resident=true", &[])),
     ("serve", "worker", Reaches("--worker=null:3ms", &[])),
     (
         "serve",

@@ -33,6 +33,8 @@ pub struct Engines {
     attached: usize,
     /// Threads of all embedded workers together.
     threads: usize,
+    /// Workers take the memory of their KV at the start.
+    kv_resident: bool,
     /// Types of KV, in the order of their first worker: the classes of engines.
     kv_types: Vec<KvDtype>,
     /// Class of each engine.
@@ -86,7 +88,8 @@ impl Engines {
         }
         let class = |dtype: &KvDtype| kv_types.iter().position(|other| other == dtype).unwrap_or_default() as u8;
         let kv_classes = types.iter().map(class).collect();
-        Ok(Self { roles, router, attached, threads, kv_types, kv_classes })
+        let kv_resident = settings.kv_resident.unwrap_or(false);
+        Ok(Self { roles, router, attached, threads, kv_resident, kv_types, kv_classes })
     }
 
     /// Returns the types of KV of the embedded workers, by class.
@@ -176,7 +179,10 @@ impl Engines {
                 max_drafts: cores[class].max_drafts,
                 threads: engines.threads_of(engine.index()),
             };
-            let worker = Worker::with_kv_dtype(model.clone(), engines.kv_types[class], config)?;
+            let mut worker = Worker::with_kv_dtype(model.clone(), engines.kv_types[class], config)?;
+            if engines.kv_resident {
+                worker = worker.with_resident_kv();
+            }
             Ok(Box::new(worker.with_grammars(grammars.clone())))
         });
         Backend { model: info, further_kv, tokenizer, workers, stores: Vec::new(), offer: SamplingOffer::default() }

@@ -76,6 +76,11 @@ pub struct Settings {
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
 
+    /// Take the memory of all KV blocks from the system at the start: true or false. If false, each block's when it is used first, and memory that is not
+    /// there is missed then [default: false].
+    #[arg(long, value_name = "BOOL")]
+    pub kv_resident: Option<bool>,
+
     /// Kind of the workers: `embedded` computes the model on the CPU; `null` or `null:STEP`, as in `null:10ms`, computes nothing and
     /// answers each step at once or after STEP, to measure the server itself [default: embedded].
     #[arg(long, value_name = "KIND")]

@@ -11,19 +11,23 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use bytemuck::allocation::try_zeroed_slice_box;
+
 /// Bytes of a line of the cache; each block begins with one.
 pub(super) const LINE: usize = 64;
 
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; LINE]);
+/// Unit of the memory. With a larger alignment the allocator would touch every page to make it zero.
+type Unit = UnsafeCell<u128>;
+const UNIT: usize = size_of::<Unit>();
 
 /// Memory of blocks of one size.
 ///
 /// **Invariant:** the bytes of a block are reached while its lock is held alone: for reading with a share of the lock, for writing with the
 /// whole. Blocks do not overlap.
 pub(super) struct Arena {
-    lines: Box<[UnsafeCell<Line>]>,
+    units: Box<[Unit]>,
+    /// Number of units before the first line.
+    first: usize,
     locks: Box<[RwLock<()>]>,
     block_bytes: usize,
 }
@@ -33,17 +37,27 @@ pub(super) struct Arena {
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Allocates zeros for `n_blocks` blocks of `block_bytes` bytes, or returns `None` if memory is short. Touches every page: memory that is
-    /// promised but not there is missed now, not in the middle of a request.
+    /// Allocates zeros for `n_blocks` blocks of `block_bytes` bytes, or returns `None` if memory is short. The system gives pages as they are touched
+    /// first.
     pub(super) fn zeroed(block_bytes: usize, n_blocks: u32) -> Option<Self> {
-        let n_lines = block_bytes.div_ceil(LINE).checked_mul(n_blocks as usize)?;
-        let (mut lines, mut locks) = (Vec::new(), Vec::new());
-        lines.try_reserve_exact(n_lines).ok()?;
+        let per_line = LINE / UNIT;
+        // The first line may begin later than the memory.
+        let n_units =
+            block_bytes.div_ceil(LINE).checked_mul(n_blocks as usize)?.checked_add(1)?.checked_mul(per_line)?;
+        let mut locks = Vec::new();
         locks.try_reserve_exact(n_blocks as usize).ok()?;
-        trunkline_pages::advise(&lines);
-        lines.resize_with(n_lines, || UnsafeCell::new(Line([0; LINE])));
         locks.resize_with(n_blocks as usize, || RwLock::new(()));
-        Some(Self { lines: lines.into_boxed_slice(), locks: locks.into_boxed_slice(), block_bytes })
+        let units = try_zeroed_slice_box::<Unit>(n_units).ok()?.into_vec();
+        trunkline_pages::advise(&units);
+        let first = units.as_ptr().addr().wrapping_neg() % LINE / UNIT;
+        Some(Self { units: units.into_boxed_slice(), first, locks: locks.into_boxed_slice(), block_bytes })
+    }
+
+    /// Touches the memory of every block: what is promised but not there is missed now, not in the middle of a request.
+    pub(super) fn touch(&self) {
+        for block in 0..self.n_blocks() {
+            self.write(block).fill(0);
+        }
     }
 
     /// Returns the number of blocks.
@@ -76,9 +90,9 @@ impl Arena {
     }
 
     fn bytes(&self, block: u32) -> Bytes<'_> {
-        let per_block = self.block_bytes.div_ceil(LINE);
-        let lines = &self.lines[block as usize * per_block..][..per_block];
-        Bytes { at: NonNull::from(lines).cast(), len: self.block_bytes, memory: PhantomData }
+        let per_block = self.block_bytes.div_ceil(LINE) * (LINE / UNIT);
+        let units = &self.units[self.first + block as usize * per_block..][..per_block];
+        Bytes { at: NonNull::from(units).cast(), len: self.block_bytes, memory: PhantomData }
     }
 
     #[cfg(test)]
@@ -92,7 +106,7 @@ impl Arena {
 struct Bytes<'a> {
     at: NonNull<u8>,
     len: usize,
-    memory: PhantomData<&'a [UnsafeCell<Line>]>,
+    memory: PhantomData<&'a [Unit]>,
 }
 
 /// A block locked for reading.
@@ -153,6 +167,7 @@ mod tests {
         let arena = Arena::zeroed(100, 3).unwrap();
         assert_eq!((arena.n_blocks(), arena.block_bytes()), (3, 100));
         assert!((0..3).all(|block| arena.read(block).as_ptr().addr().is_multiple_of(LINE)));
+        arena.touch();
         arena.write(1).fill(7);
         let sums: Vec<u32> = (0..3).map(|block| arena.read(block).iter().map(|byte| u32::from(*byte)).sum()).collect();
         assert_eq!(sums, [0, 700, 0]);
