@@ -252,21 +252,9 @@ fn run(what: What) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use clap::{CommandFactory, ValueEnum};
+    use clap::ValueEnum;
 
     use super::*;
-
-    #[test]
-    fn the_table_of_the_page_names_every_benchmark() {
-        let page = include_str!("../../../docs/reference/status.md");
-        let rows = page.lines().filter_map(|line| line.strip_prefix("| `trunkline-bench ")?.split_once('`'));
-        let shown: BTreeSet<&str> = rows.flat_map(|(names, _)| names.split("\\|")).collect();
-        let cli = Cli::command();
-        let all = cli.get_subcommands().map(clap::Command::get_name).filter(|name| *name != "help");
-        assert_eq!(shown, all.collect());
-    }
 
     #[test]
     fn every_benchmark_runs_and_reports_figures() {
