@@ -12,7 +12,8 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
-use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 use trunkline_port::{Step, StepOutput};
@@ -169,8 +170,8 @@ impl Loopback {
         let service = WorkersServer::new(Service { hello: said_hello, messages, welcome: session.encode() })
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
         server.spawn(async move {
-            let incoming = TcpListenerStream::new(listener);
-            let _ = Server::builder().tcp_nodelay(true).add_service(service).serve_with_incoming(incoming).await;
+            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+            let _ = Server::builder().add_service(service).serve_with_incoming(incoming).await;
         });
         let (stop, stopped) = watch::channel(false);
         let encoder = StepEncoder::new(session.life, block_size, hello.model.vocab_size);

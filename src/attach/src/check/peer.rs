@@ -6,8 +6,9 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 use tokio::time::{interval, timeout};
-use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 use trunkline_port::StepOutput;
 
@@ -82,9 +83,9 @@ impl Door {
         let service = WorkersServer::new(Service { calls })
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
-        let incoming = TcpListenerStream::new(listener);
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let server = tokio::spawn(async move {
-            let _ = Server::builder().tcp_nodelay(true).add_service(service).serve_with_incoming(incoming).await;
+            let _ = Server::builder().add_service(service).serve_with_incoming(incoming).await;
         });
         Self { calls: queue, patience, server }
     }
