@@ -123,8 +123,6 @@ struct Driver {
     figures: Figures,
     flushes: VecDeque<oneshot::Sender<u32>>,
     outputs: Vec<ClusterOutput>,
-    /// Outputs for clients, performed after those for workers.
-    answers: Vec<ClusterOutput>,
     /// Blocks that fit in the tiers, by engine.
     tier_sizes: Vec<TierSizes>,
     last_input_ns: u64,
@@ -187,7 +185,6 @@ impl Driver {
             logprobs: Logprobs::default(),
             flushes: VecDeque::new(),
             outputs: Vec::new(),
-            answers: Vec::new(),
             last_input_ns: 0,
             draining: false,
             drained: false,
@@ -542,12 +539,11 @@ impl Driver {
         let mut outputs = std::mem::take(&mut self.outputs);
         self.cluster.handle(now_ns, input, &mut outputs);
         self.note_preempted();
-        let mut answers = std::mem::take(&mut self.answers);
-        for output in outputs.drain(..) {
-            if outputs::is_answer(&output) { answers.push(output) } else { self.perform(output) }
+        for job in outputs.extract_if(.., |output| !outputs::is_answer(output)) {
+            self.perform(job);
         }
-        answers.drain(..).for_each(|answer| self.perform(answer));
-        (self.outputs, self.answers) = (outputs, answers);
+        outputs.drain(..).for_each(|answer| self.perform(answer));
+        self.outputs = outputs;
         self.workers.run_idle();
         self.note_idle();
         // The next step is under way; now the streams of the last one.
