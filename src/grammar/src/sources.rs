@@ -13,6 +13,8 @@ use crate::{gbnf, schema};
 
 /// Bytes of a grammar, at most.
 pub const BYTES_MAX: usize = 64 << 10;
+/// Schemas within a grammar, at most: as many as a request may have tools, in OpenAI's API.
+const SCHEMAS_MAX: usize = 128;
 
 /// A text within the bounds.
 #[cfg_attr(not(feature = "llguidance"), expect(dead_code, reason = "only the library reads it"))]
@@ -37,10 +39,11 @@ pub(crate) fn check(grammar: &Grammar) -> Result<Source, GrammarError> {
     }
 }
 
-/// Returns a grammar with the rules for the white space of its schema. Refuses what Lark does not have and the library adds: expressions that hold
-/// together, and grammars within grammars, but for one schema, `%json {…}`, within the bounds of schemas.
+/// Returns a grammar with the rules for the white space of its schemas. Refuses what Lark does not have and the library adds: expressions that hold
+/// together, and grammars within grammars, but for schemas, `%json {…}`, each within the bounds of schemas. What follows from different schemas never holds
+/// together.
 fn lark(text: &str) -> Result<String, GrammarError> {
-    let (mut out, mut copied, mut has_schema) = (String::new(), 0, false);
+    let (mut out, mut copied, mut schemas) = (String::new(), 0, 0);
     let mut rest = text.char_indices().peekable();
     while let Some((_, c)) = rest.next() {
         match c {
@@ -67,16 +70,16 @@ fn lark(text: &str) -> Result<String, GrammarError> {
             '%' => {
                 let is_of_name = |(_, c): &(usize, char)| c.is_ascii_alphanumeric() || *c == '_';
                 let name: String = std::iter::from_fn(|| rest.next_if(is_of_name)).map(|(_, c)| c).collect();
-                if name == "json" && !has_schema {
+                if name == "json" && schemas < SCHEMAS_MAX {
                     let from = rest.peek().map_or(text.len(), |(at, _)| *at);
                     let len = schema_len(&text[from..])?;
                     out.push_str(&text[copied..from]);
                     out.push_str(&format!(" {}", schema::read(&text[from..from + len])?));
-                    (copied, has_schema) = (from + len, true);
+                    (copied, schemas) = (from + len, schemas + 1);
                     while rest.next_if(|(at, _)| *at < copied).is_some() {}
                 } else if !["ignore", "import", "declare", "override", "llguidance"].contains(&name.as_str()) {
-                    let again = if name == "json" { " twice" } else { "" };
-                    return Err(unlike_lark(&format!("{}{again}", trunkline_quote::quoted(&format!("%{name}")))));
+                    let times = if name == "json" { format!(" more than {SCHEMAS_MAX} times") } else { String::new() };
+                    return Err(unlike_lark(&format!("{}{times}", trunkline_quote::quoted(&format!("%{name}")))));
                 }
             }
             _ => {}
@@ -117,7 +120,7 @@ mod tests {
             ("start: X\nX: ~/a/", "'~' before an expression"),
             ("start: \"\\\\\" & \"\"", "'&'"),
             ("start: \"open\n & /b/", "'&'"),
-            ("start: %json {} %json {}", "'%json' twice"),
+            ("start: %json {} %json [1]", "%json without an object of JSON behind it"),
             ("start: %json {} & /b/", "'&'"),
             ("start: %json [1]", "%json without an object of JSON behind it"),
             ("start: %lark { start: \"a\" }", "'%lark'"),
@@ -127,6 +130,9 @@ mod tests {
             let told = lark(text).unwrap_err();
             assert!(told.starts_with(&format!("it has {what}")), "{text}: {told}");
         }
+        let schemas = |n| format!("start: {}", "%json {} ".repeat(n));
+        assert_eq!(lark(&schemas(SCHEMAS_MAX)), Ok(()));
+        assert!(lark(&schemas(SCHEMAS_MAX + 1)).unwrap_err().starts_with("it has '%json' more than 128 times"));
         assert_eq!(lark("root ::= \"a & ~b\" %json"), Err("'%' stands outside of a text".into()));
         let costly = lark(r#"start: %json {"multipleOf": 1000003}"#).unwrap_err();
         assert!(costly.starts_with("it is too complex: multipleOf"), "{costly}");
