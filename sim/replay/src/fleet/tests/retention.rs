@@ -55,9 +55,10 @@ fn a_prefetch_takes_the_load_out_of_the_time_to_the_first_token_of_what_follows(
         let settings = Settings { hints, ..settings.clone() };
         replay(&trace, &settings, &SlowPrefill, &mut |_| {}).unwrap()
     });
-    for report in [&with, &without] {
+    // Without the prefetch, forty blocks are computed while the others are loaded.
+    for (report, found) in [(&with, 4_095), (&without, 4_095 - 40 * 16)] {
         assert_eq!((report.requests, report.completed, report.refused), (31, 31, 0), "a prefetch is no request");
-        assert_eq!(report.tokens.prefix_hit_tokens, 4_095, "either finds the prompt");
+        assert_eq!(report.tokens.prefix_hit_tokens, found);
     }
     let hints = [&with, &without].map(|report| report.tokens.hints.expect("a prefetch is a hint"));
     assert_eq!(hints.map(|hints| (hints.prefetches, hints.prefetched_tokens)), [(1, 4_096), (1, 0)]);
