@@ -13,7 +13,7 @@ use trunkline_port::{DeviceBlocks, Step, StepError, StepOutput, StepRunner};
 use trunkline_server::Options;
 use trunkline_server::proto::{EngineHealth, EngineRole, EngineState, FinishReason, GetServerInfoResponse};
 use trunkline_sim_replay::recorded::replay_recorded;
-use trunkline_tests::server::{Answer, Client, Faulty, TestServer, collect, greedy, in_turn};
+use trunkline_tests::server::{Answer, Client, Faulty, TestServer, collect, greedy, in_turn, panic_quietly};
 use trunkline_worker::Worker;
 
 const TRUNK: &str = "A trunk is the prefix that many requests share; a trunk line is the main line of a railway.";
@@ -158,7 +158,7 @@ async fn run_with(fault: Fault, record: PathBuf, prompts: &[String]) -> (TestSer
             return Box::new(worker);
         }
         let first = match (made.fetch_add(1, Ordering::Relaxed), fault) {
-            (1, Fault::EndsTwice) => panic!("a panic that the test wants"),
+            (1, Fault::EndsTwice) => panic_quietly(),
             (n, _) => n == 0,
         };
         let at = |faulty: bool| if first && faulty { vec![FAILS_AT] } else { Vec::new() };
