@@ -292,7 +292,7 @@ async fn a_conversation_is_compacted_to_what_users_said_and_a_summary() {
 async fn an_empty_summary_is_asked_for_again_without_an_end() {
     let server = TestServer::start_http(Config::default(), settings(), |_| {}, unwilling).await.unwrap();
     let empty = ask(&server, &json!({"input": "one two", "max_output_tokens": 8})).await;
-    assert_eq!((text(&empty).as_str(), &empty["usage"]["output_tokens"]), ("", &json!(1)));
+    assert_eq!(empty["usage"]["output_tokens"], 1, "the end alone");
     let body = json!({"input": "one two"}).to_string();
     let compacted = post(server.addr(), "/v1/responses/compact", &body).await;
     assert_eq!(compacted.status, 200, "{}", compacted.body);
