@@ -10,6 +10,7 @@ mod evict;
 mod h2o;
 mod hits;
 mod measure;
+mod pair;
 mod publish;
 mod sched;
 mod serve;
@@ -19,6 +20,7 @@ mod used_pool;
 mod wire;
 mod worker;
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,7 +49,10 @@ Examples:
     trunkline-bench hits --policies 'reuse;s3fifo:small_percent=20'
 
   A short test run:
-    trunkline-bench evict --quick";
+    trunkline-bench evict --quick
+
+  Lookups of today against those of a release:
+    trunkline-bench pair v0.1.0 --case tree";
 
 #[global_allocator]
 static ALLOCATOR: allocations::Counting = allocations::Counting;
@@ -86,6 +91,32 @@ enum What {
     H2o(h2o::H2oOptions),
     /// Benchmark serving while blocks move: steps and first tokens alongside swaps by slow copies, and alongside a remote store that is dead or silent.
     Tiers(Options),
+    /// Compare two versions: run each case with both in turn, and report the ratios of their figures.
+    Pair(PairOptions),
+}
+
+/// Options of `trunkline-bench pair`.
+#[derive(Clone, Debug, Args)]
+struct PairOptions {
+    /// Old version: a `trunkline-bench`, or a revision of the repository in this folder, which is built in target/pair.
+    #[arg(value_name = "OLD")]
+    old: OsString,
+
+    /// New version: a `trunkline-bench` [default: this one].
+    #[arg(value_name = "NEW")]
+    new: Option<PathBuf>,
+
+    /// Cases of this benchmark alone, as in tree [default: all].
+    #[arg(long, value_name = "NAME")]
+    case: Option<String>,
+
+    /// Pairs of runs of each case.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: u32,
+
+    /// Write JSON instead of a table.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Options of `trunkline-bench disk`.
@@ -243,6 +274,9 @@ fn run(what: What) -> anyhow::Result<()> {
         }
         What::Swap(options) => (options.clone(), disk::run_swap(options.quick)?),
         What::Tiers(options) => (options.clone(), tiers::run(options.quick)?),
+        What::Pair(PairOptions { old, new, case, runs, json }) => {
+            (Options { json, quick: false }, pair::run(&old, new.as_deref(), case.as_deref(), runs)?)
+        }
         What::H2o(options) => return h2o::run(&options),
         What::Hits(options) => return hits::run(&options),
     };
