@@ -7,10 +7,10 @@ use trunkline_core::Config;
 use trunkline_port::{KnownBlock, ModelInfo};
 use trunkline_store::{BlockLayout, Compression, Store, StoreError, StoreSettings, StoreStats, TierMedium};
 
-/// Blocks that a tier is taken to hold at their full size before its mean size is known.
-const PRIOR_BLOCKS: f64 = 32.0;
+/// Blocks from which on their mean size counts alone: a tier with fewer is taken to hold others at their full size, up to this number.
+const PRIOR_BLOCKS: u64 = 32;
 /// Change of the number of blocks that the core gets to know of: one in so many.
-const CHANGE_SHARE: u32 = 32;
+const CHANGE_SHARE: u32 = 64;
 
 /// Storage of one engine's blocks behind the device, with the blocks found there.
 pub struct EngineStore {
@@ -93,8 +93,8 @@ impl TierSizes {
                 continue;
             }
             // Few blocks say little of the blocks to come.
-            let mean =
-                (place.stored_bytes as f64 + PRIOR_BLOCKS * self.block_bytes) / (place.blocks as f64 + PRIOR_BLOCKS);
+            let others = PRIOR_BLOCKS.saturating_sub(place.blocks) as f64;
+            let mean = (place.stored_bytes as f64 + others * self.block_bytes) / (place.blocks as f64 + others);
             let fits = ((place.limit_bytes as f64 / mean) as u32).min(*limit);
             if fits.abs_diff(*known) > *known / CHANGE_SHARE {
                 *known = fits;
