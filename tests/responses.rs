@@ -204,6 +204,49 @@ async fn a_response_goes_on_from_one_that_is_stored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_item_reference_stands_for_an_item_of_a_stored_response() {
+    let server = start().await;
+    let with = |input: Value| json!({"input": input, "max_output_tokens": 6, "temperature": 0});
+    let first = ask(&server, &with(json!("one"))).await;
+    let path = format!("/v1/responses/{}", first["id"].as_str().unwrap());
+    let list = get(server.addr(), &format!("{path}/input_items")).await.json();
+    let (said, answered) = (&list["data"][0]["id"], &first["output"][0]["id"]);
+
+    // Without references: the same items, whole.
+    let mut items = vec![json!({"role": "user", "content": "one"})];
+    items.extend(first["output"].as_array().unwrap().clone());
+    items.push(json!({"role": "user", "content": "two"}));
+    let whole = ask(&server, &with(json!(items))).await;
+    let input = json!([{"type": "item_reference", "id": said}, {"id": answered}, {"role": "user", "content": "two"}]);
+    let second = ask(&server, &with(input.clone())).await;
+    assert_eq!((text(&second), &second["usage"]["input_tokens"]), (text(&whole), &whole["usage"]["input_tokens"]));
+
+    // It is stored with the items themselves: they are there, by the same ids, when the first response is not.
+    let deleted = HttpClient::connect(server.addr()).await.ask("DELETE", &path, "", "").await;
+    assert_eq!(deleted.status, 200);
+    let path = format!("/v1/responses/{}", second["id"].as_str().unwrap());
+    let list = get(server.addr(), &format!("{path}/input_items?order=asc")).await.json();
+    let texts: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|item| &item["content"][0]["text"]).collect();
+    assert_eq!(texts, [&json!("one"), &json!(text(&first)), &json!("two")]);
+    assert_eq!((&list["data"][0]["id"], &list["data"][1]["id"]), (said, answered));
+    let again = ask(&server, &with(input.clone())).await;
+    assert_eq!((text(&again), &again["usage"]["input_tokens"]), (text(&whole), &whole["usage"]["input_tokens"]));
+    let body = json!({"input": [{"type": "item_reference", "id": said}]}).to_string();
+    let compacted = post(server.addr(), "/v1/responses/compact", &body).await;
+    assert_eq!((compacted.status, &compacted.json()["output"][0]["content"][0]["text"]), (200, &json!("one")));
+
+    for id in [&second["id"], &again["id"]] {
+        let path = format!("/v1/responses/{}", id.as_str().unwrap());
+        HttpClient::connect(server.addr()).await.ask("DELETE", &path, "", "").await;
+    }
+    let lost = post(server.addr(), "/v1/responses", &with(input).to_string()).await;
+    let (status, error) = (lost.status, lost.json()["error"].clone());
+    assert_eq!((status, &error["param"]), (404, &json!("input[0].id")));
+    let message = error["message"].as_str().unwrap();
+    assert!(message.starts_with(&format!("Item with id '{}' not found.", said.as_str().unwrap())), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn one_token_reads_no_response_of_another() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tokens");
@@ -214,8 +257,11 @@ async fn one_token_reads_no_response_of_another() {
     let made = by_token(&server, ("POST", "/v1/responses"), ALICE, &body).await.json();
     let path = format!("/v1/responses/{}", made["id"].as_str().unwrap());
     let next = json!({"input": "two", "max_output_tokens": 2, "previous_response_id": made["id"]}).to_string();
+    let item = json!([{"type": "item_reference", "id": made["output"][0]["id"]}, {"role": "user", "content": "two"}]);
+    let referring = json!({"input": item, "max_output_tokens": 2, "store": false}).to_string();
     for (token, found) in [(BOB, false), (ALICE, true)] {
         let status = if found { 200 } else { 404 };
+        assert_eq!(by_token(&server, ("POST", "/v1/responses"), token, &referring).await.status, status);
         assert_eq!(by_token(&server, ("GET", &path), token, "").await.status, status);
         assert_eq!(by_token(&server, ("GET", &format!("{path}/input_items")), token, "").await.status, status);
         assert_eq!(by_token(&server, ("POST", "/v1/responses"), token, &next).await.status, status);

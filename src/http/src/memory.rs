@@ -4,9 +4,10 @@
 //! responses it has. The memory is bounded in all and for each client. Where room is needed, the response that was not used for the longest time goes;
 //! use of a response is use of all that it went on from, so those that others need go after these.
 //!
-//! A response that is deleted is not found any more, and its items go with the last response that needs them.
+//! A response that is deleted is not found any more, and its items go with the last response that needs them. An item is found by its own id, too, as long
+//! as a response that has it is.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,8 @@ const BYTES_DEFAULT: u64 = 64 << 20;
 const AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Bytes of an entry besides its texts, about.
 const ENTRY_BYTES: u64 = 512;
+/// Bytes of an item that is found by its id besides the text of the id, about.
+const ITEM_BYTES: u64 = 128;
 
 /// A response, as it is kept.
 #[derive(Debug)]
@@ -27,6 +30,8 @@ pub(crate) struct Kept {
     pub(crate) input: Bytes,
     /// The response in JSON, whole.
     pub(crate) response: Bytes,
+    /// Ids of the items of both.
+    pub(crate) ids: Vec<Arc<str>>,
 }
 
 /// The responses of a server.
@@ -37,12 +42,15 @@ pub(crate) struct Memory {
 }
 
 /// Owner of a response, by the name of its token, and its id. Without tokens an id is enough.
-type Key = (Option<Arc<str>>, String);
+type Key = (Owner, String);
+type Owner = Option<Arc<str>>;
 
 #[derive(Default)]
 struct State {
     entries: HashMap<u64, Entry>,
     ids: HashMap<Key, u64>,
+    /// Items that are found, by owner and id, with the entries that have them.
+    items: BTreeSet<(Owner, Arc<str>, u64)>,
     /// Entries by the time of their use, earliest first.
     order: BTreeMap<u64, u64>,
     clients: HashMap<Client, Share>,
@@ -88,12 +96,15 @@ impl Drop for Found {
     }
 }
 
-fn key(client: &Client, id: &str) -> Key {
-    let owner = match client {
+fn owner(client: &Client) -> Owner {
+    match client {
         Client::Token(name) => Some(name.clone()),
         Client::Peer(_) => None,
-    };
-    (owner, id.to_owned())
+    }
+}
+
+fn key(client: &Client, id: &str) -> Key {
+    (owner(client), id.to_owned())
 }
 
 impl Memory {
@@ -122,9 +133,25 @@ impl Memory {
         Some(Found { all, memory: self.clone(), number })
     }
 
+    /// Finds items of a client by their ids: the latest response that has each, with the number of that response. This is a use of the responses.
+    pub(crate) fn find_items(&self, client: &Client, ids: &[Arc<str>], now: Instant) -> Vec<Option<(u64, Arc<Kept>)>> {
+        let mut state = self.lock();
+        state.expire(now);
+        let owner = owner(client);
+        let latest = |id: &Arc<str>| {
+            let those = (owner.clone(), id.clone(), 0)..=(owner.clone(), id.clone(), u64::MAX);
+            let (.., number) = state.items.range(those).next_back()?;
+            Some((*number, state.entries.get(number)?.kept.clone()))
+        };
+        let found: Vec<_> = ids.iter().map(latest).collect();
+        state.used_all(found.iter().flatten().map(|(number, _)| *number), now);
+        found
+    }
+
     /// Keeps a response that went on from `previous`, as the latest of its id; returns `false` if there is no room.
     pub(crate) fn keep(&self, client: &Client, id: &str, previous: Option<&Found>, kept: Kept, now: Instant) -> bool {
-        let bytes = (kept.input.len() + kept.response.len() + id.len()) as u64 + ENTRY_BYTES;
+        let of_ids: u64 = kept.ids.iter().map(|id| id.len() as u64 + ITEM_BYTES).sum();
+        let bytes = (kept.input.len() + kept.response.len() + id.len()) as u64 + ENTRY_BYTES + of_ids;
         let mut state = self.lock();
         state.expire(now);
         let key = key(client, id);
@@ -162,6 +189,7 @@ impl State {
             previous.needed += 1;
         }
         self.ids.insert(key.clone(), number);
+        self.items.extend(kept.ids.iter().map(|id| (key.0.clone(), id.clone(), number)));
         self.bytes += bytes;
         self.clients.entry(client.clone()).or_default().bytes += bytes;
         let kept = Arc::new(kept);
@@ -175,20 +203,37 @@ impl State {
     /// Notes the use of a response, and of all that it went on from after it; returns them, oldest first.
     fn used(&mut self, number: u64, now: Instant) -> Vec<Arc<Kept>> {
         let (mut all, mut next) = (Vec::new(), Some(number));
-        while let Some(number) = next {
-            let Some(entry) = self.entries.get_mut(&number) else { break };
-            let share = self.clients.entry(entry.client.clone()).or_default();
-            for order in [&mut self.order, &mut share.order] {
-                order.remove(&entry.used);
-                order.insert(self.uses, number);
-            }
-            (entry.used, entry.used_at) = (self.uses, now);
-            self.uses += 1;
+        while let Some(entry) = next.and_then(|number| self.note_use(number, now)) {
             all.push(entry.kept.clone());
             next = entry.previous;
         }
         all.reverse();
         all
+    }
+
+    /// Notes the use of responses, and of all that they went on from after them. O(n log n) in the number of these.
+    fn used_all(&mut self, numbers: impl Iterator<Item = u64>, now: Instant) {
+        let mut all = BTreeSet::new();
+        for number in numbers {
+            let mut next = Some(number);
+            while let Some(number) = next.filter(|number| all.insert(*number)) {
+                next = self.entries.get(&number).and_then(|entry| entry.previous);
+            }
+        }
+        // A response has a greater number than those that it went on from.
+        all.into_iter().rev().for_each(|number| _ = self.note_use(number, now));
+    }
+
+    fn note_use(&mut self, number: u64, now: Instant) -> Option<&Entry> {
+        let entry = self.entries.get_mut(&number)?;
+        let share = self.clients.entry(entry.client.clone()).or_default();
+        for order in [&mut self.order, &mut share.order] {
+            order.remove(&entry.used);
+            order.insert(self.uses, number);
+        }
+        (entry.used, entry.used_at) = (self.uses, now);
+        self.uses += 1;
+        Some(entry)
     }
 
     /// Returns the entry that was not used for the longest time, of those that no other needs.
@@ -212,9 +257,18 @@ impl State {
         let Some(entry) = self.entries.get_mut(&number) else { return };
         if let Some(key) = entry.key.take() {
             self.ids.remove(&key);
+            let kept = entry.kept.clone();
+            self.leave_items(&key.0, &kept, number);
         }
-        if entry.needed == 0 {
+        if self.entries.get(&number).is_some_and(|entry| entry.needed == 0) {
             self.remove(number);
+        }
+    }
+
+    /// Lets nobody find the items of an entry by their ids there.
+    fn leave_items(&mut self, owner: &Owner, kept: &Kept, number: u64) {
+        for id in &kept.ids {
+            self.items.remove(&(owner.clone(), id.clone(), number));
         }
     }
 
@@ -230,9 +284,10 @@ impl State {
     /// Removes an entry, and those before it that are deleted and that no other needs.
     fn remove(&mut self, number: u64) {
         let mut next = Some(number);
-        while let Some(entry) = next.take().and_then(|number| self.entries.remove(&number)) {
+        while let Some((number, entry)) = next.take().and_then(|number| self.entries.remove_entry(&number)) {
             if let Some(key) = &entry.key {
                 self.ids.remove(key);
+                self.leave_items(&key.0, &entry.kept, number);
             }
             self.order.remove(&entry.used);
             self.bytes -= entry.bytes;
@@ -264,7 +319,7 @@ mod tests {
     }
 
     fn kept(len: usize) -> Kept {
-        Kept { input: vec![b'x'; len].into(), response: Bytes::from_static(b"{}") }
+        Kept { input: vec![b'x'; len].into(), response: Bytes::from_static(b"{}"), ids: Vec::new() }
     }
 
     /// A memory for so many entries of 500 bytes of input, of one client.
@@ -343,12 +398,64 @@ mod tests {
         assert!(Memory::new(Some(0)).is_none() && Memory::new(None).is_some());
     }
 
+    fn with_items(len: usize, ids: &[&str]) -> Kept {
+        Kept { ids: ids.iter().map(|id| Arc::from(*id)).collect(), ..kept(len) }
+    }
+
+    /// Lengths of the inputs of the responses that items are found in, by the ids of the items.
+    fn lens_by_items<const N: usize>(memory: &Memory, client: &Client, ids: [&str; N]) -> [Option<usize>; N] {
+        let found = memory.find_items(client, &ids.map(Arc::from), Instant::now());
+        let lens: Vec<Option<usize>> = found.into_iter().map(|found| found.map(|(_, kept)| kept.input.len())).collect();
+        lens.try_into().unwrap()
+    }
+
+    #[test]
+    fn an_item_is_found_by_its_id_in_the_latest_response_that_has_it() {
+        let (memory, a, now) = (memory(9), token("a"), Instant::now());
+        assert!(memory.keep(&a, "1", None, with_items(11, &["x", "y"]), now));
+        assert!(memory.keep(&a, "2", None, with_items(22, &["y", "z"]), now));
+        let lens = |client: &str| lens_by_items(&memory, &token(client), ["x", "y", "z", "w"]);
+        assert_eq!(lens("a"), [Some(11), Some(22), Some(22), None]);
+        assert_eq!(lens("b"), [None; 4], "of another's token");
+        assert!(memory.delete(&a, "2", now));
+        assert_eq!(lens("a"), [Some(11), Some(11), None, None]);
+        // A response of the same id replaces the one before, and its items.
+        assert!(memory.keep(&a, "1", None, with_items(33, &["z"]), now));
+        assert_eq!(lens("a"), [None, None, Some(33), None]);
+        // What others went on from stays for them, and its items are not found.
+        let first = memory.find(&a, "1", now);
+        assert!(memory.keep(&a, "3", first.as_ref(), with_items(44, &["x"]), now) && memory.delete(&a, "1", now));
+        drop(first);
+        assert_eq!(lens("a"), [Some(44), None, None, None]);
+        assert!(memory.delete(&a, "3", now));
+        let state = memory.lock();
+        assert_eq!((state.items.len(), state.entries.len()), (0, 0));
+    }
+
+    #[test]
+    fn the_use_of_an_item_is_the_use_of_its_response_and_ids_take_room() {
+        let (memory, a, now) = (memory(4), token("a"), Instant::now());
+        assert!(memory.keep(&a, "1", None, with_items(1, &["x"]), now));
+        let first = memory.find(&a, "1", now);
+        assert!(memory.keep(&a, "2", first.as_ref(), with_items(1, &["y"]), now));
+        drop(first);
+        assert!(memory.keep(&a, "3", None, with_items(1, &["z"]), now));
+        assert_eq!(lens_by_items(&memory, &a, ["x", "y"]), [Some(1); 2]);
+        check(&memory, &[]);
+        assert!(memory.keep(&a, "4", None, kept(1600), now) && memory.keep(&a, "5", None, kept(1), now));
+        assert_eq!(ids(&memory), "1245", "the third is unused longest");
+        let many: Vec<String> = (0..40).map(|n| n.to_string()).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert!(!memory.keep(&a, "6", None, with_items(0, &many), now), "40 ids are more than the share of a client");
+    }
+
     #[derive(Clone, Debug)]
     enum Deed {
         Keep { client: u8, id: u8, previous: Option<u8>, len: usize },
         Hold { client: u8, id: u8 },
         Drop,
         Delete { client: u8, id: u8 },
+        FindItem { client: u8, id: u8 },
         Wait,
     }
 
@@ -359,7 +466,8 @@ mod tests {
                 .prop_map(|((client, id), previous, len)| Deed::Keep { client, id, previous, len }),
             2 => named.clone().prop_map(|(client, id)| Deed::Hold { client, id }),
             2 => Just(Deed::Drop),
-            1 => named.prop_map(|(client, id)| Deed::Delete { client, id }),
+            1 => named.clone().prop_map(|(client, id)| Deed::Delete { client, id }),
+            2 => named.prop_map(|(client, id)| Deed::FindItem { client, id }),
             1 => Just(Deed::Wait),
         ]
     }
@@ -384,6 +492,13 @@ mod tests {
             assert!(previous.is_none_or(|previous| previous.used > entry.used), "what is needed is used later");
         }
         assert!(state.ids.iter().all(|(key, number)| state.entries[number].key.as_ref() == Some(key)));
+        let of_entry = |(number, entry): (&u64, &Entry)| {
+            let owner = entry.key.as_ref().map(|key| key.0.clone());
+            let items = entry.kept.ids.iter().zip(owner.into_iter().cycle());
+            items.map(|(id, owner)| (owner, id.clone(), *number)).collect::<Vec<_>>()
+        };
+        let items: BTreeSet<_> = state.entries.iter().flat_map(of_entry).collect();
+        assert_eq!(state.items, items);
     }
 
     proptest! {
@@ -395,7 +510,13 @@ mod tests {
                 match deed {
                     Deed::Keep { client: n, id, previous, len } => {
                         let previous = previous.and_then(|id| memory.find(&client(n), &id.to_string(), now));
-                        memory.keep(&client(n), &id.to_string(), previous.as_ref(), kept(len), now);
+                        let kept = with_items(len, &[&id.to_string(), "x"]);
+                        memory.keep(&client(n), &id.to_string(), previous.as_ref(), kept, now);
+                    }
+                    Deed::FindItem { client: n, id } => {
+                        let found = memory.find_items(&client(n), &[id.to_string().into(), "x".into()], now);
+                        let last = found[1].as_ref().map(|(number, _)| *number);
+                        prop_assert!(found.iter().flatten().all(|(number, _)| Some(*number) <= last));
                     }
                     Deed::Hold { client: n, id } => held.extend(memory.find(&client(n), &id.to_string(), now)),
                     Deed::Drop => drop(held.pop()),

@@ -62,7 +62,8 @@ pub(crate) async fn compact(State(shared): Context, request: Request<Body>) -> R
         responses.take_over(&mut asked, before(last));
     }
     let base = base(&responses, &mut asked)?;
-    let own = responses.input.take().map(Input::items).unwrap_or_default();
+    let mut own = responses.input.take().map(Input::items).unwrap_or_default();
+    shared.put_referenced(&client, &mut own)?;
     let items = Items::new(kept.iter().flat_map(|kept| kept_items(kept)).collect(), &own)?;
     let instructions = responses.instructions.as_deref();
     let summariser = Summariser { shared: &shared, parts: &parts, asked: &asked, base: &base, instructions };

@@ -55,7 +55,8 @@ enum Part {
     Summary,
 }
 
-fn field(item: &Value, name: &str) -> Option<Value> {
+/// Returns a field of an item, unless it is null.
+pub(crate) fn field(item: &Value, name: &str) -> Option<Value> {
     item.get_attr(name).ok().filter(|value| !value.is_undefined() && !value.is_none())
 }
 
@@ -294,7 +295,6 @@ impl Messages {
                 self.join(format!("{}{summary}", SUMMARY_BEFORE.trim_start()).into(), usize::MAX);
                 self.joins = true;
             }
-            "item_reference" => return Err(" is an item_reference, which is not supported; send the item".into()),
             kind => {
                 let known = "message, function_call, function_call_output, reasoning and compaction";
                 return Err(format!(" is of type {}; this server takes {known}", quoted(kind)));
@@ -367,7 +367,6 @@ mod tests {
     fn an_item_that_is_none_is_named_with_its_place() {
         for (json, words) in [
             (r#"[{"type": "web_search_call"}]"#, "input[0] is of type 'web_search_call'; this server takes message"),
-            (r#"[{"type": "item_reference", "id": "i"}]"#, "input[0] is an item_reference"),
             (r#"[{"role": "user", "content": ""}, {"role": "user"}]"#, "input[1] has no content"),
             (r#"[{"type": "function_call", "call_id": "a", "name": 7}]"#, "input[0].name is not text"),
             (r#"[{"type": "compaction"}]"#, "input[0] has no encrypted_content"),
@@ -377,9 +376,9 @@ mod tests {
             let told = told.unwrap_err();
             assert!(told.contains(words) && told.contains(r#""param":"input""#), "{json}: {told}");
         }
-        let before = parse::<Vec<Value>>(br#"[{"type": "item_reference"}]"#).unwrap();
+        let before = parse::<Vec<Value>>(br#"[{"type": "web_search_call"}]"#).unwrap();
         let told = Items::new(before, &[]).unwrap().messages(None).unwrap_err().json();
-        assert!(told.contains("an item before the input is an item_reference"), "{told}");
+        assert!(told.contains("an item before the input is of type 'web_search_call'"), "{told}");
     }
 
     #[test]

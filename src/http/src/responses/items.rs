@@ -39,7 +39,7 @@ impl Events {
 /// An item of the output.
 #[derive(Debug, Serialize)]
 pub(crate) struct Item {
-    id: String,
+    pub(crate) id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<&'static str>,
     #[serde(flatten)]

@@ -92,11 +92,11 @@ pub(crate) async fn input_items(
 ) -> Result<Response<Body>, Failure> {
     let client = shared.front.client(request.extensions());
     let found = shared.find(&client, &id).ok_or_else(|| Failure::not_found(no_response(&id)))?;
-    Ok(json_of(&page(items(&found, &id), request.uri())?))
+    Ok(json_of(&page(items(&found), request.uri())?))
 }
 
 /// Returns the items of a conversation before the output of its last response.
-fn items(found: &Found, id: &str) -> Vec<Json> {
+fn items(found: &Found) -> Vec<Json> {
     #[derive(serde::Deserialize)]
     struct Output {
         output: Vec<Json>,
@@ -109,8 +109,8 @@ fn items(found: &Found, id: &str) -> Vec<Json> {
             items.extend(serde_json::from_slice::<Output>(&kept.response).map(|of| of.output).unwrap_or_default());
         }
     }
-    let id = id.trim_start_matches("resp_");
-    items.into_iter().enumerate().map(|(n, item)| shown(item, || format!("item_{id}_{n}"))).collect()
+    // What was kept has ids.
+    items.into_iter().map(|item| shown(item, String::new)).collect()
 }
 
 /// Returns an item of a client in the form of answers, with an id if it has none.

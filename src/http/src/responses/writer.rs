@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use serde::Serialize;
 use serde_json::json;
 use serde_json::value::Value as Json;
@@ -21,6 +21,7 @@ use crate::memory::{Found, Kept, Memory};
 use crate::responses::generated::{Generated, Usage};
 use crate::responses::input::ResponsesAsked;
 use crate::responses::items::{Item, Output};
+use crate::responses::references::InputItems;
 
 /// Fields of a request that its answer has again.
 #[derive(Debug, Serialize)]
@@ -131,8 +132,8 @@ pub(crate) struct Keeping {
     pub(crate) client: Client,
     /// The response that this one went on from, unless a compaction has replaced what was before.
     pub(crate) previous: Option<Found>,
-    /// Items of the request's own input, a list of JSON.
-    pub(crate) input: Bytes,
+    /// Items of the request's own input.
+    pub(crate) input: InputItems,
 }
 
 /// A response under way.
@@ -194,7 +195,9 @@ impl ResponseWriter {
         self.echo.store = matches!(status, "completed" | "incomplete") && {
             // Nothing in a response can fail to be JSON.
             let response = serde_json::to_vec(&self.response()).unwrap_or_default().into();
-            memory.keep(&client, &self.id, previous.as_ref(), Kept { input, response }, Instant::now())
+            let InputItems { json: input, mut ids } = input;
+            ids.extend(self.output.items.iter().map(|item| item.id.as_str().into()));
+            memory.keep(&client, &self.id, previous.as_ref(), Kept { input, response, ids }, Instant::now())
         };
     }
 
