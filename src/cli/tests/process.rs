@@ -201,6 +201,25 @@ fn rights(folder: &Path, out: &mut Vec<(String, u32)>) {
 }
 
 #[test]
+fn a_prefetch_prints_how_much_of_the_prompt_is_on_the_device() {
+    let server = Running::serve(&[RANDOM, "--block-size=8"]);
+    let ids = "--token-ids=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18";
+    let prefetch = |more: &[&str]| {
+        let addr = format!("--addr={}", server.address);
+        let output = trunkline(&[&["generate", addr.as_str(), "--prefetch", ids], more].concat()).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let line = |tokens| format!("{tokens} of 18 prompt tokens on the device (0 loaded from tiers)\n");
+    assert_eq!(prefetch(&[]), (true, line(0), String::new()));
+    server.generate(&[ids]).unwrap();
+    assert_eq!(prefetch(&[]), (true, line(16), String::new()));
+    let (_, json, _) = prefetch(&["--json"]);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["cached_tokens"], &json["loaded_tokens"], &json["text"]), (&16.into(), &0.into(), &"".into()));
+    server.end();
+}
+
+#[test]
 fn nobody_else_may_read_what_a_server_writes() {
     let dir = tempfile::tempdir().unwrap();
     let names = ["run.jsonl", "requests.jsonl", "disk", "remote"].map(|name| path(&dir, name).1);

@@ -24,10 +24,30 @@ Examples:
   trunkline generate --json --token-ids 72,101,108,108,111
   trunkline generate --stop '.' - < prompt.txt
   trunkline generate --retain prompt:priority=80,ttl_ms=60000 --retain answer:priority=0 - < prompt.txt
+  trunkline generate --prefetch - < prompt.txt
   trunkline generate --json --logprobs 3 'Once upon a time' | jq .logprobs
   trunkline generate --addr example.org:50051 --tls-ca ca.pem --token-file my-token 'Once upon a time'
 
 Text goes to standard output as it comes, a line of figures to standard error. Ctrl-C cancels the request.";
+
+/// Flags of what a prefetch does not do.
+const OF_GENERATION: [&str; 15] = [
+    "max_tokens",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "temperature",
+    "seed",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "priority",
+    "h2o",
+    "reuse",
+    "logprobs",
+];
 
 /// Continue a prompt on a running server.
 #[derive(Args)]
@@ -47,6 +67,10 @@ pub struct GenerateArgs {
     /// Add no special tokens, such as one that begins a text, around the prompt.
     #[arg(long, conflicts_with = "token_ids")]
     no_special_tokens: bool,
+
+    /// Generate nothing: bring what tiers hold of the prompt to the device, and print how much of it is there then.
+    #[arg(long, conflicts_with_all = OF_GENERATION)]
+    prefetch: bool,
 
     #[command(flatten)]
     stopping: StoppingArgs,
@@ -196,8 +220,35 @@ struct Usage {
     prompt_tokens: u32,
     cached_tokens: u32,
     copied_tokens: u32,
+    loaded_tokens: u32,
+    pinned_tokens: u32,
     completion_tokens: u32,
     preemptions: u32,
+}
+
+impl From<proto::Usage> for Usage {
+    fn from(usage: proto::Usage) -> Self {
+        Self {
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            copied_tokens: usage.copied_tokens,
+            loaded_tokens: usage.loaded_tokens,
+            pinned_tokens: usage.pinned_tokens,
+            completion_tokens: usage.completion_tokens,
+            preemptions: usage.preemptions,
+        }
+    }
+}
+
+impl Usage {
+    /// Returns what a prefetch did.
+    fn prefetched(&self) -> String {
+        let Self { prompt_tokens, cached_tokens, loaded_tokens, pinned_tokens, .. } = self;
+        let pinned = if *pinned_tokens > 0 { format!(", {pinned_tokens} pinned") } else { String::new() };
+        format!(
+            "{cached_tokens} of {prompt_tokens} prompt tokens on the device ({loaded_tokens} loaded from tiers{pinned})"
+        )
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -248,7 +299,7 @@ pub(crate) fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequ
         add_special_tokens: args.no_special_tokens.then_some(false),
         sampling: Some(args.sampling.message()),
         stopping: Some(proto::Stopping {
-            max_tokens: args.stopping.max_tokens,
+            max_tokens: if args.prefetch { Some(0) } else { args.stopping.max_tokens },
             min_tokens: args.stopping.min_tokens,
             stop: args.stopping.stop.clone(),
             stop_token_ids: args.stopping.stop_token_ids.clone(),
@@ -262,6 +313,7 @@ pub(crate) fn request(args: &GenerateArgs) -> anyhow::Result<proto::GenerateRequ
         reuse: args.reuse.clone().unwrap_or_default(),
         kv_dtype: args.kv_dtype.clone().unwrap_or_default(),
         retention: args.retain.clone(),
+        prefetch: args.prefetch,
         timeout_ms: timeout_ms.context("--timeout is above 49 days; leave it out instead")?,
         ..Default::default()
     })
@@ -290,6 +342,10 @@ async fn generate(args: &GenerateArgs, request: proto::GenerateRequest) -> anyho
         return Ok(ExitCode::SUCCESS);
     }
     let Some(usage) = &report.usage else { return Ok(ExitCode::SUCCESS) };
+    if args.prefetch {
+        writeln!(stdout, "{}", usage.prefetched())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let figures = format!(
         "{}: {} prompt tokens ({} cached{}), {} generated, TTFT {:.3} s, E2E {:.3} s",
         report.finish_reason,
@@ -333,13 +389,7 @@ async fn read(
             Some(Event::Finish(finish)) => {
                 let usage = finish.usage.unwrap_or_default();
                 report.finish_reason = reason(finish.reason());
-                report.usage = Some(Usage {
-                    prompt_tokens: usage.prompt_tokens,
-                    cached_tokens: usage.cached_tokens,
-                    copied_tokens: usage.copied_tokens,
-                    completion_tokens: usage.completion_tokens,
-                    preemptions: usage.preemptions,
-                });
+                report.usage = Some(usage.into());
                 return Ok(());
             }
             // An event of a newer server, unknown to this client.
@@ -426,8 +476,7 @@ mod tests {
         let json = |report: &Report| serde_json::to_value(report).unwrap();
         let begun = || Report { text: "ab".into(), token_ids: vec![97, 98], ..Report::default() };
 
-        let usage =
-            || Usage { prompt_tokens: 5, cached_tokens: 0, copied_tokens: 0, completion_tokens: 2, preemptions: 0 };
+        let usage = || proto::Usage { prompt_tokens: 5, completion_tokens: 2, ..proto::Usage::default() }.into();
         let mut whole = Report { finish_reason: "length", usage: Some(usage()), ..begun() };
         assert!(whole.close(Ok(())).is_ok());
         assert_eq!((&json(&whole)["prompt_tokens"], json(&whole).get("error")), (&5.into(), None));
@@ -446,6 +495,30 @@ mod tests {
             let json = json(&report);
             assert_eq!((&json["finish_reason"], &json["error"]), (&finish_reason.into(), &error.into()));
             assert_eq!((&json["text"], json.get("prompt_tokens")), (&"ab".into(), None));
+        }
+    }
+
+    #[test]
+    fn a_prefetch_asks_for_no_tokens_and_says_what_is_on_the_device() {
+        let request = parse(&["hello", "--prefetch", "--retain", "prompt:priority=100,ttl_ms=1000,pin=1"]).unwrap();
+        assert!(request.prefetch && request.retention[0].pin);
+        assert_eq!(request.stopping.unwrap().max_tokens, Some(0));
+        let mut usage: Usage =
+            proto::Usage { prompt_tokens: 41, cached_tokens: 32, loaded_tokens: 16, ..Default::default() }.into();
+        assert_eq!(usage.prefetched(), "32 of 41 prompt tokens on the device (16 loaded from tiers)");
+        usage.pinned_tokens = 8;
+        assert_eq!(usage.prefetched(), "32 of 41 prompt tokens on the device (16 loaded from tiers, 8 pinned)");
+    }
+
+    #[test]
+    fn a_prefetch_with_a_flag_of_generation_is_refused_by_the_name_of_the_flag() {
+        for flag in OF_GENERATION {
+            let flag = format!("--{}", flag.replace('_', "-"));
+            let value = if flag == "--ignore-eos" { flag.clone() } else { format!("{flag}=1") };
+            // Log probabilities are only in the JSON.
+            let error = parse(&["hello", "--prefetch", "--json", &value]).unwrap_err().to_string();
+            let first = error.lines().next().unwrap();
+            assert!(first.contains("'--prefetch' cannot be used with") && first.contains(&flag), "{error}");
         }
     }
 

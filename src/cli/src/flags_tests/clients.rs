@@ -27,6 +27,7 @@ pub const ENTRIES: &[Entry] = &[
     ("generate", "tls-key", Test(ACCESS, "a_client_needs_a_certificate_if_the_server_asks_for_one")),
     ("generate", "token-file", Test(PROCESS, "a_token_file_is_read_again_at_sighup")),
     ("generate", "no-special-tokens", Sends(&["--no-special-tokens"])),
+    ("generate", "prefetch", Sends(&["--prefetch"])),
     ("generate", "max-tokens", Sends(&["--max-tokens=3"])),
     ("generate", "min-tokens", Sends(&["--min-tokens=3"])),
     ("generate", "stop", Sends(&["--stop=x"])),
