@@ -88,7 +88,7 @@ const BOUNDED: &[(&str, &[&str], &str)] = &[
     ("src/core/src/schedule/swap.rs", &["swap_in.copied as usize"], "blocks that are there"),
     ("src/core/src/cache/tier", &["contents"], "one slot for some contents"),
     ("src/core/src/cache/tree.rs", &["room"], "ROOM_MAX"),
-    ("src/core/src/cache/tree/classes.rs", &["opened as usize"], "blocks that are there"),
+    ("src/core/src/cache/classes.rs", &["opened as usize"], "blocks that are there"),
     ("src/core/src/cache/tree/contents.rs", &["capacity"], "ROOM_MAX"),
     ("src/core/src/cache/tree/striking.rs", &["self.pool.opened() as usize"], "blocks that are there"),
     ("src/files/src/aligned.rs", &[], "the caller's number, whose bound is there"),

@@ -3,6 +3,7 @@
 //! Start with `kv.rs`, which holds everything else; [`tree`] finds prefixes, `tier.rs` is one tier, `transfer_table.rs` the copies in flight.
 
 pub mod changes;
+pub(crate) mod classes;
 pub(crate) mod floors;
 pub(crate) mod group_blocks;
 pub(crate) mod kv;

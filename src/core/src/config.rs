@@ -443,8 +443,13 @@ impl Config {
 
     /// Returns the number of blocks that retention hints may keep above the default priority, at most.
     pub fn retained_blocks(&self) -> RetainedBlocks {
+        self.retained_of(self.device_blocks)
+    }
+
+    /// Returns the same of a place with so many blocks: of a tier, pins alone keep them.
+    pub(crate) fn retained_of(&self, blocks: u32) -> RetainedBlocks {
         let percent = device_eviction::split(&self.eviction).map_or(0, |(_, own)| own.retain_percent);
-        device_eviction::bounds(self.device_blocks, percent)
+        device_eviction::bounds(blocks, percent)
     }
 
     /// Returns the number of cached blocks of all layer groups that the tenants keep together whatever one of them sends: on the device, and in each

@@ -396,3 +396,142 @@ fn swapped_requests_and_a_host_tier_share_one_memory() {
     let rig = joined(Config { host_blocks: 8, ..config(vec![tier(12, Write::Through, "lru")]) });
     assert_eq!(rig.host_free(), 8);
 }
+
+/// A request of a tenant that pins its prompt for so long.
+fn pinning(id: u64, tenant: u64, prompt: Vec<Token>, ttl_ns: u64) -> Request {
+    let hint = RetentionHint { from: 0, to: TO_END, priority: 100, ttl_ns, demote: false, pin: true };
+    let request = Request::new(RequestId(id), Namespace::default().root(), prompt, 1);
+    Request { tenant, retention: vec![hint], ..request }
+}
+
+/// Runs a request that pins its prompt; gives the tokens that are pinned on the device.
+fn ask_pinning(rig: &mut Driver, id: u64, tenant: u64, prompt: Vec<Token>) -> u32 {
+    rig.submit_request(pinning(id, tenant, prompt, LONG_NS));
+    rig.run_to_end();
+    rig.usages[&id].pinned_tokens
+}
+
+/// Time of a pin that outlasts its test.
+const LONG_NS: u64 = 1 << 45;
+
+/// Takes all idle blocks of the device, and fills the tiers with other prompts, several times over.
+fn press(rig: &mut Driver) {
+    for _ in 0..4 {
+        rig.evict_idle();
+        overrun(rig);
+    }
+    rig.evict_idle();
+}
+
+#[test]
+fn a_pinned_prefix_that_left_the_device_stays_in_the_tier_until_its_pin_ends() {
+    let of_lru = Write::ALL.map(|(_, write)| (write, "lru"));
+    for (write, name) in of_lru.into_iter().chain(eviction::REGISTRY.names().map(|name| (Write::Through, name))) {
+        let mut rig = joined(config(vec![tier(40, write, name)]));
+        ask(&mut rig, 1, prompt(1, 33));
+        assert_eq!(ask_pinning(&mut rig, 2, 1, prompt(2, 33)), 32);
+        press(&mut rig);
+        let found = [1, 2].map(|kind| ask(&mut rig, 10 + u64::from(kind), prompt(kind, 33)));
+        assert_eq!(found, [0, 32], "{write:?} {name}");
+        rig.now_ns += LONG_NS;
+        rig.event(Event::Tick);
+        press(&mut rig);
+        assert_eq!(ask(&mut rig, 20, prompt(2, 33)), 0, "{write:?} {name}");
+    }
+}
+
+#[test]
+fn a_pin_holds_what_the_tier_had_before_it() {
+    for is_prefetch in [false, true] {
+        let mut rig = joined(config(vec![tier(40, Write::Through, "lru")]));
+        ask(&mut rig, 1, prompt(1, 33));
+        if is_prefetch {
+            rig.evict_idle();
+        }
+        let request = pinning(2, 1, prompt(1, 33), LONG_NS);
+        let max_tokens = if is_prefetch { 0 } else { request.max_tokens };
+        rig.submit_request(Request { prefetch: is_prefetch, max_tokens, ..request });
+        rig.run_to_end();
+        assert_eq!((rig.usages[&2].pinned_tokens, rig.stats().tiers[0].stored_blocks), (32, 8));
+        press(&mut rig);
+        assert_eq!(ask(&mut rig, 3, prompt(1, 33)), 32, "prefetch: {is_prefetch}");
+    }
+}
+
+/// Pins four prompts of eight blocks, two of them of one tenant; gives what is found of each under pressure.
+fn found_of_pinned(eviction: &str, blocks: u32) -> [u32; 4] {
+    let mut rig = joined(Config { eviction: eviction.into(), ..config(vec![tier(40, Write::Through, "lru")]) });
+    rig.event(Event::TierResized { tier: 0, blocks });
+    for (kind, tenant) in [(1, 1), (2, 1), (3, 2), (4, 3)] {
+        ask_pinning(&mut rig, u64::from(kind), tenant, prompt(kind, 33));
+    }
+    press(&mut rig);
+    [1, 2, 3, 4].map(|kind| ask(&mut rig, 10 + u64::from(kind), prompt(kind, 33)) / BLOCK)
+}
+
+#[test]
+fn pins_keep_a_share_of_the_tier_and_no_more() {
+    // A quarter for a tenant, half for all; the first blocks of a prompt.
+    assert_eq!(found_of_pinned("lru", 40), [8, 2, 8, 2]);
+    assert_eq!(found_of_pinned("lru", 20), [5, 0, 5, 0]);
+    assert_eq!(found_of_pinned("lru:retain_percent=0", 40), [0; 4]);
+}
+
+#[test]
+fn a_tier_full_of_pins_gives_up_one_block_for_others() {
+    let limits = Config { eviction: "lru:retain_percent=100".into(), ..config(vec![tier(8, Write::Through, "lru")]) };
+    let mut rig = joined(limits);
+    assert_eq!(ask_pinning(&mut rig, 1, 1, prompt(1, 33)), 32);
+    ask(&mut rig, 2, prompt(2, 33));
+    rig.evict_idle();
+    assert_eq!([2, 1].map(|kind| ask(&mut rig, 10 + u64::from(kind), prompt(kind, 33))), [BLOCK, 7 * BLOCK]);
+}
+
+#[test]
+fn a_pin_goes_with_its_block_to_the_tier_behind() {
+    for far in [Write::Through, Write::Back] {
+        let mut rig = joined(config(vec![tier(8, Write::Through, "lru"), tier(40, far, "lru")]));
+        ask(&mut rig, 1, prompt(1, 33));
+        // The near tier keeps two blocks of the eight.
+        assert_eq!(ask_pinning(&mut rig, 2, 1, prompt(2, 33)), 32);
+        press(&mut rig);
+        let found = [1, 2].map(|kind| ask(&mut rig, 10 + u64::from(kind), prompt(kind, 33)));
+        assert_eq!(found, [0, 32], "{far:?}");
+    }
+}
+
+#[test]
+fn a_pin_goes_with_a_block_that_the_device_writes_back() {
+    let mut rig = joined(config(vec![tier(40, Write::Back, "lru")]));
+    // The tier takes nothing at the end of the request.
+    rig.event(Event::TierResized { tier: 0, blocks: 0 });
+    assert_eq!(ask_pinning(&mut rig, 1, 1, prompt(1, 33)), 32);
+    rig.event(Event::TierResized { tier: 0, blocks: 40 });
+    assert_eq!(rig.stats().tiers[0].stored_blocks, 0);
+    // All of the device but the eight blocks, of which some go ahead of need; the others stay there.
+    rig.submit(2, prompt(2, 39 * BLOCK), 4);
+    rig.run_to_end();
+    let written = rig.stats().tiers[0].stored_blocks as u32;
+    assert!((1..8).contains(&written), "{written}");
+    (0..4).for_each(|_| overrun(&mut rig));
+    assert_eq!(ask(&mut rig, 3, prompt(1, 33)), 32);
+    assert_eq!(rig.stats().tiers[0].hit_blocks, u64::from(written));
+}
+
+#[test]
+fn a_swapped_request_takes_the_memory_of_pinned_blocks() {
+    let host = TierConfig { name: "host".into(), ..tier(12, Write::Through, "lru") };
+    let eviction = "lru:retain_percent=100".into();
+    let mut rig = joined(Config { host_blocks: 20, preemption: Preemption::Swap, eviction, ..config(vec![host]) });
+    for id in 1..=4 {
+        ask_pinning(&mut rig, id, 1, prompt(id as u32, 33));
+    }
+    assert_eq!((rig.stats().tiers[0].blocks, rig.host_free()), (32, 32));
+    rig.submit(10, prompt(10, 24 * BLOCK - 4), 60);
+    rig.submit(11, prompt(11, 24 * BLOCK - 4), 60);
+    rig.answer_until(|rig| rig.stats().swaps.swap_outs > 0);
+    let taken = 32 - rig.host_free();
+    assert!(taken > 20 && rig.stats().tiers[0].blocks + taken <= 32, "{taken} blocks taken");
+    rig.run_to_end();
+    rig.assert_texts();
+}

@@ -470,6 +470,9 @@ impl Kv {
             let prefix = &seq.table[..seq.published as usize];
             let pinned = self.tree.n_pinned(prefix).min(self.asked_to_pin(seq, prefix.len()));
             seq.cold.history.pinned_tokens = Some(pinned as u32 * self.block_size);
+            if !self.tiers.is_empty() {
+                prefix[..pinned].iter().for_each(|node| self.retain_in_tiers(*node));
+            }
         }
     }
 

@@ -4,6 +4,8 @@
 //! verified to the last token, a block in a tier carries its key ([`crate::blocks::content_key`]), which names the prefix before it. The block
 //! is the next one of a prompt if that prefix is the prompt's, and the tokens match too.
 
+mod retained;
+
 use std::collections::BTreeSet;
 
 use trunkline_port::{BlockFault, BlockKey, KnownBlock, Place};
@@ -14,9 +16,10 @@ use crate::blocks::nodes::Nodes;
 use crate::blocks::slots::{SlotState, Slots};
 use crate::blocks::transitions::Transition;
 use crate::cache::changes::{CacheChanges, CacheEvent};
+use crate::cache::classes::Classes;
 use crate::cache::floors::{CHANCES, Floors, NOBODY};
-use crate::eviction::Eviction;
 use crate::names::ids::{BlockHandle, Token};
+use crate::request::retention::{Pin, RetainedBlocks};
 
 /// A published block, in whichever place.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +30,8 @@ pub(crate) struct Contents<'a> {
     pub tokens: &'a [Token],
     /// Tenant of the block.
     pub tenant: u64,
+    /// Pin of the block, if it has one.
+    pub pin: Option<Pin>,
 }
 
 /// The state of a block of a tier.
@@ -109,7 +114,12 @@ pub(crate) struct Tier {
     tokens: Vec<Token>,
     /// All blocks but free and leaving ones, by hash.
     index: BlockIndex,
-    eviction: Box<dyn Eviction>,
+    eviction: Classes,
+    /// Pins that the blocks came with, up to the last slot that ever had one.
+    retained: Vec<Option<Pin>>,
+    /// Blocks that pins keep at full size, at most.
+    retained_max: RetainedBlocks,
+    now_ns: u64,
     /// Blocks that each tenant keeps.
     pub floors: Floors,
     /// Blocks of all floors together at full size.
@@ -132,8 +142,8 @@ pub(crate) struct Tier {
 }
 
 impl Tier {
-    /// Creates an empty tier of `capacity` blocks, of which all tenants together keep so many.
-    pub fn new(block_size: u32, capacity: u32, kept: u32, eviction: Box<dyn Eviction>) -> Self {
+    /// Creates an empty tier of `capacity` blocks, of which floors keep so many, and pins so many at most.
+    pub fn new(block_size: u32, capacity: u32, (kept, retained_max): (u32, RetainedBlocks), eviction: Classes) -> Self {
         let mut floors = Floors::default();
         floors.set(kept);
         Self {
@@ -145,6 +155,9 @@ impl Tier {
             tokens: Vec::new(),
             index: BlockIndex::new(capacity),
             eviction,
+            retained: Vec::new(),
+            retained_max,
+            now_ns: 0,
             floors,
             kept,
             chances: 0,
@@ -218,7 +231,7 @@ impl Tier {
             let slot = self.slots.take(TierEvent::FillBegan).expect("the slot was never used");
             let fits = at >= surplus && known.tokens.len() == self.block_size;
             if fits && !self.has_fingerprint(known.key.fingerprint) {
-                self.fill(slot, &Contents { key: known.key, tokens: &known.tokens, tenant: NOBODY });
+                self.fill(slot, &Contents { key: known.key, tokens: &known.tokens, tenant: NOBODY, pin: None });
                 self.end_fill(slot, true);
                 adopted.push(known);
             } else {
@@ -236,7 +249,7 @@ impl Tier {
         if known.tokens.len() != self.block_size {
             return None;
         }
-        let slot = self.reserve(&Contents { key: known.key, tokens: &known.tokens, tenant: NOBODY })?;
+        let slot = self.reserve(&Contents { key: known.key, tokens: &known.tokens, tenant: NOBODY, pin: None })?;
         self.end_fill(slot, true);
         Some(slot)
     }
@@ -256,8 +269,12 @@ impl Tier {
     /// Evicts blocks until one more fits: several if the tier holds more than its limit, because blocks could not be evicted when the limit
     /// fell. Returns `false` if too few can be evicted.
     pub fn make_room(&mut self) -> bool {
+        self.make_room_by(Self::pop_victim)
+    }
+
+    fn make_room_by(&mut self, pop: fn(&mut Self) -> Option<u32>) -> bool {
         while self.free() == 0 {
-            let Some(victim) = self.pop_victim() else { return false };
+            let Some(victim) = pop(self) else { return false };
             self.evict(victim);
         }
         true
@@ -295,7 +312,8 @@ impl Tier {
 
     /// Returns the contents of a block.
     pub fn contents(&self, slot: u32) -> Contents<'_> {
-        Contents { key: self.keys[slot as usize], tokens: self.tokens_of(slot), tenant: self.floors.owner(slot) }
+        let (tokens, tenant, pin) = (self.tokens_of(slot), self.floors.owner(slot), self.pin_of(slot));
+        Contents { key: self.keys[slot as usize], tokens, tenant, pin }
     }
 
     /// Reserves a slot for a block to be written by a transfer, evicting another block if the tier is full. Returns `None` if the
@@ -304,7 +322,7 @@ impl Tier {
     pub fn reserve(&mut self, contents: &Contents) -> Option<u32> {
         let fingerprint = contents.key.fingerprint;
         let is_being_filled = self.flushed_writes.range((fingerprint, 0)..=(fingerprint, u32::MAX)).next().is_some();
-        if is_being_filled || self.has_fingerprint(fingerprint) || !self.make_room() {
+        if is_being_filled || self.has_fingerprint(fingerprint) || !self.make_room_by(Self::pop_unpinned) {
             return None;
         }
         let slot = self.slots.take(TierEvent::FillBegan).expect("a slot is free");
@@ -325,6 +343,9 @@ impl Tier {
         self.floors.published(&[handle(slot)]);
         self.chances = (self.chances + CHANCES).min(self.slots.opened() as usize);
         self.eviction.published(&[handle(slot)], &self.nodes);
+        if let Some(pin) = contents.pin {
+            self.retain(slot, pin);
+        }
     }
 
     /// Ends the transfer that writes a block: the block is present if `ok`, else freed. A block struck out meanwhile is freed.
@@ -376,7 +397,7 @@ impl Tier {
     /// Pins the block to be evicted next, to be demoted. The block is found until [`Self::end_demotion`]. Returns `None` if no block is
     /// idle.
     pub fn begin_demotion(&mut self) -> Option<u32> {
-        let slot = self.pop_victim()?;
+        let slot = self.pop_unpinned()?;
         self.slots.apply(slot, TierEvent::Pinned);
         self.pins[slot as usize] = 1;
         self.demoting += 1;
@@ -448,6 +469,7 @@ impl Tier {
         self.index.remove(self.nodes.fingerprint(slot), slot);
         self.nodes.remove(slot);
         self.floors.left(&[slot]);
+        self.forget_pin(slot);
     }
 
     /// Takes the block to be evicted next out of the eviction policy: one that no floor keeps, unless all those tried are kept.
@@ -512,6 +534,7 @@ impl Tier {
         assert_eq!(findable.iter().sum::<u32>() as usize, self.index.len());
         let is_findable = |slot: &u32| !matches!(self.slots.state(*slot), TierState::Free | TierState::Leaving);
         self.floors.check((0..self.slots.opened()).filter(is_findable));
+        self.eviction.check(self.count(TierState::Idle), &self.nodes);
     }
 }
 
@@ -545,12 +568,17 @@ Evicted: Idle -> Free
 
     fn contents(hash: u128, parent: u128, tokens: &[Token]) -> Contents<'_> {
         let key = BlockKey { hash, parent, fingerprint: (hash * 1000 + parent) as u64, ..BlockKey::default() };
-        Contents { key, tokens, tenant: 1 }
+        Contents { key, tokens, tenant: 1, pin: None }
+    }
+
+    fn tier(blocks: u32) -> Tier {
+        let eviction = Classes::new(crate::eviction::REGISTRY.make("lru", blocks).unwrap());
+        Tier::new(2, blocks, (0, RetainedBlocks::default()), eviction)
     }
 
     #[test]
     fn a_block_is_found_by_its_prefix_and_tokens_once_it_is_there_and_the_oldest_goes() {
-        let mut tier = Tier::new(2, 2, 0, crate::eviction::REGISTRY.make("lru", 2).unwrap());
+        let mut tier = tier(2);
         let a = contents(1, EMPTY_PREFIX, &[1, 2]);
         let slot = tier.reserve(&a).unwrap();
         assert_eq!(tier.find(a.key.fingerprint, EMPTY_PREFIX, 0, &[1, 2]), None, "it is on its way");
@@ -598,7 +626,7 @@ Evicted: Idle -> Free
 
     #[test]
     fn a_tier_that_shrank_while_its_blocks_were_read_comes_down_to_its_limit_before_it_takes_another() {
-        let mut tier = Tier::new(2, 4, 0, crate::eviction::REGISTRY.make("lru", 4).unwrap());
+        let mut tier = tier(4);
         let slots: Vec<u32> = (1..=4).map(|at| tier.reserve(&contents(at, at - 1, &[1, 2])).unwrap()).collect();
         for slot in &slots {
             tier.end_fill(*slot, true);
@@ -616,7 +644,7 @@ Evicted: Idle -> Free
 
     #[test]
     fn a_block_that_is_struck_out_is_found_by_nobody_and_freed_after_its_transfers() {
-        let mut tier = Tier::new(2, 3, 0, crate::eviction::REGISTRY.make("lru", 3).unwrap());
+        let mut tier = tier(3);
         let (a, b) = (contents(1, EMPTY_PREFIX, &[1, 2]), contents(2, 1, &[3, 4]));
         let [read, written] = [&a, &b].map(|contents| tier.reserve(contents).unwrap());
         tier.end_fill(read, true);

@@ -10,6 +10,7 @@ use crate::blocks::content_key;
 use crate::blocks::entries::Hole;
 use crate::blocks::hash::BlockHash;
 use crate::cache::changes::{CacheChanges, CacheEvent};
+use crate::cache::classes::Classes;
 use crate::cache::floors::NOBODY;
 use crate::cache::group_blocks::Placed;
 use crate::cache::tier::{Contents, Tier, TierState};
@@ -67,7 +68,9 @@ impl Tiers {
     pub fn new(config: &Config, floors: &[u32]) -> Result<Self, ConfigError> {
         let mut tiers = Vec::new();
         for (at, tier) in config.tiers.iter().enumerate() {
-            tiers.push(Tier::new(config.block_size, config.tier_capacity(at), floors[at], tier.make_eviction()?));
+            let blocks = config.tier_capacity(at);
+            let eviction = Classes::new(tier.make_eviction()?);
+            tiers.push(Tier::new(config.block_size, blocks, (floors[at], config.retained_of(blocks)), eviction));
         }
         Ok(Self {
             tiers,
@@ -118,10 +121,10 @@ impl Tiers {
         &self.keys[block as usize]
     }
 
-    /// Sets the time for floors. Times MUST NOT go back.
+    /// Sets the time for floors and pins. Times MUST NOT go back.
     #[inline]
     pub fn advance(&mut self, now_ns: u64) {
-        self.tiers.iter_mut().for_each(|tier| tier.floors.advance(now_ns));
+        self.tiers.iter_mut().for_each(|tier| tier.advance(now_ns));
     }
 
     /// Takes note of a request of a tenant.
@@ -241,7 +244,7 @@ impl Tiers {
         self.counters[tier].found_blocks += keys.len() as u64;
         let tier = &mut self.tiers[tier];
         for (key, tokens) in keys.iter().zip(tokens.chunks_exact(block_size)).rev() {
-            if let Some(slot) = tier.reserve(&Contents { key: *key, tokens, tenant: NOBODY }) {
+            if let Some(slot) = tier.reserve(&Contents { key: *key, tokens, tenant: NOBODY, pin: None }) {
                 tier.end_fill(slot, true);
             }
         }
@@ -331,7 +334,8 @@ impl Tiers {
     /// Returns the contents of a published device block, or of one whose demotion began.
     pub fn contents_on_device<'a>(&self, tree: &'a PrefixTree, placed: Placed) -> Contents<'a> {
         let key = content_key::in_group(&self.keys[placed.node.index as usize], placed.group);
-        Contents { key, tokens: tree.contents(placed.node).1, tenant: tree.owner(placed.node) }
+        let (tenant, pin) = (tree.owner(placed.node), tree.pin_of(placed.node));
+        Contents { key, tokens: tree.contents(placed.node).1, tenant, pin }
     }
 
     /// Returns the block with the tokens of a planned one in a group after the first, in the nearest open tier that has it.
@@ -358,6 +362,16 @@ impl Tiers {
     /// Reserves a slot of the nearest tier for a block. Returns `None` if the tier does not take the block.
     pub fn reserve(&mut self, contents: &Contents) -> Option<u32> {
         self.tiers[0].reserve(contents)
+    }
+
+    /// Lets each tier keep a block until its pin ends, if it has the block or is about to get it.
+    pub fn retain(&mut self, contents: &Contents) {
+        let Some(pin) = contents.pin else { return };
+        for tier in &mut self.tiers {
+            if let Some(slot) = tier.holder(contents.key.fingerprint) {
+                tier.retain(slot, pin);
+            }
+        }
     }
 
     /// Returns `true` if the nearest tier neither has a block nor is about to get it.
@@ -469,7 +483,7 @@ mod tests {
         let mut tiers = Tiers::new(&config, &[0]).unwrap();
         let (roots, hash, tokens) = ([1 << 64 | 1, 1 << 64 | 2].map(BlockHash), BlockHash(9), [5, 6]);
         tiers.identify(roots[0], 0, None, hash, &tokens);
-        let contents = Contents { key: tiers.keys[0], tokens: &tokens, tenant: NOBODY };
+        let contents = Contents { key: tiers.keys[0], tokens: &tokens, tenant: NOBODY, pin: None };
         let slot = tiers.tiers[0].reserve(&contents).unwrap();
         tiers.end_fill(0, slot, true);
         let planned = roots.map(|root| {

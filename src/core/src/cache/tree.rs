@@ -42,7 +42,6 @@
 
 mod ahead;
 mod changing;
-mod classes;
 mod contents;
 mod demotion;
 mod evicting;
@@ -51,7 +50,6 @@ mod matching;
 mod runs;
 mod striking;
 
-use self::classes::Classes;
 use self::contents::Contents;
 pub use self::runs::RunRule;
 use crate::blocks::block::{BlockEvent, BlockPool, BlockState, ROOM_MAX};
@@ -62,6 +60,7 @@ use crate::blocks::nodes::{Nodes, UNPUBLISHED, for_runs};
 use crate::blocks::prefetch::prefetch;
 use crate::blocks::prefix::Prefix;
 use crate::cache::changes::Change;
+use crate::cache::classes::Classes;
 use crate::cache::floors::Floors;
 use crate::eviction::Eviction;
 use crate::names::ids::{BlockHandle, Token};

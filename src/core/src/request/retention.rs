@@ -20,7 +20,8 @@
 //!
 //! **Pins.** A pin is stronger than every priority, and does not fall before its time, [`PIN_NS_MAX`] at most: blocks that a pin holds leave the
 //! device when nothing else is idle, just before a request would wait or be preempted for them. They are copied to the nearest tier when the
-//! request ends, whatever [`crate::Write`] says. A request of the tenant may prolong a pin, and none can shorten it.
+//! request ends, whatever [`crate::Write`] says, and stay in tiers as on the device: until the pin ends, behind all others, within the bounds of the tier's
+//! blocks. A request of the tenant may prolong a pin, and none can shorten it.
 //!
 //! **Bounds.** Blocks above the default are charged to the tenant that strengthened the hint last. One tenant has a share of the
 //! device's blocks at most, all tenants together half, or one tenant's share if greater ([`crate::Config::retained_blocks`]). Beyond
@@ -212,6 +213,15 @@ impl RetentionHint {
         }
         ends
     }
+}
+
+/// Pin of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pin {
+    /// End of the pin, nanoseconds on the clock of the events.
+    pub until_ns: u64,
+    /// Tenant charged for the block.
+    pub tenant: u64,
 }
 
 /// Maximum number of blocks above the default priority.

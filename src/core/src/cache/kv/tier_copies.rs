@@ -270,8 +270,8 @@ impl Kv {
         debug_assert!(n == 0 || !self.copies_wait(), "a step in flight may still write cached blocks");
         let (mut sources, mut left) = (Sources::default(), Vec::new());
         for _ in 0..n.div_ceil(self.entry_blocks() as usize).min(AHEAD_MAX) {
-            let Some((block, parent)) = self.tree.begin_demotion() else { break };
-            if self.demote_entry(block, &mut sources) {
+            let Some((block, parent, pin)) = self.tree.begin_demotion() else { break };
+            if self.demote_entry(block, pin, &mut sources) {
                 let (fingerprint, at) = (self.tree.contents(block).0, sources.pairs.len() - 1);
                 self.demoting.begin(fingerprint, block, parent, self.transfers.next_id(), at);
             } else {

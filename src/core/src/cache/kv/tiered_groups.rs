@@ -12,9 +12,11 @@ use super::tier_copies::tier_place;
 use crate::blocks::block::BlockState;
 use crate::blocks::entries::Hole;
 use crate::cache::group_blocks::Placed;
+use crate::cache::tier::Contents;
 use crate::cache::tiers::PlannedBlock;
 use crate::cache::transfer_table::{BlockPair, InFlight, Sources};
 use crate::names::ids::BlockHandle;
+use crate::request::retention::Pin;
 use crate::request::sequence::{Load, Sequence};
 
 impl Kv {
@@ -48,6 +50,13 @@ impl Kv {
         }
     }
 
+    /// Lets the tiers that have blocks of a published entry keep them until the pin of the entry ends.
+    pub(super) fn retain_in_tiers(&mut self, node: BlockHandle) {
+        for placed in self.all_groups().map(|group| Placed { node, group }) {
+            self.tiers.retain(&self.tiers.contents_on_device(&self.tree, placed));
+        }
+    }
+
     /// Returns `true` if the nearest tier has, or can get, the blocks of a published entry in every group needed whole by prompts: no
     /// prompt loads a block behind one without them.
     pub(super) fn can_follow(&self, node: BlockHandle) -> bool {
@@ -66,17 +75,18 @@ impl Kv {
         places.into_iter().for_each(|placed| self.groups.leave(placed.node.index, placed.group));
     }
 
-    /// Takes the blocks of an entry that just left the tree to a demotion: `node` last. Returns `false` if the tier does not take `node`.
-    /// Other blocks that the tier does not take are freed, and all of them if it does not have `node` either.
-    pub(super) fn demote_entry(&mut self, node: BlockHandle, sources: &mut Sources) -> bool {
+    /// Takes the blocks of an entry that just left the tree, with the pin that held it, to a demotion: `node` last. Returns `false` if the tier does
+    /// not take `node`. Other blocks that the tier does not take are freed, and all of them if it does not have `node` either.
+    pub(super) fn demote_entry(&mut self, node: BlockHandle, pin: Option<Pin>, sources: &mut Sources) -> bool {
         let first = Placed { node, group: 0 };
-        let taken = self.tiers.reserve(&self.tiers.contents_on_device(&self.tree, first));
+        let taken = self.tiers.reserve(&Contents { pin, ..self.tiers.contents_on_device(&self.tree, first) });
         // Blocks of an entry whose first one the tier refused would be of no use there.
         let is_there = taken.is_some() || !self.lacks(first);
         for group in self.groups.numbers() {
             let Some(block) = self.groups.take_out(node.index, group) else { continue };
             let placed = Placed { node, group };
-            let to = is_there.then(|| self.tiers.reserve(&self.tiers.contents_on_device(&self.tree, placed)));
+            let contents = Contents { pin, ..self.tiers.contents_on_device(&self.tree, placed) };
+            let to = is_there.then(|| self.tiers.reserve(&contents));
             match to.flatten() {
                 Some(to) => {
                     self.tree.begin_move(block);

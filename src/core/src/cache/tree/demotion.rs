@@ -6,18 +6,19 @@ use crate::blocks::hash::BlockHash;
 use crate::blocks::namespaces::is_namespace;
 use crate::cache::changes::Change;
 use crate::names::ids::BlockHandle;
-use crate::request::retention::Claim;
+use crate::request::retention::{Claim, Pin};
 
 impl PrefixTree {
     /// Takes the next victim of the eviction policy out of the tree, to be copied to a tier and then freed with
-    /// [`Self::end_demotion`]. Returns the block and its place, or `None` if no block is idle.
-    pub fn begin_demotion(&mut self) -> Option<(BlockHandle, Parent)> {
+    /// [`Self::end_demotion`]. Returns the block with its place and the pin that held it, or `None` if no block is idle.
+    pub fn begin_demotion(&mut self) -> Option<(BlockHandle, Parent, Option<Pin>)> {
         if self.pool.count(BlockState::Idle) == 0 {
             return None;
         }
         let mut victim = Vec::new();
         self.pop_victim(1, &mut victim);
         let block = victim[0];
+        let pin = self.eviction.pin_of(block);
         let before = match self.nodes.parents[block as usize] {
             parent if is_namespace(parent) => Parent::Root(self.namespaces.root(parent)),
             parent => Parent::Block(self.pool.handle(parent)),
@@ -27,7 +28,7 @@ impl PrefixTree {
         self.leave_contents(&[block]);
         self.note_changes(Change::Left, [block]);
         self.pool.apply(block, BlockEvent::DemotionBegan);
-        Some((self.pool.handle(block), before))
+        Some((self.pool.handle(block), before, pin))
     }
 
     /// Frees a block whose demotion ended or was given up.

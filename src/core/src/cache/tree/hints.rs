@@ -5,7 +5,7 @@ use crate::blocks::block::BlockState;
 use crate::blocks::prefix::Prefix;
 use crate::journal::stats::RetentionCounters;
 use crate::names::ids::BlockHandle;
-use crate::request::retention::{Claim, RetainedBlocks};
+use crate::request::retention::{Claim, Pin, RetainedBlocks};
 
 impl PrefixTree {
     /// Follows retention hints from `now_ns` on, within limits, unless hints are followed already. Without hints, claims do nothing.
@@ -17,7 +17,7 @@ impl PrefixTree {
     #[inline]
     pub fn advance(&mut self, now_ns: u64) {
         self.floors.advance(now_ns);
-        self.eviction.advance(now_ns, &self.nodes, &self.pool);
+        self.eviction.advance(now_ns, &self.nodes, |slot| self.pool.handle(slot));
     }
 
     /// Takes in the hints of a request about to release the published blocks `prefix`, from the first block of the prompt on. A request
@@ -37,6 +37,11 @@ impl PrefixTree {
     /// Returns the number of leading blocks of a published prefix that pins hold.
     pub fn n_pinned(&self, prefix: &[BlockHandle]) -> usize {
         self.eviction.n_pinned(&prefix[..self.n_findable(prefix)])
+    }
+
+    /// Returns the pin that holds a block of the tree, if there is one.
+    pub fn pin_of(&self, block: BlockHandle) -> Option<Pin> {
+        self.eviction.pin_of(block.index)
     }
 
     /// Returns the number of idle blocks above the default priority.

@@ -5,18 +5,17 @@
 //!
 //! A block is never of a higher class than the parent: a request claims a prefix from the first block on, with ends that fall
 //! from block to block, and stops where a tenant's bound is reached. Of two blocks whose class falls at one time the deeper one falls first.
-//! A child therefore leaves before the parent, as the policy and the queues demand.
+//! A child therefore leaves before the parent, as the policy and the queues demand. In a tier, whose blocks have no parents, each has its own class.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use crate::blocks::block::BlockPool;
 use crate::blocks::nodes::Nodes;
 use crate::eviction::Eviction;
 use crate::eviction::parts::queue::Queues;
 use crate::journal::stats::RetentionCounters;
 use crate::names::ids::BlockHandle;
-use crate::request::retention::{Claim, Ends, PINNED, RetainedBlocks, class_at};
+use crate::request::retention::{Claim, Ends, PINNED, Pin, RetainedBlocks, class_at};
 
 /// Queue of the blocks evicted before the policy's blocks. The queue of the class `n` above the default has number `n`.
 const EARLY: usize = 0;
@@ -59,7 +58,7 @@ type Timer = Reverse<(u64, Reverse<u32>, u32)>;
 
 /// Order in which idle blocks leave: the eviction policy's, within priority classes.
 #[derive(Debug)]
-pub(super) struct Classes {
+pub(crate) struct Classes {
     policy: Box<dyn Eviction>,
     limits: RetainedBlocks,
     hinted: Option<Box<Hinted>>,
@@ -122,6 +121,27 @@ impl Classes {
         hinted.map_or(0, |hinted| prefix.partition_point(|block| hinted.class_above(block.index) == PINNED))
     }
 
+    /// Returns the pin that holds a block, if there is one.
+    pub fn pin_of(&self, block: u32) -> Option<Pin> {
+        let hinted = self.hinted.as_ref().filter(|hinted| hinted.class_above(block) == PINNED)?;
+        let Record { ends, tenant, .. } = hinted.records[block as usize];
+        Some(Pin { until_ns: ends[PINNED - 1], tenant })
+    }
+
+    /// Pins a block that is not idle, within limits.
+    pub fn pin(&mut self, block: u32, pin: Pin, limits: RetainedBlocks, nodes: &Nodes) {
+        if let Some(hinted) = &mut self.hinted {
+            hinted.strengthen(block, [pin.until_ns; PINNED], pin.tenant, limits, nodes);
+        }
+    }
+
+    /// Forgets the hints of a block about to leave a cache without a tree.
+    pub fn forget(&mut self, block: u32) {
+        if let Some(hinted) = &mut self.hinted {
+            hinted.forget(block);
+        }
+    }
+
     /// Returns `true` if a published block is above the default.
     pub fn is_above(&self, block: u32) -> bool {
         self.hinted.as_ref().is_some_and(|hinted| hinted.class_above(block) > 0)
@@ -140,10 +160,10 @@ impl Classes {
 
     /// Sets the time, and reorders the blocks whose class fell since.
     #[inline]
-    pub fn advance(&mut self, now_ns: u64, nodes: &Nodes, pool: &BlockPool) {
+    pub fn advance(&mut self, now_ns: u64, nodes: &Nodes, handle: impl Fn(u32) -> BlockHandle) {
         if let Some(hinted) = &mut self.hinted {
             while let Some(slot) = hinted.next_fallen(now_ns, nodes) {
-                self.policy.idle(&[pool.handle(slot)], nodes);
+                self.policy.idle(&[handle(slot)], nodes);
             }
         }
     }
