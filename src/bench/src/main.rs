@@ -1,15 +1,20 @@
 //! `trunkline-bench`: speed and memory of the core, and speed of the server, the embedded worker, the KV codec and the store, on this machine.
 //!
-//! No benchmark needs a model's files, and all but `serve`, `wire`, `disk`, `swap` and `tiers` run on one thread, unless `worker` is given either. Every figure is the median of several runs, with minimum
+//! No benchmark needs a model's files, and all but `serve`, `first-byte`, `events`, `wire`, `disk`, `swap` and `tiers` run on one thread, unless `worker` is given either. Every figure is the median of several runs, with minimum
 //! and maximum next to it.
 
 mod allocations;
 mod codec;
+mod cpu_time;
 mod disk;
+mod events;
 mod evict;
+mod first_byte;
 mod h2o;
 mod hits;
+mod http_client;
 mod measure;
+mod null_server;
 mod pair;
 mod publish;
 mod sched;
@@ -79,6 +84,10 @@ enum What {
     Worker(WorkerOptions),
     /// Benchmark the server without a model: streams over gRPC or HTTP, processor time for each token, time to the first token.
     Serve(ServeOptions),
+    /// Benchmark long chats over HTTP: the first byte, compared with what the tokenizer alone takes, and short chats meanwhile.
+    FirstByte(FirstByteOptions),
+    /// Benchmark cache events: steps of the core with subscribers that read, do not read or come late, compared with none.
+    Events(Options),
     /// Benchmark the wire to an attached worker: round trip of a step, and time that the worker idles between steps.
     Wire(Options),
     /// Benchmark the KV codec: ratio, encode and decode on one core for every element type, compared with zstd.
@@ -226,6 +235,42 @@ impl ServeOptions {
     }
 }
 
+/// Options of `trunkline-bench first-byte`.
+#[derive(Clone, Debug, Args)]
+struct FirstByteOptions {
+    /// Tokenizer: a tokenizer.json with the files next to it, a Hugging Face folder or a GGUF file [default: that of the model that is built in].
+    #[arg(long, value_name = "PATH")]
+    tokenizer: Option<PathBuf>,
+
+    /// Chat template (Jinja) [default: that of the model with the tokenizer, or the text of all messages].
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+
+    /// Tokens of a long chat, about.
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1000..=120_000))]
+    tokens: u32,
+
+    /// Runs, each with another text.
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: u32,
+
+    #[command(flatten)]
+    options: Options,
+}
+
+impl FirstByteOptions {
+    /// Returns the chats to measure; a quick run has one of 4,000 tokens at most.
+    fn load(&self) -> first_byte::Load {
+        let (tokens, runs) = if self.options.quick { (4000, 1) } else { (u32::MAX, u32::MAX) };
+        first_byte::Load {
+            model: self.tokenizer.clone(),
+            template: self.chat_template.clone(),
+            tokens: self.tokens.min(tokens),
+            runs: self.runs.min(runs),
+        }
+    }
+}
+
 /// Options of all benchmarks.
 #[derive(Clone, Debug, Args)]
 struct Options {
@@ -263,6 +308,11 @@ fn run(what: What) -> anyhow::Result<()> {
             let report = serve::run(&serving.load(), serving.options.quick)?;
             (serving.options, report)
         }
+        What::FirstByte(chats) => {
+            let report = first_byte::run(&chats.load(), chats.options.quick)?;
+            (chats.options, report)
+        }
+        What::Events(options) => (options.clone(), events::run(options.quick)?),
         What::Wire(options) => (options.clone(), wire::run(options.quick)?),
         What::Codec(codec) => {
             let report = codec::run(codec.kv.as_deref(), codec.rope_theta, codec.options.quick)?;
@@ -304,6 +354,7 @@ mod tests {
         };
         let [grpc, http, axum] = serve::Door::value_variants() else { panic!("doors") };
         let [grpc, http, axum] = [grpc, http, axum].map(|door| serve::run(&load(*door), true).unwrap());
+        let chats = first_byte::Load { model: None, template: None, tokens: 4000, runs: 2 };
         let folder = tempfile::tempdir().unwrap();
         let streamed = format!("stream:memory_mib=36,dir={}", folder.path().display()).parse().unwrap();
         for report in [
@@ -316,6 +367,8 @@ mod tests {
             disk::run(tempfile::tempdir().unwrap().path(), true).unwrap(),
             disk::run_swap(true).unwrap(),
             tiers::run(true).unwrap(),
+            first_byte::run(&chats, true).unwrap(),
+            events::run(true).unwrap(),
             grpc,
             http,
             axum,

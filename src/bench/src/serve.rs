@@ -7,32 +7,26 @@
 mod axum_alone;
 mod http;
 
-use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
-use trunkline_cluster::ClusterConfig;
 use trunkline_core::Config;
 use trunkline_server::proto::generate_request::Prompt;
 use trunkline_server::proto::generate_response::Event;
 use trunkline_server::proto::inference_client::InferenceClient;
 use trunkline_server::proto::{GenerateRequest, Output, Stopping, TokenIds};
-use trunkline_server::{Options as ServerOptions, Server, ServerHandle, listen};
 use trunkline_text::Tokenizer;
 
+use super::cpu_time::cpu_s;
 use super::measure::{Report, quantile};
-use trunkline::model::null_worker::{NullWorker, null_backend};
+use super::null_server::{NETWORK, NullServer, runtime};
 
 /// Tokens in a block of the server.
 const BLOCK_SIZE: u32 = 16;
-/// Clock ticks of `/proc` in a second, as Linux shows them on every machine.
-const TICKS_PER_S: f64 = 100.0;
-/// Names of the threads of the network and of the clients, as far as Linux shows a name.
-const NETWORK: &str = "bench-network";
+/// Name of the threads of the clients, as far as Linux shows a name.
 const CLIENTS: &str = "bench-clients";
 /// Names of the server's own threads, and their parts.
 const PARTS: [(&str, &str); 5] =
@@ -158,49 +152,30 @@ pub fn run(load: &Load, quick: bool) -> anyhow::Result<Report> {
 
 /// Starts a server, sends the load, and stops the server.
 fn measure(load: &Load) -> anyhow::Result<Run> {
-    let (network, clients) = (runtime(NETWORK)?, runtime(CLIENTS)?);
+    let clients = runtime(CLIENTS)?;
     if load.door == Door::Axum {
+        let network = runtime(NETWORK)?;
         let address = network.block_on(axum_alone::start(load))?;
         return clients.block_on(measured(load, &address));
     }
-    let (address, handle, serving) = start(&network, load)?;
-    let run = clients.block_on(measured(load, &address));
-    network.block_on(async {
-        handle.drain().await;
-        serving.await
-    })??;
+    let core = room_for(load);
+    let server = NullServer::start(core, Tokenizer::bytes(), load.step, trunkline_http::Settings::default(), |_| {})?;
+    let run = clients.block_on(measured(load, &server.address));
+    server.stop()?;
     run
 }
 
-fn runtime(name: &str) -> anyhow::Result<Runtime> {
-    Builder::new_multi_thread().enable_all().thread_name(name).build().context("cannot start threads")
-}
-
-type Serving = tokio::task::JoinHandle<anyhow::Result<()>>;
-
-/// Starts a server with room for the whole load.
-fn start(network: &Runtime, load: &Load) -> anyhow::Result<(String, ServerHandle, Serving)> {
-    let tokenizer = Tokenizer::bytes();
-    let info = NullWorker::info(tokenizer.vocab_size());
+/// Returns limits with room for the whole load.
+fn room_for(load: &Load) -> Config {
     let blocks_each = (load.prompt_tokens + load.tokens).div_ceil(BLOCK_SIZE) + 1;
-    let core = Config {
+    Config {
         block_size: BLOCK_SIZE,
         device_blocks: blocks_each.saturating_mul(load.streams),
         max_batch_size: load.streams,
         max_batch_tokens: load.streams.max(Config::default().max_batch_tokens),
         max_queue: load.streams.max(Config::default().max_queue),
-        max_context: info.max_context,
         ..Config::default()
-    };
-    core.validate()?;
-    let backend = null_backend(info, tokenizer, load.step);
-    let options = ServerOptions { cluster: ClusterConfig::uniform(&core, 1), ..ServerOptions::default() };
-    let options = ServerOptions { queue_per_client: Some(core.max_queue), ..options };
-    let server = network.block_on(async { Server::new(listen("127.0.0.1:0").await?, backend, options).await })?;
-    let server = server.with_http(|front| trunkline_http::door(front, trunkline_http::Settings::default()));
-    let (address, handle) = (server.local_addr().to_string(), server.handle());
-    let serving = network.spawn(async { server.run().await.map(drop).map_err(anyhow::Error::from) });
-    Ok((address, handle, serving))
+    }
 }
 
 /// Opens all streams at once and reads them to the end.
@@ -210,7 +185,7 @@ async fn measured(load: &Load, address: &str) -> anyhow::Result<Run> {
     client.read(load, load.streams).await?;
     let has_worker = load.door != Door::Axum;
     let steps_before = if has_worker { Some(Steps::of(&http::metrics(address).await?)?) } else { None };
-    let before = cpu_s()?;
+    let before = cpu_s(PARTS.map(|(name, _)| name))?;
     let begin = Instant::now();
     let mut streams = JoinSet::new();
     for at in 0..load.streams {
@@ -225,7 +200,9 @@ async fn measured(load: &Load, address: &str) -> anyhow::Result<Run> {
         seen.ttft_ms.extend(stream.ttft_ms);
     }
     let seconds = begin.elapsed().as_secs_f64();
-    let cpu_s = cpu_s()?.into_iter().zip(before).map(|((part, after), (_, before))| (part, after - before)).collect();
+    let after = cpu_s(PARTS.map(|(name, _)| name))?;
+    let cpu_s = PARTS.iter().zip(after.iter().zip(before)).map(|((_, part), (after, before))| (*part, after - before));
+    let cpu_s = cpu_s.collect();
     let idle_ms = match steps_before {
         Some(before) => Some(Steps::of(&http::metrics(address).await?)?.idle_ms(before)),
         None => None,
@@ -293,20 +270,4 @@ async fn read_grpc(mut client: InferenceClient<Channel>, load: &Load, at: u32) -
         }
     }
     Ok(seen)
-}
-
-/// Returns the processor time of this process's threads so far, seconds, by part.
-fn cpu_s() -> anyhow::Result<Vec<(&'static str, f64)>> {
-    let mut parts: Vec<(&'static str, f64)> = PARTS.iter().map(|(_, part)| (*part, 0.0)).collect();
-    let tasks = fs::read_dir("/proc/self/task").context("processor times are read from /proc, as Linux has it")?;
-    for task in tasks {
-        // A thread may end meanwhile.
-        let Ok(stat) = fs::read_to_string(task?.path().join("stat")) else { continue };
-        let Some((name, rest)) = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')')) else { continue };
-        let Some(at) = PARTS.iter().position(|(of, _)| *of == name) else { continue };
-        // User and system time are fields 14 and 15 of the line, the name being field 2.
-        let ticks = rest.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok());
-        parts[at].1 += ticks.sum::<f64>() / TICKS_PER_S;
-    }
-    Ok(parts)
 }

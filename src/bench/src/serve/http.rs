@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::{Load, Seen, prompt};
+use crate::http_client;
 
 /// Bytes read at once.
 const READ_BYTES: usize = 16 << 10;
@@ -39,7 +40,8 @@ pub(super) async fn read(address: &str, load: &Load, at: u32) -> anyhow::Result<
         end.drain(..end.len().saturating_sub(END_BYTES));
     }
     let end = String::from_utf8_lossy(&end);
-    seen.tokens = usage(&end).with_context(|| format!("an answer without its usage: {end}"))?;
+    seen.tokens =
+        http_client::usage(&end, "completion_tokens").with_context(|| format!("an answer without its usage: {end}"))?;
     // The usage and the mark of the end are events too.
     ensure!(seen.messages > 2, "an answer without tokens");
     seen.messages -= 2;
@@ -68,18 +70,7 @@ fn request(address: &str, load: &Load, at: u32) -> String {
         "stream": true,
         "stream_options": {"include_usage": true},
     });
-    let body = body.to_string();
-    format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
-        body.len()
-    )
-}
-
-/// Returns the tokens of the last event with a usage.
-fn usage(end: &str) -> Option<u64> {
-    let event = end.lines().filter_map(|line| line.strip_prefix("data: {")).next_back()?;
-    let event: Value = serde_json::from_str(&format!("{{{event}")).ok()?;
-    event["usage"]["completion_tokens"].as_u64()
+    http_client::request(address, "/v1/completions", &body)
 }
 
 /// Counts events by the empty lines behind them.
