@@ -11,7 +11,7 @@ use crate::request::retention::{Claim, Pin};
 impl PrefixTree {
     /// Takes the next victim of the eviction policy out of the tree, to be copied to a tier and then freed with
     /// [`Self::end_demotion`]. Returns the block with its place and the pin that held it, or `None` if no block is idle.
-    pub fn begin_demotion(&mut self) -> Option<(BlockHandle, Parent, Option<Pin>)> {
+    pub(crate) fn begin_demotion(&mut self) -> Option<(BlockHandle, Parent, Option<Pin>)> {
         if self.pool.count(BlockState::Idle) == 0 {
             return None;
         }

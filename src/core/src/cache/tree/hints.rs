@@ -40,7 +40,7 @@ impl PrefixTree {
     }
 
     /// Returns the pin that holds a block of the tree, if there is one.
-    pub fn pin_of(&self, block: BlockHandle) -> Option<Pin> {
+    pub(crate) fn pin_of(&self, block: BlockHandle) -> Option<Pin> {
         self.eviction.pin_of(block.index)
     }
 
