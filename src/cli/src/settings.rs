@@ -7,6 +7,7 @@ pub mod events_settings;
 pub(crate) mod given;
 pub mod h2o_settings;
 pub mod http_settings;
+pub(crate) mod kv_settings;
 pub mod log_settings;
 pub(crate) mod network_settings;
 pub(crate) mod routers;

@@ -53,8 +53,8 @@ fn of_workers(settings: &Settings, engines: &Engines) -> Vec<Unused> {
     vec![
         ("worker", settings.worker.is_some() && no_embedded, "without embedded workers; give --workers"),
         ("threads", settings.threads.is_some() && (no_embedded || !computes), without_model),
-        ("kv-resident", settings.kv_resident.is_some() && (no_embedded || !computes), without_model),
-        ("kv-dtype", settings.kv_dtype.is_some() && (no_embedded || !computes), without_model),
+        ("kv-resident", settings.kv.kv_resident.is_some() && (no_embedded || !computes), without_model),
+        ("kv-dtype", settings.kv.kv_dtype.is_some() && (no_embedded || !computes), without_model),
         ("h2o", settings.core.has("h2o") && !computes && no_attached, without_model),
         ("router", settings.router.is_some() && engines.workers() == 1, "with one worker"),
         ("worker-silence", attach.worker_silence.is_some() && no_attached, without_attached),

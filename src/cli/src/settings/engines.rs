@@ -75,7 +75,7 @@ impl Engines {
             bail!("roles names {} and workers is {workers}{and}; give one role for each worker", roles.len());
         }
         let router = settings.router.clone().unwrap_or_else(|| ROUTER_DEFAULT.into());
-        let types = kv_types(settings.kv_dtype.as_deref(), workers, all)?;
+        let types = kv_types(settings.kv.kv_dtype.as_deref(), workers, all)?;
         ensure!(
             attached == 0 || types.iter().all(|dtype| *dtype == types[0]),
             "kv-dtype names several types and attached-workers is {attached}; attached workers have their own"
@@ -88,7 +88,7 @@ impl Engines {
         }
         let class = |dtype: &KvDtype| kv_types.iter().position(|other| other == dtype).unwrap_or_default() as u8;
         let kv_classes = types.iter().map(class).collect();
-        let kv_resident = settings.kv_resident.unwrap_or(false);
+        let kv_resident = settings.kv.kv_resident.unwrap_or(false);
         Ok(Self { roles, router, attached, threads, kv_resident, kv_types, kv_classes })
     }
 

@@ -9,6 +9,7 @@ use crate::settings::attach_settings::AttachSettings;
 use crate::settings::core_settings::{CoreFlags, CoreSettings};
 use crate::settings::h2o_settings::{self, H2oSettings};
 use crate::settings::http_settings::HttpSettings;
+use crate::settings::kv_settings::KvSettings;
 use crate::settings::log_settings::LogSettings;
 use crate::settings::network_settings::NetworkSettings;
 use crate::settings::routers::router_help;
@@ -55,10 +56,9 @@ pub struct Settings {
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
-    /// Element type of the KV cache: f32, f16, bf16, q8_0 or q4_0. Types of fewer bits hold more tokens in the same memory, and round keys and
-    /// values: f16 to 11 significant bits, bf16 to 8, q8_0 and q4_0 to 8 and 4 bits with a scale for each 32 numbers [default: f32].
-    #[arg(long, value_name = "TYPE")]
-    pub kv_dtype: Option<String>,
+    /// Type and memory of the KV.
+    #[command(flatten)]
+    pub kv: KvSettings,
 
     /// Eviction within sequences.
     #[command(flatten)]
@@ -75,11 +75,6 @@ pub struct Settings {
     /// Threads that compute the model, divided among the workers, at least one each [default: one per core of the machine].
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-
-    /// Take the memory of all KV blocks from the system at the start: true or false. If false, each block's when it is used first, and memory that is not
-    /// there is missed then [default: false].
-    #[arg(long, value_name = "BOOL")]
-    pub kv_resident: Option<bool>,
 
     /// Kind of the workers: `embedded` computes the model on the CPU; `null` or `null:STEP`, as in `null:10ms`, computes nothing and
     /// answers each step at once or after STEP, to measure the server itself [default: embedded].
