@@ -535,3 +535,37 @@ fn a_swapped_request_takes_the_memory_of_pinned_blocks() {
     rig.run_to_end();
     rig.assert_texts();
 }
+
+/// Runs two requests that need more blocks than the device has. Returns the tokens that steps ran, and the preemptions.
+fn run_two_that_do_not_fit(host_blocks: u32, tiers: Vec<TierConfig>) -> (u32, u64) {
+    let mut rig = joined(Config { host_blocks, device_blocks: 24, ..config(tiers) });
+    for id in [1, 2] {
+        rig.submit(id, prompt(id as u32, 33), 50);
+    }
+    let mut tokens = 0;
+    loop {
+        if !rig.copies.is_empty() {
+            rig.finish_copy(0);
+        } else if let Some(step) = rig.step() {
+            tokens += step.n_tokens();
+            rig.answer();
+        } else {
+            break;
+        }
+    }
+    assert!(rig.has_ended(1) && rig.has_ended(2));
+    rig.assert_texts();
+    (tokens, rig.stats().preemptions)
+}
+
+#[test]
+fn a_preempted_request_comes_back_from_a_tier_where_the_host_has_no_room() {
+    // Each runs its prompt of 33 tokens, and 49 of its answer.
+    let once = 2 * (33 + 49);
+    let (alone, preemptions) = run_two_that_do_not_fit(0, Vec::new());
+    assert!(alone >= once + 33 && preemptions > 0, "{alone}");
+    for host_blocks in [0, 2] {
+        let (with_a_disk, _) = run_two_that_do_not_fit(host_blocks, vec![tier(400, Write::Back, "lru")]);
+        assert!(with_a_disk < once + 4 * BLOCK, "{with_a_disk} of {alone}");
+    }
+}
