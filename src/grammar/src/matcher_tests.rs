@@ -241,7 +241,7 @@ fn hostile_grammars_end_in_one_line() {
         (Lark, format!("start: {}", nested("(", ")", 20_000))),
         (Lark, format!("start: T0\n{}T200: \"a\"\n", list(200, |i| format!("T{i}: T{n} T{n}\n", n = i + 1)).concat())),
         (Lark, format!("start: T\nT: {}", list(500, |i| format!("/.*{i}.*/")).join(" & "))),
-        (Lark, "start: %json {\"type\": \"object\"} %json {}".into()),
+        (Lark, format!("start: {}", "%json {} ".repeat(129))),
         (Lark, "start: %json {\"not\": {}}".into()),
         (Lark, "start: <[9999999]> @x".into()),
         (Lark, "start: other".into()),
