@@ -160,9 +160,12 @@ pub fn run(quick: bool) -> anyhow::Result<Report> {
     Ok(report)
 }
 
+/// Name of a figure of a run, and the figure.
+type Figure = (&'static str, fn(&Run) -> f64);
+
 /// Adds the times of the steps of a case.
 fn add_steps(report: &mut Report, rounds: &[Vec<Run>], at: usize) {
-    let figures: [(&str, fn(&Run) -> f64); 3] = [
+    let figures: [Figure; 3] = [
         ("CPU of the core", |run| run.cpu_us),
         ("step p50", |run| quantile(&run.steps_us, 0.5)),
         ("step p99", |run| quantile(&run.steps_us, 0.99)),

@@ -105,12 +105,13 @@ pub fn ask_meanwhile(address: &str, long: &str, short: &str) -> anyhow::Result<V
     let (notes, noted) = mpsc::channel();
     thread::scope(|scope| {
         let long = scope.spawn(move || ask(address, long, || _ = notes.send(())));
-        let is_sent = noted.recv().is_ok();
         let mut times = Vec::new();
-        while is_sent {
-            times.push(ask(address, short, || {})?.first_byte);
-            if noted.try_recv() != Err(TryRecvError::Empty) {
-                break;
+        if noted.recv().is_ok() {
+            loop {
+                times.push(ask(address, short, || {})?.first_byte);
+                if noted.try_recv() != Err(TryRecvError::Empty) {
+                    break;
+                }
             }
         }
         long.join().map_err(|_| anyhow::anyhow!("a client panicked"))??;
