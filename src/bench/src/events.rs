@@ -232,6 +232,8 @@ fn measure(following: Following, load: Load) -> anyhow::Result<Run> {
     let (seconds, [after]) = (begin.elapsed().as_secs_f64(), cpu_s(["core"])?);
     let ends = ends.taken();
     ensure!(ends.len() > 1, "the load has no steps");
+    // A client has its answer before the core's thread hands the changes on: what that thread answers next comes after them.
+    clients.block_on(server.front.load())?;
     witness.expect_last();
     clients.block_on(send(server.front.clone(), first + load.prompts..first + load.prompts + 1))?;
     server.stop()?;
