@@ -26,6 +26,8 @@ const BUCKETS: usize = 16;
 const CLASSES: usize = 4;
 /// Bytes of a scale.
 const SCALE: usize = 2;
+/// Elements of a scale.
+const UNIT: usize = quant::BLOCK;
 
 /// Lengths of the codes of each context, as in [`crate::prior`].
 const LENGTHS: [&str; 2] = [include_str!("prior/q8_0.txt"), include_str!("prior/q4_0.txt")];
@@ -69,23 +71,23 @@ impl Integers {
 
     /// Returns cell and place of an integer, as `cell << stored bits | place`.
     #[inline(always)]
-    fn word(self, q: i8, flip: bool) -> u16 {
-        let q = if flip { q.wrapping_neg() } else { q };
+    fn word(self, q: i16, flip: i16) -> u16 {
+        let q = (q ^ flip).wrapping_sub(flip);
         match self.dtype {
             // The cell in the middle has the integers from -4 to 3.
-            Dtype::Q8_0 => u16::from((q as u8).wrapping_add(132)),
+            Dtype::Q8_0 => q.wrapping_add(132) as u16 & 255,
             _ => q as u16 & 15,
         }
     }
 
-    /// Returns the integer of a word.
+    /// Returns the integer of a word, in its lowest bits.
     #[inline(always)]
-    fn integer(self, word: u16, flip: bool) -> i8 {
+    fn integer(self, word: u16, flip: i16) -> i16 {
         let q = match self.dtype {
-            Dtype::Q8_0 => (word as u8).wrapping_sub(132) as i8,
-            _ => word as i8,
+            Dtype::Q8_0 => (word as i16).wrapping_sub(132),
+            _ => word as i16,
         };
-        if flip { q.wrapping_neg() } else { q }
+        (q ^ flip).wrapping_sub(flip)
     }
 }
 
@@ -128,30 +130,51 @@ struct Contexts<'a> {
 }
 
 impl Contexts<'_> {
-    /// Sets numbers of codes, and `true` for integers that are inverted, for a row with these scales. `means` is a buffer.
-    fn fill(&self, row: usize, scales: &[[u8; SCALE]], means: &mut [i16], codes: &mut [u16], flips: &mut [bool]) {
-        let Integers { class_origin, mean_shift, .. } = self.integers;
+    /// Sets numbers of codes, and -1 for integers that are inverted and 0 for the others, for a row with these scales. `means` is a buffer.
+    #[inline(always)]
+    fn fill(&self, row: usize, scales: &[[u8; SCALE]], means: &mut [i16], codes: &mut [u16], flips: &mut [i16]) {
         let (layer, side, _) = self.rows.shape.place(row);
         let plane = self.rows.table.plane(layer, side);
         self.rows.fill_means(row, means);
-        let units = codes.chunks_exact_mut(quant::BLOCK).zip(flips.chunks_exact_mut(quant::BLOCK));
-        for ((unit, scale), (codes, flips)) in scales.iter().enumerate().zip(units) {
-            let Some(scale) = Scale::new(u16::from_le_bytes(*scale)) else {
-                codes.fill(0);
-                flips.fill(false);
-                continue;
-            };
-            let at = unit * quant::BLOCK;
-            let statistics = means[at..].iter().zip(&plane.exponents[at..]).zip(&plane.uppers[at..]);
-            for ((((mean, exponent), upper), code), flip) in statistics.zip(codes).zip(flips) {
-                let exponent = i32::from(*exponent);
-                let shift = (mean_shift - exponent + scale.exponent).clamp(0, 31);
-                let bucket = ((u32::from(mean.unsigned_abs()) * scale.reciprocal) >> shift).min(BUCKETS as u32 - 1);
-                let half_octaves = 2 * exponent + i32::from(*upper != 0) - scale.half_octaves;
-                let class = ((half_octaves - class_origin) >> 1).clamp(0, CLASSES as i32 - 1);
-                *code = ((class as usize * BUCKETS) as u16 | bucket as u16) << LENGTH_MAX;
-                *flip = (*mean < 0) != scale.is_negative;
+        let statistics = units(means).zip(units(&plane.exponents)).zip(units(&plane.uppers));
+        let out = codes.as_chunks_mut::<UNIT>().0.iter_mut().zip(flips.as_chunks_mut::<UNIT>().0);
+        for ((scale, statistics), out) in scales.iter().zip(statistics).zip(out) {
+            match Scale::new(u16::from_le_bytes(*scale)) {
+                Some(scale) => self.integers.fill_unit(&scale, statistics, out),
+                None => (*out.0, *out.1) = ([0; UNIT], [0; UNIT]),
             }
+        }
+    }
+}
+
+/// Returns rows of elements unit by unit.
+#[inline(always)]
+fn units<T>(elements: &[T]) -> impl Iterator<Item = &[T; UNIT]> {
+    elements.as_chunks().0.iter()
+}
+
+/// Means, exponents and upper bits of a unit's channels.
+type Statistics<'a> = ((&'a [i16; UNIT], &'a [i8; UNIT]), &'a [u16; UNIT]);
+
+impl Integers {
+    /// Sets numbers of codes, and of inverted integers -1, of a unit.
+    #[inline(always)]
+    fn fill_unit(
+        self,
+        scale: &Scale,
+        ((means, exponents), uppers): Statistics<'_>,
+        (codes, flips): (&mut [u16; UNIT], &mut [i16; UNIT]),
+    ) {
+        let (to_shift, to_class) = (self.mean_shift + scale.exponent, scale.half_octaves + self.class_origin);
+        let is_negative = -i16::from(scale.is_negative);
+        for at in 0..UNIT {
+            let (mean, exponent) = (means[at], i32::from(exponents[at]));
+            let shift = (to_shift - exponent).clamp(0, 31);
+            let bucket = ((u32::from(mean.unsigned_abs()) * scale.reciprocal) >> shift).min(BUCKETS as u32 - 1);
+            let half_octaves = 2 * exponent + i32::from(uppers[at] != 0) - to_class;
+            let class = (half_octaves >> 1).clamp(0, CLASSES as i32 - 1) as u32;
+            codes[at] = ((class * BUCKETS as u32 | bucket) << LENGTH_MAX) as u16;
+            flips[at] = (mean >> 15) ^ is_negative;
         }
     }
 }
@@ -160,7 +183,7 @@ impl Contexts<'_> {
 #[derive(Debug, Default)]
 struct Batch {
     means: Vec<i16>,
-    flips: Vec<bool>,
+    flips: Vec<i16>,
     words: Vec<u16>,
 }
 
@@ -174,13 +197,26 @@ struct Symbols<'a> {
 }
 
 impl Source for Symbols<'_> {
+    #[inline(always)]
     fn fill(&mut self, rows: Range<usize>, indices: &mut [u16]) {
-        let (integers, n) = (self.contexts.integers, self.contexts.rows.shape.channels());
+        // Compilers make each type a loop of its own.
+        match self.contexts.integers.dtype {
+            Dtype::Q8_0 => self.fill_of(Integers::of(Dtype::Q8_0), rows, indices),
+            _ => self.fill_of(Integers::of(Dtype::Q4_0), rows, indices),
+        }
+    }
+}
+
+impl Symbols<'_> {
+    #[inline(always)]
+    fn fill_of(&mut self, integers: Integers, rows: Range<usize>, indices: &mut [u16]) {
+        let contexts = Contexts { integers, ..self.contexts };
+        let n = contexts.rows.shape.channels();
         let Batch { means, flips, words } = &mut *self.batch;
         let (first, words) = (rows.start * n, &mut words[..indices.len()]);
         for (row, (indices, words)) in rows.zip(indices.chunks_exact_mut(n).zip(words.chunks_exact_mut(n))) {
-            let scales = &self.scales[row * n / quant::BLOCK..][..n / quant::BLOCK];
-            self.contexts.fill(row, scales, means, indices, flips);
+            let scales = &self.scales[row * n / UNIT..][..n / UNIT];
+            contexts.fill(row, scales, means, indices, flips);
             let bytes = &self.bytes[integers.len(row * n)..][..integers.len(n)];
             read(integers, bytes, words, flips);
             for (index, word) in indices.iter_mut().zip(words) {
@@ -193,31 +229,46 @@ impl Source for Symbols<'_> {
 }
 
 /// Sets the words of a row from its bytes.
-fn read(integers: Integers, bytes: &[u8], words: &mut [u16], flips: &[bool]) {
-    let (elements, len) = integers.dtype.unit();
-    for (at, unit) in bytes.chunks_exact(len).enumerate() {
-        for j in 0..elements {
-            let q = match integers.dtype {
-                Dtype::Q8_0 => unit[SCALE + j] as i8,
-                _ => (unit[SCALE + j % 16] >> (j / 16 * 4) & 15) as i8 - 8,
-            };
-            words[at * elements + j] = integers.word(q, flips[at * elements + j]);
+#[inline(always)]
+fn read(integers: Integers, bytes: &[u8], words: &mut [u16], flips: &[i16]) {
+    let units = words.as_chunks_mut::<UNIT>().0.iter_mut().zip(flips.as_chunks::<UNIT>().0);
+    for (unit, (words, flips)) in bytes.chunks_exact(integers.dtype.unit().1).zip(units) {
+        let body = &unit[SCALE..];
+        let mut q = [0i16; UNIT];
+        match integers.dtype {
+            Dtype::Q8_0 => q.iter_mut().zip(body).for_each(|(q, byte)| *q = i16::from(*byte as i8)),
+            _ => {
+                let (low, high) = q.split_at_mut(UNIT / 2);
+                for ((low, high), byte) in low.iter_mut().zip(high).zip(body) {
+                    (*low, *high) = (i16::from(byte & 15) - 8, i16::from(byte >> 4) - 8);
+                }
+            }
+        }
+        for at in 0..UNIT {
+            words[at] = integers.word(q[at], flips[at]);
         }
     }
 }
 
 /// Sets the bytes of a row from its words and scales. Of the words only those bits count that are a cell or a place.
-fn write(integers: Integers, words: &[u16], flips: &[bool], scales: &[[u8; SCALE]], bytes: &mut [u8]) {
-    let (elements, len) = integers.dtype.unit();
-    for (at, (unit, scale)) in bytes.chunks_exact_mut(len).zip(scales).enumerate() {
-        let q = |j: usize| integers.integer(words[at * elements + j], flips[at * elements + j]);
+#[inline(always)]
+fn write(integers: Integers, words: &[u16], flips: &[i16], scales: &[[u8; SCALE]], bytes: &mut [u8]) {
+    let units = words.as_chunks::<UNIT>().0.iter().zip(flips.as_chunks::<UNIT>().0).zip(scales);
+    for (unit, ((words, flips), scale)) in bytes.chunks_exact_mut(integers.dtype.unit().1).zip(units) {
+        let mut q = [0i16; UNIT];
+        for at in 0..UNIT {
+            q[at] = integers.integer(words[at], flips[at]);
+        }
         let (head, body) = unit.split_at_mut(SCALE);
         head.copy_from_slice(scale);
-        for (j, byte) in body.iter_mut().enumerate() {
-            *byte = match integers.dtype {
-                Dtype::Q8_0 => q(j) as u8,
-                _ => (q(j).wrapping_add(8) & 15) as u8 | ((q(j + 16).wrapping_add(8) & 15) as u8) << 4,
-            };
+        match integers.dtype {
+            Dtype::Q8_0 => body.iter_mut().zip(q).for_each(|(byte, q)| *byte = q as u8),
+            _ => {
+                let (low, high) = q.split_at(UNIT / 2);
+                for ((low, high), byte) in low.iter().zip(high).zip(body) {
+                    *byte = low.wrapping_add(8) as u8 & 15 | (high.wrapping_add(8) as u8) << 4;
+                }
+            }
         }
     }
 }
@@ -232,22 +283,42 @@ struct Elements<'a> {
 }
 
 impl Sink for Elements<'_> {
+    #[inline(always)]
     fn prepare(&mut self, rows: Range<usize>, contexts: &mut [u16]) {
-        let n = self.contexts.rows.shape.channels();
-        let Batch { means, flips, .. } = &mut *self.batch;
-        for (row, (contexts, flips)) in rows.zip(contexts.chunks_exact_mut(n).zip(flips.chunks_exact_mut(n))) {
-            let scales = &self.scales[row * n / quant::BLOCK..][..n / quant::BLOCK];
-            self.contexts.fill(row, scales, means, contexts, flips);
+        match self.contexts.integers.dtype {
+            Dtype::Q8_0 => self.prepare_of(Integers::of(Dtype::Q8_0), rows, contexts),
+            _ => self.prepare_of(Integers::of(Dtype::Q4_0), rows, contexts),
         }
     }
 
+    #[inline(always)]
     fn take(&mut self, rows: Range<usize>, entries: &mut [u16]) {
-        let (integers, n) = (self.contexts.integers, self.contexts.rows.shape.channels());
+        match self.contexts.integers.dtype {
+            Dtype::Q8_0 => self.take_of(Integers::of(Dtype::Q8_0), rows, entries),
+            _ => self.take_of(Integers::of(Dtype::Q4_0), rows, entries),
+        }
+    }
+}
+
+impl Elements<'_> {
+    #[inline(always)]
+    fn prepare_of(&mut self, integers: Integers, rows: Range<usize>, contexts: &mut [u16]) {
+        let own = Contexts { integers, ..self.contexts };
+        let n = own.rows.shape.channels();
+        let Batch { means, flips, .. } = &mut *self.batch;
+        for (row, (contexts, flips)) in rows.zip(contexts.chunks_exact_mut(n).zip(flips.chunks_exact_mut(n))) {
+            own.fill(row, &self.scales[row * n / UNIT..][..n / UNIT], means, contexts, flips);
+        }
+    }
+
+    #[inline(always)]
+    fn take_of(&mut self, integers: Integers, rows: Range<usize>, entries: &mut [u16]) {
+        let n = self.contexts.rows.shape.channels();
         let stored = &self.stored[integers.stored.packed_len(rows.start * n)..];
         entries.iter_mut().for_each(|entry| *entry = *entry >> 8 << integers.stored.bits);
         integers.stored.unpack(stored, entries);
         for (row, (words, flips)) in rows.zip(entries.chunks_exact(n).zip(self.batch.flips.chunks_exact(n))) {
-            let scales = &self.scales[row * n / quant::BLOCK..][..n / quant::BLOCK];
+            let scales = &self.scales[row * n / UNIT..][..n / UNIT];
             write(integers, words, flips, scales, &mut self.out[integers.len(row * n)..][..integers.len(n)]);
         }
     }
@@ -278,7 +349,7 @@ impl Quantised {
         let size = (place.shape.rows(), place.shape.channels());
         self.angles.fill(&self.turn, place, table);
         self.batch.means.resize(size.1, 0);
-        self.batch.flips.resize(coded::batch_len(size.0, size.1), false);
+        self.batch.flips.resize(coded::batch_len(size.0, size.1), 0);
         self.batch.words.resize(coded::batch_len(size.0, size.1), 0);
         size
     }
@@ -304,7 +375,7 @@ impl Quantised {
         let integers = Integers::of(place.dtype);
         let n = place.shape.rows() * place.shape.channels();
         let (stored, rest) = payload.split_at_checked(integers.stored.packed_len(n))?;
-        let (scales, rest) = rest.split_at_checked(n / quant::BLOCK * SCALE)?;
+        let (scales, rest) = rest.split_at_checked(n / UNIT * SCALE)?;
         let (reader, n_escapes) = coded::open(rest)?;
         (n_escapes == 0 && reader.end() == rest.len()).then_some(())?;
         let size = self.begin(place, table);

@@ -3,7 +3,10 @@
 /// Lanes packed together, the size of a group.
 pub(crate) const GROUP: usize = 64;
 
-/// Bits of each lane that are stored.
+/// The lowest bit of each of eight bytes.
+const LOWEST: u64 = u64::from_le_bytes([1; 8]);
+
+/// Bits of each lane that are stored, of the lowest eight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoredBits {
     /// Bits stored: 0, 1, 3, 6 or 8.
@@ -61,11 +64,11 @@ impl StoredBits {
                 }
             }
             _ => {
+                let low: [u8; GROUP] = group.map(|lane| lane as u8);
                 for (plane, packed) in packed.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-                    let shift = self.shift + plane as u32;
-                    for (j, byte) in packed.iter_mut().enumerate() {
-                        *byte = (0..8).map(|bit| ((group[j + 8 * bit] >> shift & 1) << bit) as u8).sum();
-                    }
+                    let bits = |eight: &[u8; 8]| u64::from_le_bytes(*eight) >> (self.shift + plane as u32) & LOWEST;
+                    let eights = low.as_chunks().0.iter().enumerate();
+                    *packed = eights.fold(0, |all, (bit, eight)| all | bits(eight) << bit).to_le_bytes();
                 }
             }
         }
@@ -104,14 +107,13 @@ impl StoredBits {
                 }
             }
             _ => {
-                for (plane, bytes) in bytes.as_chunks::<8>().0.iter().enumerate() {
-                    let shift = self.shift + plane as u32;
-                    for (bit, lanes) in group.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-                        for j in 0..8 {
-                            lanes[j] |= u16::from(bytes[j] >> bit & 1) << shift;
-                        }
-                    }
+                let mut low = [0u8; GROUP];
+                for (bit, eight) in low.as_chunks_mut().0.iter_mut().enumerate() {
+                    let bits = |plane: &[u8; 8]| u64::from_le_bytes(*plane) >> bit & LOWEST;
+                    let planes = bytes.as_chunks().0.iter().zip(self.shift..);
+                    *eight = planes.fold(0, |all, (plane, at)| all | bits(plane) << at).to_le_bytes();
                 }
+                group.iter_mut().zip(low).for_each(|(lane, stored)| *lane |= u16::from(stored));
             }
         }
     }

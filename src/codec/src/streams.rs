@@ -190,40 +190,44 @@ impl<'a> Reader<'a> {
     }
 
     /// Replaces the contexts of some elements by the entries found.
+    ///
+    /// A processor works ahead on the next streams while the codes of one wait for each other. Told the number of streams, compilers would instead keep
+    /// the words of all in a vector, and take each apart for each code.
     #[inline(always)]
     pub(crate) fn read(&mut self, entries: &Entries, elements: &mut [u16]) {
-        let (bytes, mut streams, mut words) = (self.bytes, self.streams, self.words);
-        let Some(last) = bytes.len().checked_sub(WORD) else { return };
+        let Some(last) = self.bytes.len().checked_sub(WORD) else { return };
         let (turns, rest) = elements.as_chunks_mut::<TURN>();
+        let (bytes, n) = (self.bytes, std::hint::black_box(STREAMS).min(STREAMS));
+        let (streams, words) = (&mut self.streams[..n], &mut self.words[..n]);
         for turn in turns {
-            load(bytes, last, &mut streams, &mut words);
-            for at in 0..RUN {
-                for (stream, word) in words.iter_mut().enumerate() {
-                    take(entries, &mut turn[RUN * stream + at], word);
-                }
+            for ((run, stream), word) in turn.as_chunks_mut::<RUN>().0.iter_mut().zip(&mut *streams).zip(&mut *words) {
+                *word = read_run(entries, run, stream.load(bytes, last, *word));
             }
         }
-        if !rest.is_empty() {
-            load(bytes, last, &mut streams, &mut words);
-            for (run, word) in rest.chunks_mut(RUN).zip(&mut words) {
-                run.iter_mut().for_each(|element| take(entries, element, word));
-            }
+        for ((run, stream), word) in rest.chunks_mut(RUN).zip(streams).zip(words) {
+            *word = read_run(entries, run, stream.load(bytes, last, *word));
         }
-        (self.streams, self.words) = (streams, words);
     }
 }
 
-/// Loads the next bits of each stream: 56 or more below the mark. Beyond `last`, where the last whole word begins, are no streams but those of a
-/// malformed payload: any bits will do.
-#[inline(always)]
-fn load(bytes: &[u8], last: usize, streams: &mut [Stream; STREAMS], words: &mut [u64; STREAMS]) {
-    for (word, stream) in words.iter_mut().zip(streams) {
+impl Stream {
+    /// Returns the next bits, 56 or more below the mark, given those loaded before. Beyond `last`, where the last whole word begins, are no streams but those
+    /// of a malformed payload: any bits will do.
+    #[inline(always)]
+    fn load(&mut self, bytes: &[u8], last: usize, word: u64) -> u64 {
         let used = word.leading_zeros();
-        stream.at = stream.at.wrapping_add(used / 8);
-        let at = (stream.at as usize).min(last);
+        self.at = self.at.wrapping_add(used / 8);
+        let at = (self.at as usize).min(last);
         let loaded = u64::from_le_bytes(bytes[at..at + WORD].try_into().expect("a word"));
-        *word = (loaded | MARK) >> (used % 8);
+        (loaded | MARK) >> (used % 8)
     }
+}
+
+/// Replaces the contexts of a run by the entries found in a word. Returns the word without their codes.
+#[inline(always)]
+fn read_run(entries: &Entries, run: &mut [u16], mut word: u64) -> u64 {
+    run.iter_mut().for_each(|element| take(entries, element, &mut word));
+    word
 }
 
 /// Replaces a context by the entry of the code at the lowest bits of a word, and drops the code. Contexts leave the lowest [`LENGTH_MAX`] bits free.

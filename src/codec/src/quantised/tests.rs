@@ -73,8 +73,8 @@ fn every_integer_comes_back_from_its_word() {
     for (dtype, all) in [(Dtype::Q8_0, -128..=127i8), (Dtype::Q4_0, -8..=7)] {
         let integers = Integers::of(dtype);
         let bits = integers.symbol_bits + integers.stored.bits;
-        for (q, flip) in all.flat_map(|q| [(q, false), (q, true)]) {
-            let word = integers.word(q, flip);
+        for (q, flip) in all.flat_map(|q| [(q, 0), (q, -1)]) {
+            let word = integers.word(q.into(), flip);
             let mask = if dtype == Dtype::Q8_0 { 0xff } else { 15 };
             assert!(word < 1 << bits);
             assert_eq!(integers.integer(word, flip) as u8 & mask, q as u8 & mask, "{dtype:?} {q} {flip}");
