@@ -11,6 +11,8 @@ mod coded;
 mod codes;
 pub(crate) mod half;
 mod nibbles;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
 mod words;
 
 use std::ops::Range;

@@ -10,6 +10,8 @@ use std::marker::PhantomData;
 use pulp::NullaryFnOnce;
 
 use crate::kernels::kernel::{LANES, Sums, vectorised};
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::matrix::vnni::Vnni;
 use crate::kernels::matrix::words::{Plain, Words};
 use crate::kernels::prefetch::Ahead;
 use crate::kernels::rounded::{Factors, GROUP, RoundedRows};
@@ -17,13 +19,12 @@ use crate::kernels::rounded::{Factors, GROUP, RoundedRows};
 /// Inputs of a unit: four words of rows.
 const UNIT: usize = 8;
 const UNIT_PAIRS: usize = UNIT / 2;
-const VECTORS: usize = LANES / 8;
 
-/// Rows computed side by side: their sums fill half of the registers of AVX2.
-const ROWS: usize = 4;
+/// Rows for which words are unpacked in registers, once for each [`Words::ROWS`]; for more, into memory, once for all.
+const FEW: usize = 8;
 
-/// Rows for which words are unpacked in registers, once for each [`ROWS`]; for more, into memory, once for all.
-const FEW: usize = 2 * ROWS;
+/// Sums of a span for few rows: a sum is added to once in several cycles.
+const CHAINS: usize = UNIT_PAIRS;
 
 /// Units of a panel unpacked at a time for many rows: 8 KiB, which stay in the first-level cache.
 const DEPTH: usize = 256 / UNIT;
@@ -32,14 +33,14 @@ const DEPTH: usize = 256 / UNIT;
 const AHEAD: usize = 1024;
 
 /// Four words of each of sixteen outputs: the weights of a unit.
-type Unit<W> = [[<W as Words>::Vector; VECTORS]; UNIT_PAIRS];
+type Unit<W> = [<W as Words>::Vector; UNIT_PAIRS];
 
 /// Coding of weights as words.
 pub(super) trait Code {
     /// Words of a unit for each output.
     const WORDS: usize;
 
-    /// Unpacks a unit of eight outputs from words `[word][lane]`, from the lane at the beginning of the slice.
+    /// Unpacks a unit from words `[word][lane]`.
     fn unpack<W: Words>(vectors: W, words: &[u32]) -> [W::Vector; UNIT_PAIRS];
 }
 
@@ -51,7 +52,7 @@ impl Code for Nibble {
 
     #[inline(always)]
     fn unpack<W: Words>(vectors: W, words: &[u32]) -> [W::Vector; UNIT_PAIRS] {
-        let words = vectors.load(words.first_chunk().expect("eight lanes"));
+        let words = vectors.load(words.first_chunk().expect("sixteen lanes"));
         [
             vectors.nibbles::<0>(words),
             vectors.nibbles::<4>(words),
@@ -69,8 +70,8 @@ impl Code for Byte {
 
     #[inline(always)]
     fn unpack<W: Words>(vectors: W, words: &[u32]) -> [W::Vector; UNIT_PAIRS] {
-        let first = vectors.bytes(vectors.load(words.first_chunk().expect("eight lanes")));
-        let second = vectors.bytes(vectors.load(words[LANES..].first_chunk().expect("eight lanes")));
+        let first = vectors.bytes(vectors.load(words.first_chunk().expect("sixteen lanes")));
+        let second = vectors.bytes(vectors.load(words[LANES..].first_chunk().expect("sixteen lanes")));
         [first[0], first[1], second[0], second[1]]
     }
 }
@@ -101,14 +102,10 @@ impl<'a, F: Fn(usize) -> SpanFactors> CodedPanel<'a, F> {
         sums: &mut [Sums],
     ) {
         #[cfg(target_arch = "x86_64")]
-        if let Some(vectors) = pulp::x86::V3::try_new() {
-            return vectors.vectorize(Product::<_, C, _, SPAN, OFFSETS> {
-                panel: self,
-                vectors,
-                x,
-                sums,
-                code: PhantomData,
-            });
+        if let Some(vectors) = Vnni::try_new() {
+            return vectors.vectorize(Product::<_, C, _, SPAN, OFFSETS>::new(self, vectors, x, sums));
+        } else if let Some(vectors) = pulp::x86::V3::try_new() {
+            return vectors.vectorize(Product::<_, C, _, SPAN, OFFSETS>::new(self, vectors, x, sums));
         }
         vectorised(
             #[inline(always)]
@@ -127,58 +124,55 @@ impl<'a, F: Fn(usize) -> SpanFactors> CodedPanel<'a, F> {
         if sums.len() > FEW {
             return self.times_tiles::<W, C, SPAN, OFFSETS>(vectors, x, sums);
         }
-        let (fours, rest) = sums.as_chunks_mut::<ROWS>();
-        let from = fours.len() * ROWS;
-        for (four, sums) in fours.iter_mut().enumerate() {
-            self.times_few::<W, C, ROWS, SPAN, OFFSETS>(vectors, x, four * ROWS, sums.each_mut());
-        }
-        match rest {
-            [a, b, c] => self.times_few::<W, C, 3, SPAN, OFFSETS>(vectors, x, from, [a, b, c]),
-            [a, b] => self.times_few::<W, C, 2, SPAN, OFFSETS>(vectors, x, from, [a, b]),
-            [a] => self.times_few::<W, C, 1, SPAN, OFFSETS>(vectors, x, from, [a]),
-            _ => {}
+        let mut row = 0;
+        while row < sums.len() {
+            let rest = &mut sums[row..];
+            row += match rest.len() {
+                8.. if W::ROWS == 8 => self.times_few::<W, C, 8, SPAN, OFFSETS>(vectors, x, row, rest),
+                4.. => self.times_few::<W, C, 4, SPAN, OFFSETS>(vectors, x, row, rest),
+                3 => self.times_few::<W, C, 3, SPAN, OFFSETS>(vectors, x, row, rest),
+                2 => self.times_few::<W, C, 2, SPAN, OFFSETS>(vectors, x, row, rest),
+                _ => self.times_few::<W, C, 1, SPAN, OFFSETS>(vectors, x, row, rest),
+            };
         }
     }
 
-    /// Computes the products with `R` rows: every word is unpacked in registers, once for all of them.
+    /// Computes the products with `R` rows, the first ones of `sums`: every word is unpacked in registers, once for all of them. Returns `R`.
     #[inline(always)]
     fn times_few<W: Words, C: Code, const R: usize, const SPAN: usize, const OFFSETS: bool>(
         &self,
         vectors: W,
         x: RoundedRows<'_>,
         row: usize,
-        sums: [&mut Sums; R],
-    ) {
+        sums: &mut [Sums],
+    ) -> usize {
         let step = SPAN * C::WORDS * LANES;
         let rows: [&[[u32; UNIT_PAIRS]]; R] = from_fn(|r| x.pairs(row + r).as_chunks().0);
         let groups: [&[Factors]; R] = from_fn(|r| x.factors(row + r));
-        let mut totals: [Sums; R] = from_fn(|r| *sums[r]);
+        let mut totals = [[0.0; LANES]; R];
         for span in 0..rows[0].len() / SPAN {
             let words = &self.words[span * step..];
             Ahead::new(words.get(AHEAD..AHEAD + step).unwrap_or_default(), 1).step();
             let x: [&[[u32; UNIT_PAIRS]; SPAN]; R] =
                 from_fn(|r| rows[r][span * SPAN..].first_chunk().expect("whole spans"));
-            let mut products = [[vectors.zero(); VECTORS]; R];
+            let mut products = [[vectors.zero(); CHAINS]; R];
             for unit in 0..SPAN {
-                let words = &words[unit * C::WORDS * LANES..][..C::WORDS * LANES];
-                for v in 0..VECTORS {
-                    let weights = C::unpack(vectors, &words[v * 8..]);
-                    for pair in 0..UNIT_PAIRS {
-                        for r in 0..R {
-                            products[r][v] = vectors.add_products(products[r][v], weights[pair], x[r][unit][pair]);
-                        }
+                let weights = C::unpack(vectors, &words[unit * C::WORDS * LANES..][..C::WORDS * LANES]);
+                for pair in 0..UNIT_PAIRS {
+                    let chain = if R <= 2 { pair } else { 0 };
+                    for r in 0..R {
+                        products[r][chain] = vectors.add_products(products[r][chain], weights[pair], x[r][unit][pair]);
                     }
                 }
             }
             let factors = (self.factors)(span);
-            for (r, products) in products.into_iter().enumerate() {
-                let group = groups[r][span * SPAN * UNIT / GROUP];
-                add_span::<W, OFFSETS>(vectors, &mut totals[r], products, &factors, group);
+            for (r, [a, b, c, d]) in products.into_iter().enumerate() {
+                let sum = if R <= 2 { vectors.add(vectors.add(a, b), vectors.add(c, d)) } else { a };
+                add_span::<W, OFFSETS>(vectors, &mut totals[r], sum, &factors, groups[r][span * SPAN * UNIT / GROUP]);
             }
         }
-        for (sums, total) in sums.into_iter().zip(totals) {
-            *sums = total;
-        }
+        sums[..R].copy_from_slice(&totals);
+        R
     }
 
     /// Computes the products with many rows: a part of the panel is unpacked once for all of them.
@@ -190,34 +184,27 @@ impl<'a, F: Fn(usize) -> SpanFactors> CodedPanel<'a, F> {
         sums: &mut [Sums],
     ) {
         let units = x.pairs(0).len() / UNIT_PAIRS;
-        let mut weights: [Unit<W>; DEPTH] = [[[vectors.zero(); VECTORS]; UNIT_PAIRS]; DEPTH];
+        let mut weights: [Unit<W>; DEPTH] = [[vectors.zero(); UNIT_PAIRS]; DEPTH];
         let mut factors = [SpanFactors { scales: [0.0; LANES], offsets: [0.0; LANES] }; DEPTH];
         for from in (0..units).step_by(DEPTH) {
             let depth = DEPTH.min(units - from);
             let words = self.words[from * C::WORDS * LANES..].chunks_exact(C::WORDS * LANES);
             for (unit, words) in weights[..depth].iter_mut().zip(words) {
-                // No closures here: within one the compiler would not use the vectors of the machine.
-                for v in 0..VECTORS {
-                    let weights = C::unpack(vectors, &words[v * 8..]);
-                    for pair in 0..UNIT_PAIRS {
-                        unit[pair][v] = weights[pair];
-                    }
-                }
+                *unit = C::unpack(vectors, words);
             }
             for (span, factors) in factors[..depth / SPAN].iter_mut().enumerate() {
                 *factors = (self.factors)(from / SPAN + span);
             }
             let part = Part { from, weights: &weights[..depth], factors: &factors[..depth / SPAN] };
             let mut row = 0;
-            while row + ROWS <= sums.len() {
-                part.add_tile::<ROWS, SPAN, OFFSETS>(vectors, x, row, sums);
-                row += ROWS;
-            }
-            match sums.len() - row {
-                3 => part.add_tile::<3, SPAN, OFFSETS>(vectors, x, row, sums),
-                2 => part.add_tile::<2, SPAN, OFFSETS>(vectors, x, row, sums),
-                1 => part.add_tile::<1, SPAN, OFFSETS>(vectors, x, row, sums),
-                _ => {}
+            while row < sums.len() {
+                row += match sums.len() - row {
+                    8.. if W::ROWS == 8 => part.add_tile::<8, SPAN, OFFSETS>(vectors, x, row, sums),
+                    4.. => part.add_tile::<4, SPAN, OFFSETS>(vectors, x, row, sums),
+                    3 => part.add_tile::<3, SPAN, OFFSETS>(vectors, x, row, sums),
+                    2 => part.add_tile::<2, SPAN, OFFSETS>(vectors, x, row, sums),
+                    _ => part.add_tile::<1, SPAN, OFFSETS>(vectors, x, row, sums),
+                };
             }
         }
     }
@@ -230,6 +217,12 @@ struct Product<'a, W, C, F, const SPAN: usize, const OFFSETS: bool> {
     x: RoundedRows<'a>,
     sums: &'a mut [Sums],
     code: PhantomData<C>,
+}
+
+impl<'a, W, C, F, const SPAN: usize, const OFFSETS: bool> Product<'a, W, C, F, SPAN, OFFSETS> {
+    fn new(panel: &'a CodedPanel<'a, F>, vectors: W, x: RoundedRows<'a>, sums: &'a mut [Sums]) -> Self {
+        Self { panel, vectors, x, sums, code: PhantomData }
+    }
 }
 
 impl<W: Words, C: Code, F: Fn(usize) -> SpanFactors, const SPAN: usize, const OFFSETS: bool> NullaryFnOnce
@@ -252,7 +245,7 @@ struct Part<'a, W: Words> {
 }
 
 impl<W: Words> Part<'_, W> {
-    /// Adds the products with `R` rows.
+    /// Adds the products with `R` rows. Returns `R`.
     #[inline(always)]
     fn add_tile<const R: usize, const SPAN: usize, const OFFSETS: bool>(
         &self,
@@ -260,28 +253,29 @@ impl<W: Words> Part<'_, W> {
         x: RoundedRows<'_>,
         row: usize,
         sums: &mut [Sums],
-    ) {
+    ) -> usize {
         let pairs: [&[u32]; R] = from_fn(|r| &x.pairs(row + r)[self.from * UNIT_PAIRS..]);
         let groups: [&[Factors]; R] = from_fn(|r| &x.factors(row + r)[self.from * UNIT / GROUP..]);
+        let mut totals: [Sums; R] = from_fn(|r| sums[row + r]);
         for (span, (units, factors)) in self.weights.chunks_exact(SPAN).zip(self.factors).enumerate() {
-            let mut products = [[vectors.zero(); VECTORS]; R];
+            let mut products = [vectors.zero(); R];
             for (unit, weights) in units.iter().enumerate() {
                 let at = (span * SPAN + unit) * UNIT_PAIRS;
                 // References of a constant length are checked once for the unit.
                 let x: [&[u32; UNIT_PAIRS]; R] = from_fn(|r| pairs[r][at..].first_chunk().expect("whole units"));
                 for pair in 0..UNIT_PAIRS {
                     for r in 0..R {
-                        for v in 0..VECTORS {
-                            products[r][v] = vectors.add_products(products[r][v], weights[pair][v], x[r][pair]);
-                        }
+                        products[r] = vectors.add_products(products[r], weights[pair], x[r][pair]);
                     }
                 }
             }
             for (r, products) in products.into_iter().enumerate() {
                 let group = groups[r][span * SPAN * UNIT / GROUP];
-                add_span::<W, OFFSETS>(vectors, &mut sums[row + r], products, factors, group);
+                add_span::<W, OFFSETS>(vectors, &mut totals[r], products, factors, group);
             }
         }
+        sums[row..row + R].copy_from_slice(&totals);
+        R
     }
 }
 
@@ -290,13 +284,12 @@ impl<W: Words> Part<'_, W> {
 fn add_span<W: Words, const OFFSETS: bool>(
     vectors: W,
     sums: &mut Sums,
-    products: [W::Vector; VECTORS],
+    products: W::Vector,
     factors: &SpanFactors,
     group: Factors,
 ) {
-    const { assert!(VECTORS == 2) };
-    let (mut total, products) = (*sums, [vectors.values(products[0]), vectors.values(products[1])]);
-    for (lane, product) in products.as_flattened().iter().enumerate() {
+    let mut total = *sums;
+    for (lane, product) in vectors.values(products).iter().enumerate() {
         total[lane] = product.mul_add(factors.scales[lane] * group.scale, total[lane]);
         if OFFSETS {
             total[lane] = factors.offsets[lane].mul_add(group.sum, total[lane]);
@@ -328,15 +321,29 @@ mod tests {
         sums.into_iter().map(|sums| sums.map(f32::to_bits)).collect()
     }
 
+    /// Products with vectors of the machine, to be compared with those of plain arrays.
+    #[cfg(target_arch = "x86_64")]
+    struct Compared<W>(W, usize);
+
+    #[cfg(target_arch = "x86_64")]
+    impl<W: Words> NullaryFnOnce for Compared<W> {
+        type Output = ();
+
+        #[inline(always)]
+        fn call(self) {
+            let Self(vectors, rows) = self;
+            assert_eq!(products::<_, Nibble, 4>(vectors, rows), products::<_, Nibble, 4>(Plain, rows));
+            assert_eq!(products::<_, Byte, 4>(vectors, rows), products::<_, Byte, 4>(Plain, rows));
+            assert_eq!(products::<_, Byte, 2>(vectors, rows), products::<_, Byte, 2>(Plain, rows));
+        }
+    }
+
     #[test]
+    #[cfg(target_arch = "x86_64")]
     fn the_vectors_of_the_machine_give_the_bits_of_plain_arrays() {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(vectors) = pulp::x86::V3::try_new() {
-            for rows in 1..=9 {
-                assert_eq!(products::<_, Nibble, 4>(vectors, rows), products::<_, Nibble, 4>(Plain, rows));
-                assert_eq!(products::<_, Byte, 4>(vectors, rows), products::<_, Byte, 4>(Plain, rows));
-                assert_eq!(products::<_, Byte, 2>(vectors, rows), products::<_, Byte, 2>(Plain, rows));
-            }
+        for rows in 1..=21 {
+            pulp::x86::V3::try_new().inspect(|avx2| avx2.vectorize(Compared(*avx2, rows)));
+            Vnni::try_new().inspect(|vnni| vnni.vectorize(Compared(*vnni, rows)));
         }
     }
 }
