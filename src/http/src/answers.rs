@@ -96,6 +96,8 @@ pub(crate) enum StopReason {
 /// An answer under way.
 pub(crate) struct Answers<A> {
     form: Form,
+    /// The beginning of all events: [`Head`] as JSON, without its closing brace.
+    head: Vec<u8>,
     tokenizer: Tokenizer,
     /// Characters sent of each choice; `None` before its first part.
     sent: Vec<Option<usize>>,
@@ -108,8 +110,9 @@ pub(crate) struct Answers<A> {
     api: std::marker::PhantomData<A>,
 }
 
+/// Fields in front of the choices: the same in each event of an answer.
 #[derive(Serialize)]
-struct Message<'a, C> {
+struct Head<'a> {
     id: &'a str,
     /// The id again, where clients look for it under this name.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -117,7 +120,11 @@ struct Message<'a, C> {
     object: &'static str,
     created: u64,
     model: &'a str,
-    choices: &'a [C],
+}
+
+/// Fields behind the choices.
+#[derive(Serialize)]
+struct Tail<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<Shown<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -136,6 +143,7 @@ impl<A: Api> Answers<A> {
         let readers = streams.iter().filter_map(|_| Reader::new(form.reading)).collect();
         let prompts = (0..streams.len().div_ceil(form.n.max(1))).map(|number| form.wanted.prompt(number)).collect();
         Self {
+            head: head::<A>(&form, A::OBJECTS[0]),
             form,
             tokenizer,
             sent,
@@ -215,24 +223,36 @@ impl<A: Api> Answers<A> {
         Some(part)
     }
 
-    /// Writes a message of `choices`.
-    fn write<C: Serialize>(&self, out: &mut BytesMut, object: &'static str, choices: &[C], ends: bool, usage: bool) {
-        let Form { id, created_s, model, .. } = &self.form;
-        let usage = usage.then_some(self.usage);
-        let metrics = ends.then_some(self.metrics);
-        let request_id = A::ID.is_empty().then_some(id.as_str());
+    /// Writes a message of `choices` behind its head.
+    fn write<C: Serialize>(&self, out: &mut BytesMut, head: &[u8], choices: &[C], ends: bool, usage: bool) {
         let prompt = self.prompts.first().filter(|_| A::VALUES_AT_TOP);
-        let prompt_logprobs = prompt.and_then(|prompt| prompt.shown(&self.tokenizer));
-        let created = *created_s;
-        let message = Message { id, request_id, object, created, model, choices, prompt_logprobs, usage, metrics };
+        let tail = Tail {
+            prompt_logprobs: prompt.and_then(|prompt| prompt.shown(&self.tokenizer)),
+            usage: usage.then_some(self.usage),
+            metrics: ends.then_some(self.metrics),
+        };
+        out.put_slice(head);
+        out.put_slice(b",\"choices\":");
         // Nothing in a message can fail to be JSON.
-        let _ = serde_json::to_writer(out.writer(), &message);
+        let _ = serde_json::to_writer(out.writer(), choices);
+        let at = out.len();
+        let _ = serde_json::to_writer(out.writer(), &tail);
+        match &mut out[at..] {
+            // `{}`: there is nothing behind the choices.
+            [_, _] => out.truncate(at),
+            [brace, .., _] => {
+                *brace = b',';
+                return;
+            }
+            _ => {}
+        }
+        out.put_u8(b'}');
     }
 
     /// Appends an event with these choices.
     fn event<C: Serialize>(&self, out: &mut BytesMut, choices: &[C], ends: bool) {
         out.put_slice(b"data: ");
-        self.write(out, A::OBJECTS[0], choices, ends, ends || self.form.continuous_usage);
+        self.write(out, &self.head, choices, ends, ends || self.form.continuous_usage);
         out.put_slice(b"\n\n");
     }
 
@@ -252,7 +272,7 @@ impl<A: Api> Answers<A> {
         let n = self.form.n.max(1);
         let choice = |part| A::whole(part, &self.prompts[part.index / n], &self.tokenizer);
         let choices: Vec<_> = parts.iter().map(choice).collect();
-        self.write(&mut out, A::OBJECTS[1], &choices, true, true);
+        self.write(&mut out, &head::<A>(&self.form, A::OBJECTS[1]), &choices, true, true);
         Ok(out.freeze())
     }
 }
@@ -302,6 +322,15 @@ impl Part {
         self.finish_reason = next.finish_reason.or(self.finish_reason);
         self.stop_reason = next.stop_reason.or(self.stop_reason.take());
     }
+}
+
+/// Returns the beginning of a message, up to its choices.
+fn head<A: Api>(form: &Form, object: &'static str) -> Vec<u8> {
+    let Form { id, created_s, model, .. } = form;
+    let request_id = A::ID.is_empty().then_some(id.as_str());
+    let mut head = serde_json::to_vec(&Head { id, request_id, object, created: *created_s, model }).unwrap_or_default();
+    head.pop();
+    head
 }
 
 /// Returns the reason of an end as clients know it.
