@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::FuturesUnordered;
 use hyper::rt::Executor;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -17,6 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_stream::StreamExt;
 use tracing::{debug, warn};
 
 use crate::access::tls::Tls;
@@ -174,6 +176,8 @@ where
         builder
             .timer(TokioTimer::new())
             .header_read_timeout(None)
+            // An event is smaller than what it costs to pass it on uncopied.
+            .writev(false)
             .max_buf_size(SEND_BUFFER_BYTES.max(HEADER_BYTES_MAX));
         let calls = SingleCalls::new(gate, connection.clone());
         return drive(connection, builder.serve_connection(TokioIo::new(socket), calls), Turns::default(), stopped)
@@ -194,8 +198,35 @@ where
     drive(connection, builder.serve_connection(socket, TowerToHyperService::new(gate)), turns, stopped).await;
 }
 
+/// What happens to a connection besides its calls.
+enum Change {
+    /// The connection is to be closed.
+    Closed,
+    /// The server stops.
+    Stopped,
+    /// The client is to open another connection.
+    Retired,
+    /// It is time to see whether the connection has expired.
+    Look,
+}
+
+/// Waits for what happens to a connection next; once it is `stopping`, only for its end and the time to look.
+async fn next_change(
+    connection: &Connection,
+    mut stopped: watch::Receiver<bool>,
+    stopping: bool,
+    look: Instant,
+) -> Change {
+    tokio::select! {
+        () = connection.closed() => Change::Closed,
+        _ = stopped.wait_for(|stopped| *stopped), if !stopping => Change::Stopped,
+        () = connection.retired(), if !stopping => Change::Retired,
+        () = sleep_until(look) => Change::Look,
+    }
+}
+
 /// Serves a connection to its end.
-async fn drive<C>(connection: &Arc<Connection>, http: C, turns: Turns, mut stopped: watch::Receiver<bool>)
+async fn drive<C>(connection: &Arc<Connection>, http: C, turns: Turns, stopped: watch::Receiver<bool>)
 where
     C: GracefulConnection<Error = hyper::Error>,
 {
@@ -205,31 +236,39 @@ where
     // The end of an idle connection, once it is announced.
     let mut ending = None;
     let mut stopping = false;
+    // In a set, the other events are looked at when one of them has come, not at each token.
+    let mut others = FuturesUnordered::new();
     loop {
-        let look = ending.unwrap_or_else(|| {
-            let expires = connection.expires_ns().and_then(|at_ns| network.clock.instant(at_ns));
-            // Calls begin and end unnoticed here, and with them the time at which the connection expires.
-            let next = Instant::now() + LOOK.min(limits.idle);
-            expires.map_or(next, |expires| next.min(Instant::from_std(expires)))
-        });
-        tokio::select! {
+        if others.is_empty() {
+            let look = ending.unwrap_or_else(|| {
+                let expires = connection.expires_ns().and_then(|at_ns| network.clock.instant(at_ns));
+                // Calls begin and end unnoticed here, and with them the time at which the connection expires.
+                let next = Instant::now() + LOOK.min(limits.idle);
+                expires.map_or(next, |expires| next.min(Instant::from_std(expires)))
+            });
+            others.push(next_change(connection, stopped.clone(), stopping, look));
+        }
+        let change = tokio::select! {
             result = turns.clone().count(http.as_mut()) => {
                 if let Err(err) = result {
                     debug!(%err, "a connection failed");
                 }
                 return;
             }
-            () = connection.closed() => return,
-            _ = stopped.wait_for(|stopped| *stopped), if !stopping => {
+            Some(change) = others.next() => change,
+        };
+        match change {
+            Change::Closed => return,
+            Change::Stopped => {
                 stopping = true;
                 http.as_mut().graceful_shutdown();
             }
-            () = connection.retired(), if !stopping => {
+            Change::Retired => {
                 stopping = true;
                 debug!(peer = %connection.peer(), "asking a client for another connection: too many resets or mistakes on this one");
                 http.as_mut().graceful_shutdown();
             }
-            () = sleep_until(look) => {
+            Change::Look => {
                 let is_announced = ending.take().is_some();
                 if connection.has_expired() {
                     if is_announced || connection.begun() == 0 {
