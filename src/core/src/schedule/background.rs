@@ -4,8 +4,8 @@
 //!
 //! * **Admission.** They wait behind all others ([`crate::policy::waiting`]).
 //! * **Steps.** While another request waits, or its prompt is being computed, no step runs them, unless nothing else can run: neither their
-//!   tokens nor the time of a step are added to the time to a first token. A step of them alone is never sent ahead of a result, and takes a
-//!   third of the prompt tokens of another, so who comes meanwhile waits for one short step.
+//!   tokens nor the time of a step are added to the time to a first token. A step of them alone is never sent ahead of a result, and
+//!   its prompt tokens take twice the time of the decodes at most, so who comes meanwhile waits for one short step.
 //! * **Seats and blocks.** They are preempted first. Under every policy a waiting request takes their seats (`seats.rs`) and, if it lacks blocks,
 //!   these too; nobody waits for a block that they are to compute.
 //! * **Shares.** What they run counts for no tenant: it takes nothing from others.

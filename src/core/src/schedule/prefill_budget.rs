@@ -44,6 +44,9 @@ pub(crate) struct PrefillBudget {
     max: u32,
     /// Prompt tokens alongside decodes.
     budgets: ByDepth,
+    /// Prompt tokens of background requests in steps without decodes, learned apart: such a step is to be shorter, and would make the chunks of
+    /// others small.
+    background: ByDepth,
     decodes: DecodeTime,
     /// Steps with prompts alongside decodes since one without.
     n_beside: u32,
@@ -61,7 +64,7 @@ pub(crate) enum Limit {
     WithDecodes,
     /// Those of prompts alone.
     Alone,
-    /// Those of prompts of background requests alone, as of prompts alongside decodes.
+    /// Those of prompts of background requests alone.
     Background,
 }
 
@@ -74,6 +77,7 @@ impl PrefillBudget {
             block_size,
             max,
             budgets: ByDepth::new(block_size.min(max)),
+            background: ByDepth::new(block_size.min(max)),
             decodes: DecodeTime::default(),
             n_beside: 0,
             limit: Limit::Off,
@@ -109,7 +113,8 @@ impl PrefillBudget {
             Limit::Off => None,
             // Where a token alone misses the target, one runs.
             Limit::Alone if tokens > 1 => Some(tokens.saturating_mul(ALONE_TIMES).min(self.max)),
-            Limit::WithDecodes | Limit::Alone | Limit::Background => Some(tokens),
+            Limit::WithDecodes | Limit::Alone => Some(tokens),
+            Limit::Background => Some(self.background.at(position)),
         }
     }
 
@@ -177,7 +182,8 @@ impl PrefillBudget {
             let target_ns = room_ns.saturating_mul(times.into());
             let (block_size, max) = (self.block_size, self.max);
             let step = PromptStep { took_ns, target_ns, fixed_ns: 0, times, block_size, max };
-            self.budgets.adapt(prompts, &step);
+            let budgets = if is_background { &mut self.background } else { &mut self.budgets };
+            budgets.adapt(prompts, &step);
         }
     }
 }
@@ -417,6 +423,22 @@ mod tests {
         let mut fixed = self::budget(StepTarget::Ns(1), 2048);
         fixed.observe_decodes(4, 1, 25_000_000);
         assert_eq!(alone(&mut fixed), None, "the time of steps with decodes");
+    }
+
+    #[test]
+    fn background_prompts_leave_the_budgets_of_others_alone() {
+        let mut budget = budget(StepTarget::SERVED, 2048);
+        budget.observe_decodes(4, 1, 25_000_000);
+        run(&mut budget, 25_000_000, 50_000, 40);
+        let others = (alone(&mut budget), with_decodes(&mut budget, 0));
+        for _ in 0..40 {
+            // A step of prompts alone reads the weights, too, as the decodes do.
+            let tokens = whole(&mut budget, Limit::Background, 0).unwrap();
+            budget.observe_prompts(&prompts(&[(0, tokens)]), 25_000_000 + u64::from(tokens) * 50_000, true);
+        }
+        assert_eq!((alone(&mut budget), with_decodes(&mut budget, 0)), others);
+        let tokens = whole(&mut budget, Limit::Background, 0).unwrap();
+        assert!((350..=500).contains(&tokens), "{tokens}: 43 to 50 ms, twice the time of the decodes");
     }
 
     /// A worker whose tokens cost more the deeper they are: the steps of a long prompt and of short ones take turns.
