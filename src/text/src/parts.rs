@@ -4,13 +4,12 @@
 //! the context. [`Parts`] therefore tokenises a text in parts, and the caller decides after each part.
 //!
 //! The byte tokenizer is cut anywhere. A tokenizer of a file first takes the whole text, finds the added tokens, normalises the rest
-//! and splits it into words as its pre-tokenizer says; then words become tokens part by part. No token crosses words, so the tokens are
-//! those of the whole. A tokenizer without a pre-tokenizer, as of Llama 2, has one word between two added tokens.
+//! and splits it into words as its pre-tokenizer says; then words become tokens part by part, each looked at once. No token crosses words, so
+//! the tokens are those of the whole. A tokenizer without a pre-tokenizer, as of Llama 2, has one word between two added tokens.
 
-use std::cell::Cell;
 use std::sync::Arc;
 
-use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer};
+use tokenizers::{Encoding, Model, OffsetReferential, OffsetType, PreTokenizer, Tokenizer};
 
 use crate::codec::Codec;
 use crate::error::TokenizerError;
@@ -23,16 +22,28 @@ pub struct Parts {
     add_special_tokens: bool,
     /// Bytes tokenised so far.
     done: usize,
-    /// Tokens so far.
-    tokens: usize,
-    /// Words of the text, some of them with their tokens; `None` before the first part.
-    words: Option<PreTokenizedString>,
+    /// Words of the text; `None` before the first part.
+    words: Option<Words>,
     ids: Vec<u32>,
+}
+
+/// A text, normalised and split.
+struct Words {
+    text: String,
+    words: std::vec::IntoIter<Word>,
+    /// End of the words so far in the text.
+    end: usize,
+}
+
+/// A word: that up to a position of the text, or an added token.
+enum Word {
+    UpTo(usize),
+    Added(u32),
 }
 
 impl Parts {
     pub(crate) fn new(codec: Arc<Codec>, text: String, add_special_tokens: bool) -> Self {
-        Self { codec, text, add_special_tokens, done: 0, tokens: 0, words: None, ids: Vec::new() }
+        Self { codec, text, add_special_tokens, done: 0, words: None, ids: Vec::new() }
     }
 
     /// Tokenises the next part, of `bytes` bytes or more. Returns `true` if the whole text is tokenised.
@@ -44,20 +55,17 @@ impl Parts {
         let Some(library) = &codec.library else {
             let end = self.done + self.next_part(bytes);
             self.ids.extend(self.text.as_bytes()[self.done..end].iter().map(|byte| u32::from(*byte)));
-            (self.done, self.tokens) = (end, end);
+            self.done = end;
             return Ok(end == self.text.len());
         };
-        let Some(mut words) = self.words.take() else {
+        let Some(words) = &mut self.words else {
             self.words = Some(library.call(|tokenizer| split(tokenizer, &self.text))?);
             return if self.text.len() <= bytes { self.advance(usize::MAX) } else { Ok(false) };
         };
-        let (all, tokens) = library.call(|tokenizer| tokenise(tokenizer, &mut words, bytes))?;
-        self.tokens += tokens;
-        if all {
-            self.ids = library.call(|tokenizer| finish(tokenizer, words, self.add_special_tokens))?;
-            self.tokens = self.ids.len();
-        } else {
-            self.words = Some(words);
+        let all = library.call(|tokenizer| tokenise(tokenizer, words, bytes, &mut self.ids))?;
+        if all && self.add_special_tokens {
+            let ids = std::mem::take(&mut self.ids);
+            self.ids = library.call(|tokenizer| with_special_tokens(tokenizer, ids))?;
         }
         Ok(all)
     }
@@ -71,50 +79,63 @@ impl Parts {
 
     /// Returns the number of tokens so far.
     pub fn tokens(&self) -> usize {
-        self.tokens
+        self.ids.len()
     }
 
-    /// Returns the tokens of the text, or those so far if the byte tokenizer has not tokenised all; none so far of another tokenizer.
+    /// Returns the tokens of the text, or those so far.
     pub fn into_ids(self) -> Vec<u32> {
         self.ids
     }
 }
 
 /// Finds the added tokens in a text and splits the rest into words.
-fn split(library: &Tokenizer, text: &str) -> tokenizers::Result<PreTokenizedString> {
-    let mut words = library.get_added_vocabulary().extract_and_normalize(library.get_normalizer(), text);
+fn split(library: &Tokenizer, text: &str) -> tokenizers::Result<Words> {
+    let mut split = library.get_added_vocabulary().extract_and_normalize(library.get_normalizer(), text);
     if let Some(pre_tokenizer) = library.get_pre_tokenizer() {
-        pre_tokenizer.pre_tokenize(&mut words)?;
+        pre_tokenizer.pre_tokenize(&mut split)?;
     }
-    let bytes: usize =
-        words.get_splits(OffsetReferential::Normalized, OffsetType::None).iter().map(|(word, ..)| word.len()).sum();
+    let splits = split.get_splits(OffsetReferential::Normalized, OffsetType::None);
+    let bytes: usize = splits.iter().map(|(word, ..)| word.len()).sum();
     if bytes > shape::grown_max(text.len()) {
         return Err(format!("the normalizer makes {bytes} bytes of a text of {}", text.len()).into());
     }
-    Ok(words)
-}
-
-/// Turns words of `bytes` bytes and more into tokens. Returns `true` if no word is left, and the number of new tokens.
-fn tokenise(library: &Tokenizer, words: &mut PreTokenizedString, bytes: usize) -> tokenizers::Result<(bool, usize)> {
-    let (left, tokens, is_cut) = (Cell::new(bytes), Cell::new(0), Cell::new(false));
-    let result = words.tokenize(|word| {
-        if left.get() == 0 {
-            // Words before this one keep their tokens.
-            is_cut.set(true);
-            return Err("the part is full".into());
+    let (mut text, mut words) = (String::with_capacity(bytes), Vec::with_capacity(splits.len()));
+    for (word, _, added) in splits {
+        match added {
+            Some(added) => words.extend(added.iter().map(|token| Word::Added(token.id))),
+            None => {
+                text.push_str(word);
+                words.push(Word::UpTo(text.len()));
+            }
         }
-        let new = library.get_model().tokenize(word.get())?;
-        left.set(left.get().saturating_sub(word.get().len().max(1)));
-        tokens.set(tokens.get() + new.len());
-        Ok(new)
-    });
-    if is_cut.get() { Ok((false, tokens.get())) } else { result.map(|()| (true, tokens.get())) }
+    }
+    Ok(Words { text, words: words.into_iter(), end: 0 })
 }
 
-/// Returns the tokens of all words, with the special tokens around them if asked for.
-fn finish(library: &Tokenizer, words: PreTokenizedString, add_special_tokens: bool) -> tokenizers::Result<Vec<u32>> {
-    let encoding = words.into_encoding(None, 0, OffsetType::None)?;
-    Ok(library.post_process(encoding, None, add_special_tokens)?.get_ids().to_vec())
+/// Appends the tokens of words of `bytes` bytes and more. Returns `true` if no word is left.
+fn tokenise(library: &Tokenizer, words: &mut Words, bytes: usize, ids: &mut Vec<u32>) -> tokenizers::Result<bool> {
+    let mut left = bytes;
+    for word in words.words.by_ref() {
+        match word {
+            Word::Added(id) => ids.push(id),
+            Word::UpTo(end) => {
+                let text = &words.text[words.end..end];
+                words.end = end;
+                ids.extend(library.get_model().tokenize(text)?.iter().map(|token| token.id));
+                left = left.saturating_sub(text.len().max(1));
+            }
+        }
+        if left == 0 {
+            break;
+        }
+    }
+    Ok(words.words.as_slice().is_empty())
+}
+
+/// Returns tokens with the special tokens around them.
+fn with_special_tokens(library: &Tokenizer, ids: Vec<u32>) -> tokenizers::Result<Vec<u32>> {
+    let encoding: Encoding = ids.into_iter().map(|id| (id, String::new(), (0, 0), None, 0)).collect();
+    Ok(library.post_process(encoding, None, true)?.get_ids().to_vec())
 }
 
 #[cfg(test)]
