@@ -489,13 +489,15 @@ fn a_tier_full_of_pins_gives_up_one_block_for_others() {
 
 #[test]
 fn a_pin_goes_with_its_block_to_the_tier_behind() {
-    let mut rig = joined(config(vec![tier(8, Write::Through, "lru"), tier(40, Write::Through, "lru")]));
-    ask(&mut rig, 1, prompt(1, 33));
-    // The near tier keeps two blocks of the eight.
-    assert_eq!(ask_pinning(&mut rig, 2, 1, prompt(2, 33)), 32);
-    press(&mut rig);
-    let found = [1, 2].map(|kind| ask(&mut rig, 10 + u64::from(kind), prompt(kind, 33)));
-    assert_eq!(found, [0, 32]);
+    for (_, write) in Write::ALL {
+        let mut rig = joined(config(vec![tier(8, Write::Through, "lru"), tier(40, write, "lru")]));
+        ask(&mut rig, 1, prompt(1, 33));
+        // The near tier keeps two blocks of the eight.
+        assert_eq!(ask_pinning(&mut rig, 2, 1, prompt(2, 33)), 32);
+        press(&mut rig);
+        let found = [1, 2].map(|kind| ask(&mut rig, 10 + u64::from(kind), prompt(kind, 33)));
+        assert_eq!(found, [0, 32], "{write:?}");
+    }
 }
 
 #[test]

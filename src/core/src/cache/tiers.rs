@@ -415,6 +415,11 @@ impl Tiers {
         Some(reserved)
     }
 
+    /// Returns `true` if a block of a tier has a pin that keeps it not there.
+    pub fn has_ignored_pin(&self, tier: usize, block: u32) -> bool {
+        self.tiers[tier].has_ignored_pin(block)
+    }
+
     /// Pins a block that a prompt found, for a hit of a tenant; `None` if the request used the block before and was preempted.
     pub fn pin_found(&mut self, planned: PlannedBlock, hit_by: Option<u64>) {
         self.tiers[planned.tier].pin(planned.block, hit_by);

@@ -453,7 +453,13 @@ impl Kv {
         pairs.retain(|_| at.next().is_some_and(|at| end.fault(at).is_none()));
         if let Place::Tier(tier) = to {
             self.tiers.count_stored(tier as usize, pairs.len());
-            self.propagate_on(tier as usize, pairs.iter().map(|pair| pair.to), Write::Through, journal);
+            let (tier, mut arrived) = (usize::from(tier), pairs.iter().map(|pair| pair.to));
+            self.propagate_on(tier, arrived.clone(), Write::Through, journal);
+            let is_last = tier + 1 == self.tiers.len();
+            if !is_last && arrived.any(|block| self.tiers.has_ignored_pin(tier, block)) {
+                let ignored = pairs.iter().map(|pair| pair.to).filter(|block| self.tiers.has_ignored_pin(tier, *block));
+                self.propagate(tier, tier + 1, ignored.collect::<Vec<u32>>().into_iter(), journal);
+            }
         }
         if let (true, Place::Tier(tier)) = (is_load, from) {
             self.propagate_on(tier as usize, pairs.iter().map(|pair| pair.from), Write::SecondUse, journal);

@@ -2,7 +2,7 @@
 //!
 //! A block comes with its pin from the device or another tier. Within the bounds of hints for this tier's size it makes room for no other block, unless
 //! the tier has pinned blocks alone; only a swapped-out request that needs the memory takes its place. Beyond the bounds a pin does nothing here, but goes on
-//! with the block to the next tier. Other hints have no effect in a tier.
+//! with the block to the next tier at once, whatever blocks that takes. Other hints have no effect in a tier.
 
 use super::{Tier, TierState, handle};
 use crate::request::retention::{Pin, RetainedBlocks};
@@ -57,6 +57,11 @@ impl Tier {
     pub(super) fn pin_of(&self, slot: u32) -> Option<Pin> {
         let pin = self.retained.get(slot as usize).copied().flatten();
         pin.filter(|pin| pin.until_ns > self.now_ns)
+    }
+
+    /// Returns `true` if a block has a pin that keeps it not here: those of its tenant or of all keep as many blocks as they may.
+    pub fn has_ignored_pin(&self, slot: u32) -> bool {
+        self.pin_of(slot).is_some() && self.eviction.pin_of(slot).is_none()
     }
 
     /// Forgets the pin of a block about to leave.
