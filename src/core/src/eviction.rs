@@ -12,6 +12,7 @@ mod reuse;
 mod s3fifo;
 
 use self::parts::greedy_dual::GreedyDual;
+use self::parts::two_lists::{Bound, TwoLists};
 use crate::blocks::nodes::Nodes;
 use crate::names::ids::BlockHandle;
 use crate::names::registry::{Entry, Registry};
@@ -115,7 +116,13 @@ pub static REGISTRY: Registry<Box<dyn Eviction>, u32> = Registry::new(
             name: "s3fifo",
             about: "S3-FIFO: a small queue for one-hit wonders, a main queue, a ghost",
             params: &s3fifo::PARAMS,
-            make: |values, n| Box::new(s3fifo::S3Fifo::new(values, n)),
+            make: |values, n| Box::new(s3fifo::new(values, n)),
+        },
+        Entry {
+            name: "arc",
+            about: "ARC: blocks never found apart from found ones, in shares that follow what comes back",
+            params: &[],
+            make: |_, n| Box::new(TwoLists::new(Bound::Adaptive, n)),
         },
         Entry {
             name: "reuse",

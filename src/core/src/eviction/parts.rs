@@ -5,3 +5,4 @@ pub(super) mod greedy_dual;
 pub(super) mod levels;
 pub mod queue;
 pub(super) mod segments;
+pub(super) mod two_lists;
