@@ -99,6 +99,7 @@ const BOUNDED: &[(&str, &[&str], &str)] = &[
     ("src/store/src/copying.rs", &["self.device.block_bytes()", "begin + self.device.block_bytes()", "begin"], "bytes of a block"),
     ("src/store/src/disk/", &[], "bytes of a record, TABLE_MAX"),
     ("src/port/src/streaming/times.rs", &["streamed * PASSES"], "layers of a model"),
+    ("src/text/src/parts.rs", &["bytes"], "words of a text that is there"),
     ("src/text/src/stop_strings.rs", &["longest"], "a stop string that is there"),
     ("src/worker/src/layers/attention.rs", &[], "rows of a step"),
     ("src/worker/src/kv/block_tables.rs", &["n_groups"], "layer groups of a model"),

@@ -191,7 +191,7 @@ impl<'a> Reader<'a> {
 
     /// Replaces the contexts of some elements by the entries found.
     ///
-    /// A processor works ahead on the next streams while the codes of one wait for each other. Told the number of streams, compilers would instead keep
+    /// A processor works ahead on the next streams while the codes of one wait for each other. If compilers knew the number of streams, they would instead keep
     /// the words of all in a vector, and take each apart for each code.
     #[inline(always)]
     pub(crate) fn read(&mut self, entries: &Entries, elements: &mut [u16]) {
