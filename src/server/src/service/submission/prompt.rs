@@ -1,6 +1,6 @@
 //! The prompt of a request: from text to tokens, limits, namespace and hashes.
 //!
-//! A text is tokenised in parts of [`PART_BYTES`], as far as its tokenizer can cut texts, each a job of its own on a blocking
+//! A text is tokenised in about [`PARTS`] parts of [`PART_BYTES`] or more, as far as its tokenizer can cut texts, each a job of its own on a blocking
 //! thread. The jobs of clients take turns, within the bounds of `tokenising.rs`. Before each part the request may end: the client is gone, the
 //! deadline has passed, or the text has more tokens than the context holds. A text of [`PART_BYTES`] is tokenised at once, and one that the
 //! context cannot hold, at the bytes of the longest token, is refused before.
@@ -15,7 +15,7 @@ use trunkline_core::{BlockHash, Namespace, Request, RequestId, Token};
 use trunkline_quote::quoted;
 use trunkline_text::{Parts, TokenizerError};
 
-use super::tokenising::Room;
+use super::tokenising::{LARGE_PART_BYTES, Room};
 use super::{Rejection, Submitter};
 use crate::network::shares::Client;
 use crate::service::retention;
@@ -23,6 +23,9 @@ use crate::service::validate::{self, Checked, Invalid, MAX_TOKENS_DEFAULT, Promp
 
 /// Minimum number of bytes of text tokenised in one go; a text with as many is tokenised at once.
 pub(crate) const PART_BYTES: usize = 8 << 10;
+/// Parts of a longer text, as far as these are not large ones: a job costs a thread's wake.
+const PARTS: usize = 8;
+
 /// A text being tokenised, with the room for the text.
 struct Job {
     parts: Parts,
@@ -91,17 +94,18 @@ impl Submitter {
         }
         let mut parts = self.tokenizer.parts(text, add_special_tokens);
         if bytes <= PART_BYTES {
-            advance(&mut parts)?;
+            advance(&mut parts, PART_BYTES)?;
             return Ok(parts.into_ids());
         }
         let room = self.tokenising.take_room(client, bytes).ok_or(Rejection::TokenizerBusy)?;
         let mut job = Job { parts, room };
+        let part = (bytes / PARTS).clamp(PART_BYTES, LARGE_PART_BYTES - 1);
         loop {
-            let turn = self.tokenising.turn(&job.room, job.parts.next_part(PART_BYTES)).await;
+            let turn = self.tokenising.turn(&job.room, job.parts.next_part(part)).await;
             // A job that no thread has begun is taken back when the set is dropped.
             let mut jobs = JoinSet::new();
             jobs.spawn_blocking(move || {
-                let all = advance(&mut job.parts);
+                let all = advance(&mut job.parts, part);
                 drop(turn);
                 (job, all)
             });
@@ -210,9 +214,9 @@ impl Submitter {
     }
 }
 
-/// Tokenises the next part of a text; returns `true` if it was the last.
-fn advance(parts: &mut Parts) -> Result<bool, Rejection> {
-    parts.advance(PART_BYTES).map_err(|err| match err {
+/// Tokenises the next part of a text, of so many bytes; returns `true` if it was the last.
+fn advance(parts: &mut Parts, bytes: usize) -> Result<bool, Rejection> {
+    parts.advance(bytes).map_err(|err| match err {
         TokenizerError::Panicked(_) => Rejection::TokenizerFailed(err.to_string()),
         _ => Invalid(format!("text cannot be tokenised: {err}")).into(),
     })

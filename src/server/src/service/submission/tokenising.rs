@@ -20,7 +20,7 @@ use crate::network::shares::Client;
 /// bound it.
 pub(crate) const TEXT_KIB_MAX: usize = 64 << 10;
 /// Parts of this many bytes and more are tokenised one at a time.
-const LARGE_PART_BYTES: usize = 128 << 10;
+pub(super) const LARGE_PART_BYTES: usize = 128 << 10;
 
 /// Room and turns of all texts.
 pub(crate) struct Tokenising {
