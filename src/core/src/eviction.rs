@@ -8,7 +8,6 @@ mod leaves;
 mod lfu;
 mod lru;
 pub mod parts;
-mod reuse;
 mod s3fifo;
 
 use self::parts::greedy_dual::GreedyDual;
@@ -123,12 +122,6 @@ pub static REGISTRY: Registry<Box<dyn Eviction>, u32> = Registry::new(
             about: "ARC: blocks never found apart from found ones, in shares that follow what comes back",
             params: &[],
             make: |_, n| Box::new(TwoLists::new(Bound::Adaptive, n)),
-        },
-        Entry {
-            name: "reuse",
-            about: "least likely to be used again, learned from the traffic",
-            params: &[],
-            make: |_, n| Box::new(reuse::Reuse::new(n)),
         },
         Entry {
             name: "leaves",

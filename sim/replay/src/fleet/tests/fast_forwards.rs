@@ -155,7 +155,7 @@ fn fast_forward_equals_single_steps_under_every_policy_and_arrival_process() {
             let mut settings = settings(16, 1600);
             settings.replicas = 2;
             settings.core.policy = policy.into();
-            settings.core.eviction = "reuse".into();
+            settings.core.eviction = "arc".into();
             settings.arrivals = arrivals;
             same(&trace, &settings, &Linear);
             settings.routing.router = "prefix_affinity".into();
@@ -366,7 +366,7 @@ fn anything(numbers: &mut Numbers, least_tokens: u32) -> Settings {
     if core.policy == "vtc" && pick(2) == 0 {
         core.policy = "fcfs".into();
     }
-    core.eviction = ["lru", "lfu", "s3fifo", "reuse", "cost"][pick(5)].into();
+    core.eviction = ["lru", "lfu", "s3fifo", "arc", "cost"][pick(5)].into();
     core.preemption = [Preemption::Swap, Preemption::Recompute, Preemption::Cost][pick(3)];
     core.max_batch_size = [3, 8, 256][pick(3)];
     core.max_batch_tokens = [600, 8192][pick(2)];

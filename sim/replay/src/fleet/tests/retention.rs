@@ -75,7 +75,7 @@ fn hints_change_nothing_between_steps_and_fast_forwards() {
         let answer = RetentionHint { from: request.input_tokens, to: TO_END, ..system(0, 0) };
         request.retention = [RetentionHint { ttl_ns, ..prompt }, answer].into();
     }
-    for eviction in ["lru", "reuse", "s3fifo:retain_percent=60"] {
+    for eviction in ["lru", "arc", "s3fifo:retain_percent=60"] {
         let mut settings = settings(16, 2_500);
         settings.core.eviction = eviction.into();
         let report = fast_forwards::same(&trace, &settings, &OneMs);

@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn nobody_finds_what_was_struck_out_and_the_blocks_before_stay_cached() {
-        for policy in ["lru", "s3fifo", "leaves", "reuse", "cost"] {
+        for policy in ["lru", "s3fifo", "leaves", "arc", "cost"] {
             let mut tree = PrefixTree::new(SIZE as u32, 16, REGISTRY.make(policy, 16).unwrap());
             let one: Vec<Token> = (0..6 * SIZE as u32).collect();
             let mut other = one.clone();
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn the_idle_blocks_before_struck_ones_are_evicted_in_their_turn() {
-        for policy in ["lru", "lfu", "s3fifo", "leaves", "reuse", "cost"] {
+        for policy in ["lru", "lfu", "s3fifo", "leaves", "arc", "cost"] {
             let mut tree = PrefixTree::new(SIZE as u32, 16, REGISTRY.make(policy, 16).unwrap());
             let tokens: Vec<Token> = (0..3 * SIZE as u32).collect();
             let mut table = Vec::new();
