@@ -7,7 +7,7 @@
 
 use serde::Serialize;
 
-use super::{Answer, Candidate, Goal, PlanError, Probe, Prober, Search, plan, range};
+use super::{Answer, Candidate, Goal, News, PlanError, Probe, Prober, Search, plan, range};
 use crate::fleet::ReplayError;
 use crate::settings::Arrivals;
 use trunkline_sim_workload::daily::{DailyCurve, HOURS};
@@ -75,7 +75,7 @@ pub struct FleetDay {
     pub cost: Option<f64>,
 }
 
-/// Finds the least number of replicas for each hour of a day. Calls `progress` for each ended request, from several threads.
+/// Finds the least number of replicas for each hour of a day. Calls `progress` with the news, from several threads.
 ///
 /// # Errors
 ///
@@ -85,7 +85,7 @@ pub fn plan_day(
     candidate: &Candidate<'_>,
     search: &Search<'_>,
     day: &Day,
-    progress: &(dyn Fn() + Sync),
+    progress: &(dyn Fn(News) + Sync),
 ) -> Result<DayAnswer, PlanError> {
     if search.goal == Goal::Rate {
         return Err(PlanError::DayRate);
