@@ -313,6 +313,7 @@ fn range(trace: &Trace, candidate: &Candidate<'_>, search: &Search<'_>) -> Resul
         (Goal::Replicas { max: 1 }, true) => Err(PlanError::SplitOfOne),
         (Goal::Replicas { max }, split) => Ok((1 + i64::from(split), i64::from(max))),
         (Goal::Rate, false) => {
+            candidate.settings.arrivals.speed().ok_or(ReplayError::NoRate)?;
             arrival_requests_s(trace).ok_or(ReplayError::NoRate)?;
             Ok((-DOUBLINGS_MAX * STEPS_PER_DOUBLING, DOUBLINGS_MAX * STEPS_PER_DOUBLING))
         }
@@ -488,10 +489,7 @@ impl Prober<'_> {
     }
 
     fn replay_counted(&self, settings: Settings, complete: bool, ended: &mut u64) -> Result<Probe, PlanError> {
-        let speed = match settings.arrivals {
-            Arrivals::Traced { speed } => speed,
-            Arrivals::Serial | Arrivals::AtOnce => 1.0,
-        };
+        let speed = settings.arrivals.speed().unwrap_or(1.0);
         let requests = self.trace.requests.len() as u64;
         let mut judge = Judge::new(self.search.slos, requests);
         let (mut stopped_by, mut refused, mut is_kept) = (None, 0, true);
@@ -515,7 +513,10 @@ impl Prober<'_> {
             replicas: settings.n_replicas(),
             prefill: None,
             speed,
-            arrival_requests_s: arrival_requests_s(self.trace).map(|rate| rate * speed),
+            arrival_requests_s: match settings.arrivals {
+                Arrivals::Closed(_) => None,
+                _ => arrival_requests_s(self.trace).map(|rate| rate * speed),
+            },
             figures: Vec::new(),
             stopped_by,
             met: false,

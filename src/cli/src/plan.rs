@@ -30,6 +30,7 @@ use crate::replay::input::{is_workload, loaded, recording};
 use crate::replay::service::hardware_names;
 use crate::replay::settings::{Runs, SettingsArgs, runs};
 use crate::replay::unused::unused;
+use crate::settings::closed_loop::LoopArgs;
 use crate::settings::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
@@ -80,7 +81,7 @@ pub struct PlanArgs {
     max_replicas: u32,
 
     /// Find the highest speed at which `--replicas` meet the SLOs, instead of the least number of replicas.
-    #[arg(long, conflicts_with_all = ["max_replicas", "speed"])]
+    #[arg(long, conflicts_with_all = ["max_replicas", "speed", "concurrency"])]
     find_rate: bool,
 
     /// Divide the replicas into prefill and decode ones, and find the division too. The blocks travel by --shared-mem or --remote-shared, or are
@@ -91,6 +92,9 @@ pub struct PlanArgs {
     /// Run every probe to its end, so that probes that fail have figures too.
     #[arg(long)]
     complete: bool,
+
+    #[command(flatten)]
+    users: LoopArgs,
 
     #[command(flatten)]
     day: DayArgs,
@@ -262,7 +266,8 @@ fn is_too_small(error: &anyhow::Error) -> bool {
 }
 
 fn fleet(settings: &SettingsArgs, args: &PlanArgs) -> anyhow::Result<Fleet> {
-    let Runs { settings: mut runs, cost } = runs(settings, Arrivals::Traced { speed: args.part.speed })?;
+    let arrivals = args.users.shape().map_or(Arrivals::Traced { speed: args.part.speed }, Arrivals::Closed);
+    let Runs { settings: mut runs, cost } = runs(settings, arrivals)?;
     match runs.pop() {
         Some(settings) if runs.is_empty() => Ok((settings, cost)),
         _ => bail!("a plan is for one policy, eviction policy, preemption and router; compare them with replay"),

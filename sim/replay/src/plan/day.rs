@@ -94,10 +94,7 @@ pub fn plan_day(
         return Err(PlanError::StartDelay(day.start_delay_s));
     }
     let traced_requests_s = crate::capacity::arrival_requests_s(trace).ok_or(ReplayError::NoRate)?;
-    let speed = match candidate.settings.arrivals {
-        Arrivals::Traced { speed } => speed,
-        Arrivals::Serial | Arrivals::AtOnce => 1.0,
-    };
+    let speed = candidate.settings.arrivals.speed().ok_or(ReplayError::NoRate)?;
     let at = |rate: f64| {
         let mut settings = candidate.settings.clone();
         settings.arrivals = Arrivals::Traced { speed: speed * rate };
