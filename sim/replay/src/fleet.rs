@@ -25,7 +25,7 @@ use trunkline_sim_perf::link::{Copy, Links};
 use trunkline_sim_report::observer::{Observer, ReplicaChange, StepSeen};
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::report::{Extrapolated, Report, TooLong};
-use trunkline_sim_workload::trace::{self, Source, TimeScaled, Trace, TraceError};
+use trunkline_sim_workload::trace::{self, Looped, Source, TimeScaled, Trace, TraceError};
 
 mod arriving;
 mod copying;
@@ -72,6 +72,11 @@ pub enum ReplayError {
          arrivals at times of their own"
     )]
     NoRate,
+    /// Closed loop over sessions that are made as their answers come.
+    #[error(
+        "the sessions of a workload have users of their own; write it down with `trunkline trace generate`, and give --concurrency with the trace"
+    )]
+    OwnUsers,
     /// Every request refused, so no capacity exists.
     #[error("every request is too large for the device, so there is no capacity; give it more blocks")]
     NoCapacity,
@@ -149,6 +154,19 @@ pub fn replay_source(
     observer: &mut dyn Observer,
 ) -> Result<Report, ReplayError> {
     let started = Instant::now();
+    settings.validate()?;
+    let mut looped;
+    let source = match settings.arrivals.closed() {
+        None => source,
+        Some(shape) => {
+            source.wait_for_no_end();
+            if source.waits_for_ends() {
+                return Err(ReplayError::OwnUsers);
+            }
+            looped = Looped::new(source, shape);
+            &mut looped
+        }
+    };
     let mut fleet = Fleet::new(source, settings, cost, observer)?;
     fleet.run()?;
     let mut report = fleet.report();
@@ -288,6 +306,8 @@ struct Totals {
     taken: u64,
     /// Requests completed or refused.
     ended: u64,
+    /// Requests whose client's limit the trace does not say: `max_tokens` is the length of the answer.
+    unlimited: u64,
     /// Requests longer than the model's context.
     too_long: Option<TooLong>,
     /// Time of the last end, nanoseconds.
@@ -330,10 +350,7 @@ impl<'a> Fleet<'a> {
             (0..settings.n_replicas() as usize).map(|number| Replica::new(settings, number, cost)).collect::<Vec<_>>();
         let mut cluster = Cluster::new(&settings.cluster()).map_err(SettingsError::Cluster)?;
         cluster.omit_tokens();
-        let speed = match settings.arrivals {
-            Arrivals::Traced { speed } => speed,
-            Arrivals::Serial | Arrivals::AtOnce => 1.0,
-        };
+        let speed = settings.arrivals.speed().unwrap_or(1.0);
         let meters = Meters::new(&settings.tenants, replicas.len());
         let lock_steps = LockSteps::new(settings);
         let can_fast_forward = !observer.wants_steps()
@@ -341,7 +358,7 @@ impl<'a> Fleet<'a> {
             && meters.is_alone()
             && settings.group_sizes.is_empty()
             && lock_steps.is_empty();
-        if !matches!(settings.arrivals, Arrivals::Traced { .. }) {
+        if !settings.arrivals.is_timed() {
             source.wait_for_no_end();
         }
         let source = TimeScaled::new(source, speed);
@@ -475,6 +492,8 @@ impl<'a> Fleet<'a> {
         request.tenant = if self.settings.tenants.is_traced() { terms.tenant.into() } else { u64::from(flight.tenant) };
         (request.priority, request.background) = (terms.priority, terms.background);
         request.prefetch = traced.is_prefetch();
+        let limit = terms.max_tokens.filter(|_| !request.prefetch);
+        request.client_limit = limit.map(|limit| limit.max(traced.output_tokens));
         if self.settings.hints {
             request.retention = traced.retention.to_vec();
         }

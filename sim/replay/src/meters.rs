@@ -316,6 +316,7 @@ fn outcome(flight: &InFlightRequest, replica: usize, request: u64, usage: &Usage
         output_tokens: usage.completion_tokens,
         preemptions: usage.preemptions,
         copied_tokens: usage.copied_tokens,
+        session: flight.traced.turn.map(|turn| turn.session),
         ..Outcome::default()
     }
 }

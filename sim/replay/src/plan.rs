@@ -203,6 +203,26 @@ pub enum PlanError {
     },
 }
 
+/// News of a search, for progress displays. Comes from several threads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum News {
+    /// A probe begins, of all requests of the trace.
+    Begun,
+    /// A request of a probe ended.
+    Request,
+    /// A probe ended, or stopped.
+    Ended {
+        /// Number of replicas.
+        replicas: u32,
+        /// Divisor of the arrival times.
+        speed: f64,
+        /// Requests that ended.
+        requests: u64,
+        /// `true` if every SLO was met.
+        met: bool,
+    },
+}
+
 /// Parameters of a search.
 #[derive(Clone, Debug)]
 pub struct Search<'a> {
@@ -216,7 +236,7 @@ pub struct Search<'a> {
     pub split: bool,
 }
 
-/// Finds the answer for a candidate. Calls `progress` for each ended request, from several threads.
+/// Finds the answer for a candidate. Calls `progress` with the news, from several threads.
 ///
 /// # Errors
 ///
@@ -225,7 +245,7 @@ pub fn plan(
     trace: &Trace,
     candidate: &Candidate<'_>,
     search: &Search<'_>,
-    progress: &(dyn Fn() + Sync),
+    progress: &(dyn Fn(News) + Sync),
 ) -> Result<Answer, PlanError> {
     let hardware = candidate.settings.hardware.name;
     if let Some(price) = candidate.price_hour.filter(|price| !(*price > 0.0 && price.is_finite())) {
@@ -293,6 +313,7 @@ fn range(trace: &Trace, candidate: &Candidate<'_>, search: &Search<'_>) -> Resul
         (Goal::Replicas { max: 1 }, true) => Err(PlanError::SplitOfOne),
         (Goal::Replicas { max }, split) => Ok((1 + i64::from(split), i64::from(max))),
         (Goal::Rate, false) => {
+            candidate.settings.arrivals.speed().ok_or(ReplayError::NoRate)?;
             arrival_requests_s(trace).ok_or(ReplayError::NoRate)?;
             Ok((-DOUBLINGS_MAX * STEPS_PER_DOUBLING, DOUBLINGS_MAX * STEPS_PER_DOUBLING))
         }
@@ -317,7 +338,7 @@ struct Prober<'a> {
     trace: &'a Trace,
     candidate: &'a Candidate<'a>,
     search: &'a Search<'a>,
-    progress: &'a (dyn Fn() + Sync),
+    progress: &'a (dyn Fn(News) + Sync),
     done: Vec<(i64, Probe)>,
 }
 
@@ -456,17 +477,25 @@ impl Prober<'_> {
         }
     }
 
-    /// Replays one fleet, to the end if `complete`.
+    /// Replays one fleet, to the end if `complete`, and tells of it.
     fn replay(&self, settings: Settings, complete: bool) -> Result<Probe, PlanError> {
-        let speed = match settings.arrivals {
-            Arrivals::Traced { speed } => speed,
-            Arrivals::Serial | Arrivals::AtOnce => 1.0,
-        };
+        let mut requests = 0;
+        (self.progress)(News::Begun);
+        let probe = self.replay_counted(settings, complete, &mut requests);
+        let of = |probe: &Probe| (probe.replicas, probe.speed, probe.met);
+        let (replicas, speed, met) = probe.as_ref().map_or((0, 1.0, false), of);
+        (self.progress)(News::Ended { replicas, speed, requests, met });
+        probe
+    }
+
+    fn replay_counted(&self, settings: Settings, complete: bool, ended: &mut u64) -> Result<Probe, PlanError> {
+        let speed = settings.arrivals.speed().unwrap_or(1.0);
         let requests = self.trace.requests.len() as u64;
         let mut judge = Judge::new(self.search.slos, requests);
         let (mut stopped_by, mut refused, mut is_kept) = (None, 0, true);
         let result = replay_watched(self.trace, &settings, self.candidate.cost, &mut |outcome: &Outcome| {
-            (self.progress)();
+            (self.progress)(News::Request);
+            *ended += 1;
             refused += u64::from(outcome.refused);
             let lost = judge.see(outcome);
             is_kept &= lost.is_none();
@@ -484,7 +513,10 @@ impl Prober<'_> {
             replicas: settings.n_replicas(),
             prefill: None,
             speed,
-            arrival_requests_s: arrival_requests_s(self.trace).map(|rate| rate * speed),
+            arrival_requests_s: match settings.arrivals {
+                Arrivals::Closed(_) => None,
+                _ => arrival_requests_s(self.trace).map(|rate| rate * speed),
+            },
             figures: Vec::new(),
             stopped_by,
             met: false,

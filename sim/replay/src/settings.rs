@@ -20,7 +20,7 @@ use trunkline_sim_perf::link::{TierLink, swap_block_ns};
 use trunkline_sim_perf::memory::{DoesNotFit, MemoryUse, Placement};
 use trunkline_sim_perf::model::Model;
 use trunkline_sim_workload::tenants::Shares;
-use trunkline_sim_workload::trace::LENGTH_TOKENS_MAX;
+use trunkline_sim_workload::trace::{ClosedLoop, ClosedLoopError, LENGTH_TOKENS_MAX};
 
 mod host;
 mod kinds;
@@ -126,6 +126,8 @@ pub enum Arrivals {
         /// Divisor of the arrival times; finite and above 0.
         speed: f64,
     },
+    /// Requests of users who each wait for their answers, whatever the times of the trace.
+    Closed(ClosedLoop),
     /// Each request at the end of the one before, to measure the cache alone.
     Serial,
     /// All requests at the beginning, to measure capacity. Latencies count from there. Prompts are made only near the head of their
@@ -138,6 +140,27 @@ pub enum Arrivals {
 impl Arrivals {
     /// Arrivals of the trace, unscaled.
     pub const TRACED: Self = Self::Traced { speed: 1.0 };
+
+    /// Returns `true` if the source says when requests arrive.
+    pub(crate) fn is_timed(&self) -> bool {
+        matches!(self, Self::Traced { .. } | Self::Closed(_))
+    }
+
+    /// Returns the divisor of the arrival times, if they count.
+    pub(crate) fn speed(&self) -> Option<f64> {
+        match self {
+            Self::Traced { speed } => Some(*speed),
+            Self::Closed(_) | Self::Serial | Self::AtOnce => None,
+        }
+    }
+
+    /// Returns the users who wait for their answers, if there are any.
+    pub fn closed(&self) -> Option<ClosedLoop> {
+        match self {
+            Self::Closed(shape) => Some(*shape),
+            Self::Traced { .. } | Self::Serial | Self::AtOnce => None,
+        }
+    }
 }
 
 impl Settings {
@@ -268,6 +291,7 @@ impl Settings {
             Arrivals::Traced { speed } if !(speed > 0.0 && speed.is_finite()) => {
                 return Err(SettingsError::Speed(speed));
             }
+            Arrivals::Closed(shape) => shape.validate()?,
             _ => {}
         }
         if !(0.0..=1.0).contains(&self.draft_acceptance) {
@@ -387,6 +411,9 @@ pub enum SettingsError {
     /// Invalid limits of the core.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// Closed loop out of range.
+    #[error(transparent)]
+    ClosedLoop(#[from] ClosedLoopError),
     /// Weights and KV larger than the memory of the host.
     #[error(transparent)]
     HostMemory(#[from] HostMemoryError),

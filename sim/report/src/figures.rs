@@ -187,7 +187,10 @@ pub const FIGURES: &[Figure<Report>] = &[
     count("host_blocks", "Host blocks", Neither, "KV blocks on each host for swapped requests.", |r| {
         Some(r.settings.core.host_blocks.into())
     }),
-    real("speed", "Speed", Count, Neither, "Divisor of the arrival times of the trace.", |r| r.settings.speed),
+    real("speed", "Speed", Count, Neither, "Divisor of the arrival times of the trace.", |r| r.settings.arrivals.speed),
+    count("concurrency", "Concurrency", Neither, "Users who each waited for their answers.", |r| {
+        r.settings.arrivals.closed_loop.map(|users| users.concurrency.into())
+    }),
     real(
         "capacity_requests_s",
         "Capacity",

@@ -8,6 +8,7 @@
 //! | [`figure`] | what a figure is |
 //! | [`service`] | replicas in service over time, replica-hours and cost |
 //! | [`slo`] | service-level objectives on latency, and goodput |
+//! | [`sample`] | the requests behind a statistic, and its interval |
 //! | [`fairness`] | service of competing tenants |
 //! | [`observer`] | the interface between a replay and its observers |
 //! | [`outcome`] | outcomes of single requests, as CSV or Parquet |
@@ -36,6 +37,7 @@ pub mod numbers;
 pub mod observer;
 pub mod outcome;
 pub mod report;
+pub mod sample;
 pub mod series;
 pub mod service;
 pub mod slo;

@@ -86,6 +86,8 @@ pub struct Outcome {
     pub deadline_met: Option<bool>,
     /// Prompt tokens copied from other places in the cache; 0 if refused.
     pub copied_tokens: u32,
+    /// Session of the request in the trace, if it is a turn of one; in no column.
+    pub session: Option<u32>,
 }
 
 impl Outcome {
@@ -238,6 +240,7 @@ mod tests {
         refused: false,
         deadline_met: Some(true),
         copied_tokens: 48,
+        session: None,
     };
 
     fn refused() -> Outcome {

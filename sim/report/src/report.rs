@@ -514,16 +514,53 @@ pub struct SettingsReport {
     pub core: Config,
     /// Probability that a draft token is accepted.
     pub draft_acceptance: f64,
-    /// `true` if each request arrived at the end of the one before.
-    pub serial: bool,
-    /// Divisor of the arrival times of the trace; `None` if those times were not used.
-    pub speed: Option<f64>,
+    /// Arrivals of the requests.
+    #[serde(flatten)]
+    pub arrivals: ArrivalsReport,
+    /// Inputs that a replay knows and a server does not, which decisions took into account; left out if there were none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub oracles: Vec<&'static str>,
     /// Cost model and measured error.
     pub cost_model: String,
     /// Placement of the weights with all parameters.
     pub weights: String,
     /// Bytes in the memory of a replica's host.
     pub host_bytes: HostBytesReport,
+}
+
+/// Arrivals of the requests.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ArrivalsReport {
+    /// `true` if each request arrived at the end of the one before.
+    pub serial: bool,
+    /// Divisor of the arrival times of the trace; `None` if those times were not used.
+    pub speed: Option<f64>,
+    /// Users who each waited for their answers; left out if there were none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub closed_loop: Option<ClosedLoopReport>,
+}
+
+/// Users who each wait for their answers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ClosedLoopReport {
+    /// Number of users, so the highest number of requests at a time.
+    pub concurrency: u32,
+    /// Time from the end of an answer to the next request of the user, seconds.
+    pub think_s: f64,
+    /// Time over which the users begin, seconds.
+    pub ramp_s: f64,
+}
+
+impl fmt::Display for ClosedLoopReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at a time, each at the end of another", self.concurrency)?;
+        for (seconds, what) in [(self.think_s, "after the end"), (self.ramp_s, "until all have begun")] {
+            if seconds > 0.0 {
+                write!(f, "; {seconds} s {what}")?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Bytes in the memory of a replica's host.

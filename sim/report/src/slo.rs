@@ -15,6 +15,7 @@ use trunkline_quote::quoted;
 use crate::figures::{Latency, Statistic};
 use crate::outcome::Outcome;
 use crate::report::Report;
+use crate::sample::{Interval, Sample};
 
 const UNITS_S: [(&str, f64); 3] = [("ms", 1e-3), ("us", 1e-6), ("s", 1.0)];
 
@@ -160,6 +161,9 @@ pub struct SloResult {
     /// Relative distance to the limit: `1 - value / limit` for a latency; for goodput, the unused share of the permitted failures.
     /// Negative if not met.
     pub margin: f64,
+    /// Requests behind the value, and the interval of other draws of their sessions; `None` for goodput and ITL.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample: Option<Interval>,
 }
 
 impl Slos {
@@ -221,18 +225,20 @@ pub struct Judge<'a> {
     bad: u64,
     /// For each limit on a statistic: number of values above the limit, and the sum of all values, nanoseconds.
     counts: Vec<(u64, u128)>,
+    sample: Sample,
 }
 
 impl<'a> Judge<'a> {
     /// Returns a judge for a trace of `requests` requests.
     pub fn new(slos: &'a Slos, requests: u64) -> Self {
-        Self { slos, requests, bad: 0, counts: vec![(0, 0); slos.of_all.len()] }
+        Self { slos, requests, bad: 0, counts: vec![(0, 0); slos.of_all.len()], sample: Sample::default() }
     }
 
     /// Counts the outcome of a request. Returns an SLO that can no longer be met, if there is one.
     pub fn see(&mut self, outcome: &Outcome) -> Option<String> {
         let mut lost = None;
         let requests = self.requests;
+        self.sample.see(outcome);
         for (slo, (above, sum_ns)) in self.slos.of_all.iter().zip(&mut self.counts) {
             let value_ns = match slo.metric {
                 Latency::Ttft => outcome.ttft_ns,
@@ -271,12 +277,13 @@ impl<'a> Judge<'a> {
         let of_all = self.slos.of_all.iter().map(|slo| {
             let summary = slo.metric.of(&report.latencies);
             let (value, limit) = (slo.statistic.map_or(0.0, |statistic| statistic.of(&summary)), slo.limit_s);
-            SloResult { name: slo.to_string(), limit, value, met: value <= limit, margin: 1.0 - value / limit }
+            let sample = slo.statistic.and_then(|statistic| self.sample.interval(slo.metric, statistic));
+            SloResult { name: slo.to_string(), limit, value, met: value <= limit, margin: 1.0 - value / limit, sample }
         });
         let goodput = self.slos.goodput.map(|limit| {
             let value = self.best();
             let margin = if limit < 1.0 { 1.0 - (1.0 - value) / (1.0 - limit) } else { value - limit };
-            SloResult { name: "goodput".into(), limit, value, met: value >= limit, margin }
+            SloResult { name: "goodput".into(), limit, value, met: value >= limit, margin, sample: None }
         });
         of_all.chain(goodput).collect()
     }

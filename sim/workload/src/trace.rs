@@ -39,6 +39,7 @@ mod block_ids;
 mod block_line;
 pub mod blocks;
 mod chats;
+mod closed_loop;
 mod convert;
 mod detect;
 mod fault;
@@ -54,6 +55,7 @@ mod terms;
 mod unknown;
 mod write;
 
+pub use self::closed_loop::{ClosedLoop, ClosedLoopError, Looped};
 pub use self::convert::{Conversion, ConvertError, convert, convert_file, losses};
 pub use self::fault::{TraceError, TraceFault};
 pub use self::format::results::ResultFault;

@@ -17,6 +17,7 @@ mod measure;
 mod null_server;
 mod pair;
 mod publish;
+mod route;
 mod sched;
 mod serve;
 mod tiers;
@@ -76,6 +77,8 @@ enum What {
     Tree(Options),
     /// Benchmark steps through the whole core: decodes, queues, admissions, preemptions, a lost worker, the end of all requests.
     Sched(Options),
+    /// Benchmark routers: the choice of an engine of 256 and of 1,024.
+    Route(Options),
     /// Benchmark every eviction policy: evict blocks and store others in their place.
     Evict(Options),
     /// Count the hits of eviction policies on synthetic traces, compared with LRU, S3-FIFO and Belady.
@@ -296,6 +299,7 @@ fn run(what: What) -> anyhow::Result<()> {
     let (options, report): (Options, Report) = match what {
         What::Tree(options) => (options.clone(), tree::run(options.quick)),
         What::Sched(options) => (options.clone(), sched::run(options.quick)),
+        What::Route(options) => (options.clone(), route::run(options.quick)),
         What::Evict(options) => (options.clone(), evict::run(options.quick)),
         What::Worker(options) => {
             let placement = Placement::of(options.weights.as_deref())?;
@@ -360,6 +364,7 @@ mod tests {
         for report in [
             tree::run(true),
             sched::run(true),
+            route::run(true),
             evict::run(true),
             worker::run(None, None, 1, &Placement::Resident, true).unwrap(),
             worker::run(None, Some("Q8_0"), 1, &streamed, true).unwrap(),

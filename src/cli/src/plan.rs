@@ -1,13 +1,13 @@
 //! `trunkline plan`: the least number of replicas, or the highest rate of requests, that meets SLOs on latency.
 
 mod day;
+mod progress;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{bail, ensure};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tracing::warn;
 use trunkline_sim_perf::cost::BoxedCost;
@@ -19,15 +19,18 @@ use trunkline_sim_replay::plan::{
 use trunkline_sim_replay::recorded;
 use trunkline_sim_replay::settings::SettingsError;
 use trunkline_sim_replay::{Arrivals, Settings};
+use trunkline_sim_report::sample::Interval;
 use trunkline_sim_report::slo::{Slo, SloResult, Slos};
 
 use self::day::DayArgs;
+use self::progress::Progress;
 use crate::output::{JsonArgs, align_right, grouped, per_cent, print, table, write_json};
 use crate::replay::estimate;
 use crate::replay::input::{is_workload, loaded, recording};
 use crate::replay::service::hardware_names;
 use crate::replay::settings::{Runs, SettingsArgs, runs};
 use crate::replay::unused::unused;
+use crate::settings::closed_loop::LoopArgs;
 use crate::settings::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
@@ -49,7 +52,9 @@ Examples:
     trunkline plan trace.jsonl.gz --slo ttft_p99=2s --replicas 4 --find-rate
 
 Every answer depends on a cost model. If its error was measured for this model, parallelism and kind of batch, the answer is a range: the
-search again with all step times shorter and longer by that error. If not, leave a margin, and calibrate before you buy.";
+search again with all step times shorter and longer by that error. If not, leave a margin, and calibrate before you buy.
+
+The exit status is 0 if the SLOs are met, 3 if they are not, and 1 if the plan failed.";
 
 /// Find the least number of replicas that meets SLOs on a trace, or the highest rate at which a fleet does.
 ///
@@ -76,7 +81,7 @@ pub struct PlanArgs {
     max_replicas: u32,
 
     /// Find the highest speed at which `--replicas` meet the SLOs, instead of the least number of replicas.
-    #[arg(long, conflicts_with_all = ["max_replicas", "speed"])]
+    #[arg(long, conflicts_with_all = ["max_replicas", "speed", "concurrency"])]
     find_rate: bool,
 
     /// Divide the replicas into prefill and decode ones, and find the division too. The blocks travel by --shared-mem or --remote-shared, or are
@@ -87,6 +92,9 @@ pub struct PlanArgs {
     /// Run every probe to its end, so that probes that fail have figures too.
     #[arg(long)]
     complete: bool,
+
+    #[command(flatten)]
+    users: LoopArgs,
 
     #[command(flatten)]
     day: DayArgs,
@@ -120,7 +128,10 @@ enum Planned<A> {
     Unable(Unable),
 }
 
-/// Runs the command. The exit status is a failure if no hardware meets the SLOs.
+/// Exit status of a plan whose SLOs are not met; 1 is a failure, and 2 a wrong command line.
+const NOT_MET: u8 = 3;
+
+/// Runs the command. The exit status says whether some hardware meets the SLOs.
 ///
 /// # Errors
 /// If an SLO or a setting makes no sense, the trace cannot be read, or an answer cannot be written.
@@ -150,17 +161,16 @@ pub fn run(args: PlanArgs) -> anyhow::Result<ExitCode> {
 
     let goal = if args.find_rate { Goal::Rate } else { Goal::Replicas { max: args.max_replicas } };
     let search = Search { slos: &slos, goal, complete: args.complete, split: args.split };
-    let spinner = ProgressBar::new_spinner();
-    spinner.set_style(ProgressStyle::with_template("{elapsed:>4} {pos} requests replayed")?);
-    let progress = || spinner.inc(1);
+    let shown = Progress::new(trace.requests.len() as u64);
+    let progress = |news| shown.show(news);
     if let Some(day) = day {
         let answers = each(&fleets, prices, |candidate| plan_day(&trace, candidate, &search, &day, &progress));
-        spinner.finish_and_clear();
+        shown.end();
         let met = |answer: &DayAnswer| answer.fixed.is_some();
         return answer(&args, &answers?, |answer| day::render(answer, goal), met);
     }
     let answers = each(&fleets, prices, |candidate| plan(&trace, candidate, &search, &progress));
-    spinner.finish_and_clear();
+    shown.end();
     answer(&args, &answers?, |answer| render(answer, goal), |answer| answer.best.is_some())
 }
 
@@ -182,7 +192,8 @@ fn each<A>(
     fleets.iter().zip(prices).map(planned).collect()
 }
 
-/// Writes the answers as JSON or as text, and returns whether the SLOs are met with any hardware.
+/// Writes the answers as JSON or as text, and returns the exit status: success if the SLOs are met with any hardware, [`NOT_MET`] if not, a failure if
+/// no hardware could be planned with.
 fn answer<A: Serialize>(
     args: &PlanArgs,
     answers: &[Planned<A>],
@@ -201,7 +212,13 @@ fn answer<A: Serialize>(
         }
     }
     let is_met = |planned: &Planned<A>| matches!(planned, Planned::Answer(answer) if is_met(answer));
-    Ok(if answers.iter().any(is_met) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if answers.iter().any(is_met) {
+        ExitCode::SUCCESS
+    } else if answers.iter().any(|planned| matches!(planned, Planned::Answer(_))) {
+        ExitCode::from(NOT_MET)
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Returns settings and cost model for each kind of hardware, or for the fleet of `--fleet`. Of several kinds, one too small for the model
@@ -249,7 +266,8 @@ fn is_too_small(error: &anyhow::Error) -> bool {
 }
 
 fn fleet(settings: &SettingsArgs, args: &PlanArgs) -> anyhow::Result<Fleet> {
-    let Runs { settings: mut runs, cost } = runs(settings, Arrivals::Traced { speed: args.part.speed })?;
+    let arrivals = args.users.shape().map_or(Arrivals::Traced { speed: args.part.speed }, Arrivals::Closed);
+    let Runs { settings: mut runs, cost } = runs(settings, arrivals)?;
     match runs.pop() {
         Some(settings) if runs.is_empty() => Ok((settings, cost)),
         _ => bail!("a plan is for one policy, eviction policy, preemption and router; compare them with replay"),
@@ -328,6 +346,7 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
             value(name, figure.value),
             per_cent(figure.margin)
         ));
+        lines.extend(figure.sample.map(|sample| sampled(figure, &sample)));
     }
     if best.refused > 0 {
         lines.push(format!("{} requests are refused as too large for the device", grouped(best.refused)));
@@ -353,6 +372,19 @@ fn conclusion(answer: &Answer, goal: Goal) -> Vec<String> {
         lines.push(format!("costs {all:.4} for a million tokens, {output:.4} for a million generated ones{hour}"));
     }
     lines
+}
+
+/// Says which sample a figure comes from, and how far another one would move it.
+fn sampled(figure: &SloResult, sample: &Interval) -> String {
+    let Interval { low, high, requests, sessions, behind } = *sample;
+    let of = match sessions == requests {
+        true => format!("{} requests", grouped(requests)),
+        false => format!("{} requests in {} sessions", grouped(requests), grouped(sessions)),
+    };
+    let decide = if behind < requests { format!(", of which {} decide it", grouped(behind)) } else { String::new() };
+    let doubt = if high > figure.limit { "; above the limit in some" } else { "" };
+    let thin = if sample.is_thin() { "; too few for a promise, give a longer trace" } else { "" };
+    format!("  between {low:.4} and {high:.4} s in 95 % of samples like these {of}{decide}{doubt}{thin}")
 }
 
 /// Returns a warning of a fleet that may meet its SLOs only because the trace ends before too many requests wait. Of a trace that is not much longer
@@ -526,7 +558,7 @@ mod tests {
         assert!(
             answers[1]["error"].as_str().unwrap().starts_with("at least 1 of 1 requests are too large for h200-141g")
         );
-        assert_eq!(plan("--slo ttft_max=1ms --hardware b200-180g").0, ExitCode::FAILURE);
+        assert_eq!(plan("--slo ttft_max=1ms --hardware b200-180g").0, ExitCode::from(NOT_MET));
     }
 
     #[test]
@@ -556,14 +588,14 @@ mod tests {
         let candidate = Candidate { settings, cost: &*cost, price_hour: None };
         let goal = Goal::Replicas { max: 8 };
         let search = Search { slos: &slos, goal, complete: false, split: true };
-        let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), goal);
+        let text = render(&plan(&trace, &candidate, &search, &|_| {}).unwrap(), goal);
         assert!(text.contains("met by 3 replicas (2 prefill, 1 decode)"), "{text}");
         for goal in [Goal::Replicas { max: 8 }, Goal::Rate] {
             let (settings, cost) =
                 fleets(&parse("t --slo ttft_p99=100ms --replicas 2 --find-rate")).unwrap().remove(0).ok().unwrap();
             let candidate = Candidate { settings, cost: &*cost, price_hour: Some(2.0) };
             let search = Search { slos: &slos, goal, complete: false, split: false };
-            let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), goal);
+            let text = render(&plan(&trace, &candidate, &search, &|_| {}).unwrap(), goal);
             for part in [
                 " if steps are faster, ",
                 "step times: roofline (",
@@ -581,7 +613,7 @@ mod tests {
         let (settings, cost) = fleets(&parse("t --slo ttft_p99=60s --find-rate")).unwrap().remove(0).ok().unwrap();
         let candidate = Candidate { settings, cost: &*cost, price_hour: None };
         let search = Search { slos: &slos, goal: Goal::Rate, complete: false, split: false };
-        let text = render(&plan(&trace, &candidate, &search, &|| {}).unwrap(), Goal::Rate);
+        let text = render(&plan(&trace, &candidate, &search, &|_| {}).unwrap(), Goal::Rate);
         let warning = text.lines().find(|line| line.ends_with("give a longer trace to be sure")).expect(&text);
         assert!(
             warning.contains(" arrive, and of all requests at once the fleet completes ")

@@ -31,6 +31,7 @@ use self::service::hardware_names;
 use self::settings::{Runs, SettingsArgs, runs};
 use self::unused::unused;
 use crate::output::{print, write_json};
+use crate::settings::closed_loop::LoopArgs;
 use crate::settings::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
@@ -40,6 +41,9 @@ Examples:
 
   What would an unlimited cache save?
     trunkline replay examples/traces/chat-and-agents.jsonl.gz --serial --device-blocks 10000000
+
+  What does a benchmark with 64 requests at a time measure?
+    trunkline replay trace.jsonl.gz --concurrency 64
 
   Which policy serves best at 80 % of the capacity of the fleet?
     trunkline replay examples/traces/chat-and-agents.jsonl.gz --replicas 4 --load 0.8 --policy fcfs --policy edf
@@ -68,8 +72,17 @@ Examples:
 Latencies come from a cost model, a roofline unless --cost says otherwise; the report states its error.";
 
 /// Groups of flags about traces, which a recording leaves no room for.
-const OF_TRACES: [&str; 8] =
-    ["TraceArgs", "SelectionArgs", "FleetArgs", "LimitArgs", "CoreSettings", "RoutingArgs", "ServiceArgs", "TierArgs"];
+const OF_TRACES: [&str; 9] = [
+    "TraceArgs",
+    "LoopArgs",
+    "SelectionArgs",
+    "FleetArgs",
+    "LimitArgs",
+    "CoreSettings",
+    "RoutingArgs",
+    "ServiceArgs",
+    "TierArgs",
+];
 
 /// Replay a trace through the core under a virtual clock, or a recording of a server.
 ///
@@ -93,6 +106,9 @@ pub struct ReplayArgs {
     of_trace: TraceArgs,
 
     #[command(flatten)]
+    users: LoopArgs,
+
+    #[command(flatten)]
     settings: SettingsArgs,
 
     #[command(flatten)]
@@ -103,12 +119,12 @@ pub struct ReplayArgs {
 #[derive(Clone, Debug, Args)]
 struct TraceArgs {
     /// Start each request when the previous one ends, ignoring arrival times: measures the cache alone.
-    #[arg(long, conflicts_with_all = ["speed", "load"])]
+    #[arg(long, conflicts_with_all = ["speed", "load", "concurrency"])]
     serial: bool,
 
     /// Set the speed so that arrivals are this share of the fleet's capacity, such as 0.8. Capacity is measured by one more
     /// replay, in which all requests arrive at the start.
-    #[arg(long, value_name = "SHARE", conflicts_with = "speed", allow_negative_numbers = true)]
+    #[arg(long, value_name = "SHARE", conflicts_with_all = ["speed", "concurrency"], allow_negative_numbers = true)]
     load: Option<f64>,
 
     /// Read the trace while it is replayed, for traces larger than memory. Malformed lines are reported only when reached.
@@ -142,7 +158,11 @@ impl ReplayArgs {
     }
 
     fn arrivals(&self) -> Arrivals {
-        if self.of_trace.serial { Arrivals::Serial } else { Arrivals::Traced { speed: self.part.speed } }
+        match self.users.shape() {
+            Some(shape) => Arrivals::Closed(shape),
+            None if self.of_trace.serial => Arrivals::Serial,
+            None => Arrivals::Traced { speed: self.part.speed },
+        }
     }
 
     /// Makes the plan described by the flags.

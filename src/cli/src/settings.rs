@@ -1,6 +1,7 @@
 //! Flags that several commands share, and where else their values may come from.
 
 pub(crate) mod attach_settings;
+pub(crate) mod closed_loop;
 pub(crate) mod core_settings;
 pub mod engines;
 pub mod events_settings;

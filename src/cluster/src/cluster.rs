@@ -19,7 +19,8 @@ use crate::engine::{Engine, EngineConfig, EngineEvent, EngineId, EngineState, En
 use crate::input::{Input, Move, Output, is_from_worker};
 use crate::placement::Brings;
 use crate::placement::Placements;
-use crate::router::{self, Load, ROUTER_DEFAULT, RouterContext};
+use crate::router::{self, EngineFacts, Load, ROUTER_DEFAULT, RouterContext};
+use crate::step_work::{StepWatch, StepWork};
 use crate::witness::Witnesses;
 
 /// Maximum number of engines in a cluster.
@@ -67,18 +68,26 @@ impl ClusterConfig {
         Ok(())
     }
 
-    /// Returns the facts to build the router for. The smallest engine counts: blocks beyond the smallest cache are taken to be
-    /// gone.
+    /// Returns the facts to build the router for.
     fn router_context(&self) -> RouterContext {
-        let blocks = |engine: &EngineConfig| {
-            let tiers = engine.core.tiers.iter().map(|tier| u64::from(tier.blocks)).sum::<u64>();
-            u64::from(engine.core.device_blocks) + tiers
-        };
-        RouterContext {
-            engines: self.engines.len(),
-            block_size: self.engines[0].core.block_size,
-            cache_blocks: self.engines.iter().map(blocks).min().unwrap_or(0),
+        let mut kinds: Vec<&EngineConfig> = Vec::new();
+        let mut engines = Vec::new();
+        for engine in &self.engines {
+            let EngineConfig { core, role, kv_class } = engine;
+            let is_kind = |kind: &&EngineConfig| (kind.kv_class, &kind.core) == (*kv_class, core);
+            let kind = kinds.iter().position(is_kind).unwrap_or_else(|| {
+                kinds.push(engine);
+                kinds.len() - 1
+            });
+            let tiers = core.tiers.iter().map(|tier| u64::from(tier.blocks)).sum::<u64>();
+            engines.push(EngineFacts {
+                kind: kind as u32,
+                cache_blocks: u64::from(core.device_blocks) + tiers,
+                token_ns: core.recompute_token_ns,
+                decodes: *role != Role::Prefill,
+            });
         }
+        RouterContext { engines, block_size: self.engines[0].core.block_size }
     }
 }
 
@@ -141,6 +150,8 @@ pub struct Cluster {
     actions: Vec<Action>,
     /// Rank of each engine for the request that is being placed; kept to reuse the memory.
     ranks: Vec<u8>,
+    /// Steps in flight on each engine; empty unless the router learns from steps.
+    watches: Vec<StepWatch>,
 }
 
 /// Acceptance of new requests by the cluster.
@@ -176,6 +187,8 @@ impl Cluster {
             engines.push(Engine::new(Core::new(engine.core.clone()).map_err(fail)?, engine.role, engine.kv_class));
         }
         let router = router::make(&config.router, config.router_context())?;
+        // With one engine nobody asks the router.
+        let watches = vec![StepWatch::default(); if router.learns() && engines.len() > 1 { engines.len() } else { 0 }];
         Ok(Self {
             placements: Placements::new(router, engines.len()),
             deadlines: Deadlines::new(engines.len()),
@@ -190,6 +203,7 @@ impl Cluster {
             flushed: 0,
             actions: Vec::new(),
             ranks: Vec::new(),
+            watches,
         })
     }
 
@@ -281,14 +295,17 @@ impl Cluster {
             }
             event => {
                 let before = self.engines[engine.index()].state;
-                let step_ns = match event {
-                    Event::StepFinished(_) => self.engines[engine.index()].core.step_time_ns(self.now_ns),
+                let step = match &event {
+                    Event::StepFinished(result) => Some(result.step),
                     _ => None,
                 };
+                let step_ns = step.and_then(|_| self.engines[engine.index()].core.step_time_ns(self.now_ns));
                 let is_slow = step_ns.is_some_and(|step_ns| self.is_slow(engine, step_ns));
+                let work = step.and_then(|step| self.watches.get_mut(engine.index())?.end(step));
                 self.deliver(engine, event, out);
                 if let Some(step_ns) = step_ns {
                     self.note_success(engine, step_ns, is_slow, out);
+                    self.note_work(engine, work, step_ns);
                 }
                 if before == EngineState::Draining && self.engines[engine.index()].state == EngineState::Closed {
                     // The worker answered nonsense and is to be reset.
@@ -297,6 +314,15 @@ impl Cluster {
             }
         }
         self.note_steps(engine, out);
+    }
+
+    /// Reports the work of a step that was answered to the router, if it counts.
+    fn note_work(&mut self, engine: EngineId, work: Option<StepWork>, step_ns: u64) {
+        if let Some(work) = work
+            && self.engines[engine.index()].core.failed_in_a_row().0 == 0
+        {
+            self.placements.router().stepped(engine.index(), &work, step_ns);
+        }
     }
 
     /// Changes the state of an engine, and reports the change to the core of the engine and to the router.
@@ -411,13 +437,18 @@ impl Cluster {
                 self.placements.lost(engine);
                 out.push(Output::Engine(engine, action));
             }
+            Action::RunStep(ref step) => {
+                if let Some(watch) = self.watches.get_mut(engine.index()) {
+                    watch.begin(step);
+                }
+                out.push(Output::Engine(engine, action));
+            }
             Action::Flushed { blocks } => self.flushed += blocks,
             Action::Drained => {
                 self.engines[engine.index()].drained = true;
                 self.report_drained(self.engines.iter().all(|engine| engine.drained), out);
             }
-            Action::RunStep(_)
-            | Action::PromptValued { .. }
+            Action::PromptValued { .. }
             | Action::Transfer(_)
             | Action::Cancel { .. }
             | Action::Lookup(_)
@@ -444,6 +475,9 @@ impl Cluster {
             return self.moving.push_back(Departure { request, from: engine, why: Move::HandedOver, brings });
         }
         let usage = placed.usage(usage);
+        if matches!(reason, FinishReason::Stop | FinishReason::Length) {
+            self.placements.router().answered(usage.completion_tokens);
+        }
         out.push(Output::Engine(engine, Action::Finish { request, reason, usage }));
     }
 
@@ -589,8 +623,15 @@ impl Cluster {
     ) -> FastForwardResult {
         let mut actions = std::mem::take(&mut self.actions);
         let core = &mut self.engines[engine.index()].core;
+        let first_ns = core.step_time_ns(now_ns);
         let result = core.fast_forward(now_ns, driver, &mut actions);
         self.deadlines.set(engine, core.next_deadline_ns());
+        if let (Some(watch), Some(first_ns)) = (self.watches.get_mut(engine.index()), first_ns)
+            && result != FastForwardResult::NotSteady
+        {
+            let work = watch.end_first();
+            self.note_work(engine, work, first_ns);
+        }
         if let FastForwardResult::Paused { tokens, .. } | FastForwardResult::Ended { tokens, .. } = result {
             self.placements.count_tokens(engine, tokens);
         }

@@ -152,7 +152,8 @@ pub struct EngineStatus {
 
 /// One engine: core, role and state as kept by the cluster.
 pub(crate) struct Engine {
-    pub core: Core,
+    /// Apart, so that a look at all engines for a request touches little memory.
+    pub core: Box<Core>,
     pub role: Role,
     pub kv_class: u8,
     pub state: EngineState,
@@ -166,7 +167,7 @@ pub(crate) struct Engine {
 impl Engine {
     pub fn new(core: Core, role: Role, kv_class: u8) -> Self {
         Self {
-            core,
+            core: Box::new(core),
             role,
             kv_class,
             state: EngineState::Absent,

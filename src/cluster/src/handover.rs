@@ -30,7 +30,7 @@ impl HandOver {
             return None;
         }
         let whole = Self(Box::new(request.clone()));
-        request.max_tokens = first;
+        (request.max_tokens, request.client_limit) = (first, None);
         request.continues = true;
         Some(whole)
     }

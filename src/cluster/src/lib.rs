@@ -54,6 +54,7 @@ mod listener;
 mod placement;
 pub mod record;
 pub mod router;
+mod step_work;
 mod witness;
 
 pub use crate::absence::Absence;
@@ -63,3 +64,4 @@ pub use crate::health::{HEALTH_TRANSITIONS, Health, HealthEvent};
 pub use crate::input::{Input, Move, Output};
 pub use crate::listener::{CacheListener, ListenToCaches};
 pub use crate::router::{Load, ROUTER_DEFAULT};
+pub use crate::step_work::StepWork;

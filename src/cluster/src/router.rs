@@ -10,6 +10,7 @@
 //! | `least_loaded` | the engine with the fewest tokens of unfinished requests |
 //! | `random2` | the less loaded of two engines drawn at random |
 //! | `prefix_affinity` | the engine with the least to compute and to hold, given the prefixes it is believed to cache |
+//! | `added_time` | the engine where the request adds the least time to all requests there, itself among them |
 //!
 //! A router is asked once per request, and again when a request moves to another engine. Its picks MUST be a function of its calls and
 //! their order: no clock, no iteration in hash order; random choices are hashes of the request ([`trunkline_core::draw`]).
@@ -23,12 +24,17 @@ use trunkline_core::BlockHash;
 use trunkline_core::names::registry::{Entry, Registry, RegistryError};
 use trunkline_core::names::spec::Param;
 
+use crate::step_work::StepWork;
+
+mod added_time;
+mod holders;
 mod least_loaded;
 mod prefix_affinity;
 mod prefixes;
 mod random2;
 mod round_robin;
 mod stale_loads;
+mod step_cost;
 
 /// Router unless the user names another.
 pub const ROUTER_DEFAULT: &str = prefix_affinity::NAME;
@@ -53,8 +59,12 @@ pub struct Load {
     pub requests: u32,
     /// Tokens of those requests: prompts, and answers so far.
     pub tokens: u64,
+    /// The part of them that was generated.
+    pub answer_tokens: u64,
     /// Prompt tokens of requests without a first token yet, minus those that the router believed cached.
     pub prefill_tokens: u64,
+    /// Pairs of these tokens and those that they attend to.
+    pub prefill_pairs: u64,
 }
 
 /// A request that is to be routed.
@@ -84,17 +94,39 @@ pub trait Router: Send + fmt::Debug {
 
     /// Reports that an engine has lost its cache.
     fn lost(&mut self, _engine: usize) {}
+
+    /// Returns `true` if the router learns from steps: only then [`Self::stepped`] is called.
+    fn learns(&self) -> bool {
+        false
+    }
+
+    /// Reports the work of a step of an engine, and the time that it took.
+    fn stepped(&mut self, _engine: usize, _work: &StepWork, _ns: u64) {}
+
+    /// Reports the length of an answer that ended by itself, in tokens.
+    fn answered(&mut self, _tokens: u32) {}
+}
+
+/// Facts about an engine that a router is built for.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineFacts {
+    /// Number of the engine's kind, from 0: engines of a kind have equal settings.
+    pub kind: u32,
+    /// Blocks that the engine can cache, on its device and in its tiers.
+    pub cache_blocks: u64,
+    /// Estimated time of a prompt token, nanoseconds.
+    pub token_ns: u64,
+    /// `true` if answers are generated there, and not only their first token.
+    pub decodes: bool,
 }
 
 /// Facts that a router is built for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct RouterContext {
-    /// Number of engines in the cluster.
-    pub engines: usize,
+    /// The engines of the cluster.
+    pub engines: Vec<EngineFacts>,
     /// Tokens in a block.
     pub block_size: u32,
-    /// Blocks that each engine can cache, on its device and in its tiers.
-    pub cache_blocks: u64,
 }
 
 /// Registry of all routers, by name.
@@ -124,6 +156,12 @@ pub static REGISTRY: Registry<Box<dyn Router>, RouterContext> = Registry::new(
             about: "longest known prefix weighed against load",
             params: &prefix_affinity::PARAMS,
             make: |values, context| Box::new(prefix_affinity::PrefixAffinity::new(values, context)),
+        },
+        Entry {
+            name: added_time::NAME,
+            about: "least time added to all requests",
+            params: &added_time::PARAMS,
+            make: |values, context| Box::new(added_time::AddedTime::new(values, context)),
         },
     ],
 );

@@ -41,6 +41,9 @@ pub struct Request {
     pub hashes: Vec<BlockHash>,
     /// Upper bound on generated tokens, at least one.
     pub max_tokens: u32,
+    /// Limit of the client as policies see it, if `max_tokens` is where the answer is known to end, as in a replay; else `max_tokens` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_limit: Option<u32>,
     /// Number of generated tokens before which no stop token ends the request.
     pub min_tokens: u32,
     /// Tokens that end the request: the model's EOS ids unless the client ignores them, and the client's own. The stop token

@@ -18,7 +18,9 @@ impl Fleet<'_> {
     /// Starts the arrivals that depend on no end.
     pub(super) fn begin_arrivals(&mut self) -> Result<(), ReplayError> {
         match self.pending.arrivals {
-            Arrivals::Traced { .. } => self.pending.next_ns = self.pending.next_arrival_ns()?,
+            Arrivals::Traced { .. } | Arrivals::Closed(_) => {
+                self.pending.next_ns = self.pending.next_arrival_ns()?;
+            }
             Arrivals::Serial => self.arrive_next()?,
             Arrivals::AtOnce => {
                 // As many as can run, and as many again and some, so that no scheduling pass comes to the end of the queue.
@@ -38,7 +40,7 @@ impl Fleet<'_> {
         if self.pending.freed.is_empty() {
             return Ok(());
         }
-        if matches!(self.pending.arrivals, Arrivals::Traced { .. }) {
+        if self.pending.arrivals.is_timed() {
             self.pending.freed.clear();
             self.pending.next_ns = self.pending.next_arrival_ns()?;
             return Ok(());
@@ -56,7 +58,7 @@ impl Fleet<'_> {
     /// Handles the next arrival of the source, if any.
     pub(super) fn arrive_next(&mut self) -> Result<(), ReplayError> {
         let Some(number) = self.take()? else { return Ok(()) };
-        if matches!(self.pending.arrivals, Arrivals::Traced { .. }) {
+        if self.pending.arrivals.is_timed() {
             self.pending.next_ns = self.pending.next_arrival_ns()?;
         }
         self.arrive(number, None);
@@ -89,6 +91,7 @@ impl Fleet<'_> {
             let tokens = u64::from(traced.input_tokens) + u64::from(traced.output_tokens);
             TooLong::add(&mut self.totals.too_long, tokens, max_context);
         }
+        self.totals.unlimited += u64::from(traced.terms.max_tokens.is_none() && !traced.is_prefetch());
         let number = self.flights.push(InFlightRequest::new(traced, asked_ns, tenant));
         assert_eq!(number, self.totals.taken, "requests are numbered as they come");
         self.totals.taken += 1;

@@ -144,12 +144,12 @@ impl Fleet<'_> {
         let waits_for_ends = self.pending.source.waits_for_ends() || self.pending.routes_at_once;
         let next_ns = match (&self.pending.turns, self.pending.arrivals) {
             (Some(turns), _) => turns.next_at(replica).unwrap_or(u64::MAX),
-            (None, Arrivals::Traced { .. }) => self.pending.next_ns.unwrap_or(u64::MAX),
+            (None, Arrivals::Traced { .. } | Arrivals::Closed(_)) => self.pending.next_ns.unwrap_or(u64::MAX),
             (None, Arrivals::Serial | Arrivals::AtOnce) => u64::MAX,
         };
         // An end elsewhere may cause an arrival, or hand a request over to this replica.
         let any_ns = if waits_for_ends || hands_over { next_ns.min(end_ns) } else { next_ns };
-        if !waits_for_ends || hands_over || !matches!(self.pending.arrivals, Arrivals::Traced { .. }) {
+        if !waits_for_ends || hands_over || !self.pending.arrivals.is_timed() {
             return any_ns;
         }
         let n = self.replicas.len();

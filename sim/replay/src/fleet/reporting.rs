@@ -10,10 +10,10 @@ use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::link::Links;
 use trunkline_sim_report::numbers::ratio;
 use trunkline_sim_report::report::{
-    BatchReport, FleetReport, GroupReport, HostBytesReport, Latencies, Report, SettingsReport, SwapReport, TierReport,
-    TokenTotals, WeightsReport,
+    ArrivalsReport, BatchReport, ClosedLoopReport, FleetReport, GroupReport, HostBytesReport, Latencies, Report,
+    SettingsReport, SwapReport, TierReport, TokenTotals, WeightsReport,
 };
-use trunkline_sim_workload::trace::{Format, Source};
+use trunkline_sim_workload::trace::{ClosedLoop, Format, Source};
 
 impl Fleet<'_> {
     pub(super) fn report(self) -> Report {
@@ -31,7 +31,7 @@ impl Fleet<'_> {
         let hints = self.meters.hints(settings.hints);
         let (total, itl_s, fairness, classes) = self.meters.end();
         Report {
-            settings: settings_report(self.pending.source.format(), settings, self.cost.name()),
+            settings: settings_report(self.pending.source.format(), settings, self.cost.name(), self.totals.unlimited),
             requests: total.requests,
             completed: total.completed,
             refused: total.refused,
@@ -150,7 +150,20 @@ fn failures(settings: &Settings) -> Vec<String> {
     given.chain(settings.routing.random_failures.iter().map(ToString::to_string)).collect()
 }
 
-fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> SettingsReport {
+/// Returns the inputs that only a replay has, and decisions with these settings took into account.
+fn oracles(settings: &Settings, unlimited: u64) -> Vec<&'static str> {
+    let is_policy = |name: &str| settings.core.policy.split(':').next() == Some(name);
+    let used = [
+        (unlimited > 0 && is_policy("edf"), "edf expects answers of max_tokens, which is their true length here"),
+        (
+            settings.core.prefill_first.reserve().is_some(),
+            "room for output is reserved for max_tokens, which is its true length here",
+        ),
+    ];
+    used.into_iter().filter(|(is_used, _)| *is_used).map(|(_, what)| what).collect()
+}
+
+fn settings_report(format: Format, settings: &Settings, cost_model: &str, unlimited: u64) -> SettingsReport {
     let HostBytes { weights, kv } = settings.host_bytes();
     SettingsReport {
         trace: String::new(),
@@ -170,11 +183,16 @@ fn settings_report(format: Format, settings: &Settings, cost_model: &str) -> Set
         initial_replicas: settings.routing.autoscale.as_ref().map(|autoscale| autoscale.initial),
         core: settings.core.clone(),
         draft_acceptance: settings.draft_acceptance,
-        serial: settings.arrivals == Arrivals::Serial,
-        speed: match settings.arrivals {
-            Arrivals::Traced { speed } => Some(speed),
-            Arrivals::Serial | Arrivals::AtOnce => None,
+        arrivals: ArrivalsReport {
+            serial: settings.arrivals == Arrivals::Serial,
+            speed: settings.arrivals.speed(),
+            closed_loop: settings.arrivals.closed().map(|ClosedLoop { users, think_s, ramp_s }| ClosedLoopReport {
+                concurrency: users,
+                think_s,
+                ramp_s,
+            }),
         },
+        oracles: oracles(settings, unlimited),
         cost_model: cost_model.into(),
         weights: settings.weights.to_string(),
         host_bytes: HostBytesReport { weights, kv, memory: settings.hardware.host_memory_bytes },

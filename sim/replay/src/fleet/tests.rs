@@ -14,6 +14,7 @@ use trunkline_sim_workload::trace::{Content, HASH_ID_TOKENS, TraceRequest, forma
 
 mod arrivals;
 mod autoscaling;
+mod closed_loop;
 mod extrapolated;
 mod failures;
 mod fast_forwards;

@@ -7,7 +7,7 @@
 
 use serde::Serialize;
 
-use super::{Answer, Candidate, Goal, PlanError, Probe, Prober, Search, plan, range};
+use super::{Answer, Candidate, Goal, News, PlanError, Probe, Prober, Search, plan, range};
 use crate::fleet::ReplayError;
 use crate::settings::Arrivals;
 use trunkline_sim_workload::daily::{DailyCurve, HOURS};
@@ -75,7 +75,7 @@ pub struct FleetDay {
     pub cost: Option<f64>,
 }
 
-/// Finds the least number of replicas for each hour of a day. Calls `progress` for each ended request, from several threads.
+/// Finds the least number of replicas for each hour of a day. Calls `progress` with the news, from several threads.
 ///
 /// # Errors
 ///
@@ -85,7 +85,7 @@ pub fn plan_day(
     candidate: &Candidate<'_>,
     search: &Search<'_>,
     day: &Day,
-    progress: &(dyn Fn() + Sync),
+    progress: &(dyn Fn(News) + Sync),
 ) -> Result<DayAnswer, PlanError> {
     if search.goal == Goal::Rate {
         return Err(PlanError::DayRate);
@@ -94,10 +94,7 @@ pub fn plan_day(
         return Err(PlanError::StartDelay(day.start_delay_s));
     }
     let traced_requests_s = crate::capacity::arrival_requests_s(trace).ok_or(ReplayError::NoRate)?;
-    let speed = match candidate.settings.arrivals {
-        Arrivals::Traced { speed } => speed,
-        Arrivals::Serial | Arrivals::AtOnce => 1.0,
-    };
+    let speed = candidate.settings.arrivals.speed().ok_or(ReplayError::NoRate)?;
     let at = |rate: f64| {
         let mut settings = candidate.settings.clone();
         settings.arrivals = Arrivals::Traced { speed: speed * rate };

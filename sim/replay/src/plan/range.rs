@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Candidate, PlanError, Probe, Prober, Search};
+use super::{Candidate, News, PlanError, Probe, Prober, Search};
 use trunkline_sim_perf::cost::{CostModel, Largest, PipelinedStep, StepErrors, StepShape};
 use trunkline_sim_workload::trace::Trace;
 
@@ -88,7 +88,7 @@ pub(super) fn of(
     trace: &Trace,
     candidate: &Candidate<'_>,
     search: &Search<'_>,
-    progress: &(dyn Fn() + Sync),
+    progress: &(dyn Fn(News) + Sync),
     (first, found, last): (i64, Option<i64>, i64),
 ) -> Result<Option<Range>, PlanError> {
     let kinds = candidate.settings.n_replicas() as usize;

@@ -49,7 +49,7 @@ fn slos(specs: &[&str], goodput: Option<f64>) -> Slos {
 
 fn answer(trace: &Trace, settings: Settings, slos: &Slos, goal: Goal, complete: bool) -> Result<Answer, PlanError> {
     let candidate = Candidate { settings, cost: &Linear, price_hour: Some(2.0) };
-    plan(trace, &candidate, &Search { slos, goal, complete, split: false }, &|| {})
+    plan(trace, &candidate, &Search { slos, goal, complete, split: false }, &|_| {})
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn what_no_fleet_can_do_is_told() {
     );
     let candidate = Candidate { settings: settings(1, 1_000), cost: &Linear, price_hour: Some(-1.0) };
     let search = Search { slos: &slos, goal: Goal::Rate, complete: false, split: false };
-    let price = plan(&trace, &candidate, &search, &|| {}).unwrap_err().to_string();
+    let price = plan(&trace, &candidate, &search, &|_| {}).unwrap_err().to_string();
     assert_eq!(price, "price of h100-80g is -1; it must be a number above 0");
 }
 
@@ -192,7 +192,7 @@ fn a_split_is_found_that_trying_all_divisions_finds_too() {
         for complete in [false, true] {
             let candidate = Candidate { settings: settings(1, 2_000), cost: &Linear, price_hour: None };
             let search = Search { slos: &slos, goal: Goal::Replicas { max: 12 }, complete, split: true };
-            let answer = plan(&trace, &candidate, &search, &|| {}).unwrap();
+            let answer = plan(&trace, &candidate, &search, &|_| {}).unwrap();
             let best = answer.best.as_ref();
             assert_eq!(best.map(|best| best.replicas), least, "{specs:?} {:?}", answer.probes);
             assert!(best.is_none_or(|best| meets(best.replicas, best.prefill.unwrap())));
@@ -207,7 +207,9 @@ fn a_split_needs_two_replicas_and_no_roles() {
     let slos = slos(&["ttft_p99=1s"], None);
     let error = |settings: Settings, goal, split| {
         let candidate = Candidate { settings, cost: &Linear, price_hour: None };
-        plan(&trace, &candidate, &Search { slos: &slos, goal, complete: false, split }, &|| {}).unwrap_err().to_string()
+        plan(&trace, &candidate, &Search { slos: &slos, goal, complete: false, split }, &|_| {})
+            .unwrap_err()
+            .to_string()
     };
     let max = |max| Goal::Replicas { max };
     assert!(error(settings(1, 2_000), max(1), true).starts_with("a split needs at least 2 replicas"));
@@ -271,7 +273,7 @@ fn an_error_of_step_times_makes_the_answer_a_range() {
     for goal in [Goal::Replicas { max: 32 }, Goal::Rate] {
         let plan = |cost: &(dyn CostModel + Sync)| {
             let candidate = Candidate { settings: settings(2, 5_000), cost, price_hour: None };
-            plan(&trace, &candidate, &Search { slos: &slos, goal, complete: false, split: false }, &|| {}).unwrap()
+            plan(&trace, &candidate, &Search { slos: &slos, goal, complete: false, split: false }, &|_| {}).unwrap()
         };
         let range = plan(&Doubtful(Some(0.4))).range.unwrap();
         let ends = [range.if_faster, range.if_slower].map(|probe| probe.map(|it| (it.replicas, it.speed)));
@@ -291,7 +293,7 @@ fn a_range_says_when_slower_steps_can_be_met_by_no_number() {
     let slos = slos(&["ttft_max=5500us"], None);
     let candidate = Candidate { settings: settings(1, 5_000), cost: &Doubtful(Some(0.5)), price_hour: None };
     let search = Search { slos: &slos, goal: Goal::Replicas { max: 4 }, complete: false, split: false };
-    let answer = plan(&trace, &candidate, &search, &|| {}).unwrap();
+    let answer = plan(&trace, &candidate, &search, &|_| {}).unwrap();
     let range = answer.range.unwrap();
     assert!(answer.best.is_some() && range.if_faster.is_some());
     assert_eq!(range.if_slower, None);
@@ -307,7 +309,7 @@ fn each_hour_of_a_day_has_the_answer_of_its_own_search() {
         let candidate = Candidate { settings: settings(1, 2_000), cost: &Linear, price_hour: Some(2.0) };
         let search = Search { slos: &slos, goal: Goal::Replicas { max }, complete: false, split: false };
         let day = Day { curve: trunkline_sim_workload::daily::DailyCurve::new(&rates).unwrap(), start_delay_s };
-        plan_day(&trace, &candidate, &search, &day, &|| {})
+        plan_day(&trace, &candidate, &search, &day, &|_| {})
     };
     let found = day(24, 0.0).unwrap();
     let replicas: Vec<u32> = found.hours.iter().map(|hour| hour.replicas().unwrap()).collect();

@@ -130,6 +130,7 @@ impl Served {
             priority: request.priority,
             background: request.background,
             deadline_ns: request.deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(at_ns).max(1)),
+            max_tokens: Some(request.client_limit.unwrap_or(request.max_tokens)).filter(|_| !request.prefetch),
         };
         self.open.insert(request.id, self.requests.len());
         self.requests.push(ServedRequest {

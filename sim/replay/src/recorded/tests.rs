@@ -304,8 +304,19 @@ fn a_recording_is_a_trace_with_outputs_and_terms() {
     assert_eq!((first.arrival_ns, second.arrival_ns), (0, 5_000_000));
     assert_eq!((first.output.as_deref(), second.output_tokens), (Some(&[7; 4][..]), 4));
     assert_eq!(second.prompt(), [1, 2, 3, 4, 5, 7, 7, 7, 7, 9]);
-    let terms = Terms { tenant: 1, namespace: 0, priority: -3, background: false, deadline_ns: Some(2_000_000_000) };
-    assert_eq!((first.terms, second.terms), (Terms { tenant: 0, deadline_ns: None, ..terms }, terms));
+    let terms = Terms {
+        tenant: 1,
+        namespace: 0,
+        priority: -3,
+        background: false,
+        deadline_ns: Some(2_000_000_000),
+        max_tokens: second.terms.max_tokens,
+    };
+    assert_eq!(
+        (first.terms, second.terms),
+        (Terms { tenant: 0, deadline_ns: None, max_tokens: first.terms.max_tokens, ..terms }, terms)
+    );
+    assert!(first.terms.max_tokens >= Some(4) && second.terms.max_tokens >= Some(4), "the limits of the clients");
     let measured = recorded.measured;
     assert_eq!((measured.ttft_s.mean, measured.tpot_s.mean, measured.e2e_s.max), (1e-3, 1e-3, 4e-3));
     assert_eq!(measured.deadlines.map(|deadlines| (deadlines.met, deadlines.missed)), Some((1, 0)));

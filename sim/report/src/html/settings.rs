@@ -80,7 +80,7 @@ fn list(items: &[String]) -> String {
 
 /// Describes the arrivals.
 pub(super) fn arrivals(report: &Report) -> String {
-    match (&report.load, report.settings.speed) {
+    match (&report.load, report.settings.arrivals.speed) {
         (Some(load), _) => format!(
             "{} requests/s arrive, {} of the capacity of {} requests/s",
             number(load.arrival_requests_s),
@@ -89,7 +89,9 @@ pub(super) fn arrivals(report: &Report) -> String {
         ),
         (None, Some(1.0)) => "they arrive as in the trace".into(),
         (None, Some(speed)) => format!("they arrive {} times as fast as in the trace", short(speed)),
-        (None, None) => "one arrives after another".into(),
+        (None, None) => {
+            report.settings.arrivals.closed_loop.map_or("one arrives after another".into(), |users| users.to_string())
+        }
     }
 }
 

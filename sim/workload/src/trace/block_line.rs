@@ -32,6 +32,7 @@ pub(super) struct BlockIdLine {
     priority: Option<Value>,
     background: Option<Value>,
     deadline_s: Option<Value>,
+    max_tokens: Option<Value>,
     retention: Option<Value>,
     prefetch: Option<Value>,
 }
@@ -61,7 +62,8 @@ impl BlockIdLine {
         // No ids are all ids of a prompt without a full block.
         let ids = self.hash_ids.filter(|ids| !ids.is_empty() || input_tokens < block_tokens);
         let ids = ids.map(|ids| hash_ids(ids, input_tokens, format, block_tokens, numbers)).transpose()?;
-        let terms = Terms::of_json([self.tenant, self.namespace, self.priority, self.background, self.deadline_s])?;
+        let Self { tenant, namespace, priority, background, deadline_s, max_tokens, .. } = self;
+        let terms = Terms::of_json([tenant, namespace, priority, background, deadline_s, max_tokens])?;
         let retention = retention::of_json(self.retention)?;
         Ok((Row { terms, retention, ..Row::without_content(at_ns, input_tokens, output_tokens) }, ids))
     }

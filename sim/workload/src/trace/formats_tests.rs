@@ -468,7 +468,14 @@ fn damaged_bytes_are_an_error_or_another_trace_but_never_a_panic() {
 
 #[test]
 fn terms_and_outputs_are_kept_by_formats_that_have_a_place_for_them() {
-    let terms = Terms { tenant: 3, namespace: 2, priority: -7, background: true, deadline_ns: Some(2_500_000_000) };
+    let terms = Terms {
+        tenant: 3,
+        namespace: 2,
+        priority: -7,
+        background: true,
+        deadline_ns: Some(2_500_000_000),
+        max_tokens: Some(9),
+    };
     let request = TraceRequest {
         input_tokens: 3,
         output_tokens: 2,

@@ -7,6 +7,7 @@
 //! | priority | `priority`, a number; lower is served first | column `priority` | 0 |
 //! | class | `background`, `true` or `false` | column `background` | `false` |
 //! | deadline | `deadline_s`, seconds after the arrival | column `deadline_s` | none |
+//! | limit | `max_tokens`, the client's limit on the answer, at least 1 | column `max_tokens` | none |
 
 use serde_json::Value;
 
@@ -26,14 +27,16 @@ pub struct Terms {
     pub background: bool,
     /// Deadline, nanoseconds after the arrival; a request still unfinished then is ended.
     pub deadline_ns: Option<u64>,
+    /// Limit of the client on the tokens of the answer, which policies may know, unlike the length of the answer.
+    pub max_tokens: Option<u32>,
 }
 
 impl Terms {
     /// Names of the fields, in JSON and as columns of CSV.
-    pub const FIELDS: [&str; 5] = ["tenant", "namespace", "priority", "background", "deadline_s"];
+    pub const FIELDS: [&str; 6] = ["tenant", "namespace", "priority", "background", "deadline_s", "max_tokens"];
 
     /// Reads the fields of [`Terms::FIELDS`] in a JSON object.
-    pub(super) fn of_json(values: [Option<Value>; 5]) -> Result<Self, TraceFault> {
+    pub(super) fn of_json(values: [Option<Value>; 6]) -> Result<Self, TraceFault> {
         let mut terms = Self::default();
         for (field, value) in Self::FIELDS.into_iter().zip(values) {
             if let Some(value) = value.filter(|value| !value.is_null()) {
@@ -57,6 +60,10 @@ impl Terms {
                 self.priority = text.parse().map_err(|_| bad("a whole number from -2147483648 to 2147483647"))?;
             }
             "background" => self.background = text.parse().map_err(|_| bad("true or false"))?,
+            "max_tokens" => {
+                let limit = text.parse().ok().filter(|limit| *limit > 0);
+                self.max_tokens = Some(limit.ok_or_else(|| bad("a whole number from 1 to 4294967295"))?);
+            }
             _ => {
                 let ns = seconds_ns(text).filter(|ns| *ns > 0);
                 self.deadline_ns = Some(ns.ok_or_else(|| bad("seconds after the arrival, above 0 and below 10^9"))?);
@@ -77,6 +84,7 @@ impl Terms {
             number("priority", self.priority.into()),
             if self.background { ", \"background\": true".to_owned() } else { String::new() },
             deadline,
+            number("max_tokens", self.max_tokens.unwrap_or(0).into()),
         ]
         .concat()
     }
@@ -96,6 +104,7 @@ mod tests {
                 priority: i32::MIN,
                 background: true,
                 deadline_ns: Some(1_500_000_001),
+                max_tokens: Some(7),
             },
             Terms { priority: 7, ..Terms::default() },
         ] {
@@ -111,6 +120,7 @@ mod tests {
         for (field, text, expected) in [
             ("tenant", "-1", "tenant is -1; it must be a whole number from 0 to 4294967295"),
             ("priority", "\"high\"", "priority is \"high\"; it must be a whole number from -2147483648 to 2147483647"),
+            ("max_tokens", "0", "max_tokens is 0; it must be a whole number from 1 to 4294967295"),
             ("background", "1", "background is 1; it must be true or false"),
             ("deadline_s", "0", "deadline_s is 0; it must be seconds after the arrival, above 0 and below 10^9"),
         ] {

@@ -12,7 +12,7 @@ use crate::output::{align_right, per_cent, table};
 pub(super) struct DayArgs {
     /// Rates of a day: a file with 24 lines HOUR,RATE, factors on the rate of the trace (examples/curves), or PEAK:TROUGH of a sinusoidal day, such
     /// as 1.5:0.4. Finds the replicas for each hour, and the replica-hours of a fixed fleet and a following one.
-    #[arg(long, value_name = "CURVE", conflicts_with = "find_rate")]
+    #[arg(long, value_name = "CURVE", conflicts_with_all = ["find_rate", "concurrency"])]
     daily_curve: Option<String>,
 
     /// Time from the order of a replica to its first step, seconds, up to 3600: time paid for by a following fleet.

@@ -120,6 +120,9 @@ pub(super) fn facts(reports: &[Report], differing: &[&str]) -> Table {
             rows.push([name.into(), faults.join(", ")]);
         }
     }
+    if !settings.oracles.is_empty() {
+        rows.push(["oracle".into(), settings.oracles.join("; ")]);
+    }
     if settings.core.max_drafts > 0 {
         let drafts =
             format!("up to {}, right with probability {}", settings.core.max_drafts, settings.draft_acceptance);
@@ -193,7 +196,7 @@ fn weights(settings: &SettingsReport) -> String {
 }
 
 fn arrivals(report: &Report) -> String {
-    match (&report.load, report.settings.speed) {
+    match (&report.load, report.settings.arrivals.speed) {
         (Some(load), _) => format!(
             "{:.3} requests/s = {} of the capacity of {:.3} requests/s; {:.3} times as fast as in the trace",
             load.arrival_requests_s,
@@ -203,7 +206,9 @@ fn arrivals(report: &Report) -> String {
         ),
         (None, Some(1.0)) => "as in the trace".into(),
         (None, Some(speed)) => format!("{speed} times as fast as in the trace"),
-        (None, None) => "one after another".into(),
+        (None, None) => {
+            report.settings.arrivals.closed_loop.map_or("one after another".into(), |users| users.to_string())
+        }
     }
 }
 

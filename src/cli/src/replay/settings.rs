@@ -234,7 +234,7 @@ pub(crate) struct RoutingArgs {
     #[arg(long, value_name = "SHARES", allow_hyphen_values = true)]
     pub(crate) tenants: Option<String>,
 
-    /// Router, which assigns requests to replicas: round_robin, least_loaded, random2 or prefix_affinity, with parameters as in
+    /// Router, which assigns requests to replicas: round_robin, least_loaded, random2, prefix_affinity or added_time, with parameters as in
     /// prefix_affinity:stale_ms=500. Give more than one to compare [default: prefix_affinity, or as in the recording].
     #[arg(long, value_name = "SPEC")]
     router: Vec<String>,

@@ -11,6 +11,7 @@ use trunkline_sim_perf::link::TierLink;
 
 use super::*;
 
+mod closed_loop;
 mod engines;
 mod hints;
 

@@ -11,13 +11,13 @@
 //! * `known`: longest prefix of the prompt that the engine is believed to cache,
 //! * `prefill`: prompt tokens that the engine has yet to compute for others ([`Load::prefill_tokens`]),
 //! * `held`: tokens of its unfinished requests ([`Load::tokens`]),
-//! * `w`: `overlap_percent / 100`.
+//! * `w`: [`WEIGHT`].
 //!
 //! The lowest cost wins; ties go to the engine with the fewest tracked prefixes, then to the first. So an idle fleet fills all its
 //! caches, and a popular prefix moves to a second engine as soon as the queue of the first costs more than computing the prefix again.
 //!
-//! A token to compute costs more than a token held, which only makes every step of others a little longer. The default weight of 4 is
-//! where the gain on Mooncake's conversation trace flattens out: 8 and more bring a few per cent more hits and longer tails of E2E.
+//! A token to compute costs more than a token held, which only makes every step of others a little longer. By how much depends on the model, the device
+//! and the lengths: [`super::added_time`] measures it.
 //!
 //! The form is that of the KV router of NVIDIA Dynamo, in tokens instead of blocks and without its random choice among near
 //! equals. Mooncake's conductor (FAST 2025, algorithm 1) minimises queue plus prefill time, which is the first term. Prefixes are
@@ -33,14 +33,10 @@ use super::{Incoming, LOAD_STALE, Load, Pick, Router, RouterContext, least};
 
 pub(super) const NAME: &str = "prefix_affinity";
 
-pub(super) const PARAMS: [Param; 5] = [
-    Param {
-        key: "overlap_percent",
-        about: "weight of tokens to compute against tokens held",
-        default: 400,
-        min: 0,
-        max: 1_000_000,
-    },
+/// Weight of a token to compute against a token held: 8 and more bring a few per cent more hits on Mooncake's conversations, and longer tails of E2E.
+const WEIGHT: u64 = 4;
+
+pub(super) const PARAMS: [Param; 4] = [
     Param {
         key: "stale_ms",
         about: "delay until the prefix of a routed request is counted as cached",
@@ -75,7 +71,6 @@ struct Sent {
 
 #[derive(Debug)]
 pub(super) struct PrefixAffinity {
-    overlap_percent: u64,
     stale_ns: u64,
     blocks_per_chunk: usize,
     chunk_tokens: u64,
@@ -89,20 +84,21 @@ pub(super) struct PrefixAffinity {
 
 impl PrefixAffinity {
     pub(super) fn new(values: &[u64], context: RouterContext) -> Self {
-        let [overlap_percent, stale_ms, chunk_tokens, view_chunks, _] = values else { panic!("a value per parameter") };
+        let [stale_ms, chunk_tokens, view_chunks, _] = values else { panic!("a value per parameter") };
         let block_size = u64::from(context.block_size);
         let blocks_per_chunk = chunk_tokens.div_ceil(block_size);
-        let held = (context.cache_blocks / blocks_per_chunk).clamp(1, u64::from(u32::MAX - 1));
+        // The smallest engine counts: blocks beyond the smallest cache are taken to be gone.
+        let cache_blocks = context.engines.iter().map(|engine| engine.cache_blocks).min().unwrap_or(0);
+        let held = (cache_blocks / blocks_per_chunk).clamp(1, u64::from(u32::MAX - 1));
         let capacity = if *view_chunks == 0 { held } else { *view_chunks };
         Self {
-            overlap_percent: *overlap_percent,
             stale_ns: stale_ms * 1_000_000,
             blocks_per_chunk: blocks_per_chunk as usize,
             chunk_tokens: blocks_per_chunk * block_size,
-            views: vec![Prefixes::new(capacity as usize); context.engines],
+            views: vec![Prefixes::new(capacity as usize); context.engines.len()],
             sent: VecDeque::new(),
             chunks: Vec::new(),
-            known: vec![0; context.engines],
+            known: vec![0; context.engines.len()],
         }
     }
 
@@ -126,8 +122,7 @@ impl Router for PrefixAffinity {
         let prompt_tokens = u64::from(request.prompt_tokens);
         let engine = least(loads, |engine, load| {
             let to_compute = load.prefill_tokens + prompt_tokens - self.known[engine];
-            let cost = u128::from(to_compute) * u128::from(self.overlap_percent) + u128::from(load.tokens) * 100;
-            (cost, self.views[engine].len())
+            (WEIGHT * to_compute + load.tokens, self.views[engine].len())
         });
         if self.stale_ns == 0 {
             self.views[engine].add(&self.chunks);

@@ -1,6 +1,7 @@
 //! Shows a router loads that are up to a given age old.
 
 use super::{Incoming, Load, Pick, Router};
+use crate::step_work::StepWork;
 
 /// Passes a snapshot of the loads to another router, and renews it when it has reached its greatest age. Engines that are
 /// closed are never hidden: `open` is always current.
@@ -33,5 +34,17 @@ impl Router for StaleLoads {
 
     fn lost(&mut self, engine: usize) {
         self.router.lost(engine);
+    }
+
+    fn learns(&self) -> bool {
+        self.router.learns()
+    }
+
+    fn stepped(&mut self, engine: usize, work: &StepWork, ns: u64) {
+        self.router.stepped(engine, work, ns);
+    }
+
+    fn answered(&mut self, tokens: u32) {
+        self.router.answered(tokens);
     }
 }

@@ -638,6 +638,7 @@ impl Sequence {
             root: cold.root,
             hashes: cold.hashes,
             max_tokens: self.max_tokens,
+            client_limit: Some(cold.view.max_tokens).filter(|limit| ![0, self.max_tokens].contains(limit)),
             prefetch: self.max_tokens == 0,
             min_tokens: cold.min_tokens,
             stop_token_ids: cold.stop_token_ids.into_vec(),

@@ -26,7 +26,7 @@ impl Answers {
             return;
         }
         let generated = seq.generated();
-        self.share += WEIGHT * (f64::from(generated) / f64::from(seq.max_tokens.max(1)) - self.share);
+        self.share += WEIGHT * (f64::from(generated) / f64::from(seq.cold.view.max_tokens.max(1)) - self.share);
         let Some(steps) = generated.checked_sub(1 + seq.cold.history.imported_tokens).filter(|steps| *steps > 0) else {
             return;
         };

@@ -166,7 +166,7 @@ impl State {
         let seq = &self.sequences[slot];
         let uncached = seq.view(0).tokens.saturating_sub(self.kv.cached_prefix(seq).tokens);
         let prefill_ns = self.kv.transfers.links.recompute_ns(uncached.into());
-        let answer_ns = self.answers.expected_ns(seq.max_tokens.saturating_sub(seq.generated()));
+        let answer_ns = self.answers.expected_ns(seq.cold.view.max_tokens.saturating_sub(seq.generated()));
         let service_ns = prefill_ns.saturating_add(answer_ns);
         let Cold { view, history, .. } = &mut *self.sequences[slot].cold;
         if history.admissions == 0 {

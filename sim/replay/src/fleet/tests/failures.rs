@@ -135,7 +135,10 @@ fn impossible_failures_are_refused() {
     assert_eq!(told, "replica 3 is to fail, but there are 3, numbered from 0");
     settings.routing = Routing { router: "nearest".into(), ..Routing::default() };
     let told = replay(&trace, &settings, &OneMs, &mut |_| {}).unwrap_err().to_string();
-    assert_eq!(told, "unknown router 'nearest'; there are: round_robin, least_loaded, random2, prefix_affinity");
+    assert_eq!(
+        told,
+        "unknown router 'nearest'; there are: round_robin, least_loaded, random2, prefix_affinity, added_time"
+    );
     settings.routing.router = "random2:sed=1".into();
     let told = replay(&trace, &settings, &OneMs, &mut |_| {}).unwrap_err().to_string();
     assert_eq!(told, "router 'random2' has no parameter 'sed'; it has: seed, load_stale_ms");

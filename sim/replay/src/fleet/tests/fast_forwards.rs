@@ -90,7 +90,7 @@ fn fast_forward_equals_single_steps() {
                 let mut settings = settings(block_size, blocks * 64 / block_size);
                 settings.replicas = 1 + seed as u32 % 3;
                 settings.core.max_batch_size = [256, 5][seed as usize % 2];
-                settings.routing.router = ["round_robin", "least_loaded", "prefix_affinity"][seed as usize % 3].into();
+                settings.routing.router = ["added_time", "least_loaded", "prefix_affinity"][seed as usize % 3].into();
                 preemptions += same(&trace, &settings, &Linear).preemptions;
             }
         }
@@ -286,7 +286,7 @@ fn session_trace() -> Trace {
 #[test]
 fn fast_forward_equals_single_steps_with_sessions_of_a_trace() {
     let trace = session_trace();
-    for router in ["round_robin", "least_loaded", "prefix_affinity"] {
+    for router in ["round_robin", "least_loaded", "prefix_affinity", "added_time"] {
         for (replicas, speed) in [(1, 1.0), (3, 1.0), (7, 1.0), (3, 0.3), (3, 2.5)] {
             let mut settings = settings(16, 400);
             (settings.replicas, settings.routing.router) = (replicas, router.into());
@@ -360,7 +360,7 @@ fn anything(numbers: &mut Numbers, least_tokens: u32) -> Settings {
         _ => Arrivals::Traced { speed: [0.05, 0.3, 1.0][pick(3)] },
     };
     settings.routing.router =
-        ["round_robin", "least_loaded", "random2", "prefix_affinity", "prefix_affinity:stale_ms=30"][pick(5)].into();
+        ["round_robin", "least_loaded", "random2", "prefix_affinity", "added_time"][pick(5)].into();
     let core = &mut settings.core;
     core.policy = ["fcfs", "sjf", "lpm", "priority", "edf", "vtc"][pick(12).min(5)].into();
     if core.policy == "vtc" && pick(2) == 0 {

@@ -2,8 +2,14 @@
 
 use super::*;
 
-const ALL: [&str; 5] =
-    ["round_robin", "least_loaded", "random2", "prefix_affinity", "prefix_affinity:stale_ms=2000,view_chunks=50"];
+const ALL: [&str; 6] = [
+    "round_robin",
+    "least_loaded",
+    "random2",
+    "added_time",
+    "prefix_affinity",
+    "prefix_affinity:stale_ms=2000,view_chunks=50",
+];
 
 fn routed(router: &str, replicas: u32, device_blocks: u32) -> Settings {
     Settings {

@@ -137,3 +137,30 @@ fn copied_tokens_are_counted_beside_hits() {
     assert_eq!((report.copies(), report.tokens.copied_tokens), (true, 87));
     assert_eq!(report.tokens.copied_ratio, 87.0 / 255.0);
 }
+
+#[test]
+fn edf_sees_the_clients_limits_and_a_report_names_the_lengths_it_sees_without_them() {
+    let oracles = |policy: &str, limit| {
+        let mut trace = urgent_and_patient(false);
+        trace.requests.iter_mut().for_each(|request| request.terms.max_tokens = limit);
+        let mut settings = settings(16, 4000);
+        settings.core.policy = policy.into();
+        run(&trace, &settings).settings.oracles
+    };
+    assert_eq!(oracles("edf", None), ["edf expects answers of max_tokens, which is their true length here"]);
+    assert!(oracles("edf", Some(400)).is_empty() && oracles("fcfs", None).is_empty());
+    // With one limit for all, long answers look as short as the others.
+    let decisions = |limit| {
+        let mut trace = urgent_and_patient(false);
+        for (at, request) in trace.requests.iter_mut().enumerate() {
+            request.arrival_ns = at as u64 * 5 * MS;
+            request.output_tokens = if at % 2 == 0 { 10 } else { 70 };
+            (request.terms.max_tokens, request.terms.deadline_ns) = (limit, Some(200 * MS));
+        }
+        let mut settings = settings(16, 4000);
+        settings.core.policy = "edf".into();
+        settings.core.max_batch_size = 4;
+        run(&trace, &settings).digest
+    };
+    assert_ne!(decisions(None), decisions(Some(1_000)));
+}

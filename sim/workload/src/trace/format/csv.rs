@@ -32,7 +32,7 @@ pub(in crate::trace) struct Columns {
     input: usize,
     output: usize,
     /// Columns of [`Terms::FIELDS`].
-    terms: [Option<usize>; 5],
+    terms: [Option<usize>; 6],
     n_columns: usize,
 }
 
@@ -128,7 +128,7 @@ impl Columns {
             find_any(column)?
                 .ok_or_else(|| TraceFault::MissingColumn { column, header: header.chars().take(200).collect() })
         };
-        let mut terms = [None; 5];
+        let mut terms = [None; Terms::FIELDS.len()];
         for (at, column) in terms.iter_mut().zip(Terms::FIELDS) {
             *at = find_any(column)?;
         }

@@ -53,6 +53,7 @@ struct Object {
     priority: Option<Value>,
     background: Option<Value>,
     deadline_s: Option<Value>,
+    max_tokens: Option<Value>,
     retention: Option<Value>,
     prefetch: Option<Value>,
 }
@@ -75,7 +76,8 @@ impl LineParser for Parser {
         // Public workloads have lists of other lengths, of which nothing can be said.
         let output = line.output_tok_ids.filter(|output| output.len() == output_tokens as usize);
         let output = output.map(Vec::into_boxed_slice);
-        let terms = Terms::of_json([line.tenant, line.namespace, line.priority, line.background, line.deadline_s])?;
+        let Object { tenant, namespace, priority, background, deadline_s, max_tokens, .. } = line;
+        let terms = Terms::of_json([tenant, namespace, priority, background, deadline_s, max_tokens])?;
         let retention = retention::of_json(line.retention)?;
         let content = RowContent::Tokens(tokens.into());
         let row = Row::without_content(at_ns, found as u32, output_tokens);

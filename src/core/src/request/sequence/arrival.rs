@@ -18,7 +18,7 @@ pub(super) fn view(request: &Request, arrival: u64, now_ns: u64) -> RequestView 
         is_background: request.background,
         deadline_ns: request.deadline_ns,
         prompt_tokens: request.prompt.len() as u32,
-        max_tokens: request.max_tokens,
+        max_tokens: request.client_limit.unwrap_or(request.max_tokens),
         tokens: (request.prompt.len() + request.generated.len()) as u32,
         cached_tokens: 0,
         uncached_tokens: 0,
