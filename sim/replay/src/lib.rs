@@ -68,6 +68,7 @@ pub mod calibrate;
 pub mod capacity;
 pub mod engine_memory;
 pub mod engines;
+pub mod explain;
 pub mod faults;
 pub mod fleet;
 pub mod group;
