@@ -12,6 +12,7 @@ use trunkline_cluster::{Cluster, ClusterConfig, Input, Output};
 use trunkline_core::{Action, Event, Refusal, RequestId};
 use trunkline_driver::seeds::Sample;
 use trunkline_sim_replay::explain::{Explained, Of, Part, explain};
+use trunkline_sim_replay::rerun::{Script, Timing, Until};
 use trunkline_tests::cluster_pressure::recorded;
 
 const SEEDS_DEFAULT: usize = 100;
@@ -100,6 +101,10 @@ fn the_parts_of_every_request_add_up_to_its_time() {
             misses += u64::from(explained.miss.is_some());
             requests += 1;
         }
+        // A run without a change is the recorded one, whatever workers answered.
+        let script = Script::load(&path, &mut |_| {}).unwrap();
+        let again = script.rerun(&[], Timing::Recorded, Until::End).unwrap();
+        assert_eq!((again.digest, again.first_difference), (digest, None), "seed {seed}");
         let slowest = explain(&path, &Of::Slowest(3), &mut |_| {}).unwrap().requests;
         let longest = times.values().map(|(submitted_ns, _, end_ns)| end_ns - submitted_ns).max();
         assert_eq!(slowest.first().map(Explained::e2e_ns), longest, "seed {seed}");

@@ -77,7 +77,9 @@ mod meters;
 pub mod plan;
 pub mod random_failures;
 pub mod recorded;
+pub mod rerun;
 pub mod settings;
+pub mod what_if;
 mod worker;
 
 pub use crate::fleet::{ReplayError, replay, replay_source, replay_watched};

@@ -11,6 +11,7 @@
 //! | `sweep` | replay every cell of a grid of parameters |
 //! | `trace` | inspect, convert and generate traces |
 //! | `calibrate` | fit step times to a server |
+//! | `explain` | say why a request of a recording took as long as it did |
 //! | `load` | send the requests of a trace to a running server |
 //! | `h2o` | find the KV heads of a model that have to keep every token |
 //! | `cache` | look into a disk tier at rest |
@@ -32,6 +33,7 @@ mod cache;
 mod calibrate;
 pub mod client;
 mod completions;
+mod explain;
 #[cfg(test)]
 mod flags_tests;
 #[cfg(test)]
@@ -102,6 +104,7 @@ enum Command {
     Plan(Box<plan::PlanArgs>),
     Sweep(sweep::SweepArgs),
     Calibrate(calibrate::CalibrateArgs),
+    Explain(explain::ExplainArgs),
     Trace(trace::TraceArgs),
     Load(load::LoadArgs),
     H2o(h2o_command::H2oArgs),
@@ -135,6 +138,7 @@ pub fn main() -> ExitCode {
         Command::Plan(args) => plan::run(*args),
         Command::Sweep(args) => sweep::run(&args),
         Command::Calibrate(args) => calibrate::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Explain(args) => explain::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
         Command::Load(args) => load::run(&args).map(|()| ExitCode::SUCCESS),
         Command::H2o(args) => h2o_command::run(&args).map(|()| ExitCode::SUCCESS),

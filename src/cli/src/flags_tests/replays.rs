@@ -11,6 +11,7 @@ use crate::{Cli, Command};
 
 const OUTPUTS: &str = "src/cli/src/replay/tests.rs";
 
+const EXPLAIN: &str = "src/cli/src/explain/tests.rs";
 
 /// Trace of the repository, of which a part is replayed.
 const TRACE: &str = "examples/traces/chat-and-agents.jsonl.gz";
@@ -24,6 +25,9 @@ pub const ENTRIES: &[Entry] = &[
     ("replay", "requests", Test(OUTPUTS, "requests_are_written_of_one_replay")),
     ("replay", "html", Test(OUTPUTS, "a_page_shows_all_runs_and_a_timeline_one")),
     ("replay", "record", Test(OUTPUTS, "a_recorded_replay_replays_to_its_digest")),
+    ("explain", "request", Test(EXPLAIN, "the_slowest_are_listed_and_one_is_explained_with_what_would_have_helped")),
+    ("explain", "slowest", Test(EXPLAIN, "the_slowest_are_listed_and_one_is_explained_with_what_would_have_helped")),
+    ("explain", "what-if", Test(EXPLAIN, "the_slowest_are_listed_and_one_is_explained_with_what_would_have_helped")),
     ("replay", "timeline", Test(OUTPUTS, "a_page_shows_all_runs_and_a_timeline_one")),
     ("replay", "timeline-window", Test(OUTPUTS, "a_page_shows_all_runs_and_a_timeline_one")),
     ("replay", "format", Test("sim/workload/src/trace/formats_tests.rs", "token_ids_are_the_prompt")),
