@@ -12,6 +12,7 @@
 //! | `trace` | inspect, convert and generate traces |
 //! | `calibrate` | fit step times to a server |
 //! | `explain` | say why a request of a recording took as long as it did |
+//! | `diff` | compare two recordings, or one with its run under changes |
 //! | `load` | send the requests of a trace to a running server |
 //! | `h2o` | find the KV heads of a model that have to keep every token |
 //! | `cache` | look into a disk tier at rest |
@@ -33,6 +34,7 @@ mod cache;
 mod calibrate;
 pub mod client;
 mod completions;
+mod diff;
 mod explain;
 #[cfg(test)]
 mod flags_tests;
@@ -105,6 +107,7 @@ enum Command {
     Sweep(sweep::SweepArgs),
     Calibrate(calibrate::CalibrateArgs),
     Explain(explain::ExplainArgs),
+    Diff(diff::DiffArgs),
     Trace(trace::TraceArgs),
     Load(load::LoadArgs),
     H2o(h2o_command::H2oArgs),
@@ -139,6 +142,7 @@ pub fn main() -> ExitCode {
         Command::Sweep(args) => sweep::run(&args),
         Command::Calibrate(args) => calibrate::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Explain(args) => explain::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Diff(args) => diff::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
         Command::Load(args) => load::run(&args).map(|()| ExitCode::SUCCESS),
         Command::H2o(args) => h2o_command::run(&args).map(|()| ExitCode::SUCCESS),
