@@ -66,6 +66,7 @@
 pub mod autoscale;
 pub mod calibrate;
 pub mod capacity;
+pub mod ci;
 pub mod diff;
 pub mod engine_memory;
 pub mod engines;

@@ -13,6 +13,7 @@
 //! | `calibrate` | fit step times to a server |
 //! | `explain` | say why a request of a recording took as long as it did |
 //! | `diff` | compare two recordings, or one with its run under changes |
+//! | `ci` | compare two versions of the program on recordings |
 //! | `load` | send the requests of a trace to a running server |
 //! | `h2o` | find the KV heads of a model that have to keep every token |
 //! | `cache` | look into a disk tier at rest |
@@ -32,6 +33,7 @@ use trunkline_quote::{cut, limited, of_parser};
 
 mod cache;
 mod calibrate;
+mod ci;
 pub mod client;
 mod completions;
 mod diff;
@@ -108,6 +110,7 @@ enum Command {
     Calibrate(calibrate::CalibrateArgs),
     Explain(explain::ExplainArgs),
     Diff(diff::DiffArgs),
+    Ci(ci::CiArgs),
     Trace(trace::TraceArgs),
     Load(load::LoadArgs),
     H2o(h2o_command::H2oArgs),
@@ -143,6 +146,7 @@ pub fn main() -> ExitCode {
         Command::Calibrate(args) => calibrate::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Explain(args) => explain::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Diff(args) => diff::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Ci(args) => ci::run(&args),
         Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
         Command::Load(args) => load::run(&args).map(|()| ExitCode::SUCCESS),
         Command::H2o(args) => h2o_command::run(&args).map(|()| ExitCode::SUCCESS),
