@@ -81,6 +81,7 @@ pub mod random_failures;
 pub mod recorded;
 pub mod rerun;
 pub mod settings;
+pub mod tune;
 pub mod what_if;
 mod worker;
 

@@ -14,6 +14,7 @@
 //! | `explain` | say why a request of a recording took as long as it did |
 //! | `diff` | compare two recordings, or one with its run under changes |
 //! | `ci` | compare two versions of the program on recordings |
+//! | `tune` | search settings for recorded traffic |
 //! | `load` | send the requests of a trace to a running server |
 //! | `h2o` | find the KV heads of a model that have to keep every token |
 //! | `cache` | look into a disk tier at rest |
@@ -57,6 +58,7 @@ pub mod serve;
 pub mod settings;
 mod sweep;
 mod trace;
+mod tune;
 mod worker;
 
 use std::io::{self, Write};
@@ -111,6 +113,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     Diff(diff::DiffArgs),
     Ci(ci::CiArgs),
+    Tune(tune::TuneArgs),
     Trace(trace::TraceArgs),
     Load(load::LoadArgs),
     H2o(h2o_command::H2oArgs),
@@ -147,6 +150,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Diff(args) => diff::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Ci(args) => ci::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
         Command::Load(args) => load::run(&args).map(|()| ExitCode::SUCCESS),
         Command::H2o(args) => h2o_command::run(&args).map(|()| ExitCode::SUCCESS),

@@ -14,6 +14,7 @@ const OUTPUTS: &str = "src/cli/src/replay/tests.rs";
 const EXPLAIN: &str = "src/cli/src/explain/tests.rs";
 const DIFF: &str = "src/cli/src/diff/tests.rs";
 const CI: &str = "src/cli/src/ci/tests.rs";
+const TUNE: &str = "src/cli/src/tune/tests.rs";
 
 /// Trace of the repository, of which a part is replayed.
 const TRACE: &str = "examples/traces/chat-and-agents.jsonl.gz";
@@ -34,6 +35,8 @@ pub const ENTRIES: &[Entry] = &[
     ("ci", "against", Test(CI, "a_version_that_decides_otherwise_fails_its_budget")),
     ("ci", "save", Test(CI, "a_version_that_decides_otherwise_fails_its_budget")),
     ("ci", "budget", Test(CI, "a_version_that_decides_otherwise_fails_its_budget")),
+    ("tune", "slo", Test(TUNE, "a_search_says_what_it_tried_and_what_the_other_half_confirms")),
+    ("tune", "runs", Test(TUNE, "a_search_says_what_it_tried_and_what_the_other_half_confirms")),
     ("replay", "timeline", Test(OUTPUTS, "a_page_shows_all_runs_and_a_timeline_one")),
     ("replay", "timeline-window", Test(OUTPUTS, "a_page_shows_all_runs_and_a_timeline_one")),
     ("replay", "format", Test("sim/workload/src/trace/formats_tests.rs", "token_ids_are_the_prompt")),
