@@ -112,31 +112,46 @@ struct Run {
 /// # Panics
 /// Panics at the first fault.
 pub fn run(seed: u64, requests: u64) -> Outcome {
-    let mut rng = Pcg64Mcg::seed_from_u64(seed);
-    let config = settings(&mut rng);
-    let engine = |engine: &EngineConfig, seed| Engine {
-        worker: OracleWorker::new(&engine.core, seed),
-        joined: false,
-        steps: VecDeque::new(),
-        transfers: Vec::new(),
-        returns: 100,
-    };
-    let mut run = Run {
-        engines: config.engines.iter().map(|config| engine(config, rng.next_u64())).collect(),
-        cluster: Cluster::new(&config).expect("the settings are within their ranges"),
-        config,
-        rng,
-        known: BTreeMap::new(),
-        live: BTreeSet::new(),
-        now_ns: 0,
-        drained: 0,
-        outcome: Outcome::default(),
-        inputs: Vec::new(),
-    };
-    run.everything(requests);
-    run.check_end();
-    run.check_replay();
-    Outcome { digest: run.cluster.digest(), ..run.outcome }
+    Run::of(seed, requests).0
+}
+
+/// Runs as [`run`] does, and returns the recording: the settings, and every input with its time.
+///
+/// # Panics
+/// Panics at the first fault.
+pub fn recorded(seed: u64, requests: u64) -> (ClusterConfig, Vec<(u64, Input)>, u64) {
+    let (outcome, run) = Run::of(seed, requests);
+    (run.config, run.inputs, outcome.digest)
+}
+
+impl Run {
+    fn of(seed: u64, requests: u64) -> (Outcome, Self) {
+        let mut rng = Pcg64Mcg::seed_from_u64(seed);
+        let config = settings(&mut rng);
+        let engine = |engine: &EngineConfig, seed| Engine {
+            worker: OracleWorker::new(&engine.core, seed),
+            joined: false,
+            steps: VecDeque::new(),
+            transfers: Vec::new(),
+            returns: 100,
+        };
+        let mut run = Run {
+            engines: config.engines.iter().map(|config| engine(config, rng.next_u64())).collect(),
+            cluster: Cluster::new(&config).expect("the settings are within their ranges"),
+            config,
+            rng,
+            known: BTreeMap::new(),
+            live: BTreeSet::new(),
+            now_ns: 0,
+            drained: 0,
+            outcome: Outcome::default(),
+            inputs: Vec::new(),
+        };
+        run.everything(requests);
+        run.check_end();
+        run.check_replay();
+        (Outcome { digest: run.cluster.digest(), ..run.outcome }, run)
+    }
 }
 
 fn settings(rng: &mut Pcg64Mcg) -> ClusterConfig {

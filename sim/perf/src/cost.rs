@@ -41,6 +41,7 @@
 //! times becomes a large error of latencies: at 90 % of the capacity, one per cent of a step can become ten per cent of a waiting
 //! time.
 
+use serde::{Deserialize, Serialize};
 use trunkline_core::{Step, StepSeq};
 pub use trunkline_port::WeightReads;
 
@@ -79,7 +80,7 @@ pub use weights::{WINDOW_PARAMS, Weights, WeightsError};
 pub use windowed::{Windowed, WindowedCost};
 
 /// Batch shape of a step, as far as it determines the duration.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepShape {
     /// Tokens run through the model, drafts included.
     pub tokens: u64,

@@ -33,6 +33,7 @@ mod recording;
 mod terms;
 
 pub use benchmark::{BenchmarkError, from_benchmark};
+pub(crate) use links::Copies;
 pub use links::{BusyPeriod, LinkFit, PERIODS_MIN, fit_links};
 pub use overhead::{OverheadFit, engine_overhead};
 pub use recording::{Observed, from_recording};

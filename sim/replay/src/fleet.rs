@@ -41,6 +41,7 @@ mod roots;
 mod scaling;
 mod shared_storage;
 mod turns;
+mod watched;
 
 use self::held::Held;
 use self::lifecycle::Lifecycle;
@@ -50,6 +51,8 @@ use self::pipeline::Pipeline;
 use self::roots::Roots;
 use self::shared_storage::SharedStorage;
 use self::turns::Turns;
+use self::watched::Watched;
+pub use self::watched::{RecordReplayError, record};
 
 /// Ends of requests between two calls of the progress function.
 const PROGRESS_EVERY: u64 = 64;
@@ -167,7 +170,7 @@ pub fn replay_source(
             &mut looped
         }
     };
-    let mut fleet = Fleet::new(source, settings, cost, observer)?;
+    let mut fleet = Fleet::new(source, settings, cost, Watched::by(observer))?;
     fleet.run()?;
     let mut report = fleet.report();
     report.wall_s = started.elapsed().as_secs_f64();
@@ -251,10 +254,9 @@ struct Scheduled {
 struct Fleet<'a> {
     settings: &'a Settings,
     cost: &'a dyn CostModel,
-    observer: &'a mut dyn Observer,
+    watched: Watched<'a>,
     /// `true` if steady decode steps are fast-forwarded.
     can_fast_forward: bool,
-    stopped: bool,
     pending: Pending<'a>,
     block_size: u32,
     roots: Roots,
@@ -343,7 +345,7 @@ impl<'a> Fleet<'a> {
         source: &'a mut dyn Source,
         settings: &'a Settings,
         cost: &'a dyn CostModel,
-        observer: &'a mut dyn Observer,
+        watched: Watched<'a>,
     ) -> Result<Self, ReplayError> {
         settings.validate()?;
         let replicas =
@@ -353,7 +355,7 @@ impl<'a> Fleet<'a> {
         let speed = settings.arrivals.speed().unwrap_or(1.0);
         let meters = Meters::new(&settings.tenants, replicas.len());
         let lock_steps = LockSteps::new(settings);
-        let can_fast_forward = !observer.wants_steps()
+        let can_fast_forward = !watched.wants_steps()
             && !settings.replicas_change()
             && meters.is_alone()
             && settings.group_sizes.is_empty()
@@ -366,8 +368,7 @@ impl<'a> Fleet<'a> {
             settings,
             cost,
             can_fast_forward,
-            observer,
-            stopped: false,
+            watched,
             pending: Pending {
                 turns: Turns::new(settings, &source).filter(|_| can_fast_forward),
                 source,
@@ -400,7 +401,7 @@ impl<'a> Fleet<'a> {
         self.begin_arrivals()?;
         loop {
             self.follow_up()?;
-            if self.stopped {
+            if self.watched.stopped {
                 return Err(ReplayError::Stopped);
             }
             let queued_ns = self.queue.peek().map(|Reverse(next)| next.at_ns);
@@ -514,6 +515,7 @@ impl<'a> Fleet<'a> {
     /// Delivers an input to the cluster and performs its outputs.
     fn input(&mut self, input: Input) {
         let mut outputs = std::mem::take(&mut self.spare.outputs);
+        self.watched.input(self.now_ns, &input);
         self.cluster.handle(self.now_ns, input, &mut outputs);
         self.perform_all(self.now_ns, outputs);
         while let Some(number) = self.lifecycle.again.pop() {
@@ -650,17 +652,17 @@ impl<'a> Fleet<'a> {
         let it = &mut self.replicas[replica];
         it.in_flight.push_back(step);
         let life = it.life;
-        if !self.can_fast_forward && self.observer.wants_steps() {
+        if !self.can_fast_forward && self.watched.observer.wants_steps() {
             let stats = &self.cluster.core(engine(replica)).stats();
             let weights = self.cost.weight_reads(replica, &shape);
-            self.observer.step(&StepSeen { replica: replica as u32, begin_ns, end_ns, shape, weights, stats });
+            self.watched.observer.step(&StepSeen { replica: replica as u32, begin_ns, end_ns, shape, weights, stats });
         }
         self.schedule(end_ns, SimEvent::StepEnd { replica, life });
     }
 
     /// Counts the end of a request at a replica; some arrivals wait for ends.
     fn end(&mut self, replica: usize, outcome: &Outcome) {
-        self.stopped |= self.observer.ended(outcome).is_break();
+        self.watched.stopped |= self.watched.observer.ended(outcome).is_break();
         let how = if outcome.refused { trace::Outcome::Refused } else { trace::Outcome::Completed };
         self.free(replica, outcome.request, how);
     }

@@ -66,8 +66,11 @@
 pub mod autoscale;
 pub mod calibrate;
 pub mod capacity;
+pub mod ci;
+pub mod diff;
 pub mod engine_memory;
 pub mod engines;
+pub mod explain;
 pub mod faults;
 pub mod fleet;
 pub mod group;
@@ -76,7 +79,10 @@ mod meters;
 pub mod plan;
 pub mod random_failures;
 pub mod recorded;
+pub mod rerun;
 pub mod settings;
+pub mod tune;
+pub mod what_if;
 mod worker;
 
 pub use crate::fleet::{ReplayError, replay, replay_source, replay_watched};

@@ -9,7 +9,7 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use trunkline_cluster::record::{self, InputsDigest, Line, RecordError};
 use trunkline_cluster::{Cluster, ClusterConfig, ClusterError, EngineId, Input, Output};
 use trunkline_core::core::event::{Action, Event};
@@ -22,7 +22,7 @@ mod as_trace;
 pub use self::as_trace::{Recorded, is_recording, load, settings};
 
 /// Result of replaying a recording.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replayed {
     /// Inputs replayed.
     pub events: u64,
@@ -43,7 +43,7 @@ pub struct Replayed {
 }
 
 /// Truncation of a recording.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CutOff {
     /// Last line is whole, but no trailer.
@@ -133,11 +133,29 @@ pub enum RecordingFault {
 pub(crate) struct Shown<'a> {
     /// Time of the input on the recorded clock, nanoseconds.
     pub at_ns: u64,
-    /// Engine whose worker the input is about.
+    /// Engine named by the input; `None` if it came from a client.
+    pub engine: Option<EngineId>,
+    /// News of the worker of that engine.
     pub news: Option<(EngineId, News)>,
-    /// Request submitted by the input; shown before the outputs, without any.
-    pub submitted: Option<&'a Request>,
     pub outputs: &'a [Output],
+}
+
+/// Follower of a replay.
+pub(crate) trait Watcher {
+    /// Prepares the cluster before the first input.
+    fn begin(&mut self, _cluster: &mut Cluster) {}
+
+    /// Sees an input before the cluster does, with the prompt hashed.
+    fn hear(&mut self, _at_ns: u64, _input: &Input) {}
+
+    /// Sees the outputs of an input, and the cluster behind it.
+    fn see(&mut self, shown: &Shown, cluster: &mut Cluster);
+}
+
+impl<F: FnMut(&Shown)> Watcher for F {
+    fn see(&mut self, shown: &Shown, _cluster: &mut Cluster) {
+        self(shown);
+    }
 }
 
 /// News of a worker.
@@ -147,8 +165,12 @@ pub(crate) enum News {
     StepEnded(u64),
     /// Transfer of this id ended, with every block if `is_whole`.
     CopyEnded { id: u64, is_whole: bool },
-    /// Steps in flight are lost, and transfers are or may be.
+    /// Steps and transfers in flight are lost, with all KV.
     Lost,
+    /// Steps in flight are lost, and no KV.
+    Resumed,
+    /// A worker is there, without KV.
+    Joined,
 }
 
 /// Replays the recording at `path`. Calls `progress` with the number of events now and then.
@@ -157,20 +179,21 @@ pub(crate) enum News {
 ///
 /// [`RecordingError`] if the recording cannot be read, is damaged before the end, or has invalid limits.
 pub fn replay_recorded(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Replayed, RecordingError> {
-    replay_watched(path, progress, &mut |_| {})
+    replay_watched(path, progress, &mut |_: &Shown| {})
 }
 
 /// Replays the recording at `path` and shows every event to `watch`.
 pub(crate) fn replay_watched(
     path: &Path,
     progress: &mut dyn FnMut(u64),
-    watch: &mut dyn FnMut(&Shown),
+    watcher: &mut dyn Watcher,
 ) -> Result<Replayed, RecordingError> {
     let fail = |line: u64, fault| RecordingError { path: path.into(), line, fault };
     let mut lines = Lines::open(path).map_err(|fault| fail(0, fault.into()))?;
     let mut replay = Replay::new(&mut lines).map_err(|fault| fail(lines.number(), fault))?;
+    watcher.begin(&mut replay.cluster);
     loop {
-        match replay.next_line(&mut lines, watch) {
+        match replay.next_line(&mut lines, watcher) {
             Ok(true) if replay.events.is_multiple_of(1024) => progress(replay.events),
             Ok(true) => {}
             Ok(false) => break,
@@ -236,7 +259,7 @@ impl Replay {
     }
 
     /// Handles a line; returns `false` at the end.
-    fn next_line(&mut self, lines: &mut Lines, watch: &mut dyn FnMut(&Shown)) -> Result<bool, RecordingFault> {
+    fn next_line(&mut self, lines: &mut Lines, watcher: &mut dyn Watcher) -> Result<bool, RecordingFault> {
         let line = match lines.next_line() {
             Ok(Some(line)) => {
                 let parsed = parse(line);
@@ -267,7 +290,7 @@ impl Replay {
             }
             Ok(line) => {
                 let (at_ns, input) = line.input().ok_or(RecordingFault::Misplaced)?;
-                self.show(at_ns, input, watch)?;
+                self.show(at_ns, input, watcher)?;
                 Ok(true)
             }
             Err(_) if !lines.terminated() => {
@@ -278,12 +301,12 @@ impl Replay {
         }
     }
 
-    fn show(&mut self, at_ns: u64, mut input: Input, watch: &mut dyn FnMut(&Shown)) -> Result<(), RecordingFault> {
+    fn show(&mut self, at_ns: u64, mut input: Input, watcher: &mut dyn Watcher) -> Result<(), RecordingFault> {
         if at_ns < self.at_ns {
             return Err(RecordingFault::TimeGoesBack { before_ns: self.at_ns, at_ns });
         }
-        let engines = self.cluster.n_engines();
-        if let Some(engine) = engine_of(&input).filter(|engine| engine.index() >= engines) {
+        let (engines, engine) = (self.cluster.n_engines(), engine_of(&input));
+        if let Some(engine) = engine.filter(|engine| engine.index() >= engines) {
             return Err(RecordingFault::Engine { engine, engines });
         }
         self.at_ns = at_ns;
@@ -291,11 +314,11 @@ impl Replay {
         if let Some(request) = submitted(&mut input) {
             self.requests += 1;
             request.hash_prompt(self.block_size);
-            watch(&Shown { at_ns, news: None, submitted: Some(request), outputs: &[] });
         }
         let news = news(&input);
+        watcher.hear(at_ns, &input);
         self.cluster.handle(at_ns, input, &mut self.outputs);
-        watch(&Shown { at_ns, news, submitted: None, outputs: &self.outputs });
+        watcher.see(&Shown { at_ns, engine, news, outputs: &self.outputs }, &mut self.cluster);
         for output in self.outputs.drain(..) {
             if let Output::Engine(engine, Action::RunStep(step)) = output {
                 self.cluster.recycle(engine, step);
@@ -343,14 +366,24 @@ fn news(input: &Input) -> Option<(EngineId, News)> {
         Event::TransferFailed(id) | Event::TransferInterrupted(id) | Event::TransferPartial { transfer: id, .. } => {
             News::CopyEnded { id: *id, is_whole: false }
         }
-        Event::WorkerLost | Event::WorkerTaken | Event::WorkerResumed => News::Lost,
+        Event::WorkerLost | Event::WorkerTaken => News::Lost,
+        Event::WorkerResumed => News::Resumed,
+        Event::WorkerJoined => News::Joined,
         _ => return None,
     };
     Some((engine, news))
 }
 
-/// Returns the request that an input submits.
+/// Returns the request that an input submits, to be hashed.
 fn submitted(input: &mut Input) -> Option<&mut Request> {
+    match input {
+        Input::Client(Event::Submit(request)) | Input::Engine(_, Event::Submit(request)) => Some(request),
+        _ => None,
+    }
+}
+
+/// Returns the request that an input submits.
+pub(crate) fn request_of(input: &Input) -> Option<&Request> {
     match input {
         Input::Client(Event::Submit(request)) | Input::Engine(_, Event::Submit(request)) => Some(request),
         _ => None,

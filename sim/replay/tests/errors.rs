@@ -12,12 +12,16 @@ use trunkline_sim_perf::cost::ParallelError;
 use trunkline_sim_replay::ReplayError;
 use trunkline_sim_replay::autoscale::AutoscaleError;
 use trunkline_sim_replay::calibrate::{BenchmarkError, TooFewSamples};
+use trunkline_sim_replay::ci::BudgetError;
 use trunkline_sim_replay::faults::FaultError;
+use trunkline_sim_replay::fleet::RecordReplayError;
 use trunkline_sim_replay::group::BadFleet;
 use trunkline_sim_replay::plan::PlanError;
 use trunkline_sim_replay::random_failures::RandomFailuresError;
 use trunkline_sim_replay::recorded::{RecordingError, RecordingFault};
+use trunkline_sim_replay::rerun::{ChangeError, RerunError, SavedError, SavedFault};
 use trunkline_sim_replay::settings::{HostBytes, HostMemoryError, LockStepError, SettingsError};
+use trunkline_sim_replay::tune::TuneError;
 use trunkline_sim_workload::lines::LineFault;
 use trunkline_sim_workload::trace::{TraceError, TraceFault};
 
@@ -180,6 +184,48 @@ fn recordings(out: &mut String) {
     );
 }
 
+fn changes(out: &mut String) {
+    texts!(
+        out,
+        ChangeError {
+            Form: ChangeError::Form("policy".into()),
+            Request: ChangeError::Request("all".into()),
+            Hints: ChangeError::Hints("true".into()),
+            Name: ChangeError::Name("colour".into()),
+            Relative: ChangeError::Relative { name: "policy", text: "+1".into() },
+        }
+    );
+    texts!(
+        out,
+        RerunError {
+            Config: RerunError::Config(config()),
+            Cluster: RerunError::Cluster(Box::new(ClusterError::EngineCount(0))),
+            TooFewSteps: RerunError::TooFewSteps { found: 3 },
+            Scores: RerunError::Scores,
+            Damaged: RerunError::Damaged,
+        }
+    );
+    texts!(out, SavedError = SavedError { path: "saved.gz".into(), fault: SavedFault::Damaged });
+    texts!(
+        out,
+        SavedFault {
+            File: SavedFault::File(std::io::Error::other("the disk is full")),
+            Form: SavedFault::Form(json()),
+            Version: SavedFault::Version { found: 99 },
+            Damaged: SavedFault::Damaged,
+        }
+    );
+    texts!(out, BudgetError { Form: BudgetError::Form("e2e".into()), Figure: BudgetError::Figure("e2e_p98".into()) });
+    texts!(out, TuneError { Rerun: TuneError::Rerun(RerunError::Scores), TooFew: TuneError::TooFew { found: 12 } });
+    texts!(
+        out,
+        RecordReplayError {
+            Replay: RecordReplayError::Replay(ReplayError::NoCapacity),
+            Write: RecordReplayError::Write(std::io::Error::other("the disk is full")),
+        }
+    );
+}
+
 #[test]
 fn the_texts_of_errors_are_as_reviewed() {
     let mut out = String::new();
@@ -188,5 +234,6 @@ fn the_texts_of_errors_are_as_reviewed() {
     plans(&mut out);
     calibrations(&mut out);
     recordings(&mut out);
+    changes(&mut out);
     error_texts::compare(env!("CARGO_MANIFEST_DIR"), &out);
 }

@@ -209,11 +209,16 @@ impl Slos {
 
     fn keeps_each(&self, outcome: &Outcome) -> bool {
         let values = [outcome.ttft_ns, outcome.tpot_ns, outcome.e2e_ns];
+        !outcome.refused && outcome.deadline_met != Some(false) && self.keeps(values)
+    }
+
+    /// Returns `true` if TTFT, TPOT and E2E of a request, nanoseconds, are within the limits; one that it does not have is.
+    pub fn keeps(&self, latencies_ns: [Option<u64>; 3]) -> bool {
         let kept = |(limit_ns, value_ns): (Option<f64>, Option<u64>)| match (limit_ns, value_ns) {
             (Some(limit_ns), Some(value_ns)) => value_ns as f64 <= limit_ns,
             _ => true,
         };
-        !outcome.refused && outcome.deadline_met != Some(false) && self.of_each.into_iter().zip(values).all(kept)
+        self.of_each.into_iter().zip(latencies_ns).all(kept)
     }
 }
 

@@ -11,6 +11,10 @@
 //! | `sweep` | replay every cell of a grid of parameters |
 //! | `trace` | inspect, convert and generate traces |
 //! | `calibrate` | fit step times to a server |
+//! | `explain` | say why a request of a recording took as long as it did |
+//! | `diff` | compare two recordings, or one with its run under changes |
+//! | `ci` | compare two versions of the program on recordings |
+//! | `tune` | search settings for recorded traffic |
 //! | `load` | send the requests of a trace to a running server |
 //! | `h2o` | find the KV heads of a model that have to keep every token |
 //! | `cache` | look into a disk tier at rest |
@@ -30,8 +34,11 @@ use trunkline_quote::{cut, limited, of_parser};
 
 mod cache;
 mod calibrate;
+mod ci;
 pub mod client;
 mod completions;
+mod diff;
+mod explain;
 #[cfg(test)]
 mod flags_tests;
 #[cfg(test)]
@@ -51,6 +58,7 @@ pub mod serve;
 pub mod settings;
 mod sweep;
 mod trace;
+mod tune;
 mod worker;
 
 use std::io::{self, Write};
@@ -102,6 +110,10 @@ enum Command {
     Plan(Box<plan::PlanArgs>),
     Sweep(sweep::SweepArgs),
     Calibrate(calibrate::CalibrateArgs),
+    Explain(explain::ExplainArgs),
+    Diff(diff::DiffArgs),
+    Ci(ci::CiArgs),
+    Tune(tune::TuneArgs),
     Trace(trace::TraceArgs),
     Load(load::LoadArgs),
     H2o(h2o_command::H2oArgs),
@@ -135,6 +147,10 @@ pub fn main() -> ExitCode {
         Command::Plan(args) => plan::run(*args),
         Command::Sweep(args) => sweep::run(&args),
         Command::Calibrate(args) => calibrate::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Explain(args) => explain::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Diff(args) => diff::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Ci(args) => ci::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Trace(args) => trace::run(args).map(|()| ExitCode::SUCCESS),
         Command::Load(args) => load::run(&args).map(|()| ExitCode::SUCCESS),
         Command::H2o(args) => h2o_command::run(&args).map(|()| ExitCode::SUCCESS),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use trunkline_core::names::registry::RegistryError;
 use trunkline_core::{
     Action, CacheEvent, ConfigError, Core, Event, FastForwardDriver, FastForwardResult, FinishReason, Preempted,
-    Refusal, Remains, Request, RequestId, Step, StepResult, Usage,
+    Reasons, Refusal, Remains, Request, RequestId, Step, StepResult, Usage,
 };
 use trunkline_quote::quoted;
 
@@ -600,6 +600,16 @@ impl Cluster {
     /// Returns the preemptions since the last call, engine by engine.
     pub fn take_preempted(&mut self) -> impl Iterator<Item = Preempted> + '_ {
         self.engines.iter_mut().flat_map(|engine| engine.core.take_preempted())
+    }
+
+    /// Notes the reasons behind admissions and evictions on the engines, from now on, for [`Self::take_reasons`] ([`Core::note_reasons`]).
+    pub fn note_reasons(&mut self) {
+        self.engines.iter_mut().for_each(|engine| engine.core.note_reasons());
+    }
+
+    /// Returns the reasons on an engine since the last call.
+    pub fn take_reasons(&mut self, engine: EngineId) -> Reasons {
+        self.engines[engine.index()].core.take_reasons()
     }
 
     /// Returns the memory of the last step's answer of an engine, empty, for the next one.

@@ -3,7 +3,7 @@
 pub(crate) mod check;
 pub mod event;
 pub(crate) mod fast_forward;
-mod listening;
+pub(crate) mod listening;
 mod rereading;
 mod sequence_faults;
 mod stepping;

@@ -2,12 +2,15 @@
 
 pub(crate) mod digest;
 pub(crate) mod preempted;
+pub(crate) mod reasons;
 pub(crate) mod stats;
 
 use crate::StepSeq;
 use crate::journal::digest::{Decision, Digest};
 use crate::journal::preempted::Preempted;
+use crate::journal::reasons::{Lack, NotAdmitted};
 use crate::journal::stats::Stats;
+use crate::names::ids::RequestId;
 
 /// The digest of all decisions and the counters of [`Stats`]. Gauges are filled in by [`crate::Core::stats`].
 #[derive(Debug, Default)]
@@ -18,6 +21,8 @@ pub(crate) struct Journal {
     pub stats: Stats,
     /// Preemptions of the last input, if somebody asks for them.
     pub preempted: Option<Vec<Preempted>>,
+    /// Admissions tried without success in the last input, if somebody asks for them.
+    pub not_admitted: Option<Vec<NotAdmitted>>,
 }
 
 impl Journal {
@@ -32,6 +37,14 @@ impl Journal {
         let by = preempted.by.filter(|by| *by != preempted.request && !by.is_inner());
         if let Some(all) = self.preempted.as_mut().filter(|_| !preempted.request.is_inner()) {
             all.push(Preempted { by, ..preempted });
+        }
+    }
+
+    /// Notes that a waiting request was not admitted, if somebody asks.
+    #[inline]
+    pub fn note_lack(&mut self, request: RequestId, lack: Lack) {
+        if let Some(all) = &mut self.not_admitted {
+            all.push(NotAdmitted { request, lack });
         }
     }
 

@@ -87,7 +87,9 @@ pub use crate::config::{
 pub use crate::core::Core;
 pub use crate::core::event::{Action, Event};
 pub use crate::core::fast_forward::{FastForwardDriver, FastForwardResult, SteadyBatch, SteadySteps};
+pub use crate::core::listening::Standing;
 pub use crate::journal::preempted::{Preempted, PreemptionCause};
+pub use crate::journal::reasons::{Evicted, Lack, NotAdmitted, Reasons};
 pub use crate::journal::stats::{
     DraftCounters, Figure, FigureKind, H2oCounters, LoadCounters, RequestCounters, RetentionCounters, Stats,
     SwapCounters, TierStats, TokenCounters,

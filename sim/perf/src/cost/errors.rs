@@ -1,10 +1,12 @@
 //! Errors of step times, by kind of batch, against measurements that the model has not seen.
 
+use serde::{Deserialize, Serialize};
+
 use super::StepShape;
 use crate::hardware::{Residuals, StepErrors};
 
 /// Step with a measured duration.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Batch shape of the step.
     pub shape: StepShape,

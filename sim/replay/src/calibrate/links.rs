@@ -6,13 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
 use trunkline_core::Transfer;
 use trunkline_sim_perf::link;
 
 use super::least_squares;
 
 /// Period in which one direction of a link carried copies without a break.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BusyPeriod {
     /// Number of the link: 0 to the host and the first tier, 1 to the second tier, and so on.
     pub link: usize,
@@ -78,15 +79,15 @@ fn speed(periods: &[&BusyPeriod]) -> (f64, f64) {
 }
 
 /// Copies of one worker under way, by direction of a link.
-#[derive(Default)]
-pub(super) struct Copies {
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
     directions: BTreeMap<usize, Direction>,
     /// Directions of the copies under way, by id.
     under_way: BTreeMap<u64, usize>,
 }
 
 /// Busy period under way.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Direction {
     begun_ns: u64,
     copies: u64,
@@ -95,7 +96,7 @@ struct Direction {
 }
 
 impl Copies {
-    pub(super) fn begin(&mut self, at_ns: u64, transfer: &Transfer) {
+    pub(crate) fn begin(&mut self, at_ns: u64, transfer: &Transfer) {
         let number = link::direction(transfer.from, transfer.to);
         let direction = self.directions.entry(number).or_default();
         if direction.copies == 0 {
@@ -108,7 +109,7 @@ impl Copies {
 
     /// Ends the copy with this id, and with it the period if no other copy is under way. A period is no sample if blocks of it
     /// did not arrive.
-    pub(super) fn end(&mut self, at_ns: u64, id: u64, is_whole: bool) -> Option<BusyPeriod> {
+    pub(crate) fn end(&mut self, at_ns: u64, id: u64, is_whole: bool) -> Option<BusyPeriod> {
         let number = self.under_way.remove(&id)?;
         let direction = self.directions.get_mut(&number)?;
         direction.copies -= 1;

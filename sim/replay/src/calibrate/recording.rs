@@ -7,7 +7,7 @@ use trunkline_cluster::{EngineId, Output};
 use trunkline_core::core::event::Action;
 
 use super::links::{BusyPeriod, Copies};
-use crate::recorded::{News, RecordingError, replay_watched};
+use crate::recorded::{News, RecordingError, Shown, replay_watched};
 use trunkline_sim_perf::cost::{Sample, StepShape};
 
 /// Step that has not ended yet.
@@ -54,7 +54,7 @@ pub struct Observed {
 pub fn from_recording(path: &Path) -> Result<Observed, RecordingError> {
     let mut observed = Observed::default();
     let mut engines: BTreeMap<EngineId, Engine> = BTreeMap::new();
-    replay_watched(path, &mut |_| {}, &mut |shown| {
+    replay_watched(path, &mut |_| {}, &mut |shown: &Shown| {
         if let Some((engine, news)) = shown.news {
             let engine = engines.entry(engine).or_default();
             match news {
@@ -62,7 +62,7 @@ pub fn from_recording(path: &Path) -> Result<Observed, RecordingError> {
                 News::CopyEnded { id, is_whole } => {
                     observed.periods.extend(engine.copies.end(shown.at_ns, id, is_whole));
                 }
-                News::Lost => *engine = Engine::default(),
+                News::Lost | News::Resumed | News::Joined => *engine = Engine::default(),
             }
         }
         for output in shown.outputs {

@@ -48,7 +48,7 @@ impl Fleet<'_> {
     }
 
     fn show_copy(&mut self, replica: usize, copy: &Copy, interrupted: bool) {
-        self.observer.transfer(&TransferSeen {
+        self.watched.observer.transfer(&TransferSeen {
             replica: replica as u32,
             asked_ns: copy.asked_ns,
             begin_ns: copy.begin_ns.min(self.now_ns),

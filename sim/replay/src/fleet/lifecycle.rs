@@ -75,7 +75,7 @@ impl Fleet<'_> {
     pub(super) fn change(&mut self, replica: usize, change: ReplicaChange) {
         let requests = self.cluster.status(engine(replica)).load.requests;
         self.lifecycle.log.record(self.now_ns, replica as u32, change, requests);
-        self.observer.replica(self.now_ns, replica as u32, change);
+        self.watched.observer.replica(self.now_ns, replica as u32, change);
     }
 
     /// Drops the steps and copies of a replica whose worker ends; pending events of the worker become void.

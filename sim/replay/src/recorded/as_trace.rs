@@ -3,11 +3,14 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use trunkline_cluster::{ClusterConfig, Output};
+use trunkline_cluster::{Cluster, ClusterConfig, Input, Output};
 use trunkline_core::core::event::Action;
 use trunkline_core::{BlockHash, FinishReason, Request, RequestId, RetentionHint, Token};
 
-use super::{InputsDigest, RecordingError, RecordingFault, Replayed, Shown, header, header_version, replay_watched};
+use super::{
+    InputsDigest, RecordingError, RecordingFault, Replayed, Shown, Watcher, header, header_version, replay_watched,
+    request_of,
+};
 use trunkline_sim_report::report::{DeadlineReport, Latencies};
 use trunkline_sim_workload::lines::Lines;
 use trunkline_sim_workload::summary::{Histogram, Kept};
@@ -56,7 +59,7 @@ pub fn settings(path: &Path) -> Result<ClusterConfig, RecordingError> {
 pub fn load(path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Recorded, RecordingError> {
     let cluster = settings(path)?;
     let mut served = Served::default();
-    let replayed = replay_watched(path, progress, &mut |shown| served.see(shown))?;
+    let replayed = replay_watched(path, progress, &mut served)?;
     served.into_recorded(cluster, replayed).ok_or_else(|| RecordingError {
         path: path.into(),
         line: 0,
@@ -102,11 +105,14 @@ struct Served {
     deadlines: DeadlineReport,
 }
 
-impl Served {
-    fn see(&mut self, shown: &Shown) {
-        if let Some(request) = shown.submitted {
-            self.submit(shown.at_ns, request);
+impl Watcher for Served {
+    fn hear(&mut self, at_ns: u64, input: &Input) {
+        if let Some(request) = request_of(input) {
+            self.submit(at_ns, request);
         }
+    }
+
+    fn see(&mut self, shown: &Shown, _cluster: &mut Cluster) {
         for output in shown.outputs {
             let (Output::Engine(_, action) | Output::Cluster(action)) = output else { continue };
             match action {
@@ -117,7 +123,9 @@ impl Served {
             }
         }
     }
+}
 
+impl Served {
     fn submit(&mut self, at_ns: u64, request: &Request) {
         // A request with an id in use is refused, and the other continues.
         if self.open.contains_key(&request.id) {

@@ -11,6 +11,11 @@ use crate::{Cli, Command};
 
 const OUTPUTS: &str = "src/cli/src/replay/tests.rs";
 
+const EXPLAIN: &str = "src/cli/src/explain/tests.rs";
+const DIFF: &str = "src/cli/src/diff/tests.rs";
+const CI: &str = "src/cli/src/ci/tests.rs";
+const TUNE: &str = "src/cli/src/tune/tests.rs";
+
 /// Trace of the repository, of which a part is replayed.
 const TRACE: &str = "examples/traces/chat-and-agents.jsonl.gz";
 /// Requests of each replay.
@@ -22,6 +27,16 @@ pub const ENTRIES: &[Entry] = &[
     ("replay", "json", Replays(&["--limit=70"], &[])),
     ("replay", "requests", Test(OUTPUTS, "requests_are_written_of_one_replay")),
     ("replay", "html", Test(OUTPUTS, "a_page_shows_all_runs_and_a_timeline_one")),
+    ("replay", "record", Test(OUTPUTS, "a_recorded_replay_replays_to_its_digest")),
+    ("explain", "request", Test(EXPLAIN, "the_slowest_are_listed_and_one_is_explained_with_what_would_have_helped")),
+    ("explain", "slowest", Test(EXPLAIN, "the_slowest_are_listed_and_one_is_explained_with_what_would_have_helped")),
+    ("explain", "what-if", Test(EXPLAIN, "the_slowest_are_listed_and_one_is_explained_with_what_would_have_helped")),
+    ("diff", "with", Test(DIFF, "a_recording_is_compared_with_itself_and_with_its_run_under_changes")),
+    ("ci", "against", Test(CI, "a_version_that_decides_otherwise_fails_its_budget")),
+    ("ci", "save", Test(CI, "a_version_that_decides_otherwise_fails_its_budget")),
+    ("ci", "budget", Test(CI, "a_version_that_decides_otherwise_fails_its_budget")),
+    ("tune", "slo", Test(TUNE, "a_search_says_what_it_tried_and_what_the_other_half_confirms")),
+    ("tune", "runs", Test(TUNE, "a_search_says_what_it_tried_and_what_the_other_half_confirms")),
     ("replay", "timeline", Test(OUTPUTS, "a_page_shows_all_runs_and_a_timeline_one")),
     ("replay", "timeline-window", Test(OUTPUTS, "a_page_shows_all_runs_and_a_timeline_one")),
     ("replay", "format", Test("sim/workload/src/trace/formats_tests.rs", "token_ids_are_the_prompt")),

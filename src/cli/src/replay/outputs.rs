@@ -35,6 +35,10 @@ pub(super) struct OutputArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "recorded")]
     html: Option<PathBuf>,
 
+    /// Write what a server would have recorded with `serve --record` to a file, for `explain` and others; gzip if the name ends in .gz.
+    #[arg(long, value_name = "FILE", conflicts_with = "recorded")]
+    record: Option<PathBuf>,
+
     /// Write a timeline of steps, copies and requests to a file, for ui.perfetto.dev or chrome://tracing; gzip if the name
     /// ends in .gz.
     #[arg(long, value_name = "FILE", conflicts_with = "recorded")]
@@ -57,11 +61,15 @@ impl OutputArgs {
         if self.requests.is_some() && runs > 1 {
             bail!("requests are written of one replay, but {runs} are compared; compare nothing");
         }
+        if self.record.is_some() && runs > 1 {
+            bail!("a recording is made of one replay, but {runs} are compared; compare nothing");
+        }
         let all = [
             ("json", self.json.json.as_deref()),
             ("requests", self.requests.as_deref()),
             ("html", self.html.as_deref()),
             ("timeline", self.timeline.as_deref()),
+            ("record", self.record.as_deref()),
         ];
         let files: Vec<(&str, &Path)> = all.into_iter().filter_map(|(flag, path)| Some((flag, path?))).collect();
         for (at, (flag, path)) in files.iter().enumerate() {
@@ -106,7 +114,7 @@ impl OutputArgs {
         };
         let mut others: Vec<&mut dyn Observer> = vec![&mut watch];
         others.extend(timeline.as_mut().map(|writer| writer as &mut dyn Observer));
-        let result = replay(stage, settings, self.html.is_some(), others);
+        let result = replay(stage, settings, self.html.is_some(), self.record.as_deref(), others);
         // A timeline that cannot be written stops the replay: report the error of the timeline first.
         timeline.map_or(Ok(()), TimelineWriter::finish)?;
         outcomes.map_or(Ok(()), OutcomeWriter::finish)?;

@@ -2,11 +2,14 @@
 
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use anyhow::Context;
 use indicatif::ProgressBar;
 use trunkline_sim_perf::cost::CostModel;
+use trunkline_sim_replay::fleet::record;
 use trunkline_sim_replay::{Settings, replay_source};
 use trunkline_sim_report::outcome::Outcome;
 use trunkline_sim_report::series::{Series, SeriesReport};
@@ -25,14 +28,16 @@ pub(super) struct Stage<'a> {
 /// Report of a replay, and its figures over time if sampled.
 pub(super) type Sampled = (Report, Option<SeriesReport>);
 
-/// Replays under one of the settings; samples figures over time if `sampled`, and notifies `others` of all that happens.
+/// Replays under one of the settings; samples figures over time if `sampled`, writes a recording to `record`, and notifies `others` of all that
+/// happens.
 ///
 /// # Errors
-/// If the input cannot be read.
+/// If the input cannot be read, or the recording cannot be written.
 pub(super) fn replay<'a>(
     stage: &Stage<'a>,
     settings: &Settings,
     sampled: bool,
+    record_to: Option<&Path>,
     others: Vec<&'a mut dyn Observer>,
 ) -> anyhow::Result<Sampled> {
     let mut series = sampled.then(|| Series::new(settings.fleet_shape()));
@@ -43,7 +48,12 @@ pub(super) fn replay<'a>(
     let mut all: Vec<&mut dyn Observer> = vec![&mut progress];
     all.extend(series.as_mut().map(|series| series as &mut dyn Observer));
     all.extend(others.into_iter().map(|other| other as &mut dyn Observer));
-    let report = replay_source(&mut *stage.input.source()?, settings, stage.cost, &mut Observers(all))?;
+    let (mut source, mut all) = (stage.input.source()?, Observers(all));
+    let report = match record_to {
+        Some(path) => record(&mut *source, settings, stage.cost, &mut all, path)
+            .with_context(|| format!("cannot record to {}", path.display()))?,
+        None => replay_source(&mut *source, settings, stage.cost, &mut all)?,
+    };
     let series = series.map(|series| series.finish(&report));
     Ok((report, series))
 }
@@ -58,7 +68,7 @@ pub(super) fn replay_all(stage: &Stage<'_>, runs: &[Settings], sampled: bool) ->
     let work = || {
         let mut done = Vec::new();
         while let Some((index, settings)) = take(&next, runs) {
-            done.push((index, replay(stage, settings, sampled, Vec::new())));
+            done.push((index, replay(stage, settings, sampled, None, Vec::new())));
         }
         done
     };

@@ -75,6 +75,22 @@ fn digits_are_grouped() {
 }
 
 #[test]
+fn a_recorded_replay_replays_to_its_digest() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["r.jsonl", "r.jsonl.gz"] {
+        let to = folder.path().join(name);
+        let report = json(&["--replicas", "2", "--record", to.to_str().unwrap()]);
+        let replayed = replay_recorded(&to, &mut |_| {}).unwrap();
+        assert_eq!((replayed.requests, replayed.matches), (40, Some(true)));
+        assert_eq!(report["digest"].as_str(), Some(&replayed.digest[..]), "{report}");
+    }
+    let trace = small_trace();
+    let path = trace.path().to_str().unwrap();
+    let error = fault(&[path, "--policy", "fcfs", "--policy", "sjf", "--record", "r"]);
+    assert_eq!(error, "a recording is made of one replay, but 2 are compared; compare nothing");
+}
+
+#[test]
 fn a_trace_or_a_recording_but_not_both() {
     assert!(parse(&[]).is_err());
     assert!(parse(&["trace", "--recorded", "file"]).is_err());

@@ -19,7 +19,7 @@ use crate::replay::input::Part;
 use crate::replay::{ReplayArgs, ReplayPlan};
 
 /// Flags that write files, or read something other than a trace.
-const NO_PARAMETERS: [&str; 6] = ["json", "requests", "html", "timeline", "timeline-window", "recorded"];
+const NO_PARAMETERS: [&str; 7] = ["json", "requests", "html", "timeline", "timeline-window", "record", "recorded"];
 /// Extensions of files that a parameter may name.
 const FILES: [&str; 5] = [".toml", ".json", ".csv", ".parquet", ".gz"];
 

@@ -44,6 +44,7 @@ use crate::cache::transfer_table::TransferTable;
 use crate::cache::tree::{Parent, PrefixTree, Published};
 use crate::config::{Config, ConfigError, Preemption, Write};
 use crate::journal::Journal;
+use crate::journal::reasons::Evicted;
 use crate::names::ids::BlockHandle;
 use crate::policy::waiting::{Beginning, CachedPrefix};
 use crate::request::retention::Claim;
@@ -97,6 +98,8 @@ pub(crate) struct Kv {
     frees_early: bool,
     /// Changes of the device's cached blocks, if somebody asks for them.
     changes: Option<Box<CacheChanges>>,
+    /// Evictions of the last input, if somebody asks for them.
+    evicted: Option<Vec<Evicted>>,
 }
 
 /// A block that a sequence gave up while steps in flight may read it.
@@ -150,6 +153,7 @@ impl Kv {
             freed_until: None,
             frees_early: config.preemption == Preemption::RetractAtOnce,
             changes: None,
+            evicted: None,
         })
     }
 

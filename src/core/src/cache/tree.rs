@@ -137,6 +137,8 @@ pub struct PrefixTree {
     left: Vec<u32>,
     /// Blocks that entered the tree or left it since [`Self::take_changes`], if somebody asks for them.
     changes: Option<Vec<(u32, Change)>>,
+    /// Fingerprints of the blocks evicted since [`Self::take_evictions`], if somebody asks for them.
+    evictions: Option<Vec<u64>>,
     evicted: u64,
     collisions: u64,
     /// Blocks of prefixes held, and the runs they formed.
@@ -164,6 +166,7 @@ impl PrefixTree {
             notes_left: false,
             left: Vec::new(),
             changes: None,
+            evictions: None,
             evicted: 0,
             collisions: 0,
             taken: (0, 0),

@@ -4,6 +4,7 @@
 use crate::blocks::hash::BlockHash;
 use crate::cache::kv::Kv;
 use crate::journal::digest::Decision;
+use crate::journal::reasons::Lack;
 use crate::request::sequence::{Phase, Sequence, SequenceEvent};
 use crate::schedule::readers;
 use crate::schedule::state::State;
@@ -32,6 +33,22 @@ pub(crate) enum Admission {
 /// `fits` says whether the step has room for the first chunk, given where it begins and the tokens from there on. A request without room is not admitted,
 /// unless it loads blocks first.
 pub(crate) fn admit(state: &mut State, slot: usize, fits: &dyn Fn(u32, u32) -> bool) -> Admission {
+    let admission = try_to_admit(state, slot, fits);
+    if state.journal.not_admitted.is_some() {
+        let lack = match admission {
+            Admission::Admitted | Admission::Loads => return admission,
+            Admission::Deferred(_) if awaited_block(state, slot).is_some() => Lack::Prefix,
+            Admission::Deferred(_) => Lack::Lookup,
+            Admission::Full => Lack::Tokens,
+            Admission::NoBlocks => Lack::Blocks,
+            Admission::NoSeat => Lack::Seat,
+        };
+        state.journal.note_lack(state.sequences[slot].id, lack);
+    }
+    admission
+}
+
+fn try_to_admit(state: &mut State, slot: usize, fits: &dyn Fn(u32, u32) -> bool) -> Admission {
     let size = state.config.block_size;
     if let Some(last) = awaited_block(state, slot) {
         return Admission::Deferred(last);

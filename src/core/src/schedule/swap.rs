@@ -105,6 +105,7 @@ pub(crate) fn begin_in(state: &mut State) -> bool {
     journal.stats.swaps.joined_blocks += (hosts.len() - copied) as u64;
     kv.hold_again(seq, &on_device);
     let arriving = kv.allocate_arriving(new, &hosts);
+    kv.name_evictions(Some(seq.id));
     journal.decide(Decision::SwapIn, seq.id.0, (found as u64) << 32 | copied as u64);
     let now_ns = kv.transfers.now_ns;
     let wait = kv.transfers.links.wait(now_ns, Place::Host, Place::Device, hosts.len(), hosts.len());

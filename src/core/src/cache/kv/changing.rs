@@ -6,6 +6,7 @@
 use super::Kv;
 use crate::Place;
 use crate::cache::changes::{CacheChanges, CacheEvent, Change};
+use crate::journal::reasons::Evicted;
 use crate::names::ids::RequestId;
 
 impl Kv {
@@ -16,6 +17,27 @@ impl Kv {
         self.tree.listen();
         self.groups.listen();
         self.tiers.listen();
+    }
+
+    /// Notes evictions from now on, for [`Self::take_evicted`].
+    pub fn note_evictions(&mut self) {
+        self.tree.note_evictions();
+        self.evicted.get_or_insert_default();
+    }
+
+    /// Returns the evictions since the last call.
+    pub fn take_evicted(&mut self) -> Vec<Evicted> {
+        self.name_evictions(None);
+        self.evicted.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Names the request that the blocks evicted since the last call made room for.
+    #[inline]
+    pub fn name_evictions(&mut self, by: Option<RequestId>) {
+        if let Some(evicted) = &mut self.evicted {
+            let fingerprints = self.tree.take_evictions();
+            evicted.extend((!fingerprints.is_empty()).then_some(Evicted { fingerprints, by }));
+        }
     }
 
     /// Returns the changes since the last call: those of the device, then those of each tier.

@@ -43,7 +43,9 @@ impl Kv {
     #[must_use]
     #[inline]
     pub fn grow(&mut self, seq: &mut Sequence, n: u32) -> bool {
-        if self.groups.n() == 0 { self.tree.allocate(n, &mut seq.table) } else { self.grow_groups(seq, n) }
+        let grew = if self.groups.n() == 0 { self.tree.allocate(n, &mut seq.table) } else { self.grow_groups(seq, n) };
+        self.name_evictions(Some(seq.id));
+        grew
     }
 
     fn grow_groups(&mut self, seq: &mut Sequence, n: u32) -> bool {

@@ -11,6 +11,16 @@ impl PrefixTree {
         self.changes = Some(Vec::new());
     }
 
+    /// Notes the blocks that are evicted from now on, for [`Self::take_evictions`].
+    pub(crate) fn note_evictions(&mut self) {
+        self.evictions.get_or_insert_default();
+    }
+
+    /// Returns the fingerprints of the blocks evicted since the last call.
+    pub(crate) fn take_evictions(&mut self) -> Vec<u64> {
+        self.evictions.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
     /// Returns the blocks that entered the tree or left it since the last call, in order.
     pub(crate) fn take_changes(&mut self) -> Vec<(u32, Change)> {
         self.changes.as_mut().map_or(Vec::new(), std::mem::take)

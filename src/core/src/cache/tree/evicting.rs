@@ -143,6 +143,9 @@ impl PrefixTree {
     /// Frees the blocks in `leaving`.
     fn drop_leaving(&mut self) {
         self.evicted += self.leaving.len() as u64;
+        if let Some(evictions) = &mut self.evictions {
+            evictions.extend(self.leaving.iter().map(|block| self.nodes.fingerprint(*block)));
+        }
         if let Some(changes) = &mut self.changes {
             changes.extend(self.leaving.iter().map(|block| (*block, Change::Left)));
         }

@@ -3,6 +3,7 @@
 use super::Scheduler;
 use crate::Step;
 use crate::journal::preempted::PreemptionCause;
+use crate::journal::reasons::Lack;
 use crate::schedule::admission::{Admission, admit};
 use crate::schedule::preemption::swap_or_preempt;
 use crate::schedule::state::State;
@@ -28,17 +29,19 @@ impl Scheduler {
     /// Admits the head of the queue, and those behind it, while there is room.
     pub(super) fn admit_waiting(&mut self, state: &mut State, budget: &mut u32, step: &mut Step) {
         if !seats::may_admit(state) {
-            return;
+            return note_head(state, if state.has_seat() { Lack::Turn } else { Lack::Seat });
         }
         loop {
             let has_seat = state.has_seat();
             if !(if has_seat { self.has_room(state, *budget, step) } else { seats::are_taken(state) }) {
-                return;
+                return note_head(state, if has_seat { Lack::Tokens } else { Lack::Seat });
             }
             let State { waiting, sequences, kv, .. } = state;
             let next = waiting.next(kv.tree.evicted(), &mut |slot| kv.cached_prefix(&sequences[slot]));
             let is_held = |slot: usize| state.background.holds(&state.sequences[slot]);
-            let Some(slot) = next.filter(|slot| seats::has_turn(state, *slot) && !is_held(*slot)) else { return };
+            let Some(slot) = next.filter(|slot| seats::has_turn(state, *slot) && !is_held(*slot)) else {
+                return note_head(state, Lack::Turn);
+            };
             let goes_on = match has_seat {
                 true => self.admit_next(state, slot, budget, step),
                 false => self.take_seat(state, slot, budget, step),
@@ -165,6 +168,15 @@ impl Scheduler {
     fn picked_tokens(&self, slot: usize) -> u32 {
         let picked = self.picked.parts.iter().map(|part| (part.slot(), part.n_tokens));
         picked.chain(self.together.iter().copied()).find(|(other, _)| *other == slot).map_or(0, |(_, n)| n)
+    }
+}
+
+/// Notes the lack of the head of the queue, if somebody asks.
+fn note_head(state: &mut State, lack: Lack) {
+    if state.journal.not_admitted.is_some()
+        && let Some(slot) = state.waiting.first()
+    {
+        state.journal.note_lack(state.sequences[slot].id, lack);
     }
 }
 

@@ -1,0 +1,170 @@
+//! `trunkline ci`: what a change of the program did to recorded traffic, as a report for a pull request.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use trunkline_sim_replay::ci::{Budget, Verdict, budgets, verdict};
+use trunkline_sim_replay::rerun::Script;
+
+use crate::output::{JsonArgs, per_cent, print, seconds, write_json};
+
+const EXAMPLES: &str = "\
+Examples:
+  What does this program decide otherwise than the one of the main branch, and is any latency more than 5 % worse?
+    trunkline ci traffic/*.jsonl.gz --against ../main/target/release/trunkline
+
+  The same in two steps: the other version saves the recordings, this one compares.
+    ../main/trunkline ci traffic/*.jsonl.gz --save saved
+    trunkline ci traffic/*.jsonl.gz --against saved --budget ttft_p99=2 --budget e2e_p99=2";
+
+/// Run recordings with this version against another, and fail if a latency is worse than its budget.
+///
+/// The recordings were made by the other version. Steps take their recorded time where this version runs the same tokens, else the time of a fit to the
+/// recording: the report is about decisions, not about the speed of the program. It is Markdown. The exit code is 1 if a budget is exceeded.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct CiArgs {
+    /// Recordings of a server, from `trunkline serve --record`.
+    #[arg(value_name = "RECORDING", required = true)]
+    recordings: Vec<PathBuf>,
+
+    /// Other version: its program, or a folder that it wrote with --save.
+    #[arg(long, value_name = "OLD", required_unless_present = "save", conflicts_with = "save")]
+    against: Option<PathBuf>,
+
+    /// Write the recordings to a folder for another version to compare with, and compare nothing.
+    #[arg(long, value_name = "FOLDER")]
+    save: Option<PathBuf>,
+
+    /// Growth of a latency that is accepted, in per cent, such as e2e_p99=2; 5 for each that is not named.
+    #[arg(long, value_name = "FIGURE=PERCENT", requires = "against")]
+    budget: Vec<Budget>,
+
+    #[command(flatten)]
+    json: JsonArgs,
+}
+
+/// Runs the command. The exit code is a failure if a budget is exceeded.
+///
+/// # Errors
+/// If a recording cannot be read, or the other version cannot save it.
+pub fn run(args: &CiArgs) -> anyhow::Result<ExitCode> {
+    if let Some(folder) = &args.save {
+        save(&args.recordings, folder)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(old) = &args.against else { bail!("name another version with --against") };
+    let verdicts = if old.is_dir() {
+        compare(args, old)?
+    } else {
+        let folder = std::env::temp_dir().join(format!("trunkline-ci-{}", std::process::id()));
+        let verdicts = save_by(old, &args.recordings, &folder).and_then(|()| compare(args, &folder));
+        // The folder holds nothing but copies.
+        let _ = std::fs::remove_dir_all(&folder);
+        verdicts?
+    };
+    match &args.json.json {
+        Some(to) => write_json("report", to, &serde_json::to_string_pretty(&verdicts)?)?,
+        None => print(&report(&verdicts, &budgets(&args.budget)))?,
+    }
+    let is_within = verdicts.iter().all(|verdict| verdict.exceeded.is_empty());
+    Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Returns the place of a saved recording.
+fn place(folder: &Path, recording: &Path) -> anyhow::Result<PathBuf> {
+    let name = recording.file_name().with_context(|| format!("{} names no file", recording.display()))?;
+    Ok(folder.join(format!("{}.saved.gz", name.to_string_lossy())))
+}
+
+fn save(recordings: &[PathBuf], folder: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    for (at, recording) in recordings.iter().enumerate() {
+        let to = place(folder, recording)?;
+        let same = recordings[..at].iter().find(|other| other.file_name() == recording.file_name());
+        ensure!(same.is_none(), "two recordings are called {}; rename one", recording.display());
+        let script = Script::load(recording, &mut |_| {})?;
+        ensure!(
+            script.replayed.matches != Some(false),
+            "{} does not replay to its decisions; save it with the version that made it",
+            recording.display()
+        );
+        script.save(&to)?;
+    }
+    Ok(())
+}
+
+/// Has another version save recordings.
+fn save_by(old: &Path, recordings: &[PathBuf], folder: &Path) -> anyhow::Result<()> {
+    let mut command = Command::new(old);
+    command.arg("ci").args(recordings).arg("--save").arg(folder);
+    let status = command.status().with_context(|| format!("cannot run {}", old.display()))?;
+    ensure!(
+        status.success(),
+        "{} ci --save failed, see above; a version before this command cannot be compared",
+        old.display()
+    );
+    Ok(())
+}
+
+fn compare(args: &CiArgs, folder: &Path) -> anyhow::Result<Vec<Verdict>> {
+    let budgets = budgets(&args.budget);
+    let one = |recording: &PathBuf| {
+        let script = Script::saved(&place(folder, recording)?)?;
+        Ok(verdict(recording.display().to_string(), &script, &budgets)?)
+    };
+    args.recordings.iter().map(one).collect()
+}
+
+/// Returns the report, in Markdown.
+fn report(verdicts: &[Verdict], budgets: &[Budget]) -> String {
+    let exceeded = verdicts.iter().filter(|verdict| !verdict.exceeded.is_empty()).count();
+    let other = verdicts.iter().filter(|verdict| verdict.diff.first.is_some()).count();
+    let head = match (exceeded, other) {
+        (0, 0) => "All decisions are those of the other version.".to_owned(),
+        (0, n) => format!("Decisions differ in {n} of {} recordings, within the budget.", verdicts.len()),
+        (bad, _) => format!("**Over the budget in {bad} of {} recordings.**", verdicts.len()),
+    };
+    let mut texts = vec!["## Recorded traffic".to_owned(), head];
+    texts.extend(
+        verdicts.iter().filter(|verdict| verdict.diff.first.is_some()).map(|verdict| section(verdict, budgets)),
+    );
+    texts.join("\n\n")
+}
+
+fn section(verdict: &Verdict, budgets: &[Budget]) -> String {
+    let diff = &verdict.diff;
+    let mut text = format!("### {}\n\n", verdict.recording);
+    if let Some(first) = &diff.first {
+        let at = seconds(first.at_ns[0] as f64 / 1e9);
+        text += &format!(
+            "First difference at {at} s:\n\n* before: {}\n* after: {}\n\n",
+            first.decisions[0], first.decisions[1]
+        );
+    }
+    text += "| seconds | before | after | change | budget |\n|---|---|---|---|---|\n";
+    for figure in &diff.figures {
+        let budget = budgets.iter().find(|budget| budget.figure == figure.name).map_or(0.0, |budget| budget.growth_max);
+        let is_over = verdict.exceeded.iter().any(|(budget, _)| budget.figure == figure.name);
+        let mark = if is_over { " **over**" } else { "" };
+        text += &format!(
+            "| {} | {} | {} | {:+.2} %{mark} | {} |\n",
+            figure.name,
+            seconds(figure.before_s),
+            seconds(figure.after_s),
+            figure.change() * 100.0,
+            per_cent(budget)
+        );
+    }
+    let changed = diff.pairs.iter().filter(|pair| pair.slower_ns() != 0).count();
+    text += &format!("\n{changed} of {} requests take another time.", diff.pairs.len());
+    if diff.alone != [0, 0] {
+        text += &format!(" {} that completed before do not.", diff.alone[0]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;
