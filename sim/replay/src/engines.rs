@@ -177,7 +177,7 @@ impl Engine {
 
     /// Returns the engine with the limits of a server on a device.
     fn on_device(self, device: &Hardware) -> Self {
-        let gib = device.memory_bytes >> 30;
+        let gib = device.memory.total_bytes >> 30;
         match self.by_device {
             ByDevice::None => self,
             ByDevice::Vllm => {
