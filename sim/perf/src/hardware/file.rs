@@ -68,7 +68,9 @@ use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use trunkline_quote::of_parser;
 
-use super::{Curve, DeviceMemory, Efficiency, Hardware, Largest, NodeLink, Piece, Residuals, RooflineError, StepErrors, StepTime};
+use super::{
+    Curve, DeviceMemory, Efficiency, Hardware, Largest, NodeLink, Piece, Residuals, RooflineError, StepErrors, StepTime,
+};
 use trunkline_sim_workload::UnknownName;
 
 /// Default overhead of a step: launches and the gap between steps. An assumption, not a measurement.

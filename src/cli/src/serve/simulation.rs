@@ -24,7 +24,7 @@ pub(super) fn simulated(
     clock: Arc<dyn Clock>,
 ) -> anyhow::Result<(Vec<Config>, Backend)> {
     let max_context = simulated::max_context(&fleet.model);
-    let partial = fleet.model.windows.map(|_| "sliding windows").or(fleet.model.planned_as_full);
+    let partial = fleet.model.windows.map(|_| "sliding windows").or(fleet.model.extras.planned_as_full);
     if let Some(partial) = partial {
         warn!("the model has {partial}, simulated as full attention: KV and step times are upper bounds");
     }
