@@ -223,7 +223,8 @@ impl TraceReader {
                     first = csv::record(first, separator, &mut self.lines, self.format)?;
                 }
                 let columns = csv::Columns::of_header(self.format, dialect, options.time_unit, &first)?;
-                (self.parser, self.separator) = (Some(Box::new(columns)), Some(separator));
+                self.parser = Some(Box::new(columns));
+                self.separator = Some(separator);
             }
             Reading::Document { read, .. } => {
                 gather(&mut self.lines, &mut first, DOCUMENT_BYTES_MAX as usize)?;

@@ -28,6 +28,9 @@ pub(super) fn simulated(
     if let Some(partial) = partial {
         warn!("the model has {partial}, simulated as full attention: KV and step times are upper bounds");
     }
+    if !fleet.model.extras.unread.is_empty() {
+        warn!("the model is simulated without {}, which is not read: full attention", fleet.model.extras.unread);
+    }
     fleet.core = limits(settings, fleet.model.kv_bytes_per_token(), max_context)?;
     if !settings.core.has("device_blocks") {
         fleet.core.device_blocks = fleet.fitting_device_blocks()?;

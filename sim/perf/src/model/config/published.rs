@@ -12,7 +12,7 @@ const NESTED: [&str; 4] = ["thinker_config", "text_config", "llm_config", "langu
 const PARTS: [&str; 2] = ["attn_config", "ffn_config"];
 
 /// Fields, and their other names.
-const NAMES: [(&str, &[&str]); 23] = [
+const NAMES: [(&str, &[&str]); 24] = [
     ("num_hidden_layers", &["n_layer", "n_layers", "num_layers"]),
     ("hidden_size", &["n_embd", "n_embed", "d_model"]),
     ("num_attention_heads", &["n_head", "n_heads"]),
@@ -36,6 +36,7 @@ const NAMES: [(&str, &[&str]); 23] = [
     // openPangu.
     ("q_lora_rank", &["attention_q_lora_dim"]),
     ("intermediate_size_mlp", &["dense_intermediate_size"]),
+    ("attn_output_gate", &["attention_output_gate"]),
     ("kv_lora_rank", &["attention_kv_lora_dim"]),
     ("qk_nope_head_dim", &["attention_qk_dim"]),
     ("qk_rope_head_dim", &["attention_qk_rope_dim"]),
@@ -184,6 +185,11 @@ const UNMODELLED: [&str; 18] = [
     "index_topk_blocks",
     "H_cycles",
 ];
+
+/// Returns `true` for a field by which models are refused, unless it says nothing.
+pub(super) fn says_what_differs(field: &str) -> bool {
+    UNMODELLED.contains(&field)
+}
 
 /// Families whose attention has experts of its own.
 const EXPERTS_OF_ATTENTION: [&str; 1] = ["jetmoe"];

@@ -8,7 +8,7 @@ use super::modules::{Form, Networks, Table, WHOLE, parts_of};
 use crate::model::{Arithmetic, Bits, Precision};
 
 /// `quant_method` of the methods known here, for messages.
-const KNOWN: &str = "fp8, awq, gptq, auto-round, compressed-tensors, mxfp4, modelopt (FP8, NVFP4, MXFP8, W4A8_AWQ, MIXED_PRECISION), quark, \
+const KNOWN: &str = "fp8, awq, gptq, auto-round, compressed-tensors, mxfp4, mxfp8, modelopt (FP8, NVFP4, MXFP8, W4A8_AWQ, MIXED_PRECISION), quark, \
                      bitsandbytes";
 /// Least number of bits of a quantised weight, and the largest.
 const BITS: std::ops::RangeInclusive<u64> = 2..=8;
@@ -30,6 +30,8 @@ pub(super) struct Quantisation {
     load_in_4bit: bool,
     bnb_4bit_use_double_quant: bool,
     quant_algo: Option<String>,
+    /// Algorithm of the experts alone (MiniMax-M3).
+    moe_quant_algo: Option<String>,
     config_groups: Map<String, Value>,
     /// Algorithm of each module, with MIXED_PRECISION.
     quantized_layers: Map<String, Value>,
@@ -148,6 +150,9 @@ impl Quantisation {
     pub(super) fn precision(&self, name: &str, layers: u64, networks: Networks) -> Result<Precision, ModelError> {
         let unknown = || ModelError::UnknownDtype { name: name.into(), dtype: self.describe(), known: KNOWN };
         let mut table = self.table(layers).ok_or_else(unknown)?;
+        if let Some(algorithm) = &self.moe_quant_algo {
+            table.set("experts", of_algorithm(algorithm, self.group_size).ok_or_else(unknown)?);
+        }
         self.spared.names().into_iter().for_each(|module| table.set(module, WHOLE));
         Ok(table.precision(networks))
     }
@@ -158,6 +163,7 @@ impl Quantisation {
         let widened = |bits| of_all((bits, Arithmetic::Bits16));
         match self.quant_method.as_str() {
             "fp8" | "fbgemm_fp8" => of_all(FP8),
+            "mxfp8" => of_all(of_algorithm("MXFP8", None)?),
             // A scale of 16 bits and a zero point for each group.
             "awq" | "gptq" | "awq_marlin" | "gptq_marlin" | "auto-round" | "auto_round" => {
                 widened(bits(self.bits?, 16, self.group_size, true)?)
@@ -351,6 +357,13 @@ mod tests {
                 }),
             ),
             (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, widened(Bits::grouped(4, 8, 16))),
+            (
+                r#"{"quant_method": "mxfp8", "moe_quant_algo": "NVFP4"}"#,
+                Ok(Precision {
+                    experts: Bits::grouped(4, 8, 16),
+                    ..Precision::quantised(Bits::grouped(8, 8, 32), Arithmetic::Float8)
+                }),
+            ),
             (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, widened(Bits::grouped(4, 32, 64))),
             (r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#, in_8_bit_integers.clone()),
             (

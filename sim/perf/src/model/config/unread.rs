@@ -1,14 +1,19 @@
 //! Fields of a configuration that nothing here reads, though they may change attention, routing or quantisation.
 //!
-//! Families appear faster than a planner learns them. So what is read is a list ([`types::is_read`] and [`ELSEWHERE`]), what changes neither memory nor
+//! Families appear faster than a planner learns them. So what is read is a list ([`types::is_read`], [`published::says_what_differs`] and [`ELSEWHERE`]), what changes neither memory nor
 //! time is another ([`HARMLESS`]), and any other field with a telling name is named in the model's label.
 
 use serde_json::{Map, Value};
 
-use super::types;
+use super::{published, types};
 
 /// Parts of the names of fields that may change what is planned.
-const TELLING: [&str; 36] = [
+const TELLING: [&str; 41] = [
+    "gate",
+    "hash",
+    "lora",
+    "hyper",
+    "residual",
     "attention",
     "attn",
     "sparse",
@@ -48,7 +53,7 @@ const TELLING: [&str; 36] = [
 ];
 
 /// Fields that are read, but not as numbers, flags or texts of the language model.
-const ELSEWHERE: [&str; 32] = [
+const ELSEWHERE: [&str; 14] = [
     "moe_layer_freq",
     "rope_scaling",
     "rope_parameters",
@@ -58,24 +63,6 @@ const ELSEWHERE: [&str; 32] = [
     "use_mixed_mlp_moe",
     "is_decoder",
     "is_encoder_decoder",
-    "num_global_key_value_heads",
-    "hybrid_layer_pattern",
-    "num_attention_groups",
-    "block_configs",
-    "zero_expert_num",
-    "residual_moe",
-    "parallel_attn_mlp_res",
-    "enable_moe_block",
-    "layer_group_size",
-    "moe_layers_enum",
-    "compress_ratios",
-    "expert_dtype",
-    "num_kv_shared_layers",
-    "num_attention_heads_per_layer",
-    "per_layer_config",
-    "global_head_dim",
-    "index_topk_blocks",
-    "H_cycles",
     "indexer_types",
     "linear_attn_config",
     "conv_L_cache",
@@ -218,8 +205,11 @@ const ASIDE: [&str; 16] = [
 pub(super) fn names(fields: &Map<String, Value>, unread_kv: Option<&'static str>) -> String {
     let is_telling = |name: &str| {
         let has = |part: &&str| name.contains(*part);
-        let is_known = types::is_read(name) || ELSEWHERE.contains(&name) || HARMLESS.contains(&name);
-        !is_known && TELLING.iter().any(|part| has(part)) && !ASIDE.iter().any(|part| has(part))
+        let is_known = types::is_read(name) || published::says_what_differs(name) || ELSEWHERE.contains(&name);
+        !is_known
+            && !HARMLESS.contains(&name)
+            && TELLING.iter().any(|part| has(part))
+            && !ASIDE.iter().any(|part| has(part))
     };
     let unread = fields.iter().filter(|(name, value)| is_telling(name) && says_something(value));
     let names: Vec<&str> = unread.map(|(name, _)| name.as_str()).chain(unread_kv).collect();
