@@ -4,8 +4,8 @@
 //! [`mod@file`] documents the fields.
 //!
 //! Peaks come from the vendors' data sheets: dense, with FP32 accumulation, without sparsity; each file names its source. Memory is
-//! the total reported by the driver (`nvidia-smi`), which engines divide up; ECC and firmware make the total slightly smaller than
-//! the label.
+//! the total reported by the driver (`nvidia-smi`); ECC and firmware make the total slightly smaller than the label. Programs see
+//! less still (`cudaMemGetInfo`), and that is what engines divide up: the presets have the figures of engines' logs and of out-of-memory messages.
 //!
 //! The host link is the rate of copies between pinned host memory and the device in common bandwidth tests, each direction, rather
 //! than the label: PCIe 5.0 x16 (63 GB/s after line coding) 55 GB/s, PCIe 4.0 x16 (31.5 GB/s) 25 GB/s. Boards with a narrower slot
@@ -49,10 +49,10 @@ pub struct Hardware {
     pub int8_ops_s: f64,
     /// Memory bandwidth peak, bytes/s.
     pub bandwidth_bytes_s: f64,
-    /// Total size of the memory, bytes.
-    pub memory_bytes: u64,
-    /// Size of the memory of the host that a replica can have, bytes; `None` if the file does not say.
-    pub host_memory_bytes: Option<u64>,
+    /// Memory of the device, and of its host.
+    pub memory: DeviceMemory,
+    /// Generation of the device as CUDA counts it, such as 9.0 for Hopper: engines lay weights out by it. `None` if the file does not say.
+    pub compute_capability: Option<f64>,
     /// Rate of copies between host and device, each direction, bytes/s.
     pub host_link_bytes_s: f64,
     /// Latency of such a copy, independent of its size, seconds.
@@ -79,6 +79,17 @@ pub struct Hardware {
     pub errors: &'static [RooflineError],
     /// Measured step times with one model; `None` without a measurement.
     pub step_time: Option<StepTime>,
+}
+
+/// Memory of a device, and of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Total that the driver reports (`nvidia-smi`), bytes.
+    pub total_bytes: u64,
+    /// Total that programs see (`cudaMemGetInfo`), which engines divide up, bytes: 0.3 to 0.75 GiB less than the driver's.
+    pub usable_bytes: u64,
+    /// Memory of the host that a replica can have, bytes; `None` if the file does not say.
+    pub host_bytes: Option<u64>,
 }
 
 /// Link of a device to devices of other nodes, such as its own port of an InfiniBand network.
@@ -235,6 +246,8 @@ const FILES: &[&str] = &presets![
     "l40s-48g",
     "l4-24g",
     "rtx4090-24g",
+    "rtx3090-24g",
+    "rtx5090-32g",
     "rtxpro6000-96g",
 ];
 
@@ -283,8 +296,11 @@ mod tests {
             assert!((0.0..1e-3).contains(&preset.host_link_latency_s), "{}", preset.name);
             // The label in the name is in units of 2^30 bytes; no more than a tenth of it may be missing.
             let label_gib: u64 = preset.name.rsplit_once('-').unwrap().1.trim_end_matches('g').parse().unwrap();
-            let share = preset.memory_bytes as f64 / (label_gib << 30) as f64;
+            let share = preset.memory.total_bytes as f64 / (label_gib << 30) as f64;
             assert!((0.9..=1.0).contains(&share), "{}: {share}", preset.name);
+            let hidden_mib = (preset.memory.total_bytes - preset.memory.usable_bytes) >> 20;
+            assert!((250..800).contains(&hidden_mib), "{}: {hidden_mib}", preset.name);
+            assert!(preset.compute_capability.is_some_and(|it| (8.0..=12.0).contains(&it)), "{}", preset.name);
         }
     }
 

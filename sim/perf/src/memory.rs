@@ -1,5 +1,12 @@
 //! KV blocks that fit on a device next to the weights, and in a host's memory.
 
+mod pages;
+mod parts;
+mod tiles;
+
+pub use self::pages::StatePages;
+pub use self::parts::{MemoryParts, WorkspaceParts};
+
 use crate::cost::{Parallel, Weights};
 use crate::hardware::Hardware;
 use crate::model::Model;
@@ -14,27 +21,47 @@ const ACTIVATION_BYTES: u64 = 2;
 pub struct MemoryUse {
     /// Share of the device's memory for weights, workspace and KV, above 0 and at most 1: `--gpu-memory-utilization` of vLLM.
     pub utilization: f64,
+    /// Memory that is shared out.
+    pub of: Total,
     /// Memory that an engine measures and takes out of this share before it counts blocks; `None` if the rest of the device's memory has room for it.
     pub workspace: Option<Workspace>,
+    /// Place of the states of recurrent layers.
+    pub states: States,
+    /// `true` for weights as the kernels of an engine want them, instead of as they are published: MXFP4 in whole tiles.
+    pub tiled: bool,
+}
+
+/// Memory of a device that is shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Total {
+    /// All that the driver reports.
+    Board,
+    /// All that programs see, less so many bytes that are in use before an engine looks.
+    Usable(u64),
+}
+
+/// Place of the states of recurrent layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum States {
+    /// Memory for a full batch, next to the blocks.
+    Reserved,
+    /// Pages of the pool of blocks, as sequences run (vLLM): see [`StatePages`].
+    Pages,
 }
 
 /// Memory that an engine takes out of its share of a device before it counts blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Workspace {
-    /// Memory of a step, as vLLM measures it with a full step and a full batch of dummy requests.
-    Measured {
-        /// Bytes of the sampler for each sequence of a full batch and each entry of the vocabulary: logits, their copies, and probabilities.
-        logit_bytes: u64,
-        /// Bytes of libraries, graphs and the driver.
-        fixed_bytes: u64,
-    },
-    /// So many bytes, whatever a step needs.
-    Fixed(u64),
+pub struct Workspace {
+    /// Tenths of a byte of the sampler for each sequence of a full batch and each entry of the vocabulary: logits, their copies, and probabilities.
+    pub logit_tenths: u64,
+    /// Bytes of libraries, links among devices and graphs.
+    pub other_bytes: u64,
 }
 
 impl MemoryUse {
     /// Nine tenths of the memory for weights and KV; activations and the runtime take the rest.
-    pub const DEFAULT: Self = Self { utilization: 0.9, workspace: None };
+    pub const DEFAULT: Self =
+        Self { utilization: 0.9, of: Total::Board, workspace: None, states: States::Reserved, tiled: false };
 }
 
 impl Default for MemoryUse {
@@ -43,14 +70,21 @@ impl Default for MemoryUse {
     }
 }
 
+impl Total {
+    /// Returns the bytes on a device.
+    pub fn bytes(self, hardware: &Hardware) -> u64 {
+        match self {
+            Self::Board => hardware.memory.total_bytes,
+            Self::Usable(in_use) => hardware.memory.usable_bytes.saturating_sub(in_use),
+        }
+    }
+}
+
 impl Workspace {
-    /// Returns the bytes on the fullest device: of measured memory those of the layers, or of the sampler where this needs more, as one follows the other. A layer holds the
-    /// residual and a few rows of hidden width, and both halves of the feed-forward network with their product, or those of the chosen experts.
-    pub fn bytes(self, model: &Model, parallel: Parallel, batch_tokens: u32, batch_size: u32) -> u64 {
-        let (logit_bytes, fixed_bytes) = match self {
-            Self::Measured { logit_bytes, fixed_bytes } => (logit_bytes, fixed_bytes),
-            Self::Fixed(bytes) => return bytes,
-        };
+    /// Returns the parts on the fullest device, as vLLM measures them with a full step and a full batch of dummy requests: the layers' or, as one follows
+    /// the other, the sampler's with the hidden states of the step. A layer holds the residual and a few rows of hidden width, and both halves of the
+    /// feed-forward network with their product, or those of the chosen experts.
+    pub fn parts(self, model: &Model, parallel: Parallel, batch_tokens: u32, batch_size: u32) -> WorkspaceParts {
         let share = u64::from(parallel.tensor);
         let dense = 3 * model.intermediate.div_ceil(share);
         let of_experts = model.experts.map_or(0, |experts| {
@@ -58,35 +92,57 @@ impl Workspace {
             experts.active * (model.hidden.max(2 * width) + width)
         });
         let row = 3 * model.hidden + dense.max(of_experts);
-        let layers = u64::from(batch_tokens).saturating_mul(row).saturating_mul(ACTIVATION_BYTES);
-        let sampler = u64::from(batch_size).saturating_mul(model.vocab).saturating_mul(logit_bytes);
-        layers.max(sampler).saturating_add(fixed_bytes)
+        let tokens = u64::from(batch_tokens);
+        let sampler = u64::from(batch_size).saturating_mul(model.vocab).saturating_mul(self.logit_tenths) / 10;
+        WorkspaceParts {
+            layers: tokens.saturating_mul(row).saturating_mul(ACTIVATION_BYTES),
+            sampler: sampler.saturating_add(tokens * model.hidden * ACTIVATION_BYTES),
+            other: self.other_bytes,
+        }
     }
 }
 
-/// Model too large for the device: no room for KV.
+/// Model that a device has no room for.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error(
-    "{model} does not fit on {hardware}: weights{} and one KV block need {:.2} GB, {} % of the memory is {:.2} GB, \
-     {:.2} GB are missing; choose larger hardware or a smaller model, let weights stream, or set the number of device blocks by hand",
-    describe(*state_bytes, *workspace_bytes), *needed_bytes as f64 / 1e9, per_cent(*utilization), *usable_bytes as f64 / 1e9,
-    (needed_bytes - usable_bytes) as f64 / 1e9
-)]
-pub struct DoesNotFit {
-    /// Name of the model.
-    pub model: &'static str,
-    /// Name of the device.
-    pub hardware: &'static str,
-    /// Bytes of recurrent states, for the sequences of a full batch.
-    pub state_bytes: u64,
-    /// Bytes of the engine's workspace.
-    pub workspace_bytes: u64,
-    /// Bytes of the weights, the states, the workspace and one block.
-    pub needed_bytes: u64,
-    /// Share of the device's memory that is used.
-    pub utilization: f64,
-    /// Bytes of that share.
-    pub usable_bytes: u64,
+pub enum DoesNotFit {
+    /// No room for KV.
+    #[error(
+        "{model} does not fit on {hardware}: weights{} and one KV block need {:.2} GB, {} % of the memory is {:.2} GB, \
+         {:.2} GB are missing; choose larger hardware or a smaller model, let weights stream, or set the number of device blocks by hand",
+        describe(*state_bytes, *workspace_bytes), *needed_bytes as f64 / 1e9, per_cent(*utilization), *usable_bytes as f64 / 1e9,
+        (needed_bytes - usable_bytes) as f64 / 1e9
+    )]
+    Memory {
+        /// Name of the model.
+        model: &'static str,
+        /// Name of the device.
+        hardware: &'static str,
+        /// Bytes of recurrent states, for the sequences of a full batch.
+        state_bytes: u64,
+        /// Bytes of the engine's workspace.
+        workspace_bytes: u64,
+        /// Bytes of the weights, the states, the workspace and one block.
+        needed_bytes: u64,
+        /// Share of the device's memory that is used.
+        utilization: f64,
+        /// Bytes of that share.
+        usable_bytes: u64,
+    },
+    /// Fewer pages than sequences, each of which has a state in one.
+    #[error(
+        "max-batch-size is {sequences}, more than the {pages} blocks of {model} on {hardware}: each sequence that runs has the states of its \
+         recurrent layers in blocks; lower max-batch-size to at most {pages}, or raise gpu-memory-utilization"
+    )]
+    Pages {
+        /// Name of the model.
+        model: &'static str,
+        /// Name of the device.
+        hardware: &'static str,
+        /// Sequences of a full batch.
+        sequences: u32,
+        /// Blocks of the pool.
+        pages: u64,
+    },
 }
 
 /// Returns a share, per cent, to a tenth.
@@ -127,6 +183,29 @@ pub struct Placement<'a> {
 }
 
 impl Placement<'_> {
+    /// Returns the memory of the fullest device by its parts.
+    pub fn parts(&self) -> MemoryParts {
+        let Self { hardware, model, parallel, memory, .. } = *self;
+        let weights = match self.weights {
+            Weights::Resident => {
+                let padding = if memory.tiled { tiles::padding_bytes(model, parallel, hardware) } else { 0 };
+                parallel.weight_bytes(model).saturating_add(padding)
+            }
+            Weights::Streamed(streamed) => streamed.device_bytes(model),
+            Weights::Windowed(windowed) => windowed.memory_bytes(model),
+        };
+        let states = match memory.states {
+            States::Reserved => parallel.state_bytes(model).saturating_mul(self.batch_size.into()),
+            States::Pages => 0,
+        };
+        let total = memory.of.bytes(hardware);
+        let workspace = memory.workspace.map_or(WorkspaceParts::default(), |workspace| {
+            workspace.parts(model, parallel, self.batch_tokens, self.batch_size)
+        });
+        let budget = (total as f64 * memory.utilization) as u64;
+        MemoryParts { total, budget, weights, states, workspace }
+    }
+
     /// Returns the number of blocks of `block_size` tokens that fit on the fullest device. `block_size` MUST be at least 1.
     ///
     /// # Errors
@@ -134,32 +213,21 @@ impl Placement<'_> {
     /// [`DoesNotFit`] if no block fits.
     pub fn blocks(&self, block_size: u32) -> Result<u32, DoesNotFit> {
         assert!(block_size > 0, "block size is at least one token");
-        let Self { hardware, model, parallel, memory: MemoryUse { utilization, workspace }, .. } = *self;
-        let weight_bytes = match self.weights {
-            Weights::Resident => parallel.weight_bytes(model),
-            Weights::Streamed(streamed) => streamed.device_bytes(model),
-            Weights::Windowed(windowed) => windowed.memory_bytes(model),
-        };
-        let state_bytes = parallel.state_bytes(model).saturating_mul(self.batch_size.into());
-        let workspace_bytes =
-            workspace.map_or(0, |workspace| workspace.bytes(model, parallel, self.batch_tokens, self.batch_size));
-        let usable_bytes = (hardware.memory_bytes as f64 * utilization) as u64;
-        let block_bytes = parallel.kv_bytes_per_token(model) * u64::from(block_size);
-        let taken_bytes = weight_bytes.saturating_add(state_bytes).saturating_add(workspace_bytes);
-        let needed_bytes = taken_bytes.saturating_add(block_bytes);
-        if needed_bytes > usable_bytes {
-            let (model, hardware) = (model.name, hardware.name);
-            return Err(DoesNotFit {
-                model,
-                hardware,
-                state_bytes,
-                workspace_bytes,
+        let parts = self.parts();
+        let block_bytes = self.parallel.kv_bytes_per_token(self.model) * u64::from(block_size);
+        let needed_bytes = parts.taken().saturating_add(block_bytes);
+        if needed_bytes > parts.budget {
+            return Err(DoesNotFit::Memory {
+                model: self.model.name,
+                hardware: self.hardware.name,
+                state_bytes: parts.states,
+                workspace_bytes: parts.workspace.bytes(),
                 needed_bytes,
-                utilization,
-                usable_bytes,
+                utilization: self.memory.utilization,
+                usable_bytes: parts.budget,
             });
         }
-        Ok(((usable_bytes - taken_bytes) / block_bytes).min(BLOCKS_MAX) as u32)
+        Ok((parts.kv() / block_bytes).min(BLOCKS_MAX) as u32)
     }
 }
 
@@ -185,43 +253,59 @@ mod tests {
         let (h100, llama) = (hardware::by_name("h100-80g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
         let blocks = placement(h100, llama).blocks(16).unwrap();
         let filled = llama.weight_bytes() + u64::from(blocks) * 16 * llama.kv_bytes_per_token();
-        let usable = h100.memory_bytes as f64 * 0.9;
+        let usable = h100.memory.total_bytes as f64 * 0.9;
         assert!(filled as f64 <= usable && (filled + 16 * llama.kv_bytes_per_token()) as f64 > usable);
         assert_eq!(blocks, 29_043);
         assert_eq!(placement(h100, llama).blocks(32).unwrap(), blocks / 2);
-        let memory = MemoryUse { utilization: 0.45, workspace: None };
+        let memory = MemoryUse { utilization: 0.45, ..MemoryUse::DEFAULT };
         let half = Placement { memory, ..placement(h100, llama) }.blocks(16).unwrap();
         let missing = u64::from(blocks - half) * 16 * llama.kv_bytes_per_token();
-        assert!((missing as f64 / (h100.memory_bytes as f64 * 0.45) - 1.0).abs() < 1e-4);
+        assert!((missing as f64 / (h100.memory.total_bytes as f64 * 0.45) - 1.0).abs() < 1e-4);
     }
 
     #[test]
     fn a_workspace_is_that_of_the_layers_or_of_the_sampler() {
         let llama = model::by_name("llama-3.1-8b").unwrap();
-        let workspace = Workspace::Measured { logit_bytes: 10, fixed_bytes: 1000 };
-        let bytes = |parallel, tokens, sequences| workspace.bytes(llama, parallel, tokens, sequences);
-        assert_eq!(bytes(Parallel::ONE, 2048, 256), 256 * 128_256 * 10 + 1000);
+        let workspace = Workspace { logit_tenths: 120, other_bytes: 1000 };
+        let bytes = |parallel, tokens, sequences| workspace.parts(llama, parallel, tokens, sequences).bytes();
+        assert_eq!(bytes(Parallel::ONE, 2048, 256), 256 * 128_256 * 12 + 2048 * 4096 * 2 + 1000);
         assert_eq!(bytes(Parallel::ONE, 8192, 16), 8192 * 2 * (3 * 14_336 + 3 * 4096) + 1000);
         assert_eq!(bytes(Parallel::tensor(2), 8192, 16), 8192 * 2 * (3 * 7168 + 3 * 4096) + 1000);
         let qwen = model::by_name("qwen3-30b-a3b").unwrap();
         // Eight experts of 768: rows of hidden width, which is wider than both halves, and their product.
-        assert_eq!(workspace.bytes(qwen, Parallel::ONE, 8192, 1), 8192 * 2 * (3 * 2048 + 8 * (2048 + 768)) + 1000);
-        assert_eq!(
-            workspace.bytes(llama, Parallel::ONE, u32::MAX, u32::MAX),
-            u64::from(u32::MAX) * 128_256 * 10 + 1000
-        );
+        let of_qwen = workspace.parts(qwen, Parallel::ONE, 8192, 1).bytes();
+        assert_eq!(of_qwen, 8192 * 2 * (3 * 2048 + 8 * (2048 + 768)) + 1000);
+        assert!(bytes(Parallel::ONE, u32::MAX, u32::MAX) > u64::from(u32::MAX) * 128_256 * 12);
+        // Peak activations in a log of vLLM 0.11, by vocabulary and width.
+        let v0_11 = Workspace { logit_tenths: 385, other_bytes: 0 };
+        for (vocab, hidden, gib) in [
+            (128_256, 4096, 4.76),
+            (128_256, 8192, 4.84),
+            (151_936, 1024, 5.56),
+            (151_936, 5120, 5.64),
+            (201_088, 2880, 7.38),
+        ] {
+            let model = Model { vocab, hidden, intermediate: 1, ..*llama };
+            let found = v0_11.parts(&model, Parallel::ONE, 8192, 1024).sampler as f64 / f64::from(1 << 30);
+            assert!((found - gib).abs() < 0.05, "{vocab} {hidden}: {found:.3} for {gib}");
+        }
     }
 
     #[test]
     fn a_workspace_leaves_fewer_blocks() {
         let (rtx, llama) = (hardware::by_name("rtx4090-24g").unwrap(), model::by_name("llama-3.1-8b").unwrap());
-        let workspace = Workspace::Measured { logit_bytes: 10, fixed_bytes: 500 << 20 };
+        let workspace = Workspace { logit_tenths: 100, other_bytes: 500 << 20 };
         let memory = MemoryUse { workspace: Some(workspace), ..MemoryUse::DEFAULT };
         let blocks = |memory| Placement { memory, ..placement(rtx, llama) }.blocks(16).unwrap();
-        let taken = workspace.bytes(llama, Parallel::ONE, 2048, 256).div_ceil(16 * llama.kv_bytes_per_token());
+        let taken = workspace.parts(llama, Parallel::ONE, 2048, 256).bytes();
+        let taken = taken.div_ceil(16 * llama.kv_bytes_per_token());
         assert!((blocks(MemoryUse::DEFAULT) - blocks(memory)).abs_diff(taken as u32) <= 1);
         let error = Placement { memory, batch_size: 8192, ..placement(rtx, llama) }.blocks(16).unwrap_err().to_string();
-        assert!(error.contains("weights, the engine's workspace (11.03 GB) and one KV block need"), "{error}");
+        assert!(error.contains("weights, the engine's workspace (11.05 GB) and one KV block need"), "{error}");
+        // Programs see less than the board has.
+        let seen = blocks(MemoryUse { of: Total::Usable(0), ..MemoryUse::DEFAULT });
+        let in_use = blocks(MemoryUse { of: Total::Usable(1 << 30), ..MemoryUse::DEFAULT });
+        assert!(blocks(MemoryUse::DEFAULT) > seen && (seen - in_use).abs_diff((0.9 * 512.0) as u32) <= 1);
     }
 
     #[test]
@@ -285,7 +369,10 @@ mod tests {
             "llama-3.1-70b does not fit on l4-24g: weights and one KV block need 141.11 GB, 90 % of the memory is 21.74 GB, \
              119.37 GB are missing; choose larger hardware or a smaller model, let weights stream, or set the number of device blocks by hand"
         );
-        let said = |utilization: f64| DoesNotFit { utilization, ..error.clone() }.to_string();
+        let said = |utilization: f64| {
+            let memory = MemoryUse { utilization, ..MemoryUse::DEFAULT };
+            Placement { memory, ..placement(l4, llama) }.blocks(16).unwrap_err().to_string()
+        };
         assert!(said(0.925).contains(" 92.5 % of the memory") && said(0.005).contains(" 0.5 % of the memory"));
     }
 }

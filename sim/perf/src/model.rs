@@ -2,10 +2,12 @@
 //!
 //! The numbers come from each model's published `config.json`, which [`from_config`] reads. Covered are decoders with grouped-query
 //! or multi-head attention, or with a latent cache as in DeepSeek, and feed-forward networks of two or, with a gate, three matrices, dense or
-//! with experts. Norms, biases, routers and rotary tables are ignored: below 0.1 % of the weights. Gates of attention are too: 2 % in Qwen3.5.
+//! with experts. Norms, biases, routers and rotary tables are ignored: below 0.1 % of the weights. The tower of a model that sees takes memory
+//! and no time: requests are planned without images.
 //!
 //! Layers with a sliding window keep and read the window alone, where the blocks of a replica are divided into layer groups. Other
-//! attention that reads a part of the context (chunks, sparse indexes) is planned as full attention, and [`Model::label`] says so.
+//! attention that reads a part of the context (chunks, sparse indexes) is planned as full attention, and [`Model::label`] says so. It also
+//! names each field of a configuration that may change attention, routing or quantisation and that nothing here reads.
 //!
 //! Recurrent layers of hybrid models have no KV: each running sequence holds a state of fixed size in each. Steps read and write the states.
 
@@ -64,9 +66,24 @@ pub struct Model {
     pub cross_layers: u64,
     /// Most tokens of prompt and answer together, as engines allow by default; `None` if that is not known.
     pub max_context: Option<u32>,
+    /// What a configuration says beyond the shapes of a plain decoder.
+    pub extras: Extras,
+}
+
+/// What a configuration says beyond the shapes of a plain decoder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extras {
+    /// Family, as in `model_type`; empty if that is not known.
+    pub family: &'static str,
     /// Attention of the model that is planned as full attention over all tokens, which takes more KV and longer steps; `None` if the
     /// model has full attention.
     pub planned_as_full: Option<&'static str>,
+    /// Fields that may change attention, routing or quantisation and are not read, with commas between; empty for none.
+    pub unread: &'static str,
+    /// `true` if a gate as wide as the queries multiplies the output of attention.
+    pub output_gate: bool,
+    /// Bytes of the weights that embed images, which engines load with the rest; 0 for none.
+    pub tower_bytes: u64,
 }
 
 /// Layers with a sliding window.
@@ -109,9 +126,42 @@ pub struct Latent {
     pub nope_dim: u64,
     /// Width of a value.
     pub value_dim: u64,
-    /// Bytes of a token in the key cache of a sparse index, in each layer; 0 without an index.
-    pub index_bytes: u64,
+    /// Index that chooses which tokens attention reads; `None` without one.
+    pub index: Option<Index>,
 }
+
+/// Sparse index of a latent cache (DeepSeek-V3.2): heads of their own score all tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Index {
+    /// Number of the index's query heads.
+    pub heads: u64,
+    /// Width of a key, which all heads share.
+    pub dim: u64,
+}
+
+impl Index {
+    /// Returns the bytes of a token in the key cache: 8 bits an element, and a scale of 32, as vLLM and SGLang keep them.
+    const fn token_bytes(self) -> u64 {
+        self.dim + 4
+    }
+}
+
+impl Latent {
+    /// Returns the bytes of a token in a layer with so many bytes for each element. Engines keep the positional part of an 8-bit cache in 16 bits if there
+    /// is an index, and a scale of 32 bits for each 128 elements of the rest (`fp8_ds_mla` of vLLM: 656 bytes of a DeepSeek, 788 with its index).
+    const fn token_bytes(self, element_bytes: u64) -> u64 {
+        match self.index {
+            Some(index) if element_bytes == 1 => {
+                self.kv_rank + 4 * self.kv_rank.div_ceil(SCALED_ELEMENTS) + 2 * self.rope_dim + index.token_bytes()
+            }
+            Some(index) => (self.kv_rank + self.rope_dim) * element_bytes + index.token_bytes(),
+            None => (self.kv_rank + self.rope_dim) * element_bytes,
+        }
+    }
+}
+
+/// Elements of a latent vector of 8 bits with a common scale.
+const SCALED_ELEMENTS: u64 = 128;
 
 /// Tokens in a KV block by default for a latent cache, as the kernels for such caches want them.
 pub const LATENT_BLOCK_TOKENS: u32 = 64;
@@ -123,10 +173,19 @@ impl Model {
     /// Returns the name for reports, with what the model is planned as if that is something else.
     pub fn label(&self) -> String {
         let mut label = self.name.to_owned();
-        if let Some(what) = self.planned_as_full {
+        if let Some(what) = self.extras.planned_as_full {
             // The keys of an index are part of the KV.
-            let kv = if self.latent.is_some_and(|latent| latent.index_bytes > 0) { "" } else { ", and so is the KV" };
+            let kv = if self.latent.is_some_and(|latent| latent.index.is_some()) { "" } else { ", and so is the KV" };
             label += &format!(" ({what} planned as full attention: step times are upper bounds{kv})");
+        }
+        if !self.extras.unread.is_empty() {
+            label += &format!(
+                " (planned without {}, which is not read: full attention, and no error is known)",
+                self.extras.unread
+            );
+        }
+        if self.extras.tower_bytes > 0 {
+            label += " (requests without images; the tower's weights count)";
         }
         if self.cross_layers > 0 {
             label += " (requests without images: layers of cross-attention have no KV)";
@@ -142,7 +201,8 @@ impl Model {
 
     /// Returns `true` if `other` has the same shapes and precisions: names and longest contexts may differ.
     pub fn is_like(&self, other: &Self) -> bool {
-        Self { name: other.name, max_context: other.max_context, ..*self } == *other
+        let extras = Extras { family: other.extras.family, ..self.extras };
+        Self { name: other.name, max_context: other.max_context, extras, ..*self } == *other
     }
 
     /// Returns the number of layers with attention.
@@ -171,15 +231,26 @@ impl Model {
     /// Returns the elements of the attention matrices of a layer.
     const fn attention_elements(&self) -> u64 {
         match self.latent {
-            None => self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads),
-            Some(Latent { query_rank, kv_rank, rope_dim, nope_dim, value_dim, .. }) => {
+            None => {
+                let queries = if self.extras.output_gate { 3 } else { 2 } * self.heads;
+                self.hidden * self.head_dim * (queries + 2 * self.kv_heads)
+            }
+            Some(Latent { query_rank, kv_rank, rope_dim, nope_dim, value_dim, index }) => {
                 let query_dim = self.heads * (nope_dim + rope_dim);
                 let query = match query_rank {
                     0 => self.hidden * query_dim,
                     rank => rank * (self.hidden + query_dim),
                 };
                 let key_value = self.hidden * (kv_rank + rope_dim) + kv_rank * self.heads * (nope_dim + value_dim);
-                query + key_value + self.heads * value_dim * self.hidden
+                let index = match index {
+                    None => 0,
+                    // Queries from the query vector, one key, and a weight for each head.
+                    Some(Index { heads, dim }) => {
+                        let from = if query_rank == 0 { self.hidden } else { query_rank };
+                        from * heads * dim + self.hidden * (dim + heads)
+                    }
+                };
+                query + key_value + self.heads * value_dim * self.hidden + index
             }
         }
     }
@@ -239,9 +310,13 @@ impl Model {
 
     /// Returns the elements of the matrices of attention and of recurrent layers.
     pub(crate) fn mixer_elements(&self) -> u64 {
-        let recurrent = self.hybrid.map_or(0, |hybrid| hybrid.recurrent_layers * hybrid.elements);
         let lacking = (self.self_attention_layers() - self.kv_layers()) * self.key_value_elements();
-        self.attention_layers() * self.attention_elements() - lacking + recurrent
+        self.attention_layers() * self.attention_elements() - lacking + self.recurrent_elements()
+    }
+
+    /// Returns the elements of the matrices of recurrent layers.
+    pub(crate) fn recurrent_elements(&self) -> u64 {
+        self.hybrid.map_or(0, |hybrid| hybrid.recurrent_layers * hybrid.elements)
     }
 
     /// Returns the elements of the layers' matrices read in a step of `tokens`. Of a layer's experts only used ones are read; the
@@ -261,28 +336,33 @@ impl Model {
 
     /// Returns the bytes of the matrices of all layers that every token passes through.
     pub fn common_bytes(&self) -> u64 {
-        let Precision { attention, feed_forward, .. } = self.precision;
-        let mixers = self.mixer_elements();
-        attention.bytes(mixers) + feed_forward.bytes(self.common_elements().saturating_sub(mixers))
+        let others = self.common_elements().saturating_sub(self.mixer_elements());
+        self.mixer_bytes() + self.precision.feed_forward.bytes(others)
+    }
+
+    /// Returns the bytes of the matrices of attention and of recurrent layers.
+    pub(crate) fn mixer_bytes(&self) -> u64 {
+        let of_states = self.recurrent_elements();
+        self.precision.attention.bytes(self.mixer_elements() - of_states) + self.precision.recurrent.bytes(of_states)
     }
 
     /// Returns the bytes of the matrices of all layers.
     pub fn layer_bytes(&self) -> u64 {
         let experts = self.layer_elements().saturating_sub(self.common_elements());
-        self.common_bytes() + self.precision.feed_forward.bytes(experts)
+        self.common_bytes() + self.precision.experts.bytes(experts)
     }
 
     /// Returns the bytes of all weights, the embedding included.
     pub fn weight_bytes(&self) -> u64 {
         let embedding = if self.tied { 0 } else { self.vocab * self.hidden };
-        self.layer_bytes() + self.precision.ends.bytes(self.head_elements() + embedding)
+        self.layer_bytes() + self.precision.ends.bytes(self.head_elements() + embedding) + self.extras.tower_bytes
     }
 
     /// Returns the KV bytes of one token in one layer.
     const fn layer_kv_bytes(&self) -> u64 {
         match self.latent {
             None => 2 * self.kv_heads * self.head_dim * self.kv_dtype_bytes,
-            Some(latent) => (latent.kv_rank + latent.rope_dim) * self.kv_dtype_bytes + latent.index_bytes,
+            Some(latent) => latent.token_bytes(self.kv_dtype_bytes),
         }
     }
 
@@ -342,7 +422,7 @@ const DENSE: Model = Model {
     kv_share: 1,
     cross_layers: 0,
     max_context: None,
-    planned_as_full: None,
+    extras: Extras { family: "", planned_as_full: None, unread: "", output_gate: false, tower_bytes: 0 },
 };
 
 /// All presets, in BF16.

@@ -74,14 +74,17 @@ fn models(out: &mut String) {
 fn devices(out: &mut String) {
     texts!(
         out,
-        DoesNotFit = DoesNotFit {
-            model: MODEL,
-            hardware: HARDWARE,
-            state_bytes: 1_000_000_000,
-            workspace_bytes: 2_000_000_000,
-            needed_bytes: 90_000_000_000,
-            utilization: 0.9,
-            usable_bytes: 72_000_000_000,
+        DoesNotFit {
+            Memory: DoesNotFit::Memory {
+                model: MODEL,
+                hardware: HARDWARE,
+                state_bytes: 1_000_000_000,
+                workspace_bytes: 2_000_000_000,
+                needed_bytes: 90_000_000_000,
+                utilization: 0.9,
+                usable_bytes: 72_000_000_000,
+            },
+            Pages: DoesNotFit::Pages { model: MODEL, hardware: HARDWARE, sequences: 1024, pages: 856 },
         }
     );
     let out_of_range = || HardwareError::OutOfRange { field: "memory_gb", value: -1.0, expected: "above 0" };

@@ -4,10 +4,10 @@ use trunkline_core::config::{Chunks, OutputReserve, PipelineBatches, PrefillFirs
 use trunkline_core::names::registry::{Entry, Registry, RegistryError};
 use trunkline_core::{Config, Preemption, WorkerFacts};
 
-use crate::engine_memory::EngineMemory;
+use crate::engine_memory::{BadRelease, EngineMemory, Release, V0_LIBRARIES_MIB};
 use crate::settings::Settings;
 use trunkline_sim_perf::hardware::Hardware;
-use trunkline_sim_perf::memory::{MemoryUse, Workspace};
+use trunkline_sim_perf::memory::{MemoryUse, States, Total, Workspace};
 use trunkline_sim_perf::model::{Hybrid, Model};
 
 /// Engine with imitated scheduling.
@@ -71,20 +71,13 @@ const PLAIN: Engine = Engine {
     state_dtype_bytes: None,
 };
 
-/// Memory that vLLM takes before it counts blocks: libraries, graphs, and what the driver keeps of the device. The logs of five runs of V1 leave 0.8 to
-/// 1.4 GiB for these, that of a run of V0 2.2 (`docs/results/fidelity.md`).
-const VLLM_FIXED_BYTES: u64 = 1 << 30;
-
-/// vLLM's V1 engine by default: logits of 16 bits, a copy of 32, and probabilities.
-const VLLM_V1_MEMORY: EngineMemory = EngineMemory::Same(MemoryUse {
-    utilization: 0.92,
-    workspace: Some(Workspace::Measured { logit_bytes: 10, fixed_bytes: VLLM_FIXED_BYTES }),
-});
-
 /// vLLM's V0 engine, whose sampler sorts: 38 to 41 bytes for each logit in the logs of some runs.
 const VLLM_V0_MEMORY: EngineMemory = EngineMemory::Same(MemoryUse {
     utilization: 0.9,
-    workspace: Some(Workspace::Measured { logit_bytes: 40, fixed_bytes: VLLM_FIXED_BYTES }),
+    of: Total::Usable(0),
+    workspace: Some(Workspace { logit_tenths: 400, other_bytes: V0_LIBRARIES_MIB << 20 }),
+    states: States::Reserved,
+    tiled: true,
 });
 
 /// All presets, with their imitated and missing features.
@@ -95,7 +88,8 @@ pub static PRESETS: Registry<Engine> = Registry::new(
             name: "vllm-v1",
             about: "vLLM's V1 engine on one device: chunked prefill, recomputation, no reserve of blocks, hits of whole blocks \
                     below the last token; steps of 2,048 tokens and 256 sequences, from 70 GiB of memory on 8,192 and 1,024 but for an \
-                    A100, from 160 GiB on 16,384 and 1,024, as vLLM's server has by default; with --max-steps-in-flight 2, its asynchronous scheduling",
+                    A100, from 160 GiB on 16,384 and 1,024, as vLLM's server has by default; vllm-v1@0.11 divides memory as that release does, and without \
+                    one as the release that leaves least for KV; with --max-steps-in-flight 2, its asynchronous scheduling",
             params: &[],
             make: |_, ()| Engine {
                 by_device: ByDevice::Vllm,
@@ -103,7 +97,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 in_step_hits: true,
                 reserve_prompts: false,
                 preemption: Preemption::RecomputeAtOnce,
-                memory: VLLM_V1_MEMORY,
+                memory: EngineMemory::VLLM,
                 ..PLAIN
             },
         },
@@ -148,7 +142,7 @@ pub static PRESETS: Registry<Engine> = Registry::new(
                 policy: "lpm_sorted",
                 eviction: Some("leaves"),
                 preemption: Preemption::RetractAtOnce,
-                memory: EngineMemory::Sglang,
+                memory: EngineMemory::SGLANG,
                 state_dtype_bytes: Some(4),
             },
         },
@@ -177,7 +171,7 @@ impl Engine {
 
     /// Returns the engine with the limits of a server on a device.
     fn on_device(self, device: &Hardware) -> Self {
-        let gib = device.memory_bytes >> 30;
+        let gib = device.memory.total_bytes >> 30;
         match self.by_device {
             ByDevice::None => self,
             ByDevice::Vllm => {
@@ -232,13 +226,36 @@ impl Engine {
     }
 }
 
-/// Returns the preset called `name`.
+/// Failure to find an engine.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// Name of no preset.
+    #[error(transparent)]
+    Name(#[from] RegistryError),
+    /// Release that is not known.
+    #[error(transparent)]
+    Release(#[from] BadRelease),
+    /// Release of an engine of which one is known.
+    #[error("{0} has one set of rules, whatever the release; leave out the release")]
+    NoReleases(String),
+}
+
+/// Returns the preset called `name`, or `name@RELEASE`.
 ///
 /// # Errors
 ///
-/// Fails if no preset has the name; the message lists the known ones.
-pub fn by_name(name: &str) -> Result<Engine, RegistryError> {
-    PRESETS.make(name, ())
+/// [`EngineError`] if no preset has the name, with those that are known, or if the release is not known.
+pub fn by_name(name: &str) -> Result<Engine, EngineError> {
+    let (name, release) = name.split_once('@').map_or((name, None), |(name, release)| (name, Some(release)));
+    let engine = PRESETS.make(name, ())?;
+    let memory = match (engine.memory, release) {
+        (memory, None) => memory,
+        (EngineMemory::Vllm { utilization, .. }, Some(release)) => {
+            EngineMemory::Vllm { release: Some(release.parse::<Release>()?), utilization }
+        }
+        (_, Some(_)) => return Err(EngineError::NoReleases(name.into())),
+    };
+    Ok(Engine { memory, ..engine })
 }
 
 #[cfg(test)]
@@ -322,11 +339,11 @@ mod tests {
     /// Runs of vLLM whose log states the size of the KV cache in tokens: engine, device, model, devices, utilization, tokens. The last is of vLLM's pull
     /// request 10511, the others of logs that users published, of vLLM 0.19 and later.
     const LOGS: [(&str, &str, &str, &str, f64, u32); 6] = [
-        ("vllm-v1", "rtx4090-24g", "llama-3.1-8b", "tp1", 0.9, 2588 * 16),
-        ("vllm-v1", "a100-40g", "llama-3.1-8b", "tp1", 0.9, 163_168),
-        ("vllm-v1", "h100-80g", "llama-3.1-8b", "tp1", 0.92, 460_496),
-        ("vllm-v1", "h100-80g", "qwen3-8b", "tp1", 0.9, 389_888),
-        ("vllm-v1", "rtxpro6000-96g", "qwen3-30b-a3b", "dp2ep2", 0.92, 37_819 * 16),
+        ("vllm-v1@0.19", "rtx4090-24g", "llama-3.1-8b", "tp1", 0.9, 2588 * 16),
+        ("vllm-v1@0.19", "a100-40g", "llama-3.1-8b", "tp1", 0.9, 163_168),
+        ("vllm-v1@0.19", "h100-80g", "llama-3.1-8b", "tp1", 0.92, 460_496),
+        ("vllm-v1@0.19", "h100-80g", "qwen3-8b", "tp1", 0.9, 389_888),
+        ("vllm-v1@0.19", "rtxpro6000-96g", "qwen3-30b-a3b", "dp2ep2", 0.92, 37_819 * 16),
         ("vllm-v0", "h100-80g", "llama-3.1-8b", "tp1", 0.9, 436_551),
     ];
 

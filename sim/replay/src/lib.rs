@@ -75,6 +75,7 @@ pub mod faults;
 pub mod fleet;
 pub mod group;
 mod in_flight;
+pub mod log_class;
 mod meters;
 pub mod plan;
 pub mod random_failures;

@@ -7,7 +7,7 @@ use trunkline_core::{Config, ConfigError, WorkerFacts};
 use trunkline_quote::quoted;
 
 use crate::autoscale::{Autoscale, AutoscaleError};
-use crate::engine_memory::EngineMemory;
+use crate::engine_memory::{EngineMemory, Release, Replica};
 use crate::faults::{self, Failure, FaultError, Slow};
 use crate::group::Group;
 use crate::random_failures::{RandomFailures, RandomFailuresError};
@@ -17,7 +17,7 @@ use trunkline_sim_perf::cost::{
 };
 use trunkline_sim_perf::hardware::Hardware;
 use trunkline_sim_perf::link::{TierLink, swap_block_ns};
-use trunkline_sim_perf::memory::{DoesNotFit, MemoryUse, Placement};
+use trunkline_sim_perf::memory::{DoesNotFit, MemoryParts, MemoryUse, Placement};
 use trunkline_sim_perf::model::Model;
 use trunkline_sim_workload::tenants::Shares;
 use trunkline_sim_workload::trace::{ClosedLoop, ClosedLoopError, LENGTH_TOKENS_MAX};
@@ -212,14 +212,50 @@ impl Settings {
 
     /// Returns the number of KV blocks that fit on a device next to its share of the weights, in each layer group.
     fn blocks_beside_weights(&self, hardware: &Hardware, parallel: Parallel) -> Result<u32, DoesNotFit> {
-        let Self { model, weights, memory, .. } = self;
-        let Config { block_size, max_batch_tokens: batch_tokens, max_batch_size: batch_size, .. } = self.core;
-        let (weights, memory) = (*weights, memory.on(hardware, parallel, batch_tokens));
-        let placement = Placement { hardware, model, parallel, weights, memory, batch_tokens, batch_size };
-        let blocks = placement.blocks(block_size)?;
+        let Config { block_size, max_batch_size, .. } = self.core;
+        let blocks = self.placement(hardware, parallel).1.blocks(block_size)?;
         // All groups have blocks as large as those of the largest.
-        let (largest, all) = self.block_share();
-        Ok((u64::from(blocks) * all / (largest * u64::from(self.core.n_groups()))).max(1) as u32)
+        let ((largest, all), groups) = (self.block_share(), u64::from(self.core.n_groups()));
+        let blocks = (u64::from(blocks) * all / (largest * groups)).max(1);
+        if self.has_state_pages() && blocks * groups < max_batch_size.into() {
+            let (pages, sequences) = (blocks * groups, max_batch_size);
+            return Err(DoesNotFit::Pages { model: self.model.name, hardware: hardware.name, sequences, pages });
+        }
+        Ok(blocks as u32)
+    }
+
+    /// Returns the memory of the fullest device of the first kind of replica by its parts: of the release that leaves least for KV and of the one that leaves
+    /// most, each with the release, if releases of the engine differ.
+    pub fn memory_parts(&self) -> [(Option<Release>, MemoryParts); 2] {
+        let all = self.placements(&self.hardware, self.parallel);
+        let parts = all.into_iter().map(|(release, placement)| (release, placement.parts()));
+        let parts: Vec<(Option<Release>, MemoryParts)> = parts.collect();
+        let least = parts.iter().min_by_key(|(_, parts)| parts.kv()).expect("an engine has a use of its memory");
+        let most = parts.iter().max_by_key(|(_, parts)| parts.kv()).expect("an engine has a use of its memory");
+        [*least, *most]
+    }
+
+    /// Returns the model on a device, as the release of the engine counts that leaves least for KV: a plan holds for the others too.
+    fn placement<'a>(&'a self, hardware: &'a Hardware, parallel: Parallel) -> (Option<Release>, Placement<'a>) {
+        let all = self.placements(hardware, parallel).into_iter();
+        all.min_by_key(|(_, placement)| placement.parts().kv()).expect("an engine has a use of its memory")
+    }
+
+    /// Returns the model on a device, as each release of the engine counts.
+    fn placements<'a>(&'a self, hardware: &'a Hardware, parallel: Parallel) -> Vec<(Option<Release>, Placement<'a>)> {
+        let Self { model, weights, .. } = self;
+        let Config { max_batch_tokens: batch_tokens, max_batch_size: batch_size, .. } = self.core;
+        let replica = Replica { device: hardware, parallel, model, batch_tokens, batch_size };
+        let uses = self.memory.uses(&replica).into_iter();
+        let placed = uses.map(|(release, memory)| {
+            (release, Placement { hardware, model, parallel, weights: *weights, memory, batch_tokens, batch_size })
+        });
+        placed.collect()
+    }
+
+    /// Returns `true` if states of recurrent layers are in layer groups of their own, after those of attention.
+    pub fn has_state_pages(&self) -> bool {
+        self.memory.has_state_pages() && self.model.hybrid.is_some() && !self.group_sizes.is_empty()
     }
 
     /// Returns the bytes of a KV block over all devices of a replica. With layer groups it holds the layers of the largest.
@@ -237,6 +273,10 @@ impl Settings {
     /// Returns the part of the model's KV in a block: the layers, or KV heads, of the largest group, and of the model.
     fn block_share(&self) -> (u64, u64) {
         let largest = self.group_sizes.iter().max().map_or(self.model.layers, |size| u64::from(*size));
+        if self.has_state_pages() {
+            // States are no KV of a token.
+            return (largest, self.model.kv_layers());
+        }
         let all: u64 = self.group_sizes.iter().map(|size| u64::from(*size)).sum();
         (largest, if all == 0 { self.model.layers } else { all })
     }
@@ -350,6 +390,9 @@ impl Settings {
     fn check_layer_groups(&self) -> Result<(), SettingsError> {
         let (groups, members) = (self.core.worker.groups.len(), self.group_sizes.iter().map(|n| u64::from(*n)).sum());
         let (layers, heads) = (self.model.layers, self.model.layers * self.model.kv_heads);
+        if self.has_state_pages() && groups == self.group_sizes.len() {
+            return Ok(());
+        }
         if groups != self.group_sizes.len() || (groups > 0 && members != layers && members != heads) {
             return Err(SettingsError::LayerGroups { groups, members, layers, heads });
         }

@@ -13,6 +13,8 @@ use trunkline_sim_replay::ReplayError;
 use trunkline_sim_replay::autoscale::AutoscaleError;
 use trunkline_sim_replay::calibrate::{BenchmarkError, TooFewSamples};
 use trunkline_sim_replay::ci::BudgetError;
+use trunkline_sim_replay::engine_memory::BadRelease;
+use trunkline_sim_replay::engines::EngineError;
 use trunkline_sim_replay::faults::FaultError;
 use trunkline_sim_replay::fleet::RecordReplayError;
 use trunkline_sim_replay::group::BadFleet;
@@ -75,6 +77,15 @@ fn settings(out: &mut String) {
         }
     );
     texts!(out, HostMemoryError = host_memory());
+    texts!(
+        out,
+        EngineError {
+            Name: EngineError::Name(unknown()),
+            Release: EngineError::Release(BadRelease("0.7".into())),
+            NoReleases: EngineError::NoReleases("sglang".into()),
+        }
+    );
+    texts!(out, BadRelease = BadRelease("0.7".into()));
     texts!(out, RandomFailuresError = means());
     texts!(out, BadFleet = BadFleet("h100*".into()));
 }

@@ -5,9 +5,8 @@
 //! The reader ignores other columns and fields, and finds the columns of CSV by name, in any order.
 //!
 //! Lines MUST be in the order of their timestamps. A step back is an error rather than a reason to sort, because two traces pasted
-//! together look like this; [`ReaderOptions::reorder_requests`] allows bounded disorder. Requests without input or output are
-//! errors too, except for failed requests in logs and in results of benchmarks, which are skipped because no server completed them. Results of
-//! benchmarks are read whole and put in the order of their starts.
+//! together look like this; [`ReaderOptions::reorder_requests`] allows bounded disorder. Requests without input or output are left out and
+//! counted, and so are failed ones, which no server completed. Results of benchmarks are read whole and put in the order of their starts.
 //!
 //! A trace may consist of sessions, if its format has them: lines with one `session_id` are the turns of a session, in
 //! this order. A later [`Turn`] arrives `delay` milliseconds after the end of the turn before, and not before its own `timestamp`, if
@@ -58,9 +57,10 @@ mod write;
 pub use self::closed_loop::{ClosedLoop, ClosedLoopError, Looped};
 pub use self::convert::{Conversion, ConvertError, convert, convert_file, losses};
 pub use self::fault::{TraceError, TraceFault};
+pub use self::format::clock::TimeUnit;
 pub use self::format::results::ResultFault;
 pub use self::format::{Format, FormatOption};
-pub use self::reader::{REORDER_REQUESTS_MAX, ReaderOptions, TraceReader};
+pub use self::reader::{LeftOut, REORDER_REQUESTS_MAX, ReaderOptions, TraceReader};
 pub use self::select::{BadSlice, BadSpeed, Bound, Selected, Selection, Slice};
 pub use self::sessions::Turn;
 pub use self::source::{FileSource, Loaded, Outcome, Queued, Source, TimeScaled};

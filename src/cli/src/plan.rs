@@ -167,11 +167,11 @@ pub fn run(args: PlanArgs) -> anyhow::Result<ExitCode> {
         let answers = each(&fleets, prices, |candidate| plan_day(&trace, candidate, &search, &day, &progress));
         shown.end();
         let met = |answer: &DayAnswer| answer.fixed.is_some();
-        return answer(&args, &answers?, |answer| day::render(answer, goal), met);
+        return answer(&args, &planned, &answers?, |answer| day::render(answer, goal), met);
     }
     let answers = each(&fleets, prices, |candidate| plan(&trace, candidate, &search, &progress));
     shown.end();
-    answer(&args, &answers?, |answer| render(answer, goal), |answer| answer.best.is_some())
+    answer(&args, &planned, &answers?, |answer| render(answer, goal), |answer| answer.best.is_some())
 }
 
 /// Plans with each fleet. Of several, one too small for the requests has no answer.
@@ -196,6 +196,7 @@ fn each<A>(
 /// no hardware could be planned with.
 fn answer<A: Serialize>(
     args: &PlanArgs,
+    planned: &[Settings],
     answers: &[Planned<A>],
     render: impl Fn(&A) -> String,
     is_met: impl Fn(&A) -> bool,
@@ -208,7 +209,7 @@ fn answer<A: Serialize>(
         Some(to) => write_json("report", to, &serde_json::to_string_pretty(answers)?)?,
         None => {
             let texts = answers.iter().map(text).collect::<Vec<_>>().join("\n\n");
-            print(&(texts + estimate::note(&args.settings)))?;
+            print(&(texts + &estimate::notes(&args.settings, planned)))?;
         }
     }
     let is_met = |planned: &Planned<A>| matches!(planned, Planned::Answer(answer) if is_met(answer));

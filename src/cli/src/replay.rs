@@ -1,10 +1,12 @@
 //! `trunkline replay`: a trace under a virtual clock, or a recording of a server.
 
 pub(crate) mod compare;
+mod engine_log;
 pub(crate) mod estimate;
 pub(crate) mod input;
 mod measured;
 mod outputs;
+mod pages;
 pub(crate) mod render;
 mod run;
 pub(crate) mod service;
@@ -229,8 +231,8 @@ fn run_trace(path: &Path, args: &ReplayArgs) -> anyhow::Result<()> {
     match (&args.outputs.json.json, &reports[..]) {
         (Some(to), [report]) => write_json("report", to, &report.to_json()),
         (Some(to), reports) => write_json("report", to, &serde_json::to_string_pretty(reports)?),
-        (None, [report]) => print(&(render::report(report) + estimate::note(&args.settings))),
-        (None, reports) => print(&(compare::table(reports) + estimate::note(&args.settings))),
+        (None, [report]) => print(&(render::report(report) + &estimate::notes(&args.settings, &runs))),
+        (None, reports) => print(&(compare::table(reports) + &estimate::notes(&args.settings, &runs))),
     }
 }
 

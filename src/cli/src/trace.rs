@@ -13,10 +13,10 @@ use trunkline_sim_workload::synthetic::{Generator, Spec};
 use trunkline_sim_workload::trace::stats::{
     Lengths, PrefixStats, StatsOptions, TermStats, TraceStats, stats, stats_of_file,
 };
-use trunkline_sim_workload::trace::{Conversion, TraceWriter, convert, convert_file, formats};
+use trunkline_sim_workload::trace::{Conversion, LeftOut, TraceWriter, convert, convert_file, formats};
 
 use crate::output::{align_right, grouped, per_cent, print, table, write_json};
-use crate::replay::input::recording;
+use crate::replay::input::{notes, recording};
 use crate::settings::selection::SelectionArgs;
 
 const EXAMPLES: &str = "\
@@ -159,10 +159,11 @@ fn run_stats(args: &StatsArgs) -> anyhow::Result<()> {
     let stats = if is_recording(&args.file) {
         let (recorded, trace) = recording(&args.file, args.part.options(), &selection)?;
         let stats = stats(trace.requests.into_iter().map(Ok), trace.format, &options)?;
-        TraceStats { failed_requests: recorded.left_out, ..stats }
+        TraceStats { left_out: LeftOut { failed: recorded.left_out, ..LeftOut::default() }, ..stats }
     } else {
         with_spinner(|progress| stats_of_file(&args.file, args.part.options(), &selection, &options, progress))?
     };
+    notes(&args.file, &stats.remarks);
     match &args.json {
         None => print(&tables(&stats)),
         Some(to) => write_json("statistics", to, &stats.to_json()),
@@ -176,12 +177,17 @@ fn run_convert(args: &ConvertArgs) -> anyhow::Result<()> {
         let (recorded, trace) = recording(&args.from, args.part.options(), &selection)?;
         let requests = trace.requests.into_iter().map(Ok);
         let conversion = with_spinner(|progress| convert(requests, trace.format, path, format, progress))?;
-        return args.out.report(&Conversion { failed_requests: recorded.left_out, ..conversion });
+        return args.out.report(&Conversion {
+            left_out: LeftOut { failed: recorded.left_out, ..LeftOut::default() },
+            ..conversion
+        });
     }
     let convert = |progress: &mut dyn FnMut(u64)| {
         convert_file(&args.from, args.part.options(), &selection, path, format, progress)
     };
-    args.out.report(&with_spinner(convert)?)
+    let conversion = with_spinner(convert)?;
+    notes(&args.from, &conversion.remarks);
+    args.out.report(&conversion)
 }
 
 fn run_generate(args: &GenerateArgs) -> anyhow::Result<()> {
@@ -208,11 +214,8 @@ fn with_spinner<T, E: Into<anyhow::Error>>(
 /// Returns the summary of a conversion.
 fn summary(conversion: &Conversion, to: &Path, format: Format) -> String {
     let mut lines = vec![format!("{}: {} requests as {format}", to.display(), grouped(conversion.requests))];
-    if conversion.failed_requests > 0 {
-        lines.push(format!(
-            "left out: {} requests (failed, cancelled, or of a warm-up)",
-            grouped(conversion.failed_requests)
-        ));
+    if !conversion.left_out.is_none() {
+        lines.push(format!("left out: {}", conversion.left_out));
     }
     lines.extend(conversion.losses.iter().map(|loss| format!("lost: {loss}")));
     lines.join("\n")
@@ -248,11 +251,8 @@ fn facts(stats: &TraceStats) -> String {
     if let Some(terms) = &stats.terms {
         table.add_row(["terms", &term_text(terms)]);
     }
-    if stats.failed_requests > 0 {
-        table.add_row([
-            "left out",
-            &format!("{} requests (failed, cancelled, or of a warm-up)", grouped(stats.failed_requests)),
-        ]);
+    if !stats.left_out.is_none() {
+        table.add_row(["left out", &stats.left_out.to_string()]);
     }
     table.trim_fmt()
 }

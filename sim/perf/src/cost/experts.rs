@@ -61,7 +61,7 @@ impl ExpertShape {
             count: moe.count as f64,
             slices: 1.0,
             ranks: 1.0,
-            element_bytes: model.precision.feed_forward.bytes_each(),
+            element_bytes: model.precision.experts.bytes_each(),
             matrices: model.feed_forward_matrices() as f64,
         })
     }

@@ -202,10 +202,14 @@ impl Parallel {
         let head = model.head_elements();
         // Embedding and output matrix are on the first and the last stage.
         let ends = if pipeline == 1 && !model.tied { 2 * head } else { head };
-        let Precision { attention, feed_forward, ends: of_ends, .. } = model.precision;
+        let Precision { attention, recurrent, feed_forward, experts: of_experts, ends: of_ends, .. } = model.precision;
         let mixers = (stage_layers * (model.mixer_elements() / model.layers)).div_ceil(tensor).min(layers);
-        let others = layers - mixers + stage_layers * experts_here;
-        attention.bytes(mixers) + feed_forward.bytes(others) + of_ends.bytes(ends.div_ceil(tensor))
+        let of_states = (stage_layers * (model.recurrent_elements() / model.layers)).div_ceil(tensor).min(mixers);
+        let of_layers = attention.bytes(mixers - of_states)
+            + recurrent.bytes(of_states)
+            + feed_forward.bytes(layers - mixers)
+            + of_experts.bytes(stage_layers * experts_here);
+        of_layers + of_ends.bytes(ends.div_ceil(tensor)) + model.extras.tower_bytes.div_ceil(tensor)
     }
 
     /// Returns the bytes of the recurrent states of one sequence on the fullest device; their heads are shared out.

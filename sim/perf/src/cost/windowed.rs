@@ -29,7 +29,7 @@ impl Windowed {
     /// Returns the bytes of attention and feed-forward matrices of each layer, and the bytes of embedding and output matrix.
     fn bytes(model: &Model) -> (Vec<u64>, u64) {
         let layers = model.layers.max(1);
-        let attention = model.precision.attention.bytes(model.mixer_elements()) / layers;
+        let attention = model.mixer_bytes() / layers;
         let layer = model.layer_bytes() / layers;
         let groups = [attention.max(1), layer.saturating_sub(attention).max(1)].repeat(layers as usize);
         (groups, model.weight_bytes().saturating_sub(model.layer_bytes()))

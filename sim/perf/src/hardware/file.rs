@@ -7,7 +7,9 @@
 //! fp8_tflops = 1978.9                 # dense; optional, else the BF16 rate
 //! int8_tops = 1978.9                  # dense; optional, else the FP8 rate
 //! memory_gb_s = 3350.0
-//! memory_mib = 81559
+//! memory_mib = 81559                  # as nvidia-smi says
+//! usable_mib = 81080                  # as programs see it; optional, else 512 less
+//! compute_capability = 9.0            # optional; engines lay MXFP4 weights out by it
 //! host_memory_mib = 65536             # of the host, for each replica; optional: weights and KV there are checked against it
 //! processors = 132                    # multiprocessors
 //!
@@ -66,13 +68,17 @@ use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use trunkline_quote::of_parser;
 
-use super::{Curve, Efficiency, Hardware, Largest, NodeLink, Piece, Residuals, RooflineError, StepErrors, StepTime};
+use super::{
+    Curve, DeviceMemory, Efficiency, Hardware, Largest, NodeLink, Piece, Residuals, RooflineError, StepErrors, StepTime,
+};
 use trunkline_sim_workload::UnknownName;
 
 /// Default overhead of a step: launches and the gap between steps. An assumption, not a measurement.
 const STEP_OVERHEAD_US: f64 = 100.0;
 /// Default overhead of an attention call: 13 to 17 us in fits to decode attention on A100, RTX 4090 and RTX PRO 6000.
 const LAYER_OVERHEAD_US: f64 = 15.0;
+/// Memory that programs do not see, if the file does not say: 256 to 770 MiB on eleven boards.
+const HIDDEN_MIB: u64 = 512;
 /// Pieces of a curve, one for each doubling of its number.
 const PIECES_MAX: usize = 64;
 /// Largest number in a file, in the units of the file: a thousand times the greatest of today.
@@ -126,6 +132,10 @@ struct File {
     int8_tops: Option<f64>,
     memory_gb_s: f64,
     memory_mib: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usable_mib: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compute_capability: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     host_memory_mib: Option<u64>,
     processors: u32,
@@ -415,6 +425,8 @@ impl File {
             ("int8_tops", self.int8_tops.unwrap_or(1.0)),
             ("memory_gb_s", self.memory_gb_s),
             ("memory_mib", self.memory_mib as f64),
+            ("usable_mib", self.usable_mib.map_or(1.0, |mib| mib as f64)),
+            ("compute_capability", self.compute_capability.unwrap_or(1.0)),
             ("host_memory_mib", self.host_memory_mib.map_or(1.0, |mib| mib as f64)),
             ("processors", f64::from(self.processors)),
             ("efficiency.mixed_rows", self.efficiency.mixed_rows),
@@ -425,6 +437,9 @@ impl File {
         ];
         if let Some((field, value)) = peaks.into_iter().find(|(_, value)| !(*value > 0.0 && *value < NUMBER_MAX)) {
             return out(field, value, "above 0 and below a billion");
+        }
+        if let Some(mib) = self.usable_mib.filter(|mib| *mib > self.memory_mib) {
+            return out("usable_mib", mib as f64, "at most memory_mib");
         }
         let shares = [
             ("efficiency.linear_flops", self.efficiency.linear_flops),
@@ -512,8 +527,12 @@ impl File {
             fp8_flops_s: fp8_tflops * 1e12,
             int8_ops_s: self.int8_tops.unwrap_or(fp8_tflops) * 1e12,
             bandwidth_bytes_s: self.memory_gb_s * 1e9,
-            memory_bytes: self.memory_mib << 20,
-            host_memory_bytes: self.host_memory_mib.map(|mib| mib << 20),
+            memory: DeviceMemory {
+                total_bytes: self.memory_mib << 20,
+                usable_bytes: self.usable_mib.unwrap_or(self.memory_mib.saturating_sub(HIDDEN_MIB)) << 20,
+                host_bytes: self.host_memory_mib.map(|mib| mib << 20),
+            },
+            compute_capability: self.compute_capability,
             host_link_bytes_s: self.host_link.gb_s * 1e9,
             host_link_latency_s: self.host_link.latency_us / 1e6,
             peer_link_bytes_s: peer_link.gb_s * 1e9,
@@ -543,8 +562,10 @@ impl File {
             fp8_tflops: Some(hardware.fp8_flops_s / 1e12),
             int8_tops: Some(hardware.int8_ops_s / 1e12),
             memory_gb_s: hardware.bandwidth_bytes_s / 1e9,
-            memory_mib: hardware.memory_bytes >> 20,
-            host_memory_mib: hardware.host_memory_bytes.map(|bytes| bytes >> 20),
+            memory_mib: hardware.memory.total_bytes >> 20,
+            usable_mib: Some(hardware.memory.usable_bytes >> 20),
+            compute_capability: hardware.compute_capability,
+            host_memory_mib: hardware.memory.host_bytes.map(|bytes| bytes >> 20),
             host_link: link(hardware.host_link_bytes_s, hardware.host_link_latency_s),
             peer_link: (!hardware.peers_use_host_link).then(|| PeerLinkFile {
                 gb_s: hardware.peer_link_bytes_s / 1e9,
@@ -589,7 +610,8 @@ mod tests {
         let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-12;
         for preset in presets() {
             let read = parse(&to_toml(preset)).unwrap();
-            assert_eq!((read.name, read.memory_bytes, read.errors), (preset.name, preset.memory_bytes, preset.errors));
+            assert_eq!((read.name, read.memory, read.errors), (preset.name, preset.memory, preset.errors));
+            assert_eq!(read.compute_capability, preset.compute_capability);
             assert!(near(read.peak_flops_s, preset.peak_flops_s) && near(read.fp8_flops_s, preset.fp8_flops_s));
             assert!(near(read.int8_ops_s, preset.int8_ops_s) && read.peer_devices == preset.peer_devices);
             assert!(near(read.bandwidth_bytes_s, preset.bandwidth_bytes_s));
@@ -608,6 +630,11 @@ mod tests {
         assert_eq!((least.peer_devices, least.errors, least.node_link), (8, &[][..], None));
         assert!(least.peers_use_host_link && parse(&to_toml(&least)).unwrap().peers_use_host_link);
         assert!(presets().iter().all(|preset| !preset.peers_use_host_link));
+        assert_eq!((least.memory.usable_bytes, least.compute_capability), (7680 << 20, None));
+        let all = LEAST.replace("memory_mib = 8192", "memory_mib = 8192\nusable_mib = 8192");
+        assert_eq!(parse(&all).unwrap().memory.usable_bytes, 8192 << 20);
+        let more = parse(&all.replace("usable_mib = 8192", "usable_mib = 8193")).unwrap_err().to_string();
+        assert_eq!(more, "usable_mib is 8193; it must be at most memory_mib");
         let fp8 = parse(&LEAST.replace("memory_gb_s", "fp8_tflops = 200\nmemory_gb_s")).unwrap();
         assert_eq!((fp8.peak_flops_s, fp8.fp8_flops_s, fp8.int8_ops_s), (1e14, 2e14, 2e14));
         let one = parse(&format!("{LEAST}[efficiency]\nkv_bandwidth = 0.5\n")).unwrap();

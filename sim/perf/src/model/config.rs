@@ -9,15 +9,19 @@ use trunkline_sim_workload::python_json::strict;
 
 pub use self::errors::ModelError;
 use self::hybrid::LayerFields;
+use self::modules::Networks;
 use self::quantisation::Quantisation;
-use super::{Experts, Hybrid, Latent, Model, Precision, Windows};
+use super::{Experts, Extras, Hybrid, Index, Latent, Model, Precision, Windows};
 
 mod context;
 mod errors;
 mod hybrid;
+mod modules;
 mod published;
 mod quantisation;
+mod tower;
 mod types;
+mod unread;
 
 /// Relevant fields, under the first of their names.
 #[derive(Deserialize)]
@@ -58,7 +62,7 @@ struct ExpertConfig {
     mlp_layer_types: Option<Vec<String>>,
     /// Whether a layer has experts, by layer; or a number.
     moe_layer_freq: Option<Value>,
-    /// Width of the dense layers of Llama 4, whose `intermediate_size` is that of an expert.
+    /// Width of the dense layers of Llama 4 and MiniMax-M3, whose `intermediate_size` is that of an expert.
     intermediate_size_mlp: Option<u64>,
 }
 
@@ -95,6 +99,7 @@ struct AttentionConfig {
     model_type: Option<String>,
     attention_chunk_size: Option<u64>,
     index_topk: Option<u64>,
+    attn_output_gate: Option<bool>,
     max_position_embeddings: Option<u64>,
     layer_types: Option<Vec<String>>,
     use_cla: Option<bool>,
@@ -172,6 +177,7 @@ struct LatentConfig {
     qk_nope_head_dim: Option<u64>,
     v_head_dim: Option<u64>,
     index_head_dim: Option<u64>,
+    index_n_heads: Option<u64>,
 }
 
 /// Greatest width of any matrix, elements.
@@ -220,6 +226,7 @@ fn parse(name: &str, text: &str, other: Option<&str>) -> Result<Model, ModelErro
     // Python writes infinite limits of time steps of recurrent layers without quotes.
     let published: Map<String, Value> = serde_json::from_str(text)
         .or_else(|fault| serde_json::from_str(&strict(text)).map_err(|_| malformed(fault)))?;
+    let tower_bytes = tower::bytes(&published);
     let mut fields = published::fields(published);
     if let Some(field) = published::unmodelled(&fields) {
         return Err(ModelError::Unmodelled { name: name.into(), field });
@@ -234,6 +241,8 @@ fn parse(name: &str, text: &str, other: Option<&str>) -> Result<Model, ModelErro
     let quantisation = Quantisation::of(name, fields.remove("quantization_config"), other)?;
     let positions = fields.get("max_position_embeddings").and_then(Value::as_u64);
     let max_context = context::longest(&fields, positions);
+    let unread_kv = quantisation.as_ref().and_then(Quantisation::unread_kv);
+    let unread = unread::names(&fields, unread_kv);
     let fields = Value::Object(fields);
     let sorts: LayerFields = serde_json::from_value(fields.clone()).map_err(malformed)?;
     let hybrid = sorts.hybrid(name);
@@ -247,6 +256,8 @@ fn parse(name: &str, text: &str, other: Option<&str>) -> Result<Model, ModelErro
     let heads = config.num_attention_heads;
     let layers = hybrid.map_or(config.num_hidden_layers, |(layers, _)| layers);
     let hybrid = hybrid.map(|(_, hybrid)| hybrid);
+    let experts = config.experts(name, layers, sorts.dense_in_pattern())?;
+    let intermediate = config.experts.intermediate_size_mlp.unwrap_or(config.intermediate(name)?);
     let windows = config.attention.windows(layers);
     let (kv_share, cross_layers) = (config.attention.kv_share(), config.attention.cross_layers(name, layers, hybrid)?);
     let has_window_groups = hybrid.is_none() && kv_share == 1 && cross_layers == 0;
@@ -258,22 +269,40 @@ fn parse(name: &str, text: &str, other: Option<&str>) -> Result<Model, ModelErro
         heads,
         kv_heads: config.num_key_value_heads.unwrap_or(heads),
         head_dim: config.head_dim.unwrap_or(config.hidden_size / heads),
-        intermediate: config.experts.intermediate_size_mlp.unwrap_or(config.intermediate(name)?),
+        intermediate,
         gated: config.gated,
         vocab: config.vocab_size,
         tied: config.tie_word_embeddings,
-        precision: config.precision(name, layers, quantisation.as_ref())?,
+        precision: config.precision(name, layers, networks(layers, intermediate, experts), quantisation.as_ref())?,
         // Engines keep the KV in 16 bits unless told otherwise.
         kv_dtype_bytes: quantisation.as_ref().map_or(2, Quantisation::kv_bytes),
-        experts: config.experts(name, layers, sorts.dense_in_pattern())?,
+        experts,
         latent: config.latent(),
         windows: windows.filter(|_| has_window_groups),
         hybrid,
         kv_share,
         cross_layers,
         max_context,
-        planned_as_full: config.attention.partial().or(partial),
+        extras: Extras {
+            family: config.attention.model_type.clone().unwrap_or_default().leak(),
+            planned_as_full: config.attention.partial().or(partial),
+            unread: unread.leak(),
+            output_gate: config.attention.attn_output_gate.unwrap_or(false),
+            tower_bytes,
+        },
     })
+}
+
+/// Returns the networks that every token passes through, of so many layers.
+fn networks(layers: u64, intermediate: u64, experts: Option<Experts>) -> Networks {
+    match experts {
+        None => Networks { dense_layers: layers, dense: 1, shared: 0 },
+        Some(moe) => Networks {
+            dense_layers: moe.dense_layers,
+            dense: moe.dense_layers * intermediate,
+            shared: layers.saturating_sub(moe.dense_layers) * moe.shared_width,
+        },
+    }
 }
 
 impl Config {
@@ -291,6 +320,7 @@ impl Config {
             ("qk_nope_head_dim", self.latent.kv_lora_rank.and(self.latent.qk_nope_head_dim)),
             ("v_head_dim", self.latent.kv_lora_rank.and(self.latent.v_head_dim)),
             ("index_head_dim", self.latent.index_head_dim),
+            ("index_n_heads", self.latent.index_n_heads),
         ] {
             if let Some(value) = value.filter(|value| !(1..=COUNT_MAX).contains(value)) {
                 return fail(field, value, "between 1 and 4096");
@@ -348,9 +378,15 @@ impl Config {
     }
 
     /// Returns the precision of the weights. Engines run a checkpoint in 32 bits in 16 (`--dtype auto` of vLLM and SGLang).
-    fn precision(&self, name: &str, layers: u64, quantisation: Option<&Quantisation>) -> Result<Precision, ModelError> {
+    fn precision(
+        &self,
+        name: &str,
+        layers: u64,
+        networks: Networks,
+        quantisation: Option<&Quantisation>,
+    ) -> Result<Precision, ModelError> {
         if let Some(quantisation) = quantisation {
-            return quantisation.precision(name, layers);
+            return quantisation.precision(name, layers, networks);
         }
         match self.torch_dtype.as_deref().unwrap_or("bfloat16") {
             "bfloat16" | "float16" | "float32" => Ok(Precision::BITS_16),
@@ -400,8 +436,11 @@ impl Config {
             rope_dim: self.latent.qk_rope_head_dim?,
             nope_dim: self.latent.qk_nope_head_dim?,
             value_dim: self.latent.v_head_dim?,
-            // Keys of 8 bits, and a scale of 32, as vLLM and SGLang keep them.
-            index_bytes: self.attention.index_topk.map_or(0, |_| self.latent.index_head_dim.unwrap_or(128) + 4),
+            // By default as in DeepSeek-V3.2.
+            index: self.attention.index_topk.map(|_| Index {
+                heads: self.latent.index_n_heads.unwrap_or(64),
+                dim: self.latent.index_head_dim.unwrap_or(128),
+            }),
         })
     }
 }

@@ -17,6 +17,15 @@ impl Bits {
         Self { thousandths: bits * 1000 + shared * 1000 / group }
     }
 
+    /// Returns the mean of the bits of several parts, each with its weight; 16 for none.
+    pub fn mean(parts: impl Iterator<Item = (Self, u64)>) -> Self {
+        let add = |(sum, n): (u128, u128), (bits, weight): (Self, u64)| {
+            (sum + u128::from(bits.thousandths) * u128::from(weight), n + u128::from(weight))
+        };
+        let (sum, n) = parts.fold((0, 0), add);
+        if n == 0 { Self::each(16) } else { Self { thousandths: ((sum + n / 2) / n) as u64 } }
+    }
+
     /// Returns the bytes of so many elements.
     pub const fn bytes(self, elements: u64) -> u64 {
         (elements as u128 * self.thousandths as u128 / 8000) as u64
@@ -42,10 +51,14 @@ pub enum Arithmetic {
 /// Precision of the weights of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
-    /// Matrices of attention and of recurrent layers.
+    /// Matrices of attention.
     pub attention: Bits,
-    /// Matrices of feed-forward networks, dense or of experts.
+    /// Matrices of recurrent layers.
+    pub recurrent: Bits,
+    /// Matrices of dense feed-forward networks, and of the experts that every token passes through.
     pub feed_forward: Bits,
+    /// Matrices of the experts that a router chooses.
+    pub experts: Bits,
     /// Embedding and output matrix.
     pub ends: Bits,
     /// Arithmetic of the products in feed-forward networks, and of attention if as narrow. The output matrix is multiplied in 16 bits.
@@ -56,19 +69,29 @@ impl Precision {
     /// All weights in 16 bits, BF16 or F16.
     pub const BITS_16: Self = Self {
         attention: Bits::each(16),
+        recurrent: Bits::each(16),
         feed_forward: Bits::each(16),
+        experts: Bits::each(16),
         ends: Bits::each(16),
         arithmetic: Arithmetic::Bits16,
     };
 
     /// Returns weights whose layers are quantised the same way, multiplied in `arithmetic`, between ends of 16 bits.
     pub const fn quantised(layers: Bits, arithmetic: Arithmetic) -> Self {
-        Self { attention: layers, feed_forward: layers, ends: Bits::each(16), arithmetic }
+        Self {
+            attention: layers,
+            recurrent: layers,
+            feed_forward: layers,
+            experts: layers,
+            ends: Bits::each(16),
+            arithmetic,
+        }
     }
 
     /// Returns the arithmetic of the products of attention.
     pub fn attention_arithmetic(&self) -> Arithmetic {
-        if self.attention == Self::BITS_16.attention { Arithmetic::Bits16 } else { self.arithmetic }
+        // Of layers that differ, the arithmetic of most.
+        if self.attention.thousandths >= 12_000 { Arithmetic::Bits16 } else { self.arithmetic }
     }
 }
 

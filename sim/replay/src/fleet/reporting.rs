@@ -195,6 +195,6 @@ fn settings_report(format: Format, settings: &Settings, cost_model: &str, unlimi
         oracles: oracles(settings, unlimited),
         cost_model: cost_model.into(),
         weights: settings.weights.to_string(),
-        host_bytes: HostBytesReport { weights, kv, memory: settings.hardware.host_memory_bytes },
+        host_bytes: HostBytesReport { weights, kv, memory: settings.hardware.memory.host_bytes },
     }
 }

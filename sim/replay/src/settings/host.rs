@@ -45,7 +45,7 @@ impl Settings {
     /// Checks that the hosts have memory for weights and KV, where the files of the hardware say how much there is.
     pub(super) fn check_host_memory(&self) -> Result<(), HostMemoryError> {
         let bytes = self.host_bytes();
-        let fits = |hardware: &Hardware| match hardware.host_memory_bytes {
+        let fits = |hardware: &Hardware| match hardware.memory.host_bytes {
             Some(memory) if bytes.weights.saturating_add(bytes.kv) > memory => {
                 Err(HostMemoryError { hardware: hardware.name, memory, bytes })
             }
@@ -64,8 +64,8 @@ mod tests {
 
     #[test]
     fn weights_and_kv_share_the_memory_of_the_host() {
-        let hardware =
-            Hardware { host_memory_bytes: Some(100_000_000_000), ..*hardware::by_name("rtx4090-24g").unwrap() };
+        let mut hardware = *hardware::by_name("rtx4090-24g").unwrap();
+        hardware.memory.host_bytes = Some(100_000_000_000);
         let llama = model::by_name("llama-3.1-70b").unwrap();
         let mut settings = Settings::new(hardware, *llama);
         assert_eq!(settings.host_bytes(), HostBytes::default());
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(settings.host_bytes().kv, 1_500 * settings.block_bytes());
         let line = "a host of rtx4090-24g has 100.00 GB of memory, and 92.41 GB of weights and 7.86 GB of KV are to be there; lower host_layers of --weights, or --host-mem";
         assert_eq!(settings.check_host_memory().unwrap_err().to_string(), line);
-        settings.hardware.host_memory_bytes = None;
+        settings.hardware.memory.host_bytes = None;
         assert_eq!(settings.check_host_memory(), Ok(()), "nobody knows how much there is");
         settings.weights = "stream".parse().unwrap();
         assert_eq!(settings.host_bytes().weights, 80 * layer, "the disk has none to read ahead");

@@ -137,7 +137,7 @@ fn cases(hardware: &Hardware, folder: &str) -> Vec<Case> {
         let has_experts = |model: &&Model| model.experts.is_some() && tensor > 1;
         let with_whole = model::PRESETS.iter().filter(has_experts).map(|model| (model, whole));
         for (model, parallel) in slices.chain(with_whole) {
-            let fits = parallel.weight_bytes(model) < hardware.memory_bytes * 9 / 10;
+            let fits = parallel.weight_bytes(model) < hardware.memory.total_bytes * 9 / 10;
             if !fits || parallel.check(model).is_err() {
                 continue;
             }

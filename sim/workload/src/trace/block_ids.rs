@@ -3,6 +3,7 @@
 //! Published traces number blocks from 0 on. A trace made of the cache events of an engine has hashes: numbers of 64 bits, also below 0, or
 //! names. Numbers up to the greatest stay. Other ids get numbers in the order of appearance, from the greatest one down.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -16,6 +17,67 @@ pub(super) enum BlockId {
     Number(u64),
     Below0(i64),
     Name(Box<str>),
+}
+
+/// First whole number from which floats skip some.
+const EXACT: f64 = (1u64 << 53) as f64;
+
+/// Fewest digits of a number that may not fit in 64 bits.
+const DIGITS: usize = 20;
+
+/// Returns a line of JSON with whole numbers of so many digits in quotes, since parsers of JSON make floats of them.
+pub(super) fn with_long_ids_quoted(line: &[u8]) -> Cow<'_, [u8]> {
+    let (mut out, mut done, mut at, mut strings) = (Vec::new(), 0, 0, Strings::default());
+    while let Some(probe) = line.get(at + DIGITS - 1) {
+        if !probe.is_ascii_digit() {
+            at += DIGITS;
+            continue;
+        }
+        let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let before = line[at..at + DIGITS - 1].iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+        let mut begin = at + DIGITS - 1 - before;
+        at += DIGITS + digits(&line[at + DIGITS..]);
+        if at - begin < DIGITS {
+            continue;
+        }
+        begin -= usize::from(begin > done && line[begin - 1] == b'-');
+        let is_between = |byte: Option<&u8>| byte.is_none_or(|byte| b" \t,:[]}".contains(byte));
+        let is_whole = is_between(begin.checked_sub(1).and_then(|it| line.get(it))) && is_between(line.get(at));
+        if !strings.is_open_at(line, begin) && is_whole {
+            out.extend_from_slice(&line[done..begin]);
+            out.push(b'"');
+            out.extend_from_slice(&line[begin..at]);
+            out.push(b'"');
+            done = at;
+        }
+    }
+    if out.is_empty() {
+        return Cow::Borrowed(line);
+    }
+    out.extend_from_slice(&line[done..]);
+    Cow::Owned(out)
+}
+
+/// Strings of a line of JSON up to a place.
+#[derive(Default)]
+struct Strings {
+    read: usize,
+    is_open: bool,
+}
+
+impl Strings {
+    /// Reads on to a place, and returns `true` if a string is open there.
+    fn is_open_at(&mut self, line: &[u8], at: usize) -> bool {
+        while self.read < at {
+            match line[self.read] {
+                b'\\' if self.is_open => self.read += 1,
+                b'"' => self.is_open = !self.is_open,
+                _ => {}
+            }
+            self.read += 1;
+        }
+        self.is_open
+    }
 }
 
 /// Numbers of a file's block ids.
@@ -93,6 +155,13 @@ impl Visitor<'_> for AnyId {
         Ok(u64::try_from(id).map_or(BlockId::Below0(id), BlockId::Number))
     }
 
+    fn visit_f64<E: Error>(self, id: f64) -> Result<BlockId, E> {
+        if id.fract() != 0.0 || id.abs() >= EXACT {
+            return Err(E::custom(format_args!("the id {id} is not exact; write ids as whole numbers or strings")));
+        }
+        self.visit_i64(id as i64)
+    }
+
     fn visit_str<E: Error>(self, id: &str) -> Result<BlockId, E> {
         Ok(BlockId::Name(id.into()))
     }
@@ -125,6 +194,35 @@ mod tests {
         for json in ["1.5", "null", "[1]", "1e30"] {
             assert!(serde_json::from_str::<BlockId>(json).is_err(), "{json}");
         }
+    }
+
+    #[test]
+    fn whole_floats_are_numbers_and_others_are_named() {
+        let id = |json: &str| serde_json::from_str::<BlockId>(json).map_err(|error| error.to_string());
+        assert_eq!((id("12.0"), id("-3.0")), (Ok(BlockId::Number(12)), Ok(BlockId::Below0(-3))));
+        for json in ["12.5", "9007199254740992.0", "1e30"] {
+            assert!(id(json).unwrap_err().contains("write ids as whole numbers or strings"), "{json}");
+        }
+    }
+
+    #[test]
+    fn long_ids_are_quoted_outside_of_strings() {
+        let of = |text: &str| String::from_utf8(with_long_ids_quoted(text.as_bytes()).into_owned()).unwrap();
+        let long = "1267650600228229401496703205381";
+        assert_eq!(of(&format!("[5, {long},-{long},{long}]")), format!("[5, \"{long}\",\"-{long}\",\"{long}\"]"));
+        assert_eq!(of(&format!(r#"{{"id": {long}}}"#)), format!(r#"{{"id": "{long}"}}"#));
+        for same in [
+            String::new(),
+            "[1234567890123456789, 7]".into(),
+            format!(r#"{{"a": "{long}", "b\\": "x, {long}, \" {long} "}}"#),
+            format!("[0.{long}, 1e{long}, {long}.5, {long}e5]"),
+        ] {
+            assert_eq!(of(&same), same);
+        }
+        assert_eq!(
+            of(&format!(r#"{{"a": "x {long}", "b": {long}}}"#)),
+            format!(r#"{{"a": "x {long}", "b": "{long}"}}"#)
+        );
     }
 
     #[test]

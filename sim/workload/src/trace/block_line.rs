@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::block_ids::{BlockId, BlockIds};
 use super::format::Format;
 use super::format::row::{Row, length, object, output_length, present};
+use super::terms::TermNames;
 use super::{Piece, Terms, TraceFault, retention};
 
 /// Fields of a request, in words.
@@ -26,7 +27,7 @@ pub(super) struct BlockIdLine {
     hash_ids: Option<Vec<BlockId>>,
     pub session_id: Option<Value>,
     pub delay: Option<Value>,
-    delay_ms: Option<Value>,
+    pub delay_ms: Option<Value>,
     tenant: Option<Value>,
     namespace: Option<Value>,
     priority: Option<Value>,
@@ -44,7 +45,6 @@ impl BlockIdLine {
         it.timestamp = it.timestamp.or(it.created_time.take());
         it.input_length = it.input_length.or(it.input_tokens.take());
         it.output_length = it.output_length.or(it.output_tokens.take());
-        it.delay = it.delay.or(it.delay_ms.take());
         Ok(it)
     }
 
@@ -56,16 +56,17 @@ impl BlockIdLine {
         format: Format,
         block_tokens: u32,
         numbers: &mut BlockIds,
+        names: &mut TermNames,
     ) -> Result<(Row, Option<Ids>), TraceFault> {
         let input_tokens = length("input_length", &present(FIELDS, "input_length", self.input_length)?.to_string())?;
-        let output_tokens = output_length(FIELDS, "output_length", self.output_length, self.prefetch)?;
-        // No ids are all ids of a prompt without a full block.
-        let ids = self.hash_ids.filter(|ids| !ids.is_empty() || input_tokens < block_tokens);
+        let (output_tokens, is_prefetch) = output_length(FIELDS, "output_length", self.output_length, self.prefetch)?;
+        // No ids are all ids of a prompt without a full block; those of no prompt are of no request.
+        let ids = self.hash_ids.filter(|ids| (!ids.is_empty() || input_tokens < block_tokens) && input_tokens > 0);
         let ids = ids.map(|ids| hash_ids(ids, input_tokens, format, block_tokens, numbers)).transpose()?;
         let Self { tenant, namespace, priority, background, deadline_s, max_tokens, .. } = self;
-        let terms = Terms::of_json([tenant, namespace, priority, background, deadline_s, max_tokens])?;
+        let terms = Terms::of_json([tenant, namespace, priority, background, deadline_s, max_tokens], names)?;
         let retention = retention::of_json(self.retention)?;
-        Ok((Row { terms, retention, ..Row::without_content(at_ns, input_tokens, output_tokens) }, ids))
+        Ok((Row { terms, retention, is_prefetch, ..Row::without_content(at_ns, input_tokens, output_tokens) }, ids))
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use super::block_ids::BlockId;
 use super::{GENERATED_FROM, Piece};
 
 /// Maximum number of ids and pieces of the latest turns; the chat of an older turn begins again. Some 400 MB.
@@ -13,10 +14,10 @@ const KEPT_MAX: usize = 1 << 26;
 
 /// A turn as its line says.
 pub(super) struct ChatTurn {
-    /// Number of the turn, unlike all others.
-    pub chat: i64,
-    /// Number of the turn before.
-    pub parent: Option<i64>,
+    /// Id of the turn, unlike all others.
+    pub chat: BlockId,
+    /// Id of the turn before.
+    pub parent: Option<BlockId>,
     /// Ids of the prompt's blocks.
     pub ids: Box<[u32]>,
     /// Tokens per id.
@@ -40,8 +41,8 @@ impl Asked {
 /// Turns before a later turn.
 #[derive(Default)]
 pub(super) struct Chats {
-    turns: HashMap<i64, Asked>,
-    oldest: VecDeque<i64>,
+    turns: HashMap<BlockId, Asked>,
+    oldest: VecDeque<BlockId>,
     /// Ids and pieces of all turns.
     n_kept: usize,
 }
@@ -72,7 +73,7 @@ impl Chats {
         let pieces: Box<[Piece]> = pieces.into();
         let asked = Asked { number, ids, pieces: pieces.clone(), input_tokens, output_tokens };
         self.n_kept += asked.n_kept();
-        match self.turns.insert(chat, asked) {
+        match self.turns.insert(chat.clone(), asked) {
             Some(before) => self.n_kept -= before.n_kept(),
             None => self.oldest.push_back(chat),
         }
@@ -89,8 +90,9 @@ impl Chats {
 mod tests {
     use super::*;
 
-    fn turn(chat: i64, parent: i64, ids: &[u32]) -> ChatTurn {
-        ChatTurn { chat, parent: Some(parent).filter(|parent| *parent >= 0), ids: ids.into(), block_tokens: 16 }
+    fn turn(chat: u64, parent: i64, ids: &[u32]) -> ChatTurn {
+        let parent = u64::try_from(parent).ok().map(BlockId::Number);
+        ChatTurn { chat: BlockId::Number(chat), parent, ids: ids.into(), block_tokens: 16 }
     }
 
     fn shape(pieces: &[Piece]) -> Vec<(u32, u32)> {

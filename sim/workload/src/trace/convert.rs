@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::format::{Format, Shares};
 use super::{
-    Content, FileSource, HASH_ID_TOKENS, ReaderOptions, Selection, Source, Terms, TraceError, TraceRequest,
+    Content, FileSource, HASH_ID_TOKENS, LeftOut, ReaderOptions, Selection, Source, Terms, TraceError, TraceRequest,
     TraceWriter, WriteError,
 };
 
@@ -40,8 +40,10 @@ const ARRIVAL_NS_MAX: u64 = 1 << 62;
 pub struct Conversion {
     /// Requests written to the new file.
     pub requests: u64,
-    /// Requests logged as failed, cancelled, or of a warm-up, and left out.
-    pub failed_requests: u64,
+    /// Requests left out.
+    pub left_out: LeftOut,
+    /// What a user should know of the file that was read.
+    pub remarks: Vec<String>,
     /// Facts lost in the conversion, one sentence each.
     pub losses: Vec<&'static str>,
 }
@@ -99,7 +101,7 @@ pub fn convert(
     if any_turns {
         losses.push("the turns of a session no longer wait for each other, and arrive at their earliest times");
     }
-    Ok(Conversion { requests: n_requests, failed_requests: 0, losses })
+    Ok(Conversion { requests: n_requests, left_out: LeftOut::default(), remarks: Vec::new(), losses })
 }
 
 /// Returns `true` if a piece of the content begins within a block of [`HASH_ID_TOKENS`] tokens.
@@ -130,7 +132,7 @@ pub fn convert_file(
     }
     let from = source.format();
     let conversion = convert(source.by_ref(), from, path, to, progress)?;
-    Ok(Conversion { failed_requests: source.failed_requests(), ..conversion })
+    Ok(Conversion { left_out: source.left_out(), remarks: source.remarks(), ..conversion })
 }
 
 /// Returns the facts of format `from` without a place in format `to`, one sentence each.

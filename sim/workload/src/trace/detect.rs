@@ -10,8 +10,19 @@ use super::format::{Field, Format, Reading};
 use crate::python_json::strict;
 
 /// Fields of which requests with texts have one: batch APIs, ShareGPT, datasets of benchmarks, traces of agents.
-pub(super) const TEXTS: [&str; 9] =
-    ["custom_id", "conversations", "messages", "text_input", "payload", "prompt", "experiments", "input", "text"];
+pub(super) const TEXTS: [&str; 11] = [
+    "custom_id",
+    "conversations",
+    "messages",
+    "text_input",
+    "payload",
+    "prompt",
+    "experiments",
+    "input",
+    "text",
+    "texts",
+    "turns",
+];
 
 /// Bytes of a damaged object in which names of fields are looked for.
 const DAMAGED_BYTES: usize = 1 << 16;
@@ -85,7 +96,8 @@ pub(super) fn detect(head: &[u8], formats: &[Format]) -> Result<Format, Vec<Near
         near
     };
     if !is_object {
-        let columns: Vec<&str> = csv::fields(std::str::from_utf8(head).unwrap_or_default()).collect();
+        let header = std::str::from_utf8(head).unwrap_or_default();
+        let columns: Vec<&str> = csv::fields(header, csv::separator(head)).collect();
         return nearest(near(&|name| columns.contains(&name)));
     }
     let fields = object_fields(head).filter(|fields| !fields.is_empty());

@@ -92,7 +92,7 @@ pub enum TraceFault {
         why: String,
     },
     /// Length out of range, or not a whole number.
-    #[error("{field} is {value}; it must be a whole number from 1 to {LENGTH_TOKENS_MAX}", value = cut(value))]
+    #[error("{field} is {value}; it must be a whole number from 0 to {LENGTH_TOKENS_MAX}", value = cut(value))]
     BadLength {
         /// Name of the field or column.
         field: &'static str,

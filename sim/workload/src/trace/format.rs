@@ -1,5 +1,6 @@
 //! Declaration of a format: all that reading, writing, detection, help, errors and pages say of it.
 
+pub(super) mod clock;
 pub(super) mod csv;
 pub(super) mod results;
 pub(super) mod row;
@@ -7,10 +8,14 @@ pub(super) mod row;
 use std::fmt;
 use std::slice;
 
+use serde_json::Value;
+
+use self::clock::Clock;
 use self::csv::Dialect;
 use self::results::Results;
 use self::row::Row;
 use super::blocks::PrefixTree;
+use super::terms::TermNames;
 use super::{ReaderOptions, TraceFault, TraceRequest, WriteFault};
 
 /// Format of a trace, or origin of requests without a file, as declared in a file of [`super::formats`].
@@ -58,6 +63,8 @@ pub enum FormatOption {
     BlockTokens,
     /// [`ReaderOptions::reuse_answers`].
     ReuseAnswers,
+    /// [`ReaderOptions::time_unit`].
+    TimeUnit,
 }
 
 impl FormatOption {
@@ -66,6 +73,7 @@ impl FormatOption {
         match self {
             Self::BlockTokens => "--trace-block-size",
             Self::ReuseAnswers => "--reuse-answers",
+            Self::TimeUnit => "--time-unit",
         }
     }
 }
@@ -81,7 +89,7 @@ pub(super) enum Reading {
     /// A header, and a row for each request.
     Csv(Dialect),
     /// One JSON document with all requests.
-    Document { fields: &'static [Field], read: fn(&[u8]) -> Result<Results, TraceFault> },
+    Document { fields: &'static [Field], read: fn(&[u8], &ReaderOptions) -> Result<Results, TraceFault> },
     /// A file that is recognised by its fields, if there is one, and refused with what to do instead.
     Refused { fields: &'static [Field], why: &'static str },
 }
@@ -107,6 +115,29 @@ impl Field {
 pub(super) trait LineParser: Send {
     /// Parses a line; `None` for a request that is left out and counted, as failed ones are.
     fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault>;
+
+    /// Returns what the lines so far say of the file.
+    fn facts(&self) -> Option<&FileFacts> {
+        None
+    }
+}
+
+/// Facts of a file that its lines share.
+#[derive(Debug, Default)]
+pub(super) struct FileFacts {
+    /// Unit of the timestamps, if they are numbers.
+    pub clock: Option<Clock>,
+    /// Names of tenants and namespaces.
+    pub names: TermNames,
+}
+
+impl FileFacts {
+    /// Parses a timestamp of a file whose timestamps are numbers.
+    pub fn time_ns(&mut self, field: &'static str, value: &Value) -> Result<u64, TraceFault> {
+        let clock = self.clock.as_mut().expect("timestamps are numbers");
+        let text = value.to_string();
+        clock.ns(&text).ok_or(TraceFault::BadTimestamp { field, value: text, expected: clock.unit().expected() })
+    }
 }
 
 /// Parser of a file, and the order of its lines.

@@ -2,17 +2,21 @@
 //! first arrival.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+
 use super::chats::Chats;
 use super::detect::detect;
+use super::format::clock::{Clock, TimeUnit};
 use super::format::csv;
 use super::format::row::{Row, RowContent};
-use super::format::{Format, FormatOption, LineParser, Opened, Order, Reading};
+use super::format::{FileFacts, Format, FormatOption, LineParser, Opened, Order, Reading};
 use super::formats::{self, REGISTRY};
 use super::sessions::{self, Turn};
-use super::unknown::describe;
+use super::unknown::{describe, is_stand_in};
 use super::{Content, REQUESTS_MAX, TraceError, TraceFault, TraceRequest};
 use crate::lines::{DOCUMENT_BYTES_MAX, LineFault, Lines};
 
@@ -34,6 +38,36 @@ pub struct ReaderOptions {
     pub reuse_answers: bool,
     /// Tokens per block id, in formats without a size of their own; `None` for [`super::HASH_ID_TOKENS`].
     pub block_tokens: Option<NonZeroU32>,
+    /// Unit of timestamps that are numbers; `None` for that of the format, or the one in which the first is a date of this century.
+    pub time_unit: Option<TimeUnit>,
+}
+
+/// Requests of a file that are left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// Requests logged as failed, cancelled, or of a warm-up.
+    #[serde(rename = "failed_requests")]
+    pub failed: u64,
+    /// Requests without input or without output.
+    #[serde(rename = "empty_requests")]
+    pub empty: u64,
+}
+
+impl LeftOut {
+    /// Returns `true` if no request is left out.
+    pub fn is_none(self) -> bool {
+        self == Self::default()
+    }
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts =
+            [(self.failed, "that failed, were cancelled or of a warm-up"), (self.empty, "without input or output")];
+        let parts = parts.into_iter().filter(|(count, _)| *count > 0);
+        let parts: Vec<String> = parts.map(|(count, what)| format!("{count} requests {what}")).collect();
+        f.write_str(&parts.join(", "))
+    }
 }
 
 impl ReaderOptions {
@@ -44,6 +78,9 @@ impl ReaderOptions {
         first: &mut Vec<u8>,
         formats: &'static [Format],
     ) -> Result<Format, TraceFault> {
+        if let Some(what) = is_stand_in(first) {
+            return Err(TraceFault::UnknownFormat(what.into()));
+        }
         if let Some(format) = self.format.filter(|format| format.has_files()) {
             return Ok(format);
         }
@@ -54,9 +91,9 @@ impl ReaderOptions {
         if let Err(near) = &found
             && let Some(nearest) = near.first()
             && matches!(nearest.format.0.reading, Reading::Csv(_))
-            && csv::leaves_quote_open(first, false)
+            && csv::leaves_quote_open(first, csv::separator(first), false)
         {
-            *first = csv::record(std::mem::take(first), lines, nearest.format)?;
+            *first = csv::record(std::mem::take(first), csv::separator(first), lines, nearest.format)?;
             found = detect(first, formats);
         }
         found.map_err(|near| {
@@ -71,6 +108,7 @@ impl ReaderOptions {
         let given = [
             (FormatOption::BlockTokens, self.block_tokens.is_some()),
             (FormatOption::ReuseAnswers, self.reuse_answers),
+            (FormatOption::TimeUnit, self.time_unit.is_some()),
         ];
         match given.into_iter().find(|(option, is_given)| *is_given && !format.takes(*option)) {
             None => Ok(()),
@@ -89,8 +127,8 @@ pub struct TraceReader {
     format: Format,
     /// `None` for a document, whose rows are known from the start.
     parser: Option<Box<dyn LineParser>>,
-    /// `true` if a field in quotes may hold line ends.
-    has_quotes: bool,
+    /// Separator of fields, if a field in quotes may hold line ends.
+    separator: Option<char>,
     /// First line, if it holds a request and was read to detect the format.
     pending: Option<Vec<u8>>,
     /// Rows in the reorder window, by time and line.
@@ -104,7 +142,9 @@ pub struct TraceReader {
     first_ns: Option<u64>,
     last_ns: u64,
     n_requests: u64,
-    n_failed: u64,
+    left_out: LeftOut,
+    /// Unit of the times of a document.
+    clock: Option<Clock>,
     ended: bool,
 }
 
@@ -148,7 +188,7 @@ impl TraceReader {
             lines,
             format,
             parser: None,
-            has_quotes: false,
+            separator: None,
             pending: None,
             waiting: BTreeMap::new(),
             reorder_requests: options.reorder_requests.min(REORDER_REQUESTS_MAX),
@@ -159,7 +199,8 @@ impl TraceReader {
             first_ns: None,
             last_ns: 0,
             n_requests: 0,
-            n_failed: 0,
+            left_out: LeftOut::default(),
+            clock: None,
             ended: false,
         };
         reader.begin(first, &options).map_err(|fault| {
@@ -177,16 +218,21 @@ impl TraceReader {
                 (self.parser, self.order, self.pending) = (Some(parser), order, Some(first));
             }
             Reading::Csv(dialect) => {
-                if csv::leaves_quote_open(&first, false) {
-                    first = csv::record(first, &mut self.lines, self.format)?;
+                let separator = csv::separator(&first);
+                if csv::leaves_quote_open(&first, separator, false) {
+                    first = csv::record(first, separator, &mut self.lines, self.format)?;
                 }
-                self.parser = Some(Box::new(csv::Columns::of_header(self.format, dialect, &first)?));
-                self.has_quotes = true;
+                let columns = csv::Columns::of_header(self.format, dialect, options.time_unit, &first)?;
+                self.parser = Some(Box::new(columns));
+                self.separator = Some(separator);
             }
             Reading::Document { read, .. } => {
                 gather(&mut self.lines, &mut first, DOCUMENT_BYTES_MAX as usize)?;
-                let results = read(&first)?;
-                (self.order, self.at_end, self.n_failed) = (Order::Any, true, results.n_failed);
+                let mut results = read(&first, options)?;
+                let all = results.rows.len();
+                results.rows.retain(|row| !row.is_empty());
+                self.left_out = LeftOut { failed: results.n_failed, empty: (all - results.rows.len()) as u64 };
+                (self.order, self.at_end, self.clock) = (Order::Any, true, results.clock);
                 self.in_order = sessions::in_order(results.rows).into();
             }
             Reading::Refused { why, .. } => return Err(TraceFault::Refused(why)),
@@ -209,36 +255,45 @@ impl TraceReader {
         self.order == Order::Sessions
     }
 
-    /// Returns the number of requests logged as failed, and skipped, so far.
-    pub fn failed_requests(&self) -> u64 {
-        self.n_failed
+    /// Returns the requests left out so far.
+    pub fn left_out(&self) -> LeftOut {
+        self.left_out
     }
 
-    /// Reads the next row in the order of the file.
+    /// Returns what a user should know of the part read so far: the unit of timestamps where it is not certain, and the numbers of names.
+    pub fn remarks(&self) -> Vec<String> {
+        let facts = self.parser.as_ref().and_then(|parser| parser.facts());
+        let clock = self.clock.as_ref().or(facts.and_then(|facts| facts.clock.as_ref()));
+        let span_ns = self.first_ns.map_or(0, |first_ns| self.last_ns.saturating_sub(first_ns));
+        let unit = clock.and_then(|clock| clock.remark(self.n_requests, span_ns));
+        unit.into_iter().chain(facts.and_then(|facts: &FileFacts| facts.names.remark())).collect()
+    }
+
+    /// Reads the next row with work in the order of the file.
     fn read_row(&mut self) -> Result<Option<Row>, TraceFault> {
         let Some(parser) = &mut self.parser else { return Ok(None) };
-        if let Some(line) = self.pending.take() {
-            if let Some(row) = parser.parse(&line)? {
-                return Ok(Some(Row { line: self.lines.number(), ..row }));
-            }
-            self.n_failed += 1;
-        }
-        while let Some(line) = self.lines.next_line()? {
-            let line = line.trim_ascii();
-            if line.is_empty() {
-                continue;
-            }
-            let row = if self.has_quotes && csv::leaves_quote_open(line, false) {
-                parser.parse(&csv::record(line.to_vec(), &mut self.lines, self.format)?)?
+        loop {
+            let row = if let Some(line) = self.pending.take() {
+                parser.parse(&line)?
             } else {
-                parser.parse(line)?
+                let Some(line) = self.lines.next_line()? else { return Ok(None) };
+                let line = if self.separator == Some('\t') { line } else { line.trim_ascii() };
+                if line.trim_ascii().is_empty() {
+                    continue;
+                }
+                match self.separator {
+                    Some(separator) if csv::leaves_quote_open(line, separator, false) => {
+                        parser.parse(&csv::record(line.to_vec(), separator, &mut self.lines, self.format)?)?
+                    }
+                    _ => parser.parse(line)?,
+                }
             };
-            if let Some(row) = row {
-                return Ok(Some(Row { line: self.lines.number(), ..row }));
+            match row {
+                Some(row) if row.is_empty() => self.left_out.empty += 1,
+                Some(row) => return Ok(Some(Row { line: self.lines.number(), ..row })),
+                None => self.left_out.failed += 1,
             }
-            self.n_failed += 1;
         }
-        Ok(None)
     }
 
     /// Returns the next row in the order of time, and its place in a session.

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::format::csv::{Dialect, SECONDS, seconds_ns};
-use super::format::row::{Row, nanoseconds, object, present};
-use super::format::{Field, LineParser, Opened, Order, Reading, Shares, TraceFormat};
+use super::format::clock::Clock;
+use super::format::csv::{Dialect, Times};
+use super::format::row::{Row, length, object, present};
+use super::format::{Field, FileFacts, LineParser, Opened, Order, Reading, Shares, TraceFormat};
 use super::*;
 
 /// Crates that read traces, or name what does.
@@ -105,14 +106,7 @@ const ACME: Format = Format(&TraceFormat {
     options: &[],
     loses: Some("the colours are left out"),
     lookalikes: &[],
-    reading: Reading::Csv(Dialect {
-        time: "sent_s",
-        input: "in",
-        output: "out",
-        time_ns: seconds_ns,
-        expected: SECONDS,
-        has_failures: false,
-    }),
+    reading: Reading::Csv(Dialect { time: "sent_s", input: "in", output: "out", times: Times::In(TimeUnit::Seconds) }),
     writing: None,
 });
 
@@ -127,18 +121,23 @@ const ACME_LOG: Format = Format(&TraceFormat {
     lookalikes: &[],
     reading: Reading::Lines {
         fields: &[Field::Required(&["sent_ns"]), Field::Prompt(&["in"]), Field::Required(&["out"])],
-        open: |_: &[u8], _: &ReaderOptions| Opened { parser: Box::new(Log), order: Order::Any },
+        open: |_: &[u8], options: &ReaderOptions| {
+            let clock = Some(Clock::new(TimeUnit::Nanoseconds, options.time_unit));
+            Opened { parser: Box::new(Log(FileFacts { clock, ..FileFacts::default() })), order: Order::Any }
+        },
     },
     writing: None,
 });
 
-struct Log;
+struct Log(FileFacts);
 
 impl LineParser for Log {
     fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
         let fields: serde_json::Map<String, serde_json::Value> = object(line, ACME_LOG)?;
-        let number = |name: &'static str| nanoseconds(name, present("sent_ns, in and out", name, fields.get(name))?);
-        Ok(Some(Row::without_content(number("sent_ns")?, number("in")? as u32, number("out")? as u32)))
+        let value = |name: &'static str| present("sent_ns, in and out", name, fields.get(name));
+        let tokens = |name: &'static str| length(name, &value(name)?.to_string());
+        let at_ns = self.0.time_ns("sent_ns", value("sent_ns")?)?;
+        Ok(Some(Row::without_content(at_ns, tokens("in")?, tokens("out")?)))
     }
 }
 
@@ -167,8 +166,8 @@ fn a_format_that_is_declared_is_detected_and_read() {
     let log = "{\"sent_ns\": 3000000, \"in\": 7, \"out\": 5}\n{\"in\": 8, \"out\": 6, \"sent_ns\": 1000000}\n";
     assert_eq!(read(log, None).unwrap(), (ACME_LOG, vec![(0, 8, 6), (2, 7, 5)]));
     assert_eq!(
-        read("sent_s,in,out\n1,0,3\n", None).unwrap_err(),
-        "in is 0; it must be a whole number from 1 to 16777216"
+        read("sent_s,in,out\n1,-1,3\n", None).unwrap_err(),
+        "in is -1; it must be a whole number from 0 to 16777216"
     );
     assert_eq!(ACME.row().unwrap(), "| `acme` | CSV: `sent_s`, `in`, `out` | unknown |");
     assert!(losses(ACME, formats::VIDUR).contains(&"the colours are left out"));
@@ -180,6 +179,9 @@ fn a_format_that_is_declared_is_detected_and_read() {
     fs::write(file.path(), csv).unwrap();
     let fault = TraceReader::open_among(file.path(), block_size, WITH_ACME).err().unwrap().fault.to_string();
     assert_eq!(fault, "--trace-block-size is for Mooncake traces, and this is one of the acme format; leave it out");
+    let unit = ReaderOptions { time_unit: Some(TimeUnit::Seconds), ..ReaderOptions::default() };
+    let fault = TraceReader::open_among(file.path(), unit, WITH_ACME).err().unwrap().fault.to_string();
+    assert!(fault.starts_with("--time-unit is for Mooncake, BurstGPT,"), "{fault}");
 }
 
 #[test]

@@ -19,7 +19,8 @@ fn read(text: impl AsRef<[u8]>) -> (Format, Vec<(u64, u32, u32)>, u64) {
     let requests: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
     assert!((0..).zip(&requests).all(|(number, request)| request.content == Content::Unique(number)));
     let shape = requests.iter().map(|it| (it.arrival_ns / 1_000_000, it.input_tokens, it.output_tokens));
-    (reader.format(), shape.collect(), reader.failed_requests())
+    let shape = shape.collect();
+    (reader.format(), shape, reader.left_out().failed + reader.left_out().empty)
 }
 
 fn fault(text: impl AsRef<[u8]>) -> String {
@@ -93,7 +94,7 @@ fn faults_in_reports_of_guidellm_are_named() {
     );
     assert_eq!(
         message(&[benchmark("null", 1)]),
-        ": request 0 of the result: prompt_tokens is null; it must be a whole number from 1 to 16777216"
+        ": request 0 of the result: prompt_tokens is null; it must be a whole number from 0 to 16777216"
     );
     assert!(message(&["{}".into()]).starts_with(": is not a result of the guidellm format (missing field `requests`"));
     assert_eq!(message(&[]), ": holds no request; a trace has at least one");
@@ -170,7 +171,7 @@ fn a_part_of_a_result_is_taken_and_converted() {
     let path = folder.path().join("trace.csv");
     let conversion =
         convert_file(&read, ReaderOptions::default(), &selection, &path, formats::VIDUR, &mut |_| {}).unwrap();
-    assert_eq!((conversion.requests, conversion.failed_requests), (1, 1));
+    assert_eq!((conversion.requests, conversion.left_out.failed), (1, 1));
     assert!(!conversion.losses.iter().any(|loss| loss.contains("share")), "{:?}", conversion.losses);
     let text = std::fs::read_to_string(&path).unwrap();
     assert_eq!(text, "arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,3\n");

@@ -151,7 +151,7 @@ impl Bound {
         match text.strip_suffix('s') {
             _ if text.is_empty() => Some(Self::Open),
             None => text.parse().ok().map(Self::Request),
-            Some(seconds) => super::format::csv::seconds_ns(seconds).map(Self::Time),
+            Some(seconds) => super::format::clock::TimeUnit::Seconds.ns(seconds).map(Self::Time),
         }
     }
 }

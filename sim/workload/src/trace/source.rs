@@ -5,7 +5,9 @@ use std::slice;
 
 use super::select::time_scaled;
 use super::sessions::Sessions;
-use super::{Format, ReaderOptions, Selected, Selection, Trace, TraceError, TraceFault, TraceReader, TraceRequest};
+use super::{
+    Format, LeftOut, ReaderOptions, Selected, Selection, Trace, TraceError, TraceFault, TraceReader, TraceRequest,
+};
 
 /// Source of requests in the order of arrival. Request `n` of the source, from 0, has the number `n`.
 ///
@@ -310,9 +312,14 @@ impl FileSource {
         Ok(Self { format, requests_hint, queue })
     }
 
-    /// Returns the number of requests logged as failed, and skipped, so far.
-    pub fn failed_requests(&self) -> u64 {
-        self.queue.requests.inner().failed_requests()
+    /// Returns the requests left out so far.
+    pub fn left_out(&self) -> LeftOut {
+        self.queue.requests.inner().left_out()
+    }
+
+    /// Returns what a user should know of the part read so far: see [`TraceReader::remarks`].
+    pub fn remarks(&self) -> Vec<String> {
+        self.queue.requests.inner().remarks()
     }
 }
 

@@ -24,7 +24,7 @@ use self::terms::TermCounts;
 pub use self::terms::TermStats;
 use super::blocks::{PrefixTree, blocks_of};
 use super::convert::PROGRESS_EVERY;
-use super::{Content, FileSource, Format, ReaderOptions, Selection, Source, TraceError, TraceRequest};
+use super::{Content, FileSource, Format, LeftOut, ReaderOptions, Selection, Source, TraceError, TraceRequest};
 use crate::summary::{Histogram, Summary};
 use trunkline_core::draw::mix;
 
@@ -79,8 +79,11 @@ pub struct TraceStats {
     pub format: String,
     /// Requests in the trace.
     pub requests: u64,
-    /// Requests logged as failed, cancelled, or of a warm-up, and left out.
-    pub failed_requests: u64,
+    /// Requests left out.
+    #[serde(flatten)]
+    pub left_out: LeftOut,
+    /// What a user should know of the file: the unit of timestamps where it is not certain, and the numbers of names.
+    pub remarks: Vec<String>,
     /// Distribution of prompt lengths.
     pub input_tokens: Lengths,
     /// Distribution of output lengths.
@@ -220,7 +223,7 @@ pub fn stats_of_file(
         }
     });
     let stats = stats(requests, format, options)?;
-    Ok(TraceStats { failed_requests: source.failed_requests(), ..stats })
+    Ok(TraceStats { left_out: source.left_out(), remarks: source.remarks(), ..stats })
 }
 
 /// Counts the statistics of `requests`, read as `format` and in the order of arrival.
@@ -259,7 +262,8 @@ pub fn stats(
     Ok(TraceStats {
         format: format.to_string(),
         requests: inputs.len() as u64,
-        failed_requests: 0,
+        left_out: LeftOut::default(),
+        remarks: Vec::new(),
         input_tokens: lengths(inputs),
         output_tokens: lengths(outputs),
         arrivals: gaps.stats(),

@@ -116,6 +116,15 @@ fn files_that_look_like_traces_are_refused_with_a_remedy() {
             b"time;in;out",
             "the first line names no columns of a known format: time;in;out; name them arrived_at (seconds)",
         ),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n",
+            "is a pointer of Git LFS, which stands for the large file; fetch",
+        ),
+        (b"<!DOCTYPE html>\n<html>", "is a web page, not a trace; download"),
+        (b"<html lang=en>", "is a web page, not a trace; download"),
+        (b"timestamp\rinput", "has lines that end in a carriage return alone; change them"),
+        (b"{\"session_id\": 1, \"turns\": [{\"text\": \"a\"}]}", "holds texts, without numbers of tokens"),
+        (b"a,\x01,b", "neither Mooncake JSON lines"),
         (b"5.5,10,20", "the first line names no columns of a known format: 5.5,10,20; name them"),
         (b"{}", "field 'timestamp' is missing"),
         (b"{\"input_length\": 5,", "not a line of the mooncake format"),
@@ -160,10 +169,10 @@ fn faults_in_azure_lines_are_named() {
         fault("TIMESTAMP,GeneratedTokens\n", None),
         ", line 1: the header has no column 'ContextTokens', only: TIMESTAMP,GeneratedTokens; add it"
     );
-    let at_most = "it must be a whole number from 1 to 16777216";
+    let at_most = "it must be a whole number from 0 to 16777216";
     assert_eq!(row("2023-11-16 18:15:47,-3,44"), format!(", line 3: ContextTokens is -3; {at_most}"));
     assert_eq!(row("2023-11-16 18:15:47,3,many"), format!(", line 3: GeneratedTokens is many; {at_most}"));
-    assert_eq!(row("2023-11-16 18:15:47,0,3"), format!(", line 3: ContextTokens is 0; {at_most}"));
+    assert_eq!(row("2023-11-16 18:15:47,,3"), format!(", line 3: ContextTokens is empty; {at_most}"));
     assert_eq!(row("2023-11-16 18:15:47,3.5,44"), format!(", line 3: ContextTokens is 3.5; {at_most}"));
     assert_eq!(row("2023-11-16 18:15:47,99999999999,1"), format!(", line 3: ContextTokens is 99999999999; {at_most}"));
     assert_eq!(
@@ -189,12 +198,12 @@ fn azure_lines_may_have_fractions_of_zeros_and_no_output() {
 fn faults_in_mooncake_lines_are_named() {
     let good = line(10, 600, 1, &[0, 1]);
     let second = |second: &str| fault(format!("{good}\n{second}\n"), None);
-    let at_most = "it must be a whole number from 1 to 16777216";
+    let at_most = "it must be a whole number from 0 to 16777216";
     let with = |from: &str, to: &str| second(&good.replace(from, to));
     assert_eq!(with("600", "-600"), format!(", line 2: input_length is -600; {at_most}"));
     assert_eq!(with("600", "\"600\""), format!(", line 2: input_length is \"600\"; {at_most}"));
     assert_eq!(with("600", "600.5"), format!(", line 2: input_length is 600.5; {at_most}"));
-    assert_eq!(with("output_length\": 1", "output_length\": 0"), format!(", line 2: output_length is 0; {at_most}"));
+    assert_eq!(with("output_length\": 1", "output_length\": -1"), format!(", line 2: output_length is -1; {at_most}"));
     assert_eq!(
         with("[0, 1]", "[0, 1, 2]"),
         ", line 2: 3 hash_ids for input_length 600; there must be 2, one for every 512 tokens or part of them; for blocks of 256 \

@@ -19,6 +19,18 @@ const IS_JSON: &str = "is JSON without an object on each line; write one line fo
 const ARE_TEXTS: &str = "holds texts, without numbers of tokens or arrivals; count tokens with the model's tokenizer and write timestamp \
                          (milliseconds), input_length and output_length for each request, or describe a workload (docs/reference/traces.md, Workloads)";
 
+/// Returns what a file is, with a remedy, if it stands for another one that was not fetched.
+pub(super) fn is_stand_in(head: &[u8]) -> Option<&'static str> {
+    let begins = |text: &str| head.get(..text.len()).is_some_and(|head| head.eq_ignore_ascii_case(text.as_bytes()));
+    if begins("version https://git-lfs.github.com/spec/") {
+        return Some("is a pointer of Git LFS, which stands for the large file; fetch the file with `git lfs pull`");
+    }
+    let is_page = ["<!doctype html", "<html", "<?xml", "<!--", "<head"].into_iter().any(begins);
+    is_page.then_some(
+        "is a web page, not a trace; download the file itself: its raw form, logged in if the site asks for it",
+    )
+}
+
 /// Describes a file in no format of `formats` by its first lines, all of them if the first is `{`, and by the formats that are near.
 pub(super) fn describe(head: &[u8], near: &[Near], formats: &[Format]) -> String {
     let first = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
@@ -32,6 +44,9 @@ pub(super) fn describe(head: &[u8], near: &[Near], formats: &[Format]) -> String
         return "is a table in Parquet; write it as CSV or JSON lines (examples: docs/reference/traces.md, Other files)".into();
     }
     let Ok(text) = std::str::from_utf8(first) else { return other(formats) };
+    if text.contains('\r') {
+        return "has lines that end in a carriage return alone; change them, as `tr '\\r' '\\n'` does".into();
+    }
     let known = |is: &dyn Fn(&Lookalike) -> bool| formats.iter().flat_map(|it| it.0.lookalikes).find(|it| is(it));
     if let Some(known) = known(&|it| it.begins.iter().any(|begin| text.starts_with(begin))) {
         return format!("is {}", known.is);
@@ -82,7 +97,7 @@ pub(super) fn describe(head: &[u8], near: &[Near], formats: &[Format]) -> String
 }
 
 fn quoted(text: &str) -> String {
-    text.chars().take(QUOTED).collect()
+    text.chars().take(QUOTED).flat_map(|c| if c.is_control() { c.escape_debug().collect() } else { vec![c] }).collect()
 }
 
 /// Describes a file of which nothing is known, by the first format in JSON lines and the first in CSV.

@@ -6,9 +6,7 @@ use anyhow::{bail, ensure};
 use trunkline_sim_replay::recorded::{self, Recorded};
 use trunkline_sim_workload::Trace;
 use trunkline_sim_workload::synthetic::{Generator, Spec};
-use trunkline_sim_workload::trace::{FileSource, ReaderOptions, Selection, Source};
-
-use crate::output::grouped;
+use trunkline_sim_workload::trace::{FileSource, LeftOut, ReaderOptions, Selection, Source};
 
 /// Part of a file to replay. Equal parts of one file are equal requests.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,7 +48,7 @@ pub(crate) fn recording(
     let plain = ReaderOptions { reorder_requests: options.reorder_requests, ..ReaderOptions::default() };
     ensure!(
         options == plain,
-        "{} is the recording of a server, which has every token; leave out --reuse-answers and --trace-block-size",
+        "{} is the recording of a server, which has every token; leave out --reuse-answers, --time-unit and --trace-block-size",
         path.display()
     );
     let recorded = recorded::load(path, &mut |_| {})?;
@@ -66,17 +64,21 @@ pub(crate) fn recording(
 pub(crate) fn loaded(path: &Path, options: ReaderOptions, selection: &Selection) -> anyhow::Result<Trace> {
     let mut source = FileSource::open(path, options, selection)?;
     let trace = Trace { format: source.format(), requests: source.by_ref().collect::<Result<_, _>>()? };
-    if let Some(note) = left_out(path, source.failed_requests()) {
+    if let Some(note) = left_out(path, source.left_out()) {
         eprintln!("{note}");
     }
+    notes(path, &source.remarks());
     Ok(trace)
 }
 
 /// Returns the line that says how many requests were left out; `None` if none were.
-fn left_out(path: &Path, requests: u64) -> Option<String> {
-    (requests > 0).then(|| {
-        format!("{}: left out: {} requests (failed, cancelled, or of a warm-up)", path.display(), grouped(requests))
-    })
+fn left_out(path: &Path, requests: LeftOut) -> Option<String> {
+    (!requests.is_none()).then(|| format!("{}: left out: {requests}", path.display()))
+}
+
+/// Prints what a user should know of a file on standard error.
+pub(crate) fn notes(path: &Path, remarks: &[String]) {
+    remarks.iter().for_each(|remark| eprintln!("note: {}: {remark}", path.display()));
 }
 
 impl Part {
@@ -167,8 +169,8 @@ mod tests {
         );
         let mut source = FileSource::open(&path, options, &selection).unwrap();
         assert_eq!(source.by_ref().count(), 1);
-        let note = left_out(Path::new("a.csv"), source.failed_requests());
-        assert_eq!(note.as_deref(), Some("a.csv: left out: 2 requests (failed, cancelled, or of a warm-up)"));
-        assert_eq!(left_out(Path::new("a.csv"), 0), None);
+        let note = left_out(Path::new("a.csv"), source.left_out());
+        assert_eq!(note.as_deref(), Some("a.csv: left out: 2 requests without input or output"));
+        assert_eq!(left_out(Path::new("a.csv"), LeftOut::default()), None);
     }
 }

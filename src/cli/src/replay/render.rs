@@ -1,6 +1,7 @@
 //! Reports of replays as tables of text.
 
 use comfy_table::Table;
+use trunkline_core::Keeps;
 use trunkline_core::h2o::Mode;
 use trunkline_sim_perf::columns::Cell;
 use trunkline_sim_perf::cost::Parallel;
@@ -163,13 +164,24 @@ fn devices(settings: &SettingsReport) -> String {
     kinds.collect::<Vec<_>>().join(", ")
 }
 
+/// Positions that layers with recurrent states keep: a state stands for all tokens before it.
+const STATES: Keeps = Keeps::Window(1);
+
 /// Returns the KV blocks of a replica, of each kind if the kinds differ.
 fn blocks(settings: &SettingsReport) -> String {
     let each = if settings.replicas == 1 { "" } else { " each" };
     let mut blocks: Vec<_> = settings.groups.iter().map(|group| grouped(group.device_blocks.into())).collect();
     blocks.dedup();
-    let groups = match settings.core.worker.groups.len() {
+    let keeps = &settings.core.worker.groups;
+    let states = keeps.iter().filter(|keeps| **keeps == STATES).count();
+    let groups = match keeps.len() {
         0 | 1 => String::new(),
+        n if states > 0 => {
+            let pools = settings.groups.iter().map(|group| grouped(u64::from(group.device_blocks) * n as u64));
+            blocks = pools.collect();
+            blocks.dedup();
+            format!(", shared by {n} layer groups: a running sequence has its states in one block of {states} of them")
+        }
         n => format!(", in each of {n} layer groups"),
     };
     format!("{} of {} tokens{each}{groups}", blocks.join(" or "), settings.core.block_size)

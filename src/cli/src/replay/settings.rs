@@ -1,6 +1,6 @@
 //! Fleet, limits and policies of a replay: flags, and the settings made from them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use clap::{ArgAction, Args, ValueEnum};
@@ -22,6 +22,8 @@ use trunkline_sim_replay::settings::{DRAFT_ACCEPTANCE_DEFAULT, GivenSteps, STEPS
 use trunkline_sim_replay::{Arrivals, Routing, Settings, engines};
 use trunkline_sim_workload::tenants::Shares;
 
+use super::engine_log::EngineLog;
+use super::pages;
 use super::service::ServiceArgs;
 use super::tiers::TierArgs;
 use crate::h2o::choice::Choice;
@@ -213,9 +215,14 @@ impl FleetArgs {
 /// Limits other than the settings of the core.
 #[derive(Clone, Debug, Args)]
 struct LimitArgs {
-    /// Schedule like an engine, as closely as the core can: vllm-v1, vllm-v0, sglang or sarathi. Sets the defaults of the flags below.
+    /// Schedule like an engine, as closely as the core can: vllm-v1, vllm-v0, sglang or sarathi; vllm-v1@0.11 divides memory as that release. Sets the
+    /// defaults of the flags below.
     #[arg(long, value_name = "NAME", value_parser = engines::by_name)]
     engine: Option<Engine>,
+
+    /// Take the number of KV blocks from the log of an engine of your own (vLLM or SGLang), instead of --device-blocks.
+    #[arg(long, value_name = "FILE")]
+    engine_log: Option<PathBuf>,
 
     /// Host memory of each replica for swapped requests, GB (10^9 bytes), instead of --host-blocks.
     #[arg(long, value_name = "X", conflicts_with = "host_blocks", allow_negative_numbers = true)]
@@ -316,7 +323,12 @@ impl SettingsArgs {
 
     /// Returns `true` if an engine is imitated whose number of KV blocks nobody gave.
     pub(super) fn estimates_blocks(&self) -> bool {
-        self.limits.engine.is_some() && !self.core.has("device_blocks")
+        self.limits.engine.is_some() && !self.core.has("device_blocks") && self.limits.engine_log.is_none()
+    }
+
+    /// Returns the log of an engine that says the number of KV blocks, if one is given.
+    pub(super) fn engine_log(&self) -> Option<&Path> {
+        self.limits.engine_log.as_deref()
     }
 
     /// Counts requests by the tenants of the trace, unless shares are given.
@@ -405,6 +417,7 @@ fn base(args: &SettingsArgs, arrivals: Arrivals) -> anyhow::Result<(Settings, Bo
     if is_latent && args.recorded.is_none() && !args.core.has("block_size") {
         settings.core.block_size = LATENT_BLOCK_TOKENS;
     }
+    pages::divide(&mut settings, args.core.has("block_size"))?;
     // Numbers of blocks and estimates of their cost follow only from a block size within its range.
     settings.core.validate()?;
     let cost = size(&mut settings, others, args)?;
@@ -523,11 +536,23 @@ fn given_steps(args: &SettingsArgs, core: &Config) -> GivenSteps {
 fn size(settings: &mut Settings, others: &[GroupSpec], args: &SettingsArgs) -> anyhow::Result<BoxedCost> {
     let is_known =
         args.core.has("device_blocks") || (args.recorded.is_some() && args.limits.engine.is_none() && !args.fit_blocks);
+    let log = args.engine_log().map(EngineLog::read).transpose()?;
     ensure!(
-        !is_known || args.fleet.gpu_memory_utilization.is_none(),
+        !(is_known || log.is_some()) || args.fleet.gpu_memory_utilization.is_none(),
         "gpu-memory-utilization has no effect where the number of device blocks is given or recorded; leave one out"
     );
-    let device_blocks = is_known.then_some(settings.core.device_blocks);
+    ensure!(
+        !is_known || log.is_none(),
+        "device-blocks and engine-log both give the number of device blocks; leave one out"
+    );
+    ensure!(
+        others.is_empty() || log.is_none(),
+        "engine-log is of one kind of replica, and the fleet has several; leave it out"
+    );
+    let device_blocks = match &log {
+        Some(log) => Some(log.device_blocks(settings)?),
+        None => is_known.then_some(settings.core.device_blocks),
+    };
     settings.core.device_blocks = match device_blocks {
         Some(blocks) => blocks,
         None => settings.fitting_device_blocks()?,

@@ -24,9 +24,12 @@ pub(super) fn simulated(
     clock: Arc<dyn Clock>,
 ) -> anyhow::Result<(Vec<Config>, Backend)> {
     let max_context = simulated::max_context(&fleet.model);
-    let partial = fleet.model.windows.map(|_| "sliding windows").or(fleet.model.planned_as_full);
+    let partial = fleet.model.windows.map(|_| "sliding windows").or(fleet.model.extras.planned_as_full);
     if let Some(partial) = partial {
         warn!("the model has {partial}, simulated as full attention: KV and step times are upper bounds");
+    }
+    if !fleet.model.extras.unread.is_empty() {
+        warn!("the model is simulated without {}, which is not read: full attention", fleet.model.extras.unread);
     }
     fleet.core = limits(settings, fleet.model.kv_bytes_per_token(), max_context)?;
     if !settings.core.has("device_blocks") {

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use clap::Args;
 use trunkline_sim_workload::Format;
-use trunkline_sim_workload::trace::{FormatOption, ReaderOptions, Selection, Slice, formats};
+use trunkline_sim_workload::trace::{FormatOption, ReaderOptions, Selection, Slice, TimeUnit, formats};
 
 /// Requests to take from a trace, and the speed at which they arrive.
 #[derive(Clone, Debug, Args)]
@@ -20,6 +20,10 @@ pub(crate) struct SelectionArgs {
     #[arg(long, value_name = "N")]
     #[arg(help = format!("Tokens per id in hash_ids, for {} traces [default: 512]", formats::with(FormatOption::BlockTokens)))]
     trace_block_size: Option<NonZeroU32>,
+
+    /// Unit of timestamps that are numbers: s, ms, us or ns [default: the format's, or that in which the first is a date].
+    #[arg(long, value_name = "UNIT")]
+    time_unit: Option<TimeUnit>,
 
     #[arg(long, help = format!(
         "Begin a chat's next prompt with the answer before, kept in the cache as engines do; for {} traces, whose ids name prompts alone",
@@ -53,6 +57,7 @@ impl SelectionArgs {
             reorder_requests: self.reorder,
             reuse_answers: self.reuse_answers,
             block_tokens: self.trace_block_size,
+            time_unit: self.time_unit,
         }
     }
 

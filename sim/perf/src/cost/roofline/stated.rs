@@ -57,7 +57,9 @@ fn is(name: &str, model: &Model) -> bool {
 fn unlike(model: &Model) -> Option<&'static str> {
     [
         (model.windows.is_some(), "sliding windows"),
-        (model.planned_as_full.is_some(), "attention that is not full, and is planned as if it were"),
+        (!model.extras.unread.is_empty(), "fields of its configuration that are not read"),
+        (model.extras.planned_as_full.is_some(), "attention that is not full, and is planned as if it were"),
+        (model.extras.output_gate, "gates of attention"),
         (model.latent.is_some(), "latent attention"),
         (model.hybrid.is_some(), "recurrent layers"),
         (model.kv_share > 1, "layers that share their KV"),

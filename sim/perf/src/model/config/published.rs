@@ -12,7 +12,7 @@ const NESTED: [&str; 4] = ["thinker_config", "text_config", "llm_config", "langu
 const PARTS: [&str; 2] = ["attn_config", "ffn_config"];
 
 /// Fields, and their other names.
-const NAMES: [(&str, &[&str]); 22] = [
+const NAMES: [(&str, &[&str]); 24] = [
     ("num_hidden_layers", &["n_layer", "n_layers", "num_layers"]),
     ("hidden_size", &["n_embd", "n_embed", "d_model"]),
     ("num_attention_heads", &["n_head", "n_heads"]),
@@ -35,6 +35,8 @@ const NAMES: [(&str, &[&str]); 22] = [
     ("mamba_d_state", &["ssm_state_size", "state_size"]),
     // openPangu.
     ("q_lora_rank", &["attention_q_lora_dim"]),
+    ("intermediate_size_mlp", &["dense_intermediate_size"]),
+    ("attn_output_gate", &["attention_output_gate"]),
     ("kv_lora_rank", &["attention_kv_lora_dim"]),
     ("qk_nope_head_dim", &["attention_qk_dim"]),
     ("qk_rope_head_dim", &["attention_qk_rope_dim"]),
@@ -67,6 +69,9 @@ const TIED: [&str; 17] = [
     "minicpm3",
 ];
 
+/// Families whose attention has an output gate unless `attn_output_gate` says otherwise.
+const GATED_ATTENTION: [&str; 5] = ["qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"];
+
 /// Families whose feed-forward networks have two matrices: no gate.
 const UNGATED: [&str; 16] = [
     "gpt2",
@@ -98,9 +103,63 @@ const DEFAULTS: [(&str, &[(&str, u64)]); 2] = [
             ("vocab_size", 262_208),
             ("sliding_window", 4096),
             ("sliding_window_pattern", 6),
+            ("max_position_embeddings", 131_072),
         ],
     ),
-    ("gemma2", &[("sliding_window", 4096)]),
+    ("gemma2", &[("sliding_window", 4096), ("max_position_embeddings", 8192)]),
+];
+
+/// Fields that a nested configuration leaves out if they are those of the family's class in `transformers`, which writes differences alone.
+const NESTED_DEFAULTS: [(&str, &[(&str, u64)]); 5] = [
+    (
+        "llama",
+        &[
+            ("hidden_size", 4096),
+            ("intermediate_size", 11_008),
+            ("num_hidden_layers", 32),
+            ("num_attention_heads", 32),
+            ("vocab_size", 32_000),
+            ("max_position_embeddings", 2048),
+        ],
+    ),
+    (
+        "mistral",
+        &[
+            ("hidden_size", 4096),
+            ("intermediate_size", 14_336),
+            ("num_hidden_layers", 32),
+            ("num_attention_heads", 32),
+            ("num_key_value_heads", 8),
+            ("vocab_size", 32_000),
+            ("max_position_embeddings", 131_072),
+        ],
+    ),
+    (
+        "qwen2",
+        &[
+            ("hidden_size", 4096),
+            ("intermediate_size", 22_016),
+            ("num_hidden_layers", 32),
+            ("num_attention_heads", 32),
+            ("num_key_value_heads", 32),
+            ("vocab_size", 151_936),
+            ("max_position_embeddings", 32_768),
+        ],
+    ),
+    (
+        "qwen3",
+        &[
+            ("hidden_size", 4096),
+            ("intermediate_size", 22_016),
+            ("num_hidden_layers", 32),
+            ("num_attention_heads", 32),
+            ("num_key_value_heads", 32),
+            ("head_dim", 128),
+            ("vocab_size", 151_936),
+            ("max_position_embeddings", 32_768),
+        ],
+    ),
+    ("gemma3_text", &[("hidden_size", 2304), ("intermediate_size", 9216), ("num_hidden_layers", 26)]),
 ];
 
 /// Fields of models whose layers differ in KV, heads, widths or networks: Gemma 4, MiMo-V2, Step-3.5, Nemotron NAS, LongCat, Grok, Arctic, Ring,
@@ -126,6 +185,11 @@ const UNMODELLED: [&str; 18] = [
     "index_topk_blocks",
     "H_cycles",
 ];
+
+/// Returns `true` for a field by which models are refused, unless it says nothing.
+pub(super) fn says_what_differs(field: &str) -> bool {
+    UNMODELLED.contains(&field)
+}
 
 /// Families whose attention has experts of its own.
 const EXPERTS_OF_ATTENTION: [&str; 1] = ["jetmoe"];
@@ -201,8 +265,10 @@ pub(super) fn unknown_name(fields: &Map<String, Value>) -> Option<(String, &'sta
 /// come before those around it.
 pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
     let mut no_experts = without_nulls(&mut published);
+    let mut is_nested = false;
     for name in NESTED {
         if let Some(Value::Object(mut inner)) = published.remove(name) {
+            is_nested = true;
             no_experts |= without_nulls(&mut inner);
             published.extend(inner);
         }
@@ -229,10 +295,15 @@ pub(super) fn fields(mut published: Map<String, Value>) -> Map<String, Value> {
         published.entry("num_hidden_layers").or_insert(layers.into());
     }
     let family = published.get("model_type").and_then(Value::as_str).unwrap_or_default().to_owned();
-    for (name, value) in DEFAULTS.iter().filter(|(name, _)| *name == family).flat_map(|(_, defaults)| *defaults) {
+    let defaults = DEFAULTS.iter().chain(if is_nested { &NESTED_DEFAULTS[..] } else { &[] });
+    for (name, value) in defaults.filter(|(name, _)| *name == family).flat_map(|(_, defaults)| *defaults) {
         published.entry(*name).or_insert((*value).into());
     }
     published.entry("tie_word_embeddings").or_insert(TIED.contains(&family.as_str()).into());
+    // By the class of Qwen3-Next, whose configuration does not say it.
+    if GATED_ATTENTION.contains(&family.as_str()) {
+        published.entry("attn_output_gate").or_insert(true.into());
+    }
     published.entry("gated").or_insert((!UNGATED.contains(&family.as_str())).into());
     if UNGATED.contains(&family.as_str())
         && let Some(hidden) = published.get("hidden_size").and_then(Value::as_u64)

@@ -1,17 +1,21 @@
 //! Precision of published weights: `quantization_config`, by the names of vLLM's and SGLang's methods.
 
-use std::collections::BTreeSet;
-
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::ModelError;
+use super::modules::{Form, Networks, Table, WHOLE, parts_of};
 use crate::model::{Arithmetic, Bits, Precision};
 
 /// `quant_method` of the methods known here, for messages.
-const KNOWN: &str = "fp8, awq, gptq, auto-round, compressed-tensors, mxfp4, modelopt (FP8, NVFP4), bitsandbytes";
+const KNOWN: &str = "fp8, awq, gptq, auto-round, compressed-tensors, mxfp4, mxfp8, modelopt (FP8, NVFP4, MXFP8, W4A8_AWQ, MIXED_PRECISION), quark, \
+                     bitsandbytes";
 /// Least number of bits of a quantised weight, and the largest.
 const BITS: std::ops::RangeInclusive<u64> = 2..=8;
+/// Four bits, and a scale of 8 bits for each 32 weights.
+const MXFP4: Form = (Bits::grouped(4, 8, 32), Arithmetic::Bits16);
+/// Eight bits, with scales of a channel or of a block, which do not count.
+const FP8: Form = (Bits::each(8), Arithmetic::Float8);
 
 /// Relevant fields of `quantization_config`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -26,16 +30,41 @@ pub(super) struct Quantisation {
     load_in_4bit: bool,
     bnb_4bit_use_double_quant: bool,
     quant_algo: Option<String>,
-    config_groups: serde_json::Map<String, Value>,
-    kv_cache_scheme: Option<Scheme>,
+    /// Algorithm of the experts alone (MiniMax-M3).
+    moe_quant_algo: Option<String>,
+    config_groups: Map<String, Value>,
+    /// Algorithm of each module, with MIXED_PRECISION.
+    quantized_layers: Map<String, Value>,
+    /// Weights of all modules, by AMD's Quark.
+    global_quant_config: Option<QuarkGroup>,
+    kv_cache_scheme: Option<Value>,
     kv_cache_quant_algo: Option<String>,
-    /// Modules that are not quantised, or patterns of their names, by the names of several tools.
+    #[serde(flatten)]
+    spared: Spared,
+}
+
+/// Modules that are not quantised, or patterns of their names, by the names of several tools.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Spared {
     ignore: Option<Value>,
     modules_to_not_convert: Option<Value>,
     ignored_layers: Option<Value>,
     exclude_modules: Option<Value>,
+    exclude: Option<Value>,
     /// Patterns of GPTQModel; those with `-:` are not quantised.
-    dynamic: Option<serde_json::Map<String, Value>>,
+    dynamic: Option<Map<String, Value>>,
+}
+
+impl Spared {
+    /// Returns the names and patterns.
+    fn names(&self) -> Vec<&str> {
+        let lists =
+            [&self.ignore, &self.modules_to_not_convert, &self.ignored_layers, &self.exclude_modules, &self.exclude];
+        let listed = lists.into_iter().flatten().filter_map(Value::as_array).flatten().filter_map(Value::as_str);
+        let patterns = self.dynamic.iter().flat_map(Map::keys).filter_map(|key| key.strip_prefix("-:"));
+        listed.chain(patterns).collect()
+    }
 }
 
 /// How the weights, activations or KV of a `compressed-tensors` checkpoint are quantised.
@@ -48,6 +77,19 @@ struct Scheme {
     sort: String,
 }
 
+/// Weights of a Quark checkpoint.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct QuarkGroup {
+    weight: Option<QuarkTensor>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct QuarkTensor {
+    dtype: String,
+}
+
 /// Weights and activations of one group of `compressed-tensors`, and the names of its modules, or patterns of them.
 #[derive(Deserialize)]
 struct Group {
@@ -58,24 +100,8 @@ struct Group {
 }
 
 impl Group {
-    /// Returns `true` if the group names modules of a part of the layers.
-    fn names(&self, is_of_part: fn(&str) -> bool) -> bool {
-        self.targets.iter().any(|target| is_of_part(target))
-    }
-
-    /// Returns `true` if the group is of all matrices that no other group names.
-    fn is_of_the_rest(&self) -> bool {
-        !self.names(names_attention) && !self.names(is_feed_forward)
-    }
-
-    /// Returns `true` if the group quantises weights, and not those of the embedding and the output matrix alone.
-    fn is_of_layers(&self) -> bool {
-        let is_end = |target: &String| ["lm_head", "embed"].iter().any(|end| target.contains(end));
-        self.weights.is_some() && (self.targets.is_empty() || !self.targets.iter().all(is_end))
-    }
-
-    /// Returns bits and arithmetic; `None` for bits out of range.
-    fn precision(&self) -> Option<(Bits, Arithmetic)> {
+    /// Returns the form of the weights; `None` for bits out of range.
+    fn form(&self) -> Option<Form> {
         let weights = self.weights.as_ref()?;
         let scale = if weights.sort == "float" && weights.num_bits == 4 { 8 } else { 16 };
         let bits = bits(weights.num_bits, scale, weights.group_size, false)?;
@@ -85,6 +111,11 @@ impl Group {
             _ => Arithmetic::Float8,
         });
         Some((bits, arithmetic))
+    }
+
+    /// Returns `true` if the group is of all modules that no other group names.
+    fn is_of_the_rest(&self) -> bool {
+        self.targets.is_empty() || self.targets.iter().any(|target| parts_of(target).len() > 3)
     }
 }
 
@@ -111,80 +142,134 @@ impl Quantisation {
         Ok(Some(Self { quant_method: "modelopt".into(), ..quantization }))
     }
 
-    /// Returns the precision of the weights of the model called `name`, of so many layers.
+    /// Returns the precision of the weights of the model called `name`, of so many layers with such networks.
     ///
     /// # Errors
     ///
     /// [`ModelError::UnknownDtype`] for a method or a number of bits not known here.
-    pub(super) fn precision(&self, name: &str, layers: u64) -> Result<Precision, ModelError> {
-        let precision = self.precision_of_method(name)?;
-        let attention = if self.spares_attention(layers) { Precision::BITS_16.attention } else { precision.attention };
-        Ok(Precision { attention, ..precision })
-    }
-
-    /// Returns `true` if the matrices of attention of most layers are not quantised.
-    fn spares_attention(&self, layers: u64) -> bool {
-        let lists = [&self.ignore, &self.modules_to_not_convert, &self.ignored_layers, &self.exclude_modules];
-        let listed = lists.into_iter().flatten().filter_map(Value::as_array).flatten().filter_map(Value::as_str);
-        let patterns =
-            self.dynamic.iter().flat_map(|patterns| patterns.keys()).filter_map(|key| key.strip_prefix("-:"));
-        let spared: Vec<&str> = listed.chain(patterns).filter(|module| is_attention(module)).collect();
-        let numbers: BTreeSet<u64> = spared.iter().filter_map(|module| layer_of(module)).collect();
-        spared.iter().any(|module| layer_of(module).is_none()) || 2 * numbers.len() as u64 > layers
-    }
-
-    fn precision_of_method(&self, name: &str) -> Result<Precision, ModelError> {
+    pub(super) fn precision(&self, name: &str, layers: u64, networks: Networks) -> Result<Precision, ModelError> {
         let unknown = || ModelError::UnknownDtype { name: name.into(), dtype: self.describe(), known: KNOWN };
-        let widened = |bits| Precision::quantised(bits, Arithmetic::Bits16);
-        let precision = match self.quant_method.as_str() {
-            "fp8" | "fbgemm_fp8" => Precision::quantised(Bits::each(8), Arithmetic::Float8),
+        let mut table = self.table(layers).ok_or_else(unknown)?;
+        if let Some(algorithm) = &self.moe_quant_algo {
+            table.set("experts", of_algorithm(algorithm, self.group_size).ok_or_else(unknown)?);
+        }
+        self.spared.names().into_iter().for_each(|module| table.set(module, WHOLE));
+        Ok(table.precision(networks))
+    }
+
+    /// Returns the forms of all modules by the method, before modules are left out; `None` for a method not known here.
+    fn table(&self, layers: u64) -> Option<Table> {
+        let of_all = |form| Some(Table::new(layers, form));
+        let widened = |bits| of_all((bits, Arithmetic::Bits16));
+        match self.quant_method.as_str() {
+            "fp8" | "fbgemm_fp8" => of_all(FP8),
+            "mxfp8" => of_all(of_algorithm("MXFP8", None)?),
             // A scale of 16 bits and a zero point for each group.
             "awq" | "gptq" | "awq_marlin" | "gptq_marlin" | "auto-round" | "auto_round" => {
-                widened(bits(self.bits.ok_or_else(unknown)?, 16, self.group_size, true).ok_or_else(unknown)?)
+                widened(bits(self.bits?, 16, self.group_size, true)?)
             }
-            "compressed-tensors" => self.compressed_tensors().ok_or_else(unknown)?,
+            "compressed-tensors" => self.compressed_tensors(layers),
             // As published for gpt-oss: experts alone.
-            "mxfp4" => Precision { feed_forward: Bits::grouped(4, 8, 32), ..Precision::BITS_16 },
-            "modelopt" | "modelopt_fp4" => match self.quant_algo.as_deref() {
-                Some("FP8") => Precision::quantised(Bits::each(8), Arithmetic::Float8),
-                Some("NVFP4") => widened(Bits::grouped(4, 8, 16)),
+            "mxfp4" => {
+                let mut table = Table::new(layers, WHOLE);
+                table.set("experts", MXFP4);
+                Some(table)
+            }
+            "modelopt" | "modelopt_fp4" | "modelopt_mixed" => match self.quant_algo.as_deref() {
+                Some("MIXED_PRECISION") => self.mixed(layers),
+                Some(algorithm) => of_all(of_algorithm(algorithm, self.group_size)?),
                 // The KV alone.
-                None if self.kv_cache_quant_algo.is_some() => Precision::BITS_16,
-                _ => return Err(unknown()),
+                None => self.kv_cache_quant_algo.as_ref().and_then(|_| of_all(WHOLE)),
+            },
+            "quark" => match self.global_quant_config.as_ref()?.weight.as_ref()?.dtype.as_str() {
+                "fp8_e4m3" => of_all(FP8),
+                "fp4" => of_all(MXFP4),
+                "int8" => of_all((Bits::each(8), Arithmetic::Int8)),
+                _ => None,
             },
             // NF4: the largest of 64 weights, in 32 bits or, quantised itself, in 8.
             "bitsandbytes" if self.load_in_4bit => {
                 widened(Bits::grouped(4, if self.bnb_4bit_use_double_quant { 8 } else { 32 }, 64))
             }
-            "bitsandbytes" => Precision::quantised(Bits::each(8), Arithmetic::Int8),
-            _ => return Err(unknown()),
-        };
-        Ok(precision)
+            "bitsandbytes" => of_all((Bits::each(8), Arithmetic::Int8)),
+            _ => None,
+        }
+    }
+
+    /// Returns the forms of modules that are listed with an algorithm each; others are whole.
+    fn mixed(&self, layers: u64) -> Option<Table> {
+        let mut table = Table::new(layers, WHOLE);
+        for (module, form) in &self.quantized_layers {
+            let algorithm = form.get("quant_algo")?.as_str()?;
+            let group_size = form.get("group_size").and_then(Value::as_i64).or(self.group_size);
+            table.set(module, of_algorithm(algorithm, group_size)?);
+        }
+        (!self.quantized_layers.is_empty()).then_some(table)
     }
 
     /// Returns the bytes of an element of the KV cache, which engines take from the checkpoint.
     pub(super) fn kv_bytes(&self) -> u64 {
-        let is_fp8 = self.kv_cache_quant_algo.as_deref() == Some("FP8");
-        if is_fp8 || self.kv_cache_scheme.as_ref().is_some_and(|scheme| scheme.num_bits == 8) { 1 } else { 2 }
+        let is_narrow =
+            |text: &str| ["fp8", "static", "dynamic", "float8", "int8"].iter().any(|it| text.starts_with(it));
+        let by_scheme = match &self.kv_cache_scheme {
+            Some(Value::String(text)) => is_narrow(&text.to_ascii_lowercase()),
+            Some(Value::Object(scheme)) => scheme.get("num_bits").and_then(Value::as_u64) == Some(8),
+            _ => false,
+        };
+        let by_algorithm =
+            self.kv_cache_quant_algo.as_deref().is_some_and(|text| is_narrow(&text.to_ascii_lowercase()));
+        if by_scheme || by_algorithm { 1 } else { 2 }
     }
 
-    /// Returns the precision of a `compressed-tensors` checkpoint; `None` without groups, or if a part of the layers has several.
-    fn compressed_tensors(&self) -> Option<Precision> {
+    /// Returns a quantisation of the KV that is not known here, if there is one.
+    pub(super) fn unread_kv(&self) -> Option<&'static str> {
+        let said = |text: &str| !text.is_empty() && !["none", "auto"].contains(&text.to_ascii_lowercase().as_str());
+        let by_scheme = match &self.kv_cache_scheme {
+            None | Some(Value::Null) => false,
+            Some(Value::String(text)) => said(text),
+            Some(_) => true,
+        };
+        match self.kv_bytes() {
+            2 if by_scheme => Some("kv_cache_scheme"),
+            2 if self.kv_cache_quant_algo.as_deref().is_some_and(said) => Some("kv_cache_quant_algo"),
+            _ => None,
+        }
+    }
+
+    /// Returns the forms of a `compressed-tensors` checkpoint; `None` without groups, or if two groups say different things of a module.
+    fn compressed_tensors(&self, layers: u64) -> Option<Table> {
         let groups = self.config_groups.values().map(|group| serde_json::from_value(group.clone()).ok());
         let mut groups: Vec<Group> = groups.collect::<Option<_>>()?;
-        groups.retain(Group::is_of_layers);
-        if groups.is_empty() {
+        groups.retain(|group| group.weights.is_some());
+        let forms: Vec<Form> = groups.iter().map(Group::form).collect::<Option<_>>()?;
+        let of = |rest: bool| groups.iter().zip(&forms).filter(move |(group, _)| group.is_of_the_rest() == rest);
+        let mut rest = of(true).map(|(_, form)| *form);
+        let first = rest.next();
+        if groups.is_empty() || rest.any(|form| Some(form) != first) {
             return None;
         }
-        let of_part = |is_of_part: fn(&str) -> bool| {
-            let mut own = groups.iter().filter(|group| group.names(is_of_part)).peekable();
-            let rest = if own.peek().is_none() { &groups[..] } else { &[] };
-            let mut all = own.chain(rest.iter().filter(|group| group.is_of_the_rest())).map(Group::precision);
-            let first = all.next().unwrap_or(Some((Bits::each(16), Arithmetic::Bits16)))?;
-            all.all(|other| other == Some(first)).then_some(first)
-        };
-        let ((attention, _), (feed_forward, arithmetic)) = (of_part(names_attention)?, of_part(is_feed_forward)?);
-        Some(Precision { attention, ..Precision::quantised(feed_forward, arithmetic) })
+        let mut table = Table::new(layers, first.unwrap_or(WHOLE));
+        let mut named: Vec<(&str, Form)> = Vec::new();
+        for (group, form) in of(false) {
+            for target in &group.targets {
+                let meets = |(other, of): &(&str, Form)| {
+                    *of != *form
+                        && *other != target
+                        && parts_of(other).iter().any(|part| parts_of(target).contains(part))
+                };
+                // Lists of single layers differ from layer to layer.
+                let is_of_all = |name: &str| !name.contains(|c: char| c.is_ascii_digit());
+                if is_of_all(target) && named.iter().any(|it| is_of_all(it.0) && meets(it)) {
+                    return None;
+                }
+                if named.iter().any(|(other, of)| *other == target && of != form) {
+                    return None;
+                }
+                named.push((target, *form));
+                table.set(target, *form);
+            }
+        }
+        Some(table)
     }
 
     /// Returns the method for a message.
@@ -198,32 +283,21 @@ impl Quantisation {
     }
 }
 
-/// Returns `true` for the name, or a pattern, of all matrices of attention or of one of them.
-fn is_attention(module: &str) -> bool {
-    let Some(at) = module.rfind("attn") else { return false };
-    let part = module[at + 4..].trim_matches(|c: char| !c.is_alphanumeric());
-    part.is_empty()
-        || ["q_proj", "k_proj", "v_proj", "o_proj", "qkv", "in_proj_qkv", "out_proj"]
-            .iter()
-            .any(|name| part.starts_with(name))
-}
-
-/// Returns `true` for a target of matrices of attention: a name, or a pattern, with `attn` or without.
-fn names_attention(target: &str) -> bool {
-    let name = target.trim_end_matches(|c: char| !c.is_alphanumeric());
-    is_attention(target) || ["q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"].iter().any(|end| name.ends_with(end))
-}
-
-/// Returns `true` for the name, or a pattern, of matrices of feed-forward networks, or of experts.
-fn is_feed_forward(module: &str) -> bool {
-    ["mlp", "ffn", "feed_forward", "expert", "gate_proj", "up_proj", "down_proj"]
-        .iter()
-        .any(|part| module.contains(part))
-}
-
-/// Returns the number of the layer in the name of a module; `None` for a pattern of all layers.
-fn layer_of(module: &str) -> Option<u64> {
-    module.split('.').find_map(|part| part.parse().ok())
+/// Returns the form of an algorithm of NVIDIA's Model Optimizer; `None` for one not known here.
+fn of_algorithm(algorithm: &str, group_size: Option<i64>) -> Option<Form> {
+    let grouped = |scale: u64, default: u64| {
+        let group = group_size.and_then(|size| u64::try_from(size).ok()).filter(|size| *size > 0);
+        Bits::grouped(4, scale, group.unwrap_or(default))
+    };
+    match algorithm {
+        "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" | "FP8_PB_WO" => Some(FP8),
+        "MXFP8" => Some((Bits::grouped(8, 8, 32), Arithmetic::Float8)),
+        "NVFP4" | "NVFP4_AWQ" | "W4A16_NVFP4" => Some((grouped(8, 16), Arithmetic::Bits16)),
+        "MXFP4" => Some(MXFP4),
+        "W4A8_AWQ" | "W4A16_AWQ" | "INT4_AWQ" => Some((grouped(16, 128), Arithmetic::Bits16)),
+        "W8A8_SQ_PER_CHANNEL" | "INT8_SQ" => Some((Bits::each(8), Arithmetic::Int8)),
+        _ => None,
+    }
 }
 
 /// Returns the bits of a weight with a scale for each group, and a zero point if there is one; `None` for bits out of range.
@@ -241,8 +315,11 @@ mod tests {
 
     fn precision(text: &str) -> Result<Precision, String> {
         let quantisation: Quantisation = serde_json::from_str(text).unwrap();
-        quantisation.precision("m", 4).map_err(|error| error.to_string())
+        quantisation.precision("m", 4, NETWORKS).map_err(|error| error.to_string())
     }
+
+    /// Networks of four layers, half of them with a dense one and half with experts that are shared.
+    const NETWORKS: Networks = Networks { dense_layers: 2, dense: 1, shared: 1 };
 
     #[test]
     fn methods_have_the_bits_of_their_files() {
@@ -269,14 +346,24 @@ mod tests {
             ),
             (
                 r#"{"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}"#,
-                Ok(Precision { feed_forward: Bits::grouped(4, 8, 32), ..Precision::BITS_16 }),
+                Ok(Precision { experts: Bits::grouped(4, 8, 32), ..Precision::BITS_16 }),
             ),
             (
                 r#"{"quant_method": "compressed-tensors", "ignore": ["lm_head", "re:.*self_attn.*"], "config_groups": {"group_0": {
                     "weights": {"num_bits": 4, "type": "int", "group_size": 32}}}}"#,
-                Ok(Precision { feed_forward: Bits::grouped(4, 16, 32), ..Precision::BITS_16 }),
+                Ok(Precision {
+                    attention: Bits::each(16),
+                    ..Precision::quantised(Bits::grouped(4, 16, 32), Arithmetic::Bits16)
+                }),
             ),
             (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, widened(Bits::grouped(4, 8, 16))),
+            (
+                r#"{"quant_method": "mxfp8", "moe_quant_algo": "NVFP4"}"#,
+                Ok(Precision {
+                    experts: Bits::grouped(4, 8, 16),
+                    ..Precision::quantised(Bits::grouped(8, 8, 32), Arithmetic::Float8)
+                }),
+            ),
             (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, widened(Bits::grouped(4, 32, 64))),
             (r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#, in_8_bit_integers.clone()),
             (
@@ -297,10 +384,10 @@ mod tests {
                 == Precision { attention: Bits::each(16), ..Precision::quantised(Bits::each(8), Arithmetic::Float8) }
         };
         for lists in [
-            r#""modules_to_not_convert": ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn", "model.layers.2.self_attn"]"#,
+            r#""modules_to_not_convert": ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn", "re:.*layers.(2|3).self_attn"]"#,
             r#""ignored_layers": ["re:.*self_attn.*"]"#,
             r#""exclude_modules": ["lm_head", "*.self_attn.o_proj"]"#,
-            r#""dynamic": {"-:.*attn.*": {}}"#,
+            r#""dynamic": {"-:.*self_attn.*": {}}"#,
             r#""ignore": null, "modules_to_not_convert": ["self_attn"]"#,
         ] {
             assert!(spared(lists), "{lists}");
@@ -329,17 +416,22 @@ mod tests {
         };
         let four = Precision::quantised(Bits::grouped(4, 8, 16), Arithmetic::Bits16);
         let mixed = Precision { attention: Bits::each(8), ..four };
-        for groups in [[fp8, nvfp4], [nvfp4, fp8], [fp8, rest], [rest, fp8]] {
+        let whole = Bits::each(16);
+        for groups in [[fp8, rest], [rest, fp8]] {
             assert_eq!(of(&groups), Ok(mixed), "{groups:?}");
         }
-        assert_eq!(of(&[nvfp4]), Ok(Precision { attention: Bits::each(16), ..four }), "attention is in no group");
+        for groups in [[fp8, nvfp4], [nvfp4, fp8]] {
+            assert_eq!(of(&groups), Ok(Precision { recurrent: whole, ..mixed }), "{groups:?}");
+        }
+        let networks = Precision { attention: whole, recurrent: whole, ..four };
+        assert_eq!(of(&[nvfp4]), Ok(networks), "attention is in no group");
         assert_eq!(of(&[rest, rest]), Ok(four));
         // By the names of single matrices, with an output matrix, and with activations alone.
         let by_name = r#"{"targets": ["re:.*q_proj", "re:.*o_proj$", "re:.*up_proj"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}"#;
-        assert_eq!(of(&[by_name]), Ok(four));
+        assert_eq!(of(&[by_name]), Ok(Precision { recurrent: whole, ..four }));
         let head = r#"{"targets": ["re:.*lm_head"], "weights": {"num_bits": 8, "type": "float"}}"#;
         let activations = r#"{"targets": ["LlamaAttention"], "weights": null, "input_activations": {"num_bits": 8}}"#;
-        assert_eq!(of(&[rest, head, activations]), Ok(four));
+        assert_eq!(of(&[rest, head, activations]), Ok(Precision { ends: Bits::each(12), ..four }));
         let eight = nvfp4.replace(r#""num_bits": 4"#, r#""num_bits": 8"#);
         assert!(of(&[fp8, nvfp4, &eight]).unwrap_err().contains("'compressed-tensors' are not known here"));
     }
@@ -351,6 +443,7 @@ mod tests {
             (r#"{"quant_method": "gptq", "bits": 16}"#, "gptq of 16 bits"),
             (r#"{"quant_method": "awq"}"#, "awq"),
             (r#"{"quant_method": "modelopt", "quant_algo": "MIXED"}"#, "modelopt MIXED"),
+            (r#"{"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}"#, "modelopt MIXED_PRECISION"),
             (r#"{"quant_method": "compressed-tensors"}"#, "compressed-tensors"),
             ("{}", ""),
         ] {
@@ -367,7 +460,7 @@ mod tests {
         let of = |inside: Option<&str>, other: &str| {
             let inside = inside.map(|text| serde_json::from_str(text).unwrap());
             let quantisation = Quantisation::of("m", inside, Some(other)).map_err(|error| error.to_string())?.unwrap();
-            let precision = quantisation.precision("m", 4).map_err(|error| error.to_string())?;
+            let precision = quantisation.precision("m", 4, NETWORKS).map_err(|error| error.to_string())?;
             Ok::<_, String>((precision, quantisation.kv_bytes()))
         };
         let other =
@@ -381,8 +474,8 @@ mod tests {
         assert_eq!(of(Some(r#"{"quant_method": "fp8"}"#), &nvfp4), Ok((in_8_bits, 2)));
         let kv_alone = other(r#""quant_algo": null, "kv_cache_quant_algo": "FP8""#);
         assert_eq!(of(None, &kv_alone), Ok((Precision::BITS_16, 1)));
-        let error = of(None, &other(r#""quant_algo": "W4A8_AWQ""#)).unwrap_err();
-        assert!(error.starts_with("m: weights of type 'modelopt W4A8_AWQ' are not known here"), "{error}");
+        let error = of(None, &other(r#""quant_algo": "W3A8""#)).unwrap_err();
+        assert!(error.starts_with("m: weights of type 'modelopt W3A8' are not known here"), "{error}");
         let error = of(None, "{}").unwrap_err();
         assert!(error.starts_with("m: hf_quant_config.json is not understood: missing field"), "{error}");
         assert_eq!(Quantisation::of("m", None, None).unwrap().map(|_| ()), None);
@@ -392,10 +485,40 @@ mod tests {
     fn the_kv_follows_the_checkpoint() {
         let kv_bytes = |text: &str| serde_json::from_str::<Quantisation>(text).unwrap().kv_bytes();
         assert_eq!(kv_bytes(r#"{"quant_method": "fp8"}"#), 2);
+        assert_eq!(kv_bytes(r#"{"quant_method": "fp8", "kv_cache_scheme": "static"}"#), 1);
+        assert_eq!(kv_bytes(r#"{"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": "FP8"}"#), 1);
+        let unread = |text: &str| serde_json::from_str::<Quantisation>(text).unwrap().unread_kv();
+        assert_eq!(unread(r#"{"quant_method": "fp8", "kv_cache_scheme": "static"}"#), None);
+        assert_eq!(unread(r#"{"quant_method": "fp8", "kv_cache_scheme": "int4"}"#), Some("kv_cache_scheme"));
+        assert_eq!(unread(r#"{"kv_cache_quant_algo": "NVFP4"}"#), Some("kv_cache_quant_algo"));
+        assert_eq!(unread(r#"{"kv_cache_quant_algo": "none", "kv_cache_scheme": null}"#), None);
         assert_eq!(kv_bytes(r#"{"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}"#), 1);
         assert_eq!(
             kv_bytes(r#"{"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}"#),
             1
         );
+    }
+
+    #[test]
+    fn modules_of_mixed_precision_have_the_bits_of_their_algorithms() {
+        let of = |network: &str| {
+            let layer = |layer: u64| {
+                let modules = ["q_proj", "o_proj"]
+                    .map(|matrix| format!(r#""model.layers.{layer}.self_attn.{matrix}": {{"quant_algo": "FP8"}}"#));
+                format!(r#"{}, "model.layers.{layer}.mlp.up_proj": {network}"#, modules.join(", "))
+            };
+            let layers: Vec<String> = (0..4).map(layer).collect();
+            precision(&format!(
+                r#"{{"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {{{}}}}}"#,
+                layers.join(", ")
+            ))
+        };
+        let four = Bits::grouped(4, 8, 16);
+        let found = of(r#"{"quant_algo": "NVFP4", "group_size": 16}"#).unwrap();
+        // Shared experts are in no list.
+        let mean = Bits::mean([(four, 1), (Bits::each(16), 1)].into_iter());
+        let expected = Precision { attention: Bits::each(8), feed_forward: mean, ..Precision::BITS_16 };
+        assert_eq!(found, expected);
+        assert!(of(r#"{"quant_algo": "W3"}"#).unwrap_err().contains("'modelopt MIXED_PRECISION' are not known here"));
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::ModelError;
 
 /// Fields that are numbers, under the first of their names.
-const NUMBERS: [&str; 50] = [
+const NUMBERS: [&str; 51] = [
     "num_hidden_layers",
     "hidden_size",
     "num_attention_heads",
@@ -38,6 +38,7 @@ const NUMBERS: [&str; 50] = [
     "qk_nope_head_dim",
     "v_head_dim",
     "index_head_dim",
+    "index_n_heads",
     "attn_layer_period",
     "attn_layer_offset",
     "full_attention_interval",
@@ -70,7 +71,8 @@ enum Sort {
 }
 
 /// Other fields, with the sorts of their values.
-const OTHERS: [(&str, Sort); 15] = [
+const OTHERS: [(&str, Sort); 16] = [
+    ("attn_output_gate", Sort::Flag),
     ("tie_word_embeddings", Sort::Flag),
     ("use_sliding_window", Sort::Flag),
     ("use_cla", Sort::Flag),
@@ -87,6 +89,11 @@ const OTHERS: [(&str, Sort); 15] = [
     ("mlp_layer_types", Sort::Texts),
     ("mamba_dt_rank", Sort::Number),
 ];
+
+/// Returns `true` for a field that is read here.
+pub(super) fn is_read(field: &str) -> bool {
+    NUMBERS.contains(&field) || OTHERS.iter().any(|(name, _)| *name == field)
+}
 
 /// Longest value that an error repeats, characters.
 const SHOWN: usize = 40;

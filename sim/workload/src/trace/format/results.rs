@@ -9,7 +9,7 @@ use serde_json::Value;
 use trunkline_quote::of_parser;
 
 use super::Format;
-use super::csv::{SECONDS, seconds_ns};
+use super::clock::Clock;
 use super::row::{Row, length};
 use crate::python_json::strict;
 use crate::trace::TraceFault;
@@ -82,6 +82,8 @@ pub(in crate::trace) struct Results {
     pub rows: Vec<Row>,
     /// Requests that failed or were cut off.
     pub n_failed: u64,
+    /// Unit of the starts, if any was read.
+    pub clock: Option<Clock>,
 }
 
 /// Parses the documents of a result of `format`, one after another.
@@ -93,10 +95,15 @@ pub(in crate::trace) fn documents<T: DeserializeOwned>(text: &[u8], format: Form
 }
 
 /// Makes a row of the values of a request.
-pub(in crate::trace) fn row(fields: [&'static str; 3], values: [&Value; 3]) -> Result<Row, TraceFault> {
+pub(in crate::trace) fn row(
+    clock: &mut Clock,
+    fields: [&'static str; 3],
+    values: [&Value; 3],
+) -> Result<Row, TraceFault> {
     let [start, input, output] = values.map(|value| if value.is_null() { "null".into() } else { value.to_string() });
+    let at_ns = clock.ns(&start);
     let at_ns =
-        seconds_ns(&start).ok_or(TraceFault::BadTimestamp { field: fields[0], value: start, expected: SECONDS })?;
+        at_ns.ok_or(TraceFault::BadTimestamp { field: fields[0], value: start, expected: clock.unit().expected() })?;
     Ok(Row::without_content(at_ns, length(fields[1], &input)?, length(fields[2], &output)?))
 }
 

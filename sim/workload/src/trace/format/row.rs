@@ -1,10 +1,11 @@
 //! Parsed line of a trace, common to all formats.
 
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use trunkline_core::{RetentionHint, Token};
 
 use super::Format;
+use crate::trace::block_ids::with_long_ids_quoted;
 use crate::trace::chats::ChatTurn;
 use crate::trace::{LENGTH_TOKENS_MAX, Piece, Terms, TraceFault};
 
@@ -24,6 +25,8 @@ pub(in crate::trace) struct Row {
     pub retention: Box<[RetentionHint]>,
     /// Place in a session, if the trace has sessions.
     pub turn: Option<RowTurn>,
+    /// `true` for a request that asks for no token; others without a token are left out.
+    pub is_prefetch: bool,
     /// Number of the line, from 1; 0 until the reader knows.
     pub line: u64,
 }
@@ -40,8 +43,14 @@ impl Row {
             terms: Terms::default(),
             retention: Box::default(),
             turn: None,
+            is_prefetch: false,
             line: 0,
         }
+    }
+
+    /// Returns `true` for a request without work: no input, or no output though it is no prefetch.
+    pub(in crate::trace) fn is_empty(&self) -> bool {
+        self.input_tokens == 0 || self.output_tokens == 0 && !self.is_prefetch
     }
 }
 
@@ -66,8 +75,9 @@ pub(in crate::trace) enum RowContent {
 }
 
 /// Parses a JSON object of `format`.
-pub(in crate::trace) fn object<'a, T: Deserialize<'a>>(text: &'a [u8], format: Format) -> Result<T, TraceFault> {
-    serde_json::from_slice(text).map_err(|e| TraceFault::Malformed { format, why: e.to_string() })
+pub(in crate::trace) fn object<T: DeserializeOwned>(text: &[u8], format: Format) -> Result<T, TraceFault> {
+    serde_json::from_slice(&with_long_ids_quoted(text))
+        .map_err(|e| TraceFault::Malformed { format, why: e.to_string() })
 }
 
 /// Returns the value of a required field; `expected` has the fields of a request, in words.
@@ -87,33 +97,26 @@ pub(in crate::trace) fn whole(text: &str) -> &str {
     }
 }
 
-/// Parses a time in nanoseconds.
-pub(in crate::trace) fn nanoseconds(field: &'static str, time: &Value) -> Result<u64, TraceFault> {
-    time.as_u64().filter(|ns| *ns < TIME_NS_END).ok_or_else(|| TraceFault::BadTimestamp {
-        field,
-        value: time.to_string(),
-        expected: "whole nanoseconds, not negative, before the year 2116 if counted from 1970",
-    })
-}
-
-/// Parses a number of tokens from 1 to [`LENGTH_TOKENS_MAX`].
+/// Parses a number of tokens from 0 to [`LENGTH_TOKENS_MAX`].
 pub(in crate::trace) fn length(field: &'static str, text: &str) -> Result<u32, TraceFault> {
     match whole(text).parse() {
-        Ok(n @ 1..=LENGTH_TOKENS_MAX) => Ok(n),
+        Ok(n @ 0..=LENGTH_TOKENS_MAX) => Ok(n),
         _ => Err(TraceFault::BadLength { field, value: if text.is_empty() { "empty".into() } else { text.into() } }),
     }
 }
 
-/// Parses the length of an output, and the field `prefetch`: with `true` there is no output.
+/// Parses the length of an output, and the field `prefetch`, which is returned too: with `true` there is no output.
 pub(in crate::trace) fn output_length(
     expected: &'static str,
     field: &'static str,
     value: Option<Value>,
     prefetch: Option<Value>,
-) -> Result<u32, TraceFault> {
+) -> Result<(u32, bool), TraceFault> {
     match prefetch {
-        None | Some(Value::Null | Value::Bool(false)) => length(field, &present(expected, field, value)?.to_string()),
-        Some(Value::Bool(true)) if value.as_ref().is_none_or(|length| length.as_u64() == Some(0)) => Ok(0),
+        None | Some(Value::Null | Value::Bool(false)) => {
+            Ok((length(field, &present(expected, field, value)?.to_string())?, false))
+        }
+        Some(Value::Bool(true)) if value.as_ref().is_none_or(|length| length.as_f64() == Some(0.0)) => Ok((0, true)),
         Some(Value::Bool(true)) => {
             let value = value.map_or_else(String::new, |length| length.to_string());
             Err(TraceFault::BadTerm { field, value, expected: "0, or left out, for a prefetch" })

@@ -6,8 +6,11 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::trace::format::row::{Row, length, nanoseconds, object, present};
-use crate::trace::format::{Field, Format, LineParser, Lookalike, Opened, Order, Reading, Shares, TraceFormat};
+use crate::trace::format::clock::{Clock, TimeUnit};
+use crate::trace::format::row::{Row, length, object, present};
+use crate::trace::format::{
+    Field, FileFacts, Format, FormatOption, LineParser, Lookalike, Opened, Order, Reading, Shares, TraceFormat,
+};
 use crate::trace::{ReaderOptions, TraceFault};
 
 const FIELDS: &str = "metadata.request_start_ns, and metrics.input_sequence_length and metrics.output_sequence_length";
@@ -19,7 +22,7 @@ pub const AIPERF: Format = Format(&TraceFormat {
     about: "JSON of AIPerf's `profile_export.jsonl`: `metadata.request_start_ns`, `metrics.input_sequence_length`, \
             `metrics.output_sequence_length`. Requests that failed, were cancelled, or are of a warm-up are left out and counted",
     shares: Shares::Nothing,
-    options: &[],
+    options: &[FormatOption::TimeUnit],
     loses: None,
     lookalikes: &[Lookalike {
         begins: &[],
@@ -28,7 +31,7 @@ pub const AIPERF: Format = Format(&TraceFormat {
     }],
     reading: Reading::Lines {
         fields: &[Field::Required(&["metadata"]), Field::Required(&["metrics"])],
-        open: |_: &[u8], _: &ReaderOptions| Opened { parser: Box::new(Parser), order: Order::Any },
+        open: |_: &[u8], options: &ReaderOptions| Opened { parser: Box::new(Parser::new(options)), order: Order::Any },
     },
     writing: None,
 });
@@ -59,23 +62,33 @@ struct Metric {
     value: Value,
 }
 
-struct Parser;
+struct Parser(FileFacts);
+
+impl Parser {
+    fn new(options: &ReaderOptions) -> Self {
+        let clock = Some(Clock::new(TimeUnit::Nanoseconds, options.time_unit));
+        Self(FileFacts { clock, ..FileFacts::default() })
+    }
+}
 
 impl LineParser for Parser {
     fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
         let Object { metadata, metrics, error } = object(line, AIPERF)?;
         let is_warm_up = metadata.benchmark_phase.is_some_and(|phase| phase == "warmup");
-        let is_empty = metrics.output_sequence_length.as_ref().is_some_and(|metric| metric.value == 0);
-        if error.is_some() || metadata.was_cancelled || is_warm_up || is_empty {
+        if error.is_some() || metadata.was_cancelled || is_warm_up {
             return Ok(None);
         }
         let start = present(FIELDS, "metadata.request_start_ns", metadata.request_start_ns)?;
-        let at_ns = nanoseconds("request_start_ns", &start)?;
+        let at_ns = self.0.time_ns("request_start_ns", &start)?;
         let tokens = |field: &'static str, metric: Option<Metric>| {
             length(field, &present(FIELDS, field, metric)?.value.to_string())
         };
         let input_tokens = tokens("metrics.input_sequence_length", metrics.input_sequence_length)?;
         let output_tokens = tokens("metrics.output_sequence_length", metrics.output_sequence_length)?;
         Ok(Some(Row::without_content(at_ns, input_tokens, output_tokens)))
+    }
+
+    fn facts(&self) -> Option<&FileFacts> {
+        Some(&self.0)
     }
 }

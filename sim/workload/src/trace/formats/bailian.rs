@@ -5,14 +5,15 @@
 //! later prompts: [`ReaderOptions::reuse_answers`] finds those by `chat_id` and `parent_chat_id`.
 
 use serde::Deserialize;
-use serde_json::Value;
 
-use crate::trace::block_ids::BlockIds;
+use crate::trace::block_ids::{BlockId, BlockIds};
 use crate::trace::block_line::{BlockIdLine, FIELDS, pieces};
 use crate::trace::chats::ChatTurn;
-use crate::trace::format::csv::{SECONDS, seconds_ns};
+use crate::trace::format::clock::{Clock, TimeUnit};
 use crate::trace::format::row::{Row, RowContent, object, present};
-use crate::trace::format::{Field, Format, FormatOption, LineParser, Opened, Order, Reading, Shares, TraceFormat};
+use crate::trace::format::{
+    Field, FileFacts, Format, FormatOption, LineParser, Opened, Order, Reading, Shares, TraceFormat,
+};
 use crate::trace::{ReaderOptions, TraceFault};
 
 /// Tokens per block id.
@@ -24,7 +25,7 @@ pub const BAILIAN: Format = Format(&TraceFormat {
     title: "Bailian",
     about: "JSON: `chat_id`, `timestamp` (s), `input_length`, `output_length`, `hash_ids`",
     shares: Shares::Blocks(BLOCK_TOKENS),
-    options: &[FormatOption::ReuseAnswers],
+    options: &[FormatOption::ReuseAnswers, FormatOption::TimeUnit],
     loses: Some("chats, turns and types are left out"),
     lookalikes: &[],
     reading: Reading::Lines {
@@ -46,39 +47,47 @@ struct Parser {
     /// `true` to put the answer before into a prompt.
     reuse_answers: bool,
     numbers: BlockIds,
+    facts: FileFacts,
 }
 
 /// Place of a line in its chat.
 #[derive(Deserialize)]
 struct Chat {
-    chat_id: i64,
-    /// -1 for the first turn.
-    parent_chat_id: Option<i64>,
+    chat_id: BlockId,
+    /// Number below 0 for the first turn.
+    parent_chat_id: Option<BlockId>,
 }
 
 fn open(_: &[u8], options: &ReaderOptions) -> Opened {
-    let parser = Parser { reuse_answers: options.reuse_answers, numbers: BlockIds::default() };
+    let clock = Some(Clock::new(TimeUnit::Seconds, options.time_unit));
+    let parser = Parser {
+        reuse_answers: options.reuse_answers,
+        numbers: BlockIds::default(),
+        facts: FileFacts { clock, ..FileFacts::default() },
+    };
     Opened { parser: Box::new(parser), order: Order::Time }
 }
 
 impl LineParser for Parser {
     fn parse(&mut self, text: &[u8]) -> Result<Option<Row>, TraceFault> {
         let mut line = BlockIdLine::parse(text, BAILIAN)?;
-        let at_ns = timestamp_ns(present(FIELDS, "timestamp", line.timestamp.take())?)?;
-        let (mut row, ids) = line.into_row(at_ns, BAILIAN, BLOCK_TOKENS, &mut self.numbers)?;
+        let at_ns = self.facts.time_ns("timestamp", &present(FIELDS, "timestamp", line.timestamp.take())?)?;
+        let (mut row, ids) = line.into_row(at_ns, BAILIAN, BLOCK_TOKENS, &mut self.numbers, &mut self.facts.names)?;
+        if row.is_empty() {
+            return Ok(Some(row));
+        }
         let ids = present(FIELDS, "hash_ids", ids)?;
         row.content = if self.reuse_answers {
             let Chat { chat_id: chat, parent_chat_id } = object(text, BAILIAN)?;
-            let parent = parent_chat_id.filter(|parent| *parent >= 0);
+            let parent = parent_chat_id.filter(|parent| !matches!(parent, BlockId::Below0(_)));
             RowContent::Chat(ChatTurn { chat, parent, ids, block_tokens: BLOCK_TOKENS })
         } else {
             RowContent::Pieces(pieces(&ids, row.input_tokens, BLOCK_TOKENS))
         };
         Ok(Some(row))
     }
-}
 
-fn timestamp_ns(value: Value) -> Result<u64, TraceFault> {
-    let text = value.to_string();
-    seconds_ns(&text).ok_or(TraceFault::BadTimestamp { field: "timestamp", value: text, expected: SECONDS })
+    fn facts(&self) -> Option<&FileFacts> {
+        Some(&self.facts)
+    }
 }

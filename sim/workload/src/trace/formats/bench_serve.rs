@@ -3,9 +3,10 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::trace::TraceFault;
+use crate::trace::format::clock::{Clock, TimeUnit};
 use crate::trace::format::results::{ResultFault, Results, documents, of_request, row};
-use crate::trace::format::{Field, Format, Lookalike, Reading, Shares, TraceFormat};
+use crate::trace::format::{Field, Format, FormatOption, Lookalike, Reading, Shares, TraceFormat};
+use crate::trace::{ReaderOptions, TraceFault};
 
 /// JSON document without content, as the serving benchmarks of vLLM and SGLang write it.
 pub const BENCH_SERVE: Format = Format(&TraceFormat {
@@ -14,7 +15,7 @@ pub const BENCH_SERVE: Format = Format(&TraceFormat {
     about: "one document: `vllm bench serve --save-result --save-detailed`, or a line of SGLang's `bench_serving --output-details`: \
             `start_times` (s), `input_lens`, `output_lens`. Requests that failed are left out and counted",
     shares: Shares::Nothing,
-    options: &[],
+    options: &[FormatOption::TimeUnit],
     loses: None,
     lookalikes: &[Lookalike {
         begins: &[],
@@ -43,7 +44,7 @@ struct Details {
     max_concurrency: Option<Value>,
 }
 
-fn read(text: &[u8]) -> Result<Results, TraceFault> {
+fn read(text: &[u8], options: &ReaderOptions) -> Result<Results, TraceFault> {
     let mut runs: Vec<Details> = documents(text, BENCH_SERVE)?;
     let (n, Some(run)) = (runs.len(), runs.pop()) else { return Ok(Results::default()) };
     if n > 1 {
@@ -64,14 +65,16 @@ fn read(text: &[u8]) -> Result<Results, TraceFault> {
     }
     let fields = ["start_times", "input_lens", "output_lens"];
     let mut results = Results::default();
+    let mut clock = Clock::new(TimeUnit::Seconds, options.time_unit);
     for (number, input) in run.input_lens.iter().enumerate() {
         let output = &run.output_lens[number];
         let error = errors.get(number).and_then(Option::as_deref).unwrap_or_default();
-        if !error.is_empty() || *output == 0 {
+        if !error.is_empty() {
             results.n_failed += 1;
             continue;
         }
-        results.rows.push(row(fields, [&starts[number], input, output]).map_err(of_request(number))?);
+        let values = [&starts[number], input, output];
+        results.rows.push(row(&mut clock, fields, values).map_err(of_request(number))?);
     }
-    Ok(results)
+    Ok(Results { clock: Some(clock), ..results })
 }

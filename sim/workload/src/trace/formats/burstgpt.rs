@@ -1,25 +1,23 @@
 //! Rows of a BurstGPT trace: CSV.
 
-use crate::trace::format::csv::{Dialect, SECONDS, seconds_ns};
-use crate::trace::format::{Format, Reading, Shares, TraceFormat};
+use crate::trace::format::clock::TimeUnit;
+use crate::trace::format::csv::{Dialect, Times};
+use crate::trace::format::{Format, FormatOption, Reading, Shares, TraceFormat};
 
 /// CSV without content, as published with BurstGPT.
 pub const BURSTGPT: Format = Format(&TraceFormat {
     name: "burstgpt",
     title: "BurstGPT",
-    about: "CSV: `Timestamp` (s), `Request tokens`, `Response tokens`; both releases. Requests that failed, with no response, are left \
-            out and counted",
+    about: "CSV: `Timestamp` (s), `Request tokens`, `Response tokens`; both releases",
     shares: Shares::Nothing,
-    options: &[],
+    options: &[FormatOption::TimeUnit],
     loses: Some("requests that failed, models, log types and sessions are left out"),
     lookalikes: &[],
     reading: Reading::Csv(Dialect {
         time: "Timestamp",
         input: "Request tokens",
         output: "Response tokens",
-        time_ns: seconds_ns,
-        expected: SECONDS,
-        has_failures: true,
+        times: Times::In(TimeUnit::Seconds),
     }),
     writing: None,
 });

@@ -4,9 +4,10 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use crate::trace::TraceFault;
+use crate::trace::format::clock::{Clock, TimeUnit};
 use crate::trace::format::results::{ResultFault, Results, documents, of_request, row};
-use crate::trace::format::{Field, Format, Lookalike, Reading, Shares, TraceFormat};
+use crate::trace::format::{Field, Format, FormatOption, Lookalike, Reading, Shares, TraceFormat};
+use crate::trace::{ReaderOptions, TraceFault};
 
 /// JSON report without content, as GuideLLM writes it.
 pub const GUIDELLM: Format = Format(&TraceFormat {
@@ -14,7 +15,7 @@ pub const GUIDELLM: Format = Format(&TraceFormat {
     title: "GuideLLM",
     about: "one document: GuideLLM's report in JSON, `benchmarks.json`. Requests that failed or were incomplete are left out and counted",
     shares: Shares::Nothing,
-    options: &[],
+    options: &[FormatOption::TimeUnit],
     loses: None,
     lookalikes: &[Lookalike {
         // Keys of YAML are sorted.
@@ -93,7 +94,7 @@ impl Request {
     }
 }
 
-fn read(text: &[u8]) -> Result<Results, TraceFault> {
+fn read(text: &[u8], options: &ReaderOptions) -> Result<Results, TraceFault> {
     let reports: Vec<Report> = documents(text, GUIDELLM)?;
     let mut runs: Vec<Run> = reports.into_iter().flat_map(|report| report.benchmarks).collect();
     let (n, Some(run)) = (runs.len(), runs.pop()) else { return Ok(Results::default()) };
@@ -106,12 +107,13 @@ fn read(text: &[u8]) -> Result<Results, TraceFault> {
         return Err(ResultFault::Sample { kept, of }.into());
     }
     let fields = ["request_start_time", "prompt_tokens", "output_tokens"];
-    let answered = run.requests.successful.iter().enumerate().filter(|(_, request)| request.output_tokens != 0);
-    let rows = answered.map(|(number, request)| {
-        row(fields, [request.start(), &request.prompt_tokens, &request.output_tokens]).map_err(of_request(number))
+    let mut clock = Clock::new(TimeUnit::Seconds, options.time_unit);
+    let rows = run.requests.successful.iter().enumerate().map(|(number, request)| {
+        let values = [request.start(), &request.prompt_tokens, &request.output_tokens];
+        row(&mut clock, fields, values).map_err(of_request(number))
     });
     let rows = rows.collect::<Result<Vec<_>, _>>()?;
     let count = |requests: Option<Vec<IgnoredAny>>| requests.map_or(0, |requests| requests.len());
-    let n_failed = count(run.requests.incomplete) + count(run.requests.errored) + kept - rows.len();
-    Ok(Results { rows, n_failed: n_failed as u64 })
+    let n_failed = count(run.requests.incomplete) + count(run.requests.errored);
+    Ok(Results { rows, n_failed: n_failed as u64, clock: Some(clock) })
 }

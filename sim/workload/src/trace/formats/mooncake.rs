@@ -12,9 +12,10 @@ use serde_json::Value;
 use crate::trace::block_ids::BlockIds;
 use crate::trace::block_line::{BlockIdLine, FIELDS, pieces};
 use crate::trace::blocks::{PrefixTree, blocks_of};
-use crate::trace::format::row::{Row, RowContent, RowTurn, TIME_NS_END, present};
+use crate::trace::format::clock::{Clock, TimeUnit};
+use crate::trace::format::row::{Row, RowContent, RowTurn, present};
 use crate::trace::format::{
-    Field, Format, FormatOption, LineParser, Opened, Order, Reading, Shares, TraceFormat, Writing,
+    Field, FileFacts, Format, FormatOption, LineParser, Opened, Order, Reading, Shares, TraceFormat, Writing,
 };
 use crate::trace::write::{decimal, push_list, push_terms};
 use crate::trace::{Content, HASH_ID_TOKENS, ReaderOptions, TraceFault, TraceRequest, WriteFault};
@@ -28,7 +29,7 @@ pub const MOONCAKE: Format = Format(&TraceFormat {
     about: "JSON: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`, without which shared prefixes are unknown; \
             [sessions](#sessions) have `session_id` and `delay` (ms)",
     shares: Shares::Blocks(HASH_ID_TOKENS),
-    options: &[FormatOption::BlockTokens],
+    options: &[FormatOption::BlockTokens, FormatOption::TimeUnit],
     loses: None,
     lookalikes: &[],
     reading: Reading::Lines {
@@ -56,6 +57,7 @@ struct Parser {
     /// `true` if every line has ids; else those without have a unique prompt.
     has_ids: bool,
     numbers: BlockIds,
+    facts: FileFacts,
 }
 
 /// Fields that say of what kind a file is.
@@ -72,6 +74,7 @@ fn open(first: &[u8], options: &ReaderOptions) -> Opened {
         block_tokens: options.block_tokens.map_or(HASH_ID_TOKENS, NonZeroU32::get),
         has_ids: hash_ids.is_some_and(|ids| ids != Value::Array(Vec::new())),
         numbers: BlockIds::default(),
+        facts: FileFacts { clock: Some(Clock::new(TimeUnit::Milliseconds, options.time_unit)), ..FileFacts::default() },
     };
     Opened { parser: Box::new(parser), order: if session_id.is_some() { Order::Sessions } else { Order::Time } }
 }
@@ -79,49 +82,49 @@ fn open(first: &[u8], options: &ReaderOptions) -> Opened {
 impl LineParser for Parser {
     fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
         let mut line = BlockIdLine::parse(line, MOONCAKE)?;
-        let turn = turn(&mut line)?;
-        let at_ns = match line.timestamp.take() {
-            None if turn.is_some() => 0,
-            timestamp => milliseconds_ns("timestamp", present(FIELDS, "timestamp", timestamp)?)?,
+        let (timestamp, has_session) = (line.timestamp.take(), line.session_id.is_some());
+        let at_ns = match &timestamp {
+            None if has_session => 0,
+            _ => self.facts.time_ns("timestamp", &present(FIELDS, "timestamp", timestamp.as_ref().cloned())?)?,
         };
-        let (mut row, ids) = line.into_row(at_ns, MOONCAKE, self.block_tokens, &mut self.numbers)?;
+        let turn = turn(&mut line, timestamp.is_some(), &self.facts)?;
+        let (mut row, ids) =
+            line.into_row(at_ns, MOONCAKE, self.block_tokens, &mut self.numbers, &mut self.facts.names)?;
         row.turn = turn;
         row.content = match ids {
-            None if self.has_ids => return Err(TraceFault::MissingField { field: "hash_ids", expected: FIELDS }),
+            None if self.has_ids && row.input_tokens > 0 => {
+                return Err(TraceFault::MissingField { field: "hash_ids", expected: FIELDS });
+            }
             None => RowContent::None,
             Some(ids) if self.block_tokens == HASH_ID_TOKENS => RowContent::Blocks(ids),
             Some(ids) => RowContent::Pieces(pieces(&ids, row.input_tokens, self.block_tokens)),
         };
         Ok(Some(row))
     }
+
+    fn facts(&self) -> Option<&FileFacts> {
+        Some(&self.facts)
+    }
 }
 
-/// Returns the place in a session, if the line names one.
-fn turn(line: &mut BlockIdLine) -> Result<Option<RowTurn>, TraceFault> {
+/// Returns the place in a session, if the line names one. A delay has the unit of timestamps, unless its name says another.
+fn turn(line: &mut BlockIdLine, is_timed: bool, facts: &FileFacts) -> Result<Option<RowTurn>, TraceFault> {
     let Some(session) = line.session_id.take() else { return Ok(None) };
     let session = match session {
         Value::String(name) => name,
         other => other.to_string(),
     };
-    let delay_ns = line.delay.take().map(|delay| milliseconds_ns("delay", delay)).transpose()?.unwrap_or(0);
-    Ok(Some(RowTurn { session: session.into(), delay_ns, is_timed: line.timestamp.is_some() }))
-}
-
-/// Returns whole milliseconds exactly, fractions to the nearest nanosecond.
-fn milliseconds_ns(field: &'static str, value: Value) -> Result<u64, TraceFault> {
-    let whole = value.as_u64().and_then(|ms| ms.checked_mul(NS_PER_MS)).filter(|ns| *ns < TIME_NS_END);
-    let any = || {
-        value
-            .as_f64()
-            .map(|ms| ms * NS_PER_MS as f64)
-            .filter(|ns| (0.0..TIME_NS_END as f64).contains(ns))
-            .map(|ns| ns.round() as u64)
+    let unit = facts.clock.as_ref().map_or(TimeUnit::Milliseconds, Clock::unit);
+    let (delay, unit) = match line.delay.take() {
+        None => (line.delay_ms.take(), TimeUnit::Milliseconds),
+        delay => (delay, unit),
     };
-    whole.or_else(any).ok_or_else(|| TraceFault::BadTimestamp {
-        field,
-        value: value.to_string(),
-        expected: "milliseconds, not negative, before the year 2116 if counted from 1970",
-    })
+    let ns = |delay: Value| {
+        let text = delay.to_string();
+        unit.ns(&text).ok_or(TraceFault::BadTimestamp { field: "delay", value: text, expected: unit.expected() })
+    };
+    let delay_ns = delay.map(ns).transpose()?.unwrap_or(0);
+    Ok(Some(RowTurn { session: session.into(), delay_ns, is_timed }))
 }
 
 fn write(request: &TraceRequest, tree: &mut PrefixTree, line: &mut String) -> Result<(), WriteFault> {

@@ -1,35 +1,39 @@
 //! Lines of a workload with token ids: JSON objects.
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use trunkline_core::Token;
 
 use crate::trace::blocks::PrefixTree;
-use crate::trace::format::row::{Row, RowContent, nanoseconds, object, output_length, present};
-use crate::trace::format::{Field, Format, LineParser, Opened, Order, Reading, Shares, TraceFormat, Writing};
+use crate::trace::format::clock::{Clock, TimeUnit};
+use crate::trace::format::row::{Row, RowContent, length, object, output_length, present};
+use crate::trace::format::{
+    Field, FileFacts, Format, FormatOption, LineParser, Opened, Order, Reading, Shares, TraceFormat, Writing,
+};
 use crate::trace::write::{push_list, push_terms};
 use crate::trace::{Content, LENGTH_TOKENS_MAX, ReaderOptions, Terms, TraceFault, TraceRequest, WriteFault, retention};
 
-const FIELDS: &str = "arrival_time_ns, input_tok_ids and output_toks";
+const FIELDS: &str = "arrival_time_ns or arrival_time, input_tok_ids or input_toks, and output_toks";
 
 /// JSON lines with token ids, as in workloads of vLLM made from ShareGPT.
 pub const TOKENS: Format = Format(&TraceFormat {
     name: "tokens",
     title: "token-id",
-    about: "JSON: `arrival_time_ns`, `input_tok_ids`, `output_toks`; `output_tok_ids` if known, as many as `output_toks`",
+    about: "JSON: `arrival_time_ns`, or `arrival_time` (s) as in results of simulators; `input_tok_ids`, or `input_toks` alone; \
+            `output_toks`; `output_tok_ids` if known",
     shares: Shares::Tokens,
-    options: &[],
+    options: &[FormatOption::TimeUnit],
     loses: None,
     lookalikes: &[],
     reading: Reading::Lines {
         fields: &[
-            Field::Required(&["arrival_time_ns"]),
-            Field::Prompt(&["input_tok_ids"]),
+            Field::Required(&["arrival_time_ns", "arrival_time"]),
+            Field::Prompt(&["input_tok_ids", "input_toks"]),
             Field::Required(&["output_toks"]),
-            Field::Optional(&["input_toks"]),
             Field::Optional(&["output_tok_ids"]),
         ],
-        open: |_: &[u8], _: &ReaderOptions| Opened { parser: Box::new(Parser), order: Order::Time },
+        open,
     },
     writing: Some(Writing {
         suffixes: &[],
@@ -44,7 +48,8 @@ pub const TOKENS: Format = Format(&TraceFormat {
 #[derive(Deserialize)]
 struct Object {
     arrival_time_ns: Option<Value>,
-    input_toks: Option<u32>,
+    arrival_time: Option<Value>,
+    input_toks: Option<Value>,
     output_toks: Option<Value>,
     input_tok_ids: Option<Vec<Token>>,
     output_tok_ids: Option<Vec<Token>>,
@@ -58,30 +63,61 @@ struct Object {
     prefetch: Option<Value>,
 }
 
-struct Parser;
+/// Parser of a file.
+struct Parser(FileFacts);
+
+/// Fields that say of what kind a file is.
+#[derive(Default, Deserialize)]
+struct Telltale {
+    arrival_time_ns: Option<IgnoredAny>,
+}
+
+fn open(first: &[u8], options: &ReaderOptions) -> Opened {
+    // What is wrong with a damaged line is for the parser to say.
+    let Telltale { arrival_time_ns } = serde_json::from_slice(first).unwrap_or_default();
+    // A simulator writes its results as requests end.
+    let (unit, order) = match arrival_time_ns {
+        Some(_) => (TimeUnit::Nanoseconds, Order::Time),
+        None => (TimeUnit::Seconds, Order::Any),
+    };
+    let clock = Some(Clock::new(unit, options.time_unit));
+    Opened { parser: Box::new(Parser(FileFacts { clock, ..FileFacts::default() })), order }
+}
 
 impl LineParser for Parser {
     fn parse(&mut self, line: &[u8]) -> Result<Option<Row>, TraceFault> {
         let line: Object = object(line, TOKENS)?;
-        let at_ns = nanoseconds("arrival_time_ns", &present(FIELDS, "arrival_time_ns", line.arrival_time_ns)?)?;
-        let tokens = present(FIELDS, "input_tok_ids", line.input_tok_ids)?;
-        let output_tokens = output_length(FIELDS, "output_toks", line.output_toks, line.prefetch)?;
-        let found = tokens.len();
-        if let Some(expected) = line.input_toks.filter(|expected| *expected as usize != found) {
+        let at = line.arrival_time_ns.or(line.arrival_time);
+        let at_ns = self.0.time_ns("arrival_time_ns", &present(FIELDS, "arrival_time_ns", at)?)?;
+        let expected = line.input_toks.map(|n| length("input_toks", &n.to_string())).transpose()?;
+        let (output_tokens, is_prefetch) = output_length(FIELDS, "output_toks", line.output_toks, line.prefetch)?;
+        let found = line.input_tok_ids.as_ref().map(Vec::len);
+        if let (Some(found), Some(expected)) = (found, expected)
+            && expected as usize != found
+        {
             return Err(TraceFault::TokenCount { field: "input_toks", found, expected });
         }
-        if !(1..=LENGTH_TOKENS_MAX as usize).contains(&found) {
-            return Err(TraceFault::BadLength { field: "the number of input_tok_ids", value: found.to_string() });
+        let input_tokens = match found {
+            Some(found) => found as u64,
+            None => present(FIELDS, "input_tok_ids", expected)?.into(),
+        };
+        if input_tokens > LENGTH_TOKENS_MAX.into() {
+            let value = input_tokens.to_string();
+            return Err(TraceFault::BadLength { field: "the number of input_tok_ids", value });
         }
         // Public workloads have lists of other lengths, of which nothing can be said.
         let output = line.output_tok_ids.filter(|output| output.len() == output_tokens as usize);
         let output = output.map(Vec::into_boxed_slice);
         let Object { tenant, namespace, priority, background, deadline_s, max_tokens, .. } = line;
-        let terms = Terms::of_json([tenant, namespace, priority, background, deadline_s, max_tokens])?;
+        let terms = Terms::of_json([tenant, namespace, priority, background, deadline_s, max_tokens], &mut self.0.names)?;
         let retention = retention::of_json(line.retention)?;
-        let content = RowContent::Tokens(tokens.into());
-        let row = Row::without_content(at_ns, found as u32, output_tokens);
-        Ok(Some(Row { content, output, terms, retention, ..row }))
+        let content = line.input_tok_ids.map_or(RowContent::None, |tokens| RowContent::Tokens(tokens.into()));
+        let row = Row::without_content(at_ns, input_tokens as u32, output_tokens);
+        Ok(Some(Row { content, output, terms, retention, is_prefetch, ..row }))
+    }
+
+    fn facts(&self) -> Option<&FileFacts> {
+        Some(&self.0)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Rows of a trace for the Vidur simulator: CSV.
 
 use crate::trace::blocks::PrefixTree;
-use crate::trace::format::csv::{Dialect, SECONDS, seconds_ns};
-use crate::trace::format::{Format, Reading, Shares, TraceFormat, Writing};
+use crate::trace::format::clock::TimeUnit;
+use crate::trace::format::csv::{Dialect, Times};
+use crate::trace::format::{Format, FormatOption, Reading, Shares, TraceFormat, Writing};
 use crate::trace::write::decimal;
 use crate::trace::{TraceRequest, WriteFault};
 
@@ -14,16 +15,14 @@ pub const VIDUR: Format = Format(&TraceFormat {
     title: "Vidur",
     about: "CSV: `arrived_at` (s), `num_prefill_tokens`, `num_decode_tokens`",
     shares: Shares::Nothing,
-    options: &[],
+    options: &[FormatOption::TimeUnit],
     loses: None,
     lookalikes: &[],
     reading: Reading::Csv(Dialect {
         time: "arrived_at",
         input: "num_prefill_tokens",
         output: "num_decode_tokens",
-        time_ns: seconds_ns,
-        expected: SECONDS,
-        has_failures: false,
+        times: Times::In(TimeUnit::Seconds),
     }),
     writing: Some(Writing {
         suffixes: &["csv"],
