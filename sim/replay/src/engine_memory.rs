@@ -152,7 +152,7 @@ impl EngineMemory {
     }
 }
 
-/// Returns the releases that serve a model, of those that count alike the first.
+/// Returns the releases that serve a model, of those that count equally the first.
 fn releases_of(model: &Model) -> Vec<Release> {
     let first = FIRST_RELEASES.iter().find(|(family, _)| model.extras.family.starts_with(family));
     let first = first.map_or(Release::FIRST, |(_, release)| *release);

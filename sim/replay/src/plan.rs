@@ -477,7 +477,7 @@ impl Prober<'_> {
         }
     }
 
-    /// Replays one fleet, to the end if `complete`, and tells of it.
+    /// Replays one fleet, to the end if `complete`, and reports it to the progress.
     fn replay(&self, settings: Settings, complete: bool) -> Result<Probe, PlanError> {
         let mut requests = 0;
         (self.progress)(News::Begun);

@@ -64,6 +64,7 @@ pub use self::reader::{LeftOut, REORDER_REQUESTS_MAX, ReaderOptions, TraceReader
 pub use self::select::{BadSlice, BadSpeed, Bound, Selected, Selection, Slice};
 pub use self::sessions::Turn;
 pub use self::source::{FileSource, Loaded, Outcome, Queued, Source, TimeScaled};
+use self::terms::TermNames;
 pub use self::terms::Terms;
 pub use self::write::{TraceWriter, WriteError, WriteFault};
 

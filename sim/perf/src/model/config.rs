@@ -138,6 +138,17 @@ impl AttentionConfig {
         (layers > 0).then_some(Windows { tokens: tokens.min(u64::from(u32::MAX)) as u32, layers })
     }
 
+    /// Returns what is said of the model besides its sizes.
+    fn extras(&self, partial: Option<&'static str>, unread: String, tower_bytes: u64) -> Extras {
+        Extras {
+            family: self.model_type.clone().unwrap_or_default().leak(),
+            planned_as_full: self.partial().or(partial),
+            unread: unread.leak(),
+            output_gate: self.attn_output_gate.unwrap_or(false),
+            tower_bytes,
+        }
+    }
+
     /// Returns the number of layers with one KV in common.
     fn kv_share(&self) -> u64 {
         self.cla_share_factor.filter(|_| self.use_cla == Some(true)).unwrap_or(1)
@@ -228,15 +239,7 @@ fn parse(name: &str, text: &str, other: Option<&str>) -> Result<Model, ModelErro
         .or_else(|fault| serde_json::from_str(&strict(text)).map_err(|_| malformed(fault)))?;
     let tower_bytes = tower::bytes(&published);
     let mut fields = published::fields(published);
-    if let Some(field) = published::unmodelled(&fields) {
-        return Err(ModelError::Unmodelled { name: name.into(), field });
-    }
-    if let Some((field, lacks)) = published::unknown_name(&fields) {
-        return Err(ModelError::UnknownField { name: name.into(), field, lacks });
-    }
-    if let Some(field) = published::no_decoder(&fields) {
-        return Err(ModelError::NoDecoder { name: name.into(), field });
-    }
+    refuse(name, &fields)?;
     types::settle(name, &mut fields)?;
     let quantisation = Quantisation::of(name, fields.remove("quantization_config"), other)?;
     let positions = fields.get("max_position_embeddings").and_then(Value::as_u64);
@@ -283,14 +286,22 @@ fn parse(name: &str, text: &str, other: Option<&str>) -> Result<Model, ModelErro
         kv_share,
         cross_layers,
         max_context,
-        extras: Extras {
-            family: config.attention.model_type.clone().unwrap_or_default().leak(),
-            planned_as_full: config.attention.partial().or(partial),
-            unread: unread.leak(),
-            output_gate: config.attention.attn_output_gate.unwrap_or(false),
-            tower_bytes,
-        },
+        extras: config.attention.extras(partial, unread, tower_bytes),
     })
+}
+
+/// Refuses models whose configuration has fields that cannot be modelled, or lacks those of a decoder.
+fn refuse(name: &str, fields: &Map<String, Value>) -> Result<(), ModelError> {
+    if let Some(field) = published::unmodelled(fields) {
+        return Err(ModelError::Unmodelled { name: name.into(), field });
+    }
+    if let Some((field, lacks)) = published::unknown_name(fields) {
+        return Err(ModelError::UnknownField { name: name.into(), field, lacks });
+    }
+    match published::no_decoder(fields) {
+        Some(field) => Err(ModelError::NoDecoder { name: name.into(), field }),
+        None => Ok(()),
+    }
 }
 
 /// Returns the networks that every token passes through, of so many layers.

@@ -3,10 +3,10 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::TermNames;
 use super::block_ids::{BlockId, BlockIds};
 use super::format::Format;
 use super::format::row::{Row, length, object, output_length, present};
-use super::terms::TermNames;
 use super::{Piece, Terms, TraceFault, retention};
 
 /// Fields of a request, in words.

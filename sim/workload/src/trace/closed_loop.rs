@@ -1,7 +1,7 @@
 //! A closed loop: so many users, each of whom sends the next request when the one before has ended.
 //!
 //! Public benchmarks load a server this way (`--max-concurrency` of vLLM, `--concurrency` of GenAI-Perf). Arrival times of the trace do not count, its
-//! order does: whoever is free takes the next request, or the next session, whose turns the user sends one after another. Of a turn that
+//! order does: a user who is free takes the next request, or the next session, whose turns the user sends one after another. Of a turn that
 //! states its delay after the turn before, the delay counts, of others the pause of the loop.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -109,14 +109,14 @@ impl<'a> Looped<'a> {
         while let Some(request) = self.source.next_request()? {
             match request.turn {
                 Some(turn) if turn.session == session => return Ok(Some(request)),
-                _ => self.put_aside(request),
+                _ => self.hold_back(request),
             }
         }
         Ok(None)
     }
 
     /// Keeps a request for later: the first of its session that was seen begins something new.
-    fn put_aside(&mut self, request: TraceRequest) {
+    fn hold_back(&mut self, request: TraceRequest) {
         match request.turn {
             Some(turn) if self.is_begun(turn.session) => {
                 self.turns.entry(turn.session).or_default().push_back(request);
@@ -140,7 +140,7 @@ impl<'a> Looped<'a> {
             return Ok(Some(request));
         }
         while let Some(request) = self.source.next_request()? {
-            self.put_aside(request);
+            self.hold_back(request);
             if let Some(request) = self.fresh.pop_front() {
                 return Ok(Some(request));
             }

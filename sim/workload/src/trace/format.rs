@@ -14,8 +14,8 @@ use self::clock::Clock;
 use self::csv::Dialect;
 use self::results::Results;
 use self::row::Row;
+use super::TermNames;
 use super::blocks::PrefixTree;
-use super::terms::TermNames;
 use super::{ReaderOptions, TraceFault, TraceRequest, WriteFault};
 
 /// Format of a trace, or origin of requests without a file, as declared in a file of [`super::formats`].

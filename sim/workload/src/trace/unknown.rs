@@ -34,14 +34,8 @@ pub(super) fn is_stand_in(head: &[u8]) -> Option<&'static str> {
 /// Describes a file in no format of `formats` by its first lines, all of them if the first is `{`, and by the formats that are near.
 pub(super) fn describe(head: &[u8], near: &[Near], formats: &[Format]) -> String {
     let first = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    if let Some((_, name)) = PACKINGS.iter().find(|(bytes, _)| first.starts_with(bytes)) {
-        return format!("is packed with {name}; unpack it, or pack it with gzip or zstd");
-    }
-    if first.starts_with(b"\xff\xfe") || first.starts_with(b"\xfe\xff") {
-        return "is text in UTF-16; save it in UTF-8".into();
-    }
-    if first.starts_with(b"PAR1") {
-        return "is a table in Parquet; write it as CSV or JSON lines (examples: docs/reference/traces.md, Other files)".into();
+    if let Some(packed) = not_text(first) {
+        return packed;
     }
     let Ok(text) = std::str::from_utf8(first) else { return other(formats) };
     if text.contains('\r') {
@@ -94,6 +88,20 @@ pub(super) fn describe(head: &[u8], near: &[Near], formats: &[Format]) -> String
         }
         (None, []) => other(formats),
     }
+}
+
+/// Returns what a file is that does not begin with text in UTF-8; `None` for others.
+fn not_text(first: &[u8]) -> Option<String> {
+    if let Some((_, name)) = PACKINGS.iter().find(|(bytes, _)| first.starts_with(bytes)) {
+        return Some(format!("is packed with {name}; unpack it, or pack it with gzip or zstd"));
+    }
+    if first.starts_with(b"\xff\xfe") || first.starts_with(b"\xfe\xff") {
+        return Some("is text in UTF-16; save it in UTF-8".into());
+    }
+    let is_table = first.starts_with(b"PAR1");
+    is_table.then(|| {
+        "is a table in Parquet; write it as CSV or JSON lines (examples: docs/reference/traces.md, Other files)".into()
+    })
 }
 
 fn quoted(text: &str) -> String {

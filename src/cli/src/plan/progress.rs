@@ -10,7 +10,7 @@ use trunkline_sim_replay::plan::News;
 
 /// Time between two lines about the same probes.
 const LINE_EVERY: Duration = Duration::from_secs(30);
-/// Requests between two looks at the clock.
+/// Requests after which the clock is read again.
 const LOOK_EVERY: u64 = 1024;
 
 /// Display of the progress.

@@ -13,7 +13,7 @@
 //!   in dispatching to parallel queues*, 2013), with the rate of arrivals at an engine, and the share of its time `rho` that their prompts take;
 //! * `n * own / 2`: steps with the prompt are longer for the `n` requests there ([`STALL`]);
 //! * `decode`: while the request and the others are together, each reads the context of all with each token: for the rest of the others' answers, by their
-//!   age, but half an answer at least, as for answers of which nothing can be told by their age; and its own answer, which differs where engines do;
+//!   age, but half an answer at least, as for answers whose rest their age says nothing about; and its own answer, which differs where engines do;
 //! * `lost`: time to compute again what is pushed out of the cache there, as often as prompts were found somewhere;
 //! * `w`: `ttft_percent / 100`, how much a second before the first token counts against a second of the answer. With 100 the mean of E2E is least, and
 //!   tails of TTFT grow. The default of 400 says that a second of silence is as bad as four of a slower answer.

@@ -15,7 +15,7 @@ const DECAY: f64 = 1023.0 / 1024.0;
 const START_WEIGHT: f64 = 4.0;
 /// Prompt tokens of each.
 const START_TOKENS: f64 = 512.0;
-/// Steps after which the factors are found anew, at least.
+/// Steps after which the factors are computed again, at least.
 const STALE_STEPS: u32 = 16;
 /// Terms of the sum.
 const TERMS: usize = 5;

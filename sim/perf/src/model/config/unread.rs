@@ -182,7 +182,7 @@ const HARMLESS: [&str; 104] = [
 ];
 
 /// Parts of the names of fields of other modalities, of tokenizers and of training.
-const ASIDE: [&str; 16] = [
+const NOT_ATTENTION: [&str; 16] = [
     "vision",
     "image",
     "video",
@@ -209,7 +209,7 @@ pub(super) fn names(fields: &Map<String, Value>, unread_kv: Option<&'static str>
         !is_known
             && !HARMLESS.contains(&name)
             && TELLING.iter().any(|part| has(part))
-            && !ASIDE.iter().any(|part| has(part))
+            && !NOT_ATTENTION.iter().any(|part| has(part))
     };
     let unread = fields.iter().filter(|(name, value)| is_telling(name) && says_something(value));
     let names: Vec<&str> = unread.map(|(name, _)| name.as_str()).chain(unread_kv).collect();
