@@ -285,6 +285,8 @@ impl Trace {
 #[cfg(test)]
 mod formats_tests;
 #[cfg(test)]
+mod inputs_tests;
+#[cfg(test)]
 mod registry_tests;
 #[cfg(test)]
 mod results_tests;

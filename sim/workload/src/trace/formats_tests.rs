@@ -10,18 +10,18 @@ use trunkline_core::request::retention::TO_END;
 
 use super::*;
 
-fn file(text: impl AsRef<[u8]>) -> NamedTempFile {
+pub(super) fn file(text: impl AsRef<[u8]>) -> NamedTempFile {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(text.as_ref()).unwrap();
     file
 }
 
-fn load(text: impl AsRef<[u8]>) -> Trace {
+pub(super) fn load(text: impl AsRef<[u8]>) -> Trace {
     Trace::load(file(text).path(), None, None).unwrap()
 }
 
 /// The fault without the file's name, as `line: message`.
-fn fault(text: impl AsRef<[u8]>) -> String {
+pub(super) fn fault(text: impl AsRef<[u8]>) -> String {
     let file = file(text);
     let message = Trace::load(file.path(), None, None).unwrap_err().to_string();
     assert!(!message.contains('\n'), "one line: {message}");
@@ -29,12 +29,12 @@ fn fault(text: impl AsRef<[u8]>) -> String {
 }
 
 /// Arrival in milliseconds, and lengths.
-fn shape(trace: &Trace) -> Vec<(u64, u32, u32)> {
+pub(super) fn shape(trace: &Trace) -> Vec<(u64, u32, u32)> {
     trace.requests.iter().map(|it| (it.arrival_ns / 1_000_000, it.input_tokens, it.output_tokens)).collect()
 }
 
-const BURSTGPT: &str = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n";
-const VIDUR: &str = "arrived_at,num_prefill_tokens,num_decode_tokens\n";
+pub(super) const BURSTGPT: &str = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n";
+pub(super) const VIDUR: &str = "arrived_at,num_prefill_tokens,num_decode_tokens\n";
 
 #[test]
 fn burstgpt_of_two_releases() {
@@ -606,154 +606,4 @@ fn lines_of_other_tools_are_read_and_their_faults_are_named() {
     let file = file(chat);
     let refused = Trace::load_selected(file.path(), options, &Selection::default()).unwrap_err().to_string();
     assert!(refused.contains(", line 1: not a line of the bailian format (invalid type: sequence"), "{refused}");
-}
-
-#[test]
-fn chats_may_have_names_and_long_ids() {
-    let line = |chat: &str, parent: &str, input: u32, ids: &[u32]| {
-        format!(
-            r#"{{"chat_id": {chat}, "parent_chat_id": {parent}, "timestamp": 1, "input_length": {input}, "output_length": 20, "hash_ids": {ids:?}}}"#
-        )
-    };
-    let answered = |first: &str, parent: &str| {
-        let lines = [line(first, "null", 40, &[1, 2, 3]), line("\"z\"", parent, 90, &[1, 2, 7, 8, 9, 10])];
-        let options = ReaderOptions { reuse_answers: true, ..ReaderOptions::default() };
-        let trace = Trace::load_selected(file(lines.join("\n")).path(), options, &Selection::default()).unwrap();
-        trace.requests[1].prompt()[40] == generated_token(0, 0)
-    };
-    let long = "1267650600228229401496703205381";
-    assert!(answered("\"a\"", "\"a\"") && answered(long, long) && answered("7", "7.0"));
-    assert!(!answered(long, "1267650600228229401496703205382") && !answered("\"a\"", "\"b\""));
-}
-
-#[test]
-fn ids_of_any_length_are_told_apart() {
-    let line =
-        |id: &str| format!(r#"{{"timestamp": 0, "input_length": 1024, "output_length": 4, "hash_ids": [12.0, {id}]}}"#);
-    let ids = ["1267650600228229401496703205382", "1267650600228229401496703205383", "-18446744073709551616"];
-    let trace = load(ids.map(line).join("\n"));
-    let shared = |a: usize, b: usize| {
-        let (a, b) = (trace.requests[a].prompt(), trace.requests[b].prompt());
-        a.iter().zip(&b).take_while(|(a, b)| a == b).count()
-    };
-    assert_eq!((shared(0, 0), shared(0, 1), shared(1, 2)), (1024, 512, 512));
-    assert!(fault(line("1e30")).contains("write ids as whole numbers or strings"), "{}", fault(line("1e30")));
-    // Sessions whose ids a float does not tell apart.
-    let turn = |id: &str| format!(r#"{{"session_id": {id}, "delay": 5, "input_length": 7, "output_length": 1}}"#);
-    let two = load([turn(ids[0]), turn(ids[1]), turn(ids[0])].join("\n"));
-    let sessions: Vec<u32> = two.requests.iter().map(|request| request.turn.unwrap().session).collect();
-    assert_eq!(sessions.iter().filter(|session| **session == sessions[0]).count().min(2), 2);
-    assert_eq!(sessions.iter().max(), Some(&1));
-}
-
-#[test]
-fn results_of_simulators_have_seconds_and_lengths_alone() {
-    let line = |name: &str, at: &str, input: u32| {
-        format!(
-            r#"{{"request_id": "{name}", "input_toks": {input}.0, "output_toks": 20, "arrival_time": {at}, "first_token_ts": 5.0}}"#
-        )
-    };
-    let trace = load([line("b", "1790000001.5", 301), line("a", "1790000000.5", 300)].join("\n"));
-    assert_eq!((trace.format, shape(&trace)), (formats::TOKENS, vec![(0, 300, 20), (1000, 301, 20)]));
-    assert!(matches!(trace.requests[0].content, Content::Unique(0)));
-}
-
-#[test]
-fn timestamps_have_the_unit_that_is_given() {
-    let file = file("arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,2\n1500,10,2\n");
-    let at = |time_unit| {
-        let options = ReaderOptions { time_unit, ..ReaderOptions::default() };
-        let mut reader = TraceReader::open_with(file.path(), options).unwrap();
-        let last = reader.by_ref().last().unwrap().unwrap().arrival_ns;
-        (last, reader.remarks())
-    };
-    assert_eq!(at(None), (1_500_000_000_000, vec![]));
-    assert_eq!(at(Some(TimeUnit::Milliseconds)), (1_500_000_000, vec![]));
-    assert_eq!(at(Some(TimeUnit::Microseconds)), (1_500_000, vec![]));
-    assert_eq!(at(Some(TimeUnit::Nanoseconds)), (1_500, vec![]));
-    let turns = r#"{"session_id": "a", "timestamp": 2, "input_length": 7, "output_length": 1}
-{"session_id": "a", "delay": 0.5, "input_length": 8, "output_length": 1}
-{"session_id": "a", "delay_ms": 100, "input_length": 9, "output_length": 1}"#;
-    let options = ReaderOptions { time_unit: Some(TimeUnit::Seconds), ..ReaderOptions::default() };
-    let trace = Trace::load_selected(self::file(turns).path(), options, &Selection::default()).unwrap();
-    assert_eq!(shape(&trace), [(0, 7, 1), (500, 8, 1), (600, 9, 1)]);
-}
-
-#[test]
-fn dates_in_seconds_are_read_as_seconds_with_a_remark() {
-    let lines = |unit: f64| {
-        let line = |n: u32| {
-            let at = (1_790_000_000.0 + 0.75 * f64::from(n)) * unit;
-            format!(r#"{{"timestamp": {at:?}, "input_length": 9, "output_length": 1}}"#)
-        };
-        file((0..30).map(line).collect::<Vec<_>>().join("\n"))
-    };
-    let read = |file: &NamedTempFile| {
-        let mut reader = TraceReader::open(file.path(), None).unwrap();
-        let last = reader.by_ref().last().unwrap().unwrap();
-        (last.arrival_ns, reader.remarks())
-    };
-    let (last_ns, remarks) = read(&lines(1.0));
-    assert_eq!(last_ns, 21_750_000_000);
-    assert_eq!(
-        remarks,
-        [
-            "the timestamps are read in seconds: only so are they dates of this century; --time-unit ms reads them in milliseconds"
-        ]
-    );
-    assert_eq!(read(&lines(1000.0)), (21_750_000_000, vec![]));
-}
-
-#[test]
-fn rows_without_work_are_left_out_in_every_format() {
-    let of = |text: String| {
-        let file = file(text);
-        let mut reader = TraceReader::open(file.path(), None).unwrap();
-        let lengths: Vec<u32> = reader.by_ref().map(|request| request.unwrap().input_tokens).collect();
-        (reader.format(), lengths, reader.left_out())
-    };
-    let both = LeftOut { failed: 0, empty: 2 };
-    let ids = [(10, 2), (0, 2), (10, 0), (30, 1)];
-    let rows = |line: &dyn Fn(u32, u32) -> String| ids.map(|(input, output)| line(input, output)).join("\n");
-    let json = |fields: &str| {
-        rows(&|input, output| fields.replace("IN", &input.to_string()).replace("OUT", &output.to_string()))
-    };
-    for (text, format) in [
-        (json(r#"{"timestamp": 1, "input_length": IN, "output_length": OUT}"#), formats::MOONCAKE),
-        (json(r#"{"timestamp": 1, "input_length": IN, "output_length": OUT, "hash_ids": [7]}"#), formats::MOONCAKE),
-        (
-            json(r#"{"chat_id": 1, "timestamp": 1, "input_length": IN, "output_length": OUT, "hash_ids": [7, 8]}"#),
-            formats::BAILIAN,
-        ),
-        (json(r#"{"arrival_time_ns": 1, "input_toks": IN, "output_toks": OUT}"#), formats::TOKENS),
-        (format!("{VIDUR}{}", rows(&|input, output| format!("1,{input},{output}"))), formats::VIDUR),
-        (format!("{BURSTGPT}{}", rows(&|input, output| format!("1,a,{input},{output},9,x"))), formats::BURSTGPT),
-    ] {
-        let text = if format == formats::BAILIAN { text.replacen("[7, 8]", "[7]", 3) } else { text };
-        assert_eq!(of(text), (format, vec![10, 30], both), "{format}");
-    }
-}
-
-#[test]
-fn csv_may_be_separated_otherwise() {
-    let lines = ["arrived_at,num_prefill_tokens,num_decode_tokens,note", "0,10,2,\"a,b\"", "1.5,20,3,"];
-    for separator in [",", ";", "\t"] {
-        let text = lines.map(|line| line.replace(',', separator)).join("\n");
-        assert_eq!(shape(&load(text)), [(0, 10, 2), (1500, 20, 3)], "{separator}");
-    }
-}
-
-#[test]
-fn tenants_may_have_names() {
-    let line =
-        |tenant: &str| format!(r#"{{"timestamp": 0, "input_length": 1, "output_length": 1, "tenant": {tenant}}}"#);
-    let file = file([line("\"b\""), line("\"a\""), line("\"b\"")].join("\n"));
-    let mut reader = TraceReader::open(file.path(), None).unwrap();
-    let tenants: Vec<u32> = reader.by_ref().map(|request| request.unwrap().terms.tenant).collect();
-    assert_eq!(
-        (tenants, reader.remarks()),
-        (vec![0, 1, 0], vec!["tenants are numbered as they come: 0 'b', 1 'a'".into()])
-    );
-    let csv = load("arrived_at,num_prefill_tokens,num_decode_tokens,tenant\n0,1,1,x\n1,1,1,y\n");
-    assert_eq!(csv.requests.iter().map(|request| request.terms.tenant).collect::<Vec<_>>(), [0, 1]);
 }
