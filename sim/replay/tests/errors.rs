@@ -25,7 +25,7 @@ use trunkline_sim_replay::rerun::{ChangeError, RerunError, SavedError, SavedFaul
 use trunkline_sim_replay::settings::{HostBytes, HostMemoryError, LockStepError, SettingsError};
 use trunkline_sim_replay::tune::TuneError;
 use trunkline_sim_workload::lines::LineFault;
-use trunkline_sim_workload::trace::{TraceError, TraceFault};
+use trunkline_sim_workload::trace::{ClosedLoopError, TraceError, TraceFault};
 
 const HARDWARE: &str = "h100-80g";
 
@@ -60,6 +60,7 @@ fn settings(out: &mut String) {
             Parallel: SettingsError::Parallel(ParallelError::DataPipeline { data: 2, pipeline: 2 }),
             NoReplicas: SettingsError::NoReplicas,
             Speed: SettingsError::Speed(0.0),
+            ClosedLoop: SettingsError::ClosedLoop(ClosedLoopError::Users(0)),
             LayerGroups: SettingsError::LayerGroups { groups: 2, members: 30, layers: 32, heads: 256 },
             FarLinks: SettingsError::FarLinks { links: 1, tiers: 2 },
             TierLink: SettingsError::TierLink { name: "read_gb_s", value: 0.0 },
@@ -151,6 +152,7 @@ fn plans(out: &mut String) {
             Trace: ReplayError::Trace(TraceError { path: "trace.jsonl".into(), line: 0, fault: TraceFault::Empty }),
             LoadFraction: ReplayError::LoadFraction(0.0),
             NoRate: ReplayError::NoRate,
+            OwnUsers: ReplayError::OwnUsers,
             NoCapacity: ReplayError::NoCapacity,
             Stalled: ReplayError::Stalled { at_s: 1.5, unfinished: 3 },
             EndOfTime: ReplayError::EndOfTime,
