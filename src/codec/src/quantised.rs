@@ -173,7 +173,7 @@ impl Integers {
             let bucket = ((u32::from(mean.unsigned_abs()) * scale.reciprocal) >> shift).min(BUCKETS as u32 - 1);
             let half_octaves = 2 * exponent + i32::from(uppers[at] != 0) - to_class;
             let class = (half_octaves >> 1).clamp(0, CLASSES as i32 - 1) as u32;
-            codes[at] = ((class * BUCKETS as u32 | bucket) << LENGTH_MAX) as u16;
+            codes[at] = (((class * BUCKETS as u32) | bucket) << LENGTH_MAX) as u16;
             flips[at] = (mean >> 15) ^ is_negative;
         }
     }
