@@ -112,7 +112,8 @@ fn the_parts_of_every_request_add_up_to_its_time() {
     eprintln!("{requests} requests, {misses} with a miss; parts {seen:?}; waits {whys:?}");
     if sample.is_whole(SEEDS_DEFAULT) {
         // The runs must have been under pressure, or they prove nothing.
-        assert!(Part::ALL.iter().all(|part| seen.contains_key(part)), "{seen:?}");
+        // A core begins a step as soon as it can, so nothing is idle unless its driver is slow.
+        assert!(Part::ALL.iter().all(|part| seen.contains_key(part) || *part == Part::Idle), "{seen:?}");
         assert!(whys.len() >= 5 && misses > requests / 4, "{whys:?}, {misses}");
     }
 }

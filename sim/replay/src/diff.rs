@@ -255,6 +255,3 @@ fn first_difference(paths: [&Path; 2]) -> Result<Option<FirstDifference>, Record
     }
     Ok(Some(first))
 }
-
-#[cfg(test)]
-mod tests;

@@ -145,6 +145,3 @@ impl Script {
         self.times.calibration().map(|found| found.held_out)
     }
 }
-
-#[cfg(test)]
-pub(crate) mod tests;

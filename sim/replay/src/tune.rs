@@ -332,4 +332,24 @@ fn drawn(blocks: &[Vec<(Kept, Kept)>], draw: u64) -> (f64, f64) {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_that_reaches_zero_confirms_nothing() {
+        let kept = |within: bool, e2e_ns: f64| Kept { within, e2e_ns };
+        let block = |before: bool, after: bool| vec![(kept(before, 2e9), kept(after, 2e9)); 10];
+        let gains = |n: usize| [vec![block(false, true); n], vec![block(true, true); BLOCKS - n]].concat();
+        assert!(!proof(&gains(1)).confirmed, "one block of twenty is missed by every third drawing");
+        let half = proof(&gains(10));
+        assert!(half.confirmed && half.within_before == 0.5 && half.within_after == 1.0, "{half:?}");
+        assert!(half.gain[0] > 0.2 && half.gain[1] < 0.8, "{half:?}");
+        let worse = proof(&vec![block(true, false); BLOCKS]);
+        assert!(!worse.confirmed && worse.gain == [-1.0; 2]);
+        // With all within the limits either way, the mean time decides.
+        let faster = proof(&vec![vec![(kept(true, 2e9), kept(true, 1e9)); 5]; BLOCKS]);
+        assert!(faster.confirmed && faster.e2e_change == [-0.5; 2] && faster.slower == 0.0);
+        let equal = proof(&vec![vec![(kept(true, 2e9), kept(true, 2e9)); 5]; BLOCKS]);
+        assert!(!equal.confirmed);
+    }
+}

@@ -1,7 +1,9 @@
 //! Differences between recordings of simulated fleets.
 
-use super::*;
-use crate::rerun::tests::{recording, settings};
+use trunkline_sim_replay::diff::{Figure, of_recordings, with_changes};
+use trunkline_sim_replay::rerun::Script;
+
+use crate::fixture::{recording, settings};
 
 #[test]
 fn a_recording_differs_from_itself_in_nothing() {
