@@ -50,12 +50,11 @@ fn the_head_of_the_queue_says_what_it_lacks() {
     // A prompt that takes the whole step, twice.
     let few_tokens = Config { max_batch_tokens: 8, max_batch_size: 4, ..config() };
     assert_eq!(lacks(&reasons(few_tokens, true, &[(16, 2), (8, 2)]).0), [(2, Lack::Tokens)]);
-    // The same prompt: the second waits until the first has computed it.
-    let mut driver = Driver::new(Config { max_batch_tokens: 8, max_batch_size: 4, ..config() });
+    // The same prompt: the second waits for the blocks that the first computes in the next step.
+    let mut driver = Driver::new(Config { max_batch_tokens: 16, max_batch_size: 4, ..config() });
     driver.core.note_reasons();
     driver.submit(1, prompt(1, 24), 2);
     driver.submit(2, prompt(1, 24), 2);
-    driver.answer();
     driver.answer();
     assert!(driver.core.take_reasons().not_admitted.iter().any(|noted| noted.lack == Lack::Prefix));
 }

@@ -78,7 +78,6 @@ impl<'a> Run<'a> {
         let mut config = script.cluster.clone();
         changes.iter().try_for_each(|change| change.apply(&mut config))?;
         let cluster = Cluster::new(&config).map_err(|error| RerunError::Cluster(Box::new(error)))?;
-        let n = script.requests.len();
         Ok(Self {
             workers: (0..cluster.n_engines()).map(|_| Worker::default()).collect(),
             cluster,
@@ -91,12 +90,12 @@ impl<'a> Run<'a> {
             queue: BinaryHeap::new(),
             orders: 0,
             open: HashMap::new(),
-            generated: vec![0; n],
+            generated: script.requests.iter().map(|_| 0).collect(),
             stops: Vec::new(),
             outputs: Vec::new(),
-            awaited: (0..n).filter(|at| script.requests[*at].completed()).collect(),
+            awaited: (0..script.requests.len()).filter(|at| script.requests[*at].completed()).collect(),
             texts: None,
-            found: Rerun { requests: vec![Ended::default(); n], ..Rerun::default() },
+            found: Rerun { requests: script.requests.iter().map(|_| Ended::default()).collect(), ..Rerun::default() },
         })
     }
 

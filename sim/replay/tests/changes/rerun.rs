@@ -40,7 +40,7 @@ fn a_run_without_a_change_is_the_recorded_one() {
 #[test]
 fn up_to_the_first_difference_a_changed_run_is_the_recorded_one() {
     let script = script(&settings(2, 70), 64);
-    for text in ["policy=sjf", "router=round_robin", "device-blocks=+400", "max-batch-size=3", "without=30"] {
+    for text in ["router=round_robin", "device-blocks=+400", "max-batch-size=3", "without=30"] {
         let run = script.rerun(&[change(text)], Timing::Recorded, Until::End).unwrap();
         let difference = run.first_difference.clone().unwrap_or_else(|| panic!("{text} changes nothing"));
         let mut before = 0;

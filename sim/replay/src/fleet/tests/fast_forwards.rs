@@ -125,7 +125,7 @@ fn an_arrival_elsewhere_pauses_no_fast_forward_if_replicas_take_turns() {
         settings.routing.router = router.into();
         let trace = trace(requests.clone());
         let (mut source, mut watch) = (trace.source(), |_: &Outcome| ControlFlow::Continue(()));
-        let mut fleet = Fleet::new(&mut source, &settings, &OneMs, &mut watch).unwrap();
+        let mut fleet = Fleet::new(&mut source, &settings, &OneMs, Watched::by(&mut watch)).unwrap();
         fleet.run().unwrap();
         fleet.totals.fast_forwards
     };
@@ -139,7 +139,7 @@ fn nearly_all_steps_of_lone_decodes_are_fast_forwarded() {
     let trace = trace(vec![request(0, 100, 500, &[1]), request(5, 90, 300, &[2])]);
     let settings = settings(16, 1000);
     let (mut source, mut watch) = (trace.source(), |_: &Outcome| ControlFlow::Continue(()));
-    let mut fleet = Fleet::new(&mut source, &settings, &OneMs, &mut watch).unwrap();
+    let mut fleet = Fleet::new(&mut source, &settings, &OneMs, Watched::by(&mut watch)).unwrap();
     fleet.run().unwrap();
     let (fast_forwarded, report) = (fleet.totals.fast_forwarded, fleet.report());
     // Run singly: each prefill and the step after it (1, 2, 7, 8), the last of the second and the step after it (306, 307), and the
@@ -179,7 +179,7 @@ fn fast_forward_equals_single_steps_with_copies() {
         same(&trace, &settings, &Linear);
         let mut watch = |_: &Outcome| ControlFlow::Continue(());
         let mut source = trace.source();
-        let mut fleet = Fleet::new(&mut source, &settings, &Linear, &mut watch).unwrap();
+        let mut fleet = Fleet::new(&mut source, &settings, &Linear, Watched::by(&mut watch)).unwrap();
         fleet.run().unwrap();
         assert!(fleet.totals.fast_forwarded > 0, "there is time between copies");
         assert!(fleet.report().swaps.link_in.blocks > 0);
@@ -329,7 +329,7 @@ fn an_end_elsewhere_pauses_no_fast_forward_before_the_session_reacts() {
         let mut settings = Settings { replicas: 4, ..settings(16, 10_000) };
         settings.routing.router = router.into();
         let (mut source, mut watch) = (Generator::new(&spec).unwrap(), |_: &Outcome| ControlFlow::Continue(()));
-        let mut fleet = Fleet::new(&mut source, &settings, &OneMs, &mut watch).unwrap();
+        let mut fleet = Fleet::new(&mut source, &settings, &OneMs, Watched::by(&mut watch)).unwrap();
         fleet.run().unwrap();
         let (steps, pauses) = (fleet.totals.fast_forwarded, fleet.totals.fast_forwards);
         assert!(steps > 10_000 && pauses < 400, "{router}: {steps} steps in {pauses} fast-forwards");

@@ -30,7 +30,7 @@ fn transfers_share_the_link_and_their_ends_are_told() {
     settings.hardware.host_link_bytes_s = 2_097_152.0 / 100e-6;
     let mut copies = Copies::default();
     let mut source = trace.source();
-    let mut fleet = Fleet::new(&mut source, &settings, &OneMs, &mut copies).unwrap();
+    let mut fleet = Fleet::new(&mut source, &settings, &OneMs, Watched::by(&mut copies)).unwrap();
     let copy = |id, from, to, n| {
         Action::Transfer(Box::new(Transfer { id, from, to, pairs: vec![(0, 0); n], ..Transfer::default() }))
     };
