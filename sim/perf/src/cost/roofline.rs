@@ -375,7 +375,7 @@ mod tests {
         let fast = Hardware { peak_flops_s: 1e21, ..*h200 };
         let rate = h200.bandwidth_bytes_s * h200.efficiency.kv_bandwidth;
         let latent =
-            Latent { query_rank: 1536, kv_rank: 512, rope_dim: 64, nope_dim: 128, value_dim: 128, index_bytes: 0 };
+            Latent { query_rank: 1536, kv_rank: 512, rope_dim: 64, nope_dim: 128, value_dim: 128, index: None };
         let latent = Model { latent: Some(latent), ..preset("llama-3.1-70b") };
         let four_heads = preset("qwen3-30b-a3b");
         for (model, parallel, shares) in [
@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn decodes_over_a_latent_cache_multiply_with_the_cached_vectors() {
         let latent =
-            Latent { query_rank: 1536, kv_rank: 512, rope_dim: 64, nope_dim: 128, value_dim: 128, index_bytes: 0 };
+            Latent { query_rank: 1536, kv_rank: 512, rope_dim: 64, nope_dim: 128, value_dim: 128, index: None };
         let model = Model { latent: Some(latent), ..preset("llama-3.1-70b") };
         assert_eq!(model.decode_pair_flops() * 320, model.pair_flops() * 1088);
         // Prefills and decodes have calls of their own: nothing waits for the longest decode.

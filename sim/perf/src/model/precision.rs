@@ -23,7 +23,8 @@ impl Bits {
             (sum + u128::from(bits.thousandths) * u128::from(weight), n + u128::from(weight))
         };
         let (sum, n) = parts.fold((0, 0), add);
-        if n == 0 { Self::each(16) } else { Self { thousandths: ((sum + n / 2) / n) as u64 } }
+        let mean = (sum + n / 2).checked_div(n);
+        mean.map_or(Self::each(16), |thousandths| Self { thousandths: thousandths as u64 })
     }
 
     /// Returns the bytes of so many elements.

@@ -238,7 +238,7 @@ mod tests {
     fn names_are_listed_with_their_numbers() {
         let mut names = TermNames::default();
         let mut add = |text: &str| Terms::default().set("tenant", text, &mut names).unwrap();
-        ["", "team b", "a"].map(&mut add);
+        ["", "team b", "a"].into_iter().for_each(&mut add);
         let said = names.remark().unwrap();
         assert_eq!(said, "tenants are numbered as they come: 0 none, 1 'team b', 2 'a'");
         (0..20).for_each(|n| Terms::default().set("tenant", &format!("t{n}"), &mut names).unwrap());

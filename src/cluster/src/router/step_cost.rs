@@ -119,9 +119,8 @@ impl StepCost {
                 if row == pivot || times == 0.0 {
                     continue;
                 }
-                for column in 0..=TERMS {
-                    rows[row][column] -= times * rows[pivot][column];
-                }
+                let by = rows[pivot];
+                rows[row].iter_mut().zip(by).for_each(|(value, by)| *value -= times * by);
             }
         }
         std::array::from_fn(|at| match rows[at][at] {

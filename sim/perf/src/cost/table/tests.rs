@@ -12,7 +12,7 @@ mod experts;
 mod vidur_profile;
 
 const DEEPSEEK: Latent =
-    Latent { query_rank: 1536, kv_rank: 512, rope_dim: 64, nope_dim: 128, value_dim: 128, index_bytes: 0 };
+    Latent { query_rank: 1536, kv_rank: 512, rope_dim: 64, nope_dim: 128, value_dim: 128, index: None };
 
 fn write(folder: &Path, name: &str, text: &str) {
     fs::write(folder.join(name), text).unwrap();

@@ -60,20 +60,20 @@ pub(super) fn parts_of(name: &str) -> &'static [Part] {
     let name = name.to_ascii_lowercase();
     let has = |word: &&str| name.contains(*word);
     let end = name.trim_end_matches(|c: char| !c.is_alphanumeric() && c != '_');
-    if OTHERS.iter().any(|word| has(word)) {
+    if OTHERS.iter().any(has) {
         return &[];
     }
     if has(&"embed") {
         return &[Part::Embedding];
     }
-    if ["lm_head", "output_layer"].iter().any(|word| has(word)) {
+    if ["lm_head", "output_layer"].iter().any(has) {
         return &[Part::Head];
     }
     // The gate of experts is a router; that of a shared expert is a vector.
     if end.ends_with(".gate") || end.ends_with("_gate") || end == "gate" {
         return &[];
     }
-    if STATES.iter().any(|word| has(word)) {
+    if STATES.iter().any(has) {
         return &[Part::Recurrent];
     }
     if is_attention(&name, end) {
@@ -87,7 +87,7 @@ pub(super) fn parts_of(name: &str) -> &'static [Part] {
     if has(&"expert") || has(&"block_sparse_moe") || has(&"fusedmoe") {
         return &[Part::Experts];
     }
-    if OF_NETWORKS.iter().any(|word| has(word)) {
+    if OF_NETWORKS.iter().any(has) {
         let inside = name.split_once("mlp").is_some_and(|(_, rest)| rest.chars().any(char::is_alphanumeric));
         return if inside { &[Part::Dense] } else { NETWORKS };
     }

@@ -91,7 +91,7 @@ fn experts_and_latent_caches_under_unknown_names_are_refused() {
     let pangu = r#", "num_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "attention_kv_lora_dim": 16,
         "attention_q_lora_dim": 24, "attention_qk_dim": 12, "attention_qk_rope_dim": 4, "attention_v_dim": 8"#;
     let pangu = small(pangu).unwrap();
-    let latent = Latent { query_rank: 24, kv_rank: 16, rope_dim: 4, nope_dim: 12, value_dim: 8, index_bytes: 0 };
+    let latent = Latent { query_rank: 24, kv_rank: 16, rope_dim: 4, nope_dim: 12, value_dim: 8, index: None };
     assert_eq!((pangu.latent, pangu.experts.unwrap().count), (Some(latent), 8));
 }
 
@@ -214,7 +214,7 @@ fn windows_are_those_of_the_families() {
 
 #[test]
 fn attention_that_is_planned_as_full_is_named_and_unknown_layers_are_refused() {
-    let parse = |more: &str| small(more).map(|model| model.planned_as_full).map_err(|error| error.to_string());
+    let parse = |more: &str| small(more).map(|model| model.extras.planned_as_full).map_err(|error| error.to_string());
     for (more, what) in [
         // Mistral, Llama 4, DeepSeek 3.2; chunks as long as any context.
         (r#", "sliding_window": 4096"#, None),
@@ -273,7 +273,7 @@ fn layers_that_differ_are_refused_as_version_5_of_transformers_writes_them() {
     let sorts = vec!["indexed_attention"; 26];
     let indexed = small(&format!(r#"{latent}, "layer_types": {sorts:?}, "indexer_types": ["full"]"#)).unwrap();
     assert_eq!(indexed.kv_bytes_per_token(), 26 * (576 * 2 + 132));
-    assert_eq!(indexed.planned_as_full, Some("sparse attention"));
+    assert_eq!(indexed.extras.planned_as_full, Some("sparse attention"));
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn layers_that_share_their_kv_read_it_each() {
     let fields = |more: &str| small(&format!(r#", "use_cla": true, "cla_share_factor": {more}"#));
     assert_eq!(fields("0").unwrap_err().to_string(), "m: cla_share_factor is 0; it must be between 1 and 4096");
     let windows = fields(r#"2, "sliding_window": 64"#).unwrap();
-    assert_eq!((windows.windows, windows.planned_as_full), (None, Some("sliding windows")));
+    assert_eq!((windows.windows, windows.extras.planned_as_full), (None, Some("sliding windows")));
 }
 
 #[test]

@@ -206,10 +206,7 @@ pub(super) fn names(fields: &Map<String, Value>, unread_kv: Option<&'static str>
     let is_telling = |name: &str| {
         let has = |part: &&str| name.contains(*part);
         let is_known = types::is_read(name) || published::says_what_differs(name) || ELSEWHERE.contains(&name);
-        !is_known
-            && !HARMLESS.contains(&name)
-            && TELLING.iter().any(|part| has(part))
-            && !NOT_ATTENTION.iter().any(|part| has(part))
+        !is_known && !HARMLESS.contains(&name) && TELLING.iter().any(has) && !NOT_ATTENTION.iter().any(has)
     };
     let unread = fields.iter().filter(|(name, value)| is_telling(name) && says_something(value));
     let names: Vec<&str> = unread.map(|(name, _)| name.as_str()).chain(unread_kv).collect();
