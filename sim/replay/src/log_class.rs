@@ -227,7 +227,8 @@ mod tests {
 
     #[test]
     fn classes_state_the_errors_of_their_runs() {
-        let mut found: Vec<(&str, Option<(u32, f64, f64)>, u32, f64, f64)> = Vec::new();
+        type Stated = Option<(u32, f64, f64)>;
+        let mut found: Vec<(&str, Stated, u32, f64, f64)> = Vec::new();
         for run in &RUNS {
             let (settings, error) = compare(run);
             let class = LogClass::of(&settings);

@@ -27,6 +27,9 @@ struct Situation {
     whole: u64,
 }
 
+/// Evictions of blocks, and an engine with the tokens that it has.
+type AtAdmission = (Vec<Option<Gone>>, Option<(EngineId, u32)>);
+
 /// A request from its arrival to its end.
 pub(super) struct Followed {
     explained: Explained,
@@ -40,7 +43,7 @@ pub(super) struct Followed {
     was_admitted: bool,
     blamed: BTreeMap<RequestId, Blamed>,
     /// Evictions of the blocks of its prompt, and the longest prefix on another engine, at its first admission.
-    at_admission: Option<(Vec<Option<Gone>>, Option<(EngineId, u32)>)>,
+    at_admission: Option<AtAdmission>,
 }
 
 impl Followed {

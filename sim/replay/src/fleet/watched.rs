@@ -16,10 +16,13 @@ use trunkline_sim_workload::trace::Source;
 use super::{Fleet, ReplayError};
 use crate::settings::Settings;
 
+/// Takes the time and an input of the cluster; returns `false` to stop the replay.
+type TakeInput<'a> = dyn FnMut(u64, &Input) -> bool + 'a;
+
 /// Watchers of a fleet.
 pub(super) struct Watched<'a> {
     pub observer: &'a mut dyn Observer,
-    recording: Option<&'a mut dyn FnMut(u64, &Input) -> bool>,
+    recording: Option<&'a mut TakeInput<'a>>,
     /// `true` once the observer or the recording stops the replay.
     pub stopped: bool,
 }
