@@ -336,34 +336,6 @@ mod tests {
         assert_eq!(sarathi.on(&[*hardware::by_name("h100-80g").unwrap()]), sarathi);
     }
 
-    /// Runs of vLLM whose log states the size of the KV cache in tokens: engine, device, model, devices, utilization, tokens. The last is of vLLM's pull
-    /// request 10511, the others of logs that users published, of vLLM 0.19 and later.
-    const LOGS: [(&str, &str, &str, &str, f64, u32); 6] = [
-        ("vllm-v1@0.19", "rtx4090-24g", "llama-3.1-8b", "tp1", 0.9, 2588 * 16),
-        ("vllm-v1@0.19", "a100-40g", "llama-3.1-8b", "tp1", 0.9, 163_168),
-        ("vllm-v1@0.19", "h100-80g", "llama-3.1-8b", "tp1", 0.92, 460_496),
-        ("vllm-v1@0.19", "h100-80g", "qwen3-8b", "tp1", 0.9, 389_888),
-        ("vllm-v1@0.19", "rtxpro6000-96g", "qwen3-30b-a3b", "dp2ep2", 0.92, 37_819 * 16),
-        ("vllm-v0", "h100-80g", "llama-3.1-8b", "tp1", 0.9, 436_551),
-    ];
-
-    #[test]
-    fn a_device_has_about_as_many_blocks_as_in_the_logs_of_vllm() {
-        for (engine, device, model, parallel, utilization, tokens) in LOGS {
-            let (hardware, model) = (*hardware::by_name(device).unwrap(), *model::by_name(model).unwrap());
-            let engine = by_name(engine).unwrap().on(&[hardware]);
-            let settings = Settings {
-                parallel: parallel.parse().unwrap(),
-                core: engine.core(1000),
-                memory: engine.memory.with_utilization(utilization),
-                ..Settings::new(hardware, model)
-            };
-            let error = f64::from(settings.fitting_device_blocks().unwrap() * 16) / f64::from(tokens) - 1.0;
-            println!("{device}, {} {parallel}: {:+.1} %", model.name, 100.0 * error);
-            assert!(error.abs() < 0.06, "{device}, {} {parallel}: {error}", model.name);
-        }
-    }
-
     #[test]
     fn sglang_overlaps_steps_and_orders_by_the_cache() {
         let config = by_name("sglang").unwrap().core(1000);

@@ -17,14 +17,14 @@ pub struct LogClass {
 }
 
 /// Classes with the errors of [`runs`](self); the test of this module makes them.
-const DENSE: LogClass = LogClass { name: "dense models on vLLM", compared: None };
-const EXPERTS: LogClass = LogClass { name: "models with experts on vLLM", compared: None };
-const MXFP4: LogClass = LogClass { name: "MXFP4 on vLLM", compared: None };
-const IMAGES: LogClass = LogClass { name: "models that see, on vLLM", compared: None };
-const HYBRID: LogClass = LogClass { name: "hybrid models on vLLM", compared: None };
-const RANKS: LogClass = LogClass { name: "experts of several ranks on vLLM", compared: None };
-const V0: LogClass = LogClass { name: "vLLM V0", compared: None };
-const SGLANG: LogClass = LogClass { name: "SGLang", compared: None };
+const DENSE: LogClass = LogClass { name: "dense models on vLLM", compared: Some((18, -10.5, 1.2)) };
+const EXPERTS: LogClass = LogClass { name: "models with experts on vLLM", compared: Some((1, 24.0, 24.0)) };
+const MXFP4: LogClass = LogClass { name: "MXFP4 on vLLM", compared: Some((4, -3.2, 3.1)) };
+const IMAGES: LogClass = LogClass { name: "models that see, on vLLM", compared: Some((1, -9.4, -9.4)) };
+const HYBRID: LogClass = LogClass { name: "hybrid models on vLLM", compared: Some((4, -1.9, 33.2)) };
+const RANKS: LogClass = LogClass { name: "experts of several ranks on vLLM", compared: Some((2, -7.3, 7.3)) };
+const V0: LogClass = LogClass { name: "vLLM V0", compared: Some((2, 2.7, 3.6)) };
+const SGLANG: LogClass = LogClass { name: "SGLang", compared: Some((1, -1.1, -1.1)) };
 const OTHER: LogClass = LogClass { name: "this engine or model", compared: None };
 
 impl LogClass {

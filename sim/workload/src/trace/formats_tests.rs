@@ -252,7 +252,7 @@ fn a_file_and_a_loaded_trace_are_the_same_source() {
 
 #[test]
 fn a_source_stops_at_a_fault() {
-    let file = file(format!("{VIDUR}1,1,1\n2,2,0\n3,3,1\n"));
+    let file = file(format!("{VIDUR}1,1,1\n2,x,1\n3,3,1\n"));
     let mut source = FileSource::open(file.path(), ReaderOptions::default(), &Selection::default()).unwrap();
     let error = drain(&mut source).unwrap_err();
     assert_eq!(error.line, 3);
@@ -542,7 +542,7 @@ fn prefetches_are_kept_by_json_formats() {
     for (fields, fault) in [
         (r#""output_length": 1, "prefetch": true"#, "output_length is 1; it must be 0, or left out, for a prefetch"),
         (r#""output_length": 1, "prefetch": 1"#, "prefetch is 1; it must be true or false"),
-        (r#""output_length": 0, "prefetch": false"#, "output_length"),
+        (r#""output_length": 0, "prefetch": false"#, "holds no request"),
     ] {
         std::fs::write(&path, format!(r#"{{"timestamp": 0, "input_length": 3, "hash_ids": [1], {fields}}}"#)).unwrap();
         let error = Trace::load(&path, None, None).unwrap_err().to_string();

@@ -61,6 +61,8 @@ pub const ENTRIES: &[Entry] = &[
     ("replay", "slice", Replays(&["--slice=10.."], &[])),
     ("replay", "limit", Replays(&["--limit=50"], &[])),
     ("replay", "max-context", Replays(&["--max-context=900"], &[])),
+    ("replay", "time-unit", Replays(&["--time-unit=us"], &[])),
+    ("replay", "engine-log", Test("src/cli/src/replay/engine_log.rs", "lines_of_engines_are_read")),
     ("replay", "speed", Replays(&["--speed=9"], &[])),
     ("replay", "serial", Replays(&["--serial"], &[])),
     ("replay", "concurrency", Replays(&["--concurrency=3"], &[])),

@@ -71,7 +71,7 @@ const ELSEWHERE: [&str; 14] = [
 ];
 
 /// Fields with a telling name that change neither memory nor time, by more than a thousandth.
-const HARMLESS: [&str; 104] = [
+const HARMLESS: [&str; 103] = [
     // Biases, norms, dropout and scales.
     "attention_bias",
     "attention_out_bias",
@@ -113,7 +113,6 @@ const HARMLESS: [&str; 104] = [
     "mamba_use_mlp",
     "mamba_hidden_act",
     "mamba_chunk_size",
-    "mamba_expand",
     "mamba_inner_layernorms",
     "chunk_size",
     "time_step_limit",
@@ -209,7 +208,9 @@ pub(super) fn names(fields: &Map<String, Value>, unread_kv: Option<&'static str>
         !is_known && !HARMLESS.contains(&name) && TELLING.iter().any(has) && !NOT_ATTENTION.iter().any(has)
     };
     let unread = fields.iter().filter(|(name, value)| is_telling(name) && says_something(value));
-    let names: Vec<&str> = unread.map(|(name, _)| name.as_str()).chain(unread_kv).collect();
+    let mut names: Vec<&str> = unread.map(|(name, _)| name.as_str()).collect();
+    names.sort_unstable();
+    names.extend(unread_kv);
     names.join(", ")
 }
 
