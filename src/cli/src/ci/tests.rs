@@ -31,7 +31,7 @@ fn a_version_that_decides_otherwise_fails_its_budget() {
     script.cluster.engines.iter_mut().for_each(|engine| engine.core.max_batch_size = 1);
     let verdict = verdict("r".into(), &script, &budgets(&[])).unwrap();
     assert!(!verdict.exceeded.is_empty());
-    let text = report(&[verdict.clone()], &budgets(&[]));
+    let text = report(std::slice::from_ref(&verdict), &budgets(&[]));
     assert!(text.contains("**Over the budget in 1 of 1 recordings.**") && text.contains("| e2e_mean | "), "{text}");
     assert!(text.contains("First difference at ") && text.contains(" **over** | 5.00 % |"), "{text}");
     let lenient: Vec<Budget> =
