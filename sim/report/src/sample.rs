@@ -1,7 +1,7 @@
 //! The sample behind a statistic of latencies, and the interval in which another sample of its kind would have it.
 //!
 //! Requests of one session are not independent: they share a prompt, a cache and a user. So whole sessions are drawn again, with replacement
-//! (the cluster bootstrap, Davison and Hinkley 1997), and the middle 95 % of the statistics of [`RESAMPLES`] such samples are the interval. It says how far
+//! (the cluster bootstrap, Davison and Hinkley 1997), and the middle 95 % of the statistics of `RESAMPLES` such samples are the interval. It says how far
 //! another draw of sessions would move the figure. It does not know of other rates, other days, or errors of the step times, nor that queues of
 //! neighbouring requests are one queue.
 
