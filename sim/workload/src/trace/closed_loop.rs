@@ -16,7 +16,7 @@ pub const PAUSE_MAX_S: f64 = 7.0 * 86_400.0;
 /// Shape of a closed loop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClosedLoop {
-    /// Number of users, from 1 to [`USERS_MAX`]; each has one request at a time.
+    /// Number of users, from 1 to 2^20; each has one request at a time.
     pub users: u32,
     /// Time from the end of an answer to the next request of the user, seconds.
     pub think_s: f64,
