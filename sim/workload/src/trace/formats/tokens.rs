@@ -109,7 +109,8 @@ impl LineParser for Parser {
         let output = line.output_tok_ids.filter(|output| output.len() == output_tokens as usize);
         let output = output.map(Vec::into_boxed_slice);
         let Object { tenant, namespace, priority, background, deadline_s, max_tokens, .. } = line;
-        let terms = Terms::of_json([tenant, namespace, priority, background, deadline_s, max_tokens], &mut self.0.names)?;
+        let terms =
+            Terms::of_json([tenant, namespace, priority, background, deadline_s, max_tokens], &mut self.0.names)?;
         let retention = retention::of_json(line.retention)?;
         let content = line.input_tok_ids.map_or(RowContent::None, |tokens| RowContent::Tokens(tokens.into()));
         let row = Row::without_content(at_ns, input_tokens as u32, output_tokens);
