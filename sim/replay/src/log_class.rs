@@ -16,15 +16,22 @@ pub struct LogClass {
     pub compared: Option<(u32, f64, f64)>,
 }
 
-/// Classes with the errors of [`runs`](self); the test of this module makes them.
-const DENSE: LogClass = LogClass { name: "dense models on vLLM", compared: Some((18, -10.5, 1.2)) };
-const EXPERTS: LogClass = LogClass { name: "models with experts on vLLM", compared: Some((1, 24.0, 24.0)) };
-const MXFP4: LogClass = LogClass { name: "MXFP4 on vLLM", compared: Some((4, -3.2, 3.1)) };
-const IMAGES: LogClass = LogClass { name: "models that see, on vLLM", compared: Some((1, -9.4, -9.4)) };
-const HYBRID: LogClass = LogClass { name: "hybrid models on vLLM", compared: Some((4, -1.9, 33.2)) };
-const RANKS: LogClass = LogClass { name: "experts of several ranks on vLLM", compared: Some((2, -7.3, 7.3)) };
-const V0: LogClass = LogClass { name: "vLLM V0", compared: Some((2, 2.7, 3.6)) };
-const SGLANG: LogClass = LogClass { name: "SGLang", compared: Some((1, -1.1, -1.1)) };
+const fn class(name: &'static str, runs: u32, least: f64, most: f64) -> LogClass {
+    LogClass { name, compared: Some((runs, least, most)) }
+}
+
+// The test of this module compares these with its runs.
+const DENSE: LogClass = class("dense models on vLLM", 18, -10.5, 1.2);
+const EXPERTS: LogClass = class("models with experts on vLLM", 1, 24.0, 24.0);
+const MXFP4: LogClass = class("MXFP4 on vLLM", 4, -3.2, 3.0);
+const IMAGES: LogClass = class("vision-language models on vLLM", 1, -9.4, -9.4);
+const HYBRID: LogClass = class("hybrid models on vLLM", 2, 5.1, 9.9);
+const HYBRID_BOARDS: LogClass = class("hybrid models on vLLM, boards of compute capability 12", 4, -1.8, 121.0);
+const RANKS: LogClass = class("experts of several ranks on vLLM", 2, -7.3, 7.3);
+const V0: LogClass = class("vLLM V0", 2, 2.7, 3.6);
+const SGLANG: LogClass = class("SGLang", 1, -1.1, -1.1);
+/// Devices on which vLLM's own measurement takes several GiB more for hybrid models that see; why is not known here.
+const BOARDS: std::ops::Range<f64> = 12.0..13.0;
 const OTHER: LogClass = LogClass { name: "this engine or model", compared: None };
 
 impl LogClass {
@@ -39,7 +46,10 @@ impl LogClass {
             EngineMemory::Same(_) => OTHER,
             EngineMemory::Sglang { .. } if model.hybrid.is_none() => SGLANG,
             EngineMemory::Sglang { .. } => OTHER,
-            EngineMemory::Vllm { .. } if model.hybrid.is_some() => HYBRID,
+            EngineMemory::Vllm { .. } if model.hybrid.is_some() => {
+                let is_board = settings.hardware.compute_capability.is_some_and(|it| BOARDS.contains(&it));
+                if is_board { HYBRID_BOARDS } else { HYBRID }
+            }
             EngineMemory::Vllm { .. } if settings.parallel.data > 1 => RANKS,
             EngineMemory::Vllm { .. } if model.extras.tower_bytes > 0 => IMAGES,
             EngineMemory::Vllm { .. } if model.experts.is_none() => DENSE,
@@ -101,7 +111,7 @@ mod tests {
     /// Logs that users and projects published, of vLLM 0.6 to 0.28 and SGLang 0.4: benchmarks of dennislee22/vLLM-benchmarking and of BLIS, tables of llm-d
     /// on H100 (vLLM 0.11), vllm#10511, #10517, #21348, #23278, #27508, vllm-project/recipes#12, #551 and #831, noonghunna/club-3090#612, and those of
     /// LLMServingSim. What a log has in tokens is here in memory.
-    const RUNS: [Run; 35] = [
+    const RUNS: [Run; 37] = [
         run("vllm-v1", "a100-80g", "qwen2-7b", "tp1", 0.5, 24.83),
         run("vllm-v1", "a100-80g", "qwen2-7b", "tp2", 0.25, 12.02),
         run("vllm-v1", "a100-80g", "qwen2-7b", "tp2", 0.5, 31.83),
@@ -130,11 +140,13 @@ mod tests {
         run("vllm-v1", "rtxpro6000-96g", "qwen3-30b-a3b", "dp2ep2", 0.92, 55.41),
         run("vllm-v1", "h200-141g", "qwen3-coder-480b-fp8", "dp8ep8", 0.9, 48.66),
         run("vllm-v1", "h100-80g", "qwen3.6-27b-fp8", "tp1", 0.95, 40.96),
+        with((8192, 512), run("vllm-v1", "h100-80g", "qwen3.6-27b-fp8", "tp1", 0.95, 40.52)),
         run("vllm-v1", "rtxpro6000-96g", "qwen3.6-27b-fp8", "tp1", 0.92, 44.93),
+        run("vllm-v1", "rtx5090-32g", "qwen3.8-27b-fp8-kv", "tp2", 0.92, 5.76),
         run("vllm-v1", "rtxpro6000-96g", "qwen3.6-27b", "tp1", 0.95, 26.61),
         with((8192, 1), run("vllm-v1", "rtx5090-32g", "qwen3.6-35b-a3b-nvfp4", "tp1", 0.92, 5.98)),
         run("vllm-v0", "h100-80g", "llama-3.1-8b", "tp1", 0.9, 53.29),
-        with((29_000, 256), run("vllm-v0", "rtx3090-24g", "llama-3.1-8b", "tp1", 0.9, 2.89)),
+        with((29_000, 256), run("vllm-v0", "rtx3090-24g", "llama-3.1-8b", "tp1", 0.9, 2.887)),
         run("sglang", "h100-80g", "qwen3-235b-fp8", "tp4", 0.93, 16.46),
         run("vllm-v1", "h100-80g", "qwen3-235b-fp8", "tp4", 0.9, 8.11),
     ];
@@ -191,6 +203,10 @@ mod tests {
             "qwen3-coder-480b-fp8" => experts([62, 6144, 96, 8, 160, 2560], FP8),
             "qwen3.6-27b" => qwen3_5([64, 5120, 24, 4, 17_408, 48], ""),
             "qwen3.6-27b-fp8" => qwen3_5([64, 5120, 24, 4, 17_408, 48], FP8),
+            "qwen3.8-27b-fp8-kv" => qwen3_5(
+                [64, 5120, 24, 4, 17_408, 48],
+                r#", "quantization_config": {"quant_method": "fp8", "kv_cache_scheme": "static"}"#,
+            ),
             "qwen3.6-35b-a3b-nvfp4" => {
                 let more = r#", "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
                     "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8",
@@ -243,8 +259,8 @@ mod tests {
             println!("{name}: Some(({n}, {least:.1}, {most:.1}))");
             let (runs, low, high) = stated.expect("compared");
             assert_eq!(runs, *n, "{name}");
-            assert!((low - least).abs() < 0.1 && (high - most).abs() < 0.1, "{name}: {least:.1} to {most:.1}");
+            assert!((low - least).abs() < 0.1 && (high - most).abs() < 0.1, "{name}: {least:.2} to {most:.2}");
         }
-        assert_eq!(found.len(), 8);
+        assert_eq!(found.len(), 9);
     }
 }
