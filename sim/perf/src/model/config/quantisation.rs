@@ -147,7 +147,7 @@ impl Quantisation {
     /// # Errors
     ///
     /// [`ModelError::UnknownDtype`] for a method or a number of bits not known here.
-    pub(super) fn precision(&self, name: &str, layers: u64, networks: Networks) -> Result<Precision, ModelError> {
+    pub(super) fn precision(&self, name: &str, layers: u64, networks: Networks<'_>) -> Result<Precision, ModelError> {
         let unknown = || ModelError::UnknownDtype { name: name.into(), dtype: self.describe(), known: KNOWN };
         let mut table = self.table(layers).ok_or_else(unknown)?;
         if let Some(algorithm) = &self.moe_quant_algo {
@@ -319,7 +319,8 @@ mod tests {
     }
 
     /// Networks of four layers, half of them with a dense one and half with experts that are shared.
-    const NETWORKS: Networks = Networks { dense_layers: 2, dense: 1, shared: 1 };
+    const NETWORKS: Networks<'static> =
+        Networks { is_dense: &[true, true, false, false], dense: 1, shared: 1, experts: 1 };
 
     #[test]
     fn methods_have_the_bits_of_their_files() {
