@@ -249,8 +249,8 @@ fn parse(name: &str, text: &str, other: Option<&str>) -> Result<Model, ModelErro
     let quantisation = Quantisation::of(name, fields.remove("quantization_config"), other)?;
     let positions = fields.get("max_position_embeddings").and_then(Value::as_u64);
     let max_context = context::longest(&fields, positions);
-    let unread_kv = quantisation.as_ref().and_then(Quantisation::unread_kv);
-    let unread = unread::names(&fields, unread_kv);
+    let unread_quantisation = quantisation.as_ref().map(Quantisation::unread).unwrap_or_default();
+    let unread = unread::names(&fields, &unread_quantisation);
     let fields = Value::Object(fields);
     let sorts: LayerFields = serde_json::from_value(fields.clone()).map_err(malformed)?;
     let hybrid = sorts.hybrid(name);
