@@ -71,14 +71,18 @@ const DENSE: &str = "dense";
 const SPARSE: &str = "sparse";
 
 impl ExpertConfig {
-    /// Returns for each of so many layers whether it has a dense network instead of experts.
-    fn dense_layers(&self, layers: u64) -> Vec<bool> {
+    /// Returns for each of so many layers whether it has a dense network instead of experts. A pattern says how many have.
+    fn dense_layers(&self, layers: u64, in_pattern: Option<u64>) -> Vec<bool> {
+        let no_experts = self.num_experts.unwrap_or(0) == 0;
         let flags = self.moe_layer_freq.as_ref().and_then(Value::as_array);
         let step = self.decoder_sparse_step.filter(|step| *step > 1);
         let step = step.or(self.interleave_moe_layer_step.filter(|step| *step > 1));
         let step = step.or(self.expert_layer_period.filter(|step| *step > 1));
         let is_dense = |layer: u64| {
             let at = layer as usize;
+            if no_experts || in_pattern.is_some() {
+                return no_experts || Some(layer) < in_pattern;
+            }
             if let Some(sorts) = &self.mlp_layer_types {
                 return sorts.get(at).is_some_and(|sort| sort == DENSE);
             }
@@ -264,12 +268,8 @@ fn parse(name: &str, text: &str, other: Option<&str>) -> Result<Model, ModelErro
     let heads = config.num_attention_heads;
     let layers = hybrid.map_or(config.num_hidden_layers, |(layers, _)| layers);
     let hybrid = hybrid.map(|(_, hybrid)| hybrid);
-    let is_dense: Vec<bool> = match sorts.dense_in_pattern() {
-        Some(dense) => (0..layers).map(|layer| layer < dense).collect(),
-        None => config.experts.dense_layers(layers),
-    };
+    let is_dense = config.experts.dense_layers(layers, sorts.dense_in_pattern());
     let experts = config.experts(name, &is_dense)?;
-    let is_dense = if experts.is_some() { is_dense } else { vec![true; layers as usize] };
     let intermediate = config.experts.intermediate_size_mlp.unwrap_or(config.intermediate(name)?);
     let windows = config.attention.windows(layers);
     let (kv_share, cross_layers) = (config.attention.kv_share(), config.attention.cross_layers(name, layers, hybrid)?);
