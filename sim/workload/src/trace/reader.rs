@@ -269,7 +269,7 @@ impl TraceReader {
         unit.into_iter().chain(facts.and_then(|facts: &FileFacts| facts.names.remark())).collect()
     }
 
-    /// Reads the next row with work in the order of the file.
+    /// Reads the next row in the order of the file, with work or a turn of a session: the next turn needs its time.
     fn read_row(&mut self) -> Result<Option<Row>, TraceFault> {
         let Some(parser) = &mut self.parser else { return Ok(None) };
         loop {
@@ -289,7 +289,7 @@ impl TraceReader {
                 }
             };
             match row {
-                Some(row) if row.is_empty() => self.left_out.empty += 1,
+                Some(row) if row.is_empty() && row.turn.is_none() => self.left_out.empty += 1,
                 Some(row) => return Ok(Some(Row { line: self.lines.number(), ..row })),
                 None => self.left_out.failed += 1,
             }
@@ -328,7 +328,9 @@ impl TraceReader {
                 }
                 rows.push(row);
             }
+            let all = rows.len();
             self.in_order = sessions::in_order(rows).into();
+            self.left_out.empty += (all - self.in_order.len()) as u64;
             self.at_end = true;
         }
         Ok(self.in_order.pop_front())
