@@ -138,6 +138,10 @@ fn csv_may_be_separated_otherwise() {
         let text = lines.map(|line| line.replace(',', separator)).join("\n");
         assert_eq!(shape(&load(text)), [(0, 10, 2), (1500, 20, 3)], "{separator}");
     }
+    // Columns without a name or a value.
+    let tabbed =
+        "\tarrived_at\tnum_prefill_tokens\tnum_decode_tokens\tnote\t\n0\t0\t10\t2\t\t\"x\ty\"\n1\t1.5\t20\t3\t\t\n";
+    assert_eq!(shape(&load(tabbed)), [(0, 10, 2), (1500, 20, 3)]);
 }
 
 #[test]

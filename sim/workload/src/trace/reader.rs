@@ -394,9 +394,12 @@ impl Iterator for TraceReader {
 /// Reads the first line that is not blank, without its byte order mark.
 fn first_line(lines: &mut Lines) -> Result<Option<Vec<u8>>, TraceFault> {
     while let Some(line) = lines.next_line()? {
-        let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line).trim_ascii();
-        if !line.is_empty() {
-            return Ok(Some(line.to_vec()));
+        let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
+        let text = line.trim_ascii();
+        if !text.is_empty() {
+            // Tabs at the ends of a header separate columns without a name.
+            let is_tabbed = !text.starts_with(b"{") && !text.starts_with(b"[") && csv::separator(text) == '\t';
+            return Ok(Some(if is_tabbed { line } else { text }.to_vec()));
         }
     }
     Ok(None)
