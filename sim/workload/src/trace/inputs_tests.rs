@@ -77,6 +77,17 @@ fn timestamps_have_the_unit_that_is_given() {
 }
 
 #[test]
+fn a_delay_is_in_milliseconds_whatever_the_timestamps_look_like() {
+    let turns = r#"{"session_id": "a", "timestamp": 1790000000, "input_length": 7, "output_length": 1}
+{"session_id": "a", "delay": 500, "input_length": 8, "output_length": 1}
+{"session_id": "a", "delay_ms": 100, "input_length": 9, "output_length": 1}"#;
+    assert_eq!(shape(&load(turns)), [(0, 7, 1), (500, 8, 1), (600, 9, 1)]);
+    let file = file(turns.replace("100", "-1"));
+    let error = Trace::load(file.path(), None, None).unwrap_err().to_string();
+    assert!(error.contains(", line 3: delay_ms is -1; it must be milliseconds"), "{error}");
+}
+
+#[test]
 fn dates_in_seconds_are_read_as_seconds_with_a_remark() {
     let lines = |unit: f64| {
         let line = |n: u32| {
