@@ -77,6 +77,18 @@ fn timestamps_have_the_unit_that_is_given() {
 }
 
 #[test]
+fn times_of_token_ids_are_in_the_field_of_the_first_line() {
+    let line = |time: &str| format!(r#"{{"{time}": 2, "input_toks": 3, "output_toks": 1}}"#);
+    let bad = |first: &str, second: &str| fault([line(first), line(second)].join("\n"));
+    for (first, second) in [("arrival_time", "arrival_time_ns"), ("arrival_time_ns", "arrival_time")] {
+        let error = bad(first, second);
+        assert!(error.starts_with(&format!(", line 2: field '{first}' is missing; a request has ")), "{error}");
+    }
+    let error = fault(line("arrival_time").replace('2', "-2"));
+    assert!(error.starts_with(", line 1: arrival_time is -2; it must be seconds"), "{error}");
+}
+
+#[test]
 fn a_delay_is_in_milliseconds_whatever_the_timestamps_look_like() {
     let turns = r#"{"session_id": "a", "timestamp": 1790000000, "input_length": 7, "output_length": 1}
 {"session_id": "a", "delay": 500, "input_length": 8, "output_length": 1}
