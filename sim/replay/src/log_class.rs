@@ -20,7 +20,7 @@ pub struct LogClass {
 const DENSE: LogClass = LogClass { name: "dense models on vLLM", compared: Some((18, -10.5, 1.2)) };
 const EXPERTS: LogClass = LogClass { name: "models with experts on vLLM", compared: Some((1, 24.0, 24.0)) };
 const MXFP4: LogClass = LogClass { name: "MXFP4 on vLLM", compared: Some((4, -3.2, 3.1)) };
-const IMAGES: LogClass = LogClass { name: "models that see, on vLLM", compared: Some((1, -9.4, -9.4)) };
+const IMAGES: LogClass = LogClass { name: "vision-language models on vLLM", compared: Some((1, -9.4, -9.4)) };
 const HYBRID: LogClass = LogClass { name: "hybrid models on vLLM", compared: Some((4, -1.9, 33.2)) };
 const RANKS: LogClass = LogClass { name: "experts of several ranks on vLLM", compared: Some((2, -7.3, 7.3)) };
 const V0: LogClass = LogClass { name: "vLLM V0", compared: Some((2, 2.7, 3.6)) };
@@ -54,8 +54,8 @@ impl fmt::Display for LogClass {
         let name = self.name;
         match self.compared {
             None => write!(f, "{name}: not compared with any engine's log"),
-            Some((1, error, _)) => write!(f, "{name}: {error:+.1} to {error:+.1} % of the logs of one run"),
-            Some((runs, least, most)) => write!(f, "{name}: {least:+.1} to {most:+.1} % of the logs of {runs} runs"),
+            Some((1, error, _)) => write!(f, "{name}: {error:+.1} % off the log of one run"),
+            Some((runs, least, most)) => write!(f, "{name}: {least:+.1} to {most:+.1} % off the logs of {runs} runs"),
         }
     }
 }
@@ -246,5 +246,12 @@ mod tests {
             assert!((low - least).abs() < 0.1 && (high - most).abs() < 0.1, "{name}: {least:.1} to {most:.1}");
         }
         assert_eq!(found.len(), 8);
+    }
+
+    #[test]
+    fn a_class_says_how_far_off_estimates_were() {
+        assert_eq!(EXPERTS.to_string(), "models with experts on vLLM: +24.0 % off the log of one run");
+        assert_eq!(DENSE.to_string(), "dense models on vLLM: -10.5 to +1.2 % off the logs of 18 runs");
+        assert_eq!(OTHER.to_string(), "this engine or model: not compared with any engine's log");
     }
 }

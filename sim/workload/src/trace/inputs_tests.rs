@@ -155,6 +155,16 @@ fn rows_without_work_are_left_out_in_every_format() {
 }
 
 #[test]
+fn what_is_left_out_is_counted_in_words() {
+    let said = |failed, empty| LeftOut { failed, empty }.to_string();
+    assert_eq!(
+        said(2, 1),
+        "2 requests that failed, were cancelled, or were part of a warm-up, 1 request without input or output"
+    );
+    assert_eq!(said(1, 0), "1 request that failed, was cancelled, or was part of a warm-up");
+}
+
+#[test]
 fn csv_may_be_separated_otherwise() {
     let lines = ["arrived_at,num_prefill_tokens,num_decode_tokens,note", "0,10,2,\"a,b\"", "1.5,20,3,"];
     for separator in [",", ";", "\t"] {

@@ -62,10 +62,14 @@ impl LeftOut {
 
 impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts =
-            [(self.failed, "that failed, were cancelled or of a warm-up"), (self.empty, "without input or output")];
-        let parts = parts.into_iter().filter(|(count, _)| *count > 0);
-        let parts: Vec<String> = parts.map(|(count, what)| format!("{count} requests {what}")).collect();
+        const FAILED: [&str; 2] = [
+            "request that failed, was cancelled, or was part of a warm-up",
+            "requests that failed, were cancelled, or were part of a warm-up",
+        ];
+        const EMPTY: [&str; 2] = ["request without input or output", "requests without input or output"];
+        let parts = [(self.failed, FAILED), (self.empty, EMPTY)].into_iter().filter(|(count, _)| *count > 0);
+        let parts: Vec<String> =
+            parts.map(|(count, [one, many])| format!("{count} {}", if count == 1 { one } else { many })).collect();
         f.write_str(&parts.join(", "))
     }
 }
